@@ -1,0 +1,1 @@
+//! Output formats: pure functions of a finished `Profile`.

@@ -1,0 +1,232 @@
+//! The vocabulary of the pipeline: what a backend delivers and what the stages hand on.
+//! Plain data; knows no process, no file and no symbol.
+//!
+//! Address words used everywhere: an **avma** is an address as the running process sees it; an **svma** is
+//! an address as the ELF file states it (what `objdump` and `addr2line` print); `avma - bias = svma`.
+
+use crate::arch::Regs;
+
+pub type Pid = u32;
+pub type Tid = u32;
+
+/// Bytes of a page: the granularity at which a stack copy may have holes.
+pub const PAGE: u64 = 4096;
+
+/// A copy of one thread's stack, from its stack pointer upward, perhaps with unreadable pages in it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StackBytes {
+    /// avma of the first byte.
+    pub base: u64,
+    pub bytes: Vec<u8>,
+    /// Bit `i` is set when the copy of page `base / PAGE + i` failed: it was not present.
+    pub holes: Vec<u64>,
+}
+
+impl StackBytes {
+    /// The word at `avma`, or `None` outside the copy and in a hole.
+    #[inline]
+    pub fn word(&self, avma: u64) -> Option<u64> {
+        let at = usize::try_from(avma.checked_sub(self.base)?).ok()?;
+        let word = self.bytes.get(at..at.checked_add(8)?)?;
+        if !self.holes.is_empty() && (self.in_hole(avma) || self.in_hole(avma + 7)) {
+            return None;
+        }
+        Some(u64::from_le_bytes(word.try_into().ok()?))
+    }
+
+    fn in_hole(&self, avma: u64) -> bool {
+        let page = (avma / PAGE - self.base / PAGE) as usize;
+        self.holes.get(page / 64).is_some_and(|w| w >> (page % 64) & 1 == 1)
+    }
+
+    /// avma just past the copy.
+    pub fn end(&self) -> u64 {
+        self.base.saturating_add(self.bytes.len() as u64)
+    }
+}
+
+/// One entry of the interpreter's frame chain, as read at the sample instant, innermost first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PyRef {
+    /// avma of the frame (for a boundary mark: of the mark itself).
+    pub frame: u64,
+    /// avma of the code object; 0 for a boundary mark.
+    pub code: u64,
+    /// `f_lasti` (CPython <= 3.10, as read) or the instruction pointer (avma).
+    pub instr: u64,
+    /// Hash of a few facts of the code object, so that a reused address is noticed; 0 if not taken.
+    pub fingerprint: u32,
+    /// `_PyInterpreterFrame.owner` where there is one.
+    pub owner: u8,
+    /// `_PyInterpreterFrame.is_entry` (3.11).
+    pub entry: bool,
+}
+
+/// What became of the walk of the interpreter's frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum PyWalk {
+    /// No Python in this process (so far), or this thread has no thread state.
+    #[default]
+    NoPython,
+    /// The chain was walked to its end.
+    Complete,
+    /// A read failed (page not present, or a wild pointer).
+    Fault,
+    /// More frames than the limit of the walk.
+    TooDeep,
+}
+
+/// Everything about one sampled thread at one instant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sample {
+    pub pid: Pid,
+    pub tid: Tid,
+    /// CLOCK_MONOTONIC, ns.
+    pub time: u64,
+    /// User registers; `None` when the kernel's frame could not be seen through.
+    pub regs: Option<Regs>,
+    pub stack: StackBytes,
+    /// Kernel return addresses, innermost first.
+    pub kernel: Vec<u64>,
+    pub python: Vec<PyRef>,
+    /// Addresses of the boundary marks that do not lie in the frame chain itself (CPython 3.10, 3.11: CFrames).
+    pub marks: Vec<PyRef>,
+    pub walk: PyWalk,
+}
+
+/// What a backend tells, in order of time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    Sample(Box<Sample>),
+    /// A file (or anonymous memory) was mapped executable.
+    Mmap { pid: Pid, start: u64, end: u64, offset: u64, path: Vec<u8> },
+    Exec { pid: Pid, comm: Vec<u8> },
+    Fork { pid: Pid, parent: Pid },
+    Thread { pid: Pid, tid: Tid },
+    Comm { pid: Pid, tid: Tid, comm: Vec<u8> },
+    Exit { pid: Pid, tid: Tid },
+    /// Samples the kernel took and could not deliver.
+    Lost(u64),
+}
+
+/// A file mapped by some process; index into the table of `process::modules`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ModuleId(pub u32);
+
+/// How a native frame's caller was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum How {
+    /// DWARF call frame information.
+    Cfi,
+    /// Outermost frame: the tables say that nothing called it.
+    End,
+    /// The function's own instructions were followed: it has no call frame information.
+    Code,
+    /// Frame pointer chain, in code without call frame information.
+    FramePointer,
+    /// The stack was searched for a return address.
+    Scan,
+    /// The caller was not found: the stack is cut above this frame.
+    Lost,
+}
+
+/// One native frame, innermost first in a stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NativeFrame {
+    /// avma to look names up with: the interrupted instruction, or one byte before the return address.
+    pub lookup: u64,
+    /// Stack interval `[sp, cfa)` of this frame, in which its locals lie.
+    pub sp: u64,
+    pub cfa: u64,
+    /// Where `lookup` lies: file and svma, if a file is mapped there.
+    pub place: Option<(ModuleId, u64)>,
+    pub how: How,
+}
+
+/// Why a stack is incomplete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Cut {
+    /// The thread's user registers could not be read.
+    NoRegisters,
+    /// A word that the unwinder needs lies on a stack page that was not present.
+    StackHole,
+    /// The stack is deeper than the copy.
+    StackTooDeep,
+    /// The next frame lies on some other stack (signal stack, coroutine).
+    OtherStack,
+    /// The return address lies in no mapped code.
+    NotCode,
+    /// Code without unwind information through which no way was found.
+    NoUnwindInfo,
+    /// Unwind tables that are damaged or lead in a circle.
+    BadUnwindInfo,
+    /// More native frames than the limit.
+    TooManyFrames,
+    /// Memory of the interpreter's frames was unreadable.
+    PythonFault,
+    /// More Python frames than the limit.
+    PythonTooDeep,
+    /// Interpreter frames and native frames do not fit together.
+    Unmerged,
+    /// A code object died before its name was read.
+    CodeGone,
+}
+
+impl Cut {
+    /// The reason in words, as it stands in the tree: `[cut: REASON]`.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Cut::NoRegisters => "no user registers",
+            Cut::StackHole => "stack page not present",
+            Cut::StackTooDeep => "stack deeper than the copy",
+            Cut::OtherStack => "continues on another stack",
+            Cut::NotCode => "return address outside code",
+            Cut::NoUnwindInfo => "no unwind information",
+            Cut::BadUnwindInfo => "damaged unwind information",
+            Cut::TooManyFrames => "too many native frames",
+            Cut::PythonFault => "Python frame unreadable",
+            Cut::PythonTooDeep => "too many Python frames",
+            Cut::Unmerged => "Python and native frames do not fit",
+            Cut::CodeGone => "code object gone",
+        }
+    }
+}
+
+/// A Python code object copied from some process; index into `interp::code::CodeTable`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CodeId(pub u32);
+
+/// One frame of a merged stack before names are known; the key of the raw tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum RawFrame {
+    Process(Pid),
+    Thread(Tid),
+    /// `instr`: byte offset in the code, -1 before the first instruction.
+    Python { code: CodeId, instr: i32 },
+    /// `svma` is a lookup address: inside the call instruction for callers.
+    Native { module: ModuleId, svma: u64 },
+    /// Code that no file backs (JIT, trampolines), or an address that is not code at all.
+    Anonymous { pid: Pid, avma: u64 },
+    Kernel(u64),
+    Cut(Cut),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_not_read_from_holes() {
+        let base = 0x7000_0ff0;
+        let stack = StackBytes { base, bytes: (0..0x2010u32).map(|i| i as u8).collect(), holes: vec![0b10] };
+        assert_eq!(stack.word(base), Some(0x0706050403020100));
+        assert_eq!(stack.word(0x7000_0ff8), Some(0x0f0e0d0c0b0a0908));
+        assert_eq!(stack.word(0x7000_0ffc), None, "straddles the hole");
+        assert_eq!(stack.word(0x7000_1000), None);
+        assert_eq!(stack.word(0x7000_1fff), None);
+        assert!(stack.word(0x7000_2000).is_some());
+        assert_eq!(stack.word(stack.end() - 7), None, "past the end");
+        assert_eq!(stack.word(base - 8), None);
+        assert_eq!(stack.word(u64::MAX), None);
+    }
+}

@@ -1,0 +1,3 @@
+//! The count tree: raw stacks go in as prefixes, the named [`Profile`] comes out of `resolve`.
+
+pub mod profile;
