@@ -1,0 +1,517 @@
+//! Sampling with perf events and a BPF program: the default backend.
+//!
+//! One perf event per thread makes the program run in the context of that thread, which takes the whole snapshot
+//! (sample.bpf.c). New threads inherit event and program. Another event per CPU tells of mappings, forks, execs
+//! and exits. Samples and those tidings are put in order of time here.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use aya::maps::{Array, HashMap as BpfHash, MapData, PerCpuArray, RingBuf};
+use aya::programs::PerfEvent;
+use aya::{Ebpf, EbpfLoader};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::ring::Ring;
+use super::{Clock, Counts, Options, Source};
+use crate::error::{Error, Kind, Result};
+use crate::layout::Space;
+use crate::process::sys::{self, perf};
+use crate::sample::{Event, Pid, Tid};
+
+mod record;
+
+const OBJECT: &[u8] = include_bytes!("sample.bpf.o");
+/// Bytes of the sample ring: some 20 ms of the deepest stacks on two CPUs, minutes of ordinary ones.
+const RING_BYTES: u32 = 32 << 20;
+/// Pages of each CPU's ring of tidings.
+const TIDINGS_PAGES: usize = 64;
+/// Longest time between two looks at the rings: bounds how old a code object may be when its name is read.
+const LOOK: Duration = Duration::from_millis(10);
+/// Samples handled between two looks at the tidings.
+const BATCH: usize = 256;
+
+/// Takes what `struct kernel_facts` of the program holds.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct Facts {
+    fsbase: u32,
+    stack: u32,
+    want_kernel: u32,
+    follow_forks: u32,
+}
+
+// SAFETY: four plain integers, no padding, any bit pattern is valid.
+unsafe impl aya::Pod for Facts {}
+
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct LayoutBytes([u8; record::LAYOUT_SIZE]);
+
+// SAFETY: plain bytes.
+unsafe impl aya::Pod for LayoutBytes {}
+
+/// A thread's sampling event.
+struct Attached {
+    event: OwnedFd,
+    time: u64,
+}
+
+/// A sideband record with its time.
+struct Tiding {
+    time: u64,
+    event: Event,
+    /// For a new thread or process: the thread that made it.
+    maker: Tid,
+}
+
+pub struct EbpfSource {
+    _bpf: Ebpf,
+    program: OwnedFd,
+    ring: RingBuf<MapData>,
+    procs: BpfHash<MapData, u32, LayoutBytes>,
+    counts: PerCpuArray<MapData, u64>,
+    options: Options,
+    attr: perf::perf_event_attr,
+    clock_name: &'static str,
+    is_clock: bool,
+    tidings: Vec<Ring>,
+    pending: VecDeque<Tiding>,
+    lost_tidings: u64,
+    known: FxHashSet<Pid>,
+    attached: FxHashMap<Tid, Attached>,
+    delivered: u64,
+    on_exec: bool,
+}
+
+fn not_permitted(what: &str, why: impl std::fmt::Display) -> Error {
+    let mut e = Error::new(Kind::NotPermitted, what.to_string()).why(format!("{why}{}", missing_rights()));
+    e.hint = "run it with sudo, or give the binary CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE: \
+              sudo setcap cap_bpf,cap_perfmon,cap_sys_ptrace,cap_sys_resource+ep $(command -v nativeprof)"
+        .to_string();
+    e
+}
+
+/// Names the capabilities that are missing, in words for an error message.
+fn missing_rights() -> String {
+    let have = sys::effective_capabilities();
+    // include/uapi/linux/capability.h
+    let wanted = [(19, "CAP_SYS_PTRACE"), (38, "CAP_PERFMON"), (39, "CAP_BPF")];
+    let all = have & 1 << 21 != 0; // CAP_SYS_ADMIN stands for the newer two
+    let lacks: Vec<_> =
+        wanted.iter().filter(|(bit, _)| have & 1 << bit == 0 && !(all && *bit > 19)).map(|(_, name)| *name).collect();
+    if lacks.is_empty() { String::new() } else { format!(" (missing: {})", lacks.join(", ")) }
+}
+
+fn bpf_error(what: &str, e: impl std::error::Error) -> Error {
+    let mut text = e.to_string();
+    let mut source = e.source();
+    while let Some(s) = source {
+        text = format!("{text}: {s}");
+        source = s.source();
+    }
+    if sys::effective_uid() != 0 && !missing_rights().is_empty() {
+        return not_permitted(what, text.lines().next().unwrap_or(""));
+    }
+    let last: Vec<&str> = text.lines().rev().take(3).collect();
+    Error::new(Kind::Unsupported, what.to_string())
+        .why(last.into_iter().rev().collect::<Vec<_>>().join(" | "))
+        .hint("Linux 5.17 or newer is needed for this backend")
+}
+
+impl EbpfSource {
+    /// Loads the program and opens what tells of processes; samples nothing yet.
+    ///
+    /// # Errors
+    /// Missing rights (named), or a kernel that cannot run the program.
+    pub fn new(options: &Options) -> Result<EbpfSource> {
+        const LOAD: &str = "cannot load the BPF program";
+        if !missing_rights().is_empty() {
+            return Err(not_permitted("sampling with eBPF is not permitted", "this user lacks rights"));
+        }
+        let mut bpf = EbpfLoader::new()
+            .map_max_entries("SCRATCH", sys::cpu_count() as u32)
+            .map_max_entries("SAMPLES", RING_BYTES)
+            .load(OBJECT)
+            .map_err(|e| bpf_error(LOAD, e))?;
+        for name in ["sample", "calibrate"] {
+            let program: &mut PerfEvent = bpf
+                .program_mut(name)
+                .and_then(|p| p.try_into().ok())
+                .ok_or_else(|| Error::new(Kind::Data, format!("the BPF object lacks the program {name}")))?;
+            program.load().map_err(|e| bpf_error(LOAD, e))?;
+        }
+        let fd = |bpf: &Ebpf, name: &str| -> Result<OwnedFd> {
+            let program: &PerfEvent = bpf.program(name).and_then(|p| p.try_into().ok()).expect("loaded above");
+            let fd = program.fd().map_err(|e| bpf_error(LOAD, e))?;
+            fd.as_fd().try_clone_to_owned().map_err(|e| Error::io(LOAD, e))
+        };
+        let (program, calibrator) = (fd(&bpf, "sample")?, fd(&bpf, "calibrate")?);
+        let mut take = |name: &str| {
+            bpf.take_map(name).ok_or_else(|| Error::new(Kind::Data, format!("the BPF object lacks the map {name}")))
+        };
+        let map_error = |e| bpf_error(LOAD, e);
+        let mut facts: Array<MapData, Facts> = take("FACTS")?.try_into().map_err(map_error)?;
+        let mut own: Array<MapData, u64> = take("CALIBRATE")?.try_into().map_err(map_error)?;
+        let ring = RingBuf::try_from(take("SAMPLES")?).map_err(map_error)?;
+        let procs = take("PROCS")?.try_into().map_err(map_error)?;
+        let counts = take("COUNTS")?.try_into().map_err(map_error)?;
+        calibrate(&calibrator, &mut own, &mut facts)?;
+        let mut f = facts.get(&0, 0).map_err(map_error)?;
+        f.want_kernel = options.kernel.into();
+        f.follow_forks = options.children.into();
+        facts.set(0, f, 0).map_err(map_error)?;
+        let (attr, clock_name, is_clock) = clock(options)?;
+        let mut source = EbpfSource {
+            _bpf: bpf,
+            program,
+            ring,
+            procs,
+            counts,
+            options: options.clone(),
+            attr,
+            clock_name,
+            is_clock,
+            tidings: Vec::new(),
+            pending: VecDeque::new(),
+            lost_tidings: 0,
+            known: FxHashSet::default(),
+            attached: FxHashMap::default(),
+            delivered: 0,
+            on_exec: false,
+        };
+        source.open_tidings()?;
+        Ok(source)
+    }
+
+    /// Mappings, forks, execs and exits of the whole machine, from one event per CPU. (Per-thread events that are
+    /// inherited cannot have a ring of their own.)
+    fn open_tidings(&mut self) -> Result<()> {
+        let mut attr = perf::perf_event_attr {
+            type_: perf::PERF_TYPE_SOFTWARE,
+            config: perf::PERF_COUNT_SW_DUMMY.into(),
+            sample_type: (perf::PERF_SAMPLE_TID | perf::PERF_SAMPLE_TIME).into(),
+            clockid: libc::CLOCK_MONOTONIC,
+            ..Default::default()
+        };
+        attr.set_mmap(1);
+        attr.set_mmap2(1);
+        attr.set_comm(1);
+        attr.set_comm_exec(1);
+        attr.set_task(1);
+        attr.set_sample_id_all(1);
+        attr.set_use_clockid(1);
+        for cpu in 0..sys::cpu_count() {
+            let event = match sys::perf_event_open(&mut attr, -1, cpu as i32) {
+                Ok(event) => event,
+                Err(e) if e.raw_os_error() == Some(libc::ENODEV) => continue, // CPU is off
+                Err(e) if e.raw_os_error() == Some(libc::EACCES) => {
+                    return Err(not_permitted("cannot watch mappings and forks", e));
+                }
+                Err(e) => return Err(Error::io("cannot watch mappings and forks", e)),
+            };
+            let ring = Ring::new(event, TIDINGS_PAGES)
+                .map_err(|e| Error::io("cannot map the ring of mappings and forks", e))?;
+            self.tidings.push(ring);
+        }
+        Ok(())
+    }
+
+    /// Samples a process from now on: all its threads, and those they will make.
+    ///
+    /// # Errors
+    /// `NoSuchProcess`, `NotPermitted`.
+    pub fn attach(&mut self, pid: Pid) -> Result<()> {
+        self.known.insert(pid);
+        // Threads may be made while we look. One made by a thread that is attached has its event from birth.
+        for _ in 0..1000 {
+            self.read_tidings();
+            let mut new = false;
+            for tid in threads(pid)? {
+                if self.attached.contains_key(&tid) || self.inherits(tid) {
+                    continue;
+                }
+                new |= self.attach_thread(tid, false)?;
+            }
+            if !new {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Samples a process that is about to `exec`, from that moment on.
+    pub fn attach_at_exec(&mut self, pid: Pid) -> Result<()> {
+        self.known.insert(pid);
+        self.on_exec = true;
+        self.attach_thread(pid, true).map(drop)
+    }
+
+    fn inherits(&self, tid: Tid) -> bool {
+        self.pending.iter().any(|t| {
+            let made = matches!(t.event, Event::Thread { tid: made, .. } if made == tid);
+            made && self.attached.get(&t.maker).is_some_and(|a| a.time < t.time)
+        })
+    }
+
+    fn attach_thread(&mut self, tid: Tid, on_exec: bool) -> Result<bool> {
+        let mut attr = self.attr;
+        attr.set_enable_on_exec(on_exec.into());
+        let mut opened = sys::perf_event_open(&mut attr, tid as i32, -1);
+        if matches!(&opened, Err(e) if e.raw_os_error() == Some(libc::EINVAL)) && attr.inherit_thread() != 0 {
+            // Before Linux 5.13 children of a fork inherit too; the BPF program drops what it does not know.
+            attr.set_inherit_thread(0);
+            opened = sys::perf_event_open(&mut attr, tid as i32, -1);
+        }
+        let event = match opened {
+            Ok(event) => event,
+            Err(e) if e.raw_os_error() == Some(libc::ESRCH) => return Ok(false), // it has ended
+            Err(e) if e.raw_os_error() == Some(libc::EACCES) || e.raw_os_error() == Some(libc::EPERM) => {
+                return Err(not_permitted(&format!("cannot sample thread {tid}"), e));
+            }
+            Err(e) if e.raw_os_error() == Some(libc::EMFILE) => {
+                return Err(Error::io(format!("cannot sample thread {tid}"), e)
+                    .hint("raise the limit of open files: ulimit -Hn 1048576"));
+            }
+            Err(e) => return Err(Error::io(format!("cannot sample thread {tid} with {}", self.clock_name), e)),
+        };
+        sys::perf_set_bpf(event.as_fd(), self.program.as_fd())
+            .map_err(|e| Error::io("cannot attach the BPF program", e))?;
+        self.attached.insert(tid, Attached { event, time: sys::now() });
+        Ok(true)
+    }
+
+    /// Moves what the kernel tells of known processes to the queue, in order of time.
+    fn read_tidings(&mut self) {
+        let mut batch = Vec::new();
+        for ring in &mut self.tidings {
+            ring.drain(|kind, misc, body| match decode_tiding(kind, misc, body) {
+                Some(Ok(t)) => batch.push(t),
+                Some(Err(n)) => self.lost_tidings += n,
+                None => {}
+            });
+        }
+        batch.sort_by_key(|t| t.time);
+        for t in batch {
+            match t.event {
+                Event::Fork { pid, parent } => {
+                    if !self.options.children || !self.known.contains(&parent) {
+                        continue;
+                    }
+                    self.known.insert(pid);
+                }
+                Event::Mmap { pid, .. }
+                | Event::Exec { pid, .. }
+                | Event::Thread { pid, .. }
+                | Event::Comm { pid, .. }
+                | Event::Exit { pid, .. }
+                    if !self.known.contains(&pid) =>
+                {
+                    continue;
+                }
+                _ => {}
+            }
+            self.pending.push_back(t);
+        }
+    }
+}
+
+/// Thread ids of a process, as the host sees them.
+fn threads(pid: Pid) -> Result<Vec<Tid>> {
+    let dir = fs::read_dir(format!("/proc/{pid}/task"))
+        .map_err(|_| Error::new(Kind::NoSuchProcess, format!("no process {pid}")).why("it does not exist (any more)"))?;
+    Ok(dir.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok()).collect())
+}
+
+/// The event that makes samples due, its name, and whether its count is CPU time in ns.
+fn clock(options: &Options) -> Result<(perf::perf_event_attr, &'static str, bool)> {
+    let mut attr = perf::perf_event_attr { clockid: libc::CLOCK_MONOTONIC, ..Default::default() };
+    attr.set_disabled(1);
+    attr.set_inherit(1);
+    attr.set_inherit_thread((!options.children).into());
+    let (kind, config, name) = match options.event {
+        Clock::Cycles => (perf::PERF_TYPE_HARDWARE, perf::PERF_COUNT_HW_CPU_CYCLES, "cycles"),
+        Clock::Auto if has_cycles() => (perf::PERF_TYPE_HARDWARE, perf::PERF_COUNT_HW_CPU_CYCLES, "cycles"),
+        Clock::Auto | Clock::CpuClock => (perf::PERF_TYPE_SOFTWARE, perf::PERF_COUNT_SW_CPU_CLOCK, "cpu-clock"),
+        Clock::PageFaults => (perf::PERF_TYPE_SOFTWARE, perf::PERF_COUNT_SW_PAGE_FAULTS, "page-faults"),
+        Clock::ContextSwitches => {
+            (perf::PERF_TYPE_SOFTWARE, perf::PERF_COUNT_SW_CONTEXT_SWITCHES, "context-switches")
+        }
+    };
+    attr.type_ = kind;
+    attr.config = config.into();
+    if name == "cpu-clock" {
+        attr.__bindgen_anon_1.sample_period = 1_000_000_000 / options.rate.max(1);
+    } else {
+        attr.set_freq(1);
+        attr.__bindgen_anon_1.sample_freq = options.rate.max(1);
+    }
+    if options.event == Clock::Cycles && !has_cycles() {
+        return Err(Error::new(Kind::Unsupported, "the event cycles cannot be counted here")
+            .why("this machine (perhaps a virtual one) offers no hardware counters")
+            .hint("leave --event out, or say --event cpu-clock"));
+    }
+    Ok((attr, name, name == "cpu-clock"))
+}
+
+fn has_cycles() -> bool {
+    let mut attr = perf::perf_event_attr {
+        type_: perf::PERF_TYPE_HARDWARE,
+        config: perf::PERF_COUNT_HW_CPU_CYCLES.into(),
+        ..Default::default()
+    };
+    attr.set_disabled(1);
+    sys::perf_event_open(&mut attr, 0, -1).is_ok()
+}
+
+/// Lets the program find two fields of `task_struct`, by running it on a thread of ours whose values we know.
+fn calibrate(
+    program: &OwnedFd,
+    own: &mut Array<MapData, u64>,
+    facts: &mut Array<MapData, Facts>,
+) -> Result<()> {
+    const WHAT: &str = "cannot calibrate the BPF program";
+    own.set(0, sys::own_thread_pointer(), 0).map_err(|e| bpf_error(WHAT, e))?;
+    let mut attr = perf::perf_event_attr {
+        type_: perf::PERF_TYPE_SOFTWARE,
+        config: perf::PERF_COUNT_SW_CPU_CLOCK.into(),
+        ..Default::default()
+    };
+    attr.__bindgen_anon_1.sample_period = 50_000;
+    attr.set_disabled(1);
+    let event = sys::perf_event_open(&mut attr, sys::own_tid(), -1).map_err(|e| Error::io(WHAT, e))?;
+    sys::perf_set_bpf(event.as_fd(), program.as_fd()).map_err(|e| Error::io(WHAT, e))?;
+    sys::perf_enable(event.as_fd()).map_err(|e| Error::io(WHAT, e))?;
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(200) {
+        for _ in 0..1000 {
+            sys::spend_time_in_kernel();
+        }
+        let f = facts.get(&0, 0).map_err(|e| bpf_error(WHAT, e))?;
+        if f.fsbase != 0 && f.stack != 0 {
+            return Ok(());
+        }
+    }
+    let f = facts.get(&0, 0).map_err(|e| bpf_error(WHAT, e))?;
+    if f.fsbase == 0 {
+        return Err(Error::new(Kind::Unsupported, WHAT)
+            .why("the thread pointer was not found in the kernel's task structure"));
+    }
+    Ok(()) // without the stack field the program looks for the user registers by itself
+}
+
+/// `Err` counts lost records; `None` is a record of no interest.
+fn decode_tiding(kind: u32, misc: u16, b: &[u8]) -> Option<std::result::Result<Tiding, u64>> {
+    let u32_at = |at: usize| Some(u32::from_le_bytes(b.get(at..at + 4)?.try_into().ok()?));
+    let u64_at = |at: usize| Some(u64::from_le_bytes(b.get(at..at + 8)?.try_into().ok()?));
+    if kind == perf::PERF_RECORD_LOST {
+        return Some(Err(u64_at(8)?));
+    }
+    let text = |from: usize| {
+        let raw = b.get(from..b.len().checked_sub(16)?)?;
+        Some(raw.split(|c| *c == 0).next().unwrap_or(raw).to_vec())
+    };
+    let (pid, tid) = (u32_at(0)?, u32_at(4)?);
+    // With sample_id_all every record ends in pid, tid, time.
+    let time = u64_at(b.len().checked_sub(8)?)?;
+    let mut maker = 0;
+    let event = match kind {
+        perf::PERF_RECORD_MMAP2 => {
+            let (start, len) = (u64_at(8)?, u64_at(16)?);
+            Event::Mmap { pid, start, end: start.saturating_add(len), offset: u64_at(24)?, path: text(64)? }
+        }
+        perf::PERF_RECORD_COMM if u32::from(misc) & perf::PERF_RECORD_MISC_COMM_EXEC != 0 => {
+            Event::Exec { pid, comm: text(8)? }
+        }
+        perf::PERF_RECORD_COMM => Event::Comm { pid, tid, comm: text(8)? },
+        // pid, parent pid, tid, parent tid
+        perf::PERF_RECORD_FORK => {
+            let (parent, tid) = (u32_at(4)?, u32_at(8)?);
+            maker = u32_at(12)?;
+            if pid == parent { Event::Thread { pid, tid } } else { Event::Fork { pid, parent } }
+        }
+        perf::PERF_RECORD_EXIT => Event::Exit { pid, tid: u32_at(8)? },
+        _ => return None,
+    };
+    Some(Ok(Tiding { time, event, maker }))
+}
+
+impl Source for EbpfSource {
+    fn name(&self) -> String {
+        format!("ebpf, {}", self.clock_name)
+    }
+
+    fn learn(&mut self, pid: Pid, space: &Space) -> Result<()> {
+        self.known.insert(pid);
+        self.procs
+            .insert(pid, LayoutBytes(record::encode(space)), 0)
+            .map_err(|e| bpf_error("cannot tell the BPF program of a process", e))
+    }
+
+    fn forget(&mut self, pid: Pid) {
+        self.known.remove(&pid);
+        let _ = self.procs.remove(&pid); // absent: nothing to forget
+    }
+
+    fn start(&mut self) -> Result<()> {
+        if !self.on_exec {
+            for a in self.attached.values() {
+                sys::perf_enable(a.event.as_fd()).map_err(|e| Error::io("cannot start sampling", e))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, wait: Duration, sink: &mut dyn FnMut(Event)) -> Result<()> {
+        sys::poll(&[self.ring.as_fd()], wait.min(LOOK)).map_err(|e| Error::io("cannot wait for samples", e))?;
+        loop {
+            let mut samples = Vec::new();
+            while samples.len() < BATCH {
+                let Some(item) = self.ring.next() else { break };
+                samples.extend(record::decode(&item));
+            }
+            // Every tiding older than these samples is in its ring by now.
+            self.read_tidings();
+            let full = samples.len() == BATCH;
+            self.delivered += samples.len() as u64;
+            for s in samples {
+                while self.pending.front().is_some_and(|t| t.time <= s.time) {
+                    sink(self.pending.pop_front().expect("looked at it").event);
+                }
+                sink(Event::Sample(Box::new(s)));
+            }
+            if !full {
+                break;
+            }
+        }
+        for t in self.pending.drain(..) {
+            sink(t.event);
+        }
+        Ok(())
+    }
+
+    fn stop(&mut self) {
+        for a in self.attached.values() {
+            let _ = sys::perf_disable(a.event.as_fd()); // a thread that has ended needs no stopping
+        }
+    }
+
+    fn counts(&self) -> Counts {
+        let cpu_time = if self.is_clock {
+            self.attached.values().filter_map(|a| sys::read_count(a.event.as_fd()).ok()).sum()
+        } else {
+            0
+        };
+        let total = |i| self.counts.get(&i, 0).map(|v| v.iter().sum::<u64>()).unwrap_or(0);
+        const LOST: u32 = 1;
+        Counts { cpu_time, delivered: self.delivered, lost: total(LOST) + missed(&self.program) }
+    }
+}
+
+/// Runs of the program that the kernel left out because another BPF program was running on that CPU.
+fn missed(program: &OwnedFd) -> u64 {
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", program.as_raw_fd())).unwrap_or_default();
+    info.lines().find_map(|l| l.strip_prefix("recursion_misses:")?.trim().parse().ok()).unwrap_or(0)
+}

@@ -1,0 +1,170 @@
+//! Decodes what sample.bpf.c writes. The kernel is trusted, its bytes are bounded all the same.
+
+use crate::arch::{PT_REGS_WORDS, Regs};
+use crate::layout::{NONE, Space, Tls};
+use crate::sample::{PyRef, PyWalk, Sample, StackBytes};
+
+const HEAD: usize = 512;
+const REGS_OK: u32 = 1;
+
+fn u32_at(b: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(b.get(at..at + 4)?.try_into().ok()?))
+}
+
+fn u16_at(b: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_le_bytes(b.get(at..at + 2)?.try_into().ok()?))
+}
+
+fn u64_at(b: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(b.get(at..at + 8)?.try_into().ok()?))
+}
+
+// Offsets in `struct head`.
+const PID: usize = 4;
+const TID: usize = 8;
+const FLAGS: usize = 12;
+const TIME: usize = 16;
+const REGS: usize = 24;
+const STACK_BASE: usize = REGS + 8 * PT_REGS_WORDS + 8;
+const STACK_LEN: usize = STACK_BASE + 8;
+const KERNEL: usize = STACK_LEN + 4;
+const FRAMES: usize = KERNEL + 2;
+const MARKS: usize = FRAMES + 2;
+const WALK: usize = MARKS + 2;
+const FRAMES_AT: usize = WALK + 2;
+const STACK_AT: usize = FRAMES_AT + 4;
+const HOLES: usize = STACK_AT + 4;
+const HOLE_WORDS: usize = 5;
+
+const FRAME_SIZE: usize = 32;
+const MARK_SIZE: usize = 16;
+
+/// A sample from one ring buffer entry; `None` if the entry is not whole.
+pub fn decode(b: &[u8]) -> Option<Sample> {
+    let flags = u32_at(b, FLAGS)?;
+    let regs = if flags & REGS_OK != 0 {
+        let mut w = [0; PT_REGS_WORDS];
+        for (i, w) in w.iter_mut().enumerate() {
+            *w = u64_at(b, REGS + 8 * i)?;
+        }
+        Some(Regs::from_pt_regs(&w))
+    } else {
+        None
+    };
+    let kernel = (0..usize::from(u16_at(b, KERNEL)?)).map(|i| u64_at(b, HEAD + 8 * i)).collect::<Option<Vec<_>>>()?;
+    let frames = usize::from(u16_at(b, FRAMES)?);
+    let frames_at = u32_at(b, FRAMES_AT)? as usize;
+    let python = b.get(frames_at..frames_at + frames * FRAME_SIZE)?.chunks_exact(FRAME_SIZE);
+    let python = python
+        .map(|f| {
+            Some(PyRef {
+                frame: u64_at(f, 0)?,
+                code: u64_at(f, 8)?,
+                instr: u64_at(f, 16)?,
+                fingerprint: u32_at(f, 24)?,
+                owner: f[28],
+                entry: f[29] != 0,
+            })
+        })
+        .collect::<Option<Vec<_>>>()?;
+    let marks_at = frames_at + frames * FRAME_SIZE;
+    let marks = b.get(marks_at..marks_at + usize::from(u16_at(b, MARKS)?) * MARK_SIZE)?.chunks_exact(MARK_SIZE);
+    let marks = marks
+        .map(|m| Some(PyRef { frame: u64_at(m, 0)?, instr: u64_at(m, 8)?, ..PyRef::default() }))
+        .collect::<Option<Vec<_>>>()?;
+    let stack_at = u32_at(b, STACK_AT)? as usize;
+    let bytes = b.get(stack_at..stack_at + u32_at(b, STACK_LEN)? as usize)?.to_vec();
+    let holes = (0..HOLE_WORDS).map(|i| u64_at(b, HOLES + 8 * i)).collect::<Option<Vec<_>>>()?;
+    Some(Sample {
+        pid: u32_at(b, PID)?,
+        tid: u32_at(b, TID)?,
+        time: u64_at(b, TIME)?,
+        regs,
+        stack: StackBytes {
+            base: u64_at(b, STACK_BASE)?,
+            bytes,
+            holes: if holes.iter().any(|w| *w != 0) { holes } else { Vec::new() },
+        },
+        kernel,
+        python,
+        marks,
+        walk: match u16_at(b, WALK)? {
+            0 => PyWalk::NoPython,
+            1 => PyWalk::Complete,
+            2 => PyWalk::Fault,
+            _ => PyWalk::TooDeep,
+        },
+    })
+}
+
+/// Bytes of `struct layout`.
+pub const LAYOUT_SIZE: usize = 64;
+
+/// A process's [`Space`] as the BPF program's `struct layout`.
+pub fn encode(space: &Space) -> [u8; LAYOUT_SIZE] {
+    let mut out = Vec::with_capacity(LAYOUT_SIZE);
+    out.extend(space.stack_end.to_le_bytes());
+    if let Some(p) = &space.python {
+        let l = &p.layout;
+        let (tls, specific) = match p.tls {
+            Tls::Glibc(at) => (1u32, at),
+            Tls::Musl(at) => (2, at),
+        };
+        out.extend(p.runtime.to_le_bytes());
+        for w in [l.runtime_key, l.runtime_current, tls, specific] {
+            out.extend(w.to_le_bytes());
+        }
+        let instr_size = if l.position == crate::layout::Position::Pointer { 8 } else { 4 };
+        let cframe_frame = if l.tstate_first == l.tstate_cframe { l.cframe_current_frame } else { NONE };
+        // Only where the marks lie outside the frame chain does their own chain need walking.
+        let cframe = match l.anchor {
+            crate::layout::Anchor::CFramePerFrame | crate::layout::Anchor::CFramePerEntry => l.tstate_cframe,
+            _ => NONE,
+        };
+        for h in [
+            l.tstate_thread_id,
+            l.tstate_first,
+            cframe_frame,
+            l.cframe_previous,
+            l.tstate_root_cframe,
+            cframe,
+            l.frame_size,
+            l.frame_previous,
+            l.frame_code,
+            l.frame_instr,
+            instr_size,
+            l.frame_owner,
+            l.frame_entry,
+            l.code_name,
+            l.code_filename,
+            l.code_firstlineno,
+        ] {
+            out.extend(h.to_le_bytes());
+        }
+    }
+    out.resize(LAYOUT_SIZE, 0);
+    out.try_into().expect("resized to the size")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn head_fits_its_room() {
+        assert!(HOLES + 8 * HOLE_WORDS <= HEAD);
+    }
+
+    #[test]
+    fn cut_records_are_refused() {
+        let mut b = vec![0u8; HEAD];
+        b[FRAMES_AT..FRAMES_AT + 4].copy_from_slice(&(HEAD as u32).to_le_bytes());
+        b[STACK_AT..STACK_AT + 4].copy_from_slice(&(HEAD as u32).to_le_bytes());
+        assert!(decode(&b).is_some());
+        for len in 0..HEAD {
+            assert_eq!(decode(&b[..len]).is_some(), len >= HOLES + 8 * HOLE_WORDS && len >= HEAD, "{len}");
+        }
+        b[FRAMES..FRAMES + 2].copy_from_slice(&1u16.to_le_bytes());
+        assert!(decode(&b).is_none(), "says it has a frame");
+    }
+}

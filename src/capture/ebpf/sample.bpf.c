@@ -1,0 +1,510 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0 OR GPL-2.0
+//
+// One snapshot of the running thread per perf event: user registers, the interpreter's frame chain, the user
+// stack, kernel return addresses. Runs at the sample instant, in the context of the sampled thread, and only
+// reads. Its work is bounded: MAX_STACK bytes of stack, MAX_FAULTS unreadable pages, MAX_FRAMES frames.
+//
+// `struct layout` and `struct head` are mirrored in layout.rs and record.rs.
+
+#include <linux/bpf.h>
+#include <linux/bpf_perf_event.h>
+#include <bpf/bpf_helpers.h>
+
+#define PAGE 4096ULL
+#define KERNEL_STACK 16384ULL     // THREAD_SIZE on x86-64 (arch/x86/include/asm/page_64_types.h)
+#define MAX_STACK (1ULL << 20)
+#define MAX_PAGES 257             // MAX_STACK and the page of the stack pointer
+#define MAX_FAULTS 64             // a failed probe costs about 0.7 us
+#define MAX_FRAMES 4096
+#define MAX_MARKS 4096
+#define MAX_KERNEL 127
+#define HEAD 512
+#define AREA (1ULL << 21)         // bytes of scratch per CPU; a power of two, so that a mask bounds an offset
+#define NONE 0xffff
+
+enum { WALK_NONE, WALK_COMPLETE, WALK_FAULT, WALK_DEEP };
+enum { TLS_NONE, TLS_GLIBC, TLS_MUSL };
+enum { REGS_OK = 1, IN_KERNEL = 2 };
+enum { COUNT_SAMPLES, COUNT_LOST, COUNT_STRANGERS, COUNTERS };
+
+// Where one process keeps things. Offsets in bytes; NONE where this interpreter has no such field.
+struct layout {
+	__u64 stack_end;          // of the main thread: address of argc
+	__u64 runtime;            // _PyRuntime; 0: no Python
+	__u32 key;                // runtime -> index of the pthread key that holds the thread state
+	__u32 current;            // runtime -> attached thread state, or 0
+	__u32 tls;                // TLS_*
+	__u32 tls_specific;       // thread pointer -> array of key blocks
+	__u16 thread_id;          // thread state -> pthread_self()
+	__u16 first;              // thread state -> innermost frame, or the CFrame that points to it
+	__u16 cframe_frame;       // CFrame -> innermost frame
+	__u16 cframe_previous;
+	__u16 cframe_root;        // thread state -> the CFrame that ends the chain
+	__u16 cframe;             // thread state -> innermost CFrame
+	__u16 frame_size;         // bytes to read of a frame, at most 128
+	__u16 frame_previous;
+	__u16 frame_code;
+	__u16 frame_instr;
+	__u16 instr_size;         // 4: f_lasti, 8: pointer
+	__u16 frame_owner;
+	__u16 frame_entry;
+	__u16 code_name;
+	__u16 code_filename;
+	__u16 code_firstlineno;
+};
+
+struct frame {
+	__u64 frame, code, instr;
+	__u32 fingerprint;
+	__u8 owner, entry;
+	__u16 pad;
+};
+
+struct mark {
+	__u64 mark, frame;
+};
+
+// Followed by kernel addresses, frames, marks and the stack, each only as long as needed.
+struct head {
+	__u32 size, pid, tid, flags;
+	__u64 time;
+	__u64 regs[21];
+	__u64 thread_pointer;
+	__u64 stack_base;
+	__u32 stack_len;
+	__u16 kernel, frames, marks, walk;
+	__u32 frames_at, stack_at;
+	__u64 holes[5];
+};
+
+struct kernel_facts {
+	__u32 fsbase;             // task_struct -> thread.fsbase, 0: unknown
+	__u32 stack;              // task_struct -> stack, 0: unknown
+	__u32 want_kernel;        // take kernel return addresses
+	__u32 follow_forks;       // take samples of processes that are not in PROCS
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct layout);
+} PROCS SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 24);
+} SAMPLES SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);   // the loader makes it one per CPU
+	__type(key, __u32);
+	__uint(value_size, AREA);
+} SCRATCH SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, COUNTERS);
+	__type(key, __u32);
+	__type(value, __u64);
+} COUNTS SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct kernel_facts);
+} FACTS SEC(".maps");
+
+static __always_inline void count(__u32 which)
+{
+	__u64 *n = bpf_map_lookup_elem(&COUNTS, &which);
+
+	if (n)
+		*n += 1;
+}
+
+static __always_inline char *scratch(void)
+{
+	__u32 cpu = bpf_get_smp_processor_id();
+
+	return bpf_map_lookup_elem(&SCRATCH, &cpu);
+}
+
+static __always_inline __u64 user_word(__u64 at)
+{
+	__u64 v = 0;
+
+	bpf_probe_read_user(&v, sizeof(v), (void *)at);
+	return v;
+}
+
+// clang may widen or fold a bound that the verifier needs to see.
+#define BOUND(x, mask) ({ asm volatile("%0 &= %1" : "+r"(x) : "i"(mask)); x; })
+
+// State of the three loops below. It lies in the scratch area, not on the BPF stack: the verifier takes what comes
+// from a map as unknown and so settles each loop after a few rounds.
+struct state {
+	__u64 at;                 // where in the area the next entry goes
+	__u64 frame, last_code;
+	__u64 mark, root;
+	__u64 from, end, base_page;
+	__u32 last_print, faults, n, done;
+	struct layout lay;
+	char raw[256];
+};
+
+#define STATE (AREA - 4096)       // place of the state in the area
+#define LIMIT (STATE - 2 * PAGE)  // entries and pages start below this
+
+// Tells a reused address of a code object from the object seen before. Same hash in interp/code.rs.
+static __always_inline __u32 fingerprint(struct layout *lay, __u64 code)
+{
+	__u64 name = 0, file = 0;
+	__u32 line = 0;
+
+	if (bpf_probe_read_user(&name, 8, (void *)(code + lay->code_name)) ||
+	    bpf_probe_read_user(&file, 8, (void *)(code + lay->code_filename)) ||
+	    bpf_probe_read_user(&line, 4, (void *)(code + lay->code_firstlineno)))
+		return 0;
+	return (((name * 0x9e3779b97f4a7c15ULL) ^ (file * 0xc2b2ae3d27d4eb4fULL)) + line) >> 32 | 1;
+}
+
+static long walk_frame(__u32 i, void *unused)
+{
+	char *area = scratch();
+	struct state *s;
+	struct layout *lay;
+	struct frame *out;
+	__u64 at, size, off, code, instr;
+
+	if (!area)
+		return 1;
+	s = (void *)(area + STATE);
+	lay = &s->lay;
+	if (!s->frame) {
+		s->done = WALK_COMPLETE;
+		return 1;
+	}
+	size = lay->frame_size;
+	BOUND(size, 0x7f);
+	if (bpf_probe_read_user(s->raw, size, (void *)s->frame)) {
+		s->done = WALK_FAULT;
+		return 1;
+	}
+	at = s->at;
+	BOUND(at, 0x1ffff8);
+	if (at > LIMIT)
+		return 1;
+	out = (void *)(area + at);
+	out->frame = s->frame;
+	off = lay->frame_code;
+	BOUND(off, 0x7f);
+	code = *(__u64 *)(s->raw + off);
+	out->code = code;
+	off = lay->frame_instr;
+	BOUND(off, 0x7f);
+	instr = *(__u64 *)(s->raw + off);
+	if (lay->instr_size == 4)
+		instr = (__u64)(__s64)(__s32)instr;
+	out->instr = instr;
+	out->owner = 0;
+	out->entry = 0;
+	out->pad = 0;
+	if (lay->frame_owner != NONE) {
+		off = lay->frame_owner;
+		BOUND(off, 0x7f);
+		out->owner = *(__u8 *)(s->raw + off);
+	}
+	if (lay->frame_entry != NONE) {
+		off = lay->frame_entry;
+		BOUND(off, 0x7f);
+		out->entry = *(__u8 *)(s->raw + off);
+	}
+	// 3 and above: entry frames of the interpreter, whose code is of no interest
+	if (out->owner < 3) {
+		if (code != s->last_code) {
+			s->last_print = fingerprint(lay, code);
+			s->last_code = code;
+		}
+		out->fingerprint = s->last_print;
+	} else {
+		out->fingerprint = 0;
+	}
+	off = lay->frame_previous;
+	BOUND(off, 0x7f);
+	s->frame = *(__u64 *)(s->raw + off);
+	s->at = at + sizeof(struct frame);
+	s->n += 1;
+	return 0;
+}
+
+static long walk_mark(__u32 i, void *unused)
+{
+	char *area = scratch();
+	struct state *s;
+	struct mark *out;
+	__u64 at, next = 0, frame = 0;
+
+	if (!area)
+		return 1;
+	s = (void *)(area + STATE);
+	if (!s->mark || s->mark == s->root) {
+		s->done = WALK_COMPLETE;
+		return 1;
+	}
+	if (bpf_probe_read_user(&next, 8, (void *)(s->mark + s->lay.cframe_previous)) ||
+	    (s->lay.cframe_frame != NONE && bpf_probe_read_user(&frame, 8, (void *)(s->mark + s->lay.cframe_frame)))) {
+		s->done = WALK_FAULT;
+		return 1;
+	}
+	at = s->at;
+	BOUND(at, 0x1ffff8);
+	if (at > LIMIT)
+		return 1;
+	out = (void *)(area + at);
+	out->mark = s->mark;
+	out->frame = frame;
+	s->at = at + sizeof(struct mark);
+	s->n += 1;
+	s->mark = next;
+	return 0;
+}
+
+static long copy_page(__u32 i, void *unused)
+{
+	char *area = scratch();
+	struct head *h = (void *)area;
+	struct state *s;
+	__u64 at, n, hole;
+
+	if (!area)
+		return 1;
+	s = (void *)(area + STATE);
+	if (s->from >= s->end)
+		return 1;
+	n = PAGE - (s->from & (PAGE - 1));
+	if (n > s->end - s->from)
+		n = s->end - s->from;
+	at = s->at;
+	BOUND(at, 0x1fffff);
+	BOUND(n, 0x1fff);
+	if (at > LIMIT || n > PAGE)
+		return 1;
+	if (bpf_probe_read_user(area + at, n, (void *)s->from)) {
+		if (++s->faults > MAX_FAULTS)
+			return 1;
+		hole = (s->from >> 12) - s->base_page;
+		if (hole < 320) {
+			__u64 word = hole >> 6;
+
+			BOUND(word, 7);
+			if (word < 5)
+				h->holes[word] |= 1ULL << (hole & 63);
+		}
+	}
+	s->from += n;
+	s->at = at + n;
+	return 0;
+}
+
+static __always_inline __u64 thread_state(struct layout *lay, __u64 tp)
+{
+	__s32 key = -1;
+	__u64 state = 0, block;
+
+	// The attached thread state of this thread, if it is the one that runs Python (subinterpreters before 3.12).
+	if (lay->current) {
+		state = user_word(lay->runtime + lay->current);
+		if (state && user_word(state + lay->thread_id) == tp)
+			return state;
+	}
+	if (bpf_probe_read_user(&key, 4, (void *)(lay->runtime + lay->key)) || key < 0 || key > 1023)
+		return 0;
+	if (lay->tls == TLS_GLIBC) {
+		// nptl/descr.h: struct pthread.specific[key / 32] -> {seq, data} pairs
+		block = user_word(tp + lay->tls_specific + 8 * (key >> 5));
+		if (!block)
+			return 0;
+		state = user_word(block + 16 * (key & 31) + 8);
+	} else if (lay->tls == TLS_MUSL) {
+		block = user_word(tp + lay->tls_specific);
+		if (!block)
+			return 0;
+		state = user_word(block + 8 * key);
+	}
+	// Before the interpreter made its key, slot 0 may hold anything.
+	if (state && user_word(state + lay->thread_id) != tp)
+		return 0;
+	return state;
+}
+
+SEC("perf_event")
+int sample(struct bpf_perf_event_data *ctx)
+{
+	__u64 id = bpf_get_current_pid_tgid();
+	__u32 pid = id >> 32, zero = 0;
+	char *area = scratch();
+	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
+	struct layout *lay = bpf_map_lookup_elem(&PROCS, &pid);
+	struct head *h = (void *)area;
+	__u64 task = bpf_get_current_task(), tp = 0, sp, end, at, size;
+	struct state *s;
+	long n;
+
+	if (!area || !facts)
+		return 0;
+	s = (void *)(area + STATE);
+	if (!lay && !facts->follow_forks) {
+		count(COUNT_STRANGERS);
+		return 0;
+	}
+	count(COUNT_SAMPLES);
+	h->time = bpf_ktime_get_ns();
+	h->pid = pid;
+	h->tid = id;
+	h->flags = 0;
+	h->kernel = h->frames = h->marks = 0;
+	h->walk = WALK_NONE;
+	h->stack_len = 0;
+	__builtin_memset(h->holes, 0, sizeof(h->holes));
+
+	if ((ctx->regs.cs & 3) == 3) {
+		__builtin_memcpy(h->regs, &ctx->regs, sizeof(h->regs));
+		h->flags = REGS_OK;
+	} else {
+		// The user registers lie at the top of the thread's kernel stack.
+		__u64 top = 0;
+		int pad;
+
+		h->flags = IN_KERNEL;
+		if (facts->stack && !bpf_probe_read_kernel(&top, 8, (void *)(task + facts->stack)) && top)
+			top += KERNEL_STACK;
+		else
+			top = (ctx->regs.rsp | (KERNEL_STACK - 1)) + 1;
+		// 16 bytes lower on kernels with FRED (TOP_OF_KERNEL_STACK_PADDING)
+		for (pad = 0; pad <= 16; pad += 16) {
+			if (h->flags & REGS_OK)
+				break;
+			if (!bpf_probe_read_kernel(h->regs, sizeof(h->regs), (void *)(top - pad - sizeof(h->regs))) &&
+			    (h->regs[17] & 0xffff & 3) == 3 && (h->regs[20] & 3) == 3)
+				h->flags |= REGS_OK;
+		}
+		if (facts->want_kernel) {
+			n = bpf_get_stack(ctx, area + HEAD, MAX_KERNEL * 8, 0);
+			if (n > 0)
+				h->kernel = n / 8;
+		}
+	}
+	if (facts->fsbase)
+		bpf_probe_read_kernel(&tp, 8, (void *)(task + facts->fsbase));
+	h->thread_pointer = tp;
+
+	at = HEAD + 8 * (__u64)h->kernel;
+	h->frames_at = at;
+	s->at = at;
+	if (lay && lay->runtime) {
+		__u64 state = thread_state(lay, tp);
+
+		if (state) {
+			s->lay = *lay;
+			s->n = s->done = s->last_code = 0;
+			s->frame = user_word(state + lay->first);
+			if (lay->cframe_frame != NONE && s->frame)
+				s->frame = user_word(s->frame + lay->cframe_frame);
+			bpf_loop(MAX_FRAMES, walk_frame, 0, 0);
+			h->frames = s->n;
+			h->walk = s->done ? s->done : s->frame ? WALK_DEEP : WALK_COMPLETE;
+			if (lay->cframe != NONE) {
+				s->n = s->done = 0;
+				s->root = state + lay->cframe_root;
+				s->mark = user_word(state + lay->cframe);
+				bpf_loop(MAX_MARKS, walk_mark, 0, 0);
+				h->marks = s->n;
+				if (h->walk == WALK_COMPLETE && s->done != WALK_COMPLETE)
+					h->walk = s->done ? s->done : WALK_DEEP;
+			}
+		}
+	}
+
+	h->stack_at = s->at;
+	sp = h->regs[19];
+	h->stack_base = sp;
+	if (h->flags & REGS_OK) {
+		// Where the stack ends: argc in the main thread, the thread descriptor in the others (glibc and musl put
+		// it above the stack); anywhere else (signal stacks, coroutines) a guess.
+		if (lay && lay->stack_end >= sp && lay->stack_end - sp < (64ULL << 20))
+			end = lay->stack_end + 8;
+		else if (tp > sp && tp - sp < (1ULL << 30))
+			end = tp;
+		else
+			end = sp + 65536;
+		if (end - sp > MAX_STACK)
+			end = sp + MAX_STACK;
+		s->from = sp;
+		s->end = end;
+		s->base_page = sp >> 12;
+		s->faults = 0;
+		bpf_loop(MAX_PAGES, copy_page, 0, 0);
+		h->stack_len = s->from - sp;
+	}
+
+	size = s->at;
+	BOUND(size, 0x1fffff);
+	h->size = size;
+	// Wake the reader only when it is getting late: it looks by itself a hundred times a second.
+	n = bpf_ringbuf_query(&SAMPLES, BPF_RB_AVAIL_DATA) > bpf_ringbuf_query(&SAMPLES, BPF_RB_RING_SIZE) / 4;
+	if (bpf_ringbuf_output(&SAMPLES, area, size, n ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP))
+		count(COUNT_LOST);
+	return 0;
+}
+
+// Finds two fields of task_struct without knowing the kernel: run on a thread that knows what they hold.
+struct search {
+	__u64 task, fsbase, stack;
+	struct kernel_facts *facts;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);     // thread pointer of the thread that calibrates
+} CALIBRATE SEC(".maps");
+
+static long look_word(__u32 i, struct search *s)
+{
+	__u64 v = 0;
+
+	bpf_probe_read_kernel(&v, 8, (void *)(s->task + 8ULL * i));
+	if (!s->facts)
+		return 1;
+	if (v == s->fsbase && !s->facts->fsbase)
+		s->facts->fsbase = 8 * i;
+	if (s->stack && v == s->stack && !s->facts->stack)
+		s->facts->stack = 8 * i;
+	return 0;
+}
+
+SEC("perf_event")
+int calibrate(struct bpf_perf_event_data *ctx)
+{
+	__u32 zero = 0;
+	__u64 *tp = bpf_map_lookup_elem(&CALIBRATE, &zero);
+	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
+	struct search s = { .task = bpf_get_current_task() };
+
+	if (!tp || !facts)
+		return 0;
+	s.fsbase = *tp;
+	s.facts = facts;
+	if ((ctx->regs.cs & 3) != 3)
+		s.stack = ctx->regs.rsp & ~(KERNEL_STACK - 1);
+	if (!facts->fsbase || (s.stack && !facts->stack))
+		bpf_loop(2048, look_word, &s, 0);
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual MIT/GPL";

@@ -1,0 +1,79 @@
+//! Backends: each turns live threads into one closed stream of [`Event`]s.
+//!
+//! Knows nothing of unwinding, names or trees. What a backend must be told to walk Python frames comes in as plain
+//! numbers ([`Space`]).
+
+use std::time::Duration;
+
+use crate::error::Result;
+use crate::layout::Space;
+use crate::sample::{Event, Pid};
+
+pub mod ebpf;
+mod ring;
+
+/// What to sample and how often.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Samples per second of each thread's CPU time (or events, for other events than the clock).
+    pub rate: u64,
+    pub event: Clock,
+    /// Take kernel return addresses too.
+    pub kernel: bool,
+    /// Follow forked and exec'd children.
+    pub children: bool,
+}
+
+/// What makes a sample due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clock {
+    /// Hardware cycles where there is a PMU, else the CPU clock.
+    Auto,
+    CpuClock,
+    Cycles,
+    PageFaults,
+    ContextSwitches,
+}
+
+/// Names of the events as typed on the command line.
+pub const CLOCKS: &[(&str, Clock)] = &[
+    ("auto", Clock::Auto),
+    ("cpu-clock", Clock::CpuClock),
+    ("cycles", Clock::Cycles),
+    ("page-faults", Clock::PageFaults),
+    ("context-switches", Clock::ContextSwitches),
+];
+
+/// Counts kept by the kernel and the backend.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// ns of CPU time during which sampling was on, over all sampled threads; 0 for other events than clocks.
+    pub cpu_time: u64,
+    /// Samples delivered to us.
+    pub delivered: u64,
+    /// Samples that fell due in the kernel and never reached us.
+    pub lost: u64,
+}
+
+/// A backend.
+pub trait Source {
+    /// Name for messages, e.g. `ebpf, cpu-clock`.
+    fn name(&self) -> String;
+
+    /// Tells where a process keeps its stack end and its interpreter; again when it changes.
+    fn learn(&mut self, pid: Pid, space: &Space) -> Result<()>;
+
+    /// Forgets a process that has ended.
+    fn forget(&mut self, pid: Pid);
+
+    /// Starts sampling.
+    fn start(&mut self) -> Result<()>;
+
+    /// Waits up to `wait` for events and hands them on in order of time.
+    fn poll(&mut self, wait: Duration, sink: &mut dyn FnMut(Event)) -> Result<()>;
+
+    /// Stops sampling; what is already taken still comes out of `poll`.
+    fn stop(&mut self);
+
+    fn counts(&self) -> Counts;
+}

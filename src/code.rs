@@ -1,0 +1,28 @@
+//! The code of files and processes as the unwinder asks for it.
+
+use crate::sample::ModuleId;
+
+/// A piece of an ELF file at its stated address.
+#[derive(Clone, Debug, Default)]
+pub struct Section {
+    pub svma: u64,
+    pub bytes: Vec<u8>,
+}
+
+/// What the unwinder may ask of one ELF file; every answer may be missing.
+pub trait Sections {
+    /// A section by name (`.eh_frame`, `.eh_frame_hdr`, `.debug_frame`), decompressed.
+    fn section(&mut self, name: &str) -> Option<Section>;
+    /// Start and size of the known functions, sorted by start.
+    fn functions(&mut self) -> Vec<(u64, u64)>;
+    /// The executable section that holds `svma`.
+    fn code(&mut self, svma: u64) -> Option<Section>;
+}
+
+/// The code of one process at one instant.
+pub trait CodeMap {
+    /// File and load bias of executable memory at `avma`.
+    fn find(&self, avma: u64) -> Option<(ModuleId, u64)>;
+    /// Is `avma` executable memory at all (also without a file behind it)?
+    fn is_code(&self, avma: u64) -> bool;
+}

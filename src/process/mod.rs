@@ -1,0 +1,179 @@
+//! Live processes: what is mapped where, their threads, their memory.
+//!
+//! Knows no capture backend and no Python.
+
+use std::fs;
+
+use crate::code::CodeMap;
+use crate::error::{Error, Kind, Result};
+use crate::sample::{ModuleId, Pid, Tid};
+
+
+pub mod maps;
+pub mod memory;
+pub mod modules;
+pub mod sys;
+
+use modules::Modules;
+
+/// Executable memory of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Code {
+    pub start: u64,
+    pub end: u64,
+    /// File and load bias; `None` for anonymous memory.
+    pub file: Option<(ModuleId, u64)>,
+}
+
+/// What is known of one process, kept fresh by events.
+#[derive(Debug)]
+pub struct Process {
+    pub pid: Pid,
+    /// Sorted by address, not overlapping.
+    code: Vec<Code>,
+    /// Changes whenever `code` does.
+    pub generation: u64,
+    /// avma just past the main thread's frames; 0 if unknown.
+    pub stack_end: u64,
+}
+
+impl Process {
+    /// Reads what is mapped now. Files that were not seen before are handed to `new_module`.
+    ///
+    /// # Errors
+    /// `NoSuchProcess`, `NotPermitted`.
+    pub fn open(pid: Pid, modules: &mut Modules, new_module: &mut dyn FnMut(ModuleId)) -> Result<Process> {
+        let text = fs::read(format!("/proc/{pid}/maps")).map_err(|e| match e.kind() {
+            std::io::ErrorKind::NotFound => {
+                Error::new(Kind::NoSuchProcess, format!("no process {pid}")).why("it does not exist (any more)")
+            }
+            _ => Error::io(format!("cannot read the memory map of process {pid}"), e)
+                .hint("run it with sudo: the process belongs to somebody else or is protected"),
+        })?;
+        let mut p = Process { pid, code: Vec::new(), generation: 0, stack_end: stack_end(pid) };
+        for m in maps::parse(&text) {
+            if m.executable {
+                p.map(m.start, m.end, m.offset, &m.path, modules, new_module);
+            }
+        }
+        Ok(p)
+    }
+
+    /// A child right after `fork`: the same memory.
+    pub fn forked(&self, pid: Pid) -> Process {
+        Process { pid, code: self.code.clone(), generation: self.generation, stack_end: self.stack_end }
+    }
+
+    /// Notes executable memory; what was there before is gone.
+    pub fn map(
+        &mut self,
+        start: u64,
+        end: u64,
+        offset: u64,
+        path: &[u8],
+        modules: &mut Modules,
+        new_module: &mut dyn FnMut(ModuleId),
+    ) {
+        if start >= end {
+            return;
+        }
+        self.unmap(start, end);
+        let mut file = None;
+        // `//anon`: how perf events call anonymous memory
+        if path == b"[vdso]" || (path.starts_with(b"/") && path != b"//anon") {
+            let (id, new) = modules.open(self.pid, start, end, path);
+            if new {
+                new_module(id);
+            }
+            // Without segments (an unreadable file) offsets stand in for addresses.
+            let bias = modules.get(id).bias(start, offset).unwrap_or_else(|| start.wrapping_sub(offset));
+            file = Some((id, bias));
+        }
+        let at = self.code.partition_point(|c| c.start < start);
+        self.code.insert(at, Code { start, end, file });
+        self.generation += 1;
+    }
+
+    fn unmap(&mut self, start: u64, end: u64) {
+        let mut tails = Vec::new();
+        self.code.retain_mut(|c| {
+            if c.end <= start || end <= c.start {
+                return true;
+            }
+            if c.end > end {
+                tails.push(Code { start: end, ..*c });
+            }
+            c.end = start;
+            c.start < start
+        });
+        self.code.extend(tails);
+        self.code.sort_by_key(|c| c.start);
+    }
+
+    pub fn code(&self) -> &[Code] {
+        &self.code
+    }
+
+    fn at(&self, avma: u64) -> Option<&Code> {
+        let i = self.code.partition_point(|c| c.end <= avma);
+        self.code.get(i).filter(|c| c.start <= avma)
+    }
+}
+
+impl CodeMap for Process {
+    fn find(&self, avma: u64) -> Option<(ModuleId, u64)> {
+        self.at(avma)?.file
+    }
+
+    fn is_code(&self, avma: u64) -> bool {
+        self.at(avma).is_some()
+    }
+}
+
+/// Where `argc` lies: `startstack`, field 28 of /proc/PID/stat (0 if we may not see it).
+fn stack_end(pid: Pid) -> u64 {
+    stat_field(pid, 28).unwrap_or(0)
+}
+
+/// A numeric field of /proc/PID/stat, numbered as in proc(5).
+pub fn stat_field(pid: Pid, field: usize) -> Option<u64> {
+    let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    // the name, field 2, may hold spaces and brackets
+    let after = text.iter().rposition(|c| *c == b')')? + 2;
+    let rest = std::str::from_utf8(text.get(after..)?).ok()?;
+    rest.split(' ').nth(field.checked_sub(3)?)?.trim().parse().ok()
+}
+
+/// Name of a thread (`comm`), without control characters.
+pub fn thread_name(pid: Pid, tid: Tid) -> Option<String> {
+    let raw = fs::read(format!("/proc/{pid}/task/{tid}/comm")).ok()?;
+    Some(String::from_utf8_lossy(raw.strip_suffix(b"\n").unwrap_or(&raw)).into_owned())
+}
+
+/// Words of the command line of a process, separated by blanks; its name if it has none.
+pub fn command_line(pid: Pid) -> String {
+    let raw = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words: Vec<_> = raw.split(|c| *c == 0).filter(|w| !w.is_empty()).map(String::from_utf8_lossy).collect();
+    if words.is_empty() { thread_name(pid, pid).unwrap_or_default() } else { words.join(" ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mapping_over_code_replaces_it() {
+        let mut p = Process { pid: 1, code: Vec::new(), generation: 0, stack_end: 0 };
+        let (mut modules, mut new) = (Modules::default(), |_| {});
+        let mut map = |p: &mut Process, start, end| p.map(start, end, 0, b"", &mut modules, &mut new);
+        map(&mut p, 0x1000, 0x9000);
+        map(&mut p, 0x3000, 0x5000);
+        let ranges = |p: &Process| p.code().iter().map(|c| (c.start, c.end)).collect::<Vec<_>>();
+        assert_eq!(ranges(&p), [(0x1000, 0x3000), (0x3000, 0x5000), (0x5000, 0x9000)]);
+        map(&mut p, 0x2000, 0x6000);
+        assert_eq!(ranges(&p), [(0x1000, 0x2000), (0x2000, 0x6000), (0x6000, 0x9000)]);
+        assert!(p.is_code(0x8fff) && !p.is_code(0x9000) && !p.is_code(0xfff));
+        map(&mut p, 0, 0x10000);
+        assert_eq!(ranges(&p), [(0, 0x10000)]);
+    }
+}

@@ -1,0 +1,306 @@
+//! Files mapped by processes: opened once, kept open, shared by all processes that map the same file.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::sync::Arc;
+
+use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
+use object::{LittleEndian, Object, ObjectSection, ObjectSymbol, ReadCache, SectionKind, SymbolKind, elf};
+use rustc_hash::FxHashMap;
+
+use crate::sample::{ModuleId, PAGE, Pid};
+use crate::code::{Section, Sections};
+
+/// Longest section or symbol table that is read; the largest real ones are some 100 MB.
+const MAX_SECTION: u64 = 1 << 30;
+/// Loadable segments beyond this are not looked at.
+const MAX_SEGMENTS: usize = 256;
+const MAX_SYMBOLS: usize = 8 << 20;
+
+/// The bytes of an ELF file, on disk or (vDSO) copied from memory.
+#[derive(Clone, Debug)]
+pub enum Content {
+    File(Arc<File>),
+    Bytes(Arc<[u8]>),
+    /// It could not be opened.
+    Missing,
+}
+
+/// Reads a `Content` from its own position: the file's is shared by all who have it open.
+pub struct Reader {
+    content: Content,
+    at: u64,
+    len: u64,
+}
+
+impl Read for Reader {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let n = match &self.content {
+            Content::File(f) => f.read_at(buf, self.at)?,
+            Content::Bytes(b) => {
+                let from = (self.at as usize).min(b.len());
+                (&b[from..]).read(buf)?
+            }
+            Content::Missing => 0,
+        };
+        self.at += n as u64;
+        Ok(n)
+    }
+}
+
+impl Seek for Reader {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let at = match to {
+            SeekFrom::Start(n) => Some(n),
+            SeekFrom::End(n) => self.len.checked_add_signed(n),
+            SeekFrom::Current(n) => self.at.checked_add_signed(n),
+        };
+        self.at = at.ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(self.at)
+    }
+}
+
+/// A loadable, executable segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    pub offset: u64,
+    pub svma: u64,
+    pub size: u64,
+}
+
+/// One file.
+#[derive(Debug)]
+pub struct Module {
+    /// Path as the process sees it.
+    pub path: Vec<u8>,
+    pub content: Content,
+    pub segments: Vec<Segment>,
+    pub build_id: Vec<u8>,
+}
+
+type Elf<'a> = ElfFile64<'a, LittleEndian, &'a ReadCache<Reader>>;
+
+impl Module {
+    fn new(path: Vec<u8>, content: Content) -> Module {
+        let mut m = Module { path, content, segments: Vec::new(), build_id: Vec::new() };
+        m.segments = m.elf(segments).unwrap_or_default();
+        m.build_id = m.elf(|e| e.build_id().ok().flatten().unwrap_or_default().to_vec()).unwrap_or_default();
+        m.build_id.truncate(64);
+        m
+    }
+
+    /// File name without its folder, for people.
+    pub fn name(&self) -> String {
+        let name = self.path.rsplit(|c| *c == b'/').next().unwrap_or(&self.path);
+        let name = name.strip_suffix(b" (deleted)").unwrap_or(name);
+        String::from_utf8_lossy(name).into_owned()
+    }
+
+    /// Runs `f` on the parsed file; `None` if this is no 64-bit little-endian ELF file.
+    pub fn elf<R>(&self, f: impl FnOnce(&Elf<'_>) -> R) -> Option<R> {
+        let len = match &self.content {
+            Content::File(f) => f.metadata().ok()?.len(),
+            Content::Bytes(b) => b.len() as u64,
+            Content::Missing => return None,
+        };
+        let cache = ReadCache::new(Reader { content: self.content.clone(), at: 0, len });
+        let elf = Elf::parse(&cache).ok()?;
+        Some(f(&elf))
+    }
+
+    /// Load bias of a mapping of this file: `avma - svma`.
+    pub fn bias(&self, start: u64, offset: u64) -> Option<u64> {
+        let floor = |x: u64| x & !(PAGE - 1);
+        let s = self.segments.iter().find(|s| {
+            floor(s.offset) <= offset && offset < s.offset.saturating_add(s.size.max(1))
+        })?;
+        Some(start.wrapping_sub(floor(s.svma).wrapping_add(offset - floor(s.offset))))
+    }
+
+    /// Address and size of the dynamic or, failing that, static symbols with these names.
+    pub fn symbols_named(&self, wanted: &dyn Fn(&str) -> bool) -> Vec<(String, u64, u64)> {
+        self.elf(|e| {
+            let mut found = Vec::new();
+            for s in e.dynamic_symbols().chain(e.symbols()).take(MAX_SYMBOLS) {
+                if let Ok(name) = s.name()
+                    && s.is_definition()
+                    && wanted(name)
+                {
+                    found.push((name.to_string(), s.address(), s.size()));
+                }
+            }
+            found.sort();
+            found.dedup();
+            found
+        })
+        .unwrap_or_default()
+    }
+
+    /// Does the dynamic symbol table define this name?
+    pub fn exports(&self, name: &str) -> Option<u64> {
+        self.elf(|e| {
+            let mut symbols = e.dynamic_symbols().take(MAX_SYMBOLS);
+            symbols.find(|s| s.is_definition() && s.name() == Ok(name)).map(|s| s.address())
+        })
+        .flatten()
+    }
+
+    /// Bytes of the file's image at `svma`, as the file has them.
+    pub fn read_image(&self, svma: u64, len: usize) -> Option<Vec<u8>> {
+        self.elf(|e| {
+            use object::ObjectSegment;
+            let s = e.segments().find(|s| svma >= s.address() && svma - s.address() < s.size())?;
+            s.data_range(svma, len as u64).ok().flatten().map(<[u8]>::to_vec)
+        })
+        .flatten()
+    }
+
+    /// A whole section, decompressed.
+    pub fn section(&self, name: &str) -> Option<Section> {
+        self.elf(|e| {
+            let s = e.section_by_name(name)?;
+            (s.size() <= MAX_SECTION).then_some(())?;
+            let bytes = s.uncompressed_data().ok()?.into_owned();
+            Some(Section { svma: s.address(), bytes })
+        })
+        .flatten()
+    }
+}
+
+fn segments(e: &Elf<'_>) -> Vec<Segment> {
+    let endian = e.endian();
+    let header = e.elf_header();
+    debug_assert!(header.is_type_64());
+    e.elf_program_headers()
+        .iter()
+        .filter(|p| p.p_type(endian) == elf::PT_LOAD && p.p_flags(endian).0 & elf::PF_X.0 != 0)
+        .take(MAX_SEGMENTS)
+        .map(|p| Segment { offset: p.p_offset(endian), svma: p.p_vaddr(endian), size: p.p_filesz(endian) })
+        .collect()
+}
+
+/// What the unwinder asks of a file.
+pub struct ModuleSections(pub Arc<Module>);
+
+impl Sections for ModuleSections {
+    fn section(&mut self, name: &str) -> Option<Section> {
+        self.0.section(name)
+    }
+
+    fn functions(&mut self) -> Vec<(u64, u64)> {
+        self.0
+            .elf(|e| {
+                let code: Vec<_> = e
+                    .sections()
+                    .filter(|s| s.kind() == SectionKind::Text)
+                    .map(|s| s.address()..s.address().saturating_add(s.size()))
+                    .collect();
+                let mut all: Vec<(u64, u64)> = e
+                    .symbols()
+                    .chain(e.dynamic_symbols())
+                    .take(MAX_SYMBOLS)
+                    // hand-written assembler often leaves the type out
+                    .filter(|s| matches!(s.kind(), SymbolKind::Text | SymbolKind::Unknown) && s.is_definition())
+                    .filter(|s| code.iter().any(|c| c.contains(&s.address())))
+                    .map(|s| (s.address(), s.size()))
+                    .collect();
+                all.sort();
+                // of several symbols at one address, the one with the largest size
+                all.reverse();
+                all.dedup_by_key(|s| s.0);
+                all.reverse();
+                all
+            })
+            .unwrap_or_default()
+    }
+
+    fn code(&mut self, svma: u64) -> Option<Section> {
+        self.0
+            .elf(|e| {
+                let s = e.sections().find(|s| {
+                    s.kind() == SectionKind::Text && svma >= s.address() && svma - s.address() < s.size()
+                })?;
+                (s.size() <= MAX_SECTION).then_some(())?;
+                Some(Section { svma: s.address(), bytes: s.data().ok()?.to_vec() })
+            })
+            .flatten()
+    }
+}
+
+/// All files of all processes, by device and inode.
+#[derive(Default)]
+pub struct Modules {
+    all: Vec<Arc<Module>>,
+    by_file: FxHashMap<(u64, u64), ModuleId>,
+    by_name: FxHashMap<Vec<u8>, ModuleId>,
+}
+
+impl Modules {
+    pub fn get(&self, id: ModuleId) -> &Arc<Module> {
+        &self.all[id.0 as usize]
+    }
+
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// The file mapped at `start..end` of a process, and whether it is new.
+    pub fn open(&mut self, pid: Pid, start: u64, end: u64, path: &[u8]) -> (ModuleId, bool) {
+        if path == b"[vdso]" {
+            if let Some(id) = self.by_name.get(path) {
+                return (*id, false);
+            }
+            let len = end.saturating_sub(start).min(1 << 20) as usize;
+            let mut bytes = vec![0; len];
+            let got = super::sys::read_memory(pid, start, &mut bytes);
+            bytes.truncate(got);
+            return (self.add_named(path, Content::Bytes(bytes.into())), true);
+        }
+        match open_mapped(pid, start, end, path) {
+            Some((file, key)) => {
+                if let Some(id) = self.by_file.get(&key) {
+                    return (*id, false);
+                }
+                let id = self.add(Module::new(path.to_vec(), Content::File(Arc::new(file))));
+                self.by_file.insert(key, id);
+                (id, true)
+            }
+            None => match self.by_name.get(path) {
+                Some(id) => (*id, false),
+                None => (self.add_named(path, Content::Missing), true),
+            },
+        }
+    }
+
+    fn add(&mut self, module: Module) -> ModuleId {
+        self.all.push(Arc::new(module));
+        ModuleId(self.all.len() as u32 - 1)
+    }
+
+    fn add_named(&mut self, path: &[u8], content: Content) -> ModuleId {
+        let id = self.add(Module::new(path.to_vec(), content));
+        self.by_name.insert(path.to_vec(), id);
+        id
+    }
+}
+
+/// Opens the file itself (even when it was deleted or replaced), else what now has its name in the target's root.
+/// Only regular files: opening a device or a pipe can block or do harm.
+fn open_mapped(pid: Pid, start: u64, end: u64, path: &[u8]) -> Option<(File, (u64, u64))> {
+    let open = |p: String| {
+        let f = File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC).open(p);
+        let f = f.ok()?;
+        let meta = f.metadata().ok()?;
+        meta.is_file().then(|| (f, (meta.dev(), meta.ino())))
+    };
+    open(format!("/proc/{pid}/map_files/{start:x}-{end:x}")).or_else(|| {
+        let path = std::str::from_utf8(path).ok()?;
+        (path.starts_with('/') && !path.ends_with(" (deleted)")).then_some(())?;
+        open(format!("/proc/{pid}/root{path}"))
+    })
+}

@@ -1,0 +1,184 @@
+//! System calls behind safe functions. Most of the project's `unsafe` is here.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+pub use perf_event_open_sys::bindings as perf;
+
+fn check(r: i64) -> io::Result<i64> {
+    if r < 0 { Err(io::Error::last_os_error()) } else { Ok(r) }
+}
+
+/// Copies memory of another process, as much as is readable from `avma` on; returns the bytes copied (0 if none).
+pub fn read_memory(pid: u32, avma: u64, buf: &mut [u8]) -> usize {
+    let local = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
+    let remote = libc::iovec { iov_base: avma as *mut _, iov_len: buf.len() };
+    // SAFETY: the local iovec covers exactly `buf`; the remote address is only looked at by the kernel.
+    let n = unsafe { libc::process_vm_readv(pid as i32, &local, 1, &remote, 1, 0) };
+    n.max(0) as usize
+}
+
+/// Opens a perf event; `tid` -1 means every thread, `cpu` -1 every CPU. The descriptor is close-on-exec.
+pub fn perf_event_open(attr: &mut perf::perf_event_attr, tid: i32, cpu: i32) -> io::Result<OwnedFd> {
+    attr.size = size_of::<perf::perf_event_attr>() as u32;
+    // SAFETY: `attr` is a valid attribute structure whose size field is set.
+    let fd = unsafe { perf_event_open_sys::perf_event_open(attr, tid, cpu, -1, perf::PERF_FLAG_FD_CLOEXEC.into()) };
+    check(fd.into())?;
+    // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn perf_ioctl(fd: BorrowedFd<'_>, request: u32, arg: u64) -> io::Result<()> {
+    // SAFETY: perf ioctls used here take an integer argument, no pointer.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), request as libc::c_ulong, arg) }.into()).map(drop)
+}
+
+/// Attaches a BPF program to a perf event.
+pub fn perf_set_bpf(event: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    perf_ioctl(event, perf::SET_BPF, program.as_raw_fd() as u64)
+}
+
+pub fn perf_enable(event: BorrowedFd<'_>) -> io::Result<()> {
+    perf_ioctl(event, perf::ENABLE, 0)
+}
+
+pub fn perf_disable(event: BorrowedFd<'_>) -> io::Result<()> {
+    perf_ioctl(event, perf::DISABLE, 0)
+}
+
+/// The count of an event, over all threads that inherited it.
+pub fn read_count(event: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut value = [0u8; 8];
+    // SAFETY: room for the eight bytes that an event without read_format gives.
+    check(unsafe { libc::read(event.as_raw_fd(), value.as_mut_ptr().cast(), 8) } as i64)?;
+    Ok(u64::from_le_bytes(value))
+}
+
+/// Waits until one of the descriptors is readable; false on time-out. An interruption by a signal counts as time-out.
+pub fn poll(fds: &[BorrowedFd<'_>], wait: Duration) -> io::Result<bool> {
+    let mut polls: Vec<libc::pollfd> =
+        fds.iter().map(|f| libc::pollfd { fd: f.as_raw_fd(), events: libc::POLLIN, revents: 0 }).collect();
+    // SAFETY: pointer and count describe the vector above.
+    let n = unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as u64, wait.as_millis().min(i32::MAX as u128) as i32) };
+    match check(n.into()) {
+        Ok(n) => Ok(n > 0),
+        Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+/// Thread pointer (`fs` base) of the calling thread.
+pub fn own_thread_pointer() -> u64 {
+    let mut base = 0u64;
+    const ARCH_GET_FS: i32 = 0x1003; // arch/x86/include/uapi/asm/prctl.h
+    // SAFETY: ARCH_GET_FS stores one word at the address given.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_GET_FS, &mut base as *mut u64) };
+    base
+}
+
+pub fn own_tid() -> i32 {
+    // SAFETY: no arguments, cannot fail.
+    unsafe { libc::gettid() }
+}
+
+/// Enters the kernel and leaves again, at once.
+pub fn spend_time_in_kernel() {
+    // SAFETY: no arguments, cannot fail. (`libc::getppid` may not be cached, unlike getpid.)
+    unsafe { libc::getppid() };
+}
+
+/// CLOCK_MONOTONIC, ns.
+pub fn now() -> u64 {
+    clock(libc::CLOCK_MONOTONIC)
+}
+
+/// CPU time of this process, ns.
+pub fn own_cpu() -> u64 {
+    clock(libc::CLOCK_PROCESS_CPUTIME_ID)
+}
+
+fn clock(id: libc::clockid_t) -> u64 {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `t` is a valid place for the result.
+    unsafe { libc::clock_gettime(id, &mut t) };
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+/// Raises the limit of open files to the hard limit: a target with many threads needs one descriptor each.
+pub fn raise_file_limit() {
+    let mut r = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `r` is a valid place for the result and a valid argument after it.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut r) == 0 {
+            r.rlim_cur = r.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &r);
+        }
+    }
+}
+
+pub fn effective_uid() -> u32 {
+    // SAFETY: no arguments, cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// Effective capabilities of this process as a bit set (`CapEff` of /proc/self/status).
+pub fn effective_capabilities() -> u64 {
+    std::fs::read_to_string("/proc/self/status")
+        .ok()
+        .and_then(|s| {
+            let line = s.lines().find_map(|l| l.strip_prefix("CapEff:"))?;
+            u64::from_str_radix(line.trim(), 16).ok()
+        })
+        .unwrap_or(0)
+}
+
+/// A descriptor that becomes readable when the process has ended.
+pub fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
+    // SAFETY: two integers; the result is checked.
+    let fd = check(unsafe { libc::syscall(libc::SYS_pidfd_open, pid as i32, 0) })?;
+    // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+pub fn send_signal(pid: u32, signal: i32) -> io::Result<()> {
+    // SAFETY: two integers.
+    check(unsafe { libc::kill(pid as i32, signal) }.into()).map(drop)
+}
+
+pub fn page_size() -> usize {
+    // SAFETY: no pointers.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
+}
+
+/// CPUs that may exist; their numbers are below this.
+pub fn cpu_count() -> usize {
+    // SAFETY: no pointers.
+    unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF).max(1) as usize }
+}
+
+/// A read-only memory file of the kernel, `mmap`ed by `ring`; see there.
+pub(crate) fn map_shared(file: BorrowedFd<'_>, bytes: usize) -> io::Result<*mut u8> {
+    // SAFETY: a fresh mapping chosen by the kernel; the caller unmaps it.
+    let p = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            bytes,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            0,
+        )
+    };
+    if p == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(p.cast()) }
+}
+
+/// Two ends of a pipe, close-on-exec: (read, write).
+pub fn pipe() -> io::Result<(File, File)> {
+    let mut fds = [0; 2];
+    // SAFETY: room for the two descriptors the kernel writes.
+    check(unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) }.into())?;
+    // SAFETY: both are ours alone.
+    Ok(unsafe { (File::from_raw_fd(fds[0]), File::from_raw_fd(fds[1])) })
+}
