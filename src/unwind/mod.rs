@@ -2,15 +2,41 @@
 //!
 //! Knows no process, no file and no symbol name: sections come in through [`Sections`], the map of code through
 //! [`CodeMap`]. Never panics and always ends, whatever the bytes are.
+//!
+//! A frame's caller is looked for in this order: call frame tables ([`cfi`]), the function's own instructions
+//! ([`code`]), and, marked as such, guesses that are checked ([`guess`]).
+
+mod cfi;
+mod code;
+mod expr;
+mod guess;
+mod rule;
 
 use crate::arch::Regs;
-use crate::sample::{Cut, ModuleId, NativeFrame, StackBytes};
+use crate::sample::{Cut, How, ModuleId, NativeFrame, StackBytes};
+use rule::{Memory, Rule, RuleId, Rules, Step};
 
 /// A piece of an ELF file at its stated address.
 #[derive(Clone, Debug, Default)]
 pub struct Section {
     pub svma: u64,
     pub bytes: Vec<u8>,
+}
+
+impl Section {
+    /// The bytes from `svma` on.
+    fn from(&self, svma: u64) -> Option<&[u8]> {
+        self.bytes.get(usize::try_from(svma.checked_sub(self.svma)?).ok()?..)
+    }
+
+    fn contains(&self, svma: u64) -> bool {
+        svma.checked_sub(self.svma)
+            .is_some_and(|at| at < self.bytes.len() as u64)
+    }
+
+    fn end(&self) -> u64 {
+        self.svma.saturating_add(self.bytes.len() as u64)
+    }
 }
 
 /// What the unwinder may ask of one ELF file; every answer may be missing. Asked at most once each.
@@ -31,23 +57,237 @@ pub trait CodeMap {
     fn is_code(&self, avma: u64) -> bool;
 }
 
+/// Native frames of one stack, at most.
+pub const MOST_FRAMES: usize = 16384;
+/// Files known, at most.
+const MOST_MODULES: usize = 1 << 20;
+/// Signal frames may lead to another stack, also a lower one: so often.
+const MOST_SWITCHES: u32 = 64;
+
+/// What is known of one file.
+struct Module {
+    sections: Box<dyn Sections>,
+    tables: cfi::Tables,
+    code: code::Code,
+}
+
+impl Module {
+    fn rule(&mut self, svma: u64, rules: &mut Rules, context: &mut cfi::Context) -> RuleId {
+        if let Some(id) = self.tables.rule(svma, &mut *self.sections, rules, context) {
+            return id;
+        }
+        self.code
+            .rule(svma, &mut *self.sections, &mut self.tables, rules)
+            .unwrap_or(Rules::NONE)
+    }
+}
+
 /// Unwinds stacks; keeps the unwind rules of all files it has seen.
 #[derive(Default)]
-pub struct Unwinder {}
+pub struct Unwinder {
+    modules: Vec<Option<Box<Module>>>,
+    rules: Rules,
+    cache: Cache,
+    context: cfi::Context,
+}
+
+/// Where `avma` lies: file and svma.
+fn place(code: &dyn CodeMap, avma: u64) -> Option<(ModuleId, u64)> {
+    code.find(avma).map(|(module, bias)| (module, avma.wrapping_sub(bias)))
+}
+
+/// One stack on its way out.
+struct Walk<'a> {
+    code: &'a dyn CodeMap,
+    memory: Memory<'a>,
+    regs: Regs,
+    /// `regs.ip` is an interrupted instruction, not a return address.
+    interrupted: bool,
+    switches: u32,
+    /// Frames that may still be tried while searching the stack.
+    budget: usize,
+    /// No search while trying what a search found.
+    searching: bool,
+}
+
+impl Walk<'_> {
+    fn lookup(&self) -> u64 {
+        self.regs.ip.wrapping_sub(u64::from(!self.interrupted))
+    }
+}
 
 impl Unwinder {
     /// Makes the rules of a file known. Nothing is parsed before a frame needs it.
-    pub fn add(&mut self, _module: ModuleId, _sections: Box<dyn Sections>) {}
+    pub fn add(&mut self, module: ModuleId, sections: Box<dyn Sections>) {
+        let index = module.0 as usize;
+        if index >= MOST_MODULES {
+            return;
+        }
+        if index >= self.modules.len() {
+            self.modules.resize_with(index + 1, || None);
+        }
+        if self.modules[index].is_some() {
+            self.cache = Cache::default();
+        }
+        let (tables, code) = Default::default();
+        self.modules[index] = Some(Box::new(Module { sections, tables, code }));
+    }
 
     /// Appends the frames of a stack to `out`, innermost first. `Err` says why it ends before the thread's first
-    /// frame; the frames found so far stay.
+    /// frame; the frames found so far stay, the last of them marked [`How::Lost`].
     pub fn unwind(
         &mut self,
-        _code: &dyn CodeMap,
-        _regs: &Regs,
-        _stack: &StackBytes,
-        _out: &mut Vec<NativeFrame>,
+        code: &dyn CodeMap,
+        regs: &Regs,
+        stack: &StackBytes,
+        out: &mut Vec<NativeFrame>,
     ) -> Result<(), Cut> {
-        Err(Cut::NoUnwindInfo)
+        let mut walk = Walk {
+            code,
+            memory: Memory::new(stack),
+            regs: *regs,
+            interrupted: true,
+            switches: 0,
+            budget: 2 * MOST_FRAMES,
+            searching: false,
+        };
+        self.walk(&mut walk, out)
+    }
+
+    fn walk(&mut self, walk: &mut Walk, out: &mut Vec<NativeFrame>) -> Result<(), Cut> {
+        let first = out.len();
+        let mut at = place(walk.code, walk.lookup());
+        loop {
+            let (lookup, sp) = (walk.lookup(), walk.regs.sp());
+            let mut frame = NativeFrame {
+                lookup,
+                sp,
+                cfa: sp,
+                place: at,
+                how: How::Lost,
+            };
+            if out.len() - first >= MOST_FRAMES {
+                out.push(frame);
+                return Err(Cut::TooManyFrames);
+            }
+            let rule = at.map_or(Rule::NONE, |(module, svma)| self.rule(module, svma));
+            let before = walk.regs;
+            let step = self.rules.apply(&rule, &mut walk.regs, &mut walk.memory);
+            let failed = match step {
+                Step::End { cfa } => {
+                    frame.cfa = cfa.unwrap_or(sp).max(sp);
+                    frame.how = How::End;
+                    out.push(frame);
+                    return Ok(());
+                }
+                Step::Fail { cut, cfa } => {
+                    frame.cfa = cfa.unwrap_or(sp).max(sp);
+                    cut
+                }
+                Step::Caller { cfa } => match self.caller(walk, &rule, sp, cfa) {
+                    Ok(next) => {
+                        frame.cfa = cfa.max(sp);
+                        frame.how = if rule.code { How::Code } else { How::Cfi };
+                        at = next;
+                        if walk.regs.ip == 0 {
+                            frame.how = How::End;
+                            out.push(frame);
+                            return Ok(());
+                        }
+                        out.push(frame);
+                        walk.interrupted = rule.signal;
+                        continue;
+                    }
+                    Err(cut) => cut,
+                },
+            };
+            walk.regs = before;
+            match self.guess(walk, at, failed, frame, out) {
+                Some(guess::Found::Next(next)) => at = next,
+                Some(guess::Found::End) => return Ok(()),
+                None => {
+                    out.push(frame);
+                    return Err(failed);
+                }
+            }
+        }
+    }
+
+    /// Checks the caller that a rule led to; where its code lies, if in a file.
+    #[inline]
+    fn caller(&mut self, walk: &mut Walk, rule: &Rule, sp: u64, cfa: u64) -> Result<Option<(ModuleId, u64)>, Cut> {
+        if cfa <= sp || rule.signal {
+            // Only the kernel moves from one stack to another below.
+            walk.switches += 1;
+            if !rule.signal || walk.switches > MOST_SWITCHES {
+                return Err(Cut::BadUnwindInfo);
+            }
+        }
+        let ip = walk.regs.ip;
+        if ip == 0 {
+            return Ok(None);
+        }
+        let lookup = ip.wrapping_sub(u64::from(!rule.signal));
+        let at = place(walk.code, lookup);
+        if at.is_none() && !rule.signal && !walk.code.is_code(lookup) {
+            return Err(Cut::NotCode);
+        }
+        if rule.code && self.after_call(walk.code, ip) == Some(false) {
+            return Err(Cut::NoUnwindInfo);
+        }
+        Ok(at)
+    }
+
+    #[inline]
+    fn rule(&mut self, module: ModuleId, svma: u64) -> Rule {
+        let slot = Cache::slot(module, svma);
+        let entry = self.cache.0[slot];
+        if entry.svma == svma && entry.module == module.0 {
+            return self.rules.get(entry.rule);
+        }
+        let Some(Some(known)) = self.modules.get_mut(module.0 as usize) else {
+            return Rule::NONE;
+        };
+        let rule = known.rule(svma, &mut self.rules, &mut self.context);
+        self.cache.0[slot] = Entry {
+            svma,
+            module: module.0,
+            rule,
+        };
+        self.rules.get(rule)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Entry {
+    svma: u64,
+    module: u32,
+    rule: RuleId,
+}
+
+/// Rules of the addresses met most recently: a direct-mapped table, so that memory stays bounded and a hit is one
+/// cache line. A miss costs two binary searches.
+struct Cache(Box<[Entry; 1 << Cache::BITS]>);
+
+impl Cache {
+    /// 256 KiB: programs measured met some thousand distinct addresses.
+    const BITS: u32 = 14;
+
+    #[inline]
+    fn slot(module: ModuleId, svma: u64) -> usize {
+        let mixed = (svma ^ u64::from(module.0).rotate_right(24)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (mixed >> (64 - Self::BITS)) as usize
+    }
+}
+
+impl Default for Cache {
+    fn default() -> Self {
+        let empty = Entry {
+            svma: u64::MAX,
+            module: u32::MAX,
+            rule: Rules::NONE,
+        };
+        let entries = vec![empty; 1 << Self::BITS].into_boxed_slice();
+        Cache(entries.try_into().unwrap_or_else(|_| unreachable!()))
     }
 }

@@ -1,0 +1,158 @@
+//! What is left where neither tables nor instructions tell the caller: guesses, each checked against the code that a
+//! return address must lie behind.
+
+use super::{CodeMap, code};
+use super::{Unwinder, Walk, place};
+use crate::arch::{CALLEE_SAVED, FP, Regs, SP};
+use crate::sample::{Cut, How, ModuleId, NativeFrame};
+
+/// Words of the stack searched for a return address.
+const MOST_WORDS: u64 = 8192;
+/// Return addresses tried in one search.
+const MOST_TRIES: u32 = 64;
+
+/// Where a guess led.
+pub enum Found {
+    /// The frame was pushed; the caller's code lies here.
+    Next(Option<(ModuleId, u64)>),
+    /// The frame and all its callers were pushed.
+    End,
+}
+
+impl Unwinder {
+    /// Tries to find the caller of a frame by other means, after `failed`; pushes the frame if it succeeds.
+    pub(super) fn guess(
+        &mut self,
+        walk: &mut Walk,
+        at: Option<(ModuleId, u64)>,
+        failed: Cut,
+        mut frame: NativeFrame,
+        out: &mut Vec<NativeFrame>,
+    ) -> Option<Found> {
+        // Where the stack copy is the reason, the rule was right and a guess would only skip frames.
+        if !matches!(failed, Cut::NoUnwindInfo | Cut::BadUnwindInfo | Cut::NotCode) {
+            return None;
+        }
+        let step = match at {
+            None => self.anonymous(walk),
+            Some(_) => None,
+        };
+        let step = step
+            .map(|regs| (regs, How::Code))
+            .or_else(|| Some((self.frame_pointer(walk)?, How::FramePointer)));
+        if let Some((regs, how)) = step {
+            walk.regs = regs;
+            walk.interrupted = false;
+            (frame.cfa, frame.how) = (regs.sp(), how);
+            out.push(frame);
+            return Some(Found::Next(place(walk.code, walk.lookup())));
+        }
+        self.search(walk, frame, out)
+    }
+
+    /// Code that no file backs. CPython's perf trampolines (Python/asm_trampoline.S) are
+    /// `sub $8,%rsp; call *%rcx; add $8,%rsp; ret`, from 3.14 on `push %rbp; mov %rsp,%rbp; call *%rcx; pop %rbp; ret`:
+    /// in both the return address is the second word. A call through a wild pointer left it in the first.
+    fn anonymous(&mut self, walk: &Walk) -> Option<Regs> {
+        let sp = walk.regs.sp();
+        let first = if walk.interrupted { 0 } else { 1 };
+        let last = if walk.interrupted && !walk.code.is_code(walk.regs.ip) {
+            0
+        } else {
+            1
+        };
+        for slot in first..=last {
+            let address = sp.checked_add(8 * slot)?;
+            let ra = walk.memory.word(address).ok()?;
+            if !self.returns_to(walk.code, ra) {
+                continue;
+            }
+            let mut regs = walk.regs;
+            regs.known &= CALLEE_SAVED | 1 << SP;
+            if slot == 1 && regs.get(FP) == Some(sp) {
+                regs.gpr[FP] = walk.memory.word(sp).ok()?;
+            }
+            regs.gpr[SP] = address.checked_add(8)?;
+            regs.ip = ra;
+            return Some(regs);
+        }
+        None
+    }
+
+    /// The chain of frame pointers: rbp points to the caller's rbp, the return address lies above.
+    fn frame_pointer(&mut self, walk: &Walk) -> Option<Regs> {
+        let fp = walk.regs.get(FP)?;
+        let stack = walk.memory.stack;
+        if fp % 8 != 0 || fp < walk.regs.sp() || fp < stack.base {
+            return None;
+        }
+        let (next, ra) = (stack.word(fp)?, stack.word(fp.checked_add(8)?)?);
+        if !self.returns_to(walk.code, ra) {
+            return None;
+        }
+        let mut regs = Regs::from_ip_sp_fp(ra, fp.checked_add(16)?, next);
+        regs.known |= 1 << FP;
+        Some(regs)
+    }
+
+    /// Searches the stack upward for a return address from which the tables lead to the stack's end.
+    fn search(&mut self, walk: &mut Walk, mut frame: NativeFrame, out: &mut Vec<NativeFrame>) -> Option<Found> {
+        if walk.searching {
+            return None;
+        }
+        let (from, mark) = (walk.regs.sp().checked_add(7)? & !7, out.len());
+        let before = walk.regs;
+        let mut tries = 0;
+        for i in 0..MOST_WORDS {
+            let address = from.checked_add(8 * i)?;
+            if address >= walk.memory.stack.end() || tries >= MOST_TRIES || walk.budget == 0 {
+                break;
+            }
+            let Some(ra) = walk.memory.stack.word(address) else {
+                continue;
+            };
+            if !walk.code.is_code(ra.wrapping_sub(1)) || self.after_call(walk.code, ra) != Some(true) {
+                continue;
+            }
+            tries += 1;
+            // The code in between may have left the callee-saved registers alone, or not.
+            for known in [before.known & CALLEE_SAVED | 1 << SP, 1 << SP] {
+                walk.regs = Regs {
+                    ip: ra,
+                    known,
+                    ..before
+                };
+                walk.regs.gpr[SP] = address.checked_add(8)?;
+                (walk.interrupted, walk.searching) = (false, true);
+                (frame.cfa, frame.how) = (walk.regs.sp(), How::Scan);
+                out.push(frame);
+                let ended = self.walk(walk, out).is_ok();
+                walk.searching = false;
+                if ended {
+                    return Some(Found::End);
+                }
+                walk.budget = walk.budget.saturating_sub(out.len() - mark);
+                out.truncate(mark);
+            }
+        }
+        walk.regs = before;
+        None
+    }
+
+    fn returns_to(&mut self, code: &dyn CodeMap, ra: u64) -> bool {
+        code.is_code(ra.wrapping_sub(1)) && self.after_call(code, ra) != Some(false)
+    }
+
+    /// Does a call instruction end at `ra`? `None` where the code cannot be read.
+    pub(super) fn after_call(&mut self, map: &dyn CodeMap, ra: u64) -> Option<bool> {
+        let (module, svma) = place(map, ra.wrapping_sub(1))?;
+        let known = self.modules.get_mut(module.0 as usize)?.as_mut()?;
+        let section = known.code.section(svma, &mut *known.sections)?;
+        let end = usize::try_from(svma.checked_sub(section.svma)?.checked_add(1)?).ok()?;
+        if code::ends_with_call(section.bytes.get(..end)?) {
+            return Some(true);
+        }
+        // A signal handler returns to a trampoline that nothing called.
+        Some(self.rule(module, svma).signal || self.rule(module, svma.wrapping_add(1)).signal)
+    }
+}
