@@ -1,1 +1,154 @@
-//! Output formats: pure functions of a finished `Profile`.
+//! Output formats: pure functions that turn a finished [`Profile`] into bytes.
+//!
+//! [`FORMATS`] is the only list of them: the command line, the help text and the error messages read it, so a new
+//! format is one file and one row.
+
+pub mod collapsed;
+pub mod escape;
+pub mod flamegraph;
+pub mod json;
+mod json_read;
+pub mod view;
+
+use std::fmt;
+use std::io::{self, Write};
+use std::path::Path;
+
+use crate::tree::profile::Profile;
+
+/// One output format.
+pub struct Format {
+    /// What `--format` takes.
+    pub name: &'static str,
+    /// Endings of file names that mean this format, with their dot.
+    pub extensions: &'static [&'static str],
+    /// One line for the help text.
+    pub help: &'static str,
+    /// Writes the whole profile. The writer need not be buffered.
+    pub write: fn(&Profile, &mut dyn Write) -> io::Result<()>,
+}
+
+/// Every format there is.
+pub const FORMATS: &[Format] = &[
+    Format {
+        name: "json",
+        extensions: &[".json"],
+        help: "count tree as Dask's distributed.profile has it, with timeline and facts of the recording",
+        write: json::write,
+    },
+    Format {
+        name: "json.gz",
+        extensions: &[".json.gz"],
+        help: "json, compressed by gzip",
+        write: json::write_gz,
+    },
+    Format {
+        name: "collapsed",
+        extensions: &[".collapsed", ".folded", ".txt"],
+        help: "one line per stack, for flame graph tools and speedscope",
+        write: collapsed::write,
+    },
+    Format {
+        name: "svg",
+        extensions: &[".svg"],
+        help: "flame graph to open in a web browser",
+        write: flamegraph::write,
+    },
+];
+
+impl fmt::Debug for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// No format goes by this name or file ending; its text lists those that exist.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownFormat(String);
+
+impl fmt::Display for UnknownFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for UnknownFormat {}
+
+/// The format that `--format NAME` asks for.
+pub fn by_name(name: &str) -> Result<&'static Format, UnknownFormat> {
+    FORMATS.iter().find(|format| format.name == name).ok_or_else(|| {
+        let known: Vec<&str> = FORMATS.iter().map(|format| format.name).collect();
+        UnknownFormat(format!(
+            "no format is called `{}`; known are {}",
+            escape::text(name),
+            known.join(", ")
+        ))
+    })
+}
+
+/// The format that a file's ending asks for; of several endings that fit, the longest.
+pub fn by_path(path: &Path) -> Result<&'static Format, UnknownFormat> {
+    let name = path
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .to_ascii_lowercase();
+    let fitting = |format: &Format| {
+        format
+            .extensions
+            .iter()
+            .filter(|e| name.ends_with(**e))
+            .map(|e| e.len())
+            .max()
+    };
+    FORMATS
+        .iter()
+        .filter_map(|format| Some((fitting(format)?, format)))
+        .max_by_key(|(length, _)| *length)
+        .map(|(_, format)| format)
+        .ok_or_else(|| {
+            let known: Vec<String> = FORMATS
+                .iter()
+                .map(|format| format!("{} ({})", format.extensions.join(" "), format.name))
+                .collect();
+            UnknownFormat(format!(
+                "the ending of `{}` names no format; known are {}",
+                escape::text(&name),
+                known.join(", ")
+            ))
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_endings_lead_to_formats() {
+        assert_eq!(by_name("json.gz").unwrap().name, "json.gz");
+        for (path, name) in [
+            ("a.json", "json"),
+            ("/x.svg/a.JSON.GZ", "json.gz"),
+            ("a.folded", "collapsed"),
+            ("a.txt", "collapsed"),
+            ("a.svg", "svg"),
+        ] {
+            assert_eq!(by_path(Path::new(path)).unwrap().name, name, "{path}");
+        }
+    }
+
+    #[test]
+    fn errors_list_what_exists() {
+        let error = by_name("xml\x1b[2J").unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "no format is called `xml\\x1b[2J`; known are json, json.gz, collapsed, svg"
+        );
+        let error = by_path(Path::new("a.gz")).unwrap_err().to_string();
+        assert!(
+            error.contains(".json.gz (json.gz), .collapsed .folded .txt (collapsed), .svg (svg)"),
+            "{error}"
+        );
+        assert!(by_path(Path::new("/")).is_err());
+    }
+}

@@ -1,0 +1,71 @@
+//! A profile as collapsed ("folded") text: one line per distinct stack, root first, `;` between frames, a space, and
+//! the samples that ended there.
+//!
+//! Python `name (path:line)` with the line first seen at that place, native and inlined `name (module)`, kernel
+//! `name_[k]`, a cut `[cut: REASON]`, an address without name `[unknown] (module+0xOFFSET)` or `[unknown] (0xADDRESS)`,
+//! process and thread by name. What would break a line is escaped, see [`escape::frame`].
+
+use std::borrow::Cow;
+use std::io::{self, BufWriter, Write};
+
+use super::escape;
+use super::view::{View, shown_name};
+use crate::tree::profile::{Frame, FrameKind, Profile};
+
+/// Stands for samples that ended at the root, of which no frame at all is known.
+pub const NO_STACK: &str = "[no stack]";
+
+/// Writes the profile as collapsed text.
+pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
+    let view = View::new(profile);
+    let self_counts = view.self_counts();
+    let mut out = BufWriter::with_capacity(64 << 10, out);
+    if self_counts[0] > 0 {
+        writeln!(out, "{NO_STACK} {}", self_counts[0])?;
+    }
+    // One buffer holds the path from the root; `ends` says where it was cut off before each frame was added.
+    let mut line = String::new();
+    let mut stack: Vec<(u32, usize)> = view.children(0).iter().rev().map(|child| (*child, 0)).collect();
+    while let Some((index, base)) = stack.pop() {
+        let item = &view.items[index as usize];
+        line.truncate(base);
+        if base > 0 {
+            line.push(';');
+        }
+        if let Some(frame) = item.frame {
+            line.push_str(&escape::frame(&frame_text(frame, item.first_seen_line)));
+        }
+        let self_count = self_counts[index as usize];
+        if self_count > 0 {
+            writeln!(out, "{line} {self_count}")?;
+        }
+        let end = line.len();
+        stack.extend(view.children(index).iter().rev().map(|child| (*child, end)));
+    }
+    out.flush()
+}
+
+/// A frame as text, not escaped. `line` is the one to show of a Python function.
+pub fn frame_text(frame: &Frame, line: u32) -> Cow<'_, str> {
+    match frame.kind {
+        FrameKind::Python => {
+            let name = if frame.qualname.is_empty() {
+                &frame.name
+            } else {
+                &frame.qualname
+            };
+            let name = if name.is_empty() { "[unnamed]" } else { name };
+            Cow::Owned(format!("{name} ({}:{line})", frame.filename))
+        }
+        FrameKind::Native | FrameKind::Inlined if !frame.module.is_empty() => {
+            let name = if frame.name.is_empty() {
+                "[unnamed]"
+            } else {
+                &frame.name
+            };
+            Cow::Owned(format!("{name} ({})", frame.module))
+        }
+        FrameKind::Kernel => Cow::Owned(format!("{}_[k]", frame.name)),
+        _ => shown_name(frame),
+    }
+}

@@ -1,0 +1,289 @@
+//! A profile as a flame graph: an SVG to open in a web browser, drawn by the inferno crate.
+//!
+//! Colours tell the kinds of frames apart and depend on names only, so that two graphs of one program can be laid side
+//! by side. A legend stands at the bottom.
+
+use std::io::{self, Write};
+
+use inferno::flamegraph::color::{BackgroundColor, Color, PaletteMap};
+use inferno::flamegraph::{Options, TextTruncateDirection};
+
+use super::collapsed::{NO_STACK, frame_text};
+use super::escape;
+use super::view::View;
+use crate::tree::profile::{Frame, FrameKind, Meta, Profile};
+
+/// Frames above this many are drawn as one: nobody scrolls so far, and text grows with the square of the depth.
+const MAX_DEPTH: usize = 1000;
+/// Frames narrower than this part of the picture are not drawn.
+const MIN_WIDTH_PERCENT: f64 = 0.02;
+/// Sums above this are scaled down: the picture is computed in floating point.
+const MAX_TOTAL: u128 = 1 << 53;
+const DEEPER: &str = "[deeper frames]";
+
+const PYTHON: Color = Color { r: 96, g: 165, b: 222 };
+const NATIVE: Color = Color { r: 240, g: 138, b: 60 };
+const INLINED: Color = Color { r: 250, g: 200, b: 128 };
+const KERNEL: Color = Color { r: 176, g: 132, b: 214 };
+const CUT: Color = Color { r: 128, g: 128, b: 128 };
+const UNKNOWN: Color = Color { r: 190, g: 186, b: 180 };
+const GROUP: Color = Color { r: 150, g: 200, b: 170 };
+
+const LEGEND: &[(&str, Color)] = &[
+    ("Python", PYTHON),
+    ("native", NATIVE),
+    ("inlined", INLINED),
+    ("kernel", KERNEL),
+    ("stack cut", CUT),
+    ("no name", UNKNOWN),
+    ("process, thread", GROUP),
+];
+
+/// Writes the profile as a flame graph.
+pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
+    let mut palette = PaletteMap::default();
+    let (lines, total) = draw_lines(profile, &mut palette);
+    if total == 0 {
+        return write_empty(&profile.meta, out);
+    }
+    let mut options = Options::default();
+    options.title = title(&profile.meta, total);
+    options.subtitle = Some(subtitle(&profile.meta));
+    options.count_name = "samples".to_string();
+    options.font_type = "monospace".to_string();
+    options.min_width = MIN_WIDTH_PERCENT;
+    options.bgcolors = Some(BackgroundColor::Flat(Color { r: 252, g: 252, b: 250 }));
+    // Names come first in our frames, so the end is what can go.
+    options.text_truncate_direction = TextTruncateDirection::Right;
+    options.palette_map = Some(&mut palette);
+    // Lines are in order of the drawing already; of the ways in, only the one for flame charts takes them so (it
+    // reverses them first). Sorting them as text would tear `f` and `f;g` apart when there is an `f (x)`.
+    options.flame_chart = true;
+    let mut svg = Vec::new();
+    inferno::flamegraph::from_lines(&mut options, lines.iter().rev().map(String::as_str), &mut svg)?;
+    out.write_all(with_legend(&String::from_utf8_lossy(&svg)).as_bytes())?;
+    out.flush()
+}
+
+/// The stacks in drawing order (siblings by name), each a collapsed line, and the sum of their counts.
+///
+/// Siblings that look alike become one. What is too narrow to be seen, or too deep, is left to the frame below it.
+fn draw_lines(profile: &Profile, palette: &mut PaletteMap) -> (Vec<String>, u64) {
+    let view = View::new(profile);
+    let self_counts = view.self_counts();
+    let sum: u128 = self_counts.iter().map(|count| u128::from(*count)).sum();
+    let shift = (u128::BITS - (sum / MAX_TOTAL).leading_zeros()).min(63);
+    let narrow = (sum as f64 * MIN_WIDTH_PERCENT / 100.0) as u64;
+
+    let mut lines = Vec::new();
+    let mut total = 0;
+    let mut emit = |line: &str, count: u64| {
+        let count = count >> shift;
+        if count > 0 {
+            total += count;
+            lines.push(format!("{line} {count}"));
+        }
+    };
+    emit(NO_STACK, self_counts[0]);
+    if self_counts[0] > 0 {
+        palette.insert(NO_STACK, CUT);
+    }
+
+    // A block to draw: the items that look alike at one place, and where the path to it ends in `line`.
+    struct Block {
+        items: Vec<u32>,
+        text: String,
+        base: usize,
+        depth: usize,
+    }
+    let blocks_of = |items: &[u32], base: usize, depth: usize, palette: &mut PaletteMap| -> (Vec<Block>, u64) {
+        let mut children: Vec<(String, u32)> = Vec::new();
+        let mut hidden = 0u64;
+        for &child in items.iter().flat_map(|item| view.children(*item)) {
+            let item = &view.items[child as usize];
+            let Some(frame) = item.frame else { continue };
+            if item.count < narrow {
+                hidden = hidden.saturating_add(item.count);
+                continue;
+            }
+            let text = block_text(frame, item.first_seen_line);
+            if palette.get(&text).is_none() {
+                palette.insert(&text, shade(color(frame.kind), &text));
+            }
+            children.push((text, child));
+        }
+        children.sort_unstable();
+        let mut blocks: Vec<Block> = Vec::new();
+        for (text, child) in children {
+            match blocks.last_mut() {
+                Some(last) if last.text == text => last.items.push(child),
+                _ => blocks.push(Block {
+                    items: vec![child],
+                    text,
+                    base,
+                    depth,
+                }),
+            }
+        }
+        (blocks, hidden)
+    };
+
+    let mut line = String::new();
+    let (blocks, hidden) = blocks_of(&[0], 0, 1, palette);
+    emit("[too narrow to draw]", hidden);
+    if hidden > 0 {
+        palette.insert("[too narrow to draw]", UNKNOWN);
+    }
+    let mut stack: Vec<Block> = blocks.into_iter().rev().collect();
+    while let Some(block) = stack.pop() {
+        line.truncate(block.base);
+        if block.base > 0 {
+            line.push(';');
+        }
+        line.push_str(&block.text);
+        let end = line.len();
+        let here = block
+            .items
+            .iter()
+            .fold(0u64, |sum, item| sum.saturating_add(self_counts[*item as usize]));
+        if block.depth >= MAX_DEPTH {
+            emit(&line, here);
+            let all = block
+                .items
+                .iter()
+                .fold(0u64, |sum, item| sum.saturating_add(view.items[*item as usize].count));
+            palette.insert(DEEPER, CUT);
+            line.push(';');
+            line.push_str(DEEPER);
+            emit(&line, all.saturating_sub(here));
+            continue;
+        }
+        let (blocks, hidden) = blocks_of(&block.items, end, block.depth + 1, palette);
+        emit(&line, here.saturating_add(hidden));
+        stack.extend(blocks.into_iter().rev());
+    }
+    (lines, total)
+}
+
+/// As in collapsed text; `_[i]` is not shown, it only keeps an inlined function apart from one that was called.
+fn block_text(frame: &Frame, line: u32) -> String {
+    let mut text = escape::frame(&frame_text(frame, line)).into_owned();
+    if frame.kind == FrameKind::Inlined {
+        text.push_str("_[i]");
+    }
+    text
+}
+
+fn color(kind: FrameKind) -> Color {
+    match kind {
+        FrameKind::Python => PYTHON,
+        FrameKind::Native => NATIVE,
+        FrameKind::Inlined => INLINED,
+        FrameKind::Kernel => KERNEL,
+        FrameKind::Cut => CUT,
+        FrameKind::Unknown => UNKNOWN,
+        FrameKind::Root | FrameKind::Process | FrameKind::Thread => GROUP,
+    }
+}
+
+/// A tint of `base` that depends on the name only, so that neighbours can be told apart and runs compared.
+fn shade(base: Color, name: &str) -> Color {
+    // FNV-1a: a fixed function, unlike the hashers of the standard library.
+    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| {
+        (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3)
+    });
+    let lighter = (hash >> 32) % 17;
+    let tint = |c: u8| (u64::from(c) + (255 - u64::from(c)) * lighter / 48) as u8;
+    Color {
+        r: tint(base.r),
+        g: tint(base.g),
+        b: tint(base.b),
+    }
+}
+
+fn title(meta: &Meta, samples: u64) -> String {
+    let command = if meta.command.is_empty() {
+        "nativeprof"
+    } else {
+        &meta.command
+    };
+    let command = escape::text(command);
+    let mut title: String = command.chars().take(60).collect();
+    if command.chars().nth(60).is_some() {
+        title.push('…');
+    }
+    if meta.pid != 0 {
+        title.push_str(&format!(" · pid {}", meta.pid));
+    }
+    if meta.rate != 0 {
+        title.push_str(&format!(" · {} Hz", meta.rate));
+    }
+    format!("{title} · {samples} samples")
+}
+
+fn subtitle(meta: &Meta) -> String {
+    let q = &meta.quality;
+    let parts = [
+        ("exact", q.exact),
+        ("repaired", q.repaired),
+        ("partial", q.partial),
+        ("lost", q.lost),
+    ];
+    let all: u128 = parts.iter().map(|(_, count)| u128::from(*count)).sum();
+    if all == 0 {
+        return "quality of the stacks unknown".to_string();
+    }
+    let percent = |count: u64| 100.0 * count as f64 / all as f64;
+    parts
+        .iter()
+        .map(|(name, count)| format!("{name} {:.1} %", percent(*count)))
+        .collect::<Vec<_>>()
+        .join(" · ")
+}
+
+/// Adds a row with the meaning of the colours below the picture.
+///
+/// If inferno ever writes its frame of the picture in another way, the picture stays as it is.
+fn with_legend(svg: &str) -> String {
+    const ROW: usize = 26;
+    let height = svg
+        .split_once("height=\"")
+        .and_then(|(_, rest)| rest.split_once('"')?.0.parse::<usize>().ok());
+    let (Some(height), Some(body)) = (height, svg.trim_end().strip_suffix("</svg>")) else {
+        return svg.to_string();
+    };
+    let taller = height + ROW;
+    // The picture itself, its view box and its background.
+    let mut out = body
+        .replacen(&format!("height=\"{height}\""), &format!("height=\"{taller}\""), 2)
+        .replacen(&format!(" {height}\" xmlns"), &format!(" {taller}\" xmlns"), 1);
+    out.push_str("<g id=\"legend\">");
+    let mut x = 10;
+    let y = taller - ROW + 4;
+    for (name, color) in LEGEND {
+        let text = x + 17;
+        let baseline = y + 10;
+        out.push_str(&format!(
+            "<rect x=\"{x}\" y=\"{y}\" width=\"12\" height=\"12\" fill=\"rgb({},{},{})\"/>\
+             <text x=\"{text}\" y=\"{baseline}\">{name}</text>",
+            color.r, color.g, color.b
+        ));
+        x = text + 8 * name.len() + 20;
+    }
+    out.push_str("</g></svg>\n");
+    out
+}
+
+/// inferno draws an error instead of a profile without samples, which is rare but in order.
+fn write_empty(meta: &Meta, out: &mut dyn Write) -> io::Result<()> {
+    let title = title(meta, 0)
+        .replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;");
+    writeln!(
+        out,
+        "<?xml version=\"1.0\"?>\n<svg version=\"1.1\" width=\"1200\" height=\"60\" xmlns=\"http://www.w3.org/2000/svg\">\
+         <text x=\"600\" y=\"34\" text-anchor=\"middle\" font-family=\"monospace\" font-size=\"17\">{title}</text></svg>"
+    )?;
+    out.flush()
+}

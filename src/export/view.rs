@@ -1,0 +1,201 @@
+//! A [`Profile`] as exporters want it: children in order, siblings of one identifier merged, broken indices left out.
+//!
+//! Nothing in here or in its users recurses: profiles may be tens of thousands of frames deep.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+
+use rustc_hash::FxHashMap;
+
+use crate::tree::profile::{Frame, FrameKind, Profile};
+
+/// File name of every frame that is not Python code, as Dask expects it.
+pub const LOW_LEVEL: &str = "<low-level>";
+
+/// The name of a frame as its node shows it.
+pub fn shown_name(frame: &Frame) -> Cow<'_, str> {
+    match frame.kind {
+        FrameKind::Cut if !frame.name.starts_with("[cut") => Cow::Owned(format!("[cut: {}]", frame.name)),
+        // Module and offset are all that is known of it, so they are its name.
+        FrameKind::Unknown => Cow::Owned(format!("{}{}", frame.name, unknown_place(&frame.module, frame.address))),
+        _ => Cow::Borrowed(&frame.name),
+    }
+}
+
+/// What follows the name of an unknown function.
+pub fn unknown_place(module: &str, address: u64) -> String {
+    match module {
+        "" => format!(" (0x{address:x})"),
+        module => format!(" ({module}+0x{address:x})"),
+    }
+}
+
+/// Identifies the function among the children of a node, in this file and in others to merge it with.
+pub fn identifier(frame: &Frame) -> String {
+    let name = shown_name(frame);
+    match frame.kind {
+        FrameKind::Root => "root".to_string(),
+        FrameKind::Python => format!("{name};{};{}", frame.filename, frame.first_line),
+        FrameKind::Process | FrameKind::Thread => format!("{name};;0"),
+        _ => format!("{name};{LOW_LEVEL};0x{:x}", frame.address),
+    }
+}
+
+/// A node of the view.
+pub struct Item<'a> {
+    /// Index in [`View::items`]; the root is its own parent.
+    pub parent: u32,
+    /// `None` for the root.
+    pub frame: Option<&'a Frame>,
+    /// Index in [`View::identifiers`].
+    pub identifier: u32,
+    pub count: u64,
+    pub lines: Cow<'a, BTreeMap<u32, u64>>,
+    pub line_text: &'a str,
+    pub first_seen_line: u32,
+}
+
+/// The tree of a profile, with children.
+pub struct View<'a> {
+    /// Parents before children, siblings by first appearance; the first one is the root.
+    pub items: Vec<Item<'a>>,
+    pub identifiers: Vec<String>,
+    /// Node of the profile -> item, `NONE` if it was left out.
+    item_of: Vec<u32>,
+    /// Children of item `i` are `children[starts[i]..starts[i + 1]]`.
+    starts: Vec<u32>,
+    children: Vec<u32>,
+}
+
+const NONE: u32 = u32::MAX;
+
+impl<'a> View<'a> {
+    pub fn new(profile: &'a Profile) -> Self {
+        let (identifiers, identifier_of) = intern_identifiers(&profile.frames);
+        let mut items: Vec<Item<'a>> = Vec::with_capacity(profile.nodes.len().max(1));
+        let mut item_of = Vec::with_capacity(profile.nodes.len());
+        let mut known: FxHashMap<(u32, u32), u32> = FxHashMap::default();
+        static NO_LINES: BTreeMap<u32, u64> = BTreeMap::new();
+        items.push(Item {
+            parent: 0,
+            frame: None,
+            identifier: 0,
+            count: profile.nodes.first().map_or(0, |root| root.count),
+            lines: Cow::Borrowed(&NO_LINES),
+            line_text: "",
+            first_seen_line: 0,
+        });
+        for (index, node) in profile.nodes.iter().enumerate() {
+            if index == 0 {
+                item_of.push(0);
+                continue;
+            }
+            let parent = item_of.get(node.parent as usize).copied().unwrap_or(NONE);
+            let frame = profile
+                .frames
+                .get(node.frame as usize)
+                .filter(|frame| frame.kind != FrameKind::Root);
+            let (Some(frame), true) = (frame, parent != NONE) else {
+                item_of.push(NONE);
+                continue;
+            };
+            let identifier = identifier_of[node.frame as usize];
+            let item = *known.entry((parent, identifier)).or_insert_with(|| items.len() as u32);
+            item_of.push(item);
+            match items.get_mut(item as usize) {
+                Some(item) => {
+                    item.count = item.count.saturating_add(node.count);
+                    let lines = item.lines.to_mut();
+                    for (line, count) in &node.lines {
+                        let sum = lines.entry(*line).or_default();
+                        *sum = sum.saturating_add(*count);
+                    }
+                }
+                None => items.push(Item {
+                    parent,
+                    frame: Some(frame),
+                    identifier,
+                    count: node.count,
+                    lines: Cow::Borrowed(&node.lines),
+                    line_text: &node.line_text,
+                    first_seen_line: node.first_seen_line,
+                }),
+            }
+        }
+        let (starts, children) = index_children(&items);
+        View {
+            items,
+            identifiers,
+            item_of,
+            starts,
+            children,
+        }
+    }
+
+    pub fn children(&self, item: u32) -> &[u32] {
+        &self.children[self.starts[item as usize] as usize..self.starts[item as usize + 1] as usize]
+    }
+
+    /// The item that a node of the profile became part of, if it was sound.
+    pub fn item_of(&self, node: u32) -> Option<u32> {
+        self.item_of.get(node as usize).copied().filter(|item| *item != NONE)
+    }
+
+    /// Samples that ended in each item, by its index.
+    pub fn self_counts(&self) -> Vec<u64> {
+        let mut counts: Vec<u64> = self.items.iter().map(|item| item.count).collect();
+        for item in self.items.iter().skip(1) {
+            let parent = &mut counts[item.parent as usize];
+            *parent = parent.saturating_sub(item.count);
+        }
+        counts
+    }
+
+    /// Position of each item when the tree is written from the root down, depth first.
+    pub fn preorder(&self) -> Vec<u32> {
+        let mut position = vec![0; self.items.len()];
+        let mut stack = vec![0u32];
+        let mut next = 0;
+        while let Some(item) = stack.pop() {
+            position[item as usize] = next;
+            next += 1;
+            stack.extend(self.children(item).iter().rev());
+        }
+        position
+    }
+}
+
+fn intern_identifiers(frames: &[Frame]) -> (Vec<String>, Vec<u32>) {
+    let mut identifiers = vec!["root".to_string()];
+    // Names come from the target: a hasher that cannot be made to collide.
+    let mut known: HashMap<String, u32> = HashMap::new();
+    let of_frame = frames
+        .iter()
+        .map(|frame| {
+            let text = identifier(frame);
+            *known.entry(text).or_insert_with_key(|text| {
+                identifiers.push(text.clone());
+                (identifiers.len() - 1) as u32
+            })
+        })
+        .collect();
+    (identifiers, of_frame)
+}
+
+fn index_children(items: &[Item<'_>]) -> (Vec<u32>, Vec<u32>) {
+    let mut starts = vec![0u32; items.len() + 1];
+    for item in items.iter().skip(1) {
+        starts[item.parent as usize + 1] += 1;
+    }
+    for at in 1..starts.len() {
+        starts[at] += starts[at - 1];
+    }
+    let mut free = starts.clone();
+    let mut children = vec![0; items.len() - 1];
+    for (index, item) in items.iter().enumerate().skip(1) {
+        let at = &mut free[item.parent as usize];
+        children[*at as usize] = index as u32;
+        *at += 1;
+    }
+    (starts, children)
+}
