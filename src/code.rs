@@ -9,6 +9,12 @@ pub struct Section {
     pub bytes: Vec<u8>,
 }
 
+impl Section {
+    pub(crate) fn contains(&self, svma: u64) -> bool {
+        svma.checked_sub(self.svma).is_some_and(|at| at < self.bytes.len() as u64)
+    }
+}
+
 /// What the unwinder may ask of one ELF file; every answer may be missing.
 pub trait Sections {
     /// A section by name (`.eh_frame`, `.eh_frame_hdr`, `.debug_frame`), decompressed.

@@ -5,7 +5,7 @@
 pub const NONE: u16 = u16::MAX;
 
 /// Format of a code object's line table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LineTable {
     /// `co_lnotab` with signed line deltas (Objects/lnotab_notes.txt, 3.6 to 3.9).
     Lnotab,

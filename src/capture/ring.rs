@@ -8,7 +8,7 @@ use crate::process::sys::{self, perf};
 
 /// A mapped ring buffer and the event it belongs to.
 pub struct Ring {
-    event: OwnedFd,
+    _event: OwnedFd,
     page: *mut u8,
     data: usize,
     record: Vec<u8>,
@@ -22,7 +22,7 @@ impl Ring {
     pub fn new(event: OwnedFd, pages: usize) -> io::Result<Ring> {
         let size = sys::page_size();
         let page = sys::map_shared(event.as_fd(), (pages + 1) * size)?;
-        Ok(Ring { event, page, data: pages * size, record: Vec::new() })
+        Ok(Ring { _event: event, page, data: pages * size, record: Vec::new() })
     }
 
     fn header(&self) -> (&AtomicU64, &AtomicU64) {
@@ -64,10 +64,6 @@ impl Ring {
             tail = tail.wrapping_add(len as u64);
         }
         self.header().1.store(head, Ordering::Release);
-    }
-
-    pub fn event(&self) -> &OwnedFd {
-        &self.event
     }
 }
 

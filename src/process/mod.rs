@@ -59,6 +59,11 @@ impl Process {
         Ok(p)
     }
 
+    /// A process that ended before it could be looked at.
+    pub fn gone(pid: Pid) -> Process {
+        Process { pid, code: Vec::new(), generation: 0, stack_end: 0 }
+    }
+
     /// A child right after `fork`: the same memory.
     pub fn forked(&self, pid: Pid) -> Process {
         Process { pid, code: self.code.clone(), generation: self.generation, stack_end: self.stack_end }
@@ -142,6 +147,12 @@ pub fn stat_field(pid: Pid, field: usize) -> Option<u64> {
     let after = text.iter().rposition(|c| *c == b')')? + 2;
     let rest = std::str::from_utf8(text.get(after..)?).ok()?;
     rest.split(' ').nth(field.checked_sub(3)?)?.trim().parse().ok()
+}
+
+/// Thread ids of a process; none if it has ended.
+pub fn threads(pid: Pid) -> Vec<Tid> {
+    let dir = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    dir.filter_map(|e| e.file_name().to_str()?.parse().ok()).collect()
 }
 
 /// Name of a thread (`comm`), without control characters.

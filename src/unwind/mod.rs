@@ -16,46 +16,7 @@ use crate::arch::Regs;
 use crate::sample::{Cut, How, ModuleId, NativeFrame, StackBytes};
 use rule::{Memory, Rule, RuleId, Rules, Step};
 
-/// A piece of an ELF file at its stated address.
-#[derive(Clone, Debug, Default)]
-pub struct Section {
-    pub svma: u64,
-    pub bytes: Vec<u8>,
-}
-
-impl Section {
-    /// The bytes from `svma` on.
-    fn from(&self, svma: u64) -> Option<&[u8]> {
-        self.bytes.get(usize::try_from(svma.checked_sub(self.svma)?).ok()?..)
-    }
-
-    fn contains(&self, svma: u64) -> bool {
-        svma.checked_sub(self.svma)
-            .is_some_and(|at| at < self.bytes.len() as u64)
-    }
-
-    fn end(&self) -> u64 {
-        self.svma.saturating_add(self.bytes.len() as u64)
-    }
-}
-
-/// What the unwinder may ask of one ELF file; every answer may be missing. Asked at most once each.
-pub trait Sections {
-    /// A section by name (`.eh_frame`, `.eh_frame_hdr`, `.debug_frame`), decompressed.
-    fn section(&mut self, name: &str) -> Option<Section>;
-    /// Start and size of the known functions, sorted by start.
-    fn functions(&mut self) -> Vec<(u64, u64)>;
-    /// The executable section that holds `svma`.
-    fn code(&mut self, svma: u64) -> Option<Section>;
-}
-
-/// The code of one process at one instant.
-pub trait CodeMap {
-    /// File and load bias of executable memory at `avma`.
-    fn find(&self, avma: u64) -> Option<(ModuleId, u64)>;
-    /// Is `avma` executable memory at all (also without a file behind it)?
-    fn is_code(&self, avma: u64) -> bool;
-}
+pub use crate::code::{CodeMap, Section, Sections};
 
 /// Native frames of one stack, at most.
 pub const MOST_FRAMES: usize = 16384;

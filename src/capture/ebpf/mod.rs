@@ -19,6 +19,7 @@ use super::{Clock, Counts, Options, Source};
 use crate::error::{Error, Kind, Result};
 use crate::layout::Space;
 use crate::process::sys::{self, perf};
+use crate::process;
 use crate::sample::{Event, Pid, Tid};
 
 mod record;
@@ -229,7 +230,7 @@ impl EbpfSource {
         for _ in 0..1000 {
             self.read_tidings();
             let mut new = false;
-            for tid in threads(pid)? {
+            for tid in process::threads(pid) {
                 if self.attached.contains_key(&tid) || self.inherits(tid) {
                     continue;
                 }
@@ -316,13 +317,6 @@ impl EbpfSource {
             self.pending.push_back(t);
         }
     }
-}
-
-/// Thread ids of a process, as the host sees them.
-fn threads(pid: Pid) -> Result<Vec<Tid>> {
-    let dir = fs::read_dir(format!("/proc/{pid}/task"))
-        .map_err(|_| Error::new(Kind::NoSuchProcess, format!("no process {pid}")).why("it does not exist (any more)"))?;
-    Ok(dir.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok()).collect())
 }
 
 /// The event that makes samples due, its name, and whether its count is CPU time in ns.

@@ -1,0 +1,102 @@
+//! Code objects, copied at first sight: they can die, and their addresses are used again.
+
+use rustc_hash::FxHashMap;
+
+use super::{lines, text};
+use crate::layout::{Layout, LineTable};
+use crate::process::memory::Memory;
+use crate::sample::{CodeId, Pid};
+
+/// What a code object says.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Code {
+    pub name: String,
+    /// Empty before 3.11.
+    pub qualname: String,
+    pub filename: String,
+    pub first_line: u32,
+    line_kind: LineTable,
+    line_table: Vec<u8>,
+    /// Byte offset of the first instruction after which the frame counts as started (3.11+), else 0.
+    pub first_traceable: i32,
+}
+
+impl Code {
+    /// Line of the instruction at a byte offset.
+    pub fn line(&self, offset: i32) -> Option<u32> {
+        lines::line(self.line_kind, &self.line_table, self.first_line, offset)
+    }
+}
+
+/// All code objects seen, in all processes; equal ones are one.
+#[derive(Default)]
+pub struct CodeTable {
+    codes: Vec<Code>,
+    by_code: FxHashMap<Code, CodeId>,
+    by_address: FxHashMap<(Pid, u64, u32), CodeId>,
+}
+
+impl CodeTable {
+    pub fn get(&self, id: CodeId) -> &Code {
+        &self.codes[id.0 as usize]
+    }
+
+    /// The code object at `avma`, read now if it is new. `None` if it is not (any more) the one the sample saw.
+    pub fn see(&mut self, pid: Pid, memory: &dyn Memory, layout: &Layout, avma: u64, print: u32) -> Option<CodeId> {
+        if let Some(known) = self.by_address.get(&(pid, avma, print)) {
+            return Some(*known);
+        }
+        let id = self.intern(read(memory, layout, avma, print)?);
+        self.by_address.insert((pid, avma, print), id);
+        Some(id)
+    }
+
+    fn intern(&mut self, code: Code) -> CodeId {
+        *self.by_code.entry(code).or_insert_with_key(|code| {
+            self.codes.push(code.clone());
+            CodeId(self.codes.len() as u32 - 1)
+        })
+    }
+
+    /// A process has ended or runs another program: its addresses mean nothing any more.
+    pub fn forget(&mut self, pid: Pid) {
+        self.by_address.retain(|(p, _, _), _| *p != pid);
+    }
+}
+
+/// Same hash as in sample.bpf.c.
+fn fingerprint(name: u64, filename: u64, first_line: u32) -> u32 {
+    let mix = name.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ filename.wrapping_mul(0xc2b2_ae3d_27d4_eb4f);
+    (mix.wrapping_add(first_line.into()) >> 32) as u32 | 1
+}
+
+fn read(memory: &dyn Memory, layout: &Layout, avma: u64, print: u32) -> Option<Code> {
+    let at = |offset: u16| avma.checked_add(offset.into());
+    let name = memory.u64(at(layout.code_name)?)?;
+    let filename = memory.u64(at(layout.code_filename)?)?;
+    let first_line = memory.u32(at(layout.code_firstlineno)?)?;
+    if print != 0 && print != fingerprint(name, filename, first_line) {
+        return None;
+    }
+    let has = |offset: u16| offset != crate::layout::NONE;
+    let qualname = if has(layout.code_qualname) {
+        text::read_str(memory, layout, memory.u64(at(layout.code_qualname)?)?)?
+    } else {
+        String::new()
+    };
+    let table = memory.u64(at(layout.code_linetable)?)?;
+    let first_traceable = if has(layout.code_firsttraceable) {
+        memory.u32(at(layout.code_firsttraceable)?)?.min(1 << 20) as i32 * 2
+    } else {
+        0
+    };
+    Some(Code {
+        name: text::read_str(memory, layout, name)?,
+        qualname,
+        filename: text::read_str(memory, layout, filename)?,
+        first_line,
+        line_kind: layout.line_table,
+        line_table: text::read_bytes(memory, layout, table).unwrap_or_default(),
+        first_traceable,
+    })
+}

@@ -1,0 +1,90 @@
+//! The raw frame chain of a sample to groups of Python frames, one group per native call of the bytecode loop.
+
+use super::code::CodeTable;
+use crate::layout::{Anchor, Layout, NONE, Position};
+use crate::merge::{Group, PyFrame};
+use crate::process::memory::Memory;
+use crate::sample::{Pid, PyRef, Sample};
+
+/// `owner` values from here on are entry frames (Include/internal/pycore_frame.h, v3.12: FRAME_OWNED_BY_CSTACK).
+const SHIM: u8 = 3;
+/// FRAME_OWNED_BY_GENERATOR
+const GENERATOR: u8 = 1;
+
+/// The Python frames of a sample in groups, innermost first. Reads code objects that are new.
+pub fn groups(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory: &dyn Memory) -> Vec<Group> {
+    let mut name = |f: &PyRef| py_frame(sample.pid, f, layout, codes, memory);
+    match layout.anchor {
+        Anchor::EvalRange => {
+            let one = |f| Group { anchor: None, frames: name(f).into_iter().collect() };
+            sample.python.iter().map(one).collect()
+        }
+        Anchor::CFramePerFrame => {
+            // The frame is linked a moment after its CFrame and unlinked a moment before it: count from the outermost.
+            let extra = sample.marks.len().saturating_sub(sample.python.len());
+            let mut marks = sample.marks.iter().map(|m| m.frame);
+            let mut groups: Vec<_> =
+                marks.by_ref().take(extra).map(|m| Group { anchor: Some(m), frames: Vec::new() }).collect();
+            for f in &sample.python {
+                groups.push(Group { anchor: marks.next(), frames: name(f).into_iter().collect() });
+            }
+            groups
+        }
+        Anchor::CFramePerEntry => {
+            let mut frames = sample.python.iter().peekable();
+            let mut groups = Vec::new();
+            for (i, mark) in sample.marks.iter().enumerate() {
+                let mut group = Group { anchor: Some(mark.frame), frames: Vec::new() };
+                // A CFrame just made or about to go still shows its caller's frame: that call runs no Python.
+                let idle = sample.marks.get(i + 1).is_some_and(|outer| outer.instr == mark.instr);
+                if !idle && frames.peek().is_some_and(|f| f.frame == mark.instr) {
+                    for f in frames.by_ref() {
+                        group.frames.extend(name(f));
+                        if f.entry {
+                            break;
+                        }
+                    }
+                }
+                groups.push(group);
+            }
+            let rest: Vec<_> = frames.filter_map(name).collect();
+            if !rest.is_empty() {
+                groups.push(Group { anchor: None, frames: rest });
+            }
+            groups
+        }
+        Anchor::Shim => {
+            let mut groups = Vec::new();
+            let mut frames = Vec::new();
+            for f in &sample.python {
+                if f.owner >= SHIM {
+                    groups.push(Group { anchor: Some(f.frame), frames: std::mem::take(&mut frames) });
+                } else {
+                    frames.extend(name(f));
+                }
+            }
+            if !frames.is_empty() {
+                groups.push(Group { anchor: None, frames });
+            }
+            groups
+        }
+    }
+}
+
+/// `None` for a frame that CPython itself does not show: pushed, but not started.
+fn py_frame(pid: Pid, f: &PyRef, layout: &Layout, codes: &mut CodeTable, memory: &dyn Memory) -> Option<PyFrame> {
+    let Some(code) = codes.see(pid, memory, layout, f.code, f.fingerprint) else {
+        return Some(PyFrame::Gone);
+    };
+    let offset = match layout.position {
+        Position::Bytes => f.instr as i32,
+        Position::Units => (f.instr as i32).saturating_mul(2).max(-1),
+        Position::Pointer => {
+            let first = f.code.wrapping_add(layout.code_adaptive.into());
+            // one unit before the first instruction (-2) means not started
+            i32::try_from(f.instr.wrapping_sub(first) as i64).unwrap_or(-1).max(-1)
+        }
+    };
+    let started = layout.code_firsttraceable == NONE || f.owner == GENERATOR;
+    (started || offset >= codes.get(code).first_traceable).then_some(PyFrame::Code { code, instr: offset })
+}

@@ -1,0 +1,270 @@
+//! Native frames and Python frames of one sample into one stack, in calling order. Pure.
+//!
+//! Each native call of the bytecode loop keeps a mark among its locals (or, up to CPython 3.9, stands for exactly one
+//! Python frame). The mark's address tells which native frame it is; that frame is replaced by the Python frames that
+//! run in it. Nothing is left out: where the two sides do not fit, both stay and the seam says so.
+
+use crate::sample::{CodeId, Cut, How, NativeFrame, Pid, RawFrame};
+
+/// A Python frame as the merge needs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PyFrame {
+    Code { code: CodeId, instr: i32 },
+    /// Its code object was gone before it could be read.
+    Gone,
+}
+
+/// The Python frames that one native call of the bytecode loop runs, innermost first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Group {
+    /// avma of the mark in that native frame; `None`: told by order alone.
+    pub anchor: Option<u64>,
+    pub frames: Vec<PyFrame>,
+}
+
+/// How good a merged stack is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Verdict {
+    /// From the tables of compilers and of the interpreter alone.
+    Exact,
+    /// Complete, but code analysis or a search stood in for a table that is missing.
+    Repaired,
+    Partial(Cut),
+}
+
+/// What goes into a merge.
+pub struct Input<'a> {
+    pub pid: Pid,
+    /// Innermost first.
+    pub native: &'a [NativeFrame],
+    /// Why the native frames end, if not at the thread's first one.
+    pub native_cut: Option<Cut>,
+    pub groups: &'a [Group],
+    /// Why the Python frames end early.
+    pub python_cut: Option<Cut>,
+    /// Is this native frame a call of the bytecode loop? `None`: not known for this interpreter.
+    pub is_eval: &'a dyn Fn(&NativeFrame) -> Option<bool>,
+}
+
+/// Appends the merged stack to `out`, outermost frame first.
+pub fn merge(input: &Input<'_>, out: &mut Vec<RawFrame>) -> Verdict {
+    let start = out.len();
+    let by_order = input.groups.iter().any(|g| g.anchor.is_none());
+    let places = if by_order { place_by_order(input) } else { place_by_address(input) };
+    let mut cut = input.native_cut;
+    let mut next = 0;
+    let mut seam = false;
+    let mut first_place = None;
+    let mut stray_evals = 0;
+    let mut natives = |range: std::ops::Range<usize>, out: &mut Vec<RawFrame>, after_python: bool| {
+        for f in &input.native[range] {
+            if (input.is_eval)(f) == Some(true) {
+                // One at the leaf is a call being entered or left. Elsewhere its Python frames are missing.
+                stray_evals += if after_python { 2 } else { 1 };
+            }
+            out.push(native(input.pid, f));
+        }
+    };
+    let last_placed = places.iter().rposition(Option::is_some);
+    for (i, (group, place)) in input.groups.iter().zip(&places).enumerate() {
+        match place {
+            Some(at) => {
+                natives(next..*at, out, first_place.is_some());
+                next = at + 1;
+                if group.frames.is_empty() {
+                    out.push(native(input.pid, &input.native[*at]));
+                } else {
+                    first_place.get_or_insert(*at);
+                }
+            }
+            None if !seam => {
+                // The native frames around these Python frames are lost, or belong to others.
+                if Some(i) > last_placed {
+                    natives(next..input.native.len(), out, first_place.is_some());
+                    next = input.native.len();
+                }
+                let why = *cut.get_or_insert(Cut::Unmerged);
+                out.push(RawFrame::Cut(why));
+                seam = true;
+            }
+            None => {}
+        }
+        for f in &group.frames {
+            match f {
+                PyFrame::Code { code, instr } => out.push(RawFrame::Python { code: *code, instr: *instr }),
+                PyFrame::Gone => {
+                    out.push(RawFrame::Cut(Cut::CodeGone));
+                    cut = cut.or(Some(Cut::CodeGone));
+                }
+            }
+        }
+    }
+    if let Some(why) = input.python_cut {
+        out.push(RawFrame::Cut(why));
+        cut = cut.or(Some(why));
+    }
+    natives(next..input.native.len(), out, first_place.is_some());
+    if let (Some(why), false) = (input.native_cut, seam) {
+        out.push(RawFrame::Cut(why));
+    }
+    // A native stack through the loop with no Python frame at all: the interpreter was not known yet, or is starting.
+    let unmatched = if input.groups.is_empty() { stray_evals > 0 } else { stray_evals > 1 };
+    if unmatched {
+        cut = cut.or(Some(Cut::Unmerged));
+    }
+    out[start..].reverse();
+    match cut {
+        Some(why) => Verdict::Partial(why),
+        None if input.native.iter().all(|f| matches!(f.how, How::Cfi | How::End)) => Verdict::Exact,
+        None => Verdict::Repaired,
+    }
+}
+
+/// Appends the Python frames alone, outermost first, where native ones are not wanted.
+pub fn python_only(groups: &[Group], python_cut: Option<Cut>, out: &mut Vec<RawFrame>) -> Verdict {
+    let is_eval = |_: &NativeFrame| None;
+    let frames = groups.iter().flat_map(|g| g.frames.iter().copied()).collect();
+    let one = [Group { anchor: Some(0), frames }];
+    let place = NativeFrame { lookup: 0, sp: 0, cfa: 1, place: None, how: How::End };
+    let input = Input { pid: 0, native: &[place], native_cut: None, groups: &one, python_cut, is_eval: &is_eval };
+    if groups.is_empty() { Verdict::Exact } else { merge(&input, out) }
+}
+
+fn native(pid: Pid, f: &NativeFrame) -> RawFrame {
+    match f.place {
+        Some((module, svma)) => RawFrame::Native { module, svma },
+        None => RawFrame::Anonymous { pid, avma: f.lookup },
+    }
+}
+
+/// Index of the native frame whose stack interval holds each group's mark.
+fn place_by_address(input: &Input<'_>) -> Vec<Option<usize>> {
+    let mut from = 0;
+    let place = |g: &Group| {
+        let anchor = g.anchor?;
+        let at = from + input.native[from..].iter().position(|f| f.sp <= anchor && anchor < f.cfa)?;
+        from = at + 1;
+        Some(at)
+    };
+    input.groups.iter().map(place).collect()
+}
+
+/// One native call of the loop per group, counted from the outermost; with the outer part lost, from the innermost.
+/// Groups that do have marks are placed by them.
+fn place_by_order(input: &Input<'_>) -> Vec<Option<usize>> {
+    if input.groups.iter().any(|g| g.anchor.is_some()) {
+        return place_by_address(input);
+    }
+    let is_eval = |(_, f): &(usize, &NativeFrame)| (input.is_eval)(f) == Some(true);
+    let evals: Vec<usize> = input.native.iter().enumerate().filter(is_eval).map(|(i, _)| i).collect();
+    let mut places = vec![None; input.groups.len()];
+    if input.native_cut.is_none() && input.python_cut.is_none() {
+        for (place, at) in places.iter_mut().rev().zip(evals.iter().rev()) {
+            *place = Some(*at);
+        }
+    } else {
+        for (place, at) in places.iter_mut().zip(&evals) {
+            *place = Some(*at);
+        }
+    }
+    places
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample::ModuleId;
+
+    const EVAL: u64 = 0xe;
+
+    /// A native stack, innermost first: `e` is the bytecode loop, other letters are functions; frame i lies in
+    /// `[100 i, 100 i + 100)`. `!` at the end: cut; `~`: the last frame was found by code analysis.
+    fn stack(text: &str) -> (Vec<NativeFrame>, Option<Cut>) {
+        let mut frames: Vec<NativeFrame> = Vec::new();
+        let mut cut = None;
+        for c in text.chars() {
+            match c {
+                '!' => cut = Some(Cut::StackTooDeep),
+                '~' => frames.last_mut().expect("a frame").how = How::Code,
+                c => {
+                    let sp = 100 * frames.len() as u64;
+                    let svma = if c == 'e' { EVAL } else { u64::from(u32::from(c)) };
+                    let place = Some((ModuleId(0), svma));
+                    frames.push(NativeFrame { lookup: svma, sp, cfa: sp + 100, place, how: How::Cfi });
+                }
+            }
+        }
+        (frames, cut)
+    }
+
+    /// Groups as `1,2@250 3@450`: Python frames and the address of the mark; without `@` no mark.
+    fn groups(text: &str) -> Vec<Group> {
+        let group = |g: &str| {
+            let (frames, anchor) = g.split_once('@').unwrap_or((g, ""));
+            let frames = frames.split(',').filter(|f| !f.is_empty());
+            let frame = |f: &str| match f {
+                "gone" => PyFrame::Gone,
+                n => PyFrame::Code { code: CodeId(n.parse().expect("number")), instr: 0 },
+            };
+            Group { anchor: anchor.parse().ok(), frames: frames.map(frame).collect() }
+        };
+        text.split_whitespace().map(group).collect()
+    }
+
+    #[track_caller]
+    fn check(native: &str, python: &str, expected: &str, verdict: Verdict) {
+        let ((native, native_cut), groups) = (stack(native), groups(python));
+        let is_eval = |f: &NativeFrame| Some(f.lookup == EVAL);
+        let input = Input { pid: 1, native: &native, native_cut, groups: &groups, python_cut: None, is_eval: &is_eval };
+        let mut out = Vec::new();
+        let got_verdict = merge(&input, &mut out);
+        let word = |f: &RawFrame| match f {
+            RawFrame::Python { code, .. } => code.0.to_string(),
+            RawFrame::Native { svma: EVAL, .. } => "e".into(),
+            RawFrame::Native { svma, .. } => char::from_u32(*svma as u32).expect("letter").to_string(),
+            RawFrame::Cut(c) => format!("[{}]", c.reason()),
+            other => format!("{other:?}"),
+        };
+        let got: Vec<_> = out.iter().map(word).collect();
+        assert_eq!((got.join(" ").as_str(), got_verdict), (expected, verdict));
+    }
+
+    #[test]
+    fn by_address() {
+        use Verdict::*;
+        check("abecd", "1@250", "d c 1 b a", Exact);
+        check("ebec", "1,2@50 3@299", "c 3 b 2 1", Exact);
+        // no name needed: a frame that is not known as the loop
+        check("axbc", "1@150", "c b 1 a", Exact);
+        // entering or leaving a call: one loop frame more at the leaf
+        check("eec", "1@150", "c 1 e", Exact);
+        check("eec", "@50 1@150", "c 1 e", Exact);
+        check("ab~ec", "1@250", "c 1 b a", Repaired);
+        // native part only
+        check("abc", "", "c b a", Exact);
+        check("", "", "", Exact);
+    }
+
+    #[test]
+    fn by_order() {
+        use Verdict::*;
+        check("aeebec", "1 2 3", "c 3 b 2 1 a", Exact);
+        check("eaec", "1", "c 1 a e", Exact);
+        check("eaee!", "1 2 3", "[stack deeper than the copy] 3 2 a 1", Partial(Cut::StackTooDeep));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_kept_and_marked() {
+        let cut = Verdict::Partial(Cut::StackTooDeep);
+        check("aeb!", "1@150 2@950", "2 [stack deeper than the copy] b 1 a", cut);
+        check("aeb!", "1@150", "[stack deeper than the copy] b 1 a", cut);
+        let unmerged = Verdict::Partial(Cut::Unmerged);
+        let seam = Cut::Unmerged.reason();
+        check("aeb", "1@150 2@950", &format!("2 [{seam}] b 1 a"), unmerged);
+        check("aebc", "1 2", &format!("c b 2 a 1 [{seam}]"), unmerged);
+        // Python frames missing for a loop frame further out, or for all of them
+        check("aebec", "1@150", "c e b 1 a", unmerged);
+        check("aeb", "", "b e a", unmerged);
+        check("aeb", "gone@150", "b [code object gone] a", Verdict::Partial(Cut::CodeGone));
+    }
+}

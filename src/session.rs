@@ -1,0 +1,280 @@
+//! The loop's body: one event in, one stack into the raw tree. Calls the stages in order and counts; names nothing.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use crate::error::Result;
+use crate::interp::{self, Runtime, code::CodeTable};
+use crate::layout::{Interpreter, Space, Tls};
+use crate::merge::{self, Verdict};
+use crate::process::memory::Live;
+use crate::process::modules::{ModuleSections, Modules};
+use crate::process::{self, Process};
+use crate::sample::{Cut, Event, ModuleId, NativeFrame, Pid, PyWalk, RawFrame, Sample, Tid};
+use crate::tree::raw::{RawNode, RawTree};
+use crate::unwind::Unwinder;
+
+/// What stands between the root and the frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Grouping {
+    pub processes: bool,
+    pub threads: bool,
+}
+
+/// What a session makes of samples.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    pub grouping: Grouping,
+    /// Unwind native stacks; without it only Python (and kernel) frames remain.
+    pub native: bool,
+}
+
+/// A process of the session.
+struct Member {
+    process: Process,
+    python: Option<Python>,
+    tls: Option<Tls>,
+}
+
+#[derive(Clone)]
+struct Python {
+    runtime: Arc<Runtime>,
+    module: ModuleId,
+    interpreter: Option<Interpreter>,
+}
+
+/// Counts of what became of the samples.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    pub exact: u64,
+    pub repaired: u64,
+    pub partial: u64,
+    pub reasons: BTreeMap<Cut, u64>,
+}
+
+impl Tally {
+    pub fn taken(&self) -> u64 {
+        self.exact + self.repaired + self.partial
+    }
+}
+
+/// One sample in order of time.
+#[derive(Clone, Copy, Debug)]
+pub struct RawTick {
+    /// CLOCK_MONOTONIC, ns.
+    pub time: u64,
+    pub pid: Pid,
+    pub tid: Tid,
+    pub node: RawNode,
+}
+
+/// Everything a recording has gathered.
+pub struct Session {
+    options: Options,
+    members: FxHashMap<Pid, Member>,
+    pub modules: Modules,
+    /// The interpreter in each module, if there is one.
+    runtimes: FxHashMap<ModuleId, Option<Arc<Runtime>>>,
+    unwinder: Unwinder,
+    pub codes: CodeTable,
+    pub tree: RawTree,
+    pub timeline: Vec<RawTick>,
+    pub tally: Tally,
+    /// Names of threads as last heard.
+    pub threads: BTreeMap<(Pid, Tid), String>,
+    /// Interpreters found, in words: `CPython 3.11.7 (libpython3.11.so.1.0)`.
+    pub pythons: BTreeMap<Pid, String>,
+    native: Vec<NativeFrame>,
+    stack: Vec<RawFrame>,
+}
+
+/// What the source must be told after an event.
+pub type Learn<'a> = dyn FnMut(Pid, Option<&Space>) -> Result<()> + 'a;
+
+impl Session {
+    pub fn new(options: Options) -> Session {
+        Session {
+            options,
+            members: FxHashMap::default(),
+            modules: Modules::default(),
+            runtimes: FxHashMap::default(),
+            unwinder: Unwinder::default(),
+            codes: CodeTable::default(),
+            tree: RawTree::default(),
+            timeline: Vec::new(),
+            tally: Tally::default(),
+            threads: BTreeMap::new(),
+            pythons: BTreeMap::new(),
+            native: Vec::new(),
+            stack: Vec::new(),
+        }
+    }
+
+    /// Takes a process in: what it maps, whether it runs Python.
+    ///
+    /// # Errors
+    /// `NoSuchProcess`, `NotPermitted`.
+    pub fn open(&mut self, pid: Pid, learn: &mut Learn<'_>) -> Result<()> {
+        let mut new = Vec::new();
+        let process = Process::open(pid, &mut self.modules, &mut |id| new.push(id))?;
+        for id in new {
+            self.learn_module(id);
+        }
+        self.members.insert(pid, Member { process, python: None, tls: None });
+        for tid in process::threads(pid) {
+            if let Some(name) = process::thread_name(pid, tid) {
+                self.threads.insert((pid, tid), name);
+            }
+        }
+        self.look_for_python(pid);
+        self.tell(pid, learn)
+    }
+
+    /// Takes one event in.
+    pub fn event(&mut self, event: Event, learn: &mut Learn<'_>) -> Result<()> {
+        match event {
+            Event::Sample(s) => self.sample(&s, learn)?,
+            Event::Mmap { pid, start, end, offset, path } => {
+                let Some(m) = self.members.get_mut(&pid) else { return Ok(()) };
+                let mut new = Vec::new();
+                m.process.map(start, end, offset, &path, &mut self.modules, &mut |id| new.push(id));
+                for id in new {
+                    self.learn_module(id);
+                }
+                if self.look_for_python(pid) {
+                    self.tell(pid, learn)?;
+                }
+            }
+            Event::Exec { pid, comm } => {
+                self.codes.forget(pid);
+                self.pythons.remove(&pid);
+                self.threads.insert((pid, pid), String::from_utf8_lossy(&comm).into_owned());
+                // Mappings of the new program follow as events of their own; the vDSO is never told of.
+                self.members.remove(&pid);
+                let _ = self.open(pid, learn); // gone already: its samples will say so
+            }
+            Event::Fork { pid, parent } => {
+                if let Some(m) = self.members.get(&parent) {
+                    let child = Member { process: m.process.forked(pid), python: m.python.clone(), tls: m.tls };
+                    self.members.insert(pid, child);
+                    if let Some(p) = self.pythons.get(&parent).cloned() {
+                        self.pythons.insert(pid, p);
+                    }
+                    let name = self.threads.get(&(parent, parent)).cloned().unwrap_or_default();
+                    self.threads.insert((pid, pid), name);
+                    self.tell(pid, learn)?;
+                }
+            }
+            Event::Comm { pid, tid, comm } => {
+                self.threads.insert((pid, tid), String::from_utf8_lossy(&comm).into_owned());
+            }
+            Event::Thread { pid, tid } => {
+                let name = process::thread_name(pid, tid);
+                self.threads.entry((pid, tid)).or_insert(name.unwrap_or_default());
+            }
+            Event::Exit { pid, tid } => {
+                if pid == tid {
+                    learn(pid, None)?;
+                }
+            }
+            Event::Lost(_) => {}
+        }
+        Ok(())
+    }
+
+    fn learn_module(&mut self, id: ModuleId) {
+        let module = self.modules.get(id);
+        self.unwinder.add(id, Box::new(ModuleSections(module.clone())));
+        self.runtimes.insert(id, interp::find_runtime(module).map(Arc::new));
+    }
+
+    /// Looks whether a process maps an interpreter; true if that is news.
+    fn look_for_python(&mut self, pid: Pid) -> bool {
+        let Some(m) = self.members.get_mut(&pid) else { return false };
+        if m.python.is_some() {
+            return false;
+        }
+        if m.tls.is_none() {
+            let files = m.process.code().iter().filter_map(|c| c.file);
+            m.tls = files.map(|(id, _)| self.modules.get(id)).find_map(|f| interp::find_tls(f));
+        }
+        for (id, bias) in m.process.code().iter().filter_map(|c| c.file) {
+            let Some(Some(runtime)) = self.runtimes.get(&id) else { continue };
+            let interpreter = runtime.in_process(bias, m.tls.unwrap_or(interp::DEFAULT_TLS));
+            let module = self.modules.get(id).name();
+            self.pythons.insert(pid, format!("CPython {} ({module})", runtime.version_text()));
+            m.python = Some(Python { runtime: runtime.clone(), module: id, interpreter });
+            return true;
+        }
+        false
+    }
+
+    fn tell(&self, pid: Pid, learn: &mut Learn<'_>) -> Result<()> {
+        let Some(m) = self.members.get(&pid) else { return Ok(()) };
+        let python = m.python.as_ref().and_then(|p| p.interpreter);
+        learn(pid, Some(&Space { stack_end: m.process.stack_end, python }))
+    }
+
+    fn sample(&mut self, s: &Sample, learn: &mut Learn<'_>) -> Result<()> {
+        if !self.members.contains_key(&s.pid) && self.open(s.pid, learn).is_err() {
+            // It has ended: without its maps the stack is a row of numbers. Counted, with the reason.
+            self.members.insert(s.pid, Member { process: Process::gone(s.pid), python: None, tls: None });
+        }
+        let m = &self.members[&s.pid];
+        self.native.clear();
+        let native_cut = match &s.regs {
+            _ if !self.options.native => None,
+            None => Some(Cut::NoRegisters),
+            Some(regs) => self.unwinder.unwind(&m.process, regs, &s.stack, &mut self.native).err(),
+        };
+        let python_cut = match s.walk {
+            PyWalk::NoPython | PyWalk::Complete => None,
+            PyWalk::Fault => Some(Cut::PythonFault),
+            PyWalk::TooDeep => Some(Cut::PythonTooDeep),
+        };
+        let groups = match &m.python {
+            Some(Python { interpreter: Some(i), .. }) => {
+                interp::frames::groups(s, &i.layout, &mut self.codes, &Live(s.pid))
+            }
+            _ => Vec::new(),
+        };
+        self.stack.clear();
+        if self.options.grouping.processes {
+            self.stack.push(RawFrame::Process(s.pid));
+        }
+        if self.options.grouping.threads {
+            self.stack.push(RawFrame::Thread(s.tid));
+        }
+        let is_eval = |f: &NativeFrame| {
+            let p = m.python.as_ref().filter(|p| !p.runtime.eval.is_empty())?;
+            Some(f.place.is_some_and(|(module, svma)| module == p.module && p.runtime.is_eval(svma)))
+        };
+        let verdict = if self.options.native {
+            let input = merge::Input {
+                pid: s.pid,
+                native: &self.native,
+                native_cut,
+                groups: &groups,
+                python_cut,
+                is_eval: &is_eval,
+            };
+            merge::merge(&input, &mut self.stack)
+        } else {
+            merge::python_only(&groups, python_cut, &mut self.stack)
+        };
+        self.stack.extend(s.kernel.iter().rev().map(|a| RawFrame::Kernel(*a)));
+        match verdict {
+            Verdict::Exact => self.tally.exact += 1,
+            Verdict::Repaired => self.tally.repaired += 1,
+            Verdict::Partial(why) => {
+                self.tally.partial += 1;
+                *self.tally.reasons.entry(why).or_default() += 1;
+            }
+        }
+        let node = self.tree.add(&self.stack);
+        self.timeline.push(RawTick { time: s.time, pid: s.pid, tid: s.tid, node });
+        Ok(())
+    }
+}

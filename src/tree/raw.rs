@@ -1,0 +1,57 @@
+//! Raw stacks as a prefix tree: each sample is one node, each node one frame below its caller.
+
+use rustc_hash::FxHashMap;
+
+use crate::sample::RawFrame;
+
+pub type RawNode = u32;
+
+/// A tree of frames with a count in each node. Node 0 is the root and has no frame.
+#[derive(Debug)]
+pub struct RawTree {
+    nodes: Vec<(RawNode, Option<RawFrame>, u64)>,
+    children: FxHashMap<(RawNode, RawFrame), RawNode>,
+}
+
+impl Default for RawTree {
+    fn default() -> RawTree {
+        RawTree { nodes: vec![(0, None, 0)], children: FxHashMap::default() }
+    }
+}
+
+impl RawTree {
+    /// Counts one sample of the stack `frames`, outermost first; returns the node of its innermost frame.
+    pub fn add(&mut self, frames: &[RawFrame]) -> RawNode {
+        let mut node = 0;
+        for f in frames {
+            node = *self.children.entry((node, *f)).or_insert_with(|| {
+                self.nodes.push((node, Some(*f), 0));
+                (self.nodes.len() - 1) as RawNode
+            });
+        }
+        self.nodes[node as usize].2 += 1;
+        node
+    }
+
+    /// (parent, frame, samples that end here) of each node, callers before callees; the root has no frame.
+    pub fn nodes(&self) -> &[(RawNode, Option<RawFrame>, u64)] {
+        &self.nodes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stacks_share_their_outer_part() {
+        let mut t = RawTree::default();
+        let k = |n| RawFrame::Kernel(n);
+        let a = t.add(&[k(1), k(2)]);
+        let b = t.add(&[k(1), k(3)]);
+        assert_eq!(t.add(&[k(1), k(2)]), a);
+        assert_eq!(t.add(&[]), 0);
+        assert_eq!(t.nodes().len(), 4);
+        assert_eq!((t.nodes()[a as usize].2, t.nodes()[b as usize].2, t.nodes()[0].2), (2, 1, 1));
+    }
+}
