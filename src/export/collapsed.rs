@@ -3,7 +3,8 @@
 //!
 //! Python `name (path:line)` with the line first seen at that place, native and inlined `name (module)`, kernel
 //! `name_[k]`, a cut `[cut: REASON]`, an address without name `[unknown] (module+0xOFFSET)` or `[unknown] (0xADDRESS)`,
-//! process and thread by name. What would break a line is escaped, see [`escape::frame`].
+//! process and thread by name; samples right in one of those end in `[no stack]`. What would break a line is escaped, see
+//! [`escape::frame`].
 
 use std::borrow::Cow;
 use std::io::{self, BufWriter, Write};
@@ -12,8 +13,12 @@ use super::escape;
 use super::view::{View, shown_name};
 use crate::tree::profile::{Frame, FrameKind, Profile};
 
-/// Stands for samples that ended at the root, of which no frame at all is known.
+/// Stands for samples of which no frame is known, only the thread, the process or nothing at all.
 pub const NO_STACK: &str = "[no stack]";
+
+/// [`NO_STACK`] as it follows a process or thread. Also keeps a name like `worker 7` from ending a line, where the 7
+/// would be taken for a count.
+pub const NO_STACK_BELOW: &str = ";[no stack]";
 
 /// Writes the profile as collapsed text.
 pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
@@ -33,16 +38,37 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
             line.push(';');
         }
         if let Some(frame) = item.frame {
-            line.push_str(&escape::frame(&frame_text(frame, item.first_seen_line)));
+            line.push_str(&field(frame, item.first_seen_line));
         }
         let self_count = self_counts[index as usize];
         if self_count > 0 {
-            writeln!(out, "{line} {self_count}")?;
+            let no_stack = if item.frame.is_some_and(is_group) {
+                NO_STACK_BELOW
+            } else {
+                ""
+            };
+            writeln!(out, "{line}{no_stack} {self_count}")?;
         }
         let end = line.len();
         stack.extend(view.children(index).iter().rev().map(|child| (*child, end)));
     }
     out.flush()
+}
+
+/// Whether the frame stands for no code, but for what ran it.
+pub fn is_group(frame: &Frame) -> bool {
+    matches!(frame.kind, FrameKind::Process | FrameKind::Thread)
+}
+
+/// A frame as a field of a line.
+pub fn field(frame: &Frame, line: u32) -> String {
+    let text = frame_text(frame, line);
+    if is_group(frame) {
+        escape::frame(&text)
+    } else {
+        escape::last_frame(&text)
+    }
+    .into_owned()
 }
 
 /// A frame as text, not escaped. `line` is the one to show of a Python function.

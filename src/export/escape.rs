@@ -31,17 +31,29 @@ pub fn text(text: &str) -> Cow<'_, str> {
     escaped(text, |_, c| c == '\\' || is_unprintable(c))
 }
 
-/// `name` as one frame of a collapsed stack: as [`text`], and also escaped are `;`, space at either end, `#` at the
-/// start (a line that begins with `# ` is taken for a comment) and the space before a number at the end (it would be
-/// taken for a sample count). Empty names become `[unnamed]`.
+/// `name` as one frame of a collapsed stack: as [`text`], and also escaped are `;`, space at either end and `#` at the
+/// start (a line that begins with `# ` is taken for a comment). Empty names become `[unnamed]`.
+///
+/// Names that end in a space and a number may only stand where another frame follows, see [`last_frame`].
 pub fn frame(name: &str) -> Cow<'_, str> {
+    field(name, None)
+}
+
+/// As [`frame`], for one that may be the last of its line: the space before a number at the end is escaped too, since
+/// tools take the number for a sample count.
+pub fn last_frame(name: &str) -> Cow<'_, str> {
+    field(
+        name,
+        name.rfind(' ')
+            .filter(|at| name[at + 1..].bytes().all(|b| b.is_ascii_digit() || b == b'.')),
+    )
+}
+
+fn field(name: &str, number: Option<usize>) -> Cow<'_, str> {
     if name.is_empty() {
         return Cow::Borrowed("[unnamed]");
     }
     let end = name.trim_end().len();
-    let number = name
-        .rfind(' ')
-        .filter(|at| name[at + 1..].bytes().all(|b| b.is_ascii_digit() || b == b'.'));
     let mut leading = true;
     escaped(name, move |at, c| {
         let space = c.is_whitespace();
@@ -146,8 +158,9 @@ mod tests {
             ("", "[unnamed]"),
             ("größe 数", "größe 数"),
         ] {
-            assert_eq!(frame(name), safe);
+            assert_eq!(last_frame(name), safe);
         }
+        assert_eq!(frame("worker 5"), "worker 5", "a count cannot follow");
     }
 
     #[test]

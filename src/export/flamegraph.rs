@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use inferno::flamegraph::color::{BackgroundColor, Color, PaletteMap};
 use inferno::flamegraph::{Options, TextTruncateDirection};
 
-use super::collapsed::{NO_STACK, frame_text};
+use super::collapsed::{NO_STACK, NO_STACK_BELOW, field, is_group};
 use super::escape;
 use super::view::View;
 use crate::tree::profile::{Frame, FrameKind, Meta, Profile};
@@ -20,6 +20,7 @@ const MIN_WIDTH_PERCENT: f64 = 0.02;
 /// Sums above this are scaled down: the picture is computed in floating point.
 const MAX_TOTAL: u128 = 1 << 53;
 const DEEPER: &str = "[deeper frames]";
+const NARROW: &str = "[too narrow to draw]";
 
 const PYTHON: Color = Color { r: 96, g: 165, b: 222 };
 const NATIVE: Color = Color { r: 240, g: 138, b: 60 };
@@ -67,7 +68,7 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
 
 /// The stacks in drawing order (siblings by name), each a collapsed line, and the sum of their counts.
 ///
-/// Siblings that look alike become one. What is too narrow to be seen, or too deep, is left to the frame below it.
+/// Siblings that look alike become one. What is too narrow to be seen is left to the function that called it.
 fn draw_lines(profile: &Profile, palette: &mut PaletteMap) -> (Vec<String>, u64) {
     let view = View::new(profile);
     let self_counts = view.self_counts();
@@ -84,10 +85,12 @@ fn draw_lines(profile: &Profile, palette: &mut PaletteMap) -> (Vec<String>, u64)
             lines.push(format!("{line} {count}"));
         }
     };
-    emit(NO_STACK, self_counts[0]);
-    if self_counts[0] > 0 {
-        palette.insert(NO_STACK, CUT);
+    // What inferno draws itself: the frame of the whole picture, whose name is empty here.
+    palette.insert("", GROUP);
+    for (name, color) in [(NO_STACK, CUT), (DEEPER, CUT), (NARROW, UNKNOWN)] {
+        palette.insert(name, color);
     }
+    emit(NO_STACK, self_counts[0]);
 
     // A block to draw: the items that look alike at one place, and where the path to it ends in `line`.
     struct Block {
@@ -130,10 +133,7 @@ fn draw_lines(profile: &Profile, palette: &mut PaletteMap) -> (Vec<String>, u64)
 
     let mut line = String::new();
     let (blocks, hidden) = blocks_of(&[0], 0, 1, palette);
-    emit("[too narrow to draw]", hidden);
-    if hidden > 0 {
-        palette.insert("[too narrow to draw]", UNKNOWN);
-    }
+    emit(NARROW, hidden);
     let mut stack: Vec<Block> = blocks.into_iter().rev().collect();
     while let Some(block) = stack.pop() {
         line.truncate(block.base);
@@ -152,14 +152,23 @@ fn draw_lines(profile: &Profile, palette: &mut PaletteMap) -> (Vec<String>, u64)
                 .items
                 .iter()
                 .fold(0u64, |sum, item| sum.saturating_add(view.items[*item as usize].count));
-            palette.insert(DEEPER, CUT);
             line.push(';');
             line.push_str(DEEPER);
             emit(&line, all.saturating_sub(here));
             continue;
         }
         let (blocks, hidden) = blocks_of(&block.items, end, block.depth + 1, palette);
-        emit(&line, here.saturating_add(hidden));
+        let group = view.items[block.items[0] as usize].frame.is_some_and(is_group);
+        if group {
+            line.push_str(NO_STACK_BELOW);
+            emit(&line, here);
+            line.truncate(end);
+            line.push(';');
+            line.push_str(NARROW);
+            emit(&line, hidden);
+        } else {
+            emit(&line, here.saturating_add(hidden));
+        }
         stack.extend(blocks.into_iter().rev());
     }
     (lines, total)
@@ -167,7 +176,7 @@ fn draw_lines(profile: &Profile, palette: &mut PaletteMap) -> (Vec<String>, u64)
 
 /// As in collapsed text; `_[i]` is not shown, it only keeps an inlined function apart from one that was called.
 fn block_text(frame: &Frame, line: u32) -> String {
-    let mut text = escape::frame(&frame_text(frame, line)).into_owned();
+    let mut text = field(frame, line);
     if frame.kind == FrameKind::Inlined {
         text.push_str("_[i]");
     }

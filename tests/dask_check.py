@@ -1,0 +1,126 @@
+"""Reads profiles of ours with the unmodified distributed.profile and checks what it makes of them.
+
+Usage: dask_check.py PROFILE.json FLAMEGRAPH.svg
+"""
+
+import copy
+import json
+import sys
+import xml.etree.ElementTree as ET
+
+from distributed import profile
+from distributed.protocol import dumps, loads
+
+KEYS = {"identifier", "description", "count", "children"}
+OURS = {"lines", "nativeprof"}
+
+
+def nodes(tree):
+    """Every node with its depth; a stack of our own, since stacks may be deep."""
+    stack = [(tree, 0)]
+    while stack:
+        node, depth = stack.pop()
+        yield node, depth
+        stack += [(child, depth + 1) for child in node["children"].values()]
+
+
+def four_keys(node):
+    """The tree as Dask alone would have it."""
+    return {
+        "identifier": node["identifier"],
+        "description": node["description"],
+        "count": node["count"],
+        "children": {key: four_keys(child) for key, child in node["children"].items()},
+    }
+
+
+def check_contract(tree):
+    assert tree["identifier"] == "root"
+    assert tree["description"] == profile.create()["description"]
+    for node, depth in nodes(tree):
+        assert KEYS <= set(node) <= KEYS | OURS, set(node)
+        assert ("nativeprof" in node) == (depth == 0)
+        assert type(node["count"]) is int
+        assert sum(child["count"] for child in node["children"].values()) <= node["count"]
+        assert all(key == child["identifier"] for key, child in node["children"].items())
+        description = node["description"]
+        types = {"filename": str, "name": str, "line_number": int, "line": str}
+        assert all(type(description[key]) is kind for key, kind in types.items()), description
+        if description["filename"] == "<low-level>" and "kind" in description:
+            name, address = node["identifier"].rsplit(";<low-level>;", 1)
+            assert name == description["name"] and int(address, 16) >= 0
+            assert description["line_number"] == 0
+        elif depth and "kind" not in description:
+            name, first_line = node["identifier"].rsplit(";", 1)
+            assert name == f"{description['name']};{description['filename']}" and int(first_line) >= 0
+
+
+def check_merge(tree):
+    plain = four_keys(tree)
+    before = copy.deepcopy(tree)
+    assert profile.merge(tree) == plain, "merging one profile changes it"
+    assert tree == before, "merging changed its argument"
+    twice = profile.merge(tree, tree)
+    assert [node["identifier"] for node, _ in nodes(twice)] == [node["identifier"] for node, _ in nodes(plain)]
+    assert [node["count"] for node, _ in nodes(twice)] == [2 * node["count"] for node, _ in nodes(plain)]
+    # With a profile that Dask took itself.
+    theirs = profile.create()
+    profile.process(sys._getframe(), None, theirs)
+    both = profile.merge(tree, theirs)
+    assert both["count"] == tree["count"] + theirs["count"]
+    assert set(both["children"]) == set(tree["children"]) | set(theirs["children"])
+
+
+def check_timeline(tree):
+    timeline = tree["nativeprof"]["timeline"]
+    assert set(timeline) == {"time", "pid", "tid", "node"}
+    assert len({len(column) for column in timeline.values()}) == 1
+    count = sum(1 for _ in nodes(tree))
+    assert timeline["node"] and all(0 <= place < count for place in timeline["node"])
+    places = []
+    stack = [tree]
+    while stack:
+        node = stack.pop()
+        places.append(node)
+        stack += reversed(node["children"].values())
+    for place in timeline["node"]:
+        below = sum(child["count"] for child in places[place]["children"].values())
+        assert places[place]["count"] > below, "a sample at a node where none ended"
+
+
+def check_plot(tree):
+    data = profile.plot_data(tree)
+    assert len({len(column) for column in data.values()}) == 1
+    assert len(data["name"]) == sum(1 for node, _ in nodes(tree) if node["count"])
+    for filename, color in zip(data["filename"], data["color"]):
+        assert (color == "lightgray") == (filename == "<low-level>"), (filename, color)
+    figure, _ = profile.plot_figure(data)
+    assert figure.renderers
+
+
+def check_transport(tree):
+    """Dask's processes send profiles to each other. Lists arrive as tuples, which concerns our own keys only."""
+    sent = loads(dumps(tree))
+    assert four_keys(sent) == four_keys(tree)
+    assert {key: list(column) for key, column in sent["nativeprof"]["timeline"].items()} == tree["nativeprof"]["timeline"]
+
+
+def check_svg(path):
+    """Well-formed, no element that a name of the target brought in, and no line of text that a name broke."""
+    tags = {element.tag.rsplit("}", 1)[-1] for element in ET.parse(path).iter() if isinstance(element.tag, str)}
+    assert tags == {"svg", "defs", "linearGradient", "stop", "style", "script", "rect", "text", "g", "title"}, tags
+    scripts = [element for element in ET.parse(path).iter() if element.tag.endswith("}script")]
+    assert len(scripts) == 1
+
+
+def main():
+    with open(sys.argv[1], encoding="utf-8") as file:
+        tree = json.load(file)
+    for check in (check_contract, check_merge, check_timeline, check_plot, check_transport):
+        check(tree)
+        print(f"{check.__name__}: ok")
+    check_svg(sys.argv[2])
+    print("check_svg: ok")
+
+
+main()
