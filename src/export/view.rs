@@ -199,3 +199,98 @@ fn index_children(items: &[Item<'_>]) -> (Vec<u32>, Vec<u32>) {
     }
     (starts, children)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::profile::Node;
+
+    fn native(name: &str, address: u64, source: &str) -> Frame {
+        Frame {
+            kind: FrameKind::Native,
+            name: name.to_string(),
+            qualname: String::new(),
+            filename: LOW_LEVEL.to_string(),
+            first_line: 0,
+            address,
+            module: "m.so".to_string(),
+            source: source.to_string(),
+        }
+    }
+
+    fn node(frame: u32, parent: u32, count: u64, line: u32) -> Node {
+        let lines = BTreeMap::from([(line, count)]);
+        Node {
+            frame,
+            parent,
+            count,
+            lines,
+            line_text: String::new(),
+            first_seen_line: line,
+        }
+    }
+
+    #[test]
+    fn identifiers_name_the_function() {
+        let unnamed = Frame {
+            kind: FrameKind::Unknown,
+            ..native("[unknown]", 0x10, "")
+        };
+        let cut = Frame {
+            kind: FrameKind::Cut,
+            ..native("code object gone", 0, "")
+        };
+        let python = Frame {
+            kind: FrameKind::Python,
+            filename: "a;b.py".into(),
+            first_line: 3,
+            ..native("f", 0, "")
+        };
+        for (frame, expected) in [
+            (native("f", 0x1a, ""), "f;<low-level>;0x1a"),
+            (unnamed, "[unknown] (m.so+0x10);<low-level>;0x10"),
+            (cut, "[cut: code object gone];<low-level>;0x0"),
+            (python, "f;a;b.py;3"),
+        ] {
+            assert_eq!(identifier(&frame), expected);
+        }
+    }
+
+    #[test]
+    fn siblings_of_one_identifier_become_one() {
+        let frames = vec![native("f", 1, "a.c"), native("f", 1, "b.c"), native("g", 2, "")];
+        // Root, f (a.c) with g, g, f (b.c) with g.
+        let nodes = vec![
+            Node {
+                lines: BTreeMap::new(),
+                ..node(0, 0, 10, 0)
+            },
+            node(0, 0, 3, 7),
+            node(2, 1, 1, 1),
+            node(2, 0, 2, 1),
+            node(1, 0, 4, 7),
+            node(2, 4, 4, 2),
+        ];
+        let profile = Profile {
+            frames,
+            nodes,
+            ..Profile::default()
+        };
+        let view = View::new(&profile);
+        assert_eq!(
+            view.items.iter().map(|item| item.count).collect::<Vec<_>>(),
+            [10, 7, 5, 2]
+        );
+        assert_eq!(view.children(0), [1, 3]);
+        assert_eq!(view.children(1), [2]);
+        assert_eq!(*view.items[1].lines, BTreeMap::from([(7, 7)]));
+        assert_eq!(*view.items[2].lines, BTreeMap::from([(1, 1), (2, 4)]));
+        assert_eq!(
+            (0..6).map(|node| view.item_of(node).unwrap()).collect::<Vec<_>>(),
+            [0, 1, 2, 3, 1, 2]
+        );
+        assert_eq!(view.self_counts(), [1, 2, 5, 2]);
+        assert_eq!(view.preorder(), [0, 1, 2, 3]);
+        assert_eq!(view.item_of(99), None);
+    }
+}
