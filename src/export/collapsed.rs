@@ -37,12 +37,12 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
         if base > 0 {
             line.push(';');
         }
-        if let Some(frame) = item.frame {
+        if let Some(frame) = view.frame(index) {
             line.push_str(&field(frame, item.first_seen_line));
         }
         let self_count = self_counts[index as usize];
         if self_count > 0 {
-            let no_stack = if item.frame.is_some_and(is_group) {
+            let no_stack = if view.frame(index).is_some_and(is_group) {
                 NO_STACK_BELOW
             } else {
                 ""

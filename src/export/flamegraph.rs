@@ -104,7 +104,7 @@ fn draw_lines(profile: &Profile, palette: &mut PaletteMap) -> (Vec<String>, u64)
         let mut hidden = 0u64;
         for &child in items.iter().flat_map(|item| view.children(*item)) {
             let item = &view.items[child as usize];
-            let Some(frame) = item.frame else { continue };
+            let Some(frame) = view.frame(child) else { continue };
             if item.count < narrow {
                 hidden = hidden.saturating_add(item.count);
                 continue;
@@ -158,7 +158,7 @@ fn draw_lines(profile: &Profile, palette: &mut PaletteMap) -> (Vec<String>, u64)
             continue;
         }
         let (blocks, hidden) = blocks_of(&block.items, end, block.depth + 1, palette);
-        let group = view.items[block.items[0] as usize].frame.is_some_and(is_group);
+        let group = view.frame(block.items[0]).is_some_and(is_group);
         if group {
             line.push_str(NO_STACK_BELOW);
             emit(&line, here);

@@ -4,7 +4,7 @@
 //! node     {"identifier", "description", "count", "lines"?, "nativeprof"? (root only), "children": {identifier: node}}
 //! Python   identifier `name;filename;firstlineno`, description {filename, name, line_number, line, qualname?}
 //! native   identifier `name;<low-level>;0xADDR`, description {filename: "<low-level>", name, line_number: 0,
-//!          line: the frame as text, kind, module?, source?, source_line?, source_text?, inlined?}
+//!          line: the frame as text, kind, module?, source?, inlined?, source_line?, source_text?}
 //! ```
 //!
 //! `kind` is one of `native`, `inlined`, `kernel`, `cut`, `unknown`, `process`, `thread`; a Python node has none.
@@ -21,11 +21,11 @@ use std::io::{self, BufWriter, Write};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-use super::collapsed::frame_text;
+use super::collapsed::{frame_text, is_group};
 use super::escape::write_json;
 pub use super::json_read::{Error, read};
 use super::view::{Item, LOW_LEVEL, View, shown_name};
-use crate::tree::profile::{FrameKind, Meta, Profile};
+use crate::tree::profile::{Frame, FrameKind, Meta, Profile};
 
 /// Rises when a reader of older files would misread newer ones.
 pub const FORMAT_VERSION: u64 = 1;
@@ -40,7 +40,7 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
 
 /// Writes the profile as JSON, compressed by gzip. The same profile gives the same bytes: no time stamp is stored.
 pub fn write_gz(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
-    let mut gz = GzEncoder::new(out, Compression::default());
+    let mut gz = GzEncoder::new(out, Compression::fast());
     write(profile, &mut gz)?;
     gz.finish()?.flush()
 }
@@ -57,7 +57,8 @@ pub(super) const KINDS: &[(&str, FrameKind)] = &[
 ];
 
 fn write_tree(profile: &Profile, view: &View<'_>, out: &mut impl Write) -> io::Result<()> {
-    open_node(profile, view, 0, out)?;
+    let parts = Parts::new(view)?;
+    open_node(profile, view, &parts, 0, out)?;
     // An own stack of (item, children already written), because a profile may be deeper than ours.
     let mut path = vec![(0u32, 0usize)];
     while let Some((item, done)) = path.last_mut() {
@@ -65,9 +66,9 @@ fn write_tree(profile: &Profile, view: &View<'_>, out: &mut impl Write) -> io::R
             Some(&child) => {
                 out.write_all(if *done == 0 { b"\n" } else { b",\n" })?;
                 *done += 1;
-                write_json(&view.identifiers[view.items[child as usize].identifier as usize], out)?;
+                out.write_all(&parts.identifiers[view.items[child as usize].identifier as usize])?;
                 out.write_all(b":")?;
-                open_node(profile, view, child, out)?;
+                open_node(profile, view, &parts, child, out)?;
                 path.push((child, 0));
             }
             None => {
@@ -79,18 +80,85 @@ fn write_tree(profile: &Profile, view: &View<'_>, out: &mut impl Write) -> io::R
     Ok(())
 }
 
+/// What all nodes of one function have in common, written once: most of the file is this.
+struct Parts {
+    /// As JSON strings, by [`View::identifiers`].
+    identifiers: Vec<Vec<u8>>,
+    /// By frame, the description up to where the node's line belongs, and after that.
+    descriptions: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Parts {
+    fn new(view: &View<'_>) -> io::Result<Self> {
+        let identifiers = view.identifiers.iter().map(|text| {
+            let mut json = Vec::with_capacity(text.len() + 8);
+            write_json(text, &mut json).map(|()| json)
+        });
+        Ok(Parts {
+            identifiers: identifiers.collect::<io::Result<_>>()?,
+            descriptions: view.frames.iter().map(describe).collect::<io::Result<_>>()?,
+        })
+    }
+}
+
+fn describe(frame: &Frame) -> io::Result<(Vec<u8>, Vec<u8>)> {
+    let (mut head, mut tail) = (Vec::new(), Vec::new());
+    let name = shown_name(frame);
+    let group = is_group(frame);
+    let python = frame.kind == FrameKind::Python;
+    let filename = if python { frame.filename.as_str() } else { LOW_LEVEL };
+    key_string("filename", if group { "" } else { filename }, &mut head)?;
+    head.extend(b",");
+    key_string("name", &name, &mut head)?;
+    if python {
+        head.extend(b",\"line_number\":");
+        optional_string("qualname", &frame.qualname, &mut tail)?;
+        return Ok((head, tail));
+    }
+    head.extend(b",\"line_number\":0,");
+    let mut text = if group {
+        String::new()
+    } else {
+        frame_text(frame, 0).into_owned()
+    };
+    if !group && !frame.source.is_empty() {
+        text.push_str(&format!(" at {}:", frame.source));
+    }
+    key_string("line", &text, &mut head)?;
+    // The closing quote: a source line may have to stand before it.
+    head.pop();
+    tail.extend(b"\"");
+    let kind = KINDS
+        .iter()
+        .find(|(_, kind)| *kind == frame.kind)
+        .map_or("native", |(name, _)| name);
+    optional_string("kind", kind, &mut tail)?;
+    optional_string("module", &frame.module, &mut tail)?;
+    optional_string("source", &frame.source, &mut tail)?;
+    if frame.kind == FrameKind::Inlined {
+        tail.extend(b",\"inlined\":true");
+    }
+    Ok((head, tail))
+}
+
 /// Writes a node up to the opening brace of its children.
-fn open_node(profile: &Profile, view: &View<'_>, index: u32, out: &mut impl Write) -> io::Result<()> {
+fn open_node(profile: &Profile, view: &View<'_>, parts: &Parts, index: u32, out: &mut impl Write) -> io::Result<()> {
     let item = &view.items[index as usize];
     out.write_all(b"{\"identifier\":")?;
-    write_json(&view.identifiers[item.identifier as usize], out)?;
+    out.write_all(&parts.identifiers[item.identifier as usize])?;
     out.write_all(b",\"description\":{")?;
-    write_description(item, out)?;
-    write!(out, "}},\"count\":{}", item.count)?;
+    write_description(view, parts, item, out)?;
+    out.write_all(b"},\"count\":")?;
+    write_number(item.count, out)?;
     if !item.lines.is_empty() {
-        out.write_all(b",\"lines\":{")?;
+        out.write_all(b",\"lines\":{\"")?;
         for (at, (line, count)) in item.lines.iter().enumerate() {
-            write!(out, "{}\"{line}\":{count}", comma(at))?;
+            if at > 0 {
+                out.write_all(b",\"")?;
+            }
+            write_number((*line).into(), out)?;
+            out.write_all(b"\":")?;
+            write_number(*count, out)?;
         }
         out.write_all(b"}")?;
     }
@@ -103,48 +171,29 @@ fn open_node(profile: &Profile, view: &View<'_>, index: u32, out: &mut impl Writ
     out.write_all(b",\"children\":{")
 }
 
-fn write_description(item: &Item<'_>, out: &mut impl Write) -> io::Result<()> {
-    let Some(frame) = item.frame else {
+fn write_description(view: &View<'_>, parts: &Parts, item: &Item<'_>, out: &mut impl Write) -> io::Result<()> {
+    let Some(id) = item.frame else {
         return out.write_all(b"\"filename\":\"\",\"name\":\"\",\"line_number\":0,\"line\":\"\"");
     };
-    let name = shown_name(frame);
+    let frame = &view.frames[id as usize];
+    let (head, tail) = &parts.descriptions[id as usize];
+    let line = u64::from(item.first_seen_line);
+    out.write_all(head)?;
     if frame.kind == FrameKind::Python {
-        key_string("filename", &frame.filename, out)?;
-        out.write_all(b",")?;
-        key_string("name", &name, out)?;
-        write!(out, ",\"line_number\":{},", item.first_seen_line)?;
-        key_string("line", item.line_text, out)?;
-        return optional_string("qualname", &frame.qualname, out);
+        write_number(line, out)?;
+        out.write_all(b",\"line\":")?;
+        write_json(item.line_text, out)?;
+        return out.write_all(tail);
     }
-    let group = matches!(frame.kind, FrameKind::Process | FrameKind::Thread);
-    key_string("filename", if group { "" } else { LOW_LEVEL }, out)?;
-    out.write_all(b",")?;
-    key_string("name", &name, out)?;
-    out.write_all(b",\"line_number\":0,")?;
-    let mut text = if group {
-        String::new()
-    } else {
-        frame_text(frame, 0).into_owned()
-    };
-    if !group && !frame.source.is_empty() {
-        text.push_str(&format!(" at {}:{}", frame.source, item.first_seen_line));
+    if !frame.source.is_empty() && !is_group(frame) {
+        write_number(line, out)?;
     }
-    key_string("line", &text, out)?;
-    let kind = KINDS
-        .iter()
-        .find(|(_, kind)| *kind == frame.kind)
-        .map_or("native", |(name, _)| name);
-    optional_string("kind", kind, out)?;
-    optional_string("module", &frame.module, out)?;
-    optional_string("source", &frame.source, out)?;
-    if item.first_seen_line != 0 {
-        write!(out, ",\"source_line\":{}", item.first_seen_line)?;
+    out.write_all(tail)?;
+    if line != 0 {
+        out.write_all(b",\"source_line\":")?;
+        write_number(line, out)?;
     }
-    optional_string("source_text", item.line_text, out)?;
-    if frame.kind == FrameKind::Inlined {
-        out.write_all(b",\"inlined\":true")?;
-    }
-    Ok(())
+    optional_string("source_text", item.line_text, out)
 }
 
 fn write_meta(meta: &Meta, out: &mut impl Write) -> io::Result<()> {
@@ -236,9 +285,24 @@ fn write_timeline(profile: &Profile, view: &View<'_>, out: &mut impl Write) -> i
 
 fn write_column(numbers: impl Iterator<Item = u64>, out: &mut impl Write) -> io::Result<()> {
     for (at, number) in numbers.enumerate() {
-        write!(out, "{}{number}", comma(at))?;
+        out.write_all(comma(at).as_bytes())?;
+        write_number(number, out)?;
     }
     Ok(())
+}
+
+/// `write!` does this too, in several times the time, and a profile is full of numbers.
+fn write_number(mut number: u64, out: &mut impl Write) -> io::Result<()> {
+    let mut digits = [0; 20];
+    let mut at = digits.len();
+    loop {
+        at -= 1;
+        digits[at] = b'0' + (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            return out.write_all(&digits[at..]);
+        }
+    }
 }
 
 fn comma(at: usize) -> &'static str {
@@ -246,7 +310,9 @@ fn comma(at: usize) -> &'static str {
 }
 
 fn key_string(key: &str, text: &str, out: &mut impl Write) -> io::Result<()> {
-    write!(out, "\"{key}\":")?;
+    out.write_all(b"\"")?;
+    out.write_all(key.as_bytes())?;
+    out.write_all(b"\":")?;
     write_json(text, out)
 }
 

@@ -45,8 +45,8 @@ pub fn identifier(frame: &Frame) -> String {
 pub struct Item<'a> {
     /// Index in [`View::items`]; the root is its own parent.
     pub parent: u32,
-    /// `None` for the root.
-    pub frame: Option<&'a Frame>,
+    /// Index in [`View::frames`]; `None` for the root.
+    pub frame: Option<u32>,
     /// Index in [`View::identifiers`].
     pub identifier: u32,
     pub count: u64,
@@ -60,6 +60,7 @@ pub struct View<'a> {
     /// Parents before children, siblings by first appearance; the first one is the root.
     pub items: Vec<Item<'a>>,
     pub identifiers: Vec<String>,
+    pub frames: &'a [Frame],
     /// Node of the profile -> item, `NONE` if it was left out.
     item_of: Vec<u32>,
     /// Children of item `i` are `children[starts[i]..starts[i + 1]]`.
@@ -95,10 +96,10 @@ impl<'a> View<'a> {
                 .frames
                 .get(node.frame as usize)
                 .filter(|frame| frame.kind != FrameKind::Root);
-            let (Some(frame), true) = (frame, parent != NONE) else {
+            if frame.is_none() || parent == NONE {
                 item_of.push(NONE);
                 continue;
-            };
+            }
             let identifier = identifier_of[node.frame as usize];
             let item = *known.entry((parent, identifier)).or_insert_with(|| items.len() as u32);
             item_of.push(item);
@@ -113,7 +114,7 @@ impl<'a> View<'a> {
                 }
                 None => items.push(Item {
                     parent,
-                    frame: Some(frame),
+                    frame: Some(node.frame),
                     identifier,
                     count: node.count,
                     lines: Cow::Borrowed(&node.lines),
@@ -126,6 +127,7 @@ impl<'a> View<'a> {
         View {
             items,
             identifiers,
+            frames: &profile.frames,
             item_of,
             starts,
             children,
@@ -134,6 +136,11 @@ impl<'a> View<'a> {
 
     pub fn children(&self, item: u32) -> &[u32] {
         &self.children[self.starts[item as usize] as usize..self.starts[item as usize + 1] as usize]
+    }
+
+    /// The frame of an item; `None` for the root.
+    pub fn frame(&self, item: u32) -> Option<&'a Frame> {
+        Some(&self.frames[self.items[item as usize].frame? as usize])
     }
 
     /// The item that a node of the profile became part of, if it was sound.
