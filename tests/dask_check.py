@@ -45,12 +45,16 @@ def check_contract(tree):
         assert all(key == child["identifier"] for key, child in node["children"].items())
         description = node["description"]
         types = {"filename": str, "name": str, "line_number": int, "line": str}
-        assert all(type(description[key]) is kind for key, kind in types.items()), description
-        if description["filename"] == "<low-level>" and "kind" in description:
+        assert all(type(description[key]) is expected for key, expected in types.items()), description
+        kind = description.get("kind")
+        if kind in ("process", "thread"):
+            assert description["filename"] == ""
+        elif kind is not None:
+            assert description["filename"] == "<low-level>"
             name, address = node["identifier"].rsplit(";<low-level>;", 1)
             assert name == description["name"] and int(address, 16) >= 0
             assert description["line_number"] == 0
-        elif depth and "kind" not in description:
+        elif depth:
             name, first_line = node["identifier"].rsplit(";", 1)
             assert name == f"{description['name']};{description['filename']}" and int(first_line) >= 0
 
