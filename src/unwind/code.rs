@@ -1,41 +1,177 @@
-//! Functions without tables.
+//! Code of one file: its executable sections, and rules for functions that no table covers, got by following their
+//! instructions.
 
-use super::cfi::Tables;
+use super::cfi::{Rows, Tables};
+use super::follow::follow;
 use super::rule::{RuleId, Rules};
 use super::{Section, Sections};
+use rustc_hash::FxHashMap;
+
+/// Questions for code outside all sections before we stop asking.
+const MOST_MISSES: u32 = 64;
+/// The largest function that is followed.
+const MOST_BYTES: u64 = 1 << 20;
+/// Rows kept for one file; past this they are made anew.
+const MOST_ROWS: usize = 1 << 20;
+/// Call targets kept for one section.
+const MOST_TARGETS: usize = 1 << 20;
 
 /// Executable sections of one file, and what was learned from their instructions.
 #[derive(Default)]
 pub struct Code {
     sections: Vec<Section>,
     misses: u32,
+    functions: Option<Vec<(u64, u64)>>,
+    /// Targets of direct calls, by section.
+    targets: FxHashMap<u64, Vec<u64>>,
+    /// Functions followed so far, by start.
+    done: FxHashMap<u64, Rows>,
+    rows: Vec<(u32, RuleId)>,
 }
-
-/// Questions for code outside all sections before we stop asking.
-const MOST_MISSES: u32 = 64;
 
 impl Code {
     /// The executable section at `svma`.
     pub fn section(&mut self, svma: u64, source: &mut dyn Sections) -> Option<&Section> {
+        let i = self.section_index(svma, source)?;
+        self.sections.get(i)
+    }
+
+    fn section_index(&mut self, svma: u64, source: &mut dyn Sections) -> Option<usize> {
         if let Some(i) = self.sections.iter().position(|s| s.contains(svma)) {
-            return self.sections.get(i);
+            return Some(i);
         }
         if self.misses >= MOST_MISSES {
             return None;
         }
-        match source.code(svma).filter(|s| s.contains(svma)) {
-            Some(section) => self.sections.push(section),
-            None => {
-                self.misses += 1;
-                return None;
-            }
-        }
-        self.sections.last()
+        let Some(section) = source.code(svma).filter(|s| s.contains(svma)) else {
+            self.misses += 1;
+            return None;
+        };
+        self.sections.push(section);
+        Some(self.sections.len() - 1)
     }
 
-    pub fn rule(&mut self, _svma: u64, _s: &mut dyn Sections, _t: &mut Tables, _rules: &mut Rules) -> Option<RuleId> {
-        None
+    /// The rule for `svma`, which no table covers.
+    pub fn rule(
+        &mut self,
+        svma: u64,
+        source: &mut dyn Sections,
+        tables: &mut Tables,
+        rules: &mut Rules,
+    ) -> Option<RuleId> {
+        let i = self.section_index(svma, source)?;
+        let (start, end, whole) = self.bounds(svma, i, source, tables)?;
+        if self.rows.len() > MOST_ROWS {
+            self.rows = Vec::new();
+            self.done.clear();
+        }
+        let rows = match self.done.get(&start).filter(|rows| rows.end == end) {
+            Some(rows) => rows.clone(),
+            None => {
+                let section = &self.sections[i];
+                let bytes = section.from(start)?;
+                let bytes = bytes.get(..(end - start) as usize).unwrap_or(bytes);
+                let first = self.rows.len() as u32;
+                for (at, general) in follow(bytes, start, whole) {
+                    self.rows
+                        .push((at, general.map_or(Rules::NONE, |general| rules.intern_general(general))));
+                }
+                let rows = Rows {
+                    start,
+                    end,
+                    rows: first..self.rows.len() as u32,
+                };
+                self.done.insert(start, rows.clone());
+                rows
+            }
+        };
+        let slice = &self.rows[rows.rows.start as usize..rows.rows.end as usize];
+        let row = slice
+            .partition_point(|&(at, _)| u64::from(at) <= svma - start)
+            .checked_sub(1)?;
+        Some(slice[row].1)
     }
+
+    /// Start and end of the function at `svma`, and whether a symbol says so.
+    fn bounds(
+        &mut self,
+        svma: u64,
+        section: usize,
+        source: &mut dyn Sections,
+        tables: &mut Tables,
+    ) -> Option<(u64, u64, bool)> {
+        let functions = self.functions.get_or_insert_with(|| {
+            let mut functions = source.functions();
+            if !functions.is_sorted() {
+                functions.sort_unstable();
+            }
+            functions
+        });
+        let (low, high) = (self.sections[section].svma, self.sections[section].end());
+        let clip = |start: u64, end: u64| (start, end.min(high).min(start.saturating_add(MOST_BYTES)));
+        let after = functions.partition_point(|&(start, _)| start <= svma);
+        let next = functions.get(after).map_or(high, |f| f.0);
+        // Aliases and functions inside others: look a few back.
+        for &(start, size) in functions[..after].iter().rev().take(8) {
+            let end = if size == 0 { next } else { start.saturating_add(size) };
+            if svma < end && start >= low {
+                let (start, end) = clip(start, end);
+                return (svma < end).then_some((start, end, true));
+            }
+        }
+        // No symbol: between the tables and symbols around it, from the last place that something calls.
+        let (table_before, table_after) = tables.gap(svma, source);
+        let symbol_before = functions[..after].last().map(|f| f.0.saturating_add(f.1));
+        let before = [table_before, symbol_before]
+            .into_iter()
+            .flatten()
+            .filter(|&e| e <= svma)
+            .max();
+        let start = before.unwrap_or(low).max(low);
+        let end = table_after.unwrap_or(high).min(next).min(high);
+        let section = &self.sections[section];
+        let targets = self
+            .targets
+            .entry(section.svma)
+            .or_insert_with(|| call_targets(section));
+        let called = targets.partition_point(|&t| t <= svma);
+        let start = called.checked_sub(1).map_or(start, |i| targets[i].max(start));
+        let end = targets.get(called).map_or(end, |&t| t.min(end));
+        let start = if start % 16 == 0 {
+            start
+        } else {
+            start.checked_add(15)? & !15
+        };
+        let (start, end) = clip(if start > svma { svma & !15 } else { start }, end);
+        (svma >= start && svma < end).then_some((start, end, false))
+    }
+}
+
+/// Targets of what look like direct calls, sorted. Not every `E8` byte is a call: only the rare aligned target inside
+/// the section counts.
+fn call_targets(section: &Section) -> Vec<u64> {
+    let mut targets = Vec::new();
+    for (i, window) in section.bytes.windows(5).enumerate() {
+        if window[0] != 0xe8 {
+            continue;
+        }
+        let by = i32::from_le_bytes([window[1], window[2], window[3], window[4]]);
+        let target = section
+            .svma
+            .wrapping_add(i as u64 + 5)
+            .wrapping_add(i64::from(by) as u64);
+        if target % 16 == 0 && section.contains(target) {
+            targets.push(target);
+            if targets.len() >= 2 * MOST_TARGETS {
+                targets.sort_unstable();
+                targets.dedup();
+                targets.truncate(MOST_TARGETS);
+            }
+        }
+    }
+    targets.sort_unstable();
+    targets.dedup();
+    targets
 }
 
 /// Do these bytes end with a call instruction? `E8 rel32`, or `FF /2` with any operand (Intel SDM volume 2, CALL).

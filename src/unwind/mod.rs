@@ -9,6 +9,7 @@
 mod cfi;
 mod code;
 mod expr;
+mod follow;
 mod guess;
 mod rule;
 
@@ -113,6 +114,12 @@ impl Unwinder {
             searching: false,
         };
         self.walk(&mut walk, out)
+    }
+
+    /// The unwind rule at `svma` in words, for tests and for people: `rsp+16 rbp=c-16 ra=c-8`. `None` if there is none.
+    pub fn explain(&mut self, module: ModuleId, svma: u64) -> Option<String> {
+        let rule = self.rule(module, svma);
+        self.rules.describe(&rule)
     }
 
     fn walk(&mut self, walk: &mut Walk, out: &mut Vec<NativeFrame>) -> Result<(), Cut> {

@@ -9,6 +9,11 @@ use rustc_hash::FxHashMap;
 /// The registers that a compact rule can restore, by DWARF number: those a callee must preserve.
 pub const CALLEE: [u8; 6] = [3, 6, 12, 13, 14, 15];
 
+/// Names of the registers by DWARF number (System V ABI AMD64, figure 3.36).
+const NAMES: [&str; 17] = [
+    "rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "ra",
+];
+
 /// What is to be done in code that one rule covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -57,6 +62,19 @@ impl Rule {
             offset,
             at: [0; 6],
         }
+    }
+
+    /// The same rule written out.
+    fn expand(&self) -> General {
+        let (base, n) = (self.base, i64::from(self.offset));
+        let cfa = if self.kind == Kind::Deref { Cfa::Deref(base, n, 0) } else { Cfa::Reg(base, n) };
+        let ra = if self.kind == Kind::End { Where::Undefined } else { Where::AtCfa(-8) };
+        let regs = (0..CALLEE.len()).filter_map(|i| match (self.saved >> i & 1, self.lost >> i & 1) {
+            (1, _) => Some((CALLEE[i], Where::AtCfa(self.at[i].into()))),
+            (_, 1) => Some((CALLEE[i], Where::Undefined)),
+            _ => None,
+        });
+        General { cfa, ra, regs: regs.collect(), signal: self.signal, code: self.code }
     }
 
     pub const BAD: Rule = Rule::new(Kind::Bad, 0, 0);
@@ -169,11 +187,36 @@ impl Rules {
         self.all.get(id.0 as usize).copied().unwrap_or(Rule::BAD)
     }
 
-    /// The general form behind a rule, where it has one.
-    pub fn general(&self, rule: &Rule) -> Option<&General> {
-        (rule.kind == Kind::General)
-            .then(|| self.general.get(rule.offset as usize))
-            .flatten()
+    /// The rule in words. Expressions show as `exp`, as binutils prints them.
+    pub fn describe(&self, rule: &Rule) -> Option<String> {
+        let general = match rule.kind {
+            Kind::None => return None,
+            Kind::Bad => return Some("bad".into()),
+            Kind::General => self.general.get(rule.offset as usize)?.clone(),
+            Kind::Frame | Kind::Deref | Kind::End => rule.expand(),
+        };
+        let name = |r: u8| NAMES.get(usize::from(r)).copied().unwrap_or("?");
+        let mut text = match general.cfa {
+            Cfa::Reg(r, n) => format!("{}{n:+}", name(r)),
+            Cfa::Deref(r, n, 0) => format!("*({}{n:+})", name(r)),
+            Cfa::Deref(r, n, m) => format!("*({}{n:+}){m:+}", name(r)),
+            Cfa::Is(_) => "exp".into(),
+        };
+        let ra = (RA as u8, general.ra.clone());
+        for (r, place) in general.regs.iter().chain([&ra]) {
+            let place = match place {
+                Where::Undefined => "u".into(),
+                Where::Same => "s".into(),
+                Where::AtCfa(n) => format!("c{n:+}"),
+                Where::Cfa(n) => format!("v{n:+}"),
+                Where::Reg(r) => name(*r).into(),
+                Where::AtReg(r, n) => format!("*({}{n:+})", name(*r)),
+                Where::At(_) => "exp".into(),
+                Where::Is(_) => "vexp".into(),
+            };
+            text += &format!(" {}={place}", name(*r));
+        }
+        Some(text + if rule.signal { " signal" } else { "" } + if rule.code { " code" } else { "" })
     }
 
     pub fn intern(&mut self, rule: Rule) -> RuleId {

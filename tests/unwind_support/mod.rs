@@ -1,0 +1,82 @@
+//! What the unwinder's tests share: ELF files as the unwinder wants to see them.
+
+#![allow(dead_code)] // Each test file uses its part.
+
+use nativeprof::sample::ModuleId;
+use nativeprof::unwind::{CodeMap, Section, Sections};
+use object::{Object, ObjectSection, ObjectSegment, ObjectSymbol, SectionKind, SymbolKind};
+use std::path::Path;
+
+/// One ELF file, wholly read.
+#[derive(Clone)]
+pub struct Elf {
+    pub data: &'static [u8],
+}
+
+impl Elf {
+    pub fn open(path: &Path) -> Elf {
+        let data = std::fs::read(path).unwrap_or_else(|e| panic!("this test needs {}: {e}", path.display()));
+        Elf { data: data.leak() }
+    }
+
+    pub fn file(&self) -> object::File<'static> {
+        object::File::parse(self.data).expect("an ELF file")
+    }
+
+    /// Executable segments: file offset, svma, size.
+    pub fn executable(&self) -> Vec<(u64, u64, u64)> {
+        let flags = |s: &object::Segment| match s.flags() {
+            object::SegmentFlags::Elf { p_flags, .. } => p_flags.0 & 1 != 0,
+            _ => false,
+        };
+        let all = self.file();
+        all.segments().filter(flags).map(|s| (s.file_range().0, s.address(), s.size())).collect()
+    }
+
+    pub fn symbol(&self, name: &str) -> u64 {
+        let file = self.file();
+        let found = file.symbols().chain(file.dynamic_symbols()).find(|s| s.name() == Ok(name));
+        found.unwrap_or_else(|| panic!("symbol {name}")).address()
+    }
+}
+
+impl Sections for Elf {
+    fn section(&mut self, name: &str) -> Option<Section> {
+        let file = self.file();
+        let section = file.section_by_name(name)?;
+        Some(Section { svma: section.address(), bytes: section.uncompressed_data().ok()?.into_owned() })
+    }
+
+    fn functions(&mut self) -> Vec<(u64, u64)> {
+        let file = self.file();
+        let mut all: Vec<_> = (file.symbols().chain(file.dynamic_symbols()))
+            .filter(|s| s.kind() == SymbolKind::Text && s.is_definition())
+            .map(|s| (s.address(), s.size()))
+            .collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    fn code(&mut self, svma: u64) -> Option<Section> {
+        let file = self.file();
+        let section = file
+            .sections()
+            .find(|s| s.kind() == SectionKind::Text && svma.wrapping_sub(s.address()) < s.size())?;
+        Some(Section { svma: section.address(), bytes: section.data().ok()?.to_vec() })
+    }
+}
+
+/// Executable mappings: start, end, and file with bias.
+#[derive(Default)]
+pub struct Maps(pub Vec<(u64, u64, Option<(ModuleId, u64)>)>);
+
+impl CodeMap for Maps {
+    fn find(&self, avma: u64) -> Option<(ModuleId, u64)> {
+        self.0.iter().find(|m| avma >= m.0 && avma < m.1)?.2
+    }
+
+    fn is_code(&self, avma: u64) -> bool {
+        self.0.iter().any(|m| avma >= m.0 && avma < m.1)
+    }
+}
