@@ -67,8 +67,14 @@ impl Target {
     }
 
     fn read(&self, avma: u64, bytes: &mut [u8]) -> bool {
-        let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-        let remote = libc::iovec { iov_base: avma as *mut _, iov_len: bytes.len() };
+        let local = libc::iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: bytes.len(),
+        };
+        let remote = libc::iovec {
+            iov_base: avma as *mut _,
+            iov_len: bytes.len(),
+        };
         // SAFETY: `local` is a live buffer of that length.
         unsafe { libc::process_vm_readv(self.pid, &local, 1, &remote, 1, 0) == bytes.len() as isize }
     }
@@ -97,8 +103,17 @@ impl Drop for Target {
 fn build_fixture(options: &[&str], name: &str) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/unwind_zoo.c");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let done = Command::new("gcc").args(["-O2", "-Wl,-z,lazy"]).args(options).arg("-o").arg(&program).arg(source).status();
-    assert!(done.expect("this test needs gcc").success(), "the fixture does not compile");
+    let done = Command::new("gcc")
+        .args(["-O2", "-Wl,-z,lazy"])
+        .args(options)
+        .arg("-o")
+        .arg(&program)
+        .arg(source)
+        .status();
+    assert!(
+        done.expect("this test needs gcc").success(),
+        "the fixture does not compile"
+    );
     program
 }
 
@@ -147,7 +162,11 @@ impl World {
             let mut place = None;
             if path.starts_with('/') {
                 let elf = Elf::open(Path::new(path));
-                let bias = elf.executable().iter().find(|s| s.0 & !4095 == offset).map(|s| start - (s.1 & !4095));
+                let bias = elf
+                    .executable()
+                    .iter()
+                    .find(|s| s.0 & !4095 == offset)
+                    .map(|s| start - (s.1 & !4095));
                 let id = self.files.iter().position(|f| f == path).unwrap_or_else(|| {
                     self.files.push(path.into());
                     self.unwinder.add(ModuleId(self.files.len() as u32 - 1), Box::new(elf));
@@ -171,7 +190,10 @@ impl World {
     }
 
     fn compare(&mut self, target: &Target, regs: &Regs, shadow: &[Call], tally: &mut Tally) {
-        let mut stack = StackBytes { base: regs.sp(), ..Default::default() };
+        let mut stack = StackBytes {
+            base: regs.sp(),
+            ..Default::default()
+        };
         stack.bytes.resize((self.stack_end - regs.sp()) as usize, 0);
         assert!(target.read(regs.sp(), &mut stack.bytes));
         let mut frames = Vec::new();
@@ -192,10 +214,23 @@ impl World {
         if !same {
             tally.wrong += 1;
             if tally.complaints.len() < 12 {
-                let is: Vec<_> = frames.iter().map(|f| format!("{} {:?} {:x}", self.name(f.lookup), f.how, f.cfa)).collect();
-                let slots: Vec<_> = shadow.iter().rev().map(|c| format!("{} {:x}", self.name(c.ra), c.slot + 8)).collect();
-                let rule = frames.first().and_then(|f| f.place).and_then(|(m, a)| self.unwinder.explain(m, a));
-                tally.complaints.push(format!("{end:?} {is:#?}\nshould be {} {slots:#?} rule {rule:?}", self.name(regs.ip)));
+                let is: Vec<_> = frames
+                    .iter()
+                    .map(|f| format!("{} {:?} {:x}", self.name(f.lookup), f.how, f.cfa))
+                    .collect();
+                let slots: Vec<_> = shadow
+                    .iter()
+                    .rev()
+                    .map(|c| format!("{} {:x}", self.name(c.ra), c.slot + 8))
+                    .collect();
+                let rule = frames
+                    .first()
+                    .and_then(|f| f.place)
+                    .and_then(|(m, a)| self.unwinder.explain(m, a));
+                tally.complaints.push(format!(
+                    "{end:?} {is:#?}\nshould be {} {slots:#?} rule {rule:?}",
+                    self.name(regs.ip)
+                ));
             }
         }
     }
@@ -203,14 +238,25 @@ impl World {
 
 fn run(program: &Path) -> Tally {
     let target = Target::start(program);
-    let mut world =
-        World { unwinder: Unwinder::default(), maps: Maps::default(), files: Vec::new(), stack_end: 0 };
-    let handler = Elf::open(program).symbol("handler");
+    let mut world = World {
+        unwinder: Unwinder::default(),
+        maps: Maps::default(),
+        files: Vec::new(),
+        stack_end: 0,
+    };
+    let elf = Elf::open(program);
+    let start = target
+        .maps()
+        .lines()
+        .find(|l| l.ends_with(program.to_str().unwrap()))
+        .map(|l| u64::from_str_radix(l.split('-').next().unwrap(), 16).unwrap());
+    let fixed = object::Object::kind(&elf.file()) == object::ObjectKind::Executable;
+    let bias = if fixed { 0 } else { start.unwrap() };
+    let handler = elf.symbol("handler") + bias;
+    let entry = object::Object::entry(&elf.file()) + bias;
     let (mut shadow, mut tally) = (Vec::<Call>::new(), Tally::default());
     let (mut comparing, mut signal) = (false, 0);
     let mut before = target.regs();
-    let entry = Elf::open(program).file();
-    let entry = object::Object::entry(&entry);
     for _ in 0..3_000_000 {
         let mut code = [0; 16];
         let readable = target.read(before.ip, &mut code);
@@ -231,12 +277,27 @@ fn run(program: &Path) -> Tally {
             world.refresh(&target);
         } else if regs.ip == handler && sp < was.wrapping_sub(512) {
             // The kernel built a frame: the handler returns to the trampoline, which "returns" to what was interrupted.
-            shadow.push(Call { ra: before.ip, slot: 0, signal: true });
-            shadow.push(Call { ra: target.word(sp), slot: sp, signal: false });
-        } else if code[..2] == [0x0f, 0x05] && shadow.last().is_some_and(|c| c.signal) && regs.ip == shadow.last().unwrap().ra {
+            shadow.push(Call {
+                ra: before.ip,
+                slot: 0,
+                signal: true,
+            });
+            shadow.push(Call {
+                ra: target.word(sp),
+                slot: sp,
+                signal: false,
+            });
+        } else if code[..2] == [0x0f, 0x05]
+            && shadow.last().is_some_and(|c| c.signal)
+            && regs.ip == shadow.last().unwrap().ra
+        {
             shadow.pop();
         } else if sp == was.wrapping_sub(8) && is_call(&code) {
-            shadow.push(Call { ra: target.word(sp), slot: sp, signal: false });
+            shadow.push(Call {
+                ra: target.word(sp),
+                slot: sp,
+                signal: false,
+            });
         } else if is_return(&code) {
             // The dynamic linker may return elsewhere than it was called from; nothing here does while we compare.
             if shadow.last().is_some_and(|c| c.slot == was) {
@@ -269,11 +330,18 @@ fn is_return(code: &[u8; 16]) -> bool {
 fn check(options: &[&str], name: &str) {
     let program = build_fixture(options, name);
     let tally = run(&program);
-    println!("{name}: {} stacks, {} frames, {} wrong, {:?}", tally.stacks, tally.frames, tally.wrong, tally.how);
+    println!(
+        "{name}: {} stacks, {} frames, {} wrong, {:?}",
+        tally.stacks, tally.frames, tally.wrong, tally.how
+    );
     for complaint in &tally.complaints {
         println!("{complaint}");
     }
-    assert!(tally.stacks > 3000, "the fixture did too little: {} instructions", tally.stacks);
+    assert!(
+        tally.stacks > 3000,
+        "the fixture did too little: {} instructions",
+        tally.stacks
+    );
     assert_eq!(tally.wrong, 0, "of {} stacks", tally.stacks);
 }
 
@@ -289,5 +357,12 @@ fn every_instruction_with_frame_pointers() {
 
 #[test]
 fn every_instruction_of_code_without_tables() {
-    check(&["-fno-asynchronous-unwind-tables", "-fno-unwind-tables", "-fcf-protection=full"], "zoo-bare");
+    check(
+        &[
+            "-fno-asynchronous-unwind-tables",
+            "-fno-unwind-tables",
+            "-fcf-protection=full",
+        ],
+        "zoo-bare",
+    );
 }

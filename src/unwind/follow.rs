@@ -127,10 +127,13 @@ impl State {
             Stack(0, at) => Some(Cfa::Reg(r as u8, -i64::from(at))),
             _ => None,
         };
-        // A stack pointer that was put away in memory.
+        // A stack pointer that was put away in memory, unless popped already.
+        let live = |b: u32, o: i32| !matches!(self.regs[SP], Stack(base, sp) if base == b && o < sp);
         let stored = |r: usize| match self.regs[r] {
             Stack(base, at) => self.slots.iter().find_map(|&(b, o, value)| match value {
-                Stack(0, k) if b == base => Some(Cfa::Deref(r as u8, i64::from(o) - i64::from(at), -i64::from(k))),
+                Stack(0, k) if b == base && live(b, o) => {
+                    Some(Cfa::Deref(r as u8, i64::from(o) - i64::from(at), -i64::from(k)))
+                }
                 _ => None,
             }),
             _ => None,

@@ -67,14 +67,28 @@ impl Rule {
     /// The same rule written out.
     fn expand(&self) -> General {
         let (base, n) = (self.base, i64::from(self.offset));
-        let cfa = if self.kind == Kind::Deref { Cfa::Deref(base, n, 0) } else { Cfa::Reg(base, n) };
-        let ra = if self.kind == Kind::End { Where::Undefined } else { Where::AtCfa(-8) };
+        let cfa = if self.kind == Kind::Deref {
+            Cfa::Deref(base, n, 0)
+        } else {
+            Cfa::Reg(base, n)
+        };
+        let ra = if self.kind == Kind::End {
+            Where::Undefined
+        } else {
+            Where::AtCfa(-8)
+        };
         let regs = (0..CALLEE.len()).filter_map(|i| match (self.saved >> i & 1, self.lost >> i & 1) {
             (1, _) => Some((CALLEE[i], Where::AtCfa(self.at[i].into()))),
             (_, 1) => Some((CALLEE[i], Where::Undefined)),
             _ => None,
         });
-        General { cfa, ra, regs: regs.collect(), signal: self.signal, code: self.code }
+        General {
+            cfa,
+            ra,
+            regs: regs.collect(),
+            signal: self.signal,
+            code: self.code,
+        }
     }
 
     pub const BAD: Rule = Rule::new(Kind::Bad, 0, 0);
@@ -295,11 +309,13 @@ impl Rules {
             let i = saved.trailing_zeros() as usize;
             saved &= saved - 1;
             let reg = usize::from(CALLEE[i]);
-            match memory.word(cfa.wrapping_add(i64::from(rule.at[i]) as u64)) {
+            let slot = cfa.wrapping_add(i64::from(rule.at[i]) as u64);
+            match memory.word(slot) {
                 Ok(value) => {
                     regs.gpr[reg] = value;
                     known |= 1 << reg;
                 }
+                Err(_) if slot < regs.gpr[SP] => {} // Popped: see below.
                 Err(cut) => {
                     memory.lost = Some(cut);
                     known &= !(1 << reg);
@@ -360,6 +376,18 @@ impl Rules {
             Ok(ra) => ra,
             Err(cut) => return Step::Fail { cut, cfa: Some(cfa) },
         };
+        // Compilers leave a register's row in place while an epilogue pops it, and with it the base of other rows. A
+        // slot outside the frame means that the register has its old value again. (Below the stack pointer it may
+        // still be in the copy, and good.)
+        let outside = |slot: u64| !general.signal && (slot >= cfa || slot < regs.gpr[SP]);
+        let popped = |place: &Where, read: bool| match place {
+            Where::AtCfa(n) => !read && outside(cfa.wrapping_add(*n as u64)),
+            Where::AtReg(r, n) => reg(*r).is_some_and(|v| {
+                let slot = v.wrapping_add(*n as u64);
+                outside(slot) && (!read || slot >= cfa)
+            }),
+            _ => false,
+        };
         let mut new = Regs {
             gpr: regs.gpr,
             ip: ra,
@@ -369,12 +397,14 @@ impl Rules {
         for (r, place) in &general.regs {
             let r = usize::from(*r) % GPRS;
             match find(place, r, memory) {
+                Ok(_) if popped(place, true) => {} // `new` has it, as far as it is known.
                 Ok(value) => {
                     new.gpr[r] = value;
                     new.known |= 1 << r;
                 }
                 // Without a stack pointer there is no frame; the CFA is its value by definition.
                 Err(_) if r == SP => {}
+                Err(_) if popped(place, false) => {}
                 Err(cut) => {
                     if *place != Where::Undefined {
                         memory.lost = Some(cut);

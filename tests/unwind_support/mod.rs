@@ -30,12 +30,18 @@ impl Elf {
             _ => false,
         };
         let all = self.file();
-        all.segments().filter(flags).map(|s| (s.file_range().0, s.address(), s.size())).collect()
+        all.segments()
+            .filter(flags)
+            .map(|s| (s.file_range().0, s.address(), s.size()))
+            .collect()
     }
 
     pub fn symbol(&self, name: &str) -> u64 {
         let file = self.file();
-        let found = file.symbols().chain(file.dynamic_symbols()).find(|s| s.name() == Ok(name));
+        let found = file
+            .symbols()
+            .chain(file.dynamic_symbols())
+            .find(|s| s.name() == Ok(name));
         found.unwrap_or_else(|| panic!("symbol {name}")).address()
     }
 }
@@ -44,7 +50,10 @@ impl Sections for Elf {
     fn section(&mut self, name: &str) -> Option<Section> {
         let file = self.file();
         let section = file.section_by_name(name)?;
-        Some(Section { svma: section.address(), bytes: section.uncompressed_data().ok()?.into_owned() })
+        Some(Section {
+            svma: section.address(),
+            bytes: section.uncompressed_data().ok()?.into_owned(),
+        })
     }
 
     fn functions(&mut self) -> Vec<(u64, u64)> {
@@ -63,7 +72,10 @@ impl Sections for Elf {
         let section = file
             .sections()
             .find(|s| s.kind() == SectionKind::Text && svma.wrapping_sub(s.address()) < s.size())?;
-        Some(Section { svma: section.address(), bytes: section.data().ok()?.to_vec() })
+        Some(Section {
+            svma: section.address(),
+            bytes: section.data().ok()?.to_vec(),
+        })
     }
 }
 
