@@ -1,0 +1,191 @@
+//! Names as people know them: demangled, without what compilers and linkers put behind them.
+
+use std::borrow::Cow;
+use std::fmt::{self, Write};
+
+use cpp_demangle::{DemangleOptions, DemangleWrite, ParseOptions};
+
+/// Mangled names longer than this are returned as they are. Template-heavy C++ reaches a few KiB.
+const MAX_MANGLED: usize = 4 << 10;
+/// A short mangled name can describe a very long one (substitutions double it). Longer results are given up.
+const MAX_DEMANGLED: usize = 16 << 10;
+/// Nodes printed before giving up: bounds the time for names that expand into nothing.
+const MAX_NODES: u32 = 20_000;
+/// Nesting accepted in a C++ name. Each level costs stack.
+const MAX_NESTING: u32 = 96;
+
+/// Turns a symbol's raw name into its display name.
+///
+/// - A symbol version (`memcpy@@GLIBC_2.14`) is cut off.
+/// - Parts split off by the compiler are called by their function's name, so that one function is one name:
+///   `.cold`, `.part.N`, `.constprop.N`, `.isra.N`, `.lto_priv.N`, `.llvm.N`, also several of them, and with or without a
+///   number.
+/// - C++ (Itanium ABI) names are demangled with their parameters, Rust names (legacy and v0) without their hash.
+/// - Everything else, and names of more than 4 KiB, stay as they are.
+///
+/// Time, stack and memory are bounded for any input.
+pub fn demangle(raw: &str) -> Cow<'_, str> {
+    if raw.len() > MAX_MANGLED {
+        return Cow::Borrowed(raw);
+    }
+    let base = strip_suffixes(strip_version(raw));
+    if let Some(name) = demangle_rust(base).or_else(|| demangle_cpp(base)) {
+        return Cow::Owned(name);
+    }
+    Cow::Borrowed(base)
+}
+
+fn strip_version(raw: &str) -> &str {
+    match raw.find('@') {
+        Some(at) if at > 0 => &raw[..at],
+        _ => raw,
+    }
+}
+
+/// GCC appends these in `clone_function_name` (gcc/cgraphclones.cc), LLVM `.llvm.N` when it promotes a local for ThinLTO.
+fn strip_suffixes(mut name: &str) -> &str {
+    const WORDS: [&str; 6] = ["cold", "part", "constprop", "isra", "lto_priv", "llvm"];
+    loop {
+        let digits = name.trim_end_matches(|c: char| c.is_ascii_digit());
+        let word_end = match digits.strip_suffix('.') {
+            Some(rest) if digits.len() < name.len() => rest,
+            _ => name,
+        };
+        let stripped = WORDS.iter().find_map(|w| word_end.strip_suffix(w)?.strip_suffix('.'));
+        match stripped {
+            Some(rest) if !rest.is_empty() => name = rest,
+            _ => return name,
+        }
+    }
+}
+
+fn demangle_rust(name: &str) -> Option<String> {
+    // `_ZN...17h<16 hex>E` is Rust's older scheme. Without a hash it is C++.
+    let legacy = name.starts_with("_ZN") && name.contains("17h");
+    if !legacy && !name.starts_with("_R") {
+        return None;
+    }
+    let parsed = rustc_demangle::try_demangle(name).ok()?;
+    let mut out = Bounded::default();
+    write!(out, "{parsed:#}").ok()?;
+    Some(out.text)
+}
+
+fn demangle_cpp(name: &str) -> Option<String> {
+    let body = name.strip_prefix("__Z").or_else(|| name.strip_prefix("_Z"));
+    if body.is_none() && !name.starts_with("_GLOBAL_") {
+        return None;
+    }
+    let parse = ParseOptions::default().recursion_limit(MAX_NESTING);
+    let symbol = cpp_demangle::Symbol::new_with_options(name, &parse).ok()?;
+    let mut out = BoundedNodes::default();
+    let print = DemangleOptions::new().recursion_limit(MAX_NESTING);
+    symbol.structured_demangle(&mut out, &print).ok()?;
+    Some(out.out.text).filter(|text| !text.is_empty())
+}
+
+/// A string that refuses to grow beyond [`MAX_DEMANGLED`].
+#[derive(Default)]
+struct Bounded {
+    text: String,
+}
+
+impl Write for Bounded {
+    fn write_str(&mut self, s: &str) -> fmt::Result {
+        if self.text.len() + s.len() > MAX_DEMANGLED {
+            return Err(fmt::Error);
+        }
+        self.text.push_str(s);
+        Ok(())
+    }
+}
+
+/// The same for cpp_demangle, which also says how far it has come.
+#[derive(Default)]
+struct BoundedNodes {
+    out: Bounded,
+    nodes: u32,
+}
+
+impl DemangleWrite for BoundedNodes {
+    fn push_demangle_node(&mut self, _: cpp_demangle::DemangleNodeType) {
+        self.nodes = self.nodes.saturating_add(1);
+    }
+    fn write_string(&mut self, s: &str) -> fmt::Result {
+        if self.nodes > MAX_NODES {
+            return Err(fmt::Error);
+        }
+        self.out.write_str(s)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        let deep = "_Z".to_string() + &"N".repeat(4000);
+        let long = "a".repeat(MAX_MANGLED + 1) + ".cold";
+        for (raw, display) in [
+            ("main", "main"),
+            ("", ""),
+            ("@", "@"),
+            (".cold", ".cold"),
+            ("memcpy@@GLIBC_2.14", "memcpy"),
+            ("memcpy@GLIBC_2.2.5", "memcpy"),
+            ("foo.cold", "foo"),
+            ("foo.cold.12", "foo"),
+            ("foo.part.0", "foo"),
+            ("foo.constprop.0.isra.3.cold", "foo"),
+            ("foo.lto_priv.0", "foo"),
+            ("foo.llvm.1234567890", "foo"),
+            ("foo.cold.x", "foo.cold.x"),
+            ("foo.0", "foo.0"),
+            ("foocold", "foocold"),
+            ("_Z3fooi", "foo(int)"),
+            ("_Z3fooi.part.0.cold", "foo(int)"),
+            ("_ZN5boost3fooIiEEvT_", "void boost::foo<int>(int)"),
+            ("_ZNSt6vectorIiSaIiEE9push_backEOi", "std::vector<int, std::allocator<int> >::push_back(int&&)"),
+            ("_ZNKSs4sizeEv@@GLIBCXX_3.4", "std::string::size() const"),
+            ("_ZN4core3fmt9Formatter3pad17h0123456789abcdefE", "core::fmt::Formatter::pad"),
+            ("_ZN4core3fmt9Formatter3pad17h0123456789abcdefE.llvm.77", "core::fmt::Formatter::pad"),
+            ("_RNvCskwGfYPst2Cb_7mycrate3foo", "mycrate::foo"),
+            ("_Zbogus", "_Zbogus"),
+            ("_R", "_R"),
+            (&deep, &deep),
+            (&long, &long),
+        ] {
+            assert_eq!(demangle(raw), display, "{raw}");
+        }
+    }
+
+    #[test]
+    fn hostile_names_are_bounded() {
+        let start = std::time::Instant::now();
+        let mut names = Vec::new();
+        // Each level repeats the one before: doubling with plain substitutions, and with empty argument packs.
+        let seqs: Vec<String> =
+            (0..120u32).map(|i| if i == 0 { "S_".into() } else { format!("S{}_", base36(i - 1)) }).collect();
+        names.push(format!("_Z1fIiE{}", seqs.iter().map(|s| format!("1tI{s}{s}E")).collect::<String>()));
+        names.push(format!("_Z1f1a{}", seqs.iter().map(|s| format!("1tI{s}{s}E")).collect::<String>()));
+        names.push(format!("_Z1f1a{}", seqs.iter().map(|s| format!("F{s}{s}E")).collect::<String>()));
+        names.push(format!("_Z1fIJEEv{}", "DpT_".repeat(900)));
+        names.push(format!("_Z1f{}", "P".repeat(4000)));
+        names.push(format!("_Z1f{}i", "PF".repeat(2000)));
+        names.push(format!("_Z1f{}", "I".repeat(4000)));
+        names.push(format!("_ZN{}", "1aI".repeat(1300)));
+        names.push(format!("_RNvC1a{}", "B_".repeat(2000)));
+        names.push(format!("_RINvC1a1b{}E", "TB2_B2_".repeat(500)));
+        names.push(format!("_RINvC1a1b{}E", "T".repeat(3000)));
+        for name in &names {
+            assert!(demangle(name).len() <= MAX_DEMANGLED);
+        }
+        assert!(start.elapsed().as_secs() < 5, "{:?}", start.elapsed());
+    }
+
+    fn base36(n: u32) -> String {
+        let digit = |d: u32| char::from_digit(d, 36).unwrap_or('0').to_ascii_uppercase();
+        if n < 36 { digit(n).to_string() } else { format!("{}{}", digit(n / 36), digit(n % 36)) }
+    }
+}

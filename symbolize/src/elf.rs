@@ -1,0 +1,334 @@
+//! The outside of an ELF file: headers, sections, build id.
+//!
+//! Nothing is mapped: a file that is truncated while it is mapped kills its reader with SIGBUS, and the files of a
+//! profiled program are not ours. Sections are read one by one, when asked for.
+//!
+//! Layouts are those of the System V gABI, chapter 4 (`elf.h` of glibc has the same in C). Every count and size is
+//! checked against the length of the file before anything is allocated.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use object::read::{CompressedData, CompressionFormat};
+
+use crate::{Error, ErrorKind};
+
+/// No decompressed section may be larger than this.
+const MAX_DECOMPRESSED: u64 = 1 << 30;
+/// Real debug sections shrink to a third or a tenth. zlib cannot do better than about 1032 to 1, so a section that
+/// claims more than this is lying about its size.
+const MAX_RATIO: u64 = 1100;
+/// More sections than any linker writes for an executable; objects with one section per function are ET_REL, refused.
+const MAX_SECTIONS: u64 = 1 << 20;
+
+const ET_EXEC: u16 = 2;
+const ET_DYN: u16 = 3;
+const EM_X86_64: u16 = 62;
+const PT_LOAD: u32 = 1;
+const PT_NOTE: u32 = 4;
+pub(crate) const SHT_SYMTAB: u32 = 2;
+pub(crate) const SHT_RELA: u32 = 4;
+const SHT_NOTE: u32 = 7;
+pub(crate) const SHT_NOBITS: u32 = 8;
+pub(crate) const SHT_DYNSYM: u32 = 11;
+pub(crate) const SHF_EXECINSTR: u64 = 4;
+const SHF_COMPRESSED: u64 = 1 << 11;
+
+/// Where the bytes come from.
+enum Input {
+    File { file: File, len: u64 },
+    Bytes(Vec<u8>),
+}
+
+/// One section header, names resolved.
+#[derive(Debug, Clone)]
+pub(crate) struct Section {
+    pub name: String,
+    pub kind: u32,
+    pub flags: u64,
+    pub addr: u64,
+    pub offset: u64,
+    pub size: u64,
+    pub link: u32,
+}
+
+impl Section {
+    pub fn is_code(&self) -> bool {
+        self.flags & SHF_EXECINSTR != 0
+    }
+    /// First address behind the section; sections that would wrap around end at the top.
+    pub fn end(&self) -> u64 {
+        self.addr.saturating_add(self.size)
+    }
+}
+
+/// One loadable segment: what is mapped where.
+#[derive(Debug, Clone, Copy)]
+struct Segment {
+    offset: u64,
+    addr: u64,
+    file_size: u64,
+    mem_size: u64,
+}
+
+/// The parsed headers of one file, and the way to its bytes.
+pub(crate) struct Elf {
+    input: Input,
+    pub sections: Vec<Section>,
+    segments: Vec<Segment>,
+    pub build_id: Option<Vec<u8>>,
+    /// Decides whether PLT stubs can be decoded.
+    pub is_x86_64: bool,
+}
+
+pub(crate) fn u16_at(b: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_le_bytes(b.get(at..at.checked_add(2)?)?.try_into().ok()?))
+}
+pub(crate) fn u32_at(b: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(b.get(at..at.checked_add(4)?)?.try_into().ok()?))
+}
+pub(crate) fn u64_at(b: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(b.get(at..at.checked_add(8)?)?.try_into().ok()?))
+}
+
+/// The bytes of a string table from `at` up to the NUL, at most `max` of them. `None` if there is no NUL in reach.
+pub(crate) fn cstr_at(table: &[u8], at: usize, max: usize) -> Option<&[u8]> {
+    let rest = table.get(at..)?;
+    let rest = &rest[..rest.len().min(max.saturating_add(1))];
+    let end = rest.iter().position(|&b| b == 0)?;
+    Some(&rest[..end])
+}
+
+impl Elf {
+    pub fn from_file(file: File) -> Result<Elf, Error> {
+        let meta = file.metadata().map_err(Error::io)?;
+        // A pipe or a device could block for ever or never end.
+        if !meta.is_file() {
+            return Err(Error::new(ErrorKind::NotElf, "not a regular file"));
+        }
+        Elf::parse(Input::File { file, len: meta.len() })
+    }
+
+    pub fn from_bytes(bytes: Vec<u8>) -> Result<Elf, Error> {
+        Elf::parse(Input::Bytes(bytes))
+    }
+
+    fn parse(input: Input) -> Result<Elf, Error> {
+        let truncated = || Error::new(ErrorKind::Truncated, "the file ends inside its own headers");
+        let unsupported = |what: &'static str| Err(Error::new(ErrorKind::Unsupported, what));
+        let head = input.read(0, input.len().min(64))?;
+        if !head.starts_with(b"\x7fELF") {
+            return Err(Error::new(ErrorKind::NotElf, "not an ELF file (no \\x7fELF at its start)"));
+        }
+        match (head.get(4), head.get(5)) {
+            (None, _) | (_, None) => return Err(truncated()),
+            (Some(2), Some(1)) => {}
+            (Some(1), _) => return unsupported("a 32-bit ELF file; only 64-bit ones are read"),
+            (_, Some(2)) => return unsupported("a big-endian ELF file; only little-endian ones are read"),
+            _ => return Err(Error::new(ErrorKind::Corrupt, "unknown ELF class or byte order")),
+        }
+        if head.len() < 64 {
+            return Err(truncated());
+        }
+        let half = |at| u16_at(&head, at).unwrap_or(0);
+        let wide = |at| u64_at(&head, at).unwrap_or(0);
+        match half(16) {
+            ET_EXEC | ET_DYN => {}
+            1 => return unsupported("a relocatable object (ET_REL); link it first"),
+            4 => return unsupported("a core dump (ET_CORE)"),
+            _ => return unsupported("neither an executable nor a shared library"),
+        }
+        let mut elf =
+            Elf { input, sections: Vec::new(), segments: Vec::new(), build_id: None, is_x86_64: half(18) == EM_X86_64 };
+        elf.read_segments(wide(32), half(54), half(56))?;
+        elf.read_sections(wide(40), half(58), half(60), half(62))?;
+        if elf.build_id.is_none() {
+            elf.build_id = elf.build_id_from_sections();
+        }
+        Ok(elf)
+    }
+
+    fn read_segments(&mut self, offset: u64, entry: u16, count: u16) -> Result<(), Error> {
+        if count == 0 {
+            return Ok(());
+        }
+        if entry != 56 {
+            return Err(Error::new(ErrorKind::Corrupt, "program headers have an unknown size"));
+        }
+        let table = self.input.read(offset, 56 * u64::from(count))?;
+        for ph in table.chunks_exact(56) {
+            let wide = |at| u64_at(ph, at).unwrap_or(0);
+            let (offset, addr, file_size, mem_size) = (wide(8), wide(16), wide(32), wide(40));
+            match u32_at(ph, 0) {
+                Some(PT_LOAD) => self.segments.push(Segment { offset, addr, file_size, mem_size }),
+                Some(PT_NOTE) if self.build_id.is_none() => {
+                    self.build_id = self.build_id_in(offset, file_size);
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn read_sections(&mut self, offset: u64, entry: u16, count: u16, names: u16) -> Result<(), Error> {
+        if offset == 0 {
+            return Ok(()); // sstrip'ed: allowed, there is just nothing to know
+        }
+        if entry != 64 {
+            return Err(Error::new(ErrorKind::Corrupt, "section headers have an unknown size"));
+        }
+        let first = self.input.read(offset, 64)?;
+        // Counts that do not fit their 16 bits stand in section 0.
+        let count = match count {
+            0 => u64_at(&first, 32).unwrap_or(0),
+            n => u64::from(n),
+        };
+        let names = match names {
+            0xffff => u32_at(&first, 40).unwrap_or(0),
+            n => u32::from(n),
+        };
+        if count > MAX_SECTIONS {
+            return Err(Error::new(ErrorKind::Corrupt, "too many sections"));
+        }
+        let table = self.input.read(offset, 64 * count)?;
+        let header = |i: usize| -> Option<(u32, Section)> {
+            let sh = table.get(i.checked_mul(64)?..)?.get(..64)?;
+            Some((
+                u32_at(sh, 0)?,
+                Section {
+                    name: String::new(),
+                    kind: u32_at(sh, 4)?,
+                    flags: u64_at(sh, 8)?,
+                    addr: u64_at(sh, 16)?,
+                    offset: u64_at(sh, 24)?,
+                    size: u64_at(sh, 32)?,
+                    link: u32_at(sh, 40)?,
+                },
+            ))
+        };
+        let strings = match header(names as usize) {
+            // A missing name table leaves sections nameless, which loses DWARF and PLT but not symbols.
+            Some((_, s)) if s.kind != SHT_NOBITS => self.input.read(s.offset, s.size).unwrap_or_default(),
+            _ => Vec::new(),
+        };
+        for i in 0..count as usize {
+            let Some((name, mut section)) = header(i) else { break };
+            if let Some(bytes) = cstr_at(&strings, name as usize, 64) {
+                section.name = String::from_utf8_lossy(bytes).into_owned();
+            }
+            self.sections.push(section);
+        }
+        Ok(())
+    }
+
+    /// Debug files keep their note section but may have lost the segment's bytes.
+    fn build_id_from_sections(&self) -> Option<Vec<u8>> {
+        let notes = self.sections.iter().filter(|s| s.kind == SHT_NOTE).take(64);
+        notes.map(|s| (s.offset, s.size)).find_map(|(offset, size)| self.build_id_in(offset, size))
+    }
+
+    /// Looks for NT_GNU_BUILD_ID (3) in one block of notes. Notes are small; 64 KiB of them are plenty.
+    fn build_id_in(&self, offset: u64, size: u64) -> Option<Vec<u8>> {
+        let notes = self.input.read(offset, size.min(1 << 16)).ok()?;
+        let mut rest = &notes[..];
+        while rest.len() >= 12 {
+            let (namesz, descsz) = (u32_at(rest, 0)? as usize, u32_at(rest, 4)? as usize);
+            let kind = u32_at(rest, 8)?;
+            let desc = 12usize.checked_add(namesz.checked_next_multiple_of(4)?)?;
+            let end = desc.checked_add(descsz)?;
+            if kind == 3 && rest.get(12..16) == Some(b"GNU\0") && (1..=64).contains(&descsz) {
+                return rest.get(desc..end).map(<[u8]>::to_vec);
+            }
+            rest = rest.get(end.checked_next_multiple_of(4)?..)?;
+        }
+        None
+    }
+
+    /// Index and header of the first section of this name.
+    pub fn section(&self, name: &str) -> Option<&Section> {
+        self.sections.iter().find(|s| s.name == name)
+    }
+
+    /// The bytes of a section as they are in the file.
+    pub fn raw_data(&self, section: &Section) -> Result<Vec<u8>, Error> {
+        if section.kind == SHT_NOBITS {
+            return Ok(Vec::new());
+        }
+        self.input.read(section.offset, section.size)
+    }
+
+    /// The bytes of a debug section, decompressed if need be: SHF_COMPRESSED with zlib or zstd (gABI, "Section
+    /// Compression"), and the older `.zdebug_*` (binutils `bfd/compress.c`). Empty if there is no such section.
+    pub fn debug_data(&self, name: &str) -> Result<Vec<u8>, Error> {
+        let old_name = || format!(".z{}", name.trim_start_matches('.'));
+        let Some(section) = self.section(name).or_else(|| self.section(&old_name())) else {
+            return Ok(Vec::new());
+        };
+        let raw = self.raw_data(section)?;
+        let bad = || Error::new(ErrorKind::Corrupt, "a compressed section has a bad header");
+        if section.flags & SHF_COMPRESSED != 0 {
+            let format = match u32_at(&raw, 0) {
+                Some(1) => CompressionFormat::Zlib,
+                Some(2) => CompressionFormat::Zstandard,
+                _ => return Err(bad()),
+            };
+            let size = u64_at(&raw, 8).ok_or_else(bad)?;
+            decompress(format, raw.get(24..).ok_or_else(bad)?, size)
+        } else if section.name.starts_with(".zdebug_") {
+            let head = raw.get(..12).ok_or_else(bad)?;
+            if !head.starts_with(b"ZLIB") {
+                return Err(bad());
+            }
+            let size = u64::from_be_bytes(head[4..12].try_into().map_err(|_| bad())?);
+            decompress(CompressionFormat::Zlib, &raw[12..], size)
+        } else {
+            Ok(raw)
+        }
+    }
+
+    /// Whether the address lies in something that is loaded.
+    pub fn is_loaded(&self, svma: u64) -> bool {
+        self.segments.iter().any(|s| svma.wrapping_sub(s.addr) < s.mem_size)
+    }
+
+    /// File offset to stated address, by the loadable segments.
+    pub fn svma_of_offset(&self, offset: u64) -> Option<u64> {
+        let s = self.segments.iter().find(|s| offset.wrapping_sub(s.offset) < s.file_size)?;
+        s.addr.checked_add(offset - s.offset)
+    }
+}
+
+impl Input {
+    fn len(&self) -> u64 {
+        match self {
+            Input::File { len, .. } => *len,
+            Input::Bytes(bytes) => bytes.len() as u64,
+        }
+    }
+
+    /// Reads exactly `len` bytes. Refuses before allocating if the file is not that long.
+    fn read(&self, offset: u64, len: u64) -> Result<Vec<u8>, Error> {
+        let truncated = || Error::new(ErrorKind::Truncated, "headers point behind the end of the file");
+        let end = offset.checked_add(len).filter(|&end| end <= self.len()).ok_or_else(truncated)?;
+        match self {
+            Input::File { file, .. } => {
+                let mut bytes = vec![0; len as usize];
+                // The file may have shrunk since its length was taken: then this is an error, not a signal.
+                file.read_exact_at(&mut bytes, offset).map_err(Error::io)?;
+                Ok(bytes)
+            }
+            Input::Bytes(bytes) => Ok(bytes[offset as usize..end as usize].to_vec()),
+        }
+    }
+}
+
+fn decompress(format: CompressionFormat, data: &[u8], size: u64) -> Result<Vec<u8>, Error> {
+    if size > MAX_DECOMPRESSED || size / MAX_RATIO > data.len() as u64 {
+        return Err(Error::new(ErrorKind::Corrupt, "a compressed section claims an unbelievable size"));
+    }
+    let packed = CompressedData { format, data, uncompressed_size: size };
+    match packed.decompress() {
+        Ok(bytes) => Ok(bytes.into_owned()),
+        Err(_) => Err(Error::new(ErrorKind::Corrupt, "a compressed section cannot be decompressed")),
+    }
+}
