@@ -11,7 +11,17 @@ pub struct Section {
 
 impl Section {
     pub(crate) fn contains(&self, svma: u64) -> bool {
-        svma.checked_sub(self.svma).is_some_and(|at| at < self.bytes.len() as u64)
+        svma.checked_sub(self.svma)
+            .is_some_and(|at| at < self.bytes.len() as u64)
+    }
+
+    pub(crate) fn end(&self) -> u64 {
+        self.svma.saturating_add(self.bytes.len() as u64)
+    }
+
+    /// The bytes from `svma` on.
+    pub(crate) fn from(&self, svma: u64) -> Option<&[u8]> {
+        self.bytes.get(usize::try_from(svma.checked_sub(self.svma)?).ok()?..)
     }
 }
 

@@ -29,7 +29,12 @@ pub struct Error {
 
 impl Error {
     pub fn new(kind: Kind, what: impl Into<String>) -> Error {
-        Error { kind, what: what.into(), why: String::new(), hint: String::new() }
+        Error {
+            kind,
+            what: what.into(),
+            why: String::new(),
+            hint: String::new(),
+        }
     }
 
     pub fn why(mut self, why: impl Into<String>) -> Error {
@@ -44,7 +49,11 @@ impl Error {
 
     /// An I/O failure with what was being done.
     pub fn io(what: impl Into<String>, e: std::io::Error) -> Error {
-        let kind = if e.kind() == std::io::ErrorKind::PermissionDenied { Kind::NotPermitted } else { Kind::Io };
+        let kind = if e.kind() == std::io::ErrorKind::PermissionDenied {
+            Kind::NotPermitted
+        } else {
+            Kind::Io
+        };
         Error::new(kind, what).why(e.to_string())
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod arch;
 pub mod capture;
+pub mod cli;
 pub mod code;
 pub mod error;
 pub mod export;
@@ -9,6 +10,7 @@ pub mod interp;
 pub mod layout;
 pub mod merge;
 pub mod process;
+pub mod resolve;
 pub mod sample;
 pub mod session;
 pub mod tree;

@@ -9,7 +9,10 @@ use crate::sample::{CodeId, Cut, How, NativeFrame, Pid, RawFrame};
 /// A Python frame as the merge needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PyFrame {
-    Code { code: CodeId, instr: i32 },
+    Code {
+        code: CodeId,
+        instr: i32,
+    },
     /// Its code object was gone before it could be read.
     Gone,
 }
@@ -50,7 +53,11 @@ pub struct Input<'a> {
 pub fn merge(input: &Input<'_>, out: &mut Vec<RawFrame>) -> Verdict {
     let start = out.len();
     let by_order = input.groups.iter().any(|g| g.anchor.is_none());
-    let places = if by_order { place_by_order(input) } else { place_by_address(input) };
+    let places = if by_order {
+        place_by_order(input)
+    } else {
+        place_by_address(input)
+    };
     let mut cut = input.native_cut;
     let mut next = 0;
     let mut seam = false;
@@ -90,13 +97,7 @@ pub fn merge(input: &Input<'_>, out: &mut Vec<RawFrame>) -> Verdict {
             None => {}
         }
         for f in &group.frames {
-            match f {
-                PyFrame::Code { code, instr } => out.push(RawFrame::Python { code: *code, instr: *instr }),
-                PyFrame::Gone => {
-                    out.push(RawFrame::Cut(Cut::CodeGone));
-                    cut = cut.or(Some(Cut::CodeGone));
-                }
-            }
+            cut = cut.or(python_frame(f, out));
         }
     }
     if let Some(why) = input.python_cut {
@@ -108,7 +109,11 @@ pub fn merge(input: &Input<'_>, out: &mut Vec<RawFrame>) -> Verdict {
         out.push(RawFrame::Cut(why));
     }
     // A native stack through the loop with no Python frame at all: the interpreter was not known yet, or is starting.
-    let unmatched = if input.groups.is_empty() { stray_evals > 0 } else { stray_evals > 1 };
+    let unmatched = if input.groups.is_empty() {
+        stray_evals > 0
+    } else {
+        stray_evals > 1
+    };
     if unmatched {
         cut = cut.or(Some(Cut::Unmerged));
     }
@@ -122,12 +127,30 @@ pub fn merge(input: &Input<'_>, out: &mut Vec<RawFrame>) -> Verdict {
 
 /// Appends the Python frames alone, outermost first, where native ones are not wanted.
 pub fn python_only(groups: &[Group], python_cut: Option<Cut>, out: &mut Vec<RawFrame>) -> Verdict {
-    let is_eval = |_: &NativeFrame| None;
-    let frames = groups.iter().flat_map(|g| g.frames.iter().copied()).collect();
-    let one = [Group { anchor: Some(0), frames }];
-    let place = NativeFrame { lookup: 0, sp: 0, cfa: 1, place: None, how: How::End };
-    let input = Input { pid: 0, native: &[place], native_cut: None, groups: &one, python_cut, is_eval: &is_eval };
-    if groups.is_empty() { Verdict::Exact } else { merge(&input, out) }
+    let start = out.len();
+    let mut cut = python_cut;
+    for f in groups.iter().flat_map(|g| &g.frames) {
+        cut = cut.or(python_frame(f, out));
+    }
+    out.extend(python_cut.map(RawFrame::Cut));
+    out[start..].reverse();
+    cut.map_or(Verdict::Exact, Verdict::Partial)
+}
+
+/// Appends a Python frame; says what it lacks.
+fn python_frame(f: &PyFrame, out: &mut Vec<RawFrame>) -> Option<Cut> {
+    let (frame, lacks) = match f {
+        PyFrame::Code { code, instr } => (
+            RawFrame::Python {
+                code: *code,
+                instr: *instr,
+            },
+            None,
+        ),
+        PyFrame::Gone => (RawFrame::Cut(Cut::CodeGone), Some(Cut::CodeGone)),
+    };
+    out.push(frame);
+    lacks
 }
 
 fn native(pid: Pid, f: &NativeFrame) -> RawFrame {
@@ -142,7 +165,10 @@ fn place_by_address(input: &Input<'_>) -> Vec<Option<usize>> {
     let mut from = 0;
     let place = |g: &Group| {
         let anchor = g.anchor?;
-        let at = from + input.native[from..].iter().position(|f| f.sp <= anchor && anchor < f.cfa)?;
+        let at = from
+            + input.native[from..]
+                .iter()
+                .position(|f| f.sp <= anchor && anchor < f.cfa)?;
         from = at + 1;
         Some(at)
     };
@@ -156,7 +182,13 @@ fn place_by_order(input: &Input<'_>) -> Vec<Option<usize>> {
         return place_by_address(input);
     }
     let is_eval = |(_, f): &(usize, &NativeFrame)| (input.is_eval)(f) == Some(true);
-    let evals: Vec<usize> = input.native.iter().enumerate().filter(is_eval).map(|(i, _)| i).collect();
+    let evals: Vec<usize> = input
+        .native
+        .iter()
+        .enumerate()
+        .filter(is_eval)
+        .map(|(i, _)| i)
+        .collect();
     let mut places = vec![None; input.groups.len()];
     if input.native_cut.is_none() && input.python_cut.is_none() {
         for (place, at) in places.iter_mut().rev().zip(evals.iter().rev()) {
@@ -190,7 +222,13 @@ mod tests {
                     let sp = 100 * frames.len() as u64;
                     let svma = if c == 'e' { EVAL } else { u64::from(u32::from(c)) };
                     let place = Some((ModuleId(0), svma));
-                    frames.push(NativeFrame { lookup: svma, sp, cfa: sp + 100, place, how: How::Cfi });
+                    frames.push(NativeFrame {
+                        lookup: svma,
+                        sp,
+                        cfa: sp + 100,
+                        place,
+                        how: How::Cfi,
+                    });
                 }
             }
         }
@@ -204,9 +242,15 @@ mod tests {
             let frames = frames.split(',').filter(|f| !f.is_empty());
             let frame = |f: &str| match f {
                 "gone" => PyFrame::Gone,
-                n => PyFrame::Code { code: CodeId(n.parse().expect("number")), instr: 0 },
+                n => PyFrame::Code {
+                    code: CodeId(n.parse().expect("number")),
+                    instr: 0,
+                },
             };
-            Group { anchor: anchor.parse().ok(), frames: frames.map(frame).collect() }
+            Group {
+                anchor: anchor.parse().ok(),
+                frames: frames.map(frame).collect(),
+            }
         };
         text.split_whitespace().map(group).collect()
     }
@@ -215,7 +259,14 @@ mod tests {
     fn check(native: &str, python: &str, expected: &str, verdict: Verdict) {
         let ((native, native_cut), groups) = (stack(native), groups(python));
         let is_eval = |f: &NativeFrame| Some(f.lookup == EVAL);
-        let input = Input { pid: 1, native: &native, native_cut, groups: &groups, python_cut: None, is_eval: &is_eval };
+        let input = Input {
+            pid: 1,
+            native: &native,
+            native_cut,
+            groups: &groups,
+            python_cut: None,
+            is_eval: &is_eval,
+        };
         let mut out = Vec::new();
         let got_verdict = merge(&input, &mut out);
         let word = |f: &RawFrame| match f {
@@ -250,7 +301,12 @@ mod tests {
         use Verdict::*;
         check("aeebec", "1 2 3", "c 3 b 2 1 a", Exact);
         check("eaec", "1", "c 1 a e", Exact);
-        check("eaee!", "1 2 3", "[stack deeper than the copy] 3 2 a 1", Partial(Cut::StackTooDeep));
+        check(
+            "eaee!",
+            "1 2 3",
+            "[stack deeper than the copy] 3 2 a 1",
+            Partial(Cut::StackTooDeep),
+        );
     }
 
     #[test]
@@ -265,6 +321,11 @@ mod tests {
         // Python frames missing for a loop frame further out, or for all of them
         check("aebec", "1@150", "c e b 1 a", unmerged);
         check("aeb", "", "b e a", unmerged);
-        check("aeb", "gone@150", "b [code object gone] a", Verdict::Partial(Cut::CodeGone));
+        check(
+            "aeb",
+            "gone@150",
+            "b [code object gone] a",
+            Verdict::Partial(Cut::CodeGone),
+        );
     }
 }

@@ -99,12 +99,34 @@ pub struct Sample {
 pub enum Event {
     Sample(Box<Sample>),
     /// A file (or anonymous memory) was mapped executable.
-    Mmap { pid: Pid, start: u64, end: u64, offset: u64, path: Vec<u8> },
-    Exec { pid: Pid, comm: Vec<u8> },
-    Fork { pid: Pid, parent: Pid },
-    Thread { pid: Pid, tid: Tid },
-    Comm { pid: Pid, tid: Tid, comm: Vec<u8> },
-    Exit { pid: Pid, tid: Tid },
+    Mmap {
+        pid: Pid,
+        start: u64,
+        end: u64,
+        offset: u64,
+        path: Vec<u8>,
+    },
+    Exec {
+        pid: Pid,
+        comm: Vec<u8>,
+    },
+    Fork {
+        pid: Pid,
+        parent: Pid,
+    },
+    Thread {
+        pid: Pid,
+        tid: Tid,
+    },
+    Comm {
+        pid: Pid,
+        tid: Tid,
+        comm: Vec<u8>,
+    },
+    Exit {
+        pid: Pid,
+        tid: Tid,
+    },
     /// Samples the kernel took and could not deliver.
     Lost(u64),
 }
@@ -202,11 +224,20 @@ pub enum RawFrame {
     Process(Pid),
     Thread(Tid),
     /// `instr`: byte offset in the code, -1 before the first instruction.
-    Python { code: CodeId, instr: i32 },
+    Python {
+        code: CodeId,
+        instr: i32,
+    },
     /// `svma` is a lookup address: inside the call instruction for callers.
-    Native { module: ModuleId, svma: u64 },
+    Native {
+        module: ModuleId,
+        svma: u64,
+    },
     /// Code that no file backs (JIT, trampolines), or an address that is not code at all.
-    Anonymous { pid: Pid, avma: u64 },
+    Anonymous {
+        pid: Pid,
+        avma: u64,
+    },
     Kernel(u64),
     Cut(Cut),
 }
@@ -218,7 +249,11 @@ mod tests {
     #[test]
     fn words_are_not_read_from_holes() {
         let base = 0x7000_0ff0;
-        let stack = StackBytes { base, bytes: (0..0x2010u32).map(|i| i as u8).collect(), holes: vec![0b10] };
+        let stack = StackBytes {
+            base,
+            bytes: (0..0x2010u32).map(|i| i as u8).collect(),
+            holes: vec![0b10],
+        };
         assert_eq!(stack.word(base), Some(0x0706050403020100));
         assert_eq!(stack.word(0x7000_0ff8), Some(0x0f0e0d0c0b0a0908));
         assert_eq!(stack.word(0x7000_0ffc), None, "straddles the hole");

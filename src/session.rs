@@ -122,7 +122,14 @@ impl Session {
         for id in new {
             self.learn_module(id);
         }
-        self.members.insert(pid, Member { process, python: None, tls: None });
+        self.members.insert(
+            pid,
+            Member {
+                process,
+                python: None,
+                tls: None,
+            },
+        );
         for tid in process::threads(pid) {
             if let Some(name) = process::thread_name(pid, tid) {
                 self.threads.insert((pid, tid), name);
@@ -136,10 +143,19 @@ impl Session {
     pub fn event(&mut self, event: Event, learn: &mut Learn<'_>) -> Result<()> {
         match event {
             Event::Sample(s) => self.sample(&s, learn)?,
-            Event::Mmap { pid, start, end, offset, path } => {
-                let Some(m) = self.members.get_mut(&pid) else { return Ok(()) };
+            Event::Mmap {
+                pid,
+                start,
+                end,
+                offset,
+                path,
+            } => {
+                let Some(m) = self.members.get_mut(&pid) else {
+                    return Ok(());
+                };
                 let mut new = Vec::new();
-                m.process.map(start, end, offset, &path, &mut self.modules, &mut |id| new.push(id));
+                m.process
+                    .map(start, end, offset, &path, &mut self.modules, &mut |id| new.push(id));
                 for id in new {
                     self.learn_module(id);
                 }
@@ -150,14 +166,19 @@ impl Session {
             Event::Exec { pid, comm } => {
                 self.codes.forget(pid);
                 self.pythons.remove(&pid);
-                self.threads.insert((pid, pid), String::from_utf8_lossy(&comm).into_owned());
+                self.threads
+                    .insert((pid, pid), String::from_utf8_lossy(&comm).into_owned());
                 // Mappings of the new program follow as events of their own; the vDSO is never told of.
                 self.members.remove(&pid);
                 let _ = self.open(pid, learn); // gone already: its samples will say so
             }
             Event::Fork { pid, parent } => {
                 if let Some(m) = self.members.get(&parent) {
-                    let child = Member { process: m.process.forked(pid), python: m.python.clone(), tls: m.tls };
+                    let child = Member {
+                        process: m.process.forked(pid),
+                        python: m.python.clone(),
+                        tls: m.tls,
+                    };
                     self.members.insert(pid, child);
                     if let Some(p) = self.pythons.get(&parent).cloned() {
                         self.pythons.insert(pid, p);
@@ -168,7 +189,8 @@ impl Session {
                 }
             }
             Event::Comm { pid, tid, comm } => {
-                self.threads.insert((pid, tid), String::from_utf8_lossy(&comm).into_owned());
+                self.threads
+                    .insert((pid, tid), String::from_utf8_lossy(&comm).into_owned());
             }
             Event::Thread { pid, tid } => {
                 let name = process::thread_name(pid, tid);
@@ -192,20 +214,31 @@ impl Session {
 
     /// Looks whether a process maps an interpreter; true if that is news.
     fn look_for_python(&mut self, pid: Pid) -> bool {
-        let Some(m) = self.members.get_mut(&pid) else { return false };
+        let Some(m) = self.members.get_mut(&pid) else {
+            return false;
+        };
         if m.python.is_some() {
             return false;
         }
         if m.tls.is_none() {
             let files = m.process.code().iter().filter_map(|c| c.file);
-            m.tls = files.map(|(id, _)| self.modules.get(id)).find_map(|f| interp::find_tls(f));
+            m.tls = files
+                .map(|(id, _)| self.modules.get(id))
+                .find_map(|f| interp::find_tls(f));
         }
         for (id, bias) in m.process.code().iter().filter_map(|c| c.file) {
-            let Some(Some(runtime)) = self.runtimes.get(&id) else { continue };
+            let Some(Some(runtime)) = self.runtimes.get(&id) else {
+                continue;
+            };
             let interpreter = runtime.in_process(bias, m.tls.unwrap_or(interp::DEFAULT_TLS));
             let module = self.modules.get(id).name();
-            self.pythons.insert(pid, format!("CPython {} ({module})", runtime.version_text()));
-            m.python = Some(Python { runtime: runtime.clone(), module: id, interpreter });
+            self.pythons
+                .insert(pid, format!("CPython {} ({module})", runtime.version_text()));
+            m.python = Some(Python {
+                runtime: runtime.clone(),
+                module: id,
+                interpreter,
+            });
             return true;
         }
         false
@@ -214,13 +247,26 @@ impl Session {
     fn tell(&self, pid: Pid, learn: &mut Learn<'_>) -> Result<()> {
         let Some(m) = self.members.get(&pid) else { return Ok(()) };
         let python = m.python.as_ref().and_then(|p| p.interpreter);
-        learn(pid, Some(&Space { stack_end: m.process.stack_end, python }))
+        learn(
+            pid,
+            Some(&Space {
+                stack_end: m.process.stack_end,
+                python,
+            }),
+        )
     }
 
     fn sample(&mut self, s: &Sample, learn: &mut Learn<'_>) -> Result<()> {
         if !self.members.contains_key(&s.pid) && self.open(s.pid, learn).is_err() {
             // It has ended: without its maps the stack is a row of numbers. Counted, with the reason.
-            self.members.insert(s.pid, Member { process: Process::gone(s.pid), python: None, tls: None });
+            self.members.insert(
+                s.pid,
+                Member {
+                    process: Process::gone(s.pid),
+                    python: None,
+                    tls: None,
+                },
+            );
         }
         let m = &self.members[&s.pid];
         self.native.clear();
@@ -235,9 +281,9 @@ impl Session {
             PyWalk::TooDeep => Some(Cut::PythonTooDeep),
         };
         let groups = match &m.python {
-            Some(Python { interpreter: Some(i), .. }) => {
-                interp::frames::groups(s, &i.layout, &mut self.codes, &Live(s.pid))
-            }
+            Some(Python {
+                interpreter: Some(i), ..
+            }) => interp::frames::groups(s, &i.layout, &mut self.codes, &Live(s.pid)),
             _ => Vec::new(),
         };
         self.stack.clear();
@@ -249,7 +295,10 @@ impl Session {
         }
         let is_eval = |f: &NativeFrame| {
             let p = m.python.as_ref().filter(|p| !p.runtime.eval.is_empty())?;
-            Some(f.place.is_some_and(|(module, svma)| module == p.module && p.runtime.is_eval(svma)))
+            Some(
+                f.place
+                    .is_some_and(|(module, svma)| module == p.module && p.runtime.is_eval(svma)),
+            )
         };
         let verdict = if self.options.native {
             let input = merge::Input {
@@ -274,7 +323,17 @@ impl Session {
             }
         }
         let node = self.tree.add(&self.stack);
-        self.timeline.push(RawTick { time: s.time, pid: s.pid, tid: s.tid, node });
+        self.timeline.push(RawTick {
+            time: s.time,
+            pid: s.pid,
+            tid: s.tid,
+            node,
+        });
         Ok(())
+    }
+
+    /// Start (svma) of the function around `svma`, from the unwind tables.
+    pub fn function_start(&mut self, module: ModuleId, svma: u64) -> Option<u64> {
+        self.unwinder.function_start(module, svma)
     }
 }

@@ -29,7 +29,11 @@ impl Regs {
         let gpr = [
             w[10], w[12], w[11], w[5], w[13], w[14], w[4], w[19], w[9], w[8], w[7], w[6], w[3], w[2], w[1], w[0],
         ];
-        Regs { gpr, ip: w[16], known: 0xffff }
+        Regs {
+            gpr,
+            ip: w[16],
+            known: 0xffff,
+        }
     }
 
     /// Registers of which only these three are known.
@@ -37,7 +41,11 @@ impl Regs {
         let mut gpr = [0; GPRS];
         gpr[SP] = sp;
         gpr[FP] = fp;
-        Regs { gpr, ip, known: 1 << SP | 1 << FP }
+        Regs {
+            gpr,
+            ip,
+            known: 1 << SP | 1 << FP,
+        }
     }
 
     /// Value of a register by DWARF number; the return address column reads as the instruction pointer.
@@ -68,7 +76,12 @@ mod tests {
         }
         let r = Regs::from_pt_regs(&w);
         // rax rdx rcx rbx rsi rdi rbp rsp r8 .. r15
-        assert_eq!(r.gpr, [110, 112, 111, 105, 113, 114, 104, 119, 109, 108, 107, 106, 103, 102, 101, 100]);
+        assert_eq!(
+            r.gpr,
+            [
+                110, 112, 111, 105, 113, 114, 104, 119, 109, 108, 107, 106, 103, 102, 101, 100
+            ]
+        );
         assert_eq!((r.ip, r.sp()), (116, 119));
         assert_eq!(r.get(RA), Some(116));
     }

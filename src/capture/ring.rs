@@ -22,7 +22,12 @@ impl Ring {
     pub fn new(event: OwnedFd, pages: usize) -> io::Result<Ring> {
         let size = sys::page_size();
         let page = sys::map_shared(event.as_fd(), (pages + 1) * size)?;
-        Ok(Ring { _event: event, page, data: pages * size, record: Vec::new() })
+        Ok(Ring {
+            _event: event,
+            page,
+            data: pages * size,
+            record: Vec::new(),
+        })
     }
 
     fn header(&self) -> (&AtomicU64, &AtomicU64) {
@@ -30,7 +35,10 @@ impl Ring {
         // SAFETY: the first page of the mapping is this structure; head is written by the kernel, tail by us, both
         // are aligned words that live as long as the mapping.
         unsafe {
-            (AtomicU64::from_ptr(&raw mut (*page).data_head), AtomicU64::from_ptr(&raw mut (*page).data_tail))
+            (
+                AtomicU64::from_ptr(&raw mut (*page).data_head),
+                AtomicU64::from_ptr(&raw mut (*page).data_tail),
+            )
         }
     }
 
@@ -42,8 +50,10 @@ impl Ring {
         // kernel does not write between tail and head.
         unsafe {
             let data = self.page.add(sys::page_size());
-            self.record.extend_from_slice(std::slice::from_raw_parts(data.add(start), first));
-            self.record.extend_from_slice(std::slice::from_raw_parts(data, len - first));
+            self.record
+                .extend_from_slice(std::slice::from_raw_parts(data.add(start), first));
+            self.record
+                .extend_from_slice(std::slice::from_raw_parts(data, len - first));
         }
     }
 

@@ -16,17 +16,29 @@ pub fn groups(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory: &
     let mut name = |f: &PyRef| py_frame(sample.pid, f, layout, codes, memory);
     match layout.anchor {
         Anchor::EvalRange => {
-            let one = |f| Group { anchor: None, frames: name(f).into_iter().collect() };
+            let one = |f| Group {
+                anchor: None,
+                frames: name(f).into_iter().collect(),
+            };
             sample.python.iter().map(one).collect()
         }
         Anchor::CFramePerFrame => {
             // The frame is linked a moment after its CFrame and unlinked a moment before it: count from the outermost.
             let extra = sample.marks.len().saturating_sub(sample.python.len());
             let mut marks = sample.marks.iter().map(|m| m.frame);
-            let mut groups: Vec<_> =
-                marks.by_ref().take(extra).map(|m| Group { anchor: Some(m), frames: Vec::new() }).collect();
+            let mut groups: Vec<_> = marks
+                .by_ref()
+                .take(extra)
+                .map(|m| Group {
+                    anchor: Some(m),
+                    frames: Vec::new(),
+                })
+                .collect();
             for f in &sample.python {
-                groups.push(Group { anchor: marks.next(), frames: name(f).into_iter().collect() });
+                groups.push(Group {
+                    anchor: marks.next(),
+                    frames: name(f).into_iter().collect(),
+                });
             }
             groups
         }
@@ -34,7 +46,10 @@ pub fn groups(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory: &
             let mut frames = sample.python.iter().peekable();
             let mut groups = Vec::new();
             for (i, mark) in sample.marks.iter().enumerate() {
-                let mut group = Group { anchor: Some(mark.frame), frames: Vec::new() };
+                let mut group = Group {
+                    anchor: Some(mark.frame),
+                    frames: Vec::new(),
+                };
                 // A CFrame just made or about to go still shows its caller's frame: that call runs no Python.
                 let idle = sample.marks.get(i + 1).is_some_and(|outer| outer.instr == mark.instr);
                 if !idle && frames.peek().is_some_and(|f| f.frame == mark.instr) {
@@ -49,7 +64,10 @@ pub fn groups(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory: &
             }
             let rest: Vec<_> = frames.filter_map(name).collect();
             if !rest.is_empty() {
-                groups.push(Group { anchor: None, frames: rest });
+                groups.push(Group {
+                    anchor: None,
+                    frames: rest,
+                });
             }
             groups
         }
@@ -58,7 +76,10 @@ pub fn groups(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory: &
             let mut frames = Vec::new();
             for f in &sample.python {
                 if f.owner >= SHIM {
-                    groups.push(Group { anchor: Some(f.frame), frames: std::mem::take(&mut frames) });
+                    groups.push(Group {
+                        anchor: Some(f.frame),
+                        frames: std::mem::take(&mut frames),
+                    });
                 } else {
                     frames.extend(name(f));
                 }

@@ -105,14 +105,28 @@ mod tests {
 
     #[track_caller]
     fn check(kind: LineTable, table: &[u8], offset: i32, expected: Option<u32>) {
-        assert_eq!(line(kind, table, 10, offset), expected, "{kind:?} {table:?} at {offset}");
+        assert_eq!(
+            line(kind, table, 10, offset),
+            expected,
+            "{kind:?} {table:?} at {offset}"
+        );
     }
 
     #[test]
     fn lnotab_lines() {
         use LineTable::Lnotab as L;
         let t = [6, 1, 50, 2, 0, 100, 4, 0xff]; // the last delta is -1
-        for (at, n) in [(-1, 10), (0, 10), (5, 10), (6, 11), (55, 11), (56, 113), (59, 113), (60, 112), (999, 112)] {
+        for (at, n) in [
+            (-1, 10),
+            (0, 10),
+            (5, 10),
+            (6, 11),
+            (55, 11),
+            (56, 113),
+            (59, 113),
+            (60, 112),
+            (999, 112),
+        ] {
             check(L, &t, at, Some(n));
         }
         check(L, &[], 4, Some(10));
@@ -123,7 +137,15 @@ mod tests {
     fn ranges_lines() {
         use LineTable::Ranges as R;
         let t = [4, 1, 2, 0x80, 0, 5, 6, 0xfe]; // 11, no line, (0-length +5), 14
-        for (at, n) in [(-1, Some(10)), (0, Some(11)), (3, Some(11)), (4, None), (6, Some(14)), (11, Some(14)), (12, None)] {
+        for (at, n) in [
+            (-1, Some(10)),
+            (0, Some(11)),
+            (3, Some(11)),
+            (4, None),
+            (6, Some(14)),
+            (11, Some(14)),
+            (12, None),
+        ] {
             check(R, &t, at, n);
         }
     }
@@ -132,8 +154,30 @@ mod tests {
     fn locations_lines() {
         use LineTable::Locations as L;
         // short, one unit; line+1 two units; no columns svarint -2; long +5; none
-        let t = [0x80, 0x11, 0x80 | 11 << 3 | 1, 0, 4, 0x80 | 13 << 3, 5, 0x80 | 14 << 3, 10, 0, 1, 1, 0x80 | 15 << 3];
-        for (at, n) in [(0, Some(10)), (2, Some(11)), (5, Some(11)), (6, Some(9)), (8, Some(14)), (10, None), (12, None)] {
+        let t = [
+            0x80,
+            0x11,
+            0x80 | 11 << 3 | 1,
+            0,
+            4,
+            0x80 | 13 << 3,
+            5,
+            0x80 | 14 << 3,
+            10,
+            0,
+            1,
+            1,
+            0x80 | 15 << 3,
+        ];
+        for (at, n) in [
+            (0, Some(10)),
+            (2, Some(11)),
+            (5, Some(11)),
+            (6, Some(9)),
+            (8, Some(14)),
+            (10, None),
+            (12, None),
+        ] {
             check(L, &t, at, n);
         }
         check(L, &[0x80 | 13 << 3, 0x7f, 0x7f, 0x7f, 0x7f, 0x7f, 0x7f], 0, None); // endless varint

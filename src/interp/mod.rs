@@ -49,16 +49,34 @@ impl Runtime {
 pub fn find_runtime(module: &Module) -> Option<Runtime> {
     let runtime = module.exports("_PyRuntime")?;
     let version = version(module, runtime)?;
-    let row = tables::ROWS.iter().find(|(v, _)| *v == (version.0, version.1)).map(|(_, layout)| *layout);
-    let layout = row.and_then(|row| if version >= (3, 13, 0) { offsets::published(module, runtime, row) } else { Some(row) });
+    let row = tables::ROWS
+        .iter()
+        .find(|(v, _)| *v == (version.0, version.1))
+        .map(|(_, layout)| *layout);
+    let layout = row.and_then(|row| {
+        if version >= (3, 13, 0) {
+            offsets::published(module, runtime, row)
+        } else {
+            Some(row)
+        }
+    });
     let eval = module.symbols_named(&is_eval_name);
-    let eval = eval.into_iter().filter(|(_, _, size)| *size > 0).map(|(_, at, size)| (at, at.saturating_add(size)));
-    Some(Runtime { version, runtime, layout, eval: eval.collect() })
+    let eval = eval
+        .into_iter()
+        .filter(|(_, _, size)| *size > 0)
+        .map(|(_, at, size)| (at, at.saturating_add(size)));
+    Some(Runtime {
+        version,
+        runtime,
+        layout,
+        eval: eval.collect(),
+    })
 }
 
 /// `_PyEval_EvalFrameDefault` and the parts that compilers split off it (`.cold`, `.part.0`, `.lto_priv.0` ...).
 fn is_eval_name(name: &str) -> bool {
-    name.strip_prefix("_PyEval_EvalFrameDefault").is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    name.strip_prefix("_PyEval_EvalFrameDefault")
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 fn version(module: &Module, runtime: u64) -> Option<(u8, u8, u8)> {
@@ -82,12 +100,15 @@ fn version(module: &Module, runtime: u64) -> Option<(u8, u8, u8)> {
 
 /// Finds `\0` `3.8.18` `\0` for a version that has no better mark (3.7 to 3.10).
 fn version_literal(rodata: &[u8]) -> Option<(u8, u8, u8)> {
-    rodata.split(|c| *c == 0).filter(|s| (5..=9).contains(&s.len()) && s.starts_with(b"3.")).find_map(|s| {
-        let s = std::str::from_utf8(s).ok()?.trim_end_matches('+');
-        let mut parts = s.split('.').map(|p| p.parse::<u8>().ok());
-        let v = (parts.next()??, parts.next()??, parts.next()??);
-        (parts.next().is_none() && (7..=10).contains(&v.1)).then_some(v)
-    })
+    rodata
+        .split(|c| *c == 0)
+        .filter(|s| (5..=9).contains(&s.len()) && s.starts_with(b"3."))
+        .find_map(|s| {
+            let s = std::str::from_utf8(s).ok()?.trim_end_matches('+');
+            let mut parts = s.split('.').map(|p| p.parse::<u8>().ok());
+            let v = (parts.next()??, parts.next()??, parts.next()??);
+            (parts.next().is_none() && (7..=10).contains(&v.1)).then_some(v)
+        })
 }
 
 /// `libpython3.8.so.1.0`, `python3.8`
@@ -115,7 +136,11 @@ pub const DEFAULT_TLS: Tls = Tls::Glibc(1296);
 impl Runtime {
     /// The interpreter in a process that maps this file with this load bias.
     pub fn in_process(&self, bias: u64, tls: Tls) -> Option<Interpreter> {
-        Some(Interpreter { runtime: self.runtime.wrapping_add(bias), layout: self.layout?, tls })
+        Some(Interpreter {
+            runtime: self.runtime.wrapping_add(bias),
+            layout: self.layout?,
+            tls,
+        })
     }
 }
 

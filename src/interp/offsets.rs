@@ -51,10 +51,18 @@ fn decode(table: &[u8], row: Layout) -> Option<Layout> {
         str_compact_data: ascii + 16,
         ..row
     };
-    let frame = [layout.frame_previous, layout.frame_code, layout.frame_instr, layout.frame_owner];
+    let frame = [
+        layout.frame_previous,
+        layout.frame_code,
+        layout.frame_instr,
+        layout.frame_owner,
+    ];
     // The walk reads at most 127 bytes of a frame.
     let size = frame.iter().max()? + 8;
-    (size <= 127).then_some(Layout { frame_size: size, ..layout })
+    (size <= 127).then_some(Layout {
+        frame_size: size,
+        ..layout
+    })
 }
 
 #[cfg(test)]
@@ -100,7 +108,14 @@ mod tests {
     fn published_offsets_are_used_and_checked() {
         let row = tables::ROWS.last().expect("rows").1;
         let got = decode(&table(), row).expect("a sane table");
-        assert_eq!(Layout { frame_size: row.frame_size, ..got }, row, "same offsets as the static row of 3.13");
+        assert_eq!(
+            Layout {
+                frame_size: row.frame_size,
+                ..got
+            },
+            row,
+            "same offsets as the static row of 3.13"
+        );
         let mut shifted = table();
         shifted[184..192].copy_from_slice(&80u64.to_le_bytes());
         assert_eq!(decode(&shifted, row).map(|l| l.tstate_first), Some(80));

@@ -6,8 +6,14 @@
 use crate::layout::{Anchor, Layout, LineTable, NONE, Position};
 
 /// (major, minor) -> layout.
-pub const ROWS: &[((u8, u8), Layout)] =
-    &[((3, 8), V3_8), ((3, 9), V3_9), ((3, 10), V3_10), ((3, 11), V3_11), ((3, 12), V3_12), ((3, 13), V3_13)];
+pub const ROWS: &[((u8, u8), Layout)] = &[
+    ((3, 8), V3_8),
+    ((3, 9), V3_9),
+    ((3, 10), V3_10),
+    ((3, 11), V3_11),
+    ((3, 12), V3_12),
+    ((3, 13), V3_13),
+];
 
 /// v3.8.18
 const V3_8: Layout = Layout {
@@ -49,7 +55,11 @@ const V3_8: Layout = Layout {
 };
 
 /// v3.9.18
-const V3_9: Layout = Layout { runtime_key: 588, runtime_current: 568, ..V3_8 };
+const V3_9: Layout = Layout {
+    runtime_key: 588,
+    runtime_current: 568,
+    ..V3_8
+};
 
 /// v3.10.13
 const V3_10: Layout = Layout {

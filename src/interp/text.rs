@@ -14,7 +14,11 @@ pub fn read_str(memory: &dyn Memory, layout: &Layout, at: u64) -> Option<String>
     let state = memory.u32(at.checked_add(layout.str_state.into())?)?;
     let (kind, compact, ascii) = (state >> 2 & 7, state >> 5 & 1 == 1, state >> 6 & 1 == 1);
     compact.then_some(())?; // names of code objects are always compact
-    let data = if ascii { layout.str_ascii_data } else { layout.str_compact_data };
+    let data = if ascii {
+        layout.str_ascii_data
+    } else {
+        layout.str_compact_data
+    };
     let width = match kind {
         1 | 2 | 4 => kind as usize,
         _ => return None,
@@ -31,7 +35,11 @@ pub fn read_str(memory: &dyn Memory, layout: &Layout, at: u64) -> Option<String>
 
 /// A `bytes` object (Include/cpython/bytesobject.h).
 pub fn read_bytes(memory: &dyn Memory, layout: &Layout, at: u64) -> Option<Vec<u8>> {
-    let len = memory.u64(at.checked_add(layout.bytes_size.into())?).filter(|n| *n <= MAX_BYTES)? as usize;
+    let len = memory
+        .u64(at.checked_add(layout.bytes_size.into())?)
+        .filter(|n| *n <= MAX_BYTES)? as usize;
     let mut raw = vec![0; len];
-    memory.read(at.checked_add(layout.bytes_data.into())?, &mut raw).then_some(raw)
+    memory
+        .read(at.checked_add(layout.bytes_data.into())?, &mut raw)
+        .then_some(raw)
 }

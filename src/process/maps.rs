@@ -72,17 +72,42 @@ mod tests {
     #[track_caller]
     fn check(text: &str, expected: Option<(u64, u64, bool, u64, &str)>) {
         let got = parse(text.as_bytes());
-        let got = got.first().map(|m| (m.start, m.end, m.executable, m.offset, std::str::from_utf8(&m.path).unwrap()));
+        let got = got.first().map(|m| {
+            (
+                m.start,
+                m.end,
+                m.executable,
+                m.offset,
+                std::str::from_utf8(&m.path).unwrap(),
+            )
+        });
         assert_eq!(got, expected, "{text}");
     }
 
     #[test]
     fn lines() {
-        check("00400000-0040b000 r-xp 00001000 fd:01 42    /bin/a b", Some((0x400000, 0x40b000, true, 0x1000, "/bin/a b")));
+        check(
+            "00400000-0040b000 r-xp 00001000 fd:01 42    /bin/a b",
+            Some((0x400000, 0x40b000, true, 0x1000, "/bin/a b")),
+        );
         check("7f00-7f10 rw-p 00000000 00:00 0 ", Some((0x7f00, 0x7f10, false, 0, "")));
-        check("7f00-7f10 r-xp 0 00:00 0    [vdso]", Some((0x7f00, 0x7f10, true, 0, "[vdso]")));
-        check("7f00-7f10 r-xp 0 00:00 7    /x\\012y (deleted)", Some((0x7f00, 0x7f10, true, 0, "/x\ny (deleted)")));
-        for broken in ["", "x", "7f00", "7f00-7e00 r-xp 0 00:00 0", "7f00-7f10 r", "7f00-7f10 r-xp zz 00:00 0", "g-h r-xp 0 0 0"] {
+        check(
+            "7f00-7f10 r-xp 0 00:00 0    [vdso]",
+            Some((0x7f00, 0x7f10, true, 0, "[vdso]")),
+        );
+        check(
+            "7f00-7f10 r-xp 0 00:00 7    /x\\012y (deleted)",
+            Some((0x7f00, 0x7f10, true, 0, "/x\ny (deleted)")),
+        );
+        for broken in [
+            "",
+            "x",
+            "7f00",
+            "7f00-7e00 r-xp 0 00:00 0",
+            "7f00-7f10 r",
+            "7f00-7f10 r-xp zz 00:00 0",
+            "g-h r-xp 0 0 0",
+        ] {
             check(broken, None);
         }
     }

@@ -8,7 +8,7 @@ use crate::code::CodeMap;
 use crate::error::{Error, Kind, Result};
 use crate::sample::{ModuleId, Pid, Tid};
 
-
+pub mod launch;
 pub mod maps;
 pub mod memory;
 pub mod modules;
@@ -50,7 +50,12 @@ impl Process {
             _ => Error::io(format!("cannot read the memory map of process {pid}"), e)
                 .hint("run it with sudo: the process belongs to somebody else or is protected"),
         })?;
-        let mut p = Process { pid, code: Vec::new(), generation: 0, stack_end: stack_end(pid) };
+        let mut p = Process {
+            pid,
+            code: Vec::new(),
+            generation: 0,
+            stack_end: stack_end(pid),
+        };
         for m in maps::parse(&text) {
             if m.executable {
                 p.map(m.start, m.end, m.offset, &m.path, modules, new_module);
@@ -61,12 +66,22 @@ impl Process {
 
     /// A process that ended before it could be looked at.
     pub fn gone(pid: Pid) -> Process {
-        Process { pid, code: Vec::new(), generation: 0, stack_end: 0 }
+        Process {
+            pid,
+            code: Vec::new(),
+            generation: 0,
+            stack_end: 0,
+        }
     }
 
     /// A child right after `fork`: the same memory.
     pub fn forked(&self, pid: Pid) -> Process {
-        Process { pid, code: self.code.clone(), generation: self.generation, stack_end: self.stack_end }
+        Process {
+            pid,
+            code: self.code.clone(),
+            generation: self.generation,
+            stack_end: self.stack_end,
+        }
     }
 
     /// Notes executable memory; what was there before is gone.
@@ -91,7 +106,10 @@ impl Process {
                 new_module(id);
             }
             // Without segments (an unreadable file) offsets stand in for addresses.
-            let bias = modules.get(id).bias(start, offset).unwrap_or_else(|| start.wrapping_sub(offset));
+            let bias = modules
+                .get(id)
+                .bias(start, offset)
+                .unwrap_or_else(|| start.wrapping_sub(offset));
             file = Some((id, bias));
         }
         let at = self.code.partition_point(|c| c.start < start);
@@ -141,17 +159,40 @@ fn stack_end(pid: Pid) -> u64 {
 }
 
 /// A numeric field of /proc/PID/stat, numbered as in proc(5).
-pub fn stat_field(pid: Pid, field: usize) -> Option<u64> {
+fn stat_field(pid: Pid, field: usize) -> Option<u64> {
+    stat_text(pid, field)?.parse().ok()
+}
+
+fn stat_text(pid: Pid, field: usize) -> Option<String> {
     let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
     // the name, field 2, may hold spaces and brackets
     let after = text.iter().rposition(|c| *c == b')')? + 2;
     let rest = std::str::from_utf8(text.get(after..)?).ok()?;
-    rest.split(' ').nth(field.checked_sub(3)?)?.trim().parse().ok()
+    Some(rest.split(' ').nth(field.checked_sub(3)?)?.trim().to_string())
+}
+
+/// State of a process (`R`, `S`, `Z` ...), field 3 of /proc/PID/stat.
+pub fn stat_state(pid: Pid) -> Option<char> {
+    stat_text(pid, 3)?.chars().next()
+}
+
+/// ELF class of a process's executable: 1 for 32 bits, 2 for 64.
+pub fn elf_class(pid: Pid) -> Option<u8> {
+    use std::io::Read;
+    let mut head = [0; 5];
+    fs::File::open(format!("/proc/{pid}/exe"))
+        .ok()?
+        .read_exact(&mut head)
+        .ok()?;
+    head.starts_with(b"\x7fELF").then_some(head[4])
 }
 
 /// Thread ids of a process; none if it has ended.
 pub fn threads(pid: Pid) -> Vec<Tid> {
-    let dir = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let dir = fs::read_dir(format!("/proc/{pid}/task"))
+        .into_iter()
+        .flatten()
+        .flatten();
     dir.filter_map(|e| e.file_name().to_str()?.parse().ok()).collect()
 }
 
@@ -164,8 +205,16 @@ pub fn thread_name(pid: Pid, tid: Tid) -> Option<String> {
 /// Words of the command line of a process, separated by blanks; its name if it has none.
 pub fn command_line(pid: Pid) -> String {
     let raw = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let words: Vec<_> = raw.split(|c| *c == 0).filter(|w| !w.is_empty()).map(String::from_utf8_lossy).collect();
-    if words.is_empty() { thread_name(pid, pid).unwrap_or_default() } else { words.join(" ") }
+    let words: Vec<_> = raw
+        .split(|c| *c == 0)
+        .filter(|w| !w.is_empty())
+        .map(String::from_utf8_lossy)
+        .collect();
+    if words.is_empty() {
+        thread_name(pid, pid).unwrap_or_default()
+    } else {
+        words.join(" ")
+    }
 }
 
 #[cfg(test)]
@@ -174,7 +223,12 @@ mod tests {
 
     #[test]
     fn mapping_over_code_replaces_it() {
-        let mut p = Process { pid: 1, code: Vec::new(), generation: 0, stack_end: 0 };
+        let mut p = Process {
+            pid: 1,
+            code: Vec::new(),
+            generation: 0,
+            stack_end: 0,
+        };
         let (mut modules, mut new) = (Modules::default(), |_| {});
         let mut map = |p: &mut Process, start, end| p.map(start, end, 0, b"", &mut modules, &mut new);
         map(&mut p, 0x1000, 0x9000);

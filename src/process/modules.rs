@@ -9,8 +9,8 @@ use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
 use object::{LittleEndian, Object, ObjectSection, ObjectSymbol, ReadCache, SectionKind, SymbolKind, elf};
 use rustc_hash::FxHashMap;
 
-use crate::sample::{ModuleId, PAGE, Pid};
 use crate::code::{Section, Sections};
+use crate::sample::{ModuleId, PAGE, Pid};
 
 /// Longest section or symbol table that is read; the largest real ones are some 100 MB.
 const MAX_SECTION: u64 = 1 << 30;
@@ -83,9 +83,16 @@ type Elf<'a> = ElfFile64<'a, LittleEndian, &'a ReadCache<Reader>>;
 
 impl Module {
     fn new(path: Vec<u8>, content: Content) -> Module {
-        let mut m = Module { path, content, segments: Vec::new(), build_id: Vec::new() };
+        let mut m = Module {
+            path,
+            content,
+            segments: Vec::new(),
+            build_id: Vec::new(),
+        };
         m.segments = m.elf(segments).unwrap_or_default();
-        m.build_id = m.elf(|e| e.build_id().ok().flatten().unwrap_or_default().to_vec()).unwrap_or_default();
+        m.build_id = m
+            .elf(|e| e.build_id().ok().flatten().unwrap_or_default().to_vec())
+            .unwrap_or_default();
         m.build_id.truncate(64);
         m
     }
@@ -104,7 +111,11 @@ impl Module {
             Content::Bytes(b) => b.len() as u64,
             Content::Missing => return None,
         };
-        let cache = ReadCache::new(Reader { content: self.content.clone(), at: 0, len });
+        let cache = ReadCache::new(Reader {
+            content: self.content.clone(),
+            at: 0,
+            len,
+        });
         let elf = Elf::parse(&cache).ok()?;
         Some(f(&elf))
     }
@@ -112,9 +123,10 @@ impl Module {
     /// Load bias of a mapping of this file: `avma - svma`.
     pub fn bias(&self, start: u64, offset: u64) -> Option<u64> {
         let floor = |x: u64| x & !(PAGE - 1);
-        let s = self.segments.iter().find(|s| {
-            floor(s.offset) <= offset && offset < s.offset.saturating_add(s.size.max(1))
-        })?;
+        let s = self
+            .segments
+            .iter()
+            .find(|s| floor(s.offset) <= offset && offset < s.offset.saturating_add(s.size.max(1)))?;
         Some(start.wrapping_sub(floor(s.svma).wrapping_add(offset - floor(s.offset))))
     }
 
@@ -141,7 +153,9 @@ impl Module {
     pub fn exports(&self, name: &str) -> Option<u64> {
         self.elf(|e| {
             let mut symbols = e.dynamic_symbols().take(MAX_SYMBOLS);
-            symbols.find(|s| s.is_definition() && s.name() == Ok(name)).map(|s| s.address())
+            symbols
+                .find(|s| s.is_definition() && s.name() == Ok(name))
+                .map(|s| s.address())
         })
         .flatten()
     }
@@ -150,7 +164,9 @@ impl Module {
     pub fn read_image(&self, svma: u64, len: usize) -> Option<Vec<u8>> {
         self.elf(|e| {
             use object::ObjectSegment;
-            let s = e.segments().find(|s| svma >= s.address() && svma - s.address() < s.size())?;
+            let s = e
+                .segments()
+                .find(|s| svma >= s.address() && svma - s.address() < s.size())?;
             s.data_range(svma, len as u64).ok().flatten().map(<[u8]>::to_vec)
         })
         .flatten()
@@ -162,7 +178,10 @@ impl Module {
             let s = e.section_by_name(name)?;
             (s.size() <= MAX_SECTION).then_some(())?;
             let bytes = s.uncompressed_data().ok()?.into_owned();
-            Some(Section { svma: s.address(), bytes })
+            Some(Section {
+                svma: s.address(),
+                bytes,
+            })
         })
         .flatten()
     }
@@ -176,7 +195,11 @@ fn segments(e: &Elf<'_>) -> Vec<Segment> {
         .iter()
         .filter(|p| p.p_type(endian) == elf::PT_LOAD && p.p_flags(endian).0 & elf::PF_X.0 != 0)
         .take(MAX_SEGMENTS)
-        .map(|p| Segment { offset: p.p_offset(endian), svma: p.p_vaddr(endian), size: p.p_filesz(endian) })
+        .map(|p| Segment {
+            offset: p.p_offset(endian),
+            svma: p.p_vaddr(endian),
+            size: p.p_filesz(endian),
+        })
         .collect()
 }
 
@@ -218,11 +241,14 @@ impl Sections for ModuleSections {
     fn code(&mut self, svma: u64) -> Option<Section> {
         self.0
             .elf(|e| {
-                let s = e.sections().find(|s| {
-                    s.kind() == SectionKind::Text && svma >= s.address() && svma - s.address() < s.size()
-                })?;
+                let s = e
+                    .sections()
+                    .find(|s| s.kind() == SectionKind::Text && svma >= s.address() && svma - s.address() < s.size())?;
                 (s.size() <= MAX_SECTION).then_some(())?;
-                Some(Section { svma: s.address(), bytes: s.data().ok()?.to_vec() })
+                Some(Section {
+                    svma: s.address(),
+                    bytes: s.data().ok()?.to_vec(),
+                })
             })
             .flatten()
     }
@@ -293,7 +319,10 @@ impl Modules {
 /// Only regular files: opening a device or a pipe can block or do harm.
 fn open_mapped(pid: Pid, start: u64, end: u64, path: &[u8]) -> Option<(File, (u64, u64))> {
     let open = |p: String| {
-        let f = File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC).open(p);
+        let f = File::options()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC)
+            .open(p);
         let f = f.ok()?;
         let meta = f.metadata().ok()?;
         meta.is_file().then(|| (f, (meta.dev(), meta.ino())))

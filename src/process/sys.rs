@@ -2,7 +2,10 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub use perf_event_open_sys::bindings as perf;
@@ -13,8 +16,14 @@ fn check(r: i64) -> io::Result<i64> {
 
 /// Copies memory of another process, as much as is readable from `avma` on; returns the bytes copied (0 if none).
 pub fn read_memory(pid: u32, avma: u64, buf: &mut [u8]) -> usize {
-    let local = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
-    let remote = libc::iovec { iov_base: avma as *mut _, iov_len: buf.len() };
+    let local = libc::iovec {
+        iov_base: buf.as_mut_ptr().cast(),
+        iov_len: buf.len(),
+    };
+    let remote = libc::iovec {
+        iov_base: avma as *mut _,
+        iov_len: buf.len(),
+    };
     // SAFETY: the local iovec covers exactly `buf`; the remote address is only looked at by the kernel.
     let n = unsafe { libc::process_vm_readv(pid as i32, &local, 1, &remote, 1, 0) };
     n.max(0) as usize
@@ -58,10 +67,22 @@ pub fn read_count(event: BorrowedFd<'_>) -> io::Result<u64> {
 
 /// Waits until one of the descriptors is readable; false on time-out. An interruption by a signal counts as time-out.
 pub fn poll(fds: &[BorrowedFd<'_>], wait: Duration) -> io::Result<bool> {
-    let mut polls: Vec<libc::pollfd> =
-        fds.iter().map(|f| libc::pollfd { fd: f.as_raw_fd(), events: libc::POLLIN, revents: 0 }).collect();
+    let mut polls: Vec<libc::pollfd> = fds
+        .iter()
+        .map(|f| libc::pollfd {
+            fd: f.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        })
+        .collect();
     // SAFETY: pointer and count describe the vector above.
-    let n = unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as u64, wait.as_millis().min(i32::MAX as u128) as i32) };
+    let n = unsafe {
+        libc::poll(
+            polls.as_mut_ptr(),
+            polls.len() as u64,
+            wait.as_millis().min(i32::MAX as u128) as i32,
+        )
+    };
     match check(n.into()) {
         Ok(n) => Ok(n > 0),
         Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(false),
@@ -108,7 +129,10 @@ fn clock(id: libc::clockid_t) -> u64 {
 
 /// Raises the limit of open files to the hard limit: a target with many threads needs one descriptor each.
 pub fn raise_file_limit() {
-    let mut r = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let mut r = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
     // SAFETY: `r` is a valid place for the result and a valid argument after it.
     unsafe {
         if libc::getrlimit(libc::RLIMIT_NOFILE, &mut r) == 0 {
@@ -171,7 +195,11 @@ pub(crate) fn map_shared(file: BorrowedFd<'_>, bytes: usize) -> io::Result<*mut 
             0,
         )
     };
-    if p == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(p.cast()) }
+    if p == libc::MAP_FAILED {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(p.cast())
+    }
 }
 
 /// Two ends of a pipe, close-on-exec: (read, write).
@@ -181,4 +209,51 @@ pub fn pipe() -> io::Result<(File, File)> {
     check(unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) }.into())?;
     // SAFETY: both are ours alone.
     Ok(unsafe { (File::from_raw_fd(fds[0]), File::from_raw_fd(fds[1])) })
+}
+
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn on_interrupt(_: libc::c_int) {
+    INTERRUPTED.store(true, Ordering::Relaxed);
+}
+
+/// From now on Ctrl-C (SIGINT) and SIGTERM only set the flag that `interrupted` reads.
+pub fn watch_interrupts() {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: the handler only stores to an atomic; the structure is fully initialised. Without SA_RESTART, so that
+        // a wait ends at once.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = on_interrupt as *const () as usize;
+            libc::sigaction(signal, &action, std::ptr::null_mut());
+        }
+    }
+}
+
+pub fn interrupted() -> bool {
+    INTERRUPTED.load(Ordering::Relaxed)
+}
+
+/// Is there something to read now?
+pub fn is_readable(fd: &OwnedFd) -> bool {
+    poll(&[fd.as_fd()], Duration::ZERO).unwrap_or(false)
+}
+
+/// Makes the child of `command` write its pid (four bytes) to `tell` and wait for a byte from `go` before it executes;
+/// at end of file instead it exits.
+pub fn hold_before_exec(command: &mut Command, tell: File, go: File) {
+    let hold = move || {
+        let pid = std::process::id().to_le_bytes();
+        let mut byte = 0u8;
+        // SAFETY: only write, read and _exit, on buffers that live here: all async-signal-safe.
+        unsafe {
+            libc::write(tell.as_raw_fd(), pid.as_ptr().cast(), pid.len());
+            if libc::read(go.as_raw_fd(), (&raw mut byte).cast(), 1) != 1 {
+                libc::_exit(0);
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: the closure keeps to async-signal-safe calls, as code between fork and exec must.
+    unsafe { command.pre_exec(hold) };
 }

@@ -15,7 +15,10 @@ pub struct RawTree {
 
 impl Default for RawTree {
     fn default() -> RawTree {
-        RawTree { nodes: vec![(0, None, 0)], children: FxHashMap::default() }
+        RawTree {
+            nodes: vec![(0, None, 0)],
+            children: FxHashMap::default(),
+        }
     }
 }
 
@@ -52,6 +55,9 @@ mod tests {
         assert_eq!(t.add(&[k(1), k(2)]), a);
         assert_eq!(t.add(&[]), 0);
         assert_eq!(t.nodes().len(), 4);
-        assert_eq!((t.nodes()[a as usize].2, t.nodes()[b as usize].2, t.nodes()[0].2), (2, 1, 1));
+        assert_eq!(
+            (t.nodes()[a as usize].2, t.nodes()[b as usize].2, t.nodes()[0].2),
+            (2, 1, 1)
+        );
     }
 }

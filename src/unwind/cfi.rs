@@ -136,6 +136,13 @@ impl Tables {
         (before.map(|fde| fde.end_address()), next)
     }
 
+    /// Start of the function whose table covers `svma`.
+    pub fn start(&mut self, svma: u64, sections: &mut dyn Sections) -> Option<u64> {
+        let end = self.gap(svma, sections).0?;
+        let i = self.eh.index.starts.partition_point(|&s| s <= svma);
+        (svma < end).then(|| self.eh.index.starts[i - 1])
+    }
+
     fn open(&mut self, sections: &mut dyn Sections) {
         if std::mem::replace(&mut self.opened, true) {
             return;

@@ -34,6 +34,10 @@ struct Module {
 }
 
 impl Module {
+    fn start(&mut self, svma: u64) -> Option<u64> {
+        self.tables.start(svma, &mut *self.sections)
+    }
+
     fn rule(&mut self, svma: u64, rules: &mut Rules, context: &mut cfi::Context) -> RuleId {
         if let Some(id) = self.tables.rule(svma, &mut *self.sections, rules, context) {
             return id;
@@ -93,6 +97,11 @@ impl Unwinder {
         }
         let (tables, code) = Default::default();
         self.modules[index] = Some(Box::new(Module { sections, tables, code }));
+    }
+
+    /// Start (svma) of the function that holds `svma`, as far as the unwind tables tell; names are not needed for it.
+    pub fn function_start(&mut self, module: ModuleId, svma: u64) -> Option<u64> {
+        self.modules.get_mut(module.0 as usize)?.as_mut()?.start(svma)
     }
 
     /// Appends the frames of a stack to `out`, innermost first. `Err` says why it ends before the thread's first

@@ -15,7 +15,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .collect();
     let mut state = 42u64;
     let mut random = move |below: u64| {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        state = state
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
         (state >> 33) % below.max(1)
     };
     let svmas: Vec<u64> = (0..count)
@@ -39,9 +41,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let frames: usize = found.iter().flatten().map(Vec::len).sum();
     let lines = found.iter().flatten().flatten().filter(|s| s.line.is_some()).count();
     let unknown = found.iter().filter(|f| f.is_err()).count();
-    println!("{} addresses, {frames} frames, {lines} with line, {unknown} unknown", svmas.len());
+    println!(
+        "{} addresses, {frames} frames, {lines} with line, {unknown} unknown",
+        svmas.len()
+    );
     println!("open {opened:?}, first lookup {first:?}, all cold {cold:?}, all again {warm:?}");
-    for line in std::fs::read_to_string("/proc/self/status")?.lines().filter(|l| l.starts_with("VmHWM")) {
+    for line in std::fs::read_to_string("/proc/self/status")?
+        .lines()
+        .filter(|l| l.starts_with("VmHWM"))
+    {
         println!("{line}");
     }
     Ok(())

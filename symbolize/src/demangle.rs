@@ -146,10 +146,19 @@ mod tests {
             ("_Z3fooi", "foo(int)"),
             ("_Z3fooi.part.0.cold", "foo(int)"),
             ("_ZN5boost3fooIiEEvT_", "void boost::foo<int>(int)"),
-            ("_ZNSt6vectorIiSaIiEE9push_backEOi", "std::vector<int, std::allocator<int> >::push_back(int&&)"),
+            (
+                "_ZNSt6vectorIiSaIiEE9push_backEOi",
+                "std::vector<int, std::allocator<int> >::push_back(int&&)",
+            ),
             ("_ZNKSs4sizeEv@@GLIBCXX_3.4", "std::string::size() const"),
-            ("_ZN4core3fmt9Formatter3pad17h0123456789abcdefE", "core::fmt::Formatter::pad"),
-            ("_ZN4core3fmt9Formatter3pad17h0123456789abcdefE.llvm.77", "core::fmt::Formatter::pad"),
+            (
+                "_ZN4core3fmt9Formatter3pad17h0123456789abcdefE",
+                "core::fmt::Formatter::pad",
+            ),
+            (
+                "_ZN4core3fmt9Formatter3pad17h0123456789abcdefE.llvm.77",
+                "core::fmt::Formatter::pad",
+            ),
             ("_RNvCskwGfYPst2Cb_7mycrate3foo", "mycrate::foo"),
             ("_Zbogus", "_Zbogus"),
             ("_R", "_R"),
@@ -165,11 +174,27 @@ mod tests {
         let start = std::time::Instant::now();
         let mut names = Vec::new();
         // Each level repeats the one before: doubling with plain substitutions, and with empty argument packs.
-        let seqs: Vec<String> =
-            (0..120u32).map(|i| if i == 0 { "S_".into() } else { format!("S{}_", base36(i - 1)) }).collect();
-        names.push(format!("_Z1fIiE{}", seqs.iter().map(|s| format!("1tI{s}{s}E")).collect::<String>()));
-        names.push(format!("_Z1f1a{}", seqs.iter().map(|s| format!("1tI{s}{s}E")).collect::<String>()));
-        names.push(format!("_Z1f1a{}", seqs.iter().map(|s| format!("F{s}{s}E")).collect::<String>()));
+        let seqs: Vec<String> = (0..120u32)
+            .map(|i| {
+                if i == 0 {
+                    "S_".into()
+                } else {
+                    format!("S{}_", base36(i - 1))
+                }
+            })
+            .collect();
+        names.push(format!(
+            "_Z1fIiE{}",
+            seqs.iter().map(|s| format!("1tI{s}{s}E")).collect::<String>()
+        ));
+        names.push(format!(
+            "_Z1f1a{}",
+            seqs.iter().map(|s| format!("1tI{s}{s}E")).collect::<String>()
+        ));
+        names.push(format!(
+            "_Z1f1a{}",
+            seqs.iter().map(|s| format!("F{s}{s}E")).collect::<String>()
+        ));
         names.push(format!("_Z1fIJEEv{}", "DpT_".repeat(900)));
         names.push(format!("_Z1f{}", "P".repeat(4000)));
         names.push(format!("_Z1f{}i", "PF".repeat(2000)));
@@ -186,6 +211,10 @@ mod tests {
 
     fn base36(n: u32) -> String {
         let digit = |d: u32| char::from_digit(d, 36).unwrap_or('0').to_ascii_uppercase();
-        if n < 36 { digit(n).to_string() } else { format!("{}{}", digit(n / 36), digit(n % 36)) }
+        if n < 36 {
+            digit(n).to_string()
+        } else {
+            format!("{}{}", digit(n / 36), digit(n % 36))
+        }
     }
 }

@@ -80,7 +80,11 @@ struct Root {
 impl Dwarf {
     /// Reads the sections and builds the index of units. `Ok(None)` if the file has no DWARF.
     pub fn load(elf: &Elf) -> Result<Option<Dwarf>, Error> {
-        if elf.section(".debug_info").or_else(|| elf.section(".zdebug_info")).is_none() {
+        if elf
+            .section(".debug_info")
+            .or_else(|| elf.section(".zdebug_info"))
+            .is_none()
+        {
             return Ok(None);
         }
         let mut total = 0;
@@ -127,7 +131,12 @@ impl Dwarf {
     /// Set once the file has used up the work it was granted: then what is not parsed yet stays unknown.
     pub fn error(&self) -> Option<Error> {
         let dry = self.state.fuel.0 == 0;
-        dry.then(|| Error::new(ErrorKind::Corrupt, "DWARF refers to the same bytes too often: too much work"))
+        dry.then(|| {
+            Error::new(
+                ErrorKind::Corrupt,
+                "DWARF refers to the same bytes too often: too much work",
+            )
+        })
     }
 
     /// Whether there is at least one unit.
@@ -145,14 +154,20 @@ impl State {
         let mut headers = dwarf.debug_info.units();
         while let Ok(Some(header)) = headers.next() {
             let offset = header.debug_info_offset().map_or(0, |o| o.0);
-            self.units.push(Unit { offset, root: None, functions: None });
+            self.units.push(Unit {
+                offset,
+                root: None,
+                functions: None,
+            });
         }
         // GCC lists the ranges of its units in .debug_aranges: cheap. For other compilers' units their entry is read.
         let mut listed = vec![false; self.units.len()];
         let mut tables = dwarf.debug_aranges.headers();
         while let Ok(Some(table)) = tables.next() {
             let offset = table.debug_info_offset().0;
-            let Ok(unit) = self.units.binary_search_by_key(&offset, |u| u.offset) else { continue };
+            let Ok(unit) = self.units.binary_search_by_key(&offset, |u| u.offset) else {
+                continue;
+            };
             let mut entries = table.entries();
             while let Ok(Some(entry)) = entries.next() {
                 let range = entry.range();
@@ -243,8 +258,13 @@ impl State {
         }
         // Tables may overlap, each tail of the section is one: what this one costs must be known before it is parsed.
         let rest = dwarf.debug_abbrev.reader().slice().get(at..)?;
-        self.fuel.spend(abbreviations_len(&rest[..self.fuel.most(rest.len())]) as u64)?;
-        let parsed = dwarf.debug_abbrev.abbreviations(gimli::DebugAbbrevOffset(at)).ok().map(Arc::new);
+        self.fuel
+            .spend(abbreviations_len(&rest[..self.fuel.most(rest.len())]) as u64)?;
+        let parsed = dwarf
+            .debug_abbrev
+            .abbreviations(gimli::DebugAbbrevOffset(at))
+            .ok()
+            .map(Arc::new);
         self.abbreviations.insert(at, parsed.clone());
         parsed
     }
@@ -264,7 +284,9 @@ impl State {
     fn find(&mut self, dwarf: &gimli::Dwarf<Slice<'_>>, svma: u64) -> Found {
         let mut best = Found::default();
         for i in self.ranges.containing(svma) {
-            let Some(found) = self.find_in_unit(dwarf, i, svma) else { continue };
+            let Some(found) = self.find_in_unit(dwarf, i, svma) else {
+                continue;
+            };
             if found.range.is_some() {
                 return found;
             }
@@ -294,7 +316,11 @@ impl State {
             for call in inlined.calls.iter().rev() {
                 here.name = self.name(dwarf, offset, call.name_at);
                 let file = call.file.and_then(|f| lines.as_ref()?.file(f));
-                let caller = Frame { name: None, file, line: call.line };
+                let caller = Frame {
+                    name: None,
+                    file,
+                    line: call.line,
+                };
                 found.frames.push(std::mem::replace(&mut here, caller));
             }
             here.name = self.name(dwarf, offset, DieRef::Unit(inlined.die));
@@ -325,8 +351,12 @@ impl State {
             let i = self.units.partition_point(|u| u.offset <= at).checked_sub(1)?;
             let Some(unit) = self.open(dwarf, i) else { break };
             let base = self.units[i].offset;
-            let Ok(mut entries) = unit.entries_raw(Some(UnitOffset(at - base))) else { break };
-            let Ok(Some(abbrev)) = entries.read_abbreviation() else { break };
+            let Ok(mut entries) = unit.entries_raw(Some(UnitOffset(at - base))) else {
+                break;
+            };
+            let Ok(Some(abbrev)) = entries.read_abbreviation() else {
+                break;
+            };
             self.fuel.spend(1 + abbrev.attributes().len() as u64)?;
             for spec in abbrev.attributes() {
                 let Ok(attr) = entries.read_attribute(*spec) else { break };
@@ -360,7 +390,10 @@ impl State {
             AttributeValue::DebugLineStrRef(o) => dwarf.debug_line_str.get_str(o).ok()?,
             AttributeValue::DebugStrOffsetsIndex(index) => {
                 let format = unit.header.format();
-                let offset = dwarf.debug_str_offsets.get_str_offset(format, unit.str_offsets_base, index).ok()?;
+                let offset = dwarf
+                    .debug_str_offsets
+                    .get_str_offset(format, unit.str_offsets_base, index)
+                    .ok()?;
                 dwarf.debug_str.get_str(offset).ok()?
             }
             _ => return None,

@@ -118,7 +118,10 @@ impl Elf {
         let unsupported = |what: &'static str| Err(Error::new(ErrorKind::Unsupported, what));
         let head = input.read(0, input.len().min(64))?;
         if !head.starts_with(b"\x7fELF") {
-            return Err(Error::new(ErrorKind::NotElf, "not an ELF file (no \\x7fELF at its start)"));
+            return Err(Error::new(
+                ErrorKind::NotElf,
+                "not an ELF file (no \\x7fELF at its start)",
+            ));
         }
         match (head.get(4), head.get(5)) {
             (None, _) | (_, None) => return Err(truncated()),
@@ -138,8 +141,13 @@ impl Elf {
             4 => return unsupported("a core dump (ET_CORE)"),
             _ => return unsupported("neither an executable nor a shared library"),
         }
-        let mut elf =
-            Elf { input, sections: Vec::new(), segments: Vec::new(), build_id: None, is_x86_64: half(18) == EM_X86_64 };
+        let mut elf = Elf {
+            input,
+            sections: Vec::new(),
+            segments: Vec::new(),
+            build_id: None,
+            is_x86_64: half(18) == EM_X86_64,
+        };
         elf.read_segments(wide(32), half(54), half(56))?;
         elf.read_sections(wide(40), half(58), half(60), half(62))?;
         if elf.build_id.is_none() {
@@ -160,7 +168,12 @@ impl Elf {
             let wide = |at| u64_at(ph, at).unwrap_or(0);
             let (offset, addr, file_size, mem_size) = (wide(8), wide(16), wide(32), wide(40));
             match u32_at(ph, 0) {
-                Some(PT_LOAD) => self.segments.push(Segment { offset, addr, file_size, mem_size }),
+                Some(PT_LOAD) => self.segments.push(Segment {
+                    offset,
+                    addr,
+                    file_size,
+                    mem_size,
+                }),
                 Some(PT_NOTE) if self.build_id.is_none() => {
                     self.build_id = self.build_id_in(offset, file_size);
                 }
@@ -224,7 +237,9 @@ impl Elf {
     /// Debug files keep their note section but may have lost the segment's bytes.
     fn build_id_from_sections(&self) -> Option<Vec<u8>> {
         let notes = self.sections.iter().filter(|s| s.kind == SHT_NOTE).take(64);
-        notes.map(|s| (s.offset, s.size)).find_map(|(offset, size)| self.build_id_in(offset, size))
+        notes
+            .map(|s| (s.offset, s.size))
+            .find_map(|(offset, size)| self.build_id_in(offset, size))
     }
 
     /// Looks for NT_GNU_BUILD_ID (3) in one block of notes. Notes are small; 64 KiB of them are plenty.
@@ -293,7 +308,10 @@ impl Elf {
 
     /// File offset to stated address, by the loadable segments.
     pub fn svma_of_offset(&self, offset: u64) -> Option<u64> {
-        let s = self.segments.iter().find(|s| offset.wrapping_sub(s.offset) < s.file_size)?;
+        let s = self
+            .segments
+            .iter()
+            .find(|s| offset.wrapping_sub(s.offset) < s.file_size)?;
         s.addr.checked_add(offset - s.offset)
     }
 }
@@ -309,7 +327,10 @@ impl Input {
     /// Reads exactly `len` bytes. Refuses before allocating if the file is not that long.
     fn read(&self, offset: u64, len: u64) -> Result<Vec<u8>, Error> {
         let truncated = || Error::new(ErrorKind::Truncated, "headers point behind the end of the file");
-        let end = offset.checked_add(len).filter(|&end| end <= self.len()).ok_or_else(truncated)?;
+        let end = offset
+            .checked_add(len)
+            .filter(|&end| end <= self.len())
+            .ok_or_else(truncated)?;
         match self {
             Input::File { file, .. } => {
                 let mut bytes = vec![0; len as usize];
@@ -324,11 +345,21 @@ impl Input {
 
 fn decompress(format: CompressionFormat, data: &[u8], size: u64) -> Result<Vec<u8>, Error> {
     if size > MAX_DECOMPRESSED || size / MAX_RATIO > data.len() as u64 {
-        return Err(Error::new(ErrorKind::Corrupt, "a compressed section claims an unbelievable size"));
+        return Err(Error::new(
+            ErrorKind::Corrupt,
+            "a compressed section claims an unbelievable size",
+        ));
     }
-    let packed = CompressedData { format, data, uncompressed_size: size };
+    let packed = CompressedData {
+        format,
+        data,
+        uncompressed_size: size,
+    };
     match packed.decompress() {
         Ok(bytes) => Ok(bytes.into_owned()),
-        Err(_) => Err(Error::new(ErrorKind::Corrupt, "a compressed section cannot be decompressed")),
+        Err(_) => Err(Error::new(
+            ErrorKind::Corrupt,
+            "a compressed section cannot be decompressed",
+        )),
     }
 }

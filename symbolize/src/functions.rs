@@ -26,7 +26,12 @@ impl Ranges {
     pub fn push(&mut self, begin: u64, end: u64, index: usize) -> bool {
         let keep = begin > 1 && begin < end;
         if keep {
-            self.0.push(Range { begin, end, reach: end, index: index as u32 });
+            self.0.push(Range {
+                begin,
+                end,
+                reach: end,
+                index: index as u32,
+            });
         }
         keep
     }
@@ -44,7 +49,10 @@ impl Ranges {
     fn hits(&self, svma: u64) -> impl Iterator<Item = &Range> {
         let after = self.0.partition_point(|r| r.begin <= svma);
         let before = self.0[..after].iter().rev();
-        before.take_while(move |r| r.reach > svma).take(MAX_OVERLAPS).filter(move |r| r.end > svma)
+        before
+            .take_while(move |r| r.reach > svma)
+            .take(MAX_OVERLAPS)
+            .filter(move |r| r.end > svma)
     }
 
     /// The indices of all ranges with this address, the one that starts last first.
@@ -98,7 +106,10 @@ impl Functions {
     /// Collects the functions of a unit. Stops early, with what it has, where the unit is corrupt; `None` if the fuel
     /// is used up.
     pub fn parse<'a>(dwarf: &gimli::Dwarf<Slice<'a>>, unit: &GimliUnit<'a>, fuel: &mut Fuel) -> Option<Functions> {
-        let mut out = Functions { ranges: Ranges::default(), functions: Vec::new() };
+        let mut out = Functions {
+            ranges: Ranges::default(),
+            functions: Vec::new(),
+        };
         let mut entries = unit.entries_raw(None).ok()?;
         while !entries.is_empty() {
             let die = entries.next_offset().0;
@@ -129,7 +140,9 @@ impl Functions {
             let index = out.functions.len();
             let mut has_code = false;
             let ranges = &mut out.ranges;
-            let _ = bounds.each(dwarf, unit, fuel, |begin, end| has_code |= ranges.push(begin, end, index));
+            let _ = bounds.each(dwarf, unit, fuel, |begin, end| {
+                has_code |= ranges.push(begin, end, index)
+            });
             if has_code {
                 out.functions.push(Function { die, calls: None });
             }
@@ -150,8 +163,14 @@ impl Functions {
         let range = (hit.begin, hit.end);
         let function = self.functions.get_mut(hit.index as usize)?;
         let die = function.die;
-        let calls = function.calls.get_or_insert_with(|| Calls::parse(dwarf, unit, die, fuel).unwrap_or_default());
-        Some(Inlined { calls: calls.find(svma), die, range })
+        let calls = function
+            .calls
+            .get_or_insert_with(|| Calls::parse(dwarf, unit, die, fuel).unwrap_or_default());
+        Some(Inlined {
+            calls: calls.find(svma),
+            die,
+            range,
+        })
     }
 }
 
@@ -191,7 +210,13 @@ impl Calls {
             }
             let mut bounds = Bounds::default();
             let parent = open.last().map(|o| o.1);
-            let mut call = Call { name_at: DieRef::Unit(at), file: None, line: None, parent, depth: open.len() as u32 };
+            let mut call = Call {
+                name_at: DieRef::Unit(at),
+                file: None,
+                line: None,
+                parent,
+                depth: open.len() as u32,
+            };
             for spec in abbrev.attributes() {
                 let attr = entries.read_attribute(*spec).ok()?;
                 match (attr.name(), attr.value()) {
@@ -228,7 +253,9 @@ impl Calls {
         let mut last = None;
         for &(begin, end, index) in &self.ranges {
             if begin <= svma && svma < end {
-                let Some(call) = self.calls.get(index as usize) else { continue };
+                let Some(call) = self.calls.get(index as usize) else {
+                    continue;
+                };
                 if call.parent == last && call.depth as usize == path.len() {
                     path.push(*call);
                     last = Some(index);

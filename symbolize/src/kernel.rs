@@ -72,18 +72,29 @@ impl Kernel {
         // Best alias first: functions before data, global before weak before local, shortest, then alphabetical.
         lines.sort_unstable_by_key(|&(addr, kind, name, _)| (addr, rank(kind).unwrap_or(9), name.len(), name));
         lines.dedup_by_key(|l| l.0);
-        let mut kernel = Kernel { entries: Vec::with_capacity(lines.len()), text: String::new() };
+        let mut kernel = Kernel {
+            entries: Vec::with_capacity(lines.len()),
+            text: String::new(),
+        };
         for (addr, kind, name, module) in lines {
             let is_code = rank(kind).is_some();
             let (name, module) = if is_code { (name, module) } else { ("", "") };
-            let (Ok(at), Ok(name_len), Ok(module_len)) =
-                (u32::try_from(kernel.text.len()), u16::try_from(name.len()), u16::try_from(module.len()))
-            else {
+            let (Ok(at), Ok(name_len), Ok(module_len)) = (
+                u32::try_from(kernel.text.len()),
+                u16::try_from(name.len()),
+                u16::try_from(module.len()),
+            ) else {
                 continue;
             };
             kernel.text.push_str(name);
             kernel.text.push_str(module);
-            kernel.entries.push(Entry { addr, name: at, name_len, module_len, is_code });
+            kernel.entries.push(Entry {
+                addr,
+                name: at,
+                name_len,
+                module_len,
+                is_code,
+            });
         }
         Ok(kernel)
     }
@@ -96,8 +107,10 @@ impl Kernel {
             return None;
         }
         let at = entry.name as usize;
-        let (name_end, end) =
-            (at + usize::from(entry.name_len), at + usize::from(entry.name_len) + usize::from(entry.module_len));
+        let (name_end, end) = (
+            at + usize::from(entry.name_len),
+            at + usize::from(entry.name_len) + usize::from(entry.module_len),
+        );
         Some(KernelSymbol {
             name: self.text.get(at..name_end)?,
             module: self.text.get(name_end..end).filter(|m| !m.is_empty()),
@@ -124,7 +137,10 @@ fn parse_line(line: &str) -> Option<(u64, u8, &str, &str)> {
         _ => return None,
     };
     let name = words.next()?;
-    let module = words.next().and_then(|m| m.strip_prefix('[')?.strip_suffix(']')).unwrap_or("");
+    let module = words
+        .next()
+        .and_then(|m| m.strip_prefix('[')?.strip_suffix(']'))
+        .unwrap_or("");
     Some((addr, kind, name, module))
 }
 
@@ -167,7 +183,10 @@ ffffffffc0000100 t bpf_prog_6deef7357e7b4530_x\t[bpf]
             (0xffffffff81000200, Some(("weak_one", None, 0xffffffff81000200))),
             (0xffffffff81000300, None),
             (0xffffffffc0000010, Some(("mod_fn", Some("ext4"), 0xffffffffc0000000))),
-            (0xffffffffc0000180, Some(("bpf_prog_6deef7357e7b4530_x", Some("bpf"), 0xffffffffc0000100))),
+            (
+                0xffffffffc0000180,
+                Some(("bpf_prog_6deef7357e7b4530_x", Some("bpf"), 0xffffffffc0000100)),
+            ),
             (0xffffffffffffffff, None),
         ] {
             assert_eq!(name(addr), expected, "{addr:x}");

@@ -55,10 +55,17 @@ impl Lines {
         fuel: &mut Fuel,
     ) -> Option<Lines> {
         let address_size = unit.header.address_size();
-        let program = dwarf.debug_line.program(offset, address_size, unit.comp_dir, unit.name).ok()?;
+        let program = dwarf
+            .debug_line
+            .program(offset, address_size, unit.comp_dir, unit.name)
+            .ok()?;
         // Overlapping programs are possible: what each one costs is counted where it is read.
         fuel.spend(program.header().header_length() as u64)?;
-        let mut lines = Lines { files: Vec::new(), sequences: Vec::new(), rows: Vec::new() };
+        let mut lines = Lines {
+            files: Vec::new(),
+            sequences: Vec::new(),
+            rows: Vec::new(),
+        };
         let mut rows = program.rows();
         let mut open: Option<(u64, usize)> = None;
         while let Ok(Some((_, row))) = rows.next_row() {
@@ -69,7 +76,11 @@ impl Lines {
                     // Linkers leave the code of discarded sections at address 0.
                     if start != 0 && start < address {
                         let rows = first..lines.rows.len();
-                        lines.sequences.push(Sequence { start, end: address, rows });
+                        lines.sequences.push(Sequence {
+                            start,
+                            end: address,
+                            rows,
+                        });
                     } else {
                         lines.rows.truncate(first);
                     }
@@ -77,9 +88,15 @@ impl Lines {
                 continue;
             }
             let (start, first) = *open.get_or_insert((address, lines.rows.len()));
-            let Ok(delta) = u32::try_from(address.wrapping_sub(start)) else { continue };
+            let Ok(delta) = u32::try_from(address.wrapping_sub(start)) else {
+                continue;
+            };
             let line = row.line().map_or(0, |l| u32::try_from(l.get()).unwrap_or(0));
-            let new = Row { delta, file: u32::try_from(row.file_index()).unwrap_or(u32::MAX), line };
+            let new = Row {
+                delta,
+                file: u32::try_from(row.file_index()).unwrap_or(u32::MAX),
+                line,
+            };
             // Of several rows at one address the last one counts.
             match lines.rows[first..].last_mut() {
                 Some(last) if last.delta == delta => *last = new,

@@ -75,7 +75,13 @@ impl Module {
     }
 
     fn new(elf: Elf) -> Module {
-        Module { elf, symbols: None, plt: None, dwarf: DwarfState::NotRead, names: HashMap::new() }
+        Module {
+            elf,
+            symbols: None,
+            plt: None,
+            dwarf: DwarfState::NotRead,
+            names: HashMap::new(),
+        }
     }
 
     /// The GNU build id, up to 64 bytes.
@@ -110,15 +116,33 @@ impl Module {
             }
             (None, None) => None,
         };
-        let Some((name, start, size)) = real else { return Err(self.why_unknown(svma)) };
+        let Some((name, start, size)) = real else {
+            return Err(self.why_unknown(svma));
+        };
         // An inlined function whose name is in a file that is not read is left out; its caller has the place of the call.
         let inlined = found.frames.into_iter().filter_map(|f| {
             let Name { raw, display } = f.name?;
-            Some(Symbol { name: display, raw, start, size, file: f.file, line: f.line, inlined: true })
+            Some(Symbol {
+                name: display,
+                raw,
+                start,
+                size,
+                file: f.file,
+                line: f.line,
+                inlined: true,
+            })
         });
         let mut out: Vec<Symbol> = inlined.collect();
         let (file, line) = outer.map_or((None, None), |f| (f.file, f.line));
-        out.push(Symbol { name: name.display, raw: name.raw, start, size, file, line, inlined: false });
+        out.push(Symbol {
+            name: name.display,
+            raw: name.raw,
+            start,
+            size,
+            file,
+            line,
+            inlined: false,
+        });
         Ok(out)
     }
 
@@ -142,13 +166,21 @@ impl Module {
     /// The symbol that covers an address, from the symbol tables only: cheap, no DWARF is read.
     pub fn symbol_at(&mut self, svma: u64) -> Option<Function<'_>> {
         let symbols = self.read_symbols();
-        symbols.find(svma).map(|s| Function { start: s.start, size: s.end - s.start, raw: symbols.name(s) })
+        symbols.find(svma).map(|s| Function {
+            start: s.start,
+            size: s.end - s.start,
+            raw: symbols.name(s),
+        })
     }
 
     /// All function symbols by address, one for each address where one starts.
     pub fn symbols(&mut self) -> impl Iterator<Item = Function<'_>> {
         let symbols = self.read_symbols();
-        symbols.iter().map(|s| Function { start: s.start, size: s.end - s.start, raw: symbols.name(s) })
+        symbols.iter().map(|s| Function {
+            start: s.start,
+            size: s.end - s.start,
+            raw: symbols.name(s),
+        })
     }
 
     /// Address and size of the function symbol with exactly this raw name; finds aliases too. The size is 0 if the table
@@ -166,7 +198,11 @@ impl Module {
             None => (has(crate::elf::SHT_SYMTAB), has(crate::elf::SHT_DYNSYM)),
         };
         let dwarf = match &self.dwarf {
-            DwarfState::NotRead => self.elf.section(".debug_info").or(self.elf.section(".zdebug_info")).is_some(),
+            DwarfState::NotRead => self
+                .elf
+                .section(".debug_info")
+                .or(self.elf.section(".zdebug_info"))
+                .is_some(),
             DwarfState::None | DwarfState::Bad(_) => false,
             DwarfState::Ready(dwarf) => dwarf.has_units(),
         };
@@ -200,7 +236,10 @@ impl Module {
     fn real_function(&mut self, svma: u64) -> Option<(Name, u64, u64)> {
         let symbols = self.symbols.as_ref()?;
         if let Some(sym) = symbols.find(svma) {
-            let name = self.names.entry(sym.start).or_insert_with(|| Name::new(&symbols.name(sym)));
+            let name = self
+                .names
+                .entry(sym.start)
+                .or_insert_with(|| Name::new(&symbols.name(sym)));
             return Some((name.clone(), sym.start, sym.end - sym.start));
         }
         let plt = self.plt.get_or_insert_with(|| Plt::load(&self.elf));

@@ -40,7 +40,11 @@ impl Plt {
         if !elf.is_x86_64 {
             return None;
         }
-        let tables = || elf.sections.iter().filter(|s| s.name.starts_with(".plt") && s.is_code());
+        let tables = || {
+            elf.sections
+                .iter()
+                .filter(|s| s.name.starts_with(".plt") && s.is_code())
+        };
         tables().next()?;
         let dynsym = elf.sections.iter().find(|s| s.kind == SHT_DYNSYM)?;
         let strings = elf.raw_data(elf.sections.get(dynsym.link as usize)?).ok()?;
@@ -93,14 +97,20 @@ impl Plt {
             let start = section.addr.wrapping_add((i * size) as u64);
             let name = match target(stub) {
                 Some(Target::Slot { behind, displacement }) => {
-                    let slot = start.wrapping_add(behind as u64).wrapping_add_signed(displacement.into());
+                    let slot = start
+                        .wrapping_add(behind as u64)
+                        .wrapping_add_signed(displacement.into());
                     slots.get(&slot).copied()
                 }
                 Some(Target::Pushed(n)) => pushed.get(n as usize).copied().flatten(),
                 None => None,
             };
             if let Some(name) = name {
-                self.stubs.push(Stub { start, size: size as u64, name });
+                self.stubs.push(Stub {
+                    start,
+                    size: size as u64,
+                    name,
+                });
             }
         }
     }
@@ -138,7 +148,10 @@ fn target(stub: &[u8]) -> Option<Target> {
     if stub.get(at..at + 2)? != [0xff, 0x25] {
         return None; // PLT0 begins with a push (ff 35), TLS descriptors have their own entry
     }
-    Some(Target::Slot { behind: at + 6, displacement: u32_at(stub, at + 2)? as i32 })
+    Some(Target::Slot {
+        behind: at + 6,
+        displacement: u32_at(stub, at + 2)? as i32,
+    })
 }
 
 #[cfg(test)]
@@ -155,9 +168,18 @@ mod tests {
         let slot = |behind, displacement| Some(Target::Slot { behind, displacement });
         for (bytes, expected) in [
             (pad(&[0xff, 0x25, 0x10, 0, 0, 0, 0x68, 0, 0, 0, 0]), slot(6, 16)),
-            (pad(&[0xf3, 0x0f, 0x1e, 0xfa, 0xff, 0x25, 0xff, 0xff, 0xff, 0xff]), slot(10, -1)),
-            (pad(&[0xf3, 0x0f, 0x1e, 0xfa, 0xf2, 0xff, 0x25, 1, 0, 0, 0]), slot(11, 1)),
-            (pad(&[0xf3, 0x0f, 0x1e, 0xfa, 0x68, 7, 0, 0, 0, 0xe9]), Some(Target::Pushed(7))),
+            (
+                pad(&[0xf3, 0x0f, 0x1e, 0xfa, 0xff, 0x25, 0xff, 0xff, 0xff, 0xff]),
+                slot(10, -1),
+            ),
+            (
+                pad(&[0xf3, 0x0f, 0x1e, 0xfa, 0xf2, 0xff, 0x25, 1, 0, 0, 0]),
+                slot(11, 1),
+            ),
+            (
+                pad(&[0xf3, 0x0f, 0x1e, 0xfa, 0x68, 7, 0, 0, 0, 0xe9]),
+                Some(Target::Pushed(7)),
+            ),
             (pad(&[0xff, 0x35, 1, 0, 0, 0, 0xff, 0x25]), None),
             (vec![0xff, 0x25], None),
             (vec![], None),

@@ -66,13 +66,19 @@ impl Symbols {
     pub fn load(elf: &Elf) -> Symbols {
         let mut out = Symbols::default();
         for (table, kind) in [(0u8, SHT_SYMTAB), (1, SHT_DYNSYM)] {
-            let Some(section) = elf.sections.iter().find(|s| s.kind == kind) else { continue };
+            let Some(section) = elf.sections.iter().find(|s| s.kind == kind) else {
+                continue;
+            };
             let before = out.syms.len();
             if let Err(error) = out.read_table(elf, section, table) {
                 out.error = Some(error);
             }
             let found = out.syms.len() > before;
-            if table == 0 { out.has_symtab = found } else { out.has_dynsym = found }
+            if table == 0 {
+                out.has_symtab = found
+            } else {
+                out.has_dynsym = found
+            }
         }
         out.choose_aliases();
         out.settle_ends();
@@ -100,7 +106,9 @@ impl Symbols {
 
     /// At most `max` bytes of the name: all that choosing needs, and cheap however long the name is.
     fn name_prefix(&self, sym: &Sym, max: usize) -> &[u8] {
-        let rest = self.strings[usize::from(sym.table)].get(sym.name as usize..).unwrap_or_default();
+        let rest = self.strings[usize::from(sym.table)]
+            .get(sym.name as usize..)
+            .unwrap_or_default();
         let head = &rest[..rest.len().min(max)];
         head.split(|&b| b == 0).next().unwrap_or_default()
     }
@@ -204,14 +212,23 @@ impl Symbols {
 /// among aliases are not kept.
 pub(crate) fn find_named(elf: &Elf, name: &str) -> Option<(u64, u64)> {
     for kind in [SHT_SYMTAB, SHT_DYNSYM] {
-        let Some(section) = elf.sections.iter().find(|s| s.kind == kind) else { continue };
-        let Some(strings) = elf.sections.get(section.link as usize) else { continue };
-        let (Ok(data), Ok(strings)) = (elf.raw_data(section), elf.raw_data(strings)) else { continue };
+        let Some(section) = elf.sections.iter().find(|s| s.kind == kind) else {
+            continue;
+        };
+        let Some(strings) = elf.sections.get(section.link as usize) else {
+            continue;
+        };
+        let (Ok(data), Ok(strings)) = (elf.raw_data(section), elf.raw_data(strings)) else {
+            continue;
+        };
         let wanted = |sym: &Sym| {
             let rest = strings.get(sym.name as usize..).unwrap_or_default();
             rest.starts_with(name.as_bytes()) && rest.get(name.len()) == Some(&0)
         };
-        let found = data.chunks_exact(24).filter_map(|e| read_symbol(elf, e, 0)).filter(wanted);
+        let found = data
+            .chunks_exact(24)
+            .filter_map(|e| read_symbol(elf, e, 0))
+            .filter(wanted);
         if let Some(sym) = found.min_by_key(|s| (s.rank, s.start)) {
             return Some((sym.start, if sym.sized { sym.end - sym.start } else { 0 }));
         }
@@ -229,7 +246,10 @@ fn read_symbol(elf: &Elf, entry: &[u8], table: u8) -> Option<Sym> {
     };
     // Undefined, absolute and common symbols have indices that are no section with code. SHN_XINDEX (0xffff, more than
     // 65,000 sections) does not occur in linked files.
-    let section = elf.sections.get(usize::from(u16_at(entry, 6)?)).filter(|s| s.is_code())?;
+    let section = elf
+        .sections
+        .get(usize::from(u16_at(entry, 6)?))
+        .filter(|s| s.is_code())?;
     let (name, start, size) = (u32_at(entry, 0)?, u64_at(entry, 8)?, u64_at(entry, 16)?);
     if name == 0 || start < section.addr || start >= section.end() {
         return None;
@@ -239,8 +259,19 @@ fn read_symbol(elf: &Elf, entry: &[u8], table: u8) -> Option<Sym> {
         2 => 1,      // WEAK
         _ => 2,
     };
-    let end = if size == 0 { section.end() } else { start.saturating_add(size).min(section.end()) };
-    Some(Sym { start, end, name, table, rank: notype + binding, sized: size != 0 })
+    let end = if size == 0 {
+        section.end()
+    } else {
+        start.saturating_add(size).min(section.end())
+    };
+    Some(Sym {
+        start,
+        end,
+        name,
+        table,
+        rank: notype + binding,
+        sized: size != 0,
+    })
 }
 
 /// Assemblers' local labels and mapping symbols (`$x`, ARM ELF) are no functions.

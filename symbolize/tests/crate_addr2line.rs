@@ -26,7 +26,11 @@ fn compare(path: &Path, count: usize) {
         }
         assert_eq!(found.len(), theirs.len(), "{svma:#x} {found:?} {theirs:?}");
         for (ours, theirs) in found.iter().zip(&theirs) {
-            assert_eq!((ours.file.as_deref(), ours.line), (theirs.0.as_deref(), theirs.1), "{svma:#x}");
+            assert_eq!(
+                (ours.file.as_deref(), ours.line),
+                (theirs.0.as_deref(), theirs.1),
+                "{svma:#x}"
+            );
             if ours.inlined {
                 assert_eq!(Some(&*ours.raw), theirs.2.as_deref(), "{svma:#x}");
             }

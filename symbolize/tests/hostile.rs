@@ -16,18 +16,28 @@ int main(int argc, char **argv) { return f(argc); }
 
 /// Asks everything.
 fn use_it(bytes: Vec<u8>) {
-    let Ok(mut module) = Module::from_bytes(bytes) else { return };
+    let Ok(mut module) = Module::from_bytes(bytes) else {
+        return;
+    };
     let starts: Vec<u64> = module.symbols().take(30).map(|f| f.start).collect();
     let _ = module.lookup_many(&starts);
     for svma in (0x1000..0x1300).step_by(7) {
         let _ = module.lookup(svma);
     }
-    let _ = (module.sources(), module.symbol_named("main"), module.build_id().map(<[u8]>::len));
+    let _ = (
+        module.sources(),
+        module.symbol_named("main"),
+        module.build_id().map(<[u8]>::len),
+    );
     let _ = (module.lookup(0), module.lookup(u64::MAX), module.svma_of_offset(77));
 }
 
 fn small_elf(scratch: &Scratch, flags: &[&str]) -> Option<Vec<u8>> {
-    let command: Vec<&str> = ["gcc", "-O2", "-nostartfiles", "-Wl,--entry=main"].iter().chain(flags).copied().collect();
+    let command: Vec<&str> = ["gcc", "-O2", "-nostartfiles", "-Wl,--entry=main"]
+        .iter()
+        .chain(flags)
+        .copied()
+        .collect();
     let path = scratch.compile("small", ("s.c", SOURCE), &command)?;
     std::fs::read(path).ok()
 }
@@ -35,7 +45,9 @@ fn small_elf(scratch: &Scratch, flags: &[&str]) -> Option<Vec<u8>> {
 #[test]
 fn truncated() {
     let scratch = Scratch::new("truncated");
-    let Some(elf) = small_elf(&scratch, &["-g"]) else { return };
+    let Some(elf) = small_elf(&scratch, &["-g"]) else {
+        return;
+    };
     for len in (0..elf.len()).step_by(1 + elf.len() / 1000) {
         use_it(elf[..len].to_vec());
     }
@@ -57,7 +69,11 @@ fn bits_flipped() {
                     _ => random.below(elf.len() as u64),
                 } as usize;
                 let value = random.below(256) as u8;
-                copy[at] = if round % 3 == 0 { value } else { copy[at] ^ (1 << (value & 7)) };
+                copy[at] = if round % 3 == 0 {
+                    value
+                } else {
+                    copy[at] ^ (1 << (value & 7))
+                };
             }
             use_it(copy);
         }
@@ -67,7 +83,9 @@ fn bits_flipped() {
 #[test]
 fn debug_sections_of_noise() {
     let scratch = Scratch::new("noise");
-    let Some(elf) = small_elf(&scratch, &["-g"]) else { return };
+    let Some(elf) = small_elf(&scratch, &["-g"]) else {
+        return;
+    };
     let mut random = Lcg(11);
     // Behind the loaded part there are mostly debug sections: fill pieces of it with small numbers.
     for _ in 0..500 {
@@ -109,7 +127,13 @@ fn elf_with(sections: &[(&str, Vec<u8>)]) -> Vec<u8> {
     elf[..20].copy_from_slice(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x03\0\x3e\0");
     elf[32..40].copy_from_slice(&64u64.to_le_bytes());
     elf[40..48].copy_from_slice(&table.to_le_bytes());
-    for (at, value) in [(54, 56), (56, 1), (58, 64), (60, headers.len()), (62, headers.len() - 1)] {
+    for (at, value) in [
+        (54, 56),
+        (56, 1),
+        (58, 64),
+        (60, headers.len()),
+        (62, headers.len() - 1),
+    ] {
         elf[at..at + 2].copy_from_slice(&(value as u16).to_le_bytes());
     }
     elf[64..68].copy_from_slice(&1u32.to_le_bytes());
@@ -203,7 +227,11 @@ fn many_functions_share_one_long_range_list() {
         ranges.extend_from_slice(&(0x1000 + i).to_le_bytes());
         ranges.extend_from_slice(&(0x1001 + i).to_le_bytes());
     }
-    let sections = [(".debug_info", unit(&body)), (".debug_abbrev", abbreviations()), (".debug_ranges", ranges)];
+    let sections = [
+        (".debug_info", unit(&body)),
+        (".debug_abbrev", abbreviations()),
+        (".debug_ranges", ranges),
+    ];
     let (time, _) = lookups_take(&sections);
     assert!(time < Duration::from_secs(20), "{time:?}");
 }
@@ -247,6 +275,10 @@ fn compressed_sections_that_lie_about_their_size() {
         let mut module = Module::from_bytes(elf_with(&[(".zdebug_info", data)])).expect("opened");
         let why = module.lookup(0x1000).expect_err("no name");
         assert!(matches!(why, symbolize::Unknown::Corrupt(_)), "{why}");
-        assert!(module.dwarf_error().is_some_and(|e| e.kind() == symbolize::ErrorKind::Corrupt));
+        assert!(
+            module
+                .dwarf_error()
+                .is_some_and(|e| e.kind() == symbolize::ErrorKind::Corrupt)
+        );
     }
 }

@@ -15,7 +15,9 @@ fn agrees_with_binutils() {
         return;
     }
     let svmas = common::addresses(&mut module, 2000);
-    let Some(theirs) = common::binutils(path, &svmas) else { return };
+    let Some(theirs) = common::binutils(path, &svmas) else {
+        return;
+    };
     let ours = common::ours(&mut module, &svmas);
     let mut names = 0;
     let mut places = 0;
@@ -29,7 +31,11 @@ fn agrees_with_binutils() {
             eprintln!("{svma:#x}:\n  ours   {ours:?}\n  theirs {theirs:?}");
         }
     }
-    eprintln!("{}: {names} of {} differ in names, {places} only in places", path.display(), svmas.len());
+    eprintln!(
+        "{}: {names} of {} differ in names, {places} only in places",
+        path.display(),
+        svmas.len()
+    );
     assert!(names * 200 <= svmas.len(), "{names} differ in names");
     assert!(places * 200 <= svmas.len(), "{places} differ in places");
 }

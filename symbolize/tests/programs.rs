@@ -84,7 +84,10 @@ fn compare(path: &std::path::Path, functions: &[&str]) {
     let mut svmas = Vec::new();
     for f in module.symbols() {
         // Start-up code of the C library is not ours to judge; binutils names it by other rules.
-        if functions.iter().any(|n| f.raw.contains("5space") || f.raw.split('.').next() == Some(n)) {
+        if functions
+            .iter()
+            .any(|n| f.raw.contains("5space") || f.raw.split('.').next() == Some(n))
+        {
             svmas.extend((f.start..f.start + f.size).step_by(3));
         }
     }
@@ -124,7 +127,9 @@ fn c_in_many_forms() {
             _ => ("gcc", flags),
         };
         let command: Vec<&str> = [compiler, "-O2"].iter().chain(flags).copied().collect();
-        let Some(path) = scratch.compile(out, ("c.c", C), &command) else { continue };
+        let Some(path) = scratch.compile(out, ("c.c", C), &command) else {
+            continue;
+        };
         compare(&path, &names);
         let mut module = open(&path);
         let inlined = module.symbol_named("outer").map(|(start, size)| {
@@ -139,11 +144,17 @@ fn c_in_many_forms() {
 #[test]
 fn zstd_sections_are_read() {
     let scratch = Scratch::new("zstd");
-    let Some(plain) = scratch.compile("plain", ("c.c", C), &["gcc", "-O2", "-g"]) else { return };
-    for how in
-        ["--compress-debug-sections=zstd", "--compress-debug-sections=zlib", "--compress-debug-sections=zlib-gnu"]
-    {
-        let Some(packed) = scratch.changed(&plain, "packed", &["objcopy", how]) else { continue };
+    let Some(plain) = scratch.compile("plain", ("c.c", C), &["gcc", "-O2", "-g"]) else {
+        return;
+    };
+    for how in [
+        "--compress-debug-sections=zstd",
+        "--compress-debug-sections=zlib",
+        "--compress-debug-sections=zlib-gnu",
+    ] {
+        let Some(packed) = scratch.changed(&plain, "packed", &["objcopy", how]) else {
+            continue;
+        };
         let (mut a, mut b) = (open(&plain), open(&packed));
         let svmas = common::addresses(&mut a, 300);
         assert_eq!(a.lookup_many(&svmas), b.lookup_many(&svmas), "{how}");
@@ -154,7 +165,9 @@ fn zstd_sections_are_read() {
 #[test]
 fn stripped_and_aliases() {
     let scratch = Scratch::new("strip");
-    let Some(full) = scratch.compile("full", ("c.c", C), &["gcc", "-O2", "-g", "-rdynamic"]) else { return };
+    let Some(full) = scratch.compile("full", ("c.c", C), &["gcc", "-O2", "-g", "-rdynamic"]) else {
+        return;
+    };
     let mut module = open(&full);
     let (exported, size) = module.symbol_named("exported").expect("exported");
     let (hidden, _) = module.symbol_named("hidden").expect("hidden");
@@ -169,14 +182,21 @@ fn stripped_and_aliases() {
     let stripped = scratch.changed(&full, "stripped", &["strip"]).expect("strip");
     let mut module = open(&stripped);
     let found = module.lookup(exported + 1).unwrap();
-    assert_eq!((&*found[0].name, found[0].start, found[0].file.as_ref()), ("exported", exported, None));
+    assert_eq!(
+        (&*found[0].name, found[0].start, found[0].file.as_ref()),
+        ("exported", exported, None)
+    );
     assert_eq!(module.lookup(hidden), Err(Unknown::NotInAnyFunction));
     assert_eq!(module.lookup(u64::MAX), Err(Unknown::OutsideFile));
     let sources = module.sources();
     assert!(sources.dynsym && !sources.symtab && !sources.dwarf);
 
     // Only DWARF: the function's name and extent come from there.
-    let only = scratch.changed(&full, "dwarf-only", &["objcopy", "-R", ".dynsym", "--strip-symbol=hidden"]);
+    let only = scratch.changed(
+        &full,
+        "dwarf-only",
+        &["objcopy", "-R", ".dynsym", "--strip-symbol=hidden"],
+    );
     if let Some(only) = only {
         let found = open(&only).lookup(hidden).unwrap();
         assert_eq!((&*found[0].name, found[0].start), ("hidden", hidden));
@@ -187,7 +207,9 @@ fn stripped_and_aliases() {
 #[test]
 fn no_symbols_at_all() {
     let scratch = Scratch::new("none");
-    let Some(full) = scratch.compile("full", ("a.s", ASM), &["gcc", "-nostdlib", "-static"]) else { return };
+    let Some(full) = scratch.compile("full", ("a.s", ASM), &["gcc", "-nostdlib", "-static"]) else {
+        return;
+    };
     let start = open(&full).symbol_named("_start").expect("_start").0;
     let bare = scratch.changed(&full, "bare", &["strip"]).expect("strip");
     assert_eq!(open(&bare).lookup(start), Err(Unknown::NoSymbols));
@@ -196,7 +218,9 @@ fn no_symbols_at_all() {
 #[test]
 fn assembler() {
     let scratch = Scratch::new("asm");
-    let Some(path) = scratch.compile("asm", ("a.s", ASM), &["gcc", "-nostdlib", "-static", "-g"]) else { return };
+    let Some(path) = scratch.compile("asm", ("a.s", ASM), &["gcc", "-nostdlib", "-static", "-g"]) else {
+        return;
+    };
     let mut module = open(&path);
     let mut at = |name: &str| module.symbol_named(name).expect(name).0;
     let (unsized_, sized, inside, other) = (at("unsized"), at("sized"), at("inside"), at("other"));
@@ -209,7 +233,10 @@ fn assembler() {
     ] {
         let found = module.lookup(svma).unwrap();
         assert_eq!((&*found[0].name, found[0].start), (name, start));
-        assert!(found[0].line.is_some(), "assembler has lines, but no functions, in its DWARF");
+        assert!(
+            found[0].line.is_some(),
+            "assembler has lines, but no functions, in its DWARF"
+        );
     }
     assert_eq!(module.symbol_at(inside).map(|f| f.size), Some(3));
     let starts: Vec<u64> = module.symbols().map(|f| f.start).collect();
@@ -227,14 +254,26 @@ fn cpp_and_rust() {
         for symbols in module.lookup_many(&starts).into_iter().flatten() {
             all.extend(symbols.into_iter().map(|s| s.name.to_string()));
         }
-        for name in ["space::Box<long>::get(int) const", "space::(anonymous namespace)::anonymous(int)"] {
+        for name in [
+            "space::Box<long>::get(int) const",
+            "space::(anonymous namespace)::anonymous(int)",
+        ] {
             assert!(all.iter().any(|n| n == name), "{name} in {all:?}");
         }
     }
-    for command in [&["rustc", "-g", "-O"][..], &["rustc", "-g", "-O", "-Csymbol-mangling-version=v0"]] {
-        let Some(path) = scratch.compile("rust", ("r.rs", RUST), command) else { continue };
+    for command in [
+        &["rustc", "-g", "-O"][..],
+        &["rustc", "-g", "-O", "-Csymbol-mangling-version=v0"],
+    ] {
+        let Some(path) = scratch.compile("rust", ("r.rs", RUST), command) else {
+            continue;
+        };
         let mut module = open(&path);
-        let generic: Vec<u64> = module.symbols().filter(|f| f.raw.contains("7generic")).map(|f| f.start).collect();
+        let generic: Vec<u64> = module
+            .symbols()
+            .filter(|f| f.raw.contains("7generic"))
+            .map(|f| f.start)
+            .collect();
         assert!(!generic.is_empty());
         for start in generic {
             let found = module.lookup(start).unwrap();
@@ -248,7 +287,9 @@ fn cpp_and_rust() {
 fn cold_parts_are_called_by_their_function() {
     let scratch = Scratch::new("cold");
     let flags = ["gcc", "-O2", "-g", "-freorder-blocks-and-partition"];
-    let Some(path) = scratch.compile("cold", ("c.c", C), &flags) else { return };
+    let Some(path) = scratch.compile("cold", ("c.c", C), &flags) else {
+        return;
+    };
     let mut module = open(&path);
     let Some((cold, _)) = module.symbol_named("outer.cold") else {
         eprintln!("SKIPPED: this compiler split nothing");
@@ -269,15 +310,24 @@ fn plt_stubs() {
         ("nopie", &["-no-pie", "-Wl,-z,lazy"]),
     ] {
         let command: Vec<&str> = ["gcc", "-O2", "-fplt"].iter().chain(flags).copied().collect();
-        let Some(path) = scratch.compile(out, ("c.c", C), &command) else { continue };
+        let Some(path) = scratch.compile(out, ("c.c", C), &command) else {
+            continue;
+        };
         let mut module = open(&path);
         // objdump decodes stubs on its own.
-        let dump = std::process::Command::new("objdump").args(["-d", "--no-show-raw-insn"]).arg(&path).output();
+        let dump = std::process::Command::new("objdump")
+            .args(["-d", "--no-show-raw-insn"])
+            .arg(&path)
+            .output();
         let Ok(dump) = dump else { return };
         let mut seen = 0;
         for line in String::from_utf8_lossy(&dump.stdout).lines() {
-            let Some((addr, name)) = line.strip_suffix(">:").and_then(|l| l.split_once(" <")) else { continue };
-            let Some(name) = name.strip_suffix("@plt") else { continue };
+            let Some((addr, name)) = line.strip_suffix(">:").and_then(|l| l.split_once(" <")) else {
+                continue;
+            };
+            let Some(name) = name.strip_suffix("@plt") else {
+                continue;
+            };
             let svma = u64::from_str_radix(addr, 16).expect("an address");
             match module.lookup(svma + 3) {
                 Ok(found) => {
@@ -297,9 +347,14 @@ fn plt_stubs() {
 fn build_id_and_offsets() {
     let scratch = Scratch::new("id");
     let flags = ["gcc", "-Wl,--build-id=0x0123456789abcdef"];
-    let Some(path) = scratch.compile("id", ("c.c", C), &flags) else { return };
+    let Some(path) = scratch.compile("id", ("c.c", C), &flags) else {
+        return;
+    };
     let mut module = open(&path);
-    assert_eq!(module.build_id(), Some(&[0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef][..]));
+    assert_eq!(
+        module.build_id(),
+        Some(&[0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef][..])
+    );
     let main = module.symbol_named("main").expect("main").0;
     assert_eq!(module.svma_of_offset(main), Some(main)); // text is mapped one to one in a small PIE
     assert_eq!(module.svma_of_offset(u64::MAX), None);
@@ -322,5 +377,11 @@ fn refusals() {
         check(&std::fs::read(object).unwrap(), "ET_REL");
     }
     let directory = std::fs::File::open(&scratch.0).unwrap();
-    assert!(Module::from_file(directory).err().expect("refused").to_string().contains("regular file"));
+    assert!(
+        Module::from_file(directory)
+            .err()
+            .expect("refused")
+            .to_string()
+            .contains("regular file")
+    );
 }

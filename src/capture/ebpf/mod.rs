@@ -18,8 +18,8 @@ use super::ring::Ring;
 use super::{Clock, Counts, Options, Source};
 use crate::error::{Error, Kind, Result};
 use crate::layout::Space;
-use crate::process::sys::{self, perf};
 use crate::process;
+use crate::process::sys::{self, perf};
 use crate::sample::{Event, Pid, Tid};
 
 mod record;
@@ -101,9 +101,16 @@ fn missing_rights() -> String {
     // include/uapi/linux/capability.h
     let wanted = [(19, "CAP_SYS_PTRACE"), (38, "CAP_PERFMON"), (39, "CAP_BPF")];
     let all = have & 1 << 21 != 0; // CAP_SYS_ADMIN stands for the newer two
-    let lacks: Vec<_> =
-        wanted.iter().filter(|(bit, _)| have & 1 << bit == 0 && !(all && *bit > 19)).map(|(_, name)| *name).collect();
-    if lacks.is_empty() { String::new() } else { format!(" (missing: {})", lacks.join(", ")) }
+    let lacks: Vec<_> = wanted
+        .iter()
+        .filter(|(bit, _)| have & 1 << bit == 0 && !(all && *bit > 19))
+        .map(|(_, name)| *name)
+        .collect();
+    if lacks.is_empty() {
+        String::new()
+    } else {
+        format!(" (missing: {})", lacks.join(", "))
+    }
 }
 
 fn bpf_error(what: &str, e: impl std::error::Error) -> Error {
@@ -130,7 +137,10 @@ impl EbpfSource {
     pub fn new(options: &Options) -> Result<EbpfSource> {
         const LOAD: &str = "cannot load the BPF program";
         if !missing_rights().is_empty() {
-            return Err(not_permitted("sampling with eBPF is not permitted", "this user lacks rights"));
+            return Err(not_permitted(
+                "sampling with eBPF is not permitted",
+                "this user lacks rights",
+            ));
         }
         let mut bpf = EbpfLoader::new()
             .map_max_entries("SCRATCH", sys::cpu_count() as u32)
@@ -151,7 +161,8 @@ impl EbpfSource {
         };
         let (program, calibrator) = (fd(&bpf, "sample")?, fd(&bpf, "calibrate")?);
         let mut take = |name: &str| {
-            bpf.take_map(name).ok_or_else(|| Error::new(Kind::Data, format!("the BPF object lacks the map {name}")))
+            bpf.take_map(name)
+                .ok_or_else(|| Error::new(Kind::Data, format!("the BPF object lacks the map {name}")))
         };
         let map_error = |e| bpf_error(LOAD, e);
         let mut facts: Array<MapData, Facts> = take("FACTS")?.try_into().map_err(map_error)?;
@@ -220,6 +231,11 @@ impl EbpfSource {
         Ok(())
     }
 
+    /// Name of the event that makes samples due.
+    pub fn event(&self) -> &'static str {
+        self.clock_name
+    }
+
     /// Samples a process from now on: all its threads, and those they will make.
     ///
     /// # Errors
@@ -276,11 +292,22 @@ impl EbpfSource {
                 return Err(Error::io(format!("cannot sample thread {tid}"), e)
                     .hint("raise the limit of open files: ulimit -Hn 1048576"));
             }
-            Err(e) => return Err(Error::io(format!("cannot sample thread {tid} with {}", self.clock_name), e)),
+            Err(e) => {
+                return Err(Error::io(
+                    format!("cannot sample thread {tid} with {}", self.clock_name),
+                    e,
+                ));
+            }
         };
         sys::perf_set_bpf(event.as_fd(), self.program.as_fd())
             .map_err(|e| Error::io("cannot attach the BPF program", e))?;
-        self.attached.insert(tid, Attached { event, time: sys::now() });
+        self.attached.insert(
+            tid,
+            Attached {
+                event,
+                time: sys::now(),
+            },
+        );
         Ok(true)
     }
 
@@ -321,7 +348,10 @@ impl EbpfSource {
 
 /// The event that makes samples due, its name, and whether its count is CPU time in ns.
 fn clock(options: &Options) -> Result<(perf::perf_event_attr, &'static str, bool)> {
-    let mut attr = perf::perf_event_attr { clockid: libc::CLOCK_MONOTONIC, ..Default::default() };
+    let mut attr = perf::perf_event_attr {
+        clockid: libc::CLOCK_MONOTONIC,
+        ..Default::default()
+    };
     attr.set_disabled(1);
     attr.set_inherit(1);
     attr.set_inherit_thread((!options.children).into());
@@ -330,9 +360,11 @@ fn clock(options: &Options) -> Result<(perf::perf_event_attr, &'static str, bool
         Clock::Auto if has_cycles() => (perf::PERF_TYPE_HARDWARE, perf::PERF_COUNT_HW_CPU_CYCLES, "cycles"),
         Clock::Auto | Clock::CpuClock => (perf::PERF_TYPE_SOFTWARE, perf::PERF_COUNT_SW_CPU_CLOCK, "cpu-clock"),
         Clock::PageFaults => (perf::PERF_TYPE_SOFTWARE, perf::PERF_COUNT_SW_PAGE_FAULTS, "page-faults"),
-        Clock::ContextSwitches => {
-            (perf::PERF_TYPE_SOFTWARE, perf::PERF_COUNT_SW_CONTEXT_SWITCHES, "context-switches")
-        }
+        Clock::ContextSwitches => (
+            perf::PERF_TYPE_SOFTWARE,
+            perf::PERF_COUNT_SW_CONTEXT_SWITCHES,
+            "context-switches",
+        ),
     };
     attr.type_ = kind;
     attr.config = config.into();
@@ -361,13 +393,10 @@ fn has_cycles() -> bool {
 }
 
 /// Lets the program find two fields of `task_struct`, by running it on a thread of ours whose values we know.
-fn calibrate(
-    program: &OwnedFd,
-    own: &mut Array<MapData, u64>,
-    facts: &mut Array<MapData, Facts>,
-) -> Result<()> {
+fn calibrate(program: &OwnedFd, own: &mut Array<MapData, u64>, facts: &mut Array<MapData, Facts>) -> Result<()> {
     const WHAT: &str = "cannot calibrate the BPF program";
-    own.set(0, sys::own_thread_pointer(), 0).map_err(|e| bpf_error(WHAT, e))?;
+    own.set(0, sys::own_thread_pointer(), 0)
+        .map_err(|e| bpf_error(WHAT, e))?;
     let mut attr = perf::perf_event_attr {
         type_: perf::PERF_TYPE_SOFTWARE,
         config: perf::PERF_COUNT_SW_CPU_CLOCK.into(),
@@ -390,8 +419,9 @@ fn calibrate(
     }
     let f = facts.get(&0, 0).map_err(|e| bpf_error(WHAT, e))?;
     if f.fsbase == 0 {
-        return Err(Error::new(Kind::Unsupported, WHAT)
-            .why("the thread pointer was not found in the kernel's task structure"));
+        return Err(
+            Error::new(Kind::Unsupported, WHAT).why("the thread pointer was not found in the kernel's task structure")
+        );
     }
     Ok(()) // without the stack field the program looks for the user registers by itself
 }
@@ -414,17 +444,31 @@ fn decode_tiding(kind: u32, misc: u16, b: &[u8]) -> Option<std::result::Result<T
     let event = match kind {
         perf::PERF_RECORD_MMAP2 => {
             let (start, len) = (u64_at(8)?, u64_at(16)?);
-            Event::Mmap { pid, start, end: start.saturating_add(len), offset: u64_at(24)?, path: text(64)? }
+            Event::Mmap {
+                pid,
+                start,
+                end: start.saturating_add(len),
+                offset: u64_at(24)?,
+                path: text(64)?,
+            }
         }
         perf::PERF_RECORD_COMM if u32::from(misc) & perf::PERF_RECORD_MISC_COMM_EXEC != 0 => {
             Event::Exec { pid, comm: text(8)? }
         }
-        perf::PERF_RECORD_COMM => Event::Comm { pid, tid, comm: text(8)? },
+        perf::PERF_RECORD_COMM => Event::Comm {
+            pid,
+            tid,
+            comm: text(8)?,
+        },
         // pid, parent pid, tid, parent tid
         perf::PERF_RECORD_FORK => {
             let (parent, tid) = (u32_at(4)?, u32_at(8)?);
             maker = u32_at(12)?;
-            if pid == parent { Event::Thread { pid, tid } } else { Event::Fork { pid, parent } }
+            if pid == parent {
+                Event::Thread { pid, tid }
+            } else {
+                Event::Fork { pid, parent }
+            }
         }
         perf::PERF_RECORD_EXIT => Event::Exit { pid, tid: u32_at(8)? },
         _ => return None,
@@ -494,18 +538,27 @@ impl Source for EbpfSource {
 
     fn counts(&self) -> Counts {
         let cpu_time = if self.is_clock {
-            self.attached.values().filter_map(|a| sys::read_count(a.event.as_fd()).ok()).sum()
+            self.attached
+                .values()
+                .filter_map(|a| sys::read_count(a.event.as_fd()).ok())
+                .sum()
         } else {
             0
         };
         let total = |i| self.counts.get(&i, 0).map(|v| v.iter().sum::<u64>()).unwrap_or(0);
         const LOST: u32 = 1;
-        Counts { cpu_time, delivered: self.delivered, lost: total(LOST) + missed(&self.program) }
+        Counts {
+            cpu_time,
+            delivered: self.delivered,
+            lost: total(LOST) + missed(&self.program),
+        }
     }
 }
 
 /// Runs of the program that the kernel left out because another BPF program was running on that CPU.
 fn missed(program: &OwnedFd) -> u64 {
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", program.as_raw_fd())).unwrap_or_default();
-    info.lines().find_map(|l| l.strip_prefix("recursion_misses:")?.trim().parse().ok()).unwrap_or(0)
+    info.lines()
+        .find_map(|l| l.strip_prefix("recursion_misses:")?.trim().parse().ok())
+        .unwrap_or(0)
 }

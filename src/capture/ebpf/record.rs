@@ -51,10 +51,14 @@ pub fn decode(b: &[u8]) -> Option<Sample> {
     } else {
         None
     };
-    let kernel = (0..usize::from(u16_at(b, KERNEL)?)).map(|i| u64_at(b, HEAD + 8 * i)).collect::<Option<Vec<_>>>()?;
+    let kernel = (0..usize::from(u16_at(b, KERNEL)?))
+        .map(|i| u64_at(b, HEAD + 8 * i))
+        .collect::<Option<Vec<_>>>()?;
     let frames = usize::from(u16_at(b, FRAMES)?);
     let frames_at = u32_at(b, FRAMES_AT)? as usize;
-    let python = b.get(frames_at..frames_at + frames * FRAME_SIZE)?.chunks_exact(FRAME_SIZE);
+    let python = b
+        .get(frames_at..frames_at + frames * FRAME_SIZE)?
+        .chunks_exact(FRAME_SIZE);
     let python = python
         .map(|f| {
             Some(PyRef {
@@ -68,13 +72,23 @@ pub fn decode(b: &[u8]) -> Option<Sample> {
         })
         .collect::<Option<Vec<_>>>()?;
     let marks_at = frames_at + frames * FRAME_SIZE;
-    let marks = b.get(marks_at..marks_at + usize::from(u16_at(b, MARKS)?) * MARK_SIZE)?.chunks_exact(MARK_SIZE);
+    let marks = b
+        .get(marks_at..marks_at + usize::from(u16_at(b, MARKS)?) * MARK_SIZE)?
+        .chunks_exact(MARK_SIZE);
     let marks = marks
-        .map(|m| Some(PyRef { frame: u64_at(m, 0)?, instr: u64_at(m, 8)?, ..PyRef::default() }))
+        .map(|m| {
+            Some(PyRef {
+                frame: u64_at(m, 0)?,
+                instr: u64_at(m, 8)?,
+                ..PyRef::default()
+            })
+        })
         .collect::<Option<Vec<_>>>()?;
     let stack_at = u32_at(b, STACK_AT)? as usize;
     let bytes = b.get(stack_at..stack_at + u32_at(b, STACK_LEN)? as usize)?.to_vec();
-    let holes = (0..HOLE_WORDS).map(|i| u64_at(b, HOLES + 8 * i)).collect::<Option<Vec<_>>>()?;
+    let holes = (0..HOLE_WORDS)
+        .map(|i| u64_at(b, HOLES + 8 * i))
+        .collect::<Option<Vec<_>>>()?;
     Some(Sample {
         pid: u32_at(b, PID)?,
         tid: u32_at(b, TID)?,
@@ -83,7 +97,11 @@ pub fn decode(b: &[u8]) -> Option<Sample> {
         stack: StackBytes {
             base: u64_at(b, STACK_BASE)?,
             bytes,
-            holes: if holes.iter().any(|w| *w != 0) { holes } else { Vec::new() },
+            holes: if holes.iter().any(|w| *w != 0) {
+                holes
+            } else {
+                Vec::new()
+            },
         },
         kernel,
         python,
@@ -114,8 +132,16 @@ pub fn encode(space: &Space) -> [u8; LAYOUT_SIZE] {
         for w in [l.runtime_key, l.runtime_current, tls, specific] {
             out.extend(w.to_le_bytes());
         }
-        let instr_size = if l.position == crate::layout::Position::Pointer { 8 } else { 4 };
-        let cframe_frame = if l.tstate_first == l.tstate_cframe { l.cframe_current_frame } else { NONE };
+        let instr_size = if l.position == crate::layout::Position::Pointer {
+            8
+        } else {
+            4
+        };
+        let cframe_frame = if l.tstate_first == l.tstate_cframe {
+            l.cframe_current_frame
+        } else {
+            NONE
+        };
         // Only where the marks lie outside the frame chain does their own chain need walking.
         let cframe = match l.anchor {
             crate::layout::Anchor::CFramePerFrame | crate::layout::Anchor::CFramePerEntry => l.tstate_cframe,
@@ -162,7 +188,11 @@ mod tests {
         b[STACK_AT..STACK_AT + 4].copy_from_slice(&(HEAD as u32).to_le_bytes());
         assert!(decode(&b).is_some());
         for len in 0..HEAD {
-            assert_eq!(decode(&b[..len]).is_some(), len >= HOLES + 8 * HOLE_WORDS && len >= HEAD, "{len}");
+            assert_eq!(
+                decode(&b[..len]).is_some(),
+                len >= HOLES + 8 * HOLE_WORDS && len >= HEAD,
+                "{len}"
+            );
         }
         b[FRAMES..FRAMES + 2].copy_from_slice(&1u16.to_le_bytes());
         assert!(decode(&b).is_none(), "says it has a frame");

@@ -77,6 +77,10 @@ struct head {
 	__u64 holes[5];
 };
 
+struct area {
+	char bytes[AREA];
+};
+
 struct kernel_facts {
 	__u32 fsbase;             // task_struct -> thread.fsbase, 0: unknown
 	__u32 stack;              // task_struct -> stack, 0: unknown
@@ -101,7 +105,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);   // the loader makes it one per CPU
 	__type(key, __u32);
-	__uint(value_size, AREA);
+	__type(value, struct area);
 } SCRATCH SEC(".maps");
 
 struct {

@@ -82,7 +82,8 @@ pub fn binutils(file: &Path, svmas: &[u64]) -> Option<Vec<Frames>> {
         } else if let Some(function) = name.take() {
             let place = line.split(" (discriminator").next().unwrap_or(line);
             let (file, line) = place.rsplit_once(':').unwrap_or((place, "0"));
-            all.last_mut()?.push((function, file.to_string(), line.parse().unwrap_or(0)));
+            all.last_mut()?
+                .push((function, file.to_string(), line.parse().unwrap_or(0)));
         } else {
             name = Some(line.to_string());
         }
@@ -93,8 +94,13 @@ pub fn binutils(file: &Path, svmas: &[u64]) -> Option<Vec<Frames>> {
 
 /// What we say, in the same form.
 pub fn ours(module: &mut symbolize::Module, svmas: &[u64]) -> Vec<Frames> {
-    let plain =
-        |s: symbolize::Symbol| (s.name.to_string(), s.file.as_deref().unwrap_or("??").to_string(), s.line.unwrap_or(0));
+    let plain = |s: symbolize::Symbol| {
+        (
+            s.name.to_string(),
+            s.file.as_deref().unwrap_or("??").to_string(),
+            s.line.unwrap_or(0),
+        )
+    };
     let frames = |r: Result<Vec<symbolize::Symbol>, _>| match r {
         Ok(symbols) => symbols.into_iter().map(plain).collect(),
         Err(_) => vec![("??".to_string(), "??".to_string(), 0)],
@@ -109,11 +115,17 @@ pub fn open(path: &Path) -> symbolize::Module {
 /// Pythons of pyenv are built with debug information.
 pub fn libpythons() -> Vec<PathBuf> {
     let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
-    let versions = std::fs::read_dir(home.join(".pyenv/versions")).into_iter().flatten().flatten();
+    let versions = std::fs::read_dir(home.join(".pyenv/versions"))
+        .into_iter()
+        .flatten()
+        .flatten();
     let mut found: Vec<PathBuf> = versions
         .flat_map(|v| std::fs::read_dir(v.path().join("lib")).into_iter().flatten().flatten())
         .map(|f| f.path())
-        .filter(|p| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with("libpython3.1")))
+        .filter(|p| {
+            p.file_name()
+                .is_some_and(|n| n.to_string_lossy().starts_with("libpython3.1"))
+        })
         .filter(|p| p.to_string_lossy().ends_with(".so.1.0"))
         .collect();
     found.sort();
@@ -125,7 +137,10 @@ pub struct Lcg(pub u64);
 
 impl Lcg {
     pub fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        self.0 = self
+            .0
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
         (self.0 >> 33) % n.max(1)
     }
 }

@@ -1,0 +1,106 @@
+//! What was typed. Nothing below `cli` sees clap.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::capture::{CLOCKS, Clock};
+
+/// Sampling profiler that shows one stack: Python frames, the C, C++ and Rust they call, and the kernel.
+#[derive(Debug, Parser)]
+#[command(name = "nativeprof", version, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Sample a command from its start, or a running process, into a file
+    #[command(after_help = "Examples:\n  nativeprof record -o out.svg -- python3 script.py\n  \
+                            sudo nativeprof record --pid 1234 -d 10 -o out.json")]
+    Record(Record),
+    /// Sample a running process into a file (the same as `record --pid PID`)
+    #[command(after_help = "Example:\n  sudo nativeprof attach 1234 -d 10 -o out.svg")]
+    Attach(Attach),
+}
+
+#[derive(Debug, Args)]
+pub struct Record {
+    /// Process to sample
+    #[arg(short, long, value_name = "PID", conflicts_with = "command")]
+    pub pid: Option<u32>,
+    #[command(flatten)]
+    pub common: Common,
+    /// Command to run and sample, with its arguments
+    #[arg(
+        value_name = "COMMAND",
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        required_unless_present = "pid"
+    )]
+    pub command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct Attach {
+    /// Process to sample
+    #[arg(value_name = "PID")]
+    pub pid: u32,
+    #[command(flatten)]
+    pub common: Common,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Backend {
+    /// The best one that is permitted here
+    Auto,
+    /// perf events and a BPF program; the target is never stopped
+    Ebpf,
+}
+
+#[derive(Debug, Args)]
+pub struct Common {
+    /// Samples per second of each thread's CPU time
+    #[arg(short, long, value_name = "HZ", default_value_t = 99, value_parser = clap::value_parser!(u64).range(1..))]
+    pub rate: u64,
+    /// Stop after this many seconds
+    #[arg(short, long, value_name = "SECONDS", value_parser = seconds)]
+    pub duration: Option<f64>,
+    /// Where to write; `-` is standard output [default: nativeprof-PID.svg]
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Format, else by the ending of FILE: json, json.gz, collapsed, svg
+    #[arg(short, long, value_name = "NAME")]
+    pub format: Option<String>,
+    #[arg(long, value_enum, default_value_t = Backend::Auto)]
+    pub backend: Backend,
+    /// What makes a sample due: auto, cpu-clock, cycles, page-faults, context-switches
+    #[arg(long, value_name = "EVENT", default_value = "auto", value_parser = clock)]
+    pub event: Clock,
+    /// Python frames only
+    #[arg(long)]
+    pub no_native: bool,
+    /// Kernel frames too
+    #[arg(long)]
+    pub kernel: bool,
+    /// Child processes too
+    #[arg(long)]
+    pub subprocesses: bool,
+    /// A node for each thread
+    #[arg(long)]
+    pub threads: bool,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(s) if s > 0.0 && s <= 1e9 => Ok(s),
+        _ => Err("seconds must be a number above 0".into()),
+    }
+}
+
+fn clock(text: &str) -> Result<Clock, String> {
+    let names: Vec<_> = CLOCKS.iter().map(|(name, _)| *name).collect();
+    let found = CLOCKS.iter().find(|(name, _)| *name == text).map(|(_, clock)| *clock);
+    found.ok_or_else(|| format!("known events: {}", names.join(", ")))
+}

@@ -1,0 +1,230 @@
+//! `record` and `attach`: sample a process, then write the profile.
+
+use std::io::IsTerminal;
+use std::time::{Duration, Instant, SystemTime};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::args::{Backend, Common};
+use super::output::Output;
+use super::summary;
+use crate::capture::{self, Source, ebpf::EbpfSource};
+use crate::error::{Error, Kind, Result};
+use crate::process::launch::Launched;
+use crate::process::{self, sys};
+use crate::resolve;
+use crate::sample::Pid;
+use crate::session::{self, Grouping, Session};
+use crate::tree::profile::{Meta, Quality};
+
+/// Whom to sample.
+pub enum Target {
+    Pid(Pid),
+    Launch(Vec<String>),
+}
+
+/// Longest wait for samples before the clock, the target and the signals are looked at again.
+const TURN: Duration = Duration::from_millis(100);
+
+/// Samples the target until it ends, the time is up or Ctrl-C, and writes the profile.
+pub fn record(target: Target, options: &Common) -> Result<()> {
+    check_rate(options.rate)?;
+    if let Target::Pid(pid) = target {
+        check_target(pid)?;
+    }
+    let mut launched = None;
+    let pid = match &target {
+        Target::Pid(pid) => *pid,
+        Target::Launch(command) => launched.insert(Launched::prepare(command)?).pid(),
+    };
+    let output = Output::new(options.output.as_deref(), options.format.as_deref(), pid)?;
+    sys::raise_file_limit();
+    sys::watch_interrupts();
+
+    let capture = capture::Options {
+        rate: options.rate,
+        event: options.event,
+        kernel: options.kernel,
+        children: options.subprocesses,
+    };
+    let mut source = match options.backend {
+        Backend::Auto | Backend::Ebpf => EbpfSource::new(&capture)?,
+    };
+    let grouping = Grouping {
+        processes: options.subprocesses,
+        threads: options.threads,
+    };
+    let mut session = Session::new(session::Options {
+        grouping,
+        native: !options.no_native,
+    });
+    let command = match &target {
+        Target::Pid(pid) => process::command_line(*pid),
+        Target::Launch(command) => command.join(" "),
+    };
+    let watch = sys::pidfd_open(pid).ok();
+    match &mut launched {
+        Some(launched) => {
+            // The mappings of the new program come as events; until then it is still us.
+            source.learn(pid, &Default::default())?;
+            source.attach_at_exec(pid)?;
+            launched.release()?;
+        }
+        None => {
+            session.open(pid, &mut |pid, space| tell(&mut source, pid, space))?;
+            source.attach(pid)?;
+        }
+    }
+    let (began, began_wall, start) = (sys::now(), SystemTime::now(), Instant::now());
+    source.start()?;
+    eprintln!("nativeprof: sampling {pid} at {} Hz ({})", options.rate, source.name());
+
+    let end = options.duration.map(Duration::from_secs_f64);
+    let progress = progress();
+    let mut ended = false;
+    while !ended && !sys::interrupted() && end.is_none_or(|end| start.elapsed() < end) {
+        let wait = end.map_or(TURN, |end| end.saturating_sub(start.elapsed()).min(TURN));
+        ended = watch.as_ref().is_some_and(|w| sys::is_readable(w));
+        take(&mut source, &mut session, wait)?;
+        if !progress.is_hidden() {
+            progress.set_message(progress_text(&session, start.elapsed()));
+            progress.tick();
+        }
+    }
+    source.stop();
+    let duration = start.elapsed();
+    take(&mut source, &mut session, Duration::ZERO)?;
+    progress.finish_and_clear();
+
+    let counts = source.counts();
+    let meta = Meta {
+        version: env!("CARGO_PKG_VERSION").into(),
+        rate: options.rate,
+        event: source.event().into(),
+        backend: "ebpf".into(),
+        start: began_wall
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .map_or(0.0, |d| d.as_secs_f64()),
+        duration: duration.as_secs_f64(),
+        command,
+        pid,
+        quality: quality(&session, &counts, options.rate),
+        ..Meta::default()
+    };
+    let mut profile = resolve::resolve(&mut session, began, meta);
+    profile.meta.own_cpu = sys::own_cpu() as f64 * 1e-9;
+    let written = output.write(&profile)?;
+    eprintln!("{}", summary::block(&profile.meta, &written));
+    if let Some(launched) = launched {
+        drop(source);
+        if let Some(line) = launched.wait()? {
+            eprintln!("nativeprof: {line}");
+        }
+    }
+    Ok(())
+}
+
+fn tell(source: &mut EbpfSource, pid: Pid, space: Option<&crate::layout::Space>) -> Result<()> {
+    match space {
+        Some(space) => source.learn(pid, space),
+        None => {
+            source.forget(pid);
+            Ok(())
+        }
+    }
+}
+
+/// Moves what is waiting from the source to the session.
+fn take(source: &mut EbpfSource, session: &mut Session, wait: Duration) -> Result<()> {
+    let mut failed = Ok(());
+    let mut learned = Vec::new();
+    source.poll(wait, &mut |event| {
+        let done = session.event(event, &mut |pid, space| {
+            learned.push((pid, space.copied()));
+            Ok(())
+        });
+        if failed.is_ok() {
+            failed = done;
+        }
+    })?;
+    for (pid, space) in learned {
+        tell(source, pid, space.as_ref())?;
+    }
+    failed
+}
+
+fn quality(session: &Session, counts: &capture::Counts, rate: u64) -> Quality {
+    let t = &session.tally;
+    Quality {
+        asked: (u128::from(counts.cpu_time) * u128::from(rate) / 1_000_000_000) as u64,
+        taken: t.taken(),
+        exact: t.exact,
+        repaired: t.repaired,
+        partial: t.partial,
+        lost: counts.lost,
+        reasons: t
+            .reasons
+            .iter()
+            .map(|(why, n)| (why.reason().to_string(), *n))
+            .collect(),
+    }
+}
+
+fn progress() -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(4));
+    bar.set_style(ProgressStyle::with_template("{spinner} {msg}").expect("a fixed template"));
+    bar
+}
+
+fn progress_text(session: &Session, elapsed: Duration) -> String {
+    let t = &session.tally;
+    let seconds = elapsed.as_secs_f64();
+    format!(
+        "{seconds:5.1} s   {} samples   {:.0}/s   exact {}   Ctrl-C ends",
+        t.taken(),
+        t.taken() as f64 / seconds.max(0.1),
+        summary::percent(t.exact, t.taken())
+    )
+}
+
+fn check_rate(rate: u64) -> Result<()> {
+    const LIMIT: &str = "/proc/sys/kernel/perf_event_max_sample_rate";
+    let limit = std::fs::read_to_string(LIMIT)
+        .ok()
+        .and_then(|t| t.trim().parse::<u64>().ok())
+        .unwrap_or(u64::MAX);
+    if rate <= limit {
+        return Ok(());
+    }
+    Err(
+        Error::new(Kind::Usage, format!("a rate of {rate} Hz is above this kernel's limit"))
+            .why(format!("kernel.perf_event_max_sample_rate is {limit}"))
+            .hint(format!("-r {}", limit.min(1000))),
+    )
+}
+
+/// Refuses what cannot be sampled before anything is set up.
+fn check_target(pid: Pid) -> Result<()> {
+    if process::threads(pid).is_empty() {
+        return Err(Error::new(Kind::NoSuchProcess, format!("no process {pid}"))
+            .why("no process has this id now")
+            .hint("pgrep -af python   lists the ids of Python processes"));
+    }
+    let state = process::stat_state(pid);
+    if state == Some('Z') {
+        return Err(Error::new(Kind::NoSuchProcess, format!("process {pid} has ended"))
+            .why("only its exit status is left (a zombie)")
+            .hint("choose a running process"));
+    }
+    match process::elf_class(pid) {
+        Some(1) => Err(
+            Error::new(Kind::Unsupported, format!("process {pid} is a 32-bit program"))
+                .why("only 64-bit programs can be unwound")
+                .hint("choose a 64-bit process"),
+        ),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,109 @@
+//! A command that is started, held just before it becomes itself, and let go when everything is ready.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus};
+use std::thread::JoinHandle;
+
+use super::sys;
+use crate::error::{Error, Kind, Result};
+use crate::sample::Pid;
+
+/// A started command.
+pub struct Launched {
+    pid: Pid,
+    name: String,
+    go: Option<File>,
+    spawn: Option<JoinHandle<io::Result<Child>>>,
+    child: Option<Child>,
+}
+
+impl Launched {
+    /// Makes the process; it waits before `exec`. If nativeprof ends first, so does it.
+    ///
+    /// # Errors
+    /// No such command, or no process could be made.
+    pub fn prepare(command: &[String]) -> Result<Launched> {
+        let failed = |e| Error::io("cannot start the command", e);
+        let name = command.first().cloned().unwrap_or_default();
+        if !exists(&name) {
+            return Err(Error::new(Kind::Io, format!("no such command: {name}"))
+                .why(if name.contains('/') {
+                    "there is no such file"
+                } else {
+                    "it is in no folder of PATH"
+                })
+                .hint("give its path, or check the spelling"));
+        }
+        let (mut tell_read, tell_write) = sys::pipe().map_err(failed)?;
+        let (go_read, go_write) = sys::pipe().map_err(failed)?;
+        let mut child = Command::new(&name);
+        child.args(&command[1..]);
+        sys::hold_before_exec(&mut child, tell_write, go_read);
+        // `spawn` returns only after the exec.
+        let spawn = std::thread::spawn(move || child.spawn());
+        let mut pid = [0; 4];
+        tell_read.read_exact(&mut pid).map_err(failed)?;
+        let pid = u32::from_le_bytes(pid);
+        Ok(Launched {
+            pid,
+            name,
+            go: Some(go_write),
+            spawn: Some(spawn),
+            child: None,
+        })
+    }
+
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// Lets the process become the command.
+    ///
+    /// # Errors
+    /// If the command cannot be executed.
+    pub fn release(&mut self) -> Result<()> {
+        if let Some(mut go) = self.go.take() {
+            go.write_all(&[1])
+                .map_err(|e| Error::io("cannot start the command", e))?;
+        }
+        if let Some(spawn) = self.spawn.take() {
+            let child = spawn
+                .join()
+                .unwrap_or_else(|_| Err(io::Error::other("the starting thread failed")));
+            let child = child.map_err(|e| {
+                Error::io(format!("cannot run {}", self.name), e).hint("check that the file may be executed")
+            })?;
+            self.child = Some(child);
+        }
+        Ok(())
+    }
+
+    /// Waits for the command's end; says so in a line if it did not end well.
+    ///
+    /// # Errors
+    /// None in practice.
+    pub fn wait(mut self) -> Result<Option<String>> {
+        let Some(child) = &mut self.child else { return Ok(None) };
+        let status = child.wait().map_err(|e| Error::io("cannot wait for the command", e))?;
+        Ok(how_it_ended(&self.name, status))
+    }
+}
+
+fn how_it_ended(name: &str, status: ExitStatus) -> Option<String> {
+    match (status.code(), status.signal()) {
+        (Some(0), _) => None,
+        (Some(code), _) => Some(format!("{name} ended with exit code {code}")),
+        (None, Some(signal)) => Some(format!("{name} was ended by signal {signal}")),
+        (None, None) => Some(format!("{name} ended")),
+    }
+}
+
+fn exists(name: &str) -> bool {
+    if name.contains('/') {
+        return std::path::Path::new(name).exists();
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(name).is_file())
+}
