@@ -26,6 +26,8 @@ pub fn groups(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory: &
             // The frame is linked a moment after its CFrame and unlinked a moment before it: count from the outermost.
             let extra = sample.marks.len().saturating_sub(sample.python.len());
             let mut marks = sample.marks.iter().map(|m| m.frame);
+            // A call about to return has unlinked its CFrame and not yet its frame: it is the innermost native frame.
+            let early = sample.python.len().saturating_sub(sample.marks.len());
             let mut groups: Vec<_> = marks
                 .by_ref()
                 .take(extra)
@@ -34,11 +36,9 @@ pub fn groups(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory: &
                     frames: Vec::new(),
                 })
                 .collect();
-            for f in &sample.python {
-                groups.push(Group {
-                    anchor: marks.next(),
-                    frames: name(f).into_iter().collect(),
-                });
+            for (i, f) in sample.python.iter().enumerate() {
+                let anchor = if i < early { Some(sample.stack.base) } else { marks.next() };
+                groups.push(Group { anchor, frames: name(f).into_iter().collect() });
             }
             groups
         }

@@ -154,8 +154,9 @@ struct state {
 	__u64 at;                 // where in the area the next entry goes
 	__u64 frame, last_code;
 	__u64 mark, root;
+	__u64 second;             // innermost frame of the next outer CFrame
 	__u64 from, end, base_page;
-	__u32 last_print, faults, n, done;
+	__u32 last_print, faults, n, done, met_second, pad;
 	struct layout lay;
 	char raw[256];
 };
@@ -192,6 +193,8 @@ static long walk_frame(__u32 i, void *unused)
 		s->done = WALK_COMPLETE;
 		return 1;
 	}
+	if (s->frame == s->second)
+		s->met_second = 1;
 	size = lay->frame_size;
 	BOUND(size, 0x7f);
 	if (bpf_probe_read_user(s->raw, size, (void *)s->frame)) {
@@ -415,16 +418,35 @@ int sample(struct bpf_perf_event_data *ctx)
 		if (state) {
 			s->lay = *lay;
 			s->n = s->done = s->last_code = 0;
+			s->second = s->met_second = 0;
+			s->root = state + lay->cframe_root;
 			s->frame = user_word(state + lay->first);
-			if (lay->cframe_frame != NONE && s->frame)
-				s->frame = user_word(s->frame + lay->cframe_frame);
-			bpf_loop(MAX_FRAMES, walk_frame, 0, 0);
+			s->mark = s->frame;
+			if (lay->cframe_frame != NONE && s->frame) {
+				__u64 outer = user_word(s->mark + lay->cframe_previous);
+
+				if (outer && outer != s->root)
+					s->second = user_word(outer + lay->cframe_frame);
+				s->frame = user_word(s->mark + lay->cframe_frame);
+				bpf_loop(MAX_FRAMES, walk_frame, 0, 0);
+				// A CFrame is linked before it is filled (Python/ceval.c, v3.11): what it points to then is
+				// left over from another call, and the walk misses its caller's frames. Leave that CFrame out.
+				if (s->second && !s->met_second && s->n < MAX_FRAMES) {
+					s->at = at;
+					s->n = s->done = s->last_code = 0;
+					s->frame = s->second;
+					s->mark = outer;
+					bpf_loop(MAX_FRAMES, walk_frame, 0, 0);
+				}
+			} else {
+				bpf_loop(MAX_FRAMES, walk_frame, 0, 0);
+				if (lay->cframe != NONE)
+					s->mark = user_word(state + lay->cframe);
+			}
 			h->frames = s->n;
 			h->walk = s->done ? s->done : s->frame ? WALK_DEEP : WALK_COMPLETE;
 			if (lay->cframe != NONE) {
 				s->n = s->done = 0;
-				s->root = state + lay->cframe_root;
-				s->mark = user_word(state + lay->cframe);
 				bpf_loop(MAX_MARKS, walk_mark, 0, 0);
 				h->marks = s->n;
 				if (h->walk == WALK_COMPLETE && s->done != WALK_COMPLETE)
