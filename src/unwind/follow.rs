@@ -361,6 +361,22 @@ impl Function {
         }
     }
 
+    /// The state at the start of a procedure linkage table or of one of its stubs, by their look (System V ABI AMD64,
+    /// figure 5.2): linkers name them nowhere and some give them no table.
+    fn start_state(&self, n: usize) -> Option<State> {
+        let stub = |n: usize, code: Code| {
+            (self.code.get(n)).is_some_and(|i| i.code() == code && i.memory_base() == Register::RIP)
+        };
+        let first = self.code.get(n).filter(|i| i.ip() % 16 == 0)?;
+        let mut state = State::entry();
+        if stub(n, Code::Push_rm64) && stub(n + 1, Code::Jmp_rm64) {
+            // The first stub is jumped to by the others, after the return address and their number were pushed.
+            state.regs[SP] = Stack(0, -16);
+            return Some(state);
+        }
+        (stub(n, Code::Jmp_rm64) || first.code() == Code::Endbr64).then_some(state)
+    }
+
     fn flow_to(&mut self, to: usize, state: &State) {
         if to >= self.code.len() || self.settled[to] {
             return;
@@ -433,7 +449,8 @@ impl Function {
 pub fn follow(bytes: &[u8], start: u64, whole: bool) -> Vec<(u32, Option<General>)> {
     let mut function = Function::new(bytes, start);
     let mut rows: Vec<(u32, Option<General>)> = Vec::new();
-    function.flow_to(0, &State::entry());
+    let start_state = function.start_state(0).unwrap_or_else(State::entry);
+    function.flow_to(0, &start_state);
     function.solve();
     let mut body = State::entry();
     let mut padded = false;
@@ -442,12 +459,13 @@ pub fn follow(bytes: &[u8], start: u64, whole: bool) -> Vec<(u32, Option<General
         if function.states[next].is_none() {
             // Only jumps through tables lead here, or nothing that we know of. After a return the frame is likely to
             // be what it was before it was taken down, unless another function begins here.
-            let begins = !whole && padded && function.code[next].ip() % 16 == 0;
+            let begins = if whole { None } else { function.start_state(next) };
+            let begins = begins.or_else(|| (!whole && padded && function.code[next].ip() % 16 == 0).then(State::entry));
             // What has a state by now does not change any more.
             for n in std::mem::take(&mut function.fresh) {
                 function.settled[n] = true;
             }
-            function.flow_to(next, &if begins { State::entry() } else { body.clone() });
+            function.flow_to(next, &begins.unwrap_or_else(|| body.clone()));
             function.solve();
         }
         let mut seen: Option<State> = None;

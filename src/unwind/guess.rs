@@ -1,6 +1,7 @@
 //! What is left where neither tables nor instructions tell the caller: guesses, each checked against the code that a
 //! return address must lie behind.
 
+use super::rule::Step;
 use super::{CodeMap, code};
 use super::{Unwinder, Walk, place};
 use crate::arch::{CALLEE_SAVED, FP, Regs, SP};
@@ -35,7 +36,7 @@ impl Unwinder {
         }
         let step = match at {
             None => self.anonymous(walk),
-            Some(_) => None,
+            Some((module, svma)) => self.instructions(walk, module, svma),
         };
         let step = step
             .map(|regs| (regs, How::Code))
@@ -48,6 +49,19 @@ impl Unwinder {
             return Some(Found::Next(place(walk.code, walk.lookup())));
         }
         self.search(walk, frame, out)
+    }
+
+    /// The function's instructions, where its table led nowhere: tables know nothing of what inline assembler pushes.
+    fn instructions(&mut self, walk: &mut Walk, module: ModuleId, svma: u64) -> Option<Regs> {
+        let known = self.modules.get_mut(module.0 as usize)?.as_mut()?;
+        let id = known
+            .code
+            .rule(svma, &mut *known.sections, &mut known.tables, &mut self.rules)?;
+        let rule = self.rules.get(id);
+        let (sp, mut regs) = (walk.regs.sp(), walk.regs);
+        let step = self.rules.apply(&rule, &mut regs, &mut walk.memory);
+        let good = matches!(step, Step::Caller { cfa } if cfa > sp) && self.returns_to(walk.code, regs.ip);
+        good.then_some(regs)
     }
 
     /// Code that no file backs. CPython's perf trampolines (Python/asm_trampoline.S) are
