@@ -55,8 +55,14 @@ fn stop(pid: i32) -> Option<(Regs, Vec<u8>)> {
         let regs = Regs::from_pt_regs(words[..21].try_into().unwrap());
         let mut bytes = vec![0; 256 << 10];
         loop {
-            let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-            let remote = libc::iovec { iov_base: regs.sp() as *mut _, iov_len: bytes.len() };
+            let local = libc::iovec {
+                iov_base: bytes.as_mut_ptr().cast(),
+                iov_len: bytes.len(),
+            };
+            let remote = libc::iovec {
+                iov_base: regs.sp() as *mut _,
+                iov_len: bytes.len(),
+            };
             let got = libc::process_vm_readv(pid, &local, 1, &remote, 1, 0);
             if got > 0 {
                 bytes.truncate(got as usize);
@@ -79,7 +85,11 @@ fn start() -> Child {
             python
         }
     };
-    command.args(arguments).stdout(Stdio::null()).spawn().expect("this benchmark needs python3")
+    command
+        .args(arguments)
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("this benchmark needs python3")
 }
 
 fn main() {
@@ -96,7 +106,11 @@ fn main() {
         }
         let elf = Elf::open(Path::new(fields[5]));
         let (start, offset) = (hex(start), hex(fields[2]));
-        let segment = elf.executable().iter().find(|s| s.0 & !4095 == offset).map(|s| s.1 & !4095);
+        let segment = elf
+            .executable()
+            .iter()
+            .find(|s| s.0 & !4095 == offset)
+            .map(|s| s.1 & !4095);
         let id = ModuleId(elves.len() as u32);
         unwinder.add(id, Box::new(elf.clone()));
         elves.push((fields[5].into(), elf));
@@ -105,12 +119,23 @@ fn main() {
     maps.0.sort_unstable();
     let maps = Sorted(maps.0);
     // SAFETY: our own child.
-    assert_eq!(unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid, 0, 0) }, 0, "ptrace is not allowed here");
+    assert_eq!(
+        unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid, 0, 0) },
+        0,
+        "ptrace is not allowed here"
+    );
     let mut samples = Vec::new();
     while samples.len() < SAMPLES {
         std::thread::sleep(Duration::from_micros(1500 + 37 * (samples.len() as u64 % 29)));
         let Some((regs, bytes)) = stop(pid) else { break };
-        samples.push((regs, StackBytes { base: regs.sp(), bytes, holes: vec![] }));
+        samples.push((
+            regs,
+            StackBytes {
+                base: regs.sp(),
+                bytes,
+                holes: vec![],
+            },
+        ));
     }
     child.kill().ok();
     child.wait().ok();
@@ -128,8 +153,15 @@ fn main() {
     }
     let cold = cold.elapsed();
     let count = how.values().sum::<u64>();
-    println!("{} stacks, {complete} complete, {} frames, {how:?}", samples.len(), count);
-    println!("first pass  {:9.1} us per stack (tables parsed)", cold.as_secs_f64() * 1e6 / samples.len() as f64);
+    println!(
+        "{} stacks, {complete} complete, {} frames, {how:?}",
+        samples.len(),
+        count
+    );
+    println!(
+        "first pass  {:9.1} us per stack (tables parsed)",
+        cold.as_secs_f64() * 1e6 / samples.len() as f64
+    );
 
     let mut best = f64::MAX;
     for _ in 0..5 {
@@ -146,15 +178,24 @@ fn main() {
 
     let sections: Vec<_> = elves
         .iter_mut()
-        .map(|(_, elf)| (elf.section(".eh_frame").unwrap_or_default(), elf.section(".eh_frame_hdr").unwrap_or_default()))
+        .map(|(_, elf)| {
+            (
+                elf.section(".eh_frame").unwrap_or_default(),
+                elf.section(".eh_frame_hdr").unwrap_or_default(),
+            )
+        })
         .collect();
     let mut context = gimli::UnwindContext::new();
     let naive = Instant::now();
     let mut evaluated = 0u64;
     for &(module, svma) in all.iter().take(20_000) {
         let (eh, hdr) = &sections[module.0 as usize];
-        let bases = BaseAddresses::default().set_eh_frame(eh.svma).set_eh_frame_hdr(hdr.svma);
-        let Ok(parsed) = EhFrameHdr::new(&hdr.bytes, LittleEndian).parse(&bases, 8) else { continue };
+        let bases = BaseAddresses::default()
+            .set_eh_frame(eh.svma)
+            .set_eh_frame_hdr(hdr.svma);
+        let Ok(parsed) = EhFrameHdr::new(&hdr.bytes, LittleEndian).parse(&bases, 8) else {
+            continue;
+        };
         let eh = EhFrame::new(&eh.bytes, LittleEndian);
         let Some(table) = parsed.table() else { continue };
         evaluated += 1;
@@ -162,5 +203,8 @@ fn main() {
         black_box(row.is_ok());
     }
     let naive = naive.elapsed().as_secs_f64() * 1e9 / evaluated.max(1) as f64;
-    println!("gimli's row {naive:9.1} ns per frame, {:.0} times as much (without applying it)", naive / best);
+    println!(
+        "gimli's row {naive:9.1} ns per frame, {:.0} times as much (without applying it)",
+        naive / best
+    );
 }

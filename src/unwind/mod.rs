@@ -148,6 +148,18 @@ impl Unwinder {
                 return Err(Cut::TooManyFrames);
             }
             let rule = at.map_or(Rule::NONE, |(module, svma)| self.rule(module, svma));
+            // Nearly every frame goes this way; the rest of the loop is for those that do not.
+            if let Some((cfa, ra)) = self.rules.plain(&rule, &walk.regs, &walk.memory)
+                && cfa > sp
+                && ra != 0
+                && let Some(next) = place(walk.code, ra.wrapping_sub(1))
+            {
+                (frame.cfa, frame.how) = (cfa, How::Cfi);
+                out.push(frame);
+                Rules::restore(&rule, &mut walk.regs, &mut walk.memory, cfa, ra);
+                (at, walk.interrupted) = (Some(next), false);
+                continue;
+            }
             let before = walk.regs;
             let step = self.rules.apply(&rule, &mut walk.regs, &mut walk.memory);
             let failed = match step {
@@ -193,12 +205,14 @@ impl Unwinder {
     /// Checks the caller that a rule led to; where its code lies, if in a file.
     #[inline]
     fn caller(&mut self, walk: &mut Walk, rule: &Rule, sp: u64, cfa: u64) -> Result<Option<(ModuleId, u64)>, Cut> {
-        if cfa <= sp || rule.signal {
-            // Only the kernel moves from one stack to another below.
+        // Every call takes stack. Only the kernel moves from one stack to another, also a lower one, when it interrupts;
+        // and a function that has popped its return address (vfork) has no stack of its own left.
+        let grows = cfa.min(walk.regs.sp()) > sp || cfa == sp && walk.interrupted;
+        if rule.signal {
             walk.switches += 1;
-            if !rule.signal || walk.switches > MOST_SWITCHES {
-                return Err(Cut::BadUnwindInfo);
-            }
+        }
+        if !grows && !rule.signal || walk.switches > MOST_SWITCHES {
+            return Err(Cut::BadUnwindInfo);
         }
         let ip = walk.regs.ip;
         if ip == 0 {

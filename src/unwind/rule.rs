@@ -303,6 +303,24 @@ impl Rules {
             Ok(ra) => ra,
             Err(cut) => return Step::Fail { cut, cfa: Some(cfa) },
         };
+        Rules::restore(rule, regs, memory, cfa, ra);
+        Step::Caller { cfa }
+    }
+
+    /// CFA and return address by a plain table rule; `None` means nothing but "ask [`Rules::apply`]".
+    #[inline]
+    pub fn plain(&self, rule: &Rule, regs: &Regs, memory: &Memory) -> Option<(u64, u64)> {
+        let base = usize::from(rule.base) % GPRS;
+        if rule.kind != Kind::Frame || rule.code || rule.signal || regs.known & (1 << base) == 0 {
+            return None;
+        }
+        let cfa = regs.gpr[base].wrapping_add(i64::from(rule.offset) as u64);
+        Some((cfa, memory.stack.word(cfa.wrapping_sub(8))?))
+    }
+
+    /// Makes `regs` those of the caller, whose CFA and return address a compact rule gave.
+    #[inline]
+    pub fn restore(rule: &Rule, regs: &mut Regs, memory: &mut Memory, cfa: u64, ra: u64) {
         let mut known = regs.known & CALLEE_SAVED;
         let mut saved = rule.saved;
         while saved != 0 {
@@ -330,7 +348,6 @@ impl Rules {
         regs.gpr[SP] = cfa;
         regs.ip = ra;
         regs.known = known | 1 << SP;
-        Step::Caller { cfa }
     }
 
     fn apply_general(&self, rule: &Rule, regs: &mut Regs, memory: &mut Memory) -> Step {

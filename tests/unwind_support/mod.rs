@@ -92,3 +92,16 @@ impl CodeMap for Maps {
         self.0.iter().any(|m| avma >= m.0 && avma < m.1)
     }
 }
+
+/// xorshift64*: the same numbers every time.
+pub struct Random(pub u64);
+
+impl Random {
+    #[allow(clippy::should_implement_trait)]
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 8
+    }
+}
