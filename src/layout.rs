@@ -109,9 +109,11 @@ pub struct Interpreter {
 }
 
 /// What a backend is told of a process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Space {
     /// avma just past the main thread's frames (where `argc` lies); 0 if unknown.
     pub stack_end: u64,
     pub python: Option<Interpreter>,
+    /// (`pthread_self`, thread states) of threads that have several: they run subinterpreters.
+    pub nested: Vec<(u64, Vec<u64>)>,
 }

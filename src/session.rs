@@ -36,6 +36,8 @@ struct Member {
     process: Process,
     python: Option<Python>,
     tls: Option<Tls>,
+    /// Time of the last look for subinterpreters.
+    looked: u64,
 }
 
 #[derive(Clone)]
@@ -90,6 +92,9 @@ pub struct Session {
     stack: Vec<RawFrame>,
 }
 
+/// Shortest time between two looks for subinterpreters, ns of the samples' clock.
+const LOOK_AGAIN: u64 = 50_000_000;
+
 /// What the source must be told after an event.
 pub type Learn<'a> = dyn FnMut(Pid, Option<&Space>) -> Result<()> + 'a;
 
@@ -128,6 +133,7 @@ impl Session {
                 process,
                 python: None,
                 tls: None,
+                looked: 0,
             },
         );
         for tid in process::threads(pid) {
@@ -178,6 +184,7 @@ impl Session {
                         process: m.process.forked(pid),
                         python: m.python.clone(),
                         tls: m.tls,
+                        looked: 0,
                     };
                     self.members.insert(pid, child);
                     if let Some(p) = self.pythons.get(&parent).cloned() {
@@ -247,11 +254,13 @@ impl Session {
     fn tell(&self, pid: Pid, learn: &mut Learn<'_>) -> Result<()> {
         let Some(m) = self.members.get(&pid) else { return Ok(()) };
         let python = m.python.as_ref().and_then(|p| p.interpreter);
+        let nested = python.map_or(Vec::new(), |p| interp::threads::nested(&Live(pid), &p));
         learn(
             pid,
             Some(&Space {
                 stack_end: m.process.stack_end,
                 python,
+                nested,
             }),
         )
     }
@@ -265,6 +274,7 @@ impl Session {
                     process: Process::gone(s.pid),
                     python: None,
                     tls: None,
+                looked: 0,
                 },
             );
         }
@@ -320,6 +330,14 @@ impl Session {
             Verdict::Partial(why) => {
                 self.tally.partial += 1;
                 *self.tally.reasons.entry(why).or_default() += 1;
+            }
+        }
+        if verdict == Verdict::Partial(Cut::Unmerged) {
+            // Perhaps this thread has begun to run a subinterpreter: its own frames are on another chain.
+            let m = self.members.get_mut(&s.pid).expect("looked at above");
+            if m.python.is_some() && s.time.saturating_sub(m.looked) > LOOK_AGAIN {
+                m.looked = s.time;
+                self.tell(s.pid, learn)?;
             }
         }
         let node = self.tree.add(&self.stack);

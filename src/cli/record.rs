@@ -140,7 +140,7 @@ fn take(source: &mut EbpfSource, session: &mut Session, wait: Duration) -> Resul
     let mut learned = Vec::new();
     source.poll(wait, &mut |event| {
         let done = session.event(event, &mut |pid, space| {
-            learned.push((pid, space.copied()));
+            learned.push((pid, space.cloned()));
             Ok(())
         });
         if failed.is_ok() {

@@ -13,6 +13,15 @@ const GENERATOR: u8 = 1;
 
 /// The Python frames of a sample in groups, innermost first. Reads code objects that are new.
 pub fn groups(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory: &dyn Memory) -> Vec<Group> {
+    let mut groups = in_chain_order(sample, layout, codes, memory);
+    // The chains of several thread states (subinterpreters) come one after the other; the stack tells their order.
+    if !groups.is_sorted_by_key(|g| g.anchor) && groups.iter().all(|g| g.anchor.is_some()) {
+        groups.sort_by_key(|g| g.anchor);
+    }
+    groups
+}
+
+fn in_chain_order(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory: &dyn Memory) -> Vec<Group> {
     let mut name = |f: &PyRef| py_frame(sample.pid, f, layout, codes, memory);
     match layout.anchor {
         Anchor::EvalRange => {

@@ -11,6 +11,7 @@ pub mod lines;
 mod offsets;
 mod tables;
 mod text;
+pub mod threads;
 
 /// An ELF file that contains a CPython interpreter.
 #[derive(Clone, Debug, PartialEq, Eq)]

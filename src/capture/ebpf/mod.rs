@@ -54,6 +54,21 @@ struct LayoutBytes([u8; record::LAYOUT_SIZE]);
 // SAFETY: plain bytes.
 unsafe impl aya::Pod for LayoutBytes {}
 
+/// `NESTED` of the program.
+const NESTED: usize = 4;
+
+/// Takes what `struct nested_key` of the program holds.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct NestedKey {
+    thread_pointer: u64,
+    pid: u32,
+    pad: u32,
+}
+
+// SAFETY: three plain integers, no padding, any bit pattern is valid.
+unsafe impl aya::Pod for NestedKey {}
+
 /// A thread's sampling event.
 struct Attached {
     event: OwnedFd,
@@ -73,6 +88,8 @@ pub struct EbpfSource {
     program: OwnedFd,
     ring: RingBuf<MapData>,
     procs: BpfHash<MapData, u32, LayoutBytes>,
+    nested: BpfHash<MapData, NestedKey, [u64; NESTED]>,
+    nested_of: FxHashMap<Pid, Vec<NestedKey>>,
     counts: PerCpuArray<MapData, u64>,
     options: Options,
     attr: perf::perf_event_attr,
@@ -169,6 +186,7 @@ impl EbpfSource {
         let mut own: Array<MapData, u64> = take("CALIBRATE")?.try_into().map_err(map_error)?;
         let ring = RingBuf::try_from(take("SAMPLES")?).map_err(map_error)?;
         let procs = take("PROCS")?.try_into().map_err(map_error)?;
+        let nested = take("NESTED_STATES")?.try_into().map_err(map_error)?;
         let counts = take("COUNTS")?.try_into().map_err(map_error)?;
         calibrate(&calibrator, &mut own, &mut facts)?;
         let mut f = facts.get(&0, 0).map_err(map_error)?;
@@ -181,6 +199,8 @@ impl EbpfSource {
             program,
             ring,
             procs,
+            nested,
+            nested_of: FxHashMap::default(),
             counts,
             options: options.clone(),
             attr,
@@ -309,6 +329,12 @@ impl EbpfSource {
             },
         );
         Ok(true)
+    }
+
+    fn forget_nested(&mut self, pid: Pid) {
+        for key in self.nested_of.remove(&pid).into_iter().flatten() {
+            let _ = self.nested.remove(&key); // absent: nothing to forget
+        }
     }
 
     /// Moves what the kernel tells of known processes to the queue, in order of time.
@@ -482,15 +508,25 @@ impl Source for EbpfSource {
     }
 
     fn learn(&mut self, pid: Pid, space: &Space) -> Result<()> {
+        const WHAT: &str = "cannot tell the BPF program of a process";
         self.known.insert(pid);
-        self.procs
-            .insert(pid, LayoutBytes(record::encode(space)), 0)
-            .map_err(|e| bpf_error("cannot tell the BPF program of a process", e))
+        self.procs.insert(pid, LayoutBytes(record::encode(space)), 0).map_err(|e| bpf_error(WHAT, e))?;
+        self.forget_nested(pid);
+        for (thread_pointer, states) in &space.nested {
+            let key = NestedKey { thread_pointer: *thread_pointer, pid, pad: 0 };
+            // The thread's own state is among them; the program leaves it out.
+            let mut value = [0; NESTED];
+            value.iter_mut().zip(states).for_each(|(v, s)| *v = *s);
+            self.nested.insert(key, value, 0).map_err(|e| bpf_error(WHAT, e))?;
+            self.nested_of.entry(pid).or_default().push(key);
+        }
+        Ok(())
     }
 
     fn forget(&mut self, pid: Pid) {
         self.known.remove(&pid);
         let _ = self.procs.remove(&pid); // absent: nothing to forget
+        self.forget_nested(pid);
     }
 
     fn start(&mut self) -> Result<()> {

@@ -20,6 +20,7 @@
 #define MAX_KERNEL 127
 #define HEAD 512
 #define AREA (1ULL << 21)         // bytes of scratch per CPU; a power of two, so that a mask bounds an offset
+#define NESTED 4                 // thread states of one thread beside its own
 #define NONE 0xffff
 
 enum { WALK_NONE, WALK_COMPLETE, WALK_FAULT, WALK_DEEP };
@@ -96,6 +97,24 @@ struct {
 	__type(value, struct layout);
 } PROCS SEC(".maps");
 
+// Thread states of one thread beside its own: of the interpreters around the subinterpreter that it runs.
+struct nested_key {
+	__u64 thread_pointer;
+	__u32 pid, pad;
+};
+
+struct nested {
+	__u64 states[NESTED];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct nested_key);
+	__type(value, struct nested);
+} NESTED_STATES SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 24);
@@ -157,6 +176,7 @@ struct state {
 	__u64 second;             // innermost frame of the next outer CFrame
 	__u64 from, end, base_page;
 	__u32 last_print, faults, n, done, met_second, pad;
+	__u64 states[1 + NESTED]; // thread states to walk, innermost first
 	struct layout lay;
 	char raw[256];
 };
@@ -317,6 +337,70 @@ static long copy_page(__u32 i, void *unused)
 	return 0;
 }
 
+// Appends the frames of one thread state.
+static __noinline int walk_frames(__u32 which)
+{
+	char *area = scratch();
+	struct head *h = (void *)area;
+	struct state *s;
+	__u64 state, at, first, outer;
+	__u32 n;
+
+	if (!area || which > NESTED)
+		return 0;
+	s = (void *)(area + STATE);
+	state = s->states[which];
+	at = s->at;
+	n = s->n;
+	s->done = s->last_code = s->second = s->met_second = 0;
+	s->root = state + s->lay.cframe_root;
+	first = user_word(state + s->lay.first);
+	s->frame = first;
+	if (s->lay.cframe_frame != NONE && first) {
+		outer = user_word(first + s->lay.cframe_previous);
+		if (outer && outer != s->root)
+			s->second = user_word(outer + s->lay.cframe_frame);
+		s->frame = user_word(first + s->lay.cframe_frame);
+	}
+	bpf_loop(MAX_FRAMES, walk_frame, 0, 0);
+	// A CFrame is linked before it is filled (Python/ceval.c, v3.11): what it points to then is left over from
+	// another call, and the walk misses its caller's frames. Leave that CFrame out.
+	if (s->second && !s->met_second && s->n - n < MAX_FRAMES) {
+		s->at = at;
+		s->n = n;
+		s->done = s->last_code = 0;
+		s->frame = s->second;
+		s->states[which] |= 1; // thread states are aligned: bit 0 tells walk_marks
+		bpf_loop(MAX_FRAMES, walk_frame, 0, 0);
+	}
+	if (s->done != WALK_COMPLETE)
+		h->walk = s->done ? s->done : s->frame ? WALK_DEEP : h->walk;
+	return 0;
+}
+
+// Appends the CFrames of one thread state.
+static __noinline int walk_marks(__u32 which)
+{
+	char *area = scratch();
+	struct head *h = (void *)area;
+	struct state *s;
+	__u64 state;
+
+	if (!area || which > NESTED)
+		return 0;
+	s = (void *)(area + STATE);
+	state = s->states[which] & ~1ULL;
+	s->done = 0;
+	s->root = state + s->lay.cframe_root;
+	s->mark = user_word(state + s->lay.cframe);
+	if (s->states[which] & 1)
+		s->mark = user_word(s->mark + s->lay.cframe_previous);
+	bpf_loop(MAX_MARKS, walk_mark, 0, 0);
+	if (h->walk == WALK_COMPLETE && s->done != WALK_COMPLETE)
+		h->walk = s->done ? s->done : WALK_DEEP;
+	return 0;
+}
+
 static __always_inline __u64 thread_state(struct layout *lay, __u64 tp)
 {
 	__s32 key = -1;
@@ -416,42 +500,31 @@ int sample(struct bpf_perf_event_data *ctx)
 		__u64 state = thread_state(lay, tp);
 
 		if (state) {
-			s->lay = *lay;
-			s->n = s->done = s->last_code = 0;
-			s->second = s->met_second = 0;
-			s->root = state + lay->cframe_root;
-			s->frame = user_word(state + lay->first);
-			s->mark = s->frame;
-			if (lay->cframe_frame != NONE && s->frame) {
-				__u64 outer = user_word(s->mark + lay->cframe_previous);
+			struct nested_key key = { .thread_pointer = tp, .pid = pid };
+			struct nested *nested = bpf_map_lookup_elem(&NESTED_STATES, &key);
+			int i;
 
-				if (outer && outer != s->root)
-					s->second = user_word(outer + lay->cframe_frame);
-				s->frame = user_word(s->mark + lay->cframe_frame);
-				bpf_loop(MAX_FRAMES, walk_frame, 0, 0);
-				// A CFrame is linked before it is filled (Python/ceval.c, v3.11): what it points to then is
-				// left over from another call, and the walk misses its caller's frames. Leave that CFrame out.
-				if (s->second && !s->met_second && s->n < MAX_FRAMES) {
-					s->at = at;
-					s->n = s->done = s->last_code = 0;
-					s->frame = s->second;
-					s->mark = outer;
-					bpf_loop(MAX_FRAMES, walk_frame, 0, 0);
-				}
-			} else {
-				bpf_loop(MAX_FRAMES, walk_frame, 0, 0);
-				if (lay->cframe != NONE)
-					s->mark = user_word(state + lay->cframe);
+			s->lay = *lay;
+			s->states[0] = state;
+			for (i = 0; i < NESTED; i++) {
+				__u64 other = nested ? nested->states[i] : 0;
+
+				if (other == state || (other && user_word(other + lay->thread_id) != tp))
+					other = 0;
+				s->states[1 + i] = other;
 			}
+			s->n = 0;
+			h->walk = WALK_COMPLETE;
+			for (i = 0; i <= NESTED; i++)
+				if (s->states[i])
+					walk_frames(i);
 			h->frames = s->n;
-			h->walk = s->done ? s->done : s->frame ? WALK_DEEP : WALK_COMPLETE;
-			if (lay->cframe != NONE) {
-				s->n = s->done = 0;
-				bpf_loop(MAX_MARKS, walk_mark, 0, 0);
-				h->marks = s->n;
-				if (h->walk == WALK_COMPLETE && s->done != WALK_COMPLETE)
-					h->walk = s->done ? s->done : WALK_DEEP;
-			}
+			s->n = 0;
+			if (lay->cframe != NONE)
+				for (i = 0; i <= NESTED; i++)
+					if (s->states[i])
+						walk_marks(i);
+			h->marks = s->n;
 		}
 	}
 
