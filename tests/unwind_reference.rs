@@ -176,3 +176,55 @@ fn rows_of_another_library() {
         1,
     );
 }
+
+/// How many functions of `REFERENCE_LIBRARY` have no table, and how far following their instructions gets.
+#[test]
+#[ignore = "needs a library in REFERENCE_LIBRARY"]
+fn code_without_tables_in_another_library() {
+    use nativeprof::unwind::Sections;
+    let path = PathBuf::from(std::env::var("REFERENCE_LIBRARY").expect("REFERENCE_LIBRARY"));
+    let mut elf = Elf::open(&path);
+    let mut unwinder = Unwinder::default();
+    unwinder.add(ModuleId(0), Box::new(elf.clone()));
+    let (mut functions, mut whole, mut addresses, mut ruled, mut kept) = (0, 0, 0u64, 0u64, 0u64);
+    let mut poor = Vec::new();
+    for (start, size) in elf.functions() {
+        let code = |text: &Option<String>| text.as_ref().is_none_or(|t| t.ends_with("code"));
+        if size == 0 || !code(&unwinder.explain(ModuleId(0), start)) {
+            continue;
+        }
+        functions += 1;
+        let section = elf.code(start).expect("code");
+        let bytes = &section.bytes[(start - section.svma) as usize..][..size as usize];
+        let mut decoder = iced_x86::Decoder::with_ip(64, bytes, start, 0);
+        let (mut bad, mut last) = (0u64, String::new());
+        while decoder.can_decode() {
+            let at = decoder.decode().ip();
+            let text = unwinder.explain(ModuleId(0), at);
+            addresses += 1;
+            ruled += u64::from(text.is_some());
+            // rsp and the callee-saved registers survive calls; all six must be known or found.
+            let good = text.as_ref().is_some_and(|t| {
+                let base = t.trim_start_matches("*(");
+                !t.contains("=u")
+                    && ["rsp", "rb", "r12", "r13", "r14", "r15"]
+                        .iter()
+                        .any(|r| base.starts_with(r))
+            });
+            kept += u64::from(good);
+            if !good {
+                bad += 1;
+                last = format!("{at:#x} {text:?}");
+            }
+        }
+        whole += u64::from(bad == 0);
+        if bad > 0 {
+            poor.push(format!("{start:#x}: {bad} addresses, such as {last}"));
+        }
+    }
+    println!("{functions} functions without tables, {whole} wholly followed");
+    println!("{addresses} instructions, {ruled} with a rule, {kept} with every register");
+    for line in poor.iter().take(20) {
+        println!("{line}");
+    }
+}

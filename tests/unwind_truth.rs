@@ -150,6 +150,8 @@ struct World {
     unwinder: Unwinder,
     maps: Maps,
     files: Vec<String>,
+    /// Pretend that no file has symbols.
+    stripped: bool,
     stack_end: u64,
 }
 
@@ -170,7 +172,8 @@ impl World {
             }
             let mut place = None;
             if path.starts_with('/') {
-                let elf = Elf::open(Path::new(path));
+                let mut elf = Elf::open(Path::new(path));
+                elf.stripped = self.stripped;
                 let bias = elf
                     .executable()
                     .iter()
@@ -253,12 +256,13 @@ impl World {
 
 /// `from_start`: steps from the first instruction, so that the shadow stack owes nothing to the unwinder. Otherwise the
 /// program runs to its breakpoint in `main`, whose callers are taken from the unwinder.
-fn run(program: &Path, from_start: bool) -> Tally {
+fn run(program: &Path, from_start: bool, stripped: bool) -> Tally {
     let target = Target::start(program);
     let mut world = World {
         unwinder: Unwinder::default(),
         maps: Maps::default(),
         files: Vec::new(),
+        stripped,
         stack_end: 0,
     };
     let elf = Elf::open(program);
@@ -374,7 +378,10 @@ fn is_return(code: &[u8; 16]) -> bool {
 #[ignore = "needs a program in TRUTH_PROGRAM"]
 fn every_instruction_of_another_program() {
     let program = std::env::var("TRUTH_PROGRAM").expect("TRUTH_PROGRAM");
-    report(&program, &run(Path::new(&program), false));
+    report(
+        &program,
+        &run(Path::new(&program), false, std::env::var_os("TRUTH_STRIPPED").is_some()),
+    );
 }
 
 fn report(name: &str, tally: &Tally) {
@@ -396,18 +403,18 @@ fn report(name: &str, tally: &Tally) {
     assert_eq!(tally.wrong, 0, "of {} stacks", tally.stacks);
 }
 
-fn check(options: &[&str], name: &str) {
-    report(name, &run(&build_fixture(options, name), true));
+fn check(options: &[&str], name: &str, stripped: bool) {
+    report(name, &run(&build_fixture(options, name), true, stripped));
 }
 
 #[test]
 fn every_instruction_without_frame_pointers() {
-    check(&["-fomit-frame-pointer", "-no-pie"], "zoo-omit");
+    check(&["-fomit-frame-pointer", "-no-pie"], "zoo-omit", false);
 }
 
 #[test]
 fn every_instruction_with_frame_pointers() {
-    check(&["-fno-omit-frame-pointer", "-fPIE", "-pie"], "zoo-fp");
+    check(&["-fno-omit-frame-pointer", "-fPIE", "-pie"], "zoo-fp", false);
 }
 
 #[test]
@@ -419,5 +426,11 @@ fn every_instruction_of_code_without_tables() {
             "-fcf-protection=full",
         ],
         "zoo-bare",
+        false,
     );
+}
+
+#[test]
+fn every_instruction_of_assembler_without_symbols() {
+    check(&["-fomit-frame-pointer", "-no-pie"], "zoo-stripped", true);
 }

@@ -12,6 +12,8 @@ mod expr;
 mod follow;
 mod guess;
 mod rule;
+#[cfg(test)]
+mod tests;
 
 use crate::arch::Regs;
 use crate::sample::{Cut, How, ModuleId, NativeFrame, StackBytes};
