@@ -29,7 +29,7 @@ while True:
 ";
 
 /// Sorted maps, as a profiler has them.
-struct Sorted(Vec<(u64, u64, Option<(ModuleId, u64)>)>);
+struct Sorted(Vec<unwind_support::Mapping>);
 
 impl CodeMap for Sorted {
     fn find(&self, avma: u64) -> Option<(ModuleId, u64)> {

@@ -101,7 +101,7 @@ fn noise(random: &mut Random, code: &Section) -> (Regs, StackBytes) {
     };
     regs.gpr = std::array::from_fn(|_| word(base));
     regs.gpr[7] = base;
-    let holes = if random.next() % 4 == 0 {
+    let holes = if random.next().is_multiple_of(4) {
         vec![random.next()]
     } else {
         Vec::new()
@@ -170,7 +170,7 @@ fn damaged_code() {
             1 => parts
                 .functions
                 .iter_mut()
-                .for_each(|f| *f = (f.0 ^ random.next() % 32, random.next() % 100_000)),
+                .for_each(|f| *f = (f.0 ^ (random.next() % 32), random.next() % 100_000)),
             2 => parts.functions = vec![(0, u64::MAX), (u64::MAX, u64::MAX), (parts.code.svma, 0)],
             _ => {}
         }

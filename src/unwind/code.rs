@@ -24,8 +24,8 @@ pub struct Code {
     functions: Option<Vec<(u64, u64)>>,
     /// Targets of direct calls, by section.
     targets: FxHashMap<u64, Vec<u64>>,
-    /// Functions followed so far, by start.
-    done: FxHashMap<u64, Rows>,
+    /// Functions followed so far, by start and whether it is one function for sure.
+    done: FxHashMap<(u64, bool), Rows>,
     rows: Vec<(u32, RuleId)>,
 }
 
@@ -51,21 +51,24 @@ impl Code {
         Some(self.sections.len() - 1)
     }
 
-    /// The rule for `svma`, which no table covers.
+    /// The rule for `svma`, which no table covers. Without symbols it is not sure where functions begin: `joined` takes
+    /// what follows a return and padding for the same function.
     pub fn rule(
         &mut self,
         svma: u64,
+        joined: bool,
         source: &mut dyn Sections,
         tables: &mut Tables,
         rules: &mut Rules,
     ) -> Option<RuleId> {
         let i = self.section_index(svma, source)?;
         let (start, end, whole) = self.bounds(svma, i, source, tables)?;
+        let whole = whole || joined;
         if self.rows.len() > MOST_ROWS {
             self.rows = Vec::new();
             self.done.clear();
         }
-        let rows = match self.done.get(&start).filter(|rows| rows.end == end) {
+        let rows = match self.done.get(&(start, whole)).filter(|rows| rows.end == end) {
             Some(rows) => rows.clone(),
             None => {
                 let section = &self.sections[i];
@@ -81,7 +84,7 @@ impl Code {
                     end,
                     rows: first..self.rows.len() as u32,
                 };
-                self.done.insert(start, rows.clone());
+                self.done.insert((start, whole), rows.clone());
                 rows
             }
         };
@@ -160,7 +163,7 @@ fn call_targets(section: &Section) -> Vec<u64> {
             .svma
             .wrapping_add(i as u64 + 5)
             .wrapping_add(i64::from(by) as u64);
-        if target % 16 == 0 && section.contains(target) {
+        if target.is_multiple_of(16) && section.contains(target) {
             targets.push(target);
             if targets.len() >= 2 * MOST_TARGETS {
                 targets.sort_unstable();

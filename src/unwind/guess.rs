@@ -51,17 +51,21 @@ impl Unwinder {
         self.search(walk, frame, out)
     }
 
-    /// The function's instructions, where its table led nowhere: tables know nothing of what inline assembler pushes.
+    /// The function's instructions, where its table led nowhere (tables know nothing of what inline assembler pushes) or
+    /// where a function seemed to begin that does not.
     fn instructions(&mut self, walk: &mut Walk, module: ModuleId, svma: u64) -> Option<Regs> {
-        let known = self.modules.get_mut(module.0 as usize)?.as_mut()?;
-        let id = known
-            .code
-            .rule(svma, &mut *known.sections, &mut known.tables, &mut self.rules)?;
-        let rule = self.rules.get(id);
-        let (sp, mut regs) = (walk.regs.sp(), walk.regs);
-        let step = self.rules.apply(&rule, &mut regs, &mut walk.memory);
-        let good = matches!(step, Step::Caller { cfa } if cfa > sp) && self.returns_to(walk.code, regs.ip);
-        good.then_some(regs)
+        for joined in [false, true] {
+            let known = self.modules.get_mut(module.0 as usize)?.as_mut()?;
+            let code = &mut known.code;
+            let id = code.rule(svma, joined, &mut *known.sections, &mut known.tables, &mut self.rules)?;
+            let rule = self.rules.get(id);
+            let (sp, mut regs) = (walk.regs.sp(), walk.regs);
+            let step = self.rules.apply(&rule, &mut regs, &mut walk.memory);
+            if matches!(step, Step::Caller { cfa } if cfa > sp) && self.returns_to(walk.code, regs.ip) {
+                return Some(regs);
+            }
+        }
+        None
     }
 
     /// Code that no file backs. CPython's perf trampolines (Python/asm_trampoline.S) are

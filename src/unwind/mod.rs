@@ -45,7 +45,7 @@ impl Module {
             return id;
         }
         self.code
-            .rule(svma, &mut *self.sections, &mut self.tables, rules)
+            .rule(svma, false, &mut *self.sections, &mut self.tables, rules)
             .unwrap_or(Rules::NONE)
     }
 }
@@ -173,7 +173,8 @@ impl Unwinder {
                 }
                 Step::Fail { cut, cfa } => {
                     frame.cfa = cfa.unwrap_or(sp).max(sp);
-                    cut
+                    // A frame that lies below its own stack pointer is the rule's fault, not the stack copy's.
+                    if cfa.is_some_and(|cfa| cfa < sp) { Cut::BadUnwindInfo } else { cut }
                 }
                 Step::Caller { cfa } => match self.caller(walk, &rule, sp, cfa) {
                     Ok(next) => {

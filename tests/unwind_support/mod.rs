@@ -87,9 +87,12 @@ impl Sections for Elf {
     }
 }
 
-/// Executable mappings: start, end, and file with bias.
+/// An executable mapping: start, end, and file with bias.
+pub type Mapping = (u64, u64, Option<(ModuleId, u64)>);
+
+/// Executable mappings.
 #[derive(Default)]
-pub struct Maps(pub Vec<(u64, u64, Option<(ModuleId, u64)>)>);
+pub struct Maps(pub Vec<Mapping>);
 
 impl CodeMap for Maps {
     fn find(&self, avma: u64) -> Option<(ModuleId, u64)> {
