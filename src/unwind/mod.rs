@@ -173,8 +173,12 @@ impl Unwinder {
                 }
                 Step::Fail { cut, cfa } => {
                     frame.cfa = cfa.unwrap_or(sp).max(sp);
-                    // A frame that lies below its own stack pointer is the rule's fault, not the stack copy's.
-                    if cfa.is_some_and(|cfa| cfa < sp) { Cut::BadUnwindInfo } else { cut }
+                    // A frame that does not lie above its own stack pointer is the rule's fault, not the stack copy's.
+                    if cfa.is_some_and(|cfa| cfa <= sp) {
+                        Cut::BadUnwindInfo
+                    } else {
+                        cut
+                    }
                 }
                 Step::Caller { cfa } => match self.caller(walk, &rule, sp, cfa) {
                     Ok(next) => {
