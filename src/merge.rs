@@ -53,75 +53,87 @@ pub struct Input<'a> {
 pub fn merge(input: &Input<'_>, out: &mut Vec<RawFrame>) -> Verdict {
     let start = out.len();
     let by_order = input.groups.iter().any(|g| g.anchor.is_none());
-    let places = if by_order {
-        place_by_order(input)
-    } else {
-        place_by_address(input)
-    };
-    let mut cut = input.native_cut;
-    let mut next = 0;
-    let mut seam = false;
-    let mut first_place = None;
-    let mut stray_evals = 0;
-    let mut natives = |range: std::ops::Range<usize>, out: &mut Vec<RawFrame>, after_python: bool| {
-        for f in &input.native[range] {
-            if (input.is_eval)(f) == Some(true) {
-                // One at the leaf is a call being entered or left. Elsewhere its Python frames are missing.
-                stray_evals += if after_python { 2 } else { 1 };
-            }
-            out.push(native(input.pid, f));
-        }
-    };
+    let places = if by_order { place_by_order(input) } else { place_by_address(input) };
     let last_placed = places.iter().rposition(Option::is_some);
+    let mut m = Merge { input, out, next: 0, loops: 0, python: false, cut: input.native_cut };
+    let mut seam = false;
     for (i, (group, place)) in input.groups.iter().zip(&places).enumerate() {
         match place {
             Some(at) => {
-                natives(next..*at, out, first_place.is_some());
-                next = at + 1;
+                m.natives_to(*at);
+                m.next = at + 1;
                 if group.frames.is_empty() {
-                    out.push(native(input.pid, &input.native[*at]));
-                } else {
-                    first_place.get_or_insert(*at);
+                    // A call being entered or left: it runs no Python frame now.
+                    m.loops += 1;
+                    m.out.push(native(input.pid, &input.native[*at]));
                 }
             }
             None if !seam => {
                 // The native frames around these Python frames are lost, or belong to others.
                 if Some(i) > last_placed {
-                    natives(next..input.native.len(), out, first_place.is_some());
-                    next = input.native.len();
+                    m.natives_to(input.native.len());
                 }
-                let why = *cut.get_or_insert(Cut::Unmerged);
-                out.push(RawFrame::Cut(why));
+                let why = input.native_cut.unwrap_or(Cut::Unmerged);
+                m.cut_here(why);
                 seam = true;
             }
             None => {}
         }
         for f in &group.frames {
-            cut = cut.or(python_frame(f, out));
+            m.python = true;
+            m.cut = m.cut.or(python_frame(f, m.out));
         }
     }
     if let Some(why) = input.python_cut {
-        out.push(RawFrame::Cut(why));
-        cut = cut.or(Some(why));
+        m.cut_here(why);
     }
-    natives(next..input.native.len(), out, first_place.is_some());
+    m.natives_to(input.native.len());
     if let (Some(why), false) = (input.native_cut, seam) {
-        out.push(RawFrame::Cut(why));
+        m.cut_here(why);
     }
-    // A native stack through the loop with no Python frame at all: the interpreter was not known yet, or is starting.
-    let unmatched = if input.groups.is_empty() {
-        stray_evals > 0
-    } else {
-        stray_evals > 1
-    };
-    if unmatched {
-        cut = cut.or(Some(Cut::Unmerged));
-    }
+    let cut = m.cut;
     out[start..].reverse();
     match cut {
         Some(why) => Verdict::Partial(why),
         None if input.native.iter().all(|f| matches!(f.how, How::Cfi | How::End)) => Verdict::Exact,
         None => Verdict::Repaired,
+    }
+}
+
+/// A merge under way, innermost frame first.
+struct Merge<'a, 'b> {
+    input: &'a Input<'a>,
+    out: &'b mut Vec<RawFrame>,
+    /// Native frames before this one are in `out`.
+    next: usize,
+    /// Calls of the bytecode loop so far that run no Python frame.
+    loops: u32,
+    /// Has there been a Python frame?
+    python: bool,
+    cut: Option<Cut>,
+}
+
+impl Merge<'_, '_> {
+    /// Moves native frames over, up to and without `end`.
+    fn natives_to(&mut self, end: usize) {
+        for i in self.next..end {
+            let f = &self.input.native[i];
+            if (self.input.is_eval)(f) == Some(true) {
+                // One at the leaf is a call being entered or left. Any other should have Python frames.
+                let idle = !self.python && self.loops == 0 && (i == 0 || !self.input.groups.is_empty());
+                self.loops += 1;
+                if !idle {
+                    self.cut_here(if self.input.groups.is_empty() { Cut::PythonUnknown } else { Cut::Unmerged });
+                }
+            }
+            self.out.push(native(self.input.pid, f));
+        }
+        self.next = self.next.max(end);
+    }
+
+    fn cut_here(&mut self, why: Cut) {
+        self.out.push(RawFrame::Cut(why));
+        self.cut = self.cut.or(Some(why));
     }
 }
 
@@ -319,8 +331,11 @@ mod tests {
         check("aeb", "1@150 2@950", &format!("2 [{seam}] b 1 a"), unmerged);
         check("aebc", "1 2", &format!("c b 2 a 1 [{seam}]"), unmerged);
         // Python frames missing for a loop frame further out, or for all of them
-        check("aebec", "1@150", "c e b 1 a", unmerged);
-        check("aeb", "", "b e a", unmerged);
+        check("aebec", "1@150", &format!("c e [{seam}] b 1 a"), unmerged);
+        check("eebec", "1@350", &format!("c 1 b e [{seam}] e"), unmerged);
+        let unknown = Cut::PythonUnknown;
+        check("aeb", "", &format!("b e [{}] a", unknown.reason()), Verdict::Partial(unknown));
+        check("eab", "", "b a e", Verdict::Exact);
         check(
             "aeb",
             "gone@150",

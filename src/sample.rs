@@ -188,6 +188,9 @@ pub enum Cut {
     PythonFault,
     /// More Python frames than the limit.
     PythonTooDeep,
+    /// The bytecode loop runs, but its Python frames are not to be had: a version that is not known, or a process that
+    /// was sampled before its interpreter was found.
+    PythonUnknown,
     /// Interpreter frames and native frames do not fit together.
     Unmerged,
     /// A code object died before its name was read.
@@ -208,6 +211,7 @@ impl Cut {
             Cut::TooManyFrames => "too many native frames",
             Cut::PythonFault => "Python frame unreadable",
             Cut::PythonTooDeep => "too many Python frames",
+            Cut::PythonUnknown => "Python frames not known",
             Cut::Unmerged => "Python and native frames do not fit",
             Cut::CodeGone => "code object gone",
         }

@@ -1,6 +1,7 @@
 //! The raw frame chain of a sample to groups of Python frames, one group per native call of the bytecode loop.
 
 use super::code::CodeTable;
+use crate::arch::Regs;
 use crate::layout::{Anchor, Layout, NONE, Position};
 use crate::merge::{Group, PyFrame};
 use crate::process::memory::Memory;
@@ -46,7 +47,7 @@ fn in_chain_order(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memor
                 })
                 .collect();
             for (i, f) in sample.python.iter().enumerate() {
-                let anchor = if i < early { Some(sample.stack.base) } else { marks.next() };
+                let anchor = if i < early { sample.regs.as_ref().map(Regs::sp) } else { marks.next() };
                 groups.push(Group { anchor, frames: name(f).into_iter().collect() });
             }
             groups

@@ -20,6 +20,8 @@
 #define MAX_KERNEL 127
 #define HEAD 512
 #define AREA (1ULL << 21)         // bytes of scratch per CPU; a power of two, so that a mask bounds an offset
+#define SEEN_CELLS 65536
+#define RED_ZONE 128              // below the stack pointer; functions and their epilogues still use it
 #define NESTED 4                 // thread states of one thread beside its own
 #define NONE 0xffff
 
@@ -81,6 +83,15 @@ struct head {
 struct area {
 	char bytes[AREA];
 };
+
+// One cell per hash of a code object: the last fingerprint seen there. Small and approximate: a clash only means that
+// the reader is woken once more.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SEEN_CELLS);
+	__type(key, __u32);
+	__type(value, __u32);
+} SEEN SEC(".maps");
 
 struct kernel_facts {
 	__u32 fsbase;             // task_struct -> thread.fsbase, 0: unknown
@@ -175,7 +186,7 @@ struct state {
 	__u64 mark, root;
 	__u64 second;             // innermost frame of the next outer CFrame
 	__u64 from, end, base_page;
-	__u32 last_print, faults, n, done, met_second, pad;
+	__u32 last_print, faults, n, done, met_second, fresh;
 	__u64 states[1 + NESTED]; // thread states to walk, innermost first
 	struct layout lay;
 	char raw[256];
@@ -204,6 +215,7 @@ static long walk_frame(__u32 i, void *unused)
 	struct layout *lay;
 	struct frame *out;
 	__u64 at, size, off, code, instr;
+	__u32 seen_key, *cell;
 
 	if (!area)
 		return 1;
@@ -255,6 +267,12 @@ static long walk_frame(__u32 i, void *unused)
 		if (code != s->last_code) {
 			s->last_print = fingerprint(lay, code);
 			s->last_code = code;
+			seen_key = (s->last_print ^ (__u32)(code >> 4)) & (SEEN_CELLS - 1);
+			cell = bpf_map_lookup_elem(&SEEN, &seen_key);
+			if (cell && *cell != s->last_print) {
+				*cell = s->last_print;
+				s->fresh = 1;
+			}
 		}
 		out->fingerprint = s->last_print;
 	} else {
@@ -453,6 +471,7 @@ int sample(struct bpf_perf_event_data *ctx)
 		return 0;
 	}
 	count(COUNT_SAMPLES);
+	s->fresh = 0;
 	h->time = bpf_ktime_get_ns();
 	h->pid = pid;
 	h->tid = id;
@@ -529,7 +548,7 @@ int sample(struct bpf_perf_event_data *ctx)
 	}
 
 	h->stack_at = s->at;
-	sp = h->regs[19];
+	sp = h->regs[19] - RED_ZONE;
 	h->stack_base = sp;
 	if (h->flags & REGS_OK) {
 		// Where the stack ends: argc in the main thread, the thread descriptor in the others (glibc and musl put
@@ -553,8 +572,9 @@ int sample(struct bpf_perf_event_data *ctx)
 	size = s->at;
 	BOUND(size, 0x1fffff);
 	h->size = size;
-	// Wake the reader only when it is getting late: it looks by itself a hundred times a second.
-	n = bpf_ringbuf_query(&SAMPLES, BPF_RB_AVAIL_DATA) > bpf_ringbuf_query(&SAMPLES, BPF_RB_RING_SIZE) / 4;
+	// The reader looks by itself a hundred times a second. Wake it when the ring fills, and when it must copy a code
+	// object that may not live that long.
+	n = s->fresh || bpf_ringbuf_query(&SAMPLES, BPF_RB_AVAIL_DATA) > bpf_ringbuf_query(&SAMPLES, BPF_RB_RING_SIZE) / 4;
 	if (bpf_ringbuf_output(&SAMPLES, area, size, n ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP))
 		count(COUNT_LOST);
 	return 0;
