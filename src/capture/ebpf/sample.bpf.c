@@ -51,9 +51,9 @@ struct layout {
 	__u16 instr_size;         // 4: f_lasti, 8: pointer
 	__u16 frame_owner;
 	__u16 frame_entry;
-	__u16 code_name;
+	__u16 code_name;          // the last of the three
 	__u16 code_filename;
-	__u16 code_firstlineno;
+	__u16 code_firstlineno;   // the first of the three
 };
 
 struct frame {
@@ -188,23 +188,35 @@ struct state {
 	__u64 from, end, base_page;
 	__u32 last_print, faults, n, done, met_second, fresh;
 	__u64 states[1 + NESTED]; // thread states to walk, innermost first
+	__u64 window;             // address of what the window holds
+	__u64 window_end;
+	__u64 last_frame;
 	struct layout lay;
-	char raw[256];
 };
 
 #define STATE (AREA - 4096)       // place of the state in the area
-#define LIMIT (STATE - 2 * PAGE)  // entries and pages start below this
+#define WINDOW (STATE - 8192)     // place of a copy of the page around the last frame
+#define CODE (WINDOW - 512)        // place of a copy of some fields of a code object
+#define LIMIT (CODE - 2 * PAGE)  // entries and pages start below this
 
-// Tells a reused address of a code object from the object seen before. Same hash in interp/code.rs.
-static __always_inline __u32 fingerprint(struct layout *lay, __u64 code)
+// Tells a reused address of a code object from the object seen before. Same hash in interp/code.rs. The three facts lie
+// close together: one read is cheaper than three, and code objects deep in a stack are seldom in the cache.
+static __always_inline __u32 fingerprint(struct layout *lay, char *area, __u64 code)
 {
-	__u64 name = 0, file = 0;
-	__u32 line = 0;
+	__u64 name, file, off, len = lay->code_name + 8 - lay->code_firstlineno;
+	char *raw = area + CODE;
+	__u32 line;
 
-	if (bpf_probe_read_user(&name, 8, (void *)(code + lay->code_name)) ||
-	    bpf_probe_read_user(&file, 8, (void *)(code + lay->code_filename)) ||
-	    bpf_probe_read_user(&line, 4, (void *)(code + lay->code_firstlineno)))
+	BOUND(len, 0xff);
+	if (bpf_probe_read_user(raw, len, (void *)(code + lay->code_firstlineno)))
 		return 0;
+	line = *(__u32 *)raw;
+	off = lay->code_name - lay->code_firstlineno;
+	BOUND(off, 0xff);
+	name = *(__u64 *)(raw + off);
+	off = lay->code_filename - lay->code_firstlineno;
+	BOUND(off, 0xff);
+	file = *(__u64 *)(raw + off);
 	return (((name * 0x9e3779b97f4a7c15ULL) ^ (file * 0xc2b2ae3d27d4eb4fULL)) + line) >> 32 | 1;
 }
 
@@ -214,6 +226,7 @@ static long walk_frame(__u32 i, void *unused)
 	struct state *s;
 	struct layout *lay;
 	struct frame *out;
+	char *raw;
 	__u64 at, size, off, code, instr;
 	__u32 seen_key, *cell;
 
@@ -229,10 +242,29 @@ static long walk_frame(__u32 i, void *unused)
 		s->met_second = 1;
 	size = lay->frame_size;
 	BOUND(size, 0x7f);
-	if (bpf_probe_read_user(s->raw, size, (void *)s->frame)) {
-		s->done = WALK_FAULT;
-		return 1;
+	// From 3.11 on frames lie side by side, older ones lower (the data stack): where the last step was a short one,
+	// one read fetches all of this page that may hold the next ones.
+	if (s->frame < s->window || s->frame + size > s->window_end) {
+		__u64 from = s->frame, len = size;
+		__s64 step = s->last_frame - s->frame;
+
+		if (step > 0 && step < (__s64)PAGE) {
+			from &= ~(PAGE - 1);
+			len = s->frame + size - from;
+		}
+		BOUND(len, 0x1fff);
+		if (bpf_probe_read_user(area + WINDOW, len, (void *)from)) {
+			s->window_end = 0;
+			s->done = WALK_FAULT;
+			return 1;
+		}
+		s->window = from;
+		s->window_end = from + len;
 	}
+	s->last_frame = s->frame;
+	off = s->frame - s->window;
+	BOUND(off, 0x1fff);
+	raw = area + WINDOW + off;
 	at = s->at;
 	BOUND(at, 0x1ffff8);
 	if (at > LIMIT)
@@ -241,11 +273,11 @@ static long walk_frame(__u32 i, void *unused)
 	out->frame = s->frame;
 	off = lay->frame_code;
 	BOUND(off, 0x7f);
-	code = *(__u64 *)(s->raw + off);
+	code = *(__u64 *)(raw + off);
 	out->code = code;
 	off = lay->frame_instr;
 	BOUND(off, 0x7f);
-	instr = *(__u64 *)(s->raw + off);
+	instr = *(__u64 *)(raw + off);
 	if (lay->instr_size == 4)
 		instr = (__u64)(__s64)(__s32)instr;
 	out->instr = instr;
@@ -255,17 +287,17 @@ static long walk_frame(__u32 i, void *unused)
 	if (lay->frame_owner != NONE) {
 		off = lay->frame_owner;
 		BOUND(off, 0x7f);
-		out->owner = *(__u8 *)(s->raw + off);
+		out->owner = *(__u8 *)(raw + off);
 	}
 	if (lay->frame_entry != NONE) {
 		off = lay->frame_entry;
 		BOUND(off, 0x7f);
-		out->entry = *(__u8 *)(s->raw + off);
+		out->entry = *(__u8 *)(raw + off);
 	}
 	// 3 and above: entry frames of the interpreter, whose code is of no interest
 	if (out->owner < 3) {
 		if (code != s->last_code) {
-			s->last_print = fingerprint(lay, code);
+			s->last_print = fingerprint(lay, area, code);
 			s->last_code = code;
 			seen_key = (s->last_print ^ (__u32)(code >> 4)) & (SEEN_CELLS - 1);
 			cell = bpf_map_lookup_elem(&SEEN, &seen_key);
@@ -280,7 +312,7 @@ static long walk_frame(__u32 i, void *unused)
 	}
 	off = lay->frame_previous;
 	BOUND(off, 0x7f);
-	s->frame = *(__u64 *)(s->raw + off);
+	s->frame = *(__u64 *)(raw + off);
 	s->at = at + sizeof(struct frame);
 	s->n += 1;
 	return 0;
@@ -371,6 +403,7 @@ static __noinline int walk_frames(__u32 which)
 	at = s->at;
 	n = s->n;
 	s->done = s->last_code = s->second = s->met_second = 0;
+	s->window = s->window_end = s->last_frame = 0;
 	s->root = state + s->lay.cframe_root;
 	first = user_word(state + s->lay.first);
 	s->frame = first;
