@@ -13,8 +13,8 @@ use crate::process::memory::Live;
 use crate::process::modules::{ModuleSections, Modules};
 use crate::process::{self, Process};
 use crate::sample::{Cut, Event, ModuleId, NativeFrame, Pid, PyWalk, RawFrame, Sample, Tid};
-use crate::tree::raw::{RawNode, RawTree};
-use crate::unwind::Unwinder;
+use crate::tree::raw::{Path, RawNode, RawTree};
+use crate::unwind::{Memo, Unwinder};
 
 /// What stands between the root and the frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -88,6 +88,8 @@ pub struct Session {
     pub threads: BTreeMap<(Pid, Tid), String>,
     /// Interpreters found, in words: `CPython 3.11.7 (libpython3.11.so.1.0)`.
     pub pythons: BTreeMap<Pid, String>,
+    /// Each thread's last stack.
+    last: FxHashMap<Tid, (Memo, Path)>,
     native: Vec<NativeFrame>,
     stack: Vec<RawFrame>,
 }
@@ -112,6 +114,7 @@ impl Session {
             tally: Tally::default(),
             threads: BTreeMap::new(),
             pythons: BTreeMap::new(),
+            last: FxHashMap::default(),
             native: Vec::new(),
             stack: Vec::new(),
         }
@@ -171,6 +174,7 @@ impl Session {
             }
             Event::Exec { pid, comm } => {
                 self.codes.forget(pid);
+                self.last.clear();
                 self.pythons.remove(&pid);
                 self.threads
                     .insert((pid, pid), String::from_utf8_lossy(&comm).into_owned());
@@ -204,6 +208,7 @@ impl Session {
                 self.threads.entry((pid, tid)).or_insert(name.unwrap_or_default());
             }
             Event::Exit { pid, tid } => {
+                self.last.remove(&tid);
                 if pid == tid {
                     learn(pid, None)?;
                 }
@@ -279,11 +284,15 @@ impl Session {
             );
         }
         let m = &self.members[&s.pid];
+        let (memo, path) = self.last.entry(s.tid).or_default();
         self.native.clear();
         let native_cut = match &s.regs {
             _ if !self.options.native => None,
             None => Some(Cut::NoRegisters),
-            Some(regs) => self.unwinder.unwind(&m.process, regs, &s.stack, &mut self.native).err(),
+            Some(regs) => {
+                let generation = m.process.generation;
+                self.unwinder.unwind_next(memo, generation, &m.process, regs, &s.stack, &mut self.native).err()
+            },
         };
         let python_cut = match s.walk {
             PyWalk::NoPython | PyWalk::Complete => None,
@@ -332,6 +341,7 @@ impl Session {
                 *self.tally.reasons.entry(why).or_default() += 1;
             }
         }
+        let node = self.tree.add_next(path, &self.stack);
         if verdict == Verdict::Partial(Cut::Unmerged) {
             // Perhaps this thread has begun to run a subinterpreter: its own frames are on another chain.
             let m = self.members.get_mut(&s.pid).expect("looked at above");
@@ -340,7 +350,6 @@ impl Session {
                 self.tell(s.pid, learn)?;
             }
         }
-        let node = self.tree.add(&self.stack);
         self.timeline.push(RawTick {
             time: s.time,
             pid: s.pid,

@@ -144,7 +144,7 @@ impl Unwinder {
                 (walk.interrupted, walk.searching) = (false, true);
                 (frame.cfa, frame.how) = (walk.regs.sp(), How::Scan);
                 out.push(frame);
-                let ended = self.walk(walk, out).is_ok();
+                let ended = self.walk(walk, None, out).is_ok();
                 walk.searching = false;
                 if ended {
                     return Some(Found::End);

@@ -11,12 +11,14 @@ mod code;
 mod expr;
 mod follow;
 mod guess;
+mod memo;
 mod rule;
 #[cfg(test)]
 mod tests;
 
 use crate::arch::Regs;
 use crate::sample::{Cut, How, ModuleId, NativeFrame, StackBytes};
+pub use memo::Memo;
 use rule::{Memory, Rule, RuleId, Rules, Step};
 
 pub use crate::code::{CodeMap, Section, Sections};
@@ -78,7 +80,19 @@ struct Walk<'a> {
     searching: bool,
 }
 
-impl Walk<'_> {
+impl<'a> Walk<'a> {
+    fn new(code: &'a dyn CodeMap, regs: &Regs, stack: &'a StackBytes) -> Walk<'a> {
+        Walk {
+            code,
+            memory: Memory::new(stack),
+            regs: *regs,
+            interrupted: true,
+            switches: 0,
+            budget: 2 * MOST_FRAMES,
+            searching: false,
+        }
+    }
+
     fn lookup(&self) -> u64 {
         self.regs.ip.wrapping_sub(u64::from(!self.interrupted))
     }
@@ -115,16 +129,27 @@ impl Unwinder {
         stack: &StackBytes,
         out: &mut Vec<NativeFrame>,
     ) -> Result<(), Cut> {
-        let mut walk = Walk {
-            code,
-            memory: Memory::new(stack),
-            regs: *regs,
-            interrupted: true,
-            switches: 0,
-            budget: 2 * MOST_FRAMES,
-            searching: false,
-        };
-        self.walk(&mut walk, out)
+        let mut walk = Walk::new(code, regs, stack);
+        self.walk(&mut walk, None, out)
+    }
+
+    /// The same, for one stack after the other of one thread: what has not changed since the last one is not unwound
+    /// again. `generation` must change whenever `code` does.
+    pub fn unwind_next(
+        &mut self,
+        memo: &mut Memo,
+        generation: u64,
+        code: &dyn CodeMap,
+        regs: &Regs,
+        stack: &StackBytes,
+        out: &mut Vec<NativeFrame>,
+    ) -> Result<(), Cut> {
+        let mut walk = Walk::new(code, regs, stack);
+        let first = out.len();
+        memo.begin(generation);
+        let done = self.walk(&mut walk, Some(memo), out);
+        memo.end(out.len() - first, done.is_ok());
+        done
     }
 
     /// The unwind rule at `svma` in words, for tests and for people: `rsp+16 rbp=c-16 ra=c-8`. `None` if there is none.
@@ -133,10 +158,21 @@ impl Unwinder {
         self.rules.describe(&rule)
     }
 
-    fn walk(&mut self, walk: &mut Walk, out: &mut Vec<NativeFrame>) -> Result<(), Cut> {
+    fn walk(
+        &mut self,
+        walk: &mut Walk,
+        mut memo: Option<&mut Memo>,
+        out: &mut Vec<NativeFrame>,
+    ) -> Result<(), Cut> {
         let first = out.len();
         let mut at = place(walk.code, walk.lookup());
         loop {
+            if let Some(memo) = memo.as_deref_mut().filter(|m| m.listens())
+                && let Some((regs, interrupted)) = memo.reuse(&walk.regs, walk.interrupted, walk.memory.stack, out)
+            {
+                (walk.regs, walk.interrupted) = (regs, interrupted);
+                at = place(walk.code, walk.lookup());
+            }
             let (lookup, sp) = (walk.lookup(), walk.regs.sp());
             let mut frame = NativeFrame {
                 lookup,
@@ -158,11 +194,19 @@ impl Unwinder {
             {
                 (frame.cfa, frame.how) = (cfa, How::Cfi);
                 out.push(frame);
+                if let Some(memo) = memo.as_deref_mut().filter(|m| m.listens()) {
+                    let mut words = [(0, 0); 7];
+                    let n = rule.words(cfa, ra, walk.memory.stack, &mut words);
+                    memo.note(frame, walk.regs, walk.interrupted, n.map(|n| &words[..n]));
+                }
                 Rules::restore(&rule, &mut walk.regs, &mut walk.memory, cfa, ra);
                 (at, walk.interrupted) = (Some(next), false);
                 continue;
             }
             let before = walk.regs;
+            if let Some(memo) = memo.as_deref_mut().filter(|m| m.listens()) {
+                memo.note(frame, before, walk.interrupted, None);
+            }
             let step = self.rules.apply(&rule, &mut walk.regs, &mut walk.memory);
             let failed = match step {
                 Step::End { cfa } => {

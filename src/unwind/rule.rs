@@ -51,6 +51,22 @@ pub struct Rule {
 }
 
 impl Rule {
+    /// The stack words that lead from a frame to its caller by a plain rule, as (avma, value): the return address and
+    /// the saved registers. `None` if one of them cannot be read.
+    pub fn words(&self, cfa: u64, ra: u64, stack: &StackBytes, out: &mut [(u64, u64); 7]) -> Option<usize> {
+        out[0] = (cfa.wrapping_sub(8), ra);
+        let mut n = 1;
+        let mut saved = self.saved;
+        while saved != 0 {
+            let i = saved.trailing_zeros() as usize;
+            saved &= saved - 1;
+            let slot = cfa.wrapping_add(i64::from(self.at[i]) as u64);
+            *out.get_mut(n)? = (slot, stack.word(slot)?);
+            n += 1;
+        }
+        Some(n)
+    }
+
     pub const fn new(kind: Kind, base: usize, offset: i32) -> Rule {
         Rule {
             kind,
