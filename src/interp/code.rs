@@ -70,7 +70,14 @@ fn fingerprint(name: u64, filename: u64, first_line: u32) -> u32 {
     (mix.wrapping_add(first_line.into()) >> 32) as u32 | 1
 }
 
+/// The target runs on meanwhile: a copy counts only if a second one is the same, else it may be half of one code object
+/// and half of the next at this address.
 fn read(memory: &dyn Memory, layout: &Layout, avma: u64, print: u32) -> Option<Code> {
+    let code = read_once(memory, layout, avma, print)?;
+    (read_once(memory, layout, avma, print)? == code).then_some(code)
+}
+
+fn read_once(memory: &dyn Memory, layout: &Layout, avma: u64, print: u32) -> Option<Code> {
     let at = |offset: u16| avma.checked_add(offset.into());
     let name = memory.u64(at(layout.code_name)?)?;
     let filename = memory.u64(at(layout.code_filename)?)?;
