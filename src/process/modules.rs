@@ -2,6 +2,8 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::sync::Arc;
 
@@ -317,6 +319,9 @@ impl Modules {
 
 /// Opens the file itself (even when it was deleted or replaced), else what now has its name in the target's root.
 /// Only regular files: opening a device or a pipe can block or do harm.
+///
+/// By the time we look, another file may be mapped there: programs that unload libraries get the same addresses again.
+/// Its names and tables must not pass for those of the file that was told of.
 fn open_mapped(pid: Pid, start: u64, end: u64, path: &[u8]) -> Option<(File, (u64, u64))> {
     let open = |p: String| {
         let f = File::options()
@@ -327,9 +332,17 @@ fn open_mapped(pid: Pid, start: u64, end: u64, path: &[u8]) -> Option<(File, (u6
         let meta = f.metadata().ok()?;
         meta.is_file().then(|| (f, (meta.dev(), meta.ino())))
     };
-    open(format!("/proc/{pid}/map_files/{start:x}-{end:x}")).or_else(|| {
+    let mapped = open(format!("/proc/{pid}/map_files/{start:x}-{end:x}"));
+    mapped.filter(|(file, _)| has_name(file, path)).or_else(|| {
         let path = std::str::from_utf8(path).ok()?;
         (path.starts_with('/') && !path.ends_with(" (deleted)")).then_some(())?;
         open(format!("/proc/{pid}/root{path}"))
     })
+}
+
+/// Whether an open file goes by this path. In another mount namespace ours may be longer than the target's.
+fn has_name(file: &File, path: &[u8]) -> bool {
+    let plain = |p: &[u8]| p.strip_suffix(b" (deleted)").unwrap_or(p).to_vec();
+    let name = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    name.is_ok_and(|name| plain(name.as_os_str().as_bytes()).ends_with(&plain(path)))
 }
