@@ -1,22 +1,17 @@
 //! Raw tree to [`Profile`]: names each distinct frame once, in one pass, when sampling is over.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
 
 use rustc_hash::FxHashMap;
 use symbolize::{Kernel, Symbol};
 
-use crate::process::modules::Content;
+use crate::process::content::Content;
+use crate::process::host::Host;
 use crate::sample::{ModuleId, Pid, RawFrame};
 use crate::session::Session;
 use crate::tree::profile::{Frame, FrameId, FrameKind, Meta, ModuleMeta, Node, NodeId, Profile, Tick};
 
 const LOW_LEVEL: &str = "<low-level>";
-/// Bytes of a source file that are read to show lines of it.
-const MAX_SOURCE: u64 = 8 << 20;
 /// Source files that are opened.
 const MAX_SOURCES: usize = 2000;
 
@@ -114,7 +109,7 @@ pub fn resolve(session: &mut Session, start: u64, mut meta: Meta) -> Profile {
         nodes,
         timeline,
     };
-    add_source_lines(&mut profile);
+    add_source_lines(&mut profile, &*session.host);
     profile
 }
 
@@ -173,7 +168,7 @@ fn name_all(
                 };
                 (f, line)
             }
-            RawFrame::Kernel(address) => (kernel_frame(&mut kernel, address), 0),
+            RawFrame::Kernel(address) => (kernel_frame(&mut kernel, &*session.host, address), 0),
             RawFrame::Anonymous { avma, .. } => (
                 Frame {
                     address: avma,
@@ -300,11 +295,8 @@ fn thread_name(session: &Session, tid: u32) -> String {
     }
 }
 
-fn kernel_frame(kernel: &mut Option<Option<Kernel>>, address: u64) -> Frame {
-    let table = kernel.get_or_insert_with(|| {
-        let text = std::fs::read_to_string("/proc/kallsyms").ok()?;
-        Kernel::parse(&text).ok()
-    });
+fn kernel_frame(kernel: &mut Option<Option<Kernel>>, host: &dyn Host, address: u64) -> Frame {
+    let table = kernel.get_or_insert_with(|| Kernel::parse(&host.kernel_symbols()?).ok());
     match table.as_ref().and_then(|k| k.lookup(address)) {
         Some(s) => {
             let module = s.module.map_or("[kernel]".to_string(), |m| format!("[{m}]"));
@@ -323,9 +315,7 @@ fn kernel_frame(kernel: &mut Option<Option<Kernel>>, address: u64) -> Frame {
 }
 
 /// The text of the first line seen at each Python place, as Dask's tree has it.
-fn add_source_lines(profile: &mut Profile) {
-    let root = format!("/proc/{}/root", profile.meta.pid);
-    let root = if Path::new(&root).exists() { root } else { String::new() };
+fn add_source_lines(profile: &mut Profile, host: &dyn Host) {
     let mut files: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for (i, n) in profile.nodes.iter().enumerate() {
         let f = &profile.frames[n.frame as usize];
@@ -335,32 +325,20 @@ fn add_source_lines(profile: &mut Profile) {
     }
     let mut texts = Vec::new();
     for (path, wanted) in files.into_iter().take(MAX_SOURCES) {
-        let Some(lines) = source_lines(&format!("{root}{path}")) else {
+        let Some(text) = host.source(profile.meta.pid, path) else {
             continue;
         };
+        let lines: Vec<_> = text.split(|c| *c == b'\n').collect();
         for i in wanted {
             let line = profile.nodes[i].first_seen_line as usize - 1;
-            texts.extend(lines.get(line).map(|text| (i, text.trim().to_string())));
+            texts.extend(
+                lines
+                    .get(line)
+                    .map(|text| (i, String::from_utf8_lossy(text).trim().to_string())),
+            );
         }
     }
     for (i, text) in texts {
         profile.nodes[i].line_text = text;
     }
-}
-
-/// Lines of a source file of the target; only of a regular file, and not through a link at its end.
-fn source_lines(path: &str) -> Option<Vec<String>> {
-    let file = File::options()
-        .read(true)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-        .open(path)
-        .ok()?;
-    file.metadata().ok()?.is_file().then_some(())?;
-    let lines = BufReader::new(file.take(MAX_SOURCE)).split(b'\n');
-    Some(
-        lines
-            .map_while(Result::ok)
-            .map(|l| String::from_utf8_lossy(&l).into_owned())
-            .collect(),
-    )
 }

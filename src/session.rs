@@ -9,9 +9,9 @@ use crate::error::Result;
 use crate::interp::{self, Runtime, code::CodeTable};
 use crate::layout::{Interpreter, Space, Tls};
 use crate::merge::{self, Verdict};
-use crate::process::memory::Live;
+use crate::process::Process;
+use crate::process::host::{Host, MemoryOf};
 use crate::process::modules::{ModuleSections, Modules};
-use crate::process::{self, Process};
 use crate::sample::{Cut, Event, ModuleId, NativeFrame, Pid, PyWalk, RawFrame, Sample, Tid};
 use crate::tree::raw::{Path, RawNode, RawTree};
 use crate::unwind::{Memo, Unwinder};
@@ -74,6 +74,7 @@ pub struct RawTick {
 
 /// Everything a recording has gathered.
 pub struct Session {
+    pub host: Box<dyn Host>,
     options: Options,
     members: FxHashMap<Pid, Member>,
     pub modules: Modules,
@@ -101,8 +102,9 @@ const LOOK_AGAIN: u64 = 50_000_000;
 pub type Learn<'a> = dyn FnMut(Pid, Option<&Space>) -> Result<()> + 'a;
 
 impl Session {
-    pub fn new(options: Options) -> Session {
+    pub fn new(options: Options, host: Box<dyn Host>) -> Session {
         Session {
+            host,
             options,
             members: FxHashMap::default(),
             modules: Modules::default(),
@@ -126,7 +128,7 @@ impl Session {
     /// `NoSuchProcess`, `NotPermitted`.
     pub fn open(&mut self, pid: Pid, learn: &mut Learn<'_>) -> Result<()> {
         let mut new = Vec::new();
-        let process = Process::open(pid, &mut self.modules, &mut |id| new.push(id))?;
+        let process = Process::open(&*self.host, pid, &mut self.modules, &mut |id| new.push(id))?;
         for id in new {
             self.learn_module(id);
         }
@@ -139,8 +141,8 @@ impl Session {
                 looked: 0,
             },
         );
-        for tid in process::threads(pid) {
-            if let Some(name) = process::thread_name(pid, tid) {
+        for tid in self.host.threads(pid) {
+            if let Some(name) = self.host.thread_name(pid, tid) {
                 self.threads.insert((pid, tid), name);
             }
         }
@@ -163,8 +165,9 @@ impl Session {
                     return Ok(());
                 };
                 let mut new = Vec::new();
+                let (host, modules) = (&*self.host, &mut self.modules);
                 m.process
-                    .map(start, end, offset, &path, &mut self.modules, &mut |id| new.push(id));
+                    .map(host, start, end, offset, &path, modules, &mut |id| new.push(id));
                 for id in new {
                     self.learn_module(id);
                 }
@@ -204,7 +207,7 @@ impl Session {
                     .insert((pid, tid), String::from_utf8_lossy(&comm).into_owned());
             }
             Event::Thread { pid, tid } => {
-                let name = process::thread_name(pid, tid);
+                let name = self.host.thread_name(pid, tid);
                 self.threads.entry((pid, tid)).or_insert(name.unwrap_or_default());
             }
             Event::Exit { pid, tid } => {
@@ -259,7 +262,7 @@ impl Session {
     fn tell(&self, pid: Pid, learn: &mut Learn<'_>) -> Result<()> {
         let Some(m) = self.members.get(&pid) else { return Ok(()) };
         let python = m.python.as_ref().and_then(|p| p.interpreter);
-        let nested = python.map_or(Vec::new(), |p| interp::threads::nested(&Live(pid), &p));
+        let nested = python.map_or(Vec::new(), |p| interp::threads::nested(&MemoryOf(&*self.host, pid), &p));
         learn(
             pid,
             Some(&Space {
@@ -302,7 +305,7 @@ impl Session {
         let groups = match &m.python {
             Some(Python {
                 interpreter: Some(i), ..
-            }) => interp::frames::groups(s, &i.layout, &mut self.codes, &Live(s.pid)),
+            }) => interp::frames::groups(s, &i.layout, &mut self.codes, &MemoryOf(&*self.host, s.pid)),
             _ => Vec::new(),
         };
         self.stack.clear();

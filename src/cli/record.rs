@@ -10,6 +10,7 @@ use super::output::Output;
 use super::summary;
 use crate::capture::{self, Source, ebpf::EbpfSource};
 use crate::error::{Error, Kind, Result};
+use crate::process::host::Live;
 use crate::process::launch::Launched;
 use crate::process::{self, sys};
 use crate::resolve;
@@ -54,10 +55,11 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
         processes: options.subprocesses,
         threads: options.threads,
     };
-    let mut session = Session::new(session::Options {
+    let making = session::Options {
         grouping,
         native: !options.no_native,
-    });
+    };
+    let mut session = Session::new(making, Box::new(Live));
     let command = match &target {
         Target::Pid(pid) => process::command_line(*pid),
         Target::Launch(command) => command.join(" "),

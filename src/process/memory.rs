@@ -1,8 +1,5 @@
 //! Memory of a target, read while it runs on.
 
-use super::sys;
-use crate::sample::Pid;
-
 /// Something with addresses and bytes: a live process or a tape.
 pub trait Memory {
     /// Fills `buf` from `avma`; false if not all of it could be read.
@@ -16,15 +13,5 @@ pub trait Memory {
     fn u32(&self, avma: u64) -> Option<u32> {
         let mut b = [0; 4];
         self.read(avma, &mut b).then(|| u32::from_le_bytes(b))
-    }
-}
-
-/// A running process.
-#[derive(Clone, Copy, Debug)]
-pub struct Live(pub Pid);
-
-impl Memory for Live {
-    fn read(&self, avma: u64, buf: &mut [u8]) -> bool {
-        sys::read_memory(self.0, avma, buf) == buf.len()
     }
 }

@@ -5,15 +5,18 @@
 use std::fs;
 
 use crate::code::CodeMap;
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::sample::{ModuleId, Pid, Tid};
 
+pub mod content;
+pub mod host;
 pub mod launch;
 pub mod maps;
 pub mod memory;
 pub mod modules;
 pub mod sys;
 
+use host::Host;
 use modules::Modules;
 
 /// Executable memory of a process.
@@ -42,23 +45,22 @@ impl Process {
     ///
     /// # Errors
     /// `NoSuchProcess`, `NotPermitted`.
-    pub fn open(pid: Pid, modules: &mut Modules, new_module: &mut dyn FnMut(ModuleId)) -> Result<Process> {
-        let text = fs::read(format!("/proc/{pid}/maps")).map_err(|e| match e.kind() {
-            std::io::ErrorKind::NotFound => {
-                Error::new(Kind::NoSuchProcess, format!("no process {pid}")).why("it does not exist (any more)")
-            }
-            _ => Error::io(format!("cannot read the memory map of process {pid}"), e)
-                .hint("run it with sudo: the process belongs to somebody else or is protected"),
-        })?;
+    pub fn open(
+        host: &dyn Host,
+        pid: Pid,
+        modules: &mut Modules,
+        new_module: &mut dyn FnMut(ModuleId),
+    ) -> Result<Process> {
+        let text = host.maps(pid)?;
         let mut p = Process {
             pid,
             code: Vec::new(),
             generation: 0,
-            stack_end: stack_end(pid),
+            stack_end: host.stack_end(pid),
         };
         for m in maps::parse(&text) {
             if m.executable {
-                p.map(m.start, m.end, m.offset, &m.path, modules, new_module);
+                p.map(host, m.start, m.end, m.offset, &m.path, modules, new_module);
             }
         }
         Ok(p)
@@ -85,8 +87,10 @@ impl Process {
     }
 
     /// Notes executable memory; what was there before is gone.
+    #[allow(clippy::too_many_arguments)] // a mapping is what it is
     pub fn map(
         &mut self,
+        host: &dyn Host,
         start: u64,
         end: u64,
         offset: u64,
@@ -101,7 +105,7 @@ impl Process {
         let mut file = None;
         // `//anon`: how perf events call anonymous memory
         if path == b"[vdso]" || (path.starts_with(b"/") && path != b"//anon") {
-            let (id, new) = modules.open(self.pid, start, end, path);
+            let (id, new) = modules.open(host, self.pid, start, end, path);
             if new {
                 new_module(id);
             }
@@ -230,7 +234,7 @@ mod tests {
             stack_end: 0,
         };
         let (mut modules, mut new) = (Modules::default(), |_| {});
-        let mut map = |p: &mut Process, start, end| p.map(start, end, 0, b"", &mut modules, &mut new);
+        let mut map = |p: &mut Process, start, end| p.map(&host::Live, start, end, 0, b"", &mut modules, &mut new);
         map(&mut p, 0x1000, 0x9000);
         map(&mut p, 0x3000, 0x5000);
         let ranges = |p: &Process| p.code().iter().map(|c| (c.start, c.end)).collect::<Vec<_>>();

@@ -1,16 +1,13 @@
 //! Files mapped by processes: opened once, kept open, shared by all processes that map the same file.
 
-use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
-use std::os::fd::AsRawFd;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::sync::Arc;
 
 use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
 use object::{LittleEndian, Object, ObjectSection, ObjectSymbol, ReadCache, SectionKind, SymbolKind, elf};
 use rustc_hash::FxHashMap;
 
+use super::content::{Content, Reader};
+use super::host::{FileKey, Host};
 use crate::code::{Section, Sections};
 use crate::sample::{ModuleId, PAGE, Pid};
 
@@ -19,49 +16,6 @@ const MAX_SECTION: u64 = 1 << 30;
 /// Loadable segments beyond this are not looked at.
 const MAX_SEGMENTS: usize = 256;
 const MAX_SYMBOLS: usize = 8 << 20;
-
-/// The bytes of an ELF file, on disk or (vDSO) copied from memory.
-#[derive(Clone, Debug)]
-pub enum Content {
-    File(Arc<File>),
-    Bytes(Arc<[u8]>),
-    /// It could not be opened.
-    Missing,
-}
-
-/// Reads a `Content` from its own position: the file's is shared by all who have it open.
-pub struct Reader {
-    content: Content,
-    at: u64,
-    len: u64,
-}
-
-impl Read for Reader {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        let n = match &self.content {
-            Content::File(f) => f.read_at(buf, self.at)?,
-            Content::Bytes(b) => {
-                let from = (self.at as usize).min(b.len());
-                (&b[from..]).read(buf)?
-            }
-            Content::Missing => 0,
-        };
-        self.at += n as u64;
-        Ok(n)
-    }
-}
-
-impl Seek for Reader {
-    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        let at = match to {
-            SeekFrom::Start(n) => Some(n),
-            SeekFrom::End(n) => self.len.checked_add_signed(n),
-            SeekFrom::Current(n) => self.at.checked_add_signed(n),
-        };
-        self.at = at.ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(self.at)
-    }
-}
 
 /// A loadable, executable segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,16 +62,7 @@ impl Module {
 
     /// Runs `f` on the parsed file; `None` if this is no 64-bit little-endian ELF file.
     pub fn elf<R>(&self, f: impl FnOnce(&Elf<'_>) -> R) -> Option<R> {
-        let len = match &self.content {
-            Content::File(f) => f.metadata().ok()?.len(),
-            Content::Bytes(b) => b.len() as u64,
-            Content::Missing => return None,
-        };
-        let cache = ReadCache::new(Reader {
-            content: self.content.clone(),
-            at: 0,
-            len,
-        });
+        let cache = ReadCache::new(Reader::new(self.content.clone()));
         let elf = Elf::parse(&cache).ok()?;
         Some(f(&elf))
     }
@@ -260,7 +205,7 @@ impl Sections for ModuleSections {
 #[derive(Default)]
 pub struct Modules {
     all: Vec<Arc<Module>>,
-    by_file: FxHashMap<(u64, u64), ModuleId>,
+    by_file: FxHashMap<FileKey, ModuleId>,
     by_name: FxHashMap<Vec<u8>, ModuleId>,
 }
 
@@ -278,23 +223,23 @@ impl Modules {
     }
 
     /// The file mapped at `start..end` of a process, and whether it is new.
-    pub fn open(&mut self, pid: Pid, start: u64, end: u64, path: &[u8]) -> (ModuleId, bool) {
+    pub fn open(&mut self, host: &dyn Host, pid: Pid, start: u64, end: u64, path: &[u8]) -> (ModuleId, bool) {
         if path == b"[vdso]" {
             if let Some(id) = self.by_name.get(path) {
                 return (*id, false);
             }
             let len = end.saturating_sub(start).min(1 << 20) as usize;
             let mut bytes = vec![0; len];
-            let got = super::sys::read_memory(pid, start, &mut bytes);
+            let got = host.read_memory(pid, start, &mut bytes);
             bytes.truncate(got);
-            return (self.add_named(path, Content::Bytes(bytes.into())), true);
+            return (self.add_named(path, Content::Bytes(Arc::new(bytes.into()))), true);
         }
-        match open_mapped(pid, start, end, path) {
-            Some((file, key)) => {
+        match host.open(pid, start, end, path) {
+            Some((content, key)) => {
                 if let Some(id) = self.by_file.get(&key) {
                     return (*id, false);
                 }
-                let id = self.add(Module::new(path.to_vec(), Content::File(Arc::new(file))));
+                let id = self.add(Module::new(path.to_vec(), content));
                 self.by_file.insert(key, id);
                 (id, true)
             }
@@ -315,34 +260,4 @@ impl Modules {
         self.by_name.insert(path.to_vec(), id);
         id
     }
-}
-
-/// Opens the file itself (even when it was deleted or replaced), else what now has its name in the target's root.
-/// Only regular files: opening a device or a pipe can block or do harm.
-///
-/// By the time we look, another file may be mapped there: programs that unload libraries get the same addresses again.
-/// Its names and tables must not pass for those of the file that was told of.
-fn open_mapped(pid: Pid, start: u64, end: u64, path: &[u8]) -> Option<(File, (u64, u64))> {
-    let open = |p: String| {
-        let f = File::options()
-            .read(true)
-            .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC)
-            .open(p);
-        let f = f.ok()?;
-        let meta = f.metadata().ok()?;
-        meta.is_file().then(|| (f, (meta.dev(), meta.ino())))
-    };
-    let mapped = open(format!("/proc/{pid}/map_files/{start:x}-{end:x}"));
-    mapped.filter(|(file, _)| has_name(file, path)).or_else(|| {
-        let path = std::str::from_utf8(path).ok()?;
-        (path.starts_with('/') && !path.ends_with(" (deleted)")).then_some(())?;
-        open(format!("/proc/{pid}/root{path}"))
-    })
-}
-
-/// Whether an open file goes by this path. In another mount namespace ours may be longer than the target's.
-fn has_name(file: &File, path: &[u8]) -> bool {
-    let plain = |p: &[u8]| p.strip_suffix(b" (deleted)").unwrap_or(p).to_vec();
-    let name = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
-    name.is_ok_and(|name| plain(name.as_os_str().as_bytes()).ends_with(&plain(path)))
 }

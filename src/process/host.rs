@@ -1,0 +1,140 @@
+//! What is asked of the machine about processes. One trait, so that a tape can give the same answers later and
+//! elsewhere: whoever looks at processes outside a capture backend goes through it.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+
+use super::content::Content;
+use super::memory::Memory;
+use super::sys;
+use crate::error::{Error, Kind, Result};
+use crate::sample::{Pid, Tid};
+
+/// Tells files apart, whatever their names: device and inode.
+pub type FileKey = (u64, u64);
+
+/// Bytes of a source file that are read.
+const MAX_SOURCE: u64 = 8 << 20;
+
+pub trait Host {
+    /// Text of `/proc/PID/maps`.
+    ///
+    /// # Errors
+    /// `NoSuchProcess`, `NotPermitted`.
+    fn maps(&self, pid: Pid) -> Result<Vec<u8>>;
+
+    /// avma just past the main thread's frames; 0 if unknown.
+    fn stack_end(&self, pid: Pid) -> u64;
+
+    /// Thread ids of a process; none if it has ended.
+    fn threads(&self, pid: Pid) -> Vec<Tid>;
+
+    fn thread_name(&self, pid: Pid, tid: Tid) -> Option<String>;
+
+    /// The file mapped at `start..end` of a process.
+    fn open(&self, pid: Pid, start: u64, end: u64, path: &[u8]) -> Option<(Content, FileKey)>;
+
+    /// Copies memory of a process, as much as is readable from `avma` on; returns the bytes copied.
+    fn read_memory(&self, pid: Pid, avma: u64, buf: &mut [u8]) -> usize;
+
+    /// Text of a source file as the process sees it.
+    fn source(&self, pid: Pid, path: &str) -> Option<Vec<u8>>;
+
+    /// Text of `/proc/kallsyms`.
+    fn kernel_symbols(&self) -> Option<String>;
+}
+
+/// The memory of one process of a host.
+pub struct MemoryOf<'a>(pub &'a dyn Host, pub Pid);
+
+impl Memory for MemoryOf<'_> {
+    fn read(&self, avma: u64, buf: &mut [u8]) -> bool {
+        self.0.read_memory(self.1, avma, buf) == buf.len()
+    }
+}
+
+/// This machine, now.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Live;
+
+impl Host for Live {
+    fn maps(&self, pid: Pid) -> Result<Vec<u8>> {
+        fs::read(format!("/proc/{pid}/maps")).map_err(|e| match e.kind() {
+            std::io::ErrorKind::NotFound => {
+                Error::new(Kind::NoSuchProcess, format!("no process {pid}")).why("it does not exist (any more)")
+            }
+            _ => Error::io(format!("cannot read the memory map of process {pid}"), e)
+                .hint("run it with sudo: the process belongs to somebody else or is protected"),
+        })
+    }
+
+    fn stack_end(&self, pid: Pid) -> u64 {
+        super::stack_end(pid)
+    }
+
+    fn threads(&self, pid: Pid) -> Vec<Tid> {
+        super::threads(pid)
+    }
+
+    fn thread_name(&self, pid: Pid, tid: Tid) -> Option<String> {
+        super::thread_name(pid, tid)
+    }
+
+    /// Opens the file itself (even when it was deleted or replaced), else what now has its name in the target's root.
+    /// Only regular files: opening a device or a pipe can block or do harm.
+    fn open(&self, pid: Pid, start: u64, end: u64, path: &[u8]) -> Option<(Content, FileKey)> {
+        let open = |p: String| {
+            let f = File::options()
+                .read(true)
+                .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC)
+                .open(p);
+            let f = f.ok()?;
+            let meta = f.metadata().ok()?;
+            meta.is_file().then(|| (f, (meta.dev(), meta.ino())))
+        };
+        // By the time we look, another file may be mapped there: programs that unload libraries get the same addresses
+        // again. Its names and tables must not pass for those of the file that was told of.
+        let mapped = open(format!("/proc/{pid}/map_files/{start:x}-{end:x}"));
+        let opened = mapped.filter(|(file, _)| has_name(file, path)).or_else(|| {
+            let path = std::str::from_utf8(path).ok()?;
+            (path.starts_with('/') && !path.ends_with(" (deleted)")).then_some(())?;
+            open(format!("/proc/{pid}/root{path}"))
+        });
+        opened.map(|(file, key)| (Content::File(Arc::new(file)), key))
+    }
+
+    fn read_memory(&self, pid: Pid, avma: u64, buf: &mut [u8]) -> usize {
+        sys::read_memory(pid, avma, buf)
+    }
+
+    /// Only a regular file, and not through a link at its end.
+    fn source(&self, pid: Pid, path: &str) -> Option<Vec<u8>> {
+        let root = format!("/proc/{pid}/root");
+        let root = if Path::new(&root).exists() { root } else { String::new() };
+        let file = File::options()
+            .read(true)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+            .open(format!("{root}{path}"))
+            .ok()?;
+        file.metadata().ok()?.is_file().then_some(())?;
+        let mut text = Vec::new();
+        file.take(MAX_SOURCE).read_to_end(&mut text).ok()?;
+        Some(text)
+    }
+
+    fn kernel_symbols(&self) -> Option<String> {
+        fs::read_to_string("/proc/kallsyms").ok()
+    }
+}
+
+/// Whether an open file goes by this path. In another mount namespace ours may be longer than the target's.
+fn has_name(file: &File, path: &[u8]) -> bool {
+    let plain = |p: &[u8]| p.strip_suffix(b" (deleted)").unwrap_or(p).to_vec();
+    let name = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    name.is_ok_and(|name| plain(name.as_os_str().as_bytes()).ends_with(&plain(path)))
+}
