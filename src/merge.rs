@@ -53,9 +53,20 @@ pub struct Input<'a> {
 pub fn merge(input: &Input<'_>, out: &mut Vec<RawFrame>) -> Verdict {
     let start = out.len();
     let by_order = input.groups.iter().any(|g| g.anchor.is_none());
-    let places = if by_order { place_by_order(input) } else { place_by_address(input) };
+    let places = if by_order {
+        place_by_order(input)
+    } else {
+        place_by_address(input)
+    };
     let last_placed = places.iter().rposition(Option::is_some);
-    let mut m = Merge { input, out, next: 0, loops: 0, python: false, cut: input.native_cut };
+    let mut m = Merge {
+        input,
+        out,
+        next: 0,
+        loops: 0,
+        python: false,
+        cut: input.native_cut,
+    };
     let mut seam = false;
     for (i, (group, place)) in input.groups.iter().zip(&places).enumerate() {
         match place {
@@ -123,7 +134,11 @@ impl Merge<'_, '_> {
                 let idle = !self.python && self.loops == 0 && (i == 0 || !self.input.groups.is_empty());
                 self.loops += 1;
                 if !idle {
-                    self.cut_here(if self.input.groups.is_empty() { Cut::PythonUnknown } else { Cut::Unmerged });
+                    self.cut_here(if self.input.groups.is_empty() {
+                        Cut::PythonUnknown
+                    } else {
+                        Cut::Unmerged
+                    });
                 }
             }
             self.out.push(native(self.input.pid, f));
@@ -334,7 +349,12 @@ mod tests {
         check("aebec", "1@150", &format!("c e [{seam}] b 1 a"), unmerged);
         check("eebec", "1@350", &format!("c 1 b e [{seam}] e"), unmerged);
         let unknown = Cut::PythonUnknown;
-        check("aeb", "", &format!("b e [{}] a", unknown.reason()), Verdict::Partial(unknown));
+        check(
+            "aeb",
+            "",
+            &format!("b e [{}] a", unknown.reason()),
+            Verdict::Partial(unknown),
+        );
         check("eab", "", "b a e", Verdict::Exact);
         check(
             "aeb",

@@ -12,7 +12,7 @@ use crate::merge::{self, Verdict};
 use crate::process::Process;
 use crate::process::host::{Host, MemoryOf};
 use crate::process::modules::{ModuleSections, Modules};
-use crate::sample::{Cut, Event, ModuleId, NativeFrame, Pid, PyWalk, RawFrame, Sample, Tid};
+use crate::sample::{Cut, Event, How, ModuleId, NativeFrame, Pid, PyWalk, RawFrame, Sample, Tid};
 use crate::tree::raw::{Path, RawNode, RawTree};
 use crate::unwind::{Memo, Unwinder};
 
@@ -282,7 +282,7 @@ impl Session {
                     process: Process::gone(s.pid),
                     python: None,
                     tls: None,
-                looked: 0,
+                    looked: 0,
                 },
             );
         }
@@ -294,9 +294,12 @@ impl Session {
             None => Some(Cut::NoRegisters),
             Some(regs) => {
                 let generation = m.process.generation;
-                self.unwinder.unwind_next(memo, generation, &m.process, regs, &s.stack, &mut self.native).err()
-            },
+                self.unwinder
+                    .unwind_next(memo, generation, &m.process, regs, &s.stack, &mut self.native)
+                    .err()
+            }
         };
+        let native_cut = native_cut.filter(|_| !begins_process(&mut self.native, m.process.stack_end));
         let python_cut = match s.walk {
             PyWalk::NoPython | PyWalk::Complete => None,
             PyWalk::Fault => Some(Cut::PythonFault),
@@ -366,4 +369,14 @@ impl Session {
     pub fn function_start(&mut self, module: ModuleId, svma: u64) -> Option<u64> {
         self.unwinder.function_start(module, svma)
     }
+}
+
+/// Does the outermost frame stand where the kernel started the program? Entry points of programs and loaders written in
+/// assembler often have no tables to say so. Marks it as the end.
+fn begins_process(native: &mut [NativeFrame], stack_end: u64) -> bool {
+    let Some(last) = native.last_mut().filter(|f| stack_end != 0 && f.sp == stack_end) else {
+        return false;
+    };
+    last.how = How::End;
+    true
 }

@@ -69,8 +69,9 @@ pub trait Source {
     /// Starts sampling.
     fn start(&mut self) -> Result<()>;
 
-    /// Waits up to `wait` for events and hands them on in order of time.
-    fn poll(&mut self, wait: Duration, sink: &mut dyn FnMut(Event)) -> Result<()>;
+    /// Waits up to `wait` for events and appends them in order of time; not all that there are, but some if there are
+    /// any. True if more are waiting already.
+    fn poll(&mut self, wait: Duration, out: &mut Vec<Event>) -> Result<bool>;
 
     /// Stops sampling; what is already taken still comes out of `poll`.
     fn stop(&mut self);

@@ -1,14 +1,14 @@
 //! Reader of a perf event's ring buffer: the one place that touches its shared memory.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::process::sys::{self, perf};
 
 /// A mapped ring buffer and the event it belongs to.
 pub struct Ring {
-    _event: OwnedFd,
+    event: OwnedFd,
     page: *mut u8,
     data: usize,
     record: Vec<u8>,
@@ -23,11 +23,16 @@ impl Ring {
         let size = sys::page_size();
         let page = sys::map_shared(event.as_fd(), (pages + 1) * size)?;
         Ok(Ring {
-            _event: event,
+            event,
             page,
             data: pages * size,
             record: Vec::new(),
         })
+    }
+
+    /// Becomes readable when a record is waiting.
+    pub fn event(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
     }
 
     fn header(&self) -> (&AtomicU64, &AtomicU64) {

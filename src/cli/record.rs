@@ -138,21 +138,18 @@ fn tell(source: &mut EbpfSource, pid: Pid, space: Option<&crate::layout::Space>)
 
 /// Moves what is waiting from the source to the session.
 fn take(source: &mut EbpfSource, session: &mut Session, wait: Duration) -> Result<()> {
-    let mut failed = Ok(());
-    let mut learned = Vec::new();
-    source.poll(wait, &mut |event| {
-        let done = session.event(event, &mut |pid, space| {
-            learned.push((pid, space.cloned()));
-            Ok(())
-        });
-        if failed.is_ok() {
-            failed = done;
+    let mut events = Vec::new();
+    let mut wait = wait;
+    loop {
+        let more = source.poll(wait, &mut events)?;
+        for event in events.drain(..) {
+            session.event(event, &mut |pid, space| tell(source, pid, space))?;
         }
-    })?;
-    for (pid, space) in learned {
-        tell(source, pid, space.as_ref())?;
+        if !more {
+            return Ok(());
+        }
+        wait = Duration::ZERO;
     }
-    failed
 }
 
 fn quality(session: &Session, counts: &capture::Counts, rate: u64) -> Quality {

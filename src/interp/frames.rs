@@ -47,8 +47,15 @@ fn in_chain_order(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memor
                 })
                 .collect();
             for (i, f) in sample.python.iter().enumerate() {
-                let anchor = if i < early { sample.regs.as_ref().map(Regs::sp) } else { marks.next() };
-                groups.push(Group { anchor, frames: name(f).into_iter().collect() });
+                let anchor = if i < early {
+                    sample.regs.as_ref().map(Regs::sp)
+                } else {
+                    marks.next()
+                };
+                groups.push(Group {
+                    anchor,
+                    frames: name(f).into_iter().collect(),
+                });
             }
             groups
         }

@@ -75,9 +75,9 @@ pub fn find_runtime(module: &Module) -> Option<Runtime> {
 }
 
 /// `_PyEval_EvalFrameDefault` and the parts that compilers split off it (`.cold`, `.part.0`, `.lto_priv.0` ...).
-fn is_eval_name(name: &str) -> bool {
-    name.strip_prefix("_PyEval_EvalFrameDefault")
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+fn is_eval_name(name: &[u8]) -> bool {
+    name.strip_prefix(b"_PyEval_EvalFrameDefault")
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with(b"."))
 }
 
 fn version(module: &Module, runtime: u64) -> Option<(u8, u8, u8)> {
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(literal(b"\x003.8.18 (default)\x003.141\x003.3\0"), None);
         assert_eq!(version_of_name("libpython3.9.so.1.0"), Some((3, 9, 255)));
         assert_eq!(version_of_name("libfoo.so"), None);
-        assert!(is_eval_name("_PyEval_EvalFrameDefault.cold.3"));
-        assert!(!is_eval_name("_PyEval_EvalFrameDefaultish"));
+        assert!(is_eval_name(b"_PyEval_EvalFrameDefault.cold.3"));
+        assert!(!is_eval_name(b"_PyEval_EvalFrameDefaultish"));
     }
 }

@@ -78,33 +78,36 @@ impl Module {
     }
 
     /// Address and size of the dynamic or, failing that, static symbols with these names.
-    pub fn symbols_named(&self, wanted: &dyn Fn(&str) -> bool) -> Vec<(String, u64, u64)> {
-        self.elf(|e| {
-            let mut found = Vec::new();
-            for s in e.dynamic_symbols().chain(e.symbols()).take(MAX_SYMBOLS) {
-                if let Ok(name) = s.name()
-                    && s.is_definition()
-                    && wanted(name)
-                {
-                    found.push((name.to_string(), s.address(), s.size()));
-                }
-            }
-            found.sort();
-            found.dedup();
-            found
-        })
-        .unwrap_or_default()
+    pub fn symbols_named(&self, wanted: &dyn Fn(&[u8]) -> bool) -> Vec<(String, u64, u64)> {
+        let mut found = Vec::new();
+        for table in [self.names(".dynsym", ".dynstr"), self.names(".symtab", ".strtab")] {
+            found.extend(
+                table
+                    .iter()
+                    .filter(|(name, _, _)| wanted(name))
+                    .map(|(name, at, size)| (String::from_utf8_lossy(name).into_owned(), at, size)),
+            );
+        }
+        found.sort();
+        found.dedup();
+        found
     }
 
     /// Does the dynamic symbol table define this name?
-    pub fn exports(&self, name: &str) -> Option<u64> {
-        self.elf(|e| {
-            let mut symbols = e.dynamic_symbols().take(MAX_SYMBOLS);
-            symbols
-                .find(|s| s.is_definition() && s.name() == Ok(name))
-                .map(|s| s.address())
-        })
-        .flatten()
+    pub fn exports(&self, wanted: &str) -> Option<u64> {
+        let table = self.names(".dynsym", ".dynstr");
+        table
+            .iter()
+            .find(|(name, _, _)| *name == wanted.as_bytes())
+            .map(|(_, at, _)| at)
+    }
+
+    /// A symbol table with its strings, read whole: one name after the other would cost a read each.
+    fn names(&self, table: &str, strings: &str) -> Names {
+        Names {
+            table: self.section(table).map_or(Vec::new(), |s| s.bytes),
+            strings: self.section(strings).map_or(Vec::new(), |s| s.bytes),
+        }
     }
 
     /// Bytes of the file's image at `svma`, as the file has them.
@@ -148,6 +151,25 @@ fn segments(e: &Elf<'_>) -> Vec<Segment> {
             size: p.p_filesz(endian),
         })
         .collect()
+}
+
+/// Bytes of a symbol table and of its strings.
+struct Names {
+    table: Vec<u8>,
+    strings: Vec<u8>,
+}
+
+impl Names {
+    /// Name, address and size of each symbol that is defined here (`Elf64_Sym`, System V ABI, chapter 4).
+    fn iter(&self) -> impl Iterator<Item = (&[u8], u64, u64)> {
+        self.table.chunks_exact(24).take(MAX_SYMBOLS).filter_map(|s| {
+            let word = |at: usize| u64::from_le_bytes(s[at..at + 8].try_into().expect("eight bytes"));
+            let name = u32::from_le_bytes(s[..4].try_into().expect("four bytes"));
+            let section = u16::from_le_bytes([s[6], s[7]]);
+            let name = self.strings.get(name as usize..)?.split(|c| *c == 0).next()?;
+            (section != 0).then_some((name, word(8), word(16)))
+        })
+    }
 }
 
 /// What the unwinder asks of a file.

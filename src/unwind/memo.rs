@@ -73,7 +73,12 @@ impl Memo {
             self.new_reads.extend(words);
             (begin, self.new_reads.len() as u32)
         });
-        self.new.push(Kept { frame, regs, interrupted, reads });
+        self.new.push(Kept {
+            frame,
+            regs,
+            interrupted,
+            reads,
+        });
     }
 
     /// Takes over the frames that are the same as last time, from the one with these registers outward: appends them
@@ -94,7 +99,9 @@ impl Memo {
             return None;
         }
         let same = |k: &Kept| {
-            let words = k.reads.and_then(|(begin, end)| self.reads.get(begin as usize..end as usize));
+            let words = k
+                .reads
+                .and_then(|(begin, end)| self.reads.get(begin as usize..end as usize));
             words.is_some_and(|w| w.iter().all(|(avma, value)| stack.word(*avma) == Some(*value)))
         };
         // Outward while the words are the same.
@@ -117,7 +124,11 @@ impl Memo {
             Some((from, to)) if to <= OUTERMOST => from,
             _ => 0,
         };
-        let keep_reads = self.kept[..keep].iter().rev().find_map(|k| k.reads).map_or(0, |(_, end)| end as usize);
+        let keep_reads = self.kept[..keep]
+            .iter()
+            .rev()
+            .find_map(|k| k.reads)
+            .map_or(0, |(_, end)| end as usize);
         self.kept.truncate(keep);
         self.reads.truncate(keep_reads);
         self.on = complete && frames >= DEEP && self.reads.len() + self.new_reads.len() < MOST_READS;

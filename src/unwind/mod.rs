@@ -158,12 +158,7 @@ impl Unwinder {
         self.rules.describe(&rule)
     }
 
-    fn walk(
-        &mut self,
-        walk: &mut Walk,
-        mut memo: Option<&mut Memo>,
-        out: &mut Vec<NativeFrame>,
-    ) -> Result<(), Cut> {
+    fn walk(&mut self, walk: &mut Walk, mut memo: Option<&mut Memo>, out: &mut Vec<NativeFrame>) -> Result<(), Cut> {
         let first = out.len();
         let mut at = place(walk.code, walk.lookup());
         loop {

@@ -228,6 +228,9 @@ impl EbpfSource {
             clockid: libc::CLOCK_MONOTONIC,
             ..Default::default()
         };
+        // Whoever maps an interpreter must be known before it runs: wake at once.
+        attr.set_watermark(1);
+        attr.__bindgen_anon_2.wakeup_watermark = 1;
         attr.set_mmap(1);
         attr.set_mmap2(1);
         attr.set_comm(1);
@@ -510,10 +513,16 @@ impl Source for EbpfSource {
     fn learn(&mut self, pid: Pid, space: &Space) -> Result<()> {
         const WHAT: &str = "cannot tell the BPF program of a process";
         self.known.insert(pid);
-        self.procs.insert(pid, LayoutBytes(record::encode(space)), 0).map_err(|e| bpf_error(WHAT, e))?;
+        self.procs
+            .insert(pid, LayoutBytes(record::encode(space)), 0)
+            .map_err(|e| bpf_error(WHAT, e))?;
         self.forget_nested(pid);
         for (thread_pointer, states) in &space.nested {
-            let key = NestedKey { thread_pointer: *thread_pointer, pid, pad: 0 };
+            let key = NestedKey {
+                thread_pointer: *thread_pointer,
+                pid,
+                pad: 0,
+            };
             // The thread's own state is among them; the program leaves it out.
             let mut value = [0; NESTED];
             value.iter_mut().zip(states).for_each(|(v, s)| *v = *s);
@@ -538,32 +547,29 @@ impl Source for EbpfSource {
         Ok(())
     }
 
-    fn poll(&mut self, wait: Duration, sink: &mut dyn FnMut(Event)) -> Result<()> {
-        sys::poll(&[self.ring.as_fd()], wait.min(LOOK)).map_err(|e| Error::io("cannot wait for samples", e))?;
-        loop {
-            let mut samples = Vec::new();
-            while samples.len() < BATCH {
-                let Some(item) = self.ring.next() else { break };
-                samples.extend(record::decode(&item));
-            }
-            // Every tiding older than these samples is in its ring by now.
-            self.read_tidings();
-            let full = samples.len() == BATCH;
-            self.delivered += samples.len() as u64;
-            for s in samples {
-                while self.pending.front().is_some_and(|t| t.time <= s.time) {
-                    sink(self.pending.pop_front().expect("looked at it").event);
-                }
-                sink(Event::Sample(Box::new(s)));
-            }
-            if !full {
-                break;
-            }
+    fn poll(&mut self, wait: Duration, out: &mut Vec<Event>) -> Result<bool> {
+        let mut fds = vec![self.ring.as_fd()];
+        fds.extend(self.tidings.iter().map(Ring::event));
+        sys::poll(&fds, wait.min(LOOK)).map_err(|e| Error::io("cannot wait for samples", e))?;
+        let mut samples = Vec::new();
+        while samples.len() < BATCH {
+            let Some(item) = self.ring.next() else { break };
+            samples.extend(record::decode(&item));
         }
-        for t in self.pending.drain(..) {
-            sink(t.event);
+        // Every tiding older than these samples is in its ring by now.
+        self.read_tidings();
+        let more = samples.len() == BATCH;
+        self.delivered += samples.len() as u64;
+        for s in samples {
+            while self.pending.front().is_some_and(|t| t.time <= s.time) {
+                out.extend(self.pending.pop_front().map(|t| t.event));
+            }
+            out.push(Event::Sample(Box::new(s)));
         }
-        Ok(())
+        if !more {
+            out.extend(self.pending.drain(..).map(|t| t.event));
+        }
+        Ok(more)
     }
 
     fn stop(&mut self) {
