@@ -150,6 +150,17 @@ impl Session {
         self.tell(pid, learn)
     }
 
+    /// Copies the code objects that these events speak of, before anything slower is done: they may be about to die.
+    pub fn see_codes(&mut self, events: &[Event]) {
+        for event in events {
+            let Event::Sample(s) = event else { continue };
+            let python = self.members.get(&s.pid).and_then(|m| m.python.as_ref());
+            if let Some(i) = python.and_then(|p| p.interpreter) {
+                interp::frames::see_codes(s, &i.layout, &mut self.codes, &MemoryOf(&*self.host, s.pid));
+            }
+        }
+    }
+
     /// Takes one event in.
     pub fn event(&mut self, event: Event, learn: &mut Learn<'_>) -> Result<()> {
         match event {

@@ -142,6 +142,7 @@ fn take(source: &mut EbpfSource, session: &mut Session, wait: Duration) -> Resul
     let mut wait = wait;
     loop {
         let more = source.poll(wait, &mut events)?;
+        session.see_codes(&events);
         for event in events.drain(..) {
             session.event(event, &mut |pid, space| tell(source, pid, space))?;
         }

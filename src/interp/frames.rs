@@ -22,6 +22,13 @@ pub fn groups(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory: &
     groups
 }
 
+/// Reads the code objects of a sample that are new, and nothing else.
+pub fn see_codes(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory: &dyn Memory) {
+    for f in sample.python.iter().filter(|f| f.owner < SHIM) {
+        codes.see(sample.pid, memory, layout, f.code, f.fingerprint);
+    }
+}
+
 fn in_chain_order(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory: &dyn Memory) -> Vec<Group> {
     let mut name = |f: &PyRef| py_frame(sample.pid, f, layout, codes, memory);
     match layout.anchor {

@@ -424,6 +424,9 @@ static __noinline int walk_frames(__u32 which)
 		s->states[which] |= 1; // thread states are aligned: bit 0 tells walk_marks
 		bpf_loop(MAX_FRAMES, walk_frame, 0, 0);
 	}
+	// The same for the outermost CFrame of a thread: there is no frame yet.
+	if (s->lay.cframe_frame != NONE && !s->second && s->n == n)
+		s->done = WALK_COMPLETE;
 	if (s->done != WALK_COMPLETE)
 		h->walk = s->done ? s->done : s->frame ? WALK_DEEP : h->walk;
 	return 0;
