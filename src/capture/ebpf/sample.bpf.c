@@ -187,6 +187,8 @@ struct state {
 	__u64 second;             // innermost frame of the next outer CFrame
 	__u64 from, end, base_page;
 	__u32 last_print, faults, n, done, met_second, fresh;
+	__u64 cframe;             // the CFrame that the walk began at
+	__u64 cframes[1 + NESTED]; // ... for each thread state
 	__u64 states[1 + NESTED]; // thread states to walk, innermost first
 	__u64 window;             // address of what the window holds
 	__u64 window_end;
@@ -387,14 +389,55 @@ static long copy_page(__u32 i, void *unused)
 	return 0;
 }
 
+// Walks from s->frame, over again what was appended since `at` and `n`. True if the chain is whole: it ends, and it
+// leads through the frame that the next outer CFrame points to.
+// (Not static: the verifier looks at such a function once, not at each call.)
+__noinline int walk_chain(__u64 at, __u32 n)
+{
+	char *area = scratch();
+	struct state *s;
+
+	if (!area)
+		return 0;
+	s = (void *)(area + STATE);
+	s->at = at;
+	s->n = n;
+	s->done = s->last_code = s->met_second = 0;
+	s->window = s->window_end = s->last_frame = 0;
+	bpf_loop(MAX_FRAMES, walk_frame, 0, 0);
+	return s->done == WALK_COMPLETE && (!s->second || s->met_second);
+}
+
+// Makes the frame that a CFrame points to the start of a walk. False if it is no CFrame: the next outer one lies a
+// little higher on the stack, or is the thread state's own.
+__noinline int start_at(__u64 cframe)
+{
+	char *area = scratch();
+	struct state *s;
+	__u64 outer;
+
+	if (!area)
+		return 0;
+	s = (void *)(area + STATE);
+	outer = user_word(cframe + s->lay.cframe_previous);
+
+	if (outer != s->root && (outer <= cframe || outer - cframe > MAX_STACK))
+		return 0;
+	s->second = outer == s->root ? 0 : user_word(outer + s->lay.cframe_frame);
+	s->frame = user_word(cframe + s->lay.cframe_frame);
+	s->cframe = cframe;
+	return 1;
+}
+
 // Appends the frames of one thread state.
-static __noinline int walk_frames(__u32 which)
+__noinline int walk_frames(__u32 which)
 {
 	char *area = scratch();
 	struct head *h = (void *)area;
 	struct state *s;
-	__u64 state, at, first, outer;
-	__u32 n;
+	__u64 state, at, first, other;
+	__u32 n, i, tries = 0;
+	int whole = 0;
 
 	if (!area || which > NESTED)
 		return 0;
@@ -402,38 +445,49 @@ static __noinline int walk_frames(__u32 which)
 	state = s->states[which];
 	at = s->at;
 	n = s->n;
-	s->done = s->last_code = s->second = s->met_second = 0;
-	s->window = s->window_end = s->last_frame = 0;
-	s->root = state + s->lay.cframe_root;
 	first = user_word(state + s->lay.first);
-	s->frame = first;
-	if (s->lay.cframe_frame != NONE && first) {
-		outer = user_word(first + s->lay.cframe_previous);
-		if (outer && outer != s->root)
-			s->second = user_word(outer + s->lay.cframe_frame);
-		s->frame = user_word(first + s->lay.cframe_frame);
+	s->second = 0;
+	if (s->lay.cframe_frame == NONE) {
+		s->frame = first;
+		walk_chain(at, n);
+	} else {
+		// A CFrame is linked some instructions before it is filled (Python/ceval.c, v3.11 and v3.12). Until then what
+		// it holds is left over from another call, and its caller's CFrame is only in a register, if anywhere.
+		s->root = state + s->lay.cframe_root;
+		s->cframe = first;
+		if (first == s->root || start_at(first))
+			whole = walk_chain(at, n);
+		other = user_word(first + s->lay.cframe_previous);
+		if (!whole && other > first && start_at(other))
+			whole = walk_chain(at, n);
+		for (i = 0; i < 16; i++) {
+			other = h->regs[i];
+			if (whole || tries > 2)
+				break;
+			if (other == s->root) {
+				s->cframe = other;
+				s->frame = s->second = 0;
+				whole = walk_chain(at, n);
+			} else if (other > first && other - first < MAX_STACK && !(other & 7) && start_at(other)) {
+				whole = walk_chain(at, n);
+				tries++;
+			}
+		}
+		if (!whole) {
+			s->second = 0;
+			s->cframe = first;
+			s->frame = user_word(first + s->lay.cframe_frame);
+			walk_chain(at, n);
+		}
+		s->cframes[which] = s->cframe;
 	}
-	bpf_loop(MAX_FRAMES, walk_frame, 0, 0);
-	// A CFrame is linked before it is filled (Python/ceval.c, v3.11): what it points to then is left over from
-	// another call, and the walk misses its caller's frames. Leave that CFrame out.
-	if (s->second && !s->met_second && s->n - n < MAX_FRAMES) {
-		s->at = at;
-		s->n = n;
-		s->done = s->last_code = 0;
-		s->frame = s->second;
-		s->states[which] |= 1; // thread states are aligned: bit 0 tells walk_marks
-		bpf_loop(MAX_FRAMES, walk_frame, 0, 0);
-	}
-	// The same for the outermost CFrame of a thread: there is no frame yet.
-	if (s->lay.cframe_frame != NONE && !s->second && s->n == n)
-		s->done = WALK_COMPLETE;
 	if (s->done != WALK_COMPLETE)
 		h->walk = s->done ? s->done : s->frame ? WALK_DEEP : h->walk;
 	return 0;
 }
 
 // Appends the CFrames of one thread state.
-static __noinline int walk_marks(__u32 which)
+__noinline int walk_marks(__u32 which)
 {
 	char *area = scratch();
 	struct head *h = (void *)area;
@@ -443,12 +497,10 @@ static __noinline int walk_marks(__u32 which)
 	if (!area || which > NESTED)
 		return 0;
 	s = (void *)(area + STATE);
-	state = s->states[which] & ~1ULL;
+	state = s->states[which];
 	s->done = 0;
 	s->root = state + s->lay.cframe_root;
-	s->mark = user_word(state + s->lay.cframe);
-	if (s->states[which] & 1)
-		s->mark = user_word(s->mark + s->lay.cframe_previous);
+	s->mark = s->lay.cframe_frame != NONE ? s->cframes[which] : user_word(state + s->lay.cframe);
 	bpf_loop(MAX_MARKS, walk_mark, 0, 0);
 	if (h->walk == WALK_COMPLETE && s->done != WALK_COMPLETE)
 		h->walk = s->done ? s->done : WALK_DEEP;
