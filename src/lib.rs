@@ -10,6 +10,7 @@ pub mod interp;
 pub mod layout;
 pub mod merge;
 pub mod process;
+pub mod replay;
 pub mod resolve;
 pub mod sample;
 pub mod session;

@@ -1,10 +1,12 @@
 //! The loop's body: one event in, one stack into the raw tree. Calls the stages in order and counts; names nothing.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
+use crate::code::CodeMap;
 use crate::error::Result;
 use crate::interp::{self, Runtime, code::CodeTable};
 use crate::layout::{Interpreter, Space, Tls};
@@ -91,12 +93,31 @@ pub struct Session {
     pub pythons: BTreeMap<Pid, String>,
     /// Each thread's last stack.
     last: FxHashMap<Tid, (Memo, Path)>,
+    /// When there: the places that the unwinder asked for, and whether the stack needed more than tables.
+    pub touched: Option<Touched>,
     native: Vec<NativeFrame>,
     stack: Vec<RawFrame>,
 }
 
 /// Shortest time between two looks for subinterpreters, ns of the samples' clock.
 const LOOK_AGAIN: u64 = 50_000_000;
+/// Files and addresses (svma) on stacks; true if tables alone did not lead through.
+pub type Touched = FxHashMap<(ModuleId, u64), bool>;
+
+/// The code of a process, noting what is looked up.
+struct Watched<'a>(&'a Process, RefCell<Vec<(ModuleId, u64)>>);
+
+impl CodeMap for Watched<'_> {
+    fn find(&self, avma: u64) -> Option<(ModuleId, u64)> {
+        let (module, bias) = self.0.find(avma)?;
+        self.1.borrow_mut().push((module, avma.wrapping_sub(bias)));
+        Some((module, bias))
+    }
+
+    fn is_code(&self, avma: u64) -> bool {
+        self.0.is_code(avma)
+    }
+}
 
 /// What the source must be told after an event.
 pub type Learn<'a> = dyn FnMut(Pid, Option<&Space>) -> Result<()> + 'a;
@@ -117,6 +138,7 @@ impl Session {
             threads: BTreeMap::new(),
             pythons: BTreeMap::new(),
             last: FxHashMap::default(),
+            touched: None,
             native: Vec::new(),
             stack: Vec::new(),
         }
@@ -303,12 +325,22 @@ impl Session {
         let native_cut = match &s.regs {
             _ if !self.options.native => None,
             None => Some(Cut::NoRegisters),
-            Some(regs) => {
-                let generation = m.process.generation;
-                self.unwinder
-                    .unwind_next(memo, generation, &m.process, regs, &s.stack, &mut self.native)
-                    .err()
-            }
+            Some(regs) => match &mut self.touched {
+                None => {
+                    let generation = m.process.generation;
+                    let native = &mut self.native;
+                    self.unwinder.unwind_next(memo, generation, &m.process, regs, &s.stack, native).err()
+                }
+                Some(touched) => {
+                    let code = Watched(&m.process, RefCell::default());
+                    let cut = self.unwinder.unwind(&code, regs, &s.stack, &mut self.native).err();
+                    let plain = self.native.iter().all(|f| matches!(f.how, How::Cfi | How::End));
+                    for place in code.1.into_inner() {
+                        *touched.entry(place).or_default() |= !plain;
+                    }
+                    cut
+                }
+            },
         };
         let native_cut = native_cut.filter(|_| !begins_process(&mut self.native, m.process.stack_end));
         let python_cut = match s.walk {

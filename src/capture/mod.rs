@@ -11,6 +11,7 @@ use crate::sample::{Event, Pid};
 
 pub mod ebpf;
 mod ring;
+pub mod tape;
 
 /// What to sample and how often.
 #[derive(Clone, Debug)]

@@ -23,6 +23,9 @@ pub enum Command {
     /// Sample a running process into a file (the same as `record --pid PID`)
     #[command(after_help = "Example:\n  sudo nativeprof attach 1234 -d 10 -o out.svg")]
     Attach(Attach),
+    /// Make the profile of a tape that `record --save-tape` kept; needs no rights and nothing of the machine it is from
+    #[command(after_help = "Example:\n  nativeprof replay bug.tape -o out.svg")]
+    Replay(Replay),
 }
 
 #[derive(Debug, Args)]
@@ -49,6 +52,28 @@ pub struct Attach {
     pub pid: u32,
     #[command(flatten)]
     pub common: Common,
+}
+
+#[derive(Debug, Args)]
+pub struct Replay {
+    /// The tape
+    #[arg(value_name = "TAPE")]
+    pub tape: PathBuf,
+    /// Where to write; `-` is standard output [default: nativeprof-PID.svg]
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Format, else by the ending of FILE: json, json.gz, collapsed, svg
+    #[arg(short, long, value_name = "NAME")]
+    pub format: Option<String>,
+    /// Python frames only
+    #[arg(long)]
+    pub no_native: bool,
+    /// A node for each process
+    #[arg(long)]
+    pub subprocesses: bool,
+    /// A node for each thread
+    #[arg(long)]
+    pub threads: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -90,6 +115,12 @@ pub struct Common {
     /// A node for each thread
     #[arg(long)]
     pub threads: bool,
+    /// Also keep what was captured, for a bug report: the stacks' raw bytes and parts of the program's files (see `replay`)
+    #[arg(long, value_name = "FILE")]
+    pub save_tape: Option<PathBuf>,
+    /// Samples that a tape keeps, the first ones
+    #[arg(long, value_name = "N", default_value_t = 1000, requires = "save_tape")]
+    pub tape_samples: u64,
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

@@ -9,6 +9,7 @@ use crate::error::{Error, Kind};
 mod args;
 mod output;
 mod record;
+mod replay;
 mod summary;
 
 /// Runs the command line; the exit code is 0 good, 1 failed, 2 usage.
@@ -19,6 +20,7 @@ pub fn main() -> ExitCode {
             Some(pid) => record::record(record::Target::Pid(pid), &r.common),
             None => record::record(record::Target::Launch(r.command), &r.common),
         },
+        args::Command::Replay(r) => replay::replay(&r),
         args::Command::Attach(a) => record::record(record::Target::Pid(a.pid), &a.common),
     };
     match done {

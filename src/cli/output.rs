@@ -112,6 +112,16 @@ impl Output {
     }
 }
 
+/// Writes bytes as a new file that takes the place of what had the name.
+pub fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let (temporary, mut file) = beside(path)?;
+    let done = file.write_all(bytes).and_then(|()| fs::rename(&temporary, path));
+    if done.is_err() {
+        let _ = fs::remove_file(&temporary); // what matters is the first failure
+    }
+    done
+}
+
 /// Makes a new, empty file in the folder of `path`; never opens one that is there.
 fn beside(path: &Path) -> io::Result<(PathBuf, File)> {
     let folder = path

@@ -1,6 +1,7 @@
 //! `record` and `attach`: sample a process, then write the profile.
 
 use std::io::IsTerminal;
+use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -8,11 +9,14 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use super::args::{Backend, Common};
 use super::output::Output;
 use super::summary;
+use crate::capture::tape::record::{Recorded, Recorder};
+use crate::capture::tape::{self, format};
 use crate::capture::{self, Source, ebpf::EbpfSource};
 use crate::error::{Error, Kind, Result};
-use crate::process::host::Live;
+use crate::process::host::{Host, Live};
 use crate::process::launch::Launched;
 use crate::process::{self, sys};
+use crate::replay;
 use crate::resolve;
 use crate::sample::Pid;
 use crate::session::{self, Grouping, Session};
@@ -59,7 +63,12 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
         grouping,
         native: !options.no_native,
     };
-    let mut session = Session::new(making, Box::new(Live));
+    let recorder = options.save_tape.as_ref().map(|_| Recorder::new(options.tape_samples));
+    let host: Box<dyn Host> = match &recorder {
+        Some(recorder) => Box::new(Recorded(recorder.clone())),
+        None => Box::new(Live),
+    };
+    let mut session = Session::new(making, host);
     let command = match &target {
         Target::Pid(pid) => process::command_line(*pid),
         Target::Launch(command) => command.join(" "),
@@ -87,7 +96,7 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
     while !ended && !sys::interrupted() && end.is_none_or(|end| start.elapsed() < end) {
         let wait = end.map_or(TURN, |end| end.saturating_sub(start.elapsed()).min(TURN));
         ended = watch.as_ref().is_some_and(|w| sys::is_readable(w));
-        take(&mut source, &mut session, wait)?;
+        take(&mut source, &mut session, recorder.as_deref(), wait)?;
         if !progress.is_hidden() {
             progress.set_message(progress_text(&session, start.elapsed()));
             progress.tick();
@@ -95,7 +104,7 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
     }
     source.stop();
     let duration = start.elapsed();
-    take(&mut source, &mut session, Duration::ZERO)?;
+    take(&mut source, &mut session, recorder.as_deref(), Duration::ZERO)?;
     progress.finish_and_clear();
 
     let counts = source.counts();
@@ -117,11 +126,44 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
     profile.meta.own_cpu = sys::own_cpu() as f64 * 1e-9;
     let written = output.write(&profile)?;
     eprintln!("{}", summary::block(&profile.meta, &written));
+    if let (Some(recorder), Some(path)) = (recorder, &options.save_tape) {
+        save_tape(&recorder, path, &profile.meta, began, launched.is_none())?;
+    }
     if let Some(launched) = launched {
         drop(source);
         if let Some(line) = launched.wait()? {
             eprintln!("nativeprof: {line}");
         }
+    }
+    Ok(())
+}
+
+/// Writes what the recorder kept.
+fn save_tape(recorder: &Recorder, path: &Path, meta: &Meta, began: u64, attached: bool) -> Result<()> {
+    let head = tape::Head {
+        pid: meta.pid,
+        attached,
+        rate: meta.rate,
+        clock: meta.event.clone(),
+        backend: meta.backend.clone(),
+        began,
+        start: meta.start,
+        duration: meta.duration,
+        command: meta.command.clone(),
+    };
+    let (tape, same) = replay::finish(recorder.finish(head))?;
+    let (bytes, name) = (format::write(&tape), path.display());
+    super::output::write_new(path, &bytes)
+        .map_err(|e| Error::io(format!("cannot write the tape {name}"), e).hint("choose another place"))?;
+    let counts = tape::TapeSource::new(tape.into()).counts();
+    eprintln!(
+        "  tape:     {name} ({} samples, {} KB)",
+        counts.delivered,
+        bytes.len().div_ceil(1000)
+    );
+    eprintln!("            it holds the raw stacks of these samples: mind what your program keeps there");
+    if !same {
+        eprintln!("            its replay differs from this recording: parts of a file that it needs are missing");
     }
     Ok(())
 }
@@ -137,13 +179,16 @@ fn tell(source: &mut EbpfSource, pid: Pid, space: Option<&crate::layout::Space>)
 }
 
 /// Moves what is waiting from the source to the session.
-fn take(source: &mut EbpfSource, session: &mut Session, wait: Duration) -> Result<()> {
+fn take(source: &mut EbpfSource, session: &mut Session, recorder: Option<&Recorder>, wait: Duration) -> Result<()> {
     let mut events = Vec::new();
     let mut wait = wait;
     loop {
         let more = source.poll(wait, &mut events)?;
         session.see_codes(&events);
         for event in events.drain(..) {
+            if let Some(recorder) = recorder {
+                recorder.event(&event);
+            }
             session.event(event, &mut |pid, space| tell(source, pid, space))?;
         }
         if !more {

@@ -1,6 +1,7 @@
 //! Files mapped by processes: opened once, kept open, shared by all processes that map the same file.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
 
 use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
 use object::{LittleEndian, Object, ObjectSection, ObjectSymbol, ReadCache, SectionKind, SymbolKind, elf};
@@ -25,6 +26,16 @@ pub struct Segment {
     pub size: u64,
 }
 
+/// What a file was asked, apart from addresses on stacks: a tape keeps what the answers were made of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Asked {
+    /// Symbols looked for and found.
+    pub names: BTreeSet<String>,
+    /// Pieces of the image that were read: svma and length.
+    pub images: BTreeSet<(u64, usize)>,
+    pub sections: BTreeSet<String>,
+}
+
 /// One file.
 #[derive(Debug)]
 pub struct Module {
@@ -33,6 +44,7 @@ pub struct Module {
     pub content: Content,
     pub segments: Vec<Segment>,
     pub build_id: Vec<u8>,
+    asked: Mutex<Asked>,
 }
 
 type Elf<'a> = ElfFile64<'a, LittleEndian, &'a ReadCache<Reader>>;
@@ -44,6 +56,7 @@ impl Module {
             content,
             segments: Vec::new(),
             build_id: Vec::new(),
+            asked: Mutex::default(),
         };
         m.segments = m.elf(segments).unwrap_or_default();
         m.build_id = m
@@ -65,6 +78,17 @@ impl Module {
         let cache = ReadCache::new(Reader::new(self.content.clone()));
         let elf = Elf::parse(&cache).ok()?;
         Some(f(&elf))
+    }
+
+    /// What this file was asked so far.
+    pub fn asked(&self) -> Asked {
+        self.asked.lock().map(|a| a.clone()).unwrap_or_default()
+    }
+
+    fn note(&self, note: impl FnOnce(&mut Asked)) {
+        if let Ok(mut asked) = self.asked.lock() {
+            note(&mut asked);
+        }
     }
 
     /// Load bias of a mapping of this file: `avma - svma`.
@@ -90,11 +114,15 @@ impl Module {
         }
         found.sort();
         found.dedup();
+        self.note(|asked| asked.names.extend(found.iter().map(|(name, ..)| name.clone())));
         found
     }
 
     /// Does the dynamic symbol table define this name?
     pub fn exports(&self, wanted: &str) -> Option<u64> {
+        self.note(|asked| {
+            asked.names.insert(wanted.into());
+        });
         let table = self.names(".dynsym", ".dynstr");
         table
             .iter()
@@ -105,13 +133,16 @@ impl Module {
     /// A symbol table with its strings, read whole: one name after the other would cost a read each.
     fn names(&self, table: &str, strings: &str) -> Names {
         Names {
-            table: self.section(table).map_or(Vec::new(), |s| s.bytes),
-            strings: self.section(strings).map_or(Vec::new(), |s| s.bytes),
+            table: self.read_section(table).map_or(Vec::new(), |s| s.bytes),
+            strings: self.read_section(strings).map_or(Vec::new(), |s| s.bytes),
         }
     }
 
     /// Bytes of the file's image at `svma`, as the file has them.
     pub fn read_image(&self, svma: u64, len: usize) -> Option<Vec<u8>> {
+        self.note(|asked| {
+            asked.images.insert((svma, len));
+        });
         self.elf(|e| {
             use object::ObjectSegment;
             let s = e
@@ -124,6 +155,13 @@ impl Module {
 
     /// A whole section, decompressed.
     pub fn section(&self, name: &str) -> Option<Section> {
+        self.note(|asked| {
+            asked.sections.insert(name.into());
+        });
+        self.read_section(name)
+    }
+
+    fn read_section(&self, name: &str) -> Option<Section> {
         self.elf(|e| {
             let s = e.section_by_name(name)?;
             (s.size() <= MAX_SECTION).then_some(())?;

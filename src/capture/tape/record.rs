@@ -1,0 +1,133 @@
+//! Recording: stands between the session and the machine and notes both sides.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use rustc_hash::FxHashMap;
+
+use super::{Head, Tape};
+use crate::error::Result;
+use crate::process::content::Content;
+use crate::process::host::{FileKey, Host, Live};
+use crate::sample::{Event, Pid, Tid};
+
+/// Notes events and answers until it has its samples.
+pub struct Recorder {
+    log: RefCell<Log>,
+}
+
+#[derive(Default)]
+struct Log {
+    tape: Tape,
+    files: FxHashMap<FileKey, u32>,
+    /// Samples still wanted.
+    wanted: u64,
+    full: bool,
+}
+
+impl Recorder {
+    /// Keeps the first `samples` samples and what goes with them.
+    pub fn new(samples: u64) -> Rc<Recorder> {
+        let log = Log {
+            wanted: samples,
+            ..Log::default()
+        };
+        Rc::new(Recorder { log: log.into() })
+    }
+
+    /// Notes an event; to be told before the session.
+    pub fn event(&self, event: &Event) {
+        let mut log = self.log.borrow_mut();
+        if let Event::Sample(_) = event {
+            log.full |= log.wanted == 0;
+            log.wanted = log.wanted.saturating_sub(1);
+        }
+        if !log.full {
+            log.tape.events.push(event.clone());
+        }
+    }
+
+    /// What was noted, with whole files.
+    pub fn finish(&self, head: Head) -> Tape {
+        let mut tape = std::mem::take(&mut self.log.borrow_mut().tape);
+        tape.head = head;
+        tape
+    }
+
+    fn note(&self, note: impl FnOnce(&mut Log)) {
+        let mut log = self.log.borrow_mut();
+        if !log.full {
+            note(&mut log);
+        }
+    }
+}
+
+/// The live machine, with a recorder listening.
+pub struct Recorded(pub Rc<Recorder>);
+
+impl Host for Recorded {
+    fn maps(&self, pid: Pid) -> Result<Vec<u8>> {
+        let answer = Live.maps(pid);
+        // Only executable memory is asked for; the rest would tell more of the user's machine than a tape needs.
+        let code = answer.as_ref().ok().map(|text| {
+            let lines = text.split_inclusive(|c| *c == b'\n');
+            let is_code = |l: &&[u8]| l.split(|c| *c == b' ').nth(1).is_some_and(|r| r.get(2) == Some(&b'x'));
+            lines.filter(is_code).flatten().copied().collect()
+        });
+        self.0.note(|log| log.tape.answers.maps.push((pid, code)));
+        answer
+    }
+
+    fn stack_end(&self, pid: Pid) -> u64 {
+        let answer = Live.stack_end(pid);
+        self.0.note(|log| log.tape.answers.stack_ends.push((pid, answer)));
+        answer
+    }
+
+    fn threads(&self, pid: Pid) -> Vec<Tid> {
+        let answer = Live.threads(pid);
+        self.0.note(|log| log.tape.answers.threads.push((pid, answer.clone())));
+        answer
+    }
+
+    fn thread_name(&self, pid: Pid, tid: Tid) -> Option<String> {
+        let answer = Live.thread_name(pid, tid);
+        self.0
+            .note(|log| log.tape.answers.names.push(((pid, tid), answer.clone())));
+        answer
+    }
+
+    fn open(&self, pid: Pid, start: u64, end: u64, path: &[u8]) -> Option<(Content, FileKey)> {
+        let answer = Live.open(pid, start, end, path);
+        self.0.note(|log| {
+            let file = answer.as_ref().map(|(content, key)| {
+                *log.files.entry(*key).or_insert_with(|| {
+                    log.tape.files.push(content.clone());
+                    log.tape.files.len() as u32 - 1
+                })
+            });
+            log.tape.answers.opened.push(((pid, start, path.to_vec()), file));
+        });
+        answer
+    }
+
+    fn read_memory(&self, pid: Pid, avma: u64, buf: &mut [u8]) -> usize {
+        let n = Live.read_memory(pid, avma, buf);
+        self.0.note(|log| {
+            let got = buf[..n].to_vec();
+            log.tape.answers.reads.push(((pid, avma, buf.len() as u32), got));
+        });
+        n
+    }
+
+    fn source(&self, pid: Pid, path: &str) -> Option<Vec<u8>> {
+        Live.source(pid, path)
+    }
+
+    fn kernel_symbols(&self) -> Option<String> {
+        let answer = Live.kernel_symbols();
+        // Asked once, at the end.
+        self.0.log.borrow_mut().tape.kernel = answer.clone();
+        answer
+    }
+}

@@ -1,0 +1,35 @@
+//! `replay`: the profile of a tape.
+
+use std::fs::File;
+use std::io::Read;
+use std::rc::Rc;
+
+use super::args::Replay;
+use super::output::Output;
+use super::summary;
+use crate::capture::tape::format;
+use crate::error::{Error, Result};
+use crate::replay;
+use crate::session::{Grouping, Options};
+
+/// Bytes of a packed tape that are read.
+const MOST_PACKED: u64 = 512 << 20;
+
+/// Replays a tape into a profile file.
+pub fn replay(options: &Replay) -> Result<()> {
+    let mut packed = Vec::new();
+    File::open(&options.tape)
+        .and_then(|f| f.take(MOST_PACKED).read_to_end(&mut packed))
+        .map_err(|e| Error::io(format!("cannot read {}", options.tape.display()), e).hint("check the path"))?;
+    let tape = Rc::new(format::read(&packed)?);
+    let output = Output::new(options.output.as_deref(), options.format.as_deref(), tape.head.pid)?;
+    let grouping = Grouping {
+        processes: options.subprocesses,
+        threads: options.threads,
+    };
+    let native = !options.no_native;
+    let profile = replay::profile(&tape, Options { grouping, native })?;
+    let written = output.write(&profile)?;
+    eprintln!("{}", summary::block(&profile.meta, &written));
+    Ok(())
+}
