@@ -1,0 +1,383 @@
+//! Tapes: recorded processes that replay here without privilege and without the machine they are from.
+//!
+//! `.ci/make-tapes` records them; `BLESS=1 cargo test --test tape` rewrites the golden texts beside them. Beyond being
+//! what it was last time, every replayed stack must be a path that the program can take, by tables written by hand.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use nativeprof::capture::tape::{Tape, format};
+use nativeprof::replay;
+use nativeprof::session::{Grouping, Options};
+use nativeprof::tree::profile::{FrameKind, NodeId, Profile};
+
+const OPTIONS: Options = Options {
+    grouping: Grouping {
+        processes: false,
+        threads: false,
+    },
+    native: true,
+};
+
+/// Calls of fixtures/programs/tape_target.py and tapeext.c, outermost first, from `once` on; `*` is spent time in C.
+const PYTHON: &[&str] = &[
+    "nested tape_call tape_apply tape_apply tape_apply inner tape_call tape_apply callback *",
+    "nested tape_call tape_apply tape_apply tape_apply inner tape_call tape_apply callback pure",
+    "generators tape_drain numbers *",
+    "generators tape_drain numbers pure",
+    "generators numbers *",
+    "generators numbers pure",
+    "exceptions tape_call tape_apply tape_apply thrower *",
+    "exceptions handler *",
+    "classes __init__ *",
+    "classes __lt__ *",
+    // `down` itself, 31 times, is put before this one
+    "*",
+];
+const SPENT: &[&str] = &[
+    "leaf tape_spend tape_work tape_spin",
+    "leaf tape_spend tape_aligned tape_spin",
+];
+const PYTHON_ROOTS: &[&str] = &["<module> main once", "worker once"];
+
+/// Calls of fixtures/programs/tape_native.c.
+const NATIVE: &[&str] = &["sorting compare spin", "signals on_signal spin"];
+const NATIVE_ROOTS: &[&str] = &["main once", "worker once"];
+
+/// Lines of the Python program on which a function calls what is below it, by their text.
+const CALLS: &[(&str, &[&str])] = &[
+    ("<module>", &["main()"]),
+    ("main", &["once()"]),
+    ("worker", &["once()"]),
+    ("leaf", &["tapeext.spend(SPEND)"]),
+    ("nested", &["tapeext.call(inner, 2)"]),
+    ("inner", &["tapeext.call(callback, 0)"]),
+    ("handler", &["leaf()"]),
+    ("thrower", &["leaf()"]),
+    ("recursion", &["down(30)"]),
+    ("down", &["leaf()", "down(n - 1)"]),
+    ("__init__", &["leaf()"]),
+    ("__lt__", &["leaf()"]),
+];
+
+/// Samples that need not be exact, by tape.
+const NOT_EXACT: &[(&str, u64)] = &[
+    // Inside rt_sigreturn: the instruction pointer is just past the restorer's table, and the frame pointer stands in.
+    ("native", 1),
+];
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
+}
+
+fn tapes() -> Vec<(String, Vec<u8>)> {
+    let files = std::fs::read_dir(folder("tapes")).expect("fixtures/tapes");
+    let mut all: Vec<_> = files
+        .map(|f| f.expect("a file").path())
+        .filter(|p| p.extension().is_some_and(|e| e == "tape"))
+        .map(|p| {
+            let name = p.file_stem().expect("a name").to_string_lossy().into_owned();
+            (name, std::fs::read(&p).expect("a tape"))
+        })
+        .collect();
+    all.sort();
+    assert!(!all.is_empty());
+    all
+}
+
+fn replayed(packed: &[u8]) -> Profile {
+    let tape = format::read(packed).expect("a good tape");
+    replay::profile(&Rc::new(tape), OPTIONS).expect("a replay")
+}
+
+fn collapsed(profile: &Profile) -> String {
+    let mut out = Vec::new();
+    let format = nativeprof::export::by_name("collapsed").expect("a format");
+    (format.write)(profile, &mut out).expect("written to memory");
+    String::from_utf8(out).expect("text")
+}
+
+#[test]
+fn tapes_replay_as_before() {
+    for (name, packed) in tapes() {
+        let now = collapsed(&replayed(&packed));
+        let path = folder("tapes").join(format!("{name}.collapsed"));
+        if std::env::var_os("BLESS").is_some_and(|bless| bless == "1") {
+            std::fs::write(&path, &now).expect("written");
+        }
+        let expected = std::fs::read_to_string(&path).unwrap_or_default();
+        let differing = now.lines().zip(expected.lines()).find(|(now, then)| now != then);
+        assert!(now == expected, "{name} replays differently; first: {differing:#?}");
+    }
+}
+
+#[test]
+fn tapes_survive_being_written_again() {
+    for (name, packed) in tapes() {
+        let once = format::read(&packed).expect("a good tape");
+        let again = format::read(&format::write(&once)).expect("written by us");
+        assert!(once.events == again.events && once.head == again.head, "{name}");
+        let text = |tape: Tape| collapsed(&replay::profile(&Rc::new(tape), OPTIONS).expect("a replay"));
+        assert_eq!(text(once), text(again), "{name}");
+    }
+}
+
+/// Whole paths of the program, of which each stack must be a beginning.
+fn legal(native: bool) -> Vec<String> {
+    let mut paths = Vec::new();
+    if native {
+        for root in NATIVE_ROOTS {
+            paths.extend(NATIVE.iter().map(|p| format!("{root} {p}")));
+            paths.push(format!("{root}{} spin", " descend".repeat(21)));
+        }
+        return paths;
+    }
+    for root in PYTHON_ROOTS {
+        for path in PYTHON {
+            for spent in SPENT {
+                let down = if *path == "*" {
+                    " recursion".to_string() + &" down".repeat(31)
+                } else {
+                    String::new()
+                };
+                paths.push(format!("{root}{down} {}", path.replace('*', spent)));
+            }
+        }
+    }
+    paths
+}
+
+/// Nodes from below the root down to `node`.
+fn path_to(profile: &Profile, mut node: NodeId) -> Vec<NodeId> {
+    let mut path = Vec::new();
+    while node != 0 {
+        path.push(node);
+        node = profile.nodes[node as usize].parent;
+    }
+    path.reverse();
+    path
+}
+
+/// Samples that end in each node.
+fn self_counts(profile: &Profile) -> Vec<u64> {
+    let mut counts: Vec<u64> = profile.nodes.iter().map(|n| n.count).collect();
+    for n in &profile.nodes[1..] {
+        counts[n.parent as usize] -= n.count;
+    }
+    counts
+}
+
+#[test]
+fn every_stack_is_a_path_of_the_program() {
+    for (name, packed) in tapes() {
+        let profile = replayed(&packed);
+        let legal = legal(name == "native");
+        let mut roots = BTreeMap::<&str, u64>::new();
+        let mut bodies = BTreeMap::<String, u64>::new();
+        for (node, count) in self_counts(&profile).into_iter().enumerate().filter(|(_, n)| *n > 0) {
+            let path = path_to(&profile, node as NodeId);
+            let frame = |node: &NodeId| &profile.frames[profile.nodes[*node as usize].frame as usize];
+            // Every stack begins where threads begin.
+            let first = frame(&path[0]);
+            assert!(
+                first.name == "_start" || first.module.starts_with("libc") && first.kind == FrameKind::Unknown,
+                "{name}: a stack begins with {first:?}"
+            );
+            // The bytecode loop may only remain where it is being entered or left: below the last Python frame.
+            let last_python = path
+                .iter()
+                .rposition(|n| frame(n).kind == FrameKind::Python)
+                .unwrap_or(0);
+            for n in &path[..last_python] {
+                assert!(
+                    !frame(n).name.starts_with("_PyEval_EvalFrameDefault"),
+                    "{name}: {:?}",
+                    frame(n)
+                );
+            }
+            let ours: Vec<&str> = path
+                .iter()
+                .map(frame)
+                .filter(|f| match f.kind {
+                    FrameKind::Python => f.filename.ends_with("/tape_target.py"),
+                    FrameKind::Cut => panic!("{name}: {}", f.name),
+                    _ => matches!(f.module.as_str(), "tapeext.so" | "tape_native") && f.name != "_start",
+                })
+                .map(|f| f.name.strip_suffix("@plt").unwrap_or(&f.name))
+                .filter(|n| !n.starts_with("Py"))
+                .collect();
+            let text = ours.join(" ");
+            let good = legal.iter().any(|l| {
+                l.strip_prefix(&text)
+                    .is_some_and(|r| r.is_empty() || r.starts_with(' '))
+            });
+            assert!(good, "{name}: not a path of the program: {text}");
+            *roots.entry(ours[0]).or_default() += count;
+            let after_once = ours.iter().skip_while(|n| **n != "once").nth(1);
+            *bodies.entry(after_once.unwrap_or(&"once").to_string()).or_default() += count;
+        }
+        assert_eq!(roots.len(), 2, "{name}: both threads are on the tape: {roots:?}");
+        assert!(bodies.len() >= 3, "{name}: {bodies:?}");
+    }
+}
+
+/// Does every sample below this node pass through another function of the program?
+fn reaches_program(profile: &Profile, children: &[Vec<usize>], ends: &[u64], node: usize) -> bool {
+    ends[node] == 0
+        && children[node].iter().all(|c| {
+            let f = &profile.frames[profile.nodes[*c].frame as usize];
+            let ours = f.filename.ends_with("/tape_target.py") || f.module == "tapeext.so";
+            ours || reaches_program(profile, children, ends, *c)
+        })
+}
+
+#[test]
+fn lines_are_those_of_the_source() {
+    let source = std::fs::read_to_string(folder("programs/tape_target.py")).expect("the program");
+    let source: Vec<&str> = source.lines().collect();
+    for (name, packed) in tapes().into_iter().filter(|(name, _)| name != "native") {
+        let profile = replayed(&packed);
+        let ends = self_counts(&profile);
+        let mut children = vec![Vec::new(); profile.nodes.len()];
+        for (i, n) in profile.nodes.iter().enumerate().skip(1) {
+            children[n.parent as usize].push(i);
+        }
+        let mut seen = 0;
+        for (i, node) in profile.nodes.iter().enumerate() {
+            let frame = &profile.frames[node.frame as usize];
+            if frame.kind != FrameKind::Python || !frame.filename.ends_with("/tape_target.py") {
+                continue;
+            }
+            let first = frame.first_line as usize;
+            let def = source[first - 1].trim();
+            assert!(
+                frame.name == "<module>" || def.starts_with(&format!("def {}(", frame.name)),
+                "{name}: {} begins at line {first}: {def}",
+                frame.name
+            );
+            // Where everything below leads to the program itself again, only its calls can be the lines.
+            let all_called = reaches_program(&profile, &children, &ends, i);
+            let calls = CALLS
+                .iter()
+                .find(|(name, _)| *name == frame.name)
+                .filter(|_| all_called);
+            for line in node.lines.keys() {
+                let text = source[*line as usize - 1].trim();
+                assert!(*line as usize >= first, "{name}: {} at line {line}", frame.name);
+                if let Some((_, calls)) = calls {
+                    assert!(calls.contains(&text), "{name}: {} at line {line}: {text}", frame.name);
+                    seen += 1;
+                }
+            }
+        }
+        assert!(seen > 20, "{name}: {seen} lines were judged");
+    }
+}
+
+#[test]
+fn stacks_are_exact() {
+    for (name, packed) in tapes() {
+        let q = replayed(&packed).meta.quality;
+        let allowed = NOT_EXACT.iter().find(|(n, _)| *n == name).map_or(0, |(_, n)| *n);
+        assert!(q.taken >= 20, "{name}: {q:?}");
+        assert!(q.taken <= q.exact + allowed, "{name}: {q:?}");
+    }
+}
+
+#[test]
+fn tapes_are_small_and_tell_nothing_of_the_machine() {
+    for (name, packed) in tapes() {
+        assert!(packed.len() <= 60_000, "{name} has {} bytes", packed.len());
+        let raw = unpacked(&packed);
+        for path in ["/root/", "/home/", "/tmp/", env!("CARGO_MANIFEST_DIR")] {
+            assert!(
+                !raw.windows(path.len()).any(|w| w == path.as_bytes()),
+                "{name} has {path}"
+            );
+        }
+    }
+}
+
+fn unpacked(packed: &[u8]) -> Vec<u8> {
+    let mut raw = Vec::new();
+    flate2::read::GzDecoder::new(packed)
+        .read_to_end(&mut raw)
+        .expect("gzip");
+    raw
+}
+
+/// xorshift64*, seeded anew in each test.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % n
+    }
+}
+
+/// Takes any bytes; whether they are a tape. What is one is replayed too.
+fn survive(raw: &[u8]) -> bool {
+    let began = Instant::now();
+    let tape = format::parse(raw);
+    let good = tape.is_ok();
+    if let Ok(tape) = tape {
+        let _ = replay::profile(&Rc::new(tape), OPTIONS);
+    }
+    assert!(began.elapsed() < Duration::from_secs(2), "took {:?}", began.elapsed());
+    good
+}
+
+#[test]
+fn cut_tapes_are_refused() {
+    for (_, packed) in tapes() {
+        let raw = unpacked(&packed);
+        assert!(survive(&raw));
+        let mut random = Random(1);
+        for len in (0..64).chain((0..40).map(|_| random.below(raw.len()))) {
+            assert!(!survive(&raw[..len]), "{len} bytes");
+        }
+        for _ in 0..10 {
+            assert!(format::read(&packed[..random.below(packed.len())]).is_err());
+        }
+    }
+    assert!(format::read(b"").is_err());
+    assert!(format::read(b"nativeprof tape\n").is_err());
+}
+
+/// Replays tapes in which a few bytes are others; fewer of the long ones.
+#[test]
+fn damaged_tapes_do_no_harm() {
+    let mut random = Random(7);
+    let (mut good, mut bad) = (0, 0);
+    for (name, packed) in tapes() {
+        let raw = unpacked(&packed);
+        for _ in 0..if name == "native" { 800 } else { 12 } {
+            let mut bytes = raw.clone();
+            // Lengths and counts are near the ends; files are the rest.
+            let reach = [64, 4096, raw.len()][random.below(3)].min(raw.len());
+            for _ in 0..1 + random.below(6) {
+                let at = random.below(reach);
+                let at = if random.below(2) == 0 { at } else { raw.len() - 1 - at };
+                bytes[at] = [0, 1, 0x7f, 0x80, 0xff, random.below(256) as u8][random.below(6)];
+            }
+            if survive(&bytes) {
+                good += 1;
+            } else {
+                bad += 1;
+            }
+        }
+    }
+    assert!(good > 100 && bad > 100, "{good} were tapes, {bad} were not");
+    let status = std::fs::read_to_string("/proc/self/status").expect("status");
+    let peak = status
+        .lines()
+        .find_map(|l| l.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
+    let peak: u64 = peak.expect("a line").trim().parse().expect("a number");
+    assert!(peak < 1_000_000, "{peak} KB at the peak");
+}
