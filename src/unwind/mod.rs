@@ -19,7 +19,7 @@ mod tests;
 use crate::arch::Regs;
 use crate::sample::{Cut, How, ModuleId, NativeFrame, StackBytes};
 pub use memo::Memo;
-use rule::{Memory, Rule, RuleId, Rules, Step};
+use rule::{Kind, Memory, Rule, RuleId, Rules, Step};
 
 pub use crate::code::{CodeMap, Section, Sections};
 
@@ -180,7 +180,17 @@ impl Unwinder {
                 out.push(frame);
                 return Err(Cut::TooManyFrames);
             }
-            let rule = at.map_or(Rule::NONE, |(module, svma)| self.rule(module, svma));
+            let mut rule = at.map_or(Rule::NONE, |(module, svma)| self.rule(module, svma));
+            // A thread interrupted in sigreturn stands behind that system call, where the restorer's table has ended.
+            if walk.interrupted
+                && matches!(rule.kind, Kind::None)
+                && let Some((module, svma)) = place(walk.code, lookup.wrapping_sub(1))
+            {
+                let before = self.rule(module, svma);
+                if before.signal {
+                    rule = before;
+                }
+            }
             // Nearly every frame goes this way; the rest of the loop is for those that do not.
             if let Some((cfa, ra)) = self.rules.plain(&rule, &walk.regs, &walk.memory)
                 && cfa > sp
