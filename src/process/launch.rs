@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus};
 use std::thread::JoinHandle;
@@ -40,7 +41,7 @@ impl Launched {
         let (go_read, go_write) = sys::pipe().map_err(failed)?;
         let mut child = Command::new(&name);
         child.args(&command[1..]);
-        sys::hold_before_exec(&mut child, tell_write, go_read);
+        sys::hold_before_exec(&mut child, tell_write, go_read, go_write.as_fd());
         // `spawn` returns only after the exec.
         let spawn = std::thread::spawn(move || child.spawn());
         let mut pid = [0; 4];
