@@ -26,7 +26,9 @@ impl Output {
         let default = PathBuf::from(format!("nativeprof-{pid}.{}", format.unwrap_or("svg")));
         let path = path.unwrap_or(&default);
         let unknown = |e: export::UnknownFormat| {
-            Error::new(Kind::Usage, e.to_string()).hint("nativeprof record -f svg -o out.svg ...")
+            let text = e.to_string();
+            let (what, why) = text.rsplit_once("; ").unwrap_or((&text, ""));
+            Error::new(Kind::Usage, what).why(why).hint("nativeprof record -f svg -o out.svg ...")
         };
         let format = match format {
             Some(name) => export::by_name(name).map_err(unknown)?,
