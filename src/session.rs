@@ -13,6 +13,7 @@ use crate::layout::{Interpreter, Space, Tls};
 use crate::merge::{self, Verdict};
 use crate::process::Process;
 use crate::process::host::{Host, MemoryOf};
+use crate::process::memory::Memory;
 use crate::process::modules::{ModuleSections, Modules};
 use crate::sample::{Cut, Event, How, ModuleId, NativeFrame, Pid, PyWalk, RawFrame, Sample, Tid};
 use crate::tree::raw::{Path, RawNode, RawTree};
@@ -36,10 +37,27 @@ pub struct Options {
 /// A process of the session.
 struct Member {
     process: Process,
+    /// Whose memory it had a copy of when it was forked.
+    parent: Option<Pid>,
     python: Option<Python>,
     tls: Option<Tls>,
     /// Time of the last look for subinterpreters.
     looked: u64,
+}
+
+/// Memory of a process; when it has ended, what its parent has at the same address. Code objects carry fingerprints,
+/// so what the two do not share is noticed.
+struct Family<'a> {
+    host: &'a dyn Host,
+    pid: Pid,
+    parent: Option<Pid>,
+}
+
+impl Memory for Family<'_> {
+    fn read(&self, avma: u64, buf: &mut [u8]) -> bool {
+        let mut from = |pid| MemoryOf(self.host, pid).read(avma, buf);
+        from(self.pid) || self.parent.is_some_and(from)
+    }
 }
 
 #[derive(Clone)]
@@ -158,6 +176,7 @@ impl Session {
             pid,
             Member {
                 process,
+                parent: None,
                 python: None,
                 tls: None,
                 looked: 0,
@@ -176,9 +195,10 @@ impl Session {
     pub fn see_codes(&mut self, events: &[Event]) {
         for event in events {
             let Event::Sample(s) = event else { continue };
-            let python = self.members.get(&s.pid).and_then(|m| m.python.as_ref());
-            if let Some(i) = python.and_then(|p| p.interpreter) {
-                interp::frames::see_codes(s, &i.layout, &mut self.codes, &MemoryOf(&*self.host, s.pid));
+            let Some(m) = self.members.get(&s.pid) else { continue };
+            if let Some(i) = m.python.as_ref().and_then(|p| p.interpreter) {
+                let memory = Family { host: &*self.host, pid: s.pid, parent: m.parent };
+                interp::frames::see_codes(s, &i.layout, &mut self.codes, &memory);
             }
         }
     }
@@ -222,11 +242,13 @@ impl Session {
                 if let Some(m) = self.members.get(&parent) {
                     let child = Member {
                         process: m.process.forked(pid),
+                        parent: Some(parent),
                         python: m.python.clone(),
                         tls: m.tls,
                         looked: 0,
                     };
                     self.members.insert(pid, child);
+                    self.codes.forked(pid, parent);
                     if let Some(p) = self.pythons.get(&parent).cloned() {
                         self.pythons.insert(pid, p);
                     }
@@ -313,6 +335,7 @@ impl Session {
                 s.pid,
                 Member {
                     process: Process::gone(s.pid),
+                    parent: None,
                     python: None,
                     tls: None,
                     looked: 0,
@@ -351,7 +374,10 @@ impl Session {
         let groups = match &m.python {
             Some(Python {
                 interpreter: Some(i), ..
-            }) => interp::frames::groups(s, &i.layout, &mut self.codes, &MemoryOf(&*self.host, s.pid)),
+            }) => {
+                let memory = Family { host: &*self.host, pid: s.pid, parent: m.parent };
+                interp::frames::groups(s, &i.layout, &mut self.codes, &memory)
+            }
             _ => Vec::new(),
         };
         self.stack.clear();

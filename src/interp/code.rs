@@ -34,6 +34,8 @@ pub struct CodeTable {
     codes: Vec<Code>,
     by_code: FxHashMap<Code, CodeId>,
     by_address: FxHashMap<(Pid, u64, u32), CodeId>,
+    /// Forked child -> its parent: what the parent had at an address, the child has too.
+    parents: FxHashMap<Pid, Pid>,
 }
 
 impl CodeTable {
@@ -44,6 +46,10 @@ impl CodeTable {
     /// The code object at `avma`, read now if it is new. `None` if it is not (any more) the one the sample saw.
     pub fn see(&mut self, pid: Pid, memory: &dyn Memory, layout: &Layout, avma: u64, print: u32) -> Option<CodeId> {
         if let Some(known) = self.by_address.get(&(pid, avma, print)) {
+            return Some(*known);
+        }
+        let parent = self.parents.get(&pid).filter(|_| print != 0);
+        if let Some(known) = parent.and_then(|parent| self.by_address.get(&(*parent, avma, print))) {
             return Some(*known);
         }
         let id = self.intern(read(memory, layout, avma, print)?);
@@ -58,9 +64,16 @@ impl CodeTable {
         })
     }
 
+    /// A process has a copy of another one's memory.
+    pub fn forked(&mut self, child: Pid, parent: Pid) {
+        self.forget(child); // its number may have been another's
+        self.parents.insert(child, parent);
+    }
+
     /// A process has ended or runs another program: its addresses mean nothing any more.
     pub fn forget(&mut self, pid: Pid) {
         self.by_address.retain(|(p, _, _), _| *p != pid);
+        self.parents.remove(&pid);
     }
 }
 

@@ -358,6 +358,10 @@ impl EbpfSource {
                         continue;
                     }
                     self.known.insert(pid);
+                    // It has its parent's memory. Told at once: a child may live for a few samples only.
+                    if let Ok(layout) = self.procs.get(&parent, 0) {
+                        let _ = self.procs.insert(pid, layout, 0); // if not now, then with the event
+                    }
                 }
                 Event::Mmap { pid, .. }
                 | Event::Exec { pid, .. }
