@@ -4,26 +4,7 @@
 //! Python frame). The mark's address tells which native frame it is; that frame is replaced by the Python frames that
 //! run in it. Nothing is left out: where the two sides do not fit, both stay and the seam says so.
 
-use crate::sample::{CodeId, Cut, How, NativeFrame, Pid, RawFrame};
-
-/// A Python frame as the merge needs it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PyFrame {
-    Code {
-        code: CodeId,
-        instr: i32,
-    },
-    /// Its code object was gone before it could be read.
-    Gone,
-}
-
-/// The Python frames that one native call of the bytecode loop runs, innermost first.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Group {
-    /// avma of the mark in that native frame; `None`: told by order alone.
-    pub anchor: Option<u64>,
-    pub frames: Vec<PyFrame>,
-}
+use crate::sample::{Cut, Group, How, NativeFrame, Pid, PyFrame, RawFrame};
 
 /// How good a merged stack is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -232,7 +213,7 @@ fn place_by_order(input: &Input<'_>) -> Vec<Option<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sample::ModuleId;
+    use crate::sample::{CodeId, ModuleId};
 
     const EVAL: u64 = 0xe;
 

@@ -222,6 +222,25 @@ impl Cut {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CodeId(pub u32);
 
+/// A Python frame of a sample, its code object known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PyFrame {
+    Code {
+        code: CodeId,
+        instr: i32,
+    },
+    /// Its code object was gone before it could be read.
+    Gone,
+}
+
+/// The Python frames that one native call of the bytecode loop runs, innermost first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Group {
+    /// avma of the mark in that native frame; `None`: told by order alone.
+    pub anchor: Option<u64>,
+    pub frames: Vec<PyFrame>,
+}
+
 /// One frame of a merged stack before names are known; the key of the raw tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum RawFrame {

@@ -3,9 +3,8 @@
 use super::code::CodeTable;
 use crate::arch::Regs;
 use crate::layout::{Anchor, Layout, NONE, Position};
-use crate::merge::{Group, PyFrame};
 use crate::process::memory::Memory;
-use crate::sample::{Pid, PyRef, Sample};
+use crate::sample::{Group, Pid, PyFrame, PyRef, Sample};
 
 /// `owner` values from here on are entry frames (Include/internal/pycore_frame.h, v3.12: FRAME_OWNED_BY_CSTACK).
 const SHIM: u8 = 3;
