@@ -12,7 +12,6 @@ use crate::capture::tape::prune::{Wanted, prune};
 use crate::capture::tape::{Tape, TapeHost, TapeSource};
 use crate::error::Result;
 use crate::process::content::Content;
-use crate::resolve;
 use crate::sample::{Event, ModuleId};
 use crate::session::{Grouping, Options, Session, Touched};
 use crate::tree::profile::{Meta, Profile, Quality};
@@ -74,7 +73,7 @@ pub fn profile(tape: &Rc<Tape>, options: Options) -> Result<Profile> {
         quality,
         ..Meta::default()
     };
-    Ok(resolve::resolve(&mut session, head.began, meta))
+    Ok(session.resolve(head.began, meta))
 }
 
 /// Cuts the files of a freshly recorded tape down to what its replay needs. False if the small tape does not give the

@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 use rustc_hash::FxHashMap;
 use symbolize::{Kernel, Symbol};
 
+use crate::interp::code::CodeTable;
 use crate::process::content::Content;
 use crate::process::host::Host;
-use crate::sample::{ModuleId, Pid, RawFrame};
-use crate::session::Session;
+use crate::process::modules::Modules;
+use crate::sample::{ModuleId, Pid, RawFrame, Tid};
 use crate::tree::profile::{Frame, FrameId, FrameKind, Meta, ModuleMeta, Node, NodeId, Profile, Tick};
+use crate::tree::raw::{RawTick, RawTree};
 
 const LOW_LEVEL: &str = "<low-level>";
 /// Source files that are opened.
@@ -50,25 +52,39 @@ fn frame(kind: FrameKind, name: impl Into<String>) -> Frame {
     }
 }
 
-/// Names everything a session gathered. `meta` comes filled but for the modules and threads.
-pub fn resolve(session: &mut Session, start: u64, mut meta: Meta) -> Profile {
+/// What is to be named, lent by the session that gathered it.
+pub struct Gathered<'a> {
+    pub host: &'a dyn Host,
+    pub modules: &'a Modules,
+    pub codes: &'a CodeTable,
+    pub tree: &'a RawTree,
+    pub timeline: &'a [RawTick],
+    pub threads: &'a BTreeMap<(Pid, Tid), String>,
+    /// Interpreters, in words.
+    pub pythons: &'a BTreeMap<Pid, String>,
+    /// Start (svma) of the function around an svma, from the unwind tables.
+    pub function_start: &'a mut dyn FnMut(ModuleId, u64) -> Option<u64>,
+}
+
+/// Names everything gathered. `meta` comes filled but for the modules and threads.
+pub fn resolve(mut gathered: Gathered<'_>, start: u64, mut meta: Meta) -> Profile {
     let mut frames = Frames::default();
     frames.id(frame(FrameKind::Root, "root"));
-    let inclusive = inclusive_counts(session);
-    let named = name_all(session, &mut frames, &inclusive, &mut meta.modules);
-    meta.threads = session
+    let inclusive = inclusive_counts(gathered.tree);
+    let named = name_all(&mut gathered, &mut frames, &inclusive, &mut meta.modules);
+    meta.threads = gathered
         .threads
         .iter()
         .map(|((pid, tid), name)| (*pid, *tid, name.clone()))
         .collect();
-    if let Some(python) = session.pythons.values().next() {
+    if let Some(python) = gathered.pythons.values().next() {
         meta.python = python.clone();
     }
 
     let mut nodes = vec![node(0, 0)];
     let mut children: FxHashMap<(NodeId, FrameId), NodeId> = FxHashMap::default();
-    let mut place: Vec<NodeId> = Vec::with_capacity(session.tree.nodes().len());
-    for (i, (parent, raw, _)) in session.tree.nodes().iter().enumerate() {
+    let mut place: Vec<NodeId> = Vec::with_capacity(gathered.tree.nodes().len());
+    for (i, (parent, raw, _)) in gathered.tree.nodes().iter().enumerate() {
         let Some(raw) = raw else {
             place.push(0);
             nodes[0].count = inclusive[i];
@@ -94,7 +110,7 @@ pub fn resolve(session: &mut Session, start: u64, mut meta: Meta) -> Profile {
         }
         place.push(at);
     }
-    let ticks = session.timeline.iter();
+    let ticks = gathered.timeline.iter();
     let timeline = ticks
         .map(|t| Tick {
             time: t.time.saturating_sub(start),
@@ -109,7 +125,7 @@ pub fn resolve(session: &mut Session, start: u64, mut meta: Meta) -> Profile {
         nodes,
         timeline,
     };
-    add_source_lines(&mut profile, &*session.host);
+    add_source_lines(&mut profile, gathered.host);
     profile
 }
 
@@ -125,8 +141,8 @@ fn node(frame: FrameId, parent: NodeId) -> Node {
 }
 
 /// Samples at and below each raw node.
-fn inclusive_counts(session: &Session) -> Vec<u64> {
-    let nodes = session.tree.nodes();
+fn inclusive_counts(tree: &RawTree) -> Vec<u64> {
+    let nodes = tree.nodes();
     let mut counts: Vec<u64> = nodes.iter().map(|n| n.2).collect();
     for i in (1..nodes.len()).rev() {
         counts[nodes[i].0 as usize] += counts[i];
@@ -136,7 +152,7 @@ fn inclusive_counts(session: &Session) -> Vec<u64> {
 
 /// Each distinct raw frame as the functions it stands for, outermost (not inlined) first.
 fn name_all(
-    session: &mut Session,
+    gathered: &mut Gathered<'_>,
     frames: &mut Frames,
     inclusive: &[u64],
     modules: &mut Vec<ModuleMeta>,
@@ -144,7 +160,7 @@ fn name_all(
     let mut named = FxHashMap::default();
     let mut native: BTreeMap<ModuleId, BTreeMap<u64, u64>> = BTreeMap::new();
     let mut kernel = None;
-    let raw: Vec<_> = session.tree.nodes().iter().map(|n| n.1).collect();
+    let raw: Vec<_> = gathered.tree.nodes().iter().map(|n| n.1).collect();
     for (raw, count) in raw.iter().zip(inclusive) {
         let Some(raw) = raw else { continue };
         if let RawFrame::Native { module, svma } = raw {
@@ -155,10 +171,10 @@ fn name_all(
             continue;
         }
         let (f, line) = match *raw {
-            RawFrame::Process(pid) => (frame(FrameKind::Process, process_name(session, pid)), 0),
-            RawFrame::Thread(tid) => (frame(FrameKind::Thread, thread_name(session, tid)), 0),
+            RawFrame::Process(pid) => (frame(FrameKind::Process, process_name(gathered, pid)), 0),
+            RawFrame::Thread(tid) => (frame(FrameKind::Thread, thread_name(gathered, tid)), 0),
             RawFrame::Python { code, instr } => {
-                let c = session.codes.get(code);
+                let c = gathered.codes.get(code);
                 let line = c.line(instr).unwrap_or(0);
                 let f = Frame {
                     qualname: c.qualname.clone(),
@@ -168,7 +184,7 @@ fn name_all(
                 };
                 (f, line)
             }
-            RawFrame::Kernel(address) => (kernel_frame(&mut kernel, &*session.host, address), 0),
+            RawFrame::Kernel(address) => (kernel_frame(&mut kernel, gathered.host, address), 0),
             RawFrame::Anonymous { avma, .. } => (
                 Frame {
                     address: avma,
@@ -183,20 +199,20 @@ fn name_all(
         named.insert(*raw, vec![(id, line)]);
     }
     for (id, svmas) in native {
-        name_module(session, frames, id, &svmas, modules, &mut named);
+        name_module(gathered, frames, id, &svmas, modules, &mut named);
     }
     named
 }
 
 fn name_module(
-    session: &mut Session,
+    gathered: &mut Gathered<'_>,
     frames: &mut Frames,
     id: ModuleId,
     svmas: &BTreeMap<u64, u64>,
     modules: &mut Vec<ModuleMeta>,
     named: &mut FxHashMap<RawFrame, Vec<Named>>,
 ) {
-    let module = session.modules.get(id).clone();
+    let module = gathered.modules.get(id).clone();
     let name = module.name();
     let opened = match &module.content {
         Content::File(f) => f
@@ -236,7 +252,7 @@ fn name_module(
         }
         if stack.is_empty() {
             // Without a name the unwind tables still tell where the function starts.
-            let address = session.function_start(id, *svma).unwrap_or(*svma);
+            let address = (gathered.function_start)(id, *svma).unwrap_or(*svma);
             let f = Frame {
                 address,
                 module: name.clone(),
@@ -281,15 +297,15 @@ fn sources_text(m: &symbolize::Module) -> String {
     }
 }
 
-fn process_name(session: &Session, pid: Pid) -> String {
-    match session.threads.get(&(pid, pid)) {
+fn process_name(gathered: &Gathered<'_>, pid: Pid) -> String {
+    match gathered.threads.get(&(pid, pid)) {
         Some(name) if !name.is_empty() => format!("process {pid} ({name})"),
         _ => format!("process {pid}"),
     }
 }
 
-fn thread_name(session: &Session, tid: u32) -> String {
-    match session.threads.iter().find(|((_, t), _)| *t == tid) {
+fn thread_name(gathered: &Gathered<'_>, tid: u32) -> String {
+    match gathered.threads.iter().find(|((_, t), _)| *t == tid) {
         Some((_, name)) if !name.is_empty() => format!("thread {tid} ({name})"),
         _ => format!("thread {tid}"),
     }

@@ -15,8 +15,10 @@ use crate::process::Process;
 use crate::process::host::{Host, MemoryOf};
 use crate::process::memory::Memory;
 use crate::process::modules::{ModuleSections, Modules};
+use crate::resolve::{self, Gathered};
 use crate::sample::{Cut, Event, How, ModuleId, NativeFrame, Pid, PyWalk, RawFrame, Sample, Tid};
-use crate::tree::raw::{Path, RawNode, RawTree};
+use crate::tree::profile::{Meta, Profile};
+use crate::tree::raw::{Path, RawTick, RawTree};
 use crate::unwind::{Memo, Unwinder};
 
 /// What stands between the root and the frames.
@@ -80,16 +82,6 @@ impl Tally {
     pub fn taken(&self) -> u64 {
         self.exact + self.repaired + self.partial
     }
-}
-
-/// One sample in order of time.
-#[derive(Clone, Copy, Debug)]
-pub struct RawTick {
-    /// CLOCK_MONOTONIC, ns.
-    pub time: u64,
-    pub pid: Pid,
-    pub tid: Tid,
-    pub node: RawNode,
 }
 
 /// Everything a recording has gathered.
@@ -434,9 +426,20 @@ impl Session {
         Ok(())
     }
 
-    /// Start (svma) of the function around `svma`, from the unwind tables.
-    pub fn function_start(&mut self, module: ModuleId, svma: u64) -> Option<u64> {
-        self.unwinder.function_start(module, svma)
+    /// Names everything gathered. `meta` comes filled but for the modules and threads; `start` is on the clock of samples.
+    pub fn resolve(&mut self, start: u64, meta: Meta) -> Profile {
+        let unwinder = &mut self.unwinder;
+        let gathered = Gathered {
+            host: &*self.host,
+            modules: &self.modules,
+            codes: &self.codes,
+            tree: &self.tree,
+            timeline: &self.timeline,
+            threads: &self.threads,
+            pythons: &self.pythons,
+            function_start: &mut |module, svma| unwinder.function_start(module, svma),
+        };
+        resolve::resolve(gathered, start, meta)
     }
 }
 

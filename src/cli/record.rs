@@ -17,7 +17,6 @@ use crate::process::host::{Host, Live};
 use crate::process::launch::Launched;
 use crate::process::{self, sys};
 use crate::replay;
-use crate::resolve;
 use crate::sample::Pid;
 use crate::session::{self, Grouping, Session};
 use crate::tree::profile::{Meta, Quality};
@@ -122,7 +121,7 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
         quality: quality(&session, &counts, options.rate),
         ..Meta::default()
     };
-    let mut profile = resolve::resolve(&mut session, began, meta);
+    let mut profile = session.resolve(began, meta);
     profile.meta.own_cpu = sys::own_cpu() as f64 * 1e-9;
     let written = output.write(&profile)?;
     eprintln!("{}", summary::block(&profile.meta, &written));

@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::sample::RawFrame;
+use crate::sample::{Pid, RawFrame, Tid};
 
 pub type RawNode = u32;
 
@@ -11,6 +11,16 @@ pub type RawNode = u32;
 pub struct Path {
     frames: Vec<RawFrame>,
     nodes: Vec<RawNode>,
+}
+
+/// One sample in order of time.
+#[derive(Clone, Copy, Debug)]
+pub struct RawTick {
+    /// CLOCK_MONOTONIC, ns.
+    pub time: u64,
+    pub pid: Pid,
+    pub tid: Tid,
+    pub node: RawNode,
 }
 
 /// A tree of frames with a count in each node. Node 0 is the root and has no frame.
