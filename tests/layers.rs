@@ -1,0 +1,204 @@
+//! The architecture, held by reading the source: imports go one way, unsafe code stays in few files and says why it is
+//! sound, and long files are a question.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What may import what: a module imports from lower ranks only, never from another one of its own rank.
+const RANKS: &[&[&str]] = &[
+    &["sample", "layout", "error", "arch", "code"],
+    &["process"],
+    &["capture", "unwind", "interp", "merge", "tree"],
+    &["resolve", "export"],
+    &["session"],
+    &["cli", "tui"],
+];
+
+/// Where `unsafe` may stand: system calls, memory shared with the kernel, plain bytes given to BPF maps.
+const UNSAFE: &[&str] = &["process/sys.rs", "capture/ring.rs", "capture/ebpf/mod.rs"];
+
+const LONGEST: usize = 500;
+
+/// Longer files, and why they stay whole.
+const LONG: &[(&str, &str)] = &[
+    (
+        "capture/ebpf/mod.rs",
+        "one backend: loading, attaching and reading share its state; half a file could not be read alone",
+    ),
+    (
+        "unwind/follow.rs",
+        "one symbolic machine and the tests that show each instruction's effect",
+    ),
+];
+
+struct Source {
+    /// Below `src`, with slashes.
+    name: String,
+    text: String,
+}
+
+fn sources() -> Vec<Source> {
+    fn walk(folder: &Path, out: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(folder).expect("a source folder") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                walk(&path, out);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                out.push(path);
+            }
+        }
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut paths = Vec::new();
+    walk(&root, &mut paths);
+    paths.sort();
+    assert!(paths.len() > 20, "the sources were not found");
+    let read = |path: PathBuf| Source {
+        name: path
+            .strip_prefix(&root)
+            .expect("below src")
+            .to_string_lossy()
+            .into_owned(),
+        text: fs::read_to_string(&path).expect("a source file"),
+    };
+    paths.into_iter().map(read).collect()
+}
+
+/// The line without its comment. (No string in the sources holds `//` before something that matters here.)
+fn code(line: &str) -> &str {
+    line.split("//").next().unwrap_or(line)
+}
+
+/// Modules named by `crate::NAME`, and by `crate::{NAME, ...}`.
+fn imports(text: &str) -> Vec<String> {
+    let plain: String = text.lines().map(code).collect::<Vec<_>>().join("\n");
+    let mut found = Vec::new();
+    for rest in plain.split("crate::").skip(1) {
+        let word = |s: &str| -> String { s.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect() };
+        match rest.strip_prefix('{') {
+            Some(list) => {
+                let (mut depth, mut start) = (0, true);
+                for (i, c) in list.char_indices() {
+                    if start && depth == 0 && (c.is_alphabetic() || c == '_') {
+                        found.push(word(&list[i..]));
+                        start = false;
+                    }
+                    match c {
+                        '{' => depth += 1,
+                        '}' if depth == 0 => break,
+                        '}' => depth -= 1,
+                        ',' if depth == 0 => start = true,
+                        _ => {}
+                    }
+                }
+            }
+            None => found.push(word(rest)),
+        }
+    }
+    found
+}
+
+fn rank(module: &str) -> Option<usize> {
+    RANKS.iter().position(|names| names.contains(&module))
+}
+
+#[test]
+fn imports_go_one_way() {
+    let mut wrong = Vec::new();
+    for source in sources() {
+        let own = source
+            .name
+            .split('/')
+            .next()
+            .unwrap_or_default()
+            .trim_end_matches(".rs")
+            .to_string();
+        if own == "lib" || own == "main" {
+            continue;
+        }
+        let Some(here) = rank(&own) else {
+            wrong.push(format!(
+                "{}: the module {own} has no rank; give it one in tests/layers.rs",
+                source.name
+            ));
+            continue;
+        };
+        for name in imports(&source.text) {
+            match rank(&name) {
+                _ if name == own => {}
+                // The vocabulary is one: its files may name each other.
+                Some(0) if here == 0 => {}
+                Some(there) if there < here => {}
+                Some(there) => wrong.push(format!(
+                    "{} (rank {here}) imports {name} (rank {there}): hand it in as data or as a function",
+                    source.name
+                )),
+                None => wrong.push(format!("{}: crate::{name} has no rank", source.name)),
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn unsafe_code_stays_in_few_files_and_says_why() {
+    let mut wrong = Vec::new();
+    let mut holders = Vec::new();
+    for source in sources() {
+        let lines: Vec<&str> = source.text.lines().collect();
+        let has = |line: &str| {
+            code(line)
+                .split(|c: char| !c.is_alphanumeric() && c != '_')
+                .any(|w| w == "unsafe")
+        };
+        let places: Vec<usize> = (0..lines.len()).filter(|i| has(lines[*i])).collect();
+        if places.is_empty() {
+            continue;
+        }
+        if !UNSAFE.contains(&source.name.as_str()) {
+            wrong.push(format!(
+                "{}:{}: unsafe code belongs in {UNSAFE:?}",
+                source.name,
+                places[0] + 1
+            ));
+        }
+        for at in places {
+            // The comment stands right above, perhaps above the statement that the block is part of, or the other
+            // implementation that it holds for too.
+            let above = lines[..at].iter().rev();
+            let told = above
+                .take_while(|l| {
+                    let l = l.trim();
+                    l.starts_with("//")
+                        || l.starts_with("#[")
+                        || l.starts_with("unsafe impl")
+                        || l.ends_with(['=', '(', '{'])
+                })
+                .any(|l| l.trim_start().starts_with("// SAFETY:"));
+            if !told {
+                wrong.push(format!("{}:{}: no `// SAFETY:` above", source.name, at + 1));
+            }
+        }
+        holders.push(source.name);
+    }
+    for name in UNSAFE.iter().filter(|name| !holders.iter().any(|h| h == *name)) {
+        wrong.push(format!("{name} holds no unsafe code (any more): take it off the list"));
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn long_files_have_a_reason() {
+    let mut wrong = Vec::new();
+    for source in sources() {
+        let length = source.text.lines().count();
+        let listed = LONG.iter().any(|(name, _)| *name == source.name);
+        if length > LONGEST && !listed {
+            wrong.push(format!("{} has {length} lines: is it two files?", source.name));
+        }
+        if length <= LONGEST && listed {
+            wrong.push(format!("{} has {length} lines only: take it off the list", source.name));
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
