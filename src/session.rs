@@ -189,7 +189,11 @@ impl Session {
             let Event::Sample(s) = event else { continue };
             let Some(m) = self.members.get(&s.pid) else { continue };
             if let Some(i) = m.python.as_ref().and_then(|p| p.interpreter) {
-                let memory = Family { host: &*self.host, pid: s.pid, parent: m.parent };
+                let memory = Family {
+                    host: &*self.host,
+                    pid: s.pid,
+                    parent: m.parent,
+                };
                 interp::frames::see_codes(s, &i.layout, &mut self.codes, &memory);
             }
         }
@@ -344,7 +348,9 @@ impl Session {
                 None => {
                     let generation = m.process.generation;
                     let native = &mut self.native;
-                    self.unwinder.unwind_next(memo, generation, &m.process, regs, &s.stack, native).err()
+                    self.unwinder
+                        .unwind_next(memo, generation, &m.process, regs, &s.stack, native)
+                        .err()
                 }
                 Some(touched) => {
                     let code = Watched(&m.process, RefCell::default());
@@ -367,7 +373,11 @@ impl Session {
             Some(Python {
                 interpreter: Some(i), ..
             }) => {
-                let memory = Family { host: &*self.host, pid: s.pid, parent: m.parent };
+                let memory = Family {
+                    host: &*self.host,
+                    pid: s.pid,
+                    parent: m.parent,
+                };
                 interp::frames::groups(s, &i.layout, &mut self.codes, &memory)
             }
             _ => Vec::new(),

@@ -11,6 +11,7 @@ const RANKS: &[&[&str]] = &[
     &["capture", "unwind", "interp", "merge", "tree"],
     &["resolve", "export"],
     &["session"],
+    &["replay"],
     &["cli", "tui"],
 ];
 

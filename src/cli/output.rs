@@ -28,7 +28,9 @@ impl Output {
         let unknown = |e: export::UnknownFormat| {
             let text = e.to_string();
             let (what, why) = text.rsplit_once("; ").unwrap_or((&text, ""));
-            Error::new(Kind::Usage, what).why(why).hint("nativeprof record -f svg -o out.svg ...")
+            Error::new(Kind::Usage, what)
+                .why(why)
+                .hint("nativeprof record -f svg -o out.svg ...")
         };
         let format = match format {
             Some(name) => export::by_name(name).map_err(unknown)?,

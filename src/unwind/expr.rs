@@ -1,6 +1,6 @@
 //! DWARF expressions as call frame information uses them (DWARF 5, sections 2.5 and 6.4.2), without allocation.
 
-use super::rule::Memory;
+use super::memory::Memory;
 use crate::arch::Regs;
 use crate::sample::Cut;
 use gimli::{Encoding, EndianSlice, Format, LittleEndian, Operation};

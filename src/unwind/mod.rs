@@ -12,6 +12,7 @@ mod expr;
 mod follow;
 mod guess;
 mod memo;
+mod memory;
 mod rule;
 #[cfg(test)]
 mod tests;
@@ -19,7 +20,8 @@ mod tests;
 use crate::arch::Regs;
 use crate::sample::{Cut, How, ModuleId, NativeFrame, StackBytes};
 pub use memo::Memo;
-use rule::{Kind, Memory, Rule, RuleId, Rules, Step};
+use memory::Memory;
+use rule::{Kind, Rule, RuleId, Rules, Step};
 
 pub use crate::code::{CodeMap, Section, Sections};
 
