@@ -94,7 +94,7 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
     let mut ended = false;
     while !ended && !sys::interrupted() && end.is_none_or(|end| start.elapsed() < end) {
         let wait = end.map_or(TURN, |end| end.saturating_sub(start.elapsed()).min(TURN));
-        ended = watch.as_ref().is_some_and(|w| sys::is_readable(w));
+        ended = watch.as_ref().is_some_and(sys::is_readable);
         take(&mut source, &mut session, recorder.as_deref(), wait)?;
         if !progress.is_hidden() {
             progress.set_message(progress_text(&session, start.elapsed()));
