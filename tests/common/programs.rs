@@ -1,0 +1,162 @@
+//! Compiles the programs of `fixtures/programs`, starts them, and talks with them over pipes.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+use super::{built, sources};
+
+/// Without frame pointers and without sibling calls: every call leaves its frame, and only tables tell where.
+const FLAGS: &[&str] = &[
+    "-O2",
+    "-g",
+    "-fomit-frame-pointer",
+    "-fno-optimize-sibling-calls",
+    "-Wall",
+    "-Werror",
+];
+
+/// Compiles one file, unless what it gives is there and newer.
+///
+/// # Panics
+/// If the compiler is missing or refuses.
+pub fn compile(source: &Path, out: &Path, more: &[&str]) {
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let changed = |p: &Path| std::fs::metadata(p).and_then(|m| m.modified()).ok();
+    if changed(out).is_some_and(|done| changed(source).is_some_and(|s| s < done)) {
+        return;
+    }
+    std::fs::create_dir_all(out.parent().expect("a folder")).expect("the folder for programs can be made");
+    // Renamed when complete: another test binary may look at the same time.
+    let part = out.with_extension(format!("part-{}", std::process::id()));
+    let done = Command::new("gcc")
+        .args(FLAGS)
+        .arg(source)
+        .arg("-o")
+        .arg(&part)
+        .args(more)
+        .output();
+    let done = done.expect("gcc is needed to compile the programs under test: install it");
+    assert!(
+        done.status.success(),
+        "{} does not compile:\n{}",
+        source.display(),
+        String::from_utf8_lossy(&done.stderr)
+    );
+    std::fs::rename(&part, out).expect("a compiled program can be renamed");
+}
+
+/// The C program without Python.
+pub fn native(args: &[&str]) -> Command {
+    let exe = built().join("native");
+    compile(&sources().join("native.c"), &exe, &["-pthread"]);
+    let mut command = Command::new(exe);
+    command.args(args);
+    command
+}
+
+/// Compiles the libraries that are loaded and unloaded; gives their folder. With one frame size they are alike to the
+/// byte but for names; with several, the rules of one lead astray in another.
+pub fn plugins() -> PathBuf {
+    for n in 0..3 {
+        let (name, pad) = (format!("-DNAME=plugin{n}"), format!("-DPAD={}", 8 + 40 * n));
+        let out = built().join(format!("plugin{n}.so"));
+        compile(&sources().join("plugin.c"), &out, &["-fPIC", "-shared", &name, &pad]);
+    }
+    built()
+}
+
+/// A running program that has said READY. Killed, with its children, at the end of the test.
+pub struct Program {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+    /// Lines of what it said.
+    pub said: Vec<String>,
+}
+
+impl Program {
+    pub fn start(mut command: Command) -> Program {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .unwrap_or_else(|e| panic!("{command:?} does not start: {e}"));
+        let output = BufReader::new(child.stdout.take().expect("a pipe"));
+        let mut program = Program {
+            input: child.stdin.take(),
+            output,
+            child,
+            said: Vec::new(),
+        };
+        program.wait_for("READY");
+        program
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Reads lines up to one that begins so.
+    ///
+    /// # Panics
+    /// If the program ends without it.
+    pub fn wait_for(&mut self, word: &str) {
+        loop {
+            let mut line = String::new();
+            let read = self.output.read_line(&mut line).expect("a readable pipe");
+            assert!(
+                read > 0,
+                "the program ended before it said {word}; it said {:?}",
+                self.said
+            );
+            self.said.push(line.trim_end().to_string());
+            if line.starts_with(word) {
+                return;
+            }
+        }
+    }
+
+    /// Writes a line to it.
+    pub fn tell(&mut self, line: &str) {
+        let input = self.input.as_mut().expect("its input is open");
+        writeln!(input, "{line}").expect("a writable pipe");
+    }
+
+    /// Closes its input and waits for its end. Gives the CPU times that it reported, ns.
+    pub fn finish(&mut self) -> BTreeMap<String, f64> {
+        self.input = None;
+        for line in (&mut self.output).lines() {
+            self.said.push(line.expect("a readable pipe"));
+        }
+        let status = self.child.wait().expect("a child to wait for");
+        assert!(
+            status.success(),
+            "the program ended with {status}; it said {:?}",
+            self.said
+        );
+        let mut spent = BTreeMap::new();
+        for line in &self.said {
+            if let ["SPENT", name, ns] = line.split(' ').collect::<Vec<_>>()[..] {
+                spent.insert(name.to_string(), ns.parse().expect("a number of ns"));
+            }
+        }
+        spent
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // Its process group holds its children too. Without unsafe there is no `kill` but the command.
+        let group = format!("-{}", self.child.id());
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let _ = Command::new("kill").args(["-KILL", "--", &group]).status();
+            let _ = self.child.wait();
+        }
+    }
+}

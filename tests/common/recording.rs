@@ -1,0 +1,349 @@
+//! Runs nativeprof and judges what it wrote.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Output, Stdio};
+
+use nativeprof::export::json;
+use nativeprof::tree::profile::{Frame, FrameKind, Profile};
+
+use super::Scratch;
+
+/// The command under test.
+pub fn nativeprof(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_nativeprof"));
+    command.args(args);
+    command
+}
+
+/// A profile with what was said while it was made.
+pub struct Recording {
+    pub profile: Profile,
+    pub stderr: String,
+    stacks: Vec<(Vec<u32>, u64)>,
+}
+
+/// Samples a process at 1000 Hz for two seconds, or as the words say.
+pub fn attach(pid: u32, words: &[&str]) -> Recording {
+    attach_while(pid, words, || {})
+}
+
+/// Like `attach`; runs `act` once sampling has started.
+pub fn attach_while(pid: u32, words: &[&str], act: impl FnOnce()) -> Recording {
+    let scratch = Scratch::new();
+    let file = scratch.path("profile.json");
+    let mut command = nativeprof(&["attach", &pid.to_string(), "-r", "1000", "-o"]);
+    command.arg(&file).args(words);
+    if !words.contains(&"-d") {
+        command.args(["-d", "2"]);
+    }
+    let mut running = Running::start(command);
+    act();
+    let done = running.finish();
+    Recording::new(&file, done)
+}
+
+/// `record -- COMMAND` at 1000 Hz.
+pub fn record(words: &[&str], command: &Command) -> Recording {
+    let scratch = Scratch::new();
+    let file = scratch.path("profile.json");
+    let mut ours = nativeprof(&["record", "-r", "1000", "-o"]);
+    ours.arg(&file)
+        .args(words)
+        .arg("--")
+        .arg(command.get_program())
+        .args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => ours.env(name, value),
+            None => ours.env_remove(name),
+        };
+    }
+    let done = ours.stdin(Stdio::null()).output().expect("nativeprof starts");
+    Recording::new(&file, done)
+}
+
+/// nativeprof, sampling.
+pub struct Running {
+    pub child: Child,
+    heard: String,
+    stderr: BufReader<std::process::ChildStderr>,
+}
+
+impl Running {
+    /// Starts it and waits until it says that it samples.
+    pub fn start(mut command: Command) -> Running {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("nativeprof starts");
+        let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
+        let mut heard = String::new();
+        while !heard.contains("sampling ") {
+            let read = stderr.read_line(&mut heard).expect("a readable pipe");
+            assert!(read > 0, "nativeprof ended before it sampled: {heard}");
+        }
+        Running { child, heard, stderr }
+    }
+
+    /// Sends a signal, by its name.
+    pub fn signal(&self, name: &str) {
+        let done = Command::new("kill")
+            .args(["-s", name, &self.child.id().to_string()])
+            .status();
+        assert!(done.is_ok_and(|s| s.success()), "signal {name} cannot be sent");
+    }
+
+    pub fn finish(&mut self) -> Output {
+        let mut stderr = std::mem::take(&mut self.heard).into_bytes();
+        self.stderr.read_to_end(&mut stderr).expect("a readable pipe");
+        let mut stdout = Vec::new();
+        let mut pipe = self.child.stdout.take().expect("a pipe");
+        pipe.read_to_end(&mut stdout).expect("a readable pipe");
+        let status = self.child.wait().expect("a child to wait for");
+        Output { status, stdout, stderr }
+    }
+}
+
+impl Recording {
+    fn new(file: &std::path::Path, done: Output) -> Recording {
+        let stderr = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(
+            done.status.success(),
+            "nativeprof failed with {}:\n{stderr}",
+            done.status
+        );
+        let bytes = std::fs::read(file).unwrap_or_else(|e| panic!("no profile was written ({e}):\n{stderr}"));
+        let profile = json::read(&bytes).unwrap_or_else(|e| panic!("unreadable profile: {e:?}"));
+        let nodes = &profile.nodes;
+        let mut own: Vec<u64> = nodes.iter().map(|n| n.count).collect();
+        for n in nodes.iter().skip(1) {
+            own[n.parent as usize] -= n.count;
+        }
+        let mut stacks = Vec::new();
+        for (i, count) in own.iter().enumerate().filter(|(_, count)| **count > 0) {
+            let mut frames = Vec::new();
+            let mut at = i;
+            while at > 0 {
+                frames.push(nodes[at].frame);
+                at = nodes[at].parent as usize;
+            }
+            frames.reverse();
+            stacks.push((frames, *count));
+        }
+        Recording {
+            profile,
+            stderr,
+            stacks,
+        }
+    }
+
+    /// Each distinct stack, outermost frame first, with its samples.
+    pub fn stacks(&self) -> impl Iterator<Item = (Vec<&Frame>, u64)> {
+        let frames = &self.profile.frames;
+        self.stacks
+            .iter()
+            .map(|(stack, n)| (stack.iter().map(|f| &frames[*f as usize]).collect(), *n))
+    }
+
+    pub fn samples(&self) -> u64 {
+        self.profile.nodes[0].count
+    }
+
+    /// Samples whose stack holds a function of this name.
+    pub fn with(&self, name: &str) -> u64 {
+        self.matching(|stack| stack.iter().any(|f| f.name == name))
+    }
+
+    pub fn matching(&self, wanted: impl Fn(&[&Frame]) -> bool) -> u64 {
+        self.stacks().filter(|(stack, _)| wanted(stack)).map(|(_, n)| n).sum()
+    }
+
+    /// The counts add up, nothing is lost, next to nothing is incomplete.
+    pub fn check_quality(&self, whom: &str) {
+        self.check_quality_but(whom, &[]);
+    }
+
+    /// The same, where these reasons of partial stacks are no fault.
+    pub fn check_quality_but(&self, whom: &str, excused: &[&str]) {
+        let q = &self.profile.meta.quality;
+        let all = q.exact + q.repaired + q.partial;
+        assert_eq!(q.taken, all, "{whom}: {q:?}");
+        assert_eq!(q.taken, self.samples(), "{whom}: samples in the tree");
+        assert_eq!(
+            q.taken as usize,
+            self.profile.timeline.len(),
+            "{whom}: samples in the timeline"
+        );
+        assert_eq!(q.lost, 0, "{whom}: {q:?}");
+        assert!(q.taken >= 50, "{whom}: only {} samples\n{}", q.taken, self.stderr);
+        let told: u64 = q.reasons.values().sum();
+        assert_eq!(told, q.partial, "{whom}: a partial stack without a reason: {q:?}");
+        let cut = self.matching(|stack| stack.iter().any(|f| f.kind == FrameKind::Cut));
+        assert!(
+            cut <= q.partial,
+            "{whom}: {cut} stacks are cut, {} are called partial",
+            q.partial
+        );
+        let excused: u64 = excused.iter().filter_map(|why| q.reasons.get(*why)).sum();
+        let bad = q.partial - excused;
+        assert!(
+            bad <= (q.taken / 1000).max(1),
+            "{whom}: {bad} of {} stacks are incomplete: {:?}\n{}",
+            q.taken,
+            q.reasons,
+            self.examples(|stack| stack.iter().any(|f| f.kind == FrameKind::Cut))
+        );
+        // Repaired stacks are whole and are held to the table of calls like all others; they must stay few.
+        assert!(
+            q.repaired <= (q.taken / 20).max(1),
+            "{whom}: {} of {} stacks had to be repaired",
+            q.repaired,
+            q.taken
+        );
+    }
+
+    /// As many samples as CPU time asks for, but for a few at start and end of threads.
+    pub fn check_rate(&self, whom: &str) {
+        let q = &self.profile.meta.quality;
+        assert!(
+            q.taken as f64 >= q.asked as f64 * 0.98 - 5.0,
+            "{whom}: {} samples for {} asked",
+            q.taken,
+            q.asked
+        );
+    }
+
+    /// Compares how often parts were seen with how long they took.
+    pub fn check_shares(&self, whom: &str, truth: &BTreeMap<String, f64>) {
+        let counts = truth.keys().map(|name| (name.clone(), self.with(name))).collect();
+        check_counts(whom, &counts, truth, 0.01);
+    }
+
+    /// Holds the stacks to a table of who may call whom.
+    ///
+    /// Looks only at functions of the programs under `fixtures/programs`; `""` stands for the start of the stack. After
+    /// a cut everything is possible, so nothing is judged there.
+    pub fn check_calls(&self, whom: &str, ours: &Ours, table: &[(&str, &[&str])]) {
+        let mut wrong: BTreeMap<String, (u64, String)> = BTreeMap::new();
+        for (stack, n) in self.stacks() {
+            if let Some(why) = illegal(&stack, ours, table) {
+                let entry = wrong.entry(why).or_insert((0, text(&stack)));
+                entry.0 += n;
+            }
+        }
+        let mut report = String::new();
+        for (why, (n, example)) in &wrong {
+            let _ = writeln!(report, "{n} samples: {why}\n    {example}");
+        }
+        assert!(wrong.is_empty(), "{whom}: impossible stacks\n{report}");
+    }
+
+    /// Some stacks in words.
+    pub fn examples(&self, wanted: impl Fn(&[&Frame]) -> bool) -> String {
+        let mut some: Vec<_> = self.stacks().filter(|(stack, _)| wanted(stack)).collect();
+        some.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
+        let line = |(stack, n): &(Vec<&Frame>, u64)| format!("  {n} x {}\n", text(stack));
+        some.iter().take(5).map(line).collect()
+    }
+}
+
+/// The share of each count within sampling error of the share of its time, and `slack` for what lies between the
+/// program's own clock calls or outside the time of sampling.
+pub fn check_counts(whom: &str, counts: &BTreeMap<String, u64>, truth: &BTreeMap<String, f64>, slack: f64) {
+    let (all, time) = (counts.values().sum::<u64>() as f64, truth.values().sum::<f64>());
+    assert!(all >= 100.0 && time > 0.0, "{whom}: {counts:?} for {truth:?}");
+    for (name, ns) in truth {
+        let (seen, expected) = (counts[name] as f64 / all, ns / time);
+        // four standard deviations of a binomial share
+        let band = 4.0 * (expected * (1.0 - expected) / all).sqrt() + slack;
+        assert!(
+            (seen - expected).abs() <= band,
+            "{whom}: {name} has {seen:.3} of the samples and {expected:.3} of the time (band {band:.3}): {counts:?}"
+        );
+    }
+}
+
+/// Which frames the table of calls is about.
+pub struct Ours {
+    /// Native frames of these modules, by the beginning of their names.
+    pub modules: &'static [&'static str],
+    /// Python frames of code that stands in no file, by the beginning of the file name.
+    pub files: &'static [&'static str],
+}
+
+pub const TRUTH: Ours = Ours {
+    modules: &["truth.so"],
+    files: &[],
+};
+
+impl Ours {
+    fn has(&self, f: &Frame) -> bool {
+        match f.kind {
+            FrameKind::Python => {
+                let programs = f.filename.contains("/fixtures/programs/") && !f.filename.ends_with("/stage.py");
+                programs || self.files.iter().any(|start| f.filename.starts_with(start))
+            }
+            // Not what compiler and linker add: linkage tables, `_init` and the like.
+            FrameKind::Native => {
+                if f.name.ends_with("@plt") {
+                    return false;
+                }
+                let written = ["t_", "n_", "e_", "plugin"]
+                    .iter()
+                    .any(|start| f.name.starts_with(start));
+                (written || f.name == "main") && self.modules.iter().any(|start| f.module.starts_with(start))
+            }
+            _ => false,
+        }
+    }
+}
+
+fn illegal(stack: &[&Frame], ours: &Ours, table: &[(&str, &[&str])]) -> Option<String> {
+    // `None`: unknown, after a cut.
+    let mut caller = Some("");
+    let mut eval = false;
+    for f in stack {
+        match f.kind {
+            FrameKind::Cut => {
+                caller = None;
+                eval = false;
+                continue;
+            }
+            FrameKind::Native if f.name.starts_with("_PyEval_EvalFrameDefault") => eval = true,
+            FrameKind::Python if eval => {
+                return Some(format!("a bytecode loop without Python frames calls {}", f.name));
+            }
+            _ => {}
+        }
+        if !ours.has(f) {
+            continue;
+        }
+        if let Some(from) = caller
+            && !table
+                .iter()
+                .any(|(name, callees)| *name == from && callees.contains(&f.name.as_str()))
+        {
+            return Some(format!("`{from}` calls `{}`", f.name));
+        }
+        caller = Some(&f.name);
+    }
+    None
+}
+
+/// The frames' names, where repetitions and all but the ends of long stacks are left out.
+pub fn text(stack: &[&Frame]) -> String {
+    let shown = |f: &&Frame| match f.kind {
+        FrameKind::Python => format!("{} (Python)", f.name),
+        FrameKind::Native | FrameKind::Unknown => format!("{} ({})", f.name, f.module),
+        _ => f.name.clone(),
+    };
+    let mut names: Vec<String> = stack.iter().map(shown).collect();
+    if names.len() > 60 {
+        names.splice(30..names.len() - 30, ["...".to_string()]);
+    }
+    names.join("; ")
+}

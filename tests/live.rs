@@ -1,0 +1,405 @@
+//! Programs of known truth, sampled in every interpreter of this machine: shares of time and chains of calls.
+//!
+//! Needs the rights to sample (root, or the capabilities that nativeprof asks for), gcc and the headers of each
+//! interpreter; where one is missing the tests fail and say so.
+
+use std::collections::BTreeMap;
+
+use nativeprof::tree::profile::{Frame, FrameKind};
+
+use common::recording::{Ours, Recording, TRUTH, check_counts};
+use common::{Program, Python, attach, each_python, live, programs};
+
+mod common;
+
+type Calls = &'static [(&'static str, &'static [&'static str])];
+
+fn sample(python: &Python, script: &str, words: &[&str]) -> (Recording, BTreeMap<String, f64>) {
+    let mut program = Program::start(python.script(script));
+    let recording = attach(program.pid(), words);
+    (recording, program.finish())
+}
+
+fn count(stack: &[&Frame], name: &str) -> usize {
+    stack.iter().filter(|f| f.name == name).count()
+}
+
+const SHARES: Calls = &[
+    ("", &["<module>"]),
+    ("<module>", &["main"]),
+    (
+        "main",
+        &[
+            "run_alpha",
+            "run_beta",
+            "run_python",
+            "run_recursion",
+            "run_callback",
+            "run_big",
+        ],
+    ),
+    ("run_alpha", &["t_alpha"]),
+    ("run_beta", &["t_beta"]),
+    ("run_recursion", &["t_recurse"]),
+    ("run_callback", &["t_call"]),
+    ("run_big", &["t_big"]),
+    ("t_call", &["t_bridge"]),
+    ("t_big", &["t_big_frame"]),
+    ("t_big_frame", &["t_bridge"]),
+    ("t_bridge", &["in_callback", "in_big"]),
+    ("in_callback", &["t_alpha"]),
+    ("in_big", &["t_alpha"]),
+    ("t_alpha", &["t_alpha_work"]),
+    ("t_beta", &["t_beta_outer"]),
+    ("t_beta_outer", &["t_beta_inner"]),
+    ("t_recurse", &["t_recurse_step"]),
+    ("t_recurse_step", &["t_recurse_step", "t_recurse_bottom"]),
+];
+
+#[test]
+fn each_part_has_its_share() {
+    let _live = live();
+    each_python(|python| {
+        let (r, truth) = sample(python, "shares.py", &[]);
+        r.check_quality(&python.name);
+        r.check_rate(&python.name);
+        r.check_calls(&python.name, &TRUTH, SHARES);
+        r.check_shares(&python.name, &truth);
+        // Without the program's own clock: a third of the work is the outer function's own.
+        let (outer, inner) = (r.with("t_beta_outer") as f64, r.with("t_beta_inner") as f64);
+        let band = 4.0 * (2.0 / 9.0 / outer).sqrt();
+        assert!(
+            (inner / outer - 2.0 / 3.0).abs() < band,
+            "{}: {inner} of {outer}",
+            python.name
+        );
+        for (stack, _) in r.stacks().filter(|(stack, _)| count(stack, "t_recurse_bottom") > 0) {
+            assert_eq!(
+                count(&stack, "t_recurse_step"),
+                201,
+                "{}: levels of recursion",
+                python.name
+            );
+        }
+    });
+}
+
+#[test]
+fn callbacks_stand_in_calling_order() {
+    const CALLS: Calls = &[
+        ("", &["<module>"]),
+        ("<module>", &["main"]),
+        (
+            "main",
+            &["t_call", "by_qsort", "by_lt", "by_key", "by_reduce", "by_attribute"],
+        ),
+        ("t_call", &["t_bridge"]),
+        (
+            "t_bridge",
+            &["level1", "level2", "level3", "compare", "folded", "attribute"],
+        ),
+        ("level1", &["t_call"]),
+        ("level2", &["t_call", "t_beta"]),
+        ("level3", &["t_alpha"]),
+        ("by_qsort", &["t_sort"]),
+        ("t_sort", &["t_compare"]),
+        ("t_compare", &["t_bridge"]),
+        ("compare", &["t_alpha"]),
+        ("by_lt", &["__lt__"]),
+        ("__lt__", &["t_alpha"]),
+        ("by_key", &["key_of", "__lt__"]),
+        ("key_of", &["t_alpha"]),
+        ("by_reduce", &["fold"]),
+        ("fold", &["t_call"]),
+        ("folded", &["t_alpha"]),
+        ("by_attribute", &["__getattr__"]),
+        ("__getattr__", &["t_call"]),
+        ("attribute", &["t_beta"]),
+        ("t_alpha", &["t_alpha_work"]),
+        ("t_beta", &["t_beta_outer"]),
+        ("t_beta_outer", &["t_beta_inner"]),
+    ];
+    let _live = live();
+    each_python(|python| {
+        let (r, _) = sample(python, "callbacks.py", &[]);
+        r.check_quality(&python.name);
+        r.check_calls(&python.name, &TRUTH, CALLS);
+        for name in ["level3", "compare", "__lt__", "key_of", "folded", "attribute"] {
+            assert!(r.with(name) > 0, "{}: {name} was never seen", python.name);
+        }
+        // The chain in full, not only pair by pair.
+        for (stack, _) in r.stacks().filter(|(stack, _)| count(stack, "level3") > 0) {
+            assert_eq!(
+                (count(&stack, "t_bridge"), count(&stack, "level2")),
+                (3, 1),
+                "{}",
+                python.name
+            );
+        }
+    });
+}
+
+#[test]
+fn generators_coroutines_and_exceptions_keep_their_callers() {
+    const CALLS: Calls = &[
+        ("", &["<module>"]),
+        ("<module>", &["main"]),
+        (
+            "main",
+            &["by_generator", "by_list", "by_coroutine", "by_exception", "by_manager"],
+        ),
+        ("by_generator", &["outer_generator"]),
+        ("by_list", &["outer_generator"]),
+        ("outer_generator", &["inner_generator"]),
+        ("inner_generator", &["t_alpha", "t_beta"]),
+        ("by_coroutine", &["outer_coroutine"]),
+        ("outer_coroutine", &["inner_coroutine"]),
+        ("inner_coroutine", &["__await__", "t_alpha"]),
+        ("__await__", &["t_alpha", "t_beta"]),
+        ("by_exception", &["t_call", "t_alpha"]),
+        ("t_call", &["t_bridge"]),
+        ("t_bridge", &["rethrower", "thrower"]),
+        ("rethrower", &["t_call", "t_beta"]),
+        ("thrower", &["t_fail"]),
+        ("t_fail", &["t_alpha_work"]),
+        ("by_manager", &["managed", "t_alpha"]),
+        ("managed", &["t_alpha", "t_beta"]),
+        ("t_alpha", &["t_alpha_work"]),
+        ("t_beta", &["t_beta_outer"]),
+        ("t_beta_outer", &["t_beta_inner"]),
+    ];
+    let _live = live();
+    each_python(|python| {
+        let (r, _) = sample(python, "generators.py", &[]);
+        r.check_quality(&python.name);
+        r.check_calls(&python.name, &TRUTH, CALLS);
+        for name in ["inner_generator", "__await__", "thrower", "managed"] {
+            assert!(r.with(name) > 0, "{}: {name} was never seen", python.name);
+        }
+    });
+}
+
+#[test]
+fn deep_stacks_are_whole() {
+    const CALLS: Calls = &[
+        ("", &["<module>"]),
+        ("<module>", &["main"]),
+        ("main", &["descend", "bridged"]),
+        ("descend", &["descend", "t_alpha"]),
+        ("bridged", &["t_call", "t_beta"]),
+        ("t_call", &["t_bridge"]),
+        ("t_bridge", &["bridged"]),
+        ("t_alpha", &["t_alpha_work"]),
+        ("t_beta", &["t_beta_outer"]),
+        ("t_beta_outer", &["t_beta_inner"]),
+    ];
+    let _live = live();
+    each_python(|python| {
+        let (r, _) = sample(python, "deep.py", &[]);
+        r.check_quality(&python.name);
+        r.check_calls(&python.name, &TRUTH, CALLS);
+        for (stack, _) in r.stacks().filter(|(stack, _)| count(stack, "[cut") == 0) {
+            let levels = (
+                count(&stack, "descend"),
+                count(&stack, "bridged"),
+                count(&stack, "t_bridge"),
+            );
+            if count(&stack, "t_alpha_work") > 0 {
+                assert_eq!(levels, (301, 0, 0), "{}: levels of Python", python.name);
+            } else if count(&stack, "t_beta_outer") > 0 {
+                assert_eq!(levels, (0, 301, 300), "{}: levels of Python and C", python.name);
+            }
+        }
+    });
+}
+
+#[test]
+fn each_thread_has_its_share() {
+    const CALLS: Calls = &[
+        ("", &["<module>", "run"]),
+        ("<module>", &["main"]),
+        ("run", &["in_c", "in_python", "asleep", "reading"]),
+        ("in_c", &["t_nogil"]),
+        ("t_nogil", &["t_nogil_work"]),
+        ("in_python", &["count_up"]),
+        ("reading", &["read_some"]),
+    ];
+    let _live = live();
+    each_python(|python| {
+        let mut program = Program::start(python.script("threads.py"));
+        let r = attach(program.pid(), &["--threads"]);
+        let truth = program.finish();
+        r.check_quality(&python.name);
+        r.check_calls(&python.name, &TRUTH, CALLS);
+        let mut counts = BTreeMap::new();
+        for line in &program.said {
+            let ["THREAD", name, tid] = line.split(' ').collect::<Vec<_>>()[..] else {
+                continue;
+            };
+            let node = format!("thread {tid} (");
+            let here = |stack: &[&Frame]| stack[0].kind == FrameKind::Thread && stack[0].name.starts_with(&node);
+            counts.insert(name.to_string(), r.matching(here));
+            let work = name.rsplit_once('-').expect("a numbered name").0;
+            let works = ["in_c", "in_python", "asleep", "reading"];
+            let others = |stack: &[&Frame]| here(stack) && works.iter().any(|w| *w != work && count(stack, w) > 0);
+            assert_eq!(r.matching(others), 0, "{}: work of others in {name}", python.name);
+        }
+        assert_eq!(counts.len(), 8, "{}: {:?}", python.name, program.said);
+        // Threads start one after the other, before sampling does.
+        check_counts(&python.name, &counts, &truth, 0.03);
+    });
+}
+
+#[test]
+fn short_lived_threads_are_whole() {
+    const CALLS: Calls = &[
+        ("", &["<module>", "in_c", "in_python"]),
+        ("<module>", &["main"]),
+        ("in_c", &["t_nogil"]),
+        ("t_nogil", &["t_nogil_work"]),
+    ];
+    let _live = live();
+    each_python(|python| {
+        let (r, _) = sample(python, "short_threads.py", &[]);
+        r.check_quality(&python.name);
+        r.check_calls(&python.name, &TRUTH, CALLS);
+    });
+}
+
+#[test]
+fn reused_code_addresses_are_told_apart() {
+    let _live = live();
+    each_python(|python| {
+        let (r, _) = sample(python, "fresh_code.py", &[]);
+        // A function that lives for a fraction of a millisecond may be gone before its name is read; it must say so.
+        r.check_quality_but(&python.name, &["code object gone"]);
+        let gone = r
+            .profile
+            .meta
+            .quality
+            .reasons
+            .get("code object gone")
+            .copied()
+            .unwrap_or(0);
+        assert!(
+            gone * 20 <= r.samples(),
+            "{}: {gone} code objects were gone",
+            python.name
+        );
+        let mut seen: BTreeMap<String, u64> = BTreeMap::new();
+        let mut wrong = 0;
+        let mut example = String::new();
+        for (stack, n) in r.stacks() {
+            let python: Vec<_> = stack.iter().filter(|f| f.kind == FrameKind::Python).collect();
+            let Some(at) = python.iter().position(|f| f.name == "call_fresh") else {
+                continue;
+            };
+            let Some(f) = python.get(at + 1) else { continue };
+            *seen.entry(f.name.clone()).or_default() += n;
+            if f.name.strip_prefix("fresh_") != f.filename.strip_prefix("fresh-") {
+                wrong += n;
+                example = format!("{} in {}", f.name, f.filename);
+            }
+        }
+        // A dead code object keeps its pointers, and its strings' memory may already hold others: until the sample
+        // itself carries the names, a few slip through.
+        assert!(
+            wrong * 100 <= r.samples(),
+            "{}: {wrong} of {} have names of others, such as {example}",
+            python.name,
+            r.samples()
+        );
+        assert!(
+            seen.len() > 20,
+            "{}: {} functions of fresh code",
+            python.name,
+            seen.len()
+        );
+        // Each runs once, for less CPU time than lies between two samples: many samples mean that it lent its name.
+        let most = seen.iter().max_by_key(|(_, n)| **n);
+        assert!(most.is_none_or(|(_, n)| *n <= 4), "{}: {most:?}", python.name);
+    });
+}
+
+#[test]
+fn unloaded_libraries_do_not_lend_their_names() {
+    const OURS: Ours = Ours {
+        modules: &["truth.so", "plugin"],
+        files: &[],
+    };
+    const CALLS: Calls = &[
+        ("", &["<module>"]),
+        ("<module>", &["main"]),
+        ("main", &["use_0", "use_1", "use_2"]),
+        ("use_0", &["t_plugin"]),
+        ("use_1", &["t_plugin"]),
+        ("use_2", &["t_plugin"]),
+        ("t_plugin", &["plugin0_outer", "plugin1_outer", "plugin2_outer"]),
+        ("plugin0_outer", &["plugin0_inner"]),
+        ("plugin1_outer", &["plugin1_inner"]),
+        ("plugin2_outer", &["plugin2_inner"]),
+    ];
+    let _live = live();
+    let libraries = programs::plugins();
+    each_python(|python| {
+        let mut command = python.script("plugins.py");
+        command.env("FIXTURE_LIBRARIES", &libraries);
+        let mut program = Program::start(command);
+        let r = attach(program.pid(), &[]);
+        program.finish();
+        for (stack, n) in r.stacks() {
+            for n_th in 0..3 {
+                let (user, library) = (format!("use_{n_th}"), format!("plugin{n_th}"));
+                let others = stack
+                    .iter()
+                    .any(|f| f.module.starts_with("plugin") && !f.module.starts_with(&library));
+                assert!(
+                    count(&stack, &user) == 0 || !others,
+                    "{}: {n} x {}",
+                    python.name,
+                    common::recording::text(&stack)
+                );
+            }
+        }
+        r.check_quality(&python.name);
+        r.check_calls(&python.name, &OURS, CALLS);
+    });
+}
+
+#[test]
+fn embedded_interpreters_are_found() {
+    const OURS: Ours = Ours {
+        modules: &["truth.so", "embedded"],
+        files: &["<string>"],
+    };
+    const CALLS: Calls = &[
+        ("", &["main"]),
+        ("main", &["e_run_python", "work"]),
+        ("e_run_python", &["<module>"]),
+        ("<module>", &["<module>", "main"]),
+        ("work", &["t_call"]),
+        ("t_call", &["t_bridge"]),
+        ("t_bridge", &["bridged"]),
+        ("bridged", &["t_alpha"]),
+        ("t_alpha", &["t_alpha_work"]),
+    ];
+    let _live = live();
+    common::pythons::each_of(common::pythons().iter().filter(|p| p.library().is_some()), |python| {
+        let mut program = Program::start(python.embedded(false));
+        let r = attach(program.pid(), &["-d", "1"]);
+        program.finish();
+        r.check_quality(&python.name);
+        r.check_calls(&python.name, &OURS, CALLS);
+        assert!(
+            r.with("bridged") * 10 > r.samples() * 9,
+            "{}: {}",
+            python.name,
+            r.stderr
+        );
+        assert!(
+            r.profile.meta.python.contains(&format!("CPython 3.{}", python.minor)),
+            "{}",
+            r.stderr
+        );
+    });
+}

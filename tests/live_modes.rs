@@ -1,0 +1,464 @@
+//! Options, and what can happen to a process while it is sampled.
+
+use std::collections::BTreeMap;
+use std::process::Stdio;
+
+use nativeprof::tree::profile::{Frame, FrameKind};
+
+use common::recording::{Ours, Running, attach_while, check_counts};
+use common::{Program, Scratch, attach, each_python, live, nativeprof, newest_python, programs, pythons, record};
+
+mod common;
+
+fn count(stack: &[&Frame], name: &str) -> usize {
+    stack.iter().filter(|f| f.name == name).count()
+}
+
+const UNMERGED: &str = "Python and native frames do not fit";
+const OTHER_STACK: &str = "continues on another stack";
+
+#[test]
+fn launched_commands_are_sampled_from_their_start() {
+    let _live = live();
+    each_python(|python| {
+        let mut command = python.script("shares.py");
+        command.arg("1.5");
+        let r = record(&[], &command);
+        let q = &r.profile.meta.quality;
+        assert_eq!((q.lost, q.taken), (0, r.samples()), "{}", r.stderr);
+        r.check_rate(&python.name);
+        // While the first few samples are on their way, the interpreter in the new process is not known.
+        let cut = |stack: &[&Frame]| stack.iter().any(|f| f.kind == FrameKind::Cut);
+        let late = r.matching(|stack| cut(stack) && count(stack, "main") > 0 && count(stack, "run_alpha") > 0);
+        assert!(late <= 1, "{}: {late} cut\n{}", python.name, r.examples(cut));
+        assert!(q.partial * 20 <= q.taken, "{}: {:?}", python.name, q.reasons);
+        assert!(
+            r.with("run_alpha") > 0 && r.with("t_alpha_work") > 0,
+            "{}: {}",
+            python.name,
+            r.stderr
+        );
+        assert!(r.stderr.contains("ebpf"), "{}", r.stderr);
+        // From the start: the dynamic loader, or Python's own start.
+        let start = |stack: &[&Frame]| {
+            stack
+                .iter()
+                .any(|f| f.name.contains("Py_Initialize") || f.name == "pymain_init")
+        };
+        let loader = |stack: &[&Frame]| stack.iter().any(|f| f.module.starts_with("ld-linux"));
+        assert!(
+            r.matching(|s| start(s) || loader(s)) > 0,
+            "{}: no sample of the start",
+            python.name
+        );
+    });
+}
+
+#[test]
+fn children_are_sampled_only_when_asked_for() {
+    let _live = live();
+    for python in [&pythons()[0], newest_python()] {
+        let mut program = Program::start(python.script("forks.py"));
+        let with = attach(program.pid(), &["--subprocesses"]);
+        let without = attach(program.pid(), &["-d", "1"]);
+        let pid = program.pid();
+        let truth = program.finish();
+        // Children live for some 10 ms. In the first of them nothing is known of their interpreter; it must say so.
+        with.check_quality_but(&python.name, &[UNMERGED]);
+        without.check_quality(&python.name);
+        let parent = format!("process {pid} (");
+        let here = |stack: &[&Frame]| stack[0].name.starts_with(&parent);
+        let parents = with.matching(here);
+        let counts = BTreeMap::from([
+            ("parent".to_string(), parents),
+            ("child".to_string(), with.samples() - parents),
+        ]);
+        check_counts(&python.name, &counts, &truth, 0.05);
+        assert_eq!(
+            with.matching(|s| here(s) && count(s, "in_child") > 0),
+            0,
+            "{}",
+            python.name
+        );
+        assert_eq!(
+            with.matching(|s| !here(s) && count(s, "in_parent") > 0),
+            0,
+            "{}",
+            python.name
+        );
+        // A child's stack goes on from its parent's.
+        for (stack, _) in with.stacks().filter(|(s, _)| count(s, "in_child") > 0) {
+            assert_eq!(
+                (count(&stack, "main"), count(&stack, "make_child")),
+                (1, 1),
+                "{}",
+                python.name
+            );
+        }
+        assert_eq!(
+            without.with("in_child"),
+            0,
+            "{}: children nobody asked for",
+            python.name
+        );
+        assert!(without.with("in_parent") > 0, "{}", python.name);
+    }
+}
+
+#[test]
+fn kernel_frames_stand_on_top() {
+    let _live = live();
+    let python = newest_python();
+    let mut program = Program::start(python.script("kernel_time.py"));
+    let with = attach(program.pid(), &["--kernel", "-d", "1"]);
+    let without = attach(program.pid(), &["-d", "1"]);
+    program.finish();
+    with.check_quality("--kernel");
+    without.check_quality("without --kernel");
+    let kernel = |f: &&Frame| f.kind == FrameKind::Kernel;
+    assert_eq!(
+        without.matching(|s| s.iter().any(kernel)),
+        0,
+        "kernel frames nobody asked for"
+    );
+    let below = |name: &'static str| {
+        move |s: &[&Frame]| s.last().is_some_and(|f| f.kind == FrameKind::Kernel) && count(s, name) > 0
+    };
+    assert!(
+        with.matching(below("t_read_loop")) > 20,
+        "{}",
+        with.examples(|s| count(s, "t_read_loop") > 0)
+    );
+    assert!(
+        with.matching(below("t_touch_pages")) > 20,
+        "{}",
+        with.examples(|s| count(s, "t_touch_pages") > 0)
+    );
+    for (stack, _) in with.stacks() {
+        let first = stack.iter().position(kernel).unwrap_or(stack.len());
+        assert!(stack[first..].iter().all(kernel), "a user frame above a kernel frame");
+        if count(&stack, "t_read_loop") > 0 && first < stack.len() {
+            // The C library's `read` lies between.
+            assert_ne!(
+                stack[first - 1].name,
+                "t_read_loop",
+                "the system call's own function is missing"
+            );
+        }
+    }
+}
+
+#[test]
+fn other_events_are_counted_where_they_happen() {
+    let _live = live();
+    let python = newest_python();
+    let mut program = Program::start(python.script("kernel_time.py"));
+    let faults = attach(program.pid(), &["--event", "page-faults", "-d", "1"]);
+    let switches = attach(program.pid(), &["--event", "context-switches", "-d", "1"]);
+    program.finish();
+    faults.check_quality("page-faults");
+    switches.check_quality("context-switches");
+    let touching = faults.with("t_touch_pages");
+    assert!(
+        touching * 10 >= faults.samples() * 9,
+        "{touching} of {} faults",
+        faults.samples()
+    );
+    assert!(switches.with("waiting") > 20, "{}", switches.stderr);
+    assert_eq!(faults.profile.meta.event, "page-faults");
+    assert_eq!(switches.profile.meta.event, "context-switches");
+}
+
+#[test]
+fn python_frames_alone() {
+    let _live = live();
+    each_python(|python| {
+        let mut program = Program::start(python.script("callbacks.py"));
+        let r = attach(program.pid(), &["--no-native", "-d", "1"]);
+        program.finish();
+        r.check_quality(&python.name);
+        assert!(
+            r.profile
+                .frames
+                .iter()
+                .all(|f| matches!(f.kind, FrameKind::Root | FrameKind::Python | FrameKind::Cut)),
+            "{}: a frame that is not Python's",
+            python.name
+        );
+        for (stack, _) in r.stacks().filter(|(s, _)| count(s, "level3") > 0) {
+            let names: Vec<&str> = stack.iter().map(|f| f.name.as_str()).collect();
+            assert_eq!(
+                names,
+                ["<module>", "main", "level1", "level2", "level3"],
+                "{}",
+                python.name
+            );
+        }
+    });
+}
+
+#[test]
+fn collapsed_text_says_the_same_as_json() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let mut command = newest_python().script("shares.py");
+    command.arg("1");
+    let out = scratch.path("x.collapsed");
+    let mut ours = nativeprof(&["record", "-r", "997", "-o"]);
+    ours.arg(&out)
+        .arg("--")
+        .arg(command.get_program())
+        .args(command.get_args());
+    ours.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let done = ours.stdin(Stdio::null()).output().expect("nativeprof starts");
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    let text = std::fs::read_to_string(&out).expect("a text file");
+    let mut total = 0;
+    let mut alpha = 0;
+    for line in text.lines() {
+        let (stack, n) = line.rsplit_once(' ').expect("a count");
+        let n: u64 = n.parse().expect("a number");
+        total += n;
+        // But for the first samples, which come before the interpreter is known.
+        if stack.contains("t_alpha_work (truth.so)") && stack.contains("/shares.py:") {
+            alpha += n;
+        }
+    }
+    assert!(alpha > 50, "{said}");
+    assert!(
+        said.contains(&format!("nativeprof: {total} samples in")),
+        "{total}: {said}"
+    );
+    assert!(said.contains("python:   CPython 3."), "{said}");
+    assert!(said.contains("x.collapsed (collapsed, "), "{said}");
+}
+
+#[test]
+fn a_target_may_end_at_any_time() {
+    let _live = live();
+    let mut program = Program::start(newest_python().script("shares.py"));
+    let r = attach_while(program.pid(), &["-d", "600"], || {
+        std::thread::sleep(std::time::Duration::from_millis(700)); // so that there is something to keep
+        program.finish();
+    });
+    r.check_quality("a target that ends");
+    assert!(r.profile.meta.duration < 500.0, "the end of the target was not noticed");
+    assert!(r.with("run_alpha") > 0, "{}", r.stderr);
+}
+
+#[test]
+fn exec_in_place_changes_the_names() {
+    let _live = live();
+    each_python(|python| {
+        let mut program = Program::start(python.script("exec_in_place.py"));
+        let pid = program.pid();
+        let r = attach_while(pid, &["-d", "600"], || {
+            std::thread::sleep(std::time::Duration::from_millis(500)); // samples of the first program
+            program.tell("exec");
+            program.wait_for("READY");
+            std::thread::sleep(std::time::Duration::from_millis(500)); // and of the second
+            program.finish();
+        });
+        assert_eq!(r.profile.meta.quality.lost, 0, "{}", r.stderr);
+        // The second program starts anew: its first samples come before its interpreter is known.
+        assert!(
+            r.profile.meta.quality.partial * 8 <= r.samples(),
+            "{}: {}",
+            python.name,
+            r.stderr
+        );
+        for name in ["before", "after"] {
+            let other = if name == "before" { "t_beta" } else { "t_alpha" };
+            assert!(r.with(name) > 50, "{}: {name} was not seen\n{}", python.name, r.stderr);
+            assert_eq!(
+                r.matching(|s| count(s, name) > 0 && count(s, other) > 0),
+                0,
+                "{}: {name}",
+                python.name
+            );
+        }
+        let cut = |s: &[&Frame]| s.iter().any(|f| f.kind == FrameKind::Cut);
+        let bad = r.matching(|s| cut(s) && (count(s, "before") > 0 || count(s, "after") > 0));
+        assert!(bad <= 1, "{}: {bad} cut\n{}", python.name, r.examples(cut));
+    });
+}
+
+#[test]
+fn interpreters_may_come_late() {
+    let _live = live();
+    common::pythons::each_of(pythons().iter().filter(|p| p.library().is_some()), |python| {
+        let mut program = Program::start(python.embedded(true));
+        let r = attach_while(program.pid(), &["-d", "600"], || {
+            std::thread::sleep(std::time::Duration::from_millis(300)); // samples without Python
+            program.tell("load");
+            program.wait_for("READY");
+            std::thread::sleep(std::time::Duration::from_millis(700)); // and with it
+            program.finish();
+        });
+        assert_eq!(r.profile.meta.quality.lost, 0, "{}", r.stderr);
+        assert!(r.with("e_before_python") > 50, "{}: {}", python.name, r.stderr);
+        assert!(r.with("bridged") > 100, "{}: {}", python.name, r.stderr);
+        let work = |s: &[&Frame]| count(s, "t_alpha_work") > 0;
+        let chain = |s: &[&Frame]| count(s, "work") == 1 && count(s, "bridged") == 1 && count(s, "e_run_python") == 1;
+        let wrong = r.matching(|s| work(s) && !chain(s));
+        // The first few come before the interpreter is known; they say so.
+        let told = r.profile.meta.quality.partial;
+        assert!(
+            wrong <= told,
+            "{}: {wrong}\n{}",
+            python.name,
+            r.examples(|s| work(s) && !chain(s))
+        );
+        assert!(
+            r.profile.meta.quality.partial * 10 <= r.samples(),
+            "{}: {}",
+            python.name,
+            r.stderr
+        );
+    });
+}
+
+#[test]
+fn subinterpreters_stand_on_their_caller() {
+    let _live = live();
+    each_python(|python| {
+        let mut program = Program::start(python.script("subinterpreters.py"));
+        let r = attach(program.pid(), &["-d", "1"]);
+        program.finish();
+        assert_eq!(r.profile.meta.quality.lost, 0, "{}", r.stderr);
+        // What runs in the main interpreter is whole.
+        let alone = |s: &[&Frame]| count(s, "alone") > 0;
+        let cut = |s: &[&Frame]| s.iter().any(|f| f.kind == FrameKind::Cut);
+        assert!(r.matching(alone) > 50, "{}: {}", python.name, r.stderr);
+        assert!(r.matching(|s| alone(s) && cut(s)) <= 1, "{}", python.name);
+        assert_eq!(r.matching(|s| alone(s) && count(s, "inner") > 0), 0, "{}", python.name);
+        // The frames of the calling interpreter hang on another thread state, which is not walked yet. As long as that
+        // is so, no such stack may pass for whole.
+        let inner = |s: &[&Frame]| count(s, "t_beta_outer") > 0;
+        let whole = |s: &[&Frame]| count(s, "outer") == 1 && count(s, "inner") == 1;
+        let told = r.profile.meta.quality.partial;
+        let lacking = r.matching(|s| inner(s) && !whole(s));
+        assert!(r.matching(inner) > 50, "{}: {}", python.name, r.stderr);
+        assert!(
+            lacking <= told,
+            "{}: {lacking} stacks lack the outer interpreter, {told} say that they are partial",
+            python.name
+        );
+        eprintln!(
+            "{}: {lacking} of {} stacks of the subinterpreter lack their caller",
+            python.name,
+            r.matching(inner)
+        );
+    });
+}
+
+#[test]
+fn programs_without_python() {
+    const OURS: Ours = Ours {
+        modules: &["native"],
+        files: &[],
+    };
+    let _live = live();
+    let mut program = Program::start(programs::native(&[]));
+    let r = attach(program.pid(), &[]);
+    program.finish();
+    r.check_quality("native");
+    r.check_rate("native");
+    r.check_calls(
+        "native",
+        &OURS,
+        &[
+            ("", &["main", "n_thread"]),
+            ("main", &["n_loop"]),
+            ("n_loop", &["n_alloca", "n_aligned", "n_deep"]),
+            ("n_alloca", &["n_leaf"]),
+            ("n_aligned", &["n_leaf"]),
+            ("n_deep", &["n_deep", "n_leaf"]),
+            ("n_thread", &["n_leaf"]),
+        ],
+    );
+    assert!(r.stderr.contains("python:   none found"), "{}", r.stderr);
+    // Units of work of the main thread's three parts are 300 each.
+    let truth: BTreeMap<String, f64> = ["n_alloca", "n_aligned", "n_deep"].map(|n| (n.to_string(), 1.0)).into();
+    r.check_shares("native", &truth);
+    for (stack, _) in r
+        .stacks()
+        .filter(|(s, _)| count(s, "n_deep") > 0 && count(s, "n_leaf") > 0)
+    {
+        assert_eq!(count(&stack, "n_deep"), 101, "levels of recursion");
+    }
+}
+
+#[test]
+fn signal_handlers_on_their_own_stack() {
+    const OURS: Ours = Ours {
+        modules: &["native"],
+        files: &[],
+    };
+    let _live = live();
+    let mut program = Program::start(programs::native(&["signal"]));
+    let r = attach(program.pid(), &[]);
+    program.finish();
+    // Only the handler's own stack is copied: that the rest is missing must be said, and only for that reason.
+    r.check_quality_but("signal", &[OTHER_STACK]);
+    r.check_calls(
+        "signal",
+        &OURS,
+        &[
+            ("", &["main"]),
+            ("main", &["n_signal_loop"]),
+            ("n_signal_loop", &["n_interrupted", "n_handler"]),
+            ("n_interrupted", &["n_handler"]),
+            ("n_handler", &["n_handler_work"]),
+        ],
+    );
+    let handled = r.with("n_handler_work");
+    assert!(handled > 50, "{}", r.stderr);
+    // What was interrupted is known: its registers lie in the signal frame.
+    let below = r.matching(|s| count(s, "n_handler_work") > 0 && count(s, "n_interrupted") > 0);
+    assert!(
+        below * 20 >= handled * 19,
+        "{below} of {handled}\n{}",
+        r.examples(|s| count(s, "n_handler") > 0)
+    );
+}
+
+#[test]
+fn an_interrupt_ends_and_writes() {
+    let _live = live();
+    let mut program = Program::start(newest_python().script("shares.py"));
+    let scratch = Scratch::new();
+    let out = scratch.path("x.collapsed");
+    for signal in ["INT", "TERM"] {
+        let mut command = nativeprof(&["attach", &program.pid().to_string(), "-r", "1000", "-o"]);
+        command.arg(&out);
+        let mut running = Running::start(command);
+        std::thread::sleep(std::time::Duration::from_millis(500)); // so that there is something to write
+        running.signal(signal);
+        let done = running.finish();
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(done.status.success(), "{signal}: {said}");
+        // The second recording goes over the file of the first.
+        let text = std::fs::read_to_string(&out).expect("a file");
+        assert!(text.contains("run_alpha"), "{signal}: {said}");
+        assert_eq!(scratch.names(), ["x.collapsed"], "{signal}: something was left behind");
+        std::fs::write(&out, "").expect("a file to write");
+    }
+    program.finish();
+}
+
+#[test]
+fn partial_stacks_say_why() {
+    // The start of a launched interpreter is where reasons are sure to be.
+    let _live = live();
+    let mut command = newest_python().script("shares.py");
+    command.arg("0.5");
+    let r = record(&[], &command);
+    for why in r.profile.meta.quality.reasons.keys() {
+        assert!(r.stderr.contains(why), "{why} is not in the summary: {}", r.stderr);
+        if why != UNMERGED {
+            let named = format!("[cut: {why}]");
+            assert!(r.with(&named) > 0, "{named} is not in the tree");
+        }
+    }
+}
