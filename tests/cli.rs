@@ -1,0 +1,367 @@
+//! The command line as a new user meets it: every refusal says what, why and what to type; no profile is half-written.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use common::recording::Running;
+use common::{Program, Scratch, live, nativeprof, programs};
+
+mod common;
+
+fn run(args: &[&str]) -> Output {
+    nativeprof(args)
+        .stdin(Stdio::null())
+        .output()
+        .expect("nativeprof starts")
+}
+
+fn stderr(done: &Output) -> String {
+    String::from_utf8_lossy(&done.stderr).into_owned()
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a path in UTF-8")
+}
+
+/// Exit code, and words that the message holds; `why` and `try` where they are ours to say.
+#[track_caller]
+fn refused(done: &Output, code: i32, words: &[&str]) {
+    let said = stderr(done);
+    assert_eq!(done.status.code(), Some(code), "{said}");
+    assert!(done.stdout.is_empty(), "an error on standard output");
+    for word in words {
+        assert!(said.contains(word), "`{word}` is not in:\n{said}");
+    }
+    assert!(!said.contains("panicked"), "{said}");
+    // clap's own messages have another shape.
+    if said.starts_with("nativeprof: ") {
+        for part in ["\n  why: ", "\n  try: "] {
+            assert!(said.contains(part), "`{part}` is not in:\n{said}");
+        }
+    }
+}
+
+#[test]
+fn help_and_version() {
+    let help = run(&["--help"]);
+    assert_eq!(help.status.code(), Some(0));
+    let said = String::from_utf8_lossy(&help.stdout).into_owned();
+    assert!(said.contains("record") && said.contains("attach"), "{said}");
+    let help = run(&["record", "--help"]);
+    let said = String::from_utf8_lossy(&help.stdout).into_owned();
+    for word in [
+        "--rate",
+        "--duration",
+        "--output",
+        "--format",
+        "--subprocesses",
+        "--threads",
+        "Examples:",
+    ] {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+    let version = run(&["--version"]);
+    let said = String::from_utf8_lossy(&version.stdout).into_owned();
+    assert_eq!(said.trim(), format!("nativeprof {}", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn wrong_words() {
+    refused(&run(&[]), 2, &["Usage"]);
+    refused(&run(&["record"]), 2, &["COMMAND"]);
+    refused(&run(&["attach"]), 2, &["PID"]);
+    refused(&run(&["attach", "python"]), 2, &["python", "PID"]);
+    refused(&run(&["attach", "-5"]), 2, &["-5"]);
+    refused(&run(&["attach", "99999999999"]), 2, &["99999999999"]);
+    refused(&run(&["record", "-r", "0", "--", "true"]), 2, &["rate", "0"]);
+    refused(
+        &run(&["record", "-d", "0", "--", "true"]),
+        2,
+        &["seconds must be a number above 0"],
+    );
+    refused(
+        &run(&["record", "-d", "soon", "--", "true"]),
+        2,
+        &["seconds must be a number above 0"],
+    );
+    refused(
+        &run(&["record", "--event", "moon", "--", "true"]),
+        2,
+        &["cpu-clock", "page-faults"],
+    );
+    refused(&run(&["record", "-p", "1", "--", "true"]), 2, &["--pid"]);
+    refused(
+        &run(&["record", "-r", "2000000000", "--", "true"]),
+        2,
+        &["above this kernel's limit", "-r "],
+    );
+}
+
+#[test]
+fn formats() {
+    let scratch = Scratch::new();
+    let unknown = run(&["record", "-f", "xml", "-o", text(&scratch.path("x")), "--", "true"]);
+    refused(&unknown, 2, &["xml", "json", "collapsed", "svg"]);
+    let ending = run(&["record", "-o", text(&scratch.path("x.docx")), "--", "true"]);
+    refused(&ending, 2, &["x.docx", ".json", ".svg"]);
+    assert!(scratch.names().is_empty(), "{:?}", scratch.names());
+}
+
+#[test]
+fn commands_that_cannot_run() {
+    let scratch = Scratch::new();
+    let out = scratch.path("x.svg");
+    let missing = run(&["record", "-o", text(&out), "--", "no-such-command-anywhere"]);
+    refused(&missing, 1, &["no such command: no-such-command-anywhere", "PATH"]);
+    let missing = run(&["record", "-o", text(&out), "--", "/nowhere/at/all"]);
+    refused(&missing, 1, &["no such command: /nowhere/at/all"]);
+    let plain = scratch.path("plain.txt");
+    fs::write(&plain, "#!/bin/sh\n").expect("a file");
+    let forbidden = run(&["record", "-o", text(&out), "--", text(&plain)]);
+    refused(&forbidden, 1, &["plain.txt", "ermission denied"]);
+    assert_eq!(scratch.names(), ["plain.txt"], "left behind");
+}
+
+#[test]
+fn targets_that_cannot_be_sampled() {
+    let scratch = Scratch::new();
+    let out = scratch.path("x.svg");
+    // Above the largest id that the kernel gives.
+    refused(
+        &run(&["attach", "4194305", "-o", text(&out)]),
+        1,
+        &["no process 4194305"],
+    );
+    refused(&run(&["attach", "0", "-o", text(&out)]), 1, &["no process 0"]);
+    refused(
+        &run(&["record", "--pid", "4194305", "-o", text(&out)]),
+        1,
+        &["no process 4194305"],
+    );
+
+    let mut ended = Command::new("true").spawn().expect("`true` starts");
+    let state = format!("/proc/{}/stat", ended.id());
+    while !fs::read_to_string(&state).expect("not waited for").contains(") Z ") {
+        std::thread::yield_now();
+    }
+    let zombie = run(&["attach", &ended.id().to_string(), "-o", text(&out)]);
+    ended.wait().expect("a child");
+    refused(&zombie, 1, &["has ended", "zombie"]);
+    assert!(scratch.names().is_empty(), "{:?}", scratch.names());
+}
+
+/// An i386 program that jumps to itself: ELF header, one segment, `jmp .`.
+fn endless_32_bit_program() -> Vec<u8> {
+    let base = 0x0804_8000u32;
+    let mut elf = b"\x7fELF\x01\x01\x01".to_vec();
+    elf.resize(16, 0);
+    for half in [2u16, 3] {
+        elf.extend(half.to_le_bytes()); // ET_EXEC, EM_386
+    }
+    for word in [1, base + 84, 52, 0, 0] {
+        elf.extend(word.to_le_bytes()); // version, entry, program headers, section headers, flags
+    }
+    for half in [52u16, 32, 1, 0, 0, 0] {
+        elf.extend(half.to_le_bytes());
+    }
+    for word in [1, 0, base, base, 86, 86, 5, 0x1000] {
+        elf.extend(word.to_le_bytes()); // PT_LOAD of the whole file, readable and executable
+    }
+    elf.extend([0xeb, 0xfe]);
+    elf
+}
+
+#[test]
+fn programs_of_32_bits() {
+    let scratch = Scratch::new();
+    let path = scratch.path("endless");
+    fs::write(&path, endless_32_bit_program()).expect("a file");
+    fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("rights");
+    let mut target = match Command::new(&path).spawn() {
+        Ok(target) => target,
+        Err(e) if e.raw_os_error() == Some(libc::ENOEXEC) => {
+            eprintln!("NOTE: this kernel runs no 32-bit programs ({e}); nobody can sample one here");
+            return;
+        }
+        Err(e) => panic!("the 32-bit program does not start: {e}"),
+    };
+    let out = scratch.path("x.svg");
+    let done = run(&["attach", &target.id().to_string(), "-d", "1", "-o", text(&out)]);
+    target.kill().expect("a child");
+    target.wait().expect("a child");
+    refused(&done, 1, &["32-bit program", "only 64-bit"]);
+    assert_eq!(scratch.names(), ["endless"], "left behind");
+}
+
+#[test]
+fn without_rights() {
+    let scratch = Scratch::new();
+    // Readable by nobody, unlike the folder it was built in.
+    let copy = scratch.path("nativeprof");
+    fs::copy(env!("CARGO_BIN_EXE_nativeprof"), &copy).expect("a copy of nativeprof");
+    fs::set_permissions(scratch.folder(), Permissions::from_mode(0o777)).expect("rights");
+    let _live = live();
+    let program = Program::start(programs::native(&[]));
+    let pid = program.pid().to_string();
+    for args in [["attach", &pid], ["record", "sleep"]] {
+        let done = Command::new("setpriv")
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"])
+            .arg(&copy)
+            .arg(args[0])
+            .args(["-d", "1", "-o"])
+            .arg(scratch.path("x.svg"))
+            .args(if args[0] == "record" { &["--"][..] } else { &[] })
+            .arg(args[1])
+            .args(if args[0] == "record" { &["1"][..] } else { &[] })
+            .output()
+            .expect("setpriv is needed to try without rights: install util-linux");
+        refused(&done, 1, &["not permitted", "sudo", "CAP_BPF", "CAP_PERFMON"]);
+    }
+    assert_eq!(scratch.names(), ["nativeprof"], "left behind");
+}
+
+#[test]
+fn places_that_cannot_be_written() {
+    let scratch = Scratch::new();
+    let marker = scratch.path("ran");
+    let command = ["--", "touch", text(&marker)];
+    let folder = scratch.path("folder.svg");
+    fs::create_dir(&folder).expect("a folder");
+    let missing = scratch.path("not/there/x.svg");
+    for (place, words) in [
+        (text(&folder), &["folder.svg", "folder"][..]),
+        (text(&missing), &["not/there/x.svg", "No such file"]),
+        ("/proc/x.svg", &["/proc/x.svg"]),
+    ] {
+        let done = run(&[&["record", "-o", place][..], &command].concat());
+        refused(&done, 1, &[words, &["cannot write to", "-o FILE"]].concat());
+    }
+    // Known before the start: the command was never run.
+    assert!(!marker.exists(), "the command ran though its profile has no place");
+}
+
+#[test]
+fn a_full_disk_loses_no_profile() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let program = Program::start(programs::native(&[]));
+    let mut command = nativeprof(&["attach", &program.pid().to_string(), "-d", "0.3", "-f", "collapsed"]);
+    let done = command
+        .args(["-o", "/dev/full"])
+        .env("TMPDIR", scratch.folder())
+        .output()
+        .expect("nativeprof starts");
+    let said = stderr(&done);
+    assert!(done.status.success(), "{said}");
+    assert!(
+        said.contains("writing to /dev/full failed") && said.contains("No space left"),
+        "{said}"
+    );
+    assert_eq!(scratch.names(), ["full"], "{said}");
+    let kept = fs::read_to_string(scratch.path("full")).expect("the profile");
+    assert!(kept.contains("n_leaf"), "{said}");
+}
+
+#[test]
+fn standard_output_may_close_early() {
+    let _live = live();
+    let program = Program::start(programs::native(&[]));
+    let mut command = nativeprof(&["attach", &program.pid().to_string(), "-d", "0.3", "-o", "-"]);
+    let done = command.stdin(Stdio::null()).output().expect("nativeprof starts");
+    assert!(done.status.success(), "{}", stderr(&done));
+    // Text by default, and nothing else on standard output.
+    let out = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert!(out.lines().count() > 1, "{out}");
+    for line in out.lines() {
+        assert!(
+            line.rsplit_once(' ').is_some_and(|(_, n)| n.parse::<u64>().is_ok()),
+            "{line}"
+        );
+    }
+
+    let mut command = nativeprof(&["attach", &program.pid().to_string(), "-d", "0.3", "-o", "-"]);
+    let mut running = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("nativeprof starts");
+    drop(running.stdout.take());
+    let done = running.wait_with_output().expect("a child");
+    assert!(done.status.success(), "{}", stderr(&done));
+    assert!(stderr(&done).contains("closed early"), "{}", stderr(&done));
+}
+
+#[test]
+fn a_killed_recording_leaves_the_old_file() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let out = scratch.path("x.json");
+    fs::write(&out, "what was there before").expect("a file");
+    let program = Program::start(programs::native(&[]));
+    let mut command = nativeprof(&["attach", &program.pid().to_string(), "-r", "1000", "-o"]);
+    command.arg(&out);
+    let running = Running::start(command);
+    running.signal("KILL");
+    drop(running);
+    assert_eq!(fs::read_to_string(&out).expect("a file"), "what was there before");
+    assert_eq!(scratch.names(), ["x.json"], "left behind");
+}
+
+#[test]
+fn short_recordings_are_whole_files() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let program = Program::start(programs::native(&[]));
+    let pid = program.pid().to_string();
+    // Shorter than the time between two samples.
+    for (name, format) in [
+        ("a.json", "json"),
+        ("a.collapsed", "collapsed"),
+        ("a.svg", "svg"),
+        ("a.json.gz", "json.gz"),
+    ] {
+        let out = scratch.path(name);
+        let done = run(&["attach", &pid, "-r", "1", "-d", "0.001", "-o", text(&out)]);
+        assert!(done.status.success(), "{}", stderr(&done));
+        assert!(
+            stderr(&done).contains(&format!("{name} ({format}, ")),
+            "{}",
+            stderr(&done)
+        );
+        assert!(out.exists(), "{}", stderr(&done));
+    }
+    let json = fs::read(scratch.path("a.json")).expect("a file");
+    nativeprof::export::json::read(&json).expect("a whole profile");
+    // Interrupted before the first sample.
+    let out = scratch.path("b.json");
+    let mut command = nativeprof(&["attach", &pid, "-r", "1", "-o"]);
+    command.arg(&out);
+    let mut running = Running::start(command);
+    running.signal("INT");
+    let done = running.finish();
+    assert!(done.status.success(), "{}", stderr(&done));
+    nativeprof::export::json::read(&fs::read(&out).expect("a file")).expect("a whole profile");
+}
+
+#[test]
+fn the_commands_own_end_is_told() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let out = scratch.path("x.collapsed");
+    let done = run(&[
+        "record",
+        "-o",
+        text(&out),
+        "--",
+        "sh",
+        "-c",
+        "echo from the command; exit 7",
+    ]);
+    assert!(stderr(&done).contains("sh ended with exit code 7"), "{}", stderr(&done));
+    assert_eq!(String::from_utf8_lossy(&done.stdout), "from the command\n");
+    assert!(out.exists(), "a failing command has a profile too");
+    let done = run(&["record", "-o", text(&out), "--", "sh", "-c", "kill -9 $$"]);
+    assert!(stderr(&done).contains("was ended by signal 9"), "{}", stderr(&done));
+}
