@@ -28,11 +28,8 @@ while True:
     re.sub('a+', lambda m: str(len(m.group())), 'aab' * 50)
 ";
 
-/// A file and its load bias; `None` for anonymous memory.
-type File = Option<(ModuleId, u64)>;
-
 /// Sorted maps, as a profiler has them.
-struct Sorted(Vec<(u64, u64, File)>);
+struct Sorted(Vec<unwind_support::Mapping>);
 
 impl CodeMap for Sorted {
     fn find(&self, avma: u64) -> Option<(ModuleId, u64)> {

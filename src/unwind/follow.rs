@@ -258,6 +258,7 @@ fn step(state: &mut State, i: &Instruction, base: u32, info: &mut InstructionInf
             }
         }
         Mnemonic::Call => state.call(),
+        Mnemonic::Ret => {} // What follows in memory is entered in some other way.
         _ => {
             let used = info.info(i);
             for u in used.used_memory() {
@@ -343,6 +344,9 @@ impl Function {
                     *next = true;
                 }
             }
+        }
+        for n in 1..code.len() {
+            leader[n] |= code[n].ip() % 16 == 0 && padding(&code[n - 1]) && !padding(&code[n]);
         }
         let states = vec![None; code.len()];
         let settled = vec![false; code.len()];
@@ -453,25 +457,39 @@ pub fn follow(bytes: &[u8], start: u64, whole: bool) -> Vec<(u32, Option<General
     function.flow_to(0, &start_state);
     function.solve();
     let mut body = State::entry();
-    let mut padded = false;
     let mut next = 0;
     while next < function.code.len() {
         if function.states[next].is_none() {
             // Only jumps through tables lead here, or nothing that we know of. After a return the frame is likely to
-            // be what it was before it was taken down, unless another function begins here.
-            let begins = if whole { None } else { function.start_state(next) };
-            let begins =
-                begins.or_else(|| (!whole && padded && function.code[next].ip().is_multiple_of(16)).then(State::entry));
+            // be what it was before it was taken down, unless another function begins here or behind the padding.
             // What has a state by now does not change any more.
             for n in std::mem::take(&mut function.fresh) {
                 function.settled[n] = true;
             }
-            function.flow_to(next, &begins.unwrap_or_else(|| body.clone()));
-            function.solve();
+            let code = &function.code;
+            let first = (next..code.len())
+                .take(64)
+                .find(|&n| !padding(&code[n]))
+                .unwrap_or(next);
+            let aligned = first > next && code.get(first).is_some_and(|i| i.ip() % 16 == 0);
+            match function
+                .start_state(first)
+                .or_else(|| aligned.then(State::entry))
+                .filter(|_| !whole)
+            {
+                Some(state) => {
+                    function.flow_to(first, &state);
+                    function.solve();
+                    function.states[next].get_or_insert(body.clone());
+                }
+                None => {
+                    function.flow_to(next, &body);
+                    function.solve();
+                }
+            }
         }
         let mut seen: Option<State> = None;
         let run = function.block(next, |i, state| {
-            padded = matches!(i.mnemonic(), Mnemonic::Nop | Mnemonic::Int3);
             if seen.as_ref() == Some(state) {
                 return;
             }
@@ -486,6 +504,11 @@ pub fn follow(bytes: &[u8], start: u64, whole: bool) -> Vec<(u32, Option<General
         next = run.last + 1;
     }
     rows
+}
+
+/// What fills the space between functions.
+fn padding(i: &Instruction) -> bool {
+    matches!(i.mnemonic(), Mnemonic::Nop | Mnemonic::Int3)
 }
 
 /// Jumps to a fixed address.

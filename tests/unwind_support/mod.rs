@@ -11,12 +11,17 @@ use std::path::Path;
 #[derive(Clone)]
 pub struct Elf {
     pub data: &'static [u8],
+    /// Answer as if there were no symbols.
+    pub stripped: bool,
 }
 
 impl Elf {
     pub fn open(path: &Path) -> Elf {
         let data = std::fs::read(path).unwrap_or_else(|e| panic!("this test needs {}: {e}", path.display()));
-        Elf { data: data.leak() }
+        Elf {
+            data: data.leak(),
+            stripped: false,
+        }
     }
 
     pub fn file(&self) -> object::File<'static> {
@@ -57,6 +62,9 @@ impl Sections for Elf {
     }
 
     fn functions(&mut self) -> Vec<(u64, u64)> {
+        if self.stripped {
+            return Vec::new();
+        }
         let file = self.file();
         let mut all: Vec<_> = (file.symbols().chain(file.dynamic_symbols()))
             .filter(|s| s.kind() == SymbolKind::Text && s.is_definition())
@@ -79,12 +87,12 @@ impl Sections for Elf {
     }
 }
 
-/// A file and its load bias; `None` for anonymous memory.
-pub type File = Option<(ModuleId, u64)>;
+/// An executable mapping: start, end, and file with bias.
+pub type Mapping = (u64, u64, Option<(ModuleId, u64)>);
 
-/// Executable mappings: start, end, and file with bias.
+/// Executable mappings.
 #[derive(Default)]
-pub struct Maps(pub Vec<(u64, u64, File)>);
+pub struct Maps(pub Vec<Mapping>);
 
 impl CodeMap for Maps {
     fn find(&self, avma: u64) -> Option<(ModuleId, u64)> {
