@@ -130,6 +130,9 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
     }
     if let Some(launched) = launched {
         drop(source);
+        if !ended {
+            eprintln!("nativeprof: the command goes on; waiting for its end");
+        }
         if let Some(line) = launched.wait()? {
             eprintln!("nativeprof: {line}");
         }

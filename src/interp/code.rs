@@ -77,14 +77,29 @@ impl CodeTable {
     }
 }
 
-/// Same hash as in sample.bpf.c.
-fn fingerprint(name: u64, filename: u64, first_line: u32) -> u32 {
-    let mix = name.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ filename.wrapping_mul(0xc2b2_ae3d_27d4_eb4f);
-    (mix.wrapping_add(first_line.into()) >> 32) as u32 | 1
+/// Same hash as in sample.bpf.c: addresses of name and file name, first line, length and first letters of the name; of
+/// names that many share (`<module>`) also the end of the file's name.
+/// `None` if it cannot be read.
+fn fingerprint(memory: &dyn Memory, layout: &Layout, name: u64, filename: u64, first_line: u32) -> Option<u32> {
+    const A: u64 = 0x9e37_79b9_7f4a_7c15;
+    const B: u64 = 0xc2b2_ae3d_27d4_eb4f;
+    let at = |text: u64, offset: u64| memory.u64(text.checked_add(offset)?);
+    let (len, data) = (u64::from(layout.str_length), u64::from(layout.str_ascii_data));
+    let mut hash = name.wrapping_mul(A) ^ filename.wrapping_mul(B);
+    let letters = at(name, data)?;
+    hash = hash.wrapping_add(at(name, len)?).wrapping_mul(A);
+    hash = (hash ^ letters).wrapping_mul(B);
+    hash = (hash ^ at(name, data + 8)?).wrapping_mul(A);
+    if letters as u8 == b'<' {
+        let length = at(filename, len)?;
+        let end = if (16..=4096).contains(&length) { length - 16 } else { 0 };
+        hash = hash.wrapping_add(length);
+        hash = (hash ^ at(filename, data + end)?).wrapping_mul(B);
+        hash = (hash ^ at(filename, data + end + 8)?).wrapping_mul(A);
+    }
+    Some((hash.wrapping_add(first_line.into()) >> 32) as u32 | 1)
 }
 
-/// The target runs on meanwhile: a copy counts only if a second one is the same, else it may be half of one code object
-/// and half of the next at this address.
 fn read(memory: &dyn Memory, layout: &Layout, avma: u64, print: u32) -> Option<Code> {
     let code = read_once(memory, layout, avma, print)?;
     (read_once(memory, layout, avma, print)? == code).then_some(code)
@@ -95,7 +110,7 @@ fn read_once(memory: &dyn Memory, layout: &Layout, avma: u64, print: u32) -> Opt
     let name = memory.u64(at(layout.code_name)?)?;
     let filename = memory.u64(at(layout.code_filename)?)?;
     let first_line = memory.u32(at(layout.code_firstlineno)?)?;
-    if print != 0 && print != fingerprint(name, filename, first_line) {
+    if print != 0 && fingerprint(memory, layout, name, filename, first_line) != Some(print) {
         return None;
     }
     let has = |offset: u16| offset != crate::layout::NONE;

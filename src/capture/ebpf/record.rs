@@ -116,7 +116,7 @@ pub fn decode(b: &[u8]) -> Option<Sample> {
 }
 
 /// Bytes of `struct layout`.
-pub const LAYOUT_SIZE: usize = 64;
+pub const LAYOUT_SIZE: usize = 72;
 
 /// A process's [`Space`] as the BPF program's `struct layout`.
 pub fn encode(space: &Space) -> [u8; LAYOUT_SIZE] {
@@ -164,6 +164,8 @@ pub fn encode(space: &Space) -> [u8; LAYOUT_SIZE] {
             l.code_name,
             l.code_filename,
             l.code_firstlineno,
+            l.str_length,
+            l.str_ascii_data,
         ] {
             out.extend(h.to_le_bytes());
         }

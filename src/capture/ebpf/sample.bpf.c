@@ -54,6 +54,9 @@ struct layout {
 	__u16 code_name;          // the last of the three
 	__u16 code_filename;
 	__u16 code_firstlineno;   // the first of the three
+	__u16 str_length;
+	__u16 str_data;           // of an ASCII string, after the length
+	__u16 pad[2];
 };
 
 struct frame {
@@ -201,11 +204,12 @@ struct state {
 #define CODE (WINDOW - 512)        // place of a copy of some fields of a code object
 #define LIMIT (CODE - 2 * PAGE)  // entries and pages start below this
 
-// Tells a reused address of a code object from the object seen before. Same hash in interp/code.rs. The three facts lie
-// close together: one read is cheaper than three, and code objects deep in a stack are seldom in the cache.
+// Tells a reused address of a code object from the object seen before. Same hash in interp/code.rs. The addresses of
+// name and file name are used again as readily as that of the code, so the name's first letters are taken too. What
+// lies close together is read in one go: code objects deep in a stack are seldom in the cache.
 static __always_inline __u32 fingerprint(struct layout *lay, char *area, __u64 code)
 {
-	__u64 name, file, off, len = lay->code_name + 8 - lay->code_firstlineno;
+	__u64 name, file, hash, off, len = lay->code_name + 8 - lay->code_firstlineno;
 	char *raw = area + CODE;
 	__u32 line;
 
@@ -214,12 +218,34 @@ static __always_inline __u32 fingerprint(struct layout *lay, char *area, __u64 c
 		return 0;
 	line = *(__u32 *)raw;
 	off = lay->code_name - lay->code_firstlineno;
-	BOUND(off, 0xff);
+	BOUND(off, 0x7f);
 	name = *(__u64 *)(raw + off);
 	off = lay->code_filename - lay->code_firstlineno;
-	BOUND(off, 0xff);
+	BOUND(off, 0x7f);
 	file = *(__u64 *)(raw + off);
-	return (((name * 0x9e3779b97f4a7c15ULL) ^ (file * 0xc2b2ae3d27d4eb4fULL)) + line) >> 32 | 1;
+	hash = (name * 0x9e3779b97f4a7c15ULL) ^ (file * 0xc2b2ae3d27d4eb4fULL);
+	off = lay->str_data - lay->str_length;
+	BOUND(off, 0x7f);
+	len = off + 16;
+	if (bpf_probe_read_user(raw, len, (void *)(name + lay->str_length)))
+		return 0;
+	hash = (hash + *(__u64 *)raw) * 0x9e3779b97f4a7c15ULL;
+	hash = (hash ^ *(__u64 *)(raw + off)) * 0xc2b2ae3d27d4eb4fULL;
+	hash = (hash ^ *(__u64 *)(raw + off + 8)) * 0x9e3779b97f4a7c15ULL;
+	// <module>, <lambda>: all have the same name; the end of the file's name tells them apart.
+	if (*(raw + off) == '<') {
+		__u64 end;
+
+		if (bpf_probe_read_user(&end, 8, (void *)(file + lay->str_length)))
+			return 0;
+		hash += end;
+		end = end < 16 || end > 4096 ? 0 : end - 16;
+		if (bpf_probe_read_user(raw, 16, (void *)(file + lay->str_data + end)))
+			return 0;
+		hash = (hash ^ *(__u64 *)raw) * 0xc2b2ae3d27d4eb4fULL;
+		hash = (hash ^ *(__u64 *)(raw + 8)) * 0x9e3779b97f4a7c15ULL;
+	}
+	return (hash + line) >> 32 | 1;
 }
 
 static long walk_frame(__u32 i, void *unused)
