@@ -303,16 +303,16 @@ impl Elf {
 
     /// Whether the address lies in something that is loaded.
     pub fn is_loaded(&self, svma: u64) -> bool {
-        self.segments.iter().any(|s| svma.wrapping_sub(s.addr) < s.mem_size)
+        let mut from = self.segments.iter().filter_map(|s| Some((svma.checked_sub(s.addr)?, s.mem_size)));
+        from.any(|(at, size)| at < size)
     }
 
     /// File offset to stated address, by the loadable segments.
     pub fn svma_of_offset(&self, offset: u64) -> Option<u64> {
-        let s = self
-            .segments
-            .iter()
-            .find(|s| offset.wrapping_sub(s.offset) < s.file_size)?;
-        s.addr.checked_add(offset - s.offset)
+        self.segments.iter().find_map(|s| {
+            let at = offset.checked_sub(s.offset).filter(|at| *at < s.file_size)?;
+            s.addr.checked_add(at)
+        })
     }
 }
 

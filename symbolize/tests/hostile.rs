@@ -282,3 +282,24 @@ fn compressed_sections_that_lie_about_their_size() {
         );
     }
 }
+
+/// A segment that claims more bytes than there are addresses behind it.
+#[test]
+fn segment_without_end() {
+    let (offset, address) = (0x1000u64, 0x40_0000u64);
+    let mut file = vec![0; 64 + 56];
+    let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0, b"\x7fELF\x02\x01\x01");
+    put(16, &[3, 0, 62, 0, 1]); // shared object, x86-64
+    put(32, &64u64.to_le_bytes()); // program headers
+    put(52, &[64, 0, 56, 0, 1, 0]);
+    put(64, &[1, 0, 0, 0, 5, 0, 0, 0]); // PT_LOAD, r-x
+    for (at, value) in [(8, offset), (16, address), (32, u64::MAX), (40, u64::MAX)] {
+        put(64 + at, &value.to_le_bytes());
+    }
+    let mut module = Module::from_bytes(file).expect("an ELF file");
+    assert_eq!(module.svma_of_offset(offset + 5), Some(address + 5));
+    assert_eq!(module.svma_of_offset(offset - 1), None);
+    assert_eq!(module.svma_of_offset(u64::MAX), None);
+    assert_eq!(module.lookup(address - 1), Err(symbolize::Unknown::OutsideFile));
+}
