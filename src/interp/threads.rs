@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use rustc_hash::FxHashSet;
+
 use crate::layout::Interpreter;
 use crate::process::memory::Memory;
 
@@ -11,11 +13,11 @@ const MAX_STATES: usize = 65536;
 
 /// `pthread_self` -> thread states, of threads that have more than one: each subinterpreter that a thread runs has a
 /// state of its own there. The lists change while they are read; a state that does not name its interpreter ends its
-/// list.
+/// list, and so does one that was seen before: the list leads in a circle.
 pub fn nested(memory: &dyn Memory, python: &Interpreter) -> Vec<(u64, Vec<u64>)> {
     let l = &python.layout;
     let mut by_thread: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
-    let mut left = MAX_STATES;
+    let mut seen = FxHashSet::default();
     let read = |at: u64, offset: u64| memory.u64(at.checked_add(offset)?);
     let mut interp = read(python.runtime, l.runtime_interpreters.into()).unwrap_or(0);
     for _ in 0..MAX_INTERPRETERS {
@@ -23,8 +25,11 @@ pub fn nested(memory: &dyn Memory, python: &Interpreter) -> Vec<(u64, Vec<u64>)>
             break;
         }
         let mut state = read(interp, l.interp_threads.into()).unwrap_or(0);
-        while state != 0 && left > 0 && read(state, l.tstate_interp.into()) == Some(interp) {
-            left -= 1;
+        while state != 0
+            && seen.len() < MAX_STATES
+            && read(state, l.tstate_interp.into()) == Some(interp)
+            && seen.insert(state)
+        {
             if let Some(thread) = read(state, l.tstate_thread_id.into()) {
                 by_thread.entry(thread).or_default().push(state);
             }
@@ -33,4 +38,56 @@ pub fn nested(memory: &dyn Memory, python: &Interpreter) -> Vec<(u64, Vec<u64>)>
         interp = read(interp, l.interp_next.into()).unwrap_or(0);
     }
     by_thread.into_iter().filter(|(_, states)| states.len() > 1).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::interp::{DEFAULT_TLS, tables};
+
+    /// Words by address; zeros elsewhere.
+    struct Words(BTreeMap<u64, u64>);
+
+    impl Memory for Words {
+        fn read(&self, avma: u64, buf: &mut [u8]) -> bool {
+            let word = self.0.get(&avma).copied().unwrap_or(0);
+            buf.copy_from_slice(&word.to_le_bytes()[..buf.len()]);
+            true
+        }
+    }
+
+    const RUNTIME: u64 = 0x1000;
+
+    /// Interpreters, each with its thread states and their threads; `circle`: the last of each list leads to its first.
+    fn found(lists: &[(u64, &[(u64, u64)])], circle: bool) -> Vec<(u64, Vec<u64>)> {
+        let layout = tables::ROWS.last().expect("rows").1;
+        let mut words = BTreeMap::new();
+        let next = |i: usize, all: &[u64]| all.get(i + 1).or(all.first().filter(|_| circle)).copied().unwrap_or(0);
+        let interpreters: Vec<u64> = lists.iter().map(|(at, _)| *at).collect();
+        words.insert(RUNTIME + u64::from(layout.runtime_interpreters), interpreters[0]);
+        for (i, (at, list)) in lists.iter().enumerate() {
+            let states: Vec<u64> = list.iter().map(|(state, _)| *state).collect();
+            words.insert(at + u64::from(layout.interp_next), next(i, &interpreters));
+            words.insert(at + u64::from(layout.interp_threads), states[0]);
+            for (i, (state, thread)) in list.iter().enumerate() {
+                words.insert(state + u64::from(layout.tstate_next), next(i, &states));
+                words.insert(state + u64::from(layout.tstate_interp), *at);
+                words.insert(state + u64::from(layout.tstate_thread_id), *thread);
+            }
+        }
+        let python = Interpreter { runtime: RUNTIME, layout, tls: DEFAULT_TLS };
+        nested(&Words(words), &python)
+    }
+
+    #[test]
+    fn each_state_is_listed_once() {
+        let lists: [(u64, &[_]); 2] = [
+            (0x10_0000, &[(0x30_0000, 7), (0x31_0000, 8)]),
+            (0x20_0000, &[(0x32_0000, 7)]),
+        ];
+        for circle in [false, true] {
+            assert_eq!(found(&lists, circle), [(7, vec![0x30_0000, 0x32_0000])], "{circle}");
+        }
+        assert_eq!(found(&lists[..1], true), []);
+    }
 }
