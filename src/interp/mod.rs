@@ -9,7 +9,9 @@ pub mod code;
 pub mod frames;
 pub mod lines;
 mod offsets;
-mod tables;
+// Public for fuzz/ and benches/.
+#[doc(hidden)]
+pub mod tables;
 mod text;
 pub mod threads;
 

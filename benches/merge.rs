@@ -1,0 +1,93 @@
+//! What merging native and Python frames costs: by the addresses of marks, by order, and Python alone.
+//!
+//! `cargo bench --bench merge`
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use nativeprof::merge::{Group, Input, PyFrame, merge, python_only};
+use nativeprof::sample::{CodeId, How, ModuleId, NativeFrame};
+
+const RUNS: u32 = 9;
+const EVAL: u64 = 7;
+
+/// Every fourth native frame is a call of the loop.
+fn native(frames: u64) -> Vec<NativeFrame> {
+    (0..frames)
+        .map(|i| {
+            let svma = if i % 4 == 2 { EVAL } else { 1000 + i % 90 };
+            let sp = 0x7fff_0000_0000 + 100 * i;
+            NativeFrame {
+                lookup: svma,
+                sp,
+                cfa: sp + 100,
+                place: Some((ModuleId(0), svma)),
+                how: How::Cfi,
+            }
+        })
+        .collect()
+}
+
+/// A group for each call of the loop: one frame each, or three where there are marks to tell.
+fn groups(native: &[NativeFrame], marks: bool) -> Vec<Group> {
+    let evals = native.iter().filter(|f| f.lookup == EVAL);
+    evals
+        .enumerate()
+        .map(|(i, f)| Group {
+            anchor: marks.then_some(f.sp + 50),
+            frames: vec![
+                PyFrame::Code {
+                    code: CodeId(i as u32),
+                    instr: 2
+                };
+                if marks { 3 } else { 1 }
+            ],
+        })
+        .collect()
+}
+
+fn best(frames: usize, rounds: usize, mut f: impl FnMut()) -> f64 {
+    let run = |_| {
+        let start = Instant::now();
+        for _ in 0..rounds {
+            f();
+        }
+        start.elapsed().as_secs_f64() * 1e9 / (rounds * frames) as f64
+    };
+    (0..RUNS).map(run).fold(f64::MAX, f64::min)
+}
+
+fn main() {
+    println!("ns per native frame, best of {RUNS}");
+    println!(
+        "{:>8} {:>12} {:>9} {:>12}",
+        "frames", "by address", "by order", "Python only"
+    );
+    for frames in [20, 200, 2000] {
+        let native = native(frames);
+        let is_eval = |f: &NativeFrame| Some(f.lookup == EVAL);
+        let mut out = Vec::new();
+        let rounds = 400_000 / native.len();
+        let [by_address, by_order] = [true, false].map(|marks| {
+            let groups = groups(&native, marks);
+            let input = Input {
+                pid: 1,
+                native: &native,
+                native_cut: None,
+                groups: &groups,
+                python_cut: None,
+                is_eval: &is_eval,
+            };
+            best(native.len(), rounds, || {
+                out.clear();
+                black_box(merge(black_box(&input), &mut out));
+            })
+        });
+        let groups = groups(&native, true);
+        let alone = best(native.len(), rounds, || {
+            out.clear();
+            black_box(python_only(black_box(&groups), None, &mut out));
+        });
+        println!("{frames:>8} {by_address:>12.1} {by_order:>9.1} {alone:>12.1}");
+    }
+}
