@@ -22,7 +22,9 @@ use crate::process;
 use crate::process::sys::{self, perf};
 use crate::sample::{Event, Pid, Tid};
 
-mod record;
+// Public for fuzz/.
+#[doc(hidden)]
+pub mod record;
 
 const OBJECT: &[u8] = include_bytes!("sample.bpf.o");
 /// Bytes of the sample ring: some 20 ms of the deepest stacks on two CPUs, minutes of ordinary ones.

@@ -1,0 +1,115 @@
+//! What the targets share: values taken from the input, and memory and files made of it.
+
+use std::sync::Arc;
+
+use nativeprof::error::{Error, Kind, Result};
+use nativeprof::layout::Layout;
+use nativeprof::process::content::Content;
+use nativeprof::process::host::{FileKey, Host};
+use nativeprof::process::memory::Memory;
+use nativeprof::process::modules::{Module, Modules};
+use nativeprof::sample::{Pid, Tid};
+
+/// The input, taken piece by piece; zeros behind its end.
+pub struct Bytes<'a>(pub &'a [u8]);
+
+impl<'a> Bytes<'a> {
+    fn take<const N: usize>(&mut self) -> [u8; N] {
+        let mut out = [0; N];
+        let (head, tail) = self.0.split_at(N.min(self.0.len()));
+        out[..head.len()].copy_from_slice(head);
+        self.0 = tail;
+        out
+    }
+
+    pub fn u8(&mut self) -> u8 {
+        self.take::<1>()[0]
+    }
+
+    pub fn u16(&mut self) -> u16 {
+        u16::from_le_bytes(self.take())
+    }
+
+    pub fn u32(&mut self) -> u32 {
+        u32::from_le_bytes(self.take())
+    }
+
+    pub fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(self.take())
+    }
+
+    /// A length and as many bytes, if there are so many.
+    pub fn block(&mut self) -> &'a [u8] {
+        let n = usize::from(self.u16()).min(self.0.len());
+        let (head, tail) = self.0.split_at(n);
+        self.0 = tail;
+        head
+    }
+
+    /// The layout of one CPython version.
+    pub fn layout(&mut self) -> Layout {
+        let rows = nativeprof::interp::tables::ROWS;
+        rows[usize::from(self.u8()) % rows.len()].1
+    }
+}
+
+/// The same bytes again and again in the whole address space: most pointers lead somewhere.
+pub struct Mirrors<'a>(pub &'a [u8]);
+
+impl Memory for Mirrors<'_> {
+    fn read(&self, avma: u64, buf: &mut [u8]) -> bool {
+        let Some(at) = avma.checked_rem(self.0.len() as u64) else {
+            return false;
+        };
+        let found = self.0[at as usize..].get(..buf.len());
+        found.is_some_and(|bytes| {
+            buf.copy_from_slice(bytes);
+            true
+        })
+    }
+}
+
+/// A machine with one file.
+struct OneFile(Content);
+
+impl Host for OneFile {
+    fn maps(&self, _: Pid) -> Result<Vec<u8>> {
+        Err(Error::new(Kind::NoSuchProcess, "no process"))
+    }
+
+    fn stack_end(&self, _: Pid) -> u64 {
+        0
+    }
+
+    fn threads(&self, _: Pid) -> Vec<Tid> {
+        Vec::new()
+    }
+
+    fn thread_name(&self, _: Pid, _: Tid) -> Option<String> {
+        None
+    }
+
+    fn open(&self, _: Pid, _: u64, _: u64, _: &[u8]) -> Option<(Content, FileKey)> {
+        Some((self.0.clone(), (0, 0)))
+    }
+
+    fn read_memory(&self, _: Pid, _: u64, _: &mut [u8]) -> usize {
+        0
+    }
+
+    fn source(&self, _: Pid, _: &str) -> Option<Vec<u8>> {
+        None
+    }
+
+    fn kernel_symbols(&self) -> Option<String> {
+        None
+    }
+}
+
+/// The bytes as a mapped file.
+pub fn module(bytes: Vec<u8>) -> Arc<Module> {
+    let host = OneFile(Content::Bytes(Arc::new(bytes.into())));
+    let mut modules = Modules::default();
+    let (id, _) = modules.open(&host, 1, 0, 4096, b"/libpython3.13.so.1.0");
+    modules.get(id).clone()
+}

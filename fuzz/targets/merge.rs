@@ -1,0 +1,94 @@
+#![no_main]
+//! Whatever the two sides are, nothing is left out and nothing changes its order.
+
+use libfuzzer_sys::fuzz_target;
+use nativeprof::merge::{Group, Input, PyFrame, merge, python_only};
+use nativeprof::sample::{CodeId, Cut, How, ModuleId, NativeFrame, RawFrame};
+use nativeprof_fuzz::Bytes;
+
+fuzz_target!(|data: &[u8]| {
+    let mut b = Bytes(data);
+    let flags = b.u8();
+    let cut = |bit: u8, why| (flags >> bit & 1 == 1).then_some(why);
+    let (natives, groups) = (b.u8(), b.u8());
+    let mut evals = Vec::new();
+    let native: Vec<NativeFrame> = (0..natives)
+        .map(|i| {
+            let (kind, sp) = (b.u8(), u64::from(b.u8()));
+            evals.push(kind & 1 == 1);
+            NativeFrame {
+                lookup: i.into(),
+                sp,
+                cfa: sp + u64::from(kind >> 3),
+                place: (kind & 2 == 0).then_some((ModuleId(0), i.into())),
+                how: if kind & 4 == 0 { How::Cfi } else { How::Code },
+            }
+        })
+        .collect();
+    let mut ids = 0..;
+    let groups: Vec<Group> = (0..groups)
+        .map(|_| {
+            let (kind, anchor) = (b.u8(), u64::from(b.u8()));
+            let frame = |i| match kind >> 5 == i {
+                true => PyFrame::Gone,
+                false => PyFrame::Code {
+                    code: CodeId(ids.next().expect("endless")),
+                    instr: 0,
+                },
+            };
+            Group {
+                anchor: (kind & 3 != 0 || flags & 8 != 0).then_some(anchor),
+                frames: (0..kind >> 2 & 3).map(frame).collect(),
+            }
+        })
+        .collect();
+    let is_eval = |f: &NativeFrame| (flags & 4 == 0).then(|| evals[f.lookup as usize]);
+    let input = Input {
+        pid: 1,
+        native: &native,
+        native_cut: cut(0, Cut::StackTooDeep),
+        groups: &groups,
+        python_cut: cut(1, Cut::PythonFault),
+        is_eval: &is_eval,
+    };
+    let mut out = vec![RawFrame::Process(1)];
+    merge(&input, &mut out);
+    assert_eq!(out.remove(0), RawFrame::Process(1));
+    out.reverse();
+
+    let of_python = |f: &RawFrame| matches!(f, RawFrame::Python { .. } | RawFrame::Cut(Cut::CodeGone));
+    let python: Vec<RawFrame> = out.iter().copied().filter(of_python).collect();
+    let expected = groups.iter().flat_map(|g| &g.frames).map(|f| match *f {
+        PyFrame::Code { code, instr } => RawFrame::Python { code, instr },
+        PyFrame::Gone => RawFrame::Cut(Cut::CodeGone),
+    });
+    assert!(expected.eq(python.iter().copied()), "Python frames");
+    let mut alone = Vec::new();
+    python_only(&groups, None, &mut alone);
+    alone.reverse();
+    assert_eq!(alone, python);
+
+    // A native frame is missing only where Python frames stand for it.
+    let mut rest = out.iter().filter_map(|f| match f {
+        RawFrame::Native { svma, .. } => Some(*svma),
+        RawFrame::Anonymous { avma, .. } => Some(*avma),
+        _ => None,
+    });
+    let mut there = rest.next();
+    let mut replaced = 0;
+    for f in &native {
+        if there == Some(f.lookup) {
+            there = rest.next();
+            continue;
+        }
+        let holds = |g: &Group| !g.frames.is_empty() && g.anchor.is_some_and(|a| f.sp <= a && a < f.cfa);
+        assert!(
+            is_eval(f) == Some(true) || groups.iter().any(holds),
+            "native frame {}",
+            f.lookup
+        );
+        replaced += 1;
+    }
+    assert_eq!(there, None, "native frames out of order");
+    assert!(replaced <= groups.iter().filter(|g| !g.frames.is_empty()).count());
+});

@@ -1,0 +1,21 @@
+#![no_main]
+//! What the kernel's program writes, on through the grouping of Python frames.
+
+use libfuzzer_sys::fuzz_target;
+use nativeprof::capture::ebpf::record;
+use nativeprof::interp::code::CodeTable;
+use nativeprof::interp::{frames, tables};
+use nativeprof::merge;
+use nativeprof_fuzz::Mirrors;
+
+fuzz_target!(|data: &[u8]| {
+    let Some(sample) = record::decode(data) else {
+        return;
+    };
+    for (_, layout) in tables::ROWS {
+        let groups = frames::groups(&sample, layout, &mut CodeTable::default(), &Mirrors(data));
+        let frames: usize = groups.iter().map(|g| g.frames.len()).sum();
+        assert!(frames <= sample.python.len());
+        merge::python_only(&groups, None, &mut Vec::new());
+    }
+});
