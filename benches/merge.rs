@@ -5,7 +5,8 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use nativeprof::merge::{Group, Input, PyFrame, merge, python_only};
+use nativeprof::merge::{Input, merge, python_only};
+use nativeprof::sample::{Group, PyFrame};
 use nativeprof::sample::{CodeId, How, ModuleId, NativeFrame};
 
 const RUNS: u32 = 9;

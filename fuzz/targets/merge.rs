@@ -2,7 +2,8 @@
 //! Whatever the two sides are, nothing is left out and nothing changes its order.
 
 use libfuzzer_sys::fuzz_target;
-use nativeprof::merge::{Group, Input, PyFrame, merge, python_only};
+use nativeprof::merge::{Input, merge, python_only};
+use nativeprof::sample::{Group, PyFrame};
 use nativeprof::sample::{CodeId, Cut, How, ModuleId, NativeFrame, RawFrame};
 use nativeprof_fuzz::Bytes;
 

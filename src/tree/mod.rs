@@ -1,4 +1,4 @@
-//! The count tree: raw stacks go in as prefixes, the named [`Profile`] comes out of `resolve`.
+//! The count tree: raw stacks go in as prefixes, the named [`profile::Profile`] comes out of `resolve`.
 
 pub mod profile;
 pub mod raw;

@@ -3,8 +3,8 @@
 //! Knows no process, no file and no symbol name: sections come in through [`Sections`], the map of code through
 //! [`CodeMap`]. Never panics and always ends, whatever the bytes are.
 //!
-//! A frame's caller is looked for in this order: call frame tables ([`cfi`]), the function's own instructions
-//! ([`code`]), and, marked as such, guesses that are checked ([`guess`]).
+//! A frame's caller is looked for in this order: call frame tables (`cfi`), the function's own instructions
+//! (`code`), and, marked as such, guesses that are checked (`guess`).
 
 mod cfi;
 mod code;
