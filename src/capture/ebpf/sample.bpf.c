@@ -101,7 +101,21 @@ struct kernel_facts {
 	__u32 stack;              // task_struct -> stack, 0: unknown
 	__u32 want_kernel;        // take kernel return addresses
 	__u32 follow_forks;       // take samples of processes that are not in PROCS
+	__u32 leave_out;          // one tick in so many is not taken; 0: take all
 };
+
+// A timer of fixed period keeps step with a loop of that length and sees one point of it only. So the timer runs a little
+// faster than asked, in no round ratio, and one tick in each block of `leave_out`, at random, is not taken.
+struct block {
+	__u32 left, out;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct block);
+} BLOCK SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -579,6 +593,19 @@ int sample(struct bpf_perf_event_data *ctx)
 
 	if (!area || !facts)
 		return 0;
+	if (facts->leave_out) {
+		struct block *b = bpf_map_lookup_elem(&BLOCK, &zero);
+
+		if (b) {
+			if (!b->left) {
+				b->left = facts->leave_out;
+				b->out = bpf_get_prandom_u32() % facts->leave_out;
+			}
+			b->left--;
+			if (b->left == b->out)
+				return 0;
+		}
+	}
 	s = (void *)(area + STATE);
 	if (!lay && !facts->follow_forks) {
 		count(COUNT_STRANGERS);
