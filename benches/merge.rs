@@ -6,8 +6,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use nativeprof::merge::{Input, merge, python_only};
-use nativeprof::sample::{Group, PyFrame};
 use nativeprof::sample::{CodeId, How, ModuleId, NativeFrame};
+use nativeprof::sample::{Group, PyFrame};
 
 const RUNS: u32 = 9;
 const EVAL: u64 = 7;

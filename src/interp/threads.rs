@@ -75,7 +75,11 @@ mod tests {
                 words.insert(state + u64::from(layout.tstate_thread_id), *thread);
             }
         }
-        let python = Interpreter { runtime: RUNTIME, layout, tls: DEFAULT_TLS };
+        let python = Interpreter {
+            runtime: RUNTIME,
+            layout,
+            tls: DEFAULT_TLS,
+        };
         nested(&Words(words), &python)
     }
 

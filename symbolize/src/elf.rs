@@ -303,7 +303,10 @@ impl Elf {
 
     /// Whether the address lies in something that is loaded.
     pub fn is_loaded(&self, svma: u64) -> bool {
-        let mut from = self.segments.iter().filter_map(|s| Some((svma.checked_sub(s.addr)?, s.mem_size)));
+        let mut from = self
+            .segments
+            .iter()
+            .filter_map(|s| Some((svma.checked_sub(s.addr)?, s.mem_size)));
         from.any(|(at, size)| at < size)
     }
 

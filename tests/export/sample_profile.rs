@@ -240,7 +240,7 @@ pub fn golden() -> Profile {
     // A second process, whose names were chosen by somebody else.
     let other = (frame(Process, "sh 4300"), 0, "");
     for (at, name) in HOSTILE.iter().enumerate() {
-        let function = (python(name, "", &format!("/tmp/{name}.py"), 1), at as u32, *name);
+        let function = (python(name, "", &format!("/srv/{name}.py"), 1), at as u32, *name);
         let library = (native(Native, name, name, at as u64, name), 0, "");
         builder.stack((4300, 4300), 5, &[other.clone(), function, library]);
     }

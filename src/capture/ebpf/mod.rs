@@ -33,9 +33,19 @@ const RING_BYTES: u32 = 32 << 20;
 const TIDINGS_PAGES: usize = 64;
 /// Longest time between two looks at the rings: bounds how old a code object may be when its name is read.
 const LOOK: Duration = Duration::from_millis(10);
-/// One tick in so many is left out, at random, and the timer is that much faster: it must not keep step with the
-/// program's own loops.
+/// Of so many samples one is left out, at random, and the timer is that much faster (see sample.bpf.c).
 const LEAVE_OUT: u32 = 27;
+
+/// Ticks of the timer for one sample. A tick that is not taken costs the target some 2 us.
+fn ticks(rate: u64) -> u32 {
+    match rate {
+        0..=250 => 8,
+        251..=500 => 4,
+        501..=2000 => 2,
+        _ => 1,
+    }
+}
+
 /// Samples handled between two looks at the tidings.
 const BATCH: usize = 256;
 
@@ -47,10 +57,11 @@ struct Facts {
     stack: u32,
     want_kernel: u32,
     follow_forks: u32,
+    ticks: u32,
     leave_out: u32,
 }
 
-// SAFETY: five plain integers, no padding, any bit pattern is valid.
+// SAFETY: six plain integers, no padding, any bit pattern is valid.
 unsafe impl aya::Pod for Facts {}
 
 #[derive(Clone, Copy)]
@@ -199,7 +210,11 @@ impl EbpfSource {
         f.want_kernel = options.kernel.into();
         f.follow_forks = options.children.into();
         let (attr, clock_name, is_clock) = clock(options)?;
-        f.leave_out = if is_clock { LEAVE_OUT } else { 0 };
+        (f.ticks, f.leave_out) = if is_clock {
+            (ticks(options.rate), LEAVE_OUT)
+        } else {
+            (0, 0)
+        };
         facts.set(0, f, 0).map_err(map_error)?;
         let mut source = EbpfSource {
             _bpf: bpf,
@@ -409,9 +424,10 @@ fn clock(options: &Options) -> Result<(perf::perf_event_attr, &'static str, bool
     attr.type_ = kind;
     attr.config = config.into();
     if name == "cpu-clock" {
-        // So much faster that the rate is the one asked for when one tick in LEAVE_OUT is not taken.
-        let left = u64::from(LEAVE_OUT);
-        attr.__bindgen_anon_1.sample_period = 1_000_000_000 * (left - 1) / (left * options.rate.max(1));
+        // So much faster that the rate is the one asked for when only some of the ticks are taken.
+        let (left, ticks) = (u64::from(LEAVE_OUT), u64::from(ticks(options.rate)));
+        let period = 1_000_000_000 * (left - 1) / (left * ticks * options.rate.max(1));
+        attr.__bindgen_anon_1.sample_period = period.max(1);
     } else {
         attr.set_freq(1);
         attr.__bindgen_anon_1.sample_freq = options.rate.max(1);

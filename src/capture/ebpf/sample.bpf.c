@@ -101,13 +101,16 @@ struct kernel_facts {
 	__u32 stack;              // task_struct -> stack, 0: unknown
 	__u32 want_kernel;        // take kernel return addresses
 	__u32 follow_forks;       // take samples of processes that are not in PROCS
-	__u32 leave_out;          // one tick in so many is not taken; 0: take all
+	__u32 ticks;              // ticks of the timer for one sample; 0: no timer, take all
+	__u32 leave_out;          // of so many samples one is left out
 };
 
-// A timer of fixed period keeps step with a loop of that length and sees one point of it only. So the timer runs a little
-// faster than asked, in no round ratio, and one tick in each block of `leave_out`, at random, is not taken.
+// A timer of fixed period keeps step with a loop of that length and sees one point of it only; and where a sample
+// delays the program, the two settle into step by themselves. So the timer ticks several times for one sample, of which
+// one at random is taken, and runs a little faster than asked, in no round ratio: one sample in each `leave_out`, at
+// random, is left out again.
 struct block {
-	__u32 left, out;
+	__u32 left, out, ticks_left, tick;
 };
 
 struct {
@@ -593,10 +596,17 @@ int sample(struct bpf_perf_event_data *ctx)
 
 	if (!area || !facts)
 		return 0;
-	if (facts->leave_out) {
+	if (facts->ticks && facts->leave_out) {
 		struct block *b = bpf_map_lookup_elem(&BLOCK, &zero);
 
 		if (b) {
+			if (!b->ticks_left) {
+				b->ticks_left = facts->ticks;
+				b->tick = bpf_get_prandom_u32() % facts->ticks;
+			}
+			b->ticks_left--;
+			if (b->ticks_left != b->tick)
+				return 0;
 			if (!b->left) {
 				b->left = facts->leave_out;
 				b->out = bpf_get_prandom_u32() % facts->leave_out;
