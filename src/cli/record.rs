@@ -130,8 +130,9 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
     }
     if let Some(launched) = launched {
         drop(source);
+        sys::leave_interrupts();
         if !ended {
-            eprintln!("nativeprof: the command goes on; waiting for its end");
+            eprintln!("nativeprof: the command goes on; waiting for its end (Ctrl-C to wait no longer)");
         }
         if let Some(line) = launched.wait()? {
             eprintln!("nativeprof: {line}");

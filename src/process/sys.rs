@@ -230,6 +230,14 @@ pub fn watch_interrupts() {
     }
 }
 
+/// From now on Ctrl-C ends this process again.
+pub fn leave_interrupts() {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: the default action is always valid.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+}
+
 pub fn interrupted() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
 }
