@@ -33,11 +33,11 @@ pub struct Input<'a> {
 /// Appends the merged stack to `out`, outermost frame first.
 pub fn merge(input: &Input<'_>, out: &mut Vec<RawFrame>) -> Verdict {
     let start = out.len();
-    let by_order = input.groups.iter().any(|g| g.anchor.is_none());
-    let places = if by_order {
-        place_by_order(input)
-    } else {
+    let marked = input.groups.iter().any(|g| g.anchor.is_some());
+    let places = if marked {
         place_by_address(input)
+    } else {
+        place_by_order(input)
     };
     let last_placed = places.iter().rposition(Option::is_some);
     let mut m = Merge {
@@ -184,11 +184,7 @@ fn place_by_address(input: &Input<'_>) -> Vec<Option<usize>> {
 }
 
 /// One native call of the loop per group, counted from the outermost; with the outer part lost, from the innermost.
-/// Groups that do have marks are placed by them.
 fn place_by_order(input: &Input<'_>) -> Vec<Option<usize>> {
-    if input.groups.iter().any(|g| g.anchor.is_some()) {
-        return place_by_address(input);
-    }
     let is_eval = |(_, f): &(usize, &NativeFrame)| (input.is_eval)(f) == Some(true);
     let evals: Vec<usize> = input
         .native

@@ -2,7 +2,7 @@
 //!
 //! Knows no backend and no native frame. One [`Runtime`] per file; an [`Interpreter`] per process.
 
-use crate::layout::{Anchor, Interpreter, Layout, Tls};
+use crate::layout::{Interpreter, Layout, Tls};
 use crate::process::modules::Module;
 
 pub mod code;
@@ -40,11 +40,6 @@ impl Runtime {
             (major, minor, 255) => format!("{major}.{minor}"),
             (major, minor, micro) => format!("{major}.{minor}.{micro}"),
         }
-    }
-
-    /// Can stacks of this version be merged without knowing where the bytecode loop is?
-    pub fn merges_by_address(&self) -> bool {
-        self.layout.is_some_and(|l| l.anchor != Anchor::EvalRange)
     }
 }
 

@@ -166,11 +166,6 @@ pub fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-pub fn send_signal(pid: u32, signal: i32) -> io::Result<()> {
-    // SAFETY: two integers.
-    check(unsafe { libc::kill(pid as i32, signal) }.into()).map(drop)
-}
-
 pub fn page_size() -> usize {
     // SAFETY: no pointers.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
