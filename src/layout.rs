@@ -81,6 +81,8 @@ pub struct Layout {
     /// First code unit, inside the object.
     pub code_adaptive: u16,
     pub code_firsttraceable: u16,
+    /// Number of the code object, never given twice (`co_version`, 3.12 and later); 0: none was left.
+    pub code_version: u16,
     // PyUnicodeObject, PyBytesObject
     pub str_length: u16,
     pub str_state: u16,

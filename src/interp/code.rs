@@ -48,11 +48,14 @@ impl CodeTable {
         if let Some(known) = self.by_address.get(&(pid, avma, print)) {
             return Some(*known);
         }
-        let parent = self.parents.get(&pid).filter(|_| print != 0);
-        if let Some(known) = parent.and_then(|parent| self.by_address.get(&(*parent, avma, print))) {
-            return Some(*known);
-        }
-        let id = self.intern(read(memory, layout, avma, print)?);
+        // The child's own memory first: after the fork both may have put different objects at one address.
+        let id = match read(memory, layout, avma, print) {
+            Some(code) => self.intern(code),
+            None => {
+                let parent = self.parents.get(&pid).filter(|_| print != 0)?;
+                *self.by_address.get(&(*parent, avma, print))?
+            }
+        };
         self.by_address.insert((pid, avma, print), id);
         Some(id)
     }
@@ -77,15 +80,25 @@ impl CodeTable {
     }
 }
 
-/// Same hash as in sample.bpf.c: addresses of name and file name, first line, length and first letters of the name; of
-/// names that many share (`<module>`) also the end of the file's name.
+/// Same hash as in sample.bpf.c: addresses of name and file name, first line, and the object's number; where it has none
+/// length and first letters of the name, and of names that many share (`<module>`) the end of the file's name.
 /// `None` if it cannot be read.
-fn fingerprint(memory: &dyn Memory, layout: &Layout, name: u64, filename: u64, first_line: u32) -> Option<u32> {
+fn fingerprint(
+    memory: &dyn Memory,
+    layout: &Layout,
+    version: u32,
+    (name, filename): (u64, u64),
+    first_line: u32,
+) -> Option<u32> {
     const A: u64 = 0x9e37_79b9_7f4a_7c15;
     const B: u64 = 0xc2b2_ae3d_27d4_eb4f;
     let at = |text: u64, offset: u64| memory.u64(text.checked_add(offset)?);
     let (len, data) = (u64::from(layout.str_length), u64::from(layout.str_ascii_data));
     let mut hash = name.wrapping_mul(A) ^ filename.wrapping_mul(B);
+    if version != 0 {
+        hash = hash.wrapping_add(version.into()).wrapping_mul(A);
+        return Some((hash.wrapping_add(first_line.into()) >> 32) as u32 | 1);
+    }
     let letters = at(name, data)?;
     hash = hash.wrapping_add(at(name, len)?).wrapping_mul(A);
     hash = (hash ^ letters).wrapping_mul(B);
@@ -110,10 +123,15 @@ fn read_once(memory: &dyn Memory, layout: &Layout, avma: u64, print: u32) -> Opt
     let name = memory.u64(at(layout.code_name)?)?;
     let filename = memory.u64(at(layout.code_filename)?)?;
     let first_line = memory.u32(at(layout.code_firstlineno)?)?;
-    if print != 0 && fingerprint(memory, layout, name, filename, first_line) != Some(print) {
+    let has = |offset: u16| offset != crate::layout::NONE;
+    let version = if has(layout.code_version) {
+        memory.u32(at(layout.code_version)?)?
+    } else {
+        0
+    };
+    if print != 0 && fingerprint(memory, layout, version, (name, filename), first_line) != Some(print) {
         return None;
     }
-    let has = |offset: u16| offset != crate::layout::NONE;
     let qualname = if has(layout.code_qualname) {
         text::read_str(memory, layout, memory.u64(at(layout.code_qualname)?)?)?
     } else {

@@ -46,6 +46,7 @@ const V3_8: Layout = Layout {
     code_linetable: 120,
     code_adaptive: NONE,
     code_firsttraceable: NONE,
+    code_version: NONE,
     str_length: 16,
     str_state: 32,
     str_ascii_data: 48,
@@ -123,6 +124,7 @@ const V3_12: Layout = Layout {
     code_firstlineno: 68,
     code_adaptive: 192,
     code_firsttraceable: 176,
+    code_version: 92,
     str_ascii_data: 40,
     str_compact_data: 56,
     ..V3_11

@@ -166,6 +166,7 @@ pub fn encode(space: &Space) -> [u8; LAYOUT_SIZE] {
             l.code_firstlineno,
             l.str_length,
             l.str_ascii_data,
+            l.code_version,
         ] {
             out.extend(h.to_le_bytes());
         }

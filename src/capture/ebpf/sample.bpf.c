@@ -23,6 +23,7 @@
 #define SEEN_CELLS 65536
 #define RED_ZONE 128              // below the stack pointer; functions and their epilogues still use it
 #define NESTED 4                 // thread states of one thread beside its own
+#define SHIM 3                   // owner of an entry frame; of other frames less (pycore_frame.h, v3.12)
 #define NONE 0xffff
 
 enum { WALK_NONE, WALK_COMPLETE, WALK_FAULT, WALK_DEEP };
@@ -56,7 +57,8 @@ struct layout {
 	__u16 code_firstlineno;   // the first of the three
 	__u16 str_length;
 	__u16 str_data;           // of an ASCII string, after the length
-	__u16 pad[2];
+	__u16 code_version;       // between the first line and the name
+	__u16 pad;
 };
 
 struct frame {
@@ -221,9 +223,10 @@ struct state {
 #define CODE (WINDOW - 512)        // place of a copy of some fields of a code object
 #define LIMIT (CODE - 2 * PAGE)  // entries and pages start below this
 
-// Tells a reused address of a code object from the object seen before. Same hash in interp/code.rs. The addresses of
-// name and file name are used again as readily as that of the code, so the name's first letters are taken too. What
-// lies close together is read in one go: code objects deep in a stack are seldom in the cache.
+// Tells a reused address of a code object from the object seen before. Same hash in interp/code.rs. From 3.12 on code
+// objects are numbered (co_version, Objects/codeobject.c). Before, the addresses of name and file name are used again
+// as readily as that of the code, so the name's first letters are taken too. What lies close together is read in one
+// go: code objects deep in a stack are seldom in the cache.
 static __always_inline __u32 fingerprint(struct layout *lay, char *area, __u64 code)
 {
 	__u64 name, file, hash, off, len = lay->code_name + 8 - lay->code_firstlineno;
@@ -241,6 +244,15 @@ static __always_inline __u32 fingerprint(struct layout *lay, char *area, __u64 c
 	BOUND(off, 0x7f);
 	file = *(__u64 *)(raw + off);
 	hash = (name * 0x9e3779b97f4a7c15ULL) ^ (file * 0xc2b2ae3d27d4eb4fULL);
+	if (lay->code_version != NONE) {
+		__u32 version;
+
+		off = lay->code_version - lay->code_firstlineno;
+		BOUND(off, 0x7f);
+		version = *(__u32 *)(raw + off);
+		if (version)
+			return ((hash + version) * 0x9e3779b97f4a7c15ULL + line) >> 32 | 1;
+	}
 	off = lay->str_data - lay->str_length;
 	BOUND(off, 0x7f);
 	len = off + 16;
@@ -339,8 +351,8 @@ static long walk_frame(__u32 i, void *unused)
 		BOUND(off, 0x7f);
 		out->entry = *(__u8 *)(raw + off);
 	}
-	// 3 and above: entry frames of the interpreter, whose code is of no interest
-	if (out->owner < 3) {
+	// the code of entry frames is of no interest
+	if (out->owner < SHIM) {
 		if (code != s->last_code) {
 			s->last_print = fingerprint(lay, area, code);
 			s->last_code = code;
