@@ -23,6 +23,7 @@
 #define SEEN_CELLS 65536
 #define RED_ZONE 128              // below the stack pointer; functions and their epilogues still use it
 #define NESTED 4                 // thread states of one thread beside its own
+#define BESIDE 512               // bytes between two local variables of the bytecode loop, at most
 #define SHIM 3                   // owner of an entry frame; of other frames less (pycore_frame.h, v3.12)
 #define NONE 0xffff
 
@@ -192,6 +193,14 @@ static __always_inline char *scratch(void)
 static __always_inline __u64 user_word(__u64 at)
 {
 	__u64 v = 0;
+
+	bpf_probe_read_user(&v, sizeof(v), (void *)at);
+	return v;
+}
+
+static __always_inline __u8 user_byte(__u64 at)
+{
+	__u8 v = 0;
 
 	bpf_probe_read_user(&v, sizeof(v), (void *)at);
 	return v;
@@ -526,6 +535,19 @@ __noinline int walk_frames(__u32 which)
 			} else if (other > first && other - first < MAX_STACK && !(other & 7) && start_at(other)) {
 				whole = walk_chain(at, n);
 				tries++;
+			}
+		}
+		// 3.12 may have the outer CFrame in a vector register only, but by then the new frame, in a register, is
+		// linked to the entry frame beside the CFrame.
+		for (i = 0; i < 16; i++) {
+			if (whole || s->lay.frame_entry != NONE)
+				break;
+			other = user_word(h->regs[i] + s->lay.frame_previous);
+			if (other - first + BESIDE < 2 * BESIDE && user_byte(other + s->lay.frame_owner) == SHIM) {
+				s->cframe = s->root;
+				s->frame = h->regs[i];
+				s->second = 0;
+				whole = walk_chain(at, n);
 			}
 		}
 		if (!whole) {
