@@ -77,7 +77,7 @@ pub enum PyWalk {
 }
 
 /// Everything about one sampled thread at one instant.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
     pub pid: Pid,
     pub tid: Tid,

@@ -74,9 +74,10 @@ fn in_chain_order(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memor
                     frames: Vec::new(),
                 };
                 // A CFrame just made or about to go still shows its caller's frame: that call runs no Python.
-                let idle = sample.marks.get(i + 1).is_some_and(|outer| outer.instr == mark.instr);
-                if !idle && frames.peek().is_some_and(|f| f.frame == mark.instr) {
-                    for f in frames.by_ref() {
+                let outer = sample.marks.get(i + 1).map(|outer| outer.instr);
+                if outer != Some(mark.instr) && frames.peek().is_some_and(|f| f.frame == mark.instr) {
+                    // The frame of a call that has just begun may not be marked as its first yet.
+                    while let Some(f) = frames.next_if(|f| Some(f.frame) != outer) {
                         group.frames.extend(name(f));
                         if f.entry {
                             break;
@@ -131,4 +132,67 @@ fn py_frame(pid: Pid, f: &PyRef, layout: &Layout, codes: &mut CodeTable, memory:
     };
     let started = layout.code_firsttraceable == NONE || f.owner == GENERATOR;
     (started || offset >= codes.get(code).first_traceable).then_some(PyFrame::Code { code, instr: offset })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::interp::tables;
+
+    struct Nothing;
+
+    impl Memory for Nothing {
+        fn read(&self, _: u64, _: &mut [u8]) -> bool {
+            false
+        }
+    }
+
+    /// Frames as (address, is_entry), CFrames as (address, frame), both innermost first; groups as (anchor, frames).
+    fn check(frames: &[(u64, bool)], cframes: &[(u64, u64)], expected: &[(Option<u64>, usize)]) {
+        let (_, layout) = tables::ROWS.iter().find(|(v, _)| *v == (3, 11)).expect("a row");
+        let python = frames.iter().map(|(frame, entry)| PyRef {
+            frame: *frame,
+            entry: *entry,
+            ..PyRef::default()
+        });
+        let marks = cframes.iter().map(|(frame, instr)| PyRef {
+            frame: *frame,
+            instr: *instr,
+            ..PyRef::default()
+        });
+        let sample = Sample {
+            python: python.collect(),
+            marks: marks.collect(),
+            ..Sample::default()
+        };
+        let got: Vec<_> = groups(&sample, layout, &mut CodeTable::default(), &Nothing)
+            .iter()
+            .map(|g| (g.anchor, g.frames.len()))
+            .collect();
+        assert_eq!(got, expected, "{frames:x?} {cframes:x?}");
+    }
+
+    #[test]
+    fn groups_of_cframes() {
+        let (yes, no) = (true, false);
+        check(&[], &[], &[]);
+        check(&[(3, no), (2, yes)], &[(0x80, 3)], &[(Some(0x80), 2)]);
+        check(
+            &[(3, yes), (2, no), (1, yes)],
+            &[(0x70, 3), (0x80, 2)],
+            &[(Some(0x70), 1), (Some(0x80), 2)],
+        );
+        // just made, or about to go: it shows its caller's frame
+        check(
+            &[(2, no), (1, yes)],
+            &[(0x70, 2), (0x80, 2)],
+            &[(Some(0x70), 0), (Some(0x80), 2)],
+        );
+        // its frame is linked and not marked as the first one yet
+        check(
+            &[(3, no), (2, no), (1, yes)],
+            &[(0x70, 3), (0x80, 2)],
+            &[(Some(0x70), 1), (Some(0x80), 2)],
+        );
+    }
 }
