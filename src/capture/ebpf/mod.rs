@@ -1,7 +1,8 @@
 //! Sampling with perf events and a BPF program: the default backend.
 //!
 //! One perf event per thread makes the program run in the context of that thread, which takes the whole snapshot
-//! (sample.bpf.c). New threads inherit event and program. Another event per CPU tells of mappings, forks, execs
+//! (sample.bpf.c). New threads inherit event and program; what is known of a process is handed to its forked children
+//! in the kernel. Another event per CPU tells of mappings, forks, execs
 //! and exits. Samples and those tidings are put in order of time here.
 
 use std::collections::VecDeque;
@@ -10,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use aya::maps::{Array, HashMap as BpfHash, MapData, PerCpuArray, RingBuf};
-use aya::programs::PerfEvent;
+use aya::programs::{PerfEvent, RawTracePoint};
 use aya::{Ebpf, EbpfLoader};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -55,13 +56,14 @@ const BATCH: usize = 256;
 struct Facts {
     fsbase: u32,
     stack: u32,
+    ids: u32,
     want_kernel: u32,
     follow_forks: u32,
     ticks: u32,
     leave_out: u32,
 }
 
-// SAFETY: six plain integers, no padding, any bit pattern is valid.
+// SAFETY: seven plain integers, no padding, any bit pattern is valid.
 unsafe impl aya::Pod for Facts {}
 
 #[derive(Clone, Copy)]
@@ -205,7 +207,11 @@ impl EbpfSource {
         let procs = take("PROCS")?.try_into().map_err(map_error)?;
         let nested = take("NESTED_STATES")?.try_into().map_err(map_error)?;
         let counts = take("COUNTS")?.try_into().map_err(map_error)?;
-        calibrate(&calibrator, &mut own, &mut facts)?;
+        // On a thread of its own: where thread and process have the same number, other fields hold the like.
+        std::thread::scope(|s| {
+            let found = s.spawn(|| calibrate(&calibrator, &mut own, &mut facts)).join();
+            found.unwrap_or_else(|_| Err(Error::new(Kind::Data, "the calibrating thread failed")))
+        })?;
         let mut f = facts.get(&0, 0).map_err(map_error)?;
         f.want_kernel = options.kernel.into();
         f.follow_forks = options.children.into();
@@ -216,6 +222,16 @@ impl EbpfSource {
             (0, 0)
         };
         facts.set(0, f, 0).map_err(map_error)?;
+        if options.children {
+            let forked: &mut RawTracePoint = bpf
+                .program_mut("forked")
+                .and_then(|p| p.try_into().ok())
+                .ok_or_else(|| Error::new(Kind::Data, "the BPF object lacks the program forked"))?;
+            forked.load().map_err(|e| bpf_error(LOAD, e))?;
+            forked
+                .attach("sched_process_fork")
+                .map_err(|e| bpf_error("cannot watch forks", e))?;
+        }
         let mut source = EbpfSource {
             _bpf: bpf,
             program,
@@ -380,10 +396,6 @@ impl EbpfSource {
                         continue;
                     }
                     self.known.insert(pid);
-                    // It has its parent's memory. Told at once: a child may live for a few samples only.
-                    if let Ok(layout) = self.procs.get(&parent, 0) {
-                        let _ = self.procs.insert(pid, layout, 0); // if not now, then with the event
-                    }
                 }
                 Event::Mmap { pid, .. }
                 | Event::Exec { pid, .. }
@@ -450,7 +462,7 @@ fn has_cycles() -> bool {
     sys::perf_event_open(&mut attr, 0, -1).is_ok()
 }
 
-/// Lets the program find two fields of `task_struct`, by running it on a thread of ours whose values we know.
+/// Lets the program find fields of `task_struct`, by running it on a thread of ours whose values we know.
 fn calibrate(program: &OwnedFd, own: &mut Array<MapData, u64>, facts: &mut Array<MapData, Facts>) -> Result<()> {
     const WHAT: &str = "cannot calibrate the BPF program";
     own.set(0, sys::own_thread_pointer(), 0)

@@ -102,6 +102,7 @@ struct {
 struct kernel_facts {
 	__u32 fsbase;             // task_struct -> thread.fsbase, 0: unknown
 	__u32 stack;              // task_struct -> stack, 0: unknown
+	__u32 ids;                // task_struct -> pid and tgid, 0: unknown
 	__u32 want_kernel;        // take kernel return addresses
 	__u32 follow_forks;       // take samples of processes that are not in PROCS
 	__u32 ticks;              // ticks of the timer for one sample; 0: no timer, take all
@@ -765,9 +766,29 @@ int sample(struct bpf_perf_event_data *ctx)
 	return 0;
 }
 
-// Finds two fields of task_struct without knowing the kernel: run on a thread that knows what they hold.
+// A forked child has its parent's memory. What is known of that must be known of the child before its first sample; the
+// reader may hear of the fork later than that. Runs in the parent.
+SEC("raw_tp/sched_process_fork")
+int forked(struct bpf_raw_tracepoint_args *ctx)
+{
+	__u32 pid = bpf_get_current_pid_tgid() >> 32, zero = 0;
+	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
+	struct layout *lay = bpf_map_lookup_elem(&PROCS, &pid);
+	__u32 parent[2] = {}, child[2] = {};
+
+	if (!lay || !facts || !facts->ids)
+		return 0;
+	bpf_probe_read_kernel(parent, sizeof(parent), (void *)(ctx->args[0] + facts->ids));
+	bpf_probe_read_kernel(child, sizeof(child), (void *)(ctx->args[1] + facts->ids));
+	// A process, not a thread; and the field is what it was taken for.
+	if (parent[1] == pid && child[0] == child[1])
+		bpf_map_update_elem(&PROCS, &child[0], lay, BPF_ANY);
+	return 0;
+}
+
+// Finds fields of task_struct without knowing the kernel: run on a thread that knows what they hold.
 struct search {
-	__u64 task, fsbase, stack;
+	__u64 task, fsbase, stack, ids, last;
 	struct kernel_facts *facts;
 };
 
@@ -789,6 +810,11 @@ static long look_word(__u32 i, struct search *s)
 		s->facts->fsbase = 8 * i;
 	if (s->stack && v == s->stack && !s->facts->stack)
 		s->facts->stack = 8 * i;
+	if (!s->facts->ids && v == s->ids)
+		s->facts->ids = 8 * i;
+	if (!s->facts->ids && i && (s->last >> 32 | v << 32) == s->ids)
+		s->facts->ids = 8 * i - 4;
+	s->last = v;
 	return 0;
 }
 
@@ -803,6 +829,7 @@ int calibrate(struct bpf_perf_event_data *ctx)
 	if (!tp || !facts)
 		return 0;
 	s.fsbase = *tp;
+	s.ids = bpf_get_current_pid_tgid(); // pid below tgid, as the task has them
 	s.facts = facts;
 	if ((ctx->regs.cs & 3) != 3)
 		s.stack = ctx->regs.rsp & ~(KERNEL_STACK - 1);
