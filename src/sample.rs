@@ -39,6 +39,24 @@ impl StackBytes {
         self.holes.get(page / 64).is_some_and(|w| w >> (page % 64) & 1 == 1)
     }
 
+    /// Adds a copy that goes on where this one ends; one that does not is left out.
+    pub fn append(&mut self, more: StackBytes) {
+        if more.base != self.end() {
+            return;
+        }
+        let first = more.base / PAGE - self.base / PAGE;
+        for (i, word) in more.holes.iter().enumerate() {
+            for bit in (0..64).filter(|bit| word >> bit & 1 == 1) {
+                let page = (first + 64 * i as u64 + bit) as usize;
+                if self.holes.len() <= page / 64 {
+                    self.holes.resize(page / 64 + 1, 0);
+                }
+                self.holes[page / 64] |= 1 << (page % 64);
+            }
+        }
+        self.bytes.extend(more.bytes);
+    }
+
     /// avma just past the copy.
     pub fn end(&self) -> u64 {
         self.base.saturating_add(self.bytes.len() as u64)
@@ -268,6 +286,30 @@ pub enum RawFrame {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn copies_are_joined() {
+        let part = |base: u64, fill: u8, holes: &[u64]| StackBytes {
+            base,
+            bytes: vec![fill; PAGE as usize],
+            holes: holes.to_vec(),
+        };
+        let mut stack = part(0x1000_0800, 1, &[]);
+        stack.append(part(0x1000_1800, 2, &[0b10]));
+        stack.append(part(0x1000_2000, 3, &[])); // does not fit
+        assert_eq!(stack.bytes.len() as u64, 2 * PAGE);
+        let word = |avma| stack.word(avma).map(|w| w & 0xff);
+        for (avma, expected) in [
+            (0x1000_17f8, Some(1)),
+            (0x1000_1800, Some(2)),
+            (0x1000_1ff8, Some(2)),
+            (0x1000_2000, None),
+            (0x1000_27f8, None),
+            (0x1000_2800, None),
+        ] {
+            assert_eq!(word(avma), expected, "{avma:x}");
+        }
+    }
 
     #[test]
     fn words_are_not_read_from_holes() {

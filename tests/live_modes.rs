@@ -54,6 +54,42 @@ fn launched_commands_are_sampled_from_their_start() {
 }
 
 #[test]
+fn ten_thousand_levels_are_whole() {
+    let _live = live();
+    for python in [&pythons()[0], newest_python()] {
+        let mut program = Program::start(python.script("abyss.py"));
+        let r = attach(program.pid(), &["-r", "100", "-d", "3"]);
+        program.finish();
+        r.check_quality(&python.name);
+        let at_end = |stack: &[&Frame]| count(stack, "t_alpha") > 0;
+        assert!(
+            r.matching(at_end) * 2 > r.samples(),
+            "{}: the ends were hardly seen",
+            python.name
+        );
+        let levels = |stack: &[&Frame]| {
+            (
+                count(stack, "main") + count(stack, "in_thread"),
+                count(stack, "descend"),
+            )
+        };
+        assert_eq!(
+            r.matching(|s| at_end(s) && levels(s) != (1, 10001)),
+            0,
+            "{}",
+            python.name
+        );
+        for start in ["main", "in_thread"] {
+            assert!(
+                r.matching(|s| at_end(s) && count(s, start) > 0) > 0,
+                "{}: {start}",
+                python.name
+            );
+        }
+    }
+}
+
+#[test]
 fn children_are_sampled_only_when_asked_for() {
     let _live = live();
     for python in [&pythons()[0], newest_python()] {

@@ -26,7 +26,7 @@ use rule::{Kind, Rule, RuleId, Rules, Step};
 pub use crate::code::{CodeMap, Section, Sections};
 
 /// Native frames of one stack, at most.
-pub const MOST_FRAMES: usize = 16384;
+pub const MOST_FRAMES: usize = 1 << 16;
 /// Files known, at most.
 const MOST_MODULES: usize = 1 << 20;
 /// Signal frames may lead to another stack, also a lower one: so often.

@@ -33,8 +33,11 @@ pub fn attach(pid: u32, words: &[&str]) -> Recording {
 pub fn attach_while(pid: u32, words: &[&str], act: impl FnOnce()) -> Recording {
     let scratch = Scratch::new();
     let file = scratch.path("profile.json");
-    let mut command = nativeprof(&["attach", &pid.to_string(), "-r", "1000", "-o"]);
+    let mut command = nativeprof(&["attach", &pid.to_string(), "-o"]);
     command.arg(&file).args(words);
+    if !words.contains(&"-r") {
+        command.args(["-r", "1000"]);
+    }
     if !words.contains(&"-d") {
         command.args(["-d", "2"]);
     }

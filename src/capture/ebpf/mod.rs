@@ -121,6 +121,8 @@ pub struct EbpfSource {
     attached: FxHashMap<Tid, Attached>,
     delivered: u64,
     on_exec: bool,
+    joiner: record::Joiner,
+    stopped: bool,
 }
 
 fn not_permitted(what: &str, why: impl std::fmt::Display) -> Error {
@@ -251,6 +253,8 @@ impl EbpfSource {
             attached: FxHashMap::default(),
             delivered: 0,
             on_exec: false,
+            joiner: record::Joiner::default(),
+            stopped: false,
         };
         source.open_tidings()?;
         Ok(source)
@@ -595,11 +599,14 @@ impl Source for EbpfSource {
         let mut samples = Vec::new();
         while samples.len() < BATCH {
             let Some(item) = self.ring.next() else { break };
-            samples.extend(record::decode(&item));
+            self.joiner.take(&item, &mut samples);
+        }
+        if self.stopped && samples.len() < BATCH {
+            self.joiner.finish(&mut samples);
         }
         // Every tiding older than these samples is in its ring by now.
         self.read_tidings();
-        let more = samples.len() == BATCH;
+        let more = samples.len() >= BATCH;
         self.delivered += samples.len() as u64;
         for s in samples {
             while self.pending.front().is_some_and(|t| t.time <= s.time) {
@@ -614,6 +621,7 @@ impl Source for EbpfSource {
     }
 
     fn stop(&mut self) {
+        self.stopped = true;
         for a in self.attached.values() {
             let _ = sys::perf_disable(a.event.as_fd()); // a thread that has ended needs no stopping
         }

@@ -1,11 +1,15 @@
 //! Decodes what sample.bpf.c writes. The kernel is trusted, its bytes are bounded all the same.
 
+use rustc_hash::FxHashMap;
+
 use crate::arch::{PT_REGS_WORDS, Regs};
 use crate::layout::{NONE, Space, Tls};
-use crate::sample::{PyRef, PyWalk, Sample, StackBytes};
+use crate::sample::{PyRef, PyWalk, Sample, StackBytes, Tid};
 
 const HEAD: usize = 512;
 const REGS_OK: u32 = 1;
+const MORE: u32 = 4;
+const REST: u32 = 8;
 
 fn u32_at(b: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(b.get(at..at + 4)?.try_into().ok()?))
@@ -38,6 +42,45 @@ const HOLE_WORDS: usize = 5;
 
 const FRAME_SIZE: usize = 32;
 const MARK_SIZE: usize = 16;
+
+/// Puts the records of one thread's samples together.
+#[derive(Default)]
+pub struct Joiner {
+    /// Samples whose stacks are not whole yet.
+    open: FxHashMap<Tid, Sample>,
+}
+
+impl Joiner {
+    /// Takes a ring buffer entry in; appends the samples that are whole by it. A record that is not whole is left out.
+    pub fn take(&mut self, b: &[u8], out: &mut Vec<Sample>) {
+        let (Some(flags), Some(s)) = (u32_at(b, FLAGS), decode(b)) else {
+            return;
+        };
+        let mut whole = s;
+        if flags & REST != 0 {
+            let Some(mut sample) = self.open.remove(&whole.tid) else {
+                return;
+            };
+            if sample.time == whole.time {
+                sample.stack.append(whole.stack);
+            }
+            whole = sample;
+        } else {
+            // A rest that was lost: what came before is a sample all the same.
+            out.extend(self.open.remove(&whole.tid));
+        }
+        if flags & MORE != 0 {
+            self.open.insert(whole.tid, whole);
+        } else {
+            out.push(whole);
+        }
+    }
+
+    /// Appends the samples whose rests were lost; for the end.
+    pub fn finish(&mut self, out: &mut Vec<Sample>) {
+        out.extend(self.open.drain().map(|(_, s)| s));
+    }
+}
 
 /// A sample from one ring buffer entry; `None` if the entry is not whole.
 pub fn decode(b: &[u8]) -> Option<Sample> {

@@ -2,7 +2,7 @@
 //
 // One snapshot of the running thread per perf event: user registers, the interpreter's frame chain, the user
 // stack, kernel return addresses. Runs at the sample instant, in the context of the sampled thread, and only
-// reads. Its work is bounded: MAX_STACK bytes of stack, MAX_FAULTS unreadable pages, MAX_FRAMES frames.
+// reads. Its work is bounded: MAX_STACKS * MAX_STACK bytes of stack, MAX_FAULTS unreadable pages, MAX_FRAMES frames.
 //
 // `struct layout` and `struct head` are mirrored in layout.rs and record.rs.
 
@@ -12,11 +12,13 @@
 
 #define PAGE 4096ULL
 #define KERNEL_STACK 16384ULL     // THREAD_SIZE on x86-64 (arch/x86/include/asm/page_64_types.h)
-#define MAX_STACK (1ULL << 20)
+#define MAX_STACK (1ULL << 20)    // bytes of stack in one record
+#define MAX_STACKS 8              // records of one stack
+#define DEEP_FRAMES 1000          // so many frames need more stack than one record holds
 #define MAX_PAGES 257             // MAX_STACK and the page of the stack pointer
 #define MAX_FAULTS 64             // a failed probe costs about 0.7 us
-#define MAX_FRAMES 4096
-#define MAX_MARKS 4096
+#define MAX_FRAMES 16384
+#define MAX_MARKS 16384
 #define MAX_KERNEL 127
 #define HEAD 512
 #define AREA (1ULL << 21)         // bytes of scratch per CPU; a power of two, so that a mask bounds an offset
@@ -29,7 +31,7 @@
 
 enum { WALK_NONE, WALK_COMPLETE, WALK_FAULT, WALK_DEEP };
 enum { TLS_NONE, TLS_GLIBC, TLS_MUSL };
-enum { REGS_OK = 1, IN_KERNEL = 2 };
+enum { REGS_OK = 1, IN_KERNEL = 2, MORE = 4, REST = 8 };
 enum { COUNT_SAMPLES, COUNT_LOST, COUNT_STRANGERS, COUNTERS };
 
 // Where one process keeps things. Offsets in bytes; NONE where this interpreter has no such field.
@@ -73,7 +75,8 @@ struct mark {
 	__u64 mark, frame;
 };
 
-// Followed by kernel addresses, frames, marks and the stack, each only as long as needed.
+// Followed by kernel addresses, frames, marks and the stack, each only as long as needed. The flag MORE: a record with
+// the next part of the stack and nothing else follows; it has the flag REST and the same thread and time.
 struct head {
 	__u32 size, pid, tid, flags;
 	__u64 time;
@@ -217,7 +220,7 @@ struct state {
 	__u64 frame, last_code;
 	__u64 mark, root;
 	__u64 second;             // innermost frame of the next outer CFrame
-	__u64 from, end, base_page;
+	__u64 from, end, last_end, base_page;
 	__u32 last_print, faults, n, done, met_second, fresh;
 	__u64 cframe;             // the CFrame that the walk began at
 	__u64 cframes[1 + NESTED]; // ... for each thread state
@@ -585,6 +588,57 @@ __noinline int walk_marks(__u32 which)
 	return 0;
 }
 
+// Copies the next MAX_STACK bytes of the stack.
+static __always_inline void copy_stack(struct head *h, struct state *s)
+{
+	__u64 base = s->from;
+
+	h->stack_base = base;
+	s->base_page = base >> 12;
+	s->end = s->last_end - base > MAX_STACK ? base + MAX_STACK : s->last_end;
+	__builtin_memset(h->holes, 0, sizeof(h->holes));
+	bpf_loop(MAX_PAGES, copy_page, 0, 0);
+	h->stack_len = s->from - base;
+	if (s->from < s->last_end && s->faults <= MAX_FAULTS)
+		h->flags |= MORE;
+}
+
+static __always_inline void write(struct head *h, struct state *s)
+{
+	__u64 size = s->at;
+	int wake;
+
+	BOUND(size, 0x1fffff);
+	h->size = size;
+	// The reader looks by itself a hundred times a second. Wake it when the ring fills, and when it must copy a code
+	// object that may not live that long.
+	wake = s->fresh ||
+	       bpf_ringbuf_query(&SAMPLES, BPF_RB_AVAIL_DATA) > bpf_ringbuf_query(&SAMPLES, BPF_RB_RING_SIZE) / 4;
+	if (bpf_ringbuf_output(&SAMPLES, h, size, wake ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP)) {
+		// The rest alone would be of no use; without its rest a stack is cut, and says so.
+		if (!(h->flags & REST))
+			count(COUNT_LOST);
+		h->flags &= ~MORE;
+	}
+}
+
+static long write_rest(__u32 i, void *unused)
+{
+	char *area = scratch();
+	struct head *h = (void *)area;
+	struct state *s;
+
+	if (!area)
+		return 1;
+	s = (void *)(area + STATE);
+	h->flags = REST;
+	h->kernel = h->frames = h->marks = 0;
+	h->frames_at = h->stack_at = s->at = HEAD;
+	copy_stack(h, s);
+	write(h, s);
+	return !(h->flags & MORE);
+}
+
 static __always_inline __u64 thread_state(struct layout *lay, __u64 tp)
 {
 	__s32 key = -1;
@@ -745,24 +799,20 @@ int sample(struct bpf_perf_event_data *ctx)
 			end = tp;
 		else
 			end = sp + 65536;
-		if (end - sp > MAX_STACK)
-			end = sp + MAX_STACK;
+		// Only where that is sure, or the depth of Python says so, more than one record's worth.
+		size = MAX_STACK;
+		if ((lay && lay->stack_end + 8 == end) || h->frames > DEEP_FRAMES)
+			size *= MAX_STACKS;
+		if (end - sp > size)
+			end = sp + size;
 		s->from = sp;
-		s->end = end;
-		s->base_page = sp >> 12;
+		s->last_end = end;
 		s->faults = 0;
-		bpf_loop(MAX_PAGES, copy_page, 0, 0);
-		h->stack_len = s->from - sp;
+		copy_stack(h, s);
 	}
-
-	size = s->at;
-	BOUND(size, 0x1fffff);
-	h->size = size;
-	// The reader looks by itself a hundred times a second. Wake it when the ring fills, and when it must copy a code
-	// object that may not live that long.
-	n = s->fresh || bpf_ringbuf_query(&SAMPLES, BPF_RB_AVAIL_DATA) > bpf_ringbuf_query(&SAMPLES, BPF_RB_RING_SIZE) / 4;
-	if (bpf_ringbuf_output(&SAMPLES, area, size, n ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP))
-		count(COUNT_LOST);
+	write(h, s);
+	if (h->flags & MORE)
+		bpf_loop(MAX_STACKS - 1, write_rest, 0, 0);
 	return 0;
 }
 
