@@ -56,10 +56,30 @@ pub struct Counts {
     pub lost: u64,
 }
 
-/// A backend.
+/// A backend. `learn` may come before and after `attach`.
 pub trait Source {
+    /// Short name of the backend, as on the command line: `ebpf`.
+    fn backend(&self) -> &'static str;
+
+    /// Name of the event that makes samples due, e.g. `cpu-clock`.
+    fn event(&self) -> &str;
+
     /// Name for messages, e.g. `ebpf, cpu-clock`.
-    fn name(&self) -> String;
+    fn name(&self) -> String {
+        format!("{}, {}", self.backend(), self.event())
+    }
+
+    /// Samples a process once started: all its threads, and those they will make.
+    ///
+    /// # Errors
+    /// `NoSuchProcess`, `NotPermitted`.
+    fn attach(&mut self, pid: Pid) -> Result<()>;
+
+    /// Samples a process that is about to `exec`, from that moment on.
+    ///
+    /// # Errors
+    /// As [`Source::attach`].
+    fn attach_at_exec(&mut self, pid: Pid) -> Result<()>;
 
     /// Tells where a process keeps its stack end and its interpreter; again when it changes.
     fn learn(&mut self, pid: Pid, space: &Space) -> Result<()>;

@@ -51,9 +51,7 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
         kernel: options.kernel,
         children: options.subprocesses,
     };
-    let mut source = match options.backend {
-        Backend::Auto | Backend::Ebpf => EbpfSource::new(&capture)?,
-    };
+    let mut source = open_source(options.backend, &capture)?;
     let grouping = Grouping {
         processes: options.subprocesses,
         threads: options.threads,
@@ -81,7 +79,7 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
             launched.release()?;
         }
         None => {
-            session.open(pid, &mut |pid, space| tell(&mut source, pid, space))?;
+            session.open(pid, &mut |pid, space| tell(&mut *source, pid, space))?;
             source.attach(pid)?;
         }
     }
@@ -95,7 +93,7 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
     while !ended && !sys::interrupted() && end.is_none_or(|end| start.elapsed() < end) {
         let wait = end.map_or(TURN, |end| end.saturating_sub(start.elapsed()).min(TURN));
         ended = watch.as_ref().is_some_and(sys::is_readable);
-        take(&mut source, &mut session, recorder.as_deref(), wait)?;
+        take(&mut *source, &mut session, recorder.as_deref(), wait)?;
         if !progress.is_hidden() {
             progress.set_message(progress_text(&session, start.elapsed()));
             progress.tick();
@@ -103,7 +101,7 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
     }
     source.stop();
     let duration = start.elapsed();
-    take(&mut source, &mut session, recorder.as_deref(), Duration::ZERO)?;
+    take(&mut *source, &mut session, recorder.as_deref(), Duration::ZERO)?;
     progress.finish_and_clear();
 
     let counts = source.counts();
@@ -111,7 +109,7 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
         version: env!("CARGO_PKG_VERSION").into(),
         rate: options.rate,
         event: source.event().into(),
-        backend: "ebpf".into(),
+        backend: source.backend().into(),
         start: began_wall
             .duration_since(SystemTime::UNIX_EPOCH)
             .map_or(0.0, |d| d.as_secs_f64()),
@@ -139,6 +137,12 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn open_source(backend: Backend, options: &capture::Options) -> Result<Box<dyn Source>> {
+    match backend {
+        Backend::Auto | Backend::Ebpf => Ok(Box::new(EbpfSource::new(options)?)),
+    }
 }
 
 /// Writes what the recorder kept.
@@ -171,7 +175,7 @@ fn save_tape(recorder: &Recorder, path: &Path, meta: &Meta, began: u64, attached
     Ok(())
 }
 
-fn tell(source: &mut EbpfSource, pid: Pid, space: Option<&crate::layout::Space>) -> Result<()> {
+fn tell(source: &mut dyn Source, pid: Pid, space: Option<&crate::layout::Space>) -> Result<()> {
     match space {
         Some(space) => source.learn(pid, space),
         None => {
@@ -182,7 +186,7 @@ fn tell(source: &mut EbpfSource, pid: Pid, space: Option<&crate::layout::Space>)
 }
 
 /// Moves what is waiting from the source to the session.
-fn take(source: &mut EbpfSource, session: &mut Session, recorder: Option<&Recorder>, wait: Duration) -> Result<()> {
+fn take(source: &mut dyn Source, session: &mut Session, recorder: Option<&Recorder>, wait: Duration) -> Result<()> {
     let mut events = Vec::new();
     let mut wait = wait;
     loop {

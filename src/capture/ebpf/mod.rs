@@ -296,41 +296,6 @@ impl EbpfSource {
         Ok(())
     }
 
-    /// Name of the event that makes samples due.
-    pub fn event(&self) -> &'static str {
-        self.clock_name
-    }
-
-    /// Samples a process from now on: all its threads, and those they will make.
-    ///
-    /// # Errors
-    /// `NoSuchProcess`, `NotPermitted`.
-    pub fn attach(&mut self, pid: Pid) -> Result<()> {
-        self.known.insert(pid);
-        // Threads may be made while we look. One made by a thread that is attached has its event from birth.
-        for _ in 0..1000 {
-            self.read_tidings();
-            let mut new = false;
-            for tid in process::threads(pid) {
-                if self.attached.contains_key(&tid) || self.inherits(tid) {
-                    continue;
-                }
-                new |= self.attach_thread(tid, false)?;
-            }
-            if !new {
-                return Ok(());
-            }
-        }
-        Ok(())
-    }
-
-    /// Samples a process that is about to `exec`, from that moment on.
-    pub fn attach_at_exec(&mut self, pid: Pid) -> Result<()> {
-        self.known.insert(pid);
-        self.on_exec = true;
-        self.attach_thread(pid, true).map(drop)
-    }
-
     fn inherits(&self, tid: Tid) -> bool {
         self.pending.iter().any(|t| {
             let made = matches!(t.event, Event::Thread { tid: made, .. } if made == tid);
@@ -551,8 +516,37 @@ fn decode_tiding(kind: u32, misc: u16, b: &[u8]) -> Option<std::result::Result<T
 }
 
 impl Source for EbpfSource {
-    fn name(&self) -> String {
-        format!("ebpf, {}", self.clock_name)
+    fn backend(&self) -> &'static str {
+        "ebpf"
+    }
+
+    fn event(&self) -> &str {
+        self.clock_name
+    }
+
+    fn attach(&mut self, pid: Pid) -> Result<()> {
+        self.known.insert(pid);
+        // Threads may be made while we look. One made by a thread that is attached has its event from birth.
+        for _ in 0..1000 {
+            self.read_tidings();
+            let mut new = false;
+            for tid in process::threads(pid) {
+                if self.attached.contains_key(&tid) || self.inherits(tid) {
+                    continue;
+                }
+                new |= self.attach_thread(tid, false)?;
+            }
+            if !new {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn attach_at_exec(&mut self, pid: Pid) -> Result<()> {
+        self.known.insert(pid);
+        self.on_exec = true;
+        self.attach_thread(pid, true).map(drop)
     }
 
     fn learn(&mut self, pid: Pid, space: &Space) -> Result<()> {

@@ -106,8 +106,20 @@ impl TapeSource {
 }
 
 impl Source for TapeSource {
-    fn name(&self) -> String {
-        "tape".into()
+    fn backend(&self) -> &'static str {
+        "tape"
+    }
+
+    fn event(&self) -> &str {
+        &self.tape.head.clock
+    }
+
+    fn attach(&mut self, _: Pid) -> Result<()> {
+        Ok(())
+    }
+
+    fn attach_at_exec(&mut self, _: Pid) -> Result<()> {
+        Ok(())
     }
 
     fn learn(&mut self, _: Pid, _: &Space) -> Result<()> {
