@@ -9,11 +9,13 @@ use crate::error::Result;
 use crate::sample::{ModuleId, Pid, Tid};
 
 pub mod content;
+pub mod credentials;
 pub mod host;
 pub mod launch;
 pub mod maps;
 pub mod memory;
 pub mod modules;
+pub mod rights;
 pub mod sys;
 
 use host::Host;
