@@ -205,7 +205,10 @@ fn without_rights() {
     let _live = live();
     let program = Program::start(programs::native(&[]));
     let pid = program.pid().to_string();
-    for args in [["attach", &pid], ["record", "sleep"]] {
+    for (args, words) in [
+        (["attach", &pid], ["belongs to another user (uid 0)", "CAP_SYS_PTRACE"]),
+        (["record", "sleep"], ["CAP_BPF and CAP_PERFMON", "no_new_privs"]),
+    ] {
         let done = Command::new("setpriv")
             .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"])
             .arg(&copy)
@@ -217,7 +220,7 @@ fn without_rights() {
             .args(if args[0] == "record" { &["1"][..] } else { &[] })
             .output()
             .expect("setpriv is needed to try without rights: install util-linux");
-        refused(&done, 1, &["not permitted", "sudo", "CAP_BPF", "CAP_PERFMON"]);
+        refused(&done, 1, &["not permitted", "sudo", words[0], words[1]]);
     }
     assert_eq!(scratch.names(), ["nativeprof"], "left behind");
 }

@@ -15,7 +15,7 @@ use crate::capture::{self, Source, ebpf::EbpfSource};
 use crate::error::{Error, Kind, Result};
 use crate::process::host::{Host, Live};
 use crate::process::launch::Launched;
-use crate::process::{self, sys};
+use crate::process::{self, rights, sys};
 use crate::replay;
 use crate::sample::Pid;
 use crate::session::{self, Grouping, Session};
@@ -271,12 +271,15 @@ fn check_target(pid: Pid) -> Result<()> {
             .why("only its exit status is left (a zombie)")
             .hint("choose a running process"));
     }
-    match process::elf_class(pid) {
-        Some(1) => Err(
+    if process::elf_class(pid) == Some(1) {
+        return Err(
             Error::new(Kind::Unsupported, format!("process {pid} is a 32-bit program"))
                 .why("only 64-bit programs can be unwound")
                 .hint("choose a 64-bit process"),
-        ),
-        _ => Ok(()),
+        );
+    }
+    match rights::memory(pid) {
+        Some(lack) => Err(lack.error(format!("sampling process {pid} is not permitted"))),
+        None => Ok(()),
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::content::Content;
 use super::memory::Memory;
-use super::sys;
+use super::{rights, sys};
 use crate::error::{Error, Kind, Result};
 use crate::sample::{Pid, Tid};
 
@@ -68,8 +68,13 @@ impl Host for Live {
             std::io::ErrorKind::NotFound => {
                 Error::new(Kind::NoSuchProcess, format!("no process {pid}")).why("it does not exist (any more)")
             }
-            _ => Error::io(format!("cannot read the memory map of process {pid}"), e)
-                .hint("run it with sudo: the process belongs to somebody else or is protected"),
+            _ => {
+                let what = format!("cannot read the memory map of process {pid}");
+                match rights::memory(pid) {
+                    Some(lack) => lack.error(what),
+                    None => Error::io(what, e).hint("sudo dmesg | tail   tells whether a security module forbids it"),
+                }
+            }
         })
     }
 

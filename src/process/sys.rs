@@ -147,17 +147,6 @@ pub fn effective_uid() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-/// Effective capabilities of this process as a bit set (`CapEff` of /proc/self/status).
-pub fn effective_capabilities() -> u64 {
-    std::fs::read_to_string("/proc/self/status")
-        .ok()
-        .and_then(|s| {
-            let line = s.lines().find_map(|l| l.strip_prefix("CapEff:"))?;
-            u64::from_str_radix(line.trim(), 16).ok()
-        })
-        .unwrap_or(0)
-}
-
 /// A descriptor that becomes readable when the process has ended.
 pub fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
     // SAFETY: two integers; the result is checked.

@@ -6,9 +6,9 @@
 //! and exits. Samples and those tidings are put in order of time here.
 
 use std::collections::VecDeque;
-use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use aya::maps::{Array, HashMap as BpfHash, MapData, PerCpuArray, RingBuf};
 use aya::programs::{PerfEvent, RawTracePoint};
@@ -20,6 +20,7 @@ use super::{Clock, Counts, Options, Source};
 use crate::error::{Error, Kind, Result};
 use crate::layout::Space;
 use crate::process;
+use crate::process::rights;
 use crate::process::sys::{self, perf};
 use crate::sample::{Event, Pid, Tid};
 
@@ -125,46 +126,29 @@ pub struct EbpfSource {
     stopped: bool,
 }
 
-fn not_permitted(what: &str, why: impl std::fmt::Display) -> Error {
-    let mut e = Error::new(Kind::NotPermitted, what.to_string()).why(format!("{why}{}", missing_rights()));
-    e.hint = "run it with sudo, or give the binary CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE: \
-              sudo setcap cap_bpf,cap_perfmon,cap_sys_ptrace,cap_sys_resource+ep $(command -v nativeprof)"
-        .to_string();
-    e
+/// The kernel said no: the cause, as far as it can be told, and the remedy.
+fn not_permitted(what: &str, e: &io::Error) -> Error {
+    rights::refused(&rights::Facts::read(), e).error(what)
 }
 
-/// Names the capabilities that are missing, in words for an error message.
-fn missing_rights() -> String {
-    let have = sys::effective_capabilities();
-    // include/uapi/linux/capability.h
-    let wanted = [(19, "CAP_SYS_PTRACE"), (38, "CAP_PERFMON"), (39, "CAP_BPF")];
-    let all = have & 1 << 21 != 0; // CAP_SYS_ADMIN stands for the newer two
-    let lacks: Vec<_> = wanted
-        .iter()
-        .filter(|(bit, _)| have & 1 << bit == 0 && !(all && *bit > 19))
-        .map(|(_, name)| *name)
-        .collect();
-    if lacks.is_empty() {
-        String::new()
-    } else {
-        format!(" (missing: {})", lacks.join(", "))
-    }
-}
-
-fn bpf_error(what: &str, e: impl std::error::Error) -> Error {
+fn bpf_error(what: &str, e: impl std::error::Error + 'static) -> Error {
     let mut text = e.to_string();
-    let mut source = e.source();
+    let mut refusal = None;
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(&e);
     while let Some(s) = source {
-        text = format!("{text}: {s}");
+        if let Some(io) = s.downcast_ref::<io::Error>() {
+            refusal = Some(io).filter(|io| io.kind() == io::ErrorKind::PermissionDenied);
+        }
         source = s.source();
+        text = source.map_or(text.clone(), |s| format!("{text}: {s}"));
     }
-    if sys::effective_uid() != 0 && !missing_rights().is_empty() {
-        return not_permitted(what, text.lines().next().unwrap_or(""));
+    if let Some(e) = refusal {
+        return not_permitted(what, e);
     }
     let last: Vec<&str> = text.lines().rev().take(3).collect();
     Error::new(Kind::Unsupported, what.to_string())
         .why(last.into_iter().rev().collect::<Vec<_>>().join(" | "))
-        .hint("Linux 5.17 or newer is needed for this backend")
+        .hint("nativeprof doctor   tells what this machine can do")
 }
 
 impl EbpfSource {
@@ -174,11 +158,8 @@ impl EbpfSource {
     /// Missing rights (named), or a kernel that cannot run the program.
     pub fn new(options: &Options) -> Result<EbpfSource> {
         const LOAD: &str = "cannot load the BPF program";
-        if !missing_rights().is_empty() {
-            return Err(not_permitted(
-                "sampling with eBPF is not permitted",
-                "this user lacks rights",
-            ));
+        if let Some(lack) = rights::ebpf(&rights::Facts::read()).into_iter().next() {
+            return Err(lack.error("sampling with eBPF is not permitted"));
         }
         let mut bpf = EbpfLoader::new()
             .map_max_entries("SCRATCH", sys::cpu_count() as u32)
@@ -285,12 +266,14 @@ impl EbpfSource {
                 Ok(event) => event,
                 Err(e) if e.raw_os_error() == Some(libc::ENODEV) => continue, // CPU is off
                 Err(e) if e.raw_os_error() == Some(libc::EACCES) => {
-                    return Err(not_permitted("cannot watch mappings and forks", e));
+                    return Err(not_permitted("cannot watch mappings and forks", &e));
                 }
                 Err(e) => return Err(Error::io("cannot watch mappings and forks", e)),
             };
-            let ring = Ring::new(event, TIDINGS_PAGES)
-                .map_err(|e| Error::io("cannot map the ring of mappings and forks", e))?;
+            let ring = Ring::new(event, TIDINGS_PAGES).map_err(|e| match e.kind() {
+                io::ErrorKind::PermissionDenied => not_permitted("cannot map the ring of mappings and forks", &e),
+                _ => Error::io("cannot map the ring of mappings and forks", e),
+            })?;
             self.tidings.push(ring);
         }
         Ok(())
@@ -316,7 +299,7 @@ impl EbpfSource {
             Ok(event) => event,
             Err(e) if e.raw_os_error() == Some(libc::ESRCH) => return Ok(false), // it has ended
             Err(e) if e.raw_os_error() == Some(libc::EACCES) || e.raw_os_error() == Some(libc::EPERM) => {
-                return Err(not_permitted(&format!("cannot sample thread {tid}"), e));
+                return Err(not_permitted(&format!("cannot sample thread {tid}"), &e));
             }
             Err(e) if e.raw_os_error() == Some(libc::EMFILE) => {
                 return Err(Error::io(format!("cannot sample thread {tid}"), e)
@@ -443,7 +426,10 @@ fn calibrate(program: &OwnedFd, own: &mut Array<MapData, u64>, facts: &mut Array
     };
     attr.__bindgen_anon_1.sample_period = 50_000;
     attr.set_disabled(1);
-    let event = sys::perf_event_open(&mut attr, sys::own_tid(), -1).map_err(|e| Error::io(WHAT, e))?;
+    let event = sys::perf_event_open(&mut attr, sys::own_tid(), -1).map_err(|e| match e.kind() {
+        io::ErrorKind::PermissionDenied => not_permitted(WHAT, &e),
+        _ => Error::io(WHAT, e),
+    })?;
     sys::perf_set_bpf(event.as_fd(), program.as_fd()).map_err(|e| Error::io(WHAT, e))?;
     sys::perf_enable(event.as_fd()).map_err(|e| Error::io(WHAT, e))?;
     let start = Instant::now();
