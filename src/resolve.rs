@@ -1,6 +1,8 @@
 //! Raw tree to [`Profile`]: names each distinct frame once, in one pass, when sampling is over.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
 
 use rustc_hash::FxHashMap;
 use symbolize::{Kernel, Symbol};
@@ -9,6 +11,7 @@ use crate::interp::code::CodeTable;
 use crate::process::content::Content;
 use crate::process::host::Host;
 use crate::process::modules::Modules;
+use crate::process::root::Root;
 use crate::sample::{ModuleId, Pid, RawFrame, Tid};
 use crate::tree::profile::{Frame, FrameId, FrameKind, Meta, ModuleMeta, Node, NodeId, Profile, Tick};
 use crate::tree::raw::{RawTick, RawTree};
@@ -16,6 +19,8 @@ use crate::tree::raw::{RawTick, RawTree};
 const LOW_LEVEL: &str = "<low-level>";
 /// Source files that are opened.
 const MAX_SOURCES: usize = 2000;
+/// Bytes of one that are read.
+const MAX_SOURCE: u64 = 8 << 20;
 
 /// A frame and the line in it.
 type Named = (FrameId, u32);
@@ -52,9 +57,43 @@ fn frame(kind: FrameKind, name: impl Into<String>) -> Frame {
     }
 }
 
+/// What naming reads besides the modules, opened while there are rights to (modules are open since they were mapped).
+#[derive(Default)]
+pub struct Opened {
+    /// Where the first process finds its files; held since that process was first seen.
+    pub root: Option<Root>,
+    /// Python source files of that process by their paths; `None`: it could not be opened.
+    pub sources: BTreeMap<String, Option<File>>,
+    /// Text of `/proc/kallsyms`, if there are kernel frames.
+    pub kernel: Option<String>,
+}
+
+impl Opened {
+    /// Opens what this tree's frames speak of. Nothing is read but the kernel's own table.
+    pub fn open(&mut self, host: &dyn Host, codes: &CodeTable, tree: &RawTree) {
+        let mut kernel = false;
+        for (_, raw, _) in tree.nodes() {
+            match raw {
+                Some(RawFrame::Kernel(_)) => kernel = true,
+                Some(RawFrame::Python { code, .. }) if self.sources.len() < MAX_SOURCES => {
+                    let path = &codes.get(*code).filename;
+                    if path.starts_with('/') && !self.sources.contains_key(path) {
+                        let file = self.root.as_ref().and_then(|root| root.open(path));
+                        self.sources.insert(path.clone(), file);
+                    }
+                }
+                _ => {}
+            }
+        }
+        if kernel && self.kernel.is_none() {
+            self.kernel = host.kernel_symbols();
+        }
+    }
+}
+
 /// What is to be named, lent by the session that gathered it.
 pub struct Gathered<'a> {
-    pub host: &'a dyn Host,
+    pub opened: &'a Opened,
     pub modules: &'a Modules,
     pub codes: &'a CodeTable,
     pub tree: &'a RawTree,
@@ -125,7 +164,7 @@ pub fn resolve(mut gathered: Gathered<'_>, start: u64, mut meta: Meta) -> Profil
         nodes,
         timeline,
     };
-    add_source_lines(&mut profile, gathered.host);
+    add_source_lines(&mut profile, gathered.opened);
     profile
 }
 
@@ -184,7 +223,7 @@ fn name_all(
                 };
                 (f, line)
             }
-            RawFrame::Kernel(address) => (kernel_frame(&mut kernel, gathered.host, address), 0),
+            RawFrame::Kernel(address) => (kernel_frame(&mut kernel, gathered.opened, address), 0),
             RawFrame::Anonymous { avma, .. } => (
                 Frame {
                     address: avma,
@@ -311,8 +350,8 @@ fn thread_name(gathered: &Gathered<'_>, tid: u32) -> String {
     }
 }
 
-fn kernel_frame(kernel: &mut Option<Option<Kernel>>, host: &dyn Host, address: u64) -> Frame {
-    let table = kernel.get_or_insert_with(|| Kernel::parse(&host.kernel_symbols()?).ok());
+fn kernel_frame(kernel: &mut Option<Option<Kernel>>, opened: &Opened, address: u64) -> Frame {
+    let table = kernel.get_or_insert_with(|| Kernel::parse(opened.kernel.as_ref()?).ok());
     match table.as_ref().and_then(|k| k.lookup(address)) {
         Some(s) => {
             let module = s.module.map_or("[kernel]".to_string(), |m| format!("[{m}]"));
@@ -331,7 +370,7 @@ fn kernel_frame(kernel: &mut Option<Option<Kernel>>, host: &dyn Host, address: u
 }
 
 /// The text of the first line seen at each Python place, as Dask's tree has it.
-fn add_source_lines(profile: &mut Profile, host: &dyn Host) {
+fn add_source_lines(profile: &mut Profile, opened: &Opened) {
     let mut files: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for (i, n) in profile.nodes.iter().enumerate() {
         let f = &profile.frames[n.frame as usize];
@@ -340,10 +379,14 @@ fn add_source_lines(profile: &mut Profile, host: &dyn Host) {
         }
     }
     let mut texts = Vec::new();
-    for (path, wanted) in files.into_iter().take(MAX_SOURCES) {
-        let Some(text) = host.source(profile.meta.pid, path) else {
+    for (path, wanted) in files {
+        let mut text = Vec::new();
+        let Some(Some(file)) = opened.sources.get(path) else {
             continue;
         };
+        if file.take(MAX_SOURCE).read_to_end(&mut text).is_err() {
+            continue;
+        }
         let lines: Vec<_> = text.split(|c| *c == b'\n').collect();
         for i in wanted {
             let line = profile.nodes[i].first_seen_line as usize - 1;

@@ -15,7 +15,7 @@ use crate::process::Process;
 use crate::process::host::{Host, MemoryOf};
 use crate::process::memory::Memory;
 use crate::process::modules::{ModuleSections, Modules};
-use crate::resolve::{self, Gathered};
+use crate::resolve::{self, Gathered, Opened};
 use crate::sample::{Cut, Event, How, ModuleId, NativeFrame, Pid, PyWalk, RawFrame, Sample, Tid};
 use crate::tree::profile::{Meta, Profile};
 use crate::tree::raw::{Path, RawTick, RawTree};
@@ -105,6 +105,7 @@ pub struct Session {
     last: FxHashMap<Tid, (Memo, Path)>,
     /// When there: the places that the unwinder asked for, and whether the stack needed more than tables.
     pub touched: Option<Touched>,
+    opened: Opened,
     native: Vec<NativeFrame>,
     stack: Vec<RawFrame>,
 }
@@ -149,6 +150,7 @@ impl Session {
             pythons: BTreeMap::new(),
             last: FxHashMap::default(),
             touched: None,
+            opened: Opened::default(),
             native: Vec::new(),
             stack: Vec::new(),
         }
@@ -163,6 +165,9 @@ impl Session {
         let process = Process::open(&*self.host, pid, &mut self.modules, &mut |id| new.push(id))?;
         for id in new {
             self.learn_module(id);
+        }
+        if self.opened.root.is_none() {
+            self.opened.root = self.host.root(pid);
         }
         self.members.insert(
             pid,
@@ -436,11 +441,21 @@ impl Session {
         Ok(())
     }
 
+    /// Opens what naming will read, as long as there are rights to; `pid` is the first process. After it `resolve` opens nothing but debug files
+    /// below the root that is held.
+    pub fn open_for_names(&mut self, pid: Pid) {
+        if self.opened.root.is_none() {
+            self.opened.root = self.host.root(pid);
+        }
+        self.opened.open(&*self.host, &self.codes, &self.tree);
+    }
+
     /// Names everything gathered. `meta` comes filled but for the modules and threads; `start` is on the clock of samples.
     pub fn resolve(&mut self, start: u64, meta: Meta) -> Profile {
+        self.open_for_names(meta.pid);
         let unwinder = &mut self.unwinder;
         let gathered = Gathered {
-            host: &*self.host,
+            opened: &self.opened,
             modules: &self.modules,
             codes: &self.codes,
             tree: &self.tree,

@@ -8,6 +8,7 @@ use nativeprof::process::content::Content;
 use nativeprof::process::host::{FileKey, Host};
 use nativeprof::process::memory::Memory;
 use nativeprof::process::modules::{Module, Modules};
+use nativeprof::process::root::Root;
 use nativeprof::sample::{Pid, Tid};
 
 /// The input, taken piece by piece; zeros behind its end.
@@ -97,7 +98,7 @@ impl Host for OneFile {
         0
     }
 
-    fn source(&self, _: Pid, _: &str) -> Option<Vec<u8>> {
+    fn root(&self, _: Pid) -> Option<Root> {
         None
     }
 

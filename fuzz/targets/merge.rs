@@ -3,8 +3,8 @@
 
 use libfuzzer_sys::fuzz_target;
 use nativeprof::merge::{Input, merge, python_only};
-use nativeprof::sample::{Group, PyFrame};
 use nativeprof::sample::{CodeId, Cut, How, ModuleId, NativeFrame, RawFrame};
+use nativeprof::sample::{Group, PyFrame};
 use nativeprof_fuzz::Bytes;
 
 fuzz_target!(|data: &[u8]| {

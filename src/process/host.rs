@@ -2,24 +2,20 @@
 //! elsewhere: whoever looks at processes outside a capture backend goes through it.
 
 use std::fs::{self, File};
-use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
 use std::sync::Arc;
 
 use super::content::Content;
 use super::memory::Memory;
+use super::root::Root;
 use super::{rights, sys};
 use crate::error::{Error, Kind, Result};
 use crate::sample::{Pid, Tid};
 
 /// Tells files apart, whatever their names: device and inode.
 pub type FileKey = (u64, u64);
-
-/// Bytes of a source file that are read.
-const MAX_SOURCE: u64 = 8 << 20;
 
 pub trait Host {
     /// Text of `/proc/PID/maps`.
@@ -42,8 +38,8 @@ pub trait Host {
     /// Copies memory of a process, as much as is readable from `avma` on; returns the bytes copied.
     fn read_memory(&self, pid: Pid, avma: u64, buf: &mut [u8]) -> usize;
 
-    /// Text of a source file as the process sees it.
-    fn source(&self, pid: Pid, path: &str) -> Option<Vec<u8>>;
+    /// The file system as a process sees it; `None` where there are no files.
+    fn root(&self, pid: Pid) -> Option<Root>;
 
     /// Text of `/proc/kallsyms`.
     fn kernel_symbols(&self) -> Option<String>;
@@ -117,19 +113,8 @@ impl Host for Live {
         sys::read_memory(pid, avma, buf)
     }
 
-    /// Only a regular file, and not through a link at its end.
-    fn source(&self, pid: Pid, path: &str) -> Option<Vec<u8>> {
-        let root = format!("/proc/{pid}/root");
-        let root = if Path::new(&root).exists() { root } else { String::new() };
-        let file = File::options()
-            .read(true)
-            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-            .open(format!("{root}{path}"))
-            .ok()?;
-        file.metadata().ok()?.is_file().then_some(())?;
-        let mut text = Vec::new();
-        file.take(MAX_SOURCE).read_to_end(&mut text).ok()?;
-        Some(text)
+    fn root(&self, pid: Pid) -> Option<Root> {
+        Root::of(pid)
     }
 
     fn kernel_symbols(&self) -> Option<String> {

@@ -16,6 +16,7 @@ pub mod maps;
 pub mod memory;
 pub mod modules;
 pub mod rights;
+pub mod root;
 pub mod sys;
 
 use host::Host;

@@ -166,6 +166,27 @@ pub fn cpu_count() -> usize {
     unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF).max(1) as usize }
 }
 
+/// Opens a file for reading as if `folder` were the root: neither links nor `..` lead out of it (openat2(2), Linux 5.6).
+pub fn open_within(folder: BorrowedFd<'_>, path: &str, flags: i32) -> io::Result<File> {
+    let path = std::ffi::CString::new(path)?;
+    // SAFETY: plain integers, for which zero is valid; the structure has fields that cannot be named.
+    let mut how: libc::open_how = unsafe { std::mem::zeroed() };
+    how.flags = flags as u64;
+    how.resolve = libc::RESOLVE_IN_ROOT | libc::RESOLVE_NO_MAGICLINKS;
+    // SAFETY: the path ends in a NUL; pointer and size describe `how`.
+    let fd = check(unsafe {
+        libc::syscall(
+            libc::SYS_openat2,
+            folder.as_raw_fd(),
+            path.as_ptr(),
+            &raw const how,
+            size_of::<libc::open_how>(),
+        )
+    })?;
+    // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
+    Ok(unsafe { File::from_raw_fd(fd as i32) })
+}
+
 /// A read-only memory file of the kernel, `mmap`ed by `ring`; see there.
 pub(crate) fn map_shared(file: BorrowedFd<'_>, bytes: usize) -> io::Result<*mut u8> {
     // SAFETY: a fresh mapping chosen by the kernel; the caller unmaps it.

@@ -33,6 +33,7 @@ use crate::error::{Error, Kind, Result};
 use crate::layout::Space;
 use crate::process::content::Content;
 use crate::process::host::{FileKey, Host};
+use crate::process::root::Root;
 use crate::sample::{Event, Pid, Tid};
 
 pub mod format;
@@ -239,7 +240,7 @@ impl Host for TapeHost {
         n
     }
 
-    fn source(&self, _: Pid, _: &str) -> Option<Vec<u8>> {
+    fn root(&self, _: Pid) -> Option<Root> {
         None
     }
 

@@ -9,6 +9,7 @@ use super::{Head, Tape};
 use crate::error::Result;
 use crate::process::content::Content;
 use crate::process::host::{FileKey, Host, Live};
+use crate::process::root::Root;
 use crate::sample::{Event, Pid, Tid};
 
 /// Notes events and answers until it has its samples.
@@ -120,8 +121,8 @@ impl Host for Recorded {
         n
     }
 
-    fn source(&self, pid: Pid, path: &str) -> Option<Vec<u8>> {
-        Live.source(pid, path)
+    fn root(&self, pid: Pid) -> Option<Root> {
+        Live.root(pid)
     }
 
     fn kernel_symbols(&self) -> Option<String> {

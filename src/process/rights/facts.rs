@@ -183,13 +183,22 @@ fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     status.lines().find_map(value).map(str::trim)
 }
 
-fn ids(status: &str, name: &str) -> [u32; 3] {
+/// Real, effective and saved id (`Uid` or `Gid`).
+pub(in crate::process) fn ids(status: &str, name: &str) -> [u32; 3] {
     let mut ids = [u32::MAX; 3];
     let words = field(status, name).unwrap_or_default().split_ascii_whitespace();
     ids.iter_mut()
         .zip(words)
         .for_each(|(id, word)| *id = word.parse().unwrap_or(u32::MAX));
     ids
+}
+
+/// Effective and supplementary groups.
+pub(in crate::process) fn groups(status: &str) -> Vec<u32> {
+    let more = field(status, "Groups").unwrap_or_default().split_ascii_whitespace();
+    std::iter::once(ids(status, "Gid")[1])
+        .chain(more.filter_map(|g| g.parse().ok()))
+        .collect()
 }
 
 fn kernel_version(release: &str) -> (u32, u32) {

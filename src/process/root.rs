@@ -1,0 +1,124 @@
+//! The file system of a process, as that process sees it, held open: files in it can be opened when the process has
+//! ended, and when we have given up the rights that it took to get there.
+
+use std::fs::{self, File};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+
+use super::rights::facts;
+use super::sys;
+use crate::sample::Pid;
+
+/// The root folder of a process.
+#[derive(Debug)]
+pub struct Root {
+    folder: OwnedFd,
+    reader: Reader,
+}
+
+/// Who the process is when it opens files.
+#[derive(Debug)]
+struct Reader {
+    uid: u32,
+    gids: Vec<u32>,
+}
+
+impl Root {
+    /// That of a process, or ours if it has ended or may not be looked at.
+    pub fn of(pid: Pid) -> Option<Root> {
+        let open = |path: String| {
+            let folder = File::options()
+                .read(true)
+                .custom_flags(libc::O_PATH | libc::O_DIRECTORY)
+                .open(path);
+            folder.ok().map(OwnedFd::from)
+        };
+        let theirs = open(format!("/proc/{pid}/root"));
+        let who = if theirs.is_some() {
+            pid.to_string()
+        } else {
+            "self".into()
+        };
+        let status = fs::read(format!("/proc/{who}/status")).unwrap_or_default();
+        let status = String::from_utf8_lossy(&status);
+        Some(Root {
+            folder: theirs.or_else(|| open("/".into()))?,
+            reader: Reader {
+                uid: facts::ids(&status, "Uid")[1],
+                gids: facts::groups(&status),
+            },
+        })
+    }
+
+    /// The regular file at an absolute path of the process, links followed within its root, if that process may read
+    /// it: a target must not get at the content of files through us. (Access lists beyond owner, group and others are
+    /// not looked at.)
+    pub fn open(&self, path: &str) -> Option<File> {
+        let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
+        let file = sys::open_within(self.folder.as_fd(), path, flags).ok()?;
+        let meta = file.metadata().ok()?;
+        (meta.is_file() && self.reader.may_read(meta.mode(), meta.uid(), meta.gid())).then_some(file)
+    }
+}
+
+impl Reader {
+    fn may_read(&self, mode: u32, owner: u32, group: u32) -> bool {
+        let bit = if self.uid == 0 {
+            return true;
+        } else if self.uid == owner {
+            0o400
+        } else if self.gids.contains(&group) {
+            0o040
+        } else {
+            0o004
+        };
+        mode & bit != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn what_its_user_may_read() {
+        let alice = Reader {
+            uid: 1000,
+            gids: vec![1000, 50],
+        };
+        let check = |mode, owner, group, expected| {
+            assert_eq!(alice.may_read(mode, owner, group), expected, "{mode:o} {owner} {group}");
+        };
+        check(0o600, 1000, 1000, true);
+        check(0o600, 0, 0, false);
+        check(0o640, 0, 50, true);
+        check(0o604, 0, 50, false);
+        check(0o644, 0, 0, true);
+        check(0o044, 1000, 50, false);
+        let root = Reader { uid: 0, gids: vec![0] };
+        assert!(root.may_read(0o000, 1000, 1000));
+    }
+
+    #[test]
+    fn only_regular_files_below_it() {
+        let root = Root::of(std::process::id()).unwrap();
+        assert!(root.open("/proc/self/status").is_some());
+        for path in ["/dev/null", "/tmp", "/no such file", "", "/proc/self/exe"] {
+            assert!(root.open(path).is_none(), "{path}");
+        }
+        // Links stay within the folder.
+        let folder = std::env::temp_dir().join(format!("nativeprof-root-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        symlink("/inside", folder.join("link")).unwrap();
+        symlink("../../../../etc/passwd", folder.join("out")).unwrap();
+        fs::write(folder.join("inside"), "").unwrap();
+        let small = Root {
+            folder: File::open(&folder).unwrap().into(),
+            reader: root.reader,
+        };
+        assert!(small.open("/link").is_some());
+        assert!(small.open("/out").is_none() && small.open("/etc/passwd").is_none());
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}
