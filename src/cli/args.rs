@@ -115,6 +115,9 @@ pub struct Common {
     /// A node for each thread
     #[arg(long)]
     pub threads: bool,
+    /// Under sudo: stay root, for the command and the files that are written [default: become the user who ran sudo]
+    #[arg(long)]
+    pub as_root: bool,
     /// Also keep what was captured, for a bug report: the stacks' raw bytes and parts of the program's files (see `replay`)
     #[arg(long, value_name = "FILE")]
     pub save_tape: Option<PathBuf>,

@@ -8,6 +8,7 @@ use crate::error::{Error, Kind};
 
 mod args;
 mod output;
+mod place;
 mod record;
 mod replay;
 mod summary;

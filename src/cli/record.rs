@@ -1,21 +1,22 @@
 //! `record` and `attach`: sample a process, then write the profile.
 
 use std::io::IsTerminal;
-use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::args::{Backend, Common};
 use super::output::Output;
+use super::place::{PRIVATE, Place};
 use super::summary;
 use crate::capture::tape::record::{Recorded, Recorder};
 use crate::capture::tape::{self, format};
 use crate::capture::{self, Source, ebpf::EbpfSource};
 use crate::error::{Error, Kind, Result};
+use crate::process::credentials::Caps;
 use crate::process::host::{Host, Live};
 use crate::process::launch::Launched;
-use crate::process::{self, rights, sys};
+use crate::process::{self, privilege, rights, sys};
 use crate::replay;
 use crate::sample::Pid;
 use crate::session::{self, Grouping, Session};
@@ -33,15 +34,24 @@ const TURN: Duration = Duration::from_millis(100);
 /// Samples the target until it ends, the time is up or Ctrl-C, and writes the profile.
 pub fn record(target: Target, options: &Common) -> Result<()> {
     check_rate(options.rate)?;
+    let user = if options.as_root {
+        None
+    } else {
+        privilege::become_caller()?
+    };
     if let Target::Pid(pid) = target {
         check_target(pid)?;
     }
     let mut launched = None;
     let pid = match &target {
         Target::Pid(pid) => *pid,
-        Target::Launch(command) => launched.insert(Launched::prepare(command)?).pid(),
+        Target::Launch(command) => launched.insert(Launched::prepare(command, user.as_ref())?).pid(),
     };
     let output = Output::new(options.output.as_deref(), options.format.as_deref(), pid)?;
+    let tape = options.save_tape.as_ref().map(|path| Place::new(path, PRIVATE));
+    let tape = tape.transpose()?;
+    let kept = Caps(output.needs().0 | tape.as_ref().map_or(0, |place| place.needs().0));
+    privilege::for_setting_up(kept)?;
     sys::raise_file_limit();
     sys::watch_interrupts();
 
@@ -85,6 +95,7 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
     }
     let (began, began_wall, start) = (sys::now(), SystemTime::now(), Instant::now());
     source.start()?;
+    privilege::for_sampling(kept)?;
     eprintln!("nativeprof: sampling {pid} at {} Hz ({})", options.rate, source.name());
 
     let end = options.duration.map(Duration::from_secs_f64);
@@ -119,12 +130,14 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
         quality: quality(&session, &counts, options.rate),
         ..Meta::default()
     };
+    session.open_for_names(pid);
+    privilege::for_naming(kept)?;
     let mut profile = session.resolve(began, meta);
     profile.meta.own_cpu = sys::own_cpu() as f64 * 1e-9;
     let written = output.write(&profile)?;
     eprintln!("{}", summary::block(&profile.meta, &written));
-    if let (Some(recorder), Some(path)) = (recorder, &options.save_tape) {
-        save_tape(&recorder, path, &profile.meta, began, launched.is_none())?;
+    if let (Some(recorder), Some(place)) = (recorder, &tape) {
+        save_tape(&recorder, place, &profile.meta, began, launched.is_none())?;
     }
     if let Some(launched) = launched {
         drop(source);
@@ -146,7 +159,7 @@ fn open_source(backend: Backend, options: &capture::Options) -> Result<Box<dyn S
 }
 
 /// Writes what the recorder kept.
-fn save_tape(recorder: &Recorder, path: &Path, meta: &Meta, began: u64, attached: bool) -> Result<()> {
+fn save_tape(recorder: &Recorder, place: &Place, meta: &Meta, began: u64, attached: bool) -> Result<()> {
     let head = tape::Head {
         pid: meta.pid,
         attached,
@@ -159,8 +172,9 @@ fn save_tape(recorder: &Recorder, path: &Path, meta: &Meta, began: u64, attached
         command: meta.command.clone(),
     };
     let (tape, same) = replay::finish(recorder.finish(head))?;
-    let (bytes, name) = (format::write(&tape), path.display());
-    super::output::write_new(path, &bytes)
+    let (bytes, name) = (format::write(&tape), place.path().display());
+    place
+        .write(&|out| out.write_all(&bytes))
         .map_err(|e| Error::io(format!("cannot write the tape {name}"), e).hint("choose another place"))?;
     let counts = tape::TapeSource::new(tape.into()).counts();
     eprintln!(

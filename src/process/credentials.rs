@@ -14,6 +14,7 @@ use crate::error::{Error, Kind, Result};
 pub enum Cap {
     DacOverride = 1,
     DacReadSearch = 2,
+    Fowner = 3,
     IpcLock = 14,
     SysPtrace = 19,
     SysAdmin = 21,
@@ -29,6 +30,7 @@ impl Cap {
         match self {
             Cap::DacOverride => "CAP_DAC_OVERRIDE",
             Cap::DacReadSearch => "CAP_DAC_READ_SEARCH",
+            Cap::Fowner => "CAP_FOWNER",
             Cap::IpcLock => "CAP_IPC_LOCK",
             Cap::SysPtrace => "CAP_SYS_PTRACE",
             Cap::SysAdmin => "CAP_SYS_ADMIN",

@@ -7,6 +7,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus};
 use std::thread::JoinHandle;
 
+use super::credentials::User;
 use super::sys;
 use crate::error::{Error, Kind, Result};
 use crate::sample::Pid;
@@ -23,9 +24,12 @@ pub struct Launched {
 impl Launched {
     /// Makes the process; it waits before `exec`. If nativeprof ends first, so does it.
     ///
+    /// `user` is whom nativeprof has become since it was called (see `privilege`): the command finds that user's home
+    /// and names in its environment. Everything else there is as it was given.
+    ///
     /// # Errors
     /// No such command, or no process could be made.
-    pub fn prepare(command: &[String]) -> Result<Launched> {
+    pub fn prepare(command: &[String], user: Option<&User>) -> Result<Launched> {
         let failed = |e| Error::io("cannot start the command", e);
         let name = command.first().cloned().unwrap_or_default();
         if !exists(&name) {
@@ -41,6 +45,9 @@ impl Launched {
         let (go_read, go_write) = sys::pipe().map_err(failed)?;
         let mut child = Command::new(&name);
         child.args(&command[1..]);
+        for (name, value) in user.iter().flat_map(|user| environment(user)) {
+            child.env(name, value);
+        }
         sys::hold_before_exec(&mut child, tell_write, go_read, go_write.as_fd());
         // `spawn` returns only after the exec.
         let spawn = std::thread::spawn(move || child.spawn());
@@ -99,6 +106,19 @@ fn how_it_ended(name: &str, status: ExitStatus) -> Option<String> {
         (None, Some(signal)) => Some(format!("{name} was ended by signal {signal}")),
         (None, None) => Some(format!("{name} ended")),
     }
+}
+
+/// What sudo has set to root's, as the user has it. What the system does not know stays.
+fn environment(user: &User) -> impl Iterator<Item = (&'static str, &str)> {
+    let all = [
+        ("HOME", &user.home),
+        ("SHELL", &user.shell),
+        ("USER", &user.name),
+        ("LOGNAME", &user.name),
+    ];
+    all.into_iter()
+        .filter(|(_, value)| !value.is_empty())
+        .map(|(name, value)| (name, value.as_str()))
 }
 
 fn exists(name: &str) -> bool {

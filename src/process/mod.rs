@@ -15,6 +15,7 @@ pub mod launch;
 pub mod maps;
 pub mod memory;
 pub mod modules;
+pub mod privilege;
 pub mod rights;
 pub mod root;
 pub mod sys;

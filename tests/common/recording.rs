@@ -10,9 +10,12 @@ use nativeprof::tree::profile::{Frame, FrameKind, Profile};
 
 use super::Scratch;
 
-/// The command under test.
+/// The command under test; root, if the tests run as root, whoever called for that.
 pub fn nativeprof(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_nativeprof"));
+    for name in ["SUDO_UID", "SUDO_GID", "SUDO_USER", "DOAS_USER"] {
+        command.env_remove(name);
+    }
     command.args(args);
     command
 }
