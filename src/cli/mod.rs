@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::error::{Error, Kind};
+use crate::export::escape::line;
 
 mod args;
 mod output;
@@ -33,10 +34,28 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Text of an error without control characters: it may quote names of a target.
-fn printable(e: &Error) -> String {
-    e.to_string()
-        .chars()
-        .map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c })
-        .collect()
+/// Text of an error, as it may be sent to a terminal: it may quote names of a target.
+fn printable(e: &Error) -> Error {
+    Error {
+        kind: e.kind,
+        what: line(&e.what).into_owned(),
+        why: line(&e.why).into_owned(),
+        hint: line(&e.hint).into_owned(),
+    }
+}
+
+/// Says one line to the user, whatever names are in it.
+fn say(text: &str) {
+    eprintln!("nativeprof: {}", line(text));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_stay_three_lines() {
+        let e = Error::new(Kind::Io, "a\x1b[2Jb").why("c\nd").hint("e\rf");
+        assert_eq!(printable(&e).to_string(), "a\\x1b[2Jb\n  why: c\\x0ad\n  try: e\\x0df");
+    }
 }

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 use crate::process::credentials::{self, Cap, Caps};
+use crate::process::privilege::WRITING;
 use crate::process::sys;
 
 /// Rights of files that may be read by all, and of those that are for their owner.
@@ -48,7 +49,7 @@ impl Place {
             Error::io(format!("cannot write to {}", path.display()), e).hint("choose another place with -o FILE")
         };
         let (permitted, _) = credentials::own().map_err(failed)?;
-        let root_may = permitted.and(Caps::of(&[Cap::DacOverride, Cap::Fowner]));
+        let root_may = permitted.and(Caps::of(WRITING));
         // Root without a user to become (in a container, say) may write where plain rights do not reach.
         for needs in [Caps::NONE, root_may] {
             place.needs = needs;

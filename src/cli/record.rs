@@ -13,7 +13,8 @@ use crate::capture::tape::record::{Recorded, Recorder};
 use crate::capture::tape::{self, format};
 use crate::capture::{self, Source, ebpf::EbpfSource};
 use crate::error::{Error, Kind, Result};
-use crate::process::credentials::Caps;
+use crate::export::escape;
+use crate::process::credentials::{Caps, User};
 use crate::process::host::{Host, Live};
 use crate::process::launch::Launched;
 use crate::process::{self, privilege, rights, sys};
@@ -47,9 +48,7 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
         Target::Pid(pid) => *pid,
         Target::Launch(command) => launched.insert(Launched::prepare(command, user.as_ref())?).pid(),
     };
-    let output = Output::new(options.output.as_deref(), options.format.as_deref(), pid)?;
-    let tape = options.save_tape.as_ref().map(|path| Place::new(path, PRIVATE));
-    let tape = tape.transpose()?;
+    let (output, tape) = places(options, pid).map_err(|e| as_user(e, user.as_ref()))?;
     let kept = Caps(output.needs().0 | tape.as_ref().map_or(0, |place| place.needs().0));
     privilege::for_setting_up(kept)?;
     sys::raise_file_limit();
@@ -146,7 +145,7 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
             eprintln!("nativeprof: the command goes on; waiting for its end (Ctrl-C to wait no longer)");
         }
         if let Some(line) = launched.wait()? {
-            eprintln!("nativeprof: {line}");
+            super::say(&line);
         }
     }
     Ok(())
@@ -156,6 +155,22 @@ fn open_source(backend: Backend, options: &capture::Options) -> Result<Box<dyn S
     match backend {
         Backend::Auto | Backend::Ebpf => Ok(Box::new(EbpfSource::new(options)?)),
     }
+}
+
+/// Where profile and tape go.
+fn places(options: &Common, pid: Pid) -> Result<(Output, Option<Place>)> {
+    let output = Output::new(options.output.as_deref(), options.format.as_deref(), pid)?;
+    let tape = options.save_tape.as_ref().map(|path| Place::new(path, PRIVATE));
+    Ok((output, tape.transpose()?))
+}
+
+/// Says whose rights did not suffice, where one may have meant root's.
+fn as_user(mut e: Error, user: Option<&User>) -> Error {
+    if let (Kind::NotPermitted, Some(user)) = (e.kind, user) {
+        e.why = format!("{} (files are written as {}, who called for root)", e.why, user.name);
+        e.hint += ", or stay root with --as-root";
+    }
+    e
 }
 
 /// Writes what the recorder kept.
@@ -172,13 +187,14 @@ fn save_tape(recorder: &Recorder, place: &Place, meta: &Meta, began: u64, attach
         command: meta.command.clone(),
     };
     let (tape, same) = replay::finish(recorder.finish(head))?;
-    let (bytes, name) = (format::write(&tape), place.path().display());
+    let (bytes, name) = (format::write(&tape), place.path().display().to_string());
     place
         .write(&|out| out.write_all(&bytes))
         .map_err(|e| Error::io(format!("cannot write the tape {name}"), e).hint("choose another place"))?;
     let counts = tape::TapeSource::new(tape.into()).counts();
     eprintln!(
-        "  tape:     {name} ({} samples, {} KB)",
+        "  tape:     {} ({} samples, {} KB)",
+        escape::line(&name),
         counts.delivered,
         bytes.len().div_ceil(1000)
     );

@@ -9,6 +9,8 @@ use super::output::Output;
 use super::summary;
 use crate::capture::tape::format;
 use crate::error::{Error, Result};
+use crate::process::credentials::Caps;
+use crate::process::privilege::{self, WRITING};
 use crate::replay;
 use crate::session::{Grouping, Options};
 
@@ -17,12 +19,16 @@ const MOST_PACKED: u64 = 512 << 20;
 
 /// Replays a tape into a profile file.
 pub fn replay(options: &Replay) -> Result<()> {
+    privilege::become_caller()?;
     let mut packed = Vec::new();
     File::open(&options.tape)
         .and_then(|f| f.take(MOST_PACKED).read_to_end(&mut packed))
         .map_err(|e| Error::io(format!("cannot read {}", options.tape.display()), e).hint("check the path"))?;
+    // A tape may come from anybody.
+    privilege::for_naming(Caps::of(WRITING))?;
     let tape = Rc::new(format::read(&packed)?);
     let output = Output::new(options.output.as_deref(), options.format.as_deref(), tape.head.pid)?;
+    privilege::for_naming(output.needs())?;
     let grouping = Grouping {
         processes: options.subprocesses,
         threads: options.threads,

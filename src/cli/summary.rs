@@ -2,10 +2,12 @@
 
 use std::fmt::Write;
 
+use crate::export::escape::line;
 use crate::tree::profile::{Meta, Quality};
 
 /// The block as text, a line each.
 pub fn block(meta: &Meta, written: &str) -> String {
+    let (meta, written) = (&printable(meta), line(written));
     let q = &meta.quality;
     let mut out = String::new();
     let asked = if q.asked > 0 {
@@ -43,6 +45,17 @@ pub fn block(meta: &Meta, written: &str) -> String {
     );
     let _ = write!(out, "  written:  {written}");
     out
+}
+
+/// The same with names that may be sent to a terminal.
+fn printable(meta: &Meta) -> Meta {
+    let mut meta = meta.clone();
+    meta.python = line(&meta.python).into_owned();
+    for module in &mut meta.modules {
+        module.path = line(&module.path).into_owned();
+        module.names = line(&module.names).into_owned();
+    }
+    meta
 }
 
 /// `exact 1998 (99.90 %), repaired 1, partial 1 (stack page not present: 1)`

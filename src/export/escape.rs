@@ -31,6 +31,11 @@ pub fn text(text: &str) -> Cow<'_, str> {
     escaped(text, |_, c| c == '\\' || is_unprintable(c))
 }
 
+/// `text` for people, as one line on a terminal: as [`text`], but backslashes stay, so it cannot be undone.
+pub fn line(text: &str) -> Cow<'_, str> {
+    escaped(text, |_, c| is_unprintable(c))
+}
+
 /// `name` as one frame of a collapsed stack: as [`text`], and also escaped are `;`, space at either end and `#` at the
 /// start (a line that begins with `# ` is taken for a comment). Empty names become `[unnamed]`.
 ///
@@ -161,6 +166,14 @@ mod tests {
             assert_eq!(last_frame(name), safe);
         }
         assert_eq!(frame("worker 5"), "worker 5", "a count cannot follow");
+    }
+
+    #[test]
+    fn lines_for_people() {
+        assert_eq!(
+            line("a\\b \x1b]0;x\x07\n\u{202e}é"),
+            "a\\b \\x1b]0;x\\x07\\x0a\\u{202e}é"
+        );
     }
 
     #[test]

@@ -38,6 +38,9 @@ pub const SAMPLING: &[Cap] = &[
     Cap::Syslog,
 ];
 
+/// What root needs to write where others own the folder.
+pub const WRITING: &[Cap] = &[Cap::DacOverride, Cap::Fowner];
+
 /// The user who called for root: by sudo or doas, never root itself.
 ///
 /// `uid` is our effective user: what others than root say in their environment is of no interest.

@@ -1,0 +1,253 @@
+//! Rights: whose a command and its profile are under sudo, what is given up when, and names that mean harm.
+
+use std::collections::BTreeMap;
+use std::fs::{self, Permissions};
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use common::recording::Running;
+use common::{Program, Scratch, live, nativeprof, programs};
+
+mod common;
+
+/// nobody, on every system.
+const NOBODY: u32 = 65534;
+
+/// A folder in which everybody may write, as in a home of the one who calls.
+fn open_folder() -> Scratch {
+    let scratch = Scratch::new();
+    fs::set_permissions(scratch.folder(), Permissions::from_mode(0o777)).expect("rights");
+    scratch
+}
+
+/// nativeprof as sudo starts it for nobody.
+fn by_sudo(args: &[&str]) -> Command {
+    let mut command = nativeprof(args);
+    command
+        .env("SUDO_UID", NOBODY.to_string())
+        .env("SUDO_GID", NOBODY.to_string())
+        .env("SUDO_USER", "nobody")
+        .env("HOME", "/root")
+        .env("USER", "root")
+        .stdin(Stdio::null());
+    command
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a path in UTF-8")
+}
+
+fn run(mut command: Command) -> (Output, String) {
+    let done = command.output().expect("nativeprof starts");
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    (done, said)
+}
+
+/// `/proc/PID/status` by its words.
+fn status(pid: u32) -> BTreeMap<String, String> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).expect("a process that is not waited for");
+    let pairs = text.lines().filter_map(|l| l.split_once(':'));
+    pairs.map(|(name, value)| (name.into(), value.trim().into())).collect()
+}
+
+/// What the command says of itself.
+const WHO: &str = "id -u; id -g; echo $USER $LOGNAME $HOME; grep -E '^(CapPrm|NoNewPrivs)' /proc/self/status";
+
+#[test]
+fn under_sudo_a_command_runs_as_the_caller() {
+    let _live = live();
+    let scratch = open_folder();
+    let out = scratch.path("x.collapsed");
+    let (done, said) = run(by_sudo(&["record", "-o", text(&out), "--", "sh", "-c", WHO]));
+    assert!(done.status.success(), "{said}");
+    let told = String::from_utf8_lossy(&done.stdout).into_owned();
+    let lines: Vec<_> = told.lines().collect();
+    assert_eq!(lines[..2], ["65534", "65534"], "{told}");
+    assert!(
+        lines[2].starts_with("nobody nobody ") && !lines[2].contains("root"),
+        "{told}"
+    );
+    assert_eq!(lines[3], "CapPrm:\t0000000000000000");
+    // It may call sudo itself.
+    assert_eq!(lines[4], "NoNewPrivs:\t0");
+    let file = fs::metadata(&out).expect("a profile");
+    assert_eq!((file.uid(), file.gid(), file.mode() & 0o022), (NOBODY, NOBODY, 0));
+}
+
+#[test]
+fn root_stays_root_if_told_so() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let out = scratch.path("x.collapsed");
+    let words = ["record", "--as-root", "-o", text(&out), "--", "sh", "-c", WHO];
+    for mut command in [by_sudo(&words), nativeprof(&words)] {
+        command.env("USER", "root").env("HOME", "/root").env_remove("LOGNAME");
+        let (done, said) = run(command);
+        assert!(done.status.success(), "{said}");
+        let told = String::from_utf8_lossy(&done.stdout).into_owned();
+        let lines: Vec<_> = told.lines().collect();
+        assert_eq!(lines[..3], ["0", "0", "root /root"], "{told}");
+        // All that root had, not what nativeprof keeps.
+        assert_eq!(lines[3], format!("CapPrm:\t{}", status(std::process::id())["CapPrm"]));
+        assert_eq!(lines[4], "NoNewPrivs:\t0");
+        assert_eq!(fs::metadata(&out).expect("a profile").uid(), 0);
+    }
+}
+
+/// CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, CAP_SYSLOG, CAP_PERFMON, CAP_BPF, CAP_CHECKPOINT_RESTORE
+const WHILE_SAMPLING: u64 = 1 << 2 | 1 << 19 | 1 << 34 | 1 << 38 | 1 << 39 | 1 << 40;
+
+#[test]
+fn rights_are_given_up_when_they_are_not_needed() {
+    let _live = live();
+    let program = Program::start(programs::native(&[]));
+    let pid = program.pid().to_string();
+    for caller in [true, false] {
+        let scratch = open_folder();
+        let pipe = scratch.path("pipe");
+        let made = Command::new("mkfifo")
+            .arg(&pipe)
+            .status()
+            .expect("mkfifo, of coreutils");
+        assert!(made.success());
+        let owner = if caller { NOBODY } else { 0 };
+        std::os::unix::fs::chown(&pipe, Some(owner), Some(owner)).expect("the tests run as root");
+        let words = ["attach", &pid, "-f", "json", "-o", text(&pipe)];
+        let mut running = Running::start(if caller { by_sudo(&words) } else { nativeprof(&words) });
+        let own = running.child.id();
+        let caps = |of: &BTreeMap<String, String>, name| u64::from_str_radix(&of[name], 16).expect("a set");
+        // Said before sampling: what is given up for it is gone.
+        let now = status(own);
+        assert_eq!(caps(&now, "CapPrm") & !WHILE_SAMPLING, 0, "{now:?}");
+        assert_eq!(caps(&now, "CapEff"), caps(&now, "CapPrm"));
+        assert_eq!(now["NoNewPrivs"], "1");
+        assert_eq!(now["Threads"], "1", "other threads would keep their rights");
+        let user = format!("{owner}\t{owner}\t{owner}\t{owner}");
+        assert_eq!(now["Uid"], user);
+        running.signal("INT");
+        // It opens the pipe, and so goes on, only when there is a reader: the profile is named and not yet written.
+        let mut reader = fs::File::open(&pipe).expect("a pipe");
+        let now = status(own);
+        for name in ["CapPrm", "CapEff", "CapInh", "CapAmb"] {
+            assert_eq!(caps(&now, name), 0, "{name} while the profile is written: {now:?}");
+        }
+        assert_eq!(now["Uid"], user);
+        let mut profile = Vec::new();
+        reader.read_to_end(&mut profile).expect("a profile");
+        let done = running.finish();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        let profile = ::nativeprof::export::json::read(&profile).expect("a whole profile");
+        // Names of functions, not only addresses: the files were open.
+        let named = profile.frames.iter().any(|f| f.name == "n_leaf");
+        assert!(profile.nodes[0].count == 0 || named, "{:?}", profile.frames);
+    }
+}
+
+#[test]
+fn under_sudo_nothing_is_written_with_the_rights_of_root() {
+    let scratch = open_folder();
+    let victim = scratch.path("victim");
+    fs::write(&victim, "precious").expect("a file");
+    let closed = scratch.path("closed");
+    fs::create_dir(&closed).expect("a folder");
+    let (done, said) = run(by_sudo(&["record", "-o", text(&closed.join("x.svg")), "--", "true"]));
+    assert_eq!(done.status.code(), Some(1), "{said}");
+    for word in ["ermission denied", "as nobody", "--as-root"] {
+        assert!(said.contains(word), "`{word}` is not in {said}");
+    }
+    // A link that somebody else has put where the profile goes.
+    let _live = live();
+    let link = scratch.path("x.collapsed");
+    symlink(&victim, &link).expect("a link");
+    let (done, said) = run(by_sudo(&["record", "-o", text(&link), "--", "true"]));
+    assert!(done.status.success(), "{said}");
+    assert_eq!(fs::read_to_string(&victim).expect("a file"), "precious");
+    let file = fs::symlink_metadata(&link).expect("a profile");
+    assert!(file.is_file() && file.uid() == NOBODY);
+    // In a folder like /tmp somebody else's file stays.
+    fs::set_permissions(scratch.folder(), Permissions::from_mode(0o1777)).expect("rights");
+    let (done, said) = run(by_sudo(&["record", "-f", "svg", "-o", text(&victim), "--", "true"]));
+    assert_eq!(done.status.code(), Some(1), "{said}");
+    assert_eq!(fs::read_to_string(&victim).expect("a file"), "precious");
+}
+
+#[test]
+fn tapes_are_for_their_owner() {
+    let _live = live();
+    let scratch = open_folder();
+    let (tape, out) = (scratch.path("x.tape"), scratch.path("x.collapsed"));
+    let words = ["record", "--save-tape", text(&tape), "-o", text(&out), "--", "true"];
+    let (done, said) = run(by_sudo(&words));
+    assert!(done.status.success(), "{said}");
+    let file = fs::metadata(&tape).expect("a tape");
+    assert_eq!((file.uid(), file.mode() & 0o777), (NOBODY, 0o600));
+}
+
+/// Clears the screen, begins a new line, turns the direction of writing.
+const HARM: &str = "a\u{1b}[2J\u{7}\nb\u{202e}c";
+
+#[test]
+fn names_do_not_steer_the_terminal() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let program = scratch.path(&format!("{HARM}.bin"));
+    fs::copy(programs::native(&[]).get_program(), &program).expect("a copy");
+    let mut command = Command::new(&program);
+    command.arg(HARM);
+    let running = Program::start(command);
+    let pid = running.pid();
+    // The kernel has named its main thread after the file.
+    let thread = fs::read(format!("/proc/{pid}/comm")).expect("a thread");
+    assert!(thread.contains(&0x1b), "{thread:?}");
+    let harmless = |whose: &str, bytes: &[u8]| {
+        let said = String::from_utf8_lossy(bytes);
+        let bad = said
+            .chars()
+            .find(|c| (c.is_control() && *c != '\n') || *c == '\u{202e}');
+        assert_eq!(bad, None, "{whose}: {said:?}");
+    };
+    let pid = pid.to_string();
+    let out = scratch.path(&format!("{HARM}.collapsed"));
+    let missing = scratch.path(&format!("{HARM}/{HARM}.svg"));
+    let nobody = scratch.path(HARM);
+    let gone = [text(&nobody)];
+    for (words, good) in [
+        (
+            &[
+                "attach",
+                &pid,
+                "-d",
+                "0.3",
+                "--threads",
+                "--subprocesses",
+                "-o",
+                text(&out),
+            ][..],
+            true,
+        ),
+        (&["attach", &pid, "-d", "0.3", "-o", text(&missing)], false),
+        (&["attach", &pid, "-d", "0.3", "--threads", "-o", "-"], true),
+        (&["record", "-o", text(&out), "--", gone[0]], false),
+        (&["record", "-o", text(&out), "--", "sh", "-c", "exit 3", HARM], true),
+        (&["replay", gone[0]], false),
+    ] {
+        let (done, said) = run(nativeprof(words));
+        assert_eq!(done.status.success(), good, "{words:?}: {said}");
+        harmless("standard error", &done.stderr);
+        harmless("standard output", &done.stdout);
+        if words.contains(&text(&out)) && good {
+            assert!(
+                said.contains("a\\x1b[2J\\x07\\x0ab\\u{202e}c"),
+                "the name is not shown: {said}"
+            );
+            harmless("the file", &fs::read(&out).expect("a profile"));
+        }
+    }
+    assert!(
+        Path::new(&out).as_os_str().as_bytes().contains(&0x1b),
+        "the file has the name that was asked for"
+    );
+}
