@@ -186,6 +186,79 @@ fn tapes_are_for_their_owner() {
     assert_eq!((file.uid(), file.mode() & 0o777), (NOBODY, 0o600));
 }
 
+/// A shell that runs Python: the profile is native, and the one that has Python is named.
+#[test]
+fn of_a_shell_its_python_child_is_offered() {
+    let _live = live();
+    let python = common::newest_python().script("shares.py");
+    let mut command = Command::new("sh");
+    // The shell stays: it waits for a child in the background.
+    command.args(["-c", "exec 3<&0; \"$@\" <&3 3<&- & echo CHILD $!; wait", "sh"]);
+    command.arg(python.get_program()).args(python.get_args());
+    command.envs(python.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let shell = Program::start(command);
+    let child = shell.said.iter().find_map(|l| l.strip_prefix("CHILD "));
+    let child = child.expect("said before READY or with it");
+    let (scratch, pid) = (Scratch::new(), shell.pid().to_string());
+    let out = scratch.path("x.collapsed");
+    let (done, said) = run(nativeprof(&["attach", &pid, "-d", "0.3", "-o", text(&out)]));
+    assert!(done.status.success(), "{said}");
+    for words in [
+        "is sh, without Python",
+        &format!("nativeprof attach {child}"),
+        "shares.py",
+    ] {
+        assert!(said.contains(words), "`{words}` is not in {said}");
+    }
+    // With its children there is nothing to offer, and they are sampled though they were there before.
+    let words = [
+        "attach",
+        &pid,
+        "-d",
+        "1",
+        "-r",
+        "500",
+        "--subprocesses",
+        "-o",
+        text(&out),
+    ];
+    let (done, said) = run(nativeprof(&words));
+    assert!(done.status.success() && !said.contains("without Python"), "{said}");
+    let stacks = fs::read_to_string(&out).expect("a profile");
+    assert!(stacks.contains("shares.py"), "{said}{stacks}");
+    // Its one thread has one event: with two it would have twice as many samples as time allows.
+    let words: Vec<_> = said
+        .lines()
+        .find(|l| l.contains(" samples in "))
+        .expect("a summary")
+        .split(' ')
+        .collect();
+    let number = |at: usize| words[at].parse::<f64>().expect("`nativeprof: N samples in T s`");
+    assert!(number(1) <= number(4) * 500.0 * 1.2 + 5.0, "{said}");
+}
+
+#[test]
+fn both_numbers_of_a_process_in_a_namespace_are_told() {
+    let _live = live();
+    let program = programs::native(&[]);
+    let mut command = Command::new("unshare");
+    command
+        .args(["--pid", "--fork", "--kill-child"])
+        .arg(program.get_program());
+    let shell = Program::start(command);
+    let children =
+        fs::read_to_string(format!("/proc/{0}/task/{0}/children", shell.pid())).expect("a kernel with lists");
+    let pid = children.trim();
+    let scratch = Scratch::new();
+    let out = scratch.path("x.collapsed");
+    let (done, said) = run(nativeprof(&["attach", pid, "-d", "0.3", "-o", text(&out)]));
+    assert!(done.status.success(), "{said}");
+    assert!(
+        said.contains(&format!("sampling {pid} (pid 1 in its own namespace) at")),
+        "{said}"
+    );
+}
+
 /// Clears the screen, begins a new line, turns the direction of writing.
 const HARM: &str = "a\u{1b}[2J\u{7}\nb\u{202e}c";
 
@@ -249,5 +322,88 @@ fn names_do_not_steer_the_terminal() {
     assert!(
         Path::new(&out).as_os_str().as_bytes().contains(&0x1b),
         "the file has the name that was asked for"
+    );
+}
+
+/// Findings by subject: state and text.
+type Findings = BTreeMap<String, (String, String)>;
+
+/// `doctor --json`: whether it works, with the exit code agreeing, and what was found of machine and process.
+fn doctor(mut command: Command) -> (bool, Findings, Findings) {
+    let done = command.output().expect("nativeprof starts");
+    let said = String::from_utf8_lossy(&done.stdout).into_owned();
+    let report: serde_json::Value =
+        serde_json::from_str(&said).unwrap_or_else(|e| panic!("{e}: {said}{}", String::from_utf8_lossy(&done.stderr)));
+    let works = report["works"].as_bool().expect("a verdict");
+    assert_eq!(done.status.code(), Some(if works { 0 } else { 1 }));
+    let findings = |value: &serde_json::Value| {
+        let one = |f: &serde_json::Value| {
+            let word = |name: &str| f[name].as_str().expect("a text").to_string();
+            assert!(f["state"] != "bad" || !word("try").is_empty(), "no remedy: {f}");
+            (word("subject"), (word("state"), word("text")))
+        };
+        value.as_array().into_iter().flatten().map(one).collect()
+    };
+    (
+        works,
+        findings(&report["machine"]),
+        findings(&report["process"]["findings"]),
+    )
+}
+
+#[test]
+fn doctor_tells_what_works_and_what_is_in_a_process() {
+    let _live = live();
+    let (works, machine, _) = doctor(nativeprof(&["doctor", "--json"]));
+    assert!(works, "the live tests need these rights: {machine:?}");
+    assert_eq!(machine["eBPF sampling"].0, "good", "{machine:?}");
+
+    let program = Program::start(programs::native(&[]));
+    let pid = program.pid().to_string();
+    let (works, _, process) = doctor(nativeprof(&["doctor", "--json", &pid]));
+    assert!(
+        works && process["interpreter"].1.starts_with("no CPython"),
+        "{process:?}"
+    );
+    assert!(process["names"].1.starts_with("native: DWARF"), "{process:?}");
+
+    let python = common::newest_python();
+    let program = Program::start(python.script("shares.py"));
+    let pid = program.pid().to_string();
+    for command in [
+        nativeprof(&["doctor", "--json", &pid]),
+        by_sudo(&["doctor", "--json", &pid]),
+    ] {
+        let (works, _, process) = doctor(command);
+        assert!(works && process["may be sampled"].0 == "good", "{process:?}");
+        assert!(process["interpreter"].1.starts_with("CPython 3."), "{process:?}");
+    }
+
+    // As a plain user: somebody else's process.
+    let scratch = open_folder();
+    let copy = scratch.path("nativeprof");
+    fs::copy(env!("CARGO_BIN_EXE_nativeprof"), &copy).expect("a copy of nativeprof");
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+        .arg(&copy)
+        .args(["doctor", "--json", &pid]);
+    let (works, machine, process) = doctor(command);
+    assert!(!works, "{process:?}");
+    let lacks = "this user lacks CAP_BPF and CAP_PERFMON";
+    assert_eq!(machine["eBPF sampling"], ("bad".into(), lacks.into()));
+    assert!(
+        process["reading other processes"]
+            .1
+            .contains("belongs to another user (uid 0)"),
+        "{process:?}"
+    );
+
+    // For people: plain marks in a pipe.
+    let (done, _) = run(nativeprof(&["doctor"]));
+    let said = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert!(
+        said.is_ascii() && said.contains("\n  ok eBPF sampling") && said.ends_with("\nSampling works.\n"),
+        "{said}"
     );
 }

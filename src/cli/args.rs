@@ -26,6 +26,12 @@ pub enum Command {
     /// Make the profile of a tape that `record --save-tape` kept; needs no rights and nothing of the machine it is from
     #[command(after_help = "Example:\n  nativeprof replay bug.tape -o out.svg")]
     Replay(Replay),
+    /// Tell what this user may do here, what is lacking and what mends it; of a process, what was found in it
+    #[command(
+        after_help = "Ends with code 0 if sampling would work, else 1.\n\nExamples:\n  nativeprof doctor\n  \
+                            sudo nativeprof doctor 1234"
+    )]
+    Doctor(Doctor),
 }
 
 #[derive(Debug, Args)]
@@ -52,6 +58,16 @@ pub struct Attach {
     pub pid: u32,
     #[command(flatten)]
     pub common: Common,
+}
+
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// Process to look at
+    #[arg(value_name = "PID")]
+    pub pid: Option<u32>,
+    /// For programs
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Args)]

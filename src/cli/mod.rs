@@ -8,6 +8,8 @@ use crate::error::{Error, Kind};
 use crate::export::escape::line;
 
 mod args;
+mod doctor;
+mod look;
 mod output;
 mod place;
 mod record;
@@ -23,6 +25,10 @@ pub fn main() -> ExitCode {
             None => record::record(record::Target::Launch(r.command), &r.common),
         },
         args::Command::Replay(r) => replay::replay(&r),
+        args::Command::Doctor(d) => match doctor::doctor(&d) {
+            Ok(false) => return ExitCode::FAILURE,
+            done => done.map(drop),
+        },
         args::Command::Attach(a) => record::record(record::Target::Pid(a.pid), &a.common),
     };
     match done {

@@ -1,11 +1,13 @@
 //! `record` and `attach`: sample a process, then write the profile.
 
+use std::collections::BTreeSet;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant, SystemTime};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::args::{Backend, Common};
+use super::look;
 use super::output::Output;
 use super::place::{PRIVATE, Place};
 use super::summary;
@@ -42,6 +44,9 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
     };
     if let Target::Pid(pid) = target {
         check_target(pid)?;
+        if let Some(lack) = rights::memory(pid) {
+            return Err(lack.error(format!("sampling process {pid} is not permitted")));
+        }
     }
     let mut launched = None;
     let pid = match &target {
@@ -90,12 +95,24 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
         None => {
             session.open(pid, &mut |pid, space| tell(&mut *source, pid, space))?;
             source.attach(pid)?;
+            if options.subprocesses {
+                attach_family(&mut *source, &mut session, pid)?;
+            } else if session.pythons.is_empty()
+                && let Some(line) = look::offer(pid)
+            {
+                super::say(&line);
+            }
         }
     }
     let (began, began_wall, start) = (sys::now(), SystemTime::now(), Instant::now());
     source.start()?;
     privilege::for_sampling(kept)?;
-    eprintln!("nativeprof: sampling {pid} at {} Hz ({})", options.rate, source.name());
+    eprintln!(
+        "nativeprof: sampling {} at {} Hz ({})",
+        look::numbers(pid),
+        options.rate,
+        source.name()
+    );
 
     let end = options.duration.map(Duration::from_secs_f64);
     let progress = progress();
@@ -130,6 +147,7 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
         ..Meta::default()
     };
     session.open_for_names(pid);
+    drop(source); // its descriptors are rights too
     privilege::for_naming(kept)?;
     let mut profile = session.resolve(began, meta);
     profile.meta.own_cpu = sys::own_cpu() as f64 * 1e-9;
@@ -139,7 +157,6 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
         save_tape(&recorder, place, &profile.meta, began, launched.is_none())?;
     }
     if let Some(launched) = launched {
-        drop(source);
         sys::leave_interrupts();
         if !ended {
             eprintln!("nativeprof: the command goes on; waiting for its end (Ctrl-C to wait no longer)");
@@ -203,6 +220,28 @@ fn save_tape(recorder: &Recorder, place: &Place, meta: &Meta, began: u64, attach
         eprintln!("            its replay differs from this recording: parts of a file that it needs are missing");
     }
     Ok(())
+}
+
+/// Takes in the children that a process has already, and theirs. Those that are forked from now on come as events.
+fn attach_family(source: &mut dyn Source, session: &mut Session, pid: Pid) -> Result<()> {
+    let mut known = BTreeSet::from([pid]);
+    loop {
+        let before = known.len();
+        for child in look::descendants(pid) {
+            if !known.insert(child) {
+                continue;
+            }
+            let opened = session.open(child, &mut |pid, space| tell(source, pid, space));
+            match opened.and_then(|()| source.attach(child)) {
+                Err(e) if e.kind == Kind::NotPermitted => super::say(&format!("{}: {}; it is left out", e.what, e.why)),
+                Err(e) if e.kind != Kind::NoSuchProcess => return Err(e),
+                _ => {}
+            }
+        }
+        if known.len() == before {
+            return Ok(());
+        }
+    }
 }
 
 fn tell(source: &mut dyn Source, pid: Pid, space: Option<&crate::layout::Space>) -> Result<()> {
@@ -289,7 +328,7 @@ fn check_rate(rate: u64) -> Result<()> {
 }
 
 /// Refuses what cannot be sampled before anything is set up.
-fn check_target(pid: Pid) -> Result<()> {
+pub(super) fn check_target(pid: Pid) -> Result<()> {
     if process::threads(pid).is_empty() {
         return Err(Error::new(Kind::NoSuchProcess, format!("no process {pid}"))
             .why("no process has this id now")
@@ -308,8 +347,5 @@ fn check_target(pid: Pid) -> Result<()> {
                 .hint("choose a 64-bit process"),
         );
     }
-    match rights::memory(pid) {
-        Some(lack) => Err(lack.error(format!("sampling process {pid} is not permitted"))),
-        None => Ok(()),
-    }
+    Ok(())
 }

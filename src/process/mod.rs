@@ -184,6 +184,11 @@ pub fn stat_state(pid: Pid) -> Option<char> {
     stat_text(pid, 3)?.chars().next()
 }
 
+/// Parent of a process; `None` if it has ended.
+pub fn parent(pid: Pid) -> Option<Pid> {
+    stat_text(pid, 4)?.parse().ok()
+}
+
 /// ELF class of a process's executable: 1 for 32 bits, 2 for 64.
 pub fn elf_class(pid: Pid) -> Option<u8> {
     use std::io::Read;

@@ -281,7 +281,11 @@ impl EbpfSource {
 
     fn inherits(&self, tid: Tid) -> bool {
         self.pending.iter().any(|t| {
-            let made = matches!(t.event, Event::Thread { tid: made, .. } if made == tid);
+            let made = match t.event {
+                Event::Thread { tid: made, .. } => made == tid,
+                Event::Fork { pid, .. } => pid == tid,
+                _ => false,
+            };
             made && self.attached.get(&t.maker).is_some_and(|a| a.time < t.time)
         })
     }

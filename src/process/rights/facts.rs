@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use crate::process::credentials::Caps;
-use crate::process::{stat_field, stat_text, sys};
+use crate::process::{parent, stat_field, sys};
 use crate::sample::Pid;
 
 /// Inodes of the first namespaces (`PROC_USER_INIT_INO`, `PROC_PID_INIT_INO`, include/linux/proc_ns.h, Linux 6.18).
@@ -169,7 +169,7 @@ fn descends(pid: Pid) -> bool {
         if at == std::process::id() {
             return true;
         }
-        match stat_text(at, 4).and_then(|parent| parent.parse().ok()) {
+        match parent(at) {
             None | Some(0) => return false,
             Some(parent) => at = parent,
         }

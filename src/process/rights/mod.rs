@@ -122,8 +122,7 @@ pub fn others(f: &Facts) -> Option<Lack> {
 
 /// What stops us from seeing the addresses in /proc/kallsyms (`kallsyms_show_value`, kernel/ksyms_common.c, Linux 6.18).
 pub fn kernel_names(f: &Facts) -> Option<Lack> {
-    let for_all = f.kptr_restrict == 0 && f.perf_event_paranoid.is_some_and(|p| p <= 1);
-    if for_all || (f.kptr_restrict <= 1 && f.permitted.has(Cap::Syslog)) {
+    if f.kptr_restrict == 0 && f.perf_event_paranoid.is_some_and(|p| p <= 1) {
         return None;
     }
     if f.kptr_restrict > 1 {
@@ -133,7 +132,7 @@ pub fn kernel_names(f: &Facts) -> Option<Lack> {
         );
         return Some(Lack::new(KERNEL_NAMES, why, "sudo sysctl kernel.kptr_restrict=1"));
     }
-    get_caps(f, KERNEL_NAMES, &[Cap::Syslog])
+    get_caps(f, KERNEL_NAMES, &missing(f, &[Cap::Syslog]))
 }
 
 /// What stops us from reading the memory of this process; asked of a live one.
@@ -265,16 +264,23 @@ fn get_caps(f: &Facts, stops: &'static str, caps: &[Cap]) -> Option<Lack> {
         );
     }
     if !f.bounding.holds(Caps::of(caps)) {
+        // All that sampling needs, so that one start of the container is enough.
+        let mut add = vec!["BPF", "PERFMON", "SYS_PTRACE"];
+        for name in caps.iter().map(|c| c.name().trim_start_matches("CAP_")) {
+            if !add.contains(&name) {
+                add.push(name);
+            }
+        }
         return match f.container {
             Some(kind) => lack(
                 format!("this {kind} container was started without {names}"),
                 match kind {
-                    "Kubernetes" => "securityContext: {capabilities: {add: [BPF, PERFMON, SYS_PTRACE]}}".into(),
+                    "Kubernetes" => format!("securityContext: {{capabilities: {{add: [{}]}}}}", add.join(", ")),
                     "LXC" => "take them off lxc.cap.drop, or start it outside of the container".into(),
-                    _ => format!(
-                        "{} run --cap-add=BPF --cap-add=PERFMON --cap-add=SYS_PTRACE ...",
-                        kind.to_lowercase()
-                    ),
+                    _ => {
+                        let add: Vec<_> = add.iter().map(|name| format!("--cap-add={name}")).collect();
+                        format!("{} run {} ...", kind.to_lowercase(), add.join(" "))
+                    }
                 },
             ),
             None => lack(

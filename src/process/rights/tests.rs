@@ -126,6 +126,11 @@ fn containers() {
         others(&docker),
         &format!("this Docker container was started without CAP_SYS_PTRACE => {DOCKER}"),
     );
+    check(
+        kernel_names(&docker),
+        "this Docker container was started without CAP_SYSLOG \
+         => docker run --cap-add=BPF --cap-add=PERFMON --cap-add=SYS_PTRACE --cap-add=SYSLOG ...",
+    );
     let inside = |kind| Facts {
         container: Some(kind),
         ..docker.clone()
