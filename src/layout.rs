@@ -47,6 +47,7 @@ pub struct Layout {
     pub anchor: Anchor,
 
     // _PyRuntimeState
+    /// Index of the pthread key that holds a thread's own thread state, 0 where there is none.
     pub runtime_key: u32,
     /// Attached thread state (`gilstate.tstate_current`), 0 where there is none.
     pub runtime_current: u32,
@@ -62,6 +63,8 @@ pub struct Layout {
     pub tstate_first: u16,
     pub tstate_cframe: u16,
     pub tstate_root_cframe: u16,
+    /// Pointer to the frame that every chain ends at (3.15).
+    pub tstate_base_frame: u16,
     // CFrame
     pub cframe_current_frame: u16,
     pub cframe_previous: u16,
@@ -72,6 +75,8 @@ pub struct Layout {
     pub frame_instr: u16,
     pub frame_owner: u16,
     pub frame_entry: u16,
+    /// Which copy of the bytecode runs, 0 the code object's own (free-threaded builds, 3.14).
+    pub frame_copy: u16,
     // PyCodeObject
     pub code_name: u16,
     pub code_qualname: u16,
@@ -83,9 +88,13 @@ pub struct Layout {
     pub code_firsttraceable: u16,
     /// Number of the code object, never given twice (`co_version`, 3.12 and later); 0: none was left.
     pub code_version: u16,
+    /// Pointer to an array: its length, then the address of each copy of the bytecode.
+    pub code_copies: u16,
     // PyUnicodeObject, PyBytesObject
     pub str_length: u16,
     pub str_state: u16,
+    /// Lowest bit of `state.kind`; `compact` and `ascii` follow.
+    pub str_kind_bit: u16,
     pub str_ascii_data: u16,
     pub str_compact_data: u16,
     pub bytes_size: u16,
@@ -101,12 +110,27 @@ pub enum Tls {
     Musl(u32),
 }
 
+/// Where a thread keeps the address of its own thread state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Own {
+    /// In a pthread key, whose index lies at `Layout::runtime_key`.
+    Key,
+    /// In a thread-local variable of the executable, so many bytes from the thread pointer.
+    Offset(i32),
+    /// In a thread-local variable of a shared library, so far into its block. The number by which the C library knows
+    /// that block lies `id` bytes from `_PyRuntime`.
+    Block { id: i32, offset: u32 },
+    /// In no place that we know: the interpreter's list has to tell.
+    Listed,
+}
+
 /// All that a backend needs to walk the Python frames of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interpreter {
-    /// avma of `_PyRuntime`.
+    /// avma of `_PyRuntime`; before 3.7, of the first of the variables that it holds since.
     pub runtime: u64,
     pub layout: Layout,
+    pub own: Own,
     pub tls: Tls,
 }
 
@@ -116,6 +140,7 @@ pub struct Space {
     /// avma just past the main thread's frames (where `argc` lies); 0 if unknown.
     pub stack_end: u64,
     pub python: Option<Interpreter>,
-    /// (`pthread_self`, thread states) of threads that have several: they run subinterpreters.
+    /// (`pthread_self`, thread states) of threads that have several: they run subinterpreters. Of all threads where
+    /// they do not tell themselves ([`Own::Listed`]).
     pub nested: Vec<(u64, Vec<u64>)>,
 }

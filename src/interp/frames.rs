@@ -116,6 +116,9 @@ fn in_chain_order(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memor
     }
 }
 
+/// Stands for a position that is not in the frame's code.
+const OUTSIDE: i32 = i32::MIN;
+
 /// `None` for a frame that CPython itself does not show: pushed, but not started.
 fn py_frame(pid: Pid, f: &PyRef, layout: &Layout, codes: &mut CodeTable, memory: &dyn Memory) -> Option<PyFrame> {
     let Some(code) = codes.see(pid, memory, layout, f.code, f.fingerprint) else {
@@ -127,9 +130,13 @@ fn py_frame(pid: Pid, f: &PyRef, layout: &Layout, codes: &mut CodeTable, memory:
         Position::Pointer => {
             let first = f.code.wrapping_add(layout.code_adaptive.into());
             // one unit before the first instruction (-2) means not started
-            i32::try_from(f.instr.wrapping_sub(first) as i64).unwrap_or(-1).max(-1)
+            i32::try_from(f.instr.wrapping_sub(first) as i64).map_or(OUTSIDE, |at| at.max(-1))
         }
     };
+    // A position outside the code says nothing of the line, and nothing against the frame.
+    if offset == OUTSIDE {
+        return Some(PyFrame::Code { code, instr: -1 });
+    }
     let started = layout.code_firsttraceable == NONE || f.owner == GENERATOR;
     (started || offset >= codes.get(code).first_traceable).then_some(PyFrame::Code { code, instr: offset })
 }

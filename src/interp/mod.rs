@@ -2,13 +2,14 @@
 //!
 //! Knows no backend and no native frame. One [`Runtime`] per file; an [`Interpreter`] per process.
 
-use crate::layout::{Interpreter, Layout, Tls};
+use crate::layout::{Interpreter, Layout, Own, Tls};
 use crate::process::modules::Module;
 
 pub mod code;
 pub mod frames;
 pub mod lines;
 mod offsets;
+mod own;
 // Public for fuzz/ and benches/.
 #[doc(hidden)]
 pub mod tables;
@@ -20,10 +21,13 @@ pub mod threads;
 pub struct Runtime {
     /// (major, minor, micro); micro is 255 where it could not be told.
     pub version: (u8, u8, u8),
-    /// svma of `_PyRuntime`.
+    /// svma of `_PyRuntime`; before 3.7, just below the variables that it holds since.
     pub runtime: u64,
     /// `None`: a version that we do not know.
     pub layout: Option<Layout>,
+    pub own: Own,
+    /// Built without the global interpreter lock.
+    pub free_threaded: bool,
     /// svma ranges of the bytecode loop, split-off parts included, as far as symbols name them.
     pub eval: Vec<(u64, u64)>,
 }
@@ -36,39 +40,103 @@ impl Runtime {
 
     /// `3.11.7`
     pub fn version_text(&self) -> String {
+        let t = if self.free_threaded { "t" } else { "" };
         match self.version {
-            (major, minor, 255) => format!("{major}.{minor}"),
-            (major, minor, micro) => format!("{major}.{minor}.{micro}"),
+            (major, minor, 255) => format!("{major}.{minor}{t}"),
+            (major, minor, micro) => format!("{major}.{minor}.{micro}{t}"),
         }
     }
 }
 
-/// Is this file an interpreter? (`_PyRuntime` is exported since 3.7, by shared libraries and static executables.)
+/// Is this file an interpreter? (`_PyRuntime` is exported since 3.7, by shared libraries and static executables; in a
+/// file without symbols it is the section `.PyRuntime` since 3.13. `_PyThreadState_Current` was exported up to 3.6.)
 pub fn find_runtime(module: &Module) -> Option<Runtime> {
-    let runtime = module.exports("_PyRuntime")?;
-    let version = version(module, runtime)?;
-    let row = tables::ROWS
-        .iter()
-        .find(|(v, _)| *v == (version.0, version.1))
-        .map(|(_, layout)| *layout);
-    let layout = row.and_then(|row| {
-        if version >= (3, 13, 0) {
-            offsets::published(module, runtime, row)
-        } else {
-            Some(row)
-        }
+    let symbol = module.exports("_PyRuntime");
+    let section = || {
+        let at = module.section(".PyRuntime")?.svma;
+        offsets::head(module, at).map(|_| at)
+    };
+    let Some(runtime) = symbol.or_else(section) else {
+        return before_runtime(module);
+    };
+    let head = offsets::head(module, runtime);
+    let version = version(module, head)?;
+    let free_threaded = head.is_some_and(|(_, free_threaded)| free_threaded);
+    let layout = row(version, free_threaded).and_then(|row| match head {
+        Some(_) => offsets::published(module, runtime, version.1, row),
+        None => Some(row),
     });
-    let eval = module.symbols_named(&is_eval_name);
-    let eval = eval
-        .into_iter()
-        .filter(|(_, _, size)| *size > 0)
-        .map(|(_, at, size)| (at, at.saturating_add(size)));
+    let own = match layout {
+        Some(l) if l.runtime_key == 0 => own::variable(module, runtime),
+        _ => Own::Key,
+    };
     Some(Runtime {
         version,
         runtime,
         layout,
-        eval: eval.collect(),
+        own,
+        free_threaded,
+        eval: eval(module),
     })
+}
+
+/// The table's row for a version. One that is newer than all rows is tried with the newest: it publishes its offsets.
+fn row(version: (u8, u8, u8), free_threaded: bool) -> Option<Layout> {
+    let rows = if free_threaded {
+        tables::FREE_THREADED
+    } else {
+        tables::ROWS
+    };
+    let wanted = (version.0, version.1);
+    let newest = rows
+        .last()
+        .filter(|(newest, _)| wanted.0 == newest.0 && wanted > *newest);
+    let (_, row) = rows.iter().find(|(v, _)| *v == wanted).or(newest)?;
+    // Include/internal/pystate.h: `ceval.pending` before `gilstate` is 88 bytes shorter up to v3.7.3.
+    let shift = if wanted == (3, 7) && version.2 < 4 { 88 } else { 0 };
+    Some(Layout {
+        runtime_key: row.runtime_key - shift,
+        runtime_current: row.runtime_current - shift,
+        ..*row
+    })
+}
+
+/// CPython 3.6: what `_PyRuntime` holds later are variables of their own, of which only one is exported
+/// (Python/pystate.c, v3.6.15).
+fn before_runtime(module: &Module) -> Option<Runtime> {
+    let current = module.exports("_PyThreadState_Current")?;
+    let version = version(module, None)?;
+    let named = |wanted: &str| {
+        let found = module.symbols_named(&|name| name == wanted.as_bytes());
+        found.first().map(|(_, at, _)| *at)
+    };
+    let (key, head) = (named("autoTLSkey"), named("interp_head"));
+    // So that no offset is zero, which says that there is none.
+    let runtime = key.into_iter().chain(head).chain([current]).min()?.checked_sub(8)?;
+    let offset = |at: Option<u64>| at.map_or(Some(0), |at| u32::try_from(at - runtime).ok());
+    let row = row(version, false);
+    Some(Runtime {
+        version,
+        runtime,
+        layout: match row {
+            Some(row) => Some(Layout {
+                runtime_key: offset(key)?,
+                runtime_current: offset(Some(current))?,
+                runtime_interpreters: offset(head)?,
+                ..row
+            }),
+            None => None,
+        },
+        own: if key.is_some() { Own::Key } else { Own::Listed },
+        free_threaded: false,
+        eval: eval(module),
+    })
+}
+
+fn eval(module: &Module) -> Vec<(u64, u64)> {
+    let eval = module.symbols_named(&is_eval_name);
+    let eval = eval.into_iter().filter(|(_, _, size)| *size > 0);
+    eval.map(|(_, at, size)| (at, at.saturating_add(size))).collect()
 }
 
 /// `_PyEval_EvalFrameDefault` and the parts that compilers split off it (`.cold`, `.part.0`, `.lto_priv.0` ...).
@@ -77,13 +145,11 @@ fn is_eval_name(name: &[u8]) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.starts_with(b"."))
 }
 
-fn version(module: &Module, runtime: u64) -> Option<(u8, u8, u8)> {
+/// `head`: what a runtime that publishes its offsets says of itself.
+fn version(module: &Module, head: Option<(u64, bool)>) -> Option<(u8, u8, u8)> {
     let unpack = |hex: u64| ((hex >> 24) as u8, (hex >> 16) as u8, (hex >> 8) as u8);
-    // 3.13: the offset table begins with a cookie and PY_VERSION_HEX (Include/internal/pycore_debug_offsets.h)
-    if let Some(head) = module.read_image(runtime, 16)
-        && head.starts_with(b"xdebugpy")
-    {
-        return Some(unpack(u64::from_le_bytes(head.get(8..16)?.try_into().ok()?)));
+    if let Some((hex, _)) = head {
+        return Some(unpack(hex));
     }
     // 3.11: Py_Version (Python/getversion.c)
     if let Some(at) = module.exports("Py_Version")
@@ -96,7 +162,7 @@ fn version(module: &Module, runtime: u64) -> Option<(u8, u8, u8)> {
     literal.or_else(|| version_of_name(&module.name()))
 }
 
-/// Finds `\0` `3.8.18` `\0` for a version that has no better mark (3.7 to 3.10).
+/// Finds `\0` `3.8.18` `\0` for a version that has no better mark (3.6 to 3.10).
 fn version_literal(rodata: &[u8]) -> Option<(u8, u8, u8)> {
     rodata
         .split(|c| *c == 0)
@@ -105,7 +171,7 @@ fn version_literal(rodata: &[u8]) -> Option<(u8, u8, u8)> {
             let s = std::str::from_utf8(s).ok()?.trim_end_matches('+');
             let mut parts = s.split('.').map(|p| p.parse::<u8>().ok());
             let v = (parts.next()??, parts.next()??, parts.next()??);
-            (parts.next().is_none() && (7..=10).contains(&v.1)).then_some(v)
+            (parts.next().is_none() && (6..=10).contains(&v.1)).then_some(v)
         })
 }
 
@@ -137,6 +203,7 @@ impl Runtime {
         Some(Interpreter {
             runtime: self.runtime.wrapping_add(bias),
             layout: self.layout?,
+            own: self.own,
             tls,
         })
     }

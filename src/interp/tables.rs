@@ -1,19 +1,50 @@
-//! Offsets of each CPython minor version, x86-64 release builds: read from the DWARF of 3.8.18, 3.9.18, 3.10.13,
-//! 3.11.7, 3.12.1 and 3.13.0, and stable over the patch releases of each minor for these fields. Structures:
+//! Offsets of each CPython minor version on x86-64, read from the DWARF of the release named in each row, and stable
+//! over the patch releases of each minor for these fields. Debug builds from 3.8 on differ in none of them. Structures:
 //! Include/internal/pycore_runtime.h, pycore_interp.h, pycore_frame.h; Include/cpython/pystate.h, code.h,
-//! frameobject.h, unicodeobject.h of the tag named in each row.
+//! frameobject.h, unicodeobject.h of the tag named in each row; before 3.8 the same files without `pycore_` and
+//! `cpython/`.
 
 use crate::layout::{Anchor, Layout, LineTable, NONE, Position};
 
 /// (major, minor) -> layout.
 pub const ROWS: &[((u8, u8), Layout)] = &[
+    ((3, 6), V3_6),
+    ((3, 7), V3_7),
     ((3, 8), V3_8),
     ((3, 9), V3_9),
     ((3, 10), V3_10),
     ((3, 11), V3_11),
     ((3, 12), V3_12),
     ((3, 13), V3_13),
+    ((3, 14), V3_14),
+    ((3, 15), V3_15),
 ];
+
+/// The same for free-threaded builds: the head of every object is 16 bytes longer (Include/object.h, v3.13.0).
+pub const FREE_THREADED: &[((u8, u8), Layout)] = &[((3, 13), V3_13T), ((3, 14), V3_14T), ((3, 15), V3_15T)];
+
+/// v3.6.15. The variables that `_PyRuntime` holds later stand alone: their places come from each file's symbols.
+const V3_6: Layout = Layout {
+    runtime_key: 0,
+    runtime_current: 0,
+    runtime_interpreters: 0,
+    tstate_thread_id: 152,
+    frame_size: 124,
+    frame_instr: 120,
+    ..V3_7
+};
+
+/// v3.7.16
+const V3_7: Layout = Layout {
+    runtime_key: 1508,
+    runtime_current: 1480,
+    runtime_interpreters: 24,
+    code_name: 104,
+    code_filename: 96,
+    code_firstlineno: 36,
+    code_linetable: 112,
+    ..V3_8
+};
 
 /// v3.8.18
 const V3_8: Layout = Layout {
@@ -31,6 +62,7 @@ const V3_8: Layout = Layout {
     tstate_first: 24,
     tstate_cframe: NONE,
     tstate_root_cframe: NONE,
+    tstate_base_frame: NONE,
     cframe_current_frame: NONE,
     cframe_previous: NONE,
     frame_size: 108,
@@ -39,6 +71,7 @@ const V3_8: Layout = Layout {
     frame_instr: 104,
     frame_owner: NONE,
     frame_entry: NONE,
+    frame_copy: NONE,
     code_name: 112,
     code_qualname: NONE,
     code_filename: 104,
@@ -47,8 +80,10 @@ const V3_8: Layout = Layout {
     code_adaptive: NONE,
     code_firsttraceable: NONE,
     code_version: NONE,
+    code_copies: NONE,
     str_length: 16,
     str_state: 32,
+    str_kind_bit: 2,
     str_ascii_data: 48,
     str_compact_data: 72,
     bytes_size: 16,
@@ -145,4 +180,73 @@ const V3_13: Layout = Layout {
     code_adaptive: 200,
     code_firsttraceable: 184,
     ..V3_12
+};
+
+/// v3.14.8
+const V3_14: Layout = Layout {
+    runtime_key: 2340,
+    runtime_interpreters: 808,
+    interp_next: 7272,
+    frame_size: 75,
+    frame_owner: 74,
+    code_adaptive: 208,
+    code_firsttraceable: 192,
+    ..V3_13
+};
+
+/// v3.15.0
+const V3_15: Layout = Layout {
+    runtime_key: 0,
+    runtime_interpreters: 936,
+    interp_next: 7264,
+    interp_threads: 7336,
+    tstate_thread_id: 176,
+    tstate_base_frame: 80,
+    ..V3_14
+};
+
+/// v3.13.15, --disable-gil
+const V3_13T: Layout = Layout {
+    code_name: 136,
+    code_qualname: 144,
+    code_filename: 128,
+    code_firstlineno: 84,
+    code_linetable: 152,
+    code_adaptive: 216,
+    code_firsttraceable: 200,
+    code_version: 108,
+    str_length: 32,
+    str_state: 48,
+    str_ascii_data: 56,
+    str_compact_data: 72,
+    bytes_size: 32,
+    bytes_data: 48,
+    ..V3_13
+};
+
+/// v3.14.8, --disable-gil
+const V3_14T: Layout = Layout {
+    runtime_key: 2340,
+    runtime_interpreters: 808,
+    interp_next: 7272,
+    frame_size: 79,
+    frame_owner: 78,
+    frame_copy: 72,
+    code_adaptive: 232,
+    code_firsttraceable: 208,
+    code_copies: 224,
+    // Include/cpython/unicodeobject.h: `interned` is a whole byte there
+    str_kind_bit: 8,
+    ..V3_13T
+};
+
+/// v3.15.0, --disable-gil
+const V3_15T: Layout = Layout {
+    runtime_key: 0,
+    runtime_interpreters: 936,
+    interp_next: 7264,
+    interp_threads: 7336,
+    tstate_thread_id: 176,
+    tstate_base_frame: 80,
+    ..V3_14T
 };

@@ -12,7 +12,8 @@ const MAX_BYTES: u64 = 1 << 20;
 pub fn read_str(memory: &dyn Memory, layout: &Layout, at: u64) -> Option<String> {
     let len = memory.u64(at.checked_add(layout.str_length.into())?)?.min(MAX_TEXT) as usize;
     let state = memory.u32(at.checked_add(layout.str_state.into())?)?;
-    let (kind, compact, ascii) = (state >> 2 & 7, state >> 5 & 1 == 1, state >> 6 & 1 == 1);
+    let state = state.checked_shr(layout.str_kind_bit.into())?;
+    let (kind, compact, ascii) = (state & 7, state >> 3 & 1 == 1, state >> 4 & 1 == 1);
     compact.then_some(())?; // names of code objects are always compact
     let data = if ascii {
         layout.str_ascii_data

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use rustc_hash::FxHashSet;
 
-use crate::layout::Interpreter;
+use crate::layout::{Interpreter, Own};
 use crate::process::memory::Memory;
 
 /// Interpreters and thread states that are looked at.
@@ -12,14 +12,17 @@ const MAX_INTERPRETERS: usize = 1024;
 const MAX_STATES: usize = 65536;
 
 /// `pthread_self` -> thread states, of threads that have more than one: each subinterpreter that a thread runs has a
-/// state of its own there. The lists change while they are read; a state that does not name its interpreter ends its
+/// state of its own there. Of all threads, if they do not keep their own. The lists change while they are read; a state that does not name its interpreter ends its
 /// list, and so does one that was seen before: the list leads in a circle.
 pub fn nested(memory: &dyn Memory, python: &Interpreter) -> Vec<(u64, Vec<u64>)> {
     let l = &python.layout;
     let mut by_thread: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
     let mut seen = FxHashSet::default();
     let read = |at: u64, offset: u64| memory.u64(at.checked_add(offset)?);
-    let mut interp = read(python.runtime, l.runtime_interpreters.into()).unwrap_or(0);
+    let word = |offset: u32| (offset != 0).then(|| read(python.runtime, offset.into())).flatten();
+    // Where the list's head has no name (3.6), the interpreter of whoever runs.
+    let of_current = || read(word(l.runtime_current)?, l.tstate_interp.into());
+    let mut interp = word(l.runtime_interpreters).or_else(of_current).unwrap_or(0);
     for _ in 0..MAX_INTERPRETERS {
         if interp == 0 {
             break;
@@ -37,7 +40,11 @@ pub fn nested(memory: &dyn Memory, python: &Interpreter) -> Vec<(u64, Vec<u64>)>
         }
         interp = read(interp, l.interp_next.into()).unwrap_or(0);
     }
-    by_thread.into_iter().filter(|(_, states)| states.len() > 1).collect()
+    let least = if python.own == Own::Listed { 1 } else { 2 };
+    by_thread
+        .into_iter()
+        .filter(|(_, states)| states.len() >= least)
+        .collect()
 }
 
 #[cfg(test)]
@@ -59,7 +66,7 @@ mod tests {
     const RUNTIME: u64 = 0x1000;
 
     /// Interpreters, each with its thread states and their threads; `circle`: the last of each list leads to its first.
-    fn found(lists: &[(u64, &[(u64, u64)])], circle: bool) -> Vec<(u64, Vec<u64>)> {
+    fn found(lists: &[(u64, &[(u64, u64)])], circle: bool, own: Own) -> Vec<(u64, Vec<u64>)> {
         let layout = tables::ROWS.last().expect("rows").1;
         let mut words = BTreeMap::new();
         let next = |i: usize, all: &[u64]| all.get(i + 1).or(all.first().filter(|_| circle)).copied().unwrap_or(0);
@@ -78,6 +85,7 @@ mod tests {
         let python = Interpreter {
             runtime: RUNTIME,
             layout,
+            own,
             tls: DEFAULT_TLS,
         };
         nested(&Words(words), &python)
@@ -90,8 +98,16 @@ mod tests {
             (0x20_0000, &[(0x32_0000, 7)]),
         ];
         for circle in [false, true] {
-            assert_eq!(found(&lists, circle), [(7, vec![0x30_0000, 0x32_0000])], "{circle}");
+            assert_eq!(
+                found(&lists, circle, Own::Key),
+                [(7, vec![0x30_0000, 0x32_0000])],
+                "{circle}"
+            );
         }
-        assert_eq!(found(&lists[..1], true), []);
+        assert_eq!(found(&lists[..1], true, Own::Key), []);
+        assert_eq!(
+            found(&lists[..1], true, Own::Listed),
+            [(7, vec![0x30_0000]), (8, vec![0x31_0000])]
+        );
     }
 }

@@ -3,7 +3,7 @@
 use rustc_hash::FxHashMap;
 
 use crate::arch::{PT_REGS_WORDS, Regs};
-use crate::layout::{NONE, Space, Tls};
+use crate::layout::{NONE, Own, Space, Tls};
 use crate::sample::{PyRef, PyWalk, Sample, StackBytes, Tid};
 
 const HEAD: usize = 512;
@@ -159,7 +159,7 @@ pub fn decode(b: &[u8]) -> Option<Sample> {
 }
 
 /// Bytes of `struct layout`.
-pub const LAYOUT_SIZE: usize = 72;
+pub const LAYOUT_SIZE: usize = 80;
 
 /// A process's [`Space`] as the BPF program's `struct layout`.
 pub fn encode(space: &Space) -> [u8; LAYOUT_SIZE] {
@@ -167,12 +167,16 @@ pub fn encode(space: &Space) -> [u8; LAYOUT_SIZE] {
     out.extend(space.stack_end.to_le_bytes());
     if let Some(p) = &space.python {
         let l = &p.layout;
-        let (tls, specific) = match p.tls {
-            Tls::Glibc(at) => (1u32, at),
-            Tls::Musl(at) => (2, at),
+        let (tls, key, specific) = match (p.own, p.tls) {
+            (Own::Key, Tls::Glibc(at)) => (1u32, l.runtime_key, at),
+            (Own::Key, Tls::Musl(at)) => (2, l.runtime_key, at),
+            (Own::Offset(at), _) => (3, 0, at as u32),
+            (Own::Block { id, offset }, Tls::Glibc(_)) => (4, id as u32, offset),
+            (Own::Block { id, offset }, Tls::Musl(_)) => (5, id as u32, offset),
+            (Own::Listed, _) => (0, 0, 0),
         };
         out.extend(p.runtime.to_le_bytes());
-        for w in [l.runtime_key, l.runtime_current, tls, specific] {
+        for w in [key, l.runtime_current, tls, specific] {
             out.extend(w.to_le_bytes());
         }
         let instr_size = if l.position == crate::layout::Position::Pointer {
@@ -210,6 +214,10 @@ pub fn encode(space: &Space) -> [u8; LAYOUT_SIZE] {
             l.str_length,
             l.str_ascii_data,
             l.code_version,
+            l.tstate_base_frame,
+            l.frame_copy,
+            l.code_copies,
+            l.code_adaptive,
         ] {
             out.extend(h.to_le_bytes());
         }

@@ -30,7 +30,7 @@
 #define NONE 0xffff
 
 enum { WALK_NONE, WALK_COMPLETE, WALK_FAULT, WALK_DEEP };
-enum { TLS_NONE, TLS_GLIBC, TLS_MUSL };
+enum { TLS_NONE, TLS_KEY_GLIBC, TLS_KEY_MUSL, TLS_OFFSET, TLS_BLOCK_GLIBC, TLS_BLOCK_MUSL };
 enum { REGS_OK = 1, IN_KERNEL = 2, MORE = 4, REST = 8 };
 enum { COUNT_SAMPLES, COUNT_LOST, COUNT_STRANGERS, COUNTERS };
 
@@ -38,10 +38,12 @@ enum { COUNT_SAMPLES, COUNT_LOST, COUNT_STRANGERS, COUNTERS };
 struct layout {
 	__u64 stack_end;          // of the main thread: address of argc
 	__u64 runtime;            // _PyRuntime; 0: no Python
-	__u32 key;                // runtime -> index of the pthread key that holds the thread state
+	__u32 key;                // runtime -> index of the pthread key that holds the thread state; TLS_BLOCK: -> number
+	                          // of the library whose thread-local block holds it (signed)
 	__u32 current;            // runtime -> attached thread state, or 0
 	__u32 tls;                // TLS_*
-	__u32 tls_specific;       // thread pointer -> array of key blocks
+	__u32 tls_specific;       // thread pointer -> array of key blocks; TLS_OFFSET: -> thread state (signed);
+	                          // TLS_BLOCK: block -> thread state
 	__u16 thread_id;          // thread state -> pthread_self()
 	__u16 first;              // thread state -> innermost frame, or the CFrame that points to it
 	__u16 cframe_frame;       // CFrame -> innermost frame
@@ -61,6 +63,10 @@ struct layout {
 	__u16 str_length;
 	__u16 str_data;           // of an ASCII string, after the length
 	__u16 code_version;       // between the first line and the name
+	__u16 base_frame;         // thread state -> pointer to the frame that ends every chain
+	__u16 frame_copy;         // number of the copy of the bytecode that runs
+	__u16 code_copies;        // -> array of copies
+	__u16 code_adaptive;      // the code object's own bytecode
 	__u16 pad;
 };
 
@@ -218,6 +224,9 @@ static __always_inline __u8 user_byte(__u64 at)
 struct state {
 	__u64 at;                 // where in the area the next entry goes
 	__u64 frame, last_code;
+	__u64 base;               // frame that ends the chain; 0: it ends without
+	__u64 copy_at;            // where the copy of the bytecode begins ...
+	__u32 last_copy, pad;     // ... that the last frame ran, 0: none
 	__u64 mark, root;
 	__u64 second;             // innermost frame of the next outer CFrame
 	__u64 from, end, last_end, base_page;
@@ -304,8 +313,9 @@ static long walk_frame(__u32 i, void *unused)
 		return 1;
 	s = (void *)(area + STATE);
 	lay = &s->lay;
-	if (!s->frame) {
-		s->done = WALK_COMPLETE;
+	if (!s->frame || s->frame == s->base) {
+		// A chain that has begun ends at the base frame, where there is one.
+		s->done = s->frame || !s->base || !s->last_frame ? WALK_COMPLETE : WALK_FAULT;
 		return 1;
 	}
 	if (s->frame == s->second)
@@ -343,7 +353,7 @@ static long walk_frame(__u32 i, void *unused)
 	out->frame = s->frame;
 	off = lay->frame_code;
 	BOUND(off, 0x7f);
-	code = *(__u64 *)(raw + off);
+	code = *(__u64 *)(raw + off) & ~3ULL; // from 3.14 on the low bits of a reference are tags
 	out->code = code;
 	off = lay->frame_instr;
 	BOUND(off, 0x7f);
@@ -366,6 +376,19 @@ static long walk_frame(__u32 i, void *unused)
 	}
 	// the code of entry frames is of no interest
 	if (out->owner < SHIM) {
+		if (lay->frame_copy != NONE) {
+			__u32 copy;
+
+			off = lay->frame_copy;
+			BOUND(off, 0x7f);
+			copy = *(__u32 *)(raw + off);
+			// A thread's own copy of the bytecode: as if it ran the code object's.
+			if (copy && (code != s->last_code || copy != s->last_copy))
+				s->copy_at = user_word(user_word(code + lay->code_copies) + 8 + 8ULL * copy);
+			s->last_copy = copy;
+			if (copy)
+				out->instr = instr - s->copy_at + code + lay->code_adaptive;
+		}
 		if (code != s->last_code) {
 			s->last_print = fingerprint(lay, area, code);
 			s->last_code = code;
@@ -514,7 +537,9 @@ __noinline int walk_frames(__u32 which)
 	at = s->at;
 	n = s->n;
 	first = user_word(state + s->lay.first);
-	s->second = 0;
+	s->second = s->base = 0;
+	if (s->lay.base_frame != NONE)
+		s->base = user_word(state + s->lay.base_frame);
 	if (s->lay.cframe_frame == NONE) {
 		s->frame = first;
 		walk_chain(at, n);
@@ -650,15 +675,28 @@ static __always_inline __u64 thread_state(struct layout *lay, __u64 tp)
 		if (state && user_word(state + lay->thread_id) == tp)
 			return state;
 	}
-	if (bpf_probe_read_user(&key, 4, (void *)(lay->runtime + lay->key)) || key < 0 || key > 1023)
+	if (lay->tls == TLS_OFFSET) {
+		state = user_word(tp + (__s64)(__s32)lay->tls_specific);
+	} else if (lay->tls >= TLS_BLOCK_GLIBC) {
+		// The thread's vector of blocks, at the second word of its descriptor (System V ABI for thread-local
+		// storage, 3.4.6); glibc's entries have two words. A block that is not there yet is 0 or -1.
+		block = user_word(lay->runtime + (__s64)(__s32)lay->key);
+		if (!block || block > 4095)
+			return 0;
+		block = user_word(user_word(tp + 8) + (block << (lay->tls == TLS_BLOCK_GLIBC ? 4 : 3)));
+		if (!block || block == ~0ULL)
+			return 0;
+		state = user_word(block + lay->tls_specific);
+	} else if (!lay->tls || bpf_probe_read_user(&key, 4, (void *)(lay->runtime + lay->key)) || key < 0 ||
+		   key > 1023) {
 		return 0;
-	if (lay->tls == TLS_GLIBC) {
+	} else if (lay->tls == TLS_KEY_GLIBC) {
 		// nptl/descr.h: struct pthread.specific[key / 32] -> {seq, data} pairs
 		block = user_word(tp + lay->tls_specific + 8 * (key >> 5));
 		if (!block)
 			return 0;
 		state = user_word(block + 16 * (key & 31) + 8);
-	} else if (lay->tls == TLS_MUSL) {
+	} else if (lay->tls == TLS_KEY_MUSL) {
 		block = user_word(tp + lay->tls_specific);
 		if (!block)
 			return 0;
@@ -757,10 +795,12 @@ int sample(struct bpf_perf_event_data *ctx)
 	s->at = at;
 	if (lay && lay->runtime) {
 		__u64 state = thread_state(lay, tp);
+		struct nested_key key = { .thread_pointer = tp, .pid = pid };
+		struct nested *nested = state || !lay->tls ? bpf_map_lookup_elem(&NESTED_STATES, &key) : 0;
 
+		if (!state && nested && user_word(nested->states[0] + lay->thread_id) == tp)
+			state = nested->states[0];
 		if (state) {
-			struct nested_key key = { .thread_pointer = tp, .pid = pid };
-			struct nested *nested = bpf_map_lookup_elem(&NESTED_STATES, &key);
 			int i;
 
 			s->lay = *lay;
