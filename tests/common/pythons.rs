@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use super::{built, programs, sources};
 
 /// Oldest and newest minor version that is asked for.
-const KNOWN: std::ops::RangeInclusive<u32> = 8..=13;
+const KNOWN: std::ops::RangeInclusive<u32> = 6..=15;
 
 #[derive(Clone, Debug)]
 pub struct Python {
@@ -19,6 +19,13 @@ pub struct Python {
     pub prefix: PathBuf,
     /// Folder of `Python.h`.
     include: PathBuf,
+    /// Letters that tell builds of one version apart: `d` for a debug build, `t` for one without the lock.
+    flags: String,
+}
+
+/// Folder of the interpreters that `.ci/new-pythons` unpacks.
+fn unpacked() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("pythons/root/usr")
 }
 
 /// All of them, oldest first.
@@ -37,14 +44,19 @@ pub fn pythons() -> &'static [Python] {
         found.sort_by_key(|p| (p.minor, p.name.clone()));
         assert!(
             !found.is_empty(),
-            "no CPython 3.8 to 3.13 was found, neither on PATH nor below ~/.pyenv/versions: install one"
+            "no CPython 3.6 to 3.15 was found, neither on PATH nor below ~/.pyenv/versions: install one"
         );
-        let headers: Vec<(u32, PathBuf)> = found.iter().map(|p| (p.minor, p.include.clone())).collect();
+        let headers: Vec<(u32, String, PathBuf)> = found
+            .iter()
+            .map(|p| (p.minor, p.flags.clone(), p.include.clone()))
+            .collect();
         for p in &mut found {
             // Distributions pack headers apart; those of the same minor version fit.
-            let fits = |(minor, folder): &&(u32, PathBuf)| *minor == p.minor && folder.join("Python.h").exists();
+            let fits = |(minor, flags, folder): &&(u32, String, PathBuf)| {
+                *minor == p.minor && *flags == p.flags && folder.join("Python.h").exists()
+            };
             if !p.include.join("Python.h").exists()
-                && let Some((_, folder)) = headers.iter().find(fits)
+                && let Some((_, _, folder)) = headers.iter().find(fits)
             {
                 p.include = folder.clone();
             }
@@ -75,9 +87,19 @@ pub fn each_of<'a>(them: impl IntoIterator<Item = &'a Python>, test: impl Fn(&Py
 }
 
 fn candidates() -> Vec<PathBuf> {
-    let names = KNOWN.map(|n| format!("python3.{n}"));
+    if let Some(named) = std::env::var_os("PYTHONS") {
+        let named = named.to_string_lossy();
+        eprintln!("NOTE: only the interpreters in PYTHONS are tested: {named}");
+        return named.split_whitespace().map(PathBuf::from).collect();
+    }
+    let names = KNOWN.flat_map(|n| [format!("python3.{n}"), format!("python3.{n}-dbg")]);
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders: Vec<_> = std::env::split_paths(&path).collect();
+    let mut folders: Vec<_> = std::env::split_paths(&path).collect();
+    if unpacked().exists() {
+        folders.push(unpacked().join("bin"));
+    } else {
+        eprintln!("NOTE: CPython 3.14 and 3.15 are not here unless on PATH; .ci/new-pythons brings them");
+    }
     let mut all: Vec<PathBuf> = names
         .flat_map(|name| folders.iter().map(move |f| f.join(&name)).collect::<Vec<_>>())
         .collect();
@@ -94,7 +116,7 @@ fn candidates() -> Vec<PathBuf> {
 fn ask(exe: &Path) -> Option<Python> {
     let script = "import platform, sys, sysconfig\n\
                   print(sys.executable, sys.base_prefix, sysconfig.get_paths()['include'], \
-                  platform.python_version(), platform.python_implementation(), sep='\\n')";
+                  platform.python_version(), platform.python_implementation(), sys.abiflags, sep='\\n')";
     let said = Command::new(exe).args(["-I", "-c", script]).output().ok()?;
     let said = String::from_utf8(said.stdout).ok()?;
     let mut lines = said.lines();
@@ -104,17 +126,21 @@ fn ask(exe: &Path) -> Option<Python> {
     (lines.next()? == "CPython").then_some(())?;
     let minor = version.strip_prefix("3.")?.split('.').next()?.parse().ok()?;
     KNOWN.contains(&minor).then_some(())?;
-    let origin = if prefix.to_string_lossy().contains("pyenv") {
+    let flags = lines.next()?.replace(['m', 'u'], ""); // what all builds of their time were
+    let origin = if prefix.starts_with(unpacked()) {
+        "unpacked"
+    } else if prefix.to_string_lossy().contains("pyenv") {
         "pyenv"
     } else {
         "system"
     };
     Some(Python {
-        name: format!("{version}-{origin}"),
+        name: format!("{version}{flags}-{origin}"),
         exe,
         minor,
         prefix,
         include,
+        flags,
     })
 }
 
@@ -123,9 +149,20 @@ impl Python {
     fn truth(&self) -> PathBuf {
         let folder = built().join(&self.name);
         let source = sources().join("truth.c");
-        let include = format!("-I{}", self.headers().display());
-        programs::compile(&source, &folder.join("truth.so"), &["-fPIC", "-shared", &include]);
+        let [include, more] = self.includes();
+        programs::compile(
+            &source,
+            &folder.join("truth.so"),
+            &["-fPIC", "-shared", &include, &more],
+        );
         folder
+    }
+
+    /// Where the compiler finds the headers. Debian keeps those of the machine's architecture beside the others.
+    fn includes(&self) -> [String; 2] {
+        let folder = self.headers();
+        let beside = folder.parent().expect("a folder").display();
+        [format!("-I{}", folder.display()), format!("-idirafter{beside}")]
     }
 
     fn headers(&self) -> &Path {
@@ -141,8 +178,14 @@ impl Python {
 
     /// Its shared library, if it has one.
     pub fn library(&self) -> Option<PathBuf> {
-        let path = self.prefix.join(format!("lib/libpython3.{}.so", self.minor));
-        path.exists().then_some(path)
+        let name = format!("libpython3.{}{}.so", self.minor, self.flags);
+        let own = [format!("lib/{name}"), format!("lib/x86_64-linux-gnu/{name}.1.0")];
+        // Before 3.8 the letter of all builds stood in the name too.
+        let old = format!("lib/libpython3.{}m{}.so", self.minor, self.flags);
+        own.iter()
+            .chain([&old])
+            .map(|name| self.prefix.join(name))
+            .find(|path| path.exists())
     }
 
     /// The command that runs a script of ours.
@@ -169,15 +212,21 @@ impl Python {
         if late {
             programs::compile(&source, &exe, &["-DLATE", "-ldl"]);
         } else {
-            let include = format!("-I{}", self.headers().display());
+            let [include, more] = self.includes();
+            let file = library.file_name().expect("a file's name").to_string_lossy();
             let (at, run) = (format!("-L{folder}"), format!("-Wl,-rpath,{folder}"));
-            programs::compile(
-                &source,
-                &exe,
-                &[&include, &at, &run, &format!("-lpython3.{}", self.minor)],
-            );
+            // An unpacked library wants a newer C library than the linker knows.
+            let lax = "-Wl,--allow-shlib-undefined";
+            programs::compile(&source, &exe, &[&include, &more, &at, &run, lax, &format!("-l:{file}")]);
         }
-        let mut command = Command::new(exe);
+        let mut command = if self.prefix.starts_with(unpacked()) {
+            let libraries = unpacked().join("lib/x86_64-linux-gnu");
+            let mut loader = Command::new(libraries.join("ld-linux-x86-64.so.2"));
+            loader.arg("--library-path").arg(libraries).arg(exe);
+            loader
+        } else {
+            Command::new(exe)
+        };
         command.arg(sources().join("inside.py")).arg(&library);
         self.prepare(&mut command);
         command.env("PYTHONHOME", &self.prefix);
