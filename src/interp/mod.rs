@@ -10,6 +10,7 @@ pub mod frames;
 pub mod lines;
 mod offsets;
 mod own;
+mod split;
 // Public for fuzz/ and benches/.
 #[doc(hidden)]
 pub mod tables;
@@ -28,7 +29,7 @@ pub struct Runtime {
     pub own: Own,
     /// Built without the global interpreter lock.
     pub free_threaded: bool,
-    /// svma ranges of the bytecode loop, split-off parts included, as far as symbols name them.
+    /// svma ranges of the bytecode loop, split-off parts included.
     pub eval: Vec<(u64, u64)>,
 }
 
@@ -133,10 +134,15 @@ fn before_runtime(module: &Module) -> Option<Runtime> {
     })
 }
 
+/// Ranges of the bytecode loop.
 fn eval(module: &Module) -> Vec<(u64, u64)> {
     let eval = module.symbols_named(&is_eval_name);
     let eval = eval.into_iter().filter(|(_, _, size)| *size > 0);
-    eval.map(|(_, at, size)| (at, at.saturating_add(size))).collect()
+    let mut eval: Vec<_> = eval.map(|(_, at, size)| (at, at.saturating_add(size))).collect();
+    if let [(start, _)] = eval[..] {
+        eval.extend(split::parts(module, start));
+    }
+    eval
 }
 
 /// `_PyEval_EvalFrameDefault` and the parts that compilers split off it (`.cold`, `.part.0`, `.lto_priv.0` ...).
