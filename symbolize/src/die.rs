@@ -11,11 +11,26 @@ pub(crate) type GimliUnit<'a> = gimli::Unit<Slice<'a>>;
 /// refer to the same bytes again and again run dry, and then have no DWARF any more.
 pub(crate) struct Fuel(pub u64);
 
+/// Honest DWARF needs less than two.
+const WORK_PER_BYTE: u64 = 8;
+
 impl Fuel {
+    /// What DWARF of so many bytes may cost.
+    pub fn new(bytes: u64) -> Fuel {
+        Fuel((8 << 20) + bytes.saturating_mul(WORK_PER_BYTE))
+    }
+
     /// Pays for some work; `None` once nothing is left.
     pub fn spend(&mut self, amount: u64) -> Option<()> {
         self.0 = self.0.saturating_sub(amount);
         (self.0 > 0).then_some(())
+    }
+
+    /// More bytes came in: more work may be done, unless there was too much already.
+    pub fn grant(&mut self, bytes: u64) {
+        if self.0 > 0 {
+            self.0 = self.0.saturating_add(bytes.saturating_mul(WORK_PER_BYTE));
+        }
     }
 
     /// `amount`, or what is left.
@@ -24,11 +39,12 @@ impl Fuel {
     }
 }
 
-/// A reference to an entry, in its own unit or anywhere.
+/// A reference to an entry: in its own unit, anywhere in its file, or in the supplementary file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum DieRef {
     Unit(usize),
     Info(usize),
+    Sup(usize),
 }
 
 impl DieRef {
@@ -36,15 +52,8 @@ impl DieRef {
         match value {
             AttributeValue::UnitRef(o) => Some(DieRef::Unit(o.0)),
             AttributeValue::DebugInfoRef(o) => Some(DieRef::Info(o.0)),
-            _ => None, // type units and supplementary files are not read
-        }
-    }
-
-    /// The offset in .debug_info, for a reference made in the unit at `unit`.
-    pub fn global(self, unit: usize) -> Option<usize> {
-        match self {
-            DieRef::Unit(o) => unit.checked_add(o),
-            DieRef::Info(o) => Some(o),
+            AttributeValue::DebugInfoRefSup(o) => Some(DieRef::Sup(o.0)),
+            _ => None, // type units are not read
         }
     }
 }
@@ -54,6 +63,7 @@ impl DieRef {
 pub(crate) fn bare_unit(
     header: gimli::UnitHeader<Slice<'_>>,
     abbreviations: Arc<gimli::Abbreviations>,
+    file_type: gimli::DwarfFileType,
 ) -> GimliUnit<'_> {
     let encoding = header.encoding();
     gimli::Unit {
@@ -62,13 +72,10 @@ pub(crate) fn bare_unit(
         name: None,
         comp_dir: None,
         low_pc: 0,
-        str_offsets_base: gimli::DebugStrOffsetsBase::default_for_encoding_and_file(
-            encoding,
-            gimli::DwarfFileType::Main,
-        ),
+        str_offsets_base: gimli::DebugStrOffsetsBase::default_for_encoding_and_file(encoding, file_type),
         addr_base: gimli::DebugAddrBase(0),
         loclists_base: gimli::DebugLocListsBase(0),
-        rnglists_base: gimli::DebugRngListsBase::default_for_encoding_and_file(encoding, gimli::DwarfFileType::Main),
+        rnglists_base: gimli::DebugRngListsBase::default_for_encoding_and_file(encoding, file_type),
         line_program: None,
         dwo_id: None,
     }

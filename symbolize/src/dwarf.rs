@@ -9,20 +9,19 @@
 //! address falls into the unit; a function's inlined calls when an address falls into the function.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use gimli::{
-    AttributeValue, DebugInfoOffset, DebugLineOffset, DwarfSections, EndianSlice, LittleEndian, Section, UnitOffset,
-};
+use gimli::{DwarfSections, EndianSlice, LittleEndian};
 
-use crate::die::{Bounds, DieRef, Fuel, GimliUnit, Slice, abbreviations_len, bare_unit, root_string};
+use crate::debugfile::{Search, Surroundings};
+use crate::die::{Bounds, DieRef, Fuel, Slice, root_string};
 use crate::elf::Elf;
 use crate::functions::{Functions, Ranges};
+use crate::info::{Info, MAX_DWARF, Unit, load_sections};
 use crate::lines::{Lines, Paths};
+use crate::split::Splits;
 use crate::{Error, ErrorKind, Name};
-
-/// A name is reached over at most so many references (abstract origin, specification). Real chains have three.
-const MAX_REFERENCES: usize = 16;
 
 /// One frame: an inlined function, or the real one.
 pub(crate) struct Frame {
@@ -40,92 +39,72 @@ pub(crate) struct Found {
     pub range: Option<(u64, u64)>,
 }
 
+/// What lies around the DWARF of a file, for the parts of it that are elsewhere.
+#[derive(Default)]
+pub(crate) struct Beside<'a> {
+    /// What dwz moved into a file of its own.
+    pub supplementary: Option<&'a Elf>,
+    pub around: Option<Surroundings>,
+    /// Where packages of split units may be.
+    pub packages: Vec<PathBuf>,
+}
+
 pub(crate) struct Dwarf {
     sections: DwarfSections<Vec<u8>>,
+    supplementary: Option<DwarfSections<Vec<u8>>>,
     state: State,
 }
 
 /// All that is remembered between lookups; holds no references into the sections.
 struct State {
-    units: Vec<Unit>,
+    info: Info,
+    /// Of the supplementary file.
+    shared: Option<Info>,
+    splits: Splits,
     /// (begin, end, index of unit).
     ranges: Ranges,
-    abbreviations: HashMap<usize, Option<Arc<gimli::Abbreviations>>>,
     lines: HashMap<usize, Option<Arc<Lines>>>,
     paths: Paths,
-    names: HashMap<usize, Option<Name>>,
     fuel: Fuel,
-}
-
-struct Unit {
-    /// In .debug_info.
-    offset: usize,
-    root: Lazy<Root>,
-    functions: Lazy<Functions>,
-}
-
-/// Not looked at, or looked at with this result.
-type Lazy<T> = Option<Option<T>>;
-
-/// What the unit's own entry says.
-struct Root {
-    abbreviations: Arc<gimli::Abbreviations>,
-    low_pc: u64,
-    str_offsets_base: gimli::DebugStrOffsetsBase,
-    addr_base: gimli::DebugAddrBase,
-    rnglists_base: gimli::DebugRngListsBase,
-    line_offset: Option<DebugLineOffset>,
 }
 
 impl Dwarf {
     /// Reads the sections and builds the index of units. `Ok(None)` if the file has no DWARF.
-    pub fn load(elf: &Elf) -> Result<Option<Dwarf>, Error> {
-        if elf
-            .section(".debug_info")
-            .or_else(|| elf.section(".zdebug_info"))
-            .is_none()
-        {
+    pub fn load(elf: &Elf, beside: Beside<'_>) -> Result<Option<Dwarf>, Error> {
+        if !elf.has_dwarf() {
             return Ok(None);
         }
-        let mut total = 0;
-        let sections = DwarfSections::load(|id: gimli::SectionId| {
-            use gimli::SectionId as S;
-            let wanted = matches!(
-                id,
-                S::DebugAbbrev
-                    | S::DebugAddr
-                    | S::DebugAranges
-                    | S::DebugInfo
-                    | S::DebugLine
-                    | S::DebugLineStr
-                    | S::DebugRanges
-                    | S::DebugRngLists
-                    | S::DebugStr
-                    | S::DebugStrOffsets
-            );
-            let data = if wanted { elf.debug_data(id.name())? } else { Vec::new() };
-            total += data.len() as u64;
-            Ok::<_, Error>(data)
-        })?;
-        if view(&sections).debug_info.reader().is_empty() {
-            return Ok(None); // NOBITS: stripped into a debug file
-        }
+        let (sections, mut total) = load_sections(elf, false, MAX_DWARF)?;
+        let supplementary = match beside.supplementary {
+            Some(elf) => {
+                let (sections, more) = load_sections(elf, false, MAX_DWARF)?;
+                total += more;
+                Some(sections)
+            }
+            None => None,
+        };
+        let main = view(&sections, supplementary.as_ref());
         let mut state = State {
-            units: Vec::new(),
+            info: Info::new(&main, None),
+            shared: main.sup().map(|dwarf| Info::new(dwarf, None)),
+            splits: Splits::new(beside.around, beside.packages),
             ranges: Ranges::default(),
-            abbreviations: HashMap::new(),
             lines: HashMap::new(),
             paths: Paths::default(),
-            names: HashMap::new(),
-            fuel: Fuel((8 << 20) + 8 * total),
+            fuel: Fuel::new(total),
         };
-        state.index(&view(&sections));
-        Ok(Some(Dwarf { sections, state }))
+        state.index(&main);
+        Ok(Some(Dwarf {
+            sections,
+            supplementary,
+            state,
+        }))
     }
 
-    /// Everything known about an address.
-    pub fn find(&mut self, svma: u64) -> Found {
-        self.state.find(&view(&self.sections), svma)
+    /// Everything known about an address. What is looked for elsewhere is noted in `search`.
+    pub fn find(&mut self, svma: u64, search: &mut Search) -> Found {
+        let dwarf = view(&self.sections, self.supplementary.as_ref());
+        self.state.find(&dwarf, svma, search)
     }
 
     /// Set once the file has used up the work it was granted: then what is not parsed yet stays unknown.
@@ -141,31 +120,30 @@ impl Dwarf {
 
     /// Whether there is at least one unit.
     pub fn has_units(&self) -> bool {
-        !self.state.units.is_empty()
+        !self.state.info.units.is_empty()
+    }
+
+    /// Units whose entries lie in other files: (found, not found) of those that were looked for.
+    pub fn split_units(&self) -> (usize, usize) {
+        self.state.splits.counts()
     }
 }
 
-fn view(sections: &DwarfSections<Vec<u8>>) -> gimli::Dwarf<Slice<'_>> {
-    sections.borrow(|data| EndianSlice::new(data, LittleEndian))
+fn view<'a>(
+    sections: &'a DwarfSections<Vec<u8>>,
+    supplementary: Option<&'a DwarfSections<Vec<u8>>>,
+) -> gimli::Dwarf<Slice<'a>> {
+    sections.borrow_with_sup(supplementary, |data| EndianSlice::new(data, LittleEndian))
 }
 
 impl State {
     fn index(&mut self, dwarf: &gimli::Dwarf<Slice<'_>>) {
-        let mut headers = dwarf.debug_info.units();
-        while let Ok(Some(header)) = headers.next() {
-            let offset = header.debug_info_offset().map_or(0, |o| o.0);
-            self.units.push(Unit {
-                offset,
-                root: None,
-                functions: None,
-            });
-        }
         // GCC lists the ranges of its units in .debug_aranges: cheap. For other compilers' units their entry is read.
-        let mut listed = vec![false; self.units.len()];
+        let mut listed = vec![false; self.info.units.len()];
         let mut tables = dwarf.debug_aranges.headers();
         while let Ok(Some(table)) = tables.next() {
             let offset = table.debug_info_offset().0;
-            let Ok(unit) = self.units.binary_search_by_key(&offset, |u| u.offset) else {
+            let Ok(unit) = self.info.units.binary_search_by_key(&offset, |u| u.offset) else {
                 continue;
             };
             let mut entries = table.entries();
@@ -184,7 +162,7 @@ impl State {
 
     /// Adds the ranges stated by the unit's own entry.
     fn unit_ranges(&mut self, dwarf: &gimli::Dwarf<Slice<'_>>, i: usize) -> Option<()> {
-        let unit = self.open(dwarf, i)?;
+        let unit = self.info.open(dwarf, i, &mut self.fuel)?;
         let mut entries = unit.entries_raw(None).ok()?;
         let abbrev = entries.read_abbreviation().ok()??;
         let mut bounds = Bounds::default();
@@ -197,94 +175,23 @@ impl State {
         })
     }
 
-    /// The unit, ready for reading entries.
-    fn open<'a>(&mut self, dwarf: &gimli::Dwarf<Slice<'a>>, i: usize) -> Option<GimliUnit<'a>> {
-        let offset = self.units.get(i)?.offset;
-        let header = dwarf.debug_info.header_from_offset(DebugInfoOffset(offset)).ok()?;
-        if self.units[i].root.is_none() {
-            let root = self.read_root(dwarf, &header);
-            self.units[i].root = Some(root);
-        }
-        let root = self.units[i].root.as_ref()?.as_ref()?;
-        let mut unit = bare_unit(header, root.abbreviations.clone());
-        unit.low_pc = root.low_pc;
-        unit.str_offsets_base = root.str_offsets_base;
-        unit.addr_base = root.addr_base;
-        unit.rnglists_base = root.rnglists_base;
-        Some(unit)
-    }
-
-    fn read_root(&mut self, dwarf: &gimli::Dwarf<Slice<'_>>, header: &gimli::UnitHeader<Slice<'_>>) -> Option<Root> {
-        let abbreviations = self.abbreviations(dwarf, header.debug_abbrev_offset().0)?;
-        let mut unit = bare_unit(*header, abbreviations.clone());
-        let mut low_pc = None;
-        let mut line_offset = None;
-        {
-            let unit_entries = bare_unit(*header, abbreviations.clone());
-            let mut entries = unit_entries.entries_raw(None).ok()?;
-            let abbrev = entries.read_abbreviation().ok()??;
-            self.fuel.spend(abbrev.attributes().len() as u64)?;
-            for spec in abbrev.attributes() {
-                let attr = entries.read_attribute(*spec).ok()?;
-                match (attr.name(), attr.value()) {
-                    (gimli::DW_AT_low_pc, value) => low_pc = Some(value),
-                    (gimli::DW_AT_stmt_list, AttributeValue::DebugLineRef(o)) => line_offset = Some(o),
-                    (gimli::DW_AT_str_offsets_base, AttributeValue::DebugStrOffsetsBase(o)) => {
-                        unit.str_offsets_base = o
-                    }
-                    (gimli::DW_AT_addr_base | gimli::DW_AT_GNU_addr_base, AttributeValue::DebugAddrBase(o)) => {
-                        unit.addr_base = o;
-                    }
-                    (gimli::DW_AT_rnglists_base, AttributeValue::DebugRngListsBase(o)) => unit.rnglists_base = o,
-                    _ => {}
-                }
-            }
-        }
-        // An indexed low_pc needs the base, which may come after it.
-        let low_pc = low_pc.and_then(|v| dwarf.attr_address(&unit, v).ok()?).unwrap_or(0);
-        Some(Root {
-            abbreviations,
-            low_pc,
-            str_offsets_base: unit.str_offsets_base,
-            addr_base: unit.addr_base,
-            rnglists_base: unit.rnglists_base,
-            line_offset,
-        })
-    }
-
-    fn abbreviations(&mut self, dwarf: &gimli::Dwarf<Slice<'_>>, at: usize) -> Option<Arc<gimli::Abbreviations>> {
-        if let Some(known) = self.abbreviations.get(&at) {
-            return known.clone();
-        }
-        // Tables may overlap, each tail of the section is one: what this one costs must be known before it is parsed.
-        let rest = dwarf.debug_abbrev.reader().slice().get(at..)?;
-        self.fuel
-            .spend(abbreviations_len(&rest[..self.fuel.most(rest.len())]) as u64)?;
-        let parsed = dwarf
-            .debug_abbrev
-            .abbreviations(gimli::DebugAbbrevOffset(at))
-            .ok()
-            .map(Arc::new);
-        self.abbreviations.insert(at, parsed.clone());
-        parsed
-    }
-
+    /// The line table of a unit that was opened.
     fn lines(&mut self, dwarf: &gimli::Dwarf<Slice<'_>>, i: usize) -> Option<Arc<Lines>> {
-        let offset = self.units.get(i)?.root.as_ref()?.as_ref()?.line_offset?;
+        let offset = self.info.line_offset(i)?;
         if let Some(known) = self.lines.get(&offset.0) {
             return known.clone();
         }
-        let mut unit = self.open(dwarf, i)?;
+        let mut unit = self.info.open(dwarf, i, &mut self.fuel)?;
         unit.comp_dir = root_string(dwarf, &unit, gimli::DW_AT_comp_dir);
         let lines = Lines::parse(dwarf, &unit, offset, &mut self.paths, &mut self.fuel).map(Arc::new);
         self.lines.insert(offset.0, lines.clone());
         lines
     }
 
-    fn find(&mut self, dwarf: &gimli::Dwarf<Slice<'_>>, svma: u64) -> Found {
+    fn find(&mut self, dwarf: &gimli::Dwarf<Slice<'_>>, svma: u64, search: &mut Search) -> Found {
         let mut best = Found::default();
         for i in self.ranges.containing(svma) {
-            let Some(found) = self.find_in_unit(dwarf, i, svma) else {
+            let Some(found) = self.find_in_unit(dwarf, i, svma, search) else {
                 continue;
             };
             if found.range.is_some() {
@@ -298,107 +205,66 @@ impl State {
         best
     }
 
-    fn find_in_unit(&mut self, dwarf: &gimli::Dwarf<Slice<'_>>, i: usize, svma: u64) -> Option<Found> {
-        let unit = self.open(dwarf, i)?;
-        if self.units[i].functions.is_none() {
-            let functions = Functions::parse(dwarf, &unit, &mut self.fuel);
-            self.units[i].functions = Some(functions);
-        }
-        let lines = self.lines(dwarf, i);
-        let (file, line) = lines.as_ref().and_then(|l| l.find(svma)).unwrap_or_default();
-        let offset = self.units[i].offset;
-        let functions = self.units[i].functions.as_mut().and_then(Option::as_mut);
-        let inlined = functions.and_then(|f| f.find(dwarf, &unit, svma, &mut self.fuel));
-        let mut found = Found::default();
-        let mut here = Frame { name: None, file, line };
-        if let Some(inlined) = inlined {
-            found.range = Some(inlined.range);
-            for call in inlined.calls.iter().rev() {
-                here.name = self.name(dwarf, offset, call.name_at);
-                let file = call.file.and_then(|f| lines.as_ref()?.file(f));
-                let caller = Frame {
-                    name: None,
-                    file,
-                    line: call.line,
-                };
-                found.frames.push(std::mem::replace(&mut here, caller));
-            }
-            here.name = self.name(dwarf, offset, DieRef::Unit(inlined.die));
-        }
-        if found.range.is_some() || here.file.is_some() || here.line.is_some() {
-            found.frames.push(here);
-        }
-        Some(found)
-    }
-
-    /// The name of the function described by an entry, over its abstract origin and specification. The linkage name
-    /// wins over the plain name, wherever on the way it stands.
-    fn name(&mut self, dwarf: &gimli::Dwarf<Slice<'_>>, unit: usize, at: DieRef) -> Option<Name> {
-        let start = at.global(unit)?;
-        if let Some(known) = self.names.get(&start) {
-            return known.clone();
-        }
-        let name = self.read_name(dwarf, start).map(|raw| Name::new(&raw));
-        self.names.insert(start, name.clone());
-        name
-    }
-
-    fn read_name(&mut self, dwarf: &gimli::Dwarf<Slice<'_>>, start: usize) -> Option<String> {
-        let mut plain = None;
-        let mut next = Some(start);
-        for _ in 0..MAX_REFERENCES {
-            let Some(at) = next.take() else { break };
-            let i = self.units.partition_point(|u| u.offset <= at).checked_sub(1)?;
-            let Some(unit) = self.open(dwarf, i) else { break };
-            let base = self.units[i].offset;
-            let Ok(mut entries) = unit.entries_raw(Some(UnitOffset(at - base))) else {
-                break;
-            };
-            let Ok(Some(abbrev)) = entries.read_abbreviation() else {
-                break;
-            };
-            self.fuel.spend(1 + abbrev.attributes().len() as u64)?;
-            for spec in abbrev.attributes() {
-                let Ok(attr) = entries.read_attribute(*spec) else { break };
-                match attr.name() {
-                    gimli::DW_AT_linkage_name | gimli::DW_AT_MIPS_linkage_name => {
-                        if let Some(name) = self.string(dwarf, &unit, attr.value()) {
-                            return Some(name);
-                        }
-                    }
-                    gimli::DW_AT_name if plain.is_none() => plain = self.string(dwarf, &unit, attr.value()),
-                    gimli::DW_AT_abstract_origin | gimli::DW_AT_specification => {
-                        next = DieRef::of(attr.value()).and_then(|r| r.global(base));
-                    }
-                    _ => {}
-                }
-            }
-        }
-        plain
-    }
-
-    fn string(
+    fn find_in_unit(
         &mut self,
         dwarf: &gimli::Dwarf<Slice<'_>>,
-        unit: &GimliUnit<'_>,
-        value: AttributeValue<Slice<'_>>,
-    ) -> Option<String> {
-        // Lifetimes of unit and value are those of the sections; only the bytes are taken along.
-        let text = match value {
-            AttributeValue::String(s) => s,
-            AttributeValue::DebugStrRef(o) => dwarf.debug_str.get_str(o).ok()?,
-            AttributeValue::DebugLineStrRef(o) => dwarf.debug_line_str.get_str(o).ok()?,
-            AttributeValue::DebugStrOffsetsIndex(index) => {
-                let format = unit.header.format();
-                let offset = dwarf
-                    .debug_str_offsets
-                    .get_str_offset(format, unit.str_offsets_base, index)
-                    .ok()?;
-                dwarf.debug_str.get_str(offset).ok()?
-            }
-            _ => return None,
-        };
-        self.fuel.spend(text.len() as u64)?;
-        (!text.is_empty() && text.len() <= crate::symbols::MAX_NAME).then(|| text.to_string_lossy().into_owned())
+        i: usize,
+        svma: u64,
+        search: &mut Search,
+    ) -> Option<Found> {
+        self.info.open(dwarf, i, &mut self.fuel)?;
+        let lines = self.lines(dwarf, i);
+        let State {
+            info,
+            shared,
+            splits,
+            fuel,
+            ..
+        } = self;
+        let split = info
+            .split(i)
+            .and_then(|skeleton| splits.get(i, skeleton, dwarf, fuel, search));
+        match split {
+            Some((dwarf, info, i)) => function_at(info, shared.as_mut(), &dwarf, i, svma, lines, fuel),
+            None => function_at(info, shared.as_mut(), dwarf, i, svma, lines, fuel),
+        }
     }
+}
+
+/// The functions and lines at an address that lies in unit `i`.
+fn function_at(
+    info: &mut Info,
+    mut shared: Option<&mut Info>,
+    dwarf: &gimli::Dwarf<Slice<'_>>,
+    i: usize,
+    svma: u64,
+    lines: Option<Arc<Lines>>,
+    fuel: &mut Fuel,
+) -> Option<Found> {
+    let unit = info.open(dwarf, i, fuel)?;
+    let Unit { offset, functions, .. } = &mut info.units[i];
+    let offset = *offset;
+    let functions = functions.get_or_insert_with(|| Functions::parse(dwarf, &unit, fuel));
+    let (file, line) = lines.as_ref().and_then(|l| l.find(svma)).unwrap_or_default();
+    let inlined = functions.as_mut().and_then(|f| f.find(dwarf, &unit, svma, fuel));
+    let mut found = Found::default();
+    let mut here = Frame { name: None, file, line };
+    if let Some(inlined) = inlined {
+        found.range = Some(inlined.range);
+        for call in inlined.calls.iter().rev() {
+            here.name = info.name(shared.as_deref_mut(), dwarf, offset, call.name_at, fuel);
+            let file = call.file.and_then(|f| lines.as_ref()?.file(f));
+            let caller = Frame {
+                name: None,
+                file,
+                line: call.line,
+            };
+            found.frames.push(std::mem::replace(&mut here, caller));
+        }
+        here.name = info.name(shared, dwarf, offset, DieRef::Unit(inlined.die), fuel);
+    }
+    if found.range.is_some() || here.file.is_some() || here.line.is_some() {
+        found.frames.push(here);
+    }
+    Some(found)
 }

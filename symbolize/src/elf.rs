@@ -15,12 +15,15 @@ use crate::{Error, ErrorKind};
 
 /// No decompressed section may be larger than this.
 const MAX_DECOMPRESSED: u64 = 1 << 30;
+/// No more than this is read at once. A file's own length says little about it: it may be one large hole.
+const MAX_READ: u64 = 2 << 30;
 /// Real debug sections shrink to a third or a tenth. zlib cannot do better than about 1032 to 1, so a section that
 /// claims more than this is lying about its size.
 const MAX_RATIO: u64 = 1100;
 /// More sections than any linker writes for an executable; objects with one section per function are ET_REL, refused.
 const MAX_SECTIONS: u64 = 1 << 20;
 
+const ET_REL: u16 = 1;
 const ET_EXEC: u16 = 2;
 const ET_DYN: u16 = 3;
 const EM_X86_64: u16 = 62;
@@ -101,19 +104,29 @@ pub(crate) fn cstr_at(table: &[u8], at: usize, max: usize) -> Option<&[u8]> {
 
 impl Elf {
     pub fn from_file(file: File) -> Result<Elf, Error> {
+        Elf::open(file, false)
+    }
+
+    /// A file that only debuggers open: `.dwo` and `.dwp` files, and what `dwz` writes, are objects by their header. Nothing
+    /// in their sections is relocated.
+    pub fn from_debug_file(file: File) -> Result<Elf, Error> {
+        Elf::open(file, true)
+    }
+
+    fn open(file: File, object: bool) -> Result<Elf, Error> {
         let meta = file.metadata().map_err(Error::io)?;
         // A pipe or a device could block for ever or never end.
         if !meta.is_file() {
             return Err(Error::new(ErrorKind::NotElf, "not a regular file"));
         }
-        Elf::parse(Input::File { file, len: meta.len() })
+        Elf::parse(Input::File { file, len: meta.len() }, object)
     }
 
     pub fn from_bytes(bytes: Vec<u8>) -> Result<Elf, Error> {
-        Elf::parse(Input::Bytes(bytes))
+        Elf::parse(Input::Bytes(bytes), false)
     }
 
-    fn parse(input: Input) -> Result<Elf, Error> {
+    fn parse(input: Input, object: bool) -> Result<Elf, Error> {
         let truncated = || Error::new(ErrorKind::Truncated, "the file ends inside its own headers");
         let unsupported = |what: &'static str| Err(Error::new(ErrorKind::Unsupported, what));
         let head = input.read(0, input.len().min(64))?;
@@ -137,7 +150,8 @@ impl Elf {
         let wide = |at| u64_at(&head, at).unwrap_or(0);
         match half(16) {
             ET_EXEC | ET_DYN => {}
-            1 => return unsupported("a relocatable object (ET_REL); link it first"),
+            ET_REL if object => {}
+            ET_REL => return unsupported("a relocatable object (ET_REL); link it first"),
             4 => return unsupported("a core dump (ET_CORE)"),
             _ => return unsupported("neither an executable nor a shared library"),
         }
@@ -272,6 +286,23 @@ impl Elf {
         self.input.read(section.offset, section.size)
     }
 
+    /// The bytes of a section by its name; none if it is not there or cannot be read.
+    pub fn raw_section(&self, name: &str) -> Vec<u8> {
+        let section = self.section(name);
+        section.and_then(|s| self.raw_data(s).ok()).unwrap_or_default()
+    }
+
+    /// Whether there are DWARF entries in this file, going by its headers.
+    pub fn has_dwarf(&self) -> bool {
+        let info = self.section(".debug_info").or(self.section(".zdebug_info"));
+        info.is_some_and(|s| s.kind != SHT_NOBITS && s.size > 0)
+    }
+
+    /// Whether there is a table of this kind with at least one entry.
+    pub fn has_table(&self, kind: u32) -> bool {
+        self.sections.iter().any(|s| s.kind == kind && s.size > 24)
+    }
+
     /// The bytes of a debug section, decompressed if need be: SHF_COMPRESSED with zlib or zstd (gABI, "Section
     /// Compression"), and the older `.zdebug_*` (binutils `bfd/compress.c`). Empty if there is no such section.
     pub fn debug_data(&self, name: &str) -> Result<Vec<u8>, Error> {
@@ -334,6 +365,9 @@ impl Input {
             .checked_add(len)
             .filter(|&end| end <= self.len())
             .ok_or_else(truncated)?;
+        if len > MAX_READ {
+            return Err(Error::new(ErrorKind::Unsupported, "a section of more than 2 GiB"));
+        }
         match self {
             Input::File { file, .. } => {
                 let mut bytes = vec![0; len as usize];

@@ -2,20 +2,24 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod debugfile;
 mod demangle;
 mod die;
 mod dwarf;
 mod elf;
 mod error;
 mod functions;
+mod info;
 mod kernel;
 mod lines;
 mod module;
 mod plt;
+mod split;
 mod symbols;
 
 use std::sync::Arc;
 
+pub use debugfile::Files;
 pub use demangle::demangle;
 pub use error::{Error, ErrorKind, Unknown};
 pub use kernel::{Kernel, KernelError, KernelSymbol};

@@ -3,9 +3,12 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fs::File;
+use std::path::PathBuf;
+use std::sync::Arc;
 
-use crate::dwarf::Dwarf;
-use crate::elf::Elf;
+use crate::debugfile::{Files, Search, Separate, Surroundings, mini_debug_info};
+use crate::dwarf::{Beside, Dwarf};
+use crate::elf::{Elf, SHT_DYNSYM, SHT_SYMTAB};
 use crate::plt::Plt;
 use crate::symbols::{Symbols, find_named};
 use crate::{Error, Name, Symbol, Unknown};
@@ -16,10 +19,14 @@ use crate::{Error, Name, Symbol, Unknown};
 /// All addresses are *stated* ones (SVMA): as in the file's symbol table, neither run-time addresses nor file offsets.
 /// [`Module::svma_of_offset`] turns a file offset into one.
 ///
-/// `Symbols` and `Dwarf` are both made from an `Elf` that is handed to them: a separate debug file (by build id or
-/// .gnu_debuglink) states the same addresses, and is one more `Elf` at these two places.
+/// Debug information that was split off is found if the module is told how to open files: [`Module::with_files`]. A
+/// separate debug file states the same addresses, so it just stands in for the file where symbols and DWARF are read.
 pub struct Module {
     elf: Elf,
+    around: Option<Surroundings>,
+    /// Looked for at the first lookup.
+    debug: Option<Debug>,
+    search: Search,
     symbols: Option<Symbols>,
     plt: Option<Plt>,
     dwarf: DwarfState,
@@ -34,6 +41,33 @@ enum DwarfState {
     Ready(Box<Dwarf>),
 }
 
+/// What stands in for the file itself.
+#[derive(Default)]
+struct Debug {
+    separate: Option<Separate>,
+    supplementary: Option<Separate>,
+    /// What `.gnu_debugdata` holds.
+    mini: Option<Elf>,
+}
+
+impl Debug {
+    /// The file that has the full symbol table.
+    fn symbols<'a>(&'a self, elf: &'a Elf) -> &'a Elf {
+        let separate = self.separate.as_ref().map(|s| &s.elf);
+        let all = [separate, Some(elf), self.mini.as_ref()];
+        all.into_iter()
+            .flatten()
+            .find(|e| e.has_table(SHT_SYMTAB))
+            .unwrap_or(elf)
+    }
+
+    /// The file that has the DWARF, if any has.
+    fn dwarf<'a>(&'a self, elf: &'a Elf) -> &'a Elf {
+        let separate = self.separate.as_ref().map(|s| &s.elf);
+        separate.filter(|s| s.has_dwarf()).unwrap_or(elf)
+    }
+}
+
 /// A function as the symbol table has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Function<'a> {
@@ -46,14 +80,28 @@ pub struct Function<'a> {
 }
 
 /// Where the names of a file come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Sources {
-    /// Functions in `.symtab`: all of them have names.
+    /// Functions in `.symtab`, of the file or of its debug file: all of them have names.
     pub symtab: bool,
     /// Functions in `.dynsym`: at least the exported ones have names.
     pub dynsym: bool,
+    /// Functions in `.gnu_debugdata`: those that are not exported have names too.
+    pub debugdata: bool,
     /// DWARF: inlined functions, files and lines.
     pub dwarf: bool,
+    /// The separate debug file that symbols or DWARF are read from.
+    pub debug_file: Option<PathBuf>,
+    /// The debug file came from elsewhere: [`Files::fetch`].
+    pub fetched: bool,
+    /// The supplementary file (`dwz`) that the DWARF refers to.
+    pub supplementary: Option<PathBuf>,
+    /// Units of split DWARF that were needed and found, and that were needed and not found.
+    pub split_units: (usize, usize),
+    /// Places where nothing was; not all, if there were very many.
+    pub looked_for: Vec<PathBuf>,
+    /// What was there and was not used, with the reason.
+    pub refused: Vec<String>,
 }
 
 impl Module {
@@ -77,11 +125,23 @@ impl Module {
     fn new(elf: Elf) -> Module {
         Module {
             elf,
+            around: None,
+            debug: None,
+            search: Search::default(),
             symbols: None,
             plt: None,
             dwarf: DwarfState::NotRead,
             names: HashMap::new(),
         }
+    }
+
+    /// Lets the module look for debug information that is not in the file: by build id and `.gnu_debuglink`, in `dwz`'s
+    /// supplementary files, in `.dwo` and `.dwp` files. `path` is where the file lies in the program's eyes.
+    #[must_use]
+    pub fn with_files(mut self, path: impl Into<PathBuf>, files: Arc<dyn Files>) -> Module {
+        let path = path.into();
+        self.around = Some(Surroundings { path, files });
+        self
     }
 
     /// The GNU build id, up to 64 bytes.
@@ -104,7 +164,7 @@ impl Module {
         self.read_symbols();
         self.read_dwarf();
         let mut found = match &mut self.dwarf {
-            DwarfState::Ready(dwarf) => dwarf.find(svma),
+            DwarfState::Ready(dwarf) => dwarf.find(svma, &mut self.search),
             _ => Default::default(),
         };
         let outer = found.frames.pop();
@@ -186,27 +246,39 @@ impl Module {
     /// Address and size of the function symbol with exactly this raw name; finds aliases too. The size is 0 if the table
     /// states none. Scans the tables: for a few names.
     pub fn symbol_named(&mut self, raw: &str) -> Option<(u64, u64)> {
-        find_named(&self.elf, raw)
+        self.find_debug();
+        let full = self.debug.as_ref().map_or(&self.elf, |d| d.symbols(&self.elf));
+        find_named(full, raw).or_else(|| find_named(&self.elf, raw))
     }
 
     /// What the names come from, as far as it is known without parsing: by the sections that are there, and by what was
-    /// found in them once they were read.
+    /// found in them once they were read. Other files count once a lookup has looked for them.
     pub fn sources(&self) -> Sources {
-        let has = |kind| self.elf.sections.iter().any(|s| s.kind == kind && s.size > 24);
-        let (symtab, dynsym) = match &self.symbols {
+        let debug = self.debug.as_ref();
+        let full = debug.map_or(&self.elf, |d| d.symbols(&self.elf));
+        let mini = debug.is_some_and(|d| d.mini.as_ref().is_some_and(|mini| std::ptr::eq(mini, full)));
+        let (table, dynsym) = match &self.symbols {
             Some(s) => (s.has_symtab, s.has_dynsym),
-            None => (has(crate::elf::SHT_SYMTAB), has(crate::elf::SHT_DYNSYM)),
+            None => (full.has_table(SHT_SYMTAB), self.elf.has_table(SHT_DYNSYM)),
         };
-        let dwarf = match &self.dwarf {
-            DwarfState::NotRead => self
-                .elf
-                .section(".debug_info")
-                .or(self.elf.section(".zdebug_info"))
-                .is_some(),
-            DwarfState::None | DwarfState::Bad(_) => false,
-            DwarfState::Ready(dwarf) => dwarf.has_units(),
+        let (dwarf, split_units) = match &self.dwarf {
+            DwarfState::NotRead => (debug.map_or(&self.elf, |d| d.dwarf(&self.elf)).has_dwarf(), (0, 0)),
+            DwarfState::None | DwarfState::Bad(_) => (false, (0, 0)),
+            DwarfState::Ready(dwarf) => (dwarf.has_units(), dwarf.split_units()),
         };
-        Sources { symtab, dynsym, dwarf }
+        let separate = debug.and_then(|d| d.separate.as_ref());
+        Sources {
+            symtab: table && !mini,
+            dynsym,
+            debugdata: table && mini,
+            dwarf,
+            debug_file: separate.and_then(|s| s.path.clone()),
+            fetched: separate.is_some_and(|s| s.path.is_none()),
+            supplementary: debug.and_then(|d| d.supplementary.as_ref()?.path.clone()),
+            split_units,
+            looked_for: self.search.looked_for.clone(),
+            refused: self.search.refused.clone(),
+        }
     }
 
     /// Why DWARF is not used, or no longer, although the file has some. Known once a lookup has tried.
@@ -218,18 +290,68 @@ impl Module {
         }
     }
 
+    /// Looks for what the file itself lacks, once.
+    fn find_debug(&mut self) {
+        if self.debug.is_some() {
+            return;
+        }
+        let mut debug = Debug::default();
+        let around = self.around.as_ref();
+        if let Some(around) = around.filter(|_| !self.elf.has_dwarf()) {
+            debug.separate = self.search.debug_file(&self.elf, around);
+        }
+        if !debug.symbols(&self.elf).has_table(SHT_SYMTAB) {
+            match mini_debug_info(&self.elf) {
+                Some(Ok(mini)) => debug.mini = Some(mini),
+                Some(Err(why)) => self.search.refuse(why.to_string()).unwrap_or_default(),
+                None => {}
+            }
+        }
+        if let Some(around) = around {
+            let path = debug.separate.as_ref().map_or(Some(&around.path), |s| s.path.as_ref());
+            let path = path.unwrap_or(&around.path).clone();
+            debug.supplementary = self.search.supplementary(debug.dwarf(&self.elf), &path, around);
+        }
+        self.debug = Some(debug);
+    }
+
     fn read_symbols(&mut self) -> &Symbols {
-        self.symbols.get_or_insert_with(|| Symbols::load(&self.elf))
+        self.find_debug();
+        let full = self.debug.as_ref().map_or(&self.elf, |d| d.symbols(&self.elf));
+        self.symbols.get_or_insert_with(|| Symbols::load(&self.elf, full))
     }
 
     fn read_dwarf(&mut self) {
-        if matches!(self.dwarf, DwarfState::NotRead) {
-            self.dwarf = match Dwarf::load(&self.elf) {
-                Ok(Some(dwarf)) => DwarfState::Ready(Box::new(dwarf)),
-                Ok(None) => DwarfState::None,
-                Err(error) => DwarfState::Bad(error),
-            };
+        if !matches!(self.dwarf, DwarfState::NotRead) {
+            return;
         }
+        self.find_debug();
+        let debug = self.debug.as_ref();
+        let packages = || {
+            let separate = debug.and_then(|d| d.separate.as_ref()?.path.as_deref());
+            let files = self
+                .around
+                .as_ref()
+                .map(|a| a.path.as_path())
+                .into_iter()
+                .chain(separate);
+            files.map(|path| {
+                let mut name = path.as_os_str().to_owned();
+                name.push(".dwp");
+                name.into()
+            })
+        };
+        let beside = Beside {
+            supplementary: debug.and_then(|d| d.supplementary.as_ref().map(|s| &s.elf)),
+            around: self.around.clone(),
+            packages: packages().collect(),
+        };
+        let elf = debug.map_or(&self.elf, |d| d.dwarf(&self.elf));
+        self.dwarf = match Dwarf::load(elf, beside) {
+            Ok(Some(dwarf)) => DwarfState::Ready(Box::new(dwarf)),
+            Ok(None) => DwarfState::None,
+            Err(error) => DwarfState::Bad(error),
+        };
     }
 
     /// Name, start and size by symbol table or PLT.

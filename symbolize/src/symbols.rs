@@ -62,10 +62,11 @@ pub(crate) struct Symbols {
 }
 
 impl Symbols {
-    /// Reads both tables. A table that cannot be read counts as absent and leaves its reason in `error`.
-    pub fn load(elf: &Elf) -> Symbols {
+    /// Reads both tables: `.symtab` of `full`, which may be a debug file, and `.dynsym` of the file itself. A table that
+    /// cannot be read counts as absent and leaves its reason in `error`.
+    pub fn load(elf: &Elf, full: &Elf) -> Symbols {
         let mut out = Symbols::default();
-        for (table, kind) in [(0u8, SHT_SYMTAB), (1, SHT_DYNSYM)] {
+        for (table, kind, elf) in [(0u8, SHT_SYMTAB, full), (1, SHT_DYNSYM, elf)] {
             let Some(section) = elf.sections.iter().find(|s| s.kind == kind) else {
                 continue;
             };
