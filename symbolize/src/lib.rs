@@ -10,6 +10,7 @@ mod elf;
 mod error;
 mod functions;
 mod info;
+mod jit;
 mod kernel;
 mod lines;
 mod module;
@@ -22,6 +23,7 @@ use std::sync::Arc;
 pub use debugfile::Files;
 pub use demangle::demangle;
 pub use error::{Error, ErrorKind, Unknown};
+pub use jit::JitCode;
 pub use kernel::{Kernel, KernelError, KernelSymbol};
 pub use module::{Function, Module, Sources};
 
