@@ -37,11 +37,15 @@ const MARKS: usize = FRAMES + 2;
 const WALK: usize = MARKS + 2;
 const FRAMES_AT: usize = WALK + 2;
 const STACK_AT: usize = FRAMES_AT + 4;
-const HOLES: usize = STACK_AT + 4;
+const HOLES: usize = STACK_AT + 8; // on a word boundary
 const HOLE_WORDS: usize = 5;
 
 const FRAME_SIZE: usize = 32;
 const MARK_SIZE: usize = 16;
+
+/// Samples that wait for the rest of their stacks, at most. Rests follow at once, so that more are those whose rests were
+/// lost.
+const MOST_OPEN: usize = 64;
 
 /// Puts the records of one thread's samples together.
 #[derive(Default)]

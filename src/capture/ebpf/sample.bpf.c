@@ -95,6 +95,11 @@ struct head {
 	__u64 holes[5];
 };
 
+// As record.rs has them.
+_Static_assert(__builtin_offsetof(struct head, stack_base) == 200, "stack_base");
+_Static_assert(__builtin_offsetof(struct head, holes) == 232, "holes");
+_Static_assert(sizeof(struct head) <= HEAD, "head");
+
 struct area {
 	char bytes[AREA];
 };
