@@ -155,7 +155,7 @@ fn python_frame(f: &PyFrame, out: &mut Vec<RawFrame>) -> Option<Cut> {
             },
             None,
         ),
-        PyFrame::Gone => (RawFrame::Cut(Cut::CodeGone), Some(Cut::CodeGone)),
+        PyFrame::Lost(why) => (RawFrame::Cut(*why), Some(*why)),
     };
     out.push(frame);
     lacks
@@ -245,7 +245,7 @@ mod tests {
             let (frames, anchor) = g.split_once('@').unwrap_or((g, ""));
             let frames = frames.split(',').filter(|f| !f.is_empty());
             let frame = |f: &str| match f {
-                "gone" => PyFrame::Gone,
+                "gone" => PyFrame::Lost(Cut::CodeGone),
                 n => PyFrame::Code {
                     code: CodeId(n.parse().expect("number")),
                     instr: 0,

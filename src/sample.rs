@@ -213,6 +213,10 @@ pub enum Cut {
     Unmerged,
     /// A code object died before its name was read.
     CodeGone,
+    /// More code objects than are kept.
+    TooMuchCode,
+    /// More different stacks than are kept.
+    TreeFull,
 }
 
 impl Cut {
@@ -232,6 +236,8 @@ impl Cut {
             Cut::PythonUnknown => "Python frames not known",
             Cut::Unmerged => "Python and native frames do not fit",
             Cut::CodeGone => "code object gone",
+            Cut::TooMuchCode => "too many different code objects",
+            Cut::TreeFull => "too many different stacks",
         }
     }
 }
@@ -247,8 +253,8 @@ pub enum PyFrame {
         code: CodeId,
         instr: i32,
     },
-    /// Its code object was gone before it could be read.
-    Gone,
+    /// Its code object was not read, for this reason.
+    Lost(Cut),
 }
 
 /// The Python frames that one native call of the bytecode loop runs, innermost first.

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::code::CodeMap;
 use crate::error::Result;
@@ -101,8 +101,11 @@ pub struct Session {
     pub threads: BTreeMap<(Pid, Tid), String>,
     /// Interpreters found, in words: `CPython 3.11.7 (libpython3.11.so.1.0)`.
     pub pythons: BTreeMap<Pid, String>,
-    /// Each thread's last stack.
+    /// Threads of which there are samples.
+    sampled: FxHashSet<(Pid, Tid)>,
+    /// Each thread's last stack, and the bytes of all.
     last: FxHashMap<Tid, (Memo, Path)>,
+    last_bytes: usize,
     /// When there: the places that the unwinder asked for, and whether the stack needed more than tables.
     pub touched: Option<Touched>,
     opened: Opened,
@@ -110,6 +113,8 @@ pub struct Session {
     stack: Vec<RawFrame>,
 }
 
+/// Bytes that the threads' last stacks may take: a thousand very deep ones would take gigabytes.
+const MOST_LAST: usize = 32 << 20;
 /// Shortest time between two looks for subinterpreters, ns of the samples' clock.
 const LOOK_AGAIN: u64 = 50_000_000;
 /// Files and addresses (svma) on stacks; true if tables alone did not lead through.
@@ -130,6 +135,11 @@ impl CodeMap for Watched<'_> {
     }
 }
 
+/// Bytes that a thread's last stack takes.
+fn bytes((memo, path): &(Memo, Path)) -> usize {
+    memo.bytes() + path.bytes()
+}
+
 /// What the source must be told after an event.
 pub type Learn<'a> = dyn FnMut(Pid, Option<&Space>) -> Result<()> + 'a;
 
@@ -148,7 +158,9 @@ impl Session {
             tally: Tally::default(),
             threads: BTreeMap::new(),
             pythons: BTreeMap::new(),
+            sampled: FxHashSet::default(),
             last: FxHashMap::default(),
+            last_bytes: 0,
             touched: None,
             opened: Opened::default(),
             native: Vec::new(),
@@ -231,7 +243,7 @@ impl Session {
             }
             Event::Exec { pid, comm } => {
                 self.codes.forget(pid);
-                self.last.clear();
+                self.forget_last();
                 self.pythons.remove(&pid);
                 self.threads
                     .insert((pid, pid), String::from_utf8_lossy(&comm).into_owned());
@@ -266,15 +278,35 @@ impl Session {
                 let name = self.host.thread_name(pid, tid);
                 self.threads.entry((pid, tid)).or_insert(name.unwrap_or_default());
             }
-            Event::Exit { pid, tid } => {
-                self.last.remove(&tid);
-                if pid == tid {
-                    learn(pid, None)?;
-                }
-            }
+            Event::Exit { pid, tid } => self.exit(pid, tid, learn)?,
             Event::Lost(_) => {}
         }
         Ok(())
+    }
+
+    /// Keeps of a thread or process that has ended only what its samples need: some programs make them by the million.
+    fn exit(&mut self, pid: Pid, tid: Tid, learn: &mut Learn<'_>) -> Result<()> {
+        if let Some(last) = self.last.remove(&tid) {
+            self.last_bytes -= bytes(&last);
+        }
+        if !self.sampled.contains(&(pid, tid)) {
+            self.threads.remove(&(pid, tid));
+        }
+        if pid == tid {
+            learn(pid, None)?;
+            // Where other threads go on, the next sample opens it again.
+            self.members.remove(&pid);
+            self.codes.forget(pid);
+            if !self.sampled.contains(&(pid, tid)) {
+                self.pythons.remove(&pid);
+            }
+        }
+        Ok(())
+    }
+
+    fn forget_last(&mut self) {
+        self.last.clear();
+        self.last_bytes = 0;
     }
 
     fn learn_module(&mut self, id: ModuleId) {
@@ -344,7 +376,10 @@ impl Session {
             );
         }
         let m = &self.members[&s.pid];
-        let (memo, path) = self.last.entry(s.tid).or_default();
+        self.sampled.insert((s.pid, s.tid));
+        let last = self.last.entry(s.tid).or_default();
+        self.last_bytes -= bytes(last);
+        let (memo, path) = last;
         self.native.clear();
         let native_cut = match &s.regs {
             _ if !self.options.native => None,
@@ -415,6 +450,16 @@ impl Session {
             merge::python_only(&groups, python_cut, &mut self.stack)
         };
         self.stack.extend(s.kernel.iter().rev().map(|a| RawFrame::Kernel(*a)));
+        let (node, whole) = self.tree.add_next(path, &self.stack);
+        self.last_bytes += memo.bytes() + path.bytes();
+        if self.last_bytes > MOST_LAST {
+            self.forget_last();
+        }
+        let verdict = if whole {
+            verdict
+        } else {
+            Verdict::Partial(Cut::TreeFull)
+        };
         match verdict {
             Verdict::Exact => self.tally.exact += 1,
             Verdict::Repaired => self.tally.repaired += 1,
@@ -423,7 +468,6 @@ impl Session {
                 *self.tally.reasons.entry(why).or_default() += 1;
             }
         }
-        let node = self.tree.add_next(path, &self.stack);
         if verdict == Verdict::Partial(Cut::Unmerged) {
             // Perhaps this thread has begun to run a subinterpreter: its own frames are on another chain.
             let m = self.members.get_mut(&s.pid).expect("looked at above");

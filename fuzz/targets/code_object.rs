@@ -10,7 +10,7 @@ fuzz_target!(|data: &[u8]| {
     let memory = Mirrors(b.0);
     let mut codes = CodeTable::default();
     for at in [at, at.wrapping_add(64), at.wrapping_add(128)] {
-        let Some(id) = codes.see(1, &memory, &layout, at, 0) else {
+        let Ok(id) = codes.see(1, &memory, &layout, at, 0) else {
             continue;
         };
         let code = codes.get(id);
@@ -20,6 +20,6 @@ fuzz_target!(|data: &[u8]| {
         for offset in [-1, 0, 2, 77, code.first_traceable, i32::MAX] {
             code.line(offset);
         }
-        assert_eq!(codes.see(1, &memory, &layout, at, 0), Some(id));
+        assert_eq!(codes.see(1, &memory, &layout, at, 0), Ok(id));
     }
 });

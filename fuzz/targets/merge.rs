@@ -31,7 +31,7 @@ fuzz_target!(|data: &[u8]| {
         .map(|_| {
             let (kind, anchor) = (b.u8(), u64::from(b.u8()));
             let frame = |i| match kind >> 5 == i {
-                true => PyFrame::Gone,
+                true => PyFrame::Lost(Cut::CodeGone),
                 false => PyFrame::Code {
                     code: CodeId(ids.next().expect("endless")),
                     instr: 0,
@@ -61,7 +61,7 @@ fuzz_target!(|data: &[u8]| {
     let python: Vec<RawFrame> = out.iter().copied().filter(of_python).collect();
     let expected = groups.iter().flat_map(|g| &g.frames).map(|f| match *f {
         PyFrame::Code { code, instr } => RawFrame::Python { code, instr },
-        PyFrame::Gone => RawFrame::Cut(Cut::CodeGone),
+        PyFrame::Lost(why) => RawFrame::Cut(why),
     });
     assert!(expected.eq(python.iter().copied()), "Python frames");
     let mut alone = Vec::new();

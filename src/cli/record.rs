@@ -21,7 +21,7 @@ use crate::process::host::{Host, Live};
 use crate::process::launch::Launched;
 use crate::process::{self, privilege, rights, sys};
 use crate::replay;
-use crate::sample::Pid;
+use crate::sample::{Event, Pid};
 use crate::session::{self, Grouping, Session};
 use crate::tree::profile::{Meta, Quality};
 
@@ -33,6 +33,9 @@ pub enum Target {
 
 /// Longest wait for samples before the clock, the target and the signals are looked at again.
 const TURN: Duration = Duration::from_millis(100);
+
+/// How long the samples that are waiting at the end may take; later ones count as lost.
+const LEFT_OVER: Duration = Duration::from_secs(1);
 
 /// Samples the target until it ends, the time is up or Ctrl-C, and writes the profile.
 pub fn record(target: Target, options: &Common) -> Result<()> {
@@ -116,11 +119,12 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
 
     let end = options.duration.map(Duration::from_secs_f64);
     let progress = progress();
-    let mut ended = false;
+    let (mut ended, mut more) = (false, false);
     while !ended && !sys::interrupted() && end.is_none_or(|end| start.elapsed() < end) {
         let wait = end.map_or(TURN, |end| end.saturating_sub(start.elapsed()).min(TURN));
         ended = watch.as_ref().is_some_and(sys::is_readable);
-        take(&mut *source, &mut session, recorder.as_deref(), wait)?;
+        let wait = if more { Duration::ZERO } else { wait };
+        more = take(&mut *source, &mut session, recorder.as_deref(), wait)?;
         if !progress.is_hidden() {
             progress.set_message(progress_text(&session, start.elapsed()));
             progress.tick();
@@ -128,10 +132,13 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
     }
     source.stop();
     let duration = start.elapsed();
-    take(&mut *source, &mut session, recorder.as_deref(), Duration::ZERO)?;
+    let stopped = Instant::now();
+    while take(&mut *source, &mut session, recorder.as_deref(), Duration::ZERO)? && stopped.elapsed() < LEFT_OVER {}
+    let left = leave(&mut *source)?;
     progress.finish_and_clear();
 
-    let counts = source.counts();
+    let mut counts = source.counts();
+    counts.lost += left;
     let meta = Meta {
         version: env!("CARGO_PKG_VERSION").into(),
         rate: options.rate,
@@ -254,24 +261,28 @@ fn tell(source: &mut dyn Source, pid: Pid, space: Option<&crate::layout::Space>)
     }
 }
 
-/// Moves what is waiting from the source to the session.
-fn take(source: &mut dyn Source, session: &mut Session, recorder: Option<&Recorder>, wait: Duration) -> Result<()> {
+/// Moves some of what is waiting from the source to the session; true if there is more.
+fn take(source: &mut dyn Source, session: &mut Session, recorder: Option<&Recorder>, wait: Duration) -> Result<bool> {
     let mut events = Vec::new();
-    let mut wait = wait;
-    loop {
-        let more = source.poll(wait, &mut events)?;
-        session.see_codes(&events);
-        for event in events.drain(..) {
-            if let Some(recorder) = recorder {
-                recorder.event(&event);
-            }
-            session.event(event, &mut |pid, space| tell(source, pid, space))?;
+    let more = source.poll(wait, &mut events)?;
+    session.see_codes(&events);
+    for event in events {
+        if let Some(recorder) = recorder {
+            recorder.event(&event);
         }
-        if !more {
-            return Ok(());
-        }
-        wait = Duration::ZERO;
+        session.event(event, &mut |pid, space| tell(source, pid, space))?;
     }
+    Ok(more)
+}
+
+/// Lets go what is still waiting; the samples among it.
+fn leave(source: &mut dyn Source) -> Result<u64> {
+    let (mut events, mut left, mut more) = (Vec::new(), 0, true);
+    while more {
+        more = source.poll(Duration::ZERO, &mut events)?;
+        left += events.drain(..).filter(|e| matches!(e, Event::Sample(_))).count() as u64;
+    }
+    Ok(left)
 }
 
 fn quality(session: &Session, counts: &capture::Counts, rate: u64) -> Quality {

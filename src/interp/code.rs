@@ -1,11 +1,13 @@
 //! Code objects, copied at first sight: they can die, and their addresses are used again.
 
+use std::rc::Rc;
+
 use rustc_hash::FxHashMap;
 
 use super::{lines, text};
 use crate::layout::{Layout, LineTable};
 use crate::process::memory::Memory;
-use crate::sample::{CodeId, Pid};
+use crate::sample::{CodeId, Cut, Pid};
 
 /// What a code object says.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -28,14 +30,24 @@ impl Code {
     }
 }
 
+/// Bytes of names and line tables that are kept, at most: large programs have some megabytes of them.
+const MOST_BYTES: usize = 48 << 20;
+/// Addresses of code objects that are known, at most, over all processes.
+const MOST_KNOWN: usize = 1 << 19;
+
 /// All code objects seen, in all processes; equal ones are one.
 #[derive(Default)]
 pub struct CodeTable {
-    codes: Vec<Code>,
-    by_code: FxHashMap<Code, CodeId>,
-    by_address: FxHashMap<(Pid, u64, u32), CodeId>,
+    codes: Vec<Rc<Code>>,
+    by_code: FxHashMap<Rc<Code>, CodeId>,
+    /// What stands at (address, fingerprint) in each process.
+    known: FxHashMap<Pid, FxHashMap<(u64, u32), CodeId>>,
     /// Forked child -> its parent: what the parent had at an address, the child has too.
     parents: FxHashMap<Pid, Pid>,
+    /// Bytes in `codes`.
+    bytes: usize,
+    /// Entries of `known`, over all processes.
+    addresses: usize,
 }
 
 impl CodeTable {
@@ -43,28 +55,53 @@ impl CodeTable {
         &self.codes[id.0 as usize]
     }
 
-    /// The code object at `avma`, read now if it is new. `None` if it is not (any more) the one the sample saw.
-    pub fn see(&mut self, pid: Pid, memory: &dyn Memory, layout: &Layout, avma: u64, print: u32) -> Option<CodeId> {
-        if let Some(known) = self.by_address.get(&(pid, avma, print)) {
-            return Some(*known);
+    /// The code object at `avma`, read now if it is new.
+    ///
+    /// # Errors
+    /// `CodeGone` if it is not (any more) the one the sample saw; `TooMuchCode` if there is no room for another one.
+    pub fn see(
+        &mut self,
+        pid: Pid,
+        memory: &dyn Memory,
+        layout: &Layout,
+        avma: u64,
+        print: u32,
+    ) -> Result<CodeId, Cut> {
+        let key = (avma, print);
+        if let Some(known) = self.known.get(&pid).and_then(|k| k.get(&key)) {
+            return Ok(*known);
+        }
+        if self.bytes >= MOST_BYTES || self.addresses >= MOST_KNOWN {
+            return Err(Cut::TooMuchCode);
         }
         // The child's own memory first: after the fork both may have put different objects at one address.
         let id = match read(memory, layout, avma, print) {
             Some(code) => self.intern(code),
             None => {
-                let parent = self.parents.get(&pid).filter(|_| print != 0)?;
-                *self.by_address.get(&(*parent, avma, print))?
+                let parent = self.parents.get(&pid).filter(|_| print != 0);
+                let there = parent.and_then(|parent| self.known.get(parent)?.get(&key));
+                *there.ok_or(Cut::CodeGone)?
             }
         };
-        self.by_address.insert((pid, avma, print), id);
-        Some(id)
+        self.known.entry(pid).or_default().insert(key, id);
+        self.addresses += 1;
+        Ok(id)
     }
 
     fn intern(&mut self, code: Code) -> CodeId {
-        *self.by_code.entry(code).or_insert_with_key(|code| {
-            self.codes.push(code.clone());
-            CodeId(self.codes.len() as u32 - 1)
-        })
+        if let Some(id) = self.by_code.get(&code) {
+            return *id;
+        }
+        self.bytes += size_of::<Code>()
+            + [&code.name, &code.qualname, &code.filename]
+                .map(|t| t.len())
+                .iter()
+                .sum::<usize>()
+            + code.line_table.len();
+        let (id, code) = (CodeId(self.codes.len() as u32), Rc::new(code));
+        self.codes.push(code.clone());
+        self.by_code.insert(code, id);
+        id
     }
 
     /// A process has a copy of another one's memory.
@@ -75,7 +112,7 @@ impl CodeTable {
 
     /// A process has ended or runs another program: its addresses mean nothing any more.
     pub fn forget(&mut self, pid: Pid) {
-        self.by_address.retain(|(p, _, _), _| *p != pid);
+        self.addresses -= self.known.remove(&pid).map_or(0, |k| k.len());
         self.parents.remove(&pid);
     }
 }

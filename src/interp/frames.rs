@@ -24,7 +24,7 @@ pub fn groups(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory: &
 /// Reads the code objects of a sample that are new, and nothing else.
 pub fn see_codes(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory: &dyn Memory) {
     for f in sample.python.iter().filter(|f| f.owner < SHIM) {
-        codes.see(sample.pid, memory, layout, f.code, f.fingerprint);
+        let _ = codes.see(sample.pid, memory, layout, f.code, f.fingerprint); // the merge will say what is missing
     }
 }
 
@@ -121,8 +121,9 @@ const OUTSIDE: i32 = i32::MIN;
 
 /// `None` for a frame that CPython itself does not show: pushed, but not started.
 fn py_frame(pid: Pid, f: &PyRef, layout: &Layout, codes: &mut CodeTable, memory: &dyn Memory) -> Option<PyFrame> {
-    let Some(code) = codes.see(pid, memory, layout, f.code, f.fingerprint) else {
-        return Some(PyFrame::Gone);
+    let code = match codes.see(pid, memory, layout, f.code, f.fingerprint) {
+        Ok(code) => code,
+        Err(why) => return Some(PyFrame::Lost(why)),
     };
     let offset = match layout.position {
         Position::Bytes => f.instr as i32,

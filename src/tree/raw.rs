@@ -1,16 +1,30 @@
 //! Raw stacks as a prefix tree: each sample is one node, each node one frame below its caller.
 
-use rustc_hash::FxHashMap;
+use std::hash::BuildHasher;
 
-use crate::sample::{Pid, RawFrame, Tid};
+use hashbrown::HashTable;
+use rustc_hash::FxBuildHasher;
+
+use crate::sample::{Cut, Pid, RawFrame, Tid};
 
 pub type RawNode = u32;
+
+/// Nodes kept, at most (some 50 bytes each, and a few hundred when named): what a strange program can make us keep is
+/// bounded. A stack that needs more is cut where it leaves the tree.
+const MOST_NODES: usize = 1 << 20;
 
 /// The last stack of a thread and the nodes of its frames.
 #[derive(Debug, Default)]
 pub struct Path {
     frames: Vec<RawFrame>,
     nodes: Vec<RawNode>,
+}
+
+impl Path {
+    /// Bytes on the heap.
+    pub fn bytes(&self) -> usize {
+        size_of::<RawFrame>() * self.frames.capacity() + size_of::<RawNode>() * self.nodes.capacity()
+    }
 }
 
 /// One sample in order of time.
@@ -24,52 +38,85 @@ pub struct RawTick {
 }
 
 /// A tree of frames with a count in each node. Node 0 is the root and has no frame.
-#[derive(Debug)]
 pub struct RawTree {
     nodes: Vec<(RawNode, Option<RawFrame>, u64)>,
-    children: FxHashMap<(RawNode, RawFrame), RawNode>,
+    /// Nodes by parent and frame.
+    children: HashTable<RawNode>,
+    most: usize,
 }
 
 impl Default for RawTree {
     fn default() -> RawTree {
-        RawTree {
-            nodes: vec![(0, None, 0)],
-            children: FxHashMap::default(),
-        }
+        RawTree::bounded(MOST_NODES)
     }
 }
 
 impl RawTree {
-    /// Counts one sample of the stack `frames`, outermost first; returns the node of its innermost frame.
-    pub fn add(&mut self, frames: &[RawFrame]) -> RawNode {
-        let mut node = 0;
-        for f in frames {
-            node = self.child(node, *f);
+    fn bounded(most: usize) -> RawTree {
+        RawTree {
+            nodes: vec![(0, None, 0)],
+            children: HashTable::new(),
+            most,
         }
-        self.nodes[node as usize].2 += 1;
-        node
+    }
+
+    /// Counts one sample of the stack `frames`, outermost first; returns the node of its innermost frame, and whether
+    /// there was room for the whole stack.
+    pub fn add(&mut self, frames: &[RawFrame]) -> (RawNode, bool) {
+        self.add_next(&mut Path::default(), frames)
     }
 
     /// The same, for one stack after the other of one thread: only what differs from the last one is looked up.
-    pub fn add_next(&mut self, last: &mut Path, frames: &[RawFrame]) -> RawNode {
+    pub fn add_next(&mut self, last: &mut Path, frames: &[RawFrame]) -> (RawNode, bool) {
         let same = last.frames.iter().zip(frames).take_while(|(a, b)| a == b).count();
         last.frames.truncate(same);
         last.nodes.truncate(same);
         let mut node = last.nodes.last().copied().unwrap_or(0);
+        let mut whole = true;
         for f in &frames[same..] {
-            node = self.child(node, *f);
+            let Some(next) = self.child(node, *f, self.most) else {
+                node = self.full(node);
+                whole = false;
+                break;
+            };
+            node = next;
             last.frames.push(*f);
             last.nodes.push(node);
         }
         self.nodes[node as usize].2 += 1;
-        node
+        (node, whole)
     }
 
-    fn child(&mut self, parent: RawNode, f: RawFrame) -> RawNode {
-        *self.children.entry((parent, f)).or_insert_with(|| {
-            self.nodes.push((parent, Some(f), 0));
-            (self.nodes.len() - 1) as RawNode
-        })
+    /// Where a stack ends for which there is no room.
+    fn full(&mut self, parent: RawNode) -> RawNode {
+        let cut = RawFrame::Cut(Cut::TreeFull);
+        // In the end, only below the root.
+        let here = self.child(parent, cut, self.most + self.most / 8);
+        here.or_else(|| self.child(0, cut, usize::MAX)).unwrap_or(0)
+    }
+
+    /// The node of a frame below its caller, made if there are fewer than `most`.
+    fn child(&mut self, parent: RawNode, f: RawFrame, most: usize) -> Option<RawNode> {
+        let nodes = &mut self.nodes;
+        let hash = |key: &(RawNode, Option<RawFrame>)| FxBuildHasher.hash_one(key);
+        let is = |node: &RawNode| {
+            let (p, frame, _) = &nodes[*node as usize];
+            (*p, *frame) == (parent, Some(f))
+        };
+        let key = hash(&(parent, Some(f)));
+        if let Some(node) = self.children.find(key, is) {
+            return Some(*node);
+        }
+        if nodes.len() >= most {
+            return None;
+        }
+        let node = nodes.len() as RawNode;
+        nodes.push((parent, Some(f), 0));
+        self.children.insert_unique(key, node, |n| {
+            let (p, frame, _) = &nodes[*n as usize];
+            hash(&(*p, *frame))
+        });
+        Some(node)
     }
 
     /// (parent, frame, samples that end here) of each node, callers before callees; the root has no frame.
@@ -82,23 +129,45 @@ impl RawTree {
 mod tests {
     use super::*;
 
+    fn k(n: u64) -> RawFrame {
+        RawFrame::Kernel(n)
+    }
+
     #[test]
     fn stacks_share_their_outer_part() {
         let mut t = RawTree::default();
-        let k = |n| RawFrame::Kernel(n);
-        let a = t.add(&[k(1), k(2)]);
-        let b = t.add(&[k(1), k(3)]);
-        assert_eq!(t.add(&[k(1), k(2)]), a);
+        let (a, _) = t.add(&[k(1), k(2)]);
+        let (b, _) = t.add(&[k(1), k(3)]);
+        assert_eq!(t.add(&[k(1), k(2)]), (a, true));
         let mut last = Path::default();
         for (stack, node) in [(&[k(1), k(2)][..], a), (&[k(1), k(3)], b), (&[], 0), (&[k(1), k(2)], a)] {
-            assert_eq!(t.add_next(&mut last, stack), node);
+            assert_eq!(t.add_next(&mut last, stack), (node, true));
             t.nodes[node as usize].2 -= 1;
         }
-        assert_eq!(t.add(&[]), 0);
+        assert_eq!(t.add(&[]), (0, true));
         assert_eq!(t.nodes().len(), 4);
         assert_eq!(
             (t.nodes()[a as usize].2, t.nodes()[b as usize].2, t.nodes()[0].2),
             (2, 1, 1)
         );
+    }
+
+    #[test]
+    fn a_full_tree_cuts_stacks_and_counts_them() {
+        let mut t = RawTree::bounded(8);
+        let mut last = Path::default();
+        let mut cut = 0;
+        for round in 0..3 {
+            for i in 0..100 {
+                let stack = [k(0), k(1), k(100 + i), k(200 + i)];
+                let (node, whole) = t.add_next(&mut last, &stack);
+                cut += u64::from(!whole);
+                let frame = t.nodes()[node as usize].1;
+                assert_eq!(frame == Some(RawFrame::Cut(Cut::TreeFull)), !whole, "{round} {i}");
+            }
+        }
+        assert!(t.nodes().len() <= 8 + 8 / 8 + 1);
+        assert_eq!(t.nodes().iter().map(|n| n.2).sum::<u64>(), 300, "nothing is left out");
+        assert_eq!(cut, 300 - 3 * 2, "two stacks and a half fit");
     }
 }

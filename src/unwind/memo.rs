@@ -47,6 +47,12 @@ pub struct Memo {
 }
 
 impl Memo {
+    /// Bytes on the heap.
+    pub fn bytes(&self) -> usize {
+        size_of::<Kept>() * (self.kept.capacity() + self.new.capacity())
+            + size_of::<(u64, u64)>() * (self.reads.capacity() + self.new_reads.capacity())
+    }
+
     /// Before a stack is unwound.
     pub(super) fn begin(&mut self, generation: u64) {
         if self.generation != generation || !self.on {

@@ -48,8 +48,10 @@ fn ticks(rate: u64) -> u32 {
     }
 }
 
-/// Samples handled between two looks at the tidings.
+/// Samples handled between two looks at the tidings ...
 const BATCH: usize = 256;
+/// ... and bytes of them.
+const BATCH_BYTES: usize = 8 << 20;
 
 /// Takes what `struct kernel_facts` of the program holds.
 #[repr(C)]
@@ -581,16 +583,20 @@ impl Source for EbpfSource {
         fds.extend(self.tidings.iter().map(Ring::event));
         sys::poll(&fds, wait.min(LOOK)).map_err(|e| Error::io("cannot wait for samples", e))?;
         let mut samples = Vec::new();
-        while samples.len() < BATCH {
-            let Some(item) = self.ring.next() else { break };
+        let (mut more, mut bytes) = (true, 0);
+        while samples.len() < BATCH && bytes < BATCH_BYTES {
+            let Some(item) = self.ring.next() else {
+                more = false;
+                break;
+            };
+            bytes += item.len();
             self.joiner.take(&item, &mut samples);
         }
-        if self.stopped && samples.len() < BATCH {
+        if self.stopped && !more {
             self.joiner.finish(&mut samples);
         }
         // Every tiding older than these samples is in its ring by now.
         self.read_tidings();
-        let more = samples.len() >= BATCH;
         self.delivered += samples.len() as u64;
         for s in samples {
             while self.pending.front().is_some_and(|t| t.time <= s.time) {

@@ -73,6 +73,9 @@ impl Joiner {
             // A rest that was lost: what came before is a sample all the same.
             out.extend(self.open.remove(&whole.tid));
         }
+        if self.open.len() >= MOST_OPEN {
+            self.finish(out);
+        }
         if flags & MORE != 0 {
             self.open.insert(whole.tid, whole);
         } else {
