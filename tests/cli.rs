@@ -72,7 +72,7 @@ fn wrong_words() {
     refused(&run(&[]), 2, &["Usage"]);
     refused(&run(&["record"]), 2, &["COMMAND"]);
     refused(&run(&["attach"]), 2, &["PID"]);
-    refused(&run(&["attach", "python"]), 2, &["python", "PID"]);
+    refused(&run(&["attach", "python"]), 2, &["python", "PID", "pgrep"]);
     refused(&run(&["attach", "-5"]), 2, &["-5"]);
     refused(&run(&["attach", "99999999999"]), 2, &["99999999999"]);
     refused(&run(&["record", "-r", "0", "--", "true"]), 2, &["rate", "0"]);
@@ -140,6 +140,17 @@ fn targets_that_cannot_be_sampled() {
         1,
         &["no process 4194305"],
     );
+
+    // kthreadd; in a container it is somebody else, or nobody.
+    if fs::read_to_string("/proc/2/comm").is_ok_and(|name| name == "kthreadd\n") {
+        refused(
+            &run(&["attach", "2", "-o", text(&out)]),
+            1,
+            &["2 is a thread of the kernel"],
+        );
+    } else {
+        eprintln!("NOTE: no kernel thread is to be seen here (a pid namespace); refusing one was not tried");
+    }
 
     let mut ended = Command::new("true").spawn().expect("`true` starts");
     let state = format!("/proc/{}/stat", ended.id());
@@ -367,4 +378,33 @@ fn the_commands_own_end_is_told() {
     assert!(out.exists(), "a failing command has a profile too");
     let done = run(&["record", "-o", text(&out), "--", "sh", "-c", "kill -9 $$"]);
     assert!(stderr(&done).contains("was ended by signal 9"), "{}", stderr(&done));
+}
+
+/// A profile is being written when the second Ctrl-C comes: the pipe has no reader yet.
+#[test]
+fn the_third_interrupt_ends_it() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let pipe = scratch.path("pipe");
+    let made = Command::new("mkfifo")
+        .arg(&pipe)
+        .status()
+        .expect("mkfifo, of coreutils");
+    assert!(made.success());
+    let program = Program::start(programs::native(&[]));
+    let pid = program.pid().to_string();
+    for (signals, good) in [(2, true), (3, false)] {
+        let mut running = Running::start(nativeprof(&["attach", &pid, "-f", "collapsed", "-o", text(&pipe)]));
+        // A signal that is waiting swallows another one of its kind: each is a different one.
+        for name in ["INT", "TERM", "HUP"].iter().take(signals) {
+            running.signal(name);
+        }
+        if good {
+            let read = fs::read_to_string(&pipe).expect("a profile");
+            assert!(read.is_empty() || read.contains("n_leaf"), "{read}");
+        }
+        let done = running.finish();
+        assert_eq!(done.status.success(), good, "{}", stderr(&done));
+        assert_eq!(done.status.code().is_none(), !good, "ended by the signal");
+    }
 }

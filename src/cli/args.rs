@@ -37,7 +37,7 @@ pub enum Command {
 #[derive(Debug, Args)]
 pub struct Record {
     /// Process to sample
-    #[arg(short, long, value_name = "PID", conflicts_with = "command")]
+    #[arg(short, long, value_name = "PID", value_parser = pid, conflicts_with = "command")]
     pub pid: Option<u32>,
     #[command(flatten)]
     pub common: Common,
@@ -54,7 +54,7 @@ pub struct Record {
 #[derive(Debug, Args)]
 pub struct Attach {
     /// Process to sample
-    #[arg(value_name = "PID")]
+    #[arg(value_name = "PID", value_parser = pid)]
     pub pid: u32,
     #[command(flatten)]
     pub common: Common,
@@ -63,7 +63,7 @@ pub struct Attach {
 #[derive(Debug, Args)]
 pub struct Doctor {
     /// Process to look at
-    #[arg(value_name = "PID")]
+    #[arg(value_name = "PID", value_parser = pid)]
     pub pid: Option<u32>,
     /// For programs
     #[arg(long)]
@@ -140,6 +140,11 @@ pub struct Common {
     /// Samples that a tape keeps, the first ones
     #[arg(long, value_name = "N", default_value_t = 1000, requires = "save_tape")]
     pub tape_samples: u64,
+}
+
+fn pid(text: &str) -> Result<u32, String> {
+    text.parse()
+        .map_err(|_| "a process is told by its number; `pgrep -af NAME` lists numbers".into())
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

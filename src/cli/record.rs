@@ -351,6 +351,13 @@ pub(super) fn check_target(pid: Pid) -> Result<()> {
             .why("only its exit status is left (a zombie)")
             .hint("choose a running process"));
     }
+    if process::is_of_kernel(pid) {
+        return Err(
+            Error::new(Kind::Unsupported, format!("{pid} is a thread of the kernel"))
+                .why("it has no memory of its own, and no stack but the kernel's")
+                .hint("choose a process, and --kernel to see what the kernel does for it"),
+        );
+    }
     if process::elf_class(pid) == Some(1) {
         return Err(
             Error::new(Kind::Unsupported, format!("process {pid} is a 32-bit program"))

@@ -73,8 +73,10 @@ impl Launched {
     /// If the command cannot be executed.
     pub fn release(&mut self) -> Result<()> {
         if let Some(mut go) = self.go.take() {
-            go.write_all(&[1])
-                .map_err(|e| Error::io("cannot start the command", e))?;
+            go.write_all(&[1]).map_err(|e| {
+                // It waits with the default action for signals: Ctrl-C during set-up reaches it too.
+                Error::io("the command was ended before it began", e).hint("start it again; Ctrl-C ends the sampling")
+            })?;
         }
         if let Some(spawn) = self.spawn.take() {
             let child = spawn

@@ -184,6 +184,13 @@ pub fn stat_state(pid: Pid) -> Option<char> {
     stat_text(pid, 3)?.chars().next()
 }
 
+/// A thread of the kernel, which has no memory of its own.
+pub fn is_of_kernel(pid: Pid) -> bool {
+    // PF_KTHREAD (include/linux/sched.h, Linux 6.18) among the flags, field 9 of proc_pid_stat(5)
+    const KERNEL_THREAD: u64 = 0x0020_0000;
+    stat_field(pid, 9).is_some_and(|flags| flags & KERNEL_THREAD != 0)
+}
+
 /// Parent of a process; `None` if it has ended.
 pub fn parent(pid: Pid) -> Option<Pid> {
     stat_text(pid, 4)?.parse().ok()

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 pub use perf_event_open_sys::bindings as perf;
@@ -216,16 +216,24 @@ pub fn pipe() -> io::Result<(File, File)> {
     Ok(unsafe { (File::from_raw_fd(fds[0]), File::from_raw_fd(fds[1])) })
 }
 
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+static INTERRUPTS: AtomicU32 = AtomicU32::new(0);
+/// So many signals end us at once: twice is pressed in haste, while the profile is being written.
+const IMPATIENT: u32 = 3;
 
-extern "C" fn on_interrupt(_: libc::c_int) {
-    INTERRUPTED.store(true, Ordering::Relaxed);
+extern "C" fn on_interrupt(signal: libc::c_int) {
+    if INTERRUPTS.fetch_add(1, Ordering::Relaxed) + 1 >= IMPATIENT {
+        // SAFETY: both are async-signal-safe; the default action is always valid.
+        unsafe {
+            libc::signal(signal, libc::SIG_DFL);
+            libc::raise(signal);
+        }
+    }
 }
 
-/// From now on Ctrl-C (SIGINT) and SIGTERM only set the flag that `interrupted` reads.
+/// From now on Ctrl-C (SIGINT), SIGTERM and SIGHUP are only counted, and `interrupted` tells; the third one ends us.
 pub fn watch_interrupts() {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-        // SAFETY: the handler only stores to an atomic; the structure is fully initialised. Without SA_RESTART, so that
+        // SAFETY: the handler keeps to what is async-signal-safe; the structure is fully initialised. Without SA_RESTART, so that
         // a wait ends at once.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
@@ -244,7 +252,7 @@ pub fn leave_interrupts() {
 }
 
 pub fn interrupted() -> bool {
-    INTERRUPTED.load(Ordering::Relaxed)
+    INTERRUPTS.load(Ordering::Relaxed) > 0
 }
 
 /// Is there something to read now?

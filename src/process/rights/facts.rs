@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use crate::process::credentials::Caps;
-use crate::process::{parent, stat_field, sys};
+use crate::process::{is_of_kernel, parent, sys};
 use crate::sample::Pid;
 
 /// Inodes of the first namespaces (`PROC_USER_INIT_INO`, `PROC_PID_INIT_INO`, include/linux/proc_ns.h, Linux 6.18).
@@ -133,8 +133,6 @@ impl Target {
         };
         let uids = ids(&status, "Uid");
         let owner = fs::metadata(format!("/proc/{pid}")).ok()?.uid();
-        // PF_KTHREAD (include/linux/sched.h) among the flags, field 9 of proc_pid_stat(5)
-        const KERNEL_THREAD: u64 = 0x0020_0000;
         Some(Target {
             pid,
             uids,
@@ -147,7 +145,7 @@ impl Target {
             // The kernel gives the folder of a process that is not dumpable to root (proc_pid(5)).
             dumpable: owner == uids[1],
             descends: descends(pid),
-            kernel_thread: stat_field(pid, 9).is_some_and(|flags| flags & KERNEL_THREAD != 0),
+            kernel_thread: is_of_kernel(pid),
         })
     }
 }
