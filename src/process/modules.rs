@@ -1,4 +1,7 @@
 //! Files mapped by processes: opened once, kept open, shared by all processes that map the same file.
+//!
+//! A file is opened when its mapping is seen, with the rights of sampling; its headers, and the tables that unwinding
+//! asks for, are read then. Names and DWARF are read from the open file when all rights are given up (`privilege`).
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
