@@ -376,6 +376,20 @@ impl Session {
             );
         }
         let m = &self.members[&s.pid];
+        let groups = match &m.python {
+            Some(Python {
+                interpreter: Some(i), ..
+            }) => {
+                let memory = Family {
+                    host: &*self.host,
+                    pid: s.pid,
+                    parent: m.parent,
+                };
+                interp::frames::groups(s, &i.layout, &mut self.codes, &memory)
+            }
+            _ => Vec::new(),
+        };
+        self.unwinder.expect(groups.iter().filter_map(|g| g.anchor));
         self.sampled.insert((s.pid, s.tid));
         let last = self.last.entry(s.tid).or_default();
         self.last_bytes -= bytes(last);
@@ -408,19 +422,6 @@ impl Session {
             PyWalk::NoPython | PyWalk::Complete => None,
             PyWalk::Fault => Some(Cut::PythonFault),
             PyWalk::TooDeep => Some(Cut::PythonTooDeep),
-        };
-        let groups = match &m.python {
-            Some(Python {
-                interpreter: Some(i), ..
-            }) => {
-                let memory = Family {
-                    host: &*self.host,
-                    pid: s.pid,
-                    parent: m.parent,
-                };
-                interp::frames::groups(s, &i.layout, &mut self.codes, &memory)
-            }
-            _ => Vec::new(),
         };
         self.stack.clear();
         if self.options.grouping.processes {

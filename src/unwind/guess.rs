@@ -12,6 +12,9 @@ const MOST_WORDS: u64 = 8192;
 /// Return addresses tried in one search.
 const MOST_TRIES: u32 = 64;
 
+/// Words tried as frame pointer for one return address.
+const MOST_POINTERS: usize = 8;
+
 /// Where a guess led.
 pub enum Found {
     /// The frame was pushed; the caller's code lies here.
@@ -38,9 +41,12 @@ impl Unwinder {
             None => self.anonymous(walk),
             Some((module, svma)) => self.instructions(walk, module, svma),
         };
-        let step = step
-            .map(|regs| (regs, How::Code))
-            .or_else(|| Some((self.frame_pointer(walk)?, How::FramePointer)));
+        let free = |regs: &Regs| !self.steps_over(frame.sp, regs.sp());
+        let step = step.filter(free).map(|regs| (regs, How::Code)).or_else(|| {
+            let regs = self.frame_pointer(walk)?;
+            let free = !self.steps_over(frame.sp, regs.sp());
+            free.then_some((regs, How::FramePointer))
+        });
         if let Some((regs, how)) = step {
             walk.regs = regs;
             walk.interrupted = false;
@@ -49,6 +55,21 @@ impl Unwinder {
             return Some(Found::Next(place(walk.code, walk.lookup())));
         }
         self.search(walk, frame, out)
+    }
+
+    /// Does a mark lie in this part of the stack? Then it is no frame of code without tables.
+    fn steps_over(&self, sp: u64, cfa: u64) -> bool {
+        let next = self.marks.partition_point(|mark| *mark < sp);
+        self.marks.get(next).is_some_and(|mark| *mark < cfa)
+    }
+
+    /// Are all marks from `sp` on in frames whose extent tables tell?
+    fn finds_marks(&self, sp: u64, frames: &[NativeFrame]) -> bool {
+        let next = self.marks.partition_point(|mark| *mark < sp);
+        let within = |mark: &u64, f: &NativeFrame| (f.sp..f.cfa).contains(mark) && matches!(f.how, How::Cfi | How::End);
+        self.marks[next..]
+            .iter()
+            .all(|mark| frames.iter().any(|f| within(mark, f)))
     }
 
     /// The function's instructions, where its table led nowhere (tables know nothing of what inline assembler pushes) or
@@ -126,6 +147,9 @@ impl Unwinder {
             if address >= walk.memory.stack.end() || tries >= MOST_TRIES || walk.budget == 0 {
                 break;
             }
+            if self.steps_over(before.sp(), address.checked_add(8)?) {
+                break;
+            }
             let Some(ra) = walk.memory.stack.word(address) else {
                 continue;
             };
@@ -133,18 +157,22 @@ impl Unwinder {
                 continue;
             }
             tries += 1;
-            // The code in between may have left the callee-saved registers alone, or not.
-            for known in [before.known & CALLEE_SAVED | 1 << SP, 1 << SP] {
+            // The code in between may have left the callee-saved registers alone, or not, or have saved the frame
+            // pointer before it used rbp for other things (CPython's compiled traces).
+            let own = [before.known & CALLEE_SAVED | 1 << SP, 1 << SP].map(|known| (known, before.gpr[FP]));
+            let saved = self.saved_frame_pointers(walk, &before, address, out);
+            let saved = saved.into_iter().map(|fp| (1 << SP | 1 << FP, fp));
+            for (known, fp) in own.into_iter().chain(saved) {
                 walk.regs = Regs {
                     ip: ra,
                     known,
                     ..before
                 };
-                walk.regs.gpr[SP] = address.checked_add(8)?;
+                (walk.regs.gpr[SP], walk.regs.gpr[FP]) = (address.checked_add(8)?, fp);
                 (walk.interrupted, walk.searching) = (false, true);
                 (frame.cfa, frame.how) = (walk.regs.sp(), How::Scan);
                 out.push(frame);
-                let ended = self.walk(walk, None, out).is_ok();
+                let ended = self.walk(walk, None, out).is_ok() && self.finds_marks(before.sp(), &out[mark..]);
                 walk.searching = false;
                 if ended {
                     return Some(Found::End);
@@ -155,6 +183,27 @@ impl Unwinder {
         }
         walk.regs = before;
         None
+    }
+
+    /// Words that the anonymous code on top of `address` has put on the stack and that may be its caller's frame pointer.
+    /// None without marks: only they can tell a wrong one.
+    fn saved_frame_pointers(&self, walk: &Walk, regs: &Regs, address: u64, out: &[NativeFrame]) -> Vec<u64> {
+        let stack = walk.memory.stack;
+        if self.marks.last().is_none_or(|mark| *mark < address) {
+            return Vec::new();
+        }
+        let anonymous = out.iter().rev().take_while(|f| f.place.is_none()).last();
+        let from = anonymous
+            .map_or(regs.sp(), |f| f.sp)
+            .checked_add(7)
+            .map_or(address, |sp| sp & !7);
+        let words = (from..address).step_by(8).filter_map(|at| stack.word(at));
+        let mut found: Vec<u64> = words
+            .filter(|w| w % 8 == 0 && *w > address && *w < stack.end())
+            .take(MOST_POINTERS)
+            .collect();
+        found.dedup();
+        found
     }
 
     fn returns_to(&mut self, code: &dyn CodeMap, ra: u64) -> bool {

@@ -61,6 +61,8 @@ pub struct Unwinder {
     rules: Rules,
     cache: Cache,
     context: cfi::Context,
+    /// Addresses on the stack that lie in frames of code with tables, ascending.
+    marks: Vec<u64>,
 }
 
 /// Where `avma` lies: file and svma.
@@ -115,6 +117,14 @@ impl Unwinder {
         }
         let (tables, code) = Default::default();
         self.modules[index] = Some(Box::new(Module { sections, tables, code }));
+    }
+
+    /// Addresses that are known to lie in frames of code with tables, for the stacks that follow: the interpreter's marks.
+    /// A guess that steps over one of them, or leaves one out, is wrong.
+    pub fn expect(&mut self, marks: impl Iterator<Item = u64>) {
+        self.marks.clear();
+        self.marks.extend(marks);
+        self.marks.sort_unstable();
     }
 
     /// Start (svma) of the function that holds `svma`, as far as the unwind tables tell; names are not needed for it.

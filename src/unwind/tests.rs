@@ -369,4 +369,19 @@ fn trampolines_frame_pointers_and_searches() {
     let words = [0, 0, BIAS + 0x1014, 0, call, 0];
     assert_eq!(hows(&bare, &words), (Ok(()), vec![(How::Scan, 40), (How::End, 48)]));
     assert_eq!(hows(&bare, &[0, 0, 0]), (Err(Cut::NoUnwindInfo), vec![(How::Lost, 0)]));
+    // A mark of the interpreter lies in code with tables: neither a frame pointer nor a search leads over it.
+    let marked = |regs: &Regs, words: &[u64], mark: u64| {
+        let mut unwinder = unwinder(file());
+        unwinder.expect([STACK + mark].into_iter());
+        let mut frames = Vec::new();
+        let end = unwinder.unwind(&Map, regs, &stack(words), &mut frames);
+        (end, frames.iter().map(|f| f.how).collect::<Vec<_>>())
+    };
+    for (regs, words, how, above) in [
+        (framed, &[0, 0, 0, call, 0][..], How::FramePointer, 32),
+        (bare, &words[..], How::Scan, 40),
+    ] {
+        assert_eq!(marked(&regs, words, above), (Ok(()), vec![how, How::End]));
+        assert_eq!(marked(&regs, words, 8), (Err(Cut::NoUnwindInfo), vec![How::Lost]));
+    }
 }
