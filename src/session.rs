@@ -67,6 +67,8 @@ struct Python {
     runtime: Arc<Runtime>,
     module: ModuleId,
     interpreter: Option<Interpreter>,
+    /// Whether the interpreter's frames are where we look has still to be tried.
+    on_trial: bool,
 }
 
 /// Counts of what became of the samples.
@@ -115,6 +117,8 @@ pub struct Session {
 
 /// Bytes that the threads' last stacks may take: a thousand very deep ones would take gigabytes.
 const MOST_LAST: usize = 32 << 20;
+/// Said of an interpreter whose frames are not read.
+const UNKNOWN: &str = ": this version is not known, so its frames are left out";
 /// Shortest time between two looks for subinterpreters, ns of the samples' clock.
 const LOOK_AGAIN: u64 = 50_000_000;
 /// Files and addresses (svma) on stacks; true if tables alone did not lead through.
@@ -335,16 +339,39 @@ impl Session {
             };
             let interpreter = runtime.in_process(bias, m.tls.unwrap_or(interp::DEFAULT_TLS));
             let module = self.modules.get(id).name();
-            self.pythons
-                .insert(pid, format!("CPython {} ({module})", runtime.version_text()));
+            let mut text = format!("CPython {} ({module})", runtime.version_text());
+            if interpreter.is_none() {
+                text += UNKNOWN;
+            }
+            self.pythons.insert(pid, text);
             m.python = Some(Python {
                 runtime: runtime.clone(),
                 module: id,
                 interpreter,
+                on_trial: runtime.unknown && interpreter.is_some(),
             });
+            self.try_python(pid);
             return true;
         }
         false
+    }
+
+    /// Where the version is one that we do not know: keeps the interpreter if its frames are where we look, as far as
+    /// can be told now.
+    fn try_python(&mut self, pid: Pid) {
+        let python = self.members.get_mut(&pid).and_then(|m| m.python.as_mut());
+        let Some((p, i)) = python
+            .filter(|p| p.on_trial)
+            .and_then(|p| p.interpreter.map(|i| (p, i)))
+        else {
+            return;
+        };
+        let fits = interp::trial::fits(&MemoryOf(&*self.host, pid), &i);
+        p.on_trial = fits.is_none();
+        if fits == Some(false) {
+            p.interpreter = None;
+            *self.pythons.entry(pid).or_default() += UNKNOWN;
+        }
     }
 
     fn tell(&self, pid: Pid, learn: &mut Learn<'_>) -> Result<()> {
@@ -374,6 +401,10 @@ impl Session {
                     looked: 0,
                 },
             );
+        }
+        if !s.python.is_empty() && self.members[&s.pid].python.as_ref().is_some_and(|p| p.on_trial) {
+            self.try_python(s.pid);
+            self.tell(s.pid, learn)?;
         }
         let m = &self.members[&s.pid];
         let groups = match &m.python {
@@ -469,8 +500,10 @@ impl Session {
                 *self.tally.reasons.entry(why).or_default() += 1;
             }
         }
-        if verdict == Verdict::Partial(Cut::Unmerged) {
-            // Perhaps this thread has begun to run a subinterpreter: its own frames are on another chain.
+        let lacks = [Cut::Unmerged, Cut::PythonUnknown].map(Verdict::Partial);
+        if lacks.contains(&verdict) {
+            // Perhaps this thread has begun to run a subinterpreter: its own frames are on another chain. Or it is new,
+            // and threads of this interpreter are known from its list alone.
             let m = self.members.get_mut(&s.pid).expect("looked at above");
             if m.python.is_some() && s.time.saturating_sub(m.looked) > LOOK_AGAIN {
                 m.looked = s.time;

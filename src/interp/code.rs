@@ -150,6 +150,13 @@ fn fingerprint(
     Some((hash.wrapping_add(first_line.into()) >> 32) as u32 | 1)
 }
 
+/// Does this look like a code object? It has a name, a file's name and a table of lines.
+pub fn is_one(memory: &dyn Memory, layout: &Layout, avma: u64) -> bool {
+    let named = |text: &str| !text.is_empty() && !text.contains(char::is_control);
+    read_once(memory, layout, avma, 0)
+        .is_some_and(|c| named(&c.name) && named(&c.qualname) && named(&c.filename) && !c.line_table.is_empty())
+}
+
 fn read(memory: &dyn Memory, layout: &Layout, avma: u64, print: u32) -> Option<Code> {
     let code = read_once(memory, layout, avma, print)?;
     (read_once(memory, layout, avma, print)? == code).then_some(code)

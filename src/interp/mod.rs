@@ -16,6 +16,7 @@ mod split;
 pub mod tables;
 mod text;
 pub mod threads;
+pub mod trial;
 
 /// An ELF file that contains a CPython interpreter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +30,8 @@ pub struct Runtime {
     pub own: Own,
     /// Built without the global interpreter lock.
     pub free_threaded: bool,
+    /// Newer than all versions that we know: read like the newest of them, if a trial says that this is right.
+    pub unknown: bool,
     /// svma ranges of the bytecode loop, split-off parts included.
     pub eval: Vec<(u64, u64)>,
 }
@@ -77,6 +80,7 @@ pub fn find_runtime(module: &Module) -> Option<Runtime> {
         layout,
         own,
         free_threaded,
+        unknown: tables::ROWS.iter().all(|(known, _)| *known < (version.0, version.1)),
         eval: eval(module),
     })
 }
@@ -130,6 +134,7 @@ fn before_runtime(module: &Module) -> Option<Runtime> {
         },
         own: if key.is_some() { Own::Key } else { Own::Listed },
         free_threaded: false,
+        unknown: false,
         eval: eval(module),
     })
 }
