@@ -7,12 +7,11 @@ use std::collections::BTreeMap;
 
 use nativeprof::tree::profile::{Frame, FrameKind};
 
+use common::calls::{CALLBACKS, Calls, SHARES};
 use common::recording::{Ours, Recording, TRUTH, check_counts};
 use common::{Program, Python, attach, each_python, live, programs};
 
 mod common;
-
-type Calls = &'static [(&'static str, &'static [&'static str])];
 
 fn sample(python: &Python, script: &str, words: &[&str]) -> (Recording, BTreeMap<String, f64>) {
     let mut program = Program::start(python.script(script));
@@ -23,38 +22,6 @@ fn sample(python: &Python, script: &str, words: &[&str]) -> (Recording, BTreeMap
 fn count(stack: &[&Frame], name: &str) -> usize {
     stack.iter().filter(|f| f.name == name).count()
 }
-
-const SHARES: Calls = &[
-    ("", &["<module>"]),
-    ("<module>", &["main"]),
-    (
-        "main",
-        &[
-            "run_alpha",
-            "run_beta",
-            "run_python",
-            "run_recursion",
-            "run_callback",
-            "run_big",
-        ],
-    ),
-    ("run_alpha", &["t_alpha"]),
-    ("run_beta", &["t_beta"]),
-    ("run_recursion", &["t_recurse"]),
-    ("run_callback", &["t_call"]),
-    ("run_big", &["t_big"]),
-    ("t_call", &["t_bridge"]),
-    ("t_big", &["t_big_frame"]),
-    ("t_big_frame", &["t_bridge"]),
-    ("t_bridge", &["in_callback", "in_big"]),
-    ("in_callback", &["t_alpha"]),
-    ("in_big", &["t_alpha"]),
-    ("t_alpha", &["t_alpha_work"]),
-    ("t_beta", &["t_beta_outer"]),
-    ("t_beta_outer", &["t_beta_inner"]),
-    ("t_recurse", &["t_recurse_step"]),
-    ("t_recurse_step", &["t_recurse_step", "t_recurse_bottom"]),
-];
 
 #[test]
 fn each_part_has_its_share() {
@@ -86,44 +53,11 @@ fn each_part_has_its_share() {
 
 #[test]
 fn callbacks_stand_in_calling_order() {
-    const CALLS: Calls = &[
-        ("", &["<module>"]),
-        ("<module>", &["main"]),
-        (
-            "main",
-            &["t_call", "by_qsort", "by_lt", "by_key", "by_reduce", "by_attribute"],
-        ),
-        ("t_call", &["t_bridge"]),
-        (
-            "t_bridge",
-            &["level1", "level2", "level3", "compare", "folded", "attribute"],
-        ),
-        ("level1", &["t_call"]),
-        ("level2", &["t_call", "t_beta"]),
-        ("level3", &["t_alpha"]),
-        ("by_qsort", &["t_sort"]),
-        ("t_sort", &["t_compare"]),
-        ("t_compare", &["t_bridge"]),
-        ("compare", &["t_alpha"]),
-        ("by_lt", &["__lt__"]),
-        ("__lt__", &["t_alpha"]),
-        ("by_key", &["key_of", "__lt__"]),
-        ("key_of", &["t_alpha"]),
-        ("by_reduce", &["fold"]),
-        ("fold", &["t_call"]),
-        ("folded", &["t_alpha"]),
-        ("by_attribute", &["__getattr__"]),
-        ("__getattr__", &["t_call"]),
-        ("attribute", &["t_beta"]),
-        ("t_alpha", &["t_alpha_work"]),
-        ("t_beta", &["t_beta_outer"]),
-        ("t_beta_outer", &["t_beta_inner"]),
-    ];
     let _live = live();
     each_python(|python| {
         let (r, _) = sample(python, "callbacks.py", &[]);
         r.check_quality(&python.name);
-        r.check_calls(&python.name, &TRUTH, CALLS);
+        r.check_calls(&python.name, &TRUTH, CALLBACKS);
         for name in ["level3", "compare", "__lt__", "key_of", "folded", "attribute"] {
             assert!(r.with(name) > 0, "{}: {name} was never seen", python.name);
         }

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+pub mod calls;
 pub mod programs;
 pub mod pythons;
 pub mod recording;

@@ -21,6 +21,8 @@ pub struct Python {
     include: PathBuf,
     /// Letters that tell builds of one version apart: `d` for a debug build, `t` for one without the lock.
     flags: String,
+    /// Can it compile traces?
+    jit: bool,
 }
 
 /// Folder of the interpreters that `.ci/new-pythons` unpacks.
@@ -116,7 +118,8 @@ fn candidates() -> Vec<PathBuf> {
 fn ask(exe: &Path) -> Option<Python> {
     let script = "import platform, sys, sysconfig\n\
                   print(sys.executable, sys.base_prefix, sysconfig.get_paths()['include'], \
-                  platform.python_version(), platform.python_implementation(), sys.abiflags, sep='\\n')";
+                  platform.python_version(), platform.python_implementation(), sys.abiflags, \
+                  hasattr(sys, '_jit') and sys._jit.is_available(), sep='\\n')";
     let said = Command::new(exe).args(["-I", "-c", script]).output().ok()?;
     let said = String::from_utf8(said.stdout).ok()?;
     let mut lines = said.lines();
@@ -141,7 +144,16 @@ fn ask(exe: &Path) -> Option<Python> {
         prefix,
         include,
         flags,
+        jit: lines.next()? == "True",
     })
+}
+
+/// The loader that fits what is unpacked; a program and its words follow.
+fn loader() -> Command {
+    let libraries = unpacked().join("lib/x86_64-linux-gnu");
+    let mut loader = Command::new(libraries.join("ld-linux-x86-64.so.2"));
+    loader.arg("--library-path").arg(libraries);
+    loader
 }
 
 impl Python {
@@ -196,6 +208,31 @@ impl Python {
         command
     }
 
+    pub fn has_jit(&self) -> bool {
+        self.jit
+    }
+
+    /// Is it one that `.ci/new-pythons` brought?
+    pub fn is_unpacked(&self) -> bool {
+        self.prefix.starts_with(unpacked())
+    }
+
+    /// The ELF file of an unpacked one: what stands in its place is a script.
+    pub fn program(&self) -> PathBuf {
+        let mut name = self.exe.clone().into_os_string();
+        name.push(".bin");
+        name.into()
+    }
+
+    /// Like `script`, with a copy of the unpacked one's ELF file in its place.
+    pub fn script_with(&self, program: &Path, name: &str) -> Command {
+        let mut command = loader();
+        command.arg("--argv0").arg(&self.exe).arg(program);
+        command.arg(sources().join(name));
+        self.prepare(&mut command);
+        command
+    }
+
     fn prepare(&self, command: &mut Command) {
         command
             .env("PYTHONPATH", self.truth())
@@ -219,10 +256,9 @@ impl Python {
             let lax = "-Wl,--allow-shlib-undefined";
             programs::compile(&source, &exe, &[&include, &more, &at, &run, lax, &format!("-l:{file}")]);
         }
-        let mut command = if self.prefix.starts_with(unpacked()) {
-            let libraries = unpacked().join("lib/x86_64-linux-gnu");
-            let mut loader = Command::new(libraries.join("ld-linux-x86-64.so.2"));
-            loader.arg("--library-path").arg(libraries).arg(exe);
+        let mut command = if self.is_unpacked() {
+            let mut loader = loader();
+            loader.arg(exe);
             loader
         } else {
             Command::new(exe)
