@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
-use symbolize::{Kernel, Symbol};
+use symbolize::Kernel;
 
 use crate::interp::code::CodeTable;
 use crate::process::content::Content;
@@ -15,6 +16,11 @@ use crate::process::root::Root;
 use crate::sample::{ModuleId, Pid, RawFrame, Tid};
 use crate::tree::profile::{Frame, FrameId, FrameKind, Meta, ModuleMeta, Node, NodeId, Profile, Tick};
 use crate::tree::raw::{RawTick, RawTree};
+
+mod native;
+
+pub use native::JitPlaces;
+use native::{Owner, name_anonymous, name_module};
 
 const LOW_LEVEL: &str = "<low-level>";
 /// Source files that are opened.
@@ -66,15 +72,28 @@ pub struct Opened {
     pub sources: BTreeMap<String, Option<File>>,
     /// Text of `/proc/kallsyms`, if there are kernel frames.
     pub kernel: Option<String>,
+    /// Perf maps of processes with frames in code without a file, and of those that they were forked from: path and file.
+    pub perf_maps: BTreeMap<Pid, (String, Content)>,
 }
 
 impl Opened {
     /// Opens what this tree's frames speak of. Nothing is read but the kernel's own table.
-    pub fn open(&mut self, host: &dyn Host, codes: &CodeTable, tree: &RawTree) {
+    pub fn open(&mut self, host: &dyn Host, codes: &CodeTable, tree: &RawTree, jit: &dyn Fn(Pid) -> Option<JitPlaces>) {
         let mut kernel = false;
         for (_, raw, _) in tree.nodes() {
             match raw {
                 Some(RawFrame::Kernel(_)) => kernel = true,
+                Some(RawFrame::Anonymous { pid, .. }) => {
+                    for (pid, places) in native::family(*pid, jit) {
+                        if let Some(root) = &places.root {
+                            self.perf_maps.entry(pid).or_insert_with(|| {
+                                let path = format!("/tmp/perf-{}.map", root.inner_pid);
+                                let file = root.open_own(&path).map(Arc::new);
+                                (path, file.map_or(Content::Missing, Content::File))
+                            });
+                        }
+                    }
+                }
                 Some(RawFrame::Python { code, .. }) if self.sources.len() < MAX_SOURCES => {
                     let path = &codes.get(*code).filename;
                     if path.starts_with('/') && !self.sources.contains_key(path) {
@@ -103,7 +122,14 @@ pub struct Gathered<'a> {
     pub pythons: &'a BTreeMap<Pid, String>,
     /// Start (svma) of the function around an svma, from the unwind tables.
     pub function_start: &'a mut dyn FnMut(ModuleId, u64) -> Option<u64>,
+    /// What names code of a process that is in no file.
+    pub jit: &'a dyn Fn(Pid) -> Option<JitPlaces>,
+    /// Who is asked for debug information that is not on this machine.
+    pub fetch: Option<Fetch>,
 }
+
+/// Debug information by build id; the reason if it is not to be had.
+pub type Fetch = Arc<dyn Fn(&[u8]) -> Result<File, String> + Send + Sync>;
 
 /// Names everything gathered. `meta` comes filled but for the modules and threads.
 pub fn resolve(mut gathered: Gathered<'_>, start: u64, mut meta: Meta) -> Profile {
@@ -197,13 +223,18 @@ fn name_all(
     modules: &mut Vec<ModuleMeta>,
 ) -> FxHashMap<RawFrame, Vec<Named>> {
     let mut named = FxHashMap::default();
-    let mut native: BTreeMap<ModuleId, BTreeMap<u64, u64>> = BTreeMap::new();
+    let mut native: BTreeMap<Owner, BTreeMap<u64, u64>> = BTreeMap::new();
     let mut kernel = None;
     let raw: Vec<_> = gathered.tree.nodes().iter().map(|n| n.1).collect();
     for (raw, count) in raw.iter().zip(inclusive) {
         let Some(raw) = raw else { continue };
-        if let RawFrame::Native { module, svma } = raw {
-            *native.entry(*module).or_default().entry(*svma).or_default() += count;
+        let at = match *raw {
+            RawFrame::Native { module, svma } => Some((Owner::File(module), svma)),
+            RawFrame::Anonymous { pid, avma } => Some((Owner::Anonymous(pid), avma)),
+            _ => None,
+        };
+        if let Some((owner, address)) = at {
+            *native.entry(owner).or_default().entry(address).or_default() += count;
             continue;
         }
         if named.contains_key(raw) {
@@ -224,116 +255,25 @@ fn name_all(
                 (f, line)
             }
             RawFrame::Kernel(address) => (kernel_frame(&mut kernel, gathered.opened, address), 0),
-            RawFrame::Anonymous { avma, .. } => (
-                Frame {
-                    address: avma,
-                    ..frame(FrameKind::Unknown, "[unknown]")
-                },
-                0,
-            ),
             RawFrame::Cut(why) => (frame(FrameKind::Cut, format!("[cut: {}]", why.reason())), 0),
-            RawFrame::Native { .. } => continue,
+            RawFrame::Native { .. } | RawFrame::Anonymous { .. } => continue,
         };
         let id = frames.id(f);
         named.insert(*raw, vec![(id, line)]);
     }
-    for (id, svmas) in native {
-        name_module(gathered, frames, id, &svmas, modules, &mut named);
+    let samples = native::samples(gathered.tree, inclusive);
+    for (owner, addresses) in native {
+        let row = match owner {
+            Owner::File(id) => name_module(gathered, frames, id, &addresses, &mut named),
+            Owner::Anonymous(pid) => name_anonymous(gathered, frames, pid, &addresses, &mut named),
+        };
+        modules.push(ModuleMeta {
+            samples: samples.get(&owner).copied().unwrap_or(0),
+            ..row
+        });
     }
+    modules.sort_by(|a, b| (b.samples, &a.path).cmp(&(a.samples, &b.path)));
     named
-}
-
-fn name_module(
-    gathered: &mut Gathered<'_>,
-    frames: &mut Frames,
-    id: ModuleId,
-    svmas: &BTreeMap<u64, u64>,
-    modules: &mut Vec<ModuleMeta>,
-    named: &mut FxHashMap<RawFrame, Vec<Named>>,
-) {
-    let module = gathered.modules.get(id).clone();
-    let name = module.name();
-    let opened = match &module.content {
-        Content::File(f) => f
-            .try_clone()
-            .map_err(|e| e.to_string())
-            .and_then(|f| symbolize::Module::from_file(f).map_err(|e| e.to_string())),
-        Content::Bytes(b) => symbolize::Module::from_bytes(b.to_vec()).map_err(|e| e.to_string()),
-        Content::Missing => Err("the file could not be opened".into()),
-    };
-    let sorted: Vec<u64> = svmas.keys().copied().collect();
-    let (found, sources) = match opened {
-        Ok(mut m) => {
-            let found = m.lookup_many(&sorted);
-            (
-                found.into_iter().map(Result::unwrap_or_default).collect(),
-                sources_text(&m),
-            )
-        }
-        Err(why) => (vec![Vec::new(); sorted.len()], format!("none: {why}")),
-    };
-    for (svma, symbols) in sorted.iter().zip(found) {
-        let symbols: Vec<Symbol> = symbols;
-        let mut stack: Vec<Named> = Vec::new();
-        for s in symbols.iter().rev() {
-            let kind = if s.inlined {
-                FrameKind::Inlined
-            } else {
-                FrameKind::Native
-            };
-            let f = Frame {
-                address: s.start,
-                module: name.clone(),
-                source: s.file.as_deref().unwrap_or("").to_string(),
-                ..frame(kind, s.name.to_string())
-            };
-            stack.push((frames.id(f), s.line.unwrap_or(0)));
-        }
-        if stack.is_empty() {
-            // Without a name the unwind tables still tell where the function starts.
-            let address = (gathered.function_start)(id, *svma).unwrap_or(*svma);
-            let f = Frame {
-                address,
-                module: name.clone(),
-                ..frame(FrameKind::Unknown, "[unknown]")
-            };
-            stack.push((frames.id(f), 0));
-        }
-        named.insert(
-            RawFrame::Native {
-                module: id,
-                svma: *svma,
-            },
-            stack,
-        );
-    }
-    modules.push(ModuleMeta {
-        path: String::from_utf8_lossy(&module.path).into_owned(),
-        build_id: module.build_id.iter().map(|b| format!("{b:02x}")).collect(),
-        names: sources,
-        frames: svmas.values().sum(),
-    });
-}
-
-/// Where names came from, in words.
-fn sources_text(m: &symbolize::Module) -> String {
-    let s = m.sources();
-    let kinds = [
-        (s.dwarf, "DWARF"),
-        (s.symtab, "symbols"),
-        (s.dynsym && !s.symtab, "exported symbols"),
-    ];
-    let mut text: Vec<_> = kinds
-        .iter()
-        .filter(|(has, _)| *has)
-        .map(|(_, name)| name.to_string())
-        .collect();
-    text.extend(m.dwarf_error().map(|e| format!("DWARF unreadable: {e}")));
-    if text.is_empty() {
-        "none: no symbols in the file".into()
-    } else {
-        text.join(", ")
-    }
 }
 
 fn process_name(gathered: &Gathered<'_>, pid: Pid) -> String {

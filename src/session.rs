@@ -15,7 +15,7 @@ use crate::process::Process;
 use crate::process::host::{Host, MemoryOf};
 use crate::process::memory::Memory;
 use crate::process::modules::{ModuleSections, Modules};
-use crate::resolve::{self, Gathered, Opened};
+use crate::resolve::{self, Fetch, Gathered, JitPlaces, Opened};
 use crate::sample::{Cut, Event, How, ModuleId, NativeFrame, Pid, PyWalk, RawFrame, Sample, Tid};
 use crate::tree::profile::{Meta, Profile};
 use crate::tree::raw::{Path, RawTick, RawTree};
@@ -111,6 +111,8 @@ pub struct Session {
     /// When there: the places that the unwinder asked for, and whether the stack needed more than tables.
     pub touched: Option<Touched>,
     opened: Opened,
+    /// Who is asked for debug information that is not on this machine.
+    pub fetch: Option<Fetch>,
     native: Vec<NativeFrame>,
     stack: Vec<RawFrame>,
 }
@@ -167,6 +169,7 @@ impl Session {
             last_bytes: 0,
             touched: None,
             opened: Opened::default(),
+            fetch: None,
             native: Vec::new(),
             stack: Vec::new(),
         }
@@ -257,8 +260,11 @@ impl Session {
             }
             Event::Fork { pid, parent } => {
                 if let Some(m) = self.members.get(&parent) {
+                    let mut process = m.process.forked(pid);
+                    // The same files, but another number; gone already, and its parent's must do.
+                    process.root = self.modules.root(&*self.host, pid).or(process.root);
                     let child = Member {
-                        process: m.process.forked(pid),
+                        process,
                         parent: Some(parent),
                         python: m.python.clone(),
                         tls: m.tls,
@@ -525,7 +531,8 @@ impl Session {
         if self.opened.root.is_none() {
             self.opened.root = self.host.root(pid);
         }
-        self.opened.open(&*self.host, &self.codes, &self.tree);
+        let jit = |pid| jit_places(&self.members, pid);
+        self.opened.open(&*self.host, &self.codes, &self.tree, &jit);
     }
 
     /// Names everything gathered. `meta` comes filled but for the modules and threads; `start` is on the clock of samples.
@@ -541,9 +548,21 @@ impl Session {
             threads: &self.threads,
             pythons: &self.pythons,
             function_start: &mut |module, svma| unwinder.function_start(module, svma),
+            jit: &|pid| jit_places(&self.members, pid),
+            fetch: self.fetch.clone(),
         };
         resolve::resolve(gathered, start, meta)
     }
+}
+
+/// What names code of a process that is in no file.
+fn jit_places(members: &FxHashMap<Pid, Member>, pid: Pid) -> Option<JitPlaces> {
+    let m = members.get(&pid)?;
+    Some(JitPlaces {
+        root: m.process.root.clone(),
+        dumps: m.process.jitdumps.clone(),
+        parent: m.parent,
+    })
 }
 
 /// Does the outermost frame stand where the kernel started the program? Entry points of programs and loaders written in

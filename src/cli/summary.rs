@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::export::escape::line;
-use crate::tree::profile::{Meta, Quality};
+use crate::tree::profile::{Meta, ModuleMeta, Quality};
 
 /// The block as text, a line each.
 pub fn block(meta: &Meta, written: &str) -> String {
@@ -54,6 +54,7 @@ fn printable(meta: &Meta) -> Meta {
     for module in &mut meta.modules {
         module.path = line(&module.path).into_owned();
         module.names = line(&module.names).into_owned();
+        module.missing = line(&module.missing).into_owned();
     }
     meta
 }
@@ -78,17 +79,34 @@ pub fn percent(part: u64, whole: u64) -> String {
     format!("{}.{:02} %", hundredths / 100, hundredths % 100)
 }
 
+/// Rows shown of files with the most samples, and of those that lack names.
+const ROWS: usize = 3;
+
+/// How many files, then a line for each of the few that matter. The whole table is in the profile.
 fn names(meta: &Meta) -> String {
-    let bare: Vec<_> = meta.modules.iter().filter(|m| m.names.starts_with("none")).collect();
     let count = meta.modules.len();
     let mut text = format!("from {count} file{}", if count == 1 { "" } else { "s" });
-    if let Some(worst) = bare.iter().max_by_key(|m| m.frames) {
-        let others = if bare.len() > 1 {
-            format!(" and {} more", bare.len() - 1)
-        } else {
-            String::new()
-        };
-        let _ = write!(text, "; without names: {}{others} ({})", worst.path, worst.names);
+    let bare = |m: &&ModuleMeta| m.names.starts_with("none");
+    let lacking = meta.modules.iter().skip(ROWS).filter(bare);
+    let more = lacking.clone().count().saturating_sub(ROWS);
+    for m in meta.modules.iter().take(ROWS).chain(lacking.take(ROWS)) {
+        let _ = write!(text, "\n            {}", row(m));
+    }
+    if more > 0 {
+        let _ = write!(text, "\n            and {more} more without names");
+    }
+    text
+}
+
+/// `libssl.so.3: 812 samples; exported symbols; no /usr/lib/debug/.build-id/ab/cdef.debug`
+fn row(m: &ModuleMeta) -> String {
+    let name = m.path.rsplit('/').next().unwrap_or(&m.path);
+    let mut text = format!("{name}: {} samples; {}", m.samples, m.names);
+    if !m.missing.is_empty() {
+        let _ = write!(text, "; {}", m.missing);
+    }
+    if m.names.starts_with("none") && !m.build_id.is_empty() {
+        let _ = write!(text, "; build id {}", m.build_id);
     }
     text
 }
@@ -102,5 +120,40 @@ mod tests {
         assert_eq!(percent(999_999, 1_000_000), "99.99 %");
         assert_eq!(percent(5, 5), "100.00 %");
         assert_eq!(percent(0, 0), "0.00 %");
+    }
+
+    #[test]
+    fn the_table_shows_what_matters() {
+        let module = |path: &str, samples, names: &str| ModuleMeta {
+            path: path.into(),
+            build_id: "abcd".into(),
+            names: names.into(),
+            missing: if names == "DWARF" { "" } else { "no /usr/lib/debug/x" }.into(),
+            frames: samples,
+            samples,
+        };
+        let mut modules = vec![
+            module("/usr/bin/a", 90, "DWARF"),
+            module("/lib/b", 80, "exported symbols"),
+            module("/lib/c", 70, "none: no symbols in the file"),
+            module("/lib/d", 60, "DWARF"),
+        ];
+        modules.extend((0..5).map(|i| module(&format!("/lib/e{i}"), 9 - i, "none: no symbols in the file")));
+        let text = names(&Meta {
+            modules,
+            ..Meta::default()
+        });
+        let lacking = "none: no symbols in the file; no /usr/lib/debug/x; build id abcd";
+        let expected = [
+            "from 9 files".to_string(),
+            "a: 90 samples; DWARF".into(),
+            "b: 80 samples; exported symbols; no /usr/lib/debug/x".into(),
+            format!("c: 70 samples; {lacking}"),
+            format!("e0: 9 samples; {lacking}"),
+            format!("e1: 8 samples; {lacking}"),
+            format!("e2: 7 samples; {lacking}"),
+            "and 2 more without names".into(),
+        ];
+        assert_eq!(text, expected.join("\n            "));
     }
 }

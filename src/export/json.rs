@@ -12,7 +12,8 @@
 //! sample at that place; `lines` counts all of them, `{line: samples}`. Counts are inclusive. Keys marked with `?` are
 //! left out when they have nothing to say. Everything but the four keys of Dask is ours, and Dask ignores it.
 //!
-//! The root's `nativeprof` holds the facts of the recording and the timeline: columns of equal length, `time` (ns since
+//! The root's `nativeprof` holds the facts of the recording, among them `modules`, a row for each file on some stack (path,
+//! build id, where the names of its functions came from, what was missing for more), and the timeline: columns of equal length, `time` (ns since
 //! the start), `pid`, `tid` and `node`. A node is numbered by its place in the file: the root is 0, and each node is
 //! followed by its children, in order, each with all that is below it.
 
@@ -244,11 +245,12 @@ fn write_meta(meta: &Meta, out: &mut impl Write) -> io::Result<()> {
             ("path", &module.path),
             ("build_id", &module.build_id),
             ("names", &module.names),
+            ("missing", &module.missing),
         ] {
             key_string(key, text, out)?;
             out.write_all(b",")?;
         }
-        write!(out, "\"frames\":{}}}", module.frames)?;
+        write!(out, "\"frames\":{},\"samples\":{}}}", module.frames, module.samples)?;
     }
     out.write_all(b"],\"threads\":[")?;
     for (at, (pid, tid, name)) in meta.threads.iter().enumerate() {

@@ -246,7 +246,9 @@ impl<'a> Reader<'a> {
                 path: take_string(module, "path"),
                 build_id: take_string(module, "build_id"),
                 names: take_string(module, "names"),
+                missing: take_string(module, "missing"),
                 frames: number(module.get("frames")),
+                samples: number(module.get("samples")),
             }),
             threads: objects(map.remove("threads"), |thread| {
                 (

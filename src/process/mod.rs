@@ -3,6 +3,7 @@
 //! Knows no capture backend and no Python.
 
 use std::fs;
+use std::sync::Arc;
 
 use crate::code::CodeMap;
 use crate::error::Result;
@@ -22,6 +23,7 @@ pub mod sys;
 
 use host::Host;
 use modules::Modules;
+use root::Root;
 
 /// Executable memory of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +44,14 @@ pub struct Process {
     pub generation: u64,
     /// avma just past the main thread's frames; 0 if unknown.
     pub stack_end: u64,
+    /// Its files as it sees them.
+    pub root: Option<Arc<Root>>,
+    /// The jitdump files that it has mapped at some time.
+    pub jitdumps: Vec<ModuleId>,
 }
+
+/// Jitdump files of one process that are noted.
+const MAX_JITDUMPS: usize = 16;
 
 impl Process {
     /// Reads what is mapped now. Files that were not seen before are handed to `new_module`.
@@ -61,6 +70,8 @@ impl Process {
             code: Vec::new(),
             generation: 0,
             stack_end: host.stack_end(pid),
+            root: modules.root(host, pid),
+            jitdumps: Vec::new(),
         };
         for m in maps::parse(&text) {
             if m.executable {
@@ -77,6 +88,8 @@ impl Process {
             code: Vec::new(),
             generation: 0,
             stack_end: 0,
+            root: None,
+            jitdumps: Vec::new(),
         }
     }
 
@@ -87,6 +100,8 @@ impl Process {
             code: self.code.clone(),
             generation: self.generation,
             stack_end: self.stack_end,
+            root: self.root.clone(),
+            jitdumps: self.jitdumps.clone(),
         }
     }
 
@@ -112,6 +127,13 @@ impl Process {
             let (id, new) = modules.open(host, self.pid, start, end, path);
             if new {
                 new_module(id);
+            }
+            let module = modules.get(id);
+            if let Some(root) = &self.root {
+                module.root.get_or_init(|| root.clone());
+            }
+            if module.is_jitdump() && !self.jitdumps.contains(&id) && self.jitdumps.len() < MAX_JITDUMPS {
+                self.jitdumps.push(id);
             }
             // Without segments (an unreadable file) offsets stand in for addresses.
             let bias = modules
@@ -248,6 +270,8 @@ mod tests {
             code: Vec::new(),
             generation: 0,
             stack_end: 0,
+            root: None,
+            jitdumps: Vec::new(),
         };
         let (mut modules, mut new) = (Modules::default(), |_| {});
         let mut map = |p: &mut Process, start, end| p.map(&host::Live, start, end, 0, b"", &mut modules, &mut new);

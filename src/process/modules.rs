@@ -4,7 +4,7 @@
 //! asks for, are read then. Names and DWARF are read from the open file when all rights are given up (`privilege`).
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
 use object::{LittleEndian, Object, ObjectSection, ObjectSymbol, ReadCache, SectionKind, SymbolKind, elf};
@@ -12,6 +12,7 @@ use rustc_hash::FxHashMap;
 
 use super::content::{Content, Reader};
 use super::host::{FileKey, Host};
+use super::root::{Known, Root};
 use crate::code::{Section, Sections};
 use crate::sample::{ModuleId, PAGE, Pid};
 
@@ -48,6 +49,8 @@ pub struct Module {
     pub segments: Vec<Segment>,
     pub build_id: Vec<u8>,
     asked: Mutex<Asked>,
+    /// The files around it, in the eyes of the first process that mapped it.
+    pub root: OnceLock<Arc<Root>>,
 }
 
 type Elf<'a> = ElfFile64<'a, LittleEndian, &'a ReadCache<Reader>>;
@@ -60,6 +63,7 @@ impl Module {
             segments: Vec::new(),
             build_id: Vec::new(),
             asked: Mutex::default(),
+            root: OnceLock::new(),
         };
         m.segments = m.elf(segments).unwrap_or_default();
         m.build_id = m
@@ -74,6 +78,14 @@ impl Module {
         let name = self.path.rsplit(|c| *c == b'/').next().unwrap_or(&self.path);
         let name = name.strip_suffix(b" (deleted)").unwrap_or(name);
         String::from_utf8_lossy(name).into_owned()
+    }
+
+    /// Whether it is the jitdump file of some process: a writer maps it executable just to be noticed, and calls it
+    /// `jit-PID.dump` (jitdump specification of Linux).
+    pub fn is_jitdump(&self) -> bool {
+        let name = self.name();
+        let pid = name.strip_prefix("jit-").and_then(|n| n.strip_suffix(".dump"));
+        pid.is_some_and(|pid| !pid.is_empty() && pid.bytes().all(|b| b.is_ascii_digit()))
     }
 
     /// Runs `f` on the parsed file; `None` if this is no 64-bit little-endian ELF file.
@@ -270,9 +282,17 @@ pub struct Modules {
     all: Vec<Arc<Module>>,
     by_file: FxHashMap<FileKey, ModuleId>,
     by_name: FxHashMap<Vec<u8>, ModuleId>,
+    roots: Known,
 }
 
 impl Modules {
+    /// The files of a process as it sees them; `None` if that cannot be had.
+    pub fn root(&mut self, host: &dyn Host, pid: Pid) -> Option<Arc<Root>> {
+        let mut root = host.root(pid).filter(|root| !root.is_ours)?;
+        root.share(&mut self.roots);
+        Some(Arc::new(root))
+    }
+
     pub fn get(&self, id: ModuleId) -> &Arc<Module> {
         &self.all[id.0 as usize]
     }

@@ -4,6 +4,10 @@
 use std::fs::{self, File};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
 
 use super::rights::facts;
 use super::sys;
@@ -12,9 +16,20 @@ use crate::sample::Pid;
 /// The root folder of a process.
 #[derive(Debug)]
 pub struct Root {
-    folder: OwnedFd,
+    folder: Arc<OwnedFd>,
     reader: Reader,
+    /// The number of the process in its own pid namespace.
+    pub inner_pid: Pid,
+    /// It is ours: that of the process was not to be had.
+    pub is_ours: bool,
+    key: RootKey,
 }
+
+/// Tells root folders apart: mount namespace, device and inode.
+type RootKey = (PathBuf, u64, u64);
+
+/// Root folders that are open.
+pub type Known = FxHashMap<RootKey, Arc<OwnedFd>>;
 
 /// Who the process is when it opens files.
 #[derive(Debug)]
@@ -31,7 +46,7 @@ impl Root {
                 .read(true)
                 .custom_flags(libc::O_PATH | libc::O_DIRECTORY)
                 .open(path);
-            folder.ok().map(OwnedFd::from)
+            folder.ok()
         };
         let theirs = open(format!("/proc/{pid}/root"));
         let who = if theirs.is_some() {
@@ -41,8 +56,18 @@ impl Root {
         };
         let status = fs::read(format!("/proc/{who}/status")).unwrap_or_default();
         let status = String::from_utf8_lossy(&status);
+        // proc_pid_status(5): the number in the innermost namespace stands last.
+        let inner = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+        let inner = inner.and_then(|ids| ids.split_ascii_whitespace().last()?.parse().ok());
+        let is_ours = theirs.is_none();
+        let folder = theirs.or_else(|| open("/".into()))?;
+        let meta = folder.metadata().ok()?;
+        let mounts = fs::read_link(format!("/proc/{who}/ns/mnt")).unwrap_or_default();
         Some(Root {
-            folder: theirs.or_else(|| open("/".into()))?,
+            folder: Arc::new(folder.into()),
+            inner_pid: inner.filter(|_| !is_ours).unwrap_or(pid),
+            is_ours,
+            key: (mounts, meta.dev(), meta.ino()),
             reader: Reader {
                 uid: facts::ids(&status, "Uid")[1],
                 gids: facts::groups(&status),
@@ -50,11 +75,31 @@ impl Root {
         })
     }
 
+    /// Uses the descriptor of another process with the same root: many have it.
+    pub fn share(&mut self, known: &mut Known) {
+        if !self.key.0.as_os_str().is_empty() {
+            let folder = known.entry(self.key.clone()).or_insert_with(|| self.folder.clone());
+            self.folder = folder.clone();
+        }
+    }
+
+    /// Like `open`, for a place where everybody may write: not through a link, and only a file that the process's user or
+    /// root owns.
+    pub fn open_own(&self, path: &str) -> Option<File> {
+        let file = self.open_with(path, libc::O_NOFOLLOW)?;
+        let owner = file.metadata().ok()?.uid();
+        (owner == self.reader.uid || owner == 0).then_some(file)
+    }
+
     /// The regular file at an absolute path of the process, links followed within its root, if that process may read
     /// it: a target must not get at the content of files through us. (Access lists beyond owner, group and others are
     /// not looked at.)
     pub fn open(&self, path: &str) -> Option<File> {
-        let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
+        self.open_with(path, 0)
+    }
+
+    fn open_with(&self, path: &str, more: i32) -> Option<File> {
+        let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC | more;
         let file = sys::open_within(self.folder.as_fd(), path, flags).ok()?;
         let meta = file.metadata().ok()?;
         (meta.is_file() && self.reader.may_read(meta.mode(), meta.uid(), meta.gid())).then_some(file)
@@ -113,12 +158,22 @@ mod tests {
         symlink("/inside", folder.join("link")).unwrap();
         symlink("../../../../etc/passwd", folder.join("out")).unwrap();
         fs::write(folder.join("inside"), "").unwrap();
-        let small = Root {
-            folder: File::open(&folder).unwrap().into(),
-            reader: root.reader,
+        let mut small = Root {
+            folder: Arc::new(File::open(&folder).unwrap().into()),
+            ..root
         };
         assert!(small.open("/link").is_some());
         assert!(small.open("/out").is_none() && small.open("/etc/passwd").is_none());
+        // Only what is no link and belongs to no stranger is believed to be the process's own.
+        assert!(small.open_own("/inside").is_some() && small.open_own("/link").is_none());
+        if sys::effective_uid() == 0 {
+            std::os::unix::fs::chown(folder.join("inside"), Some(12345), None).unwrap();
+            assert!(small.open_own("/inside").is_none());
+            small.reader.uid = 12345;
+            assert!(small.open_own("/inside").is_some());
+        } else {
+            eprintln!("SKIPPED: only root can make files of other users");
+        }
         fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -101,18 +101,26 @@ pub struct Meta {
     pub quality: Quality,
     /// Our own CPU time, seconds.
     pub own_cpu: f64,
-    /// Module, build id (hex, may be empty), where its names came from, samples in it.
+    /// Most samples first.
     pub modules: Vec<ModuleMeta>,
     /// (pid, tid) -> thread name.
     pub threads: Vec<(u32, u32, String)>,
 }
 
+/// A row of the table of files: where the names of its functions came from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModuleMeta {
     pub path: String,
+    /// In hexadecimal; may be empty.
     pub build_id: String,
+    /// Where its names came from, in words; begins with `none` if it has none.
     pub names: String,
+    /// What would have given more, and was not there or did not fit; empty if nothing is known to be missing.
+    pub missing: String,
+    /// Frames in it, over all samples.
     pub frames: u64,
+    /// Samples with at least one frame in it.
+    pub samples: u64,
 }
 
 /// A finished profile.

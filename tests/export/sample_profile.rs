@@ -272,7 +272,9 @@ pub fn golden() -> Profile {
             path: "/usr/lib/libopenblas.so.0".to_string(),
             build_id: "0123456789abcdef".to_string(),
             names: "symbol table".to_string(),
+            missing: "no /usr/lib/debug/.build-id/01/23456789abcdef.debug".to_string(),
             frames: 154,
+            samples: 120,
         }],
         threads: vec![
             (4242, 4242, "MainThread".to_string()),

@@ -1,0 +1,347 @@
+//! Native frames: what files and the makers of code call them, and the table of where the names came from.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+use symbolize::{Files, JitCode, Module, Sources, Symbol};
+
+use super::{Fetch, Frames, Gathered, Named, frame};
+use crate::process::content::{Content, Reader};
+use crate::process::root::Root;
+use crate::sample::{ModuleId, Pid, RawFrame};
+use crate::tree::profile::{Frame, FrameKind, ModuleMeta};
+use crate::tree::raw::RawTree;
+
+/// Module of frames in code without a file.
+const JIT: &str = "[jit]";
+
+/// What knows a process's code that is in no file.
+pub struct JitPlaces {
+    pub root: Option<Arc<Root>>,
+    /// Its jitdump files.
+    pub dumps: Vec<ModuleId>,
+    /// Whose memory it got when it was forked: its names hold too.
+    pub parent: Option<Pid>,
+}
+
+/// Whom a frame belongs to in the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Owner {
+    File(ModuleId),
+    Anonymous(Pid),
+}
+
+impl Owner {
+    fn of(raw: &RawFrame) -> Option<Owner> {
+        match *raw {
+            RawFrame::Native { module, .. } => Some(Owner::File(module)),
+            RawFrame::Anonymous { pid, .. } => Some(Owner::Anonymous(pid)),
+            _ => None,
+        }
+    }
+}
+
+/// Samples with a frame of each owner somewhere on their stack.
+pub(super) fn samples(tree: &RawTree, inclusive: &[u64]) -> FxHashMap<Owner, u64> {
+    let mut out: FxHashMap<Owner, u64> = FxHashMap::default();
+    // The owners on the way to a node, as a number: few ways differ in that.
+    let mut ways: Vec<FxHashSet<Owner>> = vec![FxHashSet::default()];
+    let mut longer: FxHashMap<(usize, Owner), usize> = FxHashMap::default();
+    let mut way_to: Vec<usize> = Vec::with_capacity(inclusive.len());
+    for ((parent, raw, _), count) in tree.nodes().iter().zip(inclusive) {
+        let before = way_to.get(*parent as usize).copied().unwrap_or(0);
+        let owner = raw.as_ref().and_then(Owner::of).filter(|o| !ways[before].contains(o));
+        let way = owner.map_or(before, |owner| {
+            *out.entry(owner).or_default() += count;
+            *longer.entry((before, owner)).or_insert_with(|| {
+                let mut way = ways[before].clone();
+                way.insert(owner);
+                ways.push(way);
+                ways.len() - 1
+            })
+        });
+        way_to.push(way);
+    }
+    out
+}
+
+/// The files around a module, and who is asked for what is not there.
+struct Around {
+    root: Option<Arc<Root>>,
+    fetch: Option<Fetch>,
+}
+
+impl Files for Around {
+    fn open(&self, path: &Path) -> Option<File> {
+        self.root.as_ref()?.open(path.to_str()?)
+    }
+
+    fn fetch(&self, build_id: &[u8]) -> Option<Result<File, String>> {
+        Some((self.fetch.as_ref()?)(build_id))
+    }
+}
+
+/// Names addresses (svma) of one file; `counts` are the frames at each.
+pub(super) fn name_module(
+    gathered: &mut Gathered<'_>,
+    frames: &mut Frames,
+    id: ModuleId,
+    counts: &BTreeMap<u64, u64>,
+    named: &mut FxHashMap<RawFrame, Vec<Named>>,
+) -> ModuleMeta {
+    let module = gathered.modules.get(id).clone();
+    let name = module.name();
+    let opened = match &module.content {
+        Content::File(f) => f
+            .try_clone()
+            .map_err(|e| e.to_string())
+            .and_then(|f| Module::from_file(f).map_err(|e| e.to_string())),
+        Content::Bytes(b) => Module::from_bytes(b.to_vec()).map_err(|e| e.to_string()),
+        Content::Missing => Err("the file could not be opened".into()),
+    };
+    let sorted: Vec<u64> = counts.keys().copied().collect();
+    let (found, source) = match opened {
+        Ok(m) => {
+            let path = module.path.strip_suffix(b" (deleted)").unwrap_or(&module.path);
+            let around = Around {
+                root: module.root.get().cloned(),
+                fetch: gathered.fetch.clone(),
+            };
+            let mut m = m.with_files(PathBuf::from(std::ffi::OsStr::from_bytes(path)), Arc::new(around));
+            let found = m.lookup_many(&sorted);
+            (
+                found.into_iter().map(Result::unwrap_or_default).collect(),
+                source_text(&m),
+            )
+        }
+        Err(why) => (vec![Vec::new(); sorted.len()], (format!("none: {why}"), String::new())),
+    };
+    for (svma, symbols) in sorted.iter().zip(found) {
+        let symbols: Vec<Symbol> = symbols;
+        let mut stack: Vec<Named> = symbols
+            .iter()
+            .rev()
+            .map(|s| (frames.id(symbol_frame(s, &name)), s.line.unwrap_or(0)))
+            .collect();
+        if stack.is_empty() {
+            // Without a name the unwind tables still tell where the function starts.
+            let address = (gathered.function_start)(id, *svma).unwrap_or(*svma);
+            let f = Frame {
+                address,
+                module: name.clone(),
+                ..frame(FrameKind::Unknown, "[unknown]")
+            };
+            stack.push((frames.id(f), 0));
+        }
+        let raw = RawFrame::Native {
+            module: id,
+            svma: *svma,
+        };
+        named.insert(raw, stack);
+    }
+    ModuleMeta {
+        path: String::from_utf8_lossy(&module.path).into_owned(),
+        build_id: module.build_id.iter().map(|b| format!("{b:02x}")).collect(),
+        names: source.0,
+        missing: source.1,
+        frames: counts.values().sum(),
+        samples: 0,
+    }
+}
+
+fn symbol_frame(s: &Symbol, module: &str) -> Frame {
+    let kind = if s.inlined {
+        FrameKind::Inlined
+    } else {
+        FrameKind::Native
+    };
+    Frame {
+        address: s.start,
+        module: module.to_string(),
+        source: s.file.as_deref().unwrap_or("").to_string(),
+        ..frame(kind, s.name.to_string())
+    }
+}
+
+/// Where names came from, and what was missing, in words.
+fn source_text(m: &Module) -> (String, String) {
+    let s = m.sources();
+    let mut kinds: Vec<String> = [
+        (s.dwarf, "DWARF"),
+        (s.symtab, "symbols"),
+        (s.debugdata, ".gnu_debugdata"),
+        (s.dynsym && !s.symtab && !s.debugdata, "exported symbols"),
+    ]
+    .iter()
+    .filter(|(has, _)| *has)
+    .map(|(_, name)| name.to_string())
+    .collect();
+    if let Some(path) = &s.debug_file {
+        kinds.push(format!("debug file {}", path.display()));
+    }
+    if s.fetched {
+        kinds.push("debuginfod".into());
+    }
+    kinds.extend(
+        s.supplementary
+            .as_ref()
+            .map(|path| format!("shared with {}", path.display())),
+    );
+    if s.split_units.0 > 0 {
+        kinds.push(format!("{} split units", s.split_units.0));
+    }
+    kinds.extend(m.dwarf_error().map(|e| format!("DWARF unreadable: {e}")));
+    let names = if kinds.is_empty() {
+        "none: no symbols in the file".into()
+    } else {
+        kinds.join(", ")
+    };
+    (names, missing_text(&s))
+}
+
+/// What would have given more names; empty if nothing is known to be missing.
+fn missing_text(s: &Sources) -> String {
+    let mut missing = Vec::new();
+    if s.split_units.1 > 0 {
+        missing.push(format!("{} split units", s.split_units.1));
+    }
+    if !s.dwarf || s.split_units.1 > 0 {
+        // The first place is the one that packages use.
+        missing.extend(s.looked_for.first().map(|path| format!("no {}", path.display())));
+    }
+    missing.extend(s.refused.iter().cloned());
+    missing.join("; ")
+}
+
+/// Names addresses (avma) of code without a file of one process; `counts` are the frames at each.
+pub(super) fn name_anonymous(
+    gathered: &Gathered<'_>,
+    frames: &mut Frames,
+    pid: Pid,
+    counts: &BTreeMap<u64, u64>,
+    named: &mut FxHashMap<RawFrame, Vec<Named>>,
+) -> ModuleMeta {
+    let (sources, mut missing) = jit_sources(gathered, pid);
+    let mut used = vec![false; sources.len()];
+    let mut unnamed = 0;
+    for (avma, count) in counts {
+        let symbol = sources.iter().enumerate().find_map(|(i, (_, code))| {
+            let symbol = code.lookup(*avma)?;
+            used[i] = true;
+            Some(symbol)
+        });
+        let (f, line) = match symbol {
+            Some(s) => (symbol_frame(&s, JIT), s.line.unwrap_or(0)),
+            None => {
+                unnamed += count;
+                let f = Frame {
+                    address: *avma,
+                    ..frame(FrameKind::Unknown, "[unknown]")
+                };
+                (f, 0)
+            }
+        };
+        let raw = RawFrame::Anonymous { pid, avma: *avma };
+        named.insert(raw, vec![(frames.id(f), line)]);
+    }
+    let names: Vec<&str> = sources
+        .iter()
+        .zip(&used)
+        .filter(|(_, used)| **used)
+        .map(|((name, _), _)| &**name)
+        .collect();
+    if unnamed == 0 {
+        missing.clear();
+    } else if !names.is_empty() {
+        missing.push(format!("{unnamed} frames are in none of its functions"));
+    }
+    ModuleMeta {
+        path: format!("[code without a file, process {pid}]"),
+        build_id: String::new(),
+        names: if names.is_empty() {
+            "none: no file has this code".into()
+        } else {
+            names.join(", ")
+        },
+        missing: missing.join("; "),
+        frames: counts.values().sum(),
+        samples: 0,
+    }
+}
+
+/// What names code of a process that is in no file, best first, and what is not there.
+fn jit_sources(gathered: &Gathered<'_>, pid: Pid) -> (Vec<(String, JitCode)>, Vec<String>) {
+    let (mut sources, mut missing) = (Vec::new(), Vec::new());
+    for (pid, places) in family(pid, gathered.jit) {
+        for id in places.dumps {
+            let module = gathered.modules.get(id);
+            let name = String::from_utf8_lossy(&module.path).into_owned();
+            match JitCode::from_jitdump(Reader::new(module.content.clone())) {
+                Ok(code) => sources.push((format!("jitdump {name}"), code)),
+                Err(why) => missing.push(format!("{name}: {why}")),
+            }
+        }
+        let Some((path, file)) = gathered.opened.perf_maps.get(&pid) else {
+            continue;
+        };
+        match file {
+            Content::Missing => missing.push(format!("no {path}")),
+            file => match JitCode::from_perf_map(Reader::new(file.clone())) {
+                Ok(code) => sources.push((format!("perf map {path}"), code)),
+                Err(why) => missing.push(format!("{path}: {why}")),
+            },
+        }
+    }
+    (sources, missing)
+}
+
+/// A process and those that it was forked from, with what names their code.
+pub(super) fn family(
+    pid: Pid,
+    jit: &dyn Fn(Pid) -> Option<JitPlaces>,
+) -> impl Iterator<Item = (Pid, JitPlaces)> + use<'_> {
+    let mut next = Some(pid);
+    let step = move || {
+        let pid = next.take()?;
+        let places = jit(pid)?;
+        next = places.parent;
+        Some((pid, places))
+    };
+    std::iter::from_fn(step).take(MAX_PARENTS)
+}
+
+/// Forks in a row whose names are looked at.
+const MAX_PARENTS: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_count_once_however_often_a_file_is_on_the_stack() {
+        let mut tree = RawTree::default();
+        let native = |module, svma| RawFrame::Native {
+            module: ModuleId(module),
+            svma,
+        };
+        let jit = RawFrame::Anonymous { pid: 7, avma: 1 };
+        tree.add(&[native(0, 1), native(1, 1), native(0, 2), native(1, 2)]);
+        tree.add(&[native(0, 1), native(1, 1)]);
+        tree.add(&[native(0, 1)]);
+        tree.add(&[native(0, 1), jit, jit, native(1, 1)]);
+        let nodes = tree.nodes();
+        let mut inclusive: Vec<u64> = nodes.iter().map(|n| n.2).collect();
+        for i in (1..nodes.len()).rev() {
+            inclusive[nodes[i].0 as usize] += inclusive[i];
+        }
+        let found = samples(&tree, &inclusive);
+        let of = |owner| found.get(&owner).copied();
+        assert_eq!(of(Owner::File(ModuleId(0))), Some(4));
+        assert_eq!(of(Owner::File(ModuleId(1))), Some(3));
+        assert_eq!(of(Owner::Anonymous(7)), Some(1));
+    }
+}
