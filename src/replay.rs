@@ -12,6 +12,7 @@ use crate::capture::tape::prune::{Wanted, prune};
 use crate::capture::tape::{Tape, TapeHost, TapeSource};
 use crate::error::Result;
 use crate::process::content::Content;
+use crate::resolve::Fetch;
 use crate::sample::{Event, ModuleId};
 use crate::session::{Grouping, Options, Session, Touched};
 use crate::tree::profile::{Meta, Profile, Quality};
@@ -46,7 +47,16 @@ fn run(tape: &Rc<Tape>, options: Options, touched: Option<Touched>) -> Result<Se
 /// # Errors
 /// As [`session`].
 pub fn profile(tape: &Rc<Tape>, options: Options) -> Result<Profile> {
+    profile_with(tape, options, None)
+}
+
+/// The same; `fetch` is asked for the lines and inlined functions that the files on a tape have lost.
+///
+/// # Errors
+/// As [`session`].
+pub fn profile_with(tape: &Rc<Tape>, options: Options, fetch: Option<Fetch>) -> Result<Profile> {
     let mut session = session(tape, options)?;
+    session.fetch = fetch;
     let (head, t) = (&tape.head, &session.tally);
     let quality = Quality {
         asked: 0,

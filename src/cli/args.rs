@@ -90,6 +90,18 @@ pub struct Replay {
     /// A node for each thread
     #[arg(long)]
     pub threads: bool,
+    /// Ask the servers of DEBUGINFOD_URLS for debug information that is not here: on, off, auto (on, but not as root)
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHEN",
+        hide_possible_values = true,
+        num_args = 0..=1,
+        require_equals = true,
+        default_value_t = Debuginfod::Auto,
+        default_missing_value = "on"
+    )]
+    pub debuginfod: Debuginfod,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -98,6 +110,13 @@ pub enum Backend {
     Auto,
     /// perf events and a BPF program; the target is never stopped
     Ebpf,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Debuginfod {
+    On,
+    Off,
+    Auto,
 }
 
 #[derive(Debug, Args)]
@@ -134,6 +153,18 @@ pub struct Common {
     /// Under sudo: stay root, for the command and the files that are written [default: become the user who ran sudo]
     #[arg(long)]
     pub as_root: bool,
+    /// Ask the servers of DEBUGINFOD_URLS for debug information that is not here: on, off, auto (on, but not as root)
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHEN",
+        hide_possible_values = true,
+        num_args = 0..=1,
+        require_equals = true,
+        default_value_t = Debuginfod::Auto,
+        default_missing_value = "on"
+    )]
+    pub debuginfod: Debuginfod,
     /// Also keep what was captured, for a bug report: the stacks' raw bytes and parts of the program's files (see `replay`)
     #[arg(long, value_name = "FILE")]
     pub save_tape: Option<PathBuf>,

@@ -8,6 +8,7 @@ use crate::error::{Error, Kind};
 use crate::export::escape::line;
 
 mod args;
+mod debuginfod;
 mod doctor;
 mod look;
 mod output;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::args::{Backend, Common};
+use super::debuginfod;
 use super::look;
 use super::output::Output;
 use super::place::{PRIVATE, Place};
@@ -40,11 +41,13 @@ const LEFT_OVER: Duration = Duration::from_secs(1);
 /// Samples the target until it ends, the time is up or Ctrl-C, and writes the profile.
 pub fn record(target: Target, options: &Common) -> Result<()> {
     check_rate(options.rate)?;
+    let is_root = sys::effective_uid() == 0;
     let user = if options.as_root {
         None
     } else {
         privilege::become_caller()?
     };
+    let fetch = debuginfod::fetch(options.debuginfod, is_root, user.as_ref())?;
     if let Target::Pid(pid) = target {
         check_target(pid)?;
         if let Some(lack) = rights::memory(pid) {
@@ -83,6 +86,7 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
         None => Box::new(Live),
     };
     let mut session = Session::new(making, host);
+    session.fetch = fetch;
     let command = match &target {
         Target::Pid(pid) => process::command_line(*pid),
         Target::Launch(command) => command.join(" "),

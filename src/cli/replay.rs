@@ -5,12 +5,14 @@ use std::io::Read;
 use std::rc::Rc;
 
 use super::args::Replay;
+use super::debuginfod;
 use super::output::Output;
 use super::summary;
 use crate::capture::tape::format;
 use crate::error::{Error, Result};
 use crate::process::credentials::Caps;
 use crate::process::privilege::{self, WRITING};
+use crate::process::sys;
 use crate::replay;
 use crate::session::{Grouping, Options};
 
@@ -19,7 +21,9 @@ const MOST_PACKED: u64 = 512 << 20;
 
 /// Replays a tape into a profile file.
 pub fn replay(options: &Replay) -> Result<()> {
-    privilege::become_caller()?;
+    let is_root = sys::effective_uid() == 0;
+    let user = privilege::become_caller()?;
+    let fetch = debuginfod::fetch(options.debuginfod, is_root, user.as_ref())?;
     let mut packed = Vec::new();
     File::open(&options.tape)
         .and_then(|f| f.take(MOST_PACKED).read_to_end(&mut packed))
@@ -34,7 +38,7 @@ pub fn replay(options: &Replay) -> Result<()> {
         threads: options.threads,
     };
     let native = !options.no_native;
-    let profile = replay::profile(&tape, Options { grouping, native })?;
+    let profile = replay::profile_with(&tape, Options { grouping, native }, fetch)?;
     let written = output.write(&profile)?;
     eprintln!("{}", summary::block(&profile.meta, &written));
     Ok(())

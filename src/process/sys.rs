@@ -230,7 +230,7 @@ extern "C" fn on_interrupt(signal: libc::c_int) {
     }
 }
 
-/// From now on Ctrl-C (SIGINT), SIGTERM and SIGHUP are only counted, and `interrupted` tells; the third one ends us.
+/// From now on Ctrl-C (SIGINT), SIGTERM and SIGHUP are only counted, and `interrupts` tells; the third one ends us.
 pub fn watch_interrupts() {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         // SAFETY: the handler keeps to what is async-signal-safe; the structure is fully initialised. Without SA_RESTART, so that
@@ -252,7 +252,12 @@ pub fn leave_interrupts() {
 }
 
 pub fn interrupted() -> bool {
-    INTERRUPTS.load(Ordering::Relaxed) > 0
+    interrupts() > 0
+}
+
+/// Signals to end that came so far.
+pub fn interrupts() -> u32 {
+    INTERRUPTS.load(Ordering::Relaxed)
 }
 
 /// Is there something to read now?

@@ -3,6 +3,8 @@
 #![warn(missing_docs)]
 
 mod debugfile;
+#[cfg(feature = "debuginfod")]
+mod debuginfod;
 mod demangle;
 mod die;
 mod dwarf;
@@ -21,6 +23,8 @@ mod symbols;
 use std::sync::Arc;
 
 pub use debugfile::Files;
+#[cfg(feature = "debuginfod")]
+pub use debuginfod::{Debuginfod, Limits};
 pub use demangle::demangle;
 pub use error::{Error, ErrorKind, Unknown};
 pub use jit::JitCode;

@@ -1,0 +1,252 @@
+//! Against a real server, on loopback, that serves a debug file split off here; and against bad ones.
+#![cfg(feature = "debuginfod")]
+
+mod common;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{Scratch, open, ours};
+use symbolize::{Debuginfod, Files, Limits, Module};
+
+const SOURCE: &str = r#"
+#include <stdlib.h>
+static inline __attribute__((always_inline)) int inner(int x) { return rand() * x; }
+__attribute__((noinline)) int outer(int x) { return inner(x) + inner(x + 1); }
+int main(int argc, char **argv) { (void)argv; return outer(argc); }
+"#;
+
+/// A program, stripped, its debug file in a folder alone, and what the whole says of addresses in it.
+struct Built {
+    scratch: Scratch,
+    bare: PathBuf,
+    served: PathBuf,
+    id: Vec<u8>,
+    svmas: Vec<u64>,
+    expected: Vec<common::Frames>,
+}
+
+fn build(name: &str) -> Built {
+    let scratch = Scratch::new(name);
+    let full = scratch
+        .compile("full", ("a.c", SOURCE), &["gcc", "-O2", "-g", "-Wl,--build-id"])
+        .expect("gcc");
+    let (bare, served) = (scratch.0.join("bare"), scratch.0.join("served"));
+    fs::create_dir(&served).expect("made");
+    let run = |command: &mut Command| assert!(command.status().is_ok_and(|s| s.success()), "{command:?}");
+    run(Command::new("objcopy")
+        .arg("--only-keep-debug")
+        .arg(&full)
+        .arg(served.join("full.debug")));
+    run(Command::new("strip").arg("-o").args([&bare, &full]));
+    let mut module = open(&full);
+    let (start, size) = module.symbol_named("outer").expect("outer");
+    let svmas: Vec<u64> = (start..start + size).collect();
+    let expected = ours(&mut module, &svmas);
+    assert!(expected.iter().any(|f| f.len() == 2));
+    let id = module.build_id().expect("a build id").to_vec();
+    Built {
+        scratch,
+        bare,
+        served,
+        id,
+        svmas,
+        expected,
+    }
+}
+
+/// Files that are only to be had from a server.
+struct Remote(Arc<Debuginfod>);
+
+impl Files for Remote {
+    fn open(&self, _: &Path) -> Option<fs::File> {
+        None
+    }
+
+    fn fetch(&self, build_id: &[u8]) -> Option<Result<fs::File, String>> {
+        Some(self.0.debug_info(build_id, &|| false))
+    }
+}
+
+fn module(built: &Built, server: &Arc<Debuginfod>) -> Module {
+    open(&built.bare).with_files("/bare", Arc::new(Remote(server.clone())))
+}
+
+/// Killed at the end.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_real_server() {
+    let built = build("debuginfod");
+    let port = TcpListener::bind("127.0.0.1:0")
+        .expect("a port")
+        .local_addr()
+        .expect("bound")
+        .port();
+    let url = format!("http://127.0.0.1:{port}");
+    let mut command = Command::new("debuginfod");
+    command
+        .args(["-F", "-d", ":memory:", "-p", &port.to_string()])
+        .arg(&built.served)
+        .env_remove("DEBUGINFOD_URLS")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let server = command.spawn().expect("debuginfod (.ci/setup installs it)");
+    let server = Running(server);
+    // It has scanned its folder when it has the file: asked with its own client's protocol, by hand.
+    let hex: String = built.id.iter().map(|b| format!("{b:02x}")).collect();
+    let ready = || {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+        write!(stream, "GET /buildid/{hex}/debuginfo HTTP/1.0\r\n\r\n").ok()?;
+        let mut head = [0; 12];
+        stream.read_exact(&mut head).ok()?;
+        head.ends_with(b"200").then_some(())
+    };
+    let start = Instant::now();
+    while ready().is_none() {
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "debuginfod does not find the file it serves"
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+
+    let cache = built.scratch.0.join("cache");
+    let client =
+        |limits| Arc::new(Debuginfod::new(&format!("ima:enforcing {url}/"), cache.clone(), limits).expect("a server"));
+    let kept = cache.join(&hex).join("debuginfo");
+
+    let small = Limits {
+        size: 1000,
+        ..Limits::default()
+    };
+    let mut m = module(&built, &client(small));
+    let _ = m.lookup(built.svmas[0]);
+    assert!(
+        m.sources().refused[0].contains("more than 1000 bytes"),
+        "{:?}",
+        m.sources()
+    );
+    assert!(!kept.exists());
+
+    let mut m = module(&built, &client(Limits::default()));
+    assert_eq!(ours(&mut m, &built.svmas), built.expected);
+    let sources = m.sources();
+    assert!(
+        sources.fetched && sources.dwarf && sources.symtab && sources.refused.is_empty(),
+        "{sources:?}"
+    );
+    assert!(kept.exists());
+
+    // From the cache, without the server.
+    drop(server);
+    let mut m = module(&built, &client(Limits::default()));
+    assert_eq!(ours(&mut m, &built.svmas), built.expected);
+
+    // What is in the cache and is not it is not believed.
+    fs::copy(&built.bare, &kept).expect("copied");
+    let mut wrong = fs::read(&kept).expect("read");
+    let at = wrong
+        .windows(built.id.len())
+        .position(|w| w == built.id)
+        .expect("the id");
+    wrong[at] ^= 1;
+    fs::write(&kept, wrong).expect("written");
+    let mut m = module(&built, &client(Limits::default()));
+    let _ = m.lookup(built.svmas[0]);
+    assert!(m.sources().refused[0].contains("does not answer"), "{:?}", m.sources());
+}
+
+/// A server that answers everything with these bytes, and counts.
+fn answering(answer: Vec<u8>) -> (String, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}", listener.local_addr().expect("bound"));
+    let count = Arc::new(AtomicUsize::new(0));
+    let asked = count.clone();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            asked.fetch_add(1, Ordering::SeqCst);
+            let mut stream = stream;
+            let mut request = [0; 4096];
+            let _ = stream.read(&mut request);
+            let _ = stream.write_all(&answer);
+        }
+    });
+    (url, count)
+}
+
+#[test]
+fn bad_servers() {
+    let built = build("debuginfod-bad");
+    let other = fs::read("/proc/self/exe").expect("read");
+    let ok = |body: &[u8]| [b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n", body].concat();
+    let cache = built.scratch.0.join("cache");
+    let client = |url: &str| Debuginfod::new(url, cache.clone(), Limits::default()).expect("a server");
+    let go_on = || false;
+    for (answer, words) in [
+        (
+            b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_vec(),
+            "does not have it",
+        ),
+        (
+            b"HTTP/1.1 500 Oh\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_vec(),
+            "answers 500",
+        ),
+        (
+            b"HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\nContent-Length: 0\r\n\r\n".to_vec(),
+            "does not answer",
+        ),
+        (ok(b"no ELF file"), "another build id"),
+        (ok(&other), "another build id"),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort".to_vec(),
+            "broke off",
+        ),
+        (b"rubbish".to_vec(), "does not answer"),
+    ] {
+        let (url, asked) = answering(answer);
+        let client = client(&url);
+        let ask = || {
+            let why = client.debug_info(&built.id, &go_on).expect_err("refused");
+            assert!(why.contains(words) && why.contains(&url), "{words}: {why}");
+            asked.load(Ordering::SeqCst)
+        };
+        let once = ask();
+        assert!((1..=6).contains(&once), "{words}: redirected {once} times");
+        assert_eq!(ask(), once, "{words}: the answer is remembered");
+        let left: Vec<_> = fs::read_dir(&cache).map(|d| d.flatten().collect()).unwrap_or_default();
+        assert!(left.is_empty(), "{words}: {left:?}");
+    }
+
+    // A server that is gone is not asked for the next file; a request to stop is obeyed.
+    let gone = client("http://127.0.0.1:1");
+    let why = |id: u8| gone.debug_info(&[id; 20], &go_on).expect_err("refused");
+    assert!(why(1).contains("does not answer: "), "{}", why(1));
+    assert!(why(2).ends_with("does not answer"), "{}", why(2));
+    let (url, asked) = answering(ok(&other));
+    let why = client(&url).debug_info(&built.id, &|| true).expect_err("refused");
+    assert!(
+        why.contains("interrupted") && asked.load(Ordering::SeqCst) == 0,
+        "{why}"
+    );
+
+    assert!(Debuginfod::new(" ima:permissive file:///srv ", cache.clone(), Limits::default()).is_none());
+    assert!(
+        client(&url)
+            .debug_info(&[1, 2], &go_on)
+            .is_err_and(|e| e.contains("build id"))
+    );
+}
