@@ -136,7 +136,7 @@ impl Debuginfod {
             status => return Err(Refusal::file(format!("answers {status}"))),
         }
         let mut body = answer.body_mut().as_reader();
-        let written = self.keep(kept, |out| {
+        self.keep(kept, |out| {
             let mut block = vec![0; 64 << 10];
             let mut total = 0;
             loop {
@@ -144,7 +144,10 @@ impl Debuginfod {
                     .read(&mut block)
                     .map_err(|e| Refusal::file(format!("broke off: {e}")))?;
                 if n == 0 {
-                    return Ok(());
+                    let good = has_id(out, build_id);
+                    return good
+                        .then_some(())
+                        .ok_or_else(|| Refusal::file("sent a file with another build id"));
                 }
                 total += n as u64;
                 if total > self.limits.size {
@@ -156,13 +159,7 @@ impl Debuginfod {
                 out.write_all(&block[..n])
                     .map_err(|e| Refusal::file(format!("cannot be kept: {e}")))?;
             }
-        });
-        let file = written?;
-        if !has_id(&file, build_id) {
-            let _ = fs::remove_file(kept); // the next one would refuse it too
-            return Err(Refusal::file("sent a file with another build id"));
-        }
-        Ok(file)
+        })
     }
 
     /// Writes a file beside its place and renames it, so that nobody ever sees half of it.
