@@ -94,6 +94,36 @@ pub enum PyWalk {
     TooDeep,
 }
 
+/// What a walk of a thread's interpreter frames must know of the thread, which stands still.
+#[derive(Clone, Copy, Debug)]
+pub struct Standing {
+    /// The thread pointer, which is also `pthread_self()`.
+    pub pointer: u64,
+    /// General registers. One may hold the only link to a CFrame that is just being made.
+    pub registers: [u64; 16],
+}
+
+/// What a walk of one thread's interpreter frames found. Made once and used again: a walk never lets it grow.
+#[derive(Clone, Debug)]
+pub struct Walked {
+    /// Innermost first.
+    pub python: Vec<PyRef>,
+    /// As in [`Sample`].
+    pub marks: Vec<PyRef>,
+    pub walk: PyWalk,
+}
+
+impl Walked {
+    /// Room for so many frames, and as many marks.
+    pub fn with_room(frames: usize) -> Walked {
+        Walked {
+            python: Vec::with_capacity(frames),
+            marks: Vec::with_capacity(frames),
+            walk: PyWalk::NoPython,
+        }
+    }
+}
+
 /// Everything about one sampled thread at one instant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {

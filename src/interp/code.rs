@@ -120,7 +120,7 @@ impl CodeTable {
 /// Same hash as in sample.bpf.c: addresses of name and file name, first line, and the object's number; where it has none
 /// length and first letters of the name, and of names that many share (`<module>`) the end of the file's name.
 /// `None` if it cannot be read.
-fn fingerprint(
+pub(super) fn fingerprint(
     memory: &dyn Memory,
     layout: &Layout,
     version: u32,

@@ -7,7 +7,7 @@ use crate::process::memory::Memory;
 use crate::sample::{Group, Pid, PyFrame, PyRef, Sample};
 
 /// `owner` values from here on are entry frames (Include/internal/pycore_frame.h, v3.12: FRAME_OWNED_BY_CSTACK).
-const SHIM: u8 = 3;
+pub(super) const SHIM: u8 = 3;
 /// FRAME_OWNED_BY_GENERATOR
 const GENERATOR: u8 = 1;
 

@@ -17,6 +17,7 @@ pub mod tables;
 mod text;
 pub mod threads;
 pub mod trial;
+pub mod walk;
 
 /// An ELF file that contains a CPython interpreter.
 #[derive(Clone, Debug, PartialEq, Eq)]
