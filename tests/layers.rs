@@ -19,6 +19,7 @@ const RANKS: &[&[&str]] = &[
 const UNSAFE: &[&str] = &[
     "process/sys.rs",
     "process/credentials.rs",
+    "process/trace.rs",
     "capture/ring.rs",
     "capture/ebpf/mod.rs",
 ];

@@ -64,9 +64,83 @@ impl Regs {
     }
 }
 
+/// Words of `struct user_regs_struct` (arch/x86/include/asm/user_64.h, Linux 6.18): those of `pt_regs`, then
+/// fs_base gs_base ds es fs gs.
+pub const USER_REGS_WORDS: usize = 27;
+const AX: usize = 10;
+const ORIG_AX: usize = 15;
+const FS_BASE: usize = 21;
+
+/// System calls that the kernel ends with EINTR when the thread is stopped by a tracer, and that have done nothing yet
+/// when they do (signal(7), "Interruption of system calls"): read write readv writev, sockets with a time-out,
+/// semaphores, rt_sigtimedwait, io_getevents, epoll_wait, io_uring_enter and their variants. Others either start again
+/// by themselves or must not be started twice (`close`).
+const BEGUN_AGAIN: &[u64] = &[
+    0, 1, 19, 20, 43, 44, 45, 46, 47, 65, 128, 208, 220, 232, 281, 288, 299, 307, 333, 426, 441,
+];
+const EINTR: u64 = -4i64 as u64;
+/// The kernel's own "begin again, unless a handler runs" (include/linux/errno.h).
+const ERESTARTNOHAND: u64 = -514i64 as u64;
+
+/// Registers of a stopped thread, as ptrace gives them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UserRegs(pub [u64; USER_REGS_WORDS]);
+
+impl UserRegs {
+    /// Those that the unwinder follows.
+    pub fn regs(&self) -> Regs {
+        let mut w = [0; PT_REGS_WORDS];
+        w.copy_from_slice(&self.0[..PT_REGS_WORDS]);
+        Regs::from_pt_regs(&w)
+    }
+
+    /// General registers, in the kernel's order.
+    pub fn general(&self) -> [u64; GPRS] {
+        std::array::from_fn(|i| self.0[i])
+    }
+
+    pub fn thread_pointer(&self) -> u64 {
+        self.0[FS_BASE]
+    }
+
+    /// If the stop has ended a system call with EINTR, makes it begin again when the thread goes on; true if so.
+    ///
+    /// The kernel is left to decide, as for all other calls: where a signal handler runs first, the program still gets
+    /// its EINTR. A time-out given to the call begins anew.
+    pub fn begin_again(&mut self) -> bool {
+        // Negative where the thread was not in a system call.
+        let interrupted = self.0[AX] == EINTR && BEGUN_AGAIN.contains(&self.0[ORIG_AX]);
+        if interrupted {
+            self.0[AX] = ERESTARTNOHAND;
+        }
+        interrupted
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_interrupted_calls_begin_again() {
+        let check = |call: i64, result: i64, expected: bool| {
+            let mut regs = UserRegs([7; USER_REGS_WORDS]);
+            (regs.0[ORIG_AX], regs.0[AX]) = (call as u64, result as u64);
+            let before = regs;
+            assert_eq!(regs.begin_again(), expected, "{call} {result}");
+            let mut after = before;
+            if expected {
+                after.0[AX] = ERESTARTNOHAND;
+            }
+            assert_eq!(regs, after, "{call} {result}");
+        };
+        check(232, -4, true); // epoll_wait
+        check(232, 3, false);
+        check(232, -514, false); // the kernel sees to it
+        check(3, -4, false); // close
+        check(-1, -4, false); // not in a call
+        check(202, -512, false); // futex
+    }
 
     #[test]
     fn pt_regs_land_in_their_dwarf_slots() {

@@ -12,6 +12,7 @@ use crate::sample::{Event, Pid};
 pub mod ebpf;
 mod ring;
 pub mod tape;
+mod tidings;
 
 /// What to sample and how often.
 #[derive(Clone, Debug)]

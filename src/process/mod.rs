@@ -20,6 +20,7 @@ pub mod privilege;
 pub mod rights;
 pub mod root;
 pub mod sys;
+pub mod trace;
 
 use host::Host;
 use modules::Modules;

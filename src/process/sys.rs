@@ -29,6 +29,26 @@ pub fn read_memory(pid: u32, avma: u64, buf: &mut [u8]) -> usize {
     n.max(0) as usize
 }
 
+/// Copies pieces of memory of another process (address and length each), one after the other, up to the first that is
+/// not readable; returns the bytes copied. At most 1024 pieces (UIO_MAXIOV).
+pub fn read_memory_pieces(pid: u32, pieces: &[(u64, usize)], buf: &mut [u8]) -> usize {
+    let pieces = &pieces[..pieces.len().min(1024)];
+    let local = libc::iovec {
+        iov_base: buf.as_mut_ptr().cast(),
+        iov_len: buf.len(),
+    };
+    let remote: Vec<_> = pieces
+        .iter()
+        .map(|(at, len)| libc::iovec {
+            iov_base: *at as *mut _,
+            iov_len: *len,
+        })
+        .collect();
+    // SAFETY: the local iovec covers exactly `buf`; the remote addresses are only looked at by the kernel.
+    let n = unsafe { libc::process_vm_readv(pid as i32, &local, 1, remote.as_ptr(), remote.len() as u64, 0) };
+    n.max(0) as usize
+}
+
 /// Opens a perf event; `tid` -1 means every thread, `cpu` -1 every CPU. The descriptor is close-on-exec.
 pub fn perf_event_open(attr: &mut perf::perf_event_attr, tid: i32, cpu: i32) -> io::Result<OwnedFd> {
     attr.size = size_of::<perf::perf_event_attr>() as u32;
@@ -47,6 +67,13 @@ fn perf_ioctl(fd: BorrowedFd<'_>, request: u32, arg: u64) -> io::Result<()> {
 /// Attaches a BPF program to a perf event.
 pub fn perf_set_bpf(event: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     perf_ioctl(event, perf::SET_BPF, program.as_raw_fd() as u64)
+}
+
+/// Sets the distance to the next sample, and between those after it.
+pub fn perf_set_period(event: BorrowedFd<'_>, period: u64) -> io::Result<()> {
+    // SAFETY: the kernel reads one u64 at the address, which lives as long as the call.
+    let r = unsafe { libc::ioctl(event.as_raw_fd(), perf::PERIOD as libc::c_ulong, &raw const period) };
+    check(r.into()).map(drop)
 }
 
 pub fn perf_enable(event: BorrowedFd<'_>) -> io::Result<()> {

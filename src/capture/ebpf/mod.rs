@@ -16,6 +16,7 @@ use aya::{Ebpf, EbpfLoader};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::ring::Ring;
+use super::tidings::{self, Tiding};
 use super::{Clock, Counts, Options, Source};
 use crate::error::{Error, Kind, Result};
 use crate::layout::Space;
@@ -95,14 +96,6 @@ unsafe impl aya::Pod for NestedKey {}
 struct Attached {
     event: OwnedFd,
     time: u64,
-}
-
-/// A sideband record with its time.
-struct Tiding {
-    time: u64,
-    event: Event,
-    /// For a new thread or process: the thread that made it.
-    maker: Tid,
 }
 
 pub struct EbpfSource {
@@ -249,20 +242,12 @@ impl EbpfSource {
         let mut attr = perf::perf_event_attr {
             type_: perf::PERF_TYPE_SOFTWARE,
             config: perf::PERF_COUNT_SW_DUMMY.into(),
-            sample_type: (perf::PERF_SAMPLE_TID | perf::PERF_SAMPLE_TIME).into(),
-            clockid: libc::CLOCK_MONOTONIC,
             ..Default::default()
         };
+        tidings::ask(&mut attr);
         // Whoever maps an interpreter must be known before it runs: wake at once.
         attr.set_watermark(1);
         attr.__bindgen_anon_2.wakeup_watermark = 1;
-        attr.set_mmap(1);
-        attr.set_mmap2(1);
-        attr.set_comm(1);
-        attr.set_comm_exec(1);
-        attr.set_task(1);
-        attr.set_sample_id_all(1);
-        attr.set_use_clockid(1);
         for cpu in 0..sys::cpu_count() {
             let event = match sys::perf_event_open(&mut attr, -1, cpu as i32) {
                 Ok(event) => event,
@@ -340,7 +325,7 @@ impl EbpfSource {
     fn read_tidings(&mut self) {
         let mut batch = Vec::new();
         for ring in &mut self.tidings {
-            ring.drain(|kind, misc, body| match decode_tiding(kind, misc, body) {
+            ring.drain(|kind, misc, body| match tidings::decode(kind, misc, body) {
                 Some(Ok(t)) => batch.push(t),
                 Some(Err(n)) => self.lost_tidings += n,
                 None => {}
@@ -455,56 +440,6 @@ fn calibrate(program: &OwnedFd, own: &mut Array<MapData, u64>, facts: &mut Array
         );
     }
     Ok(()) // without the stack field the program looks for the user registers by itself
-}
-
-/// `Err` counts lost records; `None` is a record of no interest.
-fn decode_tiding(kind: u32, misc: u16, b: &[u8]) -> Option<std::result::Result<Tiding, u64>> {
-    let u32_at = |at: usize| Some(u32::from_le_bytes(b.get(at..at + 4)?.try_into().ok()?));
-    let u64_at = |at: usize| Some(u64::from_le_bytes(b.get(at..at + 8)?.try_into().ok()?));
-    if kind == perf::PERF_RECORD_LOST {
-        return Some(Err(u64_at(8)?));
-    }
-    let text = |from: usize| {
-        let raw = b.get(from..b.len().checked_sub(16)?)?;
-        Some(raw.split(|c| *c == 0).next().unwrap_or(raw).to_vec())
-    };
-    let (pid, tid) = (u32_at(0)?, u32_at(4)?);
-    // With sample_id_all every record ends in pid, tid, time.
-    let time = u64_at(b.len().checked_sub(8)?)?;
-    let mut maker = 0;
-    let event = match kind {
-        perf::PERF_RECORD_MMAP2 => {
-            let (start, len) = (u64_at(8)?, u64_at(16)?);
-            Event::Mmap {
-                pid,
-                start,
-                end: start.saturating_add(len),
-                offset: u64_at(24)?,
-                path: text(64)?,
-            }
-        }
-        perf::PERF_RECORD_COMM if u32::from(misc) & perf::PERF_RECORD_MISC_COMM_EXEC != 0 => {
-            Event::Exec { pid, comm: text(8)? }
-        }
-        perf::PERF_RECORD_COMM => Event::Comm {
-            pid,
-            tid,
-            comm: text(8)?,
-        },
-        // pid, parent pid, tid, parent tid
-        perf::PERF_RECORD_FORK => {
-            let (parent, tid) = (u32_at(4)?, u32_at(8)?);
-            maker = u32_at(12)?;
-            if pid == parent {
-                Event::Thread { pid, tid }
-            } else {
-                Event::Fork { pid, parent }
-            }
-        }
-        perf::PERF_RECORD_EXIT => Event::Exit { pid, tid: u32_at(8)? },
-        _ => return None,
-    };
-    Some(Ok(Tiding { time, event, maker }))
 }
 
 impl Source for EbpfSource {

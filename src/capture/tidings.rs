@@ -1,0 +1,76 @@
+//! What perf events tell beside samples: mappings, forks, names, exits.
+
+use crate::process::sys::perf;
+use crate::sample::{Event, Tid};
+
+/// A sideband record with its time.
+pub struct Tiding {
+    /// CLOCK_MONOTONIC, ns.
+    pub time: u64,
+    pub event: Event,
+    /// For a new thread or process: the thread that made it.
+    pub maker: Tid,
+}
+
+/// Makes an event tell, in records that [`decode`] reads.
+pub fn ask(attr: &mut perf::perf_event_attr) {
+    attr.sample_type = (perf::PERF_SAMPLE_TID | perf::PERF_SAMPLE_TIME).into();
+    attr.clockid = libc::CLOCK_MONOTONIC;
+    attr.set_use_clockid(1);
+    attr.set_mmap(1);
+    attr.set_mmap2(1);
+    attr.set_comm(1);
+    attr.set_comm_exec(1);
+    attr.set_task(1);
+    attr.set_sample_id_all(1);
+}
+
+/// `Err` counts lost records; `None` is a record of no interest.
+pub fn decode(kind: u32, misc: u16, b: &[u8]) -> Option<Result<Tiding, u64>> {
+    let u32_at = |at: usize| Some(u32::from_le_bytes(b.get(at..at + 4)?.try_into().ok()?));
+    let u64_at = |at: usize| Some(u64::from_le_bytes(b.get(at..at + 8)?.try_into().ok()?));
+    if kind == perf::PERF_RECORD_LOST {
+        return Some(Err(u64_at(8)?));
+    }
+    let text = |from: usize| {
+        let raw = b.get(from..b.len().checked_sub(16)?)?;
+        Some(raw.split(|c| *c == 0).next().unwrap_or(raw).to_vec())
+    };
+    let (pid, tid) = (u32_at(0)?, u32_at(4)?);
+    // With sample_id_all every record ends in pid, tid, time.
+    let time = u64_at(b.len().checked_sub(8)?)?;
+    let mut maker = 0;
+    let event = match kind {
+        perf::PERF_RECORD_MMAP2 => {
+            let (start, len) = (u64_at(8)?, u64_at(16)?);
+            Event::Mmap {
+                pid,
+                start,
+                end: start.saturating_add(len),
+                offset: u64_at(24)?,
+                path: text(64)?,
+            }
+        }
+        perf::PERF_RECORD_COMM if u32::from(misc) & perf::PERF_RECORD_MISC_COMM_EXEC != 0 => {
+            Event::Exec { pid, comm: text(8)? }
+        }
+        perf::PERF_RECORD_COMM => Event::Comm {
+            pid,
+            tid,
+            comm: text(8)?,
+        },
+        // pid, parent pid, tid, parent tid
+        perf::PERF_RECORD_FORK => {
+            let (parent, tid) = (u32_at(4)?, u32_at(8)?);
+            maker = u32_at(12)?;
+            if pid == parent {
+                Event::Thread { pid, tid }
+            } else {
+                Event::Fork { pid, parent }
+            }
+        }
+        perf::PERF_RECORD_EXIT => Event::Exit { pid, tid: u32_at(8)? },
+        _ => return None,
+    };
+    Some(Ok(Tiding { time, event, maker }))
+}

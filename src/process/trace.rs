@@ -1,0 +1,322 @@
+//! ptrace, signals of children and waiting for many descriptors, behind safe functions.
+//!
+//! A thread is traced by seizing it, which does not stop it. A stop is a value, [`Stopped`], and dropping it lets the
+//! thread go on in the way its kind of stop asks for. Waiting leaves the stop's signal in the kernel (WNOWAIT): if we
+//! are killed at any moment, the kernel lets every thread go, and a signal that was on its way still arrives.
+//!
+//! All calls must come from one thread: the kernel knows that thread, not its process, as the tracer.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use crate::arch::{USER_REGS_WORDS, UserRegs};
+use crate::sample::Tid;
+
+/// Requests, whose type differs between C libraries.
+#[allow(clippy::unnecessary_cast)]
+mod request {
+    pub const CONT: u32 = libc::PTRACE_CONT as u32;
+    pub const DETACH: u32 = libc::PTRACE_DETACH as u32;
+    pub const GETREGSET: u32 = libc::PTRACE_GETREGSET as u32;
+    pub const INTERRUPT: u32 = libc::PTRACE_INTERRUPT as u32;
+    pub const LISTEN: u32 = libc::PTRACE_LISTEN as u32;
+    pub const SEIZE: u32 = libc::PTRACE_SEIZE as u32;
+    pub const SETREGSET: u32 = libc::PTRACE_SETREGSET as u32;
+}
+
+fn ptrace(request: u32, tid: Tid, address: usize, data: usize) -> io::Result<()> {
+    // SAFETY: the requests used here take integers, or (registers) the address of an iovec that outlives the call and
+    // describes the caller's words.
+    let r = unsafe { libc::ptrace(request as _, tid as libc::pid_t, address, data) };
+    if r < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Begins to trace a thread, without stopping it. It and the threads it makes (with `children`: the processes too)
+/// stop when they are made and when they execute a program.
+///
+/// # Errors
+/// ESRCH: no such thread. EPERM: not permitted, or traced already.
+pub fn seize(tid: Tid, children: bool) -> io::Result<()> {
+    let mut options = libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEEXEC;
+    if children {
+        options |= libc::PTRACE_O_TRACEFORK | libc::PTRACE_O_TRACEVFORK;
+    }
+    ptrace(request::SEIZE, tid, 0, options as usize)
+}
+
+/// Asks a traced thread to stop; the stop is told of later.
+///
+/// # Errors
+/// ESRCH: it has ended.
+pub fn interrupt(tid: Tid) -> io::Result<()> {
+    ptrace(request::INTERRUPT, tid, 0, 0)
+}
+
+/// Why a thread has stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// We asked, it is new, or a job-control stop has ended.
+    Trap,
+    /// SIGSTOP and the like have stopped its process.
+    Group,
+    /// A signal is about to be delivered.
+    Signal(i32),
+    /// It has made a thread or a process.
+    Made,
+    /// It runs another program now.
+    Exec,
+}
+
+/// A thread that has stopped, and goes on when this is dropped.
+#[derive(Debug)]
+pub struct Stopped {
+    pub tid: Tid,
+    pub why: Why,
+}
+
+/// `PTRACE_EVENT_STOP` (include/uapi/linux/ptrace.h)
+const EVENT_STOP: i32 = 128;
+
+impl Why {
+    /// From what waitid tells: a signal, and above it the event.
+    fn of(status: i32) -> Why {
+        let (signal, event) = (status & 0xff, status >> 8);
+        match event {
+            EVENT_STOP if signal == libc::SIGTRAP => Why::Trap,
+            EVENT_STOP => Why::Group,
+            libc::PTRACE_EVENT_EXEC => Why::Exec,
+            0 => Why::Signal(signal),
+            _ => Why::Made,
+        }
+    }
+}
+
+impl Stopped {
+    /// A traced thread that has stopped, of all or this one; `None` if there is none now.
+    pub fn next(tid: Option<Tid>) -> Option<Stopped> {
+        let (tid, status) = wait(tid, libc::WSTOPPED)?;
+        Some(Stopped {
+            tid,
+            why: Why::of(status),
+        })
+    }
+
+    /// # Errors
+    /// ESRCH: it was killed while it stood.
+    pub fn registers(&self) -> io::Result<UserRegs> {
+        let mut words = [0u64; USER_REGS_WORDS];
+        let place = libc::iovec {
+            iov_base: words.as_mut_ptr().cast(),
+            iov_len: size_of_val(&words),
+        };
+        ptrace(request::GETREGSET, self.tid, NT_PRSTATUS, (&raw const place) as usize)?;
+        Ok(UserRegs(words))
+    }
+
+    /// # Errors
+    /// ESRCH: it was killed while it stood.
+    pub fn set_registers(&self, regs: &UserRegs) -> io::Result<()> {
+        let mut words = regs.0;
+        let place = libc::iovec {
+            iov_base: words.as_mut_ptr().cast(),
+            iov_len: size_of_val(&words),
+        };
+        ptrace(request::SETREGSET, self.tid, NT_PRSTATUS, (&raw const place) as usize)
+    }
+
+    /// Lets it go for good: it is traced no longer.
+    pub fn detach(self) {
+        let signal = self.signal();
+        let _ = ptrace(request::DETACH, self.tid, 0, signal); // killed meanwhile: nothing to detach
+        std::mem::forget(self);
+    }
+
+    fn signal(&self) -> usize {
+        match self.why {
+            Why::Signal(signal) => signal as usize,
+            _ => 0,
+        }
+    }
+}
+
+const NT_PRSTATUS: usize = 1;
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        // A thread that was killed while it stood needs no letting go.
+        let _ = match self.why {
+            Why::Group => ptrace(request::LISTEN, self.tid, 0, 0),
+            _ => ptrace(request::CONT, self.tid, 0, self.signal()),
+        };
+    }
+}
+
+/// A traced thread (or a child) that has ended and waits to be reaped.
+pub fn ended() -> Option<Tid> {
+    wait(None, libc::WEXITED).map(|(tid, _)| tid)
+}
+
+/// Takes note of a traced thread's end, so that the kernel forgets it and tells its parent.
+pub fn reap(tid: Tid) {
+    waitid(Some(tid), libc::WEXITED | libc::WNOHANG);
+}
+
+fn wait(tid: Option<Tid>, what: i32) -> Option<(Tid, i32)> {
+    waitid(tid, what | libc::WNOHANG | libc::WNOWAIT)
+}
+
+fn waitid(tid: Option<Tid>, options: i32) -> Option<(Tid, i32)> {
+    let (kind, id) = tid.map_or((libc::P_ALL, 0), |tid| (libc::P_PID, tid));
+    // SAFETY: a zeroed siginfo is valid, and room for the answer; its pid and status are set for every kind of child
+    // event, and stay zero where there was none.
+    let (r, pid, status) = unsafe {
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        let r = libc::waitid(kind, id, &mut info, options | libc::__WALL);
+        (r, info.si_pid(), info.si_status())
+    };
+    (r == 0 && pid > 0).then_some((pid as Tid, status))
+}
+
+/// A descriptor that becomes readable when a traced thread (or a child) stops or ends. SIGCHLD is blocked for it in the
+/// calling thread and those it makes from now on.
+///
+/// # Errors
+/// No descriptor is left.
+pub fn child_signals() -> io::Result<OwnedFd> {
+    // SAFETY: the set is initialised by sigemptyset before use.
+    let fd = unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, libc::SIGCHLD);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+        libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
+    };
+    owned(fd)
+}
+
+/// A descriptor that [`wake`] makes readable.
+///
+/// # Errors
+/// No descriptor is left.
+pub fn waker() -> io::Result<OwnedFd> {
+    // SAFETY: two integers.
+    owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
+}
+
+/// Makes a waker readable.
+pub fn wake(waker: BorrowedFd<'_>) {
+    let one = 1u64.to_ne_bytes();
+    // SAFETY: eight bytes that live here. It cannot fail but for a counter that is full, which is readable too.
+    unsafe { libc::write(waker.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+}
+
+/// A descriptor that becomes readable when its time has come; see [`set_alarm`].
+///
+/// # Errors
+/// No descriptor is left.
+pub fn alarm() -> io::Result<OwnedFd> {
+    // SAFETY: two integers; the descriptor is checked and nobody else owns it.
+    unsafe {
+        owned(libc::timerfd_create(
+            libc::CLOCK_MONOTONIC,
+            libc::TFD_CLOEXEC | libc::TFD_NONBLOCK,
+        ))
+    }
+}
+
+/// Sets an alarm to go off once.
+pub fn set_alarm(alarm: BorrowedFd<'_>, after: Duration) {
+    let after = after.max(Duration::from_nanos(1)); // zero would stop it
+    let when = libc::itimerspec {
+        it_interval: libc::timespec { tv_sec: 0, tv_nsec: 0 },
+        it_value: libc::timespec {
+            tv_sec: after.as_secs() as _,
+            tv_nsec: after.subsec_nanos().into(),
+        },
+    };
+    // SAFETY: the structure is complete and lives as long as the call.
+    unsafe { libc::timerfd_settime(alarm.as_raw_fd(), 0, &when, std::ptr::null_mut()) };
+}
+
+/// Empties a descriptor of the kinds above, so that it is no longer readable.
+pub fn empty(fd: BorrowedFd<'_>) {
+    let mut buf = [0u8; 1024];
+    // SAFETY: room for what is read; the descriptor does not block.
+    while unsafe { libc::read(fd.as_raw_fd(), buf.as_mut_ptr().cast(), buf.len()) } > 0 {}
+}
+
+/// Takes what the kernel has just given.
+fn owned(fd: i32) -> io::Result<OwnedFd> {
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: private, and called with fresh descriptors only, which nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Waits for many descriptors. One that is closed is forgotten.
+pub struct Epoll(OwnedFd);
+
+/// A descriptor that is ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ready {
+    pub token: u64,
+    /// What it told of has ended: nothing more will come.
+    pub over: bool,
+}
+
+impl Epoll {
+    /// # Errors
+    /// No descriptor is left.
+    pub fn new() -> io::Result<Epoll> {
+        // SAFETY: one integer.
+        owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).map(Epoll)
+    }
+
+    /// # Errors
+    /// The kernel's memory or limit for watched descriptors.
+    pub fn add(&self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
+        let mut event = libc::epoll_event {
+            events: libc::EPOLLIN as u32,
+            u64: token,
+        };
+        // SAFETY: the structure lives as long as the call.
+        let r = unsafe { libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &mut event) };
+        if r < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Waits until something is ready or the time is up, and replaces `ready` by what is.
+    pub fn wait(&self, wait: Duration, ready: &mut Vec<Ready>) {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
+        let ms = wait.as_millis().min(i32::MAX as u128) as i32;
+        // SAFETY: pointer and count describe the array above.
+        let n = unsafe { libc::epoll_wait(self.0.as_fd().as_raw_fd(), events.as_mut_ptr(), events.len() as i32, ms) };
+        ready.clear();
+        // An interruption by a signal counts as time-out.
+        ready.extend(events.iter().take(n.max(0) as usize).map(|e| Ready {
+            token: e.u64,
+            over: e.events & libc::EPOLLHUP as u32 != 0,
+        }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stops_are_told_apart() {
+        let check = |status: i32, expected: Why| assert_eq!(Why::of(status), expected, "{status:#x}");
+        check(libc::SIGTRAP | EVENT_STOP << 8, Why::Trap);
+        check(libc::SIGSTOP | EVENT_STOP << 8, Why::Group);
+        check(libc::SIGTTIN | EVENT_STOP << 8, Why::Group);
+        check(libc::SIGTRAP, Why::Signal(libc::SIGTRAP));
+        check(libc::SIGUSR1, Why::Signal(libc::SIGUSR1));
+        check(64, Why::Signal(64));
+        check(libc::SIGTRAP | libc::PTRACE_EVENT_EXEC << 8, Why::Exec);
+        check(libc::SIGTRAP | libc::PTRACE_EVENT_CLONE << 8, Why::Made);
+        check(libc::SIGTRAP | libc::PTRACE_EVENT_FORK << 8, Why::Made);
+        check(libc::SIGTRAP | libc::PTRACE_EVENT_VFORK << 8, Why::Made);
+    }
+}
