@@ -10,6 +10,7 @@ use crate::layout::Space;
 use crate::sample::{Event, Pid};
 
 pub mod ebpf;
+pub mod ptrace;
 mod ring;
 pub mod tape;
 mod tidings;
@@ -53,8 +54,17 @@ pub struct Counts {
     pub cpu_time: u64,
     /// Samples delivered to us.
     pub delivered: u64,
-    /// Samples that fell due in the kernel and never reached us.
+    /// Samples that fell due and never reached us.
     pub lost: u64,
+    /// How long threads were held; `None` where the backend holds none.
+    pub held: Option<Held>,
+}
+
+/// How long threads of the target were held for one sample each, ns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    pub median: u64,
+    pub longest: u64,
 }
 
 /// A backend. `learn` may come before and after `attach`.

@@ -110,6 +110,8 @@ pub enum Backend {
     Auto,
     /// perf events and a BPF program; the target is never stopped
     Ebpf,
+    /// Holds one thread at a time for tens of microseconds; needs no rights but those over the target
+    Ptrace,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

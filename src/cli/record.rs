@@ -14,17 +14,18 @@ use super::place::{PRIVATE, Place};
 use super::summary;
 use crate::capture::tape::record::{Recorded, Recorder};
 use crate::capture::tape::{self, format};
-use crate::capture::{self, Source, ebpf::EbpfSource};
+use crate::capture::{self, Source, ebpf::EbpfSource, ptrace::PtraceSource};
 use crate::error::{Error, Kind, Result};
 use crate::export::escape;
+use crate::interp;
 use crate::process::credentials::{Caps, User};
 use crate::process::host::{Host, Live};
 use crate::process::launch::Launched;
-use crate::process::{self, privilege, rights, sys};
+use crate::process::{self, privilege, rights, sys, trace};
 use crate::replay;
 use crate::sample::{Event, Pid};
 use crate::session::{self, Grouping, Session};
-use crate::tree::profile::{Meta, Quality};
+use crate::tree::profile::{Held, Meta, Quality};
 
 /// Whom to sample.
 pub enum Target {
@@ -54,6 +55,8 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
             return Err(lack.error(format!("sampling process {pid} is not permitted")));
         }
     }
+    // Before there is another thread, which might take the signals that a backend waits for.
+    trace::block_child_signals();
     let mut launched = None;
     let pid = match &target {
         Target::Pid(pid) => *pid,
@@ -154,6 +157,10 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
         duration: duration.as_secs_f64(),
         command,
         pid,
+        held: counts.held.map(|h| Held {
+            median_us: h.median / 1000,
+            longest_us: h.longest / 1000,
+        }),
         quality: quality(&session, &counts, options.rate),
         ..Meta::default()
     };
@@ -180,8 +187,37 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
 }
 
 fn open_source(backend: Backend, options: &capture::Options) -> Result<Box<dyn Source>> {
+    let ptrace = || -> Result<Box<dyn Source>> {
+        let source = PtraceSource::new(options, interp::walk::walk)?;
+        if options.kernel {
+            eprintln!("nativeprof: ptrace sees no kernel frames: they are left out");
+        }
+        Ok(Box::new(source))
+    };
     match backend {
-        Backend::Auto | Backend::Ebpf => Ok(Box::new(EbpfSource::new(options)?)),
+        Backend::Ptrace => ptrace(),
+        Backend::Ebpf => Ok(Box::new(EbpfSource::new(options)?)),
+        Backend::Auto => match EbpfSource::new(options) {
+            Ok(source) => Ok(Box::new(source)),
+            Err(e) => {
+                // If that cannot do it either, what the better one lacks is the thing to know.
+                let source = ptrace().map_err(|_| e.clone())?;
+                eprintln!(
+                    "nativeprof: {}: using ptrace, which holds one thread at a time for tens of us",
+                    why_not(&e)
+                );
+                Ok(source)
+            }
+        },
+    }
+}
+
+/// Why there is no eBPF, in half a line.
+fn why_not(e: &Error) -> String {
+    let why = e.why.lines().next().unwrap_or(&e.what);
+    match e.kind {
+        Kind::NotPermitted => format!("eBPF is not permitted here ({why})"),
+        _ => format!("eBPF cannot be used here ({why})"),
     }
 }
 

@@ -30,6 +30,10 @@ pub fn block(meta: &Meta, written: &str) -> String {
         q.taken, meta.duration, q.lost
     );
     let _ = writeln!(out, "  stacks:   {}", stacks(q));
+    if let Some(held) = &meta.held {
+        let (median, longest) = (held.median_us, held.longest_us);
+        let _ = writeln!(out, "  held:     median {median} us, longest {longest} us");
+    }
     let python = if meta.python.is_empty() {
         "none found"
     } else {

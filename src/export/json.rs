@@ -26,7 +26,7 @@ use super::collapsed::{frame_text, is_group};
 use super::escape::write_json;
 pub use super::json_read::{Error, read};
 use super::view::{Item, LOW_LEVEL, View, shown_name};
-use crate::tree::profile::{Frame, FrameKind, Meta, Profile};
+use crate::tree::profile::{Frame, FrameKind, Held, Meta, Profile};
 
 /// Rises when a reader of older files would misread newer ones.
 pub const FORMAT_VERSION: u64 = 1;
@@ -218,6 +218,12 @@ fn write_meta(meta: &Meta, out: &mut impl Write) -> io::Result<()> {
     ] {
         // JSON has no word for infinity and the like.
         write!(out, ",\"{key}\":{:?}", if seconds.is_finite() { seconds } else { 0.0 })?;
+    }
+    if let Some(Held { median_us, longest_us }) = meta.held {
+        write!(
+            out,
+            ",\"held\":{{\"median_us\":{median_us},\"longest_us\":{longest_us}}}"
+        )?;
     }
     let q = &meta.quality;
     out.write_all(b",\"quality\":{")?;

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::json::{FORMAT_VERSION, KINDS};
 use super::view::{LOW_LEVEL, unknown_place};
-use crate::tree::profile::{Frame, FrameId, FrameKind, Meta, ModuleMeta, Node, NodeId, Profile, Quality, Tick};
+use crate::tree::profile::{Frame, FrameId, FrameKind, Held, Meta, ModuleMeta, Node, NodeId, Profile, Quality, Tick};
 
 /// Frames on top of each other; far more than any stack we record.
 const MAX_DEPTH: usize = 100_000;
@@ -224,6 +224,10 @@ impl<'a> Reader<'a> {
         self.timeline = map.remove("timeline").unwrap_or_default();
         let quality = map.get("quality").cloned().unwrap_or_default();
         let count = |key: &str| number(quality.get(key));
+        let held = map.get("held").map(|held| Held {
+            median_us: number(held.get("median_us")),
+            longest_us: number(held.get("longest_us")),
+        });
         let reasons = quality.get("reasons").and_then(Value::as_object).into_iter().flatten();
         self.profile.meta = Meta {
             rate: number(map.get("rate")),
@@ -231,6 +235,7 @@ impl<'a> Reader<'a> {
             duration: map.get("duration").and_then(Value::as_f64).unwrap_or(0.0),
             own_cpu: map.get("own_cpu").and_then(Value::as_f64).unwrap_or(0.0),
             pid: number(map.get("pid")),
+            held,
             quality: Quality {
                 asked: count("asked"),
                 taken: count("taken"),

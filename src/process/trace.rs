@@ -178,21 +178,31 @@ fn waitid(tid: Option<Tid>, options: i32) -> Option<(Tid, i32)> {
     (r == 0 && pid > 0).then_some((pid as Tid, status))
 }
 
-/// A descriptor that becomes readable when a traced thread (or a child) stops or ends. SIGCHLD is blocked for it in the
-/// calling thread and those it makes from now on.
+fn child_signal() -> libc::sigset_t {
+    // SAFETY: the set is initialised by sigemptyset before use.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, libc::SIGCHLD);
+        set
+    }
+}
+
+/// Blocks SIGCHLD in the calling thread and those it makes from now on: one that did not would take it from
+/// [`child_signals`].
+pub fn block_child_signals() {
+    // SAFETY: the set is complete and lives as long as the call.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &child_signal(), std::ptr::null_mut()) };
+}
+
+/// A descriptor that becomes readable when a traced thread (or a child) stops or ends.
 ///
 /// # Errors
 /// No descriptor is left.
 pub fn child_signals() -> io::Result<OwnedFd> {
-    // SAFETY: the set is initialised by sigemptyset before use.
-    let fd = unsafe {
-        let mut set: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&mut set);
-        libc::sigaddset(&mut set, libc::SIGCHLD);
-        libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
-        libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
-    };
-    owned(fd)
+    block_child_signals();
+    // SAFETY: the set is complete and lives as long as the call.
+    owned(unsafe { libc::signalfd(-1, &child_signal(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) })
 }
 
 /// A descriptor that [`wake`] makes readable.

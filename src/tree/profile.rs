@@ -83,6 +83,13 @@ pub struct Quality {
     pub reasons: BTreeMap<String, u64>,
 }
 
+/// How long threads of the target were held for one sample each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    pub median_us: u64,
+    pub longest_us: u64,
+}
+
 /// Facts about a recording.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Meta {
@@ -98,6 +105,8 @@ pub struct Meta {
     pub command: String,
     pub pid: u32,
     pub python: String,
+    /// `None` where the backend holds no threads.
+    pub held: Option<Held>,
     pub quality: Quality,
     /// Our own CPU time, seconds.
     pub own_cpu: f64,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use nativeprof::tree::profile::{Frame, FrameKind, Meta, ModuleMeta, Node, NodeId, Profile, Quality, Tick};
+use nativeprof::tree::profile::{Frame, FrameKind, Held, Meta, ModuleMeta, Node, NodeId, Profile, Quality, Tick};
 
 pub fn frame(kind: FrameKind, name: &str) -> Frame {
     let python = kind == FrameKind::Python;
@@ -258,6 +258,10 @@ pub fn golden() -> Profile {
         command: "python main.py --name '</script><b>&' \u{1b}[31m".to_string(),
         pid: 4242,
         python: "3.13.0".to_string(),
+        held: Some(Held {
+            median_us: 31,
+            longest_us: 210,
+        }),
         quality: Quality {
             asked: taken + 2,
             taken,

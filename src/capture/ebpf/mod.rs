@@ -567,6 +567,7 @@ impl Source for EbpfSource {
             cpu_time,
             delivered: self.delivered,
             lost: total(LOST) + missed(&self.program),
+            held: None,
         }
     }
 }

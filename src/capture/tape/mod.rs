@@ -153,6 +153,7 @@ impl Source for TapeSource {
             cpu_time: 0,
             delivered: samples.count() as u64,
             lost: lost.fold(0, u64::saturating_add),
+            held: None,
         }
     }
 }
