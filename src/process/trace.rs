@@ -93,15 +93,6 @@ impl Why {
 }
 
 impl Stopped {
-    /// A traced thread that has stopped, of all or this one; `None` if there is none now.
-    pub fn next(tid: Option<Tid>) -> Option<Stopped> {
-        let (tid, status) = wait(tid, libc::WSTOPPED)?;
-        Some(Stopped {
-            tid,
-            why: Why::of(status),
-        })
-    }
-
     /// # Errors
     /// ESRCH: it was killed while it stood.
     pub fn registers(&self) -> io::Result<UserRegs> {
@@ -152,30 +143,47 @@ impl Drop for Stopped {
     }
 }
 
-/// A traced thread (or a child) that has ended and waits to be reaped.
-pub fn ended() -> Option<Tid> {
-    wait(None, libc::WEXITED).map(|(tid, _)| tid)
+/// What has become of a traced thread.
+#[derive(Debug)]
+pub enum News {
+    Stopped(Stopped),
+    /// It has ended and waits to be reaped.
+    Ended(Tid),
 }
 
-/// Takes note of a traced thread's end, so that the kernel forgets it and tells its parent.
+/// A traced thread that has stopped or ended, of all or this one; `None` if there is none now. One that has ended is
+/// told of again and again until it is reaped.
+pub fn next(tid: Option<Tid>) -> Option<News> {
+    // Asked for the ends alone, the kernel tells of stops all the same (kernel/exit.c, wait_task_stopped).
+    let (tid, status, code) = waitid(tid, libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT)?;
+    if matches!(code, libc::CLD_EXITED | libc::CLD_KILLED | libc::CLD_DUMPED) {
+        return Some(News::Ended(tid));
+    }
+    let why = Why::of(status);
+    if why == Why::Exec {
+        // Its number may have changed, and the kernel answers no request before this stop was waited for
+        // (kernel/ptrace.c, looks_like_a_spurious_pid). No signal is lost with it.
+        waitid(Some(tid), libc::WSTOPPED);
+    }
+    Some(News::Stopped(Stopped { tid, why }))
+}
+
+/// Takes note of the end of a thread that has ended, so that the kernel forgets it and tells its parent.
 pub fn reap(tid: Tid) {
-    waitid(Some(tid), libc::WEXITED | libc::WNOHANG);
+    waitid(Some(tid), libc::WEXITED);
 }
 
-fn wait(tid: Option<Tid>, what: i32) -> Option<(Tid, i32)> {
-    waitid(tid, what | libc::WNOHANG | libc::WNOWAIT)
-}
-
-fn waitid(tid: Option<Tid>, options: i32) -> Option<(Tid, i32)> {
+/// Thread, status and kind of event.
+fn waitid(tid: Option<Tid>, options: i32) -> Option<(Tid, i32, i32)> {
     let (kind, id) = tid.map_or((libc::P_ALL, 0), |tid| (libc::P_PID, tid));
     // SAFETY: a zeroed siginfo is valid, and room for the answer; its pid and status are set for every kind of child
     // event, and stay zero where there was none.
-    let (r, pid, status) = unsafe {
+    let (r, pid, status, code) = unsafe {
         let mut info: libc::siginfo_t = std::mem::zeroed();
-        let r = libc::waitid(kind, id, &mut info, options | libc::__WALL);
-        (r, info.si_pid(), info.si_status())
+        let r = libc::waitid(kind, id, &mut info, options | libc::WNOHANG | libc::__WALL);
+        (r, info.si_pid(), info.si_status(), info.si_code)
     };
-    (r == 0 && pid > 0).then_some((pid as Tid, status))
+    (r == 0 && pid > 0).then_some((pid as Tid, status, code))
 }
 
 fn child_signal() -> libc::sigset_t {

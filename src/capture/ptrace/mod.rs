@@ -21,8 +21,10 @@ use crate::process::memory::Memory;
 use crate::process::trace;
 use crate::sample::{Event, Pid, Standing, Walked};
 
+mod hold;
 mod mappings;
 mod memory;
+mod rights;
 mod timer;
 mod tracer;
 
