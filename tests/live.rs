@@ -9,7 +9,7 @@ use nativeprof::tree::profile::{Frame, FrameKind};
 
 use common::calls::{CALLBACKS, Calls, SHARES};
 use common::recording::{Ours, Recording, TRUTH, check_counts};
-use common::{Program, Python, attach, each_python, live, programs};
+use common::{Program, Python, attach, each_python, each_python_and_backend, live, programs};
 
 mod common;
 
@@ -26,8 +26,8 @@ fn count(stack: &[&Frame], name: &str) -> usize {
 #[test]
 fn each_part_has_its_share() {
     let _live = live();
-    each_python(|python| {
-        let (r, truth) = sample(python, "shares.py", &[]);
+    each_python_and_backend(|python, words| {
+        let (r, truth) = sample(python, "shares.py", words);
         r.check_quality(&python.name);
         r.check_rate(&python.name);
         r.check_calls(&python.name, &TRUTH, SHARES);
@@ -54,8 +54,8 @@ fn each_part_has_its_share() {
 #[test]
 fn callbacks_stand_in_calling_order() {
     let _live = live();
-    each_python(|python| {
-        let (r, _) = sample(python, "callbacks.py", &[]);
+    each_python_and_backend(|python, words| {
+        let (r, _) = sample(python, "callbacks.py", words);
         r.check_quality(&python.name);
         r.check_calls(&python.name, &TRUTH, CALLBACKS);
         for name in ["level3", "compare", "__lt__", "key_of", "folded", "attribute"] {
@@ -103,8 +103,8 @@ fn generators_coroutines_and_exceptions_keep_their_callers() {
         ("t_beta_outer", &["t_beta_inner"]),
     ];
     let _live = live();
-    each_python(|python| {
-        let (r, _) = sample(python, "generators.py", &[]);
+    each_python_and_backend(|python, words| {
+        let (r, _) = sample(python, "generators.py", words);
         r.check_quality(&python.name);
         r.check_calls(&python.name, &TRUTH, CALLS);
         for name in ["inner_generator", "__await__", "thrower", "managed"] {
@@ -128,8 +128,8 @@ fn deep_stacks_are_whole() {
         ("t_beta_outer", &["t_beta_inner"]),
     ];
     let _live = live();
-    each_python(|python| {
-        let (r, _) = sample(python, "deep.py", &[]);
+    each_python_and_backend(|python, words| {
+        let (r, _) = sample(python, "deep.py", words);
         r.check_quality(&python.name);
         r.check_calls(&python.name, &TRUTH, CALLS);
         for (stack, _) in r.stacks().filter(|(stack, _)| count(stack, "[cut") == 0) {
@@ -159,9 +159,9 @@ fn each_thread_has_its_share() {
         ("reading", &["read_some"]),
     ];
     let _live = live();
-    each_python(|python| {
+    each_python_and_backend(|python, words| {
         let mut program = Program::start(python.script("threads.py"));
-        let r = attach(program.pid(), &["--threads"]);
+        let r = attach(program.pid(), &[words, &["--threads"]].concat());
         let truth = program.finish();
         r.check_quality(&python.name);
         r.check_calls(&python.name, &TRUTH, CALLS);
@@ -193,8 +193,8 @@ fn short_lived_threads_are_whole() {
         ("t_nogil", &["t_nogil_work"]),
     ];
     let _live = live();
-    each_python(|python| {
-        let (r, _) = sample(python, "short_threads.py", &[]);
+    each_python_and_backend(|python, words| {
+        let (r, _) = sample(python, "short_threads.py", words);
         r.check_quality(&python.name);
         r.check_calls(&python.name, &TRUTH, CALLS);
     });

@@ -10,7 +10,7 @@ pub mod pythons;
 pub mod recording;
 
 pub use programs::Program;
-pub use pythons::{Python, each_python, newest_python, pythons};
+pub use pythons::{Python, each_python, each_python_and_backend, newest_python, pythons};
 pub use recording::{Recording, attach, nativeprof, record};
 
 /// One live sampling at a time: the machine may have two CPUs, and shares are judged.

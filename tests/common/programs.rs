@@ -59,6 +59,15 @@ pub fn native(args: &[&str]) -> Command {
     command
 }
 
+/// The program whose threads must not be interrupted, with all kinds of calls or these only.
+pub fn steady(args: &[&str]) -> Command {
+    let exe = built().join("steady");
+    compile(&sources().join("steady.c"), &exe, &["-pthread"]);
+    let mut command = Command::new(exe);
+    command.args(args);
+    command
+}
+
 /// Compiles the libraries that are loaded and unloaded; gives their folder. With one frame size they are alike to the
 /// byte but for names; with several, the rules of one lead astray in another.
 pub fn plugins() -> PathBuf {

@@ -78,6 +78,14 @@ pub fn each_python(test: impl Fn(&Python)) {
     each_of(pythons(), test);
 }
 
+/// Runs `test` for every interpreter with every backend; the test hands the words on to nativeprof.
+pub fn each_python_and_backend(test: impl Fn(&Python, &[&str])) {
+    for backend in ["ebpf", "ptrace"] {
+        eprintln!("with {backend}:"); // shown if it fails
+        each_python(|python| test(python, &["--backend", backend]));
+    }
+}
+
 pub fn each_of<'a>(them: impl IntoIterator<Item = &'a Python>, test: impl Fn(&Python)) {
     let mut failed = Vec::new();
     for p in them {

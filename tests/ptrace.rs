@@ -1,0 +1,313 @@
+//! The ptrace backend: what it must never do to a target, and that it sees what the eBPF backend sees.
+//!
+//! Needs root (and setpriv of util-linux, to become an ordinary user), gcc and CPython; where one is missing the tests
+//! fail and say so.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+use std::time::Duration;
+
+use nativeprof::capture::ebpf::EbpfSource;
+use nativeprof::capture::ptrace::PtraceSource;
+use nativeprof::capture::{Clock, Options, Source};
+use nativeprof::interp::walk;
+use nativeprof::process::host::Live;
+use nativeprof::sample::{Event, PyRef, PyWalk};
+use nativeprof::session::{Grouping, Session};
+
+use common::recording::{Running, attach_while};
+use common::{Program, attach, each_python, live, nativeprof, newest_python, programs, record};
+
+mod common;
+
+const PTRACE: [&str; 2] = ["--backend", "ptrace"];
+
+/// Numbers that the program says on request: rounds of each thread, signals sent and handled.
+fn rounds(program: &mut Program) -> Vec<u64> {
+    program.tell("how far?");
+    program.wait_for("ROUNDS");
+    let line = program.said.last().expect("what was waited for");
+    line.split(' ').filter_map(|w| w.parse().ok()).collect()
+}
+
+/// Each thread has gone on, and none stands in a tracer's stop.
+fn check_goes_on(program: &mut Program, whom: &str) {
+    let before = rounds(program);
+    let (threads, mut now) = (before.len() - 2, before.clone());
+    // As long as a thread stands still this goes on; the slowest takes some ms for a round.
+    for _ in 0..1000 {
+        if now[..threads].iter().zip(&before).all(|(now, before)| now > before) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+        now = rounds(program);
+    }
+    panic!("{whom}: a thread stands still: {before:?} {now:?}");
+}
+
+#[test]
+fn no_call_is_interrupted_and_no_signal_lost() {
+    let _live = live();
+    let mut program = Program::start(programs::steady(&[]));
+    let r = attach(program.pid(), &PTRACE);
+    check_goes_on(&mut program, "after sampling");
+    program.finish(); // it aborts on EINTR, and fails when a signal is missing
+    assert!(r.samples() > 100, "{}", r.stderr);
+    let held = r.profile.meta.held.expect("how long threads were held");
+    assert!(held.median_us <= held.longest_us, "{held:?}");
+    assert!(
+        r.stderr.contains(&format!("held:     median {} us", held.median_us)),
+        "{}",
+        r.stderr
+    );
+}
+
+/// Kills nativeprof at moments spread over its start and its sampling.
+fn kill_often(times: u32) {
+    let _live = live();
+    let mut program = Program::start(programs::steady(&[]));
+    for i in 0..times {
+        let mut command = nativeprof(&["attach", &program.pid().to_string(), "-r", "1000", "-o", "/dev/null"]);
+        command.args(["-f", "json"]).args(PTRACE);
+        // Every other one is let come to sampling.
+        let mut child = if i % 2 == 0 {
+            Running::start(command).child
+        } else {
+            command
+                .stderr(std::process::Stdio::null())
+                .spawn()
+                .expect("nativeprof starts")
+        };
+        // 7919 is prime to the range: all of it is tried.
+        std::thread::sleep(Duration::from_micros(u64::from(i) * 7919 % 60_000));
+        child.kill().expect("a child to kill");
+        child.wait().expect("a child to wait for");
+        check_goes_on(&mut program, &format!("kill {i}"));
+    }
+    program.finish();
+}
+
+#[test]
+fn the_target_outlives_a_sudden_death() {
+    kill_often(10);
+}
+
+#[test]
+#[ignore = "takes a minute; run with --ignored"]
+fn the_target_outlives_a_hundred_sudden_deaths() {
+    kill_often(100);
+}
+
+#[test]
+#[ignore = "takes a minute; run with --ignored"]
+fn no_call_is_interrupted_in_a_minute() {
+    let _live = live();
+    let mut program = Program::start(programs::steady(&[]));
+    attach(program.pid(), &["--backend", "ptrace", "-d", "60"]);
+    program.finish();
+}
+
+#[test]
+fn job_control_goes_on_working() {
+    let _live = live();
+    let mut program = Program::start(programs::steady(&[]));
+    let pid = program.pid();
+    let signal = |name: &str| {
+        let done = Command::new("kill").args(["-s", name, &pid.to_string()]).status();
+        assert!(done.is_ok_and(|s| s.success()), "signal {name} cannot be sent");
+    };
+    let r = attach_while(pid, &["--backend", "ptrace", "-d", "1.5"], || {
+        for _ in 0..3 {
+            signal("STOP");
+            std::thread::sleep(Duration::from_millis(100)); // time in which a thread that runs on would be seen
+            let state = nativeprof::process::stat_state(pid);
+            assert!(matches!(state, Some('T' | 't')), "stopped, it is {state:?}");
+            signal("CONT");
+            check_goes_on(&mut program, "after SIGCONT");
+        }
+    });
+    check_goes_on(&mut program, "after sampling");
+    // SIGCONT ends some calls with EINTR, traced or not; here it must not.
+    program.finish();
+    assert!(r.samples() > 50, "{}", r.stderr);
+}
+
+#[test]
+fn children_are_followed_or_left_alone() {
+    let _live = live();
+    let python = newest_python();
+    let mut program = Program::start(python.script("forks.py"));
+    let with = attach(program.pid(), &["--backend", "ptrace", "--subprocesses"]);
+    let without = attach(program.pid(), &["--backend", "ptrace", "-d", "1"]);
+    program.finish();
+    let (parent, child) = (with.with("in_parent"), with.with("in_child"));
+    assert!(parent > 50 && child > 50, "{parent} {child}\n{}", with.stderr);
+    assert_eq!(without.with("in_child"), 0, "children nobody asked for");
+    assert!(without.with("in_parent") > 50, "{}", without.stderr);
+}
+
+#[test]
+fn launched_commands_are_sampled_from_their_start() {
+    let _live = live();
+    each_python(|python| {
+        let mut command = python.script("shares.py");
+        command.arg("1");
+        let r = record(&PTRACE, &command);
+        let q = &r.profile.meta.quality;
+        assert!(r.stderr.contains("(ptrace, cpu-clock)"), "{}", r.stderr);
+        assert!(q.partial * 10 <= q.taken, "{}: {:?}", python.name, q.reasons);
+        assert!(r.with("run_alpha") > 0 && r.with("t_alpha_work") > 0, "{}", r.stderr);
+        assert!(r.stderr.contains("python:   CPython 3."), "{}", r.stderr);
+    });
+}
+
+#[test]
+fn an_ordinary_user_gets_a_profile_and_is_told_why_it_is_this_one() {
+    let _live = live();
+    // A place that the user can reach and write to, unlike ours.
+    let folder = std::env::temp_dir().join(format!("nativeprof-user-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder can be made");
+    let copy = |from: &std::path::Path, name: &str| {
+        let to = folder.join(name);
+        std::fs::copy(from, &to).expect("a file to copy");
+        to
+    };
+    let ours = copy(std::path::Path::new(env!("CARGO_BIN_EXE_nativeprof")), "nativeprof");
+    let steady = copy(std::path::Path::new(programs::native(&[]).get_program()), "native");
+    let done = Command::new("chmod").args(["-R", "a+rwX"]).arg(&folder).status();
+    assert!(done.is_ok_and(|s| s.success()), "the folder cannot be opened to others");
+    let done = Command::new("setpriv")
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"])
+        .arg(&ours)
+        .args(["record", "-r", "500", "-f", "json", "-o"])
+        .arg(folder.join("out.json"))
+        .arg("--")
+        .arg(&steady)
+        .arg("1")
+        .stdin(std::process::Stdio::null())
+        .output()
+        .expect("setpriv (util-linux) is needed to become an ordinary user: install it");
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    let written = std::fs::read(folder.join("out.json"));
+    std::fs::remove_dir_all(&folder).expect("our folder can be removed");
+    assert!(done.status.success(), "{said}");
+    assert!(
+        said.contains("eBPF is not permitted here (missing: CAP_SYS_PTRACE, CAP_PERFMON, CAP_BPF): using ptrace"),
+        "{said}"
+    );
+    let profile = nativeprof::export::json::read(&written.expect("a profile")).expect("a good profile");
+    assert!(profile.meta.quality.taken > 50, "{said}");
+    assert_eq!(profile.meta.backend, "ptrace");
+}
+
+#[test]
+fn what_it_cannot_do_is_said() {
+    let _live = live();
+    let mut program = Program::start(programs::native(&[]));
+    let pid = program.pid().to_string();
+    let r = attach(program.pid(), &["--backend", "ptrace", "--kernel", "-d", "0.5"]);
+    assert!(
+        r.stderr.contains("ptrace sees no kernel frames: they are left out"),
+        "{}",
+        r.stderr
+    );
+    let words = [
+        "attach",
+        &pid,
+        "--backend",
+        "ptrace",
+        "--event",
+        "page-faults",
+        "-o",
+        "/dev/null",
+    ];
+    let done = nativeprof(&words).output().expect("nativeprof starts");
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(said.contains("this event cannot be sampled with ptrace"), "{said}");
+    // One that is traced already.
+    let mut other = nativeprof(&["attach", &pid, "-d", "600", "-f", "json", "-o", "/dev/null"]);
+    other.args(PTRACE);
+    let mut other = Running::start(other);
+    let done = nativeprof(&[
+        "attach",
+        &pid,
+        "--backend",
+        "ptrace",
+        "-d",
+        "1",
+        "-o",
+        "/dev/null",
+        "-f",
+        "json",
+    ])
+    .output()
+    .expect("nativeprof starts");
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(said.contains("traces it already"), "{said}");
+    other.signal("INT");
+    other.finish();
+    program.finish();
+}
+
+/// The distinct chains of interpreter frames of a process, each with its marks.
+fn chains(pid: u32, mut source: Box<dyn Source>) -> BTreeMap<Chain, u32> {
+    let options = nativeprof::session::Options {
+        grouping: Grouping::default(),
+        native: true,
+    };
+    let mut session = Session::new(options, Box::new(Live));
+    session
+        .open(pid, &mut |pid, space| {
+            source.learn(pid, space.expect("a process that lives"))
+        })
+        .expect("a process to open");
+    source.attach(pid).expect("the right to sample");
+    source.start().expect("sampling");
+    let (mut found, mut n, mut events) = (BTreeMap::new(), 0, Vec::new());
+    while n < 300 {
+        source.poll(Duration::from_millis(100), &mut events).expect("samples");
+        for event in events.drain(..) {
+            if let Event::Sample(s) = event {
+                n += 1;
+                let frames = s.python.iter().map(words).collect();
+                let marks = s.marks.iter().map(words).collect();
+                *found.entry((frames, marks, s.walk)).or_default() += 1;
+            }
+        }
+    }
+    source.stop();
+    found
+}
+
+type Words = (u64, u64, u64, u32, u8, bool);
+type Chain = (Vec<Words>, Vec<Words>, PyWalk);
+
+fn words(f: &PyRef) -> Words {
+    (f.frame, f.code, f.instr, f.fingerprint, f.owner, f.entry)
+}
+
+#[test]
+fn both_walkers_see_the_same_frames() {
+    let _live = live();
+    let options = Options {
+        rate: 500,
+        event: Clock::CpuClock,
+        kernel: false,
+        children: false,
+    };
+    each_python(|python| {
+        // It stays in one C function, deep below Python frames and callbacks: each sample has the same chain.
+        let program = Program::start(python.script("standing.py"));
+        let ebpf = chains(program.pid(), Box::new(EbpfSource::new(&options).expect("rights")));
+        let ptrace = chains(
+            program.pid(),
+            Box::new(PtraceSource::new(&options, walk::walk).expect("rights")),
+        );
+        let (a, b): (BTreeSet<_>, BTreeSet<_>) = (ebpf.keys().collect(), ptrace.keys().collect());
+        assert_eq!(a, b, "{}", python.name);
+        let (frames, _, walk) = ebpf.keys().next().expect("a chain");
+        assert_eq!((ebpf.len(), *walk), (1, PyWalk::Complete), "{}", python.name);
+        assert!(frames.len() > 60, "{}: {} frames", python.name, frames.len());
+        drop(program);
+    });
+}
