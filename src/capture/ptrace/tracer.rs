@@ -215,21 +215,19 @@ impl Tracer {
 
     fn handle(&mut self, stop: Stopped) {
         let tid = stop.tid;
-        match stop.why {
-            Why::Made => {}
-            Why::Exec => self.executed(tid),
+        let asked = self.threads.get(&tid).and_then(|t| t.asked);
+        match (stop.why, asked) {
+            (Why::Exec, _) => self.executed(tid),
             // While the process stands still by job control, so does its sample.
-            Why::Group => self.forget_asked(tid),
-            Why::Signal(_) => drop(begin_again(&stop)),
-            Why::Trap => match self.threads.get(&tid) {
-                None => self.newborn(stop),
-                Some(Traced { asked: Some(since), .. }) => {
-                    let since = *since;
-                    self.forget_asked(tid);
-                    self.sample(stop, since);
-                }
-                Some(_) => drop(begin_again(&stop)),
-            },
+            (Why::Group, _) => self.forget_asked(tid),
+            // Any stop takes the place of the one that was asked for (kernel/signal.c, ptrace_stop): no other will come.
+            (_, Some(since)) => {
+                self.forget_asked(tid);
+                self.sample(stop, since);
+            }
+            (Why::Made, None) => {}
+            (Why::Trap, None) if !self.threads.contains_key(&tid) => self.newborn(stop),
+            (Why::Signal(_) | Why::Trap, None) => drop(begin_again(&stop)),
         }
     }
 
