@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use nativeprof::capture::ebpf::EbpfSource;
-use nativeprof::capture::ptrace::PtraceSource;
+use nativeprof::capture::ptrace::{PtraceSource, Timer};
 use nativeprof::capture::{Clock, Options, Source};
 use nativeprof::interp::walk;
 use nativeprof::process::host::Live;
@@ -247,6 +247,27 @@ fn what_it_cannot_do_is_said() {
     other.signal("INT");
     other.finish();
     program.finish();
+}
+
+#[test]
+fn every_timer_samples_what_runs() {
+    let _live = live();
+    let python = newest_python();
+    let options = Options {
+        rate: 500,
+        event: Clock::CpuClock,
+        kernel: false,
+        children: false,
+    };
+    for timer in [Timer::Perf, Timer::PerfUser, Timer::Look] {
+        let program = Program::start(python.script("standing.py"));
+        let source = PtraceSource::with_timer(&options, walk::walk, timer).expect("rights");
+        assert_eq!(source.event(), timer.name());
+        let found = chains(program.pid(), Box::new(source));
+        let (frames, _, walk) = found.keys().next().expect("a chain");
+        assert_eq!((found.len(), *walk), (1, PyWalk::Complete), "{timer:?}");
+        assert!(frames.len() > 60, "{timer:?}: {} frames", frames.len());
+    }
 }
 
 /// The distinct chains of interpreter frames of a process, each with its marks.

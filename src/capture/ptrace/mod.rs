@@ -29,6 +29,7 @@ mod timer;
 mod tracer;
 
 use mappings::Mappings;
+pub use timer::Kind as Timer;
 
 /// Walks the interpreter frames of a thread that stands still, into the last argument: `interp::walk::walk`, handed in
 /// because backends know no interpreter.
@@ -120,7 +121,7 @@ pub struct PtraceSource {
     commands: Sender<Command>,
     waker: OwnedFd,
     tracer: Option<JoinHandle<()>>,
-    kind: timer::Kind,
+    kind: Timer,
     mappings: Mappings,
 }
 
@@ -130,6 +131,14 @@ impl PtraceSource {
     /// # Errors
     /// An event that cannot be had this way, or no descriptors left.
     pub fn new(options: &Options, walk: Walk) -> Result<PtraceSource> {
+        PtraceSource::with_timer(options, walk, Timer::probe())
+    }
+
+    /// The same with timers of a kind that may not be the best one here.
+    ///
+    /// # Errors
+    /// As [`PtraceSource::new`].
+    pub fn with_timer(options: &Options, walk: Walk, kind: Timer) -> Result<PtraceSource> {
         if !matches!(options.event, Clock::Auto | Clock::CpuClock) {
             return Err(
                 Error::new(Kind::Unsupported, "this event cannot be sampled with ptrace")
@@ -141,7 +150,6 @@ impl PtraceSource {
         let shared = Arc::new(Shared::default());
         let (commands, told) = channel();
         let waker = trace::waker().map_err(failed)?;
-        let kind = timer::Kind::probe();
         let children = trace::child_signals().map_err(failed)?;
         let parts = tracer::Parts {
             shared: shared.clone(),
