@@ -9,17 +9,20 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::code::CodeMap;
 use crate::error::Result;
 use crate::interp::{self, Runtime, code::CodeTable};
-use crate::layout::{Interpreter, Space, Tls};
+use crate::layout::Space;
 use crate::merge::{self, Verdict};
 use crate::process::Process;
-use crate::process::host::{Host, MemoryOf};
-use crate::process::memory::Memory;
-use crate::process::modules::{ModuleSections, Modules};
-use crate::resolve::{self, Fetch, Gathered, JitPlaces, Opened};
+use crate::process::host::Host;
+use crate::process::modules::Modules;
+use crate::resolve::{self, Fetch, Gathered, Opened};
 use crate::sample::{Cut, Event, How, ModuleId, NativeFrame, Pid, PyWalk, RawFrame, Sample, Tid};
 use crate::tree::profile::{Meta, Profile};
 use crate::tree::raw::{Path, RawTick, RawTree};
 use crate::unwind::{Memo, Unwinder};
+
+mod processes;
+
+use processes::{Family, Member, Python, jit_places};
 
 /// What stands between the root and the frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,41 +37,6 @@ pub struct Options {
     pub grouping: Grouping,
     /// Unwind native stacks; without it only Python (and kernel) frames remain.
     pub native: bool,
-}
-
-/// A process of the session.
-struct Member {
-    process: Process,
-    /// Whose memory it had a copy of when it was forked.
-    parent: Option<Pid>,
-    python: Option<Python>,
-    tls: Option<Tls>,
-    /// Time of the last look for subinterpreters.
-    looked: u64,
-}
-
-/// Memory of a process; when it has ended, what its parent has at the same address. Code objects carry fingerprints,
-/// so what the two do not share is noticed.
-struct Family<'a> {
-    host: &'a dyn Host,
-    pid: Pid,
-    parent: Option<Pid>,
-}
-
-impl Memory for Family<'_> {
-    fn read(&self, avma: u64, buf: &mut [u8]) -> bool {
-        let mut from = |pid| MemoryOf(self.host, pid).read(avma, buf);
-        from(self.pid) || self.parent.is_some_and(from)
-    }
-}
-
-#[derive(Clone)]
-struct Python {
-    runtime: Arc<Runtime>,
-    module: ModuleId,
-    interpreter: Option<Interpreter>,
-    /// Whether the interpreter's frames are where we look has still to be tried.
-    on_trial: bool,
 }
 
 /// Counts of what became of the samples.
@@ -105,6 +73,8 @@ pub struct Session {
     pub pythons: BTreeMap<Pid, String>,
     /// Threads of which there are samples.
     sampled: FxHashSet<(Pid, Tid)>,
+    /// Processes in whose samples there is code that is in no file.
+    unfiled: FxHashSet<Pid>,
     /// Each thread's last stack, and the bytes of all.
     last: FxHashMap<Tid, (Memo, Path)>,
     last_bytes: usize,
@@ -119,8 +89,6 @@ pub struct Session {
 
 /// Bytes that the threads' last stacks may take: a thousand very deep ones would take gigabytes.
 const MOST_LAST: usize = 32 << 20;
-/// Said of an interpreter whose frames are not read.
-const UNKNOWN: &str = ": this version is not known, so its frames are left out";
 /// Shortest time between two looks for subinterpreters, ns of the samples' clock.
 const LOOK_AGAIN: u64 = 50_000_000;
 /// Files and addresses (svma) on stacks; true if tables alone did not lead through.
@@ -165,6 +133,7 @@ impl Session {
             threads: BTreeMap::new(),
             pythons: BTreeMap::new(),
             sampled: FxHashSet::default(),
+            unfiled: FxHashSet::default(),
             last: FxHashMap::default(),
             last_bytes: 0,
             touched: None,
@@ -173,38 +142,6 @@ impl Session {
             native: Vec::new(),
             stack: Vec::new(),
         }
-    }
-
-    /// Takes a process in: what it maps, whether it runs Python.
-    ///
-    /// # Errors
-    /// `NoSuchProcess`, `NotPermitted`.
-    pub fn open(&mut self, pid: Pid, learn: &mut Learn<'_>) -> Result<()> {
-        let mut new = Vec::new();
-        let process = Process::open(&*self.host, pid, &mut self.modules, &mut |id| new.push(id))?;
-        for id in new {
-            self.learn_module(id);
-        }
-        if self.opened.root.is_none() {
-            self.opened.root = self.host.root(pid);
-        }
-        self.members.insert(
-            pid,
-            Member {
-                process,
-                parent: None,
-                python: None,
-                tls: None,
-                looked: 0,
-            },
-        );
-        for tid in self.host.threads(pid) {
-            if let Some(name) = self.host.thread_name(pid, tid) {
-                self.threads.insert((pid, tid), name);
-            }
-        }
-        self.look_for_python(pid);
-        self.tell(pid, learn)
     }
 
     /// Copies the code objects that these events speak of, before anything slower is done: they may be about to die.
@@ -294,104 +231,9 @@ impl Session {
         Ok(())
     }
 
-    /// Keeps of a thread or process that has ended only what its samples need: some programs make them by the million.
-    fn exit(&mut self, pid: Pid, tid: Tid, learn: &mut Learn<'_>) -> Result<()> {
-        if let Some(last) = self.last.remove(&tid) {
-            self.last_bytes -= bytes(&last);
-        }
-        if !self.sampled.contains(&(pid, tid)) {
-            self.threads.remove(&(pid, tid));
-        }
-        if pid == tid {
-            learn(pid, None)?;
-            // Where other threads go on, the next sample opens it again.
-            self.members.remove(&pid);
-            self.codes.forget(pid);
-            if !self.sampled.contains(&(pid, tid)) {
-                self.pythons.remove(&pid);
-            }
-        }
-        Ok(())
-    }
-
     fn forget_last(&mut self) {
         self.last.clear();
         self.last_bytes = 0;
-    }
-
-    fn learn_module(&mut self, id: ModuleId) {
-        let module = self.modules.get(id);
-        self.unwinder.add(id, Box::new(ModuleSections(module.clone())));
-        self.runtimes.insert(id, interp::find_runtime(module).map(Arc::new));
-    }
-
-    /// Looks whether a process maps an interpreter; true if that is news.
-    fn look_for_python(&mut self, pid: Pid) -> bool {
-        let Some(m) = self.members.get_mut(&pid) else {
-            return false;
-        };
-        if m.python.is_some() {
-            return false;
-        }
-        if m.tls.is_none() {
-            let files = m.process.code().iter().filter_map(|c| c.file);
-            m.tls = files
-                .map(|(id, _)| self.modules.get(id))
-                .find_map(|f| interp::find_tls(f));
-        }
-        for (id, bias) in m.process.code().iter().filter_map(|c| c.file) {
-            let Some(Some(runtime)) = self.runtimes.get(&id) else {
-                continue;
-            };
-            let interpreter = runtime.in_process(bias, m.tls.unwrap_or(interp::DEFAULT_TLS));
-            let module = self.modules.get(id).name();
-            let mut text = format!("CPython {} ({module})", runtime.version_text());
-            if interpreter.is_none() {
-                text += UNKNOWN;
-            }
-            self.pythons.insert(pid, text);
-            m.python = Some(Python {
-                runtime: runtime.clone(),
-                module: id,
-                interpreter,
-                on_trial: runtime.unknown && interpreter.is_some(),
-            });
-            self.try_python(pid);
-            return true;
-        }
-        false
-    }
-
-    /// Where the version is one that we do not know: keeps the interpreter if its frames are where we look, as far as
-    /// can be told now.
-    fn try_python(&mut self, pid: Pid) {
-        let python = self.members.get_mut(&pid).and_then(|m| m.python.as_mut());
-        let Some((p, i)) = python
-            .filter(|p| p.on_trial)
-            .and_then(|p| p.interpreter.map(|i| (p, i)))
-        else {
-            return;
-        };
-        let fits = interp::trial::fits(&MemoryOf(&*self.host, pid), &i);
-        p.on_trial = fits.is_none();
-        if fits == Some(false) {
-            p.interpreter = None;
-            *self.pythons.entry(pid).or_default() += UNKNOWN;
-        }
-    }
-
-    fn tell(&self, pid: Pid, learn: &mut Learn<'_>) -> Result<()> {
-        let Some(m) = self.members.get(&pid) else { return Ok(()) };
-        let python = m.python.as_ref().and_then(|p| p.interpreter);
-        let nested = python.map_or(Vec::new(), |p| interp::threads::nested(&MemoryOf(&*self.host, pid), &p));
-        learn(
-            pid,
-            Some(&Space {
-                stack_end: m.process.stack_end,
-                python,
-                nested,
-            }),
-        )
     }
 
     fn sample(&mut self, s: &Sample, learn: &mut Learn<'_>) -> Result<()> {
@@ -454,6 +296,9 @@ impl Session {
                 }
             },
         };
+        if self.native.iter().any(|f| f.place.is_none()) {
+            self.unfiled.insert(s.pid);
+        }
         let native_cut = native_cut.filter(|_| !begins_process(&mut self.native, m.process.stack_end));
         let python_cut = match s.walk {
             PyWalk::NoPython | PyWalk::Complete => None,
@@ -553,16 +398,6 @@ impl Session {
         };
         resolve::resolve(gathered, start, meta)
     }
-}
-
-/// What names code of a process that is in no file.
-fn jit_places(members: &FxHashMap<Pid, Member>, pid: Pid) -> Option<JitPlaces> {
-    let m = members.get(&pid)?;
-    Some(JitPlaces {
-        root: m.process.root.clone(),
-        dumps: m.process.jitdumps.clone(),
-        parent: m.parent,
-    })
 }
 
 /// Does the outermost frame stand where the kernel started the program? Entry points of programs and loaders written in

@@ -1,0 +1,195 @@
+//! The processes of a session: taken in, told to the source, let go.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use super::{Learn, Session, bytes};
+use crate::error::Result;
+use crate::interp::{self, Runtime};
+use crate::layout::{Interpreter, Space, Tls};
+use crate::process::Process;
+use crate::process::host::{Host, MemoryOf};
+use crate::process::memory::Memory;
+use crate::process::modules::ModuleSections;
+use crate::resolve::JitPlaces;
+use crate::sample::{ModuleId, Pid, Tid};
+
+/// Said of an interpreter whose frames are not read.
+const UNKNOWN: &str = ": this version is not known, so its frames are left out";
+
+/// A process of the session.
+pub(super) struct Member {
+    pub(super) process: Process,
+    /// Whose memory it had a copy of when it was forked.
+    pub(super) parent: Option<Pid>,
+    pub(super) python: Option<Python>,
+    pub(super) tls: Option<Tls>,
+    /// Time of the last look for subinterpreters.
+    pub(super) looked: u64,
+}
+
+/// Memory of a process; when it has ended, what its parent has at the same address. Code objects carry fingerprints,
+/// so what the two do not share is noticed.
+pub(super) struct Family<'a> {
+    pub(super) host: &'a dyn Host,
+    pub(super) pid: Pid,
+    pub(super) parent: Option<Pid>,
+}
+
+impl Memory for Family<'_> {
+    fn read(&self, avma: u64, buf: &mut [u8]) -> bool {
+        let mut from = |pid| MemoryOf(self.host, pid).read(avma, buf);
+        from(self.pid) || self.parent.is_some_and(from)
+    }
+}
+
+#[derive(Clone)]
+pub(super) struct Python {
+    pub(super) runtime: Arc<Runtime>,
+    pub(super) module: ModuleId,
+    pub(super) interpreter: Option<Interpreter>,
+    /// Whether the interpreter's frames are where we look has still to be tried.
+    pub(super) on_trial: bool,
+}
+
+impl Session {
+    /// Takes a process in: what it maps, whether it runs Python.
+    ///
+    /// # Errors
+    /// `NoSuchProcess`, `NotPermitted`.
+    pub fn open(&mut self, pid: Pid, learn: &mut Learn<'_>) -> Result<()> {
+        let mut new = Vec::new();
+        let process = Process::open(&*self.host, pid, &mut self.modules, &mut |id| new.push(id))?;
+        for id in new {
+            self.learn_module(id);
+        }
+        if self.opened.root.is_none() {
+            self.opened.root = self.host.root(pid);
+        }
+        self.members.insert(
+            pid,
+            Member {
+                process,
+                parent: None,
+                python: None,
+                tls: None,
+                looked: 0,
+            },
+        );
+        for tid in self.host.threads(pid) {
+            if let Some(name) = self.host.thread_name(pid, tid) {
+                self.threads.insert((pid, tid), name);
+            }
+        }
+        self.look_for_python(pid);
+        self.tell(pid, learn)
+    }
+
+    /// Keeps of a thread or process that has ended only what its samples need: some programs make them by the million.
+    pub(super) fn exit(&mut self, pid: Pid, tid: Tid, learn: &mut Learn<'_>) -> Result<()> {
+        if let Some(last) = self.last.remove(&tid) {
+            self.last_bytes -= bytes(&last);
+        }
+        if !self.sampled.contains(&(pid, tid)) {
+            self.threads.remove(&(pid, tid));
+        }
+        if pid == tid {
+            learn(pid, None)?;
+            // Where other threads go on, the next sample opens it again. Code that is in no file gets its name later.
+            if !self.unfiled.contains(&pid) {
+                self.members.remove(&pid);
+            }
+            self.codes.forget(pid);
+            if !self.sampled.contains(&(pid, tid)) {
+                self.pythons.remove(&pid);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn learn_module(&mut self, id: ModuleId) {
+        let module = self.modules.get(id);
+        self.unwinder.add(id, Box::new(ModuleSections(module.clone())));
+        self.runtimes.insert(id, interp::find_runtime(module).map(Arc::new));
+    }
+
+    /// Looks whether a process maps an interpreter; true if that is news.
+    pub(super) fn look_for_python(&mut self, pid: Pid) -> bool {
+        let Some(m) = self.members.get_mut(&pid) else {
+            return false;
+        };
+        if m.python.is_some() {
+            return false;
+        }
+        if m.tls.is_none() {
+            let files = m.process.code().iter().filter_map(|c| c.file);
+            m.tls = files
+                .map(|(id, _)| self.modules.get(id))
+                .find_map(|f| interp::find_tls(f));
+        }
+        for (id, bias) in m.process.code().iter().filter_map(|c| c.file) {
+            let Some(Some(runtime)) = self.runtimes.get(&id) else {
+                continue;
+            };
+            let interpreter = runtime.in_process(bias, m.tls.unwrap_or(interp::DEFAULT_TLS));
+            let module = self.modules.get(id).name();
+            let mut text = format!("CPython {} ({module})", runtime.version_text());
+            if interpreter.is_none() {
+                text += UNKNOWN;
+            }
+            self.pythons.insert(pid, text);
+            m.python = Some(Python {
+                runtime: runtime.clone(),
+                module: id,
+                interpreter,
+                on_trial: runtime.unknown && interpreter.is_some(),
+            });
+            self.try_python(pid);
+            return true;
+        }
+        false
+    }
+
+    /// Where the version is one that we do not know: keeps the interpreter if its frames are where we look, as far as
+    /// can be told now.
+    pub(super) fn try_python(&mut self, pid: Pid) {
+        let python = self.members.get_mut(&pid).and_then(|m| m.python.as_mut());
+        let Some((p, i)) = python
+            .filter(|p| p.on_trial)
+            .and_then(|p| p.interpreter.map(|i| (p, i)))
+        else {
+            return;
+        };
+        let fits = interp::trial::fits(&MemoryOf(&*self.host, pid), &i);
+        p.on_trial = fits.is_none();
+        if fits == Some(false) {
+            p.interpreter = None;
+            *self.pythons.entry(pid).or_default() += UNKNOWN;
+        }
+    }
+
+    pub(super) fn tell(&self, pid: Pid, learn: &mut Learn<'_>) -> Result<()> {
+        let Some(m) = self.members.get(&pid) else { return Ok(()) };
+        let python = m.python.as_ref().and_then(|p| p.interpreter);
+        let nested = python.map_or(Vec::new(), |p| interp::threads::nested(&MemoryOf(&*self.host, pid), &p));
+        learn(
+            pid,
+            Some(&Space {
+                stack_end: m.process.stack_end,
+                python,
+                nested,
+            }),
+        )
+    }
+}
+
+/// What names code of a process that is in no file.
+pub(super) fn jit_places(members: &FxHashMap<Pid, Member>, pid: Pid) -> Option<JitPlaces> {
+    let m = members.get(&pid)?;
+    Some(JitPlaces {
+        root: m.process.root.clone(),
+        dumps: m.process.jitdumps.clone(),
+        parent: m.parent,
+    })
+}
