@@ -68,6 +68,13 @@ pub fn steady(args: &[&str]) -> Command {
     command
 }
 
+/// The program that pretends to be CPython and lies.
+pub fn forged() -> Command {
+    let exe = built().join("forged");
+    compile(&sources().join("forged.c"), &exe, &["-rdynamic", "-pthread"]);
+    Command::new(exe)
+}
+
 /// Compiles the libraries that are loaded and unloaded; gives their folder. With one frame size they are alike to the
 /// byte but for names; with several, the rules of one lead astray in another.
 pub fn plugins() -> PathBuf {

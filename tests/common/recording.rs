@@ -42,7 +42,7 @@ pub fn attach_while(pid: u32, words: &[&str], act: impl FnOnce()) -> Recording {
         command.args(["-r", "1000"]);
     }
     if !words.contains(&"-d") {
-        command.args(["-d", "2"]);
+        command.args(["-d", "1"]);
     }
     let mut running = Running::start(command);
     act();
