@@ -13,8 +13,10 @@ use crate::sample::{Pid, PyWalk, Sample, StackBytes, Standing, Walked};
 
 /// As in sample.bpf.c.
 const MAX_STACK: u64 = 1 << 20;
+const MAX_STACKS: u64 = 8;
+const DEEP_FRAMES: usize = 1000;
 const MAX_FAULTS: usize = 64;
-const MAX_FRAMES: usize = 4096;
+const MAX_FRAMES: usize = 16384;
 const RED_ZONE: u64 = 128;
 const PAGE: u64 = 4096;
 
@@ -32,7 +34,7 @@ impl Holder {
             walk,
             blocks: Blocks::default(),
             walked: Walked::with_room(MAX_FRAMES),
-            stack: vec![0; MAX_STACK as usize],
+            stack: vec![0; (MAX_STACKS * MAX_STACK) as usize],
         }
     }
 
@@ -61,7 +63,8 @@ impl Holder {
             (self.walk)(&self.blocks, space, &standing, &mut self.walked);
         }
         let base = regs.sp().wrapping_sub(RED_ZONE);
-        let end = stack_end(base, standing.pointer, space.map_or(0, |s| s.stack_end));
+        let deep = space.is_some() && self.walked.python.len() > DEEP_FRAMES;
+        let end = stack_end(base, standing.pointer, space.map_or(0, |s| s.stack_end), deep);
         let (len, holes) = copy_stack(pid, base, end, &mut self.stack);
         // While it stands still its timer does too, and is cheap to set.
         let past = timer.as_mut().map_or(0, Timer::next);
@@ -106,15 +109,18 @@ pub fn begin_again(stop: &Stopped) -> io::Result<UserRegs> {
 
 /// Where a stack that begins at `sp` ends: `argc` in the main thread, the thread descriptor in the others (glibc and
 /// musl put it above the stack); anywhere else (signal stacks, coroutines) a guess. As in sample.bpf.c.
-fn stack_end(sp: u64, thread_pointer: u64, main: u64) -> u64 {
-    let end = if main >= sp && main - sp < 64 << 20 {
+fn stack_end(sp: u64, thread_pointer: u64, main: u64, deep: bool) -> u64 {
+    let is_main = main >= sp && main - sp < 64 << 20;
+    let end = if is_main {
         main + 8
     } else if thread_pointer > sp && thread_pointer - sp < 1 << 30 {
         thread_pointer
     } else {
         sp.saturating_add(65536)
     };
-    end.min(sp.saturating_add(MAX_STACK))
+    // Only where that is sure, or the depth of Python says so, more than this.
+    let most = MAX_STACK * if is_main || deep { MAX_STACKS } else { 1 };
+    end.min(sp.saturating_add(most))
 }
 
 /// Copies a stack into `out`, over pages that cannot be read; returns its length and the bits of such pages.
@@ -143,12 +149,14 @@ mod tests {
     #[test]
     fn stacks_end_where_the_program_says() {
         const SP: u64 = 0x7000_0000;
-        let check = |pointer: u64, main: u64, expected: u64| assert_eq!(stack_end(SP, pointer, main), expected);
+        let check = |pointer: u64, main: u64, expected: u64| assert_eq!(stack_end(SP, pointer, main, false), expected);
         check(0x6000_0000, SP + 0x3000, SP + 0x3008); // main thread
         check(SP + 0x9000, 0x7fff_0000_0000, SP + 0x9000); // another
         check(0x6000_0000, 0x6000_0000, SP + 65536); // neither
         check(SP + 0x900_0000, 0, SP + MAX_STACK);
-        assert_eq!(stack_end(u64::MAX - 8, 0, 0), u64::MAX);
+        check(0, SP + 0x90_0000, SP + MAX_STACKS * MAX_STACK);
+        assert_eq!(stack_end(SP, SP + 0x20_0000, 0, true), SP + 0x20_0000);
+        assert_eq!(stack_end(u64::MAX - 8, 0, 0, false), u64::MAX);
     }
 
     #[test]

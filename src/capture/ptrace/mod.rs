@@ -24,7 +24,7 @@ use crate::sample::{Event, Pid, Standing, Walked};
 mod hold;
 mod mappings;
 mod memory;
-mod rights;
+mod status;
 mod timer;
 mod tracer;
 

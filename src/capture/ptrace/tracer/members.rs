@@ -2,7 +2,7 @@
 
 use super::{Member, Traced, Tracer, count_time};
 use crate::capture::ptrace::timer::{RunState, Timer};
-use crate::capture::ptrace::{Note, lock, rights};
+use crate::capture::ptrace::{Note, lock, status};
 use crate::error::Result;
 use crate::process::trace::{self, Stopped};
 use crate::process::{self, sys};
@@ -27,10 +27,10 @@ impl Tracer {
                     Ok(()) => {}
                     Err(e) if e.raw_os_error() == Some(libc::ESRCH) => continue, // it has ended
                     // New, and its first stop comes soon.
-                    Err(_) if rights::tracer_of(tid) == Some(sys::own_tid() as Tid) => continue,
+                    Err(_) if status::tracer_of(tid) == Some(sys::own_tid() as Tid) => continue,
                     Err(e) => {
                         self.members.remove(&pid);
-                        return Err(rights::refused(pid, tid, &e));
+                        return Err(status::refused(pid, &e));
                     }
                 }
                 self.add(pid, tid, !at_exec);
@@ -69,7 +69,7 @@ impl Tracer {
     /// Takes in a thread that a traced one has made, or lets go of what nobody asked for.
     pub(super) fn newborn(&mut self, stop: Stopped) {
         let tid = stop.tid;
-        let Some((pid, parent)) = rights::ids(tid) else { return }; // killed
+        let Some((pid, parent)) = status::ids(tid) else { return }; // killed
         if self.members.contains_key(&pid) {
             self.add(pid, tid, true);
             self.push(Note::Event(Event::Thread { pid, tid }));
