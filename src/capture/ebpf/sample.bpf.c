@@ -553,6 +553,7 @@ __noinline int walk_frames(__u32 which)
 		// it holds is left over from another call, and its caller's CFrame is only in a register, if anywhere.
 		s->root = state + s->lay.cframe_root;
 		s->cframe = first;
+		s->frame = 0; // what a thread runs that is in no call of the bytecode loop
 		if (first == s->root || start_at(first))
 			whole = walk_chain(at, n);
 		other = user_word(first + s->lay.cframe_previous);
