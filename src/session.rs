@@ -333,7 +333,10 @@ impl Session {
             merge::python_only(&groups, python_cut, &mut self.stack)
         };
         self.stack.extend(s.kernel.iter().rev().map(|a| RawFrame::Kernel(*a)));
-        let (node, whole) = self.tree.add_next(path, &self.stack);
+        let (node, whole) = self.tree.add_next(path, &self.stack, &|f| match f {
+            RawFrame::Python { code, .. } => self.codes.get(*code).text_bytes(),
+            _ => 0,
+        });
         self.last_bytes += memo.bytes() + path.bytes();
         if self.last_bytes > MOST_LAST {
             self.forget_last();

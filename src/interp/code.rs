@@ -24,6 +24,11 @@ pub struct Code {
 }
 
 impl Code {
+    /// Bytes of its names.
+    pub fn text_bytes(&self) -> usize {
+        self.name.len() + self.qualname.len() + self.filename.len()
+    }
+
     /// Line of the instruction at a byte offset.
     pub fn line(&self, offset: i32) -> Option<u32> {
         lines::line(self.line_kind, &self.line_table, self.first_line, offset)
@@ -92,12 +97,7 @@ impl CodeTable {
         if let Some(id) = self.by_code.get(&code) {
             return *id;
         }
-        self.bytes += size_of::<Code>()
-            + [&code.name, &code.qualname, &code.filename]
-                .map(|t| t.len())
-                .iter()
-                .sum::<usize>()
-            + code.line_table.len();
+        self.bytes += size_of::<Code>() + code.text_bytes() + code.line_table.len();
         let (id, code) = (CodeId(self.codes.len() as u32), Rc::new(code));
         self.codes.push(code.clone());
         self.by_code.insert(code, id);

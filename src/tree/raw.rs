@@ -13,6 +13,10 @@ pub type RawNode = u32;
 /// bounded. A stack that needs more is cut where it leaves the tree.
 const MOST_NODES: usize = 1 << 20;
 
+/// Bytes of Python names that the nodes may stand for: each node is written with them, several times over. Enough for
+/// some 250,000 Python nodes of usual names.
+const MOST_NAMES: usize = 24 << 20;
+
 /// The last stack of a thread and the nodes of its frames.
 #[derive(Debug, Default)]
 pub struct Path {
@@ -43,6 +47,8 @@ pub struct RawTree {
     /// Nodes by parent and frame.
     children: HashTable<RawNode>,
     most: usize,
+    /// Bytes of names that more nodes may stand for.
+    names: usize,
 }
 
 impl Default for RawTree {
@@ -57,24 +63,31 @@ impl RawTree {
             nodes: vec![(0, None, 0)],
             children: HashTable::new(),
             most,
+            names: MOST_NAMES,
         }
     }
 
     /// Counts one sample of the stack `frames`, outermost first; returns the node of its innermost frame, and whether
     /// there was room for the whole stack.
     pub fn add(&mut self, frames: &[RawFrame]) -> (RawNode, bool) {
-        self.add_next(&mut Path::default(), frames)
+        self.add_next(&mut Path::default(), frames, &|_| 0)
     }
 
-    /// The same, for one stack after the other of one thread: only what differs from the last one is looked up.
-    pub fn add_next(&mut self, last: &mut Path, frames: &[RawFrame]) -> (RawNode, bool) {
+    /// The same, for one stack after the other of one thread: only what differs from the last one is looked up. `name`
+    /// gives the bytes of a frame's names.
+    pub fn add_next(
+        &mut self,
+        last: &mut Path,
+        frames: &[RawFrame],
+        name: &dyn Fn(&RawFrame) -> usize,
+    ) -> (RawNode, bool) {
         let same = last.frames.iter().zip(frames).take_while(|(a, b)| a == b).count();
         last.frames.truncate(same);
         last.nodes.truncate(same);
         let mut node = last.nodes.last().copied().unwrap_or(0);
         let mut whole = true;
         for f in &frames[same..] {
-            let Some(next) = self.child(node, *f, self.most) else {
+            let Some(next) = self.child(node, *f, self.most, name) else {
                 node = self.full(node);
                 whole = false;
                 break;
@@ -91,12 +104,18 @@ impl RawTree {
     fn full(&mut self, parent: RawNode) -> RawNode {
         let cut = RawFrame::Cut(Cut::TreeFull);
         // In the end, only below the root.
-        let here = self.child(parent, cut, self.most + self.most / 8);
-        here.or_else(|| self.child(0, cut, usize::MAX)).unwrap_or(0)
+        let here = self.child(parent, cut, self.most + self.most / 8, &|_| 0);
+        here.or_else(|| self.child(0, cut, usize::MAX, &|_| 0)).unwrap_or(0)
     }
 
     /// The node of a frame below its caller, made if there are fewer than `most`.
-    fn child(&mut self, parent: RawNode, f: RawFrame, most: usize) -> Option<RawNode> {
+    fn child(
+        &mut self,
+        parent: RawNode,
+        f: RawFrame,
+        most: usize,
+        name: &dyn Fn(&RawFrame) -> usize,
+    ) -> Option<RawNode> {
         let nodes = &mut self.nodes;
         let hash = |key: &(RawNode, Option<RawFrame>)| FxBuildHasher.hash_one(key);
         let is = |node: &RawNode| {
@@ -110,6 +129,7 @@ impl RawTree {
         if nodes.len() >= most {
             return None;
         }
+        self.names = self.names.checked_sub(name(&f))?;
         let node = nodes.len() as RawNode;
         nodes.push((parent, Some(f), 0));
         self.children.insert_unique(key, node, |n| {
@@ -141,7 +161,7 @@ mod tests {
         assert_eq!(t.add(&[k(1), k(2)]), (a, true));
         let mut last = Path::default();
         for (stack, node) in [(&[k(1), k(2)][..], a), (&[k(1), k(3)], b), (&[], 0), (&[k(1), k(2)], a)] {
-            assert_eq!(t.add_next(&mut last, stack), (node, true));
+            assert_eq!(t.add_next(&mut last, stack, &|_| 1), (node, true));
             t.nodes[node as usize].2 -= 1;
         }
         assert_eq!(t.add(&[]), (0, true));
@@ -160,7 +180,7 @@ mod tests {
         for round in 0..3 {
             for i in 0..100 {
                 let stack = [k(0), k(1), k(100 + i), k(200 + i)];
-                let (node, whole) = t.add_next(&mut last, &stack);
+                let (node, whole) = t.add_next(&mut last, &stack, &|_| 1);
                 cut += u64::from(!whole);
                 let frame = t.nodes()[node as usize].1;
                 assert_eq!(frame == Some(RawFrame::Cut(Cut::TreeFull)), !whole, "{round} {i}");
@@ -169,5 +189,16 @@ mod tests {
         assert!(t.nodes().len() <= 8 + 8 / 8 + 1);
         assert_eq!(t.nodes().iter().map(|n| n.2).sum::<u64>(), 300, "nothing is left out");
         assert_eq!(cut, 300 - 3 * 2, "two stacks and a half fit");
+    }
+
+    #[test]
+    fn names_fill_a_tree_too() {
+        let mut t = RawTree {
+            names: 10,
+            ..RawTree::default()
+        };
+        for (n, fits) in [(1, true), (2, true), (3, false), (2, true)] {
+            assert_eq!(t.add_next(&mut Path::default(), &[k(n)], &|_| 4).1, fits, "{n}");
+        }
     }
 }
