@@ -20,7 +20,7 @@ pub struct Python {
     /// Folder of `Python.h`.
     include: PathBuf,
     /// Letters that tell builds of one version apart: `d` for a debug build, `t` for one without the lock.
-    flags: String,
+    pub flags: String,
     /// Can it compile traces?
     jit: bool,
 }
