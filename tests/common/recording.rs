@@ -213,10 +213,10 @@ impl Recording {
     }
 
     /// Samples that may be lost. The tracer comes to a thread a moment after its tick: on a busy machine the next may be
-    /// due by then, or the thread asleep.
+    /// due by then, or the thread asleep. With eight threads on two processors a third of them was seen to be lost.
     fn excused(&self, asked: u64) -> u64 {
         if self.profile.meta.backend == "ptrace" {
-            asked / 4
+            asked / 2
         } else {
             0
         }
