@@ -110,6 +110,68 @@ fn formats() {
 }
 
 #[test]
+fn saved_profiles_are_read_from_files_pipes_and_tapes() {
+    let golden = |name: &str| format!("{}/fixtures/{name}", env!("CARGO_MANIFEST_DIR"));
+    let scratch = Scratch::new();
+    let json = golden("golden/profile.json");
+    let expected = fs::read(golden("golden/profile.collapsed")).expect("a golden file");
+    let done = run(&["export", &json, "-f", "collapsed", "-o", "-"]);
+    assert!(done.status.success() && done.stdout == expected, "{}", stderr(&done));
+
+    let packed = scratch.path("packed");
+    let done = run(&["export", &json, "-f", "json.gz", "-o", text(&packed)]);
+    assert!(done.status.success(), "{}", stderr(&done));
+    let piped = nativeprof(&["export", "-", "-o", "-"])
+        .stdin(fs::File::open(&packed).expect("what was written"))
+        .output()
+        .expect("nativeprof starts");
+    assert!(piped.status.success() && piped.stdout == expected, "{}", stderr(&piped));
+
+    // Where no place is named, it is the file's name with the ending of the format.
+    let mut command = nativeprof(&["export", &json, "-f", "json.gz"]);
+    let done = command
+        .current_dir(scratch.path("."))
+        .output()
+        .expect("nativeprof starts");
+    assert!(done.status.success(), "{}", stderr(&done));
+    assert_eq!(
+        fs::read(scratch.path("profile.json.gz")).expect("a new file"),
+        fs::read(&packed).expect("what was written")
+    );
+    let done = run(&["export", &golden("tapes/native.tape"), "-o", "-"]);
+    let lines = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert!(
+        done.status.success() && lines.contains(" (tape_native) "),
+        "{lines}{}",
+        stderr(&done)
+    );
+}
+
+#[test]
+fn files_that_hold_no_profile() {
+    let scratch = Scratch::new();
+    let (out, cut) = (scratch.path("out.svg"), scratch.path("cut.json"));
+    let golden = format!("{}/fixtures/golden/profile", env!("CARGO_MANIFEST_DIR"));
+    let whole = fs::read(format!("{golden}.json")).expect("a golden file");
+    fs::write(&cut, &whole[..whole.len() / 2]).expect("a file");
+    for (file, words) in [
+        (
+            "/nonexistent/x.json",
+            &["cannot read /nonexistent/x.json", "No such file"][..],
+        ),
+        ("/", &["it is a folder"]),
+        (&format!("{golden}.svg"), &["it is a picture"]),
+        (&format!("{golden}.collapsed"), &["profile.collapsed", "at byte 0"]),
+        (text(&cut), &["the file ends early"]),
+        ("-", &["standard input", "it is empty"]),
+    ] {
+        refused(&run(&["export", file, "-o", text(&out)]), 1, words);
+    }
+    refused(&run(&["export", text(&cut), "-o", "x.docx"]), 2, &["x.docx", ".svg"]);
+    assert_eq!(scratch.names(), ["cut.json"]);
+}
+
+#[test]
 fn commands_that_cannot_run() {
     let scratch = Scratch::new();
     let out = scratch.path("x.svg");

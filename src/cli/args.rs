@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::capture::{CLOCKS, Clock};
+use crate::export::FORMATS;
 
 /// Sampling profiler that shows one stack: Python frames, the C, C++ and Rust they call, and the kernel.
 #[derive(Debug, Parser)]
@@ -26,6 +27,9 @@ pub enum Command {
     /// Make the profile of a tape that `record --save-tape` kept; needs no rights and nothing of the machine it is from
     #[command(after_help = "Example:\n  nativeprof replay bug.tape -o out.svg")]
     Replay(Replay),
+    /// Write a saved profile in another format
+    #[command(after_help = export_help())]
+    Export(Export),
     /// Tell what this user may do here, what is lacking and what mends it; of a process, what was found in it
     #[command(
         after_help = "Ends with code 0 if sampling would work, else 1.\n\nExamples:\n  nativeprof doctor\n  \
@@ -78,8 +82,7 @@ pub struct Replay {
     /// Where to write; `-` is standard output [default: nativeprof-PID.svg]
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Format, else by the ending of FILE: json, json.gz, collapsed, svg
-    #[arg(short, long, value_name = "NAME")]
+    #[arg(short, long, value_name = "NAME", help = format_help())]
     pub format: Option<String>,
     /// Python frames only
     #[arg(long)]
@@ -102,6 +105,18 @@ pub struct Replay {
         default_missing_value = "on"
     )]
     pub debuginfod: Debuginfod,
+}
+
+#[derive(Debug, Args)]
+pub struct Export {
+    /// The profile: json or json.gz, of nativeprof or Dask, or a tape; `-` is standard input
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Where to write; `-` is standard output [default: name of FILE with another ending]
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    #[arg(short, long, value_name = "NAME", help = format_help())]
+    pub format: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -132,8 +147,7 @@ pub struct Common {
     /// Where to write; `-` is standard output [default: nativeprof-PID.svg]
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Format, else by the ending of FILE: json, json.gz, collapsed, svg
-    #[arg(short, long, value_name = "NAME")]
+    #[arg(short, long, value_name = "NAME", help = format_help())]
     pub format: Option<String>,
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     pub backend: Backend,
@@ -173,6 +187,20 @@ pub struct Common {
     /// Samples that a tape keeps, the first ones
     #[arg(long, value_name = "N", default_value_t = 1000, requires = "save_tape")]
     pub tape_samples: u64,
+}
+
+fn format_help() -> String {
+    let names: Vec<_> = FORMATS.iter().map(|format| format.name).collect();
+    format!("Format, else by the ending of FILE: {}", names.join(", "))
+}
+
+fn export_help() -> String {
+    let mut text = String::from("Formats:\n");
+    for format in FORMATS {
+        let endings = format.extensions.join(" ");
+        text += &format!("  {:<11} {} ({endings})\n", format.name, format.help);
+    }
+    text + "\nExamples:\n  nativeprof export out.json -o out.svg\n  nativeprof export out.json.gz -f collapsed -o - | less"
 }
 
 fn pid(text: &str) -> Result<u32, String> {

@@ -10,7 +10,9 @@ use crate::export::escape::line;
 mod args;
 mod debuginfod;
 mod doctor;
+mod export;
 mod look;
+mod open;
 mod output;
 mod place;
 mod record;
@@ -26,6 +28,7 @@ pub fn main() -> ExitCode {
             None => record::record(record::Target::Launch(r.command), &r.common),
         },
         args::Command::Replay(r) => replay::replay(&r),
+        args::Command::Export(e) => export::export(&e),
         args::Command::Doctor(d) => match doctor::doctor(&d) {
             Ok(false) => return ExitCode::FAILURE,
             done => done.map(drop),

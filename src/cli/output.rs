@@ -21,12 +21,16 @@ pub struct Output {
 }
 
 impl Output {
-    /// Decides place and format, and tries whether a file can be made there.
+    /// Decides place and format, and tries whether a file can be made there. Without a path it is `stem` with the ending
+    /// of the format, which is a flame graph if nothing else is said.
     ///
     /// # Errors
     /// `Usage` for an unknown format; `Io` or `NotPermitted` for a place that cannot be written.
-    pub fn new(path: Option<&Path>, format: Option<&str>, pid: u32) -> Result<Output> {
-        let default = PathBuf::from(format!("nativeprof-{pid}.{}", format.unwrap_or("svg")));
+    pub fn new(path: Option<&Path>, format: Option<&str>, stem: &str) -> Result<Output> {
+        let ending = format
+            .and_then(|name| export::by_name(name).ok())
+            .map_or(".svg", |f| f.extensions[0]);
+        let default = PathBuf::from(format!("{stem}{ending}"));
         let path = path.unwrap_or(&default);
         // The second leads to the first, but as a link that cannot always be opened.
         let standard = [Path::new("-"), Path::new("/dev/stdout")].contains(&path);

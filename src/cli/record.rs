@@ -223,7 +223,11 @@ fn why_not(e: &Error) -> String {
 
 /// Where profile and tape go.
 fn places(options: &Common, pid: Pid) -> Result<(Output, Option<Place>)> {
-    let output = Output::new(options.output.as_deref(), options.format.as_deref(), pid)?;
+    let output = Output::new(
+        options.output.as_deref(),
+        options.format.as_deref(),
+        &format!("nativeprof-{pid}"),
+    )?;
     let tape = options.save_tape.as_ref().map(|path| Place::new(path, PRIVATE));
     Ok((output, tape.transpose()?))
 }

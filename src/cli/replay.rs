@@ -31,7 +31,11 @@ pub fn replay(options: &Replay) -> Result<()> {
     // A tape may come from anybody.
     privilege::for_naming(Caps::of(WRITING))?;
     let tape = Rc::new(format::read(&packed)?);
-    let output = Output::new(options.output.as_deref(), options.format.as_deref(), tape.head.pid)?;
+    let output = Output::new(
+        options.output.as_deref(),
+        options.format.as_deref(),
+        &format!("nativeprof-{}", tape.head.pid),
+    )?;
     privilege::for_naming(output.needs())?;
     let grouping = Grouping {
         processes: options.subprocesses,

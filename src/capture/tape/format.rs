@@ -16,6 +16,11 @@ pub(super) const MAGIC: &[u8] = b"nativeprof tape\n";
 /// Shorter stretches that equal the previous stack are repeated: stating them would take as much.
 const LEAST_SAME: usize = 16;
 
+/// Whether unpacked bytes begin like a tape.
+pub fn is_tape(raw: &[u8]) -> bool {
+    raw.starts_with(MAGIC)
+}
+
 /// Packs a tape.
 pub fn write(tape: &Tape) -> Vec<u8> {
     let mut w = Writer(Vec::new());
