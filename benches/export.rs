@@ -53,6 +53,7 @@ fn profile() -> Profile {
             parent,
             count: 1,
             lines,
+            self_lines: BTreeMap::new(),
             line_text: String::new(),
             first_seen_line: line,
         }

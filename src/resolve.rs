@@ -149,7 +149,7 @@ pub fn resolve(mut gathered: Gathered<'_>, start: u64, mut meta: Meta) -> Profil
     let mut nodes = vec![node(0, 0)];
     let mut children: FxHashMap<(NodeId, FrameId), NodeId> = FxHashMap::default();
     let mut place: Vec<NodeId> = Vec::with_capacity(gathered.tree.nodes().len());
-    for (i, (parent, raw, _)) in gathered.tree.nodes().iter().enumerate() {
+    for (i, (parent, raw, own)) in gathered.tree.nodes().iter().enumerate() {
         let Some(raw) = raw else {
             place.push(0);
             nodes[0].count = inclusive[i];
@@ -173,7 +173,18 @@ pub fn resolve(mut gathered: Gathered<'_>, start: u64, mut meta: Meta) -> Profil
                 }
             }
         }
+        if let Some((_, line)) = named[raw].last()
+            && *line > 0
+            && *own > 0
+        {
+            *nodes[at as usize].self_lines.entry(*line).or_default() += own;
+        }
         place.push(at);
+    }
+    for n in &mut nodes {
+        if n.self_lines == n.lines {
+            n.self_lines = BTreeMap::new();
+        }
     }
     let ticks = gathered.timeline.iter();
     let timeline = ticks
@@ -200,6 +211,7 @@ fn node(frame: FrameId, parent: NodeId) -> Node {
         parent,
         count: 0,
         lines: BTreeMap::new(),
+        self_lines: BTreeMap::new(),
         line_text: String::new(),
         first_seen_line: 0,
     }

@@ -1,7 +1,8 @@
 //! A profile as the count tree of Dask's `distributed.profile`, in JSON; and back.
 //!
 //! ```text
-//! node     {"identifier", "description", "count", "lines"?, "nativeprof"? (root only), "children": {identifier: node}}
+//! node     {"identifier", "description", "count", "lines"?, "self_lines"?, "nativeprof"? (root only),
+//!           "children": {identifier: node}}
 //! Python   identifier `name;filename;firstlineno`, description {filename, name, line_number, line, qualname?}
 //! native   identifier `name;<low-level>;0xADDR`, description {filename: "<low-level>", name, line_number: 0,
 //!          line: the frame as text, kind, module?, source?, inlined?, source_line?, source_text?}
@@ -9,7 +10,8 @@
 //!
 //! `kind` is one of `native`, `inlined`, `kernel`, `cut`, `unknown`, `process`, `thread`; a Python node has none.
 //! ADDR is the start of the function in its file's own address space. `line_number` and `line` belong to the first
-//! sample at that place; `lines` counts all of them, `{line: samples}`. Counts are inclusive. Keys marked with `?` are
+//! sample at that place; `lines` counts all of them, `{line: samples}`, and `self_lines` those that ended there (left out
+//! where none or all did). Counts are inclusive. Keys marked with `?` are
 //! left out when they have nothing to say. Everything but the four keys of Dask is ours, and Dask ignores it.
 //!
 //! The root's `nativeprof` holds the facts of the recording, among them `modules`, a row for each file on some stack (path,
@@ -17,6 +19,7 @@
 //! the start), `pid`, `tid` and `node`. A node is numbered by its place in the file: the root is 0, and each node is
 //! followed by its children, in order, each with all that is below it.
 
+use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
 
 use flate2::Compression;
@@ -151,17 +154,9 @@ fn open_node(profile: &Profile, view: &View<'_>, parts: &Parts, index: u32, out:
     write_description(view, parts, item, out)?;
     out.write_all(b"},\"count\":")?;
     write_number(item.count, out)?;
-    if !item.lines.is_empty() {
-        out.write_all(b",\"lines\":{\"")?;
-        for (at, (line, count)) in item.lines.iter().enumerate() {
-            if at > 0 {
-                out.write_all(b",\"")?;
-            }
-            write_number((*line).into(), out)?;
-            out.write_all(b"\":")?;
-            write_number(*count, out)?;
-        }
-        out.write_all(b"}")?;
+    write_lines(b",\"lines\":{\"", &item.lines, out)?;
+    if item.self_lines != item.lines {
+        write_lines(b",\"self_lines\":{\"", &item.self_lines, out)?;
     }
     if index == 0 {
         out.write_all(b",\"nativeprof\":{")?;
@@ -170,6 +165,16 @@ fn open_node(profile: &Profile, view: &View<'_>, parts: &Parts, index: u32, out:
         out.write_all(b"}")?;
     }
     out.write_all(b",\"children\":{")
+}
+
+fn write_lines(start: &[u8], lines: &BTreeMap<u32, u64>, out: &mut impl Write) -> io::Result<()> {
+    for (at, (line, count)) in lines.iter().enumerate() {
+        out.write_all(if at == 0 { start } else { b",\"" })?;
+        write_number((*line).into(), out)?;
+        out.write_all(b"\":")?;
+        write_number(*count, out)?;
+    }
+    out.write_all(if lines.is_empty() { b"" } else { b"}" })
 }
 
 fn write_description(view: &View<'_>, parts: &Parts, item: &Item<'_>, out: &mut impl Write) -> io::Result<()> {

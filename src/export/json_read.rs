@@ -124,6 +124,7 @@ impl<'a> Reader<'a> {
                     self.profile.nodes[top.node as usize].count = count;
                 }
                 "lines" => self.profile.nodes[top.node as usize].lines = lines(&self.value()?),
+                "self_lines" => self.profile.nodes[top.node as usize].self_lines = lines(&self.value()?),
                 "nativeprof" if top.node == 0 => {
                     let value = self.value()?;
                     self.take_meta(value)?;
@@ -143,6 +144,7 @@ impl<'a> Reader<'a> {
             parent,
             count: 0,
             lines,
+            self_lines: BTreeMap::new(),
             line_text,
             first_seen_line: 0,
         });

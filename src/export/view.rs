@@ -51,6 +51,8 @@ pub struct Item<'a> {
     pub identifier: u32,
     pub count: u64,
     pub lines: Cow<'a, BTreeMap<u32, u64>>,
+    /// Line -> samples that ended here; unlike in a node, never left out.
+    pub self_lines: Cow<'a, BTreeMap<u32, u64>>,
     pub line_text: &'a str,
     pub first_seen_line: u32,
 }
@@ -75,6 +77,7 @@ impl<'a> View<'a> {
         let (identifiers, identifier_of) = intern_identifiers(&profile.frames);
         let mut items: Vec<Item<'a>> = Vec::with_capacity(profile.nodes.len().max(1));
         let mut item_of = Vec::with_capacity(profile.nodes.len());
+        let own = profile.own_counts();
         let mut known: FxHashMap<(u32, u32), u32> = FxHashMap::default();
         static NO_LINES: BTreeMap<u32, u64> = BTreeMap::new();
         items.push(Item {
@@ -83,6 +86,7 @@ impl<'a> View<'a> {
             identifier: 0,
             count: profile.nodes.first().map_or(0, |root| root.count),
             lines: Cow::Borrowed(&NO_LINES),
+            self_lines: Cow::Borrowed(&NO_LINES),
             line_text: "",
             first_seen_line: 0,
         });
@@ -106,11 +110,8 @@ impl<'a> View<'a> {
             match items.get_mut(item as usize) {
                 Some(item) => {
                     item.count = item.count.saturating_add(node.count);
-                    let lines = item.lines.to_mut();
-                    for (line, count) in &node.lines {
-                        let sum = lines.entry(*line).or_default();
-                        *sum = sum.saturating_add(*count);
-                    }
+                    add_lines(item.lines.to_mut(), &node.lines);
+                    add_lines(item.self_lines.to_mut(), node.own_lines(own[index]));
                 }
                 None => items.push(Item {
                     parent,
@@ -118,6 +119,7 @@ impl<'a> View<'a> {
                     identifier,
                     count: node.count,
                     lines: Cow::Borrowed(&node.lines),
+                    self_lines: Cow::Borrowed(node.own_lines(own[index])),
                     line_text: &node.line_text,
                     first_seen_line: node.first_seen_line,
                 }),
@@ -169,6 +171,13 @@ impl<'a> View<'a> {
             stack.extend(self.children(item).iter().rev());
         }
         position
+    }
+}
+
+fn add_lines(to: &mut BTreeMap<u32, u64>, more: &BTreeMap<u32, u64>) {
+    for (line, count) in more {
+        let sum = to.entry(*line).or_default();
+        *sum = sum.saturating_add(*count);
     }
 }
 
@@ -232,6 +241,7 @@ mod tests {
             parent,
             count,
             lines,
+            self_lines: BTreeMap::new(),
             line_text: String::new(),
             first_seen_line: line,
         }

@@ -51,10 +51,23 @@ pub struct Node {
     pub count: u64,
     /// Line last executed or calling -> samples (inclusive, like `count`); Python: line of the file; native: source line.
     pub lines: BTreeMap<u32, u64>,
+    /// The same of the samples that ended here; empty where all did, see [`Node::own_lines`].
+    pub self_lines: BTreeMap<u32, u64>,
     /// Text of one such line for the description (first seen), if it could be read; may be empty.
     pub line_text: String,
     /// The first line seen at this place; 0 when unknown.
     pub first_seen_line: u32,
+}
+
+impl Node {
+    /// Line -> samples of those that ended here; `own` is how many did.
+    pub fn own_lines(&self, own: u64) -> &BTreeMap<u32, u64> {
+        if own == self.count {
+            &self.lines
+        } else {
+            &self.self_lines
+        }
+    }
 }
 
 /// A sample in the timeline.
@@ -139,4 +152,18 @@ pub struct Profile {
     pub frames: Vec<Frame>,
     pub nodes: Vec<Node>,
     pub timeline: Vec<Tick>,
+}
+
+impl Profile {
+    /// Samples that ended in each node, by its index. Nodes without a sound parent count for themselves alone.
+    pub fn own_counts(&self) -> Vec<u64> {
+        let mut own: Vec<u64> = self.nodes.iter().map(|node| node.count).collect();
+        for (at, node) in self.nodes.iter().enumerate().skip(1) {
+            if (node.parent as usize) < at {
+                let parent = &mut own[node.parent as usize];
+                *parent = parent.saturating_sub(node.count);
+            }
+        }
+        own
+    }
 }

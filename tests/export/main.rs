@@ -131,6 +131,7 @@ fn broken_profiles_are_written_as_far_as_they_go() {
             parent,
             count,
             lines,
+            self_lines: BTreeMap::new(),
             line_text,
             first_seen_line: 0,
         }

@@ -68,6 +68,7 @@ impl Builder {
             parent,
             count: 0,
             lines,
+            self_lines: BTreeMap::new(),
             line_text,
             first_seen_line: line,
         });
@@ -78,7 +79,7 @@ impl Builder {
     pub fn stack(&mut self, thread: (u32, u32), count: u64, stack: &[(Frame, u32, &str)]) {
         let mut at = 0;
         self.profile.nodes[0].count += count;
-        for (frame, line, text) in stack {
+        for (depth, (frame, line, text)) in stack.iter().enumerate() {
             let frames = &mut self.profile.frames;
             let id = frames.iter().position(|known| known == frame).unwrap_or_else(|| {
                 frames.push(frame.clone());
@@ -98,6 +99,9 @@ impl Builder {
             node.count += count;
             if *line != 0 {
                 *node.lines.entry(*line).or_default() += count;
+                if depth + 1 == stack.len() {
+                    *node.self_lines.entry(*line).or_default() += count;
+                }
             }
             if node.line_text.is_empty() {
                 node.line_text = text.to_string();
