@@ -1,0 +1,52 @@
+"""Builds the wheel: maturin makes the extension module, this adds the `nativeprof` command.
+
+The command is the real program, not a script that asks Python to call the library: `setcap` and `sudo` give rights to a
+file, which must not be an interpreter that runs anything; Ctrl-C reaches it alone; and it starts without an interpreter.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import maturin
+from maturin import (  # noqa: F401: the hooks that a build front end asks for
+    build_sdist,
+    get_requires_for_build_editable,
+    get_requires_for_build_sdist,
+    get_requires_for_build_wheel,
+)
+
+HERE = Path(__file__).resolve().parent
+
+
+def _place_command():
+    manifest = HERE.parent / "Cargo.toml"
+    cargo = os.environ.get("CARGO", "cargo")
+    # Both packages, though one is built: so their dependencies have the features that they have when maturin builds the
+    # other, and nothing is compiled twice.
+    packages = ["--package", "nativeprof", "--package", "nativeprof-python"]
+    subprocess.run(
+        [cargo, "build", "--release", "--manifest-path", manifest, *packages, "--bin", "nativeprof"],
+        check=True,
+    )
+    target = Path(os.environ.get("CARGO_TARGET_DIR", HERE.parent / "target"))
+    scripts = HERE / "data" / "scripts"
+    scripts.mkdir(parents=True, exist_ok=True)
+    command = scripts / "nativeprof"
+    command.unlink(missing_ok=True)
+    # Not its extended attributes: the one that cargo made may have been given capabilities.
+    shutil.copyfile(target / "release" / "nativeprof", command)
+    command.chmod(0o755)
+    if shutil.which("strip"):
+        subprocess.run(["strip", command], check=True)
+
+
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    _place_command()
+    return maturin.build_wheel(wheel_directory, config_settings, metadata_directory)
+
+
+def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
+    _place_command()
+    return maturin.build_editable(wheel_directory, config_settings, metadata_directory)

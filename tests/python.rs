@@ -1,0 +1,73 @@
+//! The Python package, as it is installed: its own tests in each CPython from 3.9 on, and what others' packages make of
+//! our files. `.ci/python-venvs` builds the wheel and the environments; it is called here, so that no old wheel is tested.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// `(3.X, its environment)`, the oldest first, with the wheel of these sources installed.
+fn environments() -> &'static [(String, PathBuf)] {
+    static FOUND: OnceLock<Vec<(String, PathBuf)>> = OnceLock::new();
+    FOUND.get_or_init(|| {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let output = Command::new(root.join(".ci/python-venvs"))
+            .output()
+            .expect(".ci/python-venvs starts");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(
+            output.status.success(),
+            "{text}{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        // Its last line names them.
+        let names = text
+            .trim_end()
+            .lines()
+            .last()
+            .and_then(|l| l.strip_prefix("python-venvs: "));
+        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+        let place = |name: &str| (name.to_string(), target.join("python-venvs").join(name));
+        names.expect("a list of environments").split(' ').map(place).collect()
+    })
+}
+
+/// Runs one program in the environment, and fails with what it printed.
+fn passes(name: &str, mut command: Command) {
+    let output = command.output().expect("the Python of the environment starts");
+    assert!(
+        output.status.success(),
+        "CPython {name}:\n{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+fn python(environment: &Path) -> Command {
+    let mut command = Command::new(environment.join("bin/python"));
+    command
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .env("PYTHONDONTWRITEBYTECODE", "1");
+    command
+}
+
+#[test]
+fn the_tests_of_the_package_pass_in_every_python() {
+    for (name, environment) in environments() {
+        let mut command = python(environment);
+        command.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "python/tests"]);
+        passes(name, command);
+    }
+}
+
+/// The real consumer reads our file: the unmodified `distributed` package merges, plots and sends it.
+#[test]
+fn dask_reads_merges_and_plots_our_profile() {
+    let (name, environment) = environments().last().expect("a Python");
+    let mut command = python(environment);
+    command.args([
+        "tests/dask_check.py",
+        "fixtures/golden/profile.json",
+        "fixtures/golden/profile.svg",
+    ]);
+    passes(name, command);
+}
