@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Read;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
@@ -18,6 +17,7 @@ use crate::tree::profile::{Frame, FrameId, FrameKind, Meta, ModuleMeta, Node, No
 use crate::tree::raw::{RawTick, RawTree};
 
 mod native;
+pub mod sources;
 
 pub use native::JitPlaces;
 use native::{Owner, name_anonymous, name_module};
@@ -25,8 +25,6 @@ use native::{Owner, name_anonymous, name_module};
 const LOW_LEVEL: &str = "<low-level>";
 /// Source files that are opened.
 const MAX_SOURCES: usize = 2000;
-/// Bytes of one that are read.
-const MAX_SOURCE: u64 = 8 << 20;
 
 /// A frame and the line in it.
 type Named = (FrameId, u32);
@@ -200,8 +198,13 @@ pub fn resolve(mut gathered: Gathered<'_>, start: u64, mut meta: Meta) -> Profil
         frames: frames.all,
         nodes,
         timeline,
+        excerpts: Vec::new(),
     };
-    add_source_lines(&mut profile, gathered.opened);
+    let opened = gathered.opened;
+    sources::add(&mut profile, &mut |path| match opened.sources.get(path) {
+        Some(file) => file.as_ref()?.try_clone().ok(),
+        None => opened.root.as_ref()?.open(path),
+    });
     profile
 }
 
@@ -318,38 +321,5 @@ fn kernel_frame(kernel: &mut Option<Option<Kernel>>, opened: &Opened, address: u
             module: "[kernel]".into(),
             ..frame(FrameKind::Kernel, "[unknown]")
         },
-    }
-}
-
-/// The text of the first line seen at each Python place, as Dask's tree has it.
-fn add_source_lines(profile: &mut Profile, opened: &Opened) {
-    let mut files: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
-    for (i, n) in profile.nodes.iter().enumerate() {
-        let f = &profile.frames[n.frame as usize];
-        if f.kind == FrameKind::Python && n.first_seen_line > 0 && f.filename.starts_with('/') {
-            files.entry(&f.filename).or_default().push(i);
-        }
-    }
-    let mut texts = Vec::new();
-    for (path, wanted) in files {
-        let mut text = Vec::new();
-        let Some(Some(file)) = opened.sources.get(path) else {
-            continue;
-        };
-        if file.take(MAX_SOURCE).read_to_end(&mut text).is_err() {
-            continue;
-        }
-        let lines: Vec<_> = text.split(|c| *c == b'\n').collect();
-        for i in wanted {
-            let line = profile.nodes[i].first_seen_line as usize - 1;
-            texts.extend(
-                lines
-                    .get(line)
-                    .map(|text| (i, String::from_utf8_lossy(text).trim().to_string())),
-            );
-        }
-    }
-    for (i, text) in texts {
-        profile.nodes[i].line_text = text;
     }
 }

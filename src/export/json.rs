@@ -202,7 +202,8 @@ fn write_description(view: &View<'_>, parts: &Parts, item: &Item<'_>, out: &mut 
     optional_string("source_text", item.line_text, out)
 }
 
-fn write_meta(meta: &Meta, out: &mut impl Write) -> io::Result<()> {
+/// The facts of a recording, without braces.
+pub(super) fn write_meta(meta: &Meta, out: &mut impl Write) -> io::Result<()> {
     write!(out, "\"format\":{FORMAT_VERSION}")?;
     for (key, text) in [
         ("version", &meta.version),

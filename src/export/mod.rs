@@ -6,6 +6,7 @@
 pub mod collapsed;
 pub mod escape;
 pub mod flamegraph;
+pub mod html;
 pub mod json;
 mod json_read;
 pub mod view;
@@ -53,6 +54,12 @@ pub const FORMATS: &[Format] = &[
         extensions: &[".svg"],
         help: "flame graph to open in a web browser",
         write: flamegraph::write,
+    },
+    Format {
+        name: "html",
+        extensions: &[".html", ".htm"],
+        help: "page to explore in a web browser: flame graph, time line, callers and callees, source lines",
+        write: html::write,
     },
 ];
 

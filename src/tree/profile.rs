@@ -145,6 +145,15 @@ pub struct ModuleMeta {
     pub samples: u64,
 }
 
+/// Lines of a source file around those that samples were in.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Excerpt {
+    /// As [`Frame::filename`] or [`Frame::source`] has it.
+    pub path: String,
+    /// Number and text, in order.
+    pub lines: Vec<(u32, String)>,
+}
+
 /// A finished profile.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Profile {
@@ -152,6 +161,8 @@ pub struct Profile {
     pub frames: Vec<Frame>,
     pub nodes: Vec<Node>,
     pub timeline: Vec<Tick>,
+    /// Of files that were at hand; the formats that are made for other programs leave them out.
+    pub excerpts: Vec<Excerpt>,
 }
 
 impl Profile {

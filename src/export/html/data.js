@@ -1,0 +1,119 @@
+// The profile as it is packed by data.rs, unpacked into typed arrays.
+
+async function unpack(base64) {
+  let packed;
+  if (Uint8Array.fromBase64) {
+    packed = Uint8Array.fromBase64(base64);
+  } else {
+    const text = atob(base64);
+    packed = new Uint8Array(text.length);
+    for (let i = 0; i < text.length; i++) packed[i] = text.charCodeAt(i);
+  }
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+// Reads columns of LEB128 numbers. They may be larger than 32 bits: no shifts.
+function columnReader(bytes, at) {
+  return (length, Type) => {
+    const out = new Type(length);
+    for (let i = 0; i < length; i++) {
+      let b = bytes[at++];
+      let n = b & 127;
+      for (let scale = 128; b >= 128; scale *= 128) {
+        b = bytes[at++];
+        n += (b & 127) * scale;
+      }
+      out[i] = n;
+    }
+    return out;
+  };
+}
+
+// What a function belongs to: the file of native code, the package or script of Python code.
+function moduleOf(kind, file, module) {
+  if (kind !== "python") return module;
+  const inside = /.*\/(?:site-packages|dist-packages|python3\.\d+t?)\/([^/]+)/.exec(file);
+  return inside ? inside[1] : baseName(file);
+}
+
+function cleanAll(value) {
+  if (typeof value === "string") return clean(value);
+  if (value && typeof value === "object") for (const key of Object.keys(value)) value[key] = cleanAll(value[key]);
+  return value;
+}
+
+async function readProfile(base64) {
+  const bytes = await unpack(base64);
+  const length = new DataView(bytes.buffer).getUint32(0, true);
+  const head = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length)));
+  const column = columnReader(bytes, 4 + length);
+
+  const n = head.nodes;
+  const distance = column(Math.max(0, n - 1), Int32Array);
+  const parent = new Int32Array(n);
+  for (let i = 1; i < n; i++) parent[i] = i - distance[i - 1];
+  const fn = column(n, Int32Array);
+  const self = column(n, Float64Array);
+  const lineCounts = column(n, Int32Array);
+  const lineStart = new Int32Array(n + 1);
+  for (let i = 0; i < n; i++) lineStart[i + 1] = lineStart[i] + lineCounts[i];
+  const lines = column(lineStart[n], Int32Array);
+  for (let i = 0; i < n; i++) for (let k = lineStart[i] + 1; k < lineStart[i + 1]; k++) lines[k] += lines[k - 1];
+  const lineSamples = column(lineStart[n], Float64Array);
+
+  const time = column(head.ticks, Float64Array);
+  for (let i = 1; i < time.length; i++) time[i] += time[i - 1];
+  const thread = column(head.ticks, Int32Array);
+  const node = column(head.ticks, Int32Array);
+
+  const { functions: f, kinds } = head;
+  const files = head.files.map(clean);
+  const natives = head.modules.map(clean);
+  const modules = [];
+  const moduleIds = new Map();
+  const module = new Int32Array(f.count);
+  const known = new Map();
+  for (let i = 0; i < f.count; i++) {
+    const key = `${f.kind[i]} ${f.file[i]} ${f.module[i]}`;
+    let id = known.get(key);
+    if (id === undefined) {
+      const name = moduleOf(kinds[f.kind[i]], files[f.file[i]], natives[f.module[i]]);
+      id = moduleIds.get(name);
+      if (id === undefined) {
+        id = modules.length;
+        moduleIds.set(name, id);
+        modules.push(name);
+      }
+      known.set(key, id);
+    }
+    module[i] = id;
+  }
+  return {
+    meta: cleanAll(head.meta),
+    kinds,
+    files,
+    modules,
+    functions: {
+      count: f.count,
+      name: f.name.map((name) => clean(name) || "[unnamed]"),
+      kind: Uint8Array.from(f.kind),
+      file: Int32Array.from(f.file),
+      module,
+      line: Float64Array.from(f.line),
+    },
+    tree: { n, parent, fn, self },
+    lineStart,
+    lines,
+    lineSamples,
+    threads: head.threads.map(([pid, tid, name]) => ({ pid, tid, name: clean(name) })),
+    ticks: { n: head.ticks, time, thread, node },
+    excerpts: new Map(
+      head.excerpts.map(([path, ...rest]) => {
+        const text = [];
+        for (let i = 0; i < rest.length; i += 2) text.push([rest[i], clean(rest[i + 1].replaceAll("\t", "    "))]);
+        return [clean(path), text];
+      }),
+    ),
+  };
+}

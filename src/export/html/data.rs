@@ -1,0 +1,267 @@
+//! The profile as the page reads it: a deflate stream of the length of a JSON text (4 bytes, little endian), the text, and
+//! columns of numbers in LEB128.
+//!
+//! ```text
+//! text     {"meta", "kinds", "files", "modules", "functions": {"name", "kind", "file", "module", "line"},
+//!          "threads": [[pid, tid, name]], "nodes", "ticks", "excerpts": [[path, [line, text, ...]]]}
+//! columns  of nodes: distance to the parent, function, samples that ended here, number of lines
+//!          of lines: distance to the line before in the same node, samples
+//!          of ticks: microseconds since the tick before, thread, node
+//! ```
+//!
+//! Node 0 is the root; each node is followed by all that is below it. Node `n` with function 0 is the root, functions
+//! are counted from 1. Names are cut at a length that nobody reads to the end.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::io::{self, Write};
+
+use flate2::Compression;
+use flate2::write::ZlibEncoder;
+use rustc_hash::FxHashMap;
+
+use crate::export::escape::write_json;
+use crate::export::json;
+use crate::export::view::{View, shown_name};
+use crate::tree::profile::{FrameKind, Profile};
+
+/// Characters of a name that are kept.
+const MAX_NAME: usize = 1000;
+
+/// Kinds of functions as the page calls them; functions hold their index.
+const KINDS: &[(FrameKind, &str)] = &[
+    (FrameKind::Python, "python"),
+    (FrameKind::Native, "native"),
+    (FrameKind::Inlined, "inlined"),
+    (FrameKind::Kernel, "kernel"),
+    (FrameKind::Cut, "cut"),
+    (FrameKind::Unknown, "unknown"),
+    (FrameKind::Process, "process"),
+    (FrameKind::Thread, "thread"),
+    (FrameKind::Root, "root"),
+];
+
+/// The packed profile.
+pub fn pack(profile: &Profile) -> io::Result<Vec<u8>> {
+    let view = View::new(profile);
+    let mut columns = Columns::default();
+    columns.nodes(&view);
+    let threads = columns.ticks(profile, &view);
+    let mut text = Vec::new();
+    head(profile, &view, &threads, &mut text)?;
+
+    let mut out = ZlibEncoder::new(Vec::new(), Compression::new(4));
+    out.write_all(&(text.len() as u32).to_le_bytes())?;
+    out.write_all(&text)?;
+    out.write_all(&columns.0)?;
+    out.finish()
+}
+
+/// Numbers one after the other.
+#[derive(Default)]
+struct Columns(Vec<u8>);
+
+impl Columns {
+    fn push(&mut self, mut n: u64) {
+        while n >= 0x80 {
+            self.0.push(n as u8 | 0x80);
+            n >>= 7;
+        }
+        self.0.push(n as u8);
+    }
+
+    fn nodes(&mut self, view: &View<'_>) {
+        let preorder = view.preorder();
+        let mut items = vec![0u32; view.items.len()];
+        for (item, at) in preorder.iter().enumerate() {
+            items[*at as usize] = item as u32;
+        }
+        let of = |item: &u32| &view.items[*item as usize];
+        for (at, item) in items.iter().enumerate().skip(1) {
+            self.push(at as u64 - u64::from(preorder[of(item).parent as usize]));
+        }
+        items.iter().for_each(|item| self.push(of(item).identifier.into()));
+        let self_counts = view.self_counts();
+        items.iter().for_each(|item| self.push(self_counts[*item as usize]));
+        items.iter().for_each(|item| self.push(of(item).lines.len() as u64));
+        for item in &items {
+            let mut before = 0;
+            for line in of(item).lines.keys() {
+                self.push(u64::from(line - before));
+                before = *line;
+            }
+        }
+        items
+            .iter()
+            .flat_map(|item| of(item).lines.values())
+            .for_each(|n| self.push(*n));
+    }
+
+    /// Ticks of sound nodes by time; returns whose they are.
+    fn ticks(&mut self, profile: &Profile, view: &View<'_>) -> Vec<(u32, u32)> {
+        let preorder = view.preorder();
+        let mut threads = Vec::new();
+        let mut known: FxHashMap<(u32, u32), u32> = FxHashMap::default();
+        let mut ticks: Vec<(u64, u32, u32)> = profile
+            .timeline
+            .iter()
+            .filter_map(|t| {
+                let node = preorder[view.item_of(t.node)? as usize];
+                let thread = *known.entry((t.pid, t.tid)).or_insert_with(|| {
+                    threads.push((t.pid, t.tid));
+                    threads.len() as u32 - 1
+                });
+                Some((t.time / 1000, thread, node))
+            })
+            .collect();
+        ticks.sort_by_key(|t| t.0);
+        let mut before = 0;
+        for (time, _, _) in &ticks {
+            self.push(time - before);
+            before = *time;
+        }
+        ticks.iter().for_each(|t| self.push(t.1.into()));
+        ticks.iter().for_each(|t| self.push(t.2.into()));
+        threads
+    }
+}
+
+fn head(profile: &Profile, view: &View<'_>, threads: &[(u32, u32)], out: &mut Vec<u8>) -> io::Result<()> {
+    out.extend(b"{\"meta\":");
+    out.push(b'{');
+    json::write_meta(&profile.meta, out)?;
+    out.push(b'}');
+    let kinds = KINDS.iter().map(|(_, name)| *name);
+    list("kinds", kinds, out, write_json)?;
+
+    // The first frame of each identifier stands for all of them.
+    let mut first: Vec<Option<&_>> = vec![None; view.identifiers.len()];
+    for item in &view.items {
+        let frame = item.frame.map(|id| &view.frames[id as usize]);
+        first[item.identifier as usize] = first[item.identifier as usize].or(frame);
+    }
+    let (mut files, mut modules) = (Strings::default(), Strings::default());
+    let mut columns = [Vec::new(), Vec::new(), Vec::new(), Vec::new()];
+    for frame in &first {
+        let kind = frame.map_or(FrameKind::Root, |f| f.kind);
+        let kind = KINDS.iter().position(|(k, _)| *k == kind).unwrap_or(0) as u32;
+        let (file, module, line) = frame.map_or(("", "", 0), |f| {
+            let file = if f.kind == FrameKind::Python {
+                &f.filename
+            } else {
+                &f.source
+            };
+            (file, &f.module, f.first_line)
+        });
+        for (column, n) in columns.iter_mut().zip([kind, files.of(file), modules.of(module), line]) {
+            column.push(n);
+        }
+    }
+    list("files", files.all.iter(), out, |s, out| write_json(&short(s), out))?;
+    list("modules", modules.all.iter(), out, |s, out| write_json(&short(s), out))?;
+    out.extend(b",\"functions\":{\"count\":");
+    write!(out, "{}", first.len())?;
+    list("name", first.iter(), out, |frame, out| {
+        let Some(f) = frame else {
+            return write_json("all", out);
+        };
+        let qualified = f.kind == FrameKind::Python && !f.qualname.is_empty();
+        let name = if qualified {
+            Cow::Borrowed(f.qualname.as_str())
+        } else {
+            shown_name(f)
+        };
+        write_json(&short(&name), out)
+    })?;
+    for (key, column) in ["kind", "file", "module", "line"].iter().zip(&columns) {
+        list(key, column.iter(), out, |n, out| write!(out, "{n}"))?;
+    }
+    out.push(b'}');
+    let names: FxHashMap<_, _> = profile
+        .meta
+        .threads
+        .iter()
+        .map(|(pid, tid, name)| ((*pid, *tid), name))
+        .collect();
+    list("threads", threads.iter(), out, |thread, out| {
+        write!(out, "[{},{},", thread.0, thread.1)?;
+        write_json(&short(names.get(thread).map_or("", |name| name)), out)?;
+        out.write_all(b"]")
+    })?;
+    write!(
+        out,
+        ",\"nodes\":{},\"ticks\":{}",
+        view.items.len(),
+        profile_ticks(profile, view)
+    )?;
+    list("excerpts", profile.excerpts.iter(), out, |excerpt, out| {
+        out.push(b'[');
+        write_json(&short(&excerpt.path), out)?;
+        for (number, text) in &excerpt.lines {
+            write!(out, ",{number},")?;
+            write_json(text, out)?;
+        }
+        out.write_all(b"]")
+    })?;
+    out.push(b'}');
+    Ok(())
+}
+
+fn profile_ticks(profile: &Profile, view: &View<'_>) -> usize {
+    profile
+        .timeline
+        .iter()
+        .filter(|t| view.item_of(t.node).is_some())
+        .count()
+}
+
+/// Writes `,"key":[...]`.
+fn list<T>(
+    key: &str,
+    items: impl Iterator<Item = T>,
+    out: &mut Vec<u8>,
+    mut write: impl FnMut(T, &mut Vec<u8>) -> io::Result<()>,
+) -> io::Result<()> {
+    write!(out, ",\"{key}\":[")?;
+    for (at, item) in items.enumerate() {
+        if at > 0 {
+            out.push(b',');
+        }
+        write(item, out)?;
+    }
+    out.push(b']');
+    Ok(())
+}
+
+/// Distinct strings; the first one is empty.
+struct Strings<'a> {
+    all: Vec<&'a str>,
+    // Names come from the target: a hasher that cannot be made to collide.
+    ids: HashMap<&'a str, u32>,
+}
+
+impl Default for Strings<'_> {
+    fn default() -> Self {
+        Strings {
+            all: vec![""],
+            ids: HashMap::from([("", 0)]),
+        }
+    }
+}
+
+impl<'a> Strings<'a> {
+    fn of(&mut self, text: &'a str) -> u32 {
+        *self.ids.entry(text).or_insert_with(|| {
+            self.all.push(text);
+            self.all.len() as u32 - 1
+        })
+    }
+}
+
+/// As much of a name as is kept.
+fn short(name: &str) -> Cow<'_, str> {
+    match name.char_indices().nth(MAX_NAME) {
+        None => Cow::Borrowed(name),
+        Some((end, _)) => Cow::Owned(format!("{}… ({} characters)", &name[..end], name.chars().count())),
+    }
+}

@@ -1,0 +1,114 @@
+// What is left out: kinds, modules, functions; what stacks must contain. Each choice shows as a chip that undoes it.
+
+class Filters {
+  constructor(model) {
+    this.model = model;
+    this.buildKinds();
+    this.buildModules();
+  }
+
+  buildKinds() {
+    const { model } = this;
+    const { functions: f, kinds } = model.profile;
+    const present = new Set();
+    for (let i = 1; i < f.count; i++) if (model.totals.all[i] > 0) present.add(f.kind[i]);
+    this.kindButtons = [];
+    for (let k = 0; k < kinds.length; k++) {
+      if (!present.has(k)) continue;
+      const button = el(
+        "button",
+        { class: "kind", "aria-pressed": "true", title: `Fold ${KIND_NAMES[kinds[k]]} frames away, or show them again`, "data-kind": kinds[k] },
+        el("i", { class: "dot " + kinds[k] }),
+        KIND_NAMES[kinds[k]],
+      );
+      button.addEventListener("click", () => {
+        const hiddenKinds = new Set(model.hiddenKinds);
+        if (!hiddenKinds.delete(k)) hiddenKinds.add(k);
+        model.set({ hiddenKinds });
+        announce(`${KIND_NAMES[kinds[k]]} frames ${hiddenKinds.has(k) ? "folded away" : "shown"}`);
+      });
+      this.kindButtons.push([k, button]);
+      $("kinds").append(button);
+    }
+  }
+
+  buildModules() {
+    const { model } = this;
+    const { functions: f, modules } = model.profile;
+    const samples = new Float64Array(modules.length);
+    for (let i = 1; i < f.count; i++) samples[f.module[i]] += model.totals.self[i];
+    const kind = new Map();
+    for (let i = 1; i < f.count; i++) if (!kind.has(f.module[i])) kind.set(f.module[i], model.kind(i));
+    const order = [...modules.keys()].filter((m) => modules[m] && kind.has(m)).sort((a, b) => samples[b] - samples[a]);
+    this.rows = new Rows({
+      id: "module-row",
+      label: "Modules",
+      role: "table",
+      columns: [
+        { key: "on", title: "", cell: (m) => el("input", { type: "checkbox", checked: !model.hiddenModules.has(m), "aria-label": `Show ${modules[m]}`, onchange: () => this.toggleModule(m) }) },
+        { key: "function", title: "Module", cell: (m) => el("span", { class: "function" }, el("i", { class: "dot " + kind.get(m) }), el("bdi", { class: "name", text: modules[m], title: modules[m] })) },
+        { key: "self", title: "Self", num: true, cell: (m) => share(samples[m], model.profile.total) },
+        { key: "solo", title: "", cell: (m) => el("button", { class: "bare only", text: "only", title: `Fold all other modules away`, onclick: () => this.onlyModule(m) }) },
+      ],
+      onopen: (m) => this.toggleModule(m),
+      onkey: (event, at) => event.key === " " && at >= 0 && (this.toggleModule(this.rows.rows[at]), true),
+    });
+    $("modules-list").append(this.rows.element);
+    this.list = () => {
+      const text = $("modules-filter").value.toLowerCase();
+      this.rows.show(order.filter((m) => modules[m].toLowerCase().includes(text)), true);
+    };
+    $("modules-filter").addEventListener("input", this.list);
+    $("modules-all").addEventListener("click", () => model.set({ hiddenModules: new Set() }));
+    $("modules-none").addEventListener("click", () => model.set({ hiddenModules: new Set(this.rows.rows) }));
+    this.modules = order;
+  }
+
+  toggleModule(m) {
+    const hiddenModules = new Set(this.model.hiddenModules);
+    if (!hiddenModules.delete(m)) hiddenModules.add(m);
+    this.model.set({ hiddenModules });
+  }
+
+  onlyModule(m) {
+    this.model.set({ hiddenModules: new Set(this.modules.filter((other) => other !== m)) });
+  }
+
+  refresh() {
+    const { model } = this;
+    const { functions: f, modules, threads } = model.profile;
+    for (const [k, button] of this.kindButtons) button.setAttribute("aria-pressed", String(!model.hiddenKinds.has(k)));
+    if ($("modules").matches(":popover-open")) this.list();
+    $("modules-button").classList.toggle("on", model.hiddenModules.size > 0);
+
+    const chips = [];
+    const chip = (text, undo) =>
+      chips.push(el("button", { class: "chip", title: "Undo", "aria-label": `Undo: ${text}`, onclick: undo }, el("bdi", { text: shorten(text, 60) }), el("span", { "aria-hidden": true, text: "×" })));
+    if (model.range) chip(`${(model.range[0] / 1e6).toFixed(2)}–${(model.range[1] / 1e6).toFixed(2)} s`, () => model.set({ range: null }));
+    if (model.threads) chip(model.threads.size === 1 ? `thread ${threads[[...model.threads][0]].tid}` : `${model.threads.size} of ${plural(threads.length, "thread")}`, () => model.set({ threads: null }));
+    model.only.forEach((only, at) => chip(`with ${only.label}`, () => model.set({ only: model.only.filter((_, i) => i !== at) })));
+    if (model.hiddenModules.size === 1) chip(`without ${modules[[...model.hiddenModules][0]]}`, () => model.set({ hiddenModules: new Set() }));
+    else if (model.hiddenModules.size) chip(`${plural(model.hiddenModules.size, "module")} folded`, () => model.set({ hiddenModules: new Set() }));
+    for (const fn of [...model.hiddenFunctions].slice(0, 8)) {
+      chip(`without ${f.name[fn]}`, () => {
+        const hiddenFunctions = new Set(model.hiddenFunctions);
+        hiddenFunctions.delete(fn);
+        model.set({ hiddenFunctions });
+      });
+    }
+    if (chips.length > 1) chips.push(el("button", { class: "bare", text: "Clear all", onclick: () => this.clear() }));
+    $("chips").replaceChildren(...chips);
+    $("shown").textContent = model.total === model.profile.total ? plural(model.total, "sample") : `${count(model.total)} of ${plural(model.profile.total, "sample")} (${percent(model.total, model.profile.total)})`;
+  }
+
+  clear() {
+    this.model.set({
+      range: null,
+      threads: null,
+      only: [],
+      hiddenKinds: new Set(),
+      hiddenModules: new Set(),
+      hiddenFunctions: new Set(),
+    });
+  }
+}

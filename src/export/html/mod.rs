@@ -1,0 +1,90 @@
+//! A profile as a page: one HTML file that needs no network, to open in a web browser.
+//!
+//! The page is plain HTML, CSS and JavaScript from the files beside this one, and the profile as it is packed by
+//! [`data`]. Names come from the target and mean nothing to the page: they are in base64, reach the document as text
+//! only, and the content security policy lets nothing run or load but the script and the style that are named by their
+//! hashes.
+
+mod data;
+
+use std::io::{self, Write};
+
+use base64::prelude::{BASE64_STANDARD, Engine};
+use sha2::{Digest, Sha256};
+
+use crate::tree::profile::Profile;
+
+const PAGE: &str = include_str!("page.html");
+const STYLE: &str = include_str!("page.css");
+
+/// In the order in which they are defined; one function around them keeps their names to themselves.
+const SCRIPTS: &[&str] = &[
+    include_str!("text.js"),
+    include_str!("data.js"),
+    include_str!("tree.js"),
+    include_str!("model.js"),
+    include_str!("draw.js"),
+    include_str!("chart.js"),
+    include_str!("timeline.js"),
+    include_str!("rows.js"),
+    include_str!("details.js"),
+    include_str!("filters.js"),
+    include_str!("page.js"),
+];
+
+/// Writes the profile as a page.
+pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
+    let script = format!("(() => {{\n\"use strict\";\n{}}})();\n", SCRIPTS.concat());
+    let policy = format!(
+        "default-src 'none'; script-src {}; style-src {}; img-src data:; base-uri 'none'; form-action 'none'; \
+         require-trusted-types-for 'script'; trusted-types 'none'",
+        source_of(&script),
+        source_of(STYLE)
+    );
+    let packed = BASE64_STANDARD.encode(data::pack(profile)?);
+    let mut rest = PAGE;
+    for (place, text) in [
+        ("{policy}", policy.as_str()),
+        ("{style}", STYLE),
+        ("{profile}", &packed),
+        ("{script}", &script),
+    ] {
+        let (before, after) = rest.split_once(place).unwrap_or((rest, ""));
+        out.write_all(before.as_bytes())?;
+        out.write_all(text.as_bytes())?;
+        rest = after;
+    }
+    out.write_all(rest.as_bytes())?;
+    out.flush()
+}
+
+/// What a content security policy calls this text.
+fn source_of(text: &str) -> String {
+    format!("'sha256-{}'", BASE64_STANDARD.encode(Sha256::digest(text)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_of_the_page_are_whole() {
+        let mut out = Vec::new();
+        write(&Profile::default(), &mut out).unwrap();
+        let page = String::from_utf8(out).unwrap();
+        assert!(page.starts_with("<!doctype html>") && page.trim_end().ends_with("</html>"));
+        for place in ["{policy}", "{style}", "{profile}", "{script}"] {
+            assert_eq!(PAGE.matches(place).count(), 1, "{place}");
+        }
+        assert_eq!(
+            page.matches("</script>").count(),
+            2,
+            "nothing ends a script element early"
+        );
+        assert_eq!(page.matches("<!--").count(), 0);
+        assert!(
+            !page.contains("http://") && !page.contains("https://"),
+            "the page speaks of no network"
+        );
+    }
+}

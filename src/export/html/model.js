@@ -1,0 +1,167 @@
+// What is looked at: the profile, what was chosen of it, and the trees that follow. Views listen for changes.
+
+class Model {
+  constructor(profile) {
+    this.profile = profile;
+    this.listeners = [];
+    this.range = null; // [first, last] in microseconds, both included, or null for all
+    this.threads = null; // Set of thread numbers, or null for all
+    this.hiddenKinds = new Set();
+    this.hiddenModules = new Set();
+    this.hiddenFunctions = new Set();
+    this.only = []; // { label, matches: Uint8Array by function }: stacks must contain one of each
+    this.selected = -1; // function
+    this.search = { text: "", error: "", matches: null, functions: 0, samples: 0 };
+    const f = profile.functions;
+    this.texts = null;
+    this.groupKind = profile.kinds.map((kind) => kind === "process" || kind === "thread" || kind === "root");
+    this.isGroup = (fn) => this.groupKind[f.kind[fn]];
+    // A sample lasts until the next one of its thread is due.
+    const { rate, event } = profile.meta;
+    const timed = event === "" || event.includes("clock") || event.includes("cycles");
+    const { n, time } = profile.ticks;
+    this.first = n ? time[0] : 0;
+    this.last = n ? time[n - 1] : 0;
+    this.whole = Math.max(this.last, Math.round(profile.meta.duration * 1e6), 1);
+    this.period = rate > 0 && timed ? 1e6 / rate : Math.max(1, (this.last - this.first) / Math.max(1, n));
+    this.derive();
+  }
+
+  listen(listener) {
+    this.listeners.push(listener);
+  }
+
+  // Takes changed fields; `what` tells listeners how much has changed: "tree", "search" or "selection".
+  set(fields, what = "tree") {
+    Object.assign(this, fields);
+    if (what === "tree") this.derive();
+    for (const listener of this.listeners) listener(what);
+  }
+
+  kind(fn) {
+    return this.profile.kinds[this.profile.functions.kind[fn]];
+  }
+
+  // Where a function is, in words.
+  place(fn) {
+    const { functions: f, files, modules } = this.profile;
+    const file = files[f.file[fn]];
+    const line = f.line[fn] ? ":" + f.line[fn] : "";
+    return this.kind(fn) === "python" ? file + line : modules[f.module[fn]];
+  }
+
+  // What is searched: name, place and source file.
+  text(fn) {
+    if (!this.texts) {
+      const { functions: f, files, modules } = this.profile;
+      this.texts = f.name.map((name, i) => `${name} ${files[f.file[i]]} ${modules[f.module[i]]}`);
+    }
+    return this.texts[fn];
+  }
+
+  // Samples that ended at each node, within the range and the threads chosen.
+  weights() {
+    const { tree, ticks } = this.profile;
+    if (!this.range && !this.threads) return tree.self.slice();
+    const self = new Float64Array(tree.n);
+    const { time, thread, node, n } = ticks;
+    const [first, last] = this.range ?? [0, Infinity];
+    const taken = this.profile.threads.map((_, i) => !this.threads || this.threads.has(i));
+    for (let i = 0; i < n; i++) {
+      if (time[i] >= first && time[i] <= last && taken[thread[i]]) self[node[i]]++;
+    }
+    return self;
+  }
+
+  // Nodes on whose path is a function of `matches`.
+  under(tree, matches) {
+    const { n, parent, fn } = tree;
+    const found = new Uint8Array(n);
+    for (let i = 1; i < n; i++) found[i] = found[parent[i]] | matches[fn[i]];
+    return found;
+  }
+
+  hiddenMask() {
+    const f = this.profile.functions;
+    const { hiddenKinds, hiddenModules, hiddenFunctions } = this;
+    if (hiddenKinds.size + hiddenModules.size + hiddenFunctions.size === 0) return null;
+    const mask = new Uint8Array(f.count);
+    for (let i = 1; i < f.count; i++) {
+      mask[i] = hiddenKinds.has(f.kind[i]) || hiddenModules.has(f.module[i]) || hiddenFunctions.has(i) ? 1 : 0;
+    }
+    return mask;
+  }
+
+  derive() {
+    const { tree, functions } = this.profile;
+    const self = this.weights();
+    this.taken = 0; // samples before stacks are left out for what they contain
+    for (let i = 0; i < tree.n; i++) this.taken += self[i];
+    for (const { matches } of this.only) {
+      const under = this.under(tree, matches);
+      for (let i = 0; i < tree.n; i++) if (!under[i]) self[i] = 0;
+    }
+    this.hidden = this.hiddenMask();
+    const folded = this.hidden ? fold(tree, self, this.hidden) : tree;
+    this.view = layOut(folded, this.hidden ? folded.self : self);
+    this.total = this.view.all[0];
+    this.totals = functionTotals(this.view, functions.count);
+    this.sandwiches = new Map();
+    this.share();
+  }
+
+  sandwich(fn) {
+    let made = this.sandwiches.get(fn);
+    if (!made) {
+      if (this.sandwiches.size > 20) this.sandwiches.clear();
+      made = sandwich(this.view, this.profile.functions.count, fn);
+      this.sandwiches.set(fn, made);
+    }
+    return made;
+  }
+
+  // A regular expression; capitals count only if there are some.
+  find(text) {
+    this.search = { text, error: "", matches: null, functions: 0, samples: 0 };
+    if (text) {
+      let expression;
+      try {
+        expression = new RegExp(text, /[A-Z]/.test(text) ? "u" : "iu");
+      } catch (e) {
+        this.search.error = String(e.message).replace(/^Invalid regular expression: /, "");
+      }
+      if (expression) {
+        const { count: functions } = this.profile.functions;
+        const matches = new Uint8Array(functions);
+        for (let i = 1; i < functions; i++) matches[i] = expression.test(this.text(i)) ? 1 : 0;
+        this.search.matches = matches;
+      }
+    }
+    this.share();
+    this.set({}, "search");
+  }
+
+  // How much of what is shown the search has found.
+  share() {
+    const { search, view } = this;
+    if (!search.matches) return;
+    const under = this.under(view, search.matches);
+    search.samples = 0;
+    search.functions = 0;
+    for (let i = 0; i < view.n; i++) if (under[i]) search.samples += view.self[i];
+    for (let i = 1; i < search.matches.length; i++) if (search.matches[i] && this.totals.all[i] > 0) search.functions++;
+  }
+
+  // Samples of each line of a function, in the whole recording.
+  lines(fn) {
+    const { tree, lineStart, lines, lineSamples } = this.profile;
+    const counts = new Map();
+    for (let i = 1; i < tree.n; i++) {
+      if (tree.fn[i] !== fn) continue;
+      for (let k = lineStart[i]; k < lineStart[i + 1]; k++) {
+        counts.set(lines[k], (counts.get(lines[k]) ?? 0) + lineSamples[k]);
+      }
+    }
+    return counts;
+  }
+}

@@ -1,0 +1,432 @@
+// The page: views, keys, theme; everything starts here.
+
+// Dark or light: as the system has it, until somebody chooses. Storage may be refused to files.
+const theme = {
+  system: matchMedia("(prefers-color-scheme: dark)"),
+  load() {
+    let kept = null;
+    try {
+      kept = localStorage.getItem("nativeprof-theme");
+    } catch {}
+    this.apply(kept === "dark" || kept === "light" ? kept : this.system.matches ? "dark" : "light");
+    this.system.addEventListener("change", () => this.apply(this.system.matches ? "dark" : "light"));
+  },
+  apply(name) {
+    document.documentElement.dataset.theme = name;
+    this.changed?.();
+  },
+  toggle() {
+    const name = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+    this.apply(name);
+    try {
+      localStorage.setItem("nativeprof-theme", name);
+    } catch {}
+    announce(name === "dark" ? "Dark" : "Light");
+  },
+};
+
+class Page {
+  constructor(profile) {
+    this.model = new Model(profile);
+    const { model } = this;
+    profile.total = model.total;
+    this.palette = new Palette(model);
+    this.filters = new Filters(model);
+    this.details = new Details(model, {
+      sandwich: (fn) => this.openSandwich(fn),
+      only: (fn) => this.onlyFunction(fn),
+      hide: (fn) => this.hideFunction(fn),
+      copy: (text) => this.copy(text),
+      select: (fn) => model.set({ selected: fn }, "selection"),
+    });
+    this.buildPanels();
+    this.buildTimeline();
+    this.buildToolbar();
+    this.header();
+    theme.changed = () => {
+      this.palette.load();
+      this.timeline?.redraw();
+      this.active.draw?.();
+    };
+    model.listen((what) => this.changed(what));
+    document.addEventListener("keydown", (event) => this.key(event));
+    this.open("flame");
+    this.filters.refresh();
+    this.details.refresh();
+  }
+
+  header() {
+    const { meta } = this.model.profile;
+    const command = meta.command || (meta.pid ? `process ${meta.pid}` : "Profile");
+    $("title").textContent = shorten(command, 200);
+    $("title").title = shorten(command, 1000);
+    document.title = `${shorten(command, 80)} · nativeprof`;
+    const facts = [
+      [count(this.model.total), this.model.total === 1 ? "sample" : "samples"],
+      meta.duration > 0 && [duration(meta.duration * 1e6), ""],
+      meta.rate > 0 && [`${count(meta.rate)} Hz`, meta.event],
+      meta.python && [shorten(meta.python.replace(/ \(.*/, ""), 24), ""],
+    ].filter(Boolean);
+    $("facts").replaceChildren(...facts.map(([value, word]) => el("span", null, el("b", { text: value }), word ? " " + word : "")));
+    const q = meta.quality;
+    const all = q.exact + q.repaired + q.partial + q.lost;
+    const whole = q.exact + q.repaired;
+    const state = !all ? "cut" : whole / all >= 0.95 ? "exact" : whole / all >= 0.8 ? "partial" : "lost";
+    $("quality-button").replaceChildren(el("i", { class: "dot " + state }), all ? `${percent(whole, all)} complete stacks` : "About");
+  }
+
+  describe(source, id) {
+    const { model } = this;
+    const fn = source.fn(id);
+    const lines = [id === 0 && !source.prepare ? "All samples" : model.profile.functions.name[fn]];
+    const place = model.place(fn);
+    if (place) lines.push(`${KIND_NAMES[model.kind(fn)]} · ${place}`);
+    if (source.prepare) {
+      const { span, seen, from } = source.samples(id);
+      lines.push(`${duration(span)} from ${(from / 1e6).toFixed(3)} s · ${plural(seen, "sample")}`);
+    } else {
+      const { all, self } = source.samples(id);
+      lines.push(`total ${percent(all, model.total)} · ${plural(all, "sample")}`, `self ${percent(self, model.total)} · ${plural(self, "sample")}`);
+    }
+    return lines;
+  }
+
+  chart(label, role, extra = {}) {
+    const { model } = this;
+    return new Chart(model, this.palette, {
+      label,
+      role,
+      describe: (source, id) => this.describe(source, id),
+      onselect: (fn) => model.set({ selected: fn }, "selection"),
+      onopen: (fn) => this.openSandwich(fn),
+      onview: (chart) => {
+        if (chart === this.active?.chart) $("zoom-out").disabled = !chart.isZoomed;
+      },
+      ...extra,
+    });
+  }
+
+  buildPanels() {
+    const { model } = this;
+    const select = (fn) => model.set({ selected: fn }, "selection");
+    this.flame = this.chart("Flame graph of all stacks shown", "flame graph");
+    this.time = this.chart("Stacks of one thread in order of time", "flame chart");
+    this.callers = this.chart("Callers of the selected function", "flame graph", { upward: true });
+    this.callees = this.chart("Callees of the selected function", "flame graph");
+    this.table = new FunctionTable(model, {
+      id: "function-row",
+      label: "Functions",
+      columns: ["self", "selfn", "total", "totaln", "function", "kind", "module", "place"],
+      sorted: "self",
+      onpick: select,
+      onopen: (fn) => this.openSandwich(fn),
+    });
+    this.list = new FunctionTable(model, { id: "sandwich-row", label: "Functions to look at", columns: ["total", "function"], sorted: "total", onpick: select });
+    this.tree = new CallTree(model, { onpick: select });
+    this.middle = el("div", { class: "middle" });
+    const panel = (name, ...children) => el("div", { class: "panel " + name, role: "tabpanel", id: "panel-" + name, "aria-labelledby": "tab-" + name, hidden: true }, ...children);
+    const charts = el(
+      "div",
+      { class: "sandwich-charts" },
+      el("span", { class: "side up", "aria-hidden": true, text: "Callers" }),
+      this.callers.element,
+      this.middle,
+      this.callees.element,
+      el("span", { class: "side down", "aria-hidden": true, text: "Callees" }),
+    );
+    this.panels = {
+      flame: { title: "Flame graph", element: panel("flame", this.flame.element), draw: () => this.flame.draw(), show: () => this.flame.show(new TreeSource(model.view)), chart: this.flame },
+      time: { title: "Time order", element: panel("time", this.time.element), draw: () => this.time.draw(), show: () => this.showTime(), chart: this.time },
+      sandwich: {
+        title: "Sandwich",
+        element: panel("sandwich", el("div", { class: "sandwich-list" }, this.list.element), charts),
+        draw: () => (this.callers.draw(), this.callees.draw()),
+        show: () => (this.list.refresh(), this.showSandwich()),
+        chart: this.callees,
+      },
+      tree: { title: "Call tree", element: panel("tree", this.tree.element), show: () => this.tree.refresh() },
+      table: { title: "Table", element: panel("table", this.table.element), show: () => this.table.refresh() },
+    };
+    if (!model.profile.ticks.n) delete this.panels.time;
+    for (const [name, { title, element }] of Object.entries(this.panels)) {
+      $("panels").append(element);
+      const tab = el("button", { role: "tab", id: "tab-" + name, "aria-controls": "panel-" + name, text: title, onclick: () => this.open(name) });
+      $("tabs").append(tab);
+    }
+    $("tabs").addEventListener("keydown", (event) => {
+      const names = Object.keys(this.panels);
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!step) return;
+      const name = names[(names.indexOf(this.name) + step + names.length) % names.length];
+      this.open(name);
+      $("tab-" + name).focus();
+      event.preventDefault();
+    });
+    this.empty = el("div", { class: "empty", hidden: true });
+  }
+
+  open(name) {
+    if (!this.panels[name]) return;
+    this.name = name;
+    this.active = this.panels[name];
+    tooltip.hide();
+    for (const [key, { element }] of Object.entries(this.panels)) {
+      element.hidden = key !== name;
+      $("tab-" + key).setAttribute("aria-selected", String(key === name));
+      $("tab-" + key).tabIndex = key === name ? 0 : -1;
+    }
+    $("thread").hidden = name !== "time" || this.model.profile.threads.length < 2;
+    $("direction").hidden = !this.active.chart || name === "sandwich";
+    $("zoom-out").hidden = !this.active.chart;
+    this.showActive();
+  }
+
+  showActive() {
+    this.stale = new Set(Object.keys(this.panels).filter((name) => name !== this.name));
+    const { model } = this;
+    const nothing = model.total === 0;
+    this.empty.hidden = !nothing;
+    if (nothing) {
+      this.empty.textContent = model.profile.total === 0 ? "There are no samples in this profile." : "No samples are left: widen the range, or undo a filter.";
+      this.active.element.append(this.empty);
+    }
+    this.active.show();
+  }
+
+  showTime() {
+    const { model } = this;
+    const chosen = Number($("thread").value);
+    this.time.show(new TimeSource(model, chosen));
+  }
+
+  showSandwich() {
+    const { model } = this;
+    const fn = model.selected;
+    const shown = fn > 0 && model.totals.all[fn] > 0 && !model.isGroup(fn);
+    if (!shown) {
+      const { self } = model.totals;
+      const hottest = this.list.rows.rows.reduce((best, i) => (best < 0 || self[i] > self[best] ? i : best), -1);
+      if (fn <= 0 && hottest > 0) {
+        model.set({ selected: hottest }, "selection");
+        return;
+      }
+      this.middle.replaceChildren(el("span", { class: "dim", text: fn > 0 ? "Not on any stack shown." : "Choose a function." }));
+    } else {
+      this.middle.replaceChildren(
+        functionName(model, fn),
+        el("span", { class: "dim", text: `total ${percent(model.totals.all[fn], model.total)} · self ${percent(model.totals.self[fn], model.total)}` }),
+      );
+    }
+    const none = layOut({ n: 1, parent: new Int32Array(1), fn: new Int32Array(1) }, new Float64Array(1));
+    const { callers, callees } = shown ? model.sandwich(fn) : { callers: none, callees: none };
+    this.callers.show(new TreeSource(callers, 1));
+    this.callees.show(new TreeSource(callees, 1));
+    this.sandwiched = fn;
+  }
+
+  openSandwich(fn) {
+    if (this.model.isGroup(fn)) return;
+    this.model.selected = fn;
+    this.open("sandwich");
+    this.details.refresh();
+    announce(`Callers and callees of ${this.model.profile.functions.name[fn]}`);
+  }
+
+  onlyFunction(fn) {
+    const { model } = this;
+    const matches = new Uint8Array(model.profile.functions.count);
+    matches[fn] = 1;
+    model.set({ only: [...model.only, { label: model.profile.functions.name[fn], matches }] });
+  }
+
+  hideFunction(fn) {
+    const { model } = this;
+    if (fn > 0 && !model.isGroup(fn)) model.set({ hiddenFunctions: new Set([...model.hiddenFunctions, fn]) });
+  }
+
+  copy(text) {
+    navigator.clipboard?.writeText(text).then(
+      () => announce("Copied"),
+      () => announce("The browser did not permit copying"),
+    );
+  }
+
+  buildTimeline() {
+    const { model } = this;
+    if (!model.profile.ticks.n) {
+      $("timeline").hidden = true;
+      return;
+    }
+    this.timeline = new Timeline(model, this.palette);
+    $("lanes").append(this.timeline.element);
+    $("range-clear").addEventListener("click", () => this.timeline.choose(0, model.whole));
+    for (const t of this.timeline.order.slice(0, 2000)) {
+      const { name, tid } = model.profile.threads[t];
+      $("thread").append(el("option", { value: t, text: `${shorten(name || "thread", 60)} ${tid}` }));
+    }
+    $("thread").addEventListener("change", () => this.showTime());
+  }
+
+  buildToolbar() {
+    const { model } = this;
+    const search = $("search");
+    let waiting = 0;
+    search.addEventListener("input", () => {
+      clearTimeout(waiting);
+      waiting = setTimeout(() => model.find(search.value), model.view.n > 50000 ? 120 : 30);
+    });
+    search.addEventListener("keydown", (event) => {
+      if (event.key === "Enter") {
+        clearTimeout(waiting);
+        if (model.search.text !== search.value) model.find(search.value);
+        this.next(event.shiftKey ? -1 : 1);
+      } else if (event.key === "Escape") {
+        search.value = "";
+        model.find("");
+        search.blur();
+      }
+    });
+    $("only").addEventListener("click", () => {
+      const { matches, text } = model.search;
+      if (matches) model.set({ only: [...model.only, { label: `/${text}/`, matches }] });
+    });
+    $("direction").addEventListener("click", () => this.turn());
+    $("zoom-out").addEventListener("click", () => this.active.chart?.back(true));
+    const menu = $("modules-button");
+    $("modules").addEventListener("toggle", (event) => {
+      if (event.newState !== "open") return;
+      const box = menu.getBoundingClientRect();
+      const { style, offsetWidth } = $("modules");
+      style.left = Math.max(4, Math.min(box.left, innerWidth - offsetWidth - 8)) + "px";
+      style.top = box.bottom + 6 + "px";
+      this.filters.list();
+      $("modules-filter").focus();
+    });
+    $("theme").addEventListener("click", () => theme.toggle());
+    $("quality-button").addEventListener("click", () => this.about());
+    $("help-button").addEventListener("click", () => $("help").showModal());
+    for (const button of document.querySelectorAll("[data-close]")) button.addEventListener("click", () => button.closest("dialog").close());
+    for (const dialog of document.querySelectorAll("dialog")) {
+      dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
+    }
+  }
+
+  about() {
+    qualityDialog(this.model, $("about"));
+    $("quality").showModal();
+  }
+
+  turn() {
+    for (const chart of [this.flame, this.time]) {
+      chart.upward = !chart.upward;
+      chart.draw();
+      if (chart.source) chart.scroller.scrollTop = chart.upward ? chart.scroller.scrollHeight : 0;
+    }
+    $("direction").textContent = this.flame.upward ? "Flame" : "Icicle";
+    $("direction").setAttribute("aria-pressed", String(this.flame.upward));
+    announce(this.flame.upward ? "Roots at the bottom" : "Roots at the top");
+  }
+
+  // Goes through the frames that the search has found, by samples.
+  next(step) {
+    const { model } = this;
+    const { matches } = model.search;
+    if (!matches) return;
+    const list = [];
+    for (let i = 1; i < matches.length; i++) if (matches[i] && model.totals.all[i] > 0) list.push(i);
+    if (!list.length) return;
+    list.sort((a, b) => model.totals.all[b] - model.totals.all[a]);
+    const at = list.indexOf(model.selected);
+    const fn = list[(at + step + list.length + (at < 0 && step < 0 ? 1 : 0)) % list.length];
+    model.set({ selected: fn }, "selection");
+    if (this.name === "flame") {
+      const { view } = model;
+      let best = -1;
+      for (let i = 1; i < view.n; i++) if (view.fn[i] === fn && (best < 0 || view.all[i] > view.all[best])) best = i;
+      if (best >= 0) {
+        this.flame.choose(best, true);
+        this.flame.reveal(best);
+        if (view.x[best] + view.all[best] <= this.flame.from || view.x[best] >= this.flame.to) this.flame.zoomTo(0, model.total);
+      }
+    }
+  }
+
+  changed(what) {
+    const { model } = this;
+    if (what === "tree") {
+      this.filters.refresh();
+      this.timeline?.redraw();
+      this.details.refresh();
+      this.found();
+      this.showActive();
+    } else if (what === "search") {
+      this.found();
+      if (this.name === "table") this.table.refresh();
+      if (this.name === "sandwich") this.list.refresh();
+      if (this.name === "tree") this.tree.list(true);
+      this.active.draw?.();
+    } else {
+      this.details.refresh();
+      if (this.name === "sandwich" && this.sandwiched !== model.selected && !this.inside()) this.showSandwich();
+      this.active.draw?.();
+    }
+  }
+
+  // A click into the sandwich's graphs selects, but does not change whose sandwich it is.
+  inside() {
+    const focus = document.activeElement;
+    return focus === this.callers.canvas || focus === this.callees.canvas;
+  }
+
+  found() {
+    const { search, total } = this.model;
+    $("only").hidden = !search.matches || !search.functions;
+    document.querySelector(".search").classList.toggle("wrong", !!search.error);
+    $("found").textContent = search.error ? shorten(search.error, 60) : search.matches ? `${percent(search.samples, total)} · ${plural(search.functions, "function")}` : "";
+    $("found").title = search.matches ? `${plural(search.samples, "sample")} of ${count(total)} have a match on their stack` : search.error;
+  }
+
+  key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
+    if (event.target.matches("input, select, textarea") || document.querySelector("dialog[open]")) return;
+    const names = Object.keys(this.panels);
+    const { selected } = this.model;
+    const actions = {
+      "/": () => $("search").select(),
+      n: () => this.next(1),
+      N: () => this.next(-1),
+      s: () => selected > 0 && this.openSandwich(selected),
+      h: () => this.hideFunction(selected),
+      i: () => this.turn(),
+      t: () => theme.toggle(),
+      "?": () => $("help").showModal(),
+      Escape: () => this.active.chart?.back(true),
+    };
+    const action = actions[event.key] ?? (names[event.key - 1] && (() => this.open(names[event.key - 1])));
+    if (!action) return;
+    action();
+    event.preventDefault();
+  }
+}
+
+theme.load();
+(async () => {
+  const start = performance.now();
+  try {
+    const holder = $("profile");
+    const profile = await readProfile(holder.textContent);
+    holder.remove();
+    const page = new Page(profile);
+    $("loading").remove();
+    // For those who look further in the browser's console.
+    globalThis.nativeprof = { profile, model: page.model, page };
+    requestAnimationFrame(() =>
+      setTimeout(() => {
+        document.documentElement.dataset.ready = Math.round(performance.now() - start);
+      }),
+    );
+  } catch (e) {
+    $("loading").textContent = `This profile could not be shown: ${e.message}\nIt needs a browser of 2024 or newer; if yours is, the file is damaged: export it again.`;
+    throw e;
+  }
+})();

@@ -1,0 +1,60 @@
+// Text for people: names made harmless, numbers, and elements made of them.
+
+// Controls, marks of text direction, invisible characters: they are shown, not obeyed.
+const UNSAFE = /[\p{Cc}\p{Cf}\p{Co}\p{Cs}\u2028\u2029\ufffe\uffff]/u;
+const EACH_UNSAFE = new RegExp(UNSAFE.source, "gu");
+
+function clean(text) {
+  if (!UNSAFE.test(text)) return text;
+  return text.replace(EACH_UNSAFE, (c) => {
+    const code = c.codePointAt(0);
+    return code < 256 ? "\\x" + code.toString(16).padStart(2, "0") : "\\u{" + code.toString(16) + "}";
+  });
+}
+
+const NUMBER = new Intl.NumberFormat("en-US");
+const count = (n) => NUMBER.format(n);
+const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
+
+function percent(part, all) {
+  if (!all) return "0 %";
+  const p = (100 * part) / all;
+  if (p === 0) return "0 %";
+  if (p === 100) return "100 %";
+  if (p < 0.01) return "<0.01 %";
+  return (p < 1 ? p.toFixed(2) : p > 99.9 ? Math.min(p, 99.99).toFixed(2) : p.toFixed(1)) + " %";
+}
+
+function duration(us) {
+  if (us >= 120e6) return `${Math.floor(us / 60e6)} min ${Math.round((us % 60e6) / 1e6)} s`;
+  if (us >= 1e6) return `${(us / 1e6).toFixed(us >= 1e8 ? 1 : 2)} s`;
+  if (us >= 1e3) return `${(us / 1e3).toFixed(us >= 1e5 ? 0 : 1)} ms`;
+  return `${Math.round(us)} µs`;
+}
+
+// The end of a path tells more than its start.
+const baseName = (path) => path.slice(path.lastIndexOf("/") + 1);
+const shorten = (text, most) => (text.length > most ? text.slice(0, most - 1) + "…" : text);
+
+// An element; strings among its children become text, never markup.
+function el(tag, attributes, ...children) {
+  const element = document.createElement(tag);
+  for (const [key, value] of Object.entries(attributes ?? {})) {
+    if (value === false || value === null || value === undefined) continue;
+    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else if (key === "text") element.textContent = value;
+    else if (key === "class") element.className = value;
+    else element.setAttribute(key, value === true ? "" : value);
+  }
+  element.append(...children.filter((c) => c !== null && c !== undefined && c !== false));
+  return element;
+}
+
+const $ = (id) => document.getElementById(id);
+
+// Tells those who do not see the page what has changed.
+let announced = 0;
+function announce(text) {
+  clearTimeout(announced);
+  announced = setTimeout(() => ($("live").textContent = text), 60);
+}

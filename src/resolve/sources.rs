@@ -1,0 +1,283 @@
+//! Source lines: the text of the first line seen at each Python place, as Dask's tree has it, and excerpts around all
+//! lines that samples were in.
+//!
+//! A profile is shown to others. So only files that look like source code are quoted, not those that look like a place
+//! for secrets, and no line that gives a password a value.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File, OpenOptions};
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use crate::tree::profile::{Excerpt, FrameKind, Profile};
+
+/// Bytes of a file that are read.
+const MAX_FILE: u64 = 8 << 20;
+/// Files that are opened.
+const MAX_FILES: usize = 2000;
+/// Bytes of all excerpts together.
+const MAX_EXCERPTS: usize = 2 << 20;
+/// Characters of a line.
+const MAX_LINE: usize = 400;
+/// Lines before and after one that was hit.
+const AROUND: u32 = 6;
+
+/// Endings of source files.
+const ENDINGS: &[&str] = &[
+    "py", "pyx", "pxd", "pxi", "c", "h", "cc", "cpp", "cxx", "c++", "hh", "hpp", "hxx", "inc", "inl", "tcc", "ipp",
+    "cu", "cuh", "rs", "go", "f", "f90", "f95", "s", "asm", "zig", "nim", "d", "java", "kt", "swift", "m", "mm", "jl",
+    "lua",
+];
+/// Folders of programs that keep keys in them.
+const SECRET_FOLDERS: &[&str] = &[
+    ".ssh",
+    ".gnupg",
+    ".aws",
+    ".azure",
+    ".kube",
+    ".docker",
+    ".password-store",
+];
+/// Parts of file names, and of names that are given a value in a line.
+const SECRET_WORDS: &[&str] = &[
+    "secret",
+    "password",
+    "passwd",
+    "credential",
+    "private_key",
+    "privatekey",
+    "api_key",
+    "apikey",
+    "access_key",
+    "auth_token",
+];
+const LEFT_OUT: &str = "[left out: looks like a secret]";
+
+/// What is wanted of one file.
+#[derive(Default)]
+struct Wanted {
+    /// Samples that were in it.
+    count: u64,
+    lines: BTreeSet<u32>,
+    /// Nodes that want the text of their first line.
+    nodes: Vec<usize>,
+}
+
+/// Fills [`Node::line_text`](crate::tree::profile::Node::line_text) where it is empty, and [`Profile::excerpts`]. `open`
+/// gives a file by its path; it is read from its start.
+pub fn add(profile: &mut Profile, open: &mut dyn FnMut(&str) -> Option<File>) {
+    let mut files: BTreeMap<&str, Wanted> = BTreeMap::new();
+    for (i, n) in profile.nodes.iter().enumerate() {
+        let Some(f) = profile.frames.get(n.frame as usize) else {
+            continue;
+        };
+        let path = match f.kind {
+            FrameKind::Python => &f.filename,
+            FrameKind::Native | FrameKind::Inlined => &f.source,
+            _ => continue,
+        };
+        if !path.starts_with('/') {
+            continue;
+        }
+        let wanted = files.entry(path).or_default();
+        wanted.count = wanted.count.saturating_add(n.count);
+        wanted.lines.extend(n.lines.keys());
+        if f.kind == FrameKind::Python && n.first_seen_line > 0 && n.line_text.is_empty() {
+            wanted.nodes.push(i);
+        }
+    }
+    let mut files: Vec<_> = files.into_iter().collect();
+    files.sort_by(|a, b| (b.1.count, a.0).cmp(&(a.1.count, b.0)));
+    files.truncate(MAX_FILES);
+
+    let (mut texts, mut excerpts, mut room) = (Vec::new(), Vec::new(), MAX_EXCERPTS);
+    for (path, wanted) in files {
+        let mut text = Vec::new();
+        let read = open(path).and_then(|file| file.take(MAX_FILE).read_to_end(&mut text).ok());
+        if read.is_none() {
+            continue;
+        }
+        let lines: Vec<_> = text.split(|c| *c == b'\n').collect();
+        for i in wanted.nodes {
+            let at = profile.nodes[i].first_seen_line as usize - 1;
+            let text = lines
+                .get(at)
+                .map(|text| String::from_utf8_lossy(text).trim().to_string());
+            texts.extend(text.map(|text| (i, text)));
+        }
+        if is_quotable(path, &text) {
+            let excerpt = excerpt(path, &lines, &wanted.lines, &mut room);
+            excerpts.extend(Some(excerpt).filter(|e| !e.lines.is_empty()));
+        }
+    }
+    excerpts.sort_by(|a, b| a.path.cmp(&b.path));
+    for (i, text) in texts {
+        profile.nodes[i].line_text = text;
+    }
+    profile.excerpts = excerpts;
+}
+
+/// Opens a file that a profile speaks of, on this machine: a regular one, whose own name may be quoted too where links
+/// lead to it.
+pub fn open_here(path: &str) -> Option<File> {
+    let real = fs::canonicalize(path).ok()?;
+    if !is_quotable_name(path) || !is_quotable_name(real.to_str()?) {
+        return None;
+    }
+    let mut options = OpenOptions::new();
+    // A pipe would wait for its other end.
+    options.read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW);
+    let file = options.open(real).ok()?;
+    file.metadata().ok()?.is_file().then_some(file)
+}
+
+fn excerpt(path: &str, lines: &[&[u8]], hit: &BTreeSet<u32>, room: &mut usize) -> Excerpt {
+    let last = lines.len().try_into().unwrap_or(u32::MAX);
+    let shown: BTreeSet<u32> = hit
+        .iter()
+        .filter(|line| (1..=last).contains(*line))
+        .flat_map(|line| line.saturating_sub(AROUND).max(1)..=line.saturating_add(AROUND).min(last))
+        .collect();
+    let mut out = Vec::new();
+    for number in shown {
+        let text = String::from_utf8_lossy(lines[number as usize - 1]);
+        let text = if is_secret(&text) {
+            LEFT_OUT.to_string()
+        } else {
+            text.trim_end().chars().take(MAX_LINE).collect()
+        };
+        let Some(left) = room.checked_sub(text.len() + 8) else {
+            break;
+        };
+        *room = left;
+        out.push((number, text));
+    }
+    Excerpt {
+        path: path.to_string(),
+        lines: out,
+    }
+}
+
+fn is_quotable(path: &str, text: &[u8]) -> bool {
+    let key = b"PRIVATE KEY-----";
+    is_quotable_name(path) && !text.windows(key.len()).any(|w| w == key)
+}
+
+fn is_quotable_name(path: &str) -> bool {
+    let path = Path::new(path);
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let ending = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
+    let mut folders = path.components().map(|c| c.as_os_str().to_string_lossy());
+    ENDINGS.contains(&ending.as_str())
+        && !name.starts_with('.')
+        && !SECRET_WORDS.iter().any(|word| name.contains(word))
+        && !folders.any(|folder| SECRET_FOLDERS.contains(&&*folder))
+}
+
+/// Whether a line gives something with a telling name a literal value.
+fn is_secret(line: &str) -> bool {
+    let lower = line.to_lowercase();
+    let names = SECRET_WORDS.iter().filter_map(|word| lower.find(word));
+    names.min().is_some_and(|at| {
+        let rest = &lower[at..];
+        let value = rest.find(['=', ':']).map(|to| &rest[to..]);
+        value.is_some_and(|value| value.contains(['"', '\'']))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::profile::{Frame, Node};
+
+    fn profile(path: &str, lines: &[u32]) -> Profile {
+        let frame = |kind, filename: &str| Frame {
+            kind,
+            name: "f".into(),
+            qualname: String::new(),
+            filename: filename.into(),
+            first_line: 1,
+            address: 0,
+            module: String::new(),
+            source: String::new(),
+        };
+        let node = |frame, lines: &[u32]| Node {
+            frame,
+            parent: 0,
+            count: 1,
+            lines: lines.iter().map(|line| (*line, 1)).collect(),
+            line_text: String::new(),
+            first_seen_line: lines.first().copied().unwrap_or(0),
+        };
+        Profile {
+            frames: vec![frame(FrameKind::Root, ""), frame(FrameKind::Python, path)],
+            nodes: vec![node(0, &[]), node(1, lines)],
+            ..Profile::default()
+        }
+    }
+
+    /// The line text and the numbers of the excerpt, for a file of this text under this name.
+    fn quoted(name: &str, text: &str, lines: &[u32]) -> (String, Vec<(u32, String)>) {
+        let folder = std::env::temp_dir().join(format!("nativeprof-sources-{}-{}", std::process::id(), name.len()));
+        let path = folder.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, text).unwrap();
+        let mut profile = profile(path.to_str().unwrap(), lines);
+        add(&mut profile, &mut open_here);
+        fs::remove_dir_all(&folder).unwrap();
+        let excerpt = profile.excerpts.pop().unwrap_or_default();
+        (profile.nodes[1].line_text.clone(), excerpt.lines)
+    }
+
+    #[test]
+    fn lines_that_were_hit_come_with_a_few_around() {
+        let text: String = (1..=100).map(|n| format!("  line {n}\n")).collect();
+        let (first, lines) = quoted("plain.py", &text, &[50, 3, 52, 1000]);
+        assert_eq!(first, "line 50");
+        let numbers: Vec<u32> = lines.iter().map(|l| l.0).collect();
+        assert_eq!(numbers, (1..=9).chain(44..=58).collect::<Vec<_>>());
+        assert_eq!(lines[0].1, "  line 1");
+        let long = "x".repeat(10_000);
+        assert_eq!(quoted("long.py", &long, &[1]).1[0].1.len(), MAX_LINE);
+    }
+
+    #[test]
+    fn what_looks_like_a_secret_is_left_out() {
+        let text = "a = 1\n";
+        for (name, quotable) in [
+            ("main.py", true),
+            ("tokenize.py", true),
+            ("gemm.c", true),
+            ("id_rsa", false),
+            ("shadow", false),
+            ("db_passwords.py", false),
+            (".env.py", false),
+            (".ssh/config.py", false),
+            (".venv/lib.py", true),
+        ] {
+            assert_eq!(!quoted(name, text, &[1]).1.is_empty(), quotable, "{name}");
+        }
+        assert!(
+            quoted("key.py", "K = '''-----BEGIN RSA PRIVATE KEY-----'''", &[1])
+                .1
+                .is_empty()
+        );
+        for (line, left_out) in [
+            ("PASSWORD = 'hunter2'", true),
+            ("    'secret': \"abc\",", true),
+            ("SECRET_KEY: str = 'x'", true),
+            ("password = getpass()", false),
+            ("check(password)", false),
+        ] {
+            assert_eq!(quoted("line.py", line, &[1]).1[0].1 == LEFT_OUT, left_out, "{line}");
+        }
+    }
+
+    #[test]
+    fn only_regular_files_are_opened() {
+        for path in ["/dev/zero", "/proc/self/mem", "/", "/nowhere.py", "/tmp"] {
+            assert!(open_here(path).is_none(), "{path}");
+        }
+    }
+}
