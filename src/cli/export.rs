@@ -7,6 +7,7 @@ use super::open;
 use super::output::Output;
 use crate::error::Result;
 use crate::process::privilege;
+use crate::resolve::sources;
 
 /// Reads a profile and writes it again.
 pub fn export(options: &Export) -> Result<()> {
@@ -16,7 +17,10 @@ pub fn export(options: &Export) -> Result<()> {
         options.format.as_deref(),
         &stem(&options.file),
     )?;
-    let profile = open::profile(&options.file, output.needs())?;
+    let mut profile = open::profile(&options.file, output.needs())?;
+    if output.quotes_source() {
+        sources::add(&mut profile, &mut sources::open_here);
+    }
     super::say(&format!("written: {}", output.write(&profile)?));
     Ok(())
 }

@@ -59,6 +59,11 @@ impl Output {
         })
     }
 
+    /// Whether the format has a place for source lines.
+    pub fn quotes_source(&self) -> bool {
+        self.format.name == "html"
+    }
+
     /// Capabilities without which the profile cannot be written.
     pub fn needs(&self) -> Caps {
         self.place.as_ref().map_or(Caps::NONE, Place::needs)

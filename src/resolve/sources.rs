@@ -60,12 +60,12 @@ struct Wanted {
     /// Samples that were in it.
     count: u64,
     lines: BTreeSet<u32>,
-    /// Nodes that want the text of their first line.
+    /// Nodes that know their first line, some of them its text.
     nodes: Vec<usize>,
 }
 
 /// Fills [`Node::line_text`](crate::tree::profile::Node::line_text) where it is empty, and [`Profile::excerpts`]. `open`
-/// gives a file by its path; it is read from its start.
+/// gives a file by its path; it is read from its start. A file that was changed since the recording is not quoted.
 pub fn add(profile: &mut Profile, open: &mut dyn FnMut(&str) -> Option<File>) {
     let mut files: BTreeMap<&str, Wanted> = BTreeMap::new();
     for (i, n) in profile.nodes.iter().enumerate() {
@@ -83,7 +83,7 @@ pub fn add(profile: &mut Profile, open: &mut dyn FnMut(&str) -> Option<File>) {
         let wanted = files.entry(path).or_default();
         wanted.count = wanted.count.saturating_add(n.count);
         wanted.lines.extend(n.lines.keys());
-        if f.kind == FrameKind::Python && n.first_seen_line > 0 && n.line_text.is_empty() {
+        if f.kind == FrameKind::Python && n.first_seen_line > 0 {
             wanted.nodes.push(i);
         }
     }
@@ -99,14 +99,21 @@ pub fn add(profile: &mut Profile, open: &mut dyn FnMut(&str) -> Option<File>) {
             continue;
         }
         let lines: Vec<_> = text.split(|c| *c == b'\n').collect();
+        let mut changed = false;
         for i in wanted.nodes {
-            let at = profile.nodes[i].first_seen_line as usize - 1;
-            let text = lines
-                .get(at)
-                .map(|text| String::from_utf8_lossy(text).trim().to_string());
-            texts.extend(text.map(|text| (i, text)));
+            let node = &profile.nodes[i];
+            let Some(text) = lines.get(node.first_seen_line as usize - 1) else {
+                changed = true;
+                continue;
+            };
+            let text = String::from_utf8_lossy(text);
+            if node.line_text.is_empty() {
+                texts.push((i, text.trim().to_string()));
+            } else {
+                changed |= node.line_text.trim() != text.trim();
+            }
         }
-        if is_quotable(path, &text) {
+        if !changed && is_quotable(path, &text) {
             let excerpt = excerpt(path, &lines, &wanted.lines, &mut room);
             excerpts.extend(Some(excerpt).filter(|e| !e.lines.is_empty()));
         }
@@ -207,6 +214,7 @@ mod tests {
             parent: 0,
             count: 1,
             lines: lines.iter().map(|line| (*line, 1)).collect(),
+            self_lines: BTreeMap::new(),
             line_text: String::new(),
             first_seen_line: lines.first().copied().unwrap_or(0),
         };
@@ -240,6 +248,20 @@ mod tests {
         assert_eq!(lines[0].1, "  line 1");
         let long = "x".repeat(10_000);
         assert_eq!(quoted("long.py", &long, &[1]).1[0].1.len(), MAX_LINE);
+    }
+
+    #[test]
+    fn a_file_that_was_changed_is_not_quoted() {
+        let path = std::env::temp_dir().join(format!("nativeprof-changed-{}.py", std::process::id()));
+        fs::write(&path, "a = 1\nb = 2\n").unwrap();
+        for (text, lines) in [("b = 2\n", 2), ("b = 3", 0)] {
+            let mut profile = profile(path.to_str().unwrap(), &[2]);
+            profile.nodes[1].line_text = text.into();
+            add(&mut profile, &mut open_here);
+            assert_eq!(profile.excerpts.iter().map(|e| e.lines.len()).max().unwrap_or(0), lines);
+            assert_eq!(profile.nodes[1].line_text, text);
+        }
+        fs::remove_file(&path).unwrap();
     }
 
     #[test]

@@ -328,27 +328,45 @@ class Chart {
     const zoom = this.zoomed >= 0 && !source.prepare ? source.box(this.zoomed) : null;
     for (let row = firstRow; row <= lastRow; row++) {
       const y = this.y(row);
+      // Boxes too narrow to tell apart are drawn together as long as they look alike.
+      let run = null;
+      const flush = () => {
+        if (!run) return;
+        c.fillStyle = run.fill;
+        c.fillRect(run.left, y, Math.max(run.right - run.left, 0.7), ROW - 1);
+        run = null;
+      };
       source.row(row, this.from, this.to, least, (id, fn, x, w, crowd) => {
         const left = Math.max(0, (x - this.from) * scale);
         const right = Math.min(width, (x + w - this.from) * scale);
         const room = right - left;
         const dimmed = found && !found[fn];
         const gap = room > 3 ? 1 : 0;
-        c.fillStyle = found && found[fn] ? palette.colors.found : palette.fill(fn, dimmed || crowd);
+        const fill = found && found[fn] ? palette.colors.found : palette.fill(fn, dimmed || crowd);
+        if (crowd) {
+          if (run && run.fill === fill && left - run.right < 0.5) run.right = right;
+          else {
+            flush();
+            run = { fill, left, right };
+          }
+          return;
+        }
+        c.fillStyle = fill;
         if (zoom && row < zoom.row) c.globalAlpha = 0.55;
         c.fillRect(left, y, Math.max(room - gap, 0.7), ROW - 1);
-        if (fn === selected && !crowd) {
+        if (fn === selected) {
           c.strokeStyle = palette.colors.accent;
           c.lineWidth = 1;
           if (room > 4) c.strokeRect(left + 0.5, y + 0.5, room - gap - 1, ROW - 2);
         }
-        if (id === this.hover && !crowd) {
+        if (id === this.hover) {
           c.fillStyle = "rgba(255,255,255,0.28)";
           c.fillRect(left, y, room - gap, ROW - 1);
         }
-        if (room > 22 && !crowd) this.label(c, fn, left + 5, y + ROW / 2, room - 10, dimmed);
+        if (room > 22) this.label(c, fn, left + 5, y + ROW / 2, room - 10, dimmed);
         c.globalAlpha = 1;
       });
+      flush();
     }
     if (this.chosen >= 0 && document.activeElement === this.canvas) this.ring(c, scale);
     this.options.onview?.(this);

@@ -61,6 +61,7 @@ async function readProfile(base64) {
   const lines = column(lineStart[n], Int32Array);
   for (let i = 0; i < n; i++) for (let k = lineStart[i] + 1; k < lineStart[i + 1]; k++) lines[k] += lines[k - 1];
   const lineSamples = column(lineStart[n], Float64Array);
+  const lineSelf = column(lineStart[n], Float64Array);
 
   const time = column(head.ticks, Float64Array);
   for (let i = 1; i < time.length; i++) time[i] += time[i - 1];
@@ -106,6 +107,7 @@ async function readProfile(base64) {
     lineStart,
     lines,
     lineSamples,
+    lineSelf,
     threads: head.threads.map(([pid, tid, name]) => ({ pid, tid, name: clean(name) })),
     ticks: { n: head.ticks, time, thread, node },
     excerpts: new Map(

@@ -5,7 +5,7 @@
 //! text     {"meta", "kinds", "files", "modules", "functions": {"name", "kind", "file", "module", "line"},
 //!          "threads": [[pid, tid, name]], "nodes", "ticks", "excerpts": [[path, [line, text, ...]]]}
 //! columns  of nodes: distance to the parent, function, samples that ended here, number of lines
-//!          of lines: distance to the line before in the same node, samples
+//!          of lines: distance to the line before in the same node, samples, samples that ended there
 //!          of ticks: microseconds since the tick before, thread, node
 //! ```
 //!
@@ -95,6 +95,12 @@ impl Columns {
             .iter()
             .flat_map(|item| of(item).lines.values())
             .for_each(|n| self.push(*n));
+        for item in &items {
+            let ended = &of(item).self_lines;
+            for line in of(item).lines.keys() {
+                self.push(ended.get(line).copied().unwrap_or(0));
+            }
+        }
     }
 
     /// Ticks of sound nodes by time; returns whose they are.

@@ -107,9 +107,12 @@ class Details {
   source(fn, file) {
     const counts = this.model.lines(fn);
     if (counts.size === 0) return el("span", null);
-    const most = Math.max(...[...counts.values()]);
+    let most = 0;
     let sum = 0;
-    for (const n of counts.values()) sum += n;
+    for (const [all] of counts.values()) {
+      most = Math.max(most, all);
+      sum += all;
+    }
     const excerpt = this.model.profile.excerpts.get(file);
     const start = this.model.profile.functions.line[fn];
     const wanted = [...counts.keys()].sort((a, b) => a - b);
@@ -122,16 +125,16 @@ class Details {
     for (const [line, text] of lines.slice(0, 400)) {
       if (excerpt && before && line > before + 1) table.append(el("div", { class: "gap", "aria-hidden": true, text: "⋯" }));
       before = line;
-      const n = counts.get(line) ?? 0;
+      const [n, self] = counts.get(line) ?? [0, 0];
       const row = el(
         "div",
         { class: "code" + (n ? " hit" : ""), role: "row" },
-        el("span", { class: "heat num", role: "cell", text: n ? percent(n, sum) : "" }),
+        el("span", { class: "heat num", role: "cell", text: counts.has(line) ? percent(n, sum) : "" }),
         el("span", { class: "num dim", role: "cell", text: String(line) }),
         el("code", { role: "cell", text: text.slice(indent) }),
       );
       if (n) row.style.setProperty("--heat", String(Math.max(0.08, n / most)));
-      if (n) row.title = plural(n, "sample");
+      if (n || self) row.title = `${plural(n, "sample")} on the stack, ${count(self)} ended here`;
       table.append(row);
     }
     const note = this.model.range || this.model.threads ? " (whole recording)" : "";

@@ -152,14 +152,19 @@ class Model {
     for (let i = 1; i < search.matches.length; i++) if (search.matches[i] && this.totals.all[i] > 0) search.functions++;
   }
 
-  // Samples of each line of a function, in the whole recording.
+  // Samples of each line of a function, in the whole recording: [with it on the stack, ended there]. A recursive function
+  // counts where it is outermost.
   lines(fn) {
-    const { tree, lineStart, lines, lineSamples } = this.profile;
+    const { tree, lineStart, lines, lineSamples, lineSelf } = this.profile;
     const counts = new Map();
+    const inside = new Uint8Array(tree.n);
     for (let i = 1; i < tree.n; i++) {
+      const outermost = !inside[tree.parent[i]];
+      inside[i] = !outermost || tree.fn[i] === fn ? 1 : 0;
       if (tree.fn[i] !== fn) continue;
       for (let k = lineStart[i]; k < lineStart[i + 1]; k++) {
-        counts.set(lines[k], (counts.get(lines[k]) ?? 0) + lineSamples[k]);
+        const [all, self] = counts.get(lines[k]) ?? [0, 0];
+        counts.set(lines[k], [all + (outermost ? lineSamples[k] : 0), self + lineSelf[k]]);
       }
     }
     return counts;

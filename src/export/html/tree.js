@@ -45,6 +45,20 @@ function fold(tree, self, hidden) {
   return nodes;
 }
 
+// The largest first, then as they came. Nearly always there are few.
+function sortByCount(nodes, all) {
+  if (nodes.length > 16) {
+    nodes.sort((a, b) => all[b] - all[a] || a - b);
+    return;
+  }
+  for (let k = 1; k < nodes.length; k++) {
+    const node = nodes[k];
+    let at = k;
+    for (; at > 0 && all[nodes[at - 1]] < all[node]; at--) nodes[at] = nodes[at - 1];
+    nodes[at] = node;
+  }
+}
+
 // A tree ready to draw: only nodes with samples, in order from the root down, the largest child first.
 // x: samples left of it; end: the first node that is not below it; levels[d]: nodes at depth d from left to right.
 function layOut(tree, self) {
@@ -52,23 +66,20 @@ function layOut(tree, self) {
   const all = Float64Array.from(self.subarray(0, n));
   for (let i = n - 1; i > 0; i--) all[parent[i]] += all[i];
 
-  // Sorted by samples, then as they came: numbers that hold both sort without a comparing function.
   let live = 0;
-  const order = new Float64Array(n);
-  const packs = (all[0] + 1) * n < Number.MAX_SAFE_INTEGER;
-  for (let i = 1; i < n; i++) if (all[i] > 0) order[live++] = packs ? all[i] * n + (n - 1 - i) : i;
-  const sorted = order.subarray(0, live);
-  if (packs) sorted.sort();
-  else sorted.sort((a, b) => all[a] - all[b] || b - a);
-
   const start = new Int32Array(n + 1);
-  for (let i = 1; i < n; i++) if (all[i] > 0) start[parent[i] + 1]++;
+  for (let i = 1; i < n; i++) {
+    if (all[i] > 0) {
+      start[parent[i] + 1]++;
+      live++;
+    }
+  }
   for (let i = 0; i < n; i++) start[i + 1] += start[i];
-  const next = start.slice(1);
+  const next = start.slice(0, n);
   const children = new Int32Array(live);
-  for (let k = 0; k < live; k++) {
-    const i = packs ? n - 1 - (sorted[k] % n) : sorted[k];
-    children[--next[parent[i]]] = i;
+  for (let i = 1; i < n; i++) if (all[i] > 0) children[next[parent[i]]++] = i;
+  for (let i = 0; i < n; i++) {
+    if (start[i + 1] - start[i] > 1) sortByCount(children.subarray(start[i], start[i + 1]), all);
   }
 
   const size = live + 1;
