@@ -150,7 +150,8 @@ fn excerpt(path: &str, lines: &[&[u8]], hit: &BTreeSet<u32>, room: &mut usize) -
     for number in shown {
         let text = String::from_utf8_lossy(lines[number as usize - 1]);
         let text = if is_secret(&text) {
-            LEFT_OUT.to_string()
+            let indent: String = text.chars().take_while(|c| c.is_whitespace()).take(MAX_LINE).collect();
+            indent + LEFT_OUT
         } else {
             text.trim_end().chars().take(MAX_LINE).collect()
         };
@@ -292,7 +293,11 @@ mod tests {
             ("password = getpass()", false),
             ("check(password)", false),
         ] {
-            assert_eq!(quoted("line.py", line, &[1]).1[0].1 == LEFT_OUT, left_out, "{line}");
+            assert_eq!(
+                quoted("line.py", line, &[1]).1[0].1.trim() == LEFT_OUT,
+                left_out,
+                "{line}"
+            );
         }
     }
 

@@ -86,8 +86,10 @@ class Rows {
     for (const column of this.options.columns) {
       element.append(el("div", { role: "cell", class: `cell ${column.key} ${column.num ? "num" : ""}` }, column.cell(row)));
     }
-    element.addEventListener("click", () => this.pick(i));
-    element.addEventListener("dblclick", () => this.options.onopen?.(row));
+    // A row is made anew when it is picked: what is clicked in it must not vanish before it has acted.
+    const own = (event) => event.target.closest("input, button") !== null;
+    element.addEventListener("click", (event) => own(event) || this.pick(i));
+    element.addEventListener("dblclick", (event) => own(event) || this.options.onopen?.(row));
     return element;
   }
 

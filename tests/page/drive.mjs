@@ -1,0 +1,497 @@
+// Uses exported pages as people do, and compares what they show with the samples they were made of.
+//
+//     node tests/page/drive.mjs FOLDER      FOLDER as tests/page/main.rs fills it
+
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { launch, open } from "./browser.mjs";
+
+const folder = process.argv[2];
+const facts = JSON.parse(readFileSync(join(folder, "known.json"), "utf8"));
+
+// Self and total of each function, of some samples and some frames of them.
+function expected(keepSample = () => true, keepFrame = () => true) {
+  const all = {};
+  let taken = 0;
+  for (const sample of facts.samples.filter(keepSample)) {
+    const stack = sample.stack.filter(keepFrame);
+    taken++;
+    for (const name of new Set(stack)) (all[name] ??= [0, 0])[1]++;
+    if (stack.length) all[stack.at(-1)][0]++;
+  }
+  return { all, taken };
+}
+
+const settled = (page) => page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
+
+// What the table shows.
+async function table(page) {
+  await page.click("#tab-table");
+  await settled(page);
+  const rows = await page.$$eval("#panel-table .rows-body .row", (rows) =>
+    rows.map((row) => [".name", ".selfn", ".totaln"].map((cell) => row.querySelector(cell).textContent)),
+  );
+  return Object.fromEntries(rows.map(([name, self, all]) => [name, [self, all].map((n) => Number(n.replaceAll(",", "")))]));
+}
+
+async function shows(page, { all, taken }) {
+  assert.deepEqual(await table(page), all);
+  const text = await page.textContent("#shown");
+  assert.equal(Number(text.split(" ")[0].replaceAll(",", "")), taken, text);
+}
+
+// The name under the mouse at a place of a canvas, in CSS pixels; the lines of its tooltip.
+async function under(page, canvas, x, y) {
+  const box = await page.locator(canvas).boundingBox();
+  await page.mouse.move(box.x + x, box.y + y);
+  await settled(page);
+  return page.evaluate(() => {
+    const tip = document.getElementById("tooltip");
+    return tip.hidden ? null : [...tip.children].map((line) => line.textContent);
+  });
+}
+
+// Where in a row of the flame graph a function is.
+async function find(page, canvas, row, name, height = 20) {
+  const { width } = await page.locator(canvas).boundingBox();
+  for (let x = 3; x < width; x += 12) {
+    const tip = await under(page, canvas, x, row * height + 9);
+    if (tip?.[0] === name) return { x, y: row * height + 9, tip };
+  }
+  assert.fail(`${name} is not in row ${row} of ${canvas}`);
+}
+
+async function clickAt(page, canvas, { x, y }) {
+  const box = await page.locator(canvas).boundingBox();
+  await page.mouse.click(box.x + x, box.y + y);
+  await settled(page);
+}
+
+// How many pixels of a canvas have a colour.
+const pixels = (page, canvas, hex) =>
+  page.$eval(
+    canvas,
+    (element, hex) => {
+      const copy = new OffscreenCanvas(element.width, element.height).getContext("2d", { willReadFrequently: true });
+      copy.drawImage(element, 0, 0);
+      const { data } = copy.getImageData(0, 0, element.width, element.height);
+      const wanted = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+      let n = 0;
+      for (let i = 0; i < data.length; i += 4) if (wanted.every((c, k) => Math.abs(c - data[i + k]) < 3)) n++;
+      return n;
+    },
+    hex,
+  );
+
+const FLAME = "#panel-flame canvas";
+const tests = {
+  async "the table equals the samples"(page) {
+    await shows(page, expected());
+    assert.match(await page.textContent("#facts"), /^900 samples/);
+    assert.equal(await page.title(), "python app.py · nativeprof");
+    await page.click("#panel-table .head .function button");
+    const names = () => page.$$eval("#panel-table .rows-body .name", (cells) => cells.map((cell) => cell.textContent));
+    const sorted = Object.keys(expected().all).sort();
+    assert.deepEqual(await names(), sorted);
+    assert.equal(await page.getAttribute("#panel-table .columnheader.function, #panel-table .head .function", "aria-sort"), "ascending");
+    await page.click("#panel-table .head .function button");
+    assert.deepEqual(await names(), sorted.reverse());
+  },
+
+  async "clicks zoom, and out again"(page) {
+    await page.click("#tab-flame");
+    const solve = await find(page, FLAME, 2, "solve");
+    const { all, taken } = expected();
+    assert.equal(solve.tip[2], `total ${((100 * all.solve[1]) / taken).toFixed(1)} % · ${all.solve[1]} samples`);
+    assert.ok(await page.isDisabled("#zoom-out"));
+    await clickAt(page, FLAME, solve);
+    assert.equal((await under(page, FLAME, 5, 49))[0], "solve", "it fills the width now");
+    assert.equal((await under(page, FLAME, 5, 9))[0], "All samples");
+    assert.equal(await page.textContent("#details h2"), "solve");
+    await page.click("#zoom-out");
+    assert.equal((await under(page, FLAME, 5, 49))[0], "parse");
+    await page.click("#direction");
+    const { height } = await page.locator(FLAME).boundingBox();
+    assert.equal((await under(page, FLAME, 5, height - 9))[0], "All samples", "the root is at the bottom");
+    await page.click("#direction");
+  },
+
+  async "the wheel zooms around the mouse, dragging moves"(page) {
+    await page.click("#tab-flame");
+    const at = await find(page, FLAME, 2, "solve");
+    await page.keyboard.down("Control");
+    await page.mouse.wheel(0, -100);
+    await page.keyboard.up("Control");
+    assert.equal((await under(page, FLAME, at.x, at.y))[0], "solve");
+    assert.ok(await page.isEnabled("#zoom-out"));
+    const box = await page.locator(FLAME).boundingBox();
+    await page.mouse.move(box.x + 300, box.y + 300);
+    await page.mouse.down();
+    await page.mouse.move(box.x + 3000, box.y + 300, { steps: 3 });
+    await page.mouse.up();
+    assert.equal((await under(page, FLAME, 3, 49))[0], "parse", "moved to the left end");
+    await page.click("#zoom-out");
+  },
+
+  async "search finds by regular expression"(page) {
+    await page.click("#tab-flame");
+    const color = await page.evaluate(() => getComputedStyle(document.documentElement).getPropertyValue("--found").trim());
+    assert.equal(await pixels(page, FLAME, color), 0);
+    await page.fill("#search", "^(SCAN|DGEMM) ");
+    await page.keyboard.press("Enter");
+    assert.equal(await page.textContent("#found"), "0 % · 0 functions", "capitals count");
+    await page.fill("#search", "^(scan|d.emm) ");
+    await page.keyboard.press("Enter");
+    const hit = expected((s) => s.stack.some((name) => /^(scan|d.emm)$/.test(name))).taken;
+    assert.equal(await page.textContent("#found"), `${((100 * hit) / 900).toFixed(1)} % · 2 functions`);
+    await settled(page);
+    assert.ok((await pixels(page, FLAME, color)) > 1000, "they are in another colour");
+    assert.equal(await page.textContent("#details h2"), "scan", "Enter goes to the largest");
+    assert.deepEqual(Object.keys(await table(page)).sort(), ["dgemm", "scan"]);
+    await page.click("#only");
+    assert.match(await page.textContent("#chips"), /scan\|d\.emm/);
+    await page.fill("#search", "");
+    await page.waitForFunction(() => document.getElementById("found").textContent === "");
+    await shows(page, expected((s) => s.stack.some((name) => /^(scan|d.emm)$/.test(name))));
+    await page.click("#chips button");
+    await page.fill("#search", "(");
+    await page.keyboard.press("Enter");
+    assert.match(await page.textContent("#found"), /group/i);
+    assert.ok(await page.$(".search.wrong"));
+    await page.keyboard.press("Escape");
+    await shows(page, expected());
+  },
+
+  async "a range takes the samples within"(page) {
+    const within = (from, to) => expected((s) => s.time >= from && s.time <= to);
+    await page.fill("#range-from", "1");
+    await page.keyboard.press("Tab");
+    await page.fill("#range-to", "2.001");
+    await page.keyboard.press("Tab");
+    await shows(page, within(1, 2.001));
+    // Both ends belong to it.
+    assert.equal(within(1, 2.001).taken, 101 + 51 - 1);
+    const box = await page.locator(".plot canvas").boundingBox();
+    await page.mouse.move(box.x + box.width * 0.6, box.y + 10);
+    await page.mouse.down();
+    await page.mouse.move(box.x + box.width * 0.9, box.y + 10, { steps: 4 });
+    await page.mouse.up();
+    const [from, to] = await Promise.all(["#range-from", "#range-to"].map((id) => page.inputValue(id)));
+    assert.ok(Math.abs(from - 3.6) < 0.02 && Math.abs(to - 5.4) < 0.02, `${from} ${to}`);
+    const range = await page.evaluate(() => nativeprof.model.range);
+    await shows(page, within(range[0] / 1e6, range[1] / 1e6));
+    await page.focus(".plot canvas");
+    await page.keyboard.press("ArrowLeft");
+    const moved = await page.evaluate(() => nativeprof.model.range);
+    assert.equal(moved[0], range[0] - 120000);
+    await shows(page, within(moved[0] / 1e6, moved[1] / 1e6));
+    await page.focus(".plot canvas");
+    await page.keyboard.press("Escape");
+    await shows(page, expected());
+  },
+
+  async "threads can be left out"(page) {
+    const ofWorker = (s) => s.tid === 71;
+    await page.hover(".lane:nth-child(2)");
+    await page.click(".lane:nth-child(2) .only");
+    await shows(page, expected(ofWorker));
+    await page.click("#chips button");
+    await page.uncheck(".lane:nth-child(2) input");
+    await shows(page, expected((s) => !ofWorker(s)));
+    await page.check(".lane:nth-child(2) input");
+    await shows(page, expected());
+  },
+
+  async "kinds, modules and functions fold into their callers"(page) {
+    const kind = (name) => facts.functions[name].kind;
+    await page.click('[data-kind="native"]');
+    await shows(page, expected(undefined, (name) => kind(name) !== "Native"));
+    await page.click('[data-kind="kernel"]');
+    await shows(page, expected(undefined, (name) => kind(name) !== "Native" && kind(name) !== "Kernel"));
+    assert.equal(await page.getAttribute('[data-kind="kernel"]', "aria-pressed"), "false");
+    await page.click('[data-kind="native"]');
+    await page.click('[data-kind="kernel"]');
+    await page.click("#modules-button");
+    await page.uncheck('#modules input[aria-label="Show libblas.so"]');
+    await page.keyboard.press("Escape");
+    await shows(page, expected(undefined, (name) => facts.functions[name].module !== "libblas.so"));
+    await page.click("#chips button");
+    await page.click('#panel-table .name:text-is("dgemm")');
+    await page.keyboard.press("h");
+    await shows(page, expected(undefined, (name) => name !== "dgemm"));
+    await page.click("#chips button");
+    await page.click('#panel-table .name:text-is("tile<double>")');
+    await page.click('#details button:text-is("Only stacks with it")');
+    await shows(page, expected((s) => s.stack.includes("tile<double>")));
+    await page.click("#chips button");
+    await shows(page, expected());
+  },
+
+  async "the sandwich has callers and callees"(page) {
+    await page.click("#tab-table");
+    await page.click('#panel-table .name:text-is("parse")');
+    await page.keyboard.press("s");
+    await settled(page);
+    assert.equal(await page.getAttribute("#tab-sandwich", "aria-selected"), "true");
+    const [callers, callees] = [".sandwich-charts .scroller:first-of-type canvas", ".sandwich-charts .middle + .scroller canvas"];
+    const of = expected().all.parse[1];
+    assert.equal((await under(page, callees, 5, 9))[0], "parse");
+    const inner = facts.samples.filter((s) => s.stack.filter((name) => name === "parse").length === 2).length;
+    const direct = facts.samples.filter((s) => s.stack.join() === "main,parse,scan").length;
+    assert.match((await find(page, callees, 1, "parse")).tip[2], new RegExp(` ${inner} samples`));
+    assert.match((await find(page, callees, 1, "scan")).tip[2], new RegExp(` ${direct} samples`));
+    const { height } = await page.locator(callers).boundingBox();
+    const above = await under(page, callers, 5, height - 29);
+    assert.equal(above[0], "main");
+    assert.match(above[2], new RegExp(` ${of} samples`));
+    await page.click('.sandwich-list .name:text-is("dgemm")');
+    await settled(page);
+    assert.equal((await under(page, callees, 5, 9))[0], "dgemm");
+    assert.equal((await under(page, callers, 5, height - 29))[0], "solve");
+  },
+
+  async "time goes from left to right"(page) {
+    await page.click("#tab-time");
+    const canvas = "#panel-time canvas";
+    const { width } = await page.locator(canvas).boundingBox();
+    const tip = await under(page, canvas, width / 2, 9);
+    assert.equal(tip[0], "main");
+    assert.match(tip[2], /6\.00 s from 0\.000 s · 600 samples/);
+    // Zoomed in, each sample is seen: second 4.00 is a `solve` after two of `parse` ... as i % 6 says.
+    await page.evaluate(() => nativeprof.page.time.setSpan(4e6, 60e3));
+    for (let i = 0; i < 6; i++) {
+      const name = facts.samples.filter((s) => s.tid === 70)[400 + i].stack[1];
+      assert.equal((await under(page, canvas, (width * (i + 0.5)) / 6, 29))[0], name, `sample ${400 + i}`);
+    }
+    await page.selectOption("#thread", { index: 1 });
+    await settled(page);
+    assert.equal((await under(page, canvas, width / 2, 9))[0], "wait");
+  },
+
+  async "keys are enough"(page) {
+    await page.keyboard.press("1");
+    await page.focus(FLAME);
+    const said = async (text) => {
+      await page.waitForFunction((text) => document.getElementById("live").textContent.includes(text), text, { timeout: 3000 });
+    };
+    await said("All samples");
+    await page.keyboard.press("ArrowDown");
+    await said("main");
+    await page.keyboard.press("ArrowDown");
+    await said("parse");
+    await page.keyboard.press("ArrowRight");
+    await said("solve");
+    await page.keyboard.press("Enter");
+    await settled(page);
+    assert.equal((await under(page, FLAME, 5, 49))[0], "solve");
+    await page.keyboard.press("Escape");
+    await page.keyboard.press("?");
+    assert.ok(await page.isVisible("#help"));
+    await page.keyboard.press("Escape");
+    assert.ok(!(await page.isVisible("#help")));
+    await page.keyboard.press("/");
+    assert.equal(await page.evaluate(() => document.activeElement.id), "search");
+    await page.keyboard.press("Escape");
+    const last = (await page.$$("#tabs button")).length;
+    await page.keyboard.press(String(last));
+    assert.equal(await page.getAttribute("#tab-table", "aria-selected"), "true");
+    await page.focus("#panel-table .rows-scroll");
+    await page.keyboard.press("Home");
+    await page.keyboard.press("ArrowDown");
+    const row = await page.getAttribute("#panel-table .rows-scroll", "aria-activedescendant");
+    assert.equal(await page.getAttribute("#" + row, "aria-rowindex"), "3");
+    await page.focus("#tab-table");
+    await page.keyboard.press("ArrowLeft");
+    assert.equal(await page.getAttribute("#tab-tree", "aria-selected"), "true");
+  },
+
+  async "the call tree opens and closes"(page) {
+    await page.click("#tab-tree");
+    await page.focus("#panel-tree .rows-scroll");
+    const rows = () =>
+      page.$$eval("#panel-tree .rows-body .row", (rows) =>
+        rows.map((row) => `${row.getAttribute("aria-level")} ${row.querySelector(".name").textContent} ${row.querySelector(".totaln").textContent}`),
+      );
+    const { all } = expected();
+    assert.deepEqual((await rows()).slice(0, 3), ["1 all 900", "2 main 600", `3 parse ${all.parse[1]}`]);
+    await page.keyboard.press("Home");
+    await page.keyboard.press("ArrowDown");
+    assert.ok((await rows()).some((row) => row.startsWith("3 solve")));
+    await page.keyboard.press("ArrowLeft");
+    assert.ok(!(await rows()).some((row) => row.startsWith("3 ")), "closed");
+    await page.keyboard.press("ArrowRight");
+    assert.ok((await rows()).includes(`3 solve ${all.solve[1]}`));
+  },
+
+  async "everything that can be used has a name and a role"(page) {
+    const nameless = await page.evaluate(() => {
+      const wrong = [];
+      for (const e of document.querySelectorAll("button, input, select, canvas[tabindex], [role=tabpanel], [role=table], [role=treegrid], dialog")) {
+        const labelled = e.getAttribute("aria-label") || e.getAttribute("aria-labelledby") || e.textContent.trim() || e.labels?.length;
+        if (!labelled) wrong.push(e.outerHTML.slice(0, 100));
+      }
+      return wrong;
+    });
+    assert.deepEqual(nameless, []);
+    for (const role of ["tablist", "search", "treegrid", "slider"]) assert.ok(await page.$(`[role=${role}]`), role);
+  },
+
+  async "source lines stand beside their samples"(page) {
+    await page.click("#tab-table");
+    await page.click('#panel-table .name:text-is("solve")');
+    const hit = await page.$$eval("#details .code.hit", (rows) => rows.map((row) => [...row.children].map((cell) => cell.textContent)));
+    assert.deepEqual(hit, [["100 %", "20", "step_20(value)"]]);
+    const around = await page.$$eval("#details .code code", (cells) => cells.map((cell) => cell.textContent));
+    assert.equal(around.length, 8);
+    assert.ok(around.includes("[left out: looks like a secret]") && !(await page.content()).includes("hunter2"));
+  },
+
+  async "the quality block says all"(page) {
+    await page.click("#quality-button");
+    const rows = await page.$$eval("#about tbody tr", (rows) => rows.map((row) => [...row.children].map((cell) => cell.textContent)));
+    for (const [key, n] of Object.entries(facts.quality)) assert.ok(rows.some((row) => row[0] === key && row[1] === String(n)), key);
+    assert.ok(rows.some((row) => row[0] === "stack page not present" && row[1] === "3"));
+    const text = await page.textContent("#about");
+    for (const part of ["900 of 903 asked", "100 Hz asked, 99.7 Hz reached", "Own CPU", "libopenblas.so.0", "symbol table"]) {
+      assert.ok(text.includes(part), part);
+    }
+    await page.keyboard.press("Escape");
+  },
+
+  async "dark and light"(page) {
+    const theme = () => page.evaluate(() => document.documentElement.dataset.theme);
+    const paper = () => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
+    await page.click("#tab-flame");
+    assert.equal(await theme(), "light");
+    const light = await paper();
+    await page.emulateMedia({ colorScheme: "dark" });
+    await page.waitForFunction(() => document.documentElement.dataset.theme === "dark");
+    assert.notEqual(await paper(), light);
+    await settled(page);
+    assert.ok((await pixels(page, FLAME, "#1b1f26")) > 1000, "the canvas too");
+    await page.keyboard.press("t");
+    assert.equal(await theme(), "light");
+    await page.click("#theme");
+    assert.equal(await theme(), "dark");
+    await page.emulateMedia({ colorScheme: "light" });
+  },
+
+  async "small windows and large ones"(page) {
+    for (const [width, height] of [[360, 640], [780, 500], [2560, 1400]]) {
+      await page.setViewportSize({ width, height });
+      for (const name of ["flame", "sandwich", "table"]) {
+        await page.click("#tab-" + name);
+        await settled(page);
+      }
+      const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+      assert.ok(wide <= 0, `${width}: ${wide} pixels too wide`);
+    }
+    await page.setViewportSize({ width: 1440, height: 900 });
+  },
+};
+
+async function hostile(page) {
+  const tampered = await page.evaluate(() => ({
+    scripts: document.scripts.length,
+    images: document.images.length,
+    title: document.title,
+  }));
+  assert.deepEqual([tampered.scripts, tampered.images], [1, 0]);
+  for (const tab of ["flame", "time", "sandwich", "tree", "table"]) {
+    await page.click("#tab-" + tab);
+    await settled(page);
+  }
+  for (const name of await page.$$eval("#panel-table .name", (cells) => cells.map((_, i) => i))) {
+    await page.click(`#panel-table .rows-body .row >> nth=${name}`, { timeout: 2000 });
+  }
+  await page.fill("#search", "x{50}");
+  await page.keyboard.press("Enter");
+  assert.match(await page.textContent("#found"), / · 1 function$/);
+  await page.click("#quality-button");
+  await page.keyboard.press("Escape");
+  await page.fill("#search", "");
+  await page.keyboard.press("Enter");
+  await under(page, ".plot canvas", 30, 10);
+  const text = await page.evaluate(() => document.documentElement.outerHTML + [...document.querySelectorAll("*")].flatMap((e) => [...e.attributes].map((a) => a.value)).join(" "));
+  const trick = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u200b\u202a-\u202e\u2066-\u2069\ufeff]/u.exec(text);
+  assert.equal(trick, null, `a character that must not be obeyed: ${trick && escape(trick[0])}`);
+  const names = await page.$$eval("#panel-table .name", (cells) => cells.map((cell) => cell.textContent));
+  for (const name of ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "a\\u{202e}\\u{2066}\\u{200b}\\x00\\x1b[31mb"]) {
+    assert.ok(names.includes(name), name);
+  }
+  assert.ok(Math.max(...names.map((name) => name.length)) < 1100);
+  const ran = await page.evaluate(() => {
+    const tries = [];
+    for (const attempt of [
+      () => document.body.insertAdjacentHTML("beforeend", "<b>x</b>"),
+      () => (document.body.innerHTML = "x"),
+      () => document.body.setAttribute("onclick", "window.ran = 1"),
+      () => document.body.append(Object.assign(document.createElement("script"), { textContent: "window.ran = 1" })),
+    ]) {
+      try {
+        attempt();
+        tries.push(String(attempt));
+      } catch {}
+    }
+    document.body.click();
+    return [tries.length, window.ran];
+  });
+  assert.deepEqual(ran, [0, undefined], "the policy forbids it");
+}
+
+async function deep(page) {
+  assert.deepEqual(await table(page), { down: [0, 7], bottom: [7, 7] });
+  await page.click("#tab-flame");
+  await page.$eval("#panel-flame .scroller", (e) => (e.scrollTop = e.scrollHeight));
+  await settled(page);
+  const { height } = await page.locator(FLAME).boundingBox();
+  assert.equal((await under(page, FLAME, 100, height - 5))[0], "bottom");
+  await clickAt(page, FLAME, { x: 100, y: height - 5 });
+  await page.keyboard.press("s");
+  await settled(page);
+  await page.click("#tab-time");
+  assert.equal((await under(page, "#panel-time canvas", 10, 9))[0], "down");
+  await page.click("#tab-tree");
+  await page.focus("#panel-tree .rows-scroll");
+  await page.keyboard.press("End");
+  await page.click('[data-kind="python"]');
+  await page.click("#tab-table");
+  assert.equal(await page.textContent("#shown"), "7 samples");
+}
+
+async function empty(page) {
+  assert.match(await page.textContent(".empty"), /no samples/);
+  for (const tab of await page.$$("#tabs button")) await tab.click();
+  await page.fill("#search", "x");
+  await page.click("#quality-button");
+  await page.keyboard.press("Escape");
+}
+
+async function untimed(page) {
+  assert.ok(!(await page.isVisible("#timeline")) && !(await page.$("#tab-time")));
+  await shows(page, expected());
+}
+
+const browser = await launch();
+let failed = 0;
+async function check(name, file, test) {
+  const start = performance.now();
+  const { page, complaints } = await open(browser.context, join(folder, file));
+  try {
+    await test(page);
+    // What the policy refuses in the hostile test is refused aloud.
+    const heard = complaints.filter((text) => test !== hostile || !/Trusted|Content Security Policy/.test(text));
+    assert.deepEqual(heard, []);
+    console.log(`ok ${name} (${Math.round(performance.now() - start)} ms)`);
+  } catch (e) {
+    failed++;
+    console.log(`FAILED ${name}\n${e.stack}\n${complaints.join("\n")}`);
+    if (process.env.PICTURES) await page.screenshot({ path: join(process.env.PICTURES, `${name.replaceAll(/\W+/g, "-")}.png`) });
+  }
+  await page.close();
+}
+for (const [name, test] of Object.entries(tests)) await check(name, "known.html", test);
+for (const [name, test] of Object.entries({ hostile, deep, empty, untimed })) await check(`a profile that is ${name}`, `${name}.html`, test);
+await browser.close();
+process.exit(failed ? 1 : 0);

@@ -1,0 +1,219 @@
+//! The exported page in a real browser: `drive.mjs` clicks, types and reads it, and compares what it shows with the samples
+//! that are given to it here.
+
+#[allow(dead_code)]
+#[path = "../export/sample_profile.rs"]
+mod sample_profile;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use nativeprof::export::by_name;
+use nativeprof::resolve::sources;
+use nativeprof::tree::profile::{Frame, FrameKind, Profile, Tick};
+use sample_profile::{Builder, frame, golden, python};
+use serde_json::{Value, json};
+
+const MAIN: (u32, u32) = (70, 70);
+const WORKER: (u32, u32) = (70, 71);
+
+fn native(kind: FrameKind, name: &str, module: &str) -> Frame {
+    Frame {
+        module: module.to_string(),
+        ..frame(kind, name)
+    }
+}
+
+/// A second of samples of two threads, each with its own time.
+fn known(folder: &Path) -> Profile {
+    let file = folder.join("app.py").display().to_string();
+    let text: String = (1..=60).map(|n| format!("    step_{n}(value)\n")).collect();
+    fs::write(&file, text.replace("step_19(value)", "password = 'hunter2'")).unwrap();
+    let call = |name: &str, first: u32, line: u32| (python(name, name, &file, first), line, "");
+    let (main, parse, solve, wait) = (
+        call("main", 1, 5),
+        call("parse", 10, 12),
+        call("solve", 16, 20),
+        call("wait", 40, 44),
+    );
+    let scan = (native(FrameKind::Native, "scan", "libjson.so"), 0, "");
+    let gemm = (native(FrameKind::Native, "dgemm", "libblas.so"), 0, "");
+    let tile = (native(FrameKind::Inlined, "tile<double>", "libblas.so"), 0, "");
+    let fault = (native(FrameKind::Kernel, "page_fault", "[kernel]"), 0, "");
+    let poll = (native(FrameKind::Native, "poll", "libc.so.6"), 0, "");
+    let mut builder = Builder::new();
+    for i in 0..600u64 {
+        let stack = match i % 6 {
+            0 | 3 => vec![&main, &parse, &scan],
+            1 | 4 => vec![&main, &parse, &parse, &scan],
+            2 => vec![&main, &solve, &gemm, &tile, &fault],
+            // The solver comes late only.
+            _ if i < 300 => vec![&main, &parse],
+            _ => vec![&main, &solve, &gemm],
+        };
+        let take = |b: &mut Builder, thread, stack: Vec<&(Frame, u32, &'static str)>, time| {
+            let stack: Vec<_> = stack.into_iter().cloned().collect();
+            b.stack(thread, 1, &stack);
+            b.profile.timeline.last_mut().unwrap().time = time;
+        };
+        take(&mut builder, MAIN, stack, i * 10_000_000);
+        if i % 2 == 1 {
+            take(&mut builder, WORKER, vec![&wait, &poll], i * 10_000_000 + 1_000_000);
+        }
+    }
+    let mut profile = builder.profile;
+    let meta = golden().meta;
+    let taken = profile.nodes[0].count;
+    profile.meta.quality = nativeprof::tree::profile::Quality {
+        asked: taken + 3,
+        taken,
+        exact: taken - 5,
+        repaired: 2,
+        partial: 3,
+        lost: 3,
+        reasons: BTreeMap::from([("stack page not present".to_string(), 3)]),
+    };
+    profile.meta = nativeprof::tree::profile::Meta {
+        command: "python app.py".into(),
+        rate: 100,
+        duration: 6.0,
+        threads: vec![(70, 70, "MainThread".into()), (70, 71, "worker".into())],
+        quality: profile.meta.quality,
+        ..meta
+    };
+    sources::add(&mut profile, &mut sources::open_here);
+    profile
+}
+
+/// What the page is to show, in a form that has nothing of the page in it: each sample with its stack.
+fn facts(profile: &Profile) -> Value {
+    let stack = |node: u32| {
+        let mut names = Vec::new();
+        let mut at = node as usize;
+        while at != 0 {
+            names.push(profile.frames[profile.nodes[at].frame as usize].name.as_str());
+            at = profile.nodes[at].parent as usize;
+        }
+        names.reverse();
+        names
+    };
+    let samples = profile.timeline.iter();
+    let samples: Vec<_> = samples
+        .map(|t| json!({"time": t.time as f64 / 1e9, "tid": t.tid, "stack": stack(t.node)}))
+        .collect();
+    let functions = profile.frames.iter().skip(1);
+    let functions: BTreeMap<_, _> = functions
+        .map(|f| {
+            (
+                f.name.as_str(),
+                json!({"kind": format!("{:?}", f.kind), "module": f.module}),
+            )
+        })
+        .collect();
+    let q = &profile.meta.quality;
+    let quality = json!({"exact": q.exact, "repaired": q.repaired, "partial": q.partial, "lost": q.lost});
+    json!({"samples": samples, "functions": functions, "quality": quality})
+}
+
+/// Names that want to do harm, long ones, and all that the golden profile has.
+fn hostile() -> Profile {
+    let mut profile = golden();
+    let image = "<img src=x onerror=alert(1)>".to_string();
+    for name in [
+        "x".repeat(1_000_000),
+        image.clone(),
+        "a\u{202e}\u{2066}\u{200b}\0\u{1b}[31mb".to_string(),
+        "-->\"'`${alert(1)}</style></title>".to_string(),
+    ] {
+        let node = profile.nodes.len() as u32;
+        let file = format!("/tmp/{}.py", &name.chars().take(50).collect::<String>());
+        profile.frames.push(python(&name, &name, &file, 1));
+        profile.nodes.push(nativeprof::tree::profile::Node {
+            frame: profile.frames.len() as u32 - 1,
+            count: 50,
+            parent: 0,
+            ..profile.nodes[1].clone()
+        });
+        profile.nodes[0].count += 50;
+        profile.timeline.push(Tick {
+            time: 3_000_000_000,
+            pid: 9,
+            tid: 9,
+            node,
+        });
+    }
+    profile.meta.threads.push((9, 9, image.clone()));
+    profile.meta.python = image.clone();
+    profile.meta.quality.reasons.insert(image.clone(), 1);
+    profile.meta.modules[0].path = image.clone();
+    profile.excerpts = vec![nativeprof::tree::profile::Excerpt {
+        path: "/srv/</script><script>alert(1)</script>.py".into(),
+        lines: vec![(0, image)],
+    }];
+    profile
+}
+
+fn deep(depth: u32) -> Profile {
+    let mut builder = Builder::new();
+    builder.profile.frames.push(python("down", "down", "/srv/down.py", 1));
+    builder
+        .profile
+        .frames
+        .push(python("bottom", "bottom", "/srv/down.py", 9));
+    for at in 0..depth {
+        builder.node(at, if at + 1 == depth { 2 } else { 1 }, 2);
+    }
+    for node in &mut builder.profile.nodes {
+        node.count = 7;
+    }
+    for i in 0..7 {
+        builder.profile.timeline.push(Tick {
+            time: i * 10_000_000,
+            pid: 1,
+            tid: 1,
+            node: depth,
+        });
+    }
+    builder.profile
+}
+
+#[test]
+fn page_in_a_browser() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = std::env::temp_dir().join(format!("nativeprof-page-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let write = |name: &str, profile: &Profile| {
+        let mut out = Vec::new();
+        (by_name("html").unwrap().write)(profile, &mut out).unwrap();
+        fs::write(folder.join(name), out).unwrap();
+    };
+    let known = known(&folder);
+    write("known.html", &known);
+    fs::write(folder.join("known.json"), facts(&known).to_string()).unwrap();
+    write("hostile.html", &hostile());
+    write("deep.html", &deep(10_000));
+    write("empty.html", &Profile::default());
+    let untimed = Profile {
+        timeline: Vec::new(),
+        ..known
+    };
+    write("untimed.html", &untimed);
+
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    for (path, how) in [
+        (target.join("browser/done"), ".ci/browser"),
+        (PathBuf::from("/usr/bin/chromium"), "apt-get install chromium"),
+    ] {
+        assert!(path.exists(), "no {}; `.ci/setup` brings it, or {how}", path.display());
+    }
+    let output = Command::new("node")
+        .arg(root.join("tests/page/drive.mjs"))
+        .arg(&folder)
+        .output()
+        .expect("node starts; `.ci/setup` brings it");
+    let text = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&text));
+    fs::remove_dir_all(&folder).unwrap();
+}
