@@ -139,6 +139,7 @@ mod tests {
             ("a.folded", "collapsed"),
             ("a.txt", "collapsed"),
             ("a.svg", "svg"),
+            ("a.HTM", "html"),
         ] {
             assert_eq!(by_path(Path::new(path)).unwrap().name, name, "{path}");
         }
@@ -149,7 +150,7 @@ mod tests {
         let error = by_name("xml\x1b[2J").unwrap_err().to_string();
         assert_eq!(
             error,
-            "no format is called `xml\\x1b[2J`; known are json, json.gz, collapsed, svg"
+            "no format is called `xml\\x1b[2J`; known are json, json.gz, collapsed, svg, html"
         );
         let error = by_path(Path::new("a.gz")).unwrap_err().to_string();
         assert!(

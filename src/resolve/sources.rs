@@ -98,7 +98,8 @@ pub fn add(profile: &mut Profile, open: &mut dyn FnMut(&str) -> Option<File>) {
         if read.is_none() {
             continue;
         }
-        let lines: Vec<_> = text.split(|c| *c == b'\n').collect();
+        let body = text.strip_suffix(b"\n").unwrap_or(&text);
+        let lines: Vec<_> = body.split(|c| *c == b'\n').collect();
         let mut changed = false;
         for i in wanted.nodes {
             let node = &profile.nodes[i];
