@@ -51,8 +51,8 @@ fn ticks(rate: u64) -> u32 {
 
 /// Samples handled between two looks at the tidings ...
 const BATCH: usize = 256;
-/// ... and bytes of them.
-const BATCH_BYTES: usize = 8 << 20;
+/// ... and bytes of them: no more than stay in the cache until they are looked at.
+const BATCH_BYTES: usize = 1 << 20;
 
 /// Takes what `struct kernel_facts` of the program holds.
 #[repr(C)]
@@ -158,6 +158,7 @@ impl EbpfSource {
         }
         let mut bpf = EbpfLoader::new()
             .map_max_entries("SCRATCH", sys::cpu_count() as u32)
+            .map_max_entries("CACHE", sys::cpu_count() as u32)
             .map_max_entries("SAMPLES", RING_BYTES)
             .load(OBJECT)
             .map_err(|e| bpf_error(LOAD, e))?;

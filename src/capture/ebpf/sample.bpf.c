@@ -16,17 +16,25 @@
 #define MAX_STACKS 8              // records of one stack
 #define DEEP_FRAMES 1000          // so many frames need more stack than one record holds
 #define MAX_PAGES 257             // MAX_STACK and the page of the stack pointer
+#define LOT (1ULL << 16)          // bytes of stack read at once
 #define MAX_FAULTS 64             // a failed probe costs about 0.7 us
 #define MAX_FRAMES 16384
 #define MAX_MARKS 16384
 #define MAX_KERNEL 127
 #define HEAD 512
-#define AREA (1ULL << 21)         // bytes of scratch per CPU; a power of two, so that a mask bounds an offset
+#define AREA (1ULL << 20)         // bytes of scratch per CPU; a power of two, so that a mask bounds an offset
+#define WORDS 0xffff8             // mask of an offset in it
 #define SEEN_CELLS 65536
 #define RED_ZONE 128              // below the stack pointer; functions and their epilogues still use it
 #define NESTED 4                 // thread states of one thread beside its own
 #define BESIDE 512               // bytes between two local variables of the bytecode loop, at most
+#define BATCH 16                 // entries in one turn of a loop
+#define KNOWN 2048               // code objects remembered within one sample
+#define BLOCK_BITS 12            // a block: what is read at once where things lie close together; no more than a page
+#define BLOCK (1ULL << BLOCK_BITS)
+#define BLOCKS 32
 #define SHIM 3                   // owner of an entry frame; of other frames less (pycore_frame.h, v3.12)
+#define CFRAME 24                // bytes of a CFrame that hold what is read of it
 #define NONE 0xffff
 
 enum { WALK_NONE, WALK_COMPLETE, WALK_FAULT, WALK_DEEP };
@@ -104,14 +112,37 @@ struct area {
 	char bytes[AREA];
 };
 
-// One cell per hash of a code object: the last fingerprint seen there. Small and approximate: a clash only means that
-// the reader is woken once more.
+// Two cells for each code object, by its hash: fingerprints seen. Small and approximate: one that is crowded out only
+// means that the reader is woken once more.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SEEN_CELLS);
 	__type(key, __u32);
 	__type(value, __u32);
 } SEEN SEC(".maps");
+
+// What was read of the thread's memory during one sample, and nothing longer: a call to read costs as much as a copy of
+// a kilobyte. Nothing in it is taken for true in the next sample.
+struct cache {
+	__u64 sample;             // number of the sample on this CPU
+	struct {
+		__u64 code, sample;
+		__u32 print, pad;
+	} known[KNOWN];           // by the address of the code object
+	struct {
+		__u64 number, sample; // address of the block / BLOCK; of another sample: what to expect
+		__u64 whole;          // the block is there, not only known to be in use
+	} tags[BLOCKS];
+	char raw[256];
+	char blocks[BLOCKS * BLOCK + 256];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);   // the loader makes it one per CPU
+	__type(key, __u32);
+	__type(value, struct cache);
+} CACHE SEC(".maps");
 
 struct kernel_facts {
 	__u32 fsbase;             // task_struct -> thread.fsbase, 0: unknown
@@ -127,7 +158,7 @@ struct kernel_facts {
 // delays the program, the two settle into step by themselves. So the timer ticks several times for one sample, of which
 // one at random is taken, and runs a little faster than asked, in no round ratio: one sample in each `leave_out`, at
 // random, is left out again.
-struct block {
+struct turn {
 	__u32 left, out, ticks_left, tick;
 };
 
@@ -135,8 +166,8 @@ struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct block);
-} BLOCK SEC(".maps");
+	__type(value, struct turn);
+} TURN SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -205,6 +236,13 @@ static __always_inline char *scratch(void)
 	return bpf_map_lookup_elem(&SCRATCH, &cpu);
 }
 
+static __always_inline struct cache *cache(void)
+{
+	__u32 cpu = bpf_get_smp_processor_id();
+
+	return bpf_map_lookup_elem(&CACHE, &cpu);
+}
+
 static __always_inline __u64 user_word(__u64 at)
 {
 	__u64 v = 0;
@@ -228,40 +266,74 @@ static __always_inline __u8 user_byte(__u64 at)
 // from a map as unknown and so settles each loop after a few rounds.
 struct state {
 	__u64 at;                 // where in the area the next entry goes
-	__u64 frame, last_code;
+	__u64 frame, print_at;    // the latter: first frame without fingerprint
 	__u64 base;               // frame that ends the chain; 0: it ends without
 	__u64 copy_at;            // where the copy of the bytecode begins ...
+	__u64 copy_code;          // ... of this code object
 	__u32 last_copy, pad;     // ... that the last frame ran, 0: none
 	__u64 mark, root;
 	__u64 second;             // innermost frame of the next outer CFrame
 	__u64 from, end, last_end, base_page;
-	__u32 last_print, faults, n, done, met_second, fresh;
+	__u64 careful;            // the stack is read page by page up to here
+	__u32 faults, n, done, met_second, fresh;
 	__u64 cframe;             // the CFrame that the walk began at
 	__u64 cframes[1 + NESTED]; // ... for each thread state
 	__u64 states[1 + NESTED]; // thread states to walk, innermost first
 	__u64 window;             // address of what the window holds
-	__u64 window_end;
+	__u64 window_end;         // greatest offset of a whole frame in it
 	__u64 last_frame;
+	__u64 instr_unused;       // bits of a word beyond the instruction
+	__u64 ends;               // which bits of fingerprint, owner and entry are to be taken from a frame
 	struct layout lay;
 };
 
 #define STATE (AREA - 4096)       // place of the state in the area
 #define WINDOW (STATE - 8192)     // place of a copy of the page around the last frame
-#define CODE (WINDOW - 512)        // place of a copy of some fields of a code object
-#define LIMIT (CODE - 2 * PAGE)  // entries and pages start below this
+#define LIMIT (WINDOW - 2 * PAGE)  // entries and pages start below this
+
+// `len` bytes, at most 128, of the thread's memory; 0 if they are not there. Valid until the next call.
+static __always_inline char *peek(struct cache *c, __u64 at, __u64 len)
+{
+	__u64 number = at >> BLOCK_BITS, off = at & (BLOCK - 1), slot = number;
+	char *block;
+
+	BOUND(len, 0xff);
+	if (off + len <= BLOCK) {
+		BOUND(slot, BLOCKS - 1);
+		block = c->blocks + (slot << BLOCK_BITS);
+		BOUND(off, BLOCK - 1);
+		if (c->tags[slot].number == number) {
+			if (c->tags[slot].whole && c->tags[slot].sample == c->sample)
+				return block + off;
+			// The second thing in this block, or there were several last time. A block lies in one page: if it
+			// cannot be read, neither can a part of it.
+			if (c->tags[slot].whole || c->tags[slot].sample == c->sample) {
+				c->tags[slot].whole = 0;
+				if (bpf_probe_read_user(block, BLOCK, (void *)(number << BLOCK_BITS)))
+					return 0;
+				c->tags[slot].sample = c->sample;
+				c->tags[slot].whole = 1;
+				return block + off;
+			}
+		}
+		c->tags[slot].number = number;
+		c->tags[slot].sample = c->sample;
+		c->tags[slot].whole = 0;
+	}
+	return bpf_probe_read_user(c->raw, len, (void *)at) ? 0 : c->raw;
+}
 
 // Tells a reused address of a code object from the object seen before. Same hash in interp/code.rs. From 3.12 on code
 // objects are numbered (co_version, Objects/codeobject.c). Before, the addresses of name and file name are used again
 // as readily as that of the code, so the name's first letters are taken too. What lies close together is read in one
 // go: code objects deep in a stack are seldom in the cache.
-static __always_inline __u32 fingerprint(struct layout *lay, char *area, __u64 code)
+static __always_inline __u32 fingerprint(struct layout *lay, struct cache *c, __u64 code)
 {
 	__u64 name, file, hash, off, len = lay->code_name + 8 - lay->code_firstlineno;
-	char *raw = area + CODE;
 	__u32 line;
+	char *raw = peek(c, code + lay->code_firstlineno, len);
 
-	BOUND(len, 0xff);
-	if (bpf_probe_read_user(raw, len, (void *)(code + lay->code_firstlineno)))
+	if (!raw)
 		return 0;
 	line = *(__u32 *)raw;
 	off = lay->code_name - lay->code_firstlineno;
@@ -282,138 +354,203 @@ static __always_inline __u32 fingerprint(struct layout *lay, char *area, __u64 c
 	}
 	off = lay->str_data - lay->str_length;
 	BOUND(off, 0x7f);
-	len = off + 16;
-	if (bpf_probe_read_user(raw, len, (void *)(name + lay->str_length)))
+	raw = peek(c, name + lay->str_length, off + 16);
+	if (!raw)
 		return 0;
 	hash = (hash + *(__u64 *)raw) * 0x9e3779b97f4a7c15ULL;
 	hash = (hash ^ *(__u64 *)(raw + off)) * 0xc2b2ae3d27d4eb4fULL;
 	hash = (hash ^ *(__u64 *)(raw + off + 8)) * 0x9e3779b97f4a7c15ULL;
 	// <module>, <lambda>: all have the same name; the end of the file's name tells them apart.
 	if (*(raw + off) == '<') {
-		__u64 end;
+		__u64 words[2], end;
 
 		if (bpf_probe_read_user(&end, 8, (void *)(file + lay->str_length)))
 			return 0;
 		hash += end;
 		end = end < 16 || end > 4096 ? 0 : end - 16;
-		if (bpf_probe_read_user(raw, 16, (void *)(file + lay->str_data + end)))
+		if (bpf_probe_read_user(words, 16, (void *)(file + lay->str_data + end)))
 			return 0;
-		hash = (hash ^ *(__u64 *)raw) * 0xc2b2ae3d27d4eb4fULL;
-		hash = (hash ^ *(__u64 *)(raw + 8)) * 0x9e3779b97f4a7c15ULL;
+		hash = (hash ^ words[0]) * 0xc2b2ae3d27d4eb4fULL;
+		hash = (hash ^ words[1]) * 0x9e3779b97f4a7c15ULL;
 	}
 	return (hash + line) >> 32 | 1;
 }
 
-static long walk_frame(__u32 i, void *unused)
+// Was this fingerprint met before? If not, it is from now on.
+static __always_inline int is_new(__u64 code, __u32 print)
+{
+	__u32 first = (print ^ (__u32)(code >> 4)) & (SEEN_CELLS - 1), second = (print * 0x9e3779b1U) >> 16, *a, *b;
+
+	a = bpf_map_lookup_elem(&SEEN, &first);
+	if (!a || *a == print)
+		return 0;
+	b = bpf_map_lookup_elem(&SEEN, &second);
+	if (!b || *b == print)
+		return 0;
+	*(*a && (bpf_get_prandom_u32() & 1) ? b : a) = print;
+	return 1;
+}
+
+static long print_frames(__u32 i, void *unused)
+{
+	char *area = scratch();
+	struct cache *c = cache();
+	struct state *s;
+	__u64 at, code, last_code = 0, slot;
+	__u32 k, print = 0;
+	struct frame *f;
+
+	if (!area || !c)
+		return 1;
+	s = (void *)(area + STATE);
+	at = s->print_at;
+	for (k = 0; k < BATCH; k++) {
+		if (at >= s->at)
+			return 1;
+		BOUND(at, WORDS);
+		if (at > LIMIT)
+			return 1;
+		f = (void *)(area + at);
+		at += sizeof(struct frame);
+		// the code of entry frames is of no interest
+		if (f->owner >= SHIM)
+			continue;
+		code = f->code;
+		if (code != last_code) {
+			slot = code >> 4 ^ code >> 15;
+			BOUND(slot, KNOWN - 1);
+			if (c->known[slot].code == code && c->known[slot].sample == c->sample) {
+				print = c->known[slot].print;
+			} else {
+				print = fingerprint(&s->lay, c, code);
+				c->known[slot].sample = c->sample;
+				if (c->known[slot].code != code || c->known[slot].print != print) {
+					c->known[slot].code = code;
+					c->known[slot].print = print;
+					if (is_new(code, print))
+						s->fresh = 1;
+				}
+			}
+			last_code = code;
+		}
+		f->fingerprint = print;
+	}
+	s->print_at = at;
+	return 0;
+}
+
+// Where a thread runs its own copy of the bytecode: as if it ran the code object's.
+static __always_inline void own_copy(struct state *s, struct frame *f, char *raw)
+{
+	__u64 off = s->lay.frame_copy;
+	__u32 copy;
+
+	BOUND(off, 0x7f);
+	copy = *(__u32 *)(raw + off);
+	if (!copy)
+		return;
+	if (f->code != s->copy_code || copy != s->last_copy) {
+		s->copy_at = user_word(user_word(f->code + s->lay.code_copies) + 8 + 8ULL * copy);
+		s->copy_code = f->code;
+		s->last_copy = copy;
+	}
+	f->instr += f->code + s->lay.code_adaptive - s->copy_at;
+}
+
+static long walk_some(__u32 i, void *unused)
 {
 	char *area = scratch();
 	struct state *s;
 	struct layout *lay;
-	struct frame *out;
-	char *raw;
-	__u64 at, size, off, code, instr;
-	__u32 seen_key, *cell;
+	__u64 frame, at, window, window_end, last, size, code_off, instr_off, previous_off, owner_off, entry_off;
+	__u64 instr_unused, ends;
+	__u32 k, done = WALK_NONE;
 
 	if (!area)
 		return 1;
 	s = (void *)(area + STATE);
 	lay = &s->lay;
-	if (!s->frame || s->frame == s->base) {
-		// A chain that has begun ends at the base frame, where there is one.
-		s->done = s->frame || !s->base || !s->last_frame ? WALK_COMPLETE : WALK_FAULT;
-		return 1;
-	}
-	if (s->frame == s->second)
-		s->met_second = 1;
-	size = lay->frame_size;
-	BOUND(size, 0x7f);
-	// From 3.11 on frames lie side by side, older ones lower (the data stack): where the last step was a short one,
-	// one read fetches all of this page that may hold the next ones.
-	if (s->frame < s->window || s->frame + size > s->window_end) {
-		__u64 from = s->frame, len = size;
-		__s64 step = s->last_frame - s->frame;
-
-		if (step > 0 && step < (__s64)PAGE) {
-			from &= ~(PAGE - 1);
-			len = s->frame + size - from;
-		}
-		BOUND(len, 0x1fff);
-		if (bpf_probe_read_user(area + WINDOW, len, (void *)from)) {
-			s->window_end = 0;
-			s->done = WALK_FAULT;
-			return 1;
-		}
-		s->window = from;
-		s->window_end = from + len;
-	}
-	s->last_frame = s->frame;
-	off = s->frame - s->window;
-	BOUND(off, 0x1fff);
-	raw = area + WINDOW + off;
+	frame = s->frame;
 	at = s->at;
-	BOUND(at, 0x1ffff8);
-	if (at > LIMIT)
-		return 1;
-	out = (void *)(area + at);
-	out->frame = s->frame;
-	off = lay->frame_code;
-	BOUND(off, 0x7f);
-	code = *(__u64 *)(raw + off) & ~3ULL; // from 3.14 on the low bits of a reference are tags
-	out->code = code;
-	off = lay->frame_instr;
-	BOUND(off, 0x7f);
-	instr = *(__u64 *)(raw + off);
-	if (lay->instr_size == 4)
-		instr = (__u64)(__s64)(__s32)instr;
-	out->instr = instr;
-	out->owner = 0;
-	out->entry = 0;
-	out->pad = 0;
-	if (lay->frame_owner != NONE) {
-		off = lay->frame_owner;
-		BOUND(off, 0x7f);
-		out->owner = *(__u8 *)(raw + off);
-	}
-	if (lay->frame_entry != NONE) {
-		off = lay->frame_entry;
-		BOUND(off, 0x7f);
-		out->entry = *(__u8 *)(raw + off);
-	}
-	// the code of entry frames is of no interest
-	if (out->owner < SHIM) {
-		if (lay->frame_copy != NONE) {
-			__u32 copy;
+	window = s->window;
+	window_end = s->window_end;
+	last = s->last_frame;
+	size = lay->frame_size;
+	code_off = lay->frame_code;
+	instr_off = lay->frame_instr;
+	previous_off = lay->frame_previous;
+	owner_off = lay->frame_owner;
+	entry_off = lay->frame_entry;
+	instr_unused = s->instr_unused;
+	ends = s->ends;
+	BOUND(size, 0x7f);
+	BOUND(code_off, 0x7f);
+	BOUND(instr_off, 0x7f);
+	BOUND(previous_off, 0x7f);
+	BOUND(owner_off, 0x7f);
+	BOUND(entry_off, 0x7f);
+	BOUND(instr_unused, 0x3f);
+	for (k = 0; k < BATCH; k++) {
+		__u64 off, code, instr, end;
+		struct frame *out;
+		char *raw;
 
-			off = lay->frame_copy;
-			BOUND(off, 0x7f);
-			copy = *(__u32 *)(raw + off);
-			// A thread's own copy of the bytecode: as if it ran the code object's.
-			if (copy && (code != s->last_code || copy != s->last_copy))
-				s->copy_at = user_word(user_word(code + lay->code_copies) + 8 + 8ULL * copy);
-			s->last_copy = copy;
-			if (copy)
-				out->instr = instr - s->copy_at + code + lay->code_adaptive;
+		if (!frame || frame == s->base) {
+			// A chain that has begun ends at the base frame, where there is one.
+			done = frame || !s->base || !last ? WALK_COMPLETE : WALK_FAULT;
+			break;
 		}
-		if (code != s->last_code) {
-			s->last_print = fingerprint(lay, area, code);
-			s->last_code = code;
-			seen_key = (s->last_print ^ (__u32)(code >> 4)) & (SEEN_CELLS - 1);
-			cell = bpf_map_lookup_elem(&SEEN, &seen_key);
-			if (cell && *cell != s->last_print) {
-				*cell = s->last_print;
-				s->fresh = 1;
+		if (frame == s->second)
+			s->met_second = 1;
+		off = frame - window;
+		// From 3.11 on frames lie side by side, older ones lower (the data stack): where the last step was a short one,
+		// one read fetches all of this page that may hold the next ones.
+		if (off > window_end) {
+			__u64 from = frame, len = size;
+			__s64 step = last - frame;
+
+			if (step > 0 && step < (__s64)PAGE) {
+				from &= ~(PAGE - 1);
+				len = frame + size - from;
 			}
+			BOUND(len, 0x1fff);
+			if (bpf_probe_read_user(area + WINDOW, len, (void *)from)) {
+				done = WALK_FAULT;
+				break;
+			}
+			window = from;
+			window_end = len - size;
+			off = frame - from;
 		}
-		out->fingerprint = s->last_print;
-	} else {
-		out->fingerprint = 0;
+		BOUND(off, 0x1fff);
+		raw = area + WINDOW + off;
+		BOUND(at, WORDS);
+		if (at > LIMIT) {
+			done = WALK_DEEP;
+			break;
+		}
+		out = (void *)(area + at);
+		code = *(__u64 *)(raw + code_off) & ~3ULL; // from 3.14 on the low bits of a reference are tags
+		instr = *(__u64 *)(raw + instr_off);
+		instr = (__u64)((__s64)(instr << instr_unused) >> instr_unused);
+		end = (__u64)*(__u8 *)(raw + owner_off) << 32 | (__u64)*(__u8 *)(raw + entry_off) << 40;
+		out->frame = frame;
+		out->code = code;
+		out->instr = instr;
+		*(__u64 *)&out->fingerprint = end & ends; // and owner, entry
+		last = frame;
+		frame = *(__u64 *)(raw + previous_off);
+		at += sizeof(struct frame);
+		if (lay->frame_copy != NONE && out->owner < SHIM)
+			own_copy(s, out, raw);
 	}
-	off = lay->frame_previous;
-	BOUND(off, 0x7f);
-	s->frame = *(__u64 *)(raw + off);
-	s->at = at + sizeof(struct frame);
-	s->n += 1;
-	return 0;
+	s->frame = frame;
+	s->at = at;
+	s->window = window;
+	s->window_end = window_end;
+	s->last_frame = last;
+	s->done = done;
+	return done != WALK_NONE;
 }
 
 static long walk_mark(__u32 i, void *unused)
@@ -421,22 +558,32 @@ static long walk_mark(__u32 i, void *unused)
 	char *area = scratch();
 	struct state *s;
 	struct mark *out;
-	__u64 at, next = 0, frame = 0;
+	struct cache *c = cache();
+	__u64 at, off, next, frame = 0;
+	char *raw;
 
-	if (!area)
+	if (!area || !c)
 		return 1;
 	s = (void *)(area + STATE);
 	if (!s->mark || s->mark == s->root) {
 		s->done = WALK_COMPLETE;
 		return 1;
 	}
-	if (bpf_probe_read_user(&next, 8, (void *)(s->mark + s->lay.cframe_previous)) ||
-	    (s->lay.cframe_frame != NONE && bpf_probe_read_user(&frame, 8, (void *)(s->mark + s->lay.cframe_frame)))) {
+	raw = peek(c, s->mark, CFRAME);
+	if (!raw) {
 		s->done = WALK_FAULT;
 		return 1;
 	}
+	off = s->lay.cframe_previous;
+	BOUND(off, 0x1f);
+	next = *(__u64 *)(raw + off);
+	if (s->lay.cframe_frame != NONE) {
+		off = s->lay.cframe_frame;
+		BOUND(off, 0x1f);
+		frame = *(__u64 *)(raw + off);
+	}
 	at = s->at;
-	BOUND(at, 0x1ffff8);
+	BOUND(at, WORDS);
 	if (at > LIMIT)
 		return 1;
 	out = (void *)(area + at);
@@ -448,27 +595,36 @@ static long walk_mark(__u32 i, void *unused)
 	return 0;
 }
 
-static long copy_page(__u32 i, void *unused)
+static long copy_some(__u32 i, void *ring)
 {
-	char *area = scratch();
+	char *area = scratch(), *to;
 	struct head *h = (void *)area;
 	struct state *s;
-	__u64 at, n, hole;
+	__u64 n, hole;
 
 	if (!area)
 		return 1;
 	s = (void *)(area + STATE);
 	if (s->from >= s->end)
 		return 1;
+	// Much at once where nothing is missing.
+	if (!(s->from & (PAGE - 1)) && s->from >= s->careful && s->end - s->from >= LOT) {
+		to = bpf_dynptr_data(ring, s->at, LOT);
+		if (to && !bpf_probe_read_user(to, LOT, (void *)s->from)) {
+			s->from += LOT;
+			s->at += LOT;
+			return 0;
+		}
+		s->careful = s->from + LOT;
+	}
 	n = PAGE - (s->from & (PAGE - 1));
 	if (n > s->end - s->from)
 		n = s->end - s->from;
-	at = s->at;
-	BOUND(at, 0x1fffff);
 	BOUND(n, 0x1fff);
-	if (at > LIMIT || n > PAGE)
+	to = bpf_dynptr_data(ring, s->at, PAGE);
+	if (!to || n > PAGE)
 		return 1;
-	if (bpf_probe_read_user(area + at, n, (void *)s->from)) {
+	if (bpf_probe_read_user(to, n, (void *)s->from)) {
 		if (++s->faults > MAX_FAULTS)
 			return 1;
 		hole = (s->from >> 12) - s->base_page;
@@ -481,7 +637,7 @@ static long copy_page(__u32 i, void *unused)
 		}
 	}
 	s->from += n;
-	s->at = at + n;
+	s->at += n;
 	return 0;
 }
 
@@ -497,10 +653,11 @@ __noinline int walk_chain(__u64 at, __u32 n)
 		return 0;
 	s = (void *)(area + STATE);
 	s->at = at;
-	s->n = n;
-	s->done = s->last_code = s->met_second = 0;
-	s->window = s->window_end = s->last_frame = 0;
-	bpf_loop(MAX_FRAMES, walk_frame, 0, 0);
+	s->done = s->met_second = 0;
+	s->copy_code = 0;
+	s->window = s->window_end = s->last_frame = 0; // an empty window: no frame is at address 0
+	bpf_loop(MAX_FRAMES / BATCH, walk_some, 0, 0);
+	s->n = n + (s->at - at) / sizeof(struct frame);
 	return s->done == WALK_COMPLETE && (!s->second || s->met_second);
 }
 
@@ -593,6 +750,8 @@ __noinline int walk_frames(__u32 which)
 		}
 		s->cframes[which] = s->cframe;
 	}
+	s->print_at = at;
+	bpf_loop(MAX_FRAMES / BATCH + 1, print_frames, 0, 0);
 	if (s->done != WALK_COMPLETE)
 		h->walk = s->done ? s->done : s->frame ? WALK_DEEP : h->walk;
 	return 0;
@@ -619,38 +778,39 @@ __noinline int walk_marks(__u32 which)
 	return 0;
 }
 
-// Copies the next MAX_STACK bytes of the stack.
-static __always_inline void copy_stack(struct head *h, struct state *s)
-{
-	__u64 base = s->from;
-
-	h->stack_base = base;
-	s->base_page = base >> 12;
-	s->end = s->last_end - base > MAX_STACK ? base + MAX_STACK : s->last_end;
-	__builtin_memset(h->holes, 0, sizeof(h->holes));
-	bpf_loop(MAX_PAGES, copy_page, 0, 0);
-	h->stack_len = s->from - base;
-	if (s->from < s->last_end && s->faults <= MAX_FAULTS)
-		h->flags |= MORE;
-}
-
+// Writes what has been gathered, and the next MAX_STACK bytes of the stack, which go straight into the ring.
 static __always_inline void write(struct head *h, struct state *s)
 {
-	__u64 size = s->at;
-	int wake;
+	__u64 base = s->from, prefix = s->at, wake;
+	struct bpf_dynptr ring;
 
-	BOUND(size, 0x1fffff);
-	h->size = size;
+	BOUND(prefix, AREA - 1);
+	h->stack_at = prefix;
+	h->stack_base = base;
+	h->stack_len = 0;
+	__builtin_memset(h->holes, 0, sizeof(h->holes));
+	s->base_page = base >> 12;
+	s->end = s->last_end - base > MAX_STACK ? base + MAX_STACK : s->last_end;
 	// The reader looks by itself a hundred times a second. Wake it when the ring fills, and when it must copy a code
 	// object that may not live that long.
 	wake = s->fresh ||
 	       bpf_ringbuf_query(&SAMPLES, BPF_RB_AVAIL_DATA) > bpf_ringbuf_query(&SAMPLES, BPF_RB_RING_SIZE) / 4;
-	if (bpf_ringbuf_output(&SAMPLES, h, size, wake ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP)) {
+	// (A page more: what is copied to must be known to have room for one.)
+	if (bpf_ringbuf_reserve_dynptr(&SAMPLES, prefix + (s->end - base) + PAGE, 0, &ring)) {
 		// The rest alone would be of no use; without its rest a stack is cut, and says so.
 		if (!(h->flags & REST))
 			count(COUNT_LOST);
 		h->flags &= ~MORE;
+		bpf_ringbuf_discard_dynptr(&ring, 0);
+		return;
 	}
+	bpf_loop(MAX_PAGES, copy_some, &ring, 0);
+	h->stack_len = s->from - base;
+	if (s->from < s->last_end && s->faults <= MAX_FAULTS)
+		h->flags |= MORE;
+	h->size = s->at;
+	bpf_dynptr_write(&ring, 0, h, prefix, 0);
+	bpf_ringbuf_submit_dynptr(&ring, wake ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP);
 }
 
 static long write_rest(__u32 i, void *unused)
@@ -664,8 +824,7 @@ static long write_rest(__u32 i, void *unused)
 	s = (void *)(area + STATE);
 	h->flags = REST;
 	h->kernel = h->frames = h->marks = 0;
-	h->frames_at = h->stack_at = s->at = HEAD;
-	copy_stack(h, s);
+	h->frames_at = s->at = HEAD;
 	write(h, s);
 	return !(h->flags & MORE);
 }
@@ -724,13 +883,14 @@ int sample(struct bpf_perf_event_data *ctx)
 	struct layout *lay = bpf_map_lookup_elem(&PROCS, &pid);
 	struct head *h = (void *)area;
 	__u64 task = bpf_get_current_task(), tp = 0, sp, end, at, size;
+	struct cache *c = cache();
 	struct state *s;
 	long n;
 
-	if (!area || !facts)
+	if (!area || !c || !facts)
 		return 0;
 	if (facts->ticks && facts->leave_out) {
-		struct block *b = bpf_map_lookup_elem(&BLOCK, &zero);
+		struct turn *b = bpf_map_lookup_elem(&TURN, &zero);
 
 		if (b) {
 			if (!b->ticks_left) {
@@ -756,14 +916,13 @@ int sample(struct bpf_perf_event_data *ctx)
 	}
 	count(COUNT_SAMPLES);
 	s->fresh = 0;
+	c->sample++;
 	h->time = bpf_ktime_get_ns();
 	h->pid = pid;
 	h->tid = id;
 	h->flags = 0;
 	h->kernel = h->frames = h->marks = 0;
 	h->walk = WALK_NONE;
-	h->stack_len = 0;
-	__builtin_memset(h->holes, 0, sizeof(h->holes));
 
 	if ((ctx->regs.cs & 3) == 3) {
 		__builtin_memcpy(h->regs, &ctx->regs, sizeof(h->regs));
@@ -810,6 +969,8 @@ int sample(struct bpf_perf_event_data *ctx)
 			int i;
 
 			s->lay = *lay;
+			s->instr_unused = lay->instr_size == 4 ? 32 : 0;
+			s->ends = (lay->frame_owner != NONE ? 0xffULL << 32 : 0) | (lay->frame_entry != NONE ? 0xffULL << 40 : 0);
 			s->states[0] = state;
 			for (i = 0; i < NESTED; i++) {
 				__u64 other = nested ? nested->states[i] : 0;
@@ -833,9 +994,9 @@ int sample(struct bpf_perf_event_data *ctx)
 		}
 	}
 
-	h->stack_at = s->at;
 	sp = h->regs[19] - RED_ZONE;
-	h->stack_base = sp;
+	s->from = s->last_end = sp;
+	s->faults = s->careful = 0;
 	if (h->flags & REGS_OK) {
 		// Where the stack ends: argc in the main thread, the thread descriptor in the others (glibc and musl put
 		// it above the stack); anywhere else (signal stacks, coroutines) a guess.
@@ -851,10 +1012,7 @@ int sample(struct bpf_perf_event_data *ctx)
 			size *= MAX_STACKS;
 		if (end - sp > size)
 			end = sp + size;
-		s->from = sp;
 		s->last_end = end;
-		s->faults = 0;
-		copy_stack(h, s);
 	}
 	write(h, s);
 	if (h->flags & MORE)

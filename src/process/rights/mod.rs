@@ -13,8 +13,8 @@ pub mod facts;
 
 pub use facts::{Facts, Lockdown, Target};
 
-/// Oldest kernel on which the BPF program loads: it calls `bpf_loop`.
-const OLDEST_FOR_BPF: (u32, u32) = (5, 17);
+/// Oldest kernel on which the BPF program loads: it calls `bpf_ringbuf_reserve_dynptr`.
+const OLDEST_FOR_BPF: (u32, u32) = (5, 19);
 
 /// Something that is lacking.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ pub fn ebpf(f: &Facts) -> Vec<Lack> {
     if f.kernel < OLDEST_FOR_BPF {
         lacks.push(Lack::new(
             EBPF,
-            format!("Linux {}.{} is too old: 5.17 is needed", f.kernel.0, f.kernel.1),
+            format!("Linux {}.{} is too old: 5.19 is needed", f.kernel.0, f.kernel.1),
             "use a newer kernel",
         ));
     }

@@ -87,7 +87,7 @@ fn sampling_with_ebpf() {
             kernel: (5, 10),
             ..root()
         }),
-        "Linux 5.10 is too old: 5.17 is needed => use a newer kernel",
+        "Linux 5.10 is too old: 5.19 is needed => use a newer kernel",
     );
     check(
         ebpf(&Facts {
