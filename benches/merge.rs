@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use nativeprof::merge::{Input, merge, python_only};
 use nativeprof::sample::{CodeId, How, ModuleId, NativeFrame};
-use nativeprof::sample::{Group, PyFrame};
+use nativeprof::sample::{Groups, PyFrame};
 
 const RUNS: u32 = 9;
 const EVAL: u64 = 7;
@@ -30,21 +30,17 @@ fn native(frames: u64) -> Vec<NativeFrame> {
 }
 
 /// A group for each call of the loop: one frame each, or three where there are marks to tell.
-fn groups(native: &[NativeFrame], marks: bool) -> Vec<Group> {
-    let evals = native.iter().filter(|f| f.lookup == EVAL);
-    evals
-        .enumerate()
-        .map(|(i, f)| Group {
-            anchor: marks.then_some(f.sp + 50),
-            frames: vec![
-                PyFrame::Code {
-                    code: CodeId(i as u32),
-                    instr: 2
-                };
-                if marks { 3 } else { 1 }
-            ],
-        })
-        .collect()
+fn groups(native: &[NativeFrame], marks: bool) -> Groups {
+    let mut groups = Groups::default();
+    for (i, f) in native.iter().filter(|f| f.lookup == EVAL).enumerate() {
+        let frame = PyFrame::Code {
+            code: CodeId(i as u32),
+            instr: 2,
+        };
+        groups.begin(marks.then_some(f.sp + 50));
+        groups.extend(std::iter::repeat_n(frame, if marks { 3 } else { 1 }));
+    }
+    groups
 }
 
 fn best(frames: usize, rounds: usize, mut f: impl FnMut()) -> f64 {

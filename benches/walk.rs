@@ -10,7 +10,7 @@ use nativeprof::interp::code::CodeTable;
 use nativeprof::interp::{frames, tables};
 use nativeprof::layout::{Anchor, Layout, NONE, Position};
 use nativeprof::process::memory::Memory;
-use nativeprof::sample::{PyRef, PyWalk, Sample, StackBytes};
+use nativeprof::sample::{Groups, PyRef, PyWalk, Sample, StackBytes};
 
 /// Distinct code objects.
 const CODES: u64 = 40;
@@ -114,14 +114,16 @@ fn main() {
         let per_frame = [20, 900].map(|depth| {
             let sample = sample(layout, depth);
             let mut codes = CodeTable::default();
-            let first = frames::groups(&sample, layout, &mut codes, &memory);
-            let frames: usize = first.iter().map(|g| g.frames.len()).sum();
+            let mut groups = Groups::default();
+            frames::groups(&sample, layout, &mut codes, &memory, &mut groups);
+            let frames: usize = groups.list.iter().map(|g| groups.frames(g).len()).sum();
             assert_eq!(frames as u64, depth, "all frames are found");
             let rounds = 200_000 / depth;
             let run = |_| {
                 let start = Instant::now();
                 for _ in 0..rounds {
-                    black_box(frames::groups(black_box(&sample), layout, &mut codes, &memory));
+                    frames::groups(black_box(&sample), layout, &mut codes, &memory, &mut groups);
+                    black_box(&groups);
                 }
                 start.elapsed().as_secs_f64() * 1e9 / (rounds * depth) as f64
             };

@@ -4,7 +4,7 @@
 //! Python frame). The mark's address tells which native frame it is; that frame is replaced by the Python frames that
 //! run in it. Nothing is left out: where the two sides do not fit, both stay and the seam says so.
 
-use crate::sample::{Cut, Group, How, NativeFrame, Pid, PyFrame, RawFrame};
+use crate::sample::{Cut, Group, Groups, How, NativeFrame, Pid, PyFrame, RawFrame};
 
 /// How good a merged stack is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -23,7 +23,7 @@ pub struct Input<'a> {
     pub native: &'a [NativeFrame],
     /// Why the native frames end, if not at the thread's first one.
     pub native_cut: Option<Cut>,
-    pub groups: &'a [Group],
+    pub groups: &'a Groups,
     /// Why the Python frames end early.
     pub python_cut: Option<Cut>,
     /// Is this native frame a call of the bytecode loop? `None`: not known for this interpreter.
@@ -33,7 +33,7 @@ pub struct Input<'a> {
 /// Appends the merged stack to `out`, outermost frame first.
 pub fn merge(input: &Input<'_>, out: &mut Vec<RawFrame>) -> Verdict {
     let start = out.len();
-    let marked = input.groups.iter().any(|g| g.anchor.is_some());
+    let marked = input.groups.list.iter().any(|g| g.anchor.is_some());
     let places = if marked {
         place_by_address(input)
     } else {
@@ -49,12 +49,12 @@ pub fn merge(input: &Input<'_>, out: &mut Vec<RawFrame>) -> Verdict {
         cut: input.native_cut,
     };
     let mut seam = false;
-    for (i, (group, place)) in input.groups.iter().zip(&places).enumerate() {
+    for (i, (group, place)) in input.groups.list.iter().zip(&places).enumerate() {
         match place {
             Some(at) => {
                 m.natives_to(*at);
                 m.next = at + 1;
-                if group.frames.is_empty() {
+                if input.groups.frames(group).is_empty() {
                     // A call being entered or left: it runs no Python frame now.
                     m.loops += 1;
                     m.out.push(native(input.pid, &input.native[*at]));
@@ -71,7 +71,7 @@ pub fn merge(input: &Input<'_>, out: &mut Vec<RawFrame>) -> Verdict {
             }
             None => {}
         }
-        for f in &group.frames {
+        for f in input.groups.frames(group) {
             m.python = true;
             m.cut = m.cut.or(python_frame(f, m.out));
         }
@@ -112,10 +112,10 @@ impl Merge<'_, '_> {
             let f = &self.input.native[i];
             if (self.input.is_eval)(f) == Some(true) {
                 // One at the leaf is a call being entered or left. Any other should have Python frames.
-                let idle = !self.python && self.loops == 0 && (i == 0 || !self.input.groups.is_empty());
+                let idle = !self.python && self.loops == 0 && (i == 0 || !self.input.groups.list.is_empty());
                 self.loops += 1;
                 if !idle {
-                    self.cut_here(if self.input.groups.is_empty() {
+                    self.cut_here(if self.input.groups.list.is_empty() {
                         Cut::PythonUnknown
                     } else {
                         Cut::Unmerged
@@ -134,10 +134,10 @@ impl Merge<'_, '_> {
 }
 
 /// Appends the Python frames alone, outermost first, where native ones are not wanted.
-pub fn python_only(groups: &[Group], python_cut: Option<Cut>, out: &mut Vec<RawFrame>) -> Verdict {
+pub fn python_only(groups: &Groups, python_cut: Option<Cut>, out: &mut Vec<RawFrame>) -> Verdict {
     let start = out.len();
     let mut cut = python_cut;
-    for f in groups.iter().flat_map(|g| &g.frames) {
+    for f in groups.list.iter().flat_map(|g| groups.frames(g)) {
         cut = cut.or(python_frame(f, out));
     }
     out.extend(python_cut.map(RawFrame::Cut));
@@ -180,7 +180,7 @@ fn place_by_address(input: &Input<'_>) -> Vec<Option<usize>> {
         from = at + 1;
         Some(at)
     };
-    input.groups.iter().map(place).collect()
+    input.groups.list.iter().map(place).collect()
 }
 
 /// One native call of the loop per group, counted from the outermost; with the outer part lost, from the innermost.
@@ -193,7 +193,7 @@ fn place_by_order(input: &Input<'_>) -> Vec<Option<usize>> {
         .filter(is_eval)
         .map(|(i, _)| i)
         .collect();
-    let mut places = vec![None; input.groups.len()];
+    let mut places = vec![None; input.groups.list.len()];
     if input.native_cut.is_none() && input.python_cut.is_none() {
         for (place, at) in places.iter_mut().rev().zip(evals.iter().rev()) {
             *place = Some(*at);
@@ -240,8 +240,9 @@ mod tests {
     }
 
     /// Groups as `1,2@250 3@450`: Python frames and the address of the mark; without `@` no mark.
-    fn groups(text: &str) -> Vec<Group> {
-        let group = |g: &str| {
+    fn groups(text: &str) -> Groups {
+        let mut groups = Groups::default();
+        for g in text.split_whitespace() {
             let (frames, anchor) = g.split_once('@').unwrap_or((g, ""));
             let frames = frames.split(',').filter(|f| !f.is_empty());
             let frame = |f: &str| match f {
@@ -251,12 +252,10 @@ mod tests {
                     instr: 0,
                 },
             };
-            Group {
-                anchor: anchor.parse().ok(),
-                frames: frames.map(frame).collect(),
-            }
-        };
-        text.split_whitespace().map(group).collect()
+            groups.begin(anchor.parse().ok());
+            groups.extend(frames.map(frame));
+        }
+        groups
     }
 
     #[track_caller]

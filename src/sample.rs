@@ -27,11 +27,11 @@ impl StackBytes {
     #[inline]
     pub fn word(&self, avma: u64) -> Option<u64> {
         let at = usize::try_from(avma.checked_sub(self.base)?).ok()?;
-        let word = self.bytes.get(at..at.checked_add(8)?)?;
+        let word = self.bytes.get(at..)?.first_chunk()?;
         if !self.holes.is_empty() && (self.in_hole(avma) || self.in_hole(avma + 7)) {
             return None;
         }
-        Some(u64::from_le_bytes(word.try_into().ok()?))
+        Some(u64::from_le_bytes(*word))
     }
 
     fn in_hole(&self, avma: u64) -> bool {
@@ -287,12 +287,52 @@ pub enum PyFrame {
     Lost(Cut),
 }
 
-/// The Python frames that one native call of the bytecode loop runs, innermost first.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The Python frames that one native call of the bytecode loop runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Group {
     /// avma of the mark in that native frame; `None`: told by order alone.
     pub anchor: Option<u64>,
-    pub frames: Vec<PyFrame>,
+    /// Where they are among [`Groups::frames`].
+    begin: usize,
+    end: usize,
+}
+
+/// The Python frames of a stack in groups, innermost first. Made once and used again: a stack may have thousands.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Groups {
+    /// In calling order.
+    pub list: Vec<Group>,
+    frames: Vec<PyFrame>,
+}
+
+impl Groups {
+    pub fn clear(&mut self) {
+        self.list.clear();
+        self.frames.clear();
+    }
+
+    /// Begins a group, with no frames yet.
+    pub fn begin(&mut self, anchor: Option<u64>) {
+        let at = self.frames.len();
+        self.list.push(Group {
+            anchor,
+            begin: at,
+            end: at,
+        });
+    }
+
+    /// Adds frames to the group begun last.
+    pub fn extend(&mut self, frames: impl IntoIterator<Item = PyFrame>) {
+        self.frames.extend(frames);
+        if let Some(last) = self.list.last_mut() {
+            last.end = self.frames.len();
+        }
+    }
+
+    /// The frames of a group of these.
+    pub fn frames(&self, group: &Group) -> &[PyFrame] {
+        &self.frames[group.begin..group.end]
+    }
 }
 
 /// One frame of a merged stack before names are known; the key of the raw tree.

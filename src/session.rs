@@ -15,7 +15,7 @@ use crate::process::Process;
 use crate::process::host::Host;
 use crate::process::modules::Modules;
 use crate::resolve::{self, Fetch, Gathered, Opened};
-use crate::sample::{Cut, Event, How, ModuleId, NativeFrame, Pid, PyWalk, RawFrame, Sample, Tid};
+use crate::sample::{Cut, Event, Groups, How, ModuleId, NativeFrame, Pid, PyWalk, RawFrame, Sample, Tid};
 use crate::tree::profile::{Meta, Profile};
 use crate::tree::raw::{Path, RawTick, RawTree};
 use crate::unwind::{Memo, Unwinder};
@@ -83,6 +83,7 @@ pub struct Session {
     opened: Opened,
     /// Who is asked for debug information that is not on this machine.
     pub fetch: Option<Fetch>,
+    groups: Groups,
     native: Vec<NativeFrame>,
     stack: Vec<RawFrame>,
 }
@@ -139,6 +140,7 @@ impl Session {
             touched: None,
             opened: Opened::default(),
             fetch: None,
+            groups: Groups::default(),
             native: Vec::new(),
             stack: Vec::new(),
         }
@@ -255,7 +257,7 @@ impl Session {
             self.tell(s.pid, learn)?;
         }
         let m = &self.members[&s.pid];
-        let groups = match &m.python {
+        match &m.python {
             Some(Python {
                 interpreter: Some(i), ..
             }) => {
@@ -264,11 +266,11 @@ impl Session {
                     pid: s.pid,
                     parent: m.parent,
                 };
-                interp::frames::groups(s, &i.layout, &mut self.codes, &memory)
+                interp::frames::groups(s, &i.layout, &mut self.codes, &memory, &mut self.groups);
             }
-            _ => Vec::new(),
-        };
-        self.unwinder.expect(groups.iter().filter_map(|g| g.anchor));
+            _ => self.groups.clear(),
+        }
+        self.unwinder.expect(self.groups.list.iter().filter_map(|g| g.anchor));
         self.sampled.insert((s.pid, s.tid));
         let last = self.last.entry(s.tid).or_default();
         self.last_bytes -= bytes(last);
@@ -324,13 +326,13 @@ impl Session {
                 pid: s.pid,
                 native: &self.native,
                 native_cut,
-                groups: &groups,
+                groups: &self.groups,
                 python_cut,
                 is_eval: &is_eval,
             };
             merge::merge(&input, &mut self.stack)
         } else {
-            merge::python_only(&groups, python_cut, &mut self.stack)
+            merge::python_only(&self.groups, python_cut, &mut self.stack)
         };
         self.stack.extend(s.kernel.iter().rev().map(|a| RawFrame::Kernel(*a)));
         let (node, whole) = self.tree.add_next(path, &self.stack, &|f| match f {

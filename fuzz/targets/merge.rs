@@ -4,7 +4,7 @@
 use libfuzzer_sys::fuzz_target;
 use nativeprof::merge::{Input, merge, python_only};
 use nativeprof::sample::{CodeId, Cut, How, ModuleId, NativeFrame, RawFrame};
-use nativeprof::sample::{Group, PyFrame};
+use nativeprof::sample::{Group, Groups, PyFrame};
 use nativeprof_fuzz::Bytes;
 
 fuzz_target!(|data: &[u8]| {
@@ -27,22 +27,20 @@ fuzz_target!(|data: &[u8]| {
         })
         .collect();
     let mut ids = 0..;
-    let groups: Vec<Group> = (0..groups)
-        .map(|_| {
-            let (kind, anchor) = (b.u8(), u64::from(b.u8()));
-            let frame = |i| match kind >> 5 == i {
-                true => PyFrame::Lost(Cut::CodeGone),
-                false => PyFrame::Code {
-                    code: CodeId(ids.next().expect("endless")),
-                    instr: 0,
-                },
-            };
-            Group {
-                anchor: (kind & 3 != 0 || flags & 8 != 0).then_some(anchor),
-                frames: (0..kind >> 2 & 3).map(frame).collect(),
-            }
-        })
-        .collect();
+    let count = groups;
+    let mut groups = Groups::default();
+    for _ in 0..count {
+        let (kind, anchor) = (b.u8(), u64::from(b.u8()));
+        let frame = |i| match kind >> 5 == i {
+            true => PyFrame::Lost(Cut::CodeGone),
+            false => PyFrame::Code {
+                code: CodeId(ids.next().expect("endless")),
+                instr: 0,
+            },
+        };
+        groups.begin((kind & 3 != 0 || flags & 8 != 0).then_some(anchor));
+        groups.extend((0..kind >> 2 & 3).map(frame));
+    }
     let is_eval = |f: &NativeFrame| (flags & 4 == 0).then(|| evals[f.lookup as usize]);
     let input = Input {
         pid: 1,
@@ -59,7 +57,7 @@ fuzz_target!(|data: &[u8]| {
 
     let of_python = |f: &RawFrame| matches!(f, RawFrame::Python { .. } | RawFrame::Cut(Cut::CodeGone));
     let python: Vec<RawFrame> = out.iter().copied().filter(of_python).collect();
-    let expected = groups.iter().flat_map(|g| &g.frames).map(|f| match *f {
+    let expected = groups.list.iter().flat_map(|g| groups.frames(g)).map(|f| match *f {
         PyFrame::Code { code, instr } => RawFrame::Python { code, instr },
         PyFrame::Lost(why) => RawFrame::Cut(why),
     });
@@ -82,14 +80,14 @@ fuzz_target!(|data: &[u8]| {
             there = rest.next();
             continue;
         }
-        let holds = |g: &Group| !g.frames.is_empty() && g.anchor.is_some_and(|a| f.sp <= a && a < f.cfa);
+        let holds = |g: &Group| !groups.frames(g).is_empty() && g.anchor.is_some_and(|a| f.sp <= a && a < f.cfa);
         assert!(
-            is_eval(f) == Some(true) || groups.iter().any(holds),
+            is_eval(f) == Some(true) || groups.list.iter().any(holds),
             "native frame {}",
             f.lookup
         );
         replaced += 1;
     }
     assert_eq!(there, None, "native frames out of order");
-    assert!(replaced <= groups.iter().filter(|g| !g.frames.is_empty()).count());
+    assert!(replaced <= groups.list.iter().filter(|g| !groups.frames(g).is_empty()).count());
 });

@@ -6,6 +6,7 @@ use nativeprof::capture::ebpf::record;
 use nativeprof::interp::code::CodeTable;
 use nativeprof::interp::{frames, tables};
 use nativeprof::merge;
+use nativeprof::sample::Groups;
 use nativeprof_fuzz::Mirrors;
 
 fuzz_target!(|data: &[u8]| {
@@ -13,8 +14,9 @@ fuzz_target!(|data: &[u8]| {
         return;
     };
     for (_, layout) in tables::ROWS {
-        let groups = frames::groups(&sample, layout, &mut CodeTable::default(), &Mirrors(data));
-        let frames: usize = groups.iter().map(|g| g.frames.len()).sum();
+        let mut groups = Groups::default();
+        frames::groups(&sample, layout, &mut CodeTable::default(), &Mirrors(data), &mut groups);
+        let frames: usize = groups.list.iter().map(|g| groups.frames(g).len()).sum();
         assert!(frames <= sample.python.len());
         merge::python_only(&groups, None, &mut Vec::new());
     }

@@ -66,6 +66,7 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
     let kept = Caps(output.needs().0 | tape.as_ref().map_or(0, |place| place.needs().0));
     privilege::for_setting_up(kept)?;
     sys::raise_file_limit();
+    sys::keep_freed_memory();
     sys::watch_interrupts();
 
     let capture = capture::Options {

@@ -47,6 +47,8 @@ pub struct CodeTable {
     by_code: FxHashMap<Rc<Code>, CodeId>,
     /// What stands at (address, fingerprint) in each process.
     known: FxHashMap<Pid, FxHashMap<(u64, u32), CodeId>>,
+    /// The same for those met lately, by address: where most of a stack's frames are found.
+    recent: Recent,
     /// Forked child -> its parent: what the parent had at an address, the child has too.
     parents: FxHashMap<Pid, Pid>,
     /// Bytes in `codes`.
@@ -72,6 +74,15 @@ impl CodeTable {
         avma: u64,
         print: u32,
     ) -> Result<CodeId, Cut> {
+        if let Some(id) = self.recent.get(pid, avma, print) {
+            return Ok(id);
+        }
+        let id = self.find(pid, memory, layout, avma, print)?;
+        self.recent.put(pid, avma, print, id);
+        Ok(id)
+    }
+
+    fn find(&mut self, pid: Pid, memory: &dyn Memory, layout: &Layout, avma: u64, print: u32) -> Result<CodeId, Cut> {
         let key = (avma, print);
         if let Some(known) = self.known.get(&pid).and_then(|k| k.get(&key)) {
             return Ok(*known);
@@ -114,6 +125,36 @@ impl CodeTable {
     pub fn forget(&mut self, pid: Pid) {
         self.addresses -= self.known.remove(&pid).map_or(0, |k| k.len());
         self.parents.remove(&pid);
+        self.recent = Recent::default();
+    }
+}
+
+/// A direct-mapped table of code objects: of no more than 100 KB, so that a look into it is not one into main memory.
+struct Recent(Box<[(u64, u32, Pid, CodeId)]>);
+
+impl Recent {
+    const BITS: u32 = 12;
+    /// The number of no process.
+    const NOBODY: Pid = Pid::MAX;
+
+    fn slot(avma: u64) -> usize {
+        ((avma >> 4).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - Self::BITS)) as usize
+    }
+
+    #[inline]
+    fn get(&self, pid: Pid, avma: u64, print: u32) -> Option<CodeId> {
+        let (a, p, of, id) = self.0[Self::slot(avma)];
+        ((a, p, of) == (avma, print, pid)).then_some(id)
+    }
+
+    fn put(&mut self, pid: Pid, avma: u64, print: u32, id: CodeId) {
+        self.0[Self::slot(avma)] = (avma, print, pid, id);
+    }
+}
+
+impl Default for Recent {
+    fn default() -> Recent {
+        Recent(vec![(0, 0, Self::NOBODY, CodeId(0)); 1 << Self::BITS].into())
     }
 }
 

@@ -4,21 +4,22 @@ use super::code::CodeTable;
 use crate::arch::Regs;
 use crate::layout::{Anchor, Layout, NONE, Position};
 use crate::process::memory::Memory;
-use crate::sample::{Group, Pid, PyFrame, PyRef, Sample};
+use crate::sample::{Groups, Pid, PyFrame, PyRef, Sample};
 
 /// `owner` values from here on are entry frames (Include/internal/pycore_frame.h, v3.12: FRAME_OWNED_BY_CSTACK).
 pub(super) const SHIM: u8 = 3;
 /// FRAME_OWNED_BY_GENERATOR
 const GENERATOR: u8 = 1;
 
-/// The Python frames of a sample in groups, innermost first. Reads code objects that are new.
-pub fn groups(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory: &dyn Memory) -> Vec<Group> {
-    let mut groups = in_chain_order(sample, layout, codes, memory);
+/// The Python frames of a sample in groups, in place of what is in `groups`. Reads code objects that are new.
+pub fn groups(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory: &dyn Memory, groups: &mut Groups) {
+    groups.clear();
+    in_chain_order(sample, layout, codes, memory, groups);
     // The chains of several thread states (subinterpreters) come one after the other; the stack tells their order.
-    if !groups.is_sorted_by_key(|g| g.anchor) && groups.iter().all(|g| g.anchor.is_some()) {
-        groups.sort_by_key(|g| g.anchor);
+    let list = &mut groups.list;
+    if !list.is_sorted_by_key(|g| g.anchor) && list.iter().all(|g| g.anchor.is_some()) {
+        list.sort_by_key(|g| g.anchor);
     }
-    groups
 }
 
 /// Reads the code objects of a sample that are new, and nothing else.
@@ -28,15 +29,14 @@ pub fn see_codes(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory
     }
 }
 
-fn in_chain_order(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory: &dyn Memory) -> Vec<Group> {
+fn in_chain_order(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory: &dyn Memory, groups: &mut Groups) {
     let mut name = |f: &PyRef| py_frame(sample.pid, f, layout, codes, memory);
     match layout.anchor {
         Anchor::EvalRange => {
-            let one = |f| Group {
-                anchor: None,
-                frames: name(f).into_iter().collect(),
-            };
-            sample.python.iter().map(one).collect()
+            for f in &sample.python {
+                groups.begin(None);
+                groups.extend(name(f));
+            }
         }
         Anchor::CFramePerFrame => {
             // The frame is linked a moment after its CFrame and unlinked a moment before it: count from the outermost.
@@ -44,74 +44,55 @@ fn in_chain_order(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memor
             let mut marks = sample.marks.iter().map(|m| m.frame);
             // A call about to return has unlinked its CFrame and not yet its frame: it is the innermost native frame.
             let early = sample.python.len().saturating_sub(sample.marks.len());
-            let mut groups: Vec<_> = marks
-                .by_ref()
-                .take(extra)
-                .map(|m| Group {
-                    anchor: Some(m),
-                    frames: Vec::new(),
-                })
-                .collect();
+            for m in marks.by_ref().take(extra) {
+                groups.begin(Some(m));
+            }
             for (i, f) in sample.python.iter().enumerate() {
                 let anchor = if i < early {
                     sample.regs.as_ref().map(Regs::sp)
                 } else {
                     marks.next()
                 };
-                groups.push(Group {
-                    anchor,
-                    frames: name(f).into_iter().collect(),
-                });
+                groups.begin(anchor);
+                groups.extend(name(f));
             }
-            groups
         }
         Anchor::CFramePerEntry => {
             let mut frames = sample.python.iter().peekable();
-            let mut groups = Vec::new();
             for (i, mark) in sample.marks.iter().enumerate() {
-                let mut group = Group {
-                    anchor: Some(mark.frame),
-                    frames: Vec::new(),
-                };
+                groups.begin(Some(mark.frame));
                 // A CFrame just made or about to go still shows its caller's frame: that call runs no Python.
                 let outer = sample.marks.get(i + 1).map(|outer| outer.instr);
                 if outer != Some(mark.instr) && frames.peek().is_some_and(|f| f.frame == mark.instr) {
                     // The frame of a call that has just begun may not be marked as its first yet.
                     while let Some(f) = frames.next_if(|f| Some(f.frame) != outer) {
-                        group.frames.extend(name(f));
+                        groups.extend(name(f));
                         if f.entry {
                             break;
                         }
                     }
                 }
-                groups.push(group);
             }
-            let rest: Vec<_> = frames.filter_map(name).collect();
-            if !rest.is_empty() {
-                groups.push(Group {
-                    anchor: None,
-                    frames: rest,
-                });
+            let mut rest = frames.filter_map(name);
+            if let Some(first) = rest.next() {
+                groups.begin(None);
+                groups.extend([first]);
+                groups.extend(rest);
             }
-            groups
         }
         Anchor::Shim => {
-            let mut groups = Vec::new();
-            let mut frames = Vec::new();
-            for f in &sample.python {
-                if f.owner >= SHIM {
-                    groups.push(Group {
-                        anchor: Some(f.frame),
-                        frames: std::mem::take(&mut frames),
-                    });
-                } else {
-                    frames.extend(name(f));
+            // A group's frames come before its mark.
+            let mut frames = sample.python.as_slice();
+            while !frames.is_empty() {
+                let shim = frames.iter().position(|f| f.owner >= SHIM);
+                let (group, rest) = frames.split_at(shim.unwrap_or(frames.len()));
+                let mut group = group.iter().filter_map(&mut name).peekable();
+                if shim.is_some() || group.peek().is_some() {
+                    groups.begin(rest.first().map(|f| f.frame));
+                    groups.extend(group);
                 }
+                frames = rest.get(1..).unwrap_or_default();
             }
-            if !frames.is_empty() {
-                groups.push(Group { anchor: None, frames });
-            }
-            groups
         }
     }
 }
@@ -173,10 +154,9 @@ mod tests {
             marks: marks.collect(),
             ..Sample::default()
         };
-        let got: Vec<_> = groups(&sample, layout, &mut CodeTable::default(), &Nothing)
-            .iter()
-            .map(|g| (g.anchor, g.frames.len()))
-            .collect();
+        let mut got = Groups::default();
+        groups(&sample, layout, &mut CodeTable::default(), &Nothing, &mut got);
+        let got: Vec<_> = got.list.iter().map(|g| (g.anchor, got.frames(g).len())).collect();
         assert_eq!(got, expected, "{frames:x?} {cframes:x?}");
     }
 
