@@ -26,7 +26,7 @@ impl Section {
 }
 
 /// What the unwinder may ask of one ELF file; every answer may be missing.
-pub trait Sections {
+pub trait Sections: Send {
     /// A section by name (`.eh_frame`, `.eh_frame_hdr`, `.debug_frame`), decompressed.
     fn section(&mut self, name: &str) -> Option<Section>;
     /// Start and size of the known functions, sorted by start.

@@ -12,7 +12,8 @@
 //! - [`interp`] finds the interpreter, reads code objects and groups Python frames; it knows no native frame.
 //! - [`merge`] puts both into calling order by stack address; it is pure.
 //! - [`tree`] counts stacks as prefixes; [`resolve`] names each frame once, at the end; [`export`] writes the result.
-//! - [`session`] calls the stages in order, [`replay`] does so for a tape, [`cli`] for people.
+//! - [`session`] calls the stages in order, [`replay`] does so for a tape, [`inside`] for the process that it runs in,
+//!   [`cli`] for people.
 //!
 //! Imports go one way, `unsafe` stays in few files: `tests/layers.rs` holds both.
 
@@ -22,6 +23,7 @@ pub mod cli;
 pub mod code;
 pub mod error;
 pub mod export;
+pub mod inside;
 pub mod interp;
 pub mod layout;
 pub mod merge;

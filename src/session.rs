@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::capture::Counts;
 use crate::code::CodeMap;
 use crate::error::Result;
 use crate::interp::{self, Runtime, code::CodeTable};
@@ -16,7 +17,7 @@ use crate::process::host::Host;
 use crate::process::modules::Modules;
 use crate::resolve::{self, Fetch, Gathered, Opened};
 use crate::sample::{Cut, Event, Groups, How, ModuleId, NativeFrame, Pid, PyWalk, RawFrame, Sample, Tid};
-use crate::tree::profile::{Meta, Profile};
+use crate::tree::profile::{Meta, Profile, Quality};
 use crate::tree::raw::{Path, RawTick, RawTree};
 use crate::unwind::{Memo, Unwinder};
 
@@ -373,6 +374,33 @@ impl Session {
             node,
         });
         Ok(())
+    }
+
+    /// Forgets the samples and keeps what is known of processes and files: another profile begins.
+    pub fn begin_again(&mut self) {
+        self.forget_last();
+        self.tree = RawTree::default();
+        self.timeline = Vec::new();
+        self.tally = Tally::default();
+        self.sampled.clear();
+    }
+
+    /// What became of all samples. `counts` are the source's, taken at `rate`.
+    pub fn quality(&self, counts: &Counts, rate: u64) -> Quality {
+        let t = &self.tally;
+        Quality {
+            asked: (u128::from(counts.cpu_time) * u128::from(rate) / 1_000_000_000) as u64,
+            taken: t.taken(),
+            exact: t.exact,
+            repaired: t.repaired,
+            partial: t.partial,
+            lost: counts.lost,
+            reasons: t
+                .reasons
+                .iter()
+                .map(|(why, n)| (why.reason().to_string(), *n))
+                .collect(),
+        }
     }
 
     /// Opens what naming will read, as long as there are rights to; `pid` is the first process. After it `resolve` opens nothing but debug files

@@ -11,16 +11,20 @@ const RANKS: &[&[&str]] = &[
     &["capture", "unwind", "interp", "merge", "tree"],
     &["resolve", "export"],
     &["session"],
-    &["replay"],
+    &["replay", "inside"],
     &["cli", "tui"],
 ];
 
 /// Where `unsafe` may stand: system calls, memory shared with the kernel, plain bytes given to BPF maps.
 const UNSAFE: &[&str] = &[
     "process/sys.rs",
+    "process/own.rs",
     "process/credentials.rs",
     "process/trace.rs",
     "capture/ring.rs",
+    "capture/signal/handler.rs",
+    "capture/signal/pool.rs",
+    "capture/signal/slot.rs",
     "capture/ebpf/mod.rs",
 ];
 

@@ -64,6 +64,58 @@ impl Regs {
     }
 }
 
+/// Words of `gregset_t` in a signal's `ucontext_t` (sys/ucontext.h, glibc 2.36; musl has the same).
+pub const SIGNAL_REGS_WORDS: usize = 23;
+
+/// Registers of a thread that a signal has interrupted, as its handler finds them
+/// (r8 r9 r10 r11 r12 r13 r14 r15 di si bp bx dx ax cx sp ip flags ...).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SignalRegs(pub [u64; SIGNAL_REGS_WORDS]);
+
+/// System calls that return EINTR after a signal's handler even with SA_RESTART, and have done nothing yet when they do
+/// (signal(7), "Interruption of system calls"): poll, select, pause, nanosleep, semop, msgsnd, msgrcv, rt_sigtimedwait,
+/// rt_sigsuspend, futex, io_getevents, semtimedop, clock_nanosleep, epoll_wait and their variants, io_uring_enter.
+const NEVER_RESTARTED: &[u32] = &[
+    7, 23, 34, 35, 65, 69, 70, 128, 130, 202, 208, 220, 230, 232, 270, 271, 281, 333, 426, 441,
+];
+/// `mov $NUMBER,%eax; syscall`, as C libraries have it.
+pub const CALL_BYTES: usize = 7;
+
+impl SignalRegs {
+    /// Those that the unwinder follows.
+    pub fn regs(&self) -> Regs {
+        let w = &self.0;
+        let gpr = [
+            w[13], w[12], w[14], w[11], w[9], w[8], w[10], w[15], w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7],
+        ];
+        Regs {
+            gpr,
+            ip: w[16],
+            known: 0xffff,
+        }
+    }
+
+    /// Has the signal, perhaps, ended a system call with EINTR?
+    pub fn interrupted_call(&self) -> bool {
+        self.0[13] == EINTR
+    }
+
+    /// Makes that call begin again when the handler returns, if `code`, the bytes before the instruction pointer, say
+    /// which one it was and it is one that may. It begins with the time-out that it was given.
+    pub fn call_again(&mut self, code: &[u8; CALL_BYTES]) -> bool {
+        let &[0xb8, a, b, c, d, 0x0f, 0x05] = code else {
+            return false;
+        };
+        let call = u32::from_le_bytes([a, b, c, d]);
+        let again = self.interrupted_call() && NEVER_RESTARTED.contains(&call);
+        if again {
+            self.0[13] = call.into();
+            self.0[16] -= 2;
+        }
+        again
+    }
+}
+
 /// Words of `struct user_regs_struct` (arch/x86/include/asm/user_64.h, Linux 6.18): those of `pt_regs`, then
 /// fs_base gs_base ds es fs gs.
 pub const USER_REGS_WORDS: usize = 27;
@@ -140,6 +192,34 @@ mod tests {
         check(3, -4, false); // close
         check(-1, -4, false); // not in a call
         check(202, -512, false); // futex
+    }
+
+    #[test]
+    fn interrupted_calls_are_made_again_where_the_code_tells_which() {
+        let epoll_wait = [0xb8, 232, 0, 0, 0, 0x0f, 0x05];
+        let check = |result: i64, code: [u8; CALL_BYTES], expected: bool| {
+            let mut regs = SignalRegs([7; SIGNAL_REGS_WORDS]);
+            (regs.0[13], regs.0[16]) = (result as u64, 0x1000);
+            assert_eq!(regs.call_again(&code), expected, "{result} {code:x?}");
+            let after = if expected {
+                (232, 0xffe)
+            } else {
+                (result as u64, 0x1000)
+            };
+            assert_eq!((regs.0[13], regs.0[16]), after, "{result} {code:x?}");
+        };
+        check(-4, epoll_wait, true);
+        check(3, epoll_wait, false);
+        check(-4, [0xb8, 3, 0, 0, 0, 0x0f, 0x05], false); // close
+        check(-4, [0x90, 0x90, 0x48, 0x89, 0xf8, 0x0f, 0x05], false); // mov %rdi,%rax
+    }
+
+    #[test]
+    fn signal_regs_land_in_their_dwarf_slots() {
+        let r = SignalRegs(std::array::from_fn(|i| i as u64)).regs();
+        // rax rdx rcx rbx rsi rdi rbp rsp r8 .. r15
+        assert_eq!(r.gpr, [13, 12, 14, 11, 9, 8, 10, 15, 0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(r.ip, 16);
     }
 
     #[test]

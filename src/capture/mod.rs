@@ -7,11 +7,16 @@ use std::time::Duration;
 
 use crate::error::Result;
 use crate::layout::Space;
-use crate::sample::{Event, Pid};
+use crate::process::memory::Memory;
+use crate::sample::{Event, Pid, Standing, Walked};
 
+mod blocks;
 pub mod ebpf;
+mod mappings;
 pub mod ptrace;
 mod ring;
+pub mod signal;
+mod stack;
 pub mod tape;
 mod tidings;
 
@@ -66,6 +71,10 @@ pub struct Held {
     pub median: u64,
     pub longest: u64,
 }
+
+/// Walks the interpreter frames of a thread that stands still, into the last argument: `interp::walk::walk`, handed in
+/// because backends know no interpreter.
+pub type Walk = fn(&dyn Memory, &Space, &Standing, &mut Walked);
 
 /// A backend. `learn` may come before and after `attach`.
 pub trait Source {

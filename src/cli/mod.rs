@@ -17,7 +17,7 @@ mod output;
 mod place;
 mod record;
 mod replay;
-mod summary;
+pub mod summary;
 
 /// Runs the command line; the exit code is 0 good, 1 failed, 2 usage.
 pub fn main() -> ExitCode {

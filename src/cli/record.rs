@@ -25,7 +25,7 @@ use crate::process::{self, privilege, rights, sys, trace};
 use crate::replay;
 use crate::sample::{Event, Pid};
 use crate::session::{self, Grouping, Session};
-use crate::tree::profile::{Held, Meta, Quality};
+use crate::tree::profile::{Held, Meta};
 
 /// Whom to sample.
 pub enum Target {
@@ -162,7 +162,7 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
             median_us: h.median / 1000,
             longest_us: h.longest / 1000,
         }),
-        quality: quality(&session, &counts, options.rate),
+        quality: session.quality(&counts, options.rate),
         ..Meta::default()
     };
     session.open_for_names(pid);
@@ -328,23 +328,6 @@ fn leave(source: &mut dyn Source) -> Result<u64> {
         left += events.drain(..).filter(|e| matches!(e, Event::Sample(_))).count() as u64;
     }
     Ok(left)
-}
-
-fn quality(session: &Session, counts: &capture::Counts, rate: u64) -> Quality {
-    let t = &session.tally;
-    Quality {
-        asked: (u128::from(counts.cpu_time) * u128::from(rate) / 1_000_000_000) as u64,
-        taken: t.taken(),
-        exact: t.exact,
-        repaired: t.repaired,
-        partial: t.partial,
-        lost: counts.lost,
-        reasons: t
-            .reasons
-            .iter()
-            .map(|(why, n)| (why.reason().to_string(), *n))
-            .collect(),
-    }
 }
 
 fn progress() -> ProgressBar {

@@ -16,6 +16,7 @@ pub mod launch;
 pub mod maps;
 pub mod memory;
 pub mod modules;
+pub mod own;
 pub mod privilege;
 pub mod rights;
 pub mod root;
@@ -185,7 +186,7 @@ impl CodeMap for Process {
 }
 
 /// Where `argc` lies: `startstack`, field 28 of /proc/PID/stat (0 if we may not see it).
-fn stack_end(pid: Pid) -> u64 {
+pub fn stack_end(pid: Pid) -> u64 {
     stat_field(pid, 28).unwrap_or(0)
 }
 

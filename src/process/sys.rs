@@ -30,23 +30,32 @@ pub fn read_memory(pid: u32, avma: u64, buf: &mut [u8]) -> usize {
 }
 
 /// Copies pieces of memory of another process (address and length each), one after the other, up to the first that is
-/// not readable; returns the bytes copied. At most 1024 pieces (UIO_MAXIOV).
+/// not readable; returns the bytes copied. Allocates nothing.
 pub fn read_memory_pieces(pid: u32, pieces: &[(u64, usize)], buf: &mut [u8]) -> usize {
-    let pieces = &pieces[..pieces.len().min(1024)];
-    let local = libc::iovec {
-        iov_base: buf.as_mut_ptr().cast(),
-        iov_len: buf.len(),
-    };
-    let remote: Vec<_> = pieces
-        .iter()
-        .map(|(at, len)| libc::iovec {
-            iov_base: *at as *mut _,
-            iov_len: *len,
-        })
-        .collect();
-    // SAFETY: the local iovec covers exactly `buf`; the remote addresses are only looked at by the kernel.
-    let n = unsafe { libc::process_vm_readv(pid as i32, &local, 1, remote.as_ptr(), remote.len() as u64, 0) };
-    n.max(0) as usize
+    let mut copied = 0;
+    for pieces in pieces.chunks(64) {
+        let mut remote = [libc::iovec {
+            iov_base: std::ptr::null_mut(),
+            iov_len: 0,
+        }; 64];
+        for (iovec, (at, len)) in remote.iter_mut().zip(pieces) {
+            (iovec.iov_base, iovec.iov_len) = (*at as *mut _, *len);
+        }
+        let rest = &mut buf[copied..];
+        let local = libc::iovec {
+            iov_base: rest.as_mut_ptr().cast(),
+            iov_len: rest.len(),
+        };
+        let count = pieces.len() as libc::c_ulong;
+        // SAFETY: the local iovec covers exactly `rest`, and `remote` holds `count` of them; the remote addresses are
+        // only looked at by the kernel.
+        let n = unsafe { libc::process_vm_readv(pid as i32, &local, 1, remote.as_ptr(), count, 0) }.max(0) as usize;
+        copied += n;
+        if n < pieces.iter().map(|(_, len)| len).sum() {
+            break;
+        }
+    }
+    copied
 }
 
 /// Opens a perf event; `tid` -1 means every thread, `cpu` -1 every CPU. The descriptor is close-on-exec.

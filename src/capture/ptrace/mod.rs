@@ -14,26 +14,19 @@ use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 
-use super::{Clock, Counts, Held, Options, Source};
+use super::mappings::Mappings;
+use super::{Clock, Counts, Held, Options, Source, Walk};
 use crate::error::{Error, Kind, Result};
 use crate::layout::Space;
-use crate::process::memory::Memory;
 use crate::process::trace;
-use crate::sample::{Event, Pid, Standing, Walked};
+use crate::sample::{Event, Pid};
 
 mod hold;
-mod mappings;
-mod memory;
 mod status;
 mod timer;
 mod tracer;
 
-use mappings::Mappings;
 pub use timer::Kind as Timer;
-
-/// Walks the interpreter frames of a thread that stands still, into the last argument: `interp::walk::walk`, handed in
-/// because backends know no interpreter.
-pub type Walk = fn(&dyn Memory, &Space, &Standing, &mut Walked);
 
 /// Longest time between two looks at the queue: bounds how old a code object may be when its name is read.
 const LOOK: Duration = Duration::from_millis(10);

@@ -12,7 +12,8 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::hold::{Holder, begin_again};
 use super::timer::{self, RunState, Timer, Told};
-use super::{Command, Note, Shared, Walk, lock};
+use super::{Command, Note, Shared, lock};
+use crate::capture::Walk;
 use crate::capture::tidings::Tiding;
 use crate::process::sys;
 use crate::process::trace::{self, Epoll, News, Ready, Stopped, Why};

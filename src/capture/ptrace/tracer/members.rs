@@ -1,6 +1,7 @@
 //! Which processes and threads are traced: taken in when asked for or born of traced ones, forgotten when they end.
 
 use super::{Member, Traced, Tracer, count_time};
+use crate::capture::blocks::MAX_AHEAD;
 use crate::capture::ptrace::timer::{RunState, Timer};
 use crate::capture::ptrace::{Note, lock, status};
 use crate::error::Result;
@@ -61,7 +62,7 @@ impl Tracer {
             timer,
             running: RunState::new(pid, tid),
             asked: None,
-            blocks: Vec::new(),
+            blocks: Vec::with_capacity(MAX_AHEAD),
         };
         self.threads.insert(tid, traced);
     }

@@ -1,0 +1,145 @@
+//! The signal handler: hands registers to the pool (pool.rs) and puts back what it found.
+//!
+//! It keeps `errno`, blocks all other signals while it runs, and works on a stack of the slot's, so that small ones
+//! (goroutines, alternative stacks) suffice for it.
+
+use std::arch::asm;
+use std::io;
+
+use super::pool::Pool;
+use crate::arch::{CALL_BYTES, CALLEE_SAVED, Regs, SP, SignalRegs};
+use crate::process::{own, sys};
+use crate::sample::{PAGE, Pid};
+
+/// Does some work on another stack, which must have room for it: 16 KB and more.
+pub fn on_stack(stack: &mut [u8], work: &mut dyn FnMut()) {
+    extern "C" fn run(work: *mut libc::c_void) {
+        // SAFETY: the argument of `call_on` below.
+        unsafe { (*work.cast::<&mut dyn FnMut()>())() }
+    }
+    assert!(stack.len() >= 16 << 10);
+    let (top, mut work) = (stack.as_mut_ptr_range().end, work);
+    // SAFETY: the stack is borrowed for writing and of some length; `work` outlives the call and nothing else touches it.
+    unsafe { call_on(top, run, (&raw mut work).cast()) };
+}
+
+/// Calls a function on another stack, whose end is `top`.
+///
+/// # Safety
+/// The stack must be large enough and nobody else's.
+#[inline(never)]
+// SAFETY: see above; the function keeps to the C calling convention, so r12 brings the stack pointer back.
+unsafe fn call_on(top: *mut u8, f: extern "C" fn(*mut libc::c_void), argument: *mut libc::c_void) {
+    // SAFETY: the stack is aligned as a call wants it; all registers that a call may change are named.
+    unsafe {
+        asm!(
+            "xchg rsp, r12",
+            "call {f}",
+            "mov rsp, r12",
+            f = in(reg) f,
+            inout("r12") top.map_addr(|at| at & !15) => _,
+            in("rdi") argument,
+            clobber_abi("C"),
+        );
+    }
+}
+
+/// Registers of the calling function as they are now; those that a call need not preserve are not known.
+#[inline(always)] // or they would be those of a function that has returned
+pub fn own_registers() -> Regs {
+    let mut gpr = [0u64; 16];
+    let ip: u64;
+    // SAFETY: only stores registers, to memory that is ours, in the numbers that DWARF gives them.
+    unsafe {
+        asm!(
+            "mov [{to} + 24], rbx",
+            "mov [{to} + 48], rbp",
+            "mov [{to} + 56], rsp",
+            "mov [{to} + 96], r12",
+            "mov [{to} + 104], r13",
+            "mov [{to} + 112], r14",
+            "mov [{to} + 120], r15",
+            "lea {ip}, [rip]",
+            to = in(reg) gpr.as_mut_ptr(),
+            ip = out(reg) ip,
+        );
+    }
+    let known = CALLEE_SAVED | 1 << SP;
+    Regs { gpr, ip, known }
+}
+
+/// Handles a signal in any thread.
+extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel hands in a `siginfo_t` and an `ucontext_t` that live as long as the handler; the pool is never
+    // freed; errno is the thread's own.
+    unsafe {
+        let errno = libc::__errno_location();
+        let before = *errno;
+        let pool = Pool::current();
+        let info = *info.cast::<own::Info>();
+        let (by_us, overrun) = match info.code {
+            libc::SI_TIMER => (true, info.uid.into()),
+            libc::SI_QUEUE => (pool.is_some_and(|p| info.pid as Pid == p.pid()), 0),
+            _ => (false, 0),
+        };
+        if let Some(pool) = pool.filter(|_| by_us) {
+            let context = &mut *context.cast::<libc::ucontext_t>();
+            let gregs = &mut context.uc_mcontext.gregs;
+            let mut regs = SignalRegs(gregs.map(|r| r as u64));
+            pool.handle(info.value, overrun, regs.regs());
+            // No program should have to know that it is sampled: a system call that we have ended goes on, unless
+            // another signal has a part in it.
+            let ip = regs.0[16];
+            let mut code = [0; CALL_BYTES];
+            if regs.interrupted_call()
+                && ip % PAGE >= CALL_BYTES as u64
+                && sys::read_memory(pool.pid(), ip - CALL_BYTES as u64, &mut code) == CALL_BYTES
+                && !own::other_signal_waits(signal)
+                && regs.call_again(&code)
+            {
+                for (to, from) in gregs.iter_mut().zip(regs.0) {
+                    *to = from as i64;
+                }
+            }
+        }
+        *errno = before;
+    }
+}
+
+/// Installs the handler for the highest real-time signal that has no other use and returns its number. In a process
+/// forked from one with the handler, that one.
+pub fn install() -> io::Result<i32> {
+    // The last one is what debuggers and other programs reach for first.
+    for signal in (libc::SIGRTMIN()..libc::SIGRTMAX()).rev() {
+        // SAFETY: the structures are zeroed before they are filled and live as long as the calls; the handler stays
+        // for as long as the process does.
+        unsafe {
+            let mut old: libc::sigaction = std::mem::zeroed();
+            libc::sigaction(signal, std::ptr::null(), &mut old);
+            if old.sa_sigaction == on_signal as *const () as usize {
+                return Ok(signal);
+            }
+            if old.sa_sigaction != libc::SIG_DFL {
+                continue;
+            }
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = on_signal as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
+            libc::sigfillset(&mut action.sa_mask);
+            if libc::sigaction(signal, &action, std::ptr::null_mut()) == 0 {
+                return Ok(signal);
+            }
+        }
+    }
+    Err(io::ErrorKind::AddrInUse.into())
+}
+
+/// Is the handler still there? Others may have put theirs in its place.
+pub fn is_installed(signal: i32) -> bool {
+    // SAFETY: the structure is zeroed before it is filled and lives as long as the call.
+    unsafe {
+        let mut now: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, std::ptr::null(), &mut now);
+        now.sa_sigaction == on_signal as *const () as usize
+    }
+}
