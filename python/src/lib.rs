@@ -2,9 +2,17 @@
 
 use pyo3::prelude::*;
 
+mod count;
+mod tree;
+
 #[pymodule]
 mod _native {
     use super::*;
+
+    #[pymodule_export]
+    use super::count::{llprocess, process};
+    #[pymodule_export]
+    use super::tree::{create, get_profile, merge, plot_data};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
