@@ -11,7 +11,7 @@ const target = process.env.CARGO_TARGET_DIR ?? join(import.meta.dirname ?? ".", 
 const require = createRequire(join(resolve(target), "browser/package.json"));
 const { chromium } = require("playwright-core");
 
-export async function launch() {
+export async function launch(options = {}) {
   const folder = mkdtempSync(join(tmpdir(), "nativeprof-browser-"));
   const context = await chromium.launchPersistentContext(folder, {
     executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
@@ -28,6 +28,7 @@ export async function launch() {
     viewport: { width: 1440, height: 900 },
     colorScheme: "light",
     reducedMotion: "reduce",
+    ...options,
   });
   const close = async () => {
     await context.close();

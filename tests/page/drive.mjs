@@ -327,14 +327,14 @@ const tests = {
   async "everything that can be used has a name and a role"(page) {
     const nameless = await page.evaluate(() => {
       const wrong = [];
-      for (const e of document.querySelectorAll("button, input, select, canvas[tabindex], [role=tabpanel], [role=table], [role=treegrid], dialog")) {
+      for (const e of document.querySelectorAll("button, input, select, canvas[tabindex], [role=tabpanel], [role=table], [role=grid], [role=treegrid], dialog")) {
         const labelled = e.getAttribute("aria-label") || e.getAttribute("aria-labelledby") || e.textContent.trim() || e.labels?.length;
         if (!labelled) wrong.push(e.outerHTML.slice(0, 100));
       }
       return wrong;
     });
     assert.deepEqual(nameless, []);
-    for (const role of ["tablist", "search", "treegrid", "slider"]) assert.ok(await page.$(`[role=${role}]`), role);
+    for (const role of ["tablist", "search", "grid", "treegrid", "slider"]) assert.ok(await page.$(`[role=${role}]`), role);
   },
 
   async "source lines stand beside their samples"(page) {

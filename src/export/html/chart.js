@@ -100,14 +100,18 @@ class TimeSource {
     this.model = model;
     const { ticks, tree } = model.profile;
     const [first, last] = model.range ?? [0, Infinity];
-    const kept = [];
     const passes = model.only.map(({ matches }) => model.under(tree, matches));
+    const times = new Float64Array(ticks.n);
+    const nodes = new Int32Array(ticks.n);
+    let kept = 0;
     for (let i = 0; i < ticks.n; i++) {
       if (ticks.thread[i] !== thread || ticks.time[i] < first || ticks.time[i] > last) continue;
-      if (passes.every((under) => under[ticks.node[i]])) kept.push(i);
+      if (passes.length && !passes.every((under) => under[ticks.node[i]])) continue;
+      times[kept] = ticks.time[i];
+      nodes[kept++] = ticks.node[i];
     }
-    this.time = Float64Array.from(kept, (i) => ticks.time[i]);
-    this.node = Int32Array.from(kept, (i) => ticks.node[i]);
+    this.time = times.subarray(0, kept);
+    this.node = nodes.subarray(0, kept);
     this.origin = model.range ? model.range[0] : 0;
     this.width = Math.max(1, (model.range ? Math.min(model.range[1], model.whole) : model.whole) - this.origin);
     this.depth = new Int32Array(tree.n);
@@ -128,6 +132,9 @@ class TimeSource {
 
   // The boxes of all rows between two places, for columns of this width.
   prepare(from, to, step, firstRow, lastRow) {
+    const wanted = [from, to, step, firstRow, lastRow].join();
+    if (wanted === this.prepared) return;
+    this.prepared = wanted;
     const { tree } = this.model.profile;
     const { time, node, depth, origin } = this;
     const period = this.model.period;
@@ -149,7 +156,7 @@ class TimeSource {
       const start = time[k] - origin;
       if (start >= to) break;
       const next = Math.max(k + 1, find(start + step));
-      const due = Math.max(step, this.rest);
+      const due = Math.max(step * 3, this.rest);
       const gap = next < time.length ? time[next] - origin - start : period;
       const end = start + (gap > due ? Math.min(gap, Math.max(period, step)) : gap);
       let leaf = node[k];
@@ -341,8 +348,8 @@ class Chart {
         const right = Math.min(width, (x + w - this.from) * scale);
         const room = right - left;
         const dimmed = found && !found[fn];
-        const gap = room > 3 ? 1 : 0;
-        const fill = found && found[fn] ? palette.colors.found : palette.fill(fn, dimmed || crowd);
+        const gap = room > 8 ? 1 : room > 4 ? 0.5 : 0;
+        const fill = found && found[fn] ? palette.colors.found : palette.fill(fn, dimmed ? "dimmed" : crowd ? "crowd" : "tints");
         if (crowd) {
           if (run && run.fill === fill && left - run.right < 0.5) run.right = right;
           else {
@@ -376,8 +383,9 @@ class Chart {
     const { name } = this.model.profile.functions;
     c.fillStyle = dimmed ? this.palette.colors.faint : this.palette.colors["frame-text"];
     const used = this.letters.draw(c, name[fn], x, y, room);
-    const place = used + 60 < room ? baseName(this.model.place(fn)) : "";
-    if (place && !this.model.isGroup(fn)) {
+    const known = !this.model.isGroup(fn) && this.model.kind(fn) !== "unknown";
+    const place = known && used + 60 < room ? baseName(this.model.place(fn)) : "";
+    if (place) {
       c.globalAlpha *= 0.6;
       this.letters.draw(c, place, x + used + 8, y, room - used - 8);
       c.globalAlpha = 1;

@@ -51,7 +51,8 @@ pub fn pack(profile: &Profile) -> io::Result<Vec<u8>> {
     head(profile, &view, &threads, &mut text)?;
 
     let mut out = ZlibEncoder::new(Vec::new(), Compression::new(4));
-    out.write_all(&(text.len() as u32).to_le_bytes())?;
+    let length = u32::try_from(text.len()).map_err(io::Error::other)?;
+    out.write_all(&length.to_le_bytes())?;
     out.write_all(&text)?;
     out.write_all(&columns.0)?;
     out.finish()

@@ -44,18 +44,15 @@ class Palette {
     this.kinds = this.model.profile.kinds.map((kind) => {
       const base = rgb(value("--" + kind));
       const tints = [];
-      const dimmed = [];
-      for (let t = 0; t < TINTS; t++) {
-        tints.push(mix(base, toward, (t / (TINTS - 1)) * reach));
-        dimmed.push(mix(base, bare, 0.72));
-      }
-      return { base: value("--" + kind), tints, dimmed };
+      for (let t = 0; t < TINTS; t++) tints.push(mix(base, toward, (t / (TINTS - 1)) * reach));
+      return { base: value("--" + kind), tints, dimmed: mix(base, bare, 0.72), crowd: mix(base, bare, 0.35) };
     });
   }
 
-  fill(fn, dimmed) {
+  // As "tints" has it for a function by itself, "crowd" for many together, "dimmed" for what a search has not found.
+  fill(fn, how) {
     const kind = this.kinds[this.model.profile.functions.kind[fn]];
-    return (dimmed ? kind.dimmed : kind.tints)[this.tint[fn]];
+    return how === "tints" ? kind.tints[this.tint[fn]] : kind[how];
   }
 }
 const TINTS = 8;

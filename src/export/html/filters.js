@@ -43,7 +43,7 @@ class Filters {
     this.rows = new Rows({
       id: "module-row",
       label: "Modules",
-      role: "table",
+      role: "grid",
       columns: [
         { key: "on", title: "", cell: (m) => el("input", { type: "checkbox", checked: !model.hiddenModules.has(m), "aria-label": `Show ${modules[m]}`, onchange: () => this.toggleModule(m) }) },
         { key: "function", title: "Module", cell: (m) => el("span", { class: "function" }, el("i", { class: "dot " + kind.get(m) }), el("bdi", { class: "name", text: modules[m], title: modules[m] })) },

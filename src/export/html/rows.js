@@ -3,7 +3,7 @@
 const ROW_HEIGHT = 24;
 
 class Rows {
-  // options: label, role ("table" or "treegrid"), columns [{ key, title, cell(row) -> node or text, num, sort }],
+  // options: label, role ("grid" or "treegrid"), columns [{ key, title, cell(row) -> node or text, num, sort }],
   // onpick(row), onopen(row), onkey(event, index)
   constructor(options) {
     this.options = options;
@@ -84,7 +84,7 @@ class Rows {
     element.style.top = i * ROW_HEIGHT + "px";
     for (const [key, value] of Object.entries(this.options.attributes?.(row) ?? {})) element.setAttribute(key, value);
     for (const column of this.options.columns) {
-      element.append(el("div", { role: "cell", class: `cell ${column.key} ${column.num ? "num" : ""}` }, column.cell(row)));
+      element.append(el("div", { role: "gridcell", class: `cell ${column.key} ${column.num ? "num" : ""}` }, column.cell(row)));
     }
     // A row is made anew when it is picked: what is clicked in it must not vanish before it has acted.
     const own = (event) => event.target.closest("input, button") !== null;
@@ -159,7 +159,7 @@ class FunctionTable {
     this.rows = new Rows({
       id: options.id,
       label: options.label,
-      role: "table",
+      role: "grid",
       columns,
       onpick: options.onpick,
       onopen: options.onopen,

@@ -145,7 +145,7 @@ class Timeline {
           const h = Math.min(room, (data[at + k] / full) * (TRACK - 6));
           if (h <= 0) continue;
           c.fillStyle = palette.kinds[k].base;
-          c.fillRect((column * width) / columns, y - h, width / columns - (width / columns > 2.5 ? 1 : 0), h);
+          c.fillRect((column * width) / columns, y - h, width / columns - (width / columns > 8 ? 1 : 0), h);
           y -= h;
           room -= h;
         }

@@ -63,7 +63,7 @@ function sortByCount(nodes, all) {
 // x: samples left of it; end: the first node that is not below it; levels[d]: nodes at depth d from left to right.
 function layOut(tree, self) {
   const { n, parent } = tree;
-  const all = Float64Array.from(self.subarray(0, n));
+  const all = self.slice(0, n);
   for (let i = n - 1; i > 0; i--) all[parent[i]] += all[i];
 
   let live = 0;
