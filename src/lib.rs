@@ -12,6 +12,7 @@
 //! - [`interp`] finds the interpreter, reads code objects and groups Python frames; it knows no native frame.
 //! - [`merge`] puts both into calling order by stack address; it is pure.
 //! - [`tree`] counts stacks as prefixes; [`resolve`] names each frame once, at the end; [`export`] writes the result.
+//! - [`combine`] makes one profile of several.
 //! - [`session`] calls the stages in order, [`replay`] does so for a tape, [`inside`] for the process that it runs in,
 //!   [`cli`] for people.
 //!
@@ -21,6 +22,7 @@ pub mod arch;
 pub mod capture;
 pub mod cli;
 pub mod code;
+pub mod combine;
 pub mod error;
 pub mod export;
 pub mod inside;

@@ -10,7 +10,7 @@ const RANKS: &[&[&str]] = &[
     &["process"],
     &["capture", "unwind", "interp", "merge", "tree"],
     &["resolve", "export"],
-    &["session"],
+    &["session", "combine"],
     &["replay", "inside"],
     &["cli", "tui"],
 ];

@@ -71,3 +71,40 @@ fn dask_reads_merges_and_plots_our_profile() {
     ]);
     passes(name, command);
 }
+
+#[test]
+fn merge_sums_as_dask_does() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let (dask, merged) = (folder.join("dask.json"), folder.join("merged.json"));
+    // A worker's own profile, which has a process of ours with one more callee.
+    let tree = r#"{"identifier": "root", "count": 9, "description":
+        {"filename": "", "name": "", "line_number": 0, "line": ""}, "children": {
+        "python 4242;;0": {"identifier": "python 4242;;0", "count": 7, "description":
+        {"filename": "", "name": "python 4242", "line_number": 0, "line": ""}, "children": {
+        "f;a.py;4": {"identifier": "f;a.py;4", "count": 5, "children": {}, "description":
+        {"filename": "a.py", "name": "f", "line_number": 5, "line": "sin(x)"}}}}}}"#;
+    std::fs::write(&dask, tree).expect("a file");
+    let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/golden/profile.json");
+    let files: [&Path; 3] = [&ours, &dask, &ours];
+    let mut merge = Command::new(env!("CARGO_BIN_EXE_nativeprof"));
+    let done = merge
+        .arg("merge")
+        .args(files)
+        .arg("-o")
+        .arg(&merged)
+        .output()
+        .expect("nativeprof starts");
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{said}");
+    for word in [
+        "named twice",
+        "the rates differ (unknown, 99 Hz)",
+        "823 samples of 3 profiles",
+    ] {
+        assert!(said.contains(word), "`{word}` is not in:\n{said}");
+    }
+    let (name, environment) = environments().last().expect("a Python");
+    let mut command = python(environment);
+    command.arg("tests/dask_merge_check.py").arg(&merged).args(files);
+    passes(name, command);
+}

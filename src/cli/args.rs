@@ -30,6 +30,9 @@ pub enum Command {
     /// Write a saved profile in another format
     #[command(after_help = export_help())]
     Export(Export),
+    /// Put saved profiles together: of several processes, runs or machines
+    #[command(after_help = "Example:\n  nativeprof merge worker-*.json.gz -o all.json.gz")]
+    Merge(Merge),
     /// Tell what this user may do here, what is lacking and what mends it; of a process, what was found in it
     #[command(
         after_help = "Ends with code 0 if sampling would work, else 1.\n\nExamples:\n  nativeprof doctor\n  \
@@ -115,6 +118,18 @@ pub struct Export {
     /// Where to write; `-` is standard output [default: name of FILE with another ending]
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
+    #[arg(short, long, value_name = "NAME", help = format_help())]
+    pub format: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct Merge {
+    /// The profiles: json or json.gz, of nativeprof or Dask, or tapes; `-` is standard input
+    #[arg(value_name = "FILE", required = true)]
+    pub files: Vec<PathBuf>,
+    /// Where to write; `-` is standard output
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
     #[arg(short, long, value_name = "NAME", help = format_help())]
     pub format: Option<String>,
 }

@@ -12,6 +12,7 @@ mod debuginfod;
 mod doctor;
 mod export;
 mod look;
+mod merge;
 mod open;
 mod output;
 mod place;
@@ -29,6 +30,7 @@ pub fn main() -> ExitCode {
         },
         args::Command::Replay(r) => replay::replay(&r),
         args::Command::Export(e) => export::export(&e),
+        args::Command::Merge(m) => merge::merge(&m),
         args::Command::Doctor(d) => match doctor::doctor(&d) {
             Ok(false) => return ExitCode::FAILURE,
             done => done.map(drop),

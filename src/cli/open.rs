@@ -54,7 +54,8 @@ pub fn is_standard(path: &Path) -> bool {
     path == Path::new("-")
 }
 
-fn shown(path: &Path) -> String {
+/// The name of a file as people are told it.
+pub fn shown(path: &Path) -> String {
     match is_standard(path) {
         true => "standard input".into(),
         false => path.display().to_string(),

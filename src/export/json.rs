@@ -8,16 +8,17 @@
 //!          line: the frame as text, kind, module?, source?, inlined?, source_line?, source_text?}
 //! ```
 //!
-//! `kind` is one of `native`, `inlined`, `kernel`, `cut`, `unknown`, `process`, `thread`; a Python node has none.
-//! ADDR is the start of the function in its file's own address space. `line_number` and `line` belong to the first
-//! sample at that place; `lines` counts all of them, `{line: samples}`, and `self_lines` those that ended there (left out
-//! where none or all did). Counts are inclusive. Keys marked with `?` are
-//! left out when they have nothing to say. Everything but the four keys of Dask is ours, and Dask ignores it.
+//! `kind` is one of `native`, `inlined`, `kernel`, `cut`, `unknown`, `process`, `thread`; a Python node has none. ADDR
+//! is the start of the function in its file's own address space. `line_number` and `line` belong to the first sample at
+//! that place; `lines` counts all of them, `{line: samples}`, and `self_lines` those that ended there (left out where
+//! none or all did). Counts are inclusive. Keys marked with `?` are left out when they have nothing to say. Everything
+//! but the four keys of Dask is ours, and Dask ignores it.
 //!
-//! The root's `nativeprof` holds the facts of the recording, among them `modules`, a row for each file on some stack (path,
-//! build id, where the names of its functions came from, what was missing for more), and the timeline: columns of equal length, `time` (ns since
-//! the start), `pid`, `tid` and `node`. A node is numbered by its place in the file: the root is 0, and each node is
-//! followed by its children, in order, each with all that is below it.
+//! The root's `nativeprof` holds the facts of the recording, among them `modules`, a row for each file on some stack
+//! (path, build id, where the names of its functions came from, what was missing for more), and the timeline: columns
+//! of equal length, `time` (ns since the start), `pid`, `tid` and `node`. Of a profile that was put together from
+//! others, `parts` tells of each. A node is numbered by its place in the file: the root is 0, and each node is followed
+//! by its children, in order, each with all that is below it.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
@@ -222,8 +223,7 @@ pub(super) fn write_meta(meta: &Meta, out: &mut impl Write) -> io::Result<()> {
         ("duration", meta.duration),
         ("own_cpu", meta.own_cpu),
     ] {
-        // JSON has no word for infinity and the like.
-        write!(out, ",\"{key}\":{:?}", if seconds.is_finite() { seconds } else { 0.0 })?;
+        write!(out, ",\"{key}\":{:?}", finite(seconds))?;
     }
     if let Some(Held { median_us, longest_us }) = meta.held {
         write!(
@@ -270,7 +270,26 @@ pub(super) fn write_meta(meta: &Meta, out: &mut impl Write) -> io::Result<()> {
         key_string("name", name, out)?;
         out.write_all(b"}")?;
     }
-    out.write_all(b"]")
+    out.write_all(b"]")?;
+    for (at, part) in meta.parts.iter().enumerate() {
+        out.write_all(if at == 0 { b",\"parts\":[{" } else { b",{" })?;
+        key_string("name", &part.name, out)?;
+        out.write_all(b",")?;
+        key_string("command", &part.command, out)?;
+        write!(out, ",\"rate\":{},\"start\":{:?}", part.rate, finite(part.start))?;
+        write!(
+            out,
+            ",\"duration\":{:?},\"samples\":{}}}",
+            finite(part.duration),
+            part.samples
+        )?;
+    }
+    out.write_all(if meta.parts.is_empty() { b"" } else { b"]" })
+}
+
+/// JSON has no word for infinity and the like.
+fn finite(n: f64) -> f64 {
+    if n.is_finite() { n } else { 0.0 }
 }
 
 fn write_timeline(profile: &Profile, view: &View<'_>, out: &mut impl Write) -> io::Result<()> {
@@ -306,7 +325,7 @@ fn write_column(numbers: impl Iterator<Item = u64>, out: &mut impl Write) -> io:
 }
 
 /// `write!` does this too, in several times the time, and a profile is full of numbers.
-fn write_number(mut number: u64, out: &mut impl Write) -> io::Result<()> {
+pub(super) fn write_number(mut number: u64, out: &mut impl Write) -> io::Result<()> {
     let mut digits = [0; 20];
     let mut at = digits.len();
     loop {
@@ -319,11 +338,11 @@ fn write_number(mut number: u64, out: &mut impl Write) -> io::Result<()> {
     }
 }
 
-fn comma(at: usize) -> &'static str {
+pub(super) fn comma(at: usize) -> &'static str {
     if at == 0 { "" } else { "," }
 }
 
-fn key_string(key: &str, text: &str, out: &mut impl Write) -> io::Result<()> {
+pub(super) fn key_string(key: &str, text: &str, out: &mut impl Write) -> io::Result<()> {
     out.write_all(b"\"")?;
     out.write_all(key.as_bytes())?;
     out.write_all(b"\":")?;

@@ -4,14 +4,21 @@
 //! and whatever is not a count tree is an error that names the place. A file of Dask itself, without our keys, is read
 //! too.
 
-use std::collections::{BTreeMap, HashMap};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 
+use hashbrown::HashTable;
 use serde_json::{Map, Value};
 
 use super::json::{FORMAT_VERSION, KINDS};
 use super::view::{LOW_LEVEL, unknown_place};
-use crate::tree::profile::{Frame, FrameId, FrameKind, Held, Meta, ModuleMeta, Node, NodeId, Profile, Quality, Tick};
+use crate::tree::profile::{
+    Frame, FrameId, FrameKind, Held, Meta, ModuleMeta, Node, NodeId, Part, Profile, Quality, Tick,
+};
+
+mod scan;
 
 /// Frames on top of each other; far more than any stack we record.
 const MAX_DEPTH: usize = 100_000;
@@ -42,8 +49,9 @@ pub fn read(bytes: &[u8]) -> Result<Profile, Error> {
         text,
         at: 0,
         profile: Profile::default(),
-        frames: HashMap::new(),
-        timeline: Value::Null,
+        frames: HashTable::new(),
+        hasher: RandomState::new(),
+        columns: Default::default(),
     };
     reader.tree()?;
     reader.space();
@@ -55,29 +63,50 @@ pub fn read(bytes: &[u8]) -> Result<Profile, Error> {
 }
 
 /// A node whose closing brace has not come yet.
-struct Open {
+struct Open<'a> {
     node: NodeId,
-    identifier: String,
-    description: Map<String, Value>,
+    identifier: Cow<'a, str>,
+    description: Description<'a>,
     /// Inside its `children` object, rather than among its own keys.
     in_children: bool,
     /// Something came before in the innermost object: a comma has to follow.
     comma: bool,
 }
 
+/// What is read of a description.
+#[derive(Default)]
+struct Description<'a> {
+    kind: Cow<'a, str>,
+    name: Cow<'a, str>,
+    qualname: Cow<'a, str>,
+    filename: Cow<'a, str>,
+    module: Cow<'a, str>,
+    source: Cow<'a, str>,
+    line: Cow<'a, str>,
+    source_text: Cow<'a, str>,
+    line_number: u32,
+    source_line: u32,
+}
+
+/// Stands for what is no whole number in a column.
+const NO_NUMBER: u64 = u64::MAX;
+
 struct Reader<'a> {
     text: &'a str,
     at: usize,
     profile: Profile,
-    frames: HashMap<Frame, FrameId>,
-    timeline: Value,
+    /// Frames of the profile by what they are. Names may come from anybody: a hasher that cannot be made to collide.
+    frames: HashTable<FrameId>,
+    hasher: RandomState,
+    /// The timeline: time, pid, tid, node.
+    columns: [Vec<u64>; 4],
 }
 
 impl<'a> Reader<'a> {
     /// Reads the whole tree; one turn of the loop is one key of one node, or one closing brace.
     fn tree(&mut self) -> Result<(), Error> {
         self.expect(b'{')?;
-        let mut path = vec![self.open(0, String::new())?];
+        let mut path = vec![self.open(0, Cow::Borrowed(""))?];
         while let Some(top) = path.last_mut() {
             if self.peek() == Some(b'}') {
                 self.at += 1;
@@ -103,39 +132,29 @@ impl<'a> Reader<'a> {
                 path.push(self.open(parent, key)?);
                 continue;
             }
-            match key.as_str() {
+            match &*key {
                 "children" => {
                     self.expect(b'{')?;
                     top.in_children = true;
                     top.comma = false;
                 }
                 "identifier" => top.identifier = self.string()?,
-                "description" => match self.value()? {
-                    Value::Object(map) => top.description = map,
-                    // Very old profiles of Dask have text here.
-                    Value::String(name) => _ = top.description.insert("name".into(), name.into()),
-                    _ => return Err(self.error("a description that is not an object")),
-                },
+                "description" => top.description = self.description()?,
                 "count" => {
-                    let count = self
-                        .value()?
-                        .as_u64()
-                        .ok_or_else(|| self.error("a count that is no whole number"))?;
+                    let count = self.whole()?;
+                    let count = count.ok_or_else(|| self.error("a count that is no whole number"))?;
                     self.profile.nodes[top.node as usize].count = count;
                 }
-                "lines" => self.profile.nodes[top.node as usize].lines = lines(&self.value()?),
-                "self_lines" => self.profile.nodes[top.node as usize].self_lines = lines(&self.value()?),
-                "nativeprof" if top.node == 0 => {
-                    let value = self.value()?;
-                    self.take_meta(value)?;
-                }
+                "lines" => self.profile.nodes[top.node as usize].lines = self.lines()?,
+                "self_lines" => self.profile.nodes[top.node as usize].self_lines = self.lines()?,
+                "nativeprof" if top.node == 0 => self.facts()?,
                 _ => self.skip_value()?,
             }
         }
         Ok(())
     }
 
-    fn open(&mut self, parent: NodeId, identifier: String) -> Result<Open, Error> {
+    fn open(&mut self, parent: NodeId, identifier: Cow<'a, str>) -> Result<Open<'a>, Error> {
         let node =
             NodeId::try_from(self.profile.nodes.len()).map_err(|_| self.error("more nodes than can be numbered"))?;
         let (lines, line_text) = (BTreeMap::new(), String::new());
@@ -151,71 +170,177 @@ impl<'a> Reader<'a> {
         Ok(Open {
             node,
             identifier,
-            description: Map::new(),
+            description: Description::default(),
             in_children: false,
             comma: false,
         })
     }
 
-    fn close(&mut self, done: Open) -> Result<(), Error> {
-        let mut description = done.description;
-        let kind = description.get("kind").and_then(Value::as_str);
-        let filename = description.get("filename").and_then(Value::as_str).unwrap_or("");
-        let kind = match KINDS.iter().find(|(name, _)| Some(*name) == kind) {
+    fn close(&mut self, done: Open<'a>) -> Result<(), Error> {
+        let mut read = done.description;
+        let kind = match KINDS.iter().find(|(name, _)| *name == read.kind) {
             _ if done.node == 0 => FrameKind::Root,
             Some((_, kind)) => *kind,
             // A tree of Dask itself has native frames without any key of ours.
-            None if filename == LOW_LEVEL && done.identifier.contains(";<low-level>;0x") => FrameKind::Native,
+            None if read.filename == LOW_LEVEL && done.identifier.contains(";<low-level>;0x") => FrameKind::Native,
             None => FrameKind::Python,
         };
+        let python = kind == FrameKind::Python;
         let last = done.identifier.rsplit(';').next().unwrap_or("");
-        let address = last
-            .strip_prefix("0x")
-            .and_then(|hex| u64::from_str_radix(hex, 16).ok())
-            .unwrap_or(0);
-        let mut frame = Frame {
-            kind,
-            name: take_string(&mut description, "name"),
-            qualname: take_string(&mut description, "qualname"),
-            filename: take_string(&mut description, "filename"),
-            first_line: if kind == FrameKind::Python {
-                last.parse().unwrap_or(0)
-            } else {
-                0
-            },
-            address: if kind == FrameKind::Python { 0 } else { address },
-            module: take_string(&mut description, "module"),
-            source: take_string(&mut description, "source"),
-        };
+        let first_line = if python { last.parse().unwrap_or(0) } else { 0 };
+        let hex = last.strip_prefix("0x").filter(|_| !python);
+        let address = hex.and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap_or(0);
         if kind == FrameKind::Unknown
-            && let Some(name) = frame.name.strip_suffix(&unknown_place(&frame.module, address))
+            && let Some(name) = read.name.strip_suffix(&unknown_place(&read.module, address))
         {
-            frame.name = name.to_string();
+            read.name = Cow::Owned(name.to_string());
         }
-        let (line, text) = if kind == FrameKind::Python {
-            ("line_number", "line")
+        let (line, text) = if python {
+            (read.line_number, read.line)
         } else {
-            ("source_line", "source_text")
+            (read.source_line, read.source_text)
         };
+        let texts = [read.name, read.qualname, read.filename, read.module, read.source];
+        let frame = self.frame(kind, texts, first_line, address);
         let node = &mut self.profile.nodes[done.node as usize];
-        node.first_seen_line = number(description.get(line));
-        node.line_text = take_string(&mut description, text);
-        let next = self.profile.frames.len() as FrameId;
-        node.frame = match self.frames.get(&frame) {
-            Some(known) => *known,
-            None => {
-                self.profile.frames.push(frame.clone());
-                self.frames.insert(frame, next);
-                next
-            }
-        };
+        node.first_seen_line = line;
+        node.line_text = text.into_owned();
+        node.frame = frame;
         Ok(())
     }
 
-    fn take_meta(&mut self, value: Value) -> Result<(), Error> {
-        let Value::Object(mut map) = value else {
-            return Err(self.error("facts that are not an object"));
+    /// The frame of these parts, a new one if there is none yet. `texts`: name, qualname, filename, module, source.
+    fn frame(&mut self, kind: FrameKind, texts: [Cow<'a, str>; 5], first_line: u32, address: u64) -> FrameId {
+        let (frames, hasher) = (&mut self.profile.frames, &self.hasher);
+        let parts = |f: &Frame| -> u64 {
+            let texts = [&f.name, &f.qualname, &f.filename, &f.module, &f.source];
+            hasher.hash_one((f.kind, texts.map(String::as_str), f.first_line, f.address))
         };
+        let hash = hasher.hash_one((kind, texts.each_ref().map(|text| &**text), first_line, address));
+        let is = |id: &FrameId| {
+            let f = &frames[*id as usize];
+            (f.kind, f.first_line, f.address) == (kind, first_line, address)
+                && [&f.name, &f.qualname, &f.filename, &f.module, &f.source] == texts.each_ref()
+        };
+        if let Some(known) = self.frames.find(hash, is) {
+            return *known;
+        }
+        let [name, qualname, filename, module, source] = texts.map(Cow::into_owned);
+        let next = frames.len() as FrameId;
+        frames.push(Frame {
+            kind,
+            name,
+            qualname,
+            filename,
+            first_line,
+            address,
+            module,
+            source,
+        });
+        self.frames.insert_unique(hash, next, |id| parts(&frames[*id as usize]));
+        next
+    }
+
+    fn description(&mut self) -> Result<Description<'a>, Error> {
+        let mut read = Description::default();
+        match self.peek() {
+            Some(b'{') => {}
+            // Very old profiles of Dask have text here.
+            Some(b'"') => {
+                read.name = self.string()?;
+                return Ok(read);
+            }
+            _ => {
+                self.value()?;
+                return Err(self.error("a description that is not an object"));
+            }
+        }
+        self.object(|reader, key| {
+            let text = match key {
+                "line_number" => {
+                    read.line_number = fitting(reader.whole()?);
+                    return Ok(());
+                }
+                "source_line" => {
+                    read.source_line = fitting(reader.whole()?);
+                    return Ok(());
+                }
+                "kind" => &mut read.kind,
+                "name" => &mut read.name,
+                "qualname" => &mut read.qualname,
+                "filename" => &mut read.filename,
+                "module" => &mut read.module,
+                "source" => &mut read.source,
+                "line" => &mut read.line,
+                "source_text" => &mut read.source_text,
+                _ => return reader.skip_value(),
+            };
+            if reader.peek() == Some(b'"') {
+                *text = reader.string()?;
+                return Ok(());
+            }
+            reader.skip_value()
+        })?;
+        Ok(read)
+    }
+
+    /// Line -> samples.
+    fn lines(&mut self) -> Result<BTreeMap<u32, u64>, Error> {
+        let mut lines = BTreeMap::new();
+        if self.peek() != Some(b'{') {
+            self.skip_value()?;
+            return Ok(lines);
+        }
+        self.object(|reader, line| {
+            if let (Ok(line), Some(count)) = (line.parse(), reader.whole()?) {
+                lines.insert(line, count);
+            }
+            Ok(())
+        })?;
+        Ok(lines)
+    }
+
+    fn column(&mut self) -> Result<Vec<u64>, Error> {
+        let mut column = Vec::new();
+        self.expect(b'[')?;
+        while self.peek() != Some(b']') {
+            if !column.is_empty() {
+                self.expect(b',')?;
+            }
+            column.push(self.whole()?.unwrap_or(NO_NUMBER));
+        }
+        self.at += 1;
+        Ok(column)
+    }
+
+    /// What is ours at the root.
+    fn facts(&mut self) -> Result<(), Error> {
+        if self.peek() != Some(b'{') {
+            return Err(self.error("facts that are not an object"));
+        }
+        let mut facts = Map::new();
+        self.object(|reader, key| {
+            if key == "timeline" && reader.peek() == Some(b'{') {
+                return reader.timeline();
+            }
+            facts.insert(key.to_string(), reader.value()?);
+            Ok(())
+        })?;
+        self.take_meta(facts)
+    }
+
+    fn timeline(&mut self) -> Result<(), Error> {
+        self.object(|reader, key| {
+            let column = ["time", "pid", "tid", "node"].iter().position(|name| *name == key);
+            let (Some(column), Some(b'[')) = (column, reader.peek()) else {
+                return reader.skip_value();
+            };
+            reader.columns[column] = reader.column()?;
+            Ok(())
+        })
+    }
+
+    fn take_meta(&mut self, mut map: Map<String, Value>) -> Result<(), Error> {
         if map
             .get("format")
             .and_then(Value::as_u64)
@@ -223,7 +348,6 @@ impl<'a> Reader<'a> {
         {
             return Err(self.error("written by a newer nativeprof, whose files this one cannot read,"));
         }
-        self.timeline = map.remove("timeline").unwrap_or_default();
         let quality = map.get("quality").cloned().unwrap_or_default();
         let count = |key: &str| number(quality.get(key));
         let held = map.get("held").map(|held| Held {
@@ -264,6 +388,14 @@ impl<'a> Reader<'a> {
                     take_string(thread, "name"),
                 )
             }),
+            parts: objects(map.remove("parts"), |part| Part {
+                name: take_string(part, "name"),
+                command: take_string(part, "command"),
+                rate: number(part.get("rate")),
+                start: part.get("start").and_then(Value::as_f64).unwrap_or(0.0),
+                duration: part.get("duration").and_then(Value::as_f64).unwrap_or(0.0),
+                samples: number(part.get("samples")),
+            }),
             version: take_string(&mut map, "version"),
             event: take_string(&mut map, "event"),
             backend: take_string(&mut map, "backend"),
@@ -275,119 +407,18 @@ impl<'a> Reader<'a> {
 
     /// Places in the file are node ids here, since nodes were numbered as they opened.
     fn take_timeline(&mut self) {
-        let column = |key: &str| {
-            self.timeline
-                .get(key)
-                .and_then(Value::as_array)
-                .map_or(&[][..], |column| column)
-        };
-        let (times, pids, tids, nodes) = (column("time"), column("pid"), column("tid"), column("node"));
+        let [times, pids, tids, nodes] = &self.columns;
         let rows = times.iter().zip(pids).zip(tids).zip(nodes);
         let ticks = rows.filter_map(|(((time, pid), tid), node)| {
-            let node = NodeId::try_from(node.as_u64()?).ok()?;
             let tick = Tick {
-                time: time.as_u64()?,
-                pid: number(Some(pid)),
-                tid: number(Some(tid)),
-                node,
+                time: *time,
+                pid: u32::try_from(*pid).unwrap_or(0),
+                tid: u32::try_from(*tid).unwrap_or(0),
+                node: NodeId::try_from(*node).ok()?,
             };
-            ((node as usize) < self.profile.nodes.len()).then_some(tick)
+            ((tick.node as usize) < self.profile.nodes.len() && *time != NO_NUMBER).then_some(tick)
         });
         self.profile.timeline = ticks.collect();
-    }
-
-    fn error(&self, reason: &str) -> Error {
-        Error {
-            at: self.at,
-            reason: reason.to_string(),
-        }
-    }
-
-    fn space(&mut self) {
-        let rest = &self.text.as_bytes()[self.at..];
-        self.at += rest
-            .iter()
-            .take_while(|byte| matches!(byte, b' ' | b'\n' | b'\r' | b'\t'))
-            .count();
-    }
-
-    fn peek(&mut self) -> Option<u8> {
-        self.space();
-        self.text.as_bytes().get(self.at).copied()
-    }
-
-    fn expect(&mut self, byte: u8) -> Result<(), Error> {
-        if self.peek() != Some(byte) {
-            return Err(self.error(&format!("`{}` expected", byte as char)));
-        }
-        self.at += 1;
-        Ok(())
-    }
-
-    fn string(&mut self) -> Result<String, Error> {
-        match self.value()? {
-            Value::String(text) => Ok(text),
-            _ => Err(self.error("text expected")),
-        }
-    }
-
-    /// A whole value that is not part of the tree: its extent is found first, then the JSON crate (which limits its
-    /// own depth) takes it.
-    fn value(&mut self) -> Result<Value, Error> {
-        self.space();
-        let start = self.at;
-        self.skip_value()?;
-        serde_json::from_str(&self.text[start..self.at]).map_err(|error| Error {
-            at: start,
-            reason: format!("invalid JSON ({error})"),
-        })
-    }
-
-    /// Steps over a value of any depth. Only brackets and strings are looked at.
-    fn skip_value(&mut self) -> Result<(), Error> {
-        let mut depth = 0usize;
-        loop {
-            match self.peek() {
-                None => return Err(self.error("the file ends early")),
-                Some(b'{' | b'[') => {
-                    depth += 1;
-                    self.at += 1;
-                }
-                Some(b'}' | b']') => {
-                    depth = depth.checked_sub(1).ok_or_else(|| self.error("a value expected"))?;
-                    self.at += 1;
-                }
-                Some(b'"') => self.skip_string()?,
-                Some(b',' | b':') if depth > 0 => self.at += 1,
-                Some(_) => {
-                    let rest = &self.text.as_bytes()[self.at..];
-                    let is_word = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'-' | b'.');
-                    let length = rest.iter().take_while(|byte| is_word(byte)).count();
-                    if length == 0 {
-                        return Err(self.error("a value expected"));
-                    }
-                    self.at += length;
-                }
-            }
-            if depth == 0 {
-                return Ok(());
-            }
-        }
-    }
-
-    fn skip_string(&mut self) -> Result<(), Error> {
-        let bytes = self.text.as_bytes();
-        self.at += 1;
-        loop {
-            match bytes.get(self.at) {
-                None => return Err(self.error("the file ends early")),
-                Some(b'"') => break,
-                Some(b'\\') => self.at += 2,
-                Some(_) => self.at += 1,
-            }
-        }
-        self.at += 1;
-        Ok(())
     }
 }
 
@@ -398,19 +429,13 @@ fn take_string(map: &mut Map<String, Value>, key: &str) -> String {
     }
 }
 
-/// The number if it is one and fits, else 0.
-fn number<T: TryFrom<u64> + Default>(value: Option<&Value>) -> T {
-    value
-        .and_then(Value::as_u64)
-        .and_then(|number| T::try_from(number).ok())
-        .unwrap_or_default()
+fn fitting<T: TryFrom<u64> + Default>(number: Option<u64>) -> T {
+    number.and_then(|number| T::try_from(number).ok()).unwrap_or_default()
 }
 
-fn lines(value: &Value) -> BTreeMap<u32, u64> {
-    let counts = value.as_object().into_iter().flatten();
-    counts
-        .filter_map(|(line, count)| Some((line.parse().ok()?, count.as_u64()?)))
-        .collect()
+/// The number if it is one and fits, else 0.
+fn number<T: TryFrom<u64> + Default>(value: Option<&Value>) -> T {
+    fitting(value.and_then(Value::as_u64))
 }
 
 fn objects<T>(value: Option<Value>, mut read: impl FnMut(&mut Map<String, Value>) -> T) -> Vec<T> {

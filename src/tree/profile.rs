@@ -103,11 +103,24 @@ pub struct Held {
     pub longest_us: u64,
 }
 
+/// One of the profiles that were put together.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Part {
+    /// What it was called, say its file's name.
+    pub name: String,
+    pub command: String,
+    pub rate: u64,
+    /// As in [`Meta`].
+    pub start: f64,
+    pub duration: f64,
+    pub samples: u64,
+}
+
 /// Facts about a recording.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Meta {
     pub version: String,
-    /// Samples per second of CPU time of each thread.
+    /// Samples per second of CPU time of each thread; 0 if not known, or not the same for all.
     pub rate: u64,
     pub event: String,
     pub backend: String,
@@ -127,6 +140,8 @@ pub struct Meta {
     pub modules: Vec<ModuleMeta>,
     /// (pid, tid) -> thread name.
     pub threads: Vec<(u32, u32, String)>,
+    /// Where several profiles were put together: which.
+    pub parts: Vec<Part>,
 }
 
 /// A row of the table of files: where the names of its functions came from.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use nativeprof::tree::profile::{Frame, FrameKind, Held, Meta, ModuleMeta, Node, NodeId, Profile, Quality, Tick};
+use nativeprof::tree::profile::{Frame, FrameKind, Held, Meta, ModuleMeta, Node, NodeId, Part, Profile, Quality, Tick};
 
 pub fn frame(kind: FrameKind, name: &str) -> Frame {
     let python = kind == FrameKind::Python;
@@ -288,6 +288,14 @@ pub fn golden() -> Profile {
             (4242, 4242, "MainThread".to_string()),
             (4242, 4250, "worker 7".to_string()),
         ],
+        parts: vec![Part {
+            name: "a </script>.json".to_string(),
+            command: "python \u{1b}a.py".to_string(),
+            rate: 99,
+            start: 1_795_190_400.25,
+            duration: 4.75,
+            samples: 407,
+        }],
     };
     profile
 }
