@@ -1,17 +1,29 @@
-//! How long each format takes for a profile with 100,000 distinct stacks, and how much it writes.
+//! How long `export` takes to each format for a profile of 1,000,000 samples with 100,000 distinct stacks, and how much
+//! it writes: CPU time for reading JSON and for writing.
 //!
-//! `cargo bench --bench export`
+//! `cargo bench --bench export`; with a file name behind `--` it only writes that profile there, as JSON.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
 
 use nativeprof::export::{FORMATS, json};
+use nativeprof::process::sys::own_cpu;
 use nativeprof::tree::profile::{Frame, FrameKind, Node, Profile, Tick};
 
+const SAMPLES: u64 = 1_000_000;
 const STACKS: u32 = 100_000;
 const FUNCTIONS: u32 = 4_000;
 const DEPTH: u32 = 24;
-const RUNS: usize = 5;
+const RUNS: usize = 3;
+
+const THREADS: u32 = 4;
+
+/// Of a linear congruential generator.
+fn random(state: &mut u64) -> u32 {
+    *state = state
+        .wrapping_mul(6_364_136_223_846_793_005)
+        .wrapping_add(1_442_695_040_888_963_407);
+    (*state >> 33) as u32
+}
 
 /// Stacks that share their outer frames, as those of real programs do; the same ones in every run.
 fn profile() -> Profile {
@@ -46,26 +58,21 @@ fn profile() -> Profile {
         }
     });
     profile.frames.extend(functions);
-    let node = |frame, parent, line: u32| {
-        let lines = BTreeMap::from([(line, 1)]);
-        Node {
-            frame,
-            parent,
-            count: 1,
-            lines,
-            self_lines: BTreeMap::new(),
-            line_text: String::new(),
-            first_seen_line: line,
-        }
+    let node = |frame, parent, line: u32| Node {
+        frame,
+        parent,
+        count: 0,
+        lines: BTreeMap::new(),
+        self_lines: BTreeMap::new(),
+        line_text: String::new(),
+        first_seen_line: line,
     };
     profile.nodes.push(node(0, 0, 0));
     let mut path = vec![0u32];
     let mut state = 1u64;
-    for stack in 0..STACKS {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        let random = (state >> 33) as u32;
+    let mut ends = Vec::new();
+    for _ in 0..STACKS {
+        let random = random(&mut state);
         // A few frames change at the leaf; now and then nearly all of them.
         let keep = if random.is_multiple_of(64) {
             2
@@ -80,60 +87,83 @@ fn profile() -> Profile {
             path.push(profile.nodes.len() as u32);
             profile.nodes.push(node(frame, parent, random % 1000));
         }
-        let node = path[path.len() - 1];
+        ends.push(path[path.len() - 1]);
+    }
+    // Each stack once, then most often those that were near the last one.
+    let mut at = 0;
+    for sample in 0..SAMPLES {
+        let random = random(&mut state);
+        at = match random % 4 {
+            _ if sample < u64::from(STACKS) => sample as u32,
+            0 => random / 4 % STACKS,
+            _ => (at + random / 4 % 16) % STACKS,
+        };
+        let node = ends[at as usize];
         profile.nodes[node as usize].count += 1;
         profile.timeline.push(Tick {
-            time: u64::from(stack) * 1_000_000,
+            time: sample * 1_010_101,
             pid: 1,
-            tid: 1,
+            tid: 1 + random / 64 % THREADS,
             node,
         });
     }
     for index in (1..profile.nodes.len()).rev() {
-        let (parent, count) = (profile.nodes[index].parent as usize, profile.nodes[index].count);
+        let node = &mut profile.nodes[index];
+        let (parent, count, line) = (node.parent as usize, node.count, node.first_seen_line);
+        let later = count / 3;
+        node.lines = BTreeMap::from([(line, count - later)]);
+        if later > 0 {
+            node.lines.insert(line + 1, later);
+        }
+        if profile.frames[node.frame as usize].kind == FrameKind::Python {
+            node.line_text = format!("value = self.method_{line}(value, *args)");
+        }
         // Samples end at leaves only; here everybody above gets them.
         profile.nodes[parent].count += count;
     }
     profile
 }
 
-fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort_unstable();
+/// Median CPU time of this process, in seconds; the runs wait for nothing.
+fn cpu(mut run: impl FnMut()) -> f64 {
+    let times = (0..RUNS).map(|_| {
+        let start = own_cpu();
+        run();
+        (own_cpu() - start) as f64 * 1e-9
+    });
+    let mut times: Vec<f64> = times.collect();
+    times.sort_unstable_by(f64::total_cmp);
     times[times.len() / 2]
-}
-
-fn report(name: &str, bytes: usize, time: Duration) {
-    let (ms, mb) = (time.as_secs_f64() * 1e3, bytes as f64 / 1e6);
-    println!(
-        "{name:<12} {ms:>8.1} ms {mb:>8.1} MB {:>8.1} MB/s",
-        mb / time.as_secs_f64()
-    );
 }
 
 fn main() {
     let profile = profile();
+    let mut json = Vec::new();
+    json::write(&profile, &mut json).expect("memory takes what is written");
+    if let Some(path) = std::env::args().skip(1).find(|word| !word.starts_with('-')) {
+        std::fs::write(path, json).expect("a writable place");
+        return;
+    }
+    let (nodes, functions) = (profile.nodes.len(), profile.frames.len());
+    println!("{SAMPLES} samples, {STACKS} stacks, {nodes} nodes, {functions} functions; CPU time, median of {RUNS}");
+    let read = cpu(|| {
+        json::read(&json).expect("what was written is read");
+    });
     println!(
-        "{STACKS} stacks, {} nodes, {} functions, median of {RUNS}",
-        profile.nodes.len(),
-        profile.frames.len()
+        "reading JSON  {:8.1} ms {:8.1} MB",
+        read * 1e3,
+        json.len() as f64 * 1e-6
     );
     for format in FORMATS {
         let mut out = Vec::new();
-        let times = (0..RUNS).map(|_| {
+        let write = cpu(|| {
             out.clear();
-            let start = Instant::now();
             (format.write)(&profile, &mut out).expect("memory takes what is written");
-            start.elapsed()
         });
-        let time = median(times.collect());
-        report(format.name, out.len(), time);
-        if format.name == "json" {
-            let times = (0..RUNS).map(|_| {
-                let start = Instant::now();
-                json::read(&out).expect("what was written is read");
-                start.elapsed()
-            });
-            report("json, read", out.len(), median(times.collect()));
-        }
+        let (name, ms, all) = (format.name, write * 1e3, (read + write) * 1e3);
+        println!(
+            "{name:<13} {ms:8.1} ms {:8.1} MB, {all:8.1} ms with reading",
+            out.len() as f64 * 1e-6
+        );
     }
 }

@@ -3,12 +3,18 @@
 //! [`FORMATS`] is the only list of them: the command line, the help text and the error messages read it, so a new
 //! format is one file and one row.
 
+pub mod chrome;
 pub mod collapsed;
 pub mod escape;
+pub mod firefox;
 pub mod flamegraph;
 pub mod html;
 pub mod json;
 mod json_read;
+pub mod pprof;
+pub mod pstats;
+pub mod speedscope;
+mod stacks;
 pub mod view;
 
 use std::fmt;
@@ -60,6 +66,36 @@ pub const FORMATS: &[Format] = &[
         extensions: &[".html", ".htm"],
         help: "page to explore in a web browser: flame graph, time line, callers and callees, source lines",
         write: html::write,
+    },
+    Format {
+        name: "speedscope",
+        extensions: &[".speedscope.json", ".speedscope"],
+        help: "for speedscope.app: merged, and each thread in order of time",
+        write: speedscope::write,
+    },
+    Format {
+        name: "firefox",
+        extensions: &[".firefox.json"],
+        help: "for profiler.firefox.com: threads, times, lines, inlined functions",
+        write: firefox::write,
+    },
+    Format {
+        name: "pprof",
+        extensions: &[".pb.gz", ".pprof"],
+        help: "for `go tool pprof` and what else reads pprof's protocol buffers",
+        write: pprof::write,
+    },
+    Format {
+        name: "chrome",
+        extensions: &[".trace.json", ".trace"],
+        help: "trace events, for Chrome's DevTools and Perfetto",
+        write: chrome::write,
+    },
+    Format {
+        name: "pstats",
+        extensions: &[".pstats", ".prof"],
+        help: "for Python's pstats, snakeviz, gprof2dot: functions and callers",
+        write: pstats::write,
     },
 ];
 
@@ -140,6 +176,11 @@ mod tests {
             ("a.txt", "collapsed"),
             ("a.svg", "svg"),
             ("a.HTM", "html"),
+            ("a.speedscope.json", "speedscope"),
+            ("a.firefox.json", "firefox"),
+            ("a.pb.gz", "pprof"),
+            ("a.trace.json", "chrome"),
+            ("a.prof", "pstats"),
         ] {
             assert_eq!(by_path(Path::new(path)).unwrap().name, name, "{path}");
         }
@@ -152,6 +193,8 @@ mod tests {
             error,
             "no format is called `xml\\x1b[2J`; known are json, json.gz, collapsed, svg, html"
         );
+        let known = FORMATS.iter().map(|format| format.name).collect::<Vec<_>>().join(", ");
+        assert_eq!(error, format!("no format is called `xml\\x1b[2J`; known are {known}"));
         let error = by_path(Path::new("a.gz")).unwrap_err().to_string();
         assert!(
             error.contains(".json.gz (json.gz), .collapsed .folded .txt (collapsed), .svg (svg)"),

@@ -63,6 +63,8 @@ pub struct View<'a> {
     pub items: Vec<Item<'a>>,
     pub identifiers: Vec<String>,
     pub frames: &'a [Frame],
+    /// Frame of each identifier but the root's, the first one that has it.
+    first_frames: Vec<u32>,
     /// Node of the profile -> item, `NONE` if it was left out.
     item_of: Vec<u32>,
     /// Children of item `i` are `children[starts[i]..starts[i + 1]]`.
@@ -74,7 +76,7 @@ const NONE: u32 = u32::MAX;
 
 impl<'a> View<'a> {
     pub fn new(profile: &'a Profile) -> Self {
-        let (identifiers, identifier_of) = intern_identifiers(&profile.frames);
+        let (identifiers, identifier_of, first_frames) = intern_identifiers(&profile.frames);
         let mut items: Vec<Item<'a>> = Vec::with_capacity(profile.nodes.len().max(1));
         let mut item_of = Vec::with_capacity(profile.nodes.len());
         let own = profile.own_counts();
@@ -130,6 +132,7 @@ impl<'a> View<'a> {
             items,
             identifiers,
             frames: &profile.frames,
+            first_frames,
             item_of,
             starts,
             children,
@@ -143,6 +146,12 @@ impl<'a> View<'a> {
     /// The frame of an item; `None` for the root.
     pub fn frame(&self, item: u32) -> Option<&'a Frame> {
         Some(&self.frames[self.items[item as usize].frame? as usize])
+    }
+
+    /// The function that an identifier stands for; `None` for the root's.
+    pub fn function(&self, identifier: u32) -> Option<&'a Frame> {
+        let frame = self.first_frames[(identifier as usize).checked_sub(1)?];
+        Some(&self.frames[frame as usize])
     }
 
     /// The item that a node of the profile became part of, if it was sound.
@@ -181,21 +190,23 @@ fn add_lines(to: &mut BTreeMap<u32, u64>, more: &BTreeMap<u32, u64>) {
     }
 }
 
-fn intern_identifiers(frames: &[Frame]) -> (Vec<String>, Vec<u32>) {
-    let mut identifiers = vec!["root".to_string()];
+fn intern_identifiers(frames: &[Frame]) -> (Vec<String>, Vec<u32>, Vec<u32>) {
+    let (mut identifiers, mut first_frames) = (vec!["root".to_string()], Vec::new());
     // Names come from the target: a hasher that cannot be made to collide.
     let mut known: HashMap<String, u32> = HashMap::new();
     let of_frame = frames
         .iter()
-        .map(|frame| {
+        .enumerate()
+        .map(|(at, frame)| {
             let text = identifier(frame);
             *known.entry(text).or_insert_with_key(|text| {
+                first_frames.push(at as u32);
                 identifiers.push(text.clone());
                 (identifiers.len() - 1) as u32
             })
         })
         .collect();
-    (identifiers, of_frame)
+    (identifiers, of_frame, first_frames)
 }
 
 fn index_children(items: &[Item<'_>]) -> (Vec<u32>, Vec<u32>) {

@@ -1,0 +1,296 @@
+//! The tree as stacks of functions, and its timeline by threads, for the formats that have both.
+//!
+//! Processes and threads are no functions here: such formats tell them in other ways. Samples of which no frame is
+//! known have the stack [`NO_STACK`], and stacks deeper than [`MAX_DEPTH`] end in [`DEEPER`] where they are written out
+//! frame by frame.
+
+use std::borrow::Cow;
+
+use rustc_hash::FxHashMap;
+
+use super::collapsed::{NO_STACK, is_group};
+use super::view::{View, shown_name};
+use crate::tree::profile::{Frame, FrameKind, Profile};
+
+/// Frames of one stack that are written out: viewers fail at some ten thousand, and a thousand is more than can be
+/// seen.
+pub const MAX_DEPTH: u32 = 1000;
+const DEEPER: &str = "[deeper frames]";
+
+/// "No item": the caller of an outermost function.
+pub const NONE: u32 = u32::MAX;
+
+/// A function; all parts as the profile has them, unescaped.
+pub struct Function<'a> {
+    pub name: Cow<'a, str>,
+    /// Python: the file; else the source file or, without one, the module. May be empty.
+    pub file: &'a str,
+    /// Python: where it is defined; else 0.
+    pub first_line: u32,
+    /// `None` of those that stand for no frame.
+    pub frame: Option<&'a Frame>,
+}
+
+/// Every item of a view as the end of a stack.
+pub struct Stacks<'a> {
+    pub functions: Vec<Function<'a>>,
+    /// By item, the index of its function.
+    pub function: Vec<u32>,
+    /// By item, the item that called it, or [`NONE`]; always a lower index.
+    pub caller: Vec<u32>,
+    /// Samples that ended in each item.
+    pub own: Vec<u64>,
+    /// By item, the functions of its stack, [`MAX_DEPTH`] at most.
+    pub depth: Vec<u32>,
+    /// By item, the item where its stack is cut: itself if it is not too deep.
+    shown: Vec<u32>,
+    /// Function that stands for deeper frames.
+    deeper: u32,
+}
+
+impl<'a> Stacks<'a> {
+    pub fn new(view: &View<'a>) -> Self {
+        // In the order in which stacks come to them, outermost first.
+        let mut functions = vec![bare(NO_STACK)];
+        let mut of_identifier = vec![NONE; view.identifiers.len()];
+        let count = view.items.len();
+        let (mut function, mut caller) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        let (mut shown, mut depth) = (Vec::with_capacity(count), Vec::<u32>::with_capacity(count));
+        let group = |item: u32| view.frame(item).is_none_or(is_group);
+        for (at, item) in view.items.iter().enumerate() {
+            let at = at as u32;
+            // Deep below functions a thread has no place; whoever wrote such a file gets a stack of its own there.
+            let up = if group(at) || group(item.parent) {
+                NONE
+            } else {
+                item.parent
+            };
+            let here = if up == NONE { 1 } else { depth[up as usize] + 1 };
+            function.push(match view.function(item.identifier) {
+                Some(frame) if !group(at) => {
+                    let known = &mut of_identifier[item.identifier as usize];
+                    if *known == NONE {
+                        *known = functions.len() as u32;
+                        functions.push(describe(frame));
+                    }
+                    *known
+                }
+                _ => 0,
+            });
+            caller.push(up);
+            shown.push(if here < MAX_DEPTH { at } else { shown[up as usize] });
+            depth.push(here.min(MAX_DEPTH));
+        }
+        let deeper = functions.len() as u32;
+        functions.push(bare(DEEPER));
+        Stacks {
+            functions,
+            function,
+            caller,
+            own: view.self_counts(),
+            depth,
+            shown,
+            deeper,
+        }
+    }
+
+    /// The items of a stack, innermost first, and whether it goes deeper than they do.
+    pub fn path(&self, item: u32) -> (impl Iterator<Item = u32>, bool) {
+        let shown = self.shown[item as usize];
+        let up = |item: &u32| Some(self.caller[*item as usize]).filter(|up| *up != NONE);
+        (std::iter::successors(Some(shown), up), shown != item)
+    }
+
+    /// The same as functions, outermost first, into `out`.
+    pub fn functions_of(&self, item: u32, out: &mut Vec<u32>) {
+        out.clear();
+        let (path, deeper) = self.path(item);
+        out.extend(deeper.then_some(self.deeper));
+        out.extend(path.map(|item| self.function[item as usize]));
+        out.reverse();
+    }
+
+    /// Index of the function at the end of a stack that is too deep.
+    pub fn deeper(&self) -> u32 {
+        self.deeper
+    }
+}
+
+fn bare(name: &'static str) -> Function<'static> {
+    Function {
+        name: Cow::Borrowed(name),
+        file: "",
+        first_line: 0,
+        frame: None,
+    }
+}
+
+fn describe(frame: &Frame) -> Function<'_> {
+    let python = frame.kind == FrameKind::Python;
+    let name = match shown_name(frame) {
+        _ if python && !frame.qualname.is_empty() => Cow::Borrowed(frame.qualname.as_str()),
+        name if name.is_empty() => Cow::Borrowed("[unnamed]"),
+        name => name,
+    };
+    let file = match () {
+        _ if python => &frame.filename,
+        _ if !frame.source.is_empty() => &frame.source,
+        _ => &frame.module,
+    };
+    Function {
+        name,
+        file,
+        first_line: frame.first_line,
+        frame: Some(frame),
+    }
+}
+
+/// The samples of one thread in order of time.
+pub struct Track {
+    pub pid: u32,
+    pub tid: u32,
+    /// As the thread had it; may be empty.
+    pub name: String,
+    /// (ns since the start of the profile, item).
+    pub ticks: Vec<(u64, u32)>,
+}
+
+/// What is known of times.
+pub struct Timeline {
+    /// By process and thread.
+    pub tracks: Vec<Track>,
+    /// (item, samples) of those that the timeline does not tell of.
+    pub untimed: Vec<(u32, u64)>,
+}
+
+impl Timeline {
+    /// Ticks that have no sample in the tree are left out, so that times and counts of the result agree.
+    pub fn new(profile: &Profile, view: &View<'_>, stacks: &Stacks<'_>) -> Self {
+        let mut left = stacks.own.clone();
+        let mut tracks: Vec<Track> = Vec::new();
+        let mut known: FxHashMap<(u32, u32), usize> = FxHashMap::default();
+        let mut last = ((0, 0), usize::MAX);
+        for tick in &profile.timeline {
+            let Some(item) = view.item_of(tick.node) else { continue };
+            if left[item as usize] == 0 {
+                continue;
+            }
+            left[item as usize] -= 1;
+            let id = (tick.pid, tick.tid);
+            if last != (id, last.1) || last.1 == usize::MAX {
+                let at = *known.entry(id).or_insert_with(|| {
+                    tracks.push(Track {
+                        pid: tick.pid,
+                        tid: tick.tid,
+                        name: String::new(),
+                        ticks: Vec::new(),
+                    });
+                    tracks.len() - 1
+                });
+                last = (id, at);
+            }
+            tracks[last.1].ticks.push((tick.time, item));
+        }
+        for (pid, tid, name) in &profile.meta.threads {
+            if let Some(at) = known.get(&(*pid, *tid)) {
+                tracks[*at].name.clone_from(name);
+            }
+        }
+        for track in &mut tracks {
+            // Samples of several CPUs may come a little out of order.
+            if !track.ticks.is_sorted_by_key(|(time, _)| *time) {
+                track.ticks.sort_by_key(|(time, _)| *time);
+            }
+        }
+        tracks.sort_by_key(|track| (track.pid, track.pid != track.tid, track.tid));
+        let untimed = left.into_iter().enumerate().filter(|(_, left)| *left > 0);
+        Timeline {
+            tracks,
+            untimed: untimed.map(|(item, left)| (item as u32, left)).collect(),
+        }
+    }
+}
+
+impl Track {
+    /// `MainThread (tid 4242)`
+    pub fn title(&self) -> String {
+        match self.name.as_str() {
+            "" => format!("tid {}", self.tid),
+            name => format!("{name} (tid {})", self.tid),
+        }
+    }
+}
+
+/// ns of CPU time that a sample stands for; `None` where that is not known.
+pub fn period(profile: &Profile) -> Option<u64> {
+    1_000_000_000u64.checked_div(profile.meta.rate)
+}
+
+/// A stretch of time that a thread spent in one stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// ns since the start of the profile.
+    pub start: u64,
+    pub end: u64,
+    pub item: u32,
+}
+
+/// The stretches that samples stand for: each ends at its sample and is as long as the time between two samples, or
+/// reaches back to the one before. Between them the thread was not running.
+pub fn spans(track: &Track, period: u64) -> Vec<Span> {
+    let mut spans: Vec<Span> = Vec::with_capacity(track.ticks.len());
+    for (time, item) in &track.ticks {
+        let before = spans.last().map_or(0, |span| span.end);
+        // A timer is never quite on time: what is nearly a period is one.
+        let start = if time - before < period + period / 2 && !spans.is_empty() {
+            before
+        } else {
+            time.saturating_sub(period).max(before)
+        };
+        spans.push(Span {
+            start,
+            end: *time,
+            item: *item,
+        });
+    }
+    spans
+}
+
+/// The same with neighbours in one stack made one.
+pub fn joined(mut spans: Vec<Span>) -> Vec<Span> {
+    spans.dedup_by(|next, span| {
+        let same = next.item == span.item && next.start == span.end;
+        if same {
+            span.end = next.end;
+        }
+        same
+    });
+    spans
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_fill_what_was_run() {
+        let track = |ticks: &[(u64, u32)]| Track {
+            pid: 1,
+            tid: 1,
+            name: String::new(),
+            ticks: ticks.to_vec(),
+        };
+        let check = |ticks: &[(u64, u32)], expected: &[(u64, u64, u32)]| {
+            let got: Vec<_> = joined(spans(&track(ticks), 10))
+                .iter()
+                .map(|span| (span.start, span.end, span.item))
+                .collect();
+            assert_eq!(got, expected, "{ticks:?}");
+        };
+        check(&[], &[]);
+        check(&[(3, 1)], &[(0, 3, 1)]);
+        check(&[(50, 1), (60, 1), (71, 2), (80, 2)], &[(40, 60, 1), (60, 80, 2)]);
+        // A pause, and two samples at once.
+        check(&[(50, 1), (90, 1), (90, 2)], &[(40, 50, 1), (80, 90, 1), (90, 90, 2)]);
+    }
+}
