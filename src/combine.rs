@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use rustc_hash::FxHashMap;
 
-use crate::export::view::View;
+use crate::export::view::{View, add_lines};
 use crate::tree::profile::{Frame, FrameId, FrameKind, Meta, ModuleMeta, Node, NodeId, Part, Profile, Quality, Tick};
 
 /// Numbers of processes that no kernel gives (PID_MAX_LIMIT of Linux 6): for those of another machine whose number is
@@ -133,13 +133,6 @@ fn empty(frame: FrameId, parent: NodeId) -> Node {
         self_lines: BTreeMap::new(),
         line_text: String::new(),
         first_seen_line: 0,
-    }
-}
-
-fn add_lines(to: &mut BTreeMap<u32, u64>, more: &BTreeMap<u32, u64>) {
-    for (line, count) in more {
-        let sum = to.entry(*line).or_default();
-        *sum = sum.saturating_add(*count);
     }
 }
 

@@ -183,7 +183,8 @@ impl<'a> View<'a> {
     }
 }
 
-fn add_lines(to: &mut BTreeMap<u32, u64>, more: &BTreeMap<u32, u64>) {
+/// Adds samples by line.
+pub fn add_lines(to: &mut BTreeMap<u32, u64>, more: &BTreeMap<u32, u64>) {
     for (line, count) in more {
         let sum = to.entry(*line).or_default();
         *sum = sum.saturating_add(*count);

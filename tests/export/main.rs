@@ -35,11 +35,9 @@ fn plain(bytes: Vec<u8>) -> Vec<u8> {
 fn golden_files() {
     let profile = golden();
     let folder: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/golden");
-    for format in FORMATS
-        .iter()
-        .map(|format| format.name)
-        .filter(|name| *name != "json.gz")
-    {
+    // Packed JSON has a test of its own; most of a page is the program that is in it.
+    let names = FORMATS.iter().map(|format| format.name);
+    for format in names.filter(|name| !["json.gz", "html"].contains(name)) {
         let path = folder.join(format!("profile.{format}"));
         let now = plain(written(format, &profile));
         assert!(
