@@ -180,10 +180,7 @@ fn each_thread_has_its_share() {
         }
         assert_eq!(counts.len(), 8, "{}: {:?}", python.name, program.said);
         // Threads start one after the other, before sampling does.
-        // (What ptrace loses on a busy machine is not the same for all kinds of threads.)
-        if words.contains(&"ebpf") {
-            check_counts(&python.name, &counts, &truth, 0.03);
-        }
+        check_counts(&python.name, &counts, &truth, 0.03);
     });
 }
 
@@ -196,9 +193,8 @@ fn short_lived_threads_are_whole() {
         ("t_nogil", &["t_nogil_work"]),
     ];
     let _live = live();
-    // (ptrace comes too late to many threads that live for a few ms: it counts those samples as lost.)
-    each_python(|python| {
-        let (r, _) = sample(python, "short_threads.py", &[]);
+    each_python_and_backend(|python, words| {
+        let (r, _) = sample(python, "short_threads.py", words);
         r.check_quality(&python.name);
         r.check_calls(&python.name, &TRUTH, CALLS);
     });

@@ -25,6 +25,20 @@ pub fn ask(attr: &mut perf::perf_event_attr) {
     attr.set_sample_id_all(1);
 }
 
+/// Makes an event that writes to the ring of another one tell of its ticks alone.
+pub fn ask_for_ticks_only(attr: &mut perf::perf_event_attr) {
+    attr.set_mmap(0);
+    attr.set_mmap2(0);
+    attr.set_comm(0);
+    attr.set_comm_exec(0);
+    attr.set_task(0);
+}
+
+/// When a tick was: what a sample's record holds is in [`ask`] (process and thread, time).
+pub fn time_of_sample(body: &[u8]) -> Option<u64> {
+    Some(u64::from_le_bytes(body.get(8..16)?.try_into().ok()?))
+}
+
 /// `Err` counts lost records; `None` is a record of no interest.
 pub fn decode(kind: u32, misc: u16, b: &[u8]) -> Option<Result<Tiding, u64>> {
     let u32_at = |at: usize| Some(u32::from_le_bytes(b.get(at..at + 4)?.try_into().ok()?));

@@ -26,6 +26,8 @@ pub const SET_UP: &[Cap] = &[
     Cap::Syslog,
     // rings of many CPUs
     Cap::IpcLock,
+    // the priority of the thread that traces
+    Cap::SysNice,
 ];
 
 /// Capabilities for what is opened while sampling goes on.

@@ -18,6 +18,7 @@ use crate::sample::Tid;
 mod request {
     pub const CONT: u32 = libc::PTRACE_CONT as u32;
     pub const DETACH: u32 = libc::PTRACE_DETACH as u32;
+    pub const GETSIGINFO: u32 = libc::PTRACE_GETSIGINFO as u32;
     pub const GETREGSET: u32 = libc::PTRACE_GETREGSET as u32;
     pub const INTERRUPT: u32 = libc::PTRACE_INTERRUPT as u32;
     pub const LISTEN: u32 = libc::PTRACE_LISTEN as u32;
@@ -26,8 +27,8 @@ mod request {
 }
 
 fn ptrace(request: u32, tid: Tid, address: usize, data: usize) -> io::Result<()> {
-    // SAFETY: the requests used here take integers, or (registers) the address of an iovec that outlives the call and
-    // describes the caller's words.
+    // SAFETY: the requests used here take integers, or the address of what outlives the call: (registers) an iovec that
+    // describes the caller's words, (GETSIGINFO) words as long as a siginfo_t.
     let r = unsafe { libc::ptrace(request as _, tid as libc::pid_t, address, data) };
     if r < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -62,6 +63,8 @@ pub enum Why {
     Group,
     /// A signal is about to be delivered.
     Signal(i32),
+    /// A signal that we caused; it is not delivered.
+    Tick,
     /// It has made a thread or a process.
     Made,
     /// It runs another program now.
@@ -114,6 +117,20 @@ impl Stopped {
             iov_len: size_of_val(&words),
         };
         ptrace(request::SETREGSET, self.tid, NT_PRSTATUS, (&raw const place) as usize)
+    }
+
+    /// The descriptor that the signal tells is ready to be read (F_SETSIG in fcntl(2)); `None`: it is another signal.
+    pub fn ready_descriptor(&self) -> Option<i32> {
+        // siginfo_t (include/uapi/asm-generic/siginfo.h): signal, error, code, padding; band (two words), descriptor
+        const POLL_IN: i32 = 1;
+        let mut words = [0i32; size_of::<libc::siginfo_t>() / 4];
+        ptrace(request::GETSIGINFO, self.tid, 0, words.as_mut_ptr() as usize).ok()?;
+        (words[2] == POLL_IN).then_some(words[6])
+    }
+
+    /// Keeps the signal that it stopped for from it.
+    pub fn swallow(&mut self) {
+        self.why = Why::Tick;
     }
 
     /// Lets it go for good: it is traced no longer.

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::timer::Timer;
+use super::timer::{Tick, Timer};
 use crate::arch::UserRegs;
 use crate::capture::Walk;
 use crate::capture::blocks::Blocks;
@@ -45,6 +45,7 @@ impl Holder {
         space: Option<&Space>,
         ahead: &[u64],
         timer: &mut Option<Timer>,
+        tick: Tick,
     ) -> io::Result<(Sample, u64)> {
         let (tid, time) = (stop.tid, sys::now());
         let words = begin_again(&stop)?;
@@ -63,7 +64,7 @@ impl Holder {
         let (read, mut holes) = (|at: u64, out: &mut [u8]| sys::read_memory(pid, at, out), [0; HOLES]);
         let len = stack::copy(&read, base, end, &mut self.stack, &mut holes);
         // While it stands still its timer does too, and is cheap to set.
-        let past = timer.as_mut().map_or(0, Timer::next);
+        let past = timer.as_mut().map_or(0, |t| t.next(tick));
         drop(stop);
         let stack = StackBytes {
             base,

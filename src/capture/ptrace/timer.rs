@@ -1,7 +1,14 @@
-//! What makes a thread's sample due: its own perf event, or its CPU time looked up.
+//! What makes a thread's sample due: its own perf events, or its CPU time looked up.
+//!
+//! Where it can, a perf event sends its tick to the thread as a signal (F_SETSIG, F_OWNER_TID in fcntl(2)). It ticks in
+//! user code only, so that no system call is ever ended by it, and a traced thread stops before it gets the signal: at
+//! the tick itself, however late the tracer comes. The signal is one that is ignored by default and that the program
+//! does not handle: the kernel tells a tracer of those too (kernel/signal.c, sig_ignored), and should we be killed in
+//! between, nothing comes of it. A second event ticks in the kernel. The tracer is told of its ticks, and interrupts
+//! the thread if it still runs. The two are independent, so that each mode has its share of the samples.
 
 use std::fs::File;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use crate::capture::ring::Ring;
@@ -12,7 +19,7 @@ use crate::sample::{Pid, Tid};
 /// How timers are made here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A perf event that counts all CPU time.
+    /// Perf events that count all CPU time.
     Perf,
     /// A perf event that ticks in user code only: all that an ordinary user may have (perf_event_paranoid 2).
     PerfUser,
@@ -23,9 +30,14 @@ pub enum Kind {
 impl Kind {
     /// The best that is permitted here.
     pub fn probe() -> Kind {
-        let open = |kind| sys::perf_event_open(&mut attr(kind, 1_000_000), 0, -1).is_ok();
-        let kinds = [Kind::Perf, Kind::PerfUser];
-        kinds.into_iter().find(|kind| open(*kind)).unwrap_or(Kind::Look)
+        let open = |mode| sys::perf_event_open(&mut attr(mode, 1_000_000), 0, -1).is_ok();
+        if open(Mode::All) {
+            Kind::Perf
+        } else if open(Mode::User) {
+            Kind::PerfUser
+        } else {
+            Kind::Look
+        }
     }
 
     pub fn name(self) -> &'static str {
@@ -37,7 +49,15 @@ impl Kind {
     }
 }
 
-fn attr(kind: Kind, period: u64) -> perf::perf_event_attr {
+/// Where a perf event ticks. It counts all time all the same.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    All,
+    User,
+    Kernel,
+}
+
+fn attr(mode: Mode, period: u64) -> perf::perf_event_attr {
     let mut attr = perf::perf_event_attr {
         type_: perf::PERF_TYPE_SOFTWARE,
         config: perf::PERF_COUNT_SW_CPU_CLOCK.into(),
@@ -47,9 +67,13 @@ fn attr(kind: Kind, period: u64) -> perf::perf_event_attr {
     attr.__bindgen_anon_1.sample_period = period;
     attr.__bindgen_anon_2.wakeup_events = 1;
     attr.set_disabled(1);
-    if kind == Kind::PerfUser {
-        attr.set_exclude_kernel(1);
-        attr.set_exclude_hv(1);
+    match mode {
+        Mode::All => {}
+        Mode::User => {
+            attr.set_exclude_kernel(1);
+            attr.set_exclude_hv(1);
+        }
+        Mode::Kernel => attr.set_exclude_user(1),
     }
     attr
 }
@@ -58,31 +82,52 @@ fn attr(kind: Kind, period: u64) -> perf::perf_event_attr {
 const RING_PAGES: usize = 1;
 /// Shortest time to the next tick, ns.
 const SOON: u64 = 20_000;
+/// Ticks that stop the thread are told of every so many times only: the stop tells enough, if it comes.
+const SIGNALS_TOLD: u32 = 8;
+/// Time that a thread takes from a stop to its own code, ns.
+const WAY_BACK: u64 = 10_000;
 /// Samples of the past that may be caught up with, where CPU time is looked up: the kernel updates it in steps.
 const CATCH_UP: u64 = 8;
 
-/// A thread's timer. The CPU time is divided into slots of one period; a sample falls due once in each, at random, so
-/// that no loop of the target keeps step with it.
+/// A thread's timer. Times between ticks are random, between half a period and one and a half, so that no loop of the
+/// target keeps step with them.
 pub struct Timer {
     how: How,
-    kind: Kind,
     period: u64,
-    slot: u64,
-    random: u64,
+    random: Random,
 }
 
 enum How {
-    Perf(Ring),
-    /// `start`: CPU time when sampling began; `None` when it is off.
-    Look {
-        cpu: File,
-        start: Option<u64>,
+    Perf {
+        ring: Ring,
+        /// CPU time at which the event ticks next.
+        due: u64,
+        /// It ticks in user code and stops the thread; this one, writing to the same ring, ticks in the kernel.
+        signals: Option<Option<(OwnedFd, u64)>>,
+        /// Until then the thread is at a stop of ours, and ticks in the kernel tell nothing of the program.
+        stopped: u64,
     },
+    /// `start`: CPU time when sampling began; `None` when it is off. A sample falls due at the end of each slot of one
+    /// period.
+    Look { cpu: File, start: Option<u64>, slot: u64 },
+}
+
+/// Which of a timer's ticks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tick {
+    /// One that stops the thread.
+    Stop,
+    /// One that the tracer is told of.
+    Told,
 }
 
 /// What a perf event's ring told.
 #[derive(Default)]
 pub struct Told {
+    /// Ticks that stop the thread, and the time of the last one.
+    pub stops: u64,
+    pub stop_time: u64,
+    /// Other ticks.
     pub ticks: u64,
     pub tidings: Vec<Tiding>,
     /// Tidings were lost.
@@ -90,62 +135,96 @@ pub struct Told {
 }
 
 impl Timer {
-    /// A timer for a thread, of this kind or else (too many rings) by looking; not running yet. `None`: it has ended.
-    pub fn new(kind: Kind, pid: Pid, tid: Tid, period: u64) -> Option<Timer> {
-        let random = sys::now() ^ u64::from(tid) << 32 | 1;
-        let timer = |how, kind| Timer {
-            how,
-            kind,
-            period: period.max(1),
-            slot: 0,
-            random,
-        };
-        if kind != Kind::Look {
-            let event = sys::perf_event_open(&mut attr(kind, period.max(SOON)), tid as i32, -1);
-            if let Ok(ring) = event.and_then(|event| Ring::new(event, RING_PAGES)) {
-                return Some(timer(How::Perf(ring), kind));
-            }
-        }
-        let cpu = File::open(format!("/proc/{pid}/task/{tid}/schedstat")).ok()?;
-        Some(timer(How::Look { cpu, start: None }, Kind::Look))
+    /// A timer for a thread, of this kind or else (too many rings) by looking; not running yet. With a signal, its
+    /// ticks in user code stop the thread. `None`: it has ended.
+    pub fn new(kind: Kind, pid: Pid, tid: Tid, period: u64, signal: Option<i32>) -> Option<Timer> {
+        let period = period.max(1);
+        let random = Random(sys::now() ^ u64::from(tid) << 32 | 1);
+        let how = perf_events(kind, tid, period, signal).or_else(|| {
+            let cpu = File::open(format!("/proc/{pid}/task/{tid}/schedstat")).ok()?;
+            Some(How::Look {
+                cpu,
+                start: None,
+                slot: 0,
+            })
+        })?;
+        Some(Timer { how, period, random })
     }
 
-    /// Readable at a tick; `None` where ticks must be looked for.
+    /// Readable at a tick of which the tracer is told; `None` where ticks must be looked for.
     pub fn event(&self) -> Option<BorrowedFd<'_>> {
         match &self.how {
-            How::Perf(ring) => Some(ring.event()),
+            How::Perf { ring, .. } => Some(ring.event()),
             How::Look { .. } => None,
         }
     }
 
+    /// Did a signal that tells of this descriptor come from here?
+    pub fn sends(&self, descriptor: i32) -> bool {
+        matches!(&self.how, How::Perf { ring, signals: Some(_), .. } if ring.event().as_raw_fd() == descriptor)
+    }
+
     pub fn start(&mut self) {
-        self.set(0);
+        let period = self.period;
+        let begin = |event: BorrowedFd<'_>, due: &mut u64, first: u64| {
+            *due = first;
+            // Where the thread has ended there is nothing to start.
+            let _ = sys::perf_set_period(event, (*due).max(SOON));
+            let _ = sys::perf_enable(event);
+        };
         match &mut self.how {
-            How::Perf(ring) => drop(sys::perf_enable(ring.event())), // the thread has ended: nothing to start
-            How::Look { cpu, start } => *start = Some(looked_up(cpu)),
+            How::Perf { ring, due, signals, .. } => {
+                if let Some(Some((kernel, due))) = signals {
+                    // It goes on ticking at this distance as long as it meets user code: not a short one.
+                    begin(kernel.as_fd(), due, self.random.between(period));
+                }
+                begin(ring.event(), due, self.random.first(period));
+            }
+            How::Look { cpu, start, .. } => *start = Some(looked_up(cpu)),
         }
     }
 
     pub fn stop(&mut self) {
         match &mut self.how {
-            How::Perf(ring) => drop(sys::perf_disable(ring.event())), // the thread has ended: nothing to stop
-            How::Look { .. } => {}                                    // nobody looks any more
+            How::Perf { ring, signals, .. } => {
+                // Where the thread has ended there is nothing to stop.
+                let _ = sys::perf_disable(ring.event());
+                if let Some(Some((kernel, _))) = signals {
+                    let _ = sys::perf_disable(kernel.as_fd());
+                }
+            }
+            How::Look { .. } => {} // nobody looks any more
         }
     }
 
     /// CPU time since the start, ns.
     pub fn count(&self) -> u64 {
         match &self.how {
-            How::Perf(ring) => sys::read_count(ring.event()).unwrap_or(0),
-            How::Look { cpu, start } => start.map_or(0, |start| looked_up(cpu).saturating_sub(start)),
+            How::Perf { ring, .. } => sys::read_count(ring.event()).unwrap_or(0),
+            How::Look { cpu, start, .. } => start.map_or(0, |start| looked_up(cpu).saturating_sub(start)),
         }
     }
 
-    /// What the perf event told since the last call.
+    /// Adds what the perf events have told since the last call.
     pub fn told(&mut self, told: &mut Told) {
-        let How::Perf(ring) = &mut self.how else { return };
+        let How::Perf {
+            ring, signals, stopped, ..
+        } = &mut self.how
+        else {
+            return;
+        };
         ring.drain(|kind, misc, body| match kind {
-            perf::PERF_RECORD_SAMPLE => told.ticks += 1,
+            perf::PERF_RECORD_SAMPLE => {
+                let mode = u32::from(misc) & perf::PERF_RECORD_MISC_CPUMODE_MASK;
+                let time = tidings::time_of_sample(body).unwrap_or(0);
+                if signals.is_some() && mode == perf::PERF_RECORD_MISC_USER {
+                    told.stops += 1;
+                    told.stop_time = time;
+                    *stopped = u64::MAX;
+                } else if time >= *stopped {
+                    told.ticks += 1;
+                }
+            }
             _ => match tidings::decode(kind, misc, body) {
                 Some(Ok(tiding)) => told.tidings.push(tiding),
                 Some(Err(_)) => told.lost = true,
@@ -154,43 +233,107 @@ impl Timer {
         });
     }
 
-    /// Is a sample due by the CPU time looked up?
-    pub fn looks_due(&self) -> bool {
-        matches!(self.how, How::Look { start: Some(_), .. }) && self.count() >= (self.slot + 1) * self.period
+    /// The thread was let go after a tick, at this time.
+    pub fn let_go(&mut self, time: u64) {
+        if let How::Perf { stopped, .. } = &mut self.how {
+            *stopped = time + WAY_BACK;
+        }
     }
 
-    /// The sample that was due is taken, or cannot be: sets the next. Returns how many fell due meanwhile and are past.
-    pub fn next(&mut self) -> u64 {
-        let count = self.count();
+    /// Is a sample due by the CPU time looked up?
+    pub fn looks_due(&self) -> bool {
         match self.how {
-            How::Perf(_) => {
-                let reached = (count / self.period).max(self.slot + 1);
-                let past = reached - self.slot - 1;
-                self.slot = reached;
-                self.set(count);
-                // Time in the kernel goes by without a tick of a timer for user code.
-                if self.kind == Kind::PerfUser { 0 } else { past }
+            How::Look {
+                start: Some(_), slot, ..
+            } => self.count() >= (slot + 1) * self.period,
+            _ => false,
+        }
+    }
+
+    /// The sample that was due is taken, or cannot be: sets the next. Returns how many fell due meanwhile and are past,
+    /// where no ticks tell of them.
+    pub fn next(&mut self, tick: Tick) -> u64 {
+        let (period, count) = (self.period, self.count());
+        match &mut self.how {
+            How::Perf { ring, due, signals, .. } => {
+                let (event, due) = match signals {
+                    Some(Some((kernel, due))) if tick == Tick::Told => ((*kernel).as_fd(), due),
+                    _ => (ring.event(), due),
+                };
+                // Later than by a tick's own time: it has ticked in the other mode too, or the tracer came late.
+                if count.saturating_sub(*due) > period / 2 {
+                    *due = count;
+                }
+                *due += self.random.between(period);
+                let _ = sys::perf_set_period(event, due.saturating_sub(count).max(SOON)); // the thread has ended
+                0
             }
-            How::Look { .. } => {
-                let reached = (count / self.period).saturating_sub(CATCH_UP).max(self.slot + 1);
-                let past = reached - self.slot - 1;
-                self.slot = reached;
+            How::Look { slot, .. } => {
+                let reached = (count / period).saturating_sub(CATCH_UP).max(*slot + 1);
+                let past = reached - *slot - 1;
+                *slot = reached;
                 past
             }
         }
     }
+}
 
-    /// Sets the tick of this slot, at random in what is left of it.
-    fn set(&mut self, count: u64) {
-        // xorshift64 (Marsaglia, 2003)
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        let How::Perf(ring) = &self.how else { return };
-        let start = (self.slot * self.period).max(count);
-        let left = ((self.slot + 1) * self.period).saturating_sub(start).max(1);
-        let due = start + self.random % left;
-        let _ = sys::perf_set_period(ring.event(), (due - count).max(SOON)); // the thread has ended
+fn perf_events(kind: Kind, tid: Tid, period: u64, signal: Option<i32>) -> Option<How> {
+    let open = |mut attr| sys::perf_event_open(&mut attr, tid as i32, -1).ok();
+    let mode = match (kind, signal) {
+        (Kind::Look, _) => return None,
+        (Kind::Perf, None) => Mode::All,
+        _ => Mode::User,
+    };
+    let mut main = attr(mode, period.max(SOON));
+    if signal.is_some() {
+        main.__bindgen_anon_2.wakeup_events = SIGNALS_TOLD;
+    }
+    let ring = Ring::new(open(main)?, RING_PAGES).ok()?;
+    let mut signals = None;
+    if let Some(signal) = signal {
+        sys::signal_ticks(ring.event(), tid, signal).ok()?;
+        let mut kernel = None;
+        if kind == Kind::Perf {
+            let mut attr = attr(Mode::Kernel, period.max(SOON));
+            tidings::ask_for_ticks_only(&mut attr);
+            kernel = open(attr).filter(|event| sys::perf_set_output(event.as_fd(), ring.event()).is_ok());
+        }
+        signals = Some(kernel.map(|event| (event, 0)));
+    }
+    Some(How::Perf {
+        ring,
+        due: 0,
+        signals,
+        stopped: 0,
+    })
+}
+
+/// xorshift64 (Marsaglia, 2003)
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end
+    }
+
+    /// Time from tick to tick.
+    fn between(&mut self, period: u64) -> u64 {
+        period / 2 + self.below(period)
+    }
+
+    /// Time to the first tick, as if the timer had always been running: then threads get their share of ticks however
+    /// short they live. (The residual time of a renewal process, for times even between half a period and one and a
+    /// half.)
+    fn first(&mut self, period: u64) -> u64 {
+        if self.below(2) == 0 {
+            self.below(period) / 2
+        } else {
+            period / 2 + self.below(period).min(self.below(period))
+        }
     }
 }
 
@@ -245,5 +388,28 @@ impl RunState {
         // The name before the state may hold anything.
         let after = text.iter().rposition(|c| *c == b')').map_or(n, |at| at + 2);
         text.get(after) == Some(&b'R')
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_come_once_a_period_however_short_a_thread_lives() {
+        let mut random = Random(0x9e37_79b9_7f4a_7c15);
+        const PERIOD: u64 = 1_000_000;
+        for life in [PERIOD / 10, PERIOD / 2, PERIOD, PERIOD * 7 / 5, 5 * PERIOD] {
+            let (threads, mut ticks) = (200_000, 0);
+            for _ in 0..threads {
+                let mut at = random.first(PERIOD);
+                while at < life {
+                    ticks += 1;
+                    at += random.between(PERIOD);
+                }
+            }
+            let (got, expected) = (ticks as f64 / threads as f64, life as f64 / PERIOD as f64);
+            assert!((got - expected).abs() < 0.01, "{life}: {got} for {expected}");
+        }
     }
 }

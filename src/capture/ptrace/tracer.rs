@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::hold::{Holder, begin_again};
-use super::timer::{self, RunState, Timer, Told};
+use super::timer::{self, RunState, Tick, Timer, Told};
 use super::{Command, Note, Shared, lock};
 use crate::capture::Walk;
 use crate::capture::tidings::Tiding;
@@ -27,6 +27,10 @@ const MAX_QUEUE: usize = 1 << 14;
 const LOOK_AGAIN: u64 = 20_000_000;
 /// How long the end waits for threads that were asked to stop.
 const LAST_WAIT: u64 = 100_000_000;
+/// Time between two looks at the signals that a process handles, ns.
+const SIGNAL_LASTS: u64 = 1_000_000_000;
+/// A thread that has ticked so often without a stop blocks the signal: it should have stopped at the first.
+const NOT_COMING: u64 = 2;
 /// Longest wait, should a signal that tells of stops go astray.
 const TURN: Duration = Duration::from_millis(100);
 const SHORT_TURN: Duration = Duration::from_millis(2);
@@ -53,9 +57,13 @@ struct Traced {
     pid: Pid,
     /// `None` once it can tick no more.
     timer: Option<Timer>,
+    /// One that ticks no longer, whose signal may still be on its way.
+    quiet: Option<Timer>,
     running: Option<RunState>,
     /// When it was asked to stop for a sample, and has not yet.
     asked: Option<u64>,
+    /// Ticks that should stop it and have not yet.
+    coming: u64,
     /// Blocks that the last walk read.
     blocks: Vec<u64>,
 }
@@ -67,6 +75,9 @@ struct Member {
     at_exec: bool,
     /// Time of the last look at its mappings.
     looked: u64,
+    /// The signal that stops its threads at their ticks; found out at this time.
+    signal: Option<i32>,
+    signal_found: u64,
     /// Told by timers, in order of time.
     tidings: VecDeque<Tiding>,
 }
@@ -174,14 +185,21 @@ impl Tracer {
     /// Ends sampling; returns when.
     fn stop(&mut self) -> u64 {
         self.started = false;
-        for t in self.threads.values_mut() {
-            if let Some(timer) = &mut t.timer {
-                timer.stop();
+        let now = sys::now();
+        for (tid, t) in &mut self.threads {
+            let Some(mut timer) = t.timer.take() else { continue };
+            timer.stop();
+            let mut told = Told::default();
+            timer.told(&mut told);
+            lock(&self.p.shared.tally).cpu_time += timer.count();
+            // Its last tick is on its way to a stop.
+            if t.coming + told.stops > 0 && t.asked.is_none() {
+                t.asked = Some(now);
+                self.asked.push(*tid);
             }
-            count_time(&self.p.shared, t);
-            t.timer = None;
+            t.quiet = Some(timer);
         }
-        sys::now()
+        now
     }
 
     /// Lets all go on that have stopped, and takes note of those that have ended.
@@ -214,8 +232,15 @@ impl Tracer {
         }
     }
 
-    fn handle(&mut self, stop: Stopped) {
+    fn handle(&mut self, mut stop: Stopped) {
         let tid = stop.tid;
+        if let Why::Signal(_) = stop.why
+            && let Some(t) = self.threads.get(&tid)
+            && let Some(descriptor) = stop.ready_descriptor()
+            && [&t.timer, &t.quiet].into_iter().flatten().any(|t| t.sends(descriptor))
+        {
+            stop.swallow();
+        }
         let asked = self.threads.get(&tid).and_then(|t| t.asked);
         match (stop.why, asked) {
             (Why::Exec, _) => self.executed(tid),
@@ -224,11 +249,12 @@ impl Tracer {
             // Any stop takes the place of the one that was asked for (kernel/signal.c, ptrace_stop): no other will come.
             (_, Some(since)) => {
                 self.forget_asked(tid);
-                self.sample(stop, since);
+                self.sample(stop, Some(since));
             }
+            (Why::Tick, None) if self.threads.get(&tid).is_some_and(|t| t.timer.is_some()) => self.sample(stop, None),
             (Why::Made, None) => {}
             (Why::Trap, None) if !self.threads.contains_key(&tid) => self.newborn(stop),
-            (Why::Signal(_) | Why::Trap, None) => drop(begin_again(&stop)),
+            (Why::Signal(_) | Why::Trap | Why::Tick, None) => drop(begin_again(&stop)),
         }
     }
 
@@ -241,18 +267,31 @@ impl Tracer {
 
     /// A timer has ticked, or can tick no more.
     fn tick(&mut self, tid: Tid, over: bool) {
-        let Some(t) = self.threads.get_mut(&tid) else { return };
-        let Some(timer) = &mut t.timer else { return };
         let mut told = Told::default();
-        timer.told(&mut told);
-        let (pid, ticks) = (t.pid, told.ticks);
-        self.told(pid, told);
-        if ticks > 0 {
-            self.due(tid);
+        let Some(t) = self.threads.get_mut(&tid) else { return };
+        if let Some(timer) = &mut t.timer {
+            timer.told(&mut told);
         }
+        let pid = t.pid;
+        self.ticked(tid, told.stops, told.ticks);
+        self.told(pid, told);
         if over && let Some(t) = self.threads.get_mut(&tid) {
             count_time(&self.p.shared, t);
-            t.timer = None;
+            (t.timer, t.quiet) = (None, None);
+        }
+    }
+
+    /// Takes note of a thread's ticks: of all that were told, one can still become a sample.
+    fn ticked(&mut self, tid: Tid, stops: u64, ticks: u64) {
+        let Some(t) = self.threads.get_mut(&tid) else { return };
+        t.coming += stops;
+        if t.coming >= NOT_COMING {
+            lock(&self.p.shared.tally).lost += std::mem::take(&mut t.coming);
+            self.time_anew(tid, None);
+        }
+        if ticks > 0 {
+            lock(&self.p.shared.tally).lost += ticks - 1;
+            self.due(tid);
         }
     }
 
@@ -275,6 +314,7 @@ impl Tracer {
     fn due(&mut self, tid: Tid) {
         let Some(t) = self.threads.get_mut(&tid) else { return };
         if t.asked.is_some() {
+            lock(&self.p.shared.tally).lost += 1;
             return;
         }
         // One that has gone to sleep since is left alone: stopping it would end its system call.
@@ -284,7 +324,7 @@ impl Tracer {
             t.asked = Some(now);
             self.asked.push(tid);
         } else {
-            let past = t.timer.as_mut().map_or(0, Timer::next);
+            let past = t.timer.as_mut().map_or(0, |t| t.next(Tick::Told));
             lock(&self.p.shared.tally).lost += 1 + past;
         }
     }
@@ -317,16 +357,37 @@ impl Tracer {
         }
     }
 
-    /// Takes a thread's sample and lets it go on.
-    fn sample(&mut self, stop: Stopped, asked: u64) {
+    /// Takes a thread's sample and lets it go on. `asked`: when it was asked to stop, if it was; else it is a tick.
+    fn sample(&mut self, stop: Stopped, asked: Option<u64>) {
         let tid = stop.tid;
         let Some(t) = self.threads.get_mut(&tid) else { return };
         let pid = t.pid;
         let space = lock(&self.p.shared.spaces).get(&pid).cloned();
-        let Ok((mut sample, past)) = self.holder.take(stop, pid, space.as_deref(), &t.blocks, &mut t.timer) else {
+        let tick = if stop.why == Why::Tick { Tick::Stop } else { Tick::Told };
+        let taken = self
+            .holder
+            .take(stop, pid, space.as_deref(), &t.blocks, &mut t.timer, tick);
+        let Ok((mut sample, past)) = taken else {
             return; // killed while it stood
         };
-        let held = sys::now() - asked;
+        let let_go = sys::now();
+        let mut told = Told::default();
+        let ticks = t.timer.is_some();
+        if let Some(timer) = &mut t.timer {
+            timer.told(&mut told);
+            timer.let_go(let_go);
+        }
+        let mut since = asked.unwrap_or(sample.time);
+        let mut past = past;
+        if tick == Tick::Stop {
+            if told.stops > 0 {
+                since = told.stop_time;
+            }
+            let all = std::mem::take(&mut t.coming) + std::mem::take(&mut told.stops);
+            // One stop for both kinds of ticks gives one sample.
+            past += all.saturating_sub(1) + u64::from(asked.is_some() && ticks);
+        }
+        let held = let_go.saturating_sub(since);
         let time = sample.time;
         let mut fresh = false;
         if space.is_some() {
@@ -335,7 +396,10 @@ impl Tracer {
                 fresh |= self.seen.insert((f.code, f.fingerprint));
             }
         }
+        self.ticked(tid, told.stops, told.ticks);
+        self.told(pid, told);
         self.tell_mappings(pid, time);
+        self.find_signal(pid, time);
         let mut tally = lock(&self.p.shared.tally);
         tally.hold(held);
         tally.lost += past;
@@ -354,17 +418,22 @@ impl Tracer {
 
     /// Tells what was mapped up to this time.
     fn tell_mappings(&mut self, pid: Pid, time: u64) {
-        let mut silent = false;
+        let (mut silent, mut ticked) = (false, Vec::new());
         let mut told = Told::default();
-        for t in self.threads.values_mut().filter(|t| t.pid == pid) {
+        for (tid, t) in self.threads.iter_mut().filter(|(_, t)| t.pid == pid) {
             match &mut t.timer {
                 Some(timer) if timer.event().is_some() => timer.told(&mut told),
                 _ => silent = true,
             }
+            if told.stops + told.ticks > 0 {
+                let (stops, ticks) = (std::mem::take(&mut told.stops), std::mem::take(&mut told.ticks));
+                ticked.push((*tid, stops, ticks));
+            }
         }
-        let ticks = std::mem::take(&mut told.ticks);
+        for (tid, stops, ticks) in ticked {
+            self.ticked(tid, stops, ticks);
+        }
         self.told(pid, told);
-        debug_assert!(ticks < 1 << 20, "ticks that were overtaken by their samples");
         let Some(m) = self.members.get_mut(&pid) else { return };
         let mut notes = Vec::new();
         if silent && time.saturating_sub(m.looked) > LOOK_AGAIN {

@@ -1,6 +1,6 @@
 //! Which processes and threads are traced: taken in when asked for or born of traced ones, forgotten when they end.
 
-use super::{Member, Traced, Tracer, count_time};
+use super::{Member, SIGNAL_LASTS, Traced, Tracer, count_time};
 use crate::capture::blocks::MAX_AHEAD;
 use crate::capture::ptrace::timer::{RunState, Timer};
 use crate::capture::ptrace::{Note, lock, status};
@@ -13,6 +13,8 @@ impl Tracer {
     pub(super) fn attach(&mut self, pid: Pid, at_exec: bool) -> Result<()> {
         let member = self.members.entry(pid).or_default();
         member.at_exec = at_exec;
+        member.signal = status::tick_signal(pid);
+        member.signal_found = sys::now();
         if at_exec {
             self.own_child = Some(pid);
         }
@@ -34,7 +36,8 @@ impl Tracer {
                         return Err(status::refused(pid, &e));
                     }
                 }
-                self.add(pid, tid, !at_exec);
+                let signal = status::tick_signal(tid);
+                self.add(pid, tid, (!at_exec).then_some(signal));
                 new = true;
             }
             if !new {
@@ -44,38 +47,85 @@ impl Tracer {
         Ok(())
     }
 
-    /// Notes a traced thread; `timed`: it may be sampled.
-    fn add(&mut self, pid: Pid, tid: Tid, timed: bool) {
-        let mut timer = None;
-        if timed {
-            timer = Timer::new(self.p.kind, pid, tid, self.period());
-            if let Some(timer) = &mut timer {
-                // Without a place in the set it would never be heard of.
-                let heard = timer.event().is_none_or(|e| self.epoll.add(e, tid.into()).is_ok());
-                if self.started && heard {
-                    timer.start();
-                }
-            }
-        }
+    /// Notes a traced thread. With `timed` it may be sampled, and this signal stops it at its ticks.
+    fn add(&mut self, pid: Pid, tid: Tid, timed: Option<Option<i32>>) {
         let traced = Traced {
             pid,
-            timer,
+            timer: None,
+            quiet: None,
             running: RunState::new(pid, tid),
             asked: None,
+            coming: 0,
             blocks: Vec::with_capacity(MAX_AHEAD),
         };
         self.threads.insert(tid, traced);
+        if let Some(signal) = timed {
+            self.give_timer(tid, signal);
+        }
+    }
+
+    fn give_timer(&mut self, tid: Tid, signal: Option<i32>) {
+        let (kind, period) = (self.p.kind, self.period());
+        let Some(t) = self.threads.get_mut(&tid) else { return };
+        t.timer = Timer::new(kind, t.pid, tid, period, signal);
+        if let Some(timer) = &mut t.timer {
+            // Without a place in the set it would never be heard of.
+            let heard = timer.event().is_none_or(|e| self.epoll.add(e, tid.into()).is_ok());
+            if self.started && heard {
+                timer.start();
+            }
+        }
+    }
+
+    /// Replaces a thread's timer.
+    pub(super) fn time_anew(&mut self, tid: Tid, signal: Option<i32>) {
+        let Some(t) = self.threads.get_mut(&tid) else { return };
+        let Some(mut old) = t.timer.take() else { return };
+        old.stop();
+        lock(&self.p.shared.tally).cpu_time += old.count();
+        t.quiet = Some(old);
+        self.give_timer(tid, signal);
+    }
+
+    /// Finds out now and then which signal may stop the threads of a process: it may have begun to handle the one that
+    /// does.
+    pub(super) fn find_signal(&mut self, pid: Pid, time: u64) {
+        let Some(m) = self.members.get_mut(&pid) else { return };
+        if time.saturating_sub(m.signal_found) < SIGNAL_LASTS {
+            return;
+        }
+        let before = std::mem::replace(&mut m.signal, status::tick_signal(pid));
+        m.signal_found = time;
+        if before.is_some() && m.signal != before {
+            let tids: Vec<Tid> = self
+                .threads
+                .iter()
+                .filter(|(_, t)| t.pid == pid)
+                .map(|(tid, _)| *tid)
+                .collect();
+            for tid in tids {
+                self.time_anew(tid, status::tick_signal(tid));
+            }
+        }
     }
 
     /// Takes in a thread that a traced one has made, or lets go of what nobody asked for.
     pub(super) fn newborn(&mut self, stop: Stopped) {
         let tid = stop.tid;
         let Some((pid, parent)) = status::ids(tid) else { return }; // killed
-        if self.members.contains_key(&pid) {
-            self.add(pid, tid, true);
+        // What it blocks now is what the C library has a new thread block.
+        let known = |m: &Member| m.signal;
+        if let Some(signal) = self.members.get(&pid).map(known) {
+            self.add(pid, tid, Some(signal));
             self.push(Note::Event(Event::Thread { pid, tid }));
         } else if self.p.follow && pid == tid {
-            self.members.insert(pid, Member::default());
+            let signal = self.members.get(&parent).and_then(known);
+            let member = Member {
+                signal,
+                signal_found: sys::now(),
+                ..Member::default()
+            };
+            self.members.insert(pid, member);
             // It has its parent's memory. Told at once: a child may live for a few samples only.
             let mut spaces = lock(&self.p.shared.spaces);
             if let Some(space) = spaces.get(&parent).cloned() {
@@ -83,7 +133,7 @@ impl Tracer {
             }
             drop(spaces);
             self.push(Note::Event(Event::Fork { pid, parent }));
-            self.add(pid, tid, true);
+            self.add(pid, tid, Some(signal));
         } else {
             stop.detach();
         }
@@ -97,10 +147,12 @@ impl Tracer {
         self.asked.retain(|tid| self.threads.contains_key(tid));
         let member = self.members.entry(pid).or_default();
         member.tidings.clear();
-        let begun = std::mem::take(&mut member.at_exec);
+        member.signal = status::tick_signal(pid);
+        member.signal_found = sys::now();
+        let (begun, signal) = (std::mem::take(&mut member.at_exec), member.signal);
         let started = self.started;
         self.started |= begun;
-        self.add(pid, pid, true);
+        self.add(pid, pid, Some(signal));
         self.started = started;
         lock(&self.p.shared.spaces).remove(&pid);
         let comm = process::thread_name(pid, pid).unwrap_or_default().into_bytes();
