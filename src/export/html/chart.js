@@ -68,10 +68,6 @@ class TreeSource {
     return { all: this.view.all[id], self: this.view.self[id] };
   }
 
-  isBelow(id, top) {
-    return id >= top && id < this.view.end[top];
-  }
-
   move(id, key) {
     const { view } = this;
     if (key === "out") return view.depth[id] > this.skip ? view.parent[id] : id;
@@ -219,10 +215,6 @@ class TimeSource {
   samples(id) {
     const b = this.boxes[id];
     return b ? { span: b.end - b.start, seen: b.samples, from: b.start + this.origin } : {};
-  }
-
-  isBelow() {
-    return true;
   }
 
   // Boxes are made for what is in view, so keys move among those.
@@ -407,7 +399,7 @@ class Chart {
   zoomTo(from, to) {
     const width = this.source.width;
     const least = Math.min(width, this.source.prepare ? 10 : 0.5);
-    let span = Math.min(width, Math.max(least, to - from));
+    const span = Math.min(width, Math.max(least, to - from));
     from = Math.min(Math.max(0, from), width - span);
     const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
     const [from0, to0, start] = [this.from, this.to, performance.now()];

@@ -20,7 +20,7 @@ class Details {
       ["Self", `${percent(model.totals.self[fn], model.total)} · ${plural(model.totals.self[fn], "sample")}`],
       ["Kind", KIND_NAMES[kind]],
       ["Module", modules[f.module[fn]]],
-      [kind === "python" ? "File" : "Source", files[f.file[fn]] + (f.line[fn] ? ":" + f.line[fn] : "")],
+      [kind === "python" ? "File" : "Source", model.source(fn)],
     ].filter(([, text]) => text);
     const list = el("dl", null);
     for (const [key, text] of facts) list.append(el("dt", { text: key }), el("dd", null, el("bdi", { text })));

@@ -44,10 +44,14 @@ class Model {
 
   // Where a function is, in words.
   place(fn) {
-    const { functions: f, files, modules } = this.profile;
-    const file = files[f.file[fn]];
-    const line = f.line[fn] ? ":" + f.line[fn] : "";
-    return this.kind(fn) === "python" ? file + line : modules[f.module[fn]];
+    const { functions: f, modules } = this.profile;
+    return this.kind(fn) === "python" ? this.source(fn) : modules[f.module[fn]];
+  }
+
+  // Its source file, if one is known.
+  source(fn) {
+    const { functions: f, files } = this.profile;
+    return files[f.file[fn]] + (f.line[fn] ? ":" + f.line[fn] : "");
   }
 
   // What is searched: name, place and source file.
@@ -95,8 +99,6 @@ class Model {
   derive() {
     const { tree, functions } = this.profile;
     const self = this.weights();
-    this.taken = 0; // samples before stacks are left out for what they contain
-    for (let i = 0; i < tree.n; i++) this.taken += self[i];
     for (const { matches } of this.only) {
       const under = this.under(tree, matches);
       for (let i = 0; i < tree.n; i++) if (!under[i]) self[i] = 0;

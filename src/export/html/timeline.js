@@ -86,7 +86,7 @@ class Timeline {
   }
 
   // Samples by track, column and kind.
-  count(columns) {
+  binned(columns) {
     if (this.bins?.columns === columns) return this.bins;
     const { ticks, tree, functions, kinds } = this.model.profile;
     const lane = new Int32Array(this.order.length).fill(-1);
@@ -123,7 +123,7 @@ class Timeline {
     c.fillRect(0, 0, width, height);
     // Columns wide enough for some samples each, or a busy thread would look like a comb.
     const columns = Math.max(1, Math.floor(Math.min(width / 3, model.whole / model.period / 6)));
-    const { data } = this.count(columns);
+    const { data } = this.binned(columns);
     // The busiest column of all threads is full.
     let full = 1;
     for (let i = 0; i < data.length; i += kinds.length) {
