@@ -154,7 +154,7 @@ class FunctionTable {
       { key: "function", title: "Function", sort: (a, b) => (f.name[a] < f.name[b] ? -1 : f.name[a] > f.name[b] ? 1 : 0), cell: (fn) => functionName(model, fn) },
       { key: "kind", title: "Kind", sort: (a, b) => f.kind[a] - f.kind[b], cell: (fn) => KIND_NAMES[model.kind(fn)] },
       { key: "module", title: "Module", sort: (a, b) => (modules[f.module[a]] < modules[f.module[b]] ? -1 : 1), cell: (fn) => el("bdi", { text: modules[f.module[fn]] }) },
-      { key: "place", title: "Source", cell: (fn) => el("bdi", { class: "dim", text: model.source(fn), title: shorten(model.source(fn), 600) }) },
+      { key: "place", title: "Source", cell: (fn) => el("bdi", { class: "dim", text: baseName(model.source(fn)), title: shorten(model.source(fn), 600) }) },
     ].filter((c) => options.columns.includes(c.key));
     this.rows = new Rows({
       id: options.id,
