@@ -7,7 +7,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use nativeprof::interp::code::CodeTable;
-use nativeprof::interp::{frames, tables};
+use nativeprof::interp::frames::{self, Last};
+use nativeprof::interp::tables;
 use nativeprof::layout::{Anchor, Layout, NONE, Position};
 use nativeprof::process::memory::Memory;
 use nativeprof::sample::{Groups, PyRef, PyWalk, Sample, StackBytes};
@@ -114,15 +115,16 @@ fn main() {
         let per_frame = [20, 900].map(|depth| {
             let sample = sample(layout, depth);
             let mut codes = CodeTable::default();
-            let mut groups = Groups::default();
-            frames::groups(&sample, layout, &mut codes, &memory, &mut groups);
+            let (mut last, mut groups) = (Last::default(), Groups::default());
+            frames::groups(&sample, layout, &mut codes, &memory, &mut last, &mut groups);
             let frames: usize = groups.list.iter().map(|g| groups.frames(g).len()).sum();
             assert_eq!(frames as u64, depth, "all frames are found");
             let rounds = 200_000 / depth;
             let run = |_| {
                 let start = Instant::now();
                 for _ in 0..rounds {
-                    frames::groups(black_box(&sample), layout, &mut codes, &memory, &mut groups);
+                    last = Last::default(); // as if all were new
+                    frames::groups(black_box(&sample), layout, &mut codes, &memory, &mut last, &mut groups);
                     black_box(&groups);
                 }
                 start.elapsed().as_secs_f64() * 1e9 / (rounds * depth) as f64

@@ -9,7 +9,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::capture::Counts;
 use crate::code::CodeMap;
 use crate::error::Result;
-use crate::interp::{self, Runtime, code::CodeTable};
+use crate::interp::{Runtime, code::CodeTable, frames};
 use crate::layout::Space;
 use crate::merge::{self, Verdict};
 use crate::process::Process;
@@ -77,7 +77,7 @@ pub struct Session {
     /// Processes in whose samples there is code that is in no file.
     unfiled: FxHashSet<Pid>,
     /// Each thread's last stack, and the bytes of all.
-    last: FxHashMap<Tid, (Memo, Path)>,
+    last: FxHashMap<Tid, Last>,
     last_bytes: usize,
     /// When there: the places that the unwinder asked for, and whether the stack needed more than tables.
     pub touched: Option<Touched>,
@@ -111,9 +111,19 @@ impl CodeMap for Watched<'_> {
     }
 }
 
-/// Bytes that a thread's last stack takes.
-fn bytes((memo, path): &(Memo, Path)) -> usize {
-    memo.bytes() + path.bytes()
+/// A thread's last stack, in the stages that it passes.
+#[derive(Default)]
+struct Last {
+    python: frames::Last,
+    memo: Memo,
+    path: Path,
+}
+
+impl Last {
+    /// Bytes on the heap.
+    fn bytes(&self) -> usize {
+        self.python.bytes() + self.memo.bytes() + self.path.bytes()
+    }
 }
 
 /// What the source must be told after an event.
@@ -158,7 +168,8 @@ impl Session {
                     pid: s.pid,
                     parent: m.parent,
                 };
-                interp::frames::see_codes(s, &i.layout, &mut self.codes, &memory);
+                let last = self.last.get(&s.tid).map(|last| &last.python);
+                frames::see_codes(s, &i.layout, &mut self.codes, &memory, last);
             }
         }
     }
@@ -258,6 +269,9 @@ impl Session {
             self.tell(s.pid, learn)?;
         }
         let m = &self.members[&s.pid];
+        let last = self.last.entry(s.tid).or_default();
+        self.last_bytes -= last.bytes();
+        let Last { python, memo, path } = last;
         match &m.python {
             Some(Python {
                 interpreter: Some(i), ..
@@ -267,15 +281,12 @@ impl Session {
                     pid: s.pid,
                     parent: m.parent,
                 };
-                interp::frames::groups(s, &i.layout, &mut self.codes, &memory, &mut self.groups);
+                frames::groups(s, &i.layout, &mut self.codes, &memory, python, &mut self.groups);
             }
             _ => self.groups.clear(),
         }
         self.unwinder.expect(self.groups.list.iter().filter_map(|g| g.anchor));
         self.sampled.insert((s.pid, s.tid));
-        let last = self.last.entry(s.tid).or_default();
-        self.last_bytes -= bytes(last);
-        let (memo, path) = last;
         self.native.clear();
         let native_cut = match &s.regs {
             _ if !self.options.native => None,
@@ -340,7 +351,7 @@ impl Session {
             RawFrame::Python { code, .. } => self.codes.get(*code).text_bytes(),
             _ => 0,
         });
-        self.last_bytes += memo.bytes() + path.bytes();
+        self.last_bytes += last.bytes();
         if self.last_bytes > MOST_LAST {
             self.forget_last();
         }

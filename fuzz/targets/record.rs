@@ -4,7 +4,8 @@
 use libfuzzer_sys::fuzz_target;
 use nativeprof::capture::ebpf::record;
 use nativeprof::interp::code::CodeTable;
-use nativeprof::interp::{frames, tables};
+use nativeprof::interp::frames::{self, Last};
+use nativeprof::interp::tables;
 use nativeprof::merge;
 use nativeprof::sample::Groups;
 use nativeprof_fuzz::Mirrors;
@@ -15,7 +16,8 @@ fuzz_target!(|data: &[u8]| {
     };
     for (_, layout) in tables::ROWS {
         let mut groups = Groups::default();
-        frames::groups(&sample, layout, &mut CodeTable::default(), &Mirrors(data), &mut groups);
+        let (codes, last) = (&mut CodeTable::default(), &mut Last::default());
+        frames::groups(&sample, layout, codes, &Mirrors(data), last, &mut groups);
         let frames: usize = groups.list.iter().map(|g| groups.frames(g).len()).sum();
         assert!(frames <= sample.python.len());
         merge::python_only(&groups, None, &mut Vec::new());

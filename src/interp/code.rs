@@ -55,11 +55,17 @@ pub struct CodeTable {
     bytes: usize,
     /// Entries of `known`, over all processes.
     addresses: usize,
+    generation: u64,
 }
 
 impl CodeTable {
     pub fn get(&self, id: CodeId) -> &Code {
         &self.codes[id.0 as usize]
+    }
+
+    /// Changes when what was seen at an address may not hold any more.
+    pub fn generation(&self) -> u64 {
+        self.generation
     }
 
     /// The code object at `avma`, read now if it is new.
@@ -126,6 +132,7 @@ impl CodeTable {
         self.addresses -= self.known.remove(&pid).map_or(0, |k| k.len());
         self.parents.remove(&pid);
         self.recent = Recent::default();
+        self.generation += 1;
     }
 }
 

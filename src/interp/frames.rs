@@ -11,10 +11,63 @@ pub(super) const SHIM: u8 = 3;
 /// FRAME_OWNED_BY_GENERATOR
 const GENERATOR: u8 = 1;
 
-/// The Python frames of a sample in groups, in place of what is in `groups`. Reads code objects that are new.
-pub fn groups(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory: &dyn Memory, groups: &mut Groups) {
+/// A thread's Python frames in its last sample, and what they were found to be: deep stacks change at their inner end
+/// only. Outermost first, so that what stays the same stays in place.
+#[derive(Default)]
+pub struct Last {
+    pid: Pid,
+    /// Of the code table.
+    generation: u64,
+    layout: Option<Layout>,
+    frames: Vec<(PyRef, Option<PyFrame>)>,
+}
+
+impl Last {
+    /// Bytes on the heap.
+    pub fn bytes(&self) -> usize {
+        size_of::<(PyRef, Option<PyFrame>)>() * self.frames.capacity()
+    }
+
+    /// Frames at the outer end of a sample that are the same, code objects included, as they were in the last one.
+    fn same(&self, sample: &Sample, layout: &Layout, codes: &CodeTable) -> usize {
+        if (self.pid, self.generation) != (sample.pid, codes.generation()) || self.layout.as_ref() != Some(layout) {
+            return 0;
+        }
+        // A code object that could not be had is asked for again.
+        let known = |named: &Option<PyFrame>| !matches!(named, Some(PyFrame::Lost(_)));
+        let pairs = self.frames.iter().zip(sample.python.iter().rev());
+        pairs.take_while(|((f, named), new)| f == *new && known(named)).count()
+    }
+
+    /// Makes this sample the last one.
+    fn take(&mut self, sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory: &dyn Memory) {
+        let same = self.same(sample, layout, codes);
+        self.frames.truncate(same);
+        for f in sample.python.iter().rev().skip(same) {
+            let named = if f.owner < SHIM || layout.anchor != Anchor::Shim {
+                py_frame(sample.pid, f, layout, codes, memory)
+            } else {
+                None
+            };
+            self.frames.push((*f, named));
+        }
+        (self.pid, self.generation, self.layout) = (sample.pid, codes.generation(), Some(*layout));
+    }
+}
+
+/// The Python frames of a sample in groups, in place of what is in `groups`; `last` is of the same thread. Reads code
+/// objects that are new.
+pub fn groups(
+    sample: &Sample,
+    layout: &Layout,
+    codes: &mut CodeTable,
+    memory: &dyn Memory,
+    last: &mut Last,
+    groups: &mut Groups,
+) {
     groups.clear();
-    in_chain_order(sample, layout, codes, memory, groups);
+    last.take(sample, layout, codes, memory);
+    in_chain_order(sample, layout, &last.frames, groups);
     // The chains of several thread states (subinterpreters) come one after the other; the stack tells their order.
     let list = &mut groups.list;
     if !list.is_sorted_by_key(|g| g.anchor) && list.iter().all(|g| g.anchor.is_some()) {
@@ -22,20 +75,22 @@ pub fn groups(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory: &
     }
 }
 
-/// Reads the code objects of a sample that are new, and nothing else.
-pub fn see_codes(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory: &dyn Memory) {
-    for f in sample.python.iter().filter(|f| f.owner < SHIM) {
+/// Reads the code objects of a sample that are new, and nothing else; `last` is of the same thread.
+pub fn see_codes(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory: &dyn Memory, last: Option<&Last>) {
+    let same = last.map_or(0, |last| last.same(sample, layout, codes));
+    let new = &sample.python[..sample.python.len() - same];
+    for f in new.iter().filter(|f| f.owner < SHIM) {
         let _ = codes.see(sample.pid, memory, layout, f.code, f.fingerprint); // the merge will say what is missing
     }
 }
 
-fn in_chain_order(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory: &dyn Memory, groups: &mut Groups) {
-    let mut name = |f: &PyRef| py_frame(sample.pid, f, layout, codes, memory);
+/// `known`: the sample's frames and what they are, outermost first.
+fn in_chain_order(sample: &Sample, layout: &Layout, known: &[(PyRef, Option<PyFrame>)], groups: &mut Groups) {
     match layout.anchor {
         Anchor::EvalRange => {
-            for f in &sample.python {
+            for (_, named) in known.iter().rev() {
                 groups.begin(None);
-                groups.extend(name(f));
+                groups.extend(*named);
             }
         }
         Anchor::CFramePerFrame => {
@@ -47,33 +102,33 @@ fn in_chain_order(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memor
             for m in marks.by_ref().take(extra) {
                 groups.begin(Some(m));
             }
-            for (i, f) in sample.python.iter().enumerate() {
+            for (i, (_, named)) in known.iter().rev().enumerate() {
                 let anchor = if i < early {
                     sample.regs.as_ref().map(Regs::sp)
                 } else {
                     marks.next()
                 };
                 groups.begin(anchor);
-                groups.extend(name(f));
+                groups.extend(*named);
             }
         }
         Anchor::CFramePerEntry => {
-            let mut frames = sample.python.iter().peekable();
+            let mut frames = known.iter().rev().peekable();
             for (i, mark) in sample.marks.iter().enumerate() {
                 groups.begin(Some(mark.frame));
                 // A CFrame just made or about to go still shows its caller's frame: that call runs no Python.
                 let outer = sample.marks.get(i + 1).map(|outer| outer.instr);
-                if outer != Some(mark.instr) && frames.peek().is_some_and(|f| f.frame == mark.instr) {
+                if outer != Some(mark.instr) && frames.peek().is_some_and(|(f, _)| f.frame == mark.instr) {
                     // The frame of a call that has just begun may not be marked as its first yet.
-                    while let Some(f) = frames.next_if(|f| Some(f.frame) != outer) {
-                        groups.extend(name(f));
+                    while let Some((f, named)) = frames.next_if(|(f, _)| Some(f.frame) != outer) {
+                        groups.extend(*named);
                         if f.entry {
                             break;
                         }
                     }
                 }
             }
-            let mut rest = frames.filter_map(name);
+            let mut rest = frames.filter_map(|(_, named)| *named);
             if let Some(first) = rest.next() {
                 groups.begin(None);
                 groups.extend([first]);
@@ -82,16 +137,16 @@ fn in_chain_order(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memor
         }
         Anchor::Shim => {
             // A group's frames come before its mark.
-            let mut frames = sample.python.as_slice();
+            let mut frames = known;
             while !frames.is_empty() {
-                let shim = frames.iter().position(|f| f.owner >= SHIM);
-                let (group, rest) = frames.split_at(shim.unwrap_or(frames.len()));
-                let mut group = group.iter().filter_map(&mut name).peekable();
+                let shim = frames.iter().rposition(|(f, _)| f.owner >= SHIM);
+                let (rest, group) = frames.split_at(shim.map_or(0, |at| at + 1));
+                let mut group = group.iter().rev().filter_map(|(_, named)| *named).peekable();
                 if shim.is_some() || group.peek().is_some() {
-                    groups.begin(rest.first().map(|f| f.frame));
+                    groups.begin(rest.last().map(|(f, _)| f.frame));
                     groups.extend(group);
                 }
-                frames = rest.get(1..).unwrap_or_default();
+                frames = &rest[..rest.len().saturating_sub(1)];
             }
         }
     }
@@ -127,6 +182,7 @@ fn py_frame(pid: Pid, f: &PyRef, layout: &Layout, codes: &mut CodeTable, memory:
 mod tests {
     use super::*;
     use crate::interp::tables;
+    use crate::sample::{CodeId, Cut};
 
     struct Nothing;
 
@@ -155,9 +211,66 @@ mod tests {
             ..Sample::default()
         };
         let mut got = Groups::default();
-        groups(&sample, layout, &mut CodeTable::default(), &Nothing, &mut got);
+        let (codes, last) = (&mut CodeTable::default(), &mut Last::default());
+        groups(&sample, layout, codes, &Nothing, last, &mut got);
         let got: Vec<_> = got.list.iter().map(|g| (g.anchor, got.frames(g).len())).collect();
         assert_eq!(got, expected, "{frames:x?} {cframes:x?}");
+    }
+
+    #[test]
+    fn what_is_the_same_as_last_time() {
+        let (_, layout) = tables::ROWS.iter().find(|(v, _)| *v == (3, 11)).expect("a row");
+        let (_, other) = tables::ROWS.iter().find(|(v, _)| *v == (3, 12)).expect("a row");
+        let frame = |frame| PyRef {
+            frame,
+            code: 10 * frame,
+            fingerprint: 7,
+            ..PyRef::default()
+        };
+        let named = Some(PyFrame::Code {
+            code: CodeId(0),
+            instr: 0,
+        });
+        // outermost first
+        let last = |lost: u64| Last {
+            pid: 1,
+            generation: 0,
+            layout: Some(*layout),
+            frames: (1..=4)
+                .map(|n| {
+                    (
+                        frame(n),
+                        if n == lost {
+                            Some(PyFrame::Lost(Cut::CodeGone))
+                        } else {
+                            named
+                        },
+                    )
+                })
+                .collect(),
+        };
+        let check = |expected: usize, lost: u64, layout: &Layout, codes: &CodeTable, change: &dyn Fn(&mut Sample)| {
+            let mut sample = Sample {
+                pid: 1,
+                python: (1..=4).rev().map(frame).collect(),
+                ..Sample::default()
+            };
+            change(&mut sample);
+            assert_eq!(last(lost).same(&sample, layout, codes), expected);
+        };
+        let codes = &mut CodeTable::default();
+        check(4, 0, layout, codes, &|_| {});
+        check(4, 0, layout, codes, &|s| s.python.insert(0, frame(5)));
+        check(2, 0, layout, codes, &|s| drop(s.python.drain(..2)));
+        check(0, 0, layout, codes, &|s| s.python.clear());
+        // the same place, another code object
+        check(2, 0, layout, codes, &|s| s.python[1].fingerprint = 8);
+        check(2, 0, layout, codes, &|s| s.python[1].instr = 2);
+        check(1, 2, layout, codes, &|_| {});
+        check(0, 0, layout, codes, &|s| s.pid = 2);
+        check(0, 0, other, codes, &|_| {});
+        codes.forget(1); // it runs another program
+        check(0, 0, layout, codes, &|_| {});
     }
 
     #[test]

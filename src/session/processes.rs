@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::{Learn, Session, bytes};
+use super::{Learn, Session};
 use crate::error::Result;
 use crate::interp::{self, Runtime};
 use crate::layout::{Interpreter, Space, Tls};
@@ -89,7 +89,7 @@ impl Session {
     /// Keeps of a thread or process that has ended only what its samples need: some programs make them by the million.
     pub(super) fn exit(&mut self, pid: Pid, tid: Tid, learn: &mut Learn<'_>) -> Result<()> {
         if let Some(last) = self.last.remove(&tid) {
-            self.last_bytes -= bytes(&last);
+            self.last_bytes -= last.bytes();
         }
         if !self.sampled.contains(&(pid, tid)) {
             self.threads.remove(&(pid, tid));

@@ -288,7 +288,8 @@ struct state {
 };
 
 #define STATE (AREA - 4096)       // place of the state in the area
-#define WINDOW (STATE - 8192)     // place of a copy of the page around the last frame
+#define WINDOW (STATE - 16384)    // place of a copy of the page around the last frame ...
+#define APART 8192                // ... and, behind it, of a frame that lies elsewhere
 #define LIMIT (WINDOW - 2 * PAGE)  // entries and pages start below this
 
 // `len` bytes, at most 128, of the thread's memory; 0 if they are not there. Valid until the next call.
@@ -504,25 +505,28 @@ static long walk_some(__u32 i, void *unused)
 			s->met_second = 1;
 		off = frame - window;
 		// From 3.11 on frames lie side by side, older ones lower (the data stack): where the last step was a short one,
-		// one read fetches all of this page that may hold the next ones.
+		// or this one is short from what was read before (entry frames lie elsewhere), one read fetches all of this page
+		// that may hold the next ones.
 		if (off > window_end) {
-			__u64 from = frame, len = size;
-			__s64 step = last - frame;
+			__u64 from = frame & ~(PAGE - 1), len = frame + size - from, to = 0;
 
-			if (step > 0 && step < (__s64)PAGE) {
-				from &= ~(PAGE - 1);
-				len = frame + size - from;
+			if (last - frame >= PAGE && window - frame >= PAGE) {
+				from = frame;
+				len = size;
+				to = APART;
 			}
 			BOUND(len, 0x1fff);
-			if (bpf_probe_read_user(area + WINDOW, len, (void *)from)) {
+			if (bpf_probe_read_user(area + WINDOW + to, len, (void *)from)) {
 				done = WALK_FAULT;
 				break;
 			}
-			window = from;
-			window_end = len - size;
-			off = frame - from;
+			off = frame - from + to;
+			if (!to) {
+				window = from;
+				window_end = len - size;
+			}
 		}
-		BOUND(off, 0x1fff);
+		BOUND(off, 0x3fff);
 		raw = area + WINDOW + off;
 		BOUND(at, WORDS);
 		if (at > LIMIT) {
