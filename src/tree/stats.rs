@@ -181,6 +181,11 @@ impl<'a> Stats<'a> {
         self.tally(self.frames.len(), |node| self.function(node))
     }
 
+    /// Self and total of groups of functions; `of_function` has the group of each, a number below `groups`.
+    pub fn group(&self, groups: usize, of_function: &[u32]) -> Vec<Counts> {
+        self.tally(groups, |node| of_function.get(self.function(node)? as usize).copied())
+    }
+
     /// Self and total of each module: a library or program, a Python file, `[kernel]`; those selected, in no order.
     pub fn modules(&self) -> Vec<(&'a str, Counts)> {
         let mut names = Vec::new();
@@ -193,9 +198,7 @@ impl<'a> Stats<'a> {
             })
         });
         let of_function: Vec<u32> = of_function.collect();
-        let counts = self.tally(names.len(), |node| {
-            self.function(node).map(|function| of_function[function as usize])
-        });
+        let counts = self.group(names.len(), &of_function);
         let rows = names.into_iter().zip(counts);
         rows.filter(|(_, counts)| counts.total > 0).collect()
     }

@@ -1,0 +1,368 @@
+//! What changed from one profile to another, and how far noise may account for it.
+//!
+//! For each row (function, module) the interval of its change is as wide as the wider of two estimates of noise:
+//!
+//! - of sampling: counts as those of independent samples, with both profiles' pooled share (the score test of two
+//!   proportions, or of two Poisson rates), which holds for small counts;
+//! - of time: samples of a thread are not independent, as a program does one thing for a while. Both recordings are cut
+//!   into as many blocks of equal length; the differences between blocks of the same position vary by what varies within
+//!   the runs, however long it lasts. Phases that both runs go through at the same pace fall out.
+//!
+//! The intervals hold all at once with the confidence asked for (Bonferroni: each gets its part of the error). A row
+//! whose interval leaves out zero has changed.
+
+use std::collections::HashMap;
+
+use super::profile::{Frame, FrameKind, Profile};
+use super::stats::{Counts, FunctionId, Stats, module};
+
+mod quantile;
+
+#[cfg(test)]
+mod tests;
+
+/// Blocks of time: enough for a variance, few enough for long ones.
+const MOST_BLOCKS: usize = 64;
+const FEWEST_BLOCKS: usize = 4;
+/// Samples in a block, at least, as long as that leaves some blocks.
+const PER_BLOCK: u64 = 50;
+/// Rows with fewer samples in both profiles together could not show any change, and are not tested.
+const LEAST: u64 = 10;
+
+/// What makes the profiles comparable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Norm {
+    /// Parts of all samples. Where one part grows, others shrink.
+    Share,
+    /// CPU seconds for each second of the recording.
+    Rate,
+    /// CPU seconds: for runs that did the same work.
+    Time,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    Function,
+    Module,
+}
+
+/// What is counted of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Count {
+    Own,
+    Total,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    pub norm: Norm,
+    pub by: By,
+    pub count: Count,
+    /// That no interval misses, between 0 and 1.
+    pub confidence: f64,
+}
+
+/// A row of both profiles.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Change<'a> {
+    /// A frame of the row (of the newer profile if it is there): a function, or one of the module.
+    pub frame: &'a Frame,
+    pub samples: (u64, u64),
+    /// In the unit of [`Norm`]: parts, or seconds (per second).
+    pub before: f64,
+    pub after: f64,
+    /// Interval of the change; `None` for a row with too few samples to tell anything.
+    pub interval: Option<(f64, f64)>,
+}
+
+impl Change<'_> {
+    pub fn change(&self) -> f64 {
+        self.after - self.before
+    }
+
+    /// Whether noise does not account for it.
+    pub fn is_significant(&self) -> bool {
+        self.interval.is_some_and(|(low, high)| low > 0.0 || high < 0.0)
+    }
+}
+
+/// The whole comparison.
+#[derive(Debug)]
+pub struct Diff<'a> {
+    /// Largest change first; those that noise accounts for after all that it does not.
+    pub rows: Vec<Change<'a>>,
+    /// CPU time altogether, for [`Norm::Rate`] and [`Norm::Time`].
+    pub all: Option<Change<'a>>,
+    /// Blocks of time; `None` where a profile has no timeline, and samples had to be taken as independent.
+    pub blocks: Option<usize>,
+}
+
+/// One number for what is the same in both profiles.
+pub struct Units<'a> {
+    /// By function of the older and of the newer profile.
+    pub of: [Vec<u32>; 2],
+    pub frames: Vec<&'a Frame>,
+}
+
+/// Compares `b` with the older `a`.
+pub fn diff<'a>(a: &'a Profile, b: &'a Profile, options: &Options) -> Diff<'a> {
+    let mut stats = [Stats::new(a), Stats::new(b)];
+    let units = match options.by {
+        By::Function => Units::of_functions(&stats[0], &stats[1]),
+        By::Module => Units::of_modules(&stats[0], &stats[1]),
+    };
+    let count = |counts: Counts| match options.count {
+        Count::Own => counts.own,
+        Count::Total => counts.total,
+    };
+    let samples = [stats[0].samples(), stats[1].samples()];
+    let counts = |i: usize| stats[i].group(units.frames.len(), &units.of[i]).into_iter().map(count);
+    let counts: Vec<(u64, u64)> = counts(0).zip(counts(1)).collect();
+    let tested: Vec<usize> = (0..counts.len())
+        .filter(|i| counts[*i].0 + counts[*i].1 >= LEAST)
+        .collect();
+
+    let profiles = [a, b];
+    let timed = (0..2).all(|i| profiles[i].timeline.len() as u64 == samples[i] && samples[i] > 0);
+    let blocks = (samples[0].min(samples[1]) / PER_BLOCK).clamp(FEWEST_BLOCKS as u64, MOST_BLOCKS as u64) as usize;
+    // By block, the samples of each tested row and of all.
+    let mut in_blocks: [Vec<(Vec<u64>, u64)>; 2] = Default::default();
+    if timed {
+        for i in 0..2 {
+            for own in own_by_block(profiles[i], blocks) {
+                stats[i].select(own);
+                let all = stats[i].group(units.frames.len(), &units.of[i]);
+                let rows = tested.iter().map(|row| count(all[*row])).collect();
+                in_blocks[i].push((rows, stats[i].samples()));
+            }
+        }
+    }
+
+    let scales = [0, 1].map(|i| scale(profiles[i], samples[i], options.norm));
+    let error = (1.0 - options.confidence) / (tested.len().max(1) as f64) / 2.0;
+    let z = quantile::student(error, quantile::NORMAL);
+    let t = quantile::student(error, blocks as u32 - 1);
+    let test = |x: (u64, u64), in_block: &dyn Fn(usize, usize) -> (u64, u64)| {
+        let [before, after] = [x.0 as f64 * scales[0], x.1 as f64 * scales[1]];
+        let pooled = (x.0 + x.1) as f64 / (1.0 / scales[0] + 1.0 / scales[1]);
+        let of_share = if options.norm == Norm::Share {
+            (1.0 - pooled).max(0.0)
+        } else {
+            1.0
+        };
+        let mut half = z * (pooled * (scales[0] + scales[1]) * of_share).sqrt();
+        if timed {
+            // A block's part of the change, with the expected share of its samples taken off where shares are compared.
+            let part = |i: usize, k: usize, whole: u64| {
+                let (here, all) = in_block(i, k);
+                let expected = match options.norm {
+                    Norm::Share => whole as f64 / samples[i].max(1) as f64 * all as f64,
+                    Norm::Rate | Norm::Time => 0.0,
+                };
+                scales[i] * (here as f64 - expected)
+            };
+            let parts: Vec<f64> = (0..blocks).map(|k| part(1, k, x.1) - part(0, k, x.0)).collect();
+            let mean = parts.iter().sum::<f64>() / blocks as f64;
+            let squares: f64 = parts.iter().map(|part| (part - mean).powi(2)).sum();
+            half = half.max(t * (squares * blocks as f64 / (blocks as f64 - 1.0)).sqrt());
+        }
+        (before, after, (after - before - half, after - before + half))
+    };
+    let sound = scales.iter().all(|scale| scale.is_finite() && *scale > 0.0);
+    let mut rows: Vec<Change<'a>> = Vec::new();
+    let mut next = 0;
+    for (unit, frame) in units.frames.iter().enumerate() {
+        let x = counts[unit];
+        if x == (0, 0) {
+            continue;
+        }
+        let of = |x: u64, scale: f64| if scale.is_finite() { x as f64 * scale } else { 0.0 };
+        let mut row = Change {
+            frame,
+            samples: x,
+            before: of(x.0, scales[0]),
+            after: of(x.1, scales[1]),
+            interval: None,
+        };
+        if tested.get(next) == Some(&unit) {
+            if sound {
+                let at = next;
+                let (_, _, interval) = test(x, &|i, k| (in_blocks[i][k].0[at], in_blocks[i][k].1));
+                row.interval = Some(interval);
+            }
+            next += 1;
+        }
+        rows.push(row);
+    }
+    rows.sort_by(|a, b| {
+        let order = |row: &Change<'_>| (row.is_significant(), row.interval.is_some());
+        let size = |row: &Change<'_>| row.change().abs();
+        order(b)
+            .cmp(&order(a))
+            .then(size(b).total_cmp(&size(a)))
+            .then_with(|| a.frame.name.cmp(&b.frame.name))
+    });
+    let root = [b, a]
+        .into_iter()
+        .find_map(|p| p.frames.get(p.nodes.first()?.frame as usize));
+    let all = root.filter(|_| sound && options.norm != Norm::Share).map(|frame| {
+        let x = (samples[0], samples[1]);
+        let (before, after, interval) = test(x, &|i, k| (in_blocks[i][k].1, in_blocks[i][k].1));
+        Change {
+            frame,
+            samples: x,
+            before,
+            after,
+            interval: Some(interval),
+        }
+    });
+    Diff {
+        rows,
+        all,
+        blocks: timed.then_some(blocks),
+    }
+}
+
+/// What a sample counts in the unit of the comparison; infinite if the profile does not tell.
+fn scale(profile: &Profile, samples: u64, norm: Norm) -> f64 {
+    let rate = profile.meta.rate as f64;
+    match norm {
+        Norm::Share => 1.0 / samples as f64,
+        Norm::Rate => 1.0 / (rate * profile.meta.duration),
+        Norm::Time => 1.0 / rate,
+    }
+}
+
+/// Samples that ended in each node, for each block of time.
+fn own_by_block(profile: &Profile, blocks: usize) -> impl Iterator<Item = Vec<u64>> {
+    let times = || profile.timeline.iter().map(|tick| tick.time);
+    let (first, last) = (times().min().unwrap_or(0), times().max().unwrap_or(0));
+    let span = u128::from(last - first) + 1;
+    let block = move |time: u64| (u128::from(time - first) * blocks as u128 / span) as usize;
+    let mut by_block: Vec<Vec<u32>> = vec![Vec::new(); blocks];
+    for tick in &profile.timeline {
+        by_block[block(tick.time)].push(tick.node);
+    }
+    let nodes = profile.nodes.len();
+    by_block.into_iter().map(move |ticks| {
+        let mut own = vec![0; nodes];
+        for node in ticks {
+            if let Some(count) = own.get_mut(node as usize) {
+                *count += 1;
+            }
+        }
+        own
+    })
+}
+
+/// A key of frames that stand for the same thing; the later ones forgive more.
+type KeyOf = fn(&Frame) -> Option<String>;
+
+const FUNCTIONS: &[KeyOf] = &[
+    |f| {
+        Some(format!(
+            "{:?};{};{};{};{};{}",
+            f.kind,
+            f.name,
+            f.filename,
+            f.module,
+            f.first_line,
+            address(f)
+        ))
+    },
+    // Moved within its file; another build of the module.
+    |f| Some(format!("{:?};{};{};{}", f.kind, full_name(f), f.filename, f.module)),
+    // Its file is in another folder.
+    |f| (f.kind == FrameKind::Python).then(|| format!("{};{}", full_name(f), base(&f.filename))),
+];
+
+const MODULES: &[KeyOf] = &[
+    |f| Some(module(f).to_string()),
+    |f| (f.kind == FrameKind::Python).then(|| base(&f.filename).to_string()),
+];
+
+/// That of an inlined function is where it was inlined.
+fn address(frame: &Frame) -> u64 {
+    if frame.kind == FrameKind::Inlined {
+        0
+    } else {
+        frame.address
+    }
+}
+
+fn full_name(frame: &Frame) -> &str {
+    if frame.qualname.is_empty() {
+        &frame.name
+    } else {
+        &frame.qualname
+    }
+}
+
+fn base(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+impl<'a> Units<'a> {
+    pub fn of_functions(a: &Stats<'a>, b: &Stats<'a>) -> Units<'a> {
+        Units::by_keys(a, b, FUNCTIONS)
+    }
+
+    pub fn of_modules(a: &Stats<'a>, b: &Stats<'a>) -> Units<'a> {
+        Units::by_keys(a, b, MODULES)
+    }
+
+    /// Pairs by the first key, and what is left by the next ones, as far as these are unique on both sides.
+    fn by_keys(a: &Stats<'a>, b: &Stats<'a>, keys: &[KeyOf]) -> Units<'a> {
+        const NONE: u32 = u32::MAX;
+        let stats = [a, b];
+        // What has one first key is one thing; each has its first function.
+        let mut frames: [Vec<&'a Frame>; 2] = Default::default();
+        let mut thing_of: [Vec<u32>; 2] = Default::default();
+        for i in 0..2 {
+            let mut known: HashMap<Option<String>, u32> = HashMap::new();
+            for id in 0..stats[i].len() as FunctionId {
+                let frame = stats[i].frame(id);
+                let thing = *known.entry(keys[0](frame)).or_insert_with(|| {
+                    frames[i].push(frame);
+                    frames[i].len() as u32 - 1
+                });
+                thing_of[i].push(thing);
+            }
+        }
+        let mut pair = vec![NONE; frames[0].len()];
+        let mut paired = vec![false; frames[1].len()];
+        for key in keys {
+            // Key -> things of both sides that have it and no partner so far.
+            let mut having: HashMap<String, [Vec<u32>; 2]> = HashMap::new();
+            for (i, frames) in frames.iter().enumerate() {
+                for (at, frame) in frames.iter().enumerate() {
+                    let free = if i == 0 { pair[at] == NONE } else { !paired[at] };
+                    if let Some(key) = key(frame).filter(|_| free) {
+                        having.entry(key).or_default()[i].push(at as u32);
+                    }
+                }
+            }
+            for [left, right] in having.into_values() {
+                if let ([left], [right]) = (&left[..], &right[..]) {
+                    pair[*left as usize] = *right;
+                    paired[*right as usize] = true;
+                }
+            }
+        }
+        // Units are the things of the newer profile, then those that only the older one has.
+        let mut all = frames[1].clone();
+        let mut unit_of_left = pair;
+        for (left, unit) in unit_of_left.iter_mut().enumerate() {
+            if *unit == NONE {
+                *unit = all.len() as u32;
+                all.push(frames[0][left]);
+            }
+        }
+        let [left, right] = thing_of;
+        let left = left.into_iter().map(|thing| unit_of_left[thing as usize]).collect();
+        Units {
+            of: [left, right],
+            frames: all,
+        }
+    }
+}
