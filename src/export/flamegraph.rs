@@ -5,7 +5,8 @@
 
 use std::io::{self, Write};
 
-use inferno::flamegraph::color::{BackgroundColor, Color, PaletteMap};
+pub use inferno::flamegraph::color::Color;
+use inferno::flamegraph::color::{BackgroundColor, PaletteMap};
 use inferno::flamegraph::{Options, TextTruncateDirection};
 
 use super::collapsed::{NO_STACK, NO_STACK_BELOW, field, is_group};
@@ -40,17 +41,49 @@ const LEGEND: &[(&str, Color)] = &[
     ("process, thread", GROUP),
 ];
 
+/// What a picture says and which colours it has.
+pub struct Look<'a> {
+    pub title: String,
+    pub subtitle: String,
+    /// What is counted, and how much of it a count of the profile is.
+    pub count_name: &'a str,
+    pub factor: f64,
+    /// Text and colour of a block, from its frame and line. Blocks with one text have one colour.
+    pub paint: &'a dyn Fn(&Frame, u32) -> (String, Color),
+    pub legend: &'a [(&'a str, Color)],
+}
+
 /// Writes the profile as a flame graph.
 pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
+    let total = profile.nodes.first().map_or(0, |root| root.count);
+    let paint = |frame: &Frame, line: u32| {
+        let text = block_text(frame, line);
+        let color = shade(color(frame.kind), &text);
+        (text, color)
+    };
+    let look = Look {
+        title: title(&profile.meta, total),
+        subtitle: subtitle(&profile.meta),
+        count_name: "samples",
+        factor: 1.0,
+        paint: &paint,
+        legend: LEGEND,
+    };
+    draw(profile, &look, out)
+}
+
+/// Writes the profile as a flame graph of another look.
+pub fn draw(profile: &Profile, look: &Look<'_>, out: &mut dyn Write) -> io::Result<()> {
     let mut palette = PaletteMap::default();
-    let (lines, total) = draw_lines(profile, &mut palette);
+    let (lines, total) = draw_lines(profile, look.paint, &mut palette);
     if total == 0 {
-        return write_empty(&profile.meta, out);
+        return write_empty(&look.title, out);
     }
     let mut options = Options::default();
-    options.title = title(&profile.meta, total);
-    options.subtitle = Some(subtitle(&profile.meta));
-    options.count_name = "samples".to_string();
+    options.title = look.title.clone();
+    options.subtitle = Some(look.subtitle.clone());
+    options.count_name = look.count_name.to_string();
+    options.factor = look.factor;
     options.font_type = "monospace".to_string();
     options.min_width = MIN_WIDTH_PERCENT;
     options.bgcolors = Some(BackgroundColor::Flat(Color { r: 252, g: 252, b: 250 }));
@@ -62,14 +95,18 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     options.flame_chart = true;
     let mut svg = Vec::new();
     inferno::flamegraph::from_lines(&mut options, lines.iter().rev().map(String::as_str), &mut svg)?;
-    out.write_all(with_legend(&String::from_utf8_lossy(&svg)).as_bytes())?;
+    out.write_all(with_legend(&String::from_utf8_lossy(&svg), look.legend).as_bytes())?;
     out.flush()
 }
 
 /// The stacks in drawing order (siblings by name), each a collapsed line, and the sum of their counts.
 ///
 /// Siblings that look alike become one. What is too narrow to be seen is left to the function that called it.
-fn draw_lines(profile: &Profile, palette: &mut PaletteMap) -> (Vec<String>, u64) {
+fn draw_lines(
+    profile: &Profile,
+    paint: &dyn Fn(&Frame, u32) -> (String, Color),
+    palette: &mut PaletteMap,
+) -> (Vec<String>, u64) {
     let view = View::new(profile);
     let self_counts = view.self_counts();
     let sum: u128 = self_counts.iter().map(|count| u128::from(*count)).sum();
@@ -109,9 +146,9 @@ fn draw_lines(profile: &Profile, palette: &mut PaletteMap) -> (Vec<String>, u64)
                 hidden = hidden.saturating_add(item.count);
                 continue;
             }
-            let text = block_text(frame, item.first_seen_line);
+            let (text, color) = paint(frame, item.first_seen_line);
             if palette.get(&text).is_none() {
-                palette.insert(&text, shade(color(frame.kind), &text));
+                palette.insert(&text, color);
             }
             children.push((text, child));
         }
@@ -253,7 +290,7 @@ fn subtitle(meta: &Meta) -> String {
 /// Adds a row with the meaning of the colours below the picture.
 ///
 /// If inferno ever writes its frame of the picture in another way, the picture stays as it is.
-fn with_legend(svg: &str) -> String {
+fn with_legend(svg: &str, legend: &[(&str, Color)]) -> String {
     const ROW: usize = 26;
     let height = svg
         .split_once("height=\"")
@@ -269,7 +306,7 @@ fn with_legend(svg: &str) -> String {
     out.push_str("<g id=\"legend\">");
     let mut x = 10;
     let y = taller - ROW + 4;
-    for (name, color) in LEGEND {
+    for (name, color) in legend {
         let text = x + 17;
         let baseline = y + 10;
         out.push_str(&format!(
@@ -284,11 +321,8 @@ fn with_legend(svg: &str) -> String {
 }
 
 /// inferno draws an error instead of a profile without samples, which is rare but in order.
-fn write_empty(meta: &Meta, out: &mut dyn Write) -> io::Result<()> {
-    let title = title(meta, 0)
-        .replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;");
+fn write_empty(title: &str, out: &mut dyn Write) -> io::Result<()> {
+    let title = title.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     writeln!(
         out,
         "<?xml version=\"1.0\"?>\n<svg version=\"1.1\" width=\"1200\" height=\"60\" xmlns=\"http://www.w3.org/2000/svg\">\

@@ -5,6 +5,7 @@
 
 pub mod chrome;
 pub mod collapsed;
+pub mod differential;
 pub mod escape;
 pub mod firefox;
 pub mod flamegraph;
