@@ -8,7 +8,9 @@ use crate::error::{Error, Kind};
 use crate::export::escape::line;
 
 mod args;
+mod completions;
 mod debuginfod;
+mod diff;
 mod doctor;
 mod export;
 mod look;
@@ -18,9 +20,14 @@ mod output;
 mod place;
 mod record;
 mod replay;
+mod report;
+mod restrict;
+mod rows;
+mod selftest;
 pub mod summary;
+mod table;
 
-/// Runs the command line; the exit code is 0 good, 1 failed, 2 usage.
+/// Runs the command line; the exit code is 0 good, 1 failed, 2 usage, 3 grown more than `diff --fail-above` allows.
 pub fn main() -> ExitCode {
     let cli = args::Cli::parse(); // ends with code 2 on wrong words
     let done = match cli.command {
@@ -29,6 +36,17 @@ pub fn main() -> ExitCode {
             None => record::record(record::Target::Launch(r.command), &r.common),
         },
         args::Command::Replay(r) => replay::replay(&r),
+        args::Command::Diff(d) => match diff::diff(&d) {
+            Ok(false) => return ExitCode::from(3),
+            done => done.map(drop),
+        },
+        args::Command::Selftest(s) => match selftest::selftest(&s) {
+            Ok(false) => return ExitCode::FAILURE,
+            done => done.map(drop),
+        },
+        args::Command::Completions(c) => completions::completions(c.shell),
+        args::Command::Man(m) => completions::man(m.folder.as_deref()),
+        args::Command::Report(r) => report::report(&r),
         args::Command::Export(e) => export::export(&e),
         args::Command::Merge(m) => merge::merge(&m),
         args::Command::Doctor(d) => match doctor::doctor(&d) {

@@ -1,0 +1,279 @@
+//! Text tables for a terminal or a pipe.
+
+use std::io::{self, IsTerminal, Write};
+
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+use super::args::When;
+use crate::export::escape::line;
+use crate::tree::profile::FrameKind;
+
+/// Columns below which a table is not squeezed: rows get longer than the terminal instead.
+const NARROWEST: usize = 40;
+/// Widest column that others are aligned behind, where no width is given.
+const ALIGNED: usize = 60;
+
+/// What the output can show.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Style {
+    /// Columns; `None` where nothing is cut off.
+    pub width: Option<usize>,
+    pub color: bool,
+    /// Somebody reads along: less is more.
+    pub terminal: bool,
+}
+
+impl Style {
+    /// The style for standard output. `COLUMNS` gives a width, to a pipe too; `NO_COLOR` takes colours away.
+    pub fn of_stdout(color: When) -> Style {
+        let terminal = io::stdout().is_terminal();
+        let asked = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
+        let size = || terminal_size::terminal_size_of(io::stdout()).map(|(width, _)| width.0.into());
+        let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        Style {
+            width: asked
+                .or_else(|| if terminal { size().or(Some(80)) } else { None })
+                .filter(|width| *width > 0)
+                .map(|width: usize| width.max(NARROWEST)),
+            color: match color {
+                When::Always => true,
+                When::Never => false,
+                When::Auto => terminal && !set("NO_COLOR") && !dumb,
+            },
+            terminal,
+        }
+    }
+
+    /// `text` between the codes of a colour.
+    pub fn paint(&self, color: Color, text: &str) -> String {
+        match color {
+            Color::Plain => text.into(),
+            _ if !self.color || text.is_empty() => text.into(),
+            color => format!("\x1b[{}m{text}\x1b[0m", color as u8),
+        }
+    }
+}
+
+/// Colours of terminals, which their owners choose to be readable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Color {
+    #[default]
+    Plain = 0,
+    Bold = 1,
+    Dim = 2,
+    Red = 31,
+    Green = 32,
+    Yellow = 33,
+    Magenta = 35,
+    Cyan = 36,
+}
+
+/// The colour of a kind of frames.
+pub fn color(kind: FrameKind) -> Color {
+    match kind {
+        FrameKind::Python => Color::Cyan,
+        FrameKind::Native | FrameKind::Inlined => Color::Yellow,
+        FrameKind::Kernel => Color::Magenta,
+        FrameKind::Cut => Color::Red,
+        FrameKind::Unknown => Color::Dim,
+        FrameKind::Root | FrameKind::Process | FrameKind::Thread => Color::Green,
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fit {
+    /// A number: to the right, whole.
+    Number,
+    /// A word: to the left, whole.
+    Word,
+    /// Text that may lose its end.
+    Start,
+    /// Text that may lose its start: of a path, the end matters.
+    End,
+}
+
+#[derive(Debug, Default)]
+pub struct Cell {
+    pub text: String,
+    pub color: Color,
+}
+
+/// A cell without colour.
+pub fn plain(text: impl Into<String>) -> Cell {
+    Cell {
+        text: text.into(),
+        color: Color::Plain,
+    }
+}
+
+/// Rows below their headings, as text that ends in a newline. Texts may hold anything.
+pub fn draw(columns: &[(&str, Fit)], rows: &[Vec<Cell>], style: &Style) -> String {
+    let heading = |(title, _): &(&str, Fit)| Cell {
+        text: title.to_string(),
+        color: Color::Bold,
+    };
+    let heading: Vec<Cell> = columns.iter().map(heading).collect();
+    let fits: Vec<Fit> = columns.iter().map(|(_, fit)| *fit).collect();
+    let widths = widths(&fits, std::iter::once(&heading).chain(rows), style);
+    let mut out = String::new();
+    for row in std::iter::once(&heading).chain(rows) {
+        let mut gap = 0;
+        for ((cell, fit), width) in row.iter().zip(&fits).zip(&widths) {
+            if *width == 0 {
+                continue;
+            }
+            let text = match fit {
+                Fit::Start | Fit::End if style.width.is_some() => shortened(&line(&cell.text), *width, *fit),
+                _ => line(&cell.text).into_owned(),
+            };
+            let room = width.saturating_sub(text.width());
+            let (before, after) = if *fit == Fit::Number { (room, 0) } else { (0, room) };
+            if !text.is_empty() {
+                out.extend(std::iter::repeat_n(' ', gap + before));
+                out.push_str(&style.paint(cell.color, &text));
+                gap = 0;
+            } else {
+                gap += before;
+            }
+            gap += after + 2;
+        }
+        out.push('\n');
+    }
+    out
+}
+
+/// How wide each column is; 0: left out.
+fn widths<'a>(fits: &[Fit], rows: impl Iterator<Item = &'a Vec<Cell>>, style: &Style) -> Vec<usize> {
+    let mut widths = vec![0; fits.len()];
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(line(&cell.text).width());
+        }
+    }
+    let elastic: Vec<usize> = (0..fits.len())
+        .filter(|i| matches!(fits[*i], Fit::Start | Fit::End))
+        .collect();
+    let Some(screen) = style.width else {
+        for i in elastic {
+            widths[i] = widths[i].min(ALIGNED);
+        }
+        return widths;
+    };
+    let fixed: usize = (0..fits.len())
+        .filter(|i| !elastic.contains(i))
+        .map(|i| widths[i] + 2)
+        .sum();
+    let mut room = screen.saturating_sub(fixed);
+    // Each takes what it needs of its part, the first ones what the later ones leave.
+    let mut needs: Vec<usize> = elastic.iter().map(|i| widths[*i]).collect();
+    if elastic.len() > 1 && room < 12 * elastic.len() {
+        // Too narrow for two: the name matters.
+        for i in &elastic[1..] {
+            widths[*i] = 0;
+        }
+        needs.truncate(1);
+    }
+    room = room.saturating_sub(2 * needs.len().saturating_sub(1));
+    let count = needs.len();
+    for at in (0..count).rev() {
+        let others: usize = needs[..at].iter().sum();
+        let part = room / (at + 1);
+        let mine = needs[at].min(part.max(room.saturating_sub(others))).max(1);
+        widths[elastic[at]] = mine;
+        room = room.saturating_sub(mine);
+    }
+    widths
+}
+
+/// `text` in so many columns, with `…` where something was left out.
+pub fn shortened(text: &str, width: usize, fit: Fit) -> String {
+    if text.width() <= width {
+        return text.into();
+    }
+    let room = width.saturating_sub(1);
+    let mut used = 0;
+    let mut take = |c: &char| {
+        used += c.width().unwrap_or(0);
+        used <= room
+    };
+    if fit == Fit::End {
+        let mut kept: Vec<char> = text.chars().rev().take_while(|c| take(c)).collect();
+        kept.push('…');
+        return kept.into_iter().rev().collect();
+    }
+    let mut kept: String = text.chars().take_while(|c| take(c)).collect();
+    kept.push('…');
+    kept
+}
+
+/// Writes to standard output; that a reader has had enough is no failure.
+///
+/// # Errors
+/// Any other one.
+pub fn print(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        done => done,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_shortened_by_their_width_on_the_screen() {
+        for (text, width, fit, expected) in [
+            ("abcdef", 6, Fit::Start, "abcdef"),
+            ("abcdef", 5, Fit::Start, "abcd…"),
+            ("abcdef", 5, Fit::End, "…cdef"),
+            ("数値計算", 8, Fit::Start, "数値計算"),
+            ("数値計算", 7, Fit::Start, "数値計…"),
+            ("数値計算", 6, Fit::Start, "数値…"),
+            ("数値計算", 6, Fit::End, "…計算"),
+            ("e\u{301}e\u{301}e\u{301}", 3, Fit::Start, "e\u{301}e\u{301}e\u{301}"),
+            ("abc", 1, Fit::End, "…"),
+        ] {
+            assert_eq!(shortened(text, width, fit), expected, "{text} in {width}");
+        }
+    }
+
+    fn table(width: Option<usize>) -> String {
+        let columns = [("N", Fit::Number), ("NAME", Fit::Start), ("WHERE", Fit::End)];
+        let row = |n: &str, name: &str, place: &str| vec![plain(n), plain(name), plain(place)];
+        let rows = [
+            row("7", "計算", "/srv/app/solver.py:31"),
+            row("1234", "a_long_name_of_a_function\x1b[2J", ""),
+        ];
+        draw(
+            &columns,
+            &rows,
+            &Style {
+                width,
+                ..Style::default()
+            },
+        )
+    }
+
+    #[test]
+    fn tables_fit() {
+        let wide = "   N  NAME                           WHERE\n   \
+                    7  計算                           /srv/app/solver.py:31\n\
+                    1234  a_long_name_of_a_function\\x1b[2J\n";
+        assert_eq!(table(None), wide);
+        assert_eq!(table(Some(100)), wide);
+        assert_eq!(
+            table(Some(44)),
+            "   N  NAME               WHERE\n   \
+             7  計算               …rv/app/solver.py:31\n\
+             1234  a_long_name_of_a_…\n"
+        );
+        assert_eq!(table(Some(24)), "   N  NAME\n   7  計算\n1234  a_long_name_of_a_…\n");
+        for width in 1..60 {
+            let widest = table(Some(width)).lines().map(UnicodeWidthStr::width).max();
+            assert!(widest <= Some(width.max(8)), "{width}\n{}", table(Some(width)));
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! What the commands that look at saved profiles print, against files that were looked at by hand, and refusals.
+//!
+//! `BLESS=1 cargo test --test report` rewrites the files in `fixtures/golden/report`.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Output, Stdio};
+
+use common::{Scratch, nativeprof};
+
+mod common;
+
+const PROFILE: &str = "fixtures/golden/profile.json";
+
+fn run(args: &[&str], columns: &str) -> Output {
+    let mut command = nativeprof(args);
+    command
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .env_remove("NO_COLOR")
+        .env_remove("COLUMNS");
+    if !columns.is_empty() {
+        command.env("COLUMNS", columns);
+    }
+    command.stdin(Stdio::null()).output().expect("nativeprof starts")
+}
+
+fn stdout(done: &Output) -> String {
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{said}");
+    String::from_utf8(done.stdout.clone()).expect("UTF-8")
+}
+
+#[track_caller]
+fn check_golden(name: &str, now: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("fixtures/golden/report")
+        .join(name);
+    if std::env::var_os("BLESS").is_some_and(|bless| bless == "1") {
+        fs::create_dir_all(path.parent().expect("a folder")).expect("the folder");
+        fs::write(&path, now).expect("a golden file");
+    }
+    let expected = fs::read_to_string(&path).unwrap_or_default();
+    assert!(now == expected, "{name} is not what is printed now:\n{now}");
+}
+
+#[test]
+fn golden_tables() {
+    for (name, words, columns) in [
+        ("functions", "", ""),
+        ("functions-narrow", "--color always 12", "60"),
+        ("functions-wide", "--sort total 0.3 srv", "200"),
+        ("lines", "--by line --sort name", ""),
+        ("modules", "--by module", ""),
+        ("threads", "--by thread", ""),
+        ("processes", "--by process", ""),
+        ("callers", "--callers dgemm", ""),
+        ("callees", "--callees run", "80"),
+        ("tree", "--tree", ""),
+        ("tree-narrow", "--tree 5% solver --color always", "60"),
+        ("json", "--json --sort total 5", ""),
+    ] {
+        let mut args = vec!["report", PROFILE];
+        args.extend(words.split_whitespace());
+        let said = stdout(&run(&args, columns));
+        for line in said.lines() {
+            let plain = line.replace("\x1b[", "");
+            assert!(!plain.contains(|c: char| c.is_control()), "{name}: {line:?}");
+        }
+        check_golden(name, &said);
+    }
+}
+
+#[test]
+fn colours_are_for_terminals() {
+    assert!(!stdout(&run(&["report", PROFILE], "")).contains('\x1b'));
+    assert!(stdout(&run(&["report", PROFILE, "--color", "always"], "")).contains("\x1b["));
+}
+
+/// The self column of all rows, and of all lines, is the profile.
+#[test]
+fn no_sample_is_left_out() {
+    for by in ["function", "line", "module"] {
+        let said = stdout(&run(&["report", PROFILE, "--json", "--by", by], ""));
+        let value: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+        let rows = value["rows"].as_array().expect("rows");
+        let own: u64 = rows.iter().map(|row| row["self"].as_u64().expect("a number")).sum();
+        let all = value["samples"].as_u64().expect("a number");
+        // Three samples have no frame but their thread.
+        assert_eq!(own + 3, all, "by {by}");
+    }
+}
+
+#[track_caller]
+fn refused(args: &[&str], code: i32, words: &[&str]) {
+    let done = run(args, "");
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert_eq!(done.status.code(), Some(code), "{said}");
+    assert!(done.stdout.is_empty(), "an error on standard output");
+    for word in words.iter().chain(&["\n  why: ", "\n  try: "]) {
+        assert!(said.contains(word), "`{word}` is not in:\n{said}");
+    }
+}
+
+#[test]
+fn refusals() {
+    let scratch = Scratch::new();
+    let dask = scratch.path("dask.json");
+    let tree = r#"{"identifier":"root","description":{},"count":3,"children":{"f;a.py;1":
+        {"identifier":"f;a.py;1","description":{"name":"f","filename":"a.py","line_number":2,"line":""},"count":3,"children":{}}}}"#;
+    fs::write(&dask, tree).expect("a file");
+    let dask = dask.to_str().expect("UTF-8");
+    let empty = scratch.path("empty.json");
+    fs::write(
+        &empty,
+        r#"{"identifier":"root","description":{},"count":0,"children":{}}"#,
+    )
+    .expect("a file");
+    let empty = empty.to_str().expect("UTF-8");
+    refused(&["report", "/nonexistent"], 1, &["cannot read /nonexistent"]);
+    refused(&["report", "/"], 1, &["folder"]);
+    refused(&["report", "-"], 1, &["standard input", "empty"]);
+    refused(&["report", PROFILE, "a("], 2, &["`a(`", "unclosed group", "'a\\('"]);
+    refused(&["report", PROFILE, "1.5"], 2, &["1.5", "fraction"]);
+    refused(&["report", PROFILE, "--callers", "nobody"], 1, &["nobody"]);
+    refused(&["report", dask, "--by", "thread"], 1, &["threads apart", "timeline"]);
+    refused(&["diff", PROFILE, empty], 1, &["empty.json", "no samples"]);
+    refused(
+        &["diff", "--normalize", "time", dask, PROFILE],
+        1,
+        &["rate", "--normalize share"],
+    );
+    refused(&["diff", "-", "-"], 2, &["standard input is named twice"]);
+    refused(&["diff", PROFILE, PROFILE, "-o", "x.pdf"], 2, &["x.pdf", ".svg"]);
+
+    // What a program of Dask wrote is a profile like others, and one without samples too.
+    assert!(stdout(&run(&["report", dask], "")).contains("3  100.0      3  100.0  Python  f         a.py:1"));
+    assert!(stdout(&run(&["report", dask, "--by", "line"], "")).contains("a.py:0"));
+    assert!(stdout(&run(&["report", empty], "")).contains("no rows"));
+    assert!(stdout(&run(&["report", empty, "--tree"], "")).contains("no rows"));
+    assert!(stdout(&run(&["diff", dask, PROFILE], "")).contains("taken as independent"));
+}
+
+/// Profiles of a busy program of five functions, by the weights of how long it is in each.
+fn profile(scratch: &Scratch, name: &str, weights: &[u64]) -> String {
+    let mut children = serde_json::Map::new();
+    let (mut node, mut order): (Vec<u64>, Vec<u64>) = (Vec::new(), Vec::new());
+    for (i, weight) in weights.iter().enumerate() {
+        let id = format!("f{i};/srv/a.py;{i}");
+        let description =
+            serde_json::json!({"name": format!("f{i}"), "filename": "/srv/a.py", "line_number": i, "line": ""});
+        let value =
+            serde_json::json!({"identifier": id, "description": description, "count": weight * 1000, "children": {}});
+        children.insert(id, value);
+        order.extend(std::iter::repeat_n(i as u64 + 1, *weight as usize));
+    }
+    for _ in 0..1000 {
+        node.extend(&order);
+    }
+    let times: Vec<u64> = (0..node.len() as u64).map(|i| i * 1_000_000).collect();
+    let ones = vec![1; node.len()];
+    let value = serde_json::json!({
+        "identifier": "root", "description": {}, "count": node.len(),
+        "nativeprof": {"format": 1, "rate": 1000, "duration": node.len() as f64 / 1000.0, "command": "python3 </pre><script>",
+            "timeline": {"time": times, "pid": ones, "tid": ones, "node": node}},
+        "children": children,
+    });
+    let path = scratch.path(name);
+    fs::write(&path, value.to_string()).expect("a file");
+    path.to_str().expect("UTF-8").to_string()
+}
+
+#[test]
+fn differences() {
+    let scratch = Scratch::new();
+    let (a, b) = (
+        profile(&scratch, "a.json", &[10, 20, 30]),
+        profile(&scratch, "b.json", &[10, 23, 30]),
+    );
+    let hidden = |text: String| text.replace(scratch.folder().to_str().expect("UTF-8"), "DIR");
+    let same = stdout(&run(&["diff", &a, &a, "--fail-above", "0"], ""));
+    assert!(
+        same.contains("no change beyond noise; of f2 it would be seen from "),
+        "{same}"
+    );
+    check_golden("diff", &hidden(stdout(&run(&["diff", &a, &b, "--all"], ""))));
+    check_golden(
+        "diff-time",
+        &hidden(stdout(&run(&["diff", &a, &b, "--normalize", "time"], ""))),
+    );
+    let rate = stdout(&run(
+        &["diff", &a, &b, "--normalize", "rate", "f1", "--color", "always"],
+        "80",
+    ));
+    assert!(rate.contains("[all]") && rate.contains('\x1b'), "{rate}");
+    let said = stdout(&run(
+        &["diff", &a, &b, "--json", "--by", "module", "--total", "--all"],
+        "",
+    ));
+    let value: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    assert_eq!(value["rows"][0]["name"], "/srv/a.py");
+
+    for (words, code) in [
+        ("--fail-above 3", 3),
+        ("--fail-above 5", 0),
+        ("--normalize time --fail-above 4.9", 3),
+    ] {
+        let mut args = vec!["diff", &a, &b];
+        args.extend(words.split_whitespace());
+        let done = run(&args, "");
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert_eq!(done.status.code(), Some(code), "{words}: {said}");
+        assert_eq!(said.contains("f1 (/srv/a.py:1) grew by "), code == 3, "{words}: {said}");
+    }
+    // What shrank does not fail.
+    assert!(run(&["diff", &b, &a, "f1", "--fail-above", "3"], "").status.success());
+}
+
+#[test]
+fn differential_flame_graphs() {
+    let scratch = Scratch::new();
+    let (a, b) = (
+        profile(&scratch, "a.json", &[10, 20, 30]),
+        profile(&scratch, "b.json", &[10, 23, 30, 1]),
+    );
+    let out = scratch.path("diff.svg");
+    stdout(&run(&["diff", &a, &b, "-o", out.to_str().expect("UTF-8")], ""));
+    let svg = fs::read_to_string(&out).expect("a picture");
+    for part in [
+        "f1 (/srv/a.py:1) [33.33 % before, 35.94 % after]",
+        "f3 (/srv/a.py:3) [0.00 % before, 1.56 % after]",
+        "no change beyond noise",
+    ] {
+        assert!(svg.contains(part), "{part}\n{svg}");
+    }
+    let page = stdout(&run(&["diff", &a, &b, "-f", "html", "-o", "-"], ""));
+    assert!(
+        page.starts_with("<!DOCTYPE html>") && page.contains("<svg") && page.contains("&lt;/pre&gt;"),
+        "{page}"
+    );
+    assert!(!page.contains("</pre><script>"), "a name became part of the page");
+}
