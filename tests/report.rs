@@ -193,7 +193,7 @@ fn differences() {
     ));
     assert!(rate.contains("[all]") && rate.contains('\x1b'), "{rate}");
     let said = stdout(&run(
-        &["diff", &a, &b, "--json", "--by", "module", "--total", "--all"],
+        &["diff", &a, &b, "--json", "--by", "module", "--self", "--all"],
         "",
     ));
     let value: serde_json::Value = serde_json::from_str(&said).expect("JSON");

@@ -187,9 +187,9 @@ pub struct Diff {
     /// What a row stands for
     #[arg(long, value_enum, default_value_t = DiffBy::Function, conflicts_with_all = ["output", "format"])]
     pub by: DiffBy,
-    /// Compare total instead of self samples
-    #[arg(long, conflicts_with_all = ["output", "format"])]
-    pub total: bool,
+    /// Compare self instead of total samples (pictures always do)
+    #[arg(long = "self")]
+    pub own: bool,
     /// What makes the profiles comparable
     #[arg(long, value_enum, default_value_t = Normalize::Share)]
     pub normalize: Normalize,

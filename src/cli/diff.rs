@@ -55,12 +55,17 @@ pub fn diff(options: &Options) -> Result<bool> {
                 DiffBy::Function => By::Function,
                 DiffBy::Module => By::Module,
             },
-            count: if options.total { Count::Total } else { Count::Own },
+            count: if options.own || picture.is_some() {
+                Count::Own
+            } else {
+                Count::Total
+            },
             confidence: options.confidence / 100.0,
         },
     );
     let text = Text {
         options,
+        own: options.own || picture.is_some(),
         norm,
         profiles: [a, b],
         found: &found,
@@ -140,6 +145,7 @@ fn comparable(profile: &Profile, path: &Path, norm: Norm) -> Result<()> {
 /// The comparison in words.
 struct Text<'a> {
     options: &'a Options,
+    own: bool,
     norm: Norm,
     profiles: [&'a Profile; 2],
     found: &'a Diff<'a>,
@@ -208,7 +214,7 @@ impl Text<'_> {
         let tested = found.rows.iter().filter(|row| row.interval.is_some()).count();
         text += &format!(
             "{} of {}; intervals of all {tested} rows together hold with {} % confidence{}\n\n",
-            if options.total { "total" } else { "self" },
+            if self.own { "self" } else { "total" },
             match self.norm {
                 Norm::Share => "all samples, in percent (where one part grows, others shrink)",
                 Norm::Rate => "one CPU, in percent",
@@ -249,11 +255,11 @@ impl Text<'_> {
         text
     }
 
-    /// How large a change of the largest row would have had to be.
+    /// How large a change would have had to be, of the row that noise hides most in.
     fn blind(&self) -> String {
-        let largest = self.found.rows.iter().max_by_key(|row| row.samples.0 + row.samples.1);
-        let half = largest.and_then(|row| Some((row.interval?, row)));
-        half.map_or(String::new(), |((low, high), row)| {
+        let rows = self.found.rows.iter().filter_map(|row| Some((row.interval?, row)));
+        let widest = rows.max_by(|((low, high), _), ((l, h), _)| (high - low).total_cmp(&(h - l)));
+        widest.map_or(String::new(), |((low, high), row)| {
             format!(
                 "; of {} it would be seen from {} {} on",
                 line(&self.row(row).name),
@@ -358,7 +364,7 @@ impl Text<'_> {
                 Norm::Rate => "CPU seconds per second",
                 Norm::Time => "CPU seconds",
             },
-            "count": if self.options.total { "total" } else { "self" },
+            "count": if self.own { "self" } else { "total" },
             "confidence": self.options.confidence / 100.0,
             "blocks": self.found.blocks,
             "tested": self.found.rows.iter().filter(|row| row.interval.is_some()).count(),

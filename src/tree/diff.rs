@@ -118,8 +118,12 @@ pub fn diff<'a>(a: &'a Profile, b: &'a Profile, options: &Options) -> Diff<'a> {
     let samples = [stats[0].samples(), stats[1].samples()];
     let counts = |i: usize| stats[i].group(units.frames.len(), &units.of[i]).into_iter().map(count);
     let counts: Vec<(u64, u64)> = counts(0).zip(counts(1)).collect();
+    // Which of two neighbouring instructions a sample meets depends on the day. Total samples need not tell inlined
+    // functions from those around them.
+    let inlined = |unit: usize| options.count == Count::Total && units.frames[unit].kind == FrameKind::Inlined;
+    let shown = |unit: usize| counts[unit] != (0, 0) && !(options.by == By::Function && inlined(unit));
     let tested: Vec<usize> = (0..counts.len())
-        .filter(|i| counts[*i].0 + counts[*i].1 >= LEAST)
+        .filter(|i| shown(*i) && counts[*i].0 + counts[*i].1 >= LEAST)
         .collect();
 
     let profiles = [a, b];
@@ -173,7 +177,7 @@ pub fn diff<'a>(a: &'a Profile, b: &'a Profile, options: &Options) -> Diff<'a> {
     let mut next = 0;
     for (unit, frame) in units.frames.iter().enumerate() {
         let x = counts[unit];
-        if x == (0, 0) {
+        if !shown(unit) {
             continue;
         }
         let of = |x: u64, scale: f64| if scale.is_finite() { x as f64 * scale } else { 0.0 };
