@@ -5,9 +5,9 @@ import { createRequire } from "node:module";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
-import { pathToFileURL } from "node:url";
+import { fileURLToPath, pathToFileURL } from "node:url";
 
-const target = process.env.CARGO_TARGET_DIR ?? join(import.meta.dirname ?? ".", "../../target");
+const target = process.env.CARGO_TARGET_DIR ?? fileURLToPath(new URL("../../target", import.meta.url));
 const require = createRequire(join(resolve(target), "browser/package.json"));
 const { chromium } = require("playwright-core");
 
