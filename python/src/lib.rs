@@ -3,6 +3,8 @@
 use pyo3::prelude::*;
 
 mod count;
+mod profiler;
+mod stacks;
 mod tree;
 
 #[pymodule]
@@ -11,6 +13,10 @@ mod _native {
 
     #[pymodule_export]
     use super::count::{llprocess, process};
+    #[pymodule_export]
+    use super::profiler::{Profile, Recorder, format_of, formats};
+    #[pymodule_export]
+    use super::stacks::thread_stack;
     #[pymodule_export]
     use super::tree::{create, get_profile, merge, plot_data};
 

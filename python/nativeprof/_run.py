@@ -1,0 +1,152 @@
+"""Runs a program as ``python`` would, with a profiler on it."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import os
+import signal
+import sys
+import types
+from typing import List
+
+from . import _native
+from .profiler import Profiler
+
+
+def _arguments(words: List[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m nativeprof",
+        usage="%(prog)s [options] (script.py | -m module) [arguments ...]",
+        description="Runs a Python program and samples its stacks from inside, without any rights.",
+    )
+    parser.add_argument("-r", "--rate", type=int, default=100, metavar="HZ", help="samples per second of each thread (100)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="where the profile goes (nativeprof-PID.svg)")
+    parser.add_argument("-f", "--format", choices=_native.formats(), help="its format, if the file's ending does not tell")
+    parser.add_argument("--mode", choices=("cpu", "wall"), default="cpu", help="sample CPU time, or time that goes by (cpu)")
+    parser.add_argument("--no-native", action="store_true", help="Python frames only")
+    parser.add_argument("--threads", action="store_true", help="a node per thread")
+    parser.add_argument("-q", "--quiet", action="store_true", help="say nothing at the end")
+    # What follows the program is the program's.
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
+    parser.add_argument("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    options = parser.parse_args(words)
+    if options.module is not None:
+        options.program, options.module = options.module, True
+    if not options.program:
+        parser.error("a script or -m module is missing")
+    if not 1 <= options.rate <= 10_000:
+        parser.error(f"argument -r/--rate: {options.rate} is not between 1 and 10000")
+    if options.output is None:
+        options.output = f"nativeprof-{os.getpid()}.{options.format or 'svg'}"
+    if options.format is None:
+        try:
+            options.format = _native.format_of(options.output)
+        except ValueError as error:
+            parser.error(str(error))
+    folder = os.path.dirname(os.path.abspath(options.output))
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK) or os.path.isdir(options.output):
+        parser.error(f"argument -o/--output: {options.output} cannot be written")
+    # The program may change its folder.
+    options.output = os.path.abspath(options.output)
+    return options
+
+
+class _Recording:
+    """The recording of the program, written when it ends: at exit, after all threads, or before it runs another one."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        mode, threads = options.mode, options.threads or None
+        self.profiler = Profiler(options.rate, not options.no_native, mode, threads)
+        self.pid = os.getpid()
+        self.profiler.start()
+        # Registered before what the program registers, it is called after that.
+        atexit.register(self.finish)
+        sys.addaudithook(self._hear)
+
+    def _hear(self, event: str, _: object) -> None:
+        if event == "os.exec":
+            self.finish()
+
+    def finish(self) -> None:
+        if os.getpid() != self.pid or not self.profiler._is_running():
+            return
+        profile = self.profiler.stop()
+        output, written = self.options.output, ""
+        try:
+            profile.save(output, self.options.format)
+            written = f"{output} ({self.options.format})"
+        except OSError as error:
+            written = f"nowhere: {error}"
+            print(f"nativeprof: cannot write the profile: {error}", file=sys.__stderr__)
+        if not self.options.quiet and sys.__stderr__ is not None:
+            print(profile.summary(written), file=sys.__stderr__)
+
+
+def main(words: List[str]) -> None:
+    options = _arguments(words)
+    program = options.program
+    if options.module:
+        import runpy
+
+        sys.argv = program
+        # The folder we were started in is first on the path already, as python -m has it.
+        def run() -> None:
+            runpy._run_module_as_main(program[0])
+    else:
+        path = program[0]
+        try:
+            with open(path, "rb") as file:
+                source = file.read()
+        except OSError as error:
+            print(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
+            sys.exit(2)
+        sys.argv = program
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
+        whole = os.path.abspath(path)  # what python itself says since 3.9
+
+        def run() -> None:
+            code = compile(source, whole, "exec", dont_inherit=True)
+            module = types.ModuleType("__main__")
+            module.__file__ = whole
+            module.__builtins__ = __builtins__
+            sys.modules["__main__"] = module
+            exec(code, module.__dict__)
+
+    # Registered first, it is called last.
+    interrupted: List[bool] = []
+    atexit.register(lambda: interrupted and _end_by_interrupt())
+    _Recording(options)
+    try:
+        run()
+    except SystemExit:
+        raise
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            interrupted.append(True)
+        _report(error)
+
+
+def _report(error: BaseException) -> None:
+    """Ends the program as python does on an exception, with the program's own frames in the traceback."""
+    trace = error.__traceback__
+    ours = {__file__, os.path.join(os.path.dirname(__file__), "__main__.py"), "<frozen runpy>"}
+    while trace is not None and (trace.tb_frame.f_code.co_filename in ours or _is_runpy(trace)):
+        trace = trace.tb_next
+    error.__traceback__ = trace
+    sys.excepthook(type(error), error, trace)
+    sys.exit(1)
+
+
+def _is_runpy(trace: types.TracebackType) -> bool:
+    return trace.tb_frame.f_globals.get("__name__") == "runpy"
+
+
+def _end_by_interrupt() -> None:
+    """Ends the process as a shell expects of one that Ctrl-C has ended."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)

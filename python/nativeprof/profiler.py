@@ -1,0 +1,241 @@
+"""The profiler for the process that it runs in: :class:`Profiler` and the :class:`Profile` that it makes."""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import html
+import json
+import os
+import threading
+import warnings
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Union
+
+from . import _native
+
+__all__ = ["Profile", "Profiler", "Row"]
+
+Threads = Union[None, bool, Iterable[Union[int, threading.Thread]]]
+
+# The one that runs; held so that a second one is refused with a clear error.
+_running: Optional["Profiler"] = None
+
+
+class Row(NamedTuple):
+    """A function in :meth:`Profile.top`.
+
+    ``own`` counts the samples that ended in it, ``total`` all that it was part of; shares are of all samples. ``line``
+    is that of the definition (Python) or the address in ``module`` (native).
+    """
+
+    name: str
+    filename: str
+    line: int
+    module: str
+    own: int
+    total: int
+
+
+class Profile:
+    """A finished profile: a count tree of interleaved Python and native stacks.
+
+    Shown as a flame graph where it is the value of a notebook's cell.
+    """
+
+    def __init__(self, native: "_native.Profile") -> None:
+        self._native = native
+
+    def save(self, path: "os.PathLike[str] | str", format: Optional[str] = None) -> None:
+        """Writes the profile to a file.
+
+        :param path: where to; its ending tells the format (``.svg``, ``.json``, ``.json.gz``, ``.collapsed`` ...).
+        :param format: name of the format, if the ending does not tell it.
+        :raises ValueError: no such format. :raises OSError: the file cannot be written.
+        """
+        content = self._native.render(format or _native.format_of(path))
+        with open(path, "wb") as file:
+            file.write(content)
+
+    def to_dict(self) -> Dict[str, Any]:
+        """The count tree as ``distributed.profile`` has it: ``identifier``, ``description``, ``count``, ``children``.
+
+        Facts of the recording are under the key ``nativeprof`` of the root.
+        """
+        return json.loads(self._native.render("json"))
+
+    def top(self, count: int = 20) -> List[Row]:
+        """The functions with the most samples of their own, most first."""
+        return [Row(*row) for row in self._native.top(count)]
+
+    @property
+    def facts(self) -> Dict[str, Any]:
+        """What was asked and what was got, in samples: ``asked``, ``taken``, ``exact``, ``repaired``, ``partial`` (with
+        ``reasons``) and ``lost``; ``rate`` (Hz), ``event``, ``duration`` and ``own_cpu`` (s)."""
+        return self._native.facts()
+
+    def summary(self, written: str = "") -> str:
+        """The block of text that the command line prints after a recording."""
+        return self._native.summary(written)
+
+    def __repr__(self) -> str:
+        facts = self.facts
+        return f"<nativeprof.Profile: {facts['taken']} samples in {facts['duration']:.1f} s>"
+
+    def _repr_html_(self) -> str:
+        facts = self.facts
+        taken = max(facts["taken"], 1)
+        rows = "".join(
+            f"<tr><td style='text-align:right'>{row.own / taken:.1%}</td>"
+            f"<td style='text-align:right'>{row.total / taken:.1%}</td>"
+            f"<td style='text-align:left'><code>{html.escape(row.name)}</code></td>"
+            f"<td style='text-align:left'>{html.escape(_place(row))}</td></tr>"
+            for row in self.top(10)
+        )
+        table = (
+            "<table><thead><tr><th>self</th><th>total</th><th style='text-align:left'>function</th>"
+            f"<th style='text-align:left'>where</th></tr></thead><tbody>{rows}</tbody></table>"
+        )
+        head = (
+            f"<p>{facts['taken']} samples in {facts['duration']:.1f} s at {facts['rate']} Hz "
+            f"({html.escape(facts['event'])}): {facts['exact'] + facts['repaired']} complete, "
+            f"{facts['partial']} partial, {facts['lost']} lost</p>"
+        )
+        graph = ""
+        if facts["taken"]:
+            # A frame of its own: the graph's script and styles do not meet those of the page.
+            svg = base64.b64encode(self._native.render("svg")).decode("ascii")
+            graph = (
+                "<iframe title='flame graph' sandbox='allow-scripts' style='width:100%;height:480px;border:0' "
+                f"src='data:image/svg+xml;base64,{svg}'></iframe>"
+            )
+        return head + graph + table
+
+
+def _place(row: Row) -> str:
+    return row.module if row.filename == "<low-level>" else f"{row.filename}:{row.line}"
+
+
+def _idents(threads: Threads) -> Optional[List[int]]:
+    if threads is None or isinstance(threads, bool):
+        return None
+    idents = []
+    for thread in threads:
+        ident = thread.ident if isinstance(thread, threading.Thread) else thread
+        if ident is None:
+            raise ValueError(f"{thread!r} has not been started: it has no stack yet")
+        if not isinstance(ident, int) or isinstance(ident, bool) or ident < 0:
+            raise TypeError(f"a thread is a threading.Thread or its ident, not {thread!r}")
+        idents.append(ident)
+    return idents
+
+
+class Profiler:
+    """Samples the stacks of this process: Python and native frames interleaved in true calling order.
+
+    No rights are needed. Where a thread runs it is interrupted for some microseconds by a real-time signal (the highest
+    one without another use, normally ``SIGRTMAX - 1``); one that sleeps is not disturbed::
+
+        with nativeprof.Profiler() as profiler:
+            work()
+        profiler.profile.save("work.svg")
+
+    :param rate: samples per second of each thread (Hz). The kernel looks at CPU time some 250 times a second, which
+        bounds ``mode="cpu"``.
+    :param native: native frames too, not only Python's.
+    :param mode: ``"cpu"`` samples each thread's CPU time, ``"wall"`` the time that goes by: sleeping threads too.
+    :param threads: ``True`` gives a node per thread in the tree; an iterable of :class:`threading.Thread` or idents
+        samples only these; else all threads of the process are sampled, native ones included.
+
+    There can be one at a time. After :func:`os.fork` it goes on in the parent only.
+    """
+
+    def __init__(self, rate: int = 100, native: bool = True, mode: str = "cpu", threads: Threads = None) -> None:
+        if mode not in ("cpu", "wall"):
+            raise ValueError(f'mode is "cpu" or "wall", not {mode!r}')
+        if not isinstance(rate, int) or isinstance(rate, bool) or not 1 <= rate <= 10_000:
+            raise ValueError(f"rate is a number of samples per second from 1 to 10000, not {rate!r}")
+        self._arguments = (rate, bool(native), mode == "wall", _idents(threads), threads is True)
+        self._recorder: Optional["_native.Recorder"] = None
+        self._profile: Optional[Profile] = None
+
+    def start(self) -> None:
+        """Begins to sample. What an earlier run of this profiler gathered is dropped.
+
+        :raises RuntimeError: a profiler runs in this process already.
+        """
+        global _running
+        if _running is not None and _running._is_running():
+            raise RuntimeError(
+                "a Profiler runs in this process already: one at a time, stop the other one first"
+                if _running is not self
+                else "this Profiler runs already"
+            )
+        self._profile = None
+        self._recorder = _native.Recorder(*self._arguments)
+        _running = self
+        # A recording that is never stopped ends before the interpreter does.
+        atexit.register(self._abandon)
+
+    def stop(self) -> "Profile":
+        """Ends sampling; returns the profile, which is also in :attr:`profile`.
+
+        :raises RuntimeError: it does not run, or runs in the process that this one was forked from.
+        """
+        global _running
+        recorder, self._recorder = self._recorder, None
+        if recorder is None:
+            raise RuntimeError("this Profiler does not run: start() comes first")
+        if _running is self:
+            _running = None
+        atexit.unregister(self._abandon)
+        heard = recorder.signal() is not None
+        self._profile = Profile(recorder.stop())
+        if not heard:
+            warnings.warn("another signal handler took the place of nativeprof's: samples are missing", RuntimeWarning)
+        return self._profile
+
+    def take(self) -> "Profile":
+        """What was gathered since the start or the last call; sampling goes on."""
+        if self._recorder is None:
+            raise RuntimeError("this Profiler does not run: start() comes first")
+        return Profile(self._recorder.take())
+
+    def _is_running(self) -> bool:
+        return self._recorder is not None and self._recorder.is_own()
+
+    def _abandon(self) -> None:
+        if self._is_running():
+            self.stop()
+
+    @property
+    def profile(self) -> "Profile":
+        """What the last run gathered. :raises RuntimeError: it still runs, or never did."""
+        if self._profile is None:
+            running = "still runs: stop() comes first" if self._is_running() else "has not run in this process"
+            raise RuntimeError(f"there is no profile yet: this Profiler {running}")
+        return self._profile
+
+    def save(self, path: "os.PathLike[str] | str", format: Optional[str] = None) -> None:
+        """As :meth:`Profile.save`."""
+        self.profile.save(path, format)
+
+    def to_dict(self) -> Dict[str, Any]:
+        """As :meth:`Profile.to_dict`."""
+        return self.profile.to_dict()
+
+    def top(self, count: int = 20) -> List[Row]:
+        """As :meth:`Profile.top`."""
+        return self.profile.top(count)
+
+    def _repr_html_(self) -> Optional[str]:
+        return self._profile._repr_html_() if self._profile else None
+
+    def __enter__(self) -> "Profiler":
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._recorder is not None and not self._recorder.is_own():
+            self._recorder = None  # a forked child leaves the block too; the recording is its parent's
+        elif self._recorder is not None:
+            self.stop()

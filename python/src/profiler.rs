@@ -1,0 +1,183 @@
+//! Recordings of this process, and the profiles that they make.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use nativeprof::capture::signal::Clock;
+use nativeprof::cli::summary;
+use nativeprof::error::{Error, Kind};
+use nativeprof::export::{self, view};
+use nativeprof::inside::{self, Settings};
+use nativeprof::tree::profile::{self, FrameKind};
+use nativeprof::tree::stats::{FunctionId, Stats};
+use pyo3::exceptions::{PyOSError, PyPermissionError, PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+fn exception(e: Error) -> PyErr {
+    let text = e.to_string();
+    match e.kind {
+        Kind::Usage | Kind::Data => PyValueError::new_err(text),
+        Kind::NotPermitted => PyPermissionError::new_err(text),
+        Kind::Unsupported => PyRuntimeError::new_err(text),
+        Kind::NoSuchProcess | Kind::Io => PyOSError::new_err(text),
+    }
+}
+
+/// A recording of this process, made by a thread that Python does not know.
+#[pyclass(frozen, module = "nativeprof._native")]
+pub struct Recorder(Mutex<Option<inside::Recorder>>);
+
+impl Recorder {
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&mut Option<inside::Recorder>) -> Result<T, Error> + Send,
+    ) -> PyResult<T> {
+        // Never waited for with the interpreter's lock: who holds this one may be waiting for that.
+        py.detach(|| call(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner)))
+            .map_err(exception)
+    }
+}
+
+fn stopped() -> Error {
+    Error::new(Kind::Unsupported, "this recording has been stopped").hint("start another one")
+}
+
+#[pymethods]
+impl Recorder {
+    /// Starts a recording: `rate` samples per second of each thread's CPU time, or with `wall` of time that goes by; of
+    /// the threads with these idents, or of all.
+    #[new]
+    fn new(
+        py: Python<'_>,
+        rate: u64,
+        native: bool,
+        wall: bool,
+        threads: Option<Vec<u64>>,
+        by_thread: bool,
+    ) -> PyResult<Recorder> {
+        let settings = Settings {
+            rate,
+            clock: if wall { Clock::Wall } else { Clock::Cpu },
+            threads,
+            native,
+            by_thread,
+        };
+        let started = py.detach(|| inside::Recorder::start(settings)).map_err(exception)?;
+        Ok(Recorder(Mutex::new(Some(started))))
+    }
+
+    /// What was gathered since the start or the last call; sampling goes on.
+    fn take(&self, py: Python<'_>) -> PyResult<Profile> {
+        self.with(py, |recorder| recorder.as_ref().ok_or_else(stopped)?.take())
+            .map(Profile)
+    }
+
+    /// Ends the recording and gives what was gathered since the start or the last `take`.
+    fn stop(&self, py: Python<'_>) -> PyResult<Profile> {
+        self.with(py, |recorder| recorder.take().ok_or_else(stopped)?.stop())
+            .map(Profile)
+    }
+
+    /// Whether it was started in this process, not in one that this was forked from.
+    fn is_own(&self) -> bool {
+        // In a forked child the lock may be in any state.
+        self.0
+            .try_lock()
+            .is_ok_and(|r| r.as_ref().is_some_and(inside::Recorder::is_own))
+    }
+
+    /// Number of the signal that interrupts threads; None if another handler has taken its place.
+    fn signal(&self) -> Option<i32> {
+        inside::signal()
+    }
+}
+
+/// A finished profile.
+#[pyclass(frozen, module = "nativeprof._native")]
+pub struct Profile(profile::Profile);
+
+/// Name, file, line (address if native), module, self samples, total samples.
+type Row = (String, String, u64, String, u64, u64);
+
+#[pymethods]
+impl Profile {
+    /// The profile in a format by its name.
+    fn render<'py>(&self, py: Python<'py>, format: &str) -> PyResult<Bound<'py, PyBytes>> {
+        let format = export::by_name(format).map_err(|e| PyValueError::new_err(e.to_string()))?;
+        let mut bytes = Vec::new();
+        py.detach(|| (format.write)(&self.0, &mut bytes))?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// Functions by their own samples, most first.
+    fn top(&self, py: Python<'_>, most: usize) -> Vec<Row> {
+        py.detach(|| {
+            let stats = Stats::new(&self.0);
+            let counts = stats.functions();
+            let mut order: Vec<usize> = (0..counts.len()).filter(|i| counts[*i].total > 0).collect();
+            order.sort_by_key(|i| std::cmp::Reverse((counts[*i].own, counts[*i].total)));
+            let row = |i: usize| {
+                let f = stats.frame(i as FunctionId);
+                let is_python = f.kind == FrameKind::Python;
+                let name = if is_python && !f.qualname.is_empty() {
+                    f.qualname.clone()
+                } else {
+                    view::shown_name(f).into_owned()
+                };
+                let line = if is_python { f.first_line.into() } else { f.address };
+                (
+                    name,
+                    f.filename.clone(),
+                    line,
+                    f.module.clone(),
+                    counts[i].own,
+                    counts[i].total,
+                )
+            };
+            order.into_iter().take(most).map(row).collect()
+        })
+    }
+
+    /// Facts of the recording.
+    fn facts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (m, facts) = (&self.0.meta, PyDict::new(py));
+        let q = &m.quality;
+        facts.set_item("rate", m.rate)?;
+        facts.set_item("event", &m.event)?;
+        facts.set_item("duration", m.duration)?;
+        facts.set_item("own_cpu", m.own_cpu)?;
+        for (name, value) in [
+            ("asked", q.asked),
+            ("taken", q.taken),
+            ("exact", q.exact),
+            ("repaired", q.repaired),
+            ("partial", q.partial),
+            ("lost", q.lost),
+        ] {
+            facts.set_item(name, value)?;
+        }
+        facts.set_item("reasons", q.reasons.clone())?;
+        Ok(facts)
+    }
+
+    /// The block of text that tells how good the profile is; `written` says where it went.
+    fn summary(&self, written: &str) -> String {
+        summary::block(&self.0.meta, written)
+    }
+}
+
+/// Name of the format that a file's ending asks for.
+#[pyfunction]
+pub fn format_of(path: PathBuf) -> PyResult<&'static str> {
+    export::by_path(&path)
+        .map(|f| f.name)
+        .map_err(|e| PyValueError::new_err(e.to_string()))
+}
+
+/// Names of all formats.
+#[pyfunction]
+pub fn formats() -> Vec<&'static str> {
+    export::FORMATS.iter().map(|f| f.name).collect()
+}

@@ -1,0 +1,6 @@
+"""Native stacks of threads of this process; the module that Dask's low-level profiling looks for."""
+
+from .core import get_thread_stack, print_stack, print_thread_stack
+from .utils import StackEntry
+
+__all__ = ["StackEntry", "get_thread_stack", "print_stack", "print_thread_stack"]
