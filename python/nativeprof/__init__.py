@@ -1,6 +1,15 @@
 """Native and CPython stacks of live processes in one profile."""
 
+from typing import Any
+
 from ._native import __version__
 from .profiler import Profile, Profiler
 
 __all__ = ["Profile", "Profiler", "__version__"]
+
+
+def load_ipython_extension(ipython: Any) -> None:
+    """Called by ``%load_ext nativeprof``: gives the magics ``%nativeprof`` and ``%%nativeprof``."""
+    from .magics import load
+
+    load(ipython)

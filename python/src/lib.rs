@@ -14,7 +14,7 @@ mod _native {
     #[pymodule_export]
     use super::count::{llprocess, process};
     #[pymodule_export]
-    use super::profiler::{Profile, Recorder, format_of, formats};
+    use super::profiler::{Profile, Recorder, format_of, formats, read};
     #[pymodule_export]
     use super::stacks::thread_stack;
     #[pymodule_export]

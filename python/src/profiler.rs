@@ -181,3 +181,11 @@ pub fn format_of(path: PathBuf) -> PyResult<&'static str> {
 pub fn formats() -> Vec<&'static str> {
     export::FORMATS.iter().map(|f| f.name).collect()
 }
+
+/// The profile that a file in the format `json` holds.
+#[pyfunction]
+pub fn read(py: Python<'_>, content: &[u8]) -> PyResult<Profile> {
+    py.detach(|| export::json::read(content))
+        .map(Profile)
+        .map_err(|e| PyValueError::new_err(e.to_string()))
+}
