@@ -48,6 +48,14 @@ impl Regs {
         }
     }
 
+    /// Registers of which only these two are known.
+    pub fn from_ip_sp(ip: u64, sp: u64) -> Regs {
+        Regs {
+            known: 1 << SP,
+            ..Regs::from_ip_sp_fp(ip, sp, 0)
+        }
+    }
+
     /// Value of a register by DWARF number; the return address column reads as the instruction pointer.
     #[inline]
     pub fn get(&self, dwarf: usize) -> Option<u64> {
@@ -130,9 +138,19 @@ const FS_BASE: usize = 21;
 const BEGUN_AGAIN: &[u64] = &[
     0, 1, 19, 20, 43, 44, 45, 46, 47, 65, 128, 208, 220, 232, 281, 288, 299, 307, 333, 426, 441,
 ];
+/// System calls that go on by themselves after a tracer's stop, with the time-out that they were given (signal(7)): poll
+/// select pause nanosleep wait4 flock rt_sigsuspend futex clock_nanosleep waitid pselect6 ppoll, and futex_waitv.
+const GO_ON: &[u64] = &[7, 23, 34, 35, 61, 73, 130, 202, 230, 247, 270, 271, 449];
+const EPOLL_WAIT: &[u64] = &[232, 281];
 const EINTR: u64 = -4i64 as u64;
 /// The kernel's own "begin again, unless a handler runs" (include/linux/errno.h).
 const ERESTARTNOHAND: u64 = -514i64 as u64;
+
+/// Can a thread that sleeps in this system call be stopped and let go without its program noticing?
+pub fn goes_on(call: u64, args: &[u64; 6]) -> bool {
+    // Without a time-out there is none to begin anew (see `begin_again`).
+    GO_ON.contains(&call) || EPOLL_WAIT.contains(&call) && args[3] as i32 == -1
+}
 
 /// Registers of a stopped thread, as ptrace gives them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -24,6 +24,12 @@ pub enum Command {
     /// Sample a running process into a file (the same as `record --pid PID`)
     #[command(after_help = "Example:\n  sudo nativeprof attach 1234 -d 10 -o out.svg")]
     Attach(Attach),
+    /// Show once what each thread of a process is doing: merged stacks, state, the holder of the GIL
+    #[command(
+        after_help = "Threads that sleep are left alone; one that runs is held for some tens of microseconds.\n\n\
+                            Examples:\n  sudo nativeprof dump 1234\n  sudo nativeprof dump 1234 --locals --kernel"
+    )]
+    Dump(Dump),
     /// Make the profile of a tape that `record --save-tape` kept; needs no rights and nothing of the machine it is from
     #[command(after_help = "Example:\n  nativeprof replay bug.tape -o out.svg")]
     Replay(Replay),
@@ -96,6 +102,40 @@ pub struct Attach {
     pub pid: u32,
     #[command(flatten)]
     pub common: Common,
+}
+
+#[derive(Debug, Args)]
+pub struct Dump {
+    /// Process to look at
+    #[arg(value_name = "PID", value_parser = pid, required_unless_present = "pid_option")]
+    pub pid: Option<u32>,
+    /// The same
+    #[arg(short, long = "pid", value_name = "PID", value_parser = pid, id = "pid_option", conflicts_with = "pid")]
+    pub pid_option: Option<u32>,
+    /// Local variables of Python frames too, as far as their values are simple
+    #[arg(long)]
+    pub locals: bool,
+    /// Functions of the kernel too, for threads that sleep in it
+    #[arg(long)]
+    pub kernel: bool,
+    /// Python frames only
+    #[arg(long)]
+    pub no_native: bool,
+    /// For programs
+    #[arg(long)]
+    pub json: bool,
+    /// Ask the servers of DEBUGINFOD_URLS for debug information that is not here: on, off, auto (on, but not as root)
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHEN",
+        hide_possible_values = true,
+        num_args = 0..=1,
+        require_equals = true,
+        default_value_t = Debuginfod::Auto,
+        default_missing_value = "on"
+    )]
+    pub debuginfod: Debuginfod,
 }
 
 #[derive(Debug, Args)]

@@ -12,6 +12,7 @@ mod completions;
 mod debuginfod;
 mod diff;
 mod doctor;
+mod dump;
 mod export;
 mod look;
 mod merge;
@@ -53,6 +54,7 @@ pub fn main() -> ExitCode {
             Ok(false) => return ExitCode::FAILURE,
             done => done.map(drop),
         },
+        args::Command::Dump(d) => dump::dump(&d),
         args::Command::Attach(a) => record::record(record::Target::Pid(a.pid), &a.common),
     };
     match done {

@@ -75,6 +75,15 @@ pub fn groups(
     }
 }
 
+/// Addresses of the frames that [`groups`] shows, in the order of the chain.
+pub fn shown(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory: &dyn Memory) -> Vec<u64> {
+    let frames = sample.python.iter().filter(|f| f.owner < SHIM);
+    frames
+        .filter(|f| py_frame(sample.pid, f, layout, codes, memory).is_some())
+        .map(|f| f.frame)
+        .collect()
+}
+
 /// Reads the code objects of a sample that are new, and nothing else; `last` is of the same thread.
 pub fn see_codes(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory: &dyn Memory, last: Option<&Last>) {
     let same = last.map_or(0, |last| last.same(sample, layout, codes));

@@ -7,7 +7,9 @@ use crate::process::modules::Module;
 
 pub mod code;
 pub mod frames;
+pub mod gil;
 pub mod lines;
+pub mod objects;
 mod offsets;
 mod own;
 mod split;
@@ -17,6 +19,7 @@ pub mod tables;
 mod text;
 pub mod threads;
 pub mod trial;
+pub mod values;
 pub mod walk;
 
 /// An ELF file that contains a CPython interpreter.

@@ -10,7 +10,13 @@ const MAX_BYTES: u64 = 1 << 20;
 
 /// A `str` (PEP 393; Include/cpython/unicodeobject.h, v3.11 and v3.12), cut at `MAX_TEXT` code points.
 pub fn read_str(memory: &dyn Memory, layout: &Layout, at: u64) -> Option<String> {
-    let len = memory.u64(at.checked_add(layout.str_length.into())?)?.min(MAX_TEXT) as usize;
+    Some(read_str_start(memory, layout, at, MAX_TEXT)?.0)
+}
+
+/// The first `most` code points of a `str`, and how many it has.
+pub fn read_str_start(memory: &dyn Memory, layout: &Layout, at: u64, most: u64) -> Option<(String, u64)> {
+    let all = memory.u64(at.checked_add(layout.str_length.into())?)?;
+    let len = all.min(most) as usize;
     let state = memory.u32(at.checked_add(layout.str_state.into())?)?;
     let state = state.checked_shr(layout.str_kind_bit.into())?;
     let (kind, compact, ascii) = (state & 7, state >> 3 & 1 == 1, state >> 4 & 1 == 1);
@@ -31,7 +37,7 @@ pub fn read_str(memory: &dyn Memory, layout: &Layout, at: u64) -> Option<String>
         b[..width].copy_from_slice(c);
         char::from_u32(u32::from_le_bytes(b)).unwrap_or(char::REPLACEMENT_CHARACTER)
     });
-    Some(points.collect())
+    Some((points.collect(), all))
 }
 
 /// A `bytes` object (Include/cpython/bytesobject.h).

@@ -2,48 +2,82 @@
 
 use std::collections::BTreeMap;
 
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::layout::{Interpreter, Own};
+use crate::layout::{Interpreter, Own, Tls};
 use crate::process::memory::Memory;
+use crate::sample::Tid;
 
 /// Interpreters and thread states that are looked at.
 const MAX_INTERPRETERS: usize = 1024;
 const MAX_STATES: usize = 65536;
 
-/// `pthread_self` -> thread states, of threads that have more than one: each subinterpreter that a thread runs has a
-/// state of its own there. Of all threads, if they do not keep their own. The lists change while they are read; a state that does not name its interpreter ends its
-/// list, and so does one that was seen before: the list leads in a circle.
-pub fn nested(memory: &dyn Memory, python: &Interpreter) -> Vec<(u64, Vec<u64>)> {
+/// A thread state, the interpreter that it belongs to, and `pthread_self` of its thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct State {
+    pub state: u64,
+    pub interpreter: u64,
+    pub thread: u64,
+}
+
+/// All thread states. The lists change while they are read; a state that does not name its interpreter ends its list, and
+/// so does one that was seen before: the list leads in a circle.
+pub fn states(memory: &dyn Memory, python: &Interpreter) -> Vec<State> {
     let l = &python.layout;
-    let mut by_thread: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+    let mut all = Vec::new();
     let mut seen = FxHashSet::default();
     let read = |at: u64, offset: u64| memory.u64(at.checked_add(offset)?);
     let word = |offset: u32| (offset != 0).then(|| read(python.runtime, offset.into())).flatten();
     // Where the list's head has no name (3.6), the interpreter of whoever runs.
     let of_current = || read(word(l.runtime_current)?, l.tstate_interp.into());
-    let mut interp = word(l.runtime_interpreters).or_else(of_current).unwrap_or(0);
+    let mut interpreter = word(l.runtime_interpreters).or_else(of_current).unwrap_or(0);
     for _ in 0..MAX_INTERPRETERS {
-        if interp == 0 {
+        if interpreter == 0 {
             break;
         }
-        let mut state = read(interp, l.interp_threads.into()).unwrap_or(0);
+        let mut state = read(interpreter, l.interp_threads.into()).unwrap_or(0);
         while state != 0
             && seen.len() < MAX_STATES
-            && read(state, l.tstate_interp.into()) == Some(interp)
+            && read(state, l.tstate_interp.into()) == Some(interpreter)
             && seen.insert(state)
         {
-            if let Some(thread) = read(state, l.tstate_thread_id.into()) {
-                by_thread.entry(thread).or_default().push(state);
-            }
+            all.extend(read(state, l.tstate_thread_id.into()).map(|thread| State {
+                state,
+                interpreter,
+                thread,
+            }));
             state = read(state, l.tstate_next.into()).unwrap_or(0);
         }
-        interp = read(interp, l.interp_next.into()).unwrap_or(0);
+        interpreter = read(interpreter, l.interp_next.into()).unwrap_or(0);
+    }
+    all
+}
+
+/// `pthread_self` -> thread states, of threads that have more than one: each subinterpreter that a thread runs has a
+/// state of its own there. Of all threads, if they do not keep their own.
+pub fn nested(memory: &dyn Memory, python: &Interpreter) -> Vec<(u64, Vec<u64>)> {
+    let mut by_thread: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+    for s in states(memory, python) {
+        by_thread.entry(s.thread).or_default().push(s.state);
     }
     let least = if python.own == Own::Listed { 1 } else { 2 };
     by_thread
         .into_iter()
         .filter(|(_, states)| states.len() >= least)
+        .collect()
+}
+
+/// `pthread_self` of each thread that has a state, by the thread's number in the process's own pid namespace.
+pub fn pointers(memory: &dyn Memory, python: &Interpreter, states: &[State]) -> FxHashMap<Tid, u64> {
+    // `struct pthread.tid`: glibc 2.36 and 2.43 (nptl/descr.h), musl 1.2.3 (src/internal/pthread_impl.h)
+    let at = match python.tls {
+        Tls::Glibc(_) => 720,
+        Tls::Musl(_) => 48,
+    };
+    let number = |thread: u64| memory.u32(thread.checked_add(at)?);
+    states
+        .iter()
+        .filter_map(|s| Some((number(s.thread)?, s.thread)))
         .collect()
 }
 

@@ -1,5 +1,11 @@
 //! Memory of a target, read while it runs on.
 
+use std::cell::RefCell;
+
+use rustc_hash::FxHashMap;
+
+use crate::sample::PAGE;
+
 /// Something with addresses and bytes: a live process or a tape.
 pub trait Memory {
     /// Fills `buf` from `avma`; false if not all of it could be read.
@@ -13,5 +19,83 @@ pub trait Memory {
     fn u32(&self, avma: u64) -> Option<u32> {
         let mut b = [0; 4];
         self.read(avma, &mut b).then(|| u32::from_le_bytes(b))
+    }
+}
+
+/// Pages that are kept.
+const MAX_PAGES: usize = 1024;
+
+/// Memory that does not change meanwhile: what was read once is not read again. A system call costs more than a page.
+pub struct Pages<'a> {
+    memory: &'a dyn Memory,
+    /// By address; `None`: not readable.
+    known: RefCell<FxHashMap<u64, Option<Box<[u8]>>>>,
+}
+
+impl<'a> Pages<'a> {
+    pub fn new(memory: &'a dyn Memory) -> Pages<'a> {
+        Pages {
+            memory,
+            known: RefCell::default(),
+        }
+    }
+}
+
+impl Memory for Pages<'_> {
+    fn read(&self, avma: u64, buf: &mut [u8]) -> bool {
+        let mut known = self.known.borrow_mut();
+        let (mut at, mut rest) = (avma, buf);
+        while !rest.is_empty() {
+            let skip = at % PAGE;
+            if known.len() >= MAX_PAGES {
+                known.clear();
+            }
+            let page = known.entry(at - skip).or_insert_with(|| {
+                let mut page = vec![0; PAGE as usize].into_boxed_slice();
+                self.memory.read(at - skip, &mut page).then_some(page)
+            });
+            let Some(page) = page else { return false };
+            let n = rest.len().min((PAGE - skip) as usize);
+            let (head, tail) = rest.split_at_mut(n);
+            head.copy_from_slice(&page[skip as usize..][..n]);
+            rest = tail;
+            match at.checked_add(n as u64) {
+                Some(next) => at = next,
+                None => return rest.is_empty(),
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Readable below 3 pages; a byte says which page it is on.
+    struct Three(RefCell<u32>);
+
+    impl Memory for Three {
+        fn read(&self, avma: u64, buf: &mut [u8]) -> bool {
+            *self.0.borrow_mut() += 1;
+            for (i, b) in buf.iter_mut().enumerate() {
+                *b = ((avma + i as u64) / PAGE) as u8;
+            }
+            avma + buf.len() as u64 <= 3 * PAGE
+        }
+    }
+
+    #[test]
+    fn pages_are_read_once() {
+        let memory = Three(RefCell::default());
+        let pages = Pages::new(&memory);
+        for _ in 0..3 {
+            let mut b = [0; 4];
+            assert!(pages.read(2 * PAGE - 2, &mut b));
+            assert_eq!(b, [1, 1, 2, 2]);
+            assert!(!pages.read(3 * PAGE - 2, &mut b), "the last two bytes are not there");
+            assert!(!pages.read(u64::MAX - 1, &mut b));
+        }
+        assert_eq!(*memory.0.borrow(), 4);
     }
 }

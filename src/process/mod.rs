@@ -21,6 +21,7 @@ pub mod privilege;
 pub mod rights;
 pub mod root;
 pub mod sys;
+pub mod task;
 pub mod trace;
 
 use host::Host;

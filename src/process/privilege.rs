@@ -79,11 +79,19 @@ pub fn caller(uid: u32, variable: &dyn Fn(&str) -> Option<String>, find: &dyn Fn
 /// # Errors
 /// `NotPermitted`; nothing should be done then.
 pub fn become_caller() -> Result<Option<User>> {
+    become_caller_with(Caps::NONE)
+}
+
+/// The same; keeps these capabilities too.
+///
+/// # Errors
+/// As [`become_caller`].
+pub fn become_caller_with(also: Caps) -> Result<Option<User>> {
     let variable = |name: &str| std::env::var(name).ok();
     let Some(user) = caller(sys::effective_uid(), &variable, &credentials::find_user) else {
         return Ok(None);
     };
-    credentials::become_user(&user, for_set_up())?;
+    credentials::become_user(&user, Caps(for_set_up().0 | also.0))?;
     Ok(Some(user))
 }
 

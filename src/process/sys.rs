@@ -180,6 +180,14 @@ pub fn hurry() {
     }
 }
 
+/// Lets nobody but the kernel keep the calling thread from running, where that is permitted (CAP_SYS_NICE); true if so. For
+/// threads that end soon.
+pub fn go_first() -> bool {
+    let lowest = libc::sched_param { sched_priority: 1 };
+    // SAFETY: the structure is complete and lives as long as the call; 0 is the calling thread.
+    unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &lowest) == 0 }
+}
+
 /// Enters the kernel and leaves again, at once.
 pub fn spend_time_in_kernel() {
     // SAFETY: no arguments, cannot fail. (`libc::getppid` may not be cached, unlike getpid.)

@@ -46,6 +46,14 @@ pub fn seize(tid: Tid, children: bool) -> io::Result<()> {
     ptrace(request::SEIZE, tid, 0, options as usize)
 }
 
+/// Begins to trace a thread, without stopping it; threads that it makes are left alone.
+///
+/// # Errors
+/// As [`seize`].
+pub fn seize_alone(tid: Tid) -> io::Result<()> {
+    ptrace(request::SEIZE, tid, 0, 0)
+}
+
 /// Asks a traced thread to stop; the stop is told of later.
 ///
 /// # Errors

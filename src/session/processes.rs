@@ -86,6 +86,12 @@ impl Session {
         self.tell(pid, learn)
     }
 
+    /// The interpreter of a process: what its file says, and where it is if its version is known.
+    pub fn python(&self, pid: Pid) -> Option<(Arc<Runtime>, Option<Interpreter>)> {
+        let python = self.members.get(&pid)?.python.as_ref()?;
+        Some((python.runtime.clone(), python.interpreter))
+    }
+
     /// Keeps of a thread or process that has ended only what its samples need: some programs make them by the million.
     pub(super) fn exit(&mut self, pid: Pid, tid: Tid, learn: &mut Learn<'_>) -> Result<()> {
         if let Some(last) = self.last.remove(&tid) {

@@ -3,14 +3,14 @@
 use std::io;
 
 use super::timer::{Tick, Timer};
-use crate::arch::UserRegs;
+use crate::arch::{GPRS, Regs, UserRegs};
 use crate::capture::Walk;
 use crate::capture::blocks::Blocks;
 use crate::capture::stack::{self, DEEP_FRAMES, HOLES, MAX_STACK, MAX_STACKS, RED_ZONE};
 use crate::layout::Space;
 use crate::process::sys;
 use crate::process::trace::Stopped;
-use crate::sample::{Pid, PyWalk, Sample, StackBytes, Standing, Walked};
+use crate::sample::{Pid, PyWalk, Sample, StackBytes, Standing, Tid, Walked};
 
 /// As in sample.bpf.c.
 const MAX_FRAMES: usize = 16384;
@@ -54,35 +54,105 @@ impl Holder {
             pointer: words.thread_pointer(),
             registers: words.general(),
         };
-        if let Some(space) = space {
-            self.blocks.begin(pid, ahead);
-            (self.walk)(&self.blocks, space, &standing, &mut self.walked);
-        }
-        let base = regs.sp().wrapping_sub(RED_ZONE);
-        let deep = space.is_some() && self.walked.python.len() > DEEP_FRAMES;
-        let end = stack::end(base, standing.pointer, space.map_or(0, |s| s.stack_end), deep);
-        let (read, mut holes) = (|at: u64, out: &mut [u8]| sys::read_memory(pid, at, out), [0; HOLES]);
-        let len = stack::copy(&read, base, end, &mut self.stack, &mut holes);
+        let stack = self.read(pid, &regs, &standing, standing.pointer, space, ahead);
         // While it stands still its timer does too, and is cheap to set.
         let past = timer.as_mut().map_or(0, |t| t.next(tick));
         drop(stop);
-        let stack = StackBytes {
-            base,
-            bytes: self.stack[..len].to_vec(),
-            holes: stack::trimmed(&holes),
+        Ok((self.sample((pid, tid, time), regs, stack), past))
+    }
+
+    /// Takes a sample of a thread, calls `during` with its interpreter frames, and lets it go for good.
+    ///
+    /// # Errors
+    /// It was killed while it stood.
+    pub fn take_once(
+        &mut self,
+        stop: Stopped,
+        pid: Pid,
+        space: &Space,
+        during: &mut dyn FnMut(&Walked, u64),
+    ) -> io::Result<Sample> {
+        let (tid, time) = (stop.tid, sys::now());
+        let words = begin_again(&stop)?;
+        let regs = words.regs();
+        let standing = Standing {
+            pointer: words.thread_pointer(),
+            registers: words.general(),
         };
-        let sample = Sample {
+        let stack = self.read(pid, &regs, &standing, standing.pointer, Some(space), &[]);
+        during(&self.walked, standing.pointer);
+        stop.detach();
+        let mut sample = self.sample((pid, tid, time), regs, stack);
+        self.finish(&mut sample, &mut Vec::new());
+        Ok(sample)
+    }
+
+    /// The sample of a thread that does not run and is left alone: of its registers only these are known. `pointer`: its
+    /// thread pointer, if known; `end`: where the memory ends that its stack lies in.
+    pub fn look(
+        &mut self,
+        (pid, tid): (Pid, Tid),
+        regs: Regs,
+        pointer: Option<u64>,
+        end: u64,
+        space: &Space,
+    ) -> (Sample, &Walked) {
+        let time = sys::now();
+        let standing = Standing {
+            pointer: pointer.unwrap_or(0),
+            registers: [0; GPRS],
+        };
+        // Without its pointer no thread state is this thread's.
+        let stack = self.read(pid, &regs, &standing, pointer.unwrap_or(end), Some(space), &[]);
+        let mut sample = self.sample((pid, tid, time), regs, stack);
+        self.finish(&mut sample, &mut Vec::new());
+        (sample, &self.walked)
+    }
+
+    /// Reads interpreter frames and stack, both into room of our own; the stack's base, length and holes.
+    fn read(
+        &mut self,
+        pid: Pid,
+        regs: &Regs,
+        standing: &Standing,
+        descriptor: u64,
+        space: Option<&Space>,
+        ahead: &[u64],
+    ) -> (u64, usize, Vec<u64>) {
+        if let Some(space) = space {
+            self.blocks.begin(pid, ahead);
+            (self.walk)(&self.blocks, space, standing, &mut self.walked);
+        }
+        let base = regs.sp().wrapping_sub(RED_ZONE);
+        let deep = space.is_some() && self.walked.python.len() > DEEP_FRAMES;
+        let end = stack::end(base, descriptor, space.map_or(0, |s| s.stack_end), deep);
+        let (read, mut holes) = (|at: u64, out: &mut [u8]| sys::read_memory(pid, at, out), [0; HOLES]);
+        let len = stack::copy(&read, base, end, &mut self.stack, &mut holes);
+        (base, len, stack::trimmed(&holes))
+    }
+
+    /// Without interpreter frames.
+    fn sample(
+        &self,
+        (pid, tid, time): (Pid, Tid, u64),
+        regs: Regs,
+        (base, len, holes): (u64, usize, Vec<u64>),
+    ) -> Sample {
+        Sample {
             pid,
             tid,
             time,
             regs: Some(regs),
-            stack,
+            stack: StackBytes {
+                base,
+                bytes: self.stack[..len].to_vec(),
+                holes,
+            },
             kernel: Vec::new(),
             python: Vec::new(),
             marks: Vec::new(),
             walk: PyWalk::NoPython,
-        };
-        Ok((sample, past))
+        }
     }
 
     /// Adds the interpreter frames of the sample just taken. `ahead` becomes what the walk has read.

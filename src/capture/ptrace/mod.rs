@@ -22,6 +22,7 @@ use crate::process::trace;
 use crate::sample::{Event, Pid};
 
 mod hold;
+pub mod once;
 mod status;
 mod timer;
 mod tracer;

@@ -1,0 +1,309 @@
+//! `dump`: threads that stand in known places, judged by what they said of themselves; and what it must not do to them.
+//!
+//! Needs root (and setpriv of util-linux, to become an ordinary user), gcc and CPython; where one is missing the tests
+//! fail and say so.
+
+use std::collections::BTreeMap;
+use std::process::{Command, Output};
+
+use nativeprof::arch;
+use nativeprof::capture::ptrace::once::{How, Once, Target};
+use nativeprof::interp::walk;
+use nativeprof::layout::Space;
+use nativeprof::process::task;
+use serde_json::Value;
+
+use common::{Program, Scratch, each_python, live, nativeprof, newest_python, programs};
+
+mod common;
+
+fn output(mut command: Command) -> String {
+    let done: Output = command.output().expect("nativeprof starts");
+    let (said, text) = (
+        String::from_utf8_lossy(&done.stderr),
+        String::from_utf8_lossy(&done.stdout),
+    );
+    assert!(done.status.success(), "{said}\n{text}");
+    text.into_owned()
+}
+
+fn dump(pid: u32, words: &[&str]) -> Value {
+    let mut command = nativeprof(&["dump", &pid.to_string(), "--json"]);
+    command.args(words);
+    serde_json::from_str(&output(command)).expect("JSON")
+}
+
+fn threads(dump: &Value) -> &Vec<Value> {
+    dump["threads"].as_array().expect("threads")
+}
+
+/// All stacks are complete; threads that sleep in calls that a stop would end were not held.
+fn check_quality(whom: &str, dump: &Value) {
+    for t in threads(dump) {
+        let stack = t["stack"].as_str().unwrap_or("none");
+        assert!(["exact", "repaired"].contains(&stack), "{whom}: {t:#}");
+    }
+}
+
+/// Words after `kind name` in the lines that a program said.
+fn said<'a>(program: &'a Program, kind: &str, name: &str) -> Vec<&'a str> {
+    let start = format!("{kind} {name} ");
+    program
+        .said
+        .iter()
+        .filter_map(|line| line.strip_prefix(&start))
+        .collect()
+}
+
+#[test]
+fn threads_stand_where_they_say() {
+    let _live = live();
+    each_python(|python| {
+        let program = Program::start(python.script("waiting.py"));
+        let dump = dump(program.pid(), &["--locals"]);
+        let whom = &python.name;
+        check_quality(whom, &dump);
+        let thread = |name: &str| {
+            let tid: u64 = said(&program, "THREAD", name)[0].parse().expect("a number");
+            let found = threads(&dump).iter().find(|t| t["tid"] == tid);
+            found.unwrap_or_else(|| panic!("{whom}: no thread {name}"))
+        };
+        assert_eq!(threads(&dump).len(), 4, "{whom}");
+        for name in ["asleep", "waiting"] {
+            let t = thread(name);
+            let frames = t["frames"].as_array().expect("frames");
+            // Its own word for it, but for what started the thread.
+            let expected: Vec<String> = said(&program, "FRAME", name)
+                .into_iter()
+                .filter(|f| ["asleep", "waiting", "below"].iter().any(|ours| f.starts_with(ours)))
+                .map(String::from)
+                .collect();
+            let ours = |f: &&Value| f["file"].as_str().is_some_and(|file| file.ends_with("/waiting.py"));
+            let mut got: Vec<String> = frames
+                .iter()
+                .filter(ours)
+                .map(|f| format!("{} {}", f["name"].as_str().unwrap_or_default(), f["line"]))
+                .collect();
+            got.reverse();
+            assert_eq!(got, expected, "{whom}: {name}");
+            assert_eq!(
+                (&t["state"], &t["holds_gil"]),
+                (&"S".into(), &false.into()),
+                "{whom}: {name}"
+            );
+            let locals = frames.iter().find(ours).expect("a frame of ours")["locals"].as_array();
+            let locals = locals.unwrap_or_else(|| panic!("{whom}: {name} has no variables"));
+            let value = |key: &str| {
+                let found = locals.iter().find(|v| v["name"] == key);
+                found
+                    .and_then(|v| v["value"].as_str())
+                    .unwrap_or("(missing)")
+                    .to_string()
+            };
+            let mut checked = 0;
+            for line in said(&program, "LOCAL", name) {
+                let (key, expected) = line.split_once(' ').expect("name and value");
+                assert_eq!(value(key), expected, "{whom}: {name}: {key}");
+                checked += 1;
+            }
+            assert!(checked >= 2, "{whom}: {name}: {checked} variables");
+            if name == "waiting" {
+                assert_eq!(
+                    value("name"),
+                    format!("'{}'... (500 characters)", "x".repeat(120)),
+                    "{whom}"
+                );
+                assert!(value("other").starts_with("<Thing at 0x"), "{whom}: {}", value("other"));
+                assert_eq!(value("long"), "[0, 1, 2, 3, 4, 5, 6, 7, ... 50 in all]", "{whom}");
+            }
+        }
+        // Python and C in turn: the extension's function stands between the calls that it makes.
+        let names: Vec<&str> = thread("asleep")["frames"]
+            .as_array()
+            .expect("frames")
+            .iter()
+            .filter_map(|f| f["name"].as_str())
+            .filter(|name| ["asleep", "below"].contains(name) || name.starts_with("t_call"))
+            .collect();
+        let mut expected = vec!["asleep", "below"];
+        expected.extend(["t_call", "below"].repeat(3));
+        let plain: Vec<&str> = names
+            .iter()
+            .map(|n| if n.starts_with("t_call") { "t_call" } else { n })
+            .collect();
+        assert_eq!(plain, expected, "{whom}");
+        // It keeps the lock while it computes, and looks for others only between two calls.
+        let t = thread("spinning");
+        assert_eq!(
+            (&t["state"], &t["holds_gil"]),
+            (&"R".into(), &true.into()),
+            "{whom}: {t:#}"
+        );
+        assert!(t["held_us"].as_f64().is_some(), "{whom}: {t:#}");
+    });
+}
+
+#[test]
+fn no_call_is_interrupted() {
+    let _live = live();
+    let mut program = Program::start(programs::steady(&[]));
+    for _ in 0..10 {
+        let dump = dump(program.pid(), &[]);
+        check_quality("steady", &dump);
+        assert!(dump["python"].is_null());
+        let roots = |t: &Value| {
+            let frames = t["frames"].as_array().expect("frames");
+            frames
+                .iter()
+                .any(|f| f["name"] == "main" || f["name"] == "go_round" || f["name"] == "work_on")
+        };
+        assert!(threads(&dump).iter().all(roots), "{dump:#}");
+    }
+    program.finish(); // it aborts on EINTR
+}
+
+/// Sleepers that are held where that is said to do no harm go on sleeping, and their calls do not fail.
+#[test]
+fn calls_that_go_on_go_on() {
+    let _live = live();
+    let mut program = Program::start(programs::steady(&[]));
+    let pid = program.pid();
+    let (mut held, space) = (0, Space::default());
+    for _ in 0..20 {
+        for tid in nativeprof::process::threads(pid) {
+            let call = task::blocked(pid, tid).ok().flatten().and_then(|b| b.call);
+            if !call.is_some_and(|(call, args)| arch::goes_on(call, &args)) {
+                continue;
+            }
+            let once = Once {
+                pid,
+                space: &space,
+                walk: walk::walk,
+                writable: &[],
+                kernel: false,
+                during: &|_, _, _| (),
+            };
+            let target = Target {
+                tid,
+                pointer: None,
+                hold: true,
+            };
+            let seen = once
+                .look(&[target])
+                .pop()
+                .expect("one for one")
+                .1
+                .expect("it can be held");
+            assert!(matches!(seen.how, How::Held(_)), "{:?}", seen.how);
+            held += 1;
+        }
+    }
+    assert!(held >= 20, "{held} threads were held");
+    program.finish();
+}
+
+#[test]
+fn a_stopped_process_is_left_stopped() {
+    let _live = live();
+    let program = Program::start(newest_python().script("waiting.py"));
+    let pid = program.pid().to_string();
+    let kill = |signal: &str| {
+        let done = Command::new("kill").args(["-s", signal, &pid]).status();
+        assert!(done.is_ok_and(|s| s.success()), "signal {signal} cannot be sent");
+    };
+    kill("STOP");
+    let mut dumped = dump(program.pid(), &[]);
+    for _ in 0..100 {
+        if threads(&dumped).iter().all(|t| t["state"] == "T") {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        dumped = dump(program.pid(), &[]);
+    }
+    assert!(threads(&dumped).iter().all(|t| t["state"] == "T"), "{dumped:#}");
+    check_quality("stopped", &dumped);
+    assert!(dumped["longest_held_us"].is_null(), "{dumped:#}");
+    let text = output(nativeprof(&["dump", &pid]));
+    assert!(
+        text.contains("stopped by job control") && text.contains("Held: none; 4 "),
+        "{text}"
+    );
+    assert_eq!(nativeprof::process::stat_state(program.pid()), Some('T'));
+    kill("CONT");
+}
+
+#[test]
+fn an_ordinary_user_sees_their_own_processes() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let copy = scratch.path("nativeprof");
+    std::fs::copy(env!("CARGO_BIN_EXE_nativeprof"), &copy).expect("a copy of nativeprof");
+    let open = |path: &std::path::Path| {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("rights can be set");
+    };
+    open(scratch.folder());
+    open(&copy);
+    let as_user = |program: &std::path::Path| {
+        let mut command = Command::new("setpriv");
+        command
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+            .arg(program);
+        command
+    };
+    // The program itself must be readable for that user too.
+    let steady = programs::steady(&[]);
+    let program_copy = scratch.path("steady");
+    std::fs::copy(steady.get_program(), &program_copy).expect("a copy of the program");
+    open(&program_copy);
+    let program = Program::start(as_user(&program_copy));
+    let pid = program.pid().to_string();
+    let mut command = as_user(&copy);
+    command.args(["dump", &pid, "--json"]);
+    // Only a child may be traced where kernel.yama.ptrace_scope says so.
+    if std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").is_ok_and(|t| t.trim() != "0") {
+        let done = command.output().expect("nativeprof starts");
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(said.contains("ptrace_scope") || done.status.success(), "{said}");
+        return;
+    }
+    let dumped: Value = serde_json::from_str(&output(command)).expect("JSON");
+    check_quality("an ordinary user", &dumped);
+
+    let mut command = as_user(&copy);
+    command.args(["dump", &std::process::id().to_string()]);
+    let done = command.output().expect("nativeprof starts");
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert_eq!(done.status.code(), Some(1), "{said}");
+    assert!(said.contains("is not permitted") && said.contains("try: "), "{said}");
+}
+
+#[test]
+fn functions_of_the_kernel_are_shown() {
+    let _live = live();
+    let program = Program::start(newest_python().script("waiting.py"));
+    let dumped = dump(program.pid(), &["--kernel", "--no-native"]);
+    let mut kernel: BTreeMap<&str, usize> = BTreeMap::new();
+    for t in threads(&dumped).iter().filter(|t| t["held_us"].is_null()) {
+        let names = t["kernel"].as_array().unwrap_or_else(|| panic!("{t:#}"));
+        *kernel.entry(t["syscall"].as_str().unwrap_or("none")).or_default() += names.len();
+        let python = |f: &Value| f["kind"] == "python";
+        assert!(t["frames"].as_array().expect("frames").iter().all(python), "{t:#}");
+    }
+    assert!(kernel.get("futex").is_some_and(|n| *n > 1), "{kernel:?}");
+}
+
+#[test]
+fn errors_say_what_to_do() {
+    let check = |words: &[&str], code: i32, expected: &str| {
+        let done = nativeprof(words).output().expect("nativeprof starts");
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(code), "{words:?}: {said}");
+        assert!(said.contains(expected), "{words:?}: {said}");
+    };
+    check(&["dump", "4194305"], 1, "no process 4194305\n  why: ");
+    check(&["dump"], 2, "PID");
+    check(&["dump", "1", "--pid", "1"], 2, "cannot be used");
+    check(&["dump", "python"], 2, "pgrep -af");
+    check(&["dump", "2"], 1, "");
+}
