@@ -29,6 +29,34 @@ const MAX_SOURCES: usize = 2000;
 /// A frame and the line in it.
 type Named = (FrameId, u32);
 
+/// What was named so far, and the files that names come from. Kept, it makes naming again cost what is new only.
+#[derive(Default)]
+pub struct Names {
+    frames: Frames,
+    /// Each raw frame as the functions it stands for, outermost (not inlined) first.
+    named: FxHashMap<RawFrame, Vec<Named>>,
+    files: FxHashMap<ModuleId, Result<symbolize::Module, String>>,
+    /// Rows of code without a file, by process.
+    anonymous: FxHashMap<Pid, ModuleMeta>,
+    kernel: Option<Option<Kernel>>,
+}
+
+impl Names {
+    /// Frames named so far.
+    pub fn len(&self) -> usize {
+        self.named.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.named.is_empty()
+    }
+
+    /// Forgets the frames; files stay open.
+    pub fn clear(&mut self) {
+        (self.frames, self.named, self.anonymous) = Default::default();
+    }
+}
+
 #[derive(Default)]
 struct Frames {
     all: Vec<Frame>,
@@ -130,11 +158,31 @@ pub struct Gathered<'a> {
 pub type Fetch = Arc<dyn Fn(&[u8]) -> Result<File, String> + Send + Sync>;
 
 /// Names everything gathered. `meta` comes filled but for the modules and threads.
-pub fn resolve(mut gathered: Gathered<'_>, start: u64, mut meta: Meta) -> Profile {
-    let mut frames = Frames::default();
-    frames.id(frame(FrameKind::Root, "root"));
+pub fn resolve(mut gathered: Gathered<'_>, start: u64, meta: Meta) -> Profile {
+    let mut names = Names::default();
+    let mut profile = profile(&mut names, &mut gathered, start, meta);
+    profile.frames = names.frames.all;
+    let opened = gathered.opened;
+    sources::add(&mut profile, &mut |path| match opened.sources.get(path) {
+        Some(file) => file.as_ref()?.try_clone().ok(),
+        None => opened.root.as_ref()?.open(path),
+    });
+    profile
+}
+
+/// The same, again and again while more is gathered: names what is new. Source files are not read.
+pub fn resolve_next(names: &mut Names, mut gathered: Gathered<'_>, start: u64, meta: Meta) -> Profile {
+    let mut profile = profile(names, &mut gathered, start, meta);
+    profile.frames.clone_from(&names.frames.all);
+    profile
+}
+
+/// Without frames: they are those of `names`.
+fn profile(names: &mut Names, gathered: &mut Gathered<'_>, start: u64, mut meta: Meta) -> Profile {
+    names.frames.id(frame(FrameKind::Root, "root"));
     let inclusive = inclusive_counts(gathered.tree);
-    let named = name_all(&mut gathered, &mut frames, &inclusive, &mut meta.modules);
+    name_all(gathered, names, &inclusive, &mut meta.modules);
+    let named = &names.named;
     meta.threads = gathered
         .threads
         .iter()
@@ -193,19 +241,13 @@ pub fn resolve(mut gathered: Gathered<'_>, start: u64, mut meta: Meta) -> Profil
             node: place[t.node as usize],
         })
         .collect();
-    let mut profile = Profile {
+    Profile {
         meta,
-        frames: frames.all,
+        frames: Vec::new(),
         nodes,
         timeline,
         excerpts: Vec::new(),
-    };
-    let opened = gathered.opened;
-    sources::add(&mut profile, &mut |path| match opened.sources.get(path) {
-        Some(file) => file.as_ref()?.try_clone().ok(),
-        None => opened.root.as_ref()?.open(path),
-    });
-    profile
+    }
 }
 
 fn node(frame: FrameId, parent: NodeId) -> Node {
@@ -230,16 +272,9 @@ fn inclusive_counts(tree: &RawTree) -> Vec<u64> {
     counts
 }
 
-/// Each distinct raw frame as the functions it stands for, outermost (not inlined) first.
-fn name_all(
-    gathered: &mut Gathered<'_>,
-    frames: &mut Frames,
-    inclusive: &[u64],
-    modules: &mut Vec<ModuleMeta>,
-) -> FxHashMap<RawFrame, Vec<Named>> {
-    let mut named = FxHashMap::default();
+/// Names the raw frames that have no name yet.
+fn name_all(gathered: &mut Gathered<'_>, names: &mut Names, inclusive: &[u64], modules: &mut Vec<ModuleMeta>) {
     let mut native: BTreeMap<Owner, BTreeMap<u64, u64>> = BTreeMap::new();
-    let mut kernel = None;
     let raw: Vec<_> = gathered.tree.nodes().iter().map(|n| n.1).collect();
     for (raw, count) in raw.iter().zip(inclusive) {
         let Some(raw) = raw else { continue };
@@ -252,7 +287,7 @@ fn name_all(
             *native.entry(owner).or_default().entry(address).or_default() += count;
             continue;
         }
-        if named.contains_key(raw) {
+        if names.named.contains_key(raw) {
             continue;
         }
         let (f, line) = match *raw {
@@ -269,18 +304,18 @@ fn name_all(
                 };
                 (f, line)
             }
-            RawFrame::Kernel(address) => (kernel_frame(&mut kernel, gathered.opened, address), 0),
+            RawFrame::Kernel(address) => (kernel_frame(&mut names.kernel, gathered.opened, address), 0),
             RawFrame::Cut(why) => (frame(FrameKind::Cut, format!("[cut: {}]", why.reason())), 0),
             RawFrame::Native { .. } | RawFrame::Anonymous { .. } => continue,
         };
-        let id = frames.id(f);
-        named.insert(*raw, vec![(id, line)]);
+        let id = names.frames.id(f);
+        names.named.insert(*raw, vec![(id, line)]);
     }
     let samples = native::samples(gathered.tree, inclusive);
     for (owner, addresses) in native {
         let row = match owner {
-            Owner::File(id) => name_module(gathered, frames, id, &addresses, &mut named),
-            Owner::Anonymous(pid) => name_anonymous(gathered, frames, pid, &addresses, &mut named),
+            Owner::File(id) => name_module(gathered, names, id, &addresses),
+            Owner::Anonymous(pid) => name_anonymous(gathered, names, pid, &addresses),
         };
         modules.push(ModuleMeta {
             samples: samples.get(&owner).copied().unwrap_or(0),
@@ -288,7 +323,6 @@ fn name_all(
         });
     }
     modules.sort_by(|a, b| (b.samples, &a.path).cmp(&(a.samples, &b.path)));
-    named
 }
 
 fn process_name(gathered: &Gathered<'_>, pid: Pid) -> String {

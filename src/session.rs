@@ -22,6 +22,7 @@ use crate::tree::raw::{Path, RawTick, RawTree};
 use crate::unwind::{Memo, Unwinder};
 
 mod processes;
+mod window;
 
 use processes::{Family, Member, Python, jit_places};
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHashSet};
 use symbolize::{Files, JitCode, Module, Sources, Symbol};
 
-use super::{Fetch, Frames, Gathered, Named, frame};
+use super::{Fetch, Gathered, Named, Names, frame};
 use crate::process::content::{Content, Reader};
 use crate::process::root::Root;
 use crate::sample::{ModuleId, Pid, RawFrame};
@@ -85,16 +85,8 @@ impl Files for Around {
     }
 }
 
-/// Names addresses (svma) of one file; `counts` are the frames at each.
-pub(super) fn name_module(
-    gathered: &mut Gathered<'_>,
-    frames: &mut Frames,
-    id: ModuleId,
-    counts: &BTreeMap<u64, u64>,
-    named: &mut FxHashMap<RawFrame, Vec<Named>>,
-) -> ModuleMeta {
-    let module = gathered.modules.get(id).clone();
-    let name = module.name();
+/// The file that names of a module come from.
+fn open(gathered: &Gathered<'_>, module: &crate::process::modules::Module) -> Result<Module, String> {
     let opened = match &module.content {
         Content::File(f) => f
             .try_clone()
@@ -103,25 +95,40 @@ pub(super) fn name_module(
         Content::Bytes(b) => Module::from_bytes(b.to_vec()).map_err(|e| e.to_string()),
         Content::Missing => Err("the file could not be opened".into()),
     };
-    let sorted: Vec<u64> = counts.keys().copied().collect();
-    let (found, source) = match opened {
-        Ok(m) => {
-            let path = module.path.strip_suffix(b" (deleted)").unwrap_or(&module.path);
-            let around = Around {
-                root: module.root.get().cloned(),
-                fetch: gathered.fetch.clone(),
-            };
-            let mut m = m.with_files(PathBuf::from(std::ffi::OsStr::from_bytes(path)), Arc::new(around));
+    let path = module.path.strip_suffix(b" (deleted)").unwrap_or(&module.path);
+    let around = Around {
+        root: module.root.get().cloned(),
+        fetch: gathered.fetch.clone(),
+    };
+    opened.map(|m| m.with_files(PathBuf::from(std::ffi::OsStr::from_bytes(path)), Arc::new(around)))
+}
+
+/// Names addresses (svma) of one file; `counts` are the frames at each.
+pub(super) fn name_module(
+    gathered: &mut Gathered<'_>,
+    names: &mut Names,
+    id: ModuleId,
+    counts: &BTreeMap<u64, u64>,
+) -> ModuleMeta {
+    let module = gathered.modules.get(id).clone();
+    let name = module.name();
+    let raw = |svma: &u64| RawFrame::Native {
+        module: id,
+        svma: *svma,
+    };
+    let Names {
+        frames, named, files, ..
+    } = names;
+    let file = files.entry(id).or_insert_with(|| open(gathered, &module));
+    let sorted: Vec<u64> = counts.keys().copied().filter(|svma| !named.contains_key(&raw(svma))).collect();
+    let found: Vec<Vec<Symbol>> = match file {
+        Ok(m) if !sorted.is_empty() => {
             let found = m.lookup_many(&sorted);
-            (
-                found.into_iter().map(Result::unwrap_or_default).collect(),
-                source_text(&m),
-            )
+            found.into_iter().map(Result::unwrap_or_default).collect()
         }
-        Err(why) => (vec![Vec::new(); sorted.len()], (format!("none: {why}"), String::new())),
+        _ => vec![Vec::new(); sorted.len()],
     };
     for (svma, symbols) in sorted.iter().zip(found) {
-        let symbols: Vec<Symbol> = symbols;
         let mut stack: Vec<Named> = symbols
             .iter()
             .rev()
@@ -137,17 +144,17 @@ pub(super) fn name_module(
             };
             stack.push((frames.id(f), 0));
         }
-        let raw = RawFrame::Native {
-            module: id,
-            svma: *svma,
-        };
-        named.insert(raw, stack);
+        named.insert(raw(svma), stack);
     }
+    let (names, missing) = match file {
+        Ok(m) => source_text(m),
+        Err(why) => (format!("none: {why}"), String::new()),
+    };
     ModuleMeta {
         path: String::from_utf8_lossy(&module.path).into_owned(),
         build_id: module.build_id.iter().map(|b| format!("{b:02x}")).collect(),
-        names: source.0,
-        missing: source.1,
+        names,
+        missing,
         frames: counts.values().sum(),
         samples: 0,
     }
@@ -220,11 +227,18 @@ fn missing_text(s: &Sources) -> String {
 /// Names addresses (avma) of code without a file of one process; `counts` are the frames at each.
 pub(super) fn name_anonymous(
     gathered: &Gathered<'_>,
-    frames: &mut Frames,
+    names: &mut Names,
     pid: Pid,
     counts: &BTreeMap<u64, u64>,
-    named: &mut FxHashMap<RawFrame, Vec<Named>>,
 ) -> ModuleMeta {
+    let Names { frames, named, .. } = names;
+    let is_named = |avma: &u64| named.contains_key(&RawFrame::Anonymous { pid, avma: *avma });
+    if let Some(row) = names.anonymous.get(&pid).filter(|_| counts.keys().all(is_named)) {
+        return ModuleMeta {
+            frames: counts.values().sum(),
+            ..row.clone()
+        };
+    }
     let (sources, mut missing) = jit_sources(gathered, pid);
     let mut used = vec![false; sources.len()];
     let mut unnamed = 0;
@@ -248,7 +262,7 @@ pub(super) fn name_anonymous(
         let raw = RawFrame::Anonymous { pid, avma: *avma };
         named.insert(raw, vec![(frames.id(f), line)]);
     }
-    let names: Vec<&str> = sources
+    let from: Vec<&str> = sources
         .iter()
         .zip(&used)
         .filter(|(_, used)| **used)
@@ -256,21 +270,23 @@ pub(super) fn name_anonymous(
         .collect();
     if unnamed == 0 {
         missing.clear();
-    } else if !names.is_empty() {
+    } else if !from.is_empty() {
         missing.push(format!("{unnamed} frames are in none of its functions"));
     }
-    ModuleMeta {
+    let row = ModuleMeta {
         path: format!("[code without a file, process {pid}]"),
         build_id: String::new(),
-        names: if names.is_empty() {
+        names: if from.is_empty() {
             "none: no file has this code".into()
         } else {
-            names.join(", ")
+            from.join(", ")
         },
         missing: missing.join("; "),
         frames: counts.values().sum(),
         samples: 0,
-    }
+    };
+    names.anonymous.insert(pid, row.clone());
+    row
 }
 
 /// What names code of a process that is in no file, best first, and what is not there.
