@@ -14,7 +14,7 @@
 //! - [`tree`] counts stacks as prefixes; [`resolve`] names each frame once, at the end; [`export`] writes the result.
 //! - [`combine`] makes one profile of several.
 //! - [`session`] calls the stages in order, [`replay`] does so for a tape, [`inside`] for the process that it runs in,
-//!   [`cli`] for people.
+//!   [`cli`] for people; [`tui`] is the live view.
 //!
 //! Imports go one way, `unsafe` stays in few files: `tests/layers.rs` holds both.
 
@@ -35,4 +35,5 @@ pub mod resolve;
 pub mod sample;
 pub mod session;
 pub mod tree;
+pub mod tui;
 pub mod unwind;

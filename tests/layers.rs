@@ -12,7 +12,8 @@ const RANKS: &[&[&str]] = &[
     &["resolve", "export"],
     &["session", "combine"],
     &["replay", "inside"],
-    &["cli", "tui"],
+    &["tui"],
+    &["cli"],
 ];
 
 /// Where `unsafe` may stand: system calls, memory shared with the kernel, plain bytes given to BPF maps.

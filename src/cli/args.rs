@@ -30,6 +30,9 @@ pub enum Command {
                             Examples:\n  sudo nativeprof dump 1234\n  sudo nativeprof dump 1234 --locals --kernel"
     )]
     Dump(Dump),
+    /// Watch a process: functions and stacks of the last seconds
+    #[command(after_help = "Example:\n  sudo nativeprof top 1234\n\nThe key ? lists all keys.")]
+    Top(Top),
     /// Make the profile of a tape that `record --save-tape` kept; needs no rights and nothing of the machine it is from
     #[command(after_help = "Example:\n  nativeprof replay bug.tape -o out.svg")]
     Replay(Replay),
@@ -124,6 +127,42 @@ pub struct Dump {
     /// For programs
     #[arg(long)]
     pub json: bool,
+    /// Ask the servers of DEBUGINFOD_URLS for debug information that is not here: on, off, auto (on, but not as root)
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHEN",
+        hide_possible_values = true,
+        num_args = 0..=1,
+        require_equals = true,
+        default_value_t = Debuginfod::Auto,
+        default_missing_value = "on"
+    )]
+    pub debuginfod: Debuginfod,
+}
+
+#[derive(Debug, Args)]
+pub struct Top {
+    /// Process to sample
+    #[arg(value_name = "PID", value_parser = pid, required_unless_present = "pid_option")]
+    pub pid: Option<u32>,
+    /// The same
+    #[arg(short, long = "pid", value_name = "PID", value_parser = pid, id = "pid_option", conflicts_with = "pid")]
+    pub pid_option: Option<u32>,
+    /// Samples per second of each thread's CPU time
+    #[arg(short, long, value_name = "HZ", default_value_t = 99, value_parser = clap::value_parser!(u64).range(1..))]
+    pub rate: u64,
+    #[arg(long, value_enum, default_value_t = Backend::Auto)]
+    pub backend: Backend,
+    /// What makes a sample due: auto, cpu-clock, cycles, page-faults, context-switches
+    #[arg(long, value_name = "EVENT", default_value = "auto", value_parser = clock)]
+    pub event: Clock,
+    /// Python frames only
+    #[arg(long)]
+    pub no_native: bool,
+    /// Kernel frames too
+    #[arg(long)]
+    pub kernel: bool,
     /// Ask the servers of DEBUGINFOD_URLS for debug information that is not here: on, off, auto (on, but not as root)
     #[arg(
         long,

@@ -27,6 +27,7 @@ mod rows;
 mod selftest;
 pub mod summary;
 mod table;
+mod top;
 
 /// Runs the command line; the exit code is 0 good, 1 failed, 2 usage, 3 grown more than `diff --fail-above` allows.
 pub fn main() -> ExitCode {
@@ -55,6 +56,7 @@ pub fn main() -> ExitCode {
             done => done.map(drop),
         },
         args::Command::Dump(d) => dump::dump(&d),
+        args::Command::Top(t) => top::top(&t),
         args::Command::Attach(a) => record::record(record::Target::Pid(a.pid), &a.common),
     };
     match done {

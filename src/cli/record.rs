@@ -187,7 +187,7 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
     Ok(())
 }
 
-fn open_source(backend: Backend, options: &capture::Options) -> Result<Box<dyn Source>> {
+pub(super) fn open_source(backend: Backend, options: &capture::Options) -> Result<Box<dyn Source>> {
     let ptrace = || -> Result<Box<dyn Source>> {
         let source = PtraceSource::new(options, interp::walk::walk)?;
         if options.kernel {
@@ -296,7 +296,7 @@ fn attach_family(source: &mut dyn Source, session: &mut Session, pid: Pid) -> Re
     }
 }
 
-fn tell(source: &mut dyn Source, pid: Pid, space: Option<&crate::layout::Space>) -> Result<()> {
+pub(super) fn tell(source: &mut dyn Source, pid: Pid, space: Option<&crate::layout::Space>) -> Result<()> {
     match space {
         Some(space) => source.learn(pid, space),
         None => {
@@ -307,7 +307,12 @@ fn tell(source: &mut dyn Source, pid: Pid, space: Option<&crate::layout::Space>)
 }
 
 /// Moves some of what is waiting from the source to the session; true if there is more.
-fn take(source: &mut dyn Source, session: &mut Session, recorder: Option<&Recorder>, wait: Duration) -> Result<bool> {
+pub(super) fn take(
+    source: &mut dyn Source,
+    session: &mut Session,
+    recorder: Option<&Recorder>,
+    wait: Duration,
+) -> Result<bool> {
     let mut events = Vec::new();
     let more = source.poll(wait, &mut events)?;
     session.see_codes(&events);
@@ -350,7 +355,7 @@ fn progress_text(session: &Session, elapsed: Duration) -> String {
     )
 }
 
-fn check_rate(rate: u64) -> Result<()> {
+pub(super) fn check_rate(rate: u64) -> Result<()> {
     const LIMIT: &str = "/proc/sys/kernel/perf_event_max_sample_rate";
     let limit = std::fs::read_to_string(LIMIT)
         .ok()

@@ -61,7 +61,9 @@ pub struct Blocked {
 /// # Errors
 /// It has ended, or may not be looked at (the right to trace it).
 pub fn blocked(pid: Pid, tid: Tid) -> io::Result<Option<Blocked>> {
-    Ok(parse_blocked(&fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall"))?))
+    Ok(parse_blocked(&fs::read_to_string(format!(
+        "/proc/{pid}/task/{tid}/syscall"
+    ))?))
 }
 
 /// `202 0x7f.. 0x80 ... 0xSP 0xIP`, `-1 0xSP 0xIP`, `running` (proc_pid_syscall(5)).

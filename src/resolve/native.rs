@@ -120,7 +120,11 @@ pub(super) fn name_module(
         frames, named, files, ..
     } = names;
     let file = files.entry(id).or_insert_with(|| open(gathered, &module));
-    let sorted: Vec<u64> = counts.keys().copied().filter(|svma| !named.contains_key(&raw(svma))).collect();
+    let sorted: Vec<u64> = counts
+        .keys()
+        .copied()
+        .filter(|svma| !named.contains_key(&raw(svma)))
+        .collect();
     let found: Vec<Vec<Symbol>> = match file {
         Ok(m) if !sorted.is_empty() => {
             let found = m.lookup_many(&sorted);

@@ -1,5 +1,7 @@
 //! The last samples of a session that goes on: what a live view shows.
 
+use std::ops::Range;
+
 use super::Session;
 use crate::resolve::{self, Gathered, Names};
 use crate::sample::{Pid, RawFrame, Tid};
@@ -25,13 +27,13 @@ impl Session {
         }
     }
 
-    /// The samples since a time, of all threads or one, as a profile. What is new is named; that takes no rights but to
+    /// The samples of a span of time, of all threads or one, as a profile. What is new is named; that takes no rights but to
     /// files of debug information.
-    pub fn window(&mut self, names: &mut Names, since: u64, only: Option<Tid>, meta: Meta) -> Profile {
+    pub fn window(&mut self, names: &mut Names, span: Range<u64>, only: Option<Tid>, meta: Meta) -> Profile {
         if names.len() > MANY_NAMES {
             names.clear();
         }
-        let wanted = |t: &&RawTick| t.time >= since && only.is_none_or(|tid| t.tid == tid);
+        let wanted = |t: &&RawTick| span.contains(&t.time) && only.is_none_or(|tid| t.tid == tid);
         let (tree, timeline) = subtree(&self.tree, self.timeline.iter().filter(wanted));
         let unwinder = &mut self.unwinder;
         let gathered = Gathered {
@@ -46,7 +48,7 @@ impl Session {
             jit: &|pid: Pid| jit_places(&self.members, pid),
             fetch: self.fetch.clone(),
         };
-        resolve::resolve_next(names, gathered, since, meta)
+        resolve::resolve_next(names, gathered, span.start, meta)
     }
 }
 

@@ -1,0 +1,169 @@
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::tree::profile::{FrameKind, Node, Tick};
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+
+/// `root -> a -> b (3 samples), a (1 sample), c\x1b (2 samples)`
+fn profile() -> Profile {
+    let frame = |kind, name: &str| Frame {
+        kind,
+        name: name.into(),
+        qualname: String::new(),
+        filename: "/x.py".into(),
+        first_line: 1,
+        address: 0,
+        module: String::new(),
+        source: String::new(),
+    };
+    let node = |frame, parent, count| Node {
+        frame,
+        parent,
+        count,
+        lines: BTreeMap::new(),
+        self_lines: BTreeMap::new(),
+        line_text: String::new(),
+        first_seen_line: 0,
+    };
+    let mut p = Profile {
+        frames: vec![
+            frame(FrameKind::Root, "root"),
+            frame(FrameKind::Python, "a"),
+            frame(FrameKind::Python, "b"),
+            frame(FrameKind::Python, "c\x1b[2J"),
+        ],
+        nodes: vec![node(0, 0, 6), node(1, 0, 4), node(2, 1, 3), node(3, 0, 2)],
+        ..Profile::default()
+    };
+    p.timeline = [2, 2, 2, 1, 3, 3]
+        .into_iter()
+        .map(|node| Tick {
+            time: 0,
+            pid: 7,
+            tid: if node == 3 { 8 } else { 7 },
+            node,
+        })
+        .collect();
+    p.meta.pid = 7;
+    p.meta.rate = 99;
+    p.meta.duration = 1.0;
+    p
+}
+
+fn press(app: &mut App, keys: &str) -> Act {
+    let mut last = Act::Nothing;
+    for c in keys.chars() {
+        let code = match c {
+            '\n' => KeyCode::Enter,
+            '<' => KeyCode::Esc,
+            'v' => KeyCode::Down,
+            c => KeyCode::Char(c),
+        };
+        last = app.key(KeyEvent::new(code, KeyModifiers::NONE));
+    }
+    last
+}
+
+/// Names of the rows, with self and total.
+fn shown(app: &App) -> Vec<String> {
+    let row = |r: &Row| format!("{}{} {}/{}", " ".repeat(r.depth), r.name, r.counts.own, r.counts.total);
+    app.rows.iter().map(row).collect()
+}
+
+fn app() -> App {
+    let mut app = App::default();
+    app.show(profile());
+    app
+}
+
+#[test]
+fn tables_and_keys() {
+    let mut app = app();
+    assert_eq!(shown(&app), ["b 3/3", "c\x1b[2J 2/2", "a 1/4"]);
+    press(&mut app, "s");
+    assert_eq!(shown(&app), ["a 1/4", "b 3/3", "c\x1b[2J 2/2"]);
+    press(&mut app, "2");
+    assert_eq!(shown(&app), ["a 1/4", " b 3/3", "c\x1b[2J 2/2"]);
+    assert_eq!(press(&mut app, "3"), Act::Look);
+    assert_eq!(shown(&app), ["7  4/4", "8  2/2"]);
+    assert_eq!(press(&mut app, "\n"), Act::Look);
+    assert_eq!((app.thread, &app.page), (Some(7), &Page::Functions));
+    press(&mut app, "a");
+    assert_eq!(app.thread, None);
+    press(&mut app, "\n"); // callers of `a`
+    assert_eq!(
+        shown(&app),
+        [
+            "called by 0/0",
+            " (nobody: it is the outermost) 1/4",
+            "the function 0/0",
+            " a 1/4",
+            "calls 0/0",
+            " b 3/3"
+        ]
+    );
+    press(&mut app, "<");
+    assert_eq!(app.page, Page::Functions);
+    assert_eq!(press(&mut app, "q"), Act::Quit);
+    let ctrl_c = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
+    press(&mut app, "/x");
+    assert_eq!(app.key(ctrl_c), Act::Quit, "also while something is typed");
+}
+
+#[test]
+fn filters() {
+    let mut app = app();
+    press(&mut app, "/^B$\n");
+    assert_eq!(shown(&app), ["b 3/3"]);
+    press(&mut app, "2");
+    assert_eq!(shown(&app), ["a 0/3", " b 3/3"], "stacks with a match, whole");
+    press(&mut app, "/(\n");
+    assert!(app.message.contains("not a regular expression"), "{}", app.message);
+    press(&mut app, "<<");
+    assert_eq!(shown(&app).len(), 3);
+}
+
+#[test]
+fn the_selection_stays_with_its_function() {
+    let mut app = app();
+    press(&mut app, "v"); // the second: c
+    let mut next = profile();
+    next.nodes[3].count = 9;
+    next.nodes[0].count = 13;
+    app.show(next);
+    assert_eq!(app.table.selected(), Some(0), "{:?}", shown(&app));
+    assert_eq!(press(&mut app, "w\n"), Act::Save("nativeprof-7.svg".into()));
+}
+
+/// The screen as text.
+fn screen(app: &mut App, width: u16, height: u16) -> String {
+    let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("a terminal in memory");
+    terminal
+        .draw(|screen| super::super::draw::draw(screen, app))
+        .expect("drawn");
+    let buffer = terminal.backend().buffer();
+    let lines = buffer.content.chunks(usize::from(width));
+    let text = |cells: &[ratatui::buffer::Cell]| cells.iter().map(|c| c.symbol()).collect::<String>();
+    lines.map(|cells| text(cells).trim_end().to_string() + "\n").collect()
+}
+
+#[test]
+fn names_are_drawn_as_text_on_any_screen() {
+    let mut app = app();
+    app.profile.meta.command = "python3 \x1b]0;x\x07".into();
+    for (width, height) in [(1, 1), (20, 6), (40, 10), (60, 20), (120, 40), (300, 100)] {
+        for keys in ["", "?", "2", "3", "1\n", "w"] {
+            press(&mut app, keys);
+            let text = screen(&mut app, width, height);
+            assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
+        }
+        press(&mut app, "<<<");
+    }
+    app = self::app();
+    let text = screen(&mut app, 120, 12);
+    let row = text.lines().find(|l| l.contains("c\\x1b[2J")).expect("a row");
+    let words: Vec<&str> = row.split_whitespace().collect();
+    assert_eq!(words, ["33.3", "33.3", "2.0", "2.0", "c\\x1b[2J", "/x.py:1"]);
+    assert!(text.contains("6 samples/s, CPU 6 %"), "{text}");
+}

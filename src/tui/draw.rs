@@ -1,0 +1,218 @@
+//! The picture: three lines of facts, a table, a line of keys. Names are shown as text, whatever is in them.
+
+use ratatui::Frame as Screen;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style, Stylize};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row as TableRow, Table};
+
+use super::app::{App, Input, Page};
+use super::rows::{Row, Sort};
+use crate::export::escape::line;
+use crate::tree::profile::{FrameKind, Profile};
+
+/// Narrower screens have fewer columns.
+const WIDE: u16 = 90;
+const NARROW: u16 = 50;
+/// How far a name is moved in at most: a part of the screen.
+const MOST_DEPTH: usize = 40;
+
+const HELP: &str = "\
+ 1 2 3 Tab      functions, merged stacks, threads
+ Up Down PgUp PgDn Home End   move
+ Enter          callers and callees of a function; one thread only
+ Esc            back; then filter and thread off
+ s              sort by self, total, name
+ /              filter by a regular expression
+ + -            more or fewer seconds
+ f  Space       freeze and go on
+ a              all threads
+ w              write what is shown as a profile (.svg .json ...)
+ q  Ctrl-C      quit
+
+ self: samples that ended in the function; total: those it was
+ part of. Percent are of the samples in the window.";
+
+pub fn draw(screen: &mut Screen<'_>, app: &mut App) {
+    let area = screen.area();
+    if area.width < 20 || area.height < 6 {
+        screen.render_widget(Paragraph::new("too small"), area);
+        return;
+    }
+    let [head, body, foot] =
+        Layout::vertical([Constraint::Length(3), Constraint::Min(2), Constraint::Length(1)]).areas(area);
+    screen.render_widget(Paragraph::new(facts(app)), head);
+    app.page_rows = usize::from(body.height.saturating_sub(1)).max(1);
+    let table = table(app, body.width);
+    screen.render_stateful_widget(table, body, &mut app.table);
+    screen.render_widget(Paragraph::new(keys(app)), foot);
+    if app.help {
+        help(screen, area);
+    }
+}
+
+fn help(screen: &mut Screen<'_>, area: Rect) {
+    let height = (HELP.lines().count() as u16 + 2).min(area.height);
+    let width = 68.min(area.width);
+    let at = Rect {
+        x: (area.width - width) / 2,
+        y: (area.height - height) / 2,
+        width,
+        height,
+    };
+    screen.render_widget(Clear, at);
+    let block = Block::bordered().title(" Keys ");
+    screen.render_widget(Paragraph::new(HELP).block(block), at);
+}
+
+/// Seconds that the shown samples span: fewer than asked for right after the start.
+fn span(p: &Profile, seconds: u64) -> f64 {
+    (seconds as f64).min(p.meta.duration).max(0.1)
+}
+
+fn facts(app: &App) -> Vec<Line<'static>> {
+    let p = app.profile();
+    let (m, q) = (&p.meta, &p.meta.quality);
+    let samples = p.nodes.first().map_or(0, |root| root.count);
+    let seconds = span(p, app.seconds);
+    let mut first = vec![
+        format!("nativeprof {}", m.pid).bold(),
+        Span::raw(format!("  {}", line(&m.command))),
+    ];
+    if app.ended {
+        first.push("  [ended]".red());
+    }
+    if app.frozen {
+        first.push("  [frozen]".yellow());
+    }
+    let python = if m.python.is_empty() { "no Python" } else { &m.python };
+    let mut second = format!("{}  {}, {} at {} Hz", line(python), m.backend, m.event, m.rate);
+    if let Some(held) = &m.held {
+        second += &format!(", held median {} us, longest {} us", held.median_us, held.longest_us);
+    }
+    let cores = samples as f64 / seconds / m.rate.max(1) as f64;
+    let third = format!(
+        "last {} s: {:.0} samples/s, CPU {:.0} %   exact {}, repaired {}, partial {}, lost {}",
+        app.seconds,
+        samples as f64 / seconds,
+        100.0 * cores,
+        percent(q.exact, q.taken),
+        q.repaired,
+        q.partial,
+        q.lost
+    );
+    vec![Line::from(first), Line::from(second), Line::from(third)]
+}
+
+/// Rounded down, so that 100 means all.
+fn percent(part: u64, whole: u64) -> String {
+    let hundredths = (u128::from(part) * 10_000 / u128::from(whole.max(1))) as u64;
+    format!("{}.{:02} %", hundredths / 100, hundredths % 100)
+}
+
+fn colour(kind: FrameKind) -> Style {
+    match kind {
+        FrameKind::Python => Style::new().fg(Color::Cyan),
+        FrameKind::Kernel => Style::new().fg(Color::Magenta),
+        FrameKind::Cut => Style::new().fg(Color::Red),
+        FrameKind::Native | FrameKind::Inlined => Style::new().fg(Color::Yellow),
+        FrameKind::Root => Style::new().add_modifier(Modifier::BOLD),
+        _ => Style::new(),
+    }
+}
+
+fn table(app: &App, width: u16) -> Table<'static> {
+    let p = app.profile();
+    let samples = p.nodes.first().map_or(0, |root| root.count);
+    let seconds = span(p, app.seconds);
+    let (rates, places) = (width >= NARROW, width >= WIDE);
+    let mark = |title: &str, by: Sort| {
+        let arrow = if app.sort == by && app.page != Page::Stacks {
+            "v"
+        } else {
+            " "
+        };
+        format!("{title}{arrow}")
+    };
+    let title = match &app.page {
+        Page::Functions => mark("FUNCTION", Sort::Name),
+        Page::Stacks => "STACK".into(),
+        Page::Threads => mark("THREAD", Sort::Name),
+        Page::Around(_) => mark("CALLS", Sort::Name),
+    };
+    let mut titles = vec![
+        format!("{:>7}", mark("SELF%", Sort::Own)),
+        format!("{:>7}", mark("TOTAL%", Sort::Total)),
+    ];
+    let mut widths = vec![Constraint::Length(7), Constraint::Length(7)];
+    if rates {
+        titles.extend(["   SELF/s".to_string(), "  TOTAL/s".into()]);
+        widths.extend([Constraint::Length(9); 2]);
+    }
+    titles.push(title);
+    widths.push(Constraint::Fill(3));
+    if places {
+        titles.push("WHERE".into());
+        widths.push(Constraint::Fill(2));
+    }
+    let share = |n: u64| format!("{:>6.1} ", 100.0 * n as f64 / samples.max(1) as f64);
+    let rate = |n: u64| format!("{:>8.1} ", n as f64 / seconds);
+    let row = |r: &Row| {
+        let numbers = r.kind != FrameKind::Root || r.counts.total > 0;
+        let number = |text: String| if numbers { text } else { String::new() };
+        let mut cells = vec![number(share(r.counts.own)), number(share(r.counts.total))];
+        if rates {
+            cells.extend([number(rate(r.counts.own)), number(rate(r.counts.total))]);
+        }
+        let mut cells: Vec<Cell<'static>> = cells.into_iter().map(Cell::from).collect();
+        let indent = " ".repeat(r.depth.min(MOST_DEPTH).min(usize::from(width) / 4));
+        cells.push(Cell::from(format!("{indent}{}", line(&r.name))).style(colour(r.kind)));
+        if places {
+            let place = line(&r.place);
+            let place = match r.kind {
+                FrameKind::Python => end_of(&place, usize::from(width) / 4),
+                _ => place.into_owned(),
+            };
+            cells.push(Cell::from(place).dim());
+        }
+        TableRow::new(cells)
+    };
+    let rows = app.rows.iter().map(row);
+    Table::new(rows, widths)
+        .header(TableRow::new(titles).style(Modifier::REVERSED))
+        .row_highlight_style(Modifier::REVERSED)
+        .column_spacing(1)
+}
+
+/// The end of a path tells more than its beginning.
+fn end_of(text: &str, width: usize) -> String {
+    let letters = text.chars().count();
+    if letters <= width {
+        return text.to_string();
+    }
+    let end: String = text.chars().skip(letters - width.saturating_sub(2)).collect();
+    format!("..{end}")
+}
+
+fn keys(app: &App) -> Line<'static> {
+    if let Some((what, text)) = &app.input {
+        let ask = match what {
+            Input::Filter => "filter (regular expression): ",
+            Input::Save => "write to: ",
+        };
+        return Line::from(vec![ask.bold(), Span::raw(line(text).into_owned()), Span::raw("_")]);
+    }
+    if !app.message.is_empty() {
+        return Line::from(line(&app.message).into_owned().bold());
+    }
+    let mut words = vec![Span::raw(
+        " ? help  Tab page  Enter calls  s sort  / filter  f freeze  w write  q quit",
+    )];
+    if !app.filter.is_empty() {
+        words.insert(0, format!("[/{}] ", line(&app.filter)).yellow());
+    }
+    if let Some(tid) = app.thread {
+        words.insert(0, format!("[thread {tid}] ").yellow());
+    }
+    Line::from(words)
+}

@@ -1,0 +1,238 @@
+//! Tables of a profile: functions, callers and callees of one, stacks as a tree, threads. Pure.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use regex::Regex;
+
+use crate::sample::Tid;
+use crate::tree::profile::{Frame, FrameKind, NodeId, Profile};
+use crate::tree::stats::{Counts, FunctionId, Stats};
+
+/// Parts of the samples below which a place in the tree is not shown.
+const LEAST: u64 = 200;
+/// Rows made at most: nobody scrolls further.
+const MOST_ROWS: usize = 2000;
+
+/// What a row stands for: the same in the next picture, whatever its number is then.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Subject {
+    Function(Box<Frame>),
+    Thread(Tid),
+    /// A heading.
+    None,
+}
+
+/// A line of a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    pub counts: Counts,
+    /// How far the name is moved in.
+    pub depth: usize,
+    pub name: String,
+    /// File or module, and line.
+    pub place: String,
+    pub kind: FrameKind,
+    pub subject: Subject,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sort {
+    #[default]
+    Own,
+    Total,
+    Name,
+}
+
+fn name(frame: &Frame) -> Cow<'_, str> {
+    match frame.kind {
+        FrameKind::Python if !frame.qualname.is_empty() => (&frame.qualname).into(),
+        FrameKind::Unknown => format!("{}+{:#x}", frame.name, frame.address).into(),
+        _ => (&frame.name).into(),
+    }
+}
+
+fn place(frame: &Frame) -> String {
+    match frame.kind {
+        FrameKind::Python => format!("{}:{}", frame.filename, frame.first_line),
+        _ if frame.source.is_empty() => frame.module.clone(),
+        _ => format!(
+            "{} {}",
+            frame.source.rsplit('/').next().unwrap_or_default(),
+            frame.module
+        ),
+    }
+}
+
+fn row(frame: &Frame, counts: Counts, depth: usize) -> Row {
+    Row {
+        counts,
+        depth,
+        name: name(frame).into(),
+        place: place(frame),
+        kind: frame.kind,
+        subject: Subject::Function(Box::new(frame.clone())),
+    }
+}
+
+fn heading(text: &str) -> Row {
+    Row {
+        counts: Counts::default(),
+        depth: 0,
+        name: text.into(),
+        place: String::new(),
+        kind: FrameKind::Root,
+        subject: Subject::None,
+    }
+}
+
+fn fits(filter: Option<&Regex>, frame: &Frame) -> bool {
+    filter.is_none_or(|f| f.is_match(&name(frame)) || f.is_match(&place(frame)))
+}
+
+fn sort(rows: &mut [Row], by: Sort) {
+    let key = |r: &Row| match by {
+        Sort::Own => (r.counts.own, r.counts.total),
+        Sort::Total | Sort::Name => (r.counts.total, r.counts.own),
+    };
+    match by {
+        Sort::Name => rows.sort_by(|a, b| (&a.name, &a.place).cmp(&(&b.name, &b.place))),
+        _ => rows.sort_by(|a, b| key(b).cmp(&key(a)).then_with(|| a.name.cmp(&b.name))),
+    }
+}
+
+/// All functions.
+pub fn functions(profile: &Profile, filter: Option<&Regex>, by: Sort) -> Vec<Row> {
+    let stats = Stats::new(profile);
+    let counts = stats.functions();
+    let mut rows: Vec<Row> = counts
+        .iter()
+        .enumerate()
+        .map(|(id, counts)| (stats.frame(id as FunctionId), *counts))
+        .filter(|(frame, counts)| counts.total > 0 && fits(filter, frame))
+        .map(|(frame, counts)| row(frame, counts, 0))
+        .collect();
+    sort(&mut rows, by);
+    rows.truncate(MOST_ROWS);
+    rows
+}
+
+/// Is it the same function, perhaps of another profile?
+fn same(a: &Frame, b: &Frame) -> bool {
+    let address = |f: &Frame| if f.kind == FrameKind::Inlined { 0 } else { f.address };
+    (a.kind, &a.name, &a.module, &a.filename, a.first_line, address(a))
+        == (b.kind, &b.name, &b.module, &b.filename, b.first_line, address(b))
+}
+
+/// Who calls a function, and whom it calls.
+pub fn around(profile: &Profile, function: &Frame, by: Sort) -> Vec<Row> {
+    let stats = Stats::new(profile);
+    let id = (0..stats.len() as FunctionId).find(|id| same(stats.frame(*id), function));
+    let counts = id.map_or(Counts::default(), |id| stats.functions()[id as usize]);
+    let (mut callers, mut callees) = (Vec::new(), Vec::new());
+    for call in stats.calls() {
+        if Some(call.callee) == id {
+            match call.caller {
+                Some(caller) => callers.push(row(stats.frame(caller), call.counts, 1)),
+                None => callers.push(Row {
+                    depth: 1,
+                    counts: call.counts,
+                    ..heading("(nobody: it is the outermost)")
+                }),
+            }
+        }
+        if id.is_some() && call.caller == id {
+            callees.push(row(stats.frame(call.callee), call.counts, 1));
+        }
+    }
+    sort(&mut callers, by);
+    sort(&mut callees, by);
+    let mut rows = vec![heading("called by")];
+    rows.append(&mut callers);
+    rows.push(heading("the function"));
+    rows.push(row(function, counts, 1));
+    rows.push(heading("calls"));
+    rows.append(&mut callees);
+    rows.truncate(MOST_ROWS);
+    rows
+}
+
+/// The merged stacks as a tree, callers above callees, the heaviest first; with a filter only stacks with a match.
+pub fn stacks(profile: &Profile, filter: Option<&Regex>) -> Vec<Row> {
+    let mut stats = Stats::new(profile);
+    if filter.is_some() {
+        let mut matches: Vec<bool> = Vec::with_capacity(profile.nodes.len());
+        for node in &profile.nodes {
+            let above = matches.get(node.parent as usize).copied().unwrap_or(false);
+            let frame = profile.frames.get(node.frame as usize);
+            matches.push(above || frame.is_some_and(|f| f.kind != FrameKind::Root && fits(filter, f)));
+        }
+        let own = profile.own_counts();
+        stats.select(
+            own.iter()
+                .zip(&matches)
+                .map(|(n, hit)| if *hit { *n } else { 0 })
+                .collect(),
+        );
+    }
+    let least = (profile.nodes.first().map_or(0, |root| root.count) / LEAST).max(1);
+    let mut rows = Vec::new();
+    let mut open: Vec<(NodeId, usize)> = Vec::new();
+    // What starts a program is on all its stacks.
+    let mut shared = 0;
+    let descend = |node: NodeId, depth: usize, open: &mut Vec<(NodeId, usize)>| {
+        let mut children: Vec<NodeId> = stats.children(node).to_vec();
+        children.retain(|c| stats.node(*c).total >= least);
+        children.sort_by_key(|c| stats.node(*c).total); // the last one is taken first
+        open.extend(children.into_iter().map(|c| (c, depth)));
+    };
+    if !profile.nodes.is_empty() {
+        descend(0, 0, &mut open);
+    }
+    while let Some((node, depth)) = open.pop() {
+        if rows.len() >= MOST_ROWS {
+            break;
+        }
+        let n = &profile.nodes[node as usize];
+        let frame = &profile.frames[n.frame as usize];
+        let alone = open.is_empty() && rows.len() == usize::from(shared > 0) && stats.node(node).own == 0;
+        if alone && frame.kind != FrameKind::Python && stats.children(node).len() == 1 {
+            shared += 1;
+            rows.clear();
+            rows.push(heading(&format!(
+                "({shared} outermost functions that all stacks share)"
+            )));
+            descend(node, 0, &mut open);
+            continue;
+        }
+        let mut line = row(frame, stats.node(node), depth);
+        if frame.kind == FrameKind::Python && n.first_seen_line > 0 {
+            line.place = format!("{}:{}", frame.filename, n.first_seen_line);
+        }
+        rows.push(line);
+        descend(node, depth + 1, &mut open);
+    }
+    rows
+}
+
+/// Threads that have samples.
+pub fn threads(profile: &Profile, filter: Option<&Regex>, by: Sort) -> Vec<Row> {
+    let mut counts: BTreeMap<Tid, u64> = BTreeMap::new();
+    for tick in &profile.timeline {
+        *counts.entry(tick.tid).or_default() += 1;
+    }
+    let named = |tid: &Tid| profile.meta.threads.iter().find(|(_, t, _)| t == tid);
+    let mut rows: Vec<Row> = counts
+        .into_iter()
+        .map(|(tid, n)| Row {
+            counts: Counts { own: n, total: n },
+            name: format!("{tid} {}", named(&tid).map_or("", |(_, _, name)| name)),
+            kind: FrameKind::Thread,
+            subject: Subject::Thread(tid),
+            ..heading("")
+        })
+        .filter(|r| filter.is_none_or(|f| f.is_match(&r.name)))
+        .collect();
+    sort(&mut rows, by);
+    rows
+}

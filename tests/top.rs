@@ -1,0 +1,196 @@
+//! `top` on a terminal: what it shows against what the program says, its keys, and the terminal that it leaves.
+//!
+//! Needs root, tmux, gcc and CPython; where one is missing the tests fail and say so.
+
+use std::process::Command;
+use std::time::Duration;
+
+use common::{Program, Scratch, live, nativeprof, newest_python};
+
+mod common;
+
+/// A terminal of its own.
+struct Terminal {
+    socket: String,
+}
+
+impl Terminal {
+    /// Runs `nativeprof top` in a shell that says afterwards how it found the terminal.
+    fn start(words: &str) -> Terminal {
+        let socket = format!("nativeprof-test-{}-{words}", std::process::id()).replace([' ', '/'], "_");
+        let script = format!(
+            "echo BEFORE; {} top {words}; echo CODE $?; stty -a | grep -o ' icanon\\| echo '; sleep 1000",
+            env!("CARGO_BIN_EXE_nativeprof")
+        );
+        let terminal = Terminal { socket };
+        terminal.tmux(&["-f", "/dev/null", "new-session", "-d", "-x", "120", "-y", "40", &script]);
+        terminal
+    }
+
+    fn tmux(&self, words: &[&str]) -> String {
+        let done = Command::new("tmux").args(["-L", &self.socket]).args(words).output();
+        let done = done.expect("tmux is needed to try `top`: install it");
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success(), "tmux {words:?}: {said}");
+        String::from_utf8_lossy(&done.stdout).into_owned()
+    }
+
+    fn keys(&self, keys: &[&str]) {
+        self.tmux(&[&["send-keys"], keys].concat());
+    }
+
+    fn screen(&self) -> String {
+        self.tmux(&["capture-pane", "-p"])
+    }
+
+    /// Waits until the screen is as wanted.
+    fn wait(&self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
+        for _ in 0..300 {
+            let screen = self.screen();
+            if wanted(&screen) {
+                return screen;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        panic!("no {what} on the screen:\n{}", self.screen());
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = Command::new("tmux").args(["-L", &self.socket, "kill-server"]).output();
+    }
+}
+
+/// Total percent of a function on the screen.
+fn total(screen: &str, name: &str) -> Option<f64> {
+    let row = screen.lines().find(|l| l.split_whitespace().nth(4) == Some(name))?;
+    row.split_whitespace().nth(1)?.parse().ok()
+}
+
+#[test]
+fn shares_keys_and_the_terminal() {
+    let _live = live();
+    let mut program = Program::start(newest_python().script("shares.py"));
+    let scratch = Scratch::new();
+    let terminal = Terminal::start(&format!("{} -r 500", program.pid()));
+    terminal.wait("table", |s| s.contains("run_recursion"));
+    terminal.keys(&["s", "+"]);
+    let seconds = |s: &str| s.lines().filter(|l| l.contains("run_")).count() >= 6 && s.contains("last 10 s");
+    std::thread::sleep(Duration::from_secs(3));
+    let screen = terminal.wait("parts of the program", seconds);
+    let facts = screen.lines().nth(2).expect("a line of facts").to_string();
+    let per_second: f64 = facts
+        .split_once(": ")
+        .and_then(|(_, rest)| rest.split(' ').next()?.parse().ok())
+        .unwrap_or_else(|| panic!("{facts}"));
+    assert!(per_second > 100.0, "{facts}");
+    let exact: f64 = facts
+        .split_once("exact ")
+        .and_then(|(_, rest)| rest.split(' ').next()?.parse().ok())
+        .unwrap_or_else(|| panic!("{facts}"));
+    assert!(exact > 95.0, "{facts}");
+
+    // Only what matches; then who calls it, and back.
+    terminal.keys(&["/", "^run_beta$", "Enter"]);
+    terminal.wait("filter", |s| s.contains("[/^run_beta$]") && !s.contains("run_alpha"));
+    terminal.keys(&["Enter"]);
+    terminal.wait("callers", |s| {
+        s.contains("called by") && s.contains("main") && s.contains("the function")
+    });
+    terminal.keys(&["Escape"]);
+    terminal.wait("table", |s| s.contains("FUNCTION"));
+    terminal.keys(&["Escape"]);
+    terminal.wait("no filter", |s| s.contains("run_alpha"));
+    terminal.keys(&["2"]);
+    terminal.wait("stacks", |s| s.contains("STACK") && s.contains("that all stacks share"));
+    terminal.keys(&["3"]);
+    terminal.wait("threads", |s| {
+        s.contains("THREAD") && s.contains(&program.pid().to_string())
+    });
+    terminal.keys(&["?"]);
+    terminal.wait("help", |s| s.contains("callers and callees of a function"));
+    terminal.keys(&["?"]);
+
+    // What is on the screen, as a file.
+    let file = scratch.path("now.json");
+    let path = file.display().to_string();
+    terminal.keys(&["1", "f"]);
+    terminal.wait("frozen picture", |s| s.contains("[frozen]"));
+    terminal.keys(&["w"]);
+    terminal.wait("question", |s| s.contains("write to: nativeprof-"));
+    for _ in 0..40 {
+        terminal.keys(&["BSpace"]);
+    }
+    terminal.keys(&[&path, "Enter"]);
+    let frozen = terminal.wait("answer", |s| s.contains("written: ") && s.contains("FUNCTION"));
+    let bytes = std::fs::read(&file).unwrap_or_else(|e| panic!("{e}: {frozen}"));
+    let profile = nativeprof::export::json::read(&bytes).expect("a profile");
+    let all = profile.nodes[0].count as f64;
+    let stats = nativeprof::tree::stats::Stats::new(&profile);
+    for (id, counts) in stats.functions().iter().enumerate() {
+        let name = &stats.frame(id as u32).name;
+        if name.starts_with("run_") {
+            let (shown, saved) = (total(&frozen, name), 100.0 * counts.total as f64 / all);
+            assert!(
+                shown.is_some_and(|shown| (shown - saved).abs() < 0.06),
+                "{name}: {shown:?} {saved}"
+            );
+        }
+    }
+
+    // Small and large screens.
+    for (width, height) in [("30", "8"), ("10", "3"), ("200", "50"), ("120", "40")] {
+        terminal.tmux(&["resize-window", "-x", width, "-y", height]);
+        std::thread::sleep(Duration::from_millis(150));
+    }
+    terminal.wait("table", |s| s.contains("FUNCTION") && s.contains("run_alpha"));
+
+    terminal.keys(&["q"]);
+    let left = terminal.wait("shell", |s| s.contains("CODE 0") && s.contains("icanon"));
+    assert!(
+        left.contains("BEFORE") && left.contains("echo") && !left.contains("SELF%"),
+        "{left}"
+    );
+    assert!(left.contains(" samples in "), "{left}");
+
+    // The figures against what the program measured itself.
+    let spent = program.finish();
+    let time: f64 = spent.values().sum();
+    let samples = per_second * 3.0;
+    for (name, ns) in &spent {
+        let (shown, truth) = (total(&screen, name).unwrap_or(0.0) / 100.0, ns / time);
+        let band = 4.0 * (truth * (1.0 - truth) / samples).sqrt() + 0.02;
+        assert!(
+            (shown - truth).abs() < band,
+            "{name}: {shown} on the screen, {truth} in truth\n{screen}"
+        );
+    }
+}
+
+#[test]
+fn ctrl_c_and_the_end_of_the_program() {
+    let _live = live();
+    let mut program = Program::start(newest_python().script("shares.py"));
+    let terminal = Terminal::start(&program.pid().to_string());
+    terminal.wait("table", |s| s.contains("run_"));
+    program.finish();
+    terminal.wait("end", |s| s.contains("[ended]"));
+    terminal.keys(&["2"]);
+    terminal.wait("stacks of before", |s| s.contains("run_"));
+    terminal.keys(&["C-c"]);
+    let left = terminal.wait("shell", |s| s.contains("CODE 0") && s.contains("icanon"));
+    assert!(left.contains("BEFORE") && !left.contains("SELF%"), "{left}");
+}
+
+#[test]
+fn a_pipe_is_no_terminal() {
+    let done = nativeprof(&["top", &std::process::id().to_string()]).output();
+    let done = done.expect("nativeprof starts");
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert_eq!(done.status.code(), Some(2), "{said}");
+    assert!(
+        said.contains("needs a terminal") && said.contains("nativeprof record"),
+        "{said}"
+    );
+}
