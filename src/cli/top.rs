@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::args::Top;
 use super::output::Output;
-use super::record::{check_rate, check_target, open_source, quality, take, tell};
+use super::record::{check_rate, check_target, open_source, take, tell};
 use super::{debuginfod, summary};
 use crate::capture::{self, Source};
 use crate::error::{Error, Kind, Result};
@@ -80,7 +80,7 @@ pub fn top(options: &Top) -> Result<()> {
     let done = tui::run(&mut feed);
     feed.source.stop();
     done?;
-    let q = quality(&feed.session, &feed.source.counts(), feed.rate);
+    let q = feed.session.quality(&feed.source.counts(), feed.rate);
     eprintln!(
         "nativeprof: {} samples in {:.1} s, {} lost; stacks: {}",
         q.taken,
@@ -137,7 +137,7 @@ impl tui::Feed for Sampled {
                 median_us: h.median / 1000,
                 longest_us: h.longest / 1000,
             }),
-            quality: quality(&self.session, &counts, self.rate),
+            quality: self.session.quality(&counts, self.rate),
             ..Meta::default()
         };
         self.session.open_for_names(self.pid);

@@ -75,16 +75,14 @@ fn facts(app: &App) -> Vec<Line<'static>> {
     let (m, q) = (&p.meta, &p.meta.quality);
     let samples = p.nodes.first().map_or(0, |root| root.count);
     let seconds = span(p, app.seconds);
-    let mut first = vec![
-        format!("nativeprof {}", m.pid).bold(),
-        Span::raw(format!("  {}", line(&m.command))),
-    ];
+    let mut first = vec![format!("nativeprof {}", m.pid).bold()];
     if app.ended {
         first.push("  [ended]".red());
     }
     if app.frozen {
         first.push("  [frozen]".yellow());
     }
+    first.push(Span::raw(format!("  {}", line(&m.command))));
     let python = if m.python.is_empty() { "no Python" } else { &m.python };
     let mut second = format!("{}  {}, {} at {} Hz", line(python), m.backend, m.event, m.rate);
     if let Some(held) = &m.held {

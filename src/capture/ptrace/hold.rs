@@ -50,10 +50,7 @@ impl Holder {
         let (tid, time) = (stop.tid, sys::now());
         let words = begin_again(&stop)?;
         let regs = words.regs();
-        let standing = Standing {
-            pointer: words.thread_pointer(),
-            registers: words.general(),
-        };
+        let standing = standing(&words);
         let stack = self.read(pid, &regs, &standing, standing.pointer, space, ahead);
         // While it stands still its timer does too, and is cheap to set.
         let past = timer.as_mut().map_or(0, |t| t.next(tick));
@@ -75,10 +72,7 @@ impl Holder {
         let (tid, time) = (stop.tid, sys::now());
         let words = begin_again(&stop)?;
         let regs = words.regs();
-        let standing = Standing {
-            pointer: words.thread_pointer(),
-            registers: words.general(),
-        };
+        let standing = standing(&words);
         let stack = self.read(pid, &regs, &standing, standing.pointer, Some(space), &[]);
         during(&self.walked, standing.pointer);
         stop.detach();
@@ -161,6 +155,13 @@ impl Holder {
         sample.python.clone_from(&self.walked.python);
         sample.marks.clone_from(&self.walked.marks);
         sample.walk = self.walked.walk;
+    }
+}
+
+fn standing(words: &UserRegs) -> Standing {
+    Standing {
+        pointer: words.thread_pointer(),
+        registers: words.general(),
     }
 }
 
