@@ -7,6 +7,10 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::capture::{CLOCKS, Clock};
 use crate::export::FORMATS;
 
+mod parts;
+
+pub use parts::{Debuginfod, Names, Whom};
+
 /// Sampling profiler that shows one stack: Python frames, the C, C++ and Rust they call, and the kernel.
 #[derive(Debug, Parser)]
 #[command(name = "nativeprof", version, max_term_width = 100)]
@@ -109,12 +113,8 @@ pub struct Attach {
 
 #[derive(Debug, Args)]
 pub struct Dump {
-    /// Process to look at
-    #[arg(value_name = "PID", value_parser = pid, required_unless_present = "pid_option")]
-    pub pid: Option<u32>,
-    /// The same
-    #[arg(short, long = "pid", value_name = "PID", value_parser = pid, id = "pid_option", conflicts_with = "pid")]
-    pub pid_option: Option<u32>,
+    #[command(flatten)]
+    pub whom: Whom,
     /// Local variables of Python frames too, as far as their values are simple
     #[arg(long)]
     pub locals: bool,
@@ -127,28 +127,14 @@ pub struct Dump {
     /// For programs
     #[arg(long)]
     pub json: bool,
-    /// Ask the servers of DEBUGINFOD_URLS for debug information that is not here: on, off, auto (on, but not as root)
-    #[arg(
-        long,
-        value_enum,
-        value_name = "WHEN",
-        hide_possible_values = true,
-        num_args = 0..=1,
-        require_equals = true,
-        default_value_t = Debuginfod::Auto,
-        default_missing_value = "on"
-    )]
-    pub debuginfod: Debuginfod,
+    #[command(flatten)]
+    pub names: Names,
 }
 
 #[derive(Debug, Args)]
 pub struct Top {
-    /// Process to sample
-    #[arg(value_name = "PID", value_parser = pid, required_unless_present = "pid_option")]
-    pub pid: Option<u32>,
-    /// The same
-    #[arg(short, long = "pid", value_name = "PID", value_parser = pid, id = "pid_option", conflicts_with = "pid")]
-    pub pid_option: Option<u32>,
+    #[command(flatten)]
+    pub whom: Whom,
     /// Samples per second of each thread's CPU time
     #[arg(short, long, value_name = "HZ", default_value_t = 99, value_parser = clap::value_parser!(u64).range(1..))]
     pub rate: u64,
@@ -163,18 +149,8 @@ pub struct Top {
     /// Kernel frames too
     #[arg(long)]
     pub kernel: bool,
-    /// Ask the servers of DEBUGINFOD_URLS for debug information that is not here: on, off, auto (on, but not as root)
-    #[arg(
-        long,
-        value_enum,
-        value_name = "WHEN",
-        hide_possible_values = true,
-        num_args = 0..=1,
-        require_equals = true,
-        default_value_t = Debuginfod::Auto,
-        default_missing_value = "on"
-    )]
-    pub debuginfod: Debuginfod,
+    #[command(flatten)]
+    pub names: Names,
 }
 
 #[derive(Debug, Args)]
@@ -206,18 +182,8 @@ pub struct Replay {
     /// A node for each thread
     #[arg(long)]
     pub threads: bool,
-    /// Ask the servers of DEBUGINFOD_URLS for debug information that is not here: on, off, auto (on, but not as root)
-    #[arg(
-        long,
-        value_enum,
-        value_name = "WHEN",
-        hide_possible_values = true,
-        num_args = 0..=1,
-        require_equals = true,
-        default_value_t = Debuginfod::Auto,
-        default_missing_value = "on"
-    )]
-    pub debuginfod: Debuginfod,
+    #[command(flatten)]
+    pub names: Names,
 }
 
 #[derive(Debug, Args)]
@@ -417,13 +383,6 @@ pub enum Backend {
     Ptrace,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Debuginfod {
-    On,
-    Off,
-    Auto,
-}
-
 #[derive(Debug, Args)]
 pub struct Common {
     /// Samples per second of each thread's CPU time
@@ -457,18 +416,8 @@ pub struct Common {
     /// Under sudo: stay root, for the command and the files that are written [default: become the user who ran sudo]
     #[arg(long)]
     pub as_root: bool,
-    /// Ask the servers of DEBUGINFOD_URLS for debug information that is not here: on, off, auto (on, but not as root)
-    #[arg(
-        long,
-        value_enum,
-        value_name = "WHEN",
-        hide_possible_values = true,
-        num_args = 0..=1,
-        require_equals = true,
-        default_value_t = Debuginfod::Auto,
-        default_missing_value = "on"
-    )]
-    pub debuginfod: Debuginfod,
+    #[command(flatten)]
+    pub names: Names,
     /// Also keep what was captured, for a bug report: the stacks' raw bytes and parts of the program's files (see `replay`)
     #[arg(long, value_name = "FILE")]
     pub save_tape: Option<PathBuf>,

@@ -95,7 +95,7 @@ struct Report {
 /// # Errors
 /// `NoSuchProcess`, `NotPermitted`, `Unsupported`.
 pub fn dump(options: &Dump) -> error::Result<()> {
-    let pid = options.pid.or(options.pid_option).expect("clap asks for one");
+    let pid = options.whom.pid();
     let is_root = sys::effective_uid() == 0;
     // To be quick with a thread that is held; and what /proc/PID/stack takes.
     let more = Caps::of(&[Cap::SysNice]).0
@@ -105,7 +105,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
             0
         };
     let user = privilege::become_caller_with(Caps(more))?;
-    let fetch = debuginfod::fetch(options.debuginfod, is_root, user.as_ref())?;
+    let fetch = debuginfod::fetch(options.names.debuginfod, is_root, user.as_ref())?;
     check_target(pid)?;
     if let Some(lack) = rights::memory(pid) {
         return Err(lack.error(format!("looking at process {pid} is not permitted")));

@@ -48,7 +48,7 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
     } else {
         privilege::become_caller()?
     };
-    let fetch = debuginfod::fetch(options.debuginfod, is_root, user.as_ref())?;
+    let fetch = debuginfod::fetch(options.names.debuginfod, is_root, user.as_ref())?;
     if let Target::Pid(pid) = target {
         check_target(pid)?;
         if let Some(lack) = rights::memory(pid) {

@@ -23,7 +23,7 @@ const MOST_PACKED: u64 = 512 << 20;
 pub fn replay(options: &Replay) -> Result<()> {
     let is_root = sys::effective_uid() == 0;
     let user = privilege::become_caller()?;
-    let fetch = debuginfod::fetch(options.debuginfod, is_root, user.as_ref())?;
+    let fetch = debuginfod::fetch(options.names.debuginfod, is_root, user.as_ref())?;
     let mut packed = Vec::new();
     File::open(&options.tape)
         .and_then(|f| f.take(MOST_PACKED).read_to_end(&mut packed))

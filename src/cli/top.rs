@@ -28,7 +28,7 @@ const KEPT: u64 = 60;
 /// # Errors
 /// As `record`; an output that is no terminal.
 pub fn top(options: &Top) -> Result<()> {
-    let pid = options.pid.or(options.pid_option).expect("clap asks for one");
+    let pid = options.whom.pid();
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         return Err(Error::new(Kind::Usage, "`top` needs a terminal")
             .why("its input or output is a file or a pipe")
@@ -37,7 +37,7 @@ pub fn top(options: &Top) -> Result<()> {
     check_rate(options.rate)?;
     let is_root = sys::effective_uid() == 0;
     let user = privilege::become_caller()?;
-    let fetch = debuginfod::fetch(options.debuginfod, is_root, user.as_ref())?;
+    let fetch = debuginfod::fetch(options.names.debuginfod, is_root, user.as_ref())?;
     check_target(pid)?;
     if let Some(lack) = rights::memory(pid) {
         return Err(lack.error(format!("sampling process {pid} is not permitted")));
