@@ -23,6 +23,10 @@ mod scan;
 /// Frames on top of each other; far more than any stack we record.
 const MAX_DEPTH: usize = 100_000;
 
+/// Bytes of facts of the recording, at most; they take up to 70 times as much when read. Those of thousands of threads
+/// and modules have a tenth.
+const MOST_FACTS: usize = 4 << 20;
+
 /// Why a file could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
@@ -318,11 +322,18 @@ impl<'a> Reader<'a> {
         if self.peek() != Some(b'{') {
             return Err(self.error("facts that are not an object"));
         }
-        let mut facts = Map::new();
+        let (mut facts, mut length) = (Map::new(), 0);
         self.object(|reader, key| {
             if key == "timeline" && reader.peek() == Some(b'{') {
                 return reader.timeline();
             }
+            let start = reader.at;
+            reader.skip_value()?;
+            length += reader.at - start;
+            if length > MOST_FACTS {
+                return Err(reader.error("facts that are too long"));
+            }
+            reader.at = start;
             facts.insert(key.to_string(), reader.value()?);
             Ok(())
         })?;

@@ -1,0 +1,102 @@
+//! What the reader of profiles may take of memory: 32 bytes for each byte of a file, whatever it holds. Facts of a
+//! recording, which take more, are refused where they are long.
+//!
+//! Each file has a process of its own, whose memory is measured.
+
+use std::fmt::Write;
+use std::fs;
+use std::process::Command;
+
+use nativeprof::export::json;
+
+/// Bytes by which all files may take more.
+const MORE: u64 = 4 << 20;
+/// In the environment of a process that reads one file: which.
+const NUMBER: &str = "FILE_TO_READ";
+/// Length of each file.
+const LENGTH: usize = 5 << 20;
+
+fn status(word: &str) -> u64 {
+    let text = fs::read_to_string("/proc/self/status").expect("/proc");
+    let line = text.lines().find_map(|l| l.strip_prefix(word)).expect("a line");
+    let kb: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
+    kb << 10
+}
+
+/// The text between, made of parts until it is as long as it should be.
+fn file(before: &str, after: &str, part: impl Fn(usize) -> String) -> String {
+    let mut text = before.to_string();
+    for n in 0.. {
+        if text.len() >= LENGTH {
+            break;
+        }
+        let _ = write!(text, "{}{}", if n > 0 { "," } else { "" }, part(n));
+    }
+    text + after
+}
+
+#[test]
+fn memory_stays_within_its_bound() {
+    let nodes = |part: fn(usize) -> String| file("{\"children\":{", "}}", part);
+    let facts = |before: &str, after: &str, part: fn(usize) -> String| {
+        file(&format!("{{\"nativeprof\":{{{before}"), &format!("{after}}}}}"), part)
+    };
+    let nested = 80_000;
+    let files = [
+        ("nodes", nodes(|_| "\"\":{}".into())),
+        ("frames", nodes(|n| format!("\"{n}\":{{}}"))),
+        (
+            "names",
+            nodes(|n| format!("\"\":{{\"description\":{{\"name\":\"{n}\"}}}}")),
+        ),
+        (
+            "lines",
+            nodes(|_| "\"\":{\"lines\":{\"1\":1},\"self_lines\":{\"1\":1}}".into()),
+        ),
+        ("many lines", file("{\"lines\":{", "}}", |n| format!("\"{n}\":1"))),
+        (
+            "a description",
+            file("{\"description\":{\"x\":[", "]}}", |_| "{\"\":0}".into()),
+        ),
+        ("what is not known", file("{\"x\":[", "]}", |_| "{\"\":0}".into())),
+        ("facts not known", facts("\"x\":[", "]", |_| "{\"\":0}".into())),
+        ("times", facts("\"timeline\":{\"time\":[", "]}", |_| "1".into())),
+        (
+            "nothing as times",
+            facts("\"timeline\":{\"time\":[", "]}", |_| "[]".into()),
+        ),
+        ("modules", facts("\"modules\":[", "]", |_| "{\"path\":\"a\"}".into())),
+        ("empty modules", facts("\"modules\":[", "]", |_| "{}".into())),
+        ("threads", facts("\"threads\":[", "]", |_| "{\"tid\":1}".into())),
+        (
+            "reasons",
+            facts("\"quality\":{\"reasons\":{", "}}", |n| format!("\"{n}\":1")),
+        ),
+        (
+            "depth",
+            "{\"children\":{\"a\":".repeat(nested) + "{}" + &"}}".repeat(nested),
+        ),
+    ];
+    // What was used before is used again: each file is read in a fresh process, this test with the file's number.
+    let number = std::env::var(NUMBER).ok().and_then(|n| n.parse::<usize>().ok());
+    if let Some((what, text)) = number.map(|n| &files[n]) {
+        let before = status("VmRSS:");
+        fs::write("/proc/self/clear_refs", "5").expect("the right to measure our own memory");
+        let read = json::read(text.as_bytes());
+        let most = status("VmHWM:").saturating_sub(before);
+        let facts = ["facts not known", "modules", "empty modules", "threads", "reasons"];
+        assert_eq!(read.is_ok(), !facts.contains(what), "{what}: {read:?}");
+        let times = most as f64 / text.len() as f64;
+        println!("{what}: {times:.1} bytes for each of the file");
+        assert!(
+            most <= 32 * text.len() as u64 + MORE,
+            "{what}: {most} bytes, {times:.1} for each of the file"
+        );
+        return;
+    }
+    for (n, (what, _)) in files.iter().enumerate() {
+        let own = std::env::current_exe().expect("our own path");
+        let done = Command::new(own).env(NUMBER, n.to_string()).arg("--nocapture").status();
+        assert!(done.is_ok_and(|s| s.success()), "{what}");
+    }
+}
