@@ -17,9 +17,14 @@ struct Terminal {
 impl Terminal {
     /// Runs `nativeprof top` in a shell that says afterwards how it found the terminal.
     fn start(words: &str) -> Terminal {
+        Terminal::start_after("echo BEFORE", words)
+    }
+
+    /// The same, after another command.
+    fn start_after(before: &str, words: &str) -> Terminal {
         let socket = format!("nativeprof-test-{}-{words}", std::process::id()).replace([' ', '/'], "_");
         let script = format!(
-            "echo BEFORE; {} top {words}; echo CODE $?; stty -a | grep -o ' icanon\\| echo '; sleep 1000",
+            "{before}; {} top {words}; echo CODE $?; stty -a | grep -o ' icanon\\| echo '; sleep 1000",
             env!("CARGO_BIN_EXE_nativeprof")
         );
         let terminal = Terminal { socket };
@@ -183,6 +188,28 @@ fn ctrl_c_and_the_end_of_the_program() {
     terminal.keys(&["C-c"]);
     let left = terminal.wait("shell", |s| s.contains("CODE 0") && s.contains("icanon"));
     assert!(left.contains("BEFORE") && !left.contains("SELF%"), "{left}");
+}
+
+#[test]
+fn it_ends_with_its_terminal() {
+    let _live = live();
+    let mut program = Program::start(newest_python().script("shares.py"));
+    // As below nohup: the signal that tells of it is ignored.
+    let terminal = Terminal::start_after("trap '' HUP", &program.pid().to_string());
+    terminal.wait("table", |s| s.contains("burn"));
+    let shell = terminal.tmux(&["display-message", "-p", "#{pane_pid}"]);
+    let shell = shell.trim();
+    let children = std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children")).expect("a shell");
+    let own = children.split_whitespace().next().expect("nativeprof, below the shell");
+    drop(terminal);
+    for _ in 0..200 {
+        if !std::path::Path::new(&format!("/proc/{own}/exe")).exists() {
+            program.finish();
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    panic!("its terminal has gone, and it goes on");
 }
 
 #[test]

@@ -360,6 +360,18 @@ pub fn interrupts() -> u32 {
     INTERRUPTS.load(Ordering::Relaxed)
 }
 
+/// Has the other end of this terminal or pipe gone?
+pub fn is_hung_up(fd: BorrowedFd<'_>) -> bool {
+    let mut asked = libc::pollfd {
+        fd: fd.as_raw_fd(),
+        events: 0,
+        revents: 0,
+    };
+    // SAFETY: one structure, which lives here.
+    let told = unsafe { libc::poll(&mut asked, 1, 0) };
+    told == 1 && asked.revents & (libc::POLLHUP | libc::POLLERR) != 0
+}
+
 /// Is there something to read now?
 pub fn is_readable(fd: &OwnedFd) -> bool {
     poll(&[fd.as_fd()], Duration::ZERO).unwrap_or(false)

@@ -4,6 +4,7 @@
 //! what is being looked at and takes keys, `draw` puts it on the screen.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use ratatui::crossterm::event::{self, Event};
@@ -64,7 +65,8 @@ pub fn run(feed: &mut dyn Feed) -> Result<()> {
     let (mut alive, mut looked) = (true, None::<Instant>);
     // The time that the picture is of, while it stands still.
     let mut still = None;
-    while !sys::interrupted() {
+    // A terminal that has gone always has something to read, which is nothing.
+    while !sys::interrupted() && !sys::is_hung_up(io::stdout().as_fd()) {
         if alive {
             alive = feed.take(TURN)?;
         } else {
