@@ -21,6 +21,7 @@ use common::{Program, attach, each_python, live, nativeprof, newest_python, prog
 mod common;
 
 const PTRACE: [&str; 2] = ["--backend", "ptrace"];
+const EBPF: [&str; 2] = ["--backend", "ebpf"];
 
 /// Numbers that the program says on request: rounds of each thread, signals sent and handled.
 fn rounds(program: &mut Program) -> Vec<u64> {
@@ -63,12 +64,12 @@ fn no_call_is_interrupted_and_no_signal_lost() {
 }
 
 /// Kills nativeprof at moments spread over its start and its sampling.
-fn kill_often(times: u32) {
+fn kill_often(backend: &[&str], times: u32) {
     let _live = live();
     let mut program = Program::start(programs::steady(&[]));
     for i in 0..times {
         let mut command = nativeprof(&["attach", &program.pid().to_string(), "-r", "1000", "-o", "/dev/null"]);
-        command.args(["-f", "json"]).args(PTRACE);
+        command.args(["-f", "json"]).args(backend);
         // Every other one is let come to sampling.
         let mut child = if i % 2 == 0 {
             Running::start(command).child
@@ -82,20 +83,22 @@ fn kill_often(times: u32) {
         std::thread::sleep(Duration::from_micros(u64::from(i) * 7919 % 60_000));
         child.kill().expect("a child to kill");
         child.wait().expect("a child to wait for");
-        check_goes_on(&mut program, &format!("kill {i}"));
+        check_goes_on(&mut program, &format!("{}: kill {i}", backend[1]));
     }
     program.finish();
 }
 
 #[test]
 fn the_target_outlives_a_sudden_death() {
-    kill_often(10);
+    kill_often(&PTRACE, 10);
+    kill_often(&EBPF, 5);
 }
 
 #[test]
 #[ignore = "takes a minute; run with --ignored"]
 fn the_target_outlives_a_hundred_sudden_deaths() {
-    kill_often(100);
+    kill_often(&PTRACE, 100);
+    kill_often(&EBPF, 100);
 }
 
 #[test]
