@@ -349,7 +349,7 @@ impl Session {
         };
         self.stack.extend(s.kernel.iter().rev().map(|a| RawFrame::Kernel(*a)));
         let (node, whole) = self.tree.add_next(path, &self.stack, &|f| match f {
-            RawFrame::Python { code, .. } => self.codes.get(*code).text_bytes(),
+            RawFrame::Python { code, .. } => self.codes.get(*code).written_bytes(),
             _ => 0,
         });
         self.last_bytes += last.bytes();

@@ -58,7 +58,8 @@ fn check(backend: &str, rate: &str) {
     let taken: u64 = line
         .and_then(|(l, _)| l.rsplit(' ').next()?.parse().ok())
         .expect("a summary");
-    assert!(taken > 20, "{backend}: {said}");
+    // How many it lets be taken in that time is the liar's affair.
+    assert!(taken > 0, "{backend}: {said}");
     assert_eq!(taken, kinds.iter().sum::<u64>(), "{backend}: {said}");
     // It goes on, and ends when it is told to.
     program.finish();

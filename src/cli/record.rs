@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant, SystemTime};
+use std::{slice, vec};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -33,11 +34,11 @@ pub enum Target {
     Launch(Vec<String>),
 }
 
-/// Longest wait for samples before the clock, the target and the signals are looked at again.
-const TURN: Duration = Duration::from_millis(100);
+/// Longest time before the clock, the target and the signals are looked at again.
+pub(super) const TURN: Duration = Duration::from_millis(100);
 
 /// How long the samples that are waiting at the end may take; later ones count as lost.
-const LEFT_OVER: Duration = Duration::from_secs(1);
+const LEFT_OVER: Duration = Duration::from_millis(500);
 
 /// Samples the target until it ends, the time is up or Ctrl-C, and writes the profile.
 pub fn record(target: Target, options: &Common) -> Result<()> {
@@ -127,12 +128,14 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
 
     let end = options.duration.map(Duration::from_secs_f64);
     let progress = progress();
-    let (mut ended, mut more) = (false, false);
+    let (mut ended, mut more, mut intake) = (false, false, Intake::default());
     while !ended && !sys::interrupted() && end.is_none_or(|end| start.elapsed() < end) {
         let wait = end.map_or(TURN, |end| end.saturating_sub(start.elapsed()).min(TURN));
         ended = watch.as_ref().is_some_and(sys::is_readable);
         let wait = if more { Duration::ZERO } else { wait };
-        more = take(&mut *source, &mut session, recorder.as_deref(), wait)?;
+        let turn = Instant::now() + wait + TURN;
+        let until = end.map_or(turn, |end| turn.min(start + end));
+        more = intake.take(&mut *source, &mut session, recorder.as_deref(), wait, until)?;
         if !progress.is_hidden() {
             progress.set_message(progress_text(&session, start.elapsed()));
             progress.tick();
@@ -140,9 +143,11 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
     }
     source.stop();
     let duration = start.elapsed();
-    let stopped = Instant::now();
-    while take(&mut *source, &mut session, recorder.as_deref(), Duration::ZERO)? && stopped.elapsed() < LEFT_OVER {}
-    let left = leave(&mut *source)?;
+    let until = Instant::now() + LEFT_OVER;
+    while intake.take(&mut *source, &mut session, recorder.as_deref(), Duration::ZERO, until)? && Instant::now() < until
+    {
+    }
+    let left = intake.leave(&mut *source)?;
     progress.finish_and_clear();
 
     let mut counts = source.counts();
@@ -306,33 +311,57 @@ pub(super) fn tell(source: &mut dyn Source, pid: Pid, space: Option<&crate::layo
     }
 }
 
-/// Moves some of what is waiting from the source to the session; true if there is more.
-pub(super) fn take(
-    source: &mut dyn Source,
-    session: &mut Session,
-    recorder: Option<&Recorder>,
-    wait: Duration,
-) -> Result<bool> {
-    let mut events = Vec::new();
-    let more = source.poll(wait, &mut events)?;
-    session.see_codes(&events);
-    for event in events {
-        if let Some(recorder) = recorder {
-            recorder.event(&event);
-        }
-        session.event(event, &mut |pid, space| tell(source, pid, space))?;
-    }
-    Ok(more)
+/// Events on their way from a source to a session.
+#[derive(Default)]
+pub(super) struct Intake {
+    /// Heard, not yet taken in.
+    waiting: vec::IntoIter<Event>,
+    more: bool,
 }
 
-/// Lets go what is still waiting; the samples among it.
-fn leave(source: &mut dyn Source) -> Result<u64> {
-    let (mut events, mut left, mut more) = (Vec::new(), 0, true);
-    while more {
-        more = source.poll(Duration::ZERO, &mut events)?;
-        left += events.drain(..).filter(|e| matches!(e, Event::Sample(_))).count() as u64;
+impl Intake {
+    /// Moves some of what is there to the session; true if there is more. Not much longer than `until`: a target can
+    /// make each sample slow to read.
+    pub(super) fn take(
+        &mut self,
+        source: &mut dyn Source,
+        session: &mut Session,
+        recorder: Option<&Recorder>,
+        wait: Duration,
+        until: Instant,
+    ) -> Result<bool> {
+        let in_time = || Instant::now() < until;
+        if self.waiting.len() == 0 {
+            let mut events = Vec::new();
+            self.more = source.poll(wait, &mut events)?;
+            for event in events.iter().take_while(|_| in_time()) {
+                session.see_codes(slice::from_ref(event));
+            }
+            self.waiting = events.into_iter();
+        }
+        while let Some(event) = self.waiting.next() {
+            if let Some(recorder) = recorder {
+                recorder.event(&event);
+            }
+            session.event(event, &mut |pid, space| tell(source, pid, space))?;
+            if !in_time() {
+                break;
+            }
+        }
+        Ok(self.more || self.waiting.len() > 0)
     }
-    Ok(left)
+
+    /// Lets go what is still waiting; the samples among it.
+    fn leave(mut self, source: &mut dyn Source) -> Result<u64> {
+        let samples =
+            |events: &mut dyn Iterator<Item = Event>| events.filter(|e| matches!(e, Event::Sample(_))).count();
+        let (mut events, mut left, mut more) = (Vec::new(), samples(&mut self.waiting), true);
+        while more {
+            more = source.poll(Duration::ZERO, &mut events)?;
+            left += samples(&mut events.drain(..));
+        }
+        Ok(left as u64)
+    }
 }
 
 fn progress() -> ProgressBar {

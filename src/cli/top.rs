@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::args::Top;
 use super::output::Output;
-use super::record::{check_rate, check_target, open_source, take, tell};
+use super::record::{Intake, TURN, check_rate, check_target, open_source, tell};
 use super::{debuginfod, summary};
 use crate::capture::{self, Source};
 use crate::error::{Error, Kind, Result};
@@ -75,6 +75,7 @@ pub fn top(options: &Top) -> Result<()> {
         started,
         wall,
         began,
+        intake: Intake::default(),
         more: false,
     };
     let done = tui::run(&mut feed);
@@ -105,6 +106,7 @@ struct Sampled {
     wall: SystemTime,
     /// The same on the clock of samples.
     began: u64,
+    intake: Intake,
     /// There is more to take.
     more: bool,
 }
@@ -112,7 +114,10 @@ struct Sampled {
 impl tui::Feed for Sampled {
     fn take(&mut self, wait: Duration) -> Result<bool> {
         let wait = if self.more { Duration::ZERO } else { wait };
-        self.more = take(&mut *self.source, &mut self.session, None, wait)?;
+        let until = Instant::now() + wait + TURN;
+        self.more = self
+            .intake
+            .take(&mut *self.source, &mut self.session, None, wait, until)?;
         Ok(self.more || !self.watch.as_ref().is_some_and(sys::is_readable))
     }
 

@@ -29,6 +29,13 @@ impl Code {
         self.name.len() + self.qualname.len() + self.filename.len()
     }
 
+    /// The same as they are written in JSON at the most: a control byte takes six.
+    pub fn written_bytes(&self) -> usize {
+        let names = [&self.name, &self.qualname, &self.filename];
+        let escaped = |text: &str| text.bytes().filter(u8::is_ascii_control).count();
+        self.text_bytes() + names.map(|name| 5 * escaped(name)).iter().sum::<usize>()
+    }
+
     /// Line of the instruction at a byte offset.
     pub fn line(&self, offset: i32) -> Option<u32> {
         lines::line(self.line_kind, &self.line_table, self.first_line, offset)

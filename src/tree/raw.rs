@@ -13,8 +13,8 @@ pub type RawNode = u32;
 /// bounded. A stack that needs more is cut where it leaves the tree.
 const MOST_NODES: usize = 1 << 20;
 
-/// Bytes of Python names that the nodes may stand for: each node is written with them, several times over. Enough for
-/// some 250,000 Python nodes of usual names.
+/// Bytes of Python names, as they are written, that the nodes may stand for: each node is written with them, several
+/// times over. Enough for some 250,000 Python nodes of usual names.
 const MOST_NAMES: usize = 24 << 20;
 
 /// The last stack of a thread and the nodes of its frames.
