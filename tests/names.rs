@@ -105,7 +105,9 @@ fn a_container_has_its_own_files_and_numbers() {
     );
     let code = row(&recording, "[code without a file");
     assert_eq!(code.names, "perf map /tmp/perf-1.map");
-    assert_eq!(code.samples, recording.with(jitted));
+    // Those in it at its start are not known yet to be the loop's.
+    let others = code.samples.checked_sub(recording.with(jitted));
+    assert!(others.is_some_and(|n| n * 50 <= code.samples), "{others:?} of {code:?}");
     assert!(
         recording
             .stderr

@@ -259,15 +259,15 @@ mod tests {
 
     #[test]
     fn tables_fit() {
-        let wide = "   N  NAME                           WHERE\n   \
-                    7  計算                           /srv/app/solver.py:31\n\
+        let wide = "   N  NAME                              WHERE\n   \
+                    7  計算                              /srv/app/solver.py:31\n\
                     1234  a_long_name_of_a_function\\x1b[2J\n";
         assert_eq!(table(None), wide);
         assert_eq!(table(Some(100)), wide);
         assert_eq!(
             table(Some(44)),
-            "   N  NAME               WHERE\n   \
-             7  計算               …rv/app/solver.py:31\n\
+            "   N  NAME                WHERE\n   \
+             7  計算                …/app/solver.py:31\n\
              1234  a_long_name_of_a_…\n"
         );
         assert_eq!(table(Some(24)), "   N  NAME\n   7  計算\n1234  a_long_name_of_a_…\n");

@@ -190,10 +190,6 @@ mod tests {
     #[test]
     fn errors_list_what_exists() {
         let error = by_name("xml\x1b[2J").unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "no format is called `xml\\x1b[2J`; known are json, json.gz, collapsed, svg, html"
-        );
         let known = FORMATS.iter().map(|format| format.name).collect::<Vec<_>>().join(", ");
         assert_eq!(error, format!("no format is called `xml\\x1b[2J`; known are {known}"));
         let error = by_path(Path::new("a.gz")).unwrap_err().to_string();
