@@ -339,7 +339,7 @@ impl Intake {
             }
             self.waiting = events.into_iter();
         }
-        while let Some(event) = self.waiting.next() {
+        for event in self.waiting.by_ref() {
             if let Some(recorder) = recorder {
                 recorder.event(&event);
             }

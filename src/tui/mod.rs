@@ -5,6 +5,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use ratatui::crossterm::event::{self, Event};
@@ -65,13 +66,16 @@ pub fn run(feed: &mut dyn Feed) -> Result<()> {
     let (mut alive, mut looked) = (true, None::<Instant>);
     // The time that the picture is of, while it stands still.
     let mut still = None;
-    // A terminal that has gone always has something to read, which is nothing.
-    while !sys::interrupted() && !sys::is_hung_up(io::stdout().as_fd()) {
+    while !sys::interrupted() {
         if alive {
             alive = feed.take(TURN)?;
         } else {
             app.ended = true;
-            event::poll(TURN).map_err(failed)?;
+            thread::sleep(TURN);
+        }
+        // One that has gone always has something to read, which is nothing: the reader of keys would never come back.
+        if sys::is_hung_up(io::stdout().as_fd()) {
+            return Ok(());
         }
         let mut changed = false;
         while event::poll(Duration::ZERO).map_err(failed)? {
