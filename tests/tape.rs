@@ -63,12 +63,6 @@ const CALLS: &[(&str, &[&str])] = &[
     ("__lt__", &["leaf()"]),
 ];
 
-/// Samples that need not be exact, by tape.
-const NOT_EXACT: &[(&str, u64)] = &[
-    // Inside rt_sigreturn: the instruction pointer is just past the restorer's table, and the frame pointer stands in.
-    ("native", 1),
-];
-
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
 }
@@ -281,9 +275,8 @@ fn lines_are_those_of_the_source() {
 fn stacks_are_exact() {
     for (name, packed) in tapes() {
         let q = replayed(&packed).meta.quality;
-        let allowed = NOT_EXACT.iter().find(|(n, _)| *n == name).map_or(0, |(_, n)| *n);
         assert!(q.taken >= 20, "{name}: {q:?}");
-        assert!(q.taken <= q.exact + allowed, "{name}: {q:?}");
+        assert_eq!(q.taken, q.exact, "{name}: {q:?}");
     }
 }
 

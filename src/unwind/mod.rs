@@ -195,7 +195,7 @@ impl Unwinder {
             let mut rule = at.map_or(Rule::NONE, |(module, svma)| self.rule(module, svma));
             // A thread interrupted in sigreturn stands behind that system call, where the restorer's table has ended.
             if walk.interrupted
-                && matches!(rule.kind, Kind::None)
+                && (rule.code || matches!(rule.kind, Kind::None))
                 && let Some((module, svma)) = place(walk.code, lookup.wrapping_sub(1))
             {
                 let before = self.rule(module, svma);

@@ -275,6 +275,20 @@ fn signal_frames_restore_everything_and_may_leave_the_stack() {
         (STACK, STACK),
         "the interval is empty when the stack is another"
     );
+    // Inside sigreturn the thread stands behind the last byte of the restorer, whose code says nothing of use.
+    let file = File {
+        code: b"\x48\xc7\xc0\x0f\0\0\0\x0f\x05\x0f\x1f\x80\0\0\0\0\xc3".to_vec(),
+        functions: vec![(0x1000, 17)],
+        eh_frame: table("zRS", 0x1000, 9, &instructions[..instructions.len() - 6]),
+    };
+    let regs = Regs::from_ip_sp_fp(BIAS + 0x1009, STACK, 0);
+    let (end, frames) = run(file, &regs, &stack(&[STACK - 0x5000, BIAS + 0x4000, 77]));
+    assert_eq!(
+        (end, frames[0].how),
+        (Err(Cut::NoUnwindInfo), How::Cfi),
+        "the interrupted code has no table"
+    );
+    assert_eq!((frames[1].lookup, frames[1].sp), (BIAS + 0x4000, STACK - 0x5000));
 }
 
 #[test]
