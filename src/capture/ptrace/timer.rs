@@ -106,6 +106,8 @@ enum How {
         signals: Option<Option<(OwnedFd, u64)>>,
         /// Until then the thread is at a stop of ours, and ticks in the kernel tell nothing of the program.
         stopped: u64,
+        /// Times of the last ticks counted that are not answered yet: in user code, and others.
+        counted: [u64; 2],
     },
     /// `start`: CPU time when sampling began; `None` when it is off. A sample falls due at the end of each slot of one
     /// period.
@@ -207,22 +209,37 @@ impl Timer {
 
     /// Adds what the perf events have told since the last call.
     pub fn told(&mut self, told: &mut Told) {
+        let period = self.period;
         let How::Perf {
-            ring, signals, stopped, ..
+            ring,
+            signals,
+            stopped,
+            counted,
+            ..
         } = &mut self.how
         else {
             return;
+        };
+        // Until it is answered an event goes on ticking at the distance last set, which may be a very short one: of
+        // such ticks one in each period was due.
+        let mut counts = |which: Tick, time: u64| {
+            let last = &mut counted[which as usize];
+            let new = *last == 0 || time >= *last + period;
+            if new {
+                *last = time.max(1);
+            }
+            u64::from(new)
         };
         ring.drain(|kind, misc, body| match kind {
             perf::PERF_RECORD_SAMPLE => {
                 let mode = u32::from(misc) & perf::PERF_RECORD_MISC_CPUMODE_MASK;
                 let time = tidings::time_of_sample(body).unwrap_or(0);
                 if signals.is_some() && mode == perf::PERF_RECORD_MISC_USER {
-                    told.stops += 1;
+                    told.stops += counts(Tick::Stop, time);
                     told.stop_time = time;
                     *stopped = u64::MAX;
                 } else if time >= *stopped {
-                    told.ticks += 1;
+                    told.ticks += counts(Tick::Told, time);
                 }
             }
             _ => match tidings::decode(kind, misc, body) {
@@ -231,6 +248,13 @@ impl Timer {
                 None => {}
             },
         });
+    }
+
+    /// The tick that was told of has become a sample, or cannot: the next one told of is a new one.
+    pub fn answered(&mut self, tick: Tick) {
+        if let How::Perf { counted, .. } = &mut self.how {
+            counted[tick as usize] = 0;
+        }
     }
 
     /// The thread was let go after a tick, at this time.
@@ -306,6 +330,7 @@ fn perf_events(kind: Kind, tid: Tid, period: u64, signal: Option<i32>) -> Option
         due: 0,
         signals,
         stopped: 0,
+        counted: [0; 2],
     })
 }
 

@@ -324,7 +324,10 @@ impl Tracer {
             t.asked = Some(now);
             self.asked.push(tid);
         } else {
-            let past = t.timer.as_mut().map_or(0, |t| t.next(Tick::Told));
+            let past = t.timer.as_mut().map_or(0, |t| {
+                t.answered(Tick::Told);
+                t.next(Tick::Told)
+            });
             lock(&self.p.shared.tally).lost += 1 + past;
         }
     }
@@ -375,6 +378,7 @@ impl Tracer {
         let ticks = t.timer.is_some();
         if let Some(timer) = &mut t.timer {
             timer.told(&mut told);
+            timer.answered(tick);
             timer.let_go(let_go);
         }
         let mut since = asked.unwrap_or(sample.time);
