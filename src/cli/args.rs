@@ -244,6 +244,10 @@ pub struct Diff {
     /// Show rows whose change noise accounts for, too
     #[arg(long)]
     pub all: bool,
+    /// Judge functions inside the interpreter too: their time changes from run to run with where code and data lie in
+    /// memory
+    #[arg(long)]
+    pub interpreter: bool,
     /// End with code 3 if something grew, beyond noise, by more than PERCENT of all that the older profile has
     #[arg(long, value_name = "PERCENT", value_parser = limit)]
     pub fail_above: Option<f64>,

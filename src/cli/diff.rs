@@ -61,6 +61,7 @@ pub fn diff(options: &Options) -> Result<bool> {
                 Count::Total
             },
             confidence: options.confidence / 100.0,
+            interpreter: options.interpreter,
         },
     );
     let text = Text {
@@ -252,6 +253,12 @@ impl Text<'_> {
                 "rows whose change noise accounts for are left out; --all shows them\n",
             );
         }
+        if found.rows.iter().any(|row| row.inside) {
+            text += &style.paint(
+                Color::Dim,
+                "functions inside the interpreter are not judged, their callers are; --interpreter judges them too\n",
+            );
+        }
         text
     }
 
@@ -307,7 +314,11 @@ impl Text<'_> {
                 true => Color::Green,
                 false => Color::Dim,
             };
-            let interval = change.interval.map_or("too few samples".into(), |(low, high)| {
+            let untold = match change.inside {
+                true => "not judged",
+                false => "too few samples",
+            };
+            let interval = change.interval.map_or(untold.into(), |(low, high)| {
                 format!("{} to {}", self.amount(low, true), self.amount(high, true))
             });
             let mut cells = vec![
@@ -343,6 +354,7 @@ impl Text<'_> {
                 "change": change.change(),
                 "interval": change.interval.map(|(low, high)| [low, high]),
                 "significant": change.is_significant(),
+                "inside_interpreter": change.inside,
                 "samples": [change.samples.0, change.samples.1],
             })
         };

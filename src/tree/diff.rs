@@ -8,10 +8,15 @@
 //!   into as many blocks of equal length; the differences between blocks of the same position vary by what varies within
 //!   the runs, however long it lasts. Phases that both runs go through at the same pace fall out.
 //!
+//! A third noise is in neither: where code and data lie in memory changes from one process to the next, and moves time
+//! among the interpreter's own functions (its allocator and number types by a third of their time and more, measured with
+//! equal runs of a loop over numbers). One recording of each side cannot tell how far. Functions inside the interpreter
+//! are therefore not tested unless asked for; the Python functions that spend the time there are.
+//!
 //! The intervals hold all at once with the confidence asked for (Bonferroni: each gets its part of the error). A row
 //! whose interval leaves out zero has changed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::profile::{Frame, FrameKind, Profile};
 use super::stats::{Counts, FunctionId, Stats, module};
@@ -60,6 +65,8 @@ pub struct Options {
     pub count: Count,
     /// That no interval misses, between 0 and 1.
     pub confidence: f64,
+    /// Test functions inside the interpreter too.
+    pub interpreter: bool,
 }
 
 /// A row of both profiles.
@@ -71,8 +78,11 @@ pub struct Change<'a> {
     /// In the unit of [`Norm`]: parts, or seconds (per second).
     pub before: f64,
     pub after: f64,
-    /// Interval of the change; `None` for a row with too few samples to tell anything.
+    /// Interval of the change; `None` for a row with too few samples to tell anything, and for one inside the
+    /// interpreter.
     pub interval: Option<(f64, f64)>,
+    /// Not tested, as it is inside the interpreter.
+    pub inside: bool,
 }
 
 impl Change<'_> {
@@ -122,8 +132,14 @@ pub fn diff<'a>(a: &'a Profile, b: &'a Profile, options: &Options) -> Diff<'a> {
     // functions from those around them.
     let inlined = |unit: usize| options.count == Count::Total && units.frames[unit].kind == FrameKind::Inlined;
     let shown = |unit: usize| counts[unit] != (0, 0) && !(options.by == By::Function && inlined(unit));
+    let interpreters = match (options.by, options.interpreter) {
+        (By::Function, false) => interpreters([a, b]),
+        _ => HashSet::new(),
+    };
+    let native = |frame: &Frame| matches!(frame.kind, FrameKind::Native | FrameKind::Inlined);
+    let inside = |unit: usize| native(units.frames[unit]) && interpreters.contains(&*units.frames[unit].module);
     let tested: Vec<usize> = (0..counts.len())
-        .filter(|i| shown(*i) && counts[*i].0 + counts[*i].1 >= LEAST)
+        .filter(|i| shown(*i) && !inside(*i) && counts[*i].0 + counts[*i].1 >= LEAST)
         .collect();
 
     let profiles = [a, b];
@@ -142,13 +158,15 @@ pub fn diff<'a>(a: &'a Profile, b: &'a Profile, options: &Options) -> Diff<'a> {
         }
     }
 
-    let scales = [0, 1].map(|i| scale(profiles[i], samples[i], options.norm));
+    let wholes = [0, 1].map(|i| whole(profiles[i], samples[i], options.norm));
+    let scales = wholes.map(|whole| 1.0 / whole);
     let error = (1.0 - options.confidence) / (tested.len().max(1) as f64) / 2.0;
     let z = quantile::student(error, quantile::NORMAL);
     let t = quantile::student(error, blocks as u32 - 1);
     let test = |x: (u64, u64), in_block: &dyn Fn(usize, usize) -> (u64, u64)| {
-        let [before, after] = [x.0 as f64 * scales[0], x.1 as f64 * scales[1]];
-        let pooled = (x.0 + x.1) as f64 / (1.0 / scales[0] + 1.0 / scales[1]);
+        // Quotients, not products: all of all is 1 whatever the count.
+        let [before, after] = [x.0 as f64 / wholes[0], x.1 as f64 / wholes[1]];
+        let pooled = (x.0 + x.1) as f64 / (wholes[0] + wholes[1]);
         let of_share = if options.norm == Norm::Share {
             (1.0 - pooled).max(0.0)
         } else {
@@ -172,7 +190,7 @@ pub fn diff<'a>(a: &'a Profile, b: &'a Profile, options: &Options) -> Diff<'a> {
         }
         (before, after, (after - before - half, after - before + half))
     };
-    let sound = scales.iter().all(|scale| scale.is_finite() && *scale > 0.0);
+    let sound = wholes.iter().all(|whole| whole.is_finite() && *whole > 0.0);
     let mut rows: Vec<Change<'a>> = Vec::new();
     let mut next = 0;
     for (unit, frame) in units.frames.iter().enumerate() {
@@ -180,13 +198,14 @@ pub fn diff<'a>(a: &'a Profile, b: &'a Profile, options: &Options) -> Diff<'a> {
         if !shown(unit) {
             continue;
         }
-        let of = |x: u64, scale: f64| if scale.is_finite() { x as f64 * scale } else { 0.0 };
+        let of = |x: u64, whole: f64| if whole > 0.0 { x as f64 / whole } else { 0.0 };
         let mut row = Change {
             frame,
             samples: x,
-            before: of(x.0, scales[0]),
-            after: of(x.1, scales[1]),
+            before: of(x.0, wholes[0]),
+            after: of(x.1, wholes[1]),
             interval: None,
+            inside: inside(unit),
         };
         if tested.get(next) == Some(&unit) {
             if sound {
@@ -218,6 +237,7 @@ pub fn diff<'a>(a: &'a Profile, b: &'a Profile, options: &Options) -> Diff<'a> {
             before,
             after,
             interval: Some(interval),
+            inside: false,
         }
     });
     Diff {
@@ -227,14 +247,21 @@ pub fn diff<'a>(a: &'a Profile, b: &'a Profile, options: &Options) -> Diff<'a> {
     }
 }
 
-/// What a sample counts in the unit of the comparison; infinite if the profile does not tell.
-fn scale(profile: &Profile, samples: u64, norm: Norm) -> f64 {
+/// How many samples make one in the unit of the comparison; 0 if the profile does not tell.
+fn whole(profile: &Profile, samples: u64, norm: Norm) -> f64 {
     let rate = profile.meta.rate as f64;
     match norm {
-        Norm::Share => 1.0 / samples as f64,
-        Norm::Rate => 1.0 / (rate * profile.meta.duration),
-        Norm::Time => 1.0 / rate,
+        Norm::Share => samples as f64,
+        Norm::Rate => rate * profile.meta.duration,
+        Norm::Time => rate,
     }
+}
+
+/// Modules that hold a bytecode loop (by the names it has in CPython 3.6 to 3.15, Python/ceval.c).
+fn interpreters<'a>(profiles: [&'a Profile; 2]) -> HashSet<&'a str> {
+    let frames = profiles.into_iter().flat_map(|p| &p.frames);
+    let runs_bytecode = |f: &&Frame| f.kind == FrameKind::Native && f.name.starts_with("_PyEval_EvalFrameDefault");
+    frames.filter(runs_bytecode).map(|f| &*f.module).collect()
 }
 
 /// Samples that ended in each node, for each block of time.

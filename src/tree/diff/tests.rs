@@ -97,6 +97,7 @@ const BY_SHARE: Options = Options {
     by: By::Function,
     count: Count::Own,
     confidence: 0.99,
+    interpreter: false,
 };
 
 /// Twenty functions; stays of a fifth of a sample, of five and of fifty: with the last, 10,000 samples say no more than a
@@ -263,4 +264,45 @@ fn functions_are_found_again() {
     assert_eq!(units.of, [vec![4, 5, 3, 2, 1, 0, 6], vec![0, 1, 2, 3, 4, 5]]);
     assert_eq!(units.frames.len(), 7);
     assert_eq!(Units::of_modules(&a, &b).frames.len(), 3);
+}
+
+/// What all samples have is all of them, of 17,663 as of 17,821.
+#[test]
+fn what_is_everything_does_not_change() {
+    for samples in [(17_663, 17_821), (49, 98), (3, 100_003)] {
+        let runs = [samples.0, samples.1].map(|n| profile(1, &vec![0; n]));
+        let found = diff(&runs[0], &runs[1], &BY_SHARE);
+        assert!(found.rows.iter().all(|row| !row.is_significant()), "{found:?}");
+    }
+}
+
+#[test]
+fn functions_inside_the_interpreter_are_tested_when_asked_for() {
+    let runs = [1000, 5000].map(|n| {
+        let run: Vec<usize> = (0..10_000).map(|i| usize::from(i % 10_000 < n)).collect();
+        let mut profile = profile(2, &run);
+        for (frame, name) in profile.frames[1..]
+            .iter_mut()
+            .zip(["_PyEval_EvalFrameDefault", "unicode_hash"])
+        {
+            (frame.kind, frame.name, frame.module) = (FrameKind::Native, name.into(), "libpython3.12.so.1.0".into());
+        }
+        profile.timeline.clear();
+        profile
+    });
+    let found = diff(&runs[0], &runs[1], &BY_SHARE);
+    assert!(
+        found.rows.iter().all(|row| row.inside && row.interval.is_none()),
+        "{found:?}"
+    );
+    let interpreter = true;
+    let found = diff(
+        &runs[0],
+        &runs[1],
+        &Options {
+            interpreter,
+            ..BY_SHARE
+        },
+    );
+    assert!(found.rows.iter().all(Change::is_significant), "{found:?}");
 }
