@@ -87,7 +87,7 @@ pub fn html(
         out,
         "<!DOCTYPE html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<title>{title}</title>\n\
          <style>body{{font-family:sans-serif;margin:1em;background:#fcfcfa;color:#222}}pre{{overflow-x:auto}}\
-         svg{{max-width:100%;height:auto}}</style>\n\
+         svg{{width:100%}}</style>\n\
          <h1>{title}</h1>\n<pre>{table}</pre>\n{picture}\n</html>\n"
     )
 }

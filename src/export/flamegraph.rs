@@ -7,7 +7,7 @@ use std::io::{self, Write};
 
 pub use inferno::flamegraph::color::Color;
 use inferno::flamegraph::color::{BackgroundColor, PaletteMap};
-use inferno::flamegraph::{Options, TextTruncateDirection};
+use inferno::flamegraph::{Direction, Options, TextTruncateDirection};
 
 use super::collapsed::{NO_STACK, NO_STACK_BELOW, field, is_group};
 use super::escape;
@@ -87,6 +87,9 @@ pub fn draw(profile: &Profile, look: &Look<'_>, out: &mut dyn Write) -> io::Resu
     options.font_type = "monospace".to_string();
     options.min_width = MIN_WIDTH_PERCENT;
     options.bgcolors = Some(BackgroundColor::Flat(Color { r: 252, g: 252, b: 250 }));
+    // From the top down: a picture opens at its top, and where some stack is much deeper than the rest (imports are) the
+    // other way round shows nothing but that stack's end.
+    options.direction = Direction::Inverted;
     // Names come first in our frames, so the end is what can go.
     options.text_truncate_direction = TextTruncateDirection::Right;
     options.palette_map = Some(&mut palette);
@@ -287,11 +290,13 @@ fn subtitle(meta: &Meta) -> String {
         .join(" · ")
 }
 
-/// Adds a row with the meaning of the colours below the picture.
+/// Adds a row with the meaning of the colours above the blocks.
 ///
 /// If inferno ever writes its frame of the picture in another way, the picture stays as it is.
 fn with_legend(svg: &str, legend: &[(&str, Color)]) -> String {
     const ROW: usize = 26;
+    /// Where inferno writes of a block, above the blocks.
+    const DETAILS: usize = 64;
     let height = svg
         .split_once("height=\"")
         .and_then(|(_, rest)| rest.split_once('"')?.0.parse::<usize>().ok());
@@ -299,13 +304,20 @@ fn with_legend(svg: &str, legend: &[(&str, Color)]) -> String {
         return svg.to_string();
     };
     let taller = height + ROW;
-    // The picture itself, its view box and its background.
+    // The picture itself, its view box and its background; below the row of the legend all that has been drawn, and what
+    // is said of the block under the pointer.
     let mut out = body
         .replacen(&format!("height=\"{height}\""), &format!("height=\"{taller}\""), 2)
-        .replacen(&format!(" {height}\" xmlns"), &format!(" {taller}\" xmlns"), 1);
+        .replacen(&format!(" {height}\" xmlns"), &format!(" {taller}\" xmlns"), 1)
+        .replacen("<svg id=\"frames\"", &format!("<svg id=\"frames\" y=\"{ROW}\""), 1)
+        .replacen(
+            &format!("x=\"10\" y=\"{DETAILS}.00\""),
+            &format!("x=\"10\" y=\"{}.00\"", DETAILS + ROW),
+            1,
+        );
     out.push_str("<g id=\"legend\">");
     let mut x = 10;
-    let y = taller - ROW + 4;
+    let y = DETAILS - 4;
     for (name, color) in legend {
         let text = x + 17;
         let baseline = y + 10;
