@@ -174,7 +174,12 @@ fn calls_that_go_on_go_on() {
     let mut program = Program::start(programs::steady(&[]));
     let pid = program.pid();
     let (mut held, space) = (0, Space::default());
-    for _ in 0..20 {
+    // However late the threads begin to sleep.
+    for _ in 0..1000 {
+        if held >= 20 {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
         for tid in nativeprof::process::threads(pid) {
             let call = task::blocked(pid, tid).ok().flatten().and_then(|b| b.call);
             if !call.is_some_and(|(call, args)| arch::goes_on(call, &args)) {

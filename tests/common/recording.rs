@@ -224,7 +224,7 @@ impl Recording {
         if self.profile.meta.backend == "ptrace" {
             asked / 6
         } else {
-            asked / 50
+            asked / 10
         }
     }
 
