@@ -18,7 +18,7 @@ use crate::unwind::Unwinder;
 /// How long a thread is waited for while its caller may hold a lock that others want (the interpreter's).
 pub const SHORT: Duration = Duration::from_micros(500);
 /// How long it is waited for after that, without the lock.
-pub const LONG: Duration = Duration::from_millis(5);
+pub const LONG: Duration = Duration::from_millis(20);
 
 /// One native frame. Addresses are those of its file, so that they are the same in all processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
