@@ -258,7 +258,7 @@ fn whole(profile: &Profile, samples: u64, norm: Norm) -> f64 {
 }
 
 /// Modules that hold a bytecode loop (by the names it has in CPython 3.6 to 3.15, Python/ceval.c).
-fn interpreters<'a>(profiles: [&'a Profile; 2]) -> HashSet<&'a str> {
+fn interpreters(profiles: [&Profile; 2]) -> HashSet<&str> {
     let frames = profiles.into_iter().flat_map(|p| &p.frames);
     let runs_bytecode = |f: &&Frame| f.kind == FrameKind::Native && f.name.starts_with("_PyEval_EvalFrameDefault");
     frames.filter(runs_bytecode).map(|f| &*f.module).collect()
