@@ -101,6 +101,7 @@ const tests = {
 
   async "clicks zoom, and out again"(page) {
     await page.click("#tab-flame");
+    await settled(page);
     const solve = await find(page, FLAME, 2, "solve");
     const { all, taken } = expected();
     assert.equal(solve.tip[2], `total ${((100 * all.solve[1]) / taken).toFixed(1)} % · ${all.solve[1]} samples`);
@@ -119,6 +120,7 @@ const tests = {
 
   async "the wheel zooms around the mouse, dragging moves"(page) {
     await page.click("#tab-flame");
+    await settled(page);
     const at = await find(page, FLAME, 2, "solve");
     await page.keyboard.down("Control");
     await page.mouse.wheel(0, -100);
@@ -253,6 +255,7 @@ const tests = {
 
   async "time goes from left to right"(page) {
     await page.click("#tab-time");
+    await settled(page);
     const canvas = "#panel-time canvas";
     const { width } = await page.locator(canvas).boundingBox();
     const tip = await under(page, canvas, width / 2, 9);
@@ -451,6 +454,7 @@ async function deep(page) {
   await page.keyboard.press("s");
   await settled(page);
   await page.click("#tab-time");
+  await settled(page);
   assert.equal((await under(page, "#panel-time canvas", 10, 9))[0], "down");
   await page.click("#tab-tree");
   await page.focus("#panel-tree .rows-scroll");
