@@ -179,6 +179,7 @@ const tests = {
     await page.mouse.down();
     await page.mouse.move(box.x + box.width * 0.9, box.y + 10, { steps: 4 });
     await page.mouse.up();
+    await settled(page);
     const [from, to] = await Promise.all(["#range-from", "#range-to"].map((id) => page.inputValue(id)));
     assert.ok(Math.abs(from - 3.6) < 0.02 && Math.abs(to - 5.4) < 0.02, `${from} ${to}`);
     const range = await page.evaluate(() => nativeprof.model.range);
