@@ -3,10 +3,11 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::capture::Counts;
+use crate::capture::{Counts, Source};
 use crate::code::CodeMap;
 use crate::error::Result;
 use crate::interp::{Runtime, code::CodeTable, frames};
@@ -17,7 +18,7 @@ use crate::process::host::Host;
 use crate::process::modules::Modules;
 use crate::resolve::{self, Fetch, Gathered, Opened};
 use crate::sample::{Cut, Event, Groups, How, ModuleId, NativeFrame, Pid, PyWalk, RawFrame, Sample, Tid};
-use crate::tree::profile::{Meta, Profile, Quality};
+use crate::tree::profile::{Held, Meta, Profile, Quality};
 use crate::tree::raw::{Path, RawTick, RawTree};
 use crate::unwind::{Memo, Unwinder};
 
@@ -412,6 +413,34 @@ impl Session {
                 .iter()
                 .map(|(why, n)| (why.reason().to_string(), *n))
                 .collect(),
+        }
+    }
+
+    /// What is known of the recording so far: of the source, whose `counts` these are, and of the samples. `pid` is the
+    /// first process; the command and our own CPU time are left for the caller to tell.
+    pub fn meta(
+        &self,
+        source: &dyn Source,
+        counts: &Counts,
+        rate: u64,
+        pid: Pid,
+        (began, duration): (SystemTime, Duration),
+    ) -> Meta {
+        let since = began.duration_since(SystemTime::UNIX_EPOCH);
+        Meta {
+            version: env!("CARGO_PKG_VERSION").into(),
+            rate,
+            event: source.event().into(),
+            backend: source.backend().into(),
+            start: since.map_or(0.0, |d| d.as_secs_f64()),
+            duration: duration.as_secs_f64(),
+            pid,
+            held: counts.held.map(|h| Held {
+                median_us: h.median / 1000,
+                longest_us: h.longest / 1000,
+            }),
+            quality: self.quality(counts, rate),
+            ..Meta::default()
         }
     }
 

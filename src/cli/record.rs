@@ -26,7 +26,7 @@ use crate::process::{self, privilege, rights, sys, trace};
 use crate::replay;
 use crate::sample::{Event, Pid};
 use crate::session::{self, Grouping, Session};
-use crate::tree::profile::{Held, Meta};
+use crate::tree::profile::Meta;
 
 /// Whom to sample.
 pub enum Target {
@@ -128,14 +128,14 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
 
     let end = options.duration.map(Duration::from_secs_f64);
     let progress = progress();
-    let (mut ended, mut more, mut intake) = (false, false, Intake::default());
+    let (mut ended, mut intake) = (false, Intake::default());
     while !ended && !sys::interrupted() && end.is_none_or(|end| start.elapsed() < end) {
         let wait = end.map_or(TURN, |end| end.saturating_sub(start.elapsed()).min(TURN));
         ended = watch.as_ref().is_some_and(sys::is_readable);
-        let wait = if more { Duration::ZERO } else { wait };
+        let wait = intake.wait(wait);
         let turn = Instant::now() + wait + TURN;
         let until = end.map_or(turn, |end| turn.min(start + end));
-        more = intake.take(&mut *source, &mut session, recorder.as_deref(), wait, until)?;
+        intake.take(&mut *source, &mut session, recorder.as_deref(), wait, until)?;
         if !progress.is_hidden() {
             progress.set_message(progress_text(&session, start.elapsed()));
             progress.tick();
@@ -153,22 +153,8 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
     let mut counts = source.counts();
     counts.lost += left;
     let meta = Meta {
-        version: env!("CARGO_PKG_VERSION").into(),
-        rate: options.rate,
-        event: source.event().into(),
-        backend: source.backend().into(),
-        start: began_wall
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .map_or(0.0, |d| d.as_secs_f64()),
-        duration: duration.as_secs_f64(),
         command,
-        pid,
-        held: counts.held.map(|h| Held {
-            median_us: h.median / 1000,
-            longest_us: h.longest / 1000,
-        }),
-        quality: session.quality(&counts, options.rate),
-        ..Meta::default()
+        ..session.meta(&*source, &counts, options.rate, pid, (began_wall, duration))
     };
     session.open_for_names(pid);
     drop(source); // its descriptors are rights too
@@ -320,6 +306,15 @@ pub(super) struct Intake {
 }
 
 impl Intake {
+    /// How long to wait for more, where `most` is the longest: not at all while something is waiting.
+    pub(super) fn wait(&self, most: Duration) -> Duration {
+        if self.is_waiting() { Duration::ZERO } else { most }
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.more || self.waiting.len() > 0
+    }
+
     /// Moves some of what is there to the session; true if there is more. Not much longer than `until`: a target can
     /// make each sample slow to read.
     pub(super) fn take(
@@ -348,7 +343,7 @@ impl Intake {
                 break;
             }
         }
-        Ok(self.more || self.waiting.len() > 0)
+        Ok(self.is_waiting())
     }
 
     /// Lets go what is still waiting; the samples among it.

@@ -17,7 +17,7 @@ use crate::process::{self, privilege, rights, sys, trace};
 use crate::resolve::Names;
 use crate::sample::{Pid, Tid};
 use crate::session::{self, Grouping, Session};
-use crate::tree::profile::{FrameKind, Held, Meta, Profile, Quality};
+use crate::tree::profile::{FrameKind, Meta, Profile, Quality};
 use crate::tui;
 
 /// Seconds of samples that are kept.
@@ -76,7 +76,6 @@ pub fn top(options: &Top) -> Result<()> {
         wall,
         began,
         intake: Intake::default(),
-        more: false,
     };
     let done = tui::run(&mut feed);
     feed.source.stop();
@@ -107,18 +106,16 @@ struct Sampled {
     /// The same on the clock of samples.
     began: u64,
     intake: Intake,
-    /// There is more to take.
-    more: bool,
 }
 
 impl tui::Feed for Sampled {
     fn take(&mut self, wait: Duration) -> Result<bool> {
-        let wait = if self.more { Duration::ZERO } else { wait };
+        let wait = self.intake.wait(wait);
         let until = Instant::now() + wait + TURN;
-        self.more = self
+        let more = self
             .intake
             .take(&mut *self.source, &mut self.session, None, wait, until)?;
-        Ok(self.more || !self.watch.as_ref().is_some_and(sys::is_readable))
+        Ok(more || !self.watch.as_ref().is_some_and(sys::is_readable))
     }
 
     fn last(&mut self, seconds: u64, until: u64, thread: Option<Tid>) -> Profile {
@@ -126,24 +123,10 @@ impl tui::Feed for Sampled {
         let since = before(seconds);
         self.session.forget_before(before(KEPT));
         let counts = self.source.counts();
+        let when = (self.wall, self.started.elapsed());
         let meta = Meta {
-            version: env!("CARGO_PKG_VERSION").into(),
-            rate: self.rate,
-            event: self.source.event().into(),
-            backend: self.source.backend().into(),
-            start: self
-                .wall
-                .duration_since(SystemTime::UNIX_EPOCH)
-                .map_or(0.0, |d| d.as_secs_f64()),
-            duration: self.started.elapsed().as_secs_f64(),
             command: self.command.clone(),
-            pid: self.pid,
-            held: counts.held.map(|h| Held {
-                median_us: h.median / 1000,
-                longest_us: h.longest / 1000,
-            }),
-            quality: self.session.quality(&counts, self.rate),
-            ..Meta::default()
+            ..self.session.meta(&*self.source, &counts, self.rate, self.pid, when)
         };
         self.session.open_for_names(self.pid);
         let (session, names) = (&mut self.session, &mut self.names);

@@ -230,28 +230,17 @@ impl Recording {
         let counts = self.source.counts();
         let own_cpu = own::cpu_time(sys::own_tid() as u32).unwrap_or(0);
         let (now, before) = (sys::now(), std::mem::take(&mut self.before));
-        let quality = self.session.quality(
-            &Counts {
-                cpu_time: counts.cpu_time.saturating_sub(before.counts.cpu_time),
-                lost: counts.lost.saturating_sub(before.counts.lost),
-                ..counts
-            },
-            self.settings.rate,
-        );
+        let new = Counts {
+            cpu_time: counts.cpu_time.saturating_sub(before.counts.cpu_time),
+            lost: counts.lost.saturating_sub(before.counts.lost),
+            ..counts
+        };
         let pid = std::process::id();
-        let since = self.began_wall.duration_since(SystemTime::UNIX_EPOCH);
+        let when = (self.began_wall, Duration::from_nanos(now - self.began));
         let meta = Meta {
-            version: env!("CARGO_PKG_VERSION").into(),
-            rate: self.settings.rate,
-            event: self.source.event().into(),
-            backend: self.source.backend().into(),
-            start: since.map_or(0.0, |d| d.as_secs_f64()),
-            duration: (now - self.began) as f64 / 1e9,
             command: process::command_line(pid),
-            pid,
-            quality,
             own_cpu: own_cpu.saturating_sub(before.own_cpu) as f64 / 1e9,
-            ..Meta::default()
+            ..self.session.meta(&self.source, &new, self.settings.rate, pid, when)
         };
         let profile = self.session.resolve(self.began, meta);
         self.session.begin_again();
