@@ -5,7 +5,7 @@
 
 use std::cell::RefCell;
 
-use crate::process::memory::Memory;
+use crate::process::memory::{Memory, in_pieces};
 use crate::process::sys;
 use crate::sample::Pid;
 
@@ -124,24 +124,14 @@ impl State {
 impl Memory for Blocks {
     fn read(&self, avma: u64, buf: &mut [u8]) -> bool {
         let mut s = self.0.borrow_mut();
-        let (mut at, mut rest) = (avma, buf);
-        while !rest.is_empty() {
-            let skip = (at % BLOCK) as usize;
-            let n = rest.len().min(BLOCK as usize - skip);
-            let (head, tail) = rest.split_at_mut(n);
-            match s.block(at - skip as u64) {
-                None => return false,
-                Some(Some(place)) => head.copy_from_slice(&s.data[place + skip..place + skip + n]),
-                Some(None) if sys::read_memory(s.pid, at, head) == n => {}
-                Some(None) => return false,
+        in_pieces(avma, buf, BLOCK, |start, skip, piece| match s.block(start) {
+            None => false,
+            Some(Some(place)) => {
+                piece.copy_from_slice(&s.data[place + skip..][..piece.len()]);
+                true
             }
-            rest = tail;
-            match at.checked_add(n as u64) {
-                Some(next) => at = next,
-                None => return rest.is_empty(),
-            }
-        }
-        true
+            Some(None) => sys::read_memory(s.pid, start + skip as u64, piece) == piece.len(),
+        })
     }
 }
 

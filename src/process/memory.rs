@@ -44,28 +44,40 @@ impl<'a> Pages<'a> {
 impl Memory for Pages<'_> {
     fn read(&self, avma: u64, buf: &mut [u8]) -> bool {
         let mut known = self.known.borrow_mut();
-        let (mut at, mut rest) = (avma, buf);
-        while !rest.is_empty() {
-            let skip = at % PAGE;
+        in_pieces(avma, buf, PAGE, |start, skip, piece| {
             if known.len() >= MAX_PAGES {
                 known.clear();
             }
-            let page = known.entry(at - skip).or_insert_with(|| {
+            let page = known.entry(start).or_insert_with(|| {
                 let mut page = vec![0; PAGE as usize].into_boxed_slice();
-                self.memory.read(at - skip, &mut page).then_some(page)
+                self.memory.read(start, &mut page).then_some(page)
             });
             let Some(page) = page else { return false };
-            let n = rest.len().min((PAGE - skip) as usize);
-            let (head, tail) = rest.split_at_mut(n);
-            head.copy_from_slice(&page[skip as usize..][..n]);
-            rest = tail;
-            match at.checked_add(n as u64) {
-                Some(next) => at = next,
-                None => return rest.is_empty(),
-            }
-        }
-        true
+            piece.copy_from_slice(&page[skip..][..piece.len()]);
+            true
+        })
     }
+}
+
+/// Fills `buf` from `avma`, piece by piece, none of which crosses a multiple of `size` (bytes). `fill` is given the
+/// multiple, how far above it the piece begins, and the piece; false, here as there: it could not be read.
+#[inline]
+pub fn in_pieces(avma: u64, buf: &mut [u8], size: u64, mut fill: impl FnMut(u64, usize, &mut [u8]) -> bool) -> bool {
+    let (mut at, mut rest) = (avma, buf);
+    while !rest.is_empty() {
+        let skip = at % size;
+        let n = rest.len().min((size - skip) as usize);
+        let (piece, tail) = rest.split_at_mut(n);
+        if !fill(at - skip, skip as usize, piece) {
+            return false;
+        }
+        rest = tail;
+        match at.checked_add(n as u64) {
+            Some(next) => at = next,
+            None => return rest.is_empty(),
+        }
+    }
+    true
 }
 
 #[cfg(test)]
