@@ -4,12 +4,11 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::capture::{CLOCKS, Clock};
 use crate::export::FORMATS;
 
 mod parts;
 
-pub use parts::{Debuginfod, Names, Whom};
+pub use parts::{Debuginfod, Names, Sampling, Whom};
 
 /// Sampling profiler that shows one stack: Python frames, the C, C++ and Rust they call, and the kernel.
 #[derive(Debug, Parser)]
@@ -138,17 +137,8 @@ pub struct Top {
     /// Samples per second of each thread's CPU time
     #[arg(short, long, value_name = "HZ", default_value_t = 99, value_parser = clap::value_parser!(u64).range(1..))]
     pub rate: u64,
-    #[arg(long, value_enum, default_value_t = Backend::Auto)]
-    pub backend: Backend,
-    /// What makes a sample due: auto, cpu-clock, cycles, page-faults, context-switches
-    #[arg(long, value_name = "EVENT", default_value = "auto", value_parser = clock)]
-    pub event: Clock,
-    /// Python frames only
-    #[arg(long)]
-    pub no_native: bool,
-    /// Kernel frames too
-    #[arg(long)]
-    pub kernel: bool,
+    #[command(flatten)]
+    pub sampling: Sampling,
     #[command(flatten)]
     pub names: Names,
 }
@@ -400,17 +390,8 @@ pub struct Common {
     pub output: Option<PathBuf>,
     #[arg(short, long, value_name = "NAME", help = format_help())]
     pub format: Option<String>,
-    #[arg(long, value_enum, default_value_t = Backend::Auto)]
-    pub backend: Backend,
-    /// What makes a sample due: auto, cpu-clock, cycles, page-faults, context-switches
-    #[arg(long, value_name = "EVENT", default_value = "auto", value_parser = clock)]
-    pub event: Clock,
-    /// Python frames only
-    #[arg(long)]
-    pub no_native: bool,
-    /// Kernel frames too
-    #[arg(long)]
-    pub kernel: bool,
+    #[command(flatten)]
+    pub sampling: Sampling,
     /// Child processes too
     #[arg(long)]
     pub subprocesses: bool,
@@ -468,10 +449,4 @@ fn limit(text: &str) -> Result<f64, String> {
         Ok(percent) if percent.is_finite() && percent >= 0.0 => Ok(percent),
         _ => Err("a limit must be a number, 0 or above".into()),
     }
-}
-
-fn clock(text: &str) -> Result<Clock, String> {
-    let names: Vec<_> = CLOCKS.iter().map(|(name, _)| *name).collect();
-    let found = CLOCKS.iter().find(|(name, _)| *name == text).map(|(_, clock)| *clock);
-    found.ok_or_else(|| format!("known events: {}", names.join(", ")))
 }

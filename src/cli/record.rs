@@ -70,20 +70,16 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
     sys::keep_freed_memory();
     sys::watch_interrupts();
 
-    let capture = capture::Options {
-        rate: options.rate,
-        event: options.event,
-        kernel: options.kernel,
-        children: options.subprocesses,
-    };
-    let mut source = open_source(options.backend, &capture)?;
+    let sampling = &options.sampling;
+    let capture = sampling.capture(options.rate, options.subprocesses);
+    let mut source = open_source(sampling.backend, &capture)?;
     let grouping = Grouping {
         processes: options.subprocesses,
         threads: options.threads,
     };
     let making = session::Options {
         grouping,
-        native: !options.no_native,
+        native: !sampling.no_native,
     };
     let recorder = options.save_tape.as_ref().map(|_| Recorder::new(options.tape_samples));
     let host: Box<dyn Host> = match &recorder {

@@ -9,7 +9,7 @@ use super::args::Top;
 use super::output::Output;
 use super::record::{Intake, TURN, check_rate, check_target, open_source, tell};
 use super::{debuginfod, summary};
-use crate::capture::{self, Source};
+use crate::capture::Source;
 use crate::error::{Error, Kind, Result};
 use crate::process::credentials::{self, Caps};
 use crate::process::host::Live;
@@ -46,16 +46,11 @@ pub fn top(options: &Top) -> Result<()> {
     privilege::for_setting_up(Caps::NONE)?;
     sys::raise_file_limit();
     sys::watch_interrupts();
-    let capture = capture::Options {
-        rate: options.rate,
-        event: options.event,
-        kernel: options.kernel,
-        children: false,
-    };
-    let mut source = open_source(options.backend, &capture)?;
+    let sampling = &options.sampling;
+    let mut source = open_source(sampling.backend, &sampling.capture(options.rate, false))?;
     let making = session::Options {
         grouping: Grouping::default(),
-        native: !options.no_native,
+        native: !sampling.no_native,
     };
     let mut session = Session::new(making, Box::new(Live));
     session.fetch = fetch;

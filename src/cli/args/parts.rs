@@ -2,7 +2,8 @@
 
 use clap::{Args, ValueEnum};
 
-use super::pid;
+use super::{Backend, pid};
+use crate::capture::{self, CLOCKS, Clock};
 
 /// A process, told in either way.
 #[derive(Debug, Args)]
@@ -19,6 +20,40 @@ impl Whom {
     pub fn pid(&self) -> u32 {
         self.pid.or(self.pid_option).expect("clap asks for one")
     }
+}
+
+/// How samples are taken, and which frames of them are kept.
+#[derive(Debug, Args)]
+pub struct Sampling {
+    #[arg(long, value_enum, default_value_t = Backend::Auto)]
+    pub backend: Backend,
+    /// What makes a sample due: auto, cpu-clock, cycles, page-faults, context-switches
+    #[arg(long, value_name = "EVENT", default_value = "auto", value_parser = clock)]
+    event: Clock,
+    /// Python frames only
+    #[arg(long)]
+    pub no_native: bool,
+    /// Kernel frames too
+    #[arg(long)]
+    pub kernel: bool,
+}
+
+impl Sampling {
+    /// What a source is made for; `rate` in samples per second, `children`: those of the process too.
+    pub fn capture(&self, rate: u64, children: bool) -> capture::Options {
+        capture::Options {
+            rate,
+            event: self.event,
+            kernel: self.kernel,
+            children,
+        }
+    }
+}
+
+fn clock(text: &str) -> Result<Clock, String> {
+    let names: Vec<_> = CLOCKS.iter().map(|(name, _)| *name).collect();
+    let found = CLOCKS.iter().find(|(name, _)| *name == text).map(|(_, clock)| *clock);
+    found.ok_or_else(|| format!("known events: {}", names.join(", ")))
 }
 
 /// Where names may come from.
