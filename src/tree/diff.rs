@@ -1,17 +1,20 @@
 //! What changed from one profile to another, and how far noise may account for it.
 //!
-//! For each row (function, module) the interval of its change is as wide as the wider of two estimates of noise:
+//! For each row (function, module) the interval of its change has the width of the wider of two estimates of the noise
+//! within the recordings, and that of the noise between processes:
 //!
 //! - of sampling: counts as those of independent samples, with both profiles' pooled share (the score test of two
 //!   proportions, or of two Poisson rates), which holds for small counts;
 //! - of time: samples of a thread are not independent, as a program does one thing for a while. Both recordings are cut
 //!   into as many blocks of equal length; the differences between blocks of the same position vary by what varies within
-//!   the runs, however long it lasts. Phases that both runs go through at the same pace fall out.
+//!   the runs, however long it lasts. Phases that both runs go through at the same pace fall out;
+//! - between processes: where code and data lie in memory changes from one process to the next, and moves time among
+//!   functions, however long each is watched. One recording of each side cannot tell how far, so it is assumed: a process
+//!   is worth no more than [`PROCESS`] independent samples.
 //!
-//! A third noise is in neither: where code and data lie in memory changes from one process to the next, and moves time
-//! among the interpreter's own functions (its allocator and number types by a third of their time and more, measured with
-//! equal runs of a loop over numbers). One recording of each side cannot tell how far. Functions inside the interpreter
-//! are therefore not tested unless asked for; the Python functions that spend the time there are.
+//! Among the interpreter's own functions that moves far more (in its allocator and number types a third of their time,
+//! measured with equal runs of a loop over numbers). These are not tested unless asked for; the Python functions that
+//! spend the time there are.
 //!
 //! The intervals hold all at once with the confidence asked for (Bonferroni: each gets its part of the error). A row
 //! whose interval leaves out zero has changed.
@@ -31,6 +34,10 @@ const MOST_BLOCKS: usize = 64;
 const FEWEST_BLOCKS: usize = 4;
 /// Samples in a block, at least, as long as that leaves some blocks.
 const PER_BLOCK: u64 = 50;
+/// Independent samples that tell as much as one process, watched for ever. Measured with 24 processes that looped over and
+/// sorted numbers, by the variance of a function's share beyond that of sampling: worth 20,000 for the function that
+/// reads the most memory and its key function, 100,000 and more for four others.
+const PROCESS: f64 = 50_000.0;
 /// Rows with fewer samples in both profiles together could not show any change, and are not tested.
 const LEAST: u64 = 10;
 
@@ -172,7 +179,9 @@ pub fn diff<'a>(a: &'a Profile, b: &'a Profile, options: &Options) -> Diff<'a> {
         } else {
             1.0
         };
-        let mut half = z * (pooled * (scales[0] + scales[1]) * of_share).sqrt();
+        let spread = |one: [f64; 2]| z * (pooled * (one[0] + one[1]) * of_share).sqrt();
+        let between = spread([0, 1].map(|i| scales[i] * samples[i] as f64 / PROCESS));
+        let mut half = spread(scales);
         if timed {
             // A block's part of the change, with the expected share of its samples taken off where shares are compared.
             let part = |i: usize, k: usize, whole: u64| {
@@ -188,6 +197,7 @@ pub fn diff<'a>(a: &'a Profile, b: &'a Profile, options: &Options) -> Diff<'a> {
             let squares: f64 = parts.iter().map(|part| (part - mean).powi(2)).sum();
             half = half.max(t * (squares * blocks as f64 / (blocks as f64 - 1.0)).sqrt());
         }
+        half = half.hypot(between);
         (before, after, (after - before - half, after - before + half))
     };
     let sound = wholes.iter().all(|whole| whole.is_finite() && *whole > 0.0);

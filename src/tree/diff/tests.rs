@@ -134,7 +134,7 @@ fn samples_that_hang_together_fool_a_test_that_ignores_it() {
 
 #[test]
 fn a_function_that_got_slower_by_a_tenth_is_named() {
-    for (norm, stay, samples) in [(Norm::Share, 0.2, 30_000), (Norm::Share, 1.0, 100_000)] {
+    for (norm, stay, samples) in [(Norm::Share, 0.2, 60_000), (Norm::Share, 1.0, 100_000)] {
         let mut dice = Dice(4);
         let mut named = 0;
         for _ in 0..50 {
@@ -264,6 +264,30 @@ fn functions_are_found_again() {
     assert_eq!(units.of, [vec![4, 5, 3, 2, 1, 0, 6], vec![0, 1, 2, 3, 4, 5]]);
     assert_eq!(units.frames.len(), 7);
     assert_eq!(Units::of_modules(&a, &b).frames.len(), 3);
+}
+
+/// Each process has its own layout of memory: one in which a function takes 2 % longer than in another is no other program,
+/// be it watched for an hour.
+#[test]
+fn a_process_is_worth_so_many_samples_however_long_it_is_watched() {
+    let runs = |slow: usize| {
+        let run = |more: usize| {
+            (0..1_000_000)
+                .map(|i| usize::from(i * 7 % 1000 < 300 + more))
+                .collect::<Vec<_>>()
+        };
+        [run(0), run(slow)].map(|run| {
+            let mut profile = profile(2, &run);
+            profile.timeline.clear();
+            profile
+        })
+    };
+    for (slow, significant) in [(6, false), (30, true)] {
+        let [a, b] = runs(slow);
+        let found = diff(&a, &b, &BY_SHARE);
+        let all = found.rows.iter().all(|row| row.is_significant() == significant);
+        assert!(all, "{slow} of 300: {found:?}");
+    }
 }
 
 /// What all samples have is all of them, of 17,663 as of 17,821.
