@@ -89,21 +89,68 @@ const WAY_BACK: u64 = 10_000;
 /// Samples of the past that may be caught up with, where CPU time is looked up: the kernel updates it in steps.
 const CATCH_UP: u64 = 8;
 
-/// A thread's timer. Times between ticks are random, between half a period and one and a half, so that no loop of the
-/// target keeps step with them.
+/// Ticks at one distance, once a thread has lived for some. To set another interrupts the CPU that the thread was on, and
+/// waits for that: 20 us, measured.
+const RUN: u32 = 8;
+
+/// A thread's timer. Times between ticks are random, between three quarters of a period and five, new ones every few
+/// ticks, so that no loop of the target keeps step with them.
 pub struct Timer {
     how: How,
     period: u64,
     random: Random,
 }
 
+/// The ticks of one perf event.
+#[derive(Default)]
+struct Ticks {
+    /// CPU time of the next one, ns.
+    due: u64,
+    /// Time from one to the next, ns.
+    distance: u64,
+    /// So many come at this distance, and so many more.
+    run: u32,
+    left: u32,
+}
+
+impl Ticks {
+    /// The event begins to tick, the first time after `first` ns.
+    fn begin(&mut self, event: BorrowedFd<'_>, first: u64) {
+        self.due = first;
+        // Where the thread has ended there is nothing to start.
+        let _ = sys::perf_set_period(event, first.max(SOON));
+        let _ = sys::perf_enable(event);
+    }
+
+    /// It has ticked; the thread stands still.
+    fn next(&mut self, event: BorrowedFd<'_>, period: u64, random: &mut Random, count: impl FnOnce() -> u64) {
+        if self.left > 0 {
+            self.left -= 1;
+            self.due += self.distance;
+            return;
+        }
+        let count = count();
+        let late = count.saturating_sub(self.due);
+        // By more, and it has ticked in the other mode too, or the tracer came late.
+        let late = if late > period / 2 { 0 } else { late };
+        // Short runs at first: a thread that lives for a few ticks only would have too many of them.
+        self.run = (2 * self.run).clamp(1, RUN);
+        self.left = self.run - 1;
+        self.distance = random
+            .between(period)
+            .saturating_sub(late / u64::from(self.run))
+            .max(SOON);
+        self.due = count + self.distance;
+        let _ = sys::perf_set_period(event, self.distance); // the thread has ended
+    }
+}
+
 enum How {
     Perf {
         ring: Ring,
-        /// CPU time at which the event ticks next.
-        due: u64,
+        ticks: Ticks,
         /// It ticks in user code and stops the thread; this one, writing to the same ring, ticks in the kernel.
-        signals: Option<Option<(OwnedFd, u64)>>,
+        signals: Option<Option<(OwnedFd, Ticks)>>,
         /// Until then the thread is at a stop of ours, and ticks in the kernel tell nothing of the program.
         stopped: u64,
         /// Times of the last ticks counted that are not answered yet: in user code, and others.
@@ -168,19 +215,15 @@ impl Timer {
 
     pub fn start(&mut self) {
         let period = self.period;
-        let begin = |event: BorrowedFd<'_>, due: &mut u64, first: u64| {
-            *due = first;
-            // Where the thread has ended there is nothing to start.
-            let _ = sys::perf_set_period(event, (*due).max(SOON));
-            let _ = sys::perf_enable(event);
-        };
         match &mut self.how {
-            How::Perf { ring, due, signals, .. } => {
-                if let Some(Some((kernel, due))) = signals {
+            How::Perf {
+                ring, ticks, signals, ..
+            } => {
+                if let Some(Some((kernel, ticks))) = signals {
                     // It goes on ticking at this distance as long as it meets user code: not a short one.
-                    begin(kernel.as_fd(), due, self.random.between(period));
+                    ticks.begin(kernel.as_fd(), self.random.between(period));
                 }
-                begin(ring.event(), due, self.random.first(period));
+                ticks.begin(ring.event(), self.random.first(period));
             }
             How::Look { cpu, start, .. } => *start = Some(looked_up(cpu)),
         }
@@ -277,22 +320,21 @@ impl Timer {
     /// The sample that was due is taken, or cannot be: sets the next. Returns how many fell due meanwhile and are past,
     /// where no ticks tell of them.
     pub fn next(&mut self, tick: Tick) -> u64 {
-        let (period, count) = (self.period, self.count());
+        let period = self.period;
         match &mut self.how {
-            How::Perf { ring, due, signals, .. } => {
-                let (event, due) = match signals {
-                    Some(Some((kernel, due))) if tick == Tick::Told => ((*kernel).as_fd(), due),
-                    _ => (ring.event(), due),
+            How::Perf {
+                ring, ticks, signals, ..
+            } => {
+                let count = || sys::read_count(ring.event()).unwrap_or(0);
+                let (event, ticks) = match signals {
+                    Some(Some((kernel, ticks))) if tick == Tick::Told => ((*kernel).as_fd(), ticks),
+                    _ => (ring.event(), ticks),
                 };
-                // Later than by a tick's own time: it has ticked in the other mode too, or the tracer came late.
-                if count.saturating_sub(*due) > period / 2 {
-                    *due = count;
-                }
-                *due += self.random.between(period);
-                let _ = sys::perf_set_period(event, due.saturating_sub(count).max(SOON)); // the thread has ended
+                ticks.next(event, period, &mut self.random, count);
                 0
             }
-            How::Look { slot, .. } => {
+            How::Look { cpu, start, slot } => {
+                let count = start.map_or(0, |start| looked_up(cpu).saturating_sub(start));
                 let reached = (count / period).saturating_sub(CATCH_UP).max(*slot + 1);
                 let past = reached - *slot - 1;
                 *slot = reached;
@@ -323,11 +365,11 @@ fn perf_events(kind: Kind, tid: Tid, period: u64, signal: Option<i32>) -> Option
             tidings::ask_for_ticks_only(&mut attr);
             kernel = open(attr).filter(|event| sys::perf_set_output(event.as_fd(), ring.event()).is_ok());
         }
-        signals = Some(kernel.map(|event| (event, 0)));
+        signals = Some(kernel.map(|event| (event, Ticks::default())));
     }
     Some(How::Perf {
         ring,
-        due: 0,
+        ticks: Ticks::default(),
         signals,
         stopped: 0,
         counted: [0; 2],
@@ -347,17 +389,17 @@ impl Random {
 
     /// Time from tick to tick.
     fn between(&mut self, period: u64) -> u64 {
-        period / 2 + self.below(period)
+        period * 3 / 4 + self.below(period) / 2
     }
 
     /// Time to the first tick, as if the timer had always been running: then threads get their share of ticks however
-    /// short they live. (The residual time of a renewal process, for times even between half a period and one and a
-    /// half.)
+    /// short they live. (The residual time of a renewal process, for times even between three quarters of a period and
+    /// five.)
     fn first(&mut self, period: u64) -> u64 {
-        if self.below(2) == 0 {
-            self.below(period) / 2
+        if self.below(4) > 0 {
+            self.below(period) * 3 / 4
         } else {
-            period / 2 + self.below(period).min(self.below(period))
+            period * 3 / 4 + self.below(period).min(self.below(period)) / 2
         }
     }
 }
@@ -424,17 +466,25 @@ mod tests {
     fn ticks_come_once_a_period_however_short_a_thread_lives() {
         let mut random = Random(0x9e37_79b9_7f4a_7c15);
         const PERIOD: u64 = 1_000_000;
-        for life in [PERIOD / 10, PERIOD / 2, PERIOD, PERIOD * 7 / 5, 5 * PERIOD] {
+        for life in [PERIOD / 10, PERIOD / 2, PERIOD, PERIOD * 7 / 5, 5 * PERIOD, 20 * PERIOD] {
             let (threads, mut ticks) = (200_000, 0);
             for _ in 0..threads {
-                let mut at = random.first(PERIOD);
+                let (mut at, mut distance, mut run, mut left) = (random.first(PERIOD), 0, 0, 0);
                 while at < life {
                     ticks += 1;
-                    at += random.between(PERIOD);
+                    if left == 0 {
+                        run = (2 * run).clamp(1, RUN);
+                        (distance, left) = (random.between(PERIOD), run);
+                    }
+                    left -= 1;
+                    at += distance;
                 }
             }
             let (got, expected) = (ticks as f64 / threads as f64, life as f64 / PERIOD as f64);
-            assert!((got - expected).abs() < 0.01, "{life}: {got} for {expected}");
+            assert!(
+                (got - expected).abs() < 0.01 * expected.max(1.0),
+                "{life}: {got} for {expected}"
+            );
         }
     }
 }
