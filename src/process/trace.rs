@@ -285,8 +285,8 @@ pub fn set_alarm(alarm: BorrowedFd<'_>, after: Duration) {
 /// Empties a descriptor of the kinds above, so that it is no longer readable.
 pub fn empty(fd: BorrowedFd<'_>) {
     let mut buf = [0u8; 1024];
-    // SAFETY: room for what is read; the descriptor does not block.
-    while unsafe { libc::read(fd.as_raw_fd(), buf.as_mut_ptr().cast(), buf.len()) } > 0 {}
+    // SAFETY: room for what is read; the descriptor does not block. What does not fill the room is all there was.
+    while unsafe { libc::read(fd.as_raw_fd(), buf.as_mut_ptr().cast(), buf.len()) } == buf.len() as isize {}
 }
 
 /// Takes what the kernel has just given.

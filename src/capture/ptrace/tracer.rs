@@ -139,6 +139,8 @@ impl Tracer {
             for r in &ready {
                 match r.token {
                     NEWS => {
+                        // Somebody stands still. What is told before the signal is taken is told again after it.
+                        self.news();
                         trace::empty(self.p.children.as_fd());
                         news = true;
                     }
