@@ -71,7 +71,7 @@ impl Drop for Crowd {
 fn stack(stacks: &Stacks, pointer: u64) -> Vec<Entry> {
     match stacks.get(pointer, 100) {
         Found::Stack(entries) => entries,
-        Found::Late(tid) => stacks.later(tid, 100, 100 * LONG),
+        Found::Late(tid) => stacks.later(tid, 100, 10 * LONG),
     }
 }
 
@@ -122,6 +122,31 @@ fn stacks_of_threads_that_run_and_sleep() {
         panic!("oneself is never late")
     };
     assert_eq!(few.len(), 2);
+}
+
+/// Most of these threads wait for a CPU whenever they are asked: they answer when they have one, and that is not lost.
+#[test]
+fn threads_that_wait_for_a_cpu_have_stacks_too() {
+    let _live = common::live();
+    let stacks = Stacks::new().expect("stacks can be had");
+    let cpus = thread::available_parallelism().map_or(1, usize::from);
+    let crowd = Crowd::new(8 * cpus, |ended| {
+        black_box(around(ended));
+    });
+    let (mut asked, mut empty) = (0, 0);
+    for _ in 0..10 {
+        for pointer in &crowd.pointers {
+            let found = match stacks.get(*pointer, 100) {
+                Found::Late(tid) => stacks.later(tid, 100, LONG),
+                Found::Stack(found) => found,
+            };
+            asked += 1;
+            empty += usize::from(found.is_empty());
+            let names = names(&found);
+            assert!(found.is_empty() || names.contains(&"around"), "{names:?}");
+        }
+    }
+    assert!(empty <= asked / 100, "{empty} of {asked} without a stack");
 }
 
 #[test]

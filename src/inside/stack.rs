@@ -17,8 +17,9 @@ use crate::unwind::Unwinder;
 
 /// How long a thread is waited for while its caller may hold a lock that others want (the interpreter's).
 pub const SHORT: Duration = Duration::from_micros(500);
-/// How long it is waited for after that, without the lock.
-pub const LONG: Duration = Duration::from_millis(20);
+/// How long it is waited for in all, without the lock: as long as it may take until a thread is given a CPU that many
+/// others want.
+pub const LONG: Duration = Duration::from_millis(250);
 
 /// One native frame. Addresses are those of its file, so that they are the same in all processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,7 +81,7 @@ impl Stacks {
         namer.stack(sample, most)
     }
 
-    /// The stack of a thread that was late, waited for at most so long; empty if it still is.
+    /// The stack of a thread that was late, waited for until so long after it was asked; empty if it still is.
     pub fn later(&self, tid: Tid, most: usize, wait: Duration) -> Vec<Entry> {
         let sample = self.asker.wait(tid, wait);
         sample.map_or(Vec::new(), |s| self.name(&s, most))

@@ -1,7 +1,7 @@
 //! One thread's stack on demand.
 
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustc_hash::FxHashMap;
@@ -10,14 +10,20 @@ use super::asleep::{Doing, Files};
 use super::pool::{Ask, Pool};
 use super::slot::Wants;
 use crate::capture::Walk;
-use crate::error::Result;
+use crate::error;
 use crate::process::{own, sys};
 use crate::sample::{Sample, Tid};
 
-/// Threads whose files are kept open.
-const MOST_OPEN: usize = 128;
+/// Threads that are kept.
+const MOST_KEPT: usize = 128;
 /// How old a sample may be that came too late for whoever asked for it, ns.
-const MOST_AGE: u64 = 100_000_000;
+const MOST_AGE: u64 = 5_000_000_000;
+/// How long a thread is waited for of which there is an answer already. One that is on a CPU takes 20 us.
+const BRIEFLY: Duration = Duration::from_micros(50);
+/// One that takes longer to answer had no CPU, ns.
+const AT_ONCE: u64 = 1_000_000;
+/// For so long after it had none, a thread is asked in advance, ns.
+const BEHIND: u64 = 1_000_000_000;
 const WANTS: Wants = Wants {
     stack: true,
     python: false,
@@ -31,14 +37,87 @@ pub struct Asker {
 
 #[derive(Default)]
 struct State {
-    files: FxHashMap<Tid, Files>,
-    /// Threads that have not answered yet, by their numbers.
-    late: FxHashMap<Tid, Ask>,
+    threads: FxHashMap<Tid, Thread>,
+}
+
+struct Thread {
+    /// `None`: this kernel does not tell how often it has run.
+    files: Option<Files>,
+    /// It has been asked, and has not answered yet.
+    asked: Option<Asked>,
+    last: Option<Last>,
+    /// When it was last found to wait for a CPU.
+    late: u64,
+}
+
+struct Asked {
+    ask: Ask,
+    time: u64,
+    /// How often the thread had run then.
+    runs: Option<u64>,
+}
+
+/// Its last answer.
+struct Last {
+    sample: Arc<Sample>,
+    /// How often it had run: until it is given a CPU again, it is not far from there.
+    runs: Option<u64>,
+    given: bool,
+}
+
+impl Thread {
+    fn new(tid: Tid) -> Thread {
+        Thread {
+            files: Files::new(tid),
+            asked: None,
+            last: None,
+            late: 0,
+        }
+    }
+
+    fn runs(&self) -> Option<u64> {
+        self.files.as_ref().and_then(Files::runs)
+    }
+
+    /// Takes its answer; false: `wait` brought none. `late`: it has had its time before.
+    fn take(&mut self, late: bool, wait: impl FnOnce(&Ask) -> Option<Sample>) -> bool {
+        let Some(asked) = &self.asked else { return false };
+        let Some(sample) = wait(&asked.ask) else { return false };
+        if sample.time.saturating_sub(asked.time) > AT_ONCE {
+            self.late = sys::now();
+        }
+        // One that is on a CPU answers at once, in that turn; else it does so at the beginning of its next.
+        let next = asked.runs.map(|runs| runs + 1);
+        self.last = Some(Last {
+            sample: Arc::new(sample),
+            runs: if late { next } else { next.min(self.runs()) },
+            given: false,
+        });
+        self.asked = None;
+        true
+    }
+
+    /// Should it be asked in advance?
+    fn is_behind(&self) -> bool {
+        self.late > 0 && sys::now().saturating_sub(self.late) < BEHIND
+    }
+
+    /// Has it had no CPU since the turn in which it answered?
+    fn stands(&self) -> bool {
+        let last = self.last.as_ref().and_then(|last| last.runs);
+        last.is_some_and(|last| self.runs().is_some_and(|runs| runs <= last))
+    }
+
+    /// Is its last answer one that nobody was given?
+    fn waits(&self) -> bool {
+        let recent = |last: &Last| !last.given && sys::now().saturating_sub(last.sample.time) < MOST_AGE;
+        self.last.as_ref().is_some_and(recent)
+    }
 }
 
 /// What came of asking.
 pub enum Answer {
-    Sample(Box<Sample>),
+    Sample(Arc<Sample>),
     /// There is no such thread.
     Gone,
     /// It has not answered so far: ask [`Asker::wait`].
@@ -48,7 +127,7 @@ pub enum Answer {
 impl Asker {
     /// # Errors
     /// `Unsupported`: this process cannot sample itself.
-    pub fn new(walk: Walk) -> Result<Asker> {
+    pub fn new(walk: Walk) -> error::Result<Asker> {
         Ok(Asker {
             pool: super::pool(walk)?,
             state: Mutex::default(),
@@ -62,8 +141,9 @@ impl Asker {
 
     /// The stack of the thread with this pointer (`pthread_t`), waited for at most so long.
     ///
-    /// A thread that is about to run, on CPUs that are busy, may answer later. Its answer is not lost: asked again
-    /// within 100 ms, and late again, that is what is given.
+    /// A thread that waits for a CPU cannot answer before it has one. Its answer is not lost: asked again within five
+    /// seconds, and late again, that is what is given, and it is asked in advance for the next time. As long as it has had
+    /// no CPU since its last answer, it is asked in vain: then that is given again.
     #[inline(never)]
     pub fn ask(&self, pointer: u64, most: Duration) -> Answer {
         let Some(tid) = own::tid_of(pointer) else {
@@ -73,69 +153,116 @@ impl Asker {
             return self
                 .pool
                 .here(WANTS)
-                .map_or(Answer::Gone, |s| Answer::Sample(Box::new(s)));
+                .map_or(Answer::Gone, |s| Answer::Sample(Arc::new(s)));
         }
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        match self.asleep(&mut state, tid, pointer) {
-            Some(Answer::Late(_)) | None => {}
-            Some(answer) => return answer,
+        let threads = &mut state.threads;
+        if threads.len() >= MOST_KEPT && !threads.contains_key(&tid) {
+            threads.retain(|tid, t| t.asked.is_some() && own::cpu_time(*tid).is_some());
         }
-        let earlier = state.late.get(&tid).and_then(|ask| ask.wait(Duration::ZERO));
-        let waits = earlier.is_none() && state.late.contains_key(&tid);
-        if !waits {
-            match self.pool.ask(tid, WANTS) {
-                Ok(ask) => drop(state.late.insert(tid, ask)),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+        let thread = threads.entry(tid).or_insert_with(|| Thread::new(tid));
+        match thread.files.as_ref().map(|files| self.asleep(files, tid, pointer)) {
+            None | Some(Ok(None)) => {}
+            Some(Ok(Some(sample))) => return Answer::Sample(Arc::new(sample)),
+            // The number has been given to a new thread, whose files are others.
+            Some(Err(Ended)) => *thread = Thread::new(tid),
+        }
+        thread.take(true, |ask| ask.wait(Duration::ZERO));
+        let known = thread.waits() || thread.stands();
+        if thread.asked.is_none() {
+            match self.send(tid, threads) {
+                Ok(asked) => threads.entry(tid).and_modify(|t| t.asked = asked),
                 Err(_) => {
-                    state.late.remove(&tid);
-                    state.files.remove(&tid);
+                    threads.remove(&tid);
                     return Answer::Gone;
                 }
+            };
+        }
+        let Some(thread) = threads.get_mut(&tid) else {
+            return Answer::Gone;
+        };
+        // Not asleep, where there is an answer already: where CPUs are busy, whoever sleeps wakes much later.
+        let fresh = thread.take(false, |ask| if known { ask.spin(BRIEFLY) } else { ask.wait(most) });
+        let answer = match &mut thread.last {
+            Some(last) if known || fresh => {
+                last.given = true;
+                Answer::Sample(last.sample.clone())
             }
+            _ => return Answer::Late(tid),
+        };
+        if thread.asked.is_none() && thread.is_behind() {
+            let asked = self.send(tid, threads);
+            threads.entry(tid).and_modify(|t| t.asked = asked.ok().flatten());
         }
-        let sample = state.late.get(&tid).and_then(|ask| ask.wait(most));
-        if sample.is_some() {
-            state.late.remove(&tid);
+        answer
+    }
+
+    /// Asks a thread. `None`: no more can be asked now.
+    ///
+    /// # Errors
+    /// ESRCH: it has ended.
+    fn send(&self, tid: Tid, threads: &mut FxHashMap<Tid, Thread>) -> io::Result<Option<Asked>> {
+        let runs = threads.get(&tid).and_then(Thread::runs);
+        let mut sent = self.pool.ask(tid, WANTS);
+        if sent.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock) {
+            // Answers that nobody has fetched stand in the way.
+            for other in threads.values_mut() {
+                other.take(true, |ask| ask.wait(Duration::ZERO));
+            }
+            sent = self.pool.ask(tid, WANTS);
         }
-        let recent = |s: &Sample| sys::now().saturating_sub(s.time) < MOST_AGE;
-        match sample.or_else(|| earlier.filter(recent)) {
-            Some(sample) => Answer::Sample(Box::new(sample)),
-            None => Answer::Late(tid),
+        match sent {
+            Ok(ask) => Ok(Some(Asked {
+                ask,
+                time: sys::now(),
+                runs,
+            })),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(e) => Err(e),
         }
     }
 
-    /// The late answer of a thread, waited for at most so long. `None`: there is none so far.
-    pub fn wait(&self, tid: Tid, most: Duration) -> Option<Box<Sample>> {
+    /// The late answer of a thread, waited for until so long after it was asked. `None`: there is none so far.
+    pub fn wait(&self, tid: Tid, most: Duration) -> Option<Arc<Sample>> {
         let state = || self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let ask = state().late.remove(&tid)?;
+        let asked = state().threads.get_mut(&tid)?.asked.take()?;
+        let most = most.saturating_sub(Duration::from_nanos(sys::now().saturating_sub(asked.time)));
         // Without the lock: others may ask meanwhile.
-        let sample = ask.wait(most);
-        if sample.is_none() {
-            state().late.insert(tid, ask);
+        let sample = asked.ask.wait(most).map(Arc::new);
+        let mut state = state();
+        let thread = state.threads.get_mut(&tid);
+        let Some(sample) = sample else {
+            if let Some(thread) = thread {
+                thread.asked = Some(asked);
+            }
+            return None;
+        };
+        if let Some(thread) = thread {
+            thread.late = sys::now();
+            thread.last = Some(Last {
+                sample: sample.clone(),
+                runs: asked.runs.map(|runs| runs + 1),
+                given: true,
+            });
+            let asked = self.send(tid, &mut state.threads).ok().flatten();
+            state.threads.entry(tid).and_modify(|t| t.asked = asked);
         }
-        Some(Box::new(sample?))
+        Some(sample)
     }
 
-    /// Reads a thread that sleeps.
-    fn asleep(&self, state: &mut State, tid: Tid, pointer: u64) -> Option<Answer> {
-        if !state.files.contains_key(&tid) {
-            if state.files.len() >= MOST_OPEN {
-                state.files.clear();
-                state.late.retain(|tid, _| own::cpu_time(*tid).is_some());
-            }
-            state.files.insert(tid, Files::new(tid)?);
-        }
-        let files = &state.files[&tid];
+    /// Reads a thread if it sleeps.
+    fn asleep(&self, files: &Files, tid: Tid, pointer: u64) -> Result<Option<Sample>, Ended> {
         // The count first: a thread that sleeps after it, and whose count is the same at the end, has not run meanwhile.
         let runs = files.runs();
         let doing = files.doing();
         if doing == Doing::Ended {
-            // The number may have been given to a new thread, whose files are others.
-            state.files.remove(&tid);
-            return None;
+            return Err(Ended);
         }
         let unchanged = || runs.is_some() && files.runs() == runs;
-        let sample = self.pool.read(doing.regs()?, tid, pointer, WANTS, &unchanged)?;
-        Some(Answer::Sample(Box::new(sample)))
+        let read = |regs| self.pool.read(regs, tid, pointer, WANTS, &unchanged);
+        Ok(doing.regs().and_then(read))
     }
 }
+
+/// A thread has ended.
+struct Ended;

@@ -446,6 +446,18 @@ impl Ask {
             own::wait_while(&slot.answers, answers, left);
         }
     }
+
+    /// The same without sleep.
+    pub fn spin(&self, most: std::time::Duration) -> Option<Sample> {
+        let began = std::time::Instant::now();
+        loop {
+            let sample = self.wait(std::time::Duration::ZERO);
+            if sample.is_some() || began.elapsed() >= most {
+                return sample;
+            }
+            std::hint::spin_loop();
+        }
+    }
 }
 
 impl Drop for Ask {
