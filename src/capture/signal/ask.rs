@@ -191,10 +191,19 @@ impl Asker {
             _ => return Answer::Late(tid),
         };
         if thread.asked.is_none() && thread.is_behind() {
-            let asked = self.send(tid, threads);
-            threads.entry(tid).and_modify(|t| t.asked = asked.ok().flatten());
+            self.send_ahead(tid, threads);
         }
         answer
+    }
+
+    /// Asks a thread for the next time, unless it has gone to sleep.
+    fn send_ahead(&self, tid: Tid, threads: &mut FxHashMap<Tid, Thread>) {
+        let files = threads.get(&tid).and_then(|t| t.files.as_ref());
+        if files.is_some_and(|files| files.doing() != Doing::Runs) {
+            return;
+        }
+        let asked = self.send(tid, threads).ok().flatten(); // one that has ended is found out when it is asked for
+        threads.entry(tid).and_modify(|t| t.asked = asked);
     }
 
     /// Asks a thread. `None`: no more can be asked now.
@@ -244,8 +253,7 @@ impl Asker {
                 runs: asked.runs.map(|runs| runs + 1),
                 given: true,
             });
-            let asked = self.send(tid, &mut state.threads).ok().flatten();
-            state.threads.entry(tid).and_modify(|t| t.asked = asked);
+            self.send_ahead(tid, &mut state.threads);
         }
         Some(sample)
     }
