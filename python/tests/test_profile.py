@@ -145,6 +145,12 @@ def test_merge_adds_whatever_python_adds(many):
     identical(ours.merge(*many), theirs.merge(*many))
 
 
+def test_merge_adds_fractions_as_python_does():
+    many = [{**theirs.create(), "count": 0.1} for _ in range(10)]
+    assert ours.merge(*many)["count"] == sum([0.1] * 10)
+    identical(ours.merge(*many), theirs.merge(*many))
+
+
 def test_merge_refuses_different_functions():
     a, b = ours.create(), {**ours.create(), "identifier": "b"}
     with pytest.raises(ValueError) as got:
