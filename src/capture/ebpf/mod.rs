@@ -39,15 +39,16 @@ const LOOK: Duration = Duration::from_millis(10);
 /// Of so many samples one is left out, at random, and the timer is that much faster (see sample.bpf.c).
 const LEAVE_OUT: u32 = 27;
 
-/// After so many samples of a thread its timer starts anew, at whatever point of its work the thread then is: a loop of
-/// the target that keeps step with the timer does so only that long.
-const RUN: u32 = 64;
+/// After so many samples of a thread its timer starts anew, with another time between ticks: a loop of the target that
+/// keeps step with the timer does so only that long. (To start it anew is not enough: it is done when samples are read,
+/// which follows what the thread does where that fills the ring.)
+const RUN: u32 = 16;
 
 /// Ticks of the timer for one sample. A tick that is not taken costs the target 2 us on some machines, 13 us on others
 /// (virtual ones, where the host sets the timer).
 fn ticks(rate: u64) -> u32 {
     match rate {
-        0..=250 => 2,
+        0..=1000 => 2,
         _ => 1,
     }
 }
@@ -59,6 +60,13 @@ fn period(rate: u64) -> u64 {
     let halves = 2 * u64::from(RUN) * ticks;
     let period = 1_000_000_000 * (left - 1) * (halves - 1) / (left * halves * ticks * rate.max(1));
     period.max(1)
+}
+
+/// A time by chance between three quarters of `period` and five; `now` is a ns clock, whose low bits are as good as chance
+/// here.
+fn around(period: u64, now: u64) -> u64 {
+    let chance = now.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    (period - period / 4 + period / 2 * chance / (1 << 32)).max(1)
 }
 
 /// Samples handled between two looks at the tidings ...
@@ -553,7 +561,8 @@ impl Source for EbpfSource {
                 a.run += 1;
                 if a.run >= RUN {
                     a.run = 0;
-                    let _ = sys::perf_set_period(a.event.as_fd(), period(self.options.rate)); // the thread has ended
+                    let period = around(period(self.options.rate), sys::now());
+                    let _ = sys::perf_set_period(a.event.as_fd(), period); // the thread has ended
                 }
             }
             while self.pending.front().is_some_and(|t| t.time <= s.time) {
