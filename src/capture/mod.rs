@@ -14,6 +14,7 @@ mod blocks;
 pub mod ebpf;
 mod mappings;
 pub mod ptrace;
+mod random;
 mod ring;
 pub mod signal;
 mod stack;

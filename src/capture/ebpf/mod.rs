@@ -15,6 +15,7 @@ use aya::programs::{PerfEvent, RawTracePoint};
 use aya::{Ebpf, EbpfLoader};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::random::Random;
 use super::ring::Ring;
 use super::tidings::{self, Tiding};
 use super::{Clock, Counts, Options, Source};
@@ -60,13 +61,6 @@ fn period(rate: u64) -> u64 {
     let halves = 2 * u64::from(RUN) * ticks;
     let period = 1_000_000_000 * (left - 1) * (halves - 1) / (left * halves * ticks * rate.max(1));
     period.max(1)
-}
-
-/// A time by chance between three quarters of `period` and five; `now` is a ns clock, whose low bits are as good as chance
-/// here.
-fn around(period: u64, now: u64) -> u64 {
-    let chance = now.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-    (period - period / 4 + period / 2 * chance / (1 << 32)).max(1)
 }
 
 /// Samples handled between two looks at the tidings ...
@@ -137,6 +131,7 @@ pub struct EbpfSource {
     lost_tidings: u64,
     known: FxHashSet<Pid>,
     attached: FxHashMap<Tid, Attached>,
+    random: Random,
     delivered: u64,
     on_exec: bool,
     joiner: record::Joiner,
@@ -250,6 +245,7 @@ impl EbpfSource {
             lost_tidings: 0,
             known: FxHashSet::default(),
             attached: FxHashMap::default(),
+            random: Random::new(sys::now()),
             delivered: 0,
             on_exec: false,
             joiner: record::Joiner::default(),
@@ -561,7 +557,7 @@ impl Source for EbpfSource {
                 a.run += 1;
                 if a.run >= RUN {
                     a.run = 0;
-                    let period = around(period(self.options.rate), sys::now());
+                    let period = self.random.between(period(self.options.rate));
                     let _ = sys::perf_set_period(a.event.as_fd(), period); // the thread has ended
                 }
             }

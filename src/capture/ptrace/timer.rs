@@ -11,6 +11,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
+use crate::capture::random::Random;
 use crate::capture::ring::Ring;
 use crate::capture::tidings::{self, Tiding};
 use crate::process::sys::{self, perf};
@@ -188,7 +189,7 @@ impl Timer {
     /// ticks in user code stop the thread. `None`: it has ended.
     pub fn new(kind: Kind, pid: Pid, tid: Tid, period: u64, signal: Option<i32>) -> Option<Timer> {
         let period = period.max(1);
-        let random = Random(sys::now() ^ u64::from(tid) << 32 | 1);
+        let random = Random::new(sys::now() ^ u64::from(tid) << 32);
         let how = perf_events(kind, tid, period, signal).or_else(|| {
             let cpu = File::open(format!("/proc/{pid}/task/{tid}/schedstat")).ok()?;
             Some(How::Look {
@@ -376,34 +377,6 @@ fn perf_events(kind: Kind, tid: Tid, period: u64, signal: Option<i32>) -> Option
     })
 }
 
-/// xorshift64 (Marsaglia, 2003)
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % end
-    }
-
-    /// Time from tick to tick.
-    fn between(&mut self, period: u64) -> u64 {
-        period * 3 / 4 + self.below(period) / 2
-    }
-
-    /// Time to the first tick, as if the timer had always been running: then threads get their share of ticks however
-    /// short they live. (The residual time of a renewal process, for times even between three quarters of a period and
-    /// five.)
-    fn first(&mut self, period: u64) -> u64 {
-        if self.below(4) > 0 {
-            self.below(period) * 3 / 4
-        } else {
-            period * 3 / 4 + self.below(period).min(self.below(period)) / 2
-        }
-    }
-}
-
 /// CPU time of a thread, ns: the first number of its schedstat; 0 once it has ended.
 fn looked_up(cpu: &File) -> u64 {
     let mut text = [0; 64];
@@ -464,7 +437,7 @@ mod tests {
 
     #[test]
     fn ticks_come_once_a_period_however_short_a_thread_lives() {
-        let mut random = Random(0x9e37_79b9_7f4a_7c15);
+        let mut random = Random::new(0x9e37_79b9_7f4a_7c15);
         const PERIOD: u64 = 1_000_000;
         for life in [PERIOD / 10, PERIOD / 2, PERIOD, PERIOD * 7 / 5, 5 * PERIOD, 20 * PERIOD] {
             let (threads, mut ticks) = (200_000, 0);

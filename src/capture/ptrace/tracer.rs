@@ -14,6 +14,7 @@ use super::hold::{Holder, begin_again};
 use super::timer::{self, RunState, Tick, Timer, Told};
 use super::{Command, Note, Shared, lock};
 use crate::capture::Walk;
+use crate::capture::random::Random;
 use crate::capture::tidings::Tiding;
 use crate::process::sys;
 use crate::process::trace::{self, Epoll, News, Ready, Stopped, Why};
@@ -94,6 +95,7 @@ struct Tracer {
     /// Threads asked to stop.
     asked: Vec<Tid>,
     holder: Holder,
+    random: Random,
     /// Code objects of samples, by fingerprint.
     seen: FxHashSet<(u64, u32)>,
 }
@@ -121,6 +123,7 @@ pub fn start(parts: Parts) -> io::Result<JoinHandle<()>> {
             own_child: None,
             started: false,
             asked: Vec::new(),
+            random: Random::new(sys::now()),
             seen: FxHashSet::default(),
         };
         // At its end the kernel lets go of all threads, without stopping them.
@@ -356,8 +359,7 @@ impl Tracer {
         let looks = |t: &Traced| t.timer.as_ref().is_some_and(|t| t.event().is_none());
         if self.started && (self.p.kind == timer::Kind::Look || self.threads.values().any(looks)) {
             let period = self.period();
-            // The low bits of a ns clock are as good as chance here.
-            let wait = period / 2 + sys::now().wrapping_mul(0x9e37_79b9_7f4a_7c15) % period.max(1);
+            let wait = period / 2 + self.random.below(period);
             trace::set_alarm(self.alarm.as_fd(), Duration::from_nanos(wait));
         }
     }

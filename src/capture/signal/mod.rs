@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashMap;
 
 use super::mappings::Mappings;
+use super::random::Random;
 use super::{Counts, Source, Walk};
 use crate::error::{Error, Kind, Result};
 use crate::layout::Space;
@@ -87,7 +88,7 @@ pub struct SignalSource {
     /// When the next sample of all threads is due, and the end of its period.
     due: Instant,
     period_end: Instant,
-    random: u64,
+    random: Random,
     /// Thread time of threads that have ended, ns.
     ended: u64,
     delivered: u64,
@@ -116,7 +117,7 @@ impl SignalSource {
             scanned: None,
             due: now,
             period_end: now,
-            random: sys::now() | 1,
+            random: Random::new(sys::now()),
             ended: 0,
             delivered: 0,
             lost: 0,
@@ -125,15 +126,6 @@ impl SignalSource {
 
     fn period(&self) -> u64 {
         1_000_000_000 / self.options.rate.max(1)
-    }
-
-    /// A number below `below`.
-    fn random(&mut self, below: u64) -> u64 {
-        // xorshift64 (Marsaglia, 2003)
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random % below.max(1)
     }
 
     /// Takes threads in that are new, and lets go of those that have ended.
@@ -179,7 +171,7 @@ impl SignalSource {
         if self.options.clock == Clock::Cpu {
             let period = self.period();
             // A sample falls due once in each period, in the first one at random.
-            let due = t.began + self.random(period);
+            let due = t.began + self.random.below(period);
             let first = due.saturating_sub(used).max(1);
             self.lost += used.saturating_sub(due) / period;
             t.timer = own::CpuTimer::new(tid, self.pool.signal(), self.number).ok();
@@ -249,7 +241,7 @@ impl SignalSource {
             self.lost += late * self.threads.len() as u64;
             self.period_end += Duration::from_nanos(late * self.period());
         }
-        self.due = self.period_end + Duration::from_nanos(self.random(period.as_nanos() as u64));
+        self.due = self.period_end + Duration::from_nanos(self.random.below(period.as_nanos() as u64));
         self.period_end += period;
     }
 
