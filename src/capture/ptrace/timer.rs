@@ -124,11 +124,19 @@ impl Ticks {
     }
 
     /// It has ticked; the thread stands still.
-    fn next(&mut self, event: BorrowedFd<'_>, period: u64, random: &mut Random, count: impl FnOnce() -> u64) {
+    fn next(&mut self, event: BorrowedFd<'_>, period: u64, random: &mut Random) {
+        let count = || sys::read_count(event).unwrap_or(0);
+        if let Some(distance) = self.advance(period, random, count) {
+            let _ = sys::perf_set_period(event, distance); // the thread has ended
+        }
+    }
+
+    /// Goes on to the next tick. Returns the distance to set, if it is another one, ns; `count` tells the thread's CPU time.
+    fn advance(&mut self, period: u64, random: &mut Random, count: impl FnOnce() -> u64) -> Option<u64> {
         if self.left > 0 {
             self.left -= 1;
             self.due += self.distance;
-            return;
+            return None;
         }
         let count = count();
         let late = count.saturating_sub(self.due);
@@ -142,7 +150,7 @@ impl Ticks {
             .saturating_sub(late / u64::from(self.run))
             .max(SOON);
         self.due = count + self.distance;
-        let _ = sys::perf_set_period(event, self.distance); // the thread has ended
+        Some(self.distance)
     }
 }
 
@@ -247,7 +255,7 @@ impl Timer {
     pub fn count(&self) -> u64 {
         match &self.how {
             How::Perf { ring, .. } => sys::read_count(ring.event()).unwrap_or(0),
-            How::Look { cpu, start, .. } => start.map_or(0, |start| looked_up(cpu).saturating_sub(start)),
+            How::Look { cpu, start, .. } => looked_since(cpu, *start),
         }
     }
 
@@ -326,16 +334,15 @@ impl Timer {
             How::Perf {
                 ring, ticks, signals, ..
             } => {
-                let count = || sys::read_count(ring.event()).unwrap_or(0);
                 let (event, ticks) = match signals {
                     Some(Some((kernel, ticks))) if tick == Tick::Told => ((*kernel).as_fd(), ticks),
                     _ => (ring.event(), ticks),
                 };
-                ticks.next(event, period, &mut self.random, count);
+                ticks.next(event, period, &mut self.random);
                 0
             }
             How::Look { cpu, start, slot } => {
-                let count = start.map_or(0, |start| looked_up(cpu).saturating_sub(start));
+                let count = looked_since(cpu, *start);
                 let reached = (count / period).saturating_sub(CATCH_UP).max(*slot + 1);
                 let past = reached - *slot - 1;
                 *slot = reached;
@@ -375,6 +382,11 @@ fn perf_events(kind: Kind, tid: Tid, period: u64, signal: Option<i32>) -> Option
         stopped: 0,
         counted: [0; 2],
     })
+}
+
+/// CPU time of a thread since `start`, ns.
+fn looked_since(cpu: &File, start: Option<u64>) -> u64 {
+    start.map_or(0, |start| looked_up(cpu).saturating_sub(start))
 }
 
 /// CPU time of a thread, ns: the first number of its schedstat; 0 once it has ended.
@@ -442,15 +454,14 @@ mod tests {
         for life in [PERIOD / 10, PERIOD / 2, PERIOD, PERIOD * 7 / 5, 5 * PERIOD, 20 * PERIOD] {
             let (threads, mut ticks) = (200_000, 0);
             for _ in 0..threads {
-                let (mut at, mut distance, mut run, mut left) = (random.first(PERIOD), 0, 0, 0);
-                while at < life {
+                let mut timer = Ticks {
+                    due: random.first(PERIOD),
+                    ..Ticks::default()
+                };
+                while timer.due < life {
                     ticks += 1;
-                    if left == 0 {
-                        run = (2 * run).clamp(1, RUN);
-                        (distance, left) = (random.between(PERIOD), run);
-                    }
-                    left -= 1;
-                    at += distance;
+                    let on_time = timer.due;
+                    timer.advance(PERIOD, &mut random, || on_time);
                 }
             }
             let (got, expected) = (ticks as f64 / threads as f64, life as f64 / PERIOD as f64);
