@@ -1,7 +1,7 @@
 //! One thread's stack on demand.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustc_hash::FxHashMap;
@@ -32,13 +32,10 @@ const WANTS: Wants = Wants {
 /// Takes native stacks of threads of this process, one at a time.
 pub struct Asker {
     pool: &'static Pool,
-    state: Mutex<State>,
+    threads: Mutex<Threads>,
 }
 
-#[derive(Default)]
-struct State {
-    threads: FxHashMap<Tid, Thread>,
-}
+type Threads = FxHashMap<Tid, Thread>;
 
 struct Thread {
     /// `None`: this kernel does not tell how often it has run.
@@ -81,20 +78,30 @@ impl Thread {
 
     /// Takes its answer; false: `wait` brought none. `late`: it has had its time before.
     fn take(&mut self, late: bool, wait: impl FnOnce(&Ask) -> Option<Sample>) -> bool {
-        let Some(asked) = &self.asked else { return false };
-        let Some(sample) = wait(&asked.ask) else { return false };
+        let Some(asked) = self.asked.take() else { return false };
+        match wait(&asked.ask) {
+            Some(sample) => {
+                self.answered(&asked, sample, late);
+                true
+            }
+            None => {
+                self.asked = Some(asked);
+                false
+            }
+        }
+    }
+
+    fn answered(&mut self, asked: &Asked, sample: Sample, late: bool) -> &mut Last {
         if sample.time.saturating_sub(asked.time) > AT_ONCE {
             self.late = sys::now();
         }
         // One that is on a CPU answers at once, in that turn; else it does so at the beginning of its next.
         let next = asked.runs.map(|runs| runs + 1);
-        self.last = Some(Last {
+        self.last.insert(Last {
             sample: Arc::new(sample),
             runs: if late { next } else { next.min(self.runs()) },
             given: false,
-        });
-        self.asked = None;
-        true
+        })
     }
 
     /// Should it be asked in advance?
@@ -130,7 +137,7 @@ impl Asker {
     pub fn new(walk: Walk) -> error::Result<Asker> {
         Ok(Asker {
             pool: super::pool(walk)?,
-            state: Mutex::default(),
+            threads: Mutex::default(),
         })
     }
 
@@ -155,8 +162,7 @@ impl Asker {
                 .here(WANTS)
                 .map_or(Answer::Gone, |s| Answer::Sample(Arc::new(s)));
         }
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let threads = &mut state.threads;
+        let threads = &mut *self.lock();
         if threads.len() >= MOST_KEPT && !threads.contains_key(&tid) {
             threads.retain(|tid, t| t.asked.is_some() && own::cpu_time(*tid).is_some());
         }
@@ -169,14 +175,9 @@ impl Asker {
         }
         thread.take(true, |ask| ask.wait(Duration::ZERO));
         let known = thread.waits() || thread.stands();
-        if thread.asked.is_none() {
-            match self.send(tid, threads) {
-                Ok(asked) => threads.entry(tid).and_modify(|t| t.asked = asked),
-                Err(_) => {
-                    threads.remove(&tid);
-                    return Answer::Gone;
-                }
-            };
+        if thread.asked.is_none() && self.send(tid, threads).is_err() {
+            threads.remove(&tid);
+            return Answer::Gone;
         }
         let Some(thread) = threads.get_mut(&tid) else {
             return Answer::Gone;
@@ -197,20 +198,19 @@ impl Asker {
     }
 
     /// Asks a thread for the next time, unless it has gone to sleep.
-    fn send_ahead(&self, tid: Tid, threads: &mut FxHashMap<Tid, Thread>) {
+    fn send_ahead(&self, tid: Tid, threads: &mut Threads) {
         let files = threads.get(&tid).and_then(|t| t.files.as_ref());
         if files.is_some_and(|files| files.doing() != Doing::Runs) {
             return;
         }
-        let asked = self.send(tid, threads).ok().flatten(); // one that has ended is found out when it is asked for
-        threads.entry(tid).and_modify(|t| t.asked = asked);
+        let _ = self.send(tid, threads); // one that has ended is found out when it is asked for
     }
 
-    /// Asks a thread. `None`: no more can be asked now.
+    /// Asks a thread that is known, unless no more can be asked now.
     ///
     /// # Errors
     /// ESRCH: it has ended.
-    fn send(&self, tid: Tid, threads: &mut FxHashMap<Tid, Thread>) -> io::Result<Option<Asked>> {
+    fn send(&self, tid: Tid, threads: &mut Threads) -> io::Result<()> {
         let runs = threads.get(&tid).and_then(Thread::runs);
         let mut sent = self.pool.ask(tid, WANTS);
         if sent.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock) {
@@ -220,42 +220,41 @@ impl Asker {
             }
             sent = self.pool.ask(tid, WANTS);
         }
-        match sent {
-            Ok(ask) => Ok(Some(Asked {
-                ask,
-                time: sys::now(),
-                runs,
-            })),
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
-            Err(e) => Err(e),
+        let ask = match sent {
+            Ok(ask) => ask,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Err(e) => return Err(e),
+        };
+        let time = sys::now();
+        if let Some(thread) = threads.get_mut(&tid) {
+            thread.asked = Some(Asked { ask, time, runs });
         }
+        Ok(())
     }
 
     /// The late answer of a thread, waited for until so long after it was asked. `None`: there is none so far.
     pub fn wait(&self, tid: Tid, most: Duration) -> Option<Arc<Sample>> {
-        let state = || self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let asked = state().threads.get_mut(&tid)?.asked.take()?;
+        let asked = self.lock().get_mut(&tid)?.asked.take()?;
         let most = most.saturating_sub(Duration::from_nanos(sys::now().saturating_sub(asked.time)));
         // Without the lock: others may ask meanwhile.
-        let sample = asked.ask.wait(most).map(Arc::new);
-        let mut state = state();
-        let thread = state.threads.get_mut(&tid);
+        let sample = asked.ask.wait(most);
+        let threads = &mut *self.lock();
+        let Some(thread) = threads.get_mut(&tid) else {
+            return sample.map(Arc::new); // no longer kept
+        };
         let Some(sample) = sample else {
-            if let Some(thread) = thread {
-                thread.asked = Some(asked);
-            }
+            thread.asked = Some(asked);
             return None;
         };
-        if let Some(thread) = thread {
-            thread.late = sys::now();
-            thread.last = Some(Last {
-                sample: sample.clone(),
-                runs: asked.runs.map(|runs| runs + 1),
-                given: true,
-            });
-            self.send_ahead(tid, &mut state.threads);
-        }
+        let last = thread.answered(&asked, sample, true);
+        last.given = true;
+        let sample = last.sample.clone();
+        self.send_ahead(tid, threads);
         Some(sample)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Threads> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads a thread if it sleeps.
