@@ -54,12 +54,10 @@ fn ticks(rate: u64) -> u32 {
     }
 }
 
-/// Time between ticks, ns: so short that the rate is the one asked for when only some of the ticks are taken, and half
-/// a tick is lost where the timer starts anew.
+/// Time between ticks, ns: so short that the rate is the one asked for when only some of the ticks are taken.
 fn period(rate: u64) -> u64 {
     let (left, ticks) = (u64::from(LEAVE_OUT), u64::from(ticks(rate)));
-    let halves = 2 * u64::from(RUN) * ticks;
-    let period = 1_000_000_000 * (left - 1) * (halves - 1) / (left * halves * ticks * rate.max(1));
+    let period = 1_000_000_000 * (left - 1) / (left * ticks * rate.max(1));
     period.max(1)
 }
 
@@ -110,8 +108,37 @@ unsafe impl aya::Pod for NestedKey {}
 struct Attached {
     event: OwnedFd,
     time: u64,
+    /// Time between its ticks, ns.
+    period: u64,
+    /// By so much the next run's ticks are nearer to each other than on average, or farther: two runs make up for one
+    /// another, and the rate is right soon.
+    makes_up: Option<i64>,
     /// Samples since its timer last started.
     run: u32,
+}
+
+impl Attached {
+    /// A sample of the thread, of this time, was read.
+    fn sampled(&mut self, time: u64, rate: u64, random: &mut Random) {
+        self.run += 1;
+        if self.run < RUN {
+            return;
+        }
+        self.run = 0;
+        // The time since the last tick counts for nothing when the timer starts anew: the next ticks are that much nearer.
+        let passed = sys::now().saturating_sub(time) % self.period;
+        let average = period(rate).saturating_sub(passed / u64::from(RUN * ticks(rate)));
+        let off = match self.makes_up.take() {
+            Some(off) => off,
+            None => {
+                let off = random.between(average) as i64 - average as i64;
+                self.makes_up = Some(-off);
+                off
+            }
+        };
+        self.period = average.saturating_add_signed(off).max(1);
+        let _ = sys::perf_set_period(self.event.as_fd(), self.period); // the thread has ended
+    }
 }
 
 pub struct EbpfSource {
@@ -329,6 +356,8 @@ impl EbpfSource {
             Attached {
                 event,
                 time: sys::now(),
+                period: period(self.options.rate),
+                makes_up: None,
                 run: 0,
             },
         );
@@ -554,12 +583,7 @@ impl Source for EbpfSource {
             if self.is_clock
                 && let Some(a) = self.attached.get_mut(&s.tid)
             {
-                a.run += 1;
-                if a.run >= RUN {
-                    a.run = 0;
-                    let period = self.random.between(period(self.options.rate));
-                    let _ = sys::perf_set_period(a.event.as_fd(), period); // the thread has ended
-                }
+                a.sampled(s.time, self.options.rate, &mut self.random);
             }
             while self.pending.front().is_some_and(|t| t.time <= s.time) {
                 out.extend(self.pending.pop_front().map(|t| t.event));
