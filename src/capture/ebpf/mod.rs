@@ -15,6 +15,7 @@ use aya::programs::{PerfEvent, RawTracePoint};
 use aya::{Ebpf, EbpfLoader};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use self::timer::Timer;
 use super::random::Random;
 use super::ring::Ring;
 use super::tidings::{self, Tiding};
@@ -29,6 +30,7 @@ use crate::sample::{Event, Pid, Tid};
 // Public for fuzz/.
 #[doc(hidden)]
 pub mod record;
+mod timer;
 
 const OBJECT: &[u8] = include_bytes!("sample.bpf.o");
 /// Bytes of the sample ring: some 20 ms of the deepest stacks on two CPUs, minutes of ordinary ones.
@@ -37,30 +39,6 @@ const RING_BYTES: u32 = 32 << 20;
 const TIDINGS_PAGES: usize = 64;
 /// Longest time between two looks at the rings: bounds how old a code object may be when its name is read.
 const LOOK: Duration = Duration::from_millis(10);
-/// Of so many samples one is left out, at random, and the timer is that much faster (see sample.bpf.c).
-const LEAVE_OUT: u32 = 27;
-
-/// After so many samples of a thread its timer starts anew, with another time between ticks: a loop of the target that
-/// keeps step with the timer does so only that long. (To start it anew is not enough: it is done when samples are read,
-/// which follows what the thread does where that fills the ring.)
-const RUN: u32 = 16;
-
-/// Ticks of the timer for one sample. A tick that is not taken costs the target 2 us on some machines, 13 us on others
-/// (virtual ones, where the host sets the timer).
-fn ticks(rate: u64) -> u32 {
-    match rate {
-        0..=1000 => 2,
-        _ => 1,
-    }
-}
-
-/// Time between ticks, ns: so short that the rate is the one asked for when only some of the ticks are taken.
-fn period(rate: u64) -> u64 {
-    let (left, ticks) = (u64::from(LEAVE_OUT), u64::from(ticks(rate)));
-    let period = 1_000_000_000 * (left - 1) / (left * ticks * rate.max(1));
-    period.max(1)
-}
-
 /// Samples handled between two looks at the tidings ...
 const BATCH: usize = 256;
 /// ... and bytes of them: no more than stay in the cache until they are looked at.
@@ -108,37 +86,7 @@ unsafe impl aya::Pod for NestedKey {}
 struct Attached {
     event: OwnedFd,
     time: u64,
-    /// Time between its ticks, ns.
-    period: u64,
-    /// By so much the next run's ticks are nearer to each other than on average, or farther: two runs make up for one
-    /// another, and the rate is right soon.
-    makes_up: Option<i64>,
-    /// Samples since its timer last started.
-    run: u32,
-}
-
-impl Attached {
-    /// A sample of the thread, of this time, was read.
-    fn sampled(&mut self, time: u64, rate: u64, random: &mut Random) {
-        self.run += 1;
-        if self.run < RUN {
-            return;
-        }
-        self.run = 0;
-        // The time since the last tick counts for nothing when the timer starts anew: the next ticks are that much nearer.
-        let passed = sys::now().saturating_sub(time) % self.period;
-        let average = period(rate).saturating_sub(passed / u64::from(RUN * ticks(rate)));
-        let off = match self.makes_up.take() {
-            Some(off) => off,
-            None => {
-                let off = random.between(average) as i64 - average as i64;
-                self.makes_up = Some(-off);
-                off
-            }
-        };
-        self.period = average.saturating_add_signed(off).max(1);
-        let _ = sys::perf_set_period(self.event.as_fd(), self.period); // the thread has ended
-    }
+    timer: Timer,
 }
 
 pub struct EbpfSource {
@@ -240,7 +188,7 @@ impl EbpfSource {
         f.follow_forks = options.children.into();
         let (attr, clock_name, is_clock) = clock(options)?;
         (f.ticks, f.leave_out) = if is_clock {
-            (ticks(options.rate), LEAVE_OUT)
+            (timer::ticks(options.rate), timer::LEAVE_OUT)
         } else {
             (0, 0)
         };
@@ -356,9 +304,7 @@ impl EbpfSource {
             Attached {
                 event,
                 time: sys::now(),
-                period: period(self.options.rate),
-                makes_up: None,
-                run: 0,
+                timer: Timer::new(self.options.rate),
             },
         );
         Ok(true)
@@ -428,7 +374,7 @@ fn clock(options: &Options) -> Result<(perf::perf_event_attr, &'static str, bool
     attr.type_ = kind;
     attr.config = config.into();
     if name == "cpu-clock" {
-        attr.__bindgen_anon_1.sample_period = period(options.rate);
+        attr.__bindgen_anon_1.sample_period = timer::period(options.rate);
     } else {
         attr.set_freq(1);
         attr.__bindgen_anon_1.sample_freq = options.rate.max(1);
@@ -583,7 +529,10 @@ impl Source for EbpfSource {
             if self.is_clock
                 && let Some(a) = self.attached.get_mut(&s.tid)
             {
-                a.sampled(s.time, self.options.rate, &mut self.random);
+                let next = a.timer.sampled(s.time, sys::now(), self.options.rate, &mut self.random);
+                if let Some(next) = next {
+                    let _ = sys::perf_set_period(a.event.as_fd(), next); // the thread has ended
+                }
             }
             while self.pending.front().is_some_and(|t| t.time <= s.time) {
                 out.extend(self.pending.pop_front().map(|t| t.event));
