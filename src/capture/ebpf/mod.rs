@@ -15,8 +15,6 @@ use aya::programs::{PerfEvent, RawTracePoint};
 use aya::{Ebpf, EbpfLoader};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use self::timer::Timer;
-use super::random::Random;
 use super::ring::Ring;
 use super::tidings::{self, Tiding};
 use super::{Clock, Counts, Options, Source};
@@ -30,7 +28,6 @@ use crate::sample::{Event, Pid, Tid};
 // Public for fuzz/.
 #[doc(hidden)]
 pub mod record;
-mod timer;
 
 const OBJECT: &[u8] = include_bytes!("sample.bpf.o");
 /// Bytes of the sample ring: some 20 ms of the deepest stacks on two CPUs, minutes of ordinary ones.
@@ -39,6 +36,30 @@ const RING_BYTES: u32 = 32 << 20;
 const TIDINGS_PAGES: usize = 64;
 /// Longest time between two looks at the rings: bounds how old a code object may be when its name is read.
 const LOOK: Duration = Duration::from_millis(10);
+/// Of so many samples one is left out, at random, and the timer is that much faster (see sample.bpf.c).
+const LEAVE_OUT: u32 = 27;
+
+/// Ticks of the timer for one sample. A tick that is not taken costs the target 2 us on some machines, 13 us on others
+/// (virtual ones, where the host sets the timer).
+///
+/// More are better: what a sample costs delays the program, and where part of a loop is dearer to sample than the rest,
+/// what comes one tick after its begin is seen too often, and what comes after its end too seldom. Nor can the time between
+/// ticks be another one for each thread: a new thread inherits that of its creator for life, and the kernel swaps the
+/// events of threads that inherited them (kernel/events/core.c, perf_event_context_sched_out).
+fn ticks(rate: u64) -> u32 {
+    match rate {
+        0..=2000 => 2,
+        _ => 1, // where stacks are deep, a sample may take as long as two ticks would be apart
+    }
+}
+
+/// Time between ticks, ns: so short that the rate is the one asked for when only some of the ticks are taken.
+fn period(rate: u64) -> u64 {
+    let (left, ticks) = (u64::from(LEAVE_OUT), u64::from(ticks(rate)));
+    let period = 1_000_000_000 * (left - 1) / (left * ticks * rate.max(1));
+    period.max(1)
+}
+
 /// Samples handled between two looks at the tidings ...
 const BATCH: usize = 256;
 /// ... and bytes of them: no more than stay in the cache until they are looked at.
@@ -86,7 +107,6 @@ unsafe impl aya::Pod for NestedKey {}
 struct Attached {
     event: OwnedFd,
     time: u64,
-    timer: Timer,
 }
 
 pub struct EbpfSource {
@@ -106,7 +126,6 @@ pub struct EbpfSource {
     lost_tidings: u64,
     known: FxHashSet<Pid>,
     attached: FxHashMap<Tid, Attached>,
-    random: Random,
     delivered: u64,
     on_exec: bool,
     joiner: record::Joiner,
@@ -188,7 +207,7 @@ impl EbpfSource {
         f.follow_forks = options.children.into();
         let (attr, clock_name, is_clock) = clock(options)?;
         (f.ticks, f.leave_out) = if is_clock {
-            (timer::ticks(options.rate), timer::LEAVE_OUT)
+            (ticks(options.rate), LEAVE_OUT)
         } else {
             (0, 0)
         };
@@ -220,7 +239,6 @@ impl EbpfSource {
             lost_tidings: 0,
             known: FxHashSet::default(),
             attached: FxHashMap::default(),
-            random: Random::new(sys::now()),
             delivered: 0,
             on_exec: false,
             joiner: record::Joiner::default(),
@@ -304,7 +322,6 @@ impl EbpfSource {
             Attached {
                 event,
                 time: sys::now(),
-                timer: Timer::new(self.options.rate),
             },
         );
         Ok(true)
@@ -374,7 +391,7 @@ fn clock(options: &Options) -> Result<(perf::perf_event_attr, &'static str, bool
     attr.type_ = kind;
     attr.config = config.into();
     if name == "cpu-clock" {
-        attr.__bindgen_anon_1.sample_period = timer::period(options.rate);
+        attr.__bindgen_anon_1.sample_period = period(options.rate);
     } else {
         attr.set_freq(1);
         attr.__bindgen_anon_1.sample_freq = options.rate.max(1);
@@ -526,14 +543,6 @@ impl Source for EbpfSource {
         self.read_tidings();
         self.delivered += samples.len() as u64;
         for s in samples {
-            if self.is_clock
-                && let Some(a) = self.attached.get_mut(&s.tid)
-            {
-                let next = a.timer.sampled(s.time, sys::now(), self.options.rate, &mut self.random);
-                if let Some(next) = next {
-                    let _ = sys::perf_set_period(a.event.as_fd(), next); // the thread has ended
-                }
-            }
             while self.pending.front().is_some_and(|t| t.time <= s.time) {
                 out.extend(self.pending.pop_front().map(|t| t.event));
             }
