@@ -61,6 +61,18 @@ fn launched_commands_are_sampled_from_their_start() {
 }
 
 #[test]
+fn threads_made_later_have_the_rate_too() {
+    let _live = live();
+    let python = newest_python();
+    let mut command = python.script("threads.py");
+    command.arg("2");
+    let r = record(&["--threads"], &command);
+    let thread = |stack: &[&Frame]| count(stack, "in_c") > 0;
+    assert!(r.matching(thread) > 500, "{}", r.stderr);
+    r.check_rate(&python.name);
+}
+
+#[test]
 fn ten_thousand_levels_are_whole() {
     let _live = live();
     for python in [&pythons()[0], newest_python()] {

@@ -228,12 +228,18 @@ impl Recording {
         }
     }
 
-    /// As many samples as CPU time asks for, but for a few at start and end of threads.
+    /// As many samples as CPU time asks for, no fewer and no more, but for a few at start and end of threads.
     pub fn check_rate(&self, whom: &str) {
         let q = &self.profile.meta.quality;
         assert!(
             (q.taken + self.excused(q.asked)) as f64 >= q.asked as f64 * 0.98 - 5.0,
             "{whom}: {} samples for {} asked",
+            q.taken,
+            q.asked
+        );
+        assert!(
+            q.taken as f64 <= q.asked as f64 * 1.02 + 5.0,
+            "{whom}: {} samples, only {} asked",
             q.taken,
             q.asked
         );
