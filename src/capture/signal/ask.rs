@@ -183,7 +183,10 @@ impl Asker {
             return Answer::Gone;
         };
         // Not asleep, where there is an answer already: where CPUs are busy, whoever sleeps wakes much later.
-        let fresh = thread.take(false, |ask| if known { ask.spin(BRIEFLY) } else { ask.wait(most) });
+        let fresh = thread.take(false, |ask| {
+            let wait = || if known { None } else { ask.wait(most) };
+            ask.spin(BRIEFLY).or_else(wait)
+        });
         let answer = match &mut thread.last {
             Some(last) if known || fresh => {
                 last.given = true;
