@@ -176,8 +176,11 @@ impl Tracer {
 
     fn start(&mut self) {
         self.started = true;
-        for timer in self.threads.values_mut().filter_map(|t| t.timer.as_mut()) {
-            timer.start();
+        for (n, tid) in self.threads.keys().copied().collect::<Vec<_>>().into_iter().enumerate() {
+            if let Some(timer) = self.threads.get_mut(&tid).and_then(|t| t.timer.as_mut()) {
+                timer.start();
+            }
+            self.news_after(n);
         }
         // What was mapped since the session looked has been told by nobody.
         let pids: Vec<Pid> = self.members.keys().copied().collect();
@@ -191,7 +194,9 @@ impl Tracer {
     fn stop(&mut self) -> u64 {
         self.started = false;
         let now = sys::now();
-        for (tid, t) in &mut self.threads {
+        for (n, tid) in self.threads.keys().copied().collect::<Vec<_>>().into_iter().enumerate() {
+            self.news_after(n);
+            let Some(t) = self.threads.get_mut(&tid) else { continue };
             let Some(mut timer) = t.timer.take() else { continue };
             timer.stop();
             let mut told = Told::default();
@@ -200,7 +205,7 @@ impl Tracer {
             // Its last tick is on its way to a stop.
             if t.coming + told.stops > 0 && t.asked.is_none() {
                 t.asked = Some(now);
-                self.asked.push(*tid);
+                self.asked.push(tid);
             }
             t.quiet = Some(timer);
         }
@@ -226,6 +231,14 @@ impl Tracer {
                 None => return,
                 news => self.hear(news),
             }
+        }
+    }
+
+    /// The same while timers are started or stopped one after the other: of many threads the first ones stand still
+    /// before the last one is done.
+    fn news_after(&mut self, timers: usize) {
+        if timers % 8 == 7 {
+            self.news();
         }
     }
 
