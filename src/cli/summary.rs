@@ -66,7 +66,12 @@ fn printable(meta: &Meta) -> Meta {
 /// `exact 1998 (99.90 %), repaired 1, partial 1 (stack page not present: 1)`
 pub fn stacks(q: &Quality) -> String {
     if q.taken == 0 {
-        return "none: the target used no CPU time while it was sampled".into();
+        let why = match (q.asked, q.lost) {
+            (0, _) => "the target used no CPU time while it was sampled",
+            (_, 0) => "no thread used as much CPU time as lies between two ticks; a higher --rate sees more",
+            _ => "all were lost",
+        };
+        return format!("none: {why}");
     }
     let mut text = format!("exact {} ({})", q.exact, percent(q.exact, q.taken));
     let _ = write!(text, ", repaired {}, partial {}", q.repaired, q.partial);
@@ -124,6 +129,21 @@ mod tests {
         assert_eq!(percent(999_999, 1_000_000), "99.99 %");
         assert_eq!(percent(5, 5), "100.00 %");
         assert_eq!(percent(0, 0), "0.00 %");
+    }
+
+    #[test]
+    fn no_samples_have_a_reason() {
+        let check = |asked, lost, why| {
+            let q = Quality {
+                asked,
+                lost,
+                ..Quality::default()
+            };
+            assert!(stacks(&q).contains(why), "{}", stacks(&q));
+        };
+        check(0, 0, "used no CPU time");
+        check(275, 0, "between two ticks");
+        check(275, 275, "all were lost");
     }
 
     #[test]
