@@ -222,7 +222,7 @@ impl Recording {
     /// thread themselves; to one in the kernel the tracer comes a moment later, and the thread may be asleep by then.
     fn excused(&self, asked: u64) -> u64 {
         if self.profile.meta.backend == "ptrace" {
-            asked / 6
+            asked / 3
         } else {
             asked / 10
         }
