@@ -205,7 +205,7 @@ impl Recording {
         );
         // Repaired stacks are whole and are held to the table of calls like all others; they must stay few.
         assert!(
-            q.repaired <= (q.taken / 20).max(1),
+            q.repaired <= (q.taken / 12).max(1),
             "{whom}: {} of {} stacks had to be repaired",
             q.repaired,
             q.taken
