@@ -19,6 +19,7 @@ mod ring;
 pub mod signal;
 mod stack;
 pub mod tape;
+mod ticks;
 mod tidings;
 
 /// What to sample and how often.

@@ -13,6 +13,7 @@ use std::os::unix::fs::FileExt;
 
 use crate::capture::random::Random;
 use crate::capture::ring::Ring;
+use crate::capture::ticks::{RUN, Ticks};
 use crate::capture::tidings::{self, Tiding};
 use crate::process::sys::{self, perf};
 use crate::sample::{Pid, Tid};
@@ -90,12 +91,7 @@ const WAY_BACK: u64 = 10_000;
 /// Samples of the past that may be caught up with, where CPU time is looked up: the kernel updates it in steps.
 const CATCH_UP: u64 = 8;
 
-/// Ticks at one distance, once a thread has lived for some. To set another interrupts the CPU that the thread was on, and
-/// waits for that: 20 us, measured.
-const RUN: u32 = 8;
-
-/// A thread's timer. Times between ticks are random, between three quarters of a period and five, new ones every few
-/// ticks, so that no loop of the target keeps step with them.
+/// A thread's timer. Times between ticks are random, new ones every few ticks ([`Ticks`]).
 pub struct Timer {
     how: How,
     period: u64,
@@ -104,62 +100,45 @@ pub struct Timer {
 
 /// The ticks of one perf event.
 #[derive(Default)]
-struct Ticks {
-    /// CPU time of the next one, ns.
-    due: u64,
-    /// Time from one to the next, ns.
-    distance: u64,
-    /// So many come at this distance, and so many more.
+struct Distances {
+    ticks: Ticks,
+    /// Ticks in this run, and those of them that are still to come.
     run: u32,
     left: u32,
 }
 
-impl Ticks {
+impl Distances {
     /// The event begins to tick, the first time after `first` ns.
-    fn begin(&mut self, event: BorrowedFd<'_>, first: u64) {
-        self.due = first;
+    fn begin(&mut self, event: BorrowedFd<'_>, first: u64, period: u64) {
+        let first = first.max(SOON);
+        self.ticks.begin(0, first, period);
         // Where the thread has ended there is nothing to start.
-        let _ = sys::perf_set_period(event, first.max(SOON));
+        let _ = sys::perf_set_period(event, first);
         let _ = sys::perf_enable(event);
     }
 
     /// It has ticked; the thread stands still.
     fn next(&mut self, event: BorrowedFd<'_>, period: u64, random: &mut Random) {
-        let count = || sys::read_count(event).unwrap_or(0);
-        if let Some(distance) = self.advance(period, random, count) {
-            let _ = sys::perf_set_period(event, distance); // the thread has ended
-        }
-    }
-
-    /// Goes on to the next tick. Returns the distance to set, if it is another one, ns; `count` tells the thread's CPU time.
-    fn advance(&mut self, period: u64, random: &mut Random, count: impl FnOnce() -> u64) -> Option<u64> {
         if self.left > 0 {
             self.left -= 1;
-            self.due += self.distance;
-            return None;
+            return;
         }
-        let count = count();
-        let late = count.saturating_sub(self.due);
-        // By more, and it has ticked in the other mode too, or the tracer came late.
-        let late = if late > period / 2 { 0 } else { late };
-        // Short runs at first: a thread that lives for a few ticks only would have too many of them.
+        // Short runs at first: until then the distance is that to the first tick.
         self.run = (2 * self.run).clamp(1, RUN);
         self.left = self.run - 1;
-        self.distance = random
-            .between(period)
-            .saturating_sub(late / u64::from(self.run))
-            .max(SOON);
-        self.due = count + self.distance;
-        Some(self.distance)
+        let count = sys::read_count(event).unwrap_or(0);
+        let distance = self.ticks.distance(count, self.run, period, random).max(SOON);
+        self.ticks.set(count, distance, period);
+        let _ = sys::perf_set_period(event, distance); // the thread has ended
     }
 }
 
 enum How {
     Perf {
         ring: Ring,
-        ticks: Ticks,
+        ticks: Distances,
         /// It ticks in user code and stops the thread; this one, writing to the same ring, ticks in the kernel.
-        signals: Option<Option<(OwnedFd, Ticks)>>,
+        signals: Option<Option<(OwnedFd, Distances)>>,
         /// Until then the thread is at a stop of ours, and ticks in the kernel tell nothing of the program.
         stopped: u64,
         /// Times of the last ticks counted that are not answered yet: in user code, and others.
@@ -230,9 +209,9 @@ impl Timer {
             } => {
                 if let Some(Some((kernel, ticks))) = signals {
                     // It goes on ticking at this distance as long as it meets user code: not a short one.
-                    ticks.begin(kernel.as_fd(), self.random.between(period));
+                    ticks.begin(kernel.as_fd(), self.random.between(period), period);
                 }
-                ticks.begin(ring.event(), self.random.first(period));
+                ticks.begin(ring.event(), self.random.first(period), period);
             }
             How::Look { cpu, start, .. } => *start = Some(looked_up(cpu)),
         }
@@ -373,11 +352,11 @@ fn perf_events(kind: Kind, tid: Tid, period: u64, signal: Option<i32>) -> Option
             tidings::ask_for_ticks_only(&mut attr);
             kernel = open(attr).filter(|event| sys::perf_set_output(event.as_fd(), ring.event()).is_ok());
         }
-        signals = Some(kernel.map(|event| (event, Ticks::default())));
+        signals = Some(kernel.map(|event| (event, Distances::default())));
     }
     Some(How::Perf {
         ring,
-        ticks: Ticks::default(),
+        ticks: Distances::default(),
         signals,
         stopped: 0,
         counted: [0; 2],
@@ -440,35 +419,5 @@ impl RunState {
         // The name before the state may hold anything.
         let after = text.iter().rposition(|c| *c == b')').map_or(n, |at| at + 2);
         text.get(after) == Some(&b'R')
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ticks_come_once_a_period_however_short_a_thread_lives() {
-        let mut random = Random::new(0x9e37_79b9_7f4a_7c15);
-        const PERIOD: u64 = 1_000_000;
-        for life in [PERIOD / 10, PERIOD / 2, PERIOD, PERIOD * 7 / 5, 5 * PERIOD, 20 * PERIOD] {
-            let (threads, mut ticks) = (200_000, 0);
-            for _ in 0..threads {
-                let mut timer = Ticks {
-                    due: random.first(PERIOD),
-                    ..Ticks::default()
-                };
-                while timer.due < life {
-                    ticks += 1;
-                    let on_time = timer.due;
-                    timer.advance(PERIOD, &mut random, || on_time);
-                }
-            }
-            let (got, expected) = (ticks as f64 / threads as f64, life as f64 / PERIOD as f64);
-            assert!(
-                (got - expected).abs() < 0.01 * expected.max(1.0),
-                "{life}: {got} for {expected}"
-            );
-        }
     }
 }

@@ -35,6 +35,9 @@ const NOT_COMING: u64 = 2;
 /// Longest wait, should a signal that tells of stops go astray.
 const TURN: Duration = Duration::from_millis(100);
 const SHORT_TURN: Duration = Duration::from_millis(2);
+/// Timers started or stopped in one go: of many threads the first ones have ticked, and stand still, before the last
+/// one is done.
+const AT_ONCE: usize = 8;
 
 const NEWS: u64 = u64::MAX;
 const COMMANDS: u64 = u64::MAX - 1;
@@ -176,11 +179,13 @@ impl Tracer {
 
     fn start(&mut self) {
         self.started = true;
-        for (n, tid) in self.threads.keys().copied().collect::<Vec<_>>().into_iter().enumerate() {
-            if let Some(timer) = self.threads.get_mut(&tid).and_then(|t| t.timer.as_mut()) {
-                timer.start();
+        for some in self.tids().chunks(AT_ONCE) {
+            for tid in some {
+                if let Some(timer) = self.threads.get_mut(tid).and_then(|t| t.timer.as_mut()) {
+                    timer.start();
+                }
             }
-            self.news_after(n);
+            self.news();
         }
         // What was mapped since the session looked has been told by nobody.
         let pids: Vec<Pid> = self.members.keys().copied().collect();
@@ -194,22 +199,32 @@ impl Tracer {
     fn stop(&mut self) -> u64 {
         self.started = false;
         let now = sys::now();
-        for (n, tid) in self.threads.keys().copied().collect::<Vec<_>>().into_iter().enumerate() {
-            self.news_after(n);
-            let Some(t) = self.threads.get_mut(&tid) else { continue };
-            let Some(mut timer) = t.timer.take() else { continue };
-            timer.stop();
-            let mut told = Told::default();
-            timer.told(&mut told);
-            lock(&self.p.shared.tally).cpu_time += timer.count();
-            // Its last tick is on its way to a stop.
-            if t.coming + told.stops > 0 && t.asked.is_none() {
-                t.asked = Some(now);
-                self.asked.push(tid);
+        for some in self.tids().chunks(AT_ONCE) {
+            self.news();
+            for tid in some {
+                self.stop_timer(*tid, now);
             }
-            t.quiet = Some(timer);
         }
         now
+    }
+
+    fn stop_timer(&mut self, tid: Tid, now: u64) {
+        let Some(t) = self.threads.get_mut(&tid) else { return };
+        let Some(mut timer) = t.timer.take() else { return };
+        timer.stop();
+        let mut told = Told::default();
+        timer.told(&mut told);
+        lock(&self.p.shared.tally).cpu_time += timer.count();
+        // Its last tick is on its way to a stop.
+        if t.coming + told.stops > 0 && t.asked.is_none() {
+            t.asked = Some(now);
+            self.asked.push(tid);
+        }
+        t.quiet = Some(timer);
+    }
+
+    fn tids(&self) -> Vec<Tid> {
+        self.threads.keys().copied().collect()
     }
 
     /// Lets all go on that have stopped, and takes note of those that have ended.
@@ -223,7 +238,7 @@ impl Tracer {
             match trace::next(None) {
                 // Stays there for those who wait for it, before all others.
                 Some(News::Ended(tid)) if self.own_child == Some(tid) => {
-                    for tid in self.threads.keys().copied().collect::<Vec<_>>() {
+                    for tid in self.tids() {
                         self.hear(trace::next(Some(tid)));
                     }
                     return;
@@ -231,14 +246,6 @@ impl Tracer {
                 None => return,
                 news => self.hear(news),
             }
-        }
-    }
-
-    /// The same while timers are started or stopped one after the other: of many threads the first ones stand still
-    /// before the last one is done.
-    fn news_after(&mut self, timers: usize) {
-        if timers % 8 == 7 {
-            self.news();
         }
     }
 
