@@ -1,15 +1,13 @@
 //! What perf events tell beside samples: mappings, forks, names, exits.
 
 use crate::process::sys::perf;
-use crate::sample::{Event, Tid};
+use crate::sample::Event;
 
 /// A sideband record with its time.
 pub struct Tiding {
     /// CLOCK_MONOTONIC, ns.
     pub time: u64,
     pub event: Event,
-    /// For a new thread or process: the thread that made it.
-    pub maker: Tid,
 }
 
 /// Makes an event tell, in records that [`decode`] reads.
@@ -53,7 +51,6 @@ pub fn decode(kind: u32, misc: u16, b: &[u8]) -> Option<Result<Tiding, u64>> {
     let (pid, tid) = (u32_at(0)?, u32_at(4)?);
     // With sample_id_all every record ends in pid, tid, time.
     let time = u64_at(b.len().checked_sub(8)?)?;
-    let mut maker = 0;
     let event = match kind {
         perf::PERF_RECORD_MMAP2 => {
             let (start, len) = (u64_at(8)?, u64_at(16)?);
@@ -76,7 +73,6 @@ pub fn decode(kind: u32, misc: u16, b: &[u8]) -> Option<Result<Tiding, u64>> {
         // pid, parent pid, tid, parent tid
         perf::PERF_RECORD_FORK => {
             let (parent, tid) = (u32_at(4)?, u32_at(8)?);
-            maker = u32_at(12)?;
             if pid == parent {
                 Event::Thread { pid, tid }
             } else {
@@ -86,5 +82,5 @@ pub fn decode(kind: u32, misc: u16, b: &[u8]) -> Option<Result<Tiding, u64>> {
         perf::PERF_RECORD_EXIT => Event::Exit { pid, tid: u32_at(8)? },
         _ => return None,
     };
-    Some(Ok(Tiding { time, event, maker }))
+    Some(Ok(Tiding { time, event }))
 }

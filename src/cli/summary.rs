@@ -68,7 +68,7 @@ pub fn stacks(q: &Quality) -> String {
     if q.taken == 0 {
         let why = match (q.asked, q.lost) {
             (0, _) => "the target used no CPU time while it was sampled",
-            (_, 0) => "no thread used as much CPU time as lies between two ticks; a higher --rate sees more",
+            (_, 0) => "no tick met it in the little CPU time that it used; a higher --rate sees more",
             _ => "all were lost",
         };
         return format!("none: {why}");
@@ -142,7 +142,7 @@ mod tests {
             assert!(stacks(&q).contains(why), "{}", stacks(&q));
         };
         check(0, 0, "used no CPU time");
-        check(275, 0, "between two ticks");
+        check(275, 0, "no tick met it");
         check(275, 275, "all were lost");
     }
 

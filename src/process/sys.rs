@@ -116,7 +116,7 @@ pub fn perf_disable(event: BorrowedFd<'_>) -> io::Result<()> {
     perf_ioctl(event, perf::DISABLE, 0)
 }
 
-/// The count of an event, over all threads that inherited it.
+/// The count of an event.
 pub fn read_count(event: BorrowedFd<'_>) -> io::Result<u64> {
     let mut value = [0u8; 8];
     // SAFETY: room for the eight bytes that an event without read_format gives.
@@ -204,11 +204,22 @@ pub fn own_cpu() -> u64 {
     clock(libc::CLOCK_PROCESS_CPUTIME_ID)
 }
 
+/// CPU time of a process with all its threads, also those that have ended, ns; `None` if there is no such process.
+pub fn cpu_time_of(pid: u32) -> Option<u64> {
+    // include/linux/posix-timers.h, make_process_cpuclock: the number inverted, above three bits of which 2 is
+    // CPUCLOCK_SCHED.
+    read_clock(!(pid as libc::clockid_t) << 3 | 2)
+}
+
 fn clock(id: libc::clockid_t) -> u64 {
+    read_clock(id).unwrap_or(0)
+}
+
+fn read_clock(id: libc::clockid_t) -> Option<u64> {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `t` is a valid place for the result.
-    unsafe { libc::clock_gettime(id, &mut t) };
-    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+    let r = unsafe { libc::clock_gettime(id, &mut t) };
+    (r == 0).then_some(t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64)
 }
 
 /// Keeps up to 32 MiB of freed memory instead of giving it back to the kernel: samples come and go, and a page got anew

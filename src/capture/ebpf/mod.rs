@@ -1,9 +1,16 @@
 //! Sampling with perf events and a BPF program: the default backend.
 //!
-//! One perf event per thread makes the program run in the context of that thread, which takes the whole snapshot
-//! (sample.bpf.c). New threads inherit event and program; what is known of a process is handed to its forked children
-//! in the kernel. Another event per CPU tells of mappings, forks, execs
-//! and exits. Samples and those tidings are put in order of time here.
+//! One perf event per CPU makes the program run in the context of the thread that the tick meets, which takes the whole
+//! snapshot (sample.bpf.c) if it is one of a process that is to be sampled: however many threads these have and however
+//! short they live, each has its share. What is known of a process is handed to its forked children in the kernel.
+//! Another event per CPU tells of mappings, forks, execs and exits. Samples and those tidings are put in order of time
+//! here.
+//!
+//! Events of the threads themselves, inherited by new ones, would leave the rest of the machine alone (a tick that meets
+//! another process costs it 1 us, on some virtual machines 13). But a new thread's timer would start with a whole period,
+//! which many threads do not live to see; all would need one period forever, since a thread inherits that of its creator
+//! and the kernel swaps the events of threads that inherited them (kernel/events/core.c, perf_event_context_sched_out),
+//! and so ticks to choose from for each sample; and every thread that starts, ends or is switched to would cost more.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -17,17 +24,21 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::ring::Ring;
 use super::tidings::{self, Tiding};
-use super::{Clock, Counts, Options, Source};
+use super::{Counts, Options, Source};
 use crate::error::{Error, Kind, Result};
 use crate::layout::Space;
-use crate::process;
 use crate::process::rights;
 use crate::process::sys::{self, perf};
-use crate::sample::{Event, Pid, Tid};
+use crate::sample::{Event, Pid, Sample, Tid};
 
+mod events;
 // Public for fuzz/.
 #[doc(hidden)]
 pub mod record;
+mod time;
+
+use events::{Cost, CpuEvents};
+use time::Times;
 
 const OBJECT: &[u8] = include_bytes!("sample.bpf.o");
 /// Bytes of the sample ring: some 20 ms of the deepest stacks on two CPUs, minutes of ordinary ones.
@@ -36,30 +47,11 @@ const RING_BYTES: u32 = 32 << 20;
 const TIDINGS_PAGES: usize = 64;
 /// Longest time between two looks at the rings: bounds how old a code object may be when its name is read.
 const LOOK: Duration = Duration::from_millis(10);
-/// Of so many samples one is left out, at random, and the timer is that much faster (see sample.bpf.c).
-const LEAVE_OUT: u32 = 27;
-
-/// Ticks of the timer for one sample. A tick that is not taken costs the target 2 us on some machines, 13 us on others
-/// (virtual ones, where the host sets the timer).
-///
-/// More are better: what a sample costs delays the program, and where part of a loop is dearer to sample than the rest,
-/// what comes one tick after its begin is seen too often, and what comes after its end too seldom. Nor can the time between
-/// ticks be another one for each thread: a new thread inherits that of its creator for life, and the kernel swaps the
-/// events of threads that inherited them (kernel/events/core.c, perf_event_context_sched_out).
-fn ticks(rate: u64) -> u32 {
-    match rate {
-        0..=2000 => 2,
-        _ => 1, // where stacks are deep, a sample may take as long as two ticks would be apart
-    }
-}
-
-/// Time between ticks, ns: so short that the rate is the one asked for when only some of the ticks are taken.
-fn period(rate: u64) -> u64 {
-    let (left, ticks) = (u64::from(LEAVE_OUT), u64::from(ticks(rate)));
-    let period = 1_000_000_000 * (left - 1) / (left * ticks * rate.max(1));
-    period.max(1)
-}
-
+const TELL: &str = "cannot tell the BPF program of a process";
+/// Longest time that the kernel takes to clear up after a thread, ns, ...
+const CLEARING_UP: u64 = 1_000_000_000;
+/// ... and how many threads may have ended before it is looked which of them did so longer ago.
+const MANY_ENDED: usize = 4096;
 /// Samples handled between two looks at the tidings ...
 const BATCH: usize = 256;
 /// ... and bytes of them: no more than stay in the cache until they are looked at.
@@ -73,12 +65,10 @@ struct Facts {
     stack: u32,
     ids: u32,
     want_kernel: u32,
-    follow_forks: u32,
     ticks: u32,
-    leave_out: u32,
 }
 
-// SAFETY: seven plain integers, no padding, any bit pattern is valid.
+// SAFETY: five plain integers, no padding, any bit pattern is valid.
 unsafe impl aya::Pod for Facts {}
 
 #[derive(Clone, Copy)]
@@ -88,6 +78,13 @@ struct LayoutBytes([u8; record::LAYOUT_SIZE]);
 // SAFETY: plain bytes.
 unsafe impl aya::Pod for LayoutBytes {}
 
+/// What the program knows of a process at first.
+const NO_PYTHON: LayoutBytes = LayoutBytes([0; record::LAYOUT_SIZE]);
+
+/// Counters of the program, and time in ns.
+const COUNT_LOST: u32 = 0;
+const COUNT_SAMPLES: u32 = 1;
+const COUNT_TIME: u32 = 2;
 /// `NESTED` of the program.
 const NESTED: usize = 4;
 
@@ -103,31 +100,27 @@ struct NestedKey {
 // SAFETY: three plain integers, no padding, any bit pattern is valid.
 unsafe impl aya::Pod for NestedKey {}
 
-/// A thread's sampling event.
-struct Attached {
-    event: OwnedFd,
-    time: u64,
-}
-
 pub struct EbpfSource {
     _bpf: Ebpf,
     program: OwnedFd,
+    events: CpuEvents,
     ring: RingBuf<MapData>,
     procs: BpfHash<MapData, u32, LayoutBytes>,
     nested: BpfHash<MapData, NestedKey, [u64; NESTED]>,
     nested_of: FxHashMap<Pid, Vec<NestedKey>>,
+    facts: Array<MapData, Facts>,
     counts: PerCpuArray<MapData, u64>,
     options: Options,
-    attr: perf::perf_event_attr,
-    clock_name: &'static str,
-    is_clock: bool,
     tidings: Vec<Ring>,
     pending: VecDeque<Tiding>,
     lost_tidings: u64,
     known: FxHashSet<Pid>,
-    attached: FxHashMap<Tid, Attached>,
+    /// Threads that ended a short while ago, and when.
+    ended: FxHashMap<Tid, u64>,
+    times: Times,
     delivered: u64,
-    on_exec: bool,
+    /// It is about to run its program; what it does until then is not of interest.
+    before_exec: Option<Pid>,
     joiner: record::Joiner,
     stopped: bool,
 }
@@ -204,13 +197,6 @@ impl EbpfSource {
         })?;
         let mut f = facts.get(&0, 0).map_err(map_error)?;
         f.want_kernel = options.kernel.into();
-        f.follow_forks = options.children.into();
-        let (attr, clock_name, is_clock) = clock(options)?;
-        (f.ticks, f.leave_out) = if is_clock {
-            (ticks(options.rate), LEAVE_OUT)
-        } else {
-            (0, 0)
-        };
         facts.set(0, f, 0).map_err(map_error)?;
         if options.children {
             let forked: &mut RawTracePoint = bpf
@@ -222,25 +208,26 @@ impl EbpfSource {
                 .attach("sched_process_fork")
                 .map_err(|e| bpf_error("cannot watch forks", e))?;
         }
+        let events = CpuEvents::open(options, program.as_fd())?;
         let mut source = EbpfSource {
             _bpf: bpf,
             program,
+            events,
             ring,
             procs,
             nested,
             nested_of: FxHashMap::default(),
+            facts,
             counts,
             options: options.clone(),
-            attr,
-            clock_name,
-            is_clock,
             tidings: Vec::new(),
             pending: VecDeque::new(),
             lost_tidings: 0,
             known: FxHashSet::default(),
-            attached: FxHashMap::default(),
+            ended: FxHashMap::default(),
+            times: Times::new(events::period(options.rate)),
             delivered: 0,
-            on_exec: false,
+            before_exec: None,
             joiner: record::Joiner::default(),
             stopped: false,
         };
@@ -248,8 +235,7 @@ impl EbpfSource {
         Ok(source)
     }
 
-    /// Mappings, forks, execs and exits of the whole machine, from one event per CPU. (Per-thread events that are
-    /// inherited cannot have a ring of their own.)
+    /// Mappings, forks, execs and exits of the whole machine, from one event per CPU.
     fn open_tidings(&mut self) -> Result<()> {
         let mut attr = perf::perf_event_attr {
             type_: perf::PERF_TYPE_SOFTWARE,
@@ -278,53 +264,34 @@ impl EbpfSource {
         Ok(())
     }
 
-    fn inherits(&self, tid: Tid) -> bool {
-        self.pending.iter().any(|t| {
-            let made = match t.event {
-                Event::Thread { tid: made, .. } => made == tid,
-                Event::Fork { pid, .. } => pid == tid,
-                _ => false,
-            };
-            made && self.attached.get(&t.maker).is_some_and(|a| a.time < t.time)
-        })
+    /// Sets other distances between ticks, once in a while.
+    fn vary(&mut self) {
+        if !self.events.is_time() {
+            return;
+        }
+        let cost = Cost {
+            samples: self.total(COUNT_SAMPLES),
+            time: self.total(COUNT_TIME),
+        };
+        let ticks = self.events.vary(cost, self.delivered);
+        if let Ok(facts) = self.facts.get(&0, 0)
+            && facts.ticks != ticks
+        {
+            let _ = self.facts.set(0, Facts { ticks, ..facts }, 0); // it was written before
+        }
     }
 
-    fn attach_thread(&mut self, tid: Tid, on_exec: bool) -> Result<bool> {
-        let mut attr = self.attr;
-        attr.set_enable_on_exec(on_exec.into());
-        let mut opened = sys::perf_event_open(&mut attr, tid as i32, -1);
-        if matches!(&opened, Err(e) if e.raw_os_error() == Some(libc::EINVAL)) && attr.inherit_thread() != 0 {
-            // Before Linux 5.13 children of a fork inherit too; the BPF program drops what it does not know.
-            attr.set_inherit_thread(0);
-            opened = sys::perf_event_open(&mut attr, tid as i32, -1);
+    fn total(&self, which: u32) -> u64 {
+        self.counts.get(&which, 0).map(|v| v.iter().sum()).unwrap_or(0)
+    }
+
+    /// Makes the program sample a process; it is told more in [`Source::learn`].
+    fn admit(&mut self, pid: Pid, space: LayoutBytes) -> Result<()> {
+        self.known.insert(pid);
+        if self.procs.get(&pid, 0).is_ok() {
+            return Ok(());
         }
-        let event = match opened {
-            Ok(event) => event,
-            Err(e) if e.raw_os_error() == Some(libc::ESRCH) => return Ok(false), // it has ended
-            Err(e) if e.raw_os_error() == Some(libc::EACCES) || e.raw_os_error() == Some(libc::EPERM) => {
-                return Err(not_permitted(&format!("cannot sample thread {tid}"), &e));
-            }
-            Err(e) if e.raw_os_error() == Some(libc::EMFILE) => {
-                return Err(Error::io(format!("cannot sample thread {tid}"), e)
-                    .hint("raise the limit of open files: ulimit -Hn 1048576"));
-            }
-            Err(e) => {
-                return Err(Error::io(
-                    format!("cannot sample thread {tid} with {}", self.clock_name),
-                    e,
-                ));
-            }
-        };
-        sys::perf_set_bpf(event.as_fd(), self.program.as_fd())
-            .map_err(|e| Error::io("cannot attach the BPF program", e))?;
-        self.attached.insert(
-            tid,
-            Attached {
-                event,
-                time: sys::now(),
-            },
-        );
-        Ok(true)
+        self.procs.insert(pid, space, 0).map_err(|e| bpf_error(TELL, e))
     }
 
     fn forget_nested(&mut self, pid: Pid) {
@@ -350,7 +317,11 @@ impl EbpfSource {
                     if !self.options.children || !self.known.contains(&parent) {
                         continue;
                     }
-                    self.known.insert(pid);
+                    // The program has done so itself, if it knows where the kernel keeps the child's number.
+                    let space = self.procs.get(&parent, 0).unwrap_or(NO_PYTHON);
+                    if self.admit(pid, space).is_ok() {
+                        self.times.begin_with_birth(pid);
+                    }
                 }
                 Event::Mmap { pid, .. }
                 | Event::Exec { pid, .. }
@@ -366,52 +337,41 @@ impl EbpfSource {
             self.pending.push_back(t);
         }
     }
-}
 
-/// The event that makes samples due, its name, and whether its count is CPU time in ns.
-fn clock(options: &Options) -> Result<(perf::perf_event_attr, &'static str, bool)> {
-    let mut attr = perf::perf_event_attr {
-        clockid: libc::CLOCK_MONOTONIC,
-        ..Default::default()
-    };
-    attr.set_disabled(1);
-    attr.set_inherit(1);
-    attr.set_inherit_thread((!options.children).into());
-    let (kind, config, name) = match options.event {
-        Clock::Cycles => (perf::PERF_TYPE_HARDWARE, perf::PERF_COUNT_HW_CPU_CYCLES, "cycles"),
-        Clock::Auto if has_cycles() => (perf::PERF_TYPE_HARDWARE, perf::PERF_COUNT_HW_CPU_CYCLES, "cycles"),
-        Clock::Auto | Clock::CpuClock => (perf::PERF_TYPE_SOFTWARE, perf::PERF_COUNT_SW_CPU_CLOCK, "cpu-clock"),
-        Clock::PageFaults => (perf::PERF_TYPE_SOFTWARE, perf::PERF_COUNT_SW_PAGE_FAULTS, "page-faults"),
-        Clock::ContextSwitches => (
-            perf::PERF_TYPE_SOFTWARE,
-            perf::PERF_COUNT_SW_CONTEXT_SWITCHES,
-            "context-switches",
-        ),
-    };
-    attr.type_ = kind;
-    attr.config = config.into();
-    if name == "cpu-clock" {
-        attr.__bindgen_anon_1.sample_period = period(options.rate);
-    } else {
-        attr.set_freq(1);
-        attr.__bindgen_anon_1.sample_freq = options.rate.max(1);
+    /// Hands the next tiding on.
+    fn tell_next(&mut self, out: &mut Vec<Event>) {
+        let Some(t) = self.pending.pop_front() else { return };
+        match t.event {
+            Event::Exec { pid, .. } if self.before_exec == Some(pid) => {
+                self.before_exec = None;
+                self.times.begin(pid);
+            }
+            Event::Thread { tid, .. } | Event::Fork { pid: tid, .. } => drop(self.ended.remove(&tid)),
+            Event::Exit { tid, .. } => {
+                if self.ended.len() >= MANY_ENDED {
+                    self.ended.retain(|_, time| t.time.saturating_sub(*time) < CLEARING_UP);
+                }
+                self.ended.insert(tid, t.time);
+            }
+            _ => {}
+        }
+        out.push(t.event);
     }
-    if options.event == Clock::Cycles && !has_cycles() {
-        return Err(Error::new(Kind::Unsupported, "the event cycles cannot be counted here")
-            .why("this machine (perhaps a virtual one) offers no hardware counters")
-            .hint("leave --event out, or say --event cpu-clock"));
-    }
-    Ok((attr, name, name == "cpu-clock"))
-}
 
-fn has_cycles() -> bool {
-    let mut attr = perf::perf_event_attr {
-        type_: perf::PERF_TYPE_HARDWARE,
-        config: perf::PERF_COUNT_HW_CPU_CYCLES.into(),
-        ..Default::default()
-    };
-    attr.set_disabled(1);
-    sys::perf_event_open(&mut attr, 0, -1).is_ok()
+    /// Hands a sample on.
+    fn take(&mut self, s: Sample, out: &mut Vec<Event>) {
+        if self.before_exec == Some(s.pid) {
+            return;
+        }
+        // The kernel is clearing up after this thread, which has neither a stack nor a program any more.
+        if self.ended.contains_key(&s.tid) {
+            self.times.leave_out(s.pid);
+            return;
+        }
+        self.delivered += 1;
+        self.times.sampled(s.pid);
+        out.push(Event::Sample(Box::new(s)));
+    }
 }
 
 /// Lets the program find fields of `task_struct`, by running it on a thread of ours whose values we know.
@@ -457,40 +417,26 @@ impl Source for EbpfSource {
     }
 
     fn event(&self) -> &str {
-        self.clock_name
+        self.events.name
     }
 
     fn attach(&mut self, pid: Pid) -> Result<()> {
-        self.known.insert(pid);
-        // Threads may be made while we look. One made by a thread that is attached has its event from birth.
-        for _ in 0..1000 {
-            self.read_tidings();
-            let mut new = false;
-            for tid in process::threads(pid) {
-                if self.attached.contains_key(&tid) || self.inherits(tid) {
-                    continue;
-                }
-                new |= self.attach_thread(tid, false)?;
-            }
-            if !new {
-                return Ok(());
-            }
-        }
+        self.admit(pid, NO_PYTHON)?;
+        self.times.begin(pid);
         Ok(())
     }
 
     fn attach_at_exec(&mut self, pid: Pid) -> Result<()> {
-        self.known.insert(pid);
-        self.on_exec = true;
-        self.attach_thread(pid, true).map(drop)
+        self.admit(pid, NO_PYTHON)?;
+        self.before_exec = Some(pid);
+        self.events.start()
     }
 
     fn learn(&mut self, pid: Pid, space: &Space) -> Result<()> {
-        const WHAT: &str = "cannot tell the BPF program of a process";
         self.known.insert(pid);
         self.procs
             .insert(pid, LayoutBytes(record::encode(space)), 0)
-            .map_err(|e| bpf_error(WHAT, e))?;
+            .map_err(|e| bpf_error(TELL, e))?;
         self.forget_nested(pid);
         for (thread_pointer, states) in &space.nested {
             let key = NestedKey {
@@ -501,25 +447,27 @@ impl Source for EbpfSource {
             // The thread's own state is among them; the program leaves it out.
             let mut value = [0; NESTED];
             value.iter_mut().zip(states).for_each(|(v, s)| *v = *s);
-            self.nested.insert(key, value, 0).map_err(|e| bpf_error(WHAT, e))?;
+            self.nested.insert(key, value, 0).map_err(|e| bpf_error(TELL, e))?;
             self.nested_of.entry(pid).or_default().push(key);
         }
         Ok(())
     }
 
     fn forget(&mut self, pid: Pid) {
+        self.forget_nested(pid);
         self.known.remove(&pid);
         let _ = self.procs.remove(&pid); // absent: nothing to forget
-        self.forget_nested(pid);
+        self.times.end(pid);
     }
 
     fn start(&mut self) -> Result<()> {
-        if !self.on_exec {
-            for a in self.attached.values() {
-                sys::perf_enable(a.event.as_fd()).map_err(|e| Error::io("cannot start sampling", e))?;
-            }
+        if self.events.is_running() {
+            return Ok(()); // since the program to launch was made ready
         }
-        Ok(())
+        for pid in &self.known {
+            self.times.begin(*pid);
+        }
+        self.events.start()
     }
 
     fn poll(&mut self, wait: Duration, out: &mut Vec<Event>) -> Result<bool> {
@@ -541,41 +489,33 @@ impl Source for EbpfSource {
         }
         // Every tiding older than these samples is in its ring by now.
         self.read_tidings();
-        self.delivered += samples.len() as u64;
         for s in samples {
             while self.pending.front().is_some_and(|t| t.time <= s.time) {
-                out.extend(self.pending.pop_front().map(|t| t.event));
+                self.tell_next(out);
             }
-            out.push(Event::Sample(Box::new(s)));
+            self.take(s, out);
         }
         if !more {
-            out.extend(self.pending.drain(..).map(|t| t.event));
+            while !self.pending.is_empty() {
+                self.tell_next(out);
+            }
+            self.times.read(false);
         }
+        self.vary();
         Ok(more)
     }
 
     fn stop(&mut self) {
         self.stopped = true;
-        for a in self.attached.values() {
-            let _ = sys::perf_disable(a.event.as_fd()); // a thread that has ended needs no stopping
-        }
+        self.events.stop();
+        self.times.read(true);
     }
 
     fn counts(&self) -> Counts {
-        let cpu_time = if self.is_clock {
-            self.attached
-                .values()
-                .filter_map(|a| sys::read_count(a.event.as_fd()).ok())
-                .sum()
-        } else {
-            0
-        };
-        let total = |i| self.counts.get(&i, 0).map(|v| v.iter().sum::<u64>()).unwrap_or(0);
-        const LOST: u32 = 1;
         Counts {
-            cpu_time,
+            cpu_time: if self.events.is_clock() { self.times.total() } else { 0 },
             delivered: self.delivered,
-            lost: total(LOST) + missed(&self.program),
+            lost: self.total(COUNT_LOST) + missed(&self.program),
             held: None,
         }
     }

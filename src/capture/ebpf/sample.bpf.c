@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0 OR GPL-2.0
 //
-// One snapshot of the running thread per perf event: user registers, the interpreter's frame chain, the user
+// One snapshot of the running thread per tick of its CPU: user registers, the interpreter's frame chain, the user
 // stack, kernel return addresses. Runs at the sample instant, in the context of the sampled thread, and only
-// reads. Its work is bounded: MAX_STACKS * MAX_STACK bytes of stack, MAX_FAULTS unreadable pages, MAX_FRAMES frames.
+// reads. Ticks that meet other processes than those in PROCS end at once. Its work is bounded: MAX_STACKS * MAX_STACK bytes of stack, MAX_FAULTS unreadable pages, MAX_FRAMES frames.
 //
 // `struct layout` and `struct head` are mirrored in layout.rs and record.rs.
 
@@ -40,7 +40,7 @@
 enum { WALK_NONE, WALK_COMPLETE, WALK_FAULT, WALK_DEEP };
 enum { TLS_NONE, TLS_KEY_GLIBC, TLS_KEY_MUSL, TLS_OFFSET, TLS_BLOCK_GLIBC, TLS_BLOCK_MUSL };
 enum { REGS_OK = 1, IN_KERNEL = 2, MORE = 4, REST = 8 };
-enum { COUNT_SAMPLES, COUNT_LOST, COUNT_STRANGERS, COUNTERS };
+enum { COUNT_LOST, COUNT_SAMPLES, COUNT_TIME, COUNTERS }; // time in ns, of all samples together
 
 // Where one process keeps things. Offsets in bytes; NONE where this interpreter has no such field.
 struct layout {
@@ -149,19 +149,14 @@ struct kernel_facts {
 	__u32 stack;              // task_struct -> stack, 0: unknown
 	__u32 ids;                // task_struct -> pid and tgid, 0: unknown
 	__u32 want_kernel;        // take kernel return addresses
-	__u32 follow_forks;       // take samples of processes that are not in PROCS
-	__u32 ticks;              // ticks of the timer for one sample; 0: no timer, take all
-	__u32 leave_out;          // of so many samples one is left out
+	__u32 ticks;              // of so many ticks one, at random, makes a sample due
 };
 
-// A timer of fixed period keeps step with a loop of that length and sees one point of it only; and where a sample
-// delays the program, the two settle into step by themselves. So the timer ticks several times for one sample, of which
-// one at random is taken, and runs a little faster than asked, in no round ratio: one sample in each `leave_out`, at
-// random, is left out again.
 struct turn {
-	__u32 left, out, ticks_left, tick;
+	__u32 left, chosen;
 };
 
+// Ticks left in this turn, and the one of them to take.
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -169,6 +164,7 @@ struct {
 	__type(value, struct turn);
 } TURN SEC(".maps");
 
+// The processes to sample.
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
@@ -221,12 +217,12 @@ struct {
 	__type(value, struct kernel_facts);
 } FACTS SEC(".maps");
 
-static __always_inline void count(__u32 which)
+static __always_inline void count(__u32 which, __u64 more)
 {
 	__u64 *n = bpf_map_lookup_elem(&COUNTS, &which);
 
 	if (n)
-		*n += 1;
+		*n += more;
 }
 
 static __always_inline char *scratch(void)
@@ -803,7 +799,7 @@ static __always_inline void write(struct head *h, struct state *s)
 	if (bpf_ringbuf_reserve_dynptr(&SAMPLES, prefix + (s->end - base) + PAGE, 0, &ring)) {
 		// The rest alone would be of no use; without its rest a stack is cut, and says so.
 		if (!(h->flags & REST))
-			count(COUNT_LOST);
+			count(COUNT_LOST, 1);
 		h->flags &= ~MORE;
 		bpf_ringbuf_discard_dynptr(&ring, 0);
 		return;
@@ -882,46 +878,31 @@ int sample(struct bpf_perf_event_data *ctx)
 {
 	__u64 id = bpf_get_current_pid_tgid();
 	__u32 pid = id >> 32, zero = 0;
-	char *area = scratch();
-	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
 	struct layout *lay = bpf_map_lookup_elem(&PROCS, &pid);
+	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
+	char *area = scratch();
 	struct head *h = (void *)area;
-	__u64 task = bpf_get_current_task(), tp = 0, sp, end, at, size;
+	struct turn *turn = bpf_map_lookup_elem(&TURN, &zero);
+	__u64 task = bpf_get_current_task(), began, tp = 0, sp, end, at, size;
 	struct cache *c = cache();
 	struct state *s;
 	long n;
 
-	if (!area || !c || !facts)
+	if (!lay || !area || !c || !facts || !turn)
 		return 0;
-	if (facts->ticks && facts->leave_out) {
-		struct turn *b = bpf_map_lookup_elem(&TURN, &zero);
-
-		if (b) {
-			if (!b->ticks_left) {
-				b->ticks_left = facts->ticks;
-				b->tick = bpf_get_prandom_u32() % facts->ticks;
-			}
-			b->ticks_left--;
-			if (b->ticks_left != b->tick)
-				return 0;
-			if (!b->left) {
-				b->left = facts->leave_out;
-				b->out = bpf_get_prandom_u32() % facts->leave_out;
-			}
-			b->left--;
-			if (b->left == b->out)
-				return 0;
+	if (facts->ticks > 1) {
+		if (!turn->left) {
+			turn->left = facts->ticks;
+			turn->chosen = bpf_get_prandom_u32() % facts->ticks;
 		}
+		turn->left--;
+		if (turn->left != turn->chosen)
+			return 0;
 	}
 	s = (void *)(area + STATE);
-	if (!lay && !facts->follow_forks) {
-		count(COUNT_STRANGERS);
-		return 0;
-	}
-	count(COUNT_SAMPLES);
 	s->fresh = 0;
 	c->sample++;
-	h->time = bpf_ktime_get_ns();
+	h->time = began = bpf_ktime_get_ns();
 	h->pid = pid;
 	h->tid = id;
 	h->flags = 0;
@@ -962,7 +943,7 @@ int sample(struct bpf_perf_event_data *ctx)
 	at = HEAD + 8 * (__u64)h->kernel;
 	h->frames_at = at;
 	s->at = at;
-	if (lay && lay->runtime) {
+	if (lay->runtime) {
 		__u64 state = thread_state(lay, tp);
 		struct nested_key key = { .thread_pointer = tp, .pid = pid };
 		struct nested *nested = state || !lay->tls ? bpf_map_lookup_elem(&NESTED_STATES, &key) : 0;
@@ -1004,7 +985,7 @@ int sample(struct bpf_perf_event_data *ctx)
 	if (h->flags & REGS_OK) {
 		// Where the stack ends: argc in the main thread, the thread descriptor in the others (glibc and musl put
 		// it above the stack); anywhere else (signal stacks, coroutines) a guess.
-		if (lay && lay->stack_end >= sp && lay->stack_end - sp < (64ULL << 20))
+		if (lay->stack_end >= sp && lay->stack_end - sp < (64ULL << 20))
 			end = lay->stack_end + 8;
 		else if (tp > sp && tp - sp < (1ULL << 30))
 			end = tp;
@@ -1012,7 +993,7 @@ int sample(struct bpf_perf_event_data *ctx)
 			end = sp + 65536;
 		// Only where that is sure, or the depth of Python says so, more than one record's worth.
 		size = MAX_STACK;
-		if ((lay && lay->stack_end + 8 == end) || h->frames > DEEP_FRAMES)
+		if (lay->stack_end + 8 == end || h->frames > DEEP_FRAMES)
 			size *= MAX_STACKS;
 		if (end - sp > size)
 			end = sp + size;
@@ -1021,6 +1002,8 @@ int sample(struct bpf_perf_event_data *ctx)
 	write(h, s);
 	if (h->flags & MORE)
 		bpf_loop(MAX_STACKS - 1, write_rest, 0, 0);
+	count(COUNT_SAMPLES, 1);
+	count(COUNT_TIME, bpf_ktime_get_ns() - began);
 	return 0;
 }
 
