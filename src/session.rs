@@ -78,6 +78,9 @@ pub struct Session {
     sampled: FxHashSet<(Pid, Tid)>,
     /// Processes in whose samples there is code that is in no file.
     unfiled: FxHashSet<Pid>,
+    /// Threads that ended lately, and processes whose first thread has ended while others go on.
+    ended: FxHashSet<Tid>,
+    headless: FxHashSet<Pid>,
     /// Each thread's last stack, and the bytes of all.
     last: FxHashMap<Tid, Last>,
     last_bytes: usize,
@@ -148,6 +151,8 @@ impl Session {
             pythons: BTreeMap::new(),
             sampled: FxHashSet::default(),
             unfiled: FxHashSet::default(),
+            ended: FxHashSet::default(),
+            headless: FxHashSet::default(),
             last: FxHashMap::default(),
             last_bytes: 0,
             touched: None,
@@ -212,6 +217,7 @@ impl Session {
                 let _ = self.open(pid, learn); // gone already: its samples will say so
             }
             Event::Fork { pid, parent } => {
+                self.ended.remove(&pid);
                 if let Some(m) = self.members.get(&parent) {
                     let mut process = m.process.forked(pid);
                     // The same files, but another number; gone already, and its parent's must do.
@@ -238,6 +244,7 @@ impl Session {
                     .insert((pid, tid), String::from_utf8_lossy(&comm).into_owned());
             }
             Event::Thread { pid, tid } => {
+                self.ended.remove(&tid);
                 let name = self.host.thread_name(pid, tid);
                 self.threads.entry((pid, tid)).or_insert(name.unwrap_or_default());
             }

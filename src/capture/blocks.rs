@@ -7,7 +7,7 @@ use std::cell::RefCell;
 
 use crate::process::memory::{Memory, in_pieces};
 use crate::process::sys;
-use crate::sample::Pid;
+use crate::sample::Tid;
 
 /// Bytes fetched around a place; divides a page, so that a block is readable as a whole or not at all.
 const BLOCK: u64 = 256;
@@ -17,11 +17,11 @@ const MOST: usize = 4096;
 pub const MAX_AHEAD: usize = 1024;
 const SLOTS: usize = 2 * MOST;
 
-/// Blocks of one process, read since [`Blocks::begin`].
+/// Blocks of one thread's memory, read since [`Blocks::begin`].
 pub struct Blocks(RefCell<State>);
 
 struct State {
-    pid: Pid,
+    tid: Tid,
     /// Hash table: addresses of blocks, the rounds they were put in, and their places among `touched`. Zeros cost no
     /// memory until they are written to.
     index: Vec<u64>,
@@ -37,7 +37,7 @@ struct State {
 impl Default for Blocks {
     fn default() -> Blocks {
         Blocks(RefCell::new(State {
-            pid: 0,
+            tid: 0,
             index: vec![0; SLOTS],
             rounds: vec![0; SLOTS],
             places: vec![0; SLOTS],
@@ -50,10 +50,10 @@ impl Default for Blocks {
 }
 
 impl Blocks {
-    /// Forgets all, and fetches these blocks of a process (sorted addresses, from [`Blocks::touched`]).
-    pub fn begin(&mut self, pid: Pid, ahead: &[u64]) {
+    /// Forgets all, and fetches these blocks of a thread's memory (sorted addresses, from [`Blocks::touched`]).
+    pub fn begin(&mut self, tid: Tid, ahead: &[u64]) {
         let s = self.0.get_mut();
-        s.pid = pid;
+        s.tid = tid;
         s.round = s.round.wrapping_add(1);
         if s.round == 0 {
             s.rounds.fill(0);
@@ -69,7 +69,7 @@ impl Blocks {
             }
         }
         let size = ahead.len() * BLOCK as usize;
-        let got = sys::read_memory_pieces(pid, &s.pieces, &mut s.data[..size]);
+        let got = sys::read_memory_pieces(tid, &s.pieces, &mut s.data[..size]);
         for at in ahead.iter().take(got / BLOCK as usize) {
             s.insert(*at, false);
         }
@@ -114,7 +114,7 @@ impl State {
             return Some(None);
         }
         let place = self.touched.len() * BLOCK as usize;
-        let got = sys::read_memory(self.pid, at, &mut self.data[place..place + BLOCK as usize]);
+        let got = sys::read_memory(self.tid, at, &mut self.data[place..place + BLOCK as usize]);
         (got == BLOCK as usize).then_some(())?;
         self.insert(at, true);
         Some(Some(place))
@@ -130,7 +130,7 @@ impl Memory for Blocks {
                 piece.copy_from_slice(&s.data[place + skip..][..piece.len()]);
                 true
             }
-            Some(None) => sys::read_memory(s.pid, start + skip as u64, piece) == piece.len(),
+            Some(None) => sys::read_memory(s.tid, start + skip as u64, piece) == piece.len(),
         })
     }
 }

@@ -18,6 +18,9 @@ use crate::sample::{ModuleId, Pid, Tid};
 /// Said of an interpreter whose frames are not read.
 const UNKNOWN: &str = ": this version is not known, so its frames are left out";
 
+/// Threads that ended lately: no more are kept in mind.
+const MANY_ENDED: usize = 4096;
+
 /// A process of the session.
 pub(super) struct Member {
     pub(super) process: Process,
@@ -100,16 +103,27 @@ impl Session {
         if !self.sampled.contains(&(pid, tid)) {
             self.threads.remove(&(pid, tid));
         }
-        if pid == tid {
-            learn(pid, None)?;
-            // Where other threads go on, the next sample opens it again. Code that is in no file gets its name later.
-            if !self.unfiled.contains(&pid) {
-                self.members.remove(&pid);
-            }
-            self.codes.forget(pid);
-            if !self.sampled.contains(&(pid, tid)) {
-                self.pythons.remove(&pid);
-            }
+        if self.ended.len() >= MANY_ENDED {
+            self.ended.clear();
+        }
+        self.ended.insert(tid);
+        if pid != tid && !self.headless.contains(&pid) {
+            return Ok(());
+        }
+        // The first thread may end before the others. Those that are still listed may have ended, too.
+        if self.host.threads(pid).iter().any(|other| !self.ended.contains(other)) {
+            self.headless.insert(pid);
+            return Ok(());
+        }
+        self.headless.remove(&pid);
+        learn(pid, None)?;
+        // Code that is in no file gets its name later.
+        if !self.unfiled.contains(&pid) {
+            self.members.remove(&pid);
+        }
+        self.codes.forget(pid);
+        if !self.sampled.contains(&(pid, pid)) {
+            self.pythons.remove(&pid);
         }
         Ok(())
     }

@@ -51,7 +51,7 @@ impl Holder {
         let words = begin_again(&stop)?;
         let regs = words.regs();
         let standing = standing(&words);
-        let stack = self.read(pid, &regs, &standing, standing.pointer, space, ahead);
+        let stack = self.read(tid, &regs, &standing, standing.pointer, space, ahead);
         // While it stands still its timer does too, and is cheap to set.
         let past = timer.as_mut().map_or(0, |t| t.next(tick));
         drop(stop);
@@ -73,7 +73,7 @@ impl Holder {
         let words = begin_again(&stop)?;
         let regs = words.regs();
         let standing = standing(&words);
-        let stack = self.read(pid, &regs, &standing, standing.pointer, Some(space), &[]);
+        let stack = self.read(tid, &regs, &standing, standing.pointer, Some(space), &[]);
         during(&self.walked, standing.pointer);
         stop.detach();
         let mut sample = self.sample((pid, tid, time), regs, stack);
@@ -97,16 +97,17 @@ impl Holder {
             registers: [0; GPRS],
         };
         // Without its pointer no thread state is this thread's.
-        let stack = self.read(pid, &regs, &standing, pointer.unwrap_or(end), Some(space), &[]);
+        let stack = self.read(tid, &regs, &standing, pointer.unwrap_or(end), Some(space), &[]);
         let mut sample = self.sample((pid, tid, time), regs, stack);
         self.finish(&mut sample, &mut Vec::new());
         (sample, &self.walked)
     }
 
-    /// Reads interpreter frames and stack, both into room of our own; the stack's base, length and holes.
+    /// Reads interpreter frames and stack, both into room of our own; the stack's base, length and holes. All through the
+    /// thread: the first one of its process may have ended, and has no memory then.
     fn read(
         &mut self,
-        pid: Pid,
+        tid: Tid,
         regs: &Regs,
         standing: &Standing,
         descriptor: u64,
@@ -114,13 +115,13 @@ impl Holder {
         ahead: &[u64],
     ) -> (u64, usize, Vec<u64>) {
         if let Some(space) = space {
-            self.blocks.begin(pid, ahead);
+            self.blocks.begin(tid, ahead);
             (self.walk)(&self.blocks, space, standing, &mut self.walked);
         }
         let base = regs.sp().wrapping_sub(RED_ZONE);
         let deep = space.is_some() && self.walked.python.len() > DEEP_FRAMES;
         let end = stack::end(base, descriptor, space.map_or(0, |s| s.stack_end), deep);
-        let (read, mut holes) = (|at: u64, out: &mut [u8]| sys::read_memory(pid, at, out), [0; HOLES]);
+        let (read, mut holes) = (|at: u64, out: &mut [u8]| sys::read_memory(tid, at, out), [0; HOLES]);
         let len = stack::copy(&read, base, end, &mut self.stack, &mut holes);
         (base, len, stack::trimmed(&holes))
     }
