@@ -18,7 +18,8 @@ use crate::sample::{Sample, Tid};
 const MOST_KEPT: usize = 128;
 /// How old a sample may be that came too late for whoever asked for it, ns.
 const MOST_AGE: u64 = 5_000_000_000;
-/// How long a thread is waited for of which there is an answer already. One that is on a CPU takes 20 us.
+/// How long an answer is looked for before sleeping, if at all: whoever sleeps wakes much later where CPUs are busy. A
+/// thread that is on a CPU answers within 20 us.
 const BRIEFLY: Duration = Duration::from_micros(50);
 /// One that takes longer to answer had no CPU, ns.
 const AT_ONCE: u64 = 1_000_000;
@@ -182,7 +183,7 @@ impl Asker {
         let Some(thread) = threads.get_mut(&tid) else {
             return Answer::Gone;
         };
-        // Not asleep, where there is an answer already: where CPUs are busy, whoever sleeps wakes much later.
+        // Where there is an answer already, it is not worth sleeping for another.
         let fresh = thread.take(false, |ask| {
             let wait = || if known { None } else { ask.wait(most) };
             ask.spin(BRIEFLY).or_else(wait)
