@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
 use nativeprof::export::json;
 use nativeprof::tree::profile::{Frame, FrameKind, Profile};
@@ -24,7 +25,17 @@ pub fn nativeprof(args: &[&str]) -> Command {
 pub struct Recording {
     pub profile: Profile,
     pub stderr: String,
+    /// Time that the host took from the CPUs of this machine meanwhile.
+    stolen: Duration,
     stacks: Vec<(Vec<u32>, u64)>,
+}
+
+/// Time that the host has taken from the CPUs of this machine since it runs: the eighth number of /proc/stat, in
+/// hundredths of a second (proc_stat(5)).
+fn stolen() -> Duration {
+    let stat = std::fs::read_to_string("/proc/stat").expect("readable");
+    let steal = stat.split_whitespace().nth(8).and_then(|n| n.parse::<u64>().ok());
+    Duration::from_millis(10 * steal.expect("a number for all CPUs"))
 }
 
 /// Samples a process at 1000 Hz for two seconds, or as the words say.
@@ -44,10 +55,11 @@ pub fn attach_while(pid: u32, words: &[&str], act: impl FnOnce()) -> Recording {
     if !words.contains(&"-d") {
         command.args(["-d", "1"]);
     }
+    let before = stolen();
     let mut running = Running::start(command);
     act();
     let done = running.finish();
-    Recording::new(&file, done)
+    Recording::new(&file, done, stolen() - before)
 }
 
 /// `record -- COMMAND` at 1000 Hz.
@@ -66,8 +78,9 @@ pub fn record(words: &[&str], command: &Command) -> Recording {
             None => ours.env_remove(name),
         };
     }
+    let before = stolen();
     let done = ours.stdin(Stdio::null()).output().expect("nativeprof starts");
-    Recording::new(&file, done)
+    Recording::new(&file, done, stolen() - before)
 }
 
 /// nativeprof, sampling.
@@ -115,7 +128,7 @@ impl Running {
 }
 
 impl Recording {
-    fn new(file: &std::path::Path, done: Output) -> Recording {
+    fn new(file: &std::path::Path, done: Output, stolen: Duration) -> Recording {
         let stderr = String::from_utf8_lossy(&done.stderr).into_owned();
         assert!(
             done.status.success(),
@@ -143,6 +156,7 @@ impl Recording {
         Recording {
             profile,
             stderr,
+            stolen,
             stacks,
         }
     }
@@ -203,10 +217,13 @@ impl Recording {
             q.reasons,
             self.examples(|stack| stack.iter().any(|f| f.kind == FrameKind::Cut))
         );
-        // Repaired stacks are whole and are held to the table of calls like all others; they must stay few.
+        // Repaired stacks are whole and are held to the table of calls like all others; they must stay few. glibc ends
+        // its tables before the system call that makes a thread (sysdeps/unix/sysv/linux/x86_64/clone3.S, 2.36).
+        let makes_threads = |f: &&Frame| f.name.contains("pthread_create") || f.name.contains("clone");
+        let making_threads = self.matching(|stack| stack.iter().rev().take(5).any(makes_threads));
         assert!(
-            q.repaired <= (q.taken / 12).max(1),
-            "{whom}: {} of {} stacks had to be repaired",
+            q.repaired <= (q.taken / 20).max(1) + making_threads,
+            "{whom}: {} of {} stacks had to be repaired, where {making_threads} made threads",
             q.repaired,
             q.taken
         );
@@ -220,12 +237,11 @@ impl Recording {
     /// Samples that may be lost, if they are counted. A machine that stands still for a moment loses some of the deepest
     /// stacks; that a quiet one loses none is for the benchmarks to show. With ptrace, ticks in user code stop the
     /// thread themselves; to one in the kernel the tracer comes a moment later, and the thread may be asleep by then.
+    /// Nobody can sample while the host has taken the CPUs away.
     fn excused(&self, asked: u64) -> u64 {
-        if self.profile.meta.backend == "ptrace" {
-            asked / 3
-        } else {
-            asked / 10
-        }
+        let stolen = self.stolen.as_millis() as u64 * self.profile.meta.rate / 1000;
+        let some = if self.profile.meta.backend == "ptrace" { 6 } else { 10 };
+        asked / some + stolen
     }
 
     /// As many samples as CPU time asks for, no fewer and no more, but for a few at start and end of threads.
@@ -237,8 +253,10 @@ impl Recording {
             q.taken,
             q.asked
         );
+        // The timers are those of the CPUs: how often they meet a thread that sleeps now and then is a matter of chance.
+        let chance = 2.5 * (q.asked as f64).sqrt();
         assert!(
-            q.taken as f64 <= q.asked as f64 * 1.02 + 5.0,
+            q.taken as f64 <= q.asked as f64 * 1.02 + 5.0 + chance,
             "{whom}: {} samples, only {} asked",
             q.taken,
             q.asked
