@@ -252,8 +252,7 @@ fn reused_code_addresses_are_told_apart() {
             python.name,
             seen.len()
         );
-        // Each runs once: more samples than its time allows (two in a millisecond) mean that it lent
-        // its name.
+        // Each runs once: more samples than its time allows (two in a millisecond) mean that it lent its name.
         let most = seen.iter().max_by_key(|(_, n)| **n);
         let few = 2.0 + 2.0 * truth["longest"] / 1e6;
         assert!(

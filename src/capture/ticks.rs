@@ -10,6 +10,11 @@ use super::random::Random;
 /// Ticks in a run at one distance.
 pub const RUN: u32 = 8;
 
+/// Time for which a sample stands, ns.
+pub fn period(rate: u64) -> u64 {
+    (1_000_000_000 / rate.max(1)).max(1)
+}
+
 /// The ticks of one timer, on a clock that goes with it: CPU time for a thread's. Times in ns.
 #[derive(Debug, Default)]
 pub struct Ticks {

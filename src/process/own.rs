@@ -141,10 +141,7 @@ fn cpu_clock(tid: Tid) -> libc::clockid_t {
 
 /// CPU time of a thread of ours, ns; `None` if it has ended.
 pub fn cpu_time(tid: Tid) -> Option<u64> {
-    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `t` is a valid place for the result.
-    let r = unsafe { libc::clock_gettime(cpu_clock(tid), &mut t) };
-    (r == 0).then_some(t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64)
+    sys::read_clock(cpu_clock(tid))
 }
 
 /// A timer of a thread's CPU time that sends the thread a signal; deleted when dropped.

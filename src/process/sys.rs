@@ -215,7 +215,8 @@ fn clock(id: libc::clockid_t) -> u64 {
     read_clock(id).unwrap_or(0)
 }
 
-fn read_clock(id: libc::clockid_t) -> Option<u64> {
+/// Time on a clock, ns; `None` if there is no such clock (any more).
+pub fn read_clock(id: libc::clockid_t) -> Option<u64> {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `t` is a valid place for the result.
     let r = unsafe { libc::clock_gettime(id, &mut t) };

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::not_permitted;
 use crate::capture::random::Random;
-use crate::capture::ticks::{RUN, Ticks};
+use crate::capture::ticks::{RUN, Ticks, period};
 use crate::capture::{Clock, Options};
 use crate::error::{Error, Kind, Result};
 use crate::process::sys::{self, perf};
@@ -79,11 +79,6 @@ struct Lap {
     counted: u64,
 }
 
-/// Time for which a sample stands, ns.
-pub fn period(rate: u64) -> u64 {
-    (1_000_000_000 / rate.max(1)).max(1)
-}
-
 impl CpuEvents {
     /// Opens them; they do not tick yet.
     ///
@@ -92,15 +87,11 @@ impl CpuEvents {
     pub fn open(options: &Options, program: BorrowedFd<'_>) -> Result<CpuEvents> {
         let (mut attr, name, pace) = attr(options)?;
         let mut events = Vec::new();
-        for cpu in 0..sys::cpu_count() {
-            let event = match sys::perf_event_open(&mut attr, -1, cpu as i32) {
-                Ok(event) => event,
-                Err(e) if e.raw_os_error() == Some(libc::ENODEV) => continue, // CPU is off
-                Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-                    return Err(not_permitted("cannot sample the CPUs", &e));
-                }
-                Err(e) => return Err(Error::io(format!("cannot sample with {name}"), e)),
-            };
+        for event in on_each_cpu(
+            &mut attr,
+            "cannot sample the CPUs",
+            &format!("cannot sample with {name}"),
+        )? {
             sys::perf_set_bpf(event.as_fd(), program).map_err(|e| Error::io("cannot attach the BPF program", e))?;
             events.push(Event {
                 event,
@@ -206,6 +197,23 @@ impl CpuEvents {
         }
         COUNTED_LAP
     }
+}
+
+/// Opens an event on each CPU that is on.
+///
+/// # Errors
+/// `denied` if it is not permitted, else `failed`.
+pub fn on_each_cpu(attr: &mut perf::perf_event_attr, denied: &str, failed: &str) -> Result<Vec<OwnedFd>> {
+    let mut events = Vec::new();
+    for cpu in 0..sys::cpu_count() {
+        match sys::perf_event_open(attr, -1, cpu as i32) {
+            Ok(event) => events.push(event),
+            Err(e) if e.raw_os_error() == Some(libc::ENODEV) => {} // CPU is off
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => return Err(not_permitted(denied, &e)),
+            Err(e) => return Err(Error::io(failed, e)),
+        }
+    }
+    Ok(events)
 }
 
 /// The event, its name, and how it is paced.

@@ -23,6 +23,7 @@ use aya::{Ebpf, EbpfLoader};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::ring::Ring;
+use super::ticks::period;
 use super::tidings::{self, Tiding};
 use super::{Counts, Options, Source};
 use crate::error::{Error, Kind, Result};
@@ -47,6 +48,7 @@ const RING_BYTES: u32 = 32 << 20;
 const TIDINGS_PAGES: usize = 64;
 /// Longest time between two looks at the rings: bounds how old a code object may be when its name is read.
 const LOOK: Duration = Duration::from_millis(10);
+const WATCH: &str = "cannot watch mappings and forks";
 const TELL: &str = "cannot tell the BPF program of a process";
 /// Longest time that the kernel takes to clear up after a thread, ns, ...
 const CLEARING_UP: u64 = 1_000_000_000;
@@ -225,7 +227,7 @@ impl EbpfSource {
             lost_tidings: 0,
             known: FxHashSet::default(),
             ended: FxHashMap::default(),
-            times: Times::new(events::period(options.rate)),
+            times: Times::new(period(options.rate)),
             delivered: 0,
             before_exec: None,
             joiner: record::Joiner::default(),
@@ -246,15 +248,7 @@ impl EbpfSource {
         // Whoever maps an interpreter must be known before it runs: wake at once.
         attr.set_watermark(1);
         attr.__bindgen_anon_2.wakeup_watermark = 1;
-        for cpu in 0..sys::cpu_count() {
-            let event = match sys::perf_event_open(&mut attr, -1, cpu as i32) {
-                Ok(event) => event,
-                Err(e) if e.raw_os_error() == Some(libc::ENODEV) => continue, // CPU is off
-                Err(e) if e.raw_os_error() == Some(libc::EACCES) => {
-                    return Err(not_permitted("cannot watch mappings and forks", &e));
-                }
-                Err(e) => return Err(Error::io("cannot watch mappings and forks", e)),
-            };
+        for event in events::on_each_cpu(&mut attr, WATCH, WATCH)? {
             let ring = Ring::new(event, TIDINGS_PAGES).map_err(|e| match e.kind() {
                 io::ErrorKind::PermissionDenied => not_permitted("cannot map the ring of mappings and forks", &e),
                 _ => Error::io("cannot map the ring of mappings and forks", e),

@@ -15,6 +15,7 @@ use super::timer::{self, RunState, Tick, Timer, Told};
 use super::{Command, Note, Shared, lock};
 use crate::capture::Walk;
 use crate::capture::random::Random;
+use crate::capture::ticks::period;
 use crate::capture::tidings::Tiding;
 use crate::process::sys;
 use crate::process::trace::{self, Epoll, News, Ready, Stopped, Why};
@@ -174,7 +175,7 @@ impl Tracer {
     }
 
     fn period(&self) -> u64 {
-        1_000_000_000 / self.p.rate.max(1)
+        period(self.p.rate)
     }
 
     fn start(&mut self) {

@@ -10,6 +10,7 @@ use rustc_hash::FxHashMap;
 
 use super::mappings::Mappings;
 use super::random::Random;
+use super::ticks;
 use super::{Counts, Source, Walk};
 use crate::error::{Error, Kind, Result};
 use crate::layout::Space;
@@ -125,7 +126,7 @@ impl SignalSource {
     }
 
     fn period(&self) -> u64 {
-        1_000_000_000 / self.options.rate.max(1)
+        ticks::period(self.options.rate)
     }
 
     /// Takes threads in that are new, and lets go of those that have ended.
@@ -187,9 +188,9 @@ impl SignalSource {
     fn tick(&mut self, out: &mut Vec<Event>) {
         let stack = self.options.native;
         let wants = Wants { stack, python: true };
-        let mut maps = None;
+        let (mut maps, period) = (None, self.period());
         for (tid, t) in &mut self.threads {
-            self.ended += 1_000_000_000 / self.options.rate.max(1);
+            self.ended += period;
             if t.asked.is_some_and(|asked| asked.elapsed() < PATIENCE) {
                 self.lost += 1;
                 continue;
