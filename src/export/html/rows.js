@@ -9,6 +9,7 @@ class Rows {
     this.options = options;
     this.rows = [];
     this.at = -1;
+    this.made = new Map(); // the elements of the rows in view, by number
     this.head = el("div", { class: "row head", role: "row" });
     for (const column of options.columns) {
       const cell = el("div", { role: "columnheader", class: `cell ${column.key} ${column.num ? "num" : ""}` });
@@ -34,7 +35,8 @@ class Rows {
     }
     this.scroller.setAttribute("aria-rowcount", rows.length + 1);
     this.body.style.height = rows.length * ROW_HEIGHT + "px";
-    this.drawn = null;
+    this.made.clear();
+    this.body.replaceChildren();
     this.draw();
   }
 
@@ -61,12 +63,22 @@ class Rows {
     if (!height) return;
     const first = Math.max(0, Math.floor(this.scroller.scrollTop / ROW_HEIGHT) - 8);
     const last = Math.min(this.rows.length, Math.ceil((this.scroller.scrollTop + height) / ROW_HEIGHT) + 8);
-    const key = `${first} ${last} ${this.at}`;
-    if (key === this.drawn) return;
-    this.drawn = key;
-    const made = [];
-    for (let i = first; i < last; i++) made.push(this.row(i));
-    this.body.replaceChildren(...made);
+    // Rows that stay in view stay as they are: one that is pressed while the list moves must be there to be released.
+    for (const [i, element] of this.made) {
+      if (i >= first && i < last) continue;
+      element.remove();
+      this.made.delete(i);
+    }
+    let next = null;
+    for (let i = last - 1; i >= first; i--) {
+      if (!this.made.has(i)) {
+        this.made.set(i, this.row(i));
+        this.body.insertBefore(this.made.get(i), next);
+      }
+      next = this.made.get(i);
+      next.classList.toggle("at", i === this.at);
+      next.setAttribute("aria-selected", String(i === this.at));
+    }
     const id = `${this.options.id}-${this.at}`;
     if (this.at >= first && this.at < last) this.scroller.setAttribute("aria-activedescendant", id);
     else this.scroller.removeAttribute("aria-activedescendant");
@@ -75,18 +87,17 @@ class Rows {
   row(i) {
     const row = this.rows[i];
     const element = el("div", {
-      class: "row" + (i === this.at ? " at" : ""),
+      class: "row",
       role: "row",
       id: `${this.options.id}-${i}`,
       "aria-rowindex": i + 2,
-      "aria-selected": i === this.at ? "true" : "false",
     });
     element.style.top = i * ROW_HEIGHT + "px";
     for (const [key, value] of Object.entries(this.options.attributes?.(row) ?? {})) element.setAttribute(key, value);
     for (const column of this.options.columns) {
       element.append(el("div", { role: "gridcell", class: `cell ${column.key} ${column.num ? "num" : ""}` }, column.cell(row)));
     }
-    // A row is made anew when it is picked: what is clicked in it must not vanish before it has acted.
+    // What can be clicked in a row acts for itself; it may make the rows anew, and must not vanish before it has acted.
     const own = (event) => event.target.closest("input, button") !== null;
     element.addEventListener("click", (event) => own(event) || this.pick(i));
     element.addEventListener("dblclick", (event) => own(event) || this.options.onopen?.(row));
@@ -95,7 +106,6 @@ class Rows {
 
   pick(i) {
     this.at = i;
-    this.drawn = null;
     this.options.onpick?.(this.rows[i], i);
     this.draw();
   }
