@@ -148,7 +148,7 @@ struct Recent(Box<[(u64, u32, Pid, CodeId)]>);
 
 impl Recent {
     const BITS: u32 = 12;
-    /// The number of no process.
+    /// The number of no process; in a forged sample it may stand all the same.
     const NOBODY: Pid = Pid::MAX;
 
     fn slot(avma: u64) -> usize {
@@ -158,7 +158,7 @@ impl Recent {
     #[inline]
     fn get(&self, pid: Pid, avma: u64, print: u32) -> Option<CodeId> {
         let (a, p, of, id) = self.0[Self::slot(avma)];
-        ((a, p, of) == (avma, print, pid)).then_some(id)
+        ((a, p, of) == (avma, print, pid) && pid != Self::NOBODY).then_some(id)
     }
 
     fn put(&mut self, pid: Pid, avma: u64, print: u32, id: CodeId) {
@@ -251,4 +251,22 @@ fn read_once(memory: &dyn Memory, layout: &Layout, avma: u64, print: u32) -> Opt
         line_table: text::read_bytes(memory, layout, table).unwrap_or_default(),
         first_traceable,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::interp::tables;
+    use crate::process::memory::Nothing;
+
+    #[test]
+    fn what_cannot_be_read_is_not_known() {
+        let (_, layout) = &tables::ROWS[0];
+        for pid in [0, 1, Pid::MAX] {
+            for (avma, print) in [(0, 0), (0, 1), (16, 0), (u64::MAX, u32::MAX)] {
+                let seen = CodeTable::default().see(pid, &Nothing, layout, avma, print);
+                assert_eq!(seen, Err(Cut::CodeGone), "{pid} {avma:#x} {print}");
+            }
+        }
+    }
 }

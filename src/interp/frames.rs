@@ -191,15 +191,8 @@ fn py_frame(pid: Pid, f: &PyRef, layout: &Layout, codes: &mut CodeTable, memory:
 mod tests {
     use super::*;
     use crate::interp::tables;
+    use crate::process::memory::Nothing;
     use crate::sample::{CodeId, Cut};
-
-    struct Nothing;
-
-    impl Memory for Nothing {
-        fn read(&self, _: u64, _: &mut [u8]) -> bool {
-            false
-        }
-    }
 
     /// Frames as (address, is_entry), CFrames as (address, frame), both innermost first; groups as (anchor, frames).
     fn check(frames: &[(u64, bool)], cframes: &[(u64, u64)], expected: &[(Option<u64>, usize)]) {

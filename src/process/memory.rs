@@ -22,6 +22,17 @@ pub trait Memory {
     }
 }
 
+/// No byte of it can be read.
+#[cfg(test)]
+pub struct Nothing;
+
+#[cfg(test)]
+impl Memory for Nothing {
+    fn read(&self, _: u64, _: &mut [u8]) -> bool {
+        false
+    }
+}
+
 /// Pages that are kept.
 const MAX_PAGES: usize = 1024;
 
