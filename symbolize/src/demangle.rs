@@ -2,8 +2,12 @@
 
 use std::borrow::Cow;
 use std::fmt::{self, Write};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::{Duration, Instant};
 
-use cpp_demangle::{DemangleOptions, DemangleWrite, ParseOptions};
+use cpp_demangle::error::Error;
+use cpp_demangle::{DemangleOptions, DemangleWrite, ParseOptions, Symbol};
 
 /// Mangled names longer than this are returned as they are. Template-heavy C++ reaches a few KiB.
 const MAX_MANGLED: usize = 4 << 10;
@@ -13,6 +17,16 @@ const MAX_DEMANGLED: usize = 16 << 10;
 const MAX_NODES: u32 = 20_000;
 /// Nesting accepted in a C++ name. Each level costs stack.
 const MAX_NESTING: u32 = 96;
+/// Nesting of names that cannot take long, most of all. The parser tries the same letters as one thing after the
+/// other, and in each of them what is nested (cpp_demangle 0.5.1): a hostile name of 70 bytes takes half a minute at
+/// the nesting above, 4 ms at this one.
+const EASY_NESTING: u32 = 24;
+/// How long one name may take that is nested more deeply.
+const PATIENCE: Duration = Duration::from_millis(250);
+/// One that takes longer is slow; ordinary ones take some microseconds ...
+const SLOW: Duration = Duration::from_millis(1);
+/// ... and so long may all slow ones of this process take together, ns.
+const MAX_SLOW: u64 = 1_000_000_000;
 
 /// Turns a symbol's raw name into its display name.
 ///
@@ -23,7 +37,8 @@ const MAX_NESTING: u32 = 96;
 /// - C++ (Itanium ABI) names are demangled with their parameters, Rust names (legacy and v0) without their hash.
 /// - Everything else, and names of more than 4 KiB, stay as they are.
 ///
-/// Time, stack and memory are bounded for any input.
+/// Time, stack and memory are bounded for any input: a C++ name that takes more than 250 ms stays as it is, and so do all
+/// of them once slow ones have taken a second of this process. Deeply nested ones are parsed in a thread of their own.
 pub fn demangle(raw: &str) -> Cow<'_, str> {
     if raw.len() > MAX_MANGLED {
         return Cow::Borrowed(raw);
@@ -68,7 +83,7 @@ fn demangle_rust(name: &str) -> Option<String> {
     let parsed = rustc_demangle::try_demangle(name).ok()?;
     let mut out = Bounded::default();
     write!(out, "{parsed:#}").ok()?;
-    Some(out.text)
+    Some(out.text).filter(|text| !text.is_empty()) // nothing but a hash
 }
 
 fn demangle_cpp(name: &str) -> Option<String> {
@@ -76,12 +91,53 @@ fn demangle_cpp(name: &str) -> Option<String> {
     if body.is_none() && !name.starts_with("_GLOBAL_") {
         return None;
     }
-    let parse = ParseOptions::default().recursion_limit(MAX_NESTING);
-    let symbol = cpp_demangle::Symbol::new_with_options(name, &parse).ok()?;
+    static SPENT: AtomicU64 = AtomicU64::new(0);
+    if SPENT.load(Ordering::Relaxed) > MAX_SLOW {
+        return None;
+    }
+    let began = Instant::now();
+    let shown = match parse(name, EASY_NESTING) {
+        Ok(symbol) => print(&symbol),
+        Err(Error::TooMuchRecursion) => watched(name),
+        Err(_) => None,
+    };
+    let took = began.elapsed();
+    if took > SLOW {
+        SPENT.fetch_add(took.as_nanos() as u64, Ordering::Relaxed);
+    }
+    shown
+}
+
+fn parse(name: &str, nesting: u32) -> Result<Symbol<&str>, Error> {
+    Symbol::new_with_options(name, &ParseOptions::default().recursion_limit(nesting))
+}
+
+fn print(symbol: &Symbol<&str>) -> Option<String> {
     let mut out = BoundedNodes::default();
     let print = DemangleOptions::new().recursion_limit(MAX_NESTING);
     symbol.structured_demangle(&mut out, &print).ok()?;
     Some(out.out.text).filter(|text| !text.is_empty())
+}
+
+/// A name of any nesting, parsed by a thread that is left to itself when it takes too long: the parser knows no other
+/// end. As long as it is at that, no other name is begun.
+fn watched(name: &str) -> Option<String> {
+    static LEFT: AtomicBool = AtomicBool::new(false);
+    if LEFT.load(Ordering::Relaxed) {
+        return None;
+    }
+    let (tell, told) = sync_channel(0);
+    let owned = name.to_string();
+    let parser = std::thread::Builder::new().name("demangle".into()).spawn(move || {
+        let shown = parse(&owned, MAX_NESTING).ok().and_then(|symbol| print(&symbol));
+        if tell.send(shown).is_err() {
+            LEFT.store(false, Ordering::Relaxed); // nobody has waited for it
+        }
+    });
+    parser.ok()?;
+    let answer = told.recv_timeout(PATIENCE);
+    LEFT.store(answer == Err(RecvTimeoutError::Timeout), Ordering::Relaxed);
+    answer.ok()?
 }
 
 /// A string that refuses to grow beyond [`MAX_DEMANGLED`].
@@ -159,6 +215,7 @@ mod tests {
                 "_ZN4core3fmt9Formatter3pad17h0123456789abcdefE.llvm.77",
                 "core::fmt::Formatter::pad",
             ),
+            ("_ZN17h0123456789abcdefE", "h0123456789abcdef"),
             ("_RNvCskwGfYPst2Cb_7mycrate3foo", "mycrate::foo"),
             ("_Zbogus", "_Zbogus"),
             ("_R", "_R"),
