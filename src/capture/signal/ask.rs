@@ -184,10 +184,13 @@ impl Asker {
             return Answer::Gone;
         };
         // Where there is an answer already, it is not worth sleeping for another.
-        let fresh = thread.take(false, |ask| {
-            let wait = || if known { None } else { ask.wait(most) };
-            ask.spin(BRIEFLY).or_else(wait)
-        });
+        // One that had no CPU a moment ago has been asked in advance, and would have answered since if it had got one.
+        let in_vain = known && thread.is_behind();
+        let fresh = !in_vain
+            && thread.take(false, |ask| {
+                let wait = || if known { None } else { ask.wait(most) };
+                ask.spin(BRIEFLY).or_else(wait)
+            });
         let answer = match &mut thread.last {
             Some(last) if known || fresh => {
                 last.given = true;
