@@ -18,13 +18,14 @@ def get_thread_stack(tid: int, maxdepth: int = 100, show_python: bool = True) ->
     """The native stack of a thread, innermost frame first.
 
     A thread that runs is interrupted by a signal for some microseconds; one that sleeps is read as it lies. A thread
-    that waits for a CPU may be late, and what it answered to the last call, at most 100 ms ago, be given instead.
+    that waits for a CPU is late: what it answered to an earlier call may be given instead, if it has had no CPU since
+    or the answer is less than 5 s old and was not given before.
 
     :param tid: the thread's ident (``threading.get_ident()``).
     :param maxdepth: entries at most; outer ones are left out.
     :param show_python: false puts one entry, with ``is_python``, in the place of the interpreter's frames from the
         bytecode loop on, and that again further out; true gives all frames as they are and marks none.
-    :returns: the entries; none, and no exception, if there is no such thread or it does not answer within some ms.
+    :returns: the entries; none, and no exception, if there is no such thread or it does not answer within 250 ms.
     """
     try:
         return list(starmap(StackEntry, thread_stack(tid, max(maxdepth, 0), show_python)))
