@@ -49,6 +49,11 @@ impl Ticks {
         (self.begun, self.distance, self.period) = (now as i64, distance as i64, period as i64);
     }
 
+    /// The distance that is set.
+    pub fn current(&self) -> u64 {
+        self.distance as u64
+    }
+
     /// Ticks of this run until now.
     fn passed(&self, now: i64) -> i64 {
         (now - self.begun).max(0) / self.distance.max(1)

@@ -21,6 +21,8 @@ pub struct Holder {
     blocks: Blocks,
     walked: Walked,
     stack: Vec<u8>,
+    /// Registers of the last sample's thread.
+    last: Option<(Tid, UserRegs)>,
 }
 
 impl Holder {
@@ -30,6 +32,20 @@ impl Holder {
             blocks: Blocks::default(),
             walked: Walked::with_room(MAX_FRAMES),
             stack: vec![0; (MAX_STACKS * MAX_STACK) as usize],
+            last: None,
+        }
+    }
+
+    /// Does what a sample takes while the thread runs, and forgets what came of it: code and memory that are soon needed
+    /// are near then. `ahead` as for [`Holder::take`].
+    pub fn rehearse(&mut self, tid: Tid, space: Option<&Space>, ahead: &[u64]) {
+        match self.last.take() {
+            Some((last, words)) if last == tid => {
+                let standing = standing(&words);
+                self.read(tid, &words.regs(), &standing, standing.pointer, space, ahead);
+                self.last = Some((last, words));
+            }
+            _ => self.blocks.begin(tid, ahead),
         }
     }
 
@@ -55,6 +71,7 @@ impl Holder {
         // While it stands still its timer does too, and is cheap to set.
         let past = timer.as_mut().map_or(0, |t| t.next(tick));
         drop(stop);
+        self.last = Some((tid, words));
         Ok((self.sample((pid, tid, time), regs, stack), past))
     }
 

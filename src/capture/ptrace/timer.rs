@@ -295,6 +295,18 @@ impl Timer {
         }
     }
 
+    /// CPU time from one tick that stops the thread to the next, as it is now, ns.
+    pub fn distance(&self) -> Option<u64> {
+        match &self.how {
+            How::Perf {
+                ticks,
+                signals: Some(_),
+                ..
+            } => Some(ticks.ticks.current()),
+            _ => None,
+        }
+    }
+
     /// Is a sample due by the CPU time looked up?
     pub fn looks_due(&self) -> bool {
         match self.how {

@@ -2,10 +2,11 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::num::NonZero;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::thread::{Builder, JoinHandle};
+use std::thread::{Builder, JoinHandle, available_parallelism};
 use std::time::Duration;
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -21,12 +22,14 @@ use crate::process::sys;
 use crate::process::trace::{self, Epoll, News, Ready, Stopped, Why};
 use crate::sample::{Event, Pid, Tid};
 
+mod lookout;
 mod members;
+mod tidings;
+
+use lookout::Forecast;
 
 /// Events that wait for the session before samples are dropped.
 const MAX_QUEUE: usize = 1 << 14;
-/// Where nothing tells of mappings: longest time between two looks, ns of the samples' clock.
-const LOOK_AGAIN: u64 = 20_000_000;
 /// How long the end waits for threads that were asked to stop.
 const LAST_WAIT: u64 = 100_000_000;
 /// Time between two looks at the signals that a process handles, ns.
@@ -43,6 +46,7 @@ const AT_ONCE: usize = 8;
 const NEWS: u64 = u64::MAX;
 const COMMANDS: u64 = u64::MAX - 1;
 const ALARM: u64 = u64::MAX - 2;
+const LOOKOUT: u64 = u64::MAX - 3;
 
 pub struct Parts {
     pub shared: Arc<Shared>,
@@ -69,6 +73,7 @@ struct Traced {
     asked: Option<u64>,
     /// Ticks that should stop it and have not yet.
     coming: u64,
+    forecast: Forecast,
     /// Blocks that the last walk read.
     blocks: Vec<u64>,
 }
@@ -91,6 +96,11 @@ struct Tracer {
     p: Parts,
     epoll: Epoll,
     alarm: OwnedFd,
+    /// Goes off before a stop; the one it was set for last.
+    lookout: OwnedFd,
+    looks_out_for: u64,
+    /// CPUs that we may use.
+    cpus: usize,
     threads: FxHashMap<Tid, Traced>,
     members: FxHashMap<Pid, Member>,
     /// The command we started: its end is for others to see.
@@ -114,6 +124,8 @@ pub fn start(parts: Parts) -> io::Result<JoinHandle<()>> {
     epoll.add(parts.children.as_fd(), NEWS)?;
     epoll.add(parts.waker.as_fd(), COMMANDS)?;
     epoll.add(alarm.as_fd(), ALARM)?;
+    let lookout = trace::alarm()?;
+    epoll.add(lookout.as_fd(), LOOKOUT)?;
     Builder::new().name("tracer".into()).spawn(move || {
         // So that nobody is held for longer than it takes. Where that is not permitted, it is as it is.
         sys::hurry();
@@ -122,6 +134,9 @@ pub fn start(parts: Parts) -> io::Result<JoinHandle<()>> {
             p: parts,
             epoll,
             alarm,
+            lookout,
+            looks_out_for: 0,
+            cpus: available_parallelism().map_or(1, NonZero::get),
             threads: FxHashMap::default(),
             members: FxHashMap::default(),
             own_child: None,
@@ -140,6 +155,7 @@ impl Tracer {
         let mut ready: Vec<Ready> = Vec::new();
         let mut stopping = None;
         while stopping.is_none_or(|since| !self.asked.is_empty() && sys::now() - since < LAST_WAIT) {
+            self.look_out();
             let wait = if self.asked.is_empty() { TURN } else { SHORT_TURN };
             self.epoll.wait(wait, &mut ready);
             let mut news = ready.is_empty();
@@ -165,6 +181,7 @@ impl Tracer {
                         trace::empty(self.alarm.as_fd());
                         self.look();
                     }
+                    LOOKOUT => trace::empty(self.lookout.as_fd()),
                     tid => self.tick(tid as Tid, r.over),
                 }
             }
@@ -321,21 +338,6 @@ impl Tracer {
         }
     }
 
-    /// Keeps what a timer told beside ticks, in order of time.
-    fn told(&mut self, pid: Pid, told: Told) {
-        if told.lost {
-            self.push(Note::Remapped(pid));
-        }
-        let Some(m) = self.members.get_mut(&pid) else { return };
-        // Threads and programs are told by ptrace.
-        let wanted = |t: &Tiding| matches!(t.event, Event::Mmap { .. } | Event::Comm { .. });
-        let before = m.tidings.len();
-        m.tidings.extend(told.tidings.into_iter().filter(wanted));
-        if m.tidings.len() > before {
-            m.tidings.make_contiguous().sort_by_key(|t| t.time);
-        }
-    }
-
     /// A sample of this thread is due.
     fn due(&mut self, tid: Tid) {
         let Some(t) = self.threads.get_mut(&tid) else { return };
@@ -416,6 +418,11 @@ impl Tracer {
             // One stop for both kinds of ticks gives one sample.
             past += all.saturating_sub(1) + u64::from(asked.is_some() && ticks);
         }
+        if tick == Tick::Stop
+            && let Some(distance) = t.timer.as_ref().and_then(Timer::distance)
+        {
+            t.forecast.stopped(since, let_go + distance);
+        }
         let held = let_go.saturating_sub(since);
         let time = sample.time;
         let mut fresh = false;
@@ -443,36 +450,6 @@ impl Tracer {
         if fresh || queue.len() > MAX_QUEUE / 4 {
             self.p.shared.ready.notify_one();
         }
-    }
-
-    /// Tells what was mapped up to this time.
-    fn tell_mappings(&mut self, pid: Pid, time: u64) {
-        let (mut silent, mut ticked) = (false, Vec::new());
-        let mut told = Told::default();
-        for (tid, t) in self.threads.iter_mut().filter(|(_, t)| t.pid == pid) {
-            match &mut t.timer {
-                Some(timer) if timer.event().is_some() => timer.told(&mut told),
-                _ => silent = true,
-            }
-            if told.stops + told.ticks > 0 {
-                let (stops, ticks) = (std::mem::take(&mut told.stops), std::mem::take(&mut told.ticks));
-                ticked.push((*tid, stops, ticks));
-            }
-        }
-        for (tid, stops, ticks) in ticked {
-            self.ticked(tid, stops, ticks);
-        }
-        self.told(pid, told);
-        let Some(m) = self.members.get_mut(&pid) else { return };
-        let mut notes = Vec::new();
-        if silent && time.saturating_sub(m.looked) > LOOK_AGAIN {
-            m.looked = time;
-            notes.push(Note::Remapped(pid));
-        }
-        while m.tidings.front().is_some_and(|t| t.time <= time) {
-            notes.extend(m.tidings.pop_front().map(|t| Note::Event(t.event)));
-        }
-        notes.into_iter().for_each(|note| self.push(note));
     }
 
     fn push(&self, note: Note) {

@@ -1,5 +1,6 @@
 //! Which processes and threads are traced: taken in when asked for or born of traced ones, forgotten when they end.
 
+use super::lookout::Forecast;
 use super::{Member, SIGNAL_LASTS, Traced, Tracer, count_time};
 use crate::capture::blocks::MAX_AHEAD;
 use crate::capture::ptrace::timer::{RunState, Timer};
@@ -56,6 +57,7 @@ impl Tracer {
             running: RunState::new(pid, tid),
             asked: None,
             coming: 0,
+            forecast: Forecast::default(),
             blocks: Vec::with_capacity(MAX_AHEAD),
         };
         self.threads.insert(tid, traced);
