@@ -11,7 +11,7 @@ use crate::error::{Error, Kind, Result};
 use crate::process::sys::{self, perf};
 
 /// Shortest time at one distance, ns: to set another interrupts the CPU, ...
-const LAP: u64 = 10_000_000;
+const LAP: u64 = 20_000_000;
 /// ... and takes us some microseconds for each: where there are very many CPUs, the time for each is no less than this.
 const LAP_OF_ONE: u64 = 400_000;
 /// The same for events that are counted: time to see how often they come.

@@ -46,8 +46,11 @@ const OBJECT: &[u8] = include_bytes!("sample.bpf.o");
 const RING_BYTES: u32 = 32 << 20;
 /// Pages of each CPU's ring of tidings.
 const TIDINGS_PAGES: usize = 64;
-/// Longest time between two looks at the rings: bounds how old a code object may be when its name is read.
-const LOOK: Duration = Duration::from_millis(10);
+/// Samples, and time, between two looks at the rings: to wake up costs as much as some samples do. The BPF program wakes us
+/// where one must be seen at once.
+const LOOK: u32 = 5;
+const SHORTEST_LOOK: Duration = Duration::from_millis(20);
+const LONGEST_LOOK: Duration = Duration::from_millis(50);
 const WATCH: &str = "cannot watch mappings and forks";
 const TELL: &str = "cannot tell the BPF program of a process";
 /// Longest time that the kernel takes to clear up after a thread, ns, ...
@@ -467,7 +470,8 @@ impl Source for EbpfSource {
     fn poll(&mut self, wait: Duration, out: &mut Vec<Event>) -> Result<bool> {
         let mut fds = vec![self.ring.as_fd()];
         fds.extend(self.tidings.iter().map(Ring::event));
-        sys::poll(&fds, wait.min(LOOK)).map_err(|e| Error::io("cannot wait for samples", e))?;
+        let look = Duration::from_nanos(period(self.options.rate)) * LOOK;
+        sys::poll(&fds, wait.min(look.clamp(SHORTEST_LOOK, LONGEST_LOOK))).map_err(|e| Error::io("cannot wait for samples", e))?;
         let mut samples = Vec::new();
         let (mut more, mut bytes) = (true, 0);
         while samples.len() < BATCH && bytes < BATCH_BYTES {

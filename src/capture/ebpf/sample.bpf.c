@@ -25,6 +25,8 @@
 #define AREA (1ULL << 20)         // bytes of scratch per CPU; a power of two, so that a mask bounds an offset
 #define WORDS 0xffff8             // mask of an offset in it
 #define SEEN_CELLS 65536
+// The reader is not woken more often than this for want of frames, ns.
+#define SOON 10000000
 #define RED_ZONE 128              // below the stack pointer; functions and their epilogues still use it
 #define NESTED 4                 // thread states of one thread beside its own
 #define BESIDE 512               // bytes between two local variables of the bytecode loop, at most
@@ -154,9 +156,10 @@ struct kernel_facts {
 
 struct turn {
 	__u32 left, chosen;
+	__u64 woken;
 };
 
-// Ticks left in this turn, and the one of them to take.
+// Ticks left in this turn, and the one of them to take. When the reader was last woken for want of frames.
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -271,7 +274,7 @@ struct state {
 	__u64 second;             // innermost frame of the next outer CFrame
 	__u64 from, end, last_end, base_page;
 	__u64 careful;            // the stack is read page by page up to here
-	__u32 faults, n, done, met_second, fresh;
+	__u32 faults, n, done, met_second, urgent;
 	__u64 cframe;             // the CFrame that the walk began at
 	__u64 cframes[1 + NESTED]; // ... for each thread state
 	__u64 states[1 + NESTED]; // thread states to walk, innermost first
@@ -425,7 +428,7 @@ static long print_frames(__u32 i, void *unused)
 					c->known[slot].code = code;
 					c->known[slot].print = print;
 					if (is_new(code, print))
-						s->fresh = 1;
+						s->urgent = 1;
 				}
 			}
 			last_code = code;
@@ -791,9 +794,8 @@ static __always_inline void write(struct head *h, struct state *s)
 	__builtin_memset(h->holes, 0, sizeof(h->holes));
 	s->base_page = base >> 12;
 	s->end = s->last_end - base > MAX_STACK ? base + MAX_STACK : s->last_end;
-	// The reader looks by itself a hundred times a second. Wake it when the ring fills, and when it must copy a code
-	// object that may not live that long.
-	wake = s->fresh ||
+	// The reader looks by itself some ten times a second. Wake it when the ring fills, and when it must see this one soon.
+	wake = s->urgent ||
 	       bpf_ringbuf_query(&SAMPLES, BPF_RB_AVAIL_DATA) > bpf_ringbuf_query(&SAMPLES, BPF_RB_RING_SIZE) / 4;
 	// (A page more: what is copied to must be known to have room for one.)
 	if (bpf_ringbuf_reserve_dynptr(&SAMPLES, prefix + (s->end - base) + PAGE, 0, &ring)) {
@@ -900,7 +902,7 @@ int sample(struct bpf_perf_event_data *ctx)
 			return 0;
 	}
 	s = (void *)(area + STATE);
-	s->fresh = 0;
+	s->urgent = 0;
 	c->sample++;
 	h->time = began = bpf_ktime_get_ns();
 	h->pid = pid;
@@ -979,6 +981,11 @@ int sample(struct bpf_perf_event_data *ctx)
 		}
 	}
 
+	// Should the process have begun to run Python, or another one, the reader has to find out first.
+	if (h->walk != WALK_COMPLETE && began - turn->woken > SOON) {
+		turn->woken = began;
+		s->urgent = 1;
+	}
 	sp = h->regs[19] - RED_ZONE;
 	s->from = s->last_end = sp;
 	s->faults = s->careful = 0;

@@ -5,6 +5,9 @@ use rustc_hash::FxHashMap;
 use crate::process::sys;
 use crate::sample::Pid;
 
+/// A process's clock is summed over its threads each time it is read: such a part of our time may go into that.
+const PART: u64 = 500;
+
 /// Times in ns.
 #[derive(Default)]
 pub struct Times {
@@ -12,6 +15,8 @@ pub struct Times {
     /// Of processes that have ended.
     ended: u64,
     period: u64,
+    /// Until then the clocks are not read again.
+    read: u64,
 }
 
 #[derive(Default)]
@@ -63,11 +68,17 @@ impl Times {
         }
     }
 
-    /// Reads the clocks of those that were sampled since the last reading; `all`: of those too that were not.
+    /// Reads the clocks of those that were sampled since the last reading, if that is long enough ago; `all`: all of them, now.
     pub fn read(&mut self, all: bool) {
+        let began = sys::now();
+        if began < self.read && !all {
+            return;
+        }
         for (pid, used) in self.of.iter_mut().filter(|(_, used)| all || used.samples > 0) {
             used.read(*pid);
         }
+        let now = sys::now();
+        self.read = now + (now - began) * PART;
     }
 
     /// It has ended. Its clock can be read until somebody has waited for it; what comes after the last reading is
