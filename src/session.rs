@@ -25,7 +25,7 @@ use crate::unwind::{Memo, Unwinder};
 mod processes;
 mod window;
 
-use processes::{Family, Member, Python, jit_places};
+use processes::{Family, Member, Python, begins_process, jit_places};
 
 /// What stands between the root and the frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -322,6 +322,13 @@ impl Session {
         if self.native.iter().any(|f| f.place.is_none()) {
             self.unfiled.insert(s.pid);
         }
+        let mut untold = false;
+        if native_cut.is_some()
+            && let (Some(last), Some(m)) = (self.native.last(), self.members.get_mut(&s.pid))
+        {
+            untold = m.process.find_stack_end(&*self.host, last.sp);
+        }
+        let m = &self.members[&s.pid];
         let native_cut = native_cut.filter(|_| !begins_process(&mut self.native, m.process.stack_end));
         let python_cut = match s.walk {
             PyWalk::NoPython | PyWalk::Complete => None,
@@ -384,8 +391,11 @@ impl Session {
             let m = self.members.get_mut(&s.pid).expect("looked at above");
             if m.python.is_some() && s.time.saturating_sub(m.looked) > LOOK_AGAIN {
                 m.looked = s.time;
-                self.tell(s.pid, learn)?;
+                untold = true;
             }
+        }
+        if untold {
+            self.tell(s.pid, learn)?;
         }
         self.timeline.push(RawTick {
             time: s.time,
@@ -479,14 +489,4 @@ impl Session {
         };
         resolve::resolve(gathered, start, meta)
     }
-}
-
-/// Does the outermost frame stand where the kernel started the program? Entry points of programs and loaders written in
-/// assembler often have no tables to say so. Marks it as the end.
-fn begins_process(native: &mut [NativeFrame], stack_end: u64) -> bool {
-    let Some(last) = native.last_mut().filter(|f| stack_end != 0 && f.sp == stack_end) else {
-        return false;
-    };
-    last.how = How::End;
-    true
 }

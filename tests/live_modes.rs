@@ -1,7 +1,7 @@
 //! Options, and what can happen to a process while it is sampled.
 
 use std::collections::BTreeMap;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use nativeprof::tree::profile::{Frame, FrameKind};
 
@@ -170,6 +170,20 @@ fn children_are_sampled_only_when_asked_for() {
         );
         assert!(without.with("in_parent") > 0, "{}", python.name);
     }
+}
+
+#[test]
+fn programs_that_children_execute_begin_at_their_start() {
+    let _live = live();
+    let mut command = Command::new("sh");
+    let loop_ = "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do \"$0\" -S -c pass; done";
+    command.args(["-c", loop_]).arg(&newest_python().exe);
+    let r = record(&["--subprocesses"], &command);
+    let loaders = r.matching(|stack| stack.iter().any(|f| f.name == "_dl_start"));
+    assert!(loaders >= 10, "{loaders} samples in the loader: {}", r.stderr);
+    // Where the stack of a new program ends is not known while the kernel executes it.
+    let cut = r.with("[cut: return address outside code]");
+    assert!(cut * 5 <= loaders, "{cut} of {loaders}: {}", r.stderr);
 }
 
 #[test]

@@ -53,6 +53,8 @@ pub struct Process {
     pub jitdumps: Vec<ModuleId>,
 }
 
+/// Bytes of a program's arguments and environment, mostly.
+const ARGUMENTS: u64 = 64 << 10;
 /// Jitdump files of one process that are noted.
 const MAX_JITDUMPS: usize = 16;
 
@@ -82,6 +84,20 @@ impl Process {
             }
         }
         Ok(p)
+    }
+
+    /// Finds `stack_end` anew for a stack that could not be followed beyond a frame near it: where the process was opened
+    /// while it was being executed, the kernel had not yet put its arguments there. True if it is another.
+    pub fn find_stack_end(&mut self, host: &dyn Host, sp: u64) -> bool {
+        if sp.abs_diff(self.stack_end) > ARGUMENTS {
+            return false;
+        }
+        let now = host.stack_end(self.pid);
+        let other = now != 0 && now != self.stack_end;
+        if other {
+            self.stack_end = now;
+        }
+        other
     }
 
     /// A process that ended before it could be looked at.

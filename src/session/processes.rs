@@ -13,7 +13,7 @@ use crate::process::host::{Host, MemoryOf};
 use crate::process::memory::Memory;
 use crate::process::modules::ModuleSections;
 use crate::resolve::JitPlaces;
-use crate::sample::{ModuleId, Pid, Tid};
+use crate::sample::{How, ModuleId, NativeFrame, Pid, Tid};
 
 /// Said of an interpreter whose frames are not read.
 const UNKNOWN: &str = ": this version is not known, so its frames are left out";
@@ -212,4 +212,14 @@ pub(super) fn jit_places(members: &FxHashMap<Pid, Member>, pid: Pid) -> Option<J
         dumps: m.process.jitdumps.clone(),
         parent: m.parent,
     })
+}
+
+/// Does the outermost frame stand where the kernel started the program? Entry points of programs and loaders written in
+/// assembler often have no tables to say so. Marks it as the end.
+pub(super) fn begins_process(native: &mut [NativeFrame], stack_end: u64) -> bool {
+    let Some(last) = native.last_mut().filter(|f| stack_end != 0 && f.sp == stack_end) else {
+        return false;
+    };
+    last.how = How::End;
+    true
 }

@@ -471,7 +471,8 @@ impl Source for EbpfSource {
         let mut fds = vec![self.ring.as_fd()];
         fds.extend(self.tidings.iter().map(Ring::event));
         let look = Duration::from_nanos(period(self.options.rate)) * LOOK;
-        sys::poll(&fds, wait.min(look.clamp(SHORTEST_LOOK, LONGEST_LOOK))).map_err(|e| Error::io("cannot wait for samples", e))?;
+        sys::poll(&fds, wait.min(look.clamp(SHORTEST_LOOK, LONGEST_LOOK)))
+            .map_err(|e| Error::io("cannot wait for samples", e))?;
         let mut samples = Vec::new();
         let (mut more, mut bytes) = (true, 0);
         while samples.len() < BATCH && bytes < BATCH_BYTES {
