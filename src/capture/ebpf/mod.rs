@@ -48,9 +48,9 @@ const RING_BYTES: u32 = 32 << 20;
 const TIDINGS_PAGES: usize = 64;
 /// Samples, and time, between two looks at the rings: to wake up costs as much as some samples do. The BPF program wakes us
 /// where one must be seen at once.
-const LOOK: u32 = 5;
+const LOOK: u32 = 8;
 const SHORTEST_LOOK: Duration = Duration::from_millis(20);
-const LONGEST_LOOK: Duration = Duration::from_millis(50);
+const LONGEST_LOOK: Duration = Duration::from_millis(80);
 const WATCH: &str = "cannot watch mappings and forks";
 const TELL: &str = "cannot tell the BPF program of a process";
 /// Longest time that the kernel takes to clear up after a thread, ns, ...

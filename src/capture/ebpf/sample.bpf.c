@@ -794,7 +794,7 @@ static __always_inline void write(struct head *h, struct state *s)
 	__builtin_memset(h->holes, 0, sizeof(h->holes));
 	s->base_page = base >> 12;
 	s->end = s->last_end - base > MAX_STACK ? base + MAX_STACK : s->last_end;
-	// The reader looks by itself some ten times a second. Wake it when the ring fills, and when it must see this one soon.
+	// The reader looks by itself from time to time. Wake it when the ring fills, and when it must see this one soon.
 	wake = s->urgent ||
 	       bpf_ringbuf_query(&SAMPLES, BPF_RB_AVAIL_DATA) > bpf_ringbuf_query(&SAMPLES, BPF_RB_RING_SIZE) / 4;
 	// (A page more: what is copied to must be known to have room for one.)

@@ -6,7 +6,7 @@ use crate::process::sys;
 use crate::sample::Pid;
 
 /// A process's clock is summed over its threads each time it is read: such a part of our time may go into that.
-const PART: u64 = 500;
+const PART: u64 = 5000;
 
 /// Times in ns.
 #[derive(Default)]
