@@ -87,9 +87,10 @@ impl Process {
     }
 
     /// Finds `stack_end` anew for a stack that could not be followed beyond a frame near it: where the process was opened
-    /// while it was being executed, the kernel had not yet put its arguments there. True if it is another.
+    /// while it was being executed, the kernel had not yet put its arguments there, or not even set it. True if it is
+    /// another.
     pub fn find_stack_end(&mut self, host: &dyn Host, sp: u64) -> bool {
-        if sp.abs_diff(self.stack_end) > ARGUMENTS {
+        if self.stack_end != 0 && sp.abs_diff(self.stack_end) > ARGUMENTS {
             return false;
         }
         let now = host.stack_end(self.pid);
