@@ -329,7 +329,7 @@ impl Session {
             untold = m.process.find_stack_end(&*self.host, last.sp);
         }
         let m = &self.members[&s.pid];
-        let native_cut = native_cut.filter(|_| !begins_process(&mut self.native, m.process.stack_end));
+        let native_cut = native_cut.filter(|_| !begins_process(&mut self.native, m.process.stack_end, &self.modules));
         let python_cut = match s.walk {
             PyWalk::NoPython | PyWalk::Complete => None,
             PyWalk::Fault => Some(Cut::PythonFault),

@@ -48,6 +48,8 @@ pub struct Module {
     pub content: Content,
     pub segments: Vec<Segment>,
     pub build_id: Vec<u8>,
+    /// svma where a program or loader begins; libraries have none.
+    pub entry: Option<u64>,
     asked: Mutex<Asked>,
     /// The files around it, in the eyes of the first process that mapped it.
     pub root: OnceLock<Arc<Root>>,
@@ -62,6 +64,7 @@ impl Module {
             content,
             segments: Vec::new(),
             build_id: Vec::new(),
+            entry: None,
             asked: Mutex::default(),
             root: OnceLock::new(),
         };
@@ -70,6 +73,7 @@ impl Module {
             .elf(|e| e.build_id().ok().flatten().unwrap_or_default().to_vec())
             .unwrap_or_default();
         m.build_id.truncate(64);
+        m.entry = m.elf(|e| e.entry()).filter(|entry| *entry != 0);
         m
     }
 

@@ -11,7 +11,7 @@ use crate::layout::{Interpreter, Space, Tls};
 use crate::process::Process;
 use crate::process::host::{Host, MemoryOf};
 use crate::process::memory::Memory;
-use crate::process::modules::ModuleSections;
+use crate::process::modules::{ModuleSections, Modules};
 use crate::resolve::JitPlaces;
 use crate::sample::{How, ModuleId, NativeFrame, Pid, Tid};
 
@@ -214,12 +214,20 @@ pub(super) fn jit_places(members: &FxHashMap<Pid, Member>, pid: Pid) -> Option<J
     })
 }
 
-/// Does the outermost frame stand where the kernel started the program? Entry points of programs and loaders written in
-/// assembler often have no tables to say so. Marks it as the end.
-pub(super) fn begins_process(native: &mut [NativeFrame], stack_end: u64) -> bool {
-    let Some(last) = native.last_mut().filter(|f| stack_end != 0 && f.sp == stack_end) else {
-        return false;
+/// Bytes that the code at a program's entry point has, at most, up to its call.
+const ENTRY: u64 = 64;
+
+/// Does the outermost frame stand where the kernel started the program, by its place on the stack or by its code? Entry
+/// points of programs and loaders written in assembler often have no tables to say so. Marks it as the end.
+pub(super) fn begins_process(native: &mut [NativeFrame], stack_end: u64, modules: &Modules) -> bool {
+    let Some(last) = native.last_mut() else { return false };
+    let at_entry = |(module, svma): (ModuleId, u64)| {
+        let entry = modules.get(module).entry;
+        entry.is_some_and(|entry| svma >= entry && svma - entry < ENTRY)
     };
-    last.how = How::End;
-    true
+    let begins = (stack_end != 0 && last.sp == stack_end) || last.place.is_some_and(at_entry);
+    if begins {
+        last.how = How::End;
+    }
+    begins
 }
