@@ -90,7 +90,7 @@ impl Process {
     /// while it was being executed, the kernel had not yet put its arguments there, or not even set it. True if it is
     /// another.
     pub fn find_stack_end(&mut self, host: &dyn Host, sp: u64) -> bool {
-        if self.stack_end != 0 && sp.abs_diff(self.stack_end) > ARGUMENTS {
+        if self.stack_end != 0 && !(1..=ARGUMENTS).contains(&sp.abs_diff(self.stack_end)) {
             return false;
         }
         let now = host.stack_end(self.pid);

@@ -39,11 +39,10 @@ impl Holder {
     /// Does what a sample takes while the thread runs, and forgets what came of it: code and memory that are soon needed
     /// are near then. `ahead` as for [`Holder::take`].
     pub fn rehearse(&mut self, tid: Tid, space: Option<&Space>, ahead: &[u64]) {
-        match self.last.take() {
+        match self.last {
             Some((last, words)) if last == tid => {
                 let standing = standing(&words);
                 self.read(tid, &words.regs(), &standing, standing.pointer, space, ahead);
-                self.last = Some((last, words));
             }
             _ => self.blocks.begin(tid, ahead),
         }
