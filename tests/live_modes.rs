@@ -475,6 +475,18 @@ fn programs_without_python() {
 }
 
 #[test]
+fn ticks_do_not_wait_for_what_the_program_tells() {
+    // Each new thread is told of at once, in time for other distances between ticks to be set. That begins them anew, and
+    // a thread that lives for one period would see none.
+    let _live = live();
+    let mut program = Program::start(programs::native(&["bursts"]));
+    let r = attach(program.pid(), &["-r", "250", "-d", "6"]);
+    program.finish();
+    r.check_rate("bursts");
+    assert!(r.with("n_burst") * 10 >= r.samples() * 8, "{}", r.stderr);
+}
+
+#[test]
 fn threads_outlive_the_first_one() {
     let _live = live();
     for backend in ["ebpf", "ptrace"] {
@@ -550,12 +562,12 @@ fn an_interrupt_ends_and_writes() {
 
 #[test]
 fn partial_stacks_say_why() {
-    // The start of a launched interpreter is where reasons are sure to be.
+    // A handler on a stack of its own: what was interrupted lies on one that is not copied.
     let _live = live();
-    let mut command = newest_python().script("shares.py");
-    command.arg("0.5");
-    let r = record(&[], &command);
-    for why in r.profile.meta.quality.reasons.keys() {
+    let r = record(&[], &programs::native(&["signal", "0.5"]));
+    let reasons = &r.profile.meta.quality.reasons;
+    assert!(!reasons.is_empty(), "{}", r.stderr);
+    for why in reasons.keys() {
         assert!(r.stderr.contains(why), "{why} is not in the summary: {}", r.stderr);
         let named = format!("[cut: {why}]");
         assert!(r.with(&named) > 0, "{named} is not in the tree");

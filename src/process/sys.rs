@@ -134,14 +134,12 @@ pub fn poll(fds: &[BorrowedFd<'_>], wait: Duration) -> io::Result<bool> {
             revents: 0,
         })
         .collect();
-    // SAFETY: pointer and count describe the vector above.
-    let n = unsafe {
-        libc::poll(
-            polls.as_mut_ptr(),
-            polls.len() as u64,
-            wait.as_millis().min(i32::MAX as u128) as i32,
-        )
+    let wait = libc::timespec {
+        tv_sec: wait.as_secs().min(i32::MAX as u64) as i64,
+        tv_nsec: wait.subsec_nanos().into(),
     };
+    // SAFETY: pointer and count describe the vector above; the time lives here; no signal mask.
+    let n = unsafe { libc::ppoll(polls.as_mut_ptr(), polls.len() as u64, &wait, std::ptr::null()) };
     match check(n.into()) {
         Ok(n) => Ok(n > 0),
         Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(false),

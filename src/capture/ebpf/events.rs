@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use super::not_permitted;
 use crate::capture::random::Random;
@@ -14,6 +15,9 @@ use crate::process::sys::{self, perf};
 const LAP: u64 = 20_000_000;
 /// ... and takes us some microseconds for each: where there are very many CPUs, the time for each is no less than this.
 const LAP_OF_ONE: u64 = 400_000;
+/// Other distances are set at a time of our own choosing or not at all, ns. The ticks begin anew then; were it done when the
+/// program has just woken us (it started a thread), what it does next would have none each time.
+const PUNCTUAL: u64 = 2_000_000;
 /// The same for events that are counted: time to see how often they come.
 const COUNTED_LAP: u64 = 50_000_000;
 /// Of so many counted events, one makes a sample due until it is known how often they come.
@@ -148,11 +152,20 @@ impl CpuEvents {
         self.running && sys::now() >= self.lap.ends
     }
 
+    /// Time until then.
+    pub fn lap_left(&self) -> Duration {
+        if self.running {
+            Duration::from_nanos(self.lap.ends.saturating_sub(sys::now()))
+        } else {
+            Duration::MAX
+        }
+    }
+
     /// Sets other distances. `delivered`: samples so far. Returns of how many ticks one is to make a sample due.
     pub fn vary(&mut self, cost: Cost, delivered: u64) -> u32 {
         let now = sys::now();
         let lasts = match self.pace {
-            Pace::Ticks => self.vary_ticks(cost),
+            Pace::Ticks => self.vary_ticks(now, cost),
             Pace::Counted => self.vary_counted(now, delivered),
             Pace::Kernel => u64::MAX / 2,
         };
@@ -160,7 +173,7 @@ impl CpuEvents {
         self.ticks
     }
 
-    fn vary_ticks(&mut self, cost: Cost) -> u64 {
+    fn vary_ticks(&mut self, now: u64, cost: Cost) -> u64 {
         let each = period(self.rate);
         let samples = cost.samples - self.cost.samples;
         if samples >= COST_SAMPLES {
@@ -171,6 +184,9 @@ impl CpuEvents {
         let period = (each / u64::from(self.ticks)).max(1);
         let lap = LAP.max(LAP_OF_ONE * self.events.len() as u64);
         let lasts = lap.max(u64::from(RUN) * period);
+        if now > self.lap.ends + PUNCTUAL {
+            return self.random.below(lasts);
+        }
         let ticks = (lasts / period) as u32;
         for e in &mut self.events {
             let distance = e.ticks.distance(sys::now(), ticks, period, &mut self.random);
@@ -178,7 +194,7 @@ impl CpuEvents {
             // When the CPU has done so: up to 0.1 ms later.
             e.ticks.set(sys::now(), distance, period);
         }
-        lasts
+        self.random.between(lasts)
     }
 
     fn vary_counted(&mut self, now: u64, delivered: u64) -> u64 {

@@ -48,9 +48,9 @@ const RING_BYTES: u32 = 32 << 20;
 const TIDINGS_PAGES: usize = 64;
 /// Samples, and time, between two looks at the rings: to wake up costs as much as some samples do. The BPF program wakes us
 /// where one must be seen at once.
-const LOOK: u32 = 8;
-const SHORTEST_LOOK: Duration = Duration::from_millis(20);
-const LONGEST_LOOK: Duration = Duration::from_millis(80);
+const LOOK: u32 = 10;
+const SHORTEST_LOOK: Duration = Duration::from_millis(25);
+const LONGEST_LOOK: Duration = Duration::from_millis(100);
 const WATCH: &str = "cannot watch mappings and forks";
 const TELL: &str = "cannot tell the BPF program of a process";
 /// Longest time that the kernel takes to clear up after a thread, ns, ...
@@ -471,8 +471,8 @@ impl Source for EbpfSource {
         let mut fds = vec![self.ring.as_fd()];
         fds.extend(self.tidings.iter().map(Ring::event));
         let look = Duration::from_nanos(period(self.options.rate)) * LOOK;
-        sys::poll(&fds, wait.min(look.clamp(SHORTEST_LOOK, LONGEST_LOOK)))
-            .map_err(|e| Error::io("cannot wait for samples", e))?;
+        let look = look.clamp(SHORTEST_LOOK, LONGEST_LOOK).min(self.events.lap_left());
+        sys::poll(&fds, wait.min(look)).map_err(|e| Error::io("cannot wait for samples", e))?;
         let mut samples = Vec::new();
         let (mut more, mut bytes) = (true, 0);
         while samples.len() < BATCH && bytes < BATCH_BYTES {
