@@ -11,7 +11,7 @@ use crate::capture::{Clock, Options};
 use crate::error::{Error, Kind, Result};
 use crate::process::sys::{self, perf};
 
-/// Shortest time at one distance, ns: to set another interrupts the CPU, ...
+/// Shortest time at one distance, ns, more or less: to set another interrupts the CPU, ...
 const LAP: u64 = 20_000_000;
 /// ... and takes us some microseconds for each: where there are very many CPUs, the time for each is no less than this.
 const LAP_OF_ONE: u64 = 400_000;
@@ -31,7 +31,7 @@ const STRANGERS: u64 = 10;
 ///
 /// What a sample takes delays the program. At one distance for several samples, a loop in which it is dear to sample one
 /// part settles into a step with the ticks that shows some of it too often. One of two ticks at random is less in step;
-/// but each tick takes time as well (1 us, on some virtual machines 13).
+/// but each tick takes time as well (1 us, on some virtual machines 20).
 const DEAR: u64 = 25;
 
 /// How it is decided which of the events make samples due.
@@ -174,6 +174,10 @@ impl CpuEvents {
     }
 
     fn vary_ticks(&mut self, now: u64, cost: Cost) -> u64 {
+        let lap = LAP.max(LAP_OF_ONE * self.events.len() as u64);
+        if now > self.lap.ends + PUNCTUAL {
+            return self.random.below(lap);
+        }
         let each = period(self.rate);
         let samples = cost.samples - self.cost.samples;
         if samples >= COST_SAMPLES {
@@ -182,11 +186,7 @@ impl CpuEvents {
             self.cost = cost;
         }
         let period = (each / u64::from(self.ticks)).max(1);
-        let lap = LAP.max(LAP_OF_ONE * self.events.len() as u64);
         let lasts = lap.max(u64::from(RUN) * period);
-        if now > self.lap.ends + PUNCTUAL {
-            return self.random.below(lasts);
-        }
         let ticks = (lasts / period) as u32;
         for e in &mut self.events {
             let distance = e.ticks.distance(sys::now(), ticks, period, &mut self.random);
