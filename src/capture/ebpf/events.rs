@@ -15,11 +15,11 @@ use crate::process::sys::{self, perf};
 const LAP: u64 = 20_000_000;
 /// ... and takes us some microseconds for each: where there are very many CPUs, the time for each is no less than this.
 const LAP_OF_ONE: u64 = 400_000;
-/// Other distances are set at a time of our own choosing or not at all, ns. The ticks begin anew then; were it done when the
-/// program has just woken us (it started a thread), what it does next would have none each time.
-const PUNCTUAL: u64 = 2_000_000;
 /// The same for events that are counted: time to see how often they come.
 const COUNTED_LAP: u64 = 50_000_000;
+/// How late other distances may be set, ns. The ticks begin anew then, at a time of our own choosing: were it done when the
+/// program has just woken us (it started a thread), what it does next would have none each time.
+const PUNCTUAL: u64 = 2_000_000;
 /// Of so many counted events, one makes a sample due until it is known how often they come.
 const THINNING: u64 = 4;
 /// Samples that tell what one takes.

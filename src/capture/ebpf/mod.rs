@@ -7,7 +7,7 @@
 //! here.
 //!
 //! Events of the threads themselves, inherited by new ones, would leave the rest of the machine alone (a tick that meets
-//! another process costs it 1 us, on some virtual machines 13). But a new thread's timer would start with a whole period,
+//! another process costs it 1 us, on some virtual machines 20). But a new thread's timer would start with a whole period,
 //! which many threads do not live to see; all would need one period forever, since a thread inherits that of its creator
 //! and the kernel swaps the events of threads that inherited them (kernel/events/core.c, perf_event_context_sched_out),
 //! and so ticks to choose from for each sample; and every thread that starts, ends or is switched to would cost more.
@@ -47,7 +47,7 @@ const RING_BYTES: u32 = 32 << 20;
 /// Pages of each CPU's ring of tidings.
 const TIDINGS_PAGES: usize = 64;
 /// Samples, and time, between two looks at the rings: to wake up costs as much as some samples do. The BPF program wakes us
-/// where one must be seen at once.
+/// where one must be seen at once. To set other distances between ticks we wake anyway: most looks need not be sooner.
 const LOOK: u32 = 10;
 const SHORTEST_LOOK: Duration = Duration::from_millis(25);
 const LONGEST_LOOK: Duration = Duration::from_millis(100);
