@@ -52,9 +52,14 @@ pub struct Layout {
     /// Attached thread state (`gilstate.tstate_current`), 0 where there is none.
     pub runtime_current: u32,
     pub runtime_interpreters: u32,
+    /// Number that the next code object gets (u32), from `_PyRuntime` on; 0 where it is not known. Of the main interpreter
+    /// or of all.
+    pub runtime_generation: i32,
     // PyInterpreterState
     pub interp_next: u32,
     pub interp_threads: u32,
+    /// How many code objects were freed (u64, 3.14 and later), 0 where that is not told.
+    pub interp_generation: u32,
     // PyThreadState
     pub tstate_next: u16,
     pub tstate_interp: u16,

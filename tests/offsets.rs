@@ -167,6 +167,12 @@ fn compare(types: &Types<'_>, l: &Layout, whom: &str, runtime: bool) {
             &["tstate_head", "threads.head"],
         ),
         ("interp_next", Some(l.interp_next.into()), "_is", &["next"]),
+        (
+            "interp_generation",
+            some(l.interp_generation),
+            "_is",
+            &["_code_object_generation"],
+        ),
         ("tstate_next", of(l.tstate_next), "_ts", &["next"]),
         ("tstate_interp", of(l.tstate_interp), "_ts", &["interp"]),
         ("tstate_thread_id", of(l.tstate_thread_id), "_ts", &["thread_id"]),
@@ -243,6 +249,12 @@ fn compare(types: &Types<'_>, l: &Layout, whom: &str, runtime: bool) {
             &["interpreters.head"],
         ));
         table.push((
+            "main interpreter",
+            some(l.runtime_interpreters).map(|list| list + 8),
+            "pyruntimestate",
+            &["interpreters.main"],
+        ));
+        table.push((
             "runtime_current",
             some(l.runtime_current),
             "pyruntimestate",
@@ -293,6 +305,18 @@ fn rows_say_what_debug_information_says() {
         let runtime = interp::find_runtime(module).unwrap_or_else(|| panic!("{}: no interpreter", path.display()));
         assert_eq!(runtime.version.1, python.minor as u8, "{}", python.name);
         let layout = runtime.layout.expect("a version that we know");
+        // What says that no code object took another's place, in each version that has such a thing.
+        let told = [layout.runtime_generation != 0, layout.interp_generation != 0];
+        let has_names = !module
+            .symbols_named(&|name| name == b"_Py_next_func_version")
+            .is_empty();
+        let expected = match python.minor {
+            12 => [has_names, false],
+            13 => [true, false],
+            14.. => [false, true],
+            _ => [false, false],
+        };
+        assert_eq!(told, expected, "{}: numbers of code objects", python.name);
         let (_, row) = tables::ROWS
             .iter()
             .find(|(v, _)| *v == (3, python.minor as u8))
@@ -301,6 +325,7 @@ fn rows_say_what_debug_information_says() {
         if python.minor >= 13 {
             let published = Layout {
                 frame_size: row.frame_size,
+                runtime_generation: row.runtime_generation,
                 ..layout
             };
             assert_eq!(published, *row, "{}: what is published, and the row", python.name);
@@ -336,6 +361,11 @@ fn rows_say_what_debug_information_says() {
             };
             let types = Types::new(Dwarf::load(load).expect("sections"));
             compare(&types, &layout, &python.name, python.minor >= 7);
+            if python.minor == 13 {
+                let field = types.offset("pyruntimestate", "_main_interpreter.func_state.next_version");
+                let ours = u64::try_from(layout.runtime_generation).ok();
+                assert_eq!(ours, field, "{}: runtime_generation", python.name);
+            }
             *compared.borrow_mut() += 1;
             return;
         }

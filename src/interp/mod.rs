@@ -7,6 +7,7 @@ use crate::process::modules::Module;
 
 pub mod code;
 pub mod frames;
+mod generation;
 pub mod gil;
 pub mod lines;
 pub mod objects;
@@ -74,6 +75,7 @@ pub fn find_runtime(module: &Module) -> Option<Runtime> {
         Some(_) => offsets::published(module, runtime, version.1, row),
         None => Some(row),
     });
+    let layout = layout.map(|layout| generation::found(module, version, runtime, layout));
     let own = match layout {
         Some(l) if l.runtime_key == 0 => own::variable(module, runtime),
         _ => Own::Key,

@@ -16,6 +16,7 @@ const LARGE: u64 = 1 << 24;
 struct Words {
     /// Bytes of the table in all.
     size: usize,
+    interp_generation: usize,
     tstate_next: usize,
     tstate_interp: usize,
     tstate_first: usize,
@@ -46,6 +47,7 @@ const ABSENT: usize = 0;
 
 const V3_13: Words = Words {
     size: 584,
+    interp_generation: ABSENT,
     tstate_next: 168,
     tstate_interp: 176,
     tstate_first: 184,
@@ -73,6 +75,7 @@ const V3_13: Words = Words {
 
 const V3_14: Words = Words {
     size: 760,
+    interp_generation: 160,
     tstate_next: 192,
     tstate_interp: 200,
     tstate_first: 208,
@@ -158,6 +161,10 @@ fn decode(table: &[u8], words: &Words, row: Layout) -> Option<Layout> {
         runtime_interpreters: large(40)?,
         interp_next: large(64)?,
         interp_threads: large(72)?,
+        interp_generation: match words.interp_generation {
+            ABSENT => 0,
+            at => large(at).filter(|at| at % 8 == 0).unwrap_or(0), // it can be done without
+        },
         tstate_next: small(words.tstate_next)?,
         tstate_interp: small(words.tstate_interp)?,
         tstate_first: small(words.tstate_first)?,
@@ -227,6 +234,7 @@ mod tests {
         ] {
             put(at, v.into());
         }
+        put(words.interp_generation, row.interp_generation.into());
         for (at, v) in [
             (words.tstate_next, row.tstate_next),
             (words.tstate_interp, row.tstate_interp),

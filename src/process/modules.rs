@@ -152,8 +152,8 @@ impl Module {
     /// A symbol table with its strings, read whole: one name after the other would cost a read each.
     fn names(&self, table: &str, strings: &str) -> Names {
         Names {
-            table: self.read_section(table).map_or(Vec::new(), |s| s.bytes),
-            strings: self.read_section(strings).map_or(Vec::new(), |s| s.bytes),
+            table: self.glance_section(table).map_or(Vec::new(), |s| s.bytes),
+            strings: self.glance_section(strings).map_or(Vec::new(), |s| s.bytes),
         }
     }
 
@@ -162,6 +162,11 @@ impl Module {
         self.note(|asked| {
             asked.images.insert((svma, len));
         });
+        self.glance(svma, len)
+    }
+
+    /// The same for what only a live process needs: tapes do not keep it.
+    pub fn glance(&self, svma: u64, len: usize) -> Option<Vec<u8>> {
         self.elf(|e| {
             use object::ObjectSegment;
             let s = e
@@ -177,10 +182,11 @@ impl Module {
         self.note(|asked| {
             asked.sections.insert(name.into());
         });
-        self.read_section(name)
+        self.glance_section(name)
     }
 
-    fn read_section(&self, name: &str) -> Option<Section> {
+    /// The same for what only a live process needs: tapes do not keep it.
+    pub fn glance_section(&self, name: &str) -> Option<Section> {
         self.elf(|e| {
             let s = e.section_by_name(name)?;
             (s.size() <= MAX_SECTION).then_some(())?;

@@ -165,8 +165,12 @@ pub fn decode(b: &[u8]) -> Option<Sample> {
     })
 }
 
+/// From the list of interpreters to the main one (`struct pyinterpreters`, Include/internal/pycore_runtime.h, v3.12.1 to
+/// v3.13.0; pycore_runtime_structs.h, v3.14.0 and v3.15.0).
+const MAIN: u32 = 8;
+
 /// Bytes of `struct layout`.
-pub const LAYOUT_SIZE: usize = 80;
+pub const LAYOUT_SIZE: usize = 96;
 
 /// A process's [`Space`] as the BPF program's `struct layout`.
 pub fn encode(space: &Space) -> [u8; LAYOUT_SIZE] {
@@ -183,7 +187,15 @@ pub fn encode(space: &Space) -> [u8; LAYOUT_SIZE] {
             (Own::Listed, _) => (0, 0, 0),
         };
         out.extend(p.runtime.to_le_bytes());
-        for w in [key, l.runtime_current, tls, specific] {
+        for w in [
+            key,
+            l.runtime_current,
+            tls,
+            specific,
+            l.runtime_interpreters.wrapping_add(MAIN),
+            l.interp_generation,
+            l.runtime_generation as u32,
+        ] {
             out.extend(w.to_le_bytes());
         }
         let instr_size = if l.position == crate::layout::Position::Pointer {
@@ -225,6 +237,7 @@ pub fn encode(space: &Space) -> [u8; LAYOUT_SIZE] {
             l.frame_copy,
             l.code_copies,
             l.code_adaptive,
+            l.tstate_interp,
         ] {
             out.extend(h.to_le_bytes());
         }

@@ -31,7 +31,7 @@
 #define NESTED 4                 // thread states of one thread beside its own
 #define BESIDE 512               // bytes between two local variables of the bytecode loop, at most
 #define BATCH 16                 // entries in one turn of a loop
-#define KNOWN 2048               // code objects remembered within one sample
+#define KNOWN 4096               // code objects remembered
 #define BLOCK_BITS 12            // a block: what is read at once where things lie close together; no more than a page
 #define BLOCK (1ULL << BLOCK_BITS)
 #define BLOCKS 32
@@ -54,6 +54,9 @@ struct layout {
 	__u32 tls;                // TLS_*
 	__u32 tls_specific;       // thread pointer -> array of key blocks; TLS_OFFSET: -> thread state (signed);
 	                          // TLS_BLOCK: block -> thread state
+	__u32 interpreter;        // runtime -> main interpreter
+	__u32 interp_generation;  // interpreter -> the number of code objects freed, 8 bytes; or 0
+	__u32 generation;         // runtime -> the number of code objects made, 4 bytes (signed); or 0
 	__u16 thread_id;          // thread state -> pthread_self()
 	__u16 first;              // thread state -> innermost frame, or the CFrame that points to it
 	__u16 cframe_frame;       // CFrame -> innermost frame
@@ -77,7 +80,7 @@ struct layout {
 	__u16 frame_copy;         // number of the copy of the bytecode that runs
 	__u16 code_copies;        // -> array of copies
 	__u16 code_adaptive;      // the code object's own bytecode
-	__u16 pad;
+	__u16 state_interp;       // thread state -> its interpreter
 };
 
 struct frame {
@@ -123,13 +126,15 @@ struct {
 	__type(value, __u32);
 } SEEN SEC(".maps");
 
-// What was read of the thread's memory during one sample, and nothing longer: a call to read costs as much as a copy of
-// a kilobyte. Nothing in it is taken for true in the next sample.
+// What was read of the thread's memory during one sample: a call to read costs as much as a copy of a kilobyte. In the
+// next sample nothing in it is taken for true but the fingerprints, and those only in the same epoch.
 struct cache {
 	__u64 sample;             // number of the sample on this CPU
+	__u64 generation_at, generation;
+	__u32 pid, epoch;         // an epoch: no code object took the place of another
 	struct {
-		__u64 code, sample;
-		__u32 print, pad;
+		__u64 code;
+		__u32 print, epoch;
 	} known[KNOWN];           // by the address of the code object
 	struct {
 		__u64 number, sample; // address of the block / BLOCK; of another sample: what to expect
@@ -376,6 +381,29 @@ static __always_inline __u32 fingerprint(struct layout *lay, struct cache *c, __
 	return (hash + line) >> 32 | 1;
 }
 
+// Begins a new epoch if, since the last sample, a code object may have taken the place of another: unless the interpreter
+// (the main one, which lasts as long as its process) has made none since, or freed none. While a frame runs a code
+// object, that one is not freed.
+static __always_inline void begin_epoch(struct layout *lay, struct cache *c, __u32 pid, __u64 state)
+{
+	__u64 at = 0, now = 0, main;
+
+	if (state && (lay->interp_generation || lay->generation)) {
+		main = user_word(lay->runtime + lay->interpreter);
+		at = lay->interp_generation ? main + lay->interp_generation :
+					      lay->runtime + (__s64)(__s32)lay->generation;
+		if (main && user_word(state + lay->state_interp) == main)
+			bpf_probe_read_user(&now, lay->interp_generation ? 8 : 4, (void *)at);
+	}
+	// (0: the interpreter has run out of numbers.)
+	if (now && c->generation == now && c->generation_at == at && c->pid == pid)
+		return;
+	c->generation = now;
+	c->generation_at = at;
+	c->pid = pid;
+	c->epoch++;
+}
+
 // Was this fingerprint met before? If not, it is from now on.
 static __always_inline int is_new(__u64 code, __u32 print)
 {
@@ -417,13 +445,14 @@ static long print_frames(__u32 i, void *unused)
 			continue;
 		code = f->code;
 		if (code != last_code) {
-			slot = code >> 4 ^ code >> 15;
+			// No two of them begin in the same 128 bytes, and those used together often lie together: so do these.
+			slot = code >> 7 ^ code >> 19;
 			BOUND(slot, KNOWN - 1);
-			if (c->known[slot].code == code && c->known[slot].sample == c->sample) {
+			if (c->known[slot].code == code && c->known[slot].epoch == c->epoch && c->known[slot].print) {
 				print = c->known[slot].print;
 			} else {
 				print = fingerprint(&s->lay, c, code);
-				c->known[slot].sample = c->sample;
+				c->known[slot].epoch = c->epoch;
 				if (c->known[slot].code != code || c->known[slot].print != print) {
 					c->known[slot].code = code;
 					c->known[slot].print = print;
@@ -966,6 +995,7 @@ int sample(struct bpf_perf_event_data *ctx)
 					other = 0;
 				s->states[1 + i] = other;
 			}
+			begin_epoch(lay, c, pid, nested ? 0 : state);
 			s->n = 0;
 			h->walk = WALK_COMPLETE;
 			for (i = 0; i <= NESTED; i++)
