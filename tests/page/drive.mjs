@@ -170,6 +170,12 @@ const tests = {
     await page.fill("#range-from", "1");
     await page.keyboard.press("Tab");
     await page.fill("#range-to", "2.001");
+    // What is being typed stays when the page is drawn again.
+    const size = page.viewportSize();
+    await page.setViewportSize({ ...size, width: size.width - 40 });
+    await settled(page);
+    await page.setViewportSize(size);
+    await settled(page);
     await page.keyboard.press("Tab");
     await shows(page, within(1, 2.001));
     // Both ends belong to it.

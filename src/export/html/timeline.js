@@ -33,6 +33,9 @@ class Timeline {
     this.fields = [$("range-from"), $("range-to")];
     for (const field of this.fields) {
       field.max = (model.whole / 1e6).toFixed(3);
+      // What is being typed is not to be overwritten by a redraw.
+      field.addEventListener("input", () => (this.typing = field));
+      field.addEventListener("blur", () => (this.typing = null));
       field.addEventListener("change", () => this.typed());
     }
     this.listen();
@@ -68,6 +71,7 @@ class Timeline {
   }
 
   typed() {
+    this.typing = null;
     const [from, to] = this.fields.map((field) => Math.round(parseFloat(field.value) * 1e6));
     this.choose(Number.isFinite(from) ? from : 0, Number.isFinite(to) ? to : this.model.whole);
   }
@@ -201,8 +205,9 @@ class Timeline {
   sync() {
     const { model } = this;
     const [from, to] = model.range ?? [0, model.whole];
-    this.fields[0].value = (from / 1e6).toFixed(3);
-    this.fields[1].value = (to / 1e6).toFixed(3);
+    for (const [field, t] of [[this.fields[0], from], [this.fields[1], to]]) {
+      if (field !== this.typing) field.value = (t / 1e6).toFixed(3);
+    }
     this.canvas.setAttribute("aria-valuenow", (from / 1e6).toFixed(3));
     this.canvas.setAttribute("aria-valuetext", `${(from / 1e6).toFixed(3)} to ${(to / 1e6).toFixed(3)} seconds`);
     $("range-clear").disabled = !model.range;
