@@ -12,11 +12,8 @@ use crate::process::modules::Module;
 const CACHE: usize = 65536;
 /// More code objects than any file brings with it.
 const MANY: u32 = 1 << 20;
-/// The last minor version whose published place we know.
-const NEWEST: u8 = 15;
 
-/// The layout with the place of the number in files of 3.12 and 3.13, if it is found; without one if the version is newer than
-/// all that we know: a wrong place would show wrong names.
+/// The layout with the place of the number in files of 3.12 and 3.13, if it is found.
 pub fn found(module: &Module, version: (u8, u8, u8), runtime: u64, layout: Layout) -> Layout {
     let at = match version {
         (3, 12, _) => variable(module),
@@ -26,11 +23,6 @@ pub fn found(module: &Module, version: (u8, u8, u8), runtime: u64, layout: Layou
     let offset = at.and_then(|at| i32::try_from(at.wrapping_sub(runtime) as i64).ok());
     Layout {
         runtime_generation: offset.unwrap_or(0),
-        interp_generation: if version.1 <= NEWEST {
-            layout.interp_generation
-        } else {
-            0
-        },
         ..layout
     }
 }
@@ -48,7 +40,7 @@ fn variable(module: &Module) -> Option<u64> {
 /// next; but the file holds what it is at first, and there is one place only with a 1 and then a long row of zeros.
 fn field(module: &Module) -> Option<u64> {
     let section = module.glance_section(".PyRuntime")?;
-    Some(section.svma + before_zeros(&section.bytes)?)
+    section.svma.checked_add(before_zeros(&section.bytes)?)
 }
 
 /// Offset of the one u32 that is 1 with nothing but zeros behind it for the length of the cache. (The cache begins on a word's

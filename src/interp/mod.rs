@@ -75,7 +75,15 @@ pub fn find_runtime(module: &Module) -> Option<Runtime> {
         Some(_) => offsets::published(module, runtime, version.1, row),
         None => Some(row),
     });
-    let layout = layout.map(|layout| generation::found(module, version, runtime, layout));
+    let unknown = tables::ROWS.iter().all(|(known, _)| *known < (version.0, version.1));
+    let layout = layout.map(|layout| match unknown {
+        // A trial would not show that this one is wrong.
+        true => Layout {
+            interp_generation: 0,
+            ..layout
+        },
+        false => generation::found(module, version, runtime, layout),
+    });
     let own = match layout {
         Some(l) if l.runtime_key == 0 => own::variable(module, runtime),
         _ => Own::Key,
@@ -86,7 +94,7 @@ pub fn find_runtime(module: &Module) -> Option<Runtime> {
         layout,
         own,
         free_threaded,
-        unknown: tables::ROWS.iter().all(|(known, _)| *known < (version.0, version.1)),
+        unknown,
         eval: eval(module),
     })
 }

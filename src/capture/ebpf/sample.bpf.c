@@ -448,10 +448,13 @@ static long print_frames(__u32 i, void *unused)
 			// No two of them begin in the same 128 bytes, and those used together often lie together: so do these.
 			slot = code >> 7 ^ code >> 19;
 			BOUND(slot, KNOWN - 1);
-			if (c->known[slot].code == code && c->known[slot].epoch == c->epoch && c->known[slot].print) {
+			if (c->known[slot].code == code && c->known[slot].epoch == c->epoch) {
 				print = c->known[slot].print;
 			} else {
 				print = fingerprint(&s->lay, c, code);
+				// not there now: to be read again in the next sample, but not in this one
+				if (!print)
+					c->generation = 0;
 				c->known[slot].epoch = c->epoch;
 				if (c->known[slot].code != code || c->known[slot].print != print) {
 					c->known[slot].code = code;

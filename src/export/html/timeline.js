@@ -205,9 +205,9 @@ class Timeline {
   sync() {
     const { model } = this;
     const [from, to] = model.range ?? [0, model.whole];
-    for (const [field, t] of [[this.fields[0], from], [this.fields[1], to]]) {
-      if (field !== this.typing) field.value = (t / 1e6).toFixed(3);
-    }
+    [from, to].forEach((t, i) => {
+      if (this.fields[i] !== this.typing) this.fields[i].value = (t / 1e6).toFixed(3);
+    });
     this.canvas.setAttribute("aria-valuenow", (from / 1e6).toFixed(3));
     this.canvas.setAttribute("aria-valuetext", `${(from / 1e6).toFixed(3)} to ${(to / 1e6).toFixed(3)} seconds`);
     $("range-clear").disabled = !model.range;
