@@ -2,6 +2,11 @@
 //!
 //! Functions of one identifier are one, in whatever process or on whatever machine they ran. Where recordings lie close
 //! together in time their timelines keep their distance; else all of them begin at 0.
+//!
+//! The sum has the value types of all of them, and each is summed over the profiles that have it. One that is the same
+//! multiple of the count everywhere stays so, another one gets an amount for each node: the CPU time of recordings of
+//! different rates, for example. If the profiles count different things, samples in one and calls in another, the count
+//! is the sum of both, its type is called `count`, and `samples` and `calls` become values of their own.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -9,6 +14,8 @@ use rustc_hash::FxHashMap;
 
 use crate::export::view::{View, add_lines};
 use crate::tree::profile::{Frame, FrameId, FrameKind, Meta, ModuleMeta, Node, NodeId, Part, Profile, Quality, Tick};
+
+mod values;
 
 /// Numbers of processes that no kernel gives (PID_MAX_LIMIT of Linux 6): for those of another machine whose number is
 /// taken.
@@ -26,18 +33,27 @@ pub fn combine(profiles: &[(String, Profile)]) -> Profile {
     let metas: Vec<&Meta> = profiles.iter().map(|(_, profile)| &profile.meta).collect();
     let (shifts, duration) = shifts(&metas);
     let numbers = numbers(&metas, profiles, &shifts);
-    let mut timeline = Vec::new();
-    for (((_, profile), place), (shift, numbers)) in profiles.iter().zip(&sum.places).zip(shifts.iter().zip(&numbers)) {
-        timeline.extend(profile.timeline.iter().filter_map(|tick| {
-            Some(Tick {
+    // With the profile and the place in its timeline that each is from.
+    let mut ticks: Vec<(Tick, (usize, usize))> = Vec::new();
+    for (from, (((_, profile), place), (shift, numbers))) in profiles
+        .iter()
+        .zip(&sum.places)
+        .zip(shifts.iter().zip(&numbers))
+        .enumerate()
+    {
+        ticks.extend(profile.timeline.iter().enumerate().filter_map(|(at, tick)| {
+            let tick = Tick {
                 time: tick.time.saturating_add(*shift),
                 pid: numbers.get(&tick.pid).copied().unwrap_or(tick.pid),
                 node: *place.get(tick.node as usize)?.as_ref()?,
                 ..*tick
-            })
+            };
+            Some((tick, (from, at)))
         }));
     }
-    timeline.sort_by_key(|tick| tick.time);
+    ticks.sort_by_key(|(tick, _)| tick.time);
+    let origins: Vec<(usize, usize)> = ticks.iter().map(|(_, origin)| *origin).collect();
+    let values = values::sum(profiles, &sum.places, sum.nodes.len(), &origins);
     let mut meta = facts(&metas, &numbers);
     meta.duration = duration;
     meta.parts = parts(profiles);
@@ -45,7 +61,8 @@ pub fn combine(profiles: &[(String, Profile)]) -> Profile {
         meta,
         frames: sum.frames,
         nodes: sum.nodes,
-        timeline,
+        timeline: ticks.into_iter().map(|(tick, _)| tick).collect(),
+        values,
         ..Profile::default()
     };
     let own = profile.own_counts();
@@ -82,17 +99,8 @@ impl Sum {
     fn add(&mut self, profile: &Profile) {
         let view = View::new(profile);
         if self.nodes.is_empty() {
-            self.frames.push(Frame {
-                kind: FrameKind::Root,
-                name: "root".into(),
-                qualname: String::new(),
-                filename: String::new(),
-                first_line: 0,
-                address: 0,
-                module: String::new(),
-                source: String::new(),
-            });
-            self.nodes.push(empty(0, 0));
+            self.frames.push(Frame::new(FrameKind::Root, "root"));
+            self.nodes.push(Node::new(0, 0));
         }
         let mut place: Vec<NodeId> = Vec::with_capacity(view.items.len());
         for (index, item) in (0u32..).zip(&view.items) {
@@ -103,7 +111,7 @@ impl Sum {
                     let parent = place[item.parent as usize];
                     let nodes = &mut self.nodes;
                     *self.children.entry((parent, frame)).or_insert_with(|| {
-                        nodes.push(empty(frame, parent));
+                        nodes.push(Node::new(frame, parent));
                         nodes.len() as NodeId - 1
                     })
                 }
@@ -121,18 +129,6 @@ impl Sum {
         let of_nodes = 0..profile.nodes.len() as u32;
         let places = of_nodes.map(|node| Some(place[view.item_of(node)? as usize]));
         self.places.push(places.collect());
-    }
-}
-
-fn empty(frame: FrameId, parent: NodeId) -> Node {
-    Node {
-        frame,
-        parent,
-        count: 0,
-        lines: BTreeMap::new(),
-        self_lines: BTreeMap::new(),
-        line_text: String::new(),
-        first_seen_line: 0,
     }
 }
 
@@ -306,20 +302,20 @@ mod tests {
 
     /// `f` with `own` samples at line 3, and a callee with `below` samples; one tick for each of the two.
     fn profile(command: &str, start: f64, own: u64, below: u64, callee: &str) -> Profile {
-        let mut root = empty(0, 0);
+        let mut root = Node::new(0, 0);
         root.count = own + below;
         let f = Node {
             count: own + below,
             lines: BTreeMap::from([(3, own), (4, below)]),
             self_lines: BTreeMap::from([(3, own)]),
             first_seen_line: 3,
-            ..empty(1, 0)
+            ..Node::new(1, 0)
         };
         let g = Node {
             count: below,
             lines: BTreeMap::from([(9, below)]),
             first_seen_line: 9,
-            ..empty(2, 1)
+            ..Node::new(2, 1)
         };
         let tick = |time, node| Tick {
             time,
@@ -351,6 +347,70 @@ mod tests {
             timeline: vec![tick(1_000_000_000, 1), tick(1_500_000_000, 2)],
             ..Profile::default()
         }
+    }
+
+    #[test]
+    fn values_are_united() {
+        use crate::tree::build::Builder;
+        use crate::tree::values::{Amounts, Value, ValueType};
+
+        let sampled = |rate, start| {
+            let mut p = profile("a", start, 3, 4, "g");
+            p.meta.rate = rate;
+            p.values = Value::of_sampling("cpu-clock", rate);
+            p
+        };
+        let shown = |all: &Profile| {
+            let types = all.value_types().iter().enumerate();
+            types
+                .map(|(at, value)| (value.kind.key(), value.is_per_count(), all.amounts(at)))
+                .collect::<Vec<_>>()
+        };
+        let of = |key: &str, per_count, amounts: &[u64]| (key.to_string(), per_count, amounts.to_vec());
+        let all = sum(&[sampled(100, 50.0), sampled(100, 51.0)]);
+        let cpu = [140_000_000, 140_000_000, 80_000_000];
+        assert_eq!(
+            shown(&all),
+            [of("samples", true, &[14, 14, 8]), of("cpu_ns", true, &cpu)]
+        );
+        // At ten times the rate a sample is a tenth of the time.
+        let all = sum(&[sampled(100, 50.0), sampled(1000, 51.0)]);
+        let cpu = [77_000_000, 77_000_000, 44_000_000];
+        assert_eq!(
+            shown(&all),
+            [of("samples", true, &[14, 14, 8]), of("cpu_ns", false, &cpu)]
+        );
+        let ticks: Vec<u64> = (0..4).map(|tick| all.tick_amount(1, tick)).collect();
+        assert_eq!(ticks, [10_000_000, 10_000_000, 1_000_000, 1_000_000]);
+        // Calls and samples.
+        let mut builder = Builder::new(&[ValueType::CALLS, ValueType::CPU]);
+        let f = builder.frame(frame(FrameKind::Native, "f", ""));
+        builder.add(&[(f, 0)], &[2, 500]);
+        let calls = builder.finish(Meta::default());
+        let all = sum(&[sampled(100, 50.0), calls.clone()]);
+        let expected = [
+            of("count", true, &[9, 9, 4]),
+            of("samples", false, &[7, 7, 4]),
+            of("cpu_ns", false, &[70_000_500, 70_000_500, 40_000_000]),
+            of("calls", false, &[2, 2, 0]),
+        ];
+        assert_eq!(shown(&all), expected);
+        assert_eq!(
+            shown(&sum(&[all, calls]))[3],
+            of("calls", false, &[4, 4, 0]),
+            "and again"
+        );
+        // Sums of what one profile lacks.
+        let plain = Profile {
+            values: Vec::new(),
+            ..sampled(100, 50.0)
+        };
+        let all = sum(&[plain, sampled(100, 51.0)]);
+        assert_eq!(
+            shown(&all)[1],
+            of("cpu_ns", false, &[70_000_000, 70_000_000, 40_000_000])
+        );
+        assert!(matches!(all.values[0].amounts, Amounts::PerCount(1)));
     }
 
     fn sum(profiles: &[Profile]) -> Profile {

@@ -15,6 +15,7 @@ use crate::process::root::Root;
 use crate::sample::{ModuleId, Pid, RawFrame, Tid};
 use crate::tree::profile::{Frame, FrameId, FrameKind, Meta, ModuleMeta, Node, NodeId, Profile, Tick};
 use crate::tree::raw::{RawTick, RawTree};
+use crate::tree::values::Value;
 
 mod native;
 pub mod sources;
@@ -232,6 +233,7 @@ fn profile(names: &mut Names, gathered: &mut Gathered<'_>, start: u64, mut meta:
             n.self_lines = BTreeMap::new();
         }
     }
+    let values = Value::of_sampling(&meta.event, meta.rate);
     let ticks = gathered.timeline.iter();
     let timeline = ticks
         .map(|t| Tick {
@@ -247,6 +249,7 @@ fn profile(names: &mut Names, gathered: &mut Gathered<'_>, start: u64, mut meta:
         nodes,
         timeline,
         excerpts: Vec::new(),
+        values,
     }
 }
 

@@ -12,7 +12,7 @@ from distributed import profile
 from distributed.protocol import dumps, loads
 
 KEYS = {"identifier", "description", "count", "children"}
-OURS = {"lines", "self_lines", "nativeprof"}
+OURS = {"lines", "self_lines", "values", "nativeprof"}
 
 
 def nodes(tree):

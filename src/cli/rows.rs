@@ -126,8 +126,7 @@ impl Row {
     /// A row for each thread or process, by the timeline, else by the nodes for them; `None` if there is neither.
     pub fn of_threads(profile: &Profile, processes: bool) -> Option<Vec<Row>> {
         // A timeline of some samples only would tell wrong shares.
-        let samples = profile.nodes.first().map_or(0, |root| root.count);
-        let timed = profile.timeline.len() as u64 == samples;
+        let timed = profile.is_timed();
         let threads = if timed { stats::threads(profile) } else { Vec::new() };
         let mut rows: BTreeMap<(u32, u32), Row> = BTreeMap::new();
         for thread in &threads {

@@ -1,7 +1,7 @@
 //! A profile as the count tree of Dask's `distributed.profile`, in JSON; and back.
 //!
 //! ```text
-//! node     {"identifier", "description", "count", "lines"?, "self_lines"?, "nativeprof"? (root only),
+//! node     {"identifier", "description", "count", "values"?, "lines"?, "self_lines"?, "nativeprof"? (root only),
 //!           "children": {identifier: node}}
 //! Python   identifier `name;filename;firstlineno`, description {filename, name, line_number, line, qualname?}
 //! native   identifier `name;<low-level>;0xADDR`, description {filename: "<low-level>", name, line_number: 0,
@@ -13,6 +13,12 @@
 //! that place; `lines` counts all of them, `{line: samples}`, and `self_lines` those that ended there (left out where
 //! none or all did). Counts are inclusive. Keys marked with `?` are left out when they have nothing to say. Everything
 //! but the four keys of Dask is ours, and Dask ignores it.
+//!
+//! The root's `value_types`, below `nativeprof`, has what is measured: `{"name", "unit", "per_count"?}`, the type of the
+//! counts first. `unit` is `count`, `nanoseconds` or `bytes`. Where there is a `per_count` the amount of each node is its
+//! count times that, and is not written; else `values` of a node has the inclusive amounts that are not 0, by the name of
+//! the type with its unit: `{"wall_ns", "alloc_bytes", "allocs", ...}`. Files without `value_types` have samples, and CPU
+//! time if their `rate` is not 0.
 //!
 //! The root's `nativeprof` holds the facts of the recording, among them `modules`, a row for each file on some stack
 //! (path, build id, where the names of its functions came from, what was missing for more), and the timeline: columns
@@ -31,6 +37,7 @@ use super::escape::write_json;
 pub use super::json_read::{Error, read};
 use super::view::{Item, LOW_LEVEL, View, shown_name};
 use crate::tree::profile::{Frame, FrameKind, Held, Meta, Profile};
+use crate::tree::values::Amounts;
 
 /// Rises when a reader of older files would misread newer ones.
 pub const FORMAT_VERSION: u64 = 1;
@@ -62,7 +69,7 @@ pub(super) const KINDS: &[(&str, FrameKind)] = &[
 ];
 
 fn write_tree(profile: &Profile, view: &View<'_>, out: &mut impl Write) -> io::Result<()> {
-    let parts = Parts::new(view)?;
+    let parts = Parts::new(profile, view)?;
     open_node(profile, view, &parts, 0, out)?;
     // An own stack of (item, children already written), because a profile may be deeper than ours.
     let mut path = vec![(0u32, 0usize)];
@@ -91,15 +98,25 @@ struct Parts {
     identifiers: Vec<Vec<u8>>,
     /// By frame, the description up to where the node's line belongs, and after that.
     descriptions: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Values that do not follow from the count: `"key":`, and inclusive amounts by item.
+    values: Vec<(Vec<u8>, Vec<u64>)>,
 }
 
 impl Parts {
-    fn new(view: &View<'_>) -> io::Result<Self> {
+    fn new(profile: &Profile, view: &View<'_>) -> io::Result<Self> {
         let identifiers = view.identifiers.iter().map(|text| {
             let mut json = Vec::with_capacity(text.len() + 8);
             write_json(text, &mut json).map(|()| json)
         });
+        let types = profile.value_types().iter().enumerate().skip(1);
+        let values = types.filter(|(_, value)| !value.is_per_count()).map(|(at, value)| {
+            let mut key = Vec::new();
+            write_json(&value.kind.key(), &mut key)?;
+            key.push(b':');
+            Ok((key, view.amounts(profile, at)))
+        });
         Ok(Parts {
+            values: values.collect::<io::Result<_>>()?,
             identifiers: identifiers.collect::<io::Result<_>>()?,
             descriptions: view.frames.iter().map(describe).collect::<io::Result<_>>()?,
         })
@@ -155,6 +172,7 @@ fn open_node(profile: &Profile, view: &View<'_>, parts: &Parts, index: u32, out:
     write_description(view, parts, item, out)?;
     out.write_all(b"},\"count\":")?;
     write_number(item.count, out)?;
+    write_values(parts, index, out)?;
     write_lines(b",\"lines\":{\"", &item.lines, out)?;
     if item.self_lines != item.lines {
         write_lines(b",\"self_lines\":{\"", &item.self_lines, out)?;
@@ -162,10 +180,38 @@ fn open_node(profile: &Profile, view: &View<'_>, parts: &Parts, index: u32, out:
     if index == 0 {
         out.write_all(b",\"nativeprof\":{")?;
         write_meta(&profile.meta, out)?;
+        write_value_types(profile, out)?;
         write_timeline(profile, view, out)?;
         out.write_all(b"}")?;
     }
     out.write_all(b",\"children\":{")
+}
+
+fn write_values(parts: &Parts, index: u32, out: &mut impl Write) -> io::Result<()> {
+    let mut open = false;
+    for (key, amounts) in &parts.values {
+        let amount = amounts[index as usize];
+        if amount > 0 {
+            out.write_all(if open { b"," } else { b",\"values\":{" })?;
+            open = true;
+            out.write_all(key)?;
+            write_number(amount, out)?;
+        }
+    }
+    out.write_all(if open { b"}" } else { b"" })
+}
+
+fn write_value_types(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
+    for (at, value) in profile.value_types().iter().enumerate() {
+        out.write_all(if at == 0 { b",\"value_types\":[{" } else { b",{" })?;
+        key_string("name", &value.kind.name, out)?;
+        write!(out, ",\"unit\":\"{}\"", value.kind.unit.name())?;
+        if let Amounts::PerCount(amount) = value.amounts {
+            write!(out, ",\"per_count\":{amount}")?;
+        }
+        out.write_all(b"}")?;
+    }
+    out.write_all(b"]")
 }
 
 fn write_lines(start: &[u8], lines: &BTreeMap<u32, u64>, out: &mut impl Write) -> io::Result<()> {
@@ -313,7 +359,20 @@ fn write_timeline(profile: &Profile, view: &View<'_>, out: &mut impl Write) -> i
     write_column(ticks().map(|(tick, _)| tick.tid.into()), out)?;
     out.write_all(b"],\"node\":[")?;
     write_column(ticks().map(|(_, place)| place.into()), out)?;
-    out.write_all(b"]}")
+    out.write_all(b"]")?;
+    for (at, value) in profile.value_types().iter().enumerate() {
+        if !value.is_per_count() {
+            out.write_all(b",")?;
+            write_json(&value.kind.key(), out)?;
+            out.write_all(b":[")?;
+            let rows = (0..)
+                .zip(&profile.timeline)
+                .filter(|(_, tick)| view.item_of(tick.node).is_some());
+            write_column(rows.map(|(tick, _)| profile.tick_amount(at, tick)), out)?;
+            out.write_all(b"]")?;
+        }
+    }
+    out.write_all(b"}")
 }
 
 fn write_column(numbers: impl Iterator<Item = u64>, out: &mut impl Write) -> io::Result<()> {

@@ -19,6 +19,7 @@ use crate::tree::profile::{
 };
 
 mod scan;
+mod values;
 
 /// Frames on top of each other; far more than any stack we record.
 const MAX_DEPTH: usize = 100_000;
@@ -56,6 +57,8 @@ pub fn read(bytes: &[u8]) -> Result<Profile, Error> {
         frames: HashTable::new(),
         hasher: RandomState::new(),
         columns: Default::default(),
+        kept_ticks: Vec::new(),
+        values: Default::default(),
     };
     reader.tree()?;
     reader.space();
@@ -63,6 +66,7 @@ pub fn read(bytes: &[u8]) -> Result<Profile, Error> {
         return Err(reader.error("text after the end"));
     }
     reader.take_timeline();
+    reader.take_values()?;
     Ok(reader.profile)
 }
 
@@ -104,6 +108,9 @@ struct Reader<'a> {
     hasher: RandomState,
     /// The timeline: time, pid, tid, node.
     columns: [Vec<u64>; 4],
+    /// Rows of these columns that became samples of the profile.
+    kept_ticks: Vec<u32>,
+    values: values::Read,
 }
 
 impl<'a> Reader<'a> {
@@ -149,6 +156,7 @@ impl<'a> Reader<'a> {
                     let count = count.ok_or_else(|| self.error("a count that is no whole number"))?;
                     self.profile.nodes[top.node as usize].count = count;
                 }
+                "values" => self.node_values(top.node)?,
                 "lines" => self.profile.nodes[top.node as usize].lines = self.lines()?,
                 "self_lines" => self.profile.nodes[top.node as usize].self_lines = self.lines()?,
                 "nativeprof" if top.node == 0 => self.facts()?,
@@ -343,10 +351,14 @@ impl<'a> Reader<'a> {
     fn timeline(&mut self) -> Result<(), Error> {
         self.object(|reader, key| {
             let column = ["time", "pid", "tid", "node"].iter().position(|name| *name == key);
-            let (Some(column), Some(b'[')) = (column, reader.peek()) else {
-                return reader.skip_value();
-            };
-            reader.columns[column] = reader.column()?;
+            match (column, reader.peek()) {
+                (Some(column), Some(b'[')) => reader.columns[column] = reader.column()?,
+                (None, Some(b'[')) if reader.values.ticks.len() < 64 => {
+                    let column = reader.column()?;
+                    reader.values.ticks.push((key.to_string(), column));
+                }
+                _ => reader.skip_value()?,
+            }
             Ok(())
         })
     }
@@ -359,6 +371,7 @@ impl<'a> Reader<'a> {
         {
             return Err(self.error("written by a newer nativeprof, whose files this one cannot read,"));
         }
+        self.take_value_types(&mut map);
         let quality = map.get("quality").cloned().unwrap_or_default();
         let count = |key: &str| number(quality.get(key));
         let held = map.get("held").map(|held| Held {
@@ -420,16 +433,20 @@ impl<'a> Reader<'a> {
     fn take_timeline(&mut self) {
         let [times, pids, tids, nodes] = &self.columns;
         let rows = times.iter().zip(pids).zip(tids).zip(nodes);
-        let ticks = rows.filter_map(|(((time, pid), tid), node)| {
+        let mut kept = Vec::new();
+        let ticks = (0u32..).zip(rows).filter_map(|(row, (((time, pid), tid), node))| {
             let tick = Tick {
                 time: *time,
                 pid: u32::try_from(*pid).unwrap_or(0),
                 tid: u32::try_from(*tid).unwrap_or(0),
                 node: NodeId::try_from(*node).ok()?,
             };
-            ((tick.node as usize) < self.profile.nodes.len() && *time != NO_NUMBER).then_some(tick)
+            let sound = (tick.node as usize) < self.profile.nodes.len() && *time != NO_NUMBER;
+            kept.extend(sound.then_some(row));
+            sound.then_some(tick)
         });
         self.profile.timeline = ticks.collect();
+        self.kept_ticks = kept;
     }
 }
 

@@ -161,12 +161,32 @@ impl<'a> View<'a> {
 
     /// Samples that ended in each item, by its index.
     pub fn self_counts(&self) -> Vec<u64> {
-        let mut counts: Vec<u64> = self.items.iter().map(|item| item.count).collect();
-        for item in self.items.iter().skip(1) {
-            let parent = &mut counts[item.parent as usize];
-            *parent = parent.saturating_sub(item.count);
+        self.own(self.items.iter().map(|item| item.count).collect())
+    }
+
+    /// Inclusive amount of a value of the profile by item.
+    pub fn amounts(&self, profile: &Profile, value: usize) -> Vec<u64> {
+        let mut sums = vec![0u64; self.items.len()];
+        for (item, amount) in self.item_of.iter().zip(profile.amounts(value)) {
+            if let Some(sum) = sums.get_mut(*item as usize) {
+                *sum = sum.saturating_add(amount);
+            }
         }
-        counts
+        sums
+    }
+
+    /// Own amount of a value of the profile by item.
+    pub fn own_amounts(&self, profile: &Profile, value: usize) -> Vec<u64> {
+        self.own(self.amounts(profile, value))
+    }
+
+    fn own(&self, inclusive: Vec<u64>) -> Vec<u64> {
+        let mut own = inclusive.clone();
+        for (item, amount) in self.items.iter().zip(inclusive).skip(1) {
+            let parent = &mut own[item.parent as usize];
+            *parent = parent.saturating_sub(amount);
+        }
+        own
     }
 
     /// Position of each item when the tree is written from the root down, depth first.

@@ -150,7 +150,7 @@ pub fn diff<'a>(a: &'a Profile, b: &'a Profile, options: &Options) -> Diff<'a> {
         .collect();
 
     let profiles = [a, b];
-    let timed = (0..2).all(|i| profiles[i].timeline.len() as u64 == samples[i] && samples[i] > 0);
+    let timed = (0..2).all(|i| profiles[i].is_timed() && samples[i] > 0);
     let blocks = (samples[0].min(samples[1]) / PER_BLOCK).clamp(FEWEST_BLOCKS as u64, MOST_BLOCKS as u64) as usize;
     // By block, the samples of each tested row and of all.
     let mut in_blocks: [Vec<(Vec<u64>, u64)>; 2] = Default::default();
@@ -280,16 +280,16 @@ fn own_by_block(profile: &Profile, blocks: usize) -> impl Iterator<Item = Vec<u6
     let (first, last) = (times().min().unwrap_or(0), times().max().unwrap_or(0));
     let span = u128::from(last - first) + 1;
     let block = move |time: u64| (u128::from(time - first) * blocks as u128 / span) as usize;
-    let mut by_block: Vec<Vec<u32>> = vec![Vec::new(); blocks];
-    for tick in &profile.timeline {
-        by_block[block(tick.time)].push(tick.node);
+    let mut by_block: Vec<Vec<(u32, u64)>> = vec![Vec::new(); blocks];
+    for (at, tick) in profile.timeline.iter().enumerate() {
+        by_block[block(tick.time)].push((tick.node, profile.tick_amount(0, at)));
     }
     let nodes = profile.nodes.len();
     by_block.into_iter().map(move |ticks| {
         let mut own = vec![0; nodes];
-        for node in ticks {
+        for (node, amount) in ticks {
             if let Some(count) = own.get_mut(node as usize) {
-                *count += 1;
+                *count += amount;
             }
         }
         own

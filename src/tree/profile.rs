@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use super::values::Value;
+
 /// What a frame of the tree stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum FrameKind {
@@ -39,6 +41,50 @@ pub struct Frame {
     pub source: String,
 }
 
+impl Frame {
+    /// A frame of which the name is known. Neither Python code nor, unless `module` and `address` follow, native code.
+    pub fn new(kind: FrameKind, name: impl Into<String>) -> Frame {
+        let filename = match kind {
+            FrameKind::Root | FrameKind::Process | FrameKind::Thread | FrameKind::Python => "",
+            _ => "<low-level>",
+        };
+        Frame {
+            kind,
+            name: name.into(),
+            qualname: String::new(),
+            filename: filename.into(),
+            first_line: 0,
+            address: 0,
+            module: String::new(),
+            source: String::new(),
+        }
+    }
+
+    /// A Python function: `co_name`, `co_qualname` (or empty), `co_filename`, `co_firstlineno`.
+    pub fn python(
+        name: impl Into<String>,
+        qualname: impl Into<String>,
+        filename: impl Into<String>,
+        first_line: u32,
+    ) -> Frame {
+        Frame {
+            qualname: qualname.into(),
+            filename: filename.into(),
+            first_line,
+            ..Frame::new(FrameKind::Python, name)
+        }
+    }
+
+    /// A native function: its name, the file name of its module, and where it starts in there (svma).
+    pub fn native(name: impl Into<String>, module: impl Into<String>, address: u64) -> Frame {
+        Frame {
+            module: module.into(),
+            address,
+            ..Frame::new(FrameKind::Native, name)
+        }
+    }
+}
+
 pub type FrameId = u32;
 pub type NodeId = u32;
 
@@ -47,7 +93,7 @@ pub type NodeId = u32;
 pub struct Node {
     pub frame: FrameId,
     pub parent: NodeId,
-    /// Samples here and below.
+    /// Samples (or calls, or what else [`Profile::values`] has first) here and below.
     pub count: u64,
     /// Line last executed or calling -> samples (inclusive, like `count`); Python: line of the file; native: source line.
     pub lines: BTreeMap<u32, u64>,
@@ -60,6 +106,19 @@ pub struct Node {
 }
 
 impl Node {
+    /// A node without samples.
+    pub fn new(frame: FrameId, parent: NodeId) -> Node {
+        Node {
+            frame,
+            parent,
+            count: 0,
+            lines: BTreeMap::new(),
+            self_lines: BTreeMap::new(),
+            line_text: String::new(),
+            first_seen_line: 0,
+        }
+    }
+
     /// Line -> samples of those that ended here; `own` is how many did.
     pub fn own_lines(&self, own: u64) -> &BTreeMap<u32, u64> {
         if own == self.count {
@@ -178,18 +237,13 @@ pub struct Profile {
     pub timeline: Vec<Tick>,
     /// Of files that were at hand; the formats that are made for other programs leave them out.
     pub excerpts: Vec<Excerpt>,
+    /// What is measured, that of the counts first. Empty means samples alone: read it through [`Profile::value_types`].
+    pub values: Vec<Value>,
 }
 
 impl Profile {
     /// Samples that ended in each node, by its index. Nodes without a sound parent count for themselves alone.
     pub fn own_counts(&self) -> Vec<u64> {
-        let mut own: Vec<u64> = self.nodes.iter().map(|node| node.count).collect();
-        for (at, node) in self.nodes.iter().enumerate().skip(1) {
-            if (node.parent as usize) < at {
-                let parent = &mut own[node.parent as usize];
-                *parent = parent.saturating_sub(node.count);
-            }
-        }
-        own
+        self.own_of(self.nodes.iter().map(|node| node.count).collect())
     }
 }

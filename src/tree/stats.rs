@@ -361,8 +361,9 @@ pub struct Thread {
 /// Samples of each thread by the timeline, ordered by number; none if the profile has no timeline.
 pub fn threads(profile: &Profile) -> Vec<Thread> {
     let mut counts: FxHashMap<(u32, u32), u64> = FxHashMap::default();
-    for tick in &profile.timeline {
-        *counts.entry((tick.pid, tick.tid)).or_default() += 1;
+    for (at, tick) in profile.timeline.iter().enumerate() {
+        let count: &mut u64 = counts.entry((tick.pid, tick.tid)).or_default();
+        *count = count.saturating_add(profile.tick_amount(0, at));
     }
     let names = profile.meta.threads.iter();
     let names: FxHashMap<_, _> = names.map(|(pid, tid, name)| ((*pid, *tid), name)).collect();

@@ -3,6 +3,7 @@
 //! `BLESS=1 cargo test --test export` rewrites the files in `fixtures/golden`.
 
 mod sample_profile;
+mod values;
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -83,6 +84,24 @@ fn json_round_trip() {
     assert_eq!(read.nodes.len(), golden.nodes.len() - 1, "the twins became one");
     for format in ["collapsed", "svg"] {
         assert!(written(format, &read) == written(format, &golden), "{format}");
+    }
+}
+
+/// What earlier versions wrote is read as it was meant: a file of version 0.1, with the golden profile.
+#[test]
+fn older_files_are_read() {
+    let old = include_bytes!("../../fixtures/golden/old/profile-0.1.json");
+    let (old, new) = (
+        json::read(old).unwrap(),
+        json::read(&written("json", &golden())).unwrap(),
+    );
+    assert!(old == new);
+    for format in FORMATS {
+        assert!(
+            written(format.name, &old) == written(format.name, &new),
+            "{}",
+            format.name
+        );
     }
 }
 

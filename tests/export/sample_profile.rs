@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use nativeprof::tree::profile::{Frame, FrameKind, Held, Meta, ModuleMeta, Node, NodeId, Part, Profile, Quality, Tick};
+use nativeprof::tree::values::Value;
 
 pub fn frame(kind: FrameKind, name: &str) -> Frame {
     let python = kind == FrameKind::Python;
@@ -252,6 +253,7 @@ pub fn golden() -> Profile {
     let mut profile = builder.profile;
     let taken = profile.nodes[0].count;
     let reason = "stack page not present".to_string();
+    profile.values = Value::of_sampling("cpu-clock", 99);
     profile.meta = Meta {
         version: "0.1.0".to_string(),
         rate: 99,
