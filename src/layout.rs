@@ -106,6 +106,23 @@ pub struct Layout {
     pub bytes_data: u16,
 }
 
+impl Layout {
+    /// Bytes of a code object that hold all its fields that are read.
+    pub fn code_copied(&self) -> u16 {
+        let fields = [
+            self.code_name,
+            self.code_qualname,
+            self.code_filename,
+            self.code_firstlineno,
+            self.code_linetable,
+            self.code_firsttraceable,
+            self.code_version,
+        ];
+        let last = fields.into_iter().filter(|at| *at != NONE).max();
+        last.unwrap_or(0).saturating_add(8)
+    }
+}
+
 /// How a C library finds `pthread_getspecific` values from the thread pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tls {

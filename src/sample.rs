@@ -124,6 +124,24 @@ impl Walked {
     }
 }
 
+/// What was copied of a code object when a thread that ran it was sampled: it may be gone before its name is read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CodeCopy {
+    /// avma of the code object.
+    pub code: u64,
+    /// As in [`PyRef`].
+    pub fingerprint: u32,
+    /// The object, its strings and its line table; what is missing was unreadable or too long.
+    pub parts: Vec<Part>,
+}
+
+/// A stretch of memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Part {
+    pub avma: u64,
+    pub bytes: Vec<u8>,
+}
+
 /// Everything about one sampled thread at one instant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
@@ -146,6 +164,11 @@ pub struct Sample {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     Sample(Box<Sample>),
+    /// A code object that was not met before; its sample follows.
+    Code {
+        pid: Pid,
+        copy: Box<CodeCopy>,
+    },
     /// A file (or anonymous memory) was mapped executable.
     Mmap {
         pid: Pid,

@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 use super::{lines, text};
 use crate::layout::{Layout, LineTable};
 use crate::process::memory::Memory;
-use crate::sample::{CodeId, Cut, Pid};
+use crate::sample::{CodeCopy, CodeId, Cut, Pid};
 
 /// What a code object says.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -36,8 +36,11 @@ impl Code {
         self.text_bytes() + names.map(|name| 5 * escaped(name)).iter().sum::<usize>()
     }
 
-    /// Line of the instruction at a byte offset.
+    /// Line of the instruction at a byte offset; the first line where the table could not be had.
     pub fn line(&self, offset: i32) -> Option<u32> {
+        if self.line_table.is_empty() {
+            return Some(self.first_line);
+        }
         lines::line(self.line_kind, &self.line_table, self.first_line, offset)
     }
 }
@@ -112,9 +115,33 @@ impl CodeTable {
                 *there.ok_or(Cut::CodeGone)?
             }
         };
+        self.insert(pid, key, id);
+        Ok(id)
+    }
+
+    fn insert(&mut self, pid: Pid, key: (u64, u32), id: CodeId) {
         self.known.entry(pid).or_default().insert(key, id);
         self.addresses += 1;
-        Ok(id)
+    }
+
+    /// Takes in a code object that was copied when it was sampled. `memory` is read for what the copy lacks.
+    pub fn learn(&mut self, pid: Pid, memory: &dyn Memory, layout: &Layout, copy: &CodeCopy) {
+        let key = (copy.code, copy.fingerprint);
+        let is_known = self.known.get(&pid).is_some_and(|k| k.contains_key(&key));
+        if is_known || self.bytes >= MOST_BYTES || self.addresses >= MOST_KNOWN {
+            return;
+        }
+        // What was copied while a thread ran it is what the fingerprint was taken of.
+        let Some(mut code) = read_once(&Copied(copy), layout, copy.code, 0) else {
+            return;
+        };
+        if code.line_table.is_empty()
+            && let Some(whole) = read(memory, layout, copy.code, copy.fingerprint)
+        {
+            code = whole;
+        }
+        let id = self.intern(code);
+        self.insert(pid, key, id);
     }
 
     fn intern(&mut self, code: Code) -> CodeId {
@@ -140,6 +167,22 @@ impl CodeTable {
         self.parents.remove(&pid);
         self.recent = Recent::default();
         self.generation += 1;
+    }
+}
+
+/// The memory that a copy holds.
+struct Copied<'a>(&'a CodeCopy);
+
+impl Memory for Copied<'_> {
+    fn read(&self, avma: u64, buf: &mut [u8]) -> bool {
+        let found = self.0.parts.iter().find_map(|part| {
+            let at = usize::try_from(avma.checked_sub(part.avma)?).ok()?;
+            part.bytes.get(at..at.checked_add(buf.len())?)
+        });
+        found.is_some_and(|bytes| {
+            buf.copy_from_slice(bytes);
+            true
+        })
     }
 }
 

@@ -39,6 +39,7 @@ pub mod record;
 mod time;
 
 use events::{Cost, CpuEvents};
+use record::Record;
 use time::Times;
 
 const OBJECT: &[u8] = include_bytes!("sample.bpf.o");
@@ -473,26 +474,33 @@ impl Source for EbpfSource {
         let look = Duration::from_nanos(period(self.options.rate)) * LOOK;
         let look = look.clamp(SHORTEST_LOOK, LONGEST_LOOK).min(self.events.lap_left());
         sys::poll(&fds, wait.min(look)).map_err(|e| Error::io("cannot wait for samples", e))?;
-        let mut samples = Vec::new();
+        let mut records = Vec::new();
         let (mut more, mut bytes) = (true, 0);
-        while samples.len() < BATCH && bytes < BATCH_BYTES {
+        while records.len() < BATCH && bytes < BATCH_BYTES {
             let Some(item) = self.ring.next() else {
                 more = false;
                 break;
             };
             bytes += item.len();
-            self.joiner.take(&item, &mut samples);
+            self.joiner.take(&item, &mut records);
         }
         if self.stopped && !more {
-            self.joiner.finish(&mut samples);
+            self.joiner.finish(&mut records);
         }
         // Every tiding older than these samples is in its ring by now.
         self.read_tidings();
-        for s in samples {
-            while self.pending.front().is_some_and(|t| t.time <= s.time) {
+        for record in records {
+            let (Record::Sample(Sample { time, .. }) | Record::Code(_, time, _)) = record;
+            while self.pending.front().is_some_and(|t| t.time <= time) {
                 self.tell_next(out);
             }
-            self.take(s, out);
+            match record {
+                Record::Sample(s) => self.take(s, out),
+                Record::Code(pid, _, copy) => out.push(Event::Code {
+                    pid,
+                    copy: Box::new(copy),
+                }),
+            }
         }
         if !more {
             while !self.pending.is_empty() {

@@ -4,12 +4,13 @@ use rustc_hash::FxHashMap;
 
 use crate::arch::{PT_REGS_WORDS, Regs};
 use crate::layout::{NONE, Own, Space, Tls};
-use crate::sample::{PyRef, PyWalk, Sample, StackBytes, Tid};
+use crate::sample::{CodeCopy, Part, Pid, PyRef, PyWalk, Sample, StackBytes, Tid};
 
 const HEAD: usize = 512;
 const REGS_OK: u32 = 1;
 const MORE: u32 = 4;
 const REST: u32 = 8;
+const CODE_COPY: u32 = 16;
 
 fn u32_at(b: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(b.get(at..at + 4)?.try_into().ok()?))
@@ -23,7 +24,7 @@ fn u64_at(b: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(b.get(at..at + 8)?.try_into().ok()?))
 }
 
-// Offsets in `struct head`.
+// Offsets in `struct head` and, up to the time, `struct code_head`.
 const PID: usize = 4;
 const TID: usize = 8;
 const FLAGS: usize = 12;
@@ -40,12 +41,27 @@ const STACK_AT: usize = FRAMES_AT + 4;
 const HOLES: usize = STACK_AT + 8; // on a word boundary
 const HOLE_WORDS: usize = 5;
 
+// Offsets in `struct code_head`.
+const CODE: usize = TIME + 8;
+const FINGERPRINT: usize = CODE + 8;
+const PARTS_AT: usize = FINGERPRINT + 8;
+const PART_SIZE: usize = 16;
+const PARTS: usize = 5;
+
 const FRAME_SIZE: usize = 32;
 const MARK_SIZE: usize = 16;
 
 /// Samples that wait for the rest of their stacks, at most. Rests follow at once, so that more are those whose rests were
 /// lost.
 const MOST_OPEN: usize = 64;
+
+/// What a record, or several together, say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Record {
+    Sample(Sample),
+    /// Of a process, at a time: taken with a sample of the same time, which follows.
+    Code(Pid, u64, CodeCopy),
+}
 
 /// Puts the records of one thread's samples together.
 #[derive(Default)]
@@ -55,11 +71,14 @@ pub struct Joiner {
 }
 
 impl Joiner {
-    /// Takes a ring buffer entry in; appends the samples that are whole by it. A record that is not whole is left out.
-    pub fn take(&mut self, b: &[u8], out: &mut Vec<Sample>) {
-        let (Some(flags), Some(s)) = (u32_at(b, FLAGS), decode(b)) else {
+    /// Takes a ring buffer entry in; appends what is whole by it. A record that is not whole is left out.
+    pub fn take(&mut self, b: &[u8], out: &mut Vec<Record>) {
+        let Some(flags) = u32_at(b, FLAGS) else { return };
+        if flags & CODE_COPY != 0 {
+            out.extend(decode_code(b));
             return;
-        };
+        }
+        let Some(s) = decode(b) else { return };
         let mut whole = s;
         if flags & REST != 0 {
             let Some(mut sample) = self.open.remove(&whole.tid) else {
@@ -71,7 +90,7 @@ impl Joiner {
             whole = sample;
         } else {
             // A rest that was lost: what came before is a sample all the same.
-            out.extend(self.open.remove(&whole.tid));
+            out.extend(self.open.remove(&whole.tid).map(Record::Sample));
         }
         if self.open.len() >= MOST_OPEN {
             self.finish(out);
@@ -79,14 +98,37 @@ impl Joiner {
         if flags & MORE != 0 {
             self.open.insert(whole.tid, whole);
         } else {
-            out.push(whole);
+            out.push(Record::Sample(whole));
         }
     }
 
     /// Appends the samples whose rests were lost; for the end.
-    pub fn finish(&mut self, out: &mut Vec<Sample>) {
-        out.extend(self.open.drain().map(|(_, s)| s));
+    pub fn finish(&mut self, out: &mut Vec<Record>) {
+        out.extend(self.open.drain().map(|(_, s)| Record::Sample(s)));
     }
+}
+
+/// A copy of a code object from one ring buffer entry; `None` if the entry is not whole.
+fn decode_code(b: &[u8]) -> Option<Record> {
+    let mut at = PARTS_AT + PARTS * PART_SIZE;
+    let mut parts = Vec::with_capacity(PARTS);
+    for i in 0..PARTS {
+        let (avma, len) = (
+            u64_at(b, PARTS_AT + i * PART_SIZE)?,
+            u32_at(b, PARTS_AT + i * PART_SIZE + 8)? as usize,
+        );
+        let bytes = b.get(at..at + len)?.to_vec();
+        at += len;
+        if len > 0 {
+            parts.push(Part { avma, bytes });
+        }
+    }
+    let copy = CodeCopy {
+        code: u64_at(b, CODE)?,
+        fingerprint: u32_at(b, FINGERPRINT)?,
+        parts,
+    };
+    Some(Record::Code(u32_at(b, PID)?, u64_at(b, TIME)?, copy))
 }
 
 /// A sample from one ring buffer entry; `None` if the entry is not whole.
@@ -170,7 +212,7 @@ pub fn decode(b: &[u8]) -> Option<Sample> {
 const MAIN: u32 = 8;
 
 /// Bytes of `struct layout`.
-pub const LAYOUT_SIZE: usize = 96;
+pub const LAYOUT_SIZE: usize = 112;
 
 /// A process's [`Space`] as the BPF program's `struct layout`.
 pub fn encode(space: &Space) -> [u8; LAYOUT_SIZE] {
@@ -238,6 +280,14 @@ pub fn encode(space: &Space) -> [u8; LAYOUT_SIZE] {
             l.code_copies,
             l.code_adaptive,
             l.tstate_interp,
+            l.code_copied(),
+            l.code_qualname,
+            l.code_linetable,
+            l.str_state,
+            l.str_kind_bit,
+            l.str_compact_data,
+            l.bytes_size,
+            l.bytes_data,
         ] {
             out.extend(h.to_le_bytes());
         }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0 OR GPL-2.0
 //
 // One snapshot of the running thread per tick of its CPU: user registers, the interpreter's frame chain, the user
-// stack, kernel return addresses. Runs at the sample instant, in the context of the sampled thread, and only
-// reads. Ticks that meet other processes than those in PROCS end at once. Its work is bounded: MAX_STACKS * MAX_STACK bytes of stack, MAX_FAULTS unreadable pages, MAX_FRAMES frames.
+// stack, kernel return addresses; and what names the code objects that were not met before. Runs at the sample instant,
+// in the context of the sampled thread, and only reads. Ticks that meet other processes than those in PROCS end at once.
+// Its work is bounded: MAX_STACKS * MAX_STACK bytes of stack, MAX_FAULTS unreadable pages, MAX_FRAMES frames, MAX_COPIES
+// code objects.
 //
-// `struct layout` and `struct head` are mirrored in layout.rs and record.rs.
+// `struct layout`, `struct head` and `struct code_head` are mirrored in layout.rs and record.rs.
 
 #include <linux/bpf.h>
 #include <linux/bpf_perf_event.h>
@@ -37,11 +39,15 @@
 #define BLOCKS 32
 #define SHIM 3                   // owner of an entry frame; of other frames less (pycore_frame.h, v3.12)
 #define CFRAME 24                // bytes of a CFrame that hold what is read of it
+#define MAX_COPIES 64            // code objects copied in one sample
+#define MAX_TEXT 0x7ff           // bytes of a string object that is copied
+#define MAX_LINES 0x7fff         // bytes of a line table that is copied
 #define NONE 0xffff
 
 enum { WALK_NONE, WALK_COMPLETE, WALK_FAULT, WALK_DEEP };
 enum { TLS_NONE, TLS_KEY_GLIBC, TLS_KEY_MUSL, TLS_OFFSET, TLS_BLOCK_GLIBC, TLS_BLOCK_MUSL };
-enum { REGS_OK = 1, IN_KERNEL = 2, MORE = 4, REST = 8 };
+enum { REGS_OK = 1, IN_KERNEL = 2, MORE = 4, REST = 8, CODE_COPY = 16 };
+enum { PART_CODE, PART_NAME, PART_QUALNAME, PART_FILENAME, PART_LINES, PARTS };
 enum { COUNT_LOST, COUNT_SAMPLES, COUNT_TIME, COUNTERS }; // time in ns, of all samples together
 
 // Where one process keeps things. Offsets in bytes; NONE where this interpreter has no such field.
@@ -81,6 +87,14 @@ struct layout {
 	__u16 code_copies;        // -> array of copies
 	__u16 code_adaptive;      // the code object's own bytecode
 	__u16 state_interp;       // thread state -> its interpreter
+	__u16 code_size;          // bytes of a code object that hold all fields that are read, less than 256
+	__u16 code_qualname;
+	__u16 code_linetable;
+	__u16 str_state;
+	__u16 str_kind_bit;       // lowest bit of the kind in it; the bit for compact and the one for ASCII follow
+	__u16 str_compact_data;   // of another string than an ASCII one
+	__u16 bytes_size;
+	__u16 bytes_data;
 };
 
 struct frame {
@@ -108,7 +122,21 @@ struct head {
 	__u64 holes[5];
 };
 
+// A copy of a code object that was not met before: it may be gone before the reader looks. Precedes the record of its
+// sample. Followed by the bytes of its parts, one after the other: the object itself, string objects, a bytes object.
+struct code_head {
+	__u32 size, pid, tid, flags;
+	__u64 time, code;
+	__u32 fingerprint, pad;
+	struct {
+		__u64 at;
+		__u32 len, pad;   // 0: not copied
+	} parts[PARTS];
+};
+
 // As record.rs has them.
+_Static_assert(sizeof(struct code_head) == 120, "code_head");
+_Static_assert(sizeof(struct layout) == 112, "layout");
 _Static_assert(__builtin_offsetof(struct head, stack_base) == 200, "stack_base");
 _Static_assert(__builtin_offsetof(struct head, holes) == 232, "holes");
 _Static_assert(sizeof(struct head) <= HEAD, "head");
@@ -280,6 +308,7 @@ struct state {
 	__u64 from, end, last_end, base_page;
 	__u64 careful;            // the stack is read page by page up to here
 	__u32 faults, n, done, met_second, urgent;
+	__u32 copies;             // code objects that may still be copied in this sample
 	__u64 cframe;             // the CFrame that the walk began at
 	__u64 cframes[1 + NESTED]; // ... for each thread state
 	__u64 states[1 + NESTED]; // thread states to walk, innermost first
@@ -294,7 +323,8 @@ struct state {
 #define STATE (AREA - 4096)       // place of the state in the area
 #define WINDOW (STATE - 16384)    // place of a copy of the page around the last frame ...
 #define APART 8192                // ... and, behind it, of a frame that lies elsewhere
-#define LIMIT (WINDOW - 2 * PAGE)  // entries and pages start below this
+#define COPY (WINDOW - 65536)     // place of a copy of a code object
+#define LIMIT (COPY - 2 * PAGE)    // entries and pages start below this
 
 // `len` bytes, at most 128, of the thread's memory; 0 if they are not there. Valid until the next call.
 static __always_inline char *peek(struct cache *c, __u64 at, __u64 len)
@@ -419,6 +449,102 @@ static __always_inline int is_new(__u64 code, __u32 print)
 	return 1;
 }
 
+// Appends a string object to the copy of a code object. Returns where the next part goes; 0: it was not copied.
+static __always_inline __u64 copy_text(char *area, struct layout *lay, __u32 part, __u64 text, __u64 at)
+{
+	struct code_head *h = (void *)(area + COPY);
+	__u64 len = 0, size;
+	__u32 state = 0;
+
+	if (bpf_probe_read_user(&len, 8, (void *)(text + lay->str_length)) ||
+	    bpf_probe_read_user(&state, 4, (void *)(text + lay->str_state)) || len > MAX_TEXT)
+		return 0;
+	state >>= lay->str_kind_bit & 31;
+	size = len * (state & 7) + (state & 16 ? lay->str_data : lay->str_compact_data);
+	if (size > MAX_TEXT)
+		return 0;
+	BOUND(size, MAX_TEXT);
+	BOUND(at, 0xffff);
+	if (bpf_probe_read_user(area + COPY + at, size, (void *)text))
+		return 0;
+	h->parts[part].at = text;
+	h->parts[part].len = size;
+	return at + size;
+}
+
+// Copies what names a code object and its lines into a record of its own. False if the reader has to look for itself,
+// soon: something is unreadable or too long, or there is little room.
+__noinline int copy_code(__u64 code, __u32 print)
+{
+	char *area = scratch(), *raw;
+	struct head *sample = (void *)area;
+	struct code_head *h;
+	struct layout *lay;
+	__u64 at = sizeof(*h), off, size, name, qualname = 0, filename, lines;
+	__u64 len = 0;
+
+	if (!area ||
+	    bpf_ringbuf_query(&SAMPLES, BPF_RB_AVAIL_DATA) > bpf_ringbuf_query(&SAMPLES, BPF_RB_RING_SIZE) / 2)
+		return 0;
+	h = (void *)(area + COPY);
+	lay = &((struct state *)(area + STATE))->lay;
+	__builtin_memset(h, 0, sizeof(*h));
+	h->pid = sample->pid;
+	h->tid = sample->tid;
+	h->flags = CODE_COPY;
+	h->time = sample->time;
+	h->code = code;
+	h->fingerprint = print;
+	size = lay->code_size;
+	BOUND(size, 0xff);
+	raw = area + COPY + sizeof(*h);
+	if (bpf_probe_read_user(raw, size, (void *)code))
+		return 0;
+	h->parts[PART_CODE].at = code;
+	h->parts[PART_CODE].len = size;
+	at += size;
+	off = lay->code_name;
+	BOUND(off, 0xff);
+	name = *(__u64 *)(raw + off);
+	off = lay->code_filename;
+	BOUND(off, 0xff);
+	filename = *(__u64 *)(raw + off);
+	off = lay->code_linetable;
+	BOUND(off, 0xff);
+	lines = *(__u64 *)(raw + off);
+	if (lay->code_qualname != NONE) {
+		off = lay->code_qualname;
+		BOUND(off, 0xff);
+		qualname = *(__u64 *)(raw + off);
+	}
+	at = copy_text(area, lay, PART_NAME, name, at);
+	// Functions of modules have one string for both.
+	if (at && qualname && qualname != name)
+		at = copy_text(area, lay, PART_QUALNAME, qualname, at);
+	if (at)
+		at = copy_text(area, lay, PART_FILENAME, filename, at);
+	if (!at)
+		return 0;
+	// Without its lines it still has a name.
+	size = 0;
+	if (!bpf_probe_read_user(&len, 8, (void *)(lines + lay->bytes_size)) && len <= MAX_LINES &&
+	    len + lay->bytes_data <= MAX_LINES) {
+		size = len + lay->bytes_data;
+		BOUND(size, MAX_LINES);
+		BOUND(at, 0x7fff);
+		if (bpf_probe_read_user(area + COPY + at, size, (void *)lines))
+			size = 0;
+		h->parts[PART_LINES].at = lines;
+		h->parts[PART_LINES].len = size;
+		at += size;
+	}
+	BOUND(at, 0xffff);
+	h->size = at;
+	if (bpf_ringbuf_output(&SAMPLES, h, at, BPF_RB_NO_WAKEUP))
+		return 0;
+	return size != 0;
+}
+
 static long print_frames(__u32 i, void *unused)
 {
 	char *area = scratch();
@@ -459,8 +585,15 @@ static long print_frames(__u32 i, void *unused)
 				if (c->known[slot].code != code || c->known[slot].print != print) {
 					c->known[slot].code = code;
 					c->known[slot].print = print;
-					if (is_new(code, print))
+					if (!s->copies) {
+						// Enough for now: to be met again in the next sample.
+						c->known[slot].code = 0;
 						s->urgent = 1;
+					} else if (is_new(code, print)) {
+						s->copies--;
+						if (!print || !copy_code(code, print))
+							s->urgent = 1;
+					}
 				}
 			}
 			last_code = code;
@@ -935,6 +1068,7 @@ int sample(struct bpf_perf_event_data *ctx)
 	}
 	s = (void *)(area + STATE);
 	s->urgent = 0;
+	s->copies = MAX_COPIES;
 	c->sample++;
 	h->time = began = bpf_ktime_get_ns();
 	h->pid = pid;

@@ -146,6 +146,17 @@ impl Writer {
                 self.u8(7);
                 self.u64(*n);
             }
+            Event::Code { pid, copy } => {
+                self.u8(8);
+                self.u32(*pid);
+                self.u64(copy.code);
+                self.u32(copy.fingerprint);
+                self.count(copy.parts.len());
+                for part in &copy.parts {
+                    self.u64(part.avma);
+                    self.bytes(&part.bytes);
+                }
+            }
         }
     }
 

@@ -41,8 +41,10 @@ pub mod prune;
 mod read;
 pub mod record;
 
-/// Of the file's format; a reader knows one.
-pub const VERSION: u32 = 1;
+/// Of the file's format. Since 2 there are copies of code objects among the events.
+pub const VERSION: u32 = 2;
+/// The oldest that is still read.
+pub const FIRST_VERSION: u32 = 1;
 
 /// How the recording was made.
 #[derive(Clone, Debug, Default, PartialEq)]

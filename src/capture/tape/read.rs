@@ -8,11 +8,11 @@ use flate2::read::GzDecoder;
 use rustc_hash::FxHashMap;
 
 use super::format::MAGIC;
-use super::{Answers, Head, Tape, VERSION};
+use super::{Answers, FIRST_VERSION, Head, Tape, VERSION};
 use crate::arch::{GPRS, Regs};
 use crate::error::{Error, Kind, Result};
 use crate::process::content::{Content, Sparse};
-use crate::sample::{Event, Pid, PyRef, PyWalk, Sample, StackBytes, Tid};
+use crate::sample::{CodeCopy, Event, Part, Pid, PyRef, PyWalk, Sample, StackBytes, Tid};
 
 /// Bytes of an unpacked tape, and of all its stacks together.
 const MOST_BYTES: u64 = 512 << 20;
@@ -51,10 +51,13 @@ pub fn parse(raw: &[u8]) -> Result<Tape> {
         );
     }
     match r.u32() {
-        Some(VERSION) => {}
+        Some(FIRST_VERSION..=VERSION) => {}
         version => {
             return Err(Error::new(Kind::Data, "this tape cannot be read")
-                .why(format!("its format is {}, known is {VERSION}", version.unwrap_or(0)))
+                .why(format!(
+                    "its format is {}, known are {FIRST_VERSION} to {VERSION}",
+                    version.unwrap_or(0)
+                ))
                 .hint("use the nativeprof that made it"));
         }
     }
@@ -198,6 +201,22 @@ impl<'a> Reader<'a> {
                 comm: self.bytes()?.to_vec(),
             },
             6 => Event::Exit { pid, tid: self.u32()? },
+            8 => {
+                let copy = CodeCopy {
+                    code: self.u64()?,
+                    fingerprint: self.u32()?,
+                    parts: self.list(12, |r| {
+                        Some(Part {
+                            avma: r.u64()?,
+                            bytes: r.bytes()?.to_vec(),
+                        })
+                    })?,
+                };
+                Event::Code {
+                    pid,
+                    copy: Box::new(copy),
+                }
+            }
             _ => return None,
         })
     }
