@@ -6,6 +6,10 @@
 
 use crate::arch::Regs;
 
+mod copies;
+
+pub use copies::{CodeCopy, Copies, Part};
+
 pub type Pid = u32;
 pub type Tid = u32;
 
@@ -111,7 +115,13 @@ pub struct Walked {
     /// As in [`Sample`].
     pub marks: Vec<PyRef>,
     pub walk: PyWalk,
+    /// Of code objects that were not met before.
+    pub codes: Copies,
 }
+
+/// Code objects copied in one walk, and bytes of them.
+const COPIES: usize = 32;
+const COPIED_BYTES: usize = 256 << 10;
 
 impl Walked {
     /// Room for so many frames, and as many marks.
@@ -120,26 +130,17 @@ impl Walked {
             python: Vec::with_capacity(frames),
             marks: Vec::with_capacity(frames),
             walk: PyWalk::NoPython,
+            codes: Copies::with_room(COPIES, COPIED_BYTES),
         }
     }
-}
 
-/// What was copied of a code object when a thread that ran it was sampled: it may be gone before its name is read.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CodeCopy {
-    /// avma of the code object.
-    pub code: u64,
-    /// As in [`PyRef`].
-    pub fingerprint: u32,
-    /// The object, its strings and its line table; what is missing was unreadable or too long.
-    pub parts: Vec<Part>,
-}
-
-/// A stretch of memory.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Part {
-    pub avma: u64,
-    pub bytes: Vec<u8>,
+    /// Forgets the last walk.
+    pub fn clear(&mut self) {
+        self.python.clear();
+        self.marks.clear();
+        self.walk = PyWalk::NoPython;
+        self.codes.clear();
+    }
 }
 
 /// Everything about one sampled thread at one instant.

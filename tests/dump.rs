@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::process::{Command, Output};
+use std::sync::Arc;
 
 use nativeprof::arch;
 use nativeprof::capture::ptrace::once::{How, Once, Target};
@@ -189,6 +190,7 @@ fn calls_that_go_on_go_on() {
                 pid,
                 space: &space,
                 walk: walk::walk,
+                met: Arc::default(),
                 writable: &[],
                 kernel: false,
                 during: &|_, _, _| (),

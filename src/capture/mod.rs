@@ -8,11 +8,12 @@ use std::time::Duration;
 use crate::error::Result;
 use crate::layout::Space;
 use crate::process::memory::Memory;
-use crate::sample::{Event, Pid, Standing, Walked};
+use crate::sample::{CodeCopy, Event, Pid, Sample, Standing, Walked};
 
 mod blocks;
 pub mod ebpf;
 mod mappings;
+pub mod met;
 pub mod ptrace;
 mod random;
 mod ring;
@@ -74,9 +75,19 @@ pub struct Held {
     pub longest: u64,
 }
 
-/// Walks the interpreter frames of a thread that stands still, into the last argument: `interp::walk::walk`, handed in
-/// because backends know no interpreter.
-pub type Walk = fn(&dyn Memory, &Space, &Standing, &mut Walked);
+/// Walks the interpreter frames of a thread that stands still, into the last argument, and copies the code objects of
+/// which the function says that they are new: `interp::walk::walk`, handed in because backends know no interpreter.
+pub type Walk = fn(&dyn Memory, &Space, &Standing, &dyn Fn(u64, u32) -> bool, &mut Walked);
+
+/// Hands on a sample, after the code objects that were copied with it.
+fn push(sample: Sample, codes: Vec<CodeCopy>, out: &mut Vec<Event>) {
+    let pid = sample.pid;
+    out.extend(codes.into_iter().map(|copy| Event::Code {
+        pid,
+        copy: Box::new(copy),
+    }));
+    out.push(Event::Sample(Box::new(sample)));
+}
 
 /// A backend. `learn` may come before and after `attach`.
 pub trait Source {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
@@ -9,6 +10,7 @@ use super::args::Dump;
 use super::debuginfod;
 use super::record::check_target;
 use crate::arch;
+use crate::capture::met::Met;
 use crate::capture::ptrace::once::{How, Lack, Once, Seen, Target};
 use crate::error::{self, Error};
 use crate::interp::gil::{self, Gil};
@@ -220,6 +222,7 @@ struct Look {
     python: Option<(Interpreter, Option<Objects>)>,
     free_threaded: bool,
     writable: Vec<(u64, u64)>,
+    met: Arc<Met>,
     locals: bool,
     kernel: bool,
 }
@@ -237,6 +240,7 @@ impl Look {
                 Some((interpreter, Objects::of(&runtime, &interpreter.layout)))
             }),
             writable: maps.iter().filter(|m| m.writable).map(|m| (m.start, m.end)).collect(),
+            met: Arc::default(),
             locals: options.locals,
             kernel: options.kernel,
         }
@@ -293,6 +297,7 @@ impl Look {
             pid: self.pid,
             space: &self.space,
             walk: interp::walk::walk,
+            met: self.met.clone(),
             writable: &self.writable,
             kernel: self.kernel,
             during: &during,
@@ -313,6 +318,11 @@ impl Look {
 /// Hands a thread's sample to the session; how good its stack is.
 fn take(session: &mut Session, seen: &Seen<Found>) -> error::Result<Quality> {
     let before = session.tally.clone();
+    for copy in &seen.codes {
+        let copy = Box::new(copy.clone());
+        let pid = seen.sample.pid;
+        session.event(Event::Code { pid, copy }, &mut |_, _| Ok(()))?;
+    }
     session.event(Event::Sample(Box::new(seen.sample.clone())), &mut |_, _| Ok(()))?;
     let after = &session.tally;
     Ok(if after.exact > before.exact {

@@ -6,6 +6,7 @@ use crate::layout::{Interpreter, Layout, Own, Tls};
 use crate::process::modules::Module;
 
 pub mod code;
+mod copy;
 pub mod frames;
 mod generation;
 pub mod gil;

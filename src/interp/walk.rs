@@ -4,6 +4,7 @@
 //! Nothing is allocated, so that it may run in a signal handler. Every chain is bounded: [`MAX_FRAMES`], [`MAX_MARKS`].
 
 use super::code::fingerprint;
+use super::copy;
 use super::frames::SHIM;
 use crate::layout::{Anchor, Interpreter, Layout, NONE, Own, Position, Space, Tls};
 use crate::process::memory::Memory;
@@ -25,11 +26,16 @@ const MAX_FRAME: usize = 0x7f;
 /// Keys of a process that CPython's may be among (`PTHREAD_KEYS_MAX`).
 const KEYS: i32 = 1024;
 
-/// Walks the frames of a thread that stands still, into `out` (what was there is cleared; it must have room).
-pub fn walk(memory: &dyn Memory, space: &Space, thread: &Standing, out: &mut Walked) {
-    out.python.clear();
-    out.marks.clear();
-    out.walk = PyWalk::NoPython;
+/// Walks the frames of a thread that stands still, into `out` (what was there is cleared; it must have room). Code objects
+/// of which `is_new`, given address and fingerprint, says so are copied.
+pub fn walk(
+    memory: &dyn Memory,
+    space: &Space,
+    thread: &Standing,
+    is_new: &dyn Fn(u64, u32) -> bool,
+    out: &mut Walked,
+) {
+    out.clear();
     let Some(python) = &space.python else { return };
     let m = Words(memory);
     let l = &python.layout;
@@ -71,6 +77,7 @@ pub fn walk(memory: &dyn Memory, space: &Space, thread: &Standing, out: &mut Wal
             w.marks(*state, cframe);
         }
     }
+    copy::new_codes(memory, l, out.python.iter(), is_new, &mut out.codes);
 }
 
 /// A page and the frame that begins at its end.

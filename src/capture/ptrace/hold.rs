@@ -1,16 +1,18 @@
 //! What is done while a thread is held: registers, interpreter frames, stack. It is short.
 
 use std::io;
+use std::sync::Arc;
 
 use super::timer::{Tick, Timer};
 use crate::arch::{GPRS, Regs, UserRegs};
 use crate::capture::Walk;
 use crate::capture::blocks::Blocks;
+use crate::capture::met::Met;
 use crate::capture::stack::{self, DEEP_FRAMES, HOLES, MAX_STACK, MAX_STACKS, RED_ZONE};
 use crate::layout::Space;
 use crate::process::sys;
 use crate::process::trace::Stopped;
-use crate::sample::{Pid, PyWalk, Sample, StackBytes, Standing, Tid, Walked};
+use crate::sample::{CodeCopy, Pid, PyWalk, Sample, StackBytes, Standing, Tid, Walked};
 
 /// As in sample.bpf.c.
 const MAX_FRAMES: usize = 16384;
@@ -20,17 +22,20 @@ pub struct Holder {
     walk: Walk,
     blocks: Blocks,
     walked: Walked,
+    met: Arc<Met>,
     stack: Vec<u8>,
     /// Registers of the last sample's thread.
     last: Option<(Tid, UserRegs)>,
 }
 
 impl Holder {
-    pub fn new(walk: Walk) -> Holder {
+    /// `met`: the code objects that need not be copied.
+    pub fn new(walk: Walk, met: Arc<Met>) -> Holder {
         Holder {
             walk,
             blocks: Blocks::default(),
             walked: Walked::with_room(MAX_FRAMES),
+            met,
             stack: vec![0; (MAX_STACKS * MAX_STACK) as usize],
             last: None,
         }
@@ -42,7 +47,8 @@ impl Holder {
         match self.last {
             Some((last, words)) if last == tid => {
                 let standing = standing(&words);
-                self.read(tid, &words.regs(), &standing, standing.pointer, space, ahead);
+                // It runs: what is copied now may not be what its next sample meets.
+                self.read(tid, &words.regs(), &standing, standing.pointer, space, ahead, false);
             }
             _ => self.blocks.begin(tid, ahead),
         }
@@ -66,7 +72,7 @@ impl Holder {
         let words = begin_again(&stop)?;
         let regs = words.regs();
         let standing = standing(&words);
-        let stack = self.read(tid, &regs, &standing, standing.pointer, space, ahead);
+        let stack = self.read(tid, &regs, &standing, standing.pointer, space, ahead, true);
         // While it stands still its timer does too, and is cheap to set.
         let past = timer.as_mut().map_or(0, |t| t.next(tick));
         drop(stop);
@@ -89,7 +95,7 @@ impl Holder {
         let words = begin_again(&stop)?;
         let regs = words.regs();
         let standing = standing(&words);
-        let stack = self.read(tid, &regs, &standing, standing.pointer, Some(space), &[]);
+        let stack = self.read(tid, &regs, &standing, standing.pointer, Some(space), &[], true);
         during(&self.walked, standing.pointer);
         stop.detach();
         let mut sample = self.sample((pid, tid, time), regs, stack);
@@ -113,14 +119,15 @@ impl Holder {
             registers: [0; GPRS],
         };
         // Without its pointer no thread state is this thread's.
-        let stack = self.read(tid, &regs, &standing, pointer.unwrap_or(end), Some(space), &[]);
+        let stack = self.read(tid, &regs, &standing, pointer.unwrap_or(end), Some(space), &[], true);
         let mut sample = self.sample((pid, tid, time), regs, stack);
         self.finish(&mut sample, &mut Vec::new());
         (sample, &self.walked)
     }
 
     /// Reads interpreter frames and stack, both into room of our own; the stack's base, length and holes. All through the
-    /// thread: the first one of its process may have ended, and has no memory then.
+    /// thread: the first one of its process may have ended, and has no memory then. `codes`: copy new code objects.
+    #[allow(clippy::too_many_arguments)]
     fn read(
         &mut self,
         tid: Tid,
@@ -129,10 +136,13 @@ impl Holder {
         descriptor: u64,
         space: Option<&Space>,
         ahead: &[u64],
+        codes: bool,
     ) -> (u64, usize, Vec<u64>) {
+        self.walked.clear();
         if let Some(space) = space {
             self.blocks.begin(tid, ahead);
-            (self.walk)(&self.blocks, space, standing, &mut self.walked);
+            let is_new = |code, fingerprint| codes && self.met.is_new(code, fingerprint);
+            (self.walk)(&self.blocks, space, standing, &is_new, &mut self.walked);
         }
         let base = regs.sp().wrapping_sub(RED_ZONE);
         let deep = space.is_some() && self.walked.python.len() > DEEP_FRAMES;
@@ -164,6 +174,16 @@ impl Holder {
             marks: Vec::new(),
             walk: PyWalk::NoPython,
         }
+    }
+
+    /// The code objects that were copied for the sample just taken.
+    pub fn codes(&self) -> Vec<CodeCopy> {
+        self.walked.codes.list()
+    }
+
+    /// Was a code object not copied that was not met before?
+    pub fn missed_code(&self) -> bool {
+        self.walked.codes.missed
     }
 
     /// Adds the interpreter frames of the sample just taken. `ahead` becomes what the walk has read.

@@ -1,16 +1,18 @@
 //! One sample of a thread, for those who look once. A thread that sleeps is not stopped: where it stands does not change
 //! while it does not run, and that it did not run is checked. A thread that runs is held.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::hold::Holder;
 use crate::arch::Regs;
 use crate::capture::Walk;
+use crate::capture::met::Met;
 use crate::layout::Space;
 use crate::process::sys;
 use crate::process::task::{self, Blocked, Still};
 use crate::process::trace::{self, News, Stopped};
-use crate::sample::{Pid, Sample, Tid, Walked};
+use crate::sample::{CodeCopy, Pid, Sample, Tid, Walked};
 
 /// Looks at a thread that moves on meanwhile.
 const TRIES: usize = 8;
@@ -45,6 +47,8 @@ pub enum Lack {
 #[derive(Clone, Debug)]
 pub struct Seen<T> {
     pub sample: Sample,
+    /// Code objects that were copied.
+    pub codes: Vec<CodeCopy>,
     pub how: How,
     /// As in [`Still`]; `R` for one that was held.
     pub state: char,
@@ -60,6 +64,8 @@ pub struct Once<'a, T> {
     pub pid: Pid,
     pub space: &'a Space,
     pub walk: Walk,
+    /// Code objects that need not be copied any more.
+    pub met: Arc<Met>,
     /// Memory that stacks may lie in (start and end), ascending.
     pub writable: &'a [(u64, u64)],
     /// Names of kernel functions too.
@@ -87,7 +93,7 @@ impl<T: Send> Once<'_, T> {
             let looking = scope.spawn(|| {
                 // So that nobody is held for longer than it takes. Where that is not permitted, it is as it is.
                 sys::go_first();
-                let (mut holder, mut late) = (Holder::new(self.walk), Vec::new());
+                let (mut holder, mut late) = (Holder::new(self.walk, self.met.clone()), Vec::new());
                 let one = |t: &Target| (t.tid, self.one(&mut holder, &mut late, t));
                 targets.iter().map(one).collect::<Vec<_>>()
             });
@@ -96,6 +102,8 @@ impl<T: Send> Once<'_, T> {
     }
 
     fn one(&self, holder: &mut Holder, late: &mut Vec<Tid>, target: &Target) -> Result<Seen<T>, Lack> {
+        // Those of tries in vain count too: they are not copied again.
+        let mut codes = Vec::new();
         for _ in 0..TRIES {
             let before = Still::read(self.pid, target.tid).ok_or(Lack::Gone)?;
             let seen = if before.runs() || target.hold {
@@ -103,8 +111,9 @@ impl<T: Send> Once<'_, T> {
             } else {
                 self.asleep(holder, target, before)
             };
+            codes.extend(holder.codes());
             match seen {
-                Ok(seen) => return Ok(seen),
+                Ok(seen) => return Ok(Seen { codes, ..seen }),
                 Err(Lack::Restless) => {}
                 Err(lack) => return Err(lack),
             }
@@ -130,6 +139,7 @@ impl<T: Send> Once<'_, T> {
         }
         Ok(Seen {
             sample,
+            codes: Vec::new(),
             how: How::Asleep,
             state: before.state,
             blocked: Some(blocked),
@@ -152,6 +162,7 @@ impl<T: Send> Once<'_, T> {
         match (taken, found) {
             (Ok(sample), Some(found)) => Ok(Seen {
                 sample,
+                codes: Vec::new(),
                 how: How::Held(held),
                 state,
                 blocked,

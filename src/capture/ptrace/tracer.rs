@@ -9,15 +9,15 @@ use std::sync::mpsc::Receiver;
 use std::thread::{Builder, JoinHandle, available_parallelism};
 use std::time::Duration;
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
 use super::hold::{Holder, begin_again};
 use super::timer::{self, RunState, Tick, Timer, Told};
 use super::{Command, Note, Shared, lock};
-use crate::capture::Walk;
 use crate::capture::random::Random;
 use crate::capture::ticks::period;
 use crate::capture::tidings::Tiding;
+use crate::capture::{Walk, push};
 use crate::process::sys;
 use crate::process::trace::{self, Epoll, News, Ready, Stopped, Why};
 use crate::sample::{Event, Pid, Tid};
@@ -110,8 +110,6 @@ struct Tracer {
     asked: Vec<Tid>,
     holder: Holder,
     random: Random,
-    /// Code objects of samples, by fingerprint.
-    seen: FxHashSet<(u64, u32)>,
 }
 
 /// Starts the thread.
@@ -130,7 +128,7 @@ pub fn start(parts: Parts) -> io::Result<JoinHandle<()>> {
         // So that nobody is held for longer than it takes. Where that is not permitted, it is as it is.
         sys::hurry();
         let tracer = Tracer {
-            holder: Holder::new(parts.walk),
+            holder: Holder::new(parts.walk, Arc::default()),
             p: parts,
             epoll,
             alarm,
@@ -143,7 +141,6 @@ pub fn start(parts: Parts) -> io::Result<JoinHandle<()>> {
             started: false,
             asked: Vec::new(),
             random: Random::new(sys::now()),
-            seen: FxHashSet::default(),
         };
         // At its end the kernel lets go of all threads, without stopping them.
         tracer.run();
@@ -425,12 +422,10 @@ impl Tracer {
         }
         let held = let_go.saturating_sub(since);
         let time = sample.time;
-        let mut fresh = false;
+        let (mut codes, mut missed) = (Vec::new(), false);
         if space.is_some() {
             self.holder.finish(&mut sample, &mut t.blocks);
-            for f in &sample.python {
-                fresh |= self.seen.insert((f.code, f.fingerprint));
-            }
+            (codes, missed) = (self.holder.codes(), self.holder.missed_code());
         }
         self.ticked(tid, told.stops, told.ticks);
         self.told(pid, told);
@@ -442,12 +437,14 @@ impl Tracer {
         let mut queue = lock(&self.p.shared.queue);
         if queue.len() < MAX_QUEUE {
             tally.delivered += 1;
-            queue.push_back(Note::Event(Event::Sample(Box::new(sample))));
+            let mut events = Vec::with_capacity(1 + codes.len());
+            push(sample, codes, &mut events);
+            queue.extend(events.into_iter().map(Note::Event));
         } else {
             tally.lost += 1;
         }
-        // A new code object may not live until the session looks by itself.
-        if fresh || queue.len() > MAX_QUEUE / 4 {
+        // A code object that was not copied may not live until the session looks by itself.
+        if missed || queue.len() > MAX_QUEUE / 4 {
             self.p.shared.ready.notify_one();
         }
     }

@@ -274,7 +274,7 @@ impl Asker {
         }
         let unchanged = || runs.is_some() && files.runs() == runs;
         let read = |regs| self.pool.read(regs, tid, pointer, WANTS, &unchanged);
-        Ok(doing.regs().and_then(read))
+        Ok(doing.regs().and_then(read).map(|(sample, _)| sample))
     }
 }
 

@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use super::mappings::Mappings;
 use super::random::Random;
 use super::ticks;
-use super::{Counts, Source, Walk};
+use super::{Counts, Source, Walk, push};
 use crate::error::{Error, Kind, Result};
 use crate::layout::Space;
 use crate::process::{self, maps, own, sys};
@@ -217,11 +217,10 @@ impl SignalSource {
                 t.pointer = pointer;
                 let unchanged = || runs.is_some() && files.runs() == runs;
                 if let Some(pointer) = pointer
-                    && let Some(sample) = self.pool.read(regs, *tid, pointer, wants, &unchanged)
+                    && let Some((sample, codes)) = self.pool.read(regs, *tid, pointer, wants, &unchanged)
                 {
-                    let sample = Box::new(sample);
-                    out.push(Event::Sample(sample.clone()));
-                    t.asleep = runs.map(|runs| (runs, sample));
+                    t.asleep = runs.map(|runs| (runs, Box::new(sample.clone())));
+                    push(sample, codes, out);
                     self.delivered += 1;
                     continue;
                 }
@@ -261,7 +260,7 @@ impl SignalSource {
         if !samples.is_empty() {
             self.look_at_mappings(out);
         }
-        for sample in samples {
+        for (sample, codes) in samples {
             // One of an earlier recording may have been late.
             if sample.time < self.began {
                 continue;
@@ -270,7 +269,7 @@ impl SignalSource {
                 t.asked = None;
             }
             self.delivered += 1;
-            out.push(Event::Sample(Box::new(sample)));
+            push(sample, codes, out);
         }
     }
 }

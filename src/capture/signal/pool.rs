@@ -10,13 +10,14 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::handler;
-use super::slot::{Aheads, Data, Place, Seen, Wants};
+use super::slot::{Aheads, Data, Place, Wants};
 use crate::arch::Regs;
 use crate::capture::Walk;
+use crate::capture::met::Met;
 use crate::capture::stack::{MAX_STACK, MAX_STACKS};
 use crate::layout::Space;
 use crate::process::{self, own, sys};
-use crate::sample::{Pid, Sample, Tid};
+use crate::sample::{CodeCopy, Pid, Sample, Tid};
 
 /// Slots: bits of one word.
 const SLOTS: usize = 64;
@@ -67,7 +68,7 @@ pub struct Pool {
     /// Changes when a sample should be fetched now.
     pub ready: AtomicU32,
     aheads: Aheads,
-    seen: Seen,
+    met: Met,
     /// Where the main thread's stack ends, before more is known.
     main: u64,
     /// Pointer of the main thread; 0: not known.
@@ -134,7 +135,7 @@ impl Pool {
             lost: AtomicU64::new(0),
             ready: AtomicU32::new(0),
             aheads: Aheads::default(),
-            seen: Seen::default(),
+            met: Met::default(),
             main: process::stack_end(std::process::id()),
             main_pointer: AtomicU64::new(0),
         })
@@ -187,6 +188,10 @@ impl Pool {
         let begun = self
             .recording
             .compare_exchange(0, number, Ordering::SeqCst, Ordering::SeqCst);
+        if begun.is_ok() {
+            // What was copied for the last recording is not known to this one.
+            self.met.clear();
+        }
         begun.is_ok().then_some(number)
     }
 
@@ -201,22 +206,22 @@ impl Pool {
         }
     }
 
-    /// Hands out the samples that wait, in order of time.
-    pub fn drain(&self, out: &mut Vec<Sample>) {
+    /// Hands out the samples that wait, in order of time, each with the code objects that were copied.
+    pub fn drain(&self, out: &mut Vec<(Sample, Vec<CodeCopy>)>) {
         let first = out.len();
         for (i, slot) in self.slots.iter().enumerate() {
             if slot.state.load(Ordering::Acquire) == state::SAMPLED {
                 out.push(self.take(i));
             }
         }
-        out[first..].sort_by_key(|s| s.time);
+        out[first..].sort_by_key(|(s, _)| s.time);
     }
 
-    /// Copies a slot's sample out and frees the slot, which must be ours.
-    fn take(&self, i: usize) -> Sample {
+    /// Copies a slot's sample and code objects out and frees the slot, which must be ours.
+    fn take(&self, i: usize) -> (Sample, Vec<CodeCopy>) {
         // SAFETY: the state says that the handler is done, and we are the one who fetches.
         let data = unsafe { &mut *self.slots[i].data.get() };
-        let sample = data.sample(self.pid);
+        let (sample, codes) = (data.sample(self.pid), data.codes());
         let deeper = data.is_short()
             && self.room.swap((MAX_STACKS * MAX_STACK) as usize, Ordering::Relaxed) == MAX_STACK as usize;
         self.release(i);
@@ -225,7 +230,7 @@ impl Pool {
             let mut claimed: Vec<usize> = std::iter::from_fn(|| self.claim()).collect();
             claimed.drain(..).for_each(|i| self.release(i));
         }
-        sample
+        (sample, codes)
     }
 
     /// Takes a free slot. For the handler too.
@@ -290,7 +295,7 @@ impl Pool {
         let data = unsafe { &mut *self.slots[i].data.get() };
         data.wants = wants;
         self.fill(data, regs);
-        Some(self.take(i))
+        Some(self.take(i).0)
     }
 
     /// A sample of a thread that does not run: `regs` are those that are known. False: it could not be copied.
@@ -301,7 +306,7 @@ impl Pool {
         pointer: u64,
         wants: Wants,
         unchanged: &dyn Fn() -> bool,
-    ) -> Option<Sample> {
+    ) -> Option<(Sample, Vec<CodeCopy>)> {
         let i = self.claim()?;
         // SAFETY: the slot is ours.
         let data = unsafe { &mut *self.slots[i].data.get() };
@@ -339,7 +344,7 @@ impl Pool {
             pointer,
             main: space.map_or(self.main, |s| s.stack_end),
         };
-        data.copy_python(&place, regs, space, self.walk, &self.aheads);
+        data.copy_python(&place, regs, space, self.walk, &self.aheads, &self.met);
         self.inside.fetch_sub(1, Ordering::SeqCst);
         data.copy_stack(&place);
     }
@@ -386,9 +391,9 @@ impl Pool {
         handler::on_stack(&mut own_stack, &mut || self.fill(data, regs));
         data.give_own_stack(own_stack);
         if !asked {
-            let fresh = self.seen.is_fresh(data);
+            let missed = data.missed_code();
             slot.state.store(state::SAMPLED, Ordering::Release);
-            if fresh || self.free.load(Ordering::Relaxed).count_ones() < SLOTS as u32 / 2 {
+            if missed || self.free.load(Ordering::Relaxed).count_ones() < SLOTS as u32 / 2 {
                 self.tell();
             }
             return;
@@ -437,7 +442,7 @@ impl Ask {
             let answers = slot.answers.load(Ordering::Acquire);
             if slot.state.load(Ordering::Acquire) == answered {
                 self.done.store(1, Ordering::Relaxed);
-                return Some(self.pool.take(self.slot));
+                return Some(self.pool.take(self.slot).0);
             }
             let left = most.saturating_sub(began.elapsed());
             if left.is_zero() {

@@ -2,15 +2,16 @@
 //! but what says so.
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::arch::Regs;
 use crate::capture::Walk;
 use crate::capture::blocks::{Blocks, MAX_AHEAD};
+use crate::capture::met::Met;
 use crate::capture::stack::{self, DEEP_FRAMES, HOLES, RED_ZONE};
 use crate::layout::Space;
 use crate::process::{own, sys};
-use crate::sample::{Pid, PyWalk, Sample, StackBytes, Standing, Tid, Walked};
+use crate::sample::{CodeCopy, Pid, Sample, StackBytes, Standing, Tid, Walked};
 
 /// Of all frames that walks follow.
 const MAX_FRAMES: usize = 16384;
@@ -20,8 +21,6 @@ const OWN_STACK: usize = 64 << 10;
 const KEPT: usize = 256 << 10;
 /// Threads whose last walk is remembered, so that the next one reads its memory in one go.
 const REMEMBERED: usize = 64;
-/// Code objects that are remembered as seen.
-const SEEN: usize = 4096;
 
 /// What to copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +97,16 @@ impl Data {
         self.own_stack = stack;
     }
 
+    /// The code objects that were copied. Allocates.
+    pub fn codes(&self) -> Vec<CodeCopy> {
+        self.walked.codes.list()
+    }
+
+    /// Was a code object not copied that was not met before?
+    pub fn missed_code(&self) -> bool {
+        self.walked.codes.missed
+    }
+
     /// The sample that was copied. Allocates.
     pub fn sample(&mut self, pid: Pid) -> Sample {
         let sample = Sample {
@@ -122,11 +131,17 @@ impl Data {
     }
 
     /// Copies the interpreter's frames, if they are wanted, of a thread that stands still.
-    pub fn copy_python(&mut self, at: &Place, regs: Regs, space: Option<&Space>, walk: Walk, aheads: &Aheads) {
+    pub fn copy_python(
+        &mut self,
+        at: &Place,
+        regs: Regs,
+        space: Option<&Space>,
+        walk: Walk,
+        aheads: &Aheads,
+        met: &Met,
+    ) {
         (self.tid, self.time, self.regs) = (at.tid, sys::now(), regs);
-        self.walked.python.clear();
-        self.walked.marks.clear();
-        self.walked.walk = PyWalk::NoPython;
+        self.walked.clear();
         if let Some(space) = space.filter(|_| self.wants.python) {
             let thread = Standing {
                 pointer: at.pointer,
@@ -134,7 +149,8 @@ impl Data {
             };
             aheads.with(at.tid, &mut |known| {
                 self.blocks.begin(at.pid, known);
-                walk(&self.blocks, space, &thread, &mut self.walked);
+                let is_new = |code, fingerprint| met.is_new(code, fingerprint);
+                walk(&self.blocks, space, &thread, &is_new, &mut self.walked);
                 self.blocks.touched(known); // within the room that it has
             });
         }
@@ -191,28 +207,5 @@ impl Aheads {
         }
         then(&mut last.1);
         ahead.busy.store(false, Ordering::Release);
-    }
-}
-
-/// Code objects seen lately.
-pub struct Seen(Vec<AtomicU64>);
-
-impl Default for Seen {
-    /// Allocates.
-    fn default() -> Seen {
-        Seen((0..SEEN).map(|_| AtomicU64::new(0)).collect())
-    }
-}
-
-impl Seen {
-    /// Notes the code objects of a sample; true if one of them was not seen lately.
-    pub fn is_fresh(&self, data: &Data) -> bool {
-        let mut fresh = false;
-        for f in &data.walked.python {
-            let key = (f.code ^ u64::from(f.fingerprint) << 20).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            let place = &self.0[(key >> 52) as usize % SEEN];
-            fresh |= place.swap(key, Ordering::Relaxed) != key;
-        }
-        fresh
     }
 }
