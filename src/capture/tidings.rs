@@ -10,6 +10,12 @@ pub struct Tiding {
     pub event: Event,
 }
 
+/// Must this record wait for samples that are older, where all samples up to the time `looked` are known? An end of a
+/// process or program makes what was known of it void. Other records can come early.
+pub fn waits(tiding: &Tiding, looked: u64) -> bool {
+    matches!(tiding.event, Event::Exit { .. } | Event::Exec { .. }) && tiding.time > looked
+}
+
 /// Makes an event tell, in records that [`decode`] reads.
 pub fn ask(attr: &mut perf::perf_event_attr) {
     attr.sample_type = (perf::PERF_SAMPLE_TID | perf::PERF_SAMPLE_TIME).into();
@@ -83,4 +89,24 @@ pub fn decode(kind: u32, misc: u16, b: &[u8]) -> Option<Result<Tiding, u64>> {
         _ => return None,
     };
     Some(Ok(Tiding { time, event }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_wait_for_older_samples() {
+        let at = |time, event| Tiding { time, event };
+        let exit = || Event::Exit { pid: 1, tid: 1 };
+        let exec = Event::Exec {
+            pid: 1,
+            comm: Vec::new(),
+        };
+        assert!(!waits(&at(10, exit()), 10));
+        assert!(waits(&at(11, exit()), 10));
+        assert!(waits(&at(11, exec), 10));
+        assert!(!waits(&at(11, Event::Thread { pid: 1, tid: 2 }), 10));
+        assert!(!waits(&at(11, exit()), u64::MAX));
+    }
 }

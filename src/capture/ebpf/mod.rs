@@ -340,10 +340,7 @@ impl EbpfSource {
     fn tell_next(&mut self, out: &mut Vec<Event>) {
         let Some(t) = self.pending.pop_front() else { return };
         match t.event {
-            Event::Exec { pid, .. } if self.before_exec == Some(pid) => {
-                self.before_exec = None;
-                self.times.begin(pid);
-            }
+            Event::Exec { pid, .. } if self.before_exec == Some(pid) => self.before_exec = None,
             Event::Thread { tid, .. } | Event::Fork { pid: tid, .. } => drop(self.ended.remove(&tid)),
             Event::Exit { tid, .. } => {
                 if self.ended.len() >= MANY_ENDED {
@@ -427,6 +424,9 @@ impl Source for EbpfSource {
     fn attach_at_exec(&mut self, pid: Pid) -> Result<()> {
         self.admit(pid, NO_PYTHON)?;
         self.before_exec = Some(pid);
+        // Now, not when we come to read of the exec: that may be much later, and samples count from the exec on. What it
+        // takes until then is a fraction of a millisecond.
+        self.times.begin(pid);
         self.events.start()
     }
 
@@ -474,6 +474,8 @@ impl Source for EbpfSource {
         let look = Duration::from_nanos(period(self.options.rate)) * LOOK;
         let look = look.clamp(SHORTEST_LOOK, LONGEST_LOOK).min(self.events.lap_left());
         sys::poll(&fds, wait.min(look)).map_err(|e| Error::io("cannot wait for samples", e))?;
+        // A process or program that ends later than this may have samples that are not in the ring yet.
+        let looked = if self.stopped { u64::MAX } else { sys::now() };
         let mut records = Vec::new();
         let (mut more, mut bytes) = (true, 0);
         while records.len() < BATCH && bytes < BATCH_BYTES {
@@ -503,7 +505,7 @@ impl Source for EbpfSource {
             }
         }
         if !more {
-            while !self.pending.is_empty() {
+            while self.pending.front().is_some_and(|t| !tidings::waits(t, looked)) {
                 self.tell_next(out);
             }
             self.times.read(false);
