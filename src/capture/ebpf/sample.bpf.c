@@ -32,7 +32,7 @@
 #define RED_ZONE 128              // below the stack pointer; functions and their epilogues still use it
 #define NESTED 4                 // thread states of one thread beside its own
 #define BESIDE 512               // bytes between two local variables of the bytecode loop, at most
-#define BATCH 16                 // entries in one turn of a loop
+#define BATCH 8                  // entries in one turn of a loop; the verifier goes through each
 #define KNOWN 4096               // code objects remembered
 #define BLOCK_BITS 12            // a block: what is read at once where things lie close together; no more than a page
 #define BLOCK (1ULL << BLOCK_BITS)
@@ -361,13 +361,21 @@ static __always_inline char *peek(struct cache *c, __u64 at, __u64 len)
 // Tells a reused address of a code object from the object seen before. Same hash in interp/code.rs. From 3.12 on code
 // objects are numbered (co_version, Objects/codeobject.c). Before, the addresses of name and file name are used again
 // as readily as that of the code, so the name's first letters are taken too. What lies close together is read in one
-// go: code objects deep in a stack are seldom in the cache.
-static __always_inline __u32 fingerprint(struct layout *lay, struct cache *c, __u64 code)
+// go: code objects deep in a stack are seldom in the cache. (Not static: as walk_chain.)
+__noinline int fingerprint(__u64 code)
 {
-	__u64 name, file, hash, off, len = lay->code_name + 8 - lay->code_firstlineno;
+	char *area = scratch();
+	struct cache *c = cache();
+	struct layout *lay;
+	__u64 name, file, hash, off, len;
 	__u32 line;
-	char *raw = peek(c, code + lay->code_firstlineno, len);
+	char *raw;
 
+	if (!area || !c)
+		return 0;
+	lay = &((struct state *)(area + STATE))->lay;
+	len = lay->code_name + 8 - lay->code_firstlineno;
+	raw = peek(c, code + lay->code_firstlineno, len);
 	if (!raw)
 		return 0;
 	line = *(__u32 *)raw;
@@ -577,7 +585,7 @@ static long print_frames(__u32 i, void *unused)
 			if (c->known[slot].code == code && c->known[slot].epoch == c->epoch) {
 				print = c->known[slot].print;
 			} else {
-				print = fingerprint(&s->lay, c, code);
+				print = fingerprint(code);
 				// not there now: to be read again in the next sample, but not in this one
 				if (!print)
 					c->generation = 0;
