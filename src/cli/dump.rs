@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 
@@ -32,6 +33,9 @@ mod show;
 const HELD_FOR_LOCALS: u64 = 400_000;
 /// How long those of one that sleeps may be read.
 const ASLEEP_FOR_LOCALS: u64 = 100_000_000;
+/// How often a thread that waits for the disk is looked at again, and after how long.
+const LOOKS_AGAIN: usize = 5;
+const UNTIL_AGAIN: Duration = Duration::from_millis(2);
 /// `owner` values from here on are entry frames, which run no code of a program's.
 const ENTRY_FRAME: u8 = 3;
 
@@ -158,6 +162,33 @@ pub fn dump(options: &Dump) -> error::Result<()> {
             seen.insert(tid, Ok(again));
         }
     }
+    // A thread that waits for the disk goes on soon, and then stands where it can be read, or is held.
+    for _ in 0..LOOKS_AGAIN {
+        let waits: Vec<Tid> = verdicts
+            .iter()
+            .filter(|(_, verdict)| matches!(verdict, Quality::Partial(_)))
+            .map(|(tid, _)| *tid)
+            .filter(|tid| seen[tid].as_ref().is_ok_and(|seen| seen.state == 'D'))
+            .collect();
+        if waits.is_empty() {
+            break;
+        }
+        std::thread::sleep(UNTIL_AGAIN);
+        for (tid, again) in look.at(&waits, false) {
+            if let Ok(again) = again {
+                verdicts.insert(tid, take(&mut session, &again)?);
+                seen.insert(tid, Ok(again));
+            }
+        }
+    }
+    // Libraries that were loaded since the mappings were read.
+    if verdicts.values().any(|v| matches!(v, Quality::Partial(_))) && session.open(pid, &mut |_, _| Ok(())).is_ok() {
+        for (tid, verdict) in &mut verdicts {
+            if let (Quality::Partial(_), Some(Ok(seen))) = (*verdict, seen.get(tid)) {
+                *verdict = take(&mut session, seen)?;
+            }
+        }
+    }
     privilege::for_sampling(Caps::NONE)?;
     let addresses: BTreeMap<Tid, Vec<u64>> = seen
         .iter()
@@ -208,7 +239,8 @@ fn may_be_held(seen: &Seen<Found>) -> bool {
     let call = seen.blocked.and_then(|b| b.call);
     seen.how == How::Asleep
         && match seen.state {
-            'S' => call.is_some_and(|(call, args)| arch::goes_on(call, &args)),
+            // In no call: a page fault, which begins again.
+            'S' | 'D' => call.is_none_or(|(call, args)| arch::goes_on(call, &args)),
             // By job control, wherever it was: it stays stopped.
             'T' => call.is_none(),
             _ => false,

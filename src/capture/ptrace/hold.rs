@@ -23,6 +23,8 @@ pub struct Holder {
     blocks: Blocks,
     walked: Walked,
     met: Arc<Met>,
+    /// Code objects that were copied before the next sample, while its thread ran.
+    ahead: Vec<CodeCopy>,
     stack: Vec<u8>,
     /// Registers of the last sample's thread.
     last: Option<(Tid, UserRegs)>,
@@ -36,6 +38,7 @@ impl Holder {
             blocks: Blocks::default(),
             walked: Walked::with_room(MAX_FRAMES),
             met,
+            ahead: Vec::new(),
             stack: vec![0; (MAX_STACKS * MAX_STACK) as usize],
             last: None,
         }
@@ -47,8 +50,8 @@ impl Holder {
         match self.last {
             Some((last, words)) if last == tid => {
                 let standing = standing(&words);
-                // It runs: what is copied now may not be what its next sample meets.
-                self.read(tid, &words.regs(), &standing, standing.pointer, space, ahead, false);
+                self.read(tid, &words.regs(), &standing, standing.pointer, space, ahead);
+                self.ahead.extend(self.walked.codes.list());
             }
             _ => self.blocks.begin(tid, ahead),
         }
@@ -72,7 +75,7 @@ impl Holder {
         let words = begin_again(&stop)?;
         let regs = words.regs();
         let standing = standing(&words);
-        let stack = self.read(tid, &regs, &standing, standing.pointer, space, ahead, true);
+        let stack = self.read(tid, &regs, &standing, standing.pointer, space, ahead);
         // While it stands still its timer does too, and is cheap to set.
         let past = timer.as_mut().map_or(0, |t| t.next(tick));
         drop(stop);
@@ -95,7 +98,7 @@ impl Holder {
         let words = begin_again(&stop)?;
         let regs = words.regs();
         let standing = standing(&words);
-        let stack = self.read(tid, &regs, &standing, standing.pointer, Some(space), &[], true);
+        let stack = self.read(tid, &regs, &standing, standing.pointer, Some(space), &[]);
         during(&self.walked, standing.pointer);
         stop.detach();
         let mut sample = self.sample((pid, tid, time), regs, stack);
@@ -119,15 +122,14 @@ impl Holder {
             registers: [0; GPRS],
         };
         // Without its pointer no thread state is this thread's.
-        let stack = self.read(tid, &regs, &standing, pointer.unwrap_or(end), Some(space), &[], true);
+        let stack = self.read(tid, &regs, &standing, pointer.unwrap_or(end), Some(space), &[]);
         let mut sample = self.sample((pid, tid, time), regs, stack);
         self.finish(&mut sample, &mut Vec::new());
         (sample, &self.walked)
     }
 
     /// Reads interpreter frames and stack, both into room of our own; the stack's base, length and holes. All through the
-    /// thread: the first one of its process may have ended, and has no memory then. `codes`: copy new code objects.
-    #[allow(clippy::too_many_arguments)]
+    /// thread: the first one of its process may have ended, and has no memory then.
     fn read(
         &mut self,
         tid: Tid,
@@ -136,12 +138,11 @@ impl Holder {
         descriptor: u64,
         space: Option<&Space>,
         ahead: &[u64],
-        codes: bool,
     ) -> (u64, usize, Vec<u64>) {
         self.walked.clear();
         if let Some(space) = space {
             self.blocks.begin(tid, ahead);
-            let is_new = |code, fingerprint| codes && self.met.is_new(code, fingerprint);
+            let is_new = |code, fingerprint| self.met.is_new(code, fingerprint);
             (self.walk)(&self.blocks, space, standing, &is_new, &mut self.walked);
         }
         let base = regs.sp().wrapping_sub(RED_ZONE);
@@ -176,9 +177,25 @@ impl Holder {
         }
     }
 
-    /// The code objects that were copied for the sample just taken.
-    pub fn codes(&self) -> Vec<CodeCopy> {
-        self.walked.codes.list()
+    /// Copies the new code objects of a thread that runs and is about to be held, so that it is held for less time. Most
+    /// of them it will still run then; copies of others are of no effect, since their fingerprints do not come.
+    pub fn copy_ahead(&mut self, tid: Tid, pointer: u64, space: &Space) {
+        let standing = Standing {
+            pointer,
+            registers: [0; GPRS],
+        };
+        self.blocks.begin(tid, &[]);
+        let is_new = |code, fingerprint| self.met.is_new(code, fingerprint);
+        (self.walk)(&self.blocks, space, &standing, &is_new, &mut self.walked);
+        self.ahead.extend(self.walked.codes.list());
+    }
+
+    /// The code objects that were copied since the last call.
+    pub fn codes(&mut self) -> Vec<CodeCopy> {
+        let mut codes = std::mem::take(&mut self.ahead);
+        codes.extend(self.walked.codes.list());
+        self.walked.codes.clear();
+        codes
     }
 
     /// Was a code object not copied that was not met before?

@@ -152,6 +152,9 @@ impl<T: Send> Once<'_, T> {
     fn held(&self, holder: &mut Holder, late: &mut Vec<Tid>, target: &Target, state: char) -> Result<Seen<T>, Lack> {
         let (pid, tid) = (self.pid, target.tid);
         let blocked = task::blocked(pid, tid).ok().flatten().filter(|_| state != 'R');
+        if let Some(pointer) = target.pointer {
+            holder.copy_ahead(tid, pointer, self.space);
+        }
         trace::seize_alone(tid).map_err(|_| Lack::Refused)?;
         trace::interrupt(tid).map_err(|_| Lack::Gone)?;
         let (stop, since) = wait(tid, late)?;

@@ -425,7 +425,8 @@ impl Tracer {
         let (mut codes, mut missed) = (Vec::new(), false);
         if space.is_some() {
             self.holder.finish(&mut sample, &mut t.blocks);
-            (codes, missed) = (self.holder.codes(), self.holder.missed_code());
+            missed = self.holder.missed_code();
+            codes = self.holder.codes();
         }
         self.ticked(tid, told.stops, told.ticks);
         self.told(pid, told);
