@@ -149,6 +149,24 @@ fn threads_stand_where_they_say() {
     });
 }
 
+/// Functions that live for a fraction of a millisecond have their names.
+#[test]
+fn code_that_lives_for_a_moment_is_named() {
+    let _live = live();
+    each_python(|python| {
+        let program = Program::start(python.script("fresh_code.py"));
+        let mut fresh = 0;
+        for _ in 0..20 {
+            let dump = dump(program.pid(), &[]);
+            check_quality(&python.name, &dump);
+            let frames = threads(&dump).iter().filter_map(|t| t["frames"].as_array());
+            let names = frames.flatten().filter_map(|f| f["name"].as_str());
+            fresh += names.filter(|name| name.starts_with("fresh_")).count();
+        }
+        assert!(fresh > 0, "{}: it was never seen there", python.name);
+    });
+}
+
 #[test]
 fn no_call_is_interrupted() {
     let _live = live();

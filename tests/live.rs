@@ -205,23 +205,10 @@ fn short_lived_threads_are_whole() {
 #[test]
 fn reused_code_addresses_are_told_apart() {
     let _live = live();
-    each_python(|python| {
-        let (r, truth) = sample(python, "fresh_code.py", &[]);
-        // A function that lives for a fraction of a millisecond may be gone before its name is read; it must say so.
-        r.check_quality_but(&python.name, &["code object gone"]);
-        let gone = r
-            .profile
-            .meta
-            .quality
-            .reasons
-            .get("code object gone")
-            .copied()
-            .unwrap_or(0);
-        assert!(
-            gone * 20 <= r.samples(),
-            "{}: {gone} code objects were gone",
-            python.name
-        );
+    each_python_and_backend(|python, words| {
+        let (r, truth) = sample(python, "fresh_code.py", words);
+        // A function that lives for a fraction of a millisecond has its name all the same.
+        r.check_quality(&python.name);
         let mut seen: BTreeMap<(String, String), u64> = BTreeMap::new();
         let mut wrong = 0;
         let mut example = String::new();
@@ -238,11 +225,10 @@ fn reused_code_addresses_are_told_apart() {
                 example = format!("{} in {}", f.name, f.filename);
             }
         }
-        // A dead code object keeps its pointers, and the memory of its file's name may already hold another: 1 or 2 in
-        // 1000 where the machine stands still for 50 ms between a sample and its name.
-        assert!(
-            wrong * 250 <= r.samples(),
-            "{}: {wrong} of {} have names of others, such as {example}",
+        assert_eq!(
+            wrong,
+            0,
+            "{}: of {} samples, such as {example}",
             python.name,
             r.samples()
         );

@@ -22,6 +22,31 @@ fn python_count(stack: &[&Frame], name: &str) -> usize {
 
 const OTHER_STACK: &str = "continues on another stack";
 
+/// However late nativeprof comes to read of the start: here the program stops it for the first half of its own time.
+#[test]
+fn samples_are_as_many_as_the_time_since_the_start_asks_for() {
+    const PROGRAM: &str = "
+import os, signal, time
+def spend(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+os.kill(os.getppid(), signal.SIGSTOP)
+try:
+    spend(0.5)
+finally:
+    os.kill(os.getppid(), signal.SIGCONT)
+spend(0.5)
+";
+    let _live = live();
+    let mut command = Command::new(&newest_python().exe);
+    command.args(["-c", PROGRAM]);
+    let r = record(&[], &command);
+    assert!(r.samples() > 900, "{}", r.stderr);
+    r.check_lost("stopped");
+    r.check_rate("stopped");
+}
+
 #[test]
 fn launched_commands_are_sampled_from_their_start() {
     let _live = live();

@@ -44,6 +44,26 @@ def samples(tree, name):
 
 
 @pytest.mark.parametrize("mode", ["cpu", "wall"])
+def test_code_that_lives_for_a_moment_is_named(mode):
+    source = "def fresh_%d():\n    return sorted(range(300), key=callback)\n"
+    number, end = 0, time.process_time() + 0.5
+    with nativeprof.Profiler(rate=500, mode=mode) as profiler:
+        while time.process_time() < end:
+            number += 1
+            space = {"callback": callback}
+            exec(compile(source % number, "fresh-%d" % number, "exec"), space)
+            space["fresh_%d" % number]()
+    fresh = 0
+    for node in nodes(profiler.to_dict()):
+        name, filename = node["description"]["name"], node["description"]["filename"]
+        assert "code object gone" not in name
+        if name.startswith("fresh_"):
+            fresh += 1
+            assert name.replace("_", "-") == filename
+    assert fresh >= 10, profiler.profile.facts
+
+
+@pytest.mark.parametrize("mode", ["cpu", "wall"])
 def test_stacks_are_exact_and_interleaved(mode):
     with nativeprof.Profiler(mode=mode) as profiler:
         work(0.4)

@@ -11,7 +11,7 @@
 //! | magic | `nativeprof tape\n` |
 //! | version | `u32`, [`VERSION`] |
 //! | head | how it was recorded: [`Head`] |
-//! | events | list of [`Event`]s in order, samples whole: registers, stack with its holes, Python frames, marks, kernel addresses. A stack states only where it differs from the thread's previous one |
+//! | events | list of [`Event`]s in order, samples whole: registers, stack with its holes, Python frames, marks, kernel addresses; and the code objects that were copied with them. A stack states only where it differs from the thread's previous one |
 //! | answers | what the [`Host`] said, in the order in which it was asked: memory maps (executable lines), stack ends, threads, names, files opened, memory read (address and bytes) |
 //! | kernel | the lines of `/proc/kallsyms` that name the kernel addresses above |
 //! | files | list of ELF files, each a length and the pieces of it that are not zero |
