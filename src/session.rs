@@ -164,34 +164,6 @@ impl Session {
         }
     }
 
-    /// Copies the code objects that these events speak of, before anything slower is done: they may be about to die.
-    pub fn see_codes(&mut self, events: &[Event]) {
-        for event in events {
-            let pid = match event {
-                Event::Sample(s) => &s.pid,
-                Event::Code { pid, .. } => pid,
-                _ => continue,
-            };
-            let Some(m) = self.members.get(pid) else { continue };
-            let Some(i) = m.python.as_ref().and_then(|p| p.interpreter) else {
-                continue;
-            };
-            let memory = Family {
-                host: &*self.host,
-                pid: *pid,
-                parent: m.parent,
-            };
-            match event {
-                Event::Sample(s) => {
-                    let last = self.last.get(&s.tid).map(|last| &last.python);
-                    frames::see_codes(s, &i.layout, &mut self.codes, &memory, last);
-                }
-                Event::Code { copy, .. } => self.codes.learn(*pid, &memory, &i.layout, copy),
-                _ => {}
-            }
-        }
-    }
-
     /// Takes one event in.
     pub fn event(&mut self, event: Event, learn: &mut Learn<'_>) -> Result<()> {
         match event {

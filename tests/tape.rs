@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use nativeprof::capture::tape::{Tape, format};
 use nativeprof::replay;
+use nativeprof::sample::{CodeCopy, Event, Part};
 use nativeprof::session::{Grouping, Options};
 use nativeprof::tree::profile::{FrameKind, NodeId, Profile};
 
@@ -117,6 +118,32 @@ fn tapes_survive_being_written_again() {
         let text = |tape: Tape| collapsed(&replay::profile(&Rc::new(tape), OPTIONS).expect("a replay"));
         assert_eq!(text(once), text(again), "{name}");
     }
+}
+
+#[test]
+fn copies_of_code_objects_are_kept() {
+    let part = |avma, len| Part {
+        avma,
+        bytes: vec![7; len],
+    };
+    let copy = CodeCopy {
+        code: 0x1000,
+        fingerprint: 9,
+        parts: vec![part(0x1000, 40), part(0x2000, 0)],
+    };
+    let events = vec![
+        Event::Code {
+            pid: 1,
+            copy: Box::new(copy),
+        },
+        Event::Lost(3),
+    ];
+    let tape = Tape {
+        events,
+        ..Tape::default()
+    };
+    let again = format::read(&format::write(&tape)).expect("written by us");
+    assert_eq!(again.events, tape.events);
 }
 
 /// Whole paths of the program, of which each stack must be a beginning.

@@ -2,7 +2,7 @@
 //! What the kernel's program writes, on through the grouping of Python frames.
 
 use libfuzzer_sys::fuzz_target;
-use nativeprof::capture::ebpf::record;
+use nativeprof::capture::ebpf::record::{self, Record};
 use nativeprof::interp::code::CodeTable;
 use nativeprof::interp::frames::{self, Last};
 use nativeprof::interp::tables;
@@ -11,6 +11,11 @@ use nativeprof::sample::Groups;
 use nativeprof_fuzz::Mirrors;
 
 fuzz_target!(|data: &[u8]| {
+    if let Some(Record::Code(pid, _, copy)) = record::decode_code(data) {
+        for (_, layout) in tables::ROWS {
+            CodeTable::default().learn(pid, &Mirrors(data), layout, &copy);
+        }
+    }
     let Some(sample) = record::decode(data) else {
         return;
     };

@@ -301,6 +301,73 @@ mod tests {
     use super::*;
     use crate::interp::tables;
     use crate::process::memory::Nothing;
+    use crate::sample::Part;
+
+    /// A code object as 3.11 has it, in parts as a backend copies them: the object, its name (`f`), its file (`/x.py`) and
+    /// its table of lines.
+    fn copied(layout: &Layout, with_lines: bool) -> CodeCopy {
+        let text = |text: &str| {
+            let mut raw = vec![0; usize::from(layout.str_ascii_data)];
+            put(&mut raw, layout.str_length, &(text.len() as u64).to_le_bytes());
+            put(
+                &mut raw,
+                layout.str_state,
+                &(0b11001u32 << layout.str_kind_bit).to_le_bytes(),
+            );
+            raw.extend(text.as_bytes());
+            raw
+        };
+        fn put(raw: &mut [u8], at: u16, bytes: &[u8]) {
+            raw[usize::from(at)..][..bytes.len()].copy_from_slice(bytes);
+        }
+        let mut object = vec![0; usize::from(layout.code_copied())];
+        for (at, to) in [
+            (layout.code_name, 0x2000u64),
+            (layout.code_qualname, 0x2000),
+            (layout.code_filename, 0x3000),
+            (layout.code_linetable, 0x4000),
+        ] {
+            put(&mut object, at, &to.to_le_bytes());
+        }
+        put(&mut object, layout.code_firstlineno, &7u32.to_le_bytes());
+        let mut lines = vec![0; usize::from(layout.bytes_data)];
+        put(&mut lines, layout.bytes_size, &2u64.to_le_bytes());
+        lines.extend([0xe8, 2]); // a code unit on the next line (Objects/locations.md)
+        let part = |avma, bytes| Part { avma, bytes };
+        let mut parts = vec![
+            part(0x1000, object),
+            part(0x2000, text("f")),
+            part(0x3000, text("/x.py")),
+        ];
+        parts.extend(with_lines.then(|| part(0x4000, lines)));
+        CodeCopy {
+            code: 0x1000,
+            fingerprint: 5,
+            parts,
+        }
+    }
+
+    #[test]
+    fn copies_name_what_is_gone() {
+        let (_, layout) = tables::ROWS.iter().find(|(v, _)| *v == (3, 11)).expect("a row");
+        for (with_lines, line) in [(true, 8), (false, 7)] {
+            let mut codes = CodeTable::default();
+            codes.learn(1, &Nothing, layout, &copied(layout, with_lines));
+            let id = codes.see(1, &Nothing, layout, 0x1000, 5).expect("it was copied");
+            let code = codes.get(id);
+            assert_eq!((&*code.name, &*code.qualname, &*code.filename), ("f", "f", "/x.py"));
+            assert_eq!(code.line(0), Some(line), "{with_lines}");
+            // Another object at this address, or in another process, is another matter.
+            assert_eq!(codes.see(1, &Nothing, layout, 0x1000, 7), Err(Cut::CodeGone));
+            assert_eq!(codes.see(2, &Nothing, layout, 0x1000, 5), Err(Cut::CodeGone));
+        }
+        // Without a name it is of no use.
+        let mut copy = copied(layout, true);
+        copy.parts.remove(1);
+        let mut codes = CodeTable::default();
+        codes.learn(1, &Nothing, layout, &copy);
+        assert_eq!(codes.see(1, &Nothing, layout, 0x1000, 5), Err(Cut::CodeGone));
+    }
 
     #[test]
     fn what_cannot_be_read_is_not_known() {

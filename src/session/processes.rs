@@ -6,14 +6,14 @@ use rustc_hash::FxHashMap;
 
 use super::{Learn, Session};
 use crate::error::Result;
-use crate::interp::{self, Runtime};
+use crate::interp::{self, Runtime, frames};
 use crate::layout::{Interpreter, Space, Tls};
 use crate::process::Process;
 use crate::process::host::{Host, MemoryOf};
 use crate::process::memory::Memory;
 use crate::process::modules::{ModuleSections, Modules};
 use crate::resolve::JitPlaces;
-use crate::sample::{How, ModuleId, NativeFrame, Pid, Tid};
+use crate::sample::{Event, How, ModuleId, NativeFrame, Pid, Tid};
 
 /// Said of an interpreter whose frames are not read.
 const UNKNOWN: &str = ": this version is not known, so its frames are left out";
@@ -87,6 +87,34 @@ impl Session {
         }
         self.look_for_python(pid);
         self.tell(pid, learn)
+    }
+
+    /// Copies the code objects that these events speak of, before anything slower is done: they may be about to die.
+    pub fn see_codes(&mut self, events: &[Event]) {
+        for event in events {
+            let pid = match event {
+                Event::Sample(s) => &s.pid,
+                Event::Code { pid, .. } => pid,
+                _ => continue,
+            };
+            let Some(m) = self.members.get(pid) else { continue };
+            let Some(i) = m.python.as_ref().and_then(|p| p.interpreter) else {
+                continue;
+            };
+            let memory = Family {
+                host: &*self.host,
+                pid: *pid,
+                parent: m.parent,
+            };
+            match event {
+                Event::Sample(s) => {
+                    let last = self.last.get(&s.tid).map(|last| &last.python);
+                    frames::see_codes(s, &i.layout, &mut self.codes, &memory, last);
+                }
+                Event::Code { copy, .. } => self.codes.learn(*pid, &memory, &i.layout, copy),
+                _ => {}
+            }
+        }
     }
 
     /// The interpreter of a process: what its file says, and where it is if its version is known.

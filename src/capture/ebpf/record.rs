@@ -109,7 +109,7 @@ impl Joiner {
 }
 
 /// A copy of a code object from one ring buffer entry; `None` if the entry is not whole.
-fn decode_code(b: &[u8]) -> Option<Record> {
+pub fn decode_code(b: &[u8]) -> Option<Record> {
     let mut at = PARTS_AT + PARTS * PART_SIZE;
     let mut parts = Vec::with_capacity(PARTS);
     for i in 0..PARTS {
@@ -301,6 +301,37 @@ mod tests {
     use super::*;
 
     const _: () = assert!(HOLES + 8 * HOLE_WORDS <= HEAD, "the head has outgrown its room");
+
+    #[test]
+    fn copies_of_code_objects() {
+        let mut b = vec![0u8; PARTS_AT + PARTS * PART_SIZE];
+        let mut put = |at: usize, bytes: &[u8]| b[at..at + bytes.len()].copy_from_slice(bytes);
+        put(PID, &7u32.to_le_bytes());
+        put(FLAGS, &CODE_COPY.to_le_bytes());
+        put(TIME, &5u64.to_le_bytes());
+        put(CODE, &0x1000u64.to_le_bytes());
+        put(FINGERPRINT, &9u32.to_le_bytes());
+        for (i, avma, len) in [(0, 0x1000u64, 3u32), (2, 0x2000, 2)] {
+            put(PARTS_AT + i * PART_SIZE, &avma.to_le_bytes());
+            put(PARTS_AT + i * PART_SIZE + 8, &len.to_le_bytes());
+        }
+        b.extend([1, 2, 3, 4, 5]);
+        let part = |avma, bytes: &[u8]| Part {
+            avma,
+            bytes: bytes.to_vec(),
+        };
+        let copy = CodeCopy {
+            code: 0x1000,
+            fingerprint: 9,
+            parts: vec![part(0x1000, &[1, 2, 3]), part(0x2000, &[4, 5])],
+        };
+        let (mut joiner, mut out) = (Joiner::default(), Vec::new());
+        joiner.take(&b, &mut out);
+        assert_eq!(out, [Record::Code(7, 5, copy)]);
+        for len in 0..b.len() {
+            assert_eq!(decode_code(&b[..len]), None, "{len}");
+        }
+    }
 
     #[test]
     fn cut_records_are_refused() {
