@@ -16,6 +16,8 @@ use crate::sample::{CodeCopy, Pid, PyWalk, Sample, StackBytes, Standing, Tid, Wa
 
 /// As in sample.bpf.c.
 const MAX_FRAMES: usize = 16384;
+/// Code objects that are copied before a sample, more or less.
+const MAX_AHEAD_CODES: usize = 256;
 
 /// Room that each sample needs, made once.
 pub struct Holder {
@@ -51,7 +53,10 @@ impl Holder {
             Some((last, words)) if last == tid => {
                 let standing = standing(&words);
                 self.read(tid, &words.regs(), &standing, standing.pointer, space, ahead);
-                self.ahead.extend(self.walked.codes.list());
+                // Should no sample come for long, those that came last are read when their samples do.
+                if self.ahead.len() < MAX_AHEAD_CODES {
+                    self.ahead.extend(self.walked.codes.list());
+                }
             }
             _ => self.blocks.begin(tid, ahead),
         }
