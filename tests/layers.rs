@@ -19,6 +19,7 @@ const RANKS: &[&[&str]] = &[
 /// Where `unsafe` may stand: system calls, memory shared with the kernel, plain bytes given to BPF maps.
 const UNSAFE: &[&str] = &[
     "process/sys.rs",
+    "process/spawn.rs",
     "process/own.rs",
     "process/credentials.rs",
     "process/trace.rs",

@@ -56,13 +56,14 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
             return Err(lack.error(format!("sampling process {pid} is not permitted")));
         }
     }
-    // Before there is another thread, which might take the signals that a backend waits for.
-    trace::block_child_signals();
     let mut launched = None;
     let pid = match &target {
         Target::Pid(pid) => *pid,
         Target::Launch(command) => launched.insert(Launched::prepare(command, user.as_ref())?).pid(),
     };
+    // After the command was made, which must not inherit it; before there is another thread, which might take the signals
+    // that a backend waits for.
+    trace::block_child_signals();
     let (output, tape) = places(options, pid).map_err(|e| as_user(e, user.as_ref()))?;
     let kept = Caps(output.needs().0 | tape.as_ref().map_or(0, |place| place.needs().0));
     privilege::for_setting_up(kept)?;

@@ -1,28 +1,25 @@
 //! A command that is started, held just before it becomes itself, and let go when everything is ready.
 
-use std::fs::File;
-use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, ExitStatus};
-use std::thread::JoinHandle;
+use std::process::ExitStatus;
 
 use super::credentials::User;
-use super::sys;
+use super::spawn::{self, Waiting};
 use crate::error::{Error, Kind, Result};
 use crate::sample::Pid;
 
 /// A started command.
 pub struct Launched {
-    pid: Pid,
     name: String,
-    go: Option<File>,
-    spawn: Option<JoinHandle<io::Result<Child>>>,
-    child: Option<Child>,
+    process: Waiting,
+    released: bool,
 }
 
 impl Launched {
     /// Makes the process; it waits before `exec`. If nativeprof ends first, so does it.
+    ///
+    /// To be called before anything of this process is changed that a command inherits: signals, limits, rights.
     ///
     /// `user` is whom nativeprof has become since it was called (see `privilege`): the command finds that user's home
     /// and names in its environment. Everything else there is as it was given.
@@ -41,30 +38,17 @@ impl Launched {
                 })
                 .hint("give its path, or check the spelling"));
         }
-        let (mut tell_read, tell_write) = sys::pipe().map_err(failed)?;
-        let (go_read, go_write) = sys::pipe().map_err(failed)?;
-        let mut child = Command::new(&name);
-        child.args(&command[1..]);
-        for (name, value) in user.iter().flat_map(|user| environment(user)) {
-            child.env(name, value);
-        }
-        sys::hold_before_exec(&mut child, tell_write, go_read, go_write.as_fd());
-        // `spawn` returns only after the exec.
-        let spawn = std::thread::spawn(move || child.spawn());
-        let mut pid = [0; 4];
-        tell_read.read_exact(&mut pid).map_err(failed)?;
-        let pid = u32::from_le_bytes(pid);
+        let environment: Vec<_> = user.iter().flat_map(|user| environment(user)).collect();
+        let process = spawn::spawn(command, &environment).map_err(failed)?;
         Ok(Launched {
-            pid,
             name,
-            go: Some(go_write),
-            spawn: Some(spawn),
-            child: None,
+            process,
+            released: false,
         })
     }
 
     pub fn pid(&self) -> Pid {
-        self.pid
+        self.process.pid
     }
 
     /// Lets the process become the command.
@@ -72,31 +56,30 @@ impl Launched {
     /// # Errors
     /// If the command cannot be executed.
     pub fn release(&mut self) -> Result<()> {
-        if let Some(mut go) = self.go.take() {
-            go.write_all(&[1]).map_err(|e| {
-                // It waits with the default action for signals: Ctrl-C during set-up reaches it too.
-                Error::io("the command was ended before it began", e).hint("start it again; Ctrl-C ends the sampling")
-            })?;
+        if std::mem::replace(&mut self.released, true) {
+            return Ok(());
         }
-        if let Some(spawn) = self.spawn.take() {
-            let child = spawn
-                .join()
-                .unwrap_or_else(|_| Err(io::Error::other("the starting thread failed")));
-            let child = child.map_err(|e| {
-                Error::io(format!("cannot run {}", self.name), e).hint("check that the file may be executed")
-            })?;
-            self.child = Some(child);
-        }
-        Ok(())
+        self.process.go.write_all(&[1]).map_err(|e| {
+            // It waits with the actions for signals that a command finds: Ctrl-C during set-up reaches it too.
+            Error::io("the command was ended before it began", e).hint("start it again; Ctrl-C ends the sampling")
+        })?;
+        self.process
+            .executed()
+            .map_err(|e| Error::io(format!("cannot run {}", self.name), e).hint("check that the file may be executed"))
     }
 
     /// Waits for the command's end; says so in a line if it did not end well.
     ///
     /// # Errors
     /// None in practice.
-    pub fn wait(mut self) -> Result<Option<String>> {
-        let Some(child) = &mut self.child else { return Ok(None) };
-        let status = child.wait().map_err(|e| Error::io("cannot wait for the command", e))?;
+    pub fn wait(self) -> Result<Option<String>> {
+        if !self.released {
+            return Ok(None);
+        }
+        let status = self
+            .process
+            .wait()
+            .map_err(|e| Error::io("cannot wait for the command", e))?;
         Ok(how_it_ended(&self.name, status))
     }
 }

@@ -20,6 +20,7 @@ pub mod own;
 pub mod privilege;
 pub mod rights;
 pub mod root;
+pub mod spawn;
 pub mod sys;
 pub mod task;
 pub mod trace;

@@ -3,8 +3,6 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::process::CommandExt;
-use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -385,27 +383,4 @@ pub fn is_hung_up(fd: BorrowedFd<'_>) -> bool {
 /// Is there something to read now?
 pub fn is_readable(fd: &OwnedFd) -> bool {
     poll(&[fd.as_fd()], Duration::ZERO).unwrap_or(false)
-}
-
-/// Makes the child of `command` write its pid (four bytes) to `tell` and wait for a byte from `go` before it executes;
-/// at end of file instead it exits. `go_write` is the other end of `go`: the child has a copy of it, and closes it, or
-/// there would be no end of file as long as it waits.
-pub fn hold_before_exec(command: &mut Command, tell: File, go: File, go_write: BorrowedFd<'_>) {
-    let go_write = go_write.as_raw_fd();
-    let hold = move || {
-        let pid = std::process::id().to_le_bytes();
-        let mut byte = 0u8;
-        // SAFETY: only close, write, read and _exit, on buffers that live here: all async-signal-safe. The closed
-        // descriptor is the child's own copy, which nothing in it uses.
-        unsafe {
-            libc::close(go_write);
-            libc::write(tell.as_raw_fd(), pid.as_ptr().cast(), pid.len());
-            if libc::read(go.as_raw_fd(), (&raw mut byte).cast(), 1) != 1 {
-                libc::_exit(0);
-            }
-        }
-        Ok(())
-    };
-    // SAFETY: the closure keeps to async-signal-safe calls, as code between fork and exec must.
-    unsafe { command.pre_exec(hold) };
 }

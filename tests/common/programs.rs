@@ -68,6 +68,13 @@ pub fn steady(args: &[&str]) -> Command {
     command
 }
 
+/// The program that prints what it finds when it starts.
+pub fn state() -> Command {
+    let exe = built().join("state");
+    compile(&sources().join("state.c"), &exe, &[]);
+    Command::new(exe)
+}
+
 /// The program that pretends to be CPython and lies.
 pub fn forged() -> Command {
     let exe = built().join("forged");
