@@ -25,6 +25,28 @@ impl Section {
     }
 }
 
+/// Functions of one file that say where stacks of their own begin, and where stacks are exchanged. Ranges of svma.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Landmarks {
+    /// The interpreter's bytecode loop.
+    pub eval: Vec<(u64, u64)>,
+    /// Outermost function of each greenlet (`g_initialstub`), which its starter runs too, up to the switch.
+    pub stub: Vec<(u64, u64)>,
+    /// What it calls in the greenlet and only there (`inner_bootstrap`, greenlet 2.0 and later).
+    pub bootstrap: Vec<(u64, u64)>,
+    /// The exchange of stacks: in it, stack and interpreter state may belong to different greenlets.
+    pub switch: Vec<(u64, u64)>,
+    /// Code that a function on a stack made by hand returns to, from one byte before it.
+    pub first: Vec<(u64, u64)>,
+}
+
+impl Landmarks {
+    /// Is the address in one of these ranges?
+    pub fn has(ranges: &[(u64, u64)], svma: u64) -> bool {
+        ranges.iter().any(|(start, end)| (*start..*end).contains(&svma))
+    }
+}
+
 /// What the unwinder may ask of one ELF file; every answer may be missing.
 pub trait Sections: Send {
     /// A section by name (`.eh_frame`, `.eh_frame_hdr`, `.debug_frame`), decompressed.

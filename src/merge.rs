@@ -80,14 +80,20 @@ pub fn merge(input: &Input<'_>, out: &mut Vec<RawFrame>) -> Verdict {
         m.cut_here(why);
     }
     m.natives_to(input.native.len());
-    if let (Some(why), false) = (input.native_cut, seam) {
-        m.cut_here(why);
+    match (input.native_cut, input.native.last()) {
+        (Some(why), _) if !seam => m.cut_here(why),
+        (None, Some(f)) => {
+            if let How::Begins(origin) = f.how {
+                m.out.push(RawFrame::Origin(origin));
+            }
+        }
+        _ => {}
     }
     let cut = m.cut;
     out[start..].reverse();
     match cut {
         Some(why) => Verdict::Partial(why),
-        None if input.native.iter().all(|f| matches!(f.how, How::Cfi | How::End)) => Verdict::Exact,
+        None if input.native.iter().all(|f| f.how.is_exact()) => Verdict::Exact,
         None => Verdict::Repaired,
     }
 }

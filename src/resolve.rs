@@ -308,6 +308,7 @@ fn name_all(gathered: &mut Gathered<'_>, names: &mut Names, inclusive: &[u64], m
                 (f, line)
             }
             RawFrame::Kernel(address) => (kernel_frame(&mut names.kernel, gathered.opened, address), 0),
+            RawFrame::Origin(origin) => (frame(FrameKind::Native, origin.name()), 0),
             RawFrame::Cut(why) => (frame(FrameKind::Cut, format!("[cut: {}]", why.reason())), 0),
             RawFrame::Native { .. } | RawFrame::Anonymous { .. } => continue,
         };

@@ -214,6 +214,8 @@ pub enum How {
     Cfi,
     /// Outermost frame: the tables say that nothing called it.
     End,
+    /// Outermost frame of a stack that the thread was switched to: what lies outward of it belongs to others.
+    Begins(Origin),
     /// The function's own instructions were followed: it has no call frame information.
     Code,
     /// Frame pointer chain, in code without call frame information.
@@ -222,6 +224,32 @@ pub enum How {
     Scan,
     /// The caller was not found: the stack is cut above this frame.
     Lost,
+}
+
+impl How {
+    /// Do the tables of compilers, and known first functions of stacks, alone lead to the caller or to the end?
+    pub fn is_exact(self) -> bool {
+        matches!(self, How::Cfi | How::End | How::Begins(_))
+    }
+}
+
+/// What a stack other than the thread's own belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Origin {
+    /// A greenlet: it runs on the thread's stack, or on a copy of a part of it.
+    Greenlet,
+    /// A stack made by `makecontext` or boost.context.
+    Context,
+}
+
+impl Origin {
+    /// The frame that stands for it, outermost in its stacks.
+    pub fn name(self) -> &'static str {
+        match self {
+            Origin::Greenlet => "[greenlet]",
+            Origin::Context => "[context]",
+        }
+    }
 }
 
 /// One native frame, innermost first in a stack.
@@ -248,6 +276,8 @@ pub enum Cut {
     StackTooDeep,
     /// The next frame lies on some other stack (signal stack, coroutine).
     OtherStack,
+    /// The stack of one greenlet is being exchanged for that of another.
+    GreenletSwitch,
     /// The return address lies in no mapped code.
     NotCode,
     /// Code without unwind information through which no way was found.
@@ -281,6 +311,7 @@ impl Cut {
             Cut::StackHole => "stack page not present",
             Cut::StackTooDeep => "stack deeper than the copy",
             Cut::OtherStack => "continues on another stack",
+            Cut::GreenletSwitch => "greenlet switch",
             Cut::NotCode => "return address outside code",
             Cut::NoUnwindInfo => "no unwind information",
             Cut::BadUnwindInfo => "damaged unwind information",
@@ -380,6 +411,8 @@ pub enum RawFrame {
         avma: u64,
     },
     Kernel(u64),
+    /// Outermost frame of a stack that is not the thread's own.
+    Origin(Origin),
     Cut(Cut),
 }
 

@@ -17,7 +17,7 @@ use crate::process::Process;
 use crate::process::host::Host;
 use crate::process::modules::Modules;
 use crate::resolve::{self, Fetch, Gathered, Opened};
-use crate::sample::{Cut, Event, Groups, How, ModuleId, NativeFrame, Pid, PyWalk, RawFrame, Sample, Tid};
+use crate::sample::{Cut, Event, Groups, How, ModuleId, NativeFrame, Origin, Pid, PyWalk, RawFrame, Sample, Tid};
 use crate::tree::profile::{Held, Meta, Profile, Quality};
 use crate::tree::raw::{Path, RawTick, RawTree};
 use crate::unwind::{Memo, Unwinder};
@@ -278,7 +278,9 @@ impl Session {
             }
             _ => self.groups.clear(),
         }
-        self.unwinder.expect(self.groups.list.iter().filter_map(|g| g.anchor));
+        let groups = &self.groups.list;
+        let loops = (s.walk == PyWalk::Complete).then_some(groups.len());
+        self.unwinder.expect(groups.iter().filter_map(|g| g.anchor), loops);
         self.sampled.insert((s.pid, s.tid));
         self.native.clear();
         let native_cut = match &s.regs {
@@ -295,7 +297,7 @@ impl Session {
                 Some(touched) => {
                     let code = Watched(&m.process, RefCell::default());
                     let cut = self.unwinder.unwind(&code, regs, &s.stack, &mut self.native).err();
-                    let plain = self.native.iter().all(|f| matches!(f.how, How::Cfi | How::End));
+                    let plain = self.native.iter().all(|f| f.how.is_exact());
                     for place in code.1.into_inner() {
                         *touched.entry(place).or_default() |= !plain;
                     }
@@ -303,6 +305,13 @@ impl Session {
                 }
             },
         };
+        let layout = m.python.as_ref().and_then(|p| Some(p.interpreter?.layout));
+        let greenlet = self.native.last().filter(|f| f.how == How::Begins(Origin::Greenlet));
+        if let (Some(f), Some(layout)) = (greenlet, &layout) {
+            frames::begin_in(s, layout, python, (f.sp, f.cfa), &mut self.groups);
+        }
+        let loop_known = m.python.as_ref().is_some_and(|p| !p.runtime.eval.is_empty());
+        let python_cut = frames::cut(s, layout.as_ref(), greenlet.is_some() && loop_known);
         if self.native.iter().any(|f| f.place.is_none()) {
             self.unfiled.insert(s.pid);
         }
@@ -314,11 +323,6 @@ impl Session {
         }
         let m = &self.members[&s.pid];
         let native_cut = native_cut.filter(|_| !begins_process(&mut self.native, m.process.stack_end, &self.modules));
-        let python_cut = match s.walk {
-            PyWalk::NoPython | PyWalk::Complete => None,
-            PyWalk::Fault => Some(Cut::PythonFault),
-            PyWalk::TooDeep => Some(Cut::PythonTooDeep),
-        };
         self.stack.clear();
         if self.options.grouping.processes {
             self.stack.push(RawFrame::Process(s.pid));

@@ -11,7 +11,7 @@ use crate::interp::{self, Runtime};
 use crate::process::content::Content;
 use crate::process::host::Live;
 use crate::process::modules::{ModuleSections, Modules};
-use crate::process::{Process, own};
+use crate::process::{Process, landmarks, own};
 use crate::sample::{ModuleId, NativeFrame, Pid, Sample, Tid};
 use crate::unwind::Unwinder;
 
@@ -153,6 +153,7 @@ impl Namer {
         for id in new {
             let module = self.modules.get(id);
             self.unwinder.add(id, Box::new(ModuleSections(module.clone())));
+            self.unwinder.add_landmarks(id, landmarks::find(module));
             self.runtimes.insert(id, interp::find_runtime(module).map(Arc::new));
         }
     }

@@ -4,7 +4,7 @@ use super::code::CodeTable;
 use crate::arch::Regs;
 use crate::layout::{Anchor, Layout, NONE, Position};
 use crate::process::memory::Memory;
-use crate::sample::{Groups, Pid, PyFrame, PyRef, Sample};
+use crate::sample::{Cut, Groups, Pid, PyFrame, PyRef, PyWalk, Sample};
 
 /// `owner` values from here on are entry frames (Include/internal/pycore_frame.h, v3.12: FRAME_OWNED_BY_CSTACK).
 pub(super) const SHIM: u8 = 3;
@@ -67,11 +67,44 @@ pub fn groups(
 ) {
     groups.clear();
     last.take(sample, layout, codes, memory);
-    in_chain_order(sample, layout, &last.frames, groups);
+    in_chain_order(sample, &sample.marks, layout, &last.frames, groups);
     // The chains of several thread states (subinterpreters) come one after the other; the stack tells their order.
     let list = &mut groups.list;
     if !list.is_sorted_by_key(|g| g.anchor) && list.iter().all(|g| g.anchor.is_some()) {
         list.sort_by_key(|g| g.anchor);
+    }
+}
+
+/// Why the chain of Python frames is incomplete. `in_greenlet`: the native stack ends where a greenlet begins, and calls
+/// of the bytecode loop without Python frames would be noticed.
+pub fn cut(sample: &Sample, layout: Option<&Layout>, in_greenlet: bool) -> Option<Cut> {
+    match sample.walk {
+        PyWalk::NoPython | PyWalk::Complete => None,
+        // Where every chain ends at the thread state's base frame (3.15), that of a greenlet ends with the entry frame
+        // of its first call, which has no frame before it (TPythonState.cpp, v3.5).
+        PyWalk::Fault
+            if in_greenlet
+                && layout.is_some_and(|l| l.tstate_base_frame != NONE)
+                && sample.python.last().is_some_and(|f| f.owner >= SHIM) =>
+        {
+            None
+        }
+        PyWalk::Fault => Some(Cut::PythonFault),
+        PyWalk::TooDeep => Some(Cut::PythonTooDeep),
+    }
+}
+
+/// Makes the groups of a greenlet's stack again, if they were made of a mark too many. greenlet puts a CFrame of its own,
+/// which no call of the bytecode loop uses, into the frame of its outermost function (`g_initialstub`,
+/// TUserGreenlet.cpp, v3.0); `begin` is that frame's stack interval. Where each CFrame stands for one Python frame, it
+/// would be counted as the outermost one's.
+pub fn begin_in(sample: &Sample, layout: &Layout, last: &Last, (sp, cfa): (u64, u64), groups: &mut Groups) {
+    if let Some((own, marks)) = sample.marks.split_last()
+        && layout.anchor == Anchor::CFramePerFrame
+        && (sp..cfa).contains(&own.frame)
+    {
+        groups.clear();
+        in_chain_order(sample, marks, layout, &last.frames, groups);
     }
 }
 
@@ -93,8 +126,14 @@ pub fn see_codes(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory
     }
 }
 
-/// `known`: the sample's frames and what they are, outermost first.
-fn in_chain_order(sample: &Sample, layout: &Layout, known: &[(PyRef, Option<PyFrame>)], groups: &mut Groups) {
+/// `known`: the sample's frames and what they are, outermost first; `marks`: those of its marks that are the loop's.
+fn in_chain_order(
+    sample: &Sample,
+    marks: &[PyRef],
+    layout: &Layout,
+    known: &[(PyRef, Option<PyFrame>)],
+    groups: &mut Groups,
+) {
     match layout.anchor {
         Anchor::EvalRange => {
             for (_, named) in known.iter().rev() {
@@ -104,10 +143,10 @@ fn in_chain_order(sample: &Sample, layout: &Layout, known: &[(PyRef, Option<PyFr
         }
         Anchor::CFramePerFrame => {
             // The frame is linked a moment after its CFrame and unlinked a moment before it: count from the outermost.
-            let extra = sample.marks.len().saturating_sub(sample.python.len());
-            let mut marks = sample.marks.iter().map(|m| m.frame);
+            let extra = marks.len().saturating_sub(sample.python.len());
             // A call about to return has unlinked its CFrame and not yet its frame: it is the innermost native frame.
-            let early = sample.python.len().saturating_sub(sample.marks.len());
+            let early = sample.python.len().saturating_sub(marks.len());
+            let mut marks = marks.iter().map(|m| m.frame);
             for m in marks.by_ref().take(extra) {
                 groups.begin(Some(m));
             }
@@ -123,10 +162,10 @@ fn in_chain_order(sample: &Sample, layout: &Layout, known: &[(PyRef, Option<PyFr
         }
         Anchor::CFramePerEntry => {
             let mut frames = known.iter().rev().peekable();
-            for (i, mark) in sample.marks.iter().enumerate() {
+            for (i, mark) in marks.iter().enumerate() {
                 groups.begin(Some(mark.frame));
                 // A CFrame just made or about to go still shows its caller's frame: that call runs no Python.
-                let outer = sample.marks.get(i + 1).map(|outer| outer.instr);
+                let outer = marks.get(i + 1).map(|outer| outer.instr);
                 if outer != Some(mark.instr) && frames.peek().is_some_and(|(f, _)| f.frame == mark.instr) {
                     // The frame of a call that has just begun may not be marked as its first yet.
                     while let Some((f, named)) = frames.next_if(|(f, _)| Some(f.frame) != outer) {
@@ -192,7 +231,7 @@ mod tests {
     use super::*;
     use crate::interp::tables;
     use crate::process::memory::Nothing;
-    use crate::sample::{CodeId, Cut};
+    use crate::sample::CodeId;
 
     /// Frames as (address, is_entry), CFrames as (address, frame), both innermost first; groups as (anchor, frames).
     fn check(frames: &[(u64, bool)], cframes: &[(u64, u64)], expected: &[(Option<u64>, usize)]) {

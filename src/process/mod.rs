@@ -12,6 +12,7 @@ use crate::sample::{ModuleId, Pid, Tid};
 pub mod content;
 pub mod credentials;
 pub mod host;
+pub mod landmarks;
 pub mod launch;
 pub mod maps;
 pub mod memory;

@@ -10,6 +10,7 @@ use crate::interp::{self, Runtime, frames};
 use crate::layout::{Interpreter, Space, Tls};
 use crate::process::Process;
 use crate::process::host::{Host, MemoryOf};
+use crate::process::landmarks;
 use crate::process::memory::Memory;
 use crate::process::modules::{ModuleSections, Modules};
 use crate::resolve::JitPlaces;
@@ -159,7 +160,11 @@ impl Session {
     pub(super) fn learn_module(&mut self, id: ModuleId) {
         let module = self.modules.get(id);
         self.unwinder.add(id, Box::new(ModuleSections(module.clone())));
-        self.runtimes.insert(id, interp::find_runtime(module).map(Arc::new));
+        let runtime = interp::find_runtime(module);
+        let mut landmarks = landmarks::find(module);
+        landmarks.eval = runtime.as_ref().map_or(Vec::new(), |r| r.eval.clone());
+        self.unwinder.add_landmarks(id, landmarks);
+        self.runtimes.insert(id, runtime.map(Arc::new));
     }
 
     /// Looks whether a process maps an interpreter; true if that is news.

@@ -66,7 +66,7 @@ impl Unwinder {
     /// Are all marks from `sp` on in frames whose extent tables tell?
     fn finds_marks(&self, sp: u64, frames: &[NativeFrame]) -> bool {
         let next = self.marks.partition_point(|mark| *mark < sp);
-        let within = |mark: &u64, f: &NativeFrame| (f.sp..f.cfa).contains(mark) && matches!(f.how, How::Cfi | How::End);
+        let within = |mark: &u64, f: &NativeFrame| (f.sp..f.cfa).contains(mark) && f.how.is_exact();
         self.marks[next..]
             .iter()
             .all(|mark| frames.iter().any(|f| within(mark, f)))

@@ -18,12 +18,12 @@ mod rule;
 mod tests;
 
 use crate::arch::Regs;
-use crate::sample::{Cut, How, ModuleId, NativeFrame, StackBytes};
+use crate::sample::{Cut, How, ModuleId, NativeFrame, Origin, StackBytes};
 pub use memo::Memo;
 use memory::Memory;
 use rule::{Kind, Rule, RuleId, Rules, Step};
 
-pub use crate::code::{CodeMap, Section, Sections};
+pub use crate::code::{CodeMap, Landmarks, Section, Sections};
 
 /// Native frames of one stack, at most.
 pub const MOST_FRAMES: usize = 1 << 16;
@@ -37,6 +37,7 @@ struct Module {
     sections: Box<dyn Sections>,
     tables: cfi::Tables,
     code: code::Code,
+    landmarks: Landmarks,
 }
 
 impl Module {
@@ -45,6 +46,21 @@ impl Module {
     }
 
     fn rule(&mut self, svma: u64, rules: &mut Rules, context: &mut cfi::Context) -> RuleId {
+        let l = &self.landmarks;
+        for (ranges, id) in [
+            (&l.switch, Rules::SWITCH),
+            (&l.stub, Rules::STUB),
+            (&l.first, Rules::FIRST),
+        ] {
+            if Landmarks::has(ranges, svma) {
+                return id;
+            }
+        }
+        self.real_rule(svma, rules, context)
+    }
+
+    /// The rule at `svma`, whatever else is known of the function.
+    fn real_rule(&mut self, svma: u64, rules: &mut Rules, context: &mut cfi::Context) -> RuleId {
         if let Some(id) = self.tables.rule(svma, &mut *self.sections, rules, context) {
             return id;
         }
@@ -63,6 +79,8 @@ pub struct Unwinder {
     context: cfi::Context,
     /// Addresses on the stack that lie in frames of code with tables, ascending.
     marks: Vec<u64>,
+    /// Calls of the bytecode loop that the interpreter knows of.
+    loops: Option<usize>,
 }
 
 /// Where `avma` lies: file and svma.
@@ -82,10 +100,12 @@ struct Walk<'a> {
     budget: usize,
     /// No search while trying what a search found.
     searching: bool,
+    /// Where among the frames the stack begins.
+    first: usize,
 }
 
 impl<'a> Walk<'a> {
-    fn new(code: &'a dyn CodeMap, regs: &Regs, stack: &'a StackBytes) -> Walk<'a> {
+    fn new(code: &'a dyn CodeMap, regs: &Regs, stack: &'a StackBytes, first: usize) -> Walk<'a> {
         Walk {
             code,
             memory: Memory::new(stack),
@@ -94,6 +114,7 @@ impl<'a> Walk<'a> {
             switches: 0,
             budget: 2 * MOST_FRAMES,
             searching: false,
+            first,
         }
     }
 
@@ -115,13 +136,28 @@ impl Unwinder {
         if self.modules[index].is_some() {
             self.cache = Cache::default();
         }
-        let (tables, code) = Default::default();
-        self.modules[index] = Some(Box::new(Module { sections, tables, code }));
+        let (tables, code, landmarks) = Default::default();
+        self.modules[index] = Some(Box::new(Module {
+            sections,
+            tables,
+            code,
+            landmarks,
+        }));
+    }
+
+    /// Makes the landmarks of a file known, after [`Unwinder::add`].
+    pub fn add_landmarks(&mut self, module: ModuleId, landmarks: Landmarks) {
+        if let Some(Some(known)) = self.modules.get_mut(module.0 as usize) {
+            known.landmarks = landmarks;
+            self.cache = Cache::default();
+        }
     }
 
     /// Addresses that are known to lie in frames of code with tables, for the stacks that follow: the interpreter's marks.
-    /// A guess that steps over one of them, or leaves one out, is wrong.
-    pub fn expect(&mut self, marks: impl Iterator<Item = u64>) {
+    /// A guess that steps over one of them, or leaves one out, is wrong. `loops`: the calls of the bytecode loop that
+    /// the interpreter knows of, also where it has no marks for them.
+    pub fn expect(&mut self, marks: impl Iterator<Item = u64>, loops: Option<usize>) {
+        self.loops = loops;
         self.marks.clear();
         self.marks.extend(marks);
         self.marks.sort_unstable();
@@ -141,7 +177,7 @@ impl Unwinder {
         stack: &StackBytes,
         out: &mut Vec<NativeFrame>,
     ) -> Result<(), Cut> {
-        let mut walk = Walk::new(code, regs, stack);
+        let mut walk = Walk::new(code, regs, stack, out.len());
         self.walk(&mut walk, None, out)
     }
 
@@ -156,7 +192,7 @@ impl Unwinder {
         stack: &StackBytes,
         out: &mut Vec<NativeFrame>,
     ) -> Result<(), Cut> {
-        let mut walk = Walk::new(code, regs, stack);
+        let mut walk = Walk::new(code, regs, stack, out.len());
         let first = out.len();
         memo.begin(generation);
         let done = self.walk(&mut walk, Some(memo), out);
@@ -220,6 +256,9 @@ impl Unwinder {
                 (at, walk.interrupted) = (Some(next), false);
                 continue;
             }
+            if let Some(done) = self.landmark(walk, &mut rule, frame, out) {
+                return done;
+            }
             let before = walk.regs;
             if let Some(memo) = memo.as_deref_mut().filter(|m| m.listens()) {
                 memo.note(frame, before, walk.interrupted, None);
@@ -267,6 +306,72 @@ impl Unwinder {
                     return Err(failed);
                 }
             }
+        }
+    }
+
+    /// Ends the stack at a landmark, or gives the function's real rule.
+    fn landmark(
+        &mut self,
+        walk: &mut Walk,
+        rule: &mut Rule,
+        mut frame: NativeFrame,
+        out: &mut Vec<NativeFrame>,
+    ) -> Option<Result<(), Cut>> {
+        let (module, svma) = frame.place?;
+        match rule.kind {
+            Kind::Switch => {
+                out.push(frame);
+                Some(Err(Cut::GreenletSwitch))
+            }
+            // The code that is returned to was never called: its caller's frame is the first one.
+            Kind::First => {
+                match out.get_mut(walk.first..).and_then(<[NativeFrame]>::last_mut) {
+                    Some(last) if !walk.interrupted && last.how == How::Cfi => {
+                        last.how = How::Begins(Origin::Context);
+                    }
+                    _ => {
+                        frame.how = How::Begins(Origin::Context);
+                        out.push(frame);
+                    }
+                }
+                Some(Ok(()))
+            }
+            Kind::Stub => {
+                let known = self.modules.get_mut(module.0 as usize)?.as_mut()?;
+                let id = known.real_rule(svma, &mut self.rules, &mut self.context);
+                *rule = self.rules.get(id);
+                let step = self.rules.apply(rule, &mut { walk.regs }, &mut walk.memory);
+                if let Step::Caller { cfa } = step {
+                    frame.cfa = cfa.max(frame.sp);
+                }
+                if !self.begins_greenlet(out.get(walk.first..)?, &frame, module) {
+                    return None;
+                }
+                frame.how = How::Begins(Origin::Greenlet);
+                out.push(frame);
+                Some(Ok(()))
+            }
+            _ => None,
+        }
+    }
+
+    /// Is this frame of a greenlet's first function in the greenlet, not in the one that starts it? `inner` are the frames
+    /// that it called.
+    fn begins_greenlet(&self, inner: &[NativeFrame], frame: &NativeFrame, module: ModuleId) -> bool {
+        let landmarks = |id: ModuleId| Some(&self.modules.get(id.0 as usize)?.as_ref()?.landmarks);
+        let is_in = |f: &NativeFrame, ranges: fn(&Landmarks) -> &Vec<(u64, u64)>| {
+            f.place
+                .and_then(|(id, svma)| Some(Landmarks::has(ranges(landmarks(id)?), svma)))
+                .unwrap_or(false)
+        };
+        if inner.last().is_some_and(|f| is_in(f, |l| &l.bootstrap)) {
+            return true;
+        }
+        // The greenlet's Python frames are those that run further in; its starter has others outward.
+        match (self.marks.last(), self.loops) {
+            (Some(last), _) => *last < frame.cfa,
+            (None, Some(loops)) => loops <= inner.iter().filter(|f| is_in(f, |l| &l.eval)).count(),
+            (None, None) => landmarks(module).is_some_and(|l| l.bootstrap.is_empty()),
         }
     }
 

@@ -27,6 +27,10 @@ pub enum Kind {
     General,
     /// CFA = base + offset; nothing called this code.
     End,
+    /// A landmark: what it means is for the walk to say.
+    Stub,
+    Switch,
+    First,
     /// The tables are damaged here.
     Bad,
     /// No table covers this code.
@@ -110,6 +114,9 @@ impl Rule {
 
     pub const BAD: Rule = Rule::new(Kind::Bad, 0, 0);
     pub const NONE: Rule = Rule::new(Kind::None, 0, 0);
+    pub const STUB: Rule = Rule::new(Kind::Stub, 0, 0);
+    pub const SWITCH: Rule = Rule::new(Kind::Switch, 0, 0);
+    pub const FIRST: Rule = Rule::new(Kind::First, 0, 0);
 }
 
 /// Where the caller's value of a register is (DWARF 5, section 6.4.1).
@@ -201,8 +208,9 @@ impl Default for Rules {
             ids: FxHashMap::default(),
             general_ids: FxHashMap::default(),
         };
-        rules.intern(Rule::NONE);
-        rules.intern(Rule::BAD);
+        for rule in [Rule::NONE, Rule::BAD, Rule::STUB, Rule::SWITCH, Rule::FIRST] {
+            rules.intern(rule);
+        }
         rules
     }
 }
@@ -210,6 +218,9 @@ impl Default for Rules {
 impl Rules {
     pub const NONE: RuleId = RuleId(0);
     pub const BAD: RuleId = RuleId(1);
+    pub const STUB: RuleId = RuleId(2);
+    pub const SWITCH: RuleId = RuleId(3);
+    pub const FIRST: RuleId = RuleId(4);
     /// Damaged tables must not fill our memory: past this many distinct rules (libpython has about a thousand),
     /// new ones count as damaged.
     const MOST: usize = 1 << 20;
@@ -221,7 +232,7 @@ impl Rules {
     /// The rule in words. Expressions show as `exp`, as binutils prints them.
     pub fn describe(&self, rule: &Rule) -> Option<String> {
         let general = match rule.kind {
-            Kind::None => return None,
+            Kind::None | Kind::Stub | Kind::Switch | Kind::First => return None,
             Kind::Bad => return Some("bad".into()),
             Kind::General => self.general.get(rule.offset as usize)?.clone(),
             Kind::Frame | Kind::Deref | Kind::End => rule.expand(),
@@ -297,7 +308,7 @@ impl Rules {
             Kind::End if known => return Step::End { cfa: Some(from) },
             Kind::End => return Step::End { cfa: None },
             Kind::General => return self.apply_general(rule, regs, memory),
-            Kind::None => {
+            Kind::None | Kind::Stub | Kind::Switch | Kind::First => {
                 return Step::Fail {
                     cut: Cut::NoUnwindInfo,
                     cfa: None,

@@ -219,11 +219,12 @@ fn frame(out: &mut String, f: &Frame, style: Style) {
             } else {
                 format!(" {place}")
             };
-            writeln!(
-                out,
-                "    {name} {}",
-                style.paint(DIM, &format!("({module}{inlined}{at})"))
-            )
+            let what = format!("{module}{inlined}{at}");
+            if what.is_empty() {
+                writeln!(out, "    {name}")
+            } else {
+                writeln!(out, "    {name} {}", style.paint(DIM, &format!("({what})")))
+            }
         }
     };
     for (name, value) in f.locals.iter().flatten() {
