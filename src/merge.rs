@@ -215,12 +215,13 @@ fn place_by_order(input: &Input<'_>) -> Vec<Option<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sample::{CodeId, ModuleId};
+    use crate::sample::{CodeId, ModuleId, Origin};
 
     const EVAL: u64 = 0xe;
 
     /// A native stack, innermost first: `e` is the bytecode loop, other letters are functions; frame i lies in
-    /// `[100 i, 100 i + 100)`. `!` at the end: cut; `~`: the last frame was found by code analysis.
+    /// `[100 i, 100 i + 100)`. `!` at the end: cut; `~`: the last frame was found by code analysis; `.`: a
+    /// greenlet begins there.
     fn stack(text: &str) -> (Vec<NativeFrame>, Option<Cut>) {
         let mut frames: Vec<NativeFrame> = Vec::new();
         let mut cut = None;
@@ -228,6 +229,7 @@ mod tests {
             match c {
                 '!' => cut = Some(Cut::StackTooDeep),
                 '~' => frames.last_mut().expect("a frame").how = How::Code,
+                '.' => frames.last_mut().expect("a frame").how = How::Begins(Origin::Greenlet),
                 c => {
                     let sp = 100 * frames.len() as u64;
                     let svma = if c == 'e' { EVAL } else { u64::from(u32::from(c)) };
@@ -283,6 +285,7 @@ mod tests {
             RawFrame::Native { svma: EVAL, .. } => "e".into(),
             RawFrame::Native { svma, .. } => char::from_u32(*svma as u32).expect("letter").to_string(),
             RawFrame::Cut(c) => format!("[{}]", c.reason()),
+            RawFrame::Origin(o) => o.name().into(),
             other => format!("{other:?}"),
         };
         let got: Vec<_> = out.iter().map(word).collect();
@@ -303,6 +306,26 @@ mod tests {
         // native part only
         check("abc", "", "c b a", Exact);
         check("", "", "", Exact);
+    }
+
+    #[test]
+    fn greenlets_have_a_root_of_their_own() {
+        use Verdict::*;
+        check("aebs.", "1@150", "[greenlet] s b 1 a", Exact);
+        check("a~ebs.", "1@150", "[greenlet] s b 1 a", Repaired);
+        // Its own mark in the stub, which runs no Python.
+        check("aes.", "1@150 @250", "[greenlet] s 1 a", Exact);
+        // By order.
+        check("aeebs.", "1 2", "[greenlet] s b 2 1 a", Exact);
+        // A frame that belongs to somebody else.
+        let unmerged = Cut::Unmerged;
+        let seam = unmerged.reason();
+        check(
+            "aes.",
+            "1@150 2@950",
+            &format!("[greenlet] 2 [{seam}] s 1 a"),
+            Partial(unmerged),
+        );
     }
 
     #[test]

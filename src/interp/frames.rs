@@ -315,6 +315,51 @@ mod tests {
     }
 
     #[test]
+    fn greenlets_add_a_cframe_of_their_own() {
+        let (_, layout) = tables::ROWS.iter().find(|(v, _)| *v == (3, 10)).expect("a row");
+        let at = |frame| PyRef {
+            frame,
+            ..PyRef::default()
+        };
+        let sample = Sample {
+            python: vec![at(2), at(1)],
+            marks: vec![at(0x70), at(0x80), at(0x90)],
+            ..Sample::default()
+        };
+        let (codes, last) = (&mut CodeTable::default(), &mut Last::default());
+        let mut got = Groups::default();
+        groups(&sample, layout, codes, &Nothing, last, &mut got);
+        let anchors = |got: &Groups| got.list.iter().map(|g| g.anchor).collect::<Vec<_>>();
+        assert_eq!(anchors(&got), [Some(0x70), Some(0x80), Some(0x90)], "one just made");
+        begin_in(&sample, layout, last, (0xa0, 0xb0), &mut got);
+        assert_eq!(anchors(&got), [Some(0x70), Some(0x80), Some(0x90)]);
+        begin_in(&sample, layout, last, (0x88, 0xb0), &mut got);
+        assert_eq!(anchors(&got), [Some(0x70), Some(0x80)]);
+        assert!(got.list.iter().all(|g| got.frames(g).len() == 1));
+    }
+
+    #[test]
+    fn chains_of_greenlets_end_without_the_base_frame() {
+        let (_, layout) = tables::ROWS.iter().find(|(v, _)| *v == (3, 15)).expect("a row");
+        let (_, before) = tables::ROWS.iter().find(|(v, _)| *v == (3, 14)).expect("a row");
+        let sample = |owner| Sample {
+            python: vec![PyRef {
+                frame: 1,
+                owner,
+                ..PyRef::default()
+            }],
+            walk: PyWalk::Fault,
+            ..Sample::default()
+        };
+        let fault = Some(Cut::PythonFault);
+        assert_eq!(cut(&sample(SHIM), Some(layout), true), None);
+        assert_eq!(cut(&sample(SHIM), Some(layout), false), fault, "no greenlet");
+        assert_eq!(cut(&sample(0), Some(layout), true), fault, "amid the frames of a call");
+        assert_eq!(cut(&sample(SHIM), Some(before), true), fault, "no base frame");
+        assert_eq!(cut(&sample(SHIM), None, true), fault);
+    }
+
+    #[test]
     fn groups_of_cframes() {
         let (yes, no) = (true, false);
         check(&[], &[], &[]);

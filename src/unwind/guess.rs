@@ -1,7 +1,7 @@
 //! What is left where neither tables nor instructions tell the caller: guesses, each checked against the code that a
 //! return address must lie behind.
 
-use super::rule::Step;
+use super::rule::{Kind, Rule, Step};
 use super::{CodeMap, code};
 use super::{Unwinder, Walk, place};
 use crate::arch::{CALLEE_SAVED, FP, Regs, SP};
@@ -28,7 +28,7 @@ impl Unwinder {
     pub(super) fn guess(
         &mut self,
         walk: &mut Walk,
-        at: Option<(ModuleId, u64)>,
+        rule: &Rule,
         failed: Cut,
         mut frame: NativeFrame,
         out: &mut Vec<NativeFrame>,
@@ -37,11 +37,20 @@ impl Unwinder {
         if !matches!(failed, Cut::NoUnwindInfo | Cut::BadUnwindInfo | Cut::NotCode) {
             return None;
         }
-        let step = match at {
+        let step = match frame.place {
             None => self.anonymous(walk),
             Some((module, svma)) => self.instructions(walk, module, svma),
         };
         let free = |regs: &Regs| !self.steps_over(frame.sp, regs.sp());
+        // Tables led from the thread's own registers to a call, and its table does not lead on: the stack is not what the
+        // tables are about (what lies there belongs to others), and anything found further out would be an invention.
+        let all_tables = out
+            .get(walk.first..)
+            .is_none_or(|inner| inner.iter().all(|f| f.how.is_exact()));
+        let told = matches!(rule.kind, Kind::Frame | Kind::Deref | Kind::General) && !rule.code && !walk.interrupted;
+        if told && all_tables && step.is_none() {
+            return None;
+        }
         let step = step.filter(free).map(|regs| (regs, How::Code)).or_else(|| {
             let regs = self.frame_pointer(walk)?;
             let free = !self.steps_over(frame.sp, regs.sp());
@@ -55,6 +64,12 @@ impl Unwinder {
             return Some(Found::Next(place(walk.code, walk.lookup())));
         }
         self.search(walk, frame, out)
+    }
+
+    /// Does the walk stand at an address that code returns to, but that nothing called? Then somebody made this stack by
+    /// hand, and put the address on its top.
+    pub(super) fn is_made_by_hand(&mut self, walk: &Walk) -> bool {
+        !walk.interrupted && walk.code.is_code(walk.lookup()) && self.after_call(walk.code, walk.regs.ip) == Some(false)
     }
 
     /// Does a mark lie in this part of the stack? Then it is no frame of code without tables.
@@ -172,7 +187,9 @@ impl Unwinder {
                 (walk.interrupted, walk.searching) = (false, true);
                 (frame.cfa, frame.how) = (walk.regs.sp(), How::Scan);
                 out.push(frame);
-                let ended = self.walk(walk, None, out).is_ok() && self.finds_marks(before.sp(), &out[mark..]);
+                let ended = self.walk(walk, None, out).is_ok()
+                    && self.finds_marks(before.sp(), &out[mark..])
+                    && ends_well(walk, out.last());
                 walk.searching = false;
                 if ended {
                     return Some(Found::End);
@@ -222,4 +239,14 @@ impl Unwinder {
         // A signal handler returns to a trampoline that nothing called.
         Some(self.rule(module, svma).signal || self.rule(module, svma.wrapping_add(1)).signal)
     }
+}
+
+/// Bytes between the end of a stack and its first frame, at most, where only a return address of 0 says that it is the first:
+/// thread-local variables, and what the kernel hands over.
+const MAX_TOP: u64 = 512;
+
+/// Is the outermost frame, which a search led to, surely the first one? Its table says so, or it lies at the end of the
+/// stack. A zero that looks like the end of a stack is found anywhere.
+fn ends_well(walk: &Walk, last: Option<&NativeFrame>) -> bool {
+    walk.regs.ip != 0 || last.is_some_and(|f| walk.memory.stack.end().saturating_sub(f.cfa) <= MAX_TOP)
 }

@@ -263,6 +263,10 @@ impl Unwinder {
             if let Some(memo) = memo.as_deref_mut().filter(|m| m.listens()) {
                 memo.note(frame, before, walk.interrupted, None);
             }
+            let no_table = rule.code || matches!(rule.kind, Kind::None);
+            if no_table && self.is_made_by_hand(walk) {
+                return Err(made_by_hand(walk.first, frame, out));
+            }
             let step = self.rules.apply(&rule, &mut walk.regs, &mut walk.memory);
             let failed = match step {
                 Step::End { cfa } => {
@@ -298,7 +302,10 @@ impl Unwinder {
                 },
             };
             walk.regs = before;
-            match self.guess(walk, at, failed, frame, out) {
+            if !no_table && self.is_made_by_hand(walk) {
+                return Err(made_by_hand(walk.first, frame, out));
+            }
+            match self.guess(walk, &rule, failed, frame, out) {
                 Some(guess::Found::Next(next)) => at = next,
                 Some(guess::Found::End) => return Ok(()),
                 None => {
@@ -420,6 +427,15 @@ impl Unwinder {
         };
         self.rules.get(rule)
     }
+}
+
+/// Cuts a stack before what is no frame: the code of `frame` was never called.
+fn made_by_hand(first: usize, frame: NativeFrame, out: &mut Vec<NativeFrame>) -> Cut {
+    match out.get_mut(first..).and_then(<[NativeFrame]>::last_mut) {
+        Some(last) => last.how = How::Lost,
+        None => out.push(frame),
+    }
+    Cut::OtherStack
 }
 
 #[derive(Clone, Copy)]

@@ -386,7 +386,7 @@ fn trampolines_frame_pointers_and_searches() {
     // A mark of the interpreter lies in code with tables: neither a frame pointer nor a search leads over it.
     let marked = |regs: &Regs, words: &[u64], mark: u64| {
         let mut unwinder = unwinder(file());
-        unwinder.expect([STACK + mark].into_iter());
+        unwinder.expect([STACK + mark].into_iter(), None);
         let mut frames = Vec::new();
         let end = unwinder.unwind(&Map, regs, &stack(words), &mut frames);
         (end, frames.iter().map(|f| f.how).collect::<Vec<_>>())
@@ -399,3 +399,5 @@ fn trampolines_frame_pointers_and_searches() {
         assert_eq!(marked(&regs, words, 8), (Err(Cut::NoUnwindInfo), vec![How::Lost]));
     }
 }
+
+mod switched;
