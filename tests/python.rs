@@ -1,35 +1,12 @@
 //! The Python package, as it is installed: its own tests in each CPython from 3.9 on, and what others' packages make of
 //! our files. `.ci/python-venvs` builds the wheel and the environments; it is called here, so that no old wheel is tested.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-use std::sync::OnceLock;
 
-/// `(3.X, its environment)`, the oldest first, with the wheel of these sources installed.
-fn environments() -> &'static [(String, PathBuf)] {
-    static FOUND: OnceLock<Vec<(String, PathBuf)>> = OnceLock::new();
-    FOUND.get_or_init(|| {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let output = Command::new(root.join(".ci/python-venvs"))
-            .output()
-            .expect(".ci/python-venvs starts");
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(
-            output.status.success(),
-            "{text}{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        // Its last line names them.
-        let names = text
-            .trim_end()
-            .lines()
-            .last()
-            .and_then(|l| l.strip_prefix("python-venvs: "));
-        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-        let place = |name: &str| (name.to_string(), target.join("python-venvs").join(name));
-        names.expect("a list of environments").split(' ').map(place).collect()
-    })
-}
+use common::environments::environments;
+
+mod common;
 
 /// Runs one program in the environment, and fails with what it printed.
 fn passes(name: &str, mut command: Command) {

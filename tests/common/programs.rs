@@ -75,6 +75,13 @@ pub fn state() -> Command {
     Command::new(exe)
 }
 
+/// The program whose functions run on stacks that are not its threads' own.
+pub fn contexts() -> Command {
+    let exe = built().join("contexts");
+    compile(&sources().join("contexts.c"), &exe, &["-pthread"]);
+    Command::new(exe)
+}
+
 /// The program that pretends to be CPython and lies.
 pub fn forged() -> Command {
     let exe = built().join("forged");

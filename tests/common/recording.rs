@@ -83,6 +83,13 @@ pub fn record(words: &[&str], command: &Command) -> Recording {
     Recording::new(&file, done, stolen() - before)
 }
 
+/// The profile that another command writes into this file.
+pub fn written_by(mut command: Command, file: &std::path::Path) -> Recording {
+    let before = stolen();
+    let done = command.stdin(Stdio::null()).output().expect("the command starts");
+    Recording::new(file, done, stolen() - before)
+}
+
 /// nativeprof, sampling.
 pub struct Running {
     pub child: Child,

@@ -1,0 +1,32 @@
+//! The environments that `.ci/python-venvs` makes: one for each CPython from 3.9 on, with the packages of
+//! python/tests/requirements.txt and the wheel of these sources.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// `(3.X, its environment)`, the oldest first, with the wheel of these sources installed.
+pub fn environments() -> &'static [(String, PathBuf)] {
+    static FOUND: OnceLock<Vec<(String, PathBuf)>> = OnceLock::new();
+    FOUND.get_or_init(|| {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let output = Command::new(root.join(".ci/python-venvs"))
+            .output()
+            .expect(".ci/python-venvs starts");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(
+            output.status.success(),
+            "{text}{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        // Its last line names them.
+        let names = text
+            .trim_end()
+            .lines()
+            .last()
+            .and_then(|l| l.strip_prefix("python-venvs: "));
+        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+        let place = |name: &str| (name.to_string(), target.join("python-venvs").join(name));
+        names.expect("a list of environments").split(' ').map(place).collect()
+    })
+}
