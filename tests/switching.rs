@@ -77,11 +77,11 @@ fn check_stacks(whom: &str, r: &Recording) {
         .collect();
     assert!(bad.is_empty(), "{whom}: {:#?}", &bad[..bad.len().min(5)]);
     // Nothing but the exchange itself may be incomplete, and it is a small part of this program.
-    let switch = Cut::GreenletSwitch.reason();
-    r.check_quality_but(whom, &[switch]);
     let q = &r.profile.meta.quality;
-    let switches = q.reasons.get(switch).copied().unwrap_or(0);
-    assert!(switches * 10 <= q.taken, "{whom}: {switches} of {}", q.taken);
+    let switches = q.reasons.get(Cut::GreenletSwitch.reason()).copied().unwrap_or(0);
+    assert!(q.taken >= 50 && switches * 10 <= q.taken, "{whom}: {q:?}\n{}", r.stderr);
+    let bad = q.partial - switches + q.repaired;
+    assert!(bad <= (q.taken / 1000).max(1), "{whom}: {q:?}\n{}", r.stderr);
     let greenlets = r.matching(|stack| stack.first().is_some_and(|f| f.name == "[greenlet]"));
     assert!(greenlets * 2 > q.taken, "{whom}: {greenlets} of {}", q.taken);
 }
@@ -96,6 +96,7 @@ fn greenlets_have_stacks_of_their_own() {
             let r = attach(program.pid(), &["--backend", backend, "-d", "2"]);
             let truth: BTreeMap<String, f64> = program.finish();
             check_stacks(&whom, &r);
+            r.check_lost(&whom);
             assert_eq!(truth.len(), GREENLETS + 1, "{whom}: {truth:?}");
             let counts = truth.keys().map(|name| (name.clone(), r.with(name))).collect();
             // What it takes to tell the time and to switch belongs to nobody.
@@ -170,7 +171,7 @@ fn contexts_end_where_they_begin() {
     let is = |f: &&Frame, name: &str| f.name == name;
     for backend in ["ebpf", "ptrace"] {
         let mut program = Program::start(programs::contexts());
-        let r = attach(program.pid(), &["--backend", backend]);
+        let r = attach(program.pid(), &["--backend", backend, "-d", "2"]);
         program.finish();
         // The exchange itself uses memory of its own.
         r.check_quality_but(backend, &[Cut::OtherStack.reason()]);
@@ -199,7 +200,7 @@ fn contexts_end_where_they_begin() {
             }
         }
         for name in ["n_run", "n_context_heap", "n_context_mapped", "n_hand"] {
-            assert!(seen.get(name).is_some_and(|n| *n > 50), "{backend}: {seen:?}");
+            assert!(seen.get(name).is_some_and(|n| *n > 10), "{backend}: {seen:?}");
         }
     }
 }
