@@ -310,8 +310,12 @@ impl Session {
         if let (Some(f), Some(layout)) = (greenlet, &layout) {
             frames::begin_in(s, layout, python, (f.sp, f.cfa), &mut self.groups);
         }
-        let loop_known = m.python.as_ref().is_some_and(|p| !p.runtime.eval.is_empty());
-        let python_cut = frames::cut(s, layout.as_ref(), greenlet.is_some() && loop_known);
+        let in_greenlet = if self.options.native {
+            greenlet.is_some() && m.python.as_ref().is_some_and(|p| !p.runtime.eval.is_empty())
+        } else {
+            self.unwinder.has_greenlets()
+        };
+        let python_cut = frames::cut(s, layout.as_ref(), in_greenlet);
         if self.native.iter().any(|f| f.place.is_none()) {
             self.unfiled.insert(s.pid);
         }

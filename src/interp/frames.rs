@@ -76,7 +76,7 @@ pub fn groups(
 }
 
 /// Why the chain of Python frames is incomplete. `in_greenlet`: the native stack ends where a greenlet begins, and calls
-/// of the bytecode loop without Python frames would be noticed.
+/// of the bytecode loop without Python frames would be noticed; or nothing is known of native stacks, but that some may.
 pub fn cut(sample: &Sample, layout: Option<&Layout>, in_greenlet: bool) -> Option<Cut> {
     match sample.walk {
         PyWalk::NoPython | PyWalk::Complete => None,

@@ -14,6 +14,9 @@ const MAX_MAKER: u64 = 1 << 12;
 /// Bytes of the code that is returned to, at most.
 const MAX_FIRST: u64 = 64;
 
+/// Functions of one file that are believed; greenlet 3 has some 20, split-off parts included.
+const MAX_FUNCTIONS: usize = 64;
+
 /// What this file has of them. Reads the names of files only that may have some.
 pub fn find(module: &Module) -> Landmarks {
     let name = module.name();
@@ -23,7 +26,7 @@ pub fn find(module: &Module) -> Landmarks {
     let mut landmarks = Landmarks::default();
     if name.starts_with("libc.so") || name.starts_with("libc-") || name.contains("boost_context") {
         let named = module.symbols_named(&|name| MAKERS.iter().any(|m| m.as_bytes() == name));
-        for (_, at, size) in named {
+        for (_, at, size) in named.into_iter().take(MAX_FUNCTIONS) {
             landmarks.first.extend(first(module, at, size.min(MAX_MAKER)));
         }
         landmarks.first.dedup();
@@ -35,7 +38,8 @@ pub fn find(module: &Module) -> Landmarks {
 /// (`TUserGreenlet.cpp`, `TGreenlet.cpp`, v3.0), whose names are exported.
 fn greenlet(module: &Module) -> Landmarks {
     let mut landmarks = Landmarks::default();
-    for (name, at, size) in module.symbols_named(&|name| role(name).is_some()) {
+    let named = module.symbols_named(&|name| role(name).is_some());
+    for (name, at, size) in named.into_iter().take(MAX_FUNCTIONS) {
         let range = (at, at.saturating_add(size));
         match role(name.as_bytes()) {
             Some(Role::Stub) => landmarks.stub.push(range),
@@ -56,28 +60,24 @@ enum Role {
 
 /// The function of a symbol, parts that compilers split off (`.cold`) included.
 fn role(name: &[u8]) -> Option<Role> {
-    const NAMES: [(&str, Role); 7] = [
-        ("g_initialstub", Role::Stub),
-        ("inner_bootstrap", Role::Bootstrap),
-        ("g_switchstack", Role::Switch),
-        ("g_switchstack_success", Role::Switch),
-        ("slp_switch", Role::Switch),
-        ("slp_save_state", Role::Switch),
-        ("slp_restore_state", Role::Switch),
+    // The name as it is, and as it stands in a nested name: the length and text of each part (Itanium C++ ABI 5.1.2).
+    const NAMES: [(&str, &str, Role); 7] = [
+        ("g_initialstub", "13g_initialstubE", Role::Stub),
+        ("inner_bootstrap", "15inner_bootstrapE", Role::Bootstrap),
+        ("g_switchstack", "13g_switchstackE", Role::Switch),
+        ("g_switchstack_success", "21g_switchstack_successE", Role::Switch),
+        ("slp_switch", "10slp_switchE", Role::Switch),
+        ("slp_save_state", "14slp_save_stateE", Role::Switch),
+        ("slp_restore_state", "17slp_restore_stateE", Role::Switch),
     ];
     let name = std::str::from_utf8(name).ok()?;
-    let found = |function: &str| match name.strip_prefix("_ZN") {
-        // Itanium C++ ABI 5.1.2: a nested name is the length and text of each part.
-        Some(nested) => nested.contains(&format!("{}{function}E", function.len())),
-        None => {
-            let base = name.split('.').next().unwrap_or(name);
-            base.strip_suffix("_trampoline").unwrap_or(base) == function
-        }
-    };
+    let is_nested = name.starts_with("_ZN");
+    let base = name.split('.').next().unwrap_or(name);
+    let base = base.strip_suffix("_trampoline").unwrap_or(base);
     NAMES
         .iter()
-        .find(|(function, _)| found(function))
-        .map(|(_, role)| *role)
+        .find(|(plain, nested, _)| base == *plain || is_nested && name.contains(nested))
+        .map(|(.., role)| *role)
 }
 
 /// Where a stack's first function returns to: code whose address the function at `svma` takes, and which begins where

@@ -241,8 +241,8 @@ impl Unwinder {
     }
 }
 
-/// Bytes between the end of a stack and its first frame, at most, where only a return address of 0 says that it is the first:
-/// thread-local variables, and what the kernel hands over.
+/// Bytes between the end of a stack and its first frame, at most, where only a return address of 0 says that this is the
+/// first one.
 const MAX_TOP: u64 = 512;
 
 /// Is the outermost frame, which a search led to, surely the first one? Its table says so, or it lies at the end of the

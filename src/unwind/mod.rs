@@ -79,6 +79,7 @@ pub struct Unwinder {
     context: cfi::Context,
     /// Addresses on the stack that lie in frames of code with tables, ascending.
     marks: Vec<u64>,
+    greenlets: bool,
     /// Calls of the bytecode loop that the interpreter knows of.
     loops: Option<usize>,
 }
@@ -148,9 +149,15 @@ impl Unwinder {
     /// Makes the landmarks of a file known, after [`Unwinder::add`].
     pub fn add_landmarks(&mut self, module: ModuleId, landmarks: Landmarks) {
         if let Some(Some(known)) = self.modules.get_mut(module.0 as usize) {
+            self.greenlets |= !landmarks.stub.is_empty();
             known.landmarks = landmarks;
             self.cache = Cache::default();
         }
+    }
+
+    /// Has one of the files functions of greenlet?
+    pub fn has_greenlets(&self) -> bool {
+        self.greenlets
     }
 
     /// Addresses that are known to lie in frames of code with tables, for the stacks that follow: the interpreter's marks.
