@@ -129,6 +129,7 @@ impl SignalRegs {
 pub const USER_REGS_WORDS: usize = 27;
 const AX: usize = 10;
 const ORIG_AX: usize = 15;
+const IP: usize = 16;
 const FS_BASE: usize = 21;
 
 /// System calls that the kernel ends with EINTR when the thread is stopped by a tracer, and that have done nothing yet
@@ -173,6 +174,14 @@ impl UserRegs {
         self.0[FS_BASE]
     }
 
+    /// At the entry of a system call: makes the thread go back before the instruction, and make the call then. The call
+    /// that it is in is none: its number is -1, for which the kernel does nothing (arch/x86/entry/syscall_64.c).
+    pub fn call_later(&mut self) {
+        self.0[AX] = self.0[ORIG_AX];
+        self.0[ORIG_AX] = u64::MAX;
+        self.0[IP] = self.0[IP].wrapping_sub(2);
+    }
+
     /// If the stop has ended a system call with EINTR, makes it begin again when the thread goes on; true if so.
     ///
     /// The kernel is left to decide, as for all other calls: where a signal handler runs first, the program still gets
@@ -187,9 +196,95 @@ impl UserRegs {
     }
 }
 
+/// The registers that a perf event notes of user space, by their numbers in arch/x86/include/uapi/asm/perf_regs.h:
+/// ax bx cx dx si di bp sp ip, r8 to r15.
+pub const PERF_REGS: u64 = 0xff_01ff;
+const PERF_WORDS: usize = PERF_REGS.count_ones() as usize;
+
+/// Registers as a perf event has noted them (`PERF_SAMPLE_REGS_USER` with [`PERF_REGS`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PerfRegs(pub [u64; PERF_WORDS]);
+
+impl PerfRegs {
+    /// From what the kernel writes: the kind of program (2: 64 bits), and the words. `None`: another kind, or none noted.
+    pub fn parse(bytes: &[u8]) -> Option<PerfRegs> {
+        let mut words = bytes
+            .chunks_exact(8)
+            .map(|w| w.try_into().map_or(0, u64::from_le_bytes));
+        if words.next() != Some(2) {
+            return None;
+        }
+        let mut regs = [0; PERF_WORDS];
+        for reg in &mut regs {
+            *reg = words.next()?;
+        }
+        Some(PerfRegs(regs))
+    }
+
+    /// Those that the unwinder follows.
+    pub fn regs(&self) -> Regs {
+        let [ax, bx, cx, dx, si, di, bp, sp, ip, r8, r9, r10, r11, r12, r13, r14, r15] = self.0;
+        Regs {
+            gpr: [ax, dx, cx, bx, si, di, bp, sp, r8, r9, r10, r11, r12, r13, r14, r15],
+            ip,
+            known: 0xffff,
+        }
+    }
+
+    /// General registers, in the kernel's order, as [`UserRegs::general`] has them; the last one is not noted.
+    pub fn general(&self) -> [u64; GPRS] {
+        let [ax, bx, cx, dx, si, di, bp, _, _, r8, r9, r10, r11, r12, r13, r14, r15] = self.0;
+        [r15, r14, r13, r12, bp, bx, r11, r10, r9, r8, ax, cx, dx, si, di, 0]
+    }
+
+    /// Where the system call that these registers stand in returns to; `None`: they stand in none, but in a page fault or
+    /// the like. The instruction leaves that address in rcx (Intel SDM, "SYSCALL").
+    pub fn call_returns_to(&self) -> Option<u64> {
+        let [_, _, cx, _, _, _, _, _, ip, ..] = self.0;
+        (cx == ip).then_some(ip)
+    }
+
+    /// Arguments of the system call that these registers stand in.
+    pub fn arguments(&self) -> [u64; 6] {
+        let [_, _, _, dx, si, di, _, _, _, r8, r9, r10, ..] = self.0;
+        [di, si, dx, r10, r8, r9]
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn perf_regs_land_in_their_dwarf_slots() {
+        let words: Vec<u8> = [2].into_iter().chain(100..117u64).flat_map(u64::to_le_bytes).collect();
+        let regs = PerfRegs::parse(&words).unwrap();
+        let r = regs.regs();
+        // rax rdx rcx rbx rsi rdi rbp rsp r8 .. r15
+        let expected = [
+            100, 103, 102, 101, 104, 105, 106, 107, 109, 110, 111, 112, 113, 114, 115, 116,
+        ];
+        assert_eq!((r.gpr, r.ip), (expected, 108));
+        assert_eq!(regs.arguments(), [105, 104, 103, 111, 109, 110]);
+        let general = [
+            116, 115, 114, 113, 106, 101, 112, 111, 110, 109, 100, 102, 103, 104, 105, 0,
+        ];
+        assert_eq!(regs.general(), general);
+        assert_eq!(regs.call_returns_to(), None);
+        let mut in_call = regs;
+        in_call.0[2] = 108;
+        assert_eq!(in_call.call_returns_to(), Some(108));
+        assert_eq!(PerfRegs::parse(&words[..100]), None);
+        assert_eq!(PerfRegs::parse(&[0; 8]), None);
+    }
+
+    #[test]
+    fn a_call_that_is_about_to_begin_is_made_later() {
+        let mut regs = UserRegs([7; USER_REGS_WORDS]);
+        (regs.0[ORIG_AX], regs.0[AX], regs.0[IP]) = (1, -38i64 as u64, 0x1002);
+        regs.call_later();
+        assert_eq!((regs.0[ORIG_AX], regs.0[AX], regs.0[IP]), (u64::MAX, 1, 0x1000));
+    }
 
     #[test]
     fn only_interrupted_calls_begin_again() {

@@ -55,7 +55,7 @@ impl Ticks {
     }
 
     /// Ticks of this run until now.
-    fn passed(&self, now: i64) -> i64 {
+    pub fn passed(&self, now: i64) -> i64 {
         (now - self.begun).max(0) / self.distance.max(1)
     }
 }

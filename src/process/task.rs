@@ -67,7 +67,7 @@ pub fn blocked(pid: Pid, tid: Tid) -> io::Result<Option<Blocked>> {
 }
 
 /// `202 0x7f.. 0x80 ... 0xSP 0xIP`, `-1 0xSP 0xIP`, `running` (proc_pid_syscall(5)).
-fn parse_blocked(text: &str) -> Option<Blocked> {
+pub fn parse_blocked(text: &str) -> Option<Blocked> {
     let words: Vec<&str> = text.split_ascii_whitespace().collect();
     let hex = |word: &&str| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok();
     let (first, rest) = words.split_first()?;

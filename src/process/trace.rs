@@ -18,17 +18,21 @@ use crate::sample::Tid;
 mod request {
     pub const CONT: u32 = libc::PTRACE_CONT as u32;
     pub const DETACH: u32 = libc::PTRACE_DETACH as u32;
+    /// From Linux 5.3 on (include/uapi/linux/ptrace.h).
+    pub const GET_SYSCALL_INFO: u32 = 0x420e;
     pub const GETSIGINFO: u32 = libc::PTRACE_GETSIGINFO as u32;
     pub const GETREGSET: u32 = libc::PTRACE_GETREGSET as u32;
     pub const INTERRUPT: u32 = libc::PTRACE_INTERRUPT as u32;
     pub const LISTEN: u32 = libc::PTRACE_LISTEN as u32;
     pub const SEIZE: u32 = libc::PTRACE_SEIZE as u32;
     pub const SETREGSET: u32 = libc::PTRACE_SETREGSET as u32;
+    pub const SYSCALL: u32 = libc::PTRACE_SYSCALL as u32;
 }
 
 fn ptrace(request: u32, tid: Tid, address: usize, data: usize) -> io::Result<()> {
     // SAFETY: the requests used here take integers, or the address of what outlives the call: (registers) an iovec that
-    // describes the caller's words, (GETSIGINFO) words as long as a siginfo_t.
+    // describes the caller's words, (GETSIGINFO) words as long as a siginfo_t, (GET_SYSCALL_INFO) as many bytes as `address`
+    // says.
     let r = unsafe { libc::ptrace(request as _, tid as libc::pid_t, address, data) };
     if r < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -39,7 +43,7 @@ fn ptrace(request: u32, tid: Tid, address: usize, data: usize) -> io::Result<()>
 /// # Errors
 /// ESRCH: no such thread. EPERM: not permitted, or traced already.
 pub fn seize(tid: Tid, children: bool) -> io::Result<()> {
-    let mut options = libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEEXEC;
+    let mut options = libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEEXEC | libc::PTRACE_O_TRACESYSGOOD;
     if children {
         options |= libc::PTRACE_O_TRACEFORK | libc::PTRACE_O_TRACEVFORK;
     }
@@ -77,6 +81,15 @@ pub enum Why {
     Made,
     /// It runs another program now.
     Exec,
+    /// It is about to enter a system call, or has just left one; see [`Stopped::calls`].
+    Call,
+}
+
+/// Where in a system call a thread stands that has stopped for [`Why::Call`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    Entry,
+    Exit,
 }
 
 /// A thread that has stopped, and goes on when this is dropped.
@@ -84,6 +97,8 @@ pub enum Why {
 pub struct Stopped {
     pub tid: Tid,
     pub why: Why,
+    /// It shall stop at its next system call too, before and after it.
+    pub calls: bool,
 }
 
 /// `PTRACE_EVENT_STOP` (include/uapi/linux/ptrace.h)
@@ -97,6 +112,8 @@ impl Why {
             EVENT_STOP if signal == libc::SIGTRAP => Why::Trap,
             EVENT_STOP => Why::Group,
             libc::PTRACE_EVENT_EXEC => Why::Exec,
+            // PTRACE_O_TRACESYSGOOD
+            0 if signal == libc::SIGTRAP | 0x80 => Why::Call,
             0 => Why::Signal(signal),
             _ => Why::Made,
         }
@@ -136,6 +153,23 @@ impl Stopped {
         (words[2] == POLL_IN).then_some(words[6])
     }
 
+    /// Where it stands in a system call, if it stopped for one. The kernel must know (Linux 5.3).
+    pub fn side(&self) -> Option<Side> {
+        let mut info = [0u8; 88]; // struct ptrace_syscall_info (include/uapi/linux/ptrace.h); the first byte says which
+        ptrace(
+            request::GET_SYSCALL_INFO,
+            self.tid,
+            info.len(),
+            info.as_mut_ptr() as usize,
+        )
+        .ok()?;
+        match info[0] {
+            1 => Some(Side::Entry),
+            2 => Some(Side::Exit),
+            _ => None,
+        }
+    }
+
     /// Keeps the signal that it stopped for from it.
     pub fn swallow(&mut self) {
         self.why = Why::Tick;
@@ -163,6 +197,7 @@ impl Drop for Stopped {
         // A thread that was killed while it stood needs no letting go.
         let _ = match self.why {
             Why::Group => ptrace(request::LISTEN, self.tid, 0, 0),
+            _ if self.calls => ptrace(request::SYSCALL, self.tid, 0, self.signal()),
             _ => ptrace(request::CONT, self.tid, 0, self.signal()),
         };
     }
@@ -190,7 +225,8 @@ pub fn next(tid: Option<Tid>) -> Option<News> {
         // (kernel/ptrace.c, looks_like_a_spurious_pid). No signal is lost with it.
         waitid(Some(tid), libc::WSTOPPED);
     }
-    Some(News::Stopped(Stopped { tid, why }))
+    let calls = false;
+    Some(News::Stopped(Stopped { tid, why, calls }))
 }
 
 /// Takes note of the end of a thread that has ended, so that the kernel forgets it and tells its parent.
@@ -356,6 +392,7 @@ mod tests {
         check(libc::SIGTTIN | EVENT_STOP << 8, Why::Group);
         check(libc::SIGTRAP, Why::Signal(libc::SIGTRAP));
         check(libc::SIGUSR1, Why::Signal(libc::SIGUSR1));
+        check(libc::SIGTRAP | 0x80, Why::Call);
         check(64, Why::Signal(64));
         check(libc::SIGTRAP | libc::PTRACE_EVENT_EXEC << 8, Why::Exec);
         check(libc::SIGTRAP | libc::PTRACE_EVENT_CLONE << 8, Why::Made);

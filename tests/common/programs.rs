@@ -68,6 +68,13 @@ pub fn steady(args: &[&str]) -> Command {
     command
 }
 
+/// The program that knows what its system calls return.
+pub fn unchanged() -> Command {
+    let exe = built().join("unchanged");
+    compile(&sources().join("unchanged.c"), &exe, &["-pthread"]);
+    Command::new(exe)
+}
+
 /// The program that prints what it finds when it starts.
 pub fn state() -> Command {
     let exe = built().join("state");

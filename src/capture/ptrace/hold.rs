@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::timer::{Tick, Timer};
-use crate::arch::{GPRS, Regs, UserRegs};
+use crate::arch::{GPRS, PerfRegs, Regs, UserRegs};
 use crate::capture::Walk;
 use crate::capture::blocks::Blocks;
 use crate::capture::met::Met;
@@ -63,7 +63,7 @@ impl Holder {
     }
 
     /// Takes a sample of a thread and lets it go on. Its interpreter frames are added by [`Holder::finish`]. `ahead`:
-    /// what its last walk read. Also returns the samples that fell due unseen.
+    /// what its last walk read. Also returns its thread pointer and the samples that fell due unseen.
     ///
     /// # Errors
     /// It was killed while it stood.
@@ -74,18 +74,21 @@ impl Holder {
         space: Option<&Space>,
         ahead: &[u64],
         timer: &mut Option<Timer>,
-        tick: Tick,
-    ) -> io::Result<(Sample, u64)> {
+        tick: Option<Tick>,
+    ) -> io::Result<(Sample, u64, u64)> {
         let (tid, time) = (stop.tid, sys::now());
         let words = begin_again(&stop)?;
         let regs = words.regs();
         let standing = standing(&words);
         let stack = self.read(tid, &regs, &standing, standing.pointer, space, ahead);
         // While it stands still its timer does too, and is cheap to set.
-        let past = timer.as_mut().map_or(0, |t| t.next(tick));
+        let past = match (timer, tick) {
+            (Some(timer), Some(tick)) => timer.next(tick),
+            _ => 0,
+        };
         drop(stop);
         self.last = Some((tid, words));
-        Ok((self.sample((pid, tid, time), regs, stack), past))
+        Ok((self.sample((pid, tid, time), regs, stack), standing.pointer, past))
     }
 
     /// Takes a sample of a thread, calls `during` with its interpreter frames, and lets it go for good.
@@ -131,6 +134,19 @@ impl Holder {
         let mut sample = self.sample((pid, tid, time), regs, stack);
         self.finish(&mut sample, &mut Vec::new());
         (sample, &self.walked)
+    }
+
+    /// The sample of a thread that sleeps in a system call and is left alone, with the registers that it had when it made
+    /// the call. Its interpreter frames are added by [`Holder::finish`].
+    pub fn asleep(&mut self, pid: Pid, tid: Tid, regs: &PerfRegs, pointer: u64, space: Option<&Space>) -> Sample {
+        let time = sys::now();
+        let standing = Standing {
+            pointer,
+            registers: regs.general(),
+        };
+        let regs = regs.regs();
+        let stack = self.read(tid, &regs, &standing, pointer, space, &[]);
+        self.sample((pid, tid, time), regs, stack)
     }
 
     /// Reads interpreter frames and stack, both into room of our own; the stack's base, length and holes. All through the

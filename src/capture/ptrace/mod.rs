@@ -2,8 +2,9 @@
 //! process.
 //!
 //! A thread of ours is the tracer (tracer.rs), since ptrace knows threads and stops must not wait for the session. Each
-//! target thread has a timer of its own CPU time (timer.rs); at a tick the thread is interrupted if it still runs, its
-//! registers, stack and interpreter frames are read, and it goes on. Threads that sleep are never touched.
+//! target thread has a timer of its own CPU time (timer.rs); at a tick in user code the thread stops, its registers, stack
+//! and interpreter frames are read, and it goes on. In a system call it is never interrupted; threads that sleep are never
+//! touched.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,6 +24,7 @@ use crate::sample::{Event, Pid};
 
 mod hold;
 pub mod once;
+mod run_state;
 mod status;
 mod timer;
 mod tracer;

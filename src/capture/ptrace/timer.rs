@@ -4,13 +4,22 @@
 //! user code only, so that no system call is ever ended by it, and a traced thread stops before it gets the signal: at
 //! the tick itself, however late the tracer comes. The signal is one that is ignored by default and that the program
 //! does not handle: the kernel tells a tracer of those too (kernel/signal.c, sig_ignored), and should we be killed in
-//! between, nothing comes of it. A second event ticks in the kernel. The tracer is told of its ticks, and interrupts
-//! the thread if it still runs. The two are independent, so that each mode has its share of the samples.
+//! between, nothing comes of it.
+//!
+//! A second event ticks in the kernel. The thread is not stopped then, since that would cut short what its system call
+//! does (a `write` returns with a part written): the event notes the registers of user space, and the tracer reads the
+//! stack where the thread sleeps in that same call. If it does not sleep, more events make it stop as soon as it is in
+//! user code again ([`Timer::stop_soon`]): a breakpoint where the call returns to; its next page fault, which a signal does
+//! not disturb; and short ticks, should both be missed. The two that tick are independent, so that each mode has its share of samples.
+//!
+//! Where no signal or no perf event can be had, the tracer follows each system call of the thread instead, and so knows
+//! when it is in none.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
+use crate::arch::{PERF_REGS, PerfRegs};
 use crate::capture::random::Random;
 use crate::capture::ring::Ring;
 use crate::capture::ticks::{RUN, Ticks};
@@ -33,7 +42,7 @@ impl Kind {
     /// The best that is permitted here.
     pub fn probe() -> Kind {
         let open = |mode| sys::perf_event_open(&mut attr(mode, 1_000_000), 0, -1).is_ok();
-        if open(Mode::All) {
+        if open(Mode::Kernel) {
             Kind::Perf
         } else if open(Mode::User) {
             Kind::PerfUser
@@ -54,7 +63,6 @@ impl Kind {
 /// Where a perf event ticks. It counts all time all the same.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
-    All,
     User,
     Kernel,
 }
@@ -70,7 +78,6 @@ fn attr(mode: Mode, period: u64) -> perf::perf_event_attr {
     attr.__bindgen_anon_2.wakeup_events = 1;
     attr.set_disabled(1);
     match mode {
-        Mode::All => {}
         Mode::User => {
             attr.set_exclude_kernel(1);
             attr.set_exclude_hv(1);
@@ -117,19 +124,22 @@ impl Distances {
         let _ = sys::perf_enable(event);
     }
 
-    /// It has ticked; the thread stands still.
-    fn next(&mut self, event: BorrowedFd<'_>, period: u64, random: &mut Random) {
+    /// It has ticked; the thread stands still. Returns how many ticks of the run that ends fell where it does not tick.
+    fn next(&mut self, event: BorrowedFd<'_>, period: u64, random: &mut Random) -> u64 {
         if self.left > 0 {
             self.left -= 1;
-            return;
+            return 0;
         }
+        let seen = u64::from(self.run.max(1));
         // Short runs at first: until then the distance is that to the first tick.
         self.run = (2 * self.run).clamp(1, RUN);
         self.left = self.run - 1;
         let count = sys::read_count(event).unwrap_or(0);
+        let passed = self.ticks.passed(count as i64).max(0) as u64;
         let distance = self.ticks.distance(count, self.run, period, random).max(SOON);
         self.ticks.set(count, distance, period);
         let _ = sys::perf_set_period(event, distance); // the thread has ended
+        passed.saturating_sub(seen)
     }
 }
 
@@ -137,8 +147,8 @@ enum How {
     Perf {
         ring: Ring,
         ticks: Distances,
-        /// It ticks in user code and stops the thread; this one, writing to the same ring, ticks in the kernel.
-        signals: Option<Option<(OwnedFd, Distances)>>,
+        /// It ticks in user code and stops the thread.
+        signals: Signals,
         /// Until then the thread is at a stop of ours, and ticks in the kernel tell nothing of the program.
         stopped: u64,
         /// Times of the last ticks counted that are not answered yet: in user code, and others.
@@ -147,6 +157,45 @@ enum How {
     /// `start`: CPU time when sampling began; `None` when it is off. A sample falls due at the end of each slot of one
     /// period.
     Look { cpu: File, start: Option<u64>, slot: u64 },
+}
+
+/// The other events of a thread that ticks stop.
+struct Signals {
+    /// Ticks in the kernel, and writes to the same ring.
+    kernel: Option<(OwnedFd, Distances)>,
+    /// Stop the thread as soon as it is in user code; off most of the time. The last one is made for each place.
+    soon: [OwnedFd; 2],
+    returns: Option<OwnedFd>,
+    number: i32,
+    tid: Tid,
+}
+
+impl Signals {
+    fn soon(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.soon.iter().chain(&self.returns).map(AsFd::as_fd)
+    }
+
+    /// Makes the thread stop where its system call returns to. Without a free debug register it does not.
+    fn stop_at(&mut self, ip: u64) {
+        let mut attr = perf::perf_event_attr {
+            type_: perf::PERF_TYPE_BREAKPOINT,
+            bp_type: 4, // HW_BREAKPOINT_X (include/uapi/linux/hw_breakpoint.h)
+            ..Default::default()
+        };
+        attr.__bindgen_anon_1.sample_period = 1;
+        attr.__bindgen_anon_3.bp_addr = ip;
+        attr.__bindgen_anon_4.bp_len = size_of::<libc::c_long>() as u64;
+        attr.set_exclude_kernel(1);
+        attr.set_exclude_hv(1);
+        attr.set_disabled(1);
+        self.returns = None;
+        let Ok(event) = sys::perf_event_open(&mut attr, self.tid as i32, -1) else {
+            return;
+        };
+        if sys::signal_ticks(event.as_fd(), self.tid, self.number).is_ok() && sys::perf_enable(event.as_fd()).is_ok() {
+            self.returns = Some(event);
+        }
+    }
 }
 
 /// Which of a timer's ticks.
@@ -164,16 +213,17 @@ pub struct Told {
     /// Ticks that stop the thread, and the time of the last one.
     pub stops: u64,
     pub stop_time: u64,
-    /// Other ticks.
+    /// Other ticks, and the registers of user space at the last one.
     pub ticks: u64,
+    pub regs: Option<PerfRegs>,
     pub tidings: Vec<Tiding>,
     /// Tidings were lost.
     pub lost: bool,
 }
 
 impl Timer {
-    /// A timer for a thread, of this kind or else (too many rings) by looking; not running yet. With a signal, its
-    /// ticks in user code stop the thread. `None`: it has ended.
+    /// A timer for a thread, of this kind, or else (no signal that may stop it, too many rings) by looking; not running
+    /// yet. `None`: it has ended.
     pub fn new(kind: Kind, pid: Pid, tid: Tid, period: u64, signal: Option<i32>) -> Option<Timer> {
         let period = period.max(1);
         let random = Random::new(sys::now() ^ u64::from(tid) << 32);
@@ -198,7 +248,37 @@ impl Timer {
 
     /// Did a signal that tells of this descriptor come from here?
     pub fn sends(&self, descriptor: i32) -> bool {
-        matches!(&self.how, How::Perf { ring, signals: Some(_), .. } if ring.event().as_raw_fd() == descriptor)
+        let is = |fd: BorrowedFd<'_>| fd.as_raw_fd() == descriptor;
+        matches!(&self.how, How::Perf { ring, signals, .. } if is(ring.event()) || signals.soon().any(is))
+    }
+
+    /// Does this descriptor stand for a tick of the thread's own clock, not one of [`Timer::stop_soon`]?
+    pub fn ticks(&self, descriptor: i32) -> bool {
+        matches!(&self.how, How::Perf { ring, .. } if ring.event().as_raw_fd() == descriptor)
+    }
+
+    /// Makes the thread stop as soon as it is in user code: where its registers of user space are these, if they are
+    /// known. False if it cannot.
+    pub fn stop_soon(&mut self, regs: Option<&PerfRegs>) -> bool {
+        let How::Perf { signals, .. } = &mut self.how else {
+            return false;
+        };
+        if let Some(ip) = regs.and_then(PerfRegs::call_returns_to) {
+            signals.stop_at(ip);
+        }
+        signals
+            .soon()
+            .map(sys::perf_enable)
+            .fold(false, |any, done| any | done.is_ok())
+    }
+
+    /// It need not stop soon any more. Its descriptors stay: a signal of theirs may be on its way.
+    pub fn stop_no_more(&self) {
+        if let How::Perf { signals, .. } = &self.how {
+            for event in signals.soon() {
+                let _ = sys::perf_disable(event); // the thread has ended
+            }
+        }
     }
 
     pub fn start(&mut self) {
@@ -207,7 +287,7 @@ impl Timer {
             How::Perf {
                 ring, ticks, signals, ..
             } => {
-                if let Some(Some((kernel, ticks))) = signals {
+                if let Some((kernel, ticks)) = &mut signals.kernel {
                     // It goes on ticking at this distance as long as it meets user code: not a short one.
                     ticks.begin(kernel.as_fd(), self.random.between(period), period);
                 }
@@ -222,7 +302,7 @@ impl Timer {
             How::Perf { ring, signals, .. } => {
                 // Where the thread has ended there is nothing to stop.
                 let _ = sys::perf_disable(ring.event());
-                if let Some(Some((kernel, _))) = signals {
+                if let Some((kernel, _)) = &signals.kernel {
                     let _ = sys::perf_disable(kernel.as_fd());
                 }
             }
@@ -242,11 +322,7 @@ impl Timer {
     pub fn told(&mut self, told: &mut Told) {
         let period = self.period;
         let How::Perf {
-            ring,
-            signals,
-            stopped,
-            counted,
-            ..
+            ring, stopped, counted, ..
         } = &mut self.how
         else {
             return;
@@ -265,12 +341,16 @@ impl Timer {
             perf::PERF_RECORD_SAMPLE => {
                 let mode = u32::from(misc) & perf::PERF_RECORD_MISC_CPUMODE_MASK;
                 let time = tidings::time_of_sample(body).unwrap_or(0);
-                if signals.is_some() && mode == perf::PERF_RECORD_MISC_USER {
+                if mode == perf::PERF_RECORD_MISC_USER {
                     told.stops += counts(Tick::Stop, time);
                     told.stop_time = time;
                     *stopped = u64::MAX;
                 } else if time >= *stopped {
-                    told.ticks += counts(Tick::Told, time);
+                    let new = counts(Tick::Told, time);
+                    told.ticks += new;
+                    if new > 0 {
+                        told.regs = body.get(16..).and_then(PerfRegs::parse);
+                    }
                 }
             }
             _ => match tidings::decode(kind, misc, body) {
@@ -298,12 +378,8 @@ impl Timer {
     /// CPU time from one tick that stops the thread to the next, as it is now, ns.
     pub fn distance(&self) -> Option<u64> {
         match &self.how {
-            How::Perf {
-                ticks,
-                signals: Some(_),
-                ..
-            } => Some(ticks.ticks.current()),
-            _ => None,
+            How::Perf { ticks, .. } => Some(ticks.ticks.current()),
+            How::Look { .. } => None,
         }
     }
 
@@ -325,12 +401,15 @@ impl Timer {
             How::Perf {
                 ring, ticks, signals, ..
             } => {
-                let (event, ticks) = match signals {
-                    Some(Some((kernel, ticks))) if tick == Tick::Told => ((*kernel).as_fd(), ticks),
+                let in_kernel = signals.kernel.as_mut();
+                // Where none ticks in the kernel, ticks that fell there come to nothing.
+                let unseen = in_kernel.is_none();
+                let (event, ticks) = match in_kernel {
+                    Some((kernel, ticks)) if tick == Tick::Told => ((*kernel).as_fd(), ticks),
                     _ => (ring.event(), ticks),
                 };
-                ticks.next(event, period, &mut self.random);
-                0
+                let past = ticks.next(event, period, &mut self.random);
+                if unseen { past } else { 0 }
             }
             How::Look { cpu, start, slot } => {
                 let count = looked_since(cpu, *start);
@@ -345,31 +424,42 @@ impl Timer {
 
 fn perf_events(kind: Kind, tid: Tid, period: u64, signal: Option<i32>) -> Option<How> {
     let open = |mut attr| sys::perf_event_open(&mut attr, tid as i32, -1).ok();
-    let mode = match (kind, signal) {
-        (Kind::Look, _) => return None,
-        (Kind::Perf, None) => Mode::All,
-        _ => Mode::User,
-    };
-    let mut main = attr(mode, period.max(SOON));
-    if signal.is_some() {
-        main.__bindgen_anon_2.wakeup_events = SIGNALS_TOLD;
-    }
+    // Without a signal it would not be known where the thread is when the tracer comes.
+    let signal = signal.filter(|_| kind != Kind::Look)?;
+    let mut main = attr(Mode::User, period.max(SOON));
+    main.__bindgen_anon_2.wakeup_events = SIGNALS_TOLD;
     let ring = Ring::new(open(main)?, RING_PAGES).ok()?;
-    let mut signals = None;
-    if let Some(signal) = signal {
-        sys::signal_ticks(ring.event(), tid, signal).ok()?;
-        let mut kernel = None;
-        if kind == Kind::Perf {
-            let mut attr = attr(Mode::Kernel, period.max(SOON));
-            tidings::ask_for_ticks_only(&mut attr);
-            kernel = open(attr).filter(|event| sys::perf_set_output(event.as_fd(), ring.event()).is_ok());
-        }
-        signals = Some(kernel.map(|event| (event, Distances::default())));
+    sys::signal_ticks(ring.event(), tid, signal).ok()?;
+    let soon = |config: u32, period: u64| {
+        let mut attr = attr(Mode::User, period);
+        tidings::ask_for_ticks_only(&mut attr);
+        attr.config = config.into();
+        let event = open(attr)?;
+        sys::signal_ticks(event.as_fd(), tid, signal).ok()?;
+        Some(event)
+    };
+    let soon = [
+        soon(perf::PERF_COUNT_SW_PAGE_FAULTS, 1)?,
+        soon(perf::PERF_COUNT_SW_CPU_CLOCK, SOON)?,
+    ];
+    let mut kernel = None;
+    if kind == Kind::Perf {
+        let mut attr = attr(Mode::Kernel, period.max(SOON));
+        tidings::ask_for_ticks_only(&mut attr);
+        attr.sample_type |= u64::from(perf::PERF_SAMPLE_REGS_USER);
+        attr.sample_regs_user = PERF_REGS;
+        kernel = open(attr).filter(|event| sys::perf_set_output(event.as_fd(), ring.event()).is_ok());
     }
     Some(How::Perf {
         ring,
         ticks: Distances::default(),
-        signals,
+        signals: Signals {
+            kernel: kernel.map(|event| (event, Distances::default())),
+            soon,
+            returns: None,
+            number: signal,
+            tid,
+        },
         stopped: 0,
         counted: [0; 2],
     })
@@ -386,50 +476,4 @@ fn looked_up(cpu: &File) -> u64 {
     let n = cpu.read_at(&mut text, 0).unwrap_or(0);
     let word = text[..n].split(|c| *c == b' ').next().unwrap_or_default();
     std::str::from_utf8(word).ok().and_then(|w| w.parse().ok()).unwrap_or(0)
-}
-
-/// Tells whether a thread runs, without touching it.
-pub struct RunState {
-    file: File,
-    is_call: bool,
-}
-
-impl RunState {
-    /// `None`: it has ended.
-    pub fn new(pid: Pid, tid: Tid) -> Option<RunState> {
-        let open = |name: &str| File::open(format!("/proc/{pid}/task/{tid}/{name}"));
-        let mut state = match open("syscall") {
-            Ok(file) => RunState { file, is_call: true },
-            Err(_) => RunState {
-                file: open("stat").ok()?,
-                is_call: false,
-            },
-        };
-        if state.is_call && state.text().is_none() {
-            // A kernel may refuse to read what it lets open.
-            state = RunState {
-                file: open("stat").ok()?,
-                is_call: false,
-            };
-        }
-        Some(state)
-    }
-
-    fn text(&self) -> Option<([u8; 128], usize)> {
-        let mut text = [0; 128];
-        let n = self.file.read_at(&mut text, 0).ok().filter(|n| *n > 0)?;
-        Some((text, n))
-    }
-
-    /// Is it running, or about to? One that has ended is not.
-    pub fn is_running(&self) -> bool {
-        let Some((text, n)) = self.text() else { return false };
-        let text = &text[..n];
-        if self.is_call {
-            return text.starts_with(b"running"); // fs/proc/base.c, proc_pid_syscall
-        }
-        // The name before the state may hold anything.
-        let after = text.iter().rposition(|c| *c == b')').map_or(n, |at| at + 2);
-        text.get(after) == Some(&b'R')
-    }
 }

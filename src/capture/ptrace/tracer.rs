@@ -12,16 +12,18 @@ use std::time::Duration;
 use rustc_hash::FxHashMap;
 
 use super::hold::{Holder, begin_again};
-use super::timer::{self, RunState, Tick, Timer, Told};
+use super::run_state::RunState;
+use super::timer::{self, Tick, Timer, Told};
 use super::{Command, Note, Shared, lock};
 use crate::capture::random::Random;
 use crate::capture::ticks::period;
 use crate::capture::tidings::Tiding;
 use crate::capture::{Walk, push};
 use crate::process::sys;
-use crate::process::trace::{self, Epoll, News, Ready, Stopped, Why};
-use crate::sample::{Event, Pid, Tid};
+use crate::process::trace::{self, Epoll, News, Ready, Side, Stopped, Why};
+use crate::sample::{CodeCopy, Event, Pid, Sample, Tid};
 
+mod due;
 mod lookout;
 mod members;
 mod tidings;
@@ -34,6 +36,8 @@ const MAX_QUEUE: usize = 1 << 14;
 const LAST_WAIT: u64 = 100_000_000;
 /// Time between two looks at the signals that a process handles, ns.
 const SIGNAL_LASTS: u64 = 1_000_000_000;
+/// Samples that a thread may owe; more count as lost.
+const MAX_OWED: u64 = 100;
 /// A thread that has ticked so often without a stop blocks the signal: it should have stopped at the first.
 const NOT_COMING: u64 = 2;
 /// Longest wait, should a signal that tells of stops go astray.
@@ -69,6 +73,12 @@ struct Traced {
     /// One that ticks no longer, whose signal may still be on its way.
     quiet: Option<Timer>,
     running: Option<RunState>,
+    /// Its thread pointer, once it is known.
+    pointer: Option<u64>,
+    /// Samples that fell due in the kernel and are taken as soon as it is out of it, or sleeps in the same call.
+    owed: u64,
+    /// Where it is, if its system calls are followed.
+    place: Option<Place>,
     /// When it was asked to stop for a sample, and has not yet.
     asked: Option<u64>,
     /// Ticks that should stop it and have not yet.
@@ -76,6 +86,15 @@ struct Traced {
     forecast: Forecast,
     /// Blocks that the last walk read.
     blocks: Vec<u64>,
+}
+
+/// Where a thread is whose system calls are followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// It has not stopped since they are.
+    Unknown,
+    User,
+    Call,
 }
 
 /// A process of the target.
@@ -186,6 +205,7 @@ impl Tracer {
                 self.news();
             }
         }
+        lock(&self.p.shared.tally).lost += self.threads.values().map(|t| t.owed).sum::<u64>();
     }
 
     fn period(&self) -> u64 {
@@ -231,7 +251,8 @@ impl Tracer {
         timer.told(&mut told);
         lock(&self.p.shared.tally).cpu_time += timer.count();
         // Its last tick is on its way to a stop.
-        if t.coming + told.stops > 0 && t.asked.is_none() {
+        t.owed += u64::from(t.coming + told.stops > 0);
+        if t.owed > 0 && t.asked.is_none() {
             t.asked = Some(now);
             self.asked.push(tid);
         }
@@ -274,27 +295,43 @@ impl Tracer {
 
     fn handle(&mut self, mut stop: Stopped) {
         let tid = stop.tid;
+        let mut own_tick = false;
         if let Why::Signal(_) = stop.why
             && let Some(t) = self.threads.get(&tid)
             && let Some(descriptor) = stop.ready_descriptor()
-            && [&t.timer, &t.quiet].into_iter().flatten().any(|t| t.sends(descriptor))
+            && let Some(timer) = [&t.timer, &t.quiet].into_iter().flatten().find(|t| t.sends(descriptor))
         {
+            own_tick = timer.ticks(descriptor) && t.timer.as_ref().is_some_and(|t| t.sends(descriptor));
             stop.swallow();
         }
-        let asked = self.threads.get(&tid).and_then(|t| t.asked);
+        let side = self.follow(&mut stop);
+        let t = self.threads.get(&tid);
+        let (asked, owed) = t.map_or((None, 0), |t| (t.asked, t.owed));
         match (stop.why, asked) {
-            (Why::Exec, _) => self.executed(tid),
+            (Why::Exec, _) => {
+                self.executed(tid);
+                self.follow(&mut stop);
+            }
             // While the process stands still by job control, so does its sample.
             (Why::Group, _) => self.forget_asked(tid),
+            // In the middle of a call; it falls due again.
+            (Why::Made, _) => self.forget_asked(tid),
+            (Why::Call, None) if side != Some(Side::Exit) => {}
             // Any stop takes the place of the one that was asked for (kernel/signal.c, ptrace_stop): no other will come.
             (_, Some(since)) => {
                 self.forget_asked(tid);
-                self.sample(stop, Some(since));
+                if side == Some(Side::Entry) {
+                    // Or one will, where the thread stopped here before it was asked: not in the middle of this call.
+                    self.call_later(&stop);
+                }
+                self.sample(stop, Some(since), own_tick);
             }
-            (Why::Tick, None) if self.threads.get(&tid).is_some_and(|t| t.timer.is_some()) => self.sample(stop, None),
-            (Why::Made, None) => {}
-            (Why::Trap, None) if !self.threads.contains_key(&tid) => self.newborn(stop),
-            (Why::Signal(_) | Why::Trap | Why::Tick, None) => drop(begin_again(&stop)),
+            (Why::Trap, None) if t.is_none() => self.newborn(stop),
+            (Why::Tick, None) if own_tick => self.sample(stop, None, true),
+            (_, None) if owed > 0 => self.sample(stop, None, false),
+            (Why::Tick, None) => self.owes_nothing(tid),
+            (Why::Call, None) => {}
+            (Why::Signal(_) | Why::Trap, None) => drop(begin_again(&stop)),
         }
     }
 
@@ -313,7 +350,7 @@ impl Tracer {
             timer.told(&mut told);
         }
         let pid = t.pid;
-        self.ticked(tid, told.stops, told.ticks);
+        self.ticked(tid, told.stops, told.ticks, told.regs.take());
         self.told(pid, told);
         if over && let Some(t) = self.threads.get_mut(&tid) {
             count_time(&self.p.shared, t);
@@ -321,104 +358,56 @@ impl Tracer {
         }
     }
 
-    /// Takes note of a thread's ticks: of all that were told, one can still become a sample.
-    fn ticked(&mut self, tid: Tid, stops: u64, ticks: u64) {
-        let Some(t) = self.threads.get_mut(&tid) else { return };
-        t.coming += stops;
-        if t.coming >= NOT_COMING {
-            lock(&self.p.shared.tally).lost += std::mem::take(&mut t.coming);
-            self.time_anew(tid, None);
-        }
-        if ticks > 0 {
-            lock(&self.p.shared.tally).lost += ticks - 1;
-            self.due(tid);
-        }
-    }
-
-    /// A sample of this thread is due.
-    fn due(&mut self, tid: Tid) {
-        let Some(t) = self.threads.get_mut(&tid) else { return };
-        if t.asked.is_some() {
-            lock(&self.p.shared.tally).lost += 1;
-            return;
-        }
-        // One that has gone to sleep since is left alone: stopping it would end its system call.
-        let running = t.running.as_ref().is_some_and(RunState::is_running);
-        let now = sys::now();
-        if running && trace::interrupt(tid).is_ok() {
-            t.asked = Some(now);
-            self.asked.push(tid);
-        } else {
-            let past = t.timer.as_mut().map_or(0, |t| {
-                t.answered(Tick::Told);
-                t.next(Tick::Told)
-            });
-            lock(&self.p.shared.tally).lost += 1 + past;
-        }
-    }
-
-    /// Samples the threads whose CPU time has come, where no perf event tells of it.
-    fn look(&mut self) {
-        let due: Vec<Tid> = self
-            .threads
-            .iter()
-            .filter(|(_, t)| {
-                let running = || t.running.as_ref().is_some_and(RunState::is_running);
-                t.asked.is_none() && t.timer.as_ref().is_some_and(Timer::looks_due) && running()
-            })
-            .map(|(tid, _)| *tid)
-            .collect();
-        for tid in due {
-            self.due(tid);
-        }
-        self.set_alarm();
-    }
-
-    /// Sets the next look at CPU times, at random around a period from now.
-    fn set_alarm(&mut self) {
-        let looks = |t: &Traced| t.timer.as_ref().is_some_and(|t| t.event().is_none());
-        if self.started && (self.p.kind == timer::Kind::Look || self.threads.values().any(looks)) {
-            let period = self.period();
-            let wait = period / 2 + self.random.below(period);
-            trace::set_alarm(self.alarm.as_fd(), Duration::from_nanos(wait));
-        }
-    }
-
-    /// Takes a thread's sample and lets it go on. `asked`: when it was asked to stop, if it was; else it is a tick.
-    fn sample(&mut self, stop: Stopped, asked: Option<u64>) {
+    /// Takes a thread's sample and lets it go on. `asked`: when it was asked to stop, if it was. `own_tick`: it stopped at
+    /// a tick. One stop gives all samples that are owed.
+    fn sample(&mut self, stop: Stopped, asked: Option<u64>, own_tick: bool) {
         let tid = stop.tid;
         let Some(t) = self.threads.get_mut(&tid) else { return };
         let pid = t.pid;
         let space = lock(&self.p.shared.spaces).get(&pid).cloned();
-        let tick = if stop.why == Why::Tick { Tick::Stop } else { Tick::Told };
+        let owed = std::mem::take(&mut t.owed);
+        let looks = t.timer.as_ref().is_some_and(|t| t.event().is_none());
+        let tick = if own_tick {
+            Some(Tick::Stop)
+        } else {
+            (looks && asked.is_some()).then_some(Tick::Told)
+        };
+        if owed > 0 {
+            for timer in [&t.timer, &t.quiet].into_iter().flatten() {
+                timer.stop_no_more();
+            }
+        }
         let taken = self
             .holder
             .take(stop, pid, space.as_deref(), &t.blocks, &mut t.timer, tick);
-        let Ok((mut sample, past)) = taken else {
+        let Ok((mut sample, pointer, mut past)) = taken else {
+            lock(&self.p.shared.tally).lost += owed;
             return; // killed while it stood
         };
+        t.pointer = Some(pointer);
         let let_go = sys::now();
         let mut told = Told::default();
-        let ticks = t.timer.is_some();
         if let Some(timer) = &mut t.timer {
             timer.told(&mut told);
-            timer.answered(tick);
+            if let Some(tick) = tick {
+                timer.answered(tick);
+            }
             timer.let_go(let_go);
         }
         let mut since = asked.unwrap_or(sample.time);
-        let mut past = past;
-        if tick == Tick::Stop {
+        let mut count = owed;
+        if own_tick {
             if told.stops > 0 {
                 since = told.stop_time;
             }
             let all = std::mem::take(&mut t.coming) + std::mem::take(&mut told.stops);
-            // One stop for both kinds of ticks gives one sample.
-            past += all.saturating_sub(1) + u64::from(asked.is_some() && ticks);
-        }
-        if tick == Tick::Stop
-            && let Some(distance) = t.timer.as_ref().and_then(Timer::distance)
-        {
-            t.forecast.stopped(since, let_go + distance);
+            past += all.saturating_sub(1);
+            count += 1;
+            if let Some(distance) = t.timer.as_ref().and_then(Timer::distance) {
+                t.forecast.stopped(since, let_go + distance);
+            }
+        } else if looks && asked.is_some() {
+            count += 1;
         }
         let held = let_go.saturating_sub(since);
         let time = sample.time;
@@ -428,21 +417,31 @@ impl Tracer {
             missed = self.holder.missed_code();
             codes = self.holder.codes();
         }
-        self.ticked(tid, told.stops, told.ticks);
+        self.ticked(tid, told.stops, told.ticks, told.regs.take());
         self.told(pid, told);
         self.tell_mappings(pid, time);
         self.find_signal(pid, time);
         let mut tally = lock(&self.p.shared.tally);
         tally.hold(held);
         tally.lost += past;
+        drop(tally);
+        self.deliver(sample, count, codes, missed);
+    }
+
+    /// Hands on a sample that stands for so many, with its code objects. `missed`: some of them were not copied.
+    fn deliver(&self, sample: Sample, count: u64, codes: Vec<CodeCopy>, missed: bool) {
+        let mut tally = lock(&self.p.shared.tally);
         let mut queue = lock(&self.p.shared.queue);
-        if queue.len() < MAX_QUEUE {
-            tally.delivered += 1;
-            let mut events = Vec::with_capacity(1 + codes.len());
-            push(sample, codes, &mut events);
-            queue.extend(events.into_iter().map(Note::Event));
-        } else {
-            tally.lost += 1;
+        let mut codes = codes;
+        for _ in 0..count {
+            if queue.len() < MAX_QUEUE {
+                tally.delivered += 1;
+                let mut events = Vec::with_capacity(1 + codes.len());
+                push(sample.clone(), std::mem::take(&mut codes), &mut events);
+                queue.extend(events.into_iter().map(Note::Event));
+            } else {
+                tally.lost += 1;
+            }
         }
         // A code object that was not copied may not live until the session looks by itself.
         if missed || queue.len() > MAX_QUEUE / 4 {

@@ -1,9 +1,10 @@
 //! Which processes and threads are traced: taken in when asked for or born of traced ones, forgotten when they end.
 
 use super::lookout::Forecast;
-use super::{Member, SIGNAL_LASTS, Traced, Tracer, count_time};
+use super::{Member, Place, SIGNAL_LASTS, Traced, Tracer, count_time};
 use crate::capture::blocks::MAX_AHEAD;
-use crate::capture::ptrace::timer::{RunState, Timer};
+use crate::capture::ptrace::run_state::RunState;
+use crate::capture::ptrace::timer::Timer;
 use crate::capture::ptrace::{Note, lock, status};
 use crate::error::Result;
 use crate::process::trace::{self, Stopped};
@@ -55,6 +56,9 @@ impl Tracer {
             timer: None,
             quiet: None,
             running: RunState::new(pid, tid),
+            pointer: None,
+            owed: 0,
+            place: None,
             asked: None,
             coming: 0,
             forecast: Forecast::default(),
@@ -70,7 +74,11 @@ impl Tracer {
         let (kind, period) = (self.p.kind, self.period());
         let Some(t) = self.threads.get_mut(&tid) else { return };
         t.timer = Timer::new(kind, t.pid, tid, period, signal);
+        t.place = None;
         if let Some(timer) = &mut t.timer {
+            if timer.event().is_none() {
+                t.place = Some(Place::Unknown);
+            }
             // Without a place in the set it would never be heard of.
             let heard = timer.event().is_none_or(|e| self.epoll.add(e, tid.into()).is_ok());
             if self.started && heard {
@@ -112,7 +120,7 @@ impl Tracer {
     }
 
     /// Takes in a thread that a traced one has made, or lets go of what nobody asked for.
-    pub(super) fn newborn(&mut self, stop: Stopped) {
+    pub(super) fn newborn(&mut self, mut stop: Stopped) {
         let tid = stop.tid;
         let Some((pid, parent)) = status::ids(tid) else { return }; // killed
         // What it blocks now is what the C library has a new thread block.
@@ -138,12 +146,15 @@ impl Tracer {
             self.add(pid, tid, Some(signal));
         } else {
             stop.detach();
+            return;
         }
+        self.follow(&mut stop);
     }
 
     pub(super) fn executed(&mut self, pid: Pid) {
         // All threads but this one are gone, and it may have taken over the number of the first.
         for (_, gone) in self.threads.extract_if(|_, t| t.pid == pid) {
+            lock(&self.p.shared.tally).lost += gone.owed;
             count_time(&self.p.shared, &gone);
         }
         self.asked.retain(|tid| self.threads.contains_key(tid));
@@ -168,6 +179,7 @@ impl Tracer {
         }
         self.forget_asked(tid);
         if let Some(t) = self.threads.remove(&tid) {
+            lock(&self.p.shared.tally).lost += t.owed;
             count_time(&self.p.shared, &t);
             self.push(Note::Event(Event::Exit { pid: t.pid, tid }));
             if t.pid == tid {

@@ -35,11 +35,11 @@ impl Tracer {
             }
             if told.stops + told.ticks > 0 {
                 let (stops, ticks) = (std::mem::take(&mut told.stops), std::mem::take(&mut told.ticks));
-                ticked.push((*tid, stops, ticks));
+                ticked.push((*tid, stops, ticks, told.regs.take()));
             }
         }
-        for (tid, stops, ticks) in ticked {
-            self.ticked(tid, stops, ticks);
+        for (tid, stops, ticks, regs) in ticked {
+            self.ticked(tid, stops, ticks, regs);
         }
         self.told(pid, told);
         let Some(m) = self.members.get_mut(&pid) else { return };

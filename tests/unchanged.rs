@@ -1,0 +1,168 @@
+//! No backend changes what a target's system calls return: every kind that a signal or a stop can cut short is compared with
+//! a run without nativeprof.
+//!
+//! Needs root and gcc; where one is missing the tests fail and say so. The long form, a minute at 1 kHz for each way to
+//! sample: `cargo test --release --test unchanged -- --ignored --nocapture`.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use nativeprof::capture::ebpf::EbpfSource;
+use nativeprof::capture::ptrace::{PtraceSource, Timer};
+use nativeprof::capture::{Clock, Options, Source};
+use nativeprof::interp::walk;
+use nativeprof::sample::Event;
+
+use common::{Program, live, nativeprof, programs};
+
+mod common;
+
+const OPTIONS: Options = Options {
+    rate: 1000,
+    event: Clock::CpuClock,
+    kernel: false,
+    children: false,
+};
+
+/// Calls and changed results by kind of call.
+type Calls = BTreeMap<String, (u64, u64)>;
+
+/// Lets the program make its calls for this long; gives them, and the samples taken meanwhile.
+fn calls(source: Option<Box<dyn Source>>, time: Duration) -> (Calls, u64) {
+    let mut program = Program::start(programs::unchanged());
+    let (mut samples, mut source) = (0, source);
+    if let Some(source) = &mut source {
+        source.attach(program.pid()).expect("the right to sample");
+        source.start().expect("sampling");
+    }
+    program.tell("go");
+    program.wait_for("STARTED");
+    let end = Instant::now() + time;
+    let mut events = Vec::new();
+    while Instant::now() < end {
+        match &mut source {
+            Some(source) => {
+                source.poll(Duration::from_millis(10), &mut events).expect("events");
+                samples += events.drain(..).filter(|e| matches!(e, Event::Sample(_))).count() as u64;
+            }
+            None => std::thread::sleep(Duration::from_millis(10)),
+        }
+    }
+    program.tell("how many?");
+    program.wait_for("END");
+    // Before its end: a tracer in our process would wait for it, and so would we.
+    drop(source);
+    program.finish();
+    let mut calls = Calls::new();
+    for line in &program.said {
+        if line.starts_with("SKIPPED") {
+            eprintln!("{line}");
+        }
+        if let ["CALLS", kind, made, changed, _] = line.split(' ').collect::<Vec<_>>()[..] {
+            let number = |word: &str| word.parse::<u64>().expect("a number");
+            let entry = calls.entry(kind.to_string()).or_default();
+            *entry = (entry.0 + number(made), entry.1 + number(changed));
+        }
+    }
+    assert!(calls.len() >= 30, "{:?}", program.said);
+    (calls, samples)
+}
+
+fn check(time: Duration) {
+    let open = |timer: Option<Timer>| -> Box<dyn Source> {
+        let Some(timer) = timer else {
+            return Box::new(EbpfSource::new(&OPTIONS).expect("rights"));
+        };
+        let source = PtraceSource::with_timer(&OPTIONS, walk::walk, timer).expect("rights");
+        assert_eq!(source.event(), timer.name());
+        Box::new(source)
+    };
+    let (without, _) = calls(None, time);
+    for (name, timer) in [
+        ("ebpf", None),
+        ("ptrace, perf events", Some(Timer::Perf)),
+        ("ptrace, perf events of user code", Some(Timer::PerfUser)),
+        ("ptrace, no perf events", Some(Timer::Look)),
+    ] {
+        // Not before: a tracer waits for all children of its process.
+        let (with, samples) = calls(Some(open(timer)), time);
+        assert!(samples > 300, "{name}: {samples} samples");
+        let mut changed = 0;
+        for (kind, (made, bad)) in &with {
+            let (made_without, bad_without) = without[kind];
+            assert_eq!(bad_without, 0, "{kind}: changed without nativeprof");
+            assert!(*made > 0 || made_without == 0, "{name}: {kind} was never made");
+            if *bad > 0 {
+                eprintln!("{name}: {bad} of {made} calls of {kind} had another result");
+            }
+            changed += bad;
+        }
+        eprintln!("{name}: {changed} results changed in {samples} samples");
+        // At most one in so many stops (the bound that doctor states); one in a short run is within it.
+        let bound = timer.map_or(0, |_| 1 + samples / 10_000);
+        assert!(
+            changed <= bound,
+            "{name}: {changed} results changed in {samples} samples: {with:?}"
+        );
+    }
+}
+
+/// Runs `check` in a copy of this process in which SIGCHLD is blocked from the start, as it is in the command: else the
+/// test harness's own thread takes it, and the tracer hears of stops late.
+fn check_in_child(test: &str, time: Duration) {
+    const INSIDE: &str = "NATIVEPROF_TEST_INSIDE";
+    if std::env::var_os(INSIDE).is_some() {
+        return check(time);
+    }
+    let block = "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD]); os.execv(sys.argv[1], sys.argv[1:])";
+    let python = common::newest_python().script("shares.py");
+    let status = Command::new(python.get_program())
+        .args(["-c", block])
+        .arg(std::env::current_exe().expect("this program"))
+        .args(["--exact", test, "--include-ignored", "--nocapture"])
+        .env(INSIDE, "1")
+        .status();
+    assert!(status.is_ok_and(|s| s.success()), "see above");
+}
+
+#[test]
+fn calls_return_what_they_return_without_us() {
+    let _live = live();
+    check_in_child("calls_return_what_they_return_without_us", Duration::from_secs(3));
+}
+
+#[test]
+#[ignore = "takes five minutes; run with --ignored"]
+fn calls_return_what_they_return_without_us_for_a_minute() {
+    let _live = live();
+    check_in_child(
+        "calls_return_what_they_return_without_us_for_a_minute",
+        Duration::from_secs(60),
+    );
+}
+
+/// What Python writes to a pipe without buffering goes through one `write` each, and what that leaves is not written again.
+#[test]
+fn unbuffered_output_to_a_slow_reader_is_whole() {
+    let _live = live();
+    let script = "import os, sys\nfor i in range(12): sys.stdout.write('%04d' % i + 'x' * 2_000_000 + '\\n')";
+    for backend in ["ebpf", "ptrace"] {
+        let ours = nativeprof(&[]);
+        // `dd` reads 16 KB at a time, each with a system call of its own.
+        let line = "\"$0\" record --backend \"$1\" -r 1000 -o /dev/null -f collapsed -- \"$2\" -c \"$3\" 2>/dev/null | dd bs=16k status=none | wc -c";
+        let mut shell = Command::new("sh");
+        shell.args(["-c", line]).arg(ours.get_program());
+        shell
+            .arg(backend)
+            .arg(common::newest_python().script("shares.py").get_program())
+            .arg(script);
+        shell.env("PYTHONUNBUFFERED", "1");
+        for name in ["SUDO_UID", "SUDO_GID", "SUDO_USER", "DOAS_USER"] {
+            shell.env_remove(name);
+        }
+        let done = shell.output().expect("a shell");
+        let count = String::from_utf8_lossy(&done.stdout).trim().to_string();
+        assert_eq!(count, (12 * 2_000_005).to_string(), "{backend}: bytes that arrived");
+    }
+}
