@@ -82,6 +82,8 @@ pub(crate) struct Elf {
     pub build_id: Option<Vec<u8>>,
     /// Decides whether PLT stubs can be decoded.
     pub is_x86_64: bool,
+    /// Values of symbols are offsets in their sections.
+    pub is_relocatable: bool,
 }
 
 pub(crate) fn u16_at(b: &[u8], at: usize) -> Option<u16> {
@@ -126,6 +128,11 @@ impl Elf {
         Elf::parse(Input::Bytes(bytes), false)
     }
 
+    /// The same, which may be an object file.
+    pub fn from_object(bytes: Vec<u8>) -> Result<Elf, Error> {
+        Elf::parse(Input::Bytes(bytes), true)
+    }
+
     fn parse(input: Input, object: bool) -> Result<Elf, Error> {
         let truncated = || Error::new(ErrorKind::Truncated, "the file ends inside its own headers");
         let unsupported = |what: &'static str| Err(Error::new(ErrorKind::Unsupported, what));
@@ -161,6 +168,7 @@ impl Elf {
             segments: Vec::new(),
             build_id: None,
             is_x86_64: half(18) == EM_X86_64,
+            is_relocatable: half(16) == ET_REL,
         };
         elf.read_segments(wide(32), half(54), half(56))?;
         elf.read_sections(wide(40), half(58), half(60), half(62))?;

@@ -1,19 +1,20 @@
 //! Names of code that is in no file: what the programs that made it left behind for profilers.
 //!
-//! Two forms: perf maps (text, `tools/perf/Documentation/jit-interface.txt` in Linux) and jitdump files (binary,
+//! Two files: perf maps (text, `tools/perf/Documentation/jit-interface.txt` in Linux) and jitdump files (binary,
 //! `tools/perf/Documentation/jitdump-specification.txt`). Both only grow: what comes later in the file holds now.
+//! Objects registered with debuggers ([`JitObject`]) are added to the same table.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, BufReader, Read, Seek};
 use std::sync::Arc;
 
 use crate::elf::{cstr_at, u32_at, u64_at};
-use crate::{Error, ErrorKind, Name, Symbol};
+use crate::{Error, ErrorKind, JitObject, Name, Symbol};
 
 /// Bytes of a perf map that are read: some millions of functions.
 const MAX_MAP: u64 = 256 << 20;
 /// Functions of one file; later ones are not read.
-const MAX_FUNCTIONS: usize = 4 << 20;
+pub(crate) const MAX_FUNCTIONS: usize = 4 << 20;
 /// Longer names are cut.
 const MAX_NAME: usize = 4 << 10;
 /// Lines of all functions of a jitdump together.
@@ -78,6 +79,13 @@ impl JitCode {
         let mut reader = JitDump::default();
         while reader.record(&mut input).map_err(Error::io)?.is_some() {}
         Ok(reader.code)
+    }
+
+    /// Adds the functions of an object that the program registered with debuggers.
+    pub fn add_object(&mut self, object: &JitObject) {
+        for (start, size, name) in &object.functions {
+            self.add(*start, *size, name.clone(), Vec::new());
+        }
     }
 
     /// The function that covers an address; of several the one that was added last.
@@ -160,7 +168,7 @@ fn perf_map_line(line: &[u8]) -> Option<(u64, u64, &[u8])> {
     (!name.is_empty()).then_some((start, size, name))
 }
 
-fn lossy(name: &[u8]) -> Arc<str> {
+pub(crate) fn lossy(name: &[u8]) -> Arc<str> {
     String::from_utf8_lossy(&name[..name.len().min(MAX_NAME)]).into()
 }
 

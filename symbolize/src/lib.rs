@@ -13,6 +13,7 @@ mod error;
 mod functions;
 mod info;
 mod jit;
+mod jit_object;
 mod kernel;
 mod lines;
 mod module;
@@ -28,6 +29,7 @@ pub use debuginfod::{Debuginfod, Limits};
 pub use demangle::demangle;
 pub use error::{Error, ErrorKind, Unknown};
 pub use jit::JitCode;
+pub use jit_object::JitObject;
 pub use kernel::{Kernel, KernelError, KernelSymbol};
 pub use module::{Function, Module, Sources};
 
