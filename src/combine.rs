@@ -226,14 +226,15 @@ fn facts(metas: &[&Meta], numbers: &[BTreeMap<u32, u32>]) -> Meta {
     }
     let mut modules: BTreeMap<(&str, &str), ModuleMeta> = BTreeMap::new();
     for module in metas.iter().flat_map(|meta| &meta.modules) {
-        let row = modules
-            .entry((&module.path, &module.build_id))
-            .or_insert_with(|| ModuleMeta {
-                frames: 0,
-                samples: 0,
-                ..module.clone()
-            });
+        let row = modules.entry((&module.path, &module.build_id));
+        let row = row.or_insert_with(|| ModuleMeta {
+            frames: 0,
+            unnamed: 0,
+            samples: 0,
+            ..module.clone()
+        });
         row.frames = row.frames.saturating_add(module.frames);
+        row.unnamed = row.unnamed.saturating_add(module.unnamed);
         row.samples = row.samples.saturating_add(module.samples);
     }
     let mut modules: Vec<ModuleMeta> = modules.into_values().collect();

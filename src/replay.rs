@@ -34,6 +34,7 @@ fn run(tape: &Rc<Tape>, options: Options, touched: Option<Touched>) -> Result<Se
     }
     let mut events = Vec::new();
     while source.poll(Duration::ZERO, &mut events)? || !events.is_empty() {
+        session.open_files(&events);
         session.see_codes(&events);
         for event in events.drain(..) {
             session.event(event, &mut |_, _| Ok(()))?;

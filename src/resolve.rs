@@ -4,24 +4,28 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use symbolize::Kernel;
 
-use crate::interp::code::CodeTable;
-use crate::process::content::Content;
+use crate::interp::code::{Code, CodeTable};
 use crate::process::host::Host;
 use crate::process::modules::Modules;
 use crate::process::root::Root;
 use crate::sample::{ModuleId, Pid, RawFrame, Tid};
 use crate::tree::profile::{Frame, FrameId, FrameKind, Meta, ModuleMeta, Node, NodeId, Profile, Tick};
-use crate::tree::raw::{RawTick, RawTree};
+use crate::tree::raw::{RawNode, RawTick, RawTree};
 use crate::tree::values::Value;
 
+mod jit;
 mod native;
+mod perf_maps;
 pub mod sources;
 
-pub use native::JitPlaces;
-use native::{Owner, name_anonymous, name_module};
+pub use jit::JitPlaces;
+use jit::{name_anonymous, trampoline_name};
+pub use native::Owner;
+use native::name_module;
+pub use perf_maps::PerfMap;
 
 const LOW_LEVEL: &str = "<low-level>";
 /// Source files that are opened.
@@ -36,6 +40,10 @@ pub struct Names {
     frames: Frames,
     /// Each raw frame as the functions it stands for, outermost (not inlined) first.
     named: FxHashMap<RawFrame, Vec<Named>>,
+    /// Those of them whose name is not known.
+    unnamed: FxHashSet<RawFrame>,
+    /// Those of them that CPython made to show a Python function to profilers, by the name that it gave them.
+    trampolines: FxHashMap<RawFrame, Arc<str>>,
     files: FxHashMap<ModuleId, Result<symbolize::Module, String>>,
     /// Rows of code without a file, by process.
     anonymous: FxHashMap<Pid, ModuleMeta>,
@@ -55,6 +63,7 @@ impl Names {
     /// Forgets the frames; files stay open.
     pub fn clear(&mut self) {
         (self.frames, self.named, self.anonymous) = Default::default();
+        (self.unnamed, self.trampolines) = Default::default();
     }
 }
 
@@ -99,28 +108,17 @@ pub struct Opened {
     pub sources: BTreeMap<String, Option<File>>,
     /// Text of `/proc/kallsyms`, if there are kernel frames.
     pub kernel: Option<String>,
-    /// Perf maps of processes with frames in code without a file, and of those that they were forked from: path and file.
-    pub perf_maps: BTreeMap<Pid, (String, Content)>,
+    /// Perf maps of processes that have made code.
+    pub perf_maps: BTreeMap<Pid, PerfMap>,
 }
 
 impl Opened {
     /// Opens what this tree's frames speak of. Nothing is read but the kernel's own table.
-    pub fn open(&mut self, host: &dyn Host, codes: &CodeTable, tree: &RawTree, jit: &dyn Fn(Pid) -> Option<JitPlaces>) {
+    pub fn open(&mut self, host: &dyn Host, codes: &CodeTable, tree: &RawTree) {
         let mut kernel = false;
         for (_, raw, _) in tree.nodes() {
             match raw {
                 Some(RawFrame::Kernel(_)) => kernel = true,
-                Some(RawFrame::Anonymous { pid, .. }) => {
-                    for (pid, places) in native::family(*pid, jit) {
-                        if let Some(root) = &places.root {
-                            self.perf_maps.entry(pid).or_insert_with(|| {
-                                let path = format!("/tmp/perf-{}.map", root.inner_pid);
-                                let file = root.open_own(&path).map(Arc::new);
-                                (path, file.map_or(Content::Missing, Content::File))
-                            });
-                        }
-                    }
-                }
                 Some(RawFrame::Python { code, .. }) if self.sources.len() < MAX_SOURCES => {
                     let path = &codes.get(*code).filename;
                     if path.starts_with('/') && !self.sources.contains_key(path) {
@@ -147,8 +145,8 @@ pub struct Gathered<'a> {
     pub threads: &'a BTreeMap<(Pid, Tid), String>,
     /// Interpreters, in words.
     pub pythons: &'a BTreeMap<Pid, String>,
-    /// Start (svma) of the function around an svma, from the unwind tables.
-    pub function_start: &'a mut dyn FnMut(ModuleId, u64) -> Option<u64>,
+    /// Start of the function around an address, by the unwind tables: svma in a file, avma in a process's own code.
+    pub function_start: &'a mut dyn FnMut(Owner, u64) -> Option<u64>,
     /// What names code of a process that is in no file.
     pub jit: &'a dyn Fn(Pid) -> Option<JitPlaces>,
     /// Who is asked for debug information that is not on this machine.
@@ -196,6 +194,7 @@ fn profile(names: &mut Names, gathered: &mut Gathered<'_>, start: u64, mut meta:
     let mut nodes = vec![node(0, 0)];
     let mut children: FxHashMap<(NodeId, FrameId), NodeId> = FxHashMap::default();
     let mut place: Vec<NodeId> = Vec::with_capacity(gathered.tree.nodes().len());
+    let mut folded = Folded::new(gathered, &names.trampolines, &inclusive);
     for (i, (parent, raw, own)) in gathered.tree.nodes().iter().enumerate() {
         let Some(raw) = raw else {
             place.push(0);
@@ -203,6 +202,20 @@ fn profile(names: &mut Names, gathered: &mut Gathered<'_>, start: u64, mut meta:
             continue;
         };
         let mut at = place[*parent as usize];
+        let mut count = inclusive[i];
+        if let Some(trampoline) = folded.trampolines.get_mut(&(i as RawNode)) {
+            trampoline.caller = at;
+            count = trampoline.left;
+            if count == 0 {
+                place.push(at);
+                continue;
+            }
+        } else if folded.functions.contains(&(i as RawNode)) {
+            at = folded
+                .trampolines
+                .get(parent)
+                .map_or(at, |trampoline| trampoline.caller);
+        }
         for (frame, line) in &named[raw] {
             at = *children.entry((at, *frame)).or_insert_with(|| {
                 nodes.push(Node {
@@ -212,9 +225,9 @@ fn profile(names: &mut Names, gathered: &mut Gathered<'_>, start: u64, mut meta:
                 nodes.len() as NodeId - 1
             });
             let n = &mut nodes[at as usize];
-            n.count += inclusive[i];
+            n.count += count;
             if *line > 0 {
-                *n.lines.entry(*line).or_default() += inclusive[i];
+                *n.lines.entry(*line).or_default() += count;
                 if n.first_seen_line == 0 {
                     n.first_seen_line = *line;
                 }
@@ -250,6 +263,52 @@ fn profile(names: &mut Names, gathered: &mut Gathered<'_>, start: u64, mut meta:
         timeline,
         excerpts: Vec::new(),
         values,
+    }
+}
+
+/// Trampolines of CPython, which stand around a Python function's own frame (`-X perf`), and what is left of them without
+/// it: the function is shown once.
+#[derive(Default)]
+struct Folded {
+    trampolines: FxHashMap<RawNode, Trampoline>,
+    /// Python frames whose trampoline is left out.
+    functions: FxHashSet<RawNode>,
+}
+
+struct Trampoline {
+    name: Arc<str>,
+    /// Samples that are not in the Python function's own frame: a call that is being entered or left.
+    left: u64,
+    /// The node that calls it.
+    caller: NodeId,
+}
+
+impl Folded {
+    fn new(gathered: &Gathered<'_>, known: &FxHashMap<RawFrame, Arc<str>>, inclusive: &[u64]) -> Folded {
+        let mut folded = Folded::default();
+        if known.is_empty() {
+            return folded;
+        }
+        for (i, ((parent, raw, _), count)) in (0..).zip(gathered.tree.nodes().iter().zip(inclusive)) {
+            let Some(raw) = raw else { continue };
+            if let Some(name) = known.get(raw) {
+                let trampoline = Trampoline {
+                    name: name.clone(),
+                    left: *count,
+                    caller: 0,
+                };
+                folded.trampolines.insert(i, trampoline);
+            } else if let RawFrame::Python { code, .. } = raw
+                && let Some(trampoline) = folded.trampolines.get_mut(parent)
+            {
+                let c = gathered.codes.get(*code);
+                if *trampoline.name == *trampoline_name(&c.qualname, &c.filename) {
+                    trampoline.left = trampoline.left.saturating_sub(*count);
+                    folded.functions.insert(i);
+                }
+            }
+        }
+        folded
     }
 }
 
@@ -298,14 +357,7 @@ fn name_all(gathered: &mut Gathered<'_>, names: &mut Names, inclusive: &[u64], m
             RawFrame::Thread(tid) => (frame(FrameKind::Thread, thread_name(gathered, tid)), 0),
             RawFrame::Python { code, instr } => {
                 let c = gathered.codes.get(code);
-                let line = c.line(instr).unwrap_or(0);
-                let f = Frame {
-                    qualname: c.qualname.clone(),
-                    filename: c.filename.clone(),
-                    first_line: c.first_line,
-                    ..frame(FrameKind::Python, c.name.clone())
-                };
-                (f, line)
+                (python_frame(c), c.line(instr).unwrap_or(0))
             }
             RawFrame::Kernel(address) => (kernel_frame(&mut names.kernel, gathered.opened, address), 0),
             RawFrame::Origin(origin) => (frame(FrameKind::Native, origin.name()), 0),
@@ -327,6 +379,15 @@ fn name_all(gathered: &mut Gathered<'_>, names: &mut Names, inclusive: &[u64], m
         });
     }
     modules.sort_by(|a, b| (b.samples, &a.path).cmp(&(a.samples, &b.path)));
+}
+
+fn python_frame(c: &Code) -> Frame {
+    Frame {
+        qualname: c.qualname.clone(),
+        filename: c.filename.clone(),
+        first_line: c.first_line,
+        ..frame(FrameKind::Python, c.name.clone())
+    }
 }
 
 fn process_name(gathered: &Gathered<'_>, pid: Pid) -> String {

@@ -2,7 +2,6 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -10,7 +9,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::capture::{Counts, Source};
 use crate::code::CodeMap;
 use crate::error::Result;
-use crate::interp::{Runtime, code::CodeTable, frames};
+use crate::interp::{code::CodeTable, frames};
 use crate::layout::Space;
 use crate::merge::{self, Verdict};
 use crate::process::Process;
@@ -22,10 +21,12 @@ use crate::tree::profile::{Held, Meta, Profile, Quality};
 use crate::tree::raw::{Path, RawTick, RawTree};
 use crate::unwind::{Memo, Unwinder};
 
+mod jit;
 mod processes;
 mod window;
 
-use processes::{Family, Member, Python, begins_process, jit_places};
+use jit::{JitShared, function_start, jit_places};
+use processes::{Family, Known, Member, Python, begins_process};
 
 /// What stands between the root and the frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,8 +64,8 @@ pub struct Session {
     options: Options,
     members: FxHashMap<Pid, Member>,
     pub modules: Modules,
-    /// The interpreter in each module, if there is one.
-    runtimes: FxHashMap<ModuleId, Option<Arc<Runtime>>>,
+    /// What each module is to interpreters.
+    known: FxHashMap<ModuleId, Known>,
     unwinder: Unwinder,
     pub codes: CodeTable,
     pub tree: RawTree,
@@ -87,6 +88,7 @@ pub struct Session {
     /// When there: the places that the unwinder asked for, and whether the stack needed more than tables.
     pub touched: Option<Touched>,
     opened: Opened,
+    jit: JitShared,
     /// Who is asked for debug information that is not on this machine.
     pub fetch: Option<Fetch>,
     groups: Groups,
@@ -141,7 +143,7 @@ impl Session {
             options,
             members: FxHashMap::default(),
             modules: Modules::default(),
-            runtimes: FxHashMap::default(),
+            known: FxHashMap::default(),
             unwinder: Unwinder::default(),
             codes: CodeTable::default(),
             tree: RawTree::default(),
@@ -157,6 +159,7 @@ impl Session {
             last_bytes: 0,
             touched: None,
             opened: Opened::default(),
+            jit: JitShared::default(),
             fetch: None,
             groups: Groups::default(),
             native: Vec::new(),
@@ -196,33 +199,9 @@ impl Session {
                 self.pythons.remove(&pid);
                 self.threads
                     .insert((pid, pid), String::from_utf8_lossy(&comm).into_owned());
-                // Mappings of the new program follow as events of their own; the vDSO is never told of.
-                self.members.remove(&pid);
-                let _ = self.open(pid, learn); // gone already: its samples will say so
+                self.exec(pid, learn);
             }
-            Event::Fork { pid, parent } => {
-                self.ended.remove(&pid);
-                if let Some(m) = self.members.get(&parent) {
-                    let mut process = m.process.forked(pid);
-                    // The same files, but another number; gone already, and its parent's must do.
-                    process.root = self.modules.root(&*self.host, pid).or(process.root);
-                    let child = Member {
-                        process,
-                        parent: Some(parent),
-                        python: m.python.clone(),
-                        tls: m.tls,
-                        looked: 0,
-                    };
-                    self.members.insert(pid, child);
-                    self.codes.forked(pid, parent);
-                    if let Some(p) = self.pythons.get(&parent).cloned() {
-                        self.pythons.insert(pid, p);
-                    }
-                    let name = self.threads.get(&(parent, parent)).cloned().unwrap_or_default();
-                    self.threads.insert((pid, pid), name);
-                    self.tell(pid, learn)?;
-                }
-            }
+            Event::Fork { pid, parent } => self.fork(pid, parent, learn)?,
             Event::Comm { pid, tid, comm } => {
                 self.threads
                     .insert((pid, tid), String::from_utf8_lossy(&comm).into_owned());
@@ -246,16 +225,7 @@ impl Session {
     fn sample(&mut self, s: &Sample, learn: &mut Learn<'_>) -> Result<()> {
         if !self.members.contains_key(&s.pid) && self.open(s.pid, learn).is_err() {
             // It has ended: without its maps the stack is a row of numbers. Counted, with the reason.
-            self.members.insert(
-                s.pid,
-                Member {
-                    process: Process::gone(s.pid),
-                    parent: None,
-                    python: None,
-                    tls: None,
-                    looked: 0,
-                },
-            );
+            self.members.insert(s.pid, Member::new(Process::gone(s.pid)));
         }
         if !s.python.is_empty() && self.members[&s.pid].python.as_ref().is_some_and(|p| p.on_trial) {
             self.try_python(s.pid);
@@ -305,6 +275,7 @@ impl Session {
                 }
             },
         };
+        self.jit.leave_out(&self.modules, &mut self.native);
         let layout = m.python.as_ref().and_then(|p| Some(p.interpreter?.layout));
         let greenlet = self.native.last().filter(|f| f.how == How::Begins(Origin::Greenlet));
         if let (Some(f), Some(layout)) = (greenlet, &layout) {
@@ -316,7 +287,8 @@ impl Session {
             self.unwinder.has_greenlets()
         };
         let python_cut = frames::cut(s, layout.as_ref(), in_greenlet);
-        if self.native.iter().any(|f| f.place.is_none()) {
+        let unfiled = self.native.iter().any(|f| f.place.is_none());
+        if unfiled {
             self.unfiled.insert(s.pid);
         }
         let mut untold = false;
@@ -389,6 +361,9 @@ impl Session {
         if untold {
             self.tell(s.pid, learn)?;
         }
+        if unfiled {
+            self.look_at_made_code(s.pid, Some(s.time));
+        }
         self.timeline.push(RawTick {
             time: s.time,
             pid: s.pid,
@@ -459,14 +434,14 @@ impl Session {
         if self.opened.root.is_none() {
             self.opened.root = self.host.root(pid);
         }
-        let jit = |pid| jit_places(&self.members, pid);
-        self.opened.open(&*self.host, &self.codes, &self.tree, &jit);
+        self.look_at_all_made_code();
+        self.opened.open(&*self.host, &self.codes, &self.tree);
     }
 
     /// Names everything gathered. `meta` comes filled but for the modules and threads; `start` is on the clock of samples.
     pub fn resolve(&mut self, start: u64, meta: Meta) -> Profile {
         self.open_for_names(meta.pid);
-        let unwinder = &mut self.unwinder;
+        let (unwinder, members) = (&mut self.unwinder, &self.members);
         let gathered = Gathered {
             opened: &self.opened,
             modules: &self.modules,
@@ -475,8 +450,8 @@ impl Session {
             timeline: &self.timeline,
             threads: &self.threads,
             pythons: &self.pythons,
-            function_start: &mut |module, svma| unwinder.function_start(module, svma),
-            jit: &|pid| jit_places(&self.members, pid),
+            function_start: &mut |owner, at| function_start(unwinder, members, owner, at),
+            jit: &|pid| jit_places(members, pid),
             fetch: self.fetch.clone(),
         };
         resolve::resolve(gathered, start, meta)

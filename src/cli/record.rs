@@ -97,6 +97,7 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
     match &mut launched {
         Some(launched) => {
             // The mappings of the new program come as events; until then it is still us.
+            session.expect(pid);
             source.learn(pid, &Default::default())?;
             source.attach_at_exec(pid)?;
             launched.release()?;
@@ -326,6 +327,7 @@ impl Intake {
         if self.waiting.len() == 0 {
             let mut events = Vec::new();
             self.more = source.poll(wait, &mut events)?;
+            session.open_files(&events);
             for event in events.iter().take_while(|_| in_time()) {
                 session.see_codes(slice::from_ref(event));
             }

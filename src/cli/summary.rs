@@ -88,21 +88,19 @@ pub fn percent(part: u64, whole: u64) -> String {
     format!("{}.{:02} %", hundredths / 100, hundredths % 100)
 }
 
-/// Rows shown of files with the most samples, and of those that lack names.
+/// Rows shown of files with the most samples, whether they lack names or not.
 const ROWS: usize = 3;
 
-/// How many files, then a line for each of the few that matter. The whole table is in the profile.
+/// How many files, then a line for each of those that matter: with the most samples, or with some that have no name. The
+/// whole table is in the profile.
 fn names(meta: &Meta) -> String {
     let count = meta.modules.len();
     let mut text = format!("from {count} file{}", if count == 1 { "" } else { "s" });
-    let bare = |m: &&ModuleMeta| m.names.starts_with("none");
-    let lacking = meta.modules.iter().skip(ROWS).filter(bare);
-    let more = lacking.clone().count().saturating_sub(ROWS);
-    for m in meta.modules.iter().take(ROWS).chain(lacking.take(ROWS)) {
+    // Profiles of earlier versions say so only of files without any name.
+    let is_unnamed = |m: &&ModuleMeta| m.unnamed > 0 || m.names.starts_with("none");
+    let rest = meta.modules.iter().skip(ROWS).filter(is_unnamed);
+    for m in meta.modules.iter().take(ROWS).chain(rest) {
         let _ = write!(text, "\n            {}", row(m));
-    }
-    if more > 0 {
-        let _ = write!(text, "\n            and {more} more without names");
     }
     text
 }
@@ -111,6 +109,9 @@ fn names(meta: &Meta) -> String {
 fn row(m: &ModuleMeta) -> String {
     let name = m.path.rsplit('/').next().unwrap_or(&m.path);
     let mut text = format!("{name}: {} samples; {}", m.samples, m.names);
+    if m.unnamed > 0 && !m.names.starts_with("none") {
+        let _ = write!(text, "; {} of {} frames without a name", m.unnamed, m.frames);
+    }
     if !m.missing.is_empty() {
         let _ = write!(text, "; {}", m.missing);
     }
@@ -154,6 +155,7 @@ mod tests {
             names: names.into(),
             missing: if names == "DWARF" { "" } else { "no /usr/lib/debug/x" }.into(),
             frames: samples,
+            unnamed: if names == "DWARF" { 0 } else { samples / 10 + 1 },
             samples,
         };
         let mut modules = vec![
@@ -161,6 +163,7 @@ mod tests {
             module("/lib/b", 80, "exported symbols"),
             module("/lib/c", 70, "none: no symbols in the file"),
             module("/lib/d", 60, "DWARF"),
+            module("/lib/f", 50, "exported symbols"),
         ];
         modules.extend((0..5).map(|i| module(&format!("/lib/e{i}"), 9 - i, "none: no symbols in the file")));
         let text = names(&Meta {
@@ -169,14 +172,16 @@ mod tests {
         });
         let lacking = "none: no symbols in the file; no /usr/lib/debug/x; build id abcd";
         let expected = [
-            "from 9 files".to_string(),
+            "from 10 files".to_string(),
             "a: 90 samples; DWARF".into(),
-            "b: 80 samples; exported symbols; no /usr/lib/debug/x".into(),
+            "b: 80 samples; exported symbols; 9 of 80 frames without a name; no /usr/lib/debug/x".into(),
             format!("c: 70 samples; {lacking}"),
+            "f: 50 samples; exported symbols; 6 of 50 frames without a name; no /usr/lib/debug/x".into(),
             format!("e0: 9 samples; {lacking}"),
             format!("e1: 8 samples; {lacking}"),
             format!("e2: 7 samples; {lacking}"),
-            "and 2 more without names".into(),
+            format!("e3: 6 samples; {lacking}"),
+            format!("e4: 5 samples; {lacking}"),
         ];
         assert_eq!(text, expected.join("\n            "));
     }

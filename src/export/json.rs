@@ -308,7 +308,8 @@ pub(super) fn write_meta(meta: &Meta, out: &mut impl Write) -> io::Result<()> {
             key_string(key, text, out)?;
             out.write_all(b",")?;
         }
-        write!(out, "\"frames\":{},\"samples\":{}}}", module.frames, module.samples)?;
+        let (frames, unnamed, samples) = (module.frames, module.unnamed, module.samples);
+        write!(out, "\"frames\":{frames},\"unnamed\":{unnamed},\"samples\":{samples}}}")?;
     }
     out.write_all(b"],\"threads\":[")?;
     for (at, (pid, tid, name)) in meta.threads.iter().enumerate() {

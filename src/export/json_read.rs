@@ -403,6 +403,7 @@ impl<'a> Reader<'a> {
                 names: take_string(module, "names"),
                 missing: take_string(module, "missing"),
                 frames: number(module.get("frames")),
+                unnamed: number(module.get("unnamed")),
                 samples: number(module.get("samples")),
             }),
             threads: objects(map.remove("threads"), |thread| {

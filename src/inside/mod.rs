@@ -216,6 +216,7 @@ impl Recording {
         let mut events = Vec::new();
         // Polling this source does not fail.
         let _ = self.source.poll(wait, &mut events);
+        self.session.open_files(&events);
         self.session.see_codes(&events);
         let source = &mut self.source;
         let mut learn = |pid, space: Option<&_>| space.map_or(Ok(()), |s| source.learn(pid, s));

@@ -32,8 +32,9 @@ pub trait Host {
 
     fn thread_name(&self, pid: Pid, tid: Tid) -> Option<String>;
 
-    /// The file mapped at `start..end` of a process.
-    fn open(&self, pid: Pid, start: u64, end: u64, path: &[u8]) -> Option<(Content, FileKey)>;
+    /// The file mapped at `start..end` of a process. `root`: its files as they were seen while it lived, for when it has
+    /// ended.
+    fn open(&self, pid: Pid, start: u64, end: u64, path: &[u8], root: Option<&Root>) -> Option<(Content, FileKey)>;
 
     /// Copies memory of a process, as much as is readable from `avma` on; returns the bytes copied.
     fn read_memory(&self, pid: Pid, avma: u64, buf: &mut [u8]) -> usize;
@@ -86,17 +87,19 @@ impl Host for Live {
         super::thread_name(pid, tid)
     }
 
-    /// Opens the file itself (even when it was deleted or replaced), else what now has its name in the target's root.
-    /// Only regular files: opening a device or a pipe can block or do harm.
-    fn open(&self, pid: Pid, start: u64, end: u64, path: &[u8]) -> Option<(Content, FileKey)> {
+    /// Opens the file itself (even when it was deleted or replaced), else what now has its name in the target's root,
+    /// which outlives the target. Only regular files: opening a device or a pipe can block or do harm.
+    fn open(&self, pid: Pid, start: u64, end: u64, path: &[u8], root: Option<&Root>) -> Option<(Content, FileKey)> {
+        let checked = |f: File| {
+            let meta = f.metadata().ok()?;
+            meta.is_file().then(|| (f, (meta.dev(), meta.ino())))
+        };
         let open = |p: String| {
             let f = File::options()
                 .read(true)
                 .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC)
                 .open(p);
-            let f = f.ok()?;
-            let meta = f.metadata().ok()?;
-            meta.is_file().then(|| (f, (meta.dev(), meta.ino())))
+            checked(f.ok()?)
         };
         // By the time we look, another file may be mapped there: programs that unload libraries get the same addresses
         // again. Its names and tables must not pass for those of the file that was told of.
@@ -104,7 +107,7 @@ impl Host for Live {
         let opened = mapped.filter(|(file, _)| has_name(file, path)).or_else(|| {
             let path = std::str::from_utf8(path).ok()?;
             (path.starts_with('/') && !path.ends_with(" (deleted)")).then_some(())?;
-            open(format!("/proc/{pid}/root{path}"))
+            open(format!("/proc/{pid}/root{path}")).or_else(|| checked(root?.open_mapped(path)?))
         });
         opened.map(|(file, key)| (Content::File(Arc::new(file)), key))
     }

@@ -12,6 +12,7 @@ use crate::sample::{ModuleId, Pid, Tid};
 pub mod content;
 pub mod credentials;
 pub mod host;
+pub mod jit;
 pub mod landmarks;
 pub mod launch;
 pub mod maps;
@@ -39,6 +40,16 @@ pub struct Code {
     pub file: Option<(ModuleId, u64)>,
 }
 
+/// Executable memory that is no code of an ELF file: what the kernel maps of it side by side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// avma of the first byte, and behind the last one.
+    pub start: u64,
+    pub end: u64,
+    /// The file that is mapped there, if it is one of another kind (.NET's assemblies).
+    pub file: Option<ModuleId>,
+}
+
 /// What is known of one process, kept fresh by events.
 #[derive(Debug)]
 pub struct Process {
@@ -53,12 +64,23 @@ pub struct Process {
     pub root: Option<Arc<Root>>,
     /// The jitdump files that it has mapped at some time.
     pub jitdumps: Vec<ModuleId>,
+    /// Executable memory that is no code of an ELF file, in order of appearance.
+    regions: Vec<Region>,
+    /// Code in it that has tables of its own: start, end and whose tables. Sorted, not overlapping.
+    registered: Vec<(u64, u64, ModuleId)>,
 }
 
 /// Bytes of a program's arguments and environment, mostly.
 const ARGUMENTS: u64 = 64 << 10;
 /// Jitdump files of one process that are noted.
 const MAX_JITDUMPS: usize = 16;
+/// Regions of code without a file in one process that are told apart.
+const MAX_REGIONS: usize = 4096;
+
+/// Whether the path of a mapping may be that of a file. `//anon`: how perf events call anonymous memory.
+pub fn is_file_path(path: &[u8]) -> bool {
+    path.starts_with(b"/") && path != b"//anon"
+}
 
 impl Process {
     /// Reads what is mapped now. Files that were not seen before are handed to `new_module`.
@@ -73,12 +95,9 @@ impl Process {
     ) -> Result<Process> {
         let text = host.maps(pid)?;
         let mut p = Process {
-            pid,
-            code: Vec::new(),
-            generation: 0,
             stack_end: host.stack_end(pid),
             root: modules.root(host, pid),
-            jitdumps: Vec::new(),
+            ..Process::gone(pid)
         };
         for m in maps::parse(&text) {
             if m.executable {
@@ -112,6 +131,8 @@ impl Process {
             stack_end: 0,
             root: None,
             jitdumps: Vec::new(),
+            regions: Vec::new(),
+            registered: Vec::new(),
         }
     }
 
@@ -124,6 +145,8 @@ impl Process {
             stack_end: self.stack_end,
             root: self.root.clone(),
             jitdumps: self.jitdumps.clone(),
+            regions: self.regions.clone(),
+            registered: self.registered.clone(),
         }
     }
 
@@ -144,9 +167,9 @@ impl Process {
         }
         self.unmap(start, end);
         let mut file = None;
-        // `//anon`: how perf events call anonymous memory
-        if path == b"[vdso]" || (path.starts_with(b"/") && path != b"//anon") {
-            let (id, new) = modules.open(host, self.pid, start, end, path);
+        let opened = (path == b"[vdso]" || is_file_path(path))
+            .then(|| modules.open(host, self.pid, start, end, path, self.root.as_deref()));
+        if let Some((id, new)) = opened.filter(|(id, _)| modules.get(*id).is_file) {
             if new {
                 new_module(id);
             }
@@ -163,10 +186,46 @@ impl Process {
                 .bias(start, offset)
                 .unwrap_or_else(|| start.wrapping_sub(offset));
             file = Some((id, bias));
+        } else if path != b"[vsyscall]" {
+            // It is the same in all processes, and seen only where mappings are read from a list.
+            let other = opened.map(|(id, _)| id);
+            self.add_region(start, end, other.filter(|id| modules.get(*id).has_file_name()));
         }
         let at = self.code.partition_point(|c| c.start < start);
         self.code.insert(at, Code { start, end, file });
         self.generation += 1;
+    }
+
+    /// Notes a mapping of code without a file. What it touches is one region with it: programs that make code change
+    /// the rights of its pages piece by piece, and the kernel joins mappings that are alike.
+    fn add_region(&mut self, start: u64, end: u64, file: Option<ModuleId>) {
+        let full = self.regions.len() >= MAX_REGIONS;
+        let touches = |r: &&mut Region| r.file == file && start <= r.end && r.start <= end;
+        match self.regions.iter_mut().find(touches) {
+            Some(region) => (region.start, region.end) = (region.start.min(start), region.end.max(end)),
+            None if full => {}
+            None => self.regions.push(Region { start, end, file }),
+        }
+    }
+
+    /// Executable memory that is no code of an ELF file, in order of appearance.
+    pub fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// Sets which code without a file has tables of its own, and whose; they replace those set before. Ranges that
+    /// overlap an earlier one are left out.
+    pub fn set_registered(&mut self, mut ranges: Vec<(u64, u64, ModuleId)>) {
+        ranges.retain(|(start, end, _)| start < end);
+        ranges.sort_by_key(|r| r.0);
+        ranges.dedup_by(|next, before| next.0 < before.1);
+        self.registered = ranges;
+        self.generation += 1;
+    }
+
+    fn registered_at(&self, avma: u64) -> Option<ModuleId> {
+        let i = self.registered.partition_point(|r| r.1 <= avma);
+        self.registered.get(i).filter(|r| r.0 <= avma).map(|r| r.2)
     }
 
     fn unmap(&mut self, start: u64, end: u64) {
@@ -197,7 +256,9 @@ impl Process {
 
 impl CodeMap for Process {
     fn find(&self, avma: u64) -> Option<(ModuleId, u64)> {
-        self.at(avma)?.file
+        let code = self.at(avma)?;
+        // The addresses of registered code are its own.
+        code.file.or_else(|| Some((self.registered_at(avma)?, 0)))
     }
 
     fn is_code(&self, avma: u64) -> bool {
@@ -287,14 +348,7 @@ mod tests {
 
     #[test]
     fn mapping_over_code_replaces_it() {
-        let mut p = Process {
-            pid: 1,
-            code: Vec::new(),
-            generation: 0,
-            stack_end: 0,
-            root: None,
-            jitdumps: Vec::new(),
-        };
+        let mut p = Process::gone(1);
         let (mut modules, mut new) = (Modules::default(), |_| {});
         let mut map = |p: &mut Process, start, end| p.map(&host::Live, start, end, 0, b"", &mut modules, &mut new);
         map(&mut p, 0x1000, 0x9000);
@@ -306,5 +360,53 @@ mod tests {
         assert!(p.is_code(0x8fff) && !p.is_code(0x9000) && !p.is_code(0xfff));
         map(&mut p, 0, 0x10000);
         assert_eq!(ranges(&p), [(0, 0x10000)]);
+    }
+
+    #[test]
+    fn code_without_a_file_keeps_its_region() {
+        let mut p = Process::gone(1);
+        let (mut modules, mut new) = (Modules::default(), |_| {});
+        let mut map =
+            |p: &mut Process, start, end| p.map(&host::Live, start, end, 0, b"//anon", &mut modules, &mut new);
+        map(&mut p, 0x9000, 0xa000);
+        map(&mut p, 0x1000, 0x3000);
+        // The same piece again, one that goes on where it ends, and one around both.
+        map(&mut p, 0x9000, 0xa000);
+        map(&mut p, 0x3000, 0x4000);
+        map(&mut p, 0x1000, 0x5000);
+        let regions: Vec<_> = p.regions().iter().map(|r| (r.start, r.end, r.file)).collect();
+        assert_eq!(regions, [(0x9000, 0xa000, None), (0x1000, 0x5000, None)]);
+
+        // A file that is no ELF file is told by its name, memory that looks like a file is not.
+        let file = std::env::temp_dir().join(format!("nativeprof-region-{}.dll", std::process::id()));
+        fs::write(&file, "MZ").expect("written");
+        p.pid = std::process::id();
+        let mut named = |path: &[u8], start| {
+            p.map(&host::Live, start, start + 0x1000, 0, path, &mut modules, &mut new);
+            let region = p.regions.last().copied();
+            region.and_then(|r| Some((r.start, modules.get(r.file?).name())))
+        };
+        assert_eq!(named(b"/memfd:doublemapper (deleted)", 0x2_0000), None);
+        let found = named(file.as_os_str().as_encoded_bytes(), 0x2_1000);
+        let name = file.file_name().expect("a name").to_string_lossy().into_owned();
+        assert_eq!(found, Some((0x2_1000, name)));
+        fs::remove_file(file).expect("removed");
+
+        let id = ModuleId(7);
+        p.set_registered(vec![
+            (0x2000, 0x2800, id),
+            (0x2400, 0x3000, id),
+            (0x1000, 0x1000, id),
+            (0x7000, 0x7100, id),
+        ]);
+        for (at, expected) in [
+            (0x1fff, None),
+            (0x2000, Some((id, 0))),
+            (0x27ff, Some((id, 0))),
+            (0x2800, None),
+            (0x7000, None), // nothing is mapped there
+        ] {
+            assert_eq!(p.find(at), expected, "{at:#x}");
+        }
     }
 }

@@ -13,6 +13,7 @@ use rustc_hash::FxHashMap;
 use super::content::{Content, Reader};
 use super::host::{FileKey, Host};
 use super::root::{Known, Root};
+use super::sys;
 use crate::code::{Section, Sections};
 use crate::sample::{ModuleId, PAGE, Pid};
 
@@ -29,6 +30,10 @@ pub struct Segment {
     pub svma: u64,
     pub size: u64,
 }
+
+/// How the paths of mappings begin that are not files but memory with a name (memfd_create(2), shmem_zero_setup in
+/// mm/shmem.c, newseg in ipc/shm.c, hugetlb_file_setup in fs/hugetlbfs/inode.c, Linux 6.18).
+const NO_FILES: &[&[u8]] = &[b"/memfd:", b"/dev/zero", b"/SYSV", b"/anon_hugepage", b"/dev/shm/"];
 
 /// What a file was asked, apart from addresses on stacks: a tape keeps what the answers were made of.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -50,6 +55,10 @@ pub struct Module {
     pub build_id: Vec<u8>,
     /// svma where a program or loader begins; libraries have none.
     pub entry: Option<u64>,
+    /// Whether what is mapped of it is code of a file: it is an ELF file, or could be one.
+    pub is_file: bool,
+    /// Why it was not opened, where we know.
+    pub refused: Option<String>,
     asked: Mutex<Asked>,
     /// The files around it, in the eyes of the first process that mapped it.
     pub root: OnceLock<Arc<Root>>,
@@ -65,6 +74,8 @@ impl Module {
             segments: Vec::new(),
             build_id: Vec::new(),
             entry: None,
+            is_file: true,
+            refused: None,
             asked: Mutex::default(),
             root: OnceLock::new(),
         };
@@ -74,7 +85,23 @@ impl Module {
             .unwrap_or_default();
         m.build_id.truncate(64);
         m.entry = m.elf(|e| e.entry()).filter(|entry| *entry != 0);
+        m.is_file = m.is_jitdump() || m.elf(|_| ()).is_some();
+        if !m.is_file {
+            m.content = Content::Missing; // there is nothing to read in it, and descriptors are few
+        }
         m
+    }
+
+    /// A mapping whose file could not be opened.
+    fn missing(path: Vec<u8>, refused: Option<String>) -> Module {
+        let mut m = Module::new(path, Content::Missing);
+        (m.is_file, m.refused) = (m.has_file_name(), refused);
+        m
+    }
+
+    /// Whether its path is that of a file, and not of memory with a name.
+    pub fn has_file_name(&self) -> bool {
+        self.path.starts_with(b"/") && !NO_FILES.iter().any(|start| self.path.starts_with(start))
     }
 
     /// File name without its folder, for people.
@@ -142,11 +169,17 @@ impl Module {
         self.note(|asked| {
             asked.names.insert(wanted.into());
         });
-        let table = self.names(".dynsym", ".dynstr");
-        table
-            .iter()
-            .find(|(name, _, _)| *name == wanted.as_bytes())
-            .map(|(_, at, _)| at)
+        self.names(".dynsym", ".dynstr").find(wanted.as_bytes())
+    }
+
+    /// svma of the symbol with this name, of whichever table.
+    pub fn symbol(&self, wanted: &str) -> Option<u64> {
+        let find = |table, strings| self.names(table, strings).find(wanted.as_bytes());
+        let found = find(".dynsym", ".dynstr").or_else(|| find(".symtab", ".strtab"))?;
+        self.note(|asked| {
+            asked.names.insert(wanted.into());
+        });
+        Some(found)
     }
 
     /// A symbol table with its strings, read whole: one name after the other would cost a read each.
@@ -223,6 +256,18 @@ struct Names {
 }
 
 impl Names {
+    /// Address of the symbol of this name. Compares without looking for the ends of other names: some files have
+    /// hundreds of thousands.
+    fn find(&self, wanted: &[u8]) -> Option<u64> {
+        self.table.chunks_exact(24).take(MAX_SYMBOLS).find_map(|s| {
+            let name = u32::from_le_bytes(s[..4].try_into().expect("four bytes"));
+            let rest = self.strings.get(name as usize..)?.strip_prefix(wanted)?;
+            let section = u16::from_le_bytes([s[6], s[7]]);
+            (section != 0 && rest.first().is_none_or(|end| *end == 0))
+                .then(|| u64::from_le_bytes(s[8..16].try_into().expect("eight bytes")))
+        })
+    }
+
     /// Name, address and size of each symbol that is defined here (`Elf64_Sym`, System V ABI, chapter 4).
     fn iter(&self) -> impl Iterator<Item = (&[u8], u64, u64)> {
         self.table.chunks_exact(24).take(MAX_SYMBOLS).filter_map(|s| {
@@ -287,13 +332,35 @@ impl Sections for ModuleSections {
 }
 
 /// All files of all processes, by device and inode.
-#[derive(Default)]
 pub struct Modules {
     all: Vec<Arc<Module>>,
     by_file: FxHashMap<FileKey, ModuleId>,
     by_name: FxHashMap<Vec<u8>, ModuleId>,
     roots: Known,
+    /// Files opened ahead of their events, by process, start and path.
+    ahead: FxHashMap<(Pid, u64, Vec<u8>), Option<(Content, FileKey)>>,
+    /// Files that are open, and the most that may be.
+    open: usize,
+    max_open: usize,
 }
+
+impl Default for Modules {
+    fn default() -> Modules {
+        Modules {
+            all: Vec::new(),
+            by_file: FxHashMap::default(),
+            by_name: FxHashMap::default(),
+            roots: Known::default(),
+            ahead: FxHashMap::default(),
+            open: 0,
+            // The rest is for events, rings, root directories, perf maps and what is written.
+            max_open: sys::file_limit() / 2,
+        }
+    }
+}
+
+/// Files opened ahead of their events that are kept; those of one batch of events are.
+const MAX_AHEAD: usize = 4096;
 
 impl Modules {
     /// The files of a process as it sees them; `None` if that cannot be had.
@@ -315,8 +382,30 @@ impl Modules {
         self.all.is_empty()
     }
 
-    /// The file mapped at `start..end` of a process, and whether it is new.
-    pub fn open(&mut self, host: &dyn Host, pid: Pid, start: u64, end: u64, path: &[u8]) -> (ModuleId, bool) {
+    /// Closes what was opened for a batch of events and not needed.
+    pub fn forget_ahead(&mut self) {
+        self.ahead.clear();
+    }
+
+    /// Opens the file of a mapping whose event is about to be taken in: the process may end before that.
+    pub fn open_ahead(&mut self, host: &dyn Host, pid: Pid, start: u64, end: u64, path: &[u8], root: Option<&Root>) {
+        let key = (pid, start, path.to_vec());
+        let room = self.max_open.saturating_sub(self.open).min(MAX_AHEAD);
+        if self.ahead.len() < room && !self.ahead.contains_key(&key) {
+            self.ahead.insert(key, host.open(pid, start, end, path, root));
+        }
+    }
+
+    /// The file mapped at `start..end` of a process, and whether it is new. `root` is that of the process, if we know.
+    pub fn open(
+        &mut self,
+        host: &dyn Host,
+        pid: Pid,
+        start: u64,
+        end: u64,
+        path: &[u8],
+        root: Option<&Root>,
+    ) -> (ModuleId, bool) {
         if path == b"[vdso]" {
             if let Some(id) = self.by_name.get(path) {
                 return (*id, false);
@@ -325,32 +414,54 @@ impl Modules {
             let mut bytes = vec![0; len];
             let got = host.read_memory(pid, start, &mut bytes);
             bytes.truncate(got);
-            return (self.add_named(path, Content::Bytes(Arc::new(bytes.into()))), true);
+            let id = self.add(Module::new(path.to_vec(), Content::Bytes(Arc::new(bytes.into()))));
+            self.by_name.insert(path.to_vec(), id);
+            return (id, true);
         }
-        match host.open(pid, start, end, path) {
+        let ahead = self.ahead.remove(&(pid, start, path.to_vec()));
+        match ahead.unwrap_or_else(|| host.open(pid, start, end, path, root)) {
             Some((content, key)) => {
                 if let Some(id) = self.by_file.get(&key) {
                     return (*id, false);
                 }
-                let id = self.add(Module::new(path.to_vec(), content));
+                let module = if self.open < self.max_open {
+                    Module::new(path.to_vec(), content)
+                } else {
+                    let why = format!(
+                        "{} files are open already, the most that are kept (ulimit -n)",
+                        self.open
+                    );
+                    Module::missing(path.to_vec(), Some(why))
+                };
+                self.open += usize::from(matches!(module.content, Content::File(_)));
+                let id = self.add(module);
                 self.by_file.insert(key, id);
                 (id, true)
             }
             None => match self.by_name.get(path) {
                 Some(id) => (*id, false),
-                None => (self.add_named(path, Content::Missing), true),
+                None => {
+                    let id = self.add(Module::missing(path.to_vec(), None));
+                    self.by_name.insert(path.to_vec(), id);
+                    (id, true)
+                }
             },
         }
+    }
+
+    /// A number for code that a process registered with debuggers: it is in no file, but has tables of its own.
+    pub fn add_registered(&mut self) -> ModuleId {
+        self.add(Module {
+            is_file: false,
+            ..Module::missing(b"[registered code]".to_vec(), None)
+        })
     }
 
     fn add(&mut self, module: Module) -> ModuleId {
         self.all.push(Arc::new(module));
         ModuleId(self.all.len() as u32 - 1)
     }
-
-    fn add_named(&mut self, path: &[u8], content: Content) -> ModuleId {
-        let id = self.add(Module::new(path.to_vec(), content));
-        self.by_name.insert(path.to_vec(), id);
-        id
-    }
 }
+
+#[cfg(test)]
+mod tests;

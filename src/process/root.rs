@@ -2,6 +2,7 @@
 //! ended, and when we have given up the rights that it took to get there.
 
 use std::fs::{self, File};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
@@ -30,6 +31,9 @@ type RootKey = (PathBuf, u64, u64);
 
 /// Root folders that are open.
 pub type Known = FxHashMap<RootKey, Arc<OwnedFd>>;
+
+/// How files are opened: a pipe or a terminal must not make us wait or become ours.
+const OPEN: i32 = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
 
 /// Who the process is when it opens files.
 #[derive(Debug)]
@@ -83,12 +87,37 @@ impl Root {
         }
     }
 
-    /// Like `open`, for a place where everybody may write: not through a link, and only a file that the process's user or
-    /// root owns.
-    pub fn open_own(&self, path: &str) -> Option<File> {
-        let file = self.open_with(path, libc::O_NOFOLLOW)?;
-        let owner = file.metadata().ok()?.uid();
-        (owner == self.reader.uid || owner == 0).then_some(file)
+    /// Like `open`, for a directory where everybody may write: not through a link, and only a file that the process's
+    /// user or root owns.
+    ///
+    /// # Errors
+    /// `None`: there is no such file; else why it is not used, in words.
+    pub fn open_own(&self, path: &str) -> Result<File, Option<String>> {
+        let refused = |why: String| Some(format!("{path} is not used: {why}"));
+        let file = match sys::open_within(self.folder.as_fd(), path, OPEN | libc::O_NOFOLLOW) {
+            Ok(file) => file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(None),
+            Err(e) if e.raw_os_error() == Some(libc::ELOOP) => return Err(refused("it is a symbolic link".into())),
+            Err(e) => return Err(refused(e.to_string())),
+        };
+        let meta = file.metadata().map_err(|e| refused(e.to_string()))?;
+        let (owner, user) = (meta.uid(), self.reader.uid);
+        if !meta.is_file() {
+            return Err(refused("it is not a regular file".into()));
+        }
+        if owner != user && owner != 0 {
+            let why = format!("it belongs to user {owner}, neither to root nor to user {user}, who runs the process");
+            return Err(refused(why));
+        }
+        if !self.reader.may_read(meta.mode(), owner, meta.gid()) {
+            return Err(refused(format!("user {user}, who runs the process, may not read it")));
+        }
+        Ok(file)
+    }
+
+    /// Like `open`, for the path of a mapping, in which the kernel has followed all links already.
+    pub fn open_mapped(&self, path: &str) -> Option<File> {
+        self.open_with(path, libc::O_NOFOLLOW)
     }
 
     /// The regular file at an absolute path of the process, links followed within its root, if that process may read
@@ -99,8 +128,7 @@ impl Root {
     }
 
     fn open_with(&self, path: &str, more: i32) -> Option<File> {
-        let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC | more;
-        let file = sys::open_within(self.folder.as_fd(), path, flags).ok()?;
+        let file = sys::open_within(self.folder.as_fd(), path, OPEN | more).ok()?;
         let meta = file.metadata().ok()?;
         (meta.is_file() && self.reader.may_read(meta.mode(), meta.uid(), meta.gid())).then_some(file)
     }
@@ -165,12 +193,21 @@ mod tests {
         assert!(small.open("/link").is_some());
         assert!(small.open("/out").is_none() && small.open("/etc/passwd").is_none());
         // Only what is no link and belongs to no stranger is believed to be the process's own.
-        assert!(small.open_own("/inside").is_some() && small.open_own("/link").is_none());
+        assert!(small.open_own("/inside").is_ok());
+        assert!(small.open_mapped("/inside").is_some() && small.open_mapped("/link").is_none());
+        assert_eq!(small.open_own("/none").err(), Some(None));
+        let why = |small: &Root, path| small.open_own(path).err().flatten().unwrap_or_default();
+        assert_eq!(why(&small, "/link"), "/link is not used: it is a symbolic link");
+        assert_eq!(why(&small, "/"), "/ is not used: it is not a regular file");
         if sys::effective_uid() == 0 {
             std::os::unix::fs::chown(folder.join("inside"), Some(12345), None).unwrap();
-            assert!(small.open_own("/inside").is_none());
+            small.reader.uid = 12346;
+            assert_eq!(
+                why(&small, "/inside"),
+                "/inside is not used: it belongs to user 12345, neither to root nor to user 12346, who runs the process"
+            );
             small.reader.uid = 12345;
-            assert!(small.open_own("/inside").is_some());
+            assert!(small.open_own("/inside").is_ok());
         } else {
             eprintln!("SKIPPED: only root can make files of other users");
         }

@@ -245,6 +245,22 @@ pub fn raise_file_limit() {
     }
 }
 
+/// Descriptors that this process may have open.
+pub fn file_limit() -> usize {
+    let mut r = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `r` is a valid place for the result.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut r) } == 0;
+    // What POSIX grants every process, _POSIX_OPEN_MAX of limits.h, is less.
+    if known {
+        r.rlim_cur.try_into().unwrap_or(usize::MAX)
+    } else {
+        64
+    }
+}
+
 pub fn effective_uid() -> u32 {
     // SAFETY: no arguments, cannot fail.
     unsafe { libc::geteuid() }

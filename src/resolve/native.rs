@@ -7,30 +7,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
-use symbolize::{Files, JitCode, Module, Sources, Symbol};
+use symbolize::{Files, Module, Sources, Symbol};
 
 use super::{Fetch, Gathered, Named, Names, frame};
-use crate::process::content::{Content, Reader};
+use crate::process::content::Content;
 use crate::process::root::Root;
 use crate::sample::{ModuleId, Pid, RawFrame};
 use crate::tree::profile::{Frame, FrameKind, ModuleMeta};
 use crate::tree::raw::RawTree;
 
-/// Module of frames in code without a file.
-const JIT: &str = "[jit]";
-
-/// What knows a process's code that is in no file.
-pub struct JitPlaces {
-    pub root: Option<Arc<Root>>,
-    /// Its jitdump files.
-    pub dumps: Vec<ModuleId>,
-    /// Whose memory it got when it was forked: its names hold too.
-    pub parent: Option<Pid>,
-}
-
-/// Whom a frame belongs to in the table.
+/// What a native frame belongs to: a row of the table of names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Owner {
+pub enum Owner {
     File(ModuleId),
     Anonymous(Pid),
 }
@@ -93,7 +81,10 @@ fn open(gathered: &Gathered<'_>, module: &crate::process::modules::Module) -> Re
             .map_err(|e| e.to_string())
             .and_then(|f| Module::from_file(f).map_err(|e| e.to_string())),
         Content::Bytes(b) => Module::from_bytes(b.to_vec()).map_err(|e| e.to_string()),
-        Content::Missing => Err("the file could not be opened".into()),
+        Content::Missing => {
+            let why = module.refused.as_deref().unwrap_or("the file could not be opened");
+            Err(why.to_string())
+        }
     };
     let path = module.path.strip_suffix(b" (deleted)").unwrap_or(&module.path);
     let around = Around {
@@ -117,7 +108,11 @@ pub(super) fn name_module(
         svma: *svma,
     };
     let Names {
-        frames, named, files, ..
+        frames,
+        named,
+        files,
+        unnamed,
+        ..
     } = names;
     let file = files.entry(id).or_insert_with(|| open(gathered, &module));
     let sorted: Vec<u64> = counts
@@ -140,7 +135,8 @@ pub(super) fn name_module(
             .collect();
         if stack.is_empty() {
             // Without a name the unwind tables still tell where the function starts.
-            let address = (gathered.function_start)(id, *svma).unwrap_or(*svma);
+            unnamed.insert(raw(svma));
+            let address = (gathered.function_start)(Owner::File(id), *svma).unwrap_or(*svma);
             let f = Frame {
                 address,
                 module: name.clone(),
@@ -160,11 +156,22 @@ pub(super) fn name_module(
         names,
         missing,
         frames: counts.values().sum(),
+        unnamed: unnamed_frames(unnamed, counts, raw),
         samples: 0,
     }
 }
 
-fn symbol_frame(s: &Symbol, module: &str) -> Frame {
+/// Frames at those of the addresses that have no name.
+pub(super) fn unnamed_frames(
+    unnamed: &FxHashSet<RawFrame>,
+    counts: &BTreeMap<u64, u64>,
+    raw: impl Fn(&u64) -> RawFrame,
+) -> u64 {
+    let without = counts.iter().filter(|(at, _)| unnamed.contains(&raw(at)));
+    without.map(|(_, count)| count).sum()
+}
+
+pub(super) fn symbol_frame(s: &Symbol, module: &str) -> Frame {
     let kind = if s.inlined {
         FrameKind::Inlined
     } else {
@@ -227,115 +234,6 @@ fn missing_text(s: &Sources) -> String {
     missing.extend(s.refused.iter().cloned());
     missing.join("; ")
 }
-
-/// Names addresses (avma) of code without a file of one process; `counts` are the frames at each.
-pub(super) fn name_anonymous(
-    gathered: &Gathered<'_>,
-    names: &mut Names,
-    pid: Pid,
-    counts: &BTreeMap<u64, u64>,
-) -> ModuleMeta {
-    let Names { frames, named, .. } = names;
-    let is_named = |avma: &u64| named.contains_key(&RawFrame::Anonymous { pid, avma: *avma });
-    if let Some(row) = names.anonymous.get(&pid).filter(|_| counts.keys().all(is_named)) {
-        return ModuleMeta {
-            frames: counts.values().sum(),
-            ..row.clone()
-        };
-    }
-    let (sources, mut missing) = jit_sources(gathered, pid);
-    let mut used = vec![false; sources.len()];
-    let mut unnamed = 0;
-    for (avma, count) in counts {
-        let symbol = sources.iter().enumerate().find_map(|(i, (_, code))| {
-            let symbol = code.lookup(*avma)?;
-            used[i] = true;
-            Some(symbol)
-        });
-        let (f, line) = match symbol {
-            Some(s) => (symbol_frame(&s, JIT), s.line.unwrap_or(0)),
-            None => {
-                unnamed += count;
-                let f = Frame {
-                    address: *avma,
-                    ..frame(FrameKind::Unknown, "[unknown]")
-                };
-                (f, 0)
-            }
-        };
-        let raw = RawFrame::Anonymous { pid, avma: *avma };
-        named.insert(raw, vec![(frames.id(f), line)]);
-    }
-    let from: Vec<&str> = sources
-        .iter()
-        .zip(&used)
-        .filter(|(_, used)| **used)
-        .map(|((name, _), _)| &**name)
-        .collect();
-    if unnamed == 0 {
-        missing.clear();
-    } else if !from.is_empty() {
-        missing.push(format!("{unnamed} frames are in none of its functions"));
-    }
-    let row = ModuleMeta {
-        path: format!("[code without a file, process {pid}]"),
-        build_id: String::new(),
-        names: if from.is_empty() {
-            "none: no file has this code".into()
-        } else {
-            from.join(", ")
-        },
-        missing: missing.join("; "),
-        frames: counts.values().sum(),
-        samples: 0,
-    };
-    names.anonymous.insert(pid, row.clone());
-    row
-}
-
-/// What names code of a process that is in no file, best first, and what is not there.
-fn jit_sources(gathered: &Gathered<'_>, pid: Pid) -> (Vec<(String, JitCode)>, Vec<String>) {
-    let (mut sources, mut missing) = (Vec::new(), Vec::new());
-    for (pid, places) in family(pid, gathered.jit) {
-        for id in places.dumps {
-            let module = gathered.modules.get(id);
-            let name = String::from_utf8_lossy(&module.path).into_owned();
-            match JitCode::from_jitdump(Reader::new(module.content.clone())) {
-                Ok(code) => sources.push((format!("jitdump {name}"), code)),
-                Err(why) => missing.push(format!("{name}: {why}")),
-            }
-        }
-        let Some((path, file)) = gathered.opened.perf_maps.get(&pid) else {
-            continue;
-        };
-        match file {
-            Content::Missing => missing.push(format!("no {path}")),
-            file => match JitCode::from_perf_map(Reader::new(file.clone())) {
-                Ok(code) => sources.push((format!("perf map {path}"), code)),
-                Err(why) => missing.push(format!("{path}: {why}")),
-            },
-        }
-    }
-    (sources, missing)
-}
-
-/// A process and those that it was forked from, with what names their code.
-pub(super) fn family(
-    pid: Pid,
-    jit: &dyn Fn(Pid) -> Option<JitPlaces>,
-) -> impl Iterator<Item = (Pid, JitPlaces)> + use<'_> {
-    let mut next = Some(pid);
-    let step = move || {
-        let pid = next.take()?;
-        let places = jit(pid)?;
-        next = places.parent;
-        Some((pid, places))
-    };
-    std::iter::from_fn(step).take(MAX_PARENTS)
-}
-
-/// Forks in a row whose names are looked at.
-const MAX_PARENTS: usize = 8;
 
 #[cfg(test)]
 mod tests {

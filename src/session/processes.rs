@@ -1,9 +1,9 @@
 //! The processes of a session: taken in, told to the source, let go.
 
+use std::cell::OnceCell;
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
-
+use super::jit::Jit;
 use super::{Learn, Session};
 use crate::error::Result;
 use crate::interp::{self, Runtime, frames};
@@ -13,7 +13,6 @@ use crate::process::host::{Host, MemoryOf};
 use crate::process::landmarks;
 use crate::process::memory::Memory;
 use crate::process::modules::{ModuleSections, Modules};
-use crate::resolve::JitPlaces;
 use crate::sample::{Event, How, ModuleId, NativeFrame, Pid, Tid};
 
 /// Said of an interpreter whose frames are not read.
@@ -21,6 +20,14 @@ const UNKNOWN: &str = ": this version is not known, so its frames are left out";
 
 /// Threads that ended lately: no more are kept in mind.
 const MANY_ENDED: usize = 4096;
+
+/// What a file is to interpreters: searched once, since some have very many symbols.
+pub(super) struct Known {
+    /// The interpreter in it.
+    pub(super) runtime: Option<Arc<Runtime>>,
+    /// The C library's way to thread-specific values; not yet searched in most files.
+    pub(super) tls: OnceCell<Option<Tls>>,
+}
 
 /// A process of the session.
 pub(super) struct Member {
@@ -31,6 +38,20 @@ pub(super) struct Member {
     pub(super) tls: Option<Tls>,
     /// Time of the last look for subinterpreters.
     pub(super) looked: u64,
+    pub(super) jit: Jit,
+}
+
+impl Member {
+    pub(super) fn new(process: Process) -> Member {
+        Member {
+            process,
+            parent: None,
+            python: None,
+            tls: None,
+            looked: 0,
+            jit: Jit::default(),
+        }
+    }
 }
 
 /// Memory of a process; when it has ended, what its parent has at the same address. Code objects carry fingerprints,
@@ -71,16 +92,10 @@ impl Session {
         if self.opened.root.is_none() {
             self.opened.root = self.host.root(pid);
         }
-        self.members.insert(
-            pid,
-            Member {
-                process,
-                parent: None,
-                python: None,
-                tls: None,
-                looked: 0,
-            },
-        );
+        if let Some(root) = process.root.as_ref().filter(|_| !process.regions().is_empty()) {
+            self.opened.open_perf_map(pid, root);
+        }
+        self.members.insert(pid, Member::new(process));
         for tid in self.host.threads(pid) {
             if let Some(name) = self.host.thread_name(pid, tid) {
                 self.threads.insert((pid, tid), name);
@@ -147,8 +162,11 @@ impl Session {
         self.headless.remove(&pid);
         learn(pid, None)?;
         // Code that is in no file gets its name later.
-        if !self.unfiled.contains(&pid) {
+        if self.unfiled.contains(&pid) {
+            self.look_at_made_code(pid, None);
+        } else {
             self.members.remove(&pid);
+            self.opened.perf_maps.remove(&pid);
         }
         self.codes.forget(pid);
         if !self.sampled.contains(&(pid, pid)) {
@@ -164,7 +182,60 @@ impl Session {
         let mut landmarks = landmarks::find(module);
         landmarks.eval = runtime.as_ref().map_or(Vec::new(), |r| r.eval.clone());
         self.unwinder.add_landmarks(id, landmarks);
-        self.runtimes.insert(id, runtime.map(Arc::new));
+        let known = Known {
+            runtime: runtime.map(Arc::new),
+            tls: OnceCell::new(),
+        };
+        self.known.insert(id, known);
+    }
+
+    /// Takes in a process that is about to run its program. If it has ended by the time that its mappings are handled,
+    /// its files are still found.
+    pub fn expect(&mut self, pid: Pid) {
+        let root = self.modules.root(&*self.host, pid);
+        let mut process = Process::gone(pid);
+        process.root = root;
+        self.members.insert(pid, Member::new(process));
+    }
+
+    /// A process runs another program.
+    pub(super) fn exec(&mut self, pid: Pid, learn: &mut Learn<'_>) {
+        // Mappings of the new program follow as events of their own; the vDSO is never told of.
+        let before = self.members.remove(&pid);
+        if self.open(pid, learn).is_err()
+            && let Some(before) = before
+        {
+            // It has ended already. Its mappings will say where its samples were.
+            let mut process = Process::gone(pid);
+            process.root = before.process.root;
+            self.members.insert(pid, Member::new(process));
+        }
+    }
+
+    /// A process has forked.
+    pub(super) fn fork(&mut self, pid: Pid, parent: Pid, learn: &mut Learn<'_>) -> Result<()> {
+        self.ended.remove(&pid);
+        let Some(m) = self.members.get(&parent) else {
+            return Ok(());
+        };
+        let mut process = m.process.forked(pid);
+        // The same files, but another number; gone already, and its parent's must do.
+        process.root = self.modules.root(&*self.host, pid).or(process.root);
+        let child = Member {
+            parent: Some(parent),
+            python: m.python.clone(),
+            tls: m.tls,
+            jit: m.jit.clone(),
+            ..Member::new(process)
+        };
+        self.members.insert(pid, child);
+        self.codes.forked(pid, parent);
+        if let Some(p) = self.pythons.get(&parent).cloned() {
+            self.pythons.insert(pid, p);
+        }
+        let name = self.threads.get(&(parent, parent)).cloned().unwrap_or_default();
+        self.threads.insert((pid, pid), name);
+        self.tell(pid, learn)
     }
 
     /// Looks whether a process maps an interpreter; true if that is news.
@@ -177,12 +248,17 @@ impl Session {
         }
         if m.tls.is_none() {
             let files = m.process.code().iter().filter_map(|c| c.file);
-            m.tls = files
-                .map(|(id, _)| self.modules.get(id))
-                .find_map(|f| interp::find_tls(f));
+            let tls = |id| {
+                *self
+                    .known
+                    .get(&id)?
+                    .tls
+                    .get_or_init(|| interp::find_tls(self.modules.get(id)))
+            };
+            m.tls = files.map(|(id, _)| id).find_map(tls);
         }
         for (id, bias) in m.process.code().iter().filter_map(|c| c.file) {
-            let Some(Some(runtime)) = self.runtimes.get(&id) else {
+            let Some(runtime) = self.known.get(&id).and_then(|known| known.runtime.as_ref()) else {
                 continue;
             };
             let interpreter = runtime.in_process(bias, m.tls.unwrap_or(interp::DEFAULT_TLS));
@@ -235,16 +311,6 @@ impl Session {
             }),
         )
     }
-}
-
-/// What names code of a process that is in no file.
-pub(super) fn jit_places(members: &FxHashMap<Pid, Member>, pid: Pid) -> Option<JitPlaces> {
-    let m = members.get(&pid)?;
-    Some(JitPlaces {
-        root: m.process.root.clone(),
-        dumps: m.process.jitdumps.clone(),
-        parent: m.parent,
-    })
 }
 
 /// Bytes that the code at a program's entry point has, at most, up to its call.

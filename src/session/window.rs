@@ -8,7 +8,7 @@ use crate::sample::{Pid, RawFrame, Tid};
 use crate::tree::profile::{Meta, Profile};
 use crate::tree::raw::{RawNode, RawTick, RawTree};
 
-use super::processes::jit_places;
+use super::jit::{function_start, jit_places};
 
 /// Nodes of the tree from which on those are left out that no sample in view needs.
 const MANY_NODES: usize = 1 << 17;
@@ -35,7 +35,7 @@ impl Session {
         }
         let wanted = |t: &&RawTick| span.contains(&t.time) && only.is_none_or(|tid| t.tid == tid);
         let (tree, timeline) = subtree(&self.tree, self.timeline.iter().filter(wanted));
-        let unwinder = &mut self.unwinder;
+        let (unwinder, members) = (&mut self.unwinder, &self.members);
         let gathered = Gathered {
             opened: &self.opened,
             modules: &self.modules,
@@ -44,8 +44,8 @@ impl Session {
             timeline: &timeline,
             threads: &self.threads,
             pythons: &self.pythons,
-            function_start: &mut |module, svma| unwinder.function_start(module, svma),
-            jit: &|pid: Pid| jit_places(&self.members, pid),
+            function_start: &mut |owner, at| function_start(unwinder, members, owner, at),
+            jit: &|pid: Pid| jit_places(members, pid),
             fetch: self.fetch.clone(),
         };
         resolve::resolve_next(names, gathered, span.start, meta)

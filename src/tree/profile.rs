@@ -215,6 +215,8 @@ pub struct ModuleMeta {
     pub missing: String,
     /// Frames in it, over all samples.
     pub frames: u64,
+    /// Those of them whose function has no name.
+    pub unnamed: u64,
     /// Samples with at least one frame in it.
     pub samples: u64,
 }

@@ -227,7 +227,7 @@ impl Host for TapeHost {
         self.names.next(&(pid, tid)).cloned().flatten()
     }
 
-    fn open(&self, pid: Pid, start: u64, _: u64, path: &[u8]) -> Option<(Content, FileKey)> {
+    fn open(&self, pid: Pid, start: u64, _: u64, path: &[u8], _: Option<&Root>) -> Option<(Content, FileKey)> {
         let index = (*self.opened.next(&(pid, start, path.to_vec()))?)?;
         let file = self.files.get(index as usize)?;
         Some((file.clone(), (0, index.into())))

@@ -98,8 +98,8 @@ impl Host for Recorded {
         answer
     }
 
-    fn open(&self, pid: Pid, start: u64, end: u64, path: &[u8]) -> Option<(Content, FileKey)> {
-        let answer = Live.open(pid, start, end, path);
+    fn open(&self, pid: Pid, start: u64, end: u64, path: &[u8], root: Option<&Root>) -> Option<(Content, FileKey)> {
+        let answer = Live.open(pid, start, end, path, root);
         self.0.note(|log| {
             let file = answer.as_ref().map(|(content, key)| {
                 *log.files.entry(*key).or_insert_with(|| {
