@@ -185,7 +185,7 @@ fn compiled_traces_keep_their_callers() {
             if script == "shares.py" {
                 r.check_shares(&python.name, &truth);
                 let compiled = |s: &[&Frame]| {
-                    let own = |f: &&Frame| f.kind == FrameKind::Unknown && f.module.is_empty();
+                    let own = |f: &&Frame| f.module == "[jit]";
                     s.iter().any(|f| f.name == "run_python") && s.iter().any(own)
                 };
                 assert!(r.matching(compiled) > 20, "{}: nothing was compiled", python.name);

@@ -2,13 +2,15 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use common::{Recording, Scratch, live, programs, pythons, record};
-use nativeprof::tree::profile::{FrameKind, ModuleMeta};
+use common::recording::{Running, attach_while};
+use common::{Program, Recording, Scratch, attach, live, nativeprof, programs, pythons, record};
+use nativeprof::tree::profile::{Frame, FrameKind, ModuleMeta};
 
 fn run(command: &mut Command) {
     let done = command.output().expect("the tool is there (.ci/setup installs it)");
@@ -129,7 +131,10 @@ fn a_container_has_its_own_files_and_numbers() {
         "{prog:?}"
     );
     assert!(
-        code.names.starts_with("none") && code.missing == "no /tmp/perf-1.map",
+        code.names.starts_with("none")
+            && code
+                .missing
+                .starts_with("/tmp/perf-1.map is not used: it is a symbolic link"),
         "{code:?}"
     );
     assert!(
@@ -139,8 +144,156 @@ fn a_container_has_its_own_files_and_numbers() {
     );
 }
 
+/// A program of `fixtures/programs`, with its arguments.
+fn fixture(name: &str, args: &[&str]) -> Command {
+    let exe = common::built().join(format!("{name}-dynamic"));
+    programs::compile(&common::sources().join(format!("{name}.c")), &exe, &[]);
+    let mut command = Command::new(exe);
+    command.args(args);
+    command
+}
+
+/// Names of the functions in code without a file, and their addresses, which tell functions of one name apart.
+fn made(recording: &Recording) -> BTreeSet<(&str, u64)> {
+    let frames = recording.profile.frames.iter();
+    let without_file = frames.filter(|f| f.module == "[jit]" || f.kind == FrameKind::Unknown && f.module.is_empty());
+    without_file.map(|f| (f.name.as_str(), f.address)).collect()
+}
+
 #[test]
-fn trampolines_of_python_have_names() {
+fn a_program_that_has_ended_keeps_its_names() {
+    let _live = live();
+    let (library, scratch) = (programs::plugins().join("plugin0.so"), Scratch::new());
+    let mut program = Program::start(fixture("brief", &[library.to_str().expect("a path")]));
+    let file = scratch.path("profile.json");
+    let mut command = nativeprof(&["attach", &program.pid().to_string(), "-r", "1000", "-o"]);
+    command.arg(&file);
+    let mut ours = Running::start(command);
+    // It does not see the library before the program and its directories in /proc are gone.
+    ours.signal("STOP");
+    while !process_state(ours.child.id()).starts_with('T') {
+        std::thread::yield_now();
+    }
+    program.tell("go");
+    program.finish();
+    ours.signal("CONT");
+    let done = ours.finish();
+    let recording = Recording::of(&file, done);
+    let named = share(&recording, "plugin0_inner");
+    assert!(recording.samples() > 50 && named > 0.9, "{named}\n{}", recording.stderr);
+    assert!(
+        row(&recording, "/plugin0.so").names.starts_with("DWARF"),
+        "{}",
+        recording.stderr
+    );
+}
+
+/// The letter of proc_pid_stat(5).
+fn process_state(pid: u32) -> String {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process");
+    let (_, after) = stat.rsplit_once(") ").expect("a name in brackets");
+    after.to_string()
+}
+
+#[test]
+fn perf_maps_name_code_in_memory_that_looks_like_a_file() {
+    for how in ["memfd", "zero"] {
+        let _live = live();
+        let recording = record(&[], &fixture("jit", &["200", how]));
+        let named = share(&recording, "jitted_loop(int, \"a b\")");
+        let code = row(&recording, "[code without a file");
+        assert!(named > 0.3, "{how}: {named}\n{}", recording.stderr);
+        let path = format!("/tmp/perf-{}.map", recording.profile.meta.pid);
+        assert_eq!(code.names, format!("perf map {path}"), "{how}");
+        fs::remove_file(path).expect("the file that the program left");
+    }
+}
+
+#[test]
+fn a_perf_map_is_opened_while_its_program_runs() {
+    let _live = live();
+    let mut program = Program::start(fixture("jit", &["0", "gone"]));
+    let recording = attach_while(program.pid(), &[], || {
+        program.tell("remove it");
+        program.wait_for("GONE");
+    });
+    let named = share(&recording, "jitted_loop(int, \"a b\")");
+    assert!(named > 0.3, "{named}\n{}", recording.stderr);
+}
+
+#[test]
+fn a_perf_map_of_another_user_is_refused_by_name() {
+    let _live = live();
+    // The number of the process is not known beforehand, but in a pid namespace of its own it is.
+    let scratch = Scratch::new();
+    small_root(&scratch);
+    let map = scratch.path("tmp/perf-1.map");
+    fs::write(&map, "0 ffffffffffff0000 forged\n").expect("written");
+    fs::set_permissions(&map, fs::Permissions::from_mode(0o666)).expect("changed");
+    std::os::unix::fs::chown(&map, Some(12345), None).expect("tests of rights are run by root");
+    let mut command = Command::new("unshare");
+    command
+        .args(["--pid", "--fork", "chroot"])
+        .arg(scratch.folder())
+        .args(["/prog", "100"]);
+    let recording = record(&["--subprocesses"], &command);
+    let code = row(&recording, "[code without a file");
+    assert_eq!(recording.with("forged"), 0);
+    let why = "/tmp/perf-1.map is not used: it belongs to user 12345, neither to root nor to user 0";
+    assert!(code.missing.contains(why), "{code:?}");
+    assert!(recording.stderr.contains(why), "{}", recording.stderr);
+}
+
+#[test]
+fn registered_objects_have_names_and_unwind_tables() {
+    let _live = live();
+    // It goes on until nativeprof is done, which so can read its memory.
+    let program = Program::start(fixture("registered", &["calls"]));
+    let recording = attach(program.pid(), &[]);
+    let calls = ["main", "registered_outer", "compiled_loop"];
+    let whole = recording.matching(|stack| stack.windows(3).any(|w| w.iter().map(|f| f.name.as_str()).eq(calls)));
+    let q = &recording.profile.meta.quality;
+    let all = recording.samples();
+    assert!(
+        all > 200 && whole as f64 > 0.95 * all as f64,
+        "{whole}\n{}",
+        recording.stderr
+    );
+    // The table is not known when the first sample comes; that one is repaired.
+    assert!(q.repaired * 50 <= all && q.partial * 50 <= all, "{q:?}");
+    let code = row(&recording, "[code without a file");
+    assert_eq!(
+        (code.names.as_str(), code.unnamed),
+        ("1 object registered with debuggers", 0)
+    );
+}
+
+#[test]
+fn code_without_a_name_is_one_function_in_all_runs() {
+    let _live = live();
+    let run = || attach(Program::start(fixture("registered", &["loops"])).pid(), &[]);
+    let (one, other) = (run(), run());
+    for recording in [&one, &other] {
+        let expected = BTreeSet::from([("registered_loop", 0), ("[anonymous code #2]", 0)]);
+        assert_eq!(made(recording), expected, "{}", recording.stderr);
+        let (named, silent) = (
+            share(recording, "registered_loop"),
+            share(recording, "[anonymous code #2]"),
+        );
+        assert!(
+            (0.2..0.5).contains(&named) && silent > 0.5,
+            "{named} {silent}\n{}",
+            recording.stderr
+        );
+        let code = row(recording, "[code without a file");
+        assert_eq!(code.unnamed, recording.with("[anonymous code #2]"), "{code:?}");
+    }
+    // The kernel places it elsewhere each time.
+    assert_ne!(row(&one, "[code without").missing, row(&other, "[code without").missing);
+}
+
+#[test]
+fn trampolines_of_python_are_the_functions_that_they_show() {
     let script = "\
 def inner(n):
     s = 0
@@ -162,14 +315,33 @@ for _ in range(700): outer()
         command.args(["-X", option]).arg(scratch.path("spin.py"));
         let recording = record(&[], &command);
         let whom = format!("{} -X {option}", python.name);
-        let name = format!("py::inner:{}", scratch.path("spin.py").display());
-        let named = share(&recording, &name);
+        let named = share(&recording, "inner");
         assert!(named > 0.7, "{whom}: {named}\n{}", recording.stderr);
         let code = row(&recording, "[code without a file");
         assert!(
-            code.names.starts_with(source) && code.samples >= recording.with(&name),
+            code.names.starts_with(source) && code.samples >= recording.with("inner"),
             "{whom}: {code:?}"
         );
+        // Each function stands on the stack once, and is the same whether a sample met its frame or only its trampoline.
+        let is_ours = |f: &Frame| f.kind == FrameKind::Python && f.filename.ends_with("spin.py");
+        for (stack, _) in recording.stacks() {
+            let trampoline = stack
+                .iter()
+                .find(|f| f.name.starts_with("py::") && f.name.ends_with("spin.py"));
+            assert!(trampoline.is_none(), "{whom}: {trampoline:?}");
+            for name in ["inner", "outer", "<module>"] {
+                let count = stack.iter().filter(|f| is_ours(f) && f.name == name).count();
+                assert!(count <= 1, "{whom}: {count} of {name} in {stack:?}");
+            }
+        }
+        let frames = recording.profile.frames.iter();
+        assert_eq!(frames.filter(|f| is_ours(f) && f.name == "inner").count(), 1, "{whom}");
+        let nodes = &recording.profile.nodes;
+        let mut left: Vec<i64> = nodes.iter().map(|n| n.count as i64).collect();
+        nodes[1..]
+            .iter()
+            .for_each(|n| left[n.parent as usize] -= n.count as i64);
+        assert!(left.iter().all(|own| *own >= 0), "{whom}: samples are counted twice");
         let pid = recording.profile.meta.pid;
         let file = code.names.strip_prefix(source).expect("checked").trim();
         assert!(

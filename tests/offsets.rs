@@ -300,6 +300,7 @@ fn rows_say_what_debug_information_says() {
             0,
             0,
             path.as_os_str().as_encoded_bytes(),
+            None,
         );
         let module = modules.get(id);
         let runtime = interp::find_runtime(module).unwrap_or_else(|| panic!("{}: no interpreter", path.display()));

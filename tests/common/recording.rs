@@ -135,6 +135,11 @@ impl Running {
 }
 
 impl Recording {
+    /// What a run of nativeprof wrote to this file, and what it said.
+    pub fn of(file: &std::path::Path, done: Output) -> Recording {
+        Recording::new(file, done, Duration::ZERO)
+    }
+
     fn new(file: &std::path::Path, done: Output, stolen: Duration) -> Recording {
         let stderr = String::from_utf8_lossy(&done.stderr).into_owned();
         assert!(

@@ -284,6 +284,7 @@ pub fn golden() -> Profile {
             names: "symbol table".to_string(),
             missing: "no /usr/lib/debug/.build-id/01/23456789abcdef.debug".to_string(),
             frames: 154,
+            unnamed: 7,
             samples: 120,
         }],
         threads: vec![
