@@ -90,7 +90,7 @@ impl Host for OneFile {
         None
     }
 
-    fn open(&self, _: Pid, _: u64, _: u64, _: &[u8]) -> Option<(Content, FileKey)> {
+    fn open(&self, _: Pid, _: u64, _: u64, _: &[u8], _: Option<&Root>) -> Option<(Content, FileKey)> {
         Some((self.0.clone(), (0, 0)))
     }
 
@@ -111,6 +111,6 @@ impl Host for OneFile {
 pub fn module(bytes: Vec<u8>) -> Arc<Module> {
     let host = OneFile(Content::Bytes(Arc::new(bytes.into())));
     let mut modules = Modules::default();
-    let (id, _) = modules.open(&host, 1, 0, 4096, b"/libpython3.13.so.1.0");
+    let (id, _) = modules.open(&host, 1, 0, 4096, b"/libpython3.13.so.1.0", None);
     modules.get(id).clone()
 }
