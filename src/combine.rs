@@ -10,10 +10,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use rustc_hash::FxHashMap;
-
 use crate::export::view::{View, add_lines};
 use crate::tree::profile::{Frame, FrameId, FrameKind, Meta, ModuleMeta, Node, NodeId, Part, Profile, Quality, Tick};
+use rustc_hash::FxHashMap;
 
 mod values;
 
@@ -237,7 +236,7 @@ fn facts(metas: &[&Meta], numbers: &[BTreeMap<u32, u32>]) -> Meta {
         row.unnamed = row.unnamed.saturating_add(module.unnamed);
         row.samples = row.samples.saturating_add(module.samples);
     }
-    let mut modules: Vec<ModuleMeta> = modules.into_values().collect();
+    let mut modules = modules.into_values().collect::<Vec<_>>();
     modules.sort_by(|a, b| (b.samples, &a.path).cmp(&(a.samples, &b.path)));
     let mut threads = BTreeMap::new();
     for (meta, numbers) in metas.iter().zip(numbers) {
