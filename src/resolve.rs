@@ -12,7 +12,8 @@ use crate::process::host::Host;
 use crate::process::modules::Modules;
 use crate::process::root::Root;
 use crate::sample::{ModuleId, Pid, RawFrame, Tid};
-use crate::tree::profile::{Frame, FrameId, FrameKind, Meta, ModuleMeta, Node, NodeId, Profile, Tick};
+use crate::tree::places::Places;
+use crate::tree::profile::{Frame, FrameId, FrameKind, Meta, ModuleMeta, Node, NodeId, PlaceId, Profile, Tick};
 use crate::tree::raw::{RawNode, RawTick, RawTree};
 use crate::tree::values::Value;
 
@@ -193,28 +194,30 @@ fn profile(names: &mut Names, gathered: &mut Gathered<'_>, start: u64, mut meta:
 
     let mut nodes = vec![node(0, 0)];
     let mut children: FxHashMap<(NodeId, FrameId), NodeId> = FxHashMap::default();
-    let mut place: Vec<NodeId> = Vec::with_capacity(gathered.tree.nodes().len());
     let mut folded = Folded::new(gathered, &names.trampolines, &inclusive);
+    let mut places = Places::default();
+    // By raw node, where its stack ends.
+    let mut ends: Vec<(NodeId, PlaceId)> = Vec::with_capacity(gathered.tree.nodes().len());
     for (i, (parent, raw, own)) in gathered.tree.nodes().iter().enumerate() {
         let Some(raw) = raw else {
-            place.push(0);
+            ends.push((0, 0));
             nodes[0].count = inclusive[i];
             continue;
         };
-        let mut at = place[*parent as usize];
+        let (mut at, mut place) = ends[*parent as usize];
         let mut count = inclusive[i];
         if let Some(trampoline) = folded.trampolines.get_mut(&(i as RawNode)) {
-            trampoline.caller = at;
+            trampoline.caller = (at, place);
             count = trampoline.left;
             if count == 0 {
-                place.push(at);
+                ends.push((at, place));
                 continue;
             }
         } else if folded.functions.contains(&(i as RawNode)) {
-            at = folded
+            (at, place) = folded
                 .trampolines
                 .get(parent)
-                .map_or(at, |trampoline| trampoline.caller);
+                .map_or((at, place), |trampoline| trampoline.caller);
         }
         for (frame, line) in &named[raw] {
             at = *children.entry((at, *frame)).or_insert_with(|| {
@@ -224,6 +227,7 @@ fn profile(names: &mut Names, gathered: &mut Gathered<'_>, start: u64, mut meta:
                 });
                 nodes.len() as NodeId - 1
             });
+            place = places.child(place, at, *line);
             let n = &mut nodes[at as usize];
             n.count += count;
             if *line > 0 {
@@ -239,7 +243,7 @@ fn profile(names: &mut Names, gathered: &mut Gathered<'_>, start: u64, mut meta:
         {
             *nodes[at as usize].self_lines.entry(*line).or_default() += own;
         }
-        place.push(at);
+        ends.push((at, place));
     }
     for n in &mut nodes {
         if n.self_lines == n.lines {
@@ -253,15 +257,18 @@ fn profile(names: &mut Names, gathered: &mut Gathered<'_>, start: u64, mut meta:
             time: t.time.saturating_sub(start),
             pid: t.pid,
             tid: t.tid,
-            node: place[t.node as usize],
+            node: ends[t.node as usize].0,
         })
         .collect();
+    let tick_places = gathered.timeline.iter().map(|t| ends[t.node as usize].1).collect();
     Profile {
         meta,
         frames: Vec::new(),
         nodes,
         timeline,
         excerpts: Vec::new(),
+        places: places.all,
+        tick_places,
         values,
     }
 }
@@ -279,8 +286,8 @@ struct Trampoline {
     name: Arc<str>,
     /// Samples that are not in the Python function's own frame: a call that is being entered or left.
     left: u64,
-    /// The node that calls it.
-    caller: NodeId,
+    /// The node that calls it, and its place.
+    caller: (NodeId, PlaceId),
 }
 
 impl Folded {
@@ -295,7 +302,7 @@ impl Folded {
                 let trampoline = Trampoline {
                     name: name.clone(),
                     left: *count,
-                    caller: 0,
+                    caller: (0, 0),
                 };
                 folded.trampolines.insert(i, trampoline);
             } else if let RawFrame::Python { code, .. } = raw

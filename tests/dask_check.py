@@ -76,20 +76,33 @@ def check_merge(tree):
 
 
 def check_timeline(tree):
-    timeline = tree["nativeprof"]["timeline"]
-    assert set(timeline) == {"time", "pid", "tid", "node"}
-    assert len({len(column) for column in timeline.values()}) == 1
-    count = sum(1 for _ in nodes(tree))
-    assert timeline["node"] and all(0 <= place < count for place in timeline["node"])
+    """Follows each sample's stack through the tree, as another program would."""
+    samples = tree["nativeprof"]["samples"]
+    columns = [samples[key] for key in ("time", "thread", "stack") if key in samples]
+    assert columns[0] and len({len(column) for column in columns}) == 1
+    threads = samples["threads"]
+    assert len(threads["pid"]) == len(threads["tid"])
+    assert all(0 <= at < len(threads["tid"]) for at in samples.get("thread", [0]))
     places = []
     stack = [tree]
     while stack:
         node = stack.pop()
         places.append(node)
         stack += reversed(node["children"].values())
-    for place in timeline["node"]:
-        below = sum(child["count"] for child in places[place]["children"].values())
-        assert places[place]["count"] > below, "a sample at a node where none ended"
+    stacks, frames = samples["stacks"], samples["stacks"]["frames"]
+    functions = [places[at]["identifier"] if type(at) is int else at["identifier"] for at in stacks["functions"]]
+    rows, path = [tree], [tree]
+    assert len(stacks["up"]) == len(stacks["frame"])
+    for up, frame in zip(stacks["up"], stacks["frame"]):
+        del path[len(path) - up :]
+        node = path[-1]["children"][functions[frames["function"][frame]]]
+        assert frames["line"][frame] == 0 or str(frames["line"][frame]) in node["lines"]
+        rows.append(node)
+        path.append(node)
+    assert "left_out" not in samples
+    for row in samples["stack"]:
+        below = sum(child["count"] for child in rows[row]["children"].values())
+        assert rows[row]["count"] > below, "a sample at a node where none ended"
 
 
 def check_plot(tree):
@@ -106,7 +119,8 @@ def check_transport(tree):
     """Dask's processes send profiles to each other. Lists arrive as tuples, which concerns our own keys only."""
     sent = loads(dumps(tree))
     assert four_keys(sent) == four_keys(tree)
-    assert {key: list(column) for key, column in sent["nativeprof"]["timeline"].items()} == tree["nativeprof"]["timeline"]
+    ours, theirs = sent["nativeprof"]["samples"], tree["nativeprof"]["samples"]
+    assert list(ours["time"]) == theirs["time"] and list(ours["stacks"]["up"]) == theirs["stacks"]["up"]
 
 
 def check_svg(path):

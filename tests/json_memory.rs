@@ -41,6 +41,19 @@ fn memory_stays_within_its_bound() {
     let facts = |before: &str, after: &str, part: fn(usize) -> String| {
         file(&format!("{{\"nativeprof\":{{{before}"), &format!("{after}}}}}"), part)
     };
+    // All rows are below each other, or all but the first below the root.
+    let stacks = |up: u32| {
+        let column = |first: u32, rest: u32| {
+            let rows = format!(",{rest}").repeat(LENGTH / 4);
+            format!("[{first}{rows}]")
+        };
+        format!(
+            "{{\"nativeprof\":{{\"samples\":{{\"left_out\":1,\"stacks\":{{\"functions\":[{{\"identifier\":\"\"}}],\
+             \"frames\":{{\"function\":[0],\"line\":[1]}},\"up\":{},\"frame\":{}}}}}}}}}",
+            column(0, up),
+            column(0, 0)
+        )
+    };
     let nested = 80_000;
     let files = [
         ("nodes", nodes(|_| "\"\":{}".into())),
@@ -72,6 +85,12 @@ fn memory_stays_within_its_bound() {
             "reasons",
             facts("\"quality\":{\"reasons\":{", "}}", |n| format!("\"{n}\":1")),
         ),
+        (
+            "values",
+            nodes(|n| format!("\"\":{{\"values\":{{\"{}_ns\":1}}}}", n % 64)),
+        ),
+        ("stacks of what was left out", stacks(0)),
+        ("stacks side by side", stacks(1)),
         (
             "depth",
             "{\"children\":{\"a\":".repeat(nested) + "{}" + &"}}".repeat(nested),

@@ -51,6 +51,7 @@ fn golden_tables() {
         ("functions-wide", "--sort total 0.3 srv", "200"),
         ("lines", "--by line --sort name", ""),
         ("modules", "--by module", ""),
+        ("value", "--value cpu 5", ""),
         ("threads", "--by thread", ""),
         ("processes", "--by process", ""),
         ("callers", "--callers dgemm", ""),
@@ -116,6 +117,18 @@ fn refusals() {
     )
     .expect("a file");
     let empty = empty.to_str().expect("UTF-8");
+    let words = ["no value `wall`", "it has samples, cpu", "--value samples"];
+    refused(&["report", PROFILE, "--value", "wall"], 1, &words);
+    refused(&["diff", PROFILE, PROFILE, "--value", "wall"], 1, &words);
+    let svg = scratch.path("out.svg");
+    let svg = svg.to_str().expect("UTF-8");
+    refused(&["export", PROFILE, "-o", svg, "--value", "wall"], 1, &words);
+    let json = scratch.path("out.json");
+    let json = json.to_str().expect("UTF-8");
+    for option in [&["--lines"][..], &["--value", "cpu"]] {
+        let args = [&["export", PROFILE, "-o", json], option].concat();
+        refused(&args, 2, &[option[0], "means nothing for the format json"]);
+    }
     refused(&["report", "/nonexistent"], 1, &["cannot read /nonexistent"]);
     refused(&["report", "/"], 1, &["folder"]);
     refused(&["report", "-"], 1, &["standard input", "empty"]);
@@ -238,4 +251,50 @@ fn differential_flame_graphs() {
         "{page}"
     );
     assert!(!page.contains("</pre><script>"), "a name became part of the page");
+}
+
+/// Pictures and text of a chosen value, and of lines.
+#[test]
+fn values_and_lines_are_exported() {
+    let export = |words: &[&str]| {
+        let args = [&["export", PROFILE, "-o", "-"], words].concat();
+        stdout(&run(&args, ""))
+    };
+    let total = |text: &str| -> u64 {
+        let counts = text
+            .lines()
+            .filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok());
+        counts.sum()
+    };
+    let (samples, cpu) = (
+        export(&["-f", "collapsed"]),
+        export(&["-f", "collapsed", "--value", "cpu"]),
+    );
+    assert_eq!(total(&cpu), total(&samples) * 10_101_010);
+    assert!(export(&["-f", "svg", "--value", "cpu_ns"]).contains("4.11 s cpu"));
+    let lines = export(&["-f", "collapsed", "--lines"]);
+    assert!(
+        lines.contains("Solver.run (/srv/app/solver.py:40) 6\n") && !samples.contains("solver.py:40)"),
+        "{lines}"
+    );
+    assert_eq!(total(&lines), total(&samples));
+    // What is compared as samples is the same as CPU time.
+    let diff = |words: &[&str]| {
+        let args = [&["diff", PROFILE, PROFILE, "--all", "--json"], words].concat();
+        let value: serde_json::Value = serde_json::from_str(&stdout(&run(&args, ""))).expect("JSON");
+        let rows = value["rows"].as_array().expect("rows").iter();
+        rows.map(|row| (row["name"].clone(), row["before"].clone(), row["interval"].clone()))
+            .collect::<Vec<_>>()
+    };
+    let (samples, cpu) = (diff(&[]), diff(&["--value", "cpu"]));
+    assert_eq!(samples.len(), cpu.len());
+    let part = |value: &serde_json::Value| value.as_f64().unwrap_or(f64::NAN);
+    for (a, b) in samples.iter().zip(&cpu) {
+        assert_eq!(a.0, b.0);
+        assert!((part(&a.1) - part(&b.1)).abs() < 1e-9, "{a:?} {b:?}");
+        assert!(a.2.is_null() == b.2.is_null(), "{a:?} {b:?}");
+        if let (Some(a), Some(b)) = (a.2.as_array(), b.2.as_array()) {
+            assert!((part(&a[1]) - part(&b[1])).abs() < 1e-6, "{a:?} {b:?}");
+        }
+    }
 }

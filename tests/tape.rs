@@ -109,6 +109,47 @@ fn tapes_replay_as_before() {
     }
 }
 
+/// Lines are known sample by sample; added up, they are those of the nodes, and JSON keeps them.
+#[test]
+fn lines_of_samples_add_up_to_those_of_nodes() {
+    let mut several = 0;
+    for (name, packed) in tapes() {
+        let profile = replayed(&packed);
+        assert_eq!(profile.tick_places.len(), profile.timeline.len(), "{name}");
+        let added_up = |profile: &Profile| {
+            let mut lines = vec![BTreeMap::<u32, u64>::new(); profile.nodes.len()];
+            for (tick, place) in profile.timeline.iter().zip(&profile.tick_places) {
+                let mut at = *place as usize;
+                assert_eq!(profile.places[at].node, tick.node, "{name}");
+                while at > 0 {
+                    let place = &profile.places[at];
+                    if place.line > 0 {
+                        *lines[place.node as usize].entry(place.line).or_default() += 1;
+                    }
+                    assert_eq!(
+                        profile.places[place.parent as usize].node,
+                        profile.nodes[place.node as usize].parent
+                    );
+                    at = place.parent as usize;
+                }
+            }
+            lines
+        };
+        for (node, lines) in profile.nodes.iter().zip(added_up(&profile)) {
+            assert_eq!(node.lines, lines, "{name}");
+            several += usize::from(lines.len() > 1);
+        }
+        let mut json = Vec::new();
+        nativeprof::export::json::write(&profile, &mut json).expect("written to memory");
+        let read = nativeprof::export::json::read(&json).expect("a profile");
+        assert_eq!(read.timeline.len(), profile.timeline.len(), "{name}");
+        for (node, lines) in read.nodes.iter().zip(added_up(&read)) {
+            assert_eq!(node.lines, lines, "{name}, read again");
+        }
+    }
+    assert!(several > 10, "{several} nodes with several lines are too few to tell");
+}
+
 #[test]
 fn tapes_survive_being_written_again() {
     for (name, packed) in tapes() {

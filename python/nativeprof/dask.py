@@ -282,7 +282,7 @@ class WorkerProfiler(WorkerPlugin):
 def _taken(recorder: "_native.Recorder", stop: bool) -> Tuple[Optional[Tree], float, float]:
     """What was sampled since the last time (None if nothing was), when that began, and how long it took."""
     native = recorder.stop() if stop else recorder.take()
-    tree = json.loads(native.render("json"))
+    tree = json.loads(native.tree())
     facts = tree["nativeprof"]
     return tree if tree["count"] else None, facts["start"], facts["duration"]
 

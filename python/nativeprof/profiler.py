@@ -59,9 +59,10 @@ class Profile:
     def to_dict(self) -> Dict[str, Any]:
         """The count tree as ``distributed.profile`` has it: ``identifier``, ``description``, ``count``, ``children``.
 
-        Facts of the recording are under the key ``nativeprof`` of the root.
+        Facts of the recording are under the key ``nativeprof`` of the root, and there under ``timeline`` the samples: columns
+        ``time`` (ns since the start), ``pid``, ``tid`` and ``node`` (its number in the tree, each followed by all below it).
         """
-        return json.loads(self._native.render("json"))
+        return json.loads(self._native.tree())
 
     def top(self, count: int = 20) -> List[Row]:
         """The functions with the most samples of their own, most first."""

@@ -111,6 +111,13 @@ impl Profile {
         Ok(PyBytes::new(py, &bytes))
     }
 
+    /// The count tree in JSON, with every node and a plain timeline.
+    fn tree<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let mut bytes = Vec::new();
+        py.detach(|| export::json::write_expanded(&self.0, &mut bytes))?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+
     /// Functions by their own samples, most first.
     fn top(&self, py: Python<'_>, most: usize) -> Vec<Row> {
         py.detach(|| {

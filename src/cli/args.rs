@@ -8,7 +8,7 @@ use crate::export::FORMATS;
 
 mod parts;
 
-pub use parts::{Debuginfod, Names, Sampling, Whom};
+pub use parts::{Debuginfod, Names, Sampling, Shown, Whom};
 
 /// Sampling profiler that shows one stack: Python frames, the C, C++ and Rust they call, and the kernel.
 #[derive(Debug, Parser)]
@@ -173,6 +173,8 @@ pub struct Replay {
     #[arg(long)]
     pub threads: bool,
     #[command(flatten)]
+    pub shown: Shown,
+    #[command(flatten)]
     pub names: Names,
 }
 
@@ -200,6 +202,9 @@ pub struct Report {
     /// The tree of calls, largest branch first
     #[arg(long, conflicts_with = "by")]
     pub tree: bool,
+    /// What to count, of a profile that measures several things: cpu, wall, alloc_bytes, ... [default: samples or calls]
+    #[arg(long, value_name = "VALUE")]
+    pub value: Option<String>,
     /// For programs
     #[arg(long)]
     pub json: bool,
@@ -225,6 +230,9 @@ pub struct Diff {
     /// Compare self instead of total samples (pictures always do)
     #[arg(long = "self")]
     pub own: bool,
+    /// What to compare, of profiles that measure several things: cpu, wall, alloc_bytes, ... [default: samples or calls]
+    #[arg(long, value_name = "VALUE")]
+    pub value: Option<String>,
     /// What makes the profiles comparable
     #[arg(long, value_enum, default_value_t = Normalize::Share)]
     pub normalize: Normalize,
@@ -353,6 +361,8 @@ pub struct Export {
     pub output: Option<PathBuf>,
     #[arg(short, long, value_name = "NAME", help = format_help())]
     pub format: Option<String>,
+    #[command(flatten)]
+    pub shown: Shown,
 }
 
 #[derive(Debug, Args)]
@@ -365,6 +375,8 @@ pub struct Merge {
     pub output: PathBuf,
     #[arg(short, long, value_name = "NAME", help = format_help())]
     pub format: Option<String>,
+    #[command(flatten)]
+    pub shown: Shown,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -401,6 +413,8 @@ pub struct Common {
     /// Under sudo: stay root, for the command and the files that are written [default: become the user who ran sudo]
     #[arg(long)]
     pub as_root: bool,
+    #[command(flatten)]
+    pub shown: Shown,
     #[command(flatten)]
     pub names: Names,
     /// Also keep what was captured, for a bug report: the stacks' raw bytes and parts of the program's files (see `replay`)

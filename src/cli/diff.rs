@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::args::{Diff as Options, DiffBy, Normalize, Picture};
 use super::open;
+use super::output::value_of;
 use super::place::{PUBLIC, Place};
 use super::restrict;
 use super::rows::{Row, kind_name};
@@ -14,11 +15,13 @@ use super::table::{self, Cell, Color, Fit, Style, color, plain};
 use crate::error::{Error, Kind, Result};
 use crate::export::differential;
 use crate::export::escape::line;
+use crate::export::select;
 use crate::process::credentials::Caps;
 use crate::process::privilege;
 use crate::tree::diff::{self, By, Change, Count, Diff, Norm};
 use crate::tree::profile::Profile;
 use crate::tree::stats::module;
+use crate::tree::values::{Unit, ValueType};
 
 /// Compares; false if something grew more than `--fail-above` allows.
 ///
@@ -36,7 +39,29 @@ pub fn diff(options: &Options) -> Result<bool> {
         _ => None,
     };
     let kept = place.as_ref().map_or(Caps::NONE, Place::needs);
-    let profiles = open::profiles(&[&options.before, &options.after], kept)?;
+    let mut profiles = open::profiles(&[&options.before, &options.after], kept)?;
+    let mut grains = [1.0; 2];
+    if let Some(name) = &options.value {
+        let paths = [&options.before, &options.after];
+        for ((profile, path), grain) in profiles.iter_mut().zip(paths).zip(&mut grains) {
+            let value = value_of(profile, name, &line(&path.to_string_lossy()))?;
+            *grain = diff::grain(profile, value);
+            *profile = select::by_value(profile, value);
+        }
+        let kinds = [0, 1].map(|i| profiles[i].count_type().clone());
+        if kinds[0] != kinds[1] {
+            return Err(
+                Error::new(Kind::Data, format!("the values `{}` are not of one kind", line(name)))
+                    .why("their names or units differ")
+                    .hint("--value with a name that both have"),
+            );
+        }
+        if kinds[0].unit != Unit::Nanoseconds && options.normalize != Normalize::Share {
+            return Err(Error::new(Kind::Usage, format!("`{}` is no time", line(name)))
+                .why("only times can be compared per second or as seconds")
+                .hint("--normalize share"));
+        }
+    }
     let (a, b) = (&profiles[0], &profiles[1]);
     let norm = match options.normalize {
         Normalize::Share => Norm::Share,
@@ -62,6 +87,7 @@ pub fn diff(options: &Options) -> Result<bool> {
             },
             confidence: options.confidence / 100.0,
             interpreter: options.interpreter,
+            grains,
         },
     );
     let text = Text {
@@ -137,7 +163,9 @@ fn comparable(profile: &Profile, path: &Path, norm: Norm) -> Result<()> {
     }
     match norm {
         Norm::Share => Ok(()),
-        _ if profile.meta.rate == 0 => bad("it does not tell at which rate it was sampled", "--normalize share"),
+        _ if profile.meta.rate == 0 && profile.count_type().unit != Unit::Nanoseconds => {
+            bad("it does not tell at which rate it was sampled", "--normalize share")
+        }
         Norm::Rate if profile.meta.duration <= 0.0 => bad("it does not tell how long it was", "--normalize share"),
         _ => Ok(()),
     }
@@ -200,8 +228,14 @@ impl Text<'_> {
             ("after ", &options.after, self.profiles[1]),
         ] {
             let (samples, meta) = (profile.nodes[0].count, &profile.meta);
-            text += &format!("{word}: {}: {samples} samples", line(&path.to_string_lossy()));
-            if meta.rate > 0 {
+            let kind = profile.count_type();
+            let amount = kind.unit.show(samples);
+            text += &format!(
+                "{word}: {}: {amount} {}",
+                line(&path.to_string_lossy()),
+                line(&kind.name)
+            );
+            if meta.rate > 0 && *kind == ValueType::SAMPLES {
                 text += &format!(", {:.2} s CPU", samples as f64 / meta.rate as f64);
             }
             if meta.duration > 0.0 {
@@ -217,9 +251,11 @@ impl Text<'_> {
             "{} of {}; intervals of all {tested} rows together hold with {} % confidence{}\n\n",
             if self.own { "self" } else { "total" },
             match self.norm {
-                Norm::Share => "all samples, in percent (where one part grows, others shrink)",
-                Norm::Rate => "one CPU, in percent",
-                Norm::Time => "CPU time, in seconds",
+                Norm::Share => format!("all {}, in percent (where one part grows, others shrink)", self.value()),
+                Norm::Rate if options.value.is_none() => "one CPU, in percent".into(),
+                Norm::Rate => format!("{} per second of the recording, in percent", self.value()),
+                Norm::Time if options.value.is_none() => "CPU time, in seconds".into(),
+                Norm::Time => format!("{}, in seconds", self.value()),
             },
             options.confidence,
             match found.blocks {
@@ -274,6 +310,11 @@ impl Text<'_> {
                 self.unit()
             )
         })
+    }
+
+    /// What is compared.
+    fn value(&self) -> String {
+        line(&self.profiles[1].count_type().name).into_owned()
     }
 
     fn unit(&self) -> &'static str {
@@ -370,6 +411,7 @@ impl Text<'_> {
         json!({
             "before": self.options.before.to_string_lossy(),
             "after": self.options.after.to_string_lossy(),
+            "value": self.profiles[1].count_type().key(),
             "samples": self.profiles.map(|profile| profile.nodes[0].count),
             "unit": match self.norm {
                 Norm::Share => "part of all samples",

@@ -16,8 +16,10 @@ pub fn export(options: &Export) -> Result<()> {
         options.output.as_deref(),
         options.format.as_deref(),
         &stem(&options.file),
-    )?;
+    )?
+    .shown(&options.shown)?;
     let mut profile = open::profile(&options.file, output.needs())?;
+    output.check(&profile)?;
     if output.quotes_source() {
         sources::add(&mut profile, &mut sources::open_here);
     }

@@ -15,7 +15,7 @@ use crate::tree::profile::Profile;
 /// Reads profiles and writes their sum.
 pub fn merge(options: &Merge) -> Result<()> {
     privilege::become_caller()?;
-    let output = Output::new(Some(&options.output), options.format.as_deref(), "")?;
+    let output = Output::new(Some(&options.output), options.format.as_deref(), "")?.shown(&options.shown)?;
     let profiles = open::profiles(&options.files, output.needs())?;
     let names = options.files.iter().map(|path| open::shown(path));
     let profiles: Vec<(String, Profile)> = names.zip(profiles).collect();
@@ -39,11 +39,12 @@ pub fn merge(options: &Merge) -> Result<()> {
         };
         let rates: Vec<String> = rates.iter().map(unknown).collect();
         say(&format!(
-            "the rates differ ({}): what was sampled more often weighs more, and CPU time cannot be told",
+            "the rates differ ({}): what was sampled more often weighs more; its CPU time does not (--value cpu)",
             rates.join(", ")
         ));
     }
     let mut sum = combine(&profiles);
+    output.check(&sum)?;
     if output.quotes_source() {
         sources::add(&mut sum, &mut sources::open_here);
     }

@@ -1,12 +1,15 @@
 //! Where the profile goes, and in which format. A finished profile is never lost to a failed write.
 
+use std::borrow::Cow;
 use std::ffi::OsString;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use super::args::Shown;
 use super::place::{self, PUBLIC, Place};
 use crate::error::{Error, Kind, Result};
-use crate::export::{self, Format};
+use crate::export::escape::line;
+use crate::export::{self, Format, select};
 use crate::process::credentials::Caps;
 use crate::tree::profile::Profile;
 
@@ -18,6 +21,9 @@ pub struct Output {
     format: &'static Format,
     /// Name of the file, if it has to be made elsewhere.
     name: OsString,
+    /// Value to show in place of the count.
+    value: Option<String>,
+    lines: bool,
 }
 
 impl Output {
@@ -56,7 +62,50 @@ impl Output {
             place,
             format,
             name: named.file_name().unwrap_or("profile".as_ref()).to_os_string(),
+            value: None,
+            lines: false,
         })
+    }
+
+    /// The same, to be shown in another way.
+    ///
+    /// # Errors
+    /// `Usage` if the format does not show profiles in this way.
+    pub fn shown(self, shown: &Shown) -> Result<Output> {
+        let refused = |word: &str, why: &str, hint: &str| {
+            let what = format!("{word} means nothing for the format {}", self.format.name);
+            Err(Error::new(Kind::Usage, what).why(why).hint(hint))
+        };
+        if shown.lines && !self.format.has_names_only() {
+            return refused(
+                "--lines",
+                "it has the lines of all samples as they are",
+                "leave --lines out, or -f svg",
+            );
+        }
+        if shown.value.is_some() && !self.format.shows_one_value() {
+            return refused(
+                "--value",
+                "it holds all values, or samples alone",
+                "leave --value out, or -f svg",
+            );
+        }
+        Ok(Output {
+            value: shown.value.clone(),
+            lines: shown.lines,
+            ..self
+        })
+    }
+
+    /// Whether the profile has the value that was chosen.
+    ///
+    /// # Errors
+    /// `Data` if it does not.
+    pub fn check(&self, profile: &Profile) -> Result<()> {
+        match &self.value {
+            Some(value) => value_of(profile, value, "the profile").map(|_| ()),
+            None => Ok(()),
+        }
     }
 
     /// Whether the format has a place for source lines.
@@ -69,11 +118,23 @@ impl Output {
         self.place.as_ref().map_or(Caps::NONE, Place::needs)
     }
 
-    /// Writes the profile; says in words where it is now.
+    /// Writes the profile; says in words where it is now. A profile without the value that was chosen is written with its
+    /// count: it may be the only copy.
     ///
     /// # Errors
     /// If neither the chosen place nor any folder that is tried instead can be written.
     pub fn write(&self, profile: &Profile) -> Result<String> {
+        let mut profile = Cow::Borrowed(profile);
+        if let Some(value) = &self.value {
+            match value_of(&profile, value, "the profile") {
+                Ok(index) => profile = Cow::Owned(select::by_value(&profile, index)),
+                Err(e) => super::say(&format!("{}: {} are shown", e.what, profile.count_type().name)),
+            }
+        }
+        if self.lines {
+            profile = Cow::Owned(select::by_line(&profile));
+        }
+        let profile = &*profile;
         let (format, make) = (self.format.name, |out: &mut dyn Write| {
             (self.format.write)(profile, out)
         });
@@ -106,6 +167,23 @@ impl Output {
                 .hint("make room; no other folder took the profile either")),
         }
     }
+}
+
+/// The index of a value of a profile by its name.
+///
+/// # Errors
+/// `Data` if the profile, which goes by `name`, does not have it.
+pub fn value_of(profile: &Profile, value: &str, name: &str) -> Result<usize> {
+    profile.find_value(value).ok_or_else(|| {
+        let known: Vec<String> = profile
+            .value_types()
+            .iter()
+            .map(|value| line(&value.kind.name).into_owned())
+            .collect();
+        Error::new(Kind::Data, format!("{name} has no value `{}`", line(value)))
+            .why(format!("it has {}", known.join(", ")))
+            .hint(format!("--value {}", known[0]))
+    })
 }
 
 fn size(bytes: u64) -> String {

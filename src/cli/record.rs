@@ -217,7 +217,8 @@ fn places(options: &Common, pid: Pid) -> Result<(Output, Option<Place>)> {
         options.output.as_deref(),
         options.format.as_deref(),
         &format!("nativeprof-{pid}"),
-    )?;
+    )?
+    .shown(&options.shown)?;
     let tape = options.save_tape.as_ref().map(|path| Place::new(path, PRIVATE));
     Ok((output, tape.transpose()?))
 }

@@ -35,7 +35,8 @@ pub fn replay(options: &Replay) -> Result<()> {
         options.output.as_deref(),
         options.format.as_deref(),
         &format!("nativeprof-{}", tape.head.pid),
-    )?;
+    )?
+    .shown(&options.shown)?;
     privilege::for_naming(output.needs())?;
     let grouping = Grouping {
         processes: options.subprocesses,

@@ -7,12 +7,14 @@ use serde_json::{Value, json};
 
 use super::args::{By, Report, Sort};
 use super::open;
+use super::output::value_of;
 use super::restrict::{self, Restriction};
 use super::rows::{Row, kind_name};
 use super::summary;
 use super::table::{self, Cell, Color, Fit, Style, color, plain};
 use crate::error::{Error, Kind, Result};
 use crate::export::escape::line;
+use crate::export::select;
 use crate::process::credentials::Caps;
 use crate::process::privilege;
 use crate::tree::profile::Profile;
@@ -35,7 +37,11 @@ pub fn report(options: &Report) -> Result<()> {
     let restrictions = words.collect::<Result<Vec<_>>>()?;
     let style = Style::of_stdout(options.color);
     privilege::become_caller()?;
-    let profile = open::profile(&options.file, Caps::NONE)?;
+    let mut profile = open::profile(&options.file, Caps::NONE)?;
+    if let Some(name) = &options.value {
+        let value = value_of(&profile, name, &line(&options.file.to_string_lossy()))?;
+        profile = select::by_value(&profile, value);
+    }
     let stats = Stats::new(&profile);
     let seen = Seen {
         file: &options.file,
@@ -55,6 +61,7 @@ pub fn report(options: &Report) -> Result<()> {
         let value = json!({
             "file": options.file.to_string_lossy(),
             "command": profile.meta.command,
+            "value": profile.count_type().key(),
             "samples": stats.samples(),
             "duration": profile.meta.duration,
             "rate": profile.meta.rate,
@@ -107,7 +114,8 @@ impl Seen<'_> {
         if !meta.command.is_empty() {
             text += &format!(": {}", line(&meta.command));
         }
-        text += &format!("\n{} samples", self.stats.samples());
+        let kind = self.profile.count_type();
+        text += &format!("\n{} {}", self.amount(self.stats.samples()), line(&kind.name));
         if meta.duration > 0.0 {
             text += &format!(" in {:.1} s", meta.duration);
         }
@@ -119,6 +127,11 @@ impl Seen<'_> {
             text += &format!("; {}, lost {}", line(&summary::stacks(q)), q.lost);
         }
         text + "\n"
+    }
+
+    /// An amount of what is counted, with its unit.
+    fn amount(&self, amount: u64) -> String {
+        self.profile.count_type().unit.show(amount)
     }
 
     fn table(&self, by: By) -> Result<Shown> {
@@ -179,6 +192,7 @@ impl Seen<'_> {
             return "no rows\n".into();
         }
         let whole = self.stats.samples();
+        let title_of_amounts = line(&self.profile.count_type().name).to_uppercase();
         let (title, place) = match by {
             By::Function => ("FUNCTION", "WHERE"),
             By::Line => ("FUNCTION", "LINE"),
@@ -187,7 +201,7 @@ impl Seen<'_> {
             By::Process => ("PROCESS", ""),
         };
         let mut columns = match by {
-            By::Thread | By::Process => vec![("SAMPLES", Fit::Number), ("%", Fit::Number)],
+            By::Thread | By::Process => vec![(&*title_of_amounts, Fit::Number), ("%", Fit::Number)],
             _ => vec![
                 ("SELF", Fit::Number),
                 ("%", Fit::Number),
@@ -202,9 +216,9 @@ impl Seen<'_> {
         columns.push((title, if by == By::Module { Fit::End } else { Fit::Start }));
         columns.push((place, Fit::End));
         let row = |row: &Row| {
-            let mut cells = vec![plain(row.own.to_string()), plain(share(row.own, whole))];
+            let mut cells = vec![plain(self.amount(row.own)), plain(share(row.own, whole))];
             if !matches!(by, By::Thread | By::Process) {
-                cells.extend([plain(row.total.to_string()), plain(share(row.total, whole))]);
+                cells.extend([plain(self.amount(row.total)), plain(share(row.total, whole))]);
             }
             if matches!(by, By::Function | By::Line) {
                 cells.push(row.kind.map_or_else(Cell::default, |kind| plain(kind_name(kind))));
@@ -269,8 +283,8 @@ impl Seen<'_> {
             let title = format!(
                 "{}: self {}, total {}",
                 line(&function.text()),
-                function.own,
-                function.total
+                self.amount(function.own),
+                self.amount(function.total)
             );
             let title = self.style.paint(Color::Bold, &title);
             if rows.is_empty() {
@@ -304,8 +318,8 @@ impl Seen<'_> {
         ];
         let row = |row: &Row| {
             vec![
-                plain(row.own.to_string()),
-                plain(row.total.to_string()),
+                plain(self.amount(row.own)),
+                plain(self.amount(row.total)),
                 plain(share(row.total, whole)),
                 plain(row.kind.map_or("", kind_name)),
                 Cell {

@@ -1,5 +1,5 @@
 //! A profile in the trace event format of Chrome, as its own CPU profiles are in there: for each thread a tree of
-//! functions, the node of each sample and the time since the one before. DevTools, Perfetto and speedscope open it.
+//! functions, the node of each sample, the time since the one before and the line where it ended. DevTools, Perfetto and speedscope open it.
 //!
 //! A sample lasts until the next one; `(idle)` follows where the thread was not running. Times are in microseconds
 //! since the start. Samples whose time is not known stand one after the other in a thread of their own.
@@ -8,6 +8,7 @@
 
 use std::io::{self, BufWriter, Write};
 
+use super::entries::Entries;
 use super::escape::write_json;
 use super::json::{comma, key_string, write_number};
 use super::stacks::{NONE, Span, Stacks, Timeline, Track, period, spans};
@@ -23,8 +24,10 @@ const FIRST: u32 = 3;
 /// Writes the profile as trace events.
 pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     let view = View::new(profile);
-    let stacks = Stacks::new(&view);
-    let timeline = Timeline::new(profile, &view, &stacks);
+    let entries = Entries::new(profile, &view);
+    let lines = Stacks::by_line(profile, &view, &entries);
+    let timeline = Timeline::new(profile, &entries);
+    let stacks = Stacks::by_function(&view);
     let period = period(profile).unwrap_or(1000);
     let mut tracks: Vec<(Track, Vec<Span>)> = timeline
         .tracks
@@ -83,7 +86,7 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
                 at + 1
             )?;
             if is_chunk {
-                write_chunk(&stacks, spans, start, &mut number, &mut out)?;
+                write_chunk(&stacks, &lines, spans, start, &mut number, &mut out)?;
             } else {
                 write!(out, "\"startTime\":{start}")?;
             }
@@ -97,11 +100,11 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
 }
 
 /// Samples without a time, as a thread.
-fn untimed(profile: &Profile, samples: &[(u32, u64)], period: u64) -> Option<(Track, Vec<Span>)> {
+fn untimed(profile: &Profile, samples: &[(u32, Vec<u64>)], period: u64) -> Option<(Track, Vec<Span>)> {
     let mut end = 0u64;
-    let spans = samples.iter().map(|(item, count)| {
+    let spans = samples.iter().map(|(item, amounts)| {
         let start = end;
-        end = end.saturating_add(period.saturating_mul(*count));
+        end = end.saturating_add(period.saturating_mul(amounts[0]));
         Span {
             start,
             end,
@@ -130,9 +133,11 @@ fn write_name(what: &str, name: &str, pid: u32, tid: u32, out: &mut impl Write) 
     out.write_all(b"}}")
 }
 
-/// The whole profile of one thread. `number` has room for each item, zeros, and is left so.
+/// The whole profile of one thread. Spans are at rows of `lines`, nodes are rows of `stacks`: the viewers take a line for
+/// the end of a stack only. `number` has room for each item, zeros, and is left so.
 fn write_chunk(
     stacks: &Stacks<'_>,
+    lines: &Stacks<'_>,
     spans: &[Span],
     start: u64,
     number: &mut [u32],
@@ -140,7 +145,7 @@ fn write_chunk(
 ) -> io::Result<()> {
     let mut used = Vec::new();
     for span in spans {
-        let mut item = span.item;
+        let mut item = lines.item[span.item as usize];
         while item != NONE && number[item as usize] == 0 {
             number[item as usize] = 1;
             used.push(item);
@@ -175,30 +180,38 @@ fn write_chunk(
         }
         out.write_all(b"}}")?;
     }
-    let mut samples: Vec<(u64, u32)> = Vec::with_capacity(spans.len() + 1);
+    let mut samples: Vec<(u64, u32, u32)> = Vec::with_capacity(spans.len() + 1);
     for (at, span) in spans.iter().enumerate() {
-        samples.push((micros(span.start), number[span.item as usize]));
+        let (item, line) = (lines.item[span.item as usize], lines.line[span.item as usize]);
+        samples.push((micros(span.start), number[item as usize], line));
         if spans
             .get(at + 1)
             .is_none_or(|next| micros(next.start) > micros(span.end))
         {
-            samples.push((micros(span.end), IDLE));
+            samples.push((micros(span.end), IDLE, 0));
         }
     }
     out.write_all(b"],\"samples\":[")?;
-    for (at, (_, node)) in samples.iter().enumerate() {
+    for (at, (_, node, _)) in samples.iter().enumerate() {
         out.write_all(comma(at).as_bytes())?;
         write_number((*node).into(), out)?;
     }
     out.write_all(b"]},\"timeDeltas\":[")?;
     let mut before = start;
-    for (at, (time, _)) in samples.iter().enumerate() {
+    for (at, (time, ..)) in samples.iter().enumerate() {
         out.write_all(comma(at).as_bytes())?;
         write_number(time - before, out)?;
         before = *time;
     }
     for item in used {
         number[item as usize] = 0;
+    }
+    if samples.iter().any(|(.., line)| *line > 0) {
+        out.write_all(b"],\"lines\":[")?;
+        for (at, (.., line)) in samples.iter().enumerate() {
+            out.write_all(comma(at).as_bytes())?;
+            write_number((*line).into(), out)?;
+        }
     }
     out.write_all(b"]")
 }

@@ -1,7 +1,7 @@
 //! A profile as collapsed ("folded") text: one line per distinct stack, root first, `;` between frames, a space, and
 //! the samples that ended there.
 //!
-//! Python `name (path:line)` with the line first seen at that place, native and inlined `name (module)`, kernel
+//! Python `name (path:line)` with the line of the definition, native and inlined `name (module)`, kernel
 //! `name_[k]`, a cut `[cut: REASON]`, an address without name `[unknown] (module+0xOFFSET)` or `[unknown] (0xADDRESS)`,
 //! process and thread by name; samples right in one of those end in `[no stack]`. What would break a line is escaped, see
 //! [`escape::frame`].
@@ -32,13 +32,12 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     let mut line = String::new();
     let mut stack: Vec<(u32, usize)> = view.children(0).iter().rev().map(|child| (*child, 0)).collect();
     while let Some((index, base)) = stack.pop() {
-        let item = &view.items[index as usize];
         line.truncate(base);
         if base > 0 {
             line.push(';');
         }
         if let Some(frame) = view.frame(index) {
-            line.push_str(&field(frame, item.first_seen_line));
+            line.push_str(&field(frame));
         }
         let self_count = self_counts[index as usize];
         if self_count > 0 {
@@ -61,8 +60,8 @@ pub fn is_group(frame: &Frame) -> bool {
 }
 
 /// A frame as a field of a line.
-pub fn field(frame: &Frame, line: u32) -> String {
-    let text = frame_text(frame, line);
+pub fn field(frame: &Frame) -> String {
+    let text = frame_text(frame);
     if is_group(frame) {
         escape::frame(&text)
     } else {
@@ -71,8 +70,8 @@ pub fn field(frame: &Frame, line: u32) -> String {
     .into_owned()
 }
 
-/// A frame as text, not escaped. `line` is the one to show of a Python function.
-pub fn frame_text(frame: &Frame, line: u32) -> Cow<'_, str> {
+/// A frame as text, not escaped. The line of a Python function is that of its definition.
+pub fn frame_text(frame: &Frame) -> Cow<'_, str> {
     match frame.kind {
         FrameKind::Python => {
             let name = if frame.qualname.is_empty() {
@@ -81,7 +80,7 @@ pub fn frame_text(frame: &Frame, line: u32) -> Cow<'_, str> {
                 &frame.qualname
             };
             let name = if name.is_empty() { "[unnamed]" } else { name };
-            Cow::Owned(format!("{name} ({}:{line})", frame.filename))
+            Cow::Owned(format!("{name} ({}:{})", frame.filename, frame.first_line))
         }
         FrameKind::Native | FrameKind::Inlined if !frame.module.is_empty() => {
             let name = if frame.name.is_empty() {

@@ -34,8 +34,8 @@ pub fn svg(a: &Profile, b: &Profile, found: &Diff<'_>, title: &str, norm: Norm, 
         .map(|row| (row.frame, row))
         .collect();
     let largest = changes.values().map(|row| row.change().abs()).fold(0.0, f64::max);
-    let paint = |frame: &Frame, line: u32| {
-        let text = field(frame, line);
+    let paint = |frame: &Frame| {
+        let text = field(frame);
         let Some(change) = changes.get(frame) else {
             return (text, GREY);
         };

@@ -1,7 +1,8 @@
 //! A profile as the Firefox Profiler has it ("processed profile", version 60): one table of stacks, which is our tree,
 //! and the samples of each thread in order of time.
 //!
-//! Frames have their line, Python functions a file and first line, native ones their library and address; inlined
+//! Samples weigh what the first value has that does not follow from their number: wall time, bytes; else they are counted.
+//! Frames have the line of their sample, Python functions a file and first line, native ones their library and address; inlined
 //! functions are frames of the function they are in, with an inline depth. Python counts as "JavaScript" where the
 //! viewer filters by that. Kinds of frames are categories. Samples whose time is not known stand one after the other in
 //! a thread of their own.
@@ -13,11 +14,13 @@
 
 use std::io::{self, BufWriter, Write};
 
+use super::entries::Entries;
 use super::escape::write_json;
 use super::json::{comma, key_string, write_number};
 use super::stacks::{Stacks, Timeline, Track, period};
 use super::view::View;
 use crate::tree::profile::{FrameKind, ModuleMeta, Profile};
+use crate::tree::values::Unit;
 
 mod tables;
 
@@ -51,9 +54,11 @@ fn category(kind: Option<FrameKind>) -> u32 {
 /// Writes the profile as a processed profile.
 pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     let view = View::new(profile);
-    let stacks = Stacks::new(&view);
-    let tables = Tables::new(profile, &view, &stacks);
-    let timeline = Timeline::new(profile, &view, &stacks);
+    let entries = Entries::new(profile, &view);
+    let stacks = Stacks::by_line(profile, &view, &entries);
+    let tables = Tables::new(profile, &stacks);
+    let timeline = Timeline::new(profile, &entries);
+    let weight = weight(profile);
     let mut out = BufWriter::with_capacity(64 << 10, out);
     out.write_all(b"{\"meta\":{")?;
     write_meta(profile, &mut out)?;
@@ -66,16 +71,20 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     out.write_all(b"},\n\"threads\":[")?;
     let period = period(profile).unwrap_or(1_000_000);
     for (at, track) in timeline.tracks.iter().enumerate() {
-        let samples: Vec<_> = track.ticks.iter().map(|(time, item)| (*time, *item, 1)).collect();
+        let samples: Vec<_> = track
+            .ticks
+            .iter()
+            .map(|(time, row, tick)| (*time, *row, profile.tick_amount(weight.0, *tick)))
+            .collect();
         let is_main = track.pid == track.tid;
-        write_thread(at, profile, track, is_main, &samples, period, &mut out)?;
+        write_thread(at, profile, track, is_main, (&samples, weight), period, &mut out)?;
     }
     if !timeline.untimed.is_empty() || timeline.tracks.is_empty() {
         let mut end = 0u64;
-        let samples = timeline.untimed.iter().map(|(item, count)| {
+        let samples = timeline.untimed.iter().map(|(row, amounts)| {
             let time = end;
-            end = end.saturating_add(period.saturating_mul(*count));
-            (time, *item, *count)
+            end = end.saturating_add(period.saturating_mul(amounts[0]));
+            (time, *row, amounts[weight.0])
         });
         let track = Track {
             pid: profile.meta.pid,
@@ -89,7 +98,7 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
             profile,
             &track,
             only,
-            &samples.collect::<Vec<_>>(),
+            (&samples.collect::<Vec<_>>(), weight),
             period,
             &mut out,
         )?;
@@ -203,13 +212,27 @@ fn column(name: &str, values: impl Iterator<Item = Option<i64>>, out: &mut impl 
     out.write_all(b"]")
 }
 
-/// Samples as (ns since the start, item, how many).
+/// The value that weighs the samples of all threads, and what the viewer calls its unit: the first one that does not follow
+/// from the count, or the count.
+fn weight(profile: &Profile) -> (usize, &'static str) {
+    let types = profile.value_types();
+    let each = types.iter().position(|value| !value.is_per_count());
+    let value = each.unwrap_or(0);
+    let unit = match types[value].kind.unit {
+        Unit::Count => "samples",
+        Unit::Nanoseconds => "tracing-ms",
+        Unit::Bytes => "bytes",
+    };
+    (value, unit)
+}
+
+/// Samples as (ns since the start, row of the stacks, weight).
 fn write_thread(
     at: usize,
     profile: &Profile,
     track: &Track,
     is_main: bool,
-    samples: &[(u64, u32, u64)],
+    (samples, (_, unit)): (&[(u64, u32, u64)], (usize, &str)),
     period: u64,
     out: &mut impl Write,
 ) -> io::Result<()> {
@@ -236,14 +259,21 @@ fn write_thread(
         ",\"isMainThread\":{is_main},\"pid\":\"{}\",\"tid\":{},\"processStartupTime\":0,\"processShutdownTime\":null,\
          \"registerTime\":{:?},\"unregisterTime\":null,\"pausedRanges\":[],\"markers\":{{\"length\":0,\"category\":[],\
          \"data\":[],\"endTime\":[],\"name\":[],\"phase\":[],\"startTime\":[]}},\
-         \"samples\":{{\"length\":{},\"weightType\":\"samples\"",
+         \"samples\":{{\"length\":{},\"weightType\":\"{unit}\"",
         track.pid,
         track.tid,
         first.saturating_sub(period) as f64 / 1e6,
         samples.len()
     )?;
     column("stack", samples.iter().map(|(_, item, _)| Some(i64::from(*item))), out)?;
-    if samples.iter().any(|(.., count)| *count != 1) {
+    if unit == "tracing-ms" {
+        out.write_all(b",\"weight\":[")?;
+        for (at, (.., ns)) in samples.iter().enumerate() {
+            out.write_all(comma(at).as_bytes())?;
+            write_milliseconds(*ns, out)?;
+        }
+        out.write_all(b"]")?;
+    } else if samples.iter().any(|(.., count)| *count != 1) {
         let counts = samples
             .iter()
             .map(|(.., count)| Some(i64::try_from(*count).unwrap_or(i64::MAX)));
@@ -251,17 +281,10 @@ fn write_thread(
     } else {
         out.write_all(b",\"weight\":null")?;
     }
-    // Milliseconds, to the nanosecond.
     out.write_all(b",\"time\":[")?;
     for (at, (time, ..)) in samples.iter().enumerate() {
         out.write_all(comma(at).as_bytes())?;
-        write_number(time / 1_000_000, out)?;
-        let rest = time % 1_000_000;
-        if rest > 0 {
-            let digits: [u8; 6] = std::array::from_fn(|at| b'0' + (rest / 10u64.pow(5 - at as u32) % 10) as u8);
-            out.write_all(b".")?;
-            out.write_all(&digits)?;
-        }
+        write_milliseconds(*time, out)?;
     }
     out.write_all(b"]")?;
     let mut before = first.saturating_sub(period);
@@ -272,6 +295,18 @@ fn write_thread(
     });
     column("threadCPUDelta", deltas, out)?;
     out.write_all(b"}}")
+}
+
+/// As a number of JSON, to the nanosecond.
+fn write_milliseconds(ns: u64, out: &mut impl Write) -> io::Result<()> {
+    write_number(ns / 1_000_000, out)?;
+    let rest = ns % 1_000_000;
+    if rest == 0 {
+        return Ok(());
+    }
+    let digits: [u8; 6] = std::array::from_fn(|at| b'0' + (rest / 10u64.pow(5 - at as u32) % 10) as u8);
+    out.write_all(b".")?;
+    out.write_all(&digits)
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use super::collapsed::{NO_STACK, NO_STACK_BELOW, field, is_group};
 use super::escape;
 use super::view::View;
 use crate::tree::profile::{Frame, FrameKind, Meta, Profile};
+use crate::tree::values::Unit;
 
 /// Frames above this many are drawn as one: nobody scrolls so far, and text grows with the square of the depth.
 const MAX_DEPTH: usize = 1000;
@@ -48,24 +49,33 @@ pub struct Look<'a> {
     /// What is counted, and how much of it a count of the profile is.
     pub count_name: &'a str,
     pub factor: f64,
-    /// Text and colour of a block, from its frame and line. Blocks with one text have one colour.
-    pub paint: &'a dyn Fn(&Frame, u32) -> (String, Color),
+    /// Text and colour of a block. Blocks with one text have one colour.
+    pub paint: &'a dyn Fn(&Frame) -> (String, Color),
     pub legend: &'a [(&'a str, Color)],
 }
 
 /// Writes the profile as a flame graph.
 pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     let total = profile.nodes.first().map_or(0, |root| root.count);
-    let paint = |frame: &Frame, line: u32| {
-        let text = block_text(frame, line);
+    let paint = |frame: &Frame| {
+        let text = block_text(frame);
         let color = shade(color(frame.kind), &text);
         (text, color)
     };
+    let kind = profile.count_type();
+    let (count_name, factor) = match kind.unit {
+        Unit::Count => (&*kind.name, 1.0),
+        Unit::Nanoseconds => ("ms", 1e-6),
+        Unit::Bytes => ("KiB", 1.0 / 1024.0),
+    };
     let look = Look {
-        title: title(&profile.meta, total),
+        title: title(
+            &profile.meta,
+            &format!("{} {}", kind.unit.show(total), escape::text(&kind.name)),
+        ),
         subtitle: subtitle(&profile.meta),
-        count_name: "samples",
-        factor: 1.0,
+        count_name,
+        factor,
         paint: &paint,
         legend: LEGEND,
     };
@@ -107,7 +117,7 @@ pub fn draw(profile: &Profile, look: &Look<'_>, out: &mut dyn Write) -> io::Resu
 /// Siblings that look alike become one. What is too narrow to be seen is left to the function that called it.
 fn draw_lines(
     profile: &Profile,
-    paint: &dyn Fn(&Frame, u32) -> (String, Color),
+    paint: &dyn Fn(&Frame) -> (String, Color),
     palette: &mut PaletteMap,
 ) -> (Vec<String>, u64) {
     let view = View::new(profile);
@@ -149,7 +159,7 @@ fn draw_lines(
                 hidden = hidden.saturating_add(item.count);
                 continue;
             }
-            let (text, color) = paint(frame, item.first_seen_line);
+            let (text, color) = paint(frame);
             if palette.get(&text).is_none() {
                 palette.insert(&text, color);
             }
@@ -215,8 +225,8 @@ fn draw_lines(
 }
 
 /// As in collapsed text; `_[i]` is not shown, it only keeps an inlined function apart from one that was called.
-fn block_text(frame: &Frame, line: u32) -> String {
-    let mut text = field(frame, line);
+fn block_text(frame: &Frame) -> String {
+    let mut text = field(frame);
     if frame.kind == FrameKind::Inlined {
         text.push_str("_[i]");
     }
@@ -250,7 +260,7 @@ fn shade(base: Color, name: &str) -> Color {
     }
 }
 
-fn title(meta: &Meta, samples: u64) -> String {
+fn title(meta: &Meta, amount: &str) -> String {
     let command = if meta.command.is_empty() {
         "nativeprof"
     } else {
@@ -267,7 +277,7 @@ fn title(meta: &Meta, samples: u64) -> String {
     if meta.rate != 0 {
         title.push_str(&format!(" · {} Hz", meta.rate));
     }
-    format!("{title} · {samples} samples")
+    format!("{title} · {amount}")
 }
 
 fn subtitle(meta: &Meta) -> String {

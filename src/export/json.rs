@@ -21,11 +21,30 @@
 //! time if their `rate` is not 0.
 //!
 //! The root's `nativeprof` holds the facts of the recording, among them `modules`, a row for each file on some stack
-//! (path, build id, where the names of its functions came from, what was missing for more), and the timeline: columns
-//! of equal length, `time` (ns since the start), `pid`, `tid` and `node`. Of a profile that was put together from
-//! others, `parts` tells of each. A node is numbered by its place in the file: the root is 0, and each node is followed
-//! by its children, in order, each with all that is below it.
+//! (path, build id, where the names of its functions came from, what was missing for more), and the samples in
+//! order of time. Of a profile that was put together from
+//! others, `parts` tells of each.
+//!
+//! ```text
+//! samples  {"threads": {"pid", "tid"}, "thread"?, "time", "stack", "values"?, "left_out"?, "stacks"}
+//! stacks   {"functions", "frames": {"function", "line"}, "up", "frame"}
+//! ```
+//!
+//! `samples` is the timeline, in columns by order of time: index of the thread (left out where there is only one), ns since
+//! the sample before (of the first, since the start), row of the stack; of value types without a `per_count` also the
+//! amounts, by key. Rows of `stacks` are numbered from 1; row 0 is the root, of samples of which no stack is known. Each is
+//! a frame below another row: the one that comes after `up` steps towards the root from the row before it. A frame is a
+//! function at a line (0 if it is not known), which is the line of just these samples, of callers too. A function is the
+//! number of a node, or, where no node in the file has it, an object with its identifier and description.
+//!
+//! A node is numbered by its place in the file: the root is 0, and each node is followed by its children, in order, each
+//! with all that is below it. Where there are very many nodes, `left_out` tells how many of those with the fewest samples
+//! are missing from the tree; their samples are in the counts of the nodes above them, and in `samples`.
+//!
+//! Earlier versions wrote `timeline` in place of `samples`: columns `time` (ns since the start), `pid`, `tid` and `node`.
+//! [`write_expanded`] still does.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
 
@@ -33,19 +52,32 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 
 use super::collapsed::{frame_text, is_group};
+use super::entries::Entries;
 use super::escape::write_json;
 pub use super::json_read::{Error, read};
 use super::view::{Item, LOW_LEVEL, View, shown_name};
 use crate::tree::profile::{Frame, FrameKind, Held, Meta, Profile};
 use crate::tree::values::Amounts;
 
+mod samples;
+
 /// Rises when a reader of older files would misread newer ones.
 pub const FORMAT_VERSION: u64 = 1;
 
 /// Writes the profile as JSON.
 pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
+    write_as(profile, false, out)
+}
+
+/// Writes the profile as JSON with all its nodes in the tree, however many, and a plain timeline: for programs that work on
+/// the tree itself.
+pub fn write_expanded(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
+    write_as(profile, true, out)
+}
+
+fn write_as(profile: &Profile, expanded: bool, out: &mut dyn Write) -> io::Result<()> {
     let mut out = BufWriter::with_capacity(64 << 10, out);
-    write_tree(profile, &View::new(profile), &mut out)?;
+    write_tree(profile, &View::new(profile), expanded, &mut out)?;
     out.write_all(b"\n")?;
     out.flush()
 }
@@ -68,20 +100,36 @@ pub(super) const KINDS: &[(&str, FrameKind)] = &[
     ("thread", FrameKind::Thread),
 ];
 
-fn write_tree(profile: &Profile, view: &View<'_>, out: &mut impl Write) -> io::Result<()> {
+fn write_tree(profile: &Profile, view: &View<'_>, expanded: bool, out: &mut impl Write) -> io::Result<()> {
     let parts = Parts::new(profile, view)?;
-    open_node(profile, view, &parts, 0, out)?;
+    let entries = Entries::new(profile, view);
+    let kept = match expanded {
+        true => vec![true; view.items.len()],
+        false => samples::kept(profile, view, &entries, &parts),
+    };
+    open_node(view, &parts, 0, out)?;
+    out.write_all(b",\"nativeprof\":{")?;
+    write_meta(&profile.meta, out)?;
+    write_value_types(profile, out)?;
+    match expanded {
+        true => write_timeline(profile, view, out)?,
+        false => samples::write(profile, view, &entries, &parts, &kept, out)?,
+    }
+    out.write_all(b"},\"children\":{")?;
     // An own stack of (item, children already written), because a profile may be deeper than ours.
-    let mut path = vec![(0u32, 0usize)];
-    while let Some((item, done)) = path.last_mut() {
-        match view.children(*item).get(*done) {
+    let mut path = vec![(0u32, 0usize, true)];
+    while let Some((item, done, first)) = path.last_mut() {
+        let left = view.children(*item).get(*done..).unwrap_or_default();
+        let skipped = left.iter().take_while(|child| !kept[**child as usize]).count();
+        match left.get(skipped) {
             Some(&child) => {
-                out.write_all(if *done == 0 { b"\n" } else { b",\n" })?;
-                *done += 1;
+                out.write_all(if std::mem::replace(first, false) { b"\n" } else { b",\n" })?;
+                *done += skipped + 1;
                 out.write_all(&parts.identifiers[view.items[child as usize].identifier as usize])?;
                 out.write_all(b":")?;
-                open_node(profile, view, &parts, child, out)?;
-                path.push((child, 0));
+                open_node(view, &parts, child, out)?;
+                out.write_all(b",\"children\":{")?;
+                path.push((child, 0, true));
             }
             None => {
                 out.write_all(b"}}")?;
@@ -123,6 +171,38 @@ impl Parts {
     }
 }
 
+impl Parts {
+    /// About how many bytes a node takes.
+    fn bytes(&self, view: &View<'_>, item: u32) -> usize {
+        let item = &view.items[item as usize];
+        let (head, tail) = item.frame.map_or((0, 0), |frame| {
+            let (head, tail) = &self.descriptions[frame as usize];
+            (head.len(), tail.len())
+        });
+        let lines = 12 * (item.lines.len() + item.self_lines.len());
+        2 * self.identifiers[item.identifier as usize].len() + head + tail + item.line_text.len() + lines + 80
+    }
+
+    /// Writes a function as an object: identifier and description, without a line.
+    fn write_function(&self, view: &View<'_>, identifier: u32, out: &mut impl Write) -> io::Result<()> {
+        out.write_all(b"{\"identifier\":")?;
+        out.write_all(&self.identifiers[identifier as usize])?;
+        out.write_all(b",\"description\":{")?;
+        let item = Item {
+            parent: 0,
+            frame: view.first_frame(identifier),
+            identifier,
+            count: 0,
+            lines: Cow::Owned(BTreeMap::new()),
+            self_lines: Cow::Owned(BTreeMap::new()),
+            line_text: "",
+            first_seen_line: 0,
+        };
+        write_description(view, self, &item, out)?;
+        out.write_all(b"}}")
+    }
+}
+
 fn describe(frame: &Frame) -> io::Result<(Vec<u8>, Vec<u8>)> {
     let (mut head, mut tail) = (Vec::new(), Vec::new());
     let name = shown_name(frame);
@@ -141,7 +221,7 @@ fn describe(frame: &Frame) -> io::Result<(Vec<u8>, Vec<u8>)> {
     let mut text = if group {
         String::new()
     } else {
-        frame_text(frame, 0).into_owned()
+        frame_text(frame).into_owned()
     };
     if !group && !frame.source.is_empty() {
         text.push_str(&format!(" at {}:", frame.source));
@@ -163,8 +243,8 @@ fn describe(frame: &Frame) -> io::Result<(Vec<u8>, Vec<u8>)> {
     Ok((head, tail))
 }
 
-/// Writes a node up to the opening brace of its children.
-fn open_node(profile: &Profile, view: &View<'_>, parts: &Parts, index: u32, out: &mut impl Write) -> io::Result<()> {
+/// Writes a node up to its children.
+fn open_node(view: &View<'_>, parts: &Parts, index: u32, out: &mut impl Write) -> io::Result<()> {
     let item = &view.items[index as usize];
     out.write_all(b"{\"identifier\":")?;
     out.write_all(&parts.identifiers[item.identifier as usize])?;
@@ -177,14 +257,7 @@ fn open_node(profile: &Profile, view: &View<'_>, parts: &Parts, index: u32, out:
     if item.self_lines != item.lines {
         write_lines(b",\"self_lines\":{\"", &item.self_lines, out)?;
     }
-    if index == 0 {
-        out.write_all(b",\"nativeprof\":{")?;
-        write_meta(&profile.meta, out)?;
-        write_value_types(profile, out)?;
-        write_timeline(profile, view, out)?;
-        out.write_all(b"}")?;
-    }
-    out.write_all(b",\"children\":{")
+    Ok(())
 }
 
 fn write_values(parts: &Parts, index: u32, out: &mut impl Write) -> io::Result<()> {
@@ -361,9 +434,11 @@ fn write_timeline(profile: &Profile, view: &View<'_>, out: &mut impl Write) -> i
     out.write_all(b"],\"node\":[")?;
     write_column(ticks().map(|(_, place)| place.into()), out)?;
     out.write_all(b"]")?;
+    let mut open = false;
     for (at, value) in profile.value_types().iter().enumerate() {
         if !value.is_per_count() {
-            out.write_all(b",")?;
+            out.write_all(if open { b"," } else { b",\"values\":{" })?;
+            open = true;
             write_json(&value.kind.key(), out)?;
             out.write_all(b":[")?;
             let rows = (0..)
@@ -373,7 +448,7 @@ fn write_timeline(profile: &Profile, view: &View<'_>, out: &mut impl Write) -> i
             out.write_all(b"]")?;
         }
     }
-    out.write_all(b"}")
+    out.write_all(if open { b"}}" } else { b"}" })
 }
 
 fn write_column(numbers: impl Iterator<Item = u64>, out: &mut impl Write) -> io::Result<()> {

@@ -18,6 +18,7 @@ use crate::tree::profile::{
     Frame, FrameId, FrameKind, Held, Meta, ModuleMeta, Node, NodeId, Part, Profile, Quality, Tick,
 };
 
+mod samples;
 mod scan;
 mod values;
 
@@ -59,14 +60,21 @@ pub fn read(bytes: &[u8]) -> Result<Profile, Error> {
         columns: Default::default(),
         kept_ticks: Vec::new(),
         values: Default::default(),
+        samples: Default::default(),
+        first_left_out: usize::MAX,
     };
     reader.tree()?;
     reader.space();
     if reader.at < text.len() {
         return Err(reader.error("text after the end"));
     }
-    reader.take_timeline();
+    if reader.samples.exist {
+        reader.take_samples()?;
+    } else {
+        reader.take_timeline();
+    }
     reader.take_values()?;
+    reader.count_left_out();
     Ok(reader.profile)
 }
 
@@ -111,6 +119,9 @@ struct Reader<'a> {
     /// Rows of these columns that became samples of the profile.
     kept_ticks: Vec<u32>,
     values: values::Read,
+    samples: samples::Read,
+    /// First of the nodes that the timeline told of, not the tree.
+    first_left_out: usize,
 }
 
 impl<'a> Reader<'a> {
@@ -189,16 +200,25 @@ impl<'a> Reader<'a> {
     }
 
     fn close(&mut self, done: Open<'a>) -> Result<(), Error> {
-        let mut read = done.description;
+        let (frame, line, text) = self.frame_of(&done.identifier, done.description, done.node == 0);
+        let node = &mut self.profile.nodes[done.node as usize];
+        node.first_seen_line = line;
+        node.line_text = text.into_owned();
+        node.frame = frame;
+        Ok(())
+    }
+
+    /// The frame of a node, the first line seen and its text.
+    fn frame_of(&mut self, identifier: &str, mut read: Description<'a>, is_root: bool) -> (FrameId, u32, Cow<'a, str>) {
         let kind = match KINDS.iter().find(|(name, _)| *name == read.kind) {
-            _ if done.node == 0 => FrameKind::Root,
+            _ if is_root => FrameKind::Root,
             Some((_, kind)) => *kind,
             // A tree of Dask itself has native frames without any key of ours.
-            None if read.filename == LOW_LEVEL && done.identifier.contains(";<low-level>;0x") => FrameKind::Native,
+            None if read.filename == LOW_LEVEL && identifier.contains(";<low-level>;0x") => FrameKind::Native,
             None => FrameKind::Python,
         };
         let python = kind == FrameKind::Python;
-        let last = done.identifier.rsplit(';').next().unwrap_or("");
+        let last = identifier.rsplit(';').next().unwrap_or("");
         let first_line = if python { last.parse().unwrap_or(0) } else { 0 };
         let hex = last.strip_prefix("0x").filter(|_| !python);
         let address = hex.and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap_or(0);
@@ -213,12 +233,7 @@ impl<'a> Reader<'a> {
             (read.source_line, read.source_text)
         };
         let texts = [read.name, read.qualname, read.filename, read.module, read.source];
-        let frame = self.frame(kind, texts, first_line, address);
-        let node = &mut self.profile.nodes[done.node as usize];
-        node.first_seen_line = line;
-        node.line_text = text.into_owned();
-        node.frame = frame;
-        Ok(())
+        (self.frame(kind, texts, first_line, address), line, text)
     }
 
     /// The frame of these parts, a new one if there is none yet. `texts`: name, qualname, filename, module, source.
@@ -335,6 +350,9 @@ impl<'a> Reader<'a> {
             if key == "timeline" && reader.peek() == Some(b'{') {
                 return reader.timeline();
             }
+            if key == "samples" && reader.peek() == Some(b'{') {
+                return reader.samples();
+            }
             let start = reader.at;
             reader.skip_value()?;
             length += reader.at - start;
@@ -353,10 +371,7 @@ impl<'a> Reader<'a> {
             let column = ["time", "pid", "tid", "node"].iter().position(|name| *name == key);
             match (column, reader.peek()) {
                 (Some(column), Some(b'[')) => reader.columns[column] = reader.column()?,
-                (None, Some(b'[')) if reader.values.ticks.len() < 64 => {
-                    let column = reader.column()?;
-                    reader.values.ticks.push((key.to_string(), column));
-                }
+                (_, Some(b'{')) if key == "values" => reader.tick_values()?,
                 _ => reader.skip_value()?,
             }
             Ok(())

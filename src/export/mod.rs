@@ -6,6 +6,7 @@
 pub mod chrome;
 pub mod collapsed;
 pub mod differential;
+mod entries;
 pub mod escape;
 pub mod firefox;
 pub mod flamegraph;
@@ -14,6 +15,7 @@ pub mod json;
 mod json_read;
 pub mod pprof;
 pub mod pstats;
+pub mod select;
 pub mod speedscope;
 mod stacks;
 pub mod view;
@@ -99,6 +101,18 @@ pub const FORMATS: &[Format] = &[
         write: pstats::write,
     },
 ];
+
+impl Format {
+    /// Whether it shows one value only, so that another one can be chosen ([`select::by_value`]).
+    pub fn shows_one_value(&self) -> bool {
+        matches!(self.name, "svg" | "collapsed" | "firefox")
+    }
+
+    /// Whether it has no place for lines, so that functions can be split by them ([`select::by_line`]).
+    pub fn has_names_only(&self) -> bool {
+        matches!(self.name, "svg" | "collapsed")
+    }
+}
 
 impl fmt::Debug for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

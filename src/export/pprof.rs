@@ -1,10 +1,10 @@
-//! A profile in the format of pprof: gzip over a protocol buffer, two values a sample: `samples` (count) and `cpu`
-//! (nanoseconds).
+//! A profile in the format of pprof: gzip over a protocol buffer, with a sample type for each value type: `samples`
+//! (count) and `cpu` (nanoseconds) of a recording.
 //!
-//! A native function and what the compiler inlined into it are one location with several lines, as pprof has it.
-//! Samples are told apart by the line at the end of the stack and, where the timeline tells, by labels `thread`, `tid`
-//! and `pid`; pid and tid are also what `--tagroot` takes. An address is the start of the function in its file's own
-//! address space; the mappings are files, without addresses.
+//! Each frame has the line of its sample. A native function and what the compiler inlined into it are one location with
+//! several lines, as pprof has it. Samples are told apart by their lines and, where the timeline tells, by labels
+//! `thread`, `tid` and `pid`; pid and tid are also what `--tagroot` takes. An address is the start of the function in its
+//! file's own address space; the mappings are files, without addresses.
 //!
 //! Source: `proto/profile.proto` of google/pprof. The messages are written by hand: a few fields of seven types, no
 //! compiler of protocol buffers.
@@ -17,10 +17,12 @@ use flate2::write::GzEncoder;
 use prost::Message;
 use rustc_hash::FxHashMap;
 
+use super::entries::Entries;
 use super::escape;
-use super::stacks::{NONE, Stacks, Timeline, period};
+use super::stacks::{NONE, Stacks, Timeline, Track};
 use super::view::View;
 use crate::tree::profile::{Frame, FrameKind, Profile};
+use crate::tree::values::{Amounts, Unit};
 
 #[derive(Clone, PartialEq, Message)]
 struct Document {
@@ -134,8 +136,9 @@ struct Function {
 /// Writes the profile as pprof's protocol buffer.
 pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     let view = View::new(profile);
-    let stacks = Stacks::new(&view);
-    let document = Maker::new(profile, &stacks).make(profile, &view);
+    let entries = Entries::new(profile, &view);
+    let stacks = Stacks::by_line(profile, &view, &entries);
+    let document = Maker::new(profile, &stacks).make(profile, &view, &entries);
     let mut gz = GzEncoder::new(out, Compression::fast());
     gz.write_all(&document.encode_to_vec())?;
     gz.finish()?.flush()
@@ -253,63 +256,48 @@ impl<'a> Maker<'a> {
         id
     }
 
-    fn make(mut self, profile: &Profile, view: &View<'_>) -> Document {
+    fn make(mut self, profile: &Profile, view: &View<'_>, entries: &Entries) -> Document {
         let stacks = self.stacks;
-        // By item: its location where it calls others, and whether its caller is a part of that.
-        let mut at: Vec<(u64, bool)> = Vec::with_capacity(view.items.len());
-        for (item, data) in view.items.iter().enumerate() {
-            let caller = stacks.caller[item];
+        // By row: its location, and whether its caller is a part of that.
+        let mut at: Vec<(u64, bool)> = Vec::with_capacity(stacks.item.len());
+        for (row, item) in stacks.item.iter().enumerate() {
+            let caller = stacks.caller[row];
             let inlined = caller != NONE
-                && is(view.frame(item as u32), &[FrameKind::Inlined])
-                && is(view.frame(caller), &[FrameKind::Native, FrameKind::Inlined]);
+                && is(view.frame(*item), &[FrameKind::Inlined])
+                && is(
+                    view.frame(stacks.item[caller as usize]),
+                    &[FrameKind::Native, FrameKind::Inlined],
+                );
             let outer = if inlined { at[caller as usize].0 } else { 0 };
-            at.push((
-                self.location(stacks.function[item], data.first_seen_line, outer),
-                inlined,
-            ));
+            at.push((self.location(stacks.function[row], stacks.line[row], outer), inlined));
         }
         let deeper = self.location(stacks.deeper(), 0, 0);
-        let ns = period(profile).unwrap_or(0);
-        let threads = threads(profile, view, stacks);
-        let labels: Vec<Vec<Label>> = threads.names.iter().map(|name| self.labels(name)).collect();
-        for (item, data) in (0u32..).zip(&view.items) {
-            let own = stacks.own[item as usize];
-            if own == 0 {
-                continue;
-            }
-            let (path, is_deeper) = stacks.path(item);
-            let mut ids = Vec::new();
-            ids.extend(is_deeper.then_some(deeper));
+        let timeline = Timeline::new(profile, entries);
+        for (row, thread, value) in sums(profile, &timeline) {
+            let (path, is_deeper) = stacks.path(row);
+            let mut location_id = Vec::new();
+            location_id.extend(is_deeper.then_some(deeper));
             let mut part_of_last = false;
-            for item in path {
-                let (id, inlined) = at[item as usize];
+            for row in path {
+                let (id, inlined) = at[row as usize];
                 if !part_of_last {
-                    ids.push(id);
+                    location_id.push(id);
                 }
                 part_of_last = inlined;
             }
-            let whole = (threads.of_item[item as usize].as_slice(), &data.self_lines);
-            for (thread, line, count) in shares(own, whole.0, whole.1) {
-                let mut location_id = ids.clone();
-                if let (Some(line), false) = (line, is_deeper) {
-                    let (_, inlined) = at[item as usize];
-                    let caller = stacks.caller[item as usize];
-                    let outer = if inlined { at[caller as usize].0 } else { 0 };
-                    location_id[0] = self.location(stacks.function[item as usize], line, outer);
-                }
-                let (count, cpu) = (limited(count), limited(count.saturating_mul(ns)));
-                self.document.sample.push(Sample {
-                    location_id,
-                    value: vec![count, cpu],
-                    label: thread.map_or(Vec::new(), |thread| labels[thread as usize].clone()),
-                });
-            }
+            let track = thread.map(|thread| &timeline.tracks[thread]);
+            let label = track.map_or(Vec::new(), |track| self.labels(track));
+            self.document.sample.push(Sample {
+                location_id,
+                value: value.into_iter().map(limited).collect(),
+                label,
+            });
         }
-        self.add_facts(profile, ns);
+        self.add_facts(profile);
         self.document
     }
 
-    fn labels(&mut self, (pid, tid, name): &(u32, u32, String)) -> Vec<Label> {
+    fn labels(&mut self, Track { pid, tid, name, .. }: &Track) -> Vec<Label> {
         let mut labels = Vec::new();
         if !name.is_empty() {
             let (key, str) = (self.string("thread"), self.name(name));
@@ -322,16 +310,28 @@ impl<'a> Maker<'a> {
         labels
     }
 
-    fn add_facts(&mut self, profile: &Profile, ns: u64) {
+    fn add_facts(&mut self, profile: &Profile) {
         let meta = &profile.meta;
-        let mut kind = |kind: &str, unit: &str| ValueType {
-            r#type: self.string(kind),
-            unit: self.string(unit),
-        };
-        let (samples, cpu) = (kind("samples", "count"), kind("cpu", "nanoseconds"));
-        // Where the rate is not known all times are 0.
-        let shown = if ns == 0 { &samples } else { &cpu };
-        let (shown, period_type) = (shown.r#type, Some(cpu.clone()));
+        let types = profile.value_types();
+        let sample_type: Vec<ValueType> = types
+            .iter()
+            .map(|value| ValueType {
+                r#type: self.string(&value.kind.name),
+                unit: self.string(value.kind.unit.name()),
+            })
+            .collect();
+        // A time says more than a count, where there is one.
+        let time = types.iter().position(|value| value.kind.unit == Unit::Nanoseconds);
+        let shown = sample_type[time.unwrap_or(0)].r#type;
+        let periods = types.iter().zip(&sample_type).skip(1);
+        let period = periods.filter_map(|(value, kind)| match value.amounts {
+            Amounts::PerCount(amount) => Some((kind.clone(), amount)),
+            Amounts::Each { .. } => None,
+        });
+        let (period_type, period) = period
+            .map(|(kind, amount)| (Some(kind), amount))
+            .next()
+            .unwrap_or_default();
         let quality = format!(
             "stacks: exact {}, repaired {}, partial {}; lost {}",
             meta.quality.exact, meta.quality.repaired, meta.quality.partial, meta.quality.lost
@@ -348,11 +348,11 @@ impl<'a> Maker<'a> {
             .map(|text| self.name(text))
             .collect();
         self.document = Document {
-            sample_type: vec![samples, cpu],
+            sample_type,
             time_nanos: (meta.start * 1e9) as i64,
             duration_nanos: (meta.duration * 1e9) as i64,
             period_type,
-            period: limited(ns),
+            period: limited(period),
             comment,
             default_sample_type: shown,
             ..std::mem::take(&mut self.document)
@@ -368,96 +368,25 @@ fn limited(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-struct Threads {
-    names: Vec<(u32, u32, String)>,
-    /// By item: (thread, samples).
-    of_item: Vec<Vec<(u32, u64)>>,
-}
-
-fn threads(profile: &Profile, view: &View<'_>, stacks: &Stacks<'_>) -> Threads {
-    let mut of_item: Vec<Vec<(u32, u64)>> = vec![Vec::new(); view.items.len()];
-    let mut names = Vec::new();
-    for (at, track) in (0u32..).zip(Timeline::new(profile, view, stacks).tracks) {
-        for (_, item) in track.ticks {
-            let here = &mut of_item[item as usize];
-            match here.last_mut() {
-                Some((last, count)) if *last == at => *count += 1,
-                _ => here.push((at, 1)),
-            }
-        }
-        names.push((track.pid, track.tid, track.name));
-    }
-    Threads { names, of_item }
-}
-
-/// The samples that ended in one place by thread and line, as far as that is known: of several threads and several
-/// lines nobody knows which belong together.
-fn shares(own: u64, threads: &[(u32, u64)], lines: &BTreeMap<u32, u64>) -> Vec<(Option<u32>, Option<u32>, u64)> {
-    let mut left = own;
-    let mut out = Vec::new();
-    let mut take = |thread, line, count: u64| {
-        let count = count.min(left);
-        left -= count;
-        if count > 0 {
-            out.push((thread, line, count));
+/// Row of the stacks, index of the thread's track, own amounts by value type; in the order of the first two.
+fn sums(profile: &Profile, timeline: &Timeline) -> Vec<(u32, Option<usize>, Vec<u64>)> {
+    let values = profile.value_types().len();
+    let mut sums: BTreeMap<(u32, Option<usize>), Vec<u64>> = BTreeMap::new();
+    let mut add = |row, thread, amount: &dyn Fn(usize) -> u64| {
+        let sum = sums.entry((row, thread)).or_insert_with(|| vec![0; values]);
+        for (value, sum) in sum.iter_mut().enumerate() {
+            *sum = sum.saturating_add(amount(value));
         }
     };
-    if let [(thread, count)] = threads
-        && *count == own
-    {
-        lines
-            .iter()
-            .for_each(|(line, count)| take(Some(*thread), Some(*line), *count));
-        take(Some(*thread), None, u64::MAX);
-    } else if threads.is_empty() {
-        lines.iter().for_each(|(line, count)| take(None, Some(*line), *count));
-        take(None, None, u64::MAX);
-    } else {
-        let only = lines
-            .keys()
-            .next()
-            .copied()
-            .filter(|_| lines.len() == 1 && lines.values().all(|n| *n == own));
-        threads
-            .iter()
-            .for_each(|(thread, count)| take(Some(*thread), only, *count));
-        take(None, only, u64::MAX);
-    }
-    out
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn samples_are_shared_out_as_far_as_is_known() {
-        let lines = |lines: &[(u32, u64)]| lines.iter().copied().collect::<BTreeMap<_, _>>();
-        for (own, threads, on, expected) in [
-            (5, &[][..], &[][..], &[(None, None, 5)][..]),
-            (
-                5,
-                &[],
-                &[(7, 2), (9, 2)],
-                &[(None, Some(7), 2), (None, Some(9), 2), (None, None, 1)],
-            ),
-            (
-                5,
-                &[(1, 5)],
-                &[(7, 2), (9, 3)],
-                &[(Some(1), Some(7), 2), (Some(1), Some(9), 3)],
-            ),
-            (
-                5,
-                &[(1, 2), (2, 3)],
-                &[(7, 2), (9, 3)],
-                &[(Some(1), None, 2), (Some(2), None, 3)],
-            ),
-            (5, &[(1, 2)], &[(7, 5)], &[(Some(1), Some(7), 2), (None, Some(7), 3)]),
-            // Counts that do not add up.
-            (3, &[(1, 3)], &[(7, 9), (9, 9)], &[(Some(1), Some(7), 3)]),
-        ] {
-            assert_eq!(shares(own, threads, &lines(on)), expected);
+    for (thread, track) in timeline.tracks.iter().enumerate() {
+        for (_, row, tick) in &track.ticks {
+            add(*row, Some(thread), &|value| profile.tick_amount(value, *tick));
         }
     }
+    for (row, amounts) in &timeline.untimed {
+        add(*row, None, &|value| amounts[value]);
+    }
+    sums.into_iter()
+        .map(|((row, thread), sum)| (row, thread, sum))
+        .collect()
 }

@@ -33,7 +33,7 @@ struct Count {
 /// Writes the profile as marshalled statistics.
 pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     let view = View::new(profile);
-    let stacks = Stacks::new(&view);
+    let stacks = Stacks::by_function(&view);
     let (keys, key_of) = keys(&stacks);
     let mut functions = vec![Count::default(); keys.len()];
     let mut edges: FxHashMap<(u32, u32), Count> = FxHashMap::default();

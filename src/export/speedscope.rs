@@ -1,18 +1,23 @@
 //! A profile as speedscope has it: a table of functions, all samples merged, and each thread in order of time.
 //!
-//! The first profile in the file counts samples; the threads' profiles are in nanoseconds since the start, with nothing
-//! on the stack while a thread was not running. Where the threads' stacks would take more than viewers can open, only
-//! the first is there, and the name of the file says so.
+//! A frame is a function at a line. The first profiles in the file are of all threads, one for each value type that
+//! is no multiple of the count; the threads' profiles are in nanoseconds since the start, with nothing on the stack while a thread was not running. Where
+//! the threads' stacks would take more than viewers can open, only the first ones are there, and the name of the file
+//! says so.
 //!
 //! Source: `file-format-schema.json` of speedscope 1.25.
 
 use std::io::{self, BufWriter, Write};
 
+use rustc_hash::FxHashMap;
+
+use super::entries::Entries;
 use super::escape::write_json;
 use super::json::{comma, key_string, write_number};
 use super::stacks::{Span, Stacks, Timeline, Track, joined, period, spans};
 use super::view::View;
 use crate::tree::profile::Profile;
+use crate::tree::values::{Unit, ValueType};
 
 /// Frames of all stacks in order of time; at some 6 bytes each. Browsers refuse texts of 512 MB.
 const MOST_FRAMES: u64 = 64 << 20;
@@ -20,8 +25,10 @@ const MOST_FRAMES: u64 = 64 << 20;
 /// Writes the profile as speedscope's JSON.
 pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     let view = View::new(profile);
-    let stacks = Stacks::new(&view);
-    let timeline = Timeline::new(profile, &view, &stacks);
+    let entries = Entries::new(profile, &view);
+    let stacks = Stacks::by_line(profile, &view, &entries);
+    let frames = Frames::new(&stacks);
+    let timeline = Timeline::new(profile, &entries);
     let period = period(profile).unwrap_or(1);
     let tracks: Vec<(&Track, Vec<Span>)> = timeline
         .tracks
@@ -29,8 +36,8 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
         .map(|track| (track, joined(spans(track, period))))
         .collect();
     let spans = tracks.iter().flat_map(|(_, spans)| spans);
-    let frames: u64 = spans.map(|span| u64::from(stacks.depth[span.item as usize])).sum();
-    let fits = frames <= MOST_FRAMES;
+    let on_stacks: u64 = spans.map(|span| u64::from(stacks.depth[span.item as usize])).sum();
+    let fits = on_stacks <= MOST_FRAMES;
 
     let mut out = BufWriter::with_capacity(64 << 10, out);
     out.write_all(b"{\"$schema\":\"https://www.speedscope.app/file-format-schema.json\",")?;
@@ -45,41 +52,104 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     out.write_all(b",")?;
     key_string("exporter", &format!("nativeprof {}", profile.meta.version), &mut out)?;
     out.write_all(b",\"activeProfileIndex\":0,\"shared\":{\"frames\":[")?;
-    for (at, function) in stacks.functions.iter().enumerate() {
+    for (at, (function, line)) in frames.all.iter().enumerate() {
+        let function = &stacks.functions[*function as usize];
         out.write_all(if at == 0 { b"\n{\"name\":" } else { b",\n{\"name\":" })?;
         write_json(&function.name, &mut out)?;
         if !function.file.is_empty() {
             out.write_all(b",")?;
             key_string("file", function.file, &mut out)?;
         }
-        if function.first_line > 0 {
-            write!(out, ",\"line\":{}", function.first_line)?;
+        if *line > 0 {
+            write!(out, ",\"line\":{line}")?;
         }
         out.write_all(b"}")?;
     }
     out.write_all(b"\n]},\"profiles\":[\n")?;
-    write_merged(&stacks, &mut out)?;
+    // One that is so much for each count would look the same as the count.
+    let types = profile.value_types().iter().enumerate();
+    for (at, value) in types.filter(|(at, value)| *at == 0 || !value.is_per_count()) {
+        out.write_all(if at == 0 { b"" } else { b",\n" })?;
+        let own = entries.own(profile, at);
+        write_merged(&stacks, &frames, &value.kind, at, &own, &mut out)?;
+    }
     if fits {
         for (track, spans) in &tracks {
             out.write_all(b",\n")?;
-            write_track(&stacks, track, spans, &mut out)?;
+            write_track(&stacks, &frames, track, spans, &mut out)?;
         }
     }
     out.write_all(b"\n]}\n")?;
     out.flush()
 }
 
-fn write_merged(stacks: &Stacks<'_>, out: &mut impl Write) -> io::Result<()> {
-    let ends = || (0..).zip(&stacks.own).filter(|(_, own)| **own > 0);
-    let total = stacks.own.iter().fold(0u64, |sum, own| sum.saturating_add(*own));
+/// Functions at lines.
+struct Frames {
+    /// Function, and line: of Python code that of its definition where no other is known.
+    all: Vec<(u32, u32)>,
+    of_row: Vec<u32>,
+    /// Stands for deeper frames.
+    deeper: u32,
+}
+
+impl Frames {
+    fn new(stacks: &Stacks<'_>) -> Frames {
+        let (mut all, mut known) = (Vec::new(), FxHashMap::default());
+        let mut frame = |function: u32, line: u32| {
+            let line = if line > 0 {
+                line
+            } else {
+                stacks.functions[function as usize].first_line
+            };
+            *known.entry((function, line)).or_insert_with(|| {
+                all.push((function, line));
+                all.len() as u32 - 1
+            })
+        };
+        let rows = stacks.function.iter().zip(&stacks.line);
+        let of_row = rows.map(|(function, line)| frame(*function, *line)).collect();
+        let deeper = frame(stacks.deeper(), 0);
+        Frames { all, of_row, deeper }
+    }
+
+    /// The frames of the stack that ends in a row, outermost first, into `out`.
+    fn of_stack(&self, stacks: &Stacks<'_>, row: u32, out: &mut Vec<u32>) {
+        out.clear();
+        let (path, deeper) = stacks.path(row);
+        out.extend(deeper.then_some(self.deeper));
+        out.extend(path.map(|row| self.of_row[row as usize]));
+        out.reverse();
+    }
+}
+
+/// All stacks with their amounts of a value type.
+fn write_merged(
+    stacks: &Stacks<'_>,
+    frames: &Frames,
+    kind: &ValueType,
+    at: usize,
+    own: &[u64],
+    out: &mut impl Write,
+) -> io::Result<()> {
+    let ends = || (0..).zip(own).filter(|(_, own)| **own > 0);
+    let total = own.iter().fold(0u64, |sum, own| sum.saturating_add(*own));
+    let unit = match kind.unit {
+        Unit::Count => "none",
+        unit => unit.name(),
+    };
+    out.write_all(b"{\"type\":\"sampled\",")?;
+    let name = match at {
+        0 => "all threads, merged".to_string(),
+        _ => format!("all threads, merged: {}", kind.name),
+    };
+    key_string("name", &name, out)?;
     write!(
         out,
-        "{{\"type\":\"sampled\",\"name\":\"all threads, merged\",\"unit\":\"none\",\"startValue\":0,\"endValue\":{total},\
-         \"samples\":["
+        ",\"unit\":\"{unit}\",\"startValue\":0,\"endValue\":{total},\"samples\":["
     )?;
     let mut stack = Vec::new();
-    for (at, (item, _)) in ends().enumerate() {
-        stacks.functions_of(item, &mut stack);
+    for (at, (row, _)) in ends().enumerate() {
+        frames.of_stack(stacks, row, &mut stack);
         write_stack(at, &stack, out)?;
     }
     out.write_all(b"],\"weights\":[")?;
@@ -90,7 +160,13 @@ fn write_merged(stacks: &Stacks<'_>, out: &mut impl Write) -> io::Result<()> {
     out.write_all(b"]}")
 }
 
-fn write_track(stacks: &Stacks<'_>, track: &Track, spans: &[Span], out: &mut impl Write) -> io::Result<()> {
+fn write_track(
+    stacks: &Stacks<'_>,
+    frames: &Frames,
+    track: &Track,
+    spans: &[Span],
+    out: &mut impl Write,
+) -> io::Result<()> {
     let (start, end) = match (spans.first(), spans.last()) {
         (Some(first), Some(last)) => (first.start, last.end),
         _ => (0, 0),
@@ -109,7 +185,7 @@ fn write_track(stacks: &Stacks<'_>, track: &Track, spans: &[Span], out: &mut imp
             weights.push(span.start - before);
             at += 1;
         }
-        stacks.functions_of(span.item, &mut stack);
+        frames.of_stack(stacks, span.item, &mut stack);
         write_stack(at, &stack, out)?;
         weights.push(span.end - span.start);
         at += 1;
@@ -123,11 +199,11 @@ fn write_track(stacks: &Stacks<'_>, track: &Track, spans: &[Span], out: &mut imp
     out.write_all(b"]}")
 }
 
-fn write_stack(at: usize, functions: &[u32], out: &mut impl Write) -> io::Result<()> {
+fn write_stack(at: usize, frames: &[u32], out: &mut impl Write) -> io::Result<()> {
     out.write_all(if at == 0 { b"[" } else { b",[" })?;
-    for (at, function) in functions.iter().enumerate() {
+    for (at, frame) in frames.iter().enumerate() {
         out.write_all(comma(at).as_bytes())?;
-        write_number((*function).into(), out)?;
+        write_number((*frame).into(), out)?;
     }
     out.write_all(b"]")
 }

@@ -9,6 +9,8 @@ use std::borrow::Cow;
 use rustc_hash::FxHashMap;
 
 use super::collapsed::{NO_STACK, is_group};
+use super::entries::Entries;
+pub use super::entries::NONE;
 use super::view::{View, shown_name};
 use crate::tree::profile::{Frame, FrameKind, Profile};
 
@@ -16,9 +18,6 @@ use crate::tree::profile::{Frame, FrameKind, Profile};
 /// seen.
 pub const MAX_DEPTH: u32 = 1000;
 const DEEPER: &str = "[deeper frames]";
-
-/// "No item": the caller of an outermost function.
-pub const NONE: u32 = u32::MAX;
 
 /// A function; all parts as the profile has them, unescaped.
 pub struct Function<'a> {
@@ -31,44 +30,63 @@ pub struct Function<'a> {
     pub frame: Option<&'a Frame>,
 }
 
-/// Every item of a view as the end of a stack.
+/// Stacks that share their outer parts: each row is the end of a stack.
 pub struct Stacks<'a> {
     pub functions: Vec<Function<'a>>,
-    /// By item, the index of its function.
+    /// By row, the index of its function.
     pub function: Vec<u32>,
-    /// By item, the item that called it, or [`NONE`]; always a lower index.
+    /// By row, the line; 0 where it is not known, and where rows are functions.
+    pub line: Vec<u32>,
+    /// By row, its item in the view.
+    pub item: Vec<u32>,
+    /// By row, the row that called it, or [`NONE`]; always a lower index.
     pub caller: Vec<u32>,
-    /// Samples that ended in each item.
+    /// Samples that ended in each row.
     pub own: Vec<u64>,
-    /// By item, the functions of its stack, [`MAX_DEPTH`] at most.
+    /// By row, the functions of its stack, [`MAX_DEPTH`] at most.
     pub depth: Vec<u32>,
-    /// By item, the item where its stack is cut: itself if it is not too deep.
+    /// By row, the row where its stack is cut: itself if it is not too deep.
     shown: Vec<u32>,
     /// Function that stands for deeper frames.
     deeper: u32,
 }
 
 impl<'a> Stacks<'a> {
-    pub fn new(view: &View<'a>) -> Self {
+    /// A row for each item of the view.
+    pub fn by_function(view: &View<'a>) -> Self {
+        let rows = view.items.iter().enumerate();
+        let rows = rows.map(|(at, item)| (item.parent, at as u32, 0));
+        Stacks::new(view, rows, view.self_counts())
+    }
+
+    /// A row for each entry, with its line.
+    pub fn by_line(profile: &Profile, view: &View<'a>, entries: &Entries) -> Self {
+        let rows = entries.all.iter().map(|entry| (entry.parent, entry.item, entry.line));
+        Stacks::new(view, rows, entries.own(profile, 0))
+    }
+
+    /// Rows are (row of the caller, item, line).
+    fn new(view: &View<'a>, rows: impl ExactSizeIterator<Item = (u32, u32, u32)>, own: Vec<u64>) -> Self {
         // In the order in which stacks come to them, outermost first.
         let mut functions = vec![bare(NO_STACK)];
         let mut of_identifier = vec![NONE; view.identifiers.len()];
-        let count = view.items.len();
+        let count = rows.len();
         let (mut function, mut caller) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        let (mut line, mut items) = (Vec::with_capacity(count), Vec::with_capacity(count));
         let (mut shown, mut depth) = (Vec::with_capacity(count), Vec::<u32>::with_capacity(count));
         let group = |item: u32| view.frame(item).is_none_or(is_group);
-        for (at, item) in view.items.iter().enumerate() {
-            let at = at as u32;
+        for (at, (parent, item, at_line)) in (0u32..).zip(rows) {
+            let identifier = view.items[item as usize].identifier;
             // Deep below functions a thread has no place; whoever wrote such a file gets a stack of its own there.
-            let up = if group(at) || group(item.parent) {
+            let up = if group(item) || group(view.items[item as usize].parent) {
                 NONE
             } else {
-                item.parent
+                parent
             };
             let here = if up == NONE { 1 } else { depth[up as usize] + 1 };
-            function.push(match view.function(item.identifier) {
-                Some(frame) if !group(at) => {
-                    let known = &mut of_identifier[item.identifier as usize];
+            function.push(match view.function(identifier) {
+                Some(frame) if !group(item) => {
+                    let known = &mut of_identifier[identifier as usize];
                     if *known == NONE {
                         *known = functions.len() as u32;
                         functions.push(describe(frame));
@@ -77,6 +95,8 @@ impl<'a> Stacks<'a> {
                 }
                 _ => 0,
             });
+            line.push(at_line);
+            items.push(item);
             caller.push(up);
             shown.push(if here < MAX_DEPTH { at } else { shown[up as usize] });
             depth.push(here.min(MAX_DEPTH));
@@ -86,28 +106,21 @@ impl<'a> Stacks<'a> {
         Stacks {
             functions,
             function,
+            line,
+            item: items,
             caller,
-            own: view.self_counts(),
+            own,
             depth,
             shown,
             deeper,
         }
     }
 
-    /// The items of a stack, innermost first, and whether it goes deeper than they do.
-    pub fn path(&self, item: u32) -> (impl Iterator<Item = u32>, bool) {
-        let shown = self.shown[item as usize];
-        let up = |item: &u32| Some(self.caller[*item as usize]).filter(|up| *up != NONE);
-        (std::iter::successors(Some(shown), up), shown != item)
-    }
-
-    /// The same as functions, outermost first, into `out`.
-    pub fn functions_of(&self, item: u32, out: &mut Vec<u32>) {
-        out.clear();
-        let (path, deeper) = self.path(item);
-        out.extend(deeper.then_some(self.deeper));
-        out.extend(path.map(|item| self.function[item as usize]));
-        out.reverse();
+    /// The rows of a stack, innermost first, and whether it goes deeper than they do.
+    pub fn path(&self, row: u32) -> (impl Iterator<Item = u32>, bool) {
+        let shown = self.shown[row as usize];
+        let up = |row: &u32| Some(self.caller[*row as usize]).filter(|up| *up != NONE);
+        (std::iter::successors(Some(shown), up), shown != row)
     }
 
     /// Index of the function at the end of a stack that is too deep.
@@ -151,45 +164,37 @@ pub struct Track {
     pub tid: u32,
     /// As the thread had it; may be empty.
     pub name: String,
-    /// (ns since the start of the profile, item).
-    pub ticks: Vec<(u64, u32)>,
+    /// (ns since the start of the profile, row of the stacks, index in the timeline).
+    pub ticks: Vec<(u64, u32, usize)>,
 }
 
 /// What is known of times.
 pub struct Timeline {
     /// By process and thread.
     pub tracks: Vec<Track>,
-    /// (item, samples) of those that the timeline does not tell of.
-    pub untimed: Vec<(u32, u64)>,
+    /// What the timeline does not tell of: the row of the stacks, and own amounts by value type.
+    pub untimed: Vec<(u32, Vec<u64>)>,
 }
 
 impl Timeline {
-    /// Ticks that have no sample in the tree are left out, so that times and counts of the result agree.
-    pub fn new(profile: &Profile, view: &View<'_>, stacks: &Stacks<'_>) -> Self {
-        let mut left = stacks.own.clone();
+    /// Of the stacks that [`Stacks::by_line`] makes of the entries.
+    pub fn new(profile: &Profile, entries: &Entries) -> Self {
         let mut tracks: Vec<Track> = Vec::new();
         let mut known: FxHashMap<(u32, u32), usize> = FxHashMap::default();
-        let mut last = ((0, 0), usize::MAX);
-        for tick in &profile.timeline {
-            let Some(item) = view.item_of(tick.node) else { continue };
-            if left[item as usize] == 0 {
+        for (at, (tick, row)) in profile.timeline.iter().zip(&entries.of_tick).enumerate() {
+            if *row == NONE {
                 continue;
             }
-            left[item as usize] -= 1;
-            let id = (tick.pid, tick.tid);
-            if last != (id, last.1) || last.1 == usize::MAX {
-                let at = *known.entry(id).or_insert_with(|| {
-                    tracks.push(Track {
-                        pid: tick.pid,
-                        tid: tick.tid,
-                        name: String::new(),
-                        ticks: Vec::new(),
-                    });
-                    tracks.len() - 1
+            let track = *known.entry((tick.pid, tick.tid)).or_insert_with(|| {
+                tracks.push(Track {
+                    pid: tick.pid,
+                    tid: tick.tid,
+                    name: String::new(),
+                    ticks: Vec::new(),
                 });
-                last = (id, at);
-            }
-            tracks[last.1].ticks.push((tick.time, item));
+                tracks.len() - 1
+            });
+            tracks[track].ticks.push((tick.time, *row, at));
         }
         for (pid, tid, name) in &profile.meta.threads {
             if let Some(at) = known.get(&(*pid, *tid)) {
@@ -198,15 +203,14 @@ impl Timeline {
         }
         for track in &mut tracks {
             // Samples of several CPUs may come a little out of order.
-            if !track.ticks.is_sorted_by_key(|(time, _)| *time) {
-                track.ticks.sort_by_key(|(time, _)| *time);
+            if !track.ticks.is_sorted_by_key(|(time, ..)| *time) {
+                track.ticks.sort_by_key(|(time, ..)| *time);
             }
         }
         tracks.sort_by_key(|track| (track.pid, track.pid != track.tid, track.tid));
-        let untimed = left.into_iter().enumerate().filter(|(_, left)| *left > 0);
         Timeline {
             tracks,
-            untimed: untimed.map(|(item, left)| (item as u32, left)).collect(),
+            untimed: entries.rest.clone(),
         }
     }
 }
@@ -232,6 +236,7 @@ pub struct Span {
     /// ns since the start of the profile.
     pub start: u64,
     pub end: u64,
+    /// Row of the stacks.
     pub item: u32,
 }
 
@@ -239,7 +244,7 @@ pub struct Span {
 /// reaches back to the one before. Between them the thread was not running.
 pub fn spans(track: &Track, period: u64) -> Vec<Span> {
     let mut spans: Vec<Span> = Vec::with_capacity(track.ticks.len());
-    for (time, item) in &track.ticks {
+    for (time, item, _) in &track.ticks {
         let before = spans.last().map_or(0, |span| span.end);
         // A timer is never quite on time: what is nearly a period is one.
         let start = if time - before < period + period / 2 && !spans.is_empty() {
@@ -278,7 +283,7 @@ mod tests {
             pid: 1,
             tid: 1,
             name: String::new(),
-            ticks: ticks.to_vec(),
+            ticks: ticks.iter().map(|(time, row)| (*time, *row, 0)).collect(),
         };
         let check = |ticks: &[(u64, u32)], expected: &[(u64, u64, u32)]| {
             let got: Vec<_> = joined(spans(&track(ticks), 10))

@@ -150,8 +150,12 @@ impl<'a> View<'a> {
 
     /// The function that an identifier stands for; `None` for the root's.
     pub fn function(&self, identifier: u32) -> Option<&'a Frame> {
-        let frame = self.first_frames[(identifier as usize).checked_sub(1)?];
-        Some(&self.frames[frame as usize])
+        Some(&self.frames[self.first_frame(identifier)? as usize])
+    }
+
+    /// The index of that function's frame.
+    pub fn first_frame(&self, identifier: u32) -> Option<u32> {
+        self.first_frames.get((identifier as usize).checked_sub(1)?).copied()
     }
 
     /// The item that a node of the profile became part of, if it was sound.

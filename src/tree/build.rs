@@ -34,6 +34,7 @@
 use rustc_hash::FxHashMap;
 use std::collections::HashMap;
 
+use super::places::Places;
 use super::profile::{Frame, FrameId, FrameKind, Meta, Node, NodeId, Profile, Tick};
 use super::values::{Amounts, Value, ValueType};
 
@@ -48,6 +49,7 @@ pub struct Builder {
     // Names may come from the target: a hasher that cannot be made to collide.
     frames: HashMap<Frame, FrameId>,
     children: FxHashMap<(NodeId, FrameId), NodeId>,
+    places: Places,
 }
 
 impl Builder {
@@ -77,6 +79,7 @@ impl Builder {
             counts: None,
             frames: HashMap::new(),
             children: FxHashMap::default(),
+            places: Places::default(),
         }
     }
 
@@ -155,6 +158,12 @@ impl Builder {
         for (at, (_, ticks)) in self.columns.iter_mut().enumerate() {
             ticks.push(amounts.get(at + 1).copied().unwrap_or(0));
         }
+        let (mut node_here, mut place) = (Builder::ROOT, 0);
+        for (frame, line) in stack {
+            node_here = self.child(node_here, *frame, *line);
+            place = self.places.child(place, node_here, *line);
+        }
+        self.profile.tick_places.push(place);
         self.profile.timeline.push(Tick { time, pid, tid, node });
         node
     }
@@ -163,6 +172,9 @@ impl Builder {
     pub fn finish(self, meta: Meta) -> Profile {
         let mut profile = self.profile;
         profile.meta = meta;
+        if !profile.timeline.is_empty() {
+            profile.places = self.places.all;
+        }
         let nodes = &mut profile.nodes;
         for at in (1..nodes.len()).rev() {
             let (parent, count) = (nodes[at].parent as usize, nodes[at].count);

@@ -23,6 +23,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::profile::{Frame, FrameKind, Profile};
 use super::stats::{Counts, FunctionId, Stats, module};
+use super::values::Unit;
 
 mod quantile;
 
@@ -39,7 +40,7 @@ const PER_BLOCK: u64 = 50;
 /// reads the most memory and its key function, 100,000 and more for four others.
 const PROCESS: f64 = 50_000.0;
 /// Rows with fewer samples in both profiles together could not show any change, and are not tested.
-const LEAST: u64 = 10;
+const LEAST: f64 = 10.0;
 
 /// What makes the profiles comparable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +75,25 @@ pub struct Options {
     pub confidence: f64,
     /// Test functions inside the interpreter too.
     pub interpreter: bool,
+    /// How much of what is compared an independent sample stands for, in each profile: 1 where samples are, see [`grain`].
+    pub grains: [f64; 2],
+}
+
+/// How much of a value (an index in [`Profile::value_types`]) an independent sample stands for: of samples with different
+/// weights, the sum of their squares by their sum; without a timeline, the mean for each count. At least 1.
+pub fn grain(profile: &Profile, value: usize) -> f64 {
+    let root = |value: usize| profile.amounts(value).first().copied().unwrap_or(0) as f64;
+    let (mut sum, mut squares) = (0.0, 0.0);
+    for tick in 0..profile.timeline.len() {
+        let weight = profile.tick_amount(value, tick) as f64;
+        sum += weight;
+        squares += weight * weight;
+    }
+    let grain = match profile.is_timed() && sum > 0.0 {
+        true => squares / sum,
+        false => root(value) / root(0).max(1.0),
+    };
+    grain.max(1.0)
 }
 
 /// A row of both profiles.
@@ -145,13 +165,17 @@ pub fn diff<'a>(a: &'a Profile, b: &'a Profile, options: &Options) -> Diff<'a> {
     };
     let native = |frame: &Frame| matches!(frame.kind, FrameKind::Native | FrameKind::Inlined);
     let inside = |unit: usize| native(units.frames[unit]) && interpreters.contains(&*units.frames[unit].module);
+    let grains = options.grains;
+    let least = |unit: usize| counts[unit].0 as f64 / grains[0] + counts[unit].1 as f64 / grains[1] >= LEAST;
     let tested: Vec<usize> = (0..counts.len())
-        .filter(|i| shown(*i) && !inside(*i) && counts[*i].0 + counts[*i].1 >= LEAST)
+        .filter(|i| shown(*i) && !inside(*i) && least(*i))
         .collect();
 
     let profiles = [a, b];
     let timed = (0..2).all(|i| profiles[i].is_timed() && samples[i] > 0);
-    let blocks = (samples[0].min(samples[1]) / PER_BLOCK).clamp(FEWEST_BLOCKS as u64, MOST_BLOCKS as u64) as usize;
+    let independent = [0, 1].map(|i| (samples[i] as f64 / grains[i]) as u64);
+    let blocks =
+        (independent[0].min(independent[1]) / PER_BLOCK).clamp(FEWEST_BLOCKS as u64, MOST_BLOCKS as u64) as usize;
     // By block, the samples of each tested row and of all.
     let mut in_blocks: [Vec<(Vec<u64>, u64)>; 2] = Default::default();
     if timed {
@@ -173,7 +197,7 @@ pub fn diff<'a>(a: &'a Profile, b: &'a Profile, options: &Options) -> Diff<'a> {
     let test = |x: (u64, u64), in_block: &dyn Fn(usize, usize) -> (u64, u64)| {
         // Quotients, not products: all of all is 1 whatever the count.
         let [before, after] = [x.0 as f64 / wholes[0], x.1 as f64 / wholes[1]];
-        let pooled = (x.0 + x.1) as f64 / (wholes[0] + wholes[1]);
+        let pooled = (x.0 as f64 + x.1 as f64) / (wholes[0] + wholes[1]);
         let of_share = if options.norm == Norm::Share {
             (1.0 - pooled).max(0.0)
         } else {
@@ -181,7 +205,7 @@ pub fn diff<'a>(a: &'a Profile, b: &'a Profile, options: &Options) -> Diff<'a> {
         };
         let spread = |one: [f64; 2]| z * (pooled * (one[0] + one[1]) * of_share).sqrt();
         let between = spread([0, 1].map(|i| scales[i] * samples[i] as f64 / PROCESS));
-        let mut half = spread(scales);
+        let mut half = spread([0, 1].map(|i| scales[i] * grains[i]));
         if timed {
             // A block's part of the change, with the expected share of its samples taken off where shares are compared.
             let part = |i: usize, k: usize, whole: u64| {
@@ -259,7 +283,11 @@ pub fn diff<'a>(a: &'a Profile, b: &'a Profile, options: &Options) -> Diff<'a> {
 
 /// How many samples make one in the unit of the comparison; 0 if the profile does not tell.
 fn whole(profile: &Profile, samples: u64, norm: Norm) -> f64 {
-    let rate = profile.meta.rate as f64;
+    // Of times the amounts themselves say how long, of samples their rate does.
+    let rate = match profile.count_type().unit {
+        Unit::Nanoseconds => 1e9,
+        _ => profile.meta.rate as f64,
+    };
     match norm {
         Norm::Share => samples as f64,
         Norm::Rate => rate * profile.meta.duration,

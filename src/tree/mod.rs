@@ -3,6 +3,7 @@
 
 pub mod build;
 pub mod diff;
+pub mod places;
 pub mod profile;
 pub mod raw;
 pub mod stats;

@@ -139,6 +139,30 @@ pub struct Tick {
     pub node: NodeId,
 }
 
+pub type PlaceId = u32;
+
+/// Of a sample whose lines are not known, see [`Profile::tick_places`].
+pub const NO_PLACE: PlaceId = PlaceId::MAX;
+
+/// A line of a function as a stack came to it: nodes are functions, places are lines. Place 0 is that of the root; a
+/// parent always comes before its children.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The place that called, in the parent of `node`.
+    pub parent: PlaceId,
+    pub node: NodeId,
+    /// 0: not known.
+    pub line: u32,
+}
+
+impl Place {
+    pub const ROOT: Place = Place {
+        parent: 0,
+        node: 0,
+        line: 0,
+    };
+}
+
 /// How good the profile is. Every sample is in exactly one of exact, repaired, partial and lost.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Quality {
@@ -239,6 +263,10 @@ pub struct Profile {
     pub timeline: Vec<Tick>,
     /// Of files that were at hand; the formats that are made for other programs leave them out.
     pub excerpts: Vec<Excerpt>,
+    /// Stacks by line, as far as they are known; empty if they are not.
+    pub places: Vec<Place>,
+    /// By index in the timeline, the place where the sample's stack ends, or [`NO_PLACE`]. Empty if no place is known.
+    pub tick_places: Vec<PlaceId>,
     /// What is measured, that of the counts first. Empty means samples alone: read it through [`Profile::value_types`].
     pub values: Vec<Value>,
 }

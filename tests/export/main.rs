@@ -2,6 +2,7 @@
 //!
 //! `BLESS=1 cargo test --test export` rewrites the files in `fixtures/golden`.
 
+mod lines;
 mod sample_profile;
 mod values;
 
@@ -91,18 +92,20 @@ fn json_round_trip() {
 #[test]
 fn older_files_are_read() {
     let old = include_bytes!("../../fixtures/golden/old/profile-0.1.json");
-    let (old, new) = (
-        json::read(old).unwrap(),
-        json::read(&written("json", &golden())).unwrap(),
-    );
-    assert!(old == new);
-    for format in FORMATS {
+    let old = json::read(old).unwrap();
+    assert_eq!((&old.meta, &old.values), (&golden().meta, &golden().values));
+    // In a page functions are numbered in the order of the profile's frames, which a file does not keep.
+    for format in FORMATS.iter().filter(|format| format.name != "html") {
         assert!(
-            written(format.name, &old) == written(format.name, &new),
+            written(format.name, &old) == written(format.name, &golden()),
             "{}",
             format.name
         );
     }
+    // As the library writes it for programs that work on the tree itself.
+    let mut expanded = Vec::new();
+    json::write_expanded(&golden(), &mut expanded).unwrap();
+    assert!(json::read(&expanded).unwrap() == old);
 }
 
 #[test]
@@ -269,7 +272,7 @@ fn reader_takes_a_tree_of_dask_itself() {
     let profile = json::read(text.as_bytes()).unwrap();
     assert_eq!(
         String::from_utf8(written("collapsed", &profile)).unwrap(),
-        "f (a.py:5) 1\nf (a.py:5);sin 2\n"
+        "f (a.py:4) 1\nf (a.py:4);sin 2\n"
     );
 }
 

@@ -1,10 +1,16 @@
 //! Value types through the formats that hold them.
 
+use std::io::Read;
+
+use base64::prelude::{BASE64_STANDARD, Engine};
 use nativeprof::export::json;
+use nativeprof::export::select::by_value;
 use nativeprof::tree::build::Builder;
 use nativeprof::tree::profile::{Frame, Meta, Profile};
 use nativeprof::tree::values::{Amounts, Unit, ValueType};
 
+use super::lines::pprof;
+use super::sample_profile::golden;
 use super::written;
 
 /// What a tracer of calls makes: calls, wall and CPU time, no timeline.
@@ -68,6 +74,138 @@ fn values_go_through_json() {
         work["children"]["read;<low-level>;0x1230"]["values"],
         serde_json::json!({"wall_ns": 3_000_000_000u64})
     );
+}
+
+#[test]
+fn values_go_through_pprof() {
+    let (types, samples) = pprof(&calls());
+    let of = |name: &str, unit: &str| (name.to_string(), unit.to_string());
+    assert_eq!(
+        types,
+        [
+            of("calls", "count"),
+            of("wall", "nanoseconds"),
+            of("cpu", "nanoseconds")
+        ]
+    );
+    let values: Vec<_> = samples.iter().map(|(_, values)| values.clone()).collect();
+    let expected = [
+        vec![1, 5_000, 4_000],
+        vec![200, 70_000_000, 60_000_000],
+        vec![1000, 3_000_000_000, 0],
+    ];
+    assert_eq!(values, expected);
+    let (types, samples) = pprof(&weighted());
+    assert_eq!(types[2..], [of("live_bytes", "bytes"), of("cache-misses", "count")]);
+    let sum = |at: usize| samples.iter().map(|(_, values)| values[at]).sum::<u64>();
+    assert_eq!([0, 1, 2, 3].map(sum), [4, 12_504_077, 1 << 40, 9]);
+}
+
+#[test]
+fn values_go_through_speedscope() {
+    let file: serde_json::Value = serde_json::from_slice(&written("speedscope", &weighted())).unwrap();
+    let profiles = file["profiles"].as_array().unwrap();
+    let shown: Vec<_> = profiles
+        .iter()
+        .map(|profile| {
+            let weights = profile["weights"].as_array().unwrap().iter();
+            let sum: u64 = weights.map(|weight| weight.as_u64().unwrap()).sum();
+            (
+                profile["name"].as_str().unwrap(),
+                profile["unit"].as_str().unwrap(),
+                sum,
+            )
+        })
+        .collect();
+    let expected = [
+        ("all threads, merged", "none", 4),
+        ("all threads, merged: wall", "nanoseconds", 12_504_077),
+        ("all threads, merged: live_bytes", "bytes", 1 << 40),
+        ("all threads, merged: cache-misses", "none", 9),
+    ];
+    assert_eq!(shown[..4], expected);
+}
+
+#[test]
+fn values_go_through_firefox() {
+    let weights = |profile: &Profile| {
+        let file: serde_json::Value = serde_json::from_slice(&written("firefox", profile)).unwrap();
+        let threads = file["threads"].as_array().unwrap();
+        let of = |thread: &serde_json::Value| {
+            let samples = &thread["samples"];
+            (
+                samples["weightType"].as_str().unwrap().to_string(),
+                samples["weight"].clone(),
+            )
+        };
+        threads.iter().map(of).collect::<Vec<_>>()
+    };
+    let ms = |weights: serde_json::Value| ("tracing-ms".to_string(), weights);
+    let expected = [
+        ms(serde_json::json!([10, 2.5])),
+        ms(serde_json::json!([0.000077])),
+        ms(serde_json::json!([0.004])),
+    ];
+    assert_eq!(weights(&weighted()), expected);
+    let bytes = weights(&by_value(&weighted(), 2));
+    assert_eq!(
+        bytes.last().unwrap(),
+        &("bytes".to_string(), serde_json::json!([1u64 << 40]))
+    );
+}
+
+#[test]
+fn text_shows_the_value_that_was_chosen() {
+    let text = |format: &str, profile: &Profile| String::from_utf8(written(format, profile)).unwrap();
+    let wall = by_value(&calls(), 1);
+    let stacks = [
+        "main (/srv/app.py:3) 5000\n",
+        "main (/srv/app.py:3);Job.work (/srv/app.py:9) 70000000\n",
+        "main (/srv/app.py:3);Job.work (/srv/app.py:9);read (libc.so.6) 3000000000\n",
+    ];
+    let stacks = stacks.concat();
+    assert_eq!(text("collapsed", &wall), stacks);
+    let svg = text("svg", &wall);
+    assert!(svg.contains("3.07 s wall") && svg.contains("<title>main (/srv/app.py:3) (3,070 ms, 100.00%)</title>"));
+}
+
+/// What the page can choose from: values that say something else than the count.
+#[test]
+fn pages_hold_values() {
+    for (profile, values) in [(calls(), vec!["calls", "wall", "cpu"]), (golden(), vec!["samples"])] {
+        let page = String::from_utf8(written("html", &profile)).unwrap();
+        let packed = page.split("id=\"profile\">").nth(1).unwrap().split('<').next().unwrap();
+        let packed = BASE64_STANDARD.decode(packed).unwrap();
+        let mut bytes = Vec::new();
+        flate2::read::ZlibDecoder::new(&packed[..])
+            .read_to_end(&mut bytes)
+            .unwrap();
+        let length = u32::from_le_bytes(bytes[..4].try_into().unwrap()) as usize;
+        let head: serde_json::Value = serde_json::from_slice(&bytes[4..4 + length]).unwrap();
+        let names: Vec<_> = head["values"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|value| &value["name"])
+            .collect();
+        assert_eq!(names, values);
+    }
+}
+
+/// Samples with their CPU time take no more room than samples alone: it follows from them.
+#[test]
+fn what_follows_from_the_count_takes_no_room() {
+    let with = golden();
+    let mut without = golden();
+    without.values = Vec::new();
+    for format in nativeprof::export::FORMATS {
+        let (with, without) = (written(format.name, &with).len(), written(format.name, &without).len());
+        assert!(
+            with <= without + without / 10,
+            "{}: {with} bytes, {without} without",
+            format.name
+        );
+    }
 }
 
 /// Whatever stands for values, the reader neither fails on what it may leave out nor takes memory for it.

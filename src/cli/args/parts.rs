@@ -56,6 +56,17 @@ fn clock(text: &str) -> Result<Clock, String> {
     found.ok_or_else(|| format!("known events: {}", names.join(", ")))
 }
 
+/// How formats that show one thing show a profile.
+#[derive(Debug, Default, Args)]
+pub struct Shown {
+    /// What svg, collapsed and firefox show of a profile that measures several things: cpu, wall, alloc_bytes, ...
+    #[arg(long, value_name = "VALUE")]
+    pub value: Option<String>,
+    /// A frame for each line of a function (svg, collapsed; the other formats have lines as they are)
+    #[arg(long)]
+    pub lines: bool,
+}
+
 /// Where names may come from.
 #[derive(Debug, Args)]
 pub struct Names {

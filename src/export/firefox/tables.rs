@@ -9,7 +9,6 @@ use super::{base_name, category, column};
 use crate::export::escape::write_json;
 use crate::export::json::comma;
 use crate::export::stacks::{NONE, Stacks};
-use crate::export::view::View;
 use crate::tree::profile::{FrameKind, ModuleMeta, Profile};
 
 /// A row of the table of frames.
@@ -29,14 +28,14 @@ pub struct Tables {
     functions: Vec<(usize, i64, i64)>,
     sources: Vec<usize>,
     frames: Vec<FrameRow>,
-    /// By item.
+    /// By row of the stacks.
     frame: Vec<u32>,
     /// By function, its row among the native symbols, or `NONE`.
     symbol: Vec<u32>,
 }
 
 impl Tables {
-    pub fn new(profile: &Profile, view: &View<'_>, stacks: &Stacks<'_>) -> Tables {
+    pub fn new(profile: &Profile, stacks: &Stacks<'_>) -> Tables {
         // Names come from the target: a hasher that cannot be made to collide.
         let mut known: HashMap<&str, usize> = HashMap::new();
         let mut strings = Vec::new();
@@ -89,21 +88,21 @@ impl Tables {
             functions,
             sources,
             frames: Vec::new(),
-            frame: Vec::with_capacity(view.items.len()),
+            frame: Vec::with_capacity(stacks.item.len()),
             symbol: vec![NONE; stacks.functions.len()],
         };
         tables.strings = strings;
         tables.libs = libs;
-        tables.add_frames(view, stacks);
+        tables.add_frames(stacks);
         tables
     }
 
-    fn add_frames(&mut self, view: &View<'_>, stacks: &Stacks<'_>) {
+    fn add_frames(&mut self, stacks: &Stacks<'_>) {
         let mut known: FxHashMap<FrameRow, u32> = FxHashMap::default();
-        for (item, data) in view.items.iter().enumerate() {
-            let function = stacks.function[item];
+        for (at, function) in stacks.function.iter().enumerate() {
+            let function = *function;
             let kind = stacks.functions[function as usize].frame.map(|frame| frame.kind);
-            let caller = stacks.caller[item];
+            let caller = stacks.caller[at];
             let outer = match kind {
                 Some(FrameKind::Inlined) if caller != NONE => Some(self.frames[self.frame[caller as usize] as usize]),
                 _ => None,
@@ -115,7 +114,7 @@ impl Tables {
             };
             let row = FrameRow {
                 function,
-                line: data.first_seen_line,
+                line: stacks.line[at],
                 inline_depth,
                 symbol,
             };

@@ -67,6 +67,13 @@ async function readProfile(base64) {
   for (let i = 1; i < time.length; i++) time[i] += time[i - 1];
   const thread = column(head.ticks, Int32Array);
   const node = column(head.ticks, Int32Array);
+  // What can be shown: self by node, and the weight of each tick (null: 1).
+  const values = head.values.map((value, at) => ({
+    name: clean(value.name),
+    unit: value.unit,
+    self: at === 0 ? self : column(n, Float64Array),
+    weight: value.weighted ? column(head.ticks, Float64Array) : null,
+  }));
 
   const { functions: f, kinds } = head;
   const files = head.files.map(clean);
@@ -103,7 +110,8 @@ async function readProfile(base64) {
       module,
       line: Float64Array.from(f.line),
     },
-    tree: { n, parent, fn, self },
+    tree: { n, parent, fn },
+    values,
     lineStart,
     lines,
     lineSamples,

@@ -3,11 +3,16 @@
 //!
 //! ```text
 //! text     {"meta", "kinds", "files", "modules", "functions": {"name", "kind", "file", "module", "line"},
-//!          "threads": [[pid, tid, name]], "nodes", "ticks", "excerpts": [[path, [line, text, ...]]]}
+//!          "threads": [[pid, tid, name]], "nodes", "ticks", "values", "excerpts": [[path, [line, text, ...]]]}
 //! columns  of nodes: distance to the parent, function, samples that ended here, number of lines
 //!          of lines: distance to the line before in the same node, samples, samples that ended there
 //!          of ticks: microseconds since the tick before, thread, node
+//!          of each of "values": of nodes the amount that ended there (but of the first value, which is the samples
+//!          above), of ticks the amount (if it is "weighted")
 //! ```
+//!
+//! The text's "values" are the value types to choose from, the one of the counts first: {"name", "unit", "weighted"}.
+//! Those that are so much for each count show nothing else, and are not there.
 //!
 //! Node 0 is the root; each node is followed by all that is below it. Node `n` with function 0 is the root, functions
 //! are counted from 1. Names are cut at a length that nobody reads to the end.
@@ -24,6 +29,7 @@ use crate::export::escape::write_json;
 use crate::export::json;
 use crate::export::view::{View, shown_name};
 use crate::tree::profile::{FrameKind, Profile};
+use crate::tree::values::Value;
 
 /// Characters of a name that are kept.
 const MAX_NAME: usize = 1000;
@@ -46,7 +52,8 @@ pub fn pack(profile: &Profile) -> io::Result<Vec<u8>> {
     let view = View::new(profile);
     let mut columns = Columns::default();
     columns.nodes(&view);
-    let threads = columns.ticks(profile, &view);
+    let (threads, order) = columns.ticks(profile, &view);
+    columns.values(profile, &view, &order);
     let mut text = Vec::new();
     head(profile, &view, &threads, &mut text)?;
 
@@ -104,33 +111,57 @@ impl Columns {
         }
     }
 
-    /// Ticks of sound nodes by time; returns whose they are.
-    fn ticks(&mut self, profile: &Profile, view: &View<'_>) -> Vec<(u32, u32)> {
+    /// Amounts of the values; `order` has the ticks that were written.
+    fn values(&mut self, profile: &Profile, view: &View<'_>, order: &[usize]) {
+        let preorder = view.preorder();
+        for (at, value) in values(profile) {
+            if at > 0 {
+                let mut amounts = vec![0; view.items.len()];
+                for (item, amount) in view.own_amounts(profile, at).into_iter().enumerate() {
+                    amounts[preorder[item] as usize] = amount;
+                }
+                amounts.into_iter().for_each(|amount| self.push(amount));
+            }
+            if !value.is_per_count() {
+                order.iter().for_each(|tick| self.push(profile.tick_amount(at, *tick)));
+            }
+        }
+    }
+
+    /// Ticks of sound nodes by time; returns whose they are, and which.
+    fn ticks(&mut self, profile: &Profile, view: &View<'_>) -> (Vec<(u32, u32)>, Vec<usize>) {
         let preorder = view.preorder();
         let mut threads = Vec::new();
         let mut known: FxHashMap<(u32, u32), u32> = FxHashMap::default();
-        let mut ticks: Vec<(u64, u32, u32)> = profile
+        let mut ticks: Vec<(u64, u32, u32, usize)> = profile
             .timeline
             .iter()
-            .filter_map(|t| {
+            .enumerate()
+            .filter_map(|(at, t)| {
                 let node = preorder[view.item_of(t.node)? as usize];
                 let thread = *known.entry((t.pid, t.tid)).or_insert_with(|| {
                     threads.push((t.pid, t.tid));
                     threads.len() as u32 - 1
                 });
-                Some((t.time / 1000, thread, node))
+                Some((t.time / 1000, thread, node, at))
             })
             .collect();
         ticks.sort_by_key(|t| t.0);
         let mut before = 0;
-        for (time, _, _) in &ticks {
+        for (time, ..) in &ticks {
             self.push(time - before);
             before = *time;
         }
         ticks.iter().for_each(|t| self.push(t.1.into()));
         ticks.iter().for_each(|t| self.push(t.2.into()));
-        threads
+        (threads, ticks.into_iter().map(|t| t.3).collect())
     }
+}
+
+/// The value types to choose from, with their indices.
+fn values(profile: &Profile) -> impl Iterator<Item = (usize, &Value)> {
+    let types = profile.value_types().iter().enumerate();
+    types.filter(|(at, value)| *at == 0 || !value.is_per_count())
 }
 
 fn head(profile: &Profile, view: &View<'_>, threads: &[(u32, u32)], out: &mut Vec<u8>) -> io::Result<()> {
@@ -201,6 +232,12 @@ fn head(profile: &Profile, view: &View<'_>, threads: &[(u32, u32)], out: &mut Ve
         view.items.len(),
         profile_ticks(profile, view)
     )?;
+    list("values", values(profile), out, |(_, value), out| {
+        out.write_all(b"{\"name\":")?;
+        write_json(&short(&value.kind.name), out)?;
+        let (unit, weighted) = (value.kind.unit.name(), !value.is_per_count());
+        write!(out, ",\"unit\":\"{unit}\",\"weighted\":{weighted}}}")
+    })?;
     list("excerpts", profile.excerpts.iter(), out, |excerpt, out| {
         out.push(b'[');
         write_json(&short(&excerpt.path), out)?;

@@ -16,8 +16,8 @@ class Details {
     const { functions: f, files, modules } = model.profile;
     const kind = model.kind(fn);
     const facts = [
-      ["Total", `${percent(model.totals.all[fn], model.total)} · ${plural(model.totals.all[fn], "sample")}`],
-      ["Self", `${percent(model.totals.self[fn], model.total)} · ${plural(model.totals.self[fn], "sample")}`],
+      ["Total", `${percent(model.totals.all[fn], model.total)} · ${model.amount(model.totals.all[fn])}`],
+      ["Self", `${percent(model.totals.self[fn], model.total)} · ${model.amount(model.totals.self[fn])}`],
       ["Kind", KIND_NAMES[kind]],
       ["Module", modules[f.module[fn]]],
       [kind === "python" ? "File" : "Source", model.source(fn)],

@@ -98,7 +98,7 @@ class Filters {
     }
     if (chips.length > 1) chips.push(el("button", { class: "bare", text: "Clear all", onclick: () => this.clear() }));
     $("chips").replaceChildren(...chips);
-    $("shown").textContent = model.total === model.profile.total ? plural(model.total, "sample") : `${count(model.total)} of ${plural(model.profile.total, "sample")} (${percent(model.total, model.profile.total)})`;
+    $("shown").textContent = model.total === model.profile.total ? model.amount(model.total) : `${model.number(model.total)} of ${model.amount(model.profile.total)} (${percent(model.total, model.profile.total)})`;
   }
 
   clear() {

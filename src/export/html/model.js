@@ -6,6 +6,7 @@ class Model {
     this.listeners = [];
     this.range = null; // [first, last] in microseconds, both included, or null for all
     this.threads = null; // Set of thread numbers, or null for all
+    this.value = profile.values[0];
     this.hiddenKinds = new Set();
     this.hiddenModules = new Set();
     this.hiddenFunctions = new Set();
@@ -63,16 +64,30 @@ class Model {
     return this.texts[fn];
   }
 
+  // An amount of the value that is shown, in words.
+  amount(n) {
+    const { name, unit } = this.value;
+    if (unit === "nanoseconds") return duration(n / 1e3);
+    if (unit === "bytes") return byteCount(n);
+    return plural(n, name.replace(/s$/, ""));
+  }
+
+  // The same without what is counted, for a column of numbers.
+  number(n) {
+    return this.value.unit === "count" ? count(n) : this.amount(n);
+  }
+
   // Samples that ended at each node, within the range and the threads chosen.
   weights() {
     const { tree, ticks } = this.profile;
-    if (!this.range && !this.threads) return tree.self.slice();
+    if (!this.range && !this.threads) return this.value.self.slice();
+    const { weight } = this.value;
     const self = new Float64Array(tree.n);
     const { time, thread, node, n } = ticks;
     const [first, last] = this.range ?? [0, Infinity];
     const taken = this.profile.threads.map((_, i) => !this.threads || this.threads.has(i));
     for (let i = 0; i < n; i++) {
-      if (time[i] >= first && time[i] <= last && taken[thread[i]]) self[node[i]]++;
+      if (time[i] >= first && time[i] <= last && taken[thread[i]]) self[node[i]] += weight ? weight[i] : 1;
     }
     return self;
   }

@@ -62,7 +62,7 @@ class Page {
     $("title").title = shorten(command, 1000);
     document.title = `${shorten(command, 80)} · nativeprof`;
     const facts = [
-      [count(this.model.total), this.model.total === 1 ? "sample" : "samples"],
+      [this.model.number(this.model.profile.total), this.model.profile.total === 1 ? this.model.value.name.replace(/s$/, "") : this.model.value.name],
       meta.duration > 0 && [duration(meta.duration * 1e6), ""],
       meta.rate > 0 && [`${count(meta.rate)} Hz`, meta.event],
       meta.python && [shorten(meta.python.replace(/ \(.*/, ""), 24), ""],
@@ -86,7 +86,7 @@ class Page {
       lines.push(`${duration(span)} from ${(from / 1e6).toFixed(3)} s · ${plural(seen, "sample")}`);
     } else {
       const { all, self } = source.samples(id);
-      lines.push(`total ${percent(all, model.total)} · ${plural(all, "sample")}`, `self ${percent(self, model.total)} · ${plural(self, "sample")}`);
+      lines.push(`total ${percent(all, model.total)} · ${model.amount(all)}`, `self ${percent(self, model.total)} · ${model.amount(self)}`);
     }
     return lines;
   }
@@ -290,6 +290,15 @@ class Page {
       const { matches, text } = model.search;
       if (matches) model.set({ only: [...model.only, { label: `/${text}/`, matches }] });
     });
+    const { values } = model.profile;
+    $("value").hidden = values.length < 2;
+    values.forEach(({ name }, at) => $("value").append(el("option", { value: at, text: shorten(name, 60) })));
+    $("value").addEventListener("change", () => {
+      const value = values[$("value").value];
+      model.profile.total = value.self.reduce((sum, n) => sum + n, 0);
+      model.set({ value });
+      this.header();
+    });
     $("direction").addEventListener("click", () => this.turn());
     $("zoom-out").addEventListener("click", () => this.active.chart?.back(true));
     const menu = $("modules-button");
@@ -383,7 +392,7 @@ class Page {
     $("only").hidden = !search.matches || !search.functions;
     document.querySelector(".search").classList.toggle("wrong", !!search.error);
     $("found").textContent = search.error ? shorten(search.error, 60) : search.matches ? `${percent(search.samples, total)} · ${plural(search.functions, "function")}` : "";
-    $("found").title = search.matches ? `${plural(search.samples, "sample")} of ${count(total)} have a match on their stack` : search.error;
+    $("found").title = search.matches ? `${this.model.amount(search.samples)} of ${this.model.number(total)} have a match on their stack` : search.error;
   }
 
   key(event) {

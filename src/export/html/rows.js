@@ -145,6 +145,9 @@ function share(n, all) {
   return el("span", { class: "share" }, bar, el("span", { text: percent(n, all) }));
 }
 
+// Heading of a column of amounts: a choice of values changes what they are.
+const amountTitle = (model) => (model.profile.values.length > 1 ? "Amount" : "Samples");
+
 function functionName(model, fn) {
   const kind = model.kind(fn);
   const name = el("bdi", { class: "name", text: model.profile.functions.name[fn], title: shorten(model.profile.functions.name[fn], 600) });
@@ -158,9 +161,9 @@ class FunctionTable {
     const { functions: f, modules } = model.profile;
     const columns = [
       { key: "self", title: "Self", num: true, sort: (a, b) => model.totals.self[a] - model.totals.self[b], cell: (fn) => share(model.totals.self[fn], model.total), help: "Samples with this function innermost" },
-      { key: "selfn", title: "Samples", num: true, sort: (a, b) => model.totals.self[a] - model.totals.self[b], cell: (fn) => count(model.totals.self[fn]) },
+      { key: "selfn", title: amountTitle(model), num: true, sort: (a, b) => model.totals.self[a] - model.totals.self[b], cell: (fn) => model.number(model.totals.self[fn]) },
       { key: "total", title: "Total", num: true, sort: (a, b) => model.totals.all[a] - model.totals.all[b], cell: (fn) => share(model.totals.all[fn], model.total), help: "Samples with this function on the stack" },
-      { key: "totaln", title: "Samples", num: true, sort: (a, b) => model.totals.all[a] - model.totals.all[b], cell: (fn) => count(model.totals.all[fn]) },
+      { key: "totaln", title: amountTitle(model), num: true, sort: (a, b) => model.totals.all[a] - model.totals.all[b], cell: (fn) => model.number(model.totals.all[fn]) },
       { key: "function", title: "Function", sort: (a, b) => (f.name[a] < f.name[b] ? -1 : f.name[a] > f.name[b] ? 1 : 0), cell: (fn) => functionName(model, fn) },
       { key: "kind", title: "Kind", sort: (a, b) => f.kind[a] - f.kind[b], cell: (fn) => KIND_NAMES[model.kind(fn)] },
       { key: "module", title: "Module", sort: (a, b) => (modules[f.module[a]] < modules[f.module[b]] ? -1 : 1), cell: (fn) => el("bdi", { text: modules[f.module[fn]] }) },
@@ -204,8 +207,8 @@ class CallTree {
     this.open = new Set([0]);
     const columns = [
       { key: "total", title: "Total", num: true, cell: (i) => share(model.view.all[i], model.total) },
-      { key: "totaln", title: "Samples", num: true, cell: (i) => count(model.view.all[i]) },
-      { key: "self", title: "Self", num: true, cell: (i) => count(model.view.self[i]) },
+      { key: "totaln", title: amountTitle(model), num: true, cell: (i) => model.number(model.view.all[i]) },
+      { key: "self", title: "Self", num: true, cell: (i) => model.number(model.view.self[i]) },
       { key: "function", title: "Function", cell: (i) => this.name(i) },
       { key: "place", title: "Where", cell: (i) => el("bdi", { class: "dim", text: i ? model.place(model.view.fn[i]) : "" }) },
     ];

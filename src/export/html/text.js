@@ -32,6 +32,11 @@ function duration(us) {
   return `${Math.round(us)} µs`;
 }
 
+function byteCount(n) {
+  const at = n < 1024 ? 0 : Math.min(4, Math.floor(Math.log2(n) / 10));
+  return at === 0 ? `${count(n)} B` : `${(n / 1024 ** at).toFixed(2)} ${["B", "KiB", "MiB", "GiB", "TiB"][at]}`;
+}
+
 // The end of a path tells more than its start.
 const baseName = (path) => path.slice(path.lastIndexOf("/") + 1);
 const shorten = (text, most) => (text.length > most ? text.slice(0, most - 1) + "…" : text);

@@ -82,7 +82,7 @@ class Timeline {
     [from, to] = [Math.min(from, to), Math.max(from, to)].map((t) => Math.round(Math.min(Math.max(0, t), whole)));
     const all = from <= 0 && to >= whole;
     this.model.set({ range: all ? null : [from, to] });
-    announce(all ? "Whole recording" : `${(from / 1e6).toFixed(2)} to ${(to / 1e6).toFixed(2)} seconds, ${plural(this.model.total, "sample")}`);
+    announce(all ? "Whole recording" : `${(from / 1e6).toFixed(2)} to ${(to / 1e6).toFixed(2)} seconds, ${this.model.amount(this.model.total)}`);
   }
 
   get width() {

@@ -19,7 +19,7 @@ pub(super) struct Read {
     /// As the file declares them; `None` where it does not.
     types: Option<Vec<Value>>,
     /// Columns of the timeline by key.
-    pub(super) ticks: Vec<(String, Vec<u64>)>,
+    ticks: Vec<(String, Vec<u64>)>,
 }
 
 impl Reader<'_> {
@@ -40,6 +40,18 @@ impl Reader<'_> {
             if keys[at] == key {
                 reader.values.amounts.push((node, at as u8, amount));
             }
+            Ok(())
+        })
+    }
+
+    /// Reads the columns of the timeline.
+    pub(super) fn tick_values(&mut self) -> Result<(), Error> {
+        self.object(|reader, key| {
+            if reader.values.ticks.len() >= MAX_VALUES || reader.peek() != Some(b'[') {
+                return reader.skip_value();
+            }
+            let column = reader.column()?;
+            reader.values.ticks.push((key.to_string(), column));
             Ok(())
         })
     }
@@ -100,6 +112,11 @@ impl Reader<'_> {
                 .iter()
                 .map(|row| column.get(*row as usize).copied().unwrap_or(0))
                 .collect();
+        }
+        for value in types.iter_mut().skip(1) {
+            if let Amounts::Each { nodes, ticks } = &mut value.amounts {
+                self.add_left_out(nodes, &|tick| ticks.get(tick).copied().unwrap_or(0));
+            }
         }
         for (node, key, amount) in read.amounts {
             let Some(value) = type_of[usize::from(key)] else {

@@ -98,6 +98,7 @@ const BY_SHARE: Options = Options {
     count: Count::Own,
     confidence: 0.99,
     interpreter: false,
+    grains: [1.0, 1.0],
 };
 
 /// Twenty functions; stays of a fifth of a sample, of five and of fifty: with the last, 10,000 samples say no more than a

@@ -1,0 +1,260 @@
+//! The timeline with the lines of its stacks.
+
+use std::borrow::Cow;
+
+use rustc_hash::FxHashMap;
+
+use super::{Description, Error, NO_NUMBER, Reader};
+use crate::tree::places::Places;
+use crate::tree::profile::{FrameId, NO_PLACE, Node, NodeId, PlaceId, Tick};
+
+/// Bytes of the file for each node that it leaves out, at least; our own files have more.
+const BYTES_PER_NODE: usize = 10;
+
+/// A function of the stacks.
+enum Function {
+    /// That of a node, by its place in the file.
+    Node(u64),
+    Frame(FrameId),
+}
+
+/// What was read of the samples; node numbers mean nothing before the whole tree is there.
+#[derive(Default)]
+pub(super) struct Read {
+    threads: [Vec<u64>; 2],
+    thread: Vec<u64>,
+    time: Vec<u64>,
+    stack: Vec<u64>,
+    functions: Vec<Function>,
+    /// Function and line.
+    frames: [Vec<u64>; 2],
+    up: Vec<u64>,
+    frame: Vec<u64>,
+    left_out: u64,
+    /// They are there, though there may be none.
+    pub(super) exist: bool,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn samples(&mut self) -> Result<(), Error> {
+        self.samples.exist = true;
+        self.object(|reader, key| {
+            match (key, reader.peek()) {
+                ("thread", Some(b'[')) => reader.samples.thread = reader.column()?,
+                ("time", Some(b'[')) => reader.samples.time = reader.column()?,
+                ("stack", Some(b'[')) => reader.samples.stack = reader.column()?,
+                ("left_out", _) => reader.samples.left_out = reader.whole()?.unwrap_or(0),
+                ("threads", Some(b'{')) => reader.samples.threads = reader.pair(["pid", "tid"])?,
+                ("values", Some(b'{')) => reader.tick_values()?,
+                ("stacks", Some(b'{')) => reader.stacks()?,
+                _ => reader.skip_value()?,
+            }
+            Ok(())
+        })
+    }
+
+    fn stacks(&mut self) -> Result<(), Error> {
+        self.object(|reader, key| {
+            match (key, reader.peek()) {
+                ("functions", Some(b'[')) => reader.functions()?,
+                ("frames", Some(b'{')) => reader.samples.frames = reader.pair(["function", "line"])?,
+                ("up", Some(b'[')) => reader.samples.up = reader.column()?,
+                ("frame", Some(b'[')) => reader.samples.frame = reader.column()?,
+                _ => reader.skip_value()?,
+            }
+            Ok(())
+        })
+    }
+
+    /// Two columns of an object.
+    fn pair(&mut self, names: [&str; 2]) -> Result<[Vec<u64>; 2], Error> {
+        let mut pair: [Vec<u64>; 2] = Default::default();
+        self.object(|reader, key| {
+            match (names.iter().position(|name| *name == key), reader.peek()) {
+                (Some(at), Some(b'[')) => pair[at] = reader.column()?,
+                _ => reader.skip_value()?,
+            }
+            Ok(())
+        })?;
+        Ok(pair)
+    }
+
+    fn functions(&mut self) -> Result<(), Error> {
+        let mut functions = Vec::new();
+        self.expect(b'[')?;
+        while self.peek() != Some(b']') {
+            if !functions.is_empty() {
+                self.expect(b',')?;
+            }
+            if self.peek() != Some(b'{') {
+                functions.push(Function::Node(self.whole()?.unwrap_or(NO_NUMBER)));
+                continue;
+            }
+            let (mut identifier, mut description) = (Cow::Borrowed(""), Description::default());
+            self.object(|reader, key| {
+                match key {
+                    "identifier" => identifier = reader.string()?,
+                    "description" => description = reader.description()?,
+                    _ => reader.skip_value()?,
+                }
+                Ok(())
+            })?;
+            let (frame, ..) = self.frame_of(&identifier, description, false);
+            functions.push(Function::Frame(frame));
+        }
+        self.at += 1;
+        self.samples.functions = functions;
+        Ok(())
+    }
+
+    /// Gives the profile its timeline and places, when all nodes have been read, and the nodes that the file has left out.
+    pub(super) fn take_samples(&mut self) -> Result<(), Error> {
+        let read = std::mem::take(&mut self.samples);
+        let in_file = self.profile.nodes.len();
+        let node_of_row = self.take_rows(&read)?;
+        let mut time = 0u64;
+        for (row, (delta, stack)) in (0u32..).zip(read.time.iter().zip(&read.stack)) {
+            time = time.saturating_add(*delta);
+            let thread = read.thread.get(row as usize).map_or(0, |thread| *thread as usize);
+            let number = |column: &[u64]| column.get(thread).and_then(|n| u32::try_from(*n).ok()).unwrap_or(0);
+            let place = usize::try_from(*stack).ok().and_then(|stack| node_of_row.get(stack));
+            let Some(place) = place.copied().filter(|place| *place != NO_PLACE && *delta != NO_NUMBER) else {
+                continue;
+            };
+            self.profile.timeline.push(Tick {
+                time,
+                pid: number(&read.threads[0]),
+                tid: number(&read.threads[1]),
+                node: self.profile.places[place as usize].node,
+            });
+            self.profile.tick_places.push(place);
+            self.kept_ticks.push(row);
+        }
+        self.first_left_out = in_file;
+        Ok(())
+    }
+
+    /// Makes the places; returns the place of each row, the root's first.
+    fn take_rows(&mut self, read: &Read) -> Result<Vec<PlaceId>, Error> {
+        let nodes = &mut self.profile.nodes;
+        let in_file = nodes.len();
+        let mut children: FxHashMap<(NodeId, FrameId), NodeId> = FxHashMap::default();
+        let mut texts: FxHashMap<(FrameId, u32), NodeId> = FxHashMap::default();
+        if !read.up.is_empty() {
+            for (at, node) in (0..).zip(nodes.iter()).skip(1) {
+                children.entry((node.parent, node.frame)).or_insert(at);
+                if !node.line_text.is_empty() {
+                    texts.entry((node.frame, node.first_seen_line)).or_insert(at);
+                }
+            }
+        }
+        let most = if read.left_out > 0 {
+            self.text.len() / BYTES_PER_NODE
+        } else {
+            0
+        };
+        let mut places = Places::default();
+        let mut of_row = vec![0 as PlaceId];
+        let mut path = vec![0 as PlaceId];
+        for (up, frame) in read.up.iter().zip(&read.frame) {
+            let depth = usize::try_from(*up).ok().and_then(|up| path.len().checked_sub(up));
+            let Some(depth) = depth.filter(|depth| *depth > 0) else {
+                return Err(self.error("samples whose stacks have no caller"));
+            };
+            path.truncate(depth);
+            let at = usize::try_from(*frame).unwrap_or(usize::MAX);
+            let number = |column: usize| read.frames[column].get(at).copied();
+            let function = number(0).and_then(|n| read.functions.get(usize::try_from(n).ok()?));
+            let frame = function.and_then(|function| match function {
+                Function::Frame(frame) => Some(*frame),
+                Function::Node(node) => nodes[..in_file]
+                    .get(usize::try_from(*node).ok()?)
+                    .map(|node| node.frame),
+            });
+            let line = number(1).and_then(|line| u32::try_from(line).ok()).unwrap_or(0);
+            let parent = path[depth - 1];
+            let mut place = NO_PLACE;
+            if let (Some(frame), false) = (frame, parent == NO_PLACE) {
+                let caller = places.all[parent as usize].node;
+                let mut node = children.get(&(caller, frame)).copied();
+                if node.is_none() && nodes.len() - in_file < most {
+                    let text = texts
+                        .get(&(frame, line))
+                        .map(|node| nodes[*node as usize].line_text.clone());
+                    let next = nodes.len() as NodeId;
+                    nodes.push(Node {
+                        first_seen_line: line,
+                        line_text: text.unwrap_or_default(),
+                        ..Node::new(frame, caller)
+                    });
+                    children.insert((caller, frame), next);
+                    node = Some(next);
+                }
+                place = node.map_or(NO_PLACE, |node| places.child(parent, node, line));
+            }
+            of_row.push(place);
+            path.push(place);
+        }
+        self.profile.places = places.all;
+        Ok(of_row)
+    }
+
+    /// Counts what was left out of the tree, from the timeline.
+    pub(super) fn count_left_out(&mut self) {
+        let first = self.first_left_out;
+        let profile = &mut self.profile;
+        if first >= profile.nodes.len() {
+            return;
+        }
+        let mut own = vec![0u64; profile.places.len()];
+        for (tick, place) in profile.tick_places.iter().enumerate() {
+            let sum = &mut own[*place as usize];
+            *sum = sum.saturating_add(profile.tick_amount(0, tick));
+        }
+        let mut inclusive = own.clone();
+        for at in (1..inclusive.len()).rev() {
+            let (parent, count) = (profile.places[at].parent as usize, inclusive[at]);
+            inclusive[parent] = inclusive[parent].saturating_add(count);
+        }
+        for (at, place) in profile
+            .places
+            .iter()
+            .enumerate()
+            .filter(|(_, place)| place.node as usize >= first)
+        {
+            let node = &mut profile.nodes[place.node as usize];
+            node.count = node.count.saturating_add(inclusive[at]);
+            if place.line > 0 && inclusive[at] > 0 {
+                *node.lines.entry(place.line).or_default() += inclusive[at];
+            }
+        }
+        let own_counts = profile.own_counts();
+        for (at, place) in profile
+            .places
+            .iter()
+            .enumerate()
+            .filter(|(_, place)| place.node as usize >= first)
+        {
+            let node = &mut profile.nodes[place.node as usize];
+            if place.line > 0 && own[at] > 0 && own_counts[place.node as usize] != node.count {
+                *node.self_lines.entry(place.line).or_default() += own[at];
+            }
+        }
+    }
+
+    /// Own amounts of the timeline, added up over all that was left out of the tree.
+    pub(super) fn add_left_out(&self, column: &mut [u64], amount: &dyn Fn(usize) -> u64) {
+        for (at, tick) in self.profile.timeline.iter().enumerate() {
+            if tick.node as usize >= self.first_left_out {
+                let sum = &mut column[tick.node as usize];
+                *sum = sum.saturating_add(amount(at));
+            }
+        }
+        for at in (self.first_left_out..column.len()).rev() {
+            let parent = self.profile.nodes[at].parent as usize;
+            if parent >= self.first_left_out {
+                column[parent] = column[parent].saturating_add(column[at]);
+            }
+        }
+    }
+}

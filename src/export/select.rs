@@ -1,0 +1,187 @@
+//! Other ways to look at a profile, as profiles: by another value than the count, and split by line.
+
+use std::collections::BTreeMap;
+
+use rustc_hash::FxHashMap;
+
+use super::entries::Entries;
+use super::view::View;
+use crate::tree::profile::{Frame, FrameId, FrameKind, Node, Profile};
+use crate::tree::values::{Amounts, Value};
+
+/// The profile with one of its values (an index in [`Profile::value_types`]) as its count, and no other value. Lines of
+/// functions are those of the samples whose lines are known.
+pub fn by_value(profile: &Profile, value: usize) -> Profile {
+    let Some(chosen) = profile.value_types().get(value) else {
+        return profile.clone();
+    };
+    let mut out = profile.clone();
+    let ticks = (0..profile.timeline.len())
+        .map(|tick| profile.tick_amount(value, tick))
+        .collect();
+    for (node, amount) in out.nodes.iter_mut().zip(profile.amounts(value)) {
+        node.count = amount;
+    }
+    match chosen.amounts {
+        Amounts::PerCount(per) => {
+            let lines = |lines: &mut BTreeMap<u32, u64>| {
+                lines.values_mut().for_each(|count| *count = count.saturating_mul(per));
+            };
+            for node in &mut out.nodes {
+                lines(&mut node.lines);
+                lines(&mut node.self_lines);
+            }
+        }
+        Amounts::Each { .. } if value == 0 => {}
+        Amounts::Each { .. } => weigh_lines(&mut out, &ticks),
+    }
+    out.values = vec![Value {
+        kind: chosen.kind.clone(),
+        amounts: Amounts::Each {
+            nodes: Vec::new(),
+            ticks,
+        },
+    }];
+    out
+}
+
+/// Gives nodes the lines of the timeline's samples, which weigh so much.
+fn weigh_lines(profile: &mut Profile, ticks: &Vec<u64>) {
+    let mut own = vec![0u64; profile.places.len()];
+    for (place, weight) in profile.tick_places.iter().zip(ticks) {
+        if let Some(sum) = own.get_mut(*place as usize) {
+            *sum = sum.saturating_add(*weight);
+        }
+    }
+    let mut inclusive = own.clone();
+    for at in (1..inclusive.len()).rev() {
+        let (parent, amount) = (profile.places[at].parent as usize, inclusive[at]);
+        if parent < at {
+            inclusive[parent] = inclusive[parent].saturating_add(amount);
+        }
+    }
+    for node in &mut profile.nodes {
+        node.lines.clear();
+        node.self_lines.clear();
+    }
+    for (at, place) in profile.places.iter().enumerate().filter(|(_, place)| place.line > 0) {
+        let Some(node) = profile.nodes.get_mut(place.node as usize) else {
+            continue;
+        };
+        for (lines, amount) in [(&mut node.lines, inclusive[at]), (&mut node.self_lines, own[at])] {
+            if amount > 0 {
+                let sum = lines.entry(place.line).or_default();
+                *sum = sum.saturating_add(amount);
+            }
+        }
+    }
+    for node in &mut profile.nodes {
+        if node.self_lines == node.lines {
+            node.self_lines.clear();
+        }
+    }
+}
+
+/// The profile with a function for each line of a function: what formats show that have names only. Its functions are not
+/// those of the program, and it has no timeline.
+pub fn by_line(profile: &Profile) -> Profile {
+    let view = View::new(profile);
+    let entries = Entries::new(profile, &view);
+    let mut frames = vec![Frame::new(FrameKind::Root, "root")];
+    let mut known: FxHashMap<(u32, u32), FrameId> = FxHashMap::default();
+    let own = entries.own(profile, 0);
+    let mut nodes: Vec<Node> = Vec::with_capacity(entries.all.len());
+    for (entry, own) in entries.all.iter().zip(own) {
+        let identifier = view.items[entry.item as usize].identifier;
+        let frame = match view.function(identifier) {
+            None => 0,
+            Some(frame) => *known.entry((identifier, entry.line)).or_insert_with(|| {
+                frames.push(at_line(frame, entry.line));
+                frames.len() as FrameId - 1
+            }),
+        };
+        nodes.push(Node {
+            count: own,
+            ..Node::new(frame, entry.parent)
+        });
+    }
+    for at in (1..nodes.len()).rev() {
+        let (parent, count) = (nodes[at].parent as usize, nodes[at].count);
+        nodes[parent].count = nodes[parent].count.saturating_add(count);
+    }
+    let count = profile.value_types()[0].kind.clone();
+    Profile {
+        meta: profile.meta.clone(),
+        frames,
+        nodes,
+        values: vec![Value::per_count(count, 1)],
+        ..Profile::default()
+    }
+}
+
+/// `f (a.py:59)` for Python, `f:59 (lib.so)` for native code.
+fn at_line(frame: &Frame, line: u32) -> Frame {
+    let mut frame = frame.clone();
+    match frame.kind {
+        _ if line == 0 => {}
+        FrameKind::Python => frame.first_line = line,
+        _ => frame.name = format!("{}:{line}", frame.name),
+    }
+    frame
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::build::Builder;
+    use crate::tree::profile::Meta;
+    use crate::tree::values::ValueType;
+
+    fn profile() -> Profile {
+        let mut builder = Builder::new(&[ValueType::SAMPLES, ValueType::WALL]);
+        let f = builder.frame(Frame::python("f", "f", "a.py", 1));
+        let g = builder.frame(Frame::native("g", "g.so", 16));
+        builder.sample(1, (1, 1), &[(f, 9)], &[1, 10]);
+        builder.sample(2, (1, 1), &[(f, 12), (g, 0)], &[1, 300]);
+        builder.sample(3, (1, 1), &[(f, 12), (g, 7)], &[1, 5]);
+        builder.finish(Meta::default())
+    }
+
+    #[test]
+    fn a_value_becomes_the_count() {
+        let wall = by_value(&profile(), 1);
+        let counts: Vec<u64> = wall.nodes.iter().map(|node| node.count).collect();
+        assert_eq!((counts, wall.count_type()), (vec![315, 315, 305], &ValueType::WALL));
+        assert_eq!(wall.nodes[1].lines, BTreeMap::from([(9, 10), (12, 305)]));
+        assert_eq!(wall.nodes[1].self_lines, BTreeMap::from([(9, 10)]));
+        assert_eq!(
+            wall.nodes[2].lines,
+            BTreeMap::from([(7, 5)]),
+            "of the others no line is known"
+        );
+        assert!(wall.is_timed());
+        let mut cpu = profile();
+        cpu.values[1] = Value::per_count(ValueType::CPU, 100);
+        let cpu = by_value(&cpu, 1);
+        assert_eq!((cpu.nodes[0].count, cpu.nodes[1].lines[&12]), (300, 200));
+        assert!(cpu.is_timed());
+        assert_eq!(by_value(&profile(), 9), profile());
+    }
+
+    #[test]
+    fn lines_become_functions() {
+        let lines = by_line(&profile());
+        let shown: Vec<_> = lines
+            .nodes
+            .iter()
+            .map(|node| {
+                let frame = &lines.frames[node.frame as usize];
+                (frame.name.as_str(), frame.first_line, node.count)
+            })
+            .collect();
+        assert_eq!(
+            shown,
+            [("root", 0, 3), ("f", 9, 1), ("f", 12, 2), ("g", 0, 1), ("g:7", 0, 1)]
+        );
+    }
+}
