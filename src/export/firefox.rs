@@ -226,13 +226,15 @@ fn weight(profile: &Profile) -> (usize, &'static str) {
     (value, unit)
 }
 
-/// Samples as (ns since the start, row of the stacks, weight).
+/// A sample: ns since the start, row of the stacks, weight.
+type Weighted = (u64, u32, u64);
+
 fn write_thread(
     at: usize,
     profile: &Profile,
     track: &Track,
     is_main: bool,
-    (samples, (_, unit)): (&[(u64, u32, u64)], (usize, &str)),
+    (samples, (_, unit)): (&[Weighted], (usize, &str)),
     period: u64,
     out: &mut impl Write,
 ) -> io::Result<()> {

@@ -190,14 +190,14 @@ impl Profile {
     /// Inclusive amount of a value (an index in [`Profile::value_types`]) by node; 0 for a value that does not exist.
     pub fn amounts(&self, value: usize) -> Vec<u64> {
         let of = self.value_types().get(value).map(|value| &value.amounts);
-        let nodes = self.nodes.iter().enumerate();
+        let nodes = self.nodes.iter();
         match of {
             None => vec![0; self.nodes.len()],
-            Some(Amounts::PerCount(per)) => nodes.map(|(_, node)| node.count.saturating_mul(*per)).collect(),
-            Some(Amounts::Each { .. }) if value == 0 => nodes.map(|(_, node)| node.count).collect(),
-            Some(Amounts::Each { nodes: column, .. }) => {
-                nodes.map(|(at, _)| column.get(at).copied().unwrap_or(0)).collect()
-            }
+            Some(Amounts::PerCount(per)) => nodes.map(|node| node.count.saturating_mul(*per)).collect(),
+            Some(Amounts::Each { .. }) if value == 0 => nodes.map(|node| node.count).collect(),
+            Some(Amounts::Each { nodes: column, .. }) => (0..nodes.len())
+                .map(|at| column.get(at).copied().unwrap_or(0))
+                .collect(),
         }
     }
 

@@ -163,8 +163,11 @@ fn packed(bytes: &[u8]) -> Vec<u64> {
     numbers
 }
 
+/// Of a sample.
+type LinesAndValues = (Vec<u64>, Vec<u64>);
+
 /// What a file of pprof holds: (type, unit) of its values; of its samples the lines, innermost first, and the values.
-pub fn pprof(profile: &Profile) -> (Vec<(String, String)>, Vec<(Vec<u64>, Vec<u64>)>) {
+pub fn pprof(profile: &Profile) -> (Vec<(String, String)>, Vec<LinesAndValues>) {
     let bytes = plain(written("pprof", profile));
     let document = fields(&bytes);
     let all = |number| document.iter().filter(move |field| field.0 == number);
