@@ -2,9 +2,12 @@
 
 use pyo3::prelude::*;
 
+mod calls;
 mod count;
+mod engine;
 mod profiler;
 mod stacks;
+mod tracing;
 mod tree;
 
 #[pymodule]
@@ -17,6 +20,8 @@ mod _native {
     use super::profiler::{Profile, Recorder, format_of, formats, read};
     #[pymodule_export]
     use super::stacks::thread_stack;
+    #[pymodule_export]
+    use super::tracing::{Tracer, clock};
     #[pymodule_export]
     use super::tree::{create, get_profile, merge, plot_data};
 

@@ -1,0 +1,209 @@
+"""The interface of ``cProfile`` and ``profile`` on nativeprof's event engine: every call is counted and timed.
+
+``Profile``, ``run``, ``runctx`` and ``python -m nativeprof.tracing`` are used as those of ``cProfile``; ``pstats`` reads
+the results. Beyond that: each thread has its own stack, so callers and times are right with many threads, and all threads
+are seen on every version.
+"""
+
+from __future__ import annotations
+
+import marshal
+import sys
+from types import CodeType
+from typing import Any, Callable, Dict, Optional, Tuple, TypeVar, Union
+
+from . import _native
+
+__all__ = ["run", "runctx", "Profile"]
+
+_Result = TypeVar("_Result")
+_Function = Tuple[str, int, str]
+
+
+def label(code: Union[str, CodeType]) -> _Function:
+    """The key of a function in ``pstats``: file, first line, name. C functions have the file ``~`` and the line 0."""
+    if isinstance(code, str):
+        return ("~", 0, code)
+    return (code.co_filename, code.co_firstlineno, code.co_name)
+
+
+class Profile(_native.Tracer):
+    """Profile(timer=None, timeunit=0.0, subcalls=True, builtins=True, *, threads="all", only=(), skip=())
+
+    :param timer: a function that returns the time; None: wall time, by the cheapest steady clock of this machine.
+    :param timeunit: seconds per unit, if ``timer`` returns integers; 0: it returns seconds.
+    :param subcalls: figures for each pair of caller and callee too.
+    :param builtins: functions that are written in C too; else their time is their caller's.
+    :param threads: ``"all"``, or ``"current"``: only the thread that calls :meth:`enable`.
+    :param only: modules (``"json"`` is ``json`` and ``json.*``) or functions (``"json.decoder:JSONDecoder.decode"``)
+        to trace; the time of all others is their caller's. Empty: all.
+    :param skip: the same, to leave out.
+    """
+
+    stats: Dict[_Function, Tuple[int, int, float, float, Dict[_Function, Tuple[int, int, float, float]]]]
+
+    def print_stats(self, sort: Any = -1) -> None:
+        """Prints a report. ``sort``: a key of ``pstats.Stats.sort_stats``, or a tuple of keys."""
+        import pstats
+
+        keys = sort if isinstance(sort, tuple) else (sort,)
+        pstats.Stats(self).strip_dirs().sort_stats(*keys).print_stats()
+
+    def dump_stats(self, file: Any) -> None:
+        """Stops, and writes the figures to a file for ``pstats.Stats``."""
+        with open(file, "wb") as out:
+            self.create_stats()
+            marshal.dump(self.stats, out)
+
+    def create_stats(self) -> None:
+        """Stops, and sets :attr:`stats`."""
+        self.disable()
+        self.snapshot_stats()
+
+    def snapshot_stats(self) -> None:
+        """Sets :attr:`stats`, which ``pstats.Stats`` reads."""
+        entries = self.getstats()
+        self.stats = {}
+        callers_of: Dict[int, Dict[_Function, Tuple[int, int, float, float]]] = {}
+        for entry in entries:
+            # Two functions of one file, line and name (a comprehension and its neighbour, say): the last one stands, as
+            # in cProfile.
+            callers: Dict[_Function, Tuple[int, int, float, float]] = {}
+            callers_of[id(entry.code)] = callers
+            calls = entry.callcount
+            self.stats[label(entry.code)] = (
+                calls - entry.reccallcount,
+                calls,
+                entry.inlinetime,
+                entry.totaltime,
+                callers,
+            )
+        for entry in entries:
+            caller = label(entry.code)
+            for callee in entry.calls or ():
+                found = callers_of.get(id(callee.code))
+                if found is None:
+                    continue  # none of its calls has ended
+                calls = callee.callcount
+                figures = (calls, calls - callee.reccallcount, callee.inlinetime, callee.totaltime)
+                before = found.get(caller)
+                if before is not None:
+                    figures = tuple(a + b for a, b in zip(figures, before))  # type: ignore[assignment]
+                found[caller] = figures
+
+    def run(self, cmd: Union[str, CodeType]) -> "Profile":
+        """Runs a statement in ``__main__``."""
+        import __main__
+
+        return self.runctx(cmd, __main__.__dict__, __main__.__dict__)
+
+    def runctx(self, cmd: Union[str, CodeType], globals: Dict[str, Any], locals: Any) -> "Profile":
+        """Runs a statement in these namespaces."""
+        self.enable()
+        try:
+            exec(cmd, globals, locals)
+        finally:
+            self.disable()
+        return self
+
+    def runcall(self, func: Callable[..., _Result], /, *args: Any, **kw: Any) -> _Result:
+        """Calls a function; returns what it returns."""
+        self.enable()
+        try:
+            return func(*args, **kw)
+        finally:
+            self.disable()
+
+    def __enter__(self) -> "Profile":
+        self.enable()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.disable()
+
+
+def run(statement: Union[str, CodeType], filename: Any = None, sort: Any = -1) -> None:
+    """Runs a statement in ``__main__`` and prints a report, or writes the figures to a file."""
+    import __main__
+
+    runctx(statement, __main__.__dict__, __main__.__dict__, filename, sort)
+
+
+def runctx(
+    statement: Union[str, CodeType], globals: Dict[str, Any], locals: Any, filename: Any = None, sort: Any = -1
+) -> None:
+    """As :func:`run`, in these namespaces."""
+    profile = Profile()
+    try:
+        profile.runctx(statement, globals, locals)
+    except SystemExit:
+        pass
+    finally:
+        if filename is not None:
+            profile.dump_stats(filename)
+        else:
+            profile.print_stats(sort)
+
+
+def main() -> Any:
+    """``python -m nativeprof.tracing``: options, output and exit codes of ``python -m cProfile``."""
+    import importlib.machinery
+    import io
+    import os
+    import pstats
+    import runpy
+    import types
+    from optparse import OptionParser
+
+    parser = OptionParser(usage="python -m nativeprof.tracing [-o output_file_path] [-s sort] [-m module | scriptfile] [arg] ...")
+    parser.allow_interspersed_args = False
+    parser.add_option("-o", "--outfile", dest="outfile", help="Save stats to <outfile>", default=None)
+    parser.add_option(
+        "-s",
+        "--sort",
+        dest="sort",
+        help="Sort order when printing to stdout, based on pstats.Stats class",
+        default=2 if sys.version_info >= (3, 12) else -1,
+        choices=sorted(pstats.Stats.sort_arg_dict_default),
+    )
+    parser.add_option("-m", dest="module", action="store_true", help="Profile a library module", default=False)
+    if not sys.argv[1:]:
+        parser.print_usage()
+        sys.exit(2)
+    options, arguments = parser.parse_args()
+    sys.argv[:] = arguments
+    # The program may change its directory.
+    if options.outfile is not None:
+        options.outfile = os.path.abspath(options.outfile)
+    if not arguments:
+        parser.print_usage()
+        return parser
+    program = arguments[0]
+    if options.module:
+        code: Any = "run_module(modname, run_name='__main__')"
+        names: Dict[str, Any] = {"run_module": runpy.run_module, "modname": program}
+    else:
+        sys.path.insert(0, os.path.dirname(program))
+        with io.open_code(program) as file:
+            code = compile(file.read(), program, "exec")
+        # What the program defines is found in `__main__`, by pickle for one.
+        module = types.ModuleType("__main__")
+        names = module.__dict__
+        names.update(
+            __spec__=importlib.machinery.ModuleSpec(name="__main__", loader=None, origin=program),
+            __file__=program,
+            __package__=None,
+            __cached__=None,
+            __builtins__=__builtins__,
+        )
+        sys.modules["__main__"] = module
+    try:
+        runctx(code, names, None, options.outfile, options.sort)
+    except BrokenPipeError as error:
+        sys.stdout = None  # type: ignore[assignment]
+        sys.exit(error.errno)
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,339 @@
+//! Counting and timing calls: the machine behind `nativeprof.tracing`.
+//!
+//! Per thread one number for each function, and one node for each pair of caller and callee (or, as a tree, for each
+//! chain of callers). Semantics of the figures are those of `Modules/_lsprof.c` (3.14): a call counts when it ends, each
+//! run of a generator or coroutine is a call, cumulative time is that of outermost activations.
+
+use crate::engine::table::Table;
+use crate::engine::{Callee, Context, Id, Machine, ThreadInfo, Verdict};
+
+/// What was measured of a function or of a pair.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Figures {
+    pub calls: u64,
+    /// Those that began while another one was open.
+    pub recursive: u64,
+    /// Ticks in it alone.
+    pub own: i64,
+    /// Ticks in it and all that it called, of outermost activations.
+    pub cumulative: i64,
+}
+
+impl Figures {
+    fn add(&mut self, other: &Figures) {
+        self.calls += other.calls;
+        self.recursive += other.recursive;
+        self.own = self.own.wrapping_add(other.own);
+        self.cumulative = self.cumulative.wrapping_add(other.cumulative);
+    }
+}
+
+/// A callee of one caller.
+struct Node {
+    /// Index in `functions`.
+    function: u32,
+    /// Index of the caller in `functions`.
+    caller: u32,
+    /// Open calls.
+    level: u32,
+    figures: Figures,
+}
+
+/// A function in one thread. The first one stands for "no caller".
+struct Function {
+    /// In the session.
+    id: Id,
+    level: u32,
+    recursive: u64,
+    cumulative: i64,
+    /// The callee that it called last.
+    last_key: usize,
+    last_node: u32,
+}
+
+/// An open call.
+struct Frame {
+    key: usize,
+    node: u32,
+    function: u32,
+    begin: i64,
+    /// Ticks in what it called.
+    below: i64,
+}
+
+/// Settings, and the results of threads that have ended.
+#[derive(Default)]
+pub struct Shared {
+    /// Figures per caller and callee.
+    pub subcalls: bool,
+    /// By (caller, callee); the caller may be [`NO_CALLER`].
+    pub ended: Totals,
+}
+
+/// Figures of functions, and of pairs of caller and callee, by their numbers in the session.
+#[derive(Default, Clone)]
+pub struct Totals {
+    functions: Vec<Figures>,
+    pairs: Vec<(Id, Id, Figures)>,
+    index: std::collections::HashMap<(Id, Id), usize>,
+}
+
+/// Stands for the caller of what was called from outside.
+pub const NO_CALLER: Id = Id::MAX;
+
+impl Totals {
+    fn function(&mut self, id: Id) -> Option<&mut Figures> {
+        let at = id as usize;
+        if self.functions.len() <= at {
+            self.functions.resize(at + 1, Figures::default());
+        }
+        self.functions.get_mut(at)
+    }
+
+    fn pair(&mut self, caller: Id, callee: Id, figures: &Figures) {
+        let at = *self.index.entry((caller, callee)).or_insert_with(|| {
+            self.pairs.push((caller, callee, Figures::default()));
+            self.pairs.len() - 1
+        });
+        if let Some((_, _, sum)) = self.pairs.get_mut(at) {
+            sum.add(figures);
+        }
+    }
+
+    pub fn add(&mut self, other: &Totals) {
+        for (id, figures) in other.functions.iter().enumerate() {
+            if let Some(sum) = self.function(id as Id) {
+                sum.add(figures);
+            }
+        }
+        for (caller, callee, figures) in &other.pairs {
+            self.pair(*caller, *callee, figures);
+        }
+    }
+
+    /// Of each function: its number and figures, and those of its callees.
+    pub fn rows(&self) -> Vec<(Id, Figures, Vec<(Id, Figures)>)> {
+        let mut rows: Vec<_> = self
+            .functions
+            .iter()
+            .enumerate()
+            .map(|(id, f)| (id as Id, *f, Vec::new()))
+            .collect();
+        for (caller, callee, figures) in &self.pairs {
+            if let Some((_, _, callees)) = rows.get_mut(*caller as usize) {
+                callees.push((*callee, *figures));
+            }
+        }
+        rows
+    }
+}
+
+/// The machine of one thread.
+pub struct Calls {
+    functions: Vec<Function>,
+    /// Session numbers to `functions`.
+    known: Table,
+    nodes: Vec<Node>,
+    /// (caller, key of the callee) to `nodes`.
+    pairs: Table,
+    stack: Vec<Frame>,
+}
+
+/// Index of "no caller" in `functions`.
+const OUTSIDE: u32 = 0;
+
+impl Calls {
+    /// The node for this callee of `caller`; None if it is left out.
+    #[cold]
+    #[inline(never)]
+    fn first_call(&mut self, caller: u32, callee: Callee, context: &mut Context<'_, Shared>) -> Option<u32> {
+        let (id, is_excluded) = context.functions.intern(context.py, callee);
+        if is_excluded {
+            return None;
+        }
+        // Any number but null is a key.
+        let known = self.known.get(0, id as usize + 1);
+        let function = known.unwrap_or_else(|| {
+            let new = self.functions.len() as u32;
+            self.functions.push(Function::new(id));
+            self.known.insert(0, id as usize + 1, new);
+            new
+        });
+        let node = self.nodes.len() as u32;
+        self.nodes.push(Node {
+            function,
+            caller,
+            level: 0,
+            figures: Figures::default(),
+        });
+        self.pairs.insert(caller, callee.key(), node);
+        Some(node)
+    }
+
+    /// Ends the innermost call, whose frame is `frame`.
+    #[inline(always)]
+    fn end(&mut self, frame: &Frame, now: i64) {
+        let total = now.wrapping_sub(frame.begin);
+        if let Some(outer) = self.stack.last_mut() {
+            outer.below = outer.below.wrapping_add(total);
+        }
+        if let Some(node) = self.nodes.get_mut(frame.node as usize) {
+            node.figures.calls += 1;
+            node.figures.own = node.figures.own.wrapping_add(total.wrapping_sub(frame.below));
+            node.level -= 1;
+            if node.level == 0 {
+                node.figures.cumulative = node.figures.cumulative.wrapping_add(total);
+            } else {
+                node.figures.recursive += 1;
+            }
+        }
+        if let Some(function) = self.functions.get_mut(frame.function as usize) {
+            function.level -= 1;
+            if function.level == 0 {
+                function.cumulative = function.cumulative.wrapping_add(total);
+            } else {
+                function.recursive += 1;
+            }
+        }
+    }
+
+    /// A return that is not the innermost call's: of a frame that was open before the start, or that has lost what it
+    /// called (as with greenlets that are never resumed).
+    #[cold]
+    #[inline(never)]
+    fn leave_other(&mut self, key: usize, context: &Context<'_, Shared>) -> Verdict {
+        if context.functions.is_excluded(key) {
+            return Verdict::Excluded;
+        }
+        let Some(at) = self.stack.iter().rposition(|f| f.key == key) else {
+            return Verdict::Done;
+        };
+        let now = context.moment.now();
+        while self.stack.len() > at {
+            if let Some(frame) = self.stack.pop() {
+                self.end(&frame, now);
+            }
+        }
+        Verdict::Done
+    }
+
+    /// All figures so far; open calls are not in them.
+    pub fn totals(&self) -> Totals {
+        let mut totals = Totals::default();
+        let id = |function: u32| self.functions.get(function as usize).map_or(NO_CALLER, |f| f.id);
+        for node in &self.nodes {
+            let callee = id(node.function);
+            if let Some(sum) = totals.function(callee) {
+                sum.calls += node.figures.calls;
+                sum.own = sum.own.wrapping_add(node.figures.own);
+            }
+            if node.caller != OUTSIDE {
+                totals.pair(id(node.caller), callee, &node.figures);
+            }
+        }
+        for function in self.functions.iter().skip(1) {
+            if let Some(sum) = totals.function(function.id) {
+                sum.recursive += function.recursive;
+                sum.cumulative = sum.cumulative.wrapping_add(function.cumulative);
+            }
+        }
+        totals
+    }
+}
+
+impl Function {
+    fn new(id: Id) -> Function {
+        Function {
+            id,
+            level: 0,
+            recursive: 0,
+            cumulative: 0,
+            last_key: 0,
+            last_node: 0,
+        }
+    }
+}
+
+impl Machine for Calls {
+    type Shared = Shared;
+
+    fn new(_: &ThreadInfo, _: &mut Shared) -> Calls {
+        Calls {
+            functions: vec![Function::new(NO_CALLER)],
+            known: Table::default(),
+            nodes: Vec::new(),
+            pairs: Table::default(),
+            stack: Vec::with_capacity(64),
+        }
+    }
+
+    #[inline(always)]
+    fn enter(&mut self, callee: Callee, mut context: Context<'_, Shared>) -> Verdict {
+        let key = callee.key();
+        let caller = match self.stack.last() {
+            Some(frame) if context.shared.subcalls => frame.function,
+            _ => OUTSIDE,
+        };
+        let node = match self.functions.get(caller as usize) {
+            Some(function) if function.last_key == key => function.last_node,
+            _ => {
+                let known = self.pairs.get(caller, key);
+                let Some(node) = known.or_else(|| self.first_call(caller, callee, &mut context)) else {
+                    return Verdict::Excluded;
+                };
+                if let Some(function) = self.functions.get_mut(caller as usize) {
+                    (function.last_key, function.last_node) = (key, node);
+                }
+                node
+            }
+        };
+        let Some(found) = self.nodes.get_mut(node as usize) else {
+            return Verdict::Done;
+        };
+        found.level += 1;
+        let function = found.function;
+        if let Some(function) = self.functions.get_mut(function as usize) {
+            function.level += 1;
+        }
+        self.stack.push(Frame {
+            key,
+            node,
+            function,
+            below: 0,
+            begin: context.moment.now(),
+        });
+        Verdict::Done
+    }
+
+    #[inline(always)]
+    fn leave(&mut self, key: usize, context: Context<'_, Shared>) -> Verdict {
+        let now = context.moment.now();
+        match self.stack.pop_if(|f| f.key == key) {
+            Some(frame) => {
+                self.end(&frame, now);
+                Verdict::Done
+            }
+            None => self.leave_other(key, &context),
+        }
+    }
+
+    #[inline(always)]
+    fn is_innermost(&self, key: usize) -> bool {
+        self.stack.last().is_some_and(|f| f.key == key)
+    }
+
+    fn depth(&self) -> usize {
+        self.stack.len()
+    }
+
+    fn close_innermost(&mut self, now: i64, _: &mut Shared) {
+        if let Some(frame) = self.stack.pop() {
+            self.end(&frame, now);
+        }
+    }
+
+    fn retire(&mut self, _: &ThreadInfo, _: Option<&str>, shared: &mut Shared) -> bool {
+        shared.ended.add(&self.totals());
+        true
+    }
+}

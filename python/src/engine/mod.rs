@@ -1,0 +1,128 @@
+//! The event engine: every call and return of this interpreter's threads, seen in process.
+//!
+//! From 3.12 on the events come from `sys.monitoring`, before that from the C profile hook of each thread. A [`Machine`]
+//! says what one thread does with its events; a [`Session`] is one run of such machines, one per thread, and what they
+//! share. One session runs at a time.
+//!
+//! Everything here runs with the GIL held, which is what orders accesses; no method of a machine runs Python code or
+//! gives the GIL up, so that nothing is ever entered twice. (The wheel is for builds with a GIL only.)
+
+pub mod clock;
+pub mod functions;
+mod hook;
+mod monitoring;
+pub mod objects;
+mod session;
+pub mod table;
+mod threads;
+
+pub use clock::Clock;
+pub use functions::{Callee, Filter, Functions, Id};
+pub use session::{Options, Session, Timer, is_busy};
+pub use threads::{Thread, current_machine};
+
+use pyo3::Python;
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Event {
+    /// A Python function begins. Before 3.12 also where a generator or a coroutine goes on.
+    Start,
+    /// A generator or a coroutine goes on.
+    Resume,
+    /// The same, with an exception thrown into it.
+    Throw,
+    Return,
+    Yield,
+    /// A frame ends by an exception. Before 3.12 this is a `Return`.
+    Unwind,
+    /// A C function is called.
+    CCall,
+    CReturn,
+    CRaise,
+}
+
+/// Number of different events.
+pub const EVENTS: usize = 9;
+
+/// What became of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Done,
+    /// The function is left out by the filter: no event of this place is wanted again.
+    Excluded,
+}
+
+/// The moment of an event.
+#[derive(Clone, Copy)]
+pub struct Moment {
+    pub(crate) clock: Clock,
+    /// What the user's timer said before the event was handled, if there is one.
+    pub(crate) given: Option<i64>,
+    /// Ticks to subtract: what tracing has cost this thread so far.
+    pub(crate) cost: i64,
+}
+
+impl Moment {
+    /// Ticks now. To be called last when something begins, and first when it ends.
+    #[inline(always)]
+    pub fn now(&self) -> i64 {
+        match self.given {
+            None => self.clock.now() - self.cost,
+            Some(given) => given,
+        }
+    }
+}
+
+/// What a machine is given with each event.
+pub struct Context<'a, S> {
+    pub py: Python<'a>,
+    pub event: Event,
+    pub moment: Moment,
+    pub functions: &'a mut Functions,
+    pub shared: &'a mut S,
+}
+
+/// Facts of a thread, known when it is first seen.
+#[derive(Clone, Debug, Default)]
+pub struct ThreadInfo {
+    /// Number of the thread in its session, from 0, in the order of first events.
+    pub number: u32,
+    /// `threading.get_ident()`.
+    pub ident: u64,
+    /// `threading.get_native_id()`.
+    pub native_id: i32,
+}
+
+/// What one thread does with its events.
+///
+/// No method may run Python code, give up the GIL, or panic.
+pub trait Machine: Sized + 'static {
+    /// What all threads of a session share.
+    type Shared;
+
+    fn new(info: &ThreadInfo, shared: &mut Self::Shared) -> Self;
+
+    /// A function begins or goes on.
+    fn enter(&mut self, callee: Callee, context: Context<'_, Self::Shared>) -> Verdict;
+
+    /// The function with this key ends, for good or for now. It need not have been entered: the session may have been
+    /// started inside it.
+    fn leave(&mut self, key: usize, context: Context<'_, Self::Shared>) -> Verdict;
+
+    /// Whether a call of the function with this key is open, and the innermost.
+    fn is_innermost(&self, key: usize) -> bool;
+
+    /// Number of open calls.
+    fn depth(&self) -> usize;
+
+    /// The session stops: the innermost open call ends as if it had returned now. Called until there is none.
+    fn close_innermost(&mut self, now: i64, shared: &mut Self::Shared);
+
+    /// This thread will have no more events, and no open calls: its results may move to `shared`. `name` is the
+    /// thread's name, if known. Returns whether the machine can be dropped.
+    fn retire(&mut self, _info: &ThreadInfo, _name: Option<&str>, _shared: &mut Self::Shared) -> bool {
+        false
+    }
+}

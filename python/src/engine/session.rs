@@ -1,0 +1,326 @@
+//! One run of the engine: options, threads, start and stop.
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+
+use super::threads::{self, Thread};
+use super::{Clock, EVENTS, Filter, Functions, Machine, ThreadInfo, hook, monitoring, objects};
+
+/// A clock of the user's own.
+pub struct Timer {
+    /// Called without arguments for each event.
+    pub callable: Py<PyAny>,
+    /// Seconds per unit of the integers that it returns; 0: it returns seconds.
+    pub unit: f64,
+}
+
+/// What a session is to see.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Calls of C functions too.
+    pub builtins: bool,
+    /// Returns, yields and resumes too. Without them (from 3.12 on) only the begin of each Python function is an event.
+    pub returns: bool,
+    /// Only the thread that starts the session.
+    pub current_thread_only: bool,
+    /// Ticks that each event costs, subtracted from times.
+    pub costs: [i64; EVENTS],
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            builtins: true,
+            returns: true,
+            current_thread_only: false,
+            costs: [0; EVENTS],
+        }
+    }
+}
+
+/// See the module. Kept at one address while it runs.
+pub struct Session<M: Machine> {
+    /// No other session of this process has it.
+    pub number: u64,
+    /// What error messages call it.
+    pub name: &'static str,
+    pub options: Options,
+    pub timer: Option<Timer>,
+    pub clock: Clock,
+    pub functions: Functions,
+    pub shared: M::Shared,
+    pub(crate) threads: Vec<Box<Thread<M>>>,
+    threads_seen: u32,
+    /// Ident of the thread that started it last.
+    pub(crate) starter: u64,
+    is_running: bool,
+    /// How many threads are in the user's timer.
+    pub(crate) in_timer: u32,
+    /// The tool identifier of `sys.monitoring`, from 3.12 on.
+    pub(crate) tool: u8,
+}
+
+/// The session that runs. Its type is that of the callbacks that are installed.
+static RUNNING: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+static RUNNING_NAME: Mutex<&str> = Mutex::new("");
+static NUMBERS: AtomicU64 = AtomicU64::new(1);
+
+/// The session that runs. Callbacks call it with the type that they were installed for.
+pub(crate) fn running<'a, M: Machine>(_: Python<'a>) -> Option<&'a mut Session<M>> {
+    // SAFETY: set while a session of this type runs, which then does not move; the GIL is held.
+    unsafe { RUNNING.load(Ordering::Relaxed).cast::<Session<M>>().as_mut() }
+}
+
+/// Whether a session runs.
+pub fn is_busy() -> bool {
+    !RUNNING.load(Ordering::Relaxed).is_null()
+}
+
+impl<M: Machine> Session<M> {
+    /// A session that does not run yet. `name` is for messages.
+    pub fn new(name: &'static str, shared: M::Shared, filter: Filter) -> Box<Session<M>> {
+        let mut functions = Functions::default();
+        functions.filter = filter;
+        Box::new(Session {
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            name,
+            options: Options::default(),
+            timer: None,
+            clock: Clock::best(),
+            functions,
+            shared,
+            threads: Vec::new(),
+            threads_seen: 0,
+            starter: 0,
+            is_running: false,
+            in_timer: 0,
+            tool: 0,
+        })
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.is_running
+    }
+
+    /// Starts, or goes on after a stop. Threads that were traced before keep their machines.
+    ///
+    /// `this` must stay where it is until [`Session::stop`]. Raises ValueError if another session or another tool is
+    /// active, RuntimeError if the interpreter cannot be traced.
+    pub fn start(this: &mut Box<Session<M>>, py: Python<'_>) -> PyResult<()> {
+        if this.is_running {
+            return Ok(());
+        }
+        if is_busy() {
+            let name = *RUNNING_NAME.lock().unwrap_or_else(PoisonError::into_inner);
+            return Err(PyValueError::new_err(format!(
+                "Another profiling tool is already active: {name}. One at a time: stop it first."
+            )));
+        }
+        objects::check(py)?;
+        this.starter = threads::ident();
+        let costs = this.options.costs;
+        for thread in &mut this.threads {
+            thread.costs = costs;
+            thread.is_timed_by_user = this.timer.is_some();
+        }
+        threads::forget_last();
+        RUNNING.store((&raw mut **this).cast(), Ordering::Relaxed);
+        *RUNNING_NAME.lock().unwrap_or_else(PoisonError::into_inner) = this.name;
+        this.is_running = true;
+        let installed = if py.version_info() >= (3, 12) {
+            monitoring::install(py, this)
+        } else {
+            hook::install(py, this)
+        };
+        if installed.is_err() {
+            this.is_running = false;
+            RUNNING.store(null_mut(), Ordering::Relaxed);
+            threads::forget_last();
+        }
+        installed
+    }
+
+    /// Stops, and closes open calls as if they returned now. A session that does not run: nothing.
+    ///
+    /// Raises RuntimeError if it is called from the user's timer.
+    pub fn stop(&mut self, py: Python<'_>) -> PyResult<()> {
+        if !self.is_running {
+            return Ok(());
+        }
+        self.not_in_timer("disable")?;
+        let now = self.clock.now();
+        self.is_running = false;
+        RUNNING.store(null_mut(), Ordering::Relaxed);
+        threads::forget_last();
+        let removed = if py.version_info() >= (3, 12) {
+            monitoring::remove(py, self.tool)
+        } else {
+            hook::remove(py, self)
+        };
+        for i in 0..self.threads.len() {
+            // The user's timer may run Python code, but the session does not run: nothing else touches its threads.
+            while self.threads.get(i).is_some_and(|t| t.machine.depth() > 0) {
+                let now = match &self.timer {
+                    Some(timer) => {
+                        let (callable, unit) = (timer.callable.clone_ref(py), timer.unit);
+                        self.in_timer += 1;
+                        let time = read_timer(py, &callable, unit);
+                        self.in_timer -= 1;
+                        time
+                    }
+                    None => now - self.threads.get(i).map_or(0, |t| t.cost),
+                };
+                if let Some(thread) = self.threads.get_mut(i) {
+                    thread.machine.close_innermost(now, &mut self.shared);
+                }
+            }
+        }
+        self.retire_ended(py);
+        removed
+    }
+
+    /// Raises RuntimeError if the user's timer is being read.
+    pub fn not_in_timer(&self, what: &str) -> PyResult<()> {
+        if self.in_timer > 0 {
+            return Err(PyRuntimeError::new_err(format!(
+                "cannot {what} profiler in external timer"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Drops all machines, with what they hold, and all functions; goes on if it runs.
+    pub fn clear(&mut self, py: Python<'_>) -> PyResult<()> {
+        self.not_in_timer("clear")?;
+        let filter = std::mem::take(&mut self.functions.filter);
+        let old = std::mem::take(&mut self.functions);
+        self.functions.filter = filter;
+        if self.is_running && py.version_info() < (3, 12) {
+            // Hooks lead to their threads.
+            self.threads.retain(|t| t.holder != 0);
+            for thread in &mut self.threads {
+                thread.machine = M::new(&thread.info, &mut self.shared);
+            }
+        } else {
+            self.threads.clear();
+            self.number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+            threads::forget_last();
+        }
+        // Last: the end of an object may run Python code.
+        drop(old);
+        Ok(())
+    }
+
+    /// All threads, in the order of their first events.
+    pub fn threads(&self) -> impl Iterator<Item = &Thread<M>> {
+        self.threads.iter().map(|t| &**t)
+    }
+
+    pub fn threads_mut(&mut self) -> impl Iterator<Item = &mut Thread<M>> {
+        self.threads.iter_mut().map(|t| &mut **t)
+    }
+
+    pub(crate) fn add_thread(
+        &mut self,
+        py: Python<'_>,
+        mut info: ThreadInfo,
+        ended: Arc<AtomicBool>,
+    ) -> *mut Thread<M> {
+        self.retire_ended(py);
+        info.number = self.threads_seen;
+        self.threads_seen += 1;
+        let machine = M::new(&info, &mut self.shared);
+        let thread = Box::new(Thread {
+            machine,
+            info,
+            name: None,
+            session: &raw mut *self,
+            is_timed_by_user: self.timer.is_some(),
+            cost: 0,
+            costs: self.options.costs,
+            ended,
+            state: 0,
+            holder: 0,
+            has_run: true,
+        });
+        self.threads.push(thread);
+        self.threads.last_mut().map_or(null_mut(), |t| &raw mut **t)
+    }
+
+    /// Looks up the names of threads that have none yet.
+    pub fn name_threads(&mut self, py: Python<'_>) {
+        for thread in &mut self.threads {
+            if thread.name.is_none() && thread.has_run && !thread.ended.load(Ordering::Acquire) {
+                thread.name = objects::thread_name(py, thread.info.ident);
+            }
+        }
+    }
+
+    /// Lets machines of threads that have ended give up what they hold.
+    fn retire_ended(&mut self, _: Python<'_>) {
+        let shared = &mut self.shared;
+        self.threads.retain_mut(|thread| {
+            let is_over = thread.ended.load(Ordering::Acquire) && thread.machine.depth() == 0;
+            !(is_over && thread.machine.retire(&thread.info, thread.name.as_deref(), shared))
+        });
+    }
+}
+
+impl<M: Machine> Drop for Session<M> {
+    fn drop(&mut self) {
+        if self.is_running {
+            Python::attach(|py| {
+                let _ = self.stop(py);
+            });
+            // A timer that is being read has prevented it.
+            if self.is_running {
+                RUNNING.store(null_mut(), Ordering::Relaxed);
+                threads::forget_last();
+            }
+        }
+    }
+}
+
+/// Ticks of the user's clock: nanoseconds, or its own integers if it has a unit. What it raises, or returns beside
+/// numbers, is reported as unraisable, and the time is 0.
+pub(crate) fn read_timer(py: Python<'_>, callable: &Py<PyAny>, unit: f64) -> i64 {
+    let call = || -> PyResult<i64> {
+        let value = callable.bind(py).call0()?;
+        if unit > 0.0 {
+            return value.extract();
+        }
+        let seconds: f64 = value.extract()?;
+        let nanoseconds = (seconds * 1e9).floor();
+        if !nanoseconds.is_finite() || nanoseconds.abs() > i64::MAX as f64 / 2.0 {
+            return Err(pyo3::exceptions::PyOverflowError::new_err("timestamp out of range"));
+        }
+        Ok(nanoseconds as i64)
+    };
+    objects::with_no_exception(py, || {
+        call().unwrap_or_else(|error| {
+            error.write_unraisable(py, Some(callable.bind(py)));
+            0
+        })
+    })
+}
+
+/// Reads the user's timer for an event of the running session. Python code runs meanwhile: nothing of the session may be
+/// borrowed. None if the session has ended.
+#[cold]
+pub(crate) fn read_timer_of_running<M: Machine>(py: Python<'_>) -> Option<i64> {
+    let session = running::<M>(py)?;
+    let number = session.number;
+    let (callable, unit) = session.timer.as_ref().map(|t| (t.callable.clone_ref(py), t.unit))?;
+    session.in_timer += 1;
+    let time = read_timer(py, &callable, unit);
+    // Its end, a stop and a clear are refused while `in_timer` counts; what holds it may still have been destroyed.
+    let session = running::<M>(py).filter(|s| s.number == number)?;
+    session.in_timer = session.in_timer.saturating_sub(1);
+    Some(time)
+}

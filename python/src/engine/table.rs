@@ -1,0 +1,82 @@
+//! An open-addressing hash table from (owner, address) to a number. Nothing is ever removed.
+
+/// Marks a free slot: no object has this address.
+const FREE: usize = 0;
+
+#[derive(Clone, Copy)]
+struct Slot {
+    key: usize,
+    owner: u32,
+    value: u32,
+}
+
+const EMPTY: Slot = Slot {
+    key: FREE,
+    owner: 0,
+    value: 0,
+};
+
+/// See the module. Looking up neither allocates nor locks.
+#[derive(Clone)]
+pub struct Table {
+    /// A power of two, at most half full.
+    slots: Vec<Slot>,
+    used: usize,
+}
+
+impl Default for Table {
+    fn default() -> Table {
+        Table {
+            slots: vec![EMPTY; 32],
+            used: 0,
+        }
+    }
+}
+
+impl Table {
+    #[inline(always)]
+    fn start(&self, owner: u32, key: usize) -> usize {
+        // Objects are aligned to 16 bytes; the multiplication spreads what differs to the upper half.
+        let mixed = ((key >> 4) as u64 ^ (u64::from(owner) << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (mixed >> 32) as usize & (self.slots.len() - 1)
+    }
+
+    /// The number of this pair, if it has one.
+    #[inline(always)]
+    pub fn get(&self, owner: u32, key: usize) -> Option<u32> {
+        let mut at = self.start(owner, key);
+        loop {
+            let slot = self.slots.get(at)?;
+            if slot.key == key && slot.owner == owner {
+                return Some(slot.value);
+            }
+            if slot.key == FREE {
+                return None;
+            }
+            at = (at + 1) & (self.slots.len() - 1);
+        }
+    }
+
+    /// Gives a pair that has no number one. `key` is not null.
+    pub fn insert(&mut self, owner: u32, key: usize, value: u32) {
+        if (self.used + 1) * 2 > self.slots.len() {
+            let larger = vec![EMPTY; self.slots.len() * 2];
+            let slots = std::mem::replace(&mut self.slots, larger);
+            for slot in slots.into_iter().filter(|s| s.key != FREE) {
+                self.place(slot);
+            }
+        }
+        self.used += 1;
+        self.place(Slot { key, owner, value });
+    }
+
+    fn place(&mut self, slot: Slot) {
+        let mut at = self.start(slot.owner, slot.key);
+        while self.slots.get(at).is_some_and(|s| s.key != FREE) {
+            at = (at + 1) & (self.slots.len() - 1);
+        }
+        if let Some(place) = self.slots.get_mut(at) {
+            *place = slot;
+        }
+    }
+}

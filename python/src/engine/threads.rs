@@ -1,0 +1,216 @@
+//! Which machine handles the events of the thread that runs.
+
+use std::cell::{Cell, RefCell};
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+
+use pyo3::Python;
+
+use super::session::{self, Session};
+use super::{Context, EVENTS, Event, Machine, Moment, ThreadInfo};
+
+/// One thread in one session.
+pub struct Thread<M: Machine> {
+    pub machine: M,
+    pub info: ThreadInfo,
+    /// As soon as `threading` knows it.
+    pub name: Option<String>,
+    pub(crate) session: *mut Session<M>,
+    /// The user's timer is read before each event.
+    pub(crate) is_timed_by_user: bool,
+    /// Ticks that tracing has cost this thread.
+    pub(crate) cost: i64,
+    /// What each event adds to that.
+    pub(crate) costs: [i64; EVENTS],
+    /// Set when the thread has ended.
+    pub(crate) ended: Arc<AtomicBool>,
+    /// Before 3.12: number of its thread state.
+    pub(crate) state: u64,
+    /// Before 3.12: address of the object that leads the hook to this, or 0.
+    pub(crate) holder: usize,
+    /// Whether the facts of [`ThreadInfo`] are those of the thread itself, not of the one that found it.
+    pub(crate) has_run: bool,
+}
+
+impl<M: Machine> Thread<M> {
+    /// The machine and the context of one event.
+    #[inline(always)]
+    pub(crate) fn event<'a>(
+        &'a mut self,
+        py: Python<'a>,
+        event: Event,
+        given: Option<i64>,
+    ) -> (&'a mut M, Context<'a, M::Shared>) {
+        let moment = Moment {
+            clock: self.clock(),
+            given,
+            cost: self.cost,
+        };
+        self.cost += self.costs[event as usize];
+        // SAFETY: a session outlives its threads and does not move while it runs; the GIL is held and machines do not
+        // give it up, so nothing else refers to it now. Its threads, of which this is one, are not reached through it.
+        let session = unsafe { &mut *self.session };
+        let context = Context {
+            py,
+            event,
+            moment,
+            functions: &mut session.functions,
+            shared: &mut session.shared,
+        };
+        (&mut self.machine, context)
+    }
+
+    #[inline(always)]
+    fn clock(&self) -> super::Clock {
+        // SAFETY: as above.
+        unsafe { (*self.session).clock }
+    }
+}
+
+/// The thread that had the last event: its thread pointer and its `Thread`, or null if it is not traced. Written by that
+/// thread only, with the GIL; a thread that ends, which it does without the GIL, takes its own pointer out.
+static LAST_POINTER: AtomicUsize = AtomicUsize::new(0);
+static LAST_THREAD: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+
+struct Slot {
+    /// Of the session that `thread` belongs to.
+    session: Cell<u64>,
+    thread: Cell<*mut c_void>,
+    ended: RefCell<Option<Arc<AtomicBool>>>,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let _ = LAST_POINTER.compare_exchange(pointer(), 0, Ordering::AcqRel, Ordering::Relaxed);
+        if let Some(ended) = self.ended.borrow_mut().take() {
+            ended.store(true, Ordering::Release);
+        }
+    }
+}
+
+thread_local! {
+    static SLOT: Slot = const { Slot { session: Cell::new(0), thread: Cell::new(null_mut()), ended: RefCell::new(None) } };
+}
+
+/// Differs between threads that live at one time; cheaper than any thread-local variable of a shared object.
+#[inline(always)]
+fn pointer() -> usize {
+    let pointer: usize;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the ABI keeps the address of the thread's control block at offset 0 of FS.
+    unsafe {
+        core::arch::asm!("mov {}, fs:[0]", out(reg) pointer, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: the register may be read by user code.
+    unsafe {
+        core::arch::asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nostack, preserves_flags, nomem));
+    }
+    pointer
+}
+
+/// The thread of the running session that runs now; null if it is not to be traced, or there is no session.
+#[inline(always)]
+pub(crate) fn current<M: Machine>(py: Python<'_>) -> *mut Thread<M> {
+    let own = pointer();
+    if LAST_POINTER.load(Ordering::Acquire) == own {
+        return LAST_THREAD.load(Ordering::Relaxed).cast();
+    }
+    remember(own, find::<M>(py))
+}
+
+fn remember<M: Machine>(own: usize, thread: *mut Thread<M>) -> *mut Thread<M> {
+    // Not the pair of two threads at any moment.
+    LAST_POINTER.store(0, Ordering::Release);
+    LAST_THREAD.store(thread.cast(), Ordering::Relaxed);
+    LAST_POINTER.store(own, Ordering::Release);
+    thread
+}
+
+#[cold]
+fn find<M: Machine>(py: Python<'_>) -> *mut Thread<M> {
+    let Some(session) = session::running::<M>(py) else {
+        return null_mut();
+    };
+    SLOT.try_with(|slot| {
+        if slot.session.get() == session.number {
+            return slot.thread.get().cast();
+        }
+        let thread = if session.options.current_thread_only && session.starter != ident() {
+            null_mut()
+        } else {
+            let ended = Arc::new(AtomicBool::new(false));
+            session.add_thread(py, this_thread(), ended)
+        };
+        settle(slot, session.number, thread);
+        thread
+    })
+    // Late in the thread's end.
+    .unwrap_or(null_mut())
+}
+
+fn settle<M: Machine>(slot: &Slot, session: u64, thread: *mut Thread<M>) {
+    slot.session.set(session);
+    slot.thread.set(thread.cast());
+    if !thread.is_null() {
+        // SAFETY: just made, and owned by the session.
+        let ended = unsafe { (*thread).ended.clone() };
+        // A thread has one slot: what it had in an earlier session is over for it.
+        if let Ok(mut place) = slot.ended.try_borrow_mut()
+            && let Some(before) = place.replace(ended)
+        {
+            before.store(true, Ordering::Release);
+        }
+    }
+}
+
+/// Before 3.12, where the hook brings its thread with it: notes that it is the one that runs.
+#[cold]
+pub(crate) fn adopt<M: Machine>(thread: *mut Thread<M>, session: u64) {
+    // SAFETY: the hook's own thread, which its session keeps.
+    unsafe {
+        let number = (*thread).info.number;
+        (*thread).info = ThreadInfo {
+            number,
+            ..this_thread()
+        };
+        (*thread).has_run = true;
+    }
+    let _ = SLOT.try_with(|slot| settle(slot, session, thread));
+}
+
+/// The session has changed: nothing that was remembered holds.
+pub(crate) fn forget_last() {
+    LAST_POINTER.store(0, Ordering::Release);
+}
+
+pub(crate) fn ident() -> u64 {
+    // SAFETY: always succeeds.
+    unsafe { libc::pthread_self() as u64 }
+}
+
+pub(crate) fn this_thread() -> ThreadInfo {
+    ThreadInfo {
+        number: 0,
+        ident: ident(),
+        // SAFETY: always succeeds.
+        native_id: unsafe { libc::gettid() },
+    }
+}
+
+/// The machine of the thread that runs in the session with this number, for hooks outside the engine (on allocators,
+/// say) that hold no GIL; null if that session is not running on this thread. A thread may use its own machine where it
+/// is sure that the engine is not in the middle of an event of it.
+pub fn current_machine<M: Machine>(session: u64) -> *mut M {
+    SLOT.try_with(|slot| {
+        if slot.session.get() != session || slot.thread.get().is_null() {
+            return null_mut();
+        }
+        let thread: *mut Thread<M> = slot.thread.get().cast();
+        // SAFETY: the session with this number runs, so its threads live.
+        unsafe { &raw mut (*thread).machine }
+    })
+    .unwrap_or(null_mut())
+}

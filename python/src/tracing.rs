@@ -1,0 +1,246 @@
+//! `nativeprof.tracing`: the part of its `Profile` that `cProfile` has in C.
+
+use std::cell::UnsafeCell;
+use std::ffi::CStr;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+
+use crate::calls::{Calls, Figures, Shared, Totals};
+use crate::engine::{Clock, Filter, Session, Timer};
+
+/// A deterministic profiler of all calls; `nativeprof.tracing.Profile` is its subclass.
+#[pyclass(subclass, frozen, module = "nativeprof._native")]
+pub struct Tracer(UnsafeCell<Box<Session<Calls>>>);
+
+// SAFETY: used with the GIL held only, which orders accesses.
+unsafe impl Send for Tracer {}
+// SAFETY: as above.
+unsafe impl Sync for Tracer {}
+
+impl Tracer {
+    /// Not to be kept while Python code may run.
+    #[allow(clippy::mut_from_ref)]
+    fn session(&self, _: Python<'_>) -> &mut Box<Session<Calls>> {
+        // SAFETY: the GIL is held, and no caller keeps what it gets while Python code may run, other than for `start`
+        // and `stop`, which allow for it.
+        unsafe { &mut *self.0.get() }
+    }
+}
+
+#[pymethods]
+impl Tracer {
+    #[new]
+    #[pyo3(signature = (*_args, **_kwargs))]
+    fn new(_args: &Bound<'_, pyo3::types::PyTuple>, _kwargs: Option<&Bound<'_, pyo3::types::PyDict>>) -> Tracer {
+        let shared = Shared {
+            subcalls: true,
+            ..Shared::default()
+        };
+        Tracer(UnsafeCell::new(Session::new(
+            "nativeprof.tracing.Profile",
+            shared,
+            Filter::default(),
+        )))
+    }
+
+    #[pyo3(signature = (timer=None, timeunit=0.0, subcalls=true, builtins=true, *, threads="all", only=Vec::new(), skip=Vec::new()))]
+    #[allow(clippy::too_many_arguments)]
+    fn __init__(
+        &self,
+        py: Python<'_>,
+        timer: Option<Py<PyAny>>,
+        timeunit: f64,
+        subcalls: bool,
+        builtins: bool,
+        threads: &str,
+        only: Vec<String>,
+        skip: Vec<String>,
+    ) -> PyResult<()> {
+        let current_thread_only = match threads {
+            "all" => false,
+            "current" => true,
+            _ => {
+                return Err(pyo3::exceptions::PyValueError::new_err(format!(
+                    "threads is \"all\" or \"current\", not {threads:?}"
+                )));
+            }
+        };
+        self.session(py).stop(py)?;
+        let session = self.session(py);
+        session.timer = timer.map(|callable| Timer {
+            callable,
+            unit: timeunit,
+        });
+        session.options.builtins = builtins;
+        session.options.current_thread_only = current_thread_only;
+        session.shared.subcalls = subcalls;
+        session.functions.filter = Filter { only, skip };
+        Ok(())
+    }
+
+    /// enable(subcalls=True, builtins=True)
+    ///
+    /// Start collecting profiling information. `subcalls`: figures for each pair of caller and callee. `builtins`:
+    /// functions written in C too.
+    #[pyo3(signature = (subcalls=None, builtins=None))]
+    fn enable(&self, py: Python<'_>, subcalls: Option<bool>, builtins: Option<bool>) -> PyResult<()> {
+        let session = self.session(py);
+        session.shared.subcalls = subcalls.unwrap_or(session.shared.subcalls);
+        session.options.builtins = builtins.unwrap_or(session.options.builtins);
+        Session::start(session, py)
+    }
+
+    /// disable()
+    ///
+    /// Stop collecting profiling information; open calls end now.
+    fn disable(&self, py: Python<'_>) -> PyResult<()> {
+        self.session(py).stop(py)
+    }
+
+    /// clear()
+    ///
+    /// Clear all profiling information collected so far.
+    fn clear(&self, py: Python<'_>) -> PyResult<()> {
+        let session = self.session(py);
+        session.not_in_timer("clear")?;
+        session.shared.ended = Totals::default();
+        session.clear(py)
+    }
+
+    /// getstats() -> list of profiler_entry objects
+    ///
+    /// Each has the attributes code (a code object, or the text for a C function), callcount, reccallcount, totaltime,
+    /// inlinetime and calls: None, or a list of profiler_subentry objects, which have the same attributes but calls.
+    fn getstats(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
+        let session = self.session(py);
+        let mut totals = session.shared.ended.clone();
+        for thread in session.threads() {
+            totals.add(&thread.machine.totals());
+        }
+        let seconds = match &session.timer {
+            None => session.clock.nanoseconds() / 1e9,
+            Some(timer) if timer.unit > 0.0 => timer.unit,
+            Some(_) => 1e-9,
+        };
+        let object = |id| {
+            session
+                .functions
+                .get(id)
+                .map_or_else(|| py.None(), |f| f.object.clone_ref(py))
+        };
+        let rows: Vec<_> = totals
+            .rows()
+            .into_iter()
+            .filter(|(_, figures, _)| figures.calls > 0)
+            .map(|(id, figures, callees)| {
+                let callees: Vec<_> = callees.into_iter().map(|(id, f)| (object(id), f)).collect();
+                (object(id), figures, callees)
+            })
+            .collect();
+        // Only now: Python code may run, and events come in.
+        let (entry, subentry) = types(py)?;
+        let mut entries = Vec::with_capacity(rows.len());
+        for (code, figures, callees) in rows {
+            let mut calls = Vec::with_capacity(callees.len());
+            for (code, figures) in callees {
+                calls.push(row(py, subentry, code, &figures, seconds, None)?);
+            }
+            let calls = match calls.is_empty() {
+                true => py.None(),
+                false => calls.into_pyobject(py)?.unbind(),
+            };
+            entries.push(row(py, entry, code, &figures, seconds, Some(calls))?);
+        }
+        Ok(entries)
+    }
+
+    fn __traverse__(&self, visit: pyo3::PyVisit<'_>) -> Result<(), pyo3::PyTraverseError> {
+        // SAFETY: the collector runs with the GIL held; nothing is changed.
+        let session = unsafe { &*self.0.get() };
+        match &session.timer {
+            Some(timer) => visit.call(&timer.callable),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The types `profiler_entry` and `profiler_subentry`.
+fn types(py: Python<'_>) -> PyResult<(&Py<PyAny>, &Py<PyAny>)> {
+    static TYPES: PyOnceLock<(Py<PyAny>, Py<PyAny>)> = PyOnceLock::new();
+    let made = TYPES.get_or_try_init(py, || -> PyResult<_> {
+        Ok((
+            sequence_type(py, c"nativeprof.tracing.profiler_entry", 6)?,
+            sequence_type(py, c"nativeprof.tracing.profiler_subentry", 5)?,
+        ))
+    })?;
+    Ok((&made.0, &made.1))
+}
+
+fn sequence_type(py: Python<'_>, name: &'static CStr, fields: usize) -> PyResult<Py<PyAny>> {
+    let field = |name: &'static CStr, doc: &'static CStr| ffi::PyStructSequence_Field {
+        name: name.as_ptr(),
+        doc: doc.as_ptr(),
+    };
+    let end = ffi::PyStructSequence_Field {
+        name: std::ptr::null(),
+        doc: std::ptr::null(),
+    };
+    let mut all = vec![
+        field(c"code", c"code object or built-in function name"),
+        field(c"callcount", c"how many times this was called"),
+        field(c"reccallcount", c"how many of these calls were recursive"),
+        field(c"totaltime", c"seconds in it and in what it called"),
+        field(c"inlinetime", c"seconds in it alone"),
+        field(c"calls", c"what it called"),
+    ];
+    all.truncate(fields);
+    all.push(end);
+    // The type keeps pointers into it.
+    let all = Box::leak(all.into_boxed_slice());
+    let mut description = ffi::PyStructSequence_Desc {
+        name: name.as_ptr(),
+        doc: std::ptr::null(),
+        fields: all.as_mut_ptr(),
+        n_in_sequence: fields as i32,
+    };
+    // SAFETY: the description is valid, and its names are never freed.
+    unsafe {
+        Bound::from_owned_ptr_or_err(py, ffi::PyStructSequence_NewType(&mut description).cast()).map(Bound::unbind)
+    }
+}
+
+fn row(
+    py: Python<'_>,
+    kind: &Py<PyAny>,
+    code: Py<PyAny>,
+    figures: &Figures,
+    seconds: f64,
+    calls: Option<Py<PyAny>>,
+) -> PyResult<Py<PyAny>> {
+    let mut values = vec![
+        code,
+        figures.calls.into_pyobject(py)?.into_any().unbind(),
+        figures.recursive.into_pyobject(py)?.into_any().unbind(),
+        (figures.cumulative as f64 * seconds)
+            .into_pyobject(py)?
+            .into_any()
+            .unbind(),
+        (figures.own as f64 * seconds).into_pyobject(py)?.into_any().unbind(),
+    ];
+    values.extend(calls);
+    let tuple = pyo3::types::PyTuple::new(py, values)?;
+    kind.bind(py).call1((tuple,)).map(Bound::unbind)
+}
+
+/// Seconds per tick, and the name of the clock.
+#[pyfunction]
+pub fn clock() -> (&'static str, f64) {
+    let clock = Clock::best();
+    let name = match clock {
+        Clock::Counter => "time stamp counter",
+        Clock::Monotonic => "CLOCK_MONOTONIC",
+    };
+    (name, clock.nanoseconds() / 1e9)
+}
