@@ -85,11 +85,11 @@ impl Tracer {
     /// Start collecting profiling information. `subcalls`: figures for each pair of caller and callee. `builtins`:
     /// functions written in C too.
     #[pyo3(signature = (subcalls=None, builtins=None))]
-    fn enable(&self, py: Python<'_>, subcalls: Option<bool>, builtins: Option<bool>) -> PyResult<()> {
-        let session = self.session(py);
+    fn enable(slf: &Bound<'_, Self>, subcalls: Option<bool>, builtins: Option<bool>) -> PyResult<()> {
+        let session = slf.get().session(slf.py());
         session.shared.subcalls = subcalls.unwrap_or(session.shared.subcalls);
         session.options.builtins = builtins.unwrap_or(session.options.builtins);
-        Session::start(session, py)
+        Session::start(session, slf.as_any())
     }
 
     /// disable()
@@ -106,7 +106,7 @@ impl Tracer {
         let session = self.session(py);
         session.not_in_timer("clear")?;
         session.shared.ended = Totals::default();
-        session.clear(py)
+        session.clear()
     }
 
     /// getstats() -> list of profiler_entry objects

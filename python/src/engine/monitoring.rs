@@ -11,8 +11,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::objects::{Builtin, Object};
-use super::session::{self, Session};
-use super::threads::{Thread, current};
+use super::session::Session;
+use super::threads::thread;
 use super::{Callee, Event, Machine, Verdict};
 
 /// `vectorcallfunc`.
@@ -41,24 +41,6 @@ fn disable() -> Object {
     // SAFETY: set when the callbacks were installed, never freed.
     unsafe { ffi::Py_IncRef(object) };
     object
-}
-
-/// The thread that the event is for, and the time by the user's clock if there is one. `wants_time` says whether this
-/// event needs it.
-#[inline(always)]
-fn thread<M: Machine>(py: Python<'_>, wants_time: impl Fn(&M) -> bool) -> Option<(&mut Thread<M>, Option<i64>)> {
-    // SAFETY: null, or a thread of the running session; the GIL is held and nothing else refers to it.
-    let found = unsafe { current::<M>(py).as_mut()? };
-    if !found.is_timed_by_user {
-        return Some((found, None));
-    }
-    if !wants_time(&found.machine) {
-        return Some((found, Some(0)));
-    }
-    let time = session::read_timer_of_running::<M>(py)?;
-    // SAFETY: as above; found again because Python code has run.
-    let found = unsafe { current::<M>(py).as_mut()? };
-    Some((found, Some(time)))
 }
 
 /// PY_START, PY_RESUME, PY_THROW: (code, offset[, exception]).

@@ -64,6 +64,8 @@ pub struct Session<M: Machine> {
     pub(crate) in_timer: u32,
     /// The tool identifier of `sys.monitoring`, from 3.12 on.
     pub(crate) tool: u8,
+    /// Before 3.12.
+    pub(crate) hooked: hook::Hooked,
 }
 
 /// The session that runs. Its type is that of the callbacks that are installed.
@@ -101,6 +103,7 @@ impl<M: Machine> Session<M> {
             is_running: false,
             in_timer: 0,
             tool: 0,
+            hooked: hook::Hooked::default(),
         })
     }
 
@@ -110,9 +113,11 @@ impl<M: Machine> Session<M> {
 
     /// Starts, or goes on after a stop. Threads that were traced before keep their machines.
     ///
-    /// `this` must stay where it is until [`Session::stop`]. Raises ValueError if another session or another tool is
+    /// `this` must stay where it is until [`Session::stop`]. `owner` is the Python object that it belongs to: what
+    /// `sys.getprofile` shows before 3.12, and which lives on until the stop. Raises ValueError if another session or another tool is
     /// active, RuntimeError if the interpreter cannot be traced.
-    pub fn start(this: &mut Box<Session<M>>, py: Python<'_>) -> PyResult<()> {
+    pub fn start(this: &mut Box<Session<M>>, owner: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = owner.py();
         if this.is_running {
             return Ok(());
         }
@@ -136,7 +141,7 @@ impl<M: Machine> Session<M> {
         let installed = if py.version_info() >= (3, 12) {
             monitoring::install(py, this)
         } else {
-            hook::install(py, this)
+            hook::install(py, this, owner)
         };
         if installed.is_err() {
             this.is_running = false;
@@ -161,7 +166,7 @@ impl<M: Machine> Session<M> {
         let removed = if py.version_info() >= (3, 12) {
             monitoring::remove(py, self.tool)
         } else {
-            hook::remove(py, self)
+            hook::remove(py, &std::mem::take(&mut self.hooked))
         };
         for i in 0..self.threads.len() {
             // The user's timer may run Python code, but the session does not run: nothing else touches its threads.
@@ -196,22 +201,14 @@ impl<M: Machine> Session<M> {
     }
 
     /// Drops all machines, with what they hold, and all functions; goes on if it runs.
-    pub fn clear(&mut self, py: Python<'_>) -> PyResult<()> {
+    pub fn clear(&mut self) -> PyResult<()> {
         self.not_in_timer("clear")?;
         let filter = std::mem::take(&mut self.functions.filter);
         let old = std::mem::take(&mut self.functions);
         self.functions.filter = filter;
-        if self.is_running && py.version_info() < (3, 12) {
-            // Hooks lead to their threads.
-            self.threads.retain(|t| t.holder != 0);
-            for thread in &mut self.threads {
-                thread.machine = M::new(&thread.info, &mut self.shared);
-            }
-        } else {
-            self.threads.clear();
-            self.number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-            threads::forget_last();
-        }
+        self.threads.clear();
+        self.number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        threads::forget_last();
         // Last: the end of an object may run Python code.
         drop(old);
         Ok(())
@@ -245,9 +242,6 @@ impl<M: Machine> Session<M> {
             cost: 0,
             costs: self.options.costs,
             ended,
-            state: 0,
-            holder: 0,
-            has_run: true,
         });
         self.threads.push(thread);
         self.threads.last_mut().map_or(null_mut(), |t| &raw mut **t)
@@ -256,7 +250,7 @@ impl<M: Machine> Session<M> {
     /// Looks up the names of threads that have none yet.
     pub fn name_threads(&mut self, py: Python<'_>) {
         for thread in &mut self.threads {
-            if thread.name.is_none() && thread.has_run && !thread.ended.load(Ordering::Acquire) {
+            if thread.name.is_none() && !thread.ended.load(Ordering::Acquire) {
                 thread.name = objects::thread_name(py, thread.info.ident);
             }
         }

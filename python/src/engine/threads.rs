@@ -26,12 +26,6 @@ pub struct Thread<M: Machine> {
     pub(crate) costs: [i64; EVENTS],
     /// Set when the thread has ended.
     pub(crate) ended: Arc<AtomicBool>,
-    /// Before 3.12: number of its thread state.
-    pub(crate) state: u64,
-    /// Before 3.12: address of the object that leads the hook to this, or 0.
-    pub(crate) holder: usize,
-    /// Whether the facts of [`ThreadInfo`] are those of the thread itself, not of the one that found it.
-    pub(crate) has_run: bool,
 }
 
 impl<M: Machine> Thread<M> {
@@ -113,7 +107,7 @@ fn pointer() -> usize {
 
 /// The thread of the running session that runs now; null if it is not to be traced, or there is no session.
 #[inline(always)]
-pub(crate) fn current<M: Machine>(py: Python<'_>) -> *mut Thread<M> {
+fn current<M: Machine>(py: Python<'_>) -> *mut Thread<M> {
     let own = pointer();
     if LAST_POINTER.load(Ordering::Acquire) == own {
         return LAST_THREAD.load(Ordering::Relaxed).cast();
@@ -127,6 +121,26 @@ fn remember<M: Machine>(own: usize, thread: *mut Thread<M>) -> *mut Thread<M> {
     LAST_THREAD.store(thread.cast(), Ordering::Relaxed);
     LAST_POINTER.store(own, Ordering::Release);
     thread
+}
+
+/// The thread that runs, and the time by the user's clock if there is one and `wants_time` says that the event needs it.
+#[inline(always)]
+pub(crate) fn thread<M: Machine>(
+    py: Python<'_>,
+    wants_time: impl Fn(&M) -> bool,
+) -> Option<(&mut Thread<M>, Option<i64>)> {
+    // SAFETY: null, or a thread of the running session; the GIL is held and nothing else refers to it.
+    let found = unsafe { current::<M>(py).as_mut()? };
+    if !found.is_timed_by_user {
+        return Some((found, None));
+    }
+    if !wants_time(&found.machine) {
+        return Some((found, Some(0)));
+    }
+    let time = session::read_timer_of_running::<M>(py)?;
+    // SAFETY: as above; found again because Python code has run.
+    let found = unsafe { current::<M>(py).as_mut()? };
+    Some((found, Some(time)))
 }
 
 #[cold]
@@ -164,21 +178,6 @@ fn settle<M: Machine>(slot: &Slot, session: u64, thread: *mut Thread<M>) {
             before.store(true, Ordering::Release);
         }
     }
-}
-
-/// Before 3.12, where the hook brings its thread with it: notes that it is the one that runs.
-#[cold]
-pub(crate) fn adopt<M: Machine>(thread: *mut Thread<M>, session: u64) {
-    // SAFETY: the hook's own thread, which its session keeps.
-    unsafe {
-        let number = (*thread).info.number;
-        (*thread).info = ThreadInfo {
-            number,
-            ..this_thread()
-        };
-        (*thread).has_run = true;
-    }
-    let _ = SLOT.try_with(|slot| settle(slot, session, thread));
 }
 
 /// The session has changed: nothing that was remembered holds.
