@@ -27,7 +27,7 @@ def label(code: Union[str, CodeType]) -> _Function:
     return (code.co_filename, code.co_firstlineno, code.co_name)
 
 
-class Profile(_native.Tracer):
+class Profile(_native.Profiler):
     """Profile(timer=None, timeunit=0.0, subcalls=True, builtins=True, *, threads="all", only=(), skip=())
 
     :param timer: a function that returns the time; None: wall time, by the cheapest steady clock of this machine.

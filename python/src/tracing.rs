@@ -11,7 +11,9 @@ use crate::calls::{Calls, Figures, Shared, Totals};
 use crate::engine::{Clock, Filter, Session, Timer};
 
 /// A deterministic profiler of all calls; `nativeprof.tracing.Profile` is its subclass.
-#[pyclass(subclass, frozen, module = "nativeprof._native")]
+///
+/// Reports have a row for its `disable`. This name is as long as `_lsprof.Profiler`: columns are as wide as cProfile's.
+#[pyclass(subclass, frozen, name = "Profiler", module = "_native")]
 pub struct Tracer(UnsafeCell<Box<Session<Calls>>>);
 
 // SAFETY: used with the GIL held only, which orders accesses.
