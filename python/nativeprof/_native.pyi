@@ -1,5 +1,5 @@
 import os
-from typing import Any, Collection, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Tuple
 
 __version__: str
 
@@ -40,6 +40,39 @@ class Recorder:
     def is_own(self) -> bool: ...
     def signal(self) -> Optional[int]: ...
 
+class CallRecorder:
+    def __new__(
+        cls,
+        mode: str,
+        builtins: bool,
+        cpu: bool,
+        threads: Optional[List[int]],
+        by_thread: bool,
+        only: List[str],
+        skip: List[str],
+    ) -> "CallRecorder": ...
+    def start(self) -> None: ...
+    def take(self) -> "Profile": ...
+    def stop(self) -> "Profile": ...
+    def is_own(self) -> bool: ...
+
+class Profiler:
+    def __init__(
+        self,
+        timer: Optional[Callable[[], float]] = None,
+        timeunit: float = 0.0,
+        subcalls: bool = True,
+        builtins: bool = True,
+        *,
+        threads: str = "all",
+        only: Sequence[str] = (),
+        skip: Sequence[str] = (),
+    ) -> None: ...
+    def enable(self, subcalls: bool = ..., builtins: bool = ...) -> None: ...
+    def disable(self) -> None: ...
+    def clear(self) -> None: ...
+    def getstats(self) -> List[Any]: ...
+
 class Profile:
     def render(self, format: str) -> bytes: ...
     def tree(self) -> bytes: ...
@@ -49,3 +82,6 @@ class Profile:
 
 def read(content: bytes) -> Profile:
     """The profile that a file in the format ``json`` holds. Raises ValueError if it is none."""
+
+def clock() -> Tuple[str, float]:
+    """Name of the clock of events, and seconds per tick."""

@@ -18,12 +18,19 @@ def _arguments(words: List[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m nativeprof",
         usage="%(prog)s [options] (script.py | -m module) [arguments ...]",
-        description="Runs a Python program and samples its stacks from inside, without any rights.",
+        description="Runs a Python program and samples its stacks from inside, without any rights, or traces its calls.",
     )
     parser.add_argument("-r", "--rate", type=int, default=100, metavar="HZ", help="samples per second of each thread (100)")
     parser.add_argument("-o", "--output", metavar="FILE", help="where the profile goes (nativeprof-PID.svg)")
     parser.add_argument("-f", "--format", choices=_native.formats(), help="its format, if the file's ending does not tell")
     parser.add_argument("--mode", choices=("cpu", "wall"), default="cpu", help="sample CPU time, or time that goes by (cpu)")
+    parser.add_argument(
+        "--trace",
+        choices=("times", "counts"),
+        help="do not sample: count and time every call, or only count how often each Python function begins",
+    )
+    parser.add_argument("--only", action="append", default=[], metavar="MODULE[:FUNCTION]", help="trace only this")
+    parser.add_argument("--skip", action="append", default=[], metavar="MODULE[:FUNCTION]", help="do not trace this")
     parser.add_argument("--no-native", action="store_true", help="Python frames only")
     parser.add_argument("--threads", action="store_true", help="a node per thread")
     parser.add_argument("-q", "--quiet", action="store_true", help="say nothing at the end")
@@ -35,6 +42,8 @@ def _arguments(words: List[str]) -> argparse.Namespace:
         options.program, options.module = options.module, True
     if not options.program:
         parser.error("a script or -m module is missing")
+    if (options.only or options.skip) and not options.trace:
+        parser.error("--only and --skip go with --trace")
     if not 1 <= options.rate <= 10_000:
         parser.error(f"argument -r/--rate: {options.rate} is not between 1 and 10000")
     if options.output is None:
@@ -58,7 +67,13 @@ class _Recording:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         mode, threads = options.mode, options.threads or None
-        self.profiler = Profiler(options.rate, not options.no_native, mode, threads)
+        if options.trace:
+            mode = "calls" if options.trace == "times" else "counts"
+            # Not what runs the program: its own calls only.
+            options.skip += ["nativeprof._run", "nativeprof.profiler"]
+        self.profiler = Profiler(
+            options.rate, not options.no_native, mode, threads, only=options.only, skip=options.skip
+        )
         self.pid = os.getpid()
         self.profiler.start()
         # Registered before what the program registers, it is called after that.

@@ -80,11 +80,13 @@ class Profile:
 
     def __repr__(self) -> str:
         facts = self.facts
-        return f"<nativeprof.Profile: {facts['taken']} samples in {facts['duration']:.1f} s>"
+        count = facts["taken"] if facts["counts"] == "samples" else facts["total"]
+        return f"<nativeprof.Profile: {count} {facts['counts']} in {facts['duration']:.1f} s>"
 
     def _repr_html_(self) -> str:
         facts = self.facts
-        taken = max(facts["taken"], 1)
+        is_sampled = facts["counts"] == "samples"
+        taken = max(facts["taken"] if is_sampled else facts["total"], 1)
         rows = "".join(
             f"<tr><td style='text-align:right'>{row.own / taken:.1%}</td>"
             f"<td style='text-align:right'>{row.total / taken:.1%}</td>"
@@ -100,9 +102,11 @@ class Profile:
             f"<p>{facts['taken']} samples in {facts['duration']:.1f} s at {facts['rate']} Hz "
             f"({html.escape(facts['event'])}): {facts['exact'] + facts['repaired']} complete, "
             f"{facts['partial']} partial, {facts['lost']} lost</p>"
+            if is_sampled
+            else f"<p>{facts['total']} calls in {facts['duration']:.1f} s</p>"
         )
         graph = ""
-        if facts["taken"]:
+        if facts["total"]:
             # A frame of its own: the graph's script and styles do not meet those of the page.
             svg = base64.b64encode(self._native.render("svg")).decode("ascii")
             graph = (
@@ -130,6 +134,12 @@ def _idents(threads: Threads) -> Optional[List[int]]:
     return idents
 
 
+def _calls(*arguments: Any) -> "_native.CallRecorder":
+    recorder = _native.CallRecorder(*arguments)
+    recorder.start()
+    return recorder
+
+
 class Profiler:
     """Samples the stacks of this process: Python and native frames interleaved in true calling order.
 
@@ -144,19 +154,45 @@ class Profiler:
         bounds ``mode="cpu"``.
     :param native: native frames too, not only Python's.
     :param mode: ``"cpu"`` samples each thread's CPU time, ``"wall"`` the time that goes by: sleeping threads too.
+        ``"calls"`` does not sample: every call is counted and timed, with its callers (``rate`` means nothing then, and
+        ``native``: functions written in C too). ``"counts"``: only how often each Python function begins, at about half
+        of the cost.
     :param threads: ``True`` gives a node per thread in the tree; an iterable of :class:`threading.Thread` or idents
         samples only these; else all threads of the process are sampled, native ones included.
+
+    :param cpu: with ``mode="calls"``: the CPU time of calls too (a system call for each call and return).
+    :param only: with ``mode="calls"`` or ``"counts"``: modules (``"json"`` is ``json`` and ``json.*``) or functions
+        (``"json.decoder:JSONDecoder.decode"``) to trace; the time of all others is their caller's. Empty: all.
+    :param skip: the same, to leave out.
 
     There can be one at a time. After :func:`os.fork` it goes on in the parent only.
     """
 
-    def __init__(self, rate: int = 100, native: bool = True, mode: str = "cpu", threads: Threads = None) -> None:
-        if mode not in ("cpu", "wall"):
-            raise ValueError(f'mode is "cpu" or "wall", not {mode!r}')
+    def __init__(
+        self,
+        rate: int = 100,
+        native: bool = True,
+        mode: str = "cpu",
+        threads: Threads = None,
+        *,
+        cpu: bool = False,
+        only: Iterable[str] = (),
+        skip: Iterable[str] = (),
+    ) -> None:
+        if mode not in ("cpu", "wall", "calls", "counts"):
+            raise ValueError(f'mode is "cpu", "wall", "calls" or "counts", not {mode!r}')
         if not isinstance(rate, int) or isinstance(rate, bool) or not 1 <= rate <= 10_000:
             raise ValueError(f"rate is a number of samples per second from 1 to 10000, not {rate!r}")
-        self._arguments = (rate, bool(native), mode == "wall", _idents(threads), threads is True)
-        self._recorder: Optional["_native.Recorder"] = None
+        idents, by_thread = _idents(threads), threads is True
+        filters = list(only), list(skip)
+        if mode in ("cpu", "wall"):
+            if cpu or filters != ([], []):
+                raise ValueError('cpu, only and skip are for mode="calls" and mode="counts"')
+            self._make = lambda: _native.Recorder(rate, bool(native), mode == "wall", idents, by_thread)
+        else:
+            kind = "times" if mode == "calls" else mode
+            self._make = lambda: _calls(kind, bool(native), bool(cpu), idents, by_thread, *filters)
+        self._recorder: Union[None, "_native.Recorder", "_native.CallRecorder"] = None
         self._profile: Optional[Profile] = None
 
     def start(self) -> None:
@@ -172,7 +208,7 @@ class Profiler:
                 else "this Profiler runs already"
             )
         self._profile = None
-        self._recorder = _native.Recorder(*self._arguments)
+        self._recorder = self._make()
         _running = self
         # A recording that is never stopped ends before the interpreter does.
         atexit.register(self._abandon)
@@ -189,7 +225,7 @@ class Profiler:
         if _running is self:
             _running = None
         atexit.unregister(self._abandon)
-        heard = recorder.signal() is not None
+        heard = isinstance(recorder, _native.CallRecorder) or recorder.signal() is not None
         self._profile = Profile(recorder.stop())
         if not heard:
             warnings.warn("another signal handler took the place of nativeprof's: samples are missing", RuntimeWarning)

@@ -147,7 +147,7 @@ impl Calls {
     #[cold]
     #[inline(never)]
     fn first_call(&mut self, caller: u32, callee: Callee, context: &mut Context<'_, Shared>) -> Option<u32> {
-        let (id, is_excluded) = context.functions.intern(context.py, callee);
+        let (id, is_excluded) = context.intern(callee);
         if is_excluded {
             return None;
         }

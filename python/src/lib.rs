@@ -2,6 +2,8 @@
 
 use pyo3::prelude::*;
 
+mod call_recorder;
+mod call_tree;
 mod calls;
 mod count;
 mod engine;
@@ -14,6 +16,8 @@ mod tree;
 mod _native {
     use super::*;
 
+    #[pymodule_export]
+    use super::call_recorder::CallRecorder;
     #[pymodule_export]
     use super::count::{llprocess, process};
     #[pymodule_export]

@@ -10,6 +10,7 @@ use nativeprof::export::{self, view};
 use nativeprof::inside::{self, Settings};
 use nativeprof::tree::profile::{self, FrameKind};
 use nativeprof::tree::stats::{FunctionId, Stats};
+use nativeprof::tree::values::ValueType;
 use pyo3::exceptions::{PyOSError, PyPermissionError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -98,6 +99,12 @@ impl Recorder {
 #[pyclass(frozen, module = "nativeprof._native")]
 pub struct Profile(profile::Profile);
 
+impl Profile {
+    pub fn new(profile: profile::Profile) -> Profile {
+        Profile(profile)
+    }
+}
+
 /// Name, file, line (address if native), module, self samples, total samples.
 type Row = (String, String, u64, String, u64, u64);
 
@@ -166,11 +173,22 @@ impl Profile {
             facts.set_item(name, value)?;
         }
         facts.set_item("reasons", q.reasons.clone())?;
+        let count = self.0.count_type().name.to_string();
+        let total = self.0.nodes.first().map_or(0, |root| root.count);
+        facts.set_item("counts", count)?;
+        facts.set_item("total", total)?;
         Ok(facts)
     }
 
     /// The block of text that tells how good the profile is; `written` says where it went.
     fn summary(&self, written: &str) -> String {
+        if self.0.count_type() == &ValueType::CALLS {
+            let (calls, meta) = (self.0.nodes.first().map_or(0, |root| root.count), &self.0.meta);
+            return format!(
+                "nativeprof: {calls} calls in {:.1} s\n  python:   {}\n  written:  {written}",
+                meta.duration, meta.python
+            );
+        }
         summary::block(&self.0.meta, written)
     }
 }

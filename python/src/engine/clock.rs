@@ -101,3 +101,11 @@ pub fn monotonic() -> i64 {
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut t) };
     t.tv_sec * 1_000_000_000 + t.tv_nsec
 }
+
+/// Nanoseconds of this thread's CPU time. A system call.
+pub fn thread_cpu() -> i64 {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: as above.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut t) };
+    t.tv_sec * 1_000_000_000 + t.tv_nsec
+}

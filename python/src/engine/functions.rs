@@ -33,6 +33,8 @@ pub struct Function {
     pub is_code: bool,
     /// Left out by the filter.
     pub is_excluded: bool,
+    /// Of a generator or a coroutine, before 3.12: `f_lasti` where it begins.
+    pub begins_at: Option<i32>,
 }
 
 /// Functions by module: `json` stands for `json` and all `json.*`, `json.decoder:scan_once` for one function, by its
@@ -74,8 +76,9 @@ impl Functions {
         self.list.get(id as usize)
     }
 
-    pub fn len(&self) -> usize {
-        self.list.len()
+    /// All, by their numbers.
+    pub fn iter(&self) -> impl Iterator<Item = &Function> {
+        self.list.iter()
     }
 
     /// The number of a function that has been seen.
@@ -104,6 +107,7 @@ impl Functions {
                 object: builtin.label(py).unwrap_or_else(|| py.None()),
                 is_code: false,
                 is_excluded: false,
+                begins_at: None,
             },
             Callee::Code(code) => {
                 // SAFETY: the event's own code object.
@@ -114,10 +118,12 @@ impl Functions {
                     let module = objects::module_of_frame(py).unwrap_or_default();
                     self.filter.excludes(&module, &names)
                 };
+                let begins_at = objects::first_instruction(&code);
                 Function {
                     object: code.unbind(),
                     is_code: true,
                     is_excluded,
+                    begins_at,
                 }
             }
         }

@@ -30,7 +30,9 @@ unsafe extern "C" fn hook<M: Machine>(_: Object, frame: Object, what: c_int, arg
     let py = unsafe { Python::assume_attached() };
     match what {
         CALL | RETURN => {
-            let Some(functions) = objects::functions() else { return 0 };
+            let Some(functions) = objects::functions() else {
+                return 0;
+            };
             // SAFETY: the frame of the event. It keeps its code object alive, so the new reference can go at once.
             let code = unsafe {
                 let code = (functions.frame_code)(frame);
@@ -38,12 +40,21 @@ unsafe extern "C" fn hook<M: Machine>(_: Object, frame: Object, what: c_int, arg
                 code
             };
             if what == CALL {
-                let Some((thread, given)) = thread::<M>(py, |_| true) else { return 0 };
-                let (machine, context) = thread.event(py, Event::Start, given);
+                let Some((thread, given)) = thread::<M>(py, |_| true) else {
+                    return 0;
+                };
+                let event = if thread.splits_resumes {
+                    begins::<M>(py, code, frame)
+                } else {
+                    Event::Start
+                };
+                let (machine, context) = thread.event(py, event, given);
                 machine.enter(Callee::Code(code), context);
             } else {
                 let key = code as usize;
-                let Some((thread, given)) = thread::<M>(py, |m| m.is_innermost(key)) else { return 0 };
+                let Some((thread, given)) = thread::<M>(py, |m| m.is_innermost(key)) else {
+                    return 0;
+                };
                 let (machine, context) = thread.event(py, Event::Return, given);
                 machine.leave(key, context);
             }
@@ -54,28 +65,51 @@ unsafe extern "C" fn hook<M: Machine>(_: Object, frame: Object, what: c_int, arg
     0
 }
 
+/// Whether the frame begins or goes on.
+fn begins<M: Machine>(py: Python<'_>, code: Object, frame: Object) -> Event {
+    let Some(session) = session::running::<M>(py) else {
+        return Event::Start;
+    };
+    let (id, _) = session.functions.intern(py, Callee::Code(code));
+    let begins_at = session.functions.get(id).and_then(|f| f.begins_at);
+    let goes_on = begins_at.is_some_and(|at| {
+        objects::with_no_exception(py, || objects::last_instruction(py, frame)).is_some_and(|last| last != at)
+    });
+    if goes_on { Event::Resume } else { Event::Start }
+}
+
 #[inline(always)]
 fn c_event<M: Machine>(py: Python<'_>, what: c_int, argument: Object) {
     if what != C_CALL {
         look_for_threads::<M>(py);
     }
-    let Some(builtin) = Builtin::of(argument, std::ptr::null_mut(), std::ptr::null_mut()) else { return };
+    let Some(builtin) = Builtin::of(argument, std::ptr::null_mut(), std::ptr::null_mut()) else {
+        return;
+    };
     let key = builtin.key();
     if what == C_CALL {
         let wants_builtins = session::running::<M>(py).is_some_and(|s| s.options.builtins);
         if !wants_builtins {
             return;
         }
-        let Some((thread, given)) = thread::<M>(py, |_| true) else { return };
+        let Some((thread, given)) = thread::<M>(py, |_| true) else {
+            return;
+        };
         let (machine, context) = thread.event(py, Event::CCall, given);
         machine.enter(Callee::Builtin(builtin), context);
     } else {
-        let Some((thread, given)) = thread::<M>(py, |m| m.is_innermost(key)) else { return };
+        let Some((thread, given)) = thread::<M>(py, |m| m.is_innermost(key)) else {
+            return;
+        };
         // A C function that was not entered has nothing to leave.
         if !thread.machine.is_innermost(key) {
             return;
         }
-        let event = if what == C_RETURN { Event::CReturn } else { Event::CRaise };
+        let event = if what == C_RETURN {
+            Event::CReturn
+        } else {
+            Event::CRaise
+        };
         let (machine, context) = thread.event(py, event, given);
         machine.leave(key, context);
     }
@@ -116,7 +150,9 @@ const WORDS: usize = 32;
 /// All thread states of this interpreter with their numbers.
 fn states(_: Python<'_>) -> Vec<(u64, *mut ffi::PyThreadState)> {
     let mut all = Vec::new();
-    let Some(functions) = objects::functions() else { return all };
+    let Some(functions) = objects::functions() else {
+        return all;
+    };
     // SAFETY: the GIL is held: thread states are destroyed with it only. One that is made meanwhile, which needs no GIL,
     // stands before those that are read.
     unsafe {

@@ -17,7 +17,7 @@ pub mod table;
 mod threads;
 
 pub use clock::Clock;
-pub use functions::{Callee, Filter, Functions, Id};
+pub use functions::{Callee, Filter, Function, Functions, Id};
 pub use session::{Options, Session, Timer, is_busy};
 pub use threads::{Thread, current_machine};
 
@@ -27,7 +27,8 @@ use pyo3::Python;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Event {
-    /// A Python function begins. Before 3.12 also where a generator or a coroutine goes on.
+    /// A Python function begins. Before 3.12 also where a generator or a coroutine goes on, unless
+    /// [`Options::splits_resumes`].
     Start,
     /// A generator or a coroutine goes on.
     Resume,
@@ -82,6 +83,20 @@ pub struct Context<'a, S> {
     pub moment: Moment,
     pub functions: &'a mut Functions,
     pub shared: &'a mut S,
+    info: &'a ThreadInfo,
+    name: &'a mut Option<String>,
+}
+
+impl<S> Context<'_, S> {
+    /// The number of a function, and whether the filter leaves it out. For a machine's first sight of it: looks up the
+    /// thread's name too, which `threading` knows some calls after the thread's begin only.
+    #[cold]
+    pub fn intern(&mut self, callee: Callee) -> (Id, bool) {
+        if self.name.is_none() {
+            *self.name = objects::with_no_exception(self.py, || objects::thread_name(self.py, self.info.ident));
+        }
+        self.functions.intern(self.py, callee)
+    }
 }
 
 /// Facts of a thread, known when it is first seen.

@@ -349,3 +349,32 @@ pub fn with_no_exception<T>(_: Python<'_>, call: impl FnOnce() -> T) -> T {
     unsafe { ffi::PyErr_Restore(kind, value, trace) };
     result
 }
+
+/// `f_lasti` of a frame of this generator or coroutine when it begins, rather than goes on; None for other code, and
+/// from 3.12 on, where events say it.
+pub fn first_instruction(code: &Bound<'_, PyAny>) -> Option<i32> {
+    /// `CO_GENERATOR`, `CO_COROUTINE`, `CO_ASYNC_GENERATOR`.
+    const GENERATORS: u32 = 0x20 | 0x80 | 0x200;
+    /// Of 3.11 (`Include/opcode.h`).
+    const RESUME: u8 = 151;
+    let version = code.py().version_info();
+    let flags: u32 = code.getattr("co_flags").ok()?.extract().ok()?;
+    if version >= (3, 12) || flags & GENERATORS == 0 {
+        return None;
+    }
+    if version < (3, 11) {
+        return Some(-1);
+    }
+    // The first RESUME with 0 is the begin; those after a yield have other arguments.
+    let bytes = code.getattr("co_code").ok()?;
+    let bytes = bytes.cast::<pyo3::types::PyBytes>().ok()?.as_bytes();
+    let at = bytes.chunks_exact(2).position(|unit| unit == [RESUME, 0])?;
+    i32::try_from(at * 2).ok()
+}
+
+/// `f_lasti`. Makes an integer: for frames of generators only.
+pub fn last_instruction(py: Python<'_>, frame: Object) -> Option<i32> {
+    // SAFETY: a live frame object; reading this attribute runs no Python code.
+    let frame = unsafe { Bound::from_borrowed_ptr(py, frame) };
+    frame.getattr("f_lasti").ok()?.extract().ok()
+}

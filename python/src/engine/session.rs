@@ -29,6 +29,8 @@ pub struct Options {
     pub returns: bool,
     /// Only the thread that starts the session.
     pub current_thread_only: bool,
+    /// Before 3.12: tell [`super::Event::Resume`] from [`super::Event::Start`], at the cost of a look-up per call.
+    pub splits_resumes: bool,
     /// Ticks that each event costs, subtracted from times.
     pub costs: [i64; EVENTS],
 }
@@ -38,6 +40,7 @@ impl Default for Options {
         Options {
             builtins: true,
             returns: true,
+            splits_resumes: false,
             current_thread_only: false,
             costs: [0; EVENTS],
         }
@@ -132,6 +135,7 @@ impl<M: Machine> Session<M> {
         let costs = this.options.costs;
         for thread in &mut this.threads {
             thread.costs = costs;
+            thread.splits_resumes = this.options.splits_resumes;
             thread.is_timed_by_user = this.timer.is_some();
         }
         threads::forget_last();
@@ -239,6 +243,7 @@ impl<M: Machine> Session<M> {
             name: None,
             session: &raw mut *self,
             is_timed_by_user: self.timer.is_some(),
+            splits_resumes: self.options.splits_resumes,
             cost: 0,
             costs: self.options.costs,
             ended,

@@ -20,6 +20,7 @@ pub struct Thread<M: Machine> {
     pub(crate) session: *mut Session<M>,
     /// The user's timer is read before each event.
     pub(crate) is_timed_by_user: bool,
+    pub(crate) splits_resumes: bool,
     /// Ticks that tracing has cost this thread.
     pub(crate) cost: i64,
     /// What each event adds to that.
@@ -52,6 +53,8 @@ impl<M: Machine> Thread<M> {
             moment,
             functions: &mut session.functions,
             shared: &mut session.shared,
+            info: &self.info,
+            name: &mut self.name,
         };
         (&mut self.machine, context)
     }

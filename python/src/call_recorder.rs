@@ -1,0 +1,157 @@
+//! Recordings of all calls of this process, for `nativeprof.Profiler`.
+
+use std::cell::UnsafeCell;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use nativeprof::tree::profile::Meta;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+
+use crate::call_tree::{self, CallCounts, CallTree, Counted, Shared};
+use crate::engine::{Filter, Session};
+use crate::profiler::Profile;
+
+enum Recording {
+    Times(Box<Session<CallTree>>),
+    Counts(Box<Session<CallCounts>>),
+}
+
+struct State {
+    recording: Recording,
+    process: u32,
+    since: Instant,
+    start: f64,
+}
+
+/// A recording of all calls of this process.
+#[pyclass(frozen, module = "nativeprof._native")]
+pub struct CallRecorder(UnsafeCell<State>);
+
+// SAFETY: used with the GIL held only, which orders accesses.
+unsafe impl Send for CallRecorder {}
+// SAFETY: as above.
+unsafe impl Sync for CallRecorder {}
+
+impl CallRecorder {
+    /// Not to be kept while Python code may run.
+    #[allow(clippy::mut_from_ref)]
+    fn state(&self, _: Python<'_>) -> &mut State {
+        // SAFETY: the GIL is held, and no caller keeps what it gets while Python code may run, other than for `start`
+        // and `stop`, which allow for it.
+        unsafe { &mut *self.0.get() }
+    }
+}
+
+fn seconds() -> f64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0.0, |d| d.as_secs_f64())
+}
+
+#[pymethods]
+impl CallRecorder {
+    /// A recording that does not run yet. `mode`: `times` or `counts`. `threads`: idents, or None for all.
+    #[new]
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        mode: &str,
+        builtins: bool,
+        cpu: bool,
+        threads: Option<Vec<u64>>,
+        by_thread: bool,
+        only: Vec<String>,
+        skip: Vec<String>,
+    ) -> PyResult<CallRecorder> {
+        let mut shared = Shared::default();
+        (shared.cpu, shared.by_thread, shared.only) = (cpu, by_thread, threads.unwrap_or_default());
+        let (name, filter) = ("nativeprof.Profiler", Filter { only, skip });
+        let recording = match mode {
+            "times" => {
+                let mut session = Session::new(name, shared, filter);
+                session.options.builtins = builtins;
+                Recording::Times(session)
+            }
+            "counts" => {
+                let mut session = Session::new(name, shared, filter);
+                session.options.builtins = false;
+                session.options.returns = false;
+                session.options.splits_resumes = true;
+                Recording::Counts(session)
+            }
+            _ => return Err(PyValueError::new_err(format!("mode is times or counts, not {mode:?}"))),
+        };
+        Ok(CallRecorder(UnsafeCell::new(State {
+            recording,
+            process: std::process::id(),
+            since: Instant::now(),
+            start: seconds(),
+        })))
+    }
+
+    /// Begins to record.
+    fn start(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let state = slf.get().state(slf.py());
+        (state.since, state.start) = (Instant::now(), seconds());
+        match &mut state.recording {
+            Recording::Times(session) => Session::start(session, slf.as_any()),
+            Recording::Counts(session) => Session::start(session, slf.as_any()),
+        }
+    }
+
+    /// What was gathered since the start or the last call; recording goes on. Calls that are open are in the profile in
+    /// which they end.
+    fn take(&self, py: Python<'_>) -> PyResult<Profile> {
+        let state = self.state(py);
+        let (since, start) = (state.since, state.start);
+        (state.since, state.start) = (Instant::now(), seconds());
+        let meta = Meta {
+            version: env!("CARGO_PKG_VERSION").to_string(),
+            event: "calls".to_string(),
+            backend: "events".to_string(),
+            start,
+            duration: since.elapsed().as_secs_f64(),
+            pid: std::process::id(),
+            python: format!("CPython {}", py.version().split(' ').next().unwrap_or_default()),
+            ..Meta::default()
+        };
+        match &mut state.recording {
+            Recording::Times(session) => {
+                let has_cpu = session.shared.cpu;
+                made(py, session, has_cpu, meta)
+            }
+            Recording::Counts(session) => made(py, session, false, meta),
+        }
+    }
+
+    /// Ends the recording and gives what was gathered since the start or the last `take`.
+    fn stop(&self, py: Python<'_>) -> PyResult<Profile> {
+        let is_running = match &self.state(py).recording {
+            Recording::Times(session) => session.is_running(),
+            Recording::Counts(session) => session.is_running(),
+        };
+        if !is_running {
+            return Err(PyRuntimeError::new_err(
+                "this recording has been stopped: start another one",
+            ));
+        }
+        match &mut self.state(py).recording {
+            Recording::Times(session) => session.stop(py)?,
+            Recording::Counts(session) => session.stop(py)?,
+        }
+        self.take(py)
+    }
+
+    /// Whether it was made in this process, not in one that this was forked from.
+    fn is_own(&self, py: Python<'_>) -> bool {
+        self.state(py).process == std::process::id()
+    }
+}
+
+fn made<M: Counted>(py: Python<'_>, session: &mut Session<M>, has_cpu: bool, meta: Meta) -> PyResult<Profile> {
+    let taken = call_tree::take(py, session);
+    let frames = call_tree::frames(py, &session.functions);
+    let nanoseconds = session.clock.nanoseconds();
+    let kinds = (M::IS_TIMED, has_cpu);
+    let profile = py.detach(|| call_tree::profile(&taken, &frames, kinds, nanoseconds, meta));
+    Ok(Profile::new(profile))
+}

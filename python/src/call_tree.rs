@@ -1,0 +1,455 @@
+//! Calls by chain of callers: the machines behind `nativeprof.Profiler(mode="calls")` and `mode="counts"`.
+
+use std::collections::HashMap;
+
+use nativeprof::tree::build::Builder;
+use nativeprof::tree::profile::{Frame as ProfileFrame, FrameKind, Meta, Profile};
+use nativeprof::tree::values::ValueType;
+use pyo3::prelude::*;
+
+use crate::engine::table::Table;
+use crate::engine::{Callee, Context, Function, Functions, Id, Machine, ThreadInfo, Verdict};
+
+/// Most chains of callers in one thread: about 100 MB.
+const MAX_NODES: usize = 1 << 20;
+
+/// Node of the thread itself.
+const ROOT: u32 = 0;
+/// Node for calls in chains beyond [`MAX_NODES`].
+const OVERFLOW: u32 = 1;
+
+struct Node {
+    function: Id,
+    parent: u32,
+    key: usize,
+    calls: u64,
+    /// Ticks in it alone.
+    wall: i64,
+    /// Nanoseconds of the thread's CPU time in it alone.
+    cpu: i64,
+    /// What it called last.
+    last_key: usize,
+    last_child: u32,
+}
+
+impl Node {
+    fn new(function: Id, parent: u32, key: usize) -> Node {
+        Node {
+            function,
+            parent,
+            key,
+            calls: 0,
+            wall: 0,
+            cpu: 0,
+            last_key: 0,
+            last_child: 0,
+        }
+    }
+}
+
+/// An open call.
+struct Frame {
+    key: usize,
+    node: u32,
+    begin: i64,
+    below: i64,
+    cpu_begin: i64,
+    cpu_below: i64,
+}
+
+/// The chains of one thread, or of several that have ended.
+struct Chains {
+    nodes: Vec<Node>,
+    /// (parent, key) to `nodes`.
+    index: Table,
+}
+
+impl Chains {
+    fn new() -> Chains {
+        Chains {
+            nodes: vec![Node::new(Id::MAX, ROOT, 0), Node::new(Id::MAX, ROOT, 0)],
+            index: Table::default(),
+        }
+    }
+
+    /// The child of `parent` for a function, made if there is room.
+    fn child(&mut self, parent: u32, key: usize, function: Id) -> u32 {
+        if parent == OVERFLOW {
+            return OVERFLOW;
+        }
+        if let Some(node) = self.index.get(parent, key) {
+            return node;
+        }
+        if self.nodes.len() >= MAX_NODES {
+            return OVERFLOW;
+        }
+        let node = self.nodes.len() as u32;
+        self.nodes.push(Node::new(function, parent, key));
+        self.index.insert(parent, key, node);
+        node
+    }
+
+    fn add(&mut self, other: &Chains) {
+        let mut places: Vec<u32> = Vec::with_capacity(other.nodes.len());
+        for (at, node) in other.nodes.iter().enumerate() {
+            let place = match at as u32 {
+                ROOT => ROOT,
+                OVERFLOW => OVERFLOW,
+                _ => {
+                    let parent = places.get(node.parent as usize).copied().unwrap_or(OVERFLOW);
+                    self.child(parent, node.key, node.function)
+                }
+            };
+            places.push(place);
+            if let Some(sum) = self.nodes.get_mut(place as usize) {
+                sum.calls += node.calls;
+                sum.wall = sum.wall.wrapping_add(node.wall);
+                sum.cpu = sum.cpu.wrapping_add(node.cpu);
+            }
+        }
+    }
+}
+
+/// Settings, and the results of threads that have ended.
+#[derive(Default)]
+pub struct Shared {
+    /// The CPU time of calls too: a system call per event.
+    pub cpu: bool,
+    /// Apart by thread.
+    pub by_thread: bool,
+    /// If not empty: only threads with these idents.
+    pub only: Vec<u64>,
+    ended: HashMap<String, Chains>,
+}
+
+/// The machine of one thread, with times.
+pub struct CallTree {
+    chains: Chains,
+    stack: Vec<Frame>,
+}
+
+impl CallTree {
+    #[cold]
+    #[inline(never)]
+    fn first_call(&mut self, parent: u32, callee: Callee, context: &mut Context<'_, Shared>) -> Option<u32> {
+        let (function, is_excluded) = context.intern(callee);
+        (!is_excluded).then(|| self.chains.child(parent, callee.key(), function))
+    }
+
+    #[inline(always)]
+    fn end(&mut self, frame: &Frame, now: i64, cpu: i64) {
+        let total = now.wrapping_sub(frame.begin);
+        let cpu_total = cpu.wrapping_sub(frame.cpu_begin);
+        if let Some(outer) = self.stack.last_mut() {
+            outer.below = outer.below.wrapping_add(total);
+            outer.cpu_below = outer.cpu_below.wrapping_add(cpu_total);
+        }
+        if let Some(node) = self.chains.nodes.get_mut(frame.node as usize) {
+            node.calls += 1;
+            node.wall = node.wall.wrapping_add(total.wrapping_sub(frame.below));
+            node.cpu = node.cpu.wrapping_add(cpu_total.wrapping_sub(frame.cpu_below));
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn leave_other(&mut self, key: usize, context: &Context<'_, Shared>, now: i64, cpu: i64) -> Verdict {
+        if context.functions.is_excluded(key) {
+            return Verdict::Excluded;
+        }
+        if let Some(at) = self.stack.iter().rposition(|f| f.key == key) {
+            while self.stack.len() > at
+                && let Some(frame) = self.stack.pop()
+            {
+                self.end(&frame, now, cpu);
+            }
+        }
+        Verdict::Done
+    }
+}
+
+#[inline(always)]
+fn cpu_time(wanted: bool) -> i64 {
+    if wanted { crate::engine::clock::thread_cpu() } else { 0 }
+}
+
+impl Machine for CallTree {
+    type Shared = Shared;
+
+    fn new(_: &ThreadInfo, _: &mut Shared) -> CallTree {
+        CallTree {
+            chains: Chains::new(),
+            stack: Vec::with_capacity(64),
+        }
+    }
+
+    #[inline(always)]
+    fn enter(&mut self, callee: Callee, mut context: Context<'_, Shared>) -> Verdict {
+        let key = callee.key();
+        let parent = self.stack.last().map_or(ROOT, |f| f.node);
+        let node = match self.chains.nodes.get(parent as usize) {
+            Some(node) if node.last_key == key => node.last_child,
+            _ => {
+                let known = self.chains.index.get(parent, key);
+                let Some(child) = known.or_else(|| self.first_call(parent, callee, &mut context)) else {
+                    return Verdict::Excluded;
+                };
+                if let Some(node) = self.chains.nodes.get_mut(parent as usize) {
+                    (node.last_key, node.last_child) = (key, child);
+                }
+                child
+            }
+        };
+        self.stack.push(Frame {
+            key,
+            node,
+            below: 0,
+            cpu_below: 0,
+            cpu_begin: cpu_time(context.shared.cpu),
+            begin: context.moment.now(),
+        });
+        Verdict::Done
+    }
+
+    #[inline(always)]
+    fn leave(&mut self, key: usize, context: Context<'_, Shared>) -> Verdict {
+        let now = context.moment.now();
+        let cpu = cpu_time(context.shared.cpu);
+        match self.stack.pop_if(|f| f.key == key) {
+            Some(frame) => {
+                self.end(&frame, now, cpu);
+                Verdict::Done
+            }
+            None => self.leave_other(key, &context, now, cpu),
+        }
+    }
+
+    #[inline(always)]
+    fn is_innermost(&self, key: usize) -> bool {
+        self.stack.last().is_some_and(|f| f.key == key)
+    }
+
+    fn depth(&self) -> usize {
+        self.stack.len()
+    }
+
+    fn close_innermost(&mut self, now: i64, _: &mut Shared) {
+        if let Some(frame) = self.stack.pop() {
+            // Another thread's CPU clock cannot be read by this one: its open call keeps what was known at its begin.
+            let cpu = frame.cpu_begin.wrapping_add(frame.cpu_below);
+            self.end(&frame, now, cpu);
+        }
+    }
+
+    fn retire(&mut self, info: &ThreadInfo, name: Option<&str>, shared: &mut Shared) -> bool {
+        retire(&self.chains, info, name, shared)
+    }
+}
+
+fn retire(chains: &Chains, info: &ThreadInfo, name: Option<&str>, shared: &mut Shared) -> bool {
+    if shared.only.is_empty() || shared.only.contains(&info.ident) {
+        let name = if shared.by_thread {
+            label(info, name)
+        } else {
+            String::new()
+        };
+        shared.ended.entry(name).or_insert_with(Chains::new).add(chains);
+    }
+    true
+}
+
+fn label(info: &ThreadInfo, name: Option<&str>) -> String {
+    name.map_or_else(|| format!("thread {}", info.native_id), str::to_string)
+}
+
+/// The machine of one thread that only counts how often Python functions begin.
+pub struct CallCounts {
+    chains: Chains,
+    last_key: usize,
+    last: u32,
+}
+
+impl Machine for CallCounts {
+    type Shared = Shared;
+
+    fn new(_: &ThreadInfo, _: &mut Shared) -> CallCounts {
+        CallCounts {
+            chains: Chains::new(),
+            last_key: 0,
+            last: 0,
+        }
+    }
+
+    #[inline(always)]
+    fn enter(&mut self, callee: Callee, mut context: Context<'_, Shared>) -> Verdict {
+        if context.event != crate::engine::Event::Start {
+            return Verdict::Done;
+        }
+        let key = callee.key();
+        if self.last_key != key {
+            self.last = match self.chains.index.get(ROOT, key) {
+                Some(node) => node,
+                None => {
+                    let (function, is_excluded) = context.intern(callee);
+                    if is_excluded {
+                        return Verdict::Excluded;
+                    }
+                    self.chains.child(ROOT, key, function)
+                }
+            };
+            self.last_key = key;
+        }
+        if let Some(node) = self.chains.nodes.get_mut(self.last as usize) {
+            node.calls += 1;
+        }
+        Verdict::Done
+    }
+
+    fn leave(&mut self, _: usize, _: Context<'_, Shared>) -> Verdict {
+        Verdict::Done
+    }
+
+    fn is_innermost(&self, _: usize) -> bool {
+        false
+    }
+
+    fn depth(&self) -> usize {
+        0
+    }
+
+    fn close_innermost(&mut self, _: i64, _: &mut Shared) {}
+
+    fn retire(&mut self, info: &ThreadInfo, name: Option<&str>, shared: &mut Shared) -> bool {
+        retire(&self.chains, info, name, shared)
+    }
+}
+
+/// What the two machines have in common.
+pub trait Counted: Machine<Shared = Shared> {
+    /// Whether there are times.
+    const IS_TIMED: bool;
+    fn take_chains(&mut self) -> Taken;
+}
+
+/// The chains of a thread, taken out of its machine.
+pub struct Taken(Chains);
+
+impl Counted for CallTree {
+    const IS_TIMED: bool = true;
+
+    fn take_chains(&mut self) -> Taken {
+        let mut fresh = Chains::new();
+        // Open calls go on in the new chains.
+        let mut parent = ROOT;
+        for frame in &mut self.stack {
+            let function = self
+                .chains
+                .nodes
+                .get(frame.node as usize)
+                .map_or(Id::MAX, |n| n.function);
+            parent = fresh.child(parent, frame.key, function);
+            frame.node = parent;
+        }
+        Taken(std::mem::replace(&mut self.chains, fresh))
+    }
+}
+
+impl Counted for CallCounts {
+    const IS_TIMED: bool = false;
+
+    fn take_chains(&mut self) -> Taken {
+        self.last_key = 0;
+        Taken(std::mem::replace(&mut self.chains, Chains::new()))
+    }
+}
+
+/// All that was gathered in a session, taken out of it: (thread's name or empty, chains).
+pub fn take<M: Counted>(py: Python<'_>, session: &mut crate::engine::Session<M>) -> Vec<(String, Taken)> {
+    session.name_threads(py);
+    let (by_thread, only) = (session.shared.by_thread, session.shared.only.clone());
+    let mut all: Vec<(String, Taken)> = session.shared.ended.drain().map(|(n, c)| (n, Taken(c))).collect();
+    for thread in session.threads_mut() {
+        let chains = thread.machine.take_chains();
+        if only.is_empty() || only.contains(&thread.info.ident) {
+            let name = if by_thread {
+                label(&thread.info, thread.name.as_deref())
+            } else {
+                String::new()
+            };
+            all.push((name, chains));
+        }
+    }
+    all
+}
+
+/// Frames of all functions, by their numbers.
+pub fn frames(py: Python<'_>, functions: &Functions) -> Vec<ProfileFrame> {
+    let text = |object: &Bound<'_, PyAny>, name: &str| -> String {
+        object.getattr(name).and_then(|v| v.extract()).unwrap_or_default()
+    };
+    let frame = |function: &Function| {
+        let object = function.object.bind(py);
+        if function.is_code {
+            let line = object.getattr("co_firstlineno").and_then(|l| l.extract()).unwrap_or(0);
+            let [name, qualified, file] = ["co_name", "co_qualname", "co_filename"].map(|n| text(object, n));
+            ProfileFrame::python(name, qualified, file, line)
+        } else {
+            ProfileFrame::native(object.extract::<String>().unwrap_or_default(), BUILTIN, 0)
+        }
+    };
+    functions.iter().map(frame).collect()
+}
+
+/// Module of functions that are written in C: which file they come from is not known.
+const BUILTIN: &str = "[builtin]";
+
+/// The profile of what [`take`] gave. `nanoseconds` per tick.
+pub fn profile(
+    taken: &[(String, Taken)],
+    frames: &[ProfileFrame],
+    (is_timed, has_cpu): (bool, bool),
+    nanoseconds: f64,
+    meta: Meta,
+) -> Profile {
+    let mut types = vec![ValueType::CALLS];
+    if is_timed {
+        types.push(ValueType::WALL);
+    }
+    if has_cpu {
+        types.push(ValueType::CPU);
+    }
+    let mut builder = Builder::new(&types);
+    for (name, Taken(chains)) in taken {
+        let top = if name.is_empty() {
+            Builder::ROOT
+        } else {
+            let frame = builder.frame(ProfileFrame::new(FrameKind::Thread, name.clone()));
+            builder.child(Builder::ROOT, frame, 0)
+        };
+        let mut places = Vec::with_capacity(chains.nodes.len());
+        for (at, node) in chains.nodes.iter().enumerate() {
+            let place = match at as u32 {
+                ROOT => top,
+                OVERFLOW if node.calls == 0 => top,
+                OVERFLOW => {
+                    let frame = builder.frame(ProfileFrame::new(FrameKind::Cut, "[cut: too many chains of callers]"));
+                    builder.child(top, frame, 0)
+                }
+                _ => {
+                    let parent = places.get(node.parent as usize).copied().unwrap_or(top);
+                    let unknown = || ProfileFrame::new(FrameKind::Unknown, "[unknown]");
+                    let frame = frames.get(node.function as usize).cloned().unwrap_or_else(unknown);
+                    let frame = builder.frame(frame);
+                    builder.child(parent, frame, 0)
+                }
+            };
+            places.push(place);
+            let wall = (node.wall.max(0) as f64 * nanoseconds) as u64;
+            let mut amounts = vec![node.calls];
+            amounts.extend(is_timed.then_some(wall));
+            amounts.extend(has_cpu.then_some(node.cpu.max(0) as u64));
+            builder.add_at(place, &amounts);
+        }
+    }
+    builder.finish(meta)
+}
