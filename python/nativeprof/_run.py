@@ -29,6 +29,7 @@ def _arguments(words: List[str]) -> argparse.Namespace:
         choices=("times", "counts"),
         help="do not sample: count and time every call, or only count how often each Python function begins",
     )
+    parser.add_argument("--subtract", action="store_true", help="take the cost of tracing out of the times")
     parser.add_argument("--only", action="append", default=[], metavar="MODULE[:FUNCTION]", help="trace only this")
     parser.add_argument("--skip", action="append", default=[], metavar="MODULE[:FUNCTION]", help="do not trace this")
     parser.add_argument("--no-native", action="store_true", help="Python frames only")
@@ -42,8 +43,8 @@ def _arguments(words: List[str]) -> argparse.Namespace:
         options.program, options.module = options.module, True
     if not options.program:
         parser.error("a script or -m module is missing")
-    if (options.only or options.skip) and not options.trace:
-        parser.error("--only and --skip go with --trace")
+    if (options.only or options.skip or options.subtract) and not options.trace:
+        parser.error("--only, --skip and --subtract go with --trace")
     if not 1 <= options.rate <= 10_000:
         parser.error(f"argument -r/--rate: {options.rate} is not between 1 and 10000")
     if options.output is None:
@@ -72,7 +73,7 @@ class _Recording:
             # Not what runs the program: its own calls only.
             options.skip += ["nativeprof._run", "nativeprof.profiler"]
         self.profiler = Profiler(
-            options.rate, not options.no_native, mode, threads, only=options.only, skip=options.skip
+            options.rate, not options.no_native, mode, threads, only=options.only, skip=options.skip, subtract=options.subtract
         )
         self.pid = os.getpid()
         self.profiler.start()

@@ -11,7 +11,7 @@ import threading
 import warnings
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Union
 
-from . import _native
+from . import _native, _overhead
 
 __all__ = ["Profile", "Profiler", "Row"]
 
@@ -134,9 +134,11 @@ def _idents(threads: Threads) -> Optional[List[int]]:
     return idents
 
 
-def _calls(*arguments: Any) -> "_native.CallRecorder":
-    recorder = _native.CallRecorder(*arguments)
-    recorder.start()
+def _calls(subtract: bool, mode: str, builtins: bool, *arguments: Any) -> "_native.CallRecorder":
+    recorder = _native.CallRecorder(mode, builtins, *arguments)
+    # Another tool that is active is refused by the start, not by the measurement.
+    measured = (0.0, 0.0, 0.0) if _native.is_tracing() else _overhead.costs(mode, builtins)
+    recorder.start(measured, subtract)
     return recorder
 
 
@@ -164,6 +166,7 @@ class Profiler:
     :param only: with ``mode="calls"`` or ``"counts"``: modules (``"json"`` is ``json`` and ``json.*``) or functions
         (``"json.decoder:JSONDecoder.decode"``) to trace; the time of all others is their caller's. Empty: all.
     :param skip: the same, to leave out.
+    :param subtract: with ``mode="calls"``: takes what tracing costs, as it is measured at the start, out of the times.
 
     There can be one at a time. After :func:`os.fork` it goes on in the parent only.
     """
@@ -178,6 +181,7 @@ class Profiler:
         cpu: bool = False,
         only: Iterable[str] = (),
         skip: Iterable[str] = (),
+        subtract: bool = False,
     ) -> None:
         if mode not in ("cpu", "wall", "calls", "counts"):
             raise ValueError(f'mode is "cpu", "wall", "calls" or "counts", not {mode!r}')
@@ -186,12 +190,12 @@ class Profiler:
         idents, by_thread = _idents(threads), threads is True
         filters = list(only), list(skip)
         if mode in ("cpu", "wall"):
-            if cpu or filters != ([], []):
-                raise ValueError('cpu, only and skip are for mode="calls" and mode="counts"')
+            if cpu or subtract or filters != ([], []):
+                raise ValueError('cpu, only, skip and subtract are for mode="calls" and mode="counts"')
             self._make = lambda: _native.Recorder(rate, bool(native), mode == "wall", idents, by_thread)
         else:
             kind = "times" if mode == "calls" else mode
-            self._make = lambda: _calls(kind, bool(native), bool(cpu), idents, by_thread, *filters)
+            self._make = lambda: _calls(subtract, kind, bool(native), bool(cpu), idents, by_thread, *filters)
         self._recorder: Union[None, "_native.Recorder", "_native.CallRecorder"] = None
         self._profile: Optional[Profile] = None
 

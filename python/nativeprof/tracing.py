@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import marshal
 import sys
+import time
 from types import CodeType
 from typing import Any, Callable, Dict, Optional, Tuple, TypeVar, Union
 
-from . import _native
+from . import _native, _overhead
 
 __all__ = ["run", "runctx", "Profile"]
 
@@ -38,9 +39,84 @@ class Profile(_native.Profiler):
     :param only: modules (``"json"`` is ``json`` and ``json.*``) or functions (``"json.decoder:JSONDecoder.decode"``)
         to trace; the time of all others is their caller's. Empty: all.
     :param skip: the same, to leave out.
+    :param bias: sets :attr:`bias`. :param subtract: sets :attr:`subtract`.
     """
 
+    #: Seconds to subtract for each call and for each return, as ``profile.Profile`` has it; see :meth:`calibrate`.
+    bias: float = 0.0
+    #: Whether to subtract what tracing costs, as measured at the first :meth:`enable`, where :attr:`bias` is 0.
+    subtract: bool = False
+
     stats: Dict[_Function, Tuple[int, int, float, float, Dict[_Function, Tuple[int, int, float, float]]]]
+
+    def __init__(
+        self,
+        timer: Optional[Callable[[], Any]] = None,
+        timeunit: float = 0.0,
+        subcalls: bool = True,
+        builtins: bool = True,
+        *,
+        bias: Optional[float] = None,
+        subtract: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(timer, timeunit, subcalls, builtins, **options)
+        if bias is not None:
+            self.bias = bias
+        if subtract:
+            self.subtract = True
+
+    def _costs(self, builtins: bool) -> Optional[_overhead.Costs]:
+        if not self.subtract or _native.is_tracing():
+            return None
+        return _overhead.costs("times", builtins)
+
+    def overhead(self) -> float:
+        """Seconds that tracing what this profiler has seen has taken, by a measurement on this machine.
+
+        :raises RuntimeError: a profiler runs.
+        """
+        if _native.is_tracing():
+            raise RuntimeError("the overhead is measured while nothing is traced: disable() comes first")
+        entries = self.getstats()
+        c = sum(entry.callcount for entry in entries if isinstance(entry.code, str))
+        python = sum(entry.callcount for entry in entries) - c
+        per_python, per_c, ignored = _overhead.costs("times", c > 0)
+        return python * (per_python + ignored) + c * per_c
+
+    def calibrate(self, m: int, verbose: int = 0) -> float:
+        """Seconds per event that tracing adds to times, to set :attr:`bias` to.
+
+        Runs ``m`` calls of a loop with and without the profiler, as ``profile.Profile.calibrate`` does.
+        """
+        if type(self) is not Profile:
+            raise TypeError("Subclasses must override .calibrate().")
+
+        def loop(count: int) -> None:
+            for _ in range(count):
+                x = 1  # noqa: F841
+
+        def calls(count: int) -> None:
+            for _ in range(count):
+                loop(100)
+
+        clock = time.perf_counter
+        calls(m)
+        begin = clock()
+        calls(m)
+        plain = clock() - begin
+        profile = Profile()
+        profile.bias = 0.0
+        profile.runcall(calls, m)
+        codes = (loop.__code__, calls.__code__)
+        entries = [entry for entry in profile.getstats() if entry.code in codes]
+        reported = sum(entry.inlinetime for entry in entries)
+        count = sum(entry.callcount for entry in entries)
+        if count != m + 1:
+            raise ValueError(f"internal error: total calls = {count}")
+        if verbose:
+            print(f"elapsed time without profiling = {plain}\n'CPU seconds' profiler reported = {reported}")
+        return (reported - plain) / 2.0 / count
 
     def print_stats(self, sort: Any = -1) -> None:
         """Prints a report. ``sort``: a key of ``pstats.Stats.sort_stats``, or a tuple of keys."""

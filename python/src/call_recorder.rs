@@ -8,7 +8,7 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::call_tree::{self, CallCounts, CallTree, Counted, Shared};
-use crate::engine::{Filter, Session};
+use crate::engine::{Costs, Filter, Session};
 use crate::profiler::Profile;
 
 enum Recording {
@@ -21,6 +21,9 @@ struct State {
     process: u32,
     since: Instant,
     start: f64,
+    /// As [`CallRecorder::start`] was given them.
+    costs: (f64, f64, f64),
+    subtract: bool,
 }
 
 /// A recording of all calls of this process.
@@ -85,13 +88,21 @@ impl CallRecorder {
             process: std::process::id(),
             since: Instant::now(),
             start: seconds(),
+            costs: (0.0, 0.0, 0.0),
+            subtract: false,
         })))
     }
 
-    /// Begins to record.
-    fn start(slf: &Bound<'_, Self>) -> PyResult<()> {
+    /// Begins to record. `costs`: seconds for a call of a Python function, of a C function, and for an event that is
+    /// ignored; `subtract` takes them out of the times.
+    fn start(slf: &Bound<'_, Self>, costs: (f64, f64, f64), subtract: bool) -> PyResult<()> {
         let state = slf.get().state(slf.py());
         (state.since, state.start) = (Instant::now(), seconds());
+        (state.costs, state.subtract) = (costs, subtract);
+        if let (Recording::Times(session), true) = (&mut state.recording, subtract) {
+            let ticks = |cost: f64| (cost * 1e9 / session.clock.nanoseconds()).round() as i64;
+            session.options.costs = Costs::of_calls(ticks(costs.0), ticks(costs.1), ticks(costs.2));
+        }
         match &mut state.recording {
             Recording::Times(session) => Session::start(session, slf.as_any()),
             Recording::Counts(session) => Session::start(session, slf.as_any()),
@@ -114,12 +125,13 @@ impl CallRecorder {
             python: format!("CPython {}", py.version().split(' ').next().unwrap_or_default()),
             ..Meta::default()
         };
+        let costs = state.costs;
         match &mut state.recording {
             Recording::Times(session) => {
                 let has_cpu = session.shared.cpu;
-                made(py, session, has_cpu, meta)
+                made(py, session, has_cpu, costs, meta)
             }
-            Recording::Counts(session) => made(py, session, false, meta),
+            Recording::Counts(session) => made(py, session, false, costs, meta),
         }
     }
 
@@ -147,11 +159,21 @@ impl CallRecorder {
     }
 }
 
-fn made<M: Counted>(py: Python<'_>, session: &mut Session<M>, has_cpu: bool, meta: Meta) -> PyResult<Profile> {
+fn made<M: Counted>(
+    py: Python<'_>,
+    session: &mut Session<M>,
+    has_cpu: bool,
+    (python, c, ignored): (f64, f64, f64),
+    mut meta: Meta,
+) -> PyResult<Profile> {
     let taken = call_tree::take(py, session);
     let frames = call_tree::frames(py, &session.functions);
     let nanoseconds = session.clock.nanoseconds();
     let kinds = (M::IS_TIMED, has_cpu);
-    let profile = py.detach(|| call_tree::profile(&taken, &frames, kinds, nanoseconds, meta));
+    let profile = py.detach(|| {
+        let (of_python, of_c) = call_tree::calls(&taken, &frames);
+        meta.own_cpu = of_python as f64 * (python + ignored) + of_c as f64 * c;
+        call_tree::profile(&taken, &frames, kinds, nanoseconds, meta)
+    });
     Ok(Profile::new(profile))
 }

@@ -382,6 +382,18 @@ pub fn take<M: Counted>(py: Python<'_>, session: &mut crate::engine::Session<M>)
     all
 }
 
+/// How many calls there were of Python functions, and of C functions.
+pub fn calls(taken: &[(String, Taken)], frames: &[ProfileFrame]) -> (u64, u64) {
+    let mut sums = (0, 0);
+    for node in taken.iter().flat_map(|(_, Taken(chains))| &chains.nodes) {
+        match frames.get(node.function as usize) {
+            Some(frame) if frame.kind != FrameKind::Python => sums.1 += node.calls,
+            _ => sums.0 += node.calls,
+        }
+    }
+    sums
+}
+
 /// Frames of all functions, by their numbers.
 pub fn frames(py: Python<'_>, functions: &Functions) -> Vec<ProfileFrame> {
     let text = |object: &Bound<'_, PyAny>, name: &str| -> String {

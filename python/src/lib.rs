@@ -25,7 +25,7 @@ mod _native {
     #[pymodule_export]
     use super::stacks::thread_stack;
     #[pymodule_export]
-    use super::tracing::{Tracer, clock};
+    use super::tracing::{Tracer, clock, is_tracing};
     #[pymodule_export]
     use super::tree::{create, get_profile, merge, plot_data};
 

@@ -185,8 +185,12 @@ impl Profile {
         if self.0.count_type() == &ValueType::CALLS {
             let (calls, meta) = (self.0.nodes.first().map_or(0, |root| root.count), &self.0.meta);
             return format!(
-                "nativeprof: {calls} calls in {:.1} s\n  python:   {}\n  written:  {written}",
-                meta.duration, meta.python
+                "nativeprof: {calls} calls in {:.1} s\n  python:   {}\n  own cost: {:.2} s ({:.0} ns a call)\n  \
+                 written:  {written}",
+                meta.duration,
+                meta.python,
+                meta.own_cpu,
+                meta.own_cpu * 1e9 / calls.max(1) as f64,
             );
         }
         summary::block(&self.0.meta, written)

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
 use crate::calls::{Calls, Figures, Shared, Totals};
-use crate::engine::{Clock, Filter, Session, Timer};
+use crate::engine::{Clock, Costs, EVENTS, Filter, Session, Timer};
 
 /// A deterministic profiler of all calls; `nativeprof.tracing.Profile` is its subclass.
 ///
@@ -91,6 +91,11 @@ impl Tracer {
         let session = slf.get().session(slf.py());
         session.shared.subcalls = subcalls.unwrap_or(session.shared.subcalls);
         session.options.builtins = builtins.unwrap_or(session.options.builtins);
+        let seconds = seconds_per_tick(session);
+        let builtins = session.options.builtins;
+        let costs = costs_of(slf.as_any(), builtins, seconds)?;
+        let session = slf.get().session(slf.py());
+        session.options.costs = costs;
         Session::start(session, slf.as_any())
     }
 
@@ -121,11 +126,7 @@ impl Tracer {
         for thread in session.threads() {
             totals.add(&thread.machine.totals());
         }
-        let seconds = match &session.timer {
-            None => session.clock.nanoseconds() / 1e9,
-            Some(timer) if timer.unit > 0.0 => timer.unit,
-            Some(_) => 1e-9,
-        };
+        let seconds = seconds_per_tick(session);
         let object = |id| {
             session
                 .functions
@@ -166,6 +167,39 @@ impl Tracer {
             None => Ok(()),
         }
     }
+}
+
+fn seconds_per_tick(session: &Session<Calls>) -> f64 {
+    match &session.timer {
+        None => session.clock.nanoseconds() / 1e9,
+        Some(timer) if timer.unit > 0.0 => timer.unit,
+        Some(_) => 1e-9,
+    }
+}
+
+/// What events cost by the attributes of the profiler: `bias`, seconds for each event, or if that is 0 `_costs(builtins)`:
+/// seconds for the call of a Python function, of a C function, and for an event that is ignored; None: nothing is
+/// subtracted.
+fn costs_of(profiler: &Bound<'_, PyAny>, builtins: bool, seconds: f64) -> PyResult<Costs> {
+    let ticks = |cost: f64| (cost / seconds).round() as i64;
+    let bias: f64 = match profiler.getattr_opt("bias")? {
+        Some(bias) => bias.extract()?,
+        None => 0.0,
+    };
+    if bias != 0.0 {
+        return Ok(Costs {
+            events: [ticks(bias); EVENTS],
+            ignored: 0,
+        });
+    }
+    let measured: Option<(f64, f64, f64)> = match profiler.getattr_opt("_costs")? {
+        Some(costs) => costs.call1((builtins,))?.extract()?,
+        None => None,
+    };
+    let Some((python, c, ignored)) = measured else {
+        return Ok(Costs::default());
+    };
+    Ok(Costs::of_calls(ticks(python), ticks(c), ticks(ignored)))
 }
 
 /// The types `profiler_entry` and `profiler_subentry`.
@@ -245,4 +279,10 @@ pub fn clock() -> (&'static str, f64) {
         Clock::Monotonic => "CLOCK_MONOTONIC",
     };
     (name, clock.nanoseconds() / 1e9)
+}
+
+/// Whether a session of the event engine runs.
+#[pyfunction]
+pub fn is_tracing() -> bool {
+    crate::engine::is_busy()
 }

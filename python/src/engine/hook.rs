@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 
 use super::objects::{self, Builtin, Object};
 use super::session::{self, Session};
-use super::threads::thread;
+use super::threads::{ignore, thread};
 use super::{Callee, Event, Machine};
 
 /// `what` of the hook (`Include/cpython/pystate.h`).
@@ -87,11 +87,12 @@ fn c_event<M: Machine>(py: Python<'_>, what: c_int, argument: Object) {
         return;
     };
     let key = builtin.key();
+    let wants_builtins = session::running::<M>(py).is_some_and(|s| s.options.builtins);
+    if !wants_builtins {
+        ignore::<M>(py);
+        return;
+    }
     if what == C_CALL {
-        let wants_builtins = session::running::<M>(py).is_some_and(|s| s.options.builtins);
-        if !wants_builtins {
-            return;
-        }
         let Some((thread, given)) = thread::<M>(py, |_| true) else {
             return;
         };

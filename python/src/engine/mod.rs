@@ -18,7 +18,7 @@ mod threads;
 
 pub use clock::Clock;
 pub use functions::{Callee, Filter, Function, Functions, Id};
-pub use session::{Options, Session, Timer, is_busy};
+pub use session::{Costs, Options, Session, Timer, is_busy};
 pub use threads::{Thread, current_machine};
 
 use pyo3::Python;
@@ -71,7 +71,7 @@ impl Moment {
     pub fn now(&self) -> i64 {
         match self.given {
             None => self.clock.now() - self.cost,
-            Some(given) => given,
+            Some(given) => given.wrapping_sub(self.cost),
         }
     }
 }

@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 
 use super::objects::{Builtin, Object};
 use super::session::Session;
-use super::threads::thread;
+use super::threads::{ignore, thread};
 use super::{Callee, Event, Machine, Verdict};
 
 /// `vectorcallfunc`.
@@ -95,6 +95,7 @@ unsafe extern "C" fn call<M: Machine>(_: Object, arguments: *const Object, _: us
         )
     };
     let Some(builtin) = Builtin::of(callable, first, MISSING.load(Ordering::Relaxed)) else {
+        ignore::<M>(py);
         return none();
     };
     let Some((thread, given)) = thread::<M>(py, |_| true) else {
@@ -118,6 +119,7 @@ unsafe extern "C" fn called<M: Machine, const EVENT: u8>(
     // SAFETY: as in `call`.
     let (py, callable, first) = unsafe { (Python::assume_attached(), *arguments.add(2), *arguments.add(3)) };
     let Some(builtin) = Builtin::of(callable, first, MISSING.load(Ordering::Relaxed)) else {
+        ignore::<M>(py);
         return none();
     };
     let key = builtin.key();

@@ -31,8 +31,17 @@ pub struct Options {
     pub current_thread_only: bool,
     /// Before 3.12: tell [`super::Event::Resume`] from [`super::Event::Start`], at the cost of a look-up per call.
     pub splits_resumes: bool,
-    /// Ticks that each event costs, subtracted from times.
-    pub costs: [i64; EVENTS],
+    /// Subtracted from times.
+    pub costs: Costs,
+}
+
+/// What events cost, in ticks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Costs {
+    pub events: [i64; EVENTS],
+    /// An event that no machine sees: of a call of a Python function from 3.12 on (`PY_START` tells the same), or of a C
+    /// function that is not wanted before.
+    pub ignored: i64,
 }
 
 impl Default for Options {
@@ -42,8 +51,22 @@ impl Default for Options {
             returns: true,
             splits_resumes: false,
             current_thread_only: false,
-            costs: [0; EVENTS],
+            costs: Costs::default(),
         }
+    }
+}
+
+impl Costs {
+    /// Ticks for a call and return of a Python function and of a C function, and for an ignored event.
+    pub fn of_calls(python: i64, c: i64, ignored: i64) -> Costs {
+        use super::Event::{CCall, CRaise, CReturn};
+        let mut events = [python / 2; EVENTS];
+        for event in [CCall, CReturn, CRaise] {
+            if let Some(cost) = events.get_mut(event as usize) {
+                *cost = c / 2;
+            }
+        }
+        Costs { events, ignored }
     }
 }
 
@@ -134,11 +157,12 @@ impl<M: Machine> Session<M> {
         this.starter = threads::ident();
         let costs = this.options.costs;
         for thread in &mut this.threads {
-            thread.costs = costs;
+            thread.costs = costs.events;
             thread.splits_resumes = this.options.splits_resumes;
             thread.is_timed_by_user = this.timer.is_some();
         }
         threads::forget_last();
+        threads::charge_ignored(costs.ignored);
         RUNNING.store((&raw mut **this).cast(), Ordering::Relaxed);
         *RUNNING_NAME.lock().unwrap_or_else(PoisonError::into_inner) = this.name;
         this.is_running = true;
@@ -183,8 +207,9 @@ impl<M: Machine> Session<M> {
                         self.in_timer -= 1;
                         time
                     }
-                    None => now - self.threads.get(i).map_or(0, |t| t.cost),
+                    None => now,
                 };
+                let now = now.wrapping_sub(self.threads.get(i).map_or(0, |t| t.cost));
                 if let Some(thread) = self.threads.get_mut(i) {
                     thread.machine.close_innermost(now, &mut self.shared);
                 }
@@ -245,7 +270,7 @@ impl<M: Machine> Session<M> {
             is_timed_by_user: self.timer.is_some(),
             splits_resumes: self.options.splits_resumes,
             cost: 0,
-            costs: self.options.costs,
+            costs: self.options.costs.events,
             ended,
         });
         self.threads.push(thread);

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicUsize, Ordering};
 
 use pyo3::Python;
 
@@ -179,6 +179,25 @@ fn settle<M: Machine>(slot: &Slot, session: u64, thread: *mut Thread<M>) {
             && let Some(before) = place.replace(ended)
         {
             before.store(true, Ordering::Release);
+        }
+    }
+}
+
+/// [`super::Costs::ignored`] of the running session.
+static IGNORED: AtomicI64 = AtomicI64::new(0);
+
+pub(crate) fn charge_ignored(cost: i64) {
+    IGNORED.store(cost, Ordering::Relaxed);
+}
+
+/// An event that no machine sees has come.
+#[inline(always)]
+pub(crate) fn ignore<M: Machine>(py: Python<'_>) {
+    let cost = IGNORED.load(Ordering::Relaxed);
+    if cost != 0 {
+        // SAFETY: null, or a thread of the running session; the GIL is held and nothing else refers to it.
+        if let Some(thread) = unsafe { current::<M>(py).as_mut() } {
+            thread.cost += cost;
         }
     }
 }
