@@ -8,8 +8,11 @@ from typing import Any, Callable, Dict, Tuple
 
 from . import _native
 
-CALLS = 1000
-ROUNDS = 7
+# Short and many, so that some are not interrupted.
+ROUNDS = 40
+# Calls of one round: of `_function` (with what they call), and of C functions.
+CALLS = 177
+C_CALLS = 200
 
 # Seconds for the call of a Python function, of a C function, and for an event that is ignored.
 Costs = Tuple[float, float, float]
@@ -17,22 +20,24 @@ Costs = Tuple[float, float, float]
 _known: Dict[Tuple[str, bool], Costs] = {}
 
 
-def _function() -> None:
-    pass
+def _function(n: int) -> int:
+    return n if n < 2 else _function(n - 1) + _function(n - 2)
 
 
-def _python_calls(count: int) -> int:
+def _python_calls() -> int:
     begin = perf_counter_ns()
-    for _ in range(count):
-        _function()
+    _function(10)
     return perf_counter_ns() - begin
 
 
-def _c_calls(count: int) -> int:
-    length, nothing = len, ()
+def _c_calls() -> int:
+    length, items = len, [0]
     begin = perf_counter_ns()
-    for _ in range(count):
-        length(nothing)
+    for _ in range(C_CALLS // 4):
+        length(items)
+        items.append(1)
+        items.pop()
+        length(items)
     return perf_counter_ns() - begin
 
 
@@ -47,18 +52,19 @@ class _Counts:
         self._recorder.stop()
 
 
-def _added(loop: Callable[[int], int], tracer: Any) -> float:
-    """Seconds that each call of the loop takes longer under the tracer."""
+def _added(work: Callable[[], int], calls: int, tracer: Any) -> float:
+    """Seconds that each call of the work takes longer under the tracer."""
     plain, traced = [], []
     for _ in range(ROUNDS):
-        plain.append(loop(CALLS))
+        work()  # the interpreter adapts the code first
+        plain.append(work())
         tracer.enable()
         try:
-            loop(CALLS // 10)  # the interpreter adapts the code first
-            traced.append(loop(CALLS))
+            work()
+            traced.append(work())
         finally:
             tracer.disable()
-    return max(min(traced) - min(plain), 0) / CALLS / 1e9
+    return max(min(traced) - min(plain), 0) / calls / 1e9
 
 
 def costs(mode: str, builtins: bool) -> Costs:
@@ -67,17 +73,17 @@ def costs(mode: str, builtins: bool) -> Costs:
     if known is not None:
         return known
     if mode == "counts":
-        result = (_added(_python_calls, _Counts()), 0.0, 0.0)
+        result = (_added(_python_calls, CALLS, _Counts()), 0.0, 0.0)
     else:
-        python = _added(_python_calls, _native.Profiler(builtins=False))
+        python = _added(_python_calls, CALLS, _native.Profiler(builtins=False))
         if builtins:
             both = _native.Profiler(builtins=True)
-            c = _added(_c_calls, both)
+            c = _added(_c_calls, C_CALLS, both)
             # From 3.12 on the call of a Python function has an event of its own.
-            ignored = max(_added(_python_calls, both) - python, 0.0) if sys.version_info >= (3, 12) else 0.0
+            ignored = max(_added(_python_calls, CALLS, both) - python, 0.0) if sys.version_info >= (3, 12) else 0.0
         else:
             c = 0.0
-            ignored = 0.0 if sys.version_info >= (3, 12) else _added(_c_calls, _native.Profiler(builtins=False)) / 2
+            ignored = 0.0 if sys.version_info >= (3, 12) else _added(_c_calls, C_CALLS, _native.Profiler(builtins=False)) / 2
         result = (python, c, ignored)
     _known[mode, builtins] = result
     return result

@@ -69,6 +69,7 @@ impl Tracer {
                 )));
             }
         };
+        self.session(py).not_in_timer("initialize")?;
         self.session(py).stop(py)?;
         let session = self.session(py);
         session.timer = timer.map(|callable| Timer {

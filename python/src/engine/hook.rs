@@ -25,7 +25,7 @@ const C_RETURN: c_int = 6;
 /// Number of the newest thread state when the list was last read.
 static NEWEST: AtomicU64 = AtomicU64::new(0);
 
-unsafe extern "C" fn hook<M: Machine>(_: Object, frame: Object, what: c_int, argument: Object) -> c_int {
+unsafe extern "C-unwind" fn hook<M: Machine>(_: Object, frame: Object, what: c_int, argument: Object) -> c_int {
     // SAFETY: the hook is called with the GIL held.
     let py = unsafe { Python::assume_attached() };
     match what {

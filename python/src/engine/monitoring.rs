@@ -15,8 +15,9 @@ use super::session::Session;
 use super::threads::{ignore, thread};
 use super::{Callee, Event, Machine, Verdict};
 
-/// `vectorcallfunc`.
-type Call = unsafe extern "C" fn(Object, *const Object, usize, Object) -> Object;
+/// `vectorcallfunc`. It may unwind: the interpreter ends daemon threads by `pthread_exit` when they want the GIL, which
+/// happens in a user's timer. (So nothing is alive in these frames then that would have to be dropped.)
+type Call = unsafe extern "C-unwind" fn(Object, *const Object, usize, Object) -> Object;
 
 /// Identifiers that are tried: that for profilers, and those without a purpose of their own.
 const TOOLS: [u8; 3] = [2, 3, 4];
@@ -44,7 +45,7 @@ fn disable() -> Object {
 }
 
 /// PY_START, PY_RESUME, PY_THROW: (code, offset[, exception]).
-unsafe extern "C" fn enter<M: Machine, const EVENT: u8>(
+unsafe extern "C-unwind" fn enter<M: Machine, const EVENT: u8>(
     _: Object,
     arguments: *const Object,
     _: usize,
@@ -64,7 +65,7 @@ unsafe extern "C" fn enter<M: Machine, const EVENT: u8>(
 }
 
 /// PY_RETURN, PY_YIELD, PY_UNWIND: (code, offset, value or exception).
-unsafe extern "C" fn leave<M: Machine, const EVENT: u8>(
+unsafe extern "C-unwind" fn leave<M: Machine, const EVENT: u8>(
     _: Object,
     arguments: *const Object,
     _: usize,
@@ -84,7 +85,7 @@ unsafe extern "C" fn leave<M: Machine, const EVENT: u8>(
 }
 
 /// CALL: (code, offset, callable, first argument or MISSING).
-unsafe extern "C" fn call<M: Machine>(_: Object, arguments: *const Object, _: usize, _: Object) -> Object {
+unsafe extern "C-unwind" fn call<M: Machine>(_: Object, arguments: *const Object, _: usize, _: Object) -> Object {
     // SAFETY: as in `enter`; this event has four arguments.
     let (py, code, callable, first) = unsafe {
         (
@@ -110,7 +111,7 @@ unsafe extern "C" fn call<M: Machine>(_: Object, arguments: *const Object, _: us
 }
 
 /// C_RETURN, C_RAISE: as CALL.
-unsafe extern "C" fn called<M: Machine, const EVENT: u8>(
+unsafe extern "C-unwind" fn called<M: Machine, const EVENT: u8>(
     _: Object,
     arguments: *const Object,
     _: usize,

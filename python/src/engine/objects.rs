@@ -40,8 +40,9 @@ struct MethodDescriptor {
     call: *const c_void,
 }
 
-/// `int (*)(PyObject *obj, PyFrameObject *frame, int what, PyObject *arg)`.
-pub type Hook = unsafe extern "C" fn(Object, Object, c_int, Object) -> c_int;
+/// `int (*)(PyObject *obj, PyFrameObject *frame, int what, PyObject *arg)`. It may unwind, like the callbacks of
+/// [`super::monitoring`].
+pub type Hook = unsafe extern "C-unwind" fn(Object, Object, c_int, Object) -> c_int;
 
 /// Functions of the interpreter that the limited API does not have.
 pub struct Functions {
@@ -49,6 +50,8 @@ pub struct Functions {
     c_method: *mut PyTypeObject,
     type_lookup: unsafe extern "C" fn(*mut PyTypeObject, Object) -> Object,
     dictionary: unsafe extern "C" fn(Object, *mut c_void) -> Object,
+    /// `PyObject_CallNoArgs`. Unwinds where the interpreter ends a daemon thread.
+    pub call: unsafe extern "C-unwind" fn(Object) -> Object,
     /// `PyFrame_GetCode`: a new reference.
     pub frame_code: unsafe extern "C" fn(Object) -> Object,
     /// `PyInterpreterState_ThreadHead`, `PyThreadState_Next`: the thread states of an interpreter, the newest first.
@@ -117,6 +120,9 @@ pub fn check(py: Python<'_>) -> PyResult<&'static Functions> {
             dictionary: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(Object, *mut c_void) -> Object>(
                 symbol(c"PyObject_GenericGetDict")?,
             ),
+            call: std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn(Object) -> Object>(symbol(
+                c"PyObject_CallNoArgs",
+            )?),
             frame_code: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(Object) -> Object>(symbol(
                 c"PyFrame_GetCode",
             )?),

@@ -201,9 +201,10 @@ impl<M: Machine> Session<M> {
             while self.threads.get(i).is_some_and(|t| t.machine.depth() > 0) {
                 let now = match &self.timer {
                     Some(timer) => {
-                        let (callable, unit) = (timer.callable.clone_ref(py), timer.unit);
+                        let (callable, unit) = (timer.callable.as_ptr(), timer.unit);
                         self.in_timer += 1;
-                        let time = read_timer(py, &callable, unit);
+                        // SAFETY: the session keeps the callable: while `in_timer` counts it is not given another one.
+                        let time = unsafe { read_timer(py, callable, unit) };
                         self.in_timer -= 1;
                         time
                     }
@@ -311,27 +312,38 @@ impl<M: Machine> Drop for Session<M> {
     }
 }
 
-/// Ticks of the user's clock: nanoseconds, or its own integers if it has a unit. What it raises, or returns beside
+/// Ticks of the user's clock: nanoseconds, or its own integers if it has a unit. What it raises, or returns other than
 /// numbers, is reported as unraisable, and the time is 0.
-pub(crate) fn read_timer(py: Python<'_>, callable: &Py<PyAny>, unit: f64) -> i64 {
-    let call = || -> PyResult<i64> {
-        let value = callable.bind(py).call0()?;
-        if unit > 0.0 {
-            return value.extract();
-        }
-        let seconds: f64 = value.extract()?;
-        let nanoseconds = (seconds * 1e9).floor();
-        if !nanoseconds.is_finite() || nanoseconds.abs() > i64::MAX as f64 / 2.0 {
-            return Err(pyo3::exceptions::PyOverflowError::new_err("timestamp out of range"));
-        }
-        Ok(nanoseconds as i64)
+///
+/// # Safety
+/// `callable` stays alive during the call.
+unsafe fn read_timer(py: Python<'_>, callable: objects::Object, unit: f64) -> i64 {
+    let Some(functions) = objects::functions() else {
+        return 0;
     };
     objects::with_no_exception(py, || {
-        call().unwrap_or_else(|error| {
-            error.write_unraisable(py, Some(callable.bind(py)));
+        // SAFETY: a live object. Nothing that has to be dropped is alive here: this may be the thread's end.
+        let value = unsafe { (functions.call)(callable) };
+        // SAFETY: the result of a call: a new reference, or null with an exception set.
+        let value = unsafe { Bound::from_owned_ptr_or_err(py, value) };
+        value.and_then(|v| ticks(&v, unit)).unwrap_or_else(|error| {
+            // SAFETY: as above.
+            let callable = unsafe { Bound::from_borrowed_ptr(py, callable) };
+            error.write_unraisable(py, Some(&callable));
             0
         })
     })
+}
+
+fn ticks(value: &Bound<'_, PyAny>, unit: f64) -> PyResult<i64> {
+    if unit > 0.0 {
+        return value.extract();
+    }
+    let nanoseconds = (value.extract::<f64>()? * 1e9).floor();
+    if !nanoseconds.is_finite() || nanoseconds.abs() > i64::MAX as f64 / 2.0 {
+        return Err(pyo3::exceptions::PyOverflowError::new_err("timestamp out of range"));
+    }
+    Ok(nanoseconds as i64)
 }
 
 /// Reads the user's timer for an event of the running session. Python code runs meanwhile: nothing of the session may be
@@ -340,10 +352,16 @@ pub(crate) fn read_timer(py: Python<'_>, callable: &Py<PyAny>, unit: f64) -> i64
 pub(crate) fn read_timer_of_running<M: Machine>(py: Python<'_>) -> Option<i64> {
     let session = running::<M>(py)?;
     let number = session.number;
-    let (callable, unit) = session.timer.as_ref().map(|t| (t.callable.clone_ref(py), t.unit))?;
+    let (callable, unit) = session.timer.as_ref().map(|t| (t.callable.as_ptr(), t.unit))?;
     session.in_timer += 1;
-    let time = read_timer(py, &callable, unit);
-    // Its end, a stop and a clear are refused while `in_timer` counts; what holds it may still have been destroyed.
+    // SAFETY: the reference taken here keeps it alive during the call, and is given back after it.
+    let time = unsafe {
+        pyo3::ffi::Py_IncRef(callable);
+        let time = read_timer(py, callable, unit);
+        pyo3::ffi::Py_DecRef(callable);
+        time
+    };
+    // A stop and a clear are refused while `in_timer` counts; what holds the session may still have been destroyed.
     let session = running::<M>(py).filter(|s| s.number == number)?;
     session.in_timer = session.in_timer.saturating_sub(1);
     Some(time)

@@ -1,0 +1,759 @@
+"""`nativeprof.tracing`: cProfile's interface, its figures, and what it gets wrong."""
+
+import _thread
+import gc
+import marshal
+import os
+import pstats
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from call_programs import Reference, found, program
+
+import nativeprof
+from nativeprof import tracing
+
+cProfile = pytest.importorskip("cProfile", reason="this interpreter has no cProfile")
+ON_MONITORING = sys.version_info >= (3, 12)
+
+
+def fib(n):
+    return n if n < 2 else fib(n - 1) + fib(n - 2)
+
+
+def entries(profile):
+    """{name: entry} of Python functions."""
+    return {e.code.co_name: e for e in profile.getstats() if not isinstance(e.code, str)}
+
+
+def callers(profile, name):
+    """{caller: calls} of a Python function."""
+    profile.create_stats()
+    return {k[2]: v[0] for f, row in profile.stats.items() if f[2] == name for k, v in row[4].items()}
+
+
+def python(*arguments, code=0, **options):
+    """Runs this interpreter; gives what it printed."""
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120, **options)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+
+# Figures
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_programs_have_the_calls_that_a_reference_counts(seed):
+    names = {}
+    exec(program(seed), names)
+    names["main"]()  # caches, and what is made once
+    reference = Reference().run(names["main"])
+    profile = tracing.Profile()
+    profile.enable()
+    names["main"]()
+    profile.disable()
+    calls, recursive, pairs = found(profile.getstats())
+    assert calls == reference.calls
+    assert (recursive, pairs) == (reference.recursive, reference.pairs)
+
+
+@pytest.mark.parametrize("seed", range(40, 50))
+@pytest.mark.parametrize("options", [{}, {"builtins": False}, {"subcalls": False}], ids=str)
+def test_figures_are_cprofiles_line_by_line(seed, options):
+    """With a clock that ticks at each event even the times are the same."""
+    names = {}
+    exec(program(seed), names)
+    names["main"]()
+    texts = []
+    for kind in (cProfile.Profile, tracing.Profile):
+        ticks = iter(range(10**9))
+        profile = kind(lambda: next(ticks), 1.0, **options)
+        profile.enable()
+        names["main"]()
+        profile.disable()
+        profile.create_stats()
+        rows = {k: v for k, v in profile.stats.items() if "'disable'" not in k[2]}
+        texts.append(rows)
+    assert texts[0] == texts[1]
+
+
+def test_times_add_up():
+    profile = tracing.Profile()
+
+    def outer():
+        begin = time.perf_counter()
+        while time.perf_counter() - begin < 0.02:
+            inner()
+
+    def inner():
+        return sum(range(100))
+
+    begin = time.perf_counter()
+    profile.runcall(outer)
+    passed = time.perf_counter() - begin
+    rows = entries(profile)
+    outermost = rows["outer"].totaltime
+    assert 0.02 <= outermost <= passed
+    assert sum(e.inlinetime for e in profile.getstats() if e.code != "") == pytest.approx(outermost, abs=passed * 0.2)
+    assert rows["inner"].totaltime < outermost
+
+
+def test_recursion_counts_the_outermost_time_once():
+    profile = tracing.Profile()
+    profile.runcall(fib, 15)
+    row = entries(profile)["fib"]
+    assert (row.callcount, row.reccallcount) == (1973, 1972)
+    assert row.totaltime == pytest.approx(row.inlinetime)
+
+
+def test_both_read_the_same_clock():
+    profile = tracing.Profile()
+    begin = time.perf_counter()
+    profile.runcall(time.sleep, 0.05)
+    passed = time.perf_counter() - begin
+    slept = [e.totaltime for e in profile.getstats() if e.code == "<built-in method time.sleep>"]
+    assert 0.05 * 0.999 <= slept[0] <= passed
+
+
+def test_calls_open_at_the_start_are_left_out_and_at_the_stop_are_closed():
+    profile = tracing.Profile()
+
+    def starts():
+        profile.enable()
+
+    def stops():
+        profile.disable()
+
+    def outer():
+        starts()
+        fib(3)
+        stops()
+
+    outer()
+    rows = entries(profile)
+    assert rows["fib"].callcount == 5 and rows["stops"].callcount == 1
+    assert "starts" not in rows and "outer" not in rows
+
+
+def test_it_goes_on_after_a_stop_and_forgets_at_clear():
+    profile = tracing.Profile()
+    for _ in range(3):
+        profile.runcall(fib, 3)
+    assert entries(profile)["fib"].callcount == 15
+    profile.clear()
+    assert profile.getstats() == []
+    profile.enable()
+    fib(3)
+    profile.clear()
+    fib(2)
+    profile.disable()
+    assert entries(profile)["fib"].callcount == 3
+
+
+# Threads
+
+
+def work_a():
+    for _ in range(50):
+        fib(8)
+
+
+def work_b():
+    for _ in range(50):
+        step()
+
+
+def step():
+    return sum([1, 2])
+
+
+def test_callers_are_right_with_many_threads():
+    profile = tracing.Profile()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        profile.enable()
+        threads = [threading.Thread(target=f) for f in (work_a, work_b) * 4]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        profile.disable()
+    finally:
+        sys.setswitchinterval(before)
+    assert callers(profile, "step") == {"work_b": 200}
+    assert callers(profile, "work_a") == {"run": 4}
+    fibs = callers(profile, "fib")
+    assert fibs == {"work_a": 200, "fib": 200 * 66}
+
+
+def test_threads_without_the_threading_module_are_seen_from_their_begin():
+    profile = tracing.Profile()
+    done = threading.Event()
+
+    def target():
+        fib(5)
+        done.set()
+
+    profile.enable()
+    _thread.start_new_thread(target, ())
+    done.wait()
+    profile.disable()
+    assert entries(profile)["target"].callcount == 1
+    assert entries(profile)["fib"].callcount == 15
+
+
+def test_threads_that_ran_before_are_seen():
+    profile, go, done = tracing.Profile(), threading.Semaphore(0), threading.Semaphore(0)
+
+    def target():
+        while go.acquire() and not over:
+            fib(4)
+            done.release()
+
+    over = []
+    thread = threading.Thread(target=target)
+    thread.start()
+    profile.enable()
+    go.release()
+    done.acquire()
+    profile.disable()
+    over.append(True)
+    go.release()
+    thread.join()
+    assert entries(profile)["fib"].callcount == 9
+
+
+def test_only_the_current_thread_on_request():
+    profile = tracing.Profile(threads="current")
+    profile.enable()
+    thread = threading.Thread(target=step)
+    thread.start()
+    thread.join()
+    fib(3)
+    profile.disable()
+    rows = entries(profile)
+    assert rows["fib"].callcount == 5 and "step" not in rows
+    with pytest.raises(ValueError, match="all.*current"):
+        tracing.Profile(threads="some")
+
+
+# Filters
+
+
+def test_filters_leave_out_modules_and_functions():
+    import json
+
+    here = __name__
+    for options, seen, unseen in [
+        ({"skip": ["json"]}, {"use", "fib"}, {"dumps", "encode", "iterencode"}),
+        ({"only": [here]}, {"use", "fib"}, {"dumps", "encode"}),
+        ({"only": [here], "skip": [f"{here}:fib"]}, {"use"}, {"fib", "dumps"}),
+        ({"only": ["json.encoder:JSONEncoder.encode"] if sys.version_info >= (3, 11) else ["json.encoder:encode"]}, {"encode"}, {"use", "dumps", "fib"}),
+    ]:
+        profile = tracing.Profile(**options)
+
+        def use():
+            fib(3)
+            for _ in range(3):
+                json.dumps({"a": [1]})
+
+        for _ in range(2):
+            profile.enable()
+            use()
+            profile.disable()
+        names = set(entries(profile))
+        assert seen <= names and not unseen & names, (options, names)
+        if "skip" in options and "use" in seen:
+            assert entries(profile)["use"].callcount == 2
+
+
+@pytest.mark.skipif(not ON_MONITORING, reason="before 3.12 the interpreter cannot be told to leave code out")
+def test_what_is_filtered_out_is_not_even_reported():
+    """Each place of the code is reported once: counted by the events that the engine charges for."""
+    names = {"__name__": "left_out"}
+    exec("def f(n):\n    for _ in range(n):\n        g()\ndef g():\n    len(())\n", names)
+    profile = tracing.Profile(skip=["left_out"])
+    # If events came in, this many would take far longer than the untraced run.
+    import statistics
+
+    def run():
+        begin = time.thread_time()
+        names["f"](20_000)
+        return time.thread_time() - begin
+
+    ratios = []
+    for _ in range(9):
+        plain = run()
+        profile.enable()
+        run()
+        traced = run()
+        profile.disable()
+        ratios.append(traced / plain)
+    # Traced, it is three times or more.
+    assert statistics.median(ratios) < 1.5, ratios
+    assert "f" not in entries(profile) and "g" not in entries(profile)
+
+
+# Timers
+
+
+def unraisable(call):
+    """Types of the exceptions that are reported as unraisable meanwhile."""
+    seen, before = [], sys.unraisablehook
+    sys.unraisablehook = lambda raised: seen.append(raised.exc_type)
+    try:
+        call()
+    finally:
+        sys.unraisablehook = before
+    return seen
+
+
+def test_timers_of_the_users_own():
+    for timer, unit, expected in [(lambda: 7, 1.0, 0.0), (time.perf_counter, 0.0, None), (time.perf_counter_ns, 1e-9, None)]:
+        profile = tracing.Profile(timer, unit)
+        begin = time.perf_counter()
+        profile.runcall(fib, 8)
+        passed = time.perf_counter() - begin
+        total = entries(profile)["fib"].totaltime
+        assert total == expected if expected is not None else 0 < total <= passed
+
+
+def test_a_timer_that_raises_is_reported():
+    def timer():
+        raise KeyError
+
+    profile = tracing.Profile(timer)
+    assert set(unraisable(lambda: profile.runcall(fib, 2))) == {KeyError}
+    assert entries(profile)["fib"].callcount == 3
+    profile = tracing.Profile(lambda: "now")
+    assert set(unraisable(lambda: profile.runcall(fib, 2))) == {TypeError}
+
+
+@pytest.mark.parametrize("what", ["disable", "clear"])
+def test_a_timer_cannot_stop_or_clear_its_profiler(what):
+    profile = None
+
+    def timer():
+        if profile is not None:
+            getattr(profile, what)()
+        return 0
+
+    profile = tracing.Profile(timer)
+
+    def run():
+        profile.enable()
+        fib(2)
+
+    assert set(unraisable(run)) == {RuntimeError}
+    other, profile = profile, None
+    other.disable()
+    assert entries(other)["fib"].callcount == 3
+
+
+def test_bias_is_subtracted_for_each_event():
+    ticks = iter(range(10**9))
+    profile = tracing.Profile(lambda: next(ticks), 1.0, builtins=False, bias=0.5)
+    profile.runcall(fib, 3)
+    plain = iter(range(10**9))
+    other = tracing.Profile(lambda: next(plain), 1.0, builtins=False)
+    other.runcall(fib, 3)
+    # Half a tick is rounded to a whole one: nothing is left.
+    assert entries(other)["fib"].totaltime == 9.0
+    assert entries(profile)["fib"].totaltime == 0.0
+
+
+def test_calibrate_measures_the_cost_of_an_event():
+    profile = tracing.Profile()
+    found = [profile.calibrate(500) for _ in range(5)]
+    assert min(abs(cost) for cost in found) < 1e-5
+
+    class Other(tracing.Profile):
+        pass
+
+    with pytest.raises(TypeError):
+        Other().calibrate(1)
+
+
+def test_overhead_is_measured_and_subtracted():
+    def least(**options):
+        totals = []
+        for _ in range(30):
+            profile = tracing.Profile(**options)
+            profile.runcall(fib, 12)
+            totals.append(entries(profile)["fib"].totaltime)
+        return min(totals), profile.overhead()
+
+    (raw, cost), (net, _) = least(), least(subtract=True)
+    assert cost > 0
+    assert net < raw
+
+
+# One at a time
+
+
+def test_a_second_profiler_is_refused_by_name():
+    first, second = tracing.Profile(), tracing.Profile()
+    first.enable()
+    try:
+        first.enable()
+        with pytest.raises(ValueError, match="nativeprof.tracing.Profile"):
+            second.enable()
+        with pytest.raises(ValueError, match="nativeprof.tracing.Profile"):
+            nativeprof.Profiler(mode="calls").start()
+    finally:
+        first.disable()
+    second.runcall(fib, 2)
+    assert entries(second)["fib"].callcount == 3
+
+
+def test_other_tools_are_named_or_left_alone():
+    profile = tracing.Profile()
+    if not ON_MONITORING:
+        hook = lambda *_: None  # noqa: E731
+        sys.setprofile(hook)
+        try:
+            with pytest.raises(ValueError, match="profile hook"):
+                profile.enable()
+            assert sys.getprofile() is hook
+        finally:
+            sys.setprofile(None)
+        return
+    monitoring = sys.monitoring
+    for tool in (2, 3, 4):
+        monitoring.use_tool_id(tool, f"tool{tool}")
+        try:
+            if tool == 4:
+                with pytest.raises(ValueError, match="2 by tool2, 3 by tool3, 4 by tool4"):
+                    profile.enable()
+            else:
+                profile.runcall(fib, 2)
+        except BaseException:
+            monitoring.free_tool_id(tool)
+            raise
+    assert entries(profile)["fib"].callcount == 6
+    for tool in (2, 3, 4):
+        monitoring.free_tool_id(tool)
+
+
+# Hard ends
+
+
+def test_a_profile_that_is_dropped_while_it_runs_stops():
+    profile = tracing.Profile()
+    profile.enable()
+    fib(2)
+    del profile
+    gc.collect()
+    if not ON_MONITORING:
+        # Threads own the hook's object, as with cProfile.
+        sys.getprofile().disable()
+    tracing.Profile().runcall(fib, 2)
+
+
+def test_a_forked_child_goes_on():
+    profile = tracing.Profile()
+    profile.enable()
+    fib(3)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            fib(3)
+            profile.disable()
+            status = 0 if entries(profile)["fib"].callcount == 10 else 2
+        finally:
+            os._exit(status)
+    profile.disable()
+    assert os.waitpid(child, 0)[1] == 0
+    assert entries(profile)["fib"].callcount == 5
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "class D:\n  def __del__(self): sorted([1])\nd = D()",
+        "import threading\ndef w():\n  while True: len(())\nthreading.Thread(target=w, daemon=True).start()",
+        "import atexit; atexit.register(p.create_stats)",
+        "import sys; sys.exit()",
+        "import os; os._exit(0)",
+    ],
+)
+def test_the_interpreter_ends_while_it_runs(end):
+    for kind in ("nativeprof.tracing.Profile()", "nativeprof.tracing.Profile(lambda: 1)"):
+        python("-c", f"import nativeprof.tracing; p = {kind}; p.enable()\n{end}")
+    end = end.replace("p.create_stats", "p.stop")
+    python("-c", f"import nativeprof; p = nativeprof.Profiler(mode='counts'); p.start()\n{end}")
+
+
+def test_subinterpreters_are_not_disturbed():
+    python(
+        "-c",
+        "import nativeprof.tracing as t\n"
+        "try: import _xxsubinterpreters as i\n"
+        "except ImportError: import _interpreters as i\n"
+        "p = t.Profile(); p.enable()\n"
+        "s = i.create(); i.run_string(s, 'sorted([2, 1], key=lambda x: x)'); i.destroy(s)\n"
+        "p.disable()\n",
+    )
+
+
+def test_a_deep_recursion_is_unwound():
+    profile = tracing.Profile()
+
+    def down():
+        down()
+
+    with pytest.raises(RecursionError):
+        profile.runcall(down)
+    row = entries(profile)["down"]
+    assert row.callcount - row.reccallcount == 1 and row.callcount > 500
+
+
+def memory():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_memory_stays_where_it_is():
+    profile = tracing.Profile()
+
+    def cycle(count):
+        for _ in range(count):
+            own = tracing.Profile()
+            own.runcall(fib, 4)
+            own.getstats()
+            profile.enable()
+            thread = threading.Thread(target=fib, args=(3,))
+            thread.start()
+            thread.join()
+            profile.disable()
+
+    cycle(100)
+    gc.collect()
+    before = memory()
+    cycle(1000)
+    gc.collect()
+    # A hundred bytes kept for each cycle would be seen.
+    assert memory() - before < 100_000 + 64 * 1024
+    assert entries(profile)["fib"].callcount == 5 * 1100
+
+
+# The interface
+
+
+def test_pstats_reads_profiles_and_files(tmp_path, capsys):
+    profile = tracing.Profile()
+    profile.runcall(fib, 5)
+    path = tmp_path / "fib.pstats"
+    profile.dump_stats(path)
+    with open(path, "rb") as file:
+        stats = marshal.load(file)
+    assert {name for _, _, name in stats} >= {"fib"}
+    for source in (profile, str(path)):
+        pstats.Stats(source).strip_dirs().sort_stats("cumulative").print_stats().print_callers().print_callees()
+    out = capsys.readouterr().out
+    assert "15/1" in out and "test_tracing.py" in out
+    shown = python("-m", "pstats", str(path), input="stats fib\nquit\n")
+    assert "15/1" in shown
+
+
+def test_run_and_runctx_print_or_write(tmp_path, capsys):
+    tracing.run("sum([1])")
+    assert "{built-in method builtins.sum}" in capsys.readouterr().out
+    tracing.runctx("f(3)", {"f": fib}, {}, sort=("calls", "name") if sys.version_info >= (3, 7) else -1)
+    assert "5/1" in capsys.readouterr().out
+    path = str(tmp_path / "x.pstats")
+    with pytest.raises(ZeroDivisionError):
+        tracing.runctx("1 / 0", {}, {}, filename=path)
+    assert pstats.Stats(path).total_calls >= 1
+    tracing.runctx("raise SystemExit", {}, {}, filename=path)
+
+
+def test_it_takes_the_place_of_cprofile(monkeypatch):
+    monkeypatch.setattr(cProfile, "Profile", tracing.Profile)
+    cProfile.runctx("f(3)", {"f": fib}, {}, sort="calls")
+    with cProfile.Profile() as profile:
+        fib(4)
+    stats = pstats.Stats(profile)
+    assert any(name == "fib" and row[1] == 9 for (_, _, name), row in stats.stats.items())
+
+
+SCRIPT = """
+import sys, pickle
+class C: pass
+pickle.dumps(C)
+print(sys.argv[1:], __name__)
+"""
+
+
+def test_the_command_line_is_cprofiles(tmp_path):
+    script = tmp_path / "s.py"
+    script.write_text(SCRIPT)
+    for tool in ("cProfile", "nativeprof.tracing"):
+        assert "sage" in python("-m", tool, code=2)
+        python("-m", tool, "-s", "nothing", str(script), code=2)
+        python("-m", tool, "-o", str(tmp_path / "o.pstats"), "-m", "timeit", "-n", "1")
+        assert pstats.Stats(str(tmp_path / "o.pstats")).total_calls > 0
+        text = python("-m", tool, "-s", "ncalls", "-m", "timeit", "-n", "1")
+        assert "Ordered by: call count" in text
+    text = python("-m", "nativeprof.tracing", str(script), "-o", "b")
+    assert "['-o', 'b'] __main__" in text and "s.py:3(C)" in text
+    default = "cumulative time" if ON_MONITORING else "standard name"
+    assert f"Ordered by: {default}" in text
+
+
+def upstream():
+    try:
+        import test.test_cprofile as module
+    except ImportError:
+        return None
+    return module
+
+
+@pytest.mark.skipif(upstream() is None, reason="this interpreter comes without CPython's own tests")
+def test_cpythons_own_tests_pass():
+    """CPython's test_cprofile with our class. Left out: the name of the tool in sys.monitoring, which is ours."""
+    import unittest
+
+    module = upstream()
+
+    class Ours(module.CProfileTest):
+        profilerclass = tracing.Profile
+        profilermodule = tracing
+
+        @classmethod
+        def get_expected_output(cls):
+            ours = lambda text: text.replace("_lsprof.Profiler", "_native.Profiler")  # noqa: E731
+            return {name: ours(text) for name, text in module._ProfileOutput.items()}
+
+    names_of_tool = {"test_profile_enable_disable", "test_profile_as_context_manager"} if ON_MONITORING else set()
+    tests = [t for t in unittest.TestLoader().loadTestsFromTestCase(Ours) if t._testMethodName not in names_of_tool]
+    assert len(tests) >= 9
+    result = unittest.TestResult()
+    unittest.TestSuite(tests).run(result)
+    assert not result.errors and not result.failures, result.errors + result.failures
+    assert result.testsRun == len(tests) and not result.skipped
+
+
+# As a profile
+
+
+def walk(node, parent="", out=None):
+    """{(caller, callee): calls} of a tree."""
+    out = {} if out is None else out
+    own = node["count"] - sum(child["count"] for child in node["children"].values())
+    name = node["description"]["name"]
+    if own:
+        out[parent, name] = out.get((parent, name), 0) + own
+    for child in node["children"].values():
+        walk(child, name, out)
+    return out
+
+
+@pytest.mark.parametrize("seed", range(50, 60))
+def test_trees_of_calls_have_every_call_below_its_caller(seed):
+    names = {}
+    exec(program(seed), names)
+    names["main"]()
+    reference = Reference().run(names["main"])
+    with nativeprof.Profiler(mode="calls", native=False) as profiler:
+        names["main"]()
+    pairs = walk(profiler.to_dict())
+    wanted, calls = {}, {}
+    for key, count in reference.calls.items():
+        if not key.endswith("()"):
+            name = key.split(":")[0]
+            wanted[name] = wanted.get(name, 0) + count
+    for (_, name), count in pairs.items():
+        calls[name] = calls.get(name, 0) + count
+    assert {name: calls.get(name) for name in wanted} == wanted
+    direct = {}
+    for pair, count in reference.pairs.items():
+        if not any(key.endswith("()") for key in pair):
+            names_of_pair = tuple(key.split(":")[0] for key in pair)
+            direct[names_of_pair] = direct.get(names_of_pair, 0) + count
+    assert len(direct) > 3 and all(pairs.get(pair, 0) >= count for pair, count in direct.items())
+
+
+def test_a_tree_has_times_and_threads():
+    def worker():
+        time.sleep(0.05)
+
+    with nativeprof.Profiler(mode="calls", threads=True, cpu=True) as profiler:
+        thread = threading.Thread(target=worker, name="sleeper")
+        thread.start()
+        thread.join()
+    tree = profiler.to_dict()
+    kinds = [kind["name"] for kind in tree["nativeprof"]["value_types"]]
+    assert kinds == ["calls", "wall", "cpu"]
+    assert {"sleeper", "MainThread"} == {c["description"]["name"] for c in tree["children"].values()}
+    sleeper = next(c for c in tree["children"].values() if c["description"]["name"] == "sleeper")
+    assert sleeper["values"]["wall_ns"] >= 50_000_000 > sleeper["values"]["cpu_ns"]
+    assert profiler.profile.facts["counts"] == "calls"
+    assert "calls in" in repr(profiler.profile) and "own cost" in profiler.profile.summary()
+
+
+def test_counts_are_begins_of_python_functions():
+    def generator():
+        for i in range(5):
+            yield i
+
+    async def coroutine():
+        await Step()
+
+    class Step:
+        def __await__(self):
+            yield 1
+            yield 2
+
+    with nativeprof.Profiler(mode="counts") as profiler:
+        fib(6)
+        list(generator())
+        running = coroutine()
+        for _ in range(2):
+            running.send(None)
+        running.close()
+    counts = {name: count for (_, name), count in walk(profiler.to_dict()).items()}
+    wanted = {"fib": 25, "generator": 1, "coroutine": 1, "__await__": 1}
+    assert {k: counts.get(k) for k in wanted} == wanted
+    assert "len" not in counts
+
+
+def test_take_gives_what_came_since():
+    profiler = nativeprof.Profiler(mode="calls", native=False)
+    profiler.start()
+    fib(3)
+    first = profiler.take()
+    fib(2)
+    second = profiler.stop()
+    count = lambda profile: sum(v for (_, name), v in walk(profile.to_dict()).items() if name == "fib")  # noqa: E731
+    assert (count(first), count(second)) == (5, 3)
+
+
+def test_trace_on_the_command_line(tmp_path):
+    script = tmp_path / "s.py"
+    script.write_text("def f(): pass\nfor _ in range(7): f()\n")
+    for mode in ("times", "counts"):
+        out = tmp_path / f"{mode}.json"
+        done = subprocess.run(
+            [sys.executable, "-m", "nativeprof", "--trace", mode, "-o", str(out), str(script)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0 and "calls in" in done.stderr and "own cost" in done.stderr, done.stderr
+        with open(out, "rb") as file:
+            import json
+
+            counts = walk(json.load(file))
+        assert sum(v for (_, name), v in counts.items() if name == "f") == 7
+        names = {name for pair in counts for name in pair}
+        assert "finish" not in names and "stop" not in names
+    page = tmp_path / "page.html"
+    python("-m", "nativeprof", "--trace", "times", "--subtract", "-q", "-o", str(page), str(script))
+    assert page.stat().st_size > 10_000
+    python("-m", "nativeprof", "--subtract", str(script), code=2)
