@@ -96,7 +96,7 @@ pub struct Session<M: Machine> {
 
 /// The session that runs. Its type is that of the callbacks that are installed.
 static RUNNING: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-static RUNNING_NAME: Mutex<&str> = Mutex::new("");
+static RUNNING_NAME: Mutex<String> = Mutex::new(String::new());
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
 /// The session that runs. Callbacks call it with the type that they were installed for.
@@ -148,7 +148,7 @@ impl<M: Machine> Session<M> {
             return Ok(());
         }
         if is_busy() {
-            let name = *RUNNING_NAME.lock().unwrap_or_else(PoisonError::into_inner);
+            let name = RUNNING_NAME.lock().unwrap_or_else(PoisonError::into_inner).clone();
             return Err(PyValueError::new_err(format!(
                 "Another profiling tool is already active: {name}. One at a time: stop it first."
             )));
@@ -164,13 +164,17 @@ impl<M: Machine> Session<M> {
         threads::forget_last();
         threads::charge_ignored(costs.ignored);
         RUNNING.store((&raw mut **this).cast(), Ordering::Relaxed);
-        *RUNNING_NAME.lock().unwrap_or_else(PoisonError::into_inner) = this.name;
         this.is_running = true;
         let installed = if py.version_info() >= (3, 12) {
             monitoring::install(py, this)
         } else {
             hook::install(py, this, owner)
         };
+        let name = match this.tool {
+            0 => this.name.to_string(),
+            tool => format!("{} (tool {tool} is already in use)", this.name),
+        };
+        *RUNNING_NAME.lock().unwrap_or_else(PoisonError::into_inner) = name;
         if installed.is_err() {
             this.is_running = false;
             RUNNING.store(null_mut(), Ordering::Relaxed);
