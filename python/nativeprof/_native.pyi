@@ -88,3 +88,6 @@ def clock() -> Tuple[str, float]:
 
 def is_tracing() -> bool:
     """Whether a profiler that traces calls runs."""
+
+def combine(samples: Profile, counts: Profile) -> Profile:
+    """A sampled profile with the calls of a recording of ``counts beside samples``."""

@@ -26,8 +26,8 @@ def _arguments(words: List[str]) -> argparse.Namespace:
     parser.add_argument("--mode", choices=("cpu", "wall"), default="cpu", help="sample CPU time, or time that goes by (cpu)")
     parser.add_argument(
         "--trace",
-        choices=("times", "counts"),
-        help="do not sample: count and time every call, or only count how often each Python function begins",
+        choices=("times", "counts", "counts+samples"),
+        help="do not sample: count and time every call, or only count how often each Python function begins; or that and sample",
     )
     parser.add_argument("--subtract", action="store_true", help="take the cost of tracing out of the times")
     parser.add_argument("--only", action="append", default=[], metavar="MODULE[:FUNCTION]", help="trace only this")
@@ -69,7 +69,7 @@ class _Recording:
         self.options = options
         mode, threads = options.mode, options.threads or None
         if options.trace:
-            mode = "calls" if options.trace == "times" else "counts"
+            mode = {"times": "calls", "counts": "counts", "counts+samples": f"counts+{mode}"}[options.trace]
             # Not what runs the program: its own calls only.
             options.skip += ["nativeprof._run", "nativeprof.profiler"]
         self.profiler = Profiler(

@@ -9,7 +9,7 @@ import json
 import os
 import threading
 import warnings
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Union
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
 
 from . import _native, _overhead
 
@@ -137,9 +137,38 @@ def _idents(threads: Threads) -> Optional[List[int]]:
 def _calls(subtract: bool, mode: str, builtins: bool, *arguments: Any) -> "_native.CallRecorder":
     recorder = _native.CallRecorder(mode, builtins, *arguments)
     # Another tool that is active is refused by the start, not by the measurement.
-    measured = (0.0, 0.0, 0.0) if _native.is_tracing() else _overhead.costs(mode, builtins)
+    kind = "times" if mode == "times" else "counts"
+    measured = (0.0, 0.0, 0.0) if _native.is_tracing() else _overhead.costs(kind, builtins)
     recorder.start(measured, subtract)
     return recorder
+
+
+_MODES = ("cpu", "wall", "calls", "counts", "counts+cpu", "counts+wall")
+
+
+class _CountsAndSamples:
+    """Samples, and the exact number of calls of each Python function."""
+
+    def __init__(self, sampling: Tuple[Any, ...], counting: Tuple[Any, ...]) -> None:
+        self._calls = _calls(False, "counts beside samples", False, False, *counting)
+        try:
+            self._samples = _native.Recorder(*sampling)
+        except BaseException:
+            self._calls.stop()
+            raise
+
+    def take(self) -> "_native.Profile":
+        return _native.combine(self._samples.take(), self._calls.take())
+
+    def stop(self) -> "_native.Profile":
+        calls = self._calls.stop()
+        return _native.combine(self._samples.stop(), calls)
+
+    def is_own(self) -> bool:
+        return self._samples.is_own()
+
+    def signal(self) -> Optional[int]:
+        return self._samples.signal()
 
 
 class Profiler:
@@ -157,8 +186,8 @@ class Profiler:
     :param native: native frames too, not only Python's.
     :param mode: ``"cpu"`` samples each thread's CPU time, ``"wall"`` the time that goes by: sleeping threads too.
         ``"calls"`` does not sample: every call is counted and timed, with its callers (``rate`` means nothing then, and
-        ``native``: functions written in C too). ``"counts"``: only how often each Python function begins, at about half
-        of the cost.
+        ``native``: functions written in C too). ``"counts"``: only how often each Python function begins, which costs
+        far less. ``"counts+cpu"``, ``"counts+wall"``: both, exact counts and sampled times in one profile.
     :param threads: ``True`` gives a node per thread in the tree; an iterable of :class:`threading.Thread` or idents
         samples only these; else all threads of the process are sampled, native ones included.
 
@@ -183,8 +212,8 @@ class Profiler:
         skip: Iterable[str] = (),
         subtract: bool = False,
     ) -> None:
-        if mode not in ("cpu", "wall", "calls", "counts"):
-            raise ValueError(f'mode is "cpu", "wall", "calls" or "counts", not {mode!r}')
+        if mode not in _MODES:
+            raise ValueError(f"mode is one of {', '.join(_MODES)}, not {mode!r}")
         if not isinstance(rate, int) or isinstance(rate, bool) or not 1 <= rate <= 10_000:
             raise ValueError(f"rate is a number of samples per second from 1 to 10000, not {rate!r}")
         idents, by_thread = _idents(threads), threads is True
@@ -193,10 +222,14 @@ class Profiler:
             if cpu or subtract or filters != ([], []):
                 raise ValueError('cpu, only, skip and subtract are for mode="calls" and mode="counts"')
             self._make = lambda: _native.Recorder(rate, bool(native), mode == "wall", idents, by_thread)
+        elif mode.startswith("counts+"):
+            self._make = lambda: _CountsAndSamples(
+                (rate, bool(native), mode == "counts+wall", idents, by_thread), (idents, by_thread, *filters)
+            )
         else:
             kind = "times" if mode == "calls" else mode
             self._make = lambda: _calls(subtract, kind, bool(native), bool(cpu), idents, by_thread, *filters)
-        self._recorder: Union[None, "_native.Recorder", "_native.CallRecorder"] = None
+        self._recorder: Union[None, "_native.Recorder", "_native.CallRecorder", _CountsAndSamples] = None
         self._profile: Optional[Profile] = None
 
     def start(self) -> None:

@@ -7,7 +7,7 @@ use nativeprof::tree::profile::Meta;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
-use crate::call_tree::{self, CallCounts, CallTree, Counted, Shared};
+use crate::call_tree::{self, CallCounts, CallTree, Columns, Counted, Shared};
 use crate::engine::{Costs, Filter, Session};
 use crate::profiler::Profile;
 
@@ -24,6 +24,7 @@ struct State {
     /// As [`CallRecorder::start`] was given them.
     costs: (f64, f64, f64),
     subtract: bool,
+    beside_samples: bool,
 }
 
 /// A recording of all calls of this process.
@@ -53,7 +54,7 @@ fn seconds() -> f64 {
 
 #[pymethods]
 impl CallRecorder {
-    /// A recording that does not run yet. `mode`: `times` or `counts`. `threads`: idents, or None for all.
+    /// A recording that does not run yet. `mode`: `times`, `counts`, or `counts beside samples`: for [`combine`]. `threads`: idents, or None for all.
     #[new]
     #[allow(clippy::too_many_arguments)]
     fn new(
@@ -74,7 +75,7 @@ impl CallRecorder {
                 session.options.builtins = builtins;
                 Recording::Times(session)
             }
-            "counts" => {
+            "counts" | "counts beside samples" => {
                 let mut session = Session::new(name, shared, filter);
                 session.options.builtins = false;
                 session.options.returns = false;
@@ -90,6 +91,7 @@ impl CallRecorder {
             start: seconds(),
             costs: (0.0, 0.0, 0.0),
             subtract: false,
+            beside_samples: mode == "counts beside samples",
         })))
     }
 
@@ -122,16 +124,30 @@ impl CallRecorder {
             start,
             duration: since.elapsed().as_secs_f64(),
             pid: std::process::id(),
-            python: format!("CPython {}", py.version().split(' ').next().unwrap_or_default()),
+            python: format!(
+                "CPython {}",
+                Python::version_str().split(' ').next().unwrap_or_default()
+            ),
             ..Meta::default()
         };
         let costs = state.costs;
         match &mut state.recording {
             Recording::Times(session) => {
-                let has_cpu = session.shared.cpu;
-                made(py, session, has_cpu, costs, meta)
+                let columns = Columns {
+                    wall: true,
+                    cpu: session.shared.cpu,
+                    beside_samples: false,
+                };
+                made(py, session, columns, costs, meta)
             }
-            Recording::Counts(session) => made(py, session, false, costs, meta),
+            Recording::Counts(session) => {
+                let columns = Columns {
+                    wall: false,
+                    cpu: false,
+                    beside_samples: state.beside_samples,
+                };
+                made(py, session, columns, costs, meta)
+            }
         }
     }
 
@@ -162,18 +178,31 @@ impl CallRecorder {
 fn made<M: Counted>(
     py: Python<'_>,
     session: &mut Session<M>,
-    has_cpu: bool,
+    columns: Columns,
     (python, c, ignored): (f64, f64, f64),
     mut meta: Meta,
 ) -> PyResult<Profile> {
     let taken = call_tree::take(py, session);
     let frames = call_tree::frames(py, &session.functions);
     let nanoseconds = session.clock.nanoseconds();
-    let kinds = (M::IS_TIMED, has_cpu);
     let profile = py.detach(|| {
         let (of_python, of_c) = call_tree::calls(&taken, &frames);
         meta.own_cpu = of_python as f64 * (python + ignored) + of_c as f64 * c;
-        call_tree::profile(&taken, &frames, kinds, nanoseconds, meta)
+        call_tree::profile(&taken, &frames, columns, nanoseconds, meta)
     });
     Ok(Profile::new(profile))
+}
+
+/// A sampled profile, and in it the calls that a recording of `counts beside samples` has counted at the same time: as
+/// a value type of its own, exact for each function; its node with the calls is below the root.
+#[pyfunction]
+pub fn combine(py: Python<'_>, samples: &Profile, counts: &Profile) -> Profile {
+    py.detach(|| {
+        let (samples, mut counts) = (samples.inner().clone(), counts.inner().clone());
+        counts.meta = Meta::default();
+        let meta = samples.meta.clone();
+        let mut sum = nativeprof::combine::combine(&[(String::new(), samples), (String::new(), counts)]);
+        sum.meta = meta;
+        Profile::new(sum)
+    })
 }

@@ -326,8 +326,6 @@ impl Machine for CallCounts {
 
 /// What the two machines have in common.
 pub trait Counted: Machine<Shared = Shared> {
-    /// Whether there are times.
-    const IS_TIMED: bool;
     fn take_chains(&mut self) -> Taken;
 }
 
@@ -335,8 +333,6 @@ pub trait Counted: Machine<Shared = Shared> {
 pub struct Taken(Chains);
 
 impl Counted for CallTree {
-    const IS_TIMED: bool = true;
-
     fn take_chains(&mut self) -> Taken {
         let mut fresh = Chains::new();
         // Open calls go on in the new chains.
@@ -355,8 +351,6 @@ impl Counted for CallTree {
 }
 
 impl Counted for CallCounts {
-    const IS_TIMED: bool = false;
-
     fn take_chains(&mut self) -> Taken {
         self.last_key = 0;
         Taken(std::mem::replace(&mut self.chains, Chains::new()))
@@ -415,21 +409,33 @@ pub fn frames(py: Python<'_>, functions: &Functions) -> Vec<ProfileFrame> {
 /// Module of functions that are written in C: which file they come from is not known.
 const BUILTIN: &str = "[builtin]";
 
+/// Which value types a profile has.
+#[derive(Clone, Copy)]
+pub struct Columns {
+    pub wall: bool,
+    pub cpu: bool,
+    /// The profile counts samples, of which it has none, and calls are a value: to be combined with a sampled profile.
+    pub beside_samples: bool,
+}
+
 /// The profile of what [`take`] gave. `nanoseconds` per tick.
 pub fn profile(
     taken: &[(String, Taken)],
     frames: &[ProfileFrame],
-    (is_timed, has_cpu): (bool, bool),
+    columns: Columns,
     nanoseconds: f64,
     meta: Meta,
 ) -> Profile {
-    let mut types = vec![ValueType::CALLS];
-    if is_timed {
-        types.push(ValueType::WALL);
-    }
-    if has_cpu {
-        types.push(ValueType::CPU);
-    }
+    let wanted = [
+        (columns.beside_samples, ValueType::SAMPLES),
+        (true, ValueType::CALLS),
+        (columns.wall, ValueType::WALL),
+        (columns.cpu, ValueType::CPU),
+    ];
+    let types: Vec<ValueType> = wanted
+        .into_iter()
+        .filter_map(|(is_wanted, kind)| is_wanted.then_some(kind))
+        .collect();
     let mut builder = Builder::new(&types);
     for (name, Taken(chains)) in taken {
         let top = if name.is_empty() {
@@ -457,9 +463,11 @@ pub fn profile(
             };
             places.push(place);
             let wall = (node.wall.max(0) as f64 * nanoseconds) as u64;
-            let mut amounts = vec![node.calls];
-            amounts.extend(is_timed.then_some(wall));
-            amounts.extend(has_cpu.then_some(node.cpu.max(0) as u64));
+            let mut amounts = Vec::with_capacity(types.len());
+            amounts.extend(columns.beside_samples.then_some(0));
+            amounts.push(node.calls);
+            amounts.extend(columns.wall.then_some(wall));
+            amounts.extend(columns.cpu.then_some(node.cpu.max(0) as u64));
             builder.add_at(place, &amounts);
         }
     }

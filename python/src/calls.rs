@@ -78,6 +78,9 @@ pub struct Totals {
     index: std::collections::HashMap<(Id, Id), usize>,
 }
 
+/// A function: its number and figures, and those of its callees.
+pub type Row = (Id, Figures, Vec<(Id, Figures)>);
+
 /// Stands for the caller of what was called from outside.
 pub const NO_CALLER: Id = Id::MAX;
 
@@ -111,8 +114,8 @@ impl Totals {
         }
     }
 
-    /// Of each function: its number and figures, and those of its callees.
-    pub fn rows(&self) -> Vec<(Id, Figures, Vec<(Id, Figures)>)> {
+    /// All functions.
+    pub fn rows(&self) -> Vec<Row> {
         let mut rows: Vec<_> = self
             .functions
             .iter()

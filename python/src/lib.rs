@@ -17,7 +17,7 @@ mod _native {
     use super::*;
 
     #[pymodule_export]
-    use super::call_recorder::CallRecorder;
+    use super::call_recorder::{CallRecorder, combine};
     #[pymodule_export]
     use super::count::{llprocess, process};
     #[pymodule_export]

@@ -103,6 +103,10 @@ impl Profile {
     pub fn new(profile: profile::Profile) -> Profile {
         Profile(profile)
     }
+
+    pub fn inner(&self) -> &profile::Profile {
+        &self.0
+    }
 }
 
 /// Name, file, line (address if native), module, self samples, total samples.

@@ -722,6 +722,30 @@ def test_counts_are_begins_of_python_functions():
     assert "len" not in counts
 
 
+@pytest.mark.parametrize("mode", ["counts+cpu", "counts+wall"])
+def test_counts_and_sampled_times_are_in_one_profile(mode):
+    with nativeprof.Profiler(rate=250, mode=mode, native=False) as profiler:
+        end = time.process_time() + 0.3
+        rounds = 0
+        while time.process_time() < end:
+            fib(10)
+            rounds += 1
+    tree = profiler.to_dict()
+    kinds = {kind["name"] for kind in tree["nativeprof"]["value_types"]}
+    assert kinds == {"samples", mode.split("+")[1], "calls"}
+    counts, samples, todo = 0, 0, [(tree, "")]
+    while todo:
+        node, parent = todo.pop()
+        name = node["description"]["name"]
+        inner = node["children"].values()
+        if name == "fib":
+            counts += node["values"]["calls"] - sum(child["values"]["calls"] for child in inner)
+            samples += node["count"] if parent != "fib" else 0
+        todo.extend((child, name) for child in inner)
+    assert counts == 177 * rounds
+    assert profiler.profile.facts["taken"] > 10 and samples > 0.5 * tree["count"]
+
+
 def test_take_gives_what_came_since():
     profiler = nativeprof.Profiler(mode="calls", native=False)
     profiler.start()
@@ -736,7 +760,7 @@ def test_take_gives_what_came_since():
 def test_trace_on_the_command_line(tmp_path):
     script = tmp_path / "s.py"
     script.write_text("def f(): pass\nfor _ in range(7): f()\n")
-    for mode in ("times", "counts"):
+    for mode in ("times", "counts", "counts+samples"):
         out = tmp_path / f"{mode}.json"
         done = subprocess.run(
             [sys.executable, "-m", "nativeprof", "--trace", mode, "-o", str(out), str(script)],
@@ -744,7 +768,11 @@ def test_trace_on_the_command_line(tmp_path):
             text=True,
             timeout=120,
         )
-        assert done.returncode == 0 and "calls in" in done.stderr and "own cost" in done.stderr, done.stderr
+        assert done.returncode == 0, done.stderr
+        if mode == "counts+samples":
+            assert "samples in" in done.stderr
+            continue
+        assert "calls in" in done.stderr and "own cost" in done.stderr, done.stderr
         with open(out, "rb") as file:
             import json
 

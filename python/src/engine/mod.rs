@@ -18,7 +18,8 @@ mod threads;
 
 pub use clock::Clock;
 pub use functions::{Callee, Filter, Function, Functions, Id};
-pub use session::{Costs, Options, Session, Timer, is_busy};
+pub use session::{Costs, Session, Timer, is_busy};
+#[allow(unused_imports, reason = "for hooks outside the engine")]
 pub use threads::{Thread, current_machine};
 
 use pyo3::Python;
@@ -28,7 +29,7 @@ use pyo3::Python;
 #[repr(u8)]
 pub enum Event {
     /// A Python function begins. Before 3.12 also where a generator or a coroutine goes on, unless
-    /// [`Options::splits_resumes`].
+    /// [`session::Options::splits_resumes`].
     Start,
     /// A generator or a coroutine goes on.
     Resume,

@@ -224,6 +224,7 @@ pub(crate) fn this_thread() -> ThreadInfo {
 /// The machine of the thread that runs in the session with this number, for hooks outside the engine (on allocators,
 /// say) that hold no GIL; null if that session is not running on this thread. A thread may use its own machine where it
 /// is sure that the engine is not in the middle of an event of it.
+#[allow(dead_code, reason = "for hooks outside the engine")]
 pub fn current_machine<M: Machine>(session: u64) -> *mut M {
     SLOT.try_with(|slot| {
         if slot.session.get() != session || slot.thread.get().is_null() {
