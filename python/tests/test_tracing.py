@@ -352,6 +352,33 @@ def test_a_timer_cannot_stop_or_clear_its_profiler(what):
     assert entries(other)["fib"].callcount == 3
 
 
+def test_a_profiler_stops_while_another_thread_is_in_its_timer():
+    inside, leave, done = threading.Lock(), threading.Lock(), threading.Lock()
+    for lock in (inside, leave, done):
+        lock.acquire()
+
+    def timer():
+        if threading.get_ident() != main:
+            inside.release()
+            leave.acquire()
+        return 0
+
+    def target():
+        fib(2)
+        done.release()
+
+    main = threading.get_ident()
+    profile = tracing.Profile(timer)
+    profile.enable()
+    _thread.start_new_thread(target, ())
+    inside.acquire()
+    profile.disable()
+    profile.clear()
+    leave.release()
+    done.acquire()
+    assert profile.getstats() == []
+
+
 def test_bias_is_subtracted_for_each_event():
     ticks = iter(range(10**9))
     profile = tracing.Profile(lambda: next(ticks), 1.0, builtins=False, bias=0.5)
@@ -450,6 +477,21 @@ def test_a_profile_that_is_dropped_while_it_runs_stops():
         # Threads own the hook's object, as with cProfile.
         sys.getprofile().disable()
     tracing.Profile().runcall(fib, 2)
+
+
+def test_the_collector_takes_a_profiler_that_runs():
+    """With its timer, which is empty when the profiler is destroyed."""
+    python(
+        "-c",
+        "import gc, nativeprof.tracing as t\n"
+        "def start():\n"
+        "  def timer(): return len(())\n"
+        "  timer.profile = t.Profile(timer); timer.profile.enable()\n"
+        "def nested(): len(()); gc.collect()\n"
+        "start(); nested(); gc.collect()\n"
+        "p = t.Profile() if __import__('sys').version_info >= (3, 12) else None\n"
+        "p and p.runcall(len, [])\n",
+    )
 
 
 def test_a_forked_child_goes_on():

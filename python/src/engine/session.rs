@@ -1,5 +1,6 @@
 //! One run of the engine: options, threads, start and stop.
 
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -86,8 +87,6 @@ pub struct Session<M: Machine> {
     /// Ident of the thread that started it last.
     pub(crate) starter: u64,
     is_running: bool,
-    /// How many threads are in the user's timer.
-    pub(crate) in_timer: u32,
     /// The tool identifier of `sys.monitoring`, from 3.12 on.
     pub(crate) tool: u8,
     /// Before 3.12.
@@ -98,6 +97,11 @@ pub struct Session<M: Machine> {
 static RUNNING: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static RUNNING_NAME: Mutex<String> = Mutex::new(String::new());
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
+
+thread_local! {
+    /// Number of the session whose timer this thread is in; 0: none.
+    static IN_TIMER: Cell<u64> = const { Cell::new(0) };
+}
 
 /// The session that runs. Callbacks call it with the type that they were installed for.
 pub(crate) fn running<'a, M: Machine>(_: Python<'a>) -> Option<&'a mut Session<M>> {
@@ -127,7 +131,6 @@ impl<M: Machine> Session<M> {
             threads_seen: 0,
             starter: 0,
             is_running: false,
-            in_timer: 0,
             tool: 0,
             hooked: hook::Hooked::default(),
         })
@@ -139,9 +142,9 @@ impl<M: Machine> Session<M> {
 
     /// Starts, or goes on after a stop. Threads that were traced before keep their machines.
     ///
-    /// `this` must stay where it is until [`Session::stop`]. `owner` is the Python object that it belongs to: what
-    /// `sys.getprofile` shows before 3.12, and which lives on until the stop. Raises ValueError if another session or another tool is
-    /// active, RuntimeError if the interpreter cannot be traced.
+    /// `this` must stay where it is until [`Session::stop`]. `owner` is the Python object that it belongs to: before 3.12
+    /// `sys.getprofile` shows it, and threads keep it alive until the stop. Raises ValueError if another session or
+    /// another tool is active, RuntimeError if the interpreter cannot be traced.
     pub fn start(this: &mut Box<Session<M>>, owner: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = owner.py();
         if this.is_running {
@@ -205,12 +208,9 @@ impl<M: Machine> Session<M> {
             while self.threads.get(i).is_some_and(|t| t.machine.depth() > 0) {
                 let now = match &self.timer {
                     Some(timer) => {
-                        let (callable, unit) = (timer.callable.as_ptr(), timer.unit);
-                        self.in_timer += 1;
-                        // SAFETY: the session keeps the callable: while `in_timer` counts it is not given another one.
-                        let time = unsafe { read_timer(py, callable, unit) };
-                        self.in_timer -= 1;
-                        time
+                        // SAFETY: the reference keeps it alive.
+                        let callable = timer.callable.clone_ref(py);
+                        unsafe { read_timer(py, self.number, callable.as_ptr(), timer.unit) }
                     }
                     None => now,
                 };
@@ -224,9 +224,9 @@ impl<M: Machine> Session<M> {
         removed
     }
 
-    /// Raises RuntimeError if the user's timer is being read.
+    /// Raises RuntimeError if this thread is in the user's timer.
     pub fn not_in_timer(&self, what: &str) -> PyResult<()> {
-        if self.in_timer > 0 {
+        if IN_TIMER.with(|number| number.get() == self.number) {
             return Err(PyRuntimeError::new_err(format!(
                 "cannot {what} profiler in external timer"
             )));
@@ -304,14 +304,14 @@ impl<M: Machine> Session<M> {
 impl<M: Machine> Drop for Session<M> {
     fn drop(&mut self) {
         if self.is_running {
+            // Nobody sees what open calls would be given, and the collector may have emptied the timer already.
+            let timer = self.timer.take();
+            // If this happens in that timer, the event that it was read for ends with nothing.
+            self.number = NUMBERS.fetch_add(1, Ordering::Relaxed);
             Python::attach(|py| {
                 let _ = self.stop(py);
+                drop(timer);
             });
-            // A timer that is being read has prevented it.
-            if self.is_running {
-                RUNNING.store(null_mut(), Ordering::Relaxed);
-                threads::forget_last();
-            }
         }
     }
 }
@@ -321,11 +321,12 @@ impl<M: Machine> Drop for Session<M> {
 ///
 /// # Safety
 /// `callable` stays alive during the call.
-unsafe fn read_timer(py: Python<'_>, callable: objects::Object, unit: f64) -> i64 {
+unsafe fn read_timer(py: Python<'_>, session: u64, callable: objects::Object, unit: f64) -> i64 {
     let Some(functions) = objects::functions() else {
         return 0;
     };
-    objects::with_no_exception(py, || {
+    let outer = IN_TIMER.with(|number| number.replace(session));
+    let time = objects::with_no_exception(py, || {
         // SAFETY: a live object. Nothing that has to be dropped is alive here: this may be the thread's end.
         let value = unsafe { (functions.call)(callable) };
         // SAFETY: the result of a call: a new reference, or null with an exception set.
@@ -336,7 +337,9 @@ unsafe fn read_timer(py: Python<'_>, callable: objects::Object, unit: f64) -> i6
             error.write_unraisable(py, Some(&callable));
             0
         })
-    })
+    });
+    IN_TIMER.with(|number| number.set(outer));
+    time
 }
 
 fn ticks(value: &Bound<'_, PyAny>, unit: f64) -> PyResult<i64> {
@@ -357,16 +360,14 @@ pub(crate) fn read_timer_of_running<M: Machine>(py: Python<'_>) -> Option<i64> {
     let session = running::<M>(py)?;
     let number = session.number;
     let (callable, unit) = session.timer.as_ref().map(|t| (t.callable.as_ptr(), t.unit))?;
-    session.in_timer += 1;
     // SAFETY: the reference taken here keeps it alive during the call, and is given back after it.
     let time = unsafe {
         pyo3::ffi::Py_IncRef(callable);
-        let time = read_timer(py, callable, unit);
+        let time = read_timer(py, number, callable, unit);
         pyo3::ffi::Py_DecRef(callable);
         time
     };
-    // A stop and a clear are refused while `in_timer` counts; what holds the session may still have been destroyed.
-    let session = running::<M>(py).filter(|s| s.number == number)?;
-    session.in_timer = session.in_timer.saturating_sub(1);
+    // Another thread may have stopped the session meanwhile.
+    running::<M>(py).filter(|s| s.number == number)?;
     Some(time)
 }
