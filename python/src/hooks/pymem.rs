@@ -1,0 +1,276 @@
+//! Hooks on Python's three allocator domains. Their functions are not part of the limited API: they are found by name.
+//!
+//! A hook is a link in a chain: it knows the allocator that was there before it. If another tool has put a link above
+//! ours when we leave, ours stays and passes through, and is used again when we come back.
+
+use std::cell::{Cell, UnsafeCell};
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+
+use pyo3::Python;
+
+use super::{Allocation, Domain, Kind, MASKS, clock, notify, thread};
+
+type Pointer = *mut c_void;
+
+/// `PyMemAllocatorEx` of `Include/cpython/pymem.h`, CPython 3.5 to 3.15.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Allocator {
+    context: Pointer,
+    malloc: unsafe extern "C" fn(Pointer, usize) -> Pointer,
+    calloc: unsafe extern "C" fn(Pointer, usize, usize) -> Pointer,
+    realloc: unsafe extern "C" fn(Pointer, Pointer, usize) -> Pointer,
+    free: unsafe extern "C" fn(Pointer, Pointer),
+}
+
+type Exchange = unsafe extern "C" fn(c_int, *mut Allocator);
+
+static GET: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static SET: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Links that one domain can have: one more for each time that another tool was above and still is.
+const MAX_LINKS: usize = 16;
+const DOMAINS: usize = 3;
+
+/// The allocators that our links stand before. An entry is written before its link is in the chain and never again.
+struct Below([[UnsafeCell<Option<Allocator>>; MAX_LINKS]; DOMAINS]);
+
+// SAFETY: see above; writers hold the lock of `got.rs`.
+unsafe impl Sync for Below {}
+
+static BELOW: Below = Below([const { [const { UnsafeCell::new(None) }; MAX_LINKS] }; DOMAINS]);
+/// Entries of [`BELOW`] in use.
+static USED: [AtomicUsize; DOMAINS] = [const { AtomicUsize::new(0) }; DOMAINS];
+
+fn find(name: &CStr) -> Pointer {
+    // SAFETY: the name ends with a zero.
+    unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
+}
+
+/// Finds Python's functions. Not with the lock held: the loader takes its own.
+pub fn prepare() {
+    if GET.load(Ordering::Acquire).is_null() {
+        SET.store(find(c"PyMem_SetAllocator"), Ordering::Release);
+        GET.store(find(c"PyMem_GetAllocator"), Ordering::Release);
+    }
+}
+
+pub fn is_available() -> bool {
+    !GET.load(Ordering::Acquire).is_null() && !SET.load(Ordering::Acquire).is_null()
+}
+
+fn get(domain: usize) -> Option<Allocator> {
+    let function = GET.load(Ordering::Acquire);
+    if function.is_null() {
+        return None;
+    }
+    let mut allocator = std::mem::MaybeUninit::<Allocator>::uninit();
+    // SAFETY: Python's function of this name, which fills the structure for a known domain.
+    unsafe {
+        std::mem::transmute::<Pointer, Exchange>(function)(domain as c_int, allocator.as_mut_ptr());
+        Some(allocator.assume_init())
+    }
+}
+
+fn set(domain: usize, mut allocator: Allocator) {
+    let function = SET.load(Ordering::Acquire);
+    if !function.is_null() {
+        // SAFETY: Python's function of this name, which copies the structure.
+        unsafe { std::mem::transmute::<Pointer, Exchange>(function)(domain as c_int, &mut allocator) };
+    }
+}
+
+/// Makes the three domains be hooked, or not. The caller holds the interpreter's lock and that of `got.rs`.
+pub fn update(_: Python<'_>, wanted: bool) {
+    update_domain::<0>(wanted);
+    update_domain::<1>(wanted);
+    update_domain::<2>(wanted);
+}
+
+fn update_domain<const D: usize>(wanted: bool) {
+    let Some(now) = get(D) else { return };
+    let is_ours = now.malloc as usize == malloc::<D> as *const () as usize;
+    if is_ours && !wanted {
+        if let Some(below) = below::<D>(now.context) {
+            set(D, below);
+        }
+    } else if wanted
+        && !is_ours
+        && let Some(link) = link::<D>(now)
+    {
+        set(D, link);
+    }
+    // Else it is as it should be, or another tool is above.
+}
+
+/// Our link before an allocator; None if there have been too many.
+fn link<const D: usize>(before: Allocator) -> Option<Allocator> {
+    let used = USED[D].load(Ordering::Acquire);
+    // An entry in use is not changed: a thread without the interpreter's lock may be in it. But one that leads to the same
+    // allocator will do.
+    let index = (0..used).find(|i| entry(D, *i).is_some_and(|known| is_same(&known, &before)));
+    let index = match index {
+        Some(index) => index,
+        None if used < MAX_LINKS => {
+            // SAFETY: no link leads to this entry yet, and the lock is held.
+            unsafe { *BELOW.0[D][used].get() = Some(before) };
+            USED[D].store(used + 1, Ordering::Release);
+            used
+        }
+        None => return None,
+    };
+    Some(Allocator {
+        context: BELOW.0[D][index].get().cast(),
+        malloc: malloc::<D>,
+        calloc: calloc::<D>,
+        realloc: realloc::<D>,
+        free: free::<D>,
+    })
+}
+
+fn is_same(a: &Allocator, b: &Allocator) -> bool {
+    let words = |x: &Allocator| {
+        let functions = [
+            x.malloc as usize,
+            x.calloc as usize,
+            x.realloc as usize,
+            x.free as usize,
+        ];
+        (x.context, functions)
+    };
+    words(a) == words(b)
+}
+
+/// An entry in use.
+#[inline(always)]
+fn entry(domain: usize, index: usize) -> Option<Allocator> {
+    // SAFETY: written once, before the index was in use.
+    unsafe { *BELOW.0[domain][index].get() }
+}
+
+/// The allocator below the link with this context. Python replaces an allocator word by word, so that another thread
+/// may call our function with the context of the one before: then the first will do, which every chain ends in.
+#[inline(always)]
+fn below<const D: usize>(context: Pointer) -> Option<Allocator> {
+    let first = BELOW.0[D][0].get() as usize;
+    let index = (context as usize).wrapping_sub(first) / size_of::<UnsafeCell<Option<Allocator>>>();
+    match index < USED[D].load(Ordering::Acquire) {
+        true => entry(D, index),
+        false => entry(D, 0),
+    }
+}
+
+/// Calls the allocator below, and says whether the call was the outermost one and reached the C library's allocator.
+#[inline(always)]
+fn outermost<T>(real: impl FnOnce() -> T) -> (T, Option<bool>) {
+    let thread = thread::current();
+    // SAFETY: this thread's own words.
+    unsafe {
+        if ((*thread).is_in_python | (*thread).is_busy) != 0 {
+            return (real(), None);
+        }
+        (*thread).is_in_python = 1;
+        (*thread).has_reached_native = 0;
+        let result = real();
+        (*thread).is_in_python = 0;
+        (result, Some((*thread).has_reached_native != 0))
+    }
+}
+
+#[inline(always)]
+fn is_idle() -> bool {
+    MASKS.python.load(Ordering::Relaxed) == 0
+}
+
+fn report<const D: usize>(allocation: Allocation) {
+    let domain = [Domain::Raw, Domain::Mem, Domain::Obj][D];
+    let allocation = Allocation { domain, ..allocation };
+    notify(&MASKS.python, |handler, cache| {
+        handler.on_allocation(cache, &allocation)
+    });
+}
+
+fn allocation(kind: Kind, address: Pointer, size: usize, has_reached_native: bool) -> Allocation {
+    Allocation {
+        kind,
+        domain: Domain::Raw,
+        address: address as usize,
+        size,
+        old_address: 0,
+        before: 0,
+        has_reached_native,
+    }
+}
+
+unsafe extern "C" fn malloc<const D: usize>(context: Pointer, size: usize) -> Pointer {
+    let Some(below) = below::<D>(context) else {
+        return std::ptr::null_mut();
+    };
+    // SAFETY: the allocator that was there before ours, its own context and the caller's arguments; so below.
+    let real = || unsafe { (below.malloc)(below.context, size) };
+    if is_idle() {
+        return real();
+    }
+    let (block, reached) = outermost(real);
+    if let (Some(reached), false) = (reached, block.is_null()) {
+        report::<D>(allocation(Kind::Malloc, block, size, reached));
+    }
+    block
+}
+
+unsafe extern "C" fn calloc<const D: usize>(context: Pointer, count: usize, each: usize) -> Pointer {
+    let Some(below) = below::<D>(context) else {
+        return std::ptr::null_mut();
+    };
+    // SAFETY: as above.
+    let real = || unsafe { (below.calloc)(below.context, count, each) };
+    if is_idle() {
+        return real();
+    }
+    let (block, reached) = outermost(real);
+    if let (Some(reached), false) = (reached, block.is_null()) {
+        report::<D>(allocation(Kind::Calloc, block, count.saturating_mul(each), reached));
+    }
+    block
+}
+
+unsafe extern "C" fn realloc<const D: usize>(context: Pointer, old: Pointer, size: usize) -> Pointer {
+    let Some(below) = below::<D>(context) else {
+        return std::ptr::null_mut();
+    };
+    // SAFETY: as above.
+    let real = || unsafe { (below.realloc)(below.context, old, size) };
+    if is_idle() {
+        return real();
+    }
+    let before = Cell::new(0);
+    // SAFETY: this thread's own words.
+    let is_plain = unsafe { (*thread::current()).is_in_python | (*thread::current()).is_busy } == 0;
+    if is_plain && !old.is_null() {
+        clock(&MASKS.python, |now| before.set(now));
+    }
+    let (block, reached) = outermost(real);
+    if let (Some(reached), false) = (reached, block.is_null()) {
+        report::<D>(Allocation {
+            old_address: old as usize,
+            before: before.get(),
+            ..allocation(Kind::Realloc, block, size, reached)
+        });
+    }
+    block
+}
+
+unsafe extern "C" fn free<const D: usize>(context: Pointer, block: Pointer) {
+    let Some(below) = below::<D>(context) else { return };
+    // SAFETY: as above.
+    let real = || unsafe { (below.free)(below.context, block) };
+    if is_idle() || block.is_null() {
+        return real();
+    }
+    // SAFETY: this thread's own words.
+    if unsafe { (*thread::current()).is_in_python | (*thread::current()).is_busy } == 0 {
+        report::<D>(allocation(Kind::Free, block, 0, false));
+    }
+    outermost(real);
+}

@@ -1,0 +1,69 @@
+//! What a hook remembers about the thread that it runs on.
+//!
+//! The words lie in *initial-exec* thread-local storage: at a fixed distance from the thread pointer, part of every
+//! thread's block from its birth to its end. So reading them never allocates, as the usual storage of a module that is
+//! loaded late does on a thread's first access, and has no destructor that a `free` at the thread's end could come after.
+//! Stable Rust offers no such storage, hence the few lines of assembly, the only ones that depend on the CPU here
+//! together with `thunk.rs`.
+
+use super::MAX_HANDLERS;
+
+/// A handler's own word for a thread.
+#[repr(C)]
+pub struct Cache {
+    /// Which installation of a handler `word` belongs to; another value means that
+    /// this handler has not been called on this thread.
+    pub generation: u64,
+    pub word: u64,
+}
+
+/// Values of [`Thread::is_busy`]: a handler runs; what is allocated is not the program's.
+pub const IN_HANDLER: u32 = 1;
+pub const SILENT: u32 = 2;
+
+/// Zero at the thread's birth.
+#[repr(C)]
+pub struct Thread {
+    /// Not zero: what this thread, or a signal handler that interrupts it, allocates is not reported.
+    pub is_busy: u32,
+    /// An entry point of the C library's allocator is being called: others that it calls in turn are part of it.
+    pub is_in_native: u32,
+    /// An allocator domain of Python is being called: what it asks of other ones is part of it.
+    pub is_in_python: u32,
+    /// The call of Python's domain reached the C library's allocator.
+    pub has_reached_native: u32,
+    pub caches: [Cache; MAX_HANDLERS],
+}
+
+// The symbol is hidden: the linker resolves it within this module, to an offset from the thread pointer that the loader
+// writes once.
+std::arch::global_asm!(
+    ".pushsection .tbss.nativeprof_hook_thread,\"awT\",@nobits",
+    ".hidden nativeprof_hook_thread",
+    ".globl nativeprof_hook_thread",
+    ".type nativeprof_hook_thread,@object",
+    ".size nativeprof_hook_thread, {size}",
+    ".balign 16",
+    "nativeprof_hook_thread:",
+    ".zero {size}",
+    ".popsection",
+    size = const size_of::<Thread>(),
+);
+
+/// The calling thread's words. Valid for as long as the thread runs; to be used by this thread only, and through the
+/// pointer: a signal handler may change them between two accesses.
+#[inline(always)]
+pub fn current() -> *mut Thread {
+    let thread: *mut Thread;
+    // SAFETY: reads the thread pointer (its own address is its first word, as the ABI has it) and the offset that the
+    // loader wrote into this module's table.
+    unsafe {
+        std::arch::asm!(
+            "mov {0}, qword ptr fs:[0]",
+            "add {0}, qword ptr [rip + nativeprof_hook_thread@GOTTPOFF]",
+            out(reg) thread,
+            options(pure, readonly, nostack),
+        );
+    }
+    thread
+}
