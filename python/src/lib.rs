@@ -7,6 +7,8 @@ mod call_tree;
 mod calls;
 mod count;
 mod engine;
+mod events;
+mod hooks;
 mod profiler;
 mod stacks;
 mod tracing;
@@ -20,6 +22,8 @@ mod _native {
     use super::call_recorder::{CallRecorder, combine};
     #[pymodule_export]
     use super::count::{llprocess, process};
+    #[pymodule_export]
+    use super::events::{EventLog, events_after_fork, hook_slots};
     #[pymodule_export]
     use super::profiler::{Profile, Recorder, format_of, formats, read};
     #[pymodule_export]

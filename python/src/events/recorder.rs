@@ -1,0 +1,232 @@
+//! The engine's events, written into the logs of all profilers that run: the engine has one session at a time, which they
+//! share.
+
+use std::cell::UnsafeCell;
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+
+use super::Sink;
+use super::timeline::code;
+use crate::engine::{Callee, Context, Event, Filter, Machine, Session, ThreadInfo, Verdict};
+use crate::hooks::{self, Ticket};
+
+/// The machine of one thread: only what the engine wants to know of it.
+struct Recorder {
+    stack: Vec<usize>,
+    /// Heights of the stack above functions that are left out: what these call is left out too, if it is written in C.
+    /// Before 3.12 only; later there are no events inside of such functions.
+    left_out: Vec<usize>,
+    /// Looked up last in the session's table of functions.
+    last: usize,
+}
+
+/// The logs that events go to.
+#[derive(Default)]
+struct Logs {
+    all: Vec<(Ticket, Arc<Sink>)>,
+    /// Keys of the session's functions, by number.
+    keys: Vec<u64>,
+    /// Events come from the profile hook.
+    is_before_3_12: bool,
+}
+
+impl Recorder {
+    #[cold]
+    #[inline(never)]
+    fn first_sight(&mut self, callee: Callee, context: &mut Context<'_, Logs>) -> Verdict {
+        // What is allocated for the function's name is not the program's.
+        let (id, is_excluded) = hooks::silently(|| context.intern(callee));
+        if context.shared.keys.len() == id as usize {
+            context.shared.keys.push(callee.key() as u64);
+        }
+        match is_excluded {
+            true => Verdict::Excluded,
+            false => {
+                self.last = callee.key();
+                Verdict::Done
+            }
+        }
+    }
+
+    #[cold]
+    fn enter_left_out(&mut self, key: usize, context: &Context<'_, Logs>) -> Verdict {
+        if context.shared.is_before_3_12 {
+            self.stack.push(key);
+            self.left_out.push(self.stack.len());
+        }
+        Verdict::Excluded
+    }
+}
+
+#[inline(always)]
+fn write(context: &Context<'_, Logs>, key: usize) {
+    let event = match context.event {
+        Event::Start | Event::Resume | Event::Throw => code::CALL,
+        Event::Return | Event::Yield | Event::Unwind => code::RETURN,
+        Event::CCall => code::C_CALL,
+        Event::CReturn => code::C_RETURN,
+        Event::CRaise => code::C_EXCEPTION,
+    };
+    for (ticket, sink) in &context.shared.all {
+        hooks::with_cache(*ticket, |cache| {
+            sink.append(cache, key as u64, event, 0, 0, sink.clock.now());
+        });
+    }
+}
+
+impl Machine for Recorder {
+    type Shared = Logs;
+
+    fn new(_: &ThreadInfo, _: &mut Logs) -> Recorder {
+        Recorder {
+            stack: Vec::with_capacity(64),
+            left_out: Vec::new(),
+            last: 0,
+        }
+    }
+
+    #[inline(always)]
+    fn enter(&mut self, callee: Callee, mut context: Context<'_, Logs>) -> Verdict {
+        let key = callee.key();
+        if key != self.last {
+            // Excluded functions are known too.
+            let known = context.functions.find(key).and_then(|id| context.functions.get(id));
+            match known {
+                Some(function) if function.is_excluded => return self.enter_left_out(key, &context),
+                Some(_) => self.last = key,
+                None => {
+                    if self.first_sight(callee, &mut context) == Verdict::Excluded {
+                        return self.enter_left_out(key, &context);
+                    }
+                }
+            }
+        }
+        if context.event == Event::CCall && self.left_out.last() == Some(&self.stack.len()) {
+            return Verdict::Done;
+        }
+        self.stack.push(key);
+        write(&context, key);
+        Verdict::Done
+    }
+
+    #[inline(always)]
+    fn leave(&mut self, key: usize, context: Context<'_, Logs>) -> Verdict {
+        // Frames in between were lost, if it is not the innermost; if it is not there at all it was open at the start.
+        if let Some(at) = self.stack.iter().rposition(|k| *k == key) {
+            self.stack.truncate(at);
+            while self.left_out.pop_if(|height| *height > at).is_some() {}
+        }
+        if context.functions.is_excluded(key) {
+            return Verdict::Excluded;
+        }
+        write(&context, key);
+        Verdict::Done
+    }
+
+    #[inline(always)]
+    fn is_innermost(&self, key: usize) -> bool {
+        self.stack.last() == Some(&key)
+    }
+
+    fn depth(&self) -> usize {
+        self.stack.len()
+    }
+
+    fn close_innermost(&mut self, _: i64, _: &mut Logs) {
+        self.stack.pop();
+    }
+
+    fn retire(&mut self, _: &ThreadInfo, _: Option<&str>, _: &mut Logs) -> bool {
+        true
+    }
+}
+
+/// The session that profilers share, and the process that it belongs to.
+struct Shared(UnsafeCell<Option<(Box<Session<Recorder>>, u32)>>);
+
+// SAFETY: used with the GIL held only, which orders accesses.
+unsafe impl Sync for Shared {}
+
+static SESSION: Shared = Shared(UnsafeCell::new(None));
+
+/// Not to be kept while Python code may run, other than for the session's start and stop, which allow for it.
+#[allow(clippy::mut_from_ref)]
+fn session(_: Python<'_>) -> &'static mut Option<(Box<Session<Recorder>>, u32)> {
+    // SAFETY: the GIL is held; see above.
+    unsafe { &mut *SESSION.0.get() }
+}
+
+/// Lets a log take part, and starts the session with the first one, whose owner `sys.getprofile` then gives before 3.12.
+pub fn add(owner: &Bound<'_, PyAny>, sink: Arc<Sink>, ticket: Ticket) -> PyResult<()> {
+    let py = owner.py();
+    let place = session(py);
+    if let Some((running, pid)) = place {
+        if *pid == std::process::id() {
+            running.shared.all.push((ticket, sink));
+            return Ok(());
+        }
+        // A forked child goes on tracing for its parent's profiler until it wants its own.
+        running.shared.all.clear();
+        running.stop(py)?;
+        *session(py) = None;
+    }
+    let filter = Filter {
+        only: Vec::new(),
+        skip: vec!["nativeprof.events".to_string()],
+    };
+    let logs = Logs {
+        all: vec![(ticket, sink)],
+        keys: Vec::new(),
+        is_before_3_12: py.version_info() < (3, 12),
+    };
+    let place = session(py);
+    let (started, _) = place.insert((Session::new("nativeprof.events", logs, filter), std::process::id()));
+    // What it takes to start is not the program's.
+    let result = hooks::silently(|| Session::start(started, owner));
+    if result.is_err() {
+        *session(py) = None;
+    }
+    result
+}
+
+/// Ends a log's part; with the last one the session. Gives the functions seen so far.
+pub fn remove(py: Python<'_>, ticket: Ticket) -> PyResult<Vec<(u64, Py<PyAny>, bool)>> {
+    let seen = functions(py);
+    let Some((running, _)) = session(py) else {
+        return Ok(seen);
+    };
+    running.shared.all.retain(|(t, _)| *t != ticket);
+    if !running.shared.all.is_empty() {
+        return Ok(seen);
+    }
+    let stopped = hooks::silently(|| {
+        let stopped = running.stop(py);
+        let last = session(py).take();
+        drop(last);
+        stopped
+    });
+    stopped.map(|()| seen)
+}
+
+/// Ends the session of the process that this one was forked from.
+pub fn forget_parent(py: Python<'_>) {
+    if let Some((running, pid)) = session(py)
+        && *pid != std::process::id()
+    {
+        running.shared.all.clear();
+        let _ = running.stop(py);
+        let last = session(py).take();
+        drop(last);
+    }
+}
+
+/// All functions of the session that runs.
+pub fn functions(py: Python<'_>) -> Vec<(u64, Py<PyAny>, bool)> {
+    let Some((running, _)) = session(py) else {
+        return Vec::new();
+    };
+    let all = running.shared.keys.iter().zip(running.functions.iter());
+    all.map(|(key, function)| (*key, function.object.clone_ref(py), function.is_code))
+        .collect()
+}
