@@ -5,7 +5,7 @@ use nativeprof::process::jit::registered;
 use nativeprof_fuzz::{Bytes, Mirrors};
 use symbolize::{JitCode, JitObject};
 
-/// The target's memory is the input, again and again; an object that is registered in it is, too.
+// The target's memory is the input, again and again; an object that is registered in it is, too.
 fuzz_target!(|data: &[u8]| {
     let mut b = Bytes(data);
     let at = b.u64();

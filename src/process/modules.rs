@@ -331,6 +331,9 @@ impl Sections for ModuleSections {
     }
 }
 
+/// A file and what tells it apart.
+type OpenedFile = (Content, FileKey);
+
 /// All files of all processes, by device and inode.
 pub struct Modules {
     all: Vec<Arc<Module>>,
@@ -338,7 +341,7 @@ pub struct Modules {
     by_name: FxHashMap<Vec<u8>, ModuleId>,
     roots: Known,
     /// Files opened ahead of their events, by process, start and path.
-    ahead: FxHashMap<(Pid, u64, Vec<u8>), Option<(Content, FileKey)>>,
+    ahead: FxHashMap<(Pid, u64, Vec<u8>), Option<OpenedFile>>,
     /// Files that are open, and the most that may be.
     open: usize,
     max_open: usize,

@@ -169,7 +169,7 @@ fn python_functions(gathered: &Gathered<'_>) -> FxHashMap<String, (Frame, u32)> 
     for (_, raw, _) in gathered.tree.nodes() {
         if let Some(RawFrame::Python { code, .. }) = raw {
             let c = gathered.codes.get(*code);
-            let f = || (super::python_frame(c), u32::try_from(c.first_line).unwrap_or(0));
+            let f = || (super::python_frame(c), c.first_line);
             found.entry(trampoline_name(&c.qualname, &c.filename)).or_insert_with(f);
         }
     }

@@ -108,7 +108,7 @@ impl JitObject {
             self.functions.push((start, size, lossy(name)));
         }
         // What comes later covers what was there: parts after the whole.
-        self.functions.sort_by(|a, b| b.1.cmp(&a.1));
+        self.functions.sort_by_key(|f| std::cmp::Reverse(f.1));
     }
 }
 

@@ -58,7 +58,7 @@ const MOST_OPEN: usize = 64;
 /// What a record, or several together, say.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
-    Sample(Sample),
+    Sample(Box<Sample>),
     /// Of a process, at a time: taken with a sample of the same time, which follows.
     Code(Pid, u64, CodeCopy),
 }
@@ -90,7 +90,7 @@ impl Joiner {
             whole = sample;
         } else {
             // A rest that was lost: what came before is a sample all the same.
-            out.extend(self.open.remove(&whole.tid).map(Record::Sample));
+            out.extend(self.open.remove(&whole.tid).map(|s| Record::Sample(Box::new(s))));
         }
         if self.open.len() >= MOST_OPEN {
             self.finish(out);
@@ -98,13 +98,13 @@ impl Joiner {
         if flags & MORE != 0 {
             self.open.insert(whole.tid, whole);
         } else {
-            out.push(Record::Sample(whole));
+            out.push(Record::Sample(Box::new(whole)));
         }
     }
 
     /// Appends the samples whose rests were lost; for the end.
     pub fn finish(&mut self, out: &mut Vec<Record>) {
-        out.extend(self.open.drain().map(|(_, s)| Record::Sample(s)));
+        out.extend(self.open.drain().map(|(_, s)| Record::Sample(Box::new(s))));
     }
 }
 
