@@ -104,6 +104,7 @@ fn sample(l: &Layout, depth: u64) -> Sample {
         python,
         marks,
         walk: PyWalk::Complete,
+        ..Sample::default()
     }
 }
 

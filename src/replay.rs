@@ -99,6 +99,7 @@ pub fn finish(mut tape: Tape) -> Result<(Tape, bool)> {
             threads: true,
         },
         native: true,
+        weighted: None,
     };
     let whole = Rc::new(tape.clone());
     let session = run(&whole, options, Some(Touched::default()))?;

@@ -21,12 +21,14 @@ mod jit;
 mod native;
 mod perf_maps;
 pub mod sources;
+mod states;
 
 pub use jit::JitPlaces;
 use jit::{name_anonymous, trampoline_name};
 pub use native::Owner;
 use native::name_module;
 pub use perf_maps::PerfMap;
+use states::{Waits, time_values};
 
 const LOW_LEVEL: &str = "<low-level>";
 /// Source files that are opened.
@@ -143,6 +145,8 @@ pub struct Gathered<'a> {
     pub codes: &'a CodeTable,
     pub tree: &'a RawTree,
     pub timeline: &'a [RawTick],
+    /// Samples have a time of their own to represent.
+    pub weighted: bool,
     pub threads: &'a BTreeMap<(Pid, Tid), String>,
     /// Interpreters, in words.
     pub pythons: &'a BTreeMap<Pid, String>,
@@ -182,7 +186,8 @@ fn profile(names: &mut Names, gathered: &mut Gathered<'_>, start: u64, mut meta:
     names.frames.id(frame(FrameKind::Root, "root"));
     let inclusive = inclusive_counts(gathered.tree);
     name_all(gathered, names, &inclusive, &mut meta.modules);
-    let named = &names.named;
+    let waits = gathered.weighted.then(|| Waits::new(&mut names.frames));
+    let (named, frames) = (&names.named, &names.frames.all);
     meta.threads = gathered
         .threads
         .iter()
@@ -220,6 +225,9 @@ fn profile(names: &mut Names, gathered: &mut Gathered<'_>, start: u64, mut meta:
                 .map_or((at, place), |trampoline| trampoline.caller);
         }
         for (frame, line) in &named[raw] {
+            let frame = &waits
+                .as_ref()
+                .map_or(*frame, |w| w.refined(raw, frames, &nodes, at, *frame));
             at = *children.entry((at, *frame)).or_insert_with(|| {
                 nodes.push(Node {
                     first_seen_line: *line,
@@ -250,7 +258,10 @@ fn profile(names: &mut Names, gathered: &mut Gathered<'_>, start: u64, mut meta:
             n.self_lines = BTreeMap::new();
         }
     }
-    let values = Value::of_sampling(&meta.event, meta.rate);
+    let values = match gathered.weighted {
+        false => Value::of_sampling(&meta.event, meta.rate),
+        true => time_values(gathered, &nodes, &ends),
+    };
     let ticks = gathered.timeline.iter();
     let timeline = ticks
         .map(|t| Tick {
@@ -368,6 +379,7 @@ fn name_all(gathered: &mut Gathered<'_>, names: &mut Names, inclusive: &[u64], m
             }
             RawFrame::Kernel(address) => (kernel_frame(&mut names.kernel, gathered.opened, address), 0),
             RawFrame::Origin(origin) => (frame(FrameKind::Native, origin.name()), 0),
+            RawFrame::State(state) => (frame(FrameKind::State, state.label()), 0),
             RawFrame::Cut(why) => (frame(FrameKind::Cut, format!("[cut: {}]", why.reason())), 0),
             RawFrame::Native { .. } | RawFrame::Anonymous { .. } => continue,
         };

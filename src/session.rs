@@ -22,11 +22,14 @@ use crate::tree::raw::{Path, RawTick, RawTree};
 use crate::unwind::{Memo, Unwinder};
 
 mod jit;
+mod open_intervals;
 mod processes;
+mod states;
 mod window;
 
 use jit::{JitShared, function_start, jit_places};
 use processes::{Family, Known, Member, Python, begins_process};
+use states::GilLocks;
 
 /// What stands between the root and the frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,6 +44,8 @@ pub struct Options {
     pub grouping: Grouping,
     /// Unwind native stacks; without it only Python (and kernel) frames remain.
     pub native: bool,
+    /// The sampling period, ns, where samples have a time of their own to represent: off-CPU time is sampled, too.
+    pub weighted: Option<u64>,
 }
 
 /// Counts of what became of the samples.
@@ -55,6 +60,17 @@ pub struct Tally {
 impl Tally {
     pub fn taken(&self) -> u64 {
         self.exact + self.repaired + self.partial
+    }
+
+    fn add(&mut self, verdict: Verdict) {
+        match verdict {
+            Verdict::Exact => self.exact += 1,
+            Verdict::Repaired => self.repaired += 1,
+            Verdict::Partial(why) => {
+                self.partial += 1;
+                *self.reasons.entry(why).or_default() += 1;
+            }
+        }
     }
 }
 
@@ -79,6 +95,7 @@ pub struct Session {
     sampled: FxHashSet<(Pid, Tid)>,
     /// Processes in whose samples there is code that is in no file.
     unfiled: FxHashSet<Pid>,
+    gil_locks: GilLocks,
     /// Threads that ended lately, and processes whose first thread has ended while others go on.
     ended: FxHashSet<Tid>,
     headless: FxHashSet<Pid>,
@@ -153,6 +170,7 @@ impl Session {
             pythons: BTreeMap::new(),
             sampled: FxHashSet::default(),
             unfiled: FxHashSet::default(),
+            gil_locks: GilLocks::default(),
             ended: FxHashSet::default(),
             headless: FxHashSet::default(),
             last: FxHashMap::default(),
@@ -231,6 +249,7 @@ impl Session {
             self.try_python(s.pid);
             self.tell(s.pid, learn)?;
         }
+        let parts = self.time_parts(s);
         let m = &self.members[&s.pid];
         let last = self.last.entry(s.tid).or_default();
         self.last_bytes -= last.bytes();
@@ -327,26 +346,40 @@ impl Session {
             merge::python_only(&self.groups, python_cut, &mut self.stack)
         };
         self.stack.extend(s.kernel.iter().rev().map(|a| RawFrame::Kernel(*a)));
-        let (node, whole) = self.tree.add_next(path, &self.stack, &|f| match f {
+        let names = |f: &RawFrame| match f {
             RawFrame::Python { code, .. } => self.codes.get(*code).written_bytes(),
             _ => 0,
-        });
+        };
+        let thread = self.stack.len();
+        for (state, time) in parts {
+            let count = match self.options.weighted {
+                None if state.is_some() => continue,
+                None => 1,
+                Some(_) if time == 0 => continue,
+                Some(period) => u32::try_from((time + period / 2) / period.max(1))
+                    .unwrap_or(u32::MAX)
+                    .max(1),
+            };
+            self.stack.truncate(thread);
+            self.stack.extend(state.map(RawFrame::State));
+            let (node, whole) = self.tree.add_next(path, &self.stack, count, &names);
+            let verdict = match whole {
+                true => verdict,
+                false => Verdict::Partial(Cut::TreeFull),
+            };
+            self.tally.add(verdict);
+            self.timeline.push(RawTick {
+                time: s.time,
+                pid: s.pid,
+                tid: s.tid,
+                node,
+                count,
+                time_spent: time,
+            });
+        }
         self.last_bytes += last.bytes();
         if self.last_bytes > MOST_LAST {
             self.forget_last();
-        }
-        let verdict = if whole {
-            verdict
-        } else {
-            Verdict::Partial(Cut::TreeFull)
-        };
-        match verdict {
-            Verdict::Exact => self.tally.exact += 1,
-            Verdict::Repaired => self.tally.repaired += 1,
-            Verdict::Partial(why) => {
-                self.tally.partial += 1;
-                *self.tally.reasons.entry(why).or_default() += 1;
-            }
         }
         let lacks = [Cut::Unmerged, Cut::PythonUnknown].map(Verdict::Partial);
         if lacks.contains(&verdict) {
@@ -364,12 +397,6 @@ impl Session {
         if unfiled {
             self.look_at_made_code(s.pid, Some(s.time));
         }
-        self.timeline.push(RawTick {
-            time: s.time,
-            pid: s.pid,
-            tid: s.tid,
-            node,
-        });
         Ok(())
     }
 
@@ -386,7 +413,11 @@ impl Session {
     pub fn quality(&self, counts: &Counts, rate: u64) -> Quality {
         let t = &self.tally;
         Quality {
-            asked: (u128::from(counts.cpu_time) * u128::from(rate) / 1_000_000_000) as u64,
+            // Off the CPU nothing is expected: intervals are taken by their lengths.
+            asked: match self.options.weighted {
+                Some(_) => 0,
+                None => (u128::from(counts.cpu_time) * u128::from(rate) / 1_000_000_000) as u64,
+            },
             taken: t.taken(),
             exact: t.exact,
             repaired: t.repaired,
@@ -448,6 +479,7 @@ impl Session {
             codes: &self.codes,
             tree: &self.tree,
             timeline: &self.timeline,
+            weighted: self.options.weighted.is_some(),
             threads: &self.threads,
             pythons: &self.pythons,
             function_start: &mut |owner, at| function_start(unwinder, members, owner, at),

@@ -211,6 +211,7 @@ fn calls_that_go_on_go_on() {
                 met: Arc::default(),
                 writable: &[],
                 kernel: false,
+                never_stop: false,
                 during: &|_, _, _| (),
             };
             let target = Target {

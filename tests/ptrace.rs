@@ -259,6 +259,7 @@ fn every_timer_samples_what_runs() {
     let _live = live();
     let python = newest_python();
     let options = Options {
+        mode: Default::default(),
         rate: 500,
         event: Clock::CpuClock,
         kernel: false,
@@ -280,6 +281,7 @@ fn chains(pid: u32, mut source: Box<dyn Source>) -> BTreeMap<Chain, u32> {
     let options = nativeprof::session::Options {
         grouping: Grouping::default(),
         native: true,
+        weighted: None,
     };
     let mut session = Session::new(options, Box::new(Live));
     session
@@ -316,6 +318,7 @@ fn words(f: &PyRef) -> Words {
 fn both_walkers_see_the_same_frames() {
     let _live = live();
     let options = Options {
+        mode: Default::default(),
         rate: 500,
         event: Clock::CpuClock,
         kernel: false,

@@ -21,6 +21,7 @@ const OPTIONS: Options = Options {
         threads: false,
     },
     native: true,
+    weighted: None,
 };
 
 /// Calls of fixtures/programs/tape_target.py and tapeext.c, outermost first, from `once` on; `*` is spent time in C.

@@ -22,6 +22,7 @@ const OPTIONS: Options = Options {
     rate: 1000,
     event: Clock::CpuClock,
     kernel: false,
+    mode: nativeprof::capture::Mode::Cpu,
     children: false,
 };
 

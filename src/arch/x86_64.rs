@@ -1,5 +1,7 @@
 //! x86-64, System V ABI.
 
+use crate::sample::{Descriptor, WaitKind};
+
 /// Number of general registers that the unwinder tracks.
 pub const GPRS: usize = 16;
 /// DWARF number of the frame pointer.
@@ -69,6 +71,33 @@ impl Regs {
     #[inline]
     pub fn sp(&self) -> u64 {
         self.gpr[SP]
+    }
+}
+
+/// DWARF number of the register that holds the first argument of a system call (rdi).
+pub const FIRST_ARGUMENT: usize = 5;
+
+/// DWARF number of the register that holds the second one (rsi).
+pub const SECOND_ARGUMENT: usize = 4;
+
+/// What a thread waits for that is blocked in this system call (arch/x86/entry/syscalls/syscall_64.tbl, Linux 6.18).
+pub fn wait_kind(system_call: u16, regs: &Regs) -> WaitKind {
+    let none = |register| regs.get(register) == Some(0);
+    match system_call {
+        // Of no descriptors: a way to sleep (Python's time.sleep before 3.11).
+        23 | 270 if none(FIRST_ARGUMENT) => WaitKind::Sleep,
+        7 | 271 if none(SECOND_ARGUMENT) => WaitKind::Sleep,
+        202 | 449 | 454 | 455 => WaitKind::Futex, // futex, futex_waitv, futex_wait, futex_requeue
+        35 | 230 => WaitKind::Sleep,              // nanosleep, clock_nanosleep
+        0 | 17 | 19 | 45 | 47 | 295 | 299 | 327 => WaitKind::Read(Descriptor::Unknown), // read, pread64, readv, recvfrom, recvmsg, preadv, recvmmsg, preadv2
+        1 | 18 | 20 | 44 | 46 | 296 | 307 | 328 | 40 => WaitKind::Write(Descriptor::Unknown), // write, pwrite64, writev, sendto, sendmsg, pwritev, sendmmsg, pwritev2, sendfile
+        42 => WaitKind::Connect,
+        43 | 288 => WaitKind::Accept,                           // accept, accept4
+        7 | 23 | 232 | 270 | 271 | 281 | 441 => WaitKind::Poll, // poll, select, epoll_wait, pselect6, ppoll, epoll_pwait, epoll_pwait2
+        61 | 247 => WaitKind::Child,                            // wait4, waitid
+        26 | 74 | 75 | 162 | 277 | 306 => WaitKind::Disk, // msync, fsync, fdatasync, sync, sync_file_range, syncfs
+        34 | 128 | 130 => WaitKind::Signal,               // pause, rt_sigtimedwait, rt_sigsuspend
+        other => WaitKind::Other(other),
     }
 }
 

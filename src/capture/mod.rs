@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::error::Result;
 use crate::layout::Space;
 use crate::process::memory::Memory;
-use crate::sample::{CodeCopy, Event, Pid, Sample, Standing, Walked};
+use crate::sample::{CodeCopy, Event, Pid, Sample, Standing, Tid, TimeSpent, Walked};
 
 mod blocks;
 pub mod ebpf;
@@ -33,6 +33,19 @@ pub struct Options {
     pub kernel: bool,
     /// Follow forked and exec'd children.
     pub children: bool,
+    pub mode: Mode,
+}
+
+/// Which part of a thread's time is sampled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// While it runs.
+    #[default]
+    Cpu,
+    /// While it waits: blocked, or runnable and without a CPU.
+    OffCpu,
+    /// All of it.
+    Wall,
 }
 
 /// What makes a sample due.
@@ -54,6 +67,9 @@ pub const CLOCKS: &[(&str, Clock)] = &[
     ("page-faults", Clock::PageFaults),
     ("context-switches", Clock::ContextSwitches),
 ];
+
+/// Names of the modes as typed on the command line.
+pub const MODES: &[(&str, Mode)] = &[("cpu", Mode::Cpu), ("off-cpu", Mode::OffCpu), ("wall", Mode::Wall)];
 
 /// Counts kept by the kernel and the backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -131,4 +147,19 @@ pub trait Source {
     fn stop(&mut self);
 
     fn counts(&self) -> Counts;
+
+    /// After [`Source::stop`]: threads that were off the CPU then, and for how long, where such time is sampled.
+    fn open_intervals(&mut self) -> Vec<OpenInterval> {
+        Vec::new()
+    }
+}
+
+/// An interval off the CPU that had not ended when sampling did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenInterval {
+    pub pid: Pid,
+    pub tid: Tid,
+    /// When sampling ended, CLOCK_MONOTONIC, ns.
+    pub end: u64,
+    pub time: TimeSpent,
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::args::{Backend, Doctor};
 use super::look::{Look, Seen, descendants, numbers};
 use super::record::check_target;
-use crate::capture::ebpf::EbpfSource;
+use crate::capture::ebpf::{EbpfSource, off_cpu};
 use crate::capture::{Clock, Options, Source};
 use crate::error::{Error, Kind, Result};
 use crate::export::escape::line;
@@ -137,6 +137,7 @@ fn try_ebpf() -> Result<String> {
         event: Clock::Auto,
         kernel: false,
         children: false,
+        mode: crate::capture::Mode::Cpu,
     })?;
     Ok(source.name())
 }
@@ -171,6 +172,10 @@ fn machine(f: &Facts, trial: Result<String>, may: Usable) -> (Vec<Finding>, Usab
                     "hardware counters",
                     "none (a virtual machine?): the CPU clock is used instead",
                 )
+            });
+            all.push(match off_cpu::check() {
+                Ok(hook) => Finding::good("off-CPU time", format!("stacks at switch-in by {hook}")),
+                Err(e) => Finding::less("off-CPU time", format!("not with --mode: {}", e.why)),
             });
         }
         Err(e) => {

@@ -124,6 +124,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
             threads: true,
         },
         native: !options.no_native,
+        weighted: None,
     };
     let mut session = Session::new(making, Box::new(Live));
     session.fetch = fetch;
@@ -332,6 +333,7 @@ impl Look {
             met: self.met.clone(),
             writable: &self.writable,
             kernel: self.kernel,
+            never_stop: false,
             during: &during,
         };
         once.look(&targets)

@@ -115,6 +115,7 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Profile> {
         let options = Options {
             grouping: Grouping::default(),
             native: true,
+            weighted: None,
         };
         return replay::profile(&Rc::new(tape), options);
     }

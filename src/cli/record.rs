@@ -43,6 +43,10 @@ const LEFT_OVER: Duration = Duration::from_millis(500);
 /// Samples the target until it ends, the time is up or Ctrl-C, and writes the profile.
 pub fn record(target: Target, options: &Common) -> Result<()> {
     check_rate(options.rate)?;
+    if options.save_tape.is_some() && options.sampling.mode != capture::Mode::Cpu {
+        return Err(Error::new(Kind::Usage, "a tape cannot hold off-CPU time")
+            .hint("leave --save-tape out, or leave --mode out"));
+    }
     let is_root = sys::effective_uid() == 0;
     let user = if options.as_root {
         None
@@ -81,6 +85,7 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
     let making = session::Options {
         grouping,
         native: !sampling.no_native,
+        weighted: sampling.weighted(options.rate),
     };
     let recorder = options.save_tape.as_ref().map(|_| Recorder::new(options.tape_samples));
     let host: Box<dyn Host> = match &recorder {
@@ -145,6 +150,7 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
     while intake.take(&mut *source, &mut session, recorder.as_deref(), Duration::ZERO, until)? && Instant::now() < until
     {
     }
+    session.add_open_intervals(&mut *source)?;
     let left = intake.leave(&mut *source)?;
     progress.finish_and_clear();
 
@@ -161,6 +167,9 @@ pub fn record(target: Target, options: &Common) -> Result<()> {
     profile.meta.own_cpu = sys::own_cpu() as f64 * 1e-9;
     let written = output.write(&profile)?;
     eprintln!("{}", summary::block(&profile.meta, &written));
+    if let Some(line) = summary::thread_states(&profile) {
+        eprintln!("{line}");
+    }
     if let (Some(recorder), Some(place)) = (recorder, &tape) {
         save_tape(&recorder, place, &profile.meta, began, launched.is_none())?;
     }
@@ -184,7 +193,15 @@ pub(super) fn open_source(backend: Backend, options: &capture::Options) -> Resul
         }
         Ok(Box::new(source))
     };
+    let off_cpu = options.mode != capture::Mode::Cpu;
     match backend {
+        Backend::Ptrace if off_cpu => Err(Error::new(
+            Kind::Unsupported,
+            "off-CPU time cannot be sampled with the ptrace backend",
+        )
+        .why("ptrace sees threads only while they run")
+        .hint("leave --backend out, or leave --mode out to sample CPU time")),
+        Backend::Auto if off_cpu => Ok(Box::new(EbpfSource::new(options)?)),
         Backend::Ptrace => ptrace(),
         Backend::Ebpf => Ok(Box::new(EbpfSource::new(options)?)),
         Backend::Auto => match EbpfSource::new(options) {

@@ -43,7 +43,15 @@ pub fn replay(options: &Replay) -> Result<()> {
         threads: options.threads,
     };
     let native = !options.no_native;
-    let profile = replay::profile_with(&tape, Options { grouping, native }, fetch)?;
+    let profile = replay::profile_with(
+        &tape,
+        Options {
+            grouping,
+            native,
+            weighted: None,
+        },
+        fetch,
+    )?;
     let written = output.write(&profile)?;
     eprintln!("{}", summary::block(&profile.meta, &written));
     Ok(())

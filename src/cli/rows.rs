@@ -196,6 +196,7 @@ pub fn kind_name(kind: FrameKind) -> &'static str {
         FrameKind::Inlined => "inlined",
         FrameKind::Kernel => "kernel",
         FrameKind::Cut => "cut",
+        FrameKind::State => "state",
         FrameKind::Unknown => "unknown",
     }
 }

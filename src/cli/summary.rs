@@ -1,9 +1,12 @@
 //! The block at the end: what was asked, what was got, how good it is.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use crate::export::escape::line;
-use crate::tree::profile::{Meta, ModuleMeta, Quality};
+use crate::tree::profile::{FrameKind, Meta, ModuleMeta, Profile, Quality};
+use crate::tree::values::Unit;
 
 /// The block as text, a line each.
 pub fn block(meta: &Meta, written: &str) -> String {
@@ -49,6 +52,39 @@ pub fn block(meta: &Meta, written: &str) -> String {
     );
     let _ = write!(out, "  written:  {written}");
     out
+}
+
+/// `  time:     on CPU 3.10 s, runnable 0.21 s, waiting 17.30 s (sleep 12.20 s, gil 5.10 s)`, summed over threads; `None`
+/// for a profile of CPU time.
+pub fn thread_states(profile: &Profile) -> Option<String> {
+    let wall = profile.find_value("wall")?;
+    profile.find_value("off_cpu")?;
+    let (mut running, mut runnable, mut waiting) = (0u64, 0u64, BTreeMap::<&str, u64>::new());
+    for (node, amount) in profile.nodes.iter().zip(profile.own_amounts(wall)) {
+        let frame = &profile.frames[node.frame as usize];
+        match frame
+            .name
+            .strip_prefix("[waiting: ")
+            .and_then(|kind| kind.strip_suffix(']'))
+        {
+            _ if frame.kind != FrameKind::State => running += amount,
+            Some(kind) => *waiting.entry(kind).or_default() += amount,
+            None => runnable += amount,
+        }
+    }
+    let mut kinds: Vec<(&str, u64)> = waiting.into_iter().collect();
+    kinds.sort_by_key(|(kind, time)| (Reverse(*time), *kind));
+    let show = |time: u64| Unit::Nanoseconds.show(time);
+    let total = kinds.iter().map(|(_, time)| time).sum();
+    let named: Vec<String> = kinds
+        .iter()
+        .map(|(kind, time)| format!("{kind} {}", show(*time)))
+        .collect();
+    let (running, runnable, waiting) = (show(running), show(runnable), show(total));
+    Some(format!(
+        "  time:     on CPU {running}, runnable {runnable}, waiting {waiting} ({})",
+        named.join(", ")
+    ))
 }
 
 /// The same with names that may be sent to a terminal.

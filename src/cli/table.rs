@@ -76,7 +76,7 @@ pub fn color(kind: FrameKind) -> Color {
         FrameKind::Native | FrameKind::Inlined => Color::Yellow,
         FrameKind::Kernel => Color::Magenta,
         FrameKind::Cut => Color::Red,
-        FrameKind::Unknown => Color::Dim,
+        FrameKind::Unknown | FrameKind::State => Color::Dim,
         FrameKind::Root | FrameKind::Process | FrameKind::Thread => Color::Green,
     }
 }

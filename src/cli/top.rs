@@ -51,6 +51,7 @@ pub fn top(options: &Top) -> Result<()> {
     let making = session::Options {
         grouping: Grouping::default(),
         native: !sampling.no_native,
+        weighted: sampling.weighted(options.rate),
     };
     let mut session = Session::new(making, Box::new(Live));
     session.fetch = fetch;

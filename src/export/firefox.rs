@@ -37,6 +37,7 @@ const CATEGORIES: &[(&str, &str)] = &[
     ("Kernel", "purple"),
     ("Stack cut", "darkgray"),
     ("No name", "brown"),
+    ("Off CPU", "transparent"),
 ];
 
 fn category(kind: Option<FrameKind>) -> u32 {
@@ -47,6 +48,7 @@ fn category(kind: Option<FrameKind>) -> u32 {
         Some(FrameKind::Kernel) => 4,
         Some(FrameKind::Cut) => 5,
         Some(FrameKind::Unknown) => 6,
+        Some(FrameKind::State) => 7,
         _ => 0,
     }
 }

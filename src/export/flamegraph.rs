@@ -30,6 +30,7 @@ const INLINED: Color = Color { r: 250, g: 200, b: 128 };
 const KERNEL: Color = Color { r: 176, g: 132, b: 214 };
 const CUT: Color = Color { r: 128, g: 128, b: 128 };
 const UNKNOWN: Color = Color { r: 190, g: 186, b: 180 };
+const STATE: Color = Color { r: 150, g: 176, b: 196 };
 const GROUP: Color = Color { r: 150, g: 200, b: 170 };
 
 const LEGEND: &[(&str, Color)] = &[
@@ -240,6 +241,7 @@ fn color(kind: FrameKind) -> Color {
         FrameKind::Inlined => INLINED,
         FrameKind::Kernel => KERNEL,
         FrameKind::Cut => CUT,
+        FrameKind::State => STATE,
         FrameKind::Unknown => UNKNOWN,
         FrameKind::Root | FrameKind::Process | FrameKind::Thread => GROUP,
     }

@@ -95,6 +95,7 @@ pub(super) const KINDS: &[(&str, FrameKind)] = &[
     ("inlined", FrameKind::Inlined),
     ("kernel", FrameKind::Kernel),
     ("cut", FrameKind::Cut),
+    ("state", FrameKind::State),
     ("unknown", FrameKind::Unknown),
     ("process", FrameKind::Process),
     ("thread", FrameKind::Thread),

@@ -179,6 +179,7 @@ impl Recording {
         let making = session::Options {
             grouping,
             native: settings.native,
+            weighted: None,
         };
         let mut session = Session::new(making, Box::new(Live));
         session.open(pid, &mut |pid, space| space.map_or(Ok(()), |s| source.learn(pid, s)))?;

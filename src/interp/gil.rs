@@ -1,7 +1,11 @@
 //! Who holds the lock of the interpreter.
 
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use super::Runtime;
 use super::objects::{Lock, Objects};
-use super::threads::State;
+use super::threads::{State, states};
 use crate::layout::Interpreter;
 use crate::process::memory::Memory;
 
@@ -12,6 +16,41 @@ pub enum Gil {
     NotHeld,
     /// This interpreter runs without one.
     None,
+}
+
+/// Bytes of `struct _gil_runtime_state` (Include/internal/pycore_gil.h, v3.7 to v3.15, x86-64): up to the last of its two
+/// pairs of mutex and condition variable. Threads that wait for the lock wait on one of these.
+const LOCK_BYTES: u64 = 208;
+/// In free-threaded builds a field precedes the others.
+const LOCK_BYTES_FREE_THREADED: u64 = LOCK_BYTES + 8;
+
+/// Where the locks of a process's interpreters lie. Empty for versions in which that is not known (3.6 and earlier).
+pub fn locks(memory: &dyn Memory, runtime: &Runtime, python: &Interpreter) -> Vec<Range<u64>> {
+    let range = |at: u64, len: u64| at..at.saturating_add(len);
+    // `_PyRuntime.ceval.gil` (Include/internal/pycore_runtime.h, from the DWARF of the releases in tables.rs)
+    let in_runtime: u64 = match runtime.version {
+        (3, 7, _) => 1264,
+        (3, 8, _) => 1152,
+        (3, 9 | 10, _) => 352,
+        (3, 11, _) => 360,
+        _ => 0,
+    };
+    if in_runtime != 0 {
+        return vec![range(python.runtime.saturating_add(in_runtime), LOCK_BYTES)];
+    }
+    let Some(Lock::Interpreter { at, free_threaded }) = Objects::of(runtime, &python.layout).map(|o| o.lock) else {
+        return Vec::new();
+    };
+    let len = if free_threaded {
+        LOCK_BYTES_FREE_THREADED
+    } else {
+        LOCK_BYTES
+    };
+    let interpreters: BTreeSet<u64> = states(memory, python).iter().map(|s| s.interpreter).collect();
+    let locks = interpreters
+        .into_iter()
+        .filter_map(|interpreter| memory.u64(interpreter.checked_add(at.into())?));
+    locks.filter(|at| *at != 0).map(|at| range(at, len)).collect()
 }
 
 /// Does the thread with this pointer hold the lock of its interpreter, or of one of them? `None`: not known.

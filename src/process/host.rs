@@ -44,6 +44,11 @@ pub trait Host {
 
     /// Text of `/proc/kallsyms`.
     fn kernel_symbols(&self) -> Option<String>;
+
+    /// What a file descriptor of a process refers to: a path, `pipe:[...]`, `socket:[...]`. Not on tapes.
+    fn descriptor(&self, _pid: Pid, _fd: u32) -> Option<String> {
+        None
+    }
 }
 
 /// The memory of one process of a host.
@@ -122,6 +127,11 @@ impl Host for Live {
 
     fn kernel_symbols(&self) -> Option<String> {
         fs::read_to_string("/proc/kallsyms").ok()
+    }
+
+    fn descriptor(&self, pid: Pid, fd: u32) -> Option<String> {
+        let link = fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok()?;
+        Some(link.to_string_lossy().into_owned())
     }
 }
 

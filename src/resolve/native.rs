@@ -247,10 +247,10 @@ mod tests {
             svma,
         };
         let jit = RawFrame::Anonymous { pid: 7, avma: 1 };
-        tree.add(&[native(0, 1), native(1, 1), native(0, 2), native(1, 2)]);
-        tree.add(&[native(0, 1), native(1, 1)]);
-        tree.add(&[native(0, 1)]);
-        tree.add(&[native(0, 1), jit, jit, native(1, 1)]);
+        tree.add(&[native(0, 1), native(1, 1), native(0, 2), native(1, 2)], 1);
+        tree.add(&[native(0, 1), native(1, 1)], 1);
+        tree.add(&[native(0, 1)], 1);
+        tree.add(&[native(0, 1), jit, jit, native(1, 1)], 1);
         let nodes = tree.nodes();
         let mut inclusive: Vec<u64> = nodes.iter().map(|n| n.2).collect();
         for i in (1..nodes.len()).rev() {

@@ -42,6 +42,7 @@ impl Session {
             codes: &self.codes,
             tree: &tree,
             timeline: &timeline,
+            weighted: self.options.weighted.is_some(),
             threads: &self.threads,
             pythons: &self.pythons,
             function_start: &mut |owner, at| function_start(unwinder, members, owner, at),
@@ -58,7 +59,7 @@ fn subtree<'a>(tree: &RawTree, ticks: impl Iterator<Item = &'a RawTick>) -> (Raw
     let timeline = ticks.map(|tick| {
         stack(tree, tick.node, &mut path);
         RawTick {
-            node: out.add(&path).0,
+            node: out.add(&path, tick.count).0,
             ..*tick
         }
     });
@@ -85,12 +86,14 @@ mod tests {
     fn stacks_of_some_samples() {
         let k = RawFrame::Kernel;
         let mut tree = RawTree::default();
-        let nodes = [&[k(1), k(2)][..], &[k(1), k(3)], &[k(1), k(2)], &[]].map(|stack| tree.add(stack).0);
+        let nodes = [&[k(1), k(2)][..], &[k(1), k(3)], &[k(1), k(2)], &[]].map(|stack| tree.add(stack, 1).0);
         let tick = |i: usize| RawTick {
             time: i as u64,
             pid: 1,
             tid: 1,
             node: nodes[i],
+            count: 1,
+            time_spent: 0,
         };
         let ticks: Vec<RawTick> = (0..4).map(tick).collect();
         let (some, timeline) = subtree(&tree, ticks[2..].iter());

@@ -17,6 +17,8 @@ pub enum FrameKind {
     Kernel,
     /// Where a stack is incomplete; the name says why.
     Cut,
+    /// What the thread does instead of running: `[runnable]`, `[waiting: gil]`.
+    State,
     /// An address without a name.
     Unknown,
 }

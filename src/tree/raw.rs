@@ -39,6 +39,10 @@ pub struct RawTick {
     pub pid: Pid,
     pub tid: Tid,
     pub node: RawNode,
+    /// Sampling periods that it represents.
+    pub count: u32,
+    /// Time that it represents, ns; 0 where every sample represents one period.
+    pub time_spent: u64,
 }
 
 /// A tree of frames with a count in each node. Node 0 is the root and has no frame.
@@ -67,18 +71,19 @@ impl RawTree {
         }
     }
 
-    /// Counts one sample of the stack `frames`, outermost first; returns the node of its innermost frame, and whether
+    /// Counts the stack `frames`, outermost first, `count` times; returns the node of its innermost frame, and whether
     /// there was room for the whole stack.
-    pub fn add(&mut self, frames: &[RawFrame]) -> (RawNode, bool) {
-        self.add_next(&mut Path::default(), frames, &|_| 0)
+    pub fn add(&mut self, frames: &[RawFrame], count: u32) -> (RawNode, bool) {
+        self.add_next(&mut Path::default(), frames, count, &|_| 0)
     }
 
     /// The same, for one stack after the other of one thread: only what differs from the last one is looked up. `name`
-    /// gives the bytes of a frame's names.
+    /// gives the bytes of a frame's names; the stack is counted `count` times.
     pub fn add_next(
         &mut self,
         last: &mut Path,
         frames: &[RawFrame],
+        count: u32,
         name: &dyn Fn(&RawFrame) -> usize,
     ) -> (RawNode, bool) {
         let same = last.frames.iter().zip(frames).take_while(|(a, b)| a == b).count();
@@ -96,7 +101,7 @@ impl RawTree {
             last.frames.push(*f);
             last.nodes.push(node);
         }
-        self.nodes[node as usize].2 += 1;
+        self.nodes[node as usize].2 += u64::from(count);
         (node, whole)
     }
 
@@ -156,15 +161,15 @@ mod tests {
     #[test]
     fn stacks_share_their_outer_part() {
         let mut t = RawTree::default();
-        let (a, _) = t.add(&[k(1), k(2)]);
-        let (b, _) = t.add(&[k(1), k(3)]);
-        assert_eq!(t.add(&[k(1), k(2)]), (a, true));
+        let (a, _) = t.add(&[k(1), k(2)], 1);
+        let (b, _) = t.add(&[k(1), k(3)], 1);
+        assert_eq!(t.add(&[k(1), k(2)], 1), (a, true));
         let mut last = Path::default();
         for (stack, node) in [(&[k(1), k(2)][..], a), (&[k(1), k(3)], b), (&[], 0), (&[k(1), k(2)], a)] {
-            assert_eq!(t.add_next(&mut last, stack, &|_| 1), (node, true));
+            assert_eq!(t.add_next(&mut last, stack, 1, &|_| 1), (node, true));
             t.nodes[node as usize].2 -= 1;
         }
-        assert_eq!(t.add(&[]), (0, true));
+        assert_eq!(t.add(&[], 1), (0, true));
         assert_eq!(t.nodes().len(), 4);
         assert_eq!(
             (t.nodes()[a as usize].2, t.nodes()[b as usize].2, t.nodes()[0].2),
@@ -180,7 +185,7 @@ mod tests {
         for round in 0..3 {
             for i in 0..100 {
                 let stack = [k(0), k(1), k(100 + i), k(200 + i)];
-                let (node, whole) = t.add_next(&mut last, &stack, &|_| 1);
+                let (node, whole) = t.add_next(&mut last, &stack, 1, &|_| 1);
                 cut += u64::from(!whole);
                 let frame = t.nodes()[node as usize].1;
                 assert_eq!(frame == Some(RawFrame::Cut(Cut::TreeFull)), !whole, "{round} {i}");
@@ -198,7 +203,7 @@ mod tests {
             ..RawTree::default()
         };
         for (n, fits) in [(1, true), (2, true), (3, false), (2, true)] {
-            assert_eq!(t.add_next(&mut Path::default(), &[k(n)], &|_| 4).1, fits, "{n}");
+            assert_eq!(t.add_next(&mut Path::default(), &[k(n)], 1, &|_| 4).1, fits, "{n}");
         }
     }
 }

@@ -72,7 +72,7 @@ fn key(frame: &Frame) -> Option<Key<'_>> {
         FrameKind::Python => Some(Key(*kind, name, &frame.filename, frame.first_line.into())),
         // Its address is that of the function it was inlined into.
         FrameKind::Inlined => Some(Key(*kind, name, module, 0)),
-        FrameKind::Native | FrameKind::Kernel | FrameKind::Cut | FrameKind::Unknown => {
+        FrameKind::Native | FrameKind::Kernel | FrameKind::Cut | FrameKind::State | FrameKind::Unknown => {
             Some(Key(*kind, name, module, frame.address))
         }
     }
@@ -343,6 +343,7 @@ pub fn module(frame: &Frame) -> &str {
     match frame.kind {
         FrameKind::Python => &frame.filename,
         FrameKind::Cut => "[cut]",
+        FrameKind::State => "[off CPU]",
         _ if frame.module.is_empty() => "[no file]",
         _ => &frame.module,
     }

@@ -25,7 +25,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::ring::Ring;
 use super::ticks::period;
 use super::tidings::{self, Tiding};
-use super::{Counts, Options, Source};
+use super::{Counts, Mode, OpenInterval, Options, Source};
 use crate::error::{Error, Kind, Result};
 use crate::layout::Space;
 use crate::process::rights;
@@ -33,12 +33,14 @@ use crate::process::sys::{self, perf};
 use crate::sample::{Event, Pid, Sample, Tid};
 
 mod events;
+pub mod off_cpu;
 // Public for fuzz/.
 #[doc(hidden)]
 pub mod record;
 mod time;
 
 use events::{Cost, CpuEvents};
+use off_cpu::OffCpu;
 use record::Record;
 use time::Times;
 
@@ -72,9 +74,13 @@ struct Facts {
     ids: u32,
     want_kernel: u32,
     ticks: u32,
+    off_cpu: u32,
+    cpus: u32,
+    pad: u32,
+    period: u64,
 }
 
-// SAFETY: five plain integers, no padding, any bit pattern is valid.
+// SAFETY: plain integers, no padding, any bit pattern is valid.
 unsafe impl aya::Pod for Facts {}
 
 #[derive(Clone, Copy)]
@@ -124,6 +130,7 @@ pub struct EbpfSource {
     /// Threads that ended a short while ago, and when.
     ended: FxHashMap<Tid, u64>,
     times: Times,
+    off_cpu: Option<OffCpu>,
     delivered: u64,
     /// It is about to run its program; what it does until then is not of interest.
     before_exec: Option<Pid>,
@@ -166,11 +173,18 @@ impl EbpfSource {
         if let Some(lack) = rights::ebpf(&rights::Facts::read()).into_iter().next() {
             return Err(lack.error("sampling with eBPF is not permitted"));
         }
+        let cpus = sys::cpu_count() as u32;
+        let (mut slots, mut threads, mut prepared) = (cpus, 1, None);
+        if options.mode != Mode::Cpu {
+            (slots, threads) = (cpus + off_cpu::WORK_SLOTS, off_cpu::MAX_THREADS);
+            prepared = Some(off_cpu::prepare(OBJECT)?);
+        }
         let mut bpf = EbpfLoader::new()
-            .map_max_entries("SCRATCH", sys::cpu_count() as u32)
-            .map_max_entries("CACHE", sys::cpu_count() as u32)
+            .map_max_entries("SCRATCH", slots)
+            .map_max_entries("CACHE", slots)
+            .map_max_entries("THREADS", threads)
             .map_max_entries("SAMPLES", RING_BYTES)
-            .load(OBJECT)
+            .load(prepared.as_ref().map_or(OBJECT, |(object, _)| object))
             .map_err(|e| bpf_error(LOAD, e))?;
         for name in ["sample", "calibrate"] {
             let program: &mut PerfEvent = bpf
@@ -203,6 +217,7 @@ impl EbpfSource {
         })?;
         let mut f = facts.get(&0, 0).map_err(map_error)?;
         f.want_kernel = options.kernel.into();
+        f.cpus = cpus;
         facts.set(0, f, 0).map_err(map_error)?;
         if options.children {
             let forked: &mut RawTracePoint = bpf
@@ -215,6 +230,10 @@ impl EbpfSource {
                 .map_err(|e| bpf_error("cannot watch forks", e))?;
         }
         let events = CpuEvents::open(options, program.as_fd())?;
+        let off_cpu = match &prepared {
+            Some((_, btf)) => Some(OffCpu::attach(&mut bpf, btf)?),
+            None => None,
+        };
         let mut source = EbpfSource {
             _bpf: bpf,
             program,
@@ -232,6 +251,7 @@ impl EbpfSource {
             known: FxHashSet::default(),
             ended: FxHashMap::default(),
             times: Times::new(period(options.rate)),
+            off_cpu,
             delivered: 0,
             before_exec: None,
             joiner: record::Joiner::default(),
@@ -279,6 +299,13 @@ impl EbpfSource {
         }
     }
 
+    fn start_events(&mut self) -> Result<()> {
+        if self.options.mode == Mode::OffCpu {
+            return Ok(());
+        }
+        self.events.start()
+    }
+
     fn total(&self, which: u32) -> u64 {
         self.counts.get(&which, 0).map(|v| v.iter().sum()).unwrap_or(0)
     }
@@ -289,7 +316,22 @@ impl EbpfSource {
         if self.procs.get(&pid, 0).is_ok() {
             return Ok(());
         }
-        self.procs.insert(pid, space, 0).map_err(|e| bpf_error(TELL, e))
+        self.procs.insert(pid, space, 0).map_err(|e| bpf_error(TELL, e))?;
+        if let Some(off_cpu) = &mut self.off_cpu {
+            off_cpu.add_process(pid);
+        }
+        Ok(())
+    }
+
+    /// Starts or stops the account of off-CPU time.
+    fn account_off_cpu(&mut self, on: bool) -> Result<()> {
+        if self.off_cpu.is_none() {
+            return Ok(());
+        }
+        let mut facts = self.facts.get(&0, 0).map_err(|e| bpf_error(TELL, e))?;
+        facts.period = if on { period(self.options.rate) } else { 0 };
+        facts.off_cpu = on.into();
+        self.facts.set(0, facts, 0).map_err(|e| bpf_error(TELL, e))
     }
 
     fn forget_nested(&mut self, pid: Pid) {
@@ -354,7 +396,7 @@ impl EbpfSource {
     }
 
     /// Hands a sample on.
-    fn take(&mut self, s: Sample, out: &mut Vec<Event>) {
+    fn take(&mut self, s: Box<Sample>, out: &mut Vec<Event>) {
         if self.before_exec == Some(s.pid) {
             return;
         }
@@ -365,7 +407,7 @@ impl EbpfSource {
         }
         self.delivered += 1;
         self.times.sampled(s.pid);
-        out.push(Event::Sample(Box::new(s)));
+        out.push(Event::Sample(s));
     }
 }
 
@@ -412,7 +454,11 @@ impl Source for EbpfSource {
     }
 
     fn event(&self) -> &str {
-        self.events.name
+        match self.options.mode {
+            Mode::Cpu => self.events.name,
+            Mode::OffCpu => "off-cpu",
+            Mode::Wall => "wall-clock",
+        }
     }
 
     fn attach(&mut self, pid: Pid) -> Result<()> {
@@ -422,12 +468,13 @@ impl Source for EbpfSource {
     }
 
     fn attach_at_exec(&mut self, pid: Pid) -> Result<()> {
+        self.account_off_cpu(true)?;
         self.admit(pid, NO_PYTHON)?;
         self.before_exec = Some(pid);
         // Now, not when we come to read of the exec: that may be much later, and samples count from the exec on. What it
         // takes until then is a fraction of a millisecond.
         self.times.begin(pid);
-        self.events.start()
+        self.start_events()
     }
 
     fn learn(&mut self, pid: Pid, space: &Space) -> Result<()> {
@@ -465,7 +512,11 @@ impl Source for EbpfSource {
         for pid in &self.known {
             self.times.begin(*pid);
         }
-        self.events.start()
+        self.account_off_cpu(true)?;
+        if let Some(off_cpu) = &mut self.off_cpu {
+            self.known.iter().for_each(|pid| off_cpu.add_process(*pid));
+        }
+        self.start_events()
     }
 
     fn poll(&mut self, wait: Duration, out: &mut Vec<Event>) -> Result<bool> {
@@ -492,7 +543,10 @@ impl Source for EbpfSource {
         // Every tiding older than these samples is in its ring by now.
         self.read_tidings();
         for record in records {
-            let (Record::Sample(Sample { time, .. }) | Record::Code(_, time, _)) = record;
+            let time = match &record {
+                Record::Sample(s) => s.time,
+                Record::Code(_, time, _) => *time,
+            };
             while self.pending.front().is_some_and(|t| t.time <= time) {
                 self.tell_next(out);
             }
@@ -516,8 +570,17 @@ impl Source for EbpfSource {
 
     fn stop(&mut self) {
         self.stopped = true;
+        if let Some(off_cpu) = &mut self.off_cpu {
+            off_cpu.end(period(self.options.rate));
+        }
+        let _ = self.account_off_cpu(false); // it was written before
         self.events.stop();
         self.times.read(true);
+    }
+
+    fn open_intervals(&mut self) -> Vec<OpenInterval> {
+        let open = self.off_cpu.as_mut().map(|off_cpu| std::mem::take(&mut off_cpu.open));
+        open.unwrap_or_default()
     }
 
     fn counts(&self) -> Counts {

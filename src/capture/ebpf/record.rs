@@ -4,12 +4,15 @@ use rustc_hash::FxHashMap;
 
 use crate::arch::{PT_REGS_WORDS, Regs};
 use crate::layout::{NONE, Own, Space, Tls};
-use crate::sample::{CodeCopy, Part, Pid, PyRef, PyWalk, Sample, StackBytes, Tid};
+use crate::sample::{CodeCopy, Part, Pid, PyRef, PyWalk, Sample, StackBytes, Tid, TimeSpent};
 
 const HEAD: usize = 512;
 const REGS_OK: u32 = 1;
 const MORE: u32 = 4;
 const REST: u32 = 8;
+const OFF_CPU: u32 = 32;
+/// Index of the system call's number in `struct pt_regs`.
+const ORIG_AX: usize = 15;
 const CODE_COPY: u32 = 16;
 
 fn u32_at(b: &[u8], at: usize) -> Option<u32> {
@@ -40,6 +43,10 @@ const FRAMES_AT: usize = WALK + 2;
 const STACK_AT: usize = FRAMES_AT + 4;
 const HOLES: usize = STACK_AT + 8; // on a word boundary
 const HOLE_WORDS: usize = 5;
+
+const CPU: usize = HOLES + 8 * HOLE_WORDS;
+const RUNNABLE: usize = CPU + 8;
+const BLOCKED: usize = RUNNABLE + 8;
 
 // Offsets in `struct code_head`.
 const CODE: usize = TIME + 8;
@@ -204,6 +211,16 @@ pub fn decode(b: &[u8]) -> Option<Sample> {
             2 => PyWalk::Fault,
             _ => PyWalk::TooDeep,
         },
+        time_spent: TimeSpent {
+            cpu: u64_at(b, CPU)?,
+            runnable: u64_at(b, RUNNABLE)?,
+            blocked: u64_at(b, BLOCKED)?,
+        },
+        // -1 outside system calls
+        system_call: (flags & OFF_CPU != 0)
+            .then(|| u64_at(b, REGS + 8 * ORIG_AX))
+            .flatten()
+            .and_then(|n| u16::try_from(n).ok()),
     })
 }
 
@@ -300,7 +317,7 @@ pub fn encode(space: &Space) -> [u8; LAYOUT_SIZE] {
 mod tests {
     use super::*;
 
-    const _: () = assert!(HOLES + 8 * HOLE_WORDS <= HEAD, "the head has outgrown its room");
+    const _: () = assert!(BLOCKED + 8 <= HEAD, "the head has outgrown its room");
 
     #[test]
     fn copies_of_code_objects() {

@@ -43,10 +43,12 @@
 #define MAX_TEXT 0x7ff           // bytes of a string object that is copied
 #define MAX_LINES 0x7fff         // bytes of a line table that is copied
 #define NONE 0xffff
+#define WORK_SLOTS 8             // off-CPU samples that are taken at the same time, at most
+#define SCHEDULE_RESUME 0x4b460001 // see `schedule`
 
 enum { WALK_NONE, WALK_COMPLETE, WALK_FAULT, WALK_DEEP };
 enum { TLS_NONE, TLS_KEY_GLIBC, TLS_KEY_MUSL, TLS_OFFSET, TLS_BLOCK_GLIBC, TLS_BLOCK_MUSL };
-enum { REGS_OK = 1, IN_KERNEL = 2, MORE = 4, REST = 8, CODE_COPY = 16 };
+enum { REGS_OK = 1, IN_KERNEL = 2, MORE = 4, REST = 8, CODE_COPY = 16, OFF_CPU = 32 };
 enum { PART_CODE, PART_NAME, PART_QUALNAME, PART_FILENAME, PART_LINES, PARTS };
 enum { COUNT_LOST, COUNT_SAMPLES, COUNT_TIME, COUNTERS }; // time in ns, of all samples together
 
@@ -120,6 +122,8 @@ struct head {
 	__u16 kernel, frames, marks, walk;
 	__u32 frames_at, stack_at;
 	__u64 holes[5];
+	__u64 cpu, runnable, blocked; // time that the sample stands for, ns; 0 without the accounting of off-CPU time
+	__u32 waker, pad;         // OFF_CPU: the thread that ended the interval, 0: not known
 };
 
 // A copy of a code object that was not met before: it may be gone before the reader looks. Precedes the record of its
@@ -185,6 +189,10 @@ struct kernel_facts {
 	__u32 ids;                // task_struct -> pid and tgid, 0: unknown
 	__u32 want_kernel;        // take kernel return addresses
 	__u32 ticks;              // of so many ticks one, at random, makes a sample due
+	__u32 off_cpu;            // account for off-CPU time
+	__u32 cpus;               // scratch areas of CPUs
+	__u32 pad;
+	__u64 period;             // of off-CPU samples, ns
 };
 
 struct turn {
@@ -261,18 +269,16 @@ static __always_inline void count(__u32 which, __u64 more)
 		*n += more;
 }
 
-static __always_inline char *scratch(void)
+// `slot`: the number of the CPU for a tick, which nothing else on that CPU interrupts; one claimed for the time being for
+// a snapshot that can be interrupted (`claim`).
+static __always_inline char *scratch(__u32 slot)
 {
-	__u32 cpu = bpf_get_smp_processor_id();
-
-	return bpf_map_lookup_elem(&SCRATCH, &cpu);
+	return bpf_map_lookup_elem(&SCRATCH, &slot);
 }
 
-static __always_inline struct cache *cache(void)
+static __always_inline struct cache *cache(__u32 slot)
 {
-	__u32 cpu = bpf_get_smp_processor_id();
-
-	return bpf_map_lookup_elem(&CACHE, &cpu);
+	return bpf_map_lookup_elem(&CACHE, &slot);
 }
 
 static __always_inline __u64 user_word(__u64 at)
@@ -362,10 +368,10 @@ static __always_inline char *peek(struct cache *c, __u64 at, __u64 len)
 // objects are numbered (co_version, Objects/codeobject.c). Before, the addresses of name and file name are used again
 // as readily as that of the code, so the name's first letters are taken too. What lies close together is read in one
 // go: code objects deep in a stack are seldom in the cache. (Not static: as walk_chain.)
-__noinline int fingerprint(__u64 code)
+__noinline int fingerprint(__u32 slot, __u64 code)
 {
-	char *area = scratch();
-	struct cache *c = cache();
+	char *area = scratch(slot);
+	struct cache *c = cache(slot);
 	struct layout *lay;
 	__u64 name, file, hash, off, len;
 	__u32 line;
@@ -482,9 +488,9 @@ static __always_inline __u64 copy_text(char *area, struct layout *lay, __u32 par
 
 // Copies what names a code object and its lines into a record of its own. False if the reader has to look for itself,
 // soon: something is unreadable or too long, or there is little room.
-__noinline int copy_code(__u64 code, __u32 print)
+__noinline int copy_code(__u32 slot, __u64 code, __u32 print)
 {
-	char *area = scratch(), *raw;
+	char *area = scratch(slot), *raw;
 	struct head *sample = (void *)area;
 	struct code_head *h;
 	struct layout *lay;
@@ -553,12 +559,12 @@ __noinline int copy_code(__u64 code, __u32 print)
 	return size != 0;
 }
 
-static long print_frames(__u32 i, void *unused)
+static long print_frames(__u32 i, __u32 *slot)
 {
-	char *area = scratch();
-	struct cache *c = cache();
+	char *area = scratch(*slot);
+	struct cache *c = cache(*slot);
 	struct state *s;
-	__u64 at, code, last_code = 0, slot;
+	__u64 at, code, last_code = 0, cell;
 	__u32 k, print = 0;
 	struct frame *f;
 
@@ -580,26 +586,26 @@ static long print_frames(__u32 i, void *unused)
 		code = f->code;
 		if (code != last_code) {
 			// No two of them begin in the same 128 bytes, and those used together often lie together: so do these.
-			slot = code >> 7 ^ code >> 19;
-			BOUND(slot, KNOWN - 1);
-			if (c->known[slot].code == code && c->known[slot].epoch == c->epoch) {
-				print = c->known[slot].print;
+			cell = code >> 7 ^ code >> 19;
+			BOUND(cell, KNOWN - 1);
+			if (c->known[cell].code == code && c->known[cell].epoch == c->epoch) {
+				print = c->known[cell].print;
 			} else {
-				print = fingerprint(code);
+				print = fingerprint(*slot, code);
 				// not there now: to be read again in the next sample, but not in this one
 				if (!print)
 					c->generation = 0;
-				c->known[slot].epoch = c->epoch;
-				if (c->known[slot].code != code || c->known[slot].print != print) {
-					c->known[slot].code = code;
-					c->known[slot].print = print;
+				c->known[cell].epoch = c->epoch;
+				if (c->known[cell].code != code || c->known[cell].print != print) {
+					c->known[cell].code = code;
+					c->known[cell].print = print;
 					if (!s->copies) {
 						// Enough for now: to be met again in the next sample.
-						c->known[slot].code = 0;
+						c->known[cell].code = 0;
 						s->urgent = 1;
 					} else if (is_new(code, print)) {
 						s->copies--;
-						if (!print || !copy_code(code, print))
+						if (!print || !copy_code(*slot, code, print))
 							s->urgent = 1;
 					}
 				}
@@ -630,9 +636,9 @@ static __always_inline void own_copy(struct state *s, struct frame *f, char *raw
 	f->instr += f->code + s->lay.code_adaptive - s->copy_at;
 }
 
-static long walk_some(__u32 i, void *unused)
+static long walk_some(__u32 i, __u32 *slot)
 {
-	char *area = scratch();
+	char *area = scratch(*slot);
 	struct state *s;
 	struct layout *lay;
 	__u64 frame, at, window, window_end, last, size, code_off, instr_off, previous_off, owner_off, entry_off;
@@ -729,12 +735,12 @@ static long walk_some(__u32 i, void *unused)
 	return done != WALK_NONE;
 }
 
-static long walk_mark(__u32 i, void *unused)
+static long walk_mark(__u32 i, __u32 *slot)
 {
-	char *area = scratch();
+	char *area = scratch(*slot);
 	struct state *s;
 	struct mark *out;
-	struct cache *c = cache();
+	struct cache *c = cache(*slot);
 	__u64 at, off, next, frame = 0;
 	char *raw;
 
@@ -771,9 +777,14 @@ static long walk_mark(__u32 i, void *unused)
 	return 0;
 }
 
-static long copy_some(__u32 i, void *ring)
+struct copy {
+	struct bpf_dynptr ring;
+	__u32 slot, pad;
+};
+
+static long copy_some(__u32 i, struct copy *copy)
 {
-	char *area = scratch(), *to;
+	char *area = scratch(copy->slot), *to;
 	struct head *h = (void *)area;
 	struct state *s;
 	__u64 n, hole;
@@ -785,7 +796,7 @@ static long copy_some(__u32 i, void *ring)
 		return 1;
 	// Much at once where nothing is missing.
 	if (!(s->from & (PAGE - 1)) && s->from >= s->careful && s->end - s->from >= LOT) {
-		to = bpf_dynptr_data(ring, s->at, LOT);
+		to = bpf_dynptr_data(&copy->ring, s->at, LOT);
 		if (to && !bpf_probe_read_user(to, LOT, (void *)s->from)) {
 			s->from += LOT;
 			s->at += LOT;
@@ -797,7 +808,7 @@ static long copy_some(__u32 i, void *ring)
 	if (n > s->end - s->from)
 		n = s->end - s->from;
 	BOUND(n, 0x1fff);
-	to = bpf_dynptr_data(ring, s->at, PAGE);
+	to = bpf_dynptr_data(&copy->ring, s->at, PAGE);
 	if (!to || n > PAGE)
 		return 1;
 	if (bpf_probe_read_user(to, n, (void *)s->from)) {
@@ -820,9 +831,9 @@ static long copy_some(__u32 i, void *ring)
 // Walks from s->frame, over again what was appended since `at` and `n`. True if the chain is whole: it ends, and it
 // leads through the frame that the next outer CFrame points to.
 // (Not static: the verifier looks at such a function once, not at each call.)
-__noinline int walk_chain(__u64 at, __u32 n)
+__noinline int walk_chain(__u32 slot, __u64 at, __u32 n)
 {
-	char *area = scratch();
+	char *area = scratch(slot);
 	struct state *s;
 
 	if (!area)
@@ -832,16 +843,16 @@ __noinline int walk_chain(__u64 at, __u32 n)
 	s->done = s->met_second = 0;
 	s->copy_code = 0;
 	s->window = s->window_end = s->last_frame = 0; // an empty window: no frame is at address 0
-	bpf_loop(MAX_FRAMES / BATCH, walk_some, 0, 0);
+	bpf_loop(MAX_FRAMES / BATCH, walk_some, &slot, 0);
 	s->n = n + (s->at - at) / sizeof(struct frame);
 	return s->done == WALK_COMPLETE && (!s->second || s->met_second);
 }
 
 // Makes the frame that a CFrame points to the start of a walk. False if it is no CFrame: the next outer one lies a
 // little higher on the stack, or is the thread state's own.
-__noinline int start_at(__u64 cframe)
+__noinline int start_at(__u32 slot, __u64 cframe)
 {
-	char *area = scratch();
+	char *area = scratch(slot);
 	struct state *s;
 	__u64 outer;
 
@@ -859,9 +870,9 @@ __noinline int start_at(__u64 cframe)
 }
 
 // Appends the frames of one thread state.
-__noinline int walk_frames(__u32 which)
+__noinline int walk_frames(__u32 slot, __u32 which)
 {
-	char *area = scratch();
+	char *area = scratch(slot);
 	struct head *h = (void *)area;
 	struct state *s;
 	__u64 state, at, first, other;
@@ -880,18 +891,18 @@ __noinline int walk_frames(__u32 which)
 		s->base = user_word(state + s->lay.base_frame);
 	if (s->lay.cframe_frame == NONE) {
 		s->frame = first;
-		walk_chain(at, n);
+		walk_chain(slot, at, n);
 	} else {
 		// A CFrame is linked some instructions before it is filled (Python/ceval.c, v3.11 and v3.12). Until then what
 		// it holds is left over from another call, and its caller's CFrame is only in a register, if anywhere.
 		s->root = state + s->lay.cframe_root;
 		s->cframe = first;
 		s->frame = 0; // what a thread runs that is in no call of the bytecode loop
-		if (first == s->root || start_at(first))
-			whole = walk_chain(at, n);
+		if (first == s->root || start_at(slot, first))
+			whole = walk_chain(slot, at, n);
 		other = user_word(first + s->lay.cframe_previous);
-		if (!whole && other > first && start_at(other))
-			whole = walk_chain(at, n);
+		if (!whole && other > first && start_at(slot, other))
+			whole = walk_chain(slot, at, n);
 		for (i = 0; i < 16; i++) {
 			other = h->regs[i];
 			if (whole || tries > 2)
@@ -899,9 +910,9 @@ __noinline int walk_frames(__u32 which)
 			if (other == s->root) {
 				s->cframe = other;
 				s->frame = s->second = 0;
-				whole = walk_chain(at, n);
-			} else if (other > first && other - first < MAX_STACK && !(other & 7) && start_at(other)) {
-				whole = walk_chain(at, n);
+				whole = walk_chain(slot, at, n);
+			} else if (other > first && other - first < MAX_STACK && !(other & 7) && start_at(slot, other)) {
+				whole = walk_chain(slot, at, n);
 				tries++;
 			}
 		}
@@ -915,28 +926,28 @@ __noinline int walk_frames(__u32 which)
 				s->cframe = s->root;
 				s->frame = h->regs[i];
 				s->second = 0;
-				whole = walk_chain(at, n);
+				whole = walk_chain(slot, at, n);
 			}
 		}
 		if (!whole) {
 			s->second = 0;
 			s->cframe = first;
 			s->frame = user_word(first + s->lay.cframe_frame);
-			walk_chain(at, n);
+			walk_chain(slot, at, n);
 		}
 		s->cframes[which] = s->cframe;
 	}
 	s->print_at = at;
-	bpf_loop(MAX_FRAMES / BATCH + 1, print_frames, 0, 0);
+	bpf_loop(MAX_FRAMES / BATCH + 1, print_frames, &slot, 0);
 	if (s->done != WALK_COMPLETE)
 		h->walk = s->done ? s->done : s->frame ? WALK_DEEP : h->walk;
 	return 0;
 }
 
 // Appends the CFrames of one thread state.
-__noinline int walk_marks(__u32 which)
+__noinline int walk_marks(__u32 slot, __u32 which)
 {
-	char *area = scratch();
+	char *area = scratch(slot);
 	struct head *h = (void *)area;
 	struct state *s;
 	__u64 state;
@@ -948,17 +959,17 @@ __noinline int walk_marks(__u32 which)
 	s->done = 0;
 	s->root = state + s->lay.cframe_root;
 	s->mark = s->lay.cframe_frame != NONE ? s->cframes[which] : user_word(state + s->lay.cframe);
-	bpf_loop(MAX_MARKS, walk_mark, 0, 0);
+	bpf_loop(MAX_MARKS, walk_mark, &slot, 0);
 	if (h->walk == WALK_COMPLETE && s->done != WALK_COMPLETE)
 		h->walk = s->done ? s->done : WALK_DEEP;
 	return 0;
 }
 
 // Writes what has been gathered, and the next MAX_STACK bytes of the stack, which go straight into the ring.
-static __always_inline void write(struct head *h, struct state *s)
+static __always_inline void write(__u32 slot, struct head *h, struct state *s)
 {
 	__u64 base = s->from, prefix = s->at, wake;
-	struct bpf_dynptr ring;
+	struct copy copy = { .slot = slot };
 
 	BOUND(prefix, AREA - 1);
 	h->stack_at = prefix;
@@ -971,26 +982,26 @@ static __always_inline void write(struct head *h, struct state *s)
 	wake = s->urgent ||
 	       bpf_ringbuf_query(&SAMPLES, BPF_RB_AVAIL_DATA) > bpf_ringbuf_query(&SAMPLES, BPF_RB_RING_SIZE) / 4;
 	// (A page more: what is copied to must be known to have room for one.)
-	if (bpf_ringbuf_reserve_dynptr(&SAMPLES, prefix + (s->end - base) + PAGE, 0, &ring)) {
+	if (bpf_ringbuf_reserve_dynptr(&SAMPLES, prefix + (s->end - base) + PAGE, 0, &copy.ring)) {
 		// The rest alone would be of no use; without its rest a stack is cut, and says so.
 		if (!(h->flags & REST))
 			count(COUNT_LOST, 1);
 		h->flags &= ~MORE;
-		bpf_ringbuf_discard_dynptr(&ring, 0);
+		bpf_ringbuf_discard_dynptr(&copy.ring, 0);
 		return;
 	}
-	bpf_loop(MAX_PAGES, copy_some, &ring, 0);
+	bpf_loop(MAX_PAGES, copy_some, &copy, 0);
 	h->stack_len = s->from - base;
 	if (s->from < s->last_end && s->faults <= MAX_FAULTS)
 		h->flags |= MORE;
 	h->size = s->at;
-	bpf_dynptr_write(&ring, 0, h, prefix, 0);
-	bpf_ringbuf_submit_dynptr(&ring, wake ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP);
+	bpf_dynptr_write(&copy.ring, 0, h, prefix, 0);
+	bpf_ringbuf_submit_dynptr(&copy.ring, wake ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP);
 }
 
-static long write_rest(__u32 i, void *unused)
+static long write_rest(__u32 i, __u32 *slot)
 {
-	char *area = scratch();
+	char *area = scratch(*slot);
 	struct head *h = (void *)area;
 	struct state *s;
 
@@ -1000,7 +1011,7 @@ static long write_rest(__u32 i, void *unused)
 	h->flags = REST;
 	h->kernel = h->frames = h->marks = 0;
 	h->frames_at = s->at = HEAD;
-	write(h, s);
+	write(*slot, h, s);
 	return !(h->flags & MORE);
 }
 
@@ -1048,80 +1059,92 @@ static __always_inline __u64 thread_state(struct layout *lay, __u64 tp)
 	return state;
 }
 
-SEC("perf_event")
-int sample(struct bpf_perf_event_data *ctx)
-{
-	__u64 id = bpf_get_current_pid_tgid();
-	__u32 pid = id >> 32, zero = 0;
-	struct layout *lay = bpf_map_lookup_elem(&PROCS, &pid);
-	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
-	char *area = scratch();
-	struct head *h = (void *)area;
-	struct turn *turn = bpf_map_lookup_elem(&TURN, &zero);
-	__u64 task = bpf_get_current_task(), began, tp = 0, sp, end, at, size;
-	struct cache *c = cache();
-	struct state *s;
-	long n;
+// Off-CPU time.
+//
+// Each time a thread of a sampled process is switched in, the interval since it was switched out is split into time
+// blocked and time runnable (woken, or preempted, and waiting for a CPU). An interval of either kind that is as long as the
+// sampling period is always taken, with its own length as its weight. The shorter ones of a thread, put end to end, are a
+// clock of their own, with ticks at random distances of 0.5 to 1.5 periods: an interval with a tick in it is taken, and
+// its weight is the distance from the tick before. So no length of interval is favored, at most two stacks are taken per
+// period however often the thread switches, and the weights of a thread add up to its off-CPU time. (The time since the
+// interval that was taken last would not do as a weight: long intervals go on for longer after their tick.)
+//
+// At the switch the thread's own memory is not mapped yet. So the stack is taken by a task work, which runs in the
+// thread itself before it returns to user code: until then nothing in its user stack can change.
 
-	if (!lay || !area || !c || !facts || !turn)
-		return 0;
-	if (facts->ticks > 1) {
-		if (!turn->left) {
-			turn->left = facts->ticks;
-			turn->chosen = bpf_get_prandom_u32() % facts->ticks;
-		}
-		turn->left--;
-		if (turn->left != turn->chosen)
-			return 0;
-	}
-	s = (void *)(area + STATE);
+enum { RUNNING, RUNNABLE, BLOCKED };
+#define TASK_DEAD 0x80           // include/linux/sched.h, v4.14 and later
+
+// Of the same name and size as in the kernel (include/uapi/linux/bpf.h, v6.18), which finds it by its name.
+struct bpf_task_work {
+	__u64 opaque;
+} __attribute__((aligned(8)));
+
+// A thread of a sampled process. Times in ns.
+struct thread {
+	__u64 since;              // when it came into this state, or when sampling started
+	__u64 woken;              // when the blocked thread was woken, 0: not yet
+	__u64 cpu;                // time on the CPU since the last sample
+	__s64 until_runnable, until_blocked; // time of short intervals left until the next tick of each kind
+	__u64 step_runnable, step_blocked;   // from the last tick to the next
+	__u64 take_runnable, take_blocked;   // weights of the sample that is to be taken
+	__u32 state, scheduled;
+	__u32 tgid, waker;        // waker: the thread that woke it
+	__u32 kernel, pad;
+	__u64 stack[MAX_KERNEL + 1]; // kernel return addresses of the sample that is scheduled
+	struct bpf_task_work work;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);   // the loader sets it
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);       // thread id
+	__type(value, struct thread);
+} THREADS SEC(".maps");
+
+// Scratch areas for task works: 1 if in use. They follow those of the CPUs.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, WORK_SLOTS);
+	__type(key, __u32);
+	__type(value, __u32);
+} SLOTS SEC(".maps");
+
+// All zero, to make entries of THREADS from. Without the task work, which this kind of map cannot hold.
+struct new_thread {
+	char bytes[sizeof(struct thread)];
+} __attribute__((aligned(8)));
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct new_thread);
+} NEW_THREAD SEC(".maps");
+
+// Takes everything but the registers and the kernel stack, which are in `h`, and hands the record on.
+static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, struct layout *lay,
+				     struct kernel_facts *facts, struct turn *turn, __u64 began)
+{
+	__u64 task = bpf_get_current_task(), tp = 0, sp, end, size;
+	struct head *h = (void *)area;
+	struct state *s = (void *)(area + STATE);
+
 	s->urgent = 0;
 	s->copies = MAX_COPIES;
 	c->sample++;
-	h->time = began = bpf_ktime_get_ns();
-	h->pid = pid;
-	h->tid = id;
-	h->flags = 0;
-	h->kernel = h->frames = h->marks = 0;
-	h->walk = WALK_NONE;
-
-	if ((ctx->regs.cs & 3) == 3) {
-		__builtin_memcpy(h->regs, &ctx->regs, sizeof(h->regs));
-		h->flags = REGS_OK;
-	} else {
-		// The user registers lie at the top of the thread's kernel stack.
-		__u64 top = 0;
-		int pad;
-
-		h->flags = IN_KERNEL;
-		if (facts->stack && !bpf_probe_read_kernel(&top, 8, (void *)(task + facts->stack)) && top)
-			top += KERNEL_STACK;
-		else
-			top = (ctx->regs.rsp | (KERNEL_STACK - 1)) + 1;
-		// 16 bytes lower on kernels with FRED (TOP_OF_KERNEL_STACK_PADDING)
-		for (pad = 0; pad <= 16; pad += 16) {
-			if (h->flags & REGS_OK)
-				break;
-			if (!bpf_probe_read_kernel(h->regs, sizeof(h->regs), (void *)(top - pad - sizeof(h->regs))) &&
-			    (h->regs[17] & 0xffff & 3) == 3 && (h->regs[20] & 3) == 3)
-				h->flags |= REGS_OK;
-		}
-		if (facts->want_kernel) {
-			n = bpf_get_stack(ctx, area + HEAD, MAX_KERNEL * 8, 0);
-			if (n > 0)
-				h->kernel = n / 8;
-		}
-	}
 	if (facts->fsbase)
 		bpf_probe_read_kernel(&tp, 8, (void *)(task + facts->fsbase));
 	h->thread_pointer = tp;
 
-	at = HEAD + 8 * (__u64)h->kernel;
-	h->frames_at = at;
-	s->at = at;
+	h->frames = h->marks = 0;
+	h->walk = WALK_NONE;
+	s->at = HEAD + 8 * (__u64)h->kernel;
+	h->frames_at = s->at;
 	if (lay->runtime) {
 		__u64 state = thread_state(lay, tp);
-		struct nested_key key = { .thread_pointer = tp, .pid = pid };
+		struct nested_key key = { .thread_pointer = tp, .pid = h->pid };
 		struct nested *nested = state || !lay->tls ? bpf_map_lookup_elem(&NESTED_STATES, &key) : 0;
 
 		if (!state && nested && user_word(nested->states[0] + lay->thread_id) == tp)
@@ -1140,18 +1163,18 @@ int sample(struct bpf_perf_event_data *ctx)
 					other = 0;
 				s->states[1 + i] = other;
 			}
-			begin_epoch(lay, c, pid, nested ? 0 : state);
+			begin_epoch(lay, c, h->pid, nested ? 0 : state);
 			s->n = 0;
 			h->walk = WALK_COMPLETE;
 			for (i = 0; i <= NESTED; i++)
 				if (s->states[i])
-					walk_frames(i);
+					walk_frames(slot, i);
 			h->frames = s->n;
 			s->n = 0;
 			if (lay->cframe != NONE)
 				for (i = 0; i <= NESTED; i++)
 					if (s->states[i])
-						walk_marks(i);
+						walk_marks(slot, i);
 			h->marks = s->n;
 		}
 	}
@@ -1181,11 +1204,279 @@ int sample(struct bpf_perf_event_data *ctx)
 			end = sp + size;
 		s->last_end = end;
 	}
-	write(h, s);
+	write(slot, h, s);
 	if (h->flags & MORE)
-		bpf_loop(MAX_STACKS - 1, write_rest, 0, 0);
+		bpf_loop(MAX_STACKS - 1, write_rest, &slot, 0);
 	count(COUNT_SAMPLES, 1);
 	count(COUNT_TIME, bpf_ktime_get_ns() - began);
+}
+
+// The CPU time that a sample stands for: what its thread has used since the last one.
+static __always_inline void used_cpu(struct head *h, __u32 tid)
+{
+	struct thread *t = bpf_map_lookup_elem(&THREADS, &tid);
+
+	if (!t)
+		return;
+	h->cpu = t->cpu + (h->time - t->since);
+	t->cpu = 0;
+	t->since = h->time;
+}
+
+SEC("perf_event")
+int sample(struct bpf_perf_event_data *ctx)
+{
+	__u64 id = bpf_get_current_pid_tgid();
+	__u32 pid = id >> 32, zero = 0, slot = bpf_get_smp_processor_id();
+	struct layout *lay = bpf_map_lookup_elem(&PROCS, &pid);
+	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
+	char *area = scratch(slot);
+	struct head *h = (void *)area;
+	struct turn *turn = bpf_map_lookup_elem(&TURN, &zero);
+	__u64 task = bpf_get_current_task();
+	struct cache *c = cache(slot);
+	long n;
+
+	if (!lay || !area || !c || !facts || !turn)
+		return 0;
+	if (facts->ticks > 1) {
+		if (!turn->left) {
+			turn->left = facts->ticks;
+			turn->chosen = bpf_get_prandom_u32() % facts->ticks;
+		}
+		turn->left--;
+		if (turn->left != turn->chosen)
+			return 0;
+	}
+	h->time = bpf_ktime_get_ns();
+	h->pid = pid;
+	h->tid = id;
+	h->flags = 0;
+	h->kernel = 0;
+	h->cpu = h->runnable = h->blocked = 0;
+	if (facts->off_cpu)
+		used_cpu(h, id);
+
+	if ((ctx->regs.cs & 3) == 3) {
+		__builtin_memcpy(h->regs, &ctx->regs, sizeof(h->regs));
+		h->flags = REGS_OK;
+	} else {
+		// The user registers lie at the top of the thread's kernel stack.
+		__u64 top = 0;
+		int pad;
+
+		h->flags = IN_KERNEL;
+		if (facts->stack && !bpf_probe_read_kernel(&top, 8, (void *)(task + facts->stack)) && top)
+			top += KERNEL_STACK;
+		else
+			top = (ctx->regs.rsp | (KERNEL_STACK - 1)) + 1;
+		// 16 bytes lower on kernels with FRED (TOP_OF_KERNEL_STACK_PADDING)
+		for (pad = 0; pad <= 16; pad += 16) {
+			if (h->flags & REGS_OK)
+				break;
+			if (!bpf_probe_read_kernel(h->regs, sizeof(h->regs), (void *)(top - pad - sizeof(h->regs))) &&
+			    (h->regs[17] & 0xffff & 3) == 3 && (h->regs[20] & 3) == 3)
+				h->flags |= REGS_OK;
+		}
+		if (facts->want_kernel) {
+			n = bpf_get_stack(ctx, area + HEAD, MAX_KERNEL * 8, 0);
+			if (n > 0)
+				h->kernel = n / 8;
+		}
+	}
+	snapshot(slot, area, c, lay, facts, turn, h->time);
+	return 0;
+}
+
+
+// Adds an interval of one kind. Returns the weight of the sample to take for it, 0: none.
+static __always_inline __u64 account(__u64 len, __u64 period, __s64 *until, __u64 *step)
+{
+	__u64 weight = 0;
+	int i;
+
+	if (len >= period)
+		return len;
+	*until -= len;
+	// Two ticks at most: they are half a period apart or more.
+	for (i = 0; i < 2 && *until <= 0; i++) {
+		weight += *step;
+		*step = period / 2 + bpf_get_prandom_u32() % (period + 1);
+		*until += *step;
+	}
+	return weight;
+}
+
+static __always_inline struct thread *add_thread(__u32 tid, __u32 tgid, __u64 now, __u32 state, __u64 period)
+{
+	__u32 zero = 0;
+	struct thread *t = bpf_map_lookup_elem(&NEW_THREAD, &zero);
+
+	if (!t)
+		return 0;
+	t->since = now;
+	t->state = state;
+	t->tgid = tgid;
+	t->until_runnable = t->step_runnable = 1 + bpf_get_prandom_u32() % period;
+	t->until_blocked = t->step_blocked = 1 + bpf_get_prandom_u32() % period;
+	if (bpf_map_update_elem(&THREADS, &tid, t, BPF_NOEXIST))
+		count(COUNT_LOST, 1);
+	return bpf_map_lookup_elem(&THREADS, &tid);
+}
+
+static __always_inline long claim(__u32 i)
+{
+	__u32 *busy = bpf_map_lookup_elem(&SLOTS, &i);
+
+	return busy && !__sync_val_compare_and_swap(busy, 0, 1);
+}
+
+// Runs in the thread that was switched in, before it returns to user code.
+static int resumed(void *map, __u32 *tid, struct thread *t)
+{
+	__u32 zero = 0, i, slot = WORK_SLOTS, pid = bpf_get_current_pid_tgid() >> 32, *busy;
+	struct layout *lay = bpf_map_lookup_elem(&PROCS, &pid);
+	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
+	struct turn *turn = bpf_map_lookup_elem(&TURN, &zero);
+	struct cache *c;
+	struct head *h;
+	char *area;
+
+	t->scheduled = 0;
+	if (!lay || !facts || !turn)
+		return 0;
+	for (i = 0; i < WORK_SLOTS; i++) {
+		if (claim(i)) {
+			slot = i;
+			break;
+		}
+	}
+	if (slot == WORK_SLOTS) {
+		// All in use: the time goes into the next sample.
+		return 0;
+	}
+	area = scratch(facts->cpus + slot);
+	c = cache(facts->cpus + slot);
+	h = (void *)area;
+	if (area && c) {
+		h->time = bpf_ktime_get_ns();
+		h->pid = pid;
+		h->tid = *tid;
+		h->flags = IN_KERNEL | OFF_CPU;
+		h->cpu = 0;
+		h->runnable = t->take_runnable;
+		h->blocked = t->take_blocked;
+		h->waker = t->waker;
+		t->take_runnable = t->take_blocked = 0;
+		h->kernel = t->kernel > MAX_KERNEL ? MAX_KERNEL : t->kernel;
+		if (h->kernel)
+			bpf_probe_read_kernel(area + HEAD, MAX_KERNEL * 8, t->stack);
+		if (!bpf_probe_read_kernel(h->regs, sizeof(h->regs), (void *)bpf_task_pt_regs(bpf_get_current_task_btf())) &&
+		    (h->regs[17] & 3) == 3)
+			h->flags |= REGS_OK;
+		snapshot(facts->cpus + slot, area, c, lay, facts, turn, h->time);
+	}
+	busy = bpf_map_lookup_elem(&SLOTS, &slot);
+	if (busy)
+		*busy = 0;
+	return 0;
+}
+
+// `bpf_task_work_schedule_resume_impl(task, work, map, callback, 0)` of the kernel. The loader puts the number that this
+// kernel has given the function in the place of the number here, and leaves the program out where there is none.
+static __always_inline long schedule(void *task, struct bpf_task_work *work, void *callback)
+{
+	register void *r1 asm("r1") = task;
+	register struct bpf_task_work *r2 asm("r2") = work;
+	register void *r3 asm("r3") = &THREADS;
+	register void *r4 asm("r4") = callback;
+	register long r5 asm("r5") = 0;
+	register long r0 asm("r0");
+
+	asm volatile("call %[f]"
+		     : "=r"(r0), "+r"(r1), "+r"(r2), "+r"(r3), "+r"(r4), "+r"(r5)
+		     : [f] "i"(SCHEDULE_RESUME)
+		     : "memory");
+	return r0;
+}
+
+SEC("tp_btf/sched_switch")
+int switched(__u64 *ctx)
+{
+	__u32 zero = 0, prev[2] = {}, next[2] = {};
+	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
+	void *task = (void *)ctx[2];
+	__u64 now, d, runnable = 0, blocked = 0;
+	struct thread *t;
+
+	if (!facts || !facts->ids || !facts->period)
+		return 0;
+	bpf_probe_read_kernel(prev, sizeof(prev), (void *)(ctx[1] + facts->ids));
+	bpf_probe_read_kernel(next, sizeof(next), (void *)(ctx[2] + facts->ids));
+	now = bpf_ktime_get_ns();
+	t = bpf_map_lookup_elem(&THREADS, &prev[0]);
+	if (!t && bpf_map_lookup_elem(&PROCS, &prev[1]))
+		t = add_thread(prev[0], prev[1], now, RUNNING, facts->period);
+	if (t && (__u32)ctx[3] & TASK_DEAD) {
+		bpf_map_delete_elem(&THREADS, &prev[0]);
+	} else if (t) {
+		t->cpu += now - t->since;
+		t->since = now;
+		t->woken = 0;
+		t->waker = 0;
+		t->state = ctx[0] || !(__u32)ctx[3] ? RUNNABLE : BLOCKED;
+	}
+	t = bpf_map_lookup_elem(&THREADS, &next[0]);
+	if (!t) {
+		if (bpf_map_lookup_elem(&PROCS, &next[1]))
+			add_thread(next[0], next[1], now, RUNNING, facts->period);
+		return 0;
+	}
+	d = now - t->since;
+	if (t->state == BLOCKED) {
+		blocked = t->woken > t->since ? t->woken - t->since : d;
+		if (blocked > d)
+			blocked = d;
+	}
+	runnable = d - blocked;
+	t->state = RUNNING;
+	t->since = now;
+	runnable = account(runnable, facts->period, &t->until_runnable, &t->step_runnable);
+	blocked = account(blocked, facts->period, &t->until_blocked, &t->step_blocked);
+	if (!(runnable | blocked))
+		return 0;
+	t->take_runnable += runnable;
+	t->take_blocked += blocked;
+	if (t->scheduled)
+		return 0;
+	t->kernel = 0;
+	if (facts->want_kernel) {
+		d = bpf_get_task_stack(task, t->stack, MAX_KERNEL * 8, 0);
+		if ((__s64)d > 0)
+			t->kernel = d / 8;
+	}
+	t->scheduled = 1;
+	if (schedule(task, &t->work, resumed))
+		t->scheduled = 0;
+	return 0;
+}
+
+// Runs in the thread that wakes another one.
+SEC("tp_btf/sched_waking")
+int waking(__u64 *ctx)
+{
+	__u32 zero = 0, tid = 0;
+	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
+	struct thread *t;
+
+	if (!facts || !facts->ids)
+		return 0;
+	bpf_probe_read_kernel(&tid, sizeof(tid), (void *)(ctx[0] + facts->ids));
+	t = bpf_map_lookup_elem(&THREADS, &tid);
+	if (t && t->state == BLOCKED && !t->woken) {
+		t->woken = bpf_ktime_get_ns();
+		t->waker = bpf_get_current_pid_tgid();
+	}
 	return 0;
 }
 

@@ -12,7 +12,7 @@ use crate::capture::stack::{self, DEEP_FRAMES, HOLES, MAX_STACK, MAX_STACKS, RED
 use crate::layout::Space;
 use crate::process::sys;
 use crate::process::trace::Stopped;
-use crate::sample::{CodeCopy, Pid, PyWalk, Sample, StackBytes, Standing, Tid, Walked};
+use crate::sample::{CodeCopy, Pid, PyWalk, Sample, StackBytes, Standing, Tid, TimeSpent, Walked};
 
 /// As in sample.bpf.c.
 const MAX_FRAMES: usize = 16384;
@@ -195,6 +195,8 @@ impl Holder {
             python: Vec::new(),
             marks: Vec::new(),
             walk: PyWalk::NoPython,
+            time_spent: TimeSpent::default(),
+            system_call: None,
         }
     }
 

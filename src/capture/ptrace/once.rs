@@ -70,6 +70,8 @@ pub struct Once<'a, T> {
     pub writable: &'a [(u64, u64)],
     /// Names of kernel functions too.
     pub kernel: bool,
+    /// Threads that run are left alone: they count as `Restless`.
+    pub never_stop: bool,
     /// Called while the thread still stands where it was read, with its interpreter frames, its thread pointer (0: not
     /// known), and whether it is held: then it must be quick.
     pub during: &'a (dyn Fn(&Walked, u64, bool) -> T + Sync),
@@ -106,6 +108,9 @@ impl<T: Send> Once<'_, T> {
         let mut codes = Vec::new();
         for _ in 0..TRIES {
             let before = Still::read(self.pid, target.tid).ok_or(Lack::Gone)?;
+            if before.runs() && self.never_stop {
+                return Err(Lack::Restless);
+            }
             let seen = if before.runs() || target.hold {
                 self.held(holder, late, target, before.state)
             } else {

@@ -11,7 +11,7 @@ use crate::capture::met::Met;
 use crate::capture::stack::{self, DEEP_FRAMES, HOLES, RED_ZONE};
 use crate::layout::Space;
 use crate::process::{own, sys};
-use crate::sample::{CodeCopy, Pid, Sample, StackBytes, Standing, Tid, Walked};
+use crate::sample::{CodeCopy, Pid, Sample, StackBytes, Standing, Tid, TimeSpent, Walked};
 
 /// Of all frames that walks follow.
 const MAX_FRAMES: usize = 16384;
@@ -123,6 +123,8 @@ impl Data {
             python: self.walked.python.clone(),
             marks: self.walked.marks.clone(),
             walk: self.walked.walk,
+            time_spent: TimeSpent::default(),
+            system_call: None,
         };
         if self.len > KEPT {
             own::give_back(&mut self.stack);

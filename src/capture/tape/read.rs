@@ -12,7 +12,7 @@ use super::{Answers, FIRST_VERSION, Head, Tape, VERSION};
 use crate::arch::{GPRS, Regs};
 use crate::error::{Error, Kind, Result};
 use crate::process::content::{Content, Sparse};
-use crate::sample::{CodeCopy, Event, Part, Pid, PyRef, PyWalk, Sample, StackBytes, Tid};
+use crate::sample::{CodeCopy, Event, Part, Pid, PyRef, PyWalk, Sample, StackBytes, Tid, TimeSpent};
 
 /// Bytes of an unpacked tape, and of all its stacks together.
 const MOST_BYTES: u64 = 512 << 20;
@@ -250,6 +250,8 @@ impl<'a> Reader<'a> {
             python: self.list(30, Reader::py_ref)?,
             marks: self.list(30, Reader::py_ref)?,
             stack: self.stack(old)?,
+            time_spent: TimeSpent::default(),
+            system_call: None,
         })
     }
 

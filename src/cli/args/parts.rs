@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum};
 
 use super::{Backend, pid};
-use crate::capture::{self, CLOCKS, Clock};
+use crate::capture::{self, CLOCKS, Clock, MODES, Mode};
 
 /// A process, told in either way.
 #[derive(Debug, Args)]
@@ -30,6 +30,9 @@ pub struct Sampling {
     /// What makes a sample due: auto, cpu-clock, cycles, page-faults, context-switches
     #[arg(long, value_name = "EVENT", default_value = "auto", value_parser = clock)]
     event: Clock,
+    /// Which part of a thread's time to sample: cpu (while it runs), off-cpu (while it waits), wall (all of it)
+    #[arg(long, value_name = "MODE", default_value = "cpu", value_parser = mode)]
+    pub mode: Mode,
     /// Python frames only
     #[arg(long)]
     pub no_native: bool,
@@ -39,15 +42,27 @@ pub struct Sampling {
 }
 
 impl Sampling {
+    /// The sampling period, ns, where samples represent times of different lengths.
+    pub fn weighted(&self, rate: u64) -> Option<u64> {
+        (self.mode != Mode::Cpu).then(|| 1_000_000_000 / rate.max(1))
+    }
+
     /// What a source is made for; `rate` in samples per second, `children`: those of the process too.
     pub fn capture(&self, rate: u64, children: bool) -> capture::Options {
         capture::Options {
             rate,
             event: self.event,
             kernel: self.kernel,
+            mode: self.mode,
             children,
         }
     }
+}
+
+fn mode(text: &str) -> Result<Mode, String> {
+    let names: Vec<_> = MODES.iter().map(|(name, _)| *name).collect();
+    let found = MODES.iter().find(|(name, _)| *name == text).map(|(_, mode)| *mode);
+    found.ok_or_else(|| format!("known modes: {}", names.join(", ")))
 }
 
 fn clock(text: &str) -> Result<Clock, String> {

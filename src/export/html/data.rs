@@ -41,6 +41,7 @@ const KINDS: &[(FrameKind, &str)] = &[
     (FrameKind::Inlined, "inlined"),
     (FrameKind::Kernel, "kernel"),
     (FrameKind::Cut, "cut"),
+    (FrameKind::State, "state"),
     (FrameKind::Unknown, "unknown"),
     (FrameKind::Process, "process"),
     (FrameKind::Thread, "thread"),

@@ -1,0 +1,207 @@
+//! Off-CPU time: the programs at context switches, and what threads were doing when sampling starts and ends.
+//!
+//! The account itself is kept by sample.bpf.c, thread by thread. Here the programs are prepared and attached, and threads
+//! that already exist are entered.
+
+use std::fs;
+
+use aya::Btf;
+use aya::maps::{HashMap as BpfHash, MapData};
+use aya::programs::BtfTracePoint;
+use aya_obj::btf::BtfKind;
+
+use super::bpf_error;
+use crate::capture::OpenInterval;
+use crate::error::{Error, Kind, Result};
+use crate::process::sys;
+use crate::sample::{Pid, Tid, TimeSpent};
+
+const LOAD: &str = "cannot load the BPF programs for off-CPU time";
+/// Takes a stack in the thread that is switched in: since Linux 6.18 (kernel/bpf/helpers.c).
+const SCHEDULE_RESUME: &str = "bpf_task_work_schedule_resume_impl";
+/// `SCHEDULE_RESUME` of sample.bpf.c.
+const PLACEHOLDER: u32 = 0x4b46_0001;
+/// Operation code of a call, and the register field that makes it one to a kernel function (include/uapi/linux/bpf.h).
+const CALL: u8 = 0x85;
+const KERNEL_FUNCTION: u8 = 2 << 4;
+/// `WORK_SLOTS` of sample.bpf.c.
+pub const WORK_SLOTS: u32 = 8;
+/// Threads accounted for at the same time, at most.
+pub const MAX_THREADS: u32 = 16384;
+
+/// `RUNNING` and `BLOCKED` of sample.bpf.c.
+const RUNNING: u32 = 0;
+const BLOCKED: u32 = 2;
+
+/// `BPF_NOEXIST` (include/uapi/linux/bpf.h).
+const NO_EXIST: u64 = 1;
+
+const MAX_KERNEL: usize = 127;
+
+/// Takes what `struct thread` of the program holds.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Thread {
+    since: u64,
+    woken: u64,
+    cpu: u64,
+    until_runnable: i64,
+    until_blocked: i64,
+    step_runnable: u64,
+    step_blocked: u64,
+    take_runnable: u64,
+    take_blocked: u64,
+    state: u32,
+    scheduled: u32,
+    tgid: u32,
+    waker: u32,
+    kernel: u32,
+    pad: u32,
+    stack: [u64; MAX_KERNEL + 1],
+    work: u64,
+}
+
+// SAFETY: plain integers without padding, any bit pattern is valid.
+unsafe impl aya::Pod for Thread {}
+
+/// How stacks of threads that were off the CPU are taken here.
+///
+/// # Errors
+/// They cannot be taken.
+pub fn check() -> Result<&'static str> {
+    prepare(&[]).map(|_| SCHEDULE_RESUME)
+}
+
+/// The object with the number of the kernel's function in it, and the kernel's types.
+///
+/// # Errors
+/// The kernel has no BTF, or not the function.
+pub fn prepare(object: &[u8]) -> Result<(Vec<u8>, Btf)> {
+    let unsupported = |why: String| {
+        Error::new(Kind::Unsupported, "off-CPU time cannot be sampled with eBPF here")
+            .why(why)
+            .hint("leave --mode out to sample CPU time")
+    };
+    let btf = Btf::from_sys_fs()
+        .map_err(|_| unsupported("the kernel has no type information (/sys/kernel/btf/vmlinux)".into()))?;
+    let function = btf.id_by_type_name_kind(SCHEDULE_RESUME, BtfKind::Func).map_err(|_| {
+        unsupported(format!(
+            "the kernel has no {SCHEDULE_RESUME}: it needs Linux 6.18 or newer"
+        ))
+    })?;
+    let mut object = object.to_vec();
+    // Instructions lie on multiples of their size.
+    for instruction in object.as_chunks_mut::<8>().0 {
+        if instruction[0] == CALL && instruction[4..] == PLACEHOLDER.to_le_bytes() {
+            instruction[1] = KERNEL_FUNCTION;
+            instruction[4..].copy_from_slice(&function.to_le_bytes());
+        }
+    }
+    Ok((object, btf))
+}
+
+/// The programs at context switches.
+pub struct OffCpu {
+    threads: BpfHash<MapData, u32, Thread>,
+    /// After the end: intervals that were not over.
+    pub open: Vec<OpenInterval>,
+}
+
+impl OffCpu {
+    /// Loads and attaches the programs. The account begins when `period` is set in the program's facts.
+    ///
+    /// # Errors
+    /// The kernel refuses them.
+    pub fn attach(bpf: &mut aya::Ebpf, btf: &Btf) -> Result<OffCpu> {
+        for (name, event) in [("waking", "sched_waking"), ("switched", "sched_switch")] {
+            let program: &mut BtfTracePoint = bpf
+                .program_mut(name)
+                .and_then(|p| p.try_into().ok())
+                .ok_or_else(|| Error::new(Kind::Data, format!("the BPF object has no program {name}")))?;
+            program.load(event, btf).map_err(|e| bpf_error(LOAD, e))?;
+            program.attach().map_err(|e| bpf_error(LOAD, e))?;
+        }
+        let threads = bpf
+            .take_map("THREADS")
+            .ok_or_else(|| Error::new(Kind::Data, "the BPF object has no map THREADS"))?;
+        Ok(OffCpu {
+            threads: threads.try_into().map_err(|e| bpf_error(LOAD, e))?,
+            open: Vec::new(),
+        })
+    }
+
+    /// Notes which threads are off the CPU now, and for how long no sample represents their time. What is less than half of a
+    /// `period` is no sample.
+    pub fn end(&mut self, period: u64) {
+        let end = sys::now();
+        for (tid, t) in self.threads.iter().flatten() {
+            if t.state == RUNNING {
+                continue;
+            }
+            let since = |start: u64| end.saturating_sub(start);
+            let blocked = match (t.state, t.woken) {
+                (BLOCKED, 0) => since(t.since),
+                (BLOCKED, woken) => woken.saturating_sub(t.since),
+                _ => 0,
+            };
+            let runnable = since(t.since).saturating_sub(blocked);
+            let enough = |time: u64| if time * 2 >= period { time } else { 0 };
+            // Since the last tick of the clock of short intervals.
+            let rest = |step: u64, until: i64| step.saturating_sub(u64::try_from(until).unwrap_or(0));
+            let time = TimeSpent {
+                cpu: 0,
+                runnable: enough(runnable + rest(t.step_runnable, t.until_runnable)),
+                blocked: enough(blocked + rest(t.step_blocked, t.until_blocked)),
+            };
+            if time != TimeSpent::default() {
+                self.open.push(OpenInterval {
+                    pid: t.tgid,
+                    tid,
+                    end,
+                    time,
+                });
+            }
+        }
+    }
+
+    /// Enters the threads of a process that exist already: what they do now began now.
+    pub fn add_process(&mut self, pid: Pid) {
+        for tid in threads_of(pid) {
+            let thread = Thread {
+                since: sys::now(),
+                woken: 0,
+                cpu: 0,
+                until_runnable: 1,
+                until_blocked: 1,
+                step_runnable: 1,
+                step_blocked: 1,
+                take_runnable: 0,
+                take_blocked: 0,
+                state: if is_running(pid, tid) { RUNNING } else { BLOCKED },
+                scheduled: 0,
+                tgid: pid,
+                waker: 0,
+                kernel: 0,
+                pad: 0,
+                stack: [0; MAX_KERNEL + 1],
+                work: 0,
+            };
+            // One that has been switched meanwhile is known better by the program.
+            let _ = self.threads.insert(tid, thread, NO_EXIST);
+        }
+    }
+}
+
+fn threads_of(pid: Pid) -> Vec<Tid> {
+    let entries = fs::read_dir(format!("/proc/{pid}/task"));
+    let names = entries.into_iter().flatten().flatten();
+    names.filter_map(|e| e.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// Does it run or want to? In doubt, yes.
+fn is_running(pid: Pid, tid: Tid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).unwrap_or_default();
+    // The name is in parentheses and may hold anything.
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    state.is_none_or(|s| s == 'R')
+}
