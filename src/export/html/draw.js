@@ -6,6 +6,7 @@ const KIND_NAMES = {
   inlined: "Inlined",
   kernel: "Kernel",
   cut: "Stack cut",
+  state: "Off CPU",
   unknown: "No name",
   process: "Process",
   thread: "Thread",
