@@ -61,7 +61,8 @@ fn check(python: &Python) {
     );
     drop(program.finish());
     let q = &r.profile.meta.quality;
-    assert_eq!(q.lost, 0, "{name}: {}", r.stderr);
+    // Ticks that meet one of our own programs on their CPU are lost, and counted.
+    assert!(q.lost * 200 <= q.taken, "{name}: {}", r.stderr);
     // At the end threads are read in place, and one that moves on meanwhile has no stack.
     let moved_on = 2 * (ROLES.len() + SPINNERS.len()) as u64;
     let partial = q.partial.saturating_sub(moved_on);

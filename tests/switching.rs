@@ -65,7 +65,7 @@ fn wrong(stack: &[&Frame]) -> Option<String> {
         Some(&"main") if root => Some("the main greenlet has a root".into()),
         Some(&"main") | None => None,
         Some(_) if !root => Some("a greenlet without its root".into()),
-        Some(_) if !first.is_some_and(|f| begins(f)) => Some("its first function is missing".into()),
+        Some(_) if !first.is_some_and(begins) => Some("its first function is missing".into()),
         Some(_) => None,
     }
 }

@@ -92,6 +92,12 @@ pub fn doctor(options: &Doctor) -> Result<bool> {
             .any(|b| b.to_possible_value().is_some_and(|v| v.get_name() == "ptrace")),
     };
     let (mut machine, mut usable) = machine(&facts, try_ebpf(), may);
+    if usable.ebpf {
+        machine.push(match off_cpu::check() {
+            Ok(hook) => Finding::good("off-CPU time", format!("stacks at switch-in by {hook}")),
+            Err(e) => Finding::less("off-CPU time", format!("not sampled: {}", e.why)),
+        });
+    }
     machine.insert(0, here(&facts, caller.as_ref()));
     let process = match &target {
         None => Vec::new(),
@@ -172,10 +178,6 @@ fn machine(f: &Facts, trial: Result<String>, may: Usable) -> (Vec<Finding>, Usab
                     "hardware counters",
                     "none (a virtual machine?): the CPU clock is used instead",
                 )
-            });
-            all.push(match off_cpu::check() {
-                Ok(hook) => Finding::good("off-CPU time", format!("stacks at switch-in by {hook}")),
-                Err(e) => Finding::less("off-CPU time", format!("not with --mode: {}", e.why)),
             });
         }
         Err(e) => {

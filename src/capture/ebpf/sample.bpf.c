@@ -1319,9 +1319,12 @@ static __always_inline struct thread *add_thread(__u32 tid, __u32 tgid, __u64 no
 	t->tgid = tgid;
 	t->until_runnable = t->step_runnable = 1 + bpf_get_prandom_u32() % period;
 	t->until_blocked = t->step_blocked = 1 + bpf_get_prandom_u32() % period;
-	if (bpf_map_update_elem(&THREADS, &tid, t, BPF_NOEXIST))
+	bpf_map_update_elem(&THREADS, &tid, t, BPF_NOEXIST);
+	t = bpf_map_lookup_elem(&THREADS, &tid);
+	// More threads than there is room for.
+	if (!t)
 		count(COUNT_LOST, 1);
-	return bpf_map_lookup_elem(&THREADS, &tid);
+	return t;
 }
 
 static __always_inline long claim(__u32 i)
