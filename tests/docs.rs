@@ -302,8 +302,8 @@ fn every_option_exists() {
     assert!(known.contains("--fail-above") && known.contains("--save-tape"));
     // Options of other programs that the text mentions, and of the Python package.
     let others: BTreeSet<&str> = "--all --all-targets --bench --call-graph --cap-add --check --format --image --lib \
-                                  --mode --native --open --path --perf-basic-prof --profile --release --rm \
-                                  --security-opt --target --test --workspace"
+                                  --native --open --path --perf-basic-prof --profile --release --rm \
+                                  --security-opt --target --test --trace --workspace"
         .split_whitespace()
         .collect();
     let mut unknown = Vec::new();
