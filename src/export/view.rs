@@ -215,7 +215,7 @@ pub fn add_lines(to: &mut BTreeMap<u32, u64>, more: &BTreeMap<u32, u64>) {
     }
 }
 
-fn intern_identifiers(frames: &[Frame]) -> (Vec<String>, Vec<u32>, Vec<u32>) {
+pub(super) fn intern_identifiers(frames: &[Frame]) -> (Vec<String>, Vec<u32>, Vec<u32>) {
     let (mut identifiers, mut first_frames) = (vec!["root".to_string()], Vec::new());
     // Names come from the target: a hasher that cannot be made to collide.
     let mut known: HashMap<String, u32> = HashMap::new();

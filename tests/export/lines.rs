@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use nativeprof::export::json;
 use nativeprof::export::select::by_line;
 use nativeprof::tree::build::Builder;
-use nativeprof::tree::profile::{Frame, Meta, Profile};
+use nativeprof::tree::profile::{Frame, FrameKind, Meta, Profile};
 use nativeprof::tree::values::{Value, ValueType};
 use serde_json::Value as Json;
 
@@ -291,4 +291,24 @@ fn large_trees_are_small_files() {
     }
     assert_eq!(tree["nativeprof"]["samples"]["left_out"], profile.nodes.len() - count);
     assert!(count > 10_000, "{count}");
+}
+
+/// A function may be inlined into itself: both frames have one identifier.
+#[test]
+fn frames_of_one_identifier_keep_their_samples() {
+    let mut builder = Builder::new(&[ValueType::SAMPLES]);
+    let main = builder.frame(Frame::python("main", "main", "/srv/app.py", 7));
+    let called = builder.frame(Frame::native("multiply", "lib.so", 0x40));
+    let inlined = builder.frame(Frame {
+        kind: FrameKind::Inlined,
+        ..Frame::native("multiply", "lib.so", 0x40)
+    });
+    builder.sample(1, (1, 1), &[(main, 9), (called, 0)], &[1]);
+    builder.sample(2, (1, 1), &[(main, 9), (called, 0), (inlined, 0)], &[1]);
+    builder.sample(3, (1, 1), &[(inlined, 0)], &[1]);
+    let profile = builder.finish(Meta::default());
+    let read = json::read(&written("json", &profile)).unwrap();
+    let times: Vec<u64> = read.timeline.iter().map(|tick| tick.time).collect();
+    assert_eq!(times, [1, 2, 3]);
+    assert!(written("collapsed", &read) == written("collapsed", &profile));
 }

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use rustc_hash::FxHashMap;
 
 use super::{Description, Error, NO_NUMBER, Reader};
+use crate::export::view::intern_identifiers;
 use crate::tree::places::Places;
 use crate::tree::profile::{FrameId, NO_PLACE, Node, NodeId, PlaceId, Tick};
 
@@ -136,13 +137,17 @@ impl<'a> Reader<'a> {
 
     /// Makes the places; returns the place of each row, the root's first.
     fn take_rows(&mut self, read: &Read) -> Result<Vec<PlaceId>, Error> {
+        // Rows name functions by their identifiers, which several frames may share: a function that is called here and inlined
+        // there.
+        let (_, function_of, _) = intern_identifiers(&self.profile.frames);
+        let function_of = |frame: FrameId| function_of.get(frame as usize).copied().unwrap_or(0);
         let nodes = &mut self.profile.nodes;
         let in_file = nodes.len();
-        let mut children: FxHashMap<(NodeId, FrameId), NodeId> = FxHashMap::default();
+        let mut children: FxHashMap<(NodeId, u32), NodeId> = FxHashMap::default();
         let mut texts: FxHashMap<(FrameId, u32), NodeId> = FxHashMap::default();
         if !read.up.is_empty() {
             for (at, node) in (0..).zip(nodes.iter()).skip(1) {
-                children.entry((node.parent, node.frame)).or_insert(at);
+                children.entry((node.parent, function_of(node.frame))).or_insert(at);
                 if !node.line_text.is_empty() {
                     texts.entry((node.frame, node.first_seen_line)).or_insert(at);
                 }
@@ -176,7 +181,7 @@ impl<'a> Reader<'a> {
             let mut place = NO_PLACE;
             if let (Some(frame), false) = (frame, parent == NO_PLACE) {
                 let caller = places.all[parent as usize].node;
-                let mut node = children.get(&(caller, frame)).copied();
+                let mut node = children.get(&(caller, function_of(frame))).copied();
                 if node.is_none() && nodes.len() - in_file < most {
                     let text = texts
                         .get(&(frame, line))
@@ -187,7 +192,7 @@ impl<'a> Reader<'a> {
                         line_text: text.unwrap_or_default(),
                         ..Node::new(frame, caller)
                     });
-                    children.insert((caller, frame), next);
+                    children.insert((caller, function_of(frame)), next);
                     node = Some(next);
                 }
                 place = node.map_or(NO_PLACE, |node| places.child(parent, node, line));
