@@ -262,6 +262,23 @@ fn both_numbers_of_a_process_in_a_namespace_are_told() {
 /// Clears the screen, begins a new line, turns the direction of writing.
 const HARM: &str = "a\u{1b}[2J\u{7}\nb\u{202e}c";
 
+/// eBPF sees the host's process numbers: in a namespace of our own it would take no sample, and say nothing.
+#[test]
+fn in_a_pid_namespace_ptrace_is_used() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let file = scratch.path("out.txt");
+    let python = common::newest_python().exe.clone();
+    let mut command = Command::new("unshare");
+    command.args(["-p", "-m", "--fork", "--mount-proc", env!("CARGO_BIN_EXE_nativeprof")]);
+    command.args(["record", "-r", "1000", "-f", "collapsed", "-o", text(&file), "--"]);
+    command.args([text(&python), "-c", "sum(i * i for i in range(3_000_000))"]);
+    let (_, said) = run(command);
+    assert!(said.contains("PID namespace") && said.contains("(ptrace"), "{said}");
+    let stacks = fs::read_to_string(&file).expect("a profile");
+    assert!(stacks.contains("genexpr"), "{said}");
+}
+
 #[test]
 fn names_do_not_steer_the_terminal() {
     let _live = live();

@@ -73,6 +73,14 @@ pub fn ebpf(f: &Facts) -> Vec<Lack> {
             "boot with lockdown=integrity on the kernel's command line",
         ));
     }
+    // Programs in the kernel see the host's process numbers, and would take no sample of the numbers that are known here.
+    if f.inner_pid_ns && lacks.is_empty() {
+        lacks.push(Lack::new(
+            EBPF,
+            "nativeprof runs in a PID namespace of its own (a container), where process numbers are not those of the kernel",
+            "nativeprof attach PID   on the host, or in a container that has the host's PID namespace",
+        ));
+    }
     lacks
 }
 

@@ -122,6 +122,16 @@ fn containers() {
     };
     let without = "container was started without CAP_BPF and CAP_PERFMON";
     check(ebpf(&docker), &format!("this Docker {without} => {DOCKER}"));
+    let all_permitted = Facts {
+        permitted: root().permitted,
+        bounding: root().bounding,
+        ..docker.clone()
+    };
+    check(
+        ebpf(&all_permitted),
+        "nativeprof runs in a PID namespace of its own (a container), where process numbers are not those of the kernel \
+         => nativeprof attach PID   on the host, or in a container that has the host's PID namespace",
+    );
     check(
         others(&docker),
         &format!("this Docker container was started without CAP_SYS_PTRACE => {DOCKER}"),
