@@ -123,7 +123,10 @@ fn tapes_keep_what_greenlets_need() {
     let scratch = Scratch::new();
     let (tape, file) = (scratch.path("a.tape"), scratch.path("again.json"));
     let tape = tape.to_str().expect("a plain path");
-    let r = record(&["--save-tape", tape, "--tape-samples", "100000"], &script(&python, &["1"]));
+    let r = record(
+        &["--save-tape", tape, "--tape-samples", "100000"],
+        &script(&python, &["1"]),
+    );
     let mut replay = nativeprof(&["replay", tape, "-o"]);
     replay.arg(&file);
     let again = written_by(replay, &file);
