@@ -197,7 +197,7 @@ fn profile(names: &mut Names, gathered: &mut Gathered<'_>, start: u64, mut meta:
         meta.python = python.clone();
     }
 
-    let mut nodes = vec![node(0, 0)];
+    let mut nodes = vec![Node::new(0, 0)];
     let mut children: FxHashMap<(NodeId, FrameId), NodeId> = FxHashMap::default();
     let mut folded = Folded::new(gathered, &names.trampolines, &inclusive);
     let mut places = Places::default();
@@ -231,7 +231,7 @@ fn profile(names: &mut Names, gathered: &mut Gathered<'_>, start: u64, mut meta:
             at = *children.entry((at, *frame)).or_insert_with(|| {
                 nodes.push(Node {
                     first_seen_line: *line,
-                    ..node(*frame, at)
+                    ..Node::new(*frame, at)
                 });
                 nodes.len() as NodeId - 1
             });
@@ -327,18 +327,6 @@ impl Folded {
             }
         }
         folded
-    }
-}
-
-fn node(frame: FrameId, parent: NodeId) -> Node {
-    Node {
-        frame,
-        parent,
-        count: 0,
-        lines: BTreeMap::new(),
-        self_lines: BTreeMap::new(),
-        line_text: String::new(),
-        first_seen_line: 0,
     }
 }
 
