@@ -1,13 +1,14 @@
-//! How long `export` takes to each format for a profile of 1,000,000 samples with 100,000 distinct stacks, and how much
-//! it writes: CPU time for reading JSON and for writing.
+//! Time of `export` to each format for a profile of 1,000,000 samples with 100,000 distinct stacks, and size of the
+//! output: CPU time for reading JSON and for writing.
 //!
-//! `cargo bench --bench export`; with a file name behind `--` it only writes that profile there, as JSON.
+//! `cargo bench --bench export`; with a file name after `--` it only writes that profile there, as JSON.
 
 use std::collections::BTreeMap;
 
-use nativeprof::export::{FORMATS, json};
-use nativeprof::process::sys::own_cpu;
-use nativeprof::tree::profile::{Frame, FrameKind, Node, Profile, Tick};
+use nativeprof::export::FORMATS;
+use nativeprof::profile::json;
+use nativeprof::profile::model::{Frame, FrameKind, Node, Profile, TimelineSample};
+use nativeprof::sys::clock::process_cpu_time;
 
 const SAMPLES: u64 = 1_000_000;
 const STACKS: u32 = 100_000;
@@ -17,7 +18,7 @@ const RUNS: usize = 3;
 
 const THREADS: u32 = 4;
 
-/// Of a linear congruential generator.
+/// A linear congruential generator.
 fn random(state: &mut u64) -> u32 {
     *state = state
         .wrapping_mul(6_364_136_223_846_793_005)
@@ -25,7 +26,7 @@ fn random(state: &mut u64) -> u32 {
     (*state >> 33) as u32
 }
 
-/// Stacks that share their outer frames, as those of real programs do; the same ones in every run.
+/// Stacks that share their outer frames, as in real programs; the same ones in every run.
 fn profile() -> Profile {
     let mut profile = Profile::default();
     let functions = (0..FUNCTIONS).map(|i| {
@@ -59,13 +60,8 @@ fn profile() -> Profile {
     });
     profile.frames.extend(functions);
     let node = |frame, parent, line: u32| Node {
-        frame,
-        parent,
-        count: 0,
-        lines: BTreeMap::new(),
-        self_lines: BTreeMap::new(),
-        line_text: String::new(),
         first_seen_line: line,
+        ..Node::new(frame, parent)
     };
     profile.nodes.push(node(0, 0, 0));
     let mut path = vec![0u32];
@@ -73,7 +69,7 @@ fn profile() -> Profile {
     let mut ends = Vec::new();
     for _ in 0..STACKS {
         let random = random(&mut state);
-        // A few frames change at the leaf; now and then nearly all of them.
+        // Usually a few frames change at the leaf; sometimes almost all of them.
         let keep = if random.is_multiple_of(64) {
             2
         } else {
@@ -89,7 +85,7 @@ fn profile() -> Profile {
         }
         ends.push(path[path.len() - 1]);
     }
-    // Each stack once, then most often those that were near the last one.
+    // Each stack once, then mostly stacks close to the last one.
     let mut at = 0;
     for sample in 0..SAMPLES {
         let random = random(&mut state);
@@ -100,7 +96,7 @@ fn profile() -> Profile {
         };
         let node = ends[at as usize];
         profile.nodes[node as usize].count += 1;
-        profile.timeline.push(Tick {
+        profile.timeline.push(TimelineSample {
             time: sample * 1_010_101,
             pid: 1,
             tid: 1 + random / 64 % THREADS,
@@ -118,18 +114,18 @@ fn profile() -> Profile {
         if profile.frames[node.frame as usize].kind == FrameKind::Python {
             node.line_text = format!("value = self.method_{line}(value, *args)");
         }
-        // Samples end at leaves only; here everybody above gets them.
+        // Samples end at leaves only; here they are added to all callers.
         profile.nodes[parent].count += count;
     }
     profile
 }
 
-/// Median CPU time of this process, in seconds; the runs wait for nothing.
+/// Median CPU time of this process, in seconds; the runs never wait.
 fn cpu(mut run: impl FnMut()) -> f64 {
     let times = (0..RUNS).map(|_| {
-        let start = own_cpu();
+        let start = process_cpu_time();
         run();
-        (own_cpu() - start) as f64 * 1e-9
+        (process_cpu_time() - start) as f64 * 1e-9
     });
     let mut times: Vec<f64> = times.collect();
     times.sort_unstable_by(f64::total_cmp);

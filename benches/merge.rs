@@ -1,18 +1,18 @@
-//! What merging native and Python frames costs: by the addresses of marks, by order, and Python alone.
+//! Cost of interleaving native and Python frames: by the addresses of anchors, by order, and Python only.
 //!
 //! `cargo bench --bench merge`
 
 use std::hint::black_box;
 use std::time::Instant;
 
-use nativeprof::merge::{Input, merge, python_only};
-use nativeprof::sample::{CodeId, How, ModuleId, NativeFrame};
-use nativeprof::sample::{Groups, PyFrame};
+use nativeprof::frame::{CodeId, ModuleId, NativeFrame, UnwindMethod};
+use nativeprof::frame::{EvalGroups, PyFrame};
+use nativeprof::interleave::{InterleaveInput, interleave, python_only};
 
 const RUNS: u32 = 9;
 const EVAL: u64 = 7;
 
-/// Every fourth native frame is a call of the loop.
+/// Every fourth native frame is a call of the bytecode loop.
 fn native(frames: u64) -> Vec<NativeFrame> {
     (0..frames)
         .map(|i| {
@@ -22,23 +22,23 @@ fn native(frames: u64) -> Vec<NativeFrame> {
                 lookup: svma,
                 sp,
                 cfa: sp + 100,
-                place: Some((ModuleId(0), svma)),
-                how: How::Cfi,
+                location: Some((ModuleId(0), svma)),
+                method: UnwindMethod::Cfi,
             }
         })
         .collect()
 }
 
-/// A group for each call of the loop: one frame each, or three where there are marks to tell.
-fn groups(native: &[NativeFrame], marks: bool) -> Groups {
-    let mut groups = Groups::default();
+/// A group for each call of the loop: one frame each, or three if there are anchors.
+fn groups(native: &[NativeFrame], anchors: bool) -> EvalGroups {
+    let mut groups = EvalGroups::default();
     for (i, f) in native.iter().filter(|f| f.lookup == EVAL).enumerate() {
         let frame = PyFrame::Code {
             code: CodeId(i as u32),
             instr: 2,
         };
-        groups.begin(marks.then_some(f.sp + 50));
-        groups.extend(std::iter::repeat_n(frame, if marks { 3 } else { 1 }));
+        groups.begin(anchors.then_some(f.sp + 50));
+        groups.extend(std::iter::repeat_n(frame, if anchors { 3 } else { 1 }));
     }
     groups
 }
@@ -65,9 +65,9 @@ fn main() {
         let is_eval = |f: &NativeFrame| Some(f.lookup == EVAL);
         let mut out = Vec::new();
         let rounds = 400_000 / native.len();
-        let [by_address, by_order] = [true, false].map(|marks| {
-            let groups = groups(&native, marks);
-            let input = Input {
+        let [by_address, by_order] = [true, false].map(|anchors| {
+            let groups = groups(&native, anchors);
+            let input = InterleaveInput {
                 pid: 1,
                 native: &native,
                 native_cut: None,
@@ -77,7 +77,7 @@ fn main() {
             };
             best(native.len(), rounds, || {
                 out.clear();
-                black_box(merge(black_box(&input), &mut out));
+                black_box(interleave(black_box(&input), &mut out));
             })
         });
         let groups = groups(&native, true);

@@ -1,9 +1,10 @@
-// How long the exported page takes to open and to answer, in Chromium, and how much of it is work of the page's process:
+// How long the exported page takes to open and to respond, in Chromium, and how much of that is CPU time of its
+// process:
 //
 //     cargo bench --bench export -- big.json && nativeprof export big.json -o big.html
 //     node benches/page.mjs big.html
 //
-// Other programs make the clock go on while the page waits; the CPU time of its process, all threads, stays.
+// Other programs make the page wait, which takes time but no CPU time of its process (all threads).
 
 import { statSync } from "node:fs";
 import { launch, open } from "../tests/page/browser.mjs";
@@ -30,7 +31,7 @@ for (let run = 0; run < RUNS; run++) {
 }
 report("open", wall, used);
 
-// Each action ends when the next picture has been drawn.
+// Each action ends when the next frame has been drawn.
 const actions = {
   "zoom to a frame": (page, i) => page.flame.zoom(page.flame.source.at(3 + i, page.flame.from + (page.flame.to - page.flame.from) / 3)),
   "zoom out": (page) => page.flame.back(true),

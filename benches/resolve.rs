@@ -1,4 +1,4 @@
-//! What names cost: 10,000 addresses of each large file that this program or Python maps, the first time (tables are
+//! Cost of names: 10,000 addresses of each large file that this program or Python maps, the first time (tables are
 //! read) and again.
 //!
 //! `cargo bench --bench resolve [-- FILE...]`
@@ -54,7 +54,7 @@ fn main() {
             println!("{}: cannot be read", path.display());
             continue;
         };
-        // Places in functions, spread over all of them; the module that is timed has not read its symbols yet.
+        // Addresses in functions, spread over all of them; the timed module has not read its symbols yet.
         let functions: Vec<(u64, u64)> = module.symbols().map(|f| (f.start, f.size.max(1))).collect();
         if functions.is_empty() {
             println!("{}: no symbols", path.display());

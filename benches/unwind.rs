@@ -1,13 +1,16 @@
-//! What unwinding costs: stacks of a running Python, taken at a few hundred instants, unwound again and again;
-//! beside it the same frames' table rows evaluated by gimli each time.
+//! Cost of unwinding: stacks of a running Python, taken a few hundred times, unwound repeatedly; compared with the same
+//! frames' table rows evaluated by gimli each time.
 //! `cargo bench --bench unwind [-- PROGRAM ARGS...]`
+
+#![allow(unsafe_code)]
 
 #[path = "../tests/unwind_support/mod.rs"]
 mod unwind_support;
 
 use gimli::{BaseAddresses, EhFrame, EhFrameHdr, LittleEndian, UnwindSection};
 use nativeprof::arch::Regs;
-use nativeprof::sample::{How, ModuleId, StackBytes};
+use nativeprof::event::StackBytes;
+use nativeprof::frame::{ModuleId, UnwindMethod};
 use nativeprof::unwind::{CodeMap, Sections, Unwinder};
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -28,7 +31,7 @@ while True:
     re.sub('a+', lambda m: str(len(m.group())), 'aab' * 50)
 ";
 
-/// Sorted maps, as a profiler has them.
+/// Sorted mappings, as in a profiler.
 struct Sorted(Vec<unwind_support::Mapping>);
 
 impl CodeMap for Sorted {
@@ -120,6 +123,7 @@ fn main() {
     let maps = Sorted(maps.0);
     // SAFETY: our own child.
     assert_eq!(
+        // SAFETY: integers only.
         unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid, 0, 0) },
         0,
         "ptrace is not allowed here"
@@ -141,15 +145,15 @@ fn main() {
     child.wait().ok();
 
     let mut frames = Vec::with_capacity(4096);
-    let (mut complete, mut how, mut all) = (0, BTreeMap::<How, u64>::new(), Vec::new());
+    let (mut complete, mut how, mut all) = (0, BTreeMap::<UnwindMethod, u64>::new(), Vec::new());
     let cold = Instant::now();
     for (regs, stack) in &samples {
         frames.clear();
         complete += u32::from(unwinder.unwind(&maps, regs, stack, &mut frames).is_ok());
         for frame in &frames {
-            *how.entry(frame.how).or_default() += 1;
+            *how.entry(frame.method).or_default() += 1;
         }
-        all.extend(frames.iter().filter_map(|f| f.place));
+        all.extend(frames.iter().filter_map(|f| f.location));
     }
     let cold = cold.elapsed();
     let count = how.values().sum::<u64>();

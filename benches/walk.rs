@@ -1,23 +1,25 @@
-//! What grouping the Python frames of a sample costs, for each CPython version
-//! and stacks of two depths; all code objects known.
+//! Cost of grouping the Python frames of a sample, for each CPython version and stacks of two depths; all code objects
+//! known.
 //!
 //! `cargo bench --bench walk`
 
 use std::hint::black_box;
 use std::time::Instant;
 
-use nativeprof::interp::code::CodeTable;
-use nativeprof::interp::frames::{self, Last};
-use nativeprof::interp::tables;
-use nativeprof::layout::{Anchor, Layout, NONE, Position};
-use nativeprof::process::memory::Memory;
-use nativeprof::sample::{Groups, PyRef, PyWalk, Sample, StackBytes};
+use nativeprof::cpython::code_object::CodeTable;
+use nativeprof::cpython::frame_groups;
+use nativeprof::cpython::frame_groups::LastFrames;
+use nativeprof::cpython::layouts;
+use nativeprof::cpython_layout::{ABSENT, Anchor, InstructionEncoding, Layout};
+use nativeprof::event::{RawPyFrame, Sample, StackBytes, WalkStatus};
+use nativeprof::frame::EvalGroups;
+use nativeprof::target::memory::Memory;
 
 /// Distinct code objects.
 const CODES: u64 = 40;
 const RUNS: u32 = 9;
 
-/// Code objects and a text wherever one looks.
+/// Memory with code objects and a text at every address.
 struct Made(Vec<u8>);
 
 const CODE_AT: u64 = 0x10000;
@@ -34,7 +36,7 @@ impl Made {
         for code in 0..CODES {
             let at = CODE_AT + code * CODE_SIZE;
             let pointers = [l.code_name, l.code_qualname, l.code_filename, l.code_linetable];
-            for offset in pointers.into_iter().filter(|o| *o != NONE) {
+            for offset in pointers.into_iter().filter(|o| *o != ABSENT) {
                 put(at + u64::from(offset), TEXT_AT, 8);
             }
             put(at + u64::from(l.code_firstlineno), code, 4);
@@ -55,17 +57,17 @@ impl Memory for Made {
     }
 }
 
-/// A stack of Python frames, three to one native call of the loop where the version can have that.
+/// A stack of Python frames, three to one native call of the loop if the version can have that.
 fn sample(l: &Layout, depth: u64) -> Sample {
-    let (mut python, mut marks) = (Vec::new(), Vec::new());
+    let (mut python, mut anchors) = (Vec::new(), Vec::new());
     for i in 0..depth {
         let code = CODE_AT + i % CODES * CODE_SIZE;
         let instr = match l.position {
-            Position::Bytes | Position::Units => 10,
-            Position::Pointer => code + u64::from(l.code_adaptive) + 10,
+            InstructionEncoding::Bytes | InstructionEncoding::Units => 10,
+            InstructionEncoding::Pointer => code + u64::from(l.code_adaptive) + 10,
         };
         let (frame, entry) = (0x7000_0000 + i * 64, i % 3 == 2);
-        python.push(PyRef {
+        python.push(RawPyFrame {
             frame,
             code,
             instr,
@@ -75,21 +77,21 @@ fn sample(l: &Layout, depth: u64) -> Sample {
         });
         match l.anchor {
             Anchor::EvalRange => {}
-            Anchor::CFramePerFrame => marks.push(PyRef {
+            Anchor::CFramePerFrame => anchors.push(RawPyFrame {
                 frame,
                 instr: frame,
-                ..PyRef::default()
+                ..RawPyFrame::default()
             }),
-            Anchor::CFramePerEntry if i % 3 == 0 => marks.push(PyRef {
+            Anchor::CFramePerEntry if i % 3 == 0 => anchors.push(RawPyFrame {
                 frame,
                 instr: frame,
-                ..PyRef::default()
+                ..RawPyFrame::default()
             }),
             Anchor::CFramePerEntry => {}
-            Anchor::Shim if entry => python.push(PyRef {
+            Anchor::Shim if entry => python.push(RawPyFrame {
                 frame: frame + 32,
                 owner: 3,
-                ..PyRef::default()
+                ..RawPyFrame::default()
             }),
             Anchor::Shim => {}
         }
@@ -102,8 +104,8 @@ fn sample(l: &Layout, depth: u64) -> Sample {
         stack: StackBytes::default(),
         kernel: Vec::new(),
         python,
-        marks,
-        walk: PyWalk::Complete,
+        anchors,
+        walk: WalkStatus::Complete,
         ..Sample::default()
     }
 }
@@ -111,21 +113,21 @@ fn sample(l: &Layout, depth: u64) -> Sample {
 fn main() {
     println!("ns per Python frame, best of {RUNS}");
     println!("{:<8} {:>8} {:>8} {:>8}", "CPython", "20 deep", "900 deep", "ratio");
-    for (version, layout) in tables::ROWS {
+    for (version, layout) in layouts::ROWS {
         let memory = Made::new(layout);
         let per_frame = [20, 900].map(|depth| {
             let sample = sample(layout, depth);
             let mut codes = CodeTable::default();
-            let (mut last, mut groups) = (Last::default(), Groups::default());
-            frames::groups(&sample, layout, &mut codes, &memory, &mut last, &mut groups);
+            let (mut last, mut groups) = (LastFrames::default(), EvalGroups::default());
+            frame_groups::groups(&sample, layout, &mut codes, &memory, &mut last, &mut groups);
             let frames: usize = groups.list.iter().map(|g| groups.frames(g).len()).sum();
             assert_eq!(frames as u64, depth, "all frames are found");
             let rounds = 200_000 / depth;
             let run = |_| {
                 let start = Instant::now();
                 for _ in 0..rounds {
-                    last = Last::default(); // as if all were new
-                    frames::groups(black_box(&sample), layout, &mut codes, &memory, &mut last, &mut groups);
+                    last = LastFrames::default(); // all frames are new
+                    frame_groups::groups(black_box(&sample), layout, &mut codes, &memory, &mut last, &mut groups);
                     black_box(&groups);
                 }
                 start.elapsed().as_secs_f64() * 1e9 / (rounds * depth) as f64

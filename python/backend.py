@@ -10,7 +10,9 @@ import subprocess
 from pathlib import Path
 
 import maturin
-from maturin import (  # noqa: F401: the hooks that a build front end asks for
+
+# The hooks that a build front end asks for.
+from maturin import (  # noqa: F401
     build_sdist,
     get_requires_for_build_editable,
     get_requires_for_build_sdist,

@@ -1,34 +1,38 @@
-//! Errors that say what, why, and what to type.
+//! Errors that say what failed, why, and what to type.
 
 use std::fmt;
 
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What kind of failure, for programs; people read the text.
+/// The kind of a failure, for callers; users read the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// The words of the command line are off.
+pub enum ErrorKind {
+    /// Invalid arguments.
     Usage,
     NoSuchProcess,
+    /// The command to run does not exist.
+    NoSuchCommand,
+    /// The command to run exists and cannot be executed.
+    NotExecutable,
     NotPermitted,
-    /// Something this system, CPU or target cannot do.
+    /// Not supported by this system, CPU or target.
     Unsupported,
     Io,
-    /// Bytes that do not mean what they should.
+    /// Invalid data.
     Data,
 }
 
-/// One line what, one line why, one line what to type.
+/// One line each: what, why, and what to type.
 #[derive(Clone, Debug)]
 pub struct Error {
-    pub kind: Kind,
+    pub kind: ErrorKind,
     pub what: String,
     pub why: String,
     pub hint: String,
 }
 
 impl Error {
-    pub fn new(kind: Kind, what: impl Into<String>) -> Error {
+    pub fn new(kind: ErrorKind, what: impl Into<String>) -> Error {
         Error {
             kind,
             what: what.into(),
@@ -47,12 +51,12 @@ impl Error {
         self
     }
 
-    /// An I/O failure with what was being done.
+    /// An I/O error, with the operation that failed.
     pub fn io(what: impl Into<String>, e: std::io::Error) -> Error {
         let kind = if e.kind() == std::io::ErrorKind::PermissionDenied {
-            Kind::NotPermitted
+            ErrorKind::NotPermitted
         } else {
-            Kind::Io
+            ErrorKind::Io
         };
         Error::new(kind, what).why(e.to_string())
     }

@@ -1,39 +1,47 @@
 //! nativeprof: native and CPython stacks of live processes in one count tree.
 //!
 //! ```text
-//! capture ─► session: unwind ─► merge ─► tree ─► resolve ─► export
-//!               ▲ process, interp
+//! capture ─► session: unwind ─► interleave ─► count tree ─► resolve ─► export
+//!               ▲ target, cpython
 //! ```
 //!
-//! - [`capture`] turns live threads (or a tape) into a stream of [`sample::Event`]s. It knows nothing of unwinding,
-//!   names or trees; what it must know to walk Python frames comes in as plain numbers ([`layout`]).
-//! - [`process`] knows what is mapped where, and asks the machine through one trait ([`process::host::Host`]).
+//! - [`capture`] turns live threads (or a tape) into a stream of [`event::Event`]s. It knows nothing of unwinding,
+//!   names or trees; what it needs to walk Python frames comes in as plain numbers ([`cpython_layout`]).
+//! - [`sys`] has all system calls and parsers of `/proc`; [`privileges`] what this user may do.
+//! - [`target`] knows what is mapped where, and reads the system through one trait ([`target::system::System`]).
 //! - [`unwind`] makes native frames with their stack intervals from registers and a stack copy; it knows no process.
-//! - [`interp`] finds the interpreter, reads code objects and groups Python frames; it knows no native frame.
-//! - [`merge`] puts both into calling order by stack address; it is pure.
-//! - [`tree`] counts stacks as prefixes; [`resolve`] names each frame once, at the end; [`export`] writes the result.
-//! - [`combine`] makes one profile of several.
-//! - [`session`] calls the stages in order, [`replay`] does so for a tape, [`inside`] for the process that it runs in,
-//!   [`cli`] for people; [`tui`] is the live view.
+//! - [`cpython`] finds the interpreter, reads code objects and groups Python frames; it knows no native frame.
+//! - [`interleave`] puts both into calling order by stack address; it is pure.
+//! - [`profile`] counts stacks as prefixes, and holds, compares, merges, reads and writes finished profiles; [`resolve`]
+//!   names each frame once, at the end; [`export`] writes the formats of other tools.
+//! - [`session`] calls the stages in order, [`tape_replay`] does so for a [`tape`], [`in_process`] for the process that it
+//!   runs in, [`cli`] for people; [`tui`] is the live view.
 //!
-//! Imports go one way, `unsafe` stays in few files: `tests/layers.rs` holds both.
+//! Imports go one way, `unsafe` stays in few files: `tests/layers.rs` checks both.
 
 pub mod arch;
+mod bytes;
 pub mod capture;
 pub mod cli;
-pub mod code;
-pub mod combine;
+pub mod code_map;
+pub mod cpython;
+pub mod cpython_layout;
 pub mod error;
+pub mod escape;
+pub mod event;
 pub mod export;
-pub mod inside;
-pub mod interp;
-pub mod layout;
-pub mod merge;
-pub mod process;
-pub mod replay;
+pub mod frame;
+pub mod in_process;
+pub mod interleave;
+pub mod limits;
+pub mod privileges;
+pub mod profile;
 pub mod resolve;
-pub mod sample;
 pub mod session;
-pub mod tree;
+pub mod sys;
+pub mod tape;
+pub mod tape_replay;
+pub mod target;
+pub mod truncation;
 pub mod tui;
 pub mod unwind;

@@ -1,4 +1,5 @@
-//! The command line as a new user meets it: every refusal says what, why and what to type; no profile is half-written.
+//! The command line from a new user's point of view: every error says what, why and what to type; no profile is
+//! partially written.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -25,7 +26,7 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("a path in UTF-8")
 }
 
-/// Exit code, and words that the message holds; `why` and `try` where they are ours to say.
+/// Exit code, and words of the message; `why` and `try` unless clap wrote the message.
 #[track_caller]
 fn refused(done: &Output, code: i32, words: &[&str]) {
     let said = stderr(done);
@@ -35,7 +36,7 @@ fn refused(done: &Output, code: i32, words: &[&str]) {
         assert!(said.contains(word), "`{word}` is not in:\n{said}");
     }
     assert!(!said.contains("panicked"), "{said}");
-    // clap's own messages have another shape.
+    // clap's own messages have another form.
     if said.starts_with("nativeprof: ") {
         for part in ["\n  why: ", "\n  try: "] {
             assert!(said.contains(part), "`{part}` is not in:\n{said}");
@@ -68,34 +69,123 @@ fn help_and_version() {
 }
 
 #[test]
-fn wrong_words() {
+fn invalid_arguments() {
     refused(&run(&[]), 2, &["Usage"]);
     refused(&run(&["record"]), 2, &["COMMAND"]);
     refused(&run(&["attach"]), 2, &["PID"]);
-    refused(&run(&["attach", "python"]), 2, &["python", "PID", "pgrep"]);
+    refused(
+        &run(&["attach", "no-such-program"]),
+        1,
+        &["no process is named no-such-program", "pgrep"],
+    );
     refused(&run(&["attach", "-5"]), 2, &["-5"]);
     refused(&run(&["attach", "99999999999"]), 2, &["99999999999"]);
-    refused(&run(&["record", "-r", "0", "--", "true"]), 2, &["rate", "0"]);
+    refused(&run(&["record", "-r", "0", "--", "true"]), 125, &["rate", "0"]);
     refused(
         &run(&["record", "-d", "0", "--", "true"]),
-        2,
-        &["seconds must be a number above 0"],
+        125,
+        &["SECONDS must be a number above 0"],
     );
     refused(
         &run(&["record", "-d", "soon", "--", "true"]),
-        2,
-        &["seconds must be a number above 0"],
+        125,
+        &["SECONDS must be a number above 0"],
     );
     refused(
         &run(&["record", "--event", "moon", "--", "true"]),
-        2,
+        125,
         &["cpu-clock", "page-faults"],
     );
-    refused(&run(&["record", "-p", "1", "--", "true"]), 2, &["--pid"]);
+    refused(&run(&["record", "-p", "1", "--", "true"]), 125, &["--pid"]);
     refused(
         &run(&["record", "-r", "2000000000", "--", "true"]),
+        125,
+        &["above this kernel's maximum sampling rate", "-r "],
+    );
+}
+
+#[test]
+fn what_users_of_other_profilers_type() {
+    refused(
+        &run(&["1234"]),
         2,
-        &["above this kernel's limit", "-r "],
+        &["1234 is no command", "PID", "nativeprof attach 1234"],
+    );
+    refused(
+        &run(&["app.py"]),
+        2,
+        &["nativeprof record -o out.svg -- python3 app.py"],
+    );
+    refused(&run(&["out.json"]), 2, &["nativeprof report out.json"]);
+    refused(&run(&["recrod"]), 2, &["record"]);
+    for (option, instead) in [
+        ("--native", "--no-native"),
+        ("--nonblocking", "eBPF"),
+        ("--speed=5", "no such option"),
+    ] {
+        let done = run(&["record", option, "--", "true"]);
+        let name = option.split('=').next().unwrap_or(option);
+        refused(&done, 125, &[&format!("unknown option {name}"), instead]);
+    }
+    let scratch = Scratch::new();
+    let script = scratch.path("script.py");
+    fs::write(&script, "print(1)\n").expect("written");
+    let hint = format!("nativeprof record -- python3 {}", text(&script));
+    let output = scratch.path("x.svg");
+    refused(&run(&["record", "-o", text(&output), text(&script)]), 126, &[&hint]);
+    let done = nativeprof(&["record", "-o", "x.svg", "script.py"])
+        .current_dir(scratch.directory())
+        .output()
+        .expect("nativeprof starts");
+    refused(&done, 127, &["nativeprof record -- python3 script.py"]);
+    for bad in ["fast", "0.5", "10mhz"] {
+        refused(
+            &run(&["record", "-r", bad, "--", "true"]),
+            125,
+            &["a rate is a whole number of samples per second"],
+        );
+    }
+}
+
+#[test]
+fn rates_times_formats_and_names_as_people_type_them() {
+    let _live = live();
+    let scratch = Scratch::new();
+    // A name that no other process has.
+    let name = format!("named-{}", std::process::id());
+    let program = scratch.path(&name);
+    fs::copy(programs::native(&[]).get_program(), &program).expect("a program to copy");
+    let first = Program::start(Command::new(&program));
+    let output = scratch.path("out");
+    let words = [
+        "attach",
+        &name,
+        "-r",
+        "1khz",
+        "-d",
+        "300ms",
+        "-f",
+        "raw",
+        "-o",
+        text(&output),
+    ];
+    let done = run(&words);
+    assert!(done.status.success(), "{}", stderr(&done));
+    for word in [
+        &format!("{name} is process {}", first.pid()),
+        "at 1000 Hz",
+        "(collapsed, ",
+    ] {
+        assert!(stderr(&done).contains(word), "`{word}` is not in:\n{}", stderr(&done));
+    }
+    assert!(fs::read_to_string(&output).expect("a profile").contains("n_leaf"));
+    let second = Program::start(Command::new(&program));
+    let pids = [first.pid().to_string(), second.pid().to_string()];
+    let several = format!("2 processes are named {name}");
+    refused(
+        &run(&["dump", &name]),
+        2,
+        &[&several, &pids[0], &pids[1], "give the PID of one"],
     );
 }
 
@@ -103,9 +193,9 @@ fn wrong_words() {
 fn formats() {
     let scratch = Scratch::new();
     let unknown = run(&["record", "-f", "xml", "-o", text(&scratch.path("x")), "--", "true"]);
-    refused(&unknown, 2, &["xml", "json", "collapsed", "svg"]);
+    refused(&unknown, 125, &["xml", "json", "collapsed", "svg"]);
     let ending = run(&["record", "-o", text(&scratch.path("x.docx")), "--", "true"]);
-    refused(&ending, 2, &["x.docx", ".json", ".svg"]);
+    refused(&ending, 125, &["x.docx", ".json", ".svg"]);
     assert!(scratch.names().is_empty(), "{:?}", scratch.names());
 }
 
@@ -127,7 +217,7 @@ fn saved_profiles_are_read_from_files_pipes_and_tapes() {
         .expect("nativeprof starts");
     assert!(piped.status.success() && piped.stdout == expected, "{}", stderr(&piped));
 
-    // Where no place is named, it is the file's name with the ending of the format.
+    // The default path is the file's name with the extension of the format.
     let mut command = nativeprof(&["export", &json, "-f", "json.gz"]);
     let done = command
         .current_dir(scratch.path("."))
@@ -148,19 +238,19 @@ fn saved_profiles_are_read_from_files_pipes_and_tapes() {
 }
 
 #[test]
-fn files_that_hold_no_profile() {
+fn files_without_a_profile() {
     let scratch = Scratch::new();
     let (out, cut) = (scratch.path("out.svg"), scratch.path("cut.json"));
     let golden = format!("{}/fixtures/golden/profile", env!("CARGO_MANIFEST_DIR"));
-    let whole = fs::read(format!("{golden}.json")).expect("a golden file");
-    fs::write(&cut, &whole[..whole.len() / 2]).expect("a file");
+    let complete = fs::read(format!("{golden}.json")).expect("a golden file");
+    fs::write(&cut, &complete[..complete.len() / 2]).expect("a file");
     for (file, words) in [
         (
             "/nonexistent/x.json",
             &["cannot read /nonexistent/x.json", "No such file"][..],
         ),
-        ("/", &["it is a folder"]),
-        (&format!("{golden}.svg"), &["it is a picture"]),
+        ("/", &["is a directory"]),
+        (&format!("{golden}.svg"), &["it is an SVG"]),
         (&format!("{golden}.collapsed"), &["profile.collapsed", "at byte 0"]),
         (text(&cut), &["the file ends early"]),
         ("-", &["standard input", "it is empty"]),
@@ -176,13 +266,13 @@ fn commands_that_cannot_run() {
     let scratch = Scratch::new();
     let out = scratch.path("x.svg");
     let missing = run(&["record", "-o", text(&out), "--", "no-such-command-anywhere"]);
-    refused(&missing, 1, &["no such command: no-such-command-anywhere", "PATH"]);
+    refused(&missing, 127, &["no such command: no-such-command-anywhere", "PATH"]);
     let missing = run(&["record", "-o", text(&out), "--", "/nowhere/at/all"]);
-    refused(&missing, 1, &["no such command: /nowhere/at/all"]);
+    refused(&missing, 127, &["no such command: /nowhere/at/all"]);
     let plain = scratch.path("plain.txt");
     fs::write(&plain, "#!/bin/sh\n").expect("a file");
     let forbidden = run(&["record", "-o", text(&out), "--", text(&plain)]);
-    refused(&forbidden, 1, &["plain.txt", "ermission denied"]);
+    refused(&forbidden, 126, &["plain.txt", "ermission denied"]);
     assert_eq!(scratch.names(), ["plain.txt"], "left behind");
 }
 
@@ -203,13 +293,9 @@ fn targets_that_cannot_be_sampled() {
         &["no process 4194305"],
     );
 
-    // kthreadd; in a container it is somebody else, or nobody.
+    // kthreadd; in a container it is another process, or none.
     if fs::read_to_string("/proc/2/comm").is_ok_and(|name| name == "kthreadd\n") {
-        refused(
-            &run(&["attach", "2", "-o", text(&out)]),
-            1,
-            &["2 is a thread of the kernel"],
-        );
+        refused(&run(&["attach", "2", "-o", text(&out)]), 1, &["2 is a kernel thread"]);
     } else {
         eprintln!("NOTE: no kernel thread is to be seen here (a pid namespace); refusing one was not tried");
     }
@@ -221,7 +307,7 @@ fn targets_that_cannot_be_sampled() {
     }
     let zombie = run(&["attach", &ended.id().to_string(), "-o", text(&out)]);
     ended.wait().expect("a child");
-    refused(&zombie, 1, &["has ended", "zombie"]);
+    refused(&zombie, 1, &["has exited", "zombie"]);
     assert!(scratch.names().is_empty(), "{:?}", scratch.names());
 }
 
@@ -240,7 +326,7 @@ fn endless_32_bit_program() -> Vec<u8> {
         elf.extend(half.to_le_bytes());
     }
     for word in [1, 0, base, base, 86, 86, 5, 0x1000] {
-        elf.extend(word.to_le_bytes()); // PT_LOAD of the whole file, readable and executable
+        elf.extend(word.to_le_bytes()); // PT_LOAD of the complete file, readable and executable
     }
     elf.extend([0xeb, 0xfe]);
     elf
@@ -269,12 +355,12 @@ fn programs_of_32_bits() {
 }
 
 #[test]
-fn without_rights() {
+fn without_privileges() {
     let scratch = Scratch::new();
-    // Readable by nobody, unlike the folder it was built in.
+    // Readable by any user, unlike the directory it was built in.
     let copy = scratch.path("nativeprof");
     fs::copy(env!("CARGO_BIN_EXE_nativeprof"), &copy).expect("a copy of nativeprof");
-    fs::set_permissions(scratch.folder(), Permissions::from_mode(0o777)).expect("rights");
+    fs::set_permissions(scratch.directory(), Permissions::from_mode(0o777)).expect("permissions");
     let _live = live();
     let program = Program::start(programs::native(&[]));
     let pid = program.pid().to_string();
@@ -287,7 +373,7 @@ fn without_rights() {
     const EBPF: &[&str] = &["not permitted", "sudo", "CAP_BPF and CAP_PERFMON", "no_new_privs"];
     for (args, words) in [
         (&["attach", &pid][..], OTHERS),
-        // One's own command can be sampled with ptrace, but this was asked for.
+        // A user's own command can be sampled with ptrace, but eBPF was requested.
         (&["record", "--backend", "ebpf", "--", "sleep", "1"], EBPF),
     ] {
         let done = Command::new("setpriv")
@@ -299,28 +385,29 @@ fn without_rights() {
             .args(&args[1..])
             .output()
             .expect("setpriv is needed to try without rights: install util-linux");
-        refused(&done, 1, words);
+        let code = if args[0] == "record" { 125 } else { 1 };
+        refused(&done, code, words);
     }
     assert_eq!(scratch.names(), ["nativeprof"], "left behind");
 }
 
 #[test]
-fn places_that_cannot_be_written() {
+fn paths_that_cannot_be_written() {
     let scratch = Scratch::new();
     let marker = scratch.path("ran");
     let command = ["--", "touch", text(&marker)];
-    let folder = scratch.path("folder.svg");
-    fs::create_dir(&folder).expect("a folder");
+    let directory = scratch.path("folder.svg");
+    fs::create_dir(&directory).expect("a directory");
     let missing = scratch.path("not/there/x.svg");
     for (place, words) in [
-        (text(&folder), &["folder.svg", "folder"][..]),
+        (text(&directory), &["folder.svg", "directory"][..]),
         (text(&missing), &["not/there/x.svg", "No such file"]),
         ("/proc/x.svg", &["/proc/x.svg"]),
     ] {
         let done = run(&[&["record", "-o", place][..], &command].concat());
-        refused(&done, 1, &[words, &["cannot write to", "-o FILE"]].concat());
+        refused(&done, 125, &[words, &["cannot write to", "-o FILE"]].concat());
     }
-    // Known before the start: the command was never run.
+    // Noticed before the start: the command never ran.
     assert!(!marker.exists(), "the command ran though its profile has no place");
 }
 
@@ -332,13 +419,13 @@ fn a_full_disk_loses_no_profile() {
     let mut command = nativeprof(&["attach", &program.pid().to_string(), "-d", "0.3", "-f", "collapsed"]);
     let done = command
         .args(["-o", "/dev/full"])
-        .env("TMPDIR", scratch.folder())
+        .env("TMPDIR", scratch.directory())
         .output()
         .expect("nativeprof starts");
     let said = stderr(&done);
     assert!(done.status.success(), "{said}");
     assert!(
-        said.contains("writing to /dev/full failed") && said.contains("No space left"),
+        said.contains("/dev/full could not be written") && said.contains("No space left"),
         "{said}"
     );
     assert_eq!(scratch.names(), ["full"], "{said}");
@@ -392,7 +479,7 @@ fn a_killed_recording_leaves_the_old_file() {
 }
 
 #[test]
-fn short_recordings_are_whole_files() {
+fn short_recordings_are_complete_files() {
     let _live = live();
     let scratch = Scratch::new();
     let program = Program::start(programs::native(&[]));
@@ -415,7 +502,7 @@ fn short_recordings_are_whole_files() {
         assert!(out.exists(), "{}", stderr(&done));
     }
     let json = fs::read(scratch.path("a.json")).expect("a file");
-    nativeprof::export::json::read(&json).expect("a whole profile");
+    nativeprof::profile::json::read(&json).expect("a complete profile");
     // Interrupted before the first sample.
     let out = scratch.path("b.json");
     let mut command = nativeprof(&["attach", &pid, "-r", "1", "-o"]);
@@ -424,11 +511,11 @@ fn short_recordings_are_whole_files() {
     running.signal("INT");
     let done = running.finish();
     assert!(done.status.success(), "{}", stderr(&done));
-    nativeprof::export::json::read(&fs::read(&out).expect("a file")).expect("a whole profile");
+    nativeprof::profile::json::read(&fs::read(&out).expect("a file")).expect("a complete profile");
 }
 
 #[test]
-fn the_commands_own_end_is_told() {
+fn the_exit_of_the_command_is_reported() {
     let _live = live();
     let scratch = Scratch::new();
     let out = scratch.path("x.collapsed");
@@ -441,16 +528,18 @@ fn the_commands_own_end_is_told() {
         "-c",
         "echo from the command; exit 7",
     ]);
-    assert!(stderr(&done).contains("sh ended with exit code 7"), "{}", stderr(&done));
+    assert!(stderr(&done).contains("sh exited with code 7"), "{}", stderr(&done));
+    assert_eq!(done.status.code(), Some(7));
     assert_eq!(String::from_utf8_lossy(&done.stdout), "from the command\n");
     assert!(out.exists(), "a failing command has a profile too");
     let done = run(&["record", "-o", text(&out), "--", "sh", "-c", "kill -9 $$"]);
-    assert!(stderr(&done).contains("was ended by signal 9"), "{}", stderr(&done));
+    assert!(stderr(&done).contains("was killed by signal 9"), "{}", stderr(&done));
+    assert_eq!(done.status.code(), Some(137), "128 and the signal, as a shell says it");
 }
 
 /// A profile is being written when the second Ctrl-C comes: the pipe has no reader yet.
 #[test]
-fn the_third_interrupt_ends_it() {
+fn the_third_interrupt_ends_nativeprof() {
     let _live = live();
     let scratch = Scratch::new();
     let pipe = scratch.path("pipe");
@@ -463,7 +552,7 @@ fn the_third_interrupt_ends_it() {
     let pid = program.pid().to_string();
     for (signals, good) in [(2, true), (3, false)] {
         let mut running = Running::start(nativeprof(&["attach", &pid, "-f", "collapsed", "-o", text(&pipe)]));
-        // A signal that is waiting swallows another one of its kind: each is a different one.
+        // A pending signal absorbs another one of its kind: each one here is different.
         for name in ["INT", "TERM", "HUP"].iter().take(signals) {
             running.signal(name);
         }
@@ -475,4 +564,40 @@ fn the_third_interrupt_ends_it() {
         assert_eq!(done.status.success(), good, "{}", stderr(&done));
         assert_eq!(done.status.code().is_none(), !good, "ended by the signal");
     }
+}
+
+#[test]
+fn where_little_is_seen_the_reason_is_said() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let output = scratch.path("out.json");
+    let done = run(&["record", "-o", text(&output), "--", "sleep", "0.7"]);
+    assert!(
+        stderr(&done).contains("--mode wall shows for what"),
+        "{}",
+        stderr(&done)
+    );
+    let mut parent = Command::new("sh");
+    parent.args(["-c", "(while :; do :; done) & echo READY; wait"]);
+    let parent = Program::start(parent);
+    let pid = parent.pid().to_string();
+    let mut words = vec!["attach", &pid, "-d", "1", "-o", text(&output)];
+    let done = run(&words);
+    assert!(stderr(&done).contains("add --subprocesses"), "{}", stderr(&done));
+    words.push("--subprocesses");
+    let done = run(&words);
+    assert!(!stderr(&done).contains("  hint: "), "{}", stderr(&done));
+}
+
+#[test]
+fn a_recording_survives_the_reader_of_its_messages() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let output = scratch.path("out.json");
+    let mut command = nativeprof(&["record", "-o", text(&output), "--", "true"]);
+    let mut child = command.stderr(Stdio::piped()).spawn().expect("nativeprof starts");
+    drop(child.stderr.take());
+    let status = child.wait().expect("a child to wait for");
+    assert!(status.success(), "{status}");
+    assert!(fs::metadata(&output).is_ok_and(|file| file.len() > 0));
 }

@@ -16,7 +16,7 @@ OURS = {"lines", "self_lines", "values", "nativeprof"}
 
 
 def nodes(tree):
-    """Every node with its depth; a stack of our own, since stacks may be deep."""
+    """Every node with its depth; iterative, since stacks may be deep."""
     stack = [(tree, 0)]
     while stack:
         node, depth = stack.pop()
@@ -25,7 +25,7 @@ def nodes(tree):
 
 
 def four_keys(node):
-    """The tree as Dask alone would have it."""
+    """The tree as Dask alone would build it."""
     return {
         "identifier": node["identifier"],
         "description": node["description"],
@@ -99,7 +99,7 @@ def check_timeline(tree):
         assert frames["line"][frame] == 0 or str(frames["line"][frame]) in node["lines"]
         rows.append(node)
         path.append(node)
-    assert "left_out" not in samples
+    assert "omitted_nodes" not in samples
     for row in samples["stack"]:
         below = sum(child["count"] for child in rows[row]["children"].values())
         assert rows[row]["count"] > below, "a sample at a node where none ended"

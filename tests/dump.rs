@@ -1,17 +1,17 @@
-//! `dump`: threads that stand in known places, judged by what they said of themselves; and what it must not do to them.
+//! `dump`: threads at known places, compared with what they print; and what it must not do to them.
 //!
-//! Needs root (and setpriv of util-linux, to become an ordinary user), gcc and CPython; where one is missing the tests
-//! fail and say so.
+//! Needs root (and setpriv of util-linux, to become an ordinary user), gcc and CPython; fails with a message where one
+//! is missing.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Output};
 use std::sync::Arc;
 
 use nativeprof::arch;
-use nativeprof::capture::ptrace::once::{How, Once, Target};
-use nativeprof::interp::walk;
-use nativeprof::layout::Space;
-use nativeprof::process::task;
+use nativeprof::capture::ptrace::snapshot::{ReadMode, SnapshotTarget, Snapshotter};
+use nativeprof::cpython::frame_walk;
+use nativeprof::cpython_layout::TargetLayout;
+use nativeprof::sys::procfs;
 use serde_json::Value;
 
 use common::{Program, Scratch, each_python, live, nativeprof, newest_python, programs};
@@ -38,7 +38,7 @@ fn threads(dump: &Value) -> &Vec<Value> {
     dump["threads"].as_array().expect("threads")
 }
 
-/// All stacks are complete; threads that sleep in calls that a stop would end were not held.
+/// All stacks are complete; threads that sleep in calls that a stop would interrupt were not stopped.
 fn check_quality(whom: &str, dump: &Value) {
     for t in threads(dump) {
         let stack = t["stack"].as_str().unwrap_or("none");
@@ -46,8 +46,8 @@ fn check_quality(whom: &str, dump: &Value) {
     }
 }
 
-/// Words after `kind name` in the lines that a program said.
-fn said<'a>(program: &'a Program, kind: &str, name: &str) -> Vec<&'a str> {
+/// Words after `kind name` in the program's output.
+fn printed<'a>(program: &'a Program, kind: &str, name: &str) -> Vec<&'a str> {
     let start = format!("{kind} {name} ");
     program
         .said
@@ -57,7 +57,7 @@ fn said<'a>(program: &'a Program, kind: &str, name: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn threads_stand_where_they_say() {
+fn threads_are_where_they_say() {
     let _live = live();
     each_python(|python| {
         let program = Program::start(python.script("waiting.py"));
@@ -65,7 +65,7 @@ fn threads_stand_where_they_say() {
         let whom = &python.name;
         check_quality(whom, &dump);
         let thread = |name: &str| {
-            let tid: u64 = said(&program, "THREAD", name)[0].parse().expect("a number");
+            let tid: u64 = printed(&program, "THREAD", name)[0].parse().expect("a number");
             let found = threads(&dump).iter().find(|t| t["tid"] == tid);
             found.unwrap_or_else(|| panic!("{whom}: no thread {name}"))
         };
@@ -73,8 +73,8 @@ fn threads_stand_where_they_say() {
         for name in ["asleep", "waiting"] {
             let t = thread(name);
             let frames = t["frames"].as_array().expect("frames");
-            // Its own word for it, but for what started the thread.
-            let expected: Vec<String> = said(&program, "FRAME", name)
+            // Its own name, except for what started the thread.
+            let expected: Vec<String> = printed(&program, "FRAME", name)
                 .into_iter()
                 .filter(|f| ["asleep", "waiting", "below"].iter().any(|ours| f.starts_with(ours)))
                 .map(String::from)
@@ -102,7 +102,7 @@ fn threads_stand_where_they_say() {
                     .to_string()
             };
             let mut checked = 0;
-            for line in said(&program, "LOCAL", name) {
+            for line in printed(&program, "LOCAL", name) {
                 let (key, expected) = line.split_once(' ').expect("name and value");
                 assert_eq!(value(key), expected, "{whom}: {name}: {key}");
                 checked += 1;
@@ -118,7 +118,7 @@ fn threads_stand_where_they_say() {
                 assert_eq!(value("long"), "[0, 1, 2, 3, 4, 5, 6, 7, ... 50 in all]", "{whom}");
             }
         }
-        // Python and C in turn: the extension's function stands between the calls that it makes.
+        // Python and C alternate: the extension's function is between the calls that it makes.
         let names: Vec<&str> = thread("asleep")["frames"]
             .as_array()
             .expect("frames")
@@ -133,8 +133,8 @@ fn threads_stand_where_they_say() {
             .map(|n| if n.starts_with("t_call") { "t_call" } else { n })
             .collect();
         assert_eq!(plain, expected, "{whom}");
-        // It keeps the lock while it computes; what it waits for between two calls is soon over.
-        let tid: u64 = said(&program, "THREAD", "spinning")[0].parse().expect("a number");
+        // It holds the GIL while it computes; it waits only briefly between two calls.
+        let tid: u64 = printed(&program, "THREAD", "spinning")[0].parse().expect("a number");
         let seen = (0..20).map(|_| {
             let dump = self::dump(program.pid(), &["--no-native"]);
             threads(&dump)
@@ -145,13 +145,13 @@ fn threads_stand_where_they_say() {
         });
         let t = seen.into_iter().find(|t| t["state"] == "R" && t["holds_gil"] == true);
         let t = t.unwrap_or_else(|| panic!("{whom}: it never held the lock"));
-        assert!(t["held_us"].as_f64().is_some(), "{whom}: {t:#}");
+        assert!(t["stop_us"].as_f64().is_some(), "{whom}: {t:#}");
     });
 }
 
 /// Functions that live for a fraction of a millisecond have their names.
 #[test]
-fn code_that_lives_for_a_moment_is_named() {
+fn short_lived_code_is_named() {
     let _live = live();
     each_python(|python| {
         let program = Program::start(python.script("fresh_code.py"));
@@ -186,50 +186,50 @@ fn no_call_is_interrupted() {
     program.finish(); // it aborts on EINTR
 }
 
-/// Sleepers that are held where that is said to do no harm go on sleeping, and their calls do not fail.
+/// Sleeping threads that are stopped where that is harmless keep sleeping, and their calls do not fail.
 #[test]
-fn calls_that_go_on_go_on() {
+fn restartable_calls_are_not_interrupted() {
     let _live = live();
     let mut program = Program::start(programs::steady(&[]));
     let pid = program.pid();
-    let (mut held, space) = (0, Space::default());
+    let (mut stopped, space) = (0, TargetLayout::default());
     // However late the threads begin to sleep.
     for _ in 0..1000 {
-        if held >= 20 {
+        if stopped >= 20 {
             break;
         }
         std::thread::sleep(std::time::Duration::from_millis(1));
-        for tid in nativeprof::process::threads(pid) {
-            let call = task::blocked(pid, tid).ok().flatten().and_then(|b| b.call);
-            if !call.is_some_and(|(call, args)| arch::goes_on(call, &args)) {
+        for tid in nativeprof::sys::procfs::threads(pid) {
+            let call = procfs::blocked(pid, tid).ok().flatten().and_then(|b| b.call);
+            if !call.is_some_and(|(call, args)| arch::resumes_unnoticed(call, &args)) {
                 continue;
             }
-            let once = Once {
+            let once = Snapshotter {
                 pid,
-                space: &space,
-                walk: walk::walk,
-                met: Arc::default(),
+                layout: &space,
+                walk: frame_walk::walk,
+                seen_code: Arc::default(),
                 writable: &[],
                 kernel: false,
                 never_stop: false,
                 during: &|_, _, _| (),
             };
-            let target = Target {
+            let target = SnapshotTarget {
                 tid,
-                pointer: None,
-                hold: true,
+                thread_pointer: None,
+                stop_sleeping: true,
             };
             let seen = once
-                .look(&[target])
+                .inspect(&[target])
                 .pop()
                 .expect("one for one")
                 .1
                 .expect("it can be held");
-            assert!(matches!(seen.how, How::Held(_)), "{:?}", seen.how);
-            held += 1;
+            assert!(matches!(seen.mode, ReadMode::Stopped(_)), "{:?}", seen.mode);
+            stopped += 1;
         }
     }
-    assert!(held >= 20, "{held} threads were held");
+    assert!(stopped >= 20, "{stopped} threads were stopped");
     program.finish();
 }
 
@@ -254,11 +254,11 @@ fn a_stopped_process_is_left_stopped() {
     assert!(threads(&dumped).iter().all(|t| t["state"] == "T"), "{dumped:#}");
     check_quality("stopped", &dumped);
     // One that was stopped outside of a system call tells its registers to a tracer only; all others are left alone.
-    let touched = |t: &&Value| !t["held_us"].is_null() && !t["syscall"].is_null();
+    let touched = |t: &&Value| !t["stop_us"].is_null() && !t["syscall"].is_null();
     assert_eq!(threads(&dumped).iter().filter(touched).count(), 0, "{dumped:#}");
     let text = output(nativeprof(&["dump", &pid]));
     assert!(text.contains("stopped by job control in futex"), "{text}");
-    assert_eq!(nativeprof::process::stat_state(program.pid()), Some('T'));
+    assert_eq!(nativeprof::sys::procfs::stat_state(program.pid()), Some('T'));
     kill("CONT");
 }
 
@@ -272,7 +272,7 @@ fn an_ordinary_user_sees_their_own_processes() {
         use std::os::unix::fs::PermissionsExt;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("rights can be set");
     };
-    open(scratch.folder());
+    open(scratch.directory());
     open(&copy);
     let as_user = |program: &std::path::Path| {
         let mut command = Command::new("setpriv");
@@ -281,7 +281,7 @@ fn an_ordinary_user_sees_their_own_processes() {
             .arg(program);
         command
     };
-    // The program itself must be readable for that user too.
+    // The program itself must be readable for that user, too.
     let steady = programs::steady(&[]);
     let program_copy = scratch.path("steady");
     std::fs::copy(steady.get_program(), &program_copy).expect("a copy of the program");
@@ -290,7 +290,7 @@ fn an_ordinary_user_sees_their_own_processes() {
     let pid = program.pid().to_string();
     let mut command = as_user(&copy);
     command.args(["dump", &pid, "--json"]);
-    // Only a child may be traced where kernel.yama.ptrace_scope says so.
+    // Only a child may be traced if kernel.yama.ptrace_scope says so.
     if std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").is_ok_and(|t| t.trim() != "0") {
         let done = command.output().expect("nativeprof starts");
         let said = String::from_utf8_lossy(&done.stderr);
@@ -314,7 +314,7 @@ fn functions_of_the_kernel_are_shown() {
     let program = Program::start(newest_python().script("waiting.py"));
     let dumped = dump(program.pid(), &["--kernel", "--no-native"]);
     let mut kernel: BTreeMap<&str, usize> = BTreeMap::new();
-    for t in threads(&dumped).iter().filter(|t| t["held_us"].is_null()) {
+    for t in threads(&dumped).iter().filter(|t| t["stop_us"].is_null()) {
         let names = t["kernel"].as_array().unwrap_or_else(|| panic!("{t:#}"));
         *kernel.entry(t["syscall"].as_str().unwrap_or("none")).or_default() += names.len();
         let python = |f: &Value| f["kind"] == "python";
@@ -334,6 +334,6 @@ fn errors_say_what_to_do() {
     check(&["dump", "4194305"], 1, "no process 4194305\n  why: ");
     check(&["dump"], 2, "PID");
     check(&["dump", "1", "--pid", "1"], 2, "cannot be used");
-    check(&["dump", "python"], 2, "pgrep -af");
+    check(&["dump", "no-such-program"], 1, "pgrep -af");
     check(&["dump", "2"], 1, "");
 }

@@ -1,17 +1,17 @@
-//! What the reader of profiles may take of memory: 32 bytes for each byte of a file, whatever it holds. Facts of a
-//! recording, which take more, are refused where they are long.
+//! Memory limit of the profile reader: 32 bytes for each byte of a file, whatever it contains. Metadata of a recording,
+//! which needs more, is refused where it is long.
 //!
-//! Each file has a process of its own, whose memory is measured.
+//! Each file is read in a separate process, whose memory is measured.
 
 use std::fmt::Write;
 use std::fs;
 use std::process::Command;
 
-use nativeprof::export::json;
+use nativeprof::profile::json;
 
-/// Bytes by which all files may take more.
+/// Memory that every file may take in addition, bytes.
 const MORE: u64 = 4 << 20;
-/// In the environment of a process that reads one file: which.
+/// Environment variable with the number of the file to read.
 const NUMBER: &str = "FILE_TO_READ";
 /// Length of each file.
 const LENGTH: usize = 5 << 20;
@@ -23,7 +23,7 @@ fn status(word: &str) -> u64 {
     kb << 10
 }
 
-/// The text between, made of parts until it is as long as it should be.
+/// A file between these texts, made of parts up to the intended length.
 fn file(before: &str, after: &str, part: impl Fn(usize) -> String) -> String {
     let mut text = before.to_string();
     for n in 0.. {
@@ -41,14 +41,14 @@ fn memory_stays_within_its_bound() {
     let facts = |before: &str, after: &str, part: fn(usize) -> String| {
         file(&format!("{{\"nativeprof\":{{{before}"), &format!("{after}}}}}"), part)
     };
-    // All rows are below each other, or all but the first below the root.
+    // All rows below each other, or all except the first below the root.
     let stacks = |up: u32| {
         let column = |first: u32, rest: u32| {
             let rows = format!(",{rest}").repeat(LENGTH / 4);
             format!("[{first}{rows}]")
         };
         format!(
-            "{{\"nativeprof\":{{\"samples\":{{\"left_out\":1,\"stacks\":{{\"functions\":[{{\"identifier\":\"\"}}],\
+            "{{\"nativeprof\":{{\"samples\":{{\"omitted_nodes\":1,\"stacks\":{{\"functions\":[{{\"identifier\":\"\"}}],\
              \"frames\":{{\"function\":[0],\"line\":[1]}},\"up\":{},\"frame\":{}}}}}}}}}",
             column(0, up),
             column(0, 0)
@@ -96,7 +96,7 @@ fn memory_stays_within_its_bound() {
             "{\"children\":{\"a\":".repeat(nested) + "{}" + &"}}".repeat(nested),
         ),
     ];
-    // What was used before is used again: each file is read in a fresh process, this test with the file's number.
+    // Freed memory is reused: each file is read in a fresh process, this test with the file's number.
     let number = std::env::var(NUMBER).ok().and_then(|n| n.parse::<usize>().ok());
     if let Some((what, text)) = number.map(|n| &files[n]) {
         let before = status("VmRSS:");
@@ -114,8 +114,8 @@ fn memory_stays_within_its_bound() {
         return;
     }
     for (n, (what, _)) in files.iter().enumerate() {
-        let own = std::env::current_exe().expect("our own path");
-        let done = Command::new(own).env(NUMBER, n.to_string()).arg("--nocapture").status();
+        let exe = std::env::current_exe().expect("the path of this test");
+        let done = Command::new(exe).env(NUMBER, n.to_string()).arg("--nocapture").status();
         assert!(done.is_ok_and(|s| s.success()), "{what}");
     }
 }

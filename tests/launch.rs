@@ -1,6 +1,6 @@
-//! What a launched command finds when it starts, and how its processes fare: exactly as without nativeprof.
+//! The environment of a launched command, and the behavior of its processes: exactly as without nativeprof.
 //!
-//! Needs root, gcc and CPython; where one is missing the tests fail and say so.
+//! Needs root, gcc and CPython; fails with a message where one is missing.
 
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
@@ -12,32 +12,32 @@ use common::{Scratch, live, nativeprof, newest_python, programs};
 
 mod common;
 
-/// Runs a command after others, with pipes for input, output and errors; its exit code must be 0.
+/// Runs a command prefixed by others, with pipes for input, output and errors; its exit code must be 0.
 fn run(before: &[&str], command: &Command, extra: &[(&str, &str)]) -> (String, String) {
     let mut words: Vec<_> = before.iter().map(|w| w.as_ref()).collect();
     words.push(command.get_program());
     words.extend(command.get_args());
-    let mut whole = Command::new(words[0]);
-    whole.args(&words[1..]);
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]);
     for name in ["SUDO_UID", "SUDO_GID", "SUDO_USER", "DOAS_USER"] {
-        whole.env_remove(name);
+        command.env_remove(name);
     }
-    whole.envs(extra.iter().copied()).stdin(Stdio::piped());
-    let done = whole.output().expect("a program that starts");
+    command.envs(extra.iter().copied()).stdin(Stdio::piped());
+    let done = command.output().expect("a program that starts");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let said = text(&done.stderr);
-    assert!(done.status.success(), "{whole:?}: {}: {said}", done.status);
+    assert!(done.status.success(), "{command:?}: {}: {said}", done.status);
     (text(&done.stdout), said)
 }
 
-/// A copy that everybody may execute.
+/// A copy that all users may execute.
 fn copy(from: &Path, scratch: &Scratch) -> PathBuf {
     let to = scratch.path(&from.file_name().expect("a file").to_string_lossy());
     fs::copy(from, &to).expect("a copy");
     to
 }
 
-/// What sudo's user has instead of root.
+/// Variables that sudo's user has instead of root's.
 const OF_USER: [&str; 12] = [
     "Uid:",
     "Gid:",
@@ -55,7 +55,7 @@ const OF_USER: [&str; 12] = [
 
 fn check_state(backend: &str, sudo: bool, children: bool) {
     let scratch = Scratch::new();
-    fs::set_permissions(scratch.folder(), Permissions::from_mode(0o777)).expect("rights");
+    fs::set_permissions(scratch.directory(), Permissions::from_mode(0o777)).expect("permissions");
     let state = copy(Path::new(programs::state().get_program()), &scratch);
     let state = state.to_str().expect("a path in UTF-8");
     let mut show = Command::new(state);
@@ -90,14 +90,14 @@ fn check_state(backend: &str, sudo: bool, children: bool) {
             lost.is_empty() && new.is_empty(),
             "{whom}: {lost:#?} became {new:#?}\n{said}"
         );
-        // And in the same order.
+        // Also in the same order.
         assert_eq!(found, expected, "{whom}");
         assert!(said.contains(&format!("({backend}, ")), "{whom}: {said}");
     }
 }
 
 #[test]
-fn a_command_finds_what_it_would_find_without_us() {
+fn a_command_starts_as_without_nativeprof() {
     let _live = live();
     for backend in ["ebpf", "ptrace"] {
         for (sudo, children) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -107,12 +107,14 @@ fn a_command_finds_what_it_would_find_without_us() {
 }
 
 #[test]
-fn the_exit_of_a_command_is_told_as_before() {
+fn record_ends_with_the_exit_code_of_its_command() {
     let _live = live();
-    for (script, said) in [
-        ("exit 3", "sh ended with exit code 3"),
-        ("kill -USR1 $$", "sh was ended by signal 10"),
-        ("kill -PIPE $$", "sh was ended by signal 13"),
+    for (script, code, said) in [
+        ("exit 0", 0, ""),
+        ("exit 3", 3, "sh exited with code 3"),
+        ("exit 125", 125, "sh exited with code 125"),
+        ("kill -USR1 $$", 138, "sh was killed by signal 10"),
+        ("kill -PIPE $$", 141, "sh was killed by signal 13"),
     ] {
         for backend in ["ebpf", "ptrace"] {
             let words = [
@@ -133,7 +135,7 @@ fn the_exit_of_a_command_is_told_as_before() {
                 .output()
                 .expect("nativeprof starts");
             let text = String::from_utf8_lossy(&done.stderr).into_owned();
-            assert!(done.status.success() && text.contains(said), "{text}");
+            assert!(done.status.code() == Some(code) && text.contains(said), "{text}");
         }
     }
     let words = ["record", "-o", "/dev/null", "-f", "collapsed", "--", "/"];
@@ -143,7 +145,7 @@ fn the_exit_of_a_command_is_told_as_before() {
         .expect("nativeprof starts");
     let text = String::from_utf8_lossy(&done.stderr).into_owned();
     assert!(
-        !done.status.success() && text.contains("cannot run /") && text.contains("Permission denied"),
+        done.status.code() == Some(126) && text.contains("cannot run /") && text.contains("Permission denied"),
         "{text}"
     );
 }

@@ -1,31 +1,48 @@
-//! The architecture, held by reading the source: imports go one way, unsafe code stays in few files and says why it is
-//! sound, and long files are a question.
+//! Checks the architecture in the source text: imports go one way, unsafe code is limited to few files and explained,
+//! and long files have a reason.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What may import what: a module imports from lower ranks only, never from another one of its own rank.
+/// Allowed imports: a module imports from lower ranks only, never from another one of its own rank.
 const RANKS: &[&[&str]] = &[
-    &["sample", "layout", "error", "arch", "code"],
-    &["process"],
-    &["capture", "unwind", "interp", "merge", "tree"],
-    &["resolve", "export"],
-    &["session", "combine"],
-    &["replay", "inside"],
-    &["tui"],
+    &[
+        "arch",
+        "bytes",
+        "code_map",
+        "cpython_layout",
+        "error",
+        "escape",
+        "event",
+        "frame",
+        "limits",
+        "truncation",
+    ],
+    &["sys", "interleave", "profile", "unwind"],
+    &["privileges", "export", "tui"],
+    &["target"],
+    &["capture", "cpython"],
+    &["resolve", "tape"],
+    &["session"],
+    &["tape_replay", "in_process"],
     &["cli"],
 ];
 
-/// Where `unsafe` may stand: system calls, memory shared with the kernel, plain bytes given to BPF maps.
+/// Files with `unsafe`: system calls, memory shared with the kernel, plain bytes given to BPF maps.
 const UNSAFE: &[&str] = &[
-    "process/sys.rs",
-    "process/spawn.rs",
-    "process/own.rs",
-    "process/credentials.rs",
-    "process/trace.rs",
-    "capture/ring.rs",
+    "sys/clock.rs",
+    "sys/files.rs",
+    "sys/interrupts.rs",
+    "sys/memory.rs",
+    "sys/perf.rs",
+    "sys/process.rs",
+    "sys/ptrace.rs",
+    "sys/spawn.rs",
+    "sys/threads.rs",
+    "privileges/credentials.rs",
+    "capture/common/perf_ring.rs",
     "capture/signal/handler.rs",
-    "capture/signal/pool.rs",
+    "capture/signal/slot_pool.rs",
     "capture/signal/slot.rs",
     "capture/ebpf/mod.rs",
     "capture/ebpf/off_cpu.rs",
@@ -33,14 +50,14 @@ const UNSAFE: &[&str] = &[
 
 const LONGEST: usize = 500;
 
-/// Longer files, and why they stay whole.
+/// Longer files, and why they are not split.
 const LONG: &[(&str, &str)] = &[
     (
         "capture/ebpf/mod.rs",
         "one backend: loading, attaching and reading share its state; half a file could not be read alone",
     ),
     (
-        "unwind/follow.rs",
+        "unwind/instruction_analysis.rs",
         "one symbolic machine and the tests that show each instruction's effect",
     ),
 ];
@@ -52,8 +69,8 @@ struct Source {
 }
 
 fn sources() -> Vec<Source> {
-    fn walk(folder: &Path, out: &mut Vec<PathBuf>) {
-        for entry in fs::read_dir(folder).expect("a source folder") {
+    fn walk(directory: &Path, out: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(directory).expect("a source directory") {
             let path = entry.expect("an entry").path();
             if path.is_dir() {
                 walk(&path, out);
@@ -78,7 +95,7 @@ fn sources() -> Vec<Source> {
     paths.into_iter().map(read).collect()
 }
 
-/// The line without its comment. (No string in the sources holds `//` before something that matters here.)
+/// The line without its comment. (No string in the sources has `//` before something relevant here.)
 fn code(line: &str) -> &str {
     line.split("//").next().unwrap_or(line)
 }
@@ -120,27 +137,27 @@ fn rank(module: &str) -> Option<usize> {
 fn imports_go_one_way() {
     let mut wrong = Vec::new();
     for source in sources() {
-        let own = source
+        let module = source
             .name
             .split('/')
             .next()
             .unwrap_or_default()
             .trim_end_matches(".rs")
             .to_string();
-        if own == "lib" || own == "main" {
+        if module == "lib" || module == "main" {
             continue;
         }
-        let Some(here) = rank(&own) else {
+        let Some(here) = rank(&module) else {
             wrong.push(format!(
-                "{}: the module {own} has no rank; give it one in tests/layers.rs",
+                "{}: the module {module} has no rank; give it one in tests/layers.rs",
                 source.name
             ));
             continue;
         };
         for name in imports(&source.text) {
             match rank(&name) {
-                _ if name == own => {}
-                // The vocabulary is one: its files may name each other.
+                _ if name == module => {}
+                // Rank 0 is shared vocabulary: its files may refer to each other.
                 Some(0) if here == 0 => {}
                 Some(there) if there < here => {}
                 Some(there) => wrong.push(format!(
@@ -177,10 +194,10 @@ fn unsafe_code_stays_in_few_files_and_says_why() {
             ));
         }
         for at in places {
-            // The comment stands right above, perhaps above the statement that the block is part of, or the other
-            // implementation that it holds for too.
+            // The comment is right above, perhaps above the statement that contains the block, or above another
+            // implementation that it applies to, too.
             let above = lines[..at].iter().rev();
-            let told = above
+            let explained = above
                 .take_while(|l| {
                     let l = l.trim();
                     l.starts_with("//")
@@ -189,7 +206,7 @@ fn unsafe_code_stays_in_few_files_and_says_why() {
                         || l.ends_with(['=', '(', '{'])
                 })
                 .any(|l| l.trim_start().starts_with("// SAFETY:"));
-            if !told {
+            if !explained {
                 wrong.push(format!("{}:{}: no `// SAFETY:` above", source.name, at + 1));
             }
         }

@@ -1,14 +1,14 @@
-//! Programs of known truth, sampled in every interpreter of this machine: shares of time and chains of calls.
+//! Programs with known shares of time and chains of calls, sampled in every interpreter on this machine.
 //!
-//! Needs the rights to sample (root, or the capabilities that nativeprof asks for), gcc and the headers of each
-//! interpreter; where one is missing the tests fail and say so.
+//! Needs the privileges to sample (root, or the capabilities that nativeprof needs), gcc and the headers of each
+//! interpreter; fails with a message where one is missing.
 
 use std::collections::BTreeMap;
 
-use nativeprof::tree::profile::{Frame, FrameKind};
+use nativeprof::profile::model::{Frame, FrameKind};
 
 use common::calls::{CALLBACKS, Calls, SHARES};
-use common::recording::{Ours, Recording, TRUTH, check_counts};
+use common::recording::{Ours, Recording, TRUTH, attach_while, check_counts};
 use common::{Program, Python, attach, each_python, each_python_and_backend, live, programs};
 
 mod common;
@@ -32,7 +32,7 @@ fn each_part_has_its_share() {
         r.check_rate(&python.name);
         r.check_calls(&python.name, &TRUTH, SHARES);
         r.check_shares(&python.name, &truth);
-        // Without the program's own clock: a third of the work is the outer function's own.
+        // Without the program's own clock: a third of the work is in the outer function itself.
         let (outer, inner) = (r.with("t_beta_outer") as f64, r.with("t_beta_inner") as f64);
         let band = 4.0 * (2.0 / 9.0 / outer).sqrt();
         assert!(
@@ -52,7 +52,7 @@ fn each_part_has_its_share() {
 }
 
 #[test]
-fn callbacks_stand_in_calling_order() {
+fn callbacks_are_in_calling_order() {
     let _live = live();
     each_python_and_backend(|python, words| {
         let (r, _) = sample(python, "callbacks.py", words);
@@ -61,7 +61,7 @@ fn callbacks_stand_in_calling_order() {
         for name in ["level3", "compare", "__lt__", "key_of", "folded", "attribute"] {
             assert!(r.with(name) > 0, "{}: {name} was never seen", python.name);
         }
-        // The chain in full, not only pair by pair.
+        // The full chain, not only pair by pair.
         for (stack, _) in r.stacks().filter(|(stack, _)| count(stack, "level3") > 0) {
             assert_eq!(
                 (count(&stack, "t_bridge"), count(&stack, "level2")),
@@ -114,7 +114,7 @@ fn generators_coroutines_and_exceptions_keep_their_callers() {
 }
 
 #[test]
-fn deep_stacks_are_whole() {
+fn deep_stacks_are_complete() {
     const CALLS: Calls = &[
         ("", &["<module>"]),
         ("<module>", &["main"]),
@@ -129,12 +129,12 @@ fn deep_stacks_are_whole() {
     ];
     let _live = live();
     each_python_and_backend(|python, words| {
-        // Here ptrace holds a thread for half a millisecond: it would be held most of the time.
+        // ptrace stops a thread for half a millisecond here: it would be stopped most of the time.
         let slower: &[&str] = if words.contains(&"ptrace") { &["-r", "300"] } else { &[] };
         let (r, _) = sample(python, "deep.py", &[words, slower].concat());
         r.check_quality(&python.name);
         r.check_calls(&python.name, &TRUTH, CALLS);
-        for (stack, _) in r.stacks().filter(|(stack, _)| count(stack, "[cut") == 0) {
+        for (stack, _) in r.stacks().filter(|(stack, _)| count(stack, "[truncated") == 0) {
             let levels = (
                 count(&stack, "descend"),
                 count(&stack, "bridged"),
@@ -163,7 +163,10 @@ fn each_thread_has_its_share() {
     let _live = live();
     each_python_and_backend(|python, words| {
         let mut program = Program::start(python.script("threads.py"));
-        let r = attach(program.pid(), &[words, &["--threads"]].concat());
+        // From the begin of their work to their end.
+        let r = attach_while(program.pid(), &[words, &["--threads", "-d", "60"]].concat(), || {
+            program.send("go")
+        });
         let truth = program.finish();
         r.check_quality(&python.name);
         r.check_calls(&python.name, &TRUTH, CALLS);
@@ -181,13 +184,12 @@ fn each_thread_has_its_share() {
             assert_eq!(r.matching(others), 0, "{}: work of others in {name}", python.name);
         }
         assert_eq!(counts.len(), 8, "{}: {:?}", python.name, program.said);
-        // Threads start one after the other, before sampling does.
         check_counts(&python.name, &counts, &truth, 0.03);
     });
 }
 
 #[test]
-fn short_lived_threads_are_whole() {
+fn short_lived_threads_have_complete_stacks() {
     const CALLS: Calls = &[
         ("", &["<module>", "in_c", "in_python"]),
         ("<module>", &["main"]),
@@ -203,11 +205,32 @@ fn short_lived_threads_are_whole() {
 }
 
 #[test]
-fn reused_code_addresses_are_told_apart() {
+fn children_that_end_at_once_have_names() {
+    let _live = live();
+    each_python_and_backend(|python, words| {
+        let mut program = Program::start(python.script("forked_code.py"));
+        let r = attach(program.pid(), &[words, &["--subprocesses"]].concat());
+        program.finish();
+        // At the instant of a fork the stack's pages, and the interpreter of the new process, may be out of sight.
+        const AT_FORK: [&str; 3] = [
+            "stack page not present",
+            "unknown interpreter",
+            "Python frame unreadable",
+        ];
+        r.check_quality_but(&python.name, &AT_FORK);
+        let q = &r.profile.meta.quality;
+        assert!(q.partial * 50 <= q.taken, "{}: {}", python.name, r.stderr);
+        // The program sees to it that they run most of the time.
+        assert!(r.with("made_inner") * 4 > q.taken, "{}: {}", python.name, r.stderr);
+    });
+}
+
+#[test]
+fn reused_code_addresses_are_distinguished() {
     let _live = live();
     each_python_and_backend(|python, words| {
         let (r, truth) = sample(python, "fresh_code.py", words);
-        // A function that lives for a fraction of a millisecond has its name all the same.
+        // A function that exists for a fraction of a millisecond is still named.
         r.check_quality(&python.name);
         let mut seen: BTreeMap<(String, String), u64> = BTreeMap::new();
         let mut wrong = 0;
@@ -218,7 +241,7 @@ fn reused_code_addresses_are_told_apart() {
                 continue;
             };
             let Some(f) = python.get(at + 1) else { continue };
-            // The module code of each file is called alike.
+            // The module code of each file has the same name.
             *seen.entry((f.name.clone(), f.filename.clone())).or_default() += n;
             if f.name.starts_with("fresh_") && f.name.strip_prefix("fresh_") != f.filename.strip_prefix("fresh-") {
                 wrong += n;
@@ -238,7 +261,8 @@ fn reused_code_addresses_are_told_apart() {
             python.name,
             seen.len()
         );
-        // Each runs once: more samples than its time allows (two in a millisecond) mean that it lent its name.
+        // Each runs once: more samples than fit into its time (two per millisecond) mean that another function was
+        // given its name.
         let most = seen.iter().max_by_key(|(_, n)| **n);
         let few = 2.0 + 2.0 * truth["longest"] / 1e6;
         assert!(
@@ -250,9 +274,9 @@ fn reused_code_addresses_are_told_apart() {
 }
 
 #[test]
-fn unloaded_libraries_do_not_lend_their_names() {
+fn names_of_unloaded_libraries_are_not_reused() {
     const OURS: Ours = Ours {
-        modules: &["truth.so", "plugin"],
+        modules: &["known_shares.so", "plugin"],
         files: &[],
     };
     const CALLS: Calls = &[
@@ -297,7 +321,7 @@ fn unloaded_libraries_do_not_lend_their_names() {
 #[test]
 fn embedded_interpreters_are_found() {
     const OURS: Ours = Ours {
-        modules: &["truth.so", "embedded"],
+        modules: &["known_shares.so", "embedded"],
         files: &["<string>"],
     };
     const CALLS: Calls = &[

@@ -1,4 +1,4 @@
-//! Interpreters built or treated in unusual ways: without names, newer than all we know, with its JIT compiler on.
+//! Unusual interpreters: without symbols, newer than all known versions, with the JIT compiler on.
 //!
 //! Needs what tests/live.rs needs.
 
@@ -8,7 +8,7 @@ use std::process::Command;
 use object::read::elf::ElfFile64;
 use object::{LittleEndian, Object, ObjectSection, ObjectSymbol};
 
-use nativeprof::tree::profile::{Frame, FrameKind};
+use nativeprof::profile::model::{Frame, FrameKind};
 
 use common::calls::{CALLBACKS, SHARES};
 use common::recording::TRUTH;
@@ -19,17 +19,17 @@ mod common;
 /// Runs a script with a library in place of the interpreter's own.
 fn with_library(python: &Python, library: &Path, script: &str) -> Command {
     let mut command = python.script(script);
-    command.env("LD_LIBRARY_PATH", library.parent().expect("a folder"));
+    command.env("LD_LIBRARY_PATH", library.parent().expect("a directory"));
     command
 }
 
-/// The pythons of pyenv from 3.10 on that lie in a shared library: those keep marks on the stack.
-fn marked() -> impl Iterator<Item = &'static Python> {
+/// The pythons of pyenv from 3.10 on with a shared library: those have anchors on the stack.
+fn with_anchors() -> impl Iterator<Item = &'static Python> {
     let all = common::pythons().iter();
     all.filter(|p| p.minor >= 10 && p.library().is_some() && p.name.ends_with("-pyenv"))
 }
 
-/// Takes the bytecode loop's name out of a stripped library: out of the one relocation that refers to it, and out of the
+/// Takes the evaluation loop's name out of a stripped library: out of the one relocation that refers to it, and out of the
 /// table of names.
 fn forget_eval(file: &mut [u8]) {
     const NAME: &[u8] = b"_PyEval_EvalFrameDefault\0";
@@ -69,7 +69,7 @@ fn forget_eval(file: &mut [u8]) {
 #[test]
 fn merging_needs_no_names() {
     let _live = live();
-    pythons::each_of(marked(), |python| {
+    pythons::each_of(with_anchors(), |python| {
         let scratch = Scratch::new();
         let library = python.library().expect("a library").canonicalize().expect("a file");
         let copy = scratch.path(&library.file_name().expect("a name").to_string_lossy());
@@ -106,18 +106,18 @@ fn merging_needs_no_names() {
     });
 }
 
-/// Version 3.15 as shipped. Says so where it is not here, since what needs it is left out then.
+/// Version 3.15 as released. Prints a message where it is missing, since tests that need it are skipped then.
 fn shipped_3_15() -> Option<&'static Python> {
     let found = common::pythons()
         .iter()
         .find(|p| p.minor == 15 && p.is_unpacked() && !p.name.contains("d-"));
     if found.is_none() {
-        eprintln!("NOTE: left out: there is no CPython 3.15 (.ci/new-pythons brings it, where apt can)");
+        eprintln!("NOTE: left out: there is no CPython 3.15 (.ci/install-new-pythons brings it, where apt can)");
     }
     found
 }
 
-/// Samples `shares.py` in a copy of the interpreter whose table of offsets was changed: words at their places.
+/// Samples `shares.py` in a copy of the interpreter with a modified table of offsets: words at their positions.
 fn with_table(python: &Python, words: &[(usize, u64)]) -> Recording {
     let scratch = Scratch::new();
     let mut bytes = std::fs::read(python.program()).expect("the interpreter's file");
@@ -136,7 +136,7 @@ fn with_table(python: &Python, words: &[(usize, u64)]) -> Recording {
     r
 }
 
-/// PY_VERSION_HEX of a version that is not out yet.
+/// PY_VERSION_HEX of a version that is not released yet.
 const NEWER: (usize, u64) = (8, 0x0310_00f0);
 
 #[test]
@@ -147,18 +147,18 @@ fn newer_versions_are_read_if_they_fit() {
     r.check_quality("as 3.16");
     assert!(r.profile.meta.python.starts_with("CPython 3.16.0 ("), "{}", r.stderr);
     assert!(r.with("run_alpha") > 0, "{}", r.stderr);
-    // Where the code was, the table now says the function is; or the table makes no sense at all.
+    // Either the offset of the code is that of the function, or the table is nonsense.
     for wrong in [(328, 16), (320, 0x7fff_ffff)] {
         let r = with_table(python, &[NEWER, wrong]);
         let frames = |s: &[&Frame]| s.iter().any(|f| f.kind == FrameKind::Python);
         assert_eq!(r.matching(frames), 0, "frames from a wrong table: {}", r.stderr);
         assert!(r.with("t_alpha_work") > 0, "{}", r.stderr);
-        let told = r
+        let reported = r
             .stderr
             .lines()
-            .filter(|l| l.contains("this version is not known"))
+            .filter(|l| l.contains("unsupported version, so Python frames are not available"))
             .count();
-        assert_eq!(told, 1, "{}", r.stderr);
+        assert_eq!(reported, 1, "{}", r.stderr);
     }
 }
 
@@ -167,7 +167,9 @@ fn compiled_traces_keep_their_callers() {
     let _live = live();
     let compiling: Vec<_> = common::pythons().iter().filter(|p| p.has_jit()).collect();
     if compiling.is_empty() {
-        eprintln!("NOTE: left out: no CPython here has a JIT compiler (.ci/new-pythons brings some, where apt can)");
+        eprintln!(
+            "NOTE: left out: no CPython here has a JIT compiler (.ci/install-new-pythons brings some, where apt can)"
+        );
     }
     pythons::each_of(compiling, |python| {
         for (script, calls) in [("shares.py", SHARES), ("callbacks.py", CALLBACKS)] {
@@ -179,14 +181,15 @@ fn compiled_traces_keep_their_callers() {
             let q = &r.profile.meta.quality;
             assert!(q.taken > 200, "{}: {}", python.name, r.stderr);
             r.check_lost(&python.name);
-            // No table tells of compiled traces, so stacks through them are repaired: whole, and held to the calls.
+            // Compiled traces have no tables, so stacks through them are repaired: complete, and checked against the
+            // calls.
             assert!(q.partial <= (q.taken / 1000).max(1), "{}: {}", python.name, r.stderr);
             r.check_calls(&python.name, &TRUTH, calls);
             if script == "shares.py" {
                 r.check_shares(&python.name, &truth);
                 let compiled = |s: &[&Frame]| {
-                    let own = |f: &&Frame| f.module == "[jit]";
-                    s.iter().any(|f| f.name == "run_python") && s.iter().any(own)
+                    let is_jit = |f: &&Frame| f.module == "[jit]";
+                    s.iter().any(|f| f.name == "run_python") && s.iter().any(is_jit)
                 };
                 assert!(r.matching(compiled) > 20, "{}: nothing was compiled", python.name);
             }

@@ -1,9 +1,9 @@
-//! Options, and what can happen to a process while it is sampled.
+//! Options, and events in the life of a sampled process.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 
-use nativeprof::tree::profile::{Frame, FrameKind};
+use nativeprof::profile::model::{Frame, FrameKind};
 
 use common::recording::{Ours, Running, attach_while, check_counts};
 use common::{Program, Scratch, attach, each_python, live, nativeprof, newest_python, programs, pythons, record};
@@ -22,9 +22,9 @@ fn python_count(stack: &[&Frame], name: &str) -> usize {
 
 const OTHER_STACK: &str = "continues on another stack";
 
-/// However late nativeprof comes to read of the start: here the program stops it for the first half of its own time.
+/// However late nativeprof reads the start: here the program delays it for the first half of its own time.
 #[test]
-fn samples_are_as_many_as_the_time_since_the_start_asks_for() {
+fn the_number_of_samples_matches_the_time_since_the_start() {
     const PROGRAM: &str = "
 import os, signal, time
 def spend(seconds):
@@ -59,7 +59,7 @@ fn launched_commands_are_sampled_from_their_start() {
         r.check_lost(&python.name);
         r.check_rate(&python.name);
         // While the first few samples are on their way, the interpreter in the new process is not known.
-        let cut = |stack: &[&Frame]| stack.iter().any(|f| f.kind == FrameKind::Cut);
+        let cut = |stack: &[&Frame]| stack.iter().any(|f| f.kind == FrameKind::Truncated);
         let late = r.matching(|stack| cut(stack) && count(stack, "main") > 0 && count(stack, "run_alpha") > 0);
         assert!(late <= 1, "{}: {late} cut\n{}", python.name, r.examples(cut));
         assert!(q.partial * 20 <= q.taken, "{}: {:?}", python.name, q.reasons);
@@ -86,7 +86,7 @@ fn launched_commands_are_sampled_from_their_start() {
 }
 
 #[test]
-fn threads_made_later_have_the_rate_too() {
+fn later_threads_have_the_full_rate() {
     let _live = live();
     let python = newest_python();
     let mut command = python.script("threads.py");
@@ -98,13 +98,13 @@ fn threads_made_later_have_the_rate_too() {
 }
 
 #[test]
-fn ten_thousand_levels_are_whole() {
+fn ten_thousand_levels_are_complete() {
     let _live = live();
     for python in [&pythons()[0], newest_python()] {
-        let mut program = Program::start(python.script("abyss.py"));
+        let mut program = Program::start(python.script("deep_recursion.py"));
         let r = attach(program.pid(), &["-r", "100", "-d", "3"]);
         program.finish();
-        // Each stack takes several records: a machine that stands still for a moment loses the last of them.
+        // Each stack takes several records: a machine that stalls for a moment loses the last of them.
         const CUT: &str = "stack deeper than the copy";
         r.check_quality_but(&python.name, &[CUT]);
         let cut = r.profile.meta.quality.reasons.get(CUT).copied().unwrap_or(0);
@@ -113,7 +113,7 @@ fn ten_thousand_levels_are_whole() {
             let is = |f: &&&Frame| f.kind == FrameKind::Python && f.name == name;
             stack.iter().filter(is).count()
         };
-        let is_cut = |stack: &[&Frame]| stack.iter().any(|f| f.kind == FrameKind::Cut);
+        let is_cut = |stack: &[&Frame]| stack.iter().any(|f| f.kind == FrameKind::Truncated);
         let at_end = |stack: &[&Frame]| stack.iter().any(|f| f.name == "t_alpha") && !is_cut(stack);
         assert!(
             r.matching(at_end) * 2 > r.samples(),
@@ -143,7 +143,7 @@ fn ten_thousand_levels_are_whole() {
 }
 
 #[test]
-fn children_are_sampled_only_when_asked_for() {
+fn children_are_sampled_only_on_request() {
     let _live = live();
     for python in [&pythons()[0], newest_python()] {
         let mut program = Program::start(python.script("forks.py"));
@@ -152,7 +152,7 @@ fn children_are_sampled_only_when_asked_for() {
         let pid = program.pid();
         let truth = program.finish();
         // At the instant of a fork the stack's pages, and the interpreter of the new process, may be out of sight.
-        const AT_FORK: [&str; 2] = ["stack page not present", "Python frames not known"];
+        const AT_FORK: [&str; 2] = ["stack page not present", "unknown interpreter"];
         for r in [&with, &without] {
             r.check_quality_but(&python.name, &AT_FORK);
             let q = &r.profile.meta.quality;
@@ -178,7 +178,7 @@ fn children_are_sampled_only_when_asked_for() {
             "{}",
             python.name
         );
-        // A child's stack goes on from its parent's.
+        // A child's stack continues its parent's.
         for (stack, _) in with.stacks().filter(|(s, _)| count(s, "in_child") > 0) {
             assert_eq!(
                 (python_count(&stack, "main"), count(&stack, "make_child")),
@@ -190,7 +190,7 @@ fn children_are_sampled_only_when_asked_for() {
         assert_eq!(
             without.with("in_child"),
             0,
-            "{}: children nobody asked for",
+            "{}: children that were not asked for",
             python.name
         );
         assert!(without.with("in_parent") > 0, "{}", python.name);
@@ -207,12 +207,12 @@ fn programs_that_children_execute_begin_at_their_start() {
     let loaders = r.matching(|stack| stack.iter().any(|f| f.name == "_dl_start"));
     assert!(loaders >= 10, "{loaders} samples in the loader: {}", r.stderr);
     // Where the stack of a new program ends is not known while the kernel executes it.
-    let cut = r.with("[cut: return address outside code]");
+    let cut = r.with("[truncated: return address outside code]");
     assert!(cut * 5 <= loaders, "{cut} of {loaders}: {}", r.stderr);
 }
 
 #[test]
-fn kernel_frames_stand_on_top() {
+fn kernel_frames_are_on_top() {
     let _live = live();
     let python = newest_python();
     let mut program = Program::start(python.script("kernel_time.py"));
@@ -225,7 +225,7 @@ fn kernel_frames_stand_on_top() {
     assert_eq!(
         without.matching(|s| s.iter().any(kernel)),
         0,
-        "kernel frames nobody asked for"
+        "kernel frames that were not asked for"
     );
     let below = |name: &'static str| {
         move |s: &[&Frame]| s.last().is_some_and(|f| f.kind == FrameKind::Kernel) && count(s, name) > 0
@@ -244,7 +244,7 @@ fn kernel_frames_stand_on_top() {
         let first = stack.iter().position(kernel).unwrap_or(stack.len());
         assert!(stack[first..].iter().all(kernel), "a user frame above a kernel frame");
         if count(&stack, "t_read_loop") > 0 && first < stack.len() {
-            // The C library's `read` lies between.
+            // The C library's `read` is in between.
             assert_ne!(
                 stack[first - 1].name,
                 "t_read_loop",
@@ -287,7 +287,7 @@ fn python_frames_alone() {
             r.profile
                 .frames
                 .iter()
-                .all(|f| matches!(f.kind, FrameKind::Root | FrameKind::Python | FrameKind::Cut)),
+                .all(|f| matches!(f.kind, FrameKind::Root | FrameKind::Python | FrameKind::Truncated)),
             "{}: a frame that is not Python's",
             python.name
         );
@@ -304,7 +304,7 @@ fn python_frames_alone() {
 }
 
 #[test]
-fn collapsed_text_says_the_same_as_json() {
+fn collapsed_text_has_the_same_data_as_json() {
     let _live = live();
     let scratch = Scratch::new();
     let mut command = newest_python().script("shares.py");
@@ -325,8 +325,8 @@ fn collapsed_text_says_the_same_as_json() {
         let (stack, n) = line.rsplit_once(' ').expect("a count");
         let n: u64 = n.parse().expect("a number");
         total += n;
-        // But for the first samples, which come before the interpreter is known.
-        if stack.contains("t_alpha_work (truth.so)") && stack.contains("/shares.py:") {
+        // Except for the first samples, taken before the interpreter is known.
+        if stack.contains("t_alpha_work (known_shares.so)") && stack.contains("/shares.py:") {
             alpha += n;
         }
     }
@@ -344,7 +344,7 @@ fn a_target_may_end_at_any_time() {
     let _live = live();
     let mut program = Program::start(newest_python().script("shares.py"));
     let r = attach_while(program.pid(), &["-d", "600"], || {
-        std::thread::sleep(std::time::Duration::from_millis(700)); // so that there is something to keep
+        std::thread::sleep(std::time::Duration::from_millis(700)); // so that there are samples
         program.finish();
     });
     r.check_quality("a target that ends");
@@ -360,13 +360,13 @@ fn exec_in_place_changes_the_names() {
         let pid = program.pid();
         let r = attach_while(pid, &["-d", "600"], || {
             std::thread::sleep(std::time::Duration::from_millis(500)); // samples of the first program
-            program.tell("exec");
+            program.send("exec");
             program.wait_for("READY");
             std::thread::sleep(std::time::Duration::from_millis(500)); // and of the second
             program.finish();
         });
         r.check_lost(&python.name);
-        // The second program starts anew: its first samples come before its interpreter is known.
+        // The second program starts from the beginning: its first samples are taken before its interpreter is known.
         assert!(
             r.profile.meta.quality.partial * 8 <= r.samples(),
             "{}: {}",
@@ -383,7 +383,7 @@ fn exec_in_place_changes_the_names() {
                 python.name
             );
         }
-        let cut = |s: &[&Frame]| s.iter().any(|f| f.kind == FrameKind::Cut);
+        let cut = |s: &[&Frame]| s.iter().any(|f| f.kind == FrameKind::Truncated);
         let bad = r.matching(|s| cut(s) && (count(s, "before") > 0 || count(s, "after") > 0));
         assert!(bad <= 1, "{}: {bad} cut\n{}", python.name, r.examples(cut));
     });
@@ -396,7 +396,7 @@ fn interpreters_may_come_late() {
         let mut program = Program::start(python.embedded(true));
         let r = attach_while(program.pid(), &["-d", "600"], || {
             std::thread::sleep(std::time::Duration::from_millis(300)); // samples without Python
-            program.tell("load");
+            program.send("load");
             program.wait_for("READY");
             std::thread::sleep(std::time::Duration::from_millis(700)); // and with it
             program.finish();
@@ -407,10 +407,10 @@ fn interpreters_may_come_late() {
         let work = |s: &[&Frame]| count(s, "t_alpha_work") > 0;
         let chain = |s: &[&Frame]| count(s, "work") == 1 && count(s, "bridged") == 1 && count(s, "e_run_python") == 1;
         let wrong = r.matching(|s| work(s) && !chain(s));
-        // The first few come before the interpreter is known; they say so.
-        let told = r.profile.meta.quality.partial;
+        // The first few samples are taken before the interpreter is known, which is their reason.
+        let partial = r.profile.meta.quality.partial;
         assert!(
-            wrong <= told,
+            wrong <= partial,
             "{}: {wrong}\n{}",
             python.name,
             r.examples(|s| work(s) && !chain(s))
@@ -425,34 +425,34 @@ fn interpreters_may_come_late() {
 }
 
 #[test]
-fn subinterpreters_stand_on_their_caller() {
+fn subinterpreters_are_above_their_caller() {
     let _live = live();
-    // Before 3.8 no module makes subinterpreters.
+    // Before 3.8 no module creates subinterpreters.
     pythons::each_of(common::pythons().iter().filter(|p| p.minor >= 8), |python| {
         let mut program = Program::start(python.script("subinterpreters.py"));
         let r = attach(program.pid(), &["-d", "1"]);
         program.finish();
         r.check_lost(&python.name);
-        // What runs in the main interpreter is whole.
+        // What runs in the main interpreter is complete.
         let alone = |s: &[&Frame]| count(s, "alone") > 0;
-        let cut = |s: &[&Frame]| s.iter().any(|f| f.kind == FrameKind::Cut);
+        let cut = |s: &[&Frame]| s.iter().any(|f| f.kind == FrameKind::Truncated);
         assert!(r.matching(alone) > 50, "{}: {}", python.name, r.stderr);
         assert!(r.matching(|s| alone(s) && cut(s)) <= 1, "{}", python.name);
         assert_eq!(r.matching(|s| alone(s) && count(s, "inner") > 0), 0, "{}", python.name);
-        // The frames of the calling interpreter hang on another thread state, which is not walked yet. As long as that
-        // is so, no such stack may pass for whole.
+        // The frames of the calling interpreter belong to another thread state, which is not walked yet. Until then, no
+        // such stack may count as complete.
         let inner = |s: &[&Frame]| count(s, "t_beta_outer") > 0;
-        let whole = |s: &[&Frame]| count(s, "outer") == 1 && count(s, "inner") == 1;
-        let told = r.profile.meta.quality.partial;
-        let lacking = r.matching(|s| inner(s) && !whole(s));
+        let complete = |s: &[&Frame]| count(s, "outer") == 1 && count(s, "inner") == 1;
+        let partial = r.profile.meta.quality.partial;
+        let incomplete = r.matching(|s| inner(s) && !complete(s));
         assert!(r.matching(inner) > 50, "{}: {}", python.name, r.stderr);
         assert!(
-            lacking <= told,
-            "{}: {lacking} stacks lack the outer interpreter, {told} say that they are partial",
+            incomplete <= partial,
+            "{}: {incomplete} stacks without the outer interpreter, {partial} are marked partial",
             python.name
         );
         eprintln!(
-            "{}: {lacking} of {} stacks of the subinterpreter lack their caller",
+            "{}: {incomplete} of {} stacks of the subinterpreter have no caller",
             python.name,
             r.matching(inner)
         );
@@ -487,7 +487,7 @@ fn programs_without_python() {
         ],
     );
     assert!(r.stderr.contains("python:   none found"), "{}", r.stderr);
-    // Units of work of the main thread's four parts are 300 each.
+    // Each of the main thread's four parts has 300 units of work.
     let parts = ["n_alloca", "n_aligned", "n_deep", "n_pages"];
     let truth: BTreeMap<String, f64> = parts.map(|n| (n.to_string(), 1.0)).into();
     r.check_shares("native", &truth);
@@ -500,9 +500,9 @@ fn programs_without_python() {
 }
 
 #[test]
-fn ticks_do_not_wait_for_what_the_program_tells() {
-    // Each new thread is told of at once, in time for other distances between ticks to be set. That begins them anew, and
-    // a thread that lives for one period would see none.
+fn ticks_do_not_depend_on_events_of_the_program() {
+    // Each new thread is reported at once, in time for setting other periods. That restarts them, and a thread that
+    // lives for one period would get no tick.
     let _live = live();
     let mut program = Program::start(programs::native(&["bursts"]));
     let r = attach(program.pid(), &["-r", "250", "-d", "6"]);
@@ -537,7 +537,7 @@ fn signal_handlers_on_their_own_stack() {
     let mut program = Program::start(programs::native(&["signal"]));
     let r = attach(program.pid(), &[]);
     program.finish();
-    // Only the handler's own stack is copied: that the rest is missing must be said, and only for that reason.
+    // Only the handler's own stack is copied: the missing rest must be reported, and only for that reason.
     r.check_quality_but("signal", &[OTHER_STACK]);
     r.check_calls(
         "signal",
@@ -552,7 +552,7 @@ fn signal_handlers_on_their_own_stack() {
     );
     let handled = r.with("n_handler_work");
     assert!(handled > 50, "{}", r.stderr);
-    // What was interrupted is known: its registers lie in the signal frame.
+    // The interrupted function is known: its registers are in the signal frame.
     let below = r.matching(|s| count(s, "n_handler_work") > 0 && count(s, "n_interrupted") > 0);
     assert!(
         below * 20 >= handled * 19,
@@ -571,12 +571,12 @@ fn an_interrupt_ends_and_writes() {
         let mut command = nativeprof(&["attach", &program.pid().to_string(), "-r", "1000", "-o"]);
         command.arg(&out);
         let mut running = Running::start(command);
-        std::thread::sleep(std::time::Duration::from_millis(500)); // so that there is something to write
+        std::thread::sleep(std::time::Duration::from_millis(500)); // so that there are samples to write
         running.signal(signal);
         let done = running.finish();
         let said = String::from_utf8_lossy(&done.stderr).into_owned();
         assert!(done.status.success(), "{signal}: {said}");
-        // The second recording goes over the file of the first.
+        // The second recording overwrites the file of the first.
         let text = std::fs::read_to_string(&out).expect("a file");
         assert!(text.contains("run_alpha"), "{signal}: {said}");
         assert_eq!(scratch.names(), ["x.collapsed"], "{signal}: something was left behind");
@@ -587,14 +587,14 @@ fn an_interrupt_ends_and_writes() {
 
 #[test]
 fn partial_stacks_say_why() {
-    // A handler on a stack of its own: what was interrupted lies on one that is not copied.
+    // A handler on a separate stack: the interrupted function is on a stack that is not copied.
     let _live = live();
     let r = record(&[], &programs::native(&["signal", "0.5"]));
     let reasons = &r.profile.meta.quality.reasons;
     assert!(!reasons.is_empty(), "{}", r.stderr);
     for why in reasons.keys() {
         assert!(r.stderr.contains(why), "{why} is not in the summary: {}", r.stderr);
-        let named = format!("[cut: {why}]");
+        let named = format!("[truncated: {why}]");
         assert!(r.with(&named) > 0, "{named} is not in the tree");
     }
 }

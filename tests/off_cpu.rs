@@ -1,20 +1,21 @@
-//! The complete time of threads: running, runnable, waiting and for what, by programs that wait in known ways.
+//! The complete time of threads: running, runnable and waiting, with the kind of wait, in programs with known waits.
 //!
-//! Needs what the other live tests need, and a kernel that can take stacks at switch-in (Linux 6.18 with BTF). On others
-//! the refusal is tested.
+//! Needs what the other live tests need, and a kernel that can take stacks at switch-in (Linux 6.18 with BTF). On
+//! others the refusal is tested.
 
 use std::collections::BTreeMap;
 
 use nativeprof::capture::ebpf::off_cpu;
-use nativeprof::tree::profile::FrameKind;
+use nativeprof::profile::gil_waits;
+use nativeprof::profile::model::{FrameKind, Profile};
 
 use common::recording::{Recording, attach, nativeprof};
 use common::{Program, Python, each_python, live};
 
 mod common;
 
-/// Functions of waits.py, the state that they bring about, and its least share of their time. It is small: they also wait
-/// for the interpreter's lock, which two others want all the time, and for a CPU.
+/// Functions of waits.py, the state that they cause, and its minimum share of their time. It is small: they also wait
+/// for the GIL, which two others want all the time, and for a CPU.
 const ROLES: &[(&str, &str, f64)] = &[
     ("w_sleep", "[waiting: sleep]", 0.05),
     ("w_short", "[waiting: sleep]", 0.0),
@@ -24,7 +25,7 @@ const ROLES: &[(&str, &str, f64)] = &[
     ("w_feed", "[waiting: sleep]", 0.05),
 ];
 const SPINNERS: &[&str] = &["w_spin_one", "w_spin_two"];
-/// Ways to wait that a state may stand for in threads that want the interpreter's lock.
+/// Kinds of waits that threads which want the GIL may have instead.
 const OTHER_STATES: &[&str] = &["[runnable]", "[waiting: gil]"];
 
 /// Wall time below a function by the state it was spent in, ns; `""`: running.
@@ -32,7 +33,12 @@ fn states(r: &Recording, role: &str) -> BTreeMap<String, u64> {
     let p = &r.profile;
     let wall = p.find_value("wall").expect("wall time is recorded");
     let mut states = BTreeMap::new();
-    for (at, own) in p.own_amounts(wall).into_iter().enumerate().filter(|(_, own)| *own > 0) {
+    for (at, self_time) in p
+        .self_amounts(wall)
+        .into_iter()
+        .enumerate()
+        .filter(|(_, time)| *time > 0)
+    {
         let mut up = at;
         let mut below = false;
         while up > 0 {
@@ -46,7 +52,7 @@ fn states(r: &Recording, role: &str) -> BTreeMap<String, u64> {
             } else {
                 ""
             };
-            *states.entry(state.to_string()).or_default() += own;
+            *states.entry(state.to_string()).or_default() += self_time;
         }
     }
     states
@@ -61,14 +67,14 @@ fn check(python: &Python) {
     );
     drop(program.finish());
     let q = &r.profile.meta.quality;
-    // Ticks that meet one of our own programs on their CPU are lost, and counted.
+    // Ticks that hit one of our own programs on their CPU are lost, and counted.
     assert!(q.lost * 200 <= q.taken, "{name}: {}", r.stderr);
-    // At the end threads are read in place, and one that moves on meanwhile has no stack.
+    // Sleeping threads are read at the end, and one that runs meanwhile has no stack.
     let moved_on = 2 * (ROLES.len() + SPINNERS.len()) as u64;
     let partial = q.partial.saturating_sub(moved_on);
     assert!(partial * 1000 <= q.taken, "{name}: {}", r.stderr);
     let duration = r.profile.meta.duration * 1e9;
-    // Before 3.7 it is not known where the lock is, only how it is made.
+    // Before 3.7 the address of the GIL is not known, only how it is implemented.
     let gil = match python.minor {
         ..7 => "[waiting: condition]",
         _ => "[waiting: gil]",
@@ -99,7 +105,7 @@ fn check(python: &Python) {
             .sum();
         assert!((unknown as f64) < 0.02 * duration, "{name}: {role}: {states:?}");
     }
-    // Two threads that both always want the lock: one of them waits for it, or for a CPU, at any time.
+    // Two threads that both always want the GIL: one of them waits for it, or for a CPU, at any time.
     let spinning: Vec<_> = SPINNERS.iter().map(|role| states(&r, role)).collect();
     let of = |state: &str| spinning.iter().filter_map(|s| s.get(state)).sum::<u64>() as f64 / duration;
     assert!(of(gil) > 0.05, "{name}: {spinning:?}");
@@ -129,18 +135,130 @@ fn all_time_of_threads_is_accounted_for() {
     each_python(check);
 }
 
+/// Waits for the interpreter lock by who held it: nearly all of it is one thread, and the function in which it holds the lock is
+/// named.
+fn check_gil_holder(python: &Python) {
+    let name = &python.name;
+    // Before 3.7 it is not known where the lock is.
+    if python.minor < 7 {
+        return;
+    }
+    let mut program = Program::start(python.script("gil_holder.py"));
+    let r = attach(
+        program.pid(),
+        &["--backend", "ebpf", "--mode", "wall", "-r", "200", "-d", "3"],
+    );
+    drop(program.finish());
+    let profile = &r.profile;
+    let wall = profile.find_value("wall").expect("wall time is recorded");
+    let gil = gil_waits::of(profile, wall);
+    let hog = gil
+        .threads
+        .iter()
+        .max_by_key(|t| t.held)
+        .expect("threads that held the lock");
+    let waiters: Vec<_> = gil.pairs.iter().filter(|p| p.waiter.1 != hog.tid).collect();
+    let all: u64 = waiters.iter().map(|p| p.waited).sum();
+    let of_hog = waiters.iter().filter(|p| p.holder == Some((hog.pid, hog.tid)));
+    let for_hog: u64 = of_hog.clone().map(|p| p.waited).sum();
+    assert!(all as f64 > 0.2e9 * profile.meta.duration, "{name}: {gil:?}");
+    assert!(
+        for_hog as f64 >= 0.9 * all as f64,
+        "{name}: {for_hog} of {all}: {gil:?}"
+    );
+    let longest = of_hog.flat_map(|p| &p.functions).max_by_key(|(_, time)| *time);
+    let function = &longest.expect("stacks of the holder").0;
+    assert!(
+        function.starts_with("w_hog (") || function.starts_with("hold_lock ("),
+        "{name}: {function}"
+    );
+    // The function that holds the lock is `hold_lock`, all the time that it runs.
+    let held = gil
+        .functions
+        .iter()
+        .max_by_key(|f| f.held)
+        .expect("functions that held the lock");
+    assert!(held.function.starts_with("hold_lock ("), "{name}: {gil:?}");
+}
+
 #[test]
-fn what_cannot_be_done_is_refused() {
+fn holders_of_the_interpreter_lock_are_named() {
+    let _live = live();
+    if off_cpu::check().is_ok() {
+        each_python(check_gil_holder);
+    }
+}
+
+/// `--wakers`: below each wait stands what ended it; `--min-blocked` leaves short intervals out.
+#[test]
+fn wakers_and_long_intervals() {
+    let _live = live();
+    if off_cpu::check().is_err() {
+        return;
+    }
+    each_python(|python| {
+        let name = &python.name;
+        let mut program = Program::start(python.script("waits.py"));
+        let words = ["--backend", "ebpf", "--mode", "off-cpu", "-r", "200", "-d", "1"];
+        let wakers = attach(program.pid(), &[&words[..], &["--wakers"]].concat());
+        let long = attach(program.pid(), &[&words[..], &["--min-blocked", "4ms"]].concat());
+        drop(program.finish());
+        // The reader is woken by the thread that writes, sleeps by the timer.
+        let p = &wakers.profile;
+        let off_cpu = p.find_value("off_cpu").expect("off-CPU time is recorded");
+        let (mut by_feed, mut by_timer, mut sleeps, mut reads) = (0, 0, 0, 0);
+        for (at, own) in p
+            .self_amounts(off_cpu)
+            .into_iter()
+            .enumerate()
+            .filter(|(_, own)| *own > 0)
+        {
+            let (mut up, mut path) = (at, Vec::new());
+            while up > 0 {
+                path.push(p.frames[p.nodes[up].frame as usize].name.as_str());
+                up = p.nodes[up].parent as usize;
+            }
+            let has = |name: &str| path.contains(&name);
+            if has("w_read") && has("[waiting: read pipe]") {
+                reads += own;
+                by_feed += if has("w_feed") { own } else { 0 };
+            } else if has("w_sleep") && has("[waiting: sleep]") {
+                sleeps += own;
+                by_timer += if has("[woken by: timer interrupt]") { own } else { 0 };
+            }
+        }
+        assert!(by_feed * 10 >= reads * 9 && reads > 0, "{name}: {by_feed} of {reads}");
+        assert!(
+            by_timer * 10 >= sleeps * 9 && sleeps > 0,
+            "{name}: {by_timer} of {sleeps}"
+        );
+        let short = |p: &Profile| {
+            let state = |node: u32| p.frames[p.nodes[node as usize].frame as usize].name.as_str();
+            let lengths = p.timeline.iter().zip(&p.waits.lengths);
+            lengths
+                .filter(|(t, length)| state(t.node).starts_with("[waiting") && **length < 4_000_000)
+                .count()
+        };
+        assert!(short(&long.profile) == 0, "{name}: {}", long.stderr);
+        assert!(!long.profile.timeline.is_empty(), "{name}: {}", long.stderr);
+    });
+}
+
+#[test]
+fn unsupported_combinations_are_refused() {
     for (words, why) in [
         (
             &["--mode", "wall", "--backend", "ptrace"][..],
-            "ptrace sees threads only while they run",
+            "it samples threads only while they run",
         ),
         (
             &["--mode", "off-cpu", "--save-tape", "x.tape"],
-            "a tape cannot hold off-CPU time",
+            "a tape cannot record off-CPU time",
         ),
-        (&["--mode", "sleep"], "known modes: cpu, off-cpu, wall"),
+        (&["--mode", "sleep"], "expected one of cpu, off-cpu, wall"),
+        (&["--wakers"], "only CPU time is sampled"),
+        (&["--min-blocked", "1ms"], "only CPU time is sampled"),
+        (&["--mode", "wall", "--min-blocked", "10"], "a number with its unit"),
     ] {
         let mut command = nativeprof(&["record", "-o", "/dev/null", "-f", "json"]);
         let done = command

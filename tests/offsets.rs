@@ -1,4 +1,4 @@
-//! Offsets of CPython against its own debug information: the table's rows, and what newer versions publish.
+//! Offsets of CPython, compared with its own debug information: the rows of the table, and what newer versions publish.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -11,10 +11,11 @@ use gimli::{
 };
 use object::{Object, ObjectSection};
 
-use nativeprof::interp::{self, tables};
-use nativeprof::layout::{Layout, NONE};
-use nativeprof::process::host;
-use nativeprof::process::modules::Modules;
+use nativeprof::cpython;
+use nativeprof::cpython::layouts;
+use nativeprof::cpython_layout::{ABSENT, Layout};
+use nativeprof::target::modules::Modules;
+use nativeprof::target::system;
 
 use common::Python;
 
@@ -22,7 +23,7 @@ mod common;
 
 type Slice<'a> = EndianSlice<'a, LittleEndian>;
 
-/// Structures by name: where each is defined.
+/// Structures by name: the place of each definition.
 struct Types<'a> {
     dwarf: Dwarf<Slice<'a>>,
     units: Vec<Unit<Slice<'a>>>,
@@ -69,7 +70,7 @@ impl<'a> Types<'a> {
                 if !WANTED.contains(&&*name) || types.found.contains_key(&*name) {
                     continue;
                 }
-                // A typedef of something that is only declared here says nothing.
+                // A typedef of a type that is only declared here is useless.
                 if let Some(at) = types.structure(index, entry.offset()) {
                     types.found.insert(name.into_owned(), at);
                 }
@@ -107,8 +108,8 @@ impl<'a> Types<'a> {
     /// Offset of a member, as `interpreters.head`.
     fn offset(&self, name: &str, path: &str) -> Option<u64> {
         let (mut at, mut offset) = (*self.found.get(name)?, 0);
-        for member in path.split('.') {
-            let (more, next) = self.member(at, member)?;
+        for field in path.split('.') {
+            let (more, next) = self.member(at, field)?;
             offset += more;
             at = next;
         }
@@ -116,8 +117,8 @@ impl<'a> Types<'a> {
     }
 
     fn member(&self, (unit, offset): (usize, UnitOffset), wanted: &str) -> Option<(u64, (usize, UnitOffset))> {
-        let own = &self.units[unit];
-        let mut tree = own.entries_tree(Some(offset)).ok()?;
+        let own_unit = &self.units[unit];
+        let mut tree = own_unit.entries_tree(Some(offset)).ok()?;
         let mut children = tree.root().ok()?.children();
         while let Some(child) = children.next().ok()? {
             let entry = child.entry();
@@ -127,8 +128,8 @@ impl<'a> Types<'a> {
             let place = entry.attr_value(DW_AT_data_member_location);
             let place = place.and_then(|v| v.udata_value()).unwrap_or(0);
             let name = entry.attr_value(DW_AT_name);
-            let Some(name) = name.and_then(|name| self.dwarf.attr_string(own, name).ok()) else {
-                // a structure or union without a name: its members count as ours
+            let Some(name) = name.and_then(|name| self.dwarf.attr_string(own_unit, name).ok()) else {
+                // an anonymous structure or union: its members count as ours
                 if let Some(inner) = self.structure(unit, entry.offset())
                     && let Some((more, at)) = self.member(inner, wanted)
                 {
@@ -145,9 +146,9 @@ impl<'a> Types<'a> {
     }
 }
 
-/// Each offset of the layout and what the debug information says; names that changed are told one after the other.
+/// Each offset of the layout and that of the debug information; for names that changed, one after the other.
 fn compare(types: &Types<'_>, l: &Layout, whom: &str, runtime: bool) {
-    let of = |u: u16| if u == NONE { None } else { Some(u64::from(u)) };
+    let of = |u: u16| if u == ABSENT { None } else { Some(u64::from(u)) };
     let frame = if types.found.contains_key("_PyInterpreterFrame") {
         "_PyInterpreterFrame"
     } else {
@@ -283,19 +284,19 @@ fn compare(types: &Types<'_>, l: &Layout, whom: &str, runtime: bool) {
 /// The ELF file of an interpreter.
 fn file(python: &Python) -> PathBuf {
     let program = python.program();
-    let own = if program.exists() { program } else { python.exe.clone() };
-    let file = python.library().filter(|_| !python.is_unpacked()).unwrap_or(own);
+    let exe = if program.exists() { program } else { python.exe.clone() };
+    let file = python.library().filter(|_| !python.is_unpacked()).unwrap_or(exe);
     file.canonicalize().expect("the interpreter's file")
 }
 
 #[test]
-fn rows_say_what_debug_information_says() {
+fn rows_match_the_debug_information() {
     let compared = RefCell::new(0);
     common::pythons::each_of(common::pythons(), |python| {
         let path = file(python);
         let mut modules = Modules::default();
         let (id, _) = modules.open(
-            &host::Live,
+            &system::LiveSystem,
             std::process::id(),
             0,
             0,
@@ -303,11 +304,11 @@ fn rows_say_what_debug_information_says() {
             None,
         );
         let module = modules.get(id);
-        let runtime = interp::find_runtime(module).unwrap_or_else(|| panic!("{}: no interpreter", path.display()));
+        let runtime = cpython::find_runtime(module).unwrap_or_else(|| panic!("{}: no interpreter", path.display()));
         assert_eq!(runtime.version.1, python.minor as u8, "{}", python.name);
         let layout = runtime.layout.expect("a version that we know");
-        // What says that no code object took another's place, in each version that has such a thing.
-        let told = [layout.runtime_generation != 0, layout.interp_generation != 0];
+        // The counters of code objects, in each version that has them.
+        let found = [layout.runtime_generation != 0, layout.interp_generation != 0];
         let has_names = !module
             .symbols_named(&|name| name == b"_Py_next_func_version")
             .is_empty();
@@ -317,12 +318,12 @@ fn rows_say_what_debug_information_says() {
             14.. => [false, true],
             _ => [false, false],
         };
-        assert_eq!(told, expected, "{}: numbers of code objects", python.name);
-        let (_, row) = tables::ROWS
+        assert_eq!(found, expected, "{}: numbers of code objects", python.name);
+        let (_, row) = layouts::ROWS
             .iter()
             .find(|(v, _)| *v == (3, python.minor as u8))
             .expect("a row");
-        assert!(!runtime.eval.is_empty(), "{}: no bytecode loop", python.name);
+        assert!(!runtime.eval.is_empty(), "{}: no evaluation loop", python.name);
         if python.minor >= 13 {
             let published = Layout {
                 frame_size: row.frame_size,

@@ -1,5 +1,6 @@
-//! The Python package, as it is installed: its own tests in each CPython from 3.9 on, and what others' packages make of
-//! our files. `.ci/python-venvs` builds the wheel and the environments; it is called here, so that no old wheel is tested.
+//! The installed Python package: its own tests in each CPython from 3.9 on, and other packages that read our files.
+//! `.ci/install-python-venvs` builds the wheel and the environments; it is called here, so that no outdated wheel is
+//! tested.
 
 use std::path::Path;
 use std::process::Command;
@@ -58,9 +59,9 @@ fn dask_reads_merges_and_plots_our_profile() {
 
 #[test]
 fn merge_sums_as_dask_does() {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let (dask, merged) = (folder.join("dask.json"), folder.join("merged.json"));
-    // A worker's own profile, which has a process of ours with one more callee.
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let (dask, merged) = (directory.join("dask.json"), directory.join("merged.json"));
+    // A worker's own profile, which has one of our processes with one more callee.
     let tree = r#"{"identifier": "root", "count": 9, "description":
         {"filename": "", "name": "", "line_number": 0, "line": ""}, "children": {
         "python 4242;;0": {"identifier": "python 4242;;0", "count": 7, "description":
@@ -81,9 +82,9 @@ fn merge_sums_as_dask_does() {
     let said = String::from_utf8_lossy(&done.stderr);
     assert!(done.status.success(), "{said}");
     for word in [
-        "named twice",
+        "is given twice",
         "the rates differ (unknown, 99 Hz)",
-        "823 samples of 3 profiles",
+        "823 samples from 3 profiles",
     ] {
         assert!(said.contains(word), "`{word}` is not in:\n{said}");
     }

@@ -1,4 +1,4 @@
-//! What the commands that look at saved profiles print, against files that were looked at by hand, and refusals.
+//! Output of the commands that read saved profiles, compared with files that were reviewed by hand, and errors.
 //!
 //! `BLESS=1 cargo test --test report` rewrites the files in `fixtures/golden/report`.
 
@@ -36,7 +36,7 @@ fn check_golden(name: &str, now: &str) {
         .join("fixtures/golden/report")
         .join(name);
     if std::env::var_os("BLESS").is_some_and(|bless| bless == "1") {
-        fs::create_dir_all(path.parent().expect("a folder")).expect("the folder");
+        fs::create_dir_all(path.parent().expect("a directory")).expect("the directory");
         fs::write(&path, now).expect("a golden file");
     }
     let expected = fs::read_to_string(&path).unwrap_or_default();
@@ -46,9 +46,17 @@ fn check_golden(name: &str, now: &str) {
 #[test]
 fn golden_tables() {
     for (name, words, columns) in [
-        ("functions", "", ""),
-        ("functions-narrow", "--color always 12", "60"),
-        ("functions-wide", "--sort total 0.3 srv", "200"),
+        ("python", "", ""),
+        ("python-narrow", "--color always 12", "60"),
+        ("functions", "--by function", ""),
+        ("functions-all", "--by function --interpreter-frames", ""),
+        ("functions-narrow", "--by function --color always 12", "60"),
+        ("functions-wide", "--by function --sort total 0.3 srv", "200"),
+        ("categories", "--by category", ""),
+        ("hidden", "--hide-libraries --hide-stdlib --no-native --by function", ""),
+        ("focus", "--focus run --tree", ""),
+        ("source", "--source run", ""),
+        ("source-native", "--source cblas_dgemm", ""),
         ("lines", "--by line --sort name", ""),
         ("modules", "--by module", ""),
         ("value", "--value cpu 5", ""),
@@ -72,22 +80,22 @@ fn golden_tables() {
 }
 
 #[test]
-fn colours_are_for_terminals() {
+fn colors_are_for_terminals() {
     assert!(!stdout(&run(&["report", PROFILE], "")).contains('\x1b'));
     assert!(stdout(&run(&["report", PROFILE, "--color", "always"], "")).contains("\x1b["));
 }
 
-/// The self column of all rows, and of all lines, is the profile.
+/// The self column of all rows, and of all lines, adds up to the profile.
 #[test]
 fn no_sample_is_left_out() {
-    for by in ["function", "line", "module"] {
+    for by in ["function", "line", "module", "category"] {
         let said = stdout(&run(&["report", PROFILE, "--json", "--by", by], ""));
         let value: serde_json::Value = serde_json::from_str(&said).expect("JSON");
         let rows = value["rows"].as_array().expect("rows");
-        let own: u64 = rows.iter().map(|row| row["self"].as_u64().expect("a number")).sum();
+        let self_total: u64 = rows.iter().map(|row| row["self"].as_u64().expect("a number")).sum();
         let all = value["samples"].as_u64().expect("a number");
-        // Three samples have no frame but their thread.
-        assert_eq!(own + 3, all, "by {by}");
+        // Three samples have no frame except their thread.
+        assert_eq!(self_total + 3, all, "by {by}");
     }
 }
 
@@ -103,7 +111,7 @@ fn refused(args: &[&str], code: i32, words: &[&str]) {
 }
 
 #[test]
-fn refusals() {
+fn errors() {
     let scratch = Scratch::new();
     let dask = scratch.path("dask.json");
     let tree = r#"{"identifier":"root","description":{},"count":3,"children":{"f;a.py;1":
@@ -127,34 +135,59 @@ fn refusals() {
     let json = json.to_str().expect("UTF-8");
     for option in [&["--lines"][..], &["--value", "cpu"]] {
         let args = [&["export", PROFILE, "-o", json], option].concat();
-        refused(&args, 2, &[option[0], "means nothing for the format json"]);
+        refused(&args, 2, &[option[0], "has no effect on format json"]);
     }
     refused(&["report", "/nonexistent"], 1, &["cannot read /nonexistent"]);
-    refused(&["report", "/"], 1, &["folder"]);
+    refused(&["report", "/"], 1, &["directory"]);
     refused(&["report", "-"], 1, &["standard input", "empty"]);
     refused(&["report", PROFILE, "a("], 2, &["`a(`", "unclosed group", "'a\\('"]);
     refused(&["report", PROFILE, "1.5"], 2, &["1.5", "fraction"]);
     refused(&["report", PROFILE, "--callers", "nobody"], 1, &["nobody"]);
-    refused(&["report", dask, "--by", "thread"], 1, &["threads apart", "timeline"]);
+    refused(&["report", PROFILE, "--source", "nobody"], 1, &["nobody", "--by line"]);
+    for command in [
+        &["report", PROFILE][..],
+        &["diff", PROFILE, PROFILE],
+        &["export", PROFILE, "-o", svg],
+    ] {
+        let args = [command, &["--focus", "dgem"]].concat();
+        refused(
+            &args,
+            1,
+            &["no function with samples is called `dgem`", "--focus cblas_dgemm"],
+        );
+    }
+    refused(
+        &["report", dask, "--by", "thread"],
+        1,
+        &["no data about threads", "timeline"],
+    );
     refused(&["diff", PROFILE, empty], 1, &["empty.json", "no samples"]);
     refused(
         &["diff", "--normalize", "time", dask, PROFILE],
         1,
         &["rate", "--normalize share"],
     );
-    refused(&["diff", "-", "-"], 2, &["standard input is named twice"]);
+    refused(&["diff", "-", "-"], 2, &["standard input given twice"]);
     refused(&["diff", PROFILE, PROFILE, "-o", "x.pdf"], 2, &["x.pdf", ".svg"]);
 
-    // What a program of Dask wrote is a profile like others, and one without samples too.
-    assert!(stdout(&run(&["report", dask], "")).contains("3  100.0      3  100.0  Python  f         a.py:1"));
+    // A profile written by Dask is a profile like others, and so is one without samples.
+    assert!(
+        stdout(&run(&["report", dask, "--by", "function"], ""))
+            .contains("3  100.0      3  100.0  Python  f         a.py:1")
+    );
     assert!(stdout(&run(&["report", dask, "--by", "line"], "")).contains("a.py:0"));
     assert!(stdout(&run(&["report", empty], "")).contains("no rows"));
     assert!(stdout(&run(&["report", empty, "--tree"], "")).contains("no rows"));
-    assert!(stdout(&run(&["diff", dask, PROFILE], "")).contains("taken as independent"));
+    assert!(stdout(&run(&["diff", dask, PROFILE], "")).contains("assumed independent"));
 }
 
-/// Profiles of a busy program of five functions, by the weights of how long it is in each.
+/// Profiles of a busy program of five functions, weighted by their times.
 fn profile(scratch: &Scratch, name: &str, weights: &[u64]) -> String {
+    profile_of(scratch, name, weights, 1000)
+}
+
+/// The same with `rounds` times as many samples as the sum of the weights.
+fn profile_of(scratch: &Scratch, name: &str, weights: &[u64], rounds: u64) -> String {
     let mut children = serde_json::Map::new();
     let (mut node, mut order): (Vec<u64>, Vec<u64>) = (Vec::new(), Vec::new());
     for (i, weight) in weights.iter().enumerate() {
@@ -162,11 +195,11 @@ fn profile(scratch: &Scratch, name: &str, weights: &[u64]) -> String {
         let description =
             serde_json::json!({"name": format!("f{i}"), "filename": "/srv/a.py", "line_number": i, "line": ""});
         let value =
-            serde_json::json!({"identifier": id, "description": description, "count": weight * 1000, "children": {}});
+            serde_json::json!({"identifier": id, "description": description, "count": weight * rounds, "children": {}});
         children.insert(id, value);
         order.extend(std::iter::repeat_n(i as u64 + 1, *weight as usize));
     }
-    for _ in 0..1000 {
+    for _ in 0..rounds {
         node.extend(&order);
     }
     let times: Vec<u64> = (0..node.len() as u64).map(|i| i * 1_000_000).collect();
@@ -189,10 +222,10 @@ fn differences() {
         profile(&scratch, "a.json", &[10, 20, 30]),
         profile(&scratch, "b.json", &[10, 23, 30]),
     );
-    let hidden = |text: String| text.replace(scratch.folder().to_str().expect("UTF-8"), "DIR");
+    let hidden = |text: String| text.replace(scratch.directory().to_str().expect("UTF-8"), "DIR");
     let same = stdout(&run(&["diff", &a, &a, "--fail-above", "0"], ""));
     assert!(
-        same.contains("no change beyond noise; of f2 it would be seen from "),
+        same.contains("no significant change; for f2 a change of at least "),
         "{same}"
     );
     check_golden("diff", &hidden(stdout(&run(&["diff", &a, &b, "--all"], ""))));
@@ -224,7 +257,20 @@ fn differences() {
         assert_eq!(done.status.code(), Some(code), "{words}: {said}");
         assert_eq!(said.contains("f1 (/srv/a.py:1) grew by "), code == 3, "{words}: {said}");
     }
-    // What shrank does not fail.
+    // Too short: it says so, and how long to record, instead of passing.
+    let short = profile_of(&scratch, "c.json", &[1, 2, 3], 10);
+    let none = profile_of(&scratch, "d.json", &[1, 2], 1);
+    for (file, limit, words) in [
+        (&short, "2", ["undecided: ", "record about "]),
+        (&short, "0.1", ["undecided: ", "use a higher limit"]),
+        (&none, "2", ["undecided: ", "too few samples"]),
+    ] {
+        let done = run(&["diff", file, file, "--fail-above", limit], "");
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert_eq!(done.status.code(), Some(4), "{said}");
+        assert!(words.iter().all(|word| said.contains(word)), "{said}");
+    }
+    // Decreases do not fail.
     assert!(run(&["diff", &b, &a, "f1", "--fail-above", "3"], "").status.success());
 }
 
@@ -241,7 +287,7 @@ fn differential_flame_graphs() {
     for part in [
         "f1 (/srv/a.py:1) [33.33 % before, 35.94 % after]",
         "f3 (/srv/a.py:3) [0.00 % before, 1.56 % after]",
-        "no change beyond noise",
+        "no significant change",
     ] {
         assert!(svg.contains(part), "{part}\n{svg}");
     }
@@ -253,7 +299,7 @@ fn differential_flame_graphs() {
     assert!(!page.contains("</pre><script>"), "a name became part of the page");
 }
 
-/// Pictures and text of a chosen value, and of lines.
+/// Images and text of a selected value, and of lines.
 #[test]
 fn values_and_lines_are_exported() {
     let export = |words: &[&str]| {
@@ -278,7 +324,7 @@ fn values_and_lines_are_exported() {
         "{lines}"
     );
     assert_eq!(total(&lines), total(&samples));
-    // What is compared as samples is the same as CPU time.
+    // The value compared by default, samples, is equivalent to CPU time.
     let diff = |words: &[&str]| {
         let args = [&["diff", PROFILE, PROFILE, "--all", "--json"], words].concat();
         let value: serde_json::Value = serde_json::from_str(&stdout(&run(&args, ""))).expect("JSON");

@@ -1,14 +1,15 @@
-//! Stacks that are exchanged while a thread runs: greenlets, and contexts of the C library. Each function belongs to one
-//! stack and says so by its name, so that a stack with functions of two is wrong.
+//! Stacks that are switched while a thread runs: greenlets, and contexts of the C library. Each function belongs to one
+//! stack and has its name, so that a stack with functions of two is wrong.
 //!
-//! Needs the rights to sample, gcc, and the environments of `.ci/python-venvs`, which have the package `greenlet`.
+//! Needs the privileges to sample, gcc, and the environments of `.ci/install-python-venvs`, which have the package
+//! `greenlet`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-use nativeprof::sample::Cut;
-use nativeprof::tree::profile::{Frame, FrameKind};
+use nativeprof::profile::model::{Frame, FrameKind};
+use nativeprof::truncation::Truncation;
 use serde_json::Value;
 
 use common::environments::environments;
@@ -32,7 +33,8 @@ fn pythons() -> impl Iterator<Item = (&'static str, std::path::PathBuf)> {
     named.map(|(name, place)| (name.as_str(), place.join("bin/python")))
 }
 
-/// Whose function it is, in greenlets.py: `g3_leaf` is of `g3`, and so is what the main greenlet runs of `main`.
+/// The greenlet of a function in greenlets.py: `g3_leaf` is of `g3`, and everything that the main greenlet runs of
+/// `main`.
 fn owner(f: &Frame) -> Option<&str> {
     if f.kind != FrameKind::Python {
         return None;
@@ -56,7 +58,7 @@ fn wrong(stack: &[&Frame]) -> Option<String> {
     if owners.len() > 1 {
         return Some(format!("frames of {owners:?}"));
     }
-    if stack.iter().any(|f| f.kind == FrameKind::Cut) {
+    if stack.iter().any(|f| f.kind == FrameKind::Truncated) {
         return None;
     }
     let first = stack.iter().find(|f| f.kind == FrameKind::Python);
@@ -70,50 +72,80 @@ fn wrong(stack: &[&Frame]) -> Option<String> {
     }
 }
 
-fn check_stacks(whom: &str, r: &Recording) {
+/// Number of stacks that are not exact, of how many, apart from the switch itself, which may be incomplete.
+#[derive(Default)]
+struct Tally {
+    bad: u64,
+    taken: u64,
+}
+
+impl Tally {
+    /// While an exception enters its handler, for some 0.1 us, registers that tables need hold the handler's already: a few
+    /// stacks in ten thousand are repaired. All recordings together are a stricter test than each alone.
+    fn check(&self) {
+        assert!(
+            self.bad <= (self.taken / 1000).max(5),
+            "{} of {} stacks are not exact",
+            self.bad,
+            self.taken
+        );
+    }
+}
+
+fn check_stacks(whom: &str, r: &Recording, tally: &mut Tally) {
     let bad: Vec<String> = r
         .stacks()
         .filter_map(|(stack, n)| Some(format!("{n} x {}: {}", wrong(&stack)?, text(&stack))))
         .collect();
     assert!(bad.is_empty(), "{whom}: {:#?}", &bad[..bad.len().min(5)]);
-    // Nothing but the exchange itself may be incomplete, and it is a small part of this program.
+    // The switch is a small part of this program.
     let q = &r.profile.meta.quality;
-    let switches = q.reasons.get(Cut::GreenletSwitch.reason()).copied().unwrap_or(0);
+    let switches = q.reasons.get(Truncation::GreenletSwitch.reason()).copied().unwrap_or(0);
     assert!(q.taken >= 50 && switches * 10 <= q.taken, "{whom}: {q:?}\n{}", r.stderr);
-    let bad = q.partial - switches + q.repaired;
-    assert!(bad <= (q.taken / 1000).max(1), "{whom}: {q:?}\n{}", r.stderr);
+    let cut = q.partial - switches;
+    assert!(cut <= (q.taken / 1000).max(1), "{whom}: {q:?}\n{}", r.stderr);
+    tally.bad += cut + q.repaired;
+    tally.taken += q.taken;
     let greenlets = r.matching(|stack| stack.first().is_some_and(|f| f.name == "[greenlet]"));
     assert!(greenlets * 2 > q.taken, "{whom}: {greenlets} of {}", q.taken);
 }
 
 #[test]
-fn greenlets_have_stacks_of_their_own() {
+fn greenlets_have_separate_stacks() {
     let _live = live();
+    let mut tally = Tally::default();
     for (name, python) in pythons() {
         for backend in ["ebpf", "ptrace"] {
             let whom = format!("CPython {name}, {backend}");
             let mut program = Program::start(script(&python, &[]));
             let r = attach(program.pid(), &["--backend", backend, "-d", "2"]);
             let truth: BTreeMap<String, f64> = program.finish();
-            check_stacks(&whom, &r);
+            check_stacks(&whom, &r, &mut tally);
             r.check_lost(&whom);
             assert_eq!(truth.len(), GREENLETS + 1, "{whom}: {truth:?}");
             let counts = truth.keys().map(|name| (name.clone(), r.with(name))).collect();
-            // What it takes to tell the time and to switch belongs to nobody.
+            // Reading the clock and switching belong to no greenlet.
             check_counts(&whom, &counts, &truth, 0.02);
         }
     }
+    tally.check();
 }
 
 #[test]
 fn greenlets_sample_themselves() {
     let _live = live();
+    let mut tally = Tally::default();
     for (name, python) in pythons() {
         let scratch = Scratch::new();
         let file = scratch.path("profile.json");
         let command = script(&python, &["inside", file.to_str().expect("a plain path"), "2"]);
-        check_stacks(&format!("CPython {name}, inside"), &written_by(command, &file));
+        check_stacks(
+            &format!("CPython {name}, inside"),
+            &written_by(command, &file),
+            &mut tally,
+        );
     }
+    tally.check();
 }
 
 #[test]
@@ -148,7 +180,7 @@ fn tapes_keep_what_greenlets_need() {
 }
 
 #[test]
-fn dump_shows_a_greenlet_and_not_who_started_it() {
+fn dump_shows_a_greenlet_without_its_starter() {
     let _live = live();
     for (name, python) in pythons() {
         let program = Program::start(script(&python, &["asleep"]));
@@ -176,8 +208,8 @@ fn contexts_end_where_they_begin() {
         let mut program = Program::start(programs::contexts());
         let r = attach(program.pid(), &["--backend", backend, "-d", "2"]);
         program.finish();
-        // The exchange itself uses memory of its own.
-        r.check_quality_but(backend, &[Cut::OtherStack.reason()]);
+        // The switch itself uses its own memory.
+        r.check_quality_but(backend, &[Truncation::ForeignStack.reason()]);
         let mut seen: BTreeMap<&str, u64> = BTreeMap::new();
         for (stack, n) in r.stacks() {
             let shown = text(&stack);
@@ -191,9 +223,9 @@ fn contexts_end_where_they_begin() {
             let (first, second) = (&stack[0], stack.get(1));
             match *whose {
                 "n_run" => assert!(stack.iter().any(|f| is(f, "main") || is(f, "n_thread")), "{shown}"),
-                // Where it ends cannot be known: it has to say so.
+                // Its end cannot be known, which has to be reported.
                 "n_hand" => assert!(
-                    first.kind == FrameKind::Cut && second.is_some_and(|f| is(f, "n_hand")),
+                    first.kind == FrameKind::Truncated && second.is_some_and(|f| is(f, "n_hand")),
                     "{shown}"
                 ),
                 context => assert!(

@@ -1,7 +1,7 @@
-//! Tapes: recorded processes that replay here without privilege and without the machine they are from.
+//! Tapes: recorded processes that are replayed here without privileges and without their machine.
 //!
-//! `.ci/make-tapes` records them; `BLESS=1 cargo test --test tape` rewrites the golden texts beside them. Beyond being
-//! what it was last time, every replayed stack must be a path that the program can take, by tables written by hand.
+//! `.ci/make-tapes` records them; `BLESS=1 cargo test --test tape` rewrites the golden texts next to them. Besides
+//! matching these, every replayed stack must be a path that the program can take, by handwritten tables.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use nativeprof::capture::tape::{Tape, format};
-use nativeprof::replay;
-use nativeprof::sample::{CodeCopy, Event, Part};
-use nativeprof::session::{Grouping, Options};
-use nativeprof::tree::profile::{FrameKind, NodeId, Profile};
+use nativeprof::event::{CodeCopy, Event, Part};
+use nativeprof::profile::model::{FrameKind, NodeId, Profile};
+use nativeprof::session::{Grouping, SessionOptions};
+use nativeprof::tape::{Tape, encode};
+use nativeprof::tape_replay;
 
-const OPTIONS: Options = Options {
+const OPTIONS: SessionOptions = SessionOptions {
     grouping: Grouping {
         processes: false,
         threads: false,
@@ -65,12 +65,12 @@ const CALLS: &[(&str, &[&str])] = &[
     ("__lt__", &["leaf()"]),
 ];
 
-fn folder(name: &str) -> PathBuf {
+fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
 }
 
 fn tapes() -> Vec<(String, Vec<u8>)> {
-    let files = std::fs::read_dir(folder("tapes")).expect("fixtures/tapes");
+    let files = std::fs::read_dir(fixture("tapes")).expect("fixtures/tapes");
     let mut all: Vec<_> = files
         .map(|f| f.expect("a file").path())
         .filter(|p| p.extension().is_some_and(|e| e == "tape"))
@@ -85,8 +85,8 @@ fn tapes() -> Vec<(String, Vec<u8>)> {
 }
 
 fn replayed(packed: &[u8]) -> Profile {
-    let tape = format::read(packed).expect("a good tape");
-    replay::profile(&Rc::new(tape), OPTIONS).expect("a replay")
+    let tape = encode::read(packed).expect("a good tape");
+    tape_replay::profile(&Rc::new(tape), OPTIONS).expect("a replay")
 }
 
 fn collapsed(profile: &Profile) -> String {
@@ -100,7 +100,7 @@ fn collapsed(profile: &Profile) -> String {
 fn tapes_replay_as_before() {
     for (name, packed) in tapes() {
         let now = collapsed(&replayed(&packed));
-        let path = folder("tapes").join(format!("{name}.collapsed"));
+        let path = fixture("tapes").join(format!("{name}.collapsed"));
         if std::env::var_os("BLESS").is_some_and(|bless| bless == "1") {
             std::fs::write(&path, &now).expect("written");
         }
@@ -110,7 +110,7 @@ fn tapes_replay_as_before() {
     }
 }
 
-/// Lines are known sample by sample; added up, they are those of the nodes, and JSON keeps them.
+/// Lines are known for each sample; added up, they are those of the nodes, and JSON keeps them.
 #[test]
 fn lines_of_samples_add_up_to_those_of_nodes() {
     let mut several = 0;
@@ -141,8 +141,8 @@ fn lines_of_samples_add_up_to_those_of_nodes() {
             several += usize::from(lines.len() > 1);
         }
         let mut json = Vec::new();
-        nativeprof::export::json::write(&profile, &mut json).expect("written to memory");
-        let read = nativeprof::export::json::read(&json).expect("a profile");
+        nativeprof::profile::json::write(&profile, &mut json).expect("written to memory");
+        let read = nativeprof::profile::json::read(&json).expect("a profile");
         assert_eq!(read.timeline.len(), profile.timeline.len(), "{name}");
         for (node, lines) in read.nodes.iter().zip(added_up(&read)) {
             assert_eq!(node.lines, lines, "{name}, read again");
@@ -154,10 +154,10 @@ fn lines_of_samples_add_up_to_those_of_nodes() {
 #[test]
 fn tapes_survive_being_written_again() {
     for (name, packed) in tapes() {
-        let once = format::read(&packed).expect("a good tape");
-        let again = format::read(&format::write(&once)).expect("written by us");
+        let once = encode::read(&packed).expect("a good tape");
+        let again = encode::read(&encode::write(&once)).expect("written by us");
         assert!(once.events == again.events && once.head == again.head, "{name}");
-        let text = |tape: Tape| collapsed(&replay::profile(&Rc::new(tape), OPTIONS).expect("a replay"));
+        let text = |tape: Tape| collapsed(&tape_replay::profile(&Rc::new(tape), OPTIONS).expect("a replay"));
         assert_eq!(text(once), text(again), "{name}");
     }
 }
@@ -184,11 +184,11 @@ fn copies_of_code_objects_are_kept() {
         events,
         ..Tape::default()
     };
-    let again = format::read(&format::write(&tape)).expect("written by us");
+    let again = encode::read(&encode::write(&tape)).expect("written by us");
     assert_eq!(again.events, tape.events);
 }
 
-/// Whole paths of the program, of which each stack must be a beginning.
+/// Complete paths of the program, of which each stack must be a prefix.
 fn legal(native: bool) -> Vec<String> {
     let mut paths = Vec::new();
     if native {
@@ -249,7 +249,7 @@ fn every_stack_is_a_path_of_the_program() {
                 first.name == "_start" || first.module.starts_with("libc") && first.kind == FrameKind::Unknown,
                 "{name}: a stack begins with {first:?}"
             );
-            // The bytecode loop may only remain where it is being entered or left: below the last Python frame.
+            // The evaluation loop may only remain where it is being entered or left: below the last Python frame.
             let last_python = path
                 .iter()
                 .rposition(|n| frame(n).kind == FrameKind::Python)
@@ -266,7 +266,7 @@ fn every_stack_is_a_path_of_the_program() {
                 .map(frame)
                 .filter(|f| match f.kind {
                     FrameKind::Python => f.filename.ends_with("/tape_target.py"),
-                    FrameKind::Cut => panic!("{name}: {}", f.name),
+                    FrameKind::Truncated => panic!("{name}: {}", f.name),
                     _ => matches!(f.module.as_str(), "tapeext.so" | "tape_native") && f.name != "_start",
                 })
                 .map(|f| f.name.strip_suffix("@plt").unwrap_or(&f.name))
@@ -287,7 +287,7 @@ fn every_stack_is_a_path_of_the_program() {
     }
 }
 
-/// Does every sample below this node pass through another function of the program?
+/// Whether every sample below this node passes through another function of the program.
 fn reaches_program(profile: &Profile, children: &[Vec<usize>], ends: &[u64], node: usize) -> bool {
     ends[node] == 0
         && children[node].iter().all(|c| {
@@ -299,7 +299,7 @@ fn reaches_program(profile: &Profile, children: &[Vec<usize>], ends: &[u64], nod
 
 #[test]
 fn lines_are_those_of_the_source() {
-    let source = std::fs::read_to_string(folder("programs/tape_target.py")).expect("the program");
+    let source = std::fs::read_to_string(fixture("programs/tape_target.py")).expect("the program");
     let source: Vec<&str> = source.lines().collect();
     for (name, packed) in tapes().into_iter().filter(|(name, _)| name != "native") {
         let profile = replayed(&packed);
@@ -321,7 +321,7 @@ fn lines_are_those_of_the_source() {
                 "{name}: {} begins at line {first}: {def}",
                 frame.name
             );
-            // Where everything below leads to the program itself again, only its calls can be the lines.
+            // Where everything below returns to the program itself, only its calls can be the lines.
             let all_called = reaches_program(&profile, &children, &ends, i);
             let calls = CALLS
                 .iter()
@@ -350,7 +350,7 @@ fn stacks_are_exact() {
 }
 
 #[test]
-fn tapes_are_small_and_tell_nothing_of_the_machine() {
+fn tapes_are_small_and_contain_nothing_of_the_machine() {
     for (name, packed) in tapes() {
         assert!(packed.len() <= 60_000, "{name} has {} bytes", packed.len());
         let raw = unpacked(&packed);
@@ -371,7 +371,7 @@ fn unpacked(packed: &[u8]) -> Vec<u8> {
     raw
 }
 
-/// xorshift64*, seeded anew in each test.
+/// xorshift64*, with a new seed in each test.
 struct Random(u64);
 
 impl Random {
@@ -383,20 +383,20 @@ impl Random {
     }
 }
 
-/// Takes any bytes; whether they are a tape. What is one is replayed too.
+/// Accepts any bytes; whether they are a tape. A valid tape is replayed, too.
 fn survive(raw: &[u8]) -> bool {
     let began = Instant::now();
-    let tape = format::parse(raw);
+    let tape = encode::parse(raw);
     let good = tape.is_ok();
     if let Ok(tape) = tape {
-        let _ = replay::profile(&Rc::new(tape), OPTIONS);
+        let _ = tape_replay::profile(&Rc::new(tape), OPTIONS);
     }
     assert!(began.elapsed() < Duration::from_secs(2), "took {:?}", began.elapsed());
     good
 }
 
 #[test]
-fn cut_tapes_are_refused() {
+fn truncated_tapes_are_refused() {
     for (_, packed) in tapes() {
         let raw = unpacked(&packed);
         assert!(survive(&raw));
@@ -405,14 +405,14 @@ fn cut_tapes_are_refused() {
             assert!(!survive(&raw[..len]), "{len} bytes");
         }
         for _ in 0..10 {
-            assert!(format::read(&packed[..random.below(packed.len())]).is_err());
+            assert!(encode::read(&packed[..random.below(packed.len())]).is_err());
         }
     }
-    assert!(format::read(b"").is_err());
-    assert!(format::read(b"nativeprof tape\n").is_err());
+    assert!(encode::read(b"").is_err());
+    assert!(encode::read(b"nativeprof tape\n").is_err());
 }
 
-/// Replays tapes in which a few bytes are others; fewer of the long ones.
+/// Replays tapes in which a few bytes are changed; fewer of the long ones.
 #[test]
 fn damaged_tapes_do_no_harm() {
     let mut random = Random(7);

@@ -1,6 +1,7 @@
-//! `top` on a terminal: what it shows against what the program says, its keys, and the terminal that it leaves.
+//! `top` on a terminal: what it shows compared with what the program prints, its keys, and the state of the terminal
+//! afterwards.
 //!
-//! Needs root, tmux, gcc and CPython; where one is missing the tests fail and say so.
+//! Needs root, tmux, gcc and CPython; fails with a message where one is missing.
 
 use std::process::Command;
 use std::time::Duration;
@@ -9,13 +10,13 @@ use common::{Program, Scratch, live, nativeprof, newest_python};
 
 mod common;
 
-/// A terminal of its own.
+/// A separate terminal.
 struct Terminal {
     socket: String,
 }
 
 impl Terminal {
-    /// Runs `nativeprof top` in a shell that says afterwards how it found the terminal.
+    /// Runs `nativeprof top` in a shell that prints the state of the terminal afterwards.
     fn start(words: &str) -> Terminal {
         Terminal::start_after("echo BEFORE", words)
     }
@@ -48,7 +49,7 @@ impl Terminal {
         self.tmux(&["capture-pane", "-p"])
     }
 
-    /// Waits until the screen is as wanted.
+    /// Waits until the screen is as expected.
     fn wait(&self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
         for _ in 0..300 {
             let screen = self.screen();
@@ -96,7 +97,7 @@ fn shares_keys_and_the_terminal() {
         .unwrap_or_else(|| panic!("{facts}"));
     assert!(exact > 95.0, "{facts}");
 
-    // Only what matches; then who calls it, and back.
+    // Only matching rows; then the callers, and back.
     terminal.keys(&["/"]);
     (0.."^run_".len()).for_each(|_| terminal.keys(&["BSpace"]));
     terminal.keys(&["^run_beta$", "Enter"]);
@@ -110,7 +111,7 @@ fn shares_keys_and_the_terminal() {
     terminal.keys(&["Escape"]);
     terminal.wait("no filter", |s| s.contains("FUNCTION") && !s.contains("[/"));
     terminal.keys(&["2"]);
-    terminal.wait("stacks", |s| s.contains("STACK") && s.contains("that all stacks share"));
+    terminal.wait("stacks", |s| s.contains("STACK") && s.contains("shared by all stacks"));
     terminal.keys(&["3"]);
     terminal.wait("threads", |s| {
         s.contains("THREAD") && s.contains(&program.pid().to_string())
@@ -119,22 +120,22 @@ fn shares_keys_and_the_terminal() {
     terminal.wait("help", |s| s.contains("callers and callees of a function"));
     terminal.keys(&["?"]);
 
-    // What is on the screen, as a file.
+    // The contents of the screen, as a file.
     let file = scratch.path("now.json");
     let path = file.display().to_string();
     terminal.keys(&["1", "/", "^run_", "Enter", "f"]);
     terminal.wait("frozen picture", |s| s.contains("[frozen]"));
     terminal.keys(&["w"]);
-    terminal.wait("question", |s| s.contains("write to: nativeprof-"));
+    terminal.wait("question", |s| s.contains("save to: nativeprof-"));
     for _ in 0..40 {
         terminal.keys(&["BSpace"]);
     }
     terminal.keys(&[&path, "Enter"]);
     let frozen = terminal.wait("answer", |s| s.contains("written: ") && s.contains("FUNCTION"));
     let bytes = std::fs::read(&file).unwrap_or_else(|e| panic!("{e}: {frozen}"));
-    let profile = nativeprof::export::json::read(&bytes).expect("a profile");
+    let profile = nativeprof::profile::json::read(&bytes).expect("a profile");
     let all = profile.nodes[0].count as f64;
-    let stats = nativeprof::tree::stats::Stats::new(&profile);
+    let stats = nativeprof::profile::stats::Stats::new(&profile);
     for (id, counts) in stats.functions().iter().enumerate() {
         let name = &stats.frame(id as u32).name;
         if name.starts_with("run_") {
@@ -160,7 +161,7 @@ fn shares_keys_and_the_terminal() {
     assert!(left.contains("BEFORE") && !left.contains("SELF%"), "{left}");
     assert!(left.contains(" samples in "), "{left}");
 
-    // The figures against what the program measured itself.
+    // The figures compared with the program's own measurements.
     let spent = program.finish();
     let time: f64 = spent.values().sum();
     let samples = per_second * 3.0;
@@ -193,16 +194,16 @@ fn ctrl_c_and_the_end_of_the_program() {
 fn it_ends_with_its_terminal() {
     let _live = live();
     let mut program = Program::start(newest_python().script("shares.py"));
-    // As below nohup: the signal that tells of it is ignored.
+    // As with nohup: the signal that reports it is ignored.
     let terminal = Terminal::start_after("trap '' HUP", &program.pid().to_string());
     terminal.wait("table", |s| s.contains("burn"));
     let shell = terminal.tmux(&["display-message", "-p", "#{pane_pid}"]);
     let shell = shell.trim();
     let children = std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children")).expect("a shell");
-    let own = children.split_whitespace().next().expect("nativeprof, below the shell");
+    let pid = children.split_whitespace().next().expect("nativeprof, below the shell");
     drop(terminal);
     for _ in 0..200 {
-        if !std::path::Path::new(&format!("/proc/{own}/exe")).exists() {
+        if !std::path::Path::new(&format!("/proc/{pid}/exe")).exists() {
             program.finish();
             return;
         }
@@ -212,7 +213,7 @@ fn it_ends_with_its_terminal() {
 }
 
 #[test]
-fn a_pipe_is_no_terminal() {
+fn a_pipe_is_not_a_terminal() {
     let done = nativeprof(&["top", &std::process::id().to_string()]).output();
     let done = done.expect("nativeprof starts");
     let said = String::from_utf8_lossy(&done.stderr);

@@ -1,43 +1,47 @@
-//! No backend changes what a target's system calls return: every kind that a signal or a stop can cut short is compared with
-//! a run without nativeprof.
+//! No backend changes the results of a target's system calls: every kind that a signal or a stop can interrupt is
+//! compared with a run without nativeprof.
 //!
-//! Needs root and gcc; where one is missing the tests fail and say so. The long form, a minute at 1 kHz for each way to
-//! sample: `cargo test --release --test unchanged -- --ignored --nocapture`.
+//! Needs root and gcc; fails with a message where one is missing. The long form, a minute at 1 kHz for each backend and
+//! event: `cargo test --release --test unchanged -- --ignored --nocapture`.
 
 use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nativeprof::capture::ebpf::EbpfSource;
-use nativeprof::capture::ptrace::{PtraceSource, Timer};
-use nativeprof::capture::{Clock, Options, Source};
-use nativeprof::interp::walk;
-use nativeprof::sample::Event;
+use nativeprof::capture::ptrace::{PtraceSource, TimerKind};
+use nativeprof::capture::{Backend, EventKind, OffCpuOptions, SamplingOptions};
+use nativeprof::cpython::frame_walk;
+use nativeprof::event::Event;
 
 use common::{Program, live, nativeprof, programs};
 
 mod common;
 
-const OPTIONS: Options = Options {
+const OPTIONS: SamplingOptions = SamplingOptions {
     rate: 1000,
-    event: Clock::CpuClock,
+    event: EventKind::CpuClock,
     kernel: false,
     mode: nativeprof::capture::Mode::Cpu,
+    off_cpu: OffCpuOptions {
+        min_blocked: 0,
+        wakers: false,
+    },
     children: false,
 };
 
 /// Calls and changed results by kind of call.
 type Calls = BTreeMap<String, (u64, u64)>;
 
-/// Lets the program make its calls for this long; gives them, and the samples taken meanwhile.
-fn calls(source: Option<Box<dyn Source>>, time: Duration) -> (Calls, u64) {
+/// Lets the program make its calls for this long; returns them, and the number of samples.
+fn calls(source: Option<Box<dyn Backend>>, time: Duration) -> (Calls, u64) {
     let mut program = Program::start(programs::unchanged());
     let (mut samples, mut source) = (0, source);
     if let Some(source) = &mut source {
         source.attach(program.pid()).expect("the right to sample");
         source.start().expect("sampling");
     }
-    program.tell("go");
+    program.send("go");
     program.wait_for("STARTED");
     let end = Instant::now() + time;
     let mut events = Vec::new();
@@ -50,9 +54,9 @@ fn calls(source: Option<Box<dyn Source>>, time: Duration) -> (Calls, u64) {
             None => std::thread::sleep(Duration::from_millis(10)),
         }
     }
-    program.tell("how many?");
+    program.send("how many?");
     program.wait_for("END");
-    // Before its end: a tracer in our process would wait for it, and so would we.
+    // Before it exits: a tracer in our process would wait for it, and so would we.
     drop(source);
     program.finish();
     let mut calls = Calls::new();
@@ -71,22 +75,22 @@ fn calls(source: Option<Box<dyn Source>>, time: Duration) -> (Calls, u64) {
 }
 
 fn check(time: Duration) {
-    let open = |timer: Option<Timer>| -> Box<dyn Source> {
+    let open = |timer: Option<TimerKind>| -> Box<dyn Backend> {
         let Some(timer) = timer else {
             return Box::new(EbpfSource::new(&OPTIONS).expect("rights"));
         };
-        let source = PtraceSource::with_timer(&OPTIONS, walk::walk, timer).expect("rights");
+        let source = PtraceSource::with_timer(&OPTIONS, frame_walk::walk, timer).expect("rights");
         assert_eq!(source.event(), timer.name());
         Box::new(source)
     };
     let (without, _) = calls(None, time);
     for (name, timer) in [
         ("ebpf", None),
-        ("ptrace, perf events", Some(Timer::Perf)),
-        ("ptrace, perf events of user code", Some(Timer::PerfUser)),
-        ("ptrace, no perf events", Some(Timer::Look)),
+        ("ptrace, perf events", Some(TimerKind::Perf)),
+        ("ptrace, perf events of user code", Some(TimerKind::PerfUser)),
+        ("ptrace, no perf events", Some(TimerKind::Procfs)),
     ] {
-        // Not before: a tracer waits for all children of its process.
+        // Not earlier: a tracer waits for all children of its process.
         let (with, samples) = calls(Some(open(timer)), time);
         assert!(samples > 300, "{name}: {samples} samples");
         let mut changed = 0;
@@ -100,7 +104,7 @@ fn check(time: Duration) {
             changed += bad;
         }
         eprintln!("{name}: {changed} results changed in {samples} samples");
-        // At most one in so many stops (the bound that doctor states); one in a short run is within it.
+        // At most one in this many stops (the bound that doctor states); one in a short run is within it.
         let bound = timer.map_or(0, |_| 1 + samples / 10_000);
         assert!(
             changed <= bound,
@@ -109,8 +113,8 @@ fn check(time: Duration) {
     }
 }
 
-/// Runs `check` in a copy of this process in which SIGCHLD is blocked from the start, as it is in the command: else the
-/// test harness's own thread takes it, and the tracer hears of stops late.
+/// Runs `check` in a copy of this process in which SIGCHLD is blocked from the start, as in the command: otherwise the
+/// test harness's own thread receives it, and the tracer is notified of stops late.
 fn check_in_child(test: &str, time: Duration) {
     const INSIDE: &str = "NATIVEPROF_TEST_INSIDE";
     if std::env::var_os(INSIDE).is_some() {
@@ -128,14 +132,14 @@ fn check_in_child(test: &str, time: Duration) {
 }
 
 #[test]
-fn calls_return_what_they_return_without_us() {
+fn results_of_calls_are_unchanged() {
     let _live = live();
     check_in_child("calls_return_what_they_return_without_us", Duration::from_secs(3));
 }
 
 #[test]
 #[ignore = "takes five minutes; run with --ignored"]
-fn calls_return_what_they_return_without_us_for_a_minute() {
+fn results_of_calls_are_unchanged_for_a_minute() {
     let _live = live();
     check_in_child(
         "calls_return_what_they_return_without_us_for_a_minute",
@@ -143,14 +147,14 @@ fn calls_return_what_they_return_without_us_for_a_minute() {
     );
 }
 
-/// What Python writes to a pipe without buffering goes through one `write` each, and what that leaves is not written again.
+/// Python writes unbuffered output to a pipe with one `write` each, and does not retry what that leaves unwritten.
 #[test]
-fn unbuffered_output_to_a_slow_reader_is_whole() {
+fn unbuffered_output_to_a_slow_reader_is_complete() {
     let _live = live();
     let script = "import os, sys\nfor i in range(12): sys.stdout.write('%04d' % i + 'x' * 2_000_000 + '\\n')";
     for backend in ["ebpf", "ptrace"] {
         let ours = nativeprof(&[]);
-        // `dd` reads 16 KB at a time, each with a system call of its own.
+        // `dd` reads 16 KB at a time, each with a separate system call.
         let line = "\"$0\" record --backend \"$1\" -r 1000 -o /dev/null -f collapsed -- \"$2\" -c \"$3\" 2>/dev/null | dd bs=16k status=none | wc -c";
         let mut shell = Command::new("sh");
         shell.args(["-c", line]).arg(ours.get_program());

@@ -1,6 +1,5 @@
-//! Our formats in the programs they are for: each one that reads them here was written by somebody else and is as it
-//! comes from its registry (`.ci/viewers` brings them). What they make of a file has to be what the profile says,
-//! sample by sample.
+//! Our formats in the programs they are for: all of them are by other authors, as they come from their registries
+//! (`.ci/install-viewers` installs them). What they read from a file must match the profile, sample by sample.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -9,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+use nativeprof::escape::line;
 use nativeprof::export::by_name;
-use nativeprof::export::escape::line;
-use nativeprof::export::view::{identifier, shown_name};
-use nativeprof::tree::profile::{Frame, FrameKind, Profile};
+use nativeprof::profile::model::{Frame, FrameKind, Profile};
+use nativeprof::profile::view::{identifier, shown_name};
 use serde_json::Value;
 
 use common::{Scratch, live, nativeprof, newest_python, pythons, sources};
@@ -21,20 +20,20 @@ mod common;
 #[path = "export/sample_profile.rs"]
 mod sample_profile;
 
-/// What `.ci/viewers` brought.
+/// What `.ci/install-viewers` installed.
 fn viewers(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR"))
         .with_file_name("viewers")
         .join(name);
     assert!(
         path.exists(),
-        "{} is missing; bring it with\n\n    .ci/viewers\n",
+        "{} is missing; bring it with\n\n    .ci/install-viewers\n",
         path.display()
     );
     path
 }
 
-/// Standard output of a program that has nothing to complain about.
+/// Standard output of a program that succeeds without complaints.
 fn run(command: &mut Command) -> String {
     let done = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
     let (out, err) = (
@@ -69,7 +68,7 @@ fn recorded() -> &'static Profile {
         let done = command.output().expect("nativeprof starts");
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
         let bytes = fs::read(&file).expect("what was written");
-        let profile = nativeprof::export::json::read(&bytes).expect("a profile");
+        let profile = nativeprof::profile::json::read(&bytes).expect("a profile");
         assert!(profile.nodes[0].count > 200, "too little was sampled");
         let threads: BTreeSet<u32> = profile.timeline.iter().map(|tick| tick.tid).collect();
         assert!(threads.len() > 1, "one thread only");
@@ -77,7 +76,7 @@ fn recorded() -> &'static Profile {
     })
 }
 
-/// Each profile that is tried, as a file of this format.
+/// Each test profile, as a file of this format.
 fn each(format: &str, ending: &str, check: impl Fn(&Profile, &Path)) {
     let scratch = Scratch::new();
     for (name, profile) in [("golden", &sample_profile::golden()), ("recorded", recorded())] {
@@ -97,7 +96,12 @@ struct Figures<K> {
 
 fn figures<K: Ord + Clone>(profile: &Profile, key: impl Fn(Option<&Frame>) -> K) -> Figures<K> {
     let (mut functions, mut edges) = (BTreeMap::<K, (u64, u64)>::new(), BTreeMap::<(K, K), (u64, u64)>::new());
-    for (at, own) in profile.own_counts().into_iter().enumerate().filter(|(_, own)| *own > 0) {
+    for (at, own) in profile
+        .self_counts()
+        .into_iter()
+        .enumerate()
+        .filter(|(_, own)| *own > 0)
+    {
         let mut stack = Vec::new();
         let mut node = at;
         while node != 0 {
@@ -140,7 +144,7 @@ fn name(frame: Option<&Frame>) -> String {
 /// A function as tables show it, its samples at the end and anywhere on the stack.
 type Row = (String, u64, u64);
 
-/// Functions that only addresses or files tell apart have rows of their own.
+/// Functions that differ only in addresses or files have separate rows.
 fn rows(profile: &Profile, show: impl Fn(Option<&Frame>) -> String) -> Vec<Row> {
     let figures = figures(profile, |frame| (frame.map(identifier), show(frame)));
     let rows = figures.functions.into_iter();
@@ -149,7 +153,7 @@ fn rows(profile: &Profile, show: impl Fn(Option<&Frame>) -> String) -> Vec<Row> 
     rows
 }
 
-/// With the first line, which tells Python's functions of one name apart.
+/// With the first line, which distinguishes Python functions with the same name.
 fn name_and_line(frame: Option<&Frame>) -> String {
     format!("{}:{}", name(frame), frame.map_or(0, |f| f.first_line))
 }
@@ -187,7 +191,7 @@ fn number(value: &Value) -> u64 {
     number as u64
 }
 
-/// Functions of one of speedscope's profiles, each with its own and total weight.
+/// Functions of one of speedscope's profiles, each with its self and total weight.
 fn weights(profile: &Value) -> Vec<Row> {
     let frames = profile["frames"].as_array().expect("a list").iter();
     let rows = frames.map(|f| {
@@ -202,7 +206,7 @@ fn weights(profile: &Value) -> Vec<Row> {
     rows
 }
 
-/// Own weight of each name, whatever its lines: frames of speedscope are lines of functions.
+/// Self weight of each name, over all lines: frames of speedscope are lines of functions.
 fn by_function(rows: &[Row]) -> BTreeMap<String, u64> {
     let mut sums = BTreeMap::new();
     for (name, own, _) in rows {
@@ -216,8 +220,8 @@ fn samples(profile: &Profile) -> u64 {
     profile.nodes[0].count
 }
 
-/// By thread: samples, the time of the last one, and the CPU time that they stand for (each its period, or the time
-/// since the one before).
+/// By thread: samples, the time of the last one, and the CPU time that they represent (each its period, or the time
+/// since the previous one).
 fn threads(profile: &Profile) -> BTreeMap<u32, (u64, u64, u64)> {
     let period = 1_000_000_000 / profile.meta.rate;
     let mut times: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
@@ -300,7 +304,7 @@ fn speedscope_reads_trace_events() {
             .filter(|p| !text(&p["name"]).contains("without a time"))
             .collect();
         assert_eq!(timed.len(), threads.len());
-        // Microseconds: each stretch is told to less than one.
+        // Microseconds: each interval is accurate to one.
         let busy: u64 = timed.iter().map(|p| number(&p["busy"])).sum();
         let expected: u64 = threads.values().map(|(_, _, busy)| busy / 1000).sum();
         let stretches = profile.timeline.len() as u64;
@@ -340,7 +344,7 @@ fn devtools_read_trace_events() {
             );
         }
         own.retain(|function, samples| *samples > 0 && function != "(idle):0");
-        // Samples without a time stand together there.
+        // Samples without a time are at the same place there.
         if profile.timeline.len() as u64 == samples(profile) {
             let mut expected = BTreeMap::<String, u64>::new();
             for (function, own, _) in rows(profile, name_and_line).into_iter().filter(|(_, own, _)| *own > 0) {
@@ -358,8 +362,8 @@ fn pprof(file: &Path, index: &str) -> (BTreeMap<String, (u64, u64)>, u64) {
     let scratch = Scratch::new();
     let mut pprof = Command::new(viewers("pprof"));
     pprof
-        .env("PPROF_TMPDIR", scratch.folder())
-        .env("HOME", scratch.folder())
+        .env("PPROF_TMPDIR", scratch.directory())
+        .env("HOME", scratch.directory())
         .args([
             "-top",
             if index == "cpu" {
@@ -404,7 +408,7 @@ fn pprof(file: &Path, index: &str) -> (BTreeMap<String, (u64, u64)>, u64) {
 #[test]
 fn go_reads_pprof() {
     each("pprof", ".pb.gz", |profile, file| {
-        // Its table shows functions of one name as one.
+        // Its table merges functions with the same name.
         let figures = figures(profile, |frame| line(&name(frame)).trim_start().to_string());
         let (counts, total) = pprof(file, "samples");
         assert_eq!(total, samples(profile));
@@ -428,15 +432,15 @@ fn go_finds_lines_threads_and_inlined_functions_in_pprof() {
     let mut out = Vec::new();
     (by_name("pprof").expect("a format").write)(&profile, &mut out).expect("memory takes what is written");
     fs::write(&file, out).expect("a file");
-    let ask = |words: &[&str]| {
+    let run = |words: &[&str]| {
         let mut pprof = Command::new(viewers("pprof"));
         run(pprof
-            .env("PPROF_TMPDIR", scratch.folder())
-            .env("HOME", scratch.folder())
+            .env("PPROF_TMPDIR", scratch.directory())
+            .env("HOME", scratch.directory())
             .args(words)
             .arg(&file))
     };
-    let said = ask(&["-top", "-lines", "-sample_index=samples"]);
+    let said = run(&["-top", "-lines", "-sample_index=samples"]);
     for row in [
         "Solver.run /srv/app/solver.py:40",
         "npy::less<double, long; 2>(a, b) npy/tag.h:33 (inline)",
@@ -444,14 +448,14 @@ fn go_finds_lines_threads_and_inlined_functions_in_pprof() {
     ] {
         assert!(said.contains(row), "{row} is not in\n{said}");
     }
-    let said = ask(&["-tags", "-sample_index=samples"]);
+    let said = run(&["-tags", "-sample_index=samples"]);
     assert!(
         said.contains("MainThread") && said.contains("worker 7") && said.contains("4300"),
         "{said}"
     );
 }
 
-/// The Firefox Profiler's own code on a file: it runs in the background until it is told to stop.
+/// The Firefox Profiler's own code on a file: it runs in the background until it is stopped.
 struct Firefox {
     home: Scratch,
 }
@@ -471,7 +475,7 @@ impl Firefox {
             assert!(said.is_empty(), "{said}");
             return firefox;
         }
-        // It waits for half a second, in which a busy machine does not start it; it starts all the same.
+        // It waits for half a second, in which a busy machine does not start it; it starts anyway.
         assert!(said.contains("did not become ready"), "{said}");
         let is_ready = || {
             std::thread::sleep(std::time::Duration::from_millis(500));
@@ -479,27 +483,28 @@ impl Firefox {
             status.is_ok_and(|done| done.status.success())
         };
         assert!((0..60).any(|_| is_ready()), "the Firefox Profiler does not start");
-        firefox.ask(&["session", "use", "t"]);
+        firefox.query(&["session", "use", "t"]);
         firefox
     }
 
     fn command(&self) -> Command {
         let mut node = Command::new(viewers("node_modules/node/bin/node"));
-        node.env("HOME", self.home.folder()).env("TMPDIR", self.home.folder());
+        node.env("HOME", self.home.directory())
+            .env("TMPDIR", self.home.directory());
         node.arg(viewers(
             "node_modules/@firefox-devtools/profiler-cli/dist/profiler-cli.js",
         ));
         node
     }
 
-    fn ask(&self, words: &[&str]) -> String {
+    fn query(&self, words: &[&str]) -> String {
         run(self.command().args(words))
     }
 }
 
 impl Drop for Firefox {
     fn drop(&mut self) {
-        self.ask(&["stop", "--all"]);
+        self.query(&["stop", "--all"]);
     }
 }
 
@@ -507,7 +512,7 @@ impl Drop for Firefox {
 fn the_firefox_profiler_reads_its_format() {
     each("firefox", ".json", |profile, file| {
         let firefox = Firefox::load(file);
-        let list = json(&firefox.ask(&["thread", "list", "--limit", "0", "--json"]));
+        let list = json(&firefox.query(&["thread", "list", "--limit", "0", "--json"]));
         let (mut functions, mut all) = (BTreeMap::<u64, (String, u64, u64)>::new(), 0);
         let threads = threads(profile);
         let listed = list["threads"].as_array().expect("a list");
@@ -516,7 +521,7 @@ fn the_firefox_profiler_reads_its_format() {
         for thread in listed {
             let handle = text(&thread["threadHandle"]);
             if let Some((count, last, _)) = threads.get(&(number(&thread["tid"]) as u32)) {
-                let info = json(&firefox.ask(&["thread", "info", "--thread", &handle, "--json"]));
+                let info = json(&firefox.query(&["thread", "info", "--thread", &handle, "--json"]));
                 assert_eq!(number(&info["sampleCount"]), *count, "{info}");
                 let ends = info["cpuActivity"].as_array().map_or(&[][..], |list| list);
                 let ends = ends.iter().filter_map(|activity| activity["endTime"].as_f64());
@@ -533,7 +538,7 @@ fn the_firefox_profiler_reads_its_format() {
                 "0",
                 "--json",
             ];
-            let found = json(&firefox.ask(&words));
+            let found = json(&firefox.query(&words));
             for row in found["functions"].as_array().expect("a list") {
                 let entry = functions
                     .entry(number(&row["functionIndex"]))
@@ -546,7 +551,7 @@ fn the_firefox_profiler_reads_its_format() {
         assert_eq!(all, samples(profile));
         let mut found: Vec<_> = functions.into_values().collect();
         found.sort();
-        // What stands before a `!` is a library for it, and has a column of its own.
+        // The part before a `!` is a library, which has its own column there.
         let show = |frame: Option<&Frame>| {
             let name = name(frame);
             name.rsplit_once('!').map_or(name.clone(), |(_, name)| name.to_string())
@@ -563,12 +568,12 @@ fn the_firefox_profiler_finds_lines_and_inlined_functions() {
     (by_name("firefox").expect("a format").write)(&sample_profile::golden(), &mut out).expect("memory takes it");
     fs::write(&file, out).expect("a file");
     let firefox = Firefox::load(&file);
-    let tree = firefox.ask(&["thread", "samples-top-down", "--json"]);
+    let tree = firefox.query(&["thread", "samples-top-down", "--json"]);
     assert!(tree.contains("\"hasInlinedFrames\": true"), "{tree:.3000}");
-    let found = json(&firefox.ask(&["thread", "functions", "--limit", "0", "--json"]));
+    let found = json(&firefox.query(&["thread", "functions", "--limit", "0", "--json"]));
     let rows = found["functions"].as_array().expect("a list");
     let run = rows.iter().find(|row| row["name"] == "Solver.run").expect("a function");
-    let source = firefox.ask(&["function", "annotate", &text(&run["functionHandle"]), "--json"]);
+    let source = firefox.query(&["function", "annotate", &text(&run["functionHandle"]), "--json"]);
     assert!(
         source.contains("/srv/app/solver.py") && source.contains("40"),
         "{source}"
@@ -635,7 +640,7 @@ fn every_python_reads_pstats() {
 
 #[test]
 fn gprof2dot_and_snakeviz_read_pstats() {
-    // These packages may not be ready for the newest.
+    // These packages may not support the newest.
     let python = pythons().iter().rfind(|python| (9..=13).contains(&python.minor));
     let python = python.expect("a CPython of 3.9 to 3.13");
     let run_with = |words: &[&str], file: &Path, more: &[&str]| {

@@ -1,17 +1,17 @@
-//! What the targets share: values taken from the input, and memory and files made of it.
+//! Shared by the targets: values taken from the input, and memory and files made of it.
 
 use std::sync::Arc;
 
-use nativeprof::error::{Error, Kind, Result};
-use nativeprof::layout::Layout;
-use nativeprof::process::content::Content;
-use nativeprof::process::host::{FileKey, Host};
-use nativeprof::process::memory::Memory;
-use nativeprof::process::modules::{Module, Modules};
-use nativeprof::process::root::Root;
-use nativeprof::sample::{Pid, Tid};
+use nativeprof::error::{Error, ErrorKind, Result};
+use nativeprof::cpython_layout::Layout;
+use nativeprof::target::file_content::Content;
+use nativeprof::target::system::{FileKey, System};
+use nativeprof::target::memory::Memory;
+use nativeprof::target::modules::{Module, Modules};
+use nativeprof::target::root::Root;
+use nativeprof::event::{Pid, Tid};
 
-/// The input, taken piece by piece; zeros behind its end.
+/// The input, taken piece by piece; zeros after its end.
 pub struct Bytes<'a>(pub &'a [u8]);
 
 impl<'a> Bytes<'a> {
@@ -39,7 +39,7 @@ impl<'a> Bytes<'a> {
         u64::from_le_bytes(self.take())
     }
 
-    /// A length and as many bytes, if there are so many.
+    /// A length and that many bytes, if available.
     pub fn block(&mut self) -> &'a [u8] {
         let n = usize::from(self.u16()).min(self.0.len());
         let (head, tail) = self.0.split_at(n);
@@ -49,12 +49,12 @@ impl<'a> Bytes<'a> {
 
     /// The layout of one CPython version.
     pub fn layout(&mut self) -> Layout {
-        let rows = nativeprof::interp::tables::ROWS;
+        let rows = nativeprof::cpython::layouts::ROWS;
         rows[usize::from(self.u8()) % rows.len()].1
     }
 }
 
-/// The same bytes again and again in the whole address space: most pointers lead somewhere.
+/// The same bytes repeated over the complete address space: most pointers are readable.
 pub struct Mirrors<'a>(pub &'a [u8]);
 
 impl Memory for Mirrors<'_> {
@@ -70,12 +70,12 @@ impl Memory for Mirrors<'_> {
     }
 }
 
-/// A machine with one file.
+/// A system with one file.
 struct OneFile(Content);
 
-impl Host for OneFile {
+impl System for OneFile {
     fn maps(&self, _: Pid) -> Result<Vec<u8>> {
-        Err(Error::new(Kind::NoSuchProcess, "no process"))
+        Err(Error::new(ErrorKind::NoSuchProcess, "no process"))
     }
 
     fn stack_end(&self, _: Pid) -> u64 {
@@ -109,8 +109,8 @@ impl Host for OneFile {
 
 /// The bytes as a mapped file.
 pub fn module(bytes: Vec<u8>) -> Arc<Module> {
-    let host = OneFile(Content::Bytes(Arc::new(bytes.into())));
+    let system = OneFile(Content::Bytes(Arc::new(bytes.into())));
     let mut modules = Modules::default();
-    let (id, _) = modules.open(&host, 1, 0, 4096, b"/libpython3.13.so.1.0", None);
+    let (id, _) = modules.open(&system, 1, 0, 4096, b"/libpython3.13.so.1.0", None);
     modules.get(id).clone()
 }

@@ -1,7 +1,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use nativeprof::interp::code::CodeTable;
+use nativeprof::cpython::code_object::CodeTable;
 use nativeprof_fuzz::{Bytes, Mirrors};
 
 fuzz_target!(|data: &[u8]| {
@@ -10,7 +10,7 @@ fuzz_target!(|data: &[u8]| {
     let memory = Mirrors(b.0);
     let mut codes = CodeTable::default();
     for at in [at, at.wrapping_add(64), at.wrapping_add(128)] {
-        let Ok(id) = codes.see(1, &memory, &layout, at, 0) else {
+        let Ok(id) = codes.observe(1, &memory, &layout, at, 0) else {
             continue;
         };
         let code = codes.get(id);
@@ -20,6 +20,6 @@ fuzz_target!(|data: &[u8]| {
         for offset in [-1, 0, 2, 77, code.first_traceable, i32::MAX] {
             code.line(offset);
         }
-        assert_eq!(codes.see(1, &memory, &layout, at, 0), Ok(id));
+        assert_eq!(codes.observe(1, &memory, &layout, at, 0), Ok(id));
     }
 });

@@ -1,4 +1,4 @@
-//! A file and what it finds around it: the input is the file and, for every path that it asks for, another one.
+//! A file and its debug files: the input is the file and, for every path that it opens, another one.
 #![no_main]
 
 use std::fs::File;
@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 use nativeprof_fuzz::Bytes;
 use symbolize::Module;
 
-/// A file without a name that holds these bytes.
+/// An anonymous file with these bytes.
 fn file(bytes: &[u8]) -> Option<File> {
     let path = std::env::temp_dir().join(format!("debug-files-{}", std::process::id()));
     let mut file = File::options()
@@ -48,5 +48,5 @@ fuzz_target!(|input: &[u8]| {
         assert!(names.last().is_some_and(|f| !f.inlined));
     }
     let sources = module.sources();
-    assert!(sources.looked_for.len() <= 32 && sources.refused.len() <= 32);
+    assert!(sources.searched.len() <= 32 && sources.refused.len() <= 32);
 });

@@ -1,11 +1,11 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use nativeprof::process::jit::registered;
+use nativeprof::target::jit::registered;
 use nativeprof_fuzz::{Bytes, Mirrors};
 use symbolize::{JitCode, JitObject};
 
-// The target's memory is the input, again and again; an object that is registered in it is, too.
+// The target's memory is the input, repeated; an object that is registered in it is, too.
 fuzz_target!(|data: &[u8]| {
     let mut b = Bytes(data);
     let at = b.u64();

@@ -1,8 +1,9 @@
 #![no_main]
-//! A profile file, and what every format makes of it.
+//! Reads a profile file, and writes it in every format.
 
 use libfuzzer_sys::fuzz_target;
-use nativeprof::export::{FORMATS, json};
+use nativeprof::export::FORMATS;
+use nativeprof::profile::json;
 
 fuzz_target!(|text: &[u8]| {
     let Ok(profile) = json::read(text) else {

@@ -1,7 +1,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use nativeprof::process::maps;
+use nativeprof::target::maps;
 
 fuzz_target!(|text: &[u8]| {
     let mappings = maps::parse(text);

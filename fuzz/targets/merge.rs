@@ -1,10 +1,11 @@
 #![no_main]
-//! Whatever the two sides are, nothing is left out and nothing changes its order.
+//! Whatever the two sides are, nothing is left out and the order is kept.
 
 use libfuzzer_sys::fuzz_target;
-use nativeprof::merge::{Input, merge, python_only};
-use nativeprof::sample::{CodeId, Cut, How, ModuleId, NativeFrame, RawFrame};
-use nativeprof::sample::{Group, Groups, PyFrame};
+use nativeprof::interleave::{InterleaveInput, interleave, python_only};
+use nativeprof::frame::{CodeId, UnwindMethod, ModuleId, NativeFrame, RawFrame};
+use nativeprof::truncation::Truncation;
+use nativeprof::frame::{EvalGroup, EvalGroups, PyFrame};
 use nativeprof_fuzz::Bytes;
 
 fuzz_target!(|data: &[u8]| {
@@ -21,18 +22,18 @@ fuzz_target!(|data: &[u8]| {
                 lookup: i.into(),
                 sp,
                 cfa: sp + u64::from(kind >> 3),
-                place: (kind & 2 == 0).then_some((ModuleId(0), i.into())),
-                how: if kind & 4 == 0 { How::Cfi } else { How::Code },
+                location: (kind & 2 == 0).then_some((ModuleId(0), i.into())),
+                method: if kind & 4 == 0 { UnwindMethod::Cfi } else { UnwindMethod::InstructionAnalysis },
             }
         })
         .collect();
     let mut ids = 0..;
     let count = groups;
-    let mut groups = Groups::default();
+    let mut groups = EvalGroups::default();
     for _ in 0..count {
         let (kind, anchor) = (b.u8(), u64::from(b.u8()));
         let frame = |i| match kind >> 5 == i {
-            true => PyFrame::Lost(Cut::CodeGone),
+            true => PyFrame::Lost(Truncation::CodeObjectFreed),
             false => PyFrame::Code {
                 code: CodeId(ids.next().expect("endless")),
                 instr: 0,
@@ -42,24 +43,24 @@ fuzz_target!(|data: &[u8]| {
         groups.extend((0..kind >> 2 & 3).map(frame));
     }
     let is_eval = |f: &NativeFrame| (flags & 4 == 0).then(|| evals[f.lookup as usize]);
-    let input = Input {
+    let input = InterleaveInput {
         pid: 1,
         native: &native,
-        native_cut: cut(0, Cut::StackTooDeep),
+        native_cut: cut(0, Truncation::StackTooDeep),
         groups: &groups,
-        python_cut: cut(1, Cut::PythonFault),
+        python_cut: cut(1, Truncation::PythonFault),
         is_eval: &is_eval,
     };
     let mut out = vec![RawFrame::Process(1)];
-    merge(&input, &mut out);
+    interleave(&input, &mut out);
     assert_eq!(out.remove(0), RawFrame::Process(1));
     out.reverse();
 
-    let of_python = |f: &RawFrame| matches!(f, RawFrame::Python { .. } | RawFrame::Cut(Cut::CodeGone));
+    let of_python = |f: &RawFrame| matches!(f, RawFrame::Python { .. } | RawFrame::Truncated(Truncation::CodeObjectFreed));
     let python: Vec<RawFrame> = out.iter().copied().filter(of_python).collect();
     let expected = groups.list.iter().flat_map(|g| groups.frames(g)).map(|f| match *f {
         PyFrame::Code { code, instr } => RawFrame::Python { code, instr },
-        PyFrame::Lost(why) => RawFrame::Cut(why),
+        PyFrame::Lost(why) => RawFrame::Truncated(why),
     });
     assert!(expected.eq(python.iter().copied()), "Python frames");
     let mut alone = Vec::new();
@@ -67,7 +68,7 @@ fuzz_target!(|data: &[u8]| {
     alone.reverse();
     assert_eq!(alone, python);
 
-    // A native frame is missing only where Python frames stand for it.
+    // A native frame is missing only where Python frames represent it.
     let mut rest = out.iter().filter_map(|f| match f {
         RawFrame::Native { svma, .. } => Some(*svma),
         RawFrame::Anonymous { avma, .. } => Some(*avma),
@@ -80,7 +81,7 @@ fuzz_target!(|data: &[u8]| {
             there = rest.next();
             continue;
         }
-        let holds = |g: &Group| !groups.frames(g).is_empty() && g.anchor.is_some_and(|a| f.sp <= a && a < f.cfa);
+        let holds = |g: &EvalGroup| !groups.frames(g).is_empty() && g.anchor.is_some_and(|a| f.sp <= a && a < f.cfa);
         assert!(
             is_eval(f) == Some(true) || groups.list.iter().any(holds),
             "native frame {}",

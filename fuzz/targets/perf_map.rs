@@ -5,7 +5,7 @@ use symbolize::JitCode;
 
 fuzz_target!(|map: &[u8]| {
     let code = JitCode::from_perf_map(map).expect("memory can be read");
-    // Every number of the file as an address, and its neighbours.
+    // Every number of the file as an address, and its neighbors.
     let text = String::from_utf8_lossy(map);
     let numbers = text
         .split_ascii_whitespace()

@@ -1,30 +1,32 @@
 #![no_main]
-//! What the kernel's program writes, on through the grouping of Python frames.
+//! Records of the kernel's program, up to the grouping of Python frames.
 
 use libfuzzer_sys::fuzz_target;
-use nativeprof::capture::ebpf::record::{self, Record};
-use nativeprof::interp::code::CodeTable;
-use nativeprof::interp::frames::{self, Last};
-use nativeprof::interp::tables;
-use nativeprof::merge;
-use nativeprof::sample::Groups;
+use nativeprof::capture::ebpf::abi;
+use nativeprof::capture::ebpf::abi::DecodedRecord;
+use nativeprof::cpython::code_object::CodeTable;
+use nativeprof::cpython::frame_groups;
+use nativeprof::cpython::frame_groups::LastFrames;
+use nativeprof::cpython::layouts;
+use nativeprof::interleave;
+use nativeprof::frame::EvalGroups;
 use nativeprof_fuzz::Mirrors;
 
 fuzz_target!(|data: &[u8]| {
-    if let Some(Record::Code(pid, _, copy)) = record::decode_code(data) {
-        for (_, layout) in tables::ROWS {
-            CodeTable::default().learn(pid, &Mirrors(data), layout, &copy);
+    if let Some(DecodedRecord::Code(pid, _, copy)) = abi::decode_code(data) {
+        for (_, layout) in layouts::ROWS {
+            CodeTable::default().update_process(pid, &Mirrors(data), layout, &copy);
         }
     }
-    let Some(sample) = record::decode(data) else {
+    let Some(sample) = abi::decode(data) else {
         return;
     };
-    for (_, layout) in tables::ROWS {
-        let mut groups = Groups::default();
-        let (codes, last) = (&mut CodeTable::default(), &mut Last::default());
-        frames::groups(&sample, layout, codes, &Mirrors(data), last, &mut groups);
+    for (_, layout) in layouts::ROWS {
+        let mut groups = EvalGroups::default();
+        let (codes, last) = (&mut CodeTable::default(), &mut LastFrames::default());
+        frame_groups::groups(&sample, layout, codes, &Mirrors(data), last, &mut groups);
         let frames: usize = groups.list.iter().map(|g| groups.frames(g).len()).sum();
         assert!(frames <= sample.python.len());
-        merge::python_only(&groups, None, &mut Vec::new());
+        interleave::python_only(&groups, None, &mut Vec::new());
     }
 });

@@ -1,8 +1,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use nativeprof::interp::threads;
-use nativeprof::layout::{Interpreter, Own, Tls};
+use nativeprof::cpython::thread_states;
+use nativeprof::cpython_layout::{Interpreter, ThreadStateLocation, Tls};
 use nativeprof_fuzz::{Bytes, Mirrors};
 
 fuzz_target!(|data: &[u8]| {
@@ -10,10 +10,10 @@ fuzz_target!(|data: &[u8]| {
     let python = Interpreter {
         layout: b.layout(),
         runtime: b.u64(),
-        own: Own::Listed,
+        thread_state: ThreadStateLocation::InterpreterList,
         tls: Tls::Glibc(0),
     };
-    for (_, mut states) in threads::nested(&Mirrors(b.0), &python) {
+    for (_, mut states) in thread_states::states_by_thread(&Mirrors(b.0), &python) {
         let all = states.len();
         states.sort_unstable();
         states.dedup();

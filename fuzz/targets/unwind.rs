@@ -1,11 +1,12 @@
 #![no_main]
-//! Tables, code, registers and a stack, all from the input. A second, changed stack is unwound with and without the
-//! memory of the first.
+//! Tables, code, registers and a stack, all from the input. A second, modified stack is unwound with and without the
+//! cache of the first.
 
 use libfuzzer_sys::fuzz_target;
 use nativeprof::arch::Regs;
-use nativeprof::sample::{How, ModuleId, StackBytes};
-use nativeprof::unwind::{CodeMap, MOST_FRAMES, Memo, Section, Sections, Unwinder};
+use nativeprof::frame::{UnwindMethod, ModuleId};
+use nativeprof::event::StackBytes;
+use nativeprof::unwind::{CodeMap, MAX_FRAMES, StackCache, Section, Sections, Unwinder};
 use nativeprof_fuzz::Bytes;
 
 #[derive(Clone)]
@@ -73,7 +74,7 @@ fuzz_target!(|data: &[u8]| {
     };
     regs.gpr[7] = base;
     let (repeat, holes) = (usize::from(b.u8()), b.u8());
-    // Each word: an address in the code, on the stack, or as it is.
+    // Each word: an address in the code, on the stack, or unchanged.
     let words =
         b.0.chunks_exact(4)
             .cycle()
@@ -100,19 +101,19 @@ fuzz_target!(|data: &[u8]| {
     };
     let mut unwinder = Unwinder::default();
     unwinder.add(ModuleId(0), Box::new(file.clone()));
-    let mut memo = Memo::default();
+    let mut memo = StackCache::default();
     for change in 0..3 {
         let (mut plain, mut next) = (Vec::new(), Vec::new());
         let end = unwinder.unwind(&file, &regs, &stack, &mut plain);
-        let next_end = unwinder.unwind_next(&mut memo, 0, &file, &regs, &stack, &mut next);
+        let next_end = unwinder.unwind_incremental(&mut memo, 0, &file, &regs, &stack, &mut next);
         assert!(
             next == plain && next_end == end,
             "{next_end:?} {next:#?}\n{end:?} {plain:#?}"
         );
-        assert!(!plain.is_empty() && plain.len() <= 3 * MOST_FRAMES);
-        assert_eq!(end.is_err(), plain.last().expect("a frame").how == How::Lost);
+        assert!(!plain.is_empty() && plain.len() <= 3 * MAX_FRAMES);
+        assert_eq!(end.is_err(), plain.last().expect("a frame").method == UnwindMethod::Failed);
         assert!(plain.iter().all(|f| f.cfa >= f.sp));
-        // then another stack below, as deep calls have it
+        // then another stack below, as with deep calls
         let at = stack.bytes.len() / 8 / (change + 2) * 8;
         if let Some(word) = stack.bytes.get_mut(at..at + 8) {
             word.copy_from_slice(&file.code.svma.wrapping_add(at as u64).to_le_bytes());

@@ -1,4 +1,4 @@
-"""Cost of the functions of nativeprof.profile beside the original's, from the installed `distributed`.
+"""Cost of the functions of nativeprof.profile compared with the original's, from the installed `distributed`.
 
     target/python-venvs/3.13/bin/python python/benches/profile.py
 

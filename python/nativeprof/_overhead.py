@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from time import perf_counter_ns
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable
 
 from . import _native
 
@@ -15,9 +15,9 @@ CALLS = 177
 C_CALLS = 200
 
 # Seconds for the call of a Python function, of a C function, and for an event that is ignored.
-Costs = Tuple[float, float, float]
+Costs = tuple[float, float, float]
 
-_known: Dict[Tuple[str, bool], Costs] = {}
+_known: dict[tuple[Any, bool], Costs] = {}
 
 
 def _function(n: int) -> int:
@@ -67,13 +67,20 @@ def _added(work: Callable[[], int], calls: int, tracer: Any) -> float:
     return max(min(traced) - min(plain), 0) / calls / 1e9
 
 
-def costs(mode: str, builtins: bool) -> Costs:
-    """Measured at the first call, in some milliseconds; nothing may be traced then."""
+def costs(mode: Any, builtins: bool, make: Callable[[], Any] | None = None) -> Costs:
+    """Measured at the first call, in some milliseconds; nothing may be traced then.
+
+    :param mode: ``"counts"`` or ``"times"``, or with ``make`` anything that stands for its tracers, which see functions
+        that are written in C as ``builtins`` says.
+    """
     known = _known.get((mode, builtins))
     if known is not None:
         return known
     if mode == "counts":
         result = (_added(_python_calls, CALLS, _Counts()), 0.0, 0.0)
+    elif make is not None:
+        tracer = make()
+        result = (_added(_python_calls, CALLS, tracer), _added(_c_calls, C_CALLS, tracer) if builtins else 0.0, 0.0)
     else:
         python = _added(_python_calls, CALLS, _native.Profiler(builtins=False))
         if builtins:

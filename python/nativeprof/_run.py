@@ -8,13 +8,13 @@ import os
 import signal
 import sys
 import types
-from typing import List
+from typing import Any, cast
 
 from . import _native
 from .profiler import Profiler
 
 
-def _arguments(words: List[str]) -> argparse.Namespace:
+def _arguments(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m nativeprof",
         usage="%(prog)s [options] (script.py | -m module) [arguments ...]",
@@ -54,10 +54,10 @@ def _arguments(words: List[str]) -> argparse.Namespace:
             options.format = _native.format_of(options.output)
         except ValueError as error:
             parser.error(str(error))
-    folder = os.path.dirname(os.path.abspath(options.output))
-    if not os.path.isdir(folder) or not os.access(folder, os.W_OK) or os.path.isdir(options.output):
+    directory = os.path.dirname(os.path.abspath(options.output))
+    if not os.path.isdir(directory) or not os.access(directory, os.W_OK) or os.path.isdir(options.output):
         parser.error(f"argument -o/--output: {options.output} cannot be written")
-    # The program may change its folder.
+    # The program may change its directory.
     options.output = os.path.abspath(options.output)
     return options
 
@@ -100,16 +100,16 @@ class _Recording:
             print(profile.summary(written), file=sys.__stderr__)
 
 
-def main(words: List[str]) -> None:
+def main(words: list[str]) -> None:
     options = _arguments(words)
     program = options.program
     if options.module:
         import runpy
 
         sys.argv = program
-        # The folder we were started in is first on the path already, as python -m has it.
+        # The directory we were started in is first on the path already, as python -m has it.
         def run() -> None:
-            runpy._run_module_as_main(program[0])
+            cast(Any, runpy)._run_module_as_main(program[0])
     else:
         path = program[0]
         try:
@@ -126,13 +126,13 @@ def main(words: List[str]) -> None:
             code = compile(source, whole, "exec", dont_inherit=True)
             module = types.ModuleType("__main__")
             module.__file__ = whole
-            module.__builtins__ = __builtins__
+            cast(Any, module).__builtins__ = __builtins__
             sys.modules["__main__"] = module
             exec(code, module.__dict__)
 
     # Registered first, it is called last.
-    interrupted: List[bool] = []
-    atexit.register(lambda: interrupted and _end_by_interrupt())
+    interrupted: list[bool] = []
+    atexit.register(lambda: _end_by_interrupt() if interrupted else None)
     _Recording(options)
     try:
         run()

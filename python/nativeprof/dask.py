@@ -19,7 +19,8 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from collections.abc import Iterable
+from typing import Any, cast
 
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.utils import key_split
@@ -33,24 +34,24 @@ __all__ = ["WorkerProfiler", "profile"]
 
 logger = logging.getLogger("nativeprof.dask")
 
-Tree = Dict[str, Any]
+Tree = dict[str, Any]
 #: A stretch in which a thread ran tasks of a prefix: kernel's thread id, start, end (s since the epoch; None: running).
-Span = List[Any]
+Span = list[Any]
 
 # Frames of the worker itself end here; the task's own are further in.
 _WORKER = "distributed/worker.py"
 # The only one of this process.
-_profiler: Optional["WorkerProfiler"] = None
+_profiler: WorkerProfiler | None = None
 
 
-class _ActiveThreads(Dict[int, Any]):
+class _ActiveThreads(dict[int, Any]):
     """``Worker.active_threads``, which keeps in mind when each entry was there. Changed under the worker's lock."""
 
     def __init__(self, seen: Any) -> None:
         super().__init__()
         self._seen = seen
-        self._spans: List[Span] = []
-        self._open: Dict[int, Span] = {}
+        self._spans: list[Span] = []
+        self._open: dict[int, Span] = {}
 
     def __setitem__(self, ident: int, key: Any) -> None:
         super().__setitem__(ident, key)
@@ -70,13 +71,13 @@ class _ActiveThreads(Dict[int, Any]):
         if span is not None:
             span[2] = time.time()
 
-    def spans(self, since: float) -> List[Span]:
+    def spans(self, since: float) -> list[Span]:
         """Those that ended after ``since``, or go on; earlier ones are forgotten."""
         self._spans = [span for span in self._spans if span[2] is None or span[2] >= since]
         return [list(span) for span in self._spans]
 
 
-def _task_path(nodes: List[Tuple[int, Tree]], place: int) -> List[Tree]:
+def _task_path(nodes: list[tuple[int, Tree]], place: int) -> list[Tree]:
     """The nodes of a stack from the task's own outermost function inward."""
     path = []
     while place:
@@ -88,7 +89,7 @@ def _task_path(nodes: List[Tuple[int, Tree]], place: int) -> List[Tree]:
     return path[::-1]
 
 
-def _count(tree: Tree, path: List[Tree], count: int) -> None:
+def _count(tree: Tree, path: list[Tree], count: int) -> None:
     tree["count"] += count
     for node in path:
         identifier = node["identifier"]
@@ -104,7 +105,7 @@ def _count(tree: Tree, path: List[Tree], count: int) -> None:
         tree["count"] += count
 
 
-def split(sampled: Tree, began: float, spans: Iterable[Span]) -> Tuple[Tree, Dict[str, Tree]]:
+def split(sampled: Tree, began: float, spans: Iterable[Span]) -> tuple[Tree, dict[str, Tree]]:
     """Sorts the samples of a profile by the tasks that ran when they were taken.
 
     :param sampled: a profile of this process with its timeline, as :meth:`nativeprof.Profile.to_dict` gives it.
@@ -112,20 +113,20 @@ def split(sampled: Tree, began: float, spans: Iterable[Span]) -> Tuple[Tree, Dic
     :param spans: ``[thread id, start, end or None, prefix]`` (s since the epoch).
     :returns: the tree of all tasks, and one for each prefix; samples taken between tasks are in none.
     """
-    nodes: List[Tuple[int, Tree]] = []
-    work: List[Tuple[int, Tree]] = [(0, sampled)]
+    nodes: list[tuple[int, Tree]] = []
+    work: list[tuple[int, Tree]] = [(0, sampled)]
     while work:
         parent, node = work.pop()
         place = len(nodes)
         nodes.append((parent, node))
         work += [(place, child) for child in reversed(list(node["children"].values()))]
-    of_thread: Dict[int, List[Span]] = {}
+    of_thread: dict[int, list[Span]] = {}
     for span in spans:
         of_thread.setdefault(span[0], []).append(span)
     starts = {tid: [span[1] for span in of_thread[tid]] for tid in of_thread}
 
     timeline = sampled["nativeprof"]["timeline"]
-    samples: Counter[Tuple[int, str]] = Counter()
+    samples: Counter[tuple[int, str]] = Counter()
     for at, tid, place in zip(timeline["time"], timeline["tid"], timeline["node"]):
         if tid in starts:
             at = began + at / 1e9
@@ -134,7 +135,8 @@ def split(sampled: Tree, began: float, spans: Iterable[Span]) -> Tuple[Tree, Dic
                 _, _, end, prefix = of_thread[tid][index]
                 if end is None or at <= end:
                     samples[place, prefix] += 1
-    everything, by_prefix = create(), {}
+    everything = create()
+    by_prefix: dict[str, Tree] = {}
     for (place, prefix), count in samples.items():
         path = _task_path(nodes, place)
         _count(everything, path, count)
@@ -155,13 +157,13 @@ class WorkerProfiler(WorkerPlugin):
     name = "nativeprof"
     idempotent = False
 
-    def __init__(self, rate: Optional[int] = None, native: bool = True) -> None:
+    def __init__(self, rate: int | None = None, native: bool = True) -> None:
         if rate is not None and not (isinstance(rate, int) and 1 <= rate <= 10_000):
             raise ValueError(f"rate is a number of samples per second from 1 to 10000, not {rate!r}")
         self._rate, self._native = rate, native
         self._worker: Any = None
 
-    def __getstate__(self) -> Dict[str, Any]:
+    def __getstate__(self) -> dict[str, Any]:
         return {"_rate": self._rate, "_native": self._native, "_worker": None}
 
     async def setup(self, worker: Any) -> None:
@@ -179,12 +181,12 @@ class WorkerProfiler(WorkerPlugin):
             self._rate = min(max(round(1 / interval), 1), 10_000)
         _profiler = self
         self._worker = worker
-        self._recorder: Optional[_native.Recorder] = None
-        self._sampled: Tuple[int, ...] = ()
-        self._idents: Dict[int, None] = {}
+        self._recorder: _native.Recorder | None = None
+        self._sampled: tuple[int, ...] = ()
+        self._idents: dict[int, None] = {}
         self._lock = asyncio.Lock()
         self._before = time.time()
-        self._began: Optional[float] = None
+        self._began: float | None = None
         self._asked = False
 
         self._stopped = [pc for name in ("profile", "profile-cycle") if (pc := worker.periodic_callbacks.get(name))]
@@ -251,7 +253,8 @@ class WorkerProfiler(WorkerPlugin):
                         worker.profile_keys[prefix] = merge(worker.profile_keys[prefix], tree)
             if go_on:
                 idents = tuple(self._idents)
-                make = lambda: _native.Recorder(self._rate, self._native, True, list(idents), False)  # noqa: E731
+                rate = cast(int, self._rate)  # setup has chosen one
+                make = lambda: _native.Recorder(rate, self._native, True, list(idents), False)  # noqa: E731
                 try:
                     self._recorder = await asyncio.to_thread(make)
                     self._sampled = idents
@@ -272,14 +275,16 @@ class WorkerProfiler(WorkerPlugin):
             if not past:
                 # Dask gives the current tree with a history only.
                 worker.cycle_profile()
-        return await self._worker.get_profile(start=start, stop=stop, key=key, server=server)
+        tree: Tree = await self._worker.get_profile(start=start, stop=stop, key=key, server=server)
+        return tree
 
-    async def _get_profile_metadata(self, start: float = 0, stop: Optional[float] = None) -> Dict[str, Any]:
+    async def _get_profile_metadata(self, start: float = 0, stop: float | None = None) -> dict[str, Any]:
         await self._gather()
-        return await self._worker.get_profile_metadata(start=start, stop=stop)
+        facts: dict[str, Any] = await self._worker.get_profile_metadata(start=start, stop=stop)
+        return facts
 
 
-def _taken(recorder: "_native.Recorder", stop: bool) -> Tuple[Optional[Tree], float, float]:
+def _taken(recorder: _native.Recorder, stop: bool) -> tuple[Tree | None, float, float]:
     """What was sampled since the last time (None if nothing was), when that began, and how long it took."""
     native = recorder.stop() if stop else recorder.take()
     tree = json.loads(native.tree())
@@ -289,10 +294,10 @@ def _taken(recorder: "_native.Recorder", stop: bool) -> Tuple[Optional[Tree], fl
 
 def profile(
     client: Any,
-    key: Optional[str] = None,
-    start: Optional[float] = None,
-    stop: Optional[float] = None,
-    workers: Optional[Iterable[str]] = None,
+    key: str | None = None,
+    start: float | None = None,
+    stop: float | None = None,
+    workers: Iterable[str] | None = None,
 ) -> Any:
     """The merged profile of a cluster: a :class:`nativeprof.Profile`, to be saved in any format.
 
@@ -318,10 +323,10 @@ def _with_facts(tree: Tree) -> Tree:
     cut, work = 0, deque([tree])
     while work:
         node = work.pop()
-        if node["description"].get("kind") == "cut":
+        if node["description"].get("kind") in ("truncated", "cut"):
             cut += node["count"]
         work.extend(node["children"].values())
-    quality = {"asked": tree["count"], "taken": tree["count"], "exact": tree["count"] - cut, "repaired": 0}
+    quality = {"expected": tree["count"], "taken": tree["count"], "exact": tree["count"] - cut, "repaired": 0}
     quality.update(partial=cut, lost=0, reasons={})
     facts = {"format": 1, "version": _native.__version__, "event": "wall-clock", "backend": "signal", "quality": quality}
     return {**tree, "nativeprof": facts}

@@ -41,7 +41,8 @@ import re
 import sys
 import tempfile
 import types
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
+from collections.abc import Iterable
+from typing import Any, Callable, NamedTuple
 
 from . import _native
 
@@ -129,7 +130,7 @@ class EventProfiler:
         native: bool = True,
         calls: bool = True,
         waits: bool = False,
-        spill: Union[bool, str, "os.PathLike[str]"] = True,
+        spill: bool | str | os.PathLike[str] = True,
         limit: int = 16 << 30,
     ) -> None:
         if impl not in ("python", "pybind11", "c"):
@@ -138,7 +139,7 @@ class EventProfiler:
             raise ValueError(f"size is a number of rows, not {size!r}")
         self.size, self.impl = size, impl
         self._wants_calls = bool(calls)
-        self._logged: Dict[int, Tuple[Any, bool]] = {}
+        self._logged: dict[int, tuple[Any, bool]] = {}
         file = None
         if spill is not False:
             file = tempfile.TemporaryFile(prefix="nativeprof-events-", dir=None if spill is True else os.fspath(spill))
@@ -157,7 +158,7 @@ class EventProfiler:
         if self._log.is_running():
             raise RuntimeError("the profiler was already started")
         _running.add(self)
-        stacks: List[Tuple[int, List[Any]]] = []
+        stacks: list[tuple[int, list[Any]]] = []
         try:
             if self._calls:
                 stacks = _stacks()
@@ -219,7 +220,7 @@ class EventProfiler:
         return view.cast("q", (count, len(_RAW_COLUMNS))) if count else view.cast("q")
 
     def retrieve_results(
-        self, empty_cache: bool = True, clean_file_name: Optional[Callable[[str], str]] = None, extra: bool = True
+        self, empty_cache: bool = True, clean_file_name: Callable[[str], str] | None = None, extra: bool = True
     ) -> Any:
         """The timeline with names.
 
@@ -235,10 +236,10 @@ class EventProfiler:
         pandas = _optional("pandas")
         return columns if pandas is None else pandas.DataFrame(columns, columns=list(columns))
 
-    def _columns(self, clean: Optional[Callable[[str], str]] = None, extra: bool = True) -> Dict[str, List[Any]]:
+    def _columns(self, clean: Callable[[str], str] | None = None, extra: bool = True) -> dict[str, list[Any]]:
         rows, callers, _ = self._log.rows()
         functions = self._functions()
-        cleaned: Dict[str, str] = {}
+        cleaned: dict[str, str] = {}
 
         def module(function: _Function) -> str:
             if clean is None or not function.is_code:
@@ -255,7 +256,7 @@ class EventProfiler:
         shown = [functions.get(key, _UNKNOWN) for key in pairs[0::2]]
         outer = [functions.get(key, _UNKNOWN) for key in pairs[1::2]]
         domains = raw[7::width]
-        columns: Dict[str, List[Any]] = {
+        columns: dict[str, list[Any]] = {
             "time": list(raw[3::width]),
             "value1": list(raw[4::width]),
             "value2": list(raw[5::width]),
@@ -273,7 +274,7 @@ class EventProfiler:
             columns["reached_malloc"] = [d >= _REACHED_MALLOC for d in domains]
         return columns
 
-    def _functions(self) -> Dict[int, _Function]:
+    def _functions(self) -> dict[int, _Function]:
         known = {key: _function(thing, is_code) for key, (thing, is_code) in self._logged.items()}
         known.update((key, _function(thing, is_code)) for key, thing, is_code in self._log.functions())
         return known
@@ -281,19 +282,19 @@ class EventProfiler:
     def to_arrow(self) -> Any:
         """The timeline as a :class:`pyarrow.Table`. :raises ImportError: pyarrow is not installed."""
         pyarrow = _required("pyarrow", "to_arrow")
-        columns: Dict[str, Any] = dict(self._columns())
+        columns: dict[str, Any] = dict(self._columns())
         for name in ("event", "name", "mod", "from_name", "from_mod", "domain"):
             columns[name] = pyarrow.array(columns[name]).dictionary_encode()
         return pyarrow.table(columns)
 
-    def to_parquet(self, path: "str | os.PathLike[str]") -> None:
+    def to_parquet(self, path: str | os.PathLike[str]) -> None:
         """Writes the timeline to a Parquet file. :raises ImportError: pyarrow is not installed."""
         _required("pyarrow", "to_parquet")
         import pyarrow.parquet
 
         pyarrow.parquet.write_table(self.to_arrow(), os.fspath(path))
 
-    def to_csv(self, path: "str | os.PathLike[str]") -> None:
+    def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Writes the timeline to a file of comma-separated values, names of columns first."""
         columns = self._columns()
         with open(path, "w", newline="", encoding="utf-8", errors="backslashreplace") as file:
@@ -301,7 +302,7 @@ class EventProfiler:
             writer.writerow(columns)
             writer.writerows(zip(*columns.values()))
 
-    def to_chrome(self, path: "str | os.PathLike[str]") -> None:
+    def to_chrome(self, path: str | os.PathLike[str]) -> None:
         """Writes the timeline as a Chrome trace (JSON): calls as slices, live bytes as a counter.
 
         It opens in Perfetto (ui.perfetto.dev) and in ``chrome://tracing``.
@@ -338,11 +339,11 @@ class WithEventProfiler:
         self,
         size: int = 1000000,
         impl: str = "python",
-        clean_file_name: Optional[Callable[[str], str]] = None,
+        clean_file_name: Callable[[str], str] | None = None,
         **options: Any,
     ) -> None:
         self.size, self.impl, self.clean_file_name, self._options = size, impl, clean_file_name, options
-        self.profiler: Optional[EventProfiler] = None
+        self.profiler: EventProfiler | None = None
         self._report: Any = None
 
     @property
@@ -350,7 +351,7 @@ class WithEventProfiler:
         """What :meth:`EventProfiler.retrieve_results` gives; None before the end of the block."""
         return self._report
 
-    def __enter__(self) -> "WithEventProfiler":
+    def __enter__(self) -> WithEventProfiler:
         self._report = None
         self.profiler = EventProfiler(self.size, self.impl, **self._options)
         self.profiler.start()
@@ -365,7 +366,7 @@ class WithEventProfiler:
 
 
 # Those that run, so that they are stopped before the interpreter ends.
-_running: "set[EventProfiler]" = set()
+_running: set[EventProfiler] = set()
 
 
 def _stop_all() -> None:
@@ -385,11 +386,12 @@ atexit.register(_stop_all)
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _stacks() -> List[Tuple[int, List[Any]]]:
+def _stacks() -> list[tuple[int, list[Any]]]:
     """Of each thread its ident and the code objects on its stack, outermost first, without those of this module."""
-    stacks = []
+    stacks: list[tuple[int, list[Any]]] = []
+    frame: types.FrameType | None
     for ident, frame in sys._current_frames().items():
-        codes = []
+        codes: list[Any] = []
         while frame is not None:
             if frame.f_globals is not globals():
                 codes.append(frame.f_code)
@@ -399,9 +401,9 @@ def _stacks() -> List[Tuple[int, List[Any]]]:
     return stacks
 
 
-def _own_code() -> List[types.CodeType]:
+def _own_code() -> list[types.CodeType]:
     """The functions of this module: a timeline does not show them."""
-    scopes: List[Any] = [globals(), *(vars(kind) for kind in (EventProfiler, EventProfilerDebug, WithEventProfiler))]
+    scopes: list[Any] = [globals(), *(vars(kind) for kind in (EventProfiler, EventProfilerDebug, WithEventProfiler))]
     found = [getattr(thing, "fget", thing) for scope in scopes for thing in list(scope.values())]
     return [thing.__code__ for thing in found if type(thing) is types.FunctionType and thing.__module__ == __name__]
 
@@ -422,12 +424,12 @@ def _required(name: str, method: str) -> Any:
     return module
 
 
-def _chrome(columns: Dict[str, List[Any]]) -> Iterable[Dict[str, Any]]:
+def _chrome(columns: dict[str, list[Any]]) -> Iterable[dict[str, Any]]:
     """Events of the trace. Slices that were open at the start or the end are closed at the ends of the trace."""
     pid = os.getpid()
-    live: Dict[str, int] = {}
-    sizes: Dict[int, Tuple[int, str]] = {}
-    open_slices: Dict[int, List[str]] = {}
+    live: dict[str, int] = {}
+    sizes: dict[int, tuple[int, str]] = {}
+    open_slices: dict[int, list[str]] = {}
     start = columns["time"][0] if columns["time"] else 0
     last = start
     keys = ("time", "event", "value1", "value2", "name", "mod", "lineno", "thread", "domain")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
@@ -22,7 +22,7 @@ class NativeprofMagics(Magics):
     @argument("-o", "--output", help="save the profile too; the ending tells the format (x.svg, x.json)")
     @argument("statement", nargs="*", help="what to run; with %%%%nativeprof the cell")
     @line_cell_magic
-    def nativeprof(self, line: str, cell: Optional[str] = None) -> Optional[Profile]:
+    def nativeprof(self, line: str, cell: str | None = None) -> Profile | None:
         """Runs a statement or a cell and shows where its time went, Python and native functions in one profile.
 
         The value is a :class:`nativeprof.Profile`; what ran has the names of the session and leaves its own there. An

@@ -22,8 +22,9 @@ import sys
 import threading
 import time as _time
 from collections import deque
+from collections.abc import Collection, Iterable, Sequence
 from datetime import timedelta
-from typing import Any, Callable, Collection, Deque, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable
 
 from . import _native
 from ._native import create, llprocess, merge, process
@@ -46,7 +47,7 @@ __all__ = [
     "watch",
 ]
 
-Tree = Dict[str, Any]
+Tree = dict[str, Any]
 
 #: Held by :func:`watch` while it holds a frame: who has it knows that no watcher keeps an object alive.
 lock = threading.Lock()
@@ -70,10 +71,11 @@ def identifier(frame: Any) -> str:
 
 def _f_lineno(frame: Any) -> int:
     """The line that a frame is at; from its instruction where the interpreter says None. -1 where that fails."""
-    if frame.f_lineno is not None:
-        return frame.f_lineno
+    line: int | None = frame.f_lineno
+    if line is not None:
+        return line
     try:
-        at = frame.f_code.co_firstlineno
+        at: int = frame.f_code.co_firstlineno
         for start, line in dis.findlinestarts(frame.f_code):
             if start > frame.f_lasti:
                 break
@@ -90,7 +92,7 @@ def repr_frame(frame: Any) -> str:
     return f'  File "{code.co_filename}", line {at}, in {code.co_name}\n\t{source}'
 
 
-def info_frame(frame: Any) -> Dict[str, Any]:
+def info_frame(frame: Any) -> dict[str, Any]:
     """The ``description`` of a frame: filename, name, line_number, and line (its text, with the line's end)."""
     code, at = frame.f_code, _f_lineno(frame)
     try:
@@ -101,7 +103,7 @@ def info_frame(frame: Any) -> Dict[str, Any]:
     return {"filename": filename, "name": name, "line_number": at, "line": line}
 
 
-def call_stack(frame: Any) -> List[str]:
+def call_stack(frame: Any) -> list[str]:
     """The stack that ends in ``frame`` as text, :func:`repr_frame` of each, outermost first."""
     stack = []
     while frame:
@@ -115,9 +117,9 @@ def add_sample(
     frame: Any,
     native: Sequence[Any] = (),
     *,
-    stop: Optional[str] = None,
-    omit: Union[str, Collection[str]] = (),
-    depth: Optional[int] = None,
+    stop: str | None = None,
+    omit: str | Collection[str] = (),
+    depth: int | None = None,
 ) -> None:
     """Counts one whole sample, each function on the stack once, the innermost too.
 
@@ -141,10 +143,10 @@ def add_sample(
 
 
 def get_profile(
-    history: Sequence[Tuple[float, Tree]],
-    recent: Optional[Tree] = None,
-    start: Optional[float] = None,
-    stop: Optional[float] = None,
+    history: Sequence[tuple[float, Tree]],
+    recent: Tree | None = None,
+    start: float | None = None,
+    stop: float | None = None,
     key: Any = None,
     *,
     exact: bool = False,
@@ -184,7 +186,7 @@ _UNITS = {
 }
 
 
-def _seconds(span: Union[str, float, timedelta]) -> float:
+def _seconds(span: str | float | timedelta) -> float:
     """Seconds of ``"20ms"``, ``"2 s"``, ``0.02`` or a timedelta, as dask.utils.parse_timedelta reads them."""
     if isinstance(span, timedelta):
         return span.total_seconds()
@@ -203,25 +205,26 @@ def _seconds(span: Union[str, float, timedelta]) -> float:
 _FROM_CONFIG: Any = object()
 
 
-def _configured_length() -> Optional[int]:
+def _configured_length() -> int | None:
     """Dask's distributed.admin.low-level-log-length where Dask is loaded, else its default."""
     if "distributed" in sys.modules:
         import dask.config
 
-        return dask.config.get("distributed.admin.low-level-log-length", 1000)
+        length: int | None = dask.config.get("distributed.admin.low-level-log-length", 1000)
+        return length
     return 1000
 
 
 def watch(
-    thread_id: Optional[int] = None,
-    interval: Union[str, float, timedelta] = "20ms",
-    cycle: Union[str, float, timedelta] = "2s",
-    maxlen: Optional[int] = _FROM_CONFIG,
-    omit: Union[str, Collection[str]] = (),
+    thread_id: int | None = None,
+    interval: str | float | timedelta = "20ms",
+    cycle: str | float | timedelta = "2s",
+    maxlen: int | None = _FROM_CONFIG,
+    omit: str | Collection[str] = (),
     stop: Callable[[], bool] = lambda: False,
     *,
     every_interval: bool = False,
-) -> Deque[Tuple[float, Tree]]:
+) -> deque[tuple[float, Tree]]:
     """Starts a thread that samples the Python frames of a thread; returns at once the log that it writes.
 
     :param thread_id: the thread's ident (``threading.get_ident()``); None or 0: the caller's.
@@ -238,7 +241,7 @@ def watch(
     """
     if every_interval and isinstance(omit, str):
         omit = (omit,)
-    log: Deque[Tuple[float, Tree]] = deque(maxlen=_configured_length() if maxlen is _FROM_CONFIG else maxlen)
+    log: deque[tuple[float, Tree]] = deque(maxlen=_configured_length() if maxlen is _FROM_CONFIG else maxlen)
     ident = thread_id or threading.get_ident()
     arguments = (ident, log, _seconds(interval), _seconds(cycle), omit, stop)
     target = _watch_intervals if every_interval else _watch_cycles
@@ -257,7 +260,7 @@ def _sample(ident: int, tree: Tree, omit: Collection[str]) -> bool:
 
 def _watch_cycles(
     ident: int,
-    log: Deque[Tuple[float, Tree]],
+    log: deque[tuple[float, Tree]],
     interval: float,
     cycle: float,
     omit: Collection[str],
@@ -277,7 +280,7 @@ def _watch_cycles(
 
 def _watch_intervals(
     ident: int,
-    log: Deque[Tuple[float, Tree]],
+    log: deque[tuple[float, Tree]],
     interval: float,
     cycle: float,
     omit: Collection[str],
@@ -313,7 +316,7 @@ def _color_of(filename: str) -> str:
     return _PALETTE[int(digits, 16) % len(_PALETTE)]
 
 
-def plot_data(state: Tree, profile_interval: float = 0.010) -> Dict[str, List[Any]]:
+def plot_data(state: Tree, profile_interval: float = 0.010) -> dict[str, list[Any]]:
     """A tree as the bars of an icicle graph.
 
     :param profile_interval: seconds that a sample stands for.
@@ -339,7 +342,7 @@ _HOVER = "".join(
 )
 
 
-def plot_figure(data: Dict[str, List[Any]], **kwargs: Any) -> Tuple[Any, Any]:
+def plot_figure(data: dict[str, list[Any]], **kwargs: Any) -> tuple[Any, Any]:
     """The data of :func:`plot_data` as a Bokeh figure: ``(figure, ColumnDataSource)``.
 
     Other arguments go to :func:`bokeh.plotting.figure`.
@@ -378,7 +381,7 @@ def _remove_py_stack(frames: Iterable[Any]) -> Iterable[Any]:
         yield entry
 
 
-def ll_get_stack(tid: int) -> List[Any]:
+def ll_get_stack(tid: int) -> list[Any]:
     """The native frames that the innermost Python function of a thread called, outermost first.
 
     :param tid: the thread's ident (``threading.get_ident()``), not the kernel's number.

@@ -9,7 +9,8 @@ import json
 import os
 import threading
 import warnings
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
+from collections.abc import Iterable
+from typing import Any, Callable, NamedTuple, Union
 
 from . import _native, _overhead
 
@@ -18,7 +19,7 @@ __all__ = ["Profile", "Profiler", "Row"]
 Threads = Union[None, bool, Iterable[Union[int, threading.Thread]]]
 
 # The one that runs; held so that a second one is refused with a clear error.
-_running: Optional["Profiler"] = None
+_running: Profiler | None = None
 
 
 class Row(NamedTuple):
@@ -42,10 +43,10 @@ class Profile:
     Shown as a flame graph where it is the value of a notebook's cell.
     """
 
-    def __init__(self, native: "_native.Profile") -> None:
+    def __init__(self, native: _native.Profile) -> None:
         self._native = native
 
-    def save(self, path: "os.PathLike[str] | str", format: Optional[str] = None) -> None:
+    def save(self, path: os.PathLike[str] | str, format: str | None = None) -> None:
         """Writes the profile to a file.
 
         :param path: where to; its ending tells the format (``.svg``, ``.json``, ``.json.gz``, ``.collapsed`` ...).
@@ -56,20 +57,21 @@ class Profile:
         with open(path, "wb") as file:
             file.write(content)
 
-    def to_dict(self) -> Dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The count tree as ``distributed.profile`` has it: ``identifier``, ``description``, ``count``, ``children``.
 
         Facts of the recording are under the key ``nativeprof`` of the root, and there under ``timeline`` the samples: columns
         ``time`` (ns since the start), ``pid``, ``tid`` and ``node`` (its number in the tree, each followed by all below it).
         """
-        return json.loads(self._native.tree())
+        tree: dict[str, Any] = json.loads(self._native.tree())
+        return tree
 
-    def top(self, count: int = 20) -> List[Row]:
+    def top(self, count: int = 20) -> list[Row]:
         """The functions with the most samples of their own, most first."""
         return [Row(*row) for row in self._native.top(count)]
 
     @property
-    def facts(self) -> Dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """What was asked and what was got, in samples: ``asked``, ``taken``, ``exact``, ``repaired``, ``partial`` (with
         ``reasons``) and ``lost``; ``rate`` (Hz), ``event``, ``duration`` and ``own_cpu`` (s)."""
         return self._native.facts()
@@ -120,7 +122,7 @@ def _place(row: Row) -> str:
     return row.module if row.filename == "<low-level>" else f"{row.filename}:{row.line}"
 
 
-def _idents(threads: Threads) -> Optional[List[int]]:
+def _idents(threads: Threads) -> list[int] | None:
     if threads is None or isinstance(threads, bool):
         return None
     idents = []
@@ -134,7 +136,7 @@ def _idents(threads: Threads) -> Optional[List[int]]:
     return idents
 
 
-def _calls(subtract: bool, mode: str, builtins: bool, *arguments: Any) -> "_native.CallRecorder":
+def _calls(subtract: bool, mode: str, builtins: bool, *arguments: Any) -> _native.CallRecorder:
     recorder = _native.CallRecorder(mode, builtins, *arguments)
     # Another tool that is active is refused by the start, not by the measurement.
     kind = "times" if mode == "times" else "counts"
@@ -149,25 +151,25 @@ _MODES = ("cpu", "wall", "calls", "counts", "counts+cpu", "counts+wall")
 class _CountsAndSamples:
     """Samples, and the exact number of calls of each Python function."""
 
-    def __init__(self, sampling: Tuple[Any, ...], counting: Tuple[Any, ...]) -> None:
-        self._calls = _calls(False, "counts beside samples", False, False, *counting)
+    def __init__(self, sampling: tuple[Any, ...], counting: tuple[Any, ...]) -> None:
+        self._calls = _calls(False, "counts with samples", False, False, *counting)
         try:
             self._samples = _native.Recorder(*sampling)
         except BaseException:
             self._calls.stop()
             raise
 
-    def take(self) -> "_native.Profile":
+    def take(self) -> _native.Profile:
         return _native.combine(self._samples.take(), self._calls.take())
 
-    def stop(self) -> "_native.Profile":
+    def stop(self) -> _native.Profile:
         calls = self._calls.stop()
         return _native.combine(self._samples.stop(), calls)
 
     def is_own(self) -> bool:
         return self._samples.is_own()
 
-    def signal(self) -> Optional[int]:
+    def signal(self) -> int | None:
         return self._samples.signal()
 
 
@@ -218,6 +220,7 @@ class Profiler:
             raise ValueError(f"rate is a number of samples per second from 1 to 10000, not {rate!r}")
         idents, by_thread = _idents(threads), threads is True
         filters = list(only), list(skip)
+        self._make: Callable[[], _native.Recorder | _native.CallRecorder | _CountsAndSamples]
         if mode in ("cpu", "wall"):
             if cpu or subtract or filters != ([], []):
                 raise ValueError('cpu, only, skip and subtract are for mode="calls" and mode="counts"')
@@ -229,8 +232,8 @@ class Profiler:
         else:
             kind = "times" if mode == "calls" else mode
             self._make = lambda: _calls(subtract, kind, bool(native), bool(cpu), idents, by_thread, *filters)
-        self._recorder: Union[None, "_native.Recorder", "_native.CallRecorder", _CountsAndSamples] = None
-        self._profile: Optional[Profile] = None
+        self._recorder: _native.Recorder | _native.CallRecorder | _CountsAndSamples | None = None
+        self._profile: Profile | None = None
 
     def start(self) -> None:
         """Begins to sample. What an earlier run of this profiler gathered is dropped.
@@ -250,7 +253,7 @@ class Profiler:
         # A recording that is never stopped ends before the interpreter does.
         atexit.register(self._abandon)
 
-    def stop(self) -> "Profile":
+    def stop(self) -> Profile:
         """Ends sampling; returns the profile, which is also in :attr:`profile`.
 
         :raises RuntimeError: it does not run, or runs in the process that this one was forked from.
@@ -265,10 +268,11 @@ class Profiler:
         heard = isinstance(recorder, _native.CallRecorder) or recorder.signal() is not None
         self._profile = Profile(recorder.stop())
         if not heard:
-            warnings.warn("another signal handler took the place of nativeprof's: samples are missing", RuntimeWarning)
+            said = "another signal handler took the place of nativeprof's: samples are missing"
+            warnings.warn(said, RuntimeWarning, stacklevel=2)
         return self._profile
 
-    def take(self) -> "Profile":
+    def take(self) -> Profile:
         """What was gathered since the start or the last call; sampling goes on."""
         if self._recorder is None:
             raise RuntimeError("this Profiler does not run: start() comes first")
@@ -282,29 +286,29 @@ class Profiler:
             self.stop()
 
     @property
-    def profile(self) -> "Profile":
+    def profile(self) -> Profile:
         """What the last run gathered. :raises RuntimeError: it still runs, or never did."""
         if self._profile is None:
             running = "still runs: stop() comes first" if self._is_running() else "has not run in this process"
             raise RuntimeError(f"there is no profile yet: this Profiler {running}")
         return self._profile
 
-    def save(self, path: "os.PathLike[str] | str", format: Optional[str] = None) -> None:
+    def save(self, path: os.PathLike[str] | str, format: str | None = None) -> None:
         """As :meth:`Profile.save`."""
         self.profile.save(path, format)
 
-    def to_dict(self) -> Dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As :meth:`Profile.to_dict`."""
         return self.profile.to_dict()
 
-    def top(self, count: int = 20) -> List[Row]:
+    def top(self, count: int = 20) -> list[Row]:
         """As :meth:`Profile.top`."""
         return self.profile.top(count)
 
-    def _repr_html_(self) -> Optional[str]:
+    def _repr_html_(self) -> str | None:
         return self._profile._repr_html_() if self._profile else None
 
-    def __enter__(self) -> "Profiler":
+    def __enter__(self) -> Profiler:
         self.start()
         return self
 

@@ -11,17 +11,17 @@ import marshal
 import sys
 import time
 from types import CodeType
-from typing import Any, Callable, Dict, Optional, Tuple, TypeVar, Union
+from typing import Any, Callable, TypeVar, cast
 
 from . import _native, _overhead
 
-__all__ = ["run", "runctx", "Profile"]
+__all__ = ["Profile", "run", "runctx"]
 
 _Result = TypeVar("_Result")
-_Function = Tuple[str, int, str]
+_Function = tuple[str, int, str]
 
 
-def label(code: Union[str, CodeType]) -> _Function:
+def label(code: str | CodeType) -> _Function:
     """The key of a function in ``pstats``: file, first line, name. C functions have the file ``~`` and the line 0."""
     if isinstance(code, str):
         return ("~", 0, code)
@@ -47,16 +47,16 @@ class Profile(_native.Profiler):
     #: Whether to subtract what tracing costs, as measured at the first :meth:`enable`, where :attr:`bias` is 0.
     subtract: bool = False
 
-    stats: Dict[_Function, Tuple[int, int, float, float, Dict[_Function, Tuple[int, int, float, float]]]]
+    stats: dict[_Function, tuple[int, int, float, float, dict[_Function, tuple[int, int, float, float]]]]
 
     def __init__(
         self,
-        timer: Optional[Callable[[], Any]] = None,
+        timer: Callable[[], Any] | None = None,
         timeunit: float = 0.0,
         subcalls: bool = True,
         builtins: bool = True,
         *,
-        bias: Optional[float] = None,
+        bias: float | None = None,
         subtract: bool = False,
         **options: Any,
     ) -> None:
@@ -66,7 +66,7 @@ class Profile(_native.Profiler):
         if subtract:
             self.subtract = True
 
-    def _costs(self, builtins: bool) -> Optional[_overhead.Costs]:
+    def _costs(self, builtins: bool) -> _overhead.Costs | None:
         if not self.subtract or _native.is_tracing():
             return None
         return _overhead.costs("times", builtins)
@@ -82,7 +82,8 @@ class Profile(_native.Profiler):
         c = sum(entry.callcount for entry in entries if isinstance(entry.code, str))
         python = sum(entry.callcount for entry in entries) - c
         per_python, per_c, ignored = _overhead.costs("times", c > 0)
-        return python * (per_python + ignored) + c * per_c
+        overhead: float = python * (per_python + ignored) + c * per_c
+        return overhead
 
     def calibrate(self, m: int, verbose: int = 0) -> float:
         """Seconds per event that tracing adds to times, to set :attr:`bias` to.
@@ -116,14 +117,15 @@ class Profile(_native.Profiler):
             raise ValueError(f"internal error: total calls = {count}")
         if verbose:
             print(f"elapsed time without profiling = {plain}\n'CPU seconds' profiler reported = {reported}")
-        return (reported - plain) / 2.0 / count
+        bias: float = (reported - plain) / 2.0 / count
+        return bias
 
     def print_stats(self, sort: Any = -1) -> None:
         """Prints a report. ``sort``: a key of ``pstats.Stats.sort_stats``, or a tuple of keys."""
         import pstats
 
         keys = sort if isinstance(sort, tuple) else (sort,)
-        pstats.Stats(self).strip_dirs().sort_stats(*keys).print_stats()
+        pstats.Stats(cast(Any, self)).strip_dirs().sort_stats(*keys).print_stats()
 
     def dump_stats(self, file: Any) -> None:
         """Stops, and writes the figures to a file for ``pstats.Stats``."""
@@ -140,11 +142,11 @@ class Profile(_native.Profiler):
         """Sets :attr:`stats`, which ``pstats.Stats`` reads."""
         entries = self.getstats()
         self.stats = {}
-        callers_of: Dict[int, Dict[_Function, Tuple[int, int, float, float]]] = {}
+        callers_of: dict[int, dict[_Function, tuple[int, int, float, float]]] = {}
         for entry in entries:
             # Two functions of one file, line and name (a comprehension and its neighbour, say): the last one stands, as
             # in cProfile.
-            callers: Dict[_Function, Tuple[int, int, float, float]] = {}
+            callers: dict[_Function, tuple[int, int, float, float]] = {}
             callers_of[id(entry.code)] = callers
             calls = entry.callcount
             self.stats[label(entry.code)] = (
@@ -164,16 +166,16 @@ class Profile(_native.Profiler):
                 figures = (calls, calls - callee.reccallcount, callee.inlinetime, callee.totaltime)
                 before = found.get(caller)
                 if before is not None:
-                    figures = tuple(a + b for a, b in zip(figures, before))  # type: ignore[assignment]
+                    figures = tuple(a + b for a, b in zip(figures, before))
                 found[caller] = figures
 
-    def run(self, cmd: Union[str, CodeType]) -> "Profile":
+    def run(self, cmd: str | CodeType) -> Profile:
         """Runs a statement in ``__main__``."""
         import __main__
 
         return self.runctx(cmd, __main__.__dict__, __main__.__dict__)
 
-    def runctx(self, cmd: Union[str, CodeType], globals: Dict[str, Any], locals: Any) -> "Profile":
+    def runctx(self, cmd: str | CodeType, globals: dict[str, Any], locals: Any) -> Profile:
         """Runs a statement in these namespaces."""
         self.enable()
         try:
@@ -190,7 +192,7 @@ class Profile(_native.Profiler):
         finally:
             self.disable()
 
-    def __enter__(self) -> "Profile":
+    def __enter__(self) -> Profile:
         self.enable()
         return self
 
@@ -198,7 +200,7 @@ class Profile(_native.Profiler):
         self.disable()
 
 
-def run(statement: Union[str, CodeType], filename: Any = None, sort: Any = -1) -> None:
+def run(statement: str | CodeType, filename: Any = None, sort: Any = -1) -> None:
     """Runs a statement in ``__main__`` and prints a report, or writes the figures to a file."""
     import __main__
 
@@ -206,7 +208,7 @@ def run(statement: Union[str, CodeType], filename: Any = None, sort: Any = -1) -
 
 
 def runctx(
-    statement: Union[str, CodeType], globals: Dict[str, Any], locals: Any, filename: Any = None, sort: Any = -1
+    statement: str | CodeType, globals: dict[str, Any], locals: Any, filename: Any = None, sort: Any = -1
 ) -> None:
     """As :func:`run`, in these namespaces."""
     profile = Profile()
@@ -257,7 +259,7 @@ def main() -> Any:
     program = arguments[0]
     if options.module:
         code: Any = "run_module(modname, run_name='__main__')"
-        names: Dict[str, Any] = {"run_module": runpy.run_module, "modname": program}
+        names: dict[str, Any] = {"run_module": runpy.run_module, "modname": program}
     else:
         sys.path.insert(0, os.path.dirname(program))
         with io.open_code(program) as file:
@@ -276,7 +278,7 @@ def main() -> Any:
     try:
         runctx(code, names, None, options.outfile, options.sort)
     except BrokenPipeError as error:
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         sys.exit(error.errno)
     return parser
 

@@ -3,10 +3,11 @@
 use std::cell::UnsafeCell;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use nativeprof::tree::profile::Meta;
+use nativeprof::profile::model::Meta;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
+use crate::call_frames;
 use crate::call_tree::{self, CallCounts, CallTree, Columns, Counted, Shared};
 use crate::engine::{Costs, Filter, Session};
 use crate::profiler::Profile;
@@ -24,7 +25,7 @@ struct State {
     /// As [`CallRecorder::start`] was given them.
     costs: (f64, f64, f64),
     subtract: bool,
-    beside_samples: bool,
+    with_samples: bool,
 }
 
 /// A recording of all calls of this process.
@@ -54,7 +55,7 @@ fn seconds() -> f64 {
 
 #[pymethods]
 impl CallRecorder {
-    /// A recording that does not run yet. `mode`: `times`, `counts`, or `counts beside samples`: for [`combine`]. `threads`: idents, or None for all.
+    /// A recording that does not run yet. `mode`: `times`, `counts`, or `counts with samples`: for [`combine`]. `threads`: idents, or None for all.
     #[new]
     #[allow(clippy::too_many_arguments)]
     fn new(
@@ -75,7 +76,7 @@ impl CallRecorder {
                 session.options.builtins = builtins;
                 Recording::Times(session)
             }
-            "counts" | "counts beside samples" => {
+            "counts" | "counts with samples" => {
                 let mut session = Session::new(name, shared, filter);
                 session.options.builtins = false;
                 session.options.returns = false;
@@ -91,7 +92,7 @@ impl CallRecorder {
             start: seconds(),
             costs: (0.0, 0.0, 0.0),
             subtract: false,
-            beside_samples: mode == "counts beside samples",
+            with_samples: mode == "counts with samples",
         })))
     }
 
@@ -136,7 +137,7 @@ impl CallRecorder {
                 let columns = Columns {
                     wall: true,
                     cpu: session.shared.cpu,
-                    beside_samples: false,
+                    with_samples: false,
                 };
                 made(py, session, columns, costs, meta)
             }
@@ -144,7 +145,7 @@ impl CallRecorder {
                 let columns = Columns {
                     wall: false,
                     cpu: false,
-                    beside_samples: state.beside_samples,
+                    with_samples: state.with_samples,
                 };
                 made(py, session, columns, costs, meta)
             }
@@ -183,17 +184,17 @@ fn made<M: Counted>(
     mut meta: Meta,
 ) -> PyResult<Profile> {
     let taken = call_tree::take(py, session);
-    let frames = call_tree::frames(py, &session.functions);
+    let frames = call_frames::frames(py, &session.functions);
     let nanoseconds = session.clock.nanoseconds();
     let profile = py.detach(|| {
         let (of_python, of_c) = call_tree::calls(&taken, &frames);
-        meta.own_cpu = of_python as f64 * (python + ignored) + of_c as f64 * c;
+        meta.profiler_cpu = of_python as f64 * (python + ignored) + of_c as f64 * c;
         call_tree::profile(&taken, &frames, columns, nanoseconds, meta)
     });
     Ok(Profile::new(profile))
 }
 
-/// A sampled profile, and in it the calls that a recording of `counts beside samples` has counted at the same time: as
+/// A sampled profile, and in it the calls that a recording of `counts with samples` has counted at the same time: as
 /// a value type of its own, exact for each function; its node with the calls is below the root.
 #[pyfunction]
 pub fn combine(py: Python<'_>, samples: &Profile, counts: &Profile) -> Profile {
@@ -201,7 +202,7 @@ pub fn combine(py: Python<'_>, samples: &Profile, counts: &Profile) -> Profile {
         let (samples, mut counts) = (samples.inner().clone(), counts.inner().clone());
         counts.meta = Meta::default();
         let meta = samples.meta.clone();
-        let mut sum = nativeprof::combine::combine(&[(String::new(), samples), (String::new(), counts)]);
+        let mut sum = nativeprof::profile::merge::combine(&[(String::new(), samples), (String::new(), counts)]);
         sum.meta = meta;
         Profile::new(sum)
     })

@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 
-use nativeprof::tree::build::Builder;
-use nativeprof::tree::profile::{Frame as ProfileFrame, FrameKind, Meta, Profile};
-use nativeprof::tree::values::ValueType;
+use nativeprof::profile::build::Builder;
+use nativeprof::profile::model::{Frame as ProfileFrame, FrameKind, Meta, Profile};
+use nativeprof::profile::values::ValueType;
 use pyo3::prelude::*;
 
+use crate::engine::stacks::Stacks;
 use crate::engine::table::Table;
-use crate::engine::{Callee, Context, Function, Functions, Id, Machine, ThreadInfo, Verdict};
+use crate::engine::{Callee, Context, Greenlet, Id, Machine, Moment, ThreadInfo, Verdict};
 
 /// Most chains of callers in one thread: about 100 MB.
 const MAX_NODES: usize = 1 << 20;
@@ -125,7 +126,9 @@ pub struct Shared {
 /// The machine of one thread, with times.
 pub struct CallTree {
     chains: Chains,
-    stack: Vec<Frame>,
+    stack: Stacks<Frame>,
+    /// CPU time of the thread by which that of the stack in use is less, and the same of other stacks when they were left.
+    cpu: CpuPauses,
 }
 
 impl CallTree {
@@ -168,6 +171,24 @@ impl CallTree {
     }
 }
 
+/// The thread's CPU time in which each of its stacks was not in use; see [`Stacks::paused`].
+#[derive(Default)]
+struct CpuPauses {
+    paused: i64,
+    /// By greenlet: the same when it was left, and the thread's CPU time then.
+    left: HashMap<usize, (i64, i64)>,
+}
+
+impl CpuPauses {
+    fn switch(&mut self, from: usize, to: usize, now: i64) {
+        self.left.insert(from, (self.paused, now));
+        self.paused = match self.left.remove(&to) {
+            Some((paused, since)) => paused.wrapping_add(now.wrapping_sub(since)),
+            None => 0,
+        };
+    }
+}
+
 #[inline(always)]
 fn cpu_time(wanted: bool) -> i64 {
     if wanted { crate::engine::clock::thread_cpu() } else { 0 }
@@ -179,7 +200,8 @@ impl Machine for CallTree {
     fn new(_: &ThreadInfo, _: &mut Shared) -> CallTree {
         CallTree {
             chains: Chains::new(),
-            stack: Vec::with_capacity(64),
+            stack: Stacks::default(),
+            cpu: CpuPauses::default(),
         }
     }
 
@@ -200,21 +222,22 @@ impl Machine for CallTree {
                 child
             }
         };
+        let paused = self.stack.paused;
         self.stack.push(Frame {
             key,
             node,
             below: 0,
             cpu_below: 0,
-            cpu_begin: cpu_time(context.shared.cpu),
-            begin: context.moment.now(),
+            cpu_begin: cpu_time(context.shared.cpu).wrapping_sub(self.cpu.paused),
+            begin: context.moment.now().wrapping_sub(paused),
         });
         Verdict::Done
     }
 
     #[inline(always)]
     fn leave(&mut self, key: usize, context: Context<'_, Shared>) -> Verdict {
-        let now = context.moment.now();
-        let cpu = cpu_time(context.shared.cpu);
+        let now = context.moment.now().wrapping_sub(self.stack.paused);
+        let cpu = cpu_time(context.shared.cpu).wrapping_sub(self.cpu.paused);
         match self.stack.pop_if(|f| f.key == key) {
             Some(frame) => {
                 self.end(&frame, now, cpu);
@@ -230,10 +253,26 @@ impl Machine for CallTree {
     }
 
     fn depth(&self) -> usize {
-        self.stack.len()
+        self.stack.depth()
+    }
+
+    fn switch(&mut self, to: Greenlet, moment: Moment, shared: &mut Shared) {
+        if to.key != self.stack.key() {
+            if shared.cpu {
+                self.cpu
+                    .switch(self.stack.key(), to.key, crate::engine::clock::thread_cpu());
+            }
+            self.stack.switch(to.key, moment.now());
+        }
     }
 
     fn close_innermost(&mut self, now: i64, _: &mut Shared) {
+        if self.stack.is_empty()
+            && let Some(key) = self.stack.any_parked()
+        {
+            self.stack.switch(key, now);
+        }
+        let now = now.wrapping_sub(self.stack.paused);
         if let Some(frame) = self.stack.pop() {
             // Another thread's CPU clock cannot be read by this one: its open call keeps what was known at its begin.
             let cpu = frame.cpu_begin.wrapping_add(frame.cpu_below);
@@ -305,7 +344,13 @@ impl Machine for CallCounts {
         Verdict::Done
     }
 
-    fn leave(&mut self, _: usize, _: Context<'_, Shared>) -> Verdict {
+    fn leave(&mut self, key: usize, context: Context<'_, Shared>) -> Verdict {
+        if context.event == crate::engine::Event::Throw
+            && let Some(node) = self.chains.index.get(ROOT, key)
+            && let Some(node) = self.chains.nodes.get_mut(node as usize)
+        {
+            node.calls = node.calls.saturating_sub(1);
+        }
         Verdict::Done
     }
 
@@ -336,15 +381,13 @@ impl Counted for CallTree {
     fn take_chains(&mut self) -> Taken {
         let mut fresh = Chains::new();
         // Open calls go on in the new chains.
-        let mut parent = ROOT;
-        for frame in &mut self.stack {
-            let function = self
-                .chains
-                .nodes
-                .get(frame.node as usize)
-                .map_or(Id::MAX, |n| n.function);
-            parent = fresh.child(parent, frame.key, function);
-            frame.node = parent;
+        for stack in self.stack.all_mut() {
+            let mut parent = ROOT;
+            for frame in stack {
+                let node = self.chains.nodes.get(frame.node as usize);
+                parent = fresh.child(parent, frame.key, node.map_or(Id::MAX, |n| n.function));
+                frame.node = parent;
+            }
         }
         Taken(std::mem::replace(&mut self.chains, fresh))
     }
@@ -388,34 +431,13 @@ pub fn calls(taken: &[(String, Taken)], frames: &[ProfileFrame]) -> (u64, u64) {
     sums
 }
 
-/// Frames of all functions, by their numbers.
-pub fn frames(py: Python<'_>, functions: &Functions) -> Vec<ProfileFrame> {
-    let text = |object: &Bound<'_, PyAny>, name: &str| -> String {
-        object.getattr(name).and_then(|v| v.extract()).unwrap_or_default()
-    };
-    let frame = |function: &Function| {
-        let object = function.object.bind(py);
-        if function.is_code {
-            let line = object.getattr("co_firstlineno").and_then(|l| l.extract()).unwrap_or(0);
-            let [name, qualified, file] = ["co_name", "co_qualname", "co_filename"].map(|n| text(object, n));
-            ProfileFrame::python(name, qualified, file, line)
-        } else {
-            ProfileFrame::native(object.extract::<String>().unwrap_or_default(), BUILTIN, 0)
-        }
-    };
-    functions.iter().map(frame).collect()
-}
-
-/// Module of functions that are written in C: which file they come from is not known.
-const BUILTIN: &str = "[builtin]";
-
 /// Which value types a profile has.
 #[derive(Clone, Copy)]
 pub struct Columns {
     pub wall: bool,
     pub cpu: bool,
     /// The profile counts samples, of which it has none, and calls are a value: to be combined with a sampled profile.
-    pub beside_samples: bool,
+    pub with_samples: bool,
 }
 
 /// The profile of what [`take`] gave. `nanoseconds` per tick.
@@ -427,7 +449,7 @@ pub fn profile(
     meta: Meta,
 ) -> Profile {
     let wanted = [
-        (columns.beside_samples, ValueType::SAMPLES),
+        (columns.with_samples, ValueType::SAMPLES),
         (true, ValueType::CALLS),
         (columns.wall, ValueType::WALL),
         (columns.cpu, ValueType::CPU),
@@ -450,7 +472,10 @@ pub fn profile(
                 ROOT => top,
                 OVERFLOW if node.calls == 0 => top,
                 OVERFLOW => {
-                    let frame = builder.frame(ProfileFrame::new(FrameKind::Cut, "[cut: too many chains of callers]"));
+                    let frame = builder.frame(ProfileFrame::new(
+                        FrameKind::Truncated,
+                        "[truncated: too many chains of callers]",
+                    ));
                     builder.child(top, frame, 0)
                 }
                 _ => {
@@ -464,7 +489,7 @@ pub fn profile(
             places.push(place);
             let wall = (node.wall.max(0) as f64 * nanoseconds) as u64;
             let mut amounts = Vec::with_capacity(types.len());
-            amounts.extend(columns.beside_samples.then_some(0));
+            amounts.extend(columns.with_samples.then_some(0));
             amounts.push(node.calls);
             amounts.extend(columns.wall.then_some(wall));
             amounts.extend(columns.cpu.then_some(node.cpu.max(0) as u64));

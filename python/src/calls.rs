@@ -4,8 +4,9 @@
 //! chain of callers). Semantics of the figures are those of `Modules/_lsprof.c` (3.14): a call counts when it ends, each
 //! run of a generator or coroutine is a call, cumulative time is that of outermost activations.
 
+use crate::engine::stacks::Stacks;
 use crate::engine::table::Table;
-use crate::engine::{Callee, Context, Id, Machine, ThreadInfo, Verdict};
+use crate::engine::{Callee, Context, Greenlet, Id, Machine, Moment, ThreadInfo, Verdict};
 
 /// What was measured of a function or of a pair.
 #[derive(Clone, Copy, Default, Debug)]
@@ -139,7 +140,7 @@ pub struct Calls {
     nodes: Vec<Node>,
     /// (caller, key of the callee) to `nodes`.
     pairs: Table,
-    stack: Vec<Frame>,
+    stack: Stacks<Frame>,
 }
 
 /// Index of "no caller" in `functions`.
@@ -211,13 +212,36 @@ impl Calls {
         let Some(at) = self.stack.iter().rposition(|f| f.key == key) else {
             return Verdict::Done;
         };
-        let now = context.moment.now();
+        let now = context.moment.now().wrapping_sub(self.stack.paused);
         while self.stack.len() > at {
             if let Some(frame) = self.stack.pop() {
                 self.end(&frame, now);
             }
         }
         Verdict::Done
+    }
+
+    /// Goes on with another stack. Calls that are open on the one are not callers of those on the other: these are not
+    /// recursive.
+    fn use_stack(&mut self, key: usize, now: i64) {
+        if key == self.stack.key() {
+            return;
+        }
+        self.add_levels(u32::MAX);
+        self.stack.switch(key, now);
+        self.add_levels(1);
+    }
+
+    /// Adds to the levels of all calls that are open on the stack in use; `u32::MAX` stands for -1.
+    fn add_levels(&mut self, change: u32) {
+        for frame in self.stack.iter() {
+            if let Some(node) = self.nodes.get_mut(frame.node as usize) {
+                node.level = node.level.wrapping_add(change);
+            }
+            if let Some(function) = self.functions.get_mut(frame.function as usize) {
+                function.level = function.level.wrapping_add(change);
+            }
+        }
     }
 
     /// All figures so far; open calls are not in them.
@@ -266,7 +290,7 @@ impl Machine for Calls {
             known: Table::default(),
             nodes: Vec::new(),
             pairs: Table::default(),
-            stack: Vec::with_capacity(64),
+            stack: Stacks::default(),
         }
     }
 
@@ -298,19 +322,20 @@ impl Machine for Calls {
         if let Some(function) = self.functions.get_mut(function as usize) {
             function.level += 1;
         }
+        let paused = self.stack.paused;
         self.stack.push(Frame {
             key,
             node,
             function,
             below: 0,
-            begin: context.moment.now(),
+            begin: context.moment.now().wrapping_sub(paused),
         });
         Verdict::Done
     }
 
     #[inline(always)]
     fn leave(&mut self, key: usize, context: Context<'_, Shared>) -> Verdict {
-        let now = context.moment.now();
+        let now = context.moment.now().wrapping_sub(self.stack.paused);
         match self.stack.pop_if(|f| f.key == key) {
             Some(frame) => {
                 self.end(&frame, now);
@@ -326,12 +351,21 @@ impl Machine for Calls {
     }
 
     fn depth(&self) -> usize {
-        self.stack.len()
+        self.stack.depth()
+    }
+
+    fn switch(&mut self, to: Greenlet, moment: Moment, _: &mut Shared) {
+        self.use_stack(to.key, moment.now());
     }
 
     fn close_innermost(&mut self, now: i64, _: &mut Shared) {
+        if self.stack.is_empty()
+            && let Some(key) = self.stack.any_parked()
+        {
+            self.use_stack(key, now);
+        }
         if let Some(frame) = self.stack.pop() {
-            self.end(&frame, now);
+            self.end(&frame, now.wrapping_sub(self.stack.paused));
         }
     }
 

@@ -2,6 +2,7 @@
 
 use pyo3::prelude::*;
 
+mod call_frames;
 mod call_recorder;
 mod call_tree;
 mod calls;
@@ -11,6 +12,7 @@ mod events;
 mod hooks;
 mod profiler;
 mod stacks;
+mod tasks;
 mod tracing;
 mod tree;
 
@@ -28,6 +30,8 @@ mod _native {
     use super::profiler::{Profile, Recorder, format_of, formats, read};
     #[pymodule_export]
     use super::stacks::thread_stack;
+    #[pymodule_export]
+    use super::tasks::TaskRecorder;
     #[pymodule_export]
     use super::tracing::{Tracer, clock, is_tracing};
     #[pymodule_export]

@@ -3,14 +3,17 @@
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use nativeprof::capture::signal::Clock;
-use nativeprof::cli::summary;
-use nativeprof::error::{Error, Kind};
-use nativeprof::export::{self, view};
-use nativeprof::inside::{self, Settings};
-use nativeprof::tree::profile::{self, FrameKind};
-use nativeprof::tree::stats::{FunctionId, Stats};
-use nativeprof::tree::values::ValueType;
+use nativeprof::capture::signal::SamplingClock;
+use nativeprof::error::{Error, ErrorKind};
+use nativeprof::export;
+use nativeprof::in_process;
+use nativeprof::in_process::ProfilerConfig;
+use nativeprof::profile::model;
+use nativeprof::profile::model::FrameKind;
+use nativeprof::profile::stats::{FunctionId, Stats};
+use nativeprof::profile::summary;
+use nativeprof::profile::values::ValueType;
+use nativeprof::profile::view;
 use pyo3::exceptions::{PyOSError, PyPermissionError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -18,22 +21,24 @@ use pyo3::types::{PyBytes, PyDict};
 fn exception(e: Error) -> PyErr {
     let text = e.to_string();
     match e.kind {
-        Kind::Usage | Kind::Data => PyValueError::new_err(text),
-        Kind::NotPermitted => PyPermissionError::new_err(text),
-        Kind::Unsupported => PyRuntimeError::new_err(text),
-        Kind::NoSuchProcess | Kind::Io => PyOSError::new_err(text),
+        ErrorKind::Usage | ErrorKind::Data => PyValueError::new_err(text),
+        ErrorKind::NotPermitted => PyPermissionError::new_err(text),
+        ErrorKind::Unsupported => PyRuntimeError::new_err(text),
+        ErrorKind::NoSuchProcess | ErrorKind::NoSuchCommand | ErrorKind::NotExecutable | ErrorKind::Io => {
+            PyOSError::new_err(text)
+        }
     }
 }
 
 /// A recording of this process, made by a thread that Python does not know.
 #[pyclass(frozen, module = "nativeprof._native")]
-pub struct Recorder(Mutex<Option<inside::Recorder>>);
+pub struct Recorder(Mutex<Option<in_process::Recorder>>);
 
 impl Recorder {
     fn with<T: Send>(
         &self,
         py: Python<'_>,
-        call: impl FnOnce(&mut Option<inside::Recorder>) -> Result<T, Error> + Send,
+        call: impl FnOnce(&mut Option<in_process::Recorder>) -> Result<T, Error> + Send,
     ) -> PyResult<T> {
         // Never waited for with the interpreter's lock: who holds this one may be waiting for that.
         py.detach(|| call(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner)))
@@ -42,7 +47,7 @@ impl Recorder {
 }
 
 fn stopped() -> Error {
-    Error::new(Kind::Unsupported, "this recording has been stopped").hint("start another one")
+    Error::new(ErrorKind::Unsupported, "this recording has been stopped").hint("start another one")
 }
 
 #[pymethods]
@@ -58,14 +63,14 @@ impl Recorder {
         threads: Option<Vec<u64>>,
         by_thread: bool,
     ) -> PyResult<Recorder> {
-        let settings = Settings {
+        let settings = ProfilerConfig {
             rate,
-            clock: if wall { Clock::Wall } else { Clock::Cpu },
+            clock: if wall { SamplingClock::Wall } else { SamplingClock::Cpu },
             threads,
             native,
             by_thread,
         };
-        let started = py.detach(|| inside::Recorder::start(settings)).map_err(exception)?;
+        let started = py.detach(|| in_process::Recorder::start(settings)).map_err(exception)?;
         Ok(Recorder(Mutex::new(Some(started))))
     }
 
@@ -86,25 +91,25 @@ impl Recorder {
         // In a forked child the lock may be in any state.
         self.0
             .try_lock()
-            .is_ok_and(|r| r.as_ref().is_some_and(inside::Recorder::is_own))
+            .is_ok_and(|r| r.as_ref().is_some_and(in_process::Recorder::is_own))
     }
 
     /// Number of the signal that interrupts threads; None if another handler has taken its place.
     fn signal(&self) -> Option<i32> {
-        inside::signal()
+        in_process::signal()
     }
 }
 
 /// A finished profile.
 #[pyclass(frozen, module = "nativeprof._native")]
-pub struct Profile(profile::Profile);
+pub struct Profile(model::Profile);
 
 impl Profile {
-    pub fn new(profile: profile::Profile) -> Profile {
+    pub fn new(profile: model::Profile) -> Profile {
         Profile(profile)
     }
 
-    pub fn inner(&self) -> &profile::Profile {
+    pub fn inner(&self) -> &model::Profile {
         &self.0
     }
 }
@@ -118,14 +123,14 @@ impl Profile {
     fn render<'py>(&self, py: Python<'py>, format: &str) -> PyResult<Bound<'py, PyBytes>> {
         let format = export::by_name(format).map_err(|e| PyValueError::new_err(e.to_string()))?;
         let mut bytes = Vec::new();
-        py.detach(|| (format.write)(&self.0, &mut bytes))?;
+        py.detach(|| format.write_default(&self.0, &mut bytes))?;
         Ok(PyBytes::new(py, &bytes))
     }
 
     /// The count tree in JSON, with every node and a plain timeline.
     fn tree<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let mut bytes = Vec::new();
-        py.detach(|| export::json::write_expanded(&self.0, &mut bytes))?;
+        py.detach(|| nativeprof::profile::json::write_expanded(&self.0, &mut bytes))?;
         Ok(PyBytes::new(py, &bytes))
     }
 
@@ -135,7 +140,7 @@ impl Profile {
             let stats = Stats::new(&self.0);
             let counts = stats.functions();
             let mut order: Vec<usize> = (0..counts.len()).filter(|i| counts[*i].total > 0).collect();
-            order.sort_by_key(|i| std::cmp::Reverse((counts[*i].own, counts[*i].total)));
+            order.sort_by_key(|i| std::cmp::Reverse((counts[*i].self_count, counts[*i].total)));
             let row = |i: usize| {
                 let f = stats.frame(i as FunctionId);
                 let is_python = f.kind == FrameKind::Python;
@@ -150,7 +155,7 @@ impl Profile {
                     f.filename.clone(),
                     line,
                     f.module.clone(),
-                    counts[i].own,
+                    counts[i].self_count,
                     counts[i].total,
                 )
             };
@@ -165,9 +170,9 @@ impl Profile {
         facts.set_item("rate", m.rate)?;
         facts.set_item("event", &m.event)?;
         facts.set_item("duration", m.duration)?;
-        facts.set_item("own_cpu", m.own_cpu)?;
+        facts.set_item("own_cpu", m.profiler_cpu)?;
         for (name, value) in [
-            ("asked", q.asked),
+            ("asked", q.expected),
             ("taken", q.taken),
             ("exact", q.exact),
             ("repaired", q.repaired),
@@ -193,8 +198,8 @@ impl Profile {
                  written:  {written}",
                 meta.duration,
                 meta.python,
-                meta.own_cpu,
-                meta.own_cpu * 1e9 / calls.max(1) as f64,
+                meta.profiler_cpu,
+                meta.profiler_cpu * 1e9 / calls.max(1) as f64,
             );
         }
         summary::block(&self.0.meta, written)
@@ -218,7 +223,7 @@ pub fn formats() -> Vec<&'static str> {
 /// The profile that a file in the format `json` holds.
 #[pyfunction]
 pub fn read(py: Python<'_>, content: &[u8]) -> PyResult<Profile> {
-    py.detach(|| export::json::read(content))
+    py.detach(|| nativeprof::profile::json::read(content))
         .map(Profile)
         .map_err(|e| PyValueError::new_err(e.to_string()))
 }

@@ -2,12 +2,12 @@
 
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use nativeprof::inside::stack::{Entry, Found, LONG, Stacks};
+use nativeprof::in_process::thread_stack::{StackEntry, Stacks, TIMEOUT, ThreadStack};
 use pyo3::prelude::*;
 
 static STACKS: AtomicPtr<Stacks> = AtomicPtr::new(std::ptr::null_mut());
 
-/// The one of this process: a forked child makes its own. The caller holds the interpreter's lock, so that nobody makes
+/// The one of this process: a forked child makes its own. The caller holds the interpreter's lock, so that no other thread makes
 /// another one meanwhile.
 fn stacks(_: Python<'_>) -> Option<&'static Stacks> {
     // SAFETY: null, or made below and never freed.
@@ -22,13 +22,13 @@ fn stacks(_: Python<'_>) -> Option<&'static Stacks> {
 /// Address, name, offset from the function's start, and whether it stands for Python.
 type Row = (u64, String, u64, bool);
 
-fn row(e: &Entry) -> Row {
+fn row(e: &StackEntry) -> Row {
     (e.address, e.name.to_string(), e.address.wrapping_sub(e.start), false)
 }
 
 /// Puts one entry in the place of each run of the interpreter's own frames that begins with its bytecode loop. The
 /// innermost frame stays as it is: a thread is somewhere in native code whatever it runs.
-fn fold(entries: &[Entry]) -> Vec<Row> {
+fn fold(entries: &[StackEntry]) -> Vec<Row> {
     let (mut rows, mut i) = (Vec::with_capacity(entries.len()), 0);
     while i < entries.len() {
         let run = match i {
@@ -59,8 +59,8 @@ fn fold(entries: &[Entry]) -> Vec<Row> {
 pub fn thread_stack(py: Python<'_>, tid: u64, maxdepth: usize, show_python: bool) -> Vec<Row> {
     let Some(stacks) = stacks(py) else { return Vec::new() };
     let entries = match stacks.get(tid, maxdepth) {
-        Found::Stack(entries) => entries,
-        Found::Late(tid) => py.detach(|| stacks.later(tid, maxdepth, LONG)),
+        ThreadStack::Stack(entries) => entries,
+        ThreadStack::Late(tid) => py.detach(|| stacks.later(tid, maxdepth, TIMEOUT)),
     };
     if show_python {
         entries.iter().map(row).collect()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from itertools import starmap
-from typing import List, Optional, TextIO
+from typing import TextIO
 
 from nativeprof._native import thread_stack
 
@@ -14,7 +14,7 @@ from .utils import StackEntry
 __all__ = ["get_thread_stack", "print_stack", "print_thread_stack"]
 
 
-def get_thread_stack(tid: int, maxdepth: int = 100, show_python: bool = True) -> List[StackEntry]:
+def get_thread_stack(tid: int, maxdepth: int = 100, show_python: bool = True) -> list[StackEntry]:
     """The native stack of a thread, innermost frame first.
 
     A thread that runs is interrupted by a signal for some microseconds; one that sleeps is read as it lies. A thread
@@ -34,7 +34,7 @@ def get_thread_stack(tid: int, maxdepth: int = 100, show_python: bool = True) ->
 
 
 def print_stack(
-    file: Optional[TextIO] = None, maxdepth: int = 100, show_python: bool = True, _bufsize: int = 4096
+    file: TextIO | None = None, maxdepth: int = 100, show_python: bool = True, _bufsize: int = 4096
 ) -> None:
     """Prints the native stack of the calling thread, innermost frame first, up to ``_bufsize`` characters."""
     text = ""
@@ -47,7 +47,7 @@ def print_stack(
 
 
 def print_thread_stack(
-    tid: int, file: Optional[TextIO] = None, maxdepth: int = 100, show_python: bool = True
+    tid: int, file: TextIO | None = None, maxdepth: int = 100, show_python: bool = True
 ) -> None:
     """Prints the native stack of a thread, innermost frame first, one line for each entry."""
     for entry in get_thread_stack(tid, maxdepth, show_python):

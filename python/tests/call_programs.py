@@ -30,7 +30,8 @@ def program(seed):
         if kind == 5:
             return [f"it = {g}(depth - 1)", "next(it, None)", "it.close()"]
         if kind == 6:
-            return [f"it = {g}(depth - 1)", "next(it, None)", "try:", "    it.throw(Wrong)", "except (Wrong, StopIteration):", "    pass"]
+            caught = "except (Wrong, StopIteration):"
+            return [f"it = {g}(depth - 1)", "next(it, None)", "try:", "    it.throw(Wrong)", caught, "    pass"]
         if kind == 7:
             return ["items.append(depth)", "items.pop()", "max(1, 2)"]
         if kind == 8:

@@ -16,6 +16,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+
 from nativeprof import _native
 from nativeprof.events import EventProfiler, EventProfilerDebug, WithEventProfiler
 
@@ -28,11 +29,11 @@ REACHED_MALLOC = 16
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory):
-    """The C fixture bound on first call, and bound and made read-only when it is loaded: paths that nobody loaded yet."""
-    folder = tmp_path_factory.mktemp("allocations")
+    """The C fixture bound on first call, and bound and made read-only when it is loaded: paths that were not loaded yet."""
+    directory = tmp_path_factory.mktemp("allocations")
     made = {}
     for name, flags in {"lazy": ["-Wl,-z,lazy"], "now": ["-Wl,-z,now,-z,relro"]}.items():
-        made[name] = str(folder / f"{name}.so")
+        made[name] = str(directory / f"{name}.so")
         source = str(HERE / "fixtures" / "allocations.c")
         subprocess.run(["cc", "-O1", "-fno-builtin", "-shared", "-fPIC", "-o", made[name], source, *flags], check=True)
     return made

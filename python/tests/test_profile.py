@@ -208,7 +208,15 @@ def test_get_profile_equals_the_original(states, recent, start, stop, as_deque):
 
 @pytest.mark.parametrize(
     "start, stop, theirs_count, exact_count",
-    [(None, None, 21, 121), (3, None, 18, 118), (None, 3, 10, 6), (2, 4, 14, 9), (None, 0, 1, 0), (3.5, 3.6, 4, 0), (10, None, 0, 100)],
+    [
+        (None, None, 21, 121),
+        (3, None, 18, 118),
+        (None, 3, 10, 6),
+        (2, 4, 14, 9),
+        (None, 0, 1, 0),
+        (3.5, 3.6, 4, 0),
+        (10, None, 0, 100),
+    ],
 )
 def test_get_profile_exactly(start, stop, theirs_count, exact_count):
     history = [(t, {**ours.create(), "count": t}) for t in range(1, 7)]

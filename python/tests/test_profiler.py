@@ -9,8 +9,9 @@ import sys
 import threading
 import time
 
-import nativeprof
 import pytest
+
+import nativeprof
 
 
 def work(seconds):
@@ -56,7 +57,7 @@ def test_code_that_lives_for_a_moment_is_named(mode):
     fresh = 0
     for node in nodes(profiler.to_dict()):
         name, filename = node["description"]["name"], node["description"]["filename"]
-        assert "code object gone" not in name
+        assert "code object freed" not in name
         if name.startswith("fresh_"):
             fresh += 1
             assert name.replace("_", "-") == filename
@@ -92,7 +93,7 @@ def test_save(tmp_path, ending):
         work(0.05)
     profiler.profile.save(tmp_path / f"x.{ending}")
     assert (tmp_path / f"x.{ending}").stat().st_size > 0
-    with pytest.raises(ValueError, match="names no format"):
+    with pytest.raises(ValueError, match="cannot tell the format"):
         profiler.save(tmp_path / "x.unknown")
     with pytest.raises(OSError):
         profiler.save(tmp_path / "no" / "x.svg")
@@ -232,7 +233,7 @@ def test_programs_run_as_python_runs_them(tmp_path, what, module):
 
     def run(*before):
         done = subprocess.run([sys.executable, *before, *words], cwd=tmp_path, capture_output=True, text=True)
-        # From 3.12 on Python warns of a fork beside other threads, also ours.
+        # From 3.12 on Python warns of a fork while other threads run, also ours.
         said = re.sub(r"(?m)^.*DeprecationWarning: .*fork.*\n.*\n", "", done.stderr)
         return done.returncode, done.stdout, said
 
@@ -256,7 +257,7 @@ def test_wrong_programs_and_options(tmp_path):
     for words, said in [
         ([], "missing"),
         (["-o", "no/such/x.svg", "x.py"], "cannot be written"),
-        (["-o", "x.unknown", "x.py"], "names no format"),
+        (["-o", "x.unknown", "x.py"], "cannot tell the format"),
         (["-r", "0", "x.py"], "not between"),
         (["x.py"], "can't open file"),
     ]:

@@ -9,6 +9,7 @@ import time
 from contextlib import contextmanager
 
 import pytest
+
 import stacktrace
 from stacktrace.tools import Profiler, Timer
 from stacktrace.utils import StackEntry

@@ -1,5 +1,5 @@
-//! Facts of one CPU: registers, their DWARF numbers, how user registers look in the kernel.
-//! A new CPU is one file here and one line below.
+//! Facts of one CPU: registers, their DWARF numbers, and how the kernel stores user registers. A new CPU is one file
+//! here and one line below.
 
 #[cfg(target_arch = "x86_64")]
 mod x86_64;

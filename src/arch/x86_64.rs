@@ -1,6 +1,6 @@
 //! x86-64, System V ABI.
 
-use crate::sample::{Descriptor, WaitKind};
+use crate::event::{Descriptor, WaitKind};
 
 /// Number of general registers that the unwinder tracks.
 pub const GPRS: usize = 16;
@@ -15,7 +15,7 @@ pub const CALLEE_SAVED: u32 = 1 << 3 | 1 << 6 | 0xf << 12;
 /// Words of `struct pt_regs` (arch/x86/include/asm/ptrace.h, Linux 6.18).
 pub const PT_REGS_WORDS: usize = 21;
 
-/// Registers of one frame, by DWARF number; a register whose bit in `known` is clear was lost on the way.
+/// Registers of one frame, by DWARF number; a register whose bit in `known` is clear was lost during unwinding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Regs {
     pub gpr: [u64; GPRS],
@@ -87,16 +87,25 @@ pub fn wait_kind(system_call: u16, regs: &Regs) -> WaitKind {
         // Of no descriptors: a way to sleep (Python's time.sleep before 3.11).
         23 | 270 if none(FIRST_ARGUMENT) => WaitKind::Sleep,
         7 | 271 if none(SECOND_ARGUMENT) => WaitKind::Sleep,
-        202 | 449 | 454 | 455 => WaitKind::Futex, // futex, futex_waitv, futex_wait, futex_requeue
-        35 | 230 => WaitKind::Sleep,              // nanosleep, clock_nanosleep
-        0 | 17 | 19 | 45 | 47 | 295 | 299 | 327 => WaitKind::Read(Descriptor::Unknown), // read, pread64, readv, recvfrom, recvmsg, preadv, recvmmsg, preadv2
-        1 | 18 | 20 | 44 | 46 | 296 | 307 | 328 | 40 => WaitKind::Write(Descriptor::Unknown), // write, pwrite64, writev, sendto, sendmsg, pwritev, sendmmsg, pwritev2, sendfile
+        // futex, futex_waitv, futex_wait, futex_requeue
+        202 | 449 | 454 | 455 => WaitKind::Futex,
+        // nanosleep, clock_nanosleep
+        35 | 230 => WaitKind::Sleep,
+        // read, pread64, readv, recvfrom, recvmsg, preadv, recvmmsg, preadv2
+        0 | 17 | 19 | 45 | 47 | 295 | 299 | 327 => WaitKind::Read(Descriptor::Unknown),
+        // write, pwrite64, writev, sendto, sendmsg, pwritev, sendmmsg, pwritev2, sendfile
+        1 | 18 | 20 | 44 | 46 | 296 | 307 | 328 | 40 => WaitKind::Write(Descriptor::Unknown),
         42 => WaitKind::Connect,
-        43 | 288 => WaitKind::Accept,                           // accept, accept4
-        7 | 23 | 232 | 270 | 271 | 281 | 441 => WaitKind::Poll, // poll, select, epoll_wait, pselect6, ppoll, epoll_pwait, epoll_pwait2
-        61 | 247 => WaitKind::Child,                            // wait4, waitid
-        26 | 74 | 75 | 162 | 277 | 306 => WaitKind::Disk, // msync, fsync, fdatasync, sync, sync_file_range, syncfs
-        34 | 128 | 130 => WaitKind::Signal,               // pause, rt_sigtimedwait, rt_sigsuspend
+        // accept, accept4
+        43 | 288 => WaitKind::Accept,
+        // poll, select, epoll_wait, pselect6, ppoll, epoll_pwait, epoll_pwait2
+        7 | 23 | 232 | 270 | 271 | 281 | 441 => WaitKind::Poll,
+        // wait4, waitid
+        61 | 247 => WaitKind::Child,
+        // msync, fsync, fdatasync, sync, sync_file_range, syncfs
+        26 | 74 | 75 | 162 | 277 | 306 => WaitKind::Disk,
+        // pause, rt_sigtimedwait, rt_sigsuspend
+        34 | 128 | 130 => WaitKind::Signal,
         other => WaitKind::Other(other),
     }
 }
@@ -104,22 +113,22 @@ pub fn wait_kind(system_call: u16, regs: &Regs) -> WaitKind {
 /// Words of `gregset_t` in a signal's `ucontext_t` (sys/ucontext.h, glibc 2.36; musl has the same).
 pub const SIGNAL_REGS_WORDS: usize = 23;
 
-/// Registers of a thread that a signal has interrupted, as its handler finds them
-/// (r8 r9 r10 r11 r12 r13 r14 r15 di si bp bx dx ax cx sp ip flags ...).
+/// Registers of a thread interrupted by a signal, as the handler gets them (r8 r9 r10 r11 r12 r13 r14 r15 di si bp bx
+/// dx ax cx sp ip flags ...).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SignalRegs(pub [u64; SIGNAL_REGS_WORDS]);
 
-/// System calls that return EINTR after a signal's handler even with SA_RESTART, and have done nothing yet when they do
+/// System calls that return EINTR after a signal handler even with SA_RESTART, and have had no effect when they do
 /// (signal(7), "Interruption of system calls"): poll, select, pause, nanosleep, semop, msgsnd, msgrcv, rt_sigtimedwait,
 /// rt_sigsuspend, futex, io_getevents, semtimedop, clock_nanosleep, epoll_wait and their variants, io_uring_enter.
 const NEVER_RESTARTED: &[u32] = &[
     7, 23, 34, 35, 65, 69, 70, 128, 130, 202, 208, 220, 230, 232, 270, 271, 281, 333, 426, 441,
 ];
-/// `mov $NUMBER,%eax; syscall`, as C libraries have it.
+/// `mov $NUMBER,%eax; syscall`, as in C libraries.
 pub const CALL_BYTES: usize = 7;
 
 impl SignalRegs {
-    /// Those that the unwinder follows.
+    /// The registers that the unwinder uses.
     pub fn regs(&self) -> Regs {
         let w = &self.0;
         let gpr = [
@@ -132,24 +141,24 @@ impl SignalRegs {
         }
     }
 
-    /// Has the signal, perhaps, ended a system call with EINTR?
+    /// May the signal have interrupted a system call, which then returned EINTR?
     pub fn interrupted_call(&self) -> bool {
         self.0[13] == EINTR
     }
 
-    /// Makes that call begin again when the handler returns, if `code`, the bytes before the instruction pointer, say
-    /// which one it was and it is one that may. It begins with the time-out that it was given.
-    pub fn call_again(&mut self, code: &[u8; CALL_BYTES]) -> bool {
+    /// Restarts that call when the handler returns, if `code`, the bytes before the instruction pointer, identifies it
+    /// and it may be restarted. Its time-out starts again.
+    pub fn restart_call(&mut self, code: &[u8; CALL_BYTES]) -> bool {
         let &[0xb8, a, b, c, d, 0x0f, 0x05] = code else {
             return false;
         };
         let call = u32::from_le_bytes([a, b, c, d]);
-        let again = self.interrupted_call() && NEVER_RESTARTED.contains(&call);
-        if again {
+        let restart = self.interrupted_call() && NEVER_RESTARTED.contains(&call);
+        if restart {
             self.0[13] = call.into();
             self.0[16] -= 2;
         }
-        again
+        restart
     }
 }
 
@@ -161,33 +170,33 @@ const ORIG_AX: usize = 15;
 const IP: usize = 16;
 const FS_BASE: usize = 21;
 
-/// System calls that the kernel ends with EINTR when the thread is stopped by a tracer, and that have done nothing yet
-/// when they do (signal(7), "Interruption of system calls"): read write readv writev, sockets with a time-out,
-/// semaphores, rt_sigtimedwait, io_getevents, epoll_wait, io_uring_enter and their variants. Others either start again
-/// by themselves or must not be started twice (`close`).
-const BEGUN_AGAIN: &[u64] = &[
+/// System calls that the kernel ends with EINTR when a tracer stops the thread, and that have had no effect when they
+/// do (signal(7), "Interruption of system calls"): read write readv writev, sockets with a time-out, semaphores,
+/// rt_sigtimedwait, io_getevents, epoll_wait, io_uring_enter and their variants. Others either restart by themselves or
+/// must not be restarted (`close`).
+const RESTARTABLE: &[u64] = &[
     0, 1, 19, 20, 43, 44, 45, 46, 47, 65, 128, 208, 220, 232, 281, 288, 299, 307, 333, 426, 441,
 ];
-/// System calls that go on by themselves after a tracer's stop, with the time-out that they were given (signal(7)): poll
-/// select pause nanosleep wait4 flock rt_sigsuspend futex clock_nanosleep waitid pselect6 ppoll, and futex_waitv.
-const GO_ON: &[u64] = &[7, 23, 34, 35, 61, 73, 130, 202, 230, 247, 270, 271, 449];
+/// System calls that resume by themselves after a tracer's stop, with the time-out that they were given (signal(7)):
+/// poll select pause nanosleep wait4 flock rt_sigsuspend futex clock_nanosleep waitid pselect6 ppoll, and futex_waitv.
+const RESUMED_BY_KERNEL: &[u64] = &[7, 23, 34, 35, 61, 73, 130, 202, 230, 247, 270, 271, 449];
 const EPOLL_WAIT: &[u64] = &[232, 281];
 const EINTR: u64 = -4i64 as u64;
-/// The kernel's own "begin again, unless a handler runs" (include/linux/errno.h).
+/// The kernel's internal "restart, unless a handler runs" (include/linux/errno.h).
 const ERESTARTNOHAND: u64 = -514i64 as u64;
 
-/// Can a thread that sleeps in this system call be stopped and let go without its program noticing?
-pub fn goes_on(call: u64, args: &[u64; 6]) -> bool {
-    // Without a time-out there is none to begin anew (see `begin_again`).
-    GO_ON.contains(&call) || EPOLL_WAIT.contains(&call) && args[3] as i32 == -1
+/// Can a thread that sleeps in this system call be stopped and resumed without its program noticing?
+pub fn resumes_unnoticed(call: u64, args: &[u64; 6]) -> bool {
+    // Without a time-out there is none to start again (see `restart_syscall`).
+    RESUMED_BY_KERNEL.contains(&call) || EPOLL_WAIT.contains(&call) && args[3] as i32 == -1
 }
 
-/// Registers of a stopped thread, as ptrace gives them.
+/// Registers of a stopped thread, as read by ptrace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UserRegs(pub [u64; USER_REGS_WORDS]);
 
 impl UserRegs {
-    /// Those that the unwinder follows.
+    /// The registers that the unwinder uses.
     pub fn regs(&self) -> Regs {
         let mut w = [0; PT_REGS_WORDS];
         w.copy_from_slice(&self.0[..PT_REGS_WORDS]);
@@ -203,21 +212,22 @@ impl UserRegs {
         self.0[FS_BASE]
     }
 
-    /// At the entry of a system call: makes the thread go back before the instruction, and make the call then. The call
-    /// that it is in is none: its number is -1, for which the kernel does nothing (arch/x86/entry/syscall_64.c).
-    pub fn call_later(&mut self) {
+    /// At the entry of a system call: moves the thread back before the instruction, so that it makes the call after it
+    /// is resumed. The call it has entered becomes number -1, for which the kernel does nothing
+    /// (arch/x86/entry/syscall_64.c).
+    pub fn postpone_syscall(&mut self) {
         self.0[AX] = self.0[ORIG_AX];
         self.0[ORIG_AX] = u64::MAX;
         self.0[IP] = self.0[IP].wrapping_sub(2);
     }
 
-    /// If the stop has ended a system call with EINTR, makes it begin again when the thread goes on; true if so.
+    /// If the stop has ended a system call with EINTR, restarts it when the thread is resumed; true if so.
     ///
-    /// The kernel is left to decide, as for all other calls: where a signal handler runs first, the program still gets
-    /// its EINTR. A time-out given to the call begins anew.
-    pub fn begin_again(&mut self) -> bool {
-        // Negative where the thread was not in a system call.
-        let interrupted = self.0[AX] == EINTR && BEGUN_AGAIN.contains(&self.0[ORIG_AX]);
+    /// The kernel decides, as for all other calls: if a signal handler runs first, the program still gets its EINTR. A
+    /// time-out given to the call starts again.
+    pub fn restart_syscall(&mut self) -> bool {
+        // Negative if the thread was not in a system call.
+        let interrupted = self.0[AX] == EINTR && RESTARTABLE.contains(&self.0[ORIG_AX]);
         if interrupted {
             self.0[AX] = ERESTARTNOHAND;
         }
@@ -225,17 +235,18 @@ impl UserRegs {
     }
 }
 
-/// The registers that a perf event notes of user space, by their numbers in arch/x86/include/uapi/asm/perf_regs.h:
-/// ax bx cx dx si di bp sp ip, r8 to r15.
+/// The user registers that a perf event records, by their numbers in arch/x86/include/uapi/asm/perf_regs.h: ax bx cx dx
+/// si di bp sp ip, r8 to r15.
 pub const PERF_REGS: u64 = 0xff_01ff;
 const PERF_WORDS: usize = PERF_REGS.count_ones() as usize;
 
-/// Registers as a perf event has noted them (`PERF_SAMPLE_REGS_USER` with [`PERF_REGS`]).
+/// Registers recorded by a perf event (`PERF_SAMPLE_REGS_USER` with [`PERF_REGS`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PerfRegs(pub [u64; PERF_WORDS]);
 
 impl PerfRegs {
-    /// From what the kernel writes: the kind of program (2: 64 bits), and the words. `None`: another kind, or none noted.
+    /// From what the kernel writes: the ABI of the program (2: 64 bits), and the words. `None`: another ABI, or none
+    /// recorded.
     pub fn parse(bytes: &[u8]) -> Option<PerfRegs> {
         let mut words = bytes
             .chunks_exact(8)
@@ -250,7 +261,7 @@ impl PerfRegs {
         Some(PerfRegs(regs))
     }
 
-    /// Those that the unwinder follows.
+    /// The registers that the unwinder uses.
     pub fn regs(&self) -> Regs {
         let [ax, bx, cx, dx, si, di, bp, sp, ip, r8, r9, r10, r11, r12, r13, r14, r15] = self.0;
         Regs {
@@ -260,20 +271,20 @@ impl PerfRegs {
         }
     }
 
-    /// General registers, in the kernel's order, as [`UserRegs::general`] has them; the last one is not noted.
+    /// General registers, in the kernel's order, as in [`UserRegs::general`]; the last one is not recorded.
     pub fn general(&self) -> [u64; GPRS] {
         let [ax, bx, cx, dx, si, di, bp, _, _, r8, r9, r10, r11, r12, r13, r14, r15] = self.0;
         [r15, r14, r13, r12, bp, bx, r11, r10, r9, r8, ax, cx, dx, si, di, 0]
     }
 
-    /// Where the system call that these registers stand in returns to; `None`: they stand in none, but in a page fault or
-    /// the like. The instruction leaves that address in rcx (Intel SDM, "SYSCALL").
+    /// Return address of the system call in which these registers were recorded; `None`: in none, but in a page fault
+    /// for example. The instruction leaves that address in rcx (Intel SDM, "SYSCALL").
     pub fn call_returns_to(&self) -> Option<u64> {
         let [_, _, cx, _, _, _, _, _, ip, ..] = self.0;
         (cx == ip).then_some(ip)
     }
 
-    /// Arguments of the system call that these registers stand in.
+    /// Arguments of the system call in which these registers were recorded.
     pub fn arguments(&self) -> [u64; 6] {
         let [_, _, _, dx, si, di, _, _, _, r8, r9, r10, ..] = self.0;
         [di, si, dx, r10, r8, r9]
@@ -308,20 +319,20 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_is_about_to_begin_is_made_later() {
+    fn a_call_at_its_entry_is_postponed() {
         let mut regs = UserRegs([7; USER_REGS_WORDS]);
         (regs.0[ORIG_AX], regs.0[AX], regs.0[IP]) = (1, -38i64 as u64, 0x1002);
-        regs.call_later();
+        regs.postpone_syscall();
         assert_eq!((regs.0[ORIG_AX], regs.0[AX], regs.0[IP]), (u64::MAX, 1, 0x1000));
     }
 
     #[test]
-    fn only_interrupted_calls_begin_again() {
+    fn only_interrupted_calls_are_restarted() {
         let check = |call: i64, result: i64, expected: bool| {
             let mut regs = UserRegs([7; USER_REGS_WORDS]);
             (regs.0[ORIG_AX], regs.0[AX]) = (call as u64, result as u64);
             let before = regs;
-            assert_eq!(regs.begin_again(), expected, "{call} {result}");
+            assert_eq!(regs.restart_syscall(), expected, "{call} {result}");
             let mut after = before;
             if expected {
                 after.0[AX] = ERESTARTNOHAND;
@@ -330,19 +341,19 @@ mod tests {
         };
         check(232, -4, true); // epoll_wait
         check(232, 3, false);
-        check(232, -514, false); // the kernel sees to it
+        check(232, -514, false); // left to the kernel
         check(3, -4, false); // close
         check(-1, -4, false); // not in a call
         check(202, -512, false); // futex
     }
 
     #[test]
-    fn interrupted_calls_are_made_again_where_the_code_tells_which() {
+    fn interrupted_calls_are_restarted_if_the_code_identifies_them() {
         let epoll_wait = [0xb8, 232, 0, 0, 0, 0x0f, 0x05];
         let check = |result: i64, code: [u8; CALL_BYTES], expected: bool| {
             let mut regs = SignalRegs([7; SIGNAL_REGS_WORDS]);
             (regs.0[13], regs.0[16]) = (result as u64, 0x1000);
-            assert_eq!(regs.call_again(&code), expected, "{result} {code:x?}");
+            assert_eq!(regs.restart_call(&code), expected, "{result} {code:x?}");
             let after = if expected {
                 (232, 0xffe)
             } else {

@@ -1,57 +1,59 @@
 //! Backends: each turns live threads into one closed stream of [`Event`]s.
 //!
-//! Knows nothing of unwinding, names or trees. What a backend must be told to walk Python frames comes in as plain
-//! numbers ([`Space`]).
+//! Independent of unwinding, names and trees. What a backend needs to walk Python frames is passed in as plain numbers
+//! ([`TargetLayout`]).
 
 use std::time::Duration;
 
+use crate::cpython_layout::TargetLayout;
 use crate::error::Result;
-use crate::layout::Space;
-use crate::process::memory::Memory;
-use crate::sample::{CodeCopy, Event, Pid, Sample, Standing, Tid, TimeSpent, Walked};
+use crate::event::{CodeCopy, Event, Pid, PythonWalk, Sample, StoppedThread, Tid, TimeSpent};
+use crate::target::memory::Memory;
 
-mod blocks;
+pub mod common;
 pub mod ebpf;
-mod mappings;
-pub mod met;
 pub mod ptrace;
-mod random;
-mod ring;
 pub mod signal;
-mod stack;
-pub mod tape;
-mod ticks;
-mod tidings;
 
 /// What to sample and how often.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct SamplingOptions {
     /// Samples per second of each thread's CPU time (or events, for other events than the clock).
     pub rate: u64,
-    pub event: Clock,
-    /// Take kernel return addresses too.
+    pub event: EventKind,
+    /// Record kernel return addresses too.
     pub kernel: bool,
-    /// Follow forked and exec'd children.
+    /// Also sample forked and exec'd children.
     pub children: bool,
     pub mode: Mode,
+    pub off_cpu: OffCpuOptions,
+}
+
+/// What to sample of the time off the CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OffCpuOptions {
+    /// Blocked intervals that are shorter are left out, ns.
+    pub min_blocked: u64,
+    /// Take the stacks of the threads that end blocked intervals.
+    pub wakers: bool,
 }
 
 /// Which part of a thread's time is sampled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// While it runs.
+    /// While it is on a CPU.
     #[default]
     Cpu,
-    /// While it waits: blocked, or runnable and without a CPU.
+    /// While it is off the CPU: blocked, or runnable.
     OffCpu,
-    /// All of it.
+    /// Both.
     Wall,
 }
 
-/// What makes a sample due.
+/// The event that triggers a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Clock {
-    /// Hardware cycles where there is a PMU, else the CPU clock.
+pub enum EventKind {
+    /// Hardware cycles if there is a PMU, else the CPU clock.
     Auto,
     CpuClock,
     Cycles,
@@ -60,12 +62,12 @@ pub enum Clock {
 }
 
 /// Names of the events as typed on the command line.
-pub const CLOCKS: &[(&str, Clock)] = &[
-    ("auto", Clock::Auto),
-    ("cpu-clock", Clock::CpuClock),
-    ("cycles", Clock::Cycles),
-    ("page-faults", Clock::PageFaults),
-    ("context-switches", Clock::ContextSwitches),
+pub const EVENT_KINDS: &[(&str, EventKind)] = &[
+    ("auto", EventKind::Auto),
+    ("cpu-clock", EventKind::CpuClock),
+    ("cycles", EventKind::Cycles),
+    ("page-faults", EventKind::PageFaults),
+    ("context-switches", EventKind::ContextSwitches),
 ];
 
 /// Names of the modes as typed on the command line.
@@ -73,29 +75,29 @@ pub const MODES: &[(&str, Mode)] = &[("cpu", Mode::Cpu), ("off-cpu", Mode::OffCp
 
 /// Counts kept by the kernel and the backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct SampleCounts {
     /// ns of CPU time during which sampling was on, over all sampled threads; 0 for other events than clocks.
     pub cpu_time: u64,
-    /// Samples delivered to us.
+    /// Samples delivered to the session.
     pub delivered: u64,
-    /// Samples that fell due and never reached us.
+    /// Samples that fell due and were not delivered.
     pub lost: u64,
-    /// How long threads were held; `None` where the backend holds none.
-    pub held: Option<Held>,
+    /// How long threads were stopped; `None` where the backend stops none.
+    pub stopped: Option<StopTimes>,
 }
 
-/// How long threads of the target were held for one sample each, ns.
+/// How long threads of the target were stopped for one sample each, ns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct StopTimes {
     pub median: u64,
     pub longest: u64,
 }
 
-/// Walks the interpreter frames of a thread that stands still, into the last argument, and copies the code objects of
-/// which the function says that they are new: `interp::walk::walk`, handed in because backends know no interpreter.
-pub type Walk = fn(&dyn Memory, &Space, &Standing, &dyn Fn(u64, u32) -> bool, &mut Walked);
+/// Walks the interpreter frames of a stopped thread, into the last argument, and copies the code objects that the
+/// function calls new: `cpython::frame_walk::walk`, passed in because backends are independent of the interpreter.
+pub type WalkFn = fn(&dyn Memory, &TargetLayout, &StoppedThread, &dyn Fn(u64, u32) -> bool, &mut PythonWalk);
 
-/// Hands on a sample, after the code objects that were copied with it.
+/// Emits a sample, after the code objects that were copied with it.
 fn push(sample: Sample, codes: Vec<CodeCopy>, out: &mut Vec<Event>) {
     let pid = sample.pid;
     out.extend(codes.into_iter().map(|copy| Event::Code {
@@ -105,12 +107,12 @@ fn push(sample: Sample, codes: Vec<CodeCopy>, out: &mut Vec<Event>) {
     out.push(Event::Sample(Box::new(sample)));
 }
 
-/// A backend. `learn` may come before and after `attach`.
-pub trait Source {
+/// A backend. `update_process` may be called before and after `attach`.
+pub trait Backend {
     /// Short name of the backend, as on the command line: `ebpf`.
     fn backend(&self) -> &'static str;
 
-    /// Name of the event that makes samples due, e.g. `cpu-clock`.
+    /// Name of the sampling event, e.g. `cpu-clock`.
     fn event(&self) -> &str;
 
     /// Name for messages, e.g. `ebpf, cpu-clock`.
@@ -118,7 +120,7 @@ pub trait Source {
         format!("{}, {}", self.backend(), self.event())
     }
 
-    /// Samples a process once started: all its threads, and those they will make.
+    /// Samples a process once started: all its threads, and those they create.
     ///
     /// # Errors
     /// `NoSuchProcess`, `NotPermitted`.
@@ -127,39 +129,39 @@ pub trait Source {
     /// Samples a process that is about to `exec`, from that moment on.
     ///
     /// # Errors
-    /// As [`Source::attach`].
+    /// As [`Backend::attach`].
     fn attach_at_exec(&mut self, pid: Pid) -> Result<()>;
 
-    /// Tells where a process keeps its stack end and its interpreter; again when it changes.
-    fn learn(&mut self, pid: Pid, space: &Space) -> Result<()>;
+    /// Sets where the end of the stack and the interpreter of a process are; called again when they change.
+    fn update_process(&mut self, pid: Pid, layout: &TargetLayout) -> Result<()>;
 
-    /// Forgets a process that has ended.
-    fn forget(&mut self, pid: Pid);
+    /// Removes a process that has exited.
+    fn remove_process(&mut self, pid: Pid);
 
     /// Starts sampling.
     fn start(&mut self) -> Result<()>;
 
-    /// Waits up to `wait` for events and appends them in order of time; not all that there are, but some if there are
-    /// any. True if more are waiting already.
+    /// Waits up to `wait` for events and appends them in order of time; not all of them, but some if there are any.
+    /// True if more are waiting.
     fn poll(&mut self, wait: Duration, out: &mut Vec<Event>) -> Result<bool>;
 
-    /// Stops sampling; what is already taken still comes out of `poll`.
+    /// Stops sampling; samples already taken are still returned by `poll`.
     fn stop(&mut self);
 
-    fn counts(&self) -> Counts;
+    fn counts(&self) -> SampleCounts;
 
-    /// After [`Source::stop`]: threads that were off the CPU then, and for how long, where such time is sampled.
+    /// After [`Backend::stop`]: threads that were off the CPU then, and for how long, in modes that sample such time.
     fn open_intervals(&mut self) -> Vec<OpenInterval> {
         Vec::new()
     }
 }
 
-/// An interval off the CPU that had not ended when sampling did.
+/// An off-CPU interval that had not ended when sampling stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenInterval {
     pub pid: Pid,
     pub tid: Tid,
-    /// When sampling ended, CLOCK_MONOTONIC, ns.
+    /// When sampling stopped, CLOCK_MONOTONIC, ns.
     pub end: u64,
     pub time: TimeSpent,
 }

@@ -1,21 +1,22 @@
-//! Whether debuginfod servers are asked for debug information, and how.
+//! Whether debug information is downloaded from debuginfod servers, and how.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use super::args::Debuginfod;
-use crate::error::{Error, Kind, Result};
-use crate::process::credentials::User;
-use crate::process::sys;
+use crate::cli::print_line;
+use crate::error::{Error, ErrorKind, Result};
+use crate::privileges::credentials::User;
 use crate::resolve::Fetch;
+use crate::sys;
 
-/// Who is asked for debug files, going by the option and the environment; `None` if nobody. `is_root`: this was called by
-/// root, or with sudo by `user`, whom we are now.
+/// The debuginfod client for the option and the environment; `None` without downloads. `is_root`: nativeprof was
+/// started by root, or with sudo by `user`, to whom it has switched.
 ///
 /// # Errors
-/// `Usage` if the option asks for it and no server is named; `Unsupported` if this program was built without it.
+/// `Usage` if the option is `on` and no server is configured; `Unsupported` if the feature is not in this build.
 pub fn fetch(option: Debuginfod, is_root: bool, user: Option<&User>) -> Result<Option<Fetch>> {
-    // Root's files are often not for strangers: which ones there are goes out only if it is asked for.
+    // Requests reveal which builds run here, which root may not want: only on request.
     let wanted = match option {
         Debuginfod::On => true,
         Debuginfod::Off => false,
@@ -25,7 +26,7 @@ pub fn fetch(option: Debuginfod, is_root: bool, user: Option<&User>) -> Result<O
         return Ok(None);
     }
     let var = |name: &str| {
-        // sudo may leave the environment with root's folders, where the user cannot write.
+        // sudo may leave root's directories in the environment, where the user cannot write.
         let value = match (name, user) {
             ("HOME", Some(user)) => Some(OsString::from(&user.home)),
             ("XDG_CACHE_HOME", Some(_)) => None,
@@ -40,7 +41,7 @@ pub fn fetch(option: Debuginfod, is_root: bool, user: Option<&User>) -> Result<O
     }
 }
 
-/// `DEBUGINFOD_CACHE_PATH`, else a folder of our own in the user's cache.
+/// `DEBUGINFOD_CACHE_PATH`, else a directory in the user's cache.
 fn cache(var: &dyn Fn(&str) -> Option<OsString>) -> PathBuf {
     if let Some(path) = var("DEBUGINFOD_CACHE_PATH") {
         return path.into();
@@ -50,7 +51,7 @@ fn cache(var: &dyn Fn(&str) -> Option<OsString>) -> PathBuf {
         .map(PathBuf::from)
         .filter(|path| path.is_absolute());
     base.or_else(home)
-        .unwrap_or_else(|| std::env::temp_dir().join(format!("cache-{}", sys::effective_uid())))
+        .unwrap_or_else(|| std::env::temp_dir().join(format!("cache-{}", sys::process::effective_uid())))
         .join("nativeprof/debuginfod")
 }
 
@@ -59,25 +60,27 @@ fn client(servers: &str, cache: PathBuf) -> Result<Fetch> {
     use std::sync::{Arc, OnceLock};
     let limits = symbolize::Limits::default();
     let client = symbolize::Debuginfod::new(servers, cache, limits).ok_or_else(|| {
-        Error::new(Kind::Usage, "no debuginfod server is named")
-            .why("DEBUGINFOD_URLS holds no http or https address (sudo does not hand it on)")
+        Error::new(ErrorKind::Usage, "no debuginfod server is configured")
+            .why("DEBUGINFOD_URLS has no http or https URL (sudo does not pass it through)")
             .hint("sudo DEBUGINFOD_URLS=https://debuginfod.debian.net nativeprof attach --debuginfod PID")
     })?;
     let begun: OnceLock<u32> = OnceLock::new();
     Ok(Arc::new(move |build_id: &[u8]| {
         let before = *begun.get_or_init(|| {
-            eprintln!("nativeprof: looking for debug information by debuginfod (Ctrl-C goes on without)");
-            sys::interrupts()
+            print_line("nativeprof: downloading debug info with debuginfod (Ctrl-C to skip)");
+            sys::interrupts::interrupts()
         });
-        client.debug_info(build_id, &|| sys::interrupts() > before)
+        client.debug_info(build_id, &|| sys::interrupts::interrupts() > before)
     }))
 }
 
 #[cfg(not(feature = "debuginfod"))]
 fn client(_: &str, _: PathBuf) -> Result<Fetch> {
-    Err(Error::new(Kind::Unsupported, "debuginfod servers cannot be asked")
-        .why("this nativeprof was built without the feature `debuginfod`")
-        .hint("cargo build --release --features debuginfod"))
+    Err(
+        Error::new(ErrorKind::Unsupported, "debuginfod is not supported by this build")
+            .why("it was built without the feature `debuginfod`")
+            .hint("cargo build --release --features debuginfod"),
+    )
 }
 
 #[cfg(test)]

@@ -1,71 +1,99 @@
-//! The command line: what was typed, what it means, what is said.
+//! The command line: arguments, commands and output.
 
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::error::{Error, Kind};
-use crate::export::escape::line;
+use crate::error::{Error, ErrorKind};
+use crate::escape::line;
 
 mod args;
-mod completions;
+mod backend;
+mod commands;
 mod debuginfod;
-mod diff;
-mod doctor;
-mod dump;
-mod export;
-mod look;
-mod merge;
-mod open;
+mod discover;
+mod input;
 mod output;
-mod place;
-mod record;
-mod replay;
-mod report;
-mod restrict;
-mod rows;
-mod selftest;
-pub mod summary;
-mod table;
-mod top;
+mod suggest;
 
-/// Runs the command line; the exit code is 0 good, 1 failed, 2 usage, 3 grown more than `diff --fail-above` allows.
+/// Exit codes of `record -- COMMAND` for failures that are not the command's, as `timeout` has them.
+const FAILED: u8 = 125;
+const NOT_EXECUTABLE: u8 = 126;
+const NOT_FOUND: u8 = 127;
+
+/// Runs the command line; the exit code is 0 good, 1 failed, 2 usage, 3 grown more than `diff --fail-above` allows, 4 if
+/// that cannot be known. That of `record -- COMMAND` is the command's own, 128 and a signal's number, or one of 125 to 127.
 pub fn main() -> ExitCode {
-    let cli = args::Cli::parse(); // ends with code 2 on wrong words
+    let cli = match args::Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => {
+            match suggest::instead_of_command(&e) {
+                Some(ours) => print_line(&format!("nativeprof: {}", printable(&ours))),
+                None => drop(e.print()),
+            }
+            return match e.use_stderr() {
+                true if runs_command() => ExitCode::from(FAILED),
+                true => ExitCode::from(2),
+                false => ExitCode::SUCCESS,
+            };
+        }
+    };
     let done = match cli.command {
         args::Command::Record(r) => match r.pid {
-            Some(pid) => record::record(record::Target::Pid(pid), &r.common),
-            None => record::record(record::Target::Launch(r.command), &r.common),
+            Some(pid) => commands::record::record(commands::record::RecordTarget::Pid(pid), &r.common).map(drop),
+            None => match suggest::check_command(&r.command)
+                .and_then(|()| commands::record::record(commands::record::RecordTarget::Launch(r.command), &r.common))
+            {
+                Ok(code) => return ExitCode::from(code),
+                Err(e) => {
+                    print_line(&format!("nativeprof: {}", printable(&e)));
+                    return ExitCode::from(match e.kind {
+                        ErrorKind::NoSuchCommand => NOT_FOUND,
+                        ErrorKind::NotExecutable => NOT_EXECUTABLE,
+                        _ => FAILED,
+                    });
+                }
+            },
         },
-        args::Command::Replay(r) => replay::replay(&r),
-        args::Command::Diff(d) => match diff::diff(&d) {
-            Ok(false) => return ExitCode::from(3),
+        args::Command::Replay(r) => commands::replay::replay(&r),
+        args::Command::Diff(d) => match commands::diff::diff(&d) {
+            Ok(commands::diff::Gate::Grown) => return ExitCode::from(3),
+            Ok(commands::diff::Gate::Undecided) => return ExitCode::from(4),
             done => done.map(drop),
         },
-        args::Command::Selftest(s) => match selftest::selftest(&s) {
+        args::Command::Selftest(s) => match commands::selftest::selftest(&s) {
             Ok(false) => return ExitCode::FAILURE,
             done => done.map(drop),
         },
-        args::Command::Completions(c) => completions::completions(c.shell),
-        args::Command::Man(m) => completions::man(m.folder.as_deref()),
-        args::Command::Report(r) => report::report(&r),
-        args::Command::Export(e) => export::export(&e),
-        args::Command::Merge(m) => merge::merge(&m),
-        args::Command::Doctor(d) => match doctor::doctor(&d) {
+        args::Command::Completions(c) => commands::completions::completions(c.shell),
+        args::Command::Man(m) => commands::completions::man(m.directory.as_deref()),
+        args::Command::Report(r) => commands::report::report(&r),
+        args::Command::Export(e) => commands::export::export(&e),
+        args::Command::Merge(m) => commands::merge::merge(&m),
+        args::Command::Doctor(d) => match commands::doctor::doctor(&d) {
             Ok(false) => return ExitCode::FAILURE,
             done => done.map(drop),
         },
-        args::Command::Dump(d) => dump::dump(&d),
-        args::Command::Top(t) => top::top(&t),
-        args::Command::Attach(a) => record::record(record::Target::Pid(a.pid), &a.common),
+        args::Command::Dump(d) => commands::dump::dump(&d),
+        args::Command::Top(t) => commands::top::top(&t),
+        args::Command::Attach(a) => discover::find(&a.target.process())
+            .and_then(|pid| commands::record::record(commands::record::RecordTarget::Pid(pid), &a.common))
+            .map(drop),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("nativeprof: {}", printable(&e));
-            ExitCode::from(if e.kind == Kind::Usage { 2 } else { 1 })
+            print_line(&format!("nativeprof: {}", printable(&e)));
+            ExitCode::from(if e.kind == ErrorKind::Usage { 2 } else { 1 })
         }
     }
+}
+
+/// Whether the words, which clap has refused, are those of `record -- COMMAND`.
+fn runs_command() -> bool {
+    let mut words = std::env::args_os().skip(1);
+    words.next().is_some_and(|word| word == "record") && words.any(|word| word == "--")
 }
 
 /// Text of an error, as it may be sent to a terminal: it may quote names of a target.
@@ -78,9 +106,14 @@ fn printable(e: &Error) -> Error {
     }
 }
 
-/// Says one line to the user, whatever names are in it.
-fn say(text: &str) {
-    eprintln!("nativeprof: {}", line(text));
+/// Prints one line to standard error; names in it are escaped.
+fn print_status(text: &str) {
+    print_line(&format!("nativeprof: {}", line(text)));
+}
+
+/// Prints to standard error. If nothing reads it any more (`2>&1 | head`), the recording still goes on and is written.
+fn print_line(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
 }
 
 #[cfg(test)]
@@ -89,7 +122,7 @@ mod tests {
 
     #[test]
     fn errors_stay_three_lines() {
-        let e = Error::new(Kind::Io, "a\x1b[2Jb").why("c\nd").hint("e\rf");
+        let e = Error::new(ErrorKind::Io, "a\x1b[2Jb").why("c\nd").hint("e\rf");
         assert_eq!(printable(&e).to_string(), "a\\x1b[2Jb\n  why: c\\x0ad\n  try: e\\x0df");
     }
 }

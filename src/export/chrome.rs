@@ -1,19 +1,20 @@
-//! A profile in the trace event format of Chrome, as its own CPU profiles are in there: for each thread a tree of
-//! functions, the node of each sample, the time since the one before and the line where it ended. DevTools, Perfetto and speedscope open it.
+//! A profile in the trace event format of Chrome, in the form of V8's CPU profiles: for each thread a tree of
+//! functions, the node of each sample, the time since the one before and the line where it ended. DevTools, Perfetto
+//! and speedscope open it.
 //!
 //! A sample lasts until the next one; `(idle)` follows where the thread was not running. Times are in microseconds
-//! since the start. Samples whose time is not known stand one after the other in a thread of their own.
+//! since the start. Samples without a time follow each other in a separate thread.
 //!
 //! Sources: "Trace Event Format" (metadata and sample events), V8's `profile-generator.cc` (`ProfileChunk`).
 
 use std::io::{self, BufWriter, Write};
 
-use super::entries::Entries;
-use super::escape::write_json;
-use super::json::{comma, key_string, write_number};
-use super::stacks::{NONE, Span, Stacks, Timeline, Track, period, spans};
-use super::view::View;
-use crate::tree::profile::Profile;
+use super::thread_tracks::{NONE, Span, Stacks, Timeline, Track, period, spans};
+use crate::escape::write_json;
+use crate::profile::json::write::{comma, key_string, write_number};
+use crate::profile::model::Profile;
+use crate::profile::stacks_by_line::StacksByLine;
+use crate::profile::view::View;
 
 /// Nodes that are not in the tree.
 const ROOT: u32 = 1;
@@ -24,7 +25,7 @@ const FIRST: u32 = 3;
 /// Writes the profile as trace events.
 pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     let view = View::new(profile);
-    let entries = Entries::new(profile, &view);
+    let entries = StacksByLine::new(profile, &view);
     let lines = Stacks::by_line(profile, &view, &entries);
     let timeline = Timeline::new(profile, &entries);
     let stacks = Stacks::by_function(&view);
@@ -133,8 +134,8 @@ fn write_name(what: &str, name: &str, pid: u32, tid: u32, out: &mut impl Write) 
     out.write_all(b"}}")
 }
 
-/// The whole profile of one thread. Spans are at rows of `lines`, nodes are rows of `stacks`: the viewers take a line for
-/// the end of a stack only. `number` has room for each item, zeros, and is left so.
+/// The complete profile of one thread. Spans are at rows of `lines`, nodes are rows of `stacks`: the viewers take a
+/// line for the end of a stack only. `number` has room for each item, zeros, and is left so.
 fn write_chunk(
     stacks: &Stacks<'_>,
     lines: &Stacks<'_>,

@@ -1,19 +1,18 @@
 //! A profile as collapsed ("folded") text: one line per distinct stack, root first, `;` between frames, a space, and
 //! the samples that ended there.
 //!
-//! Python `name (path:line)` with the line of the definition, native and inlined `name (module)`, kernel
-//! `name_[k]`, a cut `[cut: REASON]`, an address without name `[unknown] (module+0xOFFSET)` or `[unknown] (0xADDRESS)`,
-//! process and thread by name; samples right in one of those end in `[no stack]`. What would break a line is escaped, see
-//! [`escape::frame`].
+//! Python `name (path:line)` with the line of the definition, native and inlined `name (module)`, kernel `name_[k]`, a
+//! truncated stack `[truncated: REASON]`, an address without name `[unknown] (module+0xOFFSET)` or `[unknown]
+//! (0xADDRESS)`, process and thread by name; samples right in one of those end in `[no stack]`. What would break a line
+//! is escaped, see [`escape::frame`].
 
-use std::borrow::Cow;
 use std::io::{self, BufWriter, Write};
 
-use super::escape;
-use super::view::{View, shown_name};
-use crate::tree::profile::{Frame, FrameKind, Profile};
+use crate::escape;
+use crate::profile::model::{Frame, Profile};
+use crate::profile::view::{View, frame_text, is_group};
 
-/// Stands for samples of which no frame is known, only the thread, the process or nothing at all.
+/// Represents samples without any frame, with only a thread, a process or nothing at all.
 pub const NO_STACK: &str = "[no stack]";
 
 /// [`NO_STACK`] as it follows a process or thread. Also keeps a name like `worker 7` from ending a line, where the 7
@@ -28,7 +27,7 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     if self_counts[0] > 0 {
         writeln!(out, "{NO_STACK} {}", self_counts[0])?;
     }
-    // One buffer holds the path from the root; `ends` says where it was cut off before each frame was added.
+    // One buffer holds the path from the root; `ends` has its length before each frame was added.
     let mut line = String::new();
     let mut stack: Vec<(u32, usize)> = view.children(0).iter().rev().map(|child| (*child, 0)).collect();
     while let Some((index, base)) = stack.pop() {
@@ -54,11 +53,6 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     out.flush()
 }
 
-/// Whether the frame stands for no code, but for what ran it.
-pub fn is_group(frame: &Frame) -> bool {
-    matches!(frame.kind, FrameKind::Process | FrameKind::Thread)
-}
-
 /// A frame as a field of a line.
 pub fn field(frame: &Frame) -> String {
     let text = frame_text(frame);
@@ -68,29 +62,4 @@ pub fn field(frame: &Frame) -> String {
         escape::last_frame(&text)
     }
     .into_owned()
-}
-
-/// A frame as text, not escaped. The line of a Python function is that of its definition.
-pub fn frame_text(frame: &Frame) -> Cow<'_, str> {
-    match frame.kind {
-        FrameKind::Python => {
-            let name = if frame.qualname.is_empty() {
-                &frame.name
-            } else {
-                &frame.qualname
-            };
-            let name = if name.is_empty() { "[unnamed]" } else { name };
-            Cow::Owned(format!("{name} ({}:{})", frame.filename, frame.first_line))
-        }
-        FrameKind::Native | FrameKind::Inlined if !frame.module.is_empty() => {
-            let name = if frame.name.is_empty() {
-                "[unnamed]"
-            } else {
-                &frame.name
-            };
-            Cow::Owned(format!("{name} ({})", frame.module))
-        }
-        FrameKind::Kernel => Cow::Owned(format!("{}_[k]", frame.name)),
-        _ => shown_name(frame),
-    }
 }

@@ -1,7 +1,7 @@
 //! A profile as a flame graph: an SVG to open in a web browser, drawn by the inferno crate.
 //!
-//! Colours tell the kinds of frames apart and depend on names only, so that two graphs of one program can be laid side
-//! by side. A legend stands at the bottom.
+//! Colors depend on the kind and name of a frame only, so that two graphs of one program can be compared. A legend is
+//! at the bottom.
 
 use std::io::{self, Write};
 
@@ -9,19 +9,23 @@ pub use inferno::flamegraph::color::Color;
 use inferno::flamegraph::color::{BackgroundColor, PaletteMap};
 use inferno::flamegraph::{Direction, Options, TextTruncateDirection};
 
-use super::collapsed::{NO_STACK, NO_STACK_BELOW, field, is_group};
-use super::escape;
-use super::view::View;
-use crate::tree::profile::{Frame, FrameKind, Meta, Profile};
-use crate::tree::values::Unit;
+use super::collapsed::{NO_STACK, NO_STACK_BELOW, field};
+use super::short_paths::ShortPaths;
+use crate::escape;
+use crate::profile::model::{Frame, FrameKind, Meta, Profile};
+use crate::profile::values::Unit;
+use crate::profile::view::View;
+use crate::profile::view::is_group;
 
-/// Frames above this many are drawn as one: nobody scrolls so far, and text grows with the square of the depth.
+/// Deeper frames are drawn as one, because the text grows with the square of the depth.
 const MAX_DEPTH: usize = 1000;
 /// Frames narrower than this part of the picture are not drawn.
 const MIN_WIDTH_PERCENT: f64 = 0.02;
 /// Sums above this are scaled down: the picture is computed in floating point.
 const MAX_TOTAL: u128 = 1 << 53;
-const DEEPER: &str = "[deeper frames]";
+/// Characters of the title: those of a window 800 pixels wide, with room for the buttons next to it.
+const MAX_TITLE: usize = 56;
+const DEEPER: &str = "[truncated]";
 const NARROW: &str = "[too narrow to draw]";
 
 const PYTHON: Color = Color { r: 96, g: 165, b: 222 };
@@ -33,24 +37,31 @@ const UNKNOWN: Color = Color { r: 190, g: 186, b: 180 };
 const STATE: Color = Color { r: 150, g: 176, b: 196 };
 const GROUP: Color = Color { r: 150, g: 200, b: 170 };
 
+/// Style for dark windows: blocks keep their colors, with dark text on them.
+const DARK: &str = "@media (prefers-color-scheme: dark) {
+rect[fill='url(#background)'] { fill:#14171c }
+#title, #subtitle, #details, #matched, #search, #unzoom, #legend text { fill:#e6e9ee }
+}
+";
+
 const LEGEND: &[(&str, Color)] = &[
     ("Python", PYTHON),
     ("native", NATIVE),
     ("inlined", INLINED),
     ("kernel", KERNEL),
-    ("stack cut", CUT),
-    ("no name", UNKNOWN),
+    ("truncated stack", CUT),
+    ("no symbol", UNKNOWN),
     ("process, thread", GROUP),
 ];
 
-/// What a picture says and which colours it has.
-pub struct Look<'a> {
+/// Texts and colors of a flame graph.
+pub struct FlamegraphStyle<'a> {
     pub title: String,
     pub subtitle: String,
     /// What is counted, and how much of it a count of the profile is.
     pub count_name: &'a str,
     pub factor: f64,
-    /// Text and colour of a block. Blocks with one text have one colour.
+    /// Text and color of a block. Blocks with the same text have the same color.
     pub paint: &'a dyn Fn(&Frame) -> (String, Color),
     pub legend: &'a [(&'a str, Color)],
 }
@@ -58,8 +69,9 @@ pub struct Look<'a> {
 /// Writes the profile as a flame graph.
 pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     let total = profile.nodes.first().map_or(0, |root| root.count);
+    let paths = ShortPaths::new(&profile.frames);
     let paint = |frame: &Frame| {
-        let text = block_text(frame);
+        let text = block_text(frame, &paths);
         let color = shade(color(frame.kind), &text);
         (text, color)
     };
@@ -69,7 +81,7 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
         Unit::Nanoseconds => ("ms", 1e-6),
         Unit::Bytes => ("KiB", 1.0 / 1024.0),
     };
-    let look = Look {
+    let look = FlamegraphStyle {
         title: title(
             &profile.meta,
             &format!("{} {}", kind.unit.show(total), escape::text(&kind.name)),
@@ -83,8 +95,8 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     draw(profile, &look, out)
 }
 
-/// Writes the profile as a flame graph of another look.
-pub fn draw(profile: &Profile, look: &Look<'_>, out: &mut dyn Write) -> io::Result<()> {
+/// Writes the profile as a flame graph with other texts and colors.
+pub fn draw(profile: &Profile, look: &FlamegraphStyle<'_>, out: &mut dyn Write) -> io::Result<()> {
     let mut palette = PaletteMap::default();
     let (lines, total) = draw_lines(profile, look.paint, &mut palette);
     if total == 0 {
@@ -98,10 +110,10 @@ pub fn draw(profile: &Profile, look: &Look<'_>, out: &mut dyn Write) -> io::Resu
     options.font_type = "monospace".to_string();
     options.min_width = MIN_WIDTH_PERCENT;
     options.bgcolors = Some(BackgroundColor::Flat(Color { r: 252, g: 252, b: 250 }));
-    // From the top down: a picture opens at its top, and where some stack is much deeper than the rest (imports are) the
-    // other way round shows nothing but that stack's end.
+    // From the top down: a picture opens at its top, and where some stack is much deeper than the rest (imports are)
+    // the other way round shows nothing but that stack's end.
     options.direction = Direction::Inverted;
-    // Names come first in our frames, so the end is what can go.
+    // Names come first in our frames, so the end can be shortened.
     options.text_truncate_direction = TextTruncateDirection::Right;
     options.palette_map = Some(&mut palette);
     // Lines are in order of the drawing already; of the ways in, only the one for flame charts takes them so (it
@@ -115,7 +127,7 @@ pub fn draw(profile: &Profile, look: &Look<'_>, out: &mut dyn Write) -> io::Resu
 
 /// The stacks in drawing order (siblings by name), each a collapsed line, and the sum of their counts.
 ///
-/// Siblings that look alike become one. What is too narrow to be seen is left to the function that called it.
+/// Siblings with the same text are combined. Functions too narrow to draw are counted as their caller.
 fn draw_lines(
     profile: &Profile,
     paint: &dyn Fn(&Frame) -> (String, Color),
@@ -136,14 +148,14 @@ fn draw_lines(
             lines.push(format!("{line} {count}"));
         }
     };
-    // What inferno draws itself: the frame of the whole picture, whose name is empty here.
+    // What inferno draws itself: the frame around everything, whose name is empty here.
     palette.insert("", GROUP);
     for (name, color) in [(NO_STACK, CUT), (DEEPER, CUT), (NARROW, UNKNOWN)] {
         palette.insert(name, color);
     }
     emit(NO_STACK, self_counts[0]);
 
-    // A block to draw: the items that look alike at one place, and where the path to it ends in `line`.
+    // A block to draw: the items with the same text and parent, and where the path to it ends in `line`.
     struct Block {
         items: Vec<u32>,
         text: String,
@@ -225,9 +237,16 @@ fn draw_lines(
     (lines, total)
 }
 
-/// As in collapsed text; `_[i]` is not shown, it only keeps an inlined function apart from one that was called.
-fn block_text(frame: &Frame) -> String {
-    let mut text = field(frame);
+/// As in collapsed text, with short paths; `_[i]` is not shown, it only keeps an inlined function apart from one that was
+/// called.
+fn block_text(frame: &Frame, paths: &ShortPaths<'_>) -> String {
+    let mut text = match paths.of(&frame.filename) {
+        Some(short) if frame.kind == FrameKind::Python => field(&Frame {
+            filename: short.to_string(),
+            ..frame.clone()
+        }),
+        _ => field(frame),
+    };
     if frame.kind == FrameKind::Inlined {
         text.push_str("_[i]");
     }
@@ -240,14 +259,14 @@ fn color(kind: FrameKind) -> Color {
         FrameKind::Native => NATIVE,
         FrameKind::Inlined => INLINED,
         FrameKind::Kernel => KERNEL,
-        FrameKind::Cut => CUT,
+        FrameKind::Truncated => CUT,
         FrameKind::State => STATE,
         FrameKind::Unknown => UNKNOWN,
         FrameKind::Root | FrameKind::Process | FrameKind::Thread => GROUP,
     }
 }
 
-/// A tint of `base` that depends on the name only, so that neighbours can be told apart and runs compared.
+/// A tint of `base` that depends on the name only, so that neighbors differ and runs can be compared.
 fn shade(base: Color, name: &str) -> Color {
     // FNV-1a: a fixed function, unlike the hashers of the standard library.
     let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| {
@@ -262,22 +281,22 @@ fn shade(base: Color, name: &str) -> Color {
     }
 }
 
+/// What was run, and how much there is of it: short, so that it is not below the button for the search in a small window.
 fn title(meta: &Meta, amount: &str) -> String {
     let command = if meta.command.is_empty() {
         "nativeprof"
     } else {
         &meta.command
     };
-    let command = escape::text(command);
-    let mut title: String = command.chars().take(60).collect();
-    if command.chars().nth(60).is_some() {
+    // Of the program's path the name: `python3 app.py`.
+    let (program, arguments) = command.split_once(' ').unwrap_or((command, ""));
+    let program = program.rsplit('/').next().unwrap_or(program);
+    let command = format!("{program} {arguments}");
+    let command = escape::text(command.trim_end());
+    let room = MAX_TITLE.saturating_sub(amount.chars().count() + 3);
+    let mut title: String = command.chars().take(room).collect();
+    if command.chars().nth(room).is_some() {
         title.push('…');
-    }
-    if meta.pid != 0 {
-        title.push_str(&format!(" · pid {}", meta.pid));
-    }
-    if meta.rate != 0 {
-        title.push_str(&format!(" · {} Hz", meta.rate));
     }
     format!("{title} · {amount}")
 }
@@ -291,20 +310,29 @@ fn subtitle(meta: &Meta) -> String {
         ("lost", q.lost),
     ];
     let all: u128 = parts.iter().map(|(_, count)| u128::from(*count)).sum();
+    let mut facts = Vec::new();
+    if meta.pid != 0 {
+        facts.push(format!("pid {}", meta.pid));
+    }
+    if meta.rate != 0 {
+        facts.push(format!("{} Hz", meta.rate));
+    }
     if all == 0 {
-        return "quality of the stacks unknown".to_string();
+        facts.push("stack quality unknown".to_string());
+        return facts.join(" · ");
     }
     let percent = |count: u64| 100.0 * count as f64 / all as f64;
-    parts
-        .iter()
-        .map(|(name, count)| format!("{name} {:.1} %", percent(*count)))
-        .collect::<Vec<_>>()
-        .join(" · ")
+    facts.extend(
+        parts
+            .iter()
+            .map(|(name, count)| format!("{name} {:.1} %", percent(*count))),
+    );
+    facts.join(" · ")
 }
 
-/// Adds a row with the meaning of the colours above the blocks.
+/// Adds a row with the meaning of the colors.
 ///
-/// If inferno ever writes its frame of the picture in another way, the picture stays as it is.
+/// If a version of inferno writes the surrounding SVG differently, it is left unchanged.
 fn with_legend(svg: &str, legend: &[(&str, Color)]) -> String {
     const ROW: usize = 26;
     /// Where inferno writes of a block, above the blocks.
@@ -316,11 +344,12 @@ fn with_legend(svg: &str, legend: &[(&str, Color)]) -> String {
         return svg.to_string();
     };
     let taller = height + ROW;
-    // The picture itself, its view box and its background; below the row of the legend all that has been drawn, and what
-    // is said of the block under the pointer.
+    // The SVG, its view box and its background; below the legend, all blocks and the details of the block under the
+    // pointer.
     let mut out = body
         .replacen(&format!("height=\"{height}\""), &format!("height=\"{taller}\""), 2)
         .replacen(&format!(" {height}\" xmlns"), &format!(" {taller}\" xmlns"), 1)
+        .replacen("</style>", &format!("{DARK}</style>"), 1)
         .replacen("<svg id=\"frames\"", &format!("<svg id=\"frames\" y=\"{ROW}\""), 1)
         .replacen(
             &format!("x=\"10\" y=\"{DETAILS}.00\""),

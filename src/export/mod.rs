@@ -5,36 +5,35 @@
 
 pub mod chrome;
 pub mod collapsed;
-pub mod differential;
-mod entries;
-pub mod escape;
+pub mod diff_flamegraph;
 pub mod firefox;
 pub mod flamegraph;
 pub mod html;
-pub mod json;
-mod json_read;
 pub mod pprof;
 pub mod pstats;
 pub mod select;
+mod short_paths;
 pub mod speedscope;
-mod stacks;
-pub mod view;
+mod thread_tracks;
 
 use std::fmt;
 use std::io::{self, Write};
 use std::path::Path;
 
-use crate::tree::profile::Profile;
+use crate::escape;
+use crate::profile::folded;
+use crate::profile::json;
+use crate::profile::model::Profile;
 
 /// One output format.
 pub struct Format {
-    /// What `--format` takes.
+    /// Names for `--format`.
     pub name: &'static str,
     /// Endings of file names that mean this format, with their dot.
     pub extensions: &'static [&'static str],
     /// One line for the help text.
     pub help: &'static str,
-    /// Writes the whole profile. The writer need not be buffered.
+    /// Writes the complete profile. The writer need not be buffered.
     pub write: fn(&Profile, &mut dyn Write) -> io::Result<()>,
 }
 
@@ -43,13 +42,13 @@ pub const FORMATS: &[Format] = &[
     Format {
         name: "json",
         extensions: &[".json"],
-        help: "count tree as Dask's distributed.profile has it, with timeline and facts of the recording",
+        help: "count tree in the format of Dask's distributed.profile, with timeline and metadata",
         write: json::write,
     },
     Format {
         name: "json.gz",
         extensions: &[".json.gz"],
-        help: "json, compressed by gzip",
+        help: "json, gzip-compressed",
         write: json::write_gz,
     },
     Format {
@@ -61,19 +60,19 @@ pub const FORMATS: &[Format] = &[
     Format {
         name: "svg",
         extensions: &[".svg"],
-        help: "flame graph to open in a web browser",
+        help: "interactive flame graph for a web browser",
         write: flamegraph::write,
     },
     Format {
         name: "html",
         extensions: &[".html", ".htm"],
-        help: "page to explore in a web browser: flame graph, time line, callers and callees, source lines",
+        help: "self-contained HTML report: flame graph, timeline, callers and callees, source lines",
         write: html::write,
     },
     Format {
         name: "speedscope",
         extensions: &[".speedscope.json", ".speedscope"],
-        help: "for speedscope.app: merged, and each thread in order of time",
+        help: "for speedscope.app: merged, and each thread in chronological order",
         write: speedscope::write,
     },
     Format {
@@ -85,30 +84,51 @@ pub const FORMATS: &[Format] = &[
     Format {
         name: "pprof",
         extensions: &[".pb.gz", ".pprof"],
-        help: "for `go tool pprof` and what else reads pprof's protocol buffers",
+        help: "for `go tool pprof` and other readers of pprof protocol buffers",
         write: pprof::write,
     },
     Format {
         name: "chrome",
         extensions: &[".trace.json", ".trace"],
-        help: "trace events, for Chrome's DevTools and Perfetto",
+        help: "trace events for Chrome DevTools and Perfetto",
         write: chrome::write,
     },
     Format {
         name: "pstats",
         extensions: &[".pstats", ".prof"],
-        help: "for Python's pstats, snakeviz, gprof2dot: functions and callers",
+        help: "for Python's pstats, snakeviz and gprof2dot: functions and callers",
         write: pstats::write,
     },
 ];
 
 impl Format {
+    /// Whether people read it as it is, so that it leaves out frames of the interpreter
+    /// ([`without_interpreter_frames`](crate::profile::folded::without_interpreter_frames)) unless they are wanted. What
+    /// other programs read keeps everything.
+    pub fn is_for_people(&self) -> bool {
+        matches!(self.name, "svg" | "html")
+    }
+
+    /// Writes the profile as people see it by default: where [`Format::is_for_people`], without frames of the interpreter.
+    /// (The page leaves them out itself, and can show them.)
+    pub fn write_default(&self, profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
+        match self.name {
+            "svg" => (self.write)(&folded::without_interpreter_frames(profile), out),
+            _ => (self.write)(profile, out),
+        }
+    }
+
     /// Whether it shows one value only, so that another one can be chosen ([`select::by_value`]).
     pub fn shows_one_value(&self) -> bool {
         matches!(self.name, "svg" | "collapsed" | "firefox")
     }
 
-    /// Whether it has no place for lines, so that functions can be split by them ([`select::by_line`]).
+    /// Whether it shows each idle pool as one frame ([`crate::profile::idle`]).
+    pub fn folds_idle(&self) -> bool {
+        matches!(self.name, "svg" | "html")
+    }
+
+    /// Whether it has names only, so that functions can be split by line ([`select::by_line`]).
     pub fn has_names_only(&self) -> bool {
         matches!(self.name, "svg" | "collapsed")
     }
@@ -120,7 +140,7 @@ impl fmt::Debug for Format {
     }
 }
 
-/// No format goes by this name or file ending; its text lists those that exist.
+/// No format has this name or file extension; the text lists the known ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownFormat(String);
 
@@ -132,19 +152,29 @@ impl fmt::Display for UnknownFormat {
 
 impl std::error::Error for UnknownFormat {}
 
-/// The format that `--format NAME` asks for.
+/// Names that other profilers have for these formats: py-spy, austin and flamegraph.pl.
+const ALIASES: &[(&str, &str)] = &[
+    ("raw", "collapsed"),
+    ("folded", "collapsed"),
+    ("flamegraph", "svg"),
+    ("chrometrace", "chrome"),
+];
+
+/// The format of `--format NAME`, where NAME may be another profiler's.
 pub fn by_name(name: &str) -> Result<&'static Format, UnknownFormat> {
+    let alias = ALIASES.iter().find(|(alias, _)| *alias == name);
+    let name = alias.map_or(name, |(_, own)| own);
     FORMATS.iter().find(|format| format.name == name).ok_or_else(|| {
         let known: Vec<&str> = FORMATS.iter().map(|format| format.name).collect();
         UnknownFormat(format!(
-            "no format is called `{}`; known are {}",
+            "unknown format `{}`; expected one of {}",
             escape::text(name),
             known.join(", ")
         ))
     })
 }
 
-/// The format that a file's ending asks for; of several endings that fit, the longest.
+/// The format of a file's extension; of several that match, the longest.
 pub fn by_path(path: &Path) -> Result<&'static Format, UnknownFormat> {
     let name = path
         .file_name()
@@ -170,7 +200,7 @@ pub fn by_path(path: &Path) -> Result<&'static Format, UnknownFormat> {
                 .map(|format| format!("{} ({})", format.extensions.join(" "), format.name))
                 .collect();
             UnknownFormat(format!(
-                "the ending of `{}` names no format; known are {}",
+                "cannot tell the format from the extension of `{}`; expected one of {}",
                 escape::text(&name),
                 known.join(", ")
             ))
@@ -205,7 +235,7 @@ mod tests {
     fn errors_list_what_exists() {
         let error = by_name("xml\x1b[2J").unwrap_err().to_string();
         let known = FORMATS.iter().map(|format| format.name).collect::<Vec<_>>().join(", ");
-        assert_eq!(error, format!("no format is called `xml\\x1b[2J`; known are {known}"));
+        assert_eq!(error, format!("unknown format `xml\\x1b[2J`; expected one of {known}"));
         let error = by_path(Path::new("a.gz")).unwrap_err().to_string();
         assert!(
             error.contains(".json.gz (json.gz), .collapsed .folded .txt (collapsed), .svg (svg)"),

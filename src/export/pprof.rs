@@ -2,8 +2,8 @@
 //! (count) and `cpu` (nanoseconds) of a recording.
 //!
 //! Each frame has the line of its sample. A native function and what the compiler inlined into it are one location with
-//! several lines, as pprof has it. Samples are told apart by their lines and, where the timeline tells, by labels
-//! `thread`, `tid` and `pid`; pid and tid are also what `--tagroot` takes. An address is the start of the function in its
+//! several lines, as pprof has it. Samples differ by their lines and, where the timeline has them, by labels
+//! `thread`, `tid` and `pid`; `--tagroot` accepts pid and tid too. An address is the start of the function in its
 //! file's own address space; the mappings are files, without addresses.
 //!
 //! Source: `proto/profile.proto` of google/pprof. The messages are written by hand: a few fields of seven types, no
@@ -17,12 +17,12 @@ use flate2::write::GzEncoder;
 use prost::Message;
 use rustc_hash::FxHashMap;
 
-use super::entries::Entries;
-use super::escape;
-use super::stacks::{NONE, Stacks, Timeline, Track};
-use super::view::View;
-use crate::tree::profile::{Frame, FrameKind, Profile};
-use crate::tree::values::{Amounts, Unit};
+use super::thread_tracks::{NONE, Stacks, Timeline, Track};
+use crate::escape;
+use crate::profile::model::{Frame, FrameKind, Profile};
+use crate::profile::stacks_by_line::StacksByLine;
+use crate::profile::values::{Amounts, Unit};
+use crate::profile::view::View;
 
 #[derive(Clone, PartialEq, Message)]
 struct Document {
@@ -35,7 +35,7 @@ struct Document {
     #[prost(message, repeated, tag = "4")]
     location: Vec<Location>,
     #[prost(message, repeated, tag = "5")]
-    function: Vec<Function>,
+    function: Vec<PprofFunction>,
     #[prost(string, repeated, tag = "6")]
     string_table: Vec<String>,
     #[prost(int64, tag = "9")]
@@ -120,7 +120,7 @@ struct Line {
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Function {
+struct PprofFunction {
     #[prost(uint64, tag = "1")]
     id: u64,
     #[prost(int64, tag = "2")]
@@ -136,18 +136,18 @@ struct Function {
 /// Writes the profile as pprof's protocol buffer.
 pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     let view = View::new(profile);
-    let entries = Entries::new(profile, &view);
+    let entries = StacksByLine::new(profile, &view);
     let stacks = Stacks::by_line(profile, &view, &entries);
-    let document = Maker::new(profile, &stacks).make(profile, &view, &entries);
+    let document = ProfileBuilder::new(profile, &stacks).make(profile, &view, &entries);
     let mut gz = GzEncoder::new(out, Compression::fast());
     gz.write_all(&document.encode_to_vec())?;
     gz.finish()?.flush()
 }
 
-struct Maker<'a> {
+struct ProfileBuilder<'a> {
     stacks: &'a Stacks<'a>,
     document: Document,
-    // Names come from the target: a hasher that cannot be made to collide.
+    // Names come from the target: use a hasher that resists collision attacks.
     strings: HashMap<String, i64>,
     /// Mapping of each function, 0 for none.
     mappings: Vec<u64>,
@@ -155,9 +155,9 @@ struct Maker<'a> {
     locations: FxHashMap<(u32, u32, u64), u64>,
 }
 
-impl<'a> Maker<'a> {
+impl<'a> ProfileBuilder<'a> {
     fn new(profile: &Profile, stacks: &'a Stacks<'a>) -> Self {
-        let mut maker = Maker {
+        let mut maker = ProfileBuilder {
             stacks,
             document: Document::default(),
             strings: HashMap::new(),
@@ -199,7 +199,7 @@ impl<'a> Maker<'a> {
         for (at, function) in self.stacks.functions.iter().enumerate() {
             let (name, filename) = (self.name(&function.name), self.name(function.file));
             let id = at as u64 + 1;
-            self.document.function.push(Function {
+            self.document.function.push(PprofFunction {
                 id,
                 name,
                 // The same name again would be shortened as if it were C++: `<module>` to nothing.
@@ -218,7 +218,7 @@ impl<'a> Maker<'a> {
                         id,
                         filename: self.name(path),
                         build_id: self.name(build_id),
-                        // So that no reader looks for more on its own machine.
+                        // So that readers do not search for symbols on their own machine.
                         has_functions: true,
                         has_filenames: true,
                         has_line_numbers: true,
@@ -256,7 +256,7 @@ impl<'a> Maker<'a> {
         id
     }
 
-    fn make(mut self, profile: &Profile, view: &View<'_>, entries: &Entries) -> Document {
+    fn make(mut self, profile: &Profile, view: &View<'_>, entries: &StacksByLine) -> Document {
         let stacks = self.stacks;
         // By row: its location, and whether its caller is a part of that.
         let mut at: Vec<(u64, bool)> = Vec::with_capacity(stacks.item.len());
@@ -320,7 +320,7 @@ impl<'a> Maker<'a> {
                 unit: self.string(value.kind.unit.name()),
             })
             .collect();
-        // A time says more than a count, where there is one.
+        // A time is more informative than a count.
         let time = types.iter().position(|value| value.kind.unit == Unit::Nanoseconds);
         let shown = sample_type[time.unwrap_or(0)].r#type;
         let periods = types.iter().zip(&sample_type).skip(1);
@@ -368,7 +368,7 @@ fn limited(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-/// Row of the stacks, index of the thread's track, own amounts by value type; in the order of the first two.
+/// Row of the stacks, index of the thread's track, self amounts by value type; in the order of the first two.
 fn sums(profile: &Profile, timeline: &Timeline) -> Vec<(u32, Option<usize>, Vec<u64>)> {
     let values = profile.value_types().len();
     let mut sums: BTreeMap<(u32, Option<usize>), Vec<u64>> = BTreeMap::new();

@@ -2,7 +2,7 @@
 //! callers.
 //!
 //! ```text
-//! {(file, line, name): (direct, all, own, cumulative, {(file, line, name): (all, direct, own, cumulative)})}
+//! {(file, line, name): (direct, all, self, cumulative, {(file, line, name): (all, direct, own, cumulative)})}
 //! ```
 //!
 //! Where a tracer counts calls there are samples here: *all* of them with the function on the stack (`ncalls`), and
@@ -18,10 +18,10 @@ use std::io::{self, BufWriter, Write};
 
 use rustc_hash::FxHashMap;
 
-use super::escape;
-use super::stacks::{NONE, Stacks, period};
-use super::view::View;
-use crate::tree::profile::{FrameKind, Profile};
+use super::thread_tracks::{NONE, Stacks, period};
+use crate::escape;
+use crate::profile::model::{FrameKind, Profile};
+use crate::profile::view::View;
 
 /// Samples with something on the stack, and at its end.
 #[derive(Clone, Copy, Default)]
@@ -70,13 +70,13 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
 /// The key of each function, marshalled, and which of them each one has: some have the same.
 fn keys(stacks: &Stacks<'_>) -> (Vec<Vec<u8>>, Vec<u32>) {
     let mut keys = Vec::new();
-    // Names come from the target: a hasher that cannot be made to collide.
+    // Names come from the target: use a hasher that resists collision attacks.
     let mut known: HashMap<Vec<u8>, u32> = HashMap::new();
     let of_function = stacks.functions.iter().map(|function| {
         let python = function.frame.filter(|frame| frame.kind == FrameKind::Python);
         let (file, line, name) = match (python, function.frame) {
             (Some(frame), _) => (&*frame.filename, frame.first_line, &*frame.name),
-            // What the readers take for a built-in function.
+            // The location of built-in functions for the readers.
             (_, None) => ("~", 0, &*function.name),
             (_, Some(frame)) if frame.module.is_empty() => ("~", 0, &*function.name),
             (_, Some(frame)) => (&*frame.module, 0, &*function.name),
@@ -112,9 +112,9 @@ fn count(
     while let Some((item, leaving)) = walk.pop() {
         let (here, caller) = (key(item), stacks.caller[item as usize]);
         let edge = (caller != NONE).then(|| (key(caller), here));
-        // Threads and processes are no functions: only what ended right there counts.
+        // Threads and processes are not functions: only their self samples count.
         let group = stacks.function[item as usize] == 0;
-        let (all, own) = (view.items[item as usize].count, stacks.own[item as usize]);
+        let (all, self_count) = (view.items[item as usize].count, stacks.self_counts[item as usize]);
         if leaving {
             on_path[here as usize] -= u32::from(!group);
             if let Some(depth) = edge.and_then(|edge| edges_on_path.get_mut(&edge)) {
@@ -122,9 +122,9 @@ fn count(
             }
             continue;
         }
-        add(&mut functions[here as usize].direct, own);
+        add(&mut functions[here as usize].direct, self_count);
         if group {
-            add(&mut functions[here as usize].all, own);
+            add(&mut functions[here as usize].all, self_count);
         } else if on_path[here as usize] == 0 {
             add(&mut functions[here as usize].all, all);
         }
@@ -132,7 +132,7 @@ fn count(
         if let Some(edge) = edge {
             let count = edges.entry(edge).or_default();
             let depth = edges_on_path.entry(edge).or_default();
-            add(&mut count.direct, own);
+            add(&mut count.direct, self_count);
             if *depth == 0 {
                 add(&mut count.all, all);
             }

@@ -1,13 +1,13 @@
-//! Other ways to look at a profile, as profiles: by another value than the count, and split by line.
+//! Views of a profile, as profiles: by another value than the count, and split by line.
 
 use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
 
-use super::entries::Entries;
-use super::view::View;
-use crate::tree::profile::{Frame, FrameId, FrameKind, Node, Profile};
-use crate::tree::values::{Amounts, Value};
+use crate::profile::model::{Frame, FrameId, FrameKind, Node, Profile};
+use crate::profile::stacks_by_line::StacksByLine;
+use crate::profile::values::{Amounts, Value};
+use crate::profile::view::View;
 
 /// The profile with one of its values (an index in [`Profile::value_types`]) as its count, and no other value. Lines of
 /// functions are those of the samples whose lines are known.
@@ -45,15 +45,15 @@ pub fn by_value(profile: &Profile, value: usize) -> Profile {
     out
 }
 
-/// Gives nodes the lines of the timeline's samples, which weigh so much.
+/// Sets the lines of nodes from the timeline's samples with these weights.
 fn weigh_lines(profile: &mut Profile, ticks: &Vec<u64>) {
-    let mut own = vec![0u64; profile.places.len()];
+    let mut self_counts = vec![0u64; profile.places.len()];
     for (place, weight) in profile.tick_places.iter().zip(ticks) {
-        if let Some(sum) = own.get_mut(*place as usize) {
+        if let Some(sum) = self_counts.get_mut(*place as usize) {
             *sum = sum.saturating_add(*weight);
         }
     }
-    let mut inclusive = own.clone();
+    let mut inclusive = self_counts.clone();
     for at in (1..inclusive.len()).rev() {
         let (parent, amount) = (profile.places[at].parent as usize, inclusive[at]);
         if parent < at {
@@ -68,7 +68,10 @@ fn weigh_lines(profile: &mut Profile, ticks: &Vec<u64>) {
         let Some(node) = profile.nodes.get_mut(place.node as usize) else {
             continue;
         };
-        for (lines, amount) in [(&mut node.lines, inclusive[at]), (&mut node.self_lines, own[at])] {
+        for (lines, amount) in [
+            (&mut node.lines, inclusive[at]),
+            (&mut node.self_lines, self_counts[at]),
+        ] {
             if amount > 0 {
                 let sum = lines.entry(place.line).or_default();
                 *sum = sum.saturating_add(amount);
@@ -82,16 +85,16 @@ fn weigh_lines(profile: &mut Profile, ticks: &Vec<u64>) {
     }
 }
 
-/// The profile with a function for each line of a function: what formats show that have names only. Its functions are not
-/// those of the program, and it has no timeline.
+/// The profile with a function for each line of a function: what formats show that have names only. Its functions are
+/// not those of the program, and it has no timeline.
 pub fn by_line(profile: &Profile) -> Profile {
     let view = View::new(profile);
-    let entries = Entries::new(profile, &view);
+    let entries = StacksByLine::new(profile, &view);
     let mut frames = vec![Frame::new(FrameKind::Root, "root")];
     let mut known: FxHashMap<(u32, u32), FrameId> = FxHashMap::default();
-    let own = entries.own(profile, 0);
+    let self_counts = entries.self_amounts(profile, 0);
     let mut nodes: Vec<Node> = Vec::with_capacity(entries.all.len());
-    for (entry, own) in entries.all.iter().zip(own) {
+    for (entry, self_count) in entries.all.iter().zip(self_counts) {
         let identifier = view.items[entry.item as usize].identifier;
         let frame = match view.function(identifier) {
             None => 0,
@@ -101,7 +104,7 @@ pub fn by_line(profile: &Profile) -> Profile {
             }),
         };
         nodes.push(Node {
-            count: own,
+            count: self_count,
             ..Node::new(frame, entry.parent)
         });
     }
@@ -133,9 +136,9 @@ fn at_line(frame: &Frame, line: u32) -> Frame {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tree::build::Builder;
-    use crate::tree::profile::Meta;
-    use crate::tree::values::ValueType;
+    use crate::profile::build::Builder;
+    use crate::profile::model::Meta;
+    use crate::profile::values::ValueType;
 
     fn profile() -> Profile {
         let mut builder = Builder::new(&[ValueType::SAMPLES, ValueType::WALL]);

@@ -1,9 +1,9 @@
 //! A profile as speedscope has it: a table of functions, all samples merged, and each thread in order of time.
 //!
-//! A frame is a function at a line. The first profiles in the file are of all threads, one for each value type that
-//! is no multiple of the count; the threads' profiles are in nanoseconds since the start, with nothing on the stack while a thread was not running. Where
-//! the threads' stacks would take more than viewers can open, only the first ones are there, and the name of the file
-//! says so.
+//! A frame is a function at a line. The first profiles in the file are of all threads, one for each value type that is
+//! no multiple of the count; the threads' profiles are in nanoseconds since the start, with nothing on the stack while
+//! a thread was not running. Where the threads' stacks would take more than viewers can open, only the first ones are
+//! written, and the name of the file says so.
 //!
 //! Source: `file-format-schema.json` of speedscope 1.25.
 
@@ -11,21 +11,21 @@ use std::io::{self, BufWriter, Write};
 
 use rustc_hash::FxHashMap;
 
-use super::entries::Entries;
-use super::escape::write_json;
-use super::json::{comma, key_string, write_number};
-use super::stacks::{Span, Stacks, Timeline, Track, joined, period, spans};
-use super::view::View;
-use crate::tree::profile::Profile;
-use crate::tree::values::{Unit, ValueType};
+use super::thread_tracks::{Span, Stacks, Timeline, Track, joined, period, spans};
+use crate::escape::write_json;
+use crate::profile::json::write::{comma, key_string, write_number};
+use crate::profile::model::Profile;
+use crate::profile::stacks_by_line::StacksByLine;
+use crate::profile::values::{Unit, ValueType};
+use crate::profile::view::View;
 
 /// Frames of all stacks in order of time; at some 6 bytes each. Browsers refuse texts of 512 MB.
-const MOST_FRAMES: u64 = 64 << 20;
+const MAX_FRAMES: u64 = 64 << 20;
 
 /// Writes the profile as speedscope's JSON.
 pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     let view = View::new(profile);
-    let entries = Entries::new(profile, &view);
+    let entries = StacksByLine::new(profile, &view);
     let stacks = Stacks::by_line(profile, &view, &entries);
     let frames = Frames::new(&stacks);
     let timeline = Timeline::new(profile, &entries);
@@ -37,7 +37,7 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
         .collect();
     let spans = tracks.iter().flat_map(|(_, spans)| spans);
     let on_stacks: u64 = spans.map(|span| u64::from(stacks.depth[span.item as usize])).sum();
-    let fits = on_stacks <= MOST_FRAMES;
+    let fits = on_stacks <= MAX_FRAMES;
 
     let mut out = BufWriter::with_capacity(64 << 10, out);
     out.write_all(b"{\"$schema\":\"https://www.speedscope.app/file-format-schema.json\",")?;
@@ -46,7 +46,7 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
         command => command.to_string(),
     };
     if !fits {
-        name += " (merged only: too many samples to show in order of time)";
+        name += " (merged only: too many samples for a chronological view)";
     }
     key_string("name", &name, &mut out)?;
     out.write_all(b",")?;
@@ -66,12 +66,12 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
         out.write_all(b"}")?;
     }
     out.write_all(b"\n]},\"profiles\":[\n")?;
-    // One that is so much for each count would look the same as the count.
+    // A value that is a constant per count looks the same as the count.
     let types = profile.value_types().iter().enumerate();
     for (at, value) in types.filter(|(at, value)| *at == 0 || !value.is_per_count()) {
         out.write_all(if at == 0 { b"" } else { b",\n" })?;
-        let own = entries.own(profile, at);
-        write_merged(&stacks, &frames, &value.kind, at, &own, &mut out)?;
+        let self_counts = entries.self_amounts(profile, at);
+        write_merged(&stacks, &frames, &value.kind, at, &self_counts, &mut out)?;
     }
     if fits {
         for (track, spans) in &tracks {
@@ -88,7 +88,7 @@ struct Frames {
     /// Function, and line: of Python code that of its definition where no other is known.
     all: Vec<(u32, u32)>,
     of_row: Vec<u32>,
-    /// Stands for deeper frames.
+    /// Represents deeper frames.
     deeper: u32,
 }
 
@@ -128,11 +128,13 @@ fn write_merged(
     frames: &Frames,
     kind: &ValueType,
     at: usize,
-    own: &[u64],
+    self_counts: &[u64],
     out: &mut impl Write,
 ) -> io::Result<()> {
-    let ends = || (0..).zip(own).filter(|(_, own)| **own > 0);
-    let total = own.iter().fold(0u64, |sum, own| sum.saturating_add(*own));
+    let ends = || (0..).zip(self_counts).filter(|(_, self_count)| **self_count > 0);
+    let total = self_counts
+        .iter()
+        .fold(0u64, |sum, self_count| sum.saturating_add(*self_count));
     let unit = match kind.unit {
         Unit::Count => "none",
         unit => unit.name(),
@@ -153,9 +155,9 @@ fn write_merged(
         write_stack(at, &stack, out)?;
     }
     out.write_all(b"],\"weights\":[")?;
-    for (at, (_, own)) in ends().enumerate() {
+    for (at, (_, self_count)) in ends().enumerate() {
         out.write_all(comma(at).as_bytes())?;
-        write_number(*own, out)?;
+        write_number(*self_count, out)?;
     }
     out.write_all(b"]}")
 }

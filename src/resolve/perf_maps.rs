@@ -1,32 +1,32 @@
-//! Perf maps: found while their processes live, and read when these are done writing.
+//! Perf maps: opened while their processes run, read after these have finished writing.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use super::Opened;
-use crate::process::root::Root;
-use crate::process::sys;
-use crate::sample::Pid;
+use super::OpenFiles;
+use crate::event::Pid;
+use crate::sys;
+use crate::target::root::Root;
 
-/// Perf maps that are kept open.
+/// Maximum number of open perf maps.
 const MAX_OPEN: usize = 4096;
 
 /// The perf map of a process, or why there is none.
 #[derive(Debug)]
 pub struct PerfMap {
-    /// As the process sees it.
+    /// Path as the process sees it.
     pub path: String,
     /// It grows while the process runs.
     pub file: Option<Arc<File>>,
-    /// Why the file at this path is not used, in words; `None` if there is none.
+    /// Why the file at this path is not used, as text; `None` if there is none.
     pub refused: Option<String>,
 }
 
-impl Opened {
-    /// Opens the perf map of a process if it has one by now, once more if it has another one by now.
+impl OpenFiles {
+    /// Opens the perf map of a process if it has one, and again if it has been replaced.
     pub fn open_perf_map(&mut self, pid: Pid, root: &Root) {
-        let full = self.perf_maps.len() >= MAX_OPEN.min(sys::file_limit() / 4);
+        let full = self.perf_maps.len() >= MAX_OPEN.min(sys::files::file_limit() / 4);
         if full && !self.perf_maps.contains_key(&pid) {
             return;
         }
@@ -35,13 +35,13 @@ impl Opened {
             file: None,
             refused: None,
         });
-        match root.open_own(&map.path) {
+        match root.open_trusted(&map.path) {
             Ok(file) => {
                 if !map.file.as_ref().is_some_and(|known| is_same(known, &file)) {
                     map.file = Some(Arc::new(file));
                 }
             }
-            // The one that was there was the process's own: it stays.
+            // The file that was opened before belonged to the process: keep it.
             Err(why) => map.refused = why,
         }
     }
@@ -63,11 +63,11 @@ mod tests {
         let root = Root::of(std::process::id()).expect("our own root directory");
         let path = format!("/tmp/perf-{}.map", root.inner_pid);
         let _ = fs::remove_file(&path); // left by an earlier process of this number
-        let mut opened = Opened::default();
+        let mut open_files = OpenFiles::default();
         let mut text = |change: &dyn Fn()| {
             change();
-            opened.open_perf_map(7, &root);
-            let map = &opened.perf_maps[&7];
+            open_files.open_perf_map(7, &root);
+            let map = &open_files.perf_maps[&7];
             let mut text = String::new();
             let file = map.file.as_ref()?;
             file.try_clone()
@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(text(&|| {}), None);
         let write = |text: &str| fs::write(&path, text).expect("written");
         assert_eq!(text(&|| write("1000 10 a\n")), Some("1000 10 a\n".into()));
-        // Another file of this name takes its place; when none is left, the last one stays.
+        // Another file of this name replaces it; when none is left, the last one stays.
         let other = text(&|| {
             fs::remove_file(&path).expect("removed");
             write("1000 10 b\n");

@@ -1,10 +1,17 @@
 //! Thread states as frames, and the time that was spent in them.
 
-use super::{Frames, Gathered, frame};
-use crate::sample::{RawFrame, ThreadState, WaitKind};
-use crate::tree::profile::{Frame, FrameId, FrameKind, Node, NodeId, PlaceId};
-use crate::tree::raw::RawTick;
-use crate::tree::values::{Amounts, Value, ValueType};
+use rustc_hash::FxHashMap;
+
+use super::{Frames, ResolveInput, ResolvedFrame};
+use crate::event::{ThreadState, WaitKind};
+use crate::frame::RawFrame;
+use crate::profile::count_tree::{RawTimelineSample, RawTree};
+use crate::profile::model::{Frame, FrameId, FrameKind, Node, NodeId, PlaceId};
+
+use crate::profile::values::{Amounts, Value, ValueType};
+use crate::profile::view::frame_text_at;
+use crate::profile::waits;
+use crate::profile::waits::{RawWaits, RawWaker, Waker};
 
 /// Functions that block on a lock, and on a condition variable, as names begin with them: of CPython, POSIX and the
 /// C++ and Rust standard libraries.
@@ -50,7 +57,7 @@ pub struct Waits {
 
 impl Waits {
     pub fn new(frames: &mut Frames) -> Waits {
-        let mut id = |kind| frames.id(frame(FrameKind::State, ThreadState::Waiting(kind).label()));
+        let mut id = |kind| frames.id(Frame::new(FrameKind::State, ThreadState::Waiting(kind).label()));
         Waits {
             lock: id(WaitKind::Lock),
             condition: id(WaitKind::Condition),
@@ -94,13 +101,19 @@ impl Waits {
 
 /// Samples, the wall time that they represent, and the parts of it on and off the CPU. `ends`: the node of each raw node,
 /// and its place.
-pub fn time_values(gathered: &Gathered<'_>, nodes: &[Node], ends: &[(NodeId, PlaceId)]) -> Vec<Value> {
-    let raw = gathered.tree.nodes();
-    let is_off_cpu = |t: &RawTick| matches!(raw[t.node as usize].1, Some(RawFrame::State(_)));
-    let of = |kind: ValueType, amount: &dyn Fn(&RawTick) -> u64| {
-        let ticks: Vec<u64> = gathered.timeline.iter().map(amount).collect();
+pub fn time_values(input: &ResolveInput<'_>, nodes: &[Node], ends: &[(NodeId, PlaceId)]) -> Vec<Value> {
+    let raw = input.tree.nodes();
+    // Stacks of wakers stand below states.
+    let mut off_cpu: Vec<bool> = Vec::with_capacity(raw.len());
+    for (parent, frame, _) in raw {
+        let above = off_cpu.get(*parent as usize).copied().unwrap_or(false);
+        off_cpu.push(above || matches!(frame, Some(RawFrame::State(_))));
+    }
+    let is_off_cpu = |t: &RawTimelineSample| off_cpu[t.node as usize];
+    let of = |kind: ValueType, amount: &dyn Fn(&RawTimelineSample) -> u64| {
+        let ticks: Vec<u64> = input.timeline.iter().map(amount).collect();
         let mut sums = vec![0u64; nodes.len()];
-        for (t, amount) in gathered.timeline.iter().zip(&ticks) {
+        for (t, amount) in input.timeline.iter().zip(&ticks) {
             sums[ends[t.node as usize].0 as usize] += amount;
         }
         for at in (1..nodes.len()).rev() {
@@ -109,7 +122,7 @@ pub fn time_values(gathered: &Gathered<'_>, nodes: &[Node], ends: &[(NodeId, Pla
         let amounts = Amounts::Each { nodes: sums, ticks };
         Value { kind, amounts }
     };
-    let counts = gathered.timeline.iter().map(|t| t.count.into()).collect();
+    let counts = input.timeline.iter().map(|t| t.count.into()).collect();
     vec![
         Value {
             kind: ValueType::SAMPLES,
@@ -122,4 +135,43 @@ pub fn time_values(gathered: &Gathered<'_>, nodes: &[Node], ends: &[(NodeId, Pla
         of(ValueType::CPU, &|t| if is_off_cpu(t) { 0 } else { t.time_spent }),
         of(ValueType::OFF_CPU, &|t| if is_off_cpu(t) { t.time_spent } else { 0 }),
     ]
+}
+
+/// Intervals off the CPU, with the stacks of wakers named.
+pub fn waits(
+    raw: &RawWaits,
+    wakers: &[RawWaker],
+    tree: &RawTree,
+    named: &FxHashMap<RawFrame, Vec<ResolvedFrame>>,
+    frames: &[Frame],
+) -> waits::Waits {
+    let waker = |w: &RawWaker| {
+        let (mut stack, mut function) = (Vec::new(), None);
+        let mut at = w.node;
+        while let (parent, Some(raw), _) = &tree.nodes()[at as usize] {
+            for (frame, line) in named.get(raw).map_or(&[][..], Vec::as_slice).iter().rev() {
+                let frame = &frames[*frame as usize];
+                let text = frame_text_at(frame, *line);
+                if frame.kind == FrameKind::Python && function.is_none() {
+                    function = Some(text.clone());
+                }
+                stack.push(text);
+            }
+            at = *parent;
+        }
+        stack.reverse();
+        Waker {
+            pid: w.pid,
+            tid: w.tid,
+            function: function.unwrap_or_default(),
+            stack,
+        }
+    };
+    waits::Waits {
+        lengths: raw.lengths.clone(),
+        wakers: raw.wakers.clone(),
+        holding: raw.holding.clone(),
+        shares: raw.shares.clone(),
+        known: wakers.iter().map(waker).collect(),
+    }
 }

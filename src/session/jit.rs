@@ -1,7 +1,7 @@
-//! Code that processes make while they run: what names and describes it is read while they live.
+//! JIT code of processes: what names and describes it is read while they run.
 //!
 //! Names come from perf maps, which are opened here and read at the end, and from objects registered with debuggers
-//! (`process::jit`), which are copied here. These also bring unwind tables.
+//! (`target::jit`), which are copied here. The latter also contain unwind tables.
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -9,52 +9,53 @@ use std::sync::Arc;
 use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 use symbolize::JitObject;
 
-use super::{LOOK_AGAIN, Session};
-use crate::process::host::{Host, MemoryOf};
-use crate::process::jit::{DESCRIPTOR, Registered, registered};
-use crate::process::memory::Memory;
-use crate::process::modules::Modules;
-use crate::process::{Process, is_file_path};
-use crate::resolve::{JitPlaces, Owner};
-use crate::sample::{Event, ModuleId, NativeFrame, Pid};
+use super::{RESCAN_INTERVAL, Session};
+use crate::event::{Event, Pid};
+use crate::frame::{ModuleId, NativeFrame};
+use crate::resolve::{JitSources, Owner};
+use crate::target::jit::{DESCRIPTOR, Registered, registered};
+use crate::target::memory::Memory;
+use crate::target::modules::Modules;
+use crate::target::system::{ProcessMemory, System};
+use crate::target::{Process, is_file_path};
 use crate::unwind::{Section, Sections, Unwinder};
 
-use super::processes::Member;
+use super::targets::TargetProcess;
 
-/// Bytes of registered objects and of their unwind tables that are copied in all.
+/// Maximum total size of the copies of registered objects and their unwind tables, bytes.
 const MAX_BYTES: usize = 256 << 20;
-/// Bytes of one object, and of one table.
+/// Maximum size of one object, and of one table, bytes.
 const MAX_OBJECT: u64 = 16 << 20;
-/// Bytes of an object's end that tell it from another one in its place.
+/// Bytes at an object's end that distinguish it from another one at the same address.
 const END: u64 = 1024;
-/// Registered objects in all that are used.
+/// Maximum number of registered objects, over all processes.
 const MAX_OBJECTS: usize = 1 << 16;
-/// Least time between two looks at a list for each of its entries, ns of the samples' clock: some ten times what the
-/// reading takes.
-const LOOK_PER_ENTRY: u64 = 20_000;
+/// Minimum time between two scans per entry of the lists, ns of the samples' clock: about ten times what reading an
+/// entry takes.
+const RESCAN_INTERVAL_PER_ENTRY: u64 = 20_000;
 
-/// What is known of the code that one process makes.
+/// What is known of the JIT code of one process.
 #[derive(Clone, Default)]
 pub(super) struct Jit {
-    /// When the next look may be, on the samples' clock.
+    /// Time of the next scan at the earliest, on the samples' clock.
     next: u64,
-    /// Entries of its lists, as last seen.
+    /// Entries of its lists at the last scan.
     listed: FxHashMap<Registered, Listed>,
-    /// All objects that were ever listed, in order.
+    /// All objects that were ever in the lists, in order.
     objects: Vec<Arc<JitObject>>,
 }
 
-/// What an entry of a list stands for.
+/// The object of an entry of a list.
 #[derive(Clone, Default)]
 struct Listed {
-    /// Hash of the last bytes of the object, its section headers as a rule, which hold the addresses of its code: an entry that
-    /// was freed may have been made again in the same place.
+    /// Hash of the last bytes of the object, usually its section headers, which contain the addresses of its code: an
+    /// entry may have been freed and allocated again at the same address.
     end: u64,
-    /// Ranges of the code and whose tables they have.
+    /// Ranges of the code, and the module with their tables.
     ranges: Vec<(u64, u64, ModuleId)>,
 }
 
-/// What is shared by the processes of a session.
+/// State shared by the processes of a session.
 #[derive(Default)]
 pub(super) struct JitShared {
     /// svma of the descriptor in each file, if it has one.
@@ -64,32 +65,32 @@ pub(super) struct JitShared {
 }
 
 impl JitShared {
-    /// Makes frames in registered code what they are to everyone but the unwinder: in no file.
-    pub(super) fn leave_out(&self, modules: &Modules, native: &mut [NativeFrame]) {
+    /// Marks frames in registered code as being in no file, as all stages except the unwinder expect.
+    pub(super) fn skip(&self, modules: &Modules, native: &mut [NativeFrame]) {
         if self.objects == 0 {
             return;
         }
         for f in native {
-            if f.place.is_some_and(|(id, _)| !modules.get(id).is_file) {
-                f.place = None;
+            if f.location.is_some_and(|(id, _)| !modules.get(id).is_file) {
+                f.location = None;
             }
         }
     }
 
-    /// Copies memory of a process, if that much is permitted.
-    fn copy(&mut self, host: &dyn Host, pid: Pid, avma: u64, size: u64) -> Option<Vec<u8>> {
+    /// Copies memory of a process, within the limits.
+    fn copy(&mut self, system: &dyn System, pid: Pid, avma: u64, size: u64) -> Option<Vec<u8>> {
         let len = usize::try_from(size).ok().filter(|_| size <= MAX_OBJECT)?;
         let left = MAX_BYTES.checked_sub(self.bytes)?;
         if len > left {
             return None;
         }
         let mut bytes = vec![0; len];
-        let got = host.read_memory(pid, avma, &mut bytes);
+        let got = system.read_memory(pid, avma, &mut bytes);
         self.bytes += got;
         (got == len).then_some(bytes)
     }
 
-    /// Where the descriptors of a process are (avma).
+    /// Addresses of the descriptors of a process (avma).
     fn descriptors(&mut self, process: &Process, symbol: impl Fn(ModuleId) -> Option<u64>) -> Vec<u64> {
         let files: FxHashSet<_> = process.code().iter().filter_map(|c| c.file).collect();
         let known = &mut self.descriptors;
@@ -98,16 +99,16 @@ impl JitShared {
             Some(svma?.wrapping_add(bias))
         });
         let mut all: Vec<u64> = all.collect();
-        // Mappings of one file have one bias, as a rule.
+        // Mappings of one file usually have one bias.
         all.sort_unstable();
         all.dedup();
         all
     }
 }
 
-/// What the unwinder needs of a registered object, as it is in the process's memory.
+/// Copies of what the unwinder needs of a registered object, from the process's memory.
 struct Copied {
-    /// Not all functions need have an entry in it: LLVM leaves out those that cannot throw.
+    /// Need not have an entry for every function: LLVM leaves out those that cannot throw.
     eh_frame: Option<Section>,
     code: Vec<Section>,
     functions: Vec<(u64, u64)>,
@@ -145,7 +146,7 @@ fn end_of(memory: &dyn Memory, entry: &Registered) -> u64 {
 }
 
 impl Session {
-    /// Opens the files that these events speak of, before anything slower is done: the processes may be about to end.
+    /// Opens the files that these events name, before anything slower is done: the processes may be about to exit.
     pub fn open_files(&mut self, events: &[Event]) {
         self.modules.forget_ahead();
         for event in events {
@@ -155,35 +156,34 @@ impl Session {
             else {
                 continue;
             };
-            let Some(m) = self.members.get(pid) else { continue };
+            let Some(m) = self.targets.get(pid) else { continue };
             let root = m.process.root.as_deref();
             if is_file_path(path) {
-                self.modules.open_ahead(&*self.host, *pid, *start, *end, path, root);
+                self.modules.open_ahead(&*self.system, *pid, *start, *end, path, root);
             } else if let Some(root) = root {
-                self.opened.open_perf_map(*pid, root);
+                self.open_files.open_perf_map(*pid, root);
             }
         }
     }
 
-    /// Looks at what names the code that a process has made, unless it was looked a short while before `time` (samples'
-    /// clock).
-    pub(super) fn look_at_made_code(&mut self, pid: Pid, time: Option<u64>) {
-        let Some(m) = self.members.get_mut(&pid) else { return };
+    /// Scans for what names the JIT code of a process, unless that was done shortly before `time` (samples' clock).
+    pub(super) fn scan_jit_code(&mut self, pid: Pid, time: Option<u64>) {
+        let Some(m) = self.targets.get_mut(&pid) else { return };
         if m.process.regions().is_empty() || time.is_some_and(|time| time < m.jit.next) {
             return;
         }
         if let Some(root) = &m.process.root {
-            self.opened.open_perf_map(pid, root);
+            self.open_files.open_perf_map(pid, root);
         }
         let modules = &self.modules;
         let symbol = |id: ModuleId| modules.get(id).symbol(DESCRIPTOR);
         let descriptors = self.jit.descriptors(&m.process, symbol);
-        let memory = MemoryOf(&*self.host, pid);
+        let memory = ProcessMemory(&*self.system, pid);
         let entries: Vec<_> = descriptors.iter().flat_map(|at| registered(&memory, *at)).collect();
-        let pause = LOOK_AGAIN.max(LOOK_PER_ENTRY * entries.len() as u64);
+        let pause = RESCAN_INTERVAL.max(RESCAN_INTERVAL_PER_ENTRY * entries.len() as u64);
         m.jit.next = time.map_or(m.jit.next, |time| time.saturating_add(pause));
         let before = std::mem::take(&mut m.jit.listed);
-        let mut changed = entries.is_empty() && !before.is_empty() && !self.host.threads(pid).is_empty();
+        let mut changed = entries.is_empty() && !before.is_empty() && !self.system.threads(pid).is_empty();
         if entries.is_empty() && !changed {
             m.jit.listed = before; // it has ended, and its list with it
             return;
@@ -197,7 +197,7 @@ impl Session {
             }
             changed = true;
             let full = self.jit.objects >= MAX_OBJECTS;
-            let bytes = (!full).then(|| self.jit.copy(&*self.host, pid, entry.object, entry.size));
+            let bytes = (!full).then(|| self.jit.copy(&*self.system, pid, entry.object, entry.size));
             let listed = m
                 .jit
                 .listed
@@ -211,7 +211,7 @@ impl Session {
                 continue;
             };
             let mut copy = |svma, size| {
-                let bytes = self.jit.copy(&*self.host, pid, svma, size)?;
+                let bytes = self.jit.copy(&*self.system, pid, svma, size)?;
                 Some(Section { svma, bytes })
             };
             let code = object.code.iter().map(|(start, end)| (*start, end - start));
@@ -233,25 +233,25 @@ impl Session {
         }
     }
 
-    /// The last look at the code made by processes that there are samples of, and by those that they were forked from.
-    pub(super) fn look_at_all_made_code(&mut self) {
-        let mut pids: FxHashSet<Pid> = self.unfiled.clone();
-        for pid in &self.unfiled {
-            let mut next = self.members.get(pid).and_then(|m| m.parent);
+    /// The last scan of processes that have samples in JIT code, and of those that they were forked from.
+    pub(super) fn scan_all_jit_code(&mut self) {
+        let mut pids: FxHashSet<Pid> = self.with_anonymous_code.clone();
+        for pid in &self.with_anonymous_code {
+            let mut next = self.targets.get(pid).and_then(|m| m.parent);
             while let Some(parent) = next.filter(|parent| pids.insert(*parent)) {
-                next = self.members.get(&parent).and_then(|m| m.parent);
+                next = self.targets.get(&parent).and_then(|m| m.parent);
             }
         }
         for pid in pids {
-            self.look_at_made_code(pid, None);
+            self.scan_jit_code(pid, None);
         }
     }
 }
 
-/// What names code of a process that is in no file.
-pub(super) fn jit_places(members: &FxHashMap<Pid, Member>, pid: Pid) -> Option<JitPlaces> {
-    let m = members.get(&pid)?;
-    Some(JitPlaces {
+/// What names JIT code of a process.
+pub(super) fn jit_sources(targets: &FxHashMap<Pid, TargetProcess>, pid: Pid) -> Option<JitSources> {
+    let m = targets.get(&pid)?;
+    Some(JitSources {
         dumps: m.process.jitdumps.clone(),
         objects: m.jit.objects.clone(),
         regions: m.process.regions().to_vec(),
@@ -259,18 +259,18 @@ pub(super) fn jit_places(members: &FxHashMap<Pid, Member>, pid: Pid) -> Option<J
     })
 }
 
-/// Start of the function around an address of a file (svma) or of a process's own code (avma), by the unwind tables.
+/// Start of the function around an address of a file (svma) or of a process's JIT code (avma), by the unwind tables.
 pub(super) fn function_start(
     unwinder: &mut Unwinder,
-    members: &FxHashMap<Pid, Member>,
+    targets: &FxHashMap<Pid, TargetProcess>,
     owner: Owner,
     at: u64,
 ) -> Option<u64> {
-    use crate::code::CodeMap;
+    use crate::code_map::CodeMap;
     match owner {
         Owner::File(module) => unwinder.function_start(module, at),
         Owner::Anonymous(pid) => {
-            let (module, bias) = members.get(&pid)?.process.find(at)?;
+            let (module, bias) = targets.get(&pid)?.process.find(at)?;
             let start = unwinder.function_start(module, at.wrapping_sub(bias))?;
             Some(start.wrapping_add(bias))
         }

@@ -4,22 +4,23 @@
 use std::collections::BTreeMap;
 
 use super::Session;
-use super::processes::Family;
+use super::targets::ForkMemory;
 use crate::arch;
-use crate::capture::ptrace::once::{Once, Target};
-use crate::capture::{OpenInterval, Source};
+use crate::capture::ptrace::snapshot::{SnapshotTarget, Snapshotter};
+use crate::capture::{Backend, OpenInterval};
+use crate::cpython::{frame_walk, thread_states};
+use crate::cpython_layout::TargetLayout;
 use crate::error::Result;
-use crate::interp::{threads, walk};
-use crate::layout::Space;
-use crate::process::{maps, task};
-use crate::sample::{Event, Pid, Sample, Tid, Walked};
+use crate::event::{Event, Pid, PythonWalk, Sample, Tid};
+use crate::sys::procfs;
+use crate::target::maps;
 
 impl Session {
     /// Counts the intervals that are still open now that `source` has stopped.
     ///
     /// # Errors
     /// As [`Session::event`].
-    pub fn add_open_intervals(&mut self, source: &mut dyn Source) -> Result<()> {
+    pub fn add_open_intervals(&mut self, source: &mut dyn Backend) -> Result<()> {
         let mut by_process: BTreeMap<Pid, Vec<OpenInterval>> = BTreeMap::new();
         for interval in source.open_intervals() {
             by_process.entry(interval.pid).or_default().push(interval);
@@ -46,39 +47,40 @@ impl Session {
 
     /// Samples of those of the threads that sleep, their registers as far as the kernel shows them.
     fn read_sleeping(&mut self, pid: Pid, tids: impl Iterator<Item = Tid>) -> Result<BTreeMap<Tid, Sample>> {
-        let mut space = Space::default();
-        self.tell(pid, &mut |_, known| {
+        let mut space = TargetLayout::default();
+        self.notify_backend(pid, &mut |_, known| {
             space = known.cloned().unwrap_or_default();
             Ok(())
         })?;
-        let maps = maps::parse(&self.host.maps(pid).unwrap_or_default());
+        let maps = maps::parse(&self.system.maps(pid).unwrap_or_default());
         let writable: Vec<(u64, u64)> = maps.iter().filter(|m| m.writable).map(|m| (m.start, m.end)).collect();
         let interpreter = self.python(pid).and_then(|(_, interpreter)| interpreter);
-        let memory = Family {
-            host: &*self.host,
+        let memory = ForkMemory {
+            system: &*self.system,
             pid,
             parent: None,
         };
-        let pointers = interpreter.map(|p| threads::pointers(&memory, &p, &threads::states(&memory, &p)));
+        let pointers =
+            interpreter.map(|p| thread_states::thread_pointers(&memory, &p, &thread_states::states(&memory, &p)));
         let pointers = pointers.unwrap_or_default();
-        let targets: Vec<Target> = tids
-            .map(|tid| Target {
+        let targets: Vec<SnapshotTarget> = tids
+            .map(|tid| SnapshotTarget {
                 tid,
-                pointer: task::own_number(pid, tid).and_then(|own| pointers.get(&own).copied()),
-                hold: false,
+                thread_pointer: procfs::namespace_tid(pid, tid).and_then(|own| pointers.get(&own).copied()),
+                stop_sleeping: false,
             })
             .collect();
-        let once = Once {
+        let once = Snapshotter {
             pid,
-            space: &space,
-            walk: walk::walk,
+            layout: &space,
+            walk: frame_walk::walk,
             writable: &writable,
             kernel: false,
             never_stop: true,
-            met: Default::default(),
-            during: &|_: &Walked, _, _| (),
+            seen_code: Default::default(),
+            during: &|_: &PythonWalk, _, _| (),
         };
-        let seen = once.look(&targets).into_iter();
+        let seen = once.inspect(&targets).into_iter();
         Ok(seen
             .filter_map(|(tid, seen)| {
                 let seen = seen.ok()?;

@@ -1,4 +1,4 @@
-//! The picture: three lines of facts, a table, a line of keys. Names are shown as text, whatever is in them.
+//! Draws the screen: three lines of metadata, a table, a line of keys. Names are escaped.
 
 use ratatui::Frame as Screen;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -7,36 +7,39 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row as TableRow, Table};
 
 use super::app::{App, Input, Page};
-use super::rows::{Row, Sort};
-use crate::export::escape::line;
-use crate::tree::profile::{FrameKind, Profile};
+use super::rows::{Sort, TopRow};
+use crate::escape::line;
+use crate::profile::model::{FrameKind, Profile};
+use crate::profile::summary::percent;
 
 /// Narrower screens have fewer columns.
 const WIDE: u16 = 90;
 const NARROW: u16 = 50;
-/// How far a name is moved in at most: a part of the screen.
-const MOST_DEPTH: usize = 40;
+/// Maximum indentation of a name.
+const MAX_DEPTH: usize = 40;
 
 const HELP: &str = "\
  1 2 3 Tab      functions, merged stacks, threads
  Up Down PgUp PgDn Home End   move
- Enter          callers and callees of a function; one thread only
- Esc            back; then filter and thread off
+ Enter          callers and callees of a function; one thread's samples
+ Esc            back; then clear filter and thread
  s              sort by self, total, name
  /              filter by a regular expression
  + -            more or fewer seconds
- f  Space       freeze and go on
+ f  Space       freeze / resume
  a              all threads
- w              write what is shown as a profile (.svg .json ...)
+ i              the interpreter's own frames, or not
+ n              native functions, or as part of the Python ones
+ w              save the shown samples as a profile (.svg .json ...)
  q  Ctrl-C      quit
 
- self: samples that ended in the function; total: those it was
- part of. Percent are of the samples in the window.";
+ self: samples with the function innermost; total: anywhere on
+ the stack. Percentages are of the samples shown.";
 
 pub fn draw(screen: &mut Screen<'_>, app: &mut App) {
     let area = screen.area();
     if area.width < 20 || area.height < 6 {
-        screen.render_widget(Paragraph::new("too small"), area);
+        screen.render_widget(Paragraph::new("terminal too small"), area);
         return;
     }
     let [head, body, foot] =
@@ -65,7 +68,7 @@ fn help(screen: &mut Screen<'_>, area: Rect) {
     screen.render_widget(Paragraph::new(HELP).block(block), at);
 }
 
-/// Seconds that the shown samples span: fewer than asked for right after the start.
+/// Seconds that the shown samples span: less than the window right after the start.
 fn span(p: &Profile, seconds: u64) -> f64 {
     (seconds as f64).min(p.meta.duration).max(0.1)
 }
@@ -85,8 +88,11 @@ fn facts(app: &App) -> Vec<Line<'static>> {
     first.push(Span::raw(format!("  {}", line(&m.command))));
     let python = if m.python.is_empty() { "no Python" } else { &m.python };
     let mut second = format!("{}  {}, {} at {} Hz", line(python), m.backend, m.event, m.rate);
-    if let Some(held) = &m.held {
-        second += &format!(", held median {} us, longest {} us", held.median_us, held.longest_us);
+    if let Some(stopped) = &m.stopped {
+        second += &format!(
+            ", stops: median {} µs, longest {} µs",
+            stopped.median_us, stopped.max_us
+        );
     }
     let cores = samples as f64 / seconds / m.rate.max(1) as f64;
     let third = format!(
@@ -102,17 +108,11 @@ fn facts(app: &App) -> Vec<Line<'static>> {
     vec![Line::from(first), Line::from(second), Line::from(third)]
 }
 
-/// Rounded down, so that 100 means all.
-fn percent(part: u64, whole: u64) -> String {
-    let hundredths = (u128::from(part) * 10_000 / u128::from(whole.max(1))) as u64;
-    format!("{}.{:02} %", hundredths / 100, hundredths % 100)
-}
-
-fn colour(kind: FrameKind) -> Style {
+fn color(kind: FrameKind) -> Style {
     match kind {
         FrameKind::Python => Style::new().fg(Color::Cyan),
         FrameKind::Kernel => Style::new().fg(Color::Magenta),
-        FrameKind::Cut => Style::new().fg(Color::Red),
+        FrameKind::Truncated => Style::new().fg(Color::Red),
         FrameKind::Native | FrameKind::Inlined => Style::new().fg(Color::Yellow),
         FrameKind::Root => Style::new().add_modifier(Modifier::BOLD),
         _ => Style::new(),
@@ -139,7 +139,7 @@ fn table(app: &App, width: u16) -> Table<'static> {
         Page::Around(_) => mark("CALLS", Sort::Name),
     };
     let mut titles = vec![
-        format!("{:>7}", mark("SELF%", Sort::Own)),
+        format!("{:>7}", mark("SELF%", Sort::SelfCount)),
         format!("{:>7}", mark("TOTAL%", Sort::Total)),
     ];
     let mut widths = vec![Constraint::Length(7), Constraint::Length(7)];
@@ -155,16 +155,16 @@ fn table(app: &App, width: u16) -> Table<'static> {
     }
     let share = |n: u64| format!("{:>6.1} ", 100.0 * n as f64 / samples.max(1) as f64);
     let rate = |n: u64| format!("{:>8.1} ", n as f64 / seconds);
-    let row = |r: &Row| {
+    let row = |r: &TopRow| {
         let numbers = r.kind != FrameKind::Root || r.counts.total > 0;
         let number = |text: String| if numbers { text } else { String::new() };
-        let mut cells = vec![number(share(r.counts.own)), number(share(r.counts.total))];
+        let mut cells = vec![number(share(r.counts.self_count)), number(share(r.counts.total))];
         if rates {
-            cells.extend([number(rate(r.counts.own)), number(rate(r.counts.total))]);
+            cells.extend([number(rate(r.counts.self_count)), number(rate(r.counts.total))]);
         }
         let mut cells: Vec<Cell<'static>> = cells.into_iter().map(Cell::from).collect();
-        let indent = " ".repeat(r.depth.min(MOST_DEPTH).min(usize::from(width) / 4));
-        cells.push(Cell::from(format!("{indent}{}", line(&r.name))).style(colour(r.kind)));
+        let indent = " ".repeat(r.depth.min(MAX_DEPTH).min(usize::from(width) / 4));
+        cells.push(Cell::from(format!("{indent}{}", line(&r.name))).style(color(r.kind)));
         if places {
             let place = line(&r.place);
             let place = match r.kind {
@@ -182,7 +182,7 @@ fn table(app: &App, width: u16) -> Table<'static> {
         .column_spacing(1)
 }
 
-/// The end of a path tells more than its beginning.
+/// Shortens a path to its end, which is more informative.
 fn end_of(text: &str, width: usize) -> String {
     let letters = text.chars().count();
     if letters <= width {
@@ -196,7 +196,7 @@ fn keys(app: &App) -> Line<'static> {
     if let Some((what, text)) = &app.input {
         let ask = match what {
             Input::Filter => "filter (regular expression): ",
-            Input::Save => "write to: ",
+            Input::Save => "save to: ",
         };
         return Line::from(vec![ask.bold(), Span::raw(line(text).into_owned()), Span::raw("_")]);
     }
@@ -204,7 +204,7 @@ fn keys(app: &App) -> Line<'static> {
         return Line::from(line(&app.message).into_owned().bold());
     }
     let mut words = vec![Span::raw(
-        " ? help  Tab page  Enter calls  s sort  / filter  f freeze  w write  q quit",
+        " ? help  Tab page  Enter calls  s sort  / filter  f freeze  w save  q quit",
     )];
     if !app.filter.is_empty() {
         words.insert(0, format!("[/{}] ", line(&app.filter)).yellow());

@@ -5,18 +5,18 @@ use std::collections::BTreeMap;
 
 use regex::Regex;
 
-use crate::sample::Tid;
-use crate::tree::profile::{Frame, FrameKind, NodeId, Profile};
-use crate::tree::stats::{Counts, FunctionId, Stats};
+use crate::event::Tid;
+use crate::profile::model::{Frame, FrameKind, NodeId, Profile};
+use crate::profile::stats::{FunctionId, SelfTotal, Stats};
 
-/// Parts of the samples below which a place in the tree is not shown.
-const LEAST: u64 = 200;
-/// Rows made at most: nobody scrolls further.
-const MOST_ROWS: usize = 2000;
+/// Nodes with less than this fraction (1/N) of the samples are not shown.
+const MIN_FRACTION: u64 = 200;
+/// Maximum number of rows: more are of no use on a screen.
+const MAX_ROWS: usize = 2000;
 
-/// What a row stands for: the same in the next picture, whatever its number is then.
+/// What a row represents; stays the same between updates, unlike its index.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Subject {
+pub enum RowTarget {
     Function(Box<Frame>),
     Thread(Tid),
     /// A heading.
@@ -25,21 +25,21 @@ pub enum Subject {
 
 /// A line of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Row {
-    pub counts: Counts,
-    /// How far the name is moved in.
+pub struct TopRow {
+    pub counts: SelfTotal,
+    /// Indentation of the name.
     pub depth: usize,
     pub name: String,
     /// File or module, and line.
     pub place: String,
     pub kind: FrameKind,
-    pub subject: Subject,
+    pub subject: RowTarget,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sort {
     #[default]
-    Own,
+    SelfCount,
     Total,
     Name,
 }
@@ -64,25 +64,25 @@ fn place(frame: &Frame) -> String {
     }
 }
 
-fn row(frame: &Frame, counts: Counts, depth: usize) -> Row {
-    Row {
+fn row(frame: &Frame, counts: SelfTotal, depth: usize) -> TopRow {
+    TopRow {
         counts,
         depth,
         name: name(frame).into(),
         place: place(frame),
         kind: frame.kind,
-        subject: Subject::Function(Box::new(frame.clone())),
+        subject: RowTarget::Function(Box::new(frame.clone())),
     }
 }
 
-fn heading(text: &str) -> Row {
-    Row {
-        counts: Counts::default(),
+fn heading(text: &str) -> TopRow {
+    TopRow {
+        counts: SelfTotal::default(),
         depth: 0,
         name: text.into(),
         place: String::new(),
         kind: FrameKind::Root,
-        subject: Subject::None,
+        subject: RowTarget::None,
     }
 }
 
@@ -90,10 +90,10 @@ fn fits(filter: Option<&Regex>, frame: &Frame) -> bool {
     filter.is_none_or(|f| f.is_match(&name(frame)) || f.is_match(&place(frame)))
 }
 
-fn sort(rows: &mut [Row], by: Sort) {
-    let key = |r: &Row| match by {
-        Sort::Own => (r.counts.own, r.counts.total),
-        Sort::Total | Sort::Name => (r.counts.total, r.counts.own),
+fn sort(rows: &mut [TopRow], by: Sort) {
+    let key = |r: &TopRow| match by {
+        Sort::SelfCount => (r.counts.self_count, r.counts.total),
+        Sort::Total | Sort::Name => (r.counts.total, r.counts.self_count),
     };
     match by {
         Sort::Name => rows.sort_by(|a, b| (&a.name, &a.place).cmp(&(&b.name, &b.place))),
@@ -102,10 +102,10 @@ fn sort(rows: &mut [Row], by: Sort) {
 }
 
 /// All functions.
-pub fn functions(profile: &Profile, filter: Option<&Regex>, by: Sort) -> Vec<Row> {
+pub fn functions(profile: &Profile, filter: Option<&Regex>, by: Sort) -> Vec<TopRow> {
     let stats = Stats::new(profile);
     let counts = stats.functions();
-    let mut rows: Vec<Row> = counts
+    let mut rows: Vec<TopRow> = counts
         .iter()
         .enumerate()
         .map(|(id, counts)| (stats.frame(id as FunctionId), *counts))
@@ -113,7 +113,7 @@ pub fn functions(profile: &Profile, filter: Option<&Regex>, by: Sort) -> Vec<Row
         .map(|(frame, counts)| row(frame, counts, 0))
         .collect();
     sort(&mut rows, by);
-    rows.truncate(MOST_ROWS);
+    rows.truncate(MAX_ROWS);
     rows
 }
 
@@ -124,20 +124,20 @@ fn same(a: &Frame, b: &Frame) -> bool {
         == (b.kind, &b.name, &b.module, &b.filename, b.first_line, address(b))
 }
 
-/// Who calls a function, and whom it calls.
-pub fn around(profile: &Profile, function: &Frame, by: Sort) -> Vec<Row> {
+/// Callers and callees of a function.
+pub fn around(profile: &Profile, function: &Frame, by: Sort) -> Vec<TopRow> {
     let stats = Stats::new(profile);
     let id = (0..stats.len() as FunctionId).find(|id| same(stats.frame(*id), function));
-    let counts = id.map_or(Counts::default(), |id| stats.functions()[id as usize]);
+    let counts = id.map_or(SelfTotal::default(), |id| stats.functions()[id as usize]);
     let (mut callers, mut callees) = (Vec::new(), Vec::new());
     for call in stats.calls() {
         if Some(call.callee) == id {
             match call.caller {
                 Some(caller) => callers.push(row(stats.frame(caller), call.counts, 1)),
-                None => callers.push(Row {
+                None => callers.push(TopRow {
                     depth: 1,
                     counts: call.counts,
-                    ..heading("(nobody: it is the outermost)")
+                    ..heading("(no caller)")
                 }),
             }
         }
@@ -153,12 +153,12 @@ pub fn around(profile: &Profile, function: &Frame, by: Sort) -> Vec<Row> {
     rows.push(row(function, counts, 1));
     rows.push(heading("calls"));
     rows.append(&mut callees);
-    rows.truncate(MOST_ROWS);
+    rows.truncate(MAX_ROWS);
     rows
 }
 
 /// The merged stacks as a tree, callers above callees, the heaviest first; with a filter only stacks with a match.
-pub fn stacks(profile: &Profile, filter: Option<&Regex>) -> Vec<Row> {
+pub fn stacks(profile: &Profile, filter: Option<&Regex>) -> Vec<TopRow> {
     let mut stats = Stats::new(profile);
     if filter.is_some() {
         let mut matches: Vec<bool> = Vec::with_capacity(profile.nodes.len());
@@ -167,15 +167,16 @@ pub fn stacks(profile: &Profile, filter: Option<&Regex>) -> Vec<Row> {
             let frame = profile.frames.get(node.frame as usize);
             matches.push(above || frame.is_some_and(|f| f.kind != FrameKind::Root && fits(filter, f)));
         }
-        let own = profile.own_counts();
+        let self_counts = profile.self_counts();
         stats.select(
-            own.iter()
+            self_counts
+                .iter()
                 .zip(&matches)
                 .map(|(n, hit)| if *hit { *n } else { 0 })
                 .collect(),
         );
     }
-    let least = (profile.nodes.first().map_or(0, |root| root.count) / LEAST).max(1);
+    let least = (profile.nodes.first().map_or(0, |root| root.count) / MIN_FRACTION).max(1);
     let mut rows = Vec::new();
     let mut open: Vec<(NodeId, usize)> = Vec::new();
     // What starts a program is on all its stacks.
@@ -190,18 +191,16 @@ pub fn stacks(profile: &Profile, filter: Option<&Regex>) -> Vec<Row> {
         descend(0, 0, &mut open);
     }
     while let Some((node, depth)) = open.pop() {
-        if rows.len() >= MOST_ROWS {
+        if rows.len() >= MAX_ROWS {
             break;
         }
         let n = &profile.nodes[node as usize];
         let frame = &profile.frames[n.frame as usize];
-        let alone = open.is_empty() && rows.len() == usize::from(shared > 0) && stats.node(node).own == 0;
+        let alone = open.is_empty() && rows.len() == usize::from(shared > 0) && stats.node(node).self_count == 0;
         if alone && frame.kind != FrameKind::Python && stats.children(node).len() == 1 {
             shared += 1;
             rows.clear();
-            rows.push(heading(&format!(
-                "({shared} outermost functions that all stacks share)"
-            )));
+            rows.push(heading(&format!("({shared} outermost functions shared by all stacks)")));
             descend(node, 0, &mut open);
             continue;
         }
@@ -216,19 +215,22 @@ pub fn stacks(profile: &Profile, filter: Option<&Regex>) -> Vec<Row> {
 }
 
 /// Threads that have samples.
-pub fn threads(profile: &Profile, filter: Option<&Regex>, by: Sort) -> Vec<Row> {
+pub fn threads(profile: &Profile, filter: Option<&Regex>, by: Sort) -> Vec<TopRow> {
     let mut counts: BTreeMap<Tid, u64> = BTreeMap::new();
     for tick in &profile.timeline {
         *counts.entry(tick.tid).or_default() += 1;
     }
     let named = |tid: &Tid| profile.meta.threads.iter().find(|(_, t, _)| t == tid);
-    let mut rows: Vec<Row> = counts
+    let mut rows: Vec<TopRow> = counts
         .into_iter()
-        .map(|(tid, n)| Row {
-            counts: Counts { own: n, total: n },
+        .map(|(tid, n)| TopRow {
+            counts: SelfTotal {
+                self_count: n,
+                total: n,
+            },
             name: format!("{tid} {}", named(&tid).map_or("", |(_, _, name)| name)),
             kind: FrameKind::Thread,
-            subject: Subject::Thread(tid),
+            subject: RowTarget::Thread(tid),
             ..heading("")
         })
         .filter(|r| filter.is_none_or(|f| f.is_match(&r.name)))

@@ -2,7 +2,7 @@
 //! read with gimli and turned into [`Rule`](super::rule::Rule)s, one function at a time, when first needed.
 
 use super::expr;
-use super::rule::{Cfa, General, RuleId, Rules, Where};
+use super::rule::{CallerRegister, Cfa, FullRule, RuleId, Rules};
 use super::{Section, Sections};
 use crate::arch::{GPRS, RA, SP};
 use gimli::{
@@ -15,32 +15,32 @@ use std::ops::Range;
 type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 
 /// Rows taken from one function's entry. CPython's evaluation loop has a few hundred.
-const MOST_ROWS: usize = 1 << 16;
-/// Rows kept for one file; past this they are evaluated anew.
-const MOST_CACHED: usize = 1 << 22;
-/// Offsets are kept in 32 bits.
-const MOST_BYTES: usize = u32::MAX as usize;
+const MAX_ROWS: usize = 1 << 16;
+/// Rows cached for one file; past this they are evaluated again.
+const MAX_CACHED: usize = 1 << 22;
+/// Offsets are stored in 32 bits.
+const MAX_BYTES: usize = u32::MAX as usize;
 
-/// Room for what gimli keeps while it runs a table: deeper than its default, since hand-written tables nest
+/// Storage for gimli while it runs a table: deeper than its default, since hand-written tables nest
 /// `DW_CFA_remember_state`.
-pub struct Room;
+pub struct UnwindStorage;
 
-impl UnwindContextStorage<usize> for Room {
+impl UnwindContextStorage<usize> for UnwindStorage {
     type Rules = Box<[(Register, RegisterRule<usize>); 128]>;
     type Stack = Box<[UnwindTableRow<usize, Self>; 16]>;
 }
 
-pub type Context = UnwindContext<usize, Room>;
+pub type Context = UnwindContext<usize, UnwindStorage>;
 
-/// Rows of one function: each holds from its start (relative to the function's) to the next one's.
+/// Rows of one function: each is valid from its start (relative to the function's) to the next one's.
 #[derive(Clone, Debug, Default)]
-pub struct Rows {
+pub struct FunctionRows {
     pub start: u64,
     pub end: u64,
     pub rows: Range<u32>,
 }
 
-/// One section's functions, sorted: start, and the entry's offset in the section.
+/// The functions of one section, sorted: start, and offset of the entry in the section.
 #[derive(Default)]
 struct Index {
     starts: Vec<u64>,
@@ -62,19 +62,19 @@ impl Index {
     }
 }
 
-/// One table section and what has been read of it.
+/// One table section and what was read from it.
 #[derive(Default)]
 struct Table {
     section: Section,
     index: Index,
     /// The index came from `.eh_frame_hdr` and has not been checked against the table itself.
     trusted: bool,
-    done: FxHashMap<u32, Rows>,
+    done: FxHashMap<u32, FunctionRows>,
 }
 
 /// The call frame tables of one file.
 #[derive(Default)]
-pub struct Tables {
+pub struct FrameTables {
     opened: bool,
     eh: Table,
     debug: Option<Table>,
@@ -83,7 +83,7 @@ pub struct Tables {
     rows: Vec<(u32, RuleId)>,
 }
 
-impl Tables {
+impl FrameTables {
     /// The rule of the table that covers `svma`; `None` if none does.
     pub fn rule(
         &mut self,
@@ -93,7 +93,7 @@ impl Tables {
         context: &mut Context,
     ) -> Option<RuleId> {
         self.open(sections);
-        if self.rows.len() > MOST_CACHED {
+        if self.rows.len() > MAX_CACHED {
             self.rows = Vec::new();
             self.eh.done.clear();
             if let Some(table) = &mut self.debug {
@@ -103,7 +103,7 @@ impl Tables {
         let bases = BaseAddresses::default()
             .set_eh_frame(self.eh.section.svma)
             .set_eh_frame_hdr(self.hdr_svma);
-        let mut work = Work {
+        let mut work = TableEvaluator {
             bases,
             rows: &mut self.rows,
             rules,
@@ -147,7 +147,7 @@ impl Tables {
         if std::mem::replace(&mut self.opened, true) {
             return;
         }
-        let Some(section) = sections.section(".eh_frame").filter(|s| s.bytes.len() < MOST_BYTES) else {
+        let Some(section) = sections.section(".eh_frame").filter(|s| s.bytes.len() < MAX_BYTES) else {
             return;
         };
         self.eh.section = section;
@@ -168,7 +168,7 @@ fn index_of_eh(section: &Section, hdr_svma: u64) -> Index {
 }
 
 fn open_debug(sections: &mut dyn Sections) -> Table {
-    let Some(section) = sections.section(".debug_frame").filter(|s| s.bytes.len() < MOST_BYTES) else {
+    let Some(section) = sections.section(".debug_frame").filter(|s| s.bytes.len() < MAX_BYTES) else {
         return Table::default();
     };
     let index = index_from_entries(&debug_frame(&section), &BaseAddresses::default());
@@ -185,7 +185,7 @@ fn debug_frame(section: &Section) -> DebugFrame<Bytes<'_>> {
     frame
 }
 
-/// The binary search table, unless it does not look as linkers make it.
+/// The binary search table, unless it is not of the form that linkers write.
 fn index_from_hdr(hdr: &Section, eh: &Section) -> Option<Index> {
     let bases = BaseAddresses::default()
         .set_eh_frame(eh.svma)
@@ -248,22 +248,22 @@ fn entry<'a, S: UnwindSection<Bytes<'a>>>(
         .ok()
 }
 
-/// What evaluating a table needs beside the table.
-struct Work<'a> {
+/// What evaluating a table needs besides the table.
+struct TableEvaluator<'a> {
     bases: BaseAddresses,
     rows: &'a mut Vec<(u32, RuleId)>,
     rules: &'a mut Rules,
     context: &'a mut Context,
 }
 
-impl Work<'_> {
+impl TableEvaluator<'_> {
     fn eh_rule(&mut self, table: &mut Table, svma: u64) -> Option<RuleId> {
         let (mut start, mut offset) = table.index.find(svma)?;
         if table.trusted {
             let section = EhFrame::new(&table.section.bytes, LittleEndian);
             let known = table.done.contains_key(&offset);
             if !known && entry(&section, &self.bases, offset).is_none_or(|fde| fde.initial_address() != start) {
-                // The search table lies: do without it.
+                // The search table is wrong: do without it.
                 table.trusted = false;
                 table.index = index_from_entries(&section, &self.bases);
                 (start, offset) = table.index.find(svma)?;
@@ -281,7 +281,7 @@ impl Work<'_> {
     fn rule_of<'a, S: UnwindSection<Bytes<'a>>>(
         &mut self,
         section: &S,
-        done: &mut FxHashMap<u32, Rows>,
+        done: &mut FxHashMap<u32, FunctionRows>,
         offset: u32,
         start: u64,
         svma: u64,
@@ -289,7 +289,7 @@ impl Work<'_> {
         let rows = match done.get(&offset) {
             Some(rows) => rows.clone(),
             None => {
-                let rows = self.evaluate(section, offset).unwrap_or(Rows {
+                let rows = self.evaluate(section, offset).unwrap_or(FunctionRows {
                     start,
                     end: start,
                     rows: 0..0,
@@ -307,7 +307,7 @@ impl Work<'_> {
     }
 
     /// All rows of one entry.
-    fn evaluate<'a, S: UnwindSection<Bytes<'a>>>(&mut self, section: &S, offset: u32) -> Option<Rows> {
+    fn evaluate<'a, S: UnwindSection<Bytes<'a>>>(&mut self, section: &S, offset: u32) -> Option<FunctionRows> {
         let fde = entry(section, &self.bases, offset)?;
         let (start, end) = (fde.initial_address(), fde.end_address());
         if end <= start {
@@ -318,16 +318,16 @@ impl Work<'_> {
         let signal = fde.is_signal_trampoline();
         let Ok(mut table) = fde.rows(section, &self.bases, self.context) else {
             self.rows.push((0, Rules::BAD));
-            return Some(Rows {
+            return Some(FunctionRows {
                 start,
                 end,
                 rows: first..first + 1,
             });
         };
-        for count in 0..=MOST_ROWS {
+        for count in 0..=MAX_ROWS {
             let (at, id) = match table.next_row() {
                 Ok(Some(row)) => {
-                    let id = convert(row, section, ra, signal).map_or(Rules::BAD, |g| self.rules.intern_general(g));
+                    let id = convert(row, section, ra, signal).map_or(Rules::BAD, |g| self.rules.intern_full(g));
                     (row.start_address(), id)
                 }
                 Ok(None) => break,
@@ -337,9 +337,9 @@ impl Work<'_> {
             let Ok(at) = u32::try_from(at.wrapping_sub(start)) else {
                 break;
             };
-            self.rows.push((at, if count < MOST_ROWS { id } else { Rules::BAD }));
+            self.rows.push((at, if count < MAX_ROWS { id } else { Rules::BAD }));
         }
-        Some(Rows {
+        Some(FunctionRows {
             start,
             end,
             rows: first..self.rows.len() as u32,
@@ -348,11 +348,11 @@ impl Work<'_> {
 }
 
 fn convert<'a, S: UnwindSection<Bytes<'a>>>(
-    row: &UnwindTableRow<usize, Room>,
+    row: &UnwindTableRow<usize, UnwindStorage>,
     section: &S,
     ra: Register,
     signal: bool,
-) -> Option<General> {
+) -> Option<FullRule> {
     let bytes =
         |e: &gimli::UnwindExpression<usize>| -> Option<Box<[u8]>> { Some(e.get(section).ok()?.0.slice().into()) };
     let cfa = match row.cfa() {
@@ -366,27 +366,27 @@ fn convert<'a, S: UnwindSection<Bytes<'a>>>(
             }
         }
     };
-    let place = |rule: &RegisterRule<usize>| -> Option<Where> {
+    let location = |rule: &RegisterRule<usize>| -> Option<CallerRegister> {
         Some(match rule {
-            RegisterRule::Undefined => Where::Undefined,
-            RegisterRule::SameValue => Where::Same,
-            RegisterRule::Offset(n) => Where::AtCfa(*n),
-            RegisterRule::ValOffset(n) => Where::Cfa(*n),
-            RegisterRule::Register(r) => Where::Reg(u8::try_from(r.0).ok()?),
+            RegisterRule::Undefined => CallerRegister::Undefined,
+            RegisterRule::SameValue => CallerRegister::Same,
+            RegisterRule::Offset(n) => CallerRegister::AtCfa(*n),
+            RegisterRule::ValOffset(n) => CallerRegister::Cfa(*n),
+            RegisterRule::Register(r) => CallerRegister::Reg(u8::try_from(r.0).ok()?),
             RegisterRule::Expression(e) => {
                 let e = bytes(e)?;
                 match expr::register_offset(&e) {
-                    Some((r, n)) => Where::AtReg(r, n),
-                    None => Where::At(e),
+                    Some((r, n)) => CallerRegister::AtReg(r, n),
+                    None => CallerRegister::At(e),
                 }
             }
-            RegisterRule::ValExpression(e) => Where::Is(bytes(e)?),
+            RegisterRule::ValExpression(e) => CallerRegister::Is(bytes(e)?),
             _ => return None,
         })
     };
-    let mut general = General {
+    let mut full = FullRule {
         cfa,
-        ra: Where::Undefined,
+        ra: CallerRegister::Undefined,
         regs: Vec::new(),
         signal,
         code: false,
@@ -394,16 +394,21 @@ fn convert<'a, S: UnwindSection<Bytes<'a>>>(
     for (register, rule) in row.registers() {
         let number = usize::from(register.0);
         if *register == ra {
-            general.ra = place(rule)?;
+            full.ra = location(rule)?;
         } else if number < GPRS && number != RA {
-            let place = place(rule)?;
+            let location = location(rule)?;
             // The caller's stack pointer is the CFA (System V ABI AMD64, section 3.2.2) unless said otherwise.
-            if number != SP || !matches!(place, Where::Same | Where::Cfa(0) | Where::Undefined) {
-                general.regs.push((number as u8, place));
+            if number != SP
+                || !matches!(
+                    location,
+                    CallerRegister::Same | CallerRegister::Cfa(0) | CallerRegister::Undefined
+                )
+            {
+                full.regs.push((number as u8, location));
             }
         }
     }
-    general.regs.sort_unstable_by_key(|(r, _)| *r);
+    full.regs.sort_unstable_by_key(|(r, _)| *r);
     // A return address that "keeps its value" would lead in a circle.
-    (general.ra != Where::Same).then_some(general)
+    (full.ra != CallerRegister::Same).then_some(full)
 }

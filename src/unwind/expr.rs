@@ -1,8 +1,8 @@
 //! DWARF expressions as call frame information uses them (DWARF 5, sections 2.5 and 6.4.2), without allocation.
 
-use super::memory::Memory;
+use super::stack_memory::StackMemory;
 use crate::arch::Regs;
-use crate::sample::Cut;
+use crate::truncation::Truncation;
 use gimli::{Encoding, EndianSlice, Format, LittleEndian, Operation};
 
 /// Encoded bytes of an expression.
@@ -14,7 +14,7 @@ const ENCODING: Encoding = Encoding {
     version: 5,
 };
 /// Operations before an expression counts as endless. The longest in glibc's tables has about ten.
-const MOST_STEPS: usize = 1000;
+const MAX_STEPS: usize = 1000;
 const DEPTH: usize = 32;
 
 /// `(register, offset)` if the expression is just a register plus a constant.
@@ -60,13 +60,13 @@ impl Stack {
     }
 }
 
-/// The expression's value; `initial` is what the stack holds at first.
-pub fn evaluate(bytes: &[u8], initial: Option<u64>, regs: &Regs, memory: &Memory) -> Result<u64, Cut> {
-    let mut failed = Cut::BadUnwindInfo;
+/// The expression's value; `initial`: initial content of the stack.
+pub fn evaluate(bytes: &[u8], initial: Option<u64>, regs: &Regs, memory: &StackMemory) -> Result<u64, Truncation> {
+    let mut failed = Truncation::BadUnwindInfo;
     run(bytes, initial, regs, memory, &mut failed).ok_or(failed)
 }
 
-fn run(bytes: &[u8], initial: Option<u64>, regs: &Regs, memory: &Memory, failed: &mut Cut) -> Option<u64> {
+fn run(bytes: &[u8], initial: Option<u64>, regs: &Regs, memory: &StackMemory, failed: &mut Truncation) -> Option<u64> {
     let mut stack = Stack {
         words: [0; DEPTH],
         len: 0,
@@ -75,7 +75,7 @@ fn run(bytes: &[u8], initial: Option<u64>, regs: &Regs, memory: &Memory, failed:
         stack.push(word)?;
     }
     let mut input = EndianSlice::new(bytes, LittleEndian);
-    for _ in 0..MOST_STEPS {
+    for _ in 0..MAX_STEPS {
         if input.is_empty() {
             return stack.pop();
         }
@@ -130,7 +130,7 @@ fn run(bytes: &[u8], initial: Option<u64>, regs: &Regs, memory: &Memory, failed:
                 base_type,
             } if base_type.0 == 0 => {
                 let Some(value) = regs.get(register.0.into()) else {
-                    *failed = memory.lost.unwrap_or(Cut::BadUnwindInfo);
+                    *failed = memory.lost.unwrap_or(Truncation::BadUnwindInfo);
                     return None;
                 };
                 stack.push(value.wrapping_add(offset as u64))?;
@@ -151,15 +151,15 @@ fn run(bytes: &[u8], initial: Option<u64>, regs: &Regs, memory: &Memory, failed:
     None
 }
 
-type Input<'a> = EndianSlice<'a, LittleEndian>;
+type ExprReader<'a> = EndianSlice<'a, LittleEndian>;
 
-fn jump<'a>(bytes: &'a [u8], rest: &Input<'a>, by: i16) -> Option<Input<'a>> {
+fn jump<'a>(bytes: &'a [u8], rest: &ExprReader<'a>, by: i16) -> Option<ExprReader<'a>> {
     let at = (bytes.len() - rest.len()).checked_add_signed(by.into())?;
     Some(EndianSlice::new(bytes.get(at..)?, LittleEndian))
 }
 
-/// Operations of two operands; comparisons and division are signed (DWARF 5, section 2.5.1.4).
-fn binary(operation: &Operation<Input>, a: u64, b: u64) -> Option<u64> {
+/// Operations with two operands; comparisons and division are signed (DWARF 5, section 2.5.1.4).
+fn binary(operation: &Operation<ExprReader>, a: u64, b: u64) -> Option<u64> {
     let (sa, sb) = (a as i64, b as i64);
     let shift = u32::try_from(b).ok();
     Some(match operation {

@@ -1,46 +1,49 @@
 //! Native unwinding: registers and a stack copy in, frames with their stack intervals out.
 //!
-//! Knows no process, no file and no symbol name: sections come in through [`Sections`], the map of code through
+//! Independent of processes, files and symbols: sections come in through [`Sections`], the map of code through
 //! [`CodeMap`]. Never panics and always ends, whatever the bytes are.
 //!
-//! A frame's caller is looked for in this order: call frame tables (`cfi`), the function's own instructions
-//! (`code`), and, marked as such, guesses that are checked (`guess`).
+//! A frame's caller is searched for in this order: call frame tables (`cfi`), analysis of the function's own
+//! instructions (`code_rules`), and validated fallbacks (`fallback`); [`UnwindMethod`] says which.
 
 mod cfi;
-mod code;
+mod code_rules;
 mod expr;
-mod follow;
-mod guess;
-mod memo;
-mod memory;
+mod fallback;
+mod handler_entry;
+mod instruction_analysis;
 mod rule;
+mod stack_cache;
+mod stack_memory;
 #[cfg(test)]
 mod tests;
 
 use crate::arch::Regs;
-use crate::sample::{Cut, How, ModuleId, NativeFrame, Origin, StackBytes};
-pub use memo::Memo;
-use memory::Memory;
-use rule::{Kind, Rule, RuleId, Rules, Step};
+use crate::event::StackBytes;
+use crate::frame::{ModuleId, NativeFrame, Origin, UnwindMethod};
+use crate::truncation::Truncation;
+use rule::{Rule, RuleId, RuleKind, Rules, UnwindStep};
+pub use stack_cache::StackCache;
+use stack_memory::StackMemory;
 
-pub use crate::code::{CodeMap, Landmarks, Section, Sections};
+pub use crate::code_map::{CodeMap, Landmarks, Section, Sections};
 
 /// Native frames of one stack, at most.
-pub const MOST_FRAMES: usize = 1 << 16;
-/// Files known, at most.
-const MOST_MODULES: usize = 1 << 20;
-/// Signal frames may lead to another stack, also a lower one: so often.
-const MOST_SWITCHES: u32 = 64;
+pub const MAX_FRAMES: usize = 1 << 16;
+/// Known files, at most.
+const MAX_MODULES: usize = 1 << 20;
+/// Signal frames may lead to another stack, also to a lower one: so often.
+const MAX_SWITCHES: u32 = 64;
 
-/// What is known of one file.
-struct Module {
+/// Data about one file.
+struct ModuleRules {
     sections: Box<dyn Sections>,
-    tables: cfi::Tables,
-    code: code::Code,
+    tables: cfi::FrameTables,
+    code: code_rules::FunctionRules,
     landmarks: Landmarks,
 }
 
-impl Module {
+impl ModuleRules {
     fn start(&mut self, svma: u64) -> Option<u64> {
         self.tables.start(svma, &mut *self.sections)
     }
@@ -59,7 +62,7 @@ impl Module {
         self.real_rule(svma, rules, context)
     }
 
-    /// The rule at `svma`, whatever else is known of the function.
+    /// The rule at `svma`, regardless of landmarks.
     fn real_rule(&mut self, svma: u64, rules: &mut Rules, context: &mut cfi::Context) -> RuleId {
         if let Some(id) = self.tables.rule(svma, &mut *self.sections, rules, context) {
             return id;
@@ -70,50 +73,50 @@ impl Module {
     }
 }
 
-/// Unwinds stacks; keeps the unwind rules of all files it has seen.
+/// Unwinds stacks; caches the unwind rules of all files it has seen.
 #[derive(Default)]
 pub struct Unwinder {
-    modules: Vec<Option<Box<Module>>>,
+    modules: Vec<Option<Box<ModuleRules>>>,
     rules: Rules,
-    cache: Cache,
+    cache: RuleCache,
     context: cfi::Context,
     /// Addresses on the stack that lie in frames of code with tables, ascending.
-    marks: Vec<u64>,
+    anchors: Vec<u64>,
     greenlets: bool,
-    /// Calls of the bytecode loop that the interpreter knows of.
+    /// Calls of the eval function that the interpreter knows of.
     loops: Option<usize>,
 }
 
-/// Where `avma` lies: file and svma.
-fn place(code: &dyn CodeMap, avma: u64) -> Option<(ModuleId, u64)> {
+/// File and svma of `avma`.
+fn locate(code: &dyn CodeMap, avma: u64) -> Option<(ModuleId, u64)> {
     code.find(avma).map(|(module, bias)| (module, avma.wrapping_sub(bias)))
 }
 
-/// One stack on its way out.
-struct Walk<'a> {
+/// State of unwinding one stack.
+struct UnwindState<'a> {
     code: &'a dyn CodeMap,
-    memory: Memory<'a>,
+    memory: StackMemory<'a>,
     regs: Regs,
     /// `regs.ip` is an interrupted instruction, not a return address.
     interrupted: bool,
     switches: u32,
-    /// Frames that may still be tried while searching the stack.
+    /// Frames that may still be tried while scanning the stack.
     budget: usize,
-    /// No search while trying what a search found.
+    /// No scan while trying what a scan found.
     searching: bool,
-    /// Where among the frames the stack begins.
+    /// Index of the stack's first frame in the output.
     first: usize,
 }
 
-impl<'a> Walk<'a> {
-    fn new(code: &'a dyn CodeMap, regs: &Regs, stack: &'a StackBytes, first: usize) -> Walk<'a> {
-        Walk {
+impl<'a> UnwindState<'a> {
+    fn new(code: &'a dyn CodeMap, regs: &Regs, stack: &'a StackBytes, first: usize) -> UnwindState<'a> {
+        UnwindState {
             code,
-            memory: Memory::new(stack),
+            memory: StackMemory::new(stack),
             regs: *regs,
             interrupted: true,
             switches: 0,
-            budget: 2 * MOST_FRAMES,
+            budget: 2 * MAX_FRAMES,
             searching: false,
             first,
         }
@@ -125,20 +128,20 @@ impl<'a> Walk<'a> {
 }
 
 impl Unwinder {
-    /// Makes the rules of a file known. Nothing is parsed before a frame needs it.
+    /// Adds the sections of a file. Nothing is parsed before a frame needs it.
     pub fn add(&mut self, module: ModuleId, sections: Box<dyn Sections>) {
         let index = module.0 as usize;
-        if index >= MOST_MODULES {
+        if index >= MAX_MODULES {
             return;
         }
         if index >= self.modules.len() {
             self.modules.resize_with(index + 1, || None);
         }
         if self.modules[index].is_some() {
-            self.cache = Cache::default();
+            self.cache = RuleCache::default();
         }
         let (tables, code, landmarks) = Default::default();
-        self.modules[index] = Some(Box::new(Module {
+        self.modules[index] = Some(Box::new(ModuleRules {
             sections,
             tables,
             code,
@@ -146,118 +149,124 @@ impl Unwinder {
         }));
     }
 
-    /// Makes the landmarks of a file known, after [`Unwinder::add`].
+    /// Adds the landmarks of a file, after [`Unwinder::add`].
     pub fn add_landmarks(&mut self, module: ModuleId, landmarks: Landmarks) {
         if let Some(Some(known)) = self.modules.get_mut(module.0 as usize) {
             self.greenlets |= !landmarks.stub.is_empty();
             known.landmarks = landmarks;
-            self.cache = Cache::default();
+            self.cache = RuleCache::default();
         }
     }
 
-    /// Has one of the files functions of greenlet?
+    /// Does one of the files contain greenlet's functions?
     pub fn has_greenlets(&self) -> bool {
         self.greenlets
     }
 
-    /// Addresses that are known to lie in frames of code with tables, for the stacks that follow: the interpreter's marks.
-    /// A guess that steps over one of them, or leaves one out, is wrong. `loops`: the calls of the bytecode loop that
-    /// the interpreter knows of, also where it has no marks for them.
-    pub fn expect(&mut self, marks: impl Iterator<Item = u64>, loops: Option<usize>) {
+    /// Sets, for the stacks that follow, the anchors: addresses that are known to lie in frames of code with tables. A
+    /// fallback that crosses one of them, or leaves one out, is wrong. `loops`: the calls of the eval function that the
+    /// interpreter knows of, including those without anchors.
+    pub fn set_anchors(&mut self, anchors: impl Iterator<Item = u64>, loops: Option<usize>) {
         self.loops = loops;
-        self.marks.clear();
-        self.marks.extend(marks);
-        self.marks.sort_unstable();
+        self.anchors.clear();
+        self.anchors.extend(anchors);
+        self.anchors.sort_unstable();
     }
 
-    /// Start (svma) of the function that holds `svma`, as far as the unwind tables tell; names are not needed for it.
+    /// Start (svma) of the function that contains `svma`, according to the unwind tables; needs no symbols.
     pub fn function_start(&mut self, module: ModuleId, svma: u64) -> Option<u64> {
         self.modules.get_mut(module.0 as usize)?.as_mut()?.start(svma)
     }
 
-    /// Appends the frames of a stack to `out`, innermost first. `Err` says why it ends before the thread's first
-    /// frame; the frames found so far stay, the last of them marked [`How::Lost`].
+    /// Appends the frames of a stack to `out`, innermost first. `Err` says why it ends before the thread's first frame;
+    /// the frames found so far stay, the last of them with [`UnwindMethod::Failed`].
     pub fn unwind(
         &mut self,
         code: &dyn CodeMap,
         regs: &Regs,
         stack: &StackBytes,
         out: &mut Vec<NativeFrame>,
-    ) -> Result<(), Cut> {
-        let mut walk = Walk::new(code, regs, stack, out.len());
+    ) -> Result<(), Truncation> {
+        let mut walk = UnwindState::new(code, regs, stack, out.len());
         self.walk(&mut walk, None, out)
     }
 
-    /// The same, for one stack after the other of one thread: what has not changed since the last one is not unwound
-    /// again. `generation` must change whenever `code` does.
-    pub fn unwind_next(
+    /// The same, for consecutive stacks of one thread: what has not changed since the last one is not unwound again.
+    /// `generation` must change whenever `code` does.
+    pub fn unwind_incremental(
         &mut self,
-        memo: &mut Memo,
+        stack_cache: &mut StackCache,
         generation: u64,
         code: &dyn CodeMap,
         regs: &Regs,
         stack: &StackBytes,
         out: &mut Vec<NativeFrame>,
-    ) -> Result<(), Cut> {
-        let mut walk = Walk::new(code, regs, stack, out.len());
+    ) -> Result<(), Truncation> {
+        let mut walk = UnwindState::new(code, regs, stack, out.len());
         let first = out.len();
-        memo.begin(generation);
-        let done = self.walk(&mut walk, Some(memo), out);
-        memo.end(out.len() - first, done.is_ok());
+        stack_cache.begin(generation);
+        let done = self.walk(&mut walk, Some(stack_cache), out);
+        stack_cache.end(out.len() - first, done.is_ok());
         done
     }
 
-    /// The unwind rule at `svma` in words, for tests and for people: `rsp+16 rbp=c-16 ra=c-8`. `None` if there is none.
+    /// The unwind rule at `svma` as text, for tests and for people: `rsp+16 rbp=c-16 ra=c-8`. `None` if there is none.
     pub fn explain(&mut self, module: ModuleId, svma: u64) -> Option<String> {
         let rule = self.rule(module, svma);
         self.rules.describe(&rule)
     }
 
-    fn walk(&mut self, walk: &mut Walk, mut memo: Option<&mut Memo>, out: &mut Vec<NativeFrame>) -> Result<(), Cut> {
+    fn walk(
+        &mut self,
+        walk: &mut UnwindState,
+        mut stack_cache: Option<&mut StackCache>,
+        out: &mut Vec<NativeFrame>,
+    ) -> Result<(), Truncation> {
         let first = out.len();
-        let mut at = place(walk.code, walk.lookup());
+        let mut at = locate(walk.code, walk.lookup());
         loop {
-            if let Some(memo) = memo.as_deref_mut().filter(|m| m.listens())
-                && let Some((regs, interrupted)) = memo.reuse(&walk.regs, walk.interrupted, walk.memory.stack, out)
+            if let Some(stack_cache) = stack_cache.as_deref_mut().filter(|m| m.is_active())
+                && let Some((regs, interrupted)) =
+                    stack_cache.reuse(&walk.regs, walk.interrupted, walk.memory.stack, out)
             {
                 (walk.regs, walk.interrupted) = (regs, interrupted);
-                at = place(walk.code, walk.lookup());
+                at = locate(walk.code, walk.lookup());
             }
             let (lookup, sp) = (walk.lookup(), walk.regs.sp());
             let mut frame = NativeFrame {
                 lookup,
                 sp,
                 cfa: sp,
-                place: at,
-                how: How::Lost,
+                location: at,
+                method: UnwindMethod::Failed,
             };
-            if out.len() - first >= MOST_FRAMES {
+            if out.len() - first >= MAX_FRAMES {
                 out.push(frame);
-                return Err(Cut::TooManyFrames);
+                return Err(Truncation::TooManyFrames);
             }
             let mut rule = at.map_or(Rule::NONE, |(module, svma)| self.rule(module, svma));
-            // A thread interrupted in sigreturn stands behind that system call, where the restorer's table has ended.
+            // A thread interrupted in sigreturn is just after that system call, where the restorer's table has ended.
             if walk.interrupted
-                && (rule.code || matches!(rule.kind, Kind::None))
-                && let Some((module, svma)) = place(walk.code, lookup.wrapping_sub(1))
+                && (rule.code || matches!(rule.kind, RuleKind::None))
+                && let Some((module, svma)) = locate(walk.code, lookup.wrapping_sub(1))
             {
                 let before = self.rule(module, svma);
                 if before.signal {
                     rule = before;
                 }
             }
-            // Nearly every frame goes this way; the rest of the loop is for those that do not.
+            // The common case; the rest of the loop handles all others.
             if let Some((cfa, ra)) = self.rules.plain(&rule, &walk.regs, &walk.memory)
                 && cfa > sp
                 && ra != 0
-                && let Some(next) = place(walk.code, ra.wrapping_sub(1))
+                && let Some(next) = locate(walk.code, ra.wrapping_sub(1))
             {
-                (frame.cfa, frame.how) = (cfa, How::Cfi);
+                (frame.cfa, frame.method) = (cfa, UnwindMethod::Cfi);
                 out.push(frame);
-                if let Some(memo) = memo.as_deref_mut().filter(|m| m.listens()) {
+                if let Some(stack_cache) = stack_cache.as_deref_mut().filter(|m| m.is_active()) {
                     let mut words = [(0, 0); 7];
                     let n = rule.words(cfa, ra, walk.memory.stack, &mut words);
-                    memo.note(frame, walk.regs, walk.interrupted, n.map(|n| &words[..n]));
+                    stack_cache.record(frame, walk.regs, walk.interrupted, n.map(|n| &words[..n]));
                 }
                 Rules::restore(&rule, &mut walk.regs, &mut walk.memory, cfa, ra);
                 (at, walk.interrupted) = (Some(next), false);
@@ -267,37 +276,41 @@ impl Unwinder {
                 return done;
             }
             let before = walk.regs;
-            if let Some(memo) = memo.as_deref_mut().filter(|m| m.listens()) {
-                memo.note(frame, before, walk.interrupted, None);
+            if let Some(stack_cache) = stack_cache.as_deref_mut().filter(|m| m.is_active()) {
+                stack_cache.record(frame, before, walk.interrupted, None);
             }
-            let no_table = rule.code || matches!(rule.kind, Kind::None);
-            if no_table && self.is_made_by_hand(walk) {
-                return Err(made_by_hand(walk.first, frame, out));
+            let no_table = rule.code || matches!(rule.kind, RuleKind::None);
+            if no_table && self.is_foreign_stack(walk) {
+                return Err(cut_at_foreign_stack(walk.first, frame, out));
             }
             let step = self.rules.apply(&rule, &mut walk.regs, &mut walk.memory);
             let failed = match step {
-                Step::End { cfa } => {
+                UnwindStep::End { cfa } => {
                     frame.cfa = cfa.unwrap_or(sp).max(sp);
-                    frame.how = How::End;
+                    frame.method = UnwindMethod::StackEnd;
                     out.push(frame);
                     return Ok(());
                 }
-                Step::Fail { cut, cfa } => {
+                UnwindStep::Fail { cut, cfa } => {
                     frame.cfa = cfa.unwrap_or(sp).max(sp);
-                    // A frame that does not lie above its own stack pointer is the rule's fault, not the stack copy's.
+                    // A frame that is not above its own stack pointer is the rule's fault, not the stack copy's.
                     if cfa.is_some_and(|cfa| cfa <= sp) {
-                        Cut::BadUnwindInfo
+                        Truncation::BadUnwindInfo
                     } else {
                         cut
                     }
                 }
-                Step::Caller { cfa } => match self.caller(walk, &rule, sp, cfa) {
+                UnwindStep::Caller { cfa } => match self.caller(walk, &rule, sp, cfa) {
                     Ok(next) => {
                         frame.cfa = cfa.max(sp);
-                        frame.how = if rule.code { How::Code } else { How::Cfi };
+                        frame.method = if rule.code {
+                            UnwindMethod::InstructionAnalysis
+                        } else {
+                            UnwindMethod::Cfi
+                        };
                         at = next;
                         if walk.regs.ip == 0 {
-                            frame.how = How::End;
+                            frame.method = UnwindMethod::StackEnd;
                             out.push(frame);
                             return Ok(());
                         }
@@ -309,12 +322,12 @@ impl Unwinder {
                 },
             };
             walk.regs = before;
-            if !no_table && self.is_made_by_hand(walk) {
-                return Err(made_by_hand(walk.first, frame, out));
+            if !no_table && self.is_foreign_stack(walk) {
+                return Err(cut_at_foreign_stack(walk.first, frame, out));
             }
-            match self.guess(walk, &rule, failed, frame, out) {
-                Some(guess::Found::Next(next)) => at = next,
-                Some(guess::Found::End) => return Ok(()),
+            match self.fallback(walk, &rule, failed, frame, out) {
+                Some(fallback::FallbackResult::Next(next)) => at = next,
+                Some(fallback::FallbackResult::End) => return Ok(()),
                 None => {
                     out.push(frame);
                     return Err(failed);
@@ -323,102 +336,109 @@ impl Unwinder {
         }
     }
 
-    /// Ends the stack at a landmark, or gives the function's real rule.
+    /// Ends the stack at a landmark or at what enters a handler, or replaces `rule` by the function's real rule.
     fn landmark(
         &mut self,
-        walk: &mut Walk,
+        walk: &mut UnwindState,
         rule: &mut Rule,
         mut frame: NativeFrame,
         out: &mut Vec<NativeFrame>,
-    ) -> Option<Result<(), Cut>> {
-        let (module, svma) = frame.place?;
+    ) -> Option<Result<(), Truncation>> {
+        let (module, svma) = frame.location?;
         match rule.kind {
-            Kind::Switch => {
+            RuleKind::Switch => {
                 out.push(frame);
-                Some(Err(Cut::GreenletSwitch))
+                Some(Err(Truncation::GreenletSwitch))
             }
-            // The code that is returned to was never called: its caller's frame is the first one.
-            Kind::First => {
+            // The code that is returned to was never called: the frame of its callee is the first one.
+            RuleKind::First => {
                 match out.get_mut(walk.first..).and_then(<[NativeFrame]>::last_mut) {
-                    Some(last) if !walk.interrupted && last.how == How::Cfi => {
-                        last.how = How::Begins(Origin::Context);
+                    Some(last) if !walk.interrupted && last.method == UnwindMethod::Cfi => {
+                        last.method = UnwindMethod::Begins(Origin::Context);
                     }
                     _ => {
-                        frame.how = How::Begins(Origin::Context);
+                        frame.method = UnwindMethod::Begins(Origin::Context);
                         out.push(frame);
                     }
                 }
                 Some(Ok(()))
             }
-            Kind::Stub => {
+            RuleKind::Stub => {
                 let known = self.modules.get_mut(module.0 as usize)?.as_mut()?;
                 let id = known.real_rule(svma, &mut self.rules, &mut self.context);
                 *rule = self.rules.get(id);
                 let step = self.rules.apply(rule, &mut { walk.regs }, &mut walk.memory);
-                if let Step::Caller { cfa } = step {
+                if let UnwindStep::Caller { cfa } = step {
                     frame.cfa = cfa.max(frame.sp);
                 }
                 if !self.begins_greenlet(out.get(walk.first..)?, &frame, module) {
                     return None;
                 }
-                frame.how = How::Begins(Origin::Greenlet);
+                frame.method = UnwindMethod::Begins(Origin::Greenlet);
                 out.push(frame);
                 Some(Ok(()))
             }
+            RuleKind::Full => self.handler_entry(walk, rule, frame, out),
             _ => None,
         }
     }
 
-    /// Is this frame of a greenlet's first function in the greenlet, not in the one that starts it? `inner` are the frames
-    /// that it called.
+    /// Is this frame of a greenlet's first function in the greenlet, not in the one that starts it? `inner` are the
+    /// frames further in.
     fn begins_greenlet(&self, inner: &[NativeFrame], frame: &NativeFrame, module: ModuleId) -> bool {
         let landmarks = |id: ModuleId| Some(&self.modules.get(id.0 as usize)?.as_ref()?.landmarks);
         let is_in = |f: &NativeFrame, ranges: fn(&Landmarks) -> &Vec<(u64, u64)>| {
-            f.place
+            f.location
                 .and_then(|(id, svma)| Some(Landmarks::has(ranges(landmarks(id)?), svma)))
                 .unwrap_or(false)
         };
         if inner.last().is_some_and(|f| is_in(f, |l| &l.bootstrap)) {
             return true;
         }
-        // The greenlet's Python frames are those that run further in; its starter has others outward.
-        match (self.marks.last(), self.loops) {
+        // The greenlet's Python frames run further in; its starter has others further out.
+        match (self.anchors.last(), self.loops) {
             (Some(last), _) => *last < frame.cfa,
             (None, Some(loops)) => loops <= inner.iter().filter(|f| is_in(f, |l| &l.eval)).count(),
             (None, None) => landmarks(module).is_some_and(|l| l.bootstrap.is_empty()),
         }
     }
 
-    /// Checks the caller that a rule led to; where its code lies, if in a file.
+    /// Validates the caller that a rule led to; returns the location of its code, if in a file.
     #[inline]
-    fn caller(&mut self, walk: &mut Walk, rule: &Rule, sp: u64, cfa: u64) -> Result<Option<(ModuleId, u64)>, Cut> {
-        // Every call takes stack. Only the kernel moves from one stack to another, also a lower one, when it interrupts;
-        // and a function that has popped its return address (vfork) has no stack of its own left.
+    fn caller(
+        &mut self,
+        walk: &mut UnwindState,
+        rule: &Rule,
+        sp: u64,
+        cfa: u64,
+    ) -> Result<Option<(ModuleId, u64)>, Truncation> {
+        // Every call takes stack. Only the kernel moves from one stack to another, also to a lower one, when it
+        // interrupts; and a function that has popped its return address (vfork) has no stack of its own left.
         let grows = cfa.min(walk.regs.sp()) > sp || cfa == sp && walk.interrupted;
         if rule.signal {
             walk.switches += 1;
         }
-        if !grows && !rule.signal || walk.switches > MOST_SWITCHES {
-            return Err(Cut::BadUnwindInfo);
+        if !grows && !rule.signal || walk.switches > MAX_SWITCHES {
+            return Err(Truncation::BadUnwindInfo);
         }
         let ip = walk.regs.ip;
         if ip == 0 {
             return Ok(None);
         }
         let lookup = ip.wrapping_sub(u64::from(!rule.signal));
-        let at = place(walk.code, lookup);
+        let at = locate(walk.code, lookup);
         if at.is_none() && !rule.signal && !walk.code.is_code(lookup) {
-            return Err(Cut::NotCode);
+            return Err(Truncation::ReturnAddressNotInCode);
         }
-        if rule.code && self.after_call(walk.code, ip) == Some(false) {
-            return Err(Cut::NoUnwindInfo);
+        if rule.code && self.follows_call(walk.code, ip) == Some(false) {
+            return Err(Truncation::NoUnwindInfo);
         }
         Ok(at)
     }
 
     #[inline]
     fn rule(&mut self, module: ModuleId, svma: u64) -> Rule {
-        let slot = Cache::slot(module, svma);
+        let slot = RuleCache::slot(module, svma);
         let entry = self.cache.0[slot];
         if entry.svma == svma && entry.module == module.0 {
             return self.rules.get(entry.rule);
@@ -427,7 +447,7 @@ impl Unwinder {
             return Rule::NONE;
         };
         let rule = known.rule(svma, &mut self.rules, &mut self.context);
-        self.cache.0[slot] = Entry {
+        self.cache.0[slot] = CacheEntry {
             svma,
             module: module.0,
             rule,
@@ -436,28 +456,28 @@ impl Unwinder {
     }
 }
 
-/// Cuts a stack before what is no frame: the code of `frame` was never called.
-fn made_by_hand(first: usize, frame: NativeFrame, out: &mut Vec<NativeFrame>) -> Cut {
+/// Truncates a stack before `frame`, which is no frame: its code was never called.
+fn cut_at_foreign_stack(first: usize, frame: NativeFrame, out: &mut Vec<NativeFrame>) -> Truncation {
     match out.get_mut(first..).and_then(<[NativeFrame]>::last_mut) {
-        Some(last) => last.how = How::Lost,
+        Some(last) => last.method = UnwindMethod::Failed,
         None => out.push(frame),
     }
-    Cut::OtherStack
+    Truncation::ForeignStack
 }
 
 #[derive(Clone, Copy)]
-struct Entry {
+struct CacheEntry {
     svma: u64,
     module: u32,
     rule: RuleId,
 }
 
-/// Rules of the addresses met most recently: a direct-mapped table, so that memory stays bounded and a hit is one
+/// Rules of the most recently used addresses: a direct-mapped table, so that memory stays bounded and a hit is one
 /// cache line. A miss costs two binary searches.
-struct Cache(Box<[Entry; 1 << Cache::BITS]>);
+struct RuleCache(Box<[CacheEntry; 1 << RuleCache::BITS]>);
 
-impl Cache {
-    /// 256 KiB: programs measured met some thousand distinct addresses.
+impl RuleCache {
+    /// 256 KiB: programs measured had some thousand distinct addresses.
     const BITS: u32 = 14;
 
     #[inline]
@@ -467,14 +487,14 @@ impl Cache {
     }
 }
 
-impl Default for Cache {
+impl Default for RuleCache {
     fn default() -> Self {
-        let empty = Entry {
+        let empty = CacheEntry {
             svma: u64::MAX,
             module: u32::MAX,
             rule: Rules::NONE,
         };
         let entries = vec![empty; 1 << Self::BITS].into_boxed_slice();
-        Cache(entries.try_into().unwrap_or_else(|_| unreachable!()))
+        RuleCache(entries.try_into().unwrap_or_else(|_| unreachable!()))
     }
 }

@@ -1,4 +1,4 @@
-//! Looks up pseudo-random addresses of functions of a file, and says what it cost.
+//! Looks up pseudo-random addresses of functions of a file, and prints the cost.
 //! `cargo run --release --example measure -- FILE [COUNT]`
 
 use std::time::Instant;
@@ -7,7 +7,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let path = args.next().ok_or("usage: measure FILE [COUNT]")?;
     let count: usize = args.next().map_or(Ok(10_000), |n| n.parse())?;
-    // The addresses are chosen by another copy, so that what is measured is cold.
+    // The addresses are chosen by another copy, so that the measured one is cold.
     let functions: Vec<(u64, u64)> = symbolize::Module::from_file(std::fs::File::open(&path)?)?
         .symbols()
         .filter(|f| f.size > 0)

@@ -1,8 +1,8 @@
-//! Debug information outside of the file it belongs to: where it may be, and whether it is the right one.
+//! Separate debug files: where they may be, and whether one belongs to a file.
 //!
 //! The places and their order are those of GDB ("Debugging Information in Separate Files" in its manual): by build id,
-//! then by `.gnu_debuglink`; then `.gnu_debugdata` (GDB manual, "Debugging information in a special section"), then
-//! whoever the caller asks by build id.
+//! then by `.gnu_debuglink`; then `.gnu_debugdata` (GDB manual, "Debugging information in a special section"); then
+//! [`Files::fetch`].
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -15,26 +15,26 @@ use std::sync::Arc;
 use crate::elf::{Elf, cstr_at, u32_at};
 use crate::{Error, ErrorKind};
 
-/// Where distributions put debug files, in the file system of the program.
+/// Where distributions install debug files, in the file system of the program.
 const DEBUG_ROOT: &str = "/usr/lib/debug";
-/// A larger file is not read through for its checksum.
+/// Maximum size of a file that is read for its checksum.
 const MAX_CHECKED: u64 = 4 << 30;
-/// No mini debug info is larger: it has symbols only.
+/// Maximum size of mini debug info: it contains symbols only.
 const MAX_MINI: u64 = 256 << 20;
-/// What the decoder of xz may use, KiB: `xz -9` asks for 64 MiB.
+/// Memory limit of the xz decoder, KiB: `xz -9` needs 64 MiB.
 const XZ_MEMORY: u32 = 80 << 10;
-/// Paths that are remembered as looked for.
-const MAX_TOLD: usize = 32;
+/// Maximum number of paths reported as searched.
+const MAX_SEARCHED: usize = 32;
 
-/// How a [`crate::Module`] gets at other files: as the program sees them, which in a container are not ours.
+/// Access to other files as the program sees them; in a container, these are not ours.
 ///
-/// Closures from a path to a file are one too.
+/// Implemented by closures from a path to a file.
 pub trait Files: Send + Sync {
     /// The regular file at an absolute path, or `None`. Must not block on a pipe or a device.
     fn open(&self, path: &Path) -> Option<File>;
 
-    /// Debug information from elsewhere, by build id; asked when there is no file for it. `None` if nobody is to be
-    /// asked, `Err` with the reason if it was not to be had.
+    /// Debug information from elsewhere, by build id; called when no file has it. `None` if there is no such source,
+    /// `Err` with the reason if it was not available.
     fn fetch(&self, build_id: &[u8]) -> Option<Result<File, String>> {
         let _ = build_id;
         None
@@ -47,32 +47,32 @@ impl<F: Fn(&Path) -> Option<File> + Send + Sync> Files for F {
     }
 }
 
-/// Where a file lies, and the way to others.
+/// Path of a file, and access to others.
 #[derive(Clone)]
-pub(crate) struct Surroundings {
+pub(crate) struct FileContext {
     pub path: PathBuf,
     pub files: Arc<dyn Files>,
 }
 
-/// A debug file that fits.
-pub(crate) struct Separate {
+/// A debug file that belongs to the file.
+pub(crate) struct DebugFile {
     pub elf: Elf,
     /// `None`: it was fetched.
     pub path: Option<PathBuf>,
 }
 
-/// What became of the search.
+/// Result of a search.
 #[derive(Default)]
 pub(crate) struct Search {
-    /// Places where nothing was.
-    pub looked_for: Vec<PathBuf>,
-    /// What was there and is not used, with the reason.
+    /// Paths where nothing was found.
+    pub searched: Vec<PathBuf>,
+    /// What was found and not used, with the reason.
     pub refused: Vec<String>,
 }
 
 impl Search {
     /// The debug file of `elf`.
-    pub fn debug_file(&mut self, elf: &Elf, around: &Surroundings) -> Option<Separate> {
+    pub fn debug_file(&mut self, elf: &Elf, around: &FileContext) -> Option<DebugFile> {
         let local = self.local(elf, around);
         if local.is_some() {
             return local;
@@ -80,41 +80,45 @@ impl Search {
         let fetched = around.files.fetch(elf.build_id.as_deref()?)?;
         let opened = fetched.and_then(|file| Elf::from_file(file).map_err(|e| e.to_string()));
         match opened {
-            Ok(debug) if debug.build_id == elf.build_id => Some(Separate { elf: debug, path: None }),
-            Ok(_) => self.refuse("debuginfod: what it gave has another build id".into()),
+            Ok(debug) if debug.build_id == elf.build_id => Some(DebugFile { elf: debug, path: None }),
+            Ok(_) => self.refuse("debuginfod: the received file has another build ID".into()),
             Err(why) => self.refuse(format!("debuginfod: {why}")),
         }
     }
 
-    fn local(&mut self, elf: &Elf, around: &Surroundings) -> Option<Separate> {
+    fn local(&mut self, elf: &Elf, around: &FileContext) -> Option<DebugFile> {
         let same_id = |found: &Elf| found.build_id.is_some() && found.build_id == elf.build_id;
         let path = elf.build_id.as_deref().and_then(build_id_path);
         if let Some((debug, path)) = path.and_then(|path| Some((self.open(&path, around)?.0, path))) {
             if same_id(&debug) {
-                return Some(Separate {
+                return Some(DebugFile {
                     elf: debug,
                     path: Some(path),
                 });
             }
-            self.refuse::<()>(format!("{}: it has another build id", path.display()));
+            self.refuse::<()>(format!("{}: it has another build ID", path.display()));
         }
         let (name, crc) = debuglink(&elf.raw_section(".gnu_debuglink"))?;
-        let folder = around.path.parent()?;
-        let below = Path::new(DEBUG_ROOT).join(folder.strip_prefix("/").ok()?);
-        for path in [folder.join(&name), folder.join(".debug").join(&name), below.join(&name)] {
+        let directory = around.path.parent()?;
+        let below = Path::new(DEBUG_ROOT).join(directory.strip_prefix("/").ok()?);
+        for path in [
+            directory.join(&name),
+            directory.join(".debug").join(&name),
+            below.join(&name),
+        ] {
             if path == around.path {
                 continue; // a link to itself
             }
             let Some((debug, file)) = self.open(&path, around) else {
                 continue;
             };
-            // Two build ids say more than a checksum, and need no reading of the whole file.
+            // Two build ids are more reliable than a checksum, and do not need the complete file to be read.
             let fits = match (&debug.build_id, &elf.build_id) {
                 (Some(_), Some(_)) => same_id(&debug),
                 _ => crc_of(&file) == Some(crc),
             };
             if fits {
-                return Some(Separate {
+                return Some(DebugFile {
                     elf: debug,
                     path: Some(path),
                 });
@@ -125,20 +129,20 @@ impl Search {
     }
 
     /// The supplementary file that `elf`, found at `path`, shares strings and entries with.
-    pub fn supplementary(&mut self, elf: &Elf, path: &Path, around: &Surroundings) -> Option<Separate> {
+    pub fn supplementary(&mut self, elf: &Elf, path: &Path, around: &FileContext) -> Option<DebugFile> {
         let link = elf.raw_section(".gnu_debugaltlink");
         let (name, id) = match debugaltlink(&link) {
             Some(found) => found,
             None => debug_sup(&elf.debug_data(".debug_sup").ok()?)?,
         };
-        let beside = path.parent().unwrap_or(Path::new("/")).join(name);
-        let places = [Some(beside), build_id_path(&id)];
+        let adjacent = path.parent().unwrap_or(Path::new("/")).join(name);
+        let places = [Some(adjacent), build_id_path(&id)];
         for path in places.into_iter().flatten() {
             let Some((found, _)) = self.open(&path, around) else {
                 continue;
             };
             if identity(&found).is_some_and(|found| found == id) {
-                return Some(Separate {
+                return Some(DebugFile {
                     elf: found,
                     path: Some(path),
                 });
@@ -148,8 +152,8 @@ impl Search {
         None
     }
 
-    /// An ELF file by its path, noting it if it is not there or no use.
-    pub fn open(&mut self, path: &Path, around: &Surroundings) -> Option<(Elf, File)> {
+    /// The ELF file at a path; records it if it is missing or unusable.
+    pub fn open(&mut self, path: &Path, around: &FileContext) -> Option<(Elf, File)> {
         let file = self.file(path, around)?;
         let again = file.try_clone().ok()?;
         match Elf::from_debug_file(file) {
@@ -158,17 +162,17 @@ impl Search {
         }
     }
 
-    /// A file by its path, noting it if it is not there.
-    pub fn file(&mut self, path: &Path, around: &Surroundings) -> Option<File> {
+    /// The file at a path; records it if it is missing.
+    pub fn file(&mut self, path: &Path, around: &FileContext) -> Option<File> {
         let found = around.files.open(path);
-        if found.is_none() && self.looked_for.len() < MAX_TOLD && !self.looked_for.iter().any(|p| p == path) {
-            self.looked_for.push(path.to_path_buf());
+        if found.is_none() && self.searched.len() < MAX_SEARCHED && !self.searched.iter().any(|p| p == path) {
+            self.searched.push(path.to_path_buf());
         }
         found
     }
 
     pub fn refuse<T>(&mut self, why: String) -> Option<T> {
-        if self.refused.len() < MAX_TOLD {
+        if self.refused.len() < MAX_SEARCHED {
             self.refused.push(why);
         }
         None
@@ -186,7 +190,7 @@ fn build_id_path(id: &[u8]) -> Option<PathBuf> {
 }
 
 /// File name and CRC-32 of `.gnu_debuglink` (binutils, `bfd/opncls.c`): a name, zeros up to a multiple of 4, the CRC.
-/// A name with folders in it is refused: no tool writes one.
+/// Names that contain directories are refused: no tool writes them.
 fn debuglink(section: &[u8]) -> Option<(PathBuf, u32)> {
     let name = cstr_at(section, 0, 255)?;
     let crc = u32_at(section, (name.len() + 1).next_multiple_of(4))?;
@@ -216,13 +220,13 @@ fn debug_sup(section: &[u8]) -> Option<(PathBuf, Vec<u8>)> {
         .then(|| (PathBuf::from(OsStr::from_bytes(path)), id.to_vec()))
 }
 
-/// What a supplementary file is told by.
+/// What identifies a supplementary file.
 fn identity(elf: &Elf) -> Option<Vec<u8>> {
     let id = elf.debug_data(".debug_sup").ok().and_then(|s| debug_sup(&s));
     id.map(|(_, id)| id).or_else(|| elf.build_id.clone())
 }
 
-/// CRC-32 of a whole file, as `.gnu_debuglink` has it.
+/// CRC-32 of a complete file, as in `.gnu_debuglink`.
 fn crc_of(file: &File) -> Option<u32> {
     (file.metadata().ok()?.len() <= MAX_CHECKED).then_some(())?;
     let mut hasher = crc32fast::Hasher::new();
@@ -239,7 +243,8 @@ fn crc_of(file: &File) -> Option<u32> {
     }
 }
 
-/// The ELF file in `.gnu_debugdata`: symbols of functions that are not exported, packed by xz. `None` if there is none.
+/// The ELF file in `.gnu_debugdata`: symbols of functions that are not exported, compressed with xz. `None` if there is
+/// none.
 pub(crate) fn mini_debug_info(elf: &Elf) -> Option<Result<Elf, Error>> {
     let packed = elf.raw_section(".gnu_debugdata");
     if packed.is_empty() {
@@ -249,7 +254,7 @@ pub(crate) fn mini_debug_info(elf: &Elf) -> Option<Result<Elf, Error>> {
     let mut bytes = Vec::new();
     let reader = lzma_rust2::XzReader::new_mem_limit(&packed[..], false, XZ_MEMORY);
     Some(match reader.take(MAX_MINI + 1).read_to_end(&mut bytes) {
-        Err(_) => Err(bad("cannot be unpacked")),
+        Err(_) => Err(bad("cannot be decompressed")),
         Ok(_) if bytes.len() as u64 > MAX_MINI => Err(bad("is too large")),
         Ok(_) => Elf::from_bytes(bytes),
     })

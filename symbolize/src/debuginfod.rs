@@ -1,5 +1,5 @@
-//! Debug files by build id from debuginfod servers (elfutils, `debuginfod(8)` and `debuginfod_find_debuginfo(3)`), kept in
-//! a folder of one's own.
+//! Debug files by build id from debuginfod servers (elfutils, `debuginfod(8)` and `debuginfod_find_debuginfo(3)`),
+//! cached in a directory.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, DirBuilder, File};
@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use crate::elf::Elf;
 
-/// Longest wait for a connection, and for the first byte of an answer: servers unpack large packages first.
+/// Timeout for a connection, and for the first byte of a response: servers unpack large packages first.
 const CONNECT: Duration = Duration::from_secs(5);
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// Servers, and the folder where their files are kept.
+/// Servers, and the directory where their files are cached.
 pub struct Debuginfod {
     servers: Vec<String>,
     /// A file is `HEX/debuginfo` in it, as in the cache of elfutils.
@@ -25,12 +25,12 @@ pub struct Debuginfod {
     memory: Mutex<Memory>,
 }
 
-/// What one file may cost.
+/// Limits for one file.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Bytes.
     pub size: u64,
-    /// From asking to the last byte.
+    /// From the request to the last byte.
     pub time: Duration,
 }
 
@@ -44,7 +44,7 @@ impl Default for Limits {
     }
 }
 
-/// What need not be asked again.
+/// Servers and ids that are not requested again.
 #[derive(Default)]
 struct Memory {
     refused: HashMap<Vec<u8>, String>,
@@ -52,8 +52,8 @@ struct Memory {
 }
 
 impl Debuginfod {
-    /// `servers` as in `DEBUGINFOD_URLS`: addresses with blanks between them; what is not http or https is left out.
-    /// `None` if none is left. `cache` is made when there is something to keep.
+    /// `servers` as in `DEBUGINFOD_URLS`: addresses separated by spaces; those that are not http or https are left out.
+    /// `None` if none remains. `cache` is created when there is something to store.
     pub fn new(servers: &str, cache: PathBuf, limits: Limits) -> Option<Debuginfod> {
         let http = |url: &&str| url.starts_with("http://") || url.starts_with("https://");
         let words = servers.split_ascii_whitespace().filter(http);
@@ -75,13 +75,14 @@ impl Debuginfod {
         })
     }
 
-    /// The debug file with this build id, from the cache or from the first server that has it. Stops when `stop` says so.
+    /// The debug file with this build id, from the cache or from the first server that has it. Stops when `stop`
+    /// returns true.
     ///
     /// # Errors
-    /// Why it is not to be had, in words. The same id is not asked for again.
+    /// Why it is not available, as text. The same id is not requested again.
     pub fn debug_info(&self, build_id: &[u8], stop: &dyn Fn() -> bool) -> Result<File, String> {
         if !(8..=64).contains(&build_id.len()) {
-            return Err("no proper build id".into());
+            return Err("invalid build ID".into());
         }
         let hex: String = build_id.iter().map(|b| format!("{b:02x}")).collect();
         let kept = self.cache.join(&hex).join("debuginfo");
@@ -95,10 +96,10 @@ impl Debuginfod {
         let mut why = Vec::new();
         for (i, server) in self.servers.iter().enumerate() {
             if memory.dead.contains(&i) {
-                why.push(format!("{server} does not answer"));
+                why.push(format!("{server} does not respond"));
                 continue;
             }
-            match self.ask(server, &hex, build_id, &kept, stop) {
+            match self.request(server, &hex, build_id, &kept, stop) {
                 Ok(file) => return Ok(file),
                 Err(refusal) => {
                     if refusal.dead {
@@ -113,7 +114,7 @@ impl Debuginfod {
         Err(why)
     }
 
-    fn ask(
+    fn request(
         &self,
         server: &str,
         hex: &str,
@@ -122,18 +123,18 @@ impl Debuginfod {
         stop: &dyn Fn() -> bool,
     ) -> Result<File, Refusal> {
         if stop() {
-            return Err(Refusal::file("was not asked: interrupted"));
+            return Err(Refusal::file("was skipped: interrupted"));
         }
         let url = format!("{server}/buildid/{hex}/debuginfo");
         let answer = self.agent.get(&url).call();
         let mut answer = answer.map_err(|e| Refusal {
-            why: format!("does not answer: {e}"),
+            why: format!("does not respond: {e}"),
             dead: true,
         })?;
         match answer.status().as_u16() {
             200 => {}
             404 => return Err(Refusal::file("does not have it")),
-            status => return Err(Refusal::file(format!("answers {status}"))),
+            status => return Err(Refusal::file(format!("returned {status}"))),
         }
         let mut body = answer.body_mut().as_reader();
         self.keep(kept, |out| {
@@ -142,12 +143,12 @@ impl Debuginfod {
             loop {
                 let n = body
                     .read(&mut block)
-                    .map_err(|e| Refusal::file(format!("broke off: {e}")))?;
+                    .map_err(|e| Refusal::file(format!("failed during the download: {e}")))?;
                 if n == 0 {
                     let good = has_id(out, build_id);
                     return good
                         .then_some(())
-                        .ok_or_else(|| Refusal::file("sent a file with another build id"));
+                        .ok_or_else(|| Refusal::file("sent a file with another build ID"));
                 }
                 total += n as u64;
                 if total > self.limits.size {
@@ -157,22 +158,22 @@ impl Debuginfod {
                     return Err(Refusal::file("was interrupted"));
                 }
                 out.write_all(&block[..n])
-                    .map_err(|e| Refusal::file(format!("cannot be kept: {e}")))?;
+                    .map_err(|e| Refusal::file(format!("cannot be cached: {e}")))?;
             }
         })
     }
 
-    /// Writes a file beside its place and renames it, so that nobody ever sees half of it.
+    /// Writes a temporary file and renames it, so that no reader sees a partial file.
     fn keep(&self, path: &Path, write: impl FnOnce(&mut File) -> Result<(), Refusal>) -> Result<File, Refusal> {
-        let failed = |e: std::io::Error| Refusal::file(format!("cannot be kept in {}: {e}", self.cache.display()));
-        let folder = path.parent().unwrap_or(&self.cache);
+        let failed = |e: std::io::Error| Refusal::file(format!("cannot be cached in {}: {e}", self.cache.display()));
+        let directory = path.parent().unwrap_or(&self.cache);
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
-            .create(folder)
+            .create(directory)
             .map_err(failed)?;
-        let new = folder.join(format!(".new-{}", std::process::id()));
-        let _ = fs::remove_file(&new); // of a process that had this number before
+        let new = directory.join(format!(".new-{}", std::process::id()));
+        let _ = fs::remove_file(&new); // left by an earlier process with this PID
         let mut file = File::options()
             .read(true)
             .write(true)
@@ -182,8 +183,8 @@ impl Debuginfod {
             .map_err(failed)?;
         let done = write(&mut file).and_then(|()| fs::rename(&new, path).map_err(failed));
         if done.is_err() {
-            let _ = fs::remove_file(&new); // what matters is the first failure
-            let _ = fs::remove_dir(folder); // if that was all in it
+            let _ = fs::remove_file(&new); // the first failure is reported
+            let _ = fs::remove_dir(directory); // if it is empty
         }
         done.map(|()| file)
     }
@@ -191,7 +192,7 @@ impl Debuginfod {
 
 struct Refusal {
     why: String,
-    /// Nothing else need be asked of this server.
+    /// The server is not used again.
     dead: bool,
 }
 

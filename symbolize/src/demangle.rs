@@ -1,4 +1,4 @@
-//! Names as people know them: demangled, without what compilers and linkers put behind them.
+//! Display names: demangled, without the suffixes of compilers and linkers.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write};
@@ -9,36 +9,37 @@ use std::time::{Duration, Instant};
 use cpp_demangle::error::Error;
 use cpp_demangle::{DemangleOptions, DemangleWrite, ParseOptions, Symbol};
 
-/// Mangled names longer than this are returned as they are. Template-heavy C++ reaches a few KiB.
+/// Longer mangled names are returned unchanged. Template-heavy C++ reaches a few KiB.
 const MAX_MANGLED: usize = 4 << 10;
-/// A short mangled name can describe a very long one (substitutions double it). Longer results are given up.
+/// Maximum length of a demangled name: substitutions can double a short mangled name at each step.
 const MAX_DEMANGLED: usize = 16 << 10;
-/// Nodes printed before giving up: bounds the time for names that expand into nothing.
+/// Maximum number of printed nodes: bounds the time for names that expand into nothing.
 const MAX_NODES: u32 = 20_000;
-/// Nesting accepted in a C++ name. Each level costs stack.
+/// Maximum nesting of a C++ name. Each level uses stack.
 const MAX_NESTING: u32 = 96;
-/// Nesting of names that cannot take long, most of all. The parser tries the same letters as one thing after the
-/// other, and in each of them what is nested (cpp_demangle 0.5.1): a hostile name of 70 bytes takes half a minute at
-/// the nesting above, 4 ms at this one.
+/// Maximum nesting of names that are parsed without a time limit. The parser tries several interpretations of the same
+/// letters, and in each of them of what is nested (cpp_demangle 0.5.1): a hostile name of 70 bytes takes half a minute
+/// at the nesting above, 4 ms at this one.
 const EASY_NESTING: u32 = 24;
-/// How long one name may take that is nested more deeply.
-const PATIENCE: Duration = Duration::from_millis(250);
-/// One that takes longer is slow; ordinary ones take some microseconds ...
+/// Time limit for one name that is nested more deeply.
+const MAX_TIME: Duration = Duration::from_millis(250);
+/// Names that take longer count as slow; ordinary ones take some microseconds ...
 const SLOW: Duration = Duration::from_millis(1);
-/// ... and so long may all slow ones of this process take together, ns.
+/// ... and this is the time limit for all slow names of the process together, ns.
 const MAX_SLOW: u64 = 1_000_000_000;
 
 /// Turns a symbol's raw name into its display name.
 ///
-/// - A symbol version (`memcpy@@GLIBC_2.14`) is cut off.
-/// - Parts split off by the compiler are called by their function's name, so that one function is one name:
-///   `.cold`, `.part.N`, `.constprop.N`, `.isra.N`, `.lto_priv.N`, `.llvm.N`, also several of them, and with or without a
+/// - A symbol version (`memcpy@@GLIBC_2.14`) is removed.
+/// - Parts split off by the compiler have their function's name, so that one function has one name:
+///   `.cold`, `.part.N`, `.constprop.N`, `.isra.N`, `.lto_priv.N`, `.llvm.N`, also repeated, and with or without a
 ///   number.
 /// - C++ (Itanium ABI) names are demangled with their parameters, Rust names (legacy and v0) without their hash.
-/// - Everything else, and names of more than 4 KiB, stay as they are.
+/// - Everything else, and names of more than 4 KiB, are returned unchanged.
 ///
-/// Time, stack and memory are bounded for any input: a C++ name that takes more than 250 ms stays as it is, and so do all
-/// of them once slow ones have taken a second of this process. Deeply nested ones are parsed in a thread of their own.
+/// Time, stack and memory are bounded for any input: a C++ name that takes more than 250 ms is returned unchanged, and
+/// so are all C++ names once slow ones have taken one second of this process. Deeply nested names are parsed in a
+/// separate thread.
 pub fn demangle(raw: &str) -> Cow<'_, str> {
     if raw.len() > MAX_MANGLED {
         return Cow::Borrowed(raw);
@@ -57,7 +58,8 @@ fn strip_version(raw: &str) -> &str {
     }
 }
 
-/// GCC appends these in `clone_function_name` (gcc/cgraphclones.cc), LLVM `.llvm.N` when it promotes a local for ThinLTO.
+/// GCC appends these in `clone_function_name` (gcc/cgraphclones.cc), LLVM `.llvm.N` when it promotes a local for
+/// ThinLTO.
 fn strip_suffixes(mut name: &str) -> &str {
     const WORDS: [&str; 6] = ["cold", "part", "constprop", "isra", "lto_priv", "llvm"];
     loop {
@@ -119,23 +121,23 @@ fn print(symbol: &Symbol<&str>) -> Option<String> {
     Some(out.out.text).filter(|text| !text.is_empty())
 }
 
-/// A name of any nesting, parsed by a thread that is left to itself when it takes too long: the parser knows no other
-/// end. As long as it is at that, no other name is begun.
+/// A name of any nesting, parsed by a thread that is abandoned when it takes too long, since the parser cannot be
+/// stopped. Until it ends, no other name is started.
 fn watched(name: &str) -> Option<String> {
     static LEFT: AtomicBool = AtomicBool::new(false);
     if LEFT.load(Ordering::Relaxed) {
         return None;
     }
-    let (tell, told) = sync_channel(0);
+    let (sender, receiver) = sync_channel(0);
     let owned = name.to_string();
     let parser = std::thread::Builder::new().name("demangle".into()).spawn(move || {
         let shown = parse(&owned, MAX_NESTING).ok().and_then(|symbol| print(&symbol));
-        if tell.send(shown).is_err() {
-            LEFT.store(false, Ordering::Relaxed); // nobody has waited for it
+        if sender.send(shown).is_err() {
+            LEFT.store(false, Ordering::Relaxed); // no one waits for the result
         }
     });
     parser.ok()?;
-    let answer = told.recv_timeout(PATIENCE);
+    let answer = receiver.recv_timeout(MAX_TIME);
     LEFT.store(answer == Err(RecvTimeoutError::Timeout), Ordering::Relaxed);
     answer.ok()?
 }
@@ -156,7 +158,7 @@ impl Write for Bounded {
     }
 }
 
-/// The same for cpp_demangle, which also says how far it has come.
+/// The same for cpp_demangle, which also reports its progress.
 #[derive(Default)]
 struct BoundedNodes {
     out: Bounded,

@@ -1,7 +1,7 @@
 //! Inlined functions, files and lines, from DWARF 2 to 5.
 //!
-//! The addr2line crate does the same, and the tests hold this module against it. It is not used here because it
-//! trusts its input: nested `DW_TAG_inlined_subroutine`s recurse until the stack is gone (one byte per level), and many
+//! The addr2line crate does the same, and the tests compare this module with it. It is not used here because it trusts
+//! its input: nested `DW_TAG_inlined_subroutine`s recurse until the stack overflows (one byte per level), and many
 //! entries that share one long range list or one long path multiply. Neither can be bounded from outside. Here
 //! everything is iterative and paid for with [`Fuel`].
 //!
@@ -14,13 +14,13 @@ use std::sync::Arc;
 
 use gimli::{DwarfSections, EndianSlice, LittleEndian};
 
-use crate::debugfile::{Search, Surroundings};
-use crate::die::{Bounds, DieRef, Fuel, Slice, root_string};
+use crate::debug_info::{Info, MAX_DWARF, Unit, load_sections};
+use crate::debugfile::{FileContext, Search};
+use crate::dwarf_util::{Bounds, DieRef, Fuel, Slice, root_string};
 use crate::elf::Elf;
 use crate::functions::{Functions, Ranges};
-use crate::info::{Info, MAX_DWARF, Unit, load_sections};
 use crate::lines::{Lines, Paths};
-use crate::split::Splits;
+use crate::split_dwarf::Splits;
 use crate::{Error, ErrorKind, Name};
 
 /// One frame: an inlined function, or the real one.
@@ -30,22 +30,22 @@ pub(crate) struct Frame {
     pub line: Option<u32>,
 }
 
-/// What DWARF says about an address.
+/// The DWARF information about an address.
 #[derive(Default)]
-pub(crate) struct Found {
+pub(crate) struct DwarfLookup {
     /// Innermost first; the last one is the real function. May be empty.
     pub frames: Vec<Frame>,
-    /// The stretch of the real function that contains the address.
+    /// The range of the real function that contains the address.
     pub range: Option<(u64, u64)>,
 }
 
-/// What lies around the DWARF of a file, for the parts of it that are elsewhere.
+/// Other files that belong to the DWARF of a file.
 #[derive(Default)]
-pub(crate) struct Beside<'a> {
-    /// What dwz moved into a file of its own.
+pub(crate) struct DwarfContext<'a> {
+    /// The supplementary file written by dwz.
     pub supplementary: Option<&'a Elf>,
-    pub around: Option<Surroundings>,
-    /// Where packages of split units may be.
+    pub around: Option<FileContext>,
+    /// Paths where packages of split units may be.
     pub packages: Vec<PathBuf>,
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct Dwarf {
     state: State,
 }
 
-/// All that is remembered between lookups; holds no references into the sections.
+/// Everything cached between lookups; holds no references into the sections.
 struct State {
     info: Info,
     /// Of the supplementary file.
@@ -70,12 +70,12 @@ struct State {
 
 impl Dwarf {
     /// Reads the sections and builds the index of units. `Ok(None)` if the file has no DWARF.
-    pub fn load(elf: &Elf, beside: Beside<'_>) -> Result<Option<Dwarf>, Error> {
+    pub fn load(elf: &Elf, context: DwarfContext<'_>) -> Result<Option<Dwarf>, Error> {
         if !elf.has_dwarf() {
             return Ok(None);
         }
         let (sections, mut total) = load_sections(elf, false, MAX_DWARF)?;
-        let supplementary = match beside.supplementary {
+        let supplementary = match context.supplementary {
             Some(elf) => {
                 let (sections, more) = load_sections(elf, false, MAX_DWARF)?;
                 total += more;
@@ -87,7 +87,7 @@ impl Dwarf {
         let mut state = State {
             info: Info::new(&main, None),
             shared: main.sup().map(|dwarf| Info::new(dwarf, None)),
-            splits: Splits::new(beside.around, beside.packages),
+            splits: Splits::new(context.around, context.packages),
             ranges: Ranges::default(),
             lines: HashMap::new(),
             paths: Paths::default(),
@@ -101,19 +101,19 @@ impl Dwarf {
         }))
     }
 
-    /// Everything known about an address. What is looked for elsewhere is noted in `search`.
-    pub fn find(&mut self, svma: u64, search: &mut Search) -> Found {
+    /// Everything known about an address. Searches for other files are recorded in `search`.
+    pub fn find(&mut self, svma: u64, search: &mut Search) -> DwarfLookup {
         let dwarf = view(&self.sections, self.supplementary.as_ref());
         self.state.find(&dwarf, svma, search)
     }
 
-    /// Set once the file has used up the work it was granted: then what is not parsed yet stays unknown.
+    /// Set once the work allowed for the file is used up: what is not parsed yet stays unknown.
     pub fn error(&self) -> Option<Error> {
         let dry = self.state.fuel.0 == 0;
         dry.then(|| {
             Error::new(
                 ErrorKind::Corrupt,
-                "DWARF refers to the same bytes too often: too much work",
+                "DWARF refers to the same bytes too often (work limit)",
             )
         })
     }
@@ -123,7 +123,7 @@ impl Dwarf {
         !self.state.info.units.is_empty()
     }
 
-    /// Units whose entries lie in other files: (found, not found) of those that were looked for.
+    /// Units whose entries are in other files: (found, not found) of those that were searched for.
     pub fn split_units(&self) -> (usize, usize) {
         self.state.splits.counts()
     }
@@ -138,7 +138,7 @@ fn view<'a>(
 
 impl State {
     fn index(&mut self, dwarf: &gimli::Dwarf<Slice<'_>>) {
-        // GCC lists the ranges of its units in .debug_aranges: cheap. For other compilers' units their entry is read.
+        // GCC lists the ranges of its units in .debug_aranges: cheap. For other compilers, the unit's entry is read.
         let mut listed = vec![false; self.info.units.len()];
         let mut tables = dwarf.debug_aranges.headers();
         while let Ok(Some(table)) = tables.next() {
@@ -160,7 +160,7 @@ impl State {
         self.ranges.sort();
     }
 
-    /// Adds the ranges stated by the unit's own entry.
+    /// Adds the ranges in the unit's own entry.
     fn unit_ranges(&mut self, dwarf: &gimli::Dwarf<Slice<'_>>, i: usize) -> Option<()> {
         let unit = self.info.open(dwarf, i, &mut self.fuel)?;
         let mut entries = unit.entries_raw(None).ok()?;
@@ -188,8 +188,8 @@ impl State {
         lines
     }
 
-    fn find(&mut self, dwarf: &gimli::Dwarf<Slice<'_>>, svma: u64, search: &mut Search) -> Found {
-        let mut best = Found::default();
+    fn find(&mut self, dwarf: &gimli::Dwarf<Slice<'_>>, svma: u64, search: &mut Search) -> DwarfLookup {
+        let mut best = DwarfLookup::default();
         for i in self.ranges.containing(svma) {
             let Some(found) = self.find_in_unit(dwarf, i, svma, search) else {
                 continue;
@@ -197,7 +197,7 @@ impl State {
             if found.range.is_some() {
                 return found;
             }
-            // Only a line: assembler, or a range that the unit states without meaning it. Look on.
+            // Only a line: assembler, or a range that the unit states by mistake. Continue.
             if best.frames.is_empty() {
                 best = found;
             }
@@ -211,7 +211,7 @@ impl State {
         i: usize,
         svma: u64,
         search: &mut Search,
-    ) -> Option<Found> {
+    ) -> Option<DwarfLookup> {
         self.info.open(dwarf, i, &mut self.fuel)?;
         let lines = self.lines(dwarf, i);
         let State {
@@ -240,14 +240,14 @@ fn function_at(
     svma: u64,
     lines: Option<Arc<Lines>>,
     fuel: &mut Fuel,
-) -> Option<Found> {
+) -> Option<DwarfLookup> {
     let unit = info.open(dwarf, i, fuel)?;
     let Unit { offset, functions, .. } = &mut info.units[i];
     let offset = *offset;
     let functions = functions.get_or_insert_with(|| Functions::parse(dwarf, &unit, fuel));
     let (file, line) = lines.as_ref().and_then(|l| l.find(svma)).unwrap_or_default();
     let inlined = functions.as_mut().and_then(|f| f.find(dwarf, &unit, svma, fuel));
-    let mut found = Found::default();
+    let mut found = DwarfLookup::default();
     let mut here = Frame { name: None, file, line };
     if let Some(inlined) = inlined {
         found.range = Some(inlined.range);

@@ -1,7 +1,7 @@
-//! The outside of an ELF file: headers, sections, build id.
+//! Headers, sections and build id of an ELF file.
 //!
-//! Nothing is mapped: a file that is truncated while it is mapped kills its reader with SIGBUS, and the files of a
-//! profiled program are not ours. Sections are read one by one, when asked for.
+//! Nothing is mapped: if a mapped file is truncated, its reader is killed by SIGBUS, and the files of a profiled
+//! program are not ours. Sections are read one by one, on demand.
 //!
 //! Layouts are those of the System V gABI, chapter 4 (`elf.h` of glibc has the same in C). Every count and size is
 //! checked against the length of the file before anything is allocated.
@@ -13,14 +13,15 @@ use object::read::{CompressedData, CompressionFormat};
 
 use crate::{Error, ErrorKind};
 
-/// No decompressed section may be larger than this.
+/// Maximum size of a decompressed section.
 const MAX_DECOMPRESSED: u64 = 1 << 30;
-/// No more than this is read at once. A file's own length says little about it: it may be one large hole.
+/// Maximum number of bytes read at once. A file's length does not limit it: it may be one large hole.
 const MAX_READ: u64 = 2 << 30;
-/// Real debug sections shrink to a third or a tenth. zlib cannot do better than about 1032 to 1, so a section that
-/// claims more than this is lying about its size.
+/// Maximum compression ratio. Real debug sections shrink to a third or a tenth. zlib cannot exceed about 1032 to 1, so
+/// a section that claims more has a false size.
 const MAX_RATIO: u64 = 1100;
-/// More sections than any linker writes for an executable; objects with one section per function are ET_REL, refused.
+/// Maximum number of sections: more than any linker writes for an executable; objects with one section per function are
+/// ET_REL, refused.
 const MAX_SECTIONS: u64 = 1 << 20;
 
 const ET_REL: u16 = 1;
@@ -37,7 +38,7 @@ pub(crate) const SHT_DYNSYM: u32 = 11;
 pub(crate) const SHF_EXECINSTR: u64 = 4;
 const SHF_COMPRESSED: u64 = 1 << 11;
 
-/// Where the bytes come from.
+/// The source of the bytes.
 enum Input {
     File { file: File, len: u64 },
     Bytes(Vec<u8>),
@@ -59,13 +60,13 @@ impl Section {
     pub fn is_code(&self) -> bool {
         self.flags & SHF_EXECINSTR != 0
     }
-    /// First address behind the section; sections that would wrap around end at the top.
+    /// First address after the section; sections that would wrap around end at the top.
     pub fn end(&self) -> u64 {
         self.addr.saturating_add(self.size)
     }
 }
 
-/// One loadable segment: what is mapped where.
+/// One loadable segment.
 #[derive(Debug, Clone, Copy)]
 struct Segment {
     offset: u64,
@@ -74,13 +75,13 @@ struct Segment {
     mem_size: u64,
 }
 
-/// The parsed headers of one file, and the way to its bytes.
+/// The parsed headers of one file, and access to its bytes.
 pub(crate) struct Elf {
     input: Input,
     pub sections: Vec<Section>,
     segments: Vec<Segment>,
     pub build_id: Option<Vec<u8>>,
-    /// Decides whether PLT stubs can be decoded.
+    /// Only x86-64 PLT stubs can be decoded.
     pub is_x86_64: bool,
     /// Values of symbols are offsets in their sections.
     pub is_relocatable: bool,
@@ -96,7 +97,7 @@ pub(crate) fn u64_at(b: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(b.get(at..at.checked_add(8)?)?.try_into().ok()?))
 }
 
-/// The bytes of a string table from `at` up to the NUL, at most `max` of them. `None` if there is no NUL in reach.
+/// The bytes of a string table from `at` up to the NUL, at most `max` of them. `None` if there is no NUL within that.
 pub(crate) fn cstr_at(table: &[u8], at: usize, max: usize) -> Option<&[u8]> {
     let rest = table.get(at..)?;
     let rest = &rest[..rest.len().min(max.saturating_add(1))];
@@ -109,15 +110,15 @@ impl Elf {
         Elf::open(file, false)
     }
 
-    /// A file that only debuggers open: `.dwo` and `.dwp` files, and what `dwz` writes, are objects by their header. Nothing
-    /// in their sections is relocated.
+    /// A file that only debuggers read: `.dwo` and `.dwp` files, and the files of `dwz`, are object files by their
+    /// header. Nothing in their sections is relocated.
     pub fn from_debug_file(file: File) -> Result<Elf, Error> {
         Elf::open(file, true)
     }
 
     fn open(file: File, object: bool) -> Result<Elf, Error> {
         let meta = file.metadata().map_err(Error::io)?;
-        // A pipe or a device could block for ever or never end.
+        // A pipe or a device could block forever or never end.
         if !meta.is_file() {
             return Err(Error::new(ErrorKind::NotElf, "not a regular file"));
         }
@@ -128,7 +129,7 @@ impl Elf {
         Elf::parse(Input::Bytes(bytes), false)
     }
 
-    /// The same, which may be an object file.
+    /// The same, but accepts object files.
     pub fn from_object(bytes: Vec<u8>) -> Result<Elf, Error> {
         Elf::parse(Input::Bytes(bytes), true)
     }
@@ -207,13 +208,13 @@ impl Elf {
 
     fn read_sections(&mut self, offset: u64, entry: u16, count: u16, names: u16) -> Result<(), Error> {
         if offset == 0 {
-            return Ok(()); // sstrip'ed: allowed, there is just nothing to know
+            return Ok(()); // sstrip'ed: valid, but without information
         }
         if entry != 64 {
             return Err(Error::new(ErrorKind::Corrupt, "section headers have an unknown size"));
         }
         let first = self.input.read(offset, 64)?;
-        // Counts that do not fit their 16 bits stand in section 0.
+        // Counts that do not fit in 16 bits are in section 0.
         let count = match count {
             0 => u64_at(&first, 32).unwrap_or(0),
             n => u64::from(n),
@@ -242,7 +243,7 @@ impl Elf {
             ))
         };
         let strings = match header(names as usize) {
-            // A missing name table leaves sections nameless, which loses DWARF and PLT but not symbols.
+            // Without a name table, sections have no names, which loses DWARF and PLT but not symbols.
             Some((_, s)) if s.kind != SHT_NOBITS => self.input.read(s.offset, s.size).unwrap_or_default(),
             _ => Vec::new(),
         };
@@ -256,7 +257,7 @@ impl Elf {
         Ok(())
     }
 
-    /// Debug files keep their note section but may have lost the segment's bytes.
+    /// Debug files keep their note section but may not have the segment's bytes.
     fn build_id_from_sections(&self) -> Option<Vec<u8>> {
         let notes = self.sections.iter().filter(|s| s.kind == SHT_NOTE).take(64);
         notes
@@ -264,7 +265,7 @@ impl Elf {
             .find_map(|(offset, size)| self.build_id_in(offset, size))
     }
 
-    /// Looks for NT_GNU_BUILD_ID (3) in one block of notes. Notes are small; 64 KiB of them are plenty.
+    /// Finds NT_GNU_BUILD_ID (3) in one block of notes. Notes are small; at most 64 KiB of them are read.
     fn build_id_in(&self, offset: u64, size: u64) -> Option<Vec<u8>> {
         let notes = self.input.read(offset, size.min(1 << 16)).ok()?;
         let mut rest = &notes[..];
@@ -294,13 +295,13 @@ impl Elf {
         self.input.read(section.offset, section.size)
     }
 
-    /// The bytes of a section by its name; none if it is not there or cannot be read.
+    /// The bytes of a section by its name; empty if it is missing or cannot be read.
     pub fn raw_section(&self, name: &str) -> Vec<u8> {
         let section = self.section(name);
         section.and_then(|s| self.raw_data(s).ok()).unwrap_or_default()
     }
 
-    /// Whether there are DWARF entries in this file, going by its headers.
+    /// Whether this file has DWARF entries, according to its headers.
     pub fn has_dwarf(&self) -> bool {
         let info = self.section(".debug_info").or(self.section(".zdebug_info"));
         info.is_some_and(|s| s.kind != SHT_NOBITS && s.size > 0)
@@ -311,7 +312,7 @@ impl Elf {
         self.sections.iter().any(|s| s.kind == kind && s.size > 24)
     }
 
-    /// The bytes of a debug section, decompressed if need be: SHF_COMPRESSED with zlib or zstd (gABI, "Section
+    /// The bytes of a debug section, decompressed if necessary: SHF_COMPRESSED with zlib or zstd (gABI, "Section
     /// Compression"), and the older `.zdebug_*` (binutils `bfd/compress.c`). Empty if there is no such section.
     pub fn debug_data(&self, name: &str) -> Result<Vec<u8>, Error> {
         let old_name = || format!(".z{}", name.trim_start_matches('.'));
@@ -340,7 +341,7 @@ impl Elf {
         }
     }
 
-    /// Whether the address lies in something that is loaded.
+    /// Whether the address is in a loaded segment.
     pub fn is_loaded(&self, svma: u64) -> bool {
         let mut from = self
             .segments
@@ -368,7 +369,7 @@ impl Input {
 
     /// Reads exactly `len` bytes. Refuses before allocating if the file is not that long.
     fn read(&self, offset: u64, len: u64) -> Result<Vec<u8>, Error> {
-        let truncated = || Error::new(ErrorKind::Truncated, "headers point behind the end of the file");
+        let truncated = || Error::new(ErrorKind::Truncated, "headers point past the end of the file");
         let end = offset
             .checked_add(len)
             .filter(|&end| end <= self.len())
@@ -379,7 +380,7 @@ impl Input {
         match self {
             Input::File { file, .. } => {
                 let mut bytes = vec![0; len as usize];
-                // The file may have shrunk since its length was taken: then this is an error, not a signal.
+                // The file may have shrunk since its length was read: that is an error here, not a signal.
                 file.read_exact_at(&mut bytes, offset).map_err(Error::io)?;
                 Ok(bytes)
             }
@@ -392,7 +393,7 @@ fn decompress(format: CompressionFormat, data: &[u8], size: u64) -> Result<Vec<u
     if size > MAX_DECOMPRESSED || size / MAX_RATIO > data.len() as u64 {
         return Err(Error::new(
             ErrorKind::Corrupt,
-            "a compressed section claims an unbelievable size",
+            "a compressed section claims an implausible size",
         ));
     }
     let packed = CompressedData {

@@ -1,23 +1,23 @@
-//! What can go wrong, and what can remain unknown.
+//! Errors, and reasons for missing names.
 
 use std::fmt;
 
-/// Why a file cannot be used at all.
+/// Why a file cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
     kind: ErrorKind,
     message: String,
 }
 
-/// For programs: what sort of [`Error`] it is.
+/// The kind of an [`Error`], for programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// The file could not be read.
     Io,
-    /// It is no ELF file.
+    /// It is not an ELF file.
     NotElf,
-    /// It is an ELF file of a sort that is not read: 32 bits, big endian, object file, core dump.
+    /// An unsupported kind of ELF file: 32 bits, big endian, object file, core dump.
     Unsupported,
     /// It is shorter than its headers say.
     Truncated,
@@ -37,7 +37,7 @@ impl Error {
         Error::new(ErrorKind::Io, format!("cannot read: {error}"))
     }
 
-    /// What sort of error it is.
+    /// The kind of error.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
@@ -51,29 +51,29 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Why an address has no name. A value, not a failure: profiles show it.
+/// Why an address has no name. A value, not an error: profiles show it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Unknown {
+pub enum Reason {
     /// The file has no function symbols and no DWARF.
     NoSymbols,
     /// It has some, but none covers the address.
     NotInAnyFunction,
-    /// Nothing of the file is loaded at the address.
+    /// The address is not in a loaded segment.
     OutsideFile,
-    /// Symbols or DWARF could not be read, so that the address may well have a name.
+    /// Symbols or DWARF could not be read, so the address may have a name that is not known.
     Corrupt(Error),
 }
 
-impl fmt::Display for Unknown {
+impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Unknown::NoSymbols => f.write_str("the file has no symbols"),
-            Unknown::NotInAnyFunction => f.write_str("in no known function"),
-            Unknown::OutsideFile => f.write_str("outside of the file"),
-            Unknown::Corrupt(error) => write!(f, "symbols cannot be read: {error}"),
+            Reason::NoSymbols => f.write_str("the file has no symbols"),
+            Reason::NotInAnyFunction => f.write_str("not in any known function"),
+            Reason::OutsideFile => f.write_str("outside of the file"),
+            Reason::Corrupt(error) => write!(f, "symbols cannot be read: {error}"),
         }
     }
 }
 
-impl std::error::Error for Unknown {}
+impl std::error::Error for Reason {}

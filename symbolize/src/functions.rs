@@ -2,11 +2,11 @@
 
 use gimli::{AttributeValue, UnitOffset};
 
-use crate::die::{Bounds, DieRef, Fuel, GimliUnit, Slice};
+use crate::dwarf_util::{Bounds, DieRef, Fuel, GimliUnit, Slice};
 
-/// Deeper inlining is cut off: the frames further in are left out.
+/// Maximum depth of inlined calls: deeper frames are left out.
 const MAX_DEPTH: usize = 256;
-/// Of overlapping ranges at most so many are looked at.
+/// Maximum number of overlapping ranges that are searched.
 const MAX_OVERLAPS: usize = 1000;
 
 /// Ranges of addresses with an index each; they may overlap.
@@ -16,13 +16,14 @@ pub(crate) struct Ranges(Vec<Range>);
 struct Range {
     begin: u64,
     end: u64,
-    /// The largest end up to here: where it is not above an address, nothing before can contain the address.
+    /// The maximum end of the ranges up to this one: if it is not above an address, no earlier range contains the
+    /// address.
     reach: u64,
     index: u32,
 }
 
 impl Ranges {
-    /// Says whether the range was worth keeping. Linkers set the ranges of discarded code to 0 or 1, or to the top.
+    /// Returns whether the range was added. Linkers set the ranges of discarded code to 0 or 1, or to the top.
     pub fn push(&mut self, begin: u64, end: u64, index: usize) -> bool {
         let keep = begin > 1 && begin < end;
         if keep {
@@ -64,17 +65,17 @@ impl Ranges {
 /// One inlined call.
 #[derive(Clone, Copy)]
 pub(crate) struct Call {
-    /// The entry that leads to the name of what was inlined.
+    /// The entry with the name of the inlined function.
     pub name_at: DieRef,
-    /// Where it was called: index of the file in the unit's line table, and line.
+    /// The call site: index of the file in the unit's line table, and line.
     pub file: Option<u64>,
     pub line: Option<u32>,
-    /// The call that this one is inside of.
+    /// The inlined call that contains this one.
     parent: Option<u32>,
     depth: u32,
 }
 
-/// Where an address is.
+/// The function and the inlined calls at an address.
 pub(crate) struct Inlined {
     /// Outermost first.
     pub calls: Vec<Call>,
@@ -115,7 +116,7 @@ impl Functions {
             let die = entries.next_offset().0;
             let Ok(abbrev) = entries.read_abbreviation() else { break };
             let Some(abbrev) = abbrev else { continue };
-            // Attributes can be of no bytes, so entries are paid by their attributes.
+            // Attributes can take no bytes, so entries are paid for by their attributes.
             fuel.spend(1 + abbrev.attributes().len() as u64)?;
             if abbrev.tag() != gimli::DW_TAG_subprogram {
                 if entries.skip_attributes(abbrev.attributes()).is_err() {
@@ -246,8 +247,8 @@ impl Calls {
         Some(out)
     }
 
-    /// From outside to inside. The list is looked through from its start: parents stand before their children, and a
-    /// function has at most some thousands of ranges.
+    /// From outside to inside. Linear search: parents come before their children, and a function has at most some
+    /// thousands of ranges.
     fn find(&self, svma: u64) -> Vec<Call> {
         let mut path: Vec<Call> = Vec::new();
         let mut last = None;

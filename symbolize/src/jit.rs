@@ -1,8 +1,8 @@
-//! Names of code that is in no file: what the programs that made it left behind for profilers.
+//! Names of code that is in no file, from what JIT compilers write for profilers.
 //!
 //! Two files: perf maps (text, `tools/perf/Documentation/jit-interface.txt` in Linux) and jitdump files (binary,
 //! `tools/perf/Documentation/jitdump-specification.txt`). Both only grow: what comes later in the file holds now.
-//! Objects registered with debuggers ([`JitObject`]) are added to the same table.
+//! Objects registered with the debugger interface ([`JitObject`]) are added to the same table.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, BufReader, Read, Seek};
@@ -11,24 +11,24 @@ use std::sync::Arc;
 use crate::elf::{cstr_at, u32_at, u64_at};
 use crate::{Error, ErrorKind, JitObject, Name, Symbol};
 
-/// Bytes of a perf map that are read: some millions of functions.
+/// Maximum size of a perf map, bytes: some millions of functions.
 const MAX_MAP: u64 = 256 << 20;
-/// Functions of one file; later ones are not read.
+/// Maximum number of functions of one file; later ones are not read.
 pub(crate) const MAX_FUNCTIONS: usize = 4 << 20;
-/// Longer names are cut.
+/// Maximum length of a name; longer ones are truncated.
 const MAX_NAME: usize = 4 << 10;
-/// Lines of all functions of a jitdump together.
+/// Maximum number of lines of all functions of a jitdump together.
 const MAX_LINES: usize = 8 << 20;
-/// Bytes of names of functions and source files of a jitdump together.
+/// Maximum size of the names of functions and source files of a jitdump together, bytes.
 const MAX_TEXT: usize = 512 << 20;
-/// Longest record with lines that is read.
+/// Maximum size of a record with lines, bytes.
 const MAX_DEBUG_INFO: u64 = 64 << 20;
 
-/// Code without a file, and its names. Addresses are those of the running process.
+/// Names of JIT code. Addresses are those of the running process.
 #[derive(Default)]
 pub struct JitCode {
     functions: Vec<Function>,
-    /// Start of a stretch: its end and the index of the function. They do not overlap.
+    /// Start of a range -> its end and the index of the function. Ranges do not overlap.
     ranges: BTreeMap<u64, (u64, u32)>,
 }
 
@@ -41,7 +41,7 @@ struct Function {
 }
 
 impl JitCode {
-    /// Reads a perf map: lines `START SIZE NAME`, numbers in hexadecimal. Lines that are not like that are skipped.
+    /// Reads a perf map: lines `START SIZE NAME`, numbers in hexadecimal. Malformed lines are skipped.
     ///
     /// # Errors
     /// If it cannot be read. A map that is larger than 256 MiB is read up to there.
@@ -56,11 +56,11 @@ impl JitCode {
         Ok(code)
     }
 
-    /// Reads a jitdump file. Code that moved is found where it moved to. A file that ends within a record, as that of a
-    /// program that is still running may, is read up to there.
+    /// Reads a jitdump file. Code that moved is found at its new address. A file that ends within a record, as that of
+    /// a running program may, is read up to there.
     ///
     /// # Errors
-    /// If it is no jitdump of this byte order, or cannot be read.
+    /// If it is not a jitdump of this byte order, or cannot be read.
     pub fn from_jitdump(input: impl Read + Seek) -> Result<JitCode, Error> {
         let mut input = BufReader::with_capacity(64 << 10, input);
         let head = read_up_to(&mut input, 40).map_err(Error::io)?;
@@ -81,14 +81,14 @@ impl JitCode {
         Ok(reader.code)
     }
 
-    /// Adds the functions of an object that the program registered with debuggers.
+    /// Adds the functions of an object that the program registered with the debugger interface.
     pub fn add_object(&mut self, object: &JitObject) {
         for (start, size, name) in &object.functions {
             self.add(*start, *size, name.clone(), Vec::new());
         }
     }
 
-    /// The function that covers an address; of several the one that was added last.
+    /// The function that covers an address; of several the one added last.
     pub fn lookup(&self, avma: u64) -> Option<Symbol> {
         let (_, (end, index)) = self.ranges.range(..=avma).next_back()?;
         if avma >= *end {
@@ -133,9 +133,9 @@ impl JitCode {
         self.cover(start, start + size, index);
     }
 
-    /// Gives a stretch to a function, and takes it from all others.
+    /// Assigns a range to a function, removing it from all others.
     fn cover(&mut self, start: u64, end: u64, index: u32) {
-        // What begins before and reaches in keeps what is outside.
+        // A range that begins earlier and overlaps keeps its outer parts.
         if let Some((&before, &(its_end, other))) = self.ranges.range(..start).next_back()
             && its_end > start
         {
@@ -159,7 +159,7 @@ fn perf_map_line(line: &[u8]) -> Option<(u64, u64, &[u8])> {
     let mut number = || {
         let digits = std::str::from_utf8(parts.next()?).ok()?;
         let digits = digits.strip_prefix("0x").unwrap_or(digits);
-        // `from_str_radix` would take a sign.
+        // `from_str_radix` would accept a sign.
         digits.bytes().all(|b| b.is_ascii_hexdigit()).then_some(())?;
         u64::from_str_radix(digits, 16).ok()
     };
@@ -172,13 +172,13 @@ pub(crate) fn lossy(name: &[u8]) -> Arc<str> {
     String::from_utf8_lossy(&name[..name.len().min(MAX_NAME)]).into()
 }
 
-/// The state of reading one jitdump.
+/// State of reading one jitdump.
 #[derive(Default)]
 struct JitDump {
     code: JitCode,
-    /// Functions by the number that the file gives them.
+    /// Functions by their number in the file.
     by_number: HashMap<u64, u32>,
-    /// Lines that were told of code that is to be loaded next, by its address.
+    /// Lines of code that is to be loaded next, by its address.
     lines: HashMap<u64, Vec<(u32, Arc<str>, u32)>>,
     line_count: usize,
     text: usize,
@@ -194,7 +194,7 @@ impl JitDump {
         let Some(body) = u64::from(size).checked_sub(16).filter(|_| head.len() == 16) else {
             return Ok(None);
         };
-        // Of loaded code the fixed part and the name are read, not the code itself.
+        // Of JIT_CODE_LOAD, only the fixed part and the name are read, not the code itself.
         let wanted = match kind {
             0 => body.min(40 + MAX_NAME as u64 + 1),
             1 => body.min(48),
@@ -206,7 +206,7 @@ impl JitDump {
         if (bytes.len() as u64) < wanted {
             return Ok(None);
         }
-        // A damaged record is left out; the next one is found by its size.
+        // A damaged record is skipped; the next one is found by its size.
         let _ = match kind {
             0 => self.load(&bytes),
             1 => self.moved(&bytes),
@@ -250,8 +250,8 @@ impl JitDump {
         Some(())
     }
 
-    /// JIT_CODE_DEBUG_INFO: code_addr, count, then for each: address, line, discriminator, name of the file. A name of
-    /// one byte 0xff is the name before it.
+    /// JIT_CODE_DEBUG_INFO: code_addr, count, then for each: address, line, discriminator, name of the file. The
+    /// one-byte name 0xff stands for the previous name.
     fn debug_info(&mut self, body: &[u8]) -> Option<()> {
         let (start, count) = (u64_at(body, 0)?, u64_at(body, 8)?);
         let mut lines = Vec::new();
@@ -331,8 +331,8 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_later_covers_what_was_there() {
-        // Against the plain way: each address asks all functions, the last first.
+    fn later_entries_replace_earlier_ones() {
+        // Compared with a simple search of all functions for each address, the last first.
         let mut state = 7u64;
         let mut below = |n: u64| {
             state = state
@@ -398,7 +398,7 @@ mod tests {
             (None, Some(("second".into(), 0x3000)))
         );
         assert_eq!(found(&code, 0x4000), Some(("after".into(), 0x4000)));
-        // Cut anywhere it still reads, up to there.
+        // Truncated anywhere, it still reads up to there.
         for len in 40..file.len() {
             assert!(read(&file[..len]).is_ok_and(|c| c.len() <= 3), "{len}");
         }

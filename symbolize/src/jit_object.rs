@@ -1,5 +1,5 @@
-//! Object files that a program makes in its own memory and registers with debuggers (GDB manual, "JIT Compilation
-//! Interface"): code of a just-in-time compiler, its names, and where its unwind table is.
+//! Object files that a program creates in its own memory and registers with debuggers (GDB manual, "JIT Compilation
+//! Interface"): code of a just-in-time compiler, its names, and the address of its unwind table.
 
 use std::sync::Arc;
 
@@ -8,15 +8,15 @@ use crate::jit::{MAX_FUNCTIONS, lossy};
 use crate::symbols::MAX_NAME;
 use crate::{Error, ErrorKind};
 
-/// Largest object that is read, bytes: one compiled module, without the debug information of a whole program.
+/// Maximum size of an object, bytes: one compiled module, without the debug information of a complete program.
 const MAX_OBJECT: usize = 16 << 20;
-/// Executable sections of one object that count.
+/// Maximum number of executable sections of one object.
 const MAX_CODE: usize = 1024;
 const SHF_ALLOC: u64 = 2;
-/// Kind of a symbol that is a function (System V ABI, chapter 4), in the low half of `st_info`.
+/// The kind of function symbols (System V ABI, chapter 4), in the low half of `st_info`.
 const STT_FUNC: u8 = 2;
 
-/// What a registered object says of the code that it describes. All addresses are those of the running process.
+/// What a registered object contains about the code that it describes. All addresses are those of the running process.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct JitObject {
     /// Start, size in bytes, and name of each function.
@@ -32,7 +32,7 @@ impl JitObject {
     /// debuggers expect; sections without one are left out.
     ///
     /// # Errors
-    /// If it is no 64-bit little-endian ELF file, larger than 16 MiB, or if its headers point outside of it.
+    /// If it is not a 64-bit little-endian ELF file, larger than 16 MiB, or if its headers point outside of it.
     pub fn parse(bytes: Vec<u8>) -> Result<JitObject, Error> {
         let len = bytes.len();
         if len > MAX_OBJECT {
@@ -62,8 +62,8 @@ impl JitObject {
         self.functions.iter().map(|f| (f.0, f.1))
     }
 
-    /// `room`: bytes that names may take. They come from the object, so all of them are no longer than it, but for
-    /// those that share their ends.
+    /// `room`: maximum number of bytes of names. They come from the object, so together they are no longer than it,
+    /// except for those that share their ends.
     fn read_functions(&mut self, elf: &Elf, room: usize) {
         let Some(table) = elf.sections.iter().find(|s| s.kind == SHT_SYMTAB) else {
             return;
@@ -95,7 +95,7 @@ impl JitObject {
             let Some(start) = start.filter(|start| (section.addr..section.end()).contains(start)) else {
                 continue;
             };
-            // Without a size it may be all of its section: what other functions have is theirs.
+            // A symbol without a size may cover the rest of its section, except for other functions.
             let left = section.end() - start;
             let size = if size == 0 { left } else { size.min(left) };
             let Some(name) = cstr_at(&strings, name as usize, MAX_NAME).filter(|name| !name.is_empty()) else {
@@ -107,7 +107,7 @@ impl JitObject {
             room = rest;
             self.functions.push((start, size, lossy(name)));
         }
-        // What comes later covers what was there: parts after the whole.
+        // Later ranges replace earlier ones: parts after the ranges that contain them.
         self.functions.sort_by_key(|f| std::cmp::Reverse(f.1));
     }
 }
@@ -195,13 +195,13 @@ mod tests {
             let found = code.lookup(TEXT + at).map(|s| (s.name.to_string(), s.start));
             assert_eq!(found, expected.map(|(n, at)| (n.to_string(), TEXT + at)), "{at:#x}");
         }
-        // In other kinds of files the addresses are stated as they are.
+        // In other kinds of files the addresses are final.
         let plain = JitObject::parse(object(3, &[(11, 0x12, 1, TEXT + 4, 8)], STRINGS)).expect("an object");
         assert_eq!(plain.functions, [(TEXT + 4, 8, "second".into())]);
     }
 
     #[test]
-    fn names_take_no_more_room_than_the_object() {
+    fn names_are_bounded_by_the_size_of_the_object() {
         let long: Vec<u8> = [&[0][..], &[b'x'; 3000], &[0]].concat();
         let many: Vec<_> = (0..5000).map(|i| (1, 0x12, 1, i % 256, 1)).collect();
         let bytes = object(1, &many, &long);

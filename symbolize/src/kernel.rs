@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-/// No kernel function is larger; an address further behind the last symbol belongs to something without a name.
+/// Maximum size of a kernel function; addresses further after the last symbol have no name.
 const MAX_FUNCTION: u64 = 1 << 20;
 
-/// The symbols of a running kernel. Knows nothing of where the text comes from.
+/// The symbols of a running kernel, from any source of the text.
 pub struct Kernel {
     /// Sorted by address, one entry per address.
     entries: Vec<Entry>,
-    /// All names, one behind the other; then all module names.
+    /// All names, one after the other; then all module names.
     text: String,
 }
 
@@ -45,9 +45,9 @@ impl fmt::Display for KernelError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             KernelError::Hidden => {
-                "the kernel hides its addresses (all are zero); read them as root, with kernel.kptr_restrict at 0 or 1"
+                "the kernel hides its addresses (all are zero); read them as root with kernel.kptr_restrict set to 0 or 1"
             }
-            KernelError::Empty => "there are no kernel functions in this text",
+            KernelError::Empty => "no kernel symbols found",
         })
     }
 }
@@ -55,7 +55,7 @@ impl fmt::Display for KernelError {
 impl std::error::Error for KernelError {}
 
 impl Kernel {
-    /// Parses lines `ADDRESS TYPE NAME [MODULE]`. Lines that are not like that are skipped.
+    /// Parses lines `ADDRESS TYPE NAME [MODULE]`. Malformed lines are skipped.
     ///
     /// Types `t`, `T`, `w` and `W` are functions (`nm(1)`); everything else only ends the function before it.
     ///

@@ -2,23 +2,23 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod debug_info;
 mod debugfile;
 #[cfg(feature = "debuginfod")]
 mod debuginfod;
 mod demangle;
-mod die;
 mod dwarf;
+mod dwarf_util;
 mod elf;
 mod error;
 mod functions;
-mod info;
 mod jit;
 mod jit_object;
 mod kernel;
 mod lines;
 mod module;
 mod plt;
-mod split;
+mod split_dwarf;
 mod symbols;
 
 use std::sync::Arc;
@@ -27,26 +27,26 @@ pub use debugfile::Files;
 #[cfg(feature = "debuginfod")]
 pub use debuginfod::{Debuginfod, Limits};
 pub use demangle::demangle;
-pub use error::{Error, ErrorKind, Unknown};
+pub use error::{Error, ErrorKind, Reason};
 pub use jit::JitCode;
 pub use jit_object::JitObject;
 pub use kernel::{Kernel, KernelError, KernelSymbol};
-pub use module::{Function, Module, Sources};
+pub use module::{Function, Module, SymbolSources};
 
 /// One function at an address: the real one, or one that the compiler inlined into it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Symbol {
-    /// For people: see [`demangle`].
+    /// Display name: see [`demangle`].
     pub name: Arc<str>,
-    /// As it stands in the file, with suffixes like `.cold`. For a PLT stub the same as `name`.
+    /// Name in the file, with suffixes like `.cold`. For a PLT stub the same as `name`.
     pub raw: Arc<str>,
-    /// Stated address of the first byte of the **real** function; the same for all functions inlined into it. A part that
-    /// was split off (`.cold`) has its own start.
+    /// Stated address of the first byte of the **real** function; the same for all functions inlined into it. A part
+    /// that was split off (`.cold`) has its own start.
     pub start: u64,
     /// Bytes from `start` that belong to the real function.
     pub size: u64,
-    /// Source file with its directory, as the compiler was told. For the innermost function the place of the address
-    /// itself, for those around it the place of the call.
+    /// Source file with its directory, as passed to the compiler. For the innermost function the location of the
+    /// address itself, for the outer ones the location of the call.
     pub file: Option<Arc<str>>,
     /// Line in `file`, from 1.
     pub line: Option<u32>,
@@ -54,7 +54,7 @@ pub struct Symbol {
     pub inlined: bool,
 }
 
-/// A raw name and what people call it.
+/// A raw name and its display name.
 #[derive(Debug, Clone)]
 pub(crate) struct Name {
     raw: Arc<str>,
@@ -72,7 +72,7 @@ impl Name {
 
 #[cfg(test)]
 mod tests {
-    /// Symbols are resolved on a thread of their own.
+    /// Modules can be sent to the thread that symbolizes.
     #[test]
     fn modules_can_be_sent() {
         fn is_send<T: Send>() {}

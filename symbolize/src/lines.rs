@@ -3,21 +3,21 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use crate::die::{Fuel, Slice};
+use crate::dwarf_util::{Fuel, Slice};
 
-/// Longer paths are left out: the kernel's own limit (PATH_MAX) is 4096.
+/// Maximum length of a path: the kernel's own limit (PATH_MAX) is 4096.
 const MAX_PATH: usize = 4096;
 
 struct Sequence {
     start: u64,
     end: u64,
-    /// Its rows, as a part of `Lines::rows`.
+    /// Its rows, as a range of `Lines::rows`.
     rows: std::ops::Range<usize>,
 }
 
 /// 12 bytes instead of 32: large libraries have millions of rows.
 struct Row {
-    /// From the start of the sequence.
+    /// Offset from the start of the sequence.
     delta: u32,
     file: u32,
     line: u32,
@@ -59,7 +59,7 @@ impl Lines {
             .debug_line
             .program(offset, address_size, unit.comp_dir, unit.name)
             .ok()?;
-        // Overlapping programs are possible: what each one costs is counted where it is read.
+        // Programs may overlap: the cost of each one is counted where it is read.
         fuel.spend(program.header().header_length() as u64)?;
         let mut lines = Lines {
             files: Vec::new(),
@@ -132,7 +132,7 @@ impl Lines {
     /// File and line of the row that covers an address. Line 0 means "no line".
     pub fn find(&self, svma: u64) -> Option<(Option<Arc<str>>, Option<u32>)> {
         let after = self.sequences.partition_point(|s| s.start <= svma);
-        // Sequences do not overlap in sane files; look at a few.
+        // Sequences do not overlap in valid files; check a few.
         let sequence = self.sequences[..after].iter().rev().take(4).find(|s| svma < s.end)?;
         let rows = self.rows.get(sequence.rows.clone())?;
         let delta = svma - sequence.start;

@@ -1,4 +1,4 @@
-//! One ELF file and everything it knows about names.
+//! One ELF file and all its names.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -6,25 +6,25 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::debugfile::{Files, Search, Separate, Surroundings, mini_debug_info};
-use crate::dwarf::{Beside, Dwarf};
+use crate::debugfile::{DebugFile, FileContext, Files, Search, mini_debug_info};
+use crate::dwarf::{Dwarf, DwarfContext};
 use crate::elf::{Elf, SHT_DYNSYM, SHT_SYMTAB};
 use crate::plt::Plt;
 use crate::symbols::{Symbols, find_named};
-use crate::{Error, Name, Symbol, Unknown};
+use crate::{Error, Name, Reason, Symbol};
 
-/// One ELF file, opened once. Cheap to open: symbols are read at the first lookup, DWARF at the first lookup that
-/// wants lines, and then unit by unit.
+/// One ELF file, opened once. Cheap to open: symbols are read at the first lookup, DWARF at the first lookup that needs
+/// lines, and then unit by unit.
 ///
 /// All addresses are *stated* ones (SVMA): as in the file's symbol table, neither run-time addresses nor file offsets.
 /// [`Module::svma_of_offset`] turns a file offset into one.
 ///
-/// Debug information that was split off is found if the module is told how to open files: [`Module::with_files`]. A
-/// separate debug file states the same addresses, so it just stands in for the file where symbols and DWARF are read.
+/// Separate debug information is found if the module has access to other files: [`Module::with_files`]. A separate
+/// debug file has the same addresses, so it replaces the file where symbols and DWARF are read.
 pub struct Module {
     elf: Elf,
-    around: Option<Surroundings>,
-    /// Looked for at the first lookup.
+    around: Option<FileContext>,
+    /// Searched for at the first lookup.
     debug: Option<Debug>,
     search: Search,
     symbols: Option<Symbols>,
@@ -41,12 +41,12 @@ enum DwarfState {
     Ready(Box<Dwarf>),
 }
 
-/// What stands in for the file itself.
+/// What replaces the file itself.
 #[derive(Default)]
 struct Debug {
-    separate: Option<Separate>,
-    supplementary: Option<Separate>,
-    /// What `.gnu_debugdata` holds.
+    separate: Option<DebugFile>,
+    supplementary: Option<DebugFile>,
+    /// Contents of `.gnu_debugdata`.
     mini: Option<Elf>,
 }
 
@@ -61,14 +61,14 @@ impl Debug {
             .unwrap_or(elf)
     }
 
-    /// The file that has the DWARF, if any has.
+    /// The file that has the DWARF, if any.
     fn dwarf<'a>(&'a self, elf: &'a Elf) -> &'a Elf {
         let separate = self.separate.as_ref().map(|s| &s.elf);
         separate.filter(|s| s.has_dwarf()).unwrap_or(elf)
     }
 }
 
-/// A function as the symbol table has it.
+/// A function in the symbol table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Function<'a> {
     /// Stated address of the first byte.
@@ -81,31 +81,31 @@ pub struct Function<'a> {
 
 /// Where the names of a file come from.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Sources {
-    /// Functions in `.symtab`, of the file or of its debug file: all of them have names.
+pub struct SymbolSources {
+    /// Functions in `.symtab`, of the file or of its debug file: all functions have names.
     pub symtab: bool,
-    /// Functions in `.dynsym`: at least the exported ones have names.
+    /// Functions in `.dynsym`: at least the exported functions have names.
     pub dynsym: bool,
-    /// Functions in `.gnu_debugdata`: those that are not exported have names too.
+    /// Functions in `.gnu_debugdata`: those that are not exported have names, too.
     pub debugdata: bool,
     /// DWARF: inlined functions, files and lines.
     pub dwarf: bool,
     /// The separate debug file that symbols or DWARF are read from.
     pub debug_file: Option<PathBuf>,
-    /// The debug file came from elsewhere: [`Files::fetch`].
+    /// The debug file comes from [`Files::fetch`].
     pub fetched: bool,
     /// The supplementary file (`dwz`) that the DWARF refers to.
     pub supplementary: Option<PathBuf>,
     /// Units of split DWARF that were needed and found, and that were needed and not found.
     pub split_units: (usize, usize),
-    /// Places where nothing was; not all, if there were very many.
-    pub looked_for: Vec<PathBuf>,
-    /// What was there and was not used, with the reason.
+    /// Paths where nothing was found; not all, if there were very many.
+    pub searched: Vec<PathBuf>,
+    /// What was found and not used, with the reason.
     pub refused: Vec<String>,
 }
 
 impl Module {
-    /// Takes an open file. Reads headers only.
+    /// Uses an open file. Reads headers only.
     ///
     /// # Errors
     /// If it is not a regular file, not ELF, not 64-bit little-endian, an object file or a core dump, or if its headers
@@ -135,12 +135,12 @@ impl Module {
         }
     }
 
-    /// Lets the module look for debug information that is not in the file: by build id and `.gnu_debuglink`, in `dwz`'s
-    /// supplementary files, in `.dwo` and `.dwp` files. `path` is where the file lies in the program's eyes.
+    /// Enables the search for debug information that is not in the file: by build id and `.gnu_debuglink`, in `dwz`'s
+    /// supplementary files, in `.dwo` and `.dwp` files. `path` is the file's path as the program sees it.
     #[must_use]
     pub fn with_files(mut self, path: impl Into<PathBuf>, files: Arc<dyn Files>) -> Module {
         let path = path.into();
-        self.around = Some(Surroundings { path, files });
+        self.around = Some(FileContext { path, files });
         self
     }
 
@@ -160,7 +160,7 @@ impl Module {
     ///
     /// # Errors
     /// The reason why there is no name.
-    pub fn lookup(&mut self, svma: u64) -> Result<Vec<Symbol>, Unknown> {
+    pub fn lookup(&mut self, svma: u64) -> Result<Vec<Symbol>, Reason> {
         self.read_symbols();
         self.read_dwarf();
         let mut found = match &mut self.dwarf {
@@ -179,7 +179,8 @@ impl Module {
         let Some((name, start, size)) = real else {
             return Err(self.why_unknown(svma));
         };
-        // An inlined function whose name is in a file that is not read is left out; its caller has the place of the call.
+        // An inlined function whose name is in a file that is not read is left out; its caller has the location of the
+        // call.
         let inlined = found.frames.into_iter().filter_map(|f| {
             let Name { raw, display } = f.name?;
             Some(Symbol {
@@ -206,12 +207,12 @@ impl Module {
         Ok(out)
     }
 
-    /// [`Module::lookup`] for many addresses; results are in their order. Neighbours share what is parsed for them, so
-    /// one call for all addresses of a module is also the call that needs the least memory traffic.
-    pub fn lookup_many(&mut self, svmas: &[u64]) -> Vec<Result<Vec<Symbol>, Unknown>> {
+    /// [`Module::lookup`] for many addresses; results are in their order. Neighbors share parsed data, so one call for
+    /// all addresses of a module also needs the least memory traffic.
+    pub fn lookup_many(&mut self, svmas: &[u64]) -> Vec<Result<Vec<Symbol>, Reason>> {
         let mut order: Vec<usize> = (0..svmas.len()).collect();
         order.sort_unstable_by_key(|&i| svmas[i]);
-        let mut out: Vec<Result<Vec<Symbol>, Unknown>> = vec![Err(Unknown::NoSymbols); svmas.len()];
+        let mut out: Vec<Result<Vec<Symbol>, Reason>> = vec![Err(Reason::NoSymbols); svmas.len()];
         let mut last: Option<usize> = None;
         for i in order {
             out[i] = match last {
@@ -243,17 +244,17 @@ impl Module {
         })
     }
 
-    /// Address and size of the function symbol with exactly this raw name; finds aliases too. The size is 0 if the table
-    /// states none. Scans the tables: for a few names.
+    /// Address and size of the function symbol with exactly this raw name; finds aliases too. The size is 0 if the
+    /// table states none. Scans the tables: for a few names.
     pub fn symbol_named(&mut self, raw: &str) -> Option<(u64, u64)> {
         self.find_debug();
         let full = self.debug.as_ref().map_or(&self.elf, |d| d.symbols(&self.elf));
         find_named(full, raw).or_else(|| find_named(&self.elf, raw))
     }
 
-    /// What the names come from, as far as it is known without parsing: by the sections that are there, and by what was
-    /// found in them once they were read. Other files count once a lookup has looked for them.
-    pub fn sources(&self) -> Sources {
+    /// Where the names come from, as far as known without parsing: by the sections of the file, and by their contents
+    /// once they were read. Other files count once a lookup has searched for them.
+    pub fn sources(&self) -> SymbolSources {
         let debug = self.debug.as_ref();
         let full = debug.map_or(&self.elf, |d| d.symbols(&self.elf));
         let mini = debug.is_some_and(|d| d.mini.as_ref().is_some_and(|mini| std::ptr::eq(mini, full)));
@@ -267,7 +268,7 @@ impl Module {
             DwarfState::Ready(dwarf) => (dwarf.has_units(), dwarf.split_units()),
         };
         let separate = debug.and_then(|d| d.separate.as_ref());
-        Sources {
+        SymbolSources {
             symtab: table && !mini,
             dynsym,
             debugdata: table && mini,
@@ -276,7 +277,7 @@ impl Module {
             fetched: separate.is_some_and(|s| s.path.is_none()),
             supplementary: debug.and_then(|d| d.supplementary.as_ref()?.path.clone()),
             split_units,
-            looked_for: self.search.looked_for.clone(),
+            searched: self.search.searched.clone(),
             refused: self.search.refused.clone(),
         }
     }
@@ -290,7 +291,7 @@ impl Module {
         }
     }
 
-    /// Looks for what the file itself lacks, once.
+    /// Searches for what is missing in the file itself, once.
     fn find_debug(&mut self) {
         if self.debug.is_some() {
             return;
@@ -341,13 +342,13 @@ impl Module {
                 name.into()
             })
         };
-        let beside = Beside {
+        let context = DwarfContext {
             supplementary: debug.and_then(|d| d.supplementary.as_ref().map(|s| &s.elf)),
             around: self.around.clone(),
             packages: packages().collect(),
         };
         let elf = debug.map_or(&self.elf, |d| d.dwarf(&self.elf));
-        self.dwarf = match Dwarf::load(elf, beside) {
+        self.dwarf = match Dwarf::load(elf, context) {
             Ok(Some(dwarf)) => DwarfState::Ready(Box::new(dwarf)),
             Ok(None) => DwarfState::None,
             Err(error) => DwarfState::Bad(error),
@@ -367,24 +368,24 @@ impl Module {
         let plt = self.plt.get_or_insert_with(|| Plt::load(&self.elf));
         let (stub, name) = plt.find(svma)?;
         let raw: std::sync::Arc<str> = name.into();
-        // A C++ stub is called by its demangled name too.
+        // A C++ stub has the demangled name, too.
         let base = name.strip_suffix("@plt").unwrap_or(name);
         let display = format!("{}@plt", crate::demangle(base)).into();
         Some((Name { raw, display }, stub.start, stub.size))
     }
 
-    fn why_unknown(&self, svma: u64) -> Unknown {
+    fn why_unknown(&self, svma: u64) -> Reason {
         if !self.elf.is_loaded(svma) {
-            return Unknown::OutsideFile;
+            return Reason::OutsideFile;
         }
         let symbols = self.symbols.as_ref();
         if let Some(error) = symbols.and_then(|s| s.error.clone()).or_else(|| self.dwarf_error()) {
-            return Unknown::Corrupt(error);
+            return Reason::Corrupt(error);
         }
         let no_dwarf = !self.sources().dwarf;
         if symbols.is_none_or(Symbols::is_empty) && no_dwarf {
-            return Unknown::NoSymbols;
+            return Reason::NoSymbols;
         }
-        Unknown::NotInAnyFunction
+        Reason::NotInAnyFunction
     }
 }

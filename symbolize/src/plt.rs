@@ -1,8 +1,8 @@
 //! Names for the stubs of the procedure linkage table: `malloc@plt`.
 //!
 //! A stub has no symbol, but it jumps through a slot of the GOT, and the relocation that fills that slot names the
-//! function. So each stub is decoded, and only named if it jumps through a slot that has such a relocation: no guess
-//! about the linker's order. Forms: x86-64 psABI, "Procedure Linkage Table"; binutils `bfd/elf64-x86-64.c`.
+//! function. So each stub is decoded, and named only if it jumps through a slot that has such a relocation: the
+//! linker's order is not assumed. Forms: x86-64 psABI, "Procedure Linkage Table"; binutils `bfd/elf64-x86-64.c`.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use crate::symbols::MAX_NAME;
 
 const R_X86_64_GLOB_DAT: u32 = 6;
 const R_X86_64_JUMP_SLOT: u32 = 7;
-/// A .plt larger than this is not decoded (that would be a million stubs).
+/// Maximum size of a .plt (that would be a million stubs).
 const MAX_PLT: u64 = 16 << 20;
 
 /// One stub.

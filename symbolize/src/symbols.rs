@@ -2,7 +2,7 @@
 //!
 //! Which symbol an address gets, in this order:
 //! 1. Only symbols inside a section with code count: FUNC and GNU_IFUNC ones, and NOTYPE ones (hand-written
-//!    assembler often lacks `.type`).
+//!    assembler often has no `.type`).
 //! 2. A NOTYPE symbol without size inside a sized function is a label of that function, not a function.
 //! 3. Of several symbols at one address the first wins by: FUNC over NOTYPE; GLOBAL over WEAK over LOCAL; a size over
 //!    none; fewer leading underscores; shorter; alphabetical; `.symtab` over `.dynsym`.
@@ -14,7 +14,7 @@ use std::cmp::Ordering;
 use crate::Error;
 use crate::elf::{Elf, SHT_DYNSYM, SHT_NOBITS, SHT_SYMTAB, Section, cstr_at, u16_at, u32_at, u64_at};
 
-/// Longer names are cut from the table: no compiler writes them, and scanning for their end costs time.
+/// Maximum length of a name; longer ones are truncated: no compiler writes them, and finding their end costs time.
 pub(crate) const MAX_NAME: usize = 16 << 10;
 
 const STT_NOTYPE: u8 = 0;
@@ -25,7 +25,7 @@ const STT_GNU_IFUNC: u8 = 10;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sym {
     pub start: u64,
-    /// First address behind it.
+    /// First address after it.
     pub end: u64,
     /// Offset into the string table.
     name: u32,
@@ -41,7 +41,7 @@ impl Sym {
     }
 }
 
-/// A stretch of addresses and the symbol they belong to.
+/// A range of addresses and the symbol it belongs to.
 struct Range {
     start: u64,
     end: u64,
@@ -62,8 +62,8 @@ pub(crate) struct Symbols {
 }
 
 impl Symbols {
-    /// Reads both tables: `.symtab` of `full`, which may be a debug file, and `.dynsym` of the file itself. A table that
-    /// cannot be read counts as absent and leaves its reason in `error`.
+    /// Reads both tables: `.symtab` of `full`, which may be a debug file, and `.dynsym` of the file itself. A table
+    /// that cannot be read counts as absent and leaves its reason in `error`.
     pub fn load(elf: &Elf, full: &Elf) -> Symbols {
         let mut out = Symbols::default();
         for (table, kind, elf) in [(0u8, SHT_SYMTAB, full), (1, SHT_DYNSYM, elf)] {
@@ -105,7 +105,7 @@ impl Symbols {
         cstr_at(table, sym.name as usize, MAX_NAME).unwrap_or_default()
     }
 
-    /// At most `max` bytes of the name: all that choosing needs, and cheap however long the name is.
+    /// At most `max` bytes of the name: enough for choosing between aliases, and cheap for any length.
     fn name_prefix(&self, sym: &Sym, max: usize) -> &[u8] {
         let rest = self.strings[usize::from(sym.table)]
             .get(sym.name as usize..)
@@ -125,8 +125,8 @@ impl Symbols {
         syms.retain(|s| is_function_name(self.name_prefix(s, 2)));
         syms.sort_unstable_by_key(|s| s.start);
         for group in syms.chunk_by(|a, b| a.start == b.start) {
-            // Only the aliases of one address have their names compared, most symbols have none. Names are cut for it,
-            // so that many aliases with huge names cost little.
+            // Only the names of aliases of one address are compared; most symbols have none. Names are truncated for
+            // this, so that many aliases with huge names cost little.
             let key = |s: &Sym| {
                 let name = self.name_prefix(s, 256);
                 let underscores = name.iter().take_while(|&&b| b == b'_').count();
@@ -209,8 +209,8 @@ impl Symbols {
     }
 }
 
-/// Finds a symbol of any kind in code by its exact name, aliases included: reads the tables again, since the losers
-/// among aliases are not kept.
+/// Finds a symbol of any kind in code by its exact name, including aliases: reads the tables again, since aliases that
+/// were not chosen are dropped.
 pub(crate) fn find_named(elf: &Elf, name: &str) -> Option<(u64, u64)> {
     for kind in [SHT_SYMTAB, SHT_DYNSYM] {
         let Some(section) = elf.sections.iter().find(|s| s.kind == kind) else {
@@ -245,8 +245,8 @@ fn read_symbol(elf: &Elf, entry: &[u8], table: u8) -> Option<Sym> {
         STT_NOTYPE => 8,
         _ => return None,
     };
-    // Undefined, absolute and common symbols have indices that are no section with code. SHN_XINDEX (0xffff, more than
-    // 65,000 sections) does not occur in linked files.
+    // Undefined, absolute and common symbols have indices of no section with code. SHN_XINDEX (0xffff, more than 65,000
+    // sections) does not occur in linked files.
     let section = elf
         .sections
         .get(usize::from(u16_at(entry, 6)?))
@@ -275,7 +275,7 @@ fn read_symbol(elf: &Elf, entry: &[u8], table: u8) -> Option<Sym> {
     })
 }
 
-/// Assemblers' local labels and mapping symbols (`$x`, ARM ELF) are no functions.
+/// Assemblers' local labels and mapping symbols (`$x`, ARM ELF) are not functions.
 fn is_function_name(name: &[u8]) -> bool {
     !name.is_empty() && !name.starts_with(b".L") && !name.starts_with(b"$")
 }

@@ -1,4 +1,4 @@
-//! The addr2line crate as a second opinion, on files that can be trusted.
+//! Compares with the addr2line crate, on files that can be trusted.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! Against a real server, on loopback, that serves a debug file split off here; and against bad ones.
+//! A real server on loopback with a debug file split off here; and misbehaving ones.
 #![cfg(feature = "debuginfod")]
 
 mod common;
@@ -22,7 +22,8 @@ __attribute__((noinline)) int outer(int x) { return inner(x) + inner(x + 1); }
 int main(int argc, char **argv) { (void)argv; return outer(argc); }
 "#;
 
-/// A program, stripped, its debug file in a folder alone, and what the whole says of addresses in it.
+/// A stripped program, its debug file in a separate directory, and the results of the unstripped program for addresses
+/// in it.
 struct Built {
     scratch: Scratch,
     bare: PathBuf,
@@ -61,7 +62,7 @@ fn build(name: &str) -> Built {
     }
 }
 
-/// Files that are only to be had from a server.
+/// Files that only a server has.
 struct Remote(Arc<Debuginfod>);
 
 impl Files for Remote {
@@ -106,7 +107,7 @@ fn a_real_server() {
         .stderr(Stdio::null());
     let server = command.spawn().expect("debuginfod (.ci/setup installs it)");
     let server = Running(server);
-    // It has scanned its folder when it has the file: asked with its own client's protocol, by hand.
+    // It has scanned its directory when it has the file: requested by hand, with its own protocol.
     let hex: String = built.id.iter().map(|b| format!("{b:02x}")).collect();
     let ready = || {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
@@ -156,7 +157,7 @@ fn a_real_server() {
     let mut m = module(&built, &client(Limits::default()));
     assert_eq!(ours(&mut m, &built.svmas), built.expected);
 
-    // What is in the cache and is not it is not believed.
+    // A wrong file in the cache is not used.
     fs::copy(&built.bare, &kept).expect("copied");
     let mut wrong = fs::read(&kept).expect("read");
     let at = wrong
@@ -167,18 +168,18 @@ fn a_real_server() {
     fs::write(&kept, wrong).expect("written");
     let mut m = module(&built, &client(Limits::default()));
     let _ = m.lookup(built.svmas[0]);
-    assert!(m.sources().refused[0].contains("does not answer"), "{:?}", m.sources());
+    assert!(m.sources().refused[0].contains("does not respond"), "{:?}", m.sources());
 }
 
-/// A server that answers everything with these bytes, and counts.
+/// A server that sends the same response to every request, and counts requests.
 fn answering(answer: Vec<u8>) -> (String, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("bound"));
     let count = Arc::new(AtomicUsize::new(0));
-    let asked = count.clone();
+    let requests = count.clone();
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            asked.fetch_add(1, Ordering::SeqCst);
+            requests.fetch_add(1, Ordering::SeqCst);
             let mut stream = stream;
             let mut request = [0; 4096];
             let _ = stream.read(&mut request);
@@ -203,43 +204,43 @@ fn bad_servers() {
         ),
         (
             b"HTTP/1.1 500 Oh\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_vec(),
-            "answers 500",
+            "returned 500",
         ),
         (
             b"HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\nContent-Length: 0\r\n\r\n".to_vec(),
-            "does not answer",
+            "does not respond",
         ),
-        (ok(b"no ELF file"), "another build id"),
-        (ok(&other), "another build id"),
+        (ok(b"no ELF file"), "another build ID"),
+        (ok(&other), "another build ID"),
         (
             b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort".to_vec(),
-            "broke off",
+            "failed during the download",
         ),
-        (b"rubbish".to_vec(), "does not answer"),
+        (b"rubbish".to_vec(), "does not respond"),
     ] {
-        let (url, asked) = answering(answer);
+        let (url, requests) = answering(answer);
         let client = client(&url);
-        let ask = || {
+        let lookup = || {
             let why = client.debug_info(&built.id, &go_on).expect_err("refused");
             assert!(why.contains(words) && why.contains(&url), "{words}: {why}");
-            asked.load(Ordering::SeqCst)
+            requests.load(Ordering::SeqCst)
         };
-        let once = ask();
+        let once = lookup();
         assert!((1..=6).contains(&once), "{words}: redirected {once} times");
-        assert_eq!(ask(), once, "{words}: the answer is remembered");
+        assert_eq!(lookup(), once, "{words}: the answer is remembered");
         let left: Vec<_> = fs::read_dir(&cache).map(|d| d.flatten().collect()).unwrap_or_default();
         assert!(left.is_empty(), "{words}: {left:?}");
     }
 
-    // A server that is gone is not asked for the next file; a request to stop is obeyed.
+    // A server that is gone is not used for the next file; a request to stop is obeyed.
     let gone = client("http://127.0.0.1:1");
     let why = |id: u8| gone.debug_info(&[id; 20], &go_on).expect_err("refused");
-    assert!(why(1).contains("does not answer: "), "{}", why(1));
-    assert!(why(2).ends_with("does not answer"), "{}", why(2));
-    let (url, asked) = answering(ok(&other));
+    assert!(why(1).contains("does not respond: "), "{}", why(1));
+    assert!(why(2).ends_with("does not respond"), "{}", why(2));
+    let (url, requests) = answering(ok(&other));
     let why = client(&url).debug_info(&built.id, &|| true).expect_err("refused");
     assert!(
-        why.contains("interrupted") && asked.load(Ordering::SeqCst) == 0,
+        why.contains("interrupted") && requests.load(Ordering::SeqCst) == 0,
         "{why}"
     );
 
@@ -247,6 +248,6 @@ fn bad_servers() {
     assert!(
         client(&url)
             .debug_info(&[1, 2], &go_on)
-            .is_err_and(|e| e.contains("build id"))
+            .is_err_and(|e| e.contains("build ID"))
     );
 }

@@ -1,4 +1,4 @@
-//! Broken files: no panic, no endless work.
+//! Malformed files: no panic, no endless work.
 
 mod common;
 
@@ -14,7 +14,7 @@ __attribute__((noinline)) int f(int x) { return in(x) + in(x + 1); }
 int main(int argc, char **argv) { return f(argc); }
 "#;
 
-/// Asks everything.
+/// Calls every function.
 fn use_it(bytes: Vec<u8>) {
     let Ok(mut module) = Module::from_bytes(bytes) else {
         return;
@@ -54,12 +54,12 @@ fn truncated() {
 }
 
 #[test]
-fn bits_flipped() {
+fn flipped_bits() {
     let scratch = Scratch::new("flipped");
     for flags in [&["-gdwarf-5"][..], &["-gdwarf-4"], &["-g", "-gz=zlib"]] {
         let Some(elf) = small_elf(&scratch, flags) else { return };
         let mut random = Lcg(7);
-        // Half anywhere, half where structure is dense: the headers at both ends.
+        // Half anywhere, half in the headers at both ends.
         for round in 0..1500u64 {
             let mut copy = elf.clone();
             for _ in 0..=random.below(8) {
@@ -81,13 +81,13 @@ fn bits_flipped() {
 }
 
 #[test]
-fn debug_sections_of_noise() {
+fn noise_in_debug_sections() {
     let scratch = Scratch::new("noise");
     let Some(elf) = small_elf(&scratch, &["-g"]) else {
         return;
     };
     let mut random = Lcg(11);
-    // Behind the loaded part there are mostly debug sections: fill pieces of it with small numbers.
+    // After the loaded part there are mostly debug sections: fill parts of them with small numbers.
     for _ in 0..500 {
         let mut copy = elf.clone();
         let start = 0x3000 + random.below(elf.len() as u64 - 0x3000) as usize;
@@ -184,9 +184,9 @@ fn lookups_take(sections: &[(&str, Vec<u8>)]) -> (Duration, Option<usize>) {
 }
 
 #[test]
-fn a_made_up_file_works() {
+fn a_handmade_file_works() {
     let mut body = function("real");
-    let origin = 11 + 13; // the function's own entry will do as a name
+    let origin = 11 + 13; // refers to the function's own entry
     let mut call = vec![3];
     call.extend_from_slice(&0x1200u64.to_le_bytes());
     call.extend_from_slice(&0x100u32.to_le_bytes());
@@ -203,7 +203,7 @@ fn a_million_nested_inlined_calls() {
     let (time, found) = lookups_take(&[(".debug_info", unit(&body)), (".debug_abbrev", abbreviations())]);
     assert_eq!(found, Some(1));
     assert!(time < Duration::from_secs(10), "{time:?}");
-    // The same with code in each: cut off at some depth.
+    // The same with code in each: truncated at some depth.
     let mut body = function("real");
     for _ in 0..100_000 {
         body.push(3);
@@ -267,14 +267,14 @@ fn overlapping_abbreviations() {
 }
 
 #[test]
-fn compressed_sections_that_lie_about_their_size() {
+fn compressed_sections_with_a_false_size() {
     for size in [u64::MAX, 1 << 40, 1 << 30, 1 << 20] {
         let mut data = b"ZLIB".to_vec();
         data.extend_from_slice(&size.to_be_bytes());
         data.extend_from_slice(&[0x78, 0x9c, 0x03, 0, 0, 0, 0, 1]);
         let mut module = Module::from_bytes(elf_with(&[(".zdebug_info", data)])).expect("opened");
-        let why = module.lookup(0x1000).expect_err("no name");
-        assert!(matches!(why, symbolize::Unknown::Corrupt(_)), "{why}");
+        let why = module.lookup(0x1000).expect_err("no symbol");
+        assert!(matches!(why, symbolize::Reason::Corrupt(_)), "{why}");
         assert!(
             module
                 .dwarf_error()
@@ -283,9 +283,9 @@ fn compressed_sections_that_lie_about_their_size() {
     }
 }
 
-/// A segment that claims more bytes than there are addresses behind it.
+/// A segment that claims more bytes than there are addresses after it.
 #[test]
-fn segment_without_end() {
+fn endless_segment() {
     let (offset, address) = (0x1000u64, 0x40_0000u64);
     let mut file = vec![0; 64 + 56];
     let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
@@ -301,5 +301,5 @@ fn segment_without_end() {
     assert_eq!(module.svma_of_offset(offset + 5), Some(address + 5));
     assert_eq!(module.svma_of_offset(offset - 1), None);
     assert_eq!(module.svma_of_offset(u64::MAX), None);
-    assert_eq!(module.lookup(address - 1), Err(symbolize::Unknown::OutsideFile));
+    assert_eq!(module.lookup(address - 1), Err(symbolize::Reason::OutsideFile));
 }

@@ -1,9 +1,9 @@
-//! Small programs, compiled here in many ways, against binutils.
+//! Small programs, compiled here in many ways, compared with binutils.
 
 mod common;
 
 use common::{Scratch, binutils, open, ours};
-use symbolize::{Module, Unknown};
+use symbolize::{Module, Reason};
 
 const C: &str = r#"
 #include <stdio.h>
@@ -83,7 +83,7 @@ fn compare(path: &std::path::Path, functions: &[&str]) {
     let mut module = open(path);
     let mut svmas = Vec::new();
     for f in module.symbols() {
-        // Start-up code of the C library is not ours to judge; binutils names it by other rules.
+        // Start-up code of the C library is excluded; binutils names it by other rules.
         if functions
             .iter()
             .any(|n| f.raw.contains("5space") || f.raw.split('.').next() == Some(n))
@@ -94,8 +94,8 @@ fn compare(path: &std::path::Path, functions: &[&str]) {
     assert!(svmas.len() > 5, "{}: {functions:?} not found", path.display());
     let Some(theirs) = binutils(path, &svmas) else { return };
     for ((svma, ours), theirs) in svmas.iter().zip(ours(&mut module, &svmas)).zip(theirs) {
-        // binutils keeps the suffixes of split parts, and a blank between closing brackets.
-        // Parameters are left out: cpp_demangle loses the first one of constructors that are templates.
+        // binutils keeps the suffixes of split parts, and a space between closing brackets.
+        // Parameters are removed: cpp_demangle loses the first one of constructors that are templates.
         let plain = |n: &str| {
             let n = n.replace("(anonymous namespace)", "{anonymous}").replace("> >", ">>");
             symbolize::demangle(n.split([' ', '(']).next().unwrap_or(&n)).into_owned()
@@ -186,8 +186,8 @@ fn stripped_and_aliases() {
         (&*found[0].name, found[0].start, found[0].file.as_ref()),
         ("exported", exported, None)
     );
-    assert_eq!(module.lookup(hidden), Err(Unknown::NotInAnyFunction));
-    assert_eq!(module.lookup(u64::MAX), Err(Unknown::OutsideFile));
+    assert_eq!(module.lookup(hidden), Err(Reason::NotInAnyFunction));
+    assert_eq!(module.lookup(u64::MAX), Err(Reason::OutsideFile));
     let sources = module.sources();
     assert!(sources.dynsym && !sources.symtab && !sources.dwarf);
 
@@ -212,7 +212,7 @@ fn no_symbols_at_all() {
     };
     let start = open(&full).symbol_named("_start").expect("_start").0;
     let bare = scratch.changed(&full, "bare", &["strip"]).expect("strip");
-    assert_eq!(open(&bare).lookup(start), Err(Unknown::NoSymbols));
+    assert_eq!(open(&bare).lookup(start), Err(Reason::NoSymbols));
 }
 
 #[test]
@@ -284,7 +284,7 @@ fn cpp_and_rust() {
 }
 
 #[test]
-fn cold_parts_are_called_by_their_function() {
+fn cold_parts_have_the_name_of_their_function() {
     let scratch = Scratch::new("cold");
     let flags = ["gcc", "-O2", "-g", "-freorder-blocks-and-partition"];
     let Some(path) = scratch.compile("cold", ("c.c", C), &flags) else {
@@ -314,7 +314,7 @@ fn plt_stubs() {
             continue;
         };
         let mut module = open(&path);
-        // objdump decodes stubs on its own.
+        // objdump decodes stubs independently.
         let dump = std::process::Command::new("objdump")
             .args(["-d", "--no-show-raw-insn"])
             .arg(&path)
@@ -361,7 +361,7 @@ fn build_id_and_offsets() {
 }
 
 #[test]
-fn refusals() {
+fn unsupported_files_are_refused() {
     let scratch = Scratch::new("refuse");
     let check = |bytes: &[u8], words: &str| {
         let error = Module::from_bytes(bytes.to_vec()).err().expect("refused").to_string();

@@ -1,4 +1,4 @@
-//! Debug information that is not in the file: every way of splitting it off must give what the whole file gives.
+//! Separate debug information: every way of splitting it off must give the results of the complete file.
 
 mod common;
 
@@ -42,7 +42,7 @@ int Derived::run(const std::string& s) { std::vector<int> v(s.begin(), s.end());
 int main(int argc, char** argv) { space::Derived d; space::Box<long> b{argc}; return d.run(argv[0]) + b.get(argc); }
 "#;
 
-/// A directory that plays the program's root.
+/// A directory that serves as the program's root.
 struct Root(Scratch);
 
 impl Root {
@@ -50,14 +50,14 @@ impl Root {
         Root(Scratch::new(name))
     }
 
-    /// Puts a file there.
+    /// Copies a file to a path in it.
     fn put(&self, from: &Path, path: &str) {
         let to = self.0.0.join(path.trim_start_matches('/'));
-        fs::create_dir_all(to.parent().expect("a folder")).expect("made");
+        fs::create_dir_all(to.parent().expect("a directory")).expect("made");
         fs::copy(from, to).expect("copied");
     }
 
-    /// The module, in the program's eyes at `path`, with only this root's files around.
+    /// The module at `path` as the program sees it, with access only to this root's files.
     fn module(&self, file: &Path, path: &str) -> Module {
         let root = self.0.0.clone();
         let files = move |path: &Path| File::open(root.join(path.strip_prefix("/").ok()?)).ok();
@@ -65,7 +65,7 @@ impl Root {
     }
 }
 
-/// A tool that tests cannot do without.
+/// Runs a tool that the tests need.
 fn run(command: &mut Command) {
     let done = command.stdout(Stdio::null()).status();
     assert!(
@@ -88,7 +88,7 @@ fn split_off(full: &Path) -> (PathBuf, PathBuf) {
 }
 
 fn link(bare: &Path, debug: &Path) {
-    // objcopy reads the file for its checksum, and keeps its name without the folder.
+    // objcopy reads the file for its checksum, and stores its name without the directory.
     let link = format!("--add-gnu-debuglink={}", debug.display());
     run(Command::new("objcopy")
         .args(["--remove-section=.gnu_debuglink", &link])
@@ -113,11 +113,11 @@ fn equal(svmas: &[u64], left: &[Frames], right: &[Frames], what: &str) {
     }
 }
 
-/// Fails unless `module` says of `full`'s functions what `full` itself says, to which binutils agrees.
+/// Fails unless `module` gives the same results for `full`'s functions as `full` itself, which binutils confirms.
 fn same_as(full: &Path, module: &mut Module, what: &str) {
-    let mut whole = open(full);
-    let svmas = places(&mut whole, &FUNCTIONS);
-    let expected = ours(&mut whole, &svmas);
+    let mut complete = open(full);
+    let svmas = places(&mut complete, &FUNCTIONS);
+    let expected = ours(&mut complete, &svmas);
     assert!(expected.iter().any(|f| f.len() == 3), "{what}: nothing inlined");
     let theirs = binutils(full, &svmas).expect("addr2line of binutils");
     equal(&svmas, &expected, &theirs, what);
@@ -145,7 +145,7 @@ fn by_build_id() {
     assert_eq!(sources.debug_file.as_deref(), Some(Path::new(&place)));
     assert!(sources.symtab && sources.refused.is_empty());
 
-    // Of another build: said, and not used.
+    // Of another build: reported, and not used.
     let other = compile(&scratch, "other", ("a.c", A), &["gcc", "-O1", "-g", "-Wl,--build-id"]);
     let root = Root::new("build-id-other");
     root.put(&other, &place);
@@ -159,10 +159,10 @@ fn by_build_id() {
     assert_eq!((sources.debug_file, sources.refused.len()), (None, 1));
     assert!(sources.refused[0].contains(&place) && sources.refused[0].contains("another build"));
 
-    // Nothing there: the places are told.
+    // Nothing there: the paths are reported.
     let mut module = Root::new("build-id-none").module(&bare, "/opt/full");
     let _ = module.lookup(0);
-    assert_eq!(module.sources().looked_for, [PathBuf::from(&place)]);
+    assert_eq!(module.sources().searched, [PathBuf::from(&place)]);
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn mini_debug_info() {
     let scratch = Scratch::new("mini");
     let full = compile(&scratch, "full", ("a.c", A), &["gcc", "-O2", "-g", "-rdynamic"]);
     let (_, bare) = split_off(&full);
-    // As Fedora's find-debuginfo does it: the symbols that .dynsym lacks.
+    // As Fedora's find-debuginfo does it: the symbols that are not in .dynsym.
     let mini = scratch.0.join("mini");
     run(Command::new("objcopy")
         .args(["-S", "--keep-symbol=hidden"])
@@ -233,8 +233,8 @@ fn mini_debug_info() {
     run(Command::new("xz").arg("--keep").arg("--force").arg(&mini));
     let section = format!("--add-section=.gnu_debugdata={}.xz", mini.display());
     run(Command::new("objcopy").arg(section).arg(&bare));
-    let mut whole = open(&full);
-    let (hidden, outer) = (whole.symbol_named("hidden"), whole.symbol_named("outer"));
+    let mut complete = open(&full);
+    let (hidden, outer) = (complete.symbol_named("hidden"), complete.symbol_named("outer"));
     let mut module = open(&bare); // it is in the file: no other is needed
     for (name, place) in [("hidden", hidden), ("outer", outer)] {
         let start = place.expect(name).0;
@@ -248,11 +248,11 @@ fn mini_debug_info() {
         "{sources:?}"
     );
 
-    // Cut off, and a bomb: reasons, no names, and not much memory.
+    // Truncated, and a decompression bomb: reasons, no names, and little memory.
     for (bytes, what) in [
         (
             fs::read(scratch.0.join("mini.xz")).map(|b| b[..b.len() / 2].to_vec()),
-            "unpacked",
+            "decompressed",
         ),
         (Ok(packed_zeros(300 << 20)), "too large"),
     ] {
@@ -270,7 +270,7 @@ fn mini_debug_info() {
     }
 }
 
-/// So many zeros, packed by xz.
+/// This many zeros, compressed with xz.
 fn packed_zeros(count: usize) -> Vec<u8> {
     use std::io::Write;
     let mut xz = Command::new("xz")
@@ -295,7 +295,7 @@ fn supplementary_files_of_dwz() {
         let scratch = Scratch::new(&format!("dwz{version}"));
         let flags = ["gcc", "-O2", version, "-Wl,--build-id"];
         let full = compile(&scratch, "one", ("a.c", A), &flags);
-        // The same types and functions in another program: these are what dwz moves.
+        // The same types and functions in another program: dwz moves these.
         let second = format!("{A}\nint other(void) {{ return 1; }}\n");
         let other = compile(&scratch, "two", ("b.c", &second), &flags);
         let root = Root::new(&format!("dwz-root{version}"));
@@ -330,18 +330,18 @@ fn supplementary_files_of_dwz() {
             Some(Path::new("/lib/bin/../dwz/common"))
         );
 
-        // Without it there are lines and names of functions, but not of what was inlined.
+        // Without it there are lines and names of functions, but no inlined functions.
         let mut module = Root::new("dwz-none").module(&packed, "/lib/bin/one");
         let outer = open(&full).symbol_named("outer").expect("outer").0;
         assert_eq!(
             &*module.lookup(outer).expect("outer").last().expect("one").name,
             "outer"
         );
-        assert_eq!(module.sources().looked_for[0], Path::new("/lib/bin/../dwz/common"));
+        assert_eq!(module.sources().searched[0], Path::new("/lib/bin/../dwz/common"));
     }
 }
 
-/// What LLVM says: binutils reads no `.dwp` files.
+/// The output of LLVM: binutils does not read `.dwp` files.
 fn llvm(file: &Path, svmas: &[u64]) -> Vec<Frames> {
     let addresses = svmas.iter().map(|a| format!("{a:#x}"));
     let out = Command::new("llvm-symbolizer")
@@ -384,7 +384,7 @@ fn split_dwarf() {
                 (rest, _) => [rest[0], rest[1]],
             };
             let what = format!("{compiler:?} {name}");
-            // In two steps: clang leaves the .dwo file of a program beside nothing of ours.
+            // In two steps: clang puts the .dwo file of a program into a directory of its own choice.
             let flags = [&compiler[..], &["-O2", "-fPIE", "-gsplit-dwarf", "-c"]].concat();
             let build = |text: &str, out: &str| {
                 let object = compile(&scratch, &format!("{out}.o"), (name, text), &flags);
@@ -396,7 +396,7 @@ fn split_dwarf() {
             let everywhere = Arc::new(|path: &Path| File::open(path).ok());
             let module = || open(&file).with_files(&file, everywhere.clone());
 
-            let mut whole = module();
+            let mut complete = module();
             let functions = if cc {
                 &[
                     "main",
@@ -405,9 +405,9 @@ fn split_dwarf() {
             } else {
                 &FUNCTIONS
             };
-            let svmas = places(&mut whole, functions);
+            let svmas = places(&mut complete, functions);
             let expected = llvm(&file, &svmas);
-            // LLVM gives the names of functions that have a linkage name without their parameters' default blanks.
+            // LLVM prints linkage names without the default spaces between parameters.
             let plain = |all: Vec<Frames>| -> Vec<Frames> {
                 let name = |n: String| n.split('(').next().unwrap_or(&n).replace("> >", ">>");
                 all.into_iter()
@@ -416,10 +416,11 @@ fn split_dwarf() {
             };
             let expected = plain(expected);
             assert!(expected.iter().any(|f| f.len() >= 3), "{what}: nothing inlined");
-            equal(&svmas, &plain(ours(&mut whole, &svmas)), &expected, &what);
-            assert_eq!(whole.sources().split_units, (1, 0), "{what}");
+            equal(&svmas, &plain(ours(&mut complete, &svmas)), &expected, &what);
+            assert_eq!(complete.sources().split_units, (1, 0), "{what}");
 
-            // As a package, from which the unit is taken by its id. Of GCC's DWARF 5 nothing makes one: llvm-dwp 14 does
+            // As a package, from which the unit is taken by its id. No tool makes one of GCC's DWARF 5: llvm-dwp 14
+            // does not end, dwp of binutils 2.40 crashes.
             // not end, dwp of binutils 2.40 crashes.
             let gone = scratch.0.join("gone");
             let package = scratch.0.join("split.dwp");
@@ -454,7 +455,7 @@ fn split_dwarf() {
                 let sources = none.sources();
                 assert_eq!(sources.split_units, (0, 1), "{what} {sources:?}");
                 assert_eq!(sources.refused.is_empty(), !other, "{what} {sources:?}");
-                assert!(other || sources.looked_for.contains(&dwo), "{what} {sources:?}");
+                assert!(other || sources.searched.contains(&dwo), "{what} {sources:?}");
             }
         }
     }

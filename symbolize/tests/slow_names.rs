@@ -1,9 +1,9 @@
-//! Names that take the parser of C++ names minutes, in a process of their own: it may be left at one to the end.
+//! C++ names that take the parser minutes, in a separate process: it may still be parsing one at the end.
 
 use std::time::{Duration, Instant};
 
 #[test]
-fn slow_names_stay_as_they_are() {
+fn slow_names_are_returned_unchanged() {
     let deep = format!("_Z1f{}i{}", "1tI".repeat(9), "E".repeat(9));
     let shown = symbolize::demangle(&deep).into_owned();
     assert!(shown.starts_with("f(t<t<t<"), "{shown}");

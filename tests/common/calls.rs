@@ -1,6 +1,6 @@
-//! Who may call whom in the programs that several tests run.
+//! Which function may call which in the programs that several tests run.
 
-/// A function and what it may call; `""` stands for the start of the stack.
+/// A function and what it may call; `""` is the start of the stack.
 pub type Calls = &'static [(&'static str, &'static [&'static str])];
 
 /// shares.py

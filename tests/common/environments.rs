@@ -1,4 +1,4 @@
-//! The environments that `.ci/python-venvs` makes: one for each CPython from 3.9 on, with the packages of
+//! The environments that `.ci/install-python-venvs` creates: one for each CPython from 3.9 on, with the packages of
 //! python/tests/requirements.txt and the wheel of these sources.
 
 use std::path::{Path, PathBuf};
@@ -10,9 +10,9 @@ pub fn environments() -> &'static [(String, PathBuf)] {
     static FOUND: OnceLock<Vec<(String, PathBuf)>> = OnceLock::new();
     FOUND.get_or_init(|| {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let output = Command::new(root.join(".ci/python-venvs"))
+        let output = Command::new(root.join(".ci/install-python-venvs"))
             .output()
-            .expect(".ci/python-venvs starts");
+            .expect(".ci/install-python-venvs starts");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(
             output.status.success(),

@@ -1,4 +1,4 @@
-//! Programs whose stacks are known, started with a handshake, and nativeprof run on them.
+//! Programs with known stacks, started with a handshake, and nativeprof run on them.
 #![allow(dead_code, unused_imports)] // no test uses all of it
 
 use std::path::{Path, PathBuf};
@@ -14,23 +14,23 @@ pub use programs::Program;
 pub use pythons::{Python, each_python, each_python_and_backend, newest_python, pythons};
 pub use recording::{Recording, attach, nativeprof, record};
 
-/// One live sampling at a time: the machine may have two CPUs, and shares are judged.
+/// One live recording at a time: the machine may have only two CPUs, and shares are checked.
 pub fn live() -> MutexGuard<'static, ()> {
     static LIVE: Mutex<()> = Mutex::new(());
     LIVE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Folder of the programs' sources.
+/// Directory of the programs' sources.
 pub fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/programs")
 }
 
-/// Folder of what is compiled from them.
+/// Directory of the compiled programs.
 pub fn built() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("fixtures")
 }
 
-/// A new folder that is removed at the end.
+/// A new directory that is removed at the end.
 pub struct Scratch(PathBuf);
 
 impl Scratch {
@@ -38,23 +38,23 @@ impl Scratch {
         static NEXT: Mutex<u32> = Mutex::new(0);
         let mut next = NEXT.lock().unwrap_or_else(PoisonError::into_inner);
         *next += 1;
-        let folder = std::env::temp_dir().join(format!("nativeprof-test-{}-{next}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&folder);
-        std::fs::create_dir_all(&folder).expect("a scratch folder can be made");
-        Scratch(folder)
+        let directory = std::env::temp_dir().join(format!("nativeprof-test-{}-{next}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&directory);
+        std::fs::create_dir_all(&directory).expect("a scratch directory can be made");
+        Scratch(directory)
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 
-    pub fn folder(&self) -> &Path {
+    pub fn directory(&self) -> &Path {
         &self.0
     }
 
     /// Names of the files in it.
     pub fn names(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(&self.0).expect("the scratch folder can be read");
+        let entries = std::fs::read_dir(&self.0).expect("the scratch directory can be read");
         let mut names: Vec<_> = entries
             .map(|e| e.expect("an entry").file_name().to_string_lossy().into_owned())
             .collect();

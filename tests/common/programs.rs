@@ -1,4 +1,4 @@
-//! Compiles the programs of `fixtures/programs`, starts them, and talks with them over pipes.
+//! Compiles the programs of `fixtures/programs`, starts them, and communicates with them over pipes.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::{built, sources};
 
-/// Without frame pointers and without sibling calls: every call leaves its frame, and only tables tell where.
+/// Without frame pointers and sibling calls: every call has a frame, and only tables describe it.
 const FLAGS: &[&str] = &[
     "-O2",
     "-g",
@@ -19,10 +19,10 @@ const FLAGS: &[&str] = &[
     "-Werror",
 ];
 
-/// Compiles one file, unless what it gives is there and newer.
+/// Compiles one file, unless the output exists and is newer.
 ///
 /// # Panics
-/// If the compiler is missing or refuses.
+/// If the compiler is missing or fails.
 pub fn compile(source: &Path, out: &Path, more: &[&str]) {
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -30,8 +30,8 @@ pub fn compile(source: &Path, out: &Path, more: &[&str]) {
     if changed(out).is_some_and(|done| changed(source).is_some_and(|s| s < done)) {
         return;
     }
-    std::fs::create_dir_all(out.parent().expect("a folder")).expect("the folder for programs can be made");
-    // Renamed when complete: another test binary may look at the same time.
+    std::fs::create_dir_all(out.parent().expect("a directory")).expect("the directory for programs can be made");
+    // Renamed when complete: another test binary may read it at the same time.
     let part = out.with_extension(format!("part-{}", std::process::id()));
     let done = Command::new("gcc")
         .args(FLAGS)
@@ -59,45 +59,45 @@ pub fn native(args: &[&str]) -> Command {
     command
 }
 
-/// The program whose threads must not be interrupted, with all kinds of calls or these only.
+/// The program whose calls must not be interrupted, with all kinds of calls or only these.
 pub fn steady(args: &[&str]) -> Command {
     let exe = built().join("steady");
-    compile(&sources().join("steady.c"), &exe, &["-pthread"]);
+    compile(&sources().join("uninterruptible.c"), &exe, &["-pthread"]);
     let mut command = Command::new(exe);
     command.args(args);
     command
 }
 
-/// The program that knows what its system calls return.
+/// The program that checks the results of its system calls.
 pub fn unchanged() -> Command {
     let exe = built().join("unchanged");
     compile(&sources().join("unchanged.c"), &exe, &["-pthread"]);
     Command::new(exe)
 }
 
-/// The program that prints what it finds when it starts.
+/// The program that prints the state that it starts in.
 pub fn state() -> Command {
     let exe = built().join("state");
     compile(&sources().join("state.c"), &exe, &[]);
     Command::new(exe)
 }
 
-/// The program whose functions run on stacks that are not its threads' own.
+/// The program whose functions run on stacks other than its threads' own.
 pub fn contexts() -> Command {
     let exe = built().join("contexts");
     compile(&sources().join("contexts.c"), &exe, &["-pthread"]);
     Command::new(exe)
 }
 
-/// The program that pretends to be CPython and lies.
+/// The program that pretends to be CPython, with false data.
 pub fn forged() -> Command {
     let exe = built().join("forged");
-    compile(&sources().join("forged.c"), &exe, &["-rdynamic", "-pthread"]);
+    compile(&sources().join("malicious_target.c"), &exe, &["-rdynamic", "-pthread"]);
     Command::new(exe)
 }
 
-/// Compiles the libraries that are loaded and unloaded; gives their folder. With one frame size they are alike to the
-/// byte but for names; with several, the rules of one lead astray in another.
+/// Compiles the libraries that are loaded and unloaded; returns their directory. With one frame size they are identical
+/// except for names; with several, the unwind rules of one are wrong in another.
 pub fn plugins() -> PathBuf {
     for n in 0..3 {
         let (name, pad) = (format!("-DNAME=plugin{n}"), format!("-DPAD={}", 8 + 40 * n));
@@ -107,12 +107,12 @@ pub fn plugins() -> PathBuf {
     built()
 }
 
-/// A running program that has said READY. Killed, with its children, at the end of the test.
+/// A running program that has printed READY. Killed, with its children, at the end of the test.
 pub struct Program {
     child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
-    /// Lines of what it said.
+    /// Lines of its output.
     pub said: Vec<String>,
 }
 
@@ -139,10 +139,10 @@ impl Program {
         self.child.id()
     }
 
-    /// Reads lines up to one that begins so.
+    /// Reads lines up to one that begins with this word.
     ///
     /// # Panics
-    /// If the program ends without it.
+    /// If the program ends without printing it.
     pub fn wait_for(&mut self, word: &str) {
         loop {
             let mut line = String::new();
@@ -160,12 +160,12 @@ impl Program {
     }
 
     /// Writes a line to it.
-    pub fn tell(&mut self, line: &str) {
+    pub fn send(&mut self, line: &str) {
         let input = self.input.as_mut().expect("its input is open");
         writeln!(input, "{line}").expect("a writable pipe");
     }
 
-    /// Closes its input and waits for its end. Gives the CPU times that it reported, ns.
+    /// Closes its input and waits for it to end. Returns the CPU times that it reported, ns.
     pub fn finish(&mut self) -> BTreeMap<String, f64> {
         self.input = None;
         for line in (&mut self.output).lines() {
@@ -189,7 +189,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // Its process group holds its children too. Without unsafe there is no `kill` but the command.
+        // Its process group contains its children, too. Without unsafe code, `kill` is only available as a command.
         let group = format!("-{}", self.child.id());
         if matches!(self.child.try_wait(), Ok(None)) {
             let _ = Command::new("kill").args(["-KILL", "--", &group]).status();

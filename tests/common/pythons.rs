@@ -1,4 +1,4 @@
-//! Every CPython of this machine that nativeprof knows.
+//! Every supported CPython on this machine.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -7,25 +7,25 @@ use std::sync::OnceLock;
 
 use super::{built, programs, sources};
 
-/// Oldest and newest minor version that is asked for.
+/// Oldest and newest minor version used.
 const KNOWN: std::ops::RangeInclusive<u32> = 6..=15;
 
 #[derive(Clone, Debug)]
 pub struct Python {
     pub exe: PathBuf,
     pub minor: u32,
-    /// `3.11.7-pyenv`: for messages and folder names.
+    /// `3.11.7-pyenv`: for messages and directory names.
     pub name: String,
     pub prefix: PathBuf,
-    /// Folder of `Python.h`.
+    /// Directory of `Python.h`.
     include: PathBuf,
-    /// Letters that tell builds of one version apart: `d` for a debug build, `t` for one without the lock.
+    /// Letters that distinguish builds of one version: `d` for a debug build, `t` for one without the GIL.
     pub flags: String,
-    /// Can it compile traces?
+    /// Whether it has a JIT compiler.
     jit: bool,
 }
 
-/// Folder of the interpreters that `.ci/new-pythons` unpacks.
+/// Directory of the interpreters that `.ci/install-new-pythons` unpacks.
 fn unpacked() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("pythons/root/usr")
 }
@@ -40,7 +40,7 @@ pub fn pythons() -> &'static [Python] {
         let mut seen = BTreeSet::new();
         let mut found: Vec<Python> = candidates()
             .iter()
-            .filter_map(|exe| ask(exe))
+            .filter_map(|exe| inspect(exe))
             .filter(|p| seen.insert(p.exe.clone()))
             .collect();
         found.sort_by_key(|p| (p.minor, p.name.clone()));
@@ -53,21 +53,21 @@ pub fn pythons() -> &'static [Python] {
             .map(|p| (p.minor, p.flags.clone(), p.include.clone()))
             .collect();
         for p in &mut found {
-            // Distributions pack headers apart; those of the same minor version fit.
-            let fits = |(minor, flags, folder): &&(u32, String, PathBuf)| {
-                *minor == p.minor && *flags == p.flags && folder.join("Python.h").exists()
+            // Distributions have separate packages for headers; those of the same minor version are compatible.
+            let fits = |(minor, flags, directory): &&(u32, String, PathBuf)| {
+                *minor == p.minor && *flags == p.flags && directory.join("Python.h").exists()
             };
             if !p.include.join("Python.h").exists()
-                && let Some((_, _, folder)) = headers.iter().find(fits)
+                && let Some((_, _, directory)) = headers.iter().find(fits)
             {
-                p.include = folder.clone();
+                p.include = directory.clone();
             }
         }
         found
     })
 }
 
-/// For what does not hang on the version. No debug build, if there is another: these do little in their time.
+/// For tests that do not depend on the version. Not a debug build, if there is another: these are slow.
 pub fn newest_python() -> &'static Python {
     let plain = pythons().iter().rev().find(|p| p.flags.is_empty());
     plain.or(pythons().last()).expect("checked in `pythons`")
@@ -78,10 +78,10 @@ pub fn each_python(test: impl Fn(&Python)) {
     each_of(pythons(), test);
 }
 
-/// Runs `test` for every interpreter with every backend; the test hands the words on to nativeprof.
+/// Runs `test` for every interpreter with every backend; the test passes the arguments on to nativeprof.
 pub fn each_python_and_backend(test: impl Fn(&Python, &[&str])) {
     for backend in ["ebpf", "ptrace"] {
-        eprintln!("with {backend}:"); // shown if it fails
+        eprintln!("with {backend}:"); // printed if it fails
         each_python(|python| test(python, &["--backend", backend]));
     }
 }
@@ -91,7 +91,7 @@ pub fn each_of<'a>(them: impl IntoIterator<Item = &'a Python>, test: impl Fn(&Py
     for p in them {
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(p)));
         if done.is_err() {
-            failed.push(p.name.clone()); // the panic has said why
+            failed.push(p.name.clone()); // the panic message says why
         }
     }
     assert!(failed.is_empty(), "failed with {}", failed.join(", "));
@@ -105,14 +105,14 @@ fn candidates() -> Vec<PathBuf> {
     }
     let names = KNOWN.flat_map(|n| [format!("python3.{n}"), format!("python3.{n}-dbg")]);
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut folders: Vec<_> = std::env::split_paths(&path).collect();
+    let mut directories: Vec<_> = std::env::split_paths(&path).collect();
     if unpacked().exists() {
-        folders.push(unpacked().join("bin"));
+        directories.push(unpacked().join("bin"));
     } else {
-        eprintln!("NOTE: CPython 3.14 and 3.15 are not here unless on PATH; .ci/new-pythons brings them");
+        eprintln!("NOTE: CPython 3.14 and 3.15 are not here unless on PATH; .ci/install-new-pythons brings them");
     }
     let mut all: Vec<PathBuf> = names
-        .flat_map(|name| folders.iter().map(move |f| f.join(&name)).collect::<Vec<_>>())
+        .flat_map(|name| directories.iter().map(move |f| f.join(&name)).collect::<Vec<_>>())
         .collect();
     let versions = std::env::var_os("HOME").map(|home| Path::new(&home).join(".pyenv/versions"));
     match versions.as_deref().map(std::fs::read_dir) {
@@ -123,8 +123,8 @@ fn candidates() -> Vec<PathBuf> {
     all
 }
 
-/// `None` if it is not a CPython of a version that is asked for.
-fn ask(exe: &Path) -> Option<Python> {
+/// `None` if it is not a CPython of a supported version.
+fn inspect(exe: &Path) -> Option<Python> {
     let script = "import platform, sys, sysconfig\n\
                   print(sys.executable, sys.base_prefix, sysconfig.get_paths()['include'], \
                   platform.python_version(), platform.python_implementation(), sys.abiflags, \
@@ -138,7 +138,7 @@ fn ask(exe: &Path) -> Option<Python> {
     (lines.next()? == "CPython").then_some(())?;
     let minor = version.strip_prefix("3.")?.split('.').next()?.parse().ok()?;
     KNOWN.contains(&minor).then_some(())?;
-    let flags = lines.next()?.replace(['m', 'u'], ""); // what all builds of their time were
+    let flags = lines.next()?.replace(['m', 'u'], ""); // set in all builds of their time
     let origin = if prefix.starts_with(unpacked()) {
         "unpacked"
     } else if prefix.to_string_lossy().contains("pyenv") {
@@ -157,7 +157,7 @@ fn ask(exe: &Path) -> Option<Python> {
     })
 }
 
-/// The loader that fits what is unpacked; a program and its words follow.
+/// The loader for what is unpacked; a program and its arguments follow.
 fn loader() -> Command {
     let libraries = unpacked().join("lib/x86_64-linux-gnu");
     let mut loader = Command::new(libraries.join("ld-linux-x86-64.so.2"));
@@ -166,24 +166,25 @@ fn loader() -> Command {
 }
 
 impl Python {
-    /// Compiles the extension `truth` for it and gives its folder.
-    fn truth(&self) -> PathBuf {
-        let folder = built().join(&self.name);
-        let source = sources().join("truth.c");
+    /// Compiles the extension `known_shares` for it and returns its directory.
+    fn known_shares(&self) -> PathBuf {
+        let directory = built().join(&self.name);
+        let source = sources().join("known_shares.c");
         let [include, more] = self.includes();
         programs::compile(
             &source,
-            &folder.join("truth.so"),
+            &directory.join("known_shares.so"),
             &["-fPIC", "-shared", &include, &more],
         );
-        folder
+        directory
     }
 
-    /// Where the compiler finds the headers. Debian keeps those of the machine's architecture beside the others.
+    /// Where the compiler finds the headers. Debian has those of the machine's architecture in a directory next to the
+    /// others.
     fn includes(&self) -> [String; 2] {
-        let folder = self.headers();
-        let beside = folder.parent().expect("a folder").display();
-        [format!("-I{}", folder.display()), format!("-idirafter{beside}")]
+        let directory = self.headers();
+        let parent = directory.parent().expect("a directory").display();
+        [format!("-I{}", directory.display()), format!("-idirafter{parent}")]
     }
 
     fn headers(&self) -> &Path {
@@ -200,16 +201,17 @@ impl Python {
     /// Its shared library, if it has one.
     pub fn library(&self) -> Option<PathBuf> {
         let name = format!("libpython3.{}{}.so", self.minor, self.flags);
-        let own = [format!("lib/{name}"), format!("lib/x86_64-linux-gnu/{name}.1.0")];
-        // Before 3.8 the letter of all builds stood in the name too.
+        let paths = [format!("lib/{name}"), format!("lib/x86_64-linux-gnu/{name}.1.0")];
+        // Before 3.8 the letter that all builds have was part of the name, too.
         let old = format!("lib/libpython3.{}m{}.so", self.minor, self.flags);
-        own.iter()
+        paths
+            .iter()
             .chain([&old])
             .map(|name| self.prefix.join(name))
             .find(|path| path.exists())
     }
 
-    /// The command that runs a script of ours.
+    /// The command that runs one of our scripts.
     pub fn script(&self, name: &str) -> Command {
         let mut command = Command::new(&self.exe);
         command.arg(sources().join(name));
@@ -221,19 +223,19 @@ impl Python {
         self.jit
     }
 
-    /// Is it one that `.ci/new-pythons` brought?
+    /// Whether `.ci/install-new-pythons` installed it.
     pub fn is_unpacked(&self) -> bool {
         self.prefix.starts_with(unpacked())
     }
 
-    /// The ELF file of an unpacked one: what stands in its place is a script.
+    /// The ELF file of an unpacked one, whose executable is replaced by a script.
     pub fn program(&self) -> PathBuf {
         let mut name = self.exe.clone().into_os_string();
         name.push(".bin");
         name.into()
     }
 
-    /// Like `script`, with a copy of the unpacked one's ELF file in its place.
+    /// Like `script`, with a copy of the unpacked one's ELF file instead.
     pub fn script_with(&self, program: &Path, name: &str) -> Command {
         let mut command = loader();
         command.arg("--argv0").arg(&self.exe).arg(program);
@@ -244,15 +246,15 @@ impl Python {
 
     fn prepare(&self, command: &mut Command) {
         command
-            .env("PYTHONPATH", self.truth())
+            .env("PYTHONPATH", self.known_shares())
             .env("PYTHONDONTWRITEBYTECODE", "1")
             .env_remove("PYTHONHOME");
     }
 
-    /// The C program that runs `inside.py` in this interpreter: linked with it, or loading it late.
+    /// The C program that runs `in_process.py` in this interpreter: linked with it, or loading it later.
     pub fn embedded(&self, late: bool) -> Command {
         let library = self.library().expect("an interpreter with a shared library");
-        let folder = library.parent().expect("a folder").display().to_string();
+        let directory = library.parent().expect("a directory").display().to_string();
         let source = sources().join("embedded.c");
         let exe = built().join(&self.name).join(if late { "late" } else { "embedded" });
         if late {
@@ -260,8 +262,8 @@ impl Python {
         } else {
             let [include, more] = self.includes();
             let file = library.file_name().expect("a file's name").to_string_lossy();
-            let (at, run) = (format!("-L{folder}"), format!("-Wl,-rpath,{folder}"));
-            // An unpacked library wants a newer C library than the linker knows.
+            let (at, run) = (format!("-L{directory}"), format!("-Wl,-rpath,{directory}"));
+            // An unpacked library needs a newer C library than the linker has.
             let lax = "-Wl,--allow-shlib-undefined";
             programs::compile(&source, &exe, &[&include, &more, &at, &run, lax, &format!("-l:{file}")]);
         }
@@ -272,7 +274,7 @@ impl Python {
         } else {
             Command::new(exe)
         };
-        command.arg(sources().join("inside.py")).arg(&library);
+        command.arg(sources().join("in_process.py")).arg(&library);
         self.prepare(&mut command);
         command.env("PYTHONHOME", &self.prefix);
         command

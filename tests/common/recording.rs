@@ -1,4 +1,4 @@
-//! Runs nativeprof and judges what it wrote.
+//! Runs nativeprof and checks what it wrote.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -6,12 +6,12 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use nativeprof::export::json;
-use nativeprof::tree::profile::{Frame, FrameKind, Profile};
+use nativeprof::profile::json;
+use nativeprof::profile::model::{Frame, FrameKind, Profile};
 
 use super::Scratch;
 
-/// The command under test; root, if the tests run as root, whoever called for that.
+/// The command under test; as root if the tests run as root, even under sudo.
 pub fn nativeprof(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_nativeprof"));
     for name in ["SUDO_UID", "SUDO_GID", "SUDO_USER", "DOAS_USER"] {
@@ -21,24 +21,24 @@ pub fn nativeprof(args: &[&str]) -> Command {
     command
 }
 
-/// A profile with what was said while it was made.
+/// A profile with the output printed while it was made.
 pub struct Recording {
     pub profile: Profile,
     pub stderr: String,
-    /// Time that the host took from the CPUs of this machine meanwhile.
+    /// Time that the host took from the CPUs of this machine meanwhile (steal).
     stolen: Duration,
     stacks: Vec<(Vec<u32>, u64)>,
 }
 
-/// Time that the host has taken from the CPUs of this machine since it runs: the eighth number of /proc/stat, in
-/// hundredths of a second (proc_stat(5)).
+/// Total time that the host has taken from the CPUs of this machine: the eighth number of /proc/stat, in hundredths of
+/// a second (proc_stat(5)).
 fn stolen() -> Duration {
     let stat = std::fs::read_to_string("/proc/stat").expect("readable");
     let steal = stat.split_whitespace().nth(8).and_then(|n| n.parse::<u64>().ok());
     Duration::from_millis(10 * steal.expect("a number for all CPUs"))
 }
 
-/// Samples a process at 1000 Hz for two seconds, or as the words say.
+/// Samples a process at 1000 Hz for two seconds, or with other options.
 pub fn attach(pid: u32, words: &[&str]) -> Recording {
     attach_while(pid, words, || {})
 }
@@ -83,22 +83,22 @@ pub fn record(words: &[&str], command: &Command) -> Recording {
     Recording::new(&file, done, stolen() - before)
 }
 
-/// The profile that another command writes into this file.
+/// The profile that another command writes to this file.
 pub fn written_by(mut command: Command, file: &std::path::Path) -> Recording {
     let before = stolen();
     let done = command.stdin(Stdio::null()).output().expect("the command starts");
     Recording::new(file, done, stolen() - before)
 }
 
-/// nativeprof, sampling.
+/// nativeprof while it samples.
 pub struct Running {
     pub child: Child,
-    heard: String,
+    output: String,
     stderr: BufReader<std::process::ChildStderr>,
 }
 
 impl Running {
-    /// Starts it and waits until it says that it samples.
+    /// Starts it and waits until it reports that it samples.
     pub fn start(mut command: Command) -> Running {
         let mut child = command
             .stdin(Stdio::null())
@@ -107,12 +107,12 @@ impl Running {
             .spawn()
             .expect("nativeprof starts");
         let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
-        let mut heard = String::new();
-        while !heard.contains("sampling ") {
-            let read = stderr.read_line(&mut heard).expect("a readable pipe");
-            assert!(read > 0, "nativeprof ended before it sampled: {heard}");
+        let mut output = String::new();
+        while !output.contains("sampling ") {
+            let read = stderr.read_line(&mut output).expect("a readable pipe");
+            assert!(read > 0, "nativeprof ended before it sampled: {output}");
         }
-        Running { child, heard, stderr }
+        Running { child, output, stderr }
     }
 
     /// Sends a signal, by its name.
@@ -124,7 +124,7 @@ impl Running {
     }
 
     pub fn finish(&mut self) -> Output {
-        let mut stderr = std::mem::take(&mut self.heard).into_bytes();
+        let mut stderr = std::mem::take(&mut self.output).into_bytes();
         self.stderr.read_to_end(&mut stderr).expect("a readable pipe");
         let mut stdout = Vec::new();
         let mut pipe = self.child.stdout.take().expect("a pipe");
@@ -135,7 +135,7 @@ impl Running {
 }
 
 impl Recording {
-    /// What a run of nativeprof wrote to this file, and what it said.
+    /// What a run of nativeprof wrote to this file, and printed.
     pub fn of(file: &std::path::Path, done: Output) -> Recording {
         Recording::new(file, done, Duration::ZERO)
     }
@@ -150,12 +150,12 @@ impl Recording {
         let bytes = std::fs::read(file).unwrap_or_else(|e| panic!("no profile was written ({e}):\n{stderr}"));
         let profile = json::read(&bytes).unwrap_or_else(|e| panic!("unreadable profile: {e:?}"));
         let nodes = &profile.nodes;
-        let mut own: Vec<u64> = nodes.iter().map(|n| n.count).collect();
+        let mut self_counts: Vec<u64> = nodes.iter().map(|n| n.count).collect();
         for n in nodes.iter().skip(1) {
-            own[n.parent as usize] -= n.count;
+            self_counts[n.parent as usize] -= n.count;
         }
         let mut stacks = Vec::new();
-        for (i, count) in own.iter().enumerate().filter(|(_, count)| **count > 0) {
+        for (i, count) in self_counts.iter().enumerate().filter(|(_, count)| **count > 0) {
             let mut frames = Vec::new();
             let mut at = i;
             while at > 0 {
@@ -185,7 +185,7 @@ impl Recording {
         self.profile.nodes[0].count
     }
 
-    /// Samples whose stack holds a function of this name.
+    /// Samples with a function of this name on the stack.
     pub fn with(&self, name: &str) -> u64 {
         self.matching(|stack| stack.iter().any(|f| f.name == name))
     }
@@ -194,12 +194,12 @@ impl Recording {
         self.stacks().filter(|(stack, _)| wanted(stack)).map(|(_, n)| n).sum()
     }
 
-    /// The counts add up, next to nothing is lost, next to nothing is incomplete.
+    /// The counts add up, almost nothing is lost, almost nothing is incomplete.
     pub fn check_quality(&self, whom: &str) {
         self.check_quality_but(whom, &[]);
     }
 
-    /// The same, where these reasons of partial stacks are no fault.
+    /// The same, where these reasons for partial stacks are accepted.
     pub fn check_quality_but(&self, whom: &str, excused: &[&str]) {
         let q = &self.profile.meta.quality;
         let all = q.exact + q.repaired + q.partial;
@@ -214,7 +214,7 @@ impl Recording {
         assert!(q.taken >= 50, "{whom}: only {} samples\n{}", q.taken, self.stderr);
         let told: u64 = q.reasons.values().sum();
         assert_eq!(told, q.partial, "{whom}: a partial stack without a reason: {q:?}");
-        let cut = self.matching(|stack| stack.iter().any(|f| f.kind == FrameKind::Cut));
+        let cut = self.matching(|stack| stack.iter().any(|f| f.kind == FrameKind::Truncated));
         assert!(
             cut <= q.partial,
             "{whom}: {cut} stacks are cut, {} are called partial",
@@ -227,10 +227,10 @@ impl Recording {
             "{whom}: {bad} of {} stacks are incomplete: {:?}\n{}",
             q.taken,
             q.reasons,
-            self.examples(|stack| stack.iter().any(|f| f.kind == FrameKind::Cut))
+            self.examples(|stack| stack.iter().any(|f| f.kind == FrameKind::Truncated))
         );
-        // Repaired stacks are whole and are held to the table of calls like all others; they must stay few. glibc ends
-        // its tables before the system call that makes a thread (sysdeps/unix/sysv/linux/x86_64/clone3.S, 2.36).
+        // Repaired stacks are complete and must match the table of calls like all others; there must be few. glibc's
+        // tables end before the system call that creates a thread (sysdeps/unix/sysv/linux/x86_64/clone3.S, 2.36).
         let makes_threads = |f: &&Frame| f.name.contains("pthread_create") || f.name.contains("clone");
         let making_threads = self.matching(|stack| stack.iter().rev().take(5).any(makes_threads));
         assert!(
@@ -243,48 +243,48 @@ impl Recording {
 
     pub fn check_lost(&self, whom: &str) {
         let q = &self.profile.meta.quality;
-        assert!(q.lost <= self.excused(q.asked), "{whom}: {}", self.stderr);
+        assert!(q.lost <= self.excused(q.expected), "{whom}: {}", self.stderr);
     }
 
-    /// Samples that may be lost, if they are counted. A machine that stands still for a moment loses some of the deepest
-    /// stacks; that a quiet one loses none is for the benchmarks to show. With ptrace, ticks in user code stop the
-    /// thread themselves; to one in the kernel the tracer comes a moment later, and the thread may be asleep by then.
-    /// Nobody can sample while the host has taken the CPUs away.
+    /// Samples that may be lost, if they are counted. A machine that stalls for a moment loses some of the deepest
+    /// stacks; the benchmarks show that a quiet one loses none. With ptrace, ticks in user code stop the thread
+    /// themselves; for one in the kernel the tracer comes a moment later, and the thread may sleep by then. Sampling is
+    /// not possible while the host has taken the CPUs.
     fn excused(&self, asked: u64) -> u64 {
         let stolen = self.stolen.as_millis() as u64 * self.profile.meta.rate / 1000;
         let some = if self.profile.meta.backend == "ptrace" { 6 } else { 10 };
         asked / some + stolen
     }
 
-    /// As many samples as CPU time asks for, no fewer and no more, but for a few at start and end of threads.
+    /// As many samples as the CPU time requires, no fewer and no more, except for a few at start and end of threads.
     pub fn check_rate(&self, whom: &str) {
         let q = &self.profile.meta.quality;
         assert!(
-            (q.taken + self.excused(q.asked)) as f64 >= q.asked as f64 * 0.98 - 5.0,
+            (q.taken + self.excused(q.expected)) as f64 >= q.expected as f64 * 0.98 - 5.0,
             "{whom}: {} samples for {} asked",
             q.taken,
-            q.asked
+            q.expected
         );
         // The timers are those of the CPUs: how often they meet a thread that sleeps now and then is a matter of chance.
-        let chance = 2.5 * (q.asked as f64).sqrt();
+        let chance = 2.5 * (q.expected as f64).sqrt();
         assert!(
-            q.taken as f64 <= q.asked as f64 * 1.02 + 5.0 + chance,
+            q.taken as f64 <= q.expected as f64 * 1.02 + 5.0 + chance,
             "{whom}: {} samples, only {} asked",
             q.taken,
-            q.asked
+            q.expected
         );
     }
 
-    /// Compares how often parts were seen with how long they took.
+    /// Compares sample counts of parts with their times.
     pub fn check_shares(&self, whom: &str, truth: &BTreeMap<String, f64>) {
         let counts = truth.keys().map(|name| (name.clone(), self.with(name))).collect();
         check_counts(whom, &counts, truth, 0.01);
     }
 
-    /// Holds the stacks to a table of who may call whom.
+    /// Checks the stacks against a table of calls.
     ///
-    /// Looks only at functions of the programs under `fixtures/programs`; `""` stands for the start of the stack. After
-    /// a cut everything is possible, so nothing is judged there.
+    /// Considers only functions of the programs under `fixtures/programs`; `""` is the start of the stack. Nothing is
+    /// checked after a truncation, where everything is possible.
     pub fn check_calls(&self, whom: &str, ours: &Ours, table: &[(&str, &[&str])]) {
         let mut wrong: BTreeMap<String, (u64, String)> = BTreeMap::new();
         for (stack, n) in self.stacks() {
@@ -300,7 +300,7 @@ impl Recording {
         assert!(wrong.is_empty(), "{whom}: impossible stacks\n{report}");
     }
 
-    /// Some stacks in words.
+    /// Some stacks as text.
     pub fn examples(&self, wanted: impl Fn(&[&Frame]) -> bool) -> String {
         let mut some: Vec<_> = self.stacks().filter(|(stack, _)| wanted(stack)).collect();
         some.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
@@ -309,8 +309,8 @@ impl Recording {
     }
 }
 
-/// The share of each count within sampling error of the share of its time, and `slack` for what lies between the
-/// program's own clock calls or outside the time of sampling.
+/// Checks that the share of each count is within sampling error of its time's share, plus `slack` for what is between
+/// the program's own clock calls or outside of the sampling time.
 pub fn check_counts(whom: &str, counts: &BTreeMap<String, u64>, truth: &BTreeMap<String, f64>, slack: f64) {
     let (all, time) = (counts.values().sum::<u64>() as f64, truth.values().sum::<f64>());
     assert!(all >= 100.0 && time > 0.0, "{whom}: {counts:?} for {truth:?}");
@@ -325,16 +325,16 @@ pub fn check_counts(whom: &str, counts: &BTreeMap<String, u64>, truth: &BTreeMap
     }
 }
 
-/// Which frames the table of calls is about.
+/// The frames that the table of calls is about.
 pub struct Ours {
-    /// Native frames of these modules, by the beginning of their names.
+    /// Native frames of modules whose names begin with these.
     pub modules: &'static [&'static str],
-    /// Python frames of code that stands in no file, by the beginning of the file name.
+    /// Python frames of code that is in no file, by the beginning of the file name.
     pub files: &'static [&'static str],
 }
 
 pub const TRUTH: Ours = Ours {
-    modules: &["truth.so"],
+    modules: &["known_shares.so"],
     files: &[],
 };
 
@@ -342,10 +342,10 @@ impl Ours {
     fn has(&self, f: &Frame) -> bool {
         match f.kind {
             FrameKind::Python => {
-                let programs = f.filename.contains("/fixtures/programs/") && !f.filename.ends_with("/stage.py");
+                let programs = f.filename.contains("/fixtures/programs/") && !f.filename.ends_with("/handshake.py");
                 programs || self.files.iter().any(|start| f.filename.starts_with(start))
             }
-            // Not what compiler and linker add: linkage tables, `_init` and the like.
+            // Excludes what compiler and linker add: linkage tables, `_init` and the like.
             FrameKind::Native => {
                 if f.name.ends_with("@plt") {
                     return false;
@@ -361,19 +361,19 @@ impl Ours {
 }
 
 fn illegal(stack: &[&Frame], ours: &Ours, table: &[(&str, &[&str])]) -> Option<String> {
-    // `None`: unknown, after a cut.
+    // `None`: unknown, after a truncation.
     let mut caller = Some("");
     let mut eval = false;
     for f in stack {
         match f.kind {
-            FrameKind::Cut => {
+            FrameKind::Truncated => {
                 caller = None;
                 eval = false;
                 continue;
             }
             FrameKind::Native if f.name.starts_with("_PyEval_EvalFrameDefault") => eval = true,
             FrameKind::Python if eval => {
-                return Some(format!("a bytecode loop without Python frames calls {}", f.name));
+                return Some(format!("a evaluation loop without Python frames calls {}", f.name));
             }
             _ => {}
         }
@@ -392,7 +392,7 @@ fn illegal(stack: &[&Frame], ours: &Ours, table: &[(&str, &[&str])]) -> Option<S
     None
 }
 
-/// The frames' names, where repetitions and all but the ends of long stacks are left out.
+/// The frames' names, without repetitions and the middle of long stacks.
 pub fn text(stack: &[&Frame]) -> String {
     let shown = |f: &&Frame| match f.kind {
         FrameKind::Python => format!("{} (Python)", f.name),

@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use nativeprof::export::json;
 use nativeprof::export::select::by_line;
-use nativeprof::tree::build::Builder;
-use nativeprof::tree::profile::{Frame, FrameKind, Meta, Profile};
-use nativeprof::tree::values::{Value, ValueType};
+use nativeprof::profile::build::Builder;
+use nativeprof::profile::json;
+use nativeprof::profile::model::{Frame, FrameKind, Meta, Profile};
+use nativeprof::profile::values::{Value, ValueType};
 use serde_json::Value as Json;
 
 use super::{plain, written};
 
-/// `main` is defined on line 7; once it stands on line 9, 99 times it calls `work` on line 12.
+/// `main` is defined on line 7; it is on line 9 once, and calls `work` on line 12 99 times.
 fn profile() -> Profile {
     let mut builder = Builder::new(&[ValueType::SAMPLES]);
     let main = builder.frame(Frame::python("main", "main", "/srv/app.py", 7));
@@ -47,11 +47,11 @@ fn names_show_the_definition_and_lines_on_request() {
     let stacks = "main (/srv/app.py:9) 1\nmain (/srv/app.py:12);work:30 (lib.so) 99\n";
     assert_eq!(text("collapsed", &by_line(&profile())), stacks);
     let svg = text("svg", &profile());
-    assert!(svg.contains("<title>main (/srv/app.py:7) (100 samples, 100.00%)</title>"));
+    assert!(svg.contains("<title>main (app.py:7) (100 samples, 100.00%)</title>"));
     let svg = text("svg", &by_line(&profile()));
     for title in [
-        "main (/srv/app.py:9) (1 samples, 1.00%)",
-        "main (/srv/app.py:12) (99 samples, 99.00%)",
+        "main (app.py:9) (1 samples, 1.00%)",
+        "main (app.py:12) (99 samples, 99.00%)",
     ] {
         assert!(svg.contains(&format!("<title>{title}</title>")), "{title}");
     }
@@ -121,7 +121,7 @@ fn chrome_samples_have_the_line_where_they_ended() {
     assert_eq!(main["callFrame"]["lineNumber"], 6, "the definition, counted from 0");
 }
 
-/// The fields of a message of protocol buffers: number, and either a number or bytes.
+/// The fields of a protocol buffers message: number, and either a number or bytes.
 fn fields(mut bytes: &[u8]) -> Vec<(u64, u64, &[u8])> {
     fn varint(bytes: &mut &[u8]) -> u64 {
         let length = bytes.iter().position(|byte| *byte < 128).unwrap() + 1;
@@ -166,7 +166,7 @@ fn packed(bytes: &[u8]) -> Vec<u64> {
 /// Of a sample.
 type LinesAndValues = (Vec<u64>, Vec<u64>);
 
-/// What a file of pprof holds: (type, unit) of its values; of its samples the lines, innermost first, and the values.
+/// Contents of a pprof file: (type, unit) of its values; of its samples the lines, innermost first, and the values.
 pub fn pprof(profile: &Profile) -> (Vec<(String, String)>, Vec<LinesAndValues>) {
     let bytes = plain(written("pprof", profile));
     let document = fields(&bytes);
@@ -204,7 +204,7 @@ fn pprof_locations_have_the_lines_of_samples() {
     );
 }
 
-/// A profile of many distinct stacks is written without the nodes that have the fewest samples, and read with them.
+/// A profile of many distinct stacks is written without the nodes with the fewest samples, and read with them.
 #[test]
 fn large_trees_are_small_files() {
     const SAMPLES: u64 = 70_000;
@@ -254,7 +254,7 @@ fn large_trees_are_small_files() {
     };
     assert!(stacks(&read) == stacks(&profile));
     assert!(stacks(&by_line(&read)) == stacks(&by_line(&profile)));
-    // Each node as a whole: counts, values, lines.
+    // Each node completely: counts, values, lines.
     let nodes = |profile: &Profile| {
         let (wall, mut path) = (profile.amounts(1), vec![0u64; profile.nodes.len()]);
         let mut all: Vec<_> = (1..profile.nodes.len())
@@ -289,7 +289,10 @@ fn large_trees_are_small_files() {
         assert!(sum <= node["count"].as_u64().unwrap());
         work.extend(below());
     }
-    assert_eq!(tree["nativeprof"]["samples"]["left_out"], profile.nodes.len() - count);
+    assert_eq!(
+        tree["nativeprof"]["samples"]["omitted_nodes"],
+        profile.nodes.len() - count
+    );
     assert!(count > 10_000, "{count}");
 }
 

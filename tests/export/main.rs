@@ -1,4 +1,4 @@
-//! Exporters against files that were looked at by hand, and against profiles that try to break them.
+//! Exporters, compared with files that were reviewed by hand, and with malformed profiles.
 //!
 //! `BLESS=1 cargo test --test export` rewrites the files in `fixtures/golden`.
 
@@ -6,12 +6,12 @@ mod lines;
 mod sample_profile;
 mod values;
 
-use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use nativeprof::export::{FORMATS, by_name, json};
-use nativeprof::tree::profile::{FrameKind, Node, Profile, Tick};
+use nativeprof::export::{FORMATS, by_name};
+use nativeprof::profile::json;
+use nativeprof::profile::model::{FrameKind, Node, Profile, TimelineSample};
 
 use sample_profile::{Builder, frame, golden, python};
 
@@ -21,7 +21,7 @@ fn written(format: &str, profile: &Profile) -> Vec<u8> {
     out
 }
 
-/// Without the packing, whose bytes may change with the library that packs.
+/// Decompressed, because the compressed bytes may change with the library.
 fn plain(bytes: Vec<u8>) -> Vec<u8> {
     if !bytes.starts_with(&[0x1f, 0x8b]) {
         return bytes;
@@ -36,11 +36,11 @@ fn plain(bytes: Vec<u8>) -> Vec<u8> {
 #[test]
 fn golden_files() {
     let profile = golden();
-    let folder: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/golden");
-    // Packed JSON has a test of its own; most of a page is the program that is in it.
+    let directory: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/golden");
+    // Compressed JSON has its own test; most of a page is its program.
     let names = FORMATS.iter().map(|format| format.name);
     for format in names.filter(|name| !["json.gz", "html"].contains(name)) {
-        let path = folder.join(format!("profile.{format}"));
+        let path = directory.join(format!("profile.{format}"));
         let now = plain(written(format, &profile));
         assert!(
             now == plain(written(format, &profile)),
@@ -88,14 +88,14 @@ fn json_round_trip() {
     }
 }
 
-/// What earlier versions wrote is read as it was meant: a file of version 0.1, with the golden profile.
+/// Output of earlier versions is read as intended: a file of version 0.1, with the golden profile.
 #[test]
 fn older_files_are_read() {
     let old = include_bytes!("../../fixtures/golden/old/profile-0.1.json");
     let old = json::read(old).unwrap();
     let golden = || {
         let mut golden = golden();
-        // Earlier files do not say how many frames of a module have no name.
+        // Earlier files do not have the number of frames without a name per module.
         golden.meta.modules.iter_mut().for_each(|module| module.unnamed = 0);
         golden
     };
@@ -108,7 +108,7 @@ fn older_files_are_read() {
             format.name
         );
     }
-    // As the library writes it for programs that work on the tree itself.
+    // As the library writes it for programs that process the tree itself.
     let mut expanded = Vec::new();
     json::write_expanded(&golden(), &mut expanded).unwrap();
     assert!(json::read(&expanded).unwrap() == old);
@@ -143,7 +143,7 @@ fn very_deep_profiles_neither_overflow_nor_take_long() {
     for node in &mut builder.profile.nodes {
         node.count = 3;
     }
-    builder.profile.timeline.push(Tick {
+    builder.profile.timeline.push(TimelineSample {
         time: 1,
         pid: 1,
         tid: 1,
@@ -159,7 +159,7 @@ fn very_deep_profiles_neither_overflow_nor_take_long() {
         DEPTH - 1
     );
     let svg = String::from_utf8(written("svg", &read)).unwrap();
-    assert!(svg.contains("[deeper frames] (3 samples, 100.00%)"));
+    assert!(svg.contains("[truncated] (3 samples, 100.00%)"));
     for format in FORMATS {
         let bytes = plain(written(format.name, &read)).len();
         assert!(bytes < 40_000_000, "{}: {bytes} bytes", format.name);
@@ -170,17 +170,9 @@ fn very_deep_profiles_neither_overflow_nor_take_long() {
 fn broken_profiles_are_written_as_far_as_they_go() {
     let mut profile = golden();
     let sound = written("json", &profile);
-    let node = |frame, parent, count| {
-        let (lines, line_text) = (BTreeMap::new(), String::new());
-        Node {
-            frame,
-            parent,
-            count,
-            lines,
-            self_lines: BTreeMap::new(),
-            line_text,
-            first_seen_line: 0,
-        }
+    let node = |frame, parent, count| Node {
+        count,
+        ..Node::new(frame, parent)
     };
     let next = profile.nodes.len() as u32;
     profile.nodes.push(node(u32::MAX, 0, 1));
@@ -188,13 +180,13 @@ fn broken_profiles_are_written_as_far_as_they_go() {
     profile.nodes.push(node(1, next + 2, 1));
     profile.nodes.push(node(1, u32::MAX, 1));
     profile.nodes.push(node(0, 0, 1));
-    profile.timeline.push(Tick {
+    profile.timeline.push(TimelineSample {
         time: 0,
         pid: 0,
         tid: 0,
         node: next,
     });
-    profile.timeline.push(Tick {
+    profile.timeline.push(TimelineSample {
         time: 0,
         pid: 0,
         tid: 0,
@@ -227,13 +219,13 @@ fn broken_profiles_are_written_as_far_as_they_go() {
 }
 
 #[test]
-fn reader_refuses_what_is_no_profile() {
+fn the_reader_refuses_other_files() {
     for (text, reason) in [
         ("", "`{` expected at byte 0"),
         ("[]", "`{` expected at byte 0"),
         ("{", "the file ends early"),
         ("{} {}", "text after the end"),
-        ("{\"count\":-1}", "a count that is no whole number"),
+        ("{\"count\":-1}", "a count that is not an integer"),
         ("{\"count\":1,}", "a value expected"),
         ("{\"count\" 1}", "`:` expected"),
         ("{\"count\":1 \"children\":{}}", "`,` expected"),
@@ -256,7 +248,7 @@ fn reader_refuses_what_is_no_profile() {
     let deep = "{\"children\":{\"a\":".repeat(100_010);
     assert!(json::read(deep.as_bytes()).unwrap_err().reason.contains("too deeply"));
     assert!(json::read(format!("{{\"description\":{}", "[".repeat(1 << 20)).as_bytes()).is_err());
-    // Every way of cutting a file off, or of damaging one byte, is an error or a profile, never a panic.
+    // Truncated at every length, or with any byte damaged, it is an error or a profile, never a panic.
     let bytes = written("json", &golden());
     for at in (0..bytes.len()).step_by(61) {
         assert!(json::read(&bytes[..at]).is_err());
@@ -269,7 +261,7 @@ fn reader_refuses_what_is_no_profile() {
 }
 
 #[test]
-fn reader_takes_a_tree_of_dask_itself() {
+fn the_reader_accepts_a_tree_of_dask_itself() {
     let text = r#"{"count": 3, "children": {"f;a.py;4": {"identifier": "f;a.py;4", "count": 3, "children":
         {"sin;<low-level>;0x7f10": {"count": 2, "children": {}, "identifier": "sin;<low-level>;0x7f10", "description":
         {"filename": "<low-level>", "name": "sin", "line_number": 0, "line": "[0x7f12] sin +2"}}},
@@ -283,7 +275,7 @@ fn reader_takes_a_tree_of_dask_itself() {
 }
 
 #[test]
-fn flame_graph_colours_tell_kinds_apart() {
+fn flame_graph_colors_differ_by_kind() {
     let svg = String::from_utf8(written("svg", &golden())).unwrap();
     let fill = |name: &str| {
         let at = svg
@@ -307,19 +299,19 @@ fn flame_graph_colours_tell_kinds_apart() {
     assert!(b_inlined > b, "inlined is lighter");
     let (r, g, b) = fill("vfs_read");
     assert!(b > r && r > g, "kernel is purple");
-    let (r, g, b) = fill("[cut: stack page");
+    let (r, g, b) = fill("[truncated: stack page");
     assert!(r == g && g == b, "a cut is grey");
     assert!(!svg.contains("<script>alert") && !svg.contains("<b>"));
     assert!(svg.contains("id=\"legend\"") && svg.trim_end().ends_with("</svg>"));
 }
 
 #[test]
-fn flame_graph_keeps_every_sample_though_it_hides_narrow_frames() {
+fn flame_graphs_keep_every_sample_but_hide_narrow_frames() {
     let mut builder = Builder::new();
     let thread = (frame(FrameKind::Thread, "worker 7"), 0, "");
     builder.stack((1, 1), 9_000, std::slice::from_ref(&thread));
     for line in 0..100u32 {
-        // Each far below the width that is drawn, and at two places: in the thread, and at the root.
+        // Each far below the width that is drawn, and in two places: in the thread, and at the root.
         let narrow = (python("narrow", "", "a.py", line), line, "");
         builder.stack((1, 1), 1, &[thread.clone(), narrow.clone()]);
         builder.stack((1, 1), 1, &[narrow]);

@@ -1,9 +1,11 @@
-//! A profile made by hand: every kind of frame, several threads and processes, a deep chain, hostile names.
+//! A handmade profile: every kind of frame, several threads and processes, a deep chain, hostile names.
 
 use std::collections::BTreeMap;
 
-use nativeprof::tree::profile::{Frame, FrameKind, Held, Meta, ModuleMeta, Node, NodeId, Part, Profile, Quality, Tick};
-use nativeprof::tree::values::Value;
+use nativeprof::profile::model::{
+    Frame, FrameKind, MergedRecording, Meta, ModuleMeta, Node, NodeId, Profile, Quality, StopSummary, TimelineSample,
+};
+use nativeprof::profile::values::Value;
 
 pub fn frame(kind: FrameKind, name: &str) -> Frame {
     let python = kind == FrameKind::Python;
@@ -63,15 +65,9 @@ impl Builder {
     }
 
     pub fn node(&mut self, parent: NodeId, frame: u32, line: u32) -> NodeId {
-        let (lines, line_text) = (BTreeMap::new(), String::new());
         self.profile.nodes.push(Node {
-            frame,
-            parent,
-            count: 0,
-            lines,
-            self_lines: BTreeMap::new(),
-            line_text,
             first_seen_line: line,
+            ..Node::new(frame, parent)
         });
         (self.profile.nodes.len() - 1) as NodeId
     }
@@ -109,7 +105,7 @@ impl Builder {
             }
         }
         let time = self.profile.timeline.len() as u64 * 10_101_010;
-        self.profile.timeline.push(Tick {
+        self.profile.timeline.push(TimelineSample {
             time,
             pid: thread.0,
             tid: thread.1,
@@ -118,9 +114,9 @@ impl Builder {
     }
 }
 
-/// Every kind of frame, several threads and processes, a deep chain, and names that want to do harm.
+/// Every kind of frame, several threads and processes, a deep chain, and hostile names.
 pub fn golden() -> Profile {
-    use FrameKind::{Cut, Inlined, Kernel, Native, Process, Thread, Unknown};
+    use FrameKind::{Inlined, Kernel, Native, Process, Thread, Truncated, Unknown};
     let mut builder = Builder::new();
     let process = (frame(Process, "python 4242"), 0, "");
     let main_thread = (frame(Thread, "MainThread 4242"), 0, "");
@@ -220,7 +216,7 @@ pub fn golden() -> Profile {
     deep.extend(std::iter::repeat_n(walk, 40));
     builder.stack(main, 12, &deep);
 
-    // Two native functions that have the same identifier become one node.
+    // Two native functions with the same identifier become one node.
     let twin = |source: &str| (native(Native, "twin", "libtwin.so", 0x1000, source), 5, "");
     builder.stack(main, 8, &on(&[&twin("a.c")]));
     builder.stack(main, 9, &on(&[&twin("b.c")]));
@@ -233,7 +229,7 @@ pub fn golden() -> Profile {
     };
     let unknown = (native(Unknown, "[unknown]", "libsecret.so", 0x1f00, ""), 0, "");
     let jit = (native(Unknown, "[unknown]", "", 0x7f00_dead_b000, ""), 0, "");
-    let cut = (frame(Cut, "[cut: stack page not present]"), 0, "");
+    let cut = (frame(Truncated, "[truncated: stack page not present]"), 0, "");
     builder.stack(
         (4242, 4250),
         20,
@@ -242,7 +238,7 @@ pub fn golden() -> Profile {
     builder.stack((4242, 4250), 16, &on_worker(&[start.clone(), unknown, jit]));
     builder.stack((4242, 4250), 3, &on_worker(&[]));
 
-    // A second process, whose names were chosen by somebody else.
+    // A second process, with hostile names.
     let other = (frame(Process, "sh 4300"), 0, "");
     for (at, name) in HOSTILE.iter().enumerate() {
         let function = (python(name, "", &format!("/srv/{name}.py"), 1), at as u32, *name);
@@ -264,12 +260,12 @@ pub fn golden() -> Profile {
         command: "python main.py --name '</script><b>&' \u{1b}[31m".to_string(),
         pid: 4242,
         python: "3.13.0".to_string(),
-        held: Some(Held {
+        stopped: Some(StopSummary {
             median_us: 31,
-            longest_us: 210,
+            max_us: 210,
         }),
         quality: Quality {
-            asked: taken + 2,
+            expected: taken + 2,
             taken,
             exact: taken - 56,
             repaired: 36,
@@ -277,12 +273,12 @@ pub fn golden() -> Profile {
             lost: 2,
             reasons: BTreeMap::from([(reason, 20)]),
         },
-        own_cpu: 0.011,
+        profiler_cpu: 0.011,
         modules: vec![ModuleMeta {
             path: "/usr/lib/libopenblas.so.0".to_string(),
             build_id: "0123456789abcdef".to_string(),
-            names: "symbol table".to_string(),
-            missing: "no /usr/lib/debug/.build-id/01/23456789abcdef.debug".to_string(),
+            symbols_from: "symbol table".to_string(),
+            symbols_missing: "no /usr/lib/debug/.build-id/01/23456789abcdef.debug".to_string(),
             frames: 154,
             unnamed: 7,
             samples: 120,
@@ -291,7 +287,7 @@ pub fn golden() -> Profile {
             (4242, 4242, "MainThread".to_string()),
             (4242, 4250, "worker 7".to_string()),
         ],
-        parts: vec![Part {
+        merged_from: vec![MergedRecording {
             name: "a </script>.json".to_string(),
             command: "python \u{1b}a.py".to_string(),
             rate: 99,

@@ -1,19 +1,19 @@
-//! Value types through the formats that hold them.
+//! Value types through the formats that contain them.
 
 use std::io::Read;
 
 use base64::prelude::{BASE64_STANDARD, Engine};
-use nativeprof::export::json;
 use nativeprof::export::select::by_value;
-use nativeprof::tree::build::Builder;
-use nativeprof::tree::profile::{Frame, Meta, Profile};
-use nativeprof::tree::values::{Amounts, Unit, ValueType};
+use nativeprof::profile::build::Builder;
+use nativeprof::profile::json;
+use nativeprof::profile::model::{Frame, Meta, Profile};
+use nativeprof::profile::values::{Amounts, Unit, ValueType};
 
 use super::lines::pprof;
 use super::sample_profile::golden;
 use super::written;
 
-/// What a tracer of calls makes: calls, wall and CPU time, no timeline.
+/// Like the output of a call tracer: calls, wall and CPU time, no timeline.
 pub fn calls() -> Profile {
     let mut builder = Builder::new(&[ValueType::CALLS, ValueType::WALL, ValueType::CPU]);
     let main = builder.frame(Frame::python("main", "main", "/srv/app.py", 3));
@@ -28,7 +28,7 @@ pub fn calls() -> Profile {
     })
 }
 
-/// What whole-time sampling makes: each sample has its own weight; one has no time.
+/// Like the output of wall-clock sampling: each sample has its own weight; one has no time.
 pub fn weighted() -> Profile {
     let event = ValueType::new("cache-misses", Unit::Count);
     let mut builder = Builder::new(&[ValueType::SAMPLES, ValueType::WALL, ValueType::LIVE_BYTES, event]);
@@ -59,7 +59,7 @@ fn values_go_through_json() {
         assert_eq!(read.values, profile.values);
         assert_eq!(read.timeline, profile.timeline);
         assert!(written("json", &read) == bytes);
-        // Dask reads calls or samples; a value that is not there is not written.
+        // Dask reads calls or samples; a missing value is not written.
         let tree: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
         assert_eq!(tree["count"], profile.nodes[0].count);
     }
@@ -155,7 +155,7 @@ fn values_go_through_firefox() {
 }
 
 #[test]
-fn text_shows_the_value_that_was_chosen() {
+fn text_shows_the_selected_value() {
     let text = |format: &str, profile: &Profile| String::from_utf8(written(format, profile)).unwrap();
     let wall = by_value(&calls(), 1);
     let stacks = [
@@ -166,12 +166,12 @@ fn text_shows_the_value_that_was_chosen() {
     let stacks = stacks.concat();
     assert_eq!(text("collapsed", &wall), stacks);
     let svg = text("svg", &wall);
-    assert!(svg.contains("3.07 s wall") && svg.contains("<title>main (/srv/app.py:3) (3,070 ms, 100.00%)</title>"));
+    assert!(svg.contains("3.07 s wall") && svg.contains("<title>main (app.py:3) (3,070 ms, 100.00%)</title>"));
 }
 
-/// What the page can choose from: values that say something else than the count.
+/// The values that the page can show: those that differ from the count.
 #[test]
-fn pages_hold_values() {
+fn pages_contain_values() {
     for (profile, values) in [(calls(), vec!["calls", "wall", "cpu"]), (golden(), vec!["samples"])] {
         let page = String::from_utf8(written("html", &profile)).unwrap();
         let packed = page.split("id=\"profile\">").nth(1).unwrap().split('<').next().unwrap();
@@ -192,9 +192,9 @@ fn pages_hold_values() {
     }
 }
 
-/// Samples with their CPU time take no more room than samples alone: it follows from them.
+/// Samples with their CPU time need no more space than samples alone: it follows from them.
 #[test]
-fn what_follows_from_the_count_takes_no_room() {
+fn derived_values_take_no_space() {
     let with = golden();
     let mut without = golden();
     without.values = Vec::new();
@@ -208,9 +208,9 @@ fn what_follows_from_the_count_takes_no_room() {
     }
 }
 
-/// Whatever stands for values, the reader neither fails on what it may leave out nor takes memory for it.
+/// With malformed values, the reader neither fails on optional ones nor allocates memory for them.
 #[test]
-fn values_that_make_no_sense_are_left_out() {
+fn malformed_values_are_left_out() {
     let text = r#"{"count":2,"values":{"x":7,"wall_ns":9,"cpu_ns":-1,"y":{}},"nativeprof":{"value_types":[
         {"name":"calls","unit":"count","per_count":1},{"name":"wall","unit":"nanoseconds"},{"name":"wall"},7,
         {"name":"wall","unit":"nanoseconds","per_count":3},{"name":"cpu","unit":"parsecs","per_count":-1}]}}"#;

@@ -1,5 +1,5 @@
-// Starts Chromium for tests and pictures of exported pages. Nothing may be asked of a network, and nothing may go wrong
-// in the page: both are kept to be looked at.
+// Starts Chromium for tests and screenshots of exported pages. No network requests and no errors in the page are
+// allowed: both are recorded.
 
 import { createRequire } from "node:module";
 import { mkdtempSync, rmSync } from "node:fs";
@@ -12,8 +12,8 @@ const require = createRequire(join(resolve(target), "browser/package.json"));
 const { chromium } = require("playwright-core");
 
 export async function launch(options = {}) {
-  const folder = mkdtempSync(join(tmpdir(), "nativeprof-browser-"));
-  const context = await chromium.launchPersistentContext(folder, {
+  const directory = mkdtempSync(join(tmpdir(), "nativeprof-browser-"));
+  const context = await chromium.launchPersistentContext(directory, {
     executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
     headless: true,
     args: [
@@ -32,12 +32,12 @@ export async function launch(options = {}) {
   });
   const close = async () => {
     await context.close();
-    rmSync(folder, { recursive: true, force: true });
+    rmSync(directory, { recursive: true, force: true });
   };
   return { context, close };
 }
 
-// Opens a file; `complaints` gathers what the page should not do.
+// Opens a file; `complaints` records what the page should not do.
 export async function open(context, file) {
   const page = await context.newPage();
   page.setDefaultTimeout(8000);

@@ -1,14 +1,14 @@
-// Uses exported pages as people do, and compares what they show with the samples they were made of.
+// Uses exported pages like a person, and compares what they show with the samples they were made of.
 //
-//     node tests/page/drive.mjs FOLDER      FOLDER as tests/page/main.rs fills it
+//     node tests/page/drive.mjs DIRECTORY      DIRECTORY as tests/page/main.rs fills it
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { launch, open } from "./browser.mjs";
 
-const folder = process.argv[2];
-const facts = JSON.parse(readFileSync(join(folder, "known.json"), "utf8"));
+const directory = process.argv[2];
+const facts = JSON.parse(readFileSync(join(directory, "known.json"), "utf8"));
 
 // Self and total of each function, of some samples and some frames of them.
 function expected(keepSample = () => true, keepFrame = () => true) {
@@ -25,7 +25,7 @@ function expected(keepSample = () => true, keepFrame = () => true) {
 
 const settled = (page) => page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
 
-// What the table shows.
+// Contents of the table.
 async function table(page) {
   await page.click("#tab-table");
   await settled(page);
@@ -41,7 +41,7 @@ async function shows(page, { all, taken }) {
   assert.equal(Number(text.split(" ")[0].replaceAll(",", "")), taken, text);
 }
 
-// The name under the mouse at a place of a canvas, in CSS pixels; the lines of its tooltip.
+// The name under the mouse at a position of a canvas, in CSS pixels; the lines of its tooltip.
 async function under(page, canvas, x, y) {
   const box = await page.locator(canvas).boundingBox();
   await page.mouse.move(box.x + x, box.y + y);
@@ -52,7 +52,7 @@ async function under(page, canvas, x, y) {
   });
 }
 
-// Where in a row of the flame graph a function is.
+// Position of a function in a row of the flame graph.
 async function find(page, canvas, row, name, height = 20) {
   const { width } = await page.locator(canvas).boundingBox();
   for (let x = 3; x < width; x += 12) {
@@ -68,7 +68,7 @@ async function clickAt(page, canvas, { x, y }) {
   await settled(page);
 }
 
-// How many pixels of a canvas have a colour.
+// Number of pixels of a canvas with a color.
 const pixels = (page, canvas, hex) =>
   page.$eval(
     canvas,
@@ -148,7 +148,7 @@ const tests = {
     const hit = expected((s) => s.stack.some((name) => /^(scan|d.emm)$/.test(name))).taken;
     assert.equal(await page.textContent("#found"), `${((100 * hit) / 900).toFixed(1)} % · 2 functions`);
     await settled(page);
-    assert.ok((await pixels(page, FLAME, color)) > 1000, "they are in another colour");
+    assert.ok((await pixels(page, FLAME, color)) > 1000, "they are in another color");
     assert.equal(await page.textContent("#details h2"), "scan", "Enter goes to the largest");
     assert.deepEqual(Object.keys(await table(page)).sort(), ["dgemm", "scan"]);
     await page.click("#only");
@@ -170,7 +170,7 @@ const tests = {
     await page.fill("#range-from", "1");
     await page.keyboard.press("Tab");
     await page.fill("#range-to", "2.001");
-    // What is being typed stays when the page is drawn again.
+    // Text being typed is kept when the page is drawn again.
     const size = page.viewportSize();
     await page.setViewportSize({ ...size, width: size.width - 40 });
     await settled(page);
@@ -178,7 +178,7 @@ const tests = {
     await settled(page);
     await page.keyboard.press("Tab");
     await shows(page, within(1, 2.001));
-    // Both ends belong to it.
+    // The range includes both ends.
     assert.equal(within(1, 2.001).taken, 101 + 51 - 1);
     const box = await page.locator(".plot canvas").boundingBox();
     await page.mouse.move(box.x + box.width * 0.6, box.y + 10);
@@ -231,7 +231,7 @@ const tests = {
     await shows(page, expected(undefined, (name) => name !== "dgemm"));
     await page.click("#chips button");
     await page.click('#panel-table .name:text-is("tile<double>")');
-    await page.click('#details button:text-is("Only stacks with it")');
+    await page.click('#details button:text-is("Only stacks containing it")');
     await shows(page, expected((s) => s.stack.includes("tile<double>")));
     await page.click("#chips button");
     await shows(page, expected());
@@ -354,7 +354,7 @@ const tests = {
     assert.deepEqual(hit, [["100 %", "20", "step_20(value)"]]);
     const around = await page.$$eval("#details .code code", (cells) => cells.map((cell) => cell.textContent));
     assert.equal(around.length, 8);
-    assert.ok(around.includes("[left out: looks like a secret]") && !(await page.content()).includes("hunter2"));
+    assert.ok(around.includes("[hidden: looks like a secret]") && !(await page.content()).includes("hunter2"));
   },
 
   async "the quality block says all"(page) {
@@ -363,7 +363,7 @@ const tests = {
     for (const [key, n] of Object.entries(facts.quality)) assert.ok(rows.some((row) => row[0] === key && row[1] === String(n)), key);
     assert.ok(rows.some((row) => row[0] === "stack page not present" && row[1] === "3"));
     const text = await page.textContent("#about");
-    for (const part of ["900 of 903 asked", "100 Hz asked, 99.7 Hz reached", "Own CPU", "libopenblas.so.0", "symbol table"]) {
+    for (const part of ["900 of 903 expected", "100 Hz requested, 99.7 Hz reached", "Overhead", "libopenblas.so.0", "symbol table"]) {
       assert.ok(text.includes(part), part);
     }
     await page.keyboard.press("Escape");
@@ -415,7 +415,7 @@ async function hostile(page) {
   const count = (await page.getAttribute("#panel-table .rows-scroll", "aria-rowcount")) - 1;
   assert.ok(count > 10, `${count} rows`);
   for (let i = 0; i < count; i++) {
-    // Its place in the document changes while the list scrolls; its number does not.
+    // Its position in the document changes while the list scrolls; its number does not.
     await page.$eval("#panel-table .rows-scroll", (list, to) => (list.scrollTop = to), i * 24);
     await settled(page);
     await page.click(`#function-row-${i}`);
@@ -459,6 +459,7 @@ async function hostile(page) {
 async function deep(page) {
   assert.deepEqual(await table(page), { down: [0, 7], bottom: [7, 7] });
   await page.click("#tab-flame");
+  await settled(page); // the first drawing scrolls to the roots
   await page.$eval("#panel-flame .scroller", (e) => (e.scrollTop = e.scrollHeight));
   await settled(page);
   const { height } = await page.locator(FLAME).boundingBox();
@@ -466,6 +467,10 @@ async function deep(page) {
   await clickAt(page, FLAME, { x: 100, y: height - 5 });
   await page.keyboard.press("s");
   await settled(page);
+  // The function is at the bottom of its callers, and what calls it directly is in sight.
+  const callers = ".sandwich-charts .scroller >> nth=0";
+  const [above, below] = await page.$eval(callers, (e) => [e.scrollTop, e.scrollHeight - e.clientHeight - e.scrollTop]);
+  assert.ok(above > 1000 && below <= 1, `${above} above, ${below} below`);
   await page.click("#tab-time");
   await settled(page);
   assert.equal((await under(page, "#panel-time canvas", 10, 9))[0], "down");
@@ -490,16 +495,37 @@ async function untimed(page) {
   await shows(page, expected());
 }
 
+// Stacks begin at the program's code until the interpreter's frames are asked for; no sample changes.
+async function calls(page) {
+  const names = async () => Object.keys(await table(page));
+  assert.deepEqual(await table(page), { "[interpreter start]": [0, 50], "<module>": [0, 50], main: [10, 50], list_sort: [20, 20], get: [10, 10], dumps: [10, 10] });
+  await page.click("#interpreter");
+  assert.ok((await names()).includes("PyObject_Vectorcall") && (await names()).includes("_start"));
+  assert.equal((await table(page)).main[0], 0);
+  assert.equal(await page.textContent("#shown"), "50 samples");
+  await page.keyboard.press("g");
+  assert.deepEqual((await table(page)).main, [10, 50]);
+  const parts = async () => page.$$eval("#details .category", (rows) => rows.map((row) => row.textContent));
+  assert.deepEqual((await parts()).sort(), ["interpreter", "library requests", "standard library", "your code"]);
+  await page.click('#details .category:text-is("library requests")');
+  assert.deepEqual((await table(page)).main, [20, 50]);
+  await page.click("#chips button");
+  assert.deepEqual((await table(page)).main, [10, 50]);
+  await page.click("#colors");
+  await page.click('#categories button:text-is("standard library")');
+  assert.deepEqual((await table(page)).main, [20, 50]);
+}
+
 const browser = await launch();
 let failed = 0;
 async function check(name, file, test) {
   const start = performance.now();
-  const { page, complaints } = await open(browser.context, join(folder, file));
+  const { page, complaints } = await open(browser.context, join(directory, file));
   try {
     await test(page);
-    // What the policy refuses in the hostile test is refused aloud.
-    const heard = complaints.filter((text) => test !== hostile || !/Trusted|Content Security Policy/.test(text));
-    assert.deepEqual(heard, []);
+    // The hostile test reports what the policy refuses.
+    const reported = complaints.filter((text) => test !== hostile || !/Trusted|Content Security Policy/.test(text));
+    assert.deepEqual(reported, []);
     console.log(`ok ${name} (${Math.round(performance.now() - start)} ms)`);
   } catch (e) {
     failed++;
@@ -509,6 +535,6 @@ async function check(name, file, test) {
   await page.close();
 }
 for (const [name, test] of Object.entries(tests)) await check(name, "known.html", test);
-for (const [name, test] of Object.entries({ hostile, deep, empty, untimed })) await check(`a profile that is ${name}`, `${name}.html`, test);
+for (const [name, test] of Object.entries({ hostile, deep, empty, untimed, calls })) await check(`a profile that is ${name}`, `${name}.html`, test);
 await browser.close();
 process.exit(failed ? 1 : 0);

@@ -1,5 +1,5 @@
-//! The exported page in a real browser: `drive.mjs` clicks, types and reads it, and compares what it shows with the samples
-//! that are given to it here.
+//! The exported page in a real browser: `drive.mjs` clicks, types and reads it, and compares what it shows with the
+//! samples given to it here.
 
 #[allow(dead_code)]
 #[path = "../export/sample_profile.rs"]
@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use nativeprof::export::by_name;
-use nativeprof::resolve::sources;
-use nativeprof::tree::profile::{Frame, FrameKind, Profile, Tick};
+use nativeprof::profile::model::{Frame, FrameKind, Profile, TimelineSample};
+use nativeprof::resolve::source_lines;
 use sample_profile::{Builder, frame, golden, python};
 use serde_json::{Value, json};
 
@@ -27,8 +27,8 @@ fn native(kind: FrameKind, name: &str, module: &str) -> Frame {
 }
 
 /// A second of samples of two threads, each with its own time.
-fn known(folder: &Path) -> Profile {
-    let file = folder.join("app.py").display().to_string();
+fn known(directory: &Path) -> Profile {
+    let file = directory.join("app.py").display().to_string();
     let text: String = (1..=60).map(|n| format!("    step_{n}(value)\n")).collect();
     fs::write(&file, text.replace("step_19(value)", "password = 'hunter2'")).unwrap();
     let call = |name: &str, first: u32, line: u32| (python(name, name, &file, first), line, "");
@@ -49,7 +49,7 @@ fn known(folder: &Path) -> Profile {
             0 | 3 => vec![&main, &parse, &scan],
             1 | 4 => vec![&main, &parse, &parse, &scan],
             2 => vec![&main, &solve, &gemm, &tile, &fault],
-            // The solver comes late only.
+            // The solver runs only late.
             _ if i < 300 => vec![&main, &parse],
             _ => vec![&main, &solve, &gemm],
         };
@@ -66,8 +66,8 @@ fn known(folder: &Path) -> Profile {
     let mut profile = builder.profile;
     let meta = golden().meta;
     let taken = profile.nodes[0].count;
-    profile.meta.quality = nativeprof::tree::profile::Quality {
-        asked: taken + 3,
+    profile.meta.quality = nativeprof::profile::model::Quality {
+        expected: taken + 3,
         taken,
         exact: taken - 5,
         repaired: 2,
@@ -75,7 +75,7 @@ fn known(folder: &Path) -> Profile {
         lost: 3,
         reasons: BTreeMap::from([("stack page not present".to_string(), 3)]),
     };
-    profile.meta = nativeprof::tree::profile::Meta {
+    profile.meta = nativeprof::profile::model::Meta {
         command: "python app.py".into(),
         rate: 100,
         duration: 6.0,
@@ -83,11 +83,11 @@ fn known(folder: &Path) -> Profile {
         quality: profile.meta.quality,
         ..meta
     };
-    sources::add(&mut profile, &mut sources::open_here);
+    source_lines::add(&mut profile, &mut source_lines::open_local);
     profile
 }
 
-/// What the page is to show, in a form that has nothing of the page in it: each sample with its stack.
+/// What the page should show, independent of the page's format: each sample with its stack.
 fn facts(profile: &Profile) -> Value {
     let stack = |node: u32| {
         let mut names = Vec::new();
@@ -117,7 +117,38 @@ fn facts(profile: &Profile) -> Value {
     json!({"samples": samples, "functions": functions, "quality": quality})
 }
 
-/// Names that want to do harm, long ones, and all that the golden profile has.
+/// A program with the interpreter's start-up and call glue on its stacks, in the standard library and in a library too.
+fn calls() -> Profile {
+    const PYTHON: &str = "libpython3.13.so.1.0";
+    let native = |name: &str, module: &str| (native(FrameKind::Native, name, module), 0, "");
+    let function = |name: &str, file: &str, line: u32| (python(name, name, file, 1), line, "");
+    let start = [
+        native("_start", "python3.13"),
+        native("Py_BytesMain", PYTHON),
+        native("PyEval_EvalCode", PYTHON),
+    ];
+    let module = function("<module>", "/srv/app.py", 9);
+    let main = function("main", "/srv/app.py", 5);
+    let vectorcall = native("PyObject_Vectorcall", PYTHON);
+    let sort = native("list_sort", PYTHON);
+    let get = function("get", "/usr/lib/python3.13/site-packages/requests/api.py", 3);
+    let dumps = function("dumps", "/usr/lib/python3.13/json/__init__.py", 3);
+    let mut builder = Builder::new();
+    for inner in [
+        vec![&main, &vectorcall],
+        vec![&main, &vectorcall, &sort],
+        vec![&main, &vectorcall, &sort],
+        vec![&main, &get],
+        vec![&main, &dumps, &vectorcall],
+    ] {
+        let stack = start.iter().chain([&module, &vectorcall]).chain(inner);
+        let stack: Vec<_> = stack.cloned().collect();
+        builder.stack(MAIN, 10, &stack);
+    }
+    builder.profile
+}
+
+/// Hostile names, long ones, and everything in the golden profile.
 fn hostile() -> Profile {
     let mut profile = golden();
     let image = "<img src=x onerror=alert(1)>".to_string();
@@ -130,14 +161,14 @@ fn hostile() -> Profile {
         let node = profile.nodes.len() as u32;
         let file = format!("/tmp/{}.py", &name.chars().take(50).collect::<String>());
         profile.frames.push(python(&name, &name, &file, 1));
-        profile.nodes.push(nativeprof::tree::profile::Node {
+        profile.nodes.push(nativeprof::profile::model::Node {
             frame: profile.frames.len() as u32 - 1,
             count: 50,
             parent: 0,
             ..profile.nodes[1].clone()
         });
         profile.nodes[0].count += 50;
-        profile.timeline.push(Tick {
+        profile.timeline.push(TimelineSample {
             time: 3_000_000_000,
             pid: 9,
             tid: 9,
@@ -148,7 +179,7 @@ fn hostile() -> Profile {
     profile.meta.python = image.clone();
     profile.meta.quality.reasons.insert(image.clone(), 1);
     profile.meta.modules[0].path = image.clone();
-    profile.excerpts = vec![nativeprof::tree::profile::Excerpt {
+    profile.excerpts = vec![nativeprof::profile::model::SourceExcerpt {
         path: "/srv/</script><script>alert(1)</script>.py".into(),
         lines: vec![(0, image)],
     }];
@@ -169,7 +200,7 @@ fn deep(depth: u32) -> Profile {
         node.count = 7;
     }
     for i in 0..7 {
-        builder.profile.timeline.push(Tick {
+        builder.profile.timeline.push(TimelineSample {
             time: i * 10_000_000,
             pid: 1,
             tid: 1,
@@ -182,19 +213,20 @@ fn deep(depth: u32) -> Profile {
 #[test]
 fn page_in_a_browser() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let folder = std::env::temp_dir().join(format!("nativeprof-page-{}", std::process::id()));
-    fs::create_dir_all(&folder).unwrap();
+    let directory = std::env::temp_dir().join(format!("nativeprof-page-{}", std::process::id()));
+    fs::create_dir_all(&directory).unwrap();
     let write = |name: &str, profile: &Profile| {
         let mut out = Vec::new();
         (by_name("html").unwrap().write)(profile, &mut out).unwrap();
-        fs::write(folder.join(name), out).unwrap();
+        fs::write(directory.join(name), out).unwrap();
     };
-    let known = known(&folder);
+    let known = known(&directory);
     write("known.html", &known);
-    fs::write(folder.join("known.json"), facts(&known).to_string()).unwrap();
+    fs::write(directory.join("known.json"), facts(&known).to_string()).unwrap();
     write("hostile.html", &hostile());
     write("deep.html", &deep(10_000));
     write("empty.html", &Profile::default());
+    write("calls.html", &calls());
     let untimed = Profile {
         timeline: Vec::new(),
         ..known
@@ -203,17 +235,17 @@ fn page_in_a_browser() {
 
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     for (path, how) in [
-        (target.join("browser/done"), ".ci/browser"),
+        (target.join("browser/done"), ".ci/install-browser"),
         (PathBuf::from("/usr/bin/chromium"), "apt-get install chromium"),
     ] {
         assert!(path.exists(), "no {}; `.ci/setup` brings it, or {how}", path.display());
     }
     let output = Command::new("node")
         .arg(root.join("tests/page/drive.mjs"))
-        .arg(&folder)
+        .arg(&directory)
         .output()
         .expect("node starts; `.ci/setup` brings it");
     let text = [output.stdout, output.stderr].concat();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&text));
-    fs::remove_dir_all(&folder).unwrap();
+    fs::remove_dir_all(&directory).unwrap();
 }

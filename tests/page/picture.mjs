@@ -1,4 +1,4 @@
-// Takes the picture of the README:
+// Takes the screenshot for the README:
 //
 //     sudo target/release/nativeprof record --kernel -r 499 -o demo.html -- python3 examples/demo.py
 //     node tests/page/picture.mjs demo.html docs/page.png
@@ -8,7 +8,7 @@ import { launch, open } from "./browser.mjs";
 const [file, picture] = process.argv.slice(2);
 const { context, close } = await launch({ deviceScaleFactor: 2, viewport: { width: 1280, height: 800 } });
 const { page } = await open(context, file);
-// A function in the middle of things, with its lines, callers and callees, beside the whole graph.
+// A function in the middle of the graph, with its lines, callers and callees, next to the complete graph.
 await page.click("#tab-table");
 await page.fill("#search", "^query ");
 await page.keyboard.press("Enter");

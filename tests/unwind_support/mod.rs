@@ -1,17 +1,17 @@
-//! What the unwinder's tests share: ELF files as the unwinder wants to see them.
+//! Shared by the unwinder's tests: ELF files in the form that the unwinder reads.
 
 #![allow(dead_code)] // Each test file uses its part.
 
-use nativeprof::sample::ModuleId;
+use nativeprof::frame::ModuleId;
 use nativeprof::unwind::{CodeMap, Section, Sections};
 use object::{Object, ObjectSection, ObjectSegment, ObjectSymbol, SectionKind, SymbolKind};
 use std::path::Path;
 
-/// One ELF file, wholly read.
+/// One ELF file, read completely.
 #[derive(Clone)]
 pub struct Elf {
     pub data: &'static [u8],
-    /// Answer as if there were no symbols.
+    /// Hide the symbols.
     pub stripped: bool,
 }
 

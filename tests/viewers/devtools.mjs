@@ -1,14 +1,14 @@
-// Reads trace events with the code that Chrome's DevTools read them with, as it is on npm, and tells what it found in
-// each thread, in JSON.
+// Reads trace events with the code of Chrome's DevTools, as published on npm, and prints what it found in each thread,
+// as JSON.
 //
-// Usage: node devtools.mjs FOLDER_OF_THE_PACKAGE FILE
+// Usage: node devtools.mjs PACKAGE_DIRECTORY FILE
 import fs from "node:fs";
 import path from "node:path";
 
 globalThis.DOMRect = class {};
-const [folder, file] = process.argv.slice(2);
-const main = JSON.parse(fs.readFileSync(path.join(folder, "package.json"))).main;
-const engine = await import(path.join(folder, main));
+const [directory, file] = process.argv.slice(2);
+const main = JSON.parse(fs.readFileSync(path.join(directory, "package.json"))).main;
+const engine = await import(path.join(directory, main));
 
 const model = engine.TraceModel.Model.createWithAllHandlers();
 await model.parse(JSON.parse(fs.readFileSync(file)).traceEvents, { metadata: {}, isFreshRecording: false });

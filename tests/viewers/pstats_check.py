@@ -43,7 +43,7 @@ if sys.argv[2:] == ["more"]:
 
     profile = gprof2dot.PstatsParser(path).parse()
     times = sorted(f.events[gprof2dot.TIME] for f in profile.functions.values())
-    # It leaves out the time of functions that it does not find above any other.
+    # It leaves out the time of functions that it finds above no other.
     ours = sorted(value[2] for value in stats.stats.values())
     assert len(times) == len(ours), (len(times), len(ours))
     assert all(abs(a - b) < 1e-6 for a, b in zip(times, ours)), (times, ours)
@@ -54,7 +54,7 @@ if sys.argv[2:] == ["more"]:
     shown = sum(float(row[1]) for row in rows)
     assert abs(shown - stats.total_tt) < 1e-3 * stats.total_tt, (shown, stats.total_tt)
     tree = snakeviz.stats.json_stats(pstats.Stats(path))
-    # It leaves out what neither calls nor is called.
+    # It leaves out functions that neither call nor are called.
     linked = {tuple(edge[:3]) for edge in edges} | {tuple(edge[3:6]) for edge in edges}
     shown = {"{}:{}({})".format(*key): list(value[:4]) for key, value in stats.stats.items() if key in linked}
     assert {name: node["stats"] for name, node in tree.items()} == shown

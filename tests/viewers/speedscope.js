@@ -1,15 +1,15 @@
-// Runs speedscope's own importer, as it is on npm, on a file and tells what it made of it, in JSON.
+// Runs speedscope's own importer, as published on npm, on a file and prints what it read, as JSON.
 //
-// Usage: node speedscope.js FOLDER_OF_THE_RELEASE FILE
+// Usage: node speedscope.js RELEASE_DIRECTORY FILE
 const fs = require("fs");
 const path = require("path");
 const vm = require("vm");
 
-const [folder, file] = process.argv.slice(2);
-const bundle = fs.readdirSync(folder).find((name) => /^speedscope-.*\.js$/.test(name));
-let text = fs.readFileSync(path.join(folder, bundle), "utf8");
+const [directory, file] = process.argv.slice(2);
+const bundle = fs.readdirSync(directory).find((name) => /^speedscope-.*\.js$/.test(name));
+let text = fs.readFileSync(path.join(directory, bundle), "utf8");
 
-// The importer is a function inside the bundle, and a bundle is all there is: it is made to hand that function out.
+// The importer is a function inside the bundle, which is the only file: it is patched to export that function.
 const [, handle, importer] = text.match(/([\w$]+)=\{\};[\w$]+\(\1,\{[^}]*importProfilesFromArrayBuffer:\(\)=>([\w$]+)/);
 const escaped = handle.replace(/\$/g, "\\$");
 const [, prepare] = text.match(new RegExp(`then\\(\\(\\)=>\\(([\\w$]+)\\(\\),${escaped}\\)\\)`));
@@ -28,7 +28,7 @@ const context = vm.createContext({
 try {
   vm.runInContext(text, context);
 } catch (error) {
-  // It ends by drawing itself, for which there is nothing here.
+  // It ends by drawing itself, for which nothing is available here.
   if (!open) throw error;
 }
 

@@ -28,13 +28,15 @@ impl Callee {
 pub type Id = u32;
 
 pub struct Function {
+    /// As [`Callee::key`] gives it.
+    pub key: usize,
     /// The code object, kept alive so that no other one takes its address, or the text for a C function.
     pub object: Py<PyAny>,
     pub is_code: bool,
     /// Left out by the filter.
     pub is_excluded: bool,
-    /// Of a generator or a coroutine, before 3.12: `f_lasti` where it begins.
-    pub begins_at: Option<i32>,
+    /// Of a generator or a coroutine, before 3.12.
+    pub places: Option<objects::Places>,
 }
 
 /// Functions by module: `json` stands for `json` and all `json.*`, `json.decoder:scan_once` for one function, by its
@@ -104,10 +106,11 @@ impl Functions {
     fn describe(&self, py: Python<'_>, callee: Callee) -> Function {
         match callee {
             Callee::Builtin(builtin) => Function {
+                key: callee.key(),
                 object: builtin.label(py).unwrap_or_else(|| py.None()),
                 is_code: false,
                 is_excluded: false,
-                begins_at: None,
+                places: None,
             },
             Callee::Code(code) => {
                 // SAFETY: the event's own code object.
@@ -118,12 +121,13 @@ impl Functions {
                     let module = objects::module_of_frame(py).unwrap_or_default();
                     self.filter.excludes(&module, &names)
                 };
-                let begins_at = objects::first_instruction(&code);
+                let places = objects::Places::of(&code);
                 Function {
+                    key: callee.key(),
                     object: code.unbind(),
                     is_code: true,
                     is_excluded,
-                    begins_at,
+                    places,
                 }
             }
         }

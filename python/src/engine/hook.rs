@@ -10,7 +10,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::objects::{self, Builtin, Object};
+use super::objects::{self, Builtin, Object, Places};
 use super::session::{self, Session};
 use super::threads::{ignore, thread};
 use super::{Callee, Event, Machine};
@@ -43,8 +43,8 @@ unsafe extern "C-unwind" fn hook<M: Machine>(_: Object, frame: Object, what: c_i
                 let Some((thread, given)) = thread::<M>(py, |_| true) else {
                     return 0;
                 };
-                let event = if thread.splits_resumes {
-                    begins::<M>(py, code, frame)
+                let event = if thread.splits_resumes && is_at::<M>(py, code, frame, |p, at| !p.begins(at)) {
+                    Event::Resume
                 } else {
                     Event::Start
                 };
@@ -55,7 +55,11 @@ unsafe extern "C-unwind" fn hook<M: Machine>(_: Object, frame: Object, what: c_i
                 let Some((thread, given)) = thread::<M>(py, |m| m.is_innermost(key)) else {
                     return 0;
                 };
-                let (machine, context) = thread.event(py, Event::Return, given);
+                let event = match thread.splits_resumes {
+                    true => end::<M>(py, code, frame, argument),
+                    false => Event::Return,
+                };
+                let (machine, context) = thread.event(py, event, given);
                 machine.leave(key, context);
             }
         }
@@ -65,17 +69,32 @@ unsafe extern "C-unwind" fn hook<M: Machine>(_: Object, frame: Object, what: c_i
     0
 }
 
-/// Whether the frame begins or goes on.
-fn begins<M: Machine>(py: Python<'_>, code: Object, frame: Object) -> Event {
+/// Whether the frame is one of a generator or a coroutine, and at a place of this kind.
+fn is_at<M: Machine>(py: Python<'_>, code: Object, frame: Object, is_wanted: impl Fn(&Places, i32) -> bool) -> bool {
     let Some(session) = session::running::<M>(py) else {
-        return Event::Start;
+        return false;
     };
     let (id, _) = session.functions.intern(py, Callee::Code(code));
-    let begins_at = session.functions.get(id).and_then(|f| f.begins_at);
-    let goes_on = begins_at.is_some_and(|at| {
-        objects::with_no_exception(py, || objects::last_instruction(py, frame)).is_some_and(|last| last != at)
-    });
-    if goes_on { Event::Resume } else { Event::Start }
+    let places = session.functions.get(id).and_then(|f| f.places.as_ref());
+    places.is_some_and(|places| {
+        let last = objects::with_no_exception(py, || objects::last_instruction(py, frame));
+        last.is_some_and(|at| is_wanted(places, at))
+    })
+}
+
+/// What kind of end of a frame it is.
+fn end<M: Machine>(py: Python<'_>, code: Object, frame: Object, value: Object) -> Event {
+    if value.is_null() {
+        // An exception that was thrown into it was all that it has seen.
+        return match is_at::<M>(py, code, frame, Places::begins) {
+            true => Event::Throw,
+            false => Event::Return,
+        };
+    }
+    match is_at::<M>(py, code, frame, Places::yields) {
+        true => Event::Yield,
+        false => Event::Return,
+    }
 }
 
 #[inline(always)]

@@ -9,10 +9,12 @@
 
 pub mod clock;
 pub mod functions;
+mod greenlets;
 mod hook;
 mod monitoring;
 pub mod objects;
 mod session;
+pub mod stacks;
 pub mod table;
 mod threads;
 
@@ -29,11 +31,12 @@ use pyo3::Python;
 #[repr(u8)]
 pub enum Event {
     /// A Python function begins. Before 3.12 also where a generator or a coroutine goes on, unless
-    /// [`session::Options::splits_resumes`].
+    /// [`session::SessionOptions::splits_resumes`].
     Start,
     /// A generator or a coroutine goes on.
     Resume,
-    /// The same, with an exception thrown into it.
+    /// The same, with an exception thrown into it. Before 3.12 this is an end: that of a generator or a coroutine which was
+    /// never begun, but looked so.
     Throw,
     Return,
     Yield,
@@ -86,18 +89,32 @@ pub struct Context<'a, S> {
     pub shared: &'a mut S,
     info: &'a ThreadInfo,
     name: &'a mut Option<String>,
+    follows_greenlets: &'a mut bool,
 }
 
 impl<S> Context<'_, S> {
     /// The number of a function, and whether the filter leaves it out. For a machine's first sight of it: looks up the
-    /// thread's name too, which `threading` knows some calls after the thread's begin only.
+    /// thread's name too, which `threading` knows some calls after the thread's begin only, and whether the program has
+    /// imported `greenlet` by now.
     #[cold]
     pub fn intern(&mut self, callee: Callee) -> (Id, bool) {
         if self.name.is_none() {
             *self.name = objects::with_no_exception(self.py, || objects::thread_name(self.py, self.info.ident));
         }
+        if !*self.follows_greenlets {
+            *self.follows_greenlets = greenlets::follow(self.py).is_some();
+        }
         self.functions.intern(self.py, callee)
     }
+}
+
+/// A greenlet: a stack that its thread goes on with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Greenlet {
+    /// Different for all that live at one time; 0: the thread's first one.
+    pub key: usize,
+    /// It runs gevent's event loop.
+    pub is_hub: bool,
 }
 
 /// Facts of a thread, known when it is first seen.
@@ -127,10 +144,13 @@ pub trait Machine: Sized + 'static {
     /// started inside it.
     fn leave(&mut self, key: usize, context: Context<'_, Self::Shared>) -> Verdict;
 
+    /// The thread goes on with another stack, that of this greenlet.
+    fn switch(&mut self, _to: Greenlet, _moment: Moment, _shared: &mut Self::Shared) {}
+
     /// Whether a call of the function with this key is open, and the innermost.
     fn is_innermost(&self, key: usize) -> bool;
 
-    /// Number of open calls.
+    /// Number of open calls, on all stacks of the thread.
     fn depth(&self) -> usize;
 
     /// The session stops: the innermost open call ends as if it had returned now. Called until there is none.

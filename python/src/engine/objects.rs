@@ -306,22 +306,29 @@ pub fn module_of_frame(py: Python<'_>) -> Option<String> {
     name.and_then(|n| n.extract().ok())
 }
 
+/// The module with this name if it has been imported. Runs no Python code; late in the interpreter's end there is none.
+pub fn module<'py>(py: Python<'py>, name: &CStr) -> Option<Bound<'py, PyAny>> {
+    // SAFETY: borrowed references, used at once; string keys of an exact dictionary run no Python code.
+    unsafe {
+        // Not `PyImport_GetModuleDict`, which ends the process where the dictionary is gone.
+        let modules = ffi::PySys_GetObject(c"modules".as_ptr());
+        if modules.is_null() || ffi::PyDict_CheckExact(modules) == 0 {
+            return None;
+        }
+        let module = ffi::PyDict_GetItemString(modules, name.as_ptr());
+        Bound::from_borrowed_ptr_or_opt(py, module).filter(|m| ffi::PyModule_Check(m.as_ptr()) != 0)
+    }
+}
+
 /// `threading.Thread.name` of the thread with this ident; None if it is not known (yet). Runs no Python code.
 pub fn thread_name(py: Python<'_>, ident: u64) -> Option<String> {
     let functions = FUNCTIONS.get()?;
     let text = |name: &CStr| name.as_ptr() as *const c_char;
-    // SAFETY: all references are borrowed and used at once, but for the dictionary of a module and of a thread: one is
-    // borrowed from `sys.modules`, the other is owned. Exact dictionaries with string and integer keys run no Python code.
+    let module = module(py, c"threading")?;
+    // SAFETY: all references are borrowed and used at once, but for the dictionary of a thread, which is owned. Exact
+    // dictionaries with string and integer keys run no Python code.
     unsafe {
-        let modules = ffi::PyImport_GetModuleDict();
-        if modules.is_null() {
-            return None;
-        }
-        let module = ffi::PyDict_GetItemString(modules, text(c"threading"));
-        if module.is_null() || ffi::PyModule_Check(module) == 0 {
-            return None;
-        }
-        let active = ffi::PyDict_GetItemString(ffi::PyModule_GetDict(module), text(c"_active"));
+        let active = ffi::PyDict_GetItemString(ffi::PyModule_GetDict(module.as_ptr()), text(c"_active"));
         if active.is_null() || ffi::PyDict_CheckExact(active) == 0 {
             return None;
         }
@@ -356,26 +363,50 @@ pub fn with_no_exception<T>(_: Python<'_>, call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// `f_lasti` of a frame of this generator or coroutine when it begins, rather than goes on; None for other code, and
-/// from 3.12 on, where events say it.
-pub fn first_instruction(code: &Bound<'_, PyAny>) -> Option<i32> {
-    /// `CO_GENERATOR`, `CO_COROUTINE`, `CO_ASYNC_GENERATOR`.
-    const GENERATORS: u32 = 0x20 | 0x80 | 0x200;
-    /// Of 3.11 (`Include/opcode.h`).
-    const RESUME: u8 = 151;
-    let version = code.py().version_info();
-    let flags: u32 = code.getattr("co_flags").ok()?.extract().ok()?;
-    if version >= (3, 12) || flags & GENERATORS == 0 {
-        return None;
+/// Places in the code of a generator or a coroutine, as `f_lasti` gives them: which of its events before 3.12 are starts
+/// and which are yields. From 3.12 on events say it.
+pub struct Places {
+    begins_at: i32,
+    code: Vec<u8>,
+}
+
+impl Places {
+    /// None for other code, and from 3.12 on.
+    pub fn of(code: &Bound<'_, PyAny>) -> Option<Places> {
+        /// `CO_GENERATOR`, `CO_COROUTINE`, `CO_ASYNC_GENERATOR`.
+        const GENERATORS: u32 = 0x20 | 0x80 | 0x200;
+        /// Of 3.11 (`Include/opcode.h`).
+        const RESUME: u8 = 151;
+        let version = code.py().version_info();
+        let flags: u32 = code.getattr("co_flags").ok()?.extract().ok()?;
+        if version >= (3, 12) || flags & GENERATORS == 0 {
+            return None;
+        }
+        let bytes = code.getattr("co_code").ok()?;
+        let code = bytes.cast::<pyo3::types::PyBytes>().ok()?.as_bytes().to_vec();
+        if version < (3, 11) {
+            return Some(Places { begins_at: -1, code });
+        }
+        // The first RESUME with 0 is the begin; those after a yield have other arguments.
+        let at = code.chunks_exact(2).position(|unit| unit == [RESUME, 0])?;
+        let begins_at = i32::try_from(at * 2).ok()?;
+        Some(Places { begins_at, code })
     }
-    if version < (3, 11) {
-        return Some(-1);
+
+    pub fn begins(&self, at: i32) -> bool {
+        at == self.begins_at
     }
-    // The first RESUME with 0 is the begin; those after a yield have other arguments.
-    let bytes = code.getattr("co_code").ok()?;
-    let bytes = bytes.cast::<pyo3::types::PyBytes>().ok()?.as_bytes();
-    let at = bytes.chunks_exact(2).position(|unit| unit == [RESUME, 0])?;
-    i32::try_from(at * 2).ok()
+
+    /// Whether a frame that ends here without an exception goes on later.
+    pub fn yields(&self, at: i32) -> bool {
+        /// Of `Include/opcode.h`, 3.9 to 3.11, and to 3.10.
+        const YIELD_VALUE: u8 = 86;
+        const YIELD_FROM: u8 = 72;
+        let Ok(at) = usize::try_from(at) else { return false };
+        // A frame in YIELD_FROM has been put back by one instruction, to come to it again.
+        let is_from = self.begins_at < 0 && self.code.get(at + 2) == Some(&YIELD_FROM);
+        is_from || self.code.get(at) == Some(&YIELD_VALUE)
+    }
 }
 
 /// `f_lasti`. Makes an integer: for frames of generators only.

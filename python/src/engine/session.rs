@@ -11,7 +11,7 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 use super::threads::{self, Thread};
-use super::{Clock, EVENTS, Filter, Functions, Machine, ThreadInfo, hook, monitoring, objects};
+use super::{Clock, EVENTS, Filter, Functions, Machine, ThreadInfo, greenlets, hook, monitoring, objects};
 
 /// A clock of the user's own.
 pub struct Timer {
@@ -162,11 +162,13 @@ impl<M: Machine> Session<M> {
         for thread in &mut this.threads {
             thread.costs = costs.events;
             thread.splits_resumes = this.options.splits_resumes;
+            thread.follows_greenlets = false;
             thread.is_timed_by_user = this.timer.is_some();
         }
         threads::forget_last();
         threads::charge_ignored(costs.ignored);
         RUNNING.store((&raw mut **this).cast(), Ordering::Relaxed);
+        greenlets::start::<M>();
         this.is_running = true;
         let installed = if py.version_info() >= (3, 12) {
             monitoring::install(py, this)
@@ -182,6 +184,7 @@ impl<M: Machine> Session<M> {
             this.is_running = false;
             RUNNING.store(null_mut(), Ordering::Relaxed);
             threads::forget_last();
+            greenlets::stop(py);
         }
         installed
     }
@@ -198,6 +201,7 @@ impl<M: Machine> Session<M> {
         self.is_running = false;
         RUNNING.store(null_mut(), Ordering::Relaxed);
         threads::forget_last();
+        greenlets::stop(py);
         let removed = if py.version_info() >= (3, 12) {
             monitoring::remove(py, self.tool)
         } else {
@@ -274,6 +278,7 @@ impl<M: Machine> Session<M> {
             session: &raw mut *self,
             is_timed_by_user: self.timer.is_some(),
             splits_resumes: self.options.splits_resumes,
+            follows_greenlets: false,
             cost: 0,
             costs: self.options.costs.events,
             ended,
@@ -304,7 +309,7 @@ impl<M: Machine> Session<M> {
 impl<M: Machine> Drop for Session<M> {
     fn drop(&mut self) {
         if self.is_running {
-            // Nobody sees what open calls would be given, and the collector may have emptied the timer already.
+            // Nothing reads what open calls would be given, and the collector may have emptied the timer already.
             let timer = self.timer.take();
             // If this happens in that timer, the event that it was read for ends with nothing.
             self.number = NUMBERS.fetch_add(1, Ordering::Relaxed);

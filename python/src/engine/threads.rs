@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicUsize, Ordering}
 use pyo3::Python;
 
 use super::session::{self, Session};
-use super::{Context, EVENTS, Event, Machine, Moment, ThreadInfo};
+use super::{Context, EVENTS, Event, Greenlet, Machine, Moment, ThreadInfo, greenlets};
 
 /// One thread in one session.
 pub struct Thread<M: Machine> {
@@ -21,6 +21,8 @@ pub struct Thread<M: Machine> {
     /// The user's timer is read before each event.
     pub(crate) is_timed_by_user: bool,
     pub(crate) splits_resumes: bool,
+    /// Switches of greenlets are reported on it.
+    pub(crate) follows_greenlets: bool,
     /// Ticks that tracing has cost this thread.
     pub(crate) cost: i64,
     /// What each event adds to that.
@@ -55,8 +57,31 @@ impl<M: Machine> Thread<M> {
             shared: &mut session.shared,
             info: &self.info,
             name: &mut self.name,
+            follows_greenlets: &mut self.follows_greenlets,
         };
         (&mut self.machine, context)
+    }
+
+    /// The thread goes on with this greenlet.
+    pub(crate) fn switch(&mut self, to: Greenlet, given: Option<i64>) {
+        let moment = Moment {
+            clock: self.clock(),
+            given,
+            cost: self.cost,
+        };
+        // SAFETY: as in `event`.
+        let session = unsafe { &mut *self.session };
+        self.machine.switch(to, moment, &mut session.shared);
+    }
+
+    /// Lets switches of greenlets be reported on this thread, which is the one that runs.
+    pub(crate) fn follow_greenlets(&mut self, py: Python<'_>) {
+        if !self.follows_greenlets
+            && let Some(current) = greenlets::follow(py)
+        {
+            self.follows_greenlets = true;
+            self.switch(current, self.is_timed_by_user.then_some(0));
+        }
     }
 
     #[inline(always)]
@@ -153,7 +178,12 @@ fn find<M: Machine>(py: Python<'_>) -> *mut Thread<M> {
     };
     SLOT.try_with(|slot| {
         if slot.session.get() == session.number {
-            return slot.thread.get().cast();
+            let thread: *mut Thread<M> = slot.thread.get().cast();
+            // SAFETY: null, or a thread of the running session.
+            if let Some(thread) = unsafe { thread.as_mut() } {
+                thread.follow_greenlets(py);
+            }
+            return thread;
         }
         let thread = if session.options.current_thread_only && session.starter != ident() {
             null_mut()
@@ -162,6 +192,10 @@ fn find<M: Machine>(py: Python<'_>) -> *mut Thread<M> {
             session.add_thread(py, this_thread(), ended)
         };
         settle(slot, session.number, thread);
+        // SAFETY: null, or just made, and owned by the session.
+        if let Some(thread) = unsafe { thread.as_mut() } {
+            thread.follow_greenlets(py);
+        }
         thread
     })
     // Late in the thread's end.
@@ -216,8 +250,7 @@ pub(crate) fn this_thread() -> ThreadInfo {
     ThreadInfo {
         number: 0,
         ident: ident(),
-        // SAFETY: always succeeds.
-        native_id: unsafe { libc::gettid() },
+        native_id: nativeprof::sys::process::current_tid(),
     }
 }
 

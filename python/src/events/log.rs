@@ -9,6 +9,8 @@ use std::os::fd::AsRawFd;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use super::mapping::{Mapping, PAGE};
+
 /// One event.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,44 +34,6 @@ const MAX_CHUNK: usize = 256;
 const MAX_THREADS: usize = 1 << 18;
 /// Ended threads that a late one looks for at a time, to take over their chunks.
 const ATTEMPTS: usize = 16;
-/// Bytes of the page that a late thread gets.
-const PAGE: usize = 4096;
-
-/// Memory from the kernel: nothing in the program's heap is touched.
-struct Mapping {
-    start: NonNull<u8>,
-    length: usize,
-}
-
-// SAFETY: plain memory; who uses which part of it is the log's business.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
-
-impl Mapping {
-    fn new(length: usize) -> Option<Mapping> {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping, wherever the kernel puts it.
-        let start = unsafe { libc::mmap(null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
-        if start == libc::MAP_FAILED {
-            return None;
-        }
-        // Threads and large chunks would else be given 2 MiB at a time.
-        // SAFETY: the mapping just made; a kernel that does not know the advice refuses it.
-        unsafe { libc::madvise(start, length, libc::MADV_NOHUGEPAGE) };
-        Some(Mapping {
-            start: NonNull::new(start.cast())?,
-            length,
-        })
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the whole mapping, which nothing refers to any more.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.length) };
-    }
-}
 
 /// A stretch of rows that one thread fills.
 #[repr(C)]
@@ -123,6 +87,8 @@ struct Spill {
     file: File,
     /// What it is: the program may close it and open another under its number.
     identity: (u64, u64),
+    /// Keeps `identity` from being reused.
+    _inode: Mapping,
     end: AtomicU64,
     limit: u64,
 }
@@ -163,6 +129,7 @@ impl Log {
         let file = file.and_then(|file| {
             Some(Spill {
                 identity: identity(file.as_raw_fd())?,
+                _inode: Mapping::of_file(&file)?,
                 file,
                 end: AtomicU64::new(0),
                 limit,
@@ -245,8 +212,9 @@ impl Log {
             return None;
         }
         let writer = self.writer(index);
+        let native_id = nativeprof::sys::process::current_tid();
         // SAFETY: no preconditions.
-        let (native_id, ident) = unsafe { (libc::gettid(), libc::pthread_self()) };
+        let ident = unsafe { libc::pthread_self() };
         writer.native_id.store(native_id as u32, Ordering::Relaxed);
         writer.ident.store(ident, Ordering::Release);
         Some(index)
@@ -386,7 +354,7 @@ impl Log {
         (self.dropped.load(Ordering::Relaxed) + dropped.sum::<u64>(), spilled)
     }
 
-    /// All rows. Nobody may append meanwhile.
+    /// All rows. No thread may append meanwhile.
     pub fn contents(&self) -> Contents {
         let threads = self.next_writer.load(Ordering::Acquire).min(MAX_THREADS);
         let mut parts: Vec<(u32, u64, Vec<Row>)> = Vec::new();

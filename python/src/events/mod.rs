@@ -2,6 +2,7 @@
 //! [`log::Log`] per profiler, and [`timeline`] puts them in order afterwards.
 
 mod log;
+mod mapping;
 mod recorder;
 mod timeline;
 
@@ -101,7 +102,7 @@ pub struct EventLog {
 }
 
 fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Locked with the GIL held, and not while Python code runs: nobody waits for both.
+    // Locked with the GIL held, and not while Python code runs: no thread waits for both.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -8,15 +8,16 @@ use pyo3::prelude::*;
 
 use super::Sink;
 use super::timeline::code;
-use crate::engine::{Callee, Context, Event, Filter, Machine, Session, ThreadInfo, Verdict};
+use crate::engine::stacks::Stacks;
+use crate::engine::{Callee, Context, Event, Filter, Greenlet, Machine, Moment, Session, ThreadInfo, Verdict};
 use crate::hooks::{self, Ticket};
 
 /// The machine of one thread: only what the engine wants to know of it.
 struct Recorder {
-    stack: Vec<usize>,
+    stack: Stacks<usize>,
     /// Heights of the stack above functions that are left out: what these call is left out too, if it is written in C.
     /// Before 3.12 only; later there are no events inside of such functions.
-    left_out: Vec<usize>,
+    left_out: Stacks<usize>,
     /// Looked up last in the session's table of functions.
     last: usize,
 }
@@ -80,8 +81,8 @@ impl Machine for Recorder {
 
     fn new(_: &ThreadInfo, _: &mut Logs) -> Recorder {
         Recorder {
-            stack: Vec::with_capacity(64),
-            left_out: Vec::new(),
+            stack: Stacks::default(),
+            left_out: Stacks::default(),
             last: 0,
         }
     }
@@ -130,10 +131,29 @@ impl Machine for Recorder {
     }
 
     fn depth(&self) -> usize {
-        self.stack.len()
+        self.stack.depth()
+    }
+
+    fn switch(&mut self, to: Greenlet, _: Moment, shared: &mut Logs) {
+        let from = self.stack.key();
+        if to.key == from {
+            return;
+        }
+        self.stack.switch(to.key, 0);
+        self.left_out.switch(to.key, 0);
+        for (ticket, sink) in &shared.all {
+            hooks::with_cache(*ticket, |cache| {
+                sink.append(cache, to.key as u64, code::SWITCH, from as u64, 0, sink.clock.now());
+            });
+        }
     }
 
     fn close_innermost(&mut self, _: i64, _: &mut Logs) {
+        if self.stack.is_empty()
+            && let Some(key) = self.stack.any_parked()
+        {
+            self.stack.switch(key, 0);
+        }
         self.stack.pop();
     }
 

@@ -24,6 +24,9 @@ pub mod code {
     /// Ours: a thread waits in `epoll_wait`, `poll`, `select` or one of their variants.
     pub const WAIT: u64 = 1100;
     pub const WAIT_END: u64 = 1101;
+    /// Ours, and not shown: the thread goes on with the stack of another greenlet. `key`: that greenlet; `address`: the one
+    /// that it was in.
+    pub const SWITCH: u64 = 1200;
 }
 
 /// Above an event's code: whose allocator it was, 1 + the number of Python's domain, or this.
@@ -93,9 +96,20 @@ struct Stack {
     run: usize,
     /// Key, and whether it is a code object.
     open: Vec<(u64, bool)>,
+    /// Of other greenlets.
+    parked: HashMap<u64, Vec<(u64, bool)>>,
 }
 
 impl Stack {
+    /// Goes on with the stack of greenlet `to`.
+    fn switch(&mut self, from: u64, to: u64) {
+        let next = self.parked.remove(&to).unwrap_or_default();
+        let open = std::mem::replace(&mut self.open, next);
+        if !open.is_empty() {
+            self.parked.insert(from, open);
+        }
+    }
+
     /// The innermost Python function, and the one that called it.
     fn code(&self) -> (u64, u64) {
         let mut codes = self.open.iter().rev().filter(|f| f.1).map(|f| f.0);
@@ -124,7 +138,7 @@ pub fn arrange(contents: Contents, bases: &[Base], scale: Scale, left_out: &Hash
     let mut stacks: Vec<Stack> = Vec::new();
     stacks.resize_with(threads.len(), || Stack {
         run: usize::MAX,
-        open: Vec::new(),
+        ..Stack::default()
     });
     let mut live: HashMap<u64, (i64, u64)> = HashMap::new();
     let (mut run, mut raw, mut callers) = (
@@ -133,7 +147,7 @@ pub fn arrange(contents: Contents, bases: &[Base], scale: Scale, left_out: &Hash
         Vec::with_capacity(rows.len() * 16),
     );
     for (number, row) in rows {
-        if left_out.contains(&row.key) {
+        if left_out.contains(&row.key) && row.event != code::SWITCH {
             continue;
         }
         while bases.get(run + 1).is_some_and(|next| next.at <= row.time) {
@@ -148,10 +162,15 @@ pub fn arrange(contents: Contents, bases: &[Base], scale: Scale, left_out: &Hash
             *stack = Stack {
                 run,
                 open: open.unwrap_or_default(),
+                ..Stack::default()
             };
         }
         let mut domain = row.event >> DOMAIN_SHIFT;
         let event = row.event & ((1 << DOMAIN_SHIFT) - 1);
+        if event == code::SWITCH {
+            stack.switch(row.address, row.key);
+            continue;
+        }
         let size = size_of_row(&mut live, &row, event, &mut domain);
         let (frame, arg, caller) = place(stack, &row, event);
         let values: Raw = [

@@ -346,7 +346,7 @@ unsafe extern "C-unwind" fn open_and_scan(name: *const c_char, flags: c_int) -> 
     handle
 }
 
-/// Where the hook on `dlsym` goes on: whoever loads a library by a searched name then asks for its functions.
+/// Where the hook on `dlsym` goes on: code that loads a library by a searched name then asks for its functions.
 pub extern "C" fn before_dlsym() -> *const c_void {
     if IS_PENDING.load(Ordering::Acquire) {
         let mut now = 0;

@@ -244,7 +244,7 @@ pub fn with_cache<T>(ticket: Ticket, call: impl FnOnce(&mut Cache) -> T) -> Opti
         return None;
     }
     while_busy(|thread| {
-        // SAFETY: this thread's own words, which nobody else uses while it is busy.
+        // SAFETY: this thread's own words, which nothing else uses while it is busy.
         let cache = unsafe { &mut (*thread).caches[ticket.index as usize % MAX_HANDLERS] };
         if cache.generation != ticket.generation {
             *cache = Cache {
@@ -355,7 +355,7 @@ impl Installed {
         let handler = HANDLERS[self.ticket.index as usize].load(Ordering::Acquire);
         if is_quiet {
             HANDLERS[self.ticket.index as usize].store(std::ptr::null_mut(), Ordering::Release);
-            // SAFETY: made by `Box::into_raw` in `install`; no mask names it any more, and nobody is in a handler.
+            // SAFETY: made by `Box::into_raw` in `install`; no mask names it any more, and no thread is in a handler.
             drop(unsafe { Box::from_raw(handler) });
         }
         is_quiet
@@ -432,7 +432,7 @@ extern "C" fn after_fork() {
     got::unlock_raw();
 }
 
-/// The child has this thread only. Its handlers' memory is a copy: nobody would read what they write.
+/// The child has this thread only. Its handlers' memory is a copy: nothing would read what they write.
 extern "C" fn in_child() {
     for mask in [&MASKS.native, &MASKS.python, &MASKS.waits] {
         mask.store(0, Ordering::SeqCst);

@@ -34,7 +34,7 @@ fn outermost<T>(real: impl FnOnce() -> T) -> (T, bool) {
     }
 }
 
-/// Nobody wants to know.
+/// No handler is installed.
 #[inline(always)]
 fn is_idle() -> bool {
     MASKS.native.load(Ordering::Relaxed) | MASKS.python.load(Ordering::Relaxed) == 0

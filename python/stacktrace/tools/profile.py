@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 from ..utils import StackEntry
 from .timer import Timer
@@ -17,10 +17,10 @@ class Profiler:
     """
 
     def __init__(self, tid: int, **timer: Any) -> None:
-        self._counts: Dict[int, Dict[str, Any]] = {}
+        self._counts: dict[int, dict[str, Any]] = {}
         self._timer = Timer(tid, self._count, **timer)
 
-    def _count(self, stack: List[StackEntry]) -> None:
+    def _count(self, stack: list[StackEntry]) -> None:
         for entry in stack:
             if not entry.is_python:
                 row = self._counts.setdefault(entry.addr - entry.offset, {"count": 0, "name": entry.name})
@@ -34,15 +34,15 @@ class Profiler:
         """Stops counting."""
         self._timer.join()
 
-    def get_result(self) -> Dict[int, Dict[str, Any]]:
+    def get_result(self) -> dict[int, dict[str, Any]]:
         """Start of the function -> ``count`` and ``name``."""
         return self._counts
 
-    def get_sorted(self) -> List[Tuple[int, Dict[str, Any]]]:
+    def get_sorted(self) -> list[tuple[int, dict[str, Any]]]:
         """The same as pairs, highest count first."""
         return sorted(self._counts.items(), key=lambda row: row[1]["count"], reverse=True)
 
-    def __enter__(self) -> "Profiler":
+    def __enter__(self) -> Profiler:
         self.start()
         return self
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Callable, List
+from typing import Any, Callable
 
 from ..core import get_thread_stack
 from ..utils import StackEntry
@@ -20,7 +20,7 @@ class Timer:
     def __init__(
         self,
         tid: int,
-        func: Callable[[List[StackEntry]], Any],
+        func: Callable[[list[StackEntry]], Any],
         interval: float = 1 / 20,
         maxdepth: int = 100,
         show_python: bool = True,
@@ -44,7 +44,7 @@ class Timer:
         self._ended.set()
         self._thread.join()
 
-    def __enter__(self) -> "Timer":
+    def __enter__(self) -> Timer:
         self.start()
         return self
 

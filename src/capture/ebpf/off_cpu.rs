@@ -3,6 +3,8 @@
 //! The account itself is kept by sample.bpf.c, thread by thread. Here the programs are prepared and attached, and threads
 //! that already exist are entered.
 
+#![allow(unsafe_code)]
+
 use std::fs;
 
 use aya::Btf;
@@ -12,18 +14,23 @@ use aya_obj::btf::BtfKind;
 
 use super::bpf_error;
 use crate::capture::OpenInterval;
-use crate::error::{Error, Kind, Result};
-use crate::process::sys;
-use crate::sample::{Pid, Tid, TimeSpent};
+use crate::cpython_layout::InterpreterLocks;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::{Pid, Tid, TimeSpent};
+use crate::sys;
 
 const LOAD: &str = "cannot load the BPF programs for off-CPU time";
 /// Takes a stack in the thread that is switched in: since Linux 6.18 (kernel/bpf/helpers.c).
 const SCHEDULE_RESUME: &str = "bpf_task_work_schedule_resume_impl";
 /// `SCHEDULE_RESUME` of sample.bpf.c.
-const PLACEHOLDER: u32 = 0x4b46_0001;
+const PLACEHOLDER: [u8; 4] = 0x4b46_0001u32.to_le_bytes();
 /// Operation code of a call, and the register field that makes it one to a kernel function (include/uapi/linux/bpf.h).
 const CALL: u8 = 0x85;
 const KERNEL_FUNCTION: u8 = 2 << 4;
+/// `GILS` of sample.bpf.c.
+const MAX_LOCKS: usize = 4;
+/// `RELEASES` of it.
+const RELEASES: usize = 64;
 /// `WORK_SLOTS` of sample.bpf.c.
 pub const WORK_SLOTS: u32 = 8;
 /// Threads accounted for at the same time, at most.
@@ -38,7 +45,21 @@ const NO_EXIST: u64 = 1;
 
 const MAX_KERNEL: usize = 127;
 
-/// Takes what `struct thread` of the program holds.
+/// Mirrors `struct gils` of the program.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Locks {
+    at: [u64; MAX_LOCKS],
+    len: u32,
+    last_holder: u32,
+    released: u64,
+    releases: [[u64; 3]; RELEASES],
+}
+
+// SAFETY: plain integers without padding, any bit pattern is valid.
+unsafe impl aya::Pod for Locks {}
+
+/// Mirrors `struct thread` of the program.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Thread {
@@ -51,10 +72,21 @@ pub struct Thread {
     step_blocked: u64,
     take_runnable: u64,
     take_blocked: u64,
+    runnable_length: u64,
+    blocked_length: u64,
+    take_woken: u64,
+    futex: u64,
+    pending: u64,
+    late: u64,
+    began: u64,
     state: u32,
     scheduled: u32,
     tgid: u32,
     waker: u32,
+    waker_pid: u32,
+    take_waker: u32,
+    take_waker_pid: u32,
+    timed_out: u32,
     kernel: u32,
     pad: u32,
     stack: [u64; MAX_KERNEL + 1],
@@ -78,21 +110,24 @@ pub fn check() -> Result<&'static str> {
 /// The kernel has no BTF, or not the function.
 pub fn prepare(object: &[u8]) -> Result<(Vec<u8>, Btf)> {
     let unsupported = |why: String| {
-        Error::new(Kind::Unsupported, "off-CPU time cannot be sampled with eBPF here")
-            .why(why)
-            .hint("leave --mode out to sample CPU time")
+        Error::new(
+            ErrorKind::Unsupported,
+            "eBPF cannot sample off-CPU time on this machine",
+        )
+        .why(why)
+        .hint("omit --mode to sample CPU time")
     };
     let btf = Btf::from_sys_fs()
         .map_err(|_| unsupported("the kernel has no type information (/sys/kernel/btf/vmlinux)".into()))?;
     let function = btf.id_by_type_name_kind(SCHEDULE_RESUME, BtfKind::Func).map_err(|_| {
         unsupported(format!(
-            "the kernel has no {SCHEDULE_RESUME}: it needs Linux 6.18 or newer"
+            "this kernel has no {SCHEDULE_RESUME}; Linux 6.18 or newer is needed"
         ))
     })?;
     let mut object = object.to_vec();
     // Instructions lie on multiples of their size.
     for instruction in object.as_chunks_mut::<8>().0 {
-        if instruction[0] == CALL && instruction[4..] == PLACEHOLDER.to_le_bytes() {
+        if instruction[0] == CALL && instruction[4..] == PLACEHOLDER {
             instruction[1] = KERNEL_FUNCTION;
             instruction[4..].copy_from_slice(&function.to_le_bytes());
         }
@@ -103,6 +138,7 @@ pub fn prepare(object: &[u8]) -> Result<(Vec<u8>, Btf)> {
 /// The programs at context switches.
 pub struct OffCpu {
     threads: BpfHash<MapData, u32, Thread>,
+    locks: BpfHash<MapData, u32, Locks>,
     /// After the end: intervals that were not over.
     pub open: Vec<OpenInterval>,
 }
@@ -117,23 +153,52 @@ impl OffCpu {
             let program: &mut BtfTracePoint = bpf
                 .program_mut(name)
                 .and_then(|p| p.try_into().ok())
-                .ok_or_else(|| Error::new(Kind::Data, format!("the BPF object has no program {name}")))?;
+                .ok_or_else(|| Error::new(ErrorKind::Data, format!("the BPF object has no program {name}")))?;
             program.load(event, btf).map_err(|e| bpf_error(LOAD, e))?;
             program.attach().map_err(|e| bpf_error(LOAD, e))?;
         }
-        let threads = bpf
-            .take_map("THREADS")
-            .ok_or_else(|| Error::new(Kind::Data, "the BPF object has no map THREADS"))?;
+        let mut take = |name: &str| {
+            bpf.take_map(name)
+                .ok_or_else(|| Error::new(ErrorKind::Data, format!("the BPF object has no map {name}")))
+        };
         Ok(OffCpu {
-            threads: threads.try_into().map_err(|e| bpf_error(LOAD, e))?,
+            threads: take("THREADS")?.try_into().map_err(|e| bpf_error(LOAD, e))?,
+            locks: take("INTERPRETER_LOCKS")?.try_into().map_err(|e| bpf_error(LOAD, e))?,
             open: Vec::new(),
         })
     }
 
-    /// Notes which threads are off the CPU now, and for how long no sample represents their time. What is less than half of a
-    /// `period` is no sample.
-    pub fn end(&mut self, period: u64) {
-        let end = sys::now();
+    /// Passes on where the interpreter locks of a process lie.
+    ///
+    /// # Errors
+    /// The kernel refuses it.
+    pub fn set_locks(&mut self, pid: Pid, locks: &InterpreterLocks) -> Result<()> {
+        let mut value = Locks {
+            at: [0; MAX_LOCKS],
+            len: locks.len,
+            last_holder: locks.last_holder,
+            released: 0,
+            releases: [[0; 3]; RELEASES],
+        };
+        value.at.iter_mut().zip(&locks.at).for_each(|(to, at)| *to = *at);
+        // The log of releases goes on while the locks are the same.
+        let known = self.locks.get(&pid, 0);
+        if known.is_ok_and(|known| (known.at, known.len) == (value.at, value.len)) {
+            return Ok(());
+        }
+        self.locks
+            .insert(pid, value, 0)
+            .map_err(|e| bpf_error(super::NOTIFY_FAILED, e))
+    }
+
+    pub fn remove_process(&mut self, pid: Pid) {
+        let _ = self.locks.remove(&pid); // absent: nothing to remove
+    }
+
+    /// Notes which threads are off the CPU now, and for how long no sample represents their time. Time of less than half a
+    /// `period` is no sample, and blocked intervals shorter than `min_blocked` are left out.
+    pub fn end(&mut self, period: u64, min_blocked: u64) {
+        let end = sys::clock::now();
         for (tid, t) in self.threads.iter().flatten() {
             if t.state == RUNNING {
                 continue;
@@ -145,15 +210,21 @@ impl OffCpu {
                 _ => 0,
             };
             let runnable = since(t.since).saturating_sub(blocked);
+            let blocked = blocked + t.pending;
             let enough = |time: u64| if time * 2 >= period { time } else { 0 };
             // Since the last tick of the clock of short intervals.
             let rest = |step: u64, until: i64| step.saturating_sub(u64::try_from(until).unwrap_or(0));
             let time = TimeSpent {
                 cpu: 0,
                 runnable: enough(runnable + rest(t.step_runnable, t.until_runnable)),
-                blocked: enough(blocked + rest(t.step_blocked, t.until_blocked)),
+                blocked: match blocked < min_blocked {
+                    true => 0,
+                    false => enough(blocked + rest(t.step_blocked, t.until_blocked) + t.late),
+                },
+                runnable_length: runnable,
+                blocked_length: blocked,
             };
-            if time != TimeSpent::default() {
+            if time.runnable + time.blocked > 0 {
                 self.open.push(OpenInterval {
                     pid: t.tgid,
                     tid,
@@ -168,7 +239,7 @@ impl OffCpu {
     pub fn add_process(&mut self, pid: Pid) {
         for tid in threads_of(pid) {
             let thread = Thread {
-                since: sys::now(),
+                since: sys::clock::now(),
                 woken: 0,
                 cpu: 0,
                 until_runnable: 1,
@@ -177,10 +248,21 @@ impl OffCpu {
                 step_blocked: 1,
                 take_runnable: 0,
                 take_blocked: 0,
+                runnable_length: 0,
+                blocked_length: 0,
+                take_woken: 0,
+                futex: 0,
+                pending: 0,
+                late: 0,
+                began: sys::clock::now(),
                 state: if is_running(pid, tid) { RUNNING } else { BLOCKED },
                 scheduled: 0,
                 tgid: pid,
                 waker: 0,
+                waker_pid: 0,
+                take_waker: 0,
+                take_waker_pid: 0,
+                timed_out: 0,
                 kernel: 0,
                 pad: 0,
                 stack: [0; MAX_KERNEL + 1],

@@ -6,7 +6,7 @@
 // Its work is bounded: MAX_STACKS * MAX_STACK bytes of stack, MAX_FAULTS unreadable pages, MAX_FRAMES frames, MAX_COPIES
 // code objects.
 //
-// `struct layout`, `struct head` and `struct code_head` are mirrored in layout.rs and record.rs.
+// `struct layout`, `struct head` and `struct code_head` are mirrored in cpython_layout.rs and abi.rs.
 
 #include <linux/bpf.h>
 #include <linux/bpf_perf_event.h>
@@ -21,7 +21,7 @@
 #define LOT (1ULL << 16)          // bytes of stack read at once
 #define MAX_FAULTS 64             // a failed probe costs about 0.7 us
 #define MAX_FRAMES 16384
-#define MAX_MARKS 16384
+#define MAX_CFRAMES 16384
 #define MAX_KERNEL 127
 #define HEAD 512
 #define AREA (1ULL << 20)         // bytes of scratch per CPU; a power of two, so that a mask bounds an offset
@@ -30,8 +30,8 @@
 // The reader is not woken more often than this for want of frames, ns.
 #define SOON 10000000
 #define RED_ZONE 128              // below the stack pointer; functions and their epilogues still use it
-#define NESTED 4                 // thread states of one thread beside its own
-#define BESIDE 512               // bytes between two local variables of the bytecode loop, at most
+#define MAX_NESTED 4              // thread states of one thread besides its own
+#define MAX_LOCALS_DISTANCE 512   // bytes between two local variables of the bytecode loop, at most
 #define BATCH 8                  // entries in one turn of a loop; the verifier goes through each
 #define KNOWN 4096               // code objects remembered
 #define BLOCK_BITS 12            // a block: what is read at once where things lie close together; no more than a page
@@ -45,10 +45,14 @@
 #define NONE 0xffff
 #define WORK_SLOTS 8             // off-CPU samples that are taken at the same time, at most
 #define SCHEDULE_RESUME 0x4b460001 // see `schedule`
+#define GILS 4                   // interpreter locks of one process that are known here, at most
+#define THREAD_STATE (1ULL << 63) // marks the address of a thread state, where the thread's number is not known
+#define RELEASES 64              // releases of them that are remembered; a power of two
+#define HOLDERS 10               // threads that one wait for such a lock is divided among, at most
 
 enum { WALK_NONE, WALK_COMPLETE, WALK_FAULT, WALK_DEEP };
 enum { TLS_NONE, TLS_KEY_GLIBC, TLS_KEY_MUSL, TLS_OFFSET, TLS_BLOCK_GLIBC, TLS_BLOCK_MUSL };
-enum { REGS_OK = 1, IN_KERNEL = 2, MORE = 4, REST = 8, CODE_COPY = 16, OFF_CPU = 32 };
+enum { REGS_OK = 1, IN_KERNEL = 2, MORE = 4, REST = 8, CODE_COPY = 16, OFF_CPU = 32, WAKER = 64, HOLDS_LOCK = 128 };
 enum { PART_CODE, PART_NAME, PART_QUALNAME, PART_FILENAME, PART_LINES, PARTS };
 enum { COUNT_LOST, COUNT_SAMPLES, COUNT_TIME, COUNTERS }; // time in ns, of all samples together
 
@@ -123,7 +127,16 @@ struct head {
 	__u32 frames_at, stack_at;
 	__u64 holes[5];
 	__u64 cpu, runnable, blocked; // time that the sample stands for, ns; 0 without the accounting of off-CPU time
-	__u32 waker, pad;         // OFF_CPU: the thread that ended the interval, 0: not known
+	__u32 waker;              // OFF_CPU: the thread that ended the interval, 0: not known; WAKER: the thread woken
+	__u32 waker_pid;          // OFF_CPU: the process of that thread
+	// OFF_CPU: lengths of the intervals that the sample was taken for, ns.
+	__u64 runnable_length, blocked_length;
+	__u64 woken;              // OFF_CPU, WAKER: when the thread was woken
+	__u64 holder;             // OFF_CPU: thread state that held the interpreter lock, where no thread ended the wait
+	// OFF_CPU, of a wait for an interpreter lock: the threads that held it, the last one first, and for how long, ns.
+	struct {
+		__u64 who, time;  // the thread's number, or its thread state with THREAD_STATE
+	} holders[HOLDERS];
 };
 
 // A copy of a code object that was not met before: it may be gone before the reader looks. Precedes the record of its
@@ -164,6 +177,7 @@ struct cache {
 	__u64 sample;             // number of the sample on this CPU
 	__u64 generation_at, generation;
 	__u32 pid, epoch;         // an epoch: no code object took the place of another
+	__u32 pid_epoch, unused;  // the first epoch of this process
 	struct {
 		__u64 code;
 		__u32 print, epoch;
@@ -191,8 +205,9 @@ struct kernel_facts {
 	__u32 ticks;              // of so many ticks one, at random, makes a sample due
 	__u32 off_cpu;            // account for off-CPU time
 	__u32 cpus;               // scratch areas of CPUs
-	__u32 pad;
+	__u32 wakers;             // take the stacks of all wakers, not only of those that release an interpreter lock
 	__u64 period;             // of off-CPU samples, ns
+	__u64 min_blocked;        // shorter blocked intervals are left out, ns
 };
 
 struct turn {
@@ -217,14 +232,14 @@ struct {
 	__type(value, struct layout);
 } PROCS SEC(".maps");
 
-// Thread states of one thread beside its own: of the interpreters around the subinterpreter that it runs.
+// Thread states of one thread besides its own: of the interpreters around the subinterpreter that it runs.
 struct nested_key {
 	__u64 thread_pointer;
 	__u32 pid, pad;
 };
 
 struct nested {
-	__u64 states[NESTED];
+	__u64 states[MAX_NESTED];
 };
 
 struct {
@@ -316,8 +331,8 @@ struct state {
 	__u32 faults, n, done, met_second, urgent;
 	__u32 copies;             // code objects that may still be copied in this sample
 	__u64 cframe;             // the CFrame that the walk began at
-	__u64 cframes[1 + NESTED]; // ... for each thread state
-	__u64 states[1 + NESTED]; // thread states to walk, innermost first
+	__u64 cframes[1 + MAX_NESTED]; // ... for each thread state
+	__u64 states[1 + MAX_NESTED]; // thread states to walk, innermost first
 	__u64 window;             // address of what the window holds
 	__u64 window_end;         // greatest offset of a whole frame in it
 	__u64 last_frame;
@@ -364,7 +379,7 @@ static __always_inline char *peek(struct cache *c, __u64 at, __u64 len)
 	return bpf_probe_read_user(c->raw, len, (void *)at) ? 0 : c->raw;
 }
 
-// Tells a reused address of a code object from the object seen before. Same hash in interp/code.rs. From 3.12 on code
+// Tells a reused address of a code object from the object seen before. Same hash in cpython/code_object.rs. From 3.12 on code
 // objects are numbered (co_version, Objects/codeobject.c). Before, the addresses of name and file name are used again
 // as readily as that of the code, so the name's first letters are taken too. What lies close together is read in one
 // go: code objects deep in a stack are seldom in the cache. (Not static: as walk_chain.)
@@ -444,22 +459,26 @@ static __always_inline void begin_epoch(struct layout *lay, struct cache *c, __u
 		return;
 	c->generation = now;
 	c->generation_at = at;
-	c->pid = pid;
 	c->epoch++;
+	if (c->pid != pid)
+		c->pid_epoch = c->epoch;
+	c->pid = pid;
 }
 
-// Was this fingerprint met before? If not, it is from now on.
-static __always_inline int is_new(__u64 code, __u32 print)
+// Was this code object met before? If not, it is from now on. Forked processes have different ones at the same address, and
+// equal fingerprints of them.
+static __always_inline int is_new(__u32 pid, __u64 code, __u32 print)
 {
-	__u32 first = (print ^ (__u32)(code >> 4)) & (SEEN_CELLS - 1), second = (print * 0x9e3779b1U) >> 16, *a, *b;
+	__u32 mark = (print ^ (__u32)(code >> 4) * 0x9e3779b1U ^ pid * 0x85ebca6bU) * 0xc2b2ae35U | 1;
+	__u32 first = mark >> 7 & (SEEN_CELLS - 1), second = mark * 0x9e3779b1U >> 16 & (SEEN_CELLS - 1), *a, *b;
 
 	a = bpf_map_lookup_elem(&SEEN, &first);
-	if (!a || *a == print)
+	if (!a || *a == mark)
 		return 0;
 	b = bpf_map_lookup_elem(&SEEN, &second);
-	if (!b || *b == print)
+	if (!b || *b == mark)
 		return 0;
-	*(*a && (bpf_get_prandom_u32() & 1) ? b : a) = print;
+	*(*a && (bpf_get_prandom_u32() & 1) ? b : a) = mark;
 	return 1;
 }
 
@@ -565,7 +584,7 @@ static long print_frames(__u32 i, __u32 *slot)
 	struct cache *c = cache(*slot);
 	struct state *s;
 	__u64 at, code, last_code = 0, cell;
-	__u32 k, print = 0;
+	__u32 k, print = 0, other;
 	struct frame *f;
 
 	if (!area || !c)
@@ -595,15 +614,16 @@ static long print_frames(__u32 i, __u32 *slot)
 				// not there now: to be read again in the next sample, but not in this one
 				if (!print)
 					c->generation = 0;
+				other = c->known[cell].epoch < c->pid_epoch;
 				c->known[cell].epoch = c->epoch;
-				if (c->known[cell].code != code || c->known[cell].print != print) {
+				if (c->known[cell].code != code || c->known[cell].print != print || other) {
 					c->known[cell].code = code;
 					c->known[cell].print = print;
 					if (!s->copies) {
 						// Enough for now: to be met again in the next sample.
 						c->known[cell].code = 0;
 						s->urgent = 1;
-					} else if (is_new(code, print)) {
+					} else if (is_new(c->pid, code, print)) {
 						s->copies--;
 						if (!print || !copy_code(*slot, code, print))
 							s->urgent = 1;
@@ -642,14 +662,14 @@ static long walk_some(__u32 i, __u32 *slot)
 	struct state *s;
 	struct layout *lay;
 	__u64 frame, at, window, window_end, last, size, code_off, instr_off, previous_off, owner_off, entry_off;
-	__u64 instr_unused, ends;
+	__u64 instr_unused, ends, first;
 	__u32 k, done = WALK_NONE;
 
 	if (!area)
 		return 1;
 	s = (void *)(area + STATE);
 	lay = &s->lay;
-	frame = s->frame;
+	frame = first = s->frame;
 	at = s->at;
 	window = s->window;
 	window_end = s->window_end;
@@ -725,6 +745,11 @@ static long walk_some(__u32 i, __u32 *slot)
 		at += sizeof(struct frame);
 		if (lay->frame_copy != NONE && out->owner < SHIM)
 			own_copy(s, out, raw);
+		// Of a thread that exchanges its stack, the chain may lead in a circle.
+		if (frame == first) {
+			done = WALK_FAULT;
+			break;
+		}
 	}
 	s->frame = frame;
 	s->at = at;
@@ -879,7 +904,7 @@ __noinline int walk_frames(__u32 slot, __u32 which)
 	__u32 n, i, tries = 0;
 	int whole = 0;
 
-	if (!area || which > NESTED)
+	if (!area || which > MAX_NESTED)
 		return 0;
 	s = (void *)(area + STATE);
 	state = s->states[which];
@@ -922,7 +947,7 @@ __noinline int walk_frames(__u32 slot, __u32 which)
 			if (whole || s->lay.frame_entry != NONE)
 				break;
 			other = user_word(h->regs[i] + s->lay.frame_previous);
-			if (other - first + BESIDE < 2 * BESIDE && user_byte(other + s->lay.frame_owner) == SHIM) {
+			if (other - first + MAX_LOCALS_DISTANCE < 2 * MAX_LOCALS_DISTANCE && user_byte(other + s->lay.frame_owner) == SHIM) {
 				s->cframe = s->root;
 				s->frame = h->regs[i];
 				s->second = 0;
@@ -952,14 +977,14 @@ __noinline int walk_marks(__u32 slot, __u32 which)
 	struct state *s;
 	__u64 state;
 
-	if (!area || which > NESTED)
+	if (!area || which > MAX_NESTED)
 		return 0;
 	s = (void *)(area + STATE);
 	state = s->states[which];
 	s->done = 0;
 	s->root = state + s->lay.cframe_root;
 	s->mark = s->lay.cframe_frame != NONE ? s->cframes[which] : user_word(state + s->lay.cframe);
-	bpf_loop(MAX_MARKS, walk_mark, &slot, 0);
+	bpf_loop(MAX_CFRAMES, walk_mark, &slot, 0);
 	if (h->walk == WALK_COMPLETE && s->done != WALK_COMPLETE)
 		h->walk = s->done ? s->done : WALK_DEEP;
 	return 0;
@@ -1062,18 +1087,27 @@ static __always_inline __u64 thread_state(struct layout *lay, __u64 tp)
 // Off-CPU time.
 //
 // Each time a thread of a sampled process is switched in, the interval since it was switched out is split into time
-// blocked and time runnable (woken, or preempted, and waiting for a CPU). An interval of either kind that is as long as the
-// sampling period is always taken, with its own length as its weight. The shorter ones of a thread, put end to end, are a
-// clock of their own, with ticks at random distances of 0.5 to 1.5 periods: an interval with a tick in it is taken, and
-// its weight is the distance from the tick before. So no length of interval is favored, at most two stacks are taken per
-// period however often the thread switches, and the weights of a thread add up to its off-CPU time. (The time since the
-// interval that was taken last would not do as a weight: long intervals go on for longer after their tick.)
+// blocked and time runnable (woken, or preempted, and waiting for a CPU). An interval of either kind that is as long as
+// the sampling period is always taken, with its own length as its weight. The shorter ones of a thread, put end to end,
+// are a clock of their own, with ticks at random distances of 0.5 to 1.5 periods: an interval with a tick in it is taken,
+// and its weight is the distance from the previous tick. So no interval length is favored, at most two stacks are taken
+// per period however often the thread switches, and the weights of a thread add up to its off-CPU time. (The time since
+// the previously taken interval would be biased: long intervals go on for longer after their tick.)
 //
-// At the switch the thread's own memory is not mapped yet. So the stack is taken by a task work, which runs in the
-// thread itself before it returns to user code: until then nothing in its user stack can change.
+// The length of a blocked interval is known when the thread is woken, so it is accounted for there, in the context of the
+// waker. That is where the waker's stack can be taken too.
+//
+// The stack of the thread itself is taken by a task work, which runs in the thread before it returns to user code: at the
+// switch its memory is not mapped yet, and until it returns nothing in its user stack can change.
+//
+// A thread that waits for an interpreter lock (the GIL) wakes up every 5 ms to request it again (Python/ceval_gil.c,
+// take_gil). These intervals are one wait: `pending` adds them up until a thread that releases the lock ends the wait, or
+// the lock is found released.
 
 enum { RUNNING, RUNNABLE, BLOCKED };
 #define TASK_DEAD 0x80           // include/linux/sched.h, v4.14 and later
+#define FUTEX 202                // number of the system call (arch/x86/entry/syscalls/syscall_64.tbl)
+#define FUTEX_WAKES 0x43a        // its operations that wake: WAKE, REQUEUE, CMP_REQUEUE, WAKE_OP, WAKE_BITSET, as bits
 
 // Of the same name and size as in the kernel (include/uapi/linux/bpf.h, v6.18), which finds it by its name.
 struct bpf_task_work {
@@ -1088,8 +1122,16 @@ struct thread {
 	__s64 until_runnable, until_blocked; // time of short intervals left until the next tick of each kind
 	__u64 step_runnable, step_blocked;   // from the last tick to the next
 	__u64 take_runnable, take_blocked;   // weights of the sample that is to be taken
+	__u64 runnable_length, blocked_length; // of the intervals that it is taken for
+	__u64 take_woken;         // when the latter ended
+	__u64 futex;              // address of the futex that the blocked thread waits on, 0: none
+	__u64 pending;            // time in this wait for an interpreter lock so far, not accounted for yet
+	__u64 late;               // time in such waits that no sample represents yet, though they are over
+	__u64 began;              // when the blocked thread began to wait, such a wait as a whole
 	__u32 state, scheduled;
 	__u32 tgid, waker;        // waker: the thread that woke it
+	__u32 waker_pid, take_waker, take_waker_pid;
+	__u32 timed_out;          // it was woken by a timer while it waited for an interpreter lock
 	__u32 kernel, pad;
 	__u64 stack[MAX_KERNEL + 1]; // kernel return addresses of the sample that is scheduled
 	struct bpf_task_work work;
@@ -1103,7 +1145,28 @@ struct {
 	__type(value, struct thread);
 } THREADS SEC(".maps");
 
-// Scratch areas for task works: 1 if in use. They follow those of the CPUs.
+// Interpreter locks of a process: `struct _gil_runtime_state`, 0 where there are fewer.
+struct gils {
+	__u64 at[GILS];
+	__u32 len;                // bytes, up to the last futex in it
+	__u32 last_holder;        // -> thread state, followed by whether the lock is held, 4 bytes
+	// Releases while another thread waited, the latest one before `released`. The locks themselves keep the releases of one
+	// lock apart.
+	__u64 released;
+	struct {
+		__u64 time, lock, who;
+	} releases[RELEASES];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);       // process id
+	__type(value, struct gils);
+} INTERPRETER_LOCKS SEC(".maps");
+
+// Scratch areas for task works and wakers: 1 if in use. They follow those of the CPUs.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, WORK_SLOTS);
@@ -1122,6 +1185,29 @@ struct {
 	__type(key, __u32);
 	__type(value, struct new_thread);
 } NEW_THREAD SEC(".maps");
+
+// Does one of these thread states hold the lock of its interpreter?
+static __always_inline int holds_lock(__u32 pid, __u64 *states)
+{
+	struct gils *gils = bpf_map_lookup_elem(&INTERPRETER_LOCKS, &pid);
+	struct {
+		__u64 holder;
+		__u32 locked, pad;
+	} lock;
+	int i, j;
+
+	for (i = 0; gils && i < GILS; i++) {
+		if (!gils->at[i])
+			break;
+		// The holder stays noted when it releases the lock.
+		if (bpf_probe_read_user(&lock, sizeof(lock), (void *)(gils->at[i] + gils->last_holder)) || lock.locked != 1)
+			continue;
+		for (j = 0; j <= MAX_NESTED; j++)
+			if (states[j] && states[j] == lock.holder)
+				return 1;
+	}
+	return 0;
+}
 
 // Takes everything but the registers and the kernel stack, which are in `h`, and hands the record on.
 static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, struct layout *lay,
@@ -1156,7 +1242,7 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 			s->instr_unused = lay->instr_size == 4 ? 32 : 0;
 			s->ends = (lay->frame_owner != NONE ? 0xffULL << 32 : 0) | (lay->frame_entry != NONE ? 0xffULL << 40 : 0);
 			s->states[0] = state;
-			for (i = 0; i < NESTED; i++) {
+			for (i = 0; i < MAX_NESTED; i++) {
 				__u64 other = nested ? nested->states[i] : 0;
 
 				if (other == state || (other && user_word(other + lay->thread_id) != tp))
@@ -1166,19 +1252,21 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 			begin_epoch(lay, c, h->pid, nested ? 0 : state);
 			s->n = 0;
 			h->walk = WALK_COMPLETE;
-			for (i = 0; i <= NESTED; i++)
+			for (i = 0; i <= MAX_NESTED; i++)
 				if (s->states[i])
 					walk_frames(slot, i);
 			h->frames = s->n;
 			s->n = 0;
 			if (lay->cframe != NONE)
-				for (i = 0; i <= NESTED; i++)
+				for (i = 0; i <= MAX_NESTED; i++)
 					if (s->states[i])
 						walk_marks(slot, i);
 			h->marks = s->n;
 		}
 	}
 
+	if (facts->off_cpu && h->walk != WALK_NONE && holds_lock(h->pid, s->states))
+		h->flags |= HOLDS_LOCK;
 	// Should the process have begun to run Python, or another one, the reader has to find out first.
 	if (h->walk != WALK_COMPLETE && began - turn->woken > SOON) {
 		turn->woken = began;
@@ -1288,7 +1376,6 @@ int sample(struct bpf_perf_event_data *ctx)
 	return 0;
 }
 
-
 // Adds an interval of one kind. Returns the weight of the sample to take for it, 0: none.
 static __always_inline __u64 account(__u64 len, __u64 period, __s64 *until, __u64 *step)
 {
@@ -1305,6 +1392,24 @@ static __always_inline __u64 account(__u64 len, __u64 period, __s64 *until, __u6
 		*until += *step;
 	}
 	return weight;
+}
+
+// A blocked interval of the thread has ended at `woken`. True if a sample is to be taken for it.
+static __always_inline int account_blocked(struct thread *t, struct kernel_facts *facts, __u64 len, __u64 woken)
+{
+	__u64 weight;
+
+	if (len < facts->min_blocked)
+		return 0;
+	weight = account(len, facts->period, &t->until_blocked, &t->step_blocked);
+	if (!weight)
+		return 0;
+	t->take_blocked += weight;
+	t->blocked_length = len;
+	t->take_woken = woken;
+	t->take_waker = t->waker;
+	t->take_waker_pid = t->waker_pid;
+	return 1;
 }
 
 static __always_inline struct thread *add_thread(__u32 tid, __u32 tgid, __u64 now, __u32 state, __u64 period)
@@ -1327,6 +1432,19 @@ static __always_inline struct thread *add_thread(__u32 tid, __u32 tgid, __u64 no
 	return t;
 }
 
+// The interpreter lock of a process that this futex belongs to, 0: none.
+static __always_inline __u64 interpreter_lock(struct gils *gils, __u64 futex)
+{
+	int i;
+
+	if (!gils)
+		return 0;
+	for (i = 0; i < GILS; i++)
+		if (gils->at[i] && futex - gils->at[i] < gils->len)
+			return gils->at[i];
+	return 0;
+}
+
 static __always_inline long claim(__u32 i)
 {
 	__u32 *busy = bpf_map_lookup_elem(&SLOTS, &i);
@@ -1334,13 +1452,109 @@ static __always_inline long claim(__u32 i)
 	return busy && !__sync_val_compare_and_swap(busy, 0, 1);
 }
 
+// A scratch area that is not in use; WORK_SLOTS if there is none.
+static __always_inline __u32 claim_any(void)
+{
+	__u32 i;
+
+	for (i = 0; i < WORK_SLOTS; i++)
+		if (claim(i))
+			return i;
+	return WORK_SLOTS;
+}
+
+static __always_inline void release(__u32 slot)
+{
+	__u32 *busy = bpf_map_lookup_elem(&SLOTS, &slot);
+
+	if (busy)
+		*busy = 0;
+}
+
+// Notes that a thread has released an interpreter lock for which a thread waits at this futex.
+static __always_inline void note_release(struct gils *gils, __u64 lock, __u64 futex, __u64 who, __u64 now)
+{
+	__u64 at = gils->released;
+
+	// Its condition variable, 48 bytes, not the mutexes around it (Include/internal/pycore_gil.h, v3.7 to v3.15).
+	if (futex - lock - gils->last_holder - 24 >= 48)
+		return;
+	BOUND(at, RELEASES - 1);
+	gils->releases[at].time = now;
+	gils->releases[at].lock = lock;
+	gils->releases[at].who = who;
+	gils->released++;
+}
+
+// A search through the releases of a lock, the latest one first.
+struct holders {
+	struct head *h;
+	struct gils *gils;
+	__u64 lock, began, woken;
+	__u64 until, who;         // when the holder that was found last released it
+	__u64 n;
+};
+
+static __always_inline void add_holder(struct holders *f, __u64 since)
+{
+	__u64 n = f->n;
+
+	if (n >= HOLDERS)
+		return;
+	BOUND(n, 15);
+	if (n >= HOLDERS)
+		return;
+	f->h->holders[n].who = f->who;
+	f->h->holders[n].time = f->until - since;
+	f->n++;
+}
+
+static long one_release(__u32 i, struct holders *f)
+{
+	__u64 at = f->gils->released - 1 - i, time;
+
+	BOUND(at, RELEASES - 1);
+	time = f->gils->releases[at].time;
+	if (f->gils->releases[at].lock != f->lock || time > f->woken)
+		return 0;
+	if (f->until)
+		add_holder(f, time > f->began ? time : f->began);
+	if (time <= f->began) {
+		f->until = 0;
+		return 1;
+	}
+	f->until = time;
+	f->who = f->gils->releases[at].who;
+	return 0;
+}
+
+// Which threads held the lock while a thread waited for it from `began` to `woken`. They held it until they released it.
+static __always_inline void find_holders(struct head *h, struct gils *gils, __u64 lock, __u64 began, __u64 woken)
+{
+	struct holders f = { .h = h, .gils = gils, .lock = lock, .began = began, .woken = woken };
+
+	bpf_loop(RELEASES, one_release, &f, 0);
+	// No earlier release is known.
+	if (f.until)
+		add_holder(&f, began);
+}
+
+// The user registers of the current thread, at the top of its kernel stack.
+static __always_inline void user_registers(struct head *h)
+{
+	if (!bpf_probe_read_kernel(h->regs, sizeof(h->regs), (void *)bpf_task_pt_regs(bpf_get_current_task_btf())) &&
+	    (h->regs[17] & 3) == 3)
+		h->flags |= REGS_OK;
+}
+
 // Runs in the thread that was switched in, before it returns to user code.
 static int resumed(void *map, __u32 *tid, struct thread *t)
 {
-	__u32 zero = 0, i, slot = WORK_SLOTS, pid = bpf_get_current_pid_tgid() >> 32, *busy;
+	__u32 zero = 0, slot, pid = bpf_get_current_pid_tgid() >> 32, locked = 1;
 	struct layout *lay = bpf_map_lookup_elem(&PROCS, &pid);
 	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
 	struct turn *turn = bpf_map_lookup_elem(&TURN, &zero);
+	__u64 holder = 0, lock, now;
 	struct cache *c;
 	struct head *h;
 	char *area;
@@ -1348,40 +1562,65 @@ static int resumed(void *map, __u32 *tid, struct thread *t)
 	t->scheduled = 0;
 	if (!lay || !facts || !turn)
 		return 0;
-	for (i = 0; i < WORK_SLOTS; i++) {
-		if (claim(i)) {
-			slot = i;
-			break;
+	now = bpf_ktime_get_ns();
+	if (t->timed_out) {
+		struct gils *gils = bpf_map_lookup_elem(&INTERPRETER_LOCKS, &pid);
+
+		t->timed_out = 0;
+		lock = interpreter_lock(gils, t->futex);
+		if (gils && lock) {
+			bpf_probe_read_user(&holder, 8, (void *)(lock + gils->last_holder));
+			bpf_probe_read_user(&locked, 4, (void *)(lock + gils->last_holder + 8));
+		}
+		// Released, and not by a thread that has woken this one from its wait: the wait is over. (A thread that signals
+		// one which a timer has woken, and which has no CPU yet, does not wake it.)
+		if (locked != 1) {
+			if (gils && lock && holder)
+				note_release(gils, lock, t->futex, holder | THREAD_STATE, now);
+			t->waker = t->waker_pid = 0;
+			account_blocked(t, facts, t->pending, now);
+			t->pending = 0;
 		}
 	}
-	if (slot == WORK_SLOTS) {
-		// All in use: the time goes into the next sample.
+	if (!(t->take_runnable | t->take_blocked))
 		return 0;
-	}
+	slot = claim_any();
+	// All in use: the time goes into the next sample.
+	if (slot == WORK_SLOTS)
+		return 0;
 	area = scratch(facts->cpus + slot);
 	c = cache(facts->cpus + slot);
 	h = (void *)area;
 	if (area && c) {
-		h->time = bpf_ktime_get_ns();
+		h->time = now;
 		h->pid = pid;
 		h->tid = *tid;
 		h->flags = IN_KERNEL | OFF_CPU;
 		h->cpu = 0;
 		h->runnable = t->take_runnable;
 		h->blocked = t->take_blocked;
-		h->waker = t->waker;
+		h->runnable_length = t->runnable_length;
+		h->blocked_length = t->blocked_length;
+		h->waker = t->take_waker;
+		h->waker_pid = t->take_waker_pid;
+		h->woken = t->take_woken;
+		h->holder = holder;
+		__builtin_memset(h->holders, 0, sizeof(h->holders));
+		if (t->take_blocked && t->futex) {
+			struct gils *gils = bpf_map_lookup_elem(&INTERPRETER_LOCKS, &pid);
+
+			lock = interpreter_lock(gils, t->futex);
+			if (gils && lock)
+				find_holders(h, gils, lock, t->began, t->take_woken);
+		}
 		t->take_runnable = t->take_blocked = 0;
 		h->kernel = t->kernel > MAX_KERNEL ? MAX_KERNEL : t->kernel;
 		if (h->kernel)
 			bpf_probe_read_kernel(area + HEAD, MAX_KERNEL * 8, t->stack);
-		if (!bpf_probe_read_kernel(h->regs, sizeof(h->regs), (void *)bpf_task_pt_regs(bpf_get_current_task_btf())) &&
-		    (h->regs[17] & 3) == 3)
-			h->flags |= REGS_OK;
+		user_registers(h);
 		snapshot(facts->cpus + slot, area, c, lay, facts, turn, h->time);
 	}
-	busy = bpf_map_lookup_elem(&SLOTS, &slot);
-	if (busy)
-		*busy = 0;
+	release(slot);
 	return 0;
 }
 
@@ -1409,7 +1648,7 @@ int switched(__u64 *ctx)
 	__u32 zero = 0, prev[2] = {}, next[2] = {};
 	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
 	void *task = (void *)ctx[2];
-	__u64 now, d, runnable = 0, blocked = 0;
+	__u64 now, d, runnable, blocked = 0, futex;
 	struct thread *t;
 
 	if (!facts || !facts->ids || !facts->period)
@@ -1427,7 +1666,22 @@ int switched(__u64 *ctx)
 		t->since = now;
 		t->woken = 0;
 		t->waker = 0;
-		t->state = ctx[0] || !(__u32)ctx[3] ? RUNNABLE : BLOCKED;
+		t->state = RUNNABLE;
+		if (!ctx[0] && (__u32)ctx[3]) {
+			struct pt_regs *regs = (void *)bpf_task_pt_regs(bpf_get_current_task_btf());
+
+			futex = regs->orig_rax == FUTEX ? regs->rdi : 0;
+			t->state = BLOCKED;
+			// Another wait than the one before: that one ended between the check in `resumed` and the thread's own.
+			// A condition variable has several futexes, close together.
+			if (t->pending && futex - t->futex + 64 > 128) {
+				t->late += t->pending;
+				t->pending = 0;
+			}
+			if (!t->pending)
+				t->began = now;
+			t->futex = futex;
+		}
 	}
 	t = bpf_map_lookup_elem(&THREADS, &next[0]);
 	if (!t) {
@@ -1437,20 +1691,24 @@ int switched(__u64 *ctx)
 	}
 	d = now - t->since;
 	if (t->state == BLOCKED) {
-		blocked = t->woken > t->since ? t->woken - t->since : d;
-		if (blocked > d)
+		if (t->woken > t->since) {
+			blocked = t->woken - t->since;
+			if (blocked > d)
+				blocked = d;
+		} else {
 			blocked = d;
+			t->waker = t->waker_pid = 0;
+			account_blocked(t, facts, blocked, now);
+		}
 	}
-	runnable = d - blocked;
 	t->state = RUNNING;
 	t->since = now;
-	runnable = account(runnable, facts->period, &t->until_runnable, &t->step_runnable);
-	blocked = account(blocked, facts->period, &t->until_blocked, &t->step_blocked);
-	if (!(runnable | blocked))
-		return 0;
-	t->take_runnable += runnable;
-	t->take_blocked += blocked;
-	if (t->scheduled)
+	runnable = account(d - blocked, facts->period, &t->until_runnable, &t->step_runnable);
+	if (runnable) {
+		t->take_runnable += runnable;
+		t->runnable_length = d - blocked;
+	}
+	if (!(t->take_runnable | t->take_blocked | t->timed_out) || t->scheduled)
 		return 0;
 	t->kernel = 0;
 	if (facts->want_kernel) {
@@ -1464,22 +1722,94 @@ int switched(__u64 *ctx)
 	return 0;
 }
 
+// Hands on the stack of the current thread, which wakes thread `tid`. If an interrupt does, the kernel's part says so, and
+// the rest has nothing to do with it.
+static __always_inline void waker_stack(__u64 *ctx, struct kernel_facts *facts, __u32 tid, __u64 woken)
+{
+	__u64 id = bpf_get_current_pid_tgid();
+	__u32 zero = 0, pid = id >> 32, slot = claim_any();
+	struct layout *lay = bpf_map_lookup_elem(&PROCS, &pid);
+	struct turn *turn = bpf_map_lookup_elem(&TURN, &zero);
+	struct layout none = {};
+	struct cache *c;
+	struct head *h;
+	char *area;
+	long n;
+
+	if (slot == WORK_SLOTS)
+		return;
+	area = scratch(facts->cpus + slot);
+	c = cache(facts->cpus + slot);
+	h = (void *)area;
+	if (area && c && turn) {
+		h->time = h->woken = woken;
+		h->pid = pid;
+		h->tid = id;
+		h->flags = IN_KERNEL | WAKER;
+		h->waker = tid;
+		h->cpu = h->runnable = h->blocked = 0;
+		h->kernel = 0;
+		if (facts->wakers) {
+			n = bpf_get_stack(ctx, area + HEAD, MAX_KERNEL * 8, 0);
+			if (n > 0)
+				h->kernel = n / 8;
+		}
+		if (lay)
+			user_registers(h);
+		snapshot(facts->cpus + slot, area, c, lay ? lay : &none, facts, turn, woken);
+	}
+	release(slot);
+}
+
 // Runs in the thread that wakes another one.
 SEC("tp_btf/sched_waking")
 int waking(__u64 *ctx)
 {
-	__u32 zero = 0, tid = 0;
+	__u32 zero = 0, tid = 0, tgid = 0;
 	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
+	struct gils *gils = 0;
 	struct thread *t;
+	__u64 len, id, lock;
+	int is_lock = 0;
 
-	if (!facts || !facts->ids)
+	if (!facts || !facts->ids || !facts->period)
 		return 0;
 	bpf_probe_read_kernel(&tid, sizeof(tid), (void *)(ctx[0] + facts->ids));
 	t = bpf_map_lookup_elem(&THREADS, &tid);
-	if (t && t->state == BLOCKED && !t->woken) {
-		t->woken = bpf_ktime_get_ns();
-		t->waker = bpf_get_current_pid_tgid();
+	if (!t || t->state != BLOCKED || t->woken)
+		return 0;
+	t->woken = bpf_ktime_get_ns();
+	id = bpf_get_current_pid_tgid();
+	t->waker = id;
+	t->waker_pid = id >> 32;
+	len = t->woken > t->since ? t->woken - t->since : 0;
+	if (t->futex) {
+		struct pt_regs *regs = (void *)bpf_task_pt_regs(bpf_get_current_task_btf());
+
+		tgid = t->tgid;
+		gils = bpf_map_lookup_elem(&INTERPRETER_LOCKS, &tgid);
+		lock = interpreter_lock(gils, t->futex);
+		if (gils && lock) {
+			len += t->pending;
+			// A timer's interrupt may find any thread, one that waits at this futex, too.
+			if (regs->orig_rax != FUTEX || regs->rdi != t->futex || !(FUTEX_WAKES >> (regs->rsi & 31) & 1)) {
+				t->pending = len;
+				t->timed_out = 1;
+				return 0;
+			}
+			t->pending = 0;
+			is_lock = 1;
+			note_release(gils, lock, t->futex, t->waker, t->woken);
+		}
 	}
+	if (!account_blocked(t, facts, len, t->woken))
+		return 0;
+	if (is_lock) {
+		t->take_blocked += t->late;
+		t->late = 0;
+	}
+	if (facts->wakers || is_lock)
+		waker_stack(ctx, facts, tid, t->woken);
 	return 0;
 }
 

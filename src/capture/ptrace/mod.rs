@@ -1,10 +1,10 @@
-//! Sampling by holding one thread at a time with ptrace, for tens of microseconds: needs no rights but those over the
+//! Sampling by stopping one thread at a time with ptrace, for tens of microseconds: needs only permission to trace the
 //! process.
 //!
-//! A thread of ours is the tracer (tracer.rs), since ptrace knows threads and stops must not wait for the session. Each
-//! target thread has a timer of its own CPU time (timer.rs); at a tick in user code the thread stops, its registers, stack
-//! and interpreter frames are read, and it goes on. In a system call it is never interrupted; threads that sleep are never
-//! touched.
+//! A thread of ours is the tracer (tracer/mod.rs), since ptrace is bound to a thread and stops must not wait for the
+//! session. Each target thread has a timer of its own CPU time (timer.rs); at a tick in user code the thread stops, its
+//! registers, stack and interpreter frames are read, and it is resumed. System calls are never interrupted; sleeping
+//! threads are never stopped.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,141 +15,140 @@ use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 
-use super::mappings::Mappings;
-use super::{Clock, Counts, Held, Options, Source, Walk};
-use crate::error::{Error, Kind, Result};
-use crate::layout::Space;
-use crate::process::trace;
-use crate::sample::{Event, Pid};
+use super::common::mapping_tracker::MappingTracker;
+use super::{Backend, EventKind, SampleCounts, SamplingOptions, StopTimes, WalkFn};
+use crate::cpython_layout::TargetLayout;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::{Event, Pid};
+use crate::sys::ptrace;
 
-mod hold;
-pub mod once;
 mod run_state;
-mod status;
+pub mod snapshot;
+mod stopped_reader;
 mod timer;
 mod tracer;
 
-pub use timer::Kind as Timer;
+pub use timer::TimerKind;
 
-/// Longest time between two looks at the queue: bounds how old a code object may be when its name is read.
-const LOOK: Duration = Duration::from_millis(10);
-/// Samples handed out at once.
+/// Longest time between two polls of the queue: bounds how old a code object may be when its name is read.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Events returned at once.
 const BATCH: usize = 256;
 
-/// What the tracer is told.
-enum Command {
-    /// Take a process in; `true`: from its next exec on.
+/// Commands to the tracer.
+enum TracerCommand {
+    /// Trace a process; `true`: from its next exec on.
     Attach(Pid, bool, Sender<Result<()>>),
     Start,
     Stop,
 }
 
-/// What both threads know.
+/// State shared with the tracer.
 #[derive(Default)]
-struct Shared {
-    queue: Mutex<VecDeque<Note>>,
-    /// Told when something in the queue is urgent.
+struct TracerShared {
+    queue: Mutex<VecDeque<TracerEvent>>,
+    /// Notified when something in the queue is urgent.
     ready: Condvar,
-    spaces: Mutex<FxHashMap<Pid, Arc<Space>>>,
-    tally: Mutex<Tally>,
+    layouts: Mutex<FxHashMap<Pid, Arc<TargetLayout>>>,
+    stats: Mutex<TracerStats>,
 }
 
-/// What the tracer tells.
-enum Note {
+/// Output of the tracer.
+enum TracerEvent {
     Event(Event),
-    /// Mappings of this process may have changed in ways that were not told.
+    /// Mappings of this process may have changed without a record.
     Remapped(Pid),
 }
 
-/// Microseconds that are counted one by one.
-const FINE: usize = 1000;
+/// Stops of up to so many microseconds are counted by length.
+const MAX_COUNTED_US: usize = 1000;
 
 #[derive(Clone)]
-struct Tally {
+struct TracerStats {
     cpu_time: u64,
     delivered: u64,
     lost: u64,
-    /// Holds by length in microseconds; the last one counts all that are longer.
-    held: Vec<u64>,
+    /// Number of stops by length in microseconds; the last one counts all longer ones.
+    stop_times: Vec<u64>,
     longest: u64,
 }
 
-impl Default for Tally {
-    fn default() -> Tally {
-        Tally {
+impl Default for TracerStats {
+    fn default() -> TracerStats {
+        TracerStats {
             cpu_time: 0,
             delivered: 0,
             lost: 0,
-            held: vec![0; FINE + 1],
+            stop_times: vec![0; MAX_COUNTED_US + 1],
             longest: 0,
         }
     }
 }
 
-impl Tally {
-    fn hold(&mut self, ns: u64) {
-        let us = usize::try_from(ns / 1000).unwrap_or(FINE).min(FINE);
-        self.held[us] += 1;
+impl TracerStats {
+    fn record_stop(&mut self, ns: u64) {
+        let us = usize::try_from(ns / 1000).unwrap_or(MAX_COUNTED_US).min(MAX_COUNTED_US);
+        self.stop_times[us] += 1;
         self.longest = self.longest.max(ns);
     }
 
-    fn held(&self) -> Option<Held> {
-        let all: u64 = self.held.iter().sum();
+    fn stop_times(&self) -> Option<StopTimes> {
+        let all: u64 = self.stop_times.iter().sum();
         let mut below = 0;
-        let median = self.held.iter().position(|n| {
+        let median = self.stop_times.iter().position(|n| {
             below += n;
             below * 2 >= all
         });
-        (all > 0).then_some(Held {
-            median: median.unwrap_or(FINE) as u64 * 1000,
+        (all > 0).then_some(StopTimes {
+            median: median.unwrap_or(MAX_COUNTED_US) as u64 * 1000,
             longest: self.longest,
         })
     }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No invariant spans two fields of what these protect.
+    // No invariant spans two fields of what these mutexes protect.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub struct PtraceSource {
-    shared: Arc<Shared>,
-    commands: Sender<Command>,
+    shared: Arc<TracerShared>,
+    commands: Sender<TracerCommand>,
     waker: OwnedFd,
     tracer: Option<JoinHandle<()>>,
-    kind: Timer,
-    mappings: Mappings,
+    kind: TimerKind,
+    mappings: MappingTracker,
 }
 
 impl PtraceSource {
-    /// Starts the tracer; traces nothing yet. SIGCHLD is blocked from now on in this thread and those it makes.
+    /// Starts the tracer; traces nothing yet. SIGCHLD is blocked from now on in this thread and those it creates.
     ///
     /// # Errors
-    /// An event that cannot be had this way, or no descriptors left.
-    pub fn new(options: &Options, walk: Walk) -> Result<PtraceSource> {
-        PtraceSource::with_timer(options, walk, Timer::probe())
+    /// An event that ptrace cannot sample, or no descriptors left.
+    pub fn new(options: &SamplingOptions, walk: WalkFn) -> Result<PtraceSource> {
+        PtraceSource::with_timer(options, walk, TimerKind::probe())
     }
 
     /// The same with timers of a kind that may not be the best one here.
     ///
     /// # Errors
     /// As [`PtraceSource::new`].
-    pub fn with_timer(options: &Options, walk: Walk, kind: Timer) -> Result<PtraceSource> {
-        if !matches!(options.event, Clock::Auto | Clock::CpuClock) {
+    pub fn with_timer(options: &SamplingOptions, walk: WalkFn, kind: TimerKind) -> Result<PtraceSource> {
+        if !matches!(options.event, EventKind::Auto | EventKind::CpuClock) {
             return Err(
-                Error::new(Kind::Unsupported, "this event cannot be sampled with ptrace")
-                    .why("ptrace stops a thread a moment after the event, when it is elsewhere")
-                    .hint("leave --event out, or use --backend ebpf"),
+                Error::new(ErrorKind::Unsupported, "the ptrace backend cannot sample this event")
+                    .why("ptrace stops a thread only some time after the event, when it has moved on")
+                    .hint("omit --event, or use --backend ebpf"),
             );
         }
         let failed = |e| Error::io("cannot set up tracing", e);
-        let shared = Arc::new(Shared::default());
-        let (commands, told) = channel();
-        let waker = trace::waker().map_err(failed)?;
-        let children = trace::child_signals().map_err(failed)?;
-        let parts = tracer::Parts {
+        let shared = Arc::new(TracerShared::default());
+        let (commands, received) = channel();
+        let waker = ptrace::waker().map_err(failed)?;
+        let children = ptrace::child_signals().map_err(failed)?;
+        let config = tracer::TracerConfig {
             shared: shared.clone(),
-            told,
+            received,
             waker: waker.try_clone().map_err(failed)?,
             children,
             kind,
@@ -157,32 +156,33 @@ impl PtraceSource {
             follow: options.children,
             walk,
         };
-        let tracer = tracer::start(parts).map_err(failed)?;
+        let tracer = tracer::start(config).map_err(failed)?;
         Ok(PtraceSource {
             shared,
             commands,
             waker,
             tracer: Some(tracer),
             kind,
-            mappings: Mappings::default(),
+            mappings: MappingTracker::default(),
         })
     }
 
-    fn tell(&self, command: Command) {
-        // The tracer ends only after `Stop`; later commands find nobody.
+    fn notify(&self, command: TracerCommand) {
+        // The tracer ends only after `Stop`; later commands have no receiver.
         let _ = self.commands.send(command);
-        trace::wake(self.waker.as_fd());
+        ptrace::wake(self.waker.as_fd());
     }
 
-    fn take_in(&mut self, pid: Pid, at_exec: bool) -> Result<()> {
+    fn request_attach(&mut self, pid: Pid, at_exec: bool) -> Result<()> {
         let (reply, answer) = channel();
-        self.tell(Command::Attach(pid, at_exec, reply));
-        let gone = || Error::new(Kind::Io, format!("cannot trace process {pid}")).why("the tracing thread has ended");
+        self.notify(TracerCommand::Attach(pid, at_exec, reply));
+        let gone =
+            || Error::new(ErrorKind::Io, format!("cannot trace process {pid}")).why("the tracer thread has exited");
         answer.recv().unwrap_or_else(|_| Err(gone()))
     }
 }
 
-impl Source for PtraceSource {
+impl Backend for PtraceSource {
     fn backend(&self) -> &'static str {
         "ptrace"
     }
@@ -192,64 +192,64 @@ impl Source for PtraceSource {
     }
 
     fn attach(&mut self, pid: Pid) -> Result<()> {
-        self.take_in(pid, false)
+        self.request_attach(pid, false)
     }
 
     fn attach_at_exec(&mut self, pid: Pid) -> Result<()> {
-        self.take_in(pid, true)
+        self.request_attach(pid, true)
     }
 
-    fn learn(&mut self, pid: Pid, space: &Space) -> Result<()> {
-        lock(&self.shared.spaces).insert(pid, Arc::new(space.clone()));
+    fn update_process(&mut self, pid: Pid, layout: &TargetLayout) -> Result<()> {
+        lock(&self.shared.layouts).insert(pid, Arc::new(layout.clone()));
         Ok(())
     }
 
-    fn forget(&mut self, pid: Pid) {
-        lock(&self.shared.spaces).remove(&pid);
-        self.mappings.forget(pid);
+    fn remove_process(&mut self, pid: Pid) {
+        lock(&self.shared.layouts).remove(&pid);
+        self.mappings.remove_process(pid);
     }
 
     fn start(&mut self) -> Result<()> {
-        self.tell(Command::Start);
+        self.notify(TracerCommand::Start);
         Ok(())
     }
 
     fn poll(&mut self, wait: Duration, out: &mut Vec<Event>) -> Result<bool> {
         let mut queue = lock(&self.shared.queue);
         if queue.is_empty() && !wait.is_zero() {
-            let waited = self.shared.ready.wait_timeout(queue, wait.min(LOOK));
+            let waited = self.shared.ready.wait_timeout(queue, wait.min(POLL_INTERVAL));
             queue = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         let n = queue.len().min(BATCH);
-        let notes: Vec<Note> = queue.drain(..n).collect();
+        let events: Vec<TracerEvent> = queue.drain(..n).collect();
         let more = !queue.is_empty();
         drop(queue);
-        for note in notes {
-            match note {
-                Note::Event(event) => {
-                    self.mappings.see(&event);
+        for event in events {
+            match event {
+                TracerEvent::Event(event) => {
+                    self.mappings.observe(&event);
                     out.push(event);
                 }
-                Note::Remapped(pid) => self.mappings.look(pid, out),
+                TracerEvent::Remapped(pid) => self.mappings.rescan(pid, out),
             }
         }
         Ok(more)
     }
 
     fn stop(&mut self) {
-        self.tell(Command::Stop);
+        self.notify(TracerCommand::Stop);
         if let Some(tracer) = self.tracer.take() {
-            let _ = tracer.join(); // it has let go of all threads by now, however it ended
+            let _ = tracer.join(); // it has detached from all threads by now, however it ended
         }
     }
 
-    fn counts(&self) -> Counts {
-        let tally = lock(&self.shared.tally);
-        Counts {
-            cpu_time: tally.cpu_time,
-            delivered: tally.delivered,
-            lost: tally.lost,
-            held: tally.held(),
+    fn counts(&self) -> SampleCounts {
+        let stats = lock(&self.shared.stats);
+        SampleCounts {
+            cpu_time: stats.cpu_time,
+            delivered: stats.delivered,
+            lost: stats.lost,
+            stopped: stats.stop_times(),
         }
     }
 }
@@ -265,16 +265,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn median_and_longest_hold() {
-        let mut tally = Tally::default();
-        assert_eq!(tally.held(), None);
+    fn median_and_longest_stop() {
+        let mut stats = TracerStats::default();
+        assert_eq!(stats.stop_times(), None);
         for us in [30, 31, 32, 40, 5000] {
-            tally.hold(us * 1000 + 999);
+            stats.record_stop(us * 1000 + 999);
         }
-        let held = Held {
+        let stop_times = StopTimes {
             median: 32_000,
             longest: 5_000_999,
         };
-        assert_eq!(tally.held(), Some(held));
+        assert_eq!(stats.stop_times(), Some(stop_times));
     }
 }

@@ -1,17 +1,20 @@
-//! The signal handler: hands registers to the pool (pool.rs) and puts back what it found.
+//! The signal handler: passes registers to the pool (slot_pool.rs) and restores the interrupted state.
 //!
-//! It keeps `errno`, blocks all other signals while it runs, and works on a stack of the slot's, so that small ones
+//! It preserves `errno`, blocks all other signals while it runs, and runs on a stack of the slot, so that small stacks
 //! (goroutines, alternative stacks) suffice for it.
+
+#![allow(unsafe_code)]
 
 use std::arch::asm;
 use std::io;
 
-use super::pool::Pool;
+use super::slot_pool::SlotPool;
 use crate::arch::{CALL_BYTES, CALLEE_SAVED, Regs, SP, SignalRegs};
-use crate::process::{own, sys};
-use crate::sample::{PAGE, Pid};
+use crate::event::{PAGE, Pid};
+use crate::sys;
+use crate::sys::threads;
 
-/// Does some work on another stack, which must have room for it: 16 KB and more.
+/// Runs `work` on another stack, which must be large enough for it: at least 16 KB.
 pub fn on_stack(stack: &mut [u8], work: &mut dyn FnMut()) {
     extern "C" fn run(work: *mut libc::c_void) {
         // SAFETY: the argument of `call_on` below.
@@ -19,18 +22,19 @@ pub fn on_stack(stack: &mut [u8], work: &mut dyn FnMut()) {
     }
     assert!(stack.len() >= 16 << 10);
     let (top, mut work) = (stack.as_mut_ptr_range().end, work);
-    // SAFETY: the stack is borrowed for writing and of some length; `work` outlives the call and nothing else touches it.
+    // SAFETY: the stack is borrowed for writing and of some length; `work` outlives the call and nothing else touches
+    // it.
     unsafe { call_on(top, run, (&raw mut work).cast()) };
 }
 
 /// Calls a function on another stack, whose end is `top`.
 ///
 /// # Safety
-/// The stack must be large enough and nobody else's.
+/// The stack must be large enough and not in use.
 #[inline(never)]
 // SAFETY: see above; the function keeps to the C calling convention, so r12 brings the stack pointer back.
 unsafe fn call_on(top: *mut u8, f: extern "C" fn(*mut libc::c_void), argument: *mut libc::c_void) {
-    // SAFETY: the stack is aligned as a call wants it; all registers that a call may change are named.
+    // SAFETY: the stack is aligned as a call requires; all registers that a call may change are named.
     unsafe {
         asm!(
             "xchg rsp, r12",
@@ -44,12 +48,12 @@ unsafe fn call_on(top: *mut u8, f: extern "C" fn(*mut libc::c_void), argument: *
     }
 }
 
-/// Registers of the calling function as they are now; those that a call need not preserve are not known.
-#[inline(always)] // or they would be those of a function that has returned
-pub fn own_registers() -> Regs {
+/// Current registers of the calling function; those that a call need not preserve are not known.
+#[inline(always)] // else they would be those of a function that has returned
+pub fn current_registers() -> Regs {
     let mut gpr = [0u64; 16];
     let ip: u64;
-    // SAFETY: only stores registers, to memory that is ours, in the numbers that DWARF gives them.
+    // SAFETY: only stores registers, to our own memory, by their DWARF numbers.
     unsafe {
         asm!(
             "mov [{to} + 24], rbx",
@@ -70,13 +74,13 @@ pub fn own_registers() -> Regs {
 
 /// Handles a signal in any thread.
 extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel hands in a `siginfo_t` and an `ucontext_t` that live as long as the handler; the pool is never
+    // SAFETY: the kernel passes a `siginfo_t` and an `ucontext_t` that live as long as the handler; the pool is never
     // freed; errno is the thread's own.
     unsafe {
         let errno = libc::__errno_location();
         let before = *errno;
-        let pool = Pool::current();
-        let info = *info.cast::<own::Info>();
+        let pool = SlotPool::current();
+        let info = *info.cast::<threads::SigInfo>();
         let (by_us, overrun) = match info.code {
             libc::SI_TIMER => (true, info.uid.into()),
             libc::SI_QUEUE => (pool.is_some_and(|p| info.pid as Pid == p.pid()), 0),
@@ -87,15 +91,15 @@ extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut l
             let gregs = &mut context.uc_mcontext.gregs;
             let mut regs = SignalRegs(gregs.map(|r| r as u64));
             pool.handle(info.value, overrun, regs.regs());
-            // No program should have to know that it is sampled: a system call that we have ended goes on, unless
-            // another signal has a part in it.
+            // The program must not notice that it is sampled: a system call that we have interrupted is restarted,
+            // unless another signal is involved.
             let ip = regs.0[16];
             let mut code = [0; CALL_BYTES];
             if regs.interrupted_call()
                 && ip % PAGE >= CALL_BYTES as u64
-                && sys::read_memory(pool.pid(), ip - CALL_BYTES as u64, &mut code) == CALL_BYTES
-                && !own::other_signal_waits(signal)
-                && regs.call_again(&code)
+                && sys::memory::read_memory(pool.pid(), ip - CALL_BYTES as u64, &mut code) == CALL_BYTES
+                && !threads::other_signal_waits(signal)
+                && regs.restart_call(&code)
             {
                 for (to, from) in gregs.iter_mut().zip(regs.0) {
                     *to = from as i64;
@@ -106,13 +110,13 @@ extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut l
     }
 }
 
-/// Installs the handler for the highest real-time signal that has no other use and returns its number. In a process
-/// forked from one with the handler, that one.
+/// Installs the handler for the highest unused real-time signal and returns its number; in a process forked from one
+/// with the handler, that signal's.
 pub fn install() -> io::Result<i32> {
-    // The last one is what debuggers and other programs reach for first.
+    // The last one is what debuggers and other programs use first.
     for signal in (libc::SIGRTMIN()..libc::SIGRTMAX()).rev() {
-        // SAFETY: the structures are zeroed before they are filled and live as long as the calls; the handler stays
-        // for as long as the process does.
+        // SAFETY: the structures are zeroed before they are filled and live as long as the calls; the handler stays for
+        // as long as the process does.
         unsafe {
             let mut old: libc::sigaction = std::mem::zeroed();
             libc::sigaction(signal, std::ptr::null(), &mut old);
@@ -134,7 +138,7 @@ pub fn install() -> io::Result<i32> {
     Err(io::ErrorKind::AddrInUse.into())
 }
 
-/// Is the handler still there? Others may have put theirs in its place.
+/// Is the handler still installed? Another one may have replaced it.
 pub fn is_installed(signal: i32) -> bool {
     // SAFETY: the structure is zeroed before it is filled and lives as long as the call.
     unsafe {

@@ -1,96 +1,99 @@
-//! Sampling threads of our own process, without any rights.
+//! Sampling threads of our own process, without any privileges.
 //!
-//! A thread that runs is interrupted by a signal (handler.rs): of a timer of its CPU time, or sent when the time has come. One
-//! that sleeps is read as it lies (asleep.rs). The signal is the highest real-time signal without another use, normally
-//! SIGRTMAX - 1; its handler stays installed until the process ends, because a signal may be late.
+//! A running thread is interrupted by a signal (handler.rs): by a timer of its CPU time, or sent when a sample is due.
+//! A sleeping thread is read in place (sleeping.rs). The signal is the highest unused real-time signal, normally
+//! SIGRTMAX - 1; its handler stays installed until the process exits, because a signal may be late.
 
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
-use super::mappings::Mappings;
-use super::random::Random;
-use super::ticks;
-use super::{Counts, Source, Walk, push};
-use crate::error::{Error, Kind, Result};
-use crate::layout::Space;
-use crate::process::{self, maps, own, sys};
-use crate::sample::{Event, Pid, Sample, Tid};
+use super::common::jitter;
+use super::common::mapping_tracker::MappingTracker;
+use super::common::rng::Rng;
+use super::{Backend, SampleCounts, WalkFn, push};
+use crate::cpython_layout::TargetLayout;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::{Event, Pid, Sample, Tid};
+use crate::sys;
+use crate::sys::procfs;
+use crate::sys::threads;
+use crate::target::maps;
 
-pub mod ask;
-mod asleep;
 mod handler;
-mod pool;
+pub mod on_demand;
+mod sleeping;
 mod slot;
+mod slot_pool;
 
-use asleep::{Doing, Files};
-use pool::Pool;
-use slot::Wants;
+use sleeping::{ThreadActivity, ThreadProcFiles};
+use slot::CopyOptions;
+use slot_pool::SlotPool;
 
-/// Longest time between two looks at the samples: bounds how old a code object may be when its name is read.
-const LOOK: Duration = Duration::from_millis(10);
+/// Longest time between two polls of the samples: bounds how old a code object may be when its name is read.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Longest time until a new thread is noticed.
 const NEW_THREADS: Duration = Duration::from_millis(20);
-/// Time between two looks at mappings that no library is behind.
-const MAPPINGS: Duration = Duration::from_secs(1);
-/// How long a thread may take to answer before it is asked again.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Time between two scans for mappings that are not libraries.
+const MAPPINGS_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a thread may take to respond before it is signaled again.
+const RETRY_AFTER: Duration = Duration::from_secs(2);
 
-/// What makes a sample due.
+/// The clock that triggers samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Clock {
-    /// Each thread's CPU time. The kernel looks at it when its own clock ticks: some 250 times a second.
+pub enum SamplingClock {
+    /// Each thread's CPU time. The kernel checks it at its own clock ticks, some 250 times a second.
     Cpu,
-    /// Time that goes by, also for threads that sleep.
+    /// Wall-clock time, also of sleeping threads.
     Wall,
 }
 
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct SignalOptions {
     /// Samples per second of each thread.
     pub rate: u64,
-    pub clock: Clock,
-    /// Pointers (`pthread_self`) of the only threads to sample; `None`: all.
+    pub clock: SamplingClock,
+    /// Thread pointers (`pthread_self`) of the only threads to sample; `None`: all.
     pub threads: Option<Vec<u64>>,
     /// Copy native stacks too.
     pub native: bool,
 }
 
-/// A thread that is sampled.
+/// A sampled thread.
 #[derive(Default)]
-struct Sampled {
-    pointer: Option<u64>,
-    timer: Option<own::CpuTimer>,
-    /// CPU time when sampling began, and as last seen.
+struct SampledThread {
+    thread_pointer: Option<u64>,
+    timer: Option<threads::CpuTimer>,
+    /// CPU time when sampling began, and when last read.
     began: u64,
     used: u64,
-    files: Option<Files>,
-    /// How often it had run when it was last read asleep, and what was read.
+    files: Option<ThreadProcFiles>,
+    /// How often it had run when it was last read while sleeping, and that sample.
     asleep: Option<(u64, Box<Sample>)>,
-    /// When it was asked for a sample that has not come yet.
-    asked: Option<Instant>,
+    /// When it was signaled, until its sample arrives.
+    pending: Option<Instant>,
     seen: bool,
 }
 
-/// Samples this process. The thread that calls it is left out.
+/// Samples this process, except the calling thread.
 pub struct SignalSource {
-    options: Options,
-    pool: &'static Pool,
+    options: SignalOptions,
+    pool: &'static SlotPool,
     pid: Pid,
-    own: Tid,
+    own_tid: Tid,
     /// Number of the recording; 0 before the start and after the end.
     number: u64,
     began: u64,
-    threads: FxHashMap<Tid, Sampled>,
-    mappings: Mappings,
+    threads: FxHashMap<Tid, SampledThread>,
+    mappings: MappingTracker,
     loads: u64,
-    looked: Instant,
+    rescanned: Instant,
     scanned: Option<Instant>,
-    /// When the next sample of all threads is due, and the end of its period.
+    /// When the next sample of all threads is due, and when its period ends.
     due: Instant,
     period_end: Instant,
-    random: Random,
-    /// Thread time of threads that have ended, ns.
+    rng: Rng,
+    /// Time of threads that have exited, ns, by the sampling clock.
     ended: u64,
     delivered: u64,
     lost: u64,
@@ -101,24 +104,24 @@ impl SignalSource {
     ///
     /// # Errors
     /// `Unsupported`: no signal is free, or memory cannot be read the way it must be.
-    pub fn new(options: Options, walk: Walk) -> Result<SignalSource> {
+    pub fn new(options: SignalOptions, walk: WalkFn) -> Result<SignalSource> {
         let pool = pool(walk)?;
         let now = Instant::now();
         Ok(SignalSource {
             options,
             pool,
             pid: std::process::id(),
-            own: 0,
+            own_tid: 0,
             number: 0,
             began: 0,
             threads: FxHashMap::default(),
-            mappings: Mappings::default(),
-            loads: own::loads(),
-            looked: now,
+            mappings: MappingTracker::default(),
+            loads: threads::library_load_count(),
+            rescanned: now,
             scanned: None,
             due: now,
             period_end: now,
-            random: Random::new(sys::now()),
+            rng: Rng::new(sys::clock::now()),
             ended: 0,
             delivered: 0,
             lost: 0,
@@ -126,29 +129,29 @@ impl SignalSource {
     }
 
     fn period(&self) -> u64 {
-        ticks::period(self.options.rate)
+        jitter::period(self.options.rate)
     }
 
-    /// Takes threads in that are new, and lets go of those that have ended.
+    /// Adds new threads, and removes those that have exited.
     fn scan(&mut self) {
         let first = self.scanned.is_none();
         self.scanned = Some(Instant::now());
         let found: Vec<(Tid, Option<u64>)> = match &self.options.threads {
             Some(pointers) => pointers
                 .iter()
-                .filter_map(|p| Some((own::tid_of(*p)?, Some(*p))))
+                .filter_map(|p| Some((threads::tid_of(*p)?, Some(*p))))
                 .collect(),
-            None => process::threads(self.pid).into_iter().map(|tid| (tid, None)).collect(),
+            None => procfs::threads(self.pid).into_iter().map(|tid| (tid, None)).collect(),
         };
-        for (tid, pointer) in found {
-            if tid == self.own {
+        for (tid, thread_pointer) in found {
+            if tid == self.own_tid {
                 continue;
             }
             if let Some(t) = self.threads.get_mut(&tid) {
-                t.used = own::cpu_time(tid).unwrap_or(t.used);
+                t.used = threads::cpu_time(tid).unwrap_or(t.used);
                 t.seen = true;
-            } else if let Some(used) = own::cpu_time(tid) {
-                self.add(tid, pointer, used, first);
+            } else if let Some(used) = threads::cpu_time(tid) {
+                self.add(tid, thread_pointer, used, first);
             }
         }
         let mut ended = 0;
@@ -160,64 +163,66 @@ impl SignalSource {
         self.ended += ended;
     }
 
-    fn add(&mut self, tid: Tid, pointer: Option<u64>, used: u64, first: bool) {
-        let mut t = Sampled {
-            pointer,
-            // What it used before it was noticed belongs to the recording, unless that has just begun.
+    fn add(&mut self, tid: Tid, thread_pointer: Option<u64>, used: u64, first: bool) {
+        let mut t = SampledThread {
+            thread_pointer,
+            // CPU time used before the thread was noticed belongs to the recording, unless that has just begun.
             began: if first { used } else { 0 },
             used,
             seen: true,
-            ..Sampled::default()
+            ..SampledThread::default()
         };
-        if self.options.clock == Clock::Cpu {
+        if self.options.clock == SamplingClock::Cpu {
             let period = self.period();
-            // A sample falls due once in each period, in the first one at random.
-            let due = t.began + self.random.below(period);
+            // One sample falls due in each period, at random in the first one.
+            let due = t.began + self.rng.below(period);
             let first = due.saturating_sub(used).max(1);
             self.lost += used.saturating_sub(due) / period;
-            t.timer = own::CpuTimer::new(tid, self.pool.signal(), self.number).ok();
+            t.timer = threads::CpuTimer::new(tid, self.pool.signal(), self.number).ok();
             match &t.timer {
                 Some(timer) => timer.set(first, period),
-                None => return, // it has ended
+                None => return, // it has exited
             }
         }
         self.threads.insert(tid, t);
     }
 
-    /// Samples all threads, as the wall clock says.
+    /// Samples all threads, on the wall clock.
     fn tick(&mut self, out: &mut Vec<Event>) {
         let stack = self.options.native;
-        let wants = Wants { stack, python: true };
+        let copy = CopyOptions { stack, python: true };
         let (mut maps, period) = (None, self.period());
         for (tid, t) in &mut self.threads {
             self.ended += period;
-            if t.asked.is_some_and(|asked| asked.elapsed() < PATIENCE) {
+            if t.pending.is_some_and(|pending| pending.elapsed() < RETRY_AFTER) {
                 self.lost += 1;
                 continue;
             }
-            t.asked = None;
+            t.pending = None;
             if t.files.is_none() {
-                t.files = Files::new(*tid);
+                t.files = ThreadProcFiles::new(*tid);
             }
-            // A thread that has not run since is where it was.
-            let runs = t.files.as_ref().and_then(Files::runs);
+            // A thread that has not run since has the same stack.
+            let runs = t.files.as_ref().and_then(ThreadProcFiles::runs);
             if let Some((then, sample)) = &mut t.asleep
                 && Some(*then) == runs
             {
-                sample.time = sys::now();
+                sample.time = sys::clock::now();
                 out.push(Event::Sample(sample.clone()));
                 self.delivered += 1;
                 continue;
             }
             t.asleep = None;
-            let doing = t.files.as_ref().map_or(Doing::Runs, Files::doing);
-            if let (Some(regs), Some(files)) = (doing.regs(), &t.files) {
+            let activity = t.files.as_ref().map_or(ThreadActivity::Runs, ThreadProcFiles::activity);
+            if let (Some(regs), Some(files)) = (activity.regs(), &t.files) {
                 let sp = regs.sp();
-                let pointer = t.pointer.or_else(|| find_pointer(self.pool, *tid, sp, &mut maps));
-                t.pointer = pointer;
+                let thread_pointer = t
+                    .thread_pointer
+                    .or_else(|| find_thread_pointer(self.pool, *tid, sp, &mut maps));
+                t.thread_pointer = thread_pointer;
                 let unchanged = || runs.is_some() && files.runs() == runs;
-                if let Some(pointer) = pointer
-                    && let Some((sample, codes)) = self.pool.read(regs, *tid, pointer, wants, &unchanged)
+                if let Some(thread_pointer) = thread_pointer
+                    && let Some((sample, codes)) = self.pool.read(regs, *tid, thread_pointer, copy, &unchanged)
                 {
                     t.asleep = runs.map(|runs| (runs, Box::new(sample.clone())));
                     push(sample, codes, out);
@@ -225,9 +230,9 @@ impl SignalSource {
                     continue;
                 }
             }
-            match own::send(self.pid, *tid, self.pool.signal(), self.number) {
-                Ok(()) => t.asked = Some(Instant::now()),
-                Err(_) => self.lost += u64::from(doing != Doing::Ended),
+            match threads::send(self.pid, *tid, self.pool.signal(), self.number) {
+                Ok(()) => t.pending = Some(Instant::now()),
+                Err(_) => self.lost += u64::from(activity != ThreadActivity::Ended),
             }
         }
     }
@@ -236,21 +241,21 @@ impl SignalSource {
     fn next_due(&mut self, now: Instant) {
         let period = Duration::from_nanos(self.period());
         if self.period_end + period < now {
-            // We were not let run: what fell due since is lost.
+            // We did not get a CPU in time: samples that fell due since are lost.
             let late = (now - self.period_end).as_nanos() as u64 / self.period();
             self.lost += late * self.threads.len() as u64;
             self.period_end += Duration::from_nanos(late * self.period());
         }
-        self.due = self.period_end + Duration::from_nanos(self.random.below(period.as_nanos() as u64));
+        self.due = self.period_end + Duration::from_nanos(self.rng.below(period.as_nanos() as u64));
         self.period_end += period;
     }
 
-    /// Tells of code that was mapped since the last call.
-    fn look_at_mappings(&mut self, out: &mut Vec<Event>) {
-        let loads = own::loads();
-        if loads != self.loads || self.looked.elapsed() > MAPPINGS {
-            (self.loads, self.looked) = (loads, Instant::now());
-            self.mappings.look(self.pid, out);
+    /// Emits the code that was mapped since the last call.
+    fn rescan_mappings(&mut self, out: &mut Vec<Event>) {
+        let loads = threads::library_load_count();
+        if loads != self.loads || self.rescanned.elapsed() > MAPPINGS_INTERVAL {
+            (self.loads, self.rescanned) = (loads, Instant::now());
+            self.mappings.rescan(self.pid, out);
         }
     }
 
@@ -258,15 +263,15 @@ impl SignalSource {
         let mut samples = Vec::new();
         self.pool.drain(&mut samples);
         if !samples.is_empty() {
-            self.look_at_mappings(out);
+            self.rescan_mappings(out);
         }
         for (sample, codes) in samples {
-            // One of an earlier recording may have been late.
+            // A sample of an earlier recording may arrive late.
             if sample.time < self.began {
                 continue;
             }
             if let Some(t) = self.threads.get_mut(&sample.tid) {
-                t.asked = None;
+                t.pending = None;
             }
             self.delivered += 1;
             push(sample, codes, out);
@@ -276,49 +281,49 @@ impl SignalSource {
 
 /// # Errors
 /// `Unsupported`: no signal is free, or memory cannot be read the way it must be.
-fn pool(walk: Walk) -> Result<&'static Pool> {
-    let unsupported = || Error::new(Kind::Unsupported, "this process cannot sample itself");
+fn pool(walk: WalkFn) -> Result<&'static SlotPool> {
+    let unsupported = || Error::new(ErrorKind::Unsupported, "this process cannot profile itself");
     let (probe, mut copy) = ([7u8; 8], [0; 8]);
-    if sys::read_memory(std::process::id(), probe.as_ptr() as u64, &mut copy) != copy.len() {
+    if sys::memory::read_memory(std::process::id(), probe.as_ptr() as u64, &mut copy) != copy.len() {
         return Err(unsupported()
-            .why("process_vm_readv, with which memory is read without risk, is not permitted here")
-            .hint("allow it in the container's seccomp profile (Docker's own does since Linux 4.8)"));
+            .why("the system call process_vm_readv (used to read memory safely) is not permitted")
+            .hint("allow it in the container's seccomp profile (Docker's default profile does since Linux 4.8)"));
     }
-    Pool::get(walk).map_err(|_| {
+    SlotPool::get(walk).map_err(|_| {
         unsupported()
-            .why("all real-time signals have handlers already")
-            .hint("leave one of them to nativeprof, such as SIGRTMAX - 1")
+            .why("every real-time signal already has a handler")
+            .hint("leave one real-time signal free, such as SIGRTMAX - 1")
     })
 }
 
-/// Number of the signal that interrupts threads; `None` if another handler has taken its place.
-pub fn number(walk: Walk) -> Option<i32> {
-    let signal = Pool::get(walk).ok()?.signal();
+/// Number of the signal that interrupts threads; `None` if another handler has replaced ours.
+pub fn number(walk: WalkFn) -> Option<i32> {
+    let signal = SlotPool::get(walk).ok()?.signal();
     handler::is_installed(signal).then_some(signal)
 }
 
-/// Pointer of the thread that uses the stack at `sp`; `maps` keeps the memory map between calls.
-fn find_pointer(pool: &Pool, tid: Tid, sp: u64, maps: &mut Option<Vec<maps::Mapping>>) -> Option<u64> {
+/// Thread pointer of the thread that uses the stack at `sp`; `maps` caches the memory map between calls.
+fn find_thread_pointer(pool: &SlotPool, tid: Tid, sp: u64, maps: &mut Option<Vec<maps::Mapping>>) -> Option<u64> {
     if tid == pool.pid() {
-        // Its descriptor does not lie on its stack. Until it is known, it is asked.
-        return pool.main_pointer();
+        // The main thread's descriptor is not on its stack. Until it is known, the thread is signaled.
+        return pool.main_thread_pointer();
     }
     let maps = maps.get_or_insert_with(|| maps::parse(&std::fs::read("/proc/self/maps").unwrap_or_default()));
     let stack = maps
         .get(maps.partition_point(|m| m.end <= sp))
         .filter(|m| m.start <= sp)?;
-    own::pointer_on_stack(tid, stack.end)
+    threads::thread_pointer_on_stack(tid, stack.end)
 }
 
-impl Source for SignalSource {
+impl Backend for SignalSource {
     fn backend(&self) -> &'static str {
         "signal"
     }
 
     fn event(&self) -> &str {
         match self.options.clock {
-            Clock::Cpu => "cpu-time",
-            Clock::Wall => "wall-clock",
+            SamplingClock::Cpu => "cpu-time",
+            SamplingClock::Wall => "wall-clock",
         }
     }
 
@@ -327,10 +332,10 @@ impl Source for SignalSource {
             return Ok(());
         }
         Err(Error::new(
-            Kind::Usage,
-            format!("process {pid} cannot be sampled from inside this one"),
+            ErrorKind::Usage,
+            format!("process {pid} cannot be sampled from within this process"),
         )
-        .why("signals of this kind reach threads of their own process only")
+        .why("signals can only sample threads of the same process")
         .hint(format!("nativeprof attach {pid}")))
     }
 
@@ -338,23 +343,23 @@ impl Source for SignalSource {
         self.attach(pid)
     }
 
-    fn learn(&mut self, pid: Pid, space: &Space) -> Result<()> {
+    fn update_process(&mut self, pid: Pid, layout: &TargetLayout) -> Result<()> {
         if pid == self.pid {
-            self.pool.learn(Some(space.clone()));
+            self.pool.update_process(Some(layout.clone()));
         }
         Ok(())
     }
 
-    fn forget(&mut self, _: Pid) {}
+    fn remove_process(&mut self, _: Pid) {}
 
     fn start(&mut self) -> Result<()> {
-        self.own = sys::own_tid() as Tid;
+        self.own_tid = sys::process::current_tid() as Tid;
         self.number = self.pool.begin(self.options.native).ok_or_else(|| {
-            Error::new(Kind::Unsupported, "this process is being sampled already")
-                .why("one recording at a time: its signals would interrupt the other's")
-                .hint("stop the other one first")
+            Error::new(ErrorKind::Unsupported, "this process is already being sampled")
+                .why("only one recording at a time is possible in a process")
+                .hint("stop the other recording first")
         })?;
-        self.began = sys::now();
+        self.began = sys::clock::now();
         self.period_end = Instant::now();
         self.scan();
         self.next_due(Instant::now());
@@ -370,17 +375,17 @@ impl Source for SignalSource {
         if !out.is_empty() {
             return Ok(false);
         }
-        let mut wait = wait.min(LOOK);
-        if self.number != 0 && self.options.clock == Clock::Wall {
+        let mut wait = wait.min(POLL_INTERVAL);
+        if self.number != 0 && self.options.clock == SamplingClock::Wall {
             wait = wait.min(self.due.saturating_duration_since(Instant::now()));
         }
         if !wait.is_zero() {
-            own::wait_while(&self.pool.ready, ready, wait);
+            threads::wait_while(&self.pool.ready, ready, wait);
             self.drain(out);
         }
         let now = Instant::now();
-        if self.number != 0 && self.options.clock == Clock::Wall && now >= self.due {
-            self.look_at_mappings(out);
+        if self.number != 0 && self.options.clock == SamplingClock::Wall && now >= self.due {
+            self.rescan_mappings(out);
             self.tick(out);
             self.next_due(now);
         }
@@ -394,35 +399,35 @@ impl Source for SignalSource {
         for t in self.threads.values_mut() {
             t.timer = None;
         }
-        // The last looks: what threads have used, and who has ended.
+        // The last readings: CPU time of the threads.
         self.scanned = Some(Instant::now());
         for (tid, t) in &mut self.threads {
-            t.used = own::cpu_time(*tid).unwrap_or(t.used);
+            t.used = threads::cpu_time(*tid).unwrap_or(t.used);
         }
         self.pool.end();
         self.number = 0;
     }
 
-    fn counts(&self) -> Counts {
-        let used = |t: &Sampled| t.used.saturating_sub(t.began);
+    fn counts(&self) -> SampleCounts {
+        let used = |t: &SampledThread| t.used.saturating_sub(t.began);
         let running: u64 = match self.options.clock {
-            Clock::Cpu => self.threads.values().map(used).sum(),
-            Clock::Wall => 0,
+            SamplingClock::Cpu => self.threads.values().map(used).sum(),
+            SamplingClock::Wall => 0,
         };
-        Counts {
+        SampleCounts {
             cpu_time: self.ended + running,
             delivered: self.delivered,
             lost: self.lost + self.pool.lost(),
-            held: None,
+            stopped: None,
         }
     }
 }
 
 impl Drop for SignalSource {
     fn drop(&mut self) {
-        if self.pool.is_own() {
+        if self.pool.is_current_process() {
             self.stop();
-            self.pool.learn(None);
+            self.pool.update_process(None);
         }
     }
 }

@@ -1,65 +1,68 @@
-//! What one sample under way needs, made in advance, and the copying into it. For the handler: nothing here allocates
-//! but what says so.
+//! Buffers of one sample in progress, allocated in advance, and the copying into them. For the signal handler:
+//! functions that allocate say so.
+
+#![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::arch::Regs;
-use crate::capture::Walk;
-use crate::capture::blocks::{Blocks, MAX_AHEAD};
-use crate::capture::met::Met;
-use crate::capture::stack::{self, DEEP_FRAMES, HOLES, RED_ZONE};
-use crate::layout::Space;
-use crate::process::{own, sys};
-use crate::sample::{CodeCopy, Pid, Sample, StackBytes, Standing, Tid, TimeSpent, Walked};
+use crate::capture::WalkFn;
+use crate::capture::common::block_cache::{BlockCache, MAX_PREFETCH};
+use crate::capture::common::seen_code::SeenCode;
+use crate::capture::common::stack_copy;
+use crate::capture::common::stack_copy::HOLES;
+use crate::cpython_layout::TargetLayout;
+use crate::event::{CodeCopy, Pid, PythonWalk, Sample, StackBytes, StoppedThread, Tid, TimeSpent, WakeUp};
+use crate::limits::{DEEP_FRAMES, MAX_FRAMES, RED_ZONE};
+use crate::sys;
+use crate::sys::threads;
 
-/// Of all frames that walks follow.
-const MAX_FRAMES: usize = 16384;
 /// Bytes of the stack that the handler works on. It uses some 12 KB.
-const OWN_STACK: usize = 64 << 10;
+const HANDLER_STACK: usize = 64 << 10;
 /// A slot may keep so many bytes of memory.
-const KEPT: usize = 256 << 10;
+const MAX_RESIDENT: usize = 256 << 10;
 /// Threads whose last walk is remembered, so that the next one reads its memory in one go.
-const REMEMBERED: usize = 64;
+const PREFETCH_LISTS: usize = 64;
 
 /// What to copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wants {
+pub struct CopyOptions {
     pub stack: bool,
     pub python: bool,
 }
 
 /// The thread that is copied.
-pub struct Place {
+pub struct ThreadLocation {
     pub pid: Pid,
     pub tid: Tid,
-    pub pointer: u64,
-    /// Where the main thread's stack ends.
+    pub thread_pointer: u64,
+    /// End of the main thread's stack.
     pub main: u64,
 }
 
-/// A sample under way.
-pub struct Data {
-    pub wants: Wants,
+/// A sample in progress.
+pub struct SlotData {
+    pub copy: CopyOptions,
     tid: Tid,
     time: u64,
     regs: Regs,
     base: u64,
     len: usize,
-    /// There was more stack than room.
-    short: bool,
+    /// The stack was longer than the buffer.
+    truncated: bool,
     holes: [u64; HOLES],
     stack: Vec<u8>,
-    walked: Walked,
-    blocks: Blocks,
-    own_stack: Vec<u8>,
+    walked: PythonWalk,
+    blocks: BlockCache,
+    handler_stack: Vec<u8>,
 }
 
-impl Data {
-    /// With so many bytes of room for a stack; memory that is not used costs nothing but addresses. Allocates.
-    pub fn new(room: usize) -> Data {
-        Data {
-            wants: Wants {
+impl SlotData {
+    /// With a stack buffer of so many bytes; memory that is not used costs only address space. Allocates.
+    pub fn new(stack_capacity: usize) -> SlotData {
+        SlotData {
+            copy: CopyOptions {
                 stack: true,
                 python: true,
             },
@@ -68,33 +71,33 @@ impl Data {
             regs: Regs::from_ip_sp_fp(0, 0, 0),
             base: 0,
             len: 0,
-            short: false,
+            truncated: false,
             holes: [0; HOLES],
-            stack: vec![0; room],
-            walked: Walked::with_room(MAX_FRAMES),
-            blocks: Blocks::default(),
-            own_stack: vec![0; OWN_STACK],
+            stack: vec![0; stack_capacity],
+            walked: PythonWalk::with_capacity(MAX_FRAMES),
+            blocks: BlockCache::default(),
+            handler_stack: vec![0; HANDLER_STACK],
         }
     }
 
-    /// Allocates if there is less than that.
-    pub fn make_room(&mut self, room: usize) {
-        if self.stack.len() < room {
-            self.stack = vec![0; room];
+    /// Grows the stack buffer to so many bytes. Allocates if it is smaller.
+    pub fn reserve_stack(&mut self, stack_capacity: usize) {
+        if self.stack.len() < stack_capacity {
+            self.stack = vec![0; stack_capacity];
         }
     }
 
-    /// Was there more stack than room?
-    pub fn is_short(&self) -> bool {
-        self.short
+    /// Was the stack longer than the buffer?
+    pub fn is_truncated(&self) -> bool {
+        self.truncated
     }
 
-    pub fn take_own_stack(&mut self) -> Vec<u8> {
-        std::mem::take(&mut self.own_stack)
+    pub fn take_handler_stack(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.handler_stack)
     }
 
-    pub fn give_own_stack(&mut self, stack: Vec<u8>) {
-        self.own_stack = stack;
+    pub fn return_handler_stack(&mut self, stack: Vec<u8>) {
+        self.handler_stack = stack;
     }
 
     /// The code objects that were copied. Allocates.
@@ -102,7 +105,7 @@ impl Data {
         self.walked.codes.list()
     }
 
-    /// Was a code object not copied that was not met before?
+    /// Was a code object not copied although it is new?
     pub fn missed_code(&self) -> bool {
         self.walked.codes.missed
     }
@@ -117,97 +120,99 @@ impl Data {
             stack: StackBytes {
                 base: self.base,
                 bytes: self.stack[..self.len].to_vec(),
-                holes: stack::trimmed(&self.holes),
+                holes: stack_copy::trimmed(&self.holes),
             },
             kernel: Vec::new(),
             python: self.walked.python.clone(),
-            marks: self.walked.marks.clone(),
+            anchors: self.walked.anchors.clone(),
             walk: self.walked.walk,
             time_spent: TimeSpent::default(),
+            wake_up: WakeUp::default(),
+            holds_lock: false,
             system_call: None,
         };
-        if self.len > KEPT {
-            own::give_back(&mut self.stack);
+        if self.len > MAX_RESIDENT {
+            threads::release_pages(&mut self.stack);
         }
         sample
     }
 
-    /// Copies the interpreter's frames, if they are wanted, of a thread that stands still.
+    /// Copies the interpreter's frames, if requested, of a stopped thread.
     pub fn copy_python(
         &mut self,
-        at: &Place,
+        at: &ThreadLocation,
         regs: Regs,
-        space: Option<&Space>,
-        walk: Walk,
-        aheads: &Aheads,
-        met: &Met,
+        layout: Option<&TargetLayout>,
+        walk: WalkFn,
+        prefetch: &PrefetchLists,
+        seen_code: &SeenCode,
     ) {
-        (self.tid, self.time, self.regs) = (at.tid, sys::now(), regs);
+        (self.tid, self.time, self.regs) = (at.tid, sys::clock::now(), regs);
         self.walked.clear();
-        if let Some(space) = space.filter(|_| self.wants.python) {
-            let thread = Standing {
-                pointer: at.pointer,
+        if let Some(layout) = layout.filter(|_| self.copy.python) {
+            let thread = StoppedThread {
+                thread_pointer: at.thread_pointer,
                 registers: regs.gpr,
             };
-            aheads.with(at.tid, &mut |known| {
+            prefetch.with(at.tid, &mut |known| {
                 self.blocks.begin(at.pid, known);
-                let is_new = |code, fingerprint| met.is_new(code, fingerprint);
-                walk(&self.blocks, space, &thread, &is_new, &mut self.walked);
-                self.blocks.touched(known); // within the room that it has
+                let is_new = |code, fingerprint| seen_code.is_new(0, code, fingerprint);
+                walk(&self.blocks, layout, &thread, &is_new, &mut self.walked);
+                self.blocks.touched(known); // within its capacity
             });
         }
     }
 
-    /// Copies the stack, if it is wanted, of the same thread.
-    pub fn copy_stack(&mut self, at: &Place) {
-        (self.base, self.len, self.short) = (self.regs.sp().wrapping_sub(RED_ZONE), 0, false);
-        if self.wants.stack {
+    /// Copies the stack, if requested, of the same thread.
+    pub fn copy_stack(&mut self, at: &ThreadLocation) {
+        (self.base, self.len, self.truncated) = (self.regs.sp().wrapping_sub(RED_ZONE), 0, false);
+        if self.copy.stack {
             let deep = self.walked.python.len() > DEEP_FRAMES;
-            let end = stack::end(self.base, at.pointer, at.main, deep);
-            let read = |from: u64, out: &mut [u8]| sys::read_memory(at.pid, from, out);
-            self.short = end.saturating_sub(self.base) > self.stack.len() as u64;
-            self.len = stack::copy(&read, self.base, end, &mut self.stack, &mut self.holes);
+            let end = stack_copy::end(self.base, at.thread_pointer, at.main, deep);
+            let read = |from: u64, out: &mut [u8]| sys::memory::read_memory(at.pid, from, out);
+            self.truncated = end.saturating_sub(self.base) > self.stack.len() as u64;
+            self.len = stack_copy::copy(&read, self.base, end, &mut self.stack, &mut self.holes);
         }
     }
 }
 
 /// The blocks of memory that the last walks read, by thread.
-pub struct Aheads(Vec<Ahead>);
+pub struct PrefetchLists(Vec<PrefetchList>);
 
-struct Ahead {
+struct PrefetchList {
     busy: AtomicBool,
     last: UnsafeCell<(Tid, Vec<u64>)>,
 }
 
-// SAFETY: what a cell holds is touched by whoever has set `busy`, and by nobody else until it is cleared.
-unsafe impl Sync for Ahead {}
+// SAFETY: the contents of a cell are accessed by the thread that has set `busy`, and by no other until it is cleared.
+unsafe impl Sync for PrefetchList {}
 
-impl Default for Aheads {
+impl Default for PrefetchLists {
     /// Allocates.
-    fn default() -> Aheads {
-        let ahead = |_| Ahead {
+    fn default() -> PrefetchLists {
+        let list = |_| PrefetchList {
             busy: AtomicBool::new(false),
-            last: UnsafeCell::new((0, Vec::with_capacity(MAX_AHEAD))),
+            last: UnsafeCell::new((0, Vec::with_capacity(MAX_PREFETCH))),
         };
-        Aheads((0..REMEMBERED).map(ahead).collect())
+        PrefetchLists((0..PREFETCH_LISTS).map(list).collect())
     }
 }
 
-impl Aheads {
-    /// Calls `use` with what is known of a thread, to be changed within its room; with nothing if another thread is at
-    /// that just now.
+impl PrefetchLists {
+    /// Calls `then` with the list of a thread, to be changed within its capacity; with an empty list if another thread
+    /// uses it.
     fn with(&self, tid: Tid, then: &mut dyn FnMut(&mut Vec<u64>)) {
-        let ahead = &self.0[tid as usize % REMEMBERED];
-        if ahead.busy.swap(true, Ordering::Acquire) {
+        let list = &self.0[tid as usize % PREFETCH_LISTS];
+        if list.busy.swap(true, Ordering::Acquire) {
             return then(&mut Vec::new());
         }
         // SAFETY: `busy` was not set and is now: it is ours until it is cleared.
-        let last = unsafe { &mut *ahead.last.get() };
+        let last = unsafe { &mut *list.last.get() };
         if last.0 != tid {
             last.0 = tid;
             last.1.clear();
         }
         then(&mut last.1);
-        ahead.busy.store(false, Ordering::Release);
+        list.busy.store(false, Ordering::Release);
     }
 }

@@ -6,10 +6,10 @@ use std::io::{self, Write};
 use rustc_hash::FxHashMap;
 
 use super::{base_name, category, column};
-use crate::export::escape::write_json;
-use crate::export::json::comma;
-use crate::export::stacks::{NONE, Stacks};
-use crate::tree::profile::{FrameKind, ModuleMeta, Profile};
+use crate::escape::write_json;
+use crate::export::thread_tracks::{NONE, Stacks};
+use crate::profile::json::write::comma;
+use crate::profile::model::{FrameKind, ModuleMeta, Profile};
 
 /// A row of the table of frames.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -36,7 +36,7 @@ pub struct Tables {
 
 impl Tables {
     pub fn new(profile: &Profile, stacks: &Stacks<'_>) -> Tables {
-        // Names come from the target: a hasher that cannot be made to collide.
+        // Names come from the target: use a hasher that resists collision attacks.
         let mut known: HashMap<&str, usize> = HashMap::new();
         let mut strings = Vec::new();
         let mut string = |text| {
@@ -154,7 +154,7 @@ impl Tables {
                 .frame
                 .map_or(0, |frame| frame.address)
         };
-        // What JavaScript's numbers can hold.
+        // The range of JavaScript's integers.
         let exact = |address: u64| i64::try_from(address).ok().filter(|n| *n < 1 << 53).unwrap_or(-1);
         let some = |n: u32| (n > 0).then_some(i64::from(n));
         let rows = || self.frames.iter();

@@ -1,8 +1,8 @@
-// Flame graphs on a canvas: only what can be seen is drawn. A source gives boxes; the chart scrolls, zooms and picks.
+// Flame graphs on a canvas; only visible boxes are drawn. A source supplies boxes; the chart scrolls, zooms and selects.
 
 const ROW = 20;
 
-// Boxes of a laid-out tree. The first `skip` levels are left out.
+// Boxes of a laid-out tree, without the first `skip` levels.
 class TreeSource {
   constructor(view, skip = 0) {
     this.view = view;
@@ -11,8 +11,8 @@ class TreeSource {
     this.width = Math.max(view.all[0], 1e-9);
   }
 
-  // Calls box(id, function, x, width, crowd) for what lies in a row between two places. Boxes narrower than `least` are
-  // told together: `crowd` is true, and the rest of them is jumped over.
+  // Calls box(id, function, x, width, crowd) for the boxes of a row between two positions. Adjacent boxes narrower than
+  // `least` are combined: one call with `crowd` set.
   row(row, from, to, least, box) {
     const { level, levels, x, all, fn } = this.view;
     const depth = row + this.skip;
@@ -33,7 +33,7 @@ class TreeSource {
     }
   }
 
-  // The first place in a level whose box ends after x.
+  // The first box of a level that ends after x.
   after(depth, at) {
     const { level, levels, x, all } = this.view;
     let low = level[depth];
@@ -89,8 +89,8 @@ class TreeSource {
   }
 }
 
-// Stacks of one thread in order of time. Each pixel column shows one sample; where there are fewer samples than pixels
-// every sample shows. Boxes of one function that touch are one.
+// Stacks of one thread in chronological order. Each pixel column shows one sample; with fewer samples than pixels all are
+// shown. Adjacent boxes of the same function are combined.
 class TimeSource {
   constructor(model, thread) {
     this.model = model;
@@ -116,7 +116,7 @@ class TimeSource {
     }
     this.rows = 0;
     for (const node of this.node) if (this.depth[node] > this.rows) this.rows = this.depth[node];
-    // Longer without a sample is drawn as rest. A thread that got only part of a core has gaps throughout: they are not.
+    // Longer times without a sample are drawn as gaps. The short gaps of a thread that got part of a core are not.
     const { time } = this;
     const steps = new Float64Array(Math.min(10000, Math.max(0, time.length - 1)));
     const stride = Math.max(1, Math.floor((time.length - 1) / Math.max(1, steps.length)));
@@ -126,7 +126,7 @@ class TimeSource {
     this.boxes = [];
   }
 
-  // The boxes of all rows between two places, for columns of this width.
+  // The boxes of all rows between two positions, for columns of this width.
   prepare(from, to, step, firstRow, lastRow) {
     const wanted = [from, to, step, firstRow, lastRow].join();
     if (wanted === this.prepared) return;
@@ -217,7 +217,7 @@ class TimeSource {
     return b ? { span: b.end - b.start, seen: b.samples, from: b.start + this.origin } : {};
   }
 
-  // Boxes are made for what is in view, so keys move among those.
+  // Boxes exist only for the visible part, so keys move between those.
   move(id, key) {
     const b = this.boxes[id];
     if (!b) return this.first();
@@ -256,6 +256,8 @@ class Chart {
     this.to = 1;
     this.hover = -1;
     this.chosen = -1;
+    this.painted = 0; // height of the window when it was last painted
+    this.toRoot = false; // scroll to the roots when the content has its height
     this.history = [];
     this.listen();
     new ResizeObserver(() => this.draw()).observe(this.scroller);
@@ -274,8 +276,8 @@ class Chart {
       this.from = 0;
       this.to = source.width;
     }
+    this.toRoot ||= !keep;
     this.draw();
-    if (!keep) this.scroller.scrollTop = this.upward ? this.scroller.scrollHeight : 0;
   }
 
   get width() {
@@ -310,6 +312,12 @@ class Chart {
     if (!source || width <= 0 || height <= 0) return;
     this.spacer.style.height = Math.max(0, source.rows * ROW - height) + "px";
     const c = fit(this.canvas, width, height);
+    // Only now the content has its height: before, there may be nowhere to scroll to.
+    if (this.toRoot) this.scroller.scrollTop = this.upward ? this.scroller.scrollHeight : 0;
+    // Roots that are at the bottom stay there when the window gets lower.
+    else if (this.upward && this.painted) this.scroller.scrollTop += this.painted - height;
+    this.toRoot = false;
+    this.painted = height;
     c.fillStyle = palette.colors.panel;
     c.fillRect(0, 0, width, height);
     this.letters.use(c, palette.font);
@@ -327,7 +335,7 @@ class Chart {
     const zoom = this.zoomed >= 0 && !source.prepare ? source.box(this.zoomed) : null;
     for (let row = firstRow; row <= lastRow; row++) {
       const y = this.y(row);
-      // Boxes too narrow to tell apart are drawn together as long as they look alike.
+      // Boxes too narrow to distinguish are drawn together while they have the same color.
       let run = null;
       const flush = () => {
         if (!run) return;
@@ -384,7 +392,7 @@ class Chart {
     }
   }
 
-  // Where the keyboard is.
+  // The box with the keyboard focus.
   ring(c, scale) {
     const { x, width, row } = this.source.box(this.chosen);
     const left = Math.max(1, (x - this.from) * scale);
@@ -395,7 +403,7 @@ class Chart {
     c.strokeRect(left, this.y(row), Math.max(2, right - left - 1), ROW - 1);
   }
 
-  // Moves to a part of the width, in small steps unless that is unwelcome.
+  // Zooms to a part of the width, animated unless the user prefers reduced motion.
   zoomTo(from, to) {
     const width = this.source.width;
     const least = Math.min(width, this.source.prepare ? 10 : 0.5);
@@ -450,7 +458,7 @@ class Chart {
     this.draw();
   }
 
-  // Scrolls so that a box can be seen.
+  // Scrolls a box into view.
   reveal(id) {
     const { row } = this.source.box(id);
     const y = this.y(row);
@@ -581,7 +589,7 @@ class Chart {
   }
 }
 
-// One tooltip for the whole page; the first line is the name.
+// The tooltip of the page; its first line is the name.
 const tooltip = {
   show(lines, x, y) {
     const box = $("tooltip");

@@ -1,4 +1,4 @@
-// The profile as it is packed by data.rs, unpacked into typed arrays.
+// Unpacks the profile that data.rs packed into typed arrays.
 
 async function unpack(base64) {
   let packed;
@@ -13,7 +13,7 @@ async function unpack(base64) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-// Reads columns of LEB128 numbers. They may be larger than 32 bits: no shifts.
+// Reads columns of LEB128 numbers. They may exceed 32 bits, so no shifts.
 function columnReader(bytes, at) {
   return (length, Type) => {
     const out = new Type(length);
@@ -30,7 +30,7 @@ function columnReader(bytes, at) {
   };
 }
 
-// What a function belongs to: the file of native code, the package or script of Python code.
+// The module of a function: the file of native code, the package or script of Python code.
 function moduleOf(kind, file, module) {
   if (kind !== "python") return module;
   const inside = /.*\/(?:site-packages|dist-packages|python3\.\d+t?)\/([^/]+)/.exec(file);
@@ -49,31 +49,46 @@ async function readProfile(base64) {
   const head = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length)));
   const column = columnReader(bytes, 4 + length);
 
+  const stacks = (n) => {
+    const distance = column(Math.max(0, n - 1), Int32Array);
+    const parent = new Int32Array(n);
+    for (let i = 1; i < n; i++) parent[i] = i - distance[i - 1];
+    const fn = column(n, Int32Array);
+    const self = column(n, Float64Array);
+    const lineCounts = column(n, Int32Array);
+    const lineStart = new Int32Array(n + 1);
+    for (let i = 0; i < n; i++) lineStart[i + 1] = lineStart[i] + lineCounts[i];
+    const lines = column(lineStart[n], Int32Array);
+    for (let i = 0; i < n; i++) for (let k = lineStart[i] + 1; k < lineStart[i + 1]; k++) lines[k] += lines[k - 1];
+    const lineSamples = column(lineStart[n], Float64Array);
+    const lineSelf = column(lineStart[n], Float64Array);
+    return { tree: { n, parent, fn }, self, lineStart, lines, lineSamples, lineSelf };
+  };
   const n = head.nodes;
-  const distance = column(Math.max(0, n - 1), Int32Array);
-  const parent = new Int32Array(n);
-  for (let i = 1; i < n; i++) parent[i] = i - distance[i - 1];
-  const fn = column(n, Int32Array);
-  const self = column(n, Float64Array);
-  const lineCounts = column(n, Int32Array);
-  const lineStart = new Int32Array(n + 1);
-  for (let i = 0; i < n; i++) lineStart[i + 1] = lineStart[i] + lineCounts[i];
-  const lines = column(lineStart[n], Int32Array);
-  for (let i = 0; i < n; i++) for (let k = lineStart[i] + 1; k < lineStart[i + 1]; k++) lines[k] += lines[k - 1];
-  const lineSamples = column(lineStart[n], Float64Array);
-  const lineSelf = column(lineStart[n], Float64Array);
+  const full = stacks(n);
 
   const time = column(head.ticks, Float64Array);
   for (let i = 1; i < time.length; i++) time[i] += time[i - 1];
   const thread = column(head.ticks, Int32Array);
   const node = column(head.ticks, Int32Array);
-  // What can be shown: self by node, and the weight of each tick (null: 1).
+  // The values to choose from: self amount by node, and the weight of each sample (null: 1).
   const values = head.values.map((value, at) => ({
     name: clean(value.name),
     unit: value.unit,
-    self: at === 0 ? self : column(n, Float64Array),
+    self: at === 0 ? full.self : column(n, Float64Array),
     weight: value.weighted ? column(head.ticks, Float64Array) : null,
   }));
+  // The same stacks without the interpreter's frames: where the samples of each node and tick are there.
+  const folded = stacks(head.folded);
+  const into = column(n, Int32Array);
+  full.node = node;
+  full.selves = values.map((value) => value.self);
+  folded.node = node.map((at) => into[at]);
+  folded.selves = full.selves.map((self) => {
+    const sums = new Float64Array(head.folded);
+    for (let i = 0; i < n; i++) sums[into[i]] += self[i];
+    return sums;
+  });
 
   const { functions: f, kinds } = head;
   const files = head.files.map(clean);
@@ -97,25 +112,25 @@ async function readProfile(base64) {
     }
     module[i] = id;
   }
-  return {
+  const profile = {
     meta: cleanAll(head.meta),
     kinds,
     files,
     modules,
+    categories: head.categories.map(clean),
     functions: {
       count: f.count,
       name: f.name.map((name) => clean(name) || "[unnamed]"),
       kind: Uint8Array.from(f.kind),
       file: Int32Array.from(f.file),
       module,
+      category: Int32Array.from(f.category),
       line: Float64Array.from(f.line),
     },
-    tree: { n, parent, fn },
     values,
-    lineStart,
-    lines,
-    lineSamples,
-    lineSelf,
+    interpreterFrames: head.interpreterFrames,
+    // Whether there are any to show.
+    hasInterpreterFrames: head.folded !== n,
     threads: head.threads.map(([pid, tid, name]) => ({ pid, tid, name: clean(name) })),
     ticks: { n: head.ticks, time, thread, node },
     excerpts: new Map(
@@ -125,5 +140,14 @@ async function readProfile(base64) {
         return [clean(path), text];
       }),
     ),
+    // Shows stacks with the interpreter's frames or without them.
+    use(interpreterFrames) {
+      const { tree, lineStart, lines, lineSamples, lineSelf, node, selves } = interpreterFrames ? full : folded;
+      Object.assign(this, { interpreterFrames, tree, lineStart, lines, lineSamples, lineSelf });
+      this.ticks.node = node;
+      this.values.forEach((value, at) => (value.self = selves[at]));
+    },
   };
+  profile.use(profile.interpreterFrames);
+  return profile;
 }

@@ -1,21 +1,24 @@
-//! The profile as the page reads it: a deflate stream of the length of a JSON text (4 bytes, little endian), the text, and
+//! The profile packed for the page: a deflate stream of the length of a JSON text (4 bytes, little endian), the text, and
 //! columns of numbers in LEB128.
 //!
 //! ```text
-//! text     {"meta", "kinds", "files", "modules", "functions": {"name", "kind", "file", "module", "line"},
-//!          "threads": [[pid, tid, name]], "nodes", "ticks", "values", "excerpts": [[path, [line, text, ...]]]}
-//! columns  of nodes: distance to the parent, function, samples that ended here, number of lines
-//!          of lines: distance to the line before in the same node, samples, samples that ended there
+//! text     {"meta", "kinds", "files", "modules", "categories",
+//!          "functions": {"name", "kind", "file", "module", "category", "line"}, "threads": [[pid, tid, name]], "nodes",
+//!          "folded", "interpreterFrames", "ticks", "values", "excerpts": [[path, [line, text, ...]]]}
+//! columns  of nodes: distance to the parent, function, self samples, number of lines
+//!          of lines: distance to the line before in the same node, samples, self samples
 //!          of ticks: microseconds since the tick before, thread, node
-//!          of each of "values": of nodes the amount that ended there (but of the first value, which is the samples
+//!          of each of "values": of nodes the self amount (except of the first value, which is the samples
 //!          above), of ticks the amount (if it is "weighted")
+//!          of the "folded" nodes, those without the interpreter's frames: as of nodes and of lines; then of nodes the
+//!          folded node that has its samples
 //! ```
 //!
 //! The text's "values" are the value types to choose from, the one of the counts first: {"name", "unit", "weighted"}.
-//! Those that are so much for each count show nothing else, and are not there.
+//! Value types that are a constant per count are omitted: they add no information.
 //!
 //! Node 0 is the root; each node is followed by all that is below it. Node `n` with function 0 is the root, functions
-//! are counted from 1. Names are cut at a length that nobody reads to the end.
+//! are counted from 1. Long names are shortened.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -25,22 +28,24 @@ use flate2::Compression;
 use flate2::write::ZlibEncoder;
 use rustc_hash::FxHashMap;
 
-use crate::export::escape::write_json;
-use crate::export::json;
-use crate::export::view::{View, shown_name};
-use crate::tree::profile::{FrameKind, Profile};
-use crate::tree::values::Value;
+use crate::escape::write_json;
+use crate::profile::category::Categories;
+use crate::profile::folded;
+use crate::profile::json::write;
+use crate::profile::model::{FrameKind, Profile};
+use crate::profile::values::Value;
+use crate::profile::view::{View, shown_name};
 
 /// Characters of a name that are kept.
 const MAX_NAME: usize = 1000;
 
-/// Kinds of functions as the page calls them; functions hold their index.
+/// Names of the kinds in the page; functions refer to them by index.
 const KINDS: &[(FrameKind, &str)] = &[
     (FrameKind::Python, "python"),
     (FrameKind::Native, "native"),
     (FrameKind::Inlined, "inlined"),
     (FrameKind::Kernel, "kernel"),
-    (FrameKind::Cut, "cut"),
+    (FrameKind::Truncated, "truncated"),
     (FrameKind::State, "state"),
     (FrameKind::Unknown, "unknown"),
     (FrameKind::Process, "process"),
@@ -48,15 +53,29 @@ const KINDS: &[(FrameKind, &str)] = &[
     (FrameKind::Root, "root"),
 ];
 
-/// The packed profile.
-pub fn pack(profile: &Profile) -> io::Result<Vec<u8>> {
-    let view = View::new(profile);
+/// The packed profile; the page begins with the interpreter's frames or without them.
+pub fn pack(profile: &Profile, interpreter_frames: bool) -> io::Result<Vec<u8>> {
+    let (folded, into) = folded::with_targets(profile);
+    // Both have the same functions, so that their numbers mean the same.
+    let profile = &Profile {
+        frames: folded.frames.clone(),
+        ..profile.clone()
+    };
+    let (view, folded_view) = (View::new(profile), View::new(&folded));
     let mut columns = Columns::default();
     columns.nodes(&view);
     let (threads, order) = columns.ticks(profile, &view);
     columns.values(profile, &view, &order);
+    columns.nodes(&folded_view);
+    columns.targets(&view, &folded_view, &into);
     let mut text = Vec::new();
     head(profile, &view, &threads, &mut text)?;
+    text.pop();
+    write!(
+        text,
+        ",\"folded\":{},\"interpreterFrames\":{interpreter_frames}}}",
+        folded_view.items.len()
+    )?;
 
     let mut out = ZlibEncoder::new(Vec::new(), Compression::new(4));
     let length = u32::try_from(text.len()).map_err(io::Error::other)?;
@@ -66,7 +85,7 @@ pub fn pack(profile: &Profile) -> io::Result<Vec<u8>> {
     out.finish()
 }
 
-/// Numbers one after the other.
+/// A sequence of LEB128 numbers.
 #[derive(Default)]
 struct Columns(Vec<u8>);
 
@@ -112,13 +131,25 @@ impl Columns {
         }
     }
 
+    /// Of each item of a view, the item of the folded one that has its samples; `into` has this by node.
+    fn targets(&mut self, view: &View<'_>, folded: &View<'_>, into: &[u32]) {
+        let (order, folded_order) = (view.preorder(), folded.preorder());
+        let mut targets = vec![0u32; view.items.len()];
+        for (node, into) in into.iter().enumerate() {
+            if let (Some(item), Some(target)) = (view.item_of(node as u32), folded.item_of(*into)) {
+                targets[order[item as usize] as usize] = folded_order[target as usize];
+            }
+        }
+        targets.into_iter().for_each(|target| self.push(target.into()));
+    }
+
     /// Amounts of the values; `order` has the ticks that were written.
     fn values(&mut self, profile: &Profile, view: &View<'_>, order: &[usize]) {
         let preorder = view.preorder();
         for (at, value) in values(profile) {
             if at > 0 {
                 let mut amounts = vec![0; view.items.len()];
-                for (item, amount) in view.own_amounts(profile, at).into_iter().enumerate() {
+                for (item, amount) in view.self_amounts(profile, at).into_iter().enumerate() {
                     amounts[preorder[item] as usize] = amount;
                 }
                 amounts.into_iter().for_each(|amount| self.push(amount));
@@ -129,7 +160,7 @@ impl Columns {
         }
     }
 
-    /// Ticks of sound nodes by time; returns whose they are, and which.
+    /// Timeline samples with valid nodes, by time; returns their threads and indices.
     fn ticks(&mut self, profile: &Profile, view: &View<'_>) -> (Vec<(u32, u32)>, Vec<usize>) {
         let preorder = view.preorder();
         let mut threads = Vec::new();
@@ -168,20 +199,28 @@ fn values(profile: &Profile) -> impl Iterator<Item = (usize, &Value)> {
 fn head(profile: &Profile, view: &View<'_>, threads: &[(u32, u32)], out: &mut Vec<u8>) -> io::Result<()> {
     out.extend(b"{\"meta\":");
     out.push(b'{');
-    json::write_meta(&profile.meta, out)?;
+    write::write_meta(&profile.meta, out)?;
     out.push(b'}');
     let kinds = KINDS.iter().map(|(_, name)| *name);
     list("kinds", kinds, out, write_json)?;
 
-    // The first frame of each identifier stands for all of them.
+    // The first frame of each identifier represents all of them.
     let mut first: Vec<Option<&_>> = vec![None; view.identifiers.len()];
     for item in &view.items {
         let frame = item.frame.map(|id| &view.frames[id as usize]);
         first[item.identifier as usize] = first[item.identifier as usize].or(frame);
     }
     let (mut files, mut modules) = (Strings::default(), Strings::default());
-    let mut columns = [Vec::new(), Vec::new(), Vec::new(), Vec::new()];
-    for frame in &first {
+    for (identifier, first) in first.iter_mut().enumerate().skip(1) {
+        *first = first.or_else(|| view.function(identifier as u32));
+    }
+    let (categories, mut labels) = (Categories::new(profile), Strings::default());
+    let label_of: Vec<String> = first
+        .iter()
+        .map(|frame| frame.and_then(|frame| categories.label(frame)).unwrap_or_default())
+        .collect();
+    let mut columns = [Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new()];
+    for (frame, label) in first.iter().zip(&label_of) {
         let kind = frame.map_or(FrameKind::Root, |f| f.kind);
         let kind = KINDS.iter().position(|(k, _)| *k == kind).unwrap_or(0) as u32;
         let (file, module, line) = frame.map_or(("", "", 0), |f| {
@@ -192,12 +231,16 @@ fn head(profile: &Profile, view: &View<'_>, threads: &[(u32, u32)], out: &mut Ve
             };
             (file, &f.module, f.first_line)
         });
-        for (column, n) in columns.iter_mut().zip([kind, files.of(file), modules.of(module), line]) {
+        let row = [kind, files.of(file), modules.of(module), labels.of(label), line];
+        for (column, n) in columns.iter_mut().zip(row) {
             column.push(n);
         }
     }
     list("files", files.all.iter(), out, |s, out| write_json(&short(s), out))?;
     list("modules", modules.all.iter(), out, |s, out| write_json(&short(s), out))?;
+    list("categories", labels.all.iter(), out, |s, out| {
+        write_json(&short(s), out)
+    })?;
     out.extend(b",\"functions\":{\"count\":");
     write!(out, "{}", first.len())?;
     list("name", first.iter(), out, |frame, out| {
@@ -212,7 +255,7 @@ fn head(profile: &Profile, view: &View<'_>, threads: &[(u32, u32)], out: &mut Ve
         };
         write_json(&short(&name), out)
     })?;
-    for (key, column) in ["kind", "file", "module", "line"].iter().zip(&columns) {
+    for (key, column) in ["kind", "file", "module", "category", "line"].iter().zip(&columns) {
         list(key, column.iter(), out, |n, out| write!(out, "{n}"))?;
     }
     out.push(b'}');
@@ -281,7 +324,7 @@ fn list<T>(
 /// Distinct strings; the first one is empty.
 struct Strings<'a> {
     all: Vec<&'a str>,
-    // Names come from the target: a hasher that cannot be made to collide.
+    // Names come from the target: use a hasher that resists collision attacks.
     ids: HashMap<&'a str, u32>,
 }
 
@@ -303,7 +346,7 @@ impl<'a> Strings<'a> {
     }
 }
 
-/// As much of a name as is kept.
+/// The name, shortened to `MAX_NAME` characters.
 fn short(name: &str) -> Cow<'_, str> {
     match name.char_indices().nth(MAX_NAME) {
         None => Cow::Borrowed(name),

@@ -1,4 +1,4 @@
-// What is known of one function, with its source lines; and of the recording.
+// Details of one function with its source lines, and of the recording.
 
 class Details {
   constructor(model, actions) {
@@ -31,10 +31,10 @@ class Details {
       : el(
           "div",
           { class: "actions" },
-          button("Callers and callees", "Open the sandwich view (s)", () => this.actions.sandwich(fn)),
-          button("Only stacks with it", "Leave out stacks without this function", () => this.actions.only(fn)),
-          button("Fold it away", "Give its samples to its callers (h)", () => this.actions.hide(fn)),
-          button("Copy name", "Copy the name", () => this.actions.copy(name)),
+          button("Callers and callees", "Show callers and callees (s)", () => this.actions.sandwich(fn)),
+          button("Only stacks containing it", "Show only stacks with this function", () => this.actions.only(fn)),
+          button("Hide", "Hide the function; its samples go to its callers (h)", () => this.actions.hide(fn)),
+          button("Copy name", "Copy the function's name", () => this.actions.copy(name)),
         );
     element.replaceChildren(
       el("h2", null, el("i", { class: "dot " + kind }), el("bdi", { text: shorten(name, 1200) })),
@@ -46,36 +46,47 @@ class Details {
     element.scrollTop = 0;
   }
 
-  // Before a function is chosen: where the time goes by kind, and the hottest functions.
+  // While no function is selected: time by whose code it is, and the top functions.
   overview() {
     const { model, element } = this;
-    const { functions: f, kinds } = model.profile;
-    const byKind = new Float64Array(kinds.length);
+    const { functions: f, categories } = model.profile;
+    const sums = new Float64Array(categories.length);
     const hot = [];
     for (let i = 1; i < f.count; i++) {
-      byKind[f.kind[i]] += model.totals.self[i];
+      sums[f.category[i]] += model.totals.self[i];
       if (model.totals.self[i] > 0 && !model.isGroup(i)) hot.push(i);
     }
     hot.sort((a, b) => model.totals.self[b] - model.totals.self[a]);
-    const bar = el("div", { class: "quality-bar", role: "img", "aria-label": "Shares of the kinds of code" });
+    const bar = el("div", { class: "quality-bar", role: "img", "aria-label": "Share of your code, libraries and the interpreter" });
     const list = el("dl", { class: "by-kind" });
-    const order = [...kinds.keys()].filter((k) => byKind[k] > 0).sort((a, b) => byKind[b] - byKind[a]);
+    const order = [...categories.keys()].filter((k) => categories[k] && sums[k] > 0).sort((a, b) => sums[b] - sums[a]);
     for (const k of order) {
-      const piece = el("span", { class: "dot " + kinds[k] });
-      piece.style.flexGrow = String(byKind[k] / model.total);
+      const dot = "dot " + categoryClass(categories[k]);
+      const piece = el("span", { class: dot });
+      piece.style.flexGrow = String(sums[k] / model.total);
       bar.append(piece);
+      const isOn = !model.hiddenCategories.has(k);
+      const toggle = () => {
+        const hiddenCategories = new Set(model.hiddenCategories);
+        if (!hiddenCategories.delete(k)) hiddenCategories.add(k);
+        model.set({ hiddenCategories });
+      };
       list.append(
-        el("dt", null, el("i", { class: "dot " + kinds[k] }), KIND_NAMES[kinds[k]]),
-        el("dd", { class: "num", text: percent(byKind[k], model.total) }),
+        el(
+          "dt",
+          null,
+          el("button", { class: "bare link category", title: "Fold this code into what calls it", "aria-pressed": String(isOn), onclick: toggle }, el("i", { class: dot }), categories[k]),
+        ),
+        el("dd", { class: "num", text: percent(sums[k], model.total) }),
       );
     }
     element.replaceChildren(
-      el("h2", { text: "Where the time goes" }),
+      el("h2", { text: "Time by kind of code" }),
       bar,
       list,
-      el("h3", { text: "Hottest functions, self" }),
+      el("h3", { text: "Top functions (self)" }),
       this.links(hot.slice(0, 12).map((i) => [i, model.totals.self[i]]), model.total),
-      el("p", { class: "hint", text: "Choose a function to see its lines, callers and callees." }),
+      el("p", { class: "hint", text: "Select a function to see its lines, callers and callees." }),
     );
   }
 
@@ -142,7 +153,7 @@ class Details {
   }
 }
 
-// The facts of the recording and how good it is.
+// Metadata and quality of the recording.
 function qualityDialog(model, about) {
   const { meta, ticks } = model.profile;
   const q = meta.quality;
@@ -150,10 +161,10 @@ function qualityDialog(model, about) {
   const bar = el("div", { class: "quality-bar", role: "img", "aria-label": "Shares of exact, repaired, partial and lost samples" });
   const rows = [];
   const meanings = {
-    exact: "complete, from unwind tables and the interpreter's own marks",
-    repaired: "complete; code without tables was analysed on the way",
-    partial: "a node [cut: …] stands where something is missing",
-    lost: "due, but not in the profile",
+    exact: "complete, from unwind tables and interpreter anchors",
+    repaired: "complete, with code analysis where unwind tables are missing",
+    partial: "incomplete; a node [truncated: …] marks where frames are missing",
+    lost: "expected, but not taken",
   };
   for (const key of ["exact", "repaired", "partial", "lost"]) {
     const piece = el("span", { class: key, title: `${key} ${percent(q[key], all)}` });
@@ -168,37 +179,37 @@ function qualityDialog(model, about) {
   for (const [first, ...rest] of rows) body.append(el("tr", null, el("th", { scope: "row" }, first), ...rest.map((t) => el("td", { text: t }))));
   quality.append(body);
 
-  const reached = meta.rate && q.asked ? (meta.rate * q.taken) / q.asked : 0;
+  const reached = meta.rate && q.expected ? (meta.rate * q.taken) / q.expected : 0;
   const facts = [
     ["Command", meta.command],
     ["Process", meta.pid ? String(meta.pid) : ""],
     ["Python", meta.python],
     ["Started", meta.start > 0 ? new Date(meta.start * 1000).toISOString().replace("T", " ").slice(0, 19) + " UTC" : ""],
     ["Duration", meta.duration > 0 ? duration(meta.duration * 1e6) : ""],
-    ["Samples", `${count(q.taken)} of ${count(q.asked)} asked`],
-    ["Rate", meta.rate ? `${count(meta.rate)} Hz asked${reached ? `, ${reached.toFixed(1)} Hz reached` : ""}` : ""],
+    ["Samples", q.expected ? `${count(q.taken)} of ${count(q.expected)} expected` : count(q.taken)],
+    ["Rate", meta.rate ? `${count(meta.rate)} Hz requested${reached ? `, ${reached.toFixed(1)} Hz reached` : ""}` : ""],
     ["Event", [meta.event, meta.backend].filter(Boolean).join(", by ")],
-    ["Held", meta.held ? `${count(meta.held.median_us)} µs a sample (median), ${count(meta.held.longest_us)} µs at most` : ""],
-    ["Own CPU", meta.own_cpu > 0 ? `${duration(meta.own_cpu * 1e6)}${q.taken ? `, ${duration((meta.own_cpu * 1e6) / q.taken)} a sample` : ""}` : ""],
-    ["Timeline", ticks.n ? plural(ticks.n, "sample") : "none in this profile"],
+    ["Stops", meta.stopped ? `${count(meta.stopped.median_us)} µs per sample (median), ${count(meta.stopped.max_us)} µs at most` : ""],
+    ["Overhead", meta.profiler_cpu > 0 ? `${duration(meta.profiler_cpu * 1e6)} CPU${q.taken ? `, ${duration((meta.profiler_cpu * 1e6) / q.taken)} per sample` : ""}` : ""],
+    ["Timeline", ticks.n ? plural(ticks.n, "sample") : "none"],
     ["Version", meta.version],
   ].filter(([, text]) => text);
   const list = el("dl", null);
   for (const [key, text] of facts) list.append(el("dt", { text: key }), el("dd", null, el("bdi", { text: shorten(text, 2000) })));
 
-  const names = el("table", { class: "names" }, el("thead", null, el("tr", null, ...["File", "Samples", "Names from"].map((t) => el("th", { text: t, scope: "col" })))));
+  const names = el("table", { class: "names" }, el("thead", null, el("tr", null, ...["File", "Samples", "Symbols from"].map((t) => el("th", { text: t, scope: "col" })))));
   const files = el("tbody", null);
   for (const m of meta.modules.slice(0, 300)) {
-    const from = [m.names, m.missing && `missing: ${m.missing}`].filter(Boolean).join("; ");
-    files.append(el("tr", null, el("th", { scope: "row", title: m.build_id && `build id ${m.build_id}` }, el("bdi", { text: m.path })), el("td", { text: count(m.samples) }), el("td", null, el("bdi", { text: from }))));
+    const from = [m.symbols_from, m.symbols_missing && `missing: ${m.symbols_missing}`].filter(Boolean).join("; ");
+    files.append(el("tr", null, el("th", { scope: "row", title: m.build_id && `build ID ${m.build_id}` }, el("bdi", { text: m.path })), el("td", { text: count(m.samples) }), el("td", null, el("bdi", { text: from }))));
   }
   names.append(files);
   about.replaceChildren(
-    el("h3", { text: "Quality of the stacks" }),
-    all ? bar : el("p", { class: "hint", text: "This profile does not say." }),
+    el("h3", { text: "Stack quality" }),
+    all ? bar : el("p", { class: "hint", text: "Not recorded." }),
     ...(all ? [el("div", { class: "wide" }, quality)] : []),
     el("h3", { text: "Recording" }),
     list,
-    ...(meta.modules.length ? [el("h3", { text: "Where names came from" }), el("div", { class: "wide" }, names)] : []),
+    ...(meta.modules.length ? [el("h3", { text: "Symbols" }), el("div", { class: "wide" }, names)] : []),
   );
 }

@@ -1,19 +1,26 @@
-// Colours and letters on canvas, crisp on every screen.
+// Colors and text on a canvas, at the resolution of the screen.
 
 const KIND_NAMES = {
   python: "Python",
   native: "Native",
   inlined: "Inlined",
   kernel: "Kernel",
-  cut: "Stack cut",
+  truncated: "Truncated stack",
   state: "Off CPU",
-  unknown: "No name",
+  unknown: "No symbol",
   process: "Process",
   thread: "Thread",
   root: "All",
 };
 
-// By kind as in the svg; the tint depends on the name only, so that neighbours can be told apart and runs compared.
+// The class of a category's color: "extension numpy" and "extension PIL" have one.
+const CATEGORIES = ["your code", "library", "standard library", "interpreter", "extension", "C library", "kernel", "waiting", "unknown"];
+function categoryClass(label) {
+  const fitting = CATEGORIES.filter((name) => label === name || label.startsWith(name + " "));
+  return "of-" + (fitting.pop() ?? "unknown").replaceAll(" ", "-").toLowerCase();
+}
+
+// By kind as in the svg, or by category; the tint depends only on the name, so that neighbors differ and runs can be compared.
 class Palette {
   constructor(model) {
     this.model = model;
@@ -28,7 +35,7 @@ class Palette {
     this.load();
   }
 
-  // Reads the colours of the theme that is on.
+  // Reads the colors of the current theme.
   load() {
     const style = getComputedStyle(document.documentElement);
     const value = (name) => style.getPropertyValue(name).trim();
@@ -42,17 +49,20 @@ class Palette {
     const reach = Number(value("--tint-reach"));
     const bare = rgb(this.colors.panel);
     const mix = (a, b, part) => `rgb(${a.map((c, i) => Math.round(c + (b[i] - c) * part)).join(",")})`;
-    this.kinds = this.model.profile.kinds.map((kind) => {
+    const shades = (kind) => {
       const base = rgb(value("--" + kind));
       const tints = [];
       for (let t = 0; t < TINTS; t++) tints.push(mix(base, toward, (t / (TINTS - 1)) * reach));
       return { base: value("--" + kind), tints, dimmed: mix(base, bare, 0.72), crowd: mix(base, bare, 0.35) };
-    });
+    };
+    this.kinds = this.model.profile.kinds.map(shades);
+    this.categories = this.model.profile.categories.map((label) => shades(label ? categoryClass(label) : "root"));
   }
 
-  // As "tints" has it for a function by itself, "crowd" for many together, "dimmed" for what a search has not found.
+  // `tints`: colors of single functions; `crowd`: of several drawn together; `dimmed`: of functions that a search did not match.
   fill(fn, how) {
-    const kind = this.kinds[this.model.profile.functions.kind[fn]];
+    const { functions: f } = this.model.profile;
+    const kind = this.model.byCategory ? this.categories[f.category[fn]] : this.kinds[f.kind[fn]];
     return how === "tints" ? kind.tints[this.tint[fn]] : kind[how];
   }
 }

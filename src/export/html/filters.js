@@ -1,9 +1,10 @@
-// What is left out: kinds, modules, functions; what stacks must contain. Each choice shows as a chip that undoes it.
+// Filters: hidden kinds, modules and functions; functions that stacks must contain. Each shows as a chip that removes it.
 
 class Filters {
   constructor(model) {
     this.model = model;
     this.buildKinds();
+    this.buildCategories();
     this.buildModules();
   }
 
@@ -17,7 +18,7 @@ class Filters {
       if (!present.has(k)) continue;
       const button = el(
         "button",
-        { class: "kind", "aria-pressed": "true", title: `Fold ${KIND_NAMES[kinds[k]]} frames away, or show them again`, "data-kind": kinds[k] },
+        { class: "kind", "aria-pressed": "true", title: `Hide or show ${KIND_NAMES[kinds[k]]} frames`, "data-kind": kinds[k] },
         el("i", { class: "dot " + kinds[k] }),
         KIND_NAMES[kinds[k]],
       );
@@ -25,11 +26,32 @@ class Filters {
         const hiddenKinds = new Set(model.hiddenKinds);
         if (!hiddenKinds.delete(k)) hiddenKinds.add(k);
         model.set({ hiddenKinds });
-        announce(`${KIND_NAMES[kinds[k]]} frames ${hiddenKinds.has(k) ? "folded away" : "shown"}`);
+        announce(`${KIND_NAMES[kinds[k]]} frames ${hiddenKinds.has(k) ? "hidden" : "shown"}`);
       });
       this.kindButtons.push([k, button]);
       $("kinds").append(button);
     }
+  }
+
+  // Those with the most samples of their own; "Where the time goes" has all.
+  buildCategories() {
+    const { model } = this;
+    const { functions: f, categories } = model.profile;
+    const sums = new Float64Array(categories.length);
+    for (let i = 1; i < f.count; i++) sums[f.category[i]] += model.totals.self[i];
+    const order = [...categories.keys()].filter((k) => categories[k] && sums[k] > 0).sort((a, b) => sums[b] - sums[a]);
+    this.categoryButtons = order.slice(0, 8).map((k) => {
+      const title = `Fold ${categories[k]} into what calls it, or show it again`;
+      const button = el("button", { class: "kind", title, onclick: () => this.toggleCategory(k) }, el("i", { class: "dot " + categoryClass(categories[k]) }), shorten(categories[k], 30));
+      $("categories").append(button);
+      return [k, button];
+    });
+  }
+
+  toggleCategory(k) {
+    const hiddenCategories = new Set(this.model.hiddenCategories);
+    if (!hiddenCategories.delete(k)) hiddenCategories.add(k);
+    this.model.set({ hiddenCategories });
   }
 
   buildModules() {
@@ -48,7 +70,7 @@ class Filters {
         { key: "on", title: "", cell: (m) => el("input", { type: "checkbox", checked: !model.hiddenModules.has(m), "aria-label": `Show ${modules[m]}`, onchange: () => this.toggleModule(m) }) },
         { key: "function", title: "Module", cell: (m) => el("span", { class: "function" }, el("i", { class: "dot " + kind.get(m) }), el("bdi", { class: "name", text: modules[m], title: modules[m] })) },
         { key: "self", title: "Self", num: true, cell: (m) => share(samples[m], model.profile.total) },
-        { key: "solo", title: "", cell: (m) => el("button", { class: "bare only", text: "only", title: `Fold all other modules away`, onclick: () => this.onlyModule(m) }) },
+        { key: "solo", title: "", cell: (m) => el("button", { class: "bare only", text: "only", title: `Hide all other modules`, onclick: () => this.onlyModule(m) }) },
       ],
       onopen: (m) => this.toggleModule(m),
       onkey: (event, at) => event.key === " " && at >= 0 && (this.toggleModule(this.rows.rows[at]), true),
@@ -78,6 +100,7 @@ class Filters {
     const { model } = this;
     const { functions: f, modules, threads } = model.profile;
     for (const [k, button] of this.kindButtons) button.setAttribute("aria-pressed", String(!model.hiddenKinds.has(k)));
+    for (const [k, button] of this.categoryButtons) button.setAttribute("aria-pressed", String(!model.hiddenCategories.has(k)));
     if ($("modules").matches(":popover-open")) this.list();
     $("modules-button").classList.toggle("on", model.hiddenModules.size > 0);
 
@@ -88,7 +111,14 @@ class Filters {
     if (model.threads) chip(model.threads.size === 1 ? `thread ${threads[[...model.threads][0]].tid}` : `${model.threads.size} of ${plural(threads.length, "thread")}`, () => model.set({ threads: null }));
     model.only.forEach((only, at) => chip(`with ${only.label}`, () => model.set({ only: model.only.filter((_, i) => i !== at) })));
     if (model.hiddenModules.size === 1) chip(`without ${modules[[...model.hiddenModules][0]]}`, () => model.set({ hiddenModules: new Set() }));
-    else if (model.hiddenModules.size) chip(`${plural(model.hiddenModules.size, "module")} folded`, () => model.set({ hiddenModules: new Set() }));
+    else if (model.hiddenModules.size) chip(`${plural(model.hiddenModules.size, "module")} hidden`, () => model.set({ hiddenModules: new Set() }));
+    for (const k of model.hiddenCategories) {
+      chip(`without ${model.profile.categories[k]}`, () => {
+        const hiddenCategories = new Set(model.hiddenCategories);
+        hiddenCategories.delete(k);
+        model.set({ hiddenCategories });
+      });
+    }
     for (const fn of [...model.hiddenFunctions].slice(0, 8)) {
       chip(`without ${f.name[fn]}`, () => {
         const hiddenFunctions = new Set(model.hiddenFunctions);
@@ -108,6 +138,7 @@ class Filters {
       only: [],
       hiddenKinds: new Set(),
       hiddenModules: new Set(),
+      hiddenCategories: new Set(),
       hiddenFunctions: new Set(),
     });
   }

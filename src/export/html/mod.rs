@@ -1,9 +1,8 @@
-//! A profile as a page: one HTML file that needs no network, to open in a web browser.
+//! A self-contained HTML report of a profile.
 //!
-//! The page is plain HTML, CSS and JavaScript from the files beside this one, and the profile as it is packed by
-//! [`data`]. Names come from the target and mean nothing to the page: they are in base64, reach the document as text
-//! only, and the content security policy lets nothing run or load but the script and the style that are named by their
-//! hashes.
+//! The page is plain HTML, CSS and JavaScript from the files in this directory, and the profile as packed by
+//! `data`. Names come from the target and are not trusted: they are in base64, enter the document as text only, and the
+//! content security policy allows only the script and the style with the listed hashes.
 
 mod data;
 
@@ -12,12 +11,12 @@ use std::io::{self, Write};
 use base64::prelude::{BASE64_STANDARD, Engine};
 use sha2::{Digest, Sha256};
 
-use crate::tree::profile::Profile;
+use crate::profile::model::Profile;
 
 const PAGE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
 
-/// In the order in which they are defined; one function around them keeps their names to themselves.
+/// In the order of their definitions; a function around them keeps their names private.
 const SCRIPTS: &[&str] = &[
     include_str!("text.js"),
     include_str!("data.js"),
@@ -32,8 +31,13 @@ const SCRIPTS: &[&str] = &[
     include_str!("page.js"),
 ];
 
-/// Writes the profile as a page.
+/// Writes the profile as a page, which leaves out the interpreter's frames until they are asked for.
 pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
+    write_page(profile, false, out)
+}
+
+/// The same; the page begins with the interpreter's frames or without them.
+pub fn write_page(profile: &Profile, interpreter_frames: bool, out: &mut dyn Write) -> io::Result<()> {
     let script = format!("(() => {{\n\"use strict\";\n{}}})();\n", SCRIPTS.concat());
     let policy = format!(
         "default-src 'none'; script-src {}; style-src {}; img-src data:; base-uri 'none'; form-action 'none'; \
@@ -41,7 +45,7 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
         source_of(&script),
         source_of(STYLE)
     );
-    let packed = BASE64_STANDARD.encode(data::pack(profile)?);
+    let packed = BASE64_STANDARD.encode(data::pack(profile, interpreter_frames)?);
     let mut rest = PAGE;
     for (place, text) in [
         ("{policy}", policy.as_str()),
@@ -58,7 +62,7 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     out.flush()
 }
 
-/// What a content security policy calls this text.
+/// The source expression of this text in a content security policy.
 fn source_of(text: &str) -> String {
     format!("'sha256-{}'", BASE64_STANDARD.encode(Sha256::digest(text)))
 }

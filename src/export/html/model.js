@@ -1,4 +1,4 @@
-// What is looked at: the profile, what was chosen of it, and the trees that follow. Views listen for changes.
+// State of the page: the profile, the selection and filters, and the trees that follow. Views listen for changes.
 
 class Model {
   constructor(profile) {
@@ -9,6 +9,8 @@ class Model {
     this.value = profile.values[0];
     this.hiddenKinds = new Set();
     this.hiddenModules = new Set();
+    this.hiddenCategories = new Set();
+    this.byCategory = false; // colors
     this.hiddenFunctions = new Set();
     this.only = []; // { label, matches: Uint8Array by function }: stacks must contain one of each
     this.selected = -1; // function
@@ -17,7 +19,7 @@ class Model {
     this.texts = null;
     this.groupKind = profile.kinds.map((kind) => kind === "process" || kind === "thread" || kind === "root");
     this.isGroup = (fn) => this.groupKind[f.kind[fn]];
-    // A sample lasts until the next one of its thread is due.
+    // A sample lasts until the next one of its thread is expected.
     const { rate, event } = profile.meta;
     const timed = event === "" || event.includes("clock") || event.includes("cycles");
     const { n, time } = profile.ticks;
@@ -32,7 +34,7 @@ class Model {
     this.listeners.push(listener);
   }
 
-  // Takes changed fields; `what` tells listeners how much has changed: "tree", "search" or "selection".
+  // Takes changed fields; `what` is how much has changed: "tree", "search" or "selection".
   set(fields, what = "tree") {
     Object.assign(this, fields);
     if (what === "tree") this.derive();
@@ -43,7 +45,7 @@ class Model {
     return this.profile.kinds[this.profile.functions.kind[fn]];
   }
 
-  // Where a function is, in words.
+  // The location of a function as text.
   place(fn) {
     const { functions: f, modules } = this.profile;
     return this.kind(fn) === "python" ? this.source(fn) : modules[f.module[fn]];
@@ -55,7 +57,7 @@ class Model {
     return files[f.file[fn]] + (f.line[fn] ? ":" + f.line[fn] : "");
   }
 
-  // What is searched: name, place and source file.
+  // The text that is searched: name, location and source file.
   text(fn) {
     if (!this.texts) {
       const { functions: f, files, modules } = this.profile;
@@ -64,7 +66,7 @@ class Model {
     return this.texts[fn];
   }
 
-  // An amount of the value that is shown, in words.
+  // An amount of the shown value as text.
   amount(n) {
     const { name, unit } = this.value;
     if (unit === "nanoseconds") return duration(n / 1e3);
@@ -72,7 +74,7 @@ class Model {
     return plural(n, name.replace(/s$/, ""));
   }
 
-  // The same without what is counted, for a column of numbers.
+  // The same without the name of the value, for a column of numbers.
   number(n) {
     return this.value.unit === "count" ? count(n) : this.amount(n);
   }
@@ -102,11 +104,11 @@ class Model {
 
   hiddenMask() {
     const f = this.profile.functions;
-    const { hiddenKinds, hiddenModules, hiddenFunctions } = this;
-    if (hiddenKinds.size + hiddenModules.size + hiddenFunctions.size === 0) return null;
+    const { hiddenKinds, hiddenModules, hiddenCategories, hiddenFunctions } = this;
+    if (hiddenKinds.size + hiddenModules.size + hiddenCategories.size + hiddenFunctions.size === 0) return null;
     const mask = new Uint8Array(f.count);
     for (let i = 1; i < f.count; i++) {
-      mask[i] = hiddenKinds.has(f.kind[i]) || hiddenModules.has(f.module[i]) || hiddenFunctions.has(i) ? 1 : 0;
+      mask[i] = hiddenKinds.has(f.kind[i]) || hiddenModules.has(f.module[i]) || hiddenCategories.has(f.category[i]) || hiddenFunctions.has(i) ? 1 : 0;
     }
     return mask;
   }
@@ -137,7 +139,7 @@ class Model {
     return made;
   }
 
-  // A regular expression; capitals count only if there are some.
+  // A regular expression; case-sensitive only if it has capitals.
   find(text) {
     this.search = { text, error: "", matches: null, functions: 0, samples: 0 };
     if (text) {
@@ -158,7 +160,7 @@ class Model {
     this.set({}, "search");
   }
 
-  // How much of what is shown the search has found.
+  // How many of the shown samples the search matches.
   share() {
     const { search, view } = this;
     if (!search.matches) return;
@@ -169,7 +171,7 @@ class Model {
     for (let i = 1; i < search.matches.length; i++) if (search.matches[i] && this.totals.all[i] > 0) search.functions++;
   }
 
-  // Samples of each line of a function, in the whole recording: [with it on the stack, ended there]. A recursive function
+  // Samples of each line of a function, in the complete recording: [total, self]. A recursive function
   // counts where it is outermost.
   lines(fn) {
     const { tree, lineStart, lines, lineSamples, lineSelf } = this.profile;

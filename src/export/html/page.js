@@ -1,6 +1,6 @@
-// The page: views, keys, theme; everything starts here.
+// Entry point of the page: views, keys, theme.
 
-// Dark or light: as the system has it, until somebody chooses. Storage may be refused to files.
+// Dark or light: the system's choice until the user chooses. Storage may be denied to files.
 const theme = {
   system: matchMedia("(prefers-color-scheme: dark)"),
   load() {
@@ -70,9 +70,9 @@ class Page {
     $("facts").replaceChildren(...facts.map(([value, word]) => el("span", null, el("b", { text: value }), word ? " " + word : "")));
     const q = meta.quality;
     const all = q.exact + q.repaired + q.partial + q.lost;
-    const whole = q.exact + q.repaired;
-    const state = !all ? "cut" : whole / all >= 0.95 ? "exact" : whole / all >= 0.8 ? "partial" : "lost";
-    $("quality-button").replaceChildren(el("i", { class: "dot " + state }), all ? `${percent(whole, all)} complete stacks` : "About");
+    const complete = q.exact + q.repaired;
+    const state = !all ? "truncated" : complete / all >= 0.95 ? "exact" : complete / all >= 0.8 ? "partial" : "lost";
+    $("quality-button").replaceChildren(el("i", { class: "dot " + state }), all ? `${percent(complete, all)} complete stacks` : "About");
   }
 
   describe(source, id) {
@@ -110,7 +110,7 @@ class Page {
     const { model } = this;
     const select = (fn) => model.set({ selected: fn }, "selection");
     this.flame = this.chart("Flame graph of all stacks shown", "flame graph");
-    this.time = this.chart("Stacks of one thread in order of time", "flame chart");
+    this.time = this.chart("Stacks of one thread in chronological order", "flame chart");
     this.callers = this.chart("Callers of the selected function", "flame graph", { upward: true });
     this.callees = this.chart("Callees of the selected function", "flame graph");
     this.table = new FunctionTable(model, {
@@ -121,7 +121,7 @@ class Page {
       onpick: select,
       onopen: (fn) => this.openSandwich(fn),
     });
-    this.list = new FunctionTable(model, { id: "sandwich-row", label: "Functions to look at", columns: ["total", "function"], sorted: "total", onpick: select });
+    this.list = new FunctionTable(model, { id: "sandwich-row", label: "Selected function", columns: ["total", "function"], sorted: "total", onpick: select });
     this.tree = new CallTree(model, { onpick: select });
     this.middle = el("div", { class: "middle" });
     const panel = (name, ...children) => el("div", { class: "panel " + name, role: "tabpanel", id: "panel-" + name, "aria-labelledby": "tab-" + name, hidden: true }, ...children);
@@ -136,7 +136,7 @@ class Page {
     );
     this.panels = {
       flame: { title: "Flame graph", element: panel("flame", this.flame.element), draw: () => this.flame.draw(), show: () => this.flame.show(new TreeSource(model.view)), chart: this.flame },
-      time: { title: "Time order", element: panel("time", this.time.element), draw: () => this.time.draw(), show: () => this.showTime(), chart: this.time },
+      time: { title: "Chronological", element: panel("time", this.time.element), draw: () => this.time.draw(), show: () => this.showTime(), chart: this.time },
       sandwich: {
         title: "Sandwich",
         element: panel("sandwich", el("div", { class: "sandwich-list" }, this.list.element), charts),
@@ -187,7 +187,7 @@ class Page {
     const nothing = model.total === 0;
     this.empty.hidden = !nothing;
     if (nothing) {
-      this.empty.textContent = model.profile.total === 0 ? "There are no samples in this profile." : "No samples are left: widen the range, or undo a filter.";
+      this.empty.textContent = model.profile.total === 0 ? "This profile has no samples." : "No samples match: widen the time range or remove a filter.";
       this.active.element.append(this.empty);
     }
     this.active.show();
@@ -210,7 +210,7 @@ class Page {
         model.set({ selected: hottest }, "selection");
         return;
       }
-      this.middle.replaceChildren(el("span", { class: "dim", text: fn > 0 ? "Not on any stack shown." : "Choose a function." }));
+      this.middle.replaceChildren(el("span", { class: "dim", text: fn > 0 ? "Not on any of the stacks shown." : "Select a function." }));
     } else {
       this.middle.replaceChildren(
         functionName(model, fn),
@@ -247,7 +247,7 @@ class Page {
   copy(text) {
     navigator.clipboard?.writeText(text).then(
       () => announce("Copied"),
-      () => announce("The browser did not permit copying"),
+      () => announce("The browser blocked copying"),
     );
   }
 
@@ -299,6 +299,10 @@ class Page {
       model.set({ value });
       this.header();
     });
+    $("interpreter").hidden = !model.profile.hasInterpreterFrames;
+    $("interpreter").setAttribute("aria-pressed", String(model.profile.interpreterFrames));
+    $("interpreter").addEventListener("click", () => this.showInterpreter());
+    $("colors").addEventListener("click", () => this.recolor());
     $("direction").addEventListener("click", () => this.turn());
     $("zoom-out").addEventListener("click", () => this.active.chart?.back(true));
     const menu = $("modules-button");
@@ -320,6 +324,28 @@ class Page {
     }
   }
 
+  // Shows the interpreter's start-up and call glue, or folds them into the functions that call.
+  showInterpreter() {
+    const { profile } = this.model;
+    if (!profile.hasInterpreterFrames) return;
+    profile.use(!profile.interpreterFrames);
+    $("interpreter").setAttribute("aria-pressed", String(profile.interpreterFrames));
+    if (this.timeline) this.timeline.bins = null;
+    this.model.set({});
+    announce(`Interpreter frames ${profile.interpreterFrames ? "shown" : "folded away"}`);
+  }
+
+  recolor() {
+    const { model } = this;
+    model.byCategory = !model.byCategory;
+    $("colors").textContent = model.byCategory ? "Color: whose code" : "Color: kind";
+    $("colors").setAttribute("aria-pressed", String(model.byCategory));
+    $("kinds").hidden = model.byCategory;
+    $("categories").hidden = !model.byCategory;
+    this.active.draw?.();
+    this.stale = new Set(Object.keys(this.panels).filter((name) => name !== this.name));
+  }
+
   about() {
     qualityDialog(this.model, $("about"));
     $("quality").showModal();
@@ -328,15 +354,15 @@ class Page {
   turn() {
     for (const chart of [this.flame, this.time]) {
       chart.upward = !chart.upward;
+      chart.toRoot = true;
       chart.draw();
-      if (chart.source) chart.scroller.scrollTop = chart.upward ? chart.scroller.scrollHeight : 0;
     }
     $("direction").textContent = this.flame.upward ? "Flame" : "Icicle";
     $("direction").setAttribute("aria-pressed", String(this.flame.upward));
     announce(this.flame.upward ? "Roots at the bottom" : "Roots at the top");
   }
 
-  // Goes through the frames that the search has found, by samples.
+  // Cycles through the functions that the search matched, most samples first.
   next(step) {
     const { model } = this;
     const { matches } = model.search;
@@ -381,7 +407,7 @@ class Page {
     }
   }
 
-  // A click into the sandwich's graphs selects, but does not change whose sandwich it is.
+  // A click in the callers and callees graphs selects, but the graphs keep their function.
   inside() {
     const focus = document.activeElement;
     return focus === this.callers.canvas || focus === this.callees.canvas;
@@ -392,7 +418,7 @@ class Page {
     $("only").hidden = !search.matches || !search.functions;
     document.querySelector(".search").classList.toggle("wrong", !!search.error);
     $("found").textContent = search.error ? shorten(search.error, 60) : search.matches ? `${percent(search.samples, total)} · ${plural(search.functions, "function")}` : "";
-    $("found").title = search.matches ? `${this.model.amount(search.samples)} of ${this.model.number(total)} have a match on their stack` : search.error;
+    $("found").title = search.matches ? `${this.model.amount(search.samples)} of ${this.model.number(total)} have a match on the stack` : search.error;
   }
 
   key(event) {
@@ -407,6 +433,8 @@ class Page {
       s: () => selected > 0 && this.openSandwich(selected),
       h: () => this.hideFunction(selected),
       i: () => this.turn(),
+      g: () => this.showInterpreter(),
+      c: () => this.recolor(),
       t: () => theme.toggle(),
       "?": () => $("help").showModal(),
       Escape: () => this.active.chart?.back(true),
@@ -427,7 +455,7 @@ theme.load();
     holder.remove();
     const page = new Page(profile);
     $("loading").remove();
-    // For those who look further in the browser's console.
+    // For use in the browser's console.
     globalThis.nativeprof = { profile, model: page.model, page };
     requestAnimationFrame(() =>
       setTimeout(() => {
@@ -435,7 +463,7 @@ theme.load();
       }),
     );
   } catch (e) {
-    $("loading").textContent = `This profile could not be shown: ${e.message}\nIt needs a browser of 2024 or newer; if yours is, the file is damaged: export it again.`;
+    $("loading").textContent = `This profile could not be shown: ${e.message}\nRequires a 2024 or newer browser. If yours is newer, the file is damaged: export it again.`;
     throw e;
   }
 })();

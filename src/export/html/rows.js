@@ -40,7 +40,7 @@ class Rows {
     this.draw();
   }
 
-  // By another column, or the other way round.
+  // Sorts by another column, or reverses the order.
   sort(key) {
     if (this.sorted === key) this.descending = !this.descending;
     else {
@@ -63,7 +63,7 @@ class Rows {
     if (!height) return;
     const first = Math.max(0, Math.floor(this.scroller.scrollTop / ROW_HEIGHT) - 8);
     const last = Math.min(this.rows.length, Math.ceil((this.scroller.scrollTop + height) / ROW_HEIGHT) + 8);
-    // Rows that stay in view stay as they are: one that is pressed while the list moves must be there to be released.
+    // Visible rows keep their elements: a row pressed while the list moves must still exist when released.
     for (const [i, element] of this.made) {
       if (i >= first && i < last) continue;
       element.remove();
@@ -97,7 +97,7 @@ class Rows {
     for (const column of this.options.columns) {
       element.append(el("div", { role: "gridcell", class: `cell ${column.key} ${column.num ? "num" : ""}` }, column.cell(row)));
     }
-    // What can be clicked in a row acts for itself; it may make the rows anew, and must not vanish before it has acted.
+    // Buttons in a row handle their own clicks; they may rebuild the rows, so they must not be removed before that.
     const own = (event) => event.target.closest("input, button") !== null;
     element.addEventListener("click", (event) => own(event) || this.pick(i));
     element.addEventListener("dblclick", (event) => own(event) || this.options.onopen?.(row));
@@ -145,7 +145,7 @@ function share(n, all) {
   return el("span", { class: "share" }, bar, el("span", { text: percent(n, all) }));
 }
 
-// Heading of a column of amounts: a choice of values changes what they are.
+// Heading of a column of amounts; it depends on the selected value.
 const amountTitle = (model) => (model.profile.values.length > 1 ? "Amount" : "Samples");
 
 function functionName(model, fn) {
@@ -154,7 +154,7 @@ function functionName(model, fn) {
   return el("span", { class: "function" + (model.search.matches?.[fn] ? " found" : "") }, el("i", { class: "dot " + kind, title: KIND_NAMES[kind] }), name);
 }
 
-// Functions with samples: what the canvas shows, for sorting, searching and screen readers.
+// Functions with samples: the data of the canvas, for sorting, searching and screen readers.
 class FunctionTable {
   constructor(model, options) {
     this.model = model;
@@ -200,7 +200,7 @@ class FunctionTable {
   }
 }
 
-// The tree as rows that open and close: the same as the flame graph, for keys and screen readers.
+// The tree as expandable rows: the data of the flame graph, for keyboards and screen readers.
 class CallTree {
   constructor(model, options) {
     this.model = model;
@@ -214,7 +214,7 @@ class CallTree {
     ];
     this.rows = new Rows({
       id: "tree-row",
-      label: "Call tree. Right and left open and close, star opens the hottest path",
+      label: "Call tree. Right and left expand and collapse, star expands the hottest path",
       role: "treegrid",
       columns,
       onpick: (i) => options.onpick(model.view.fn[i]),
@@ -273,7 +273,7 @@ class CallTree {
     return true;
   }
 
-  // Opens the largest child of each, as long as it holds the better part.
+  // Expands the largest child repeatedly, while it has most of the samples.
   openPath(i) {
     const { view } = this.model;
     for (let k = 0; k < 200 && !this.isLeaf(i); k++) {

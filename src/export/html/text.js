@@ -1,6 +1,6 @@
-// Text for people: names made harmless, numbers, and elements made of them.
+// Text: escaped names, formatted numbers, and elements made of them.
 
-// Controls, marks of text direction, invisible characters: they are shown, not obeyed.
+// Control, text-direction and invisible characters are shown as escapes.
 const UNSAFE = /[\p{Cc}\p{Cf}\p{Co}\p{Cs}\u2028\u2029\ufffe\uffff]/u;
 const EACH_UNSAFE = new RegExp(UNSAFE.source, "gu");
 
@@ -37,7 +37,7 @@ function byteCount(n) {
   return at === 0 ? `${count(n)} B` : `${(n / 1024 ** at).toFixed(2)} ${["B", "KiB", "MiB", "GiB", "TiB"][at]}`;
 }
 
-// The end of a path tells more than its start.
+// The end of a path is more informative than its start.
 const baseName = (path) => path.slice(path.lastIndexOf("/") + 1);
 const shorten = (text, most) => (text.length > most ? text.slice(0, most - 1) + "…" : text);
 
@@ -57,7 +57,7 @@ function el(tag, attributes, ...children) {
 
 const $ = (id) => document.getElementById(id);
 
-// Tells those who do not see the page what has changed.
+// Announces changes to screen readers.
 let announced = 0;
 function announce(text) {
   clearTimeout(announced);

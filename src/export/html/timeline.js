@@ -1,4 +1,4 @@
-// The timeline: for each thread how busy it was, by kind of its innermost functions; and the range that is chosen.
+// The timeline: activity of each thread by kind of the innermost function, and the selected range.
 
 const TRACK = 26;
 const MOST_TRACKS = 300;
@@ -16,7 +16,7 @@ class Timeline {
     this.canvas = el("canvas", {
       tabindex: 0,
       role: "slider",
-      "aria-label": "Time range. Drag to choose; arrow keys move, with Shift widen, Escape takes all",
+      "aria-label": "Time range. Drag to select; arrow keys move it, Shift extends it, Escape clears it",
       "aria-valuemin": 0,
       "aria-valuemax": (model.whole / 1e6).toFixed(3),
       "aria-valuenow": 0,
@@ -33,7 +33,7 @@ class Timeline {
     this.fields = [$("range-from"), $("range-to")];
     for (const field of this.fields) {
       field.max = (model.whole / 1e6).toFixed(3);
-      // What is being typed is not to be overwritten by a redraw.
+      // A redraw must not overwrite text being typed.
       field.addEventListener("input", () => (this.typing = field));
       field.addEventListener("blur", () => (this.typing = null));
       field.addEventListener("change", () => this.typed());
@@ -76,7 +76,7 @@ class Timeline {
     this.choose(Number.isFinite(from) ? from : 0, Number.isFinite(to) ? to : this.model.whole);
   }
 
-  // Chooses a range in microseconds; both ends belong to it.
+  // Selects a range in microseconds, both ends included.
   choose(from, to) {
     const { whole } = this.model;
     [from, to] = [Math.min(from, to), Math.max(from, to)].map((t) => Math.round(Math.min(Math.max(0, t), whole)));
@@ -125,17 +125,17 @@ class Timeline {
     const { colors } = palette;
     c.fillStyle = colors.panel;
     c.fillRect(0, 0, width, height);
-    // Columns wide enough for some samples each, or a busy thread would look like a comb.
+    // Columns wide enough for several samples each, or a busy thread would look like a comb.
     const columns = Math.max(1, Math.floor(Math.min(width / 3, model.whole / model.period / 6)));
     const { data } = this.binned(columns);
-    // The busiest column of all threads is full.
+    // The busiest column of all threads has full height.
     let full = 1;
     for (let i = 0; i < data.length; i += kinds.length) {
       let sum = 0;
       for (let k = 0; k < kinds.length; k++) sum += data[i + k];
       full = Math.max(full, sum);
     }
-    const shown = ["python", "native", "inlined", "unknown", "cut", "kernel", "state", "thread", "process", "root"];
+    const shown = ["python", "native", "inlined", "unknown", "truncated", "kernel", "state", "thread", "process", "root"];
     const order = shown.map((name) => kinds.indexOf(name));
     tracks.forEach((t, lane) => {
       const bottom = (lane + 1) * TRACK - 3;
@@ -201,7 +201,7 @@ class Timeline {
     }
   }
 
-  // Shows what is chosen in the fields around.
+  // Updates the input fields.
   sync() {
     const { model } = this;
     const [from, to] = model.range ?? [0, model.whole];
@@ -226,7 +226,7 @@ class Timeline {
       const t = at(event);
       const near = (6 / this.width) * model.whole;
       start = t;
-      // A handle is dragged from the other one.
+      // A handle is dragged relative to the other one.
       if (model.range && Math.abs(t - model.range[0]) < near) start = model.range[1];
       else if (model.range && Math.abs(t - model.range[1]) < near) start = model.range[0];
       canvas.setPointerCapture(event.pointerId);

@@ -30,7 +30,7 @@ class Nodes {
   }
 }
 
-// The tree without the functions that are hidden: their samples go to who called them.
+// The tree without hidden functions; their samples go to their callers.
 function fold(tree, self, hidden) {
   const { n, parent, fn } = tree;
   const nodes = new Nodes(n);
@@ -45,7 +45,7 @@ function fold(tree, self, hidden) {
   return nodes;
 }
 
-// The largest first, then as they came. Nearly always there are few.
+// Largest first, else in input order. There are usually few.
 function sortByCount(nodes, all) {
   if (nodes.length > 16) {
     nodes.sort((a, b) => all[b] - all[a] || a - b);
@@ -146,7 +146,7 @@ function walkOutermost(view, functions, visit) {
   }
 }
 
-// Samples of each function: where it is on the stack, and where it is innermost.
+// Samples of each function: total and self.
 function functionTotals(view, functions) {
   const self = new Float64Array(functions);
   const all = new Float64Array(functions);
@@ -158,7 +158,7 @@ function functionTotals(view, functions) {
   return { self, all };
 }
 
-// Callers and callees of a function, over all places where it is called by something else than itself.
+// Callers and callees of a function, over all nodes where its caller is another function.
 const MOST_CALLERS = 600;
 const MOST_STEPS = 2e6;
 
@@ -180,7 +180,7 @@ function sandwich(view, functions, target) {
       callees.self[place[k]] += view.self[k];
     }
   }
-  // Upwards each place has a path of its own, so the way is bounded.
+  // Towards the root each node has one path, so the work is bounded.
   let steps = 0;
   for (const i of outer) steps += Math.min(view.depth[i], MOST_CALLERS);
   const most = steps > MOST_STEPS ? Math.max(8, Math.floor(MOST_STEPS / outer.length)) : MOST_CALLERS;

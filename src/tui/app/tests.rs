@@ -1,7 +1,5 @@
-use std::collections::BTreeMap;
-
 use super::*;
-use crate::tree::profile::{FrameKind, Node, Tick};
+use crate::profile::model::{FrameKind, Node, TimelineSample};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
@@ -18,13 +16,8 @@ fn profile() -> Profile {
         source: String::new(),
     };
     let node = |frame, parent, count| Node {
-        frame,
-        parent,
         count,
-        lines: BTreeMap::new(),
-        self_lines: BTreeMap::new(),
-        line_text: String::new(),
-        first_seen_line: 0,
+        ..Node::new(frame, parent)
     };
     let mut p = Profile {
         frames: vec![
@@ -38,7 +31,7 @@ fn profile() -> Profile {
     };
     p.timeline = [2, 2, 2, 1, 3, 3]
         .into_iter()
-        .map(|node| Tick {
+        .map(|node| TimelineSample {
             time: 0,
             pid: 7,
             tid: if node == 3 { 8 } else { 7 },
@@ -51,8 +44,8 @@ fn profile() -> Profile {
     p
 }
 
-fn press(app: &mut App, keys: &str) -> Act {
-    let mut last = Act::Nothing;
+fn press(app: &mut App, keys: &str) -> Action {
+    let mut last = Action::Nothing;
     for c in keys.chars() {
         let code = match c {
             '\n' => KeyCode::Enter,
@@ -67,7 +60,15 @@ fn press(app: &mut App, keys: &str) -> Act {
 
 /// Names of the rows, with self and total.
 fn shown(app: &App) -> Vec<String> {
-    let row = |r: &Row| format!("{}{} {}/{}", " ".repeat(r.depth), r.name, r.counts.own, r.counts.total);
+    let row = |r: &TopRow| {
+        format!(
+            "{}{} {}/{}",
+            " ".repeat(r.depth),
+            r.name,
+            r.counts.self_count,
+            r.counts.total
+        )
+    };
     app.rows.iter().map(row).collect()
 }
 
@@ -85,9 +86,9 @@ fn tables_and_keys() {
     assert_eq!(shown(&app), ["a 1/4", "b 3/3", "c\x1b[2J 2/2"]);
     press(&mut app, "2");
     assert_eq!(shown(&app), ["a 1/4", " b 3/3", "c\x1b[2J 2/2"]);
-    assert_eq!(press(&mut app, "3"), Act::Look);
+    assert_eq!(press(&mut app, "3"), Action::Look);
     assert_eq!(shown(&app), ["7  4/4", "8  2/2"]);
-    assert_eq!(press(&mut app, "\n"), Act::Look);
+    assert_eq!(press(&mut app, "\n"), Action::Look);
     assert_eq!((app.thread, &app.page), (Some(7), &Page::Functions));
     press(&mut app, "a");
     assert_eq!(app.thread, None);
@@ -96,7 +97,7 @@ fn tables_and_keys() {
         shown(&app),
         [
             "called by 0/0",
-            " (nobody: it is the outermost) 1/4",
+            " (no caller) 1/4",
             "the function 0/0",
             " a 1/4",
             "calls 0/0",
@@ -105,10 +106,10 @@ fn tables_and_keys() {
     );
     press(&mut app, "<");
     assert_eq!(app.page, Page::Functions);
-    assert_eq!(press(&mut app, "q"), Act::Quit);
+    assert_eq!(press(&mut app, "q"), Action::Quit);
     let ctrl_c = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
     press(&mut app, "/x");
-    assert_eq!(app.key(ctrl_c), Act::Quit, "also while something is typed");
+    assert_eq!(app.key(ctrl_c), Action::Quit, "also while something is typed");
 }
 
 #[test]
@@ -119,7 +120,7 @@ fn filters() {
     press(&mut app, "2");
     assert_eq!(shown(&app), ["a 0/3", " b 3/3"], "stacks with a match, whole");
     press(&mut app, "/(\n");
-    assert!(app.message.contains("not a regular expression"), "{}", app.message);
+    assert!(app.message.contains("invalid regular expression"), "{}", app.message);
     press(&mut app, "<<");
     assert_eq!(shown(&app).len(), 3);
 }
@@ -133,7 +134,7 @@ fn the_selection_stays_with_its_function() {
     next.nodes[0].count = 13;
     app.show(next);
     assert_eq!(app.table.selected(), Some(0), "{:?}", shown(&app));
-    assert_eq!(press(&mut app, "w\n"), Act::Save("nativeprof-7.svg".into()));
+    assert_eq!(press(&mut app, "w\n"), Action::Save("nativeprof-7.svg".into()));
 }
 
 /// The screen as text.

@@ -1,4 +1,4 @@
-//! Stacks that are not the thread's own from end to end: greenlets, contexts, and what a search must not make of them.
+//! Stacks that are not entirely the thread's own: greenlets, contexts, and what a scan must not make of them.
 
 use super::*;
 
@@ -35,59 +35,72 @@ fn landmarks(bootstrap: bool) -> Landmarks {
     }
 }
 
-/// Unwinds from `ip` over these words; the frames' return addresses (that of the innermost: its instruction) and how.
+/// Unwinds from `ip` over these words; returns the frames' return addresses (of the innermost: its instruction) and
+/// methods.
 fn walk(
     landmarks: Landmarks,
     ip: u64,
     words: &[u64],
-    (marks, loops): (&[u64], Option<usize>),
-) -> (Result<(), Cut>, Vec<(u64, How)>) {
+    (anchors, loops): (&[u64], Option<usize>),
+) -> (Result<(), Truncation>, Vec<(u64, UnwindMethod)>) {
     let mut unwinder = unwinder(file());
     unwinder.add_landmarks(ModuleId(0), landmarks);
-    unwinder.expect(marks.iter().map(|at| STACK + at), loops);
+    unwinder.set_anchors(anchors.iter().map(|at| STACK + at), loops);
     let mut frames = Vec::new();
     let regs = Regs::from_ip_sp_fp(ip, STACK, 0);
     let end = unwinder.unwind(&Map, &regs, &stack(words), &mut frames);
-    let shown = |(i, f): (usize, &NativeFrame)| (f.lookup + u64::from(i > 0), f.how);
+    let shown = |(i, f): (usize, &NativeFrame)| (f.lookup + u64::from(i > 0), f.method);
     (end, frames.iter().enumerate().map(shown).collect())
 }
 
-const GREENLET: How = How::Begins(Origin::Greenlet);
+const GREENLET: UnwindMethod = UnwindMethod::Begins(Origin::Greenlet);
 
 #[test]
 fn a_greenlet_begins_at_its_stub() {
-    // What lies outward is another's: here it would lead to an end.
+    // The words further out belong to another stack: here they would lead to an end.
     let words = [BOOTSTRAP, STUB, OTHER, END];
     let (end, frames) = walk(landmarks(true), EVAL, &words, (&[], Some(1)));
     assert_eq!(end, Ok(()));
-    assert_eq!(frames, [(EVAL, How::Cfi), (BOOTSTRAP, How::Cfi), (STUB, GREENLET)]);
-    // Its starter runs the same function, before the switch: marks, or calls of the loop that are not further in.
+    assert_eq!(
+        frames,
+        [
+            (EVAL, UnwindMethod::Cfi),
+            (BOOTSTRAP, UnwindMethod::Cfi),
+            (STUB, GREENLET)
+        ]
+    );
+    // Its starter runs the same function, before the switch: anchors, or calls of the eval function that are not
+    // further in.
     let words = [STUB, OTHER, EVAL, END];
-    let whole = [OTHER, STUB, OTHER, EVAL, END];
+    let complete = [OTHER, STUB, OTHER, EVAL, END];
     for expected in [(&[20][..], Some(1)), (&[], Some(1))] {
         let (end, frames) = walk(landmarks(true), OTHER, &words, expected);
-        assert_eq!((end, frames.len()), (Ok(()), whole.len()), "{expected:?}");
-        assert!(frames.iter().zip(whole).all(|((at, _), expected)| *at == expected));
+        assert_eq!((end, frames.len()), (Ok(()), complete.len()), "{expected:?}");
+        assert!(frames.iter().zip(complete).all(|((at, _), expected)| *at == expected));
     }
 }
 
 #[test]
 fn a_stub_alone_ends_a_stack_only_in_the_greenlet() {
     let words = [EVAL, STUB, OTHER, EVAL, END];
-    let ends = |marks: &[u64], loops| {
-        let (end, frames) = walk(landmarks(false), OTHER, &words, (marks, loops));
+    let ends = |anchors: &[u64], loops| {
+        let (end, frames) = walk(landmarks(false), OTHER, &words, (anchors, loops));
         assert_eq!(end, Ok(()));
-        frames.last().map(|(_, how)| *how)
+        frames.last().map(|(_, method)| *method)
     };
     assert_eq!(ends(&[8], Some(1)), Some(GREENLET), "the only mark lies further in");
     assert_eq!(ends(&[8, 16], Some(2)), Some(GREENLET), "one of the stub's own");
-    assert_eq!(ends(&[8, 32], Some(2)), Some(How::End), "another lies outward");
+    assert_eq!(
+        ends(&[8, 32], Some(2)),
+        Some(UnwindMethod::StackEnd),
+        "another lies outward"
+    );
     assert_eq!(
         ends(&[], Some(1)),
         Some(GREENLET),
         "all calls of the loop are further in"
     );
-    assert_eq!(ends(&[], Some(2)), Some(How::End), "one is not");
+    assert_eq!(ends(&[], Some(2)), Some(UnwindMethod::StackEnd), "one is not");
     assert_eq!(ends(&[], None), Some(GREENLET), "nothing is known");
 }
 
@@ -95,8 +108,8 @@ fn a_stub_alone_ends_a_stack_only_in_the_greenlet() {
 fn the_exchange_of_stacks_is_no_part_of_any() {
     let words = [SWITCH, OTHER, END];
     let (end, frames) = walk(landmarks(true), OTHER, &words, (&[], None));
-    assert_eq!(end, Err(Cut::GreenletSwitch));
-    assert_eq!(frames, [(OTHER, How::Cfi), (SWITCH, How::Lost)]);
+    assert_eq!(end, Err(Truncation::GreenletSwitch));
+    assert_eq!(frames, [(OTHER, UnwindMethod::Cfi), (SWITCH, UnwindMethod::Failed)]);
 }
 
 #[test]
@@ -104,38 +117,60 @@ fn what_returns_to_code_that_calls_nothing_is_first() {
     let words = [EVAL, FIRST, OTHER, END];
     let (end, frames) = walk(landmarks(true), OTHER, &words, (&[], None));
     assert_eq!(end, Ok(()));
-    assert_eq!(frames, [(OTHER, How::Cfi), (EVAL, How::Begins(Origin::Context))]);
+    assert_eq!(
+        frames,
+        [
+            (OTHER, UnwindMethod::Cfi),
+            (EVAL, UnwindMethod::Begins(Origin::Context))
+        ]
+    );
     // The code itself.
     let (end, frames) = walk(landmarks(true), FIRST + 4, &words, (&[], None));
-    assert_eq!((end, frames), (Ok(()), vec![(FIRST + 4, How::Begins(Origin::Context))]));
+    assert_eq!(
+        (end, frames),
+        (Ok(()), vec![(FIRST + 4, UnwindMethod::Begins(Origin::Context))])
+    );
 }
 
 #[test]
-fn nothing_is_looked_for_beyond_a_stack_that_was_made_by_hand() {
-    // 0x1140: no table, and nothing called before. The words behind would do for a search.
+fn foreign_stacks_are_not_searched() {
+    // 0x1140: no table, and no call before it. The words after it would satisfy a scan.
     let hand = BIAS + 0x1140;
     let (end, frames) = walk(Landmarks::default(), OTHER, &[EVAL, hand, OTHER, END], (&[], None));
-    assert_eq!(end, Err(Cut::OtherStack));
-    assert_eq!(frames, [(OTHER, How::Cfi), (EVAL, How::Lost)]);
+    assert_eq!(end, Err(Truncation::ForeignStack));
+    assert_eq!(frames, [(OTHER, UnwindMethod::Cfi), (EVAL, UnwindMethod::Failed)]);
 }
 
 #[test]
-fn nothing_is_looked_for_where_tables_lead_out_of_code() {
+fn no_search_where_tables_lead_out_of_code() {
     let (end, frames) = walk(Landmarks::default(), OTHER, &[EVAL, 0x1234, OTHER, END], (&[], None));
-    assert_eq!(end, Err(Cut::NotCode));
-    assert_eq!(frames, [(OTHER, How::Cfi), (EVAL, How::Lost)]);
+    assert_eq!(end, Err(Truncation::ReturnAddressNotInCode));
+    assert_eq!(frames, [(OTHER, UnwindMethod::Cfi), (EVAL, UnwindMethod::Failed)]);
     // In the interrupted function, the table of hand-written code may be wrong.
     let (end, frames) = walk(Landmarks::default(), OTHER, &[0x1234, EVAL, END], (&[], None));
     assert_eq!(end, Ok(()));
-    assert_eq!(frames, [(OTHER, How::Scan), (EVAL, How::Cfi), (END, How::End)]);
+    assert_eq!(
+        frames,
+        [
+            (OTHER, UnwindMethod::StackScan),
+            (EVAL, UnwindMethod::Cfi),
+            (END, UnwindMethod::StackEnd)
+        ]
+    );
 }
 
 #[test]
 fn a_zero_ends_a_search_only_at_the_end_of_the_stack() {
     let mut words = vec![0x1234, EVAL, 0];
     let near = walk(Landmarks::default(), OTHER, &words, (&[], None));
-    assert_eq!(near, (Ok(()), vec![(OTHER, How::Scan), (EVAL, How::End)]));
+    assert_eq!(
+        near,
+        (
+            Ok(()),
+            vec![(OTHER, UnwindMethod::StackScan), (EVAL, UnwindMethod::StackEnd)]
+        )
+    );
     words.resize(100, 0);
     let (end, _) = walk(Landmarks::default(), OTHER, &words, (&[], None));
-    assert_eq!(end, Err(Cut::NotCode));
+    assert_eq!(end, Err(Truncation::ReturnAddressNotInCode));
 }

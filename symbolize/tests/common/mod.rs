@@ -1,4 +1,4 @@
-//! Compiles small programs and asks binutils about them.
+//! Compiles small programs and compares with binutils.
 #![allow(dead_code)]
 
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ impl Scratch {
         Scratch(dir)
     }
 
-    /// Writes `source` and compiles it. `None`, said loudly, if the compiler is missing or refuses.
+    /// Writes `source` and compiles it. `None`, with a message, if the compiler is missing or fails.
     pub fn compile(&self, out: &str, source: (&str, &str), command: &[&str]) -> Option<PathBuf> {
         let (name, text) = source;
         let path = self.0.join(name);
@@ -58,7 +58,7 @@ impl Drop for Scratch {
 /// (function, file, line) of each frame, innermost first; `??` and 0 for what is not known.
 pub type Frames = Vec<(String, String, u32)>;
 
-/// What binutils says. `None` if it is not installed.
+/// The output of binutils. `None` if it is not installed.
 pub fn binutils(file: &Path, svmas: &[u64]) -> Option<Vec<Frames>> {
     use std::io::Write;
     let mut child = Command::new("addr2line")
@@ -92,7 +92,7 @@ pub fn binutils(file: &Path, svmas: &[u64]) -> Option<Vec<Frames>> {
     Some(all)
 }
 
-/// What we say, in the same form.
+/// Our result, in the same form.
 pub fn ours(module: &mut symbolize::Module, svmas: &[u64]) -> Vec<Frames> {
     let plain = |s: symbolize::Symbol| {
         (
@@ -132,7 +132,7 @@ pub fn libpythons() -> Vec<PathBuf> {
     found
 }
 
-/// A small generator with a fixed seed, so that a failure can be repeated.
+/// A generator with a fixed seed, so that failures can be reproduced.
 pub struct Lcg(pub u64);
 
 impl Lcg {

@@ -1,0 +1,164 @@
+//! What is charged: a tree of chains of callers, from where each task begins.
+
+use crate::engine::table::Table;
+use crate::engine::{Id, Verdict};
+
+/// Most chains of callers in one thread: about 100 MB.
+const MAX_NODES: usize = 1 << 20;
+
+/// Node of the thread itself: what runs outside of all functions that are known is charged to it alone.
+pub const ROOT: u32 = 0;
+/// Functions in chains beyond [`MAX_NODES`] are right below it.
+pub const OVERFLOW: u32 = 1;
+/// The event loop, outside of tasks.
+pub const MAIN: u32 = 2;
+/// Waits of the event loop.
+pub const WAIT: u32 = 3;
+
+/// Numbers of what is no function: the event loop and waits.
+pub const MAIN_ID: Id = Id::MAX - 1;
+pub const WAIT_ID: Id = Id::MAX - 2;
+/// A key that is no address of an object.
+const WAIT_KEY: usize = 1;
+
+/// A chain: a function, in its callers.
+pub struct Node {
+    pub function: Id,
+    pub parent: u32,
+    pub key: usize,
+    /// As [`super::kinds`] has it.
+    pub kind: u8,
+    /// Activations: not how often a coroutine was resumed. Of waits: their number.
+    pub calls: u64,
+    /// Ticks in it alone.
+    pub ticks: i64,
+    /// Ticks for which its task was suspended in it.
+    pub suspended: i64,
+    /// What it called last.
+    last_key: usize,
+    last_child: u32,
+}
+
+impl Node {
+    fn new(function: Id, parent: u32, key: usize, kind: u8) -> Node {
+        Node {
+            function,
+            parent,
+            key,
+            kind,
+            calls: 0,
+            ticks: 0,
+            suspended: 0,
+            last_key: 0,
+            last_child: 0,
+        }
+    }
+}
+
+/// The chains of one thread, or of several.
+pub struct Chains {
+    pub nodes: Vec<Node>,
+    /// Values of each node besides time, so many for each.
+    pub values: Vec<f64>,
+    /// How often Python functions began or went on, and C functions were called: what tracing costs depends on it.
+    pub entered: [u64; 2],
+    width: usize,
+    /// (parent, key) to `nodes`.
+    index: Table,
+}
+
+impl Chains {
+    /// Without any calls. `width`: values besides time.
+    pub fn new(width: usize) -> Chains {
+        let ids = [Id::MAX, Id::MAX, MAIN_ID, WAIT_ID];
+        Chains {
+            nodes: ids.map(|id| Node::new(id, ROOT, 0, 0)).into(),
+            values: vec![0.0; ids.len() * width],
+            entered: [0; 2],
+            width,
+            index: Table::default(),
+        }
+    }
+
+    /// The child of `parent` for a function that is known; `find` is for the others, and fails if it is left out.
+    #[inline(always)]
+    pub fn child(&mut self, parent: u32, key: usize, find: impl FnOnce() -> Option<(Id, u8)>) -> Result<u32, Verdict> {
+        if let Some(node) = self.nodes.get(parent as usize)
+            && node.last_key == key
+        {
+            return Ok(node.last_child);
+        }
+        let child = match self.index.get(parent, key) {
+            Some(child) => child,
+            None => {
+                let (id, kind) = find().ok_or(Verdict::Excluded)?;
+                self.add_child(parent, key, id, kind)
+            }
+        };
+        if let Some(node) = self.nodes.get_mut(parent as usize) {
+            (node.last_key, node.last_child) = (key, child);
+        }
+        Ok(child)
+    }
+
+    #[cold]
+    fn add_child(&mut self, mut parent: u32, key: usize, id: Id, kind: u8) -> u32 {
+        let above = self.nodes.get(parent as usize).map_or(ROOT, |n| n.parent);
+        if self.nodes.len() >= MAX_NODES || above == OVERFLOW {
+            parent = OVERFLOW;
+            if let Some(known) = self.index.get(parent, key) {
+                return known;
+            }
+        }
+        let node = self.nodes.len() as u32;
+        self.nodes.push(Node::new(id, parent, key, kind));
+        self.values.resize(self.nodes.len() * self.width, 0.0);
+        self.index.insert(parent, key, node);
+        node
+    }
+
+    /// The node for waits in the function of this node.
+    pub fn wait_in(&mut self, node: u32) -> u32 {
+        if node == MAIN || node == ROOT {
+            return WAIT;
+        }
+        match self.index.get(node, WAIT_KEY) {
+            Some(child) => child,
+            None => self.add_child(node, WAIT_KEY, WAIT_ID, 0),
+        }
+    }
+
+    /// The values of a node.
+    pub fn values_of(&mut self, node: u32) -> &mut [f64] {
+        let from = node as usize * self.width;
+        self.values.get_mut(from..from + self.width).unwrap_or_default()
+    }
+
+    /// Adds all of another tree.
+    pub fn add(&mut self, other: &Chains) {
+        for (sum, count) in self.entered.iter_mut().zip(other.entered) {
+            *sum += count;
+        }
+        let mut places: Vec<u32> = Vec::with_capacity(other.nodes.len());
+        for (at, node) in other.nodes.iter().enumerate() {
+            let place = if at as u32 <= WAIT {
+                at as u32
+            } else {
+                let parent = places.get(node.parent as usize).copied().unwrap_or(OVERFLOW);
+                let known = self.index.get(parent, node.key);
+                known.unwrap_or_else(|| self.add_child(parent, node.key, node.function, node.kind))
+            };
+            places.push(place);
+            if let Some(sum) = self.nodes.get_mut(place as usize) {
+                sum.calls += node.calls;
+                sum.ticks = sum.ticks.wrapping_add(node.ticks);
+                sum.suspended = sum.suspended.wrapping_add(node.suspended);
+            }
+            let from = at * self.width;
+            let values = other.values.get(from..from + self.width).unwrap_or_default();
+            for (sum, value) in self.values_of(place).iter_mut().zip(values) {
+                *sum += value;
+            }
+        }
+    }
+}

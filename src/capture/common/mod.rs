@@ -1,0 +1,10 @@
+//! Shared by several backends.
+
+pub mod block_cache;
+pub mod jitter;
+pub mod mapping_tracker;
+pub mod perf_ring;
+pub mod rng;
+pub mod seen_code;
+pub mod sideband;
+pub mod stack_copy;

@@ -1,0 +1,112 @@
+//! Sideband records of perf events: mappings, forks, names, exits.
+
+use crate::event::Event;
+use crate::sys::perf::perf;
+
+/// A sideband record with its time.
+pub struct SidebandRecord {
+    /// CLOCK_MONOTONIC, ns.
+    pub time: u64,
+    pub event: Event,
+}
+
+/// Must this record wait for older samples, where all samples up to `known_until` are known? The exit of a process, or
+/// an exec, invalidates what is known of it. Other records may be early.
+pub fn must_wait(record: &SidebandRecord, known_until: u64) -> bool {
+    matches!(record.event, Event::Exit { .. } | Event::Exec { .. }) && record.time > known_until
+}
+
+/// Makes an event write sideband records, in the form that [`decode`] reads.
+pub fn request_sideband(attr: &mut perf::perf_event_attr) {
+    attr.sample_type = (perf::PERF_SAMPLE_TID | perf::PERF_SAMPLE_TIME).into();
+    attr.clockid = libc::CLOCK_MONOTONIC;
+    attr.set_use_clockid(1);
+    attr.set_mmap(1);
+    attr.set_mmap2(1);
+    attr.set_comm(1);
+    attr.set_comm_exec(1);
+    attr.set_task(1);
+    attr.set_sample_id_all(1);
+}
+
+/// Makes an event that writes to the ring of another one record only its ticks.
+pub fn disable_sideband(attr: &mut perf::perf_event_attr) {
+    attr.set_mmap(0);
+    attr.set_mmap2(0);
+    attr.set_comm(0);
+    attr.set_comm_exec(0);
+    attr.set_task(0);
+}
+
+/// Time of a tick: [`request_sideband`] says what a sample's record holds (process and thread, time).
+pub fn time_of_sample(body: &[u8]) -> Option<u64> {
+    Some(u64::from_le_bytes(body.get(8..16)?.try_into().ok()?))
+}
+
+/// `Err` counts lost records; `None` is a record that is not used.
+pub fn decode(kind: u32, misc: u16, b: &[u8]) -> Option<Result<SidebandRecord, u64>> {
+    let u32_at = |at: usize| Some(u32::from_le_bytes(b.get(at..at + 4)?.try_into().ok()?));
+    let u64_at = |at: usize| Some(u64::from_le_bytes(b.get(at..at + 8)?.try_into().ok()?));
+    if kind == perf::PERF_RECORD_LOST {
+        return Some(Err(u64_at(8)?));
+    }
+    let text = |from: usize| {
+        let raw = b.get(from..b.len().checked_sub(16)?)?;
+        Some(raw.split(|c| *c == 0).next().unwrap_or(raw).to_vec())
+    };
+    let (pid, tid) = (u32_at(0)?, u32_at(4)?);
+    // With sample_id_all every record ends in pid, tid, time.
+    let time = u64_at(b.len().checked_sub(8)?)?;
+    let event = match kind {
+        perf::PERF_RECORD_MMAP2 => {
+            let (start, len) = (u64_at(8)?, u64_at(16)?);
+            Event::Mmap {
+                pid,
+                start,
+                end: start.saturating_add(len),
+                offset: u64_at(24)?,
+                path: text(64)?,
+            }
+        }
+        perf::PERF_RECORD_COMM if u32::from(misc) & perf::PERF_RECORD_MISC_COMM_EXEC != 0 => {
+            Event::Exec { pid, comm: text(8)? }
+        }
+        perf::PERF_RECORD_COMM => Event::Comm {
+            pid,
+            tid,
+            comm: text(8)?,
+        },
+        // pid, parent pid, tid, parent tid
+        perf::PERF_RECORD_FORK => {
+            let (parent, tid) = (u32_at(4)?, u32_at(8)?);
+            if pid == parent {
+                Event::Thread { pid, tid }
+            } else {
+                Event::Fork { pid, parent }
+            }
+        }
+        perf::PERF_RECORD_EXIT => Event::Exit { pid, tid: u32_at(8)? },
+        _ => return None,
+    };
+    Some(Ok(SidebandRecord { time, event }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exits_wait_for_older_samples() {
+        let at = |time, event| SidebandRecord { time, event };
+        let exit = || Event::Exit { pid: 1, tid: 1 };
+        let exec = Event::Exec {
+            pid: 1,
+            comm: Vec::new(),
+        };
+        assert!(!must_wait(&at(10, exit()), 10));
+        assert!(must_wait(&at(11, exit()), 10));
+        assert!(must_wait(&at(11, exec), 10));
+        assert!(!must_wait(&at(11, Event::Thread { pid: 1, tid: 2 }), 10));
+        assert!(!must_wait(&at(11, exit()), u64::MAX));
+    }
+}

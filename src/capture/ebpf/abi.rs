@@ -1,0 +1,398 @@
+//! Decodes the records of sample.bpf.c. The kernel is trusted; the bounds of its bytes are checked nevertheless.
+
+use rustc_hash::FxHashMap;
+
+use crate::arch::{PT_REGS_WORDS, Regs};
+use crate::bytes::{u16_at, u32_at, u64_at};
+use crate::cpython_layout::{ABSENT, TargetLayout, ThreadStateLocation, Tls};
+use crate::event::{CodeCopy, Holder, Part, Pid, RawPyFrame, Sample, StackBytes, Tid, TimeSpent, WakeUp, WalkStatus};
+
+const HEAD: usize = 512;
+const REGS_OK: u32 = 1;
+const MORE: u32 = 4;
+const REST: u32 = 8;
+const OFF_CPU: u32 = 32;
+/// Index of the system call's number in `struct pt_regs`.
+const ORIG_AX: usize = 15;
+const CODE_COPY: u32 = 16;
+const WAKER: u32 = 64;
+const HOLDS_LOCK: u32 = 128;
+
+// Offsets in `struct head` and, up to the time, `struct code_head`.
+const PID: usize = 4;
+const TID: usize = 8;
+const FLAGS: usize = 12;
+const TIME: usize = 16;
+const REGS: usize = 24;
+const STACK_BASE: usize = REGS + 8 * PT_REGS_WORDS + 8;
+const STACK_LEN: usize = STACK_BASE + 8;
+const KERNEL: usize = STACK_LEN + 4;
+const FRAMES: usize = KERNEL + 2;
+const ANCHORS: usize = FRAMES + 2;
+const WALK: usize = ANCHORS + 2;
+const FRAMES_AT: usize = WALK + 2;
+const STACK_AT: usize = FRAMES_AT + 4;
+const HOLES: usize = STACK_AT + 8; // on a word boundary
+const HOLE_WORDS: usize = 5;
+
+const CPU: usize = HOLES + 8 * HOLE_WORDS;
+const RUNNABLE: usize = CPU + 8;
+const BLOCKED: usize = RUNNABLE + 8;
+const WAKER_TID: usize = BLOCKED + 8;
+const WAKER_PID: usize = WAKER_TID + 4;
+const RUNNABLE_LENGTH: usize = WAKER_PID + 4;
+const BLOCKED_LENGTH: usize = RUNNABLE_LENGTH + 8;
+const WOKEN: usize = BLOCKED_LENGTH + 8;
+const HOLDER: usize = WOKEN + 8;
+const HOLDERS_AT: usize = HOLDER + 8;
+/// `HOLDERS` of the program.
+const HOLDERS: usize = 10;
+/// `THREAD_STATE` of it.
+const THREAD_STATE: u64 = 1 << 63;
+
+// Offsets in `struct code_head`.
+const CODE: usize = TIME + 8;
+const FINGERPRINT: usize = CODE + 8;
+const PARTS_AT: usize = FINGERPRINT + 8;
+const PART_SIZE: usize = 16;
+const PARTS: usize = 5;
+
+const FRAME_SIZE: usize = 32;
+const ANCHOR_SIZE: usize = 16;
+
+/// Samples that wait for the rest of their stacks, at most. Rests follow at once, so beyond this number they were lost.
+const MAX_OPEN: usize = 64;
+
+/// A decoded record, or several joined.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DecodedRecord {
+    Sample(Box<Sample>),
+    /// Of a process, at a time: taken with a sample of the same time, which follows.
+    Code(Pid, u64, CodeCopy),
+}
+
+/// Joins the records of one thread's samples.
+#[derive(Default)]
+pub struct StackReassembler {
+    /// Samples whose stacks are incomplete.
+    open: FxHashMap<Tid, Sample>,
+}
+
+impl StackReassembler {
+    /// Adds a ring buffer entry; appends the records that it completes. A truncated entry is dropped.
+    pub fn take(&mut self, b: &[u8], out: &mut Vec<DecodedRecord>) {
+        let Some(flags) = u32_at(b, FLAGS) else { return };
+        if flags & CODE_COPY != 0 {
+            out.extend(decode_code(b));
+            return;
+        }
+        let Some(mut sample) = decode(b) else { return };
+        if flags & REST != 0 {
+            let Some(mut first) = self.open.remove(&sample.tid) else {
+                return;
+            };
+            if first.time == sample.time {
+                first.stack.append(sample.stack);
+            }
+            sample = first;
+        } else {
+            // The rest was lost: the sample is emitted without it.
+            out.extend(
+                self.open
+                    .remove(&sample.tid)
+                    .map(|s| DecodedRecord::Sample(Box::new(s))),
+            );
+        }
+        if self.open.len() >= MAX_OPEN {
+            self.finish(out);
+        }
+        if flags & MORE != 0 {
+            self.open.insert(sample.tid, sample);
+        } else {
+            out.push(DecodedRecord::Sample(Box::new(sample)));
+        }
+    }
+
+    /// Appends the samples whose rests were lost; called at the end.
+    pub fn finish(&mut self, out: &mut Vec<DecodedRecord>) {
+        out.extend(self.open.drain().map(|(_, s)| DecodedRecord::Sample(Box::new(s))));
+    }
+}
+
+/// A copy of a code object from one ring buffer entry; `None` if the entry is truncated.
+pub fn decode_code(b: &[u8]) -> Option<DecodedRecord> {
+    let mut at = PARTS_AT + PARTS * PART_SIZE;
+    let mut parts = Vec::with_capacity(PARTS);
+    for i in 0..PARTS {
+        let (avma, len) = (
+            u64_at(b, PARTS_AT + i * PART_SIZE)?,
+            u32_at(b, PARTS_AT + i * PART_SIZE + 8)? as usize,
+        );
+        let bytes = b.get(at..at + len)?.to_vec();
+        at += len;
+        if len > 0 {
+            parts.push(Part { avma, bytes });
+        }
+    }
+    let copy = CodeCopy {
+        code: u64_at(b, CODE)?,
+        fingerprint: u32_at(b, FINGERPRINT)?,
+        parts,
+    };
+    Some(DecodedRecord::Code(u32_at(b, PID)?, u64_at(b, TIME)?, copy))
+}
+
+/// A sample from one ring buffer entry; `None` if the entry is truncated.
+pub fn decode(b: &[u8]) -> Option<Sample> {
+    let flags = u32_at(b, FLAGS)?;
+    let regs = if flags & REGS_OK != 0 {
+        let mut w = [0; PT_REGS_WORDS];
+        for (i, w) in w.iter_mut().enumerate() {
+            *w = u64_at(b, REGS + 8 * i)?;
+        }
+        Some(Regs::from_pt_regs(&w))
+    } else {
+        None
+    };
+    let kernel = (0..usize::from(u16_at(b, KERNEL)?))
+        .map(|i| u64_at(b, HEAD + 8 * i))
+        .collect::<Option<Vec<_>>>()?;
+    let frames = usize::from(u16_at(b, FRAMES)?);
+    let frames_at = u32_at(b, FRAMES_AT)? as usize;
+    let python = b
+        .get(frames_at..frames_at + frames * FRAME_SIZE)?
+        .chunks_exact(FRAME_SIZE);
+    let python = python
+        .map(|f| {
+            Some(RawPyFrame {
+                frame: u64_at(f, 0)?,
+                code: u64_at(f, 8)?,
+                instr: u64_at(f, 16)?,
+                fingerprint: u32_at(f, 24)?,
+                owner: f[28],
+                entry: f[29] != 0,
+            })
+        })
+        .collect::<Option<Vec<_>>>()?;
+    let anchors_at = frames_at + frames * FRAME_SIZE;
+    let anchors = b
+        .get(anchors_at..anchors_at + usize::from(u16_at(b, ANCHORS)?) * ANCHOR_SIZE)?
+        .chunks_exact(ANCHOR_SIZE);
+    let anchors = anchors
+        .map(|m| {
+            Some(RawPyFrame {
+                frame: u64_at(m, 0)?,
+                instr: u64_at(m, 8)?,
+                ..RawPyFrame::default()
+            })
+        })
+        .collect::<Option<Vec<_>>>()?;
+    let stack_at = u32_at(b, STACK_AT)? as usize;
+    let bytes = b.get(stack_at..stack_at + u32_at(b, STACK_LEN)? as usize)?.to_vec();
+    let holes = (0..HOLE_WORDS)
+        .map(|i| u64_at(b, HOLES + 8 * i))
+        .collect::<Option<Vec<_>>>()?;
+    let off_cpu = |at| if flags & OFF_CPU != 0 { u64_at(b, at) } else { Some(0) };
+    Some(Sample {
+        pid: u32_at(b, PID)?,
+        tid: u32_at(b, TID)?,
+        time: u64_at(b, TIME)?,
+        regs,
+        stack: StackBytes {
+            base: u64_at(b, STACK_BASE)?,
+            bytes,
+            holes: if holes.iter().any(|w| *w != 0) {
+                holes
+            } else {
+                Vec::new()
+            },
+        },
+        kernel,
+        python,
+        anchors,
+        walk: match u16_at(b, WALK)? {
+            0 => WalkStatus::NoPython,
+            1 => WalkStatus::Complete,
+            2 => WalkStatus::Fault,
+            _ => WalkStatus::TooDeep,
+        },
+        time_spent: TimeSpent {
+            cpu: u64_at(b, CPU)?,
+            runnable: u64_at(b, RUNNABLE)?,
+            blocked: u64_at(b, BLOCKED)?,
+            runnable_length: off_cpu(RUNNABLE_LENGTH)?,
+            blocked_length: off_cpu(BLOCKED_LENGTH)?,
+        },
+        wake_up: WakeUp {
+            time: if flags & WAKER != 0 {
+                u64_at(b, WOKEN)?
+            } else {
+                off_cpu(WOKEN)?
+            },
+            waker: (flags & OFF_CPU != 0)
+                .then_some((u32_at(b, WAKER_PID)?, u32_at(b, WAKER_TID)?))
+                .filter(|(_, tid)| *tid != 0),
+            holder: off_cpu(HOLDER)?,
+            holders: match flags & OFF_CPU {
+                0 => Vec::new(),
+                _ => (0..HOLDERS)
+                    .map_while(|i| Some((u64_at(b, HOLDERS_AT + 16 * i)?, u64_at(b, HOLDERS_AT + 16 * i + 8)?)))
+                    .take_while(|(who, _)| *who != 0)
+                    .map(|(who, time)| match who & THREAD_STATE {
+                        0 => (Holder::Thread(who as Tid), time),
+                        _ => (Holder::State(who & !THREAD_STATE), time),
+                    })
+                    .collect(),
+            },
+            wakes: (flags & WAKER != 0).then_some(u32_at(b, WAKER_TID)?),
+        },
+        holds_lock: flags & HOLDS_LOCK != 0,
+        // -1 outside system calls
+        system_call: (flags & OFF_CPU != 0)
+            .then(|| u64_at(b, REGS + 8 * ORIG_AX))
+            .flatten()
+            .and_then(|n| u16::try_from(n).ok()),
+    })
+}
+
+/// From the list of interpreters to the main one (`struct pyinterpreters`, Include/internal/pycore_runtime.h, v3.12.1
+/// to v3.13.0; pycore_runtime_structs.h, v3.14.0 and v3.15.0).
+const MAIN: u32 = 8;
+
+/// Bytes of `struct layout`.
+pub const LAYOUT_SIZE: usize = 112;
+
+/// A process's [`TargetLayout`] as the BPF program's `struct layout`.
+pub fn encode(layout: &TargetLayout) -> [u8; LAYOUT_SIZE] {
+    let mut out = Vec::with_capacity(LAYOUT_SIZE);
+    out.extend(layout.stack_end.to_le_bytes());
+    if let Some(p) = &layout.python {
+        let l = &p.layout;
+        let (tls, key, specific) = match (p.thread_state, p.tls) {
+            (ThreadStateLocation::Key, Tls::Glibc(at)) => (1u32, l.runtime_key, at),
+            (ThreadStateLocation::Key, Tls::Musl(at)) => (2, l.runtime_key, at),
+            (ThreadStateLocation::Offset(at), _) => (3, 0, at as u32),
+            (ThreadStateLocation::Block { id, offset }, Tls::Glibc(_)) => (4, id as u32, offset),
+            (ThreadStateLocation::Block { id, offset }, Tls::Musl(_)) => (5, id as u32, offset),
+            (ThreadStateLocation::InterpreterList, _) => (0, 0, 0),
+        };
+        out.extend(p.runtime.to_le_bytes());
+        for w in [
+            key,
+            l.runtime_current,
+            tls,
+            specific,
+            l.runtime_interpreters.wrapping_add(MAIN),
+            l.interp_generation,
+            l.runtime_generation as u32,
+        ] {
+            out.extend(w.to_le_bytes());
+        }
+        let instr_size = if l.position == crate::cpython_layout::InstructionEncoding::Pointer {
+            8
+        } else {
+            4
+        };
+        let cframe_frame = if l.tstate_first == l.tstate_cframe {
+            l.cframe_current_frame
+        } else {
+            ABSENT
+        };
+        // The anchors have a chain of their own, to be walked, only if they lie outside the frame chain.
+        let cframe = match l.anchor {
+            crate::cpython_layout::Anchor::CFramePerFrame | crate::cpython_layout::Anchor::CFramePerEntry => {
+                l.tstate_cframe
+            }
+            _ => ABSENT,
+        };
+        for h in [
+            l.tstate_thread_id,
+            l.tstate_first,
+            cframe_frame,
+            l.cframe_previous,
+            l.tstate_root_cframe,
+            cframe,
+            l.frame_size,
+            l.frame_previous,
+            l.frame_code,
+            l.frame_instr,
+            instr_size,
+            l.frame_owner,
+            l.frame_entry,
+            l.code_name,
+            l.code_filename,
+            l.code_firstlineno,
+            l.str_length,
+            l.str_ascii_data,
+            l.code_version,
+            l.tstate_base_frame,
+            l.frame_copy,
+            l.code_copies,
+            l.code_adaptive,
+            l.tstate_interp,
+            l.code_copied(),
+            l.code_qualname,
+            l.code_linetable,
+            l.str_state,
+            l.str_kind_bit,
+            l.str_compact_data,
+            l.bytes_size,
+            l.bytes_data,
+        ] {
+            out.extend(h.to_le_bytes());
+        }
+    }
+    out.resize(LAYOUT_SIZE, 0);
+    out.try_into().expect("resized to the size")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const _: () = assert!(BLOCKED + 8 <= HEAD, "the head has outgrown its room");
+
+    #[test]
+    fn copies_of_code_objects() {
+        let mut b = vec![0u8; PARTS_AT + PARTS * PART_SIZE];
+        let mut put = |at: usize, bytes: &[u8]| b[at..at + bytes.len()].copy_from_slice(bytes);
+        put(PID, &7u32.to_le_bytes());
+        put(FLAGS, &CODE_COPY.to_le_bytes());
+        put(TIME, &5u64.to_le_bytes());
+        put(CODE, &0x1000u64.to_le_bytes());
+        put(FINGERPRINT, &9u32.to_le_bytes());
+        for (i, avma, len) in [(0, 0x1000u64, 3u32), (2, 0x2000, 2)] {
+            put(PARTS_AT + i * PART_SIZE, &avma.to_le_bytes());
+            put(PARTS_AT + i * PART_SIZE + 8, &len.to_le_bytes());
+        }
+        b.extend([1, 2, 3, 4, 5]);
+        let part = |avma, bytes: &[u8]| Part {
+            avma,
+            bytes: bytes.to_vec(),
+        };
+        let copy = CodeCopy {
+            code: 0x1000,
+            fingerprint: 9,
+            parts: vec![part(0x1000, &[1, 2, 3]), part(0x2000, &[4, 5])],
+        };
+        let (mut reassembler, mut out) = (StackReassembler::default(), Vec::new());
+        reassembler.take(&b, &mut out);
+        assert_eq!(out, [DecodedRecord::Code(7, 5, copy)]);
+        for len in 0..b.len() {
+            assert_eq!(decode_code(&b[..len]), None, "{len}");
+        }
+    }
+
+    #[test]
+    fn cut_records_are_refused() {
+        let mut b = vec![0u8; HEAD];
+        b[FRAMES_AT..FRAMES_AT + 4].copy_from_slice(&(HEAD as u32).to_le_bytes());
+        b[STACK_AT..STACK_AT + 4].copy_from_slice(&(HEAD as u32).to_le_bytes());
+        assert!(decode(&b).is_some());
+        for len in 0..HEAD {
+            assert_eq!(decode(&b[..len]).is_some(), len >= HEAD, "{len}");
+        }
+        b[FRAMES..FRAMES + 2].copy_from_slice(&1u16.to_le_bytes());
+        assert!(decode(&b).is_none(), "says it has a frame");
+    }
+}

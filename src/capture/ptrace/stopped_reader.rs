@@ -1,0 +1,281 @@
+//! Reads a stopped thread: registers, interpreter frames, stack. Kept minimal: the thread is stopped meanwhile.
+
+use std::io;
+use std::sync::Arc;
+
+use super::timer::{Tick, Timer};
+use crate::arch::{GPRS, PerfRegs, Regs, UserRegs};
+use crate::capture::WalkFn;
+use crate::capture::common::block_cache::BlockCache;
+use crate::capture::common::seen_code::SeenCode;
+use crate::capture::common::stack_copy;
+use crate::capture::common::stack_copy::HOLES;
+use crate::cpython_layout::TargetLayout;
+use crate::event::{CodeCopy, Pid, PythonWalk, Sample, StackBytes, StoppedThread, Tid, TimeSpent, WakeUp, WalkStatus};
+use crate::limits::{DEEP_FRAMES, MAX_FRAMES, MAX_STACK, MAX_STACKS, RED_ZONE};
+use crate::sys;
+use crate::sys::ptrace::Stopped;
+
+/// Code objects that are copied before a sample, more or less.
+const MAX_AHEAD_CODES: usize = 256;
+
+/// Buffers that every sample needs, allocated once.
+pub struct StoppedReader {
+    walk: WalkFn,
+    blocks: BlockCache,
+    walked: PythonWalk,
+    seen_code: Arc<SeenCode>,
+    /// Code objects copied ahead of the next sample, while its thread ran.
+    early_codes: Vec<CodeCopy>,
+    stack: Vec<u8>,
+    /// Registers of the thread sampled last.
+    last: Option<(Pid, Tid, UserRegs)>,
+}
+
+impl StoppedReader {
+    /// `seen_code`: the code objects that need not be copied.
+    pub fn new(walk: WalkFn, seen_code: Arc<SeenCode>) -> StoppedReader {
+        StoppedReader {
+            walk,
+            blocks: BlockCache::default(),
+            walked: PythonWalk::with_capacity(MAX_FRAMES),
+            seen_code,
+            early_codes: Vec::new(),
+            stack: vec![0; (MAX_STACKS * MAX_STACK) as usize],
+            last: None,
+        }
+    }
+
+    /// Does what a sample takes while the thread runs, and discards the result: this brings the code and memory that
+    /// are needed soon into the caches. `prefetch` as for [`StoppedReader::take`].
+    pub fn warm_up(&mut self, tid: Tid, layout: Option<&TargetLayout>, prefetch: &[u64]) {
+        match self.last {
+            Some((pid, last, words)) if last == tid => {
+                let thread = thread(&words);
+                self.read(
+                    (pid, tid),
+                    &words.regs(),
+                    &thread,
+                    thread.thread_pointer,
+                    layout,
+                    prefetch,
+                );
+                // Bounded: if no sample follows for long, further code objects are read when their samples come.
+                if self.early_codes.len() < MAX_AHEAD_CODES {
+                    self.early_codes.extend(self.walked.codes.list());
+                }
+            }
+            _ => self.blocks.begin(tid, prefetch),
+        }
+    }
+
+    /// Takes a sample of a thread and resumes it. Its interpreter frames are added by [`StoppedReader::finish`].
+    /// `prefetch`: the blocks that its last walk read. Also returns its thread pointer and the number of samples that
+    /// fell due unseen.
+    ///
+    /// # Errors
+    /// The thread was killed while it was stopped.
+    pub fn take(
+        &mut self,
+        stop: Stopped,
+        pid: Pid,
+        layout: Option<&TargetLayout>,
+        prefetch: &[u64],
+        timer: &mut Option<Timer>,
+        tick: Option<Tick>,
+    ) -> io::Result<(Sample, u64, u64)> {
+        let (tid, time) = (stop.tid, sys::clock::now());
+        let words = restart_interrupted_syscall(&stop)?;
+        let regs = words.regs();
+        let thread = thread(&words);
+        let stack = self.read((pid, tid), &regs, &thread, thread.thread_pointer, layout, prefetch);
+        // Its timer is stopped too while the thread is, and is cheap to set.
+        let past = match (timer, tick) {
+            (Some(timer), Some(tick)) => timer.next(tick),
+            _ => 0,
+        };
+        drop(stop);
+        self.last = Some((pid, tid, words));
+        Ok((self.sample((pid, tid, time), regs, stack), thread.thread_pointer, past))
+    }
+
+    /// Takes a sample of a thread, calls `during` with its interpreter frames, and detaches from it.
+    ///
+    /// # Errors
+    /// The thread was killed while it was stopped.
+    pub fn take_and_detach(
+        &mut self,
+        stop: Stopped,
+        pid: Pid,
+        layout: &TargetLayout,
+        during: &mut dyn FnMut(&PythonWalk, u64),
+    ) -> io::Result<Sample> {
+        let (tid, time) = (stop.tid, sys::clock::now());
+        let words = restart_interrupted_syscall(&stop)?;
+        let regs = words.regs();
+        let thread = thread(&words);
+        let stack = self.read((pid, tid), &regs, &thread, thread.thread_pointer, Some(layout), &[]);
+        during(&self.walked, thread.thread_pointer);
+        stop.detach();
+        let mut sample = self.sample((pid, tid, time), regs, stack);
+        self.finish(&mut sample, &mut Vec::new());
+        Ok(sample)
+    }
+
+    /// Samples a thread that does not run, without stopping it: only `regs` are known of its registers.
+    /// `thread_pointer`: if known; `end`: end of the memory that holds its stack.
+    pub fn read_thread(
+        &mut self,
+        (pid, tid): (Pid, Tid),
+        regs: Regs,
+        thread_pointer: Option<u64>,
+        end: u64,
+        layout: &TargetLayout,
+    ) -> (Sample, &PythonWalk) {
+        let time = sys::clock::now();
+        let thread = StoppedThread {
+            thread_pointer: thread_pointer.unwrap_or(0),
+            registers: [0; GPRS],
+        };
+        // Without a thread pointer no thread state can be matched to this thread.
+        let stack = self.read(
+            (pid, tid),
+            &regs,
+            &thread,
+            thread_pointer.unwrap_or(end),
+            Some(layout),
+            &[],
+        );
+        let mut sample = self.sample((pid, tid, time), regs, stack);
+        self.finish(&mut sample, &mut Vec::new());
+        (sample, &self.walked)
+    }
+
+    /// Samples a thread that sleeps in a system call, without stopping it, with the registers it had when it made the
+    /// call. Its interpreter frames are added by [`StoppedReader::finish`].
+    pub fn read_sleeping(
+        &mut self,
+        pid: Pid,
+        tid: Tid,
+        regs: &PerfRegs,
+        thread_pointer: u64,
+        layout: Option<&TargetLayout>,
+    ) -> Sample {
+        let time = sys::clock::now();
+        let thread = StoppedThread {
+            thread_pointer,
+            registers: regs.general(),
+        };
+        let regs = regs.regs();
+        let stack = self.read((pid, tid), &regs, &thread, thread_pointer, layout, &[]);
+        self.sample((pid, tid, time), regs, stack)
+    }
+
+    /// Reads interpreter frames and stack into our buffers; returns the stack's base, length and holes. Memory is read
+    /// by the ID of this thread: the first thread of its process may have exited, and has no memory then.
+    fn read(
+        &mut self,
+        (pid, tid): (Pid, Tid),
+        regs: &Regs,
+        thread: &StoppedThread,
+        descriptor: u64,
+        layout: Option<&TargetLayout>,
+        prefetch: &[u64],
+    ) -> (u64, usize, Vec<u64>) {
+        self.walked.clear();
+        if let Some(layout) = layout {
+            self.blocks.begin(tid, prefetch);
+            let is_new = |code, fingerprint| self.seen_code.is_new(pid, code, fingerprint);
+            (self.walk)(&self.blocks, layout, thread, &is_new, &mut self.walked);
+        }
+        let base = regs.sp().wrapping_sub(RED_ZONE);
+        let deep = layout.is_some() && self.walked.python.len() > DEEP_FRAMES;
+        let end = stack_copy::end(base, descriptor, layout.map_or(0, |s| s.stack_end), deep);
+        let (read, mut holes) = (
+            |at: u64, out: &mut [u8]| sys::memory::read_memory(tid, at, out),
+            [0; HOLES],
+        );
+        let len = stack_copy::copy(&read, base, end, &mut self.stack, &mut holes);
+        (base, len, stack_copy::trimmed(&holes))
+    }
+
+    /// Without interpreter frames.
+    fn sample(
+        &self,
+        (pid, tid, time): (Pid, Tid, u64),
+        regs: Regs,
+        (base, len, holes): (u64, usize, Vec<u64>),
+    ) -> Sample {
+        Sample {
+            pid,
+            tid,
+            time,
+            regs: Some(regs),
+            stack: StackBytes {
+                base,
+                bytes: self.stack[..len].to_vec(),
+                holes,
+            },
+            kernel: Vec::new(),
+            python: Vec::new(),
+            anchors: Vec::new(),
+            walk: WalkStatus::NoPython,
+            time_spent: TimeSpent::default(),
+            wake_up: WakeUp::default(),
+            holds_lock: false,
+            system_call: None,
+        }
+    }
+
+    /// Copies the new code objects of a running thread that is about to be stopped, which shortens the stop. It will
+    /// mostly still run them then; copies of other code objects have no effect, since their fingerprints are not looked
+    /// up.
+    pub fn copy_code_early(&mut self, pid: Pid, tid: Tid, thread_pointer: u64, layout: &TargetLayout) {
+        let thread = StoppedThread {
+            thread_pointer,
+            registers: [0; GPRS],
+        };
+        self.blocks.begin(tid, &[]);
+        let is_new = |code, fingerprint| self.seen_code.is_new(pid, code, fingerprint);
+        (self.walk)(&self.blocks, layout, &thread, &is_new, &mut self.walked);
+        self.early_codes.extend(self.walked.codes.list());
+    }
+
+    /// The code objects copied since the last call.
+    pub fn codes(&mut self) -> Vec<CodeCopy> {
+        let mut codes = std::mem::take(&mut self.early_codes);
+        codes.extend(self.walked.codes.list());
+        self.walked.codes.clear();
+        codes
+    }
+
+    /// Was a code object not copied although it is new?
+    pub fn missed_code(&self) -> bool {
+        self.walked.codes.missed
+    }
+
+    /// Adds the interpreter frames of the sample just taken. `prefetch` becomes the list of blocks that the walk read.
+    pub fn finish(&mut self, sample: &mut Sample, prefetch: &mut Vec<u64>) {
+        self.blocks.touched(prefetch);
+        sample.python.clone_from(&self.walked.python);
+        sample.anchors.clone_from(&self.walked.anchors);
+        sample.walk = self.walked.walk;
+    }
+}
+
+fn thread(words: &UserRegs) -> StoppedThread {
+    StoppedThread {
+        thread_pointer: words.thread_pointer(),
+        registers: words.general(),
+    }
+}
+
+/// The thread's registers; restarts a system call that the stop has interrupted.
+pub fn restart_interrupted_syscall(stop: &Stopped) -> io::Result<UserRegs> {
+    let regs = stop.registers()?;
+    let mut again = regs;
+    if again.restart_syscall() {
+        stop.set_registers(&again)?;
+    }
+    Ok(regs)
+}

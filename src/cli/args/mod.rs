@@ -1,0 +1,494 @@
+//! The command line as clap parses it. No module outside `cli` uses clap.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::export::FORMATS;
+
+mod shared;
+
+pub use shared::{Debuginfod, FrameArgs, ProcessRef, Sampling, SymbolArgs, TargetArg, ViewArgs};
+use shared::{rate, seconds};
+
+/// Sampling profiler for Linux: one interleaved stack of Python, native and kernel frames.
+#[derive(Debug, Parser)]
+#[command(name = "nativeprof", version, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Record a profile of a command or of a running process to a file
+    #[command(after_help = "Examples:\n  nativeprof record -o out.svg -- python3 script.py\n  \
+                            sudo nativeprof record --pid 1234 -d 10 -o out.json")]
+    Record(Record),
+    /// Record a profile of a running process to a file (same as `record --pid PID`)
+    #[command(after_help = "Examples:\n  sudo nativeprof attach 1234 -d 10 -o out.svg\n  \
+                            sudo nativeprof attach server.py -d 1m -o out.html")]
+    Attach(Attach),
+    /// Print every thread's current stack, state and the GIL holder
+    #[command(
+        after_help = "Sleeping threads are read in place. Running threads are stopped one at a time, for tens of µs each.\n\n\
+                            Examples:\n  sudo nativeprof dump 1234\n  sudo nativeprof dump 1234 --locals --kernel"
+    )]
+    Dump(Dump),
+    /// Show the hottest functions of a process, live
+    #[command(after_help = "Example:\n  sudo nativeprof top 1234\n\nPress ? for help.")]
+    Top(Top),
+    /// Build a profile from a tape (a replayable recording made with `record --save-tape`); needs no privileges and not
+    /// the original machine
+    #[command(after_help = "Example:\n  nativeprof replay bug.tape -o out.svg")]
+    Replay(Replay),
+    /// Print tables of a saved profile: functions, lines, modules, threads, callers and callees, the call tree
+    #[command(after_help = "Examples:\n  nativeprof report out.json\n  \
+                            nativeprof report out.json numpy 20\n  \
+                            nativeprof report out.json --callers memcpy\n  \
+                            nativeprof report out.json --tree 5%")]
+    Report(Report),
+    /// Show statistically significant differences between two profiles
+    #[command(
+        after_help = "Exit code: 0; 1 or 2 on errors; 3 if --fail-above finds growth, 4 if the profiles are too short to know.\n\nExamples:\n  \
+                            nativeprof diff before.json after.json\n  \
+                            nativeprof diff before.json after.json -o diff.svg\n  \
+                            nativeprof diff --normalize time --fail-above 2 before.json after.json"
+    )]
+    Diff(Diff),
+    /// Convert a saved profile to another format
+    #[command(after_help = export_help())]
+    Export(Export),
+    /// Merge saved profiles of several processes, runs or machines
+    #[command(after_help = "Example:\n  nativeprof merge worker-*.json.gz -o all.json.gz")]
+    Merge(Merge),
+    /// Check permissions and kernel support, and print how to fix what is missing; with PID, check that process too
+    #[command(
+        after_help = "Exit code: 0 if sampling works, else 1.\n\nExamples:\n  nativeprof doctor\n  \
+                            sudo nativeprof doctor 1234"
+    )]
+    Doctor(Doctor),
+    /// Measure accuracy and overhead on this machine against a calibrated workload
+    #[command(
+        after_help = "Exit code: 0; 1 if a backend fails the test or none is available.\n\nExamples:\n  sudo nativeprof selftest\n  \
+                            nativeprof selftest --backend ptrace --python /opt/python/bin/python3"
+    )]
+    Selftest(Selftest),
+    /// Generate shell completions
+    #[command(
+        after_help = "Examples:\n  nativeprof completions bash > ~/.local/share/bash-completion/completions/nativeprof\n  \
+                            nativeprof completions zsh > ~/.zfunc/_nativeprof\n  \
+                            nativeprof completions fish > ~/.config/fish/completions/nativeprof.fish"
+    )]
+    Completions(Completions),
+    /// Print the manual page, or write the pages of all commands into a directory
+    #[command(after_help = "Examples:\n  nativeprof man | man -l -\n  \
+                            nativeprof man ~/.local/share/man/man1")]
+    Man(Man),
+}
+
+#[derive(Debug, Args)]
+pub struct Record {
+    /// PID of the process to sample
+    #[arg(short, long, value_name = "PID", value_parser = pid, conflicts_with = "command")]
+    pub pid: Option<u32>,
+    #[command(flatten)]
+    pub common: RecordArgs,
+    /// Command to run and sample, with its arguments
+    #[arg(
+        value_name = "COMMAND",
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        required_unless_present = "pid"
+    )]
+    pub command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct Attach {
+    #[command(flatten)]
+    pub target: TargetArg,
+    #[command(flatten)]
+    pub common: RecordArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct Dump {
+    #[command(flatten)]
+    pub target: TargetArg,
+    /// Show local variables of Python frames (simple values only)
+    #[arg(long)]
+    pub locals: bool,
+    /// Include kernel frames of threads that wait in the kernel
+    #[arg(long)]
+    pub kernel: bool,
+    /// Python frames only
+    #[arg(long)]
+    pub no_native: bool,
+    /// Show the interpreter's start-up and call glue too (--json always has them)
+    #[arg(long)]
+    pub interpreter_frames: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub names: SymbolArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct Top {
+    #[command(flatten)]
+    pub target: TargetArg,
+    /// Samples per second of CPU time, per thread
+    #[arg(short, long, value_name = "HZ", default_value_t = 99, value_parser = rate)]
+    pub rate: u64,
+    #[command(flatten)]
+    pub sampling: Sampling,
+    #[command(flatten)]
+    pub frames: FrameArgs,
+    #[command(flatten)]
+    pub names: SymbolArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// PID of a process to check too
+    #[arg(value_name = "PID", value_parser = pid)]
+    pub pid: Option<u32>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Replay {
+    /// Tape file to replay
+    #[arg(value_name = "TAPE")]
+    pub tape: PathBuf,
+    /// Output file, or `-` for standard output [default: nativeprof-PID.svg]
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    #[arg(short, long, value_name = "FORMAT", help = format_help())]
+    pub format: Option<String>,
+    /// Python frames only
+    #[arg(long)]
+    pub no_native: bool,
+    /// Group stacks by process
+    #[arg(long)]
+    pub subprocesses: bool,
+    /// Group stacks by thread
+    #[arg(long)]
+    pub threads: bool,
+    #[command(flatten)]
+    pub shown: ViewArgs,
+    #[command(flatten)]
+    pub names: SymbolArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct Report {
+    /// Profile: json or json.gz of nativeprof or Dask, or a tape; `-` for standard input
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Row filters, applied in order: `20` (first 20 rows), `0.1` or `10%` (first tenth of the rows; in a tree, nodes
+    /// with at least that share of the samples), otherwise a regular expression matched against `NAME (LOCATION)`
+    #[arg(value_name = "FILTER")]
+    pub restrictions: Vec<String>,
+    /// What each row represents [default: a Python function, with the C code that it runs]
+    #[arg(long, value_enum)]
+    pub by: Option<By>,
+    /// Source of a function or a file, with the samples of each line
+    #[arg(long, value_name = "FUNCTION|FILE", conflicts_with_all = ["callers", "callees", "tree", "by"])]
+    pub source: Option<String>,
+    /// Sort order
+    #[arg(long, value_enum, default_value_t = Sort::SelfCount)]
+    pub sort: Sort,
+    #[command(flatten)]
+    pub frames: FrameArgs,
+    /// Python frames only: C time counts as part of the Python function that called
+    #[arg(long)]
+    pub no_native: bool,
+    /// Callers of the function (a name or a regular expression)
+    #[arg(long, value_name = "FUNCTION", conflicts_with_all = ["callees", "tree", "by"])]
+    pub callers: Option<String>,
+    /// What the function calls (a name or a regular expression)
+    #[arg(long, value_name = "FUNCTION", conflicts_with_all = ["tree", "by"])]
+    pub callees: Option<String>,
+    /// Print the call tree, largest branch first
+    #[arg(long, conflicts_with = "by")]
+    pub tree: bool,
+    /// Where threads waited, in a profile made with --mode wall or off-cpu: total, count, median, p99 and longest
+    #[arg(long, conflicts_with_all = ["callers", "callees", "tree", "by", "sort", "value"])]
+    pub waits: bool,
+    /// Waits of one kind: gil (with who held it), lock, condition, sleep, read, poll, runnable, ...
+    #[arg(long, value_name = "KIND", requires = "waits")]
+    pub kind: Option<String>,
+    /// Value to show, such as cpu, wall or alloc_bytes [default: samples or calls]
+    #[arg(long, value_name = "VALUE")]
+    pub value: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// When to use color; `auto`: on a terminal, unless NO_COLOR is set
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = ColorWhen::Auto)]
+    pub color: ColorWhen,
+}
+
+#[derive(Debug, Args)]
+pub struct Diff {
+    /// Older profile: json or json.gz of nativeprof or Dask, or a tape; `-` for standard input
+    #[arg(value_name = "BEFORE")]
+    pub before: PathBuf,
+    /// Newer profile
+    #[arg(value_name = "AFTER")]
+    pub after: PathBuf,
+    /// Row filters, applied in order, as in `report`
+    #[arg(value_name = "FILTER")]
+    pub restrictions: Vec<String>,
+    /// What each row represents
+    #[arg(long, value_enum, default_value_t = DiffBy::Function, conflicts_with_all = ["output", "format"])]
+    pub by: DiffBy,
+    #[command(flatten)]
+    pub frames: FrameArgs,
+    /// Python frames only: C time counts as part of the Python function that called
+    #[arg(long)]
+    pub no_native: bool,
+    /// Compare self instead of total samples (flame graphs always do)
+    #[arg(long = "self")]
+    pub self_count: bool,
+    /// Value to compare, such as cpu, wall or alloc_bytes [default: samples or calls]
+    #[arg(long, value_name = "VALUE")]
+    pub value: Option<String>,
+    /// How to normalize the profiles
+    #[arg(long, value_enum, default_value_t = Normalize::Share)]
+    pub normalize: Normalize,
+    /// Simultaneous confidence level of all intervals
+    #[arg(long, value_name = "PERCENT", default_value_t = 99.0, value_parser = confidence)]
+    pub confidence: f64,
+    /// Also show insignificant changes
+    #[arg(long)]
+    pub all: bool,
+    /// Also test interpreter-internal functions, whose time varies between runs with the memory layout
+    #[arg(long)]
+    pub interpreter: bool,
+    /// Exit with code 3 if anything grew significantly, by more than PERCENT of the older profile's total; with 4 if the
+    /// profiles are too short to know
+    #[arg(long, value_name = "PERCENT", value_parser = limit)]
+    pub fail_above: Option<f64>,
+    /// Write a differential flame graph to FILE, or `-` for standard output
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Format of the differential flame graph [default: from the file extension]
+    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    pub format: Option<DiffFormat>,
+    /// Print JSON
+    #[arg(long, conflicts_with_all = ["output", "format"])]
+    pub json: bool,
+    /// When to use color; `auto`: on a terminal, unless NO_COLOR is set
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = ColorWhen::Auto)]
+    pub color: ColorWhen,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DiffBy {
+    Function,
+    /// Program, library or Python file
+    Module,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Normalize {
+    /// Fraction of all samples: for recordings of any length
+    Share,
+    /// CPU time per second: for servers under the same load
+    Rate,
+    /// CPU time: for two runs of the same work, from start to end
+    Time,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DiffFormat {
+    Svg,
+    Html,
+}
+
+#[derive(Debug, Args)]
+pub struct Selftest {
+    /// Python interpreter to sample: CPython 3.6 or newer
+    #[arg(long, value_name = "PATH", default_value = "python3")]
+    pub python: PathBuf,
+    /// Backend to test; `auto` tests all of them
+    #[arg(long, value_enum, default_value_t = BackendChoice::Auto)]
+    pub backend: BackendChoice,
+    /// Samples per second of CPU time
+    #[arg(short, long, value_name = "HZ", default_value_t = 999, value_parser = rate)]
+    pub rate: u64,
+    /// Number of pairs of windows, one with and one without sampling
+    #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..))]
+    pub pairs: u32,
+    /// Length of each window
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.75, value_parser = seconds)]
+    pub window: f64,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// When to use color; `auto`: on a terminal, unless NO_COLOR is set
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = ColorWhen::Auto)]
+    pub color: ColorWhen,
+}
+
+#[derive(Debug, Args)]
+pub struct Completions {
+    /// Shell to generate them for
+    #[arg(value_enum, value_name = "SHELL")]
+    pub shell: clap_complete::Shell,
+}
+
+#[derive(Debug, Args)]
+pub struct Man {
+    /// Directory for one page per command, created if missing [default: print the main page]
+    #[arg(value_name = "DIR")]
+    pub directory: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum By {
+    Function,
+    /// Your code, libraries, the standard library, the interpreter, extensions, C libraries, the kernel
+    Category,
+    Line,
+    /// Program, library or Python file
+    Module,
+    Thread,
+    Process,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Sort {
+    /// Samples with the row's function (or line, module) innermost on the stack
+    #[value(name = "self")]
+    SelfCount,
+    /// Samples with it anywhere on the stack
+    Total,
+    Name,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ColorWhen {
+    Auto,
+    Always,
+    Never,
+}
+
+#[derive(Debug, Args)]
+pub struct Export {
+    /// Profile: json or json.gz of nativeprof or Dask, or a tape; `-` for standard input
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Output file, or `-` for standard output [default: FILE with the extension of the format]
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    #[arg(short, long, value_name = "FORMAT", help = format_help())]
+    pub format: Option<String>,
+    /// Python frames only: C time counts as part of the Python function that called
+    #[arg(long)]
+    pub no_native: bool,
+    #[command(flatten)]
+    pub shown: ViewArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct Merge {
+    /// Profiles: json or json.gz of nativeprof or Dask, or tapes; `-` for standard input
+    #[arg(value_name = "FILE", required = true)]
+    pub files: Vec<PathBuf>,
+    /// Output file, or `-` for standard output
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+    #[arg(short, long, value_name = "FORMAT", help = format_help())]
+    pub format: Option<String>,
+    /// Python frames only: C time counts as part of the Python function that called
+    #[arg(long)]
+    pub no_native: bool,
+    #[command(flatten)]
+    pub shown: ViewArgs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BackendChoice {
+    /// Best backend available
+    Auto,
+    /// perf events and a BPF program; never stops the target
+    Ebpf,
+    /// Stops one thread at a time for tens of µs; needs only permission to trace the target
+    Ptrace,
+}
+
+#[derive(Debug, Args)]
+pub struct RecordArgs {
+    /// Samples per second of CPU time, per thread
+    #[arg(short, long, value_name = "HZ", default_value_t = 99, value_parser = rate)]
+    pub rate: u64,
+    /// Stop after this many seconds, or after a time such as 500ms, 5m or 1h
+    #[arg(short, long, value_name = "SECONDS", value_parser = seconds)]
+    pub duration: Option<f64>,
+    /// Output file, or `-` for standard output [default: nativeprof-PID.svg]
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    #[arg(short, long, value_name = "FORMAT", help = format_help())]
+    pub format: Option<String>,
+    #[command(flatten)]
+    pub sampling: Sampling,
+    /// Also sample child processes
+    #[arg(long)]
+    pub subprocesses: bool,
+    /// Group stacks by thread
+    #[arg(long)]
+    pub threads: bool,
+    /// Under sudo: keep root for the command and output files [default: switch to the user who ran sudo]
+    #[arg(long)]
+    pub as_root: bool,
+    #[command(flatten)]
+    pub shown: ViewArgs,
+    #[command(flatten)]
+    pub names: SymbolArgs,
+    /// Also save a tape, a replayable recording for bug reports: raw stack bytes and parts of mapped files (see `replay`)
+    #[arg(long, value_name = "FILE")]
+    pub save_tape: Option<PathBuf>,
+    /// Keep only the first N samples in the tape
+    #[arg(long, value_name = "N", default_value_t = 1000, requires = "save_tape")]
+    pub tape_samples: u64,
+}
+
+fn format_help() -> String {
+    let names: Vec<_> = FORMATS.iter().map(|format| format.name).collect();
+    format!("Output format [default: from the file extension]: {}", names.join(", "))
+}
+
+fn export_help() -> String {
+    let mut text = String::from("Formats:\n");
+    for format in FORMATS {
+        let endings = format.extensions.join(" ");
+        text += &format!("  {:<11} {} ({endings})\n", format.name, format.help);
+    }
+    text + "\nExamples:\n  nativeprof export out.json -o out.svg\n  nativeprof export out.json.gz -f collapsed -o - | less"
+}
+
+fn pid(text: &str) -> Result<u32, String> {
+    text.parse()
+        .map_err(|_| "PID must be a number; find it with `pgrep -af NAME`".into())
+}
+
+fn confidence(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(percent) if (50.0..=99.9999).contains(&percent) => Ok(percent),
+        _ => Err("PERCENT must be a number from 50 to 99.9999".into()),
+    }
+}
+
+fn limit(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(percent) if percent.is_finite() && percent >= 0.0 => Ok(percent),
+        _ => Err("PERCENT must be a number, 0 or above".into()),
+    }
+}

@@ -1,0 +1,291 @@
+//! Arguments that several commands share.
+
+use clap::{Args, ValueEnum};
+
+use super::{BackendChoice, pid};
+use crate::capture::{self, EVENT_KINDS, EventKind, MODES, Mode};
+use crate::error::{Error, ErrorKind};
+use crate::profile::views::ViewOptions;
+
+/// A process: its PID, or the name of its program or script.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProcessRef {
+    Pid(u32),
+    Name(String),
+}
+
+impl std::str::FromStr for ProcessRef {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ProcessRef, String> {
+        if text.starts_with(|c: char| c.is_ascii_digit()) && text.bytes().all(|c| c.is_ascii_digit()) {
+            return pid(text).map(ProcessRef::Pid);
+        }
+        if text.is_empty() {
+            return Err("a PID or the name of a program is needed".into());
+        }
+        Ok(ProcessRef::Name(text.into()))
+    }
+}
+
+/// A process, given in either way.
+#[derive(Debug, Args)]
+pub struct TargetArg {
+    /// PID of the process, or the name of its program or script if no other process has it
+    #[arg(value_name = "PID|NAME", required_unless_present = "pid_option")]
+    process: Option<ProcessRef>,
+    /// Alternative to the positional PID
+    #[arg(short, long = "pid", value_name = "PID", value_parser = pid, id = "pid_option", conflicts_with = "process")]
+    pid_option: Option<u32>,
+}
+
+impl TargetArg {
+    pub fn process(&self) -> ProcessRef {
+        let numbered = self.pid_option.map(ProcessRef::Pid);
+        numbered.or(self.process.clone()).expect("clap requires one")
+    }
+}
+
+/// How samples are taken, and which frames are kept.
+#[derive(Debug, Args)]
+pub struct Sampling {
+    /// How to take samples
+    #[arg(long, value_enum, default_value_t = BackendChoice::Auto)]
+    pub backend: BackendChoice,
+    /// Event that triggers a sample: auto, cpu-clock, cycles, page-faults, context-switches
+    #[arg(long, value_name = "EVENT", default_value = "auto", value_parser = clock)]
+    event: EventKind,
+    /// Time to sample: cpu (while threads run), off-cpu (while they wait), wall (both)
+    #[arg(long, value_name = "MODE", default_value = "cpu", value_parser = mode)]
+    pub mode: Mode,
+    /// With --mode off-cpu or wall: leave blocked intervals out that are shorter, say 10ms or 2s
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub min_blocked: Option<u64>,
+    /// With --mode off-cpu or wall: below each wait, the stack of the thread that ended it
+    #[arg(long)]
+    pub wakers: bool,
+    /// Python frames only
+    #[arg(long)]
+    pub no_native: bool,
+    /// Include kernel frames
+    #[arg(long)]
+    pub kernel: bool,
+}
+
+impl Sampling {
+    /// The sampling period, ns, where samples represent times of different lengths.
+    pub fn weighted(&self, rate: u64) -> Option<u64> {
+        (self.mode != Mode::Cpu).then(|| 1_000_000_000 / rate.max(1))
+    }
+
+    /// # Errors
+    /// `Usage` for options that need off-CPU time where only CPU time is sampled.
+    pub fn check(&self) -> Result<(), Error> {
+        let word = match (self.mode, self.min_blocked, self.wakers) {
+            (Mode::Cpu, Some(_), _) => "--min-blocked",
+            (Mode::Cpu, _, true) => "--wakers",
+            _ => return Ok(()),
+        };
+        Err(Error::new(ErrorKind::Usage, format!("{word} needs off-CPU time"))
+            .why("only CPU time is sampled, in which no thread waits")
+            .hint(format!("--mode off-cpu {word} ..., or --mode wall")))
+    }
+
+    /// Options of the backend; `rate` in samples per second, `children`: sample child processes too.
+    pub fn capture(&self, rate: u64, children: bool) -> capture::SamplingOptions {
+        capture::SamplingOptions {
+            rate,
+            event: self.event,
+            kernel: self.kernel,
+            mode: self.mode,
+            off_cpu: capture::OffCpuOptions {
+                min_blocked: self.min_blocked.unwrap_or(0),
+                wakers: self.wakers,
+            },
+            children,
+        }
+    }
+}
+
+/// A number and the letters after it, in lower case.
+fn number_and_unit(text: &str) -> Option<(f64, String)> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let number = digits.trim_end().parse::<f64>().ok().filter(|n| n.is_finite())?;
+    Some((number, text[digits.len()..].to_ascii_lowercase()))
+}
+
+/// Units of time, in seconds.
+const UNITS: &[(&str, f64)] = &[
+    ("ns", 1e-9),
+    ("us", 1e-6),
+    ("ms", 1e-3),
+    ("s", 1.0),
+    ("m", 60.0),
+    ("min", 60.0),
+    ("h", 3600.0),
+];
+
+/// Seconds of a duration with its unit.
+fn with_unit(text: &str) -> Option<f64> {
+    let (number, unit) = number_and_unit(text)?;
+    let (_, seconds) = UNITS.iter().find(|(name, _)| *name == unit)?;
+    Some(number * seconds)
+}
+
+/// A duration in ns: `10ms`, `1.5s`, `300us`.
+fn duration(text: &str) -> Result<u64, String> {
+    match with_unit(text) {
+        Some(seconds) if (0.0..=1e9).contains(&seconds) => Ok((seconds * 1e9) as u64),
+        _ => Err("a duration is a number with its unit: 300us, 10ms, 1.5s".into()),
+    }
+}
+
+/// A duration in seconds; without a unit, the number is one of seconds.
+pub fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse().ok().or_else(|| with_unit(text)) {
+        Some(seconds) if seconds > 0.0 && seconds <= 1e9 => Ok(seconds),
+        _ => Err("SECONDS must be a number above 0, or have a unit: 500ms, 90s, 5m, 1h".into()),
+    }
+}
+
+/// Samples per second: `99`, `250hz`, `10khz`.
+pub fn rate(text: &str) -> Result<u64, String> {
+    let per_second = match number_and_unit(text) {
+        Some((number, unit)) if unit.is_empty() || unit == "hz" => Some(number),
+        Some((number, unit)) if unit == "khz" => Some(number * 1e3),
+        _ => None,
+    };
+    match per_second {
+        Some(rate) if rate.fract() == 0.0 && (1.0..=1e12).contains(&rate) => Ok(rate as u64),
+        _ => Err("a rate is a whole number of samples per second, 1 or more: 99, 250hz, 10khz".into()),
+    }
+}
+
+fn mode(text: &str) -> Result<Mode, String> {
+    let names: Vec<_> = MODES.iter().map(|(name, _)| *name).collect();
+    let found = MODES.iter().find(|(name, _)| *name == text).map(|(_, mode)| *mode);
+    found.ok_or_else(|| format!("expected one of {}", names.join(", ")))
+}
+
+fn clock(text: &str) -> Result<EventKind, String> {
+    let names: Vec<_> = EVENT_KINDS.iter().map(|(name, _)| *name).collect();
+    let found = EVENT_KINDS
+        .iter()
+        .find(|(name, _)| *name == text)
+        .map(|(_, clock)| *clock);
+    found.ok_or_else(|| format!("expected one of {}", names.join(", ")))
+}
+
+/// Which frames are shown.
+#[derive(Clone, Debug, Default, Args)]
+pub struct FrameArgs {
+    /// Show the interpreter's start-up and call glue too [default: folded into the functions that call]
+    #[arg(long)]
+    pub interpreter_frames: bool,
+    /// Count the standard library as part of what calls it
+    #[arg(long)]
+    pub hide_stdlib: bool,
+    /// Count installed libraries, with their extensions, as part of what calls them
+    #[arg(long)]
+    pub hide_libraries: bool,
+    /// Only stacks with the function of this name, from it on
+    #[arg(long, value_name = "NAME")]
+    pub focus: Option<String>,
+}
+
+impl FrameArgs {
+    /// The view of a profile that these ask for.
+    pub fn view(&self, no_native: bool) -> ViewOptions {
+        ViewOptions {
+            interpreter_frames: self.interpreter_frames,
+            no_native,
+            hide_stdlib: self.hide_stdlib,
+            hide_libraries: self.hide_libraries,
+            focus: self.focus.clone(),
+        }
+    }
+}
+
+/// How formats that hold one value per stack show a profile.
+#[derive(Debug, Default, Args)]
+pub struct ViewArgs {
+    #[command(flatten)]
+    pub frames: FrameArgs,
+    /// Value to show in svg, collapsed and firefox, such as cpu, wall or alloc_bytes [default: samples or calls]
+    #[arg(long, value_name = "VALUE")]
+    pub value: Option<String>,
+    /// One frame per line of a function (svg, collapsed; the other formats always have lines)
+    #[arg(long)]
+    pub lines: bool,
+    /// Show the stacks of idle pools (threads that wait for work) in full, instead of one bar for each pool (svg, html)
+    #[arg(long)]
+    pub idle: bool,
+}
+
+/// Where symbols may come from.
+#[derive(Debug, Args)]
+pub struct SymbolArgs {
+    /// Download missing debug info from DEBUGINFOD_URLS: on, off, auto (on, except as root)
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHEN",
+        hide_possible_values = true,
+        num_args = 0..=1,
+        require_equals = true,
+        default_value_t = Debuginfod::Auto,
+        default_missing_value = "on"
+    )]
+    pub debuginfod: Debuginfod,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Debuginfod {
+    On,
+    Off,
+    Auto,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates() {
+        for (text, expected) in [("99", 99), ("250Hz", 250), ("10khz", 10_000), ("1.5 kHz", 1500)] {
+            assert_eq!(rate(text), Ok(expected), "{text}");
+        }
+        for text in ["0", "-1", "0.5", "99.5", "fast", "1mhz", "", "inf", "nan", "1e99", "hz"] {
+            assert!(rate(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn durations() {
+        for (text, expected) in [
+            ("10", 10.0),
+            ("0.5", 0.5),
+            ("500ms", 0.5),
+            ("90s", 90.0),
+            ("5m", 300.0),
+            ("1h", 3600.0),
+        ] {
+            assert_eq!(seconds(text), Ok(expected), "{text}");
+        }
+        for text in ["0", "-1", "0s", "soon", "5 weeks", "inf", "nan", "1e10", "m", ""] {
+            assert!(seconds(text).is_err(), "{text}");
+        }
+        assert_eq!(duration("10ms"), Ok(10_000_000));
+        assert!(duration("10").is_err() && duration("-1s").is_err());
+    }
+
+    #[test]
+    fn processes() {
+        assert_eq!("12".parse(), Ok(ProcessRef::Pid(12)));
+        assert_eq!("7z".parse(), Ok(ProcessRef::Name("7z".into())));
+        assert_eq!("app.py".parse(), Ok(ProcessRef::Name("app.py".into())));
+        for text in ["", "99999999999"] {
+            assert!(text.parse::<ProcessRef>().is_err(), "{text}");
+        }
+    }
+}

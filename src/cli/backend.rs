@@ -1,0 +1,75 @@
+//! Chooses and opens the backend.
+
+use super::args::BackendChoice;
+use crate::capture::{Backend, Mode, SamplingOptions, ebpf::EbpfSource, ptrace::PtraceSource};
+use crate::cli::print_line;
+use crate::cpython;
+use crate::error::{Error, ErrorKind, Result};
+
+/// Refuses sampling rates above the kernel's limit.
+///
+/// # Errors
+/// `Usage`.
+pub fn check_rate(rate: u64) -> Result<()> {
+    const LIMIT: &str = "/proc/sys/kernel/perf_event_max_sample_rate";
+    let limit = std::fs::read_to_string(LIMIT)
+        .ok()
+        .and_then(|t| t.trim().parse::<u64>().ok())
+        .unwrap_or(u64::MAX);
+    if rate <= limit {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Usage,
+        format!("{rate} Hz is above this kernel's maximum sampling rate"),
+    )
+    .why(format!("kernel.perf_event_max_sample_rate is {limit}"))
+    .hint(format!("-r {}", limit.min(1000))))
+}
+
+/// Opens the backend. With `auto` that is eBPF, or ptrace where eBPF is not available.
+///
+/// # Errors
+/// Those of the backend; `Unsupported` if it does not have the mode.
+pub fn open_source(backend: BackendChoice, options: &SamplingOptions) -> Result<Box<dyn Backend>> {
+    let ptrace = || -> Result<Box<dyn Backend>> {
+        let source = PtraceSource::new(options, cpython::frame_walk::walk)?;
+        if options.kernel {
+            print_line("nativeprof: kernel frames are not available with ptrace");
+        }
+        Ok(Box::new(source))
+    };
+    let off_cpu = options.mode != Mode::Cpu;
+    match backend {
+        BackendChoice::Ptrace if off_cpu => Err(Error::new(
+            ErrorKind::Unsupported,
+            "the ptrace backend cannot sample off-CPU time",
+        )
+        .why("it samples threads only while they run")
+        .hint("omit --backend, or omit --mode to sample CPU time")),
+        BackendChoice::Auto if off_cpu => Ok(Box::new(EbpfSource::new(options)?)),
+        BackendChoice::Ptrace => ptrace(),
+        BackendChoice::Ebpf => Ok(Box::new(EbpfSource::new(options)?)),
+        BackendChoice::Auto => match EbpfSource::new(options) {
+            Ok(source) => Ok(Box::new(source)),
+            Err(e) => {
+                // If ptrace fails too, report why the better backend is not available.
+                let source = ptrace().map_err(|_| e.clone())?;
+                print_line(&format!(
+                    "nativeprof: {}; falling back to ptrace (stops one thread at a time for tens of µs)",
+                    ebpf_unavailable_reason(&e)
+                ));
+                Ok(source)
+            }
+        },
+    }
+}
+
+/// Why eBPF is not available, short enough for half a line.
+fn ebpf_unavailable_reason(e: &Error) -> String {
+    let why = e.why.lines().next().unwrap_or(&e.what);
+    match e.kind {
+        ErrorKind::NotPermitted => format!("eBPF is not permitted ({why})"),
+        _ => format!("eBPF is not available ({why})"),
+    }
+}

@@ -1,0 +1,447 @@
+//! `diff`: what changed between two profiles, and what noise accounts for.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::cli::args::{Diff as Options, DiffBy, DiffFormat, Normalize};
+use crate::cli::input;
+use crate::cli::output::atomic_file::{OutputFile, PUBLIC};
+use crate::cli::output::row_filter;
+use crate::cli::output::style::{Color, TerminalStyle, color};
+use crate::cli::output::table;
+use crate::cli::output::table::{Cell, Overflow, plain};
+use crate::cli::output::table_rows::{ReportRow, kind_name};
+use crate::cli::output::{no_such_function, value_of};
+use crate::cli::print_status;
+use crate::error::{Error, ErrorKind, Result};
+use crate::escape::line;
+use crate::export::diff_flamegraph;
+use crate::export::select;
+use crate::privileges::credentials::Caps;
+use crate::privileges::phases;
+use crate::profile::diff;
+use crate::profile::diff::{Change, Diff, Metric, Normalization, RowKind};
+use crate::profile::model::Profile;
+use crate::profile::stats::module;
+use crate::profile::values::{Unit, ValueType};
+
+mod gate;
+
+pub use gate::Gate;
+
+/// Compares. Without `--fail-above`, everything has passed.
+///
+/// # Errors
+/// Those of [`input::profiles`]; `Usage` for invalid arguments; `Data` if a profile does not have what the
+/// normalization needs.
+pub fn diff(options: &Options) -> Result<Gate> {
+    let words = options.restrictions.iter().map(|word| row_filter::parse(word));
+    let restrictions = words.collect::<Result<Vec<_>>>()?;
+    let style = TerminalStyle::of_stdout(options.color);
+    phases::switch_to_invoking_user()?;
+    let picture = image_format(options)?;
+    let place = match (&options.output, picture) {
+        (Some(path), Some(_)) if !input::is_standard(path) => Some(OutputFile::new(path, PUBLIC)?),
+        _ => None,
+    };
+    let kept = place.as_ref().map_or(Caps::NONE, OutputFile::needs);
+    let mut profiles = input::profiles(&[&options.before, &options.after], kept)?;
+    let mut grains = [1.0; 2];
+    if let Some(name) = &options.value {
+        let paths = [&options.before, &options.after];
+        for ((profile, path), grain) in profiles.iter_mut().zip(paths).zip(&mut grains) {
+            let value = value_of(profile, name, &line(&path.to_string_lossy()))?;
+            *grain = diff::grain(profile, value);
+            *profile = select::by_value(profile, value);
+        }
+        let kinds = [0, 1].map(|i| profiles[i].count_type().clone());
+        if kinds[0] != kinds[1] {
+            return Err(Error::new(
+                ErrorKind::Data,
+                format!("the two profiles' values `{}` cannot be compared", line(name)),
+            )
+            .why("their names or units differ")
+            .hint("choose a value that both profiles have, with --value"));
+        }
+        if kinds[0].unit != Unit::Nanoseconds && options.normalize != Normalize::Share {
+            return Err(Error::new(ErrorKind::Usage, format!("`{}` is not a time", line(name)))
+                .why("--normalize rate and --normalize time need a value measured in time")
+                .hint("--normalize share"));
+        }
+    }
+    let view = options.frames.view(options.no_native);
+    for profile in &mut profiles {
+        *profile = view.apply(std::mem::take(profile)).map_err(no_such_function)?;
+    }
+    let (a, b) = (&profiles[0], &profiles[1]);
+    let norm = match options.normalize {
+        Normalize::Share => Normalization::Share,
+        Normalize::Rate => Normalization::Rate,
+        Normalize::Time => Normalization::Time,
+    };
+    for (profile, path) in [(a, &options.before), (b, &options.after)] {
+        check_comparable(profile, path, norm)?;
+    }
+    let found = diff::diff(
+        a,
+        b,
+        &diff::DiffOptions {
+            norm,
+            by: match options.by {
+                DiffBy::Function => RowKind::Function,
+                DiffBy::Module => RowKind::Module,
+            },
+            count: if options.self_count || picture.is_some() {
+                Metric::SelfCount
+            } else {
+                Metric::Total
+            },
+            confidence: options.confidence / 100.0,
+            interpreter: options.interpreter,
+            grains,
+        },
+    );
+    let text = Text {
+        options,
+        self_count: options.self_count || picture.is_some(),
+        norm,
+        profiles: [a, b],
+        found: &found,
+    };
+    if let Some(picture) = picture {
+        let make = |out: &mut dyn Write| match picture {
+            DiffFormat::Svg => diff_flamegraph::svg(a, b, &found, &text.title(), norm, out),
+            DiffFormat::Html => diff_flamegraph::html(
+                a,
+                b,
+                &found,
+                &text.title(),
+                &text.table(&[], &TerminalStyle::default()),
+                norm,
+                out,
+            ),
+        };
+        let failed =
+            |e: io::Error| Error::io("cannot write the flame graph", e).hint("choose another file with -o FILE");
+        match &place {
+            Some(place) => {
+                place.write(&make).map_err(failed)?;
+                print_status(&format!("written: {}", place.path().display()));
+            }
+            None => {
+                let mut bytes = Vec::new();
+                make(&mut bytes).map_err(failed)?;
+                table::print(&String::from_utf8_lossy(&bytes)).map_err(failed)?;
+            }
+        }
+    } else {
+        let said = match options.json {
+            true => format!("{:#}\n", text.json(&restrictions)),
+            false => text.table(&restrictions, &style),
+        };
+        table::print(&said).map_err(|e| Error::io("cannot write the table", e).hint("free some disk space"))?;
+    }
+    Ok(options.fail_above.map_or(Gate::Passed, |limit| text.gate(limit)))
+}
+
+/// The format of the flame graph; `None` for a table.
+fn image_format(options: &Options) -> Result<Option<DiffFormat>> {
+    if options.format.is_some() || options.output.is_none() {
+        return Ok(options.format);
+    }
+    let name = options
+        .output
+        .as_ref()
+        .map(|path| path.to_string_lossy().to_lowercase())
+        .unwrap_or_default();
+    match name.rsplit('.').next() {
+        Some("svg") => Ok(Some(DiffFormat::Svg)),
+        Some("html" | "htm") => Ok(Some(DiffFormat::Html)),
+        _ => Err(Error::new(
+            ErrorKind::Usage,
+            format!("cannot tell the flame graph format from the extension of `{name}`"),
+        )
+        .why("supported extensions: .svg, .html")
+        .hint("nativeprof diff A B -o diff.svg   (without -o, a table goes to standard output)")),
+    }
+}
+
+fn check_comparable(profile: &Profile, path: &Path, norm: Normalization) -> Result<()> {
+    let bad = |why: &str, hint: &str| {
+        let what = format!("{} cannot be compared", path.display());
+        Err(Error::new(ErrorKind::Data, what).why(why).hint(hint))
+    };
+    if profile.nodes.first().is_none_or(|root| root.count == 0) {
+        return bad("it has no samples", "record again while the program is using the CPU");
+    }
+    match norm {
+        Normalization::Share => Ok(()),
+        _ if profile.meta.rate == 0 && profile.count_type().unit != Unit::Nanoseconds => {
+            bad("its sampling rate is not recorded", "--normalize share")
+        }
+        Normalization::Rate if profile.meta.duration <= 0.0 => bad("its duration is not recorded", "--normalize share"),
+        _ => Ok(()),
+    }
+}
+
+/// The comparison as text and JSON.
+struct Text<'a> {
+    options: &'a Options,
+    self_count: bool,
+    norm: Normalization,
+    profiles: [&'a Profile; 2],
+    found: &'a Diff<'a>,
+}
+
+impl Text<'_> {
+    fn title(&self) -> String {
+        let name = |path: &Path| {
+            path.file_name()
+                .unwrap_or(path.as_os_str())
+                .to_string_lossy()
+                .into_owned()
+        };
+        format!(
+            "{} compared to {}",
+            name(&self.options.after),
+            name(&self.options.before)
+        )
+    }
+
+    fn row(&self, change: &Change<'_>) -> ReportRow {
+        let row = ReportRow::of_frame(change.frame);
+        match self.options.by {
+            DiffBy::Function => row,
+            DiffBy::Module => ReportRow {
+                name: module(change.frame).into(),
+                kind: None,
+                place: String::new(),
+                ..row
+            },
+        }
+    }
+
+    /// The rows to show, largest change first.
+    fn rows(&self, restrictions: &[row_filter::RowFilter]) -> Vec<(&Change<'_>, ReportRow)> {
+        let changes = self.found.rows.iter();
+        let mut rows: Vec<_> = changes.map(|change| (change, self.row(change))).collect();
+        if !self.options.all {
+            let significant = rows.iter().filter(|(change, _)| change.is_significant()).count();
+            rows.truncate(significant);
+        }
+        row_filter::apply(&mut rows, restrictions, |(_, row)| row.text());
+        rows
+    }
+
+    fn table(&self, restrictions: &[row_filter::RowFilter], style: &TerminalStyle) -> String {
+        let Text { options, found, .. } = self;
+        let mut text = String::new();
+        for (word, path, profile) in [
+            ("before", &options.before, self.profiles[0]),
+            ("after ", &options.after, self.profiles[1]),
+        ] {
+            let (samples, meta) = (profile.nodes[0].count, &profile.meta);
+            let kind = profile.count_type();
+            let amount = kind.unit.show(samples);
+            text += &format!(
+                "{word}: {}: {amount} {}",
+                line(&path.to_string_lossy()),
+                line(&kind.name)
+            );
+            if meta.rate > 0 && *kind == ValueType::SAMPLES {
+                text += &format!(", {:.2} s CPU", samples as f64 / meta.rate as f64);
+            }
+            if meta.duration > 0.0 {
+                text += &format!(" in {:.1} s", meta.duration);
+            }
+            if !meta.command.is_empty() {
+                text += &format!(" ({})", line(&meta.command));
+            }
+            text.push('\n');
+        }
+        let tested = found.rows.iter().filter(|row| row.interval.is_some()).count();
+        text += &format!(
+            "{} of {}; simultaneous {} % confidence intervals for {tested} rows{}\n\n",
+            if self.self_count { "self" } else { "total" },
+            match self.norm {
+                Normalization::Share =>
+                    format!("all {}, in percent (shares: if one grows, others shrink)", self.value()),
+                Normalization::Rate if options.value.is_none() => "one CPU, in percent".into(),
+                Normalization::Rate => format!("{} per second of the recording, in percent", self.value()),
+                Normalization::Time if options.value.is_none() => "CPU time, in seconds".into(),
+                Normalization::Time => format!("{}, in seconds", self.value()),
+            },
+            options.confidence,
+            match found.blocks {
+                Some(blocks) => format!(" (from {blocks} blocks of the timeline)"),
+                None => "; no timeline in both files: samples assumed independent, so intervals are too narrow".into(),
+            },
+        );
+        let mut rows = self.rows(restrictions);
+        let all = found.all.as_ref().map(|all| {
+            (
+                all,
+                ReportRow {
+                    name: "[all]".into(),
+                    ..ReportRow::default()
+                },
+            )
+        });
+        if let Some(all) = all {
+            rows.insert(0, all);
+        }
+        let significant = found.rows.iter().filter(|row| row.is_significant()).count();
+        if significant == 0 {
+            text += &format!("no significant change{}\n", self.detection_limit());
+        }
+        if !rows.is_empty() {
+            text += &self.draw(&rows, style);
+        }
+        if !options.all && significant > 0 {
+            text += &style.paint(Color::Dim, "insignificant rows hidden; show them with --all\n");
+        }
+        if found.rows.iter().any(|row| row.interpreter_internal) {
+            text += &style.paint(
+                Color::Dim,
+                "interpreter-internal functions are not tested (their callers are); test them with --interpreter\n",
+            );
+        }
+        text
+    }
+
+    /// The smallest change that would have been detected, for the row with the widest interval.
+    fn detection_limit(&self) -> String {
+        let rows = self.found.rows.iter().filter_map(|row| Some((row.limit?.now, row)));
+        let widest = rows.max_by(|(limit, _), (other, _)| limit.total_cmp(other));
+        widest.map_or(String::new(), |(limit, row)| {
+            format!(
+                "; for {} a change of at least {} {} would be detected",
+                line(&self.row(row).name),
+                self.amount(limit, false),
+                self.unit()
+            )
+        })
+    }
+
+    /// What is compared.
+    fn value(&self) -> String {
+        line(&self.profiles[1].count_type().name).into_owned()
+    }
+
+    fn unit(&self) -> &'static str {
+        if self.norm == Normalization::Time { "s" } else { "%" }
+    }
+
+    fn amount(&self, value: f64, sign: bool) -> String {
+        let value = if self.norm == Normalization::Time {
+            value
+        } else {
+            value * 100.0
+        };
+        let text = match self.norm {
+            Normalization::Time => format!("{value:+.3}"),
+            _ => format!("{value:+.2}"),
+        };
+        if sign {
+            text
+        } else {
+            text.trim_start_matches('+').into()
+        }
+    }
+
+    fn draw(&self, rows: &[(&Change<'_>, ReportRow)], style: &TerminalStyle) -> String {
+        let unit = self.unit();
+        let (before, after) = (format!("BEFORE {unit}"), format!("AFTER {unit}"));
+        let functions = self.options.by == DiffBy::Function;
+        let mut columns = vec![
+            (&*before, Overflow::Number),
+            (&*after, Overflow::Number),
+            ("CHANGE", Overflow::Number),
+            ("INTERVAL", Overflow::Word),
+        ];
+        if functions {
+            columns.push(("KIND", Overflow::Word));
+        }
+        columns.push((if functions { "FUNCTION" } else { "MODULE" }, Overflow::Start));
+        columns.push((if functions { "WHERE" } else { "" }, Overflow::End));
+        let cells = |(change, row): &(&Change<'_>, ReportRow)| {
+            let tint = match change.is_significant() {
+                true if change.change() > 0.0 => Color::Red,
+                true => Color::Green,
+                false => Color::Dim,
+            };
+            let no_interval = match change.interpreter_internal {
+                true => "not tested",
+                false => "too few samples",
+            };
+            let interval = change.interval.map_or(no_interval.into(), |(low, high)| {
+                format!("{} to {}", self.amount(low, true), self.amount(high, true))
+            });
+            let mut cells = vec![
+                plain(self.amount(change.before, false)),
+                plain(self.amount(change.after, false)),
+                Cell {
+                    text: self.amount(change.change(), true),
+                    color: tint,
+                },
+                Cell {
+                    text: interval,
+                    color: if tint == Color::Dim { tint } else { Color::Plain },
+                },
+            ];
+            if functions {
+                cells.push(plain(row.kind.map_or("", kind_name)));
+            }
+            cells.push(Cell {
+                text: row.name.clone(),
+                color: row.kind.map_or(Color::Plain, color),
+            });
+            cells.push(plain(&row.place));
+            cells
+        };
+        table::draw(&columns, &rows.iter().map(cells).collect::<Vec<_>>(), style)
+    }
+
+    fn json(&self, restrictions: &[row_filter::RowFilter]) -> Value {
+        let value = |change: &Change<'_>| {
+            json!({
+                "before": change.before,
+                "after": change.after,
+                "change": change.change(),
+                "interval": change.interval.map(|(low, high)| [low, high]),
+                "significant": change.is_significant(),
+                "interpreter_internal": change.interpreter_internal,
+                "samples": [change.samples.0, change.samples.1],
+            })
+        };
+        let row = |(change, row): (&Change<'_>, ReportRow)| {
+            let mut value = value(change);
+            for key in ["kind", "name", "place"] {
+                if let Some(text) = row.json().get(key) {
+                    value[key] = text.clone();
+                }
+            }
+            value
+        };
+        json!({
+            "before": self.options.before.to_string_lossy(),
+            "after": self.options.after.to_string_lossy(),
+            "value": self.profiles[1].count_type().key(),
+            "samples": self.profiles.map(|profile| profile.nodes[0].count),
+            "unit": match self.norm {
+                Normalization::Share => "fraction of all samples",
+                Normalization::Rate => "CPU seconds per second",
+                Normalization::Time => "CPU seconds",
+            },
+            "count": if self.self_count { "self" } else { "total" },
+            "confidence": self.options.confidence / 100.0,
+            "blocks": self.found.blocks,
+            "tested": self.found.rows.iter().filter(|row| row.interval.is_some()).count(),
+            "significant": self.found.rows.iter().filter(|row| row.is_significant()).count(),
+            "all": self.found.all.as_ref().map(value),
+            "rows": self.rows(restrictions).into_iter().map(row).collect::<Vec<_>>(),
+        })
+    }
+}

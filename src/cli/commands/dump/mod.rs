@@ -1,0 +1,441 @@
+//! `dump`: what each thread of a process is doing, once.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustc_hash::FxHashMap;
+
+use crate::arch;
+use crate::capture::common::seen_code::SeenCode;
+use crate::capture::ptrace::snapshot::{ReadMode, SnapshotError, SnapshotTarget, Snapshotter, ThreadSnapshot};
+use crate::cli::args::{ColorWhen, Dump};
+use crate::cli::debuginfod;
+use crate::cli::discover::{self, check_target};
+use crate::cli::output::style::TerminalStyle;
+use crate::cpython;
+use crate::cpython::gil;
+use crate::cpython::gil::Gil;
+use crate::cpython::object_layout::ObjectLayout;
+use crate::cpython::repr::{ValueReader, Variable};
+use crate::cpython::thread_states;
+use crate::cpython_layout::{Interpreter, TargetLayout};
+use crate::error::{self, Error};
+use crate::event::{Event, Pid, PythonWalk, Tid};
+use crate::privileges::credentials::{Cap, Caps};
+use crate::privileges::{checks, phases};
+use crate::profile::folded::{self, Shown};
+use crate::profile::model::{FrameKind, Meta, NodeId, Profile};
+use crate::session::{self, Grouping, Session};
+use crate::sys;
+use crate::sys::procfs;
+use crate::target::maps;
+use crate::target::memory::Pages;
+use crate::target::system::{LiveSystem, ProcessMemory, System};
+use crate::truncation::Truncation;
+
+mod render;
+
+/// Longest stop of a thread to read its variables, ns.
+const MAX_STOP_FOR_LOCALS: u64 = 400_000;
+/// Longest time to read the variables of a sleeping thread, ns.
+const MAX_READ_FOR_LOCALS: u64 = 100_000_000;
+/// How often a thread that waits for the disk is read again, and after how long.
+const RETRIES: usize = 5;
+const RETRY_DELAY: Duration = Duration::from_millis(2);
+/// `owner` values from here on are entry frames, which run no code of a program's.
+const ENTRY_FRAME: u8 = 3;
+
+/// What is read while a thread is stopped or sleeping, besides its stack.
+#[derive(Clone, Debug, Default)]
+struct DumpExtras {
+    gil: Option<Gil>,
+    /// Variables by frame; a frame that is missing was not read.
+    locals: FxHashMap<u64, Vec<Variable>>,
+}
+
+/// A thread as it is shown.
+struct Thread {
+    tid: Tid,
+    inner: Option<Tid>,
+    name: String,
+    seen: Result<Rendered, SnapshotError>,
+}
+
+struct Rendered {
+    state: char,
+    call: Option<u64>,
+    how: ReadMode,
+    gil: Option<Gil>,
+    kernel: Option<Vec<String>>,
+    quality: Quality,
+    /// Innermost first.
+    frames: Vec<Frame>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Quality {
+    Exact,
+    Repaired,
+    Partial(Option<Truncation>),
+}
+
+struct Frame {
+    kind: FrameKind,
+    name: String,
+    /// Python: path; native: source file, may be empty.
+    file: String,
+    line: u32,
+    module: String,
+    /// Native: where the function starts in its file.
+    address: u64,
+    locals: Option<Vec<Variable>>,
+    /// How text shows it; programs get all of them.
+    shown: Shown,
+}
+
+/// The complete dump.
+struct Report {
+    pid: Pid,
+    inner: Option<Pid>,
+    command: String,
+    python: String,
+    free_threaded: bool,
+    threads: Vec<Thread>,
+    kernel_refused: bool,
+}
+
+/// Writes the state of all threads of a process to standard output.
+///
+/// # Errors
+/// `NoSuchProcess`, `NotPermitted`, `Unsupported`.
+pub fn dump(options: &Dump) -> error::Result<()> {
+    let pid = discover::find(&options.target.process())?;
+    let is_root = sys::process::effective_uid() == 0;
+    // SYS_NICE shortens stops; SYS_ADMIN is needed for /proc/PID/stack.
+    let more = Caps::of(&[Cap::SysNice]).0
+        | if options.kernel {
+            Caps::of(&[Cap::SysAdmin]).0
+        } else {
+            0
+        };
+    let user = phases::become_caller_with(Caps(more))?;
+    let fetch = debuginfod::fetch(options.names.debuginfod, is_root, user.as_ref())?;
+    check_target(pid)?;
+    if let Some(missing) = checks::memory(pid) {
+        return Err(missing.error(format!("reading process {pid} is not permitted")));
+    }
+    phases::restrict_to_setup(Caps(more))?;
+
+    let session_options = session::SessionOptions {
+        grouping: Grouping {
+            processes: false,
+            threads: true,
+        },
+        native: !options.no_native,
+        weighted: None,
+    };
+    let mut session = Session::new(session_options, Box::new(LiveSystem));
+    session.fetch = fetch;
+    let mut space = TargetLayout::default();
+    session.open(pid, &mut |_, layout| {
+        space = layout.cloned().unwrap_or_default();
+        Ok(())
+    })?;
+    let mut inspector = Inspector::new(pid, &session, space, options);
+    let tids = {
+        let mut tids = LiveSystem.threads(pid);
+        tids.sort_unstable();
+        tids
+    };
+    let mut seen: BTreeMap<Tid, Result<ThreadSnapshot<DumpExtras>, SnapshotError>> =
+        inspector.inspect(&tids, false).into_iter().collect();
+    let mut qualities = BTreeMap::new();
+    for (tid, seen) in &seen {
+        if let Ok(seen) = seen {
+            qualities.insert(*tid, take(&mut session, seen)?);
+        }
+    }
+    // The kernel reports few registers of a sleeping thread. Where they were not sufficient, the thread is stopped if
+    // its program does not notice that.
+    let incomplete: Vec<Tid> = qualities
+        .iter()
+        .filter(|(_, quality)| **quality != Quality::Exact)
+        .map(|(tid, _)| *tid)
+        .filter(|tid| seen[tid].as_ref().is_ok_and(can_be_stopped))
+        .collect();
+    for (tid, again) in inspector.inspect(&incomplete, true) {
+        if let Ok(mut again) = again {
+            if let Some(Ok(first)) = seen.get(&tid).filter(|_| options.locals) {
+                again.found.locals = first.found.locals.clone(); // by frame: those of others are of no effect
+            }
+            qualities.insert(tid, take(&mut session, &again)?);
+            seen.insert(tid, Ok(again));
+        }
+    }
+    // A thread that waits for the disk continues soon, and can then be read or stopped.
+    for _ in 0..RETRIES {
+        let waits: Vec<Tid> = qualities
+            .iter()
+            .filter(|(_, quality)| matches!(quality, Quality::Partial(_)))
+            .map(|(tid, _)| *tid)
+            .filter(|tid| seen[tid].as_ref().is_ok_and(|seen| seen.state == 'D'))
+            .collect();
+        if waits.is_empty() {
+            break;
+        }
+        std::thread::sleep(RETRY_DELAY);
+        for (tid, again) in inspector.inspect(&waits, false) {
+            if let Ok(again) = again {
+                qualities.insert(tid, take(&mut session, &again)?);
+                seen.insert(tid, Ok(again));
+            }
+        }
+    }
+    // Libraries that were loaded since the mappings were read.
+    if qualities.values().any(|v| matches!(v, Quality::Partial(_))) && session.open(pid, &mut |_, _| Ok(())).is_ok() {
+        for (tid, quality) in &mut qualities {
+            if let (Quality::Partial(_), Some(Ok(seen))) = (*quality, seen.get(tid)) {
+                *quality = take(&mut session, seen)?;
+            }
+        }
+    }
+    phases::restrict_to_sampling(Caps::NONE)?;
+    let addresses: BTreeMap<Tid, Vec<u64>> = seen
+        .iter()
+        .filter_map(|(tid, seen)| Some((*tid, inspector.shown(&mut session, seen.as_ref().ok()?))))
+        .collect();
+    session.open_symbol_sources(pid);
+    phases::drop_for_symbolization(Caps::NONE)?;
+    let meta = Meta { pid, ..Meta::default() };
+    let profile = session.resolve(0, meta);
+    let views = match options.interpreter_frames {
+        true => vec![Shown::Itself; profile.nodes.len()],
+        false => folded::shown(&profile),
+    };
+    let threads = tids.iter().map(|tid| {
+        let found = seen.remove(tid).unwrap_or(Err(SnapshotError::Gone));
+        let found = found.map(|seen| shown(*tid, seen, (&profile, &views), qualities[tid], &addresses[tid]));
+        Thread {
+            tid: *tid,
+            inner: procfs::namespace_tid(pid, *tid).filter(|inner| inner != tid),
+            name: session.threads.get(&(pid, *tid)).cloned().unwrap_or_default(),
+            seen: found,
+        }
+    });
+    let threads: Vec<Thread> = threads
+        .filter(|t| !matches!(t.seen, Err(SnapshotError::Gone)))
+        .collect();
+    let asleep = |t: &Thread| {
+        t.seen
+            .as_ref()
+            .is_ok_and(|s| s.how == ReadMode::Asleep && s.kernel.is_none())
+    };
+    let report = Report {
+        pid,
+        inner: procfs::namespace_tid(pid, pid).filter(|inner| *inner != pid),
+        command: crate::sys::procfs::command_line(pid),
+        python: session.pythons.get(&pid).cloned().unwrap_or_default(),
+        free_threaded: inspector.free_threaded,
+        kernel_refused: options.kernel && threads.iter().any(asleep),
+        threads,
+    };
+    let text = if options.json {
+        format!("{:#}\n", render::json(&report))
+    } else {
+        render::text(&report, TerminalStyle::of_stdout(ColorWhen::Auto))
+    };
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(Error::io("cannot write to standard output", e)),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the program would not notice that this sleeping thread is stopped.
+fn can_be_stopped(seen: &ThreadSnapshot<DumpExtras>) -> bool {
+    let call = seen.blocked.and_then(|b| b.call);
+    seen.mode == ReadMode::Asleep
+        && match seen.state {
+            // In no system call: a page fault, which is restarted.
+            'S' | 'D' => call.is_none_or(|(call, args)| arch::resumes_unnoticed(call, &args)),
+            // By job control, wherever it was: it stays stopped.
+            'T' => call.is_none(),
+            _ => false,
+        }
+}
+
+/// Reads the threads of the process.
+struct Inspector {
+    pid: Pid,
+    space: TargetLayout,
+    python: Option<(Interpreter, Option<ObjectLayout>)>,
+    free_threaded: bool,
+    writable: Vec<(u64, u64)>,
+    met: Arc<SeenCode>,
+    locals: bool,
+    kernel: bool,
+}
+
+impl Inspector {
+    fn new(pid: Pid, session: &Session, space: TargetLayout, options: &Dump) -> Inspector {
+        let python = session.python(pid);
+        let maps = maps::parse(&session.system.maps(pid).unwrap_or_default());
+        Inspector {
+            pid,
+            space,
+            free_threaded: python.as_ref().is_some_and(|(runtime, _)| runtime.free_threaded),
+            python: python.and_then(|(runtime, interpreter)| {
+                let interpreter = interpreter?;
+                Some((interpreter, ObjectLayout::of(&runtime, &interpreter.layout)))
+            }),
+            writable: maps.iter().filter(|m| m.writable).map(|m| (m.start, m.end)).collect(),
+            met: Arc::default(),
+            locals: options.locals,
+            kernel: options.kernel,
+        }
+    }
+
+    fn inspect(&mut self, tids: &[Tid], hold: bool) -> Vec<(Tid, Result<ThreadSnapshot<DumpExtras>, SnapshotError>)> {
+        if tids.is_empty() {
+            return Vec::new();
+        }
+        let memory = ProcessMemory(&LiveSystem, self.pid);
+        let states = self.python.as_ref().map(|(p, _)| thread_states::states(&memory, p));
+        let states = states.unwrap_or_default();
+        let pointers = self
+            .python
+            .as_ref()
+            .map(|(p, _)| thread_states::thread_pointers(&memory, p, &states));
+        let pointers = pointers.unwrap_or_default();
+        let target = |tid: &Tid| SnapshotTarget {
+            tid: *tid,
+            thread_pointer: procfs::namespace_tid(self.pid, *tid).and_then(|inner| pointers.get(&inner).copied()),
+            stop_sleeping: hold,
+        };
+        let targets: Vec<SnapshotTarget> = tids.iter().map(target).collect();
+        let during = |walked: &PythonWalk, pointer: u64, stopped: bool| {
+            let live = ProcessMemory(&LiveSystem, self.pid);
+            let memory = Pages::new(&live);
+            let Some((python, Some(objects))) = &self.python else {
+                return DumpExtras::default();
+            };
+            let end = sys::clock::now()
+                + if stopped {
+                    MAX_STOP_FOR_LOCALS
+                } else {
+                    MAX_READ_FOR_LOCALS
+                };
+            let reader = ValueReader {
+                memory: &memory,
+                layout: &python.layout,
+                objects,
+                over: &|| sys::clock::now() > end,
+            };
+            let frames = walked
+                .python
+                .iter()
+                .filter(|f| self.locals && !hold && f.owner < ENTRY_FRAME);
+            let mut locals = FxHashMap::default();
+            for f in frames {
+                if (reader.over)() {
+                    break;
+                }
+                locals.insert(f.frame, reader.locals(f.frame, f.code));
+            }
+            DumpExtras {
+                gil: gil::of_thread(&memory, python, objects, &states, pointer),
+                locals,
+            }
+        };
+        let snapshotter = Snapshotter {
+            pid: self.pid,
+            layout: &self.space,
+            walk: cpython::frame_walk::walk,
+            seen_code: self.met.clone(),
+            writable: &self.writable,
+            kernel: self.kernel,
+            never_stop: false,
+            during: &during,
+        };
+        snapshotter.inspect(&targets)
+    }
+
+    /// Addresses of the Python frames that a sample's stack shows, innermost first.
+    fn shown(&self, session: &mut Session, seen: &ThreadSnapshot<DumpExtras>) -> Vec<u64> {
+        let Some((python, _)) = &self.python else {
+            return Vec::new();
+        };
+        let memory = ProcessMemory(&LiveSystem, self.pid);
+        cpython::frame_groups::shown(&seen.sample, &python.layout, &mut session.codes, &memory)
+    }
+}
+
+/// Hands a thread's sample to the session; how good its stack is.
+fn take(session: &mut Session, seen: &ThreadSnapshot<DumpExtras>) -> error::Result<Quality> {
+    let before = session.quality_counts.clone();
+    for copy in &seen.codes {
+        let copy = Box::new(copy.clone());
+        let pid = seen.sample.pid;
+        session.event(Event::Code { pid, copy }, &mut |_, _| Ok(()))?;
+    }
+    session.event(Event::Sample(Box::new(seen.sample.clone())), &mut |_, _| Ok(()))?;
+    let after = &session.quality_counts;
+    Ok(if after.exact > before.exact {
+        Quality::Exact
+    } else if after.repaired > before.repaired {
+        Quality::Repaired
+    } else {
+        let more = |(why, n): &(&Truncation, &u64)| before.reasons.get(*why).is_none_or(|had| had < *n);
+        Quality::Partial(after.reasons.iter().find(more).map(|(why, _)| *why))
+    })
+}
+
+/// A thread's stack from the named profile.
+fn shown(
+    tid: Tid,
+    seen: ThreadSnapshot<DumpExtras>,
+    (profile, views): (&Profile, &[Shown]),
+    quality: Quality,
+    addresses: &[u64],
+) -> Rendered {
+    // The last one, if the thread was read twice.
+    let tick = profile.timeline.iter().rev().find(|t| t.tid == tid);
+    let mut at = tick.map_or(0, |t| t.node);
+    let mut path: Vec<NodeId> = Vec::new();
+    while at != 0 {
+        path.push(at);
+        at = profile.nodes[at as usize].parent;
+    }
+    let kind = |node: &NodeId| profile.frames[profile.nodes[*node as usize].frame as usize].kind;
+    let python = path.iter().filter(|node| kind(node) == FrameKind::Python).count();
+    // Frames of several interpreters are in another order: show no variables rather than another frame's.
+    let mut addresses = addresses.iter().filter(|_| python == addresses.len());
+    let DumpExtras { gil, mut locals } = seen.found;
+    let frames = path.iter().filter(|node| kind(node) != FrameKind::Thread).map(|node| {
+        let n = &profile.nodes[*node as usize];
+        let f = &profile.frames[n.frame as usize];
+        let is_python = f.kind == FrameKind::Python;
+        let address = if is_python { addresses.next() } else { None };
+        Frame {
+            kind: f.kind,
+            name: if f.qualname.is_empty() { &f.name } else { &f.qualname }.clone(),
+            file: if is_python { &f.filename } else { &f.source }.clone(),
+            line: n.first_seen_line,
+            module: f.module.clone(),
+            address: f.address,
+            locals: address.and_then(|a| locals.remove(a)),
+            shown: views[*node as usize],
+        }
+    });
+    let frames = frames.collect();
+    Rendered {
+        state: seen.state,
+        call: seen.blocked.and_then(|b| b.call).map(|(call, _)| call),
+        how: seen.mode,
+        gil,
+        kernel: seen.kernel,
+        quality,
+        frames,
+    }
+}

@@ -1,0 +1,390 @@
+//! A dump as text for people and as JSON for programs.
+
+use std::fmt::Write;
+
+use serde_json::{Value, json};
+
+use super::{Frame, Quality, Rendered, Report, Thread};
+use crate::capture::ptrace::snapshot::{ReadMode, SnapshotError};
+use crate::cli::output::style::{Color, TerminalStyle};
+use crate::cpython::gil::Gil;
+use crate::escape::line;
+use crate::profile::folded::Shown;
+use crate::profile::model::FrameKind;
+
+/// `futex`; a number that is not a known system call.
+fn call_name(call: u64) -> String {
+    let known = usize::try_from(call).ok().and_then(syscalls::Sysno::new);
+    known.map_or_else(|| format!("system call {call}"), |s| s.name().to_string())
+}
+
+/// A thread's state as text.
+fn state_text(s: &Rendered) -> String {
+    let state = match s.state {
+        'R' => return "running".into(),
+        'S' => "sleeping",
+        'D' => "waiting (uninterruptible)",
+        'T' => "stopped by job control",
+        't' => "stopped by a tracer",
+        'I' => "idle",
+        other => return format!("in state {other}"),
+    };
+    match s.call {
+        Some(call) => format!("{state} in {}", call_name(call)),
+        None => state.into(),
+    }
+}
+
+fn gil(s: &Rendered) -> Option<&'static str> {
+    match s.gil {
+        Some(Gil::Held) => Some("holds the GIL"),
+        _ => None,
+    }
+}
+
+fn read_mode_text(s: &Rendered) -> String {
+    let stack = match s.quality {
+        Quality::Exact => "exact".to_string(),
+        Quality::Repaired => "repaired".into(),
+        Quality::Partial(why) => format!("partial: {}", why.map_or("unknown", |why| why.reason())),
+    };
+    match s.how {
+        ReadMode::Asleep => format!("{stack}; read while sleeping, not stopped"),
+        ReadMode::Stopped(ns) => format!("{stack}; stopped for {} µs", ns.div_ceil(1000)),
+    }
+}
+
+fn error_text(why: SnapshotError) -> &'static str {
+    match why {
+        SnapshotError::Gone => "it has exited",
+        SnapshotError::Refused => {
+            "tracing it is not permitted: it already has a tracer, or a security module forbids it"
+        }
+        SnapshotError::KeptRunning => "it kept running while it was read",
+        SnapshotError::DidNotStop => "it did not stop in time: it is waiting for a CPU or inside the kernel",
+    }
+}
+
+/// The report as text; names are escaped for terminals.
+pub fn text(r: &Report, style: TerminalStyle) -> String {
+    let mut out = String::new();
+    let number = |own: Option<u32>| own.map_or(String::new(), |own| format!(" ({own} in its PID namespace)"));
+    let python = if r.python.is_empty() {
+        "no Python found"
+    } else {
+        &r.python
+    };
+    let _ = writeln!(
+        out,
+        "{}: {}",
+        style.paint(Color::Bold, &format!("Process {}{}", r.pid, number(r.inner))),
+        line(&r.command)
+    );
+    let _ = writeln!(out, "{}; {}", line(python), gil_line(r));
+    for t in &r.threads {
+        let name = format!("Thread {}{} \"{}\"", t.tid, number(t.inner), line(&t.name));
+        let _ = write!(out, "\n{}", style.paint(Color::Bold, &name));
+        match &t.seen {
+            Err(why) => {
+                let _ = writeln!(out, ": not read: {}", error_text(*why));
+            }
+            Ok(s) => {
+                let _ = write!(out, ": {}", state_text(s));
+                if let Some(gil) = gil(s) {
+                    let _ = write!(out, ", {}", style.paint(Color::Green, gil));
+                }
+                let _ = writeln!(out, "\n  {}", style.paint(Color::Dim, &read_mode_text(s)));
+                for name in s.kernel.iter().flatten() {
+                    let _ = writeln!(out, "    {} {}", line(name), style.paint(Color::Dim, "[kernel]"));
+                }
+                let mut row = "";
+                for f in &s.frames {
+                    match f.shown {
+                        Shown::Hidden => {}
+                        Shown::Row(name) if name == row => {}
+                        Shown::Row(name) => {
+                            let _ = writeln!(out, "    {}", style.paint(Color::Dim, name));
+                            row = name;
+                        }
+                        Shown::Itself => {
+                            frame(&mut out, f, style);
+                            row = "";
+                        }
+                    }
+                }
+            }
+        }
+    }
+    let _ = writeln!(out, "\n{}", stops_line(r));
+    if r.kernel_refused {
+        let _ = writeln!(out, "Kernel frames could not be read: CAP_SYS_ADMIN is needed (sudo).");
+    }
+    out
+}
+
+fn gil_line(r: &Report) -> String {
+    let seen = || {
+        r.threads
+            .iter()
+            .filter_map(|t| Some((t.tid, t.seen.as_ref().ok()?.gil?)))
+    };
+    let holders: Vec<String> = seen()
+        .filter(|(_, g)| *g == Gil::Held)
+        .map(|(tid, _)| tid.to_string())
+        .collect();
+    if r.python.is_empty() {
+        return format!("{} threads", r.threads.len());
+    }
+    let gil = match holders.len() {
+        0 if seen().any(|(_, g)| g == Gil::None) => "no GIL (free-threaded)".to_string(),
+        0 if seen().next().is_none() && r.free_threaded => "no GIL (free-threaded)".into(),
+        0 if seen().next().is_none() => "GIL holder unknown".into(),
+        0 => "no thread holds the GIL".into(),
+        1 => format!("thread {} holds the GIL", holders[0]),
+        _ => format!(
+            "the GIL changed hands: threads {} each held it when read",
+            holders.join(", ")
+        ),
+    };
+    format!("{} threads; {gil}", r.threads.len())
+}
+
+/// How long threads were stopped, and how many were not.
+fn stops_line(r: &Report) -> String {
+    let seen: Vec<&Rendered> = r.threads.iter().filter_map(|t| t.seen.as_ref().ok()).collect();
+    let stops: Vec<u64> = seen
+        .iter()
+        .filter_map(|s| match s.how {
+            ReadMode::Stopped(ns) => Some(ns),
+            ReadMode::Asleep => None,
+        })
+        .collect();
+    let asleep = seen.len() - stops.len();
+    match stops.iter().max() {
+        None => format!("Stopped: none; {asleep} read in place while sleeping."),
+        Some(longest) => format!(
+            "Stopped: {} of {} threads, one at a time, for at most {} µs; {asleep} read in place while sleeping.",
+            stops.len(),
+            seen.len(),
+            longest.div_ceil(1000)
+        ),
+    }
+}
+
+fn frame(out: &mut String, f: &Frame, style: TerminalStyle) {
+    let name = line(&f.name);
+    // The directory in which a library was built is of little interest.
+    let file = match f.kind {
+        FrameKind::Python => &f.file,
+        _ => f.file.rsplit('/').next().unwrap_or_default(),
+    };
+    let place = match (file, f.line) {
+        ("", _) => String::new(),
+        (file, 0) => line(file).into_owned(),
+        (file, n) => format!("{}:{n}", line(file)),
+    };
+    let module = line(&f.module);
+    let _ = match f.kind {
+        FrameKind::Python => writeln!(out, "    {} ({place})", style.paint(Color::Cyan, &name)),
+        FrameKind::Truncated => writeln!(out, "    {}", style.paint(Color::Red, &name)),
+        FrameKind::Unknown if !module.is_empty() => {
+            writeln!(
+                out,
+                "    {name} {}",
+                style.paint(Color::Dim, &format!("({module}+{:#x})", f.address))
+            )
+        }
+        FrameKind::Unknown => writeln!(
+            out,
+            "    {name} {}",
+            style.paint(Color::Dim, &format!("({:#x})", f.address))
+        ),
+        kind => {
+            let inlined = if kind == FrameKind::Inlined { ", inlined" } else { "" };
+            let at = if place.is_empty() {
+                String::new()
+            } else {
+                format!(" {place}")
+            };
+            let what = format!("{module}{inlined}{at}");
+            if what.is_empty() {
+                writeln!(out, "    {name}")
+            } else {
+                writeln!(out, "    {name} {}", style.paint(Color::Dim, &format!("({what})")))
+            }
+        }
+    };
+    for (name, value) in f.locals.iter().flatten() {
+        let _ = writeln!(out, "        {} = {}", line(name), line(value));
+    }
+}
+
+/// The report as JSON.
+pub fn json(r: &Report) -> Value {
+    let longest = r.threads.iter().filter_map(|t| match t.seen.as_ref().ok()?.how {
+        ReadMode::Stopped(ns) => Some(ns),
+        ReadMode::Asleep => None,
+    });
+    json!({
+        "pid": r.pid,
+        "namespace_pid": r.inner.unwrap_or(r.pid),
+        "command": r.command,
+        "python": Some(&r.python).filter(|p| !p.is_empty()),
+        "max_stop_us": longest.max().map(micros),
+        "threads": r.threads.iter().map(thread_json).collect::<Vec<_>>(),
+    })
+}
+
+fn micros(ns: u64) -> f64 {
+    ns as f64 / 1000.0
+}
+
+fn thread_json(t: &Thread) -> Value {
+    let mut value = json!({"tid": t.tid, "namespace_tid": t.inner.unwrap_or(t.tid), "name": t.name});
+    let more = match &t.seen {
+        Err(why) => json!({"error": error_text(*why)}),
+        Ok(s) => json!({
+            "state": s.state.to_string(),
+            "syscall": s.call.map(call_name),
+            "holds_gil": match s.gil {
+                Some(Gil::Held) => Some(true),
+                Some(_) => Some(false),
+                None => None,
+            },
+            "stop_us": match s.how {
+                ReadMode::Stopped(ns) => Some(micros(ns)),
+                ReadMode::Asleep => None,
+            },
+            "stack": match s.quality {
+                Quality::Exact => "exact",
+                Quality::Repaired => "repaired",
+                Quality::Partial(_) => "partial",
+            },
+            "truncated": match s.quality {
+                Quality::Partial(why) => why.map(|why| why.reason()),
+                _ => None,
+            },
+            "kernel": s.kernel,
+            "frames": s.frames.iter().map(frame_json).collect::<Vec<_>>(),
+        }),
+    };
+    if let (Value::Object(value), Value::Object(more)) = (&mut value, more) {
+        value.extend(more);
+    }
+    value
+}
+
+fn frame_json(f: &Frame) -> Value {
+    let kind = match f.kind {
+        FrameKind::Python => "python",
+        FrameKind::Inlined => "inlined",
+        FrameKind::Kernel => "kernel",
+        FrameKind::Truncated => "truncated",
+        FrameKind::Unknown => "unknown",
+        _ => "native",
+    };
+    let filled = |text: &String| Some(text.clone()).filter(|t| !t.is_empty());
+    let mut value = json!({
+        "kind": kind,
+        "name": f.name,
+        "file": filled(&f.file),
+        "line": Some(f.line).filter(|n| *n > 0),
+        "module": filled(&f.module),
+    });
+    if let (Value::Object(value), Some(locals)) = (&mut value, &f.locals) {
+        let pair = |(name, text): &(String, String)| json!({"name": name, "value": text});
+        value.insert("locals".into(), locals.iter().map(pair).collect());
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::truncation::Truncation;
+
+    fn frame(kind: FrameKind, name: &str, file: &str, line: u32) -> Frame {
+        Frame {
+            kind,
+            name: name.into(),
+            file: file.into(),
+            line,
+            module: if kind == FrameKind::Python { "" } else { "libx.so" }.into(),
+            address: 0x40,
+            locals: None,
+            shown: Shown::Itself,
+        }
+    }
+
+    #[test]
+    fn threads_in_words() {
+        let mut python = frame(FrameKind::Python, "main\x1b[2J", "/a.py", 3);
+        python.locals = Some(vec![("x".into(), "'\u{202e}'".into())]);
+        let running = Rendered {
+            state: 'R',
+            call: None,
+            how: ReadMode::Stopped(31_400),
+            gil: Some(Gil::Held),
+            kernel: None,
+            quality: Quality::Exact,
+            frames: vec![
+                frame(FrameKind::Inlined, "inner", "/build/x.c", 7),
+                frame(FrameKind::Unknown, "[unknown]", "", 0),
+                python,
+            ],
+        };
+        let asleep = Rendered {
+            state: 'S',
+            call: Some(202),
+            how: ReadMode::Asleep,
+            gil: Some(Gil::NotHeld),
+            kernel: Some(vec!["futex_wait".into()]),
+            quality: Quality::Partial(Some(Truncation::StackHole)),
+            frames: vec![frame(FrameKind::Truncated, "[truncated: x]", "", 0)],
+        };
+        let thread = |tid, inner, seen| Thread {
+            tid,
+            inner,
+            name: "py\n".into(),
+            seen,
+        };
+        let report = Report {
+            pid: 10,
+            inner: Some(2),
+            command: "python3 a.py".into(),
+            python: "CPython 3.11.7 (python3.11)".into(),
+            free_threaded: false,
+            threads: vec![
+                thread(10, Some(2), Ok(running)),
+                thread(11, None, Ok(asleep)),
+                thread(12, None, Err(SnapshotError::KeptRunning)),
+            ],
+            kernel_refused: false,
+        };
+        let expected = "\
+Process 10 (2 in its PID namespace): python3 a.py
+CPython 3.11.7 (python3.11); 3 threads; thread 10 holds the GIL
+
+Thread 10 (2 in its PID namespace) \"py\\x0a\": running, holds the GIL
+  exact; stopped for 32 µs
+    inner (libx.so, inlined x.c:7)
+    [unknown] (libx.so+0x40)
+    main\\x1b[2J (/a.py:3)
+        x = '\\u{202e}'
+
+Thread 11 \"py\\x0a\": sleeping in futex
+  partial: stack page not present; read while sleeping, not stopped
+    futex_wait [kernel]
+    [truncated: x]
+
+Thread 12 \"py\\x0a\": not read: it kept running while it was read
+
+Stopped: 1 of 2 threads, one at a time, for at most 32 µs; 1 read in place while sleeping.
+";
+        assert_eq!(text(&report, TerminalStyle::default()), expected);
+        let value = json(&report);
+        assert_eq!(value["threads"][1]["syscall"], "futex");
+        assert_eq!(value["threads"][0]["frames"][2]["locals"][0]["name"], "x");
+        assert_eq!(value["max_stop_us"], 31.4);
+    }
+}

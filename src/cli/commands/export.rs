@@ -1,0 +1,57 @@
+//! `export`: a saved profile in another format.
+
+use std::path::Path;
+
+use crate::cli::args::Export;
+use crate::cli::input;
+use crate::cli::output::Output;
+use crate::error::Result;
+use crate::privileges::phases;
+use crate::resolve::source_lines;
+
+/// Reads a profile and writes it again.
+pub fn export(options: &Export) -> Result<()> {
+    phases::switch_to_invoking_user()?;
+    let output = Output::new(
+        options.output.as_deref(),
+        options.format.as_deref(),
+        &stem(&options.file),
+    )?
+    .shown(&options.shown, options.no_native)?;
+    let mut profile = input::profile(&options.file, output.needs())?;
+    output.check(&profile)?;
+    if output.quotes_source() {
+        source_lines::add(&mut profile, &mut source_lines::open_local);
+    }
+    crate::cli::print_status(&format!("written: {}", output.write(&profile)?));
+    Ok(())
+}
+
+/// Name of the file without the extension of its format; the complete name if nothing else would be left.
+fn stem(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let bare = name.strip_suffix(".gz").unwrap_or(&name);
+    match bare.rsplit_once('.') {
+        _ if input::is_standard(path) => "nativeprof".into(),
+        Some((stem, _)) if !stem.is_empty() => stem.into(),
+        _ => bare.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_new_files() {
+        for (path, expected) in [
+            ("/data/run.1.json.gz", "run.1"),
+            ("out.json", "out"),
+            ("out", "out"),
+            (".json", ".json"),
+            ("-", "nativeprof"),
+        ] {
+            assert_eq!(stem(Path::new(path)), expected);
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! One file per command.
+
+pub mod completions;
+pub mod diff;
+pub mod doctor;
+pub mod dump;
+pub mod export;
+pub mod merge;
+pub mod record;
+pub mod replay;
+pub mod report;
+pub mod selftest;
+pub mod top;

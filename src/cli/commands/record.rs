@@ -1,0 +1,316 @@
+//! `record` and `attach`: sample a process, then write the profile.
+
+use std::collections::BTreeSet;
+use std::io::IsTerminal;
+use std::time::{Duration, Instant, SystemTime};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::capture::{self, Backend};
+use crate::cli::args::RecordArgs;
+use crate::cli::backend::{check_rate, open_source};
+use crate::cli::debuginfod;
+use crate::cli::discover::{self, check_target};
+use crate::cli::output::Output;
+use crate::cli::output::atomic_file::{OutputFile, PRIVATE};
+use crate::cli::print_line;
+use crate::error::{Error, ErrorKind, Result};
+use crate::escape;
+use crate::event::{Event, Pid};
+use crate::privileges::credentials::{Caps, User};
+use crate::privileges::{checks, phases};
+use crate::profile::model::Meta;
+use crate::profile::summary;
+use crate::session::pump::{EventPump, update_backend};
+use crate::session::{self, Grouping, Session};
+use crate::sys;
+use crate::sys::procfs;
+use crate::sys::ptrace;
+use crate::tape;
+use crate::tape::encode;
+use crate::tape::recorder::{RecordingSystem, TapeRecorder};
+use crate::tape_replay;
+use crate::target::launch::Launched;
+use crate::target::system::{LiveSystem, System};
+
+/// What to sample.
+pub enum RecordTarget {
+    Pid(Pid),
+    Launch(Vec<String>),
+}
+
+/// Longest time before the clock, the target and signals are checked again.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Time allowed for samples that are still waiting at the end; the rest count as lost.
+const DRAIN_TIME: Duration = Duration::from_millis(500);
+
+/// Samples the target until it exits, the duration is over or Ctrl-C, and writes the profile. The exit code is that of
+/// a launched command, 128 plus the number of the signal that killed it, else 0.
+pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
+    check_rate(options.rate)?;
+    if options.save_tape.is_some() && options.sampling.mode != capture::Mode::Cpu {
+        return Err(
+            Error::new(ErrorKind::Usage, "a tape cannot record off-CPU time").hint("omit --save-tape or --mode")
+        );
+    }
+    options.sampling.check()?;
+    let is_root = sys::process::effective_uid() == 0;
+    let user = if options.as_root {
+        None
+    } else {
+        phases::switch_to_invoking_user()?
+    };
+    let fetch = debuginfod::fetch(options.names.debuginfod, is_root, user.as_ref())?;
+    if let RecordTarget::Pid(pid) = target {
+        check_target(pid)?;
+        if let Some(missing) = checks::memory(pid) {
+            return Err(missing.error(format!("sampling process {pid} is not permitted")));
+        }
+    }
+    let mut launched = None;
+    let pid = match &target {
+        RecordTarget::Pid(pid) => *pid,
+        RecordTarget::Launch(command) => launched.insert(Launched::prepare(command, user.as_ref())?).pid(),
+    };
+    // After the command was forked, which must not inherit the mask; before other threads exist, which might receive
+    // the signals that a backend waits for.
+    ptrace::block_child_signals();
+    let (output, tape) = output_files(options, pid).map_err(|e| explain_user(e, user.as_ref()))?;
+    let kept = Caps(output.needs().0 | tape.as_ref().map_or(0, |place| place.needs().0));
+    phases::restrict_to_setup(kept)?;
+    sys::files::raise_file_limit();
+    sys::memory::keep_freed_memory();
+    sys::interrupts::install_interrupt_handler();
+
+    let sampling = &options.sampling;
+    let capture = sampling.capture(options.rate, options.subprocesses);
+    let mut source = open_source(sampling.backend, &capture)?;
+    let grouping = Grouping {
+        processes: options.subprocesses,
+        threads: options.threads,
+    };
+    let session_options = session::SessionOptions {
+        grouping,
+        native: !sampling.no_native,
+        weighted: sampling.weighted(options.rate),
+    };
+    let recorder = options
+        .save_tape
+        .as_ref()
+        .map(|_| TapeRecorder::new(options.tape_samples));
+    let host: Box<dyn System> = match &recorder {
+        Some(recorder) => Box::new(RecordingSystem(recorder.clone())),
+        None => Box::new(LiveSystem),
+    };
+    let mut session = Session::new(session_options, host);
+    session.fetch = fetch;
+    if sampling.wakers {
+        session.show_wakers(sampling.kernel);
+    }
+    let command = match &target {
+        RecordTarget::Pid(pid) => procfs::command_line(*pid),
+        RecordTarget::Launch(command) => command.join(" "),
+    };
+    let watch = sys::process::pidfd_open(pid).ok();
+    match &mut launched {
+        Some(launched) => {
+            // The new program's mappings come as events; until then the process still runs our code.
+            session.expect(pid);
+            if let Some(program) = launched.program() {
+                session.prepare(pid, program);
+            }
+            source.update_process(pid, &Default::default())?;
+            source.attach_at_exec(pid)?;
+            launched.release()?;
+        }
+        None => {
+            session.open(pid, &mut |pid, space| update_backend(&mut *source, pid, space))?;
+            source.attach(pid)?;
+            if options.subprocesses {
+                attach_family(&mut *source, &mut session, pid)?;
+            } else if session.pythons.is_empty()
+                && let Some(line) = discover::suggest_python_child(pid)
+            {
+                crate::cli::print_status(&line);
+            }
+        }
+    }
+    let family = discover::FamilyCpu::start(pid);
+    let (began, began_wall, start) = (sys::clock::now(), SystemTime::now(), Instant::now());
+    source.start()?;
+    phases::restrict_to_sampling(kept)?;
+    print_line(&format!(
+        "nativeprof: sampling {} at {} Hz ({})",
+        discover::pid_label(pid),
+        options.rate,
+        source.name()
+    ));
+
+    let end = options.duration.map(Duration::from_secs_f64);
+    let progress = progress();
+    let (mut ended, mut pump) = (false, EventPump::default());
+    let mut observe = |event: &Event| {
+        if let Some(recorder) = &recorder {
+            recorder.event(event);
+        }
+    };
+    while !ended && !sys::interrupts::interrupted() && end.is_none_or(|end| start.elapsed() < end) {
+        let wait = end.map_or(POLL_INTERVAL, |end| {
+            end.saturating_sub(start.elapsed()).min(POLL_INTERVAL)
+        });
+        ended = watch.as_ref().is_some_and(sys::files::is_readable);
+        let wait = pump.wait(wait);
+        let turn = Instant::now() + wait + POLL_INTERVAL;
+        let until = Some(end.map_or(turn, |end| turn.min(start + end)));
+        pump.pump(&mut *source, &mut session, &mut observe, wait, until)?;
+        if !progress.is_hidden() {
+            progress.set_message(progress_text(&session, start.elapsed()));
+            progress.tick();
+        }
+    }
+    source.stop();
+    let duration = start.elapsed();
+    let children = if options.subprocesses {
+        Duration::ZERO
+    } else {
+        family.used()
+    };
+    let until = Instant::now() + DRAIN_TIME;
+    let mut drain = || pump.pump(&mut *source, &mut session, &mut observe, Duration::ZERO, Some(until));
+    while drain()? && Instant::now() < until {}
+    session.add_open_intervals(&mut *source)?;
+    let left = pump.discard(&mut *source)?;
+    progress.finish_and_clear();
+
+    let mut counts = source.counts();
+    counts.lost += left;
+    let meta = Meta {
+        command,
+        ..session.meta(&*source, &counts, options.rate, pid, (began_wall, duration))
+    };
+    session.open_symbol_sources(pid);
+    drop(source); // its descriptors are privileges too
+    phases::drop_for_symbolization(kept)?;
+    let mut profile = session.resolve(began, meta);
+    profile.meta.profiler_cpu = sys::clock::process_cpu_time() as f64 * 1e-9;
+    let written = output.write(&profile)?;
+    print_line(&summary::block(&profile.meta, &written));
+    let is_cpu_time = sampling.mode == capture::Mode::Cpu;
+    let advice = is_cpu_time.then(|| summary::advice(&profile.meta, children)).flatten();
+    if let Some(line) = advice.or_else(|| summary::thread_states(&profile)) {
+        print_line(&line);
+    }
+    if let (Some(recorder), Some(place)) = (recorder, &tape) {
+        save_tape(&recorder, place, &profile.meta, began, launched.is_none())?;
+    }
+    if let Some(launched) = launched {
+        sys::interrupts::restore_default_signals();
+        if !ended {
+            print_line("nativeprof: waiting for the command to exit (Ctrl-C to stop waiting)");
+        }
+        let (code, line) = launched.wait()?;
+        if let Some(line) = line {
+            crate::cli::print_status(&line);
+        }
+        return Ok(code);
+    }
+    Ok(0)
+}
+
+/// Checks the output files of profile and tape.
+fn output_files(options: &RecordArgs, pid: Pid) -> Result<(Output, Option<OutputFile>)> {
+    let output = Output::new(
+        options.output.as_deref(),
+        options.format.as_deref(),
+        &format!("nativeprof-{pid}"),
+    )?
+    .shown(&options.shown, false)?;
+    let tape = options.save_tape.as_ref().map(|path| OutputFile::new(path, PRIVATE));
+    Ok((output, tape.transpose()?))
+}
+
+/// Adds to a refusal which user writes the files, since that is not root under sudo.
+fn explain_user(mut e: Error, user: Option<&User>) -> Error {
+    if let (ErrorKind::NotPermitted, Some(user)) = (e.kind, user) {
+        e.why = format!("{} (files are written as {}, the user who ran sudo)", e.why, user.name);
+        e.hint += ", or write as root with --as-root";
+    }
+    e
+}
+
+/// Writes the tape.
+fn save_tape(recorder: &TapeRecorder, place: &OutputFile, meta: &Meta, began: u64, attached: bool) -> Result<()> {
+    let head = tape::TapeHeader {
+        pid: meta.pid,
+        attached,
+        rate: meta.rate,
+        clock: meta.event.clone(),
+        backend: meta.backend.clone(),
+        began,
+        start: meta.start,
+        duration: meta.duration,
+        command: meta.command.clone(),
+    };
+    let (tape, same) = tape_replay::finish(recorder.finish(head))?;
+    let (bytes, name) = (encode::write(&tape), place.path().display().to_string());
+    place.write(&|out| out.write_all(&bytes)).map_err(|e| {
+        Error::io(format!("cannot write the tape {name}"), e).hint("choose another file with --save-tape FILE")
+    })?;
+    let counts = tape::TapeSource::new(tape.into()).counts();
+    print_line(&format!(
+        "  tape:     {} ({} samples, {} KB)",
+        escape::line(&name),
+        counts.delivered,
+        bytes.len().div_ceil(1000)
+    ));
+    print_line("            the tape contains raw stack memory; it may include secrets");
+    if !same {
+        print_line("            its replay differs from this recording: parts of a mapped file are missing");
+    }
+    Ok(())
+}
+
+/// Attaches to the existing descendants of a process. Later forks come as events.
+fn attach_family(source: &mut dyn Backend, session: &mut Session, pid: Pid) -> Result<()> {
+    let mut known = BTreeSet::from([pid]);
+    loop {
+        let before = known.len();
+        for child in discover::descendants(pid) {
+            if !known.insert(child) {
+                continue;
+            }
+            let opened = session.open(child, &mut |pid, space| update_backend(source, pid, space));
+            match opened.and_then(|()| source.attach(child)) {
+                Err(e) if e.kind == ErrorKind::NotPermitted => {
+                    crate::cli::print_status(&format!("{}: {}; it is not sampled", e.what, e.why))
+                }
+                Err(e) if e.kind != ErrorKind::NoSuchProcess => return Err(e),
+                _ => {}
+            }
+        }
+        if known.len() == before {
+            return Ok(());
+        }
+    }
+}
+
+fn progress() -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(4));
+    bar.set_style(ProgressStyle::with_template("{spinner} {msg}").expect("a fixed template"));
+    bar
+}
+
+fn progress_text(session: &Session, elapsed: Duration) -> String {
+    let t = &session.quality_counts;
+    let seconds = elapsed.as_secs_f64();
+    format!(
+        "{seconds:5.1} s   {} samples   {:.0}/s   exact {}   Ctrl-C stops",
+        t.taken(),
+        t.taken() as f64 / seconds.max(0.1),
+        summary::percent(t.exact, t.taken())
+    )
+}

@@ -1,0 +1,60 @@
+//! `replay`: the profile of a tape.
+
+use std::fs::File;
+use std::io::Read;
+use std::rc::Rc;
+
+use crate::cli::args::Replay;
+use crate::cli::debuginfod;
+use crate::cli::output::Output;
+use crate::cli::print_line;
+use crate::error::{Error, Result};
+use crate::privileges::credentials::Caps;
+use crate::privileges::phases;
+use crate::privileges::phases::WRITING;
+use crate::profile::summary;
+use crate::session::{Grouping, SessionOptions};
+use crate::sys;
+use crate::tape::encode;
+use crate::tape_replay;
+
+/// Bytes of a packed tape that are read.
+const MAX_PACKED: u64 = 512 << 20;
+
+/// Replays a tape into a profile file.
+pub fn replay(options: &Replay) -> Result<()> {
+    let is_root = sys::process::effective_uid() == 0;
+    let user = phases::switch_to_invoking_user()?;
+    let fetch = debuginfod::fetch(options.names.debuginfod, is_root, user.as_ref())?;
+    let mut packed = Vec::new();
+    File::open(&options.tape)
+        .and_then(|f| f.take(MAX_PACKED).read_to_end(&mut packed))
+        .map_err(|e| Error::io(format!("cannot read {}", options.tape.display()), e).hint("check the path"))?;
+    // A tape is not trusted.
+    phases::drop_for_symbolization(Caps::of(WRITING))?;
+    let tape = Rc::new(encode::read(&packed)?);
+    let output = Output::new(
+        options.output.as_deref(),
+        options.format.as_deref(),
+        &format!("nativeprof-{}", tape.head.pid),
+    )?
+    .shown(&options.shown, false)?;
+    phases::drop_for_symbolization(output.needs())?;
+    let grouping = Grouping {
+        processes: options.subprocesses,
+        threads: options.threads,
+    };
+    let native = !options.no_native;
+    let profile = tape_replay::profile_with(
+        &tape,
+        SessionOptions {
+            grouping,
+            native,
+            weighted: None,
+        },
+        fetch,
+    )?;
+    let written = output.write(&profile)?;
+    print_line(&summary::block(&profile.meta, &written));
+    Ok(())
+}

@@ -1,0 +1,461 @@
+//! `report`: the tables of a saved profile.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::cli::args::{By, Report, Sort};
+use crate::cli::input;
+use crate::cli::output::row_filter;
+use crate::cli::output::row_filter::RowFilter;
+use crate::cli::output::style::{Color, TerminalStyle, color};
+use crate::cli::output::table;
+use crate::cli::output::table::{Cell, Overflow, plain};
+use crate::cli::output::table_rows::{ReportRow, kind_name};
+use crate::cli::output::{no_such_function, value_of};
+use crate::error::{Error, ErrorKind, Result};
+use crate::escape::line;
+use crate::export::select;
+use crate::privileges::credentials::Caps;
+use crate::privileges::phases;
+use crate::profile::model::{Frame, FrameKind, Profile};
+use crate::profile::stats::{FunctionId, Stats};
+use crate::profile::summary;
+use crate::profile::views;
+use crate::resolve::source_lines;
+
+mod source;
+mod tree;
+mod waits;
+
+/// Default number of rows: with heading and footer they fit a screen.
+const ROWS: usize = 25;
+/// Functions whose callers are shown if several match: those with the most samples.
+const FUNCTIONS: usize = 10;
+
+/// Prints the requested table.
+///
+/// # Errors
+/// Those of [`input::profile`]; `Usage` for an invalid filter; `Data` if the profile does not have the requested data.
+pub fn report(options: &Report) -> Result<()> {
+    let words = options.restrictions.iter().map(|word| row_filter::parse(word));
+    let restrictions = words.collect::<Result<Vec<_>>>()?;
+    let style = TerminalStyle::of_stdout(options.color);
+    phases::switch_to_invoking_user()?;
+    let mut profile = input::profile(&options.file, Caps::NONE)?;
+    if let Some(name) = &options.value {
+        let value = value_of(&profile, name, &line(&options.file.to_string_lossy()))?;
+        profile = select::by_value(&profile, value);
+    }
+    profile = options
+        .frames
+        .view(options.no_native)
+        .apply(profile)
+        .map_err(no_such_function)?;
+    let lists_python = options.by.is_none()
+        && !options.tree
+        && [&options.callers, &options.callees]
+            .iter()
+            .all(|option| option.is_none());
+    // Of each Python function, what it does itself.
+    let python_self = lists_python.then(|| self_by_function(&profile));
+    let is_python_source = options
+        .source
+        .as_ref()
+        .is_none_or(|word| source::is_python(&profile, word));
+    if python_self.is_some() && is_python_source {
+        profile = views::without_native(&profile);
+    }
+    if options.source.is_some() {
+        source_lines::add(&mut profile, &mut source_lines::open_local);
+    }
+    let stats = Stats::new(&profile);
+    let seen = ReportContext {
+        file: &options.file,
+        profile: &profile,
+        stats: &stats,
+        restrictions: &restrictions,
+        sort: options.sort,
+        style,
+        is_short: !options.json,
+    };
+    let (key, rows, text) = match (&options.callers, &options.callees) {
+        (Some(function), _) => seen.calls(function, CallDirection::Callers)?,
+        (_, Some(function)) => seen.calls(function, CallDirection::Callees)?,
+        _ if options.tree => tree::tree(&seen),
+        _ if options.waits => waits::waits(&seen, options.kind.as_deref())?,
+        _ => match (&options.source, python_self) {
+            (Some(word), _) => source::source(&seen, word)?,
+            (None, Some(python)) => seen.python_functions(&python),
+            (None, None) => seen.table(options.by.unwrap_or(By::Function))?,
+        },
+    };
+    let text = if options.json {
+        let value = json!({
+            "file": options.file.to_string_lossy(),
+            "command": profile.meta.command,
+            "value": profile.count_type().key(),
+            "samples": stats.samples(),
+            "duration": profile.meta.duration,
+            "rate": profile.meta.rate,
+            "quality": quality(&profile),
+            key: rows,
+        });
+        format!("{value:#}\n")
+    } else {
+        format!("{}\n{text}", seen.heading())
+    };
+    table::print(&text)
+        .map_err(|e| Error::io("cannot write the report", e).hint("free some disk space, or write to another file"))
+}
+
+/// What makes a Python function the same one: name, file, line of the definition.
+type PythonFunction = (String, String, u32);
+
+/// Samples that ended in Python functions themselves, not in code that they called.
+fn self_by_function(profile: &Profile) -> HashMap<PythonFunction, u64> {
+    let stats = Stats::new(profile);
+    let counts = stats.functions().into_iter().enumerate();
+    let python = counts.filter_map(|(id, counts)| {
+        let frame = stats.frame(id as FunctionId);
+        (frame.kind == FrameKind::Python).then(|| (python_function(frame), counts.self_count))
+    });
+    python.collect()
+}
+
+fn python_function(frame: &Frame) -> PythonFunction {
+    (frame.name.clone(), frame.filename.clone(), frame.first_line)
+}
+
+fn quality(profile: &Profile) -> Value {
+    let q = &profile.meta.quality;
+    json!({
+        "exact": q.exact,
+        "repaired": q.repaired,
+        "partial": q.partial,
+        "lost": q.lost,
+        "reasons": q.reasons,
+    })
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum CallDirection {
+    Callers,
+    Callees,
+}
+
+/// A profile and how to show it.
+struct ReportContext<'a> {
+    file: &'a Path,
+    profile: &'a Profile,
+    stats: &'a Stats<'a>,
+    restrictions: &'a [RowFilter],
+    sort: Sort,
+    style: TerminalStyle,
+    /// Whether long tables are cut.
+    is_short: bool,
+}
+
+/// JSON key of the list, the list as JSON, the text.
+type Rendered = (&'static str, Value, String);
+
+impl ReportContext<'_> {
+    /// What was recorded, and how well.
+    fn heading(&self) -> String {
+        let meta = &self.profile.meta;
+        let mut text = self.style.paint(Color::Bold, &line(&self.file.to_string_lossy()));
+        if !meta.command.is_empty() {
+            text += &format!(": {}", line(&meta.command));
+        }
+        let kind = self.profile.count_type();
+        text += &format!("\n{} {}", self.amount(self.stats.samples()), line(&kind.name));
+        if meta.duration > 0.0 {
+            text += &format!(" in {:.1} s", meta.duration);
+        }
+        if meta.rate > 0 {
+            text += &format!(" at {} Hz ({})", meta.rate, line(&meta.event));
+        }
+        let q = &meta.quality;
+        if q.taken > 0 {
+            text += &format!("; {}, lost {}", line(&summary::stacks(q)), q.lost);
+        }
+        text + "\n"
+    }
+
+    /// An amount of what is counted, with its unit.
+    fn amount(&self, amount: u64) -> String {
+        self.profile.count_type().unit.show(amount)
+    }
+
+    /// Python functions, each with the native code that it runs; `python` has what they do themselves.
+    fn python_functions(&self, python: &HashMap<PythonFunction, u64>) -> Rendered {
+        let by_id = ReportRow::of_functions_by_id(self.stats).into_iter();
+        let rows = by_id.filter(|(_, row)| row.total > 0).map(|(id, mut row)| {
+            let frame = self.stats.frame(id);
+            if frame.kind == FrameKind::Python {
+                let alone = python.get(&python_function(frame)).copied().unwrap_or(0);
+                row.native = Some(row.self_count.saturating_sub(alone));
+            }
+            row
+        });
+        let mut rows: Vec<ReportRow> = rows.collect();
+        self.arrange(&mut rows);
+        let all: Vec<u64> = rows.iter().map(|row| row.self_count).collect();
+        self.limit(&mut rows);
+        let whole = self.stats.samples();
+        let columns = [
+            ("SELF %", Overflow::Number),
+            ("IN C %", Overflow::Number),
+            ("TOTAL %", Overflow::Number),
+            ("FUNCTION", Overflow::Start),
+            ("WHERE", Overflow::End),
+        ];
+        let cells = |row: &ReportRow| {
+            vec![
+                plain(share(row.self_count, whole)),
+                plain(row.native.map_or(String::new(), |native| share(native, whole))),
+                plain(share(row.total, whole)),
+                Cell {
+                    text: row.name.clone(),
+                    color: row.kind.map_or(Color::Plain, color),
+                },
+                plain(&row.place),
+            ]
+        };
+        let mut text = match rows.is_empty() {
+            true => "no rows\n".into(),
+            false => table::draw(&columns, &rows.iter().map(cells).collect::<Vec<_>>(), &self.style),
+        };
+        let rest = &all[rows.len()..];
+        let left_out = match rest.len() {
+            0 => String::new(),
+            count => format!(
+                "{} of {} functions; the other {count} have {} % of self. All of them: report FILE 1.0\n",
+                rows.len(),
+                all.len(),
+                share(rest.iter().sum(), whole)
+            ),
+        };
+        let hint = "SELF includes the C code that a function runs (IN C), TOTAL all that it calls. More: --by function (C \
+                    functions too), category, line; --source FUNCTION\n";
+        text += &self.style.paint(Color::Dim, &format!("{left_out}{hint}"));
+        ("rows", rows.iter().map(ReportRow::json).collect(), text)
+    }
+
+    fn table(&self, by: By) -> Result<Rendered> {
+        let mut rows = match by {
+            By::Function => ReportRow::of_functions(self.stats),
+            By::Category => ReportRow::of_categories(self.profile, self.stats),
+            By::Line => ReportRow::of_lines(self.stats),
+            By::Module => ReportRow::of_modules(self.stats),
+            By::Thread | By::Process => ReportRow::of_threads(self.profile, by == By::Process).ok_or_else(|| {
+                let what = if by == By::Thread { "threads" } else { "processes" };
+                Error::new(
+                    ErrorKind::Data,
+                    format!("{} has no data about {what}", self.file.display()),
+                )
+                .why("it has no timeline and was not grouped by them")
+                .hint("record again with `nativeprof record -o out.json ...`")
+            })?,
+        };
+        self.arrange(&mut rows);
+        let all = rows.len();
+        self.limit(&mut rows);
+        let list = rows.iter().map(ReportRow::json).collect();
+        let mut text = self.draw(&rows, by);
+        if rows.len() < all {
+            text += &self.style.paint(
+                Color::Dim,
+                &format!(
+                    "{} of {all} rows shown; for more: report FILE 1.0; to search: report FILE PATTERN\n",
+                    rows.len()
+                ),
+            );
+        }
+        Ok(("rows", list, text))
+    }
+
+    /// Sorts and filters.
+    fn arrange(&self, rows: &mut Vec<ReportRow>) {
+        match self.sort {
+            Sort::SelfCount => rows.sort_by(|a, b| {
+                (b.self_count, b.total, &a.name, &a.place).cmp(&(a.self_count, a.total, &b.name, &b.place))
+            }),
+            Sort::Total => rows.sort_by(|a, b| {
+                (b.total, b.self_count, &a.name, &a.place).cmp(&(a.total, a.self_count, &b.name, &b.place))
+            }),
+            Sort::Name => {
+                rows.sort_by(|a, b| (&a.name, &a.place, b.self_count).cmp(&(&b.name, &b.place, a.self_count)))
+            }
+        }
+        row_filter::apply(rows, self.restrictions, ReportRow::text);
+    }
+
+    /// Limits the rows of text, unless filters are given.
+    fn limit<T>(&self, rows: &mut Vec<T>) {
+        if self.is_short && self.restrictions.is_empty() {
+            rows.truncate(ROWS);
+        }
+    }
+
+    fn draw(&self, rows: &[ReportRow], by: By) -> String {
+        if rows.is_empty() {
+            return "no rows\n".into();
+        }
+        let total = self.stats.samples();
+        let title_of_amounts = line(&self.profile.count_type().name).to_uppercase();
+        let (title, place) = match by {
+            By::Function => ("FUNCTION", "WHERE"),
+            By::Line => ("FUNCTION", "LINE"),
+            By::Category => ("CATEGORY", ""),
+            By::Module => ("MODULE", ""),
+            By::Thread => ("THREAD", "PROCESS"),
+            By::Process => ("PROCESS", ""),
+        };
+        let mut columns = match by {
+            By::Thread | By::Process => vec![(&*title_of_amounts, Overflow::Number), ("%", Overflow::Number)],
+            _ => vec![
+                ("SELF", Overflow::Number),
+                ("%", Overflow::Number),
+                ("TOTAL", Overflow::Number),
+                ("%", Overflow::Number),
+            ],
+        };
+        if matches!(by, By::Function | By::Line) {
+            columns.push(("KIND", Overflow::Word));
+        }
+        // The end of a path is more informative.
+        columns.push((
+            title,
+            if matches!(by, By::Module | By::Category) {
+                Overflow::End
+            } else {
+                Overflow::Start
+            },
+        ));
+        columns.push((place, Overflow::End));
+        let row = |row: &ReportRow| {
+            let mut cells = vec![plain(self.amount(row.self_count)), plain(share(row.self_count, total))];
+            if !matches!(by, By::Thread | By::Process) {
+                cells.extend([plain(self.amount(row.total)), plain(share(row.total, total))]);
+            }
+            if matches!(by, By::Function | By::Line) {
+                cells.push(row.kind.map_or_else(Cell::default, |kind| plain(kind_name(kind))));
+            }
+            cells.push(Cell {
+                text: row.name.clone(),
+                color: row.kind.map_or(Color::Plain, color),
+            });
+            cells.push(plain(&row.place));
+            cells
+        };
+        table::draw(&columns, &rows.iter().map(row).collect::<Vec<_>>(), &self.style)
+    }
+
+    /// Callers or callees of the functions that match a pattern.
+    fn calls(&self, word: &str, way: CallDirection) -> Result<Rendered> {
+        let pattern = row_filter::pattern(word)?;
+        let mut functions: Vec<(FunctionId, ReportRow)> = ReportRow::of_functions_by_id(self.stats);
+        functions.retain(|(_, row)| row.total > 0);
+        // A complete name selects that function only, though others contain it.
+        if functions.iter().any(|(_, row)| row.is_named(word)) {
+            functions.retain(|(_, row)| row.is_named(word));
+        } else {
+            functions.retain(|(_, row)| pattern.is_match(&row.text()));
+        }
+        if functions.is_empty() {
+            return Err(Error::new(ErrorKind::Data, format!("no function matches `{word}`"))
+                .why("patterns are regular expressions, matched against `NAME (LOCATION)`")
+                .hint(format!(
+                    "list functions with `nativeprof report {}`",
+                    self.file.display()
+                )));
+        }
+        functions.sort_by(|(_, a), (_, b)| (b.total, &a.name, &a.place).cmp(&(a.total, &b.name, &b.place)));
+        let all = functions.len();
+        functions.truncate(FUNCTIONS);
+        let mut tables: BTreeMap<FunctionId, Vec<ReportRow>> = BTreeMap::new();
+        for call in self.stats.calls() {
+            let (of, other) = match way {
+                CallDirection::Callers => (Some(call.callee), call.caller),
+                CallDirection::Callees => (call.caller, Some(call.callee)),
+            };
+            let Some(of) = of.filter(|of| functions.iter().any(|(id, _)| id == of)) else {
+                continue;
+            };
+            let mut row = other.map_or_else(ReportRow::outermost, |other| ReportRow::of_function(self.stats, other));
+            (row.self_count, row.total) = (call.counts.self_count, call.counts.total);
+            if row.total > 0 {
+                tables.entry(of).or_default().push(row);
+            }
+        }
+        let (word, end) = match way {
+            CallDirection::Callers => ("called by", "has no callers"),
+            CallDirection::Callees => ("calls", "has no sampled callees"),
+        };
+        let (mut list, mut text) = (Vec::new(), String::new());
+        for (id, function) in &functions {
+            let mut rows = tables.remove(id).unwrap_or_default();
+            self.arrange(&mut rows);
+            let title = format!(
+                "{}: self {}, total {}",
+                line(&function.text()),
+                self.amount(function.self_count),
+                self.amount(function.total)
+            );
+            let title = self.style.paint(Color::Bold, &title);
+            if rows.is_empty() {
+                text += &format!("{title}; {end}\n\n");
+            } else {
+                text += &format!("{title}; {word}\n{}\n", self.draw_calls(&rows, function.total));
+            }
+            let mut value = function.json();
+            value["calls"] = rows.iter().map(ReportRow::json).collect();
+            list.push(value);
+        }
+        text.pop();
+        if all > functions.len() {
+            text += &format!(
+                "\n{} of {all} matching functions shown; use a more specific pattern for fewer\n",
+                functions.len()
+            );
+        }
+        let key = if way == CallDirection::Callers {
+            "callers"
+        } else {
+            "callees"
+        };
+        Ok((key, list.into(), text))
+    }
+
+    fn draw_calls(&self, rows: &[ReportRow], total: u64) -> String {
+        let columns = [
+            ("SELF", Overflow::Number),
+            ("TOTAL", Overflow::Number),
+            ("%", Overflow::Number),
+            ("KIND", Overflow::Word),
+            ("FUNCTION", Overflow::Start),
+            ("WHERE", Overflow::End),
+        ];
+        let row = |row: &ReportRow| {
+            vec![
+                plain(self.amount(row.self_count)),
+                plain(self.amount(row.total)),
+                plain(share(row.total, total)),
+                plain(row.kind.map_or("", kind_name)),
+                Cell {
+                    text: row.name.clone(),
+                    color: row.kind.map_or(Color::Plain, color),
+                },
+                plain(&row.place),
+            ]
+        };
+        table::draw(&columns, &rows.iter().map(row).collect::<Vec<_>>(), &self.style)
+    }
+}
+
+/// `12.3`, in percent.
+fn share(part: u64, total: u64) -> String {
+    format!("{:.1}", 100.0 * part as f64 / total.max(1) as f64)
+}

@@ -1,0 +1,167 @@
+//! Source of a function or a file, with the samples of each line.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use serde_json::{Value, json};
+
+use super::{Rendered, ReportContext, share};
+use crate::cli::input;
+use crate::cli::output::style::Color;
+use crate::error::{Error, ErrorKind, Result};
+use crate::escape::line;
+use crate::profile::model::{Frame, FrameKind, Profile};
+use crate::profile::stats::{FunctionId, SelfTotal};
+
+/// Lines that a function is shown before its first one with samples, where its definition is further away.
+const BEFORE: u32 = 3;
+
+/// Functions of one file.
+struct FileOfSource<'a> {
+    path: &'a str,
+    /// First and last line to show.
+    range: (u32, u32),
+    counts: BTreeMap<u32, SelfTotal>,
+}
+
+/// The source of the functions with a name, or of a file: a path, or the end of one. Self samples of Python lines include
+/// the C code that they run.
+///
+/// # Errors
+/// `Data` if the profile has no such function or file, or does not know lines.
+pub fn source(seen: &ReportContext<'_>, word: &str) -> Result<Rendered> {
+    let files = files(seen, word);
+    if files.is_empty() {
+        let file = input::shown(seen.file);
+        return Err(Error::new(
+            ErrorKind::Data,
+            format!("no function or source file of the profile is called `{}`", line(word)),
+        )
+        .why("it is a function's whole name, or a path or its end: clean, Job.run, app/views.py")
+        .hint(format!(
+            "nativeprof report {file} --by line   lists functions and files"
+        )));
+    }
+    let (mut list, mut text) = (Vec::new(), String::new());
+    let whole = seen.stats.samples();
+    for file in &files {
+        let total = |counts: &SelfTotal| (counts.self_count, counts.total);
+        let (self_sum, most) = file
+            .counts
+            .values()
+            .map(total)
+            .fold((0, 0), |a, b| (a.0 + b.0, a.1.max(b.1)));
+        let title = format!("{}: self {}", line(file.path), seen.amount(self_sum));
+        text += &format!("{}\n", seen.style.paint(Color::Bold, &title));
+        text += &seen.style.paint(Color::Dim, "  SELF %  TOTAL %    LINE\n");
+        let excerpt = seen.profile.excerpts.iter().find(|excerpt| excerpt.path == file.path);
+        let mut lines: BTreeMap<u32, Option<&str>> = file.counts.keys().map(|at| (*at, None)).collect();
+        for (at, source) in excerpt.iter().flat_map(|excerpt| &excerpt.lines) {
+            if (file.range.0..=file.range.1).contains(at) {
+                lines.insert(*at, Some(source));
+            }
+        }
+        let mut before = None;
+        for (at, source) in &lines {
+            if before.is_some_and(|before| before + 1 < *at) {
+                text += &seen.style.paint(Color::Dim, "                     ...\n");
+            }
+            before = Some(*at);
+            let counts = file.counts.get(at);
+            let column = |amount: Option<u64>| match amount {
+                Some(amount) if amount > 0 => share(amount, whole),
+                _ => String::new(),
+            };
+            let row = format!(
+                "{:>8} {:>8} {at:>7}  {}",
+                column(counts.map(|c| c.self_count)),
+                column(counts.map(|c| c.total)),
+                line(source.unwrap_or_default())
+            );
+            let is_hot = counts.is_some_and(|c| c.total > 0 && c.total * 2 >= most);
+            text += &match is_hot {
+                true => seen.style.paint(Color::Bold, row.trim_end()),
+                false => row.trim_end().to_string(),
+            };
+            text.push('\n');
+            list.push(json!({
+                "file": file.path,
+                "line": at,
+                "self": counts.map_or(0, |c| c.self_count),
+                "total": counts.map_or(0, |c| c.total),
+                "source": source.map_or(Value::Null, |source| source.into()),
+            }));
+        }
+        if excerpt.is_none() {
+            let why = "the file cannot be read, or does not look like source code";
+            text += &seen
+                .style
+                .paint(Color::Dim, &format!("{why}: lines with samples only\n"));
+        }
+        text.push('\n');
+    }
+    text.pop();
+    Ok(("source", list.into(), text))
+}
+
+/// Whether the word names a Python function or file of the profile; else it may be a native one.
+pub fn is_python(profile: &Profile, word: &str) -> bool {
+    let mut python = profile.frames.iter().filter(|frame| frame.kind == FrameKind::Python);
+    python.any(|frame| is_named(frame, word) || is_in_file(frame, word))
+}
+
+fn is_named(frame: &Frame, word: &str) -> bool {
+    frame.name == word || frame.qualname == word
+}
+
+fn is_in_file(frame: &Frame, word: &str) -> bool {
+    let path = path(frame);
+    path == word || path.strip_suffix(word).is_some_and(|rest| rest.ends_with('/'))
+}
+
+/// What the word names, with its lines' samples.
+fn files<'a>(seen: &ReportContext<'a>, word: &str) -> Vec<FileOfSource<'a>> {
+    let stats = seen.stats;
+    let all: Vec<&Frame> = (0..stats.functions().len())
+        .map(|id| stats.frame(id as FunctionId))
+        .collect();
+    let in_file = all.iter().filter(|frame| is_in_file(frame, word));
+    let paths: HashSet<&str> = in_file.map(|frame| path(frame)).collect();
+    let mut files: Vec<FileOfSource<'a>> = Vec::new();
+    let mut known: HashMap<&str, usize> = HashMap::new();
+    for row in stats.lines() {
+        let frame = all[row.function as usize];
+        let path = path(frame);
+        let is_wanted = if paths.is_empty() {
+            is_named(frame, word)
+        } else {
+            paths.contains(path)
+        };
+        if !is_wanted || path.is_empty() || row.line == 0 {
+            continue;
+        }
+        let range = match (paths.is_empty(), frame.kind) {
+            (false, _) => (0, u32::MAX),
+            (true, FrameKind::Python) => (frame.first_line, row.line),
+            (true, _) => (row.line.saturating_sub(BEFORE), row.line + 1),
+        };
+        let at = *known.entry(path).or_insert_with(|| {
+            let counts = BTreeMap::new();
+            files.push(FileOfSource { path, range, counts });
+            files.len() - 1
+        });
+        let file = &mut files[at];
+        file.range = (file.range.0.min(range.0), file.range.1.max(range.1));
+        let counts = file.counts.entry(row.line).or_default();
+        counts.self_count += row.counts.self_count;
+        counts.total += row.counts.total;
+    }
+    files
+}
+
+/// The source file of a function; empty if it is not known.
+fn path(frame: &Frame) -> &str {
+    match frame.kind {
+        FrameKind::Python => &frame.filename,
+        _ => &frame.source,
+    }
+}

@@ -1,0 +1,210 @@
+//! Tables of waits: where threads waited, for how long, and for whom.
+
+use serde_json::{Value, json};
+
+use super::{Rendered, ReportContext, share};
+use crate::cli::output::row_filter;
+use crate::cli::output::style::Color;
+use crate::cli::output::table;
+use crate::cli::output::table::{Cell, Overflow, plain};
+use crate::error::{Error, ErrorKind, Result};
+use crate::escape::line;
+use crate::event::{Pid, Tid};
+use crate::profile::gil_waits::{self, GIL, GilPair};
+use crate::profile::values::Unit;
+use crate::profile::waits::{self, WaitSite};
+
+/// The table of waits; `kind`: of one kind alone.
+///
+/// # Errors
+/// `Data` where the profile has no off-CPU time, or no wait of that kind.
+pub fn waits(seen: &ReportContext<'_>, kind: Option<&str>) -> Result<Rendered> {
+    let profile = seen.profile;
+    let file = line(&seen.file.to_string_lossy()).into_owned();
+    let value = profile.find_value("wall").or_else(|| profile.find_value("off_cpu"));
+    let Some(value) = value.filter(|_| !profile.waits.is_empty()) else {
+        return Err(Error::new(ErrorKind::Data, format!("{file} has no waits"))
+            .why("it was recorded without --mode off-cpu or wall, by an earlier version, or with another backend")
+            .hint("nativeprof record --mode wall -o out.json ...   makes a file that does"));
+    };
+    let mut sites = waits::sites(profile, value);
+    let whole: u64 = sites.iter().map(|site| site.total).sum();
+    if let Some(kind) = kind {
+        let mut known: Vec<String> = sites.iter().map(|site| site.kind.clone()).collect();
+        sites.retain(|site| site.kind == kind || kind.split_once(' ') == Some((&*site.kind, &*site.object)));
+        if sites.is_empty() {
+            known.sort();
+            known.dedup();
+            return Err(
+                Error::new(ErrorKind::Data, format!("{file} has no waits of kind `{kind}`"))
+                    .why(format!("it has: {}", known.join(", ")))
+                    .hint(format!("nativeprof report {file} --waits   lists them")),
+            );
+        }
+    }
+    let wanted: u64 = sites.iter().map(|site| site.total).sum();
+    row_filter::apply(&mut sites, seen.restrictions, WaitSite::text);
+    seen.limit(&mut sites);
+    let list: Value = sites.iter().map(json_of).collect();
+    let mut text = draw(seen, &sites, whole);
+    if kind == Some(GIL) {
+        let (tables, drawn) = gil_tables(seen, value, wanted);
+        return Ok((
+            "gil",
+            json!({"sites": list, "threads": tables[0], "pairs": tables[1], "functions": tables[2]}),
+            text + &drawn,
+        ));
+    }
+    text += &seen.style.paint(
+        Color::Dim,
+        "COUNT is an estimate: intervals shorter than the sampling period are sampled\n",
+    );
+    Ok(("waits", list, text))
+}
+
+fn json_of(site: &WaitSite) -> Value {
+    json!({
+        "kind": site.kind,
+        "object": site.object,
+        "site": site.site,
+        "total_ns": site.total,
+        "count": site.count,
+        "p50_ns": site.median,
+        "p99_ns": site.p99,
+        "max_ns": site.longest,
+    })
+}
+
+fn time(ns: u64) -> Cell {
+    plain(Unit::Nanoseconds.show(ns))
+}
+
+fn count(count: f64) -> Cell {
+    plain(match count {
+        c if c >= 10.0 => format!("{c:.0}"),
+        c => format!("{c:.1}"),
+    })
+}
+
+fn draw(seen: &ReportContext<'_>, sites: &[WaitSite], whole: u64) -> String {
+    let columns = [
+        ("TOTAL", Overflow::Number),
+        ("%", Overflow::Number),
+        ("COUNT", Overflow::Number),
+        ("P50", Overflow::Number),
+        ("P99", Overflow::Number),
+        ("MAX", Overflow::Number),
+        ("KIND", Overflow::Word),
+        ("WHERE", Overflow::End),
+    ];
+    let row = |site: &WaitSite| {
+        let kind = format!("{} {}", site.kind, site.object);
+        vec![
+            time(site.total),
+            plain(share(site.total, whole)),
+            count(site.count),
+            time(site.median),
+            time(site.p99),
+            time(site.longest),
+            plain(kind.trim_end()),
+            plain(&site.site),
+        ]
+    };
+    table::draw(&columns, &sites.iter().map(row).collect::<Vec<_>>(), &seen.style)
+}
+
+/// Who waited for the interpreter lock and who held it, as lists for programs and as text. `whole`: all waits for it, ns.
+fn gil_tables(seen: &ReportContext<'_>, value: usize, whole: u64) -> ([Value; 3], String) {
+    let profile = seen.profile;
+    let gil = gil_waits::of(profile, value);
+    let name = |(pid, tid): (Pid, Tid)| {
+        let known = profile.meta.threads.iter().find(|(p, t, _)| (*p, *t) == (pid, tid));
+        known.map_or("", |(.., name)| name).to_string()
+    };
+    let label = |thread: (Pid, Tid)| match name(thread) {
+        name if name.is_empty() => format!("thread {}", thread.1),
+        name => format!("{name} ({})", thread.1),
+    };
+    let heading = |title: &str| format!("\n{}\n", seen.style.paint(Color::Bold, title));
+    let duration = (profile.meta.duration * 1e9) as u64;
+
+    let mut text = heading("Threads: waited for the GIL, and held it");
+    let columns = [
+        ("WAITED", Overflow::Number),
+        ("COUNT", Overflow::Number),
+        ("MAX", Overflow::Number),
+        ("HELD (estimate)", Overflow::Number),
+        ("%", Overflow::Number),
+        ("THREAD", Overflow::Start),
+    ];
+    let rows = gil.threads.iter().map(|t| {
+        let held = share(t.held, duration);
+        vec![
+            time(t.waited),
+            count(t.count),
+            time(t.longest),
+            time(t.held),
+            plain(held),
+            plain(label((t.pid, t.tid))),
+        ]
+    });
+    text += &table::draw(&columns, &rows.collect::<Vec<_>>(), &seen.style);
+
+    text += &heading("Who waited for whom");
+    let columns = [
+        ("WAITED", Overflow::Number),
+        ("%", Overflow::Number),
+        ("MAX", Overflow::Number),
+        ("WAITER", Overflow::Word),
+        ("HOLDER", Overflow::Word),
+        ("RELEASED IN", Overflow::End),
+    ];
+    let rows = gil.pairs.iter().map(|p: &GilPair| {
+        vec![
+            time(p.waited),
+            plain(share(p.waited, whole)),
+            time(p.longest),
+            plain(label(p.waiter)),
+            plain(p.holder.map_or_else(|| "not known".into(), label)),
+            plain(p.functions.first().map_or("", |(function, _)| function)),
+        ]
+    });
+    text += &table::draw(&columns, &rows.collect::<Vec<_>>(), &seen.style);
+
+    text += &heading("Functions: others waited until they released the GIL; and held it");
+    let columns = [
+        ("WAITED FOR", Overflow::Number),
+        ("HELD (estimate)", Overflow::Number),
+        ("FUNCTION", Overflow::End),
+    ];
+    let rows = gil
+        .functions
+        .iter()
+        .map(|f| vec![time(f.waited_for), time(f.held), plain(&f.function)]);
+    text += &table::draw(&columns, &rows.collect::<Vec<_>>(), &seen.style);
+
+    let thread = |(pid, tid): (Pid, Tid)| json!({"pid": pid, "tid": tid, "name": name((pid, tid))});
+    let threads = gil.threads.iter().map(|t| {
+        let mut value = thread((t.pid, t.tid));
+        value["waited_ns"] = t.waited.into();
+        value["count"] = t.count.into();
+        value["max_ns"] = t.longest.into();
+        value["held_estimate_ns"] = t.held.into();
+        value
+    });
+    let pairs = gil.pairs.iter().map(|p| {
+        json!({
+            "waiter": thread(p.waiter),
+            "holder": p.holder.map(thread),
+            "waited_ns": p.waited,
+            "count": p.count,
+            "max_ns": p.longest,
+            "functions": p.functions.iter().map(|(f, ns)| json!({"function": f, "waited_ns": ns})).collect::<Vec<_>>(),
+        })
+    });
+    let functions = gil
+        .functions
+        .iter()
+        .map(|f| json!({"function": f.function, "held_estimate_ns": f.held, "waited_for_ns": f.waited_for}));
+    ([threads.collect(), pairs.collect(), functions.collect()], text)
+}

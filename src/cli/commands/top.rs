@@ -1,0 +1,185 @@
+//! `top`: shows the hottest functions of a process, live.
+
+use std::io::{self, IsTerminal};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::capture::Backend;
+use crate::cli::args::Top;
+use crate::cli::backend::{check_rate, open_source};
+use crate::cli::debuginfod;
+use crate::cli::discover::{self, check_target};
+use crate::cli::output::Output;
+use crate::cli::print_line;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::{Pid, Tid};
+use crate::privileges::credentials;
+use crate::privileges::credentials::Caps;
+use crate::privileges::{checks, phases};
+use crate::profile::model::{FrameKind, Meta, Profile, Quality};
+use crate::profile::summary;
+use crate::resolve::Names;
+use crate::session::pump::{EventPump, update_backend};
+use crate::session::{self, Grouping, Session};
+use crate::sys;
+use crate::sys::procfs;
+use crate::sys::ptrace;
+use crate::target::system::LiveSystem;
+use crate::tui;
+
+/// Longest time that samples are processed before keys and the target are checked again.
+const MAX_TURN: Duration = Duration::from_millis(100);
+/// Seconds of samples that are kept.
+const KEPT: u64 = 60;
+
+/// Shows the process until the user quits.
+///
+/// # Errors
+/// As `record`; `Usage` if the output is not a terminal.
+pub fn top(options: &Top) -> Result<()> {
+    let pid = discover::find(&options.target.process())?;
+    if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
+        return Err(Error::new(ErrorKind::Usage, "`top` needs a terminal")
+            .why("its input or output is a file or a pipe")
+            .hint(format!("nativeprof record --pid {pid} -d 10 -o out.svg")));
+    }
+    check_rate(options.rate)?;
+    options.sampling.check()?;
+    let is_root = sys::process::effective_uid() == 0;
+    let user = phases::switch_to_invoking_user()?;
+    let fetch = debuginfod::fetch(options.names.debuginfod, is_root, user.as_ref())?;
+    check_target(pid)?;
+    if let Some(missing) = checks::memory(pid) {
+        return Err(missing.error(format!("sampling process {pid} is not permitted")));
+    }
+    ptrace::block_child_signals();
+    phases::restrict_to_setup(Caps::NONE)?;
+    sys::files::raise_file_limit();
+    sys::interrupts::install_interrupt_handler();
+    let sampling = &options.sampling;
+    let mut source = open_source(sampling.backend, &sampling.capture(options.rate, false))?;
+    let session_options = session::SessionOptions {
+        grouping: Grouping::default(),
+        native: !sampling.no_native,
+        weighted: sampling.weighted(options.rate),
+    };
+    let mut session = Session::new(session_options, Box::new(LiveSystem));
+    session.fetch = fetch;
+    if sampling.wakers {
+        session.show_wakers(sampling.kernel);
+    }
+    session.open(pid, &mut |pid, space| update_backend(&mut *source, pid, space))?;
+    source.attach(pid)?;
+    let (started, wall, began) = (Instant::now(), SystemTime::now(), sys::clock::now());
+    source.start()?;
+    phases::restrict_to_sampling(Caps::NONE)?;
+    let mut feed = TopFeed {
+        pid,
+        rate: options.rate,
+        command: procfs::command_line(pid),
+        watch: sys::process::pidfd_open(pid).ok(),
+        source,
+        session,
+        names: Names::default(),
+        started,
+        wall,
+        began,
+        pump: EventPump::default(),
+    };
+    let done = tui::run(&mut feed, options.frames.view(false));
+    feed.source.stop();
+    done?;
+    let q = feed.session.quality(&feed.source.counts(), feed.rate);
+    print_line(&format!(
+        "nativeprof: {} samples in {:.1} s, {} lost; stacks: {}",
+        q.taken,
+        started.elapsed().as_secs_f64(),
+        q.lost,
+        summary::stacks(&q)
+    ));
+    Ok(())
+}
+
+/// A process that is being sampled.
+struct TopFeed {
+    pid: Pid,
+    rate: u64,
+    command: String,
+    /// Becomes readable when the process ends.
+    watch: Option<OwnedFd>,
+    source: Box<dyn Backend>,
+    session: Session,
+    names: Names,
+    started: Instant,
+    wall: SystemTime,
+    /// The same on the clock of samples.
+    began: u64,
+    pump: EventPump,
+}
+
+impl tui::SampleFeed for TopFeed {
+    fn take(&mut self, wait: Duration) -> Result<bool> {
+        let wait = self.pump.wait(wait);
+        let until = Some(Instant::now() + wait + MAX_TURN);
+        let more = (self.pump).pump(&mut *self.source, &mut self.session, &mut |_| {}, wait, until)?;
+        Ok(more || !self.watch.as_ref().is_some_and(sys::files::is_readable))
+    }
+
+    fn last(&mut self, seconds: u64, until: u64, thread: Option<Tid>) -> Profile {
+        let before = |seconds: u64| until.saturating_sub(seconds * 1_000_000_000).max(self.began);
+        let since = before(seconds);
+        self.session.forget_before(before(KEPT));
+        let counts = self.source.counts();
+        let when = (self.wall, self.started.elapsed());
+        let meta = Meta {
+            command: self.command.clone(),
+            ..self.session.meta(&*self.source, &counts, self.rate, self.pid, when)
+        };
+        self.session.open_symbol_sources(self.pid);
+        let (session, names) = (&mut self.session, &mut self.names);
+        // Symbol files are not trusted: no capability is effective while they are parsed.
+        credentials::with_only(Caps::NONE, || session.window(names, since..until, thread, meta)).unwrap_or_default()
+    }
+
+    fn save(&mut self, profile: &Profile, path: &str) -> Result<String> {
+        if path == "-" {
+            return Err(
+                Error::new(ErrorKind::Usage, "standard output is the terminal that `top` uses").why("type a file name"),
+            );
+        }
+        let output = Output::new(Some(Path::new(path)), None, "nativeprof-top")?;
+        let mut profile = profile.clone();
+        profile.meta.quality = quality_of_shown(&profile);
+        output.write(&profile)
+    }
+}
+
+/// Quality of the samples in the profile, where its `meta` has that of all samples since the start. Which stacks were
+/// repaired is not known, so if any was, all complete ones count as repaired.
+fn quality_of_shown(profile: &Profile) -> Quality {
+    let all = &profile.meta.quality;
+    let mut truncated: Vec<bool> = Vec::with_capacity(profile.nodes.len());
+    for node in &profile.nodes {
+        let above = truncated.get(node.parent as usize).copied().unwrap_or(false);
+        let here = profile.frames.get(node.frame as usize);
+        truncated.push(above || here.is_some_and(|f| f.kind == FrameKind::Truncated));
+    }
+    let mut q = Quality {
+        taken: profile.timeline.len() as u64,
+        ..Quality::default()
+    };
+    for tick in &profile.timeline {
+        q.partial += u64::from(truncated.get(tick.node as usize).copied().unwrap_or(false));
+    }
+    let complete = q.taken - q.partial;
+    (q.exact, q.repaired) = if all.repaired == 0 {
+        (complete, 0)
+    } else {
+        (0, complete)
+    };
+    if q.partial > 0 {
+        q.reasons.insert("see the nodes [truncated: ...]".into(), q.partial);
+    }
+    q
+}

@@ -1,0 +1,204 @@
+//! Reads saved profiles, for every command: a file or `-` for standard input, compressed or not; a count tree of
+//! nativeprof or Dask, or a tape.
+//!
+//! A command calls [`phases::become_caller`] before it opens anything.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+use std::rc::Rc;
+
+use flate2::read::MultiGzDecoder;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::privileges::credentials::Caps;
+use crate::privileges::phases;
+use crate::profile::json;
+use crate::profile::model::Profile;
+use crate::session::{Grouping, SessionOptions};
+use crate::tape::encode as tape;
+use crate::tape_replay;
+
+/// Maximum size of a file, and of its decompressed content, in bytes.
+const MAX_BYTES: u64 = 2 << 30;
+
+const HINT: &str = "record one with `nativeprof record -o out.json ...`";
+
+/// The profile in a file. Its content is not trusted, so all capabilities but `kept` are dropped before it is parsed.
+///
+/// # Errors
+/// `Io` or `NotPermitted` if the file cannot be read, `Data` if it is not a profile.
+pub fn profile(path: &Path, kept: Caps) -> Result<Profile> {
+    Ok(profiles(&[path], kept)?.remove(0))
+}
+
+/// The profiles in some files, in their order; as [`profile`].
+///
+/// # Errors
+/// As [`profile`]; `Usage` if standard input is given twice.
+pub fn profiles(paths: &[impl AsRef<Path>], kept: Caps) -> Result<Vec<Profile>> {
+    let paths: Vec<&Path> = paths.iter().map(AsRef::as_ref).collect();
+    if paths.iter().filter(|path| is_standard(path)).count() > 1 {
+        return Err(Error::new(ErrorKind::Usage, "standard input given twice")
+            .why("it can only be read once")
+            .hint("use `-` for one file only"));
+    }
+    let opened = paths.iter().map(|path| open(path)).collect::<Result<Vec<_>>>()?;
+    phases::drop_for_symbolization(kept)?;
+    let read = paths.iter().zip(opened);
+    read.map(|(path, file)| parse(path, &content(path, file)?)).collect()
+}
+
+/// Whether the path means standard input.
+pub fn is_standard(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+/// The name of a file for messages.
+pub fn shown(path: &Path) -> String {
+    match is_standard(path) {
+        true => "standard input".into(),
+        false => path.display().to_string(),
+    }
+}
+
+fn unreadable(path: &Path, e: io::Error) -> Error {
+    let hint = match e.kind() {
+        io::ErrorKind::PermissionDenied => "read it as its owner",
+        _ => "check the path",
+    };
+    Error::io(format!("cannot read {}", shown(path)), e).hint(hint)
+}
+
+fn open(path: &Path) -> Result<Box<dyn Read>> {
+    if is_standard(path) {
+        return Ok(Box::new(io::stdin()));
+    }
+    let file = File::open(path).map_err(|e| unreadable(path, e))?;
+    if file.metadata().is_ok_and(|m| m.is_dir()) {
+        return Err(unreadable(path, io::Error::other("is a directory")));
+    }
+    Ok(Box::new(file))
+}
+
+/// The content of the file, decompressed.
+fn content(path: &Path, file: Box<dyn Read>) -> Result<Vec<u8>> {
+    let mut bytes = all(path, file, "is larger")?;
+    if bytes.starts_with(&[0x1f, 0x8b]) {
+        bytes = all(path, MultiGzDecoder::new(&bytes[..]), "decompresses to more")?;
+    }
+    Ok(bytes)
+}
+
+fn all(path: &Path, file: impl Read, larger: &str) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|e| match e.kind() {
+            io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => {
+                no_profile(path, format!("decompression failed: {e}"))
+            }
+            _ => unreadable(path, e),
+        })?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(no_profile(path, format!("it {larger} than {} GiB", MAX_BYTES >> 30)));
+    }
+    Ok(bytes)
+}
+
+fn parse(path: &Path, bytes: &[u8]) -> Result<Profile> {
+    if tape::is_tape(bytes) {
+        let tape = tape::parse(bytes).map_err(|e| Error {
+            what: format!("{}: {}", shown(path), e.what),
+            ..e
+        })?;
+        let options = SessionOptions {
+            grouping: Grouping::default(),
+            native: true,
+            weighted: None,
+        };
+        return tape_replay::profile(&Rc::new(tape), options);
+    }
+    json::read(bytes).map_err(|e| {
+        let why = match kind(bytes) {
+            Some(kind) => format!("it is {kind}"),
+            None => format!("{} at byte {}", e.reason, e.at),
+        };
+        no_profile(path, why)
+    })
+}
+
+fn no_profile(path: &Path, why: String) -> Error {
+    Error::new(
+        ErrorKind::Data,
+        format!("{} is not a profile that can be read", shown(path)),
+    )
+    .why(why)
+    .hint(HINT)
+}
+
+/// Formats that may be mistaken for a profile, by the first bytes.
+fn kind(bytes: &[u8]) -> Option<&'static str> {
+    let starts = |with: &str| bytes.trim_ascii_start().starts_with(with.as_bytes());
+    match () {
+        _ if bytes.trim_ascii_start().is_empty() => Some("empty"),
+        _ if starts("<?xml") || starts("<svg") => Some("an SVG, which omits frames too narrow to draw"),
+        _ if starts("<") => Some("an HTML page"),
+        _ if starts("PERFILE2") => Some("a perf.data file; only nativeprof and Dask profiles can be read"),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flate2::Compression;
+    use flate2::write::GzEncoder;
+    use std::io::Write;
+
+    const TREE: &[u8] = br#"{"identifier":"root","description":{},"count":3,"children":{}}"#;
+
+    fn packed(bytes: &[u8]) -> Vec<u8> {
+        let mut gz = GzEncoder::new(Vec::new(), Compression::fast());
+        gz.write_all(bytes).unwrap();
+        gz.finish().unwrap()
+    }
+
+    #[test]
+    fn formats_are_recognized_by_content() {
+        let read = |bytes: &[u8]| {
+            let path = Path::new("x");
+            content(path, Box::new(io::Cursor::new(bytes.to_vec()))).and_then(|bytes| parse(path, &bytes))
+        };
+        for bytes in [
+            TREE.to_vec(),
+            packed(TREE),
+            [packed(&TREE[..9]), packed(&TREE[9..])].concat(),
+        ] {
+            assert_eq!(read(&bytes).unwrap().nodes[0].count, 3);
+        }
+        let half = packed(TREE);
+        for (bytes, why) in [
+            (&b""[..], "it is empty"),
+            (b"<?xml version=\"1.0\"?><svg>", "it is an SVG"),
+            (b"<!DOCTYPE html>", "it is an HTML page"),
+            (b"main (a.py:3);f 7\n", "`{` expected at byte 0"),
+            (&half[..half.len() / 2], "decompression failed"),
+            (&packed(b"nativeprof tape\n"), "its format"),
+        ] {
+            let e = read(bytes).unwrap_err();
+            assert_eq!(e.kind, ErrorKind::Data);
+            assert!(e.why.contains(why) && !e.hint.is_empty(), "{e:?}");
+        }
+    }
+
+    #[test]
+    fn unreadable_paths() {
+        for (path, why) in [("/nonexistent/x", "No such file"), ("/", "is a directory")] {
+            let e = profile(Path::new(path), Caps::NONE).unwrap_err();
+            assert!(e.why.contains(why) && !e.hint.is_empty(), "{e:?}");
+        }
+        let twice = [Path::new("-"), Path::new("-")];
+        assert_eq!(profiles(&twice, Caps::NONE).unwrap_err().kind, ErrorKind::Usage);
+    }
+}

@@ -1,0 +1,260 @@
+//! Output path and format of a profile. A finished profile is never lost to a failed write.
+
+use std::borrow::Cow;
+use std::ffi::OsString;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use super::args::ViewArgs;
+use crate::error::{Error, ErrorKind, Result};
+use crate::escape::line;
+use crate::export::{self, Format, html, select};
+use crate::privileges::credentials::Caps;
+use crate::profile::idle;
+use crate::profile::model::Profile;
+use crate::profile::views::{self, NoSuchFunction, ViewOptions};
+use atomic_file::{OutputFile, PUBLIC};
+
+pub mod atomic_file;
+pub mod row_filter;
+pub mod style;
+pub mod table;
+pub mod table_rows;
+
+/// A checked path and format.
+#[derive(Debug)]
+pub struct Output {
+    /// `None`: standard output.
+    place: Option<OutputFile>,
+    format: &'static Format,
+    /// Name of the file, if it has to be written elsewhere.
+    name: OsString,
+    /// Value to show instead of the count.
+    value: Option<String>,
+    lines: bool,
+    view: ViewOptions,
+    /// Show the stacks of idle pools in full.
+    idle: bool,
+}
+
+impl Output {
+    /// Chooses path and format, and checks that the file can be created. Without a path it is `stem` with the extension
+    /// of the format, by default a flame graph.
+    ///
+    /// # Errors
+    /// `Usage` for an unknown format; `Io` or `NotPermitted` for a path that cannot be written.
+    pub fn new(path: Option<&Path>, format: Option<&str>, stem: &str) -> Result<Output> {
+        let ending = format
+            .and_then(|name| export::by_name(name).ok())
+            .map_or(".svg", |f| f.extensions[0]);
+        let default = PathBuf::from(format!("{stem}{ending}"));
+        let path = path.unwrap_or(&default);
+        // /dev/stdout is a link that cannot always be opened.
+        let standard = [Path::new("-"), Path::new("/dev/stdout")].contains(&path);
+        let unknown = |e: export::UnknownFormat| {
+            let text = e.to_string();
+            let (what, why) = text.rsplit_once("; ").unwrap_or((&text, ""));
+            Error::new(ErrorKind::Usage, what)
+                .why(why)
+                .hint("nativeprof record -f svg -o out.svg ...")
+        };
+        let format = match format {
+            Some(name) => export::by_name(name).map_err(unknown)?,
+            None if standard => export::by_name("collapsed").map_err(unknown)?,
+            None => export::by_path(path).map_err(unknown)?,
+        };
+        let place = if standard {
+            None
+        } else {
+            Some(OutputFile::new(path, PUBLIC)?)
+        };
+        let named = if standard { &default } else { path };
+        Ok(Output {
+            place,
+            format,
+            name: named.file_name().unwrap_or("profile".as_ref()).to_os_string(),
+            value: None,
+            lines: false,
+            view: ViewOptions {
+                interpreter_frames: !format.is_for_people(),
+                ..ViewOptions::default()
+            },
+            idle: false,
+        })
+    }
+
+    /// The same with other view options; formats for other programs keep the interpreter's frames in any case.
+    ///
+    /// # Errors
+    /// `Usage` if the format does not support them.
+    pub fn shown(self, shown: &ViewArgs, no_native: bool) -> Result<Output> {
+        let refused = |word: &str, why: &str, hint: &str| {
+            let what = format!("{word} has no effect on format {}", self.format.name);
+            Err(Error::new(ErrorKind::Usage, what).why(why).hint(hint))
+        };
+        if shown.lines && !self.format.has_names_only() {
+            return refused(
+                "--lines",
+                "that format always has the lines of all samples",
+                "omit --lines, or use -f svg",
+            );
+        }
+        if shown.idle && !self.format.folds_idle() {
+            return refused(
+                "--idle",
+                "it has the stacks of idle threads in full",
+                "leave --idle out, or -f svg",
+            );
+        }
+        if shown.value.is_some() && !self.format.shows_one_value() {
+            return refused(
+                "--value",
+                "that format holds all values, or samples only",
+                "omit --value, or use -f svg",
+            );
+        }
+        Ok(Output {
+            value: shown.value.clone(),
+            lines: shown.lines,
+            view: ViewOptions {
+                interpreter_frames: shown.frames.interpreter_frames || !self.format.is_for_people(),
+                ..shown.frames.view(no_native)
+            },
+            idle: shown.idle,
+            ..self
+        })
+    }
+
+    /// Whether the profile has the value and the function that were chosen.
+    ///
+    /// # Errors
+    /// `Data` if it does not.
+    pub fn check(&self, profile: &Profile) -> Result<()> {
+        if let Some(value) = &self.value {
+            value_of(profile, value, "the profile")?;
+        }
+        match &self.view.focus {
+            Some(name) => views::focus(profile, name).map(drop).map_err(no_such_function),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the format can contain source lines.
+    pub fn quotes_source(&self) -> bool {
+        self.format.name == "html"
+    }
+
+    /// Capabilities without which the profile cannot be written.
+    pub fn needs(&self) -> Caps {
+        self.place.as_ref().map_or(Caps::NONE, OutputFile::needs)
+    }
+
+    /// Writes the profile; returns a text with the path. A profile without the chosen value is written with its count:
+    /// it may be the only copy.
+    ///
+    /// # Errors
+    /// If neither the path nor any fallback directory can be written.
+    pub fn write(&self, profile: &Profile) -> Result<String> {
+        let mut profile = Cow::Borrowed(profile);
+        if self.format.folds_idle()
+            && !self.idle
+            && let Some(folded) = idle::fold(&profile)
+        {
+            profile = Cow::Owned(folded);
+        }
+        if let Some(value) = &self.value {
+            match value_of(&profile, value, "the profile") {
+                Ok(index) => profile = Cow::Owned(select::by_value(&profile, index)),
+                Err(e) => super::print_status(&format!("{}: {} are shown", e.what, profile.count_type().name)),
+            }
+        }
+        // The page folds interpreter frames itself, so that its button can show them.
+        let is_page = self.format.name == "html";
+        let view = ViewOptions {
+            interpreter_frames: self.view.interpreter_frames || is_page,
+            ..self.view.clone()
+        };
+        if view != ViewOptions::all() {
+            match view.apply(profile.clone().into_owned()) {
+                Ok(viewed) => profile = Cow::Owned(viewed),
+                Err(e) => super::print_status(&format!("{}: all is shown", no_such_function(e).what)),
+            }
+        }
+        if self.lines {
+            profile = Cow::Owned(select::by_line(&profile));
+        }
+        let profile = &*profile;
+        let (format, make) = (self.format.name, |out: &mut dyn Write| match is_page {
+            true => html::write_page(profile, self.view.interpreter_frames, out),
+            false => (self.format.write)(profile, out),
+        });
+        let (shown, done) = match &self.place {
+            Some(place) => (place.path().display().to_string(), place.write(&make)),
+            None => {
+                let mut out = BufWriter::new(io::stdout().lock());
+                let done = make(&mut out).and_then(|()| out.flush());
+                ("standard output".to_string(), done.map(|()| None))
+            }
+        };
+        let why = match done {
+            Ok(None) => return Ok(format!("{shown} ({format})")),
+            Ok(Some(bytes)) => return Ok(format!("{shown} ({format}, {})", size(bytes))),
+            // The reader closed the pipe.
+            Err(e) if self.place.is_none() && e.kind() == io::ErrorKind::BrokenPipe => {
+                return Ok(format!("{shown} (closed early)"));
+            }
+            Err(why) => why,
+        };
+        match atomic_file::write_elsewhere(&self.name, &make) {
+            Some((path, bytes)) => {
+                let path = path.display();
+                Ok(format!(
+                    "{path} ({}), because {shown} could not be written: {why}",
+                    size(bytes)
+                ))
+            }
+            None => Err(Error::io(format!("cannot write to {shown}"), why)
+                .hint("free some disk space; the fallback directories failed too")),
+        }
+    }
+}
+
+/// What to say where a view has no function to focus on.
+pub fn no_such_function(e: NoSuchFunction) -> Error {
+    let error = Error::new(
+        ErrorKind::Data,
+        format!("no function with samples is called `{}`", line(&e.name)),
+    );
+    let similar: Vec<_> = e.similar.iter().map(|name| line(name).into_owned()).collect();
+    match similar.first() {
+        Some(first) => error
+            .why(format!("names that contain it: {}", similar.join(", ")))
+            .hint(format!("--focus {first}")),
+        None => error.hint("nativeprof report FILE --by function   lists the functions"),
+    }
+}
+
+/// The index of a value of a profile by its name.
+///
+/// # Errors
+/// `Data` if the profile, called `name` in the error, does not have it.
+pub fn value_of(profile: &Profile, value: &str, name: &str) -> Result<usize> {
+    profile.find_value(value).ok_or_else(|| {
+        let known: Vec<String> = profile
+            .value_types()
+            .iter()
+            .map(|value| line(&value.kind.name).into_owned())
+            .collect();
+        Error::new(ErrorKind::Data, format!("{name} has no value `{}`", line(value)))
+            .why(format!("it has {}", known.join(", ")))
+            .hint(format!("--value {}", known[0]))
+    })
+}
+
+fn size(bytes: u64) -> String {
+    match bytes {
+        0..10_000 => format!("{bytes} bytes"),
+        10_000..10_000_000 => format!("{} KB", bytes / 1000),
+        _ => format!("{} MB", bytes / 1_000_000),
+    }
+}

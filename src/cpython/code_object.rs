@@ -1,0 +1,401 @@
+//! Code objects, copied when first seen: they can be freed, and their addresses reused.
+
+use std::rc::Rc;
+
+use rustc_hash::FxHashMap;
+
+use super::{line_table, strings};
+use crate::cpython_layout::{Layout, LineTable};
+use crate::event::{CodeCopy, Pid};
+use crate::frame::CodeId;
+use crate::target::memory::Memory;
+use crate::truncation::Truncation;
+
+/// Contents of a code object.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Code {
+    pub name: String,
+    /// Empty before 3.11.
+    pub qualname: String,
+    pub filename: String,
+    pub first_line: u32,
+    line_kind: LineTable,
+    line_table: Vec<u8>,
+    /// Byte offset of the first instruction after which the frame counts as started (3.11+), else 0.
+    pub first_traceable: i32,
+}
+
+impl Code {
+    /// Total length of its names, bytes.
+    pub fn text_bytes(&self) -> usize {
+        self.name.len() + self.qualname.len() + self.filename.len()
+    }
+
+    /// The same when written in JSON, at most: a control byte takes six.
+    pub fn written_bytes(&self) -> usize {
+        let names = [&self.name, &self.qualname, &self.filename];
+        let escaped = |text: &str| text.bytes().filter(u8::is_ascii_control).count();
+        self.text_bytes() + names.map(|name| 5 * escaped(name)).iter().sum::<usize>()
+    }
+
+    /// Line of the instruction at a byte offset; the first line if the line table could not be read.
+    pub fn line(&self, offset: i32) -> Option<u32> {
+        if self.line_table.is_empty() {
+            return Some(self.first_line);
+        }
+        line_table::line(self.line_kind, &self.line_table, self.first_line, offset)
+    }
+}
+
+/// Maximum size of the stored names and line tables, bytes: large programs have some megabytes of them.
+const MAX_BYTES: usize = 48 << 20;
+/// Maximum number of known addresses of code objects, over all processes.
+const MAX_KNOWN: usize = 1 << 19;
+
+/// All code objects seen, in all processes, each stored once.
+#[derive(Default)]
+pub struct CodeTable {
+    codes: Vec<Rc<Code>>,
+    by_code: FxHashMap<Rc<Code>, CodeId>,
+    /// The code object at (address, fingerprint) in each process.
+    known: FxHashMap<Pid, FxHashMap<(u64, u32), CodeId>>,
+    /// The most recently seen of these by address: most frames of a stack are found here.
+    recent: RecentCodes,
+    /// Forked child -> its parent: what was at an address in the parent is there in the child, too.
+    parents: FxHashMap<Pid, Pid>,
+    /// Bytes in `codes`.
+    bytes: usize,
+    /// Entries of `known`, over all processes.
+    addresses: usize,
+    generation: u64,
+}
+
+impl CodeTable {
+    pub fn get(&self, id: CodeId) -> &Code {
+        &self.codes[id.0 as usize]
+    }
+
+    /// Changes when code objects seen at an address may be outdated.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// The code object at `avma`, read now if it is new.
+    ///
+    /// # Errors
+    /// `CodeGone` if it is not, or no longer, the one the sample saw; `TooMuchCode` if there is no room for another
+    /// one.
+    pub fn observe(
+        &mut self,
+        pid: Pid,
+        memory: &dyn Memory,
+        layout: &Layout,
+        avma: u64,
+        print: u32,
+    ) -> Result<CodeId, Truncation> {
+        if let Some(id) = self.recent.get(pid, avma, print) {
+            return Ok(id);
+        }
+        let id = self.find(pid, memory, layout, avma, print)?;
+        self.recent.put(pid, avma, print, id);
+        Ok(id)
+    }
+
+    fn find(
+        &mut self,
+        pid: Pid,
+        memory: &dyn Memory,
+        layout: &Layout,
+        avma: u64,
+        print: u32,
+    ) -> Result<CodeId, Truncation> {
+        let key = (avma, print);
+        if let Some(known) = self.known.get(&pid).and_then(|k| k.get(&key)) {
+            return Ok(*known);
+        }
+        if self.bytes >= MAX_BYTES || self.addresses >= MAX_KNOWN {
+            return Err(Truncation::CodeObjectLimit);
+        }
+        // The child's own memory first: after the fork, parent and child may have put different objects at one address.
+        let id = match read(memory, layout, avma, print) {
+            Some(code) => self.intern(code),
+            None => {
+                let parent = self.parents.get(&pid).filter(|_| print != 0);
+                let inherited = parent.and_then(|parent| self.known.get(parent)?.get(&key));
+                *inherited.ok_or(Truncation::CodeObjectFreed)?
+            }
+        };
+        self.insert(pid, key, id);
+        Ok(id)
+    }
+
+    fn insert(&mut self, pid: Pid, key: (u64, u32), id: CodeId) {
+        self.known.entry(pid).or_default().insert(key, id);
+        self.addresses += 1;
+    }
+
+    /// Adds a code object that was copied when it was sampled. `memory` is read for what the copy does not contain.
+    pub fn update_process(&mut self, pid: Pid, memory: &dyn Memory, layout: &Layout, copy: &CodeCopy) {
+        let key = (copy.code, copy.fingerprint);
+        let is_known = self.known.get(&pid).is_some_and(|k| k.contains_key(&key));
+        if is_known || self.bytes >= MAX_BYTES || self.addresses >= MAX_KNOWN {
+            return;
+        }
+        // The fingerprint was computed from the same object that was copied while a thread ran it.
+        let Some(mut code) = read_once(&Copied(copy), layout, copy.code, 0) else {
+            return;
+        };
+        if code.line_table.is_empty()
+            && let Some(complete) = read(memory, layout, copy.code, copy.fingerprint)
+        {
+            code = complete;
+        }
+        let id = self.intern(code);
+        self.insert(pid, key, id);
+    }
+
+    fn intern(&mut self, code: Code) -> CodeId {
+        if let Some(id) = self.by_code.get(&code) {
+            return *id;
+        }
+        self.bytes += size_of::<Code>() + code.text_bytes() + code.line_table.len();
+        let (id, code) = (CodeId(self.codes.len() as u32), Rc::new(code));
+        self.codes.push(code.clone());
+        self.by_code.insert(code, id);
+        id
+    }
+
+    /// A process was forked: it has a copy of the parent's memory.
+    pub fn on_fork(&mut self, child: Pid, parent: Pid) {
+        self.remove_process(child); // its number may have been reused
+        self.parents.insert(child, parent);
+    }
+
+    /// A process has ended or executes another program: its addresses are invalid.
+    pub fn remove_process(&mut self, pid: Pid) {
+        self.addresses -= self.known.remove(&pid).map_or(0, |k| k.len());
+        self.parents.remove(&pid);
+        self.recent = RecentCodes::default();
+        self.generation += 1;
+    }
+}
+
+/// A copied code object as memory.
+struct Copied<'a>(&'a CodeCopy);
+
+impl Memory for Copied<'_> {
+    fn read(&self, avma: u64, buf: &mut [u8]) -> bool {
+        let found = self.0.parts.iter().find_map(|part| {
+            let at = usize::try_from(avma.checked_sub(part.avma)?).ok()?;
+            part.bytes.get(at..at.checked_add(buf.len())?)
+        });
+        found.is_some_and(|bytes| {
+            buf.copy_from_slice(bytes);
+            true
+        })
+    }
+}
+
+/// A direct-mapped cache of code objects, at most 100 KB, so that a lookup does not go to main memory.
+struct RecentCodes(Box<[(u64, u32, Pid, CodeId)]>);
+
+impl RecentCodes {
+    const BITS: u32 = 12;
+    /// Marks an empty entry; a malformed sample may contain this number all the same.
+    const NO_PROCESS: Pid = Pid::MAX;
+
+    fn slot(avma: u64) -> usize {
+        ((avma >> 4).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - Self::BITS)) as usize
+    }
+
+    #[inline]
+    fn get(&self, pid: Pid, avma: u64, print: u32) -> Option<CodeId> {
+        let (a, p, of, id) = self.0[Self::slot(avma)];
+        ((a, p, of) == (avma, print, pid) && pid != Self::NO_PROCESS).then_some(id)
+    }
+
+    fn put(&mut self, pid: Pid, avma: u64, print: u32, id: CodeId) {
+        self.0[Self::slot(avma)] = (avma, print, pid, id);
+    }
+}
+
+impl Default for RecentCodes {
+    fn default() -> RecentCodes {
+        RecentCodes(vec![(0, 0, Self::NO_PROCESS, CodeId(0)); 1 << Self::BITS].into())
+    }
+}
+
+/// Same hash as in sample.bpf.c: addresses of name and file name, first line, and the object's version number. Without
+/// a version number: length and first letters of the name, and for names shared by many objects (`<module>`) the end of
+/// the file name. `None` if it cannot be read.
+pub(super) fn fingerprint(
+    memory: &dyn Memory,
+    layout: &Layout,
+    version: u32,
+    (name, filename): (u64, u64),
+    first_line: u32,
+) -> Option<u32> {
+    const A: u64 = 0x9e37_79b9_7f4a_7c15;
+    const B: u64 = 0xc2b2_ae3d_27d4_eb4f;
+    let at = |text: u64, offset: u64| memory.u64(text.checked_add(offset)?);
+    let (len, data) = (u64::from(layout.str_length), u64::from(layout.str_ascii_data));
+    let mut hash = name.wrapping_mul(A) ^ filename.wrapping_mul(B);
+    if version != 0 {
+        hash = hash.wrapping_add(version.into()).wrapping_mul(A);
+        return Some((hash.wrapping_add(first_line.into()) >> 32) as u32 | 1);
+    }
+    let letters = at(name, data)?;
+    hash = hash.wrapping_add(at(name, len)?).wrapping_mul(A);
+    hash = (hash ^ letters).wrapping_mul(B);
+    hash = (hash ^ at(name, data + 8)?).wrapping_mul(A);
+    if letters as u8 == b'<' {
+        let length = at(filename, len)?;
+        let end = if (16..=4096).contains(&length) { length - 16 } else { 0 };
+        hash = hash.wrapping_add(length);
+        hash = (hash ^ at(filename, data + end)?).wrapping_mul(B);
+        hash = (hash ^ at(filename, data + end + 8)?).wrapping_mul(A);
+    }
+    Some((hash.wrapping_add(first_line.into()) >> 32) as u32 | 1)
+}
+
+/// Whether this looks like a code object: it has a name, a file name and a line table.
+pub fn looks_like_code_object(memory: &dyn Memory, layout: &Layout, avma: u64) -> bool {
+    let named = |text: &str| !text.is_empty() && !text.contains(char::is_control);
+    read_once(memory, layout, avma, 0)
+        .is_some_and(|c| named(&c.name) && named(&c.qualname) && named(&c.filename) && !c.line_table.is_empty())
+}
+
+fn read(memory: &dyn Memory, layout: &Layout, avma: u64, print: u32) -> Option<Code> {
+    let code = read_once(memory, layout, avma, print)?;
+    (read_once(memory, layout, avma, print)? == code).then_some(code)
+}
+
+fn read_once(memory: &dyn Memory, layout: &Layout, avma: u64, print: u32) -> Option<Code> {
+    let at = |offset: u16| avma.checked_add(offset.into());
+    let name = memory.u64(at(layout.code_name)?)?;
+    let filename = memory.u64(at(layout.code_filename)?)?;
+    let first_line = memory.u32(at(layout.code_firstlineno)?)?;
+    let has = |offset: u16| offset != crate::cpython_layout::ABSENT;
+    let version = if has(layout.code_version) {
+        memory.u32(at(layout.code_version)?)?
+    } else {
+        0
+    };
+    if print != 0 && fingerprint(memory, layout, version, (name, filename), first_line) != Some(print) {
+        return None;
+    }
+    let qualname = if has(layout.code_qualname) {
+        strings::read_str(memory, layout, memory.u64(at(layout.code_qualname)?)?)?
+    } else {
+        String::new()
+    };
+    let table = memory.u64(at(layout.code_linetable)?)?;
+    let first_traceable = if has(layout.code_firsttraceable) {
+        memory.u32(at(layout.code_firsttraceable)?)?.min(1 << 20) as i32 * 2
+    } else {
+        0
+    };
+    Some(Code {
+        name: strings::read_str(memory, layout, name)?,
+        qualname,
+        filename: strings::read_str(memory, layout, filename)?,
+        first_line,
+        line_kind: layout.line_table,
+        line_table: strings::read_bytes(memory, layout, table).unwrap_or_default(),
+        first_traceable,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpython::layouts;
+    use crate::event::Part;
+    use crate::target::memory::NoMemory;
+
+    /// A code object of 3.11, in parts as a backend copies them: the object, its name (`f`), its file (`/x.py`) and its
+    /// line table.
+    fn copied(layout: &Layout, with_lines: bool) -> CodeCopy {
+        let text = |text: &str| {
+            let mut raw = vec![0; usize::from(layout.str_ascii_data)];
+            put(&mut raw, layout.str_length, &(text.len() as u64).to_le_bytes());
+            put(
+                &mut raw,
+                layout.str_state,
+                &(0b11001u32 << layout.str_kind_bit).to_le_bytes(),
+            );
+            raw.extend(text.as_bytes());
+            raw
+        };
+        fn put(raw: &mut [u8], at: u16, bytes: &[u8]) {
+            raw[usize::from(at)..][..bytes.len()].copy_from_slice(bytes);
+        }
+        let mut object = vec![0; usize::from(layout.code_copied())];
+        for (at, to) in [
+            (layout.code_name, 0x2000u64),
+            (layout.code_qualname, 0x2000),
+            (layout.code_filename, 0x3000),
+            (layout.code_linetable, 0x4000),
+        ] {
+            put(&mut object, at, &to.to_le_bytes());
+        }
+        put(&mut object, layout.code_firstlineno, &7u32.to_le_bytes());
+        let mut lines = vec![0; usize::from(layout.bytes_data)];
+        put(&mut lines, layout.bytes_size, &2u64.to_le_bytes());
+        lines.extend([0xe8, 2]); // a code unit on the next line (Objects/locations.md)
+        let part = |avma, bytes| Part { avma, bytes };
+        let mut parts = vec![
+            part(0x1000, object),
+            part(0x2000, text("f")),
+            part(0x3000, text("/x.py")),
+        ];
+        parts.extend(with_lines.then(|| part(0x4000, lines)));
+        CodeCopy {
+            code: 0x1000,
+            fingerprint: 5,
+            parts,
+        }
+    }
+
+    #[test]
+    fn copied_code_objects_are_named_after_they_are_freed() {
+        let (_, layout) = layouts::ROWS.iter().find(|(v, _)| *v == (3, 11)).expect("a row");
+        for (with_lines, line) in [(true, 8), (false, 7)] {
+            let mut codes = CodeTable::default();
+            codes.update_process(1, &NoMemory, layout, &copied(layout, with_lines));
+            let id = codes.observe(1, &NoMemory, layout, 0x1000, 5).expect("it was copied");
+            let code = codes.get(id);
+            assert_eq!((&*code.name, &*code.qualname, &*code.filename), ("f", "f", "/x.py"));
+            assert_eq!(code.line(0), Some(line), "{with_lines}");
+            // Another object at this address, or the same address in another process, is not confused with it.
+            assert_eq!(
+                codes.observe(1, &NoMemory, layout, 0x1000, 7),
+                Err(Truncation::CodeObjectFreed)
+            );
+            assert_eq!(
+                codes.observe(2, &NoMemory, layout, 0x1000, 5),
+                Err(Truncation::CodeObjectFreed)
+            );
+        }
+        // A copy without a name is useless.
+        let mut copy = copied(layout, true);
+        copy.parts.remove(1);
+        let mut codes = CodeTable::default();
+        codes.update_process(1, &NoMemory, layout, &copy);
+        assert_eq!(
+            codes.observe(1, &NoMemory, layout, 0x1000, 5),
+            Err(Truncation::CodeObjectFreed)
+        );
+    }
+
+    #[test]
+    fn unreadable_code_objects_are_reported_as_gone() {
+        let (_, layout) = &layouts::ROWS[0];
+        for pid in [0, 1, Pid::MAX] {
+            for (avma, print) in [(0, 0), (0, 1), (16, 0), (u64::MAX, u32::MAX)] {
+                let seen = CodeTable::default().observe(pid, &NoMemory, layout, avma, print);
+                assert_eq!(seen, Err(Truncation::CodeObjectFreed), "{pid} {avma:#x} {print}");
+            }
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! `_Py_DebugOffsets`: the offsets that CPython 3.13 and later publish themselves (Include/internal/pycore_runtime.h,
+//! v3.13.0; pycore_debug_offsets.h, v3.14.0 and v3.15.0). Read from the file's image, checked, and preferred to those
+//! of layouts.rs.
+
+use crate::cpython_layout::{ABSENT, Layout};
+use crate::target::modules::Module;
+
+const COOKIE: &[u8; 8] = b"xdebugpy";
+/// Offsets inside small structures (thread state, frame, code object) are below this.
+const SMALL: u64 = 1024;
+/// Offsets inside `_PyRuntime` and the interpreter state are below this.
+const LARGE: u64 = 1 << 24;
+
+/// Position in bytes of each offset in the table of one minor version; the table does not describe itself.
+#[derive(Clone, Copy)]
+struct OffsetPositions {
+    /// Total bytes of the table.
+    size: usize,
+    interp_generation: usize,
+    tstate_next: usize,
+    tstate_interp: usize,
+    tstate_first: usize,
+    tstate_base_frame: usize,
+    tstate_thread_id: usize,
+    frame_previous: usize,
+    frame_code: usize,
+    frame_instr: usize,
+    frame_owner: usize,
+    frame_copy: usize,
+    code_filename: usize,
+    code_name: usize,
+    code_qualname: usize,
+    code_linetable: usize,
+    code_firstlineno: usize,
+    code_adaptive: usize,
+    code_copies: usize,
+    bytes_size: usize,
+    bytes_data: usize,
+    str_state: usize,
+    str_length: usize,
+    str_ascii_data: usize,
+    str_compact_data: usize,
+}
+
+/// The table does not contain this offset. (The word at 0 is the cookie.)
+const UNPUBLISHED: usize = 0;
+
+const V3_13: OffsetPositions = OffsetPositions {
+    size: 584,
+    interp_generation: UNPUBLISHED,
+    tstate_next: 168,
+    tstate_interp: 176,
+    tstate_first: 184,
+    tstate_base_frame: UNPUBLISHED,
+    tstate_thread_id: 192,
+    frame_previous: 232,
+    frame_code: 240,
+    frame_instr: 248,
+    frame_owner: 264,
+    frame_copy: UNPUBLISHED,
+    code_filename: 280,
+    code_name: 288,
+    code_qualname: 296,
+    code_linetable: 304,
+    code_firstlineno: 312,
+    code_adaptive: 344,
+    code_copies: UNPUBLISHED,
+    bytes_size: 520,
+    bytes_data: 528,
+    str_state: 544,
+    str_length: 552,
+    str_ascii_data: 560,
+    str_compact_data: UNPUBLISHED,
+};
+
+const V3_14: OffsetPositions = OffsetPositions {
+    size: 760,
+    interp_generation: 160,
+    tstate_next: 192,
+    tstate_interp: 200,
+    tstate_first: 208,
+    tstate_thread_id: 216,
+    frame_previous: 256,
+    frame_code: 264,
+    frame_instr: 272,
+    frame_owner: 288,
+    frame_copy: 304,
+    code_filename: 320,
+    code_name: 328,
+    code_qualname: 336,
+    code_linetable: 344,
+    code_firstlineno: 352,
+    code_adaptive: 384,
+    code_copies: 392,
+    bytes_size: 600,
+    bytes_data: 608,
+    str_state: 624,
+    str_length: 632,
+    str_ascii_data: 640,
+    ..V3_13
+};
+
+const V3_15: OffsetPositions = OffsetPositions {
+    size: 888,
+    tstate_base_frame: 216,
+    tstate_thread_id: 240,
+    frame_previous: 320,
+    frame_code: 328,
+    frame_instr: 336,
+    frame_owner: 352,
+    frame_copy: 368,
+    code_filename: 384,
+    code_name: 392,
+    code_qualname: 400,
+    code_linetable: 408,
+    code_firstlineno: 416,
+    code_adaptive: 448,
+    code_copies: 456,
+    bytes_size: 696,
+    bytes_data: 704,
+    str_state: 720,
+    str_length: 728,
+    str_ascii_data: 736,
+    str_compact_data: 744,
+    ..V3_14
+};
+
+/// The first words of a runtime that publishes its offsets: (PY_VERSION_HEX, free-threaded).
+pub fn head(module: &Module, runtime: u64) -> Option<(u64, bool)> {
+    let head = module.read_image(runtime, 24)?;
+    let word = |at: usize| Some(u64::from_le_bytes(head.get(at..at + 8)?.try_into().ok()?));
+    head.starts_with(COOKIE).then_some((word(8)?, word(16)? != 0))
+}
+
+/// `row` with the published offsets in place of its own; `None` if the table is not plausible. A minor version newer
+/// than all known ones is read like the newest of these.
+pub fn published(module: &Module, runtime: u64, minor: u8, row: Layout) -> Option<Layout> {
+    let words = match minor {
+        ..=13 => &V3_13,
+        14 => &V3_14,
+        _ => &V3_15,
+    };
+    decode(&module.read_image(runtime, words.size)?, words, row)
+}
+
+fn decode(table: &[u8], words: &OffsetPositions, row: Layout) -> Option<Layout> {
+    let word = |at: usize| Some(u64::from_le_bytes(table.get(at..at + 8)?.try_into().ok()?));
+    let small = |at: usize| word(at).filter(|v| *v < SMALL).map(|v| v as u16);
+    let large = |at: usize| word(at).filter(|v| *v < LARGE).map(|v| v as u32);
+    // The table must contain what this build is known to have.
+    let optional = |at: usize, row: u16| {
+        if at == UNPUBLISHED || row == ABSENT {
+            Some(row)
+        } else {
+            small(at)
+        }
+    };
+    table.starts_with(COOKIE).then_some(())?;
+    let ascii = small(words.str_ascii_data)?;
+    let layout = Layout {
+        runtime_interpreters: large(40)?,
+        interp_next: large(64)?,
+        interp_threads: large(72)?,
+        interp_generation: match words.interp_generation {
+            UNPUBLISHED => 0,
+            at => large(at).filter(|at| at % 8 == 0).unwrap_or(0), // it is optional
+        },
+        tstate_next: small(words.tstate_next)?,
+        tstate_interp: small(words.tstate_interp)?,
+        tstate_first: small(words.tstate_first)?,
+        tstate_base_frame: optional(words.tstate_base_frame, row.tstate_base_frame)?,
+        tstate_thread_id: small(words.tstate_thread_id)?,
+        frame_previous: small(words.frame_previous)?,
+        frame_code: small(words.frame_code)?,
+        frame_instr: small(words.frame_instr)?,
+        frame_owner: small(words.frame_owner)?,
+        frame_copy: optional(words.frame_copy, row.frame_copy)?,
+        code_filename: small(words.code_filename)?,
+        code_name: small(words.code_name)?,
+        code_qualname: small(words.code_qualname)?,
+        code_linetable: small(words.code_linetable)?,
+        code_firstlineno: small(words.code_firstlineno)?,
+        code_adaptive: small(words.code_adaptive)?,
+        code_copies: optional(words.code_copies, row.code_copies)?,
+        bytes_size: small(words.bytes_size)?,
+        bytes_data: small(words.bytes_data)?,
+        str_state: small(words.str_state)?,
+        str_length: small(words.str_length)?,
+        str_ascii_data: ascii,
+        str_compact_data: match words.str_compact_data {
+            // not published: PyCompactUnicodeObject adds utf8_length and utf8
+            UNPUBLISHED => ascii + 16,
+            at => small(at)?,
+        },
+        ..row
+    };
+    // Two fields cannot share an offset, and pointers are aligned.
+    let pointers = [layout.frame_previous, layout.frame_code, layout.frame_instr];
+    let copy = Some(layout.frame_copy).filter(|at| *at != ABSENT);
+    let frame: Vec<u16> = pointers.into_iter().chain(copy).chain([layout.frame_owner]).collect();
+    let code = [
+        layout.code_filename,
+        layout.code_name,
+        layout.code_qualname,
+        layout.code_linetable,
+    ];
+    let apart = |fields: &[u16]| fields.iter().enumerate().all(|(i, f)| !fields[..i].contains(f));
+    let aligned = pointers.iter().chain(&code).all(|at| at % 8 == 0);
+    // The walk reads at most 127 bytes of a frame, and at most 255 of a code object, from first line to name.
+    let ends = pointers.map(|at| at + 8).into_iter().chain(copy.map(|at| at + 4));
+    let size = ends.chain([layout.frame_owner + 1]).max()?;
+    let near = layout.code_firstlineno < layout.code_filename.min(layout.code_name)
+        && layout.code_name.max(layout.code_filename) - layout.code_firstlineno < 120
+        && (4..64).contains(&layout.str_ascii_data.saturating_sub(layout.str_length));
+    (apart(&frame) && apart(&code) && aligned && near && size <= 127).then_some(Layout {
+        frame_size: size,
+        ..layout
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpython::layouts;
+
+    /// A table with the offsets of the row.
+    fn table(words: &OffsetPositions, row: &Layout) -> Vec<u8> {
+        let mut t = vec![0u8; words.size];
+        let mut put = |at: usize, v: u64| t[at..at + 8].copy_from_slice(&v.to_le_bytes());
+        for (at, v) in [
+            (40, row.runtime_interpreters),
+            (64, row.interp_next),
+            (72, row.interp_threads),
+        ] {
+            put(at, v.into());
+        }
+        put(words.interp_generation, row.interp_generation.into());
+        for (at, v) in [
+            (words.tstate_next, row.tstate_next),
+            (words.tstate_interp, row.tstate_interp),
+            (words.tstate_first, row.tstate_first),
+            (words.tstate_base_frame, row.tstate_base_frame),
+            (words.tstate_thread_id, row.tstate_thread_id),
+            (words.frame_previous, row.frame_previous),
+            (words.frame_code, row.frame_code),
+            (words.frame_instr, row.frame_instr),
+            (words.frame_owner, row.frame_owner),
+            (words.frame_copy, row.frame_copy),
+            (words.code_filename, row.code_filename),
+            (words.code_name, row.code_name),
+            (words.code_qualname, row.code_qualname),
+            (words.code_linetable, row.code_linetable),
+            (words.code_firstlineno, row.code_firstlineno),
+            (words.code_adaptive, row.code_adaptive),
+            (words.code_copies, row.code_copies),
+            (words.bytes_size, row.bytes_size),
+            (words.bytes_data, row.bytes_data),
+            (words.str_state, row.str_state),
+            (words.str_length, row.str_length),
+            (words.str_ascii_data, row.str_ascii_data),
+            (words.str_compact_data, row.str_compact_data),
+        ] {
+            // Builds without a field publish zero.
+            put(at, if v == ABSENT { 0 } else { v.into() });
+        }
+        t[..8].copy_from_slice(COOKIE);
+        t
+    }
+
+    #[test]
+    fn published_offsets_are_used_and_checked() {
+        for (words, minor) in [(V3_13, 13), (V3_14, 14), (V3_15, 15)] {
+            for rows in [layouts::ROWS, layouts::FREE_THREADED] {
+                let row = rows.iter().find(|(v, _)| *v == (3, minor)).expect("a row").1;
+                let good = table(&words, &row);
+                assert_eq!(
+                    decode(&good, &words, row).map(|got| Layout {
+                        frame_size: row.frame_size,
+                        ..got
+                    }),
+                    Some(row),
+                    "3.{minor}: a table with the offsets of the row"
+                );
+                let with = |at: usize, v: u64| {
+                    let mut t = good.clone();
+                    t[at..at + 8].copy_from_slice(&v.to_le_bytes());
+                    decode(&t, &words, row)
+                };
+                assert_eq!(with(words.tstate_first, 80).map(|l| l.tstate_first), Some(80));
+                for at in [0, words.tstate_first, words.frame_code, words.str_ascii_data] {
+                    assert_eq!(with(at, u64::MAX), None, "3.{minor}: word {at} is wild");
+                }
+                for (at, v) in [
+                    (words.frame_code, row.frame_previous.into()),
+                    (words.frame_instr, 57),
+                    (words.frame_owner, 127),
+                    (words.code_name, row.code_filename.into()),
+                    (words.code_name, 4),
+                    (words.code_firstlineno, 200),
+                ] {
+                    assert_eq!(with(at, v), None, "3.{minor}: word {at} is {v}");
+                }
+                for len in 0..words.str_ascii_data {
+                    assert_eq!(decode(&good[..len], &words, row), None);
+                }
+            }
+        }
+    }
+}

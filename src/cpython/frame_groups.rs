@@ -1,0 +1,397 @@
+//! Turns the raw frame chain of a sample into groups of Python frames, one group per native call of the bytecode loop.
+
+use super::code_object::CodeTable;
+use crate::arch::Regs;
+use crate::cpython_layout::{ABSENT, Anchor, InstructionEncoding, Layout};
+use crate::event::{Pid, RawPyFrame, Sample, WalkStatus};
+use crate::frame::{EvalGroups, PyFrame};
+use crate::limits::SHIM;
+use crate::target::memory::Memory;
+use crate::truncation::Truncation;
+
+/// FRAME_OWNED_BY_GENERATOR
+const GENERATOR: u8 = 1;
+
+/// A thread's Python frames in its last sample with the results of looking them up: deep stacks change at their inner
+/// end only. Outermost first, so that unchanged frames keep their index.
+#[derive(Default)]
+pub struct LastFrames {
+    pid: Pid,
+    /// Of the code table.
+    generation: u64,
+    layout: Option<Layout>,
+    frames: Vec<(RawPyFrame, Option<PyFrame>)>,
+}
+
+impl LastFrames {
+    /// Bytes on the heap.
+    pub fn bytes(&self) -> usize {
+        size_of::<(RawPyFrame, Option<PyFrame>)>() * self.frames.capacity()
+    }
+
+    /// Number of frames at the outer end of a sample that are the same, including code objects, as in the last one.
+    fn same(&self, sample: &Sample, layout: &Layout, codes: &CodeTable) -> usize {
+        if (self.pid, self.generation) != (sample.pid, codes.generation()) || self.layout.as_ref() != Some(layout) {
+            return 0;
+        }
+        // A code object that could not be read is tried again.
+        let known = |named: &Option<PyFrame>| !matches!(named, Some(PyFrame::Lost(_)));
+        let pairs = self.frames.iter().zip(sample.python.iter().rev());
+        pairs.take_while(|((f, named), new)| f == *new && known(named)).count()
+    }
+
+    /// Replaces the stored frames with those of this sample.
+    fn take(&mut self, sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory: &dyn Memory) {
+        let same = self.same(sample, layout, codes);
+        self.frames.truncate(same);
+        for f in sample.python.iter().rev().skip(same) {
+            let named = if f.owner < SHIM || layout.anchor != Anchor::Shim {
+                py_frame(sample.pid, f, layout, codes, memory)
+            } else {
+                None
+            };
+            self.frames.push((*f, named));
+        }
+        (self.pid, self.generation, self.layout) = (sample.pid, codes.generation(), Some(*layout));
+    }
+}
+
+/// Puts the Python frames of a sample into `groups`, which is cleared first; `last` belongs to the same thread. Reads
+/// code objects that are new.
+pub fn groups(
+    sample: &Sample,
+    layout: &Layout,
+    codes: &mut CodeTable,
+    memory: &dyn Memory,
+    last: &mut LastFrames,
+    groups: &mut EvalGroups,
+) {
+    groups.clear();
+    last.take(sample, layout, codes, memory);
+    in_chain_order(sample, &sample.anchors, layout, &last.frames, groups);
+    // The chains of several thread states (subinterpreters) follow one another; their anchors on the stack give the
+    // order.
+    let list = &mut groups.list;
+    if !list.is_sorted_by_key(|g| g.anchor) && list.iter().all(|g| g.anchor.is_some()) {
+        list.sort_by_key(|g| g.anchor);
+    }
+}
+
+/// Why the chain of Python frames is incomplete; `None` if it is complete. `in_greenlet`: the native stack ends where a
+/// greenlet begins, so that calls of the bytecode loop without Python frames would be noticed; or native stacks are not
+/// sampled, but the process may have greenlets.
+pub fn cut(sample: &Sample, layout: Option<&Layout>, in_greenlet: bool) -> Option<Truncation> {
+    match sample.walk {
+        WalkStatus::NoPython | WalkStatus::Complete => None,
+        // Where every chain ends at the thread state's base frame (3.15), that of a greenlet ends with the entry frame
+        // of its first call, which has no previous frame (TPythonState.cpp, v3.5).
+        WalkStatus::Fault
+            if in_greenlet
+                && layout.is_some_and(|l| l.tstate_base_frame != ABSENT)
+                && sample.python.last().is_some_and(|f| f.owner >= SHIM) =>
+        {
+            None
+        }
+        WalkStatus::Fault => Some(Truncation::PythonFault),
+        WalkStatus::TooDeep => Some(Truncation::PythonTooDeep),
+    }
+}
+
+/// Rebuilds the groups of a greenlet's stack if they include an anchor too many. greenlet puts a CFrame of its own,
+/// which no call of the bytecode loop uses, into the frame of its outermost function (`g_initialstub`,
+/// TUserGreenlet.cpp, v3.0); `begin` is that frame's stack interval. Where each CFrame represents one Python frame, it
+/// would be counted as the outermost one's.
+pub fn begin_in(sample: &Sample, layout: &Layout, last: &LastFrames, (sp, cfa): (u64, u64), groups: &mut EvalGroups) {
+    if let Some((own, anchors)) = sample.anchors.split_last()
+        && layout.anchor == Anchor::CFramePerFrame
+        && (sp..cfa).contains(&own.frame)
+    {
+        groups.clear();
+        in_chain_order(sample, anchors, layout, &last.frames, groups);
+    }
+}
+
+/// Addresses of the frames that [`groups`] returns, in the order of the chain.
+pub fn shown(sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory: &dyn Memory) -> Vec<u64> {
+    let frames = sample.python.iter().filter(|f| f.owner < SHIM);
+    frames
+        .filter(|f| py_frame(sample.pid, f, layout, codes, memory).is_some())
+        .map(|f| f.frame)
+        .collect()
+}
+
+/// Reads the code objects of a sample that are new, and nothing else; `last` belongs to the same thread.
+pub fn capture_code_objects(
+    sample: &Sample,
+    layout: &Layout,
+    codes: &mut CodeTable,
+    memory: &dyn Memory,
+    last: Option<&LastFrames>,
+) {
+    let same = last.map_or(0, |last| last.same(sample, layout, codes));
+    let new = &sample.python[..sample.python.len() - same];
+    for f in new.iter().filter(|f| f.owner < SHIM) {
+        // Interleaving reports what is missing.
+        let _ = codes.observe(sample.pid, memory, layout, f.code, f.fingerprint);
+    }
+}
+
+/// `known`: the sample's frames and what they are, outermost first; `anchors`: its anchors that belong to the bytecode
+/// loop.
+fn in_chain_order(
+    sample: &Sample,
+    anchors: &[RawPyFrame],
+    layout: &Layout,
+    known: &[(RawPyFrame, Option<PyFrame>)],
+    groups: &mut EvalGroups,
+) {
+    match layout.anchor {
+        Anchor::EvalRange => {
+            for (_, named) in known.iter().rev() {
+                groups.begin(None);
+                groups.extend(*named);
+            }
+        }
+        Anchor::CFramePerFrame => {
+            // A frame is linked shortly after its CFrame and unlinked shortly before it: count from the outermost.
+            let extra = anchors.len().saturating_sub(sample.python.len());
+            // A call about to return has unlinked its CFrame but not yet its frame: it is the innermost native frame.
+            let early = sample.python.len().saturating_sub(anchors.len());
+            let mut anchors = anchors.iter().map(|m| m.frame);
+            for m in anchors.by_ref().take(extra) {
+                groups.begin(Some(m));
+            }
+            for (i, (_, named)) in known.iter().rev().enumerate() {
+                let anchor = if i < early {
+                    sample.regs.as_ref().map(Regs::sp)
+                } else {
+                    anchors.next()
+                };
+                groups.begin(anchor);
+                groups.extend(*named);
+            }
+        }
+        Anchor::CFramePerEntry => {
+            let mut frames = known.iter().rev().peekable();
+            for (i, anchor) in anchors.iter().enumerate() {
+                groups.begin(Some(anchor.frame));
+                // A CFrame just created or about to be removed still has its caller's frame: that call runs no Python
+                // code.
+                let outer = anchors.get(i + 1).map(|outer| outer.instr);
+                if outer != Some(anchor.instr) && frames.peek().is_some_and(|(f, _)| f.frame == anchor.instr) {
+                    // The frame of a call that has just begun may not have its entry flag yet.
+                    while let Some((f, named)) = frames.next_if(|(f, _)| Some(f.frame) != outer) {
+                        groups.extend(*named);
+                        if f.entry {
+                            break;
+                        }
+                    }
+                }
+            }
+            let mut rest = frames.filter_map(|(_, named)| *named);
+            if let Some(first) = rest.next() {
+                groups.begin(None);
+                groups.extend([first]);
+                groups.extend(rest);
+            }
+        }
+        Anchor::Shim => {
+            // A group's frames come before its entry frame.
+            let mut frames = known;
+            while !frames.is_empty() {
+                let shim = frames.iter().rposition(|(f, _)| f.owner >= SHIM);
+                let (rest, group) = frames.split_at(shim.map_or(0, |at| at + 1));
+                let mut group = group.iter().rev().filter_map(|(_, named)| *named).peekable();
+                if shim.is_some() || group.peek().is_some() {
+                    groups.begin(rest.last().map(|(f, _)| f.frame));
+                    groups.extend(group);
+                }
+                frames = &rest[..rest.len().saturating_sub(1)];
+            }
+        }
+    }
+}
+
+/// A position that is not in the frame's code.
+const OUTSIDE: i32 = i32::MIN;
+
+/// `None` for a frame that CPython does not show either: pushed, but not started.
+fn py_frame(pid: Pid, f: &RawPyFrame, layout: &Layout, codes: &mut CodeTable, memory: &dyn Memory) -> Option<PyFrame> {
+    let code = match codes.observe(pid, memory, layout, f.code, f.fingerprint) {
+        Ok(code) => code,
+        Err(why) => return Some(PyFrame::Lost(why)),
+    };
+    let offset = match layout.position {
+        InstructionEncoding::Bytes => f.instr as i32,
+        InstructionEncoding::Units => (f.instr as i32).saturating_mul(2).max(-1),
+        InstructionEncoding::Pointer => {
+            let first = f.code.wrapping_add(layout.code_adaptive.into());
+            // one unit before the first instruction (-2) means not started
+            i32::try_from(f.instr.wrapping_sub(first) as i64).map_or(OUTSIDE, |at| at.max(-1))
+        }
+    };
+    // A position outside the code gives no line, but the frame is still valid.
+    if offset == OUTSIDE {
+        return Some(PyFrame::Code { code, instr: -1 });
+    }
+    let started = layout.code_firsttraceable == ABSENT || f.owner == GENERATOR;
+    (started || offset >= codes.get(code).first_traceable).then_some(PyFrame::Code { code, instr: offset })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpython::layouts;
+    use crate::frame::CodeId;
+    use crate::target::memory::NoMemory;
+
+    /// Frames as (address, is_entry), CFrames as (address, frame), both innermost first; groups as (anchor, frames).
+    fn check(frames: &[(u64, bool)], cframes: &[(u64, u64)], expected: &[(Option<u64>, usize)]) {
+        let (_, layout) = layouts::ROWS.iter().find(|(v, _)| *v == (3, 11)).expect("a row");
+        let python = frames.iter().map(|(frame, entry)| RawPyFrame {
+            frame: *frame,
+            entry: *entry,
+            ..RawPyFrame::default()
+        });
+        let anchors = cframes.iter().map(|(frame, instr)| RawPyFrame {
+            frame: *frame,
+            instr: *instr,
+            ..RawPyFrame::default()
+        });
+        let sample = Sample {
+            python: python.collect(),
+            anchors: anchors.collect(),
+            ..Sample::default()
+        };
+        let mut got = EvalGroups::default();
+        let (codes, last) = (&mut CodeTable::default(), &mut LastFrames::default());
+        groups(&sample, layout, codes, &NoMemory, last, &mut got);
+        let got: Vec<_> = got.list.iter().map(|g| (g.anchor, got.frames(g).len())).collect();
+        assert_eq!(got, expected, "{frames:x?} {cframes:x?}");
+    }
+
+    #[test]
+    fn frames_unchanged_since_the_last_sample() {
+        let (_, layout) = layouts::ROWS.iter().find(|(v, _)| *v == (3, 11)).expect("a row");
+        let (_, other) = layouts::ROWS.iter().find(|(v, _)| *v == (3, 12)).expect("a row");
+        let frame = |frame| RawPyFrame {
+            frame,
+            code: 10 * frame,
+            fingerprint: 7,
+            ..RawPyFrame::default()
+        };
+        let named = Some(PyFrame::Code {
+            code: CodeId(0),
+            instr: 0,
+        });
+        // outermost first
+        let last = |lost: u64| LastFrames {
+            pid: 1,
+            generation: 0,
+            layout: Some(*layout),
+            frames: (1..=4)
+                .map(|n| {
+                    (
+                        frame(n),
+                        if n == lost {
+                            Some(PyFrame::Lost(Truncation::CodeObjectFreed))
+                        } else {
+                            named
+                        },
+                    )
+                })
+                .collect(),
+        };
+        let check = |expected: usize, lost: u64, layout: &Layout, codes: &CodeTable, change: &dyn Fn(&mut Sample)| {
+            let mut sample = Sample {
+                pid: 1,
+                python: (1..=4).rev().map(frame).collect(),
+                ..Sample::default()
+            };
+            change(&mut sample);
+            assert_eq!(last(lost).same(&sample, layout, codes), expected);
+        };
+        let codes = &mut CodeTable::default();
+        check(4, 0, layout, codes, &|_| {});
+        check(4, 0, layout, codes, &|s| s.python.insert(0, frame(5)));
+        check(2, 0, layout, codes, &|s| drop(s.python.drain(..2)));
+        check(0, 0, layout, codes, &|s| s.python.clear());
+        // the same address, another code object
+        check(2, 0, layout, codes, &|s| s.python[1].fingerprint = 8);
+        check(2, 0, layout, codes, &|s| s.python[1].instr = 2);
+        check(1, 2, layout, codes, &|_| {});
+        check(0, 0, layout, codes, &|s| s.pid = 2);
+        check(0, 0, other, codes, &|_| {});
+        codes.remove_process(1); // it executes another program
+        check(0, 0, layout, codes, &|_| {});
+    }
+
+    #[test]
+    fn the_cframe_that_greenlet_adds_is_left_out() {
+        let (_, layout) = layouts::ROWS.iter().find(|(v, _)| *v == (3, 10)).expect("a row");
+        let at = |frame| RawPyFrame {
+            frame,
+            ..RawPyFrame::default()
+        };
+        let sample = Sample {
+            python: vec![at(2), at(1)],
+            anchors: vec![at(0x70), at(0x80), at(0x90)],
+            ..Sample::default()
+        };
+        let (codes, last) = (&mut CodeTable::default(), &mut LastFrames::default());
+        let mut got = EvalGroups::default();
+        groups(&sample, layout, codes, &NoMemory, last, &mut got);
+        let anchors = |got: &EvalGroups| got.list.iter().map(|g| g.anchor).collect::<Vec<_>>();
+        assert_eq!(anchors(&got), [Some(0x70), Some(0x80), Some(0x90)], "one just made");
+        begin_in(&sample, layout, last, (0xa0, 0xb0), &mut got);
+        assert_eq!(anchors(&got), [Some(0x70), Some(0x80), Some(0x90)]);
+        begin_in(&sample, layout, last, (0x88, 0xb0), &mut got);
+        assert_eq!(anchors(&got), [Some(0x70), Some(0x80)]);
+        assert!(got.list.iter().all(|g| got.frames(g).len() == 1));
+    }
+
+    #[test]
+    fn chains_of_greenlets_end_without_the_base_frame() {
+        let (_, layout) = layouts::ROWS.iter().find(|(v, _)| *v == (3, 15)).expect("a row");
+        let (_, before) = layouts::ROWS.iter().find(|(v, _)| *v == (3, 14)).expect("a row");
+        let sample = |owner| Sample {
+            python: vec![RawPyFrame {
+                frame: 1,
+                owner,
+                ..RawPyFrame::default()
+            }],
+            walk: WalkStatus::Fault,
+            ..Sample::default()
+        };
+        let fault = Some(Truncation::PythonFault);
+        assert_eq!(cut(&sample(SHIM), Some(layout), true), None);
+        assert_eq!(cut(&sample(SHIM), Some(layout), false), fault, "no greenlet");
+        assert_eq!(cut(&sample(0), Some(layout), true), fault, "in the middle of a call");
+        assert_eq!(cut(&sample(SHIM), Some(before), true), fault, "no base frame");
+        assert_eq!(cut(&sample(SHIM), None, true), fault);
+    }
+
+    #[test]
+    fn groups_of_cframes() {
+        let (yes, no) = (true, false);
+        check(&[], &[], &[]);
+        check(&[(3, no), (2, yes)], &[(0x80, 3)], &[(Some(0x80), 2)]);
+        check(
+            &[(3, yes), (2, no), (1, yes)],
+            &[(0x70, 3), (0x80, 2)],
+            &[(Some(0x70), 1), (Some(0x80), 2)],
+        );
+        // just created, or about to be removed: it has its caller's frame
+        check(
+            &[(2, no), (1, yes)],
+            &[(0x70, 2), (0x80, 2)],
+            &[(Some(0x70), 0), (Some(0x80), 2)],
+        );
+        // its frame is linked, but has no entry flag yet
+        check(
+            &[(3, no), (2, no), (1, yes)],
+            &[(0x70, 3), (0x80, 2)],
+            &[(Some(0x70), 1), (Some(0x80), 2)],
+        );
+    }
+}

@@ -1,0 +1,104 @@
+//! Which thread holds the global interpreter lock (GIL).
+
+use std::collections::BTreeSet;
+
+use super::Runtime;
+use super::object_layout::{GilLocation, ObjectLayout};
+use super::thread_states::{State, states};
+use crate::cpython_layout::{Interpreter, InterpreterLocks};
+use crate::target::memory::Memory;
+
+/// The lock from a thread's point of view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gil {
+    Held,
+    NotHeld,
+    /// This interpreter runs without a lock.
+    None,
+}
+
+/// Bytes of `struct _gil_runtime_state` (Include/internal/pycore_gil.h, v3.7 to v3.15, x86-64): up to the last of its two
+/// pairs of mutex and condition variable. Threads that wait for the lock wait on one of these.
+const LOCK_BYTES: u32 = 208;
+/// `last_holder` in it, followed by `locked`.
+const LAST_HOLDER: u32 = 8;
+
+/// Where the locks of a process's interpreters lie. None for versions in which that is not known (3.6 and earlier).
+pub fn locks(memory: &dyn Memory, runtime: &Runtime, python: &Interpreter) -> InterpreterLocks {
+    // `_PyRuntime.ceval.gil` (Include/internal/pycore_runtime.h, from the DWARF of the releases in layouts.rs)
+    let in_runtime: u64 = match runtime.version {
+        (3, 7, _) => 1264,
+        (3, 8, _) => 1152,
+        (3, 9 | 10, _) => 352,
+        (3, 11, _) => 360,
+        _ => 0,
+    };
+    if in_runtime != 0 {
+        return InterpreterLocks {
+            at: vec![python.runtime.saturating_add(in_runtime)],
+            len: LOCK_BYTES,
+            last_holder: LAST_HOLDER,
+        };
+    }
+    let Some(GilLocation::Interpreter { at, free_threaded }) =
+        ObjectLayout::of(runtime, &python.layout).map(|o| o.lock)
+    else {
+        return InterpreterLocks::default();
+    };
+    // In free-threaded builds a field precedes the others.
+    let before = if free_threaded { 8 } else { 0 };
+    let interpreters: BTreeSet<u64> = states(memory, python).iter().map(|s| s.interpreter).collect();
+    let locks: BTreeSet<u64> = interpreters
+        .into_iter()
+        .filter_map(|interpreter| memory.u64(interpreter.checked_add(at.into())?))
+        .filter(|at| *at != 0)
+        .collect();
+    InterpreterLocks {
+        at: locks.into_iter().collect(),
+        len: LOCK_BYTES + before,
+        last_holder: LAST_HOLDER + before,
+    }
+}
+
+/// Whether the thread with this `pthread_self` holds the lock of its interpreter, or of one of them. `None`: unknown.
+pub fn of_thread(
+    memory: &dyn Memory,
+    python: &Interpreter,
+    objects: &ObjectLayout,
+    states: &[State],
+    pointer: u64,
+) -> Option<Gil> {
+    let own = || states.iter().filter(|s| s.thread == pointer);
+    let is_own = |state: u64| own().any(|s| s.state == state);
+    match objects.lock {
+        GilLocation::Current => {
+            let at = python.layout.runtime_current;
+            (at != 0).then_some(())?;
+            let current = memory.u64(python.runtime.checked_add(at.into())?)?;
+            // A thread state created since the list was read names its thread itself.
+            let thread = current.checked_add(python.layout.tstate_thread_id.into());
+            let holds = current != 0 && memory.u64(thread?)? == pointer;
+            Some(if holds { Gil::Held } else { Gil::NotHeld })
+        }
+        GilLocation::Interpreter { at, free_threaded } => {
+            let mut seen = None;
+            for state in own() {
+                let lock = memory.u64(state.interpreter.checked_add(at.into())?)?;
+                // The first field says whether the lock of a free-threaded build is in use; the other fields are 8
+                // bytes further.
+                let word = |offset: u64| lock.checked_add(offset + if free_threaded { 8 } else { 0 });
+                if free_threaded && memory.u32(lock)? == 0 {
+                    seen = seen.or(Some(Gil::None));
+                    continue;
+                }
+                // `last_holder` is still set after the lock is released.
+                let holder = memory.u64(word(8)?)?;
+                if memory.u32(word(16)?)? == 1 && is_own(holder) {
+                    return Some(Gil::Held);
+                }
+                seen = Some(Gil::NotHeld);
+            }
+            seen
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! CPython: which file is the interpreter, the layout of its structures, and the contents of its frames and code
+//! objects.
+//!
+//! Knows no backend and no native frame. One [`Runtime`] per file; an [`Interpreter`] per process.
+
+use crate::cpython_layout::{Interpreter, Layout, ThreadStateLocation, Tls};
+use crate::target::modules::Module;
+
+mod code_copy;
+mod code_epoch;
+pub mod code_object;
+mod cold_parts;
+mod debug_offsets;
+pub mod frame_groups;
+pub mod frame_walk;
+pub mod gil;
+// Public for fuzz/ and benches/.
+#[doc(hidden)]
+pub mod layouts;
+pub mod line_table;
+pub mod object_layout;
+pub mod repr;
+mod strings;
+mod thread_state_tls;
+pub mod thread_states;
+pub mod validate;
+
+/// An ELF file that contains a CPython interpreter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Runtime {
+    /// (major, minor, micro); micro is 255 where it is unknown.
+    pub version: (u8, u8, u8),
+    /// svma of `_PyRuntime`; before 3.7, just below the variables that later became its members.
+    pub runtime: u64,
+    /// `None`: an unsupported version.
+    pub layout: Option<Layout>,
+    /// Where threads keep their own thread state.
+    pub thread_state: ThreadStateLocation,
+    /// Built without the global interpreter lock.
+    pub free_threaded: bool,
+    /// Newer than all known versions: read like the newest of them, if [`validate`] confirms that this is right.
+    pub newer_than_known: bool,
+    /// svma ranges of the bytecode loop, including parts that compilers split off.
+    pub eval: Vec<(u64, u64)>,
+}
+
+impl Runtime {
+    /// Whether this file has the bytecode loop at this svma.
+    pub fn is_eval(&self, svma: u64) -> bool {
+        self.eval.iter().any(|(start, end)| (*start..*end).contains(&svma))
+    }
+
+    /// `3.11.7`
+    pub fn version_text(&self) -> String {
+        let t = if self.free_threaded { "t" } else { "" };
+        match self.version {
+            (major, minor, 255) => format!("{major}.{minor}{t}"),
+            (major, minor, micro) => format!("{major}.{minor}.{micro}{t}"),
+        }
+    }
+}
+
+/// The interpreter in this file, if it is one. (`_PyRuntime` is exported since 3.7, by shared libraries and static
+/// executables; in a file without symbols it is the section `.PyRuntime` since 3.13. `_PyThreadState_Current` was
+/// exported up to 3.6.)
+pub fn find_runtime(module: &Module) -> Option<Runtime> {
+    let symbol = module.exports("_PyRuntime");
+    let section = || {
+        let at = module.section(".PyRuntime")?.svma;
+        debug_offsets::head(module, at).map(|_| at)
+    };
+    let Some(runtime) = symbol.or_else(section) else {
+        return before_runtime(module);
+    };
+    let head = debug_offsets::head(module, runtime);
+    let version = version(module, head)?;
+    let free_threaded = head.is_some_and(|(_, free_threaded)| free_threaded);
+    let layout = row(version, free_threaded).and_then(|row| match head {
+        Some(_) => debug_offsets::published(module, runtime, version.1, row),
+        None => Some(row),
+    });
+    let newer_than_known = layouts::ROWS.iter().all(|(known, _)| *known < (version.0, version.1));
+    let layout = layout.map(|layout| match newer_than_known {
+        // Validation would not notice if this offset was wrong.
+        true => Layout {
+            interp_generation: 0,
+            ..layout
+        },
+        false => code_epoch::found(module, version, runtime, layout),
+    });
+    let thread_state = match layout {
+        Some(l) if l.runtime_key == 0 => thread_state_tls::variable(module, runtime),
+        _ => ThreadStateLocation::Key,
+    };
+    Some(Runtime {
+        version,
+        runtime,
+        layout,
+        thread_state,
+        free_threaded,
+        newer_than_known,
+        eval: eval(module),
+    })
+}
+
+/// The layout of a version. One newer than all rows uses the newest row: it publishes its offsets.
+fn row(version: (u8, u8, u8), free_threaded: bool) -> Option<Layout> {
+    let rows = if free_threaded {
+        layouts::FREE_THREADED
+    } else {
+        layouts::ROWS
+    };
+    let wanted = (version.0, version.1);
+    let newest = rows
+        .last()
+        .filter(|(newest, _)| wanted.0 == newest.0 && wanted > *newest);
+    let (_, row) = rows.iter().find(|(v, _)| *v == wanted).or(newest)?;
+    // Up to 3.7.3 `gilstate` lies 88 bytes lower (tables of py-spy 0.4.2; no such release was tested).
+    let shift = if wanted == (3, 7) && version.2 < 4 { 88 } else { 0 };
+    Some(Layout {
+        runtime_key: row.runtime_key - shift,
+        runtime_current: row.runtime_current - shift,
+        ..*row
+    })
+}
+
+/// CPython 3.6: the later members of `_PyRuntime` are separate variables, of which only one is exported
+/// (Python/pystate.c, v3.6.15).
+fn before_runtime(module: &Module) -> Option<Runtime> {
+    let current = module.exports("_PyThreadState_Current")?;
+    let version = version(module, None)?;
+    let named = |wanted: &str| {
+        let found = module.symbols_named(&|name| name == wanted.as_bytes());
+        found.first().map(|(_, at, _)| *at)
+    };
+    let (key, head) = (named("autoTLSkey"), named("interp_head"));
+    // Below the lowest variable, so that no offset is zero, which means absent.
+    let runtime = key.into_iter().chain(head).chain([current]).min()?.checked_sub(8)?;
+    let offset = |at: Option<u64>| at.map_or(Some(0), |at| u32::try_from(at - runtime).ok());
+    let row = row(version, false);
+    Some(Runtime {
+        version,
+        runtime,
+        layout: match row {
+            Some(row) => Some(Layout {
+                runtime_key: offset(key)?,
+                runtime_current: offset(Some(current))?,
+                runtime_interpreters: offset(head)?,
+                ..row
+            }),
+            None => None,
+        },
+        thread_state: if key.is_some() {
+            ThreadStateLocation::Key
+        } else {
+            ThreadStateLocation::InterpreterList
+        },
+        free_threaded: false,
+        newer_than_known: false,
+        eval: eval(module),
+    })
+}
+
+/// Ranges of the bytecode loop.
+fn eval(module: &Module) -> Vec<(u64, u64)> {
+    let eval = module.symbols_named(&is_eval_name);
+    let eval = eval.into_iter().filter(|(_, _, size)| *size > 0);
+    let mut eval: Vec<_> = eval.map(|(_, at, size)| (at, at.saturating_add(size))).collect();
+    if let [(start, _)] = eval[..] {
+        eval.extend(cold_parts::parts(module, start));
+    }
+    eval
+}
+
+/// `_PyEval_EvalFrameDefault` and the parts that compilers split off it (`.cold`, `.part.0`, `.lto_priv.0` ...).
+fn is_eval_name(name: &[u8]) -> bool {
+    name.strip_prefix(b"_PyEval_EvalFrameDefault")
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with(b"."))
+}
+
+/// `head`: the first words of a runtime that publishes its offsets.
+fn version(module: &Module, head: Option<(u64, bool)>) -> Option<(u8, u8, u8)> {
+    let unpack = |hex: u64| ((hex >> 24) as u8, (hex >> 16) as u8, (hex >> 8) as u8);
+    if let Some((hex, _)) = head {
+        return Some(unpack(hex));
+    }
+    // 3.11: Py_Version (Python/getversion.c)
+    if let Some(at) = module.exports("Py_Version")
+        && let Some(hex) = module.read_image(at, 8)
+    {
+        return Some(unpack(u64::from_le_bytes(hex.try_into().ok()?)));
+    }
+    // Older: the literal PY_VERSION, between two NULs in .rodata.
+    let literal = module.section(".rodata").and_then(|s| version_literal(&s.bytes));
+    literal.or_else(|| version_of_name(&module.name()))
+}
+
+/// Finds `\0` `3.8.18` `\0` for versions without a better source (3.6 to 3.10).
+fn version_literal(rodata: &[u8]) -> Option<(u8, u8, u8)> {
+    rodata
+        .split(|c| *c == 0)
+        .filter(|s| (5..=9).contains(&s.len()) && s.starts_with(b"3."))
+        .find_map(|s| {
+            let s = std::str::from_utf8(s).ok()?.trim_end_matches('+');
+            let mut parts = s.split('.').map(|p| p.parse::<u8>().ok());
+            let v = (parts.next()??, parts.next()??, parts.next()??);
+            (parts.next().is_none() && (6..=10).contains(&v.1)).then_some(v)
+        })
+}
+
+/// `libpython3.8.so.1.0`, `python3.8`
+fn version_of_name(name: &str) -> Option<(u8, u8, u8)> {
+    let rest = name.split_once("python3.")?.1;
+    let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    Some((3, digits.parse().ok()?, 255))
+}
+
+/// How the C library finds thread-specific values, from its file; `None` if the file does not say.
+pub fn find_tls(module: &Module) -> Option<Tls> {
+    let name = module.name();
+    if name.starts_with("ld-musl") || name.starts_with("libc.musl") {
+        return Some(Tls::Musl(128)); // musl 1.2.3, src/internal/pthread_impl.h
+    }
+    // glibc describes itself for debuggers (nptl_db/structs.def): three u32, bits, count, offset
+    let at = module.exports("_thread_db_pthread_specific")?;
+    let words = module.read_image(at, 12)?;
+    Some(Tls::Glibc(u32::from_le_bytes(words.get(8..12)?.try_into().ok()?)))
+}
+
+/// Offset of `specific` in `struct pthread` of glibc 2.36 x86-64.
+pub const DEFAULT_TLS: Tls = Tls::Glibc(1296);
+
+impl Runtime {
+    /// The interpreter in a process that maps this file with this load bias.
+    pub fn in_process(&self, bias: u64, tls: Tls) -> Option<Interpreter> {
+        Some(Interpreter {
+            runtime: self.runtime.wrapping_add(bias),
+            layout: self.layout?,
+            thread_state: self.thread_state,
+            tls,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions() {
+        let literal = |s: &[u8]| version_literal(s);
+        assert_eq!(literal(b"x\x003.8.18\0y"), Some((3, 8, 18)));
+        assert_eq!(literal(b"\x003.10.13+\0"), Some((3, 10, 13)));
+        assert_eq!(literal(b"\x003.8.18 (default)\x003.141\x003.3\0"), None);
+        assert_eq!(version_of_name("libpython3.9.so.1.0"), Some((3, 9, 255)));
+        assert_eq!(version_of_name("libfoo.so"), None);
+        assert!(is_eval_name(b"_PyEval_EvalFrameDefault.cold.3"));
+        assert!(!is_eval_name(b"_PyEval_EvalFrameDefaultish"));
+    }
+}

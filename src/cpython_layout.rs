@@ -1,0 +1,187 @@
+//! Layout of one build of CPython: offsets in bytes and a few shape tags. Plain data, no logic, no version tests;
+//! `cpython` fills it in, the frame walkers (in the kernel and here) use it.
+
+/// "This interpreter has no such field."
+pub const ABSENT: u16 = u16::MAX;
+
+/// Format of a code object's line table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LineTable {
+    /// `co_lnotab` with signed line deltas (Objects/lnotab_notes.txt, 3.6 to 3.9).
+    Lnotab,
+    /// `co_linetable` of 3.10 (Objects/lnotab_notes.txt, 3.10).
+    Ranges,
+    /// Location table of 3.11 and later (Objects/locations.md, 3.11).
+    Locations,
+}
+
+/// Encoding of a frame's current position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InstructionEncoding {
+    /// `f_lasti` counts bytes; -1: not started.
+    Bytes,
+    /// `f_lasti` counts 2-byte code units; -1: not started.
+    Units,
+    /// Address of a code unit.
+    Pointer,
+}
+
+/// How Python frames are matched with native ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Anchor {
+    /// One native call of the eval function per Python frame; recognized by the function's address range.
+    EvalRange,
+    /// A CFrame in the native frame of each call of the eval function, one per Python frame (3.10).
+    CFramePerFrame,
+    /// A CFrame in the native frame of each call; the group's outermost Python frame has `is_entry` set (3.11).
+    CFramePerEntry,
+    /// An entry ("shim") frame in the native frame of each call, linked into the frame chain (3.12 and later).
+    Shim,
+}
+
+/// Offsets of one CPython build; 16 bits where the structure is small.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    pub line_table: LineTable,
+    pub position: InstructionEncoding,
+    pub anchor: Anchor,
+
+    // _PyRuntimeState
+    /// Index of the pthread key that holds the thread's current thread state, 0 if there is none.
+    pub runtime_key: u32,
+    /// Attached thread state (`gilstate.tstate_current`), 0 if there is none.
+    pub runtime_current: u32,
+    pub runtime_interpreters: u32,
+    /// Number of the next code object (u32), relative to `_PyRuntime`; 0 if not known. Of the main interpreter or of
+    /// all.
+    pub runtime_generation: i32,
+    // PyInterpreterState
+    pub interp_next: u32,
+    pub interp_threads: u32,
+    /// Number of code objects freed (u64, 3.14 and later), 0 if there is none.
+    pub interp_generation: u32,
+    // PyThreadState
+    pub tstate_next: u16,
+    pub tstate_interp: u16,
+    pub tstate_thread_id: u16,
+    /// Innermost frame, or the CFrame that points to it.
+    pub tstate_first: u16,
+    pub tstate_cframe: u16,
+    pub tstate_root_cframe: u16,
+    /// Pointer to the frame that ends every chain (3.15).
+    pub tstate_base_frame: u16,
+    // CFrame
+    pub cframe_current_frame: u16,
+    pub cframe_previous: u16,
+    // PyFrameObject or _PyInterpreterFrame
+    pub frame_size: u16,
+    pub frame_previous: u16,
+    pub frame_code: u16,
+    pub frame_instr: u16,
+    pub frame_owner: u16,
+    pub frame_entry: u16,
+    /// Which copy of the bytecode runs, 0: the code object's own (free-threaded builds, 3.14).
+    pub frame_copy: u16,
+    // PyCodeObject
+    pub code_name: u16,
+    pub code_qualname: u16,
+    pub code_filename: u16,
+    pub code_firstlineno: u16,
+    pub code_linetable: u16,
+    /// First code unit, inside the object.
+    pub code_adaptive: u16,
+    pub code_firsttraceable: u16,
+    /// Version of the code object, never reused (`co_version`, 3.12 and later); 0: none was left.
+    pub code_version: u16,
+    /// Pointer to an array: its length, then the address of each copy of the bytecode.
+    pub code_copies: u16,
+    // PyUnicodeObject, PyBytesObject
+    pub str_length: u16,
+    pub str_state: u16,
+    /// Lowest bit of `state.kind`; `compact` and `ascii` follow.
+    pub str_kind_bit: u16,
+    pub str_ascii_data: u16,
+    pub str_compact_data: u16,
+    pub bytes_size: u16,
+    pub bytes_data: u16,
+}
+
+impl Layout {
+    /// Size of the prefix of a code object that holds all fields that are read, bytes.
+    pub fn code_copied(&self) -> u16 {
+        let fields = [
+            self.code_name,
+            self.code_qualname,
+            self.code_filename,
+            self.code_firstlineno,
+            self.code_linetable,
+            self.code_firsttraceable,
+            self.code_version,
+        ];
+        let last = fields.into_iter().filter(|at| *at != ABSENT).max();
+        last.unwrap_or(0).saturating_add(8)
+    }
+}
+
+/// How a C library finds `pthread_getspecific` values from the thread pointer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tls {
+    /// Offset of `struct pthread.specific` (glibc, nptl/descr.h).
+    Glibc(u32),
+    /// Offset of `struct pthread.tsd` (musl, src/internal/pthread_impl.h).
+    Musl(u32),
+}
+
+/// Where a thread keeps the address of its current thread state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ThreadStateLocation {
+    /// In a pthread key, whose index lies at `Layout::runtime_key`.
+    Key,
+    /// In a thread-local variable of the executable, so many bytes from the thread pointer.
+    Offset(i32),
+    /// In a thread-local variable of a shared library, at `offset` in its block. The C library's number of that block
+    /// is stored `id` bytes from `_PyRuntime`.
+    Block { id: i32, offset: u32 },
+    /// In no known location: taken from the interpreter's list.
+    InterpreterList,
+}
+
+/// All that a backend needs to walk the Python frames of one process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interpreter {
+    /// avma of `_PyRuntime`; before 3.7, of the first of the variables that were merged into it.
+    pub runtime: u64,
+    pub layout: Layout,
+    pub thread_state: ThreadStateLocation,
+    pub tls: Tls,
+}
+
+/// Everything a backend needs to know about a process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TargetLayout {
+    /// avma just past the main thread's frames (of `argc`); 0 if unknown.
+    pub stack_end: u64,
+    pub python: Option<Interpreter>,
+    /// (`pthread_self`, thread states) of threads that have several: they run subinterpreters. Of all threads with
+    /// [`ThreadStateLocation::InterpreterList`].
+    pub nested: Vec<(u64, Vec<u64>)>,
+    pub locks: InterpreterLocks,
+}
+
+/// Where the global locks (GIL) of a process's interpreters lie. Without any where that is not known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InterpreterLocks {
+    /// avma of each `struct _gil_runtime_state`.
+    pub at: Vec<u64>,
+    /// Bytes of each, up to the last futex in it.
+    pub len: u32,
+    /// Offset of the thread state that took it last; whether it is held follows.
+    pub last_holder: u32,
+}
+
+impl InterpreterLocks {
+    /// Does this address lie in one of them?
+    pub fn contain(&self, avma: u64) -> bool {
+        self.at.iter().any(|at| avma.wrapping_sub(*at) < self.len.into())
+    }
+}

@@ -1,0 +1,260 @@
+//! The vocabulary of the pipeline: what a backend delivers and what the stages pass on. Plain data, independent of
+//! processes, files and symbols.
+//!
+//! Two kinds of addresses appear everywhere: an **avma** is an address as the running process sees it; an **svma** is
+//! an address as stated in the ELF file (what `objdump` and `addr2line` print); `avma - bias = svma`.
+
+use crate::arch::Regs;
+
+mod code_copies;
+mod states;
+
+pub use code_copies::{CodeCopy, Copies, Part};
+pub use states::{Descriptor, Holder, InterruptKind, ThreadState, TimeSpent, WaitKind, WakeUp};
+
+pub type Pid = u32;
+pub type Tid = u32;
+
+/// Bytes of a page: the granularity at which a stack copy may have holes.
+pub const PAGE: u64 = 4096;
+
+/// A copy of one thread's stack, from its stack pointer upward, perhaps with unreadable pages in it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StackBytes {
+    /// avma of the first byte.
+    pub base: u64,
+    pub bytes: Vec<u8>,
+    /// Bit `i` is set when the copy of page `base / PAGE + i` failed: it was not present.
+    pub holes: Vec<u64>,
+}
+
+impl StackBytes {
+    /// The word at `avma`, or `None` outside the copy and in a hole.
+    #[inline]
+    pub fn word(&self, avma: u64) -> Option<u64> {
+        let at = usize::try_from(avma.checked_sub(self.base)?).ok()?;
+        let word = self.bytes.get(at..)?.first_chunk()?;
+        if !self.holes.is_empty() && (self.in_hole(avma) || self.in_hole(avma + 7)) {
+            return None;
+        }
+        Some(u64::from_le_bytes(*word))
+    }
+
+    fn in_hole(&self, avma: u64) -> bool {
+        let page = (avma / PAGE - self.base / PAGE) as usize;
+        self.holes.get(page / 64).is_some_and(|w| w >> (page % 64) & 1 == 1)
+    }
+
+    /// Adds a copy that continues this one; any other is dropped.
+    pub fn append(&mut self, more: StackBytes) {
+        if more.base != self.end() {
+            return;
+        }
+        let first = more.base / PAGE - self.base / PAGE;
+        for (i, word) in more.holes.iter().enumerate() {
+            for bit in (0..64).filter(|bit| word >> bit & 1 == 1) {
+                let page = (first + 64 * i as u64 + bit) as usize;
+                if self.holes.len() <= page / 64 {
+                    self.holes.resize(page / 64 + 1, 0);
+                }
+                self.holes[page / 64] |= 1 << (page % 64);
+            }
+        }
+        self.bytes.extend(more.bytes);
+    }
+
+    /// avma just past the copy.
+    pub fn end(&self) -> u64 {
+        self.base.saturating_add(self.bytes.len() as u64)
+    }
+}
+
+/// One entry of the interpreter's frame chain, as read at the sample instant, innermost first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RawPyFrame {
+    /// avma of the frame, or of the anchor.
+    pub frame: u64,
+    /// avma of the code object; 0 for an anchor.
+    pub code: u64,
+    /// `f_lasti` (CPython <= 3.10, as read) or the instruction pointer (avma).
+    pub instr: u64,
+    /// Hash of a few fields of the code object, so that a reused address is noticed; 0 if not taken.
+    pub fingerprint: u32,
+    /// `_PyInterpreterFrame.owner` where there is one.
+    pub owner: u8,
+    /// `_PyInterpreterFrame.is_entry` (3.11).
+    pub entry: bool,
+}
+
+/// Outcome of the walk of the interpreter's frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum WalkStatus {
+    /// No Python in this process (so far), or this thread has no thread state.
+    #[default]
+    NoPython,
+    /// The chain was walked to its end.
+    Complete,
+    /// A read failed (page not present, or a wild pointer).
+    Fault,
+    /// More frames than the limit of the walk.
+    TooDeep,
+}
+
+/// What a walk of a thread's interpreter frames needs from the thread, which is stopped.
+#[derive(Clone, Copy, Debug)]
+pub struct StoppedThread {
+    /// The thread pointer, which is also `pthread_self()`.
+    pub thread_pointer: u64,
+    /// General registers. One may hold the only link to a CFrame that is being created.
+    pub registers: [u64; 16],
+}
+
+/// Result of a walk of one thread's interpreter frames. Allocated once and reused: a walk never grows it.
+#[derive(Clone, Debug)]
+pub struct PythonWalk {
+    /// Innermost first.
+    pub python: Vec<RawPyFrame>,
+    /// As in [`Sample`].
+    pub anchors: Vec<RawPyFrame>,
+    pub walk: WalkStatus,
+    /// Copies of new code objects.
+    pub codes: Copies,
+}
+
+/// Code objects copied in one walk, and their total size in bytes.
+const COPIES: usize = 32;
+const COPIED_BYTES: usize = 256 << 10;
+
+impl PythonWalk {
+    /// Capacity for so many frames, and as many anchors.
+    pub fn with_capacity(frames: usize) -> PythonWalk {
+        PythonWalk {
+            python: Vec::with_capacity(frames),
+            anchors: Vec::with_capacity(frames),
+            walk: WalkStatus::NoPython,
+            codes: Copies::with_capacity(COPIES, COPIED_BYTES),
+        }
+    }
+
+    /// Removes the last walk.
+    pub fn clear(&mut self) {
+        self.python.clear();
+        self.anchors.clear();
+        self.walk = WalkStatus::NoPython;
+        self.codes.clear();
+    }
+}
+
+/// Everything about one sampled thread at one instant.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sample {
+    pub pid: Pid,
+    pub tid: Tid,
+    /// CLOCK_MONOTONIC, ns.
+    pub time: u64,
+    /// User registers; `None` if the kernel stack did not lead to them.
+    pub regs: Option<Regs>,
+    pub stack: StackBytes,
+    /// Kernel return addresses, innermost first.
+    pub kernel: Vec<u64>,
+    pub python: Vec<RawPyFrame>,
+    /// Anchors that are not in the frame chain itself (CPython 3.10, 3.11: CFrames).
+    pub anchors: Vec<RawPyFrame>,
+    pub walk: WalkStatus,
+    pub time_spent: TimeSpent,
+    pub wake_up: WakeUp,
+    /// The thread held the global lock of its interpreter; known where off-CPU time is sampled.
+    pub holds_lock: bool,
+    /// Number of the system call that the thread is in; in samples with [`TimeSpent::blocked`].
+    pub system_call: Option<u16>,
+}
+
+/// Output of a backend, in order of time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    Sample(Box<Sample>),
+    /// A new code object; its sample follows.
+    Code {
+        pid: Pid,
+        copy: Box<CodeCopy>,
+    },
+    /// A file (or anonymous memory) was mapped executable.
+    Mmap {
+        pid: Pid,
+        start: u64,
+        end: u64,
+        offset: u64,
+        path: Vec<u8>,
+    },
+    Exec {
+        pid: Pid,
+        comm: Vec<u8>,
+    },
+    Fork {
+        pid: Pid,
+        parent: Pid,
+    },
+    Thread {
+        pid: Pid,
+        tid: Tid,
+    },
+    Comm {
+        pid: Pid,
+        tid: Tid,
+        comm: Vec<u8>,
+    },
+    Exit {
+        pid: Pid,
+        tid: Tid,
+    },
+    /// Samples that the kernel took and could not deliver.
+    Lost(u64),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_are_joined() {
+        let part = |base: u64, fill: u8, holes: &[u64]| StackBytes {
+            base,
+            bytes: vec![fill; PAGE as usize],
+            holes: holes.to_vec(),
+        };
+        let mut stack = part(0x1000_0800, 1, &[]);
+        stack.append(part(0x1000_1800, 2, &[0b10]));
+        stack.append(part(0x1000_2000, 3, &[])); // does not follow
+        assert_eq!(stack.bytes.len() as u64, 2 * PAGE);
+        let word = |avma| stack.word(avma).map(|w| w & 0xff);
+        for (avma, expected) in [
+            (0x1000_17f8, Some(1)),
+            (0x1000_1800, Some(2)),
+            (0x1000_1ff8, Some(2)),
+            (0x1000_2000, None),
+            (0x1000_27f8, None),
+            (0x1000_2800, None),
+        ] {
+            assert_eq!(word(avma), expected, "{avma:x}");
+        }
+    }
+
+    #[test]
+    fn words_are_not_read_from_holes() {
+        let base = 0x7000_0ff0;
+        let stack = StackBytes {
+            base,
+            bytes: (0..0x2010u32).map(|i| i as u8).collect(),
+            holes: vec![0b10],
+        };
+        assert_eq!(stack.word(base), Some(0x0706050403020100));
+        assert_eq!(stack.word(0x7000_0ff8), Some(0x0f0e0d0c0b0a0908));
+        assert_eq!(stack.word(0x7000_0ffc), None, "straddles the hole");
+        assert_eq!(stack.word(0x7000_1000), None);
+        assert_eq!(stack.word(0x7000_1fff), None);
+        assert!(stack.word(0x7000_2000).is_some());
+        assert_eq!(stack.word(stack.end() - 7), None, "past the end");
+        assert_eq!(stack.word(base - 8), None);
+        assert_eq!(stack.word(u64::MAX), None);
+    }
+}

@@ -1,0 +1,153 @@
+//! States of threads that are not running, and the time that samples represent.
+
+use super::{Pid, Tid};
+
+/// State of a thread that is not on a CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ThreadState {
+    /// Ready to run without a CPU: preempted, or woken and not yet switched in.
+    Runnable,
+    Waiting(WaitKind),
+}
+
+/// What a blocked thread waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum WaitKind {
+    /// The global lock of the Python interpreter.
+    Gil,
+    /// A mutex, semaphore or lock of any library; distinguished from [`WaitKind::Futex`] by the waiting functions.
+    Lock,
+    /// A condition variable; distinguished in the same way.
+    Condition,
+    /// A futex of another or unknown use.
+    Futex,
+    Sleep,
+    Read(Descriptor),
+    Write(Descriptor),
+    Connect,
+    Accept,
+    /// epoll, poll, select.
+    Poll,
+    /// The exit of a child process.
+    Child,
+    /// Data of a file, to be written or read (fsync and the like).
+    Disk,
+    /// In no system call: a page fault that needs data from a file or from swap.
+    PageFault,
+    /// A signal: pause, sigwait and the like.
+    Signal,
+    /// Another system call, by its number.
+    Other(u16),
+}
+
+impl ThreadState {
+    /// Its name in the tree: `[runnable]`, `[waiting: read pipe]`.
+    pub fn label(self) -> String {
+        match self {
+            ThreadState::Runnable => "[runnable]".into(),
+            ThreadState::Waiting(kind) => format!("[waiting: {}]", kind.label()),
+        }
+    }
+}
+
+impl WaitKind {
+    /// `gil`, `read pipe`, `system call 16`
+    pub fn label(self) -> String {
+        let with = |call: &str, descriptor: Descriptor| match descriptor {
+            Descriptor::File => format!("{call} file"),
+            Descriptor::Pipe => format!("{call} pipe"),
+            Descriptor::Socket => format!("{call} socket"),
+            Descriptor::Terminal => format!("{call} terminal"),
+            Descriptor::Unknown => call.into(),
+        };
+        match self {
+            WaitKind::Gil => "gil".into(),
+            WaitKind::Lock => "lock".into(),
+            WaitKind::Condition => "condition".into(),
+            WaitKind::Futex => "futex".into(),
+            WaitKind::Sleep => "sleep".into(),
+            WaitKind::Read(descriptor) => with("read", descriptor),
+            WaitKind::Write(descriptor) => with("write", descriptor),
+            WaitKind::Connect => "connect".into(),
+            WaitKind::Accept => "accept".into(),
+            WaitKind::Poll => "poll".into(),
+            WaitKind::Child => "child".into(),
+            WaitKind::Disk => "disk".into(),
+            WaitKind::PageFault => "page fault".into(),
+            WaitKind::Signal => "signal".into(),
+            WaitKind::Other(number) => match syscalls::Sysno::new(number.into()) {
+                Some(call) => call.name().into(),
+                None => format!("system call {number}"),
+            },
+        }
+    }
+}
+
+/// What a file descriptor refers to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Descriptor {
+    File,
+    Pipe,
+    Socket,
+    Terminal,
+    Unknown,
+}
+
+/// What an interrupt that woke a thread was about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum InterruptKind {
+    Timer,
+    Disk,
+    Network,
+    Other,
+}
+
+impl InterruptKind {
+    /// `timer interrupt`
+    pub fn label(self) -> &'static str {
+        match self {
+            InterruptKind::Timer => "timer interrupt",
+            InterruptKind::Disk => "disk interrupt",
+            InterruptKind::Network => "network interrupt",
+            InterruptKind::Other => "interrupt",
+        }
+    }
+}
+
+/// The time of a thread that a sample represents, ns. All 0 if only CPU time is sampled: then it is one period.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TimeSpent {
+    pub cpu: u64,
+    /// Preempted or woken, without a CPU.
+    pub runnable: u64,
+    pub blocked: u64,
+    /// Lengths of the intervals for which the sample was taken, ns; 0: not known. A sample of many short intervals represents
+    /// more time than its own interval took.
+    pub runnable_length: u64,
+    pub blocked_length: u64,
+}
+
+/// A thread that held the interpreter lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holder {
+    Thread(Tid),
+    /// avma of its Python thread state.
+    State(u64),
+}
+
+/// How a blocked interval ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WakeUp {
+    /// When the thread was woken, CLOCK_MONOTONIC, ns; 0: not known.
+    pub time: u64,
+    /// The thread that was running when it was woken, and its process.
+    pub waker: Option<(Pid, Tid)>,
+    /// avma of the Python thread state that held the interpreter lock until then, where the wait was not ended by a thread; 0: not
+    /// known.
+    pub holder: u64,
+    /// Of a wait for the interpreter lock, the threads that held it, the last one first, and for how long, ns. Of a long wait the
+    /// first holders may be missing.
+    pub holders: Vec<(Holder, u64)>,
+    /// The stack is that of the waker of this thread, and represents no time. The sample of the woken thread follows.
+    pub wakes: Option<Tid>,
+}

@@ -1,0 +1,302 @@
+//! The tree as stacks of functions, and its timeline by threads, for the formats that have both.
+//!
+//! Processes and threads are not functions here: such formats represent them otherwise. Samples without any frame have
+//! the stack [`NO_STACK`], and stacks deeper than [`MAX_DEPTH`] end in [`DEEPER`] where they are written out frame by
+//! frame.
+
+use std::borrow::Cow;
+
+use rustc_hash::FxHashMap;
+
+use super::collapsed::NO_STACK;
+use crate::profile::model::{Frame, FrameKind, Profile};
+pub use crate::profile::stacks_by_line::NONE;
+use crate::profile::stacks_by_line::StacksByLine;
+use crate::profile::view::is_group;
+use crate::profile::view::{View, shown_name};
+
+/// Frames of one stack that are written out: viewers fail at some ten thousand, and a thousand is more than can be
+/// seen.
+pub const MAX_DEPTH: u32 = 1000;
+const DEEPER: &str = "[truncated]";
+
+/// A function; all parts as the profile has them, unescaped.
+pub struct Function<'a> {
+    pub name: Cow<'a, str>,
+    /// Python: the file; else the source file or, without one, the module. May be empty.
+    pub file: &'a str,
+    /// Python: where it is defined; else 0.
+    pub first_line: u32,
+    /// `None` for rows that represent no frame.
+    pub frame: Option<&'a Frame>,
+}
+
+/// Stacks that share their outer parts: each row is the end of a stack.
+pub struct Stacks<'a> {
+    pub functions: Vec<Function<'a>>,
+    /// By row, the index of its function.
+    pub function: Vec<u32>,
+    /// By row, the line; 0 if unknown, and where rows are functions.
+    pub line: Vec<u32>,
+    /// By row, its item in the view.
+    pub item: Vec<u32>,
+    /// By row, the row that called it, or [`NONE`]; always a lower index.
+    pub caller: Vec<u32>,
+    /// Samples that ended in each row.
+    pub self_counts: Vec<u64>,
+    /// By row, the functions of its stack, [`MAX_DEPTH`] at most.
+    pub depth: Vec<u32>,
+    /// By row, the row at which its stack is truncated: itself if it is not too deep.
+    shown: Vec<u32>,
+    /// Function that represents deeper frames.
+    deeper: u32,
+}
+
+impl<'a> Stacks<'a> {
+    /// A row for each item of the view.
+    pub fn by_function(view: &View<'a>) -> Self {
+        let rows = view.items.iter().enumerate();
+        let rows = rows.map(|(at, item)| (item.parent, at as u32, 0));
+        Stacks::new(view, rows, view.self_counts())
+    }
+
+    /// A row for each entry, with its line.
+    pub fn by_line(profile: &Profile, view: &View<'a>, entries: &StacksByLine) -> Self {
+        let rows = entries.all.iter().map(|entry| (entry.parent, entry.item, entry.line));
+        Stacks::new(view, rows, entries.self_amounts(profile, 0))
+    }
+
+    /// Rows are (row of the caller, item, line).
+    fn new(view: &View<'a>, rows: impl ExactSizeIterator<Item = (u32, u32, u32)>, self_counts: Vec<u64>) -> Self {
+        // In the order in which stacks come to them, outermost first.
+        let mut functions = vec![bare(NO_STACK)];
+        let mut of_identifier = vec![NONE; view.identifiers.len()];
+        let count = rows.len();
+        let (mut function, mut caller) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        let (mut line, mut items) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        let (mut shown, mut depth) = (Vec::with_capacity(count), Vec::<u32>::with_capacity(count));
+        let group = |item: u32| view.frame(item).is_none_or(is_group);
+        for (at, (parent, item, at_line)) in (0u32..).zip(rows) {
+            let identifier = view.items[item as usize].identifier;
+            // A thread below functions is invalid; in such a file it gets a stack of its own.
+            let up = if group(item) || group(view.items[item as usize].parent) {
+                NONE
+            } else {
+                parent
+            };
+            let here = if up == NONE { 1 } else { depth[up as usize] + 1 };
+            function.push(match view.function(identifier) {
+                Some(frame) if !group(item) => {
+                    let known = &mut of_identifier[identifier as usize];
+                    if *known == NONE {
+                        *known = functions.len() as u32;
+                        functions.push(describe(frame));
+                    }
+                    *known
+                }
+                _ => 0,
+            });
+            line.push(at_line);
+            items.push(item);
+            caller.push(up);
+            shown.push(if here < MAX_DEPTH { at } else { shown[up as usize] });
+            depth.push(here.min(MAX_DEPTH));
+        }
+        let deeper = functions.len() as u32;
+        functions.push(bare(DEEPER));
+        Stacks {
+            functions,
+            function,
+            line,
+            item: items,
+            caller,
+            self_counts,
+            depth,
+            shown,
+            deeper,
+        }
+    }
+
+    /// The rows of a stack, innermost first, and whether it goes deeper than they do.
+    pub fn path(&self, row: u32) -> (impl Iterator<Item = u32>, bool) {
+        let shown = self.shown[row as usize];
+        let up = |row: &u32| Some(self.caller[*row as usize]).filter(|up| *up != NONE);
+        (std::iter::successors(Some(shown), up), shown != row)
+    }
+
+    /// Index of the function at the end of a stack that is too deep.
+    pub fn deeper(&self) -> u32 {
+        self.deeper
+    }
+}
+
+fn bare(name: &'static str) -> Function<'static> {
+    Function {
+        name: Cow::Borrowed(name),
+        file: "",
+        first_line: 0,
+        frame: None,
+    }
+}
+
+fn describe(frame: &Frame) -> Function<'_> {
+    let python = frame.kind == FrameKind::Python;
+    let name = match shown_name(frame) {
+        _ if python && !frame.qualname.is_empty() => Cow::Borrowed(frame.qualname.as_str()),
+        name if name.is_empty() => Cow::Borrowed("[unnamed]"),
+        name => name,
+    };
+    let file = match () {
+        _ if python => &frame.filename,
+        _ if !frame.source.is_empty() => &frame.source,
+        _ => &frame.module,
+    };
+    Function {
+        name,
+        file,
+        first_line: frame.first_line,
+        frame: Some(frame),
+    }
+}
+
+/// The samples of one thread in order of time.
+pub struct Track {
+    pub pid: u32,
+    pub tid: u32,
+    /// Name of the thread; may be empty.
+    pub name: String,
+    /// (ns since the start of the profile, row of the stacks, index in the timeline).
+    pub ticks: Vec<(u64, u32, usize)>,
+}
+
+/// Times of the samples.
+pub struct Timeline {
+    /// By process and thread.
+    pub tracks: Vec<Track>,
+    /// Samples without a time: the row of the stacks, and self amounts by value type.
+    pub untimed: Vec<(u32, Vec<u64>)>,
+}
+
+impl Timeline {
+    /// Of the stacks that [`Stacks::by_line`] makes of the entries.
+    pub fn new(profile: &Profile, entries: &StacksByLine) -> Self {
+        let mut tracks: Vec<Track> = Vec::new();
+        let mut known: FxHashMap<(u32, u32), usize> = FxHashMap::default();
+        for (at, (tick, row)) in profile.timeline.iter().zip(&entries.of_tick).enumerate() {
+            if *row == NONE {
+                continue;
+            }
+            let track = *known.entry((tick.pid, tick.tid)).or_insert_with(|| {
+                tracks.push(Track {
+                    pid: tick.pid,
+                    tid: tick.tid,
+                    name: String::new(),
+                    ticks: Vec::new(),
+                });
+                tracks.len() - 1
+            });
+            tracks[track].ticks.push((tick.time, *row, at));
+        }
+        for (pid, tid, name) in &profile.meta.threads {
+            if let Some(at) = known.get(&(*pid, *tid)) {
+                tracks[*at].name.clone_from(name);
+            }
+        }
+        for track in &mut tracks {
+            // Samples of several CPUs may come a little out of order.
+            if !track.ticks.is_sorted_by_key(|(time, ..)| *time) {
+                track.ticks.sort_by_key(|(time, ..)| *time);
+            }
+        }
+        tracks.sort_by_key(|track| (track.pid, track.pid != track.tid, track.tid));
+        Timeline {
+            tracks,
+            untimed: entries.rest.clone(),
+        }
+    }
+}
+
+impl Track {
+    /// `MainThread (tid 4242)`
+    pub fn title(&self) -> String {
+        match self.name.as_str() {
+            "" => format!("tid {}", self.tid),
+            name => format!("{name} (tid {})", self.tid),
+        }
+    }
+}
+
+/// ns of CPU time that a sample represents; `None` if unknown.
+pub fn period(profile: &Profile) -> Option<u64> {
+    1_000_000_000u64.checked_div(profile.meta.rate)
+}
+
+/// A stretch of time that a thread spent in one stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// ns since the start of the profile.
+    pub start: u64,
+    pub end: u64,
+    /// Row of the stacks.
+    pub item: u32,
+}
+
+/// The time spans of the samples: each ends at its sample and has the length of the sampling period, or begins at the
+/// previous sample if that is later. In between the thread was not running.
+pub fn spans(track: &Track, period: u64) -> Vec<Span> {
+    let mut spans: Vec<Span> = Vec::with_capacity(track.ticks.len());
+    for (time, item, _) in &track.ticks {
+        let before = spans.last().map_or(0, |span| span.end);
+        // A timer is never quite on time: what is nearly a period is one.
+        let start = if time - before < period + period / 2 && !spans.is_empty() {
+            before
+        } else {
+            time.saturating_sub(period).max(before)
+        };
+        spans.push(Span {
+            start,
+            end: *time,
+            item: *item,
+        });
+    }
+    spans
+}
+
+/// The same with adjacent samples of one stack combined.
+pub fn joined(mut spans: Vec<Span>) -> Vec<Span> {
+    spans.dedup_by(|next, span| {
+        let same = next.item == span.item && next.start == span.end;
+        if same {
+            span.end = next.end;
+        }
+        same
+    });
+    spans
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_fill_what_was_run() {
+        let track = |ticks: &[(u64, u32)]| Track {
+            pid: 1,
+            tid: 1,
+            name: String::new(),
+            ticks: ticks.iter().map(|(time, row)| (*time, *row, 0)).collect(),
+        };
+        let check = |ticks: &[(u64, u32)], expected: &[(u64, u64, u32)]| {
+            let got: Vec<_> = joined(spans(&track(ticks), 10))
+                .iter()
+                .map(|span| (span.start, span.end, span.item))
+                .collect();
+            assert_eq!(got, expected, "{ticks:?}");
+        };
+        check(&[], &[]);
+        check(&[(3, 1)], &[(0, 3, 1)]);
+        check(&[(50, 1), (60, 1), (71, 2), (80, 2)], &[(40, 60, 1), (60, 80, 2)]);
+        // A pause, and two samples at once.
+        check(&[(50, 1), (90, 1), (90, 2)], &[(40, 50, 1), (80, 90, 1), (90, 90, 2)]);
+    }
+}

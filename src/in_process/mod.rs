@@ -1,0 +1,249 @@
+//! Profiles the process that it runs in: recordings of its threads, and single stacks on demand. Basis of `python/`.
+//!
+//! Nothing here needs the GIL: the interpreter's memory is read like that of another process.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime};
+
+use crate::capture::signal::{self, SamplingClock, SignalSource};
+use crate::capture::{Backend, SampleCounts};
+use crate::cpython;
+use crate::error::{Error, ErrorKind, Result};
+use crate::profile::model::{Meta, Profile};
+use crate::session::pump::{EventPump, update_backend};
+use crate::session::{self, Grouping, Session};
+use crate::sys;
+use crate::sys::procfs;
+use crate::sys::threads;
+use crate::target::system::LiveSystem;
+
+pub mod thread_stack;
+
+/// Parameters of a recording.
+#[derive(Clone, Debug)]
+pub struct ProfilerConfig {
+    /// Samples per second, per thread.
+    pub rate: u64,
+    pub clock: SamplingClock,
+    /// `pthread_self` (Python's `get_ident`) of the only threads to sample; `None`: all.
+    pub threads: Option<Vec<u64>>,
+    /// Native frames as well as Python frames.
+    pub native: bool,
+    /// One node per thread below the root.
+    pub by_thread: bool,
+}
+
+/// Maximum time between two checks for commands.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+enum Command {
+    /// Get the profile so far and begin a new one.
+    Take(Sender<Profile>),
+    Stop(Sender<Profile>),
+}
+
+/// A recording of this process, made by a separate thread.
+pub struct Recorder {
+    commands: Sender<Command>,
+    thread: Option<JoinHandle<()>>,
+    generation: u32,
+}
+
+impl Recorder {
+    /// Starts a recording; sampling has begun when this returns.
+    ///
+    /// # Errors
+    /// `Unsupported`: there is one already, or this process cannot sample itself. `Usage`: a rate of 0.
+    pub fn start(settings: ProfilerConfig) -> Result<Recorder> {
+        if settings.rate == 0 {
+            return Err(Error::new(ErrorKind::Usage, "the rate must be at least 1 Hz").hint("rate=100"));
+        }
+        let generation = threads::generation();
+        let (commands, received) = channel();
+        let (notify, begun) = channel();
+        let thread = std::thread::Builder::new().name("nativeprof".into());
+        let thread = thread.spawn(move || {
+            threads::block_signals();
+            match Recording::begin(settings) {
+                Ok(recording) => {
+                    let _ = notify.send(Ok(()));
+                    recording.run(&received);
+                }
+                Err(e) => drop(notify.send(Err(e))),
+            }
+        });
+        let thread = thread.map_err(|e| Error::io("cannot start the sampling thread", e))?;
+        begun.recv().unwrap_or_else(|_| Err(ended()))?;
+        Ok(Recorder {
+            commands,
+            thread: Some(thread),
+            generation,
+        })
+    }
+
+    /// Whether it was started in this process and not in one that this was forked from.
+    pub fn is_own(&self) -> bool {
+        self.generation == threads::generation()
+    }
+
+    fn command(&self, command: fn(Sender<Profile>) -> Command) -> Result<Profile> {
+        if !self.is_own() {
+            return Err(Error::new(ErrorKind::Unsupported, "this process has no recording")
+                .why("it was forked from the recorded process; only the parent is recorded")
+                .hint("start a new recording in this process"));
+        }
+        let (reply, answer) = channel();
+        self.commands.send(command(reply)).map_err(|_| ended())?;
+        answer.recv().map_err(|_| ended())
+    }
+
+    /// The samples since the start or the last call. Sampling continues.
+    ///
+    /// # Errors
+    /// In a forked child, and after the end.
+    pub fn take(&self) -> Result<Profile> {
+        self.command(Command::Take)
+    }
+
+    /// Ends the recording; returns the samples since the start or the last [`Recorder::take`].
+    ///
+    /// # Errors
+    /// In a forked child: the recording continues in its parent.
+    pub fn stop(mut self) -> Result<Profile> {
+        let profile = self.command(Command::Stop)?;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join(); // its profile has come
+        }
+        Ok(profile)
+    }
+}
+
+impl Drop for Recorder {
+    /// Ends the recording; its samples are lost.
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        if self.is_own() {
+            let (reply, _) = channel();
+            let _ = self.commands.send(Command::Stop(reply)); // it has ended by itself
+            let _ = thread.join();
+        } else {
+            // A forked child does not have the thread, whatever the C library believes: there is nothing to wait for,
+            // and what the thread shared with us may be in any state.
+            std::mem::forget(thread);
+            std::mem::forget(std::mem::replace(&mut self.commands, channel().0));
+        }
+    }
+}
+
+/// Number of the signal that interrupts threads; `None` if another handler has replaced ours.
+pub fn signal() -> Option<i32> {
+    signal::number(cpython::frame_walk::walk)
+}
+
+fn ended() -> Error {
+    Error::new(ErrorKind::Io, "the recording has ended").why("the sampling thread has exited")
+}
+
+/// State of the recording thread.
+struct Recording {
+    settings: ProfilerConfig,
+    session: Session,
+    source: SignalSource,
+    pump: EventPump,
+    /// Of the profile that is being gathered.
+    began: u64,
+    began_wall: SystemTime,
+    before: Baseline,
+}
+
+/// Counts at the start of the current profile.
+#[derive(Default)]
+struct Baseline {
+    counts: SampleCounts,
+    own_cpu: u64,
+}
+
+impl Recording {
+    fn begin(settings: ProfilerConfig) -> Result<Recording> {
+        let pid = std::process::id();
+        let options = signal::SignalOptions {
+            rate: settings.rate,
+            clock: settings.clock,
+            threads: settings.threads.clone(),
+            native: settings.native,
+        };
+        let mut source = SignalSource::new(options, cpython::frame_walk::walk)?;
+        let grouping = Grouping {
+            processes: false,
+            threads: settings.by_thread,
+        };
+        let session_options = session::SessionOptions {
+            grouping,
+            native: settings.native,
+            weighted: None,
+        };
+        let mut session = Session::new(session_options, Box::new(LiveSystem));
+        session.open(pid, &mut |pid, space| update_backend(&mut source, pid, space))?;
+        source.attach(pid)?;
+        source.start()?;
+        Ok(Recording {
+            settings,
+            session,
+            source,
+            pump: EventPump::default(),
+            began: sys::clock::now(),
+            began_wall: SystemTime::now(),
+            before: Baseline::default(),
+        })
+    }
+
+    fn run(mut self, received: &Receiver<Command>) {
+        loop {
+            // The owner cannot disappear silently: dropping its end of the channel sends `Stop`.
+            match received.try_recv() {
+                Ok(Command::Take(reply)) => drop(reply.send(self.profile())),
+                Ok(Command::Stop(reply)) => {
+                    self.source.stop();
+                    self.poll(Duration::ZERO);
+                    let _ = reply.send(self.profile());
+                    return;
+                }
+                Err(_) => {}
+            }
+            self.poll(POLL_INTERVAL);
+        }
+    }
+
+    /// Takes in what has been sampled.
+    fn poll(&mut self, wait: Duration) {
+        // Only the backend fails, and this one does not.
+        let _ = self
+            .pump
+            .pump(&mut self.source, &mut self.session, &mut |_| {}, wait, None);
+    }
+
+    /// The profile so far; the next one begins.
+    fn profile(&mut self) -> Profile {
+        let counts = self.source.counts();
+        let own_cpu = threads::cpu_time(sys::process::current_tid() as u32).unwrap_or(0);
+        let (now, before) = (sys::clock::now(), std::mem::take(&mut self.before));
+        let new = SampleCounts {
+            cpu_time: counts.cpu_time.saturating_sub(before.counts.cpu_time),
+            lost: counts.lost.saturating_sub(before.counts.lost),
+            ..counts
+        };
+        let pid = std::process::id();
+        let when = (self.began_wall, Duration::from_nanos(now - self.began));
+        let meta = Meta {
+            command: procfs::command_line(pid),
+            profiler_cpu: own_cpu.saturating_sub(before.own_cpu) as f64 / 1e9,
+            ..self.session.meta(&self.source, &new, self.settings.rate, pid, when)
+        };
+        let profile = self.session.resolve(self.began, meta);
+        self.session.reset_profile();
+        (self.began, self.began_wall) = (now, SystemTime::now());
+        self.before = Baseline { counts, own_cpu };
+        profile
+    }
+}

@@ -1,0 +1,75 @@
+//! Limits that the BPF program (capture/ebpf/sample.bpf.c) and its counterparts in Rust share, so that all backends see
+//! the same frames and stacks. A test compares them with the program's `#define`s.
+
+/// Maximum size of a stack copy, bytes; the BPF program splits longer stacks into several records.
+pub const MAX_STACK: u64 = 1 << 20;
+/// Maximum size of the copy of a main thread's or deep stack, in multiples of [`MAX_STACK`].
+pub const MAX_STACKS: u64 = 8;
+/// Number of Python frames from which on a stack may be longer than [`MAX_STACK`].
+pub const DEEP_FRAMES: usize = 1000;
+/// Maximum number of unreadable pages in a stack copy.
+pub const MAX_FAULTS: usize = 64;
+/// Bytes below the stack pointer that a function may use (System V ABI AMD64 1.0, 3.2.2).
+pub const RED_ZONE: u64 = 128;
+/// Maximum number of Python frames walked in each chain.
+pub const MAX_FRAMES: usize = 16384;
+/// Maximum number of CFrames walked in each chain.
+pub const MAX_CFRAMES: usize = 16384;
+/// Maximum number of thread states walked per thread, besides its own (subinterpreters).
+pub const MAX_NESTED: usize = 4;
+/// Maximum distance between two local variables of the bytecode loop, bytes.
+pub const MAX_LOCALS_DISTANCE: u64 = 512;
+/// `owner` values from here on are entry frames (Include/internal/pycore_frame.h, v3.12: FRAME_OWNED_BY_CSTACK;
+/// pycore_interpframe_structs.h, v3.15.0).
+pub const SHIM: u8 = 3;
+/// Maximum size of a string object that is copied with a code object, bytes.
+pub const MAX_TEXT: usize = 0x7ff;
+/// Maximum size of a line table that is copied with a code object, bytes.
+pub const MAX_LINES: usize = 0x7fff;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::PAGE;
+
+    const PROGRAM: &str = include_str!("capture/ebpf/sample.bpf.c");
+
+    /// The value of a `#define` in the program: a decimal or hexadecimal number, or `(A << B)`.
+    fn defined(name: &str) -> Option<u64> {
+        let line = |line: &'static str| line.strip_prefix("#define ")?.strip_prefix(name)?.strip_prefix(' ');
+        let text = PROGRAM.lines().find_map(line)?;
+        let text = text.split("//").next()?.trim().trim_matches(['(', ')']);
+        let number = |text: &str| {
+            let text = text.trim_end_matches(['U', 'L']);
+            match text.strip_prefix("0x") {
+                Some(hex) => u64::from_str_radix(hex, 16).ok(),
+                None => text.parse().ok(),
+            }
+        };
+        match text.split_once(" << ") {
+            Some((value, shift)) => Some(number(value)? << number(shift)?),
+            None => number(text),
+        }
+    }
+
+    #[test]
+    fn limits_match_the_bpf_program() {
+        for (name, value) in [
+            ("PAGE", PAGE),
+            ("MAX_STACK", MAX_STACK),
+            ("MAX_STACKS", MAX_STACKS),
+            ("DEEP_FRAMES", DEEP_FRAMES as u64),
+            ("MAX_FAULTS", MAX_FAULTS as u64),
+            ("RED_ZONE", RED_ZONE),
+            ("MAX_FRAMES", MAX_FRAMES as u64),
+            ("MAX_CFRAMES", MAX_CFRAMES as u64),
+            ("MAX_NESTED", MAX_NESTED as u64),
+            ("MAX_LOCALS_DISTANCE", MAX_LOCALS_DISTANCE),
+            ("SHIM", SHIM.into()),
+            ("MAX_TEXT", MAX_TEXT as u64),
+            ("MAX_LINES", MAX_LINES as u64),
+        ] {
+            assert_eq!(defined(name), Some(value), "{name}");
+        }
+    }
+}

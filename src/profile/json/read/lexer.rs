@@ -1,0 +1,154 @@
+//! Lexer of the JSON reader; copies only strings with escapes.
+
+use std::borrow::Cow;
+
+use serde_json::Value;
+
+use super::{Error, JsonReader};
+
+impl<'a> JsonReader<'a> {
+    /// Reads an object; `each` receives a key and reads its value.
+    pub(super) fn object(&mut self, mut each: impl FnMut(&mut Self, &str) -> Result<(), Error>) -> Result<(), Error> {
+        self.expect(b'{')?;
+        let mut first = true;
+        while self.peek() != Some(b'}') {
+            if !std::mem::replace(&mut first, false) {
+                self.expect(b',')?;
+            }
+            let key = self.string()?;
+            self.expect(b':')?;
+            each(self, &key)?;
+        }
+        self.at += 1;
+        Ok(())
+    }
+
+    pub(super) fn error(&self, reason: &str) -> Error {
+        Error {
+            at: self.at,
+            reason: reason.to_string(),
+        }
+    }
+
+    pub(super) fn space(&mut self) {
+        let rest = &self.text.as_bytes()[self.at..];
+        self.at += rest
+            .iter()
+            .take_while(|byte| matches!(byte, b' ' | b'\n' | b'\r' | b'\t'))
+            .count();
+    }
+
+    pub(super) fn peek(&mut self) -> Option<u8> {
+        self.space();
+        self.text.as_bytes().get(self.at).copied()
+    }
+
+    pub(super) fn expect(&mut self, byte: u8) -> Result<(), Error> {
+        match self.peek() {
+            Some(found) if found == byte => {
+                self.at += 1;
+                Ok(())
+            }
+            None if self.at > 0 => Err(self.error("the file ends early")),
+            _ => Err(self.error(&format!("`{}` expected", byte as char))),
+        }
+    }
+
+    pub(super) fn string(&mut self) -> Result<Cow<'a, str>, Error> {
+        if self.peek() == Some(b'"') {
+            let rest = &self.text.as_bytes()[self.at + 1..];
+            let plain = |byte: &u8| !matches!(byte, b'"' | b'\\' | 0..0x20);
+            let end = rest.iter().position(|byte| !plain(byte));
+            // Most have no escapes and are borrowed.
+            if let Some(length) = end.filter(|end| rest[*end] == b'"') {
+                let start = self.at + 1;
+                self.at = start + length + 1;
+                return Ok(Cow::Borrowed(&self.text[start..start + length]));
+            }
+        }
+        match self.value()? {
+            Value::String(text) => Ok(Cow::Owned(text)),
+            _ => Err(self.error("text expected")),
+        }
+    }
+
+    /// Reads an integer; `None` if the value is something else.
+    pub(super) fn integer(&mut self) -> Result<Option<u64>, Error> {
+        self.space();
+        let rest = &self.text.as_bytes()[self.at..];
+        let length = rest.iter().take(20).take_while(|byte| byte.is_ascii_digit()).count();
+        let ends = matches!(
+            rest.get(length),
+            Some(b',' | b'}' | b']' | b' ' | b'\n' | b'\r' | b'\t')
+        );
+        // Up to 19 digits always fit; other numbers are left to the JSON crate.
+        if ends && (1..20).contains(&length) && (length == 1 || rest[0] != b'0') {
+            self.at += length;
+            return Ok(Some(
+                rest[..length]
+                    .iter()
+                    .fold(0, |n, digit| 10 * n + u64::from(digit - b'0')),
+            ));
+        }
+        Ok(self.value()?.as_u64())
+    }
+
+    /// A complete value outside of the tree: its extent is found first, then the JSON crate (which limits its depth)
+    /// parses it.
+    pub(super) fn value(&mut self) -> Result<Value, Error> {
+        self.space();
+        let start = self.at;
+        self.skip_value()?;
+        serde_json::from_str(&self.text[start..self.at]).map_err(|error| Error {
+            at: start,
+            reason: format!("invalid JSON ({error})"),
+        })
+    }
+
+    /// Skips a value of any depth. Only brackets and strings are examined.
+    pub(super) fn skip_value(&mut self) -> Result<(), Error> {
+        let mut depth = 0usize;
+        loop {
+            match self.peek() {
+                None => return Err(self.error("the file ends early")),
+                Some(b'{' | b'[') => {
+                    depth += 1;
+                    self.at += 1;
+                }
+                Some(b'}' | b']') => {
+                    depth = depth.checked_sub(1).ok_or_else(|| self.error("a value expected"))?;
+                    self.at += 1;
+                }
+                Some(b'"') => self.skip_string()?,
+                Some(b',' | b':') if depth > 0 => self.at += 1,
+                Some(_) => {
+                    let rest = &self.text.as_bytes()[self.at..];
+                    let is_word = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'-' | b'.');
+                    let length = rest.iter().take_while(|byte| is_word(byte)).count();
+                    if length == 0 {
+                        return Err(self.error("a value expected"));
+                    }
+                    self.at += length;
+                }
+            }
+            if depth == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    fn skip_string(&mut self) -> Result<(), Error> {
+        let bytes = self.text.as_bytes();
+        self.at += 1;
+        loop {
+            match bytes.get(self.at) {
+                None => return Err(self.error("the file ends early")),
+                Some(b'"') => break,
+                Some(b'\\') => self.at += 2,
+                Some(_) => self.at += 1,
+            }
+        }
+        self.at += 1;
+        Ok(())
+    }
+}

@@ -1,0 +1,23 @@
+//! The count tree: raw stacks go in as prefixes, the named [`model::Profile`] comes out of `resolve`, and [`stats`] makes
+//! tables of it. [`build::Builder`] makes a profile without raw stacks.
+
+pub mod build;
+pub mod category;
+pub mod count_tree;
+pub mod diff;
+pub mod fold;
+pub mod folded;
+pub mod gil_waits;
+pub mod idle;
+pub mod interpreter_frames;
+pub mod json;
+pub mod merge;
+pub mod model;
+pub mod places;
+pub mod stacks_by_line;
+pub mod stats;
+pub mod summary;
+pub mod values;
+pub mod view;
+pub mod views;
+pub mod waits;

@@ -1,0 +1,278 @@
+//! The summary at the end of a recording: samples expected, taken and lost, quality of the stacks, overhead.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::time::Duration;
+
+use crate::escape::line;
+use crate::profile::model::{FrameKind, Meta, ModuleMeta, Profile, Quality};
+use crate::profile::values::Unit;
+use crate::profile::waits;
+
+/// The block as text, a line each.
+pub fn block(meta: &Meta, written: &str) -> String {
+    let (meta, written) = (&printable(meta), line(written));
+    let q = &meta.quality;
+    let mut out = String::new();
+    let expected = if q.expected > 0 {
+        format!("{} expected, ", q.expected)
+    } else {
+        String::new()
+    };
+    let rate = if q.expected > 0 {
+        format!(
+            "; rate {:.1} of {} Hz",
+            meta.rate as f64 * q.taken as f64 / q.expected as f64,
+            meta.rate
+        )
+    } else {
+        String::new()
+    };
+    let _ = writeln!(
+        out,
+        "nativeprof: {} samples in {:.1} s ({expected}{} lost){rate}",
+        q.taken, meta.duration, q.lost
+    );
+    let _ = writeln!(out, "  stacks:   {}", stacks(q));
+    if let Some(stopped) = &meta.stopped {
+        let (median, longest) = (stopped.median_us, stopped.max_us);
+        let _ = writeln!(out, "  stopped:  median {median} µs, longest {longest} µs");
+    }
+    let python = if meta.python.is_empty() {
+        "none found"
+    } else {
+        &meta.python
+    };
+    let _ = writeln!(out, "  python:   {python}");
+    let _ = writeln!(out, "  symbols:  {}", symbols(meta));
+    let per_sample = meta.profiler_cpu * 1e6 / q.taken.max(1) as f64;
+    let _ = writeln!(
+        out,
+        "  overhead: {:.2} s CPU ({per_sample:.0} µs per sample, including startup and shutdown)",
+        meta.profiler_cpu
+    );
+    let _ = write!(out, "  written:  {written}");
+    out
+}
+
+/// What to do where little was seen of a recording of CPU time, because the target seldom ran or its children did the
+/// work; `None` elsewhere and for other events. `children`: CPU time of child processes that were not sampled.
+pub fn advice(meta: &Meta, children: Duration) -> Option<String> {
+    (meta.event == "cpu-clock").then_some(())?;
+    let own = meta.quality.expected as f64 / meta.rate.max(1) as f64;
+    let children = children.as_secs_f64();
+    if children > own && children > 0.1 * meta.duration {
+        return Some(format!(
+            "  hint:     its child processes used {children:.2} s of CPU, and it {own:.2} s: add --subprocesses"
+        ));
+    }
+    let is_idle = meta.duration >= 0.5 && own < 0.1 * meta.duration;
+    is_idle.then(|| {
+        format!(
+            "  hint:     it used {own:.2} s of CPU in {:.1} s, and waited otherwise: --mode wall shows for what",
+            meta.duration
+        )
+    })
+}
+
+/// `  time:     on CPU 3.10 s, runnable 0.21 s, waiting 17.30 s (sleep 12.20 s, gil 5.10 s)`, summed over threads; `None`
+/// for a profile of CPU time.
+pub fn thread_states(profile: &Profile) -> Option<String> {
+    let wall = profile.find_value("wall")?;
+    profile.find_value("off_cpu")?;
+    let (mut running, mut runnable, mut waiting) = (0u64, 0u64, BTreeMap::<&str, u64>::new());
+    // Stacks of wakers may stand below a state.
+    let states = waits::states(profile);
+    for ((at, state), amount) in profile.nodes.iter().zip(states).zip(profile.self_amounts(wall)) {
+        let node = if state == 0 { at } else { &profile.nodes[state as usize] };
+        let frame = &profile.frames[node.frame as usize];
+        match frame
+            .name
+            .strip_prefix("[waiting: ")
+            .and_then(|kind| kind.strip_suffix(']'))
+        {
+            _ if frame.kind != FrameKind::State => running += amount,
+            Some(kind) => *waiting.entry(kind).or_default() += amount,
+            None => runnable += amount,
+        }
+    }
+    let mut kinds: Vec<(&str, u64)> = waiting.into_iter().collect();
+    kinds.sort_by_key(|(kind, time)| (Reverse(*time), *kind));
+    let show = |time: u64| Unit::Nanoseconds.show(time);
+    let total = kinds.iter().map(|(_, time)| time).sum();
+    let named: Vec<String> = kinds
+        .iter()
+        .map(|(kind, time)| format!("{kind} {}", show(*time)))
+        .collect();
+    let (running, runnable, waiting) = (show(running), show(runnable), show(total));
+    Some(format!(
+        "  time:     on CPU {running}, runnable {runnable}, waiting {waiting} ({})",
+        named.join(", ")
+    ))
+}
+
+/// The same with names escaped for terminals.
+fn printable(meta: &Meta) -> Meta {
+    let mut meta = meta.clone();
+    meta.python = line(&meta.python).into_owned();
+    for module in &mut meta.modules {
+        module.path = line(&module.path).into_owned();
+        module.symbols_from = line(&module.symbols_from).into_owned();
+        module.symbols_missing = line(&module.symbols_missing).into_owned();
+    }
+    meta
+}
+
+/// `exact 1998 (99.90 %), repaired 1, partial 1 (stack page not present: 1)`
+pub fn stacks(q: &Quality) -> String {
+    if q.taken == 0 {
+        let why = match (q.expected, q.lost) {
+            (0, _) => "the target used no CPU time",
+            (_, 0) => "the target used too little CPU time for a sample; try a higher --rate",
+            _ => "all samples were lost",
+        };
+        return format!("none: {why}");
+    }
+    let mut text = format!("exact {} ({})", q.exact, percent(q.exact, q.taken));
+    let _ = write!(text, ", repaired {}, partial {}", q.repaired, q.partial);
+    if !q.reasons.is_empty() {
+        let reasons: Vec<_> = q.reasons.iter().map(|(why, n)| format!("{why}: {n}")).collect();
+        let _ = write!(text, " ({})", reasons.join(", "));
+    }
+    text
+}
+
+/// Share in percent, rounded down, so that 100 means all.
+pub fn percent(part: u64, total: u64) -> String {
+    let hundredths = (u128::from(part) * 10_000 / u128::from(total.max(1))) as u64;
+    format!("{}.{:02} %", hundredths / 100, hundredths % 100)
+}
+
+/// Files with the most samples, shown even if no symbol is missing in them.
+const ROWS: usize = 3;
+
+/// The number of files, then a line for each file with many samples or missing symbols. The profile has the complete
+/// table.
+fn symbols(meta: &Meta) -> String {
+    let count = meta.modules.len();
+    let mut text = format!("from {count} file{}", if count == 1 { "" } else { "s" });
+    // Earlier versions recorded missing symbols only for files that had none.
+    let is_unnamed = |m: &&ModuleMeta| m.unnamed > 0 || m.symbols_from.starts_with("none");
+    let rest = meta.modules.iter().skip(ROWS).filter(is_unnamed);
+    for m in meta.modules.iter().take(ROWS).chain(rest) {
+        let _ = write!(text, "\n            {}", row(m));
+    }
+    text
+}
+
+/// `libssl.so.3: 812 samples; exported symbols; no /usr/lib/debug/.build-id/ab/cdef.debug`
+fn row(m: &ModuleMeta) -> String {
+    let name = m.path.rsplit('/').next().unwrap_or(&m.path);
+    let mut text = format!("{name}: {} samples; {}", m.samples, m.symbols_from);
+    if m.unnamed > 0 && !m.symbols_from.starts_with("none") {
+        let _ = write!(text, "; {} of {} frames without a symbol", m.unnamed, m.frames);
+    }
+    if !m.symbols_missing.is_empty() {
+        let _ = write!(text, "; {}", m.symbols_missing);
+    }
+    if m.symbols_from.starts_with("none") && !m.build_id.is_empty() {
+        let _ = write!(text, "; build id {}", m.build_id);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percent_is_never_rounded_up() {
+        assert_eq!(percent(999_999, 1_000_000), "99.99 %");
+        assert_eq!(percent(5, 5), "100.00 %");
+        assert_eq!(percent(0, 0), "0.00 %");
+    }
+
+    #[test]
+    fn no_samples_have_a_reason() {
+        let check = |expected, lost, why| {
+            let q = Quality {
+                expected,
+                lost,
+                ..Quality::default()
+            };
+            assert!(stacks(&q).contains(why), "{}", stacks(&q));
+        };
+        check(0, 0, "used no CPU time");
+        check(275, 0, "too little CPU time");
+        check(275, 275, "all samples were lost");
+    }
+
+    #[test]
+    fn little_seen_has_an_explanation() {
+        let check = |expected, duration, children, words: Option<&str>| {
+            let mut meta = Meta {
+                event: "cpu-clock".into(),
+                rate: 100,
+                duration,
+                ..Meta::default()
+            };
+            meta.quality.expected = expected;
+            let said = advice(&meta, Duration::from_secs_f64(children));
+            match words {
+                Some(words) => assert!(said.as_ref().is_some_and(|s| s.contains(words)), "{said:?}"),
+                None => assert_eq!(said, None),
+            }
+        };
+        check(4, 1.8, 0.0, Some("it used 0.04 s of CPU in 1.8 s"));
+        check(100, 1.8, 0.5, None);
+        check(4, 0.3, 0.0, None);
+        check(
+            4,
+            1.8,
+            1.5,
+            Some("used 1.50 s of CPU, and it 0.04 s: add --subprocesses"),
+        );
+        check(160, 1.8, 3.0, Some("--subprocesses"));
+        check(0, 0.0, 0.0, None);
+    }
+
+    #[test]
+    fn the_table_shows_what_matters() {
+        let module = |path: &str, samples, names: &str| ModuleMeta {
+            path: path.into(),
+            build_id: "abcd".into(),
+            symbols_from: names.into(),
+            symbols_missing: if names == "DWARF" { "" } else { "no /usr/lib/debug/x" }.into(),
+            frames: samples,
+            unnamed: if names == "DWARF" { 0 } else { samples / 10 + 1 },
+            samples,
+        };
+        let mut modules = vec![
+            module("/usr/bin/a", 90, "DWARF"),
+            module("/lib/b", 80, "exported symbols"),
+            module("/lib/c", 70, "none: no symbols in the file"),
+            module("/lib/d", 60, "DWARF"),
+            module("/lib/f", 50, "exported symbols"),
+        ];
+        modules.extend((0..5).map(|i| module(&format!("/lib/e{i}"), 9 - i, "none: no symbols in the file")));
+        let text = symbols(&Meta {
+            modules,
+            ..Meta::default()
+        });
+        let none = "none: no symbols in the file; no /usr/lib/debug/x; build id abcd";
+        let expected = [
+            "from 10 files".to_string(),
+            "a: 90 samples; DWARF".into(),
+            "b: 80 samples; exported symbols; 9 of 80 frames without a symbol; no /usr/lib/debug/x".into(),
+            format!("c: 70 samples; {none}"),
+            "f: 50 samples; exported symbols; 6 of 50 frames without a symbol; no /usr/lib/debug/x".into(),
+            format!("e0: 9 samples; {none}"),
+            format!("e1: 8 samples; {none}"),
+            format!("e2: 7 samples; {none}"),
+            format!("e3: 6 samples; {none}"),
+            format!("e4: 5 samples; {none}"),
+        ];
+        assert_eq!(text, expected.join("\n            "));
+    }
+}

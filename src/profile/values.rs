@@ -1,0 +1,292 @@
+//! What a profile measures: its value types, and how much of each belongs to a node and to a sample.
+//!
+//! The first value type of a profile is what [`Node::count`](super::model::Node::count) counts, samples or calls. Of
+//! the others a node has an inclusive amount: its own and that of all nodes below it. An amount that is the count times
+//! a constant (CPU time at a fixed sampling period) is not stored for each node.
+//!
+//! [`super::build::Builder`] makes a profile of stacks and amounts without a sampling session.
+
+use std::borrow::Cow;
+
+use super::model::Profile;
+
+/// The unit of a value type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Unit {
+    Count,
+    Nanoseconds,
+    Bytes,
+}
+
+/// Names of units, as pprof has them.
+const UNITS: &[(Unit, &str)] = &[
+    (Unit::Count, "count"),
+    (Unit::Nanoseconds, "nanoseconds"),
+    (Unit::Bytes, "bytes"),
+];
+
+impl Unit {
+    /// `count`, `nanoseconds` or `bytes`.
+    pub fn name(self) -> &'static str {
+        UNITS
+            .iter()
+            .find(|(unit, _)| *unit == self)
+            .map_or("count", |(_, name)| name)
+    }
+
+    /// The unit of a name that [`Unit::name`] gives.
+    pub fn by_name(name: &str) -> Option<Unit> {
+        UNITS.iter().find(|(_, known)| *known == name).map(|(unit, _)| *unit)
+    }
+
+    /// An amount as text: `1234`, `1.234 s`, `5.67 MiB`; three to four digits, except for counts.
+    pub fn show(self, amount: u64) -> String {
+        let scaled = |steps: &[(&str, f64)]| {
+            let fitting = steps.iter().rev().find(|(_, size)| amount as f64 >= *size);
+            let (unit, size) = fitting.or(steps.first()).copied().unwrap_or(("", 1.0));
+            match amount as f64 / size {
+                bytes if size == 1.0 => format!("{bytes:.0} {unit}"),
+                part if part >= 100.0 => format!("{part:.1} {unit}"),
+                part => format!("{part:.2} {unit}"),
+            }
+        };
+        match self {
+            Unit::Count => amount.to_string(),
+            Unit::Nanoseconds => scaled(&[("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9)]),
+            Unit::Bytes => scaled(&[
+                ("B", 1.0),
+                ("KiB", 1024.0),
+                ("MiB", 1_048_576.0),
+                ("GiB", 1_073_741_824.0),
+            ]),
+        }
+    }
+}
+
+/// Something that is measured.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ValueType {
+    /// `samples`, `calls`, `cpu`, `alloc_bytes`, the name of an event, ...
+    pub name: Cow<'static, str>,
+    pub unit: Unit,
+}
+
+impl ValueType {
+    pub const SAMPLES: ValueType = ValueType::fixed("samples", Unit::Count);
+    pub const CALLS: ValueType = ValueType::fixed("calls", Unit::Count);
+    pub const CPU: ValueType = ValueType::fixed("cpu", Unit::Nanoseconds);
+    pub const WALL: ValueType = ValueType::fixed("wall", Unit::Nanoseconds);
+    pub const OFF_CPU: ValueType = ValueType::fixed("off_cpu", Unit::Nanoseconds);
+    pub const AWAIT: ValueType = ValueType::fixed("await", Unit::Nanoseconds);
+    pub const ALLOCS: ValueType = ValueType::fixed("allocs", Unit::Count);
+    pub const ALLOC_BYTES: ValueType = ValueType::fixed("alloc_bytes", Unit::Bytes);
+    pub const LIVE_BYTES: ValueType = ValueType::fixed("live_bytes", Unit::Bytes);
+    pub const RSS_BYTES: ValueType = ValueType::fixed("rss_bytes", Unit::Bytes);
+
+    const fn fixed(name: &'static str, unit: Unit) -> ValueType {
+        ValueType {
+            name: Cow::Borrowed(name),
+            unit,
+        }
+    }
+
+    /// A value type of any name, an event for example.
+    pub fn new(name: impl Into<String>, unit: Unit) -> ValueType {
+        ValueType {
+            name: Cow::Owned(name.into()),
+            unit,
+        }
+    }
+
+    /// The name with its unit, as the keys of a node's `values` in JSON have it: `cpu_ns`, `alloc_bytes`, `calls`.
+    pub fn key(&self) -> String {
+        let suffix = match self.unit {
+            Unit::Count => "",
+            Unit::Nanoseconds => "_ns",
+            Unit::Bytes => "_bytes",
+        };
+        match self.name.ends_with(suffix) {
+            true => self.name.to_string(),
+            false => format!("{}{suffix}", self.name),
+        }
+    }
+}
+
+/// How much of a value belongs to each node and sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Amounts {
+    /// The count times this.
+    PerCount(u64),
+    /// What the columns have; missing rows are 0.
+    Each {
+        /// Inclusive amount of each node, by its index. Empty for the first value type: there the counts are the
+        /// amounts.
+        nodes: Vec<u64>,
+        /// Amount of each sample in [`Profile::timeline`], by its index.
+        ticks: Vec<u64>,
+    },
+}
+
+/// A value type of a profile, with its amounts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Value {
+    pub kind: ValueType,
+    pub amounts: Amounts,
+}
+
+impl Value {
+    /// A value that is so much for each count.
+    pub const fn per_count(kind: ValueType, amount: u64) -> Value {
+        Value {
+            kind,
+            amounts: Amounts::PerCount(amount),
+        }
+    }
+
+    /// The values of a recording that takes `rate` samples per second of `event`, as [`Meta`](super::model::Meta)
+    /// names it: samples, and CPU time or wall time where the event is a clock. A rate of 0 means unknown.
+    pub fn of_sampling(event: &str, rate: u64) -> Vec<Value> {
+        let clock = match event {
+            "wall-clock" => Some(ValueType::WALL),
+            "" | "cpu-clock" | "cpu-time" | "task-clock" | "cycles" => Some(ValueType::CPU),
+            _ => None,
+        };
+        let period = 1_000_000_000u64.checked_div(rate);
+        let time = clock.zip(period).map(|(kind, ns)| Value::per_count(kind, ns));
+        std::iter::once(Value::per_count(ValueType::SAMPLES, 1))
+            .chain(time)
+            .collect()
+    }
+
+    /// Whether every amount follows from the count.
+    pub fn is_per_count(&self) -> bool {
+        matches!(self.amounts, Amounts::PerCount(_))
+    }
+}
+
+/// Value types of a profile that declares none.
+static SAMPLES_ALONE: &[Value] = &[Value::per_count(ValueType::SAMPLES, 1)];
+
+impl Profile {
+    /// The value types, that of the count first; never empty.
+    pub fn value_types(&self) -> &[Value] {
+        match self.values.is_empty() {
+            true => SAMPLES_ALONE,
+            false => &self.values,
+        }
+    }
+
+    /// The value type of the count.
+    pub fn count_type(&self) -> &ValueType {
+        &self.value_types()[0].kind
+    }
+
+    /// Index in [`Profile::value_types`] of a name, with its unit (`cpu_ns`) or without (`cpu`).
+    pub fn find_value(&self, name: &str) -> Option<usize> {
+        let types = self.value_types();
+        let named = |is: &dyn Fn(&ValueType) -> bool| types.iter().position(|value| is(&value.kind));
+        named(&|kind| kind.name == name).or_else(|| named(&|kind| kind.key() == name))
+    }
+
+    /// Inclusive amount of a value (an index in [`Profile::value_types`]) by node; 0 for a value that does not exist.
+    pub fn amounts(&self, value: usize) -> Vec<u64> {
+        let of = self.value_types().get(value).map(|value| &value.amounts);
+        let nodes = self.nodes.iter();
+        match of {
+            None => vec![0; self.nodes.len()],
+            Some(Amounts::PerCount(per)) => nodes.map(|node| node.count.saturating_mul(*per)).collect(),
+            Some(Amounts::Each { .. }) if value == 0 => nodes.map(|node| node.count).collect(),
+            Some(Amounts::Each { nodes: column, .. }) => (0..nodes.len())
+                .map(|at| column.get(at).copied().unwrap_or(0))
+                .collect(),
+        }
+    }
+
+    /// Self amount of a value by node. Nodes without a valid parent are roots.
+    pub fn self_amounts(&self, value: usize) -> Vec<u64> {
+        self.self_of(self.amounts(value))
+    }
+
+    /// What of inclusive amounts by node is not that of nodes below.
+    pub(super) fn self_of(&self, mut amounts: Vec<u64>) -> Vec<u64> {
+        let inclusive = amounts.clone();
+        for (at, node) in self.nodes.iter().enumerate().skip(1) {
+            if (node.parent as usize) < at {
+                let parent = &mut amounts[node.parent as usize];
+                *parent = parent.saturating_sub(inclusive[at]);
+            }
+        }
+        amounts
+    }
+
+    /// Amount of a value that belongs to a sample of the timeline, by its index there.
+    pub fn tick_amount(&self, value: usize, tick: usize) -> u64 {
+        match self.value_types().get(value).map(|value| &value.amounts) {
+            None => 0,
+            Some(Amounts::PerCount(per)) => self.tick_count(value, tick).saturating_mul(*per),
+            Some(Amounts::Each { ticks, .. }) => ticks.get(tick).copied().unwrap_or(0),
+        }
+    }
+
+    /// What a sample adds to the counts: 1, unless the count is another value.
+    fn tick_count(&self, value: usize, tick: usize) -> u64 {
+        match self.value_types()[0].amounts {
+            Amounts::Each { .. } if value > 0 => self.tick_amount(0, tick),
+            _ => 1,
+        }
+    }
+
+    /// Whether the timeline holds every sample of the profile.
+    pub fn is_timed(&self) -> bool {
+        let counted = (0..self.timeline.len()).fold(0u64, |sum, tick| sum.saturating_add(self.tick_amount(0, tick)));
+        self.nodes.first().map_or(0, |root| root.count) == counted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_have_their_unit_once() {
+        for (kind, key) in [
+            (ValueType::SAMPLES, "samples"),
+            (ValueType::OFF_CPU, "off_cpu_ns"),
+            (ValueType::ALLOC_BYTES, "alloc_bytes"),
+            (ValueType::ALLOCS, "allocs"),
+            (ValueType::new("rss", Unit::Bytes), "rss_bytes"),
+            (ValueType::new("cache-misses", Unit::Count), "cache-misses"),
+        ] {
+            assert_eq!(kind.key(), key);
+        }
+    }
+
+    #[test]
+    fn amounts_are_shown_with_their_unit() {
+        for (unit, amount, shown) in [
+            (Unit::Count, 1_234_567, "1234567"),
+            (Unit::Nanoseconds, 0, "0 ns"),
+            (Unit::Nanoseconds, 999, "999 ns"),
+            (Unit::Nanoseconds, 12_340, "12.34 us"),
+            (Unit::Nanoseconds, 123_400_000, "123.4 ms"),
+            (Unit::Nanoseconds, 61_000_000_000, "61.00 s"),
+            (Unit::Bytes, 2048, "2.00 KiB"),
+            (Unit::Bytes, u64::MAX, "17179869184.0 GiB"),
+        ] {
+            assert_eq!(unit.show(amount), shown);
+        }
+    }
+
+    #[test]
+    fn clocks_give_a_time() {
+        let names = |event, rate| {
+            let values = Value::of_sampling(event, rate);
+            values.iter().map(|value| value.kind.key()).collect::<Vec<_>>()
+        };
+        assert_eq!(names("cpu-clock", 100), ["samples", "cpu_ns"]);
+        assert_eq!(names("wall-clock", 100), ["samples", "wall_ns"]);
+        assert_eq!(names("page-faults", 100), ["samples"]);
+        assert_eq!(names("cpu-clock", 0), ["samples"]);
+        assert_eq!(Value::of_sampling("", 99)[1].amounts, Amounts::PerCount(10_101_010));
+    }
+}

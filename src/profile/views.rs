@@ -1,0 +1,201 @@
+//! Views of a finished profile, as profiles: without the interpreter's own frames, without native code, without the
+//! standard library or libraries, of one function alone.
+
+use std::collections::HashMap;
+
+use super::category::{Categories, Category, LIBRARIES_ROW, NATIVE_ROW, STANDARD_ROW};
+use super::fold::{DROPPED, Folding, is_container};
+use super::folded::without_interpreter_frames;
+use super::model::{Frame, FrameKind, NodeId, Profile};
+
+/// What to leave out of a profile before it is shown.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ViewOptions {
+    /// Keep the interpreter's start-up and call glue.
+    pub interpreter_frames: bool,
+    /// Count native code and the kernel as part of the Python function that called it.
+    pub no_native: bool,
+    /// Count the standard library as part of what called it.
+    pub hide_stdlib: bool,
+    /// Count installed libraries as part of what called them.
+    pub hide_libraries: bool,
+    /// Only samples with the function of this name on their stacks, from it on inward.
+    pub focus: Option<String>,
+}
+
+/// The name to focus on is not that of any function with samples.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NoSuchFunction {
+    pub name: String,
+    /// Names of functions that contain it, those with most samples first, a few.
+    pub similar: Vec<String>,
+}
+
+impl ViewOptions {
+    /// The profile as it is recorded, with nothing left out.
+    pub fn all() -> ViewOptions {
+        ViewOptions {
+            interpreter_frames: true,
+            ..ViewOptions::default()
+        }
+    }
+
+    /// The view of a profile.
+    ///
+    /// # Errors
+    /// If there is no function to focus on.
+    pub fn apply(&self, profile: Profile) -> Result<Profile, NoSuchFunction> {
+        let mut profile = match self.interpreter_frames {
+            true => profile,
+            false => without_interpreter_frames(&profile),
+        };
+        if let Some(name) = &self.focus {
+            profile = focus(&profile, name)?;
+        }
+        if self.no_native {
+            profile = without_native(&profile);
+        }
+        if self.hide_stdlib || self.hide_libraries {
+            profile = without_libraries(&profile, self.hide_stdlib, self.hide_libraries);
+        }
+        Ok(profile)
+    }
+}
+
+/// The profile with native code and kernel as part of the Python function that called it. What no Python function called
+/// is one row, `[native code]`.
+pub fn without_native(profile: &Profile) -> Profile {
+    let is_native = |frame: &Frame| {
+        let kinds = [
+            FrameKind::Native,
+            FrameKind::Inlined,
+            FrameKind::Kernel,
+            FrameKind::Unknown,
+        ];
+        kinds.contains(&frame.kind).then_some(NATIVE_ROW)
+    };
+    without(profile, is_native)
+}
+
+/// The profile with the standard library, or installed libraries and their extensions, as part of what called them. What
+/// nothing else called is one row, `[standard library]` or `[libraries]`.
+pub fn without_libraries(profile: &Profile, standard: bool, libraries: bool) -> Profile {
+    let categories = Categories::new(profile);
+    let is_hidden = |frame: &Frame| match categories.of(frame)?.0 {
+        Category::Standard if standard => Some(STANDARD_ROW),
+        Category::Library if libraries => Some(LIBRARIES_ROW),
+        // Own extensions have no place among installed packages.
+        Category::Extension if libraries && !categories.is_own_extension(frame) => Some(LIBRARIES_ROW),
+        _ => None,
+    };
+    without(profile, is_hidden)
+}
+
+/// The profile without the frames that `row` names a row for; of their stacks, what calls them gets their samples, and
+/// the row if nothing does.
+fn without(profile: &Profile, row: impl Fn(&Frame) -> Option<&'static str>) -> Profile {
+    let rows: Vec<Option<&'static str>> = profile.frames.iter().map(row).collect();
+    let mut out = Folding::new(profile);
+    // By node: its base in the new tree, and whether that is a frame that calls.
+    let mut base: Vec<(NodeId, bool)> = Vec::with_capacity(profile.nodes.len());
+    for (at, node) in profile.nodes.iter().enumerate() {
+        if at == 0 {
+            out.keep(Folding::ROOT);
+            base.push((Folding::ROOT, false));
+            continue;
+        }
+        let Some(parent) = Folding::parent(profile, at).filter(|parent| base[*parent].0 != DROPPED) else {
+            out.fold(DROPPED);
+            base.push((DROPPED, false));
+            continue;
+        };
+        let (under, is_called) = base[parent];
+        match rows[node.frame as usize] {
+            None => {
+                let into = out.child(under, node.frame);
+                out.keep(into);
+                let is_code = !is_container(&profile.frames[node.frame as usize]);
+                base.push((into, is_code));
+            }
+            Some(_) if is_called => {
+                out.fold(under);
+                base.push((under, true));
+            }
+            Some(name) => {
+                let frame = out.row(name);
+                let row = out.child(under, frame);
+                out.fold(row);
+                base.push((under, false));
+            }
+        }
+    }
+    out.finish()
+}
+
+/// The samples that have a function on their stacks, from its outermost call on inward. Functions are those with this
+/// name or qualified name (`run`, `Job.run`).
+///
+/// # Errors
+/// If no function with samples has the name.
+pub fn focus(profile: &Profile, name: &str) -> Result<Profile, NoSuchFunction> {
+    let is_named = |frame: &Frame| !is_container(frame) && (frame.name == name || frame.qualname == name);
+    let named: Vec<bool> = profile.frames.iter().map(is_named).collect();
+    let has_samples = |named: &[bool]| {
+        let mut nodes = profile.nodes.iter();
+        nodes.any(|node| node.count > 0 && named.get(node.frame as usize) == Some(&true))
+    };
+    if !has_samples(&named) {
+        return Err(NoSuchFunction {
+            name: name.into(),
+            similar: similar(profile, name),
+        });
+    }
+    let mut out = Folding::new(profile);
+    // By node: its base in the new tree, and whether it is in focus.
+    let mut base: Vec<(NodeId, bool)> = Vec::with_capacity(profile.nodes.len());
+    for (at, node) in profile.nodes.iter().enumerate() {
+        let Some((under, is_inside)) = Folding::parent(profile, at).map(|parent| base[parent]) else {
+            out.fold(DROPPED);
+            base.push((Folding::ROOT, false));
+            continue;
+        };
+        let is_group = is_container(&profile.frames[node.frame as usize]);
+        match is_inside || named[node.frame as usize] || is_group {
+            true => {
+                let into = out.child(under, node.frame);
+                match is_group {
+                    true => out.fold(DROPPED),
+                    false => out.keep(into),
+                }
+                base.push((into, !is_group));
+            }
+            false => {
+                out.fold(DROPPED);
+                base.push((under, false));
+            }
+        }
+    }
+    Ok(out.finish())
+}
+
+/// Names of a few functions that contain a name, whatever its case.
+fn similar(profile: &Profile, name: &str) -> Vec<String> {
+    let name = name.to_lowercase();
+    let mut found: HashMap<&str, u64> = HashMap::new();
+    for node in &profile.nodes {
+        let Some(frame) = profile.frames.get(node.frame as usize).filter(|f| !is_container(f)) else {
+            continue;
+        };
+        if !frame.name.to_lowercase().contains(&name) {
+            continue;
+        }
+        let count = found.entry(&frame.name).or_default();
+        *count = (*count).max(node.count);
+    }
+    let mut found: Vec<(u64, &str)> = found.into_iter().map(|(name, count)| (count, name)).collect();
+    found.sort_by(|a, b| (b.0, a.1).cmp(&(a.0, b.1)));
+    found.into_iter().take(5).map(|(_, name)| name.to_string()).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,404 @@
+//! Intervals off the CPU: how long each was, and which thread ended it.
+//!
+//! A sample of such time has a weight, the time that it represents. Where intervals are shorter than the sampling period
+//! one sample represents many of them; the length of the interval itself says how many: weight / length.
+
+use std::collections::BTreeMap;
+
+use super::count_tree::RawNode;
+use super::model::{FrameId, FrameKind, NodeId, Profile};
+use crate::event::{Pid, Tid};
+
+/// A thread that ended waits, and what it was doing then, before its stack is named.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RawWaker {
+    pub pid: Pid,
+    pub tid: Tid,
+    /// Where its stack ends; 0 if it is not known.
+    pub node: RawNode,
+}
+
+/// The columns of [`Waits`] while a profile is recorded.
+#[derive(Clone, Debug, Default)]
+pub struct RawWaits {
+    pub lengths: Vec<u64>,
+    pub wakers: Vec<u32>,
+    pub holding: Vec<bool>,
+    /// Index of a sample, number of a thread, ns: as [`Waits::shares`].
+    pub shares: Vec<(u32, u32, u64)>,
+}
+
+impl RawWaits {
+    /// Adds a sample: length of its interval, number of its waker, whether it holds the interpreter lock.
+    pub fn push(&mut self, length: u64, waker: u32, holding: bool) {
+        self.lengths.push(length);
+        self.wakers.push(waker);
+        self.holding.push(holding);
+    }
+}
+
+/// A thread that ended waits, and what it was doing then.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Waker {
+    pub pid: Pid,
+    pub tid: Tid,
+    /// The innermost Python function; empty if there is none.
+    pub function: String,
+    /// Outermost first, `name (file:line)` with the line that was being executed; empty if it is not known.
+    pub stack: Vec<String>,
+}
+
+/// What is known of intervals off the CPU besides their time. Columns are by index in [`Profile::timeline`], and empty
+/// where nothing is known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Waits {
+    /// Length of the interval, ns; 0: of samples of running threads, and where it is not known.
+    pub lengths: Vec<u64>,
+    /// Who ended it: index in `known` plus 1; 0: not known.
+    pub wakers: Vec<u32>,
+    /// Whether the thread held the global lock of its interpreter.
+    pub holding: Vec<bool>,
+    pub known: Vec<Waker>,
+    /// Of waits during which several threads held the interpreter lock, each of them: index in the timeline, its number as in
+    /// `wakers`, and for how long, ns. By index in the timeline, the last one first.
+    pub shares: Vec<(u32, u32, u64)>,
+}
+
+impl Waits {
+    /// Whether nothing is known.
+    pub fn is_empty(&self) -> bool {
+        self.lengths.is_empty()
+    }
+
+    /// The waker of a sample.
+    pub fn waker(&self, tick: usize) -> Option<&Waker> {
+        let number = *self.wakers.get(tick)? as usize;
+        self.known.get(number.checked_sub(1)?)
+    }
+
+    /// The parts of a sample's wait by the thread that it waited for, `None` where that is not known; `amount`: the time that the
+    /// sample represents, which they add up to.
+    pub fn divided(&self, tick: usize, amount: u64) -> Vec<(Option<&Waker>, u64)> {
+        let from = self.shares.partition_point(|(row, ..)| (*row as usize) < tick);
+        let rows = self.shares[from..].iter().take_while(|(row, ..)| *row as usize == tick);
+        // They are times by the clock: the waiter may have been without a CPU for a part of them, and not have waited. The first
+        // ones may be missing.
+        let length = self.lengths.get(tick).copied().unwrap_or(0);
+        let sum: u64 = rows.clone().map(|(.., time)| time).sum();
+        let whole = length.max(sum).max(1) as f64;
+        let mut left = amount;
+        let mut parts = Vec::new();
+        for (_, number, time) in rows {
+            let part = ((amount as f64 * *time as f64 / whole).round() as u64).min(left);
+            left -= part;
+            let waker = (*number as usize).checked_sub(1).and_then(|at| self.known.get(at));
+            parts.push((waker, part));
+        }
+        match parts.first_mut() {
+            // Lengths are rounded: what is left belongs to the last one, unless it is more than that.
+            Some(first) if left < amount / 50 + 2000 => first.1 += left,
+            Some(_) => parts.push((None, left)),
+            None => parts.push((self.waker(tick), amount)),
+        }
+        parts
+    }
+
+    /// The rows `origins` of several, in that order: part and index in its timeline. `renumber` gives the number of a process of
+    /// a part in the sum.
+    pub fn merge(parts: &[&Waits], origins: &[(usize, usize)], renumber: &dyn Fn(usize, u32) -> u32) -> Waits {
+        if parts.iter().all(|waits| waits.is_empty()) {
+            return Waits::default();
+        }
+        let mut first = Vec::with_capacity(parts.len());
+        let mut known = Vec::new();
+        for (part, waits) in parts.iter().enumerate() {
+            first.push(known.len() as u32);
+            known.extend(waits.known.iter().map(|waker| Waker {
+                pid: renumber(part, waker.pid),
+                ..waker.clone()
+            }));
+        }
+        let waker = |(part, at): &(usize, usize)| match parts[*part].wakers.get(*at) {
+            None | Some(0) => 0,
+            Some(number) => number + first[*part],
+        };
+        let mut shares = Vec::new();
+        for (row, (part, at)) in (0u32..).zip(origins) {
+            let all = &parts[*part].shares;
+            let from = all.partition_point(|(of, ..)| (*of as usize) < *at);
+            let rows = all[from..].iter().take_while(|(of, ..)| *of as usize == *at);
+            shares.extend(
+                rows.map(|(_, number, time)| (row, if *number == 0 { 0 } else { number + first[*part] }, *time)),
+            );
+        }
+        Waits {
+            shares,
+            lengths: origins
+                .iter()
+                .map(|(part, at)| parts[*part].lengths.get(*at).copied().unwrap_or(0))
+                .collect(),
+            wakers: origins.iter().map(waker).collect(),
+            holding: origins
+                .iter()
+                .map(|(part, at)| parts[*part].holding.get(*at).copied().unwrap_or(false))
+                .collect(),
+            known,
+        }
+    }
+}
+
+/// Intervals of one kind that began at one place.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct WaitSite {
+    /// `gil`, `lock`, `read`, ...; `runnable`.
+    pub kind: String,
+    /// What the kind's own words say of what is waited for: `pipe`, `socket`; else empty.
+    pub object: String,
+    /// The innermost Python function that waits, else the outermost native one that is known: as [`super::view::frame_text`] has
+    /// it, with the line that waits.
+    pub site: String,
+    /// ns.
+    pub total: u64,
+    /// Number of intervals, estimated: shorter ones are sampled.
+    pub count: f64,
+    /// Quantiles of the intervals' lengths, ns; 0 where no length is known. Of short intervals, those that were sampled.
+    pub median: u64,
+    pub p99: u64,
+    pub longest: u64,
+}
+
+impl WaitSite {
+    /// As restrictions see it.
+    pub fn text(&self) -> String {
+        format!("{} {} {}", self.kind, self.object, self.site)
+    }
+}
+
+/// `[waiting: read pipe]` -> (`read`, `pipe`); `[runnable]` -> (`runnable`, ``).
+pub fn split_label(label: &str) -> (&str, &str) {
+    let inner = label
+        .strip_prefix('[')
+        .and_then(|l| l.strip_suffix(']'))
+        .unwrap_or(label);
+    let kind = inner.strip_prefix("waiting: ").unwrap_or(inner);
+    // Kinds of two words: nothing follows them.
+    match kind.split_once(' ') {
+        Some((first @ ("read" | "write"), object)) => (first, object),
+        _ => (kind, ""),
+    }
+}
+
+/// By node, the node of the state that it is, or is below; 0 if there is none.
+pub fn states(profile: &Profile) -> Vec<NodeId> {
+    let mut states: Vec<NodeId> = Vec::with_capacity(profile.nodes.len());
+    for (at, node) in profile.nodes.iter().enumerate() {
+        let above = states.get(node.parent as usize).copied().unwrap_or(0);
+        let is_state = profile.frames[node.frame as usize].kind == FrameKind::State;
+        states.push(if above == 0 && is_state { at as NodeId } else { above });
+    }
+    states
+}
+
+/// The places where threads waited, longest total first; `value`: the index of the value that has the samples' time.
+pub fn sites(profile: &Profile, value: usize) -> Vec<WaitSite> {
+    let states = states(profile);
+    let mut found: BTreeMap<(FrameId, String), Vec<(u64, u64)>> = BTreeMap::new();
+    let mut names: BTreeMap<(NodeId, u32), String> = BTreeMap::new();
+    for (tick, sample) in profile.timeline.iter().enumerate() {
+        let Some(state) = states.get(sample.node as usize).copied().filter(|state| *state != 0) else {
+            continue;
+        };
+        let place = profile.tick_places.get(tick).copied().unwrap_or(super::model::NO_PLACE);
+        let name = names
+            .entry((state, place))
+            .or_insert_with(|| site(profile, state, place));
+        let length = profile.waits.lengths.get(tick).copied().unwrap_or(0);
+        let key = (profile.nodes[state as usize].frame, name.clone());
+        found
+            .entry(key)
+            .or_default()
+            .push((length, profile.tick_amount(value, tick)));
+    }
+    let mut sites: Vec<WaitSite> = found
+        .into_iter()
+        .map(|((frame, site), samples)| summed(&profile.frames[frame as usize].name, site, samples))
+        .collect();
+    sites.sort_by(|a, b| (b.total, &a.site, &a.kind).cmp(&(a.total, &b.site, &b.kind)));
+    sites
+}
+
+/// `samples`: length and weight of each.
+fn summed(label: &str, site: String, mut samples: Vec<(u64, u64)>) -> WaitSite {
+    let (kind, object) = split_label(label);
+    samples.sort_unstable();
+    // So many intervals are like the one that was sampled.
+    let count = |(length, weight): &(u64, u64)| match *length {
+        0 => 0.0,
+        length => *weight as f64 / length as f64,
+    };
+    let all: f64 = samples.iter().map(count).sum();
+    let quantile = |part: f64| {
+        let mut sum = 0.0;
+        let at = samples.iter().find(|sample| {
+            sum += count(sample);
+            sum >= part * all && sample.0 > 0
+        });
+        at.map_or(0, |(length, _)| *length)
+    };
+    WaitSite {
+        kind: kind.into(),
+        object: object.into(),
+        site,
+        total: samples
+            .iter()
+            .fold(0u64, |sum, (_, weight)| sum.saturating_add(*weight)),
+        count: all,
+        median: quantile(0.5),
+        p99: quantile(0.99),
+        longest: samples.last().map_or(0, |(length, _)| *length),
+    }
+}
+
+/// The function that waits in the state at node `state`. `place`: of the sample.
+fn site(profile: &Profile, state: NodeId, place: u32) -> String {
+    // Lines are known by place, which leads through the same nodes.
+    let mut line_of: BTreeMap<NodeId, u32> = BTreeMap::new();
+    let mut at = place;
+    while let Some(p) = profile.places.get(at as usize).filter(|_| at != 0) {
+        line_of.insert(p.node, p.line);
+        at = p.parent;
+    }
+    let (mut native, mut node) = (None, state);
+    while node != 0 {
+        let frame = &profile.frames[profile.nodes[node as usize].frame as usize];
+        match frame.kind {
+            FrameKind::Python => {
+                let line = line_of.get(&node).copied().filter(|line| *line > 0);
+                return super::view::frame_text_at(frame, line.unwrap_or(frame.first_line));
+            }
+            FrameKind::Native | FrameKind::Inlined => native = Some(frame),
+            _ => {}
+        }
+        node = profile.nodes[node as usize].parent;
+    }
+    native.map_or_else(
+        || "[no function]".into(),
+        |frame| super::view::frame_text(frame).into_owned(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::build::Builder;
+    use crate::profile::model::{Frame, Meta};
+    use crate::profile::values::ValueType;
+
+    /// Samples (label, weight, length) of one function that waits.
+    fn profile(samples: &[(&str, u64, u64)]) -> Profile {
+        let mut builder = Builder::new(&[ValueType::SAMPLES, ValueType::WALL]);
+        let f = builder.frame(Frame::python("f", "C.f", "a.py", 1));
+        let read = builder.frame(Frame::native("read", "libc.so.6", 16));
+        for (time, (label, weight, _)) in (0..).zip(samples) {
+            let state = builder.frame(Frame::new(FrameKind::State, *label));
+            builder.sample(time, (1, 2), &[(f, 7), (read, 0), (state, 0)], &[1, *weight]);
+        }
+        let mut profile = builder.finish(Meta::default());
+        profile.waits.lengths = samples.iter().map(|(.., length)| *length).collect();
+        profile
+    }
+
+    #[test]
+    fn sampled_intervals_count_for_all_like_them() {
+        let pipe = "[waiting: read pipe]";
+        let profile = profile(&[
+            (pipe, 1000, 10),
+            (pipe, 1000, 500),
+            (pipe, 3000, 3000),
+            ("[runnable]", 50, 50),
+        ]);
+        let sites = sites(&profile, 1);
+        let shown: Vec<_> = sites
+            .iter()
+            .map(|s| (&*s.kind, &*s.object, &*s.site, s.total))
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                ("read", "pipe", "C.f (a.py:7)", 5000),
+                ("runnable", "", "C.f (a.py:7)", 50)
+            ]
+        );
+        // 100 of 10 ns, 2 of 500 ns, one of 3000 ns.
+        let read = &sites[0];
+        assert_eq!(
+            (read.count, read.median, read.p99, read.longest),
+            (103.0, 10, 500, 3000)
+        );
+    }
+
+    #[test]
+    fn labels_have_kind_and_object() {
+        for (label, kind, object) in [
+            ("[waiting: gil]", "gil", ""),
+            ("[waiting: write socket]", "write", "socket"),
+            ("[waiting: page fault]", "page fault", ""),
+            ("[runnable]", "runnable", ""),
+        ] {
+            assert_eq!(split_label(label), (kind, object));
+        }
+    }
+
+    #[test]
+    fn waits_are_divided_among_holders() {
+        let mut profile = profile(&[("[waiting: gil]", 2000, 1000), ("[waiting: gil]", 1000, 1000)]);
+        let waker = |tid| Waker {
+            pid: 1,
+            tid,
+            ..Waker::default()
+        };
+        profile.waits.known = vec![waker(8), waker(9)];
+        profile.waits.wakers = vec![1, 2];
+        profile.waits.shares = vec![(0, 1, 250), (0, 2, 750)];
+        let tids = |tick, amount| -> Vec<(Option<Tid>, u64)> {
+            let parts = profile.waits.divided(tick, amount).into_iter();
+            parts.map(|(waker, part)| (waker.map(|w| w.tid), part)).collect()
+        };
+        assert_eq!(tids(0, 2000), [(Some(8), 500), (Some(9), 1500)]);
+        assert_eq!(tids(1, 1000), [(Some(9), 1000)]);
+        let gil = crate::profile::gil_waits::of(&profile, 1);
+        let pairs: Vec<_> = gil
+            .pairs
+            .iter()
+            .map(|p| (p.waiter.1, p.holder.map(|h| h.1), p.waited))
+            .collect();
+        assert_eq!(pairs, [(2, Some(9), 2500), (2, Some(8), 500)]);
+        assert_eq!(
+            (gil.threads[0].waited, gil.threads[0].count, gil.threads[0].held),
+            (3000, 3.0, 0)
+        );
+    }
+
+    #[test]
+    fn what_is_known_survives_a_file_and_a_merge() {
+        let mut one = profile(&[("[waiting: gil]", 2000, 1000), ("[runnable]", 5, 5)]);
+        one.waits.known = vec![Waker {
+            pid: 1,
+            tid: 8,
+            function: "hold (b.py:3)".into(),
+            stack: vec!["main (b.py:9)".into(), "hold (b.py:3)".into()],
+        }];
+        one.waits.wakers = vec![1, 0];
+        one.waits.holding = vec![false, true];
+        one.waits.shares = vec![(0, 1, 600), (0, 0, 400)];
+        let mut bytes = Vec::new();
+        crate::profile::json::write(&one, &mut bytes).expect("a vector");
+        let read = crate::profile::json::read(&bytes).expect("what was written");
+        assert_eq!(read.waits, one.waits);
+        let both = crate::profile::merge::combine(&[("a".into(), one.clone()), ("b".into(), one.clone())]);
+        assert_eq!(both.waits.lengths, [1000, 1000, 5, 5]);
+        assert_eq!(both.waits.known.len(), 2);
+        assert_eq!(both.waits.shares.len(), 4);
+        assert_eq!(both.waits.holding, [false, false, true, true]);
+    }
+}

@@ -1,0 +1,441 @@
+//! Turns the raw tree into a [`Profile`]: names each distinct frame once, in one pass, after sampling.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::sync::Arc;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+use symbolize::Kernel;
+
+use crate::cpython::code_object::{Code, CodeTable};
+use crate::event::{Pid, Tid};
+use crate::frame::{ModuleId, RawFrame};
+use crate::profile::count_tree::{RawNode, RawTimelineSample, RawTree};
+use crate::profile::model::{
+    Frame, FrameId, FrameKind, Meta, ModuleMeta, Node, NodeId, PlaceId, Profile, TimelineSample,
+};
+use crate::profile::places::Places;
+use crate::profile::values::Value;
+use crate::profile::waits::{RawWaits, RawWaker};
+use crate::target::modules::Modules;
+use crate::target::root::Root;
+use crate::target::system::System;
+
+mod jit;
+mod perf_maps;
+pub mod source_lines;
+mod states;
+mod symbols;
+
+pub use jit::JitSources;
+use jit::{name_anonymous, trampoline_name};
+pub use perf_maps::PerfMap;
+use states::{Waits, time_values};
+pub use symbols::Owner;
+use symbols::name_module;
+
+/// Source files that are opened.
+const MAX_SOURCES: usize = 2000;
+
+/// A frame and the line in it.
+type ResolvedFrame = (FrameId, u32);
+
+/// Names resolved so far, and the files that they come from. If kept, resolving again costs only what is new.
+#[derive(Default)]
+pub struct Names {
+    frames: Frames,
+    /// Each raw frame as the functions it represents, outermost (not inlined) first.
+    named: FxHashMap<RawFrame, Vec<ResolvedFrame>>,
+    /// Those of them without a name.
+    unnamed: FxHashSet<RawFrame>,
+    /// Those of them that are CPython's trampolines, which show a Python function to profilers, by their names.
+    trampolines: FxHashMap<RawFrame, Arc<str>>,
+    files: FxHashMap<ModuleId, Result<symbolize::Module, String>>,
+    /// Rows of JIT code, by process.
+    anonymous: FxHashMap<Pid, ModuleMeta>,
+    kernel: Option<Option<Kernel>>,
+}
+
+impl Names {
+    /// Number of frames named so far.
+    pub fn len(&self) -> usize {
+        self.named.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.named.is_empty()
+    }
+
+    /// Drops the frames; files stay open.
+    pub fn clear(&mut self) {
+        (self.frames, self.named, self.anonymous) = Default::default();
+        (self.unnamed, self.trampolines) = Default::default();
+    }
+}
+
+#[derive(Default)]
+struct Frames {
+    all: Vec<Frame>,
+    ids: FxHashMap<Frame, FrameId>,
+}
+
+impl Frames {
+    fn id(&mut self, f: Frame) -> FrameId {
+        *self.ids.entry(f).or_insert_with_key(|f| {
+            self.all.push(f.clone());
+            self.all.len() as FrameId - 1
+        })
+    }
+}
+
+/// What naming reads besides the modules, opened while there are rights to (modules are open since they were mapped).
+#[derive(Default)]
+pub struct OpenFiles {
+    /// Root directory of the first process; kept open since that process was first seen.
+    pub root: Option<Root>,
+    /// Python source files of that process by their paths; `None`: it could not be opened.
+    pub sources: BTreeMap<String, Option<File>>,
+    /// Text of `/proc/kallsyms`, if there are kernel frames.
+    pub kernel: Option<String>,
+    /// Perf maps of processes with JIT code.
+    pub perf_maps: BTreeMap<Pid, PerfMap>,
+}
+
+impl OpenFiles {
+    /// Opens the files that this tree's frames refer to. Nothing is read except the kernel's symbol table.
+    pub fn open(&mut self, host: &dyn System, codes: &CodeTable, tree: &RawTree) {
+        let mut kernel = false;
+        for (_, raw, _) in tree.nodes() {
+            match raw {
+                Some(RawFrame::Kernel(_)) => kernel = true,
+                Some(RawFrame::Python { code, .. }) if self.sources.len() < MAX_SOURCES => {
+                    let path = &codes.get(*code).filename;
+                    if path.starts_with('/') && !self.sources.contains_key(path) {
+                        let file = self.root.as_ref().and_then(|root| root.open(path));
+                        self.sources.insert(path.clone(), file);
+                    }
+                }
+                _ => {}
+            }
+        }
+        if kernel && self.kernel.is_none() {
+            self.kernel = host.kernel_symbols();
+        }
+    }
+}
+
+/// Input of symbolization, borrowed from the session.
+pub struct ResolveInput<'a> {
+    pub open_files: &'a OpenFiles,
+    pub modules: &'a Modules,
+    pub codes: &'a CodeTable,
+    pub tree: &'a RawTree,
+    pub timeline: &'a [RawTimelineSample],
+    /// Samples represent different amounts of time.
+    pub weighted: bool,
+    /// What is known of intervals off the CPU, with the threads that ended them.
+    pub waits: Option<(&'a RawWaits, &'a [RawWaker])>,
+    pub threads: &'a BTreeMap<(Pid, Tid), String>,
+    /// Interpreters, as text.
+    pub pythons: &'a BTreeMap<Pid, String>,
+    /// Start of the function around an address, by the unwind tables: svma in a file, avma in a process's JIT code.
+    pub function_start: &'a mut dyn FnMut(Owner, u64) -> Option<u64>,
+    /// What names JIT code of a process.
+    pub jit: &'a dyn Fn(Pid) -> Option<JitSources>,
+    /// Downloads debug information that is not on this machine.
+    pub fetch: Option<Fetch>,
+}
+
+/// Debug information by build id; the reason if it is not available.
+pub type Fetch = Arc<dyn Fn(&[u8]) -> Result<File, String> + Send + Sync>;
+
+/// Names all frames. `meta` is complete except for modules and threads.
+pub fn resolve(mut input: ResolveInput<'_>, start: u64, meta: Meta) -> Profile {
+    let mut names = Names::default();
+    let mut profile = profile(&mut names, &mut input, start, meta);
+    profile.frames = names.frames.all;
+    let open_files = input.open_files;
+    source_lines::add(&mut profile, &mut |path| match open_files.sources.get(path) {
+        Some(file) => file.as_ref()?.try_clone().ok(),
+        None => open_files.root.as_ref()?.open(path),
+    });
+    profile
+}
+
+/// The same for repeated calls with growing data: names what is new. Source files are not read.
+pub fn resolve_incremental(names: &mut Names, mut input: ResolveInput<'_>, start: u64, meta: Meta) -> Profile {
+    let mut profile = profile(names, &mut input, start, meta);
+    profile.frames.clone_from(&names.frames.all);
+    profile
+}
+
+/// Without frames: they are those of `names`.
+fn profile(names: &mut Names, input: &mut ResolveInput<'_>, start: u64, mut meta: Meta) -> Profile {
+    names.frames.id(Frame::new(FrameKind::Root, "root"));
+    let inclusive = inclusive_counts(input.tree);
+    name_all(input, names, &inclusive, &mut meta.modules);
+    let waits = input.weighted.then(|| Waits::new(&mut names.frames));
+    let (named, frames) = (&names.named, &names.frames.all);
+    meta.threads = input
+        .threads
+        .iter()
+        .map(|((pid, tid), name)| (*pid, *tid, name.clone()))
+        .collect();
+    if let Some(python) = input.pythons.values().next() {
+        meta.python = python.clone();
+    }
+
+    let mut nodes = vec![Node::new(0, 0)];
+    let mut children: FxHashMap<(NodeId, FrameId), NodeId> = FxHashMap::default();
+    let mut folded = Folded::new(input, &names.trampolines, &inclusive);
+    let mut places = Places::default();
+    // By raw node: the end of its stack.
+    let mut ends: Vec<(NodeId, PlaceId)> = Vec::with_capacity(input.tree.nodes().len());
+    for (i, (parent, raw, own)) in input.tree.nodes().iter().enumerate() {
+        let Some(raw) = raw else {
+            ends.push((0, 0));
+            nodes[0].count = inclusive[i];
+            continue;
+        };
+        let (mut at, mut place) = ends[*parent as usize];
+        let mut count = inclusive[i];
+        // Stacks of wakers are not part of the tree.
+        if count == 0 {
+            ends.push((at, place));
+            continue;
+        }
+        if let Some(trampoline) = folded.trampolines.get_mut(&(i as RawNode)) {
+            trampoline.caller = (at, place);
+            count = trampoline.left;
+            if count == 0 {
+                ends.push((at, place));
+                continue;
+            }
+        } else if folded.functions.contains(&(i as RawNode)) {
+            (at, place) = folded
+                .trampolines
+                .get(parent)
+                .map_or((at, place), |trampoline| trampoline.caller);
+        }
+        for (frame, line) in &named[raw] {
+            let frame = &waits
+                .as_ref()
+                .map_or(*frame, |w| w.refined(raw, frames, &nodes, at, *frame));
+            at = *children.entry((at, *frame)).or_insert_with(|| {
+                nodes.push(Node {
+                    first_seen_line: *line,
+                    ..Node::new(*frame, at)
+                });
+                nodes.len() as NodeId - 1
+            });
+            place = places.child(place, at, *line);
+            let n = &mut nodes[at as usize];
+            n.count += count;
+            if *line > 0 {
+                *n.lines.entry(*line).or_default() += count;
+                if n.first_seen_line == 0 {
+                    n.first_seen_line = *line;
+                }
+            }
+        }
+        if let Some((_, line)) = named[raw].last()
+            && *line > 0
+            && *own > 0
+        {
+            *nodes[at as usize].self_lines.entry(*line).or_default() += own;
+        }
+        ends.push((at, place));
+    }
+    for n in &mut nodes {
+        if n.self_lines == n.lines {
+            n.self_lines = BTreeMap::new();
+        }
+    }
+    let values = match input.weighted {
+        false => Value::of_sampling(&meta.event, meta.rate),
+        true => time_values(input, &nodes, &ends),
+    };
+    let ticks = input.timeline.iter();
+    let timeline = ticks
+        .map(|t| TimelineSample {
+            time: t.time.saturating_sub(start),
+            pid: t.pid,
+            tid: t.tid,
+            node: ends[t.node as usize].0,
+        })
+        .collect();
+    let waits = input
+        .waits
+        .filter(|(raw, _)| raw.lengths.len() == input.timeline.len())
+        .map(|(raw, wakers)| states::waits(raw, wakers, input.tree, named, frames))
+        .unwrap_or_default();
+    let tick_places = input.timeline.iter().map(|t| ends[t.node as usize].1).collect();
+    Profile {
+        meta,
+        frames: Vec::new(),
+        nodes,
+        timeline,
+        excerpts: Vec::new(),
+        places: places.all,
+        tick_places,
+        values,
+        waits,
+    }
+}
+
+/// Trampolines of CPython, which surround a Python function's own frame (`-X perf`), and what remains of them without
+/// it: the function is shown once.
+#[derive(Default)]
+struct Folded {
+    trampolines: FxHashMap<RawNode, Trampoline>,
+    /// Python frames whose trampoline is left out.
+    functions: FxHashSet<RawNode>,
+}
+
+struct Trampoline {
+    name: Arc<str>,
+    /// Samples outside of the Python function's own frame: a call that is being entered or left.
+    left: u64,
+    /// The calling node, and its place.
+    caller: (NodeId, PlaceId),
+}
+
+impl Folded {
+    fn new(input: &ResolveInput<'_>, known: &FxHashMap<RawFrame, Arc<str>>, inclusive: &[u64]) -> Folded {
+        let mut folded = Folded::default();
+        if known.is_empty() {
+            return folded;
+        }
+        for (i, ((parent, raw, _), count)) in (0..).zip(input.tree.nodes().iter().zip(inclusive)) {
+            let Some(raw) = raw else { continue };
+            if let Some(name) = known.get(raw) {
+                let trampoline = Trampoline {
+                    name: name.clone(),
+                    left: *count,
+                    caller: (0, 0),
+                };
+                folded.trampolines.insert(i, trampoline);
+            } else if let RawFrame::Python { code, .. } = raw
+                && let Some(trampoline) = folded.trampolines.get_mut(parent)
+            {
+                let c = input.codes.get(*code);
+                if *trampoline.name == *trampoline_name(&c.qualname, &c.filename) {
+                    trampoline.left = trampoline.left.saturating_sub(*count);
+                    folded.functions.insert(i);
+                }
+            }
+        }
+        folded
+    }
+}
+
+/// Samples at and below each raw node.
+fn inclusive_counts(tree: &RawTree) -> Vec<u64> {
+    let nodes = tree.nodes();
+    let mut counts: Vec<u64> = nodes.iter().map(|n| n.2).collect();
+    for i in (1..nodes.len()).rev() {
+        counts[nodes[i].0 as usize] += counts[i];
+    }
+    counts
+}
+
+/// Names the raw frames that have no name yet.
+fn name_all(input: &mut ResolveInput<'_>, names: &mut Names, inclusive: &[u64], modules: &mut Vec<ModuleMeta>) {
+    let mut native: BTreeMap<Owner, BTreeMap<u64, u64>> = BTreeMap::new();
+    let raw: Vec<_> = input.tree.nodes().iter().map(|n| n.1).collect();
+    for (raw, count) in raw.iter().zip(inclusive) {
+        let Some(raw) = raw else { continue };
+        let at = match *raw {
+            RawFrame::Native { module, svma } => Some((Owner::File(module), svma)),
+            RawFrame::Anonymous { pid, avma } => Some((Owner::Anonymous(pid), avma)),
+            _ => None,
+        };
+        if let Some((owner, address)) = at {
+            *native.entry(owner).or_default().entry(address).or_default() += count;
+            continue;
+        }
+        if names.named.contains_key(raw) {
+            continue;
+        }
+        let (f, line) = match *raw {
+            RawFrame::Process(pid) => (Frame::new(FrameKind::Process, process_name(input, pid)), 0),
+            RawFrame::Thread(tid) => (Frame::new(FrameKind::Thread, thread_name(input, tid)), 0),
+            RawFrame::Python { code, instr } => {
+                let c = input.codes.get(code);
+                (python_frame(c), c.line(instr).unwrap_or(0))
+            }
+            RawFrame::Kernel(address) => (kernel_frame(&mut names.kernel, input.open_files, address), 0),
+            RawFrame::Origin(origin) => (Frame::new(FrameKind::Native, origin.name()), 0),
+            RawFrame::WokenBy(_, tid) => {
+                let by = format!("[woken by: {}]", thread_name(input, tid));
+                (Frame::new(FrameKind::State, by), 0)
+            }
+            RawFrame::Interrupt(kind) => {
+                let by = format!("[woken by: {}]", kind.label());
+                (Frame::new(FrameKind::State, by), 0)
+            }
+            RawFrame::State(state) => (Frame::new(FrameKind::State, state.label()), 0),
+            RawFrame::Truncated(why) => (
+                Frame::new(FrameKind::Truncated, format!("[truncated: {}]", why.reason())),
+                0,
+            ),
+            RawFrame::Native { .. } | RawFrame::Anonymous { .. } => continue,
+        };
+        let id = names.frames.id(f);
+        names.named.insert(*raw, vec![(id, line)]);
+    }
+    let samples = symbols::samples(input.tree, inclusive);
+    for (owner, addresses) in native {
+        let row = match owner {
+            Owner::File(id) => name_module(input, names, id, &addresses),
+            Owner::Anonymous(pid) => name_anonymous(input, names, pid, &addresses),
+        };
+        modules.push(ModuleMeta {
+            samples: samples.get(&owner).copied().unwrap_or(0),
+            ..row
+        });
+    }
+    modules.sort_by(|a, b| (b.samples, &a.path).cmp(&(a.samples, &b.path)));
+}
+
+fn python_frame(c: &Code) -> Frame {
+    Frame {
+        qualname: c.qualname.clone(),
+        filename: c.filename.clone(),
+        first_line: c.first_line,
+        ..Frame::new(FrameKind::Python, c.name.clone())
+    }
+}
+
+fn process_name(input: &ResolveInput<'_>, pid: Pid) -> String {
+    match input.threads.get(&(pid, pid)) {
+        Some(name) if !name.is_empty() => format!("process {pid} ({name})"),
+        _ => format!("process {pid}"),
+    }
+}
+
+fn thread_name(input: &ResolveInput<'_>, tid: u32) -> String {
+    match input.threads.iter().find(|((_, t), _)| *t == tid) {
+        Some((_, name)) if !name.is_empty() => format!("thread {tid} ({name})"),
+        _ => format!("thread {tid}"),
+    }
+}
+
+fn kernel_frame(kernel: &mut Option<Option<Kernel>>, open_files: &OpenFiles, address: u64) -> Frame {
+    let table = kernel.get_or_insert_with(|| Kernel::parse(open_files.kernel.as_ref()?).ok());
+    match table.as_ref().and_then(|k| k.lookup(address)) {
+        Some(s) => {
+            let module = s.module.map_or("[kernel]".to_string(), |m| format!("[{m}]"));
+            Frame {
+                address: s.start,
+                module,
+                ..Frame::new(FrameKind::Kernel, s.name)
+            }
+        }
+        None => Frame {
+            address,
+            module: "[kernel]".into(),
+            ..Frame::new(FrameKind::Kernel, "[unknown]")
+        },
+    }
+}

@@ -1,0 +1,308 @@
+//! Source lines: the text of the first line seen at each Python place, as in Dask's tree, and excerpts around all lines
+//! with samples.
+//!
+//! Profiles are shared with others. So only files that look like source code are quoted, not those that may contain
+//! secrets, and no line that assigns a value to a password.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File, OpenOptions};
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use crate::profile::model::{FrameKind, Profile, SourceExcerpt};
+
+/// Maximum number of bytes read of a file.
+const MAX_FILE: u64 = 8 << 20;
+/// Maximum number of files that are opened.
+const MAX_FILES: usize = 2000;
+/// Maximum size of all excerpts together, bytes.
+const MAX_EXCERPTS: usize = 2 << 20;
+/// Maximum length of a line, characters.
+const MAX_LINE: usize = 400;
+/// Lines before and after one with samples.
+const CONTEXT: u32 = 6;
+
+/// Extensions of source files.
+const EXTENSIONS: &[&str] = &[
+    "py", "pyx", "pxd", "pxi", "c", "h", "cc", "cpp", "cxx", "c++", "hh", "hpp", "hxx", "inc", "inl", "tcc", "ipp",
+    "cu", "cuh", "rs", "go", "f", "f90", "f95", "s", "asm", "zig", "nim", "d", "java", "kt", "swift", "m", "mm", "jl",
+    "lua",
+];
+/// Directories where programs keep keys.
+const SECRET_DIRECTORIES: &[&str] = &[
+    ".ssh",
+    ".gnupg",
+    ".aws",
+    ".azure",
+    ".kube",
+    ".docker",
+    ".password-store",
+];
+/// Parts of file names, and of names that are assigned a value in a line.
+const SECRET_WORDS: &[&str] = &[
+    "secret",
+    "password",
+    "passwd",
+    "credential",
+    "private_key",
+    "privatekey",
+    "api_key",
+    "apikey",
+    "access_key",
+    "auth_token",
+];
+const LEFT_OUT: &str = "[hidden: looks like a secret]";
+
+/// What is needed of one file.
+#[derive(Default)]
+struct Wanted {
+    /// Number of samples in it.
+    count: u64,
+    lines: BTreeSet<u32>,
+    /// Nodes with a first line, some of them with its text.
+    nodes: Vec<usize>,
+}
+
+/// Fills [`Node::line_text`](crate::profile::model::Node::line_text) where it is empty, and [`Profile::excerpts`].
+/// `open` returns a file by its path; it is read from its start. A file that has changed since the recording is not
+/// quoted.
+pub fn add(profile: &mut Profile, open: &mut dyn FnMut(&str) -> Option<File>) {
+    let mut files: BTreeMap<&str, Wanted> = BTreeMap::new();
+    for (i, n) in profile.nodes.iter().enumerate() {
+        let Some(f) = profile.frames.get(n.frame as usize) else {
+            continue;
+        };
+        let path = match f.kind {
+            FrameKind::Python => &f.filename,
+            FrameKind::Native | FrameKind::Inlined => &f.source,
+            _ => continue,
+        };
+        if !path.starts_with('/') {
+            continue;
+        }
+        let wanted = files.entry(path).or_default();
+        wanted.count = wanted.count.saturating_add(n.count);
+        wanted.lines.extend(n.lines.keys());
+        if f.kind == FrameKind::Python && n.first_seen_line > 0 {
+            wanted.nodes.push(i);
+        }
+    }
+    let mut files: Vec<_> = files.into_iter().collect();
+    files.sort_by(|a, b| (b.1.count, a.0).cmp(&(a.1.count, b.0)));
+    files.truncate(MAX_FILES);
+
+    let (mut texts, mut excerpts, mut room) = (Vec::new(), Vec::new(), MAX_EXCERPTS);
+    for (path, wanted) in files {
+        let mut text = Vec::new();
+        let read = open(path).and_then(|file| file.take(MAX_FILE).read_to_end(&mut text).ok());
+        if read.is_none() {
+            continue;
+        }
+        let body = text.strip_suffix(b"\n").unwrap_or(&text);
+        let lines: Vec<_> = body.split(|c| *c == b'\n').collect();
+        let mut changed = false;
+        for i in wanted.nodes {
+            let node = &profile.nodes[i];
+            let Some(text) = lines.get(node.first_seen_line as usize - 1) else {
+                changed = true;
+                continue;
+            };
+            let text = String::from_utf8_lossy(text);
+            if node.line_text.is_empty() {
+                texts.push((i, text.trim().to_string()));
+            } else {
+                changed |= node.line_text.trim() != text.trim();
+            }
+        }
+        if !changed && is_quotable(path, &text) {
+            let excerpt = excerpt(path, &lines, &wanted.lines, &mut room);
+            excerpts.extend(Some(excerpt).filter(|e| !e.lines.is_empty()));
+        }
+    }
+    excerpts.sort_by(|a, b| a.path.cmp(&b.path));
+    for (i, text) in texts {
+        profile.nodes[i].line_text = text;
+    }
+    profile.excerpts = excerpts;
+}
+
+/// Opens a source file on this machine: a regular file whose name, after resolving links, may be quoted, too.
+pub fn open_local(path: &str) -> Option<File> {
+    let real = fs::canonicalize(path).ok()?;
+    if !is_quotable_name(path) || !is_quotable_name(real.to_str()?) {
+        return None;
+    }
+    let mut options = OpenOptions::new();
+    // Opening a pipe would wait for its other end.
+    options.read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW);
+    let file = options.open(real).ok()?;
+    file.metadata().ok()?.is_file().then_some(file)
+}
+
+fn excerpt(path: &str, lines: &[&[u8]], sampled: &BTreeSet<u32>, room: &mut usize) -> SourceExcerpt {
+    let last = lines.len().try_into().unwrap_or(u32::MAX);
+    let shown: BTreeSet<u32> = sampled
+        .iter()
+        .filter(|line| (1..=last).contains(*line))
+        .flat_map(|line| line.saturating_sub(CONTEXT).max(1)..=line.saturating_add(CONTEXT).min(last))
+        .collect();
+    let mut out = Vec::new();
+    for number in shown {
+        let text = String::from_utf8_lossy(lines[number as usize - 1]);
+        let text = if is_secret(&text) {
+            let indent: String = text.chars().take_while(|c| c.is_whitespace()).take(MAX_LINE).collect();
+            indent + LEFT_OUT
+        } else {
+            text.trim_end().chars().take(MAX_LINE).collect()
+        };
+        let Some(left) = room.checked_sub(text.len() + 8) else {
+            break;
+        };
+        *room = left;
+        out.push((number, text));
+    }
+    SourceExcerpt {
+        path: path.to_string(),
+        lines: out,
+    }
+}
+
+fn is_quotable(path: &str, text: &[u8]) -> bool {
+    let key = b"PRIVATE KEY-----";
+    is_quotable_name(path) && !text.windows(key.len()).any(|w| w == key)
+}
+
+fn is_quotable_name(path: &str) -> bool {
+    let path = Path::new(path);
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let extension = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
+    let mut directories = path.components().map(|c| c.as_os_str().to_string_lossy());
+    EXTENSIONS.contains(&extension.as_str())
+        && !name.starts_with('.')
+        && !SECRET_WORDS.iter().any(|word| name.contains(word))
+        && !directories.any(|directory| SECRET_DIRECTORIES.contains(&&*directory))
+}
+
+/// Whether a line assigns a literal value to something with a suspicious name.
+fn is_secret(line: &str) -> bool {
+    let lower = line.to_lowercase();
+    let names = SECRET_WORDS.iter().filter_map(|word| lower.find(word));
+    names.min().is_some_and(|at| {
+        let rest = &lower[at..];
+        let value = rest.find(['=', ':']).map(|to| &rest[to..]);
+        value.is_some_and(|value| value.contains(['"', '\'']))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::model::{Frame, Node};
+
+    fn profile(path: &str, lines: &[u32]) -> Profile {
+        let frame = |kind, filename: &str| Frame {
+            kind,
+            name: "f".into(),
+            qualname: String::new(),
+            filename: filename.into(),
+            first_line: 1,
+            address: 0,
+            module: String::new(),
+            source: String::new(),
+        };
+        let node = |frame, lines: &[u32]| Node {
+            count: 1,
+            lines: lines.iter().map(|line| (*line, 1)).collect(),
+            first_seen_line: lines.first().copied().unwrap_or(0),
+            ..Node::new(frame, 0)
+        };
+        Profile {
+            frames: vec![frame(FrameKind::Root, ""), frame(FrameKind::Python, path)],
+            nodes: vec![node(0, &[]), node(1, lines)],
+            ..Profile::default()
+        }
+    }
+
+    /// The line text and the excerpt, for a file with this text and this name.
+    fn quoted(name: &str, text: &str, lines: &[u32]) -> (String, Vec<(u32, String)>) {
+        let directory = std::env::temp_dir().join(format!("nativeprof-sources-{}-{}", std::process::id(), name.len()));
+        let path = directory.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, text).unwrap();
+        let mut profile = profile(path.to_str().unwrap(), lines);
+        add(&mut profile, &mut open_local);
+        fs::remove_dir_all(&directory).unwrap();
+        let excerpt = profile.excerpts.pop().unwrap_or_default();
+        (profile.nodes[1].line_text.clone(), excerpt.lines)
+    }
+
+    #[test]
+    fn lines_with_samples_come_with_context() {
+        let text: String = (1..=100).map(|n| format!("  line {n}\n")).collect();
+        let (first, lines) = quoted("plain.py", &text, &[50, 3, 52, 1000]);
+        assert_eq!(first, "line 50");
+        let numbers: Vec<u32> = lines.iter().map(|l| l.0).collect();
+        assert_eq!(numbers, (1..=9).chain(44..=58).collect::<Vec<_>>());
+        assert_eq!(lines[0].1, "  line 1");
+        let long = "x".repeat(10_000);
+        assert_eq!(quoted("long.py", &long, &[1]).1[0].1.len(), MAX_LINE);
+    }
+
+    #[test]
+    fn a_changed_file_is_not_quoted() {
+        let path = std::env::temp_dir().join(format!("nativeprof-changed-{}.py", std::process::id()));
+        fs::write(&path, "a = 1\nb = 2\n").unwrap();
+        for (text, lines) in [("b = 2\n", 2), ("b = 3", 0)] {
+            let mut profile = profile(path.to_str().unwrap(), &[2]);
+            profile.nodes[1].line_text = text.into();
+            add(&mut profile, &mut open_local);
+            assert_eq!(profile.excerpts.iter().map(|e| e.lines.len()).max().unwrap_or(0), lines);
+            assert_eq!(profile.nodes[1].line_text, text);
+        }
+        fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn what_looks_like_a_secret_is_left_out() {
+        let text = "a = 1\n";
+        for (name, quotable) in [
+            ("main.py", true),
+            ("tokenize.py", true),
+            ("gemm.c", true),
+            ("id_rsa", false),
+            ("shadow", false),
+            ("db_passwords.py", false),
+            (".env.py", false),
+            (".ssh/config.py", false),
+            (".venv/lib.py", true),
+        ] {
+            assert_eq!(!quoted(name, text, &[1]).1.is_empty(), quotable, "{name}");
+        }
+        assert!(
+            quoted("key.py", "K = '''-----BEGIN RSA PRIVATE KEY-----'''", &[1])
+                .1
+                .is_empty()
+        );
+        for (line, left_out) in [
+            ("PASSWORD = 'hunter2'", true),
+            ("    'secret': \"abc\",", true),
+            ("SECRET_KEY: str = 'x'", true),
+            ("password = getpass()", false),
+            ("check(password)", false),
+        ] {
+            assert_eq!(
+                quoted("line.py", line, &[1]).1[0].1.trim() == LEFT_OUT,
+                left_out,
+                "{line}"
+            );
+        }
+    }
+
+    #[test]
+    fn only_regular_files_are_opened() {
+        for path in ["/dev/zero", "/proc/self/mem", "/", "/nowhere.py", "/tmp"] {
+            assert!(open_local(path).is_none(), "{path}");
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Native frames: their names from files and JIT compilers, and the table of where the names came from.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+use symbolize::{Files, Module, Symbol, SymbolSources};
+
+use super::{Fetch, Names, ResolveInput, ResolvedFrame};
+use crate::event::Pid;
+use crate::frame::{ModuleId, RawFrame};
+use crate::profile::count_tree::RawTree;
+use crate::profile::model::{Frame, FrameKind, ModuleMeta};
+use crate::target::file_content::Content;
+use crate::target::root::Root;
+
+/// What a native frame belongs to: a row of the table of names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Owner {
+    File(ModuleId),
+    Anonymous(Pid),
+}
+
+impl Owner {
+    fn of(raw: &RawFrame) -> Option<Owner> {
+        match *raw {
+            RawFrame::Native { module, .. } => Some(Owner::File(module)),
+            RawFrame::Anonymous { pid, .. } => Some(Owner::Anonymous(pid)),
+            _ => None,
+        }
+    }
+}
+
+/// Samples with a frame of each owner anywhere on their stack.
+pub(super) fn samples(tree: &RawTree, inclusive: &[u64]) -> FxHashMap<Owner, u64> {
+    let mut out: FxHashMap<Owner, u64> = FxHashMap::default();
+    // The set of owners on the path to a node, by index: there are few different sets.
+    let mut sets: Vec<FxHashSet<Owner>> = vec![FxHashSet::default()];
+    let mut with_owner: FxHashMap<(usize, Owner), usize> = FxHashMap::default();
+    let mut set_of: Vec<usize> = Vec::with_capacity(inclusive.len());
+    for ((parent, raw, _), count) in tree.nodes().iter().zip(inclusive) {
+        let before = set_of.get(*parent as usize).copied().unwrap_or(0);
+        let owner = raw.as_ref().and_then(Owner::of).filter(|o| !sets[before].contains(o));
+        let set = owner.map_or(before, |owner| {
+            *out.entry(owner).or_default() += count;
+            *with_owner.entry((before, owner)).or_insert_with(|| {
+                let mut set = sets[before].clone();
+                set.insert(owner);
+                sets.push(set);
+                sets.len() - 1
+            })
+        });
+        set_of.push(set);
+    }
+    out
+}
+
+/// The file system around a module, and the source of missing debug files.
+struct DebugFileContext {
+    root: Option<Arc<Root>>,
+    fetch: Option<Fetch>,
+}
+
+impl Files for DebugFileContext {
+    fn open(&self, path: &Path) -> Option<File> {
+        self.root.as_ref()?.open(path.to_str()?)
+    }
+
+    fn fetch(&self, build_id: &[u8]) -> Option<Result<File, String>> {
+        Some((self.fetch.as_ref()?)(build_id))
+    }
+}
+
+/// The file with the names of a module.
+fn open(input: &ResolveInput<'_>, module: &crate::target::modules::Module) -> Result<Module, String> {
+    let opened = match &module.content {
+        Content::File(f) => f
+            .try_clone()
+            .map_err(|e| e.to_string())
+            .and_then(|f| Module::from_file(f).map_err(|e| e.to_string())),
+        Content::Bytes(b) => Module::from_bytes(b.to_vec()).map_err(|e| e.to_string()),
+        Content::Missing => {
+            let why = module.refused.as_deref().unwrap_or("the file could not be opened");
+            Err(why.to_string())
+        }
+    };
+    let path = module.path.strip_suffix(b" (deleted)").unwrap_or(&module.path);
+    let context = DebugFileContext {
+        root: module.root.get().cloned(),
+        fetch: input.fetch.clone(),
+    };
+    opened.map(|m| m.with_files(PathBuf::from(std::ffi::OsStr::from_bytes(path)), Arc::new(context)))
+}
+
+/// Names addresses (svma) of one file; `counts` is the number of frames at each.
+pub(super) fn name_module(
+    input: &mut ResolveInput<'_>,
+    names: &mut Names,
+    id: ModuleId,
+    counts: &BTreeMap<u64, u64>,
+) -> ModuleMeta {
+    let module = input.modules.get(id).clone();
+    let name = module.name();
+    let raw = |svma: &u64| RawFrame::Native {
+        module: id,
+        svma: *svma,
+    };
+    let Names {
+        frames,
+        named,
+        files,
+        unnamed,
+        ..
+    } = names;
+    let file = files.entry(id).or_insert_with(|| open(input, &module));
+    let sorted: Vec<u64> = counts
+        .keys()
+        .copied()
+        .filter(|svma| !named.contains_key(&raw(svma)))
+        .collect();
+    let found: Vec<Vec<Symbol>> = match file {
+        Ok(m) if !sorted.is_empty() => {
+            let found = m.lookup_many(&sorted);
+            found.into_iter().map(Result::unwrap_or_default).collect()
+        }
+        _ => vec![Vec::new(); sorted.len()],
+    };
+    for (svma, symbols) in sorted.iter().zip(found) {
+        let mut stack: Vec<ResolvedFrame> = symbols
+            .iter()
+            .rev()
+            .map(|s| (frames.id(symbol_frame(s, &name)), s.line.unwrap_or(0)))
+            .collect();
+        if stack.is_empty() {
+            // Without a name, the unwind tables still contain the start of the function.
+            unnamed.insert(raw(svma));
+            let address = (input.function_start)(Owner::File(id), *svma).unwrap_or(*svma);
+            let f = Frame {
+                address,
+                module: name.clone(),
+                ..Frame::new(FrameKind::Unknown, "[unknown]")
+            };
+            stack.push((frames.id(f), 0));
+        }
+        named.insert(raw(svma), stack);
+    }
+    let (symbols_from, symbols_missing) = match file {
+        Ok(m) => source_text(m),
+        Err(why) => (format!("none: {why}"), String::new()),
+    };
+    ModuleMeta {
+        path: String::from_utf8_lossy(&module.path).into_owned(),
+        build_id: module.build_id.iter().map(|b| format!("{b:02x}")).collect(),
+        symbols_from,
+        symbols_missing,
+        frames: counts.values().sum(),
+        unnamed: unnamed_frames(unnamed, counts, raw),
+        samples: 0,
+    }
+}
+
+/// Number of frames at addresses without a name.
+pub(super) fn unnamed_frames(
+    unnamed: &FxHashSet<RawFrame>,
+    counts: &BTreeMap<u64, u64>,
+    raw: impl Fn(&u64) -> RawFrame,
+) -> u64 {
+    let without = counts.iter().filter(|(at, _)| unnamed.contains(&raw(at)));
+    without.map(|(_, count)| count).sum()
+}
+
+pub(super) fn symbol_frame(s: &Symbol, module: &str) -> Frame {
+    let kind = if s.inlined {
+        FrameKind::Inlined
+    } else {
+        FrameKind::Native
+    };
+    Frame {
+        address: s.start,
+        module: module.to_string(),
+        source: s.file.as_deref().unwrap_or("").to_string(),
+        ..Frame::new(kind, s.name.to_string())
+    }
+}
+
+/// Where names came from, and what was missing, as text.
+fn source_text(m: &Module) -> (String, String) {
+    let s = m.sources();
+    let mut kinds: Vec<String> = [
+        (s.dwarf, "DWARF"),
+        (s.symtab, "symbols"),
+        (s.debugdata, ".gnu_debugdata"),
+        (s.dynsym && !s.symtab && !s.debugdata, "exported symbols"),
+    ]
+    .iter()
+    .filter(|(has, _)| *has)
+    .map(|(_, name)| name.to_string())
+    .collect();
+    if let Some(path) = &s.debug_file {
+        kinds.push(format!("debug file {}", path.display()));
+    }
+    if s.fetched {
+        kinds.push("debuginfod".into());
+    }
+    kinds.extend(
+        s.supplementary
+            .as_ref()
+            .map(|path| format!("shared with {}", path.display())),
+    );
+    if s.split_units.0 > 0 {
+        kinds.push(format!("{} split units", s.split_units.0));
+    }
+    kinds.extend(m.dwarf_error().map(|e| format!("DWARF unreadable: {e}")));
+    let names = if kinds.is_empty() {
+        "none: no symbols in the file".into()
+    } else {
+        kinds.join(", ")
+    };
+    (names, missing_text(&s))
+}
+
+/// What would have given more names; empty if nothing is known to be missing.
+fn missing_text(s: &SymbolSources) -> String {
+    let mut missing = Vec::new();
+    if s.split_units.1 > 0 {
+        missing.push(format!("{} split units", s.split_units.1));
+    }
+    if !s.dwarf || s.split_units.1 > 0 {
+        // The first path is the one that packages use.
+        missing.extend(s.searched.first().map(|path| format!("no {}", path.display())));
+    }
+    missing.extend(s.refused.iter().cloned());
+    missing.join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_count_once_however_often_a_file_is_on_the_stack() {
+        let mut tree = RawTree::default();
+        let native = |module, svma| RawFrame::Native {
+            module: ModuleId(module),
+            svma,
+        };
+        let jit = RawFrame::Anonymous { pid: 7, avma: 1 };
+        tree.add(&[native(0, 1), native(1, 1), native(0, 2), native(1, 2)], 1);
+        tree.add(&[native(0, 1), native(1, 1)], 1);
+        tree.add(&[native(0, 1)], 1);
+        tree.add(&[native(0, 1), jit, jit, native(1, 1)], 1);
+        let nodes = tree.nodes();
+        let mut inclusive: Vec<u64> = nodes.iter().map(|n| n.2).collect();
+        for i in (1..nodes.len()).rev() {
+            inclusive[nodes[i].0 as usize] += inclusive[i];
+        }
+        let found = samples(&tree, &inclusive);
+        let of = |owner| found.get(&owner).copied();
+        assert_eq!(of(Owner::File(ModuleId(0))), Some(4));
+        assert_eq!(of(Owner::File(ModuleId(1))), Some(3));
+        assert_eq!(of(Owner::Anonymous(7)), Some(1));
+    }
+}

@@ -1,0 +1,333 @@
+//! The state of a recording: events in, stacks counted in the raw tree. Calls the stages in order; names are resolved
+//! at the end.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::capture::{Backend, SampleCounts};
+use crate::cpython::code_object::CodeTable;
+use crate::cpython::frame_groups;
+use crate::cpython_layout::TargetLayout;
+use crate::error::Result;
+use crate::event::{Event, Pid, Tid};
+use crate::frame::{EvalGroups, ModuleId, NativeFrame, RawFrame};
+use crate::interleave::StackQuality;
+use crate::profile::count_tree::{FramePath, RawTimelineSample, RawTree};
+use crate::profile::model::{Meta, Profile, Quality, StopSummary};
+use crate::profile::waits::RawWaits;
+use crate::resolve::{self, Fetch, OpenFiles, ResolveInput};
+use crate::target::modules::Modules;
+use crate::target::system::System;
+use crate::truncation::Truncation;
+use crate::unwind::{StackCache, Unwinder};
+
+mod jit;
+mod open_intervals;
+pub mod pump;
+mod recent;
+mod sample;
+mod states;
+mod targets;
+mod wakers;
+
+use jit::{JitShared, function_start, jit_sources};
+use states::GilLocks;
+use targets::{ModuleInfo, TargetProcess};
+use wakers::{PendingWaker, WakerOptions, Wakers};
+
+/// Levels between the root and the frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Grouping {
+    pub processes: bool,
+    pub threads: bool,
+}
+
+/// How a session processes samples.
+#[derive(Clone, Copy, Debug)]
+pub struct SessionOptions {
+    pub grouping: Grouping,
+    /// Unwind native stacks; without it only Python (and kernel) frames remain.
+    pub native: bool,
+    /// The sampling period, ns, if samples represent different amounts of time because off-CPU time is sampled, too.
+    pub weighted: Option<u64>,
+}
+
+/// Number of samples by quality of their stacks.
+#[derive(Clone, Debug, Default)]
+pub struct QualityCounts {
+    pub exact: u64,
+    pub repaired: u64,
+    pub partial: u64,
+    pub reasons: BTreeMap<Truncation, u64>,
+}
+
+impl QualityCounts {
+    pub fn taken(&self) -> u64 {
+        self.exact + self.repaired + self.partial
+    }
+
+    fn add(&mut self, quality: StackQuality) {
+        match quality {
+            StackQuality::Exact => self.exact += 1,
+            StackQuality::Repaired => self.repaired += 1,
+            StackQuality::Partial(why) => {
+                self.partial += 1;
+                *self.reasons.entry(why).or_default() += 1;
+            }
+        }
+    }
+}
+
+/// All data gathered by a recording.
+pub struct Session {
+    pub system: Box<dyn System>,
+    options: SessionOptions,
+    targets: FxHashMap<Pid, TargetProcess>,
+    pub modules: Modules,
+    /// What each module contains of Python and of the C library.
+    module_info: FxHashMap<ModuleId, ModuleInfo>,
+    unwinder: Unwinder,
+    pub codes: CodeTable,
+    pub tree: RawTree,
+    pub timeline: Vec<RawTimelineSample>,
+    pub quality_counts: QualityCounts,
+    /// Current names of threads.
+    pub threads: BTreeMap<(Pid, Tid), String>,
+    /// Interpreters found, as text: `CPython 3.11.7 (libpython3.11.so.1.0)`.
+    pub pythons: BTreeMap<Pid, String>,
+    /// Threads that have samples.
+    sampled: FxHashSet<(Pid, Tid)>,
+    /// Processes whose samples contain code that is in no file.
+    with_anonymous_code: FxHashSet<Pid>,
+    gil_locks: GilLocks,
+    wakers: Wakers,
+    shown_wakers: Option<WakerOptions>,
+    /// Of the samples in the timeline; empty where no off-CPU time is sampled.
+    waits: RawWaits,
+    /// Threads that exited recently, and processes whose first thread has exited while others still run.
+    exited: FxHashSet<Tid>,
+    leaderless: FxHashSet<Pid>,
+    /// Each thread's last stack, and the total size of all.
+    last_stacks: FxHashMap<Tid, LastStack>,
+    last_bytes: usize,
+    /// If set: the places that the unwinder looked up, and whether the stack needed more than unwind tables.
+    pub visited: Option<VisitedCode>,
+    open_files: OpenFiles,
+    jit: JitShared,
+    /// Downloads debug information that is not on this machine.
+    pub fetch: Option<Fetch>,
+    groups: EvalGroups,
+    native: Vec<NativeFrame>,
+    stack: Vec<RawFrame>,
+}
+
+/// Maximum total size of the threads' last stacks, bytes: a thousand very deep ones would take gigabytes.
+const MAX_LAST_STACKS: usize = 32 << 20;
+/// Minimum time between two searches for subinterpreters, ns of the samples' clock.
+const RESCAN_INTERVAL: u64 = 50_000_000;
+/// Files and addresses (svma) on stacks; true if unwind tables alone were not enough.
+pub type VisitedCode = FxHashMap<(ModuleId, u64), bool>;
+
+/// A thread's last stack, as the stages cache it.
+#[derive(Default)]
+struct LastStack {
+    python: frame_groups::LastFrames,
+    native: StackCache,
+    path: FramePath,
+}
+
+impl LastStack {
+    /// Bytes on the heap.
+    fn bytes(&self) -> usize {
+        self.python.bytes() + self.native.bytes() + self.path.bytes()
+    }
+}
+
+/// Notifies the backend of what an event has changed.
+pub type TargetUpdate<'a> = dyn FnMut(Pid, Option<&TargetLayout>) -> Result<()> + 'a;
+
+impl Session {
+    pub fn new(options: SessionOptions, system: Box<dyn System>) -> Session {
+        Session {
+            system,
+            options,
+            targets: FxHashMap::default(),
+            modules: Modules::default(),
+            module_info: FxHashMap::default(),
+            unwinder: Unwinder::default(),
+            codes: CodeTable::default(),
+            tree: RawTree::default(),
+            timeline: Vec::new(),
+            quality_counts: QualityCounts::default(),
+            threads: BTreeMap::new(),
+            pythons: BTreeMap::new(),
+            sampled: FxHashSet::default(),
+            with_anonymous_code: FxHashSet::default(),
+            gil_locks: GilLocks::default(),
+            wakers: Wakers::default(),
+            shown_wakers: None,
+            waits: RawWaits::default(),
+            exited: FxHashSet::default(),
+            leaderless: FxHashSet::default(),
+            last_stacks: FxHashMap::default(),
+            last_bytes: 0,
+            visited: None,
+            open_files: OpenFiles::default(),
+            jit: JitShared::default(),
+            fetch: None,
+            groups: EvalGroups::default(),
+            native: Vec::new(),
+            stack: Vec::new(),
+        }
+    }
+
+    /// Processes one event.
+    pub fn event(&mut self, event: Event, update: &mut TargetUpdate<'_>) -> Result<()> {
+        match event {
+            Event::Sample(s) => self.sample(&s, update)?,
+            Event::Code { .. } => self.capture_code_objects(std::slice::from_ref(&event)),
+            Event::Mmap {
+                pid,
+                start,
+                end,
+                offset,
+                path,
+            } => {
+                let Some(m) = self.targets.get_mut(&pid) else {
+                    return Ok(());
+                };
+                let mut new = Vec::new();
+                let (system, modules) = (&*self.system, &mut self.modules);
+                m.process
+                    .map(system, start, end, offset, &path, modules, &mut |id| new.push(id));
+                for id in new {
+                    self.add_module(id);
+                }
+                if self.detect_python(pid) {
+                    self.notify_backend(pid, update)?;
+                }
+            }
+            Event::Exec { pid, comm } => {
+                self.codes.remove_process(pid);
+                self.forget_last_stacks();
+                self.pythons.remove(&pid);
+                self.threads
+                    .insert((pid, pid), String::from_utf8_lossy(&comm).into_owned());
+                self.exec(pid, update);
+            }
+            Event::Fork { pid, parent } => self.fork(pid, parent, update)?,
+            Event::Comm { pid, tid, comm } => {
+                self.threads
+                    .insert((pid, tid), String::from_utf8_lossy(&comm).into_owned());
+            }
+            Event::Thread { pid, tid } => {
+                self.exited.remove(&tid);
+                let name = self.system.thread_name(pid, tid);
+                self.threads.entry((pid, tid)).or_insert(name.unwrap_or_default());
+            }
+            Event::Exit { pid, tid } => self.exit(pid, tid, update)?,
+            Event::Lost(_) => {}
+        }
+        Ok(())
+    }
+
+    fn forget_last_stacks(&mut self) {
+        self.last_stacks.clear();
+        self.last_bytes = 0;
+    }
+
+    /// Drops the samples and keeps what is known of processes and files, for another profile.
+    pub fn reset_profile(&mut self) {
+        self.forget_last_stacks();
+        self.tree = RawTree::default();
+        self.timeline = Vec::new();
+        self.waits = RawWaits::default();
+        self.wakers = Wakers::default();
+        self.quality_counts = QualityCounts::default();
+        self.sampled.clear();
+    }
+
+    /// Quality of all samples. `counts` are the backend's, taken at `rate`.
+    pub fn quality(&self, counts: &SampleCounts, rate: u64) -> Quality {
+        let t = &self.quality_counts;
+        Quality {
+            // Off the CPU nothing is expected: intervals are taken by their lengths.
+            expected: match self.options.weighted {
+                Some(_) => 0,
+                None => (u128::from(counts.cpu_time) * u128::from(rate) / 1_000_000_000) as u64,
+            },
+            taken: t.taken(),
+            exact: t.exact,
+            repaired: t.repaired,
+            partial: t.partial,
+            lost: counts.lost,
+            reasons: t
+                .reasons
+                .iter()
+                .map(|(why, n)| (why.reason().to_string(), *n))
+                .collect(),
+        }
+    }
+
+    /// What is known of the recording so far: of the backend, whose `counts` these are, and of the samples. `pid` is
+    /// the first process; the caller fills in the command and our own CPU time.
+    pub fn meta(
+        &self,
+        backend: &dyn Backend,
+        counts: &SampleCounts,
+        rate: u64,
+        pid: Pid,
+        (began, duration): (SystemTime, Duration),
+    ) -> Meta {
+        let since = began.duration_since(SystemTime::UNIX_EPOCH);
+        Meta {
+            version: env!("CARGO_PKG_VERSION").into(),
+            rate,
+            event: backend.event().into(),
+            backend: backend.backend().into(),
+            start: since.map_or(0.0, |d| d.as_secs_f64()),
+            duration: duration.as_secs_f64(),
+            pid,
+            stopped: counts.stopped.map(|h| StopSummary {
+                median_us: h.median / 1000,
+                max_us: h.longest / 1000,
+            }),
+            quality: self.quality(counts, rate),
+            ..Meta::default()
+        }
+    }
+
+    /// Opens what symbolization reads, while there are privileges for it; `pid` is the first process. After this,
+    /// `resolve` opens nothing except debug files below the root directory that is kept open.
+    pub fn open_symbol_sources(&mut self, pid: Pid) {
+        if self.open_files.root.is_none() {
+            self.open_files.root = self.system.root(pid);
+        }
+        self.scan_all_jit_code();
+        self.open_files.open(&*self.system, &self.codes, &self.tree);
+    }
+
+    /// Resolves the names of all data. `meta` is complete except for modules and threads; `start` is on the samples'
+    /// clock.
+    pub fn resolve(&mut self, start: u64, meta: Meta) -> Profile {
+        self.open_symbol_sources(meta.pid);
+        let (unwinder, targets) = (&mut self.unwinder, &self.targets);
+        let input = ResolveInput {
+            open_files: &self.open_files,
+            modules: &self.modules,
+            codes: &self.codes,
+            tree: &self.tree,
+            timeline: &self.timeline,
+            weighted: self.options.weighted.is_some(),
+            waits: Some((&self.waits, &self.wakers.all)),
+            threads: &self.threads,
+            pythons: &self.pythons,
+            function_start: &mut |owner, at| function_start(unwinder, targets, owner, at),
+            jit: &|pid| jit_sources(targets, pid),
+            fetch: self.fetch.clone(),
+        };
+        resolve::resolve(input, start, meta)
+    }
+}

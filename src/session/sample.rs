@@ -1,0 +1,316 @@
+//! One sample on its way into the tree, stage by stage: group the Python frames, unwind the native ones, interleave the
+//! two, count the stack, and update what is known of the target.
+
+use std::cell::RefCell;
+
+use super::states::TimePart;
+use super::targets::{ForkMemory, PythonState, TargetProcess, is_process_entry};
+use super::wakers::PendingWaker;
+use super::{LastStack, MAX_LAST_STACKS, RESCAN_INTERVAL, Session, TargetUpdate, VisitedCode};
+use crate::code_map::CodeMap;
+use crate::cpython::frame_groups;
+use crate::error::Result;
+use crate::event::{Sample, ThreadState, WaitKind, WalkStatus};
+use crate::frame::{ModuleId, NativeFrame, Origin, RawFrame, UnwindMethod};
+use crate::interleave;
+use crate::interleave::StackQuality;
+use crate::profile::count_tree::{FramePath, RawTimelineSample};
+use crate::target::Process;
+use crate::truncation::Truncation;
+use crate::unwind::StackCache;
+
+/// The code of a process, recording every lookup that succeeds.
+struct RecordingCodeMap<'a>(&'a Process, RefCell<Vec<(ModuleId, u64)>>);
+
+impl CodeMap for RecordingCodeMap<'_> {
+    fn find(&self, avma: u64) -> Option<(ModuleId, u64)> {
+        let (module, bias) = self.0.find(avma)?;
+        self.1.borrow_mut().push((module, avma.wrapping_sub(bias)));
+        Some((module, bias))
+    }
+
+    fn is_code(&self, avma: u64) -> bool {
+        self.0.is_code(avma)
+    }
+}
+
+/// Why a stack is incomplete; `None`: it is complete.
+type Cut = Option<Truncation>;
+
+impl Session {
+    /// Adds a sample to the tree and the timeline.
+    pub(super) fn sample(&mut self, s: &Sample, update: &mut TargetUpdate<'_>) -> Result<()> {
+        if let Some(woken) = s.wake_up.wakes
+            && self.foreign_waker(woken, s)
+        {
+            return Ok(());
+        }
+        self.ensure_target(s, update)?;
+        let has_new_locks = self.find_gil_locks(s);
+        let parts = self.time_parts(s);
+        let waker = self.waker(s, &parts);
+        if s.wake_up.wakes.is_none() {
+            self.sampled.insert((s.pid, s.tid));
+        }
+        let mut last = self.take_last_stack(s);
+        self.group_python(s, &mut last.python);
+        let native_cut = self.unwind_native(s, &mut last.native);
+        let python_cut = self.end_of_python(s, &last.python);
+        let (native_cut, has_new_layout) = self.end_of_native(s, native_cut);
+        let quality = self.interleave(s, native_cut, python_cut);
+        let holder = self.count(s, &parts, quality, waker.as_ref(), &mut last.path);
+        self.keep_last_stack(s, last);
+        if let Some(holder) = holder {
+            self.add_holders(s, holder);
+        }
+        self.follow_up(s, quality, has_new_layout || has_new_locks, update)
+    }
+
+    /// Makes the sample's process known, and checks a newly found interpreter once it runs Python code.
+    fn ensure_target(&mut self, s: &Sample, update: &mut TargetUpdate<'_>) -> Result<()> {
+        if !self.targets.contains_key(&s.pid) && self.open(s.pid, update).is_err() {
+            // It has exited: without its mappings the stack is only addresses. Counted, with the reason.
+            self.targets.insert(s.pid, TargetProcess::new(Process::exited(s.pid)));
+        }
+        let python = self.targets[&s.pid].python.as_ref();
+        if !s.python.is_empty() && python.is_some_and(|p| p.unvalidated) {
+            self.validate_python(s.pid);
+            self.notify_backend(s.pid, update)?;
+        }
+        Ok(())
+    }
+
+    fn take_last_stack(&mut self, s: &Sample) -> LastStack {
+        let last = std::mem::take(self.last_stacks.entry(s.tid).or_default());
+        self.last_bytes -= last.bytes();
+        last
+    }
+
+    fn keep_last_stack(&mut self, s: &Sample, last: LastStack) {
+        self.last_bytes += last.bytes();
+        self.last_stacks.insert(s.tid, last);
+        if self.last_bytes > MAX_LAST_STACKS {
+            self.forget_last_stacks();
+        }
+    }
+
+    /// Puts the Python frames into `self.groups`.
+    fn group_python(&mut self, s: &Sample, last: &mut frame_groups::LastFrames) {
+        let target = &self.targets[&s.pid];
+        match &target.python {
+            Some(PythonState {
+                interpreter: Some(i), ..
+            }) => {
+                let memory = ForkMemory {
+                    system: &*self.system,
+                    pid: s.pid,
+                    parent: target.parent,
+                };
+                frame_groups::groups(s, &i.layout, &mut self.codes, &memory, last, &mut self.groups);
+            }
+            _ => self.groups.clear(),
+        }
+    }
+
+    /// Puts the native frames into `self.native`.
+    fn unwind_native(&mut self, s: &Sample, cache: &mut StackCache) -> Cut {
+        let groups = &self.groups.list;
+        let loops = (s.walk == WalkStatus::Complete).then_some(groups.len());
+        self.unwinder.set_anchors(groups.iter().filter_map(|g| g.anchor), loops);
+        self.native.clear();
+        if !self.options.native {
+            return None;
+        }
+        let Some(regs) = &s.regs else {
+            return Some(Truncation::NoRegisters);
+        };
+        let process = &self.targets[&s.pid].process;
+        let (unwinder, native) = (&mut self.unwinder, &mut self.native);
+        let unwound = match &mut self.visited {
+            None => unwinder.unwind_incremental(cache, process.generation, process, regs, &s.stack, native),
+            Some(visited) => {
+                let code = RecordingCodeMap(process, RefCell::default());
+                let unwound = unwinder.unwind(&code, regs, &s.stack, native);
+                record_visits(visited, code.1.into_inner(), native);
+                unwound
+            }
+        };
+        self.jit.skip(&self.modules, &mut self.native);
+        unwound.err()
+    }
+
+    /// Why the Python frames are incomplete. Removes the anchor that greenlet adds to the groups.
+    fn end_of_python(&mut self, s: &Sample, last: &frame_groups::LastFrames) -> Cut {
+        let python = self.targets[&s.pid].python.as_ref();
+        let layout = python.and_then(|p| Some(p.interpreter?.layout));
+        let outermost = self.native.last();
+        let greenlet = outermost.filter(|f| f.method == UnwindMethod::Begins(Origin::Greenlet));
+        if let (Some(f), Some(layout)) = (greenlet, &layout) {
+            frame_groups::begin_in(s, layout, last, (f.sp, f.cfa), &mut self.groups);
+        }
+        let in_greenlet = if self.options.native {
+            greenlet.is_some() && python.is_some_and(|p| !p.runtime.eval.is_empty())
+        } else {
+            self.unwinder.has_greenlets()
+        };
+        frame_groups::cut(s, layout.as_ref(), in_greenlet)
+    }
+
+    /// Why the native frames are incomplete, in view of where the process's main stack ends; true if that was read
+    /// again and has changed.
+    fn end_of_native(&mut self, s: &Sample, cut: Cut) -> (Cut, bool) {
+        if cut.is_none() {
+            return (None, false);
+        }
+        let mut has_changed = false;
+        if let (Some(outermost), Some(target)) = (self.native.last(), self.targets.get_mut(&s.pid)) {
+            has_changed = target.process.refresh_stack_end(&*self.system, outermost.sp);
+        }
+        let stack_end = self.targets[&s.pid].process.stack_end;
+        let cut = cut.filter(|_| !is_process_entry(&mut self.native, stack_end, &self.modules));
+        (cut, has_changed)
+    }
+
+    /// Puts the stack into `self.stack`, outermost frame first.
+    fn interleave(&mut self, s: &Sample, native_cut: Cut, python_cut: Cut) -> StackQuality {
+        self.stack.clear();
+        // The stack of a waker stands below the thread that it woke.
+        let is_waker = s.wake_up.wakes.is_some();
+        if self.options.grouping.processes && !is_waker {
+            self.stack.push(RawFrame::Process(s.pid));
+        }
+        if self.options.grouping.threads && !is_waker {
+            self.stack.push(RawFrame::Thread(s.tid));
+        }
+        let python = self.targets[&s.pid].python.as_ref();
+        let python = python.filter(|p| !p.runtime.eval.is_empty());
+        let is_eval = |f: &NativeFrame| {
+            let p = python?;
+            Some(
+                f.location
+                    .is_some_and(|(module, svma)| module == p.module && p.runtime.is_eval(svma)),
+            )
+        };
+        let quality = if self.options.native {
+            let input = interleave::InterleaveInput {
+                pid: s.pid,
+                native: &self.native,
+                native_cut,
+                groups: &self.groups,
+                python_cut,
+                is_eval: &is_eval,
+            };
+            interleave::interleave(&input, &mut self.stack)
+        } else {
+            interleave::python_only(&self.groups, python_cut, &mut self.stack)
+        };
+        if !is_waker || self.shown_wakers.as_ref().is_some_and(|shown| shown.kernel) {
+            self.stack.extend(s.kernel.iter().rev().map(|a| RawFrame::Kernel(*a)));
+        }
+        quality
+    }
+
+    /// Counts the stack once for each part of the time that the sample represents: state, ns, length of the interval.
+    /// Returns the number of the waker if it ended a wait for the GIL.
+    fn count(
+        &mut self,
+        s: &Sample,
+        parts: &[TimePart],
+        quality: StackQuality,
+        waker: Option<&PendingWaker>,
+        path: &mut FramePath,
+    ) -> Option<u32> {
+        let name_bytes = |f: &RawFrame| match f {
+            RawFrame::Python { code, .. } => self.codes.get(*code).written_bytes(),
+            _ => 0,
+        };
+        if let Some(woken) = s.wake_up.wakes {
+            let (node, _) = self.tree.add_incremental(path, &self.stack, 0, &name_bytes);
+            self.wakers.add(woken, s, node, &self.stack);
+        }
+        let thread = self.stack.len();
+        let mut holder = None;
+        for (state, time, length) in parts {
+            let count = match self.options.weighted {
+                None if state.is_some() => continue,
+                None => 1,
+                Some(_) if *time == 0 => continue,
+                Some(period) => u32::try_from((time + period / 2) / period.max(1))
+                    .unwrap_or(u32::MAX)
+                    .max(1),
+            };
+            self.stack.truncate(thread);
+            self.stack.extend(state.map(RawFrame::State));
+            let mut number = 0;
+            if let (Some(ThreadState::Waiting(_)), Some(waker)) = (state, waker) {
+                number = self.wakers.number(waker.waker);
+                if self.shown_wakers.is_some() {
+                    self.stack.extend(waker.by);
+                    self.stack.extend(&waker.frames);
+                }
+            }
+            let (node, is_complete) = self.tree.add_incremental(path, &self.stack, count, &name_bytes);
+            self.quality_counts.add(match is_complete {
+                true => quality,
+                false => StackQuality::Partial(Truncation::TreeLimit),
+            });
+            self.timeline.push(RawTimelineSample {
+                time: s.time,
+                pid: s.pid,
+                tid: s.tid,
+                node,
+                count,
+                time_spent: *time,
+            });
+            if self.options.weighted.is_some() {
+                self.waits.push(*length, number, s.holds_lock);
+                if *state == Some(ThreadState::Waiting(WaitKind::Gil)) {
+                    holder = Some(number);
+                }
+            }
+        }
+        holder
+    }
+
+    /// Updates what is known of the process where the stack shows that something is missing: a subinterpreter, or the
+    /// names of JIT code.
+    fn follow_up(
+        &mut self,
+        s: &Sample,
+        quality: StackQuality,
+        has_new_layout: bool,
+        update: &mut TargetUpdate<'_>,
+    ) -> Result<()> {
+        let no_frames = [Truncation::InterleaveMismatch, Truncation::PythonUnknown].map(StackQuality::Partial);
+        let rescan = no_frames.contains(&quality) && self.is_rescan_due(s);
+        if has_new_layout || rescan {
+            self.notify_backend(s.pid, update)?;
+        }
+        if self.native.iter().any(|f| f.location.is_none()) {
+            self.with_anonymous_code.insert(s.pid);
+            self.scan_jit_code(s.pid, Some(s.time));
+        }
+        Ok(())
+    }
+
+    /// Whether to read the thread states of the sample's process again. Perhaps the thread has begun to run a
+    /// subinterpreter, whose frames are on another chain. Or it is new, and threads of this interpreter are found in
+    /// its list only.
+    fn is_rescan_due(&mut self, s: &Sample) -> bool {
+        let target = self.targets.get_mut(&s.pid);
+        let python = target.filter(|t| t.python.is_some());
+        let due = python.filter(|t| s.time.saturating_sub(t.rescanned) > RESCAN_INTERVAL);
+        due.is_some_and(|t| {
+            t.rescanned = s.time;
+            true
+        })
+    }
+}
+
+/// Adds the places that unwinding a stack rescanned up.
+fn record_visits(visited: &mut VisitedCode, places: Vec<(ModuleId, u64)>, native: &[NativeFrame]) {
+    let is_exact = native.iter().all(|f| f.method.is_exact());
+    for place in places {
+        *visited.entry(place).or_default() |= !is_exact;
+    }
+}

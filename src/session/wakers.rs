@@ -1,0 +1,212 @@
+//! Threads that end waits of others: their stacks at that moment.
+
+use rustc_hash::FxHashMap;
+use symbolize::Kernel;
+
+use super::Session;
+use super::targets::ForkMemory;
+use crate::cpython::thread_states;
+use crate::event::{Holder, InterruptKind, Pid, Sample, Tid};
+use crate::frame::RawFrame;
+use crate::profile::count_tree::RawNode;
+use crate::profile::waits::RawWaker;
+use crate::sys::procfs;
+
+/// Distinct stacks of wakers that are kept.
+const MAX_WAKERS: usize = 1 << 16;
+
+/// Stacks of wakers of which the woken thread's sample has not come yet, and those that are kept.
+#[derive(Default)]
+pub(super) struct Wakers {
+    /// By woken thread, with the time at which it was woken.
+    pending: FxHashMap<Tid, (u64, PendingWaker)>,
+    known: FxHashMap<RawWaker, u32>,
+    /// Each once. The nodes are those of [`Session::tree`], where they count nothing.
+    pub(super) all: Vec<RawWaker>,
+}
+
+#[derive(Clone, Default)]
+pub(super) struct PendingWaker {
+    pub(super) waker: RawWaker,
+    /// What stands between the wait and the waker's stack.
+    pub(super) by: Option<RawFrame>,
+    pub(super) frames: Vec<RawFrame>,
+}
+
+impl Wakers {
+    /// Keeps the stack of the waker of `woken` until the sample of that thread comes.
+    pub(super) fn add(&mut self, woken: Tid, s: &Sample, node: RawNode, frames: &[RawFrame]) {
+        let waker = RawWaker {
+            pid: s.pid,
+            tid: s.tid,
+            node,
+        };
+        let pending = PendingWaker {
+            waker,
+            by: Some(RawFrame::WokenBy(s.pid, s.tid)),
+            frames: frames.to_vec(),
+        };
+        self.pending.insert(woken, (s.time, pending));
+    }
+
+    /// The same of an interrupt; the waker is not known as a thread.
+    fn add_interrupt(&mut self, woken: Tid, s: &Sample, kind: InterruptKind, frames: Vec<RawFrame>) {
+        let pending = PendingWaker {
+            waker: RawWaker::default(),
+            by: Some(RawFrame::Interrupt(kind)),
+            frames,
+        };
+        self.pending.insert(woken, (s.time, pending));
+    }
+
+    /// The waker that ended the interval of this sample, if it was captured.
+    pub(super) fn take(&mut self, s: &Sample) -> Option<PendingWaker> {
+        let (time, _) = self.pending.get(&s.tid)?;
+        if *time == 0 || *time != s.wake_up.time {
+            return None;
+        }
+        self.pending.remove(&s.tid).map(|(_, waker)| waker)
+    }
+
+    /// The number of a waker in [`Wakers::all`] plus 1; 0 if there is no room for more.
+    pub(super) fn number(&mut self, waker: RawWaker) -> u32 {
+        if let Some(number) = self.known.get(&waker) {
+            return *number;
+        }
+        if waker == RawWaker::default() {
+            return 0;
+        }
+        if self.all.len() >= MAX_WAKERS {
+            return 0;
+        }
+        self.all.push(waker);
+        let number = self.all.len() as u32;
+        self.known.insert(waker, number);
+        number
+    }
+}
+
+/// Functions with which the kernel begins to handle an interrupt (arch/x86/entry/entry_64.S, Linux 6.18), as their names begin.
+const ENTRIES: &[&str] = &["asm_sysvec_", "asm_common_interrupt", "asm_exc_nmi", "run_ksoftirqd"];
+/// Functions between such an entry and the wake-up that say what the interrupt was about, as their names begin.
+const KINDS: &[(&str, InterruptKind)] = &[
+    ("hrtimer_", InterruptKind::Timer),
+    ("__hrtimer_", InterruptKind::Timer),
+    ("process_timeout", InterruptKind::Timer),
+    ("run_timer_softirq", InterruptKind::Timer),
+    ("net_rx_action", InterruptKind::Network),
+    ("__napi_poll", InterruptKind::Network),
+    ("sock_def_", InterruptKind::Network),
+    ("blk_", InterruptKind::Disk),
+    ("bio_endio", InterruptKind::Disk),
+    ("nvme_", InterruptKind::Disk),
+    ("scsi_", InterruptKind::Disk),
+    ("virtblk_", InterruptKind::Disk),
+];
+
+/// Kernel functions on the stacks of wakers.
+pub(super) struct WakerOptions {
+    /// `None`: not readable.
+    symbols: Option<Kernel>,
+    /// Keep them for threads too.
+    pub(super) kernel: bool,
+}
+
+impl Session {
+    /// Puts the stacks of wakers below the waits that they ended; `kernel`: with the kernel's functions.
+    pub fn show_wakers(&mut self, kernel: bool) {
+        let symbols = self.system.kernel_symbols().and_then(|text| Kernel::parse(&text).ok());
+        self.shown_wakers = Some(WakerOptions { symbols, kernel });
+    }
+
+    /// Takes in the waker of thread `woken` if it has no user stack to be shown: an interrupt, a process that is not sampled. False
+    /// if it has.
+    pub(super) fn foreign_waker(&mut self, woken: Tid, s: &Sample) -> bool {
+        let symbols = self.shown_wakers.as_ref().and_then(|shown| shown.symbols.as_ref());
+        let names: Vec<&str> = s
+            .kernel
+            .iter()
+            .map(|address| {
+                symbols
+                    .and_then(|k| k.lookup(*address))
+                    .map_or("", |symbol| symbol.name)
+            })
+            .collect();
+        let is_entry = |name: &&str| ENTRIES.iter().any(|entry| name.starts_with(entry));
+        // The innermost one: an interrupt may interrupt another one.
+        let entry = names.iter().position(is_entry);
+        if entry.is_some() || s.tid == 0 {
+            let inner = entry.map_or(names.len(), |entry| entry + 1);
+            let kind = names[..inner].iter().find_map(|name| {
+                let kind = KINDS.iter().find(|(begin, _)| name.starts_with(begin));
+                kind.map(|(_, kind)| *kind)
+            });
+            let frames = s.kernel[..inner]
+                .iter()
+                .rev()
+                .map(|address| RawFrame::Kernel(*address))
+                .collect();
+            self.wakers
+                .add_interrupt(woken, s, kind.unwrap_or(InterruptKind::Other), frames);
+            return true;
+        }
+        if self.targets.contains_key(&s.pid) {
+            return false;
+        }
+        if let Some(name) = self.system.thread_name(s.pid, s.tid) {
+            self.threads.entry((s.pid, s.tid)).or_insert(name);
+        }
+        self.wakers.add(woken, s, 0, &[]);
+        true
+    }
+
+    /// Divides the wait of the sample that was added last among the threads that held the interpreter lock, if there were
+    /// several. `last`: the number of the one that ended it.
+    pub(super) fn add_holders(&mut self, s: &Sample, last: u32) {
+        let holders = &s.wake_up.holders;
+        let (Some(at), true) = (self.waits.lengths.len().checked_sub(1), !holders.is_empty()) else {
+            return;
+        };
+        let ended = self
+            .wakers
+            .all
+            .get((last as usize).wrapping_sub(1))
+            .map(|waker| waker.tid);
+        for (i, (holder, time)) in holders.iter().enumerate() {
+            let tid = match holder {
+                Holder::Thread(tid) => Some(*tid),
+                Holder::State(state) => self.thread_of_state(s.pid, *state),
+            };
+            let number = match tid {
+                None => 0,
+                Some(_) if i == 0 && tid == ended => last,
+                Some(tid) => self.wakers.number(RawWaker {
+                    pid: s.pid,
+                    tid,
+                    node: 0,
+                }),
+            };
+            // One thread that ended it, and held the lock all the time, is known by the waker alone.
+            if holders.len() > 1 || number != last {
+                self.waits.shares.push((at as u32, number, *time));
+            }
+        }
+    }
+
+    /// The thread that the Python thread state `state` of a process belongs to.
+    pub(super) fn thread_of_state(&self, pid: Pid, state: u64) -> Option<Tid> {
+        let m = self.targets.get(&pid)?;
+        let python = m.python.as_ref()?.interpreter?;
+        let memory = ForkMemory {
+            system: &*self.system,
+            pid,
+            parent: None,
+        };
+        let states = thread_states::states(&memory, &python);
+        let pointer = states.iter().find(|s| s.state == state)?.thread;
+        let pointers = thread_states::thread_pointers(&memory, &python, &states);
+        let inside = *pointers.iter().find(|(_, known)| **known == pointer)?.0;
+        let mut threads = self.system.threads(pid).into_iter();
+        threads.find(|tid| procfs::namespace_tid(pid, *tid) == Some(inside))
+    }
+}

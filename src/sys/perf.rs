@@ -1,0 +1,76 @@
+//! perf_event_open(2) and its ioctls.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use super::check;
+
+pub use perf_event_open_sys::bindings as perf;
+
+/// Opens a perf event; `tid` -1 means every thread, `cpu` -1 every CPU. The descriptor is close-on-exec.
+pub fn perf_event_open(attr: &mut perf::perf_event_attr, tid: i32, cpu: i32) -> io::Result<OwnedFd> {
+    attr.size = size_of::<perf::perf_event_attr>() as u32;
+    // SAFETY: `attr` is a valid attribute structure whose size field is set.
+    let fd = unsafe { perf_event_open_sys::perf_event_open(attr, tid, cpu, -1, perf::PERF_FLAG_FD_CLOEXEC.into()) };
+    check(fd.into())?;
+    // SAFETY: the kernel has just returned this descriptor; it has no other owner.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn perf_ioctl(fd: BorrowedFd<'_>, request: u32, arg: u64) -> io::Result<()> {
+    // SAFETY: perf ioctls used here take an integer argument, no pointer.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), request as libc::c_ulong, arg) }.into()).map(drop)
+}
+
+/// Attaches a BPF program to a perf event.
+pub fn perf_set_bpf(event: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    perf_ioctl(event, perf::SET_BPF, program.as_raw_fd() as u64)
+}
+
+/// Makes an event write to the ring of another one of the same thread.
+pub fn perf_set_output(event: BorrowedFd<'_>, ring: BorrowedFd<'_>) -> io::Result<()> {
+    perf_ioctl(event, perf::SET_OUTPUT, ring.as_raw_fd() as u64)
+}
+
+/// Sends each tick of an event to a thread, as a signal that carries the event's descriptor.
+pub fn signal_ticks(event: BorrowedFd<'_>, tid: u32, signal: i32) -> io::Result<()> {
+    // include/uapi/asm-generic/fcntl.h
+    const F_SETSIG: i32 = 10;
+    const F_SETOWN_EX: i32 = 15;
+    const F_OWNER_TID: i32 = 0;
+    let fd = event.as_raw_fd();
+    let owner = [F_OWNER_TID, tid as i32]; // struct f_owner_ex
+    // SAFETY: the first reads the two numbers above, the others take integers.
+    unsafe {
+        check(libc::fcntl(fd, F_SETOWN_EX, owner.as_ptr()).into())?;
+        check(libc::fcntl(fd, F_SETSIG, signal).into())?;
+        let flags = check(libc::fcntl(fd, libc::F_GETFL).into())? as i32;
+        check(libc::fcntl(fd, libc::F_SETFL, flags | libc::O_ASYNC).into())?;
+    }
+    Ok(())
+}
+
+/// Sets the period up to the next tick, and between those after it.
+pub fn perf_set_period(event: BorrowedFd<'_>, period: u64) -> io::Result<()> {
+    // SAFETY: the kernel reads one u64 at the address, which lives as long as the call.
+    let r = unsafe { libc::ioctl(event.as_raw_fd(), perf::PERIOD as libc::c_ulong, &raw const period) };
+    check(r.into()).map(drop)
+}
+
+pub fn perf_enable(event: BorrowedFd<'_>) -> io::Result<()> {
+    perf_ioctl(event, perf::ENABLE, 0)
+}
+
+pub fn perf_disable(event: BorrowedFd<'_>) -> io::Result<()> {
+    perf_ioctl(event, perf::DISABLE, 0)
+}
+
+/// The count of an event.
+pub fn read_count(event: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut value = [0u8; 8];
+    // SAFETY: `value` holds the eight bytes that an event without read_format returns.
+    check(unsafe { libc::read(event.as_raw_fd(), value.as_mut_ptr().cast(), 8) } as i64)?;
+    Ok(u64::from_le_bytes(value))
+}

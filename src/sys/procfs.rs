@@ -1,0 +1,331 @@
+//! Parsers of /proc for processes and threads: `status`, `stat`, `syscall`, `comm`, `cmdline`, `exe`.
+
+use std::time::Duration;
+use std::{fs, io};
+
+use crate::event::{Pid, Tid};
+
+/// State of a thread and how often it has left a CPU. If both are equal before and after a read, and it is not running,
+/// it did not run in between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunSnapshot {
+    /// `R`, `S`, `D`, `T`, `t`, `Z` ... (proc_pid_status(5)).
+    pub state: char,
+    switches: (u64, u64),
+}
+
+impl RunSnapshot {
+    /// `None` if the thread has exited.
+    pub fn read(pid: Pid, tid: Tid) -> Option<RunSnapshot> {
+        still(&fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).ok()?)
+    }
+
+    /// Is it running or runnable?
+    pub fn runs(&self) -> bool {
+        self.state == 'R'
+    }
+}
+
+fn still(status: &str) -> Option<RunSnapshot> {
+    let number = |name| field(status, name)?.parse().ok();
+    Some(RunSnapshot {
+        state: field(status, "State")?.chars().next()?,
+        switches: (
+            number("voluntary_ctxt_switches")?,
+            number("nonvoluntary_ctxt_switches")?,
+        ),
+    })
+}
+
+/// The ID of a thread in its own pid namespace.
+pub fn namespace_tid(pid: Pid, tid: Tid) -> Option<Tid> {
+    let status = fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).ok()?;
+    innermost_id(&status)
+}
+
+/// The id in the innermost PID namespace, from the text of a `status` file (proc_pid_status(5), `NSpid`: the last one).
+pub fn innermost_id(status: &str) -> Option<u32> {
+    field(status, "NSpid")?.split_ascii_whitespace().last()?.parse().ok()
+}
+
+/// Where a thread that does not run is blocked, in user space and in the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockedAt {
+    /// Number of the system call and its arguments; `None`: in none (a page fault, job control).
+    pub call: Option<(u64, [u64; 6])>,
+    pub sp: u64,
+    pub ip: u64,
+}
+
+/// `None` if the thread runs.
+///
+/// # Errors
+/// It has exited, or may not be read (needs permission to trace it).
+pub fn blocked(pid: Pid, tid: Tid) -> io::Result<Option<BlockedAt>> {
+    Ok(parse_blocked(&fs::read_to_string(format!(
+        "/proc/{pid}/task/{tid}/syscall"
+    ))?))
+}
+
+/// `202 0x7f.. 0x80 ... 0xSP 0xIP`, `-1 0xSP 0xIP`, `running` (proc_pid_syscall(5)).
+pub fn parse_blocked(text: &str) -> Option<BlockedAt> {
+    let words: Vec<&str> = text.split_ascii_whitespace().collect();
+    let hex = |word: &&str| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok();
+    let (first, rest) = words.split_first()?;
+    let numbers: Vec<u64> = rest.iter().map(hex).collect::<Option<_>>()?;
+    let (call, at) = match first.parse::<i64>().ok()? {
+        -1 => (None, &numbers[..]),
+        number => {
+            let args: [u64; 6] = numbers.get(..6)?.try_into().ok()?;
+            (Some((u64::try_from(number).ok()?, args)), &numbers[6..])
+        }
+    };
+    let [sp, ip] = at else { return None };
+    Some(BlockedAt { call, sp: *sp, ip: *ip }).filter(|b| b.ip != 0)
+}
+
+/// The functions a thread is in, in the kernel, innermost first; `None` without permission (CAP_SYS_ADMIN).
+pub fn kernel_stack(pid: Pid, tid: Tid) -> Option<Vec<String>> {
+    Some(parse_kernel_stack(
+        &fs::read_to_string(format!("/proc/{pid}/task/{tid}/stack")).ok()?,
+    ))
+}
+
+/// `[<0>] futex_wait_queue+0x60/0x90`, one function per line; a module's name may follow in brackets.
+fn parse_kernel_stack(text: &str) -> Vec<String> {
+    let name = |line: &str| {
+        let location = line.split_once("] ")?.1;
+        let (name, rest) = location.split_once('+').unwrap_or((location, ""));
+        let module = rest.split_once(" [").map_or("", |(_, m)| m.trim_end_matches(']'));
+        (!name.is_empty()).then(|| match module {
+            "" => name.to_string(),
+            m => format!("{name} [{m}]"),
+        })
+    };
+    text.lines().filter_map(name).collect()
+}
+
+/// A number after a word.
+fn number(text: &str, word: &str) -> Option<u32> {
+    text.lines().find_map(|l| l.strip_prefix(word)?.trim().parse().ok())
+}
+
+/// Process and parent process of a thread.
+pub fn ids(tid: Tid) -> Option<(Pid, Pid)> {
+    let text = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+    Some((number(&text, "Tgid:")?, number(&text, "PPid:")?))
+}
+
+/// Signals that are ignored unless the program handles them, that are not needed immediately, and that wake no thread
+/// (SIGCONT would).
+const TICKS: [i32; 3] = [libc::SIGURG, libc::SIGWINCH, libc::SIGCHLD];
+
+/// The signal that may stop a thread at its ticks, if there is one: the process does not handle it, the thread does not
+/// block it, and we may send it. The signals that a new thread blocks say nothing: the C library starts it with all of
+/// them blocked. `tid`: that thread, or the process for what applies to all its threads.
+pub fn tick_signal(tid: Tid) -> Option<i32> {
+    let text = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+    choose(&text, (super::process::real_uid(), super::process::effective_uid()))
+}
+
+fn choose(status: &str, (real, effective): (u32, u32)) -> Option<i32> {
+    let set = |word: &str| {
+        let line = status.lines().find_map(|l| l.strip_prefix(word))?;
+        u64::from_str_radix(line.trim(), 16).ok()
+    };
+    let uids = status.lines().find_map(|l| l.strip_prefix("Uid:"))?;
+    let uids: Vec<u32> = uids.split_whitespace().filter_map(|n| n.parse().ok()).collect();
+    let [its_real, _, its_saved, _] = uids[..] else {
+        return None;
+    };
+    // fs/fcntl.c, sigio_perm
+    let may_send = effective == 0 || [real, effective].iter().any(|uid| [its_real, its_saved].contains(uid));
+    let taken = set("SigBlk:")? | set("SigCgt:")?;
+    TICKS.into_iter().find(|s| may_send && taken & (1 << (s - 1)) == 0)
+}
+
+/// The tracer of a thread.
+pub fn tracer_of(tid: Tid) -> Option<Tid> {
+    let text = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+    number(&text, "TracerPid:").filter(|pid| *pid != 0)
+}
+
+/// Address of `argc`: `startstack`, field 28 of /proc/PID/stat (0 without permission).
+pub fn stack_end(pid: Pid) -> u64 {
+    stat_field(pid, 28).unwrap_or(0)
+}
+
+/// A numeric field of /proc/PID/stat, numbered as in proc(5).
+fn stat_field(pid: Pid, field: usize) -> Option<u64> {
+    stat_text(pid, field)?.parse().ok()
+}
+
+fn stat_text(pid: Pid, field: usize) -> Option<String> {
+    let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    // the name, field 2, may hold spaces and brackets
+    let after = text.iter().rposition(|c| *c == b')')? + 2;
+    let rest = std::str::from_utf8(text.get(after..)?).ok()?;
+    Some(rest.split(' ').nth(field.checked_sub(3)?)?.trim().to_string())
+}
+
+/// State of a process (`R`, `S`, `Z` ...), field 3 of /proc/PID/stat.
+pub fn stat_state(pid: Pid) -> Option<char> {
+    stat_text(pid, 3)?.chars().next()
+}
+
+/// CPU time of a process and of the children that it has waited for; `None` if it does not exist.
+pub fn cpu_times(pid: Pid) -> Option<(Duration, Duration)> {
+    // utime, stime, cutime and cstime of proc_pid_stat(5), in units of USER_HZ (include/asm-generic/param.h, Linux 6.18)
+    const USER_HZ: u64 = 100;
+    let ticks = |field| stat_field(pid, field);
+    let time = |ticks: u64| Duration::from_millis(ticks.saturating_mul(1000 / USER_HZ));
+    let own = ticks(14)?.saturating_add(ticks(15)?);
+    Some((time(own), time(ticks(16)?.saturating_add(ticks(17)?))))
+}
+
+/// Is it a kernel thread, which has no memory of its own?
+pub fn is_kernel_thread(pid: Pid) -> bool {
+    // PF_KTHREAD (include/linux/sched.h, Linux 6.18) among the flags, field 9 of proc_pid_stat(5)
+    const KERNEL_THREAD: u64 = 0x0020_0000;
+    stat_field(pid, 9).is_some_and(|flags| flags & KERNEL_THREAD != 0)
+}
+
+/// Parent of a process; `None` if it has exited.
+pub fn parent(pid: Pid) -> Option<Pid> {
+    stat_text(pid, 4)?.parse().ok()
+}
+
+/// ELF class of a process's executable: 1 for 32 bits, 2 for 64.
+pub fn elf_class(pid: Pid) -> Option<u8> {
+    use std::io::Read;
+    let mut head = [0; 5];
+    fs::File::open(format!("/proc/{pid}/exe"))
+        .ok()?
+        .read_exact(&mut head)
+        .ok()?;
+    head.starts_with(b"\x7fELF").then_some(head[4])
+}
+
+/// Thread IDs of a process; none if it has exited.
+pub fn threads(pid: Pid) -> Vec<Tid> {
+    let dir = fs::read_dir(format!("/proc/{pid}/task"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    dir.filter_map(|e| e.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// Name of a thread (`comm`), without control characters.
+pub fn thread_name(pid: Pid, tid: Tid) -> Option<String> {
+    let raw = fs::read(format!("/proc/{pid}/task/{tid}/comm")).ok()?;
+    Some(String::from_utf8_lossy(raw.strip_suffix(b"\n").unwrap_or(&raw)).into_owned())
+}
+
+/// Thread group IDs of all processes.
+pub fn processes() -> Vec<Pid> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect()
+}
+
+/// The arguments of a process, without empty ones; none if it has exited or is a kernel thread.
+pub fn arguments(pid: Pid) -> Vec<String> {
+    let raw = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    raw.split(|c| *c == 0)
+        .filter(|word| !word.is_empty())
+        .map(|word| String::from_utf8_lossy(word).into_owned())
+        .collect()
+}
+
+/// Command line of a process, separated by blanks; its name if it has none.
+pub fn command_line(pid: Pid) -> String {
+    let words = arguments(pid);
+    if words.is_empty() {
+        thread_name(pid, pid).unwrap_or_default()
+    } else {
+        words.join(" ")
+    }
+}
+
+/// The value of a field of /proc/PID/status.
+pub fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    let value = |line: &'a str| line.strip_prefix(name)?.strip_prefix(':');
+    status.lines().find_map(value).map(str::trim)
+}
+
+/// Real, effective and saved ID (`Uid` or `Gid`).
+pub fn user_ids(status: &str, name: &str) -> [u32; 3] {
+    let mut ids = [u32::MAX; 3];
+    let words = field(status, name).unwrap_or_default().split_ascii_whitespace();
+    ids.iter_mut()
+        .zip(words)
+        .for_each(|(id, word)| *id = word.parse().unwrap_or(u32::MAX));
+    ids
+}
+
+/// Effective and supplementary groups.
+pub fn groups(status: &str) -> Vec<u32> {
+    let more = field(status, "Groups").unwrap_or_default().split_ascii_whitespace();
+    std::iter::once(user_ids(status, "Gid")[1])
+        .chain(more.filter_map(|g| g.parse().ok()))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_of_threads() {
+        let text =
+            "Name:\tState: R\nState:\tS (sleeping)\nvoluntary_ctxt_switches:\t12\nnonvoluntary_ctxt_switches:\t3\n";
+        let seen = still(text).expect("all there");
+        assert_eq!((seen.state, seen.switches, seen.runs()), ('S', (12, 3), false));
+        assert_eq!(still("State:\tS (sleeping)\n"), None);
+    }
+
+    #[test]
+    fn blocked_threads() {
+        let check = |text: &str, expected: Option<(Option<u64>, u64, u64)>| {
+            let got = parse_blocked(text).map(|b| (b.call.map(|c| c.0), b.sp, b.ip));
+            assert_eq!(got, expected, "{text}");
+        };
+        check(
+            "202 0x1 0x80 0x0 0x0 0x0 0x0 0x7ffd10 0x7f20\n",
+            Some((Some(202), 0x7ffd10, 0x7f20)),
+        );
+        check("-1 0x7ffd10 0x7f20\n", Some((None, 0x7ffd10, 0x7f20)));
+        check("running\n", None);
+        check("202 0x1 0x80\n", None);
+        check("0 0x0 0x0 0x0 0x0 0x0 0x0 0x0 0x0\n", None);
+        check("", None);
+    }
+
+    #[test]
+    fn kernel_stacks() {
+        let text = "[<0>] futex_wait_queue+0x60/0x90\n[<0>] tun_do_read+0x1/0x2 [tun]\nnonsense\n[<0>] \n";
+        assert_eq!(parse_kernel_stack(text), ["futex_wait_queue", "tun_do_read [tun]"]);
+    }
+
+    #[test]
+    fn timer_signals_are_unused_signals() {
+        let check = |blocked: u64, handled: u64, us: (u32, u32), expected: Option<i32>| {
+            let status = format!(
+                "Name:\tx\nUid:\t1000\t1001\t1002\t1003\nSigPnd:\t0\nSigBlk:\t{blocked:016x}\nSigIgn:\t0\nSigCgt:\t{handled:016x}\n"
+            );
+            assert_eq!(choose(&status, us), expected, "{blocked:x} {handled:x} {us:?}");
+        };
+        let bit = |signal: i32| 1u64 << (signal - 1);
+        check(0, 0, (0, 0), Some(libc::SIGURG));
+        check(bit(libc::SIGINT), bit(libc::SIGTERM), (0, 0), Some(libc::SIGURG));
+        check(0, bit(libc::SIGURG), (0, 0), Some(libc::SIGWINCH));
+        check(bit(libc::SIGURG), bit(libc::SIGWINCH), (0, 0), Some(libc::SIGCHLD));
+        check(u64::MAX, 0, (0, 0), None);
+        check(0, u64::MAX, (0, 0), None);
+        check(0, 0, (1000, 1000), Some(libc::SIGURG));
+        check(0, 0, (7, 1002), Some(libc::SIGURG));
+        check(0, 0, (7, 1001), None);
+        assert_eq!(choose("Uid:\t0\nSigBlk:\tx\n", (0, 0)), None);
+    }
+}

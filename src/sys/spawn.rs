@@ -1,0 +1,248 @@
+//! Starts a command in exactly the state in which nativeprof itself was started.
+//!
+//! The standard library cannot: before `main` it ignores SIGPIPE and opens missing standard descriptors, and its
+//! process spawning resets SIGPIPE to the default and returns only after the exec, so that it needs another thread,
+//! whose exit would count as the parent's death (PR_SET_PDEATHSIG). So the initial state is recorded before the
+//! standard library changes it, and the process is created here, by the calling thread.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, CString};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+
+use crate::event::Pid;
+use crate::sys;
+
+static IGNORED_PIPE: AtomicBool = AtomicBool::new(false);
+static CLOSED: [AtomicBool; 3] = [const { AtomicBool::new(false) }; 3];
+static DEATH_SIGNAL: AtomicI32 = AtomicI32::new(0);
+
+/// Records the state of this process that the start of the standard library, or a change of user, modifies.
+extern "C" fn record_initial_state() {
+    // SAFETY: integers, and pointers to values of the right type. All of it may be called before `main`.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        if libc::sigaction(libc::SIGPIPE, std::ptr::null(), &mut action) == 0 {
+            IGNORED_PIPE.store(action.sa_sigaction == libc::SIG_IGN, Ordering::Relaxed);
+        }
+        for (fd, closed) in (0..).zip(&CLOSED) {
+            closed.store(libc::fcntl(fd, libc::F_GETFD) < 0, Ordering::Relaxed);
+        }
+        let mut signal = 0;
+        if libc::prctl(libc::PR_GET_PDEATHSIG, &raw mut signal) == 0 {
+            DEATH_SIGNAL.store(signal, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Functions listed in this section run before `main`, and so before the start of the standard library.
+// SAFETY: a pointer to a function of the type that the section holds (System V gABI, "Initialization and Termination
+// Functions"), which needs nothing set up.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static RECORD_INITIAL_STATE: extern "C" fn() = record_initial_state;
+
+/// Kinds of interval timers (setitimer(2)): they survive an exec, but a forked child has none.
+const TIMERS: [libc::c_int; 3] = [
+    libc::ITIMER_REAL as _,
+    libc::ITIMER_VIRTUAL as _,
+    libc::ITIMER_PROF as _,
+];
+
+/// A process that waits to exec a command.
+pub struct Waiting {
+    pub pid: Pid,
+    /// A byte lets it continue; at end of file it exits.
+    pub go: File,
+    failure: File,
+}
+
+/// Forks a process that waits and then executes a command, which is looked up in PATH. The interval timers of this
+/// process move to it. `environment`: variables to replace or to add.
+///
+/// # Errors
+/// A NUL in a word, no descriptor, or no process left.
+pub fn spawn(command: &[String], environment: &[(&str, &str)]) -> io::Result<Waiting> {
+    let words: Vec<CString> = command
+        .iter()
+        .map(|word| CString::new(word.as_str()))
+        .collect::<Result<_, _>>()?;
+    let variables = variables(environment)?;
+    let argv = pointers(words.iter().map(CString::as_c_str));
+    let envp = pointers(variables.iter().map(CString::as_c_str));
+    let file = words.first().ok_or(io::ErrorKind::InvalidInput)?;
+    let (go_read, go_write) = sys::files::pipe()?;
+    let (failure_read, failure_write) = sys::files::pipe()?;
+    let timers = TIMERS.map(take_timer);
+    // SAFETY: the child calls only what is safe there, see `become_command`.
+    let pid = unsafe { libc::fork() };
+    match pid {
+        0 => {
+            let start = Start {
+                file,
+                argv: &argv,
+                envp: &envp,
+                go: go_read.as_raw_fd(),
+                go_write: go_write.as_raw_fd(),
+                failure: failure_write.as_raw_fd(),
+                timers: &timers,
+            };
+            become_command(&start)
+        }
+        -1 => Err(io::Error::last_os_error()),
+        pid => Ok(Waiting {
+            pid: pid as Pid,
+            go: go_write,
+            failure: failure_read,
+        }),
+    }
+}
+
+impl Waiting {
+    /// Waits, after the process may continue, until it has executed the command.
+    ///
+    /// # Errors
+    /// The error of `exec`.
+    pub fn executed(&mut self) -> io::Result<()> {
+        let mut code = [0; 4];
+        match self.failure.read_exact(&mut code) {
+            Ok(()) => Err(io::Error::from_raw_os_error(i32::from_le_bytes(code))),
+            // The other end closes at the exec, or when the process was killed: `wait` reports which.
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Waits for its exit.
+    ///
+    /// # Errors
+    /// Another part of this process has already waited for it.
+    pub fn wait(&self) -> io::Result<ExitStatus> {
+        let mut status = 0;
+        loop {
+            // SAFETY: a pointer to the status.
+            if unsafe { libc::waitpid(self.pid as libc::pid_t, &mut status, 0) } >= 0 {
+                return Ok(ExitStatus::from_raw(status));
+            }
+            let e = io::Error::last_os_error();
+            if e.kind() != io::ErrorKind::Interrupted {
+                return Err(e);
+            }
+        }
+    }
+}
+
+fn pointers<'a>(strings: impl Iterator<Item = &'a CStr>) -> Vec<*const libc::c_char> {
+    strings.map(CStr::as_ptr).chain([std::ptr::null()]).collect()
+}
+
+/// The variables of this process, byte for byte and in their order, except the replaced ones.
+fn variables(replaced: &[(&str, &str)]) -> io::Result<Vec<CString>> {
+    let mut all = Vec::new();
+    // SAFETY: nothing in this program changes its environment, and no other thread could while it starts.
+    unsafe {
+        unsafe extern "C" {
+            static environ: *const *const libc::c_char;
+        }
+        let mut at = environ;
+        while !at.is_null() && !(*at).is_null() {
+            all.push(CStr::from_ptr(*at).to_owned());
+            at = at.add(1);
+        }
+    }
+    for (name, value) in replaced {
+        let new = CString::new(format!("{name}={value}"))?;
+        let start = format!("{name}=");
+        match all.iter_mut().find(|v| v.to_bytes().starts_with(start.as_bytes())) {
+            Some(old) => *old = new,
+            None => all.push(new),
+        }
+    }
+    Ok(all)
+}
+
+/// Disarms an interval timer of this process and returns what was left of it.
+fn take_timer(which: libc::c_int) -> libc::itimerval {
+    // SAFETY: plain integers, for which zero is valid (a disarmed timer); pointers of the right type.
+    unsafe {
+        let (off, mut left): (libc::itimerval, libc::itimerval) = std::mem::zeroed();
+        libc::setitimer(which as _, &off, &mut left);
+        left
+    }
+}
+
+struct Start<'a> {
+    file: &'a CStr,
+    /// Each ends in a null pointer.
+    argv: &'a [*const libc::c_char],
+    envp: &'a [*const libc::c_char],
+    go: i32,
+    go_write: i32,
+    failure: i32,
+    timers: &'a [libc::itimerval; 3],
+}
+
+/// Between fork and exec: waits, restores the state in which nativeprof was started, and executes.
+fn become_command(start: &Start<'_>) -> ! {
+    // SAFETY: only async-signal-safe calls (execvpe allocates nothing in glibc and musl), on memory that lives in the
+    // caller. The closed descriptor is this process's own copy: with it open there would be no end of file.
+    unsafe {
+        libc::close(start.go_write);
+        let mut byte = 0u8;
+        loop {
+            match libc::read(start.go, (&raw mut byte).cast(), 1) {
+                1 => break,
+                -1 if *libc::__errno_location() == libc::EINTR => {}
+                _ => libc::_exit(0),
+            }
+        }
+        let pipe = if IGNORED_PIPE.load(Ordering::Relaxed) {
+            libc::SIG_IGN
+        } else {
+            libc::SIG_DFL
+        };
+        libc::signal(libc::SIGPIPE, pipe);
+        for (fd, closed) in (0..).zip(&CLOSED) {
+            if closed.load(Ordering::Relaxed) {
+                libc::close(fd);
+            }
+        }
+        // Not inherited by a fork.
+        libc::prctl(
+            libc::PR_SET_PDEATHSIG,
+            DEATH_SIGNAL.load(Ordering::Relaxed) as libc::c_ulong,
+        );
+        for (which, timer) in TIMERS.iter().zip(start.timers) {
+            if timer.it_value.tv_sec != 0 || timer.it_value.tv_usec != 0 {
+                libc::setitimer(*which as _, timer, std::ptr::null_mut());
+            }
+        }
+        libc::execvpe(start.file.as_ptr(), start.argv.as_ptr(), start.envp.as_ptr());
+        let code = (*libc::__errno_location()).to_le_bytes();
+        libc::write(start.failure, code.as_ptr().cast(), code.len());
+        libc::_exit(127)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_keep_their_order() {
+        let before = variables(&[]).unwrap();
+        let after = variables(&[("PATH", "/x"), ("NATIVEPROF_NEW", "1")]).unwrap();
+        assert_eq!(after.len(), before.len() + 1);
+        for (before, after) in before.iter().zip(&after) {
+            match before.to_bytes().starts_with(b"PATH=") {
+                true => assert_eq!(after.as_c_str(), c"PATH=/x"),
+                false => assert_eq!(after, before),
+            }
+        }
+        assert_eq!(after.last().map(|v| v.as_c_str()), Some(c"NATIVEPROF_NEW=1"));
+    }
+}

@@ -1,0 +1,305 @@
+//! Threads of our own process: their IDs, clocks and timers, and signals to them. System calls behind safe functions;
+//! those that a signal handler may use say so.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use crate::event::{Pid, Tid};
+use crate::sys;
+
+/// `pthread_self()`: the thread pointer, and Python's ID of a thread (`threading.get_ident`). For signal handlers too.
+pub fn thread_pointer() -> u64 {
+    // SAFETY: no arguments, cannot fail.
+    unsafe { libc::pthread_self() as u64 }
+}
+
+/// Bytes of a thread descriptor that are searched for the thread ID: it is at 720 in glibc 2.36, at 48 in musl 1.2.3.
+const DESCRIPTOR: usize = 2048;
+
+/// Where the C library keeps the thread ID in the descriptor: at the same offset in two threads.
+fn tid_offset() -> Option<usize> {
+    fn offsets() -> Vec<usize> {
+        let (mut bytes, tid) = ([0; DESCRIPTOR], sys::process::current_tid());
+        let n = sys::memory::read_memory(std::process::id(), thread_pointer(), &mut bytes);
+        let words = bytes[..n].chunks_exact(4).enumerate();
+        words
+            .filter(|(_, w)| w == &tid.to_le_bytes())
+            .map(|(i, _)| 4 * i)
+            .collect()
+    }
+    static OFFSET: OnceLock<Option<usize>> = OnceLock::new();
+    *OFFSET.get_or_init(|| {
+        let here = offsets();
+        let there = std::thread::spawn(offsets).join().unwrap_or_default();
+        here.into_iter().find(|at| there.contains(at))
+    })
+}
+
+/// The kernel's ID of the thread with this pointer (`pthread_t`); `None` if there is no such thread. Any number may be
+/// passed: memory that does not look like a descriptor is not used.
+pub fn tid_of(pointer: u64) -> Option<Tid> {
+    if pointer == thread_pointer() {
+        return Some(sys::process::current_tid() as Tid);
+    }
+    let (pid, offset) = (std::process::id(), tid_offset()?);
+    let mut word = [0; 8];
+    // The descriptor's first word points to itself (glibc: tcbhead_t.tcb; musl: pthread.self).
+    let is_descriptor = sys::memory::read_memory(pid, pointer, &mut word) == 8 && u64::from_le_bytes(word) == pointer;
+    let mut tid = [0; 4];
+    let read = is_descriptor && sys::memory::read_memory(pid, pointer.checked_add(offset as u64)?, &mut tid) == 4;
+    // The kernel clears it when the thread exits.
+    let tid = u32::from_le_bytes(tid);
+    (read && tid != 0 && thread_exists(pid, tid)).then_some(tid)
+}
+
+/// Finds the descriptor of a thread on its stack, below `end`, the end of the mapping that holds the stack.
+pub fn thread_pointer_on_stack(tid: Tid, end: u64) -> Option<u64> {
+    /// Bytes searched below the end: they hold the descriptor and the thread-local variables of libraries.
+    const SEARCHED: u64 = 64 << 10;
+    let start = end.checked_sub(SEARCHED)?;
+    let (mut bytes, offset) = (vec![0; SEARCHED as usize], tid_offset()?);
+    let n = sys::memory::read_memory(std::process::id(), start, &mut bytes);
+    let at = |at: usize| {
+        bytes
+            .get(at..at + 8)
+            .map(|w| u64::from_le_bytes(w.try_into().expect("eight bytes")))
+    };
+    (0..n).step_by(16).rev().find_map(|i| {
+        let pointer = start + i as u64;
+        let is = at(i) == Some(pointer) && at(i + offset)? as u32 == tid;
+        is.then_some(pointer)
+    })
+}
+
+/// Is this a thread of the process (now)? For signal handlers too.
+pub fn thread_exists(pid: Pid, tid: Tid) -> bool {
+    // SAFETY: integers only; signal 0 is not sent.
+    unsafe { libc::syscall(libc::SYS_tgkill, pid, tid, 0) == 0 }
+}
+
+/// `siginfo_t` of a queued signal, or of a timer's, in the kernel's layout (include/uapi/asm-generic/siginfo.h, Linux
+/// 6.18).
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct SigInfo {
+    signal: i32,
+    errno: i32,
+    /// SI_QUEUE or SI_TIMER.
+    pub code: i32,
+    _pad: i32,
+    /// Its sender, or the ID of the timer.
+    pub pid: i32,
+    /// User of the sender, or the overrun count of the timer.
+    pub uid: u32,
+    pub value: u64,
+    _rest: [u64; 12],
+}
+
+/// Sends a signal with a value to one thread of this process.
+///
+/// # Errors
+/// ESRCH: it has exited. EAGAIN: too many signals are queued.
+pub fn send(pid: Pid, tid: Tid, signal: i32, value: u64) -> io::Result<()> {
+    let info = SigInfo {
+        signal,
+        errno: 0,
+        code: libc::SI_QUEUE,
+        _pad: 0,
+        pid: pid as i32,
+        uid: sys::process::effective_uid(),
+        value,
+        _rest: [0; 12],
+    };
+    // SAFETY: the structure has the kernel's layout and size (128 bytes) and lives as long as the call.
+    let r = unsafe { libc::syscall(libc::SYS_rt_tgsigqueueinfo, pid, tid, signal, &raw const info) };
+    if r < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Blocks all signals in the calling thread.
+pub fn block_signals() {
+    // SAFETY: the set is filled before it is used, and lives as long as the call.
+    unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &all, std::ptr::null_mut());
+    }
+}
+
+/// Is any signal other than this one pending for the calling thread or its process? For signal handlers too.
+pub fn other_signal_waits(but: i32) -> bool {
+    let mut set = 0u64;
+    // SAFETY: the kernel writes eight bytes, the size of its set.
+    let r = unsafe { libc::syscall(libc::SYS_rt_sigpending, &raw mut set, size_of::<u64>()) };
+    r != 0 || set & !(1 << (but - 1)) != 0
+}
+
+/// The kernel's clock ID of a thread's CPU time (include/linux/posix-timers.h: CPUCLOCK_PERTHREAD_MASK |
+/// CPUCLOCK_SCHED).
+fn cpu_clock(tid: Tid) -> libc::clockid_t {
+    (!(tid as i32) << 3) | 6
+}
+
+/// CPU time of a thread of ours, ns; `None` if it has exited.
+pub fn cpu_time(tid: Tid) -> Option<u64> {
+    sys::clock::read_clock(cpu_clock(tid))
+}
+
+/// A timer of a thread's CPU time that sends the thread a signal; deleted when dropped.
+#[derive(Debug)]
+pub struct CpuTimer(i32);
+
+impl CpuTimer {
+    /// Creates a disarmed timer.
+    ///
+    /// # Errors
+    /// EINVAL: the thread has exited. EAGAIN: too many timers and queued signals (RLIMIT_SIGPENDING).
+    pub fn new(tid: Tid, signal: i32, value: u64) -> io::Result<CpuTimer> {
+        // SAFETY: plain integers, for which zero is valid; the structure has fields that cannot be named.
+        let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
+        event.sigev_notify = libc::SIGEV_THREAD_ID;
+        event.sigev_signo = signal;
+        event.sigev_value.sival_ptr = value as *mut _;
+        event.sigev_notify_thread_id = tid as i32;
+        let mut id = 0i32;
+        // The kernel's own ID (int), which the C library would hide in an address.
+        // SAFETY: both structures live as long as the call, and the kernel writes an int.
+        let r = unsafe { libc::syscall(libc::SYS_timer_create, cpu_clock(tid), &raw const event, &raw mut id) };
+        if r < 0 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(CpuTimer(id))
+        }
+    }
+
+    /// Arms it: it ticks after `first` ns of CPU time, then every `period` ns; `(0, 0)` disarms it.
+    pub fn set(&self, first: u64, period: u64) {
+        let time = |ns: u64| libc::timespec {
+            tv_sec: (ns / 1_000_000_000) as i64,
+            tv_nsec: (ns % 1_000_000_000) as i64,
+        };
+        let times = libc::itimerspec {
+            it_interval: time(period),
+            it_value: time(first),
+        };
+        // SAFETY: the structure lives as long as the call. The timer is ours; if its thread has exited, nothing
+        // happens.
+        unsafe {
+            let none: *mut libc::itimerspec = std::ptr::null_mut();
+            libc::syscall(libc::SYS_timer_settime, self.0, 0, &raw const times, none)
+        };
+    }
+}
+
+impl Drop for CpuTimer {
+    fn drop(&mut self) {
+        // SAFETY: an integer only; the timer is ours.
+        unsafe { libc::syscall(libc::SYS_timer_delete, self.0) };
+    }
+}
+
+/// Waits until the word is no longer `value`, at most so long; may return early.
+pub fn wait_while(word: &AtomicU32, value: u32, timeout: Duration) {
+    let time = libc::timespec {
+        tv_sec: timeout.as_secs() as i64,
+        tv_nsec: timeout.subsec_nanos().into(),
+    };
+    // SAFETY: the word and the time live as long as the call.
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            word.as_ptr(),
+            libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
+            value,
+            &raw const time,
+        )
+    };
+}
+
+/// Wakes the threads that wait for the word. For signal handlers too.
+pub fn wake(word: &AtomicU32) {
+    // SAFETY: only the kernel accesses the address.
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            word.as_ptr(),
+            libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
+            i32::MAX,
+        )
+    };
+}
+
+/// Returns the memory of all complete pages in `bytes` to the kernel; they read as zeros afterwards.
+pub fn release_pages(bytes: &mut [u8]) {
+    let page = sys::memory::page_size();
+    let skip = bytes.as_ptr().align_offset(page);
+    let Some(pages) = bytes.get_mut(skip..).map(|b| (b.as_mut_ptr(), b.len() / page * page)) else {
+        return;
+    };
+    // SAFETY: complete pages of plain bytes, which are borrowed for writing; anonymous memory reads as zeros afterwards
+    // (the allocator has it from an anonymous mapping).
+    unsafe { libc::madvise(pages.0.cast(), pages.1, libc::MADV_DONTNEED) };
+}
+
+/// Number of libraries loaded and unloaded so far.
+pub fn library_load_count() -> u64 {
+    extern "C" fn first(info: *mut libc::dl_phdr_info, _: usize, out: *mut libc::c_void) -> i32 {
+        // SAFETY: `info` is valid during the call, and `out` is the `u64` given below.
+        unsafe { *out.cast::<u64>() = (*info).dlpi_adds.wrapping_mul(31).wrapping_add((*info).dlpi_subs) };
+        1 // one is enough
+    }
+    let mut count = 0u64;
+    // SAFETY: the callback uses its arguments as specified.
+    unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut count).cast()) };
+    count
+}
+
+/// Changed in a child after `fork`, once [`generation`] was called in the parent.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+
+/// A number that differs in each process after `fork`.
+pub fn generation() -> u32 {
+    static REGISTERED: OnceLock<()> = OnceLock::new();
+    extern "C" fn forked() {
+        GENERATION.fetch_add(1, Ordering::Relaxed);
+    }
+    REGISTERED.get_or_init(|| {
+        // SAFETY: the function only adds to a number.
+        unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+    });
+    GENERATION.load(Ordering::Relaxed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_are_found_by_their_pointers() {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let (go, wait) = std::sync::mpsc::channel::<()>();
+        let other = std::thread::spawn(move || {
+            sender
+                .send((thread_pointer(), sys::process::current_tid() as Tid))
+                .expect("a receiver");
+            let _ = wait.recv();
+        });
+        let (pointer, tid) = receiver.recv().expect("the thread sends");
+        assert_eq!(tid_of(pointer), Some(tid));
+        assert_eq!(tid_of(thread_pointer()), Some(sys::process::current_tid() as Tid));
+        assert!(cpu_time(tid).is_some());
+        drop(go);
+        other.join().expect("it ends");
+        for wrong in [pointer, 0, 1, 8, u64::MAX, u64::MAX - 7, &raw const tid as u64] {
+            assert_eq!(tid_of(wrong), None, "{wrong:x}");
+        }
+        assert_eq!(cpu_time(tid), None);
+        assert_eq!(
+            send(std::process::id(), tid, 0, 0).unwrap_err().raw_os_error(),
+            Some(libc::ESRCH)
+        );
+    }
+}

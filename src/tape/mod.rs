@@ -1,0 +1,253 @@
+//! Tapes: a recorded stream of events, and the answers of the machine during the recording, which replay without
+//! privileges on any machine. The main test suite consists of them, and a user attaches one to a bug report.
+//!
+//! # The file
+//!
+//! One gzip stream. Inside, little-endian, no alignment; `bytes` is a `u32` length and that many bytes; a list is a
+//! `u32` count and the items. Nothing follows the last list. The reader trusts nothing.
+//!
+//! | what | content |
+//! |---|---|
+//! | magic | `nativeprof tape\n` |
+//! | version | `u32`, [`VERSION`] |
+//! | head | how it was recorded: [`TapeHeader`] |
+//! | events | list of [`Event`]s in order, with complete samples: registers, stack with its holes, Python frames, anchors, kernel addresses; and the code objects that were copied with them. A stack is stored as its difference from the thread's previous one |
+//! | answers | results of the [`System`], in the order of the calls: memory maps (executable lines), stack ends, threads, names, files opened, memory read (address and bytes) |
+//! | kernel | the lines of `/proc/kallsyms` that name the kernel addresses above |
+//! | files | list of ELF files, each a length and the pieces of it that are not zero |
+//!
+//! Files are pruned (see [`prune`]) to what the replay needs: headers, the unwind tables, symbols and instructions of
+//! functions on some stack, and what the interpreter's layout is read from. They stay valid ELF files; DWARF is
+//! gone, and with it inlined functions and line numbers of native code. No source file is on a tape. Stacks are: a tape
+//! contains what the program had on its stacks, and the command that records it says so.
+
+use std::cell::Cell;
+use std::hash::Hash;
+use std::rc::Rc;
+use std::time::Duration;
+
+use rustc_hash::FxHashMap;
+
+use crate::capture::{Backend, SampleCounts};
+use crate::cpython_layout::TargetLayout;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::{Event, Pid, Tid};
+use crate::target::file_content::Content;
+use crate::target::root::Root;
+use crate::target::system::{FileKey, System};
+
+mod decode;
+pub mod encode;
+pub mod prune;
+pub mod recorder;
+
+/// Version of the file format. Since 2 there are copies of code objects among the events.
+pub const VERSION: u32 = 2;
+/// The oldest version that can be read.
+pub const FIRST_VERSION: u32 = 1;
+
+/// How the recording was made.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TapeHeader {
+    pub pid: Pid,
+    /// The process was already running (`attach`); else it was started and its mappings came as events.
+    pub attached: bool,
+    pub rate: u64,
+    pub clock: String,
+    pub backend: String,
+    /// CLOCK_MONOTONIC at the start, ns.
+    pub began: u64,
+    /// Seconds since 1970.
+    pub start: f64,
+    pub duration: f64,
+    pub command: String,
+}
+
+/// Process, address and path of a mapping.
+pub type Mapped = (Pid, u64, Vec<u8>);
+
+/// The machine's answers, in the order of the calls.
+#[derive(Clone, Debug, Default)]
+pub struct SystemResponses {
+    pub maps: Vec<(Pid, Option<Vec<u8>>)>,
+    pub stack_ends: Vec<(Pid, u64)>,
+    pub threads: Vec<(Pid, Vec<Tid>)>,
+    pub names: Vec<((Pid, Tid), Option<String>)>,
+    /// Index of the file.
+    pub opened: Vec<(Mapped, Option<u32>)>,
+    /// Process, address and length; the bytes that could be read.
+    pub reads: Vec<((Pid, u64, u32), Vec<u8>)>,
+}
+
+/// A tape in memory.
+#[derive(Clone, Debug, Default)]
+pub struct Tape {
+    pub head: TapeHeader,
+    pub events: Vec<Event>,
+    pub answers: SystemResponses,
+    pub kernel: Option<String>,
+    pub files: Vec<Content>,
+}
+
+/// The events of a tape as a backend.
+pub struct TapeSource {
+    tape: Rc<Tape>,
+    next: usize,
+}
+
+/// Events returned at once.
+const BATCH: usize = 256;
+
+impl TapeSource {
+    pub fn new(tape: Rc<Tape>) -> TapeSource {
+        TapeSource { tape, next: 0 }
+    }
+
+    fn ended(&self) -> bool {
+        self.next >= self.tape.events.len()
+    }
+}
+
+impl Backend for TapeSource {
+    fn backend(&self) -> &'static str {
+        "tape"
+    }
+
+    fn event(&self) -> &str {
+        &self.tape.head.clock
+    }
+
+    fn attach(&mut self, _: Pid) -> Result<()> {
+        Ok(())
+    }
+
+    fn attach_at_exec(&mut self, _: Pid) -> Result<()> {
+        Ok(())
+    }
+
+    fn update_process(&mut self, _: Pid, _: &TargetLayout) -> Result<()> {
+        Ok(())
+    }
+
+    fn remove_process(&mut self, _: Pid) {}
+
+    fn start(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn poll(&mut self, _: Duration, out: &mut Vec<Event>) -> Result<bool> {
+        let rest = self.tape.events.get(self.next..).unwrap_or_default();
+        out.extend(rest.iter().take(BATCH).cloned());
+        self.next += rest.len().min(BATCH);
+        Ok(!self.ended())
+    }
+
+    fn stop(&mut self) {}
+
+    fn counts(&self) -> SampleCounts {
+        let samples = self.tape.events.iter().filter(|e| matches!(e, Event::Sample(_)));
+        let lost = self
+            .tape
+            .events
+            .iter()
+            .map(|e| if let Event::Lost(n) = e { *n } else { 0 });
+        SampleCounts {
+            cpu_time: 0,
+            delivered: samples.count() as u64,
+            lost: lost.fold(0, u64::saturating_add),
+            stopped: None,
+        }
+    }
+}
+
+/// Answers by call. The same call may have had different answers over time: they come in order, and the last one is
+/// repeated.
+struct ResponseQueues<K, V>(FxHashMap<K, (Vec<V>, Cell<usize>)>);
+
+impl<K: Hash + Eq + Clone, V: Clone> ResponseQueues<K, V> {
+    fn new(all: &[(K, V)]) -> ResponseQueues<K, V> {
+        let mut map: FxHashMap<K, (Vec<V>, Cell<usize>)> = FxHashMap::default();
+        for (k, v) in all {
+            map.entry(k.clone()).or_default().0.push(v.clone());
+        }
+        ResponseQueues(map)
+    }
+
+    fn next(&self, question: &K) -> Option<&V> {
+        let (answers, at) = self.0.get(question)?;
+        let i = at.get();
+        at.set((i + 1).min(answers.len().saturating_sub(1)));
+        answers.get(i)
+    }
+}
+
+/// Answers from a tape instead of the machine.
+pub struct TapeSystem {
+    maps: ResponseQueues<Pid, Option<Vec<u8>>>,
+    stack_ends: ResponseQueues<Pid, u64>,
+    threads: ResponseQueues<Pid, Vec<Tid>>,
+    names: ResponseQueues<(Pid, Tid), Option<String>>,
+    opened: ResponseQueues<Mapped, Option<u32>>,
+    reads: ResponseQueues<(Pid, u64, u32), Vec<u8>>,
+    kernel: Option<String>,
+    files: Vec<Content>,
+}
+
+impl TapeSystem {
+    pub fn new(tape: &Tape) -> TapeSystem {
+        let a = &tape.answers;
+        TapeSystem {
+            maps: ResponseQueues::new(&a.maps),
+            stack_ends: ResponseQueues::new(&a.stack_ends),
+            threads: ResponseQueues::new(&a.threads),
+            names: ResponseQueues::new(&a.names),
+            opened: ResponseQueues::new(&a.opened),
+            reads: ResponseQueues::new(&a.reads),
+            kernel: tape.kernel.clone(),
+            files: tape.files.clone(),
+        }
+    }
+}
+
+impl System for TapeSystem {
+    fn maps(&self, pid: Pid) -> Result<Vec<u8>> {
+        let gone = || Error::new(ErrorKind::NoSuchProcess, format!("no process {pid} in the tape"));
+        self.maps.next(&pid).cloned().flatten().ok_or_else(gone)
+    }
+
+    fn stack_end(&self, pid: Pid) -> u64 {
+        self.stack_ends.next(&pid).copied().unwrap_or(0)
+    }
+
+    fn threads(&self, pid: Pid) -> Vec<Tid> {
+        self.threads.next(&pid).cloned().unwrap_or_default()
+    }
+
+    fn thread_name(&self, pid: Pid, tid: Tid) -> Option<String> {
+        self.names.next(&(pid, tid)).cloned().flatten()
+    }
+
+    fn open(&self, pid: Pid, start: u64, _: u64, path: &[u8], _: Option<&Root>) -> Option<(Content, FileKey)> {
+        let index = (*self.opened.next(&(pid, start, path.to_vec()))?)?;
+        let file = self.files.get(index as usize)?;
+        Some((file.clone(), (0, index.into())))
+    }
+
+    fn read_memory(&self, pid: Pid, avma: u64, buf: &mut [u8]) -> usize {
+        let Ok(len) = u32::try_from(buf.len()) else { return 0 };
+        let Some(bytes) = self.reads.next(&(pid, avma, len)) else {
+            return 0;
+        };
+        let n = bytes.len().min(buf.len());
+        buf[..n].copy_from_slice(&bytes[..n]);
+        n
+    }
+
+    fn root(&self, _: Pid) -> Option<Root> {
+        None
+    }
+
+    fn kernel_symbols(&self) -> Option<String> {
+        self.kernel.clone()
+    }
+}

@@ -1,0 +1,135 @@
+//! Recording: sits between the session and the machine and records both sides.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use rustc_hash::FxHashMap;
+
+use super::{Tape, TapeHeader};
+use crate::error::Result;
+use crate::event::{Event, Pid, Tid};
+use crate::target::file_content::Content;
+use crate::target::root::Root;
+use crate::target::system::{FileKey, LiveSystem, System};
+
+/// Records events and answers until it has its samples.
+pub struct TapeRecorder {
+    log: RefCell<RecorderState>,
+}
+
+#[derive(Default)]
+struct RecorderState {
+    tape: Tape,
+    files: FxHashMap<FileKey, u32>,
+    /// Samples still wanted.
+    wanted: u64,
+    full: bool,
+}
+
+impl TapeRecorder {
+    /// Records the first `samples` samples and what goes with them.
+    pub fn new(samples: u64) -> Rc<TapeRecorder> {
+        let log = RecorderState {
+            wanted: samples,
+            ..RecorderState::default()
+        };
+        Rc::new(TapeRecorder { log: log.into() })
+    }
+
+    /// Records an event; call it before the session handles the event.
+    pub fn event(&self, event: &Event) {
+        let mut log = self.log.borrow_mut();
+        if let Event::Sample(_) = event {
+            log.full |= log.wanted == 0;
+            log.wanted = log.wanted.saturating_sub(1);
+        }
+        if !log.full {
+            log.tape.events.push(event.clone());
+        }
+    }
+
+    /// The recording, with complete files.
+    pub fn finish(&self, head: TapeHeader) -> Tape {
+        let mut tape = std::mem::take(&mut self.log.borrow_mut().tape);
+        tape.head = head;
+        tape
+    }
+
+    fn record(&self, record: impl FnOnce(&mut RecorderState)) {
+        let mut log = self.log.borrow_mut();
+        if !log.full {
+            record(&mut log);
+        }
+    }
+}
+
+/// The live machine, recorded.
+pub struct RecordingSystem(pub Rc<TapeRecorder>);
+
+impl System for RecordingSystem {
+    fn maps(&self, pid: Pid) -> Result<Vec<u8>> {
+        let answer = LiveSystem.maps(pid);
+        // Only executable memory is needed; the rest would expose more of the user's machine than a tape needs.
+        let code = answer.as_ref().ok().map(|text| {
+            let lines = text.split_inclusive(|c| *c == b'\n');
+            let is_code = |l: &&[u8]| l.split(|c| *c == b' ').nth(1).is_some_and(|r| r.get(2) == Some(&b'x'));
+            lines.filter(is_code).flatten().copied().collect()
+        });
+        self.0.record(|log| log.tape.answers.maps.push((pid, code)));
+        answer
+    }
+
+    fn stack_end(&self, pid: Pid) -> u64 {
+        let answer = LiveSystem.stack_end(pid);
+        self.0.record(|log| log.tape.answers.stack_ends.push((pid, answer)));
+        answer
+    }
+
+    fn threads(&self, pid: Pid) -> Vec<Tid> {
+        let answer = LiveSystem.threads(pid);
+        self.0
+            .record(|log| log.tape.answers.threads.push((pid, answer.clone())));
+        answer
+    }
+
+    fn thread_name(&self, pid: Pid, tid: Tid) -> Option<String> {
+        let answer = LiveSystem.thread_name(pid, tid);
+        self.0
+            .record(|log| log.tape.answers.names.push(((pid, tid), answer.clone())));
+        answer
+    }
+
+    fn open(&self, pid: Pid, start: u64, end: u64, path: &[u8], root: Option<&Root>) -> Option<(Content, FileKey)> {
+        let answer = LiveSystem.open(pid, start, end, path, root);
+        self.0.record(|log| {
+            let file = answer.as_ref().map(|(content, key)| {
+                *log.files.entry(*key).or_insert_with(|| {
+                    log.tape.files.push(content.clone());
+                    log.tape.files.len() as u32 - 1
+                })
+            });
+            log.tape.answers.opened.push(((pid, start, path.to_vec()), file));
+        });
+        answer
+    }
+
+    fn read_memory(&self, pid: Pid, avma: u64, buf: &mut [u8]) -> usize {
+        let n = LiveSystem.read_memory(pid, avma, buf);
+        self.0.record(|log| {
+            let got = buf[..n].to_vec();
+            log.tape.answers.reads.push(((pid, avma, buf.len() as u32), got));
+        });
+        n
+    }
+
+    fn root(&self, pid: Pid) -> Option<Root> {
+        LiveSystem.root(pid)
+    }
+
+    fn kernel_symbols(&self) -> Option<String> {
+        let answer = LiveSystem.kernel_symbols();
+        // Called once, at the end.
+        self.0.log.borrow_mut().tape.kernel = answer.clone();
+        answer
+    }
+}

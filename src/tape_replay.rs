@@ -1,0 +1,152 @@
+//! Runs tapes through the session: replays them, and finishes recorded ones.
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustc_hash::FxHashMap;
+
+use crate::capture::Backend;
+use crate::error::Result;
+use crate::event::Event;
+use crate::frame::ModuleId;
+use crate::profile::model::{Meta, Profile, Quality};
+use crate::resolve::Fetch;
+use crate::session::pump::EventPump;
+use crate::session::{Grouping, Session, SessionOptions, VisitedCode};
+use crate::tape::prune::{PruneRequest, prune};
+use crate::tape::{Tape, TapeSource, TapeSystem};
+use crate::target::file_content::Content;
+
+/// A session that has processed all of a tape.
+///
+/// # Errors
+/// Those of the session for an event; never errors of the machine, which are on the tape.
+pub fn session(tape: &Rc<Tape>, options: SessionOptions) -> Result<Session> {
+    run(tape, options, None)
+}
+
+fn run(tape: &Rc<Tape>, options: SessionOptions, visited: Option<VisitedCode>) -> Result<Session> {
+    let mut session = Session::new(options, Box::new(TapeSystem::new(tape)));
+    session.visited = visited;
+    let mut source = TapeSource::new(tape.clone());
+    if tape.head.attached {
+        let _ = session.open(tape.head.pid, &mut |_, _| Ok(())); // the samples will show what is missing
+    }
+    let mut pump = EventPump::default();
+    while pump.pump(&mut source, &mut session, &mut |_| {}, Duration::ZERO, None)? {}
+    Ok(session)
+}
+
+/// The profile of a tape.
+///
+/// # Errors
+/// As [`session`].
+pub fn profile(tape: &Rc<Tape>, options: SessionOptions) -> Result<Profile> {
+    profile_with(tape, options, None)
+}
+
+/// The same; `fetch` provides the line numbers and inlined functions that files on a tape no longer have.
+///
+/// # Errors
+/// As [`session`].
+pub fn profile_with(tape: &Rc<Tape>, options: SessionOptions, fetch: Option<Fetch>) -> Result<Profile> {
+    let mut session = session(tape, options)?;
+    session.fetch = fetch;
+    let (head, t) = (&tape.head, &session.quality_counts);
+    let quality = Quality {
+        expected: 0,
+        taken: t.taken(),
+        exact: t.exact,
+        repaired: t.repaired,
+        partial: t.partial,
+        lost: TapeSource::new(tape.clone()).counts().lost,
+        reasons: t
+            .reasons
+            .iter()
+            .map(|(truncation, n)| (truncation.reason().to_string(), *n))
+            .collect(),
+    };
+    let meta = Meta {
+        version: env!("CARGO_PKG_VERSION").into(),
+        rate: head.rate,
+        event: head.clock.clone(),
+        backend: head.backend.clone(),
+        start: head.start,
+        duration: head.duration,
+        command: head.command.clone(),
+        pid: head.pid,
+        quality,
+        ..Meta::default()
+    };
+    Ok(session.resolve(head.began, meta))
+}
+
+/// Prunes the files of a freshly recorded tape to what its replay needs. False if the pruned tape does not give the
+/// same stacks as the complete files: it still replays, but with other results.
+///
+/// # Errors
+/// As [`session`].
+pub fn finish(mut tape: Tape) -> Result<(Tape, bool)> {
+    let options = SessionOptions {
+        grouping: Grouping {
+            processes: true,
+            threads: true,
+        },
+        native: true,
+        weighted: None,
+    };
+    let complete = Rc::new(tape.clone());
+    let session = run(&complete, options, Some(VisitedCode::default()))?;
+    let mut by_module: FxHashMap<ModuleId, PruneRequest> = FxHashMap::default();
+    for ((module, svma), analyzed) in session.visited.iter().flatten() {
+        let wanted = by_module.entry(*module).or_default();
+        wanted.svmas.insert(*svma);
+        if *analyzed {
+            wanted.analyzed.insert(*svma);
+        }
+    }
+    for i in 0..session.modules.len() {
+        let id = ModuleId(i as u32);
+        let module = session.modules.get(id);
+        let Content::File(file) = &module.content else { continue };
+        let is_this = |c: &Content| matches!(c, Content::File(f) if Arc::ptr_eq(f, file));
+        let Some(slot) = tape.files.iter().position(is_this) else {
+            continue;
+        };
+        let mut wanted = by_module.remove(&id).unwrap_or_default();
+        wanted.accesses = module.accesses();
+        tape.files[slot] = prune(&module.content, &wanted).map_or(Content::Missing, |s| Content::Bytes(Arc::new(s)));
+    }
+    for file in &mut tape.files {
+        if let Content::File(_) = file {
+            *file = Content::Missing; // the session never read it
+        }
+    }
+    tape.kernel = tape.kernel.map(|text| kernel_lines(&tape.events, &text));
+    let small = Rc::new(tape);
+    let replayed = run(&small, options, None)?;
+    let same = replayed.tree.nodes() == session.tree.nodes();
+    drop(replayed);
+    Ok((Rc::unwrap_or_clone(small), same))
+}
+
+/// The lines of `/proc/kallsyms` that name the functions at the kernel addresses on the tape.
+fn kernel_lines(events: &[Event], text: &str) -> String {
+    let address = |line: &str| u64::from_str_radix(line.split(' ').next()?, 16).ok();
+    let mut lines: Vec<(u64, &str)> = text.lines().filter_map(|l| Some((address(l)?, l))).collect();
+    lines.sort();
+    let mut keep = BTreeSet::new();
+    for event in events {
+        let Event::Sample(s) = event else { continue };
+        for a in &s.kernel {
+            let after = lines.partition_point(|(start, _)| start <= a);
+            let Some(before) = after.checked_sub(1) else { continue };
+            // The function's names, and the symbol that it ends at.
+            let first = lines.partition_point(|(start, _)| *start < lines[before].0);
+            keep.extend(first..(after + 1).min(lines.len()));
+        }
+    }
+    keep.into_iter().map(|i| format!("{}\n", lines[i].1)).collect()
+}

@@ -1,0 +1,337 @@
+//! Live processes: what is mapped where, their threads, their memory.
+//!
+//! Does not depend on capture backends or Python.
+
+use std::sync::Arc;
+
+use crate::code_map::CodeMap;
+use crate::error::Result;
+use crate::event::Pid;
+use crate::frame::ModuleId;
+
+pub mod command;
+pub mod file_content;
+pub mod jit;
+pub mod landmarks;
+pub mod launch;
+pub mod maps;
+pub mod memory;
+pub mod modules;
+pub mod root;
+pub mod system;
+
+use modules::Modules;
+use root::Root;
+use system::System;
+
+/// Executable memory of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CodeRange {
+    pub start: u64,
+    pub end: u64,
+    /// File and load bias; `None` for anonymous memory.
+    pub file: Option<(ModuleId, u64)>,
+}
+
+/// Executable memory that is not code of an ELF file: adjacent mappings joined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// avma of the first byte, and of the one after the last.
+    pub start: u64,
+    pub end: u64,
+    /// The file that is mapped there, if it is of another kind (.NET's assemblies).
+    pub file: Option<ModuleId>,
+}
+
+/// What is known of one process, kept up to date by events.
+#[derive(Debug)]
+pub struct Process {
+    pub pid: Pid,
+    /// Sorted by address, not overlapping.
+    code: Vec<CodeRange>,
+    /// Changes whenever `code` does.
+    pub generation: u64,
+    /// avma just past the main thread's frames; 0 if unknown.
+    pub stack_end: u64,
+    /// Its file system as the process sees it.
+    pub root: Option<Arc<Root>>,
+    /// The jitdump files that it has mapped at some time.
+    pub jitdumps: Vec<ModuleId>,
+    /// Executable memory that is not code of an ELF file, in order of appearance.
+    regions: Vec<Region>,
+    /// Code in it that has its own unwind tables: start, end and module of the tables. Sorted, not overlapping.
+    registered: Vec<(u64, u64, ModuleId)>,
+}
+
+/// Typical maximum size of a program's arguments and environment, bytes.
+const ARGUMENTS: u64 = 64 << 10;
+/// Maximum number of jitdump files recorded per process.
+const MAX_JITDUMPS: usize = 16;
+/// Maximum number of regions of anonymous code that are distinguished per process.
+const MAX_REGIONS: usize = 4096;
+
+/// Whether the path of a mapping may be that of a file. `//anon` is the name of anonymous memory in perf events.
+pub fn is_file_path(path: &[u8]) -> bool {
+    path.starts_with(b"/") && path != b"//anon"
+}
+
+impl Process {
+    /// Reads the current mappings. Calls `new_module` for files that were not seen before.
+    ///
+    /// # Errors
+    /// `NoSuchProcess`, `NotPermitted`.
+    pub fn open(
+        host: &dyn System,
+        pid: Pid,
+        modules: &mut Modules,
+        new_module: &mut dyn FnMut(ModuleId),
+    ) -> Result<Process> {
+        let text = host.maps(pid)?;
+        let mut p = Process {
+            stack_end: host.stack_end(pid),
+            root: modules.root(host, pid),
+            ..Process::exited(pid)
+        };
+        for m in maps::parse(&text) {
+            if m.executable {
+                p.map(host, m.start, m.end, m.offset, &m.path, modules, new_module);
+            }
+        }
+        Ok(p)
+    }
+
+    /// Reads `stack_end` again for a stack that could not be unwound beyond a frame near it: if the process was opened
+    /// during its `exec`, the kernel had not yet put its arguments there, or not even set it. True if it has changed.
+    pub fn refresh_stack_end(&mut self, host: &dyn System, sp: u64) -> bool {
+        if self.stack_end != 0 && !(1..=ARGUMENTS).contains(&sp.abs_diff(self.stack_end)) {
+            return false;
+        }
+        let now = host.stack_end(self.pid);
+        let other = now != 0 && now != self.stack_end;
+        if other {
+            self.stack_end = now;
+        }
+        other
+    }
+
+    /// A process that exited before it could be read.
+    pub fn exited(pid: Pid) -> Process {
+        Process {
+            pid,
+            code: Vec::new(),
+            generation: 0,
+            stack_end: 0,
+            root: None,
+            jitdumps: Vec::new(),
+            regions: Vec::new(),
+            registered: Vec::new(),
+        }
+    }
+
+    /// A child right after `fork`, with the same memory.
+    pub fn clone_for_child(&self, pid: Pid) -> Process {
+        Process {
+            pid,
+            code: self.code.clone(),
+            generation: self.generation,
+            stack_end: self.stack_end,
+            root: self.root.clone(),
+            jitdumps: self.jitdumps.clone(),
+            regions: self.regions.clone(),
+            registered: self.registered.clone(),
+        }
+    }
+
+    /// Adds executable memory, replacing what was mapped there before.
+    #[allow(clippy::too_many_arguments)] // one argument per field of the mmap event
+    pub fn map(
+        &mut self,
+        host: &dyn System,
+        start: u64,
+        end: u64,
+        offset: u64,
+        path: &[u8],
+        modules: &mut Modules,
+        new_module: &mut dyn FnMut(ModuleId),
+    ) {
+        if start >= end {
+            return;
+        }
+        self.unmap(start, end);
+        let mut file = None;
+        let opened = (path == b"[vdso]" || is_file_path(path))
+            .then(|| modules.open(host, self.pid, start, end, path, self.root.as_deref()));
+        if let Some((id, new)) = opened.filter(|(id, _)| modules.get(*id).is_file) {
+            if new {
+                new_module(id);
+            }
+            let module = modules.get(id);
+            if let Some(root) = &self.root {
+                module.root.get_or_init(|| root.clone());
+            }
+            if module.is_jitdump() && !self.jitdumps.contains(&id) && self.jitdumps.len() < MAX_JITDUMPS {
+                self.jitdumps.push(id);
+            }
+            // Without segments (an unreadable file), offsets replace addresses.
+            let bias = modules
+                .get(id)
+                .bias(start, offset)
+                .unwrap_or_else(|| start.wrapping_sub(offset));
+            file = Some((id, bias));
+        } else if path != b"[vsyscall]" {
+            // [vsyscall] is the same in all processes, and seen only where mappings are read from a list.
+            let other = opened.map(|(id, _)| id);
+            self.add_region(start, end, other.filter(|id| modules.get(*id).has_file_name()));
+        }
+        let at = self.code.partition_point(|c| c.start < start);
+        self.code.insert(at, CodeRange { start, end, file });
+        self.generation += 1;
+    }
+
+    /// Adds a mapping of anonymous code. Adjacent or overlapping mappings form one region: programs that generate code
+    /// change the protection of its pages piece by piece, and the kernel joins similar mappings.
+    fn add_region(&mut self, start: u64, end: u64, file: Option<ModuleId>) {
+        let full = self.regions.len() >= MAX_REGIONS;
+        let touches = |r: &&mut Region| r.file == file && start <= r.end && r.start <= end;
+        match self.regions.iter_mut().find(touches) {
+            Some(region) => (region.start, region.end) = (region.start.min(start), region.end.max(end)),
+            None if full => {}
+            None => self.regions.push(Region { start, end, file }),
+        }
+    }
+
+    /// Executable memory that is no code of an ELF file, in order of appearance.
+    pub fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// Replaces the ranges of anonymous code that have their own unwind tables, with the modules of the tables. Ranges
+    /// that overlap an earlier one are left out.
+    pub fn set_registered(&mut self, mut ranges: Vec<(u64, u64, ModuleId)>) {
+        ranges.retain(|(start, end, _)| start < end);
+        ranges.sort_by_key(|r| r.0);
+        ranges.dedup_by(|next, before| next.0 < before.1);
+        self.registered = ranges;
+        self.generation += 1;
+    }
+
+    fn registered_at(&self, avma: u64) -> Option<ModuleId> {
+        let i = self.registered.partition_point(|r| r.1 <= avma);
+        self.registered.get(i).filter(|r| r.0 <= avma).map(|r| r.2)
+    }
+
+    fn unmap(&mut self, start: u64, end: u64) {
+        let mut tails = Vec::new();
+        self.code.retain_mut(|c| {
+            if c.end <= start || end <= c.start {
+                return true;
+            }
+            if c.end > end {
+                tails.push(CodeRange { start: end, ..*c });
+            }
+            c.end = start;
+            c.start < start
+        });
+        self.code.extend(tails);
+        self.code.sort_by_key(|c| c.start);
+    }
+
+    pub fn code(&self) -> &[CodeRange] {
+        &self.code
+    }
+
+    fn at(&self, avma: u64) -> Option<&CodeRange> {
+        let i = self.code.partition_point(|c| c.end <= avma);
+        self.code.get(i).filter(|c| c.start <= avma)
+    }
+}
+
+impl CodeMap for Process {
+    fn find(&self, avma: u64) -> Option<(ModuleId, u64)> {
+        let code = self.at(avma)?;
+        // Registered code is addressed by avma.
+        code.file.or_else(|| Some((self.registered_at(avma)?, 0)))
+    }
+
+    fn is_code(&self, avma: u64) -> bool {
+        self.at(avma).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mapping_over_code_replaces_it() {
+        let mut p = Process::exited(1);
+        let (mut modules, mut new) = (Modules::default(), |_| {});
+        let mut map =
+            |p: &mut Process, start, end| p.map(&system::LiveSystem, start, end, 0, b"", &mut modules, &mut new);
+        map(&mut p, 0x1000, 0x9000);
+        map(&mut p, 0x3000, 0x5000);
+        let ranges = |p: &Process| p.code().iter().map(|c| (c.start, c.end)).collect::<Vec<_>>();
+        assert_eq!(ranges(&p), [(0x1000, 0x3000), (0x3000, 0x5000), (0x5000, 0x9000)]);
+        map(&mut p, 0x2000, 0x6000);
+        assert_eq!(ranges(&p), [(0x1000, 0x2000), (0x2000, 0x6000), (0x6000, 0x9000)]);
+        assert!(p.is_code(0x8fff) && !p.is_code(0x9000) && !p.is_code(0xfff));
+        map(&mut p, 0, 0x10000);
+        assert_eq!(ranges(&p), [(0, 0x10000)]);
+    }
+
+    #[test]
+    fn code_without_a_file_keeps_its_region() {
+        let mut p = Process::exited(1);
+        let (mut modules, mut new) = (Modules::default(), |_| {});
+        let mut map =
+            |p: &mut Process, start, end| p.map(&system::LiveSystem, start, end, 0, b"//anon", &mut modules, &mut new);
+        map(&mut p, 0x9000, 0xa000);
+        map(&mut p, 0x1000, 0x3000);
+        // The same mapping again, one that continues it, and one around both.
+        map(&mut p, 0x9000, 0xa000);
+        map(&mut p, 0x3000, 0x4000);
+        map(&mut p, 0x1000, 0x5000);
+        let regions: Vec<_> = p.regions().iter().map(|r| (r.start, r.end, r.file)).collect();
+        assert_eq!(regions, [(0x9000, 0xa000, None), (0x1000, 0x5000, None)]);
+
+        // A file other than an ELF file is identified by its name; memory that looks like a file is not.
+        let file = std::env::temp_dir().join(format!("nativeprof-region-{}.dll", std::process::id()));
+        std::fs::write(&file, "MZ").expect("written");
+        p.pid = std::process::id();
+        let mut named = |path: &[u8], start| {
+            p.map(
+                &system::LiveSystem,
+                start,
+                start + 0x1000,
+                0,
+                path,
+                &mut modules,
+                &mut new,
+            );
+            let region = p.regions.last().copied();
+            region.and_then(|r| Some((r.start, modules.get(r.file?).name())))
+        };
+        assert_eq!(named(b"/memfd:doublemapper (deleted)", 0x2_0000), None);
+        let found = named(file.as_os_str().as_encoded_bytes(), 0x2_1000);
+        let name = file.file_name().expect("a name").to_string_lossy().into_owned();
+        assert_eq!(found, Some((0x2_1000, name)));
+        std::fs::remove_file(file).expect("removed");
+
+        let id = ModuleId(7);
+        p.set_registered(vec![
+            (0x2000, 0x2800, id),
+            (0x2400, 0x3000, id),
+            (0x1000, 0x1000, id),
+            (0x7000, 0x7100, id),
+        ]);
+        for (at, expected) in [
+            (0x1fff, None),
+            (0x2000, Some((id, 0))),
+            (0x27ff, Some((id, 0))),
+            (0x2800, None),
+            (0x7000, None), // nothing is mapped there
+        ] {
+            assert_eq!(p.find(at), expected, "{at:#x}");
+        }
+    }
+}

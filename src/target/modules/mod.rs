@@ -1,0 +1,498 @@
+//! Files mapped by processes: opened once, kept open, and shared by all processes that map the same file.
+//!
+//! A file is opened when its mapping is seen, with the privileges of sampling; its headers, and the tables that
+//! unwinding needs, are read then. Names and DWARF are read from the open file after all privileges are dropped
+//! (`privileges::phases`).
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
+use object::{LittleEndian, Object, ObjectSection, ObjectSymbol, ReadCache, SectionKind, SymbolKind, elf};
+use rustc_hash::FxHashMap;
+
+use super::file_content::{Content, ContentReader};
+use super::root::{OpenRoots, Root};
+use super::system::{FileKey, System};
+use crate::code_map::{Section, Sections};
+use crate::event::{PAGE, Pid};
+use crate::frame::ModuleId;
+use crate::sys;
+
+/// Maximum size of a section or symbol table, bytes; the largest real ones have about 100 MB.
+const MAX_SECTION: u64 = 1 << 30;
+/// Maximum number of loadable segments.
+const MAX_SEGMENTS: usize = 256;
+const MAX_SYMBOLS: usize = 8 << 20;
+/// Entries of a dynamic section that are read.
+const MAX_DYNAMIC: usize = 4096;
+
+/// A loadable, executable segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    pub offset: u64,
+    pub svma: u64,
+    pub size: u64,
+}
+
+/// How the paths of mappings begin that are not files but named memory (memfd_create(2), shmem_zero_setup in
+/// mm/shmem.c, newseg in ipc/shm.c, hugetlb_file_setup in fs/hugetlbfs/inode.c, Linux 6.18).
+const NO_FILES: &[&[u8]] = &[b"/memfd:", b"/dev/zero", b"/SYSV", b"/anon_hugepage", b"/dev/shm/"];
+
+/// What was read of a file, apart from addresses on stacks: a tape keeps the same parts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FileAccessLog {
+    /// Symbols that were searched for and found.
+    pub names: BTreeSet<String>,
+    /// Ranges of the image that were read: svma and length.
+    pub images: BTreeSet<(u64, usize)>,
+    pub sections: BTreeSet<String>,
+}
+
+/// One file.
+#[derive(Debug)]
+pub struct Module {
+    /// Path as the process sees it.
+    pub path: Vec<u8>,
+    pub content: Content,
+    pub segments: Vec<Segment>,
+    pub build_id: Vec<u8>,
+    /// svma of the entry point of a program or loader; libraries have none.
+    pub entry: Option<u64>,
+    /// Whether its mappings are code of a file: it is an ELF file, or could be one.
+    pub is_file: bool,
+    /// Why it was not opened, if known.
+    pub refused: Option<String>,
+    accesses: Mutex<FileAccessLog>,
+    /// The file system around it, as seen by the first process that mapped it.
+    pub root: OnceLock<Arc<Root>>,
+}
+
+type Elf<'a> = ElfFile64<'a, LittleEndian, &'a ReadCache<ContentReader>>;
+
+impl Module {
+    fn new(path: Vec<u8>, content: Content) -> Module {
+        let mut m = Module {
+            path,
+            content,
+            segments: Vec::new(),
+            build_id: Vec::new(),
+            entry: None,
+            is_file: true,
+            refused: None,
+            accesses: Mutex::default(),
+            root: OnceLock::new(),
+        };
+        m.segments = m.elf(segments).unwrap_or_default();
+        m.build_id = m
+            .elf(|e| e.build_id().ok().flatten().unwrap_or_default().to_vec())
+            .unwrap_or_default();
+        m.build_id.truncate(64);
+        m.entry = m.elf(|e| e.entry()).filter(|entry| *entry != 0);
+        m.is_file = m.is_jitdump() || m.elf(|_| ()).is_some();
+        if !m.is_file {
+            m.content = Content::Missing; // nothing in it is read, and descriptors are limited
+        }
+        m
+    }
+
+    /// A mapping whose file could not be opened.
+    fn missing(path: Vec<u8>, refused: Option<String>) -> Module {
+        let mut m = Module::new(path, Content::Missing);
+        (m.is_file, m.refused) = (m.has_file_name(), refused);
+        m
+    }
+
+    /// Whether its path is that of a file, and not of named memory.
+    pub fn has_file_name(&self) -> bool {
+        self.path.starts_with(b"/") && !NO_FILES.iter().any(|start| self.path.starts_with(start))
+    }
+
+    /// File name without its directory, for display.
+    pub fn name(&self) -> String {
+        let name = self.path.rsplit(|c| *c == b'/').next().unwrap_or(&self.path);
+        let name = name.strip_suffix(b" (deleted)").unwrap_or(name);
+        String::from_utf8_lossy(name).into_owned()
+    }
+
+    /// Whether it is the jitdump file of some process: a writer maps it executable to make it visible to profilers, and
+    /// calls it `jit-PID.dump` (jitdump specification of Linux).
+    pub fn is_jitdump(&self) -> bool {
+        let name = self.name();
+        let pid = name.strip_prefix("jit-").and_then(|n| n.strip_suffix(".dump"));
+        pid.is_some_and(|pid| !pid.is_empty() && pid.bytes().all(|b| b.is_ascii_digit()))
+    }
+
+    /// Calls `f` with the parsed file; `None` if it is not a 64-bit little-endian ELF file.
+    pub fn elf<R>(&self, f: impl FnOnce(&Elf<'_>) -> R) -> Option<R> {
+        let cache = ReadCache::new(ContentReader::new(self.content.clone()));
+        let elf = Elf::parse(&cache).ok()?;
+        Some(f(&elf))
+    }
+
+    /// Names of the libraries that it needs (gABI, "Dynamic Section").
+    pub fn libraries(&self) -> Vec<String> {
+        self.dynamic_strings(|tag| tag == elf::DT_NEEDED)
+    }
+
+    /// Directories in which it wants them to be searched.
+    pub fn library_paths(&self) -> Vec<String> {
+        let lists = self.dynamic_strings(|tag| [elf::DT_RPATH, elf::DT_RUNPATH].contains(&tag));
+        lists
+            .iter()
+            .flat_map(|list| list.split(':').map(String::from))
+            .collect()
+    }
+
+    fn dynamic_strings(&self, wanted: impl Fn(elf::DynamicTag) -> bool) -> Vec<String> {
+        self.elf(|e| {
+            let Ok(table) = e.elf_dynamic_table() else {
+                return Vec::new();
+            };
+            let text = |d| Some(String::from_utf8_lossy(table.string(d).ok()?).into_owned());
+            let all = table.iter().take(MAX_DYNAMIC).filter(|d| wanted(d.tag));
+            all.filter_map(text).collect()
+        })
+        .unwrap_or_default()
+    }
+
+    /// What was read of this file so far.
+    pub fn accesses(&self) -> FileAccessLog {
+        self.accesses.lock().map(|a| a.clone()).unwrap_or_default()
+    }
+
+    fn track(&self, add: impl FnOnce(&mut FileAccessLog)) {
+        if let Ok(mut accesses) = self.accesses.lock() {
+            add(&mut accesses);
+        }
+    }
+
+    /// Load bias of a mapping of this file: `avma - svma`.
+    pub fn bias(&self, start: u64, offset: u64) -> Option<u64> {
+        let floor = |x: u64| x & !(PAGE - 1);
+        let s = self
+            .segments
+            .iter()
+            .find(|s| floor(s.offset) <= offset && offset < s.offset.saturating_add(s.size.max(1)))?;
+        Some(start.wrapping_sub(floor(s.svma).wrapping_add(offset - floor(s.offset))))
+    }
+
+    /// Names, addresses and sizes of the dynamic and static symbols with these names.
+    pub fn symbols_named(&self, wanted: &dyn Fn(&[u8]) -> bool) -> Vec<(String, u64, u64)> {
+        let mut found = Vec::new();
+        for table in [self.names(".dynsym", ".dynstr"), self.names(".symtab", ".strtab")] {
+            found.extend(
+                table
+                    .iter()
+                    .filter(|(name, _, _)| wanted(name))
+                    .map(|(name, at, size)| (String::from_utf8_lossy(name).into_owned(), at, size)),
+            );
+        }
+        found.sort();
+        found.dedup();
+        self.track(|accesses| accesses.names.extend(found.iter().map(|(name, ..)| name.clone())));
+        found
+    }
+
+    /// svma of an exported symbol: one that the dynamic symbol table defines.
+    pub fn exports(&self, wanted: &str) -> Option<u64> {
+        self.track(|accesses| {
+            accesses.names.insert(wanted.into());
+        });
+        self.names(".dynsym", ".dynstr").find(wanted.as_bytes())
+    }
+
+    /// svma of the symbol with this name, from either table.
+    pub fn symbol(&self, wanted: &str) -> Option<u64> {
+        let find = |table, strings| self.names(table, strings).find(wanted.as_bytes());
+        let found = find(".dynsym", ".dynstr").or_else(|| find(".symtab", ".strtab"))?;
+        self.track(|accesses| {
+            accesses.names.insert(wanted.into());
+        });
+        Some(found)
+    }
+
+    /// A symbol table with its strings, read completely: reading name by name would cost a system call each.
+    fn names(&self, table: &str, strings: &str) -> Names {
+        Names {
+            table: self.section_untracked(table).map_or(Vec::new(), |s| s.bytes),
+            strings: self.section_untracked(strings).map_or(Vec::new(), |s| s.bytes),
+        }
+    }
+
+    /// Bytes of the file's image at `svma`.
+    pub fn read_image(&self, svma: u64, len: usize) -> Option<Vec<u8>> {
+        self.track(|accesses| {
+            accesses.images.insert((svma, len));
+        });
+        self.read_untracked(svma, len)
+    }
+
+    /// Like [`Module::read_image`], but not recorded: for what only a live process needs, so tapes do not keep it.
+    pub fn read_untracked(&self, svma: u64, len: usize) -> Option<Vec<u8>> {
+        self.elf(|e| {
+            use object::ObjectSegment;
+            let s = e
+                .segments()
+                .find(|s| svma >= s.address() && svma - s.address() < s.size())?;
+            s.data_range(svma, len as u64).ok().flatten().map(<[u8]>::to_vec)
+        })
+        .flatten()
+    }
+
+    /// A complete section, decompressed.
+    pub fn section(&self, name: &str) -> Option<Section> {
+        self.track(|accesses| {
+            accesses.sections.insert(name.into());
+        });
+        self.section_untracked(name)
+    }
+
+    /// Like [`Module::section`], but not recorded: for what only a live process needs, so tapes do not keep it.
+    pub fn section_untracked(&self, name: &str) -> Option<Section> {
+        self.elf(|e| {
+            let s = e.section_by_name(name)?;
+            (s.size() <= MAX_SECTION).then_some(())?;
+            let bytes = s.uncompressed_data().ok()?.into_owned();
+            Some(Section {
+                svma: s.address(),
+                bytes,
+            })
+        })
+        .flatten()
+    }
+}
+
+fn segments(e: &Elf<'_>) -> Vec<Segment> {
+    let endian = e.endian();
+    let header = e.elf_header();
+    debug_assert!(header.is_type_64());
+    e.elf_program_headers()
+        .iter()
+        .filter(|p| p.p_type(endian) == elf::PT_LOAD && p.p_flags(endian).0 & elf::PF_X.0 != 0)
+        .take(MAX_SEGMENTS)
+        .map(|p| Segment {
+            offset: p.p_offset(endian),
+            svma: p.p_vaddr(endian),
+            size: p.p_filesz(endian),
+        })
+        .collect()
+}
+
+/// Bytes of a symbol table and of its strings.
+struct Names {
+    table: Vec<u8>,
+    strings: Vec<u8>,
+}
+
+impl Names {
+    /// Address of the symbol of this name. Compares without searching the ends of other names: some files have hundreds
+    /// of thousands.
+    fn find(&self, wanted: &[u8]) -> Option<u64> {
+        self.table.chunks_exact(24).take(MAX_SYMBOLS).find_map(|s| {
+            let name = u32::from_le_bytes(s[..4].try_into().expect("four bytes"));
+            let rest = self.strings.get(name as usize..)?.strip_prefix(wanted)?;
+            let section = u16::from_le_bytes([s[6], s[7]]);
+            (section != 0 && rest.first().is_none_or(|end| *end == 0))
+                .then(|| u64::from_le_bytes(s[8..16].try_into().expect("eight bytes")))
+        })
+    }
+
+    /// Name, address and size of each symbol that is defined here (`Elf64_Sym`, System V ABI, chapter 4).
+    fn iter(&self) -> impl Iterator<Item = (&[u8], u64, u64)> {
+        self.table.chunks_exact(24).take(MAX_SYMBOLS).filter_map(|s| {
+            let word = |at: usize| u64::from_le_bytes(s[at..at + 8].try_into().expect("eight bytes"));
+            let name = u32::from_le_bytes(s[..4].try_into().expect("four bytes"));
+            let section = u16::from_le_bytes([s[6], s[7]]);
+            let name = self.strings.get(name as usize..)?.split(|c| *c == 0).next()?;
+            (section != 0).then_some((name, word(8), word(16)))
+        })
+    }
+}
+
+/// What the unwinder reads of a file.
+pub struct ModuleSections(pub Arc<Module>);
+
+impl Sections for ModuleSections {
+    fn section(&mut self, name: &str) -> Option<Section> {
+        self.0.section(name)
+    }
+
+    fn functions(&mut self) -> Vec<(u64, u64)> {
+        self.0
+            .elf(|e| {
+                let code: Vec<_> = e
+                    .sections()
+                    .filter(|s| s.kind() == SectionKind::Text)
+                    .map(|s| s.address()..s.address().saturating_add(s.size()))
+                    .collect();
+                let mut all: Vec<(u64, u64)> = e
+                    .symbols()
+                    .chain(e.dynamic_symbols())
+                    .take(MAX_SYMBOLS)
+                    // hand-written assembler often leaves the type out
+                    .filter(|s| matches!(s.kind(), SymbolKind::Text | SymbolKind::Unknown) && s.is_definition())
+                    .filter(|s| code.iter().any(|c| c.contains(&s.address())))
+                    .map(|s| (s.address(), s.size()))
+                    .collect();
+                all.sort();
+                // of several symbols at one address, the one with the largest size
+                all.reverse();
+                all.dedup_by_key(|s| s.0);
+                all.reverse();
+                all
+            })
+            .unwrap_or_default()
+    }
+
+    fn code(&mut self, svma: u64) -> Option<Section> {
+        self.0
+            .elf(|e| {
+                let s = e
+                    .sections()
+                    .find(|s| s.kind() == SectionKind::Text && svma >= s.address() && svma - s.address() < s.size())?;
+                (s.size() <= MAX_SECTION).then_some(())?;
+                Some(Section {
+                    svma: s.address(),
+                    bytes: s.data().ok()?.to_vec(),
+                })
+            })
+            .flatten()
+    }
+}
+
+/// A file and its identity.
+type OpenedFile = (Content, FileKey);
+
+/// All files of all processes, by device and inode.
+pub struct Modules {
+    all: Vec<Arc<Module>>,
+    by_file: FxHashMap<FileKey, ModuleId>,
+    by_name: FxHashMap<Vec<u8>, ModuleId>,
+    roots: OpenRoots,
+    /// Files opened before their events are handled, by process, start and path.
+    ahead: FxHashMap<(Pid, u64, Vec<u8>), Option<OpenedFile>>,
+    /// Number of open files, and the maximum.
+    open: usize,
+    max_open: usize,
+}
+
+impl Default for Modules {
+    fn default() -> Modules {
+        Modules {
+            all: Vec::new(),
+            by_file: FxHashMap::default(),
+            by_name: FxHashMap::default(),
+            roots: OpenRoots::default(),
+            ahead: FxHashMap::default(),
+            open: 0,
+            // The rest is for events, rings, root directories, perf maps and output files.
+            max_open: sys::files::file_limit() / 2,
+        }
+    }
+}
+
+/// Maximum number of files opened before their events are handled, per batch of events.
+const MAX_AHEAD: usize = 4096;
+
+impl Modules {
+    /// The file system of a process as it sees it; `None` if that is not available.
+    pub fn root(&mut self, host: &dyn System, pid: Pid) -> Option<Arc<Root>> {
+        let mut root = host.root(pid).filter(|root| !root.is_ours)?;
+        root.share(&mut self.roots);
+        Some(Arc::new(root))
+    }
+
+    pub fn get(&self, id: ModuleId) -> &Arc<Module> {
+        &self.all[id.0 as usize]
+    }
+
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// Closes files that were opened for a batch of events and not needed.
+    pub fn forget_ahead(&mut self) {
+        self.ahead.clear();
+    }
+
+    /// Opens the file of a mapping whose event is about to be handled: the process may exit before that.
+    pub fn open_ahead(&mut self, host: &dyn System, pid: Pid, start: u64, end: u64, path: &[u8], root: Option<&Root>) {
+        let key = (pid, start, path.to_vec());
+        let room = self.max_open.saturating_sub(self.open).min(MAX_AHEAD);
+        if self.ahead.len() < room && !self.ahead.contains_key(&key) {
+            self.ahead.insert(key, host.open(pid, start, end, path, root));
+        }
+    }
+
+    /// The file mapped at `start..end` of a process, and whether it is new. `root` is that of the process, if known.
+    pub fn open(
+        &mut self,
+        host: &dyn System,
+        pid: Pid,
+        start: u64,
+        end: u64,
+        path: &[u8],
+        root: Option<&Root>,
+    ) -> (ModuleId, bool) {
+        if path == b"[vdso]" {
+            if let Some(id) = self.by_name.get(path) {
+                return (*id, false);
+            }
+            let len = end.saturating_sub(start).min(1 << 20) as usize;
+            let mut bytes = vec![0; len];
+            let got = host.read_memory(pid, start, &mut bytes);
+            bytes.truncate(got);
+            let id = self.add(Module::new(path.to_vec(), Content::Bytes(Arc::new(bytes.into()))));
+            self.by_name.insert(path.to_vec(), id);
+            return (id, true);
+        }
+        let ahead = self.ahead.remove(&(pid, start, path.to_vec()));
+        match ahead.unwrap_or_else(|| host.open(pid, start, end, path, root)) {
+            Some((content, key)) => {
+                if let Some(id) = self.by_file.get(&key) {
+                    return (*id, false);
+                }
+                let module = if self.open < self.max_open {
+                    Module::new(path.to_vec(), content)
+                } else {
+                    let why = format!("the limit of {} open files is reached (ulimit -n)", self.open);
+                    Module::missing(path.to_vec(), Some(why))
+                };
+                self.open += usize::from(matches!(module.content, Content::File(_)));
+                let id = self.add(module);
+                self.by_file.insert(key, id);
+                (id, true)
+            }
+            None => match self.by_name.get(path) {
+                Some(id) => (*id, false),
+                None => {
+                    let id = self.add(Module::missing(path.to_vec(), None));
+                    self.by_name.insert(path.to_vec(), id);
+                    (id, true)
+                }
+            },
+        }
+    }
+
+    /// Adds a module for code that a process registered with debuggers: it is in no file, but has its own unwind
+    /// tables.
+    pub fn add_registered(&mut self) -> ModuleId {
+        self.add(Module {
+            is_file: false,
+            ..Module::missing(b"[registered code]".to_vec(), None)
+        })
+    }
+
+    fn add(&mut self, module: Module) -> ModuleId {
+        self.all.push(Arc::new(module));
+        ModuleId(self.all.len() as u32 - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,61 @@
+use super::*;
+use crate::target::system::LiveSystem;
+
+#[test]
+fn the_limit_of_open_files_is_kept() {
+    let mut modules = Modules {
+        max_open: 1,
+        ..Modules::default()
+    };
+    let this = std::env::current_exe().expect("a path");
+    let libc = std::fs::read_to_string("/proc/self/maps").expect("readable");
+    let libc = libc
+        .split_whitespace()
+        .find(|w| w.contains("/libc.so"))
+        .expect("the C library");
+    let mut open = |path: &[u8]| {
+        let pid = std::process::id();
+        modules.open_ahead(&LiveSystem, pid, 0, 0, path, None);
+        let (id, new) = modules.open(&LiveSystem, pid, 0, 0, path, None);
+        let module = modules.get(id);
+        (new, module.is_file, module.refused.is_some(), module.content.is_empty())
+    };
+    let this = this.as_os_str().as_encoded_bytes();
+    assert_eq!(open(this), (true, true, false, false));
+    assert_eq!(open(libc.as_bytes()), (true, true, true, true));
+    assert_eq!(open(this), (false, true, false, false));
+    modules.forget_ahead();
+    assert_eq!(modules.open, 1);
+}
+
+#[test]
+fn names_are_compared_to_their_end() {
+    let strings = b"\0_PyRuntimeX\0_PyRuntime\0tail".to_vec();
+    let symbol = |name: u32, section: u16, at: u64| {
+        let mut s = name.to_le_bytes().to_vec();
+        s.extend([0x11, 0]);
+        s.extend(section.to_le_bytes());
+        s.extend(at.to_le_bytes());
+        s.extend(8u64.to_le_bytes());
+        s
+    };
+    let table = [
+        symbol(1, 1, 1),
+        symbol(13, 0, 2),
+        symbol(13, 1, 3),
+        symbol(24, 1, 4),
+        symbol(900, 1, 5),
+    ];
+    let names = Names {
+        table: table.concat(),
+        strings,
+    };
+    for (wanted, at) in [
+        ("_PyRuntime", Some(3)),
+        ("_PyRun", None),
+        ("tail", Some(4)),
+        ("other", None),
+    ] {
+        assert_eq!(names.find(wanted.as_bytes()), at, "{wanted}");
+    }
+}

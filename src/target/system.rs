@@ -1,0 +1,146 @@
+//! What is read from the system about processes. One trait, so that a tape can give the same answers later and
+//! elsewhere: all code outside of capture backends uses it.
+
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::sync::Arc;
+
+use super::file_content::Content;
+use super::memory::Memory;
+use super::root::Root;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::{Pid, Tid};
+use crate::privileges::checks;
+use crate::sys;
+use crate::sys::procfs;
+
+/// Identity of a file, independent of its name: device and inode.
+pub type FileKey = (u64, u64);
+
+pub trait System {
+    /// Text of `/proc/PID/maps`.
+    ///
+    /// # Errors
+    /// `NoSuchProcess`, `NotPermitted`.
+    fn maps(&self, pid: Pid) -> Result<Vec<u8>>;
+
+    /// avma just past the main thread's frames; 0 if unknown.
+    fn stack_end(&self, pid: Pid) -> u64;
+
+    /// Thread ids of a process; none if it has ended.
+    fn threads(&self, pid: Pid) -> Vec<Tid>;
+
+    fn thread_name(&self, pid: Pid, tid: Tid) -> Option<String>;
+
+    /// The file mapped at `start..end` of a process. `root`: its file system as seen while it ran, for after it has
+    /// exited.
+    fn open(&self, pid: Pid, start: u64, end: u64, path: &[u8], root: Option<&Root>) -> Option<(Content, FileKey)>;
+
+    /// Copies memory of a process, as much as is readable from `avma` on; returns the bytes copied.
+    fn read_memory(&self, pid: Pid, avma: u64, buf: &mut [u8]) -> usize;
+
+    /// The file system as a process sees it; `None` where there are no files.
+    fn root(&self, pid: Pid) -> Option<Root>;
+
+    /// Text of `/proc/kallsyms`.
+    fn kernel_symbols(&self) -> Option<String>;
+
+    /// What a file descriptor of a process refers to: a path, `pipe:[...]`, `socket:[...]`. Not on tapes.
+    fn descriptor(&self, _pid: Pid, _fd: u32) -> Option<String> {
+        None
+    }
+}
+
+/// The memory of one process of a system.
+pub struct ProcessMemory<'a>(pub &'a dyn System, pub Pid);
+
+impl Memory for ProcessMemory<'_> {
+    fn read(&self, avma: u64, buf: &mut [u8]) -> bool {
+        self.0.read_memory(self.1, avma, buf) == buf.len()
+    }
+}
+
+/// This machine, now.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LiveSystem;
+
+impl System for LiveSystem {
+    fn maps(&self, pid: Pid) -> Result<Vec<u8>> {
+        fs::read(format!("/proc/{pid}/maps")).map_err(|e| match e.kind() {
+            std::io::ErrorKind::NotFound => {
+                Error::new(ErrorKind::NoSuchProcess, format!("no process {pid}")).why("no process has this PID")
+            }
+            _ => {
+                let what = format!("cannot read the memory map of process {pid}");
+                match checks::memory(pid) {
+                    Some(lack) => lack.error(what),
+                    None => Error::io(what, e).hint("check `sudo dmesg | tail` for a security module that forbids it"),
+                }
+            }
+        })
+    }
+
+    fn stack_end(&self, pid: Pid) -> u64 {
+        procfs::stack_end(pid)
+    }
+
+    fn threads(&self, pid: Pid) -> Vec<Tid> {
+        procfs::threads(pid)
+    }
+
+    fn thread_name(&self, pid: Pid, tid: Tid) -> Option<String> {
+        procfs::thread_name(pid, tid)
+    }
+
+    /// Opens the file itself (even if it was deleted or replaced), or else the file that now has its name in the
+    /// target's root, which stays open after the target exits. Only regular files: opening a device or a pipe can block
+    /// or do harm.
+    fn open(&self, pid: Pid, start: u64, end: u64, path: &[u8], root: Option<&Root>) -> Option<(Content, FileKey)> {
+        let checked = |f: File| {
+            let meta = f.metadata().ok()?;
+            meta.is_file().then(|| (f, (meta.dev(), meta.ino())))
+        };
+        let open = |p: String| {
+            let f = File::options()
+                .read(true)
+                .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC)
+                .open(p);
+            checked(f.ok()?)
+        };
+        // Another file may be mapped there by now: programs that unload libraries get the same addresses again. Its
+        // names and tables must not be taken for those of the file in the event.
+        let mapped = open(format!("/proc/{pid}/map_files/{start:x}-{end:x}"));
+        let opened = mapped.filter(|(file, _)| has_name(file, path)).or_else(|| {
+            let path = std::str::from_utf8(path).ok()?;
+            (path.starts_with('/') && !path.ends_with(" (deleted)")).then_some(())?;
+            open(format!("/proc/{pid}/root{path}")).or_else(|| checked(root?.open_mapped(path)?))
+        });
+        opened.map(|(file, key)| (Content::File(Arc::new(file)), key))
+    }
+
+    fn read_memory(&self, pid: Pid, avma: u64, buf: &mut [u8]) -> usize {
+        sys::memory::read_memory(pid, avma, buf)
+    }
+
+    fn root(&self, pid: Pid) -> Option<Root> {
+        Root::of(pid)
+    }
+
+    fn kernel_symbols(&self) -> Option<String> {
+        fs::read_to_string("/proc/kallsyms").ok()
+    }
+
+    fn descriptor(&self, pid: Pid, fd: u32) -> Option<String> {
+        let link = fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok()?;
+        Some(link.to_string_lossy().into_owned())
+    }
+}
+
+/// Whether an open file has this path. In another mount namespace our path may be longer than the target's.
+fn has_name(file: &File, path: &[u8]) -> bool {
+    let plain = |p: &[u8]| p.strip_suffix(b" (deleted)").unwrap_or(p).to_vec();
+    let name = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    name.is_ok_and(|name| plain(name.as_os_str().as_bytes()).ends_with(&plain(path)))
+}

@@ -1,0 +1,328 @@
+//! State of the screen, and how keys change it. Draws nothing.
+
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::widgets::TableState;
+use regex::{Regex, RegexBuilder};
+
+use super::rows::{self, RowTarget, Sort, TopRow};
+use crate::event::Tid;
+use crate::profile::model::{Frame, Profile};
+use crate::profile::views::ViewOptions;
+
+/// Choices for the length of the window, in seconds.
+const WINDOWS: &[u64] = &[1, 2, 5, 10, 30, 60];
+/// Letters of an input.
+const MAX_INPUT: usize = 500;
+/// Maximum size of a compiled filter, in bytes.
+const MAX_FILTER: usize = 1 << 20;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Page {
+    #[default]
+    Functions,
+    Stacks,
+    Threads,
+    /// Callers and callees of a function.
+    Around(Box<Frame>),
+}
+
+/// What the user types a line for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Input {
+    Filter,
+    Save,
+}
+
+/// What the caller of [`App::key`] must do.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Action {
+    Nothing,
+    Quit,
+    /// Write what is shown to this path.
+    Save(String),
+    /// Read the samples again.
+    Look,
+}
+
+pub struct App {
+    pub page: Page,
+    /// Pages that Esc leads back to.
+    back: Vec<Page>,
+    pub sort: Sort,
+    pub seconds: u64,
+    pub frozen: bool,
+    pub ended: bool,
+    pub help: bool,
+    pub thread: Option<Tid>,
+    pub input: Option<(Input, String)>,
+    pub filter: String,
+    compiled: Option<Regex>,
+    pub message: String,
+    /// What is left out of what is shown.
+    pub view: ViewOptions,
+    /// All that was sampled, to be saved.
+    profile: Profile,
+    shown: Profile,
+    pub rows: Vec<TopRow>,
+    pub table: TableState,
+    /// Rows that fit on the screen; set when it is drawn.
+    pub page_rows: usize,
+}
+
+impl Default for App {
+    fn default() -> App {
+        App {
+            page: Page::Functions,
+            back: Vec::new(),
+            sort: Sort::SelfCount,
+            seconds: 5,
+            frozen: false,
+            ended: false,
+            help: false,
+            thread: None,
+            input: None,
+            filter: String::new(),
+            compiled: None,
+            message: String::new(),
+            view: ViewOptions::default(),
+            profile: Profile::default(),
+            shown: Profile::default(),
+            rows: Vec::new(),
+            table: TableState::default().with_selected(Some(0)),
+            page_rows: 10,
+        }
+    }
+}
+
+impl App {
+    /// With nothing to show yet.
+    pub fn new(view: ViewOptions) -> App {
+        App { view, ..App::default() }
+    }
+
+    /// All that was sampled, whatever of it is shown.
+    pub fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    /// The thread to show; `None` for all, as in the list of threads.
+    pub fn wanted_thread(&self) -> Option<Tid> {
+        self.thread.filter(|_| self.page != Page::Threads)
+    }
+
+    /// Shows other samples.
+    pub fn show(&mut self, profile: Profile) {
+        self.profile = profile;
+        self.apply_view();
+        self.refresh();
+    }
+
+    /// Applies the view to the samples.
+    fn apply_view(&mut self) {
+        self.shown = self.view.apply(self.profile.clone()).unwrap_or_else(|none| {
+            // Its samples may come yet.
+            self.message = format!("no samples of {} in this time", none.name);
+            Profile {
+                meta: self.profile.meta.clone(),
+                ..Profile::default()
+            }
+        });
+    }
+
+    /// Rebuilds the rows; the selection stays on its row, unless that is gone or was at the top.
+    fn refresh(&mut self) {
+        let filter = self.compiled.as_ref();
+        let rows = match &self.page {
+            Page::Functions => rows::functions(&self.shown, filter, self.sort),
+            Page::Stacks => rows::stacks(&self.shown, filter),
+            Page::Threads => rows::threads(&self.shown, filter, self.sort),
+            Page::Around(function) => rows::around(&self.shown, function, self.sort),
+        };
+        let at = self.table.selected().unwrap_or(0);
+        let on = self.rows.get(at).map(|r| (r.subject.clone(), r.depth));
+        let again = on
+            .filter(|_| at > 0 && self.page != Page::Stacks)
+            .and_then(|(subject, depth)| {
+                let same = |r: &TopRow| r.depth == depth && r.subject == subject;
+                rows.iter().position(|r| subject != RowTarget::None && same(r))
+            });
+        self.rows = rows;
+        self.select(again.unwrap_or(at));
+    }
+
+    fn select(&mut self, at: usize) {
+        self.table.select(Some(at.min(self.rows.len().saturating_sub(1))));
+    }
+
+    fn go(&mut self, page: Page) {
+        if page != self.page {
+            self.back.push(std::mem::replace(&mut self.page, page));
+            self.top();
+        }
+    }
+
+    fn top(&mut self) {
+        self.rows.clear();
+        self.table = TableState::default().with_selected(Some(0));
+        self.refresh();
+    }
+
+    /// Handles a key.
+    pub fn key(&mut self, key: KeyEvent) -> Action {
+        if key.kind == KeyEventKind::Release {
+            return Action::Nothing;
+        }
+        if key.modifiers.contains(KeyModifiers::CONTROL) {
+            return match key.code {
+                KeyCode::Char('c') => Action::Quit,
+                _ => Action::Nothing,
+            };
+        }
+        self.message.clear();
+        if self.input.is_some() {
+            return self.type_in(key.code);
+        }
+        if std::mem::take(&mut self.help) {
+            return Action::Nothing; // any key closes it
+        }
+        let at = self.table.selected().unwrap_or(0);
+        match key.code {
+            KeyCode::Char('q') => return Action::Quit,
+            KeyCode::Char('?' | 'h') => self.help = true,
+            KeyCode::Up | KeyCode::Char('k') => self.select(at.saturating_sub(1)),
+            KeyCode::Down | KeyCode::Char('j') => self.select(at + 1),
+            KeyCode::PageUp => self.select(at.saturating_sub(self.page_rows)),
+            KeyCode::PageDown => self.select(at + self.page_rows),
+            KeyCode::Home => self.select(0),
+            KeyCode::End => self.select(usize::MAX),
+            KeyCode::Char('1') => self.go(Page::Functions),
+            KeyCode::Char('2') => self.go(Page::Stacks),
+            KeyCode::Char('3') => {
+                self.go(Page::Threads);
+                return Action::Look;
+            }
+            KeyCode::Tab => {
+                let next = match self.page {
+                    Page::Functions => Page::Stacks,
+                    Page::Stacks => Page::Threads,
+                    Page::Threads | Page::Around(_) => Page::Functions,
+                };
+                self.go(next);
+                return Action::Look;
+            }
+            KeyCode::Enter => return self.enter(at),
+            KeyCode::Esc | KeyCode::Backspace => return self.leave(),
+            KeyCode::Char('s') => {
+                self.sort = match self.sort {
+                    Sort::SelfCount => Sort::Total,
+                    Sort::Total => Sort::Name,
+                    Sort::Name => Sort::SelfCount,
+                };
+                self.refresh();
+            }
+            KeyCode::Char('/') => self.input = Some((Input::Filter, self.filter.clone())),
+            KeyCode::Char('w') => {
+                let pid = self.profile.meta.pid;
+                self.input = Some((Input::Save, format!("nativeprof-{pid}.svg")));
+            }
+            KeyCode::Char('f' | ' ') => {
+                self.frozen = !self.frozen;
+                return Action::Look;
+            }
+            KeyCode::Char('i') => {
+                self.view.interpreter_frames = !self.view.interpreter_frames;
+                self.apply_view();
+                self.refresh();
+            }
+            KeyCode::Char('n') => {
+                self.view.no_native = !self.view.no_native;
+                self.apply_view();
+                self.refresh();
+            }
+            KeyCode::Char('a') => {
+                self.thread = None;
+                return Action::Look;
+            }
+            KeyCode::Char('+' | '=') => return self.widen(1),
+            KeyCode::Char('-') => return self.widen(-1),
+            _ => {}
+        }
+        Action::Nothing
+    }
+
+    fn widen(&mut self, by: isize) -> Action {
+        let at = WINDOWS.iter().position(|w| *w == self.seconds).unwrap_or(0);
+        self.seconds = WINDOWS[at.saturating_add_signed(by).min(WINDOWS.len() - 1)];
+        Action::Look
+    }
+
+    fn enter(&mut self, at: usize) -> Action {
+        match self.rows.get(at).map(|r| r.subject.clone()) {
+            Some(RowTarget::Function(frame)) => self.go(Page::Around(frame)),
+            Some(RowTarget::Thread(tid)) => {
+                self.thread = Some(tid);
+                self.go(Page::Functions);
+                return Action::Look;
+            }
+            _ => {}
+        }
+        Action::Nothing
+    }
+
+    /// One step back: from a page, then from filter and thread.
+    fn leave(&mut self) -> Action {
+        if let Some(page) = self.back.pop() {
+            self.page = page;
+            self.top();
+        } else if !self.filter.is_empty() {
+            self.set_filter(String::new());
+        } else {
+            self.thread = None;
+        }
+        Action::Look
+    }
+
+    fn type_in(&mut self, code: KeyCode) -> Action {
+        let Some((what, mut text)) = self.input.take() else {
+            return Action::Nothing;
+        };
+        match code {
+            KeyCode::Esc => return Action::Nothing,
+            KeyCode::Enter => {
+                return match what {
+                    Input::Save if text.is_empty() => Action::Nothing,
+                    Input::Save => Action::Save(text),
+                    Input::Filter => {
+                        self.set_filter(text);
+                        Action::Nothing
+                    }
+                };
+            }
+            KeyCode::Backspace => {
+                text.pop();
+            }
+            KeyCode::Char(c) if !c.is_control() && text.len() < MAX_INPUT => text.push(c),
+            _ => {}
+        }
+        self.input = Some((what, text));
+        Action::Nothing
+    }
+
+    fn set_filter(&mut self, text: String) {
+        match RegexBuilder::new(&text)
+            .case_insensitive(true)
+            .size_limit(MAX_FILTER)
+            .build()
+        {
+            Ok(filter) => {
+                self.compiled = Some(filter).filter(|_| !text.is_empty());
+                self.filter = text;
+                self.top();
+            }
+            Err(_) => self.message = format!("invalid regular expression: {text}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

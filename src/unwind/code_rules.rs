@@ -1,0 +1,202 @@
+//! Code of one file: its executable sections, and rules for functions without tables, from analyzing their
+//! instructions.
+
+use super::cfi::{FrameTables, FunctionRows};
+use super::instruction_analysis::analyze;
+use super::rule::{RuleId, Rules};
+use super::{Section, Sections};
+use rustc_hash::FxHashMap;
+
+/// Lookups of code outside all sections before lookups stop.
+const MAX_MISSES: u32 = 64;
+/// The largest function that is analyzed.
+const MAX_BYTES: u64 = 1 << 20;
+/// Rows cached for one file; past this they are computed again.
+const MAX_ROWS: usize = 1 << 20;
+/// Call targets cached for one section.
+const MAX_TARGETS: usize = 1 << 20;
+
+/// Executable sections of one file, and the results of analyzing their instructions.
+#[derive(Default)]
+pub struct FunctionRules {
+    sections: Vec<Section>,
+    misses: u32,
+    functions: Option<Vec<(u64, u64)>>,
+    /// Targets of direct calls, by section.
+    targets: FxHashMap<u64, Vec<u64>>,
+    /// Functions analyzed so far, by start and whether they are certain to be one function.
+    done: FxHashMap<(u64, bool), FunctionRows>,
+    rows: Vec<(u32, RuleId)>,
+}
+
+impl FunctionRules {
+    /// The executable section at `svma`.
+    pub fn section(&mut self, svma: u64, source: &mut dyn Sections) -> Option<&Section> {
+        let i = self.section_index(svma, source)?;
+        self.sections.get(i)
+    }
+
+    fn section_index(&mut self, svma: u64, source: &mut dyn Sections) -> Option<usize> {
+        if let Some(i) = self.sections.iter().position(|s| s.contains(svma)) {
+            return Some(i);
+        }
+        if self.misses >= MAX_MISSES {
+            return None;
+        }
+        let Some(section) = source.code(svma).filter(|s| s.contains(svma)) else {
+            self.misses += 1;
+            return None;
+        };
+        self.sections.push(section);
+        Some(self.sections.len() - 1)
+    }
+
+    /// The rule for `svma`, which no table covers. Without symbols it is not certain where functions begin: `joined`
+    /// counts what follows a return and padding as the same function.
+    pub fn rule(
+        &mut self,
+        svma: u64,
+        joined: bool,
+        source: &mut dyn Sections,
+        tables: &mut FrameTables,
+        rules: &mut Rules,
+    ) -> Option<RuleId> {
+        let i = self.section_index(svma, source)?;
+        let (start, end, complete) = self.bounds(svma, i, source, tables)?;
+        let complete = complete || joined;
+        if self.rows.len() > MAX_ROWS {
+            self.rows = Vec::new();
+            self.done.clear();
+        }
+        let rows = match self.done.get(&(start, complete)).filter(|rows| rows.end == end) {
+            Some(rows) => rows.clone(),
+            None => {
+                let section = &self.sections[i];
+                let bytes = section.from(start)?;
+                let bytes = bytes.get(..(end - start) as usize).unwrap_or(bytes);
+                let first = self.rows.len() as u32;
+                for (at, full) in analyze(bytes, start, complete) {
+                    self.rows
+                        .push((at, full.map_or(Rules::NONE, |full| rules.intern_full(full))));
+                }
+                let rows = FunctionRows {
+                    start,
+                    end,
+                    rows: first..self.rows.len() as u32,
+                };
+                self.done.insert((start, complete), rows.clone());
+                rows
+            }
+        };
+        let slice = &self.rows[rows.rows.start as usize..rows.rows.end as usize];
+        let row = slice
+            .partition_point(|&(at, _)| u64::from(at) <= svma - start)
+            .checked_sub(1)?;
+        Some(slice[row].1)
+    }
+
+    /// Start and end of the function at `svma`, and whether they come from a symbol.
+    fn bounds(
+        &mut self,
+        svma: u64,
+        section: usize,
+        source: &mut dyn Sections,
+        tables: &mut FrameTables,
+    ) -> Option<(u64, u64, bool)> {
+        let functions = self.functions.get_or_insert_with(|| {
+            let mut functions = source.functions();
+            if !functions.is_sorted() {
+                functions.sort_unstable();
+            }
+            functions
+        });
+        let (low, high) = (self.sections[section].svma, self.sections[section].end());
+        let clip = |start: u64, end: u64| (start, end.min(high).min(start.saturating_add(MAX_BYTES)));
+        let after = functions.partition_point(|&(start, _)| start <= svma);
+        let next = functions.get(after).map_or(high, |f| f.0);
+        // There are aliases and functions inside others: check a few before it.
+        for &(start, size) in functions[..after].iter().rev().take(8) {
+            let end = if size == 0 { next } else { start.saturating_add(size) };
+            if svma < end && start >= low {
+                let (start, end) = clip(start, end);
+                return (svma < end).then_some((start, end, true));
+            }
+        }
+        // No symbol: between the tables and symbols around it, from the last call target on.
+        let (table_before, table_after) = tables.gap(svma, source);
+        let symbol_before = functions[..after].last().map(|f| f.0.saturating_add(f.1));
+        let before = [table_before, symbol_before]
+            .into_iter()
+            .flatten()
+            .filter(|&e| e <= svma)
+            .max();
+        let start = before.unwrap_or(low).max(low);
+        let end = table_after.unwrap_or(high).min(next).min(high);
+        let section = &self.sections[section];
+        let targets = self
+            .targets
+            .entry(section.svma)
+            .or_insert_with(|| call_targets(section));
+        let called = targets.partition_point(|&t| t <= svma);
+        let start = called.checked_sub(1).map_or(start, |i| targets[i].max(start));
+        let end = targets.get(called).map_or(end, |&t| t.min(end));
+        let start = if start % 16 == 0 {
+            start
+        } else {
+            start.checked_add(15)? & !15
+        };
+        let (start, end) = clip(if start > svma { svma & !15 } else { start }, end);
+        (svma >= start && svma < end).then_some((start, end, false))
+    }
+}
+
+/// Targets of what look like direct calls, sorted. Not every `E8` byte is a call: only the rare aligned target inside
+/// the section counts.
+fn call_targets(section: &Section) -> Vec<u64> {
+    let mut targets = Vec::new();
+    for (i, window) in section.bytes.windows(5).enumerate() {
+        if window[0] != 0xe8 {
+            continue;
+        }
+        let by = i32::from_le_bytes([window[1], window[2], window[3], window[4]]);
+        let target = section
+            .svma
+            .wrapping_add(i as u64 + 5)
+            .wrapping_add(i64::from(by) as u64);
+        if target.is_multiple_of(16) && section.contains(target) {
+            targets.push(target);
+            if targets.len() >= 2 * MAX_TARGETS {
+                targets.sort_unstable();
+                targets.dedup();
+                targets.truncate(MAX_TARGETS);
+            }
+        }
+    }
+    targets.sort_unstable();
+    targets.dedup();
+    targets
+}
+
+/// Do these bytes end with a call instruction? `E8 rel32`, or `FF /2` with any operand (Intel SDM volume 2, CALL).
+pub fn ends_with_call(bytes: &[u8]) -> bool {
+    let n = bytes.len();
+    let at = |back: usize| n.checked_sub(back).map(|i| bytes[i]);
+    if at(5) == Some(0xe8) {
+        return true;
+    }
+    (2..=7).any(|len| {
+        let (Some(0xff), Some(modrm)) = (at(len), at(len - 1)) else {
+            return false;
+        };
+        let sib = usize::from(modrm & 7 == 4);
+        let operand = match modrm >> 6 {
+            0 if modrm & 7 == 5 => 4,
+            0 if sib == 1 && len >= 3 && at(len - 2).is_some_and(|s| s & 7 == 5) => 5,
+            0 => sib,
+            1 => 1 + sib,
+            2 => 4 + sib,
+            _ => 0,
+        };
+        modrm >> 3 & 7 == 2 && len == 2 + operand
+    })
+}

@@ -1,0 +1,282 @@
+//! Fallbacks for frames whose caller neither tables nor instructions give: each candidate is validated against the code
+//! that a return address must follow.
+
+use super::rule::{Rule, RuleKind, UnwindStep};
+use super::{CodeMap, code_rules};
+use super::{UnwindState, Unwinder, locate};
+use crate::arch::{CALLEE_SAVED, FP, Regs, SP};
+use crate::frame::{ModuleId, NativeFrame, UnwindMethod};
+use crate::truncation::Truncation;
+
+/// Words of the stack searched for a return address.
+pub(super) const MAX_WORDS: u64 = 8192;
+/// Return addresses tried in one search.
+pub(super) const MAX_TRIES: usize = 64;
+
+/// Words tried as frame pointer for one return address.
+const MAX_POINTERS: usize = 8;
+
+/// Result of a fallback.
+pub enum FallbackResult {
+    /// The frame was pushed; location of the caller's code.
+    Next(Option<(ModuleId, u64)>),
+    /// The frame and all its callers were pushed.
+    End,
+}
+
+impl Unwinder {
+    /// Tries to find the caller of a frame by other means, after `failed`; pushes the frame if it succeeds.
+    pub(super) fn fallback(
+        &mut self,
+        walk: &mut UnwindState,
+        rule: &Rule,
+        failed: Truncation,
+        mut frame: NativeFrame,
+        out: &mut Vec<NativeFrame>,
+    ) -> Option<FallbackResult> {
+        // If the stack copy is the reason, the rule was right and a fallback would only skip frames.
+        if !matches!(
+            failed,
+            Truncation::NoUnwindInfo | Truncation::BadUnwindInfo | Truncation::ReturnAddressNotInCode
+        ) {
+            return None;
+        }
+        let step = match frame.location {
+            None => self.anonymous_code(walk),
+            Some((module, svma)) => self.instructions(walk, module, svma),
+        };
+        let free = |regs: &Regs| !self.crosses_anchor(frame.sp, regs.sp());
+        // Tables led from the thread's own registers to a call, and the table there fails: the stack is not the one
+        // that the tables describe (it belongs to another one from here on), and anything found further out would be
+        // made up.
+        let all_tables = out
+            .get(walk.first..)
+            .is_none_or(|inner| inner.iter().all(|f| f.method.is_exact()));
+        let by_table =
+            matches!(rule.kind, RuleKind::Frame | RuleKind::Deref | RuleKind::Full) && !rule.code && !walk.interrupted;
+        if by_table && all_tables && step.is_none() {
+            return None;
+        }
+        let step = step
+            .filter(free)
+            .map(|regs| (regs, UnwindMethod::InstructionAnalysis))
+            .or_else(|| {
+                let regs = self.frame_pointer(walk)?;
+                let free = !self.crosses_anchor(frame.sp, regs.sp());
+                free.then_some((regs, UnwindMethod::FramePointer))
+            });
+        if let Some((regs, method)) = step {
+            walk.regs = regs;
+            walk.interrupted = false;
+            (frame.cfa, frame.method) = (regs.sp(), method);
+            out.push(frame);
+            return Some(FallbackResult::Next(locate(walk.code, walk.lookup())));
+        }
+        self.search(walk, frame, out)
+    }
+
+    /// Is the current frame at an address that code returns to, but after no call? Then a stack was made by hand, with
+    /// that address on top.
+    pub(super) fn is_foreign_stack(&mut self, walk: &UnwindState) -> bool {
+        !walk.interrupted
+            && walk.code.is_code(walk.lookup())
+            && self.follows_call(walk.code, walk.regs.ip) == Some(false)
+    }
+
+    /// Does an anchor lie in this part of the stack? Then it cannot be a frame of code without tables.
+    fn crosses_anchor(&self, sp: u64, cfa: u64) -> bool {
+        let next = self.anchors.partition_point(|anchor| *anchor < sp);
+        self.anchors.get(next).is_some_and(|anchor| *anchor < cfa)
+    }
+
+    /// Do all anchors from `sp` on lie in frames whose extent is known from tables?
+    fn covers_anchors(&self, sp: u64, frames: &[NativeFrame]) -> bool {
+        let next = self.anchors.partition_point(|anchor| *anchor < sp);
+        let within = |anchor: &u64, f: &NativeFrame| (f.sp..f.cfa).contains(anchor) && f.method.is_exact();
+        self.anchors[next..]
+            .iter()
+            .all(|anchor| frames.iter().any(|f| within(anchor, f)))
+    }
+
+    /// Analysis of the function's instructions, if its table fails (tables do not cover what inline assembler pushes)
+    /// or if its start was assumed wrongly.
+    fn instructions(&mut self, walk: &mut UnwindState, module: ModuleId, svma: u64) -> Option<Regs> {
+        for joined in [false, true] {
+            let known = self.modules.get_mut(module.0 as usize)?.as_mut()?;
+            let code = &mut known.code;
+            let id = code.rule(svma, joined, &mut *known.sections, &mut known.tables, &mut self.rules)?;
+            let rule = self.rules.get(id);
+            let (sp, mut regs) = (walk.regs.sp(), walk.regs);
+            let step = self.rules.apply(&rule, &mut regs, &mut walk.memory);
+            if matches!(step, UnwindStep::Caller { cfa } if cfa > sp) && self.returns_to(walk.code, regs.ip) {
+                return Some(regs);
+            }
+        }
+        None
+    }
+
+    /// Code without a file. CPython's perf trampolines (Python/asm_trampoline.S) are `sub $8,%rsp; call *%rcx; add
+    /// $8,%rsp; ret`, from 3.14 on `push %rbp; mov %rsp,%rbp; call *%rcx; pop %rbp; ret`: in both the return address is
+    /// the second word. A call through a wild pointer left it in the first.
+    fn anonymous_code(&mut self, walk: &UnwindState) -> Option<Regs> {
+        let sp = walk.regs.sp();
+        let first = if walk.interrupted { 0 } else { 1 };
+        let last = if walk.interrupted && !walk.code.is_code(walk.regs.ip) {
+            0
+        } else {
+            1
+        };
+        for slot in first..=last {
+            let address = sp.checked_add(8 * slot)?;
+            let ra = walk.memory.word(address).ok()?;
+            if !self.returns_to(walk.code, ra) {
+                continue;
+            }
+            let mut regs = walk.regs;
+            regs.known &= CALLEE_SAVED | 1 << SP;
+            if slot == 1 && regs.get(FP) == Some(sp) {
+                regs.gpr[FP] = walk.memory.word(sp).ok()?;
+            }
+            regs.gpr[SP] = address.checked_add(8)?;
+            regs.ip = ra;
+            return Some(regs);
+        }
+        None
+    }
+
+    /// The frame pointer chain: rbp points to the caller's rbp, the return address is above it.
+    fn frame_pointer(&mut self, walk: &UnwindState) -> Option<Regs> {
+        let fp = walk.regs.get(FP)?;
+        let stack = walk.memory.stack;
+        if fp % 8 != 0 || fp < walk.regs.sp() || fp < stack.base {
+            return None;
+        }
+        let (next, ra) = (stack.word(fp)?, stack.word(fp.checked_add(8)?)?);
+        if !self.returns_to(walk.code, ra) {
+            return None;
+        }
+        let mut regs = Regs::from_ip_sp_fp(ra, fp.checked_add(16)?, next);
+        regs.known |= 1 << FP;
+        Some(regs)
+    }
+
+    /// Scans the stack upward for a return address from which the tables lead to the stack's end.
+    pub(super) fn search(
+        &mut self,
+        walk: &mut UnwindState,
+        frame: NativeFrame,
+        out: &mut Vec<NativeFrame>,
+    ) -> Option<FallbackResult> {
+        if walk.searching {
+            return None;
+        }
+        let from = walk.regs.sp().checked_add(7)? & !7;
+        let before = walk.regs;
+        let mut tries = 0;
+        for i in 0..MAX_WORDS {
+            let address = from.checked_add(8 * i)?;
+            if address >= walk.memory.stack.end() || tries >= MAX_TRIES || walk.budget == 0 {
+                break;
+            }
+            if self.crosses_anchor(before.sp(), address.checked_add(8)?) {
+                break;
+            }
+            let Some(ra) = walk.memory.stack.word(address) else {
+                continue;
+            };
+            if !walk.code.is_code(ra.wrapping_sub(1)) || self.follows_call(walk.code, ra) != Some(true) {
+                continue;
+            }
+            tries += 1;
+            // The code in between may have preserved the callee-saved registers, or not, or have saved the frame
+            // pointer before it used rbp for other things (CPython's compiled traces).
+            let unsaved = [before.known & CALLEE_SAVED | 1 << SP, 1 << SP].map(|known| (known, before.gpr[FP]));
+            let saved = self.saved_frame_pointers(walk, &before, address, out);
+            let saved = saved.into_iter().map(|fp| (1 << SP | 1 << FP, fp));
+            for (known, fp) in unsaved.into_iter().chain(saved) {
+                let mut regs = Regs {
+                    ip: ra,
+                    known,
+                    ..before
+                };
+                (regs.gpr[SP], regs.gpr[FP]) = (address.checked_add(8)?, fp);
+                if self.leads_to_end(walk, regs, frame, out) {
+                    return Some(FallbackResult::End);
+                }
+            }
+        }
+        walk.regs = before;
+        None
+    }
+
+    /// Do these registers of the caller of `frame` lead to the end of the stack, as tables and anchors have it? Pushes the
+    /// frames if so.
+    pub(super) fn leads_to_end(
+        &mut self,
+        walk: &mut UnwindState,
+        regs: Regs,
+        mut frame: NativeFrame,
+        out: &mut Vec<NativeFrame>,
+    ) -> bool {
+        let depth = out.len();
+        (walk.regs, walk.interrupted, walk.searching) = (regs, false, true);
+        (frame.cfa, frame.method) = (regs.sp(), UnwindMethod::StackScan);
+        out.push(frame);
+        let ended = self.walk(walk, None, out).is_ok()
+            && self.covers_anchors(frame.sp, &out[depth..])
+            && ends_reliably(walk, out.last());
+        walk.searching = false;
+        if !ended {
+            walk.budget = walk.budget.saturating_sub(out.len() - depth);
+            out.truncate(depth);
+        }
+        ended
+    }
+
+    /// Words below `address`, put there by anonymous code, that may be its caller's frame pointer.
+    /// None without anchors: only they can expose a wrong one.
+    fn saved_frame_pointers(&self, walk: &UnwindState, regs: &Regs, address: u64, out: &[NativeFrame]) -> Vec<u64> {
+        let stack = walk.memory.stack;
+        if self.anchors.last().is_none_or(|anchor| *anchor < address) {
+            return Vec::new();
+        }
+        let anonymous = out.iter().rev().take_while(|f| f.location.is_none()).last();
+        let from = anonymous
+            .map_or(regs.sp(), |f| f.sp)
+            .checked_add(7)
+            .map_or(address, |sp| sp & !7);
+        let words = (from..address).step_by(8).filter_map(|at| stack.word(at));
+        let mut found: Vec<u64> = words
+            .filter(|w| w % 8 == 0 && *w > address && *w < stack.end())
+            .take(MAX_POINTERS)
+            .collect();
+        found.dedup();
+        found
+    }
+
+    fn returns_to(&mut self, code: &dyn CodeMap, ra: u64) -> bool {
+        code.is_code(ra.wrapping_sub(1)) && self.follows_call(code, ra) != Some(false)
+    }
+
+    /// Does a call instruction end at `ra`? `None` where the code cannot be read.
+    pub(super) fn follows_call(&mut self, map: &dyn CodeMap, ra: u64) -> Option<bool> {
+        let (module, svma) = locate(map, ra.wrapping_sub(1))?;
+        let known = self.modules.get_mut(module.0 as usize)?.as_mut()?;
+        let section = known.code.section(svma, &mut *known.sections)?;
+        let end = usize::try_from(svma.checked_sub(section.svma)?.checked_add(1)?).ok()?;
+        if code_rules::ends_with_call(section.bytes.get(..end)?) {
+            return Some(true);
+        }
+        // A signal handler returns to a trampoline that nothing called.
+        Some(self.rule(module, svma).signal || self.rule(module, svma.wrapping_add(1)).signal)
+    }
+}
+
+/// Bytes between the end of a stack and its first frame, at most, if only a return address of 0 marks it as the first.
+const MAX_TOP: u64 = 512;
+
+/// Is the outermost frame found by a scan certain to be the first one? Its table says so, or it lies at the end of the
+/// stack. A zero that looks like the end of a stack may be found anywhere.
+fn ends_reliably(walk: &UnwindState, last: Option<&NativeFrame>) -> bool {
+    walk.regs.ip != 0 || last.is_some_and(|f| walk.memory.stack.end().saturating_sub(f.cfa) <= MAX_TOP)
+}

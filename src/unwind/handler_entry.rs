@@ -1,0 +1,187 @@
+//! Functions that jump into an exception handler: `_Unwind_RaiseException`, `_Unwind_Resume` and their like in libgcc.
+//!
+//! At their end they overwrite what they saved, first the registers and last the return address, with what the handler's
+//! function shall find (GCC, `uw_install_context_1` of libgcc/unwind-dw2.c). From then on their own table leads to that
+//! function, but at a wrong place of the stack.
+
+use super::fallback::{MAX_TRIES, MAX_WORDS};
+use super::rule::{Rule, UnwindStep};
+use super::{UnwindState, Unwinder, locate};
+use crate::arch::{Regs, SP};
+use crate::frame::{NativeFrame, UnwindMethod};
+use crate::truncation::Truncation;
+use iced_x86::{Decoder, DecoderOptions, FlowControl};
+
+/// Bytes of code between the call that overwrites the registers and the jump. GCC makes about 130.
+const MAX_BYTES: usize = 512;
+/// Calls between them: a hook for debuggers.
+const MAX_CALLS: usize = 1;
+
+/// How far a row of such a function is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HandlerRow {
+    /// The registers stand in the frame, the function's own or already those for the handler.
+    Saved,
+    /// The registers are the handler's, but for the stack pointer.
+    Loaded,
+}
+
+impl Unwinder {
+    /// Unwinds from a frame that is about to jump into a handler, to the end of the stack. `None` if it is not.
+    pub(super) fn handler_entry(
+        &mut self,
+        walk: &mut UnwindState,
+        rule: &Rule,
+        frame: NativeFrame,
+        out: &mut Vec<NativeFrame>,
+    ) -> Option<Result<(), Truncation>> {
+        let row = self.rules.handler_row(rule)?;
+        if row == HandlerRow::Loaded && walk.interrupted {
+            return self.loaded_handler(walk, rule, frame, out);
+        }
+        if walk.searching {
+            return None;
+        }
+        let calls = self.calls_before_jump(walk)?;
+        let (before, interrupted, mut regs) = (walk.regs, walk.interrupted, walk.regs);
+        let UnwindStep::Caller { cfa } = self.rules.apply(rule, &mut regs, &mut walk.memory) else {
+            return None;
+        };
+        // The return address was copied from where it stands on the handler's stack, just below its frame. There the
+        // handler's own address takes its place at last.
+        let (ra, stack) = (regs.ip, walk.memory.stack);
+        let places = || {
+            let all = (0..MAX_WORDS).map_while(|i| cfa.checked_add(8 * i));
+            all.take_while(|at| *at < stack.end())
+        };
+        let copies = || places().filter(|at| stack.word(*at) == Some(ra));
+        let mut slots: Vec<u64> = copies().take(MAX_TRIES).collect();
+        if slots.is_empty() && calls == 0 {
+            slots.extend(
+                places()
+                    .filter(|at| self.is_handler(walk, ra, stack.word(*at)))
+                    .take(MAX_TRIES),
+            );
+        }
+        if slots.is_empty() && calls == MAX_CALLS {
+            return self.thrower(walk, regs, NativeFrame { cfa, ..frame }, out);
+        }
+        let mark = out.len();
+        for slot in slots {
+            regs.gpr[SP] = slot.checked_add(8)?;
+            let ended = self.leads_to_end(walk, regs, frame, out);
+            (walk.regs, walk.interrupted) = (before, interrupted);
+            if !ended {
+                continue;
+            }
+            // Where no other call of this stack returns there, this is the one.
+            let end = out.last().map_or(0, |f| f.cfa);
+            if copies().take_while(|at| *at < end).eq([slot]) {
+                out[mark].method = UnwindMethod::Cfi;
+            }
+            return Some(Ok(()));
+        }
+        None
+    }
+
+    /// Unwinds from a function that overwrites its saved registers just now, but not yet its return address: `regs` are the
+    /// caller's, or already the handler's.
+    fn thrower(
+        &mut self,
+        walk: &mut UnwindState,
+        mut regs: Regs,
+        mut frame: NativeFrame,
+        out: &mut Vec<NativeFrame>,
+    ) -> Option<Result<(), Truncation>> {
+        let (before, interrupted, known, mark) = (walk.regs, walk.interrupted, regs.known, out.len());
+        for (known, method) in [(1 << SP, UnwindMethod::Cfi), (known, UnwindMethod::StackScan)] {
+            regs.known = known;
+            if self.leads_to_end(walk, regs, frame, out) {
+                out[mark].method = method;
+                return Some(Ok(()));
+            }
+        }
+        // The caller itself is known, but not its frame.
+        (frame.method, regs.known) = (UnwindMethod::Cfi, 1 << SP);
+        out.push(frame);
+        let caller = NativeFrame {
+            lookup: regs.ip.wrapping_sub(1),
+            sp: frame.cfa,
+            location: locate(walk.code, regs.ip.wrapping_sub(1)),
+            ..frame
+        };
+        (walk.regs, walk.interrupted) = (regs, false);
+        if self.search(walk, caller, out).is_some() {
+            return Some(Ok(()));
+        }
+        out.truncate(mark);
+        (walk.regs, walk.interrupted) = (before, interrupted);
+        None
+    }
+
+    /// Is this word the address of a handler in the function that `ra` returns to, or in a part split off it?
+    fn is_handler(&mut self, walk: &UnwindState, ra: u64, word: Option<u64>) -> bool {
+        let Some(word) = word else { return false };
+        let places = (locate(walk.code, word), locate(walk.code, ra.wrapping_sub(1)));
+        let (Some((module, handler)), Some((other, caller))) = places else {
+            return false;
+        };
+        module == other
+            && (self.function_start(module, handler) == self.function_start(module, caller)
+                || self.follows_call(walk.code, word) == Some(false))
+    }
+
+    /// The last instructions: all registers have their values, the handler's address is on the stack or in one of them.
+    fn loaded_handler(
+        &mut self,
+        walk: &mut UnwindState,
+        rule: &Rule,
+        mut frame: NativeFrame,
+        out: &mut Vec<NativeFrame>,
+    ) -> Option<Result<(), Truncation>> {
+        let mut regs = walk.regs;
+        let step = self.rules.apply(rule, &mut regs, &mut walk.memory);
+        let UnwindStep::Caller { cfa } = step else { return None };
+        // Nothing called the handler: its first instruction is the next one.
+        locate(walk.code, regs.ip)?;
+        if cfa < frame.sp || walk.switches >= super::MAX_SWITCHES {
+            return None;
+        }
+        walk.switches += 1;
+        (walk.regs.ip, walk.regs.gpr[SP]) = (regs.ip, cfa);
+        (frame.cfa, frame.method) = (cfa, UnwindMethod::Cfi);
+        out.push(frame);
+        Some(self.walk(walk, None, out))
+    }
+
+    /// Calls between here and the jump, if the instructions lead straight there with no other than the last one: the one
+    /// that overwrites the saved registers has returned then or is under way.
+    fn calls_before_jump(&mut self, walk: &UnwindState) -> Option<usize> {
+        let (module, svma) = locate(walk.code, walk.regs.ip)?;
+        let known = self.modules.get_mut(module.0 as usize)?.as_mut()?;
+        let bytes = known.code.section(svma, &mut *known.sections)?.from(svma)?;
+        let bytes = bytes[..bytes.len().min(MAX_BYTES)].to_vec();
+        let mut calls = 0;
+        let mut decoder = Decoder::with_ip(64, &bytes, svma, DecoderOptions::NONE);
+        while decoder.can_decode() {
+            let i = decoder.decode();
+            match i.flow_control() {
+                FlowControl::Next | FlowControl::ConditionalBranch => {}
+                FlowControl::Call if calls < MAX_CALLS => calls += 1,
+                // Into a loop, at its condition.
+                FlowControl::UnconditionalBranch if i.near_branch_target() > i.ip() => {
+                    let at = i.near_branch_target() - svma;
+                    decoder.set_position(usize::try_from(at).ok()?).ok()?;
+                    decoder.set_ip(i.near_branch_target());
+                    continue;
+                }
+                _ => return None,
+            }
+            let rule = self.rule(module, i.ip());
+            if self.rules.handler_row(&rule) == Some(HandlerRow::Loaded) {
+                return Some(calls);
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,544 @@
+//! Analysis of a function's own instructions from its start: for every instruction, the register or stack slot that
+//! gives the CFA, and where the caller's registers are. For hand-written assembler, which has no tables.
+//!
+//! A forward data-flow analysis over the control flow graph; where paths meet, only facts on which they agree are kept.
+
+use super::rule::{CALLEE, CallerRegister, Cfa, FullRule};
+use crate::arch::{GPRS, SP};
+use iced_x86::{
+    Code, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind,
+    Register,
+};
+use rustc_hash::FxHashMap;
+
+/// Instructions of one function that are analyzed. The largest OpenBLAS kernels have some 15,000.
+const MAX_INSTRUCTIONS: usize = 1 << 16;
+/// Visits per instruction, on average, at most; few facts can change, so three is normal.
+const MAX_VISITS: usize = 24;
+const MAX_SLOTS: usize = 64;
+/// Registers that a call may change (System V ABI AMD64, figure 3.4), by DWARF number.
+const SCRATCH: [usize; 9] = [0, 1, 2, 4, 5, 8, 9, 10, 11];
+const FP: usize = 6;
+
+/// The content of a register or stack slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SymbolicValue {
+    Unknown,
+    /// What the register (by DWARF number) held at function entry.
+    Entry(u8),
+    /// An address: base 0 is the CFA; others are stack pointers at an unknown distance from it, after `and $-64,%rsp`
+    /// or alloca.
+    Stack(u32, i32),
+}
+
+use SymbolicValue::{Entry, Stack, Unknown};
+
+impl SymbolicValue {
+    fn plus(self, n: i64) -> SymbolicValue {
+        match self {
+            Stack(base, at) => match i32::try_from(n).ok().and_then(|n| at.checked_add(n)) {
+                Some(at) => Stack(base, at),
+                None => Unknown,
+            },
+            Entry(_) if n == 0 => self,
+            _ => Unknown,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct DataflowState {
+    regs: [SymbolicValue; GPRS],
+    /// Known words of the stack: base, offset, content.
+    slots: Vec<(u32, i32, SymbolicValue)>,
+}
+
+impl DataflowState {
+    /// At a function's first instruction: the return address is on top of the stack.
+    fn entry() -> DataflowState {
+        let mut regs = std::array::from_fn(|r| Entry(r as u8));
+        regs[SP] = Stack(0, -8);
+        DataflowState {
+            regs,
+            slots: Vec::new(),
+        }
+    }
+
+    /// Keeps the facts on which `other` agrees; did anything change? `base` names a stack pointer on which they differ.
+    fn meet(&mut self, other: &DataflowState, base: u32) -> bool {
+        let before = self.clone();
+        let differ = self.regs[SP] != other.regs[SP] && self.regs[SP] != Stack(base, 0);
+        for (mine, theirs) in self.regs.iter_mut().zip(&other.regs) {
+            if mine != theirs {
+                *mine = Unknown;
+            }
+        }
+        self.slots.retain(|slot| other.slots.contains(slot));
+        if differ || before.regs[SP] == Stack(base, 0) {
+            self.rebase(SP, base);
+        }
+        *self != before
+    }
+
+    /// Gives register `r` a new base.
+    fn rebase(&mut self, r: usize, base: u32) {
+        for value in &mut self.regs {
+            if matches!(value, Stack(b, _) if *b == base) {
+                *value = Unknown;
+            }
+        }
+        self.slots
+            .retain(|&(b, _, value)| b != base && !matches!(value, Stack(b, _) if b == base));
+        self.regs[r] = Stack(base, 0);
+    }
+
+    fn load(&self, address: SymbolicValue) -> SymbolicValue {
+        let Stack(base, at) = address else { return Unknown };
+        self.slots
+            .iter()
+            .find(|s| s.0 == base && s.1 == at)
+            .map_or(Unknown, |s| s.2)
+    }
+
+    fn store(&mut self, address: SymbolicValue, size: usize, value: SymbolicValue) {
+        let Stack(base, at) = address else { return };
+        let (from, to) = (i64::from(at), i64::from(at) + size as i64);
+        self.slots
+            .retain(|&(b, o, _)| b != base || i64::from(o) + 8 <= from || i64::from(o) >= to);
+        if size == 8 && value != Unknown && self.slots.len() < MAX_SLOTS {
+            self.slots.push((base, at, value));
+        }
+    }
+
+    /// After a call returned.
+    fn call(&mut self) {
+        for r in SCRATCH {
+            self.regs[r] = Unknown;
+        }
+        if let Stack(base, sp) = self.regs[SP] {
+            self.slots.retain(|&(b, at, _)| b != base || at >= sp);
+        }
+    }
+
+    /// The unwind rule that follows from these facts.
+    fn rule(&self) -> Option<FullRule> {
+        let keepers = [SP, FP, 3, 12, 13, 14, 15];
+        let direct = |r: usize| match self.regs[r] {
+            Stack(0, at) => Some(Cfa::Reg(r as u8, -i64::from(at))),
+            _ => None,
+        };
+        // A stack pointer saved in memory, unless it was popped already.
+        let live = |b: u32, o: i32| !matches!(self.regs[SP], Stack(base, sp) if base == b && o < sp);
+        let stored = |r: usize| match self.regs[r] {
+            Stack(base, at) => self.slots.iter().find_map(|&(b, o, value)| match value {
+                Stack(0, k) if b == base && live(b, o) => {
+                    Some(Cfa::Deref(r as u8, i64::from(o) - i64::from(at), -i64::from(k)))
+                }
+                _ => None,
+            }),
+            _ => None,
+        };
+        // Registers that a call may change are valid only in the interrupted frame: last.
+        let cfa = (keepers.iter().find_map(|&r| direct(r)))
+            .or_else(|| keepers.iter().find_map(|&r| stored(r)))
+            .or_else(|| SCRATCH.iter().find_map(|&r| direct(r)))
+            .or_else(|| SCRATCH.iter().find_map(|&r| stored(r)))?;
+        let mut regs = Vec::new();
+        for r in CALLEE {
+            let value = Entry(r);
+            if self.regs[usize::from(r)] == value {
+                continue;
+            }
+            let on_frame = self
+                .slots
+                .iter()
+                .find(|s| s.0 == 0 && s.2 == value)
+                .map(|s| CallerRegister::AtCfa(s.1.into()));
+            let in_register = || {
+                self.regs
+                    .iter()
+                    .position(|v| *v == value)
+                    .map(|r| CallerRegister::Reg(r as u8))
+            };
+            let elsewhere = || {
+                self.slots.iter().filter(|s| s.2 == value).find_map(|&(base, at, _)| {
+                    self.regs.iter().enumerate().find_map(|(r, v)| match *v {
+                        Stack(b, o) if b == base => Some(CallerRegister::AtReg(r as u8, i64::from(at) - i64::from(o))),
+                        _ => None,
+                    })
+                })
+            };
+            regs.push((
+                r,
+                on_frame
+                    .or_else(in_register)
+                    .or_else(elsewhere)
+                    .unwrap_or(CallerRegister::Undefined),
+            ));
+        }
+        Some(FullRule {
+            cfa,
+            ra: CallerRegister::AtCfa(-8),
+            regs,
+            signal: false,
+            code: true,
+        })
+    }
+}
+
+/// DWARF number of a 64-bit register.
+fn number(register: Register) -> Option<usize> {
+    use Register::*;
+    let all = [
+        RAX, RDX, RCX, RBX, RSI, RDI, RBP, RSP, R8, R9, R10, R11, R12, R13, R14, R15,
+    ];
+    (register as u32).checked_sub(RAX as u32).filter(|&i| i < 16)?;
+    all.iter().position(|&r| r == register)
+}
+
+/// The address of a memory operand, if it is a register plus a constant.
+fn address(state: &DataflowState, i: &Instruction) -> SymbolicValue {
+    let plain = i.memory_index() == Register::None && i.segment_prefix() == Register::None;
+    match number(i.memory_base()) {
+        Some(base) if plain => state.regs[base].plus(i.memory_displacement64() as i64),
+        _ => Unknown,
+    }
+}
+
+/// Effect of one instruction on the state. `base` names a stack pointer whose distance from the CFA becomes unknown.
+fn step(state: &mut DataflowState, i: &Instruction, base: u32, info: &mut InstructionInfoFactory) {
+    use OpKind::{Immediate8to64, Immediate32to64, Memory};
+    let register = |op: u32| {
+        (i.op_kind(op) == OpKind::Register)
+            .then(|| number(i.op_register(op)))
+            .flatten()
+    };
+    let constant = || matches!(i.op1_kind(), Immediate8to64 | Immediate32to64).then(|| i.immediate(1) as i64);
+    let target = if i.op_count() > 0 { register(0) } else { None };
+    match i.mnemonic() {
+        Mnemonic::Push if i.stack_pointer_increment() == -8 => {
+            let value = register(0).map_or(Unknown, |r| state.regs[r]);
+            state.regs[SP] = state.regs[SP].plus(-8);
+            state.store(state.regs[SP], 8, value);
+        }
+        Mnemonic::Pop if i.stack_pointer_increment() == 8 => {
+            let value = state.load(state.regs[SP]);
+            state.regs[SP] = state.regs[SP].plus(8);
+            match target {
+                Some(r) => state.regs[r] = value,
+                None => state.store(address(state, i), 8, Unknown),
+            }
+        }
+        Mnemonic::Leave => {
+            state.regs[SP] = state.regs[FP];
+            state.regs[FP] = state.load(state.regs[SP]);
+            state.regs[SP] = state.regs[SP].plus(8);
+        }
+        Mnemonic::Mov if target.is_some() && register(1).is_some() => {
+            if let (Some(to), Some(from)) = (target, register(1)) {
+                state.regs[to] = state.regs[from];
+            }
+        }
+        Mnemonic::Mov if target.is_some() && i.op1_kind() == Memory => {
+            if let Some(to) = target {
+                state.regs[to] = state.load(address(state, i));
+            }
+        }
+        Mnemonic::Mov if i.op0_kind() == Memory => {
+            let value = register(1).map_or(Unknown, |r| state.regs[r]);
+            state.store(address(state, i), i.memory_size().size(), value);
+        }
+        Mnemonic::Lea if target.is_some() => {
+            if let Some(to) = target {
+                state.regs[to] = address(state, i);
+            }
+        }
+        Mnemonic::Add | Mnemonic::Sub if target.is_some() && constant().is_some() => {
+            if let (Some(r), Some(n)) = (target, constant()) {
+                state.regs[r] = state.regs[r].plus(if i.mnemonic() == Mnemonic::Sub {
+                    n.wrapping_neg()
+                } else {
+                    n
+                });
+            }
+        }
+        Mnemonic::Call => state.call(),
+        Mnemonic::Ret => {} // What follows in memory is entered in another way.
+        _ => {
+            let used = info.info(i);
+            for u in used.used_memory() {
+                if writes(u.access()) && u.index() == Register::None {
+                    let at = number(u.base()).map_or(Unknown, |b| state.regs[b].plus(u.displacement() as i64));
+                    state.store(at, u.memory_size().size(), Unknown);
+                }
+            }
+            for u in used.used_registers() {
+                if writes(u.access())
+                    && let Some(r) = number(u.register().full_register())
+                {
+                    state.regs[r] = Unknown;
+                }
+            }
+        }
+    }
+    // `and $-32,%rsp`, `sub %rax,%rsp`: what is stored from here on can be found relative to the new value.
+    if state.regs[SP] == Unknown {
+        state.rebase(SP, base);
+    }
+}
+
+fn writes(access: OpAccess) -> bool {
+    !matches!(
+        access,
+        OpAccess::None | OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess
+    )
+}
+
+/// Does the instruction begin the epilogue: move the stack pointer up, or restore a register?
+fn restores_frame(before: &[SymbolicValue; GPRS], after: &[SymbolicValue; GPRS]) -> bool {
+    let up = match (before[SP], after[SP]) {
+        (Stack(a, x), Stack(b, y)) => a == b && y > x || a != 0 && b == 0,
+        _ => false,
+    };
+    up || CALLEE.iter().any(|&r| {
+        let r = usize::from(r);
+        before[r] != after[r] && after[r] == Entry(r as u8)
+    })
+}
+
+/// One function under analysis.
+struct AnalyzedFunction {
+    code: Vec<Instruction>,
+    /// Instruction at the offset of a jump target.
+    index: FxHashMap<u64, usize>,
+    /// Starts of basic blocks.
+    leader: Vec<bool>,
+    states: Vec<Option<DataflowState>>,
+    /// Leaders whose state is final: reached from the entry, not by assumption.
+    settled: Vec<bool>,
+    /// Leaders with a state that is not final.
+    fresh: Vec<usize>,
+    work: Vec<usize>,
+    visits: usize,
+    info: InstructionInfoFactory,
+}
+
+/// Result of running through a block.
+struct BlockResult {
+    last: usize,
+    out: DataflowState,
+    /// The state before the block's epilogue began.
+    body: DataflowState,
+}
+
+impl AnalyzedFunction {
+    fn new(bytes: &[u8], start: u64) -> AnalyzedFunction {
+        let mut decoder = Decoder::with_ip(64, bytes, start, DecoderOptions::NONE);
+        let mut code = Vec::new();
+        while decoder.can_decode() && code.len() < MAX_INSTRUCTIONS {
+            code.push(decoder.decode());
+        }
+        let index: FxHashMap<u64, usize> = code.iter().enumerate().map(|(n, i)| (i.ip(), n)).collect();
+        let mut leader = vec![false; code.len()];
+        for (n, i) in code.iter().enumerate() {
+            if ends_block(i) {
+                if let Some(&to) = index.get(&i.near_branch_target()) {
+                    leader[to] = true;
+                }
+                if let Some(next) = leader.get_mut(n + 1) {
+                    *next = true;
+                }
+            }
+        }
+        for n in 1..code.len() {
+            leader[n] |= code[n].ip() % 16 == 0 && padding(&code[n - 1]) && !padding(&code[n]);
+        }
+        let states = vec![None; code.len()];
+        let settled = vec![false; code.len()];
+        let info = InstructionInfoFactory::new();
+        let visits = code.len() * MAX_VISITS;
+        AnalyzedFunction {
+            code,
+            index,
+            leader,
+            states,
+            settled,
+            fresh: Vec::new(),
+            work: Vec::new(),
+            visits,
+            info,
+        }
+    }
+
+    /// The state at the start of a procedure linkage table or of one of its stubs, recognized by their instructions
+    /// (System V ABI AMD64, figure 5.2): linkers emit no symbols for them, and some no table.
+    fn start_state(&self, n: usize) -> Option<DataflowState> {
+        let stub = |n: usize, code: Code| {
+            (self.code.get(n)).is_some_and(|i| i.code() == code && i.memory_base() == Register::RIP)
+        };
+        let first = self.code.get(n).filter(|i| i.ip() % 16 == 0)?;
+        let mut state = DataflowState::entry();
+        if stub(n, Code::Push_rm64) && stub(n + 1, Code::Jmp_rm64) {
+            // The other stubs jump to the first one, after the return address and their number were pushed.
+            state.regs[SP] = Stack(0, -16);
+            return Some(state);
+        }
+        (stub(n, Code::Jmp_rm64) || first.code() == Code::Endbr64).then_some(state)
+    }
+
+    fn flow_to(&mut self, to: usize, state: &DataflowState) {
+        if to >= self.code.len() || self.settled[to] {
+            return;
+        }
+        let base = (self.code.len() + to + 1) as u32;
+        let changed = match &mut self.states[to] {
+            Some(known) => known.meet(state, base),
+            empty => {
+                *empty = Some(state.clone());
+                self.fresh.push(to);
+                true
+            }
+        };
+        if changed {
+            self.work.push(to);
+        }
+    }
+
+    /// Runs through the block at `first`; `each` gets the state before every instruction.
+    fn block(&mut self, first: usize, mut each: impl FnMut(&Instruction, &DataflowState)) -> Option<BlockResult> {
+        let mut state = self.states.get(first)?.clone()?;
+        let mut body: Option<DataflowState> = None;
+        for n in first..self.code.len() {
+            let i = self.code[n];
+            each(&i, &state);
+            let before = state.regs;
+            step(&mut state, &i, n as u32 + 1, &mut self.info);
+            if body.is_none() && restores_frame(&before, &state.regs) {
+                body = Some(DataflowState {
+                    regs: before,
+                    slots: state.slots.clone(),
+                });
+            } else if matches!((before[SP], state.regs[SP]), (Stack(a, x), Stack(b, y)) if a == b && y < x) {
+                body = None;
+            }
+            if ends_block(&i) || self.leader.get(n + 1) != Some(&false) {
+                let body = body.unwrap_or_else(|| state.clone());
+                return Some(BlockResult {
+                    last: n,
+                    out: state,
+                    body,
+                });
+            }
+        }
+        None
+    }
+
+    fn solve(&mut self) {
+        while let Some(first) = self.work.pop() {
+            let Some(run) = self.block(first, |_, _| {}) else {
+                continue;
+            };
+            let last = self.code[run.last];
+            self.visits = self.visits.saturating_sub(run.last - first + 1);
+            if self.visits == 0 {
+                self.work.clear();
+                return;
+            }
+            if let Some(&to) = self
+                .index
+                .get(&last.near_branch_target())
+                .filter(|_| is_direct_jump(&last))
+            {
+                self.flow_to(to, &run.out);
+            }
+            if !ends_flow(&last) {
+                self.flow_to(run.last + 1, &run.out);
+            }
+        }
+    }
+}
+
+/// The unwind rules of a function: each from an offset on. `complete`: `bytes` holds one function and nothing else.
+pub fn analyze(bytes: &[u8], start: u64, complete: bool) -> Vec<(u32, Option<FullRule>)> {
+    let mut function = AnalyzedFunction::new(bytes, start);
+    let mut rows: Vec<(u32, Option<FullRule>)> = Vec::new();
+    let start_state = function.start_state(0).unwrap_or_else(DataflowState::entry);
+    function.flow_to(0, &start_state);
+    function.solve();
+    let mut body = DataflowState::entry();
+    let mut next = 0;
+    while next < function.code.len() {
+        if function.states[next].is_none() {
+            // Reached only by jump tables, or by nothing that we know of. After a return the frame is likely to be as
+            // it was before the epilogue, unless another function begins here or after the padding. Blocks that have a
+            // state by now keep it.
+            for n in std::mem::take(&mut function.fresh) {
+                function.settled[n] = true;
+            }
+            let code = &function.code;
+            let first = (next..code.len())
+                .take(64)
+                .find(|&n| !padding(&code[n]))
+                .unwrap_or(next);
+            let aligned = first > next && code.get(first).is_some_and(|i| i.ip() % 16 == 0);
+            match function
+                .start_state(first)
+                .or_else(|| aligned.then(DataflowState::entry))
+                .filter(|_| !complete)
+            {
+                Some(state) => {
+                    function.flow_to(first, &state);
+                    function.solve();
+                    function.states[next].get_or_insert(body.clone());
+                }
+                None => {
+                    function.flow_to(next, &body);
+                    function.solve();
+                }
+            }
+        }
+        let mut seen: Option<DataflowState> = None;
+        let run = function.block(next, |i, state| {
+            if seen.as_ref() == Some(state) {
+                return;
+            }
+            let rule = state.rule();
+            if rows.last().is_none_or(|(_, last)| *last != rule) {
+                rows.push(((i.ip() - start) as u32, rule));
+            }
+            seen = Some(state.clone());
+        });
+        let Some(run) = run else { break };
+        body = run.body;
+        next = run.last + 1;
+    }
+    rows
+}
+
+/// Is it padding between functions?
+fn padding(i: &Instruction) -> bool {
+    matches!(i.mnemonic(), Mnemonic::Nop | Mnemonic::Int3)
+}
+
+/// Does it jump to a fixed address?
+fn is_direct_jump(i: &Instruction) -> bool {
+    use FlowControl::*;
+    matches!(
+        i.flow_control(),
+        ConditionalBranch | UnconditionalBranch | XbeginXabortXend
+    )
+}
+
+fn ends_block(i: &Instruction) -> bool {
+    is_direct_jump(i) || ends_flow(i)
+}
+
+/// Does execution never continue with the next instruction?
+fn ends_flow(i: &Instruction) -> bool {
+    use FlowControl::*;
+    matches!(
+        i.flow_control(),
+        UnconditionalBranch | IndirectBranch | Return | Exception
+    ) || i.mnemonic() == Mnemonic::Int3
+        || i.code() == Code::INVALID
+}

@@ -1,0 +1,261 @@
+//! Sampling the current process: this test program samples itself. tests/python.rs does so with Python.
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nativeprof::capture::signal::SamplingClock;
+use nativeprof::in_process::thread_stack::{StackEntry, Stacks, TIMEOUT, ThreadStack};
+use nativeprof::in_process::{ProfilerConfig, Recorder};
+use nativeprof::profile::model::Profile;
+use nativeprof::sys::threads;
+
+mod common;
+
+#[inline(never)]
+fn spin(until: &AtomicBool) -> u64 {
+    let mut n = 0u64;
+    while !until.load(Ordering::Relaxed) {
+        n = black_box(n.wrapping_mul(7) + 1);
+    }
+    n
+}
+
+#[inline(never)]
+fn around(until: &AtomicBool) -> u64 {
+    spin(until) + 1
+}
+
+/// Threads that run until this is dropped, with their `pthread_self`.
+struct Crowd {
+    ended: Arc<AtomicBool>,
+    threads: Vec<thread::JoinHandle<()>>,
+    thread_pointers: Vec<u64>,
+}
+
+impl Crowd {
+    fn new(count: usize, work: fn(&AtomicBool)) -> Crowd {
+        let ended = Arc::new(AtomicBool::new(false));
+        let (mut threads, mut thread_pointers) = (Vec::new(), Vec::new());
+        for _ in 0..count {
+            let thread_pointer = Arc::new(AtomicU64::new(0));
+            let (ended, shared) = (ended.clone(), thread_pointer.clone());
+            threads.push(thread::spawn(move || {
+                shared.store(threads::thread_pointer(), Ordering::Release);
+                work(&ended);
+            }));
+            while thread_pointer.load(Ordering::Acquire) == 0 {
+                thread::yield_now();
+            }
+            thread_pointers.push(thread_pointer.load(Ordering::Acquire));
+        }
+        Crowd {
+            ended,
+            threads,
+            thread_pointers,
+        }
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn stack(stacks: &Stacks, thread_pointer: u64) -> Vec<StackEntry> {
+    match stacks.get(thread_pointer, 100) {
+        ThreadStack::Stack(entries) => entries,
+        ThreadStack::Late(tid) => stacks.later(tid, 100, 10 * TIMEOUT),
+    }
+}
+
+#[inline(never)]
+fn current_stack(stacks: &Stacks) -> Vec<StackEntry> {
+    black_box(stack(stacks, threads::thread_pointer()))
+}
+
+fn names(entries: &[StackEntry]) -> Vec<&str> {
+    entries
+        .iter()
+        .map(|e| e.name.rsplit("::").next().unwrap_or_default())
+        .collect()
+}
+
+#[test]
+fn stacks_of_threads_that_run_and_sleep() {
+    let _live = common::live();
+    let stacks = Stacks::new().expect("stacks can be had");
+    let busy = Crowd::new(1, |ended| {
+        black_box(around(ended));
+    });
+    let found = stack(&stacks, busy.thread_pointers[0]);
+    assert_eq!(names(&found)[..2], ["spin", "around"], "{found:#?}");
+    for e in &found {
+        assert!(e.address >= e.start, "{e:?}");
+    }
+    let asleep = Crowd::new(1, |ended| {
+        while !ended.load(Ordering::Relaxed) {
+            thread::sleep(Duration::from_millis(20));
+        }
+    });
+    thread::sleep(Duration::from_millis(5));
+    let found = stack(&stacks, asleep.thread_pointers[0]);
+    assert!(names(&found).iter().any(|n| n.contains("nanosleep")), "{found:#?}");
+    assert!(names(&found).contains(&"sleep"), "{found:#?}");
+    // the current thread
+    let found = current_stack(&stacks);
+    assert!(names(&found).contains(&"current_stack"), "{found:#?}");
+    // no such thread, an exited thread, and a limit of frames
+    for wrong in [0, 1, 0x1000, u64::MAX] {
+        assert_eq!(stacks.get(wrong, 100), ThreadStack::Stack(Vec::new()));
+    }
+    let thread_pointer = busy.thread_pointers[0];
+    drop(busy);
+    assert_eq!(stacks.get(thread_pointer, 100), ThreadStack::Stack(Vec::new()));
+    let ThreadStack::Stack(few) = stacks.get(threads::thread_pointer(), 2) else {
+        panic!("oneself is never late")
+    };
+    assert_eq!(few.len(), 2);
+}
+
+/// Most of these threads wait for a CPU when their stack is requested: they respond when they have one, which is not
+/// lost.
+#[test]
+fn threads_that_wait_for_a_cpu_have_stacks_too() {
+    let _live = common::live();
+    let stacks = Stacks::new().expect("stacks can be had");
+    let cpus = thread::available_parallelism().map_or(1, usize::from);
+    let crowd = Crowd::new(8 * cpus, |ended| {
+        black_box(around(ended));
+    });
+    let (mut requested, mut empty) = (0, 0);
+    for _ in 0..10 {
+        for thread_pointer in &crowd.thread_pointers {
+            let found = match stacks.get(*thread_pointer, 100) {
+                ThreadStack::Late(tid) => stacks.later(tid, 100, TIMEOUT),
+                ThreadStack::Stack(found) => found,
+            };
+            requested += 1;
+            empty += usize::from(found.is_empty());
+            let names = names(&found);
+            assert!(found.is_empty() || names.contains(&"around"), "{names:?}");
+        }
+    }
+    assert!(empty <= requested / 100, "{empty} of {requested} without a stack");
+}
+
+#[test]
+fn a_thread_that_blocks_signals_delays_no_one() {
+    let _live = common::live();
+    let stacks = Stacks::new().expect("stacks can be had");
+    let deaf = Crowd::new(1, |ended| {
+        threads::block_signals();
+        black_box(around(ended));
+    });
+    let began = Instant::now();
+    for _ in 0..20 {
+        let found = match stacks.get(deaf.thread_pointers[0], 100) {
+            ThreadStack::Late(tid) => stacks.later(tid, 100, TIMEOUT),
+            ThreadStack::Stack(found) => found,
+        };
+        assert_eq!(found, []);
+    }
+    assert!(
+        began.elapsed() < Duration::from_secs(5),
+        "bounded, however busy the machine is"
+    );
+}
+
+fn record(clock: SamplingClock, threads: Option<Vec<u64>>, work: impl FnOnce()) -> Profile {
+    let settings = ProfilerConfig {
+        rate: 100,
+        clock,
+        threads,
+        native: true,
+        by_thread: false,
+    };
+    let recorder = Recorder::start(settings).expect("a recording");
+    work();
+    recorder.stop().expect("a profile")
+}
+
+/// Samples with a function of this name on their stack.
+fn samples(profile: &Profile, name: &str) -> u64 {
+    let is = |node: usize| {
+        let frame = &profile.frames[profile.nodes[node].frame as usize];
+        frame.name.rsplit("::").next() == Some(name)
+    };
+    let mut under = vec![false; profile.nodes.len()];
+    let self_counts = profile.self_counts();
+    (0..profile.nodes.len())
+        .map(|i| {
+            under[i] = is(i) || under[profile.nodes[i].parent as usize];
+            if under[i] { self_counts[i] } else { 0 }
+        })
+        .sum()
+}
+
+#[test]
+fn a_recording_shows_where_cpu_time_goes() {
+    let _live = common::live();
+    let busy = Crowd::new(1, |ended| {
+        black_box(around(ended));
+    });
+    let profile = record(SamplingClock::Cpu, None, || {
+        thread::sleep(Duration::from_millis(300));
+        // Short-lived threads are sampled, too.
+        for _ in 0..5 {
+            drop(Crowd::new(2, |ended| {
+                let began = Instant::now();
+                while began.elapsed() < Duration::from_millis(40) && !ended.load(Ordering::Relaxed) {
+                    black_box(began);
+                }
+            }));
+        }
+    });
+    drop(busy);
+    let q = &profile.meta.quality;
+    assert!(q.taken > 5 && q.exact + q.repaired == q.taken, "{q:?}");
+    let spun = samples(&profile, "spin");
+    assert!(spun * 10 > q.taken * 7, "{spun} of {q:?}");
+    assert_eq!(samples(&profile, "around"), spun);
+}
+
+#[test]
+fn wall_time_includes_sleeping_threads() {
+    let _live = common::live();
+    let asleep = Crowd::new(3, |ended| {
+        while !ended.load(Ordering::Relaxed) {
+            thread::sleep(Duration::from_millis(50));
+        }
+    });
+    let profile = record(SamplingClock::Wall, Some(asleep.thread_pointers.clone()), || {
+        thread::sleep(Duration::from_millis(500));
+    });
+    let q = &profile.meta.quality;
+    assert!(q.taken > 30 && q.exact + q.repaired == q.taken, "{q:?}");
+    assert!(samples(&profile, "sleep") * 10 >= q.taken * 9, "{q:?}");
+}
+
+#[test]
+fn one_recording_at_a_time() {
+    let _live = common::live();
+    record(SamplingClock::Cpu, None, || {
+        let settings = ProfilerConfig {
+            rate: 100,
+            clock: SamplingClock::Wall,
+            threads: None,
+            native: true,
+            by_thread: false,
+        };
+        let refused = Recorder::start(settings).err().expect("a second one is refused");
+        assert!(refused.to_string().contains("already being sampled"), "{refused}");
+    });
+    record(SamplingClock::Wall, None, || {});
+}

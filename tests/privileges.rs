@@ -1,0 +1,426 @@
+//! Privileges: the owner of a command and its profile under sudo, when capabilities are dropped, and hostile names.
+
+use std::collections::BTreeMap;
+use std::fs::{self, Permissions};
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use common::recording::Running;
+use common::{Program, Scratch, live, nativeprof, programs};
+
+mod common;
+
+/// The user nobody, on every system.
+const NOBODY: u32 = 65534;
+
+/// A directory that everyone may write to, like a home directory of the invoking user.
+fn open_directory() -> Scratch {
+    let scratch = Scratch::new();
+    fs::set_permissions(scratch.directory(), Permissions::from_mode(0o777)).expect("permissions");
+    scratch
+}
+
+/// nativeprof as sudo starts it for the user nobody.
+fn by_sudo(args: &[&str]) -> Command {
+    let mut command = nativeprof(args);
+    command
+        .env("SUDO_UID", NOBODY.to_string())
+        .env("SUDO_GID", NOBODY.to_string())
+        .env("SUDO_USER", "nobody")
+        .env("HOME", "/root")
+        .env("USER", "root")
+        .stdin(Stdio::null());
+    command
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a path in UTF-8")
+}
+
+fn run(mut command: Command) -> (Output, String) {
+    let done = command.output().expect("nativeprof starts");
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    (done, said)
+}
+
+/// `/proc/PID/status` by its words.
+fn status(pid: u32) -> BTreeMap<String, String> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).expect("a process that is not waited for");
+    let pairs = text.lines().filter_map(|l| l.split_once(':'));
+    pairs.map(|(name, value)| (name.into(), value.trim().into())).collect()
+}
+
+/// What the command prints about itself.
+const WHO: &str = "id -u; id -g; echo $USER $LOGNAME $HOME; grep -E '^(CapPrm|NoNewPrivs)' /proc/self/status";
+
+#[test]
+fn under_sudo_a_command_runs_as_the_caller() {
+    let _live = live();
+    let scratch = open_directory();
+    let out = scratch.path("x.collapsed");
+    let (done, said) = run(by_sudo(&["record", "-o", text(&out), "--", "sh", "-c", WHO]));
+    assert!(done.status.success(), "{said}");
+    let printed = String::from_utf8_lossy(&done.stdout).into_owned();
+    let lines: Vec<_> = printed.lines().collect();
+    assert_eq!(lines[..2], ["65534", "65534"], "{printed}");
+    assert!(
+        lines[2].starts_with("nobody nobody ") && !lines[2].contains("root"),
+        "{printed}"
+    );
+    assert_eq!(lines[3], "CapPrm:\t0000000000000000");
+    // It may call sudo itself.
+    assert_eq!(lines[4], "NoNewPrivs:\t0");
+    let file = fs::metadata(&out).expect("a profile");
+    assert_eq!((file.uid(), file.gid(), file.mode() & 0o022), (NOBODY, NOBODY, 0));
+}
+
+#[test]
+fn root_stays_root_on_request() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let out = scratch.path("x.collapsed");
+    let words = ["record", "--as-root", "-o", text(&out), "--", "sh", "-c", WHO];
+    for mut command in [by_sudo(&words), nativeprof(&words)] {
+        command.env("USER", "root").env("HOME", "/root").env_remove("LOGNAME");
+        let (done, said) = run(command);
+        assert!(done.status.success(), "{said}");
+        let printed = String::from_utf8_lossy(&done.stdout).into_owned();
+        let lines: Vec<_> = printed.lines().collect();
+        assert_eq!(lines[..3], ["0", "0", "root /root"], "{printed}");
+        // All capabilities of root, not those that nativeprof keeps.
+        assert_eq!(lines[3], format!("CapPrm:\t{}", status(std::process::id())["CapPrm"]));
+        assert_eq!(lines[4], "NoNewPrivs:\t0");
+        assert_eq!(fs::metadata(&out).expect("a profile").uid(), 0);
+    }
+}
+
+/// CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, CAP_SYSLOG, CAP_PERFMON, CAP_BPF, CAP_CHECKPOINT_RESTORE
+const WHILE_SAMPLING: u64 = 1 << 2 | 1 << 19 | 1 << 34 | 1 << 38 | 1 << 39 | 1 << 40;
+
+#[test]
+fn privileges_are_dropped_when_they_are_not_needed() {
+    let _live = live();
+    let program = Program::start(programs::native(&[]));
+    let pid = program.pid().to_string();
+    for caller in [true, false] {
+        let scratch = open_directory();
+        let pipe = scratch.path("pipe");
+        let made = Command::new("mkfifo")
+            .arg(&pipe)
+            .status()
+            .expect("mkfifo, of coreutils");
+        assert!(made.success());
+        let owner = if caller { NOBODY } else { 0 };
+        std::os::unix::fs::chown(&pipe, Some(owner), Some(owner)).expect("the tests run as root");
+        let words = ["attach", &pid, "-f", "json", "-o", text(&pipe)];
+        let mut running = Running::start(if caller { by_sudo(&words) } else { nativeprof(&words) });
+        let profiler = running.child.id();
+        let caps = |of: &BTreeMap<String, String>, name| u64::from_str_radix(&of[name], 16).expect("a set");
+        // Printed before sampling: what sampling does not need is dropped.
+        let now = status(profiler);
+        assert_eq!(caps(&now, "CapPrm") & !WHILE_SAMPLING, 0, "{now:?}");
+        assert_eq!(caps(&now, "CapEff"), caps(&now, "CapPrm"));
+        assert_eq!(now["NoNewPrivs"], "1");
+        assert_eq!(now["Threads"], "1", "other threads would keep their rights");
+        let user = format!("{owner}\t{owner}\t{owner}\t{owner}");
+        assert_eq!(now["Uid"], user);
+        running.signal("INT");
+        // It opens the pipe, and continues, only when there is a reader: the profile is symbolized but not yet written.
+        let mut reader = fs::File::open(&pipe).expect("a pipe");
+        let now = status(profiler);
+        for name in ["CapPrm", "CapEff", "CapInh", "CapAmb"] {
+            assert_eq!(caps(&now, name), 0, "{name} while the profile is written: {now:?}");
+        }
+        assert_eq!(now["Uid"], user);
+        let mut profile = Vec::new();
+        reader.read_to_end(&mut profile).expect("a profile");
+        let done = running.finish();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        let profile = ::nativeprof::profile::json::read(&profile).expect("a complete profile");
+        // Names of functions, not only addresses: the files were open.
+        let named = profile.frames.iter().any(|f| f.name == "n_leaf");
+        assert!(profile.nodes[0].count == 0 || named, "{:?}", profile.frames);
+    }
+}
+
+#[test]
+fn under_sudo_nothing_is_written_with_the_privileges_of_root() {
+    let scratch = open_directory();
+    let victim = scratch.path("victim");
+    fs::write(&victim, "precious").expect("a file");
+    let closed = scratch.path("closed");
+    fs::create_dir(&closed).expect("a directory");
+    let (done, said) = run(by_sudo(&["record", "-o", text(&closed.join("x.svg")), "--", "true"]));
+    assert_eq!(done.status.code(), Some(125), "{said}");
+    for word in ["ermission denied", "as nobody", "--as-root"] {
+        assert!(said.contains(word), "`{word}` is not in {said}");
+    }
+    // A link that another user has put in the place of the profile.
+    let _live = live();
+    let link = scratch.path("x.collapsed");
+    symlink(&victim, &link).expect("a link");
+    let (done, said) = run(by_sudo(&["record", "-o", text(&link), "--", "true"]));
+    assert!(done.status.success(), "{said}");
+    assert_eq!(fs::read_to_string(&victim).expect("a file"), "precious");
+    let file = fs::symlink_metadata(&link).expect("a profile");
+    assert!(file.is_file() && file.uid() == NOBODY);
+    // In a directory like /tmp, files of other users are not replaced.
+    fs::set_permissions(scratch.directory(), Permissions::from_mode(0o1777)).expect("permissions");
+    let (done, said) = run(by_sudo(&["record", "-f", "svg", "-o", text(&victim), "--", "true"]));
+    assert_eq!(done.status.code(), Some(125), "{said}");
+    assert_eq!(fs::read_to_string(&victim).expect("a file"), "precious");
+}
+
+#[test]
+fn tapes_are_readable_by_their_owner_only() {
+    let _live = live();
+    let scratch = open_directory();
+    let (tape, out) = (scratch.path("x.tape"), scratch.path("x.collapsed"));
+    let words = ["record", "--save-tape", text(&tape), "-o", text(&out), "--", "true"];
+    let (done, said) = run(by_sudo(&words));
+    assert!(done.status.success(), "{said}");
+    let file = fs::metadata(&tape).expect("a tape");
+    assert_eq!((file.uid(), file.mode() & 0o777), (NOBODY, 0o600));
+}
+
+/// A shell that runs Python: the profile is native, and the message has the process with Python.
+#[test]
+fn the_python_child_of_a_shell_is_suggested() {
+    let _live = live();
+    let python = common::newest_python().script("shares.py");
+    let mut command = Command::new("sh");
+    // The shell does not exit: it waits for a child in the background.
+    command.args(["-c", "exec 3<&0; \"$@\" <&3 3<&- & echo CHILD $!; wait", "sh"]);
+    command.arg(python.get_program()).args(python.get_args());
+    command.envs(python.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let shell = Program::start(command);
+    let child = shell.said.iter().find_map(|l| l.strip_prefix("CHILD "));
+    let child = child.expect("said before READY or with it");
+    let (scratch, pid) = (Scratch::new(), shell.pid().to_string());
+    let out = scratch.path("x.collapsed");
+    let (done, said) = run(nativeprof(&["attach", &pid, "-d", "0.3", "-o", text(&out)]));
+    assert!(done.status.success(), "{said}");
+    for words in [
+        "(sh) does not run Python",
+        &format!("nativeprof attach {child}"),
+        "shares.py",
+    ] {
+        assert!(said.contains(words), "`{words}` is not in {said}");
+    }
+    // With its children there is nothing to suggest, and they are sampled although they were there before.
+    let words = [
+        "attach",
+        &pid,
+        "-d",
+        "1",
+        "-r",
+        "500",
+        "--subprocesses",
+        "-o",
+        text(&out),
+    ];
+    let (done, said) = run(nativeprof(&words));
+    assert!(done.status.success() && !said.contains("does not run Python"), "{said}");
+    let stacks = fs::read_to_string(&out).expect("a profile");
+    assert!(stacks.contains("shares.py"), "{said}{stacks}");
+    // Its one thread has one event: with two it would have twice as many samples as its time requires.
+    let words: Vec<_> = said
+        .lines()
+        .find(|l| l.contains(" samples in "))
+        .expect("a summary")
+        .split(' ')
+        .collect();
+    let number = |at: usize| words[at].parse::<f64>().expect("`nativeprof: N samples in T s`");
+    assert!(number(1) <= number(4) * 500.0 * 1.2 + 5.0, "{said}");
+}
+
+#[test]
+fn both_pids_of_a_process_in_a_namespace_are_shown() {
+    let _live = live();
+    let program = programs::native(&[]);
+    let mut command = Command::new("unshare");
+    command
+        .args(["--pid", "--fork", "--kill-child"])
+        .arg(program.get_program());
+    let shell = Program::start(command);
+    let children =
+        fs::read_to_string(format!("/proc/{0}/task/{0}/children", shell.pid())).expect("a kernel with lists");
+    let pid = children.trim();
+    let scratch = Scratch::new();
+    let out = scratch.path("x.collapsed");
+    let (done, said) = run(nativeprof(&["attach", pid, "-d", "0.3", "-o", text(&out)]));
+    assert!(done.status.success(), "{said}");
+    assert!(
+        said.contains(&format!("sampling {pid} (PID 1 in its namespace) at")),
+        "{said}"
+    );
+}
+
+/// Clears the screen, starts a new line, changes the text direction.
+const HARM: &str = "a\u{1b}[2J\u{7}\nb\u{202e}c";
+
+/// eBPF sees the host's process numbers: in our own namespace it would take no sample, silently.
+#[test]
+fn in_a_pid_namespace_ptrace_is_used() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let file = scratch.path("out.txt");
+    let python = common::newest_python().exe.clone();
+    let mut command = Command::new("unshare");
+    command.args(["-p", "-m", "--fork", "--mount-proc", env!("CARGO_BIN_EXE_nativeprof")]);
+    command.args(["record", "-r", "1000", "-f", "collapsed", "-o", text(&file), "--"]);
+    command.args([text(&python), "-c", "sum(i * i for i in range(3_000_000))"]);
+    let (_, said) = run(command);
+    assert!(said.contains("PID namespace") && said.contains("(ptrace"), "{said}");
+    let stacks = fs::read_to_string(&file).expect("a profile");
+    assert!(stacks.contains("genexpr"), "{said}");
+}
+
+#[test]
+fn names_do_not_control_the_terminal() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let program = scratch.path(&format!("{HARM}.bin"));
+    fs::copy(programs::native(&[]).get_program(), &program).expect("a copy");
+    let mut command = Command::new(&program);
+    command.arg(HARM);
+    let running = Program::start(command);
+    let pid = running.pid();
+    // The kernel named its main thread after the file.
+    let thread = fs::read(format!("/proc/{pid}/comm")).expect("a thread");
+    assert!(thread.contains(&0x1b), "{thread:?}");
+    let harmless = |whose: &str, bytes: &[u8]| {
+        let said = String::from_utf8_lossy(bytes);
+        let bad = said
+            .chars()
+            .find(|c| (c.is_control() && *c != '\n') || *c == '\u{202e}');
+        assert_eq!(bad, None, "{whose}: {said:?}");
+    };
+    let pid = pid.to_string();
+    let out = scratch.path(&format!("{HARM}.collapsed"));
+    let missing = scratch.path(&format!("{HARM}/{HARM}.svg"));
+    let absent = scratch.path(HARM);
+    let gone = [text(&absent)];
+    for (words, good) in [
+        (
+            &[
+                "attach",
+                &pid,
+                "-d",
+                "0.3",
+                "--threads",
+                "--subprocesses",
+                "-o",
+                text(&out),
+            ][..],
+            true,
+        ),
+        (&["attach", &pid, "-d", "0.3", "-o", text(&missing)], false),
+        (&["attach", &pid, "-d", "0.3", "--threads", "-o", "-"], true),
+        (&["record", "-o", text(&out), "--", gone[0]], false),
+        (&["record", "-o", text(&out), "--", "sh", "-c", ":", HARM], true),
+        (&["replay", gone[0]], false),
+    ] {
+        let (done, said) = run(nativeprof(words));
+        assert_eq!(done.status.success(), good, "{words:?}: {said}");
+        harmless("standard error", &done.stderr);
+        harmless("standard output", &done.stdout);
+        if words.contains(&text(&out)) && good {
+            assert!(
+                said.contains("a\\x1b[2J\\x07\\x0ab\\u{202e}c"),
+                "the name is not shown: {said}"
+            );
+            harmless("the file", &fs::read(&out).expect("a profile"));
+        }
+    }
+    assert!(
+        Path::new(&out).as_os_str().as_bytes().contains(&0x1b),
+        "the file has the name that was asked for"
+    );
+}
+
+/// Findings by subject: state and text.
+type Findings = BTreeMap<String, (String, String)>;
+
+/// `doctor --json`: whether it works, which must match the exit code, and the findings about machine and process.
+fn doctor(mut command: Command) -> (bool, Findings, Findings) {
+    let done = command.output().expect("nativeprof starts");
+    let said = String::from_utf8_lossy(&done.stdout).into_owned();
+    let report: serde_json::Value =
+        serde_json::from_str(&said).unwrap_or_else(|e| panic!("{e}: {said}{}", String::from_utf8_lossy(&done.stderr)));
+    let works = report["works"].as_bool().expect("a verdict");
+    assert_eq!(done.status.code(), Some(if works { 0 } else { 1 }));
+    let findings = |value: &serde_json::Value| {
+        let one = |f: &serde_json::Value| {
+            let word = |name: &str| f[name].as_str().expect("a text").to_string();
+            assert!(f["status"] != "missing" || !word("try").is_empty(), "no remedy: {f}");
+            (word("subject"), (word("status"), word("text")))
+        };
+        value.as_array().into_iter().flatten().map(one).collect()
+    };
+    (
+        works,
+        findings(&report["machine"]),
+        findings(&report["process"]["findings"]),
+    )
+}
+
+#[test]
+fn doctor_reports_the_machine_and_a_process() {
+    let _live = live();
+    let (works, machine, _) = doctor(nativeprof(&["doctor", "--json"]));
+    assert!(works, "the live tests need these rights: {machine:?}");
+    assert_eq!(machine["eBPF sampling"].0, "ok", "{machine:?}");
+
+    let program = Program::start(programs::native(&[]));
+    let pid = program.pid().to_string();
+    let (works, _, process) = doctor(nativeprof(&["doctor", "--json", &pid]));
+    assert!(
+        works && process["interpreter"].1.starts_with("no CPython"),
+        "{process:?}"
+    );
+    assert!(process["symbols"].1.starts_with("native: DWARF"), "{process:?}");
+
+    let python = common::newest_python();
+    let program = Program::start(python.script("shares.py"));
+    let pid = program.pid().to_string();
+    for command in [
+        nativeprof(&["doctor", "--json", &pid]),
+        by_sudo(&["doctor", "--json", &pid]),
+    ] {
+        let (works, _, process) = doctor(command);
+        assert!(works && process["can be sampled"].0 == "ok", "{process:?}");
+        assert!(process["interpreter"].1.starts_with("CPython 3."), "{process:?}");
+    }
+
+    // As an ordinary user: a process of another user.
+    let scratch = open_directory();
+    let copy = scratch.path("nativeprof");
+    fs::copy(env!("CARGO_BIN_EXE_nativeprof"), &copy).expect("a copy of nativeprof");
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+        .arg(&copy)
+        .args(["doctor", "--json", &pid]);
+    let (works, machine, process) = doctor(command);
+    assert!(!works, "{process:?}");
+    let missing = "this user does not have CAP_BPF and CAP_PERFMON";
+    assert_eq!(machine["eBPF sampling"], ("missing".into(), missing.into()));
+    assert!(
+        process["reading other processes"]
+            .1
+            .contains("belongs to another user (uid 0)"),
+        "{process:?}"
+    );
+
+    // For people: plain text in a pipe.
+    let (done, _) = run(nativeprof(&["doctor"]));
+    let said = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert!(
+        said.is_ascii() && said.contains("\n  ok eBPF sampling") && said.ends_with("\nSampling works.\n"),
+        "{said}"
+    );
+}

@@ -1,0 +1,174 @@
+//! Views of real recordings: without the interpreter's frames, stacks begin at the program's code in every interpreter of
+//! this machine, and nothing that a user calls by name is missing.
+//!
+//! Needs the rights to sample.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::fs;
+use std::process::Command;
+
+use nativeprof::profile::category::{START, THREAD_START};
+use nativeprof::profile::folded::without_interpreter_frames;
+use nativeprof::profile::interpreter_frames::{GLUE_SOURCES, KNOWN_BY_NAME, Role, Roles, fits};
+use nativeprof::profile::model::{Frame, FrameKind, Profile};
+use object::{Object, ObjectSegment, ObjectSymbol};
+
+use common::{Python, each_python, live, record};
+
+mod common;
+
+/// Samples that ended at each stack, root first.
+fn stacks(profile: &Profile) -> Vec<(Vec<&Frame>, u64)> {
+    let self_counts = profile.self_counts();
+    let stack = |mut at: usize| {
+        let mut stack = Vec::new();
+        while at > 0 {
+            stack.push(&profile.frames[profile.nodes[at].frame as usize]);
+            at = profile.nodes[at].parent as usize;
+        }
+        stack.reverse();
+        stack
+    };
+    let ends = (0..self_counts.len()).filter(|at| self_counts[*at] > 0);
+    ends.map(|at| (stack(at), self_counts[at])).collect()
+}
+
+fn sampled(python: &Python) -> Profile {
+    record(&[], &python.script("view_calls.py")).profile
+}
+
+/// Samples of the program's own functions whose stacks begin as they should.
+#[test]
+fn stacks_begin_at_the_programs_code() {
+    let _live = live();
+    each_python(|python| {
+        let profile = sampled(python);
+        let folded = without_interpreter_frames(&profile);
+        assert_eq!(folded.amounts(0)[0], profile.amounts(0)[0], "{}", python.name);
+        let roles = Roles::new(&folded.frames, &folded.meta.python);
+        let (mut begun, mut all) = (0, 0);
+        for (stack, count) in stacks(&folded) {
+            let names: Vec<&str> = stack.iter().map(|frame| &*frame.name).collect();
+            let is_cut = stack.iter().any(|frame| frame.kind == FrameKind::Truncated);
+            if is_cut || !names.contains(&"worker") {
+                continue;
+            }
+            all += count;
+            let is_begun = names.starts_with(&[START, "<module>", "main", "worker"])
+                || names.starts_with(&[THREAD_START, "worker"]);
+            begun += if is_begun { count } else { 0 };
+            let last = stack
+                .iter()
+                .rposition(|frame| frame.kind == FrameKind::Python)
+                .unwrap_or(0);
+            for frame in &stack[1..last] {
+                let role = roles.of(frame);
+                let stays = frame.kind == FrameKind::Python || matches!(role, Role::Interpreter | Role::Other);
+                assert!(stays, "{}: {} ({role:?}) in {names:?}", python.name, frame.name);
+            }
+        }
+        assert!(all > 500, "{}: {all} samples of the program", python.name);
+        assert_eq!(begun, all, "{}: samples that begin as they should, of all", python.name);
+    });
+}
+
+/// The names alone find the glue that debug information would, for interpreters that come without it.
+#[test]
+fn names_find_the_glue() {
+    let _live = live();
+    each_python(|python| {
+        let mut profile = sampled(python);
+        let files = [
+            "Python/ceval.c",
+            "Python/ceval_gil.c",
+            "Python/ceval_gil.h",
+            "Python/generated_cases.c.h",
+            "Objects/call.c",
+            "Objects/methodobject.c",
+            "Objects/descrobject.c",
+        ];
+        assert!(files.iter().all(|file| GLUE_SOURCES.contains(file)));
+        let is_glue = |frame: &Frame| {
+            let is_known = KNOWN_BY_NAME.iter().any(|pattern| fits(&frame.name, pattern));
+            !is_known && files.iter().any(|file| frame.source.ends_with(file))
+        };
+        let glue: Vec<bool> = profile.frames.iter().map(is_glue).collect();
+        let on_stacks = |profile: &Profile| -> u64 {
+            let nodes = profile.nodes.iter().skip(1);
+            let glue = nodes.filter(|node| glue.get(node.frame as usize) == Some(&true));
+            glue.map(|node| node.count).sum()
+        };
+        let before = on_stacks(&profile);
+        if !glue.contains(&true) {
+            return; // No debug information says which they are.
+        }
+        profile.frames.iter_mut().for_each(|frame| frame.source.clear());
+        let left = on_stacks(&without_interpreter_frames(&profile));
+        assert!(
+            before > 1000 && left * 20 <= before,
+            "{}: {left} of {before} are left",
+            python.name
+        );
+    });
+}
+
+/// C functions of a file by their address in it.
+fn functions(path: &str) -> HashMap<u64, Vec<String>> {
+    let bytes = fs::read(path).expect("a mapped file");
+    let file = object::File::parse(&*bytes).expect("an ELF file");
+    let base = file.segments().map(|segment| segment.address()).min().unwrap_or(0) & !0xfff;
+    let mut functions: HashMap<u64, Vec<String>> = HashMap::new();
+    for symbol in file
+        .symbols()
+        .chain(file.dynamic_symbols())
+        .filter(|symbol| symbol.is_definition())
+    {
+        let name = symbol.name().unwrap_or_default().to_string();
+        functions
+            .entry(symbol.address() - base.min(symbol.address()))
+            .or_default()
+            .push(name);
+    }
+    functions
+}
+
+/// No C function behind a built-in function or method is taken for glue.
+#[test]
+fn functions_that_are_called_by_name_stay() {
+    let named = Cell::new(0);
+    each_python(|python| {
+        let mut command: Command = python.script("c_functions.py");
+        let done = command.output().expect("the interpreter starts");
+        assert!(
+            done.status.success(),
+            "{}: {}",
+            python.name,
+            String::from_utf8_lossy(&done.stderr)
+        );
+        let text = String::from_utf8(done.stdout).expect("UTF-8");
+        let mut files: HashMap<&str, HashMap<u64, Vec<String>>> = HashMap::new();
+        let roles = Roles::new(&[], &format!("CPython 3.{}", python.minor));
+        let mut checked = 0;
+        for row in text.lines() {
+            let [label, address, path] = row.splitn(3, ' ').collect::<Vec<_>>()[..] else {
+                panic!("{}: {row}", python.name);
+            };
+            let address = u64::from_str_radix(address.trim_start_matches("0x"), 16).expect("an address");
+            let names = files.entry(path).or_insert_with(|| functions(path)).get(&address);
+            let module = path.rsplit('/').next().unwrap_or(path);
+            // An alias of `__new__`, which is the same for all classes.
+            for name in names.into_iter().flatten().filter(|name| *name != "tp_new_wrapper") {
+                let role = roles.of(&Frame::native(name.as_str(), module, address));
+                let stays = matches!(role, Role::Interpreter | Role::Other);
+                assert!(stays, "{}: {label} is {name}: {role:?}", python.name);
+                checked += 1;
+            }
+        }
+        assert!(text.lines().count() > 1000, "{}: {text}", python.name);
+        // Interpreters without a symbol table name none of them.
+        assert!(checked == 0 || checked > 300, "{}: {checked}", python.name);
+        named.set(named.get() + usize::from(checked > 0));
+    });
+    assert!(named.get() > 0, "no interpreter of this machine has a symbol table");
+}
