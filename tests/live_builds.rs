@@ -11,6 +11,7 @@ use object::{LittleEndian, Object, ObjectSection, ObjectSymbol};
 use nativeprof::profile::model::{Frame, FrameKind};
 
 use common::calls::{CALLBACKS, SHARES};
+use common::chance::{assert_likely, repeated};
 use common::recording::TRUTH;
 use common::{Program, Python, Recording, Scratch, attach, live, pythons};
 
@@ -142,24 +143,26 @@ const NEWER: (usize, u64) = (8, 0x0310_00f0);
 #[test]
 fn newer_versions_are_read_if_they_fit() {
     let _live = live();
-    let Some(python) = shipped_3_15() else { return };
-    let r = with_table(python, &[NEWER]);
-    r.check_quality("as 3.16");
-    assert!(r.profile.meta.python.starts_with("CPython 3.16.0 ("), "{}", r.stderr);
-    assert!(r.with("run_alpha") > 0, "{}", r.stderr);
-    // Either the offset of the code is that of the function, or the table is nonsense.
-    for wrong in [(328, 16), (320, 0x7fff_ffff)] {
-        let r = with_table(python, &[NEWER, wrong]);
-        let frames = |s: &[&Frame]| s.iter().any(|f| f.kind == FrameKind::Python);
-        assert_eq!(r.matching(frames), 0, "frames from a wrong table: {}", r.stderr);
-        assert!(r.with("t_alpha_work") > 0, "{}", r.stderr);
-        let reported = r
-            .stderr
-            .lines()
-            .filter(|l| l.contains("unsupported version, so Python frames are not available"))
-            .count();
-        assert_eq!(reported, 1, "{}", r.stderr);
-    }
+    repeated(|| {
+        let Some(python) = shipped_3_15() else { return };
+        let r = with_table(python, &[NEWER]);
+        r.check_quality("as 3.16");
+        assert!(r.profile.meta.python.starts_with("CPython 3.16.0 ("), "{}", r.stderr);
+        assert_likely!(r.with("run_alpha") > 0, "{}", r.stderr);
+        // Either the offset of the code is that of the function, or the table is nonsense.
+        for wrong in [(328, 16), (320, 0x7fff_ffff)] {
+            let r = with_table(python, &[NEWER, wrong]);
+            let frames = |s: &[&Frame]| s.iter().any(|f| f.kind == FrameKind::Python);
+            assert_eq!(r.matching(frames), 0, "frames from a wrong table: {}", r.stderr);
+            assert_likely!(r.with("t_alpha_work") > 0, "{}", r.stderr);
+            let reported = r
+                .stderr
+                .lines()
+                .filter(|l| l.contains("unsupported version, so Python frames are not available"))
+                .count();
+            assert_eq!(reported, 1, "{}", r.stderr);
+        }
+    });
 }
 
 #[test]
@@ -179,11 +182,11 @@ fn compiled_traces_keep_their_callers() {
             let r = attach(program.pid(), &[]);
             let truth = program.finish();
             let q = &r.profile.meta.quality;
-            assert!(q.taken > 200, "{}: {}", python.name, r.stderr);
+            assert_likely!(q.taken > 200, "{}: {}", python.name, r.stderr);
             r.check_lost(&python.name);
             // Compiled traces have no tables, so stacks through them are repaired: complete, and checked against the
             // calls.
-            assert!(q.partial <= (q.taken / 1000).max(1), "{}: {}", python.name, r.stderr);
+            assert_likely!(q.partial <= (q.taken / 1000).max(1), "{}: {}", python.name, r.stderr);
             r.check_calls(&python.name, &TRUTH, calls);
             if script == "shares.py" {
                 r.check_shares(&python.name, &truth);
@@ -191,7 +194,7 @@ fn compiled_traces_keep_their_callers() {
                     let is_jit = |f: &&Frame| f.module == "[jit]";
                     s.iter().any(|f| f.name == "run_python") && s.iter().any(is_jit)
                 };
-                assert!(r.matching(compiled) > 20, "{}: nothing was compiled", python.name);
+                assert_likely!(r.matching(compiled) > 20, "{}: nothing was compiled", python.name);
             }
         }
     });

@@ -9,6 +9,7 @@ use nativeprof::capture::ebpf::off_cpu;
 use nativeprof::profile::gil_waits;
 use nativeprof::profile::model::{FrameKind, Profile};
 
+use common::chance::assert_likely;
 use common::recording::{Recording, attach, nativeprof};
 use common::{Program, Python, each_python, live};
 
@@ -68,11 +69,11 @@ fn check(python: &Python) {
     drop(program.finish());
     let q = &r.profile.meta.quality;
     // Ticks that hit one of our own programs on their CPU are lost, and counted.
-    assert!(q.lost * 200 <= q.taken, "{name}: {}", r.stderr);
+    assert_likely!(q.lost * 200 <= q.taken, "{name}: {}", r.stderr);
     // Sleeping threads are read at the end, and one that runs meanwhile has no stack.
     let moved_on = 2 * (ROLES.len() + SPINNERS.len()) as u64;
     let partial = q.partial.saturating_sub(moved_on);
-    assert!(partial * 1000 <= q.taken, "{name}: {}", r.stderr);
+    assert_likely!(partial * 1000 <= q.taken, "{name}: {}", r.stderr);
     let duration = r.profile.meta.duration * 1e9;
     // Before 3.7 the address of the GIL is not known, only how it is implemented.
     let gil = match python.minor {
@@ -83,7 +84,7 @@ fn check(python: &Python) {
         let states = states(&r, role);
         let total: u64 = states.values().sum();
         let share = total as f64 / duration;
-        assert!(
+        assert_likely!(
             (0.95..1.03).contains(&share),
             "{name}: {share:.3} of the time of {role} is accounted for: {states:?}\n{}",
             r.stderr
@@ -92,7 +93,7 @@ fn check(python: &Python) {
     for (role, state, least) in ROLES {
         let states = states(&r, role);
         let share = states.get(*state).copied().unwrap_or(0) as f64 / duration;
-        assert!(
+        assert_likely!(
             share >= *least,
             "{name}: {role} was {share:.3} of its time {state}: {states:?}"
         );
@@ -103,13 +104,13 @@ fn check(python: &Python) {
             .filter(|(s, _)| !known.contains(&s.as_str()))
             .map(|(_, t)| t)
             .sum();
-        assert!((unknown as f64) < 0.02 * duration, "{name}: {role}: {states:?}");
+        assert_likely!((unknown as f64) < 0.02 * duration, "{name}: {role}: {states:?}");
     }
     // Two threads that both always want the GIL: one of them waits for it, or for a CPU, at any time.
     let spinning: Vec<_> = SPINNERS.iter().map(|role| states(&r, role)).collect();
     let of = |state: &str| spinning.iter().filter_map(|s| s.get(state)).sum::<u64>() as f64 / duration;
-    assert!(of(gil) > 0.05, "{name}: {spinning:?}");
-    assert!(of("") < 1.02, "{name}: one of them runs at a time: {spinning:?}");
+    assert_likely!(of(gil) > 0.05, "{name}: {spinning:?}");
+    assert_likely!(of("") < 1.02, "{name}: one of them runs at a time: {spinning:?}");
 }
 
 #[test]
@@ -161,8 +162,8 @@ fn check_gil_holder(python: &Python) {
     let all: u64 = waiters.iter().map(|p| p.waited).sum();
     let of_hog = waiters.iter().filter(|p| p.holder == Some((hog.pid, hog.tid)));
     let for_hog: u64 = of_hog.clone().map(|p| p.waited).sum();
-    assert!(all as f64 > 0.2e9 * profile.meta.duration, "{name}: {gil:?}");
-    assert!(
+    assert_likely!(all as f64 > 0.2e9 * profile.meta.duration, "{name}: {gil:?}");
+    assert_likely!(
         for_hog as f64 >= 0.9 * all as f64,
         "{name}: {for_hog} of {all}: {gil:?}"
     );
@@ -206,6 +207,7 @@ fn wakers_and_long_intervals() {
         // The reader is woken by the thread that writes, sleeps by the timer.
         let p = &wakers.profile;
         let off_cpu = p.find_value("off_cpu").expect("off-CPU time is recorded");
+        // Of the waits that ended while they were watched: the last one of each thread did not.
         let (mut by_feed, mut by_timer, mut sleeps, mut reads) = (0, 0, 0, 0);
         for (at, own) in p
             .self_amounts(off_cpu)
@@ -219,6 +221,9 @@ fn wakers_and_long_intervals() {
                 up = p.nodes[up].parent as usize;
             }
             let has = |name: &str| path.contains(&name);
+            if !path.iter().any(|name| name.starts_with("[woken by: ")) {
+                continue;
+            }
             if has("w_read") && has("[waiting: read pipe]") {
                 reads += own;
                 by_feed += if has("w_feed") { own } else { 0 };
@@ -227,8 +232,8 @@ fn wakers_and_long_intervals() {
                 by_timer += if has("[woken by: timer interrupt]") { own } else { 0 };
             }
         }
-        assert!(by_feed * 10 >= reads * 9 && reads > 0, "{name}: {by_feed} of {reads}");
-        assert!(
+        assert_likely!(by_feed * 10 >= reads * 9 && reads > 0, "{name}: {by_feed} of {reads}");
+        assert_likely!(
             by_timer * 10 >= sleeps * 9 && sleeps > 0,
             "{name}: {by_timer} of {sleeps}"
         );

@@ -8,6 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
+use common::chance::{assert_likely, repeated};
 use common::recording::{Running, attach_while};
 use common::{Program, Recording, Scratch, attach, live, nativeprof, programs, pythons, record};
 use nativeprof::profile::model::{Frame, FrameKind, ModuleMeta};
@@ -61,87 +62,89 @@ fn small_root(scratch: &Scratch) -> String {
 #[test]
 fn a_container_has_its_own_files_and_numbers() {
     let _live = live();
-    let scratch = Scratch::new();
-    let place = small_root(&scratch);
-    // In its own PID namespace the program is number 1, and its map has that number.
-    let mut command = Command::new("unshare");
-    command
-        .args(["--pid", "--fork", "chroot"])
-        .arg(scratch.directory())
-        .args(["/prog", "400"]);
-    let recording = record(&["--subprocesses"], &command);
-    assert!(scratch.path("tmp/perf-1.map").exists());
-    let jitted = "jitted_loop(int, \"a b\")";
-    let (made, compiled) = (share(&recording, jitted), share(&recording, "compiled_loop"));
-    assert!(
-        made > 0.2 && compiled > 0.2 && made + compiled > 0.9,
-        "{made} {compiled}\n{}",
-        recording.stderr
-    );
-    let frames = &recording.profile.frames;
-    let of = |name: &str| {
-        frames
-            .iter()
-            .find(|f| f.name == name)
-            .unwrap_or_else(|| panic!("no {name}"))
-    };
-    assert_eq!(
-        (of(jitted).kind, of(jitted).module.as_str()),
-        (FrameKind::Native, "[jit]")
-    );
-    assert!(
-        of("compiled_loop").source.ends_with("jit.c"),
-        "{:?}",
-        of("compiled_loop")
-    );
-    assert_eq!(of("step").kind, FrameKind::Inlined);
+    repeated(|| {
+        let scratch = Scratch::new();
+        let place = small_root(&scratch);
+        // In its own PID namespace the program is number 1, and its map has that number.
+        let mut command = Command::new("unshare");
+        command
+            .args(["--pid", "--fork", "chroot"])
+            .arg(scratch.directory())
+            .args(["/prog", "400"]);
+        let recording = record(&["--subprocesses"], &command);
+        assert!(scratch.path("tmp/perf-1.map").exists());
+        let jitted = "jitted_loop(int, \"a b\")";
+        let (made, compiled) = (share(&recording, jitted), share(&recording, "compiled_loop"));
+        assert_likely!(
+            made > 0.2 && compiled > 0.2 && made + compiled > 0.9,
+            "{made} {compiled}\n{}",
+            recording.stderr
+        );
+        let frames = &recording.profile.frames;
+        let of = |name: &str| {
+            frames
+                .iter()
+                .find(|f| f.name == name)
+                .unwrap_or_else(|| panic!("no {name}"))
+        };
+        assert_eq!(
+            (of(jitted).kind, of(jitted).module.as_str()),
+            (FrameKind::Native, "[jit]")
+        );
+        assert!(
+            of("compiled_loop").source.ends_with("jit.c"),
+            "{:?}",
+            of("compiled_loop")
+        );
+        assert_eq!(of("step").kind, FrameKind::Inlined);
 
-    let prog = row(&recording, "/prog");
-    assert_eq!(
-        (prog.symbols_from.as_str(), prog.symbols_missing.as_str()),
-        (format!("DWARF, symbols, debug file {place}").as_str(), "")
-    );
-    assert!(
-        prog.samples as f64 >= 0.9 * recording.samples() as f64 && prog.frames >= prog.samples,
-        "{prog:?}"
-    );
-    let code = row(&recording, "[anonymous code");
-    assert_eq!(code.symbols_from, "perf map /tmp/perf-1.map");
-    // Those in it at its start are not known yet to be the loop's.
-    let others = code.samples.checked_sub(recording.with(jitted));
-    assert!(others.is_some_and(|n| n * 50 <= code.samples), "{others:?} of {code:?}");
-    assert!(
-        recording
-            .stderr
-            .contains(&format!("prog: {} samples; DWARF", prog.samples)),
-        "{}",
-        recording.stderr
-    );
+        let prog = row(&recording, "/prog");
+        assert_eq!(
+            (prog.symbols_from.as_str(), prog.symbols_missing.as_str()),
+            (format!("DWARF, symbols, debug file {place}").as_str(), "")
+        );
+        assert_likely!(
+            prog.samples as f64 >= 0.9 * recording.samples() as f64 && prog.frames >= prog.samples,
+            "{prog:?}"
+        );
+        let code = row(&recording, "[anonymous code");
+        assert_eq!(code.symbols_from, "perf map /tmp/perf-1.map");
+        // Those in it at its start are not known yet to be the loop's.
+        let others = code.samples.checked_sub(recording.with(jitted));
+        assert_likely!(others.is_some_and(|n| n * 50 <= code.samples), "{others:?} of {code:?}");
+        assert!(
+            recording
+                .stderr
+                .contains(&format!("prog: {} samples; DWARF", prog.samples)),
+            "{}",
+            recording.stderr
+        );
 
-    // Without the debug file there are no names, and the summary lists what was searched. A map that neither the
-    // program nor root wrote is not read: here it is a link.
-    fs::remove_file(scratch.path(&place[1..])).expect("removed");
-    fs::rename(scratch.path("tmp/perf-1.map"), scratch.path("map")).expect("renamed");
-    std::os::unix::fs::symlink("/map", scratch.path("tmp/perf-1.map")).expect("linked");
-    let recording = record(&["--subprocesses"], &command);
-    assert_eq!(recording.with(jitted) + recording.with("compiled_loop"), 0);
-    let (prog, code) = (row(&recording, "/prog"), row(&recording, "[anonymous code"));
-    assert!(
-        prog.symbols_from.starts_with("none") && prog.symbols_missing.contains(&place),
-        "{prog:?}"
-    );
-    assert!(
-        code.symbols_from.starts_with("none")
-            && code
-                .symbols_missing
-                .starts_with("/tmp/perf-1.map is not used: it is a symbolic link"),
-        "{code:?}"
-    );
-    assert!(
-        recording.stderr.contains(&format!("no {place}")),
-        "{}",
-        recording.stderr
-    );
+        // Without the debug file there are no names, and the summary lists what was searched. A map that neither the
+        // program nor root wrote is not read: here it is a link.
+        fs::remove_file(scratch.path(&place[1..])).expect("removed");
+        fs::rename(scratch.path("tmp/perf-1.map"), scratch.path("map")).expect("renamed");
+        std::os::unix::fs::symlink("/map", scratch.path("tmp/perf-1.map")).expect("linked");
+        let recording = record(&["--subprocesses"], &command);
+        assert_eq!(recording.with(jitted) + recording.with("compiled_loop"), 0);
+        let (prog, code) = (row(&recording, "/prog"), row(&recording, "[anonymous code"));
+        assert!(
+            prog.symbols_from.starts_with("none") && prog.symbols_missing.contains(&place),
+            "{prog:?}"
+        );
+        assert!(
+            code.symbols_from.starts_with("none")
+                && code
+                    .symbols_missing
+                    .starts_with("/tmp/perf-1.map is not used: it is a symbolic link"),
+            "{code:?}"
+        );
+        assert!(
+            recording.stderr.contains(&format!("no {place}")),
+            "{}",
+            recording.stderr
+        );
+    });
 }
 
 /// A program of `fixtures/programs`, with its arguments.
@@ -163,29 +166,31 @@ fn jit_functions(recording: &Recording) -> BTreeSet<(&str, u64)> {
 #[test]
 fn names_of_an_exited_program_are_kept() {
     let _live = live();
-    let (library, scratch) = (programs::plugins().join("plugin0.so"), Scratch::new());
-    let mut program = Program::start(fixture("short_lived", &[library.to_str().expect("a path")]));
-    let file = scratch.path("profile.json");
-    let mut command = nativeprof(&["attach", &program.pid().to_string(), "-r", "1000", "-o"]);
-    command.arg(&file);
-    let mut ours = Running::start(command);
-    // It sees the library only after the program and its directories in /proc are gone.
-    ours.signal("STOP");
-    while !process_state(ours.child.id()).starts_with('T') {
-        std::thread::yield_now();
-    }
-    program.send("go");
-    program.finish();
-    ours.signal("CONT");
-    let done = ours.finish();
-    let recording = Recording::of(&file, done);
-    let named = share(&recording, "plugin0_inner");
-    assert!(recording.samples() > 50 && named > 0.9, "{named}\n{}", recording.stderr);
-    assert!(
-        row(&recording, "/plugin0.so").symbols_from.starts_with("DWARF"),
-        "{}",
-        recording.stderr
-    );
+    repeated(|| {
+        let (library, scratch) = (programs::plugins().join("plugin0.so"), Scratch::new());
+        let mut program = Program::start(fixture("short_lived", &[library.to_str().expect("a path")]));
+        let file = scratch.path("profile.json");
+        let mut command = nativeprof(&["attach", &program.pid().to_string(), "-r", "1000", "-o"]);
+        command.arg(&file);
+        let mut ours = Running::start(command);
+        // It sees the library only after the program and its directories in /proc are gone.
+        ours.signal("STOP");
+        while !process_state(ours.child.id()).starts_with('T') {
+            std::thread::yield_now();
+        }
+        program.send("go");
+        program.finish();
+        ours.signal("CONT");
+        let done = ours.finish();
+        let recording = Recording::of(&file, done);
+        let named = share(&recording, "plugin0_inner");
+        assert_likely!(recording.samples() > 50 && named > 0.9, "{named}\n{}", recording.stderr);
+        assert!(
+            row(&recording, "/plugin0.so").symbols_from.starts_with("DWARF"),
+            "{}",
+            recording.stderr
+        );
+    });
 }
 
 /// The state letter of proc_pid_stat(5).
@@ -199,26 +204,30 @@ fn process_state(pid: u32) -> String {
 fn perf_maps_name_code_in_memory_that_looks_like_a_file() {
     for how in ["memfd", "zero"] {
         let _live = live();
-        let recording = record(&[], &fixture("jit", &["200", how]));
-        let named = share(&recording, "jitted_loop(int, \"a b\")");
-        let code = row(&recording, "[anonymous code");
-        assert!(named > 0.3, "{how}: {named}\n{}", recording.stderr);
-        let path = format!("/tmp/perf-{}.map", recording.profile.meta.pid);
-        assert_eq!(code.symbols_from, format!("perf map {path}"), "{how}");
-        fs::remove_file(path).expect("the file that the program left");
+        repeated(|| {
+            let recording = record(&[], &fixture("jit", &["200", how]));
+            let named = share(&recording, "jitted_loop(int, \"a b\")");
+            let code = row(&recording, "[anonymous code");
+            assert_likely!(named > 0.3, "{how}: {named}\n{}", recording.stderr);
+            let path = format!("/tmp/perf-{}.map", recording.profile.meta.pid);
+            assert_eq!(code.symbols_from, format!("perf map {path}"), "{how}");
+            fs::remove_file(path).expect("the file that the program left");
+        });
     }
 }
 
 #[test]
 fn a_perf_map_is_opened_while_its_program_runs() {
     let _live = live();
-    let mut program = Program::start(fixture("jit", &["0", "gone"]));
-    let recording = attach_while(program.pid(), &[], || {
-        program.send("remove it");
-        program.wait_for("GONE");
+    repeated(|| {
+        let mut program = Program::start(fixture("jit", &["0", "gone"]));
+        let recording = attach_while(program.pid(), &[], || {
+            program.send("remove it");
+            program.wait_for("GONE");
+        });
+        let named = share(&recording, "jitted_loop(int, \"a b\")");
+        assert_likely!(named > 0.3, "{named}\n{}", recording.stderr);
     });
-    let named = share(&recording, "jitted_loop(int, \"a b\")");
-    assert!(named > 0.3, "{named}\n{}", recording.stderr);
 }
 
 #[test]
@@ -247,52 +256,57 @@ fn a_perf_map_of_another_user_is_refused_by_name() {
 #[test]
 fn registered_objects_have_names_and_unwind_tables() {
     let _live = live();
-    // It runs until nativeprof is done, which can read its memory therefore.
-    let program = Program::start(fixture("registered", &["calls"]));
-    let recording = attach(program.pid(), &["-d", "3"]);
-    let calls = ["main", "registered_outer", "compiled_loop"];
-    let complete = recording.matching(|stack| stack.windows(3).any(|w| w.iter().map(|f| f.name.as_str()).eq(calls)));
-    let q = &recording.profile.meta.quality;
-    let all = recording.samples();
-    assert!(
-        all > 20 && (complete + 2) as f64 > 0.95 * all as f64,
-        "{complete}\n{}",
-        recording.stderr
-    );
-    // The table is not known when the first sample comes; that one is repaired.
-    assert!(q.repaired <= 1 + all / 50 && q.partial <= 1 + all / 50, "{q:?}");
-    let code = row(&recording, "[anonymous code");
-    assert_eq!(
-        (code.symbols_from.as_str(), code.unnamed),
-        ("1 object registered with the debugger interface", 0)
-    );
+    repeated(|| {
+        // It runs until nativeprof is done, which can read its memory therefore.
+        let program = Program::start(fixture("registered", &["calls"]));
+        let recording = attach(program.pid(), &["-d", "3"]);
+        let calls = ["main", "registered_outer", "compiled_loop"];
+        let complete =
+            recording.matching(|stack| stack.windows(3).any(|w| w.iter().map(|f| f.name.as_str()).eq(calls)));
+        let q = &recording.profile.meta.quality;
+        let all = recording.samples();
+        assert_likely!(
+            all > 20 && (complete + 2) as f64 > 0.95 * all as f64,
+            "{complete}\n{}",
+            recording.stderr
+        );
+        // The table is not known when the first sample comes; that one is repaired.
+        assert_likely!(q.repaired <= 1 + all / 50 && q.partial <= 1 + all / 50, "{q:?}");
+        let code = row(&recording, "[anonymous code");
+        assert_eq!(
+            (code.symbols_from.as_str(), code.unnamed),
+            ("1 object registered with the debugger interface", 0)
+        );
+    });
 }
 
 #[test]
 fn unnamed_code_is_the_same_function_in_all_runs() {
     let _live = live();
-    let run = || attach(Program::start(fixture("registered", &["loops"])).pid(), &["-d", "3"]);
-    let (one, other) = (run(), run());
-    for recording in [&one, &other] {
-        let expected = BTreeSet::from([("registered_loop", 0), ("[anonymous code #2]", 0)]);
-        assert_eq!(jit_functions(recording), expected, "{}", recording.stderr);
-        let (named, silent) = (
-            share(recording, "registered_loop"),
-            share(recording, "[anonymous code #2]"),
+    repeated(|| {
+        let run = || attach(Program::start(fixture("registered", &["loops"])).pid(), &["-d", "3"]);
+        let (one, other) = (run(), run());
+        for recording in [&one, &other] {
+            let expected = BTreeSet::from([("registered_loop", 0), ("[anonymous code #2]", 0)]);
+            assert_eq!(jit_functions(recording), expected, "{}", recording.stderr);
+            let (named, silent) = (
+                share(recording, "registered_loop"),
+                share(recording, "[anonymous code #2]"),
+            );
+            assert_likely!(
+                (0.1..0.6).contains(&named) && silent > 0.4,
+                "{named} {silent}\n{}",
+                recording.stderr
+            );
+            let code = row(recording, "[anonymous code");
+            assert_eq!(code.unnamed, recording.with("[anonymous code #2]"), "{code:?}");
+        }
+        // The kernel places it elsewhere each time.
+        assert_ne!(
+            row(&one, "[anonymous code").symbols_missing,
+            row(&other, "[anonymous code").symbols_missing
         );
-        assert!(
-            (0.1..0.6).contains(&named) && silent > 0.4,
-            "{named} {silent}\n{}",
-            recording.stderr
-        );
-        let code = row(recording, "[anonymous code");
-        assert_eq!(code.unnamed, recording.with("[anonymous code #2]"), "{code:?}");
-    }
-    // The kernel places it elsewhere each time.
-    assert_ne!(
-        row(&one, "[anonymous code").symbols_missing,
-        row(&other, "[anonymous code").symbols_missing
-    );
+    });
 }
 
 #[test]
@@ -314,44 +328,46 @@ for _ in range(700): outer()
     let mut tried = 0;
     for (python, _, option, source) in both.filter(|(p, since, ..)| p.minor >= *since) {
         let _live = live();
-        let mut command = Command::new(&python.exe);
-        command.args(["-X", option]).arg(scratch.path("spin.py"));
-        let recording = record(&[], &command);
-        let whom = format!("{} -X {option}", python.name);
-        let named = share(&recording, "inner");
-        assert!(named > 0.7, "{whom}: {named}\n{}", recording.stderr);
-        let code = row(&recording, "[anonymous code");
-        assert!(
-            code.symbols_from.starts_with(source) && code.samples >= recording.with("inner"),
-            "{whom}: {code:?}"
-        );
-        // Each function is on the stack once, and is the same whether a sample has its frame or only its trampoline.
-        let is_ours = |f: &Frame| f.kind == FrameKind::Python && f.filename.ends_with("spin.py");
-        for (stack, _) in recording.stacks() {
-            let trampoline = stack
-                .iter()
-                .find(|f| f.name.starts_with("py::") && f.name.ends_with("spin.py"));
-            assert!(trampoline.is_none(), "{whom}: {trampoline:?}");
-            for name in ["inner", "outer", "<module>"] {
-                let count = stack.iter().filter(|f| is_ours(f) && f.name == name).count();
-                assert!(count <= 1, "{whom}: {count} of {name} in {stack:?}");
+        repeated(|| {
+            let mut command = Command::new(&python.exe);
+            command.args(["-X", option]).arg(scratch.path("spin.py"));
+            let recording = record(&[], &command);
+            let whom = format!("{} -X {option}", python.name);
+            let named = share(&recording, "inner");
+            assert_likely!(named > 0.7, "{whom}: {named}\n{}", recording.stderr);
+            let code = row(&recording, "[anonymous code");
+            assert_likely!(
+                code.symbols_from.starts_with(source) && code.samples >= recording.with("inner"),
+                "{whom}: {code:?}"
+            );
+            // Each function is on the stack once, and is the same whether a sample has its frame or only its trampoline.
+            let is_ours = |f: &Frame| f.kind == FrameKind::Python && f.filename.ends_with("spin.py");
+            for (stack, _) in recording.stacks() {
+                let trampoline = stack
+                    .iter()
+                    .find(|f| f.name.starts_with("py::") && f.name.ends_with("spin.py"));
+                assert!(trampoline.is_none(), "{whom}: {trampoline:?}");
+                for name in ["inner", "outer", "<module>"] {
+                    let count = stack.iter().filter(|f| is_ours(f) && f.name == name).count();
+                    assert!(count <= 1, "{whom}: {count} of {name} in {stack:?}");
+                }
             }
-        }
-        let frames = recording.profile.frames.iter();
-        assert_eq!(frames.filter(|f| is_ours(f) && f.name == "inner").count(), 1, "{whom}");
-        let nodes = &recording.profile.nodes;
-        let mut left: Vec<i64> = nodes.iter().map(|n| n.count as i64).collect();
-        nodes[1..]
-            .iter()
-            .for_each(|n| left[n.parent as usize] -= n.count as i64);
-        assert!(left.iter().all(|left| *left >= 0), "{whom}: samples are counted twice");
-        let pid = recording.profile.meta.pid;
-        let file = code.symbols_from.strip_prefix(source).expect("checked").trim();
-        assert!(
-            file == format!("/tmp/perf-{pid}.map") || file == format!("/tmp/jit-{pid}.dump"),
-            "{whom}: {file}"
-        );
-        fs::remove_file(Path::new(file)).expect("the file that Python left");
+            let frames = recording.profile.frames.iter();
+            assert_eq!(frames.filter(|f| is_ours(f) && f.name == "inner").count(), 1, "{whom}");
+            let nodes = &recording.profile.nodes;
+            let mut left: Vec<i64> = nodes.iter().map(|n| n.count as i64).collect();
+            nodes[1..]
+                .iter()
+                .for_each(|n| left[n.parent as usize] -= n.count as i64);
+            assert!(left.iter().all(|left| *left >= 0), "{whom}: samples are counted twice");
+            let pid = recording.profile.meta.pid;
+            let file = code.symbols_from.strip_prefix(source).expect("checked").trim();
+            assert!(
+                file == format!("/tmp/perf-{pid}.map") || file == format!("/tmp/jit-{pid}.dump"),
+                "{whom}: {file}"
+            );
+            fs::remove_file(Path::new(file)).expect("the file that Python left");
+        });
         tried += 1;
     }
     assert!(tried > 0, "no CPython 3.12 or newer to try: install one");

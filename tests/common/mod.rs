@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub mod calls;
+pub mod chance;
 pub mod environments;
 pub mod programs;
 pub mod pythons;

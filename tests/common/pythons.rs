@@ -86,10 +86,11 @@ pub fn each_python_and_backend(test: impl Fn(&Python, &[&str])) {
     }
 }
 
+/// Runs `test` for these interpreters; checks that can fail by chance are repeated.
 pub fn each_of<'a>(them: impl IntoIterator<Item = &'a Python>, test: impl Fn(&Python)) {
     let mut failed = Vec::new();
     for p in them {
-        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(p)));
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| super::chance::repeated(|| test(p))));
         if done.is_err() {
             failed.push(p.name.clone()); // the panic message says why
         }

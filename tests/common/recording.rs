@@ -10,6 +10,7 @@ use nativeprof::profile::json;
 use nativeprof::profile::model::{Frame, FrameKind, Profile};
 
 use super::Scratch;
+use super::chance::assert_likely;
 
 /// The command under test; as root if the tests run as root, even under sudo.
 pub fn nativeprof(args: &[&str]) -> Command {
@@ -211,7 +212,7 @@ impl Recording {
             "{whom}: samples in the timeline"
         );
         self.check_lost(whom);
-        assert!(q.taken >= 50, "{whom}: only {} samples\n{}", q.taken, self.stderr);
+        assert_likely!(q.taken >= 50, "{whom}: only {} samples\n{}", q.taken, self.stderr);
         let told: u64 = q.reasons.values().sum();
         assert_eq!(told, q.partial, "{whom}: a partial stack without a reason: {q:?}");
         let cut = self.matching(|stack| stack.iter().any(|f| f.kind == FrameKind::Truncated));
@@ -222,7 +223,7 @@ impl Recording {
         );
         let excused: u64 = excused.iter().filter_map(|why| q.reasons.get(*why)).sum();
         let bad = q.partial - excused;
-        assert!(
+        assert_likely!(
             bad <= (q.taken / 1000).max(1),
             "{whom}: {bad} of {} stacks are incomplete: {:?}\n{}",
             q.taken,
@@ -233,7 +234,7 @@ impl Recording {
         // tables end before the system call that creates a thread (sysdeps/unix/sysv/linux/x86_64/clone3.S, 2.36).
         let makes_threads = |f: &&Frame| f.name.contains("pthread_create") || f.name.contains("clone");
         let making_threads = self.matching(|stack| stack.iter().rev().take(5).any(makes_threads));
-        assert!(
+        assert_likely!(
             q.repaired <= (q.taken / 20).max(1) + making_threads,
             "{whom}: {} of {} stacks had to be repaired, where {making_threads} made threads",
             q.repaired,
@@ -243,7 +244,7 @@ impl Recording {
 
     pub fn check_lost(&self, whom: &str) {
         let q = &self.profile.meta.quality;
-        assert!(q.lost <= self.excused(q.expected), "{whom}: {}", self.stderr);
+        assert_likely!(q.lost <= self.excused(q.expected), "{whom}: {}", self.stderr);
     }
 
     /// Samples that may be lost, if they are counted. A machine that stalls for a moment loses some of the deepest
@@ -259,7 +260,7 @@ impl Recording {
     /// As many samples as the CPU time requires, no fewer and no more, except for a few at start and end of threads.
     pub fn check_rate(&self, whom: &str) {
         let q = &self.profile.meta.quality;
-        assert!(
+        assert_likely!(
             (q.taken + self.excused(q.expected)) as f64 >= q.expected as f64 * 0.98 - 5.0,
             "{whom}: {} samples for {} asked",
             q.taken,
@@ -267,7 +268,7 @@ impl Recording {
         );
         // The timers are those of the CPUs: how often they meet a thread that sleeps now and then is a matter of chance.
         let chance = 2.5 * (q.expected as f64).sqrt();
-        assert!(
+        assert_likely!(
             q.taken as f64 <= q.expected as f64 * 1.02 + 5.0 + chance,
             "{whom}: {} samples, only {} asked",
             q.taken,
@@ -313,12 +314,12 @@ impl Recording {
 /// the program's own clock calls or outside of the sampling time.
 pub fn check_counts(whom: &str, counts: &BTreeMap<String, u64>, truth: &BTreeMap<String, f64>, slack: f64) {
     let (all, time) = (counts.values().sum::<u64>() as f64, truth.values().sum::<f64>());
-    assert!(all >= 100.0 && time > 0.0, "{whom}: {counts:?} for {truth:?}");
+    assert_likely!(all >= 100.0 && time > 0.0, "{whom}: {counts:?} for {truth:?}");
     for (name, ns) in truth {
         let (seen, expected) = (counts[name] as f64 / all, ns / time);
         // four standard deviations of a binomial share
         let band = 4.0 * (expected * (1.0 - expected) / all).sqrt() + slack;
-        assert!(
+        assert_likely!(
             (seen - expected).abs() <= band,
             "{whom}: {name} has {seen:.3} of the samples and {expected:.3} of the time (band {band:.3}): {counts:?}"
         );

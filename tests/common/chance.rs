@@ -1,0 +1,46 @@
+//! Checks that can fail by chance, or because the machine was busy with something else: they are repeated.
+//!
+//! Shares of samples are compared with bands of some standard deviations, for each interpreter and backend: hundreds of
+//! comparisons, of which one may fail in a correct program. And if the host takes the CPUs for a moment, or other
+//! programs run, samples are lost and threads starve. What must never happen (an impossible stack, a wrong count) is
+//! checked with `assert!`, and is not repeated.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, panic_any, resume_unwind};
+
+/// How often a check that can fail by chance is tried.
+const ATTEMPTS: usize = 3;
+
+/// The payload of a panic of [`assert_likely`].
+struct Unlikely;
+
+/// Like `assert!`, for what can fail by chance: [`repeated`] tries again.
+macro_rules! assert_likely {
+    ($holds:expr, $($message:tt)+) => {
+        if !$holds {
+            $crate::common::chance::fail(&format!($($message)+));
+        }
+    };
+}
+pub(crate) use assert_likely;
+
+/// Ends this attempt; `message` says what was seen.
+pub fn fail(message: &str) -> ! {
+    eprintln!("by chance or on a busy machine: {message}");
+    panic_any(Unlikely);
+}
+
+/// Runs `test`, and again if an `assert_likely!` failed. Fails if all attempts fail, and at once if it panics otherwise.
+pub fn repeated<T>(test: impl Fn() -> T) -> T {
+    let mut failed = 0;
+    loop {
+        let payload = match catch_unwind(AssertUnwindSafe(&test)) {
+            Ok(done) => return done,
+            Err(payload) => payload,
+        };
+        failed += 1;
+        if failed == ATTEMPTS || !payload.is::<Unlikely>() {
+            resume_unwind(payload);
+        }
+        eprintln!("NOTE: tried again: {failed} of {ATTEMPTS} attempts failed");
+    }
+}
