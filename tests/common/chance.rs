@@ -5,10 +5,20 @@
 //! programs run, samples are lost and threads starve. What must never happen (an impossible stack, a wrong count) is
 //! checked with `assert!`, and is not repeated.
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any, resume_unwind};
 
 /// How often a check that can fail by chance is tried.
 const ATTEMPTS: usize = 3;
+
+thread_local! {
+    static FAILED: Cell<usize> = const { Cell::new(0) };
+}
+
+/// How much longer than at first this attempt should measure: a busy machine leaves the programs little time.
+pub fn patience() -> u32 {
+    4u32.pow(FAILED.get() as u32)
+}
 
 /// The payload of a panic of [`assert_likely`].
 struct Unlikely;
@@ -31,13 +41,14 @@ pub fn fail(message: &str) -> ! {
 
 /// Runs `test`, and again if an `assert_likely!` failed. Fails if all attempts fail, and at once if it panics otherwise.
 pub fn repeated<T>(test: impl Fn() -> T) -> T {
-    let mut failed = 0;
+    FAILED.set(0);
     loop {
         let payload = match catch_unwind(AssertUnwindSafe(&test)) {
             Ok(done) => return done,
             Err(payload) => payload,
         };
-        failed += 1;
+        let failed = FAILED.get() + 1;
+        FAILED.set(failed);
         if failed == ATTEMPTS || !payload.is::<Unlikely>() {
             resume_unwind(payload);
         }

@@ -10,7 +10,7 @@ use nativeprof::profile::json;
 use nativeprof::profile::model::{Frame, FrameKind, Profile};
 
 use super::Scratch;
-use super::chance::assert_likely;
+use super::chance::{assert_likely, patience};
 
 /// The command under test; as root if the tests run as root, even under sudo.
 pub fn nativeprof(args: &[&str]) -> Command {
@@ -39,7 +39,7 @@ fn stolen() -> Duration {
     Duration::from_millis(10 * steal.expect("a number for all CPUs"))
 }
 
-/// Samples a process at 1000 Hz for two seconds, or with other options.
+/// Samples a process at 1000 Hz for a second, longer if that was tried in vain, or with other options.
 pub fn attach(pid: u32, words: &[&str]) -> Recording {
     attach_while(pid, words, || {})
 }
@@ -54,7 +54,7 @@ pub fn attach_while(pid: u32, words: &[&str], act: impl FnOnce()) -> Recording {
         command.args(["-r", "1000"]);
     }
     if !words.contains(&"-d") {
-        command.args(["-d", "1"]);
+        command.args(["-d", &patience().to_string()]);
     }
     let before = stolen();
     let mut running = Running::start(command);
@@ -321,7 +321,7 @@ pub fn check_counts(whom: &str, counts: &BTreeMap<String, u64>, truth: &BTreeMap
         let band = 4.0 * (expected * (1.0 - expected) / all).sqrt() + slack;
         assert_likely!(
             (seen - expected).abs() <= band,
-            "{whom}: {name} has {seen:.3} of the samples and {expected:.3} of the time (band {band:.3}): {counts:?}"
+            "{whom}: {name} has {seen:.3} of the samples and {expected:.3} of the time (band {band:.3}): {counts:?} for {truth:?}"
         );
     }
 }
