@@ -35,6 +35,26 @@ impl RawWaits {
         self.wakers.push(waker);
         self.holding.push(holding);
     }
+
+    /// Drops the first rows.
+    pub fn forget_first(&mut self, rows: usize) {
+        self.lengths.drain(..rows.min(self.lengths.len()));
+        self.wakers.drain(..rows.min(self.wakers.len()));
+        self.holding.drain(..rows.min(self.holding.len()));
+        let rows = u32::try_from(rows).unwrap_or(u32::MAX);
+        self.shares.retain(|(row, ..)| *row >= rows);
+        self.shares.iter_mut().for_each(|(row, ..)| *row -= rows);
+    }
+
+    /// The lengths of some rows, and which of them held the interpreter lock; without wakers.
+    pub fn lengths_of(&self, rows: &[usize]) -> RawWaits {
+        let mut some = RawWaits::default();
+        for row in rows {
+            let length = self.lengths.get(*row).copied().unwrap_or(0);
+            some.push(length, 0, self.holding.get(*row).copied().unwrap_or(false));
+        }
+        some
+    }
 }
 
 /// A thread that ended waits, and what it was doing then.
@@ -335,6 +355,28 @@ mod tests {
             (read.count, read.median, read.p99, read.longest),
             (103.0, 10, 500, 3000)
         );
+    }
+
+    #[test]
+    fn rows_are_forgotten_and_selected() {
+        let mut waits = RawWaits::default();
+        for length in 0..4 {
+            waits.push(length, length as u32, length == 2);
+        }
+        waits.shares = vec![(1, 5, 10), (3, 6, 20)];
+        waits.forget_first(2);
+        assert_eq!((&waits.lengths[..], &waits.wakers[..]), (&[2, 3][..], &[2, 3][..]));
+        assert_eq!(
+            (&waits.holding[..], &waits.shares[..]),
+            (&[true, false][..], &[(1, 6, 20)][..])
+        );
+        let some = waits.lengths_of(&[1, 7]);
+        assert_eq!(
+            (some.lengths, some.wakers, some.holding),
+            (vec![3, 0], vec![0, 0], vec![false, false])
+        );
+        waits.forget_first(9);
+        assert!(waits.lengths.is_empty() && waits.shares.is_empty());
     }
 
     #[test]

@@ -21,6 +21,7 @@ impl Session {
     pub fn forget_before(&mut self, time: u64) {
         let first = self.timeline.partition_point(|t| t.time < time);
         self.timeline.drain(..first);
+        self.waits.forget_first(first);
         if self.tree.nodes().len() > PRUNE_NODES {
             let (tree, timeline) = subtree(&self.tree, self.timeline.iter());
             (self.tree, self.timeline) = (tree, timeline);
@@ -34,8 +35,13 @@ impl Session {
         if names.len() > MAX_NAMES {
             names.clear();
         }
-        let wanted = |t: &&RawTimelineSample| span.contains(&t.time) && only.is_none_or(|tid| t.tid == tid);
-        let (tree, timeline) = subtree(&self.tree, self.timeline.iter().filter(wanted));
+        let wanted = |t: &RawTimelineSample| span.contains(&t.time) && only.is_none_or(|tid| t.tid == tid);
+        let rows: Vec<usize> = (0..self.timeline.len())
+            .filter(|row| wanted(&self.timeline[*row]))
+            .collect();
+        let (tree, timeline) = subtree(&self.tree, rows.iter().map(|row| &self.timeline[*row]));
+        let waits = self.waits.lengths_of(&rows);
+        let weighted = self.options.weighted.is_some();
         let (unwinder, targets) = (&mut self.unwinder, &self.targets);
         let input = ResolveInput {
             open_files: &self.open_files,
@@ -43,8 +49,8 @@ impl Session {
             codes: &self.codes,
             tree: &tree,
             timeline: &timeline,
-            waits: None,
-            weighted: self.options.weighted.is_some(),
+            waits: weighted.then_some((&waits, &[])),
+            weighted,
             threads: &self.threads,
             pythons: &self.pythons,
             function_start: &mut |owner, at| function_start(unwinder, targets, owner, at),

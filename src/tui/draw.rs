@@ -11,6 +11,8 @@ use super::rows::{Sort, TopRow};
 use crate::escape::line;
 use crate::profile::model::{FrameKind, Profile};
 use crate::profile::summary::percent;
+use crate::profile::values::Unit;
+use crate::profile::waits::WaitSite;
 
 /// Narrower screens have fewer columns.
 const WIDE: u16 = 90;
@@ -19,7 +21,7 @@ const NARROW: u16 = 50;
 const MAX_DEPTH: usize = 40;
 
 const HELP: &str = "\
- 1 2 3 Tab      functions, merged stacks, threads
+ 1 2 3 4 Tab    functions, merged stacks, threads, waits (--mode wall)
  Up Down PgUp PgDn Home End   move
  Enter          callers and callees of a function; one thread's samples
  Esc            back; then clear filter and thread
@@ -36,6 +38,8 @@ const HELP: &str = "\
  self: samples with the function innermost; total: anywhere on
  the stack. Percentages are of the samples shown.";
 
+const NO_WAITS: &str = " no waits in this time; `nativeprof top --mode wall` samples them";
+
 pub fn draw(screen: &mut Screen<'_>, app: &mut App) {
     let area = screen.area();
     if area.width < 20 || area.height < 6 {
@@ -46,8 +50,19 @@ pub fn draw(screen: &mut Screen<'_>, app: &mut App) {
         Layout::vertical([Constraint::Length(3), Constraint::Min(2), Constraint::Length(1)]).areas(area);
     screen.render_widget(Paragraph::new(facts(app)), head);
     app.page_rows = usize::from(body.height.saturating_sub(1)).max(1);
-    let table = table(app, body.width);
+    let table = match app.page {
+        Page::Waits => waits(app, body.width),
+        _ => table(app, body.width),
+    };
     screen.render_stateful_widget(table, body, &mut app.table);
+    if app.page == Page::Waits && app.rows.is_empty() && body.height > 1 {
+        let at = Rect {
+            y: body.y + 1,
+            height: body.height - 1,
+            ..body
+        };
+        screen.render_widget(Paragraph::new(NO_WAITS), at);
+    }
     screen.render_widget(Paragraph::new(keys(app)), foot);
     if app.help {
         help(screen, area);
@@ -94,7 +109,11 @@ fn facts(app: &App) -> Vec<Line<'static>> {
             stopped.median_us, stopped.max_us
         );
     }
-    let cores = samples as f64 / seconds / m.rate.max(1) as f64;
+    // With other modes than CPU time most samples are of threads that wait.
+    let cores = match p.find_value("cpu").filter(|_| p.find_value("off_cpu").is_some()) {
+        Some(cpu) => p.amounts(cpu).first().map_or(0.0, |ns| *ns as f64 / 1e9 / seconds),
+        None => samples as f64 / seconds / m.rate.max(1) as f64,
+    };
     let third = format!(
         "last {} s: {:.0} samples/s, CPU {:.0} %   exact {}, repaired {}, partial {}, lost {}",
         app.seconds,
@@ -136,6 +155,7 @@ fn table(app: &App, width: u16) -> Table<'static> {
         Page::Functions => mark("FUNCTION", Sort::Name),
         Page::Stacks => "STACK".into(),
         Page::Threads => mark("THREAD", Sort::Name),
+        Page::Waits => "WAIT".into(),
         Page::Around(_) => mark("CALLS", Sort::Name),
     };
     let mut titles = vec![
@@ -177,6 +197,46 @@ fn table(app: &App, width: u16) -> Table<'static> {
     };
     let rows = app.rows.iter().map(row);
     Table::new(rows, widths)
+        .header(TableRow::new(titles).style(Modifier::REVERSED))
+        .row_highlight_style(Modifier::REVERSED)
+        .column_spacing(1)
+}
+
+/// Where threads waited: share of all threads' time, number and lengths of the waits.
+fn waits(app: &App, width: u16) -> Table<'static> {
+    let p = app.profile();
+    let value = p.find_value("wall").or_else(|| p.find_value("off_cpu"));
+    let all = value.and_then(|value| p.amounts(value).first().copied()).unwrap_or(0);
+    let seconds = span(p, app.seconds);
+    let (numbers, places) = (width >= NARROW, width >= WIDE);
+    let mut titles = vec!["TOTAL%".to_string(), "     TOTAL".into()];
+    let mut widths = vec![Constraint::Length(6), Constraint::Length(10)];
+    if numbers {
+        titles.extend(["   WAITS/s".to_string(), "       MAX".into()]);
+        widths.extend([Constraint::Length(10); 2]);
+    }
+    if places {
+        titles.extend(["       P50".to_string(), "       P99".into()]);
+        widths.extend([Constraint::Length(10); 2]);
+    }
+    titles.extend(["KIND".to_string(), "WHERE".into()]);
+    widths.extend([Constraint::Fill(1), Constraint::Fill(3)]);
+    let time = |ns: u64| format!("{:>10}", Unit::Nanoseconds.show(ns));
+    let row = |(row, site): (&TopRow, &WaitSite)| {
+        let share = 100.0 * site.total as f64 / all.max(1) as f64;
+        let mut cells = vec![format!("{share:>6.1}"), time(site.total)];
+        if numbers {
+            cells.extend([format!("{:>10.1}", site.count / seconds), time(site.longest)]);
+        }
+        if places {
+            cells.extend([time(site.median), time(site.p99)]);
+        }
+        let mut cells: Vec<Cell<'static>> = cells.into_iter().map(Cell::from).collect();
+        cells.push(Cell::from(line(&row.name).into_owned()).style(color(row.kind)));
+        cells.push(Cell::from(line(&row.place).into_owned()).dim());
+        TableRow::new(cells)
+    };
+    Table::new(app.rows.iter().zip(&app.sites).map(row), widths)
         .header(TableRow::new(titles).style(Modifier::REVERSED))
         .row_highlight_style(Modifier::REVERSED)
         .column_spacing(1)

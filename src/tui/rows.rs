@@ -8,11 +8,12 @@ use regex::Regex;
 use crate::event::Tid;
 use crate::profile::model::{Frame, FrameKind, NodeId, Profile};
 use crate::profile::stats::{FunctionId, SelfTotal, Stats};
+use crate::profile::waits::WaitSite;
 
 /// Nodes with less than this fraction (1/N) of the samples are not shown.
 const MIN_FRACTION: u64 = 200;
 /// Maximum number of rows: more are of no use on a screen.
-const MAX_ROWS: usize = 2000;
+pub const MAX_ROWS: usize = 2000;
 
 /// What a row represents; stays the same between updates, unlike its index.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -237,4 +238,19 @@ pub fn threads(profile: &Profile, filter: Option<&Regex>, by: Sort) -> Vec<TopRo
         .collect();
     sort(&mut rows, by);
     rows
+}
+
+/// A row for each place where threads waited: its counts are the time, in ns.
+pub fn waits(sites: &[WaitSite]) -> Vec<TopRow> {
+    let row = |site: &WaitSite| TopRow {
+        counts: SelfTotal {
+            self_count: site.total,
+            total: site.total,
+        },
+        name: format!("{} {}", site.kind, site.object).trim_end().to_string(),
+        place: site.site.clone(),
+        kind: FrameKind::State,
+        ..heading("")
+    };
+    sites.iter().map(row).collect()
 }

@@ -8,6 +8,7 @@ use super::rows::{self, RowTarget, Sort, TopRow};
 use crate::event::Tid;
 use crate::profile::model::{Frame, Profile};
 use crate::profile::views::ViewOptions;
+use crate::profile::waits::{self, WaitSite};
 
 /// Choices for the length of the window, in seconds.
 const WINDOWS: &[u64] = &[1, 2, 5, 10, 30, 60];
@@ -22,6 +23,8 @@ pub enum Page {
     Functions,
     Stacks,
     Threads,
+    /// Where threads waited.
+    Waits,
     /// Callers and callees of a function.
     Around(Box<Frame>),
 }
@@ -64,6 +67,8 @@ pub struct App {
     profile: Profile,
     shown: Profile,
     pub rows: Vec<TopRow>,
+    /// Of the page of waits: one for each row.
+    pub sites: Vec<WaitSite>,
     pub table: TableState,
     /// Rows that fit on the screen; set when it is drawn.
     pub page_rows: usize,
@@ -88,6 +93,7 @@ impl Default for App {
             profile: Profile::default(),
             shown: Profile::default(),
             rows: Vec::new(),
+            sites: Vec::new(),
             table: TableState::default().with_selected(Some(0)),
             page_rows: 10,
         }
@@ -136,6 +142,10 @@ impl App {
             Page::Functions => rows::functions(&self.shown, filter, self.sort),
             Page::Stacks => rows::stacks(&self.shown, filter),
             Page::Threads => rows::threads(&self.shown, filter, self.sort),
+            Page::Waits => {
+                self.sites = waiting(&self.profile, filter);
+                rows::waits(&self.sites)
+            }
             Page::Around(function) => rows::around(&self.shown, function, self.sort),
         };
         let at = self.table.selected().unwrap_or(0);
@@ -201,11 +211,13 @@ impl App {
                 self.go(Page::Threads);
                 return Action::Look;
             }
+            KeyCode::Char('4') => self.go(Page::Waits),
             KeyCode::Tab => {
                 let next = match self.page {
                     Page::Functions => Page::Stacks,
                     Page::Stacks => Page::Threads,
-                    Page::Threads | Page::Around(_) => Page::Functions,
+                    Page::Threads => Page::Waits,
+                    Page::Waits | Page::Around(_) => Page::Functions,
                 };
                 self.go(next);
                 return Action::Look;
@@ -322,6 +334,15 @@ impl App {
             Err(_) => self.message = format!("invalid regular expression: {text}"),
         }
     }
+}
+
+/// Places where threads waited, longest total first; none where only CPU time is sampled.
+fn waiting(profile: &Profile, filter: Option<&Regex>) -> Vec<WaitSite> {
+    let value = profile.find_value("wall").or_else(|| profile.find_value("off_cpu"));
+    let mut sites = value.map_or_else(Vec::new, |value| waits::sites(profile, value));
+    sites.retain(|site| filter.is_none_or(|f| f.is_match(&site.text())));
+    sites.truncate(rows::MAX_ROWS);
+    sites
 }
 
 #[cfg(test)]

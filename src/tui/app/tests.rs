@@ -113,6 +113,42 @@ fn tables_and_keys() {
 }
 
 #[test]
+fn waits_have_a_page() {
+    use crate::profile::build::Builder;
+    use crate::profile::values::ValueType;
+    let mut app = app();
+    press(&mut app, "4");
+    assert!(screen(&mut app, 120, 12).contains("top --mode wall"), "no waits");
+    let mut builder = Builder::new(&[ValueType::SAMPLES, ValueType::WALL]);
+    let f = builder.frame(Frame::python("f", "C.f", "a.py", 1));
+    for (time, label, weight) in [(1, "[waiting: read pipe]", 6_000_000), (2, "[waiting: gil]", 2_000_000)] {
+        let state = builder.frame(Frame::new(FrameKind::State, label));
+        builder.sample(time, (1, 2), &[(f, 7), (state, 0)], &[1, weight]);
+    }
+    let mut profile = builder.finish(Default::default());
+    profile.meta.duration = 2.0;
+    profile.waits.lengths = vec![3_000_000, 2_000_000];
+    app.show(profile);
+    let text = screen(&mut app, 120, 12);
+    let rows: Vec<Vec<&str>> = text
+        .lines()
+        .skip(4)
+        .take(2)
+        .map(|l| l.split_whitespace().collect())
+        .collect();
+    let read = [
+        "75.0", "6.00", "ms", "1.0", "3.00", "ms", "3.00", "ms", "3.00", "ms", "read", "pipe", "C.f", "(a.py:7)",
+    ];
+    assert_eq!(rows[0], read, "{text}");
+    assert_eq!(rows[1][10..], ["gil", "C.f", "(a.py:7)"], "{text}");
+    press(&mut app, "/pipe\n");
+    assert_eq!(app.rows.len(), 1);
+    press(&mut app, "<");
+    press(&mut app, "s1");
+    assert_eq!(app.page, Page::Functions);
+}
+
+#[test]
 fn filters() {
     let mut app = app();
     press(&mut app, "/^B$\n");
