@@ -23,7 +23,7 @@ use crate::sys::procfs;
 use crate::target::modules::Module;
 
 /// How often stops change the result of a system call: measured, and bounded, by tests/unchanged.rs.
-const CHANGED: &str = "in a test, 0 of 88,000 stops at 1000 Hz changed a result";
+const CHANGED: &str = "in a test, 0 of 110,000 stops at 1000 Hz changed a result";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Status {
