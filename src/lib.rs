@@ -17,6 +17,24 @@
 //! - [`session`] calls the stages in order, [`tape_replay`] does so for a [`tape`], [`in_process`] for the process that it
 //!   runs in, [`cli`] for people; [`tui`] is the live view.
 //!
+//! A profile that `nativeprof record -o profile.json` wrote, read by a program:
+//!
+//! ```
+//! use nativeprof::export;
+//! use nativeprof::profile::{json, stats::Stats};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let profile = json::read(&std::fs::read("fixtures/golden/profile.json")?)?;
+//! let stats = Stats::new(&profile);
+//! let hottest = (0..).zip(stats.functions()).max_by_key(|(_, counts)| counts.self_count);
+//! if let Some((function, counts)) = hottest {
+//!     println!("{}: {} of {} samples", stats.frame(function).name, counts.self_count, stats.samples());
+//! }
+//! export::by_name("speedscope")?.write_default(&profile, &mut std::io::sink())?;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Imports go one way, `unsafe` stays in few files: `tests/layers.rs` checks both.
 
 pub mod arch;

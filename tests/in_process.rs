@@ -247,6 +247,20 @@ fn wall_time_includes_sleeping_threads() {
         let q = &profile.meta.quality;
         assert_likely!(q.taken > 30 && q.exact + q.repaired == q.taken, "{q:?}");
         assert!(samples(&profile, "sleep") * 10 >= q.taken * 9, "{q:?}");
+        // All of it is wall time off the CPU, in that state.
+        let of = |name: &str| {
+            let value = profile.find_value(name).expect("recorded");
+            profile.amounts(value)[0]
+        };
+        let waiting = samples(&profile, "[waiting: sleep]");
+        assert!(waiting * 10 >= q.taken * 9, "{waiting} of {q:?}");
+        assert!(
+            of("off_cpu") * 10 >= of("wall") * 9,
+            "{} of {} ns",
+            of("off_cpu"),
+            of("wall")
+        );
+        assert_eq!(of("cpu") + of("off_cpu"), of("wall"));
     });
 }
 

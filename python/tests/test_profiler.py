@@ -124,6 +124,8 @@ def test_threads():
         thread.join()
     tree = profiler.to_dict()
     assert tree["count"] > 10 and samples(tree, "wait") >= 0.9 * tree["count"]
+    states = {n["description"]["name"] for n in nodes(tree) if n["description"].get("kind") == "state"}
+    assert states & {"[waiting: lock]", "[waiting: condition]", "[waiting: futex]"}, states
     assert sum(name.startswith("thread ") for name in by_thread.to_dict()["children"]) >= 4
     with pytest.raises(ValueError, match="not been started"):
         nativeprof.Profiler(threads=[threading.Thread()])

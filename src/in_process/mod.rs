@@ -181,7 +181,7 @@ impl Recording {
         let session_options = session::SessionOptions {
             grouping,
             native: settings.native,
-            weighted: None,
+            weighted: (settings.clock == SamplingClock::Wall).then(|| 1_000_000_000 / settings.rate),
         };
         let mut session = Session::new(session_options, Box::new(LiveSystem));
         session.open(pid, &mut |pid, space| update_backend(&mut source, pid, space))?;

@@ -214,7 +214,8 @@ impl SignalSource {
             }
             t.asleep = None;
             let activity = t.files.as_ref().map_or(ThreadActivity::Runs, ThreadProcFiles::activity);
-            if let (Some(regs), Some(files)) = (activity.regs(), &t.files) {
+            if let (ThreadActivity::Sleeps(call), Some(files)) = (activity, &t.files) {
+                let regs = call.regs();
                 let sp = regs.sp();
                 let thread_pointer = t
                     .thread_pointer
@@ -222,8 +223,10 @@ impl SignalSource {
                 t.thread_pointer = thread_pointer;
                 let unchanged = || runs.is_some() && files.runs() == runs;
                 if let Some(thread_pointer) = thread_pointer
-                    && let Some((sample, codes)) = self.pool.read(regs, *tid, thread_pointer, copy, &unchanged)
+                    && let Some((mut sample, codes)) = self.pool.read(regs, *tid, thread_pointer, copy, &unchanged)
                 {
+                    sample.system_call = Some(call.number);
+                    sample.time_spent.blocked = period;
                     t.asleep = runs.map(|runs| (runs, Box::new(sample.clone())));
                     push(sample, codes, out);
                     self.delivered += 1;
@@ -265,7 +268,12 @@ impl SignalSource {
         if !samples.is_empty() {
             self.rescan_mappings(out);
         }
-        for (sample, codes) in samples {
+        let running = match self.options.clock {
+            SamplingClock::Cpu => 0, // all samples represent the same time
+            SamplingClock::Wall => self.period(),
+        };
+        for (mut sample, codes) in samples {
+            sample.time_spent.cpu = running;
             // A sample of an earlier recording may arrive late.
             if sample.time < self.began {
                 continue;

@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use crate::arch::Regs;
+use crate::arch::{self, Regs};
 use crate::event::Tid;
 
 /// Files in /proc about one thread of this process.
@@ -21,22 +21,42 @@ pub enum ThreadActivity {
     /// Is running or runnable.
     Runs,
     /// Sleeps in a system call.
-    Sleeps {
-        ip: u64,
-        sp: u64,
-    },
+    Sleeps(SystemCall),
     Ended,
 }
 
+/// A system call in which a thread sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SystemCall {
+    pub number: u16,
+    /// The first two arguments.
+    arguments: [u64; 2],
+    ip: u64,
+    sp: u64,
+}
+
 impl ThreadActivity {
-    /// The registers of a sleeping thread: all that the kernel exposes.
+    /// The registers of a sleeping thread that the kernel exposes.
     pub fn regs(self) -> Option<Regs> {
-        let ThreadActivity::Sleeps { ip, sp } = self else {
-            return None;
-        };
-        let mut regs = Regs::from_ip_sp_fp(ip, sp, 0);
-        regs.known = 1 << crate::arch::SP;
-        Some(regs)
+        match self {
+            ThreadActivity::Sleeps(call) => Some(call.regs()),
+            ThreadActivity::Runs | ThreadActivity::Ended => None,
+        }
+    }
+}
+
+impl SystemCall {
+    /// The registers of the thread that the kernel exposes, and that tell what it waits for.
+    pub fn regs(self) -> Regs {
+        let mut regs = Regs::from_ip_sp(self.ip, self.sp);
+        for (register, value) in [arch::FIRST_ARGUMENT, arch::SECOND_ARGUMENT]
+            .into_iter()
+            .zip(self.arguments)
+        {
+            regs.gpr[register] = value;
+            regs.known |= 1 << register;
+        }
+        regs
     }
 }
 
@@ -73,15 +93,20 @@ impl ThreadProcFiles {
 /// it sleeps elsewhere (fs/proc/base.c, proc_pid_syscall).
 fn parse(text: &[u8]) -> ThreadActivity {
     let words = std::str::from_utf8(text).unwrap_or_default().split_ascii_whitespace();
-    let mut words: Vec<&str> = words.collect();
-    let mut hex = || u64::from_str_radix(words.pop()?.strip_prefix("0x")?, 16).ok();
-    let (Some(ip), Some(sp)) = (hex(), hex()) else {
+    let words: Vec<&str> = words.collect();
+    let &[number, ref values @ ..] = &words[..] else {
         return ThreadActivity::Runs;
     };
-    if words.len() == 7 && words[0].parse::<u32>().is_ok() {
-        ThreadActivity::Sleeps { ip, sp }
-    } else {
-        ThreadActivity::Runs
+    let hex = |word: &&str| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok();
+    let values: Option<Vec<u64>> = values.iter().map(hex).collect();
+    match (number.parse(), values.as_deref()) {
+        (Ok(number), Some(&[first, second, _, _, _, _, sp, ip])) => ThreadActivity::Sleeps(SystemCall {
+            number,
+            arguments: [first, second],
+            ip,
+            sp,
+        }),
+        _ => ThreadActivity::Runs,
     }
 }
 
@@ -91,7 +116,12 @@ mod tests {
 
     #[test]
     fn system_call_lines() {
-        let asleep = ThreadActivity::Sleeps { ip: 0x7f01, sp: 0x7ffe };
+        let asleep = ThreadActivity::Sleeps(SystemCall {
+            number: 232,
+            arguments: [4, 1],
+            ip: 0x7f01,
+            sp: 0x7ffe,
+        });
         for (text, expected) in [
             ("running\n", ThreadActivity::Runs),
             ("232 0x4 0x1 0x400 0xffffffffffffffff 0x0 0x8 0x7ffe 0x7f01\n", asleep),
