@@ -9,7 +9,7 @@ use nativeprof::capture::ebpf::off_cpu;
 use nativeprof::profile::gil_waits;
 use nativeprof::profile::model::{FrameKind, Profile};
 
-use common::chance::assert_likely;
+use common::chance::{assert_likely, patience};
 use common::recording::{Recording, attach, nativeprof};
 use common::{Program, Python, each_python, live};
 
@@ -136,6 +136,51 @@ fn all_time_of_threads_is_accounted_for() {
     each_python(check);
 }
 
+/// With ptrace: threads that sleep are read in place, at a fixed rate.
+fn check_ptrace(python: &Python) {
+    let name = &python.name;
+    let mut program = Program::start(python.script("waits.py"));
+    let duration = (2 * patience()).to_string();
+    let r = attach(
+        program.pid(),
+        &["--backend", "ptrace", "--mode", "wall", "-r", "100", "-d", &duration],
+    );
+    drop(program.finish());
+    let duration = r.profile.meta.duration * 1e9;
+    let gil = match python.minor {
+        ..7 => "[waiting: condition]",
+        _ => "[waiting: gil]",
+    };
+    for (role, state, _) in ROLES {
+        let states = states(&r, role);
+        let total: u64 = states.values().sum();
+        let share = total as f64 / duration;
+        // Samples are random times, and between two looks at a thread it may have slept or not.
+        assert_likely!(
+            (0.75..1.25).contains(&share),
+            "{name}: {share:.3} of the time of {role} is accounted for: {states:?}\n{}",
+            r.stderr
+        );
+        let known = [*state, "", gil, "[runnable]"];
+        let unknown = states.iter().filter(|(state, _)| !known.contains(&state.as_str()));
+        let unknown: u64 = unknown.map(|(_, time)| time).sum();
+        assert_likely!((unknown as f64) < 0.05 * duration, "{name}: {role}: {states:?}");
+        if *role == "w_lock" {
+            let waited = states.get(*state).copied().unwrap_or(0);
+            assert_likely!(waited as f64 > 0.9 * duration, "{name}: {states:?}");
+        }
+    }
+    let spinning: Vec<_> = SPINNERS.iter().map(|role| states(&r, role)).collect();
+    let of = |state: &str| spinning.iter().filter_map(|s| s.get(state)).sum::<u64>() as f64 / duration;
+    assert_likely!(of(gil) > 0.1 && of("") > 0.02, "{name}: {spinning:?}\n{}", r.stderr);
+}
+
+#[test]
+fn states_are_seen_with_ptrace() {
+    let _live = live();
+    each_python(check_ptrace);
+}
+
 /// Waits for the interpreter lock by who held it: nearly all of it is one thread, and the function in which it holds the lock is
 /// named.
 fn check_gil_holder(python: &Python) {
@@ -253,8 +298,8 @@ fn wakers_and_long_intervals() {
 fn unsupported_combinations_are_refused() {
     for (words, why) in [
         (
-            &["--mode", "wall", "--backend", "ptrace"][..],
-            "it samples threads only while they run",
+            &["--mode", "wall", "--backend", "ptrace", "--wakers"][..],
+            "nor what wakes it",
         ),
         (
             &["--mode", "off-cpu", "--save-tape", "x.tape"],

@@ -154,14 +154,23 @@ pub trait Backend {
     fn open_intervals(&mut self) -> Vec<OpenInterval> {
         Vec::new()
     }
+
+    /// While sampling: threads that sleep, listed since the last call, where the backend does not read their stacks.
+    fn sleeping(&mut self) -> Vec<OpenInterval> {
+        Vec::new()
+    }
 }
 
-/// An off-CPU interval that had not ended when sampling stopped.
+/// A part of an off-CPU interval that has not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenInterval {
     pub pid: Pid,
     pub tid: Tid,
-    /// When sampling stopped, CLOCK_MONOTONIC, ns.
+    /// When the part ended, CLOCK_MONOTONIC, ns.
     pub end: u64,
     pub time: TimeSpent,
+    /// How often the thread had been scheduled; 0: not known. It has not moved while this number is the same.
+    pub runs: u64,
+    /// The system call in which it sleeps, if known.
+    pub call: Option<u16>,
 }

@@ -37,17 +37,12 @@ pub fn open_source(backend: BackendChoice, options: &SamplingOptions) -> Result<
         if options.kernel {
             print_line("nativeprof: kernel frames are not available with ptrace");
         }
+        if options.mode != Mode::Cpu {
+            print_line("nativeprof: lengths of waits and what ends them are not known with ptrace");
+        }
         Ok(Box::new(source))
     };
-    let off_cpu = options.mode != Mode::Cpu;
     match backend {
-        BackendChoice::Ptrace if off_cpu => Err(Error::new(
-            ErrorKind::Unsupported,
-            "the ptrace backend cannot sample off-CPU time",
-        )
-        .why("it samples threads only while they run")
-        .hint("omit --backend, or omit --mode to sample CPU time")),
-        BackendChoice::Auto if off_cpu => Ok(Box::new(EbpfSource::new(options)?)),
         BackendChoice::Ptrace => ptrace(),
         BackendChoice::Ebpf => Ok(Box::new(EbpfSource::new(options)?)),
         BackendChoice::Auto => match EbpfSource::new(options) {

@@ -102,6 +102,7 @@ pub struct Session {
     /// Processes whose samples contain code that is in no file.
     with_anonymous_code: FxHashSet<Pid>,
     gil_locks: GilLocks,
+    sleeping: open_intervals::SleepingThreads,
     wakers: Wakers,
     shown_wakers: Option<WakerOptions>,
     /// Of the samples in the timeline; empty where no off-CPU time is sampled.
@@ -166,6 +167,7 @@ impl Session {
             sampled: FxHashSet::default(),
             with_anonymous_code: FxHashSet::default(),
             gil_locks: GilLocks::default(),
+            sleeping: Default::default(),
             wakers: Wakers::default(),
             shown_wakers: None,
             waits: RawWaits::default(),

@@ -58,6 +58,7 @@ impl EventPump {
                 break;
             }
         }
+        session.add_sleeping(source)?;
         Ok(self.is_waiting())
     }
 

@@ -4,7 +4,7 @@ use rustc_hash::FxHashMap;
 
 use super::targets::{ForkMemory, PythonState};
 use super::{PendingWaker, Session};
-use crate::arch;
+use crate::arch::{self, Regs};
 use crate::cpython::gil;
 use crate::cpython_layout::InterpreterLocks;
 use crate::event::{Descriptor, Pid, Sample, ThreadState, WaitKind, WakeUp};
@@ -131,10 +131,9 @@ impl Session {
         let Some(number) = s.system_call else {
             return WaitKind::PageFault;
         };
-        let Some(regs) = &s.regs else {
-            return WaitKind::Other(number);
-        };
-        let kind = arch::wait_kind(number, regs);
+        // Without registers, the arguments are not known.
+        let regs = s.regs.unwrap_or(Regs::from_ip_sp(0, 0));
+        let kind = arch::wait_kind(number, &regs);
         match (kind, regs.get(arch::FIRST_ARGUMENT)) {
             (WaitKind::Futex, Some(address)) => {
                 let Some(m) = self.targets.get(&s.pid) else { return kind };

@@ -230,6 +230,8 @@ impl OffCpu {
                     tid,
                     end,
                     time,
+                    runs: 0,
+                    call: None,
                 });
             }
         }

@@ -16,18 +16,20 @@ use std::time::Duration;
 use rustc_hash::FxHashMap;
 
 use super::common::mapping_tracker::MappingTracker;
-use super::{Backend, EventKind, SampleCounts, SamplingOptions, StopTimes, WalkFn};
+use super::{Backend, EventKind, Mode, OpenInterval, SampleCounts, SamplingOptions, StopTimes, WalkFn};
 use crate::cpython_layout::TargetLayout;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{Event, Pid};
 use crate::sys::ptrace;
 
 mod run_state;
+mod sleeping_threads;
 pub mod snapshot;
 mod stopped_reader;
 mod timer;
 mod tracer;
 
+use sleeping_threads::SleepingThreads;
 pub use timer::TimerKind;
 
 /// Longest time between two polls of the queue: bounds how old a code object may be when its name is read.
@@ -118,6 +120,10 @@ pub struct PtraceSource {
     tracer: Option<JoinHandle<()>>,
     kind: TimerKind,
     mappings: MappingTracker,
+    mode: Mode,
+    children: bool,
+    /// Where time off the CPU is sampled, too.
+    sleeping: Option<SleepingThreads>,
 }
 
 impl PtraceSource {
@@ -139,6 +145,15 @@ impl PtraceSource {
                 Error::new(ErrorKind::Unsupported, "the ptrace backend cannot sample this event")
                     .why("ptrace stops a thread only some time after the event, when it has moved on")
                     .hint("omit --event, or use --backend ebpf"),
+            );
+        }
+        let off_cpu = &options.off_cpu;
+        if off_cpu.wakers || off_cpu.min_blocked > 0 {
+            let word = if off_cpu.wakers { "--wakers" } else { "--min-blocked" };
+            return Err(
+                Error::new(ErrorKind::Unsupported, format!("the ptrace backend cannot do {word}"))
+                    .why("it sees that a thread sleeps, but not for how long, nor what wakes it")
+                    .hint(format!("omit {word}, or use --backend ebpf")),
             );
         }
         let failed = |e| Error::io("cannot set up tracing", e);
@@ -164,6 +179,9 @@ impl PtraceSource {
             tracer: Some(tracer),
             kind,
             mappings: MappingTracker::default(),
+            mode: options.mode,
+            children: options.children,
+            sleeping: (options.mode != Mode::Cpu).then(|| SleepingThreads::new(options.rate)),
         })
     }
 
@@ -171,6 +189,18 @@ impl PtraceSource {
         // The tracer ends only after `Stop`; later commands have no receiver.
         let _ = self.commands.send(command);
         ptrace::wake(self.waker.as_fd());
+    }
+
+    /// Adds the time that a sample represents, where that differs. False if it is not to be counted.
+    fn complete(&mut self, event: &mut Event) -> bool {
+        let Some(sleeping) = &mut self.sleeping else {
+            return true;
+        };
+        sleeping.observe(event, self.children);
+        match event {
+            Event::Sample(sample) => sleeping.complete(sample.tid, &mut sample.time_spent, self.mode == Mode::Wall),
+            _ => true,
+        }
     }
 
     fn request_attach(&mut self, pid: Pid, at_exec: bool) -> Result<()> {
@@ -188,11 +218,19 @@ impl Backend for PtraceSource {
     }
 
     fn event(&self) -> &str {
-        self.kind.name()
+        match self.mode {
+            Mode::Cpu => self.kind.name(),
+            Mode::OffCpu => "off-cpu",
+            Mode::Wall => "wall-clock",
+        }
     }
 
     fn attach(&mut self, pid: Pid) -> Result<()> {
-        self.request_attach(pid, false)
+        self.request_attach(pid, false)?;
+        if let Some(sleeping) = &mut self.sleeping {
+            sleeping.add_process(pid);
+        }
+        Ok(())
     }
 
     fn attach_at_exec(&mut self, pid: Pid) -> Result<()> {
@@ -207,14 +245,24 @@ impl Backend for PtraceSource {
     fn remove_process(&mut self, pid: Pid) {
         lock(&self.shared.layouts).remove(&pid);
         self.mappings.remove_process(pid);
+        if let Some(sleeping) = &mut self.sleeping {
+            sleeping.remove_process(pid);
+        }
     }
 
     fn start(&mut self) -> Result<()> {
         self.notify(TracerCommand::Start);
+        if let Some(sleeping) = &mut self.sleeping {
+            sleeping.start();
+        }
         Ok(())
     }
 
     fn poll(&mut self, wait: Duration, out: &mut Vec<Event>) -> Result<bool> {
+        let wait = self
+            .sleeping
+            .as_ref()
+            .map_or(wait, |sleeping| wait.min(sleeping.wait()));
         let mut queue = lock(&self.shared.queue);
         if queue.is_empty() && !wait.is_zero() {
             let waited = self.shared.ready.wait_timeout(queue, wait.min(POLL_INTERVAL));
@@ -226,17 +274,29 @@ impl Backend for PtraceSource {
         drop(queue);
         for event in events {
             match event {
-                TracerEvent::Event(event) => {
+                TracerEvent::Event(mut event) => {
                     self.mappings.observe(&event);
-                    out.push(event);
+                    if self.complete(&mut event) {
+                        out.push(event);
+                    }
                 }
                 TracerEvent::Remapped(pid) => self.mappings.rescan(pid, out),
             }
         }
+        if let Some(sleeping) = &mut self.sleeping {
+            sleeping.look();
+        }
         Ok(more)
     }
 
+    fn sleeping(&mut self) -> Vec<OpenInterval> {
+        self.sleeping.as_mut().map_or_else(Vec::new, SleepingThreads::take)
+    }
+
     fn stop(&mut self) {
+        if let Some(sleeping) = &mut self.sleeping {
+            sleeping.stop();
+        }
         self.notify(TracerCommand::Stop);
         if let Some(tracer) = self.tracer.take() {
             let _ = tracer.join(); // it has detached from all threads by now, however it ended

@@ -75,12 +75,17 @@ fn json_of(site: &WaitSite) -> Value {
     })
 }
 
+/// Lengths of intervals are not known with every backend.
 fn time(ns: u64) -> Cell {
-    plain(Unit::Nanoseconds.show(ns))
+    plain(match ns {
+        0 => "-".into(),
+        ns => Unit::Nanoseconds.show(ns),
+    })
 }
 
 fn count(count: f64) -> Cell {
     plain(match count {
+        0.0 => "-".into(),
         c if c >= 10.0 => format!("{c:.0}"),
         c => format!("{c:.1}"),
     })

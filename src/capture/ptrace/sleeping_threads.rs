@@ -1,0 +1,195 @@
+//! Threads that do not run, for sampling by wall time: once in each period, at a random time, the threads that sleep in a
+//! system call are listed. Nothing is stopped, and threads that run are sampled by their timers.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use rustc_hash::FxHashMap;
+
+use crate::capture::OpenInterval;
+use crate::capture::common::jitter;
+use crate::capture::common::rng::Rng;
+use crate::event::{Event, Pid, Tid, TimeSpent};
+use crate::sys;
+use crate::sys::procfs;
+use crate::sys::procfs::BlockedAt;
+
+/// Periods that one listing can stand for if we did not get a CPU in time; more are lost.
+const MAX_LATE: u64 = 100;
+
+/// The threads of the sampled processes.
+pub struct SleepingThreads {
+    period: u64,
+    processes: BTreeSet<Pid>,
+    threads: FxHashMap<Tid, WatchedThread>,
+    /// When all threads are looked at next, and when that period ends; ns. 0: not started, or stopped.
+    due: u64,
+    period_end: u64,
+    rng: Rng,
+    found: Vec<OpenInterval>,
+}
+
+/// A thread, with its files in /proc.
+struct WatchedThread {
+    system_call: File,
+    schedstat: File,
+    /// Time that it has waited for a CPU, ns.
+    delayed: u64,
+    /// The part of it that no sample has yet.
+    runnable: u64,
+    seen: bool,
+}
+
+impl WatchedThread {
+    /// `None`: it has exited, or may not be read.
+    fn open(pid: Pid, tid: Tid) -> Option<WatchedThread> {
+        let open = |name: &str| File::open(format!("/proc/{pid}/task/{tid}/{name}")).ok();
+        let mut thread = WatchedThread {
+            system_call: open("syscall")?,
+            schedstat: open("schedstat")?,
+            delayed: 0,
+            runnable: 0,
+            seen: true,
+        };
+        thread.delayed = thread.scheduled()?.0;
+        Some(thread)
+    }
+
+    /// How long it has waited for a CPU, ns, and how often it was scheduled: the second and the third number of schedstat
+    /// (Documentation/scheduler/sched-stats.rst).
+    fn scheduled(&self) -> Option<(u64, u64)> {
+        let mut text = [0; 96];
+        let read = self.schedstat.read_at(&mut text, 0).ok()?;
+        let mut words = std::str::from_utf8(&text[..read])
+            .ok()?
+            .split_ascii_whitespace()
+            .skip(1);
+        Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?))
+    }
+
+    /// Where it is blocked; `None`: it runs, or has exited.
+    fn blocked(&self) -> Option<BlockedAt> {
+        let mut text = [0; 256];
+        let read = self.system_call.read_at(&mut text, 0).ok()?;
+        procfs::parse_blocked(std::str::from_utf8(&text[..read]).ok()?)
+    }
+}
+
+impl SleepingThreads {
+    /// `rate`: samples per second of each thread.
+    pub fn new(rate: u64) -> SleepingThreads {
+        SleepingThreads {
+            period: jitter::period(rate),
+            processes: BTreeSet::new(),
+            threads: FxHashMap::default(),
+            due: 0,
+            period_end: 0,
+            rng: Rng::new(sys::clock::now()),
+            found: Vec::new(),
+        }
+    }
+
+    pub fn add_process(&mut self, pid: Pid) {
+        self.processes.insert(pid);
+    }
+
+    pub fn remove_process(&mut self, pid: Pid) {
+        self.processes.remove(&pid);
+    }
+
+    pub fn start(&mut self) {
+        self.period_end = sys::clock::now();
+        self.set_due();
+    }
+
+    pub fn stop(&mut self) {
+        self.due = 0;
+    }
+
+    fn set_due(&mut self) {
+        self.due = self.period_end + self.rng.below(self.period);
+        self.period_end += self.period;
+    }
+
+    /// How long until threads are to be looked at.
+    pub fn wait(&self) -> Duration {
+        match self.due {
+            0 => Duration::MAX,
+            due => Duration::from_nanos(due.saturating_sub(sys::clock::now())),
+        }
+    }
+
+    /// Completes a sample of a running thread: the time that it represents. `runs`: whether its CPU time is wanted. False if
+    /// no time is left.
+    pub fn complete(&mut self, tid: Tid, time: &mut TimeSpent, runs: bool) -> bool {
+        let runnable = self
+            .threads
+            .get_mut(&tid)
+            .map_or(0, |t| std::mem::take(&mut t.runnable));
+        *time = TimeSpent {
+            cpu: if runs { self.period } else { 0 },
+            runnable,
+            ..TimeSpent::default()
+        };
+        time.cpu + time.runnable > 0
+    }
+
+    /// Follows the processes that begin to be sampled. `children`: forked ones too.
+    pub fn observe(&mut self, event: &Event, children: bool) {
+        match event {
+            Event::Fork { pid, .. } if children => self.add_process(*pid),
+            Event::Exec { pid, .. } => self.add_process(*pid),
+            _ => {}
+        }
+    }
+
+    /// Lists the threads that sleep now, if that is due.
+    pub fn look(&mut self) {
+        let now = sys::clock::now();
+        if self.due == 0 || now < self.due {
+            return;
+        }
+        // Threads that sleep now slept in the periods that we missed, too, more or less.
+        let missed = now.saturating_sub(self.period_end) / self.period;
+        self.period_end += missed * self.period;
+        let periods = 1 + missed.min(MAX_LATE);
+        for pid in &self.processes {
+            for tid in procfs::threads(*pid) {
+                let thread = match self.threads.get_mut(&tid) {
+                    Some(thread) => thread,
+                    None => match WatchedThread::open(*pid, tid) {
+                        Some(thread) => self.threads.entry(tid).or_insert(thread),
+                        None => continue,
+                    },
+                };
+                let Some((delayed, runs)) = thread.scheduled() else {
+                    continue;
+                };
+                thread.seen = true;
+                thread.runnable += delayed.saturating_sub(std::mem::replace(&mut thread.delayed, delayed));
+                if let Some(blocked) = thread.blocked() {
+                    self.found.push(OpenInterval {
+                        pid: *pid,
+                        tid,
+                        end: now,
+                        time: TimeSpent {
+                            blocked: self.period * periods,
+                            ..TimeSpent::default()
+                        },
+                        runs,
+                        call: blocked.call.and_then(|(number, _)| u16::try_from(number).ok()),
+                    });
+                }
+            }
+        }
+        self.threads.retain(|_, thread| std::mem::take(&mut thread.seen));
+        self.set_due();
+    }
+
+    /// The threads that slept since the last call.
+    pub fn take(&mut self) -> Vec<OpenInterval> {
+        std::mem::take(&mut self.found)
+    }
+}
