@@ -114,7 +114,7 @@ fn shares_keys_and_the_terminal() {
     terminal.wait("stacks", |s| s.contains("STACK") && s.contains("shared by all stacks"));
     terminal.keys(&["3"]);
     terminal.wait("threads", |s| {
-        s.contains("THREAD") && s.contains(&program.pid().to_string())
+        s.contains("THREAD") && s.contains(" MainThread [") && s.contains("holds the GIL")
     });
     terminal.keys(&["?"]);
     terminal.wait("help", |s| s.contains("callers and callees of a function"));

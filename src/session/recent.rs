@@ -46,6 +46,7 @@ impl Session {
             waits: None,
             weighted: self.options.weighted.is_some(),
             threads: &self.threads,
+            python_threads: &self.thread_names.names,
             pythons: &self.pythons,
             function_start: &mut |owner, at| function_start(unwinder, targets, owner, at),
             jit: &|pid: Pid| jit_sources(targets, pid),

@@ -189,6 +189,7 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
         command,
         ..session.meta(&*source, &counts, options.rate, pid, (began_wall, duration))
     };
+    session.update_thread_names();
     session.open_symbol_sources(pid);
     drop(source); // its descriptors are privileges too
     phases::drop_for_symbolization(kept)?;

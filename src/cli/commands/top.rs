@@ -142,6 +142,10 @@ impl tui::SampleFeed for TopFeed {
         credentials::with_only(Caps::NONE, || session.window(names, since..until, thread, meta)).unwrap_or_default()
     }
 
+    fn gil_holders(&mut self) -> Vec<Tid> {
+        self.session.gil_holders(self.pid)
+    }
+
     fn save(&mut self, profile: &Profile, path: &str) -> Result<String> {
         if path == "-" {
             return Err(

@@ -54,6 +54,8 @@ pub struct App {
     pub ended: bool,
     pub help: bool,
     pub thread: Option<Tid>,
+    /// Threads that held the GIL when the screen was last refreshed.
+    pub gil_holders: Vec<Tid>,
     pub input: Option<(Input, String)>,
     pub filter: String,
     compiled: Option<Regex>,
@@ -80,6 +82,7 @@ impl Default for App {
             ended: false,
             help: false,
             thread: None,
+            gil_holders: Vec::new(),
             input: None,
             filter: String::new(),
             compiled: None,
@@ -135,7 +138,7 @@ impl App {
         let rows = match &self.page {
             Page::Functions => rows::functions(&self.shown, filter, self.sort),
             Page::Stacks => rows::stacks(&self.shown, filter),
-            Page::Threads => rows::threads(&self.shown, filter, self.sort),
+            Page::Threads => rows::threads(&self.shown, filter, self.sort, &self.gil_holders),
             Page::Around(function) => rows::around(&self.shown, function, self.sort),
         };
         let at = self.table.selected().unwrap_or(0);
