@@ -229,7 +229,12 @@ pub fn threads(profile: &Profile, filter: Option<&Regex>, by: Sort, gil_holders:
                 total: n,
             },
             name: format!("{tid} {}", named(&tid).map_or("", |(_, _, name)| name)),
-            place: if gil_holders.contains(&tid) { "holds the GIL" } else { "" }.into(),
+            place: if gil_holders.contains(&tid) {
+                "holds the GIL"
+            } else {
+                ""
+            }
+            .into(),
             kind: FrameKind::Thread,
             subject: RowTarget::Thread(tid),
             ..heading("")

@@ -226,7 +226,7 @@ impl App {
             KeyCode::Char('/') => self.input = Some((Input::Filter, self.filter.clone())),
             KeyCode::Char('w') => {
                 let pid = self.profile.meta.pid;
-                self.input = Some((Input::Save, format!("nativeprof-{pid}.svg")));
+                self.input = Some((Input::Save, format!("nativeprof-{pid}.html")));
             }
             KeyCode::Char('f' | ' ') => {
                 self.frozen = !self.frozen;

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::{Frame, Quality, Rendered, Report, Thread};
 use crate::capture::ptrace::snapshot::{ReadMode, SnapshotError};
+use crate::cli::output::JSON_VERSION;
 use crate::cli::output::style::{Color, TerminalStyle};
 use crate::cpython::gil::Gil;
 use crate::cpython::thread_names::both_names;
@@ -231,6 +232,7 @@ pub fn json(r: &Report) -> Value {
         ReadMode::Asleep => None,
     });
     json!({
+        "version": JSON_VERSION,
         "pid": r.pid,
         "namespace_pid": r.inner.unwrap_or(r.pid),
         "command": r.command,
