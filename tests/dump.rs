@@ -179,7 +179,11 @@ fn threads_have_the_names_that_python_gave_them() {
                 let found = threads(&dump).iter().find(|t| t["tid"] == *tid);
                 let found = found.unwrap_or_else(|| panic!("{whom}: no thread {kind}"));
                 assert_eq!(found["python_name"].as_str(), name.as_deref(), "{whom}: {kind}");
-                assert_eq!(found["name"], procfs::thread_name(pid, *tid).unwrap_or_default(), "{whom}: {kind}");
+                assert_eq!(
+                    found["name"],
+                    procfs::thread_name(pid, *tid).unwrap_or_default(),
+                    "{whom}: {kind}"
+                );
             }
         };
         check(&expected, program.pid());
@@ -228,7 +232,10 @@ fn recordings_have_the_names_of_python_threads() {
                 ("renamed", _) => assert!(shown == "after" || shown.starts_with("after ["), "{whom}: {shown}"),
                 (_, Some(name)) => {
                     let alone = shown == name;
-                    assert!(alone || shown.starts_with(&format!("{name} [")), "{whom}: {kind}: {shown}");
+                    assert!(
+                        alone || shown.starts_with(&format!("{name} [")),
+                        "{whom}: {kind}: {shown}"
+                    );
                 }
                 (_, None) => assert!(!shown.contains('['), "{whom}: {kind}: {shown}"),
             }

@@ -66,11 +66,17 @@ pub fn holders(memory: &dyn Memory, runtime: &Runtime, python: &Interpreter) -> 
     let locks = locks(memory, runtime, python);
     if locks.at.is_empty() && python.layout.runtime_current != 0 {
         let current = python.runtime.checked_add(python.layout.runtime_current.into());
-        return current.and_then(|at| memory.u64(at)).filter(|state| *state != 0).into_iter().collect();
+        return current
+            .and_then(|at| memory.u64(at))
+            .filter(|state| *state != 0)
+            .into_iter()
+            .collect();
     }
     let holder = |lock: &u64| {
         let mut words = [0; 16];
-        memory.read(lock.checked_add(locks.last_holder.into())?, &mut words).then_some(())?;
+        memory
+            .read(lock.checked_add(locks.last_holder.into())?, &mut words)
+            .then_some(())?;
         // The holder is still set after the lock is released.
         (u32_at(&words, 8)? == 1).then(|| u64_at(&words, 0)).flatten()
     };

@@ -75,7 +75,9 @@ impl<'a> ThreadNameReader<'a> {
         let mut interpreters: Vec<u64> = states.iter().map(|s| s.interpreter).collect();
         interpreters.dedup();
         let registries = interpreters.iter().rev();
-        registries.filter_map(|interpreter| self.registry(*interpreter)).collect()
+        registries
+            .filter_map(|interpreter| self.registry(*interpreter))
+            .collect()
     }
 
     fn registry(&self, interpreter: u64) -> Option<u64> {
@@ -190,7 +192,11 @@ impl<'a> ThreadNameReader<'a> {
             InstanceDict::DictOrInline(at) => match before(at)? {
                 0 if flags & INLINE_VALUES != 0 => {
                     let size = self.at(class, self.objects.type_basicsize.into())?;
-                    split(object.checked_add(size)?.checked_add(self.objects.values_first.into())?)
+                    split(
+                        object
+                            .checked_add(size)?
+                            .checked_add(self.objects.values_first.into())?,
+                    )
                 }
                 found => dict(found),
             },
@@ -218,7 +224,11 @@ mod tests {
             ("MainThread", "python3", "MainThread [python3]"),
             ("worker", "worker", "worker"),
             ("worker", "", "worker"),
-            ("a-worker-with-a-long-name", "a-worker-with-a", "a-worker-with-a-long-name"),
+            (
+                "a-worker-with-a-long-name",
+                "a-worker-with-a",
+                "a-worker-with-a-long-name",
+            ),
             ("python3-helper", "python3", "python3-helper [python3]"),
         ] {
             assert_eq!(both_names(python, system), expected);

@@ -205,7 +205,10 @@ impl Session {
             parent: None,
         };
         let states = gil::holders(&memory, &python.runtime, interpreter);
-        states.into_iter().filter_map(|state| self.thread_of_state(pid, state)).collect()
+        states
+            .into_iter()
+            .filter_map(|state| self.thread_of_state(pid, state))
+            .collect()
     }
 
     /// The thread that the Python thread state `state` of a process belongs to.
