@@ -58,6 +58,8 @@ pub struct Layout {
     // PyInterpreterState
     pub interp_next: u32,
     pub interp_threads: u32,
+    /// `sys.modules`.
+    pub interp_modules: u32,
     /// Number of code objects freed (u64, 3.14 and later), 0 if there is none.
     pub interp_generation: u32,
     // PyThreadState

@@ -26,7 +26,12 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("a path in UTF-8")
 }
 
-/// Exit code, and words of the message; `why` and `try` unless clap wrote the message.
+/// A file of ours, by its path below `fixtures`.
+fn golden(name: &str) -> String {
+    format!("{}/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Exit code, and words of the message, which says why and what to type.
 #[track_caller]
 fn refused(done: &Output, code: i32, words: &[&str]) {
     let said = stderr(done);
@@ -36,7 +41,7 @@ fn refused(done: &Output, code: i32, words: &[&str]) {
         assert!(said.contains(word), "`{word}` is not in:\n{said}");
     }
     assert!(!said.contains("panicked"), "{said}");
-    // clap's own messages have another form.
+    // Without a command, its help is printed.
     if said.starts_with("nativeprof: ") {
         for part in ["\n  why: ", "\n  try: "] {
             assert!(said.contains(part), "`{part}` is not in:\n{said}");
@@ -201,7 +206,6 @@ fn formats() {
 
 #[test]
 fn saved_profiles_are_read_from_files_pipes_and_tapes() {
-    let golden = |name: &str| format!("{}/fixtures/{name}", env!("CARGO_MANIFEST_DIR"));
     let scratch = Scratch::new();
     let json = golden("golden/profile.json");
     let expected = fs::read(golden("golden/profile.collapsed")).expect("a golden file");
@@ -396,12 +400,9 @@ fn paths_that_cannot_be_written() {
     let scratch = Scratch::new();
     let marker = scratch.path("ran");
     let command = ["--", "touch", text(&marker)];
-    let directory = scratch.path("folder.svg");
-    fs::create_dir(&directory).expect("a directory");
     let missing = scratch.path("not/there/x.svg");
     for (place, words) in [
-        (text(&directory), &["folder.svg", "directory"][..]),
-        (text(&missing), &["not/there/x.svg", "No such file"]),
+        (text(&missing), &["not/there/x.svg", "No such file"][..]),
         ("/proc/x.svg", &["/proc/x.svg"]),
     ] {
         let done = run(&[&["record", "-o", place][..], &command].concat());
@@ -409,6 +410,111 @@ fn paths_that_cannot_be_written() {
     }
     // Noticed before the start: the command never ran.
     assert!(!marker.exists(), "the command ran though its profile has no place");
+}
+
+/// In a directory, and without -o, the file has a name by default.
+#[test]
+fn files_have_names_by_default() {
+    let scratch = Scratch::new();
+    let json = golden("golden/profile.json");
+    for (place, format, expected) in [
+        (&[][..], &[][..], "profile.html"),
+        (&["-o", "."], &[], "profile.html"),
+        (&["-o", "below"], &["-f", "collapsed"], "below/profile.collapsed"),
+    ] {
+        let _ = fs::create_dir(scratch.path("below"));
+        let words = [&["export", &json][..], place, format].concat();
+        let done = nativeprof(&words).current_dir(scratch.directory()).output();
+        let done = done.expect("nativeprof starts");
+        assert!(done.status.success(), "{}", stderr(&done));
+        let file = scratch.path(expected);
+        assert!(
+            fs::metadata(&file).is_ok_and(|m| m.len() > 0),
+            "{words:?}: {}",
+            stderr(&done)
+        );
+        fs::remove_file(file).expect("removed");
+    }
+    let done = run(&["diff", &json, &json, "-o", text(scratch.directory())]);
+    assert!(done.status.success(), "{}", stderr(&done));
+    assert!(scratch.path("nativeprof-diff.html").exists());
+    let _live = live();
+    let done = nativeprof(&["record", "--", "true"])
+        .current_dir(scratch.path("below"))
+        .output();
+    assert!(done.expect("nativeprof starts").status.success());
+    let names: Vec<_> = fs::read_dir(scratch.path("below"))
+        .expect("readable")
+        .flatten()
+        .map(|e| e.file_name())
+        .collect();
+    let [name] = &names[..] else { panic!("{names:?}") };
+    let name = name.to_string_lossy();
+    assert!(name.starts_with("nativeprof-") && name.ends_with(".html"), "{name}");
+}
+
+/// A browser is opened on request, and never as root.
+#[test]
+fn the_browser() {
+    let scratch = Scratch::new();
+    fs::set_permissions(scratch.directory(), Permissions::from_mode(0o777)).expect("permissions");
+    let (json, page, opened) = (
+        golden("golden/profile.json"),
+        scratch.path("x.html"),
+        scratch.path("opened"),
+    );
+    let opener = scratch.path("xdg-open");
+    let script = format!(
+        "#!/bin/sh\necho \"$(id -u) $HOME $1\" > {}.new && mv {0}.new {0}\n",
+        text(&opened)
+    );
+    fs::write(&opener, script).expect("written");
+    fs::set_permissions(&opener, Permissions::from_mode(0o755)).expect("permissions");
+    let path = format!(
+        "{}:{}",
+        text(scratch.directory()),
+        std::env::var("PATH").unwrap_or_default()
+    );
+    let export = |words: &[&str], variables: &[(&str, &str)]| {
+        let mut command = nativeprof(&[&["export", &json, "-o", text(&page)], words].concat());
+        command
+            .env("PATH", &path)
+            .env_remove("DISPLAY")
+            .env_remove("WAYLAND_DISPLAY");
+        command.envs(variables.iter().copied());
+        let done = command.output().expect("nativeprof starts");
+        assert!(done.status.success(), "{}", stderr(&done));
+        stderr(&done)
+    };
+    let said = export(&["--browser"], &[]);
+    assert!(said.contains("there is no desktop here"), "{said}");
+    let (desktop, user) = (
+        ("DISPLAY", ":0"),
+        [("SUDO_UID", "65534"), ("SUDO_GID", "65534"), ("SUDO_USER", "nobody")],
+    );
+    let said = export(&["--browser"], &[desktop]);
+    assert!(said.contains("should not run as root"), "{said}");
+    fs::remove_file(&page).expect("removed"); // root's
+    // Standard error is no terminal here.
+    let said = export(&[], &[desktop, user[0], user[1], user[2]]);
+    assert!(!said.contains("browser"), "{said}");
+    assert!(!opened.exists());
+    let said = export(&["--browser"], &[desktop, user[0], user[1], user[2]]);
+    assert!(said.contains("opened in the browser"), "{said}");
+    // Not waited for.
+    let mut tries = 0..400;
+    while !opened.exists() && tries.next().is_some() {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    let seen = fs::read_to_string(&opened).expect("written by the opener");
+    let words: Vec<&str> = seen.split_whitespace().collect();
+    assert!(
+        words[0] == "65534" && words[1] != "/root" && words[2].ends_with("/x.html"),
+        "{seen}"
+    );
+    fs::write(&opener, "#!/bin/sh\nexit 3\n").expect("written");
+    let said = export(&["--browser"], &[desktop, user[0], user[1], user[2]]);
+    assert!(said.contains("is not opened: xdg-open failed"), "{said}");
 }
 
 #[test]

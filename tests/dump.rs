@@ -11,10 +11,14 @@ use nativeprof::arch;
 use nativeprof::capture::ptrace::snapshot::{ReadMode, SnapshotTarget, Snapshotter};
 use nativeprof::cpython::frame_walk;
 use nativeprof::cpython_layout::TargetLayout;
+use nativeprof::profile::model::FrameKind;
 use nativeprof::sys::procfs;
 use serde_json::Value;
 
-use common::{Program, Scratch, each_python, live, nativeprof, newest_python, programs};
+use common::recording::Running;
+use common::{
+    Program, Recording, Scratch, each_python, each_python_and_backend, live, nativeprof, newest_python, programs,
+};
 
 mod common;
 
@@ -146,6 +150,99 @@ fn threads_are_where_they_say() {
         let t = seen.into_iter().find(|t| t["state"] == "R" && t["holds_gil"] == true);
         let t = t.unwrap_or_else(|| panic!("{whom}: it never held the lock"));
         assert!(t["stop_us"].as_f64().is_some(), "{whom}: {t:#}");
+    });
+}
+
+/// Tid, and kind and name of each thread as the program printed them; `None`: no Python thread object.
+fn printed_names(program: &Program) -> BTreeMap<u32, (String, Option<String>)> {
+    let mut names = BTreeMap::new();
+    for line in program.said.iter().filter_map(|line| line.strip_prefix("THREAD ")) {
+        let mut words = line.splitn(3, ' ');
+        let mut word = || words.next().expect("a word").to_string();
+        let (tid, kind, name) = (word().parse().expect("a number"), word(), word());
+        names.insert(tid, (kind, Some(name).filter(|name| name != "-")));
+    }
+    names
+}
+
+#[test]
+fn threads_have_the_names_that_python_gave_them() {
+    let _live = live();
+    each_python(|python| {
+        let whom = &python.name;
+        let mut program = Program::start(python.script("thread_names.py"));
+        let mut expected = printed_names(&program);
+        assert_eq!(expected.len(), 10, "{whom}: {:?}", program.said);
+        let check = |expected: &BTreeMap<u32, (String, Option<String>)>, pid: u32| {
+            let dump = dump(pid, &[]);
+            for (tid, (kind, name)) in expected {
+                let found = threads(&dump).iter().find(|t| t["tid"] == *tid);
+                let found = found.unwrap_or_else(|| panic!("{whom}: no thread {kind}"));
+                assert_eq!(found["python_name"].as_str(), name.as_deref(), "{whom}: {kind}");
+                assert_eq!(
+                    found["name"],
+                    procfs::thread_name(pid, *tid).unwrap_or_default(),
+                    "{whom}: {kind}"
+                );
+            }
+        };
+        check(&expected, program.pid());
+        program.send("rename");
+        program.wait_for("RENAMED");
+        for (kind, name) in expected.values_mut() {
+            if kind == "renamed" {
+                *name = Some("after".into());
+            }
+        }
+        check(&expected, program.pid());
+        let text = output(nativeprof(&["dump", &program.pid().to_string()]));
+        assert!(text.contains(" \"MainThread ["), "{whom}: {text}");
+        program.finish();
+    });
+}
+
+#[test]
+fn recordings_have_the_names_of_python_threads() {
+    let _live = live();
+    each_python_and_backend(|python, words| {
+        let whom = &python.name;
+        let mut program = Program::start(python.script("thread_names.py"));
+        let scratch = Scratch::new();
+        let file = scratch.path("profile.json");
+        let mut command = nativeprof(&["attach", &program.pid().to_string(), "-r", "1000", "--threads", "-o"]);
+        command.arg(&file).args(words);
+        let mut running = Running::start(command);
+        // Each answer takes the lock from threads that hold it for some milliseconds.
+        for _ in 0..20 {
+            program.send("rename");
+            program.wait_for("RENAMED");
+        }
+        running.signal("INT");
+        let r = Recording::of(&file, running.finish());
+        let names = printed_names(&program);
+        let mut seen = 0;
+        for frame in r.profile.frames.iter().filter(|f| f.kind == FrameKind::Thread) {
+            let (start, shown) = frame.name.split_once(" (").expect("a name");
+            let tid = start.trim_start_matches("thread ").parse().expect("a number");
+            let shown = shown.strip_suffix(')').expect("a closed name");
+            let in_meta = r.profile.meta.threads.iter().find(|(_, t, _)| *t == tid);
+            assert_eq!(in_meta.map(|(_, _, name)| name.as_str()), Some(shown), "{whom}");
+            let (kind, name) = &names[&tid];
+            match (kind.as_str(), name) {
+                ("renamed", _) => assert!(shown == "after" || shown.starts_with("after ["), "{whom}: {shown}"),
+                (_, Some(name)) => {
+                    let alone = shown == name;
+                    assert!(
+                        alone || shown.starts_with(&format!("{name} [")),
+                        "{whom}: {kind}: {shown}"
+                    );
+                }
+                (_, None) => assert!(!shown.contains('['), "{whom}: {kind}: {shown}"),
+            }
+            seen += 1;
+        }
+        assert!(seen > 1, "{whom}: {}", r.stderr);
+        program.finish();
     });
 }
 

@@ -167,6 +167,12 @@ fn compare(types: &Types<'_>, l: &Layout, whom: &str, runtime: bool) {
             "_is",
             &["tstate_head", "threads.head"],
         ),
+        (
+            "interp_modules",
+            Some(l.interp_modules.into()),
+            "_is",
+            &["modules", "imports.modules"],
+        ),
         ("interp_next", Some(l.interp_next.into()), "_is", &["next"]),
         (
             "interp_generation",

@@ -299,6 +299,54 @@ fn differential_flame_graphs() {
     assert!(!page.contains("</pre><script>"), "a name became part of the page");
 }
 
+/// Pictures of changes leave out what the view leaves out.
+#[test]
+fn views_of_differential_flame_graphs() {
+    let scratch = Scratch::new();
+    let function = |name: &str, file: &str, count: u64, child: Option<serde_json::Value>| {
+        let description = serde_json::json!({"name": name, "filename": file, "line_number": 1, "line": ""});
+        let id = |value: &serde_json::Value| value["identifier"].as_str().expect("text").to_string();
+        let children: serde_json::Map<_, _> = child.into_iter().map(|child| (id(&child), child)).collect();
+        let id = format!("{name};{file};1");
+        serde_json::json!({"identifier": id, "description": description, "count": count, "children": children})
+    };
+    let write = |name: &str, count: u64| {
+        let own = function("own", "/srv/a.py", count, None);
+        let library = function(
+            "library",
+            "/usr/lib/python3.11/site-packages/lib/x.py",
+            count + 10,
+            Some(own),
+        );
+        let standard = function(
+            "standard",
+            "/usr/lib/python3.11/json/encoder.py",
+            count + 20,
+            Some(library),
+        );
+        let main = function("main", "/srv/a.py", count + 30, Some(standard));
+        let mut root = function("root", "", count + 30, Some(main));
+        root["identifier"] = "root".into();
+        let path = scratch.path(name);
+        fs::write(&path, root.to_string()).expect("written");
+        path.to_str().expect("UTF-8").to_string()
+    };
+    let (a, b) = (write("a.json", 100), write("b.json", 200));
+    for (words, expected) in [
+        (&[][..], [true, true, true, true]),
+        (&["--hide-stdlib"], [true, false, true, true]),
+        (&["--hide-libraries"], [true, true, false, true]),
+        (&["--hide-stdlib", "--hide-libraries"], [true, false, false, true]),
+        (&["--focus", "library"], [false, false, true, true]),
+    ] {
+        for format in ["svg", "html"] {
+            let picture = stdout(&run(&[&["diff", &a, &b, "-f", format, "-o", "-"], words].concat(), ""));
+            let shown = ["main", "standard", "library", "own"].map(|name| picture.contains(&format!(">{name} (")));
+            assert_eq!(shown, expected, "{words:?} {format}");
+        }
+    }
+}
+
 /// Images and text of a selected value, and of lines.
 #[test]
 fn values_and_lines_are_exported() {

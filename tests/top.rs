@@ -113,9 +113,7 @@ fn shares_keys_and_the_terminal() {
     terminal.keys(&["2"]);
     terminal.wait("stacks", |s| s.contains("STACK") && s.contains("shared by all stacks"));
     terminal.keys(&["3"]);
-    terminal.wait("threads", |s| {
-        s.contains("THREAD") && s.contains(&program.pid().to_string())
-    });
+    terminal.wait("threads", |s| s.contains("THREAD") && s.contains("holds the GIL"));
     terminal.keys(&["?"]);
     terminal.wait("help", |s| s.contains("callers and callees of a function"));
     terminal.keys(&["?"]);
@@ -175,6 +173,46 @@ fn shares_keys_and_the_terminal() {
     }
 }
 
+/// A command that `top` starts does not write on its screen, and ends with it.
+#[test]
+fn a_command() {
+    let _live = live();
+    let script = newest_python().script("shares.py");
+    let words: Vec<_> = std::iter::once(script.get_program()).chain(script.get_args()).collect();
+    let words: Vec<_> = words.into_iter().map(|word| word.to_string_lossy()).collect();
+    let set = script.get_envs().filter_map(|(name, value)| {
+        Some(format!(
+            "export {}='{}'; ",
+            name.to_string_lossy(),
+            value?.to_string_lossy()
+        ))
+    });
+    let before = format!(
+        "{}PROGRAM='{} 3600'; echo BEFORE",
+        set.collect::<String>(),
+        words.join(" ")
+    );
+    let terminal = Terminal::start_after(&before, "-- $PROGRAM");
+    let screen = terminal.wait("table", |s| s.contains("burn") && s.contains("shares.py 3600"));
+    assert!(!screen.contains("READY"), "{screen}");
+    let pid: u32 = screen
+        .split_whitespace()
+        .nth(1)
+        .and_then(|n| n.parse().ok())
+        .expect("a PID");
+    assert!(nativeprof::sys::procfs::stat_state(pid).is_some());
+    terminal.keys(&["q"]);
+    terminal.wait("shell", |s| s.contains("CODE 0") && s.contains("icanon"));
+    for _ in 0..400 {
+        // Nobody may wait for it.
+        if nativeprof::sys::procfs::stat_state(pid).is_none_or(|state| state == 'Z') {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    panic!("the command goes on");
+}
+
 #[test]
 fn ctrl_c_and_the_end_of_the_program() {
     let _live = live();
@@ -219,7 +257,7 @@ fn a_pipe_is_not_a_terminal() {
     let said = String::from_utf8_lossy(&done.stderr);
     assert_eq!(done.status.code(), Some(2), "{said}");
     assert!(
-        said.contains("needs a terminal") && said.contains("nativeprof record"),
+        said.contains("needs a terminal") && said.contains("nativeprof record --pid"),
         "{said}"
     );
 }

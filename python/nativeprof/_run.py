@@ -21,7 +21,7 @@ def _arguments(words: list[str]) -> argparse.Namespace:
         description="Runs a Python program and samples its stacks from inside, without any rights, or traces its calls.",
     )
     parser.add_argument("-r", "--rate", type=int, default=100, metavar="HZ", help="samples per second of each thread (100)")
-    parser.add_argument("-o", "--output", metavar="FILE", help="where the profile goes (nativeprof-PID.svg)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="where the profile goes (nativeprof-PID.html)")
     parser.add_argument("-f", "--format", choices=_native.formats(), help="its format, if the file's ending does not tell")
     parser.add_argument("--mode", choices=("cpu", "wall"), default="cpu", help="sample CPU time, or time that goes by (cpu)")
     parser.add_argument(
@@ -48,7 +48,7 @@ def _arguments(words: list[str]) -> argparse.Namespace:
     if not 1 <= options.rate <= 10_000:
         parser.error(f"argument -r/--rate: {options.rate} is not between 1 and 10000")
     if options.output is None:
-        options.output = f"nativeprof-{os.getpid()}.{options.format or 'svg'}"
+        options.output = f"nativeprof-{os.getpid()}.{options.format or 'html'}"
     if options.format is None:
         try:
             options.format = _native.format_of(options.output)

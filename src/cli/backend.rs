@@ -5,6 +5,8 @@ use crate::capture::{Backend, Mode, SamplingOptions, ebpf::EbpfSource, ptrace::P
 use crate::cli::print_line;
 use crate::cpython;
 use crate::error::{Error, ErrorKind, Result};
+use crate::session::Session;
+use crate::target::launch::Launched;
 
 /// Refuses sampling rates above the kernel's limit.
 ///
@@ -67,4 +69,20 @@ fn ebpf_unavailable_reason(e: &Error) -> String {
         ErrorKind::NotPermitted => format!("eBPF is not permitted ({why})"),
         _ => format!("eBPF is not available ({why})"),
     }
+}
+
+/// Lets a command run, sampled from its first instruction on.
+///
+/// # Errors
+/// Those of the backend; if the command cannot be executed.
+pub fn start_command(launched: &mut Launched, source: &mut dyn Backend, session: &mut Session) -> Result<()> {
+    // The new program's mappings come as events; until then the process still runs our code.
+    let pid = launched.pid();
+    session.expect(pid);
+    if let Some(program) = launched.program() {
+        session.prepare(pid, program);
+    }
+    source.update_process(pid, &Default::default())?;
+    source.attach_at_exec(pid)?;
+    launched.release()
 }

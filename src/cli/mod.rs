@@ -28,7 +28,7 @@ pub fn main() -> ExitCode {
     let cli = match args::Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => {
-            match suggest::instead_of_command(&e) {
+            match suggest::instead_of_command(&e).or_else(|| suggest::usage_error(&e)) {
                 Some(ours) => print_line(&format!("nativeprof: {}", printable(&ours))),
                 None => drop(e.print()),
             }

@@ -40,6 +40,52 @@ pub fn instead_of_command(e: &clap::Error) -> Option<Error> {
     Some(Error::new(ErrorKind::Usage, what).why(is).hint(hint))
 }
 
+/// What clap says about wrong arguments, in our style: what is wrong, why, and what to type. `None` for help and versions,
+/// which are no errors.
+pub fn usage_error(e: &clap::Error) -> Option<Error> {
+    use clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand as MissingCommand;
+    if !e.use_stderr() || e.kind() == MissingCommand {
+        return None;
+    }
+    let is_command = |word: &String| !word.starts_with('-') && e.kind() != clap::error::ErrorKind::InvalidSubcommand;
+    let word = std::env::args_os().nth(1).and_then(|word| word.into_string().ok());
+    let command = word.filter(is_command);
+    let command = command.map_or("nativeprof".into(), |word| format!("nativeprof {word}"));
+    Some(in_our_style(&e.render().to_string(), &command))
+}
+
+/// The error in a text of clap for a command: a sentence with details below it, tips, the usage, and a line on --help.
+fn in_our_style(text: &str, command: &str) -> Error {
+    let (mut what, mut why, mut usage) = (String::new(), Vec::new(), String::new());
+    for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        if let Some(line) = line.strip_prefix("error: ") {
+            let (sentence, reason) = line.split_once("': ").map_or((line, None), |(a, b)| (a, Some(b)));
+            what = match reason {
+                Some(_) => format!("{sentence}'"),
+                None => sentence.trim_end_matches(':').to_string(),
+            };
+            why.extend(reason.map(str::to_string));
+        } else if let Some(tip) = line.strip_prefix("tip: ") {
+            why.push(tip.to_string());
+        } else if let Some(line) = line.strip_prefix("Usage: ") {
+            usage = line.to_string();
+        } else if let Some(values) = line.strip_prefix("[possible values: ") {
+            why.push(format!("possible values: {}", values.trim_end_matches(']')));
+        } else if !line.starts_with("For more information") {
+            why.push(line.to_string());
+        }
+    }
+    if why.is_empty() && what.contains("cannot be used with") {
+        why.push("each of them is of use without the other only".into());
+    }
+    let help = format!("{command} --help");
+    let hint = match usage.as_str() {
+        "" => help,
+        usage => format!("{usage}   (all options: {help})"),
+    };
+    Error::new(ErrorKind::Usage, what).why(why.join("; ")).hint(hint)
+}
+
 /// What a word looks like, and the command that fits; `None` if it is more likely a misspelled command.
 fn meaning(word: &str, is_file: bool) -> Option<(String, String)> {
     let ends = |endings: &[&str]| endings.iter().any(|e| word.ends_with(e));
@@ -104,6 +150,26 @@ mod tests {
                 Some(part) => assert!(hint.as_ref().is_some_and(|h| h.contains(part)), "{word}: {hint:?}"),
                 None => assert_eq!(hint, None, "{word}"),
             }
+        }
+    }
+
+    #[test]
+    fn wrong_arguments_in_our_style() {
+        for (text, expected) in [
+            (
+                "error: the following required arguments were not provided:\n  <PID|NAME>\n\nUsage: nativeprof dump --json \
+                 <PID|NAME>\n\nFor more information, try '--help'.\n",
+                "the following required arguments were not provided\n  why: <PID|NAME>\n  try: nativeprof dump --json <PID|NAME>   (all \
+                 options: nativeprof dump --help)",
+            ),
+            (
+                "error: invalid value 'lin' for '--by <BY>'\n  [possible values: function, line]\n\n  tip: a similar value \
+                 exists: 'line'\n\nFor more information, try '--help'.\n",
+                "invalid value 'lin' for '--by <BY>'\n  why: possible values: function, line; a similar value exists: \
+                 'line'\n  try: nativeprof dump --help",
+            ),
+        ] {
+            assert_eq!(in_our_style(text, "nativeprof dump").to_string(), expected);
         }
     }
 

@@ -16,6 +16,7 @@ const LARGE: u64 = 1 << 24;
 struct OffsetPositions {
     /// Total bytes of the table.
     size: usize,
+    interp_modules: usize,
     interp_generation: usize,
     tstate_next: usize,
     tstate_interp: usize,
@@ -47,6 +48,7 @@ const UNPUBLISHED: usize = 0;
 
 const V3_13: OffsetPositions = OffsetPositions {
     size: 584,
+    interp_modules: 88,
     interp_generation: UNPUBLISHED,
     tstate_next: 168,
     tstate_interp: 176,
@@ -75,6 +77,7 @@ const V3_13: OffsetPositions = OffsetPositions {
 
 const V3_14: OffsetPositions = OffsetPositions {
     size: 760,
+    interp_modules: 96,
     interp_generation: 160,
     tstate_next: 192,
     tstate_interp: 200,
@@ -161,6 +164,7 @@ fn decode(table: &[u8], words: &OffsetPositions, row: Layout) -> Option<Layout> 
         runtime_interpreters: large(40)?,
         interp_next: large(64)?,
         interp_threads: large(72)?,
+        interp_modules: large(words.interp_modules)?,
         interp_generation: match words.interp_generation {
             UNPUBLISHED => 0,
             at => large(at).filter(|at| at % 8 == 0).unwrap_or(0), // it is optional
@@ -231,6 +235,7 @@ mod tests {
             (40, row.runtime_interpreters),
             (64, row.interp_next),
             (72, row.interp_threads),
+            (words.interp_modules, row.interp_modules),
         ] {
             put(at, v.into());
         }

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::Runtime;
 use super::object_layout::{GilLocation, ObjectLayout};
 use super::thread_states::{State, states};
+use crate::bytes::{u32_at, u64_at};
 use crate::cpython_layout::{Interpreter, InterpreterLocks};
 use crate::target::memory::Memory;
 
@@ -58,6 +59,28 @@ pub fn locks(memory: &dyn Memory, runtime: &Runtime, python: &Interpreter) -> In
         len: LOCK_BYTES + before,
         last_holder: LAST_HOLDER + before,
     }
+}
+
+/// Thread states that hold a lock now: one for each interpreter with a lock of its own, if any thread holds it.
+pub fn holders(memory: &dyn Memory, runtime: &Runtime, python: &Interpreter) -> Vec<u64> {
+    let locks = locks(memory, runtime, python);
+    if locks.at.is_empty() && python.layout.runtime_current != 0 {
+        let current = python.runtime.checked_add(python.layout.runtime_current.into());
+        return current
+            .and_then(|at| memory.u64(at))
+            .filter(|state| *state != 0)
+            .into_iter()
+            .collect();
+    }
+    let holder = |lock: &u64| {
+        let mut words = [0; 16];
+        memory
+            .read(lock.checked_add(locks.last_holder.into())?, &mut words)
+            .then_some(())?;
+        // The holder is still set after the lock is released.
+        (u32_at(&words, 8)? == 1).then(|| u64_at(&words, 0)).flatten()
+    };
+    locks.at.iter().filter_map(holder).filter(|state| *state != 0).collect()
 }
 
 /// Whether the thread with this `pthread_self` holds the lock of its interpreter, or of one of them. `None`: unknown.

@@ -28,6 +28,7 @@ const V3_6: Layout = Layout {
     runtime_key: 0,
     runtime_current: 0,
     runtime_interpreters: 0,
+    interp_modules: 16,
     tstate_thread_id: 152,
     frame_size: 124,
     frame_instr: 120,
@@ -39,6 +40,7 @@ const V3_7: Layout = Layout {
     runtime_key: 1508,
     runtime_current: 1480,
     runtime_interpreters: 24,
+    interp_modules: 40,
     code_name: 104,
     code_filename: 96,
     code_firstlineno: 36,
@@ -57,6 +59,7 @@ const V3_8: Layout = Layout {
     runtime_generation: 0,
     interp_next: 0,
     interp_threads: 8,
+    interp_modules: 56,
     interp_generation: 0,
     tstate_next: 8,
     tstate_interp: 16,
@@ -96,6 +99,7 @@ const V3_8: Layout = Layout {
 const V3_9: Layout = Layout {
     runtime_key: 588,
     runtime_current: 568,
+    interp_modules: 856,
     ..V3_8
 };
 
@@ -122,6 +126,7 @@ const V3_11: Layout = Layout {
     runtime_interpreters: 40,
     interp_next: 0,
     interp_threads: 16,
+    interp_modules: 888,
     tstate_thread_id: 152,
     tstate_first: 56,
     tstate_cframe: 56,
@@ -150,6 +155,7 @@ const V3_12: Layout = Layout {
     runtime_key: 1548,
     runtime_current: 0,
     interp_threads: 72,
+    interp_modules: 944,
     tstate_thread_id: 136,
     tstate_root_cframe: 272,
     cframe_current_frame: 0,
@@ -173,6 +179,7 @@ const V3_13: Layout = Layout {
     runtime_interpreters: 632,
     interp_next: 7264,
     interp_threads: 7344,
+    interp_modules: 7656,
     tstate_thread_id: 152,
     tstate_first: 72,
     tstate_cframe: ABSENT,
@@ -189,6 +196,7 @@ const V3_14: Layout = Layout {
     runtime_key: 2340,
     runtime_interpreters: 808,
     interp_next: 7272,
+    interp_modules: 7688,
     interp_generation: 7992,
     frame_size: 75,
     frame_owner: 74,
@@ -203,6 +211,7 @@ const V3_15: Layout = Layout {
     runtime_interpreters: 936,
     interp_next: 7264,
     interp_threads: 7336,
+    interp_modules: 7592,
     interp_generation: 7944,
     tstate_thread_id: 176,
     tstate_base_frame: 80,
@@ -211,6 +220,7 @@ const V3_15: Layout = Layout {
 
 /// v3.13.15, --disable-gil
 const V3_13T: Layout = Layout {
+    interp_modules: 7664,
     code_name: 136,
     code_qualname: 144,
     code_filename: 128,
@@ -233,6 +243,7 @@ const V3_14T: Layout = Layout {
     runtime_key: 2340,
     runtime_interpreters: 808,
     interp_next: 7272,
+    interp_modules: 7712,
     interp_generation: 8024,
     frame_size: 79,
     frame_owner: 78,
@@ -251,6 +262,7 @@ const V3_15T: Layout = Layout {
     runtime_interpreters: 936,
     interp_next: 7264,
     interp_threads: 7336,
+    interp_modules: 7592,
     interp_generation: 7952,
     tstate_thread_id: 176,
     tstate_base_frame: 80,

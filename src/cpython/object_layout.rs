@@ -1,9 +1,9 @@
-//! Offsets needed for single snapshots of a stopped thread: values of local variables, and the holder of the global
-//! interpreter lock (GIL).
+//! Offsets of objects that are read rarely: values of local variables, the holder of the global interpreter lock (GIL),
+//! names of threads.
 //!
 //! On x86-64, from the DWARF of the releases named in layouts.rs: Include/object.h, longintrepr.h, listobject.h,
-//! tupleobject.h, floatobject.h, cellobject.h, code.h and frameobject.h, later below Include/cpython;
-//! Objects/dict-common.h, Include/internal/pycore_dict.h, pycore_gil.h, pycore_interp.h.
+//! tupleobject.h, floatobject.h, cellobject.h, code.h and frameobject.h, object.h, later below Include/cpython;
+//! Objects/dict-common.h, Objects/moduleobject.c, Include/internal/pycore_dict.h, pycore_gil.h, pycore_interp.h.
 
 use super::Runtime;
 use crate::cpython_layout::Layout;
@@ -15,6 +15,18 @@ pub enum LocalNames {
     Three(u16, u16, u16),
     /// One tuple.
     One(u16),
+}
+
+/// Where instances of classes keep their attributes if `Py_TPFLAGS_MANAGED_DICT` is set; negative offsets from the object
+/// (Include/internal/pycore_object.h). Without the flag, a pointer to a dict lies at the type's `tp_dictoffset`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InstanceDict {
+    /// Pointers to values and to a dict, of which one is set (3.11).
+    ValuesAndDict { values: u16, dict: u16 },
+    /// One word: a dict, or values if the lowest bit is set; the values begin one byte further (3.12).
+    ValuesOrDict(u16),
+    /// A pointer to a dict; while it is null, the values follow the object's `tp_basicsize` bytes (3.13 and later).
+    DictOrInline(u16),
 }
 
 /// Where the holder of the lock is stored.
@@ -39,6 +51,13 @@ pub struct ObjectLayout {
     pub ob_type: u16,
     pub type_name: u16,
     pub type_flags: u16,
+    pub type_basicsize: u16,
+    pub type_dictoffset: u16,
+    /// Keys that the instances of a class share (`ht_cached_keys`).
+    pub type_keys: u16,
+    pub instance_dict: InstanceDict,
+    /// Namespace of a module (`md_dict`).
+    pub module_dict: u16,
     /// `ob_size` of variable-size objects, `lv_tag` of integers, the value of others.
     pub body: u16,
     pub tuple_items: u16,
@@ -92,6 +111,22 @@ impl ObjectLayout {
             ob_type: head - 8,
             type_name: head + 8,
             type_flags: head + 152,
+            type_basicsize: head + 16,
+            type_dictoffset: head + 272,
+            type_keys: longer
+                + match minor {
+                    6 | 7 => 856,
+                    9 => 864,
+                    8 | 10 | 11 => 872,
+                    12..=14 => 880,
+                    _ => 888,
+                },
+            instance_dict: match minor {
+                ..=11 => InstanceDict::ValuesAndDict { values: 32, dict: 24 },
+                12 => InstanceDict::ValuesOrDict(24),
+                _ => InstanceDict::DictOrInline(if runtime.free_threaded { 8 } else { 24 }),
+            },
+            module_dict: head,
             body: head,
             tuple_items: head + if minor >= 14 { 16 } else { 8 },
             list_items: head + 8,

@@ -1,9 +1,9 @@
 //! Values of local variables, read from memory and formatted like Python's `repr`, for simple types. No code of the
 //! target is run; depth, length and number of reads are bounded.
 
-use std::cell::Cell;
 use std::fmt::Write as _;
 
+use super::dict::Table;
 use super::object_layout::{LocalNames, ObjectLayout};
 use super::strings;
 use crate::cpython_layout::Layout;
@@ -24,7 +24,7 @@ const MAX_DIGITS: u64 = 64;
 /// Maximum length of a type's name, bytes.
 const MAX_TYPE: usize = 80;
 /// Maximum number of slots of a keys table that are searched for items.
-const MAX_SLOTS: u64 = 4 * MAX_ITEMS;
+const MAX_SLOTS: usize = 4 * MAX_ITEMS as usize;
 
 /// `Py_TPFLAGS_HEAPTYPE` and the flags of subclasses (Include/object.h, v3.6.15 to v3.15.0).
 const HEAP_TYPE: u64 = 1 << 9;
@@ -97,12 +97,12 @@ impl ValueReader<'_> {
         out
     }
 
-    fn word(&self, at: u64, offset: u16) -> Option<u64> {
+    pub(super) fn word(&self, at: u64, offset: u16) -> Option<u64> {
         self.memory.u64(at.checked_add(offset.into())?)
     }
 
     /// Name of an object's type, and whether it is a built-in type.
-    fn type_of(&self, at: u64) -> Option<(String, bool)> {
+    pub(super) fn type_of(&self, at: u64) -> Option<(String, bool)> {
         let kind = self.word(at, self.objects.ob_type)?;
         let name = self.word(kind, self.objects.type_name)?;
         let mut raw = [0; MAX_TYPE];
@@ -155,7 +155,7 @@ impl ValueReader<'_> {
     }
 
     /// Whether it is negative, and its 30-bit digits, lowest first; zero has none. `None` if unreadable or too long.
-    fn digits(&self, at: u64) -> Option<(bool, Vec<u32>)> {
+    pub(super) fn digits(&self, at: u64) -> Option<(bool, Vec<u32>)> {
         let (negative, n) = self.int_size(at)?;
         (n <= MAX_DIGITS).then_some(())?;
         let mut raw = vec![0; 4 * n as usize];
@@ -263,61 +263,20 @@ impl ValueReader<'_> {
     }
 
     fn dict(&self, at: u64, depth: u32, out: &mut String) -> Option<()> {
-        let o = self.objects;
-        let used = self.word(at, o.dict_used)?;
-        let (keys, values) = (self.word(at, o.dict_keys)?, self.word(at, o.dict_values)?);
-        // Objects/dict-common.h, v3.6 to v3.10: dk_size, entries of hash, key and value. pycore_dict.h, v3.11 and
-        // later: log2 of the index's bytes; keys that are all strings have no hash.
-        let (entries, count, bare) = if o.dict_kinds {
-            let mut small = [0; 2];
-            self.memory.read(keys.checked_add(9)?, &mut small).then_some(())?;
-            let index = 1u64.checked_shl(small[0].into()).filter(|n| *n < 1 << 40)?;
-            (
-                keys.checked_add(32)?.checked_add(index)?,
-                self.word(keys, 24)?,
-                small[1] != 0,
-            )
-        } else {
-            let size = self.word(keys, 8)?;
-            let width = match size {
-                0..=0xff => 1,
-                0x100..=0xffff => 2,
-                0x1_0000..=0xffff_ffff => 4,
-                _ => 8,
-            };
-            (
-                keys.checked_add(40)?.checked_add(size.checked_mul(width)?)?,
-                self.word(keys, 32)?,
-                false,
-            )
-        };
-        let (size, key_at) = if bare { (16, 0) } else { (24, 8) };
-        let shown = Cell::new(0);
+        let used = self.word(at, self.objects.dict_used)?;
+        let entries = Table::of_dict(self.memory, self.objects, at)?.entries(self.memory, MAX_SLOTS)?;
         out.push('{');
-        for i in 0..count.min(MAX_SLOTS) {
-            let entry = entries.checked_add(size * i)?;
-            let key = self.memory.u64(entry.checked_add(key_at)?)?;
-            let value = match values {
-                0 => self.memory.u64(entry.checked_add(key_at + 8)?)?,
-                values => self
-                    .memory
-                    .u64(values.checked_add(u64::from(o.values_first) + 8 * i)?)?,
-            };
-            if key == 0 || value == 0 {
-                continue; // deleted, or not set in this instance
-            }
-            if shown.get() == MAX_ITEMS {
-                break;
-            }
-            if shown.replace(shown.get() + 1) > 0 {
+        let shown = entries.len().min(MAX_ITEMS as usize);
+        for (i, entry) in entries.into_iter().take(shown).enumerate() {
+            if i > 0 {
                 out.push_str(", ");
             }
-            self.value(key, depth + 1, out);
+            self.value(entry.key, depth + 1, out);
             out.push_str(": ");
-            self.value(value, depth + 1, out);
+            self.value(entry.value, depth + 1, out);
         }
-        if used > shown.get() {
-            let _ = write!(out, "{}... {used} in all", if shown.get() > 0 { ", " } else { "" });
+        if used > shown as u64 {
+            let _ = write!(out, "{}... {used} in all", if shown > 0 { ", " } else { "" });
         }
         out.push('}');
         Some(())

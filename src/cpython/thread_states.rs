@@ -73,16 +73,21 @@ pub fn states_by_thread(memory: &dyn Memory, python: &Interpreter) -> Vec<(u64, 
 
 /// `pthread_self` of each thread that has a state, by the thread's number in the process's own PID namespace.
 pub fn thread_pointers(memory: &dyn Memory, python: &Interpreter, states: &[State]) -> FxHashMap<Tid, u64> {
+    let number = |thread: u64| thread_id(memory, python, thread);
+    states
+        .iter()
+        .filter_map(|s| Some((number(s.thread)?, s.thread)))
+        .collect()
+}
+
+/// The number in the process's own PID namespace of the thread with this `pthread_self`.
+pub fn thread_id(memory: &dyn Memory, python: &Interpreter, thread: u64) -> Option<Tid> {
     // `struct pthread.tid`: glibc 2.36 and 2.43 (nptl/descr.h), musl 1.2.3 (src/internal/pthread_impl.h)
     let at = match python.tls {
         Tls::Glibc(_) => 720,
         Tls::Musl(_) => 48,
     };
-    let number = |thread: u64| memory.u32(thread.checked_add(at)?);
-    states
-        .iter()
-        .filter_map(|s| Some((number(s.thread)?, s.thread)))
-        .collect()
+    memory.u32(thread.checked_add(at)?)
 }
 
 #[cfg(test)]

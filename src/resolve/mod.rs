@@ -8,6 +8,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use symbolize::Kernel;
 
 use crate::cpython::code_object::{Code, CodeTable};
+use crate::cpython::thread_names::both_names;
 use crate::event::{Pid, Tid};
 use crate::frame::{ModuleId, RawFrame};
 use crate::profile::count_tree::{RawNode, RawTimelineSample, RawTree};
@@ -136,6 +137,8 @@ pub struct ResolveInput<'a> {
     /// What is known of intervals off the CPU, with the threads that ended them.
     pub waits: Option<(&'a RawWaits, &'a [RawWaker])>,
     pub threads: &'a BTreeMap<(Pid, Tid), String>,
+    /// Names that threads have in Python, as far as known.
+    pub python_threads: &'a BTreeMap<(Pid, Tid), String>,
     /// Interpreters, as text.
     pub pythons: &'a BTreeMap<Pid, String>,
     /// Start of the function around an address, by the unwind tables: svma in a file, avma in a process's JIT code.
@@ -179,7 +182,7 @@ fn profile(names: &mut Names, input: &mut ResolveInput<'_>, start: u64, mut meta
     meta.threads = input
         .threads
         .iter()
-        .map(|((pid, tid), name)| (*pid, *tid, name.clone()))
+        .map(|(thread, name)| (thread.0, thread.1, names_of(input, thread, name)))
         .collect();
     if let Some(python) = input.pythons.values().next() {
         meta.python = python.clone();
@@ -416,8 +419,19 @@ fn process_name(input: &ResolveInput<'_>, pid: Pid) -> String {
 
 fn thread_name(input: &ResolveInput<'_>, tid: u32) -> String {
     match input.threads.iter().find(|((_, t), _)| *t == tid) {
-        Some((_, name)) if !name.is_empty() => format!("thread {tid} ({name})"),
-        _ => format!("thread {tid}"),
+        Some((thread, name)) => match names_of(input, thread, name) {
+            names if names.is_empty() => format!("thread {tid}"),
+            names => format!("thread {tid} ({names})"),
+        },
+        None => format!("thread {tid}"),
+    }
+}
+
+/// A thread's name in Python, if it has one, and in the system.
+fn names_of(input: &ResolveInput<'_>, thread: &(Pid, Tid), system: &str) -> String {
+    match input.python_threads.get(thread) {
+        Some(python) => both_names(python, system),
+        None => system.to_string(),
     }
 }
 

@@ -30,11 +30,13 @@ mod recent;
 mod sample;
 mod states;
 mod targets;
+mod thread_names;
 mod wakers;
 
 use jit::{JitShared, function_start, jit_sources};
 use states::GilLocks;
 use targets::{ModuleInfo, TargetProcess};
+use thread_names::ThreadNames;
 use wakers::{PendingWaker, WakerOptions, Wakers};
 
 /// Levels between the root and the frames.
@@ -93,8 +95,9 @@ pub struct Session {
     pub tree: RawTree,
     pub timeline: Vec<RawTimelineSample>,
     pub quality_counts: QualityCounts,
-    /// Current names of threads.
+    /// Current names of threads, as the system has them.
     pub threads: BTreeMap<(Pid, Tid), String>,
+    thread_names: ThreadNames,
     /// Interpreters found, as text: `CPython 3.11.7 (libpython3.11.so.1.0)`.
     pub pythons: BTreeMap<Pid, String>,
     /// Threads that have samples.
@@ -163,6 +166,7 @@ impl Session {
             timeline: Vec::new(),
             quality_counts: QualityCounts::default(),
             threads: BTreeMap::new(),
+            thread_names: ThreadNames::default(),
             pythons: BTreeMap::new(),
             sampled: FxHashSet::default(),
             with_anonymous_code: FxHashSet::default(),
@@ -215,6 +219,7 @@ impl Session {
                 self.codes.remove_process(pid);
                 self.forget_last_stacks();
                 self.pythons.remove(&pid);
+                self.thread_names.forget_process(pid, false);
                 self.threads
                     .insert((pid, pid), String::from_utf8_lossy(&comm).into_owned());
                 self.exec(pid, update);
@@ -325,6 +330,7 @@ impl Session {
             weighted: self.options.weighted.is_some(),
             waits: Some((&self.waits, &self.wakers.all)),
             threads: &self.threads,
+            python_threads: &self.thread_names.names,
             pythons: &self.pythons,
             function_start: &mut |owner, at| function_start(unwinder, targets, owner, at),
             jit: &|pid| jit_sources(targets, pid),

@@ -52,6 +52,7 @@ impl Session {
             waits: weighted.then_some((&waits, &[])),
             weighted,
             threads: &self.threads,
+            python_threads: &self.thread_names.names,
             pythons: &self.pythons,
             function_start: &mut |owner, at| function_start(unwinder, targets, owner, at),
             jit: &|pid: Pid| jit_sources(targets, pid),

@@ -46,6 +46,7 @@ impl Session {
             return Ok(());
         }
         self.ensure_target(s, update)?;
+        self.read_thread_name(s);
         let has_new_locks = self.find_gil_locks(s);
         let parts = self.time_parts(s);
         let waker = self.waker(s, &parts);

@@ -148,9 +148,11 @@ impl Session {
         if let Some(last) = self.last_stacks.remove(&tid) {
             self.last_bytes -= last.bytes();
         }
-        if !self.sampled.contains(&(pid, tid)) {
+        let is_sampled = self.sampled.contains(&(pid, tid));
+        if !is_sampled {
             self.threads.remove(&(pid, tid));
         }
+        self.thread_names.forget_thread(pid, tid, is_sampled);
         if self.exited.len() >= MAX_EXITED {
             self.exited.clear();
         }
@@ -178,6 +180,7 @@ impl Session {
             self.open_files.perf_maps.remove(&pid);
         }
         self.codes.remove_process(pid);
+        self.thread_names.forget_process(pid, true);
         if !self.sampled.contains(&(pid, pid)) {
             self.pythons.remove(&pid);
         }

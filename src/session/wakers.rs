@@ -5,7 +5,7 @@ use symbolize::Kernel;
 
 use super::Session;
 use super::targets::ForkMemory;
-use crate::cpython::thread_states;
+use crate::cpython::{gil, thread_states};
 use crate::event::{Holder, InterruptKind, Pid, Sample, Tid};
 use crate::frame::RawFrame;
 use crate::profile::count_tree::RawNode;
@@ -191,6 +191,24 @@ impl Session {
                 self.waits.shares.push((at as u32, number, *time));
             }
         }
+    }
+
+    /// Threads of a process that hold the global lock of an interpreter now.
+    pub fn gil_holders(&self, pid: Pid) -> Vec<Tid> {
+        let python = self.targets.get(&pid).and_then(|target| target.python.as_ref());
+        let Some((python, interpreter)) = python.and_then(|p| Some((p, p.interpreter.as_ref()?))) else {
+            return Vec::new();
+        };
+        let memory = ForkMemory {
+            system: &*self.system,
+            pid,
+            parent: None,
+        };
+        let states = gil::holders(&memory, &python.runtime, interpreter);
+        states
+            .into_iter()
+            .filter_map(|state| self.thread_of_state(pid, state))
+            .collect()
     }
 
     /// The thread that the Python thread state `state` of a process belongs to.

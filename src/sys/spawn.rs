@@ -63,11 +63,12 @@ pub struct Waiting {
 }
 
 /// Forks a process that waits and then executes a command, which is looked up in PATH. The interval timers of this
-/// process move to it. `environment`: variables to replace or to add.
+/// process move to it. `environment`: variables to replace or to add. `detached`: its input is empty, its output is dropped,
+/// and it is terminated when this thread ends.
 ///
 /// # Errors
 /// A NUL in a word, no descriptor, or no process left.
-pub fn spawn(command: &[String], environment: &[(&str, &str)]) -> io::Result<Waiting> {
+pub fn spawn(command: &[String], environment: &[(&str, &str)], detached: bool) -> io::Result<Waiting> {
     let words: Vec<CString> = command
         .iter()
         .map(|word| CString::new(word.as_str()))
@@ -78,6 +79,10 @@ pub fn spawn(command: &[String], environment: &[(&str, &str)]) -> io::Result<Wai
     let file = words.first().ok_or(io::ErrorKind::InvalidInput)?;
     let (go_read, go_write) = sys::files::pipe()?;
     let (failure_read, failure_write) = sys::files::pipe()?;
+    let null = match detached {
+        true => Some(File::options().read(true).write(true).open("/dev/null")?),
+        false => None,
+    };
     let timers = TIMERS.map(take_timer);
     // SAFETY: the child calls only what is safe there, see `become_command`.
     let pid = unsafe { libc::fork() };
@@ -91,6 +96,7 @@ pub fn spawn(command: &[String], environment: &[(&str, &str)]) -> io::Result<Wai
                 go_write: go_write.as_raw_fd(),
                 failure: failure_write.as_raw_fd(),
                 timers: &timers,
+                null: null.as_ref().map(AsRawFd::as_raw_fd),
             };
             become_command(&start)
         }
@@ -184,6 +190,8 @@ struct Start<'a> {
     go_write: i32,
     failure: i32,
     timers: &'a [libc::itimerval; 3],
+    /// Replaces standard input, output and error; the process is terminated with its parent.
+    null: Option<libc::c_int>,
 }
 
 /// Between fork and exec: waits, restores the state in which nativeprof was started, and executes.
@@ -216,6 +224,12 @@ fn become_command(start: &Start<'_>) -> ! {
             libc::PR_SET_PDEATHSIG,
             DEATH_SIGNAL.load(Ordering::Relaxed) as libc::c_ulong,
         );
+        if let Some(null) = start.null {
+            for fd in 0..=2 {
+                libc::dup2(null, fd);
+            }
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM as libc::c_ulong);
+        }
         for (which, timer) in TIMERS.iter().zip(start.timers) {
             if timer.it_value.tv_sec != 0 || timer.it_value.tv_usec != 0 {
                 libc::setitimer(*which as _, timer, std::ptr::null_mut());

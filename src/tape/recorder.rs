@@ -99,6 +99,11 @@ impl System for RecordingSystem {
         answer
     }
 
+    fn namespace_tid(&self, pid: Pid, tid: Tid) -> Option<Tid> {
+        // Not on the tape: threads of other namespaces are not looked for in memory, so their replay does not either.
+        LiveSystem.namespace_tid(pid, tid).filter(|inner| *inner == tid)
+    }
+
     fn open(&self, pid: Pid, start: u64, end: u64, path: &[u8], root: Option<&Root>) -> Option<(Content, FileKey)> {
         let answer = LiveSystem.open(pid, start, end, path, root);
         self.0.record(|log| {

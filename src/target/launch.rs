@@ -30,6 +30,18 @@ impl Launched {
     /// # Errors
     /// No such command, or the process could not be created.
     pub fn prepare(command: &[String], user: Option<&User>) -> Result<Launched> {
+        Launched::prepare_with(command, user, false)
+    }
+
+    /// The same for a command that has no input, whose output is dropped, and which is terminated when nativeprof ends.
+    ///
+    /// # Errors
+    /// As [`Launched::prepare`].
+    pub fn prepare_detached(command: &[String], user: Option<&User>) -> Result<Launched> {
+        Launched::prepare_with(command, user, true)
+    }
+
+    fn prepare_with(command: &[String], user: Option<&User>, detached: bool) -> Result<Launched> {
         let failed = |e| Error::io("cannot start the command", e);
         let name = command.first().cloned().unwrap_or_default();
         if !exists(&name) {
@@ -42,7 +54,7 @@ impl Launched {
                 .hint(how_to_run(&name).unwrap_or_else(|| "give its path, or check the spelling".into())));
         }
         let environment: Vec<_> = user.iter().flat_map(|user| environment(user)).collect();
-        let process = spawn::spawn(command, &environment).map_err(failed)?;
+        let process = spawn::spawn(command, &environment, detached).map_err(failed)?;
         Ok(Launched {
             name,
             process,

@@ -34,6 +34,11 @@ pub trait System {
 
     fn thread_name(&self, pid: Pid, tid: Tid) -> Option<String>;
 
+    /// The ID of a thread in its own PID namespace. Tapes are of processes for which that is the same.
+    fn namespace_tid(&self, _pid: Pid, tid: Tid) -> Option<Tid> {
+        Some(tid)
+    }
+
     /// The file mapped at `start..end` of a process. `root`: its file system as seen while it ran, for after it has
     /// exited.
     fn open(&self, pid: Pid, start: u64, end: u64, path: &[u8], root: Option<&Root>) -> Option<(Content, FileKey)>;
@@ -92,6 +97,10 @@ impl System for LiveSystem {
 
     fn thread_name(&self, pid: Pid, tid: Tid) -> Option<String> {
         procfs::thread_name(pid, tid)
+    }
+
+    fn namespace_tid(&self, pid: Pid, tid: Tid) -> Option<Tid> {
+        procfs::namespace_tid(pid, tid)
     }
 
     /// Opens the file itself (even if it was deleted or replaced), or else the file that now has its name in the

@@ -32,7 +32,7 @@ const HELP: &str = "\
  a              all threads
  i              the interpreter's own frames, or not
  n              native functions, or as part of the Python ones
- w              save the shown samples as a profile (.svg .json ...)
+ w              save the shown samples as a profile (.html .svg ...)
  q  Ctrl-C      quit
 
  self: samples with the function innermost; total: anywhere on

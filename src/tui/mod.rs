@@ -34,6 +34,9 @@ pub trait SampleFeed {
     /// samples since the start.
     fn last(&mut self, seconds: u64, until: u64, thread: Option<Tid>) -> Profile;
 
+    /// Threads that hold the global interpreter lock (GIL) now.
+    fn gil_holders(&mut self) -> Vec<Tid>;
+
     /// Writes a profile; returns a text with the path.
     ///
     /// # Errors
@@ -98,6 +101,9 @@ pub fn run(feed: &mut dyn SampleFeed, view: ViewOptions) -> Result<()> {
         let stands = app.frozen || app.ended;
         if looked.is_none_or(|at| at.elapsed() >= REFRESH && still.is_none()) {
             still = still.filter(|_| stands).or_else(|| stands.then(sys::clock::now));
+            if still.is_none() {
+                app.gil_holders = feed.gil_holders();
+            }
             app.show(feed.last(app.seconds, still.unwrap_or_else(sys::clock::now), app.wanted_thread()));
             looked = Some(Instant::now());
             changed = true;

@@ -215,8 +215,8 @@ pub fn stacks(profile: &Profile, filter: Option<&Regex>) -> Vec<TopRow> {
     rows
 }
 
-/// Threads that have samples.
-pub fn threads(profile: &Profile, filter: Option<&Regex>, by: Sort) -> Vec<TopRow> {
+/// Threads that have samples. `gil_holders` are marked.
+pub fn threads(profile: &Profile, filter: Option<&Regex>, by: Sort, gil_holders: &[Tid]) -> Vec<TopRow> {
     let mut counts: BTreeMap<Tid, u64> = BTreeMap::new();
     for tick in &profile.timeline {
         *counts.entry(tick.tid).or_default() += 1;
@@ -230,6 +230,12 @@ pub fn threads(profile: &Profile, filter: Option<&Regex>, by: Sort) -> Vec<TopRo
                 total: n,
             },
             name: format!("{tid} {}", named(&tid).map_or("", |(_, _, name)| name)),
+            place: if gil_holders.contains(&tid) {
+                "holds the GIL"
+            } else {
+                ""
+            }
+            .into(),
             kind: FrameKind::Thread,
             subject: RowTarget::Thread(tid),
             ..heading("")

@@ -8,8 +8,8 @@ use crate::export::FORMATS;
 
 mod shared;
 
-pub use shared::{Debuginfod, FrameArgs, ProcessRef, Sampling, SymbolArgs, TargetArg, ViewArgs};
-use shared::{rate, seconds};
+pub use shared::{Browse, Debuginfod, FrameArgs, ProcessRef, Sampling, SymbolArgs, TargetArg, ViewArgs};
+use shared::{confidence, limit, rate, seconds};
 
 /// Sampling profiler for Linux: one interleaved stack of Python, native and kernel frames.
 #[derive(Debug, Parser)]
@@ -36,7 +36,9 @@ pub enum Command {
     )]
     Dump(Dump),
     /// Show the hottest functions of a process, live
-    #[command(after_help = "Example:\n  sudo nativeprof top 1234\n\nPress ? for help.")]
+    #[command(
+        after_help = "Examples:\n  sudo nativeprof top 1234\n  nativeprof top -- python3 script.py\n\nPress ? for help."
+    )]
     Top(Top),
     /// Build a profile from a tape (a replayable recording made with `record --save-tape`); needs no privileges and not
     /// the original machine
@@ -137,8 +139,15 @@ pub struct Dump {
 
 #[derive(Debug, Args)]
 pub struct Top {
-    #[command(flatten)]
-    pub target: TargetArg,
+    /// PID of the process, or the name of its program or script if no other process has it
+    #[arg(value_name = "PID|NAME", required_unless_present_any = ["pid", "command"])]
+    pub process: Option<ProcessRef>,
+    /// Alternative to the positional PID
+    #[arg(short, long, value_name = "PID", value_parser = pid, conflicts_with = "process")]
+    pub pid: Option<u32>,
+    /// Command to run and show instead, with its arguments; its output is not shown
+    #[arg(value_name = "COMMAND", last = true, conflicts_with_all = ["process", "pid"])]
+    pub command: Vec<String>,
     /// Samples per second of CPU time, per thread
     #[arg(short, long, value_name = "HZ", default_value_t = 99, value_parser = rate)]
     pub rate: u64,
@@ -165,7 +174,7 @@ pub struct Replay {
     /// Tape file to replay
     #[arg(value_name = "TAPE")]
     pub tape: PathBuf,
-    /// Output file, or `-` for standard output [default: nativeprof-PID.svg]
+    /// Output file or directory, or `-` for standard output [default: nativeprof-PID.html]
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     #[arg(short, long, value_name = "FORMAT", help = format_help())]
@@ -275,7 +284,7 @@ pub struct Diff {
     /// profiles are too short to know
     #[arg(long, value_name = "PERCENT", value_parser = limit)]
     pub fail_above: Option<f64>,
-    /// Write a differential flame graph to FILE, or `-` for standard output
+    /// Write a differential flame graph to FILE, to a file in that directory, or to standard output (`-`)
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// Format of the differential flame graph [default: from the file extension]
@@ -385,7 +394,7 @@ pub struct Export {
     /// Profile: json or json.gz of nativeprof or Dask, or a tape; `-` for standard input
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Output file, or `-` for standard output [default: FILE with the extension of the format]
+    /// Output file or directory, or `-` for standard output [default: FILE with the extension of the format]
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     #[arg(short, long, value_name = "FORMAT", help = format_help())]
@@ -402,7 +411,7 @@ pub struct Merge {
     /// Profiles: json or json.gz of nativeprof or Dask, or tapes; `-` for standard input
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
-    /// Output file, or `-` for standard output
+    /// Output file or directory, or `-` for standard output
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
     #[arg(short, long, value_name = "FORMAT", help = format_help())]
@@ -432,7 +441,7 @@ pub struct RecordArgs {
     /// Stop after this many seconds, or after a time such as 500ms, 5m or 1h
     #[arg(short, long, value_name = "SECONDS", value_parser = seconds)]
     pub duration: Option<f64>,
-    /// Output file, or `-` for standard output [default: nativeprof-PID.svg]
+    /// Output file or directory, or `-` for standard output [default: nativeprof-PID.html]
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     #[arg(short, long, value_name = "FORMAT", help = format_help())]
@@ -477,18 +486,4 @@ fn export_help() -> String {
 fn pid(text: &str) -> Result<u32, String> {
     text.parse()
         .map_err(|_| "PID must be a number; find it with `pgrep -af NAME`".into())
-}
-
-fn confidence(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(percent) if (50.0..=99.9999).contains(&percent) => Ok(percent),
-        _ => Err("PERCENT must be a number from 50 to 99.9999".into()),
-    }
-}
-
-fn limit(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(percent) if percent.is_finite() && percent >= 0.0 => Ok(percent),
-        _ => Err("PERCENT must be a number, 0 or above".into()),
-    }
 }

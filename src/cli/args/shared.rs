@@ -148,6 +148,22 @@ pub fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
+/// A level of confidence, in percent.
+pub fn confidence(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(percent) if (50.0..=99.9999).contains(&percent) => Ok(percent),
+        _ => Err("PERCENT must be a number from 50 to 99.9999".into()),
+    }
+}
+
+/// How much may grow, in percent.
+pub fn limit(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(percent) if percent.is_finite() && percent >= 0.0 => Ok(percent),
+        _ => Err("PERCENT must be a number, 0 or above".into()),
+    }
+}
+
 /// Samples per second: `99`, `250hz`, `10khz`.
 pub fn rate(text: &str) -> Result<u64, String> {
     let per_second = match number_and_unit(text) {
@@ -220,6 +236,28 @@ pub struct ViewArgs {
     /// Show the stacks of idle pools (threads that wait for work) in full, instead of one bar for each pool (svg, html)
     #[arg(long)]
     pub idle: bool,
+    /// Open the output in the desktop's browser: on, off, auto (after `record` on a desktop's terminal, if neither -o nor -f
+    /// is given)
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHEN",
+        hide_possible_values = true,
+        num_args = 0..=1,
+        require_equals = true,
+        default_value_t = Browse::Auto,
+        default_missing_value = "on"
+    )]
+    pub browser: Browse,
+}
+
+/// When the output is opened in a browser.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Browse {
+    On,
+    Off,
+    #[default]
+    Auto,
 }
 
 /// Where symbols may come from.

@@ -24,6 +24,7 @@ pub fn export(options: &Export) -> Result<()> {
         source_lines::add(&mut profile, &mut source_lines::open_local);
     }
     crate::cli::print_status(&format!("written: {}", output.write(&profile)?));
+    output.browse(false);
     Ok(())
 }
 

@@ -15,8 +15,8 @@ use crate::resolve::source_lines;
 /// Reads profiles and writes their sum.
 pub fn merge(options: &Merge) -> Result<()> {
     phases::switch_to_invoking_user()?;
-    let output =
-        Output::new(Some(&options.output), options.format.as_deref(), "")?.shown(&options.shown, options.no_native)?;
+    let output = Output::new(Some(&options.output), options.format.as_deref(), "merged")?
+        .shown(&options.shown, options.no_native)?;
     let profiles = input::profiles(&options.files, output.needs())?;
     let names = options.files.iter().map(|path| input::shown(path));
     let profiles: Vec<(String, Profile)> = names.zip(profiles).collect();
@@ -55,5 +55,6 @@ pub fn merge(options: &Merge) -> Result<()> {
         profiles.len()
     ));
     print_status(&format!("written: {}", output.write(&sum)?));
+    output.browse(false);
     Ok(())
 }

@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::capture::{self, Backend};
 use crate::cli::args::RecordArgs;
-use crate::cli::backend::{check_rate, open_source};
+use crate::cli::backend::{check_rate, open_source, start_command};
 use crate::cli::debuginfod;
 use crate::cli::discover::{self, check_target};
 use crate::cli::output::Output;
@@ -114,16 +114,7 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     };
     let watch = sys::process::pidfd_open(pid).ok();
     match &mut launched {
-        Some(launched) => {
-            // The new program's mappings come as events; until then the process still runs our code.
-            session.expect(pid);
-            if let Some(program) = launched.program() {
-                session.prepare(pid, program);
-            }
-            source.update_process(pid, &Default::default())?;
-            source.attach_at_exec(pid)?;
-            launched.release()?;
-        }
+        Some(launched) => start_command(launched, &mut *source, &mut session)?,
         None => {
             session.open(pid, &mut |pid, space| update_backend(&mut *source, pid, space))?;
             source.attach(pid)?;
@@ -189,6 +180,7 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
         command,
         ..session.meta(&*source, &counts, options.rate, pid, (began_wall, duration))
     };
+    session.update_thread_names();
     session.open_symbol_sources(pid);
     drop(source); // its descriptors are privileges too
     phases::drop_for_symbolization(kept)?;
@@ -201,6 +193,7 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     if let Some(line) = advice.or_else(|| summary::thread_states(&profile)) {
         print_line(&line);
     }
+    output.browse(true);
     if let (Some(recorder), Some(place)) = (recorder, &tape) {
         save_tape(&recorder, place, &profile.meta, began, launched.is_none())?;
     }

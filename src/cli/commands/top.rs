@@ -6,8 +6,8 @@ use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::capture::Backend;
-use crate::cli::args::Top;
-use crate::cli::backend::{check_rate, open_source};
+use crate::cli::args::{ProcessRef, Top};
+use crate::cli::backend::{check_rate, open_source, start_command};
 use crate::cli::debuginfod;
 use crate::cli::discover::{self, check_target};
 use crate::cli::output::Output;
@@ -25,6 +25,7 @@ use crate::session::{self, Grouping, Session};
 use crate::sys;
 use crate::sys::procfs;
 use crate::sys::ptrace;
+use crate::target::launch::Launched;
 use crate::target::system::LiveSystem;
 use crate::tui;
 
@@ -38,21 +39,34 @@ const KEPT: u64 = 60;
 /// # Errors
 /// As `record`; `Usage` if the output is not a terminal.
 pub fn top(options: &Top) -> Result<()> {
-    let pid = discover::find(&options.target.process())?;
+    let named = options.pid.map(ProcessRef::Pid).or(options.process.clone());
+    let attached = named.map(|named| discover::find(&named)).transpose()?;
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         return Err(Error::new(ErrorKind::Usage, "`top` needs a terminal")
             .why("its input or output is a file or a pipe")
-            .hint(format!("nativeprof record --pid {pid} -d 10 -o out.svg")));
+            .hint(match attached {
+                Some(pid) => format!("nativeprof record --pid {pid} -d 10 -o out.html"),
+                None => format!("nativeprof record -o out.html -- {}", options.command.join(" ")),
+            }));
     }
     check_rate(options.rate)?;
     options.sampling.check()?;
     let is_root = sys::process::effective_uid() == 0;
     let user = phases::switch_to_invoking_user()?;
     let fetch = debuginfod::fetch(options.names.debuginfod, is_root, user.as_ref())?;
-    check_target(pid)?;
-    if let Some(missing) = checks::memory(pid) {
-        return Err(missing.error(format!("sampling process {pid} is not permitted")));
+    if let Some(pid) = attached {
+        check_target(pid)?;
+        if let Some(missing) = checks::memory(pid) {
+            return Err(missing.error(format!("sampling process {pid} is not permitted")));
+        }
     }
+    let mut launched = None;
+    let pid = match attached {
+        Some(pid) => pid,
+        None => launched
+            .insert(Launched::prepare_detached(&options.command, user.as_ref())?)
+            .pid(),
+    };
     ptrace::block_child_signals();
     phases::restrict_to_setup(Caps::NONE)?;
     sys::files::raise_file_limit();
@@ -69,16 +83,24 @@ pub fn top(options: &Top) -> Result<()> {
     if sampling.wakers {
         session.show_wakers(sampling.kernel);
     }
-    session.open(pid, &mut |pid, space| update_backend(&mut *source, pid, space))?;
-    source.attach(pid)?;
+    let watch = sys::process::pidfd_open(pid).ok();
+    let mut command = options.command.join(" ");
+    match &mut launched {
+        Some(launched) => start_command(launched, &mut *source, &mut session)?,
+        None => {
+            command = procfs::command_line(pid);
+            session.open(pid, &mut |pid, space| update_backend(&mut *source, pid, space))?;
+            source.attach(pid)?;
+        }
+    }
     let (started, wall, began) = (Instant::now(), SystemTime::now(), sys::clock::now());
     source.start()?;
     phases::restrict_to_sampling(Caps::NONE)?;
     let mut feed = TopFeed {
         pid,
         rate: options.rate,
-        command: procfs::command_line(pid),
-        watch: sys::process::pidfd_open(pid).ok(),
+        command,
+        watch,
         source,
         session,
         names: Names::default(),
@@ -140,6 +162,10 @@ impl tui::SampleFeed for TopFeed {
         let (session, names) = (&mut self.session, &mut self.names);
         // Symbol files are not trusted: no capability is effective while they are parsed.
         credentials::with_only(Caps::NONE, || session.window(names, since..until, thread, meta)).unwrap_or_default()
+    }
+
+    fn gil_holders(&mut self) -> Vec<Tid> {
+        self.session.gil_holders(self.pid)
     }
 
     fn save(&mut self, profile: &Profile, path: &str) -> Result<String> {

@@ -1,11 +1,12 @@
 //! Output path and format of a profile. A finished profile is never lost to a failed write.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::ffi::OsString;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use super::args::ViewArgs;
+use super::args::{Browse, ViewArgs};
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape::line;
 use crate::export::{self, Format, html, select};
@@ -16,10 +17,15 @@ use crate::profile::views::{self, NoSuchFunction, ViewOptions};
 use atomic_file::{OutputFile, PUBLIC};
 
 pub mod atomic_file;
+mod browser;
 pub mod row_filter;
 pub mod style;
 pub mod table;
 pub mod table_rows;
+
+/// `version` of what `report`, `dump`, `diff` and `doctor` print with --json: it rises when a reader of older output would
+/// misread newer one. docs/*.schema.json describe it.
+pub const JSON_VERSION: u32 = 1;
 
 /// A checked path and format.
 #[derive(Debug)]
@@ -35,20 +41,27 @@ pub struct Output {
     view: ViewOptions,
     /// Show the stacks of idle pools in full.
     idle: bool,
+    browser: Browse,
+    /// Neither path nor format were given.
+    is_default: bool,
+    /// Whether the file has been written to its place.
+    written: Cell<bool>,
 }
 
 impl Output {
-    /// Chooses path and format, and checks that the file can be created. Without a path it is `stem` with the extension
-    /// of the format, by default a flame graph.
+    /// Chooses path and format, and checks that the file can be created. Without a path, and in a directory, its name is
+    /// `stem` with the extension of the format, by default a page.
     ///
     /// # Errors
     /// `Usage` for an unknown format; `Io` or `NotPermitted` for a path that cannot be written.
     pub fn new(path: Option<&Path>, format: Option<&str>, stem: &str) -> Result<Output> {
+        let is_default = path.is_none() && format.is_none();
         let ending = format
             .and_then(|name| export::by_name(name).ok())
-            .map_or(".svg", |f| f.extensions[0]);
+            .map_or(".html", |f| f.extensions[0]);
         let default = PathBuf::from(format!("{stem}{ending}"));
-        let path = path.unwrap_or(&default);
+        let in_directory = path.filter(|path| path.is_dir()).map(|path| path.join(&default));
+        let path = in_directory.as_deref().or(path).unwrap_or(&default);
         // /dev/stdout is a link that cannot always be opened.
         let standard = [Path::new("-"), Path::new("/dev/stdout")].contains(&path);
         let unknown = |e: export::UnknownFormat| {
@@ -80,6 +93,9 @@ impl Output {
                 ..ViewOptions::default()
             },
             idle: false,
+            browser: Browse::Off,
+            is_default,
+            written: Cell::new(false),
         })
     }
 
@@ -121,6 +137,7 @@ impl Output {
                 ..shown.frames.view(no_native)
             },
             idle: shown.idle,
+            browser: shown.browser,
             ..self
         })
     }
@@ -136,6 +153,23 @@ impl Output {
         match &self.view.focus {
             Some(name) => views::focus(profile, name).map(drop).map_err(no_such_function),
             None => Ok(()),
+        }
+    }
+
+    /// Opens what was written in a browser if that was asked for; `by_default`: also on a desktop's terminal, if neither
+    /// path nor format were given.
+    pub fn browse(&self, by_default: bool) {
+        let said = match &self.place {
+            Some(place) if self.written.get() => {
+                browser::open(self.browser, place.path(), by_default && self.is_default)
+            }
+            None if self.browser == Browse::On => {
+                Some("standard output is not opened in a browser: use -o FILE".into())
+            }
+            _ => None,
+        };
+        if let Some(said) = said {
+            super::print_status(&said);
         }
     }
 
@@ -196,6 +230,7 @@ impl Output {
                 ("standard output".to_string(), done.map(|()| None))
             }
         };
+        self.written.set(done.is_ok());
         let why = match done {
             Ok(None) => return Ok(format!("{shown} ({format})")),
             Ok(Some(bytes)) => return Ok(format!("{shown} ({format}, {})", size(bytes))),

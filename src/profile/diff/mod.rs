@@ -19,14 +19,17 @@
 //! The intervals hold simultaneously with the requested confidence (Bonferroni: each gets its share of the error). A
 //! row whose interval excludes zero has changed.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use super::category::{START, THREAD_START};
 use super::model::{Frame, FrameKind, Profile};
-use super::stats::{FunctionId, SelfTotal, Stats, module};
+use super::stats::{SelfTotal, Stats};
 use super::values::Unit;
 
+mod matching;
 mod quantile;
+
+pub use matching::RowMap;
 
 #[cfg(test)]
 mod tests;
@@ -143,13 +146,8 @@ pub struct Diff<'a> {
     pub all: Option<Change<'a>>,
     /// Blocks of time; `None` if a profile has no timeline; samples are then assumed independent.
     pub blocks: Option<usize>,
-}
-
-/// One number for what is the same in both profiles.
-pub struct RowMap<'a> {
-    /// By function of the older and of the newer profile.
-    pub of: [Vec<u32>; 2],
-    pub frames: Vec<&'a Frame>,
+    /// Python files whose functions are in another file of the newer profile: both paths.
+    pub renamed: Vec<(&'a str, &'a str)>,
 }
 
 /// Compares `b` with the older `a`.
@@ -306,6 +304,7 @@ pub fn diff<'a>(a: &'a Profile, b: &'a Profile, options: &DiffOptions) -> Diff<'
         rows,
         all,
         blocks: timed.then_some(blocks),
+        renamed: units.renamed,
     }
 }
 
@@ -350,116 +349,4 @@ fn self_by_block(profile: &Profile, blocks: usize) -> impl Iterator<Item = Vec<u
         }
         self_counts
     })
-}
-
-/// A key that is the same for frames of one function; the later kinds ignore more differences.
-type KeyOf = fn(&Frame) -> Option<String>;
-
-const FUNCTIONS: &[KeyOf] = &[
-    |f| {
-        Some(format!(
-            "{:?};{};{};{};{};{}",
-            f.kind,
-            f.name,
-            f.filename,
-            f.module,
-            f.first_line,
-            address(f)
-        ))
-    },
-    // Moved within its file; another build of the module.
-    |f| Some(format!("{:?};{};{};{}", f.kind, full_name(f), f.filename, f.module)),
-    // Its file is in another directory.
-    |f| (f.kind == FrameKind::Python).then(|| format!("{};{}", full_name(f), base(&f.filename))),
-];
-
-const MODULES: &[KeyOf] = &[
-    |f| Some(module(f).to_string()),
-    |f| (f.kind == FrameKind::Python).then(|| base(&f.filename).to_string()),
-];
-
-/// That of an inlined function is where it was inlined.
-fn address(frame: &Frame) -> u64 {
-    if frame.kind == FrameKind::Inlined {
-        0
-    } else {
-        frame.address
-    }
-}
-
-fn full_name(frame: &Frame) -> &str {
-    if frame.qualname.is_empty() {
-        &frame.name
-    } else {
-        &frame.qualname
-    }
-}
-
-fn base(path: &str) -> &str {
-    path.rsplit('/').next().unwrap_or(path)
-}
-
-impl<'a> RowMap<'a> {
-    pub fn of_functions(a: &Stats<'a>, b: &Stats<'a>) -> RowMap<'a> {
-        RowMap::by_keys(a, b, FUNCTIONS)
-    }
-
-    pub fn of_modules(a: &Stats<'a>, b: &Stats<'a>) -> RowMap<'a> {
-        RowMap::by_keys(a, b, MODULES)
-    }
-
-    /// Pairs by the first key, and what is left by the next ones, as far as these are unique on both sides.
-    fn by_keys(a: &Stats<'a>, b: &Stats<'a>, keys: &[KeyOf]) -> RowMap<'a> {
-        const NONE: u32 = u32::MAX;
-        let stats = [a, b];
-        // What has one first key is one thing; each has its first function.
-        let mut frames: [Vec<&'a Frame>; 2] = Default::default();
-        let mut thing_of: [Vec<u32>; 2] = Default::default();
-        for i in 0..2 {
-            let mut known: HashMap<Option<String>, u32> = HashMap::new();
-            for id in 0..stats[i].len() as FunctionId {
-                let frame = stats[i].frame(id);
-                let thing = *known.entry(keys[0](frame)).or_insert_with(|| {
-                    frames[i].push(frame);
-                    frames[i].len() as u32 - 1
-                });
-                thing_of[i].push(thing);
-            }
-        }
-        let mut pair = vec![NONE; frames[0].len()];
-        let mut paired = vec![false; frames[1].len()];
-        for key in keys {
-            // Key -> things of both sides that have it and no partner so far.
-            let mut having: HashMap<String, [Vec<u32>; 2]> = HashMap::new();
-            for (i, frames) in frames.iter().enumerate() {
-                for (at, frame) in frames.iter().enumerate() {
-                    let free = if i == 0 { pair[at] == NONE } else { !paired[at] };
-                    if let Some(key) = key(frame).filter(|_| free) {
-                        having.entry(key).or_default()[i].push(at as u32);
-                    }
-                }
-            }
-            for [left, right] in having.into_values() {
-                if let ([left], [right]) = (&left[..], &right[..]) {
-                    pair[*left as usize] = *right;
-                    paired[*right as usize] = true;
-                }
-            }
-        }
-        // Units are the things of the newer profile, then those that only the older one has.
-        let mut all = frames[1].clone();
-        let mut unit_of_left = pair;
-        for (left, unit) in unit_of_left.iter_mut().enumerate() {
-            if *unit == NONE {
-                *unit = all.len() as u32;
-                all.push(frames[0][left]);
-            }
-        }
-        let [left, right] = thing_of;
-        let left = left.into_iter().map(|thing| unit_of_left[thing as usize]).collect();
-        RowMap {
-            of: [left, right],
-            frames: all,
-        }
-    }
 }

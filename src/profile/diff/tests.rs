@@ -263,6 +263,83 @@ fn functions_are_found_again() {
     assert_eq!(RowMap::of_modules(&a, &b).frames.len(), 3);
 }
 
+#[test]
+fn functions_of_another_python_are_found_again() {
+    let python = |name: &str, qualname: &str, file: &str| Frame::python(name, qualname, file, 1);
+    let of = |frames: Vec<Frame>| Profile {
+        frames,
+        ..Profile::default()
+    };
+    let a = of(vec![
+        python("encode", "", "/usr/lib/python3.10/json/encoder.py"),
+        python("__init__", "", "/usr/lib/python3.10/json/__init__.py"),
+        python("__init__", "", "/usr/lib/python3.10/email/__init__.py"),
+        Frame::native("PyObject_Call", "libpython3.10.so.1.0", 0x100),
+        Frame::native("c_make_encoder", "_json.cpython-310-x86_64-linux-gnu.so", 0x200),
+        Frame::native("deflate", "libz.so.1.2.13", 0x300),
+    ]);
+    let b = of(vec![
+        python("encode", "JSONEncoder.encode", "/opt/lib/python3.13/json/encoder.py"),
+        python("__init__", "A.__init__", "/opt/lib/python3.13/json/__init__.py"),
+        python("__init__", "B.__init__", "/opt/lib/python3.13/email/__init__.py"),
+        Frame::native("PyObject_Call", "python3.13", 0x180),
+        Frame::native("c_make_encoder", "_json.cpython-313-x86_64-linux-gnu.so", 0x280),
+        Frame::native("deflate", "libz.so.1.3.1", 0x380),
+    ]);
+    let (a, b) = (Stats::new(&a), Stats::new(&b));
+    for units in [RowMap::of_functions(&a, &b), RowMap::of_modules(&a, &b)] {
+        assert_eq!(units.of[0], units.of[1]);
+        assert_eq!(units.renamed, []);
+    }
+}
+
+#[test]
+fn renamed_files_are_found() {
+    let file = |path: &str, names: &[&str]| -> Vec<Frame> {
+        let function = |name: &&str| Frame::python(*name, "", path, 1);
+        names.iter().map(function).collect()
+    };
+    let of = |files: &[Vec<Frame>]| Profile {
+        frames: files.concat(),
+        ..Profile::default()
+    };
+    let other = file("/srv/other.py", &["<module>", "other"]);
+    let a = of(&[file("/srv/old.py", &["<module>", "main", "work"]), other.clone()]);
+    for (files, expected) in [
+        (vec![file("/srv/new.py", &["<module>", "main", "work"])], true),
+        (vec![file("/srv/new.py", &["<module>", "main", "rest"])], true),
+        // Another program.
+        (vec![file("/srv/new.py", &["<module>", "main", "a", "b"])], false),
+        (vec![file("/srv/new.py", &["<module>"])], false),
+        // Either could be it.
+        (
+            vec![
+                file("/srv/x.py", &["<module>", "main"]),
+                file("/srv/y.py", &["<module>", "main"]),
+            ],
+            false,
+        ),
+        // Still there.
+        (
+            vec![
+                file("/srv/old.py", &["work"]),
+                file("/srv/new.py", &["<module>", "main"]),
+            ],
+            false,
+        ),
+    ] {
+        let b = of(&[files.concat(), other.clone()]);
+        let (a, b) = (Stats::new(&a), Stats::new(&b));
+        let found = [("/srv/old.py", "/srv/new.py")];
+        let expected = if expected { &found[..] } else { &[] };
+        let units = RowMap::of_functions(&a, &b);
+        assert_eq!(units.renamed, expected);
+        // `<module>` and `main`.
+        assert_eq!(units.of[0][..2] == units.of[1][..2], !expected.is_empty());
+        assert_eq!(RowMap::of_modules(&a, &b).frames.len() == 2, !expected.is_empty());
+    }
+}
+
 /// Each process has its own layout of memory: one in which a function takes 2 % longer than in another is no other program,
 /// be it watched for an hour.
 #[test]

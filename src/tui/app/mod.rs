@@ -57,6 +57,8 @@ pub struct App {
     pub ended: bool,
     pub help: bool,
     pub thread: Option<Tid>,
+    /// Threads that held the GIL when the screen was last refreshed.
+    pub gil_holders: Vec<Tid>,
     pub input: Option<(Input, String)>,
     pub filter: String,
     compiled: Option<Regex>,
@@ -85,6 +87,7 @@ impl Default for App {
             ended: false,
             help: false,
             thread: None,
+            gil_holders: Vec::new(),
             input: None,
             filter: String::new(),
             compiled: None,
@@ -141,7 +144,7 @@ impl App {
         let rows = match &self.page {
             Page::Functions => rows::functions(&self.shown, filter, self.sort),
             Page::Stacks => rows::stacks(&self.shown, filter),
-            Page::Threads => rows::threads(&self.shown, filter, self.sort),
+            Page::Threads => rows::threads(&self.shown, filter, self.sort, &self.gil_holders),
             Page::Waits => {
                 self.sites = waiting(&self.profile, filter);
                 rows::waits(&self.sites)
@@ -235,7 +238,7 @@ impl App {
             KeyCode::Char('/') => self.input = Some((Input::Filter, self.filter.clone())),
             KeyCode::Char('w') => {
                 let pid = self.profile.meta.pid;
-                self.input = Some((Input::Save, format!("nativeprof-{pid}.svg")));
+                self.input = Some((Input::Save, format!("nativeprof-{pid}.html")));
             }
             KeyCode::Char('f' | ' ') => {
                 self.frozen = !self.frozen;

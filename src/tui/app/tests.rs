@@ -170,7 +170,7 @@ fn the_selection_stays_with_its_function() {
     next.nodes[0].count = 13;
     app.show(next);
     assert_eq!(app.table.selected(), Some(0), "{:?}", shown(&app));
-    assert_eq!(press(&mut app, "w\n"), Action::Save("nativeprof-7.svg".into()));
+    assert_eq!(press(&mut app, "w\n"), Action::Save("nativeprof-7.html".into()));
 }
 
 /// The screen as text.

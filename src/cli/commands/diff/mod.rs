@@ -13,7 +13,7 @@ use crate::cli::output::style::{Color, TerminalStyle, color};
 use crate::cli::output::table;
 use crate::cli::output::table::{Cell, Overflow, plain};
 use crate::cli::output::table_rows::{ReportRow, kind_name};
-use crate::cli::output::{no_such_function, value_of};
+use crate::cli::output::{JSON_VERSION, no_such_function, value_of};
 use crate::cli::print_status;
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape::line;
@@ -41,8 +41,15 @@ pub fn diff(options: &Options) -> Result<Gate> {
     let restrictions = words.collect::<Result<Vec<_>>>()?;
     let style = TerminalStyle::of_stdout(options.color);
     phases::switch_to_invoking_user()?;
-    let picture = image_format(options)?;
-    let place = match (&options.output, picture) {
+    let output = options.output.as_ref().map(|path| match path.is_dir() {
+        true => path.join(match options.format {
+            Some(DiffFormat::Svg) => "nativeprof-diff.svg",
+            _ => "nativeprof-diff.html",
+        }),
+        false => path.clone(),
+    });
+    let picture = image_format(options.format, output.as_deref())?;
+    let place = match (&output, picture) {
         (Some(path), Some(_)) if !input::is_standard(path) => Some(OutputFile::new(path, PUBLIC)?),
         _ => None,
     };
@@ -147,15 +154,11 @@ pub fn diff(options: &Options) -> Result<Gate> {
 }
 
 /// The format of the flame graph; `None` for a table.
-fn image_format(options: &Options) -> Result<Option<DiffFormat>> {
-    if options.format.is_some() || options.output.is_none() {
-        return Ok(options.format);
-    }
-    let name = options
-        .output
-        .as_ref()
-        .map(|path| path.to_string_lossy().to_lowercase())
-        .unwrap_or_default();
+fn image_format(format: Option<DiffFormat>, output: Option<&Path>) -> Result<Option<DiffFormat>> {
+    let Some(path) = output.filter(|_| format.is_none()) else {
+        return Ok(format);
+    };
+    let name = path.to_string_lossy().to_lowercase();
     match name.rsplit('.').next() {
         Some("svg") => Ok(Some(DiffFormat::Svg)),
         Some("html" | "htm") => Ok(Some(DiffFormat::Html)),
@@ -279,6 +282,13 @@ impl Text<'_> {
                 None => "; no timeline in both files: samples assumed independent, so intervals are too narrow".into(),
             },
         );
+        for (old, new) in &found.renamed {
+            text += &format!(
+                "renamed: {} is now {}; their functions are compared\n",
+                line(old),
+                line(new)
+            );
+        }
         let mut rows = self.rows(restrictions);
         let all = found.all.as_ref().map(|all| {
             (
@@ -426,6 +436,7 @@ impl Text<'_> {
             value
         };
         json!({
+            "version": JSON_VERSION,
             "before": self.options.before.to_string_lossy(),
             "after": self.options.after.to_string_lossy(),
             "value": self.profiles[1].count_type().key(),
@@ -441,6 +452,7 @@ impl Text<'_> {
             "tested": self.found.rows.iter().filter(|row| row.interval.is_some()).count(),
             "significant": self.found.rows.iter().filter(|row| row.is_significant()).count(),
             "all": self.found.all.as_ref().map(value),
+            "renamed": self.found.renamed.iter().map(|(old, new)| json!({"before": old, "after": new})).collect::<Vec<_>>(),
             "rows": self.rows(restrictions).into_iter().map(row).collect::<Vec<_>>(),
         })
     }

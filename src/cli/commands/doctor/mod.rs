@@ -10,6 +10,7 @@ use crate::capture::ebpf::{EbpfSource, off_cpu};
 use crate::capture::{Backend, EventKind, OffCpuOptions, SamplingOptions};
 use crate::cli::args::{BackendChoice, ColorWhen, Doctor};
 use crate::cli::discover::{ProcessInspector, ProcessSummary, check_target, descendants, pid_label};
+use crate::cli::output::JSON_VERSION;
 use crate::cli::output::style::{Color, TerminalStyle};
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape::line;
@@ -113,6 +114,7 @@ pub fn doctor(options: &Doctor) -> Result<bool> {
     let works = usable.ebpf || usable.ptrace;
     let text = if options.json {
         let value = json!({
+            "version": JSON_VERSION,
             "works": works,
             "machine": as_json(&machine),
             "process": target.map(|t| json!({"pid": t.pid, "findings": as_json(&process)})),

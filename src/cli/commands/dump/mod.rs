@@ -60,6 +60,7 @@ struct Thread {
     tid: Tid,
     inner: Option<Tid>,
     name: String,
+    python_name: Option<String>,
     seen: Result<Rendered, SnapshotError>,
 }
 
@@ -201,6 +202,10 @@ pub fn dump(options: &Dump) -> error::Result<()> {
             }
         }
     }
+    let mut python_names: BTreeMap<Tid, String> = tids
+        .iter()
+        .filter_map(|tid| Some((*tid, session.current_thread_name(pid, *tid)?)))
+        .collect();
     phases::restrict_to_sampling(Caps::NONE)?;
     let addresses: BTreeMap<Tid, Vec<u64>> = seen
         .iter()
@@ -221,6 +226,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
             tid: *tid,
             inner: procfs::namespace_tid(pid, *tid).filter(|inner| inner != tid),
             name: session.threads.get(&(pid, *tid)).cloned().unwrap_or_default(),
+            python_name: python_names.remove(tid),
             seen: found,
         }
     });

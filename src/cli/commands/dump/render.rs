@@ -6,8 +6,10 @@ use serde_json::{Value, json};
 
 use super::{Frame, Quality, Rendered, Report, Thread};
 use crate::capture::ptrace::snapshot::{ReadMode, SnapshotError};
+use crate::cli::output::JSON_VERSION;
 use crate::cli::output::style::{Color, TerminalStyle};
 use crate::cpython::gil::Gil;
+use crate::cpython::thread_names::both_names;
 use crate::escape::line;
 use crate::profile::folded::Shown;
 use crate::profile::model::FrameKind;
@@ -82,7 +84,11 @@ pub fn text(r: &Report, style: TerminalStyle) -> String {
     );
     let _ = writeln!(out, "{}; {}", line(python), gil_line(r));
     for t in &r.threads {
-        let name = format!("Thread {}{} \"{}\"", t.tid, number(t.inner), line(&t.name));
+        let name = match &t.python_name {
+            Some(python) => both_names(python, &t.name),
+            None => t.name.clone(),
+        };
+        let name = format!("Thread {}{} \"{}\"", t.tid, number(t.inner), line(&name));
         let _ = write!(out, "\n{}", style.paint(Color::Bold, &name));
         match &t.seen {
             Err(why) => {
@@ -226,6 +232,7 @@ pub fn json(r: &Report) -> Value {
         ReadMode::Asleep => None,
     });
     json!({
+        "version": JSON_VERSION,
         "pid": r.pid,
         "namespace_pid": r.inner.unwrap_or(r.pid),
         "command": r.command,
@@ -240,7 +247,12 @@ fn micros(ns: u64) -> f64 {
 }
 
 fn thread_json(t: &Thread) -> Value {
-    let mut value = json!({"tid": t.tid, "namespace_tid": t.inner.unwrap_or(t.tid), "name": t.name});
+    let mut value = json!({
+        "tid": t.tid,
+        "namespace_tid": t.inner.unwrap_or(t.tid),
+        "name": t.name,
+        "python_name": t.python_name,
+    });
     let more = match &t.seen {
         Err(why) => json!({"error": error_text(*why)}),
         Ok(s) => json!({
@@ -346,6 +358,7 @@ mod tests {
             tid,
             inner,
             name: "py\n".into(),
+            python_name: (tid == 11).then(|| "worker".into()),
             seen,
         };
         let report = Report {
@@ -372,7 +385,7 @@ Thread 10 (2 in its PID namespace) \"py\\x0a\": running, holds the GIL
     main\\x1b[2J (/a.py:3)
         x = '\\u{202e}'
 
-Thread 11 \"py\\x0a\": sleeping in futex
+Thread 11 \"worker [py\\x0a]\": sleeping in futex
   partial: stack page not present; read while sleeping, not stopped
     futex_wait [kernel]
     [truncated: x]

@@ -13,7 +13,7 @@ use crate::cli::output::style::{Color, TerminalStyle, color};
 use crate::cli::output::table;
 use crate::cli::output::table::{Cell, Overflow, plain};
 use crate::cli::output::table_rows::{ReportRow, kind_name};
-use crate::cli::output::{no_such_function, value_of};
+use crate::cli::output::{JSON_VERSION, no_such_function, value_of};
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape::line;
 use crate::export::select;
@@ -93,6 +93,7 @@ pub fn report(options: &Report) -> Result<()> {
     };
     let text = if options.json {
         let value = json!({
+            "version": JSON_VERSION,
             "file": options.file.to_string_lossy(),
             "command": profile.meta.command,
             "value": profile.count_type().key(),

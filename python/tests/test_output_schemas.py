@@ -1,0 +1,133 @@
+"""The JSON that commands print is what its schemas in docs/ describe."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROFILE = str(ROOT / "fixtures/golden/profile.json")
+COMMAND = os.path.join(os.path.dirname(sys.executable), "nativeprof")
+BUSY = "import sys, threading; print(threading.get_ident(), flush=True)\nwhile True: sum(range(1000))"
+
+
+def load(name):
+    schema = json.loads((ROOT / f"docs/{name}.schema.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return schema
+
+
+def objects(value):
+    if isinstance(value, dict):
+        yield value
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from objects(item)
+
+
+def strict(schema):
+    """The schema without room for keys that it does not name: none may be missing from it."""
+    schema = copy.deepcopy(schema)
+    for definition in objects(schema["$defs"]):
+        if definition.get("type") == "object" and "properties" in definition:
+            definition["additionalProperties"] = False
+    return schema
+
+
+def check(schema, value):
+    jsonschema.validate(value, schema, cls=jsonschema.Draft202012Validator)
+    jsonschema.validate(value, strict(schema), cls=jsonschema.Draft202012Validator)
+
+
+def output(*words, codes=(0,)):
+    done = subprocess.run([COMMAND, *words, "--json"], capture_output=True, encoding="utf-8", timeout=300)
+    assert done.returncode in codes, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def busy():
+    """The PID of a Python program that computes."""
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        yield str(process.pid)
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    "key, words",
+    [
+        ("rows", []),
+        ("rows", ["--by", "function", "--sort", "total"]),
+        ("rows", ["--by", "category"]),
+        ("rows", ["--by", "line"]),
+        ("rows", ["--by", "module"]),
+        ("rows", ["--by", "thread"]),
+        ("rows", ["--by", "process"]),
+        ("callers", ["--callers", "."]),
+        ("callees", ["--callees", "."]),
+        ("tree", ["--tree"]),
+        ("source", ["--source", "main.py"]),
+    ],
+)
+def test_report(key, words):
+    value = output("report", PROFILE, *words)
+    assert value["version"] == 1 and value[key], value
+    check(load("report"), value)
+
+
+def test_report_of_waits(tmp_path):
+    file = str(tmp_path / "wall.json")
+    script = "import threading, time\nlock = threading.Lock()\nlock.acquire()\nthreading.Timer(0.2, lock.release).start()\n"
+    script += "lock.acquire()\ntime.sleep(0.2)\nsum(range(5_000_000))"
+    command = [COMMAND, "record", "--mode", "wall", "--backend", "ebpf", "-r", "1000", "-o", file]
+    done = subprocess.run([*command, "--", sys.executable, "-c", script], capture_output=True, encoding="utf-8")
+    if done.returncode != 0:
+        pytest.skip(f"off-CPU time cannot be sampled here: {done.stderr}")
+    value = output("report", file, "--waits")
+    assert value["waits"], value
+    check(load("report"), value)
+
+
+@pytest.mark.parametrize("words", [[], ["--by", "module", "--self"], ["--interpreter"]])
+def test_diff(words):
+    value = output("diff", PROFILE, PROFILE, "--all", *words)
+    assert value["version"] == 1 and value["rows"], value
+    check(load("diff"), value)
+
+
+def test_dump(busy):
+    value = output("dump", busy, "--locals")
+    assert value["version"] == 1 and value["threads"][0]["python_name"] == "MainThread", value
+    assert any("locals" in frame for frame in value["threads"][0]["frames"]), value
+    check(load("dump"), value)
+
+
+def test_doctor(busy):
+    for words in [], [busy]:
+        value = output("doctor", *words, codes=(0, 1))
+        assert value["version"] == 1 and value["machine"], value
+        assert bool(words) == (value["process"] is not None)
+        check(load("doctor"), value)
+
+
+@pytest.mark.parametrize(
+    "name, words, change",
+    [
+        ("report", ["report", PROFILE], {"version": 2}),
+        ("report", ["report", PROFILE], {"tree": []}),
+        ("report", ["report", PROFILE], {"rows": [{"self": 1}]}),
+        ("diff", ["diff", PROFILE, PROFILE], {"samples": [1]}),
+        ("doctor", ["doctor"], {"machine": [{"subject": 1}]}),
+    ],
+)
+def test_schemas_refuse_what_is_wrong(name, words, change):
+    value = {**output(*words, codes=(0, 1)), **change}
+    with pytest.raises(jsonschema.ValidationError):
+        check(load(name), value)

@@ -1,0 +1,120 @@
+//! Names that threads have in Python: read when a thread is first sampled in Python code, and again ever more rarely.
+
+use std::collections::BTreeMap;
+
+use rustc_hash::FxHashMap;
+
+use super::Session;
+use crate::cpython::thread_names::{ThreadNameReader, Threads};
+use crate::event::{Pid, Sample, Tid};
+use crate::target::system::ProcessMemory;
+
+/// Time until a name, or the list of a process's threads, is read again, ns of the samples' clock. It doubles each time
+/// from the first to the last of these.
+const FIRST_DELAY: u64 = 50_000_000;
+const LAST_DELAY: u64 = 5_000_000_000;
+/// Maximum number of threads and processes that are remembered; some programs create them by the million.
+const MAX_THREADS: usize = 1 << 16;
+
+/// When something is read again.
+#[derive(Clone, Copy, Default)]
+struct Schedule {
+    next: u64,
+    delay: u64,
+}
+
+impl Schedule {
+    fn is_due(&self, time: u64) -> bool {
+        time > self.next
+    }
+
+    fn was_read(&mut self, time: u64) {
+        self.delay = (2 * self.delay).clamp(FIRST_DELAY, LAST_DELAY);
+        self.next = time.saturating_add(self.delay);
+    }
+}
+
+/// Names of Python threads, and when they are read again.
+#[derive(Default)]
+pub(super) struct ThreadNames {
+    pub(super) names: BTreeMap<(Pid, Tid), String>,
+    threads: FxHashMap<(Pid, Tid), Schedule>,
+    processes: FxHashMap<Pid, (Threads, Schedule)>,
+}
+
+impl ThreadNames {
+    /// A process executes another program or has exited; `keep_names` for what has samples.
+    pub(super) fn forget_process(&mut self, pid: Pid, keep_names: bool) {
+        self.processes.remove(&pid);
+        self.threads.retain(|(owner, _), _| *owner != pid);
+        if !keep_names {
+            self.names.retain(|(owner, _), _| *owner != pid);
+        }
+    }
+
+    /// A thread has exited.
+    pub(super) fn forget_thread(&mut self, pid: Pid, tid: Tid, keep_name: bool) {
+        self.threads.remove(&(pid, tid));
+        if !keep_name {
+            self.names.remove(&(pid, tid));
+        }
+    }
+}
+
+impl Session {
+    /// Reads the name of a sample's thread, if that is due and the thread runs Python code.
+    pub(super) fn read_thread_name(&mut self, s: &Sample) {
+        if s.python.is_empty() {
+            return;
+        }
+        let names = &mut self.thread_names;
+        if names.threads.len() >= MAX_THREADS {
+            names.threads.clear();
+            names.processes.clear();
+        }
+        let thread = names.threads.entry((s.pid, s.tid)).or_default();
+        if !thread.is_due(s.time) {
+            return;
+        }
+        thread.was_read(s.time);
+        self.update_thread_name(s.pid, s.tid, s.time);
+    }
+
+    /// Reads the names of all sampled threads that still run, at the end of a recording: they may have changed.
+    pub fn update_thread_names(&mut self) {
+        let threads: Vec<(Pid, Tid)> = self.thread_names.threads.keys().copied().collect();
+        for (pid, tid) in threads {
+            self.update_thread_name(pid, tid, u64::MAX);
+        }
+    }
+
+    /// The name that a thread has in Python, read now. `None`: it has none, or it could not be read.
+    pub fn current_thread_name(&mut self, pid: Pid, tid: Tid) -> Option<String> {
+        self.update_thread_name(pid, tid, u64::MAX);
+        self.thread_names.names.get(&(pid, tid)).cloned()
+    }
+
+    /// `time`: of a sample, so that the process's list of threads is not read too often.
+    fn update_thread_name(&mut self, pid: Pid, tid: Tid, time: u64) {
+        let python = self.targets.get(&pid).and_then(|target| target.python.as_ref());
+        let Some((runtime, interpreter)) = python.and_then(|p| Some((&p.runtime, p.interpreter.as_ref()?))) else {
+            return;
+        };
+        let memory = ProcessMemory(&*self.system, pid);
+        let Some(reader) = ThreadNameReader::new(&memory, runtime, interpreter) else {
+            return;
+        };
+        let Some(own_tid) = self.system.namespace_tid(pid, tid) else {
+            return;
+        };
+        let names = &mut self.thread_names;
+        let (threads, schedule) = names.processes.entry(pid).or_default();
+        if !threads.know(own_tid) && schedule.is_due(time) {
+            *threads = reader.threads();
+            schedule.was_read(time);
+        }
+        if let Some(name) = reader.name(threads, own_tid) {
+            names.names.insert((pid, tid), name);
+        }
+    }
+}
