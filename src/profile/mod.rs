@@ -14,6 +14,7 @@ pub mod json;
 pub mod merge;
 pub mod model;
 pub mod places;
+pub mod pstats;
 pub mod stacks_by_line;
 pub mod stats;
 pub mod summary;
