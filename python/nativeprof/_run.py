@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import importlib.util
+import importlib
 import os
 import signal
 import sys
@@ -90,8 +90,13 @@ def _choose_timeline(parser: argparse.ArgumentParser, options: argparse.Namespac
         options.format = fitting[0]
     if options.format not in _TIMELINES:
         parser.error(f"argument -f/--format: a timeline of events is {', '.join(_TIMELINES)}, not {options.format}")
-    if options.format in ("arrow", "parquet") and importlib.util.find_spec("pyarrow") is None:
-        parser.error(f"argument -o/--output: format {options.format} needs pyarrow: pip install pyarrow, or use .json or .csv")
+    if options.format in ("arrow", "parquet"):
+        try:
+            # Now: when the interpreter ends it cannot be imported any more, nor can pandas, which its first array imports.
+            importlib.import_module("pyarrow.parquet")
+            importlib.import_module("pyarrow").array([0])
+        except ImportError:
+            parser.error(f"argument -o/--output: format {options.format} needs pyarrow: pip install pyarrow, or use .json or .csv")
 
 
 def _codes(code: types.CodeType) -> list[types.CodeType]:

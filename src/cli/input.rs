@@ -122,7 +122,7 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Profile> {
     }
     if pstats::is_pstats(bytes) {
         return pstats::read(bytes).map_err(|e| {
-            let why = format!("it begins like a file of pstats, but has {} at byte {}", e.reason, e.at);
+            let why = format!("as a file of pstats it is damaged at byte {}: {}", e.at, e.reason);
             no_profile(path, why).hint("write it again: python3 -m cProfile -o out.pstats script.py")
         });
     }

@@ -10,6 +10,7 @@ pub mod folded;
 pub mod gil_waits;
 pub mod idle;
 pub mod interpreter_frames;
+pub mod intervals;
 pub mod json;
 pub mod merge;
 pub mod model;

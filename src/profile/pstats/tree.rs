@@ -1,8 +1,8 @@
 //! Makes a tree of a table of functions and callers.
 //!
 //! The tree is expanded from the functions that have calls without a caller. What a function did is divided among the
-//! stacks that lead to it in proportion to the times of the callers on them: the table has no more about it. A function
-//! that is on the stack already is not expanded again there.
+//! stacks that lead to it in proportion to the times that it took for the callers on them: the table has no more about
+//! it. A function that is on the stack already is not expanded again there.
 //!
 //! Calls and own time of each function, and of each pair of caller and callee, are then divided among the nodes of that
 //! pair, so that their sums are those of the table, whatever was estimated. Only which of several longer stacks they
@@ -30,7 +30,7 @@ struct Source {
     caller: u32,
     calls: u64,
     own: u64,
-    /// Share of what the function did when it was not called by itself.
+    /// Share of the time in what the function calls, of calls not by itself.
     share: f64,
 }
 
@@ -51,89 +51,74 @@ pub fn profile(table: &Table<'_>) -> Profile {
 
 /// Where a function's figures come from.
 fn sources(function: &Function<'_>, table: &Table<'_>) -> Vec<Source> {
-    let callers = &function.callers;
-    let sum = |amounts: &mut dyn Iterator<Item = u64>| amounts.fold(0u64, u64::saturating_add);
     let itself = |caller: u32| {
-        table
-            .functions
-            .get(caller as usize)
-            .is_some_and(|f| std::ptr::eq(f, function))
+        let caller = table.functions.get(caller as usize);
+        caller.is_some_and(|caller| std::ptr::eq(caller, function))
     };
-    let is_timed = callers.iter().all(|caller| caller.times.is_some());
-    let times = |at: usize| callers[at].times.unwrap_or_default();
-    let count = |primitive: u64, calls: u64| if table.is_sampled && is_timed { primitive } else { calls };
-    let counts: Vec<u64> = callers.iter().map(|c| count(c.primitive, c.calls)).collect();
-    let counted = count(function.primitive, function.calls);
-    let rest_of_calls = counted.saturating_sub(sum(&mut counts.iter().copied()));
-    let below = sum(&mut (0..callers.len())
-        .filter(|at| !itself(callers[*at].function))
-        .map(|at| times(at).1));
-    let rest_of_total = if is_timed {
-        function.total.saturating_sub(below)
-    } else {
-        0
-    };
-    // Of samples a function without a caller may have none itself.
-    let is_outermost = rest_of_calls > 0
-        || callers.iter().all(|caller| itself(caller.function))
-        || table.is_sampled && rest_of_total > 1000 + function.total / 1_000_000;
-
-    // Without times per caller, everything is divided by calls.
-    let mut weights_of_own: Vec<u64> = (0..callers.len()).map(|at| times(at).0).collect();
-    let mut weights_of_calls = counts;
-    let mut basis: Vec<f64> = (0..callers.len()).map(|at| times(at).1 as f64).collect();
-    if !is_timed {
-        weights_of_own.clone_from(&weights_of_calls);
-        basis = vec![0.0; callers.len()];
-    }
-    let mut callers: Vec<u32> = callers.iter().map(|caller| caller.function).collect();
-    // Functions whose times are 0 are divided by calls.
-    basis
-        .iter_mut()
-        .zip(&weights_of_calls)
-        .for_each(|(basis, calls)| *basis += 1e-6 * *calls as f64);
-    if is_outermost {
-        let rest_of_own = match is_timed {
-            true => function.own.saturating_sub(sum(&mut weights_of_own.iter().copied())),
-            false => rest_of_calls,
+    let is_timed = function.callers.iter().all(|caller| caller.times.is_some());
+    let has_samples = table.is_sampled && is_timed;
+    let count = |primitive: u64, calls: u64| if has_samples { primitive } else { calls };
+    let (mut calls_left, mut own_left, mut total_left) =
+        (count(function.primitive, function.calls), function.own, function.total);
+    // (caller, calls, own time, time in what it calls).
+    let mut rows: Vec<(u32, u64, u64, f64)> = Vec::with_capacity(function.callers.len() + 1);
+    for caller in &function.callers {
+        let calls = count(caller.primitive, caller.calls);
+        // Without times per caller, everything is divided by calls.
+        let (own, total) = match caller.times {
+            Some(times) if is_timed => times,
+            _ => (calls, 0),
         };
-        callers.insert(0, NONE);
-        weights_of_calls.insert(0, rest_of_calls);
-        weights_of_own.insert(0, rest_of_own);
-        basis.insert(0, rest_of_total as f64 + 1e-6 * rest_of_calls as f64);
+        rows.push((caller.function, calls, own, total.saturating_sub(own) as f64));
+        calls_left = calls_left.saturating_sub(calls);
+        own_left = own_left.saturating_sub(own);
+        if !itself(caller.function) {
+            total_left = total_left.saturating_sub(total);
+        }
     }
-    let all = if table.is_sampled {
-        function.primitive
-    } else {
-        function.calls
+    // Of samples a function without a caller may have none itself.
+    let is_outermost = calls_left > 0
+        || rows.iter().all(|row| itself(row.0))
+        || has_samples && total_left > 1000 + function.total / 1_000_000;
+    if is_outermost {
+        let (own, below) = match is_timed {
+            true => (own_left, total_left.saturating_sub(own_left)),
+            false => (calls_left, 0),
+        };
+        rows.insert(0, (NONE, calls_left, own, below as f64));
+    }
+    let all = match table.is_sampled {
+        true => function.primitive,
+        false => function.calls,
     };
-    let calls = apportion(all, &weights_of_calls);
-    let own = apportion(function.own, &weights_of_own);
-    let shared = callers.iter().zip(&basis).filter(|(caller, _)| !itself(**caller));
-    let whole: f64 = shared.map(|(_, basis)| basis).sum();
-    let rows = callers.into_iter().zip(calls).zip(own).zip(basis);
-    rows.map(|(((caller, calls), own), basis)| Source {
-        caller,
-        calls,
-        own,
-        share: if whole > 0.0 { basis / whole } else { 1.0 },
-    })
-    .collect()
+    let calls = apportion(all, rows.iter().map(|row| row.1));
+    let own = apportion(function.own, rows.iter().map(|row| row.2));
+    // A share of what it calls: where that takes no time, of its calls.
+    let basis = |row: &(u32, u64, u64, f64)| row.3 + 1e-6 * row.1 as f64;
+    let whole: f64 = rows.iter().filter(|row| !itself(row.0)).map(basis).sum();
+    let parts = rows.iter().zip(calls).zip(own);
+    parts
+        .map(|((row, calls), own)| Source {
+            caller: row.0,
+            calls,
+            own,
+            share: if whole > 0.0 { basis(row) / whole } else { 1.0 },
+        })
+        .collect()
 }
 
 /// Divides a total in proportion to weights, such that the parts are integers with this sum. Weights that have the sum
 /// are the parts. Without any weight, the first part is everything.
-fn apportion(total: u64, weights: &[u64]) -> Vec<u64> {
-    let whole: u128 = weights.iter().map(|weight| u128::from(*weight)).sum();
-    let mut parts = vec![0; weights.len()];
+fn apportion(total: u64, weights: impl Iterator<Item = u64> + Clone) -> Vec<u64> {
+    let whole: u128 = weights.clone().map(u128::from).sum();
+    let mut parts = vec![0; weights.clone().count()];
     if whole == 0 {
         parts.first_mut().into_iter().for_each(|first| *first = total);
         return parts;
     }
     let (mut weight_so_far, mut so_far) = (0u128, 0u128);
     for (part, weight) in parts.iter_mut().zip(weights) {
-        weight_so_far += u128::from(*weight);
-        // At most 2^64 times the number of weights, so it has no overflow where sums have: see `checked_mul`.
+        weight_so_far += u128::from(weight);
         let until = match u128::from(total).checked_mul(weight_so_far) {
             Some(product) => product / whole,
             None => ((total as f64) * (weight_so_far as f64 / whole as f64)) as u128,
