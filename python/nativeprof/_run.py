@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import functools
 import importlib
 import os
 import signal
 import sys
 import types
-from typing import Any, cast
+from typing import Any, Callable, cast
 
 from . import _native
 from .profiler import Profile, Profiler
@@ -158,7 +159,12 @@ class _Recording:
         self.profiler.start()
         # Registered before what the program registers, it is called after that.
         atexit.register(self.finish)
-        sys.addaudithook(self._hear)
+        if options.trace and sys.version_info < (3, 12):
+            # Setting the profile hook of a new thread is audited: a hook for that in Python would let the thread run before.
+            for name in ("execv", "execve"):
+                setattr(os, name, _after(self.finish, getattr(os, name)))
+        else:
+            sys.addaudithook(self._hear)
 
     def _hear(self, event: str, _: object) -> None:
         if event == "os.exec":
@@ -177,6 +183,15 @@ class _Recording:
             print(f"nativeprof: cannot write the profile: {error}", file=sys.__stderr__)
         if not self.options.quiet and sys.__stderr__ is not None:
             print(profile.summary(written), file=sys.__stderr__)
+
+
+def _after(first: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def both(*arguments: Any, **named: Any) -> Any:
+        first()
+        return function(*arguments, **named)
+
+    return both
 
 
 def _profiler(options: argparse.Namespace) -> Profiler | _Timeline:
