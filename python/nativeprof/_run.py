@@ -97,7 +97,7 @@ def _choose_timeline(parser: argparse.ArgumentParser, options: argparse.Namespac
             importlib.import_module("pyarrow.parquet")
             importlib.import_module("pyarrow").array([0])
         except ImportError:
-            parser.error(f"argument -o/--output: format {options.format} needs pyarrow: pip install pyarrow, or use .json or .csv")
+            parser.error(f"argument -o/--output: {options.format} needs pyarrow: pip install pyarrow, or use .json or .csv")
 
 
 def _codes(code: types.CodeType) -> list[types.CodeType]:

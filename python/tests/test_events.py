@@ -918,7 +918,8 @@ def test_command_line_errors(tmp_path, words, expected):
 def test_timeline_formats_are_for_events_only(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("")
-    done = subprocess.run([sys.executable, "-m", "nativeprof", "-f", "csv", str(script)], capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-m", "nativeprof", "-f", "csv", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "csv is for --trace events" in done.stderr
 
 
