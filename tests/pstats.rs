@@ -189,9 +189,12 @@ fn a_sampled_profile_keeps_its_samples() {
     for value in ["samples", "cpu"] {
         let by_name = |rows: Rows| {
             let mut own: BTreeMap<String, u64> = BTreeMap::new();
-            // Names in files of pstats have no control characters.
-            rows.into_iter()
-                .for_each(|((name, _), row)| *own.entry(line(&name).into_owned()).or_default() += row.0);
+            for ((name, place), row) in rows {
+                // Files of pstats have no qualified names, and no control characters.
+                let is_python = place.rsplit(':').next().is_some_and(|line| line.parse::<u32>().is_ok());
+                let key = if is_python { place } else { name };
+                *own.entry(line(&key).into_owned()).or_default() += row.0;
+            }
             own.retain(|_, own| *own > 0);
             own
         };
