@@ -374,7 +374,7 @@ mod tests {
             (b"r\xff\xff\xff\xff", "does not exist"),
             (b"R\0\0\0\0", "does not exist"),
             (b"\xa9\x01r\0\0\0\0", "does not exist"),
-            (b"\xfbNr\0\0\0\00", "does not exist"),
+            (b"\xfbNr\0\0\0\x000", "does not exist"),
             (b"0", "no value"),
             (b")\x010", "ends too early"),
             (b"{N0", "key without a value"),

@@ -9,12 +9,15 @@ use crate::profile::stats::Stats;
 
 type Figures = (u64, u64);
 
+/// A caller: its name, and calls, own and cumulative time where they are known.
+type Caller<'a> = (&'a str, Option<(i32, f64, f64)>);
+
 /// A file, as Python writes it but without references.
 #[derive(Default)]
 struct File(Vec<u8>);
 
 impl File {
-    fn function(&mut self, name: &str, figures: (i32, i32, f64, f64), callers: &[(&str, Option<(i32, f64, f64)>)]) {
+    fn function(&mut self, name: &str, figures: (i32, i32, f64, f64), callers: &[Caller<'_>]) {
         let (primitive, calls, own, total) = figures;
         self.key(name)
             .tag(b'(', 5)
@@ -347,7 +350,7 @@ fn other_contents_are_errors() {
         (b"{0".to_vec(), ""),
         (row(&[&one[..], one, zero, zero, b"{0"].concat()), ""),
         (good.clone(), "cut short"),
-        (b"{)\x01Ni\0\0\0\00".to_vec(), "key that is not"),
+        (b"{)\x01Ni\0\0\0\x000".to_vec(), "key that is not"),
         ([&key(b"N")[..], b"N0"].concat(), "key that is not"),
         ([&good[..], b"N0"].concat(), "five figures"),
         (row(&[&one[..], one, zero, zero, b"N"].concat()), "not a dictionary"),
