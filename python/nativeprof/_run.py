@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import functools
+import importlib
 import os
 import signal
 import sys
 import types
-from typing import Any, cast
+from typing import Any, Callable, cast
 
 from . import _native
-from .profiler import Profiler
+from .profiler import Profile, Profiler
+
+# How the timeline of `--trace events` is written, and the endings that tell it.
+_TIMELINES = {"chrome": (".json",), "csv": (".csv",), "arrow": (".arrow", ".feather"), "parquet": (".parquet",)}
 
 
 def _arguments(words: list[str]) -> argparse.Namespace:
@@ -22,12 +27,14 @@ def _arguments(words: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("-r", "--rate", type=int, default=100, metavar="HZ", help="samples per second of each thread (100)")
     parser.add_argument("-o", "--output", metavar="FILE", help="where the profile goes (nativeprof-PID.html)")
-    parser.add_argument("-f", "--format", choices=_native.formats(), help="its format, if the file's ending does not tell")
+    formats = _native.formats() + [name for name in _TIMELINES if name not in _native.formats()]
+    parser.add_argument("-f", "--format", choices=formats, help="its format, if the file's ending does not tell")
     parser.add_argument("--mode", choices=("cpu", "wall"), default="cpu", help="sample CPU time, or time that goes by (cpu)")
     parser.add_argument(
         "--trace",
-        choices=("times", "counts", "counts+samples"),
-        help="do not sample: count and time every call, or only count how often each Python function begins; or that and sample",
+        choices=("times", "counts", "counts+samples", "events"),
+        help="do not sample: count and time every call, or only count how often each Python function begins; or that and sample; "
+        "events: the timeline of all calls, returns and allocations, as a Chrome trace (.json), .csv, .arrow or .parquet",
     )
     parser.add_argument("--subtract", action="store_true", help="take the cost of tracing out of the times")
     parser.add_argument("--only", action="append", default=[], metavar="MODULE[:FUNCTION]", help="trace only this")
@@ -47,6 +54,10 @@ def _arguments(words: list[str]) -> argparse.Namespace:
         parser.error("--only, --skip and --subtract go with --trace")
     if not 1 <= options.rate <= 10_000:
         parser.error(f"argument -r/--rate: {options.rate} is not between 1 and 10000")
+    if options.trace == "events":
+        _choose_timeline(parser, options)
+    elif options.format in _TIMELINES and options.format not in _native.formats():
+        parser.error(f"argument -f/--format: {options.format} is for --trace events")
     if options.output is None:
         options.output = f"nativeprof-{os.getpid()}.{options.format or 'html'}"
     if options.format is None:
@@ -62,24 +73,98 @@ def _arguments(words: list[str]) -> argparse.Namespace:
     return options
 
 
+def _choose_timeline(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Sets output and format for ``--trace events``; ends the program with an error if they, or other options, are wrong."""
+    if options.only or options.skip or options.subtract:
+        parser.error("--only, --skip and --subtract have no effect on --trace events: leave them out")
+    if options.output is None:
+        ending = _TIMELINES.get(options.format or "chrome", ("",))[0]
+        options.output = f"nativeprof-{os.getpid()}{ending}"
+    if options.format is None:
+        name = options.output.lower()
+        fitting = [format for format, endings in _TIMELINES.items() if name.endswith(endings)]
+        if not fitting:
+            parser.error(
+                f"argument -o/--output: the ending of {options.output} is not one of a timeline: use .json (Chrome trace), .csv, "
+                ".arrow, .feather or .parquet, or name the format with -f"
+            )
+        options.format = fitting[0]
+    if options.format not in _TIMELINES:
+        parser.error(f"argument -f/--format: a timeline of events is {', '.join(_TIMELINES)}, not {options.format}")
+    if options.format in ("arrow", "parquet"):
+        try:
+            # Now: when the interpreter ends it cannot be imported any more, nor can pandas, which its first array imports.
+            importlib.import_module("pyarrow.parquet")
+            importlib.import_module("pyarrow").array([0])
+        except ImportError:
+            parser.error(f"argument -o/--output: {options.format} needs pyarrow: pip install pyarrow, or use .json or .csv")
+
+
+def _codes(code: types.CodeType) -> list[types.CodeType]:
+    """A code object and those of the functions defined in it."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return [code, *(found for one in inner for found in _codes(one))]
+
+
+class _Timeline:
+    """What :class:`_Recording` needs of a profiler and its profile, for ``--trace events``."""
+
+    def __init__(self, native: bool) -> None:
+        from .events import EventProfiler
+
+        self._events = EventProfiler(native=native)
+        own = [thing for thing in globals().values() if isinstance(thing, types.FunctionType) and thing.__module__ == __name__]
+        own += [
+            method for kind in (_Recording, _Timeline) for method in vars(kind).values() if isinstance(method, types.FunctionType)
+        ]
+        self._events._left_out = [*self._events._left_out, *(code for function in own for code in _codes(function.__code__))]
+
+    def start(self) -> None:
+        self._events.start()
+
+    def stop(self) -> _Timeline:
+        self._events.stop()
+        return self
+
+    def _is_running(self) -> bool:
+        return self._events._log.is_running()
+
+    def save(self, path: str, format: str) -> None:
+        if format == "chrome":
+            self._events.to_chrome(path)
+        elif format == "csv":
+            self._events.to_csv(path)
+        elif format == "parquet":
+            self._events.to_parquet(path)
+        else:
+            import pyarrow
+
+            table = self._events.to_arrow()
+            with pyarrow.OSFile(path, "wb") as file, pyarrow.ipc.new_file(file, table.schema) as writer:
+                writer.write_table(table)
+
+    def summary(self, written: str) -> str:
+        dropped = self._events.dropped
+        lost = f", {dropped} more did not fit into the temporary file" if dropped else ""
+        return f"nativeprof: {self._events._empty_cache()} events{lost}\n  written:  {written}"
+
+
 class _Recording:
     """The recording of the program, written when it ends: at exit, after all threads, or before it runs another one."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        mode, threads = options.mode, options.threads or None
-        if options.trace:
-            mode = {"times": "calls", "counts": "counts", "counts+samples": f"counts+{mode}"}[options.trace]
-            # Not what runs the program: its own calls only.
-            options.skip += ["nativeprof._run", "nativeprof.profiler"]
-        self.profiler = Profiler(
-            options.rate, not options.no_native, mode, threads, only=options.only, skip=options.skip, subtract=options.subtract
-        )
+        self.profiler = _profiler(options)
         self.pid = os.getpid()
         self.profiler.start()
         # Registered before what the program registers, it is called after that.
         atexit.register(self.finish)
-        sys.addaudithook(self._hear)
+        if options.trace and sys.version_info < (3, 12):
+            # Setting the profile hook of a new thread is audited: a hook for that in Python would let the thread run before.
+            for name in ("execv", "execve"):
+                setattr(os, name, _after(self.finish, getattr(os, name)))
+        else:
+            sys.addaudithook(self._hear)
 
     def _hear(self, event: str, _: object) -> None:
         if event == "os.exec":
@@ -88,7 +173,7 @@ class _Recording:
     def finish(self) -> None:
         if os.getpid() != self.pid or not self.profiler._is_running():
             return
-        profile = self.profiler.stop()
+        profile: Profile | _Timeline = self.profiler.stop()
         output, written = self.options.output, ""
         try:
             profile.save(output, self.options.format)
@@ -98,6 +183,34 @@ class _Recording:
             print(f"nativeprof: cannot write the profile: {error}", file=sys.__stderr__)
         if not self.options.quiet and sys.__stderr__ is not None:
             print(profile.summary(written), file=sys.__stderr__)
+
+
+def _after(first: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def both(*arguments: Any, **named: Any) -> Any:
+        first()
+        return function(*arguments, **named)
+
+    return both
+
+
+def _profiler(options: argparse.Namespace) -> Profiler | _Timeline:
+    if options.trace == "events":
+        return _Timeline(not options.no_native)
+    mode = options.mode
+    if options.trace:
+        mode = {"times": "calls", "counts": "counts", "counts+samples": f"counts+{mode}"}[options.trace]
+        # Not what runs the program: its own calls only.
+        options.skip += ["nativeprof._run", "nativeprof.profiler"]
+    return Profiler(
+        options.rate,
+        not options.no_native,
+        mode,
+        options.threads or None,
+        only=options.only,
+        skip=options.skip,
+        subtract=options.subtract,
+    )
 
 
 def main(words: list[str]) -> None:

@@ -140,6 +140,8 @@ class EventProfiler:
         self.size, self.impl = size, impl
         self._wants_calls = bool(calls)
         self._logged: dict[int, tuple[Any, bool]] = {}
+        # Functions whose calls are not shown.
+        self._left_out: list[types.CodeType] = _OWN_CODE
         file = None
         if spill is not False:
             file = tempfile.TemporaryFile(prefix="nativeprof-events-", dir=None if spill is True else os.fspath(spill))
@@ -161,8 +163,8 @@ class EventProfiler:
         stacks: list[tuple[int, list[Any]]] = []
         try:
             if self._calls:
-                stacks = _stacks()
-            self._log.start(self._calls and self._wants_calls, stacks, _OWN_CODE)
+                stacks = _stacks(frozenset(self._left_out))
+            self._log.start(self._calls and self._wants_calls, stacks, self._left_out)
         except BaseException:
             _running.discard(self)
             raise
@@ -386,14 +388,14 @@ atexit.register(_stop_all)
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _stacks() -> list[tuple[int, list[Any]]]:
+def _stacks(left_out: frozenset[types.CodeType] = frozenset()) -> list[tuple[int, list[Any]]]:
     """Of each thread its ident and the code objects on its stack, outermost first, without those of this module."""
     stacks: list[tuple[int, list[Any]]] = []
     frame: types.FrameType | None
     for ident, frame in sys._current_frames().items():
         codes: list[Any] = []
         while frame is not None:
-            if frame.f_globals is not globals():
+            if frame.f_globals is not globals() and frame.f_code not in left_out:
                 codes.append(frame.f_code)
             frame = frame.f_back
         codes.reverse()

@@ -852,3 +852,83 @@ def test_chrome(recorded, tmp_path):
     assert set(depth.values()) == {0}
     assert [e["name"] for e in events if e["ph"] == "B" and e["name"] in ("f1", "f2", "f3")].count("f1") == 6
     assert any(e["ph"] == "C" and e["args"] for e in events)
+
+
+def run_traced(directory, *words, code=0):
+    script = directory / "script.py"
+    script.write_text("def f(n):\n    return [n]\n\n\nfor n in range(7):\n    f(n)\n")
+    command = [sys.executable, "-m", "nativeprof", "--trace", "events", *words, str(script)]
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stderr
+    return done.stderr
+
+
+# Of the package: what runs the program is not part of it.
+OWN = {"run", "main", "start", "finish", "stop", "_profiler", "_is_running"}
+
+
+def test_command_line_chrome(tmp_path):
+    said = run_traced(tmp_path, "-o", "out.json")
+    assert "events" in said and "out.json (chrome)" in said
+    events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
+    names = collections.Counter(e["name"] for e in events if e["ph"] == "B")
+    assert names["f"] == 7 and names["<module>"] >= 1
+    ours = [e for e in events if e["ph"] == "B" and "nativeprof" in e["args"]["file"] and e["name"] in OWN]
+    assert not ours, ours
+    assert run_traced(tmp_path, "-q", "-o", "x", "-f", "chrome") == ""
+    assert json.loads((tmp_path / "x").read_text())["traceEvents"]
+
+
+def test_command_line_csv(tmp_path):
+    run_traced(tmp_path, "-o", "out.csv", "--no-native")
+    with open(tmp_path / "out.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    calls = [row for row in rows if row["event"] == "call" and row["name"] == "f"]
+    assert len(calls) == 7 and {row["from_name"] for row in calls} == {"<module>"}
+    assert {row["domain"] for row in rows} <= {"", "raw", "mem", "obj"}
+
+
+def test_command_line_arrow_and_parquet(tmp_path):
+    ipc = pytest.importorskip("pyarrow.ipc")
+    from pyarrow import parquet
+
+    for name in ("out.arrow", "out.feather", "out.parquet"):
+        run_traced(tmp_path, "-o", name)
+        path = str(tmp_path / name)
+        table = parquet.read_table(path) if name.endswith("parquet") else ipc.open_file(path).read_all()
+        events = zip(table.column("event").to_pylist(), table.column("name").to_pylist())
+        assert sum(1 for event in events if event == ("call", "f")) == 7
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["-o", "out.svg"], ".parquet, or name the format with -f"),
+        (["-o", "out.json", "-f", "svg"], "a timeline of events is chrome, csv, arrow, parquet, not svg"),
+        (["--only", "json"], "have no effect on --trace events"),
+        (["--subtract"], "have no effect on --trace events"),
+        (["-o", "nowhere/out.json"], "cannot be written"),
+    ],
+)
+def test_command_line_errors(tmp_path, words, expected):
+    assert expected in run_traced(tmp_path, *words, code=2)
+    assert not [path for path in tmp_path.iterdir() if path.suffix != ".py"]
+
+
+def test_timeline_formats_are_for_events_only(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("")
+    command = [sys.executable, "-m", "nativeprof", "-f", "csv", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "csv is for --trace events" in done.stderr
+
+
+@pytest.mark.parametrize("end", ["raise ValueError(7)", "import sys; sys.exit(3)", "import os; os._exit(4)"])
+def test_command_line_keeps_the_end_of_the_program(tmp_path, end):
+    script = tmp_path / "script.py"
+    script.write_text(f"def f():\n    {end}\n\n\nf()\n")
+    command = [sys.executable, "-m", "nativeprof", "--trace", "events", "-o", "out.csv", str(script)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    expected = {"raise": 1, "import sys": 3, "import os": 4}
+    assert done.returncode == next(code for start, code in expected.items() if end.startswith(start)), done.stderr
+    assert (tmp_path / "out.csv").exists() == ("_exit" not in end)

@@ -3,6 +3,7 @@
 import _thread
 import gc
 import importlib
+import json
 import marshal
 import os
 import pstats
@@ -841,7 +842,6 @@ def test_trace_on_the_command_line(tmp_path):
             continue
         assert "calls in" in done.stderr and "own cost" in done.stderr, done.stderr
         with open(out, "rb") as file:
-            import json
 
             counts = walk(json.load(file))
         assert sum(v for (_, name), v in counts.items() if name == "f") == 7
@@ -851,3 +851,31 @@ def test_trace_on_the_command_line(tmp_path):
     python("-m", "nativeprof", "--trace", "times", "--subtract", "-q", "-o", str(page), str(script))
     assert page.stat().st_size > 10_000
     python("-m", "nativeprof", "--subtract", str(script), code=2)
+
+
+def test_the_command_line_traces_threads_from_their_first_call(tmp_path):
+    script = tmp_path / "s.py"
+    script.write_text(
+        "import sys, threading\n"
+        "def first(): pass\n"
+        "sys.setswitchinterval(1e-6)\n"
+        "for _ in range(200):\n"
+        "    thread = threading.Thread(target=first)\n"
+        "    thread.start()\n"
+        "    thread.join()\n"
+    )
+    out = tmp_path / "out.json"
+    python("-m", "nativeprof", "--trace", "counts", "-q", "-o", str(out), str(script))
+    counts = walk(json.loads(out.read_text()))
+    assert sum(count for (_, name), count in counts.items() if name == "first") == 200
+
+
+def test_the_command_line_writes_before_another_program_runs(tmp_path):
+    script = tmp_path / "s.py"
+    script.write_text("import os, sys\ndef f(): pass\nf()\nos.execv(sys.executable, [sys.executable, '-c', 'print(5)'])\n")
+    out = tmp_path / "out.json"
+    command = [sys.executable, "-m", "nativeprof", "--trace", "counts", "-q", "-o", str(out), str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "5\n"), done.stderr
+    counts = walk(json.loads(out.read_text()))
+    assert sum(count for (_, name), count in counts.items() if name == "f") == 1

@@ -1,5 +1,5 @@
 //! Reads saved profiles, for every command: a file or `-` for standard input, compressed or not; a count tree of
-//! nativeprof or Dask, or a tape.
+//! nativeprof or Dask, a tape, or a file of Python's pstats.
 //!
 //! A command calls [`phases::become_caller`] before it opens anything.
 
@@ -15,6 +15,7 @@ use crate::privileges::credentials::Caps;
 use crate::privileges::phases;
 use crate::profile::json;
 use crate::profile::model::Profile;
+use crate::profile::pstats;
 use crate::session::{Grouping, SessionOptions};
 use crate::tape::encode as tape;
 use crate::tape_replay;
@@ -119,6 +120,12 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Profile> {
         };
         return tape_replay::profile(&Rc::new(tape), options);
     }
+    if pstats::is_pstats(bytes) {
+        return pstats::read(bytes).map_err(|e| {
+            let why = format!("as a file of pstats it is damaged at byte {}: {}", e.at, e.reason);
+            no_profile(path, why).hint("write it again: python3 -m cProfile -o out.pstats script.py")
+        });
+    }
     json::read(bytes).map_err(|e| {
         let why = match kind(bytes) {
             Some(kind) => format!("it is {kind}"),
@@ -144,7 +151,7 @@ fn kind(bytes: &[u8]) -> Option<&'static str> {
         _ if bytes.trim_ascii_start().is_empty() => Some("empty"),
         _ if starts("<?xml") || starts("<svg") => Some("an SVG, which omits frames too narrow to draw"),
         _ if starts("<") => Some("an HTML page"),
-        _ if starts("PERFILE2") => Some("a perf.data file; only nativeprof and Dask profiles can be read"),
+        _ if starts("PERFILE2") => Some("a perf.data file; only profiles of nativeprof, Dask and cProfile can be read"),
         _ => None,
     }
 }

@@ -5,10 +5,15 @@
 //! {(file, line, name): (direct, all, self, cumulative, {(file, line, name): (all, direct, own, cumulative)})}
 //! ```
 //!
-//! Where a tracer counts calls there are samples here: *all* of them with the function on the stack (`ncalls`), and
+//! A profile of calls has in it what `cProfile` would have: calls, those of them that are not recursive (primitive), and
+//! times.
+//!
+//! A sampled profile has samples in the place of calls: *all* of them with the function on the stack (`ncalls`), and
 //! those in which it was itself running (primitive calls), as CPython 3.15's own sampler has it. Times are samples by
 //! the period, in seconds of CPU time; where the rate is not known a sample is a second. The sum of primitive calls is
-//! the number of samples. Native functions have their module for a file and 0 for a line.
+//! the number of samples. A text after the dictionary says so to our own reader; Python's readers stop before it.
+//!
+//! Native functions have their module for a file and 0 for a line.
 //!
 //! Sources: `Lib/pstats.py` (`load_stats`), `Lib/cProfile.py` (`snapshot_stats`), `Python/marshal.c` (type codes of
 //! format 2, without references, which every version reads).
@@ -21,13 +26,82 @@ use rustc_hash::FxHashMap;
 use super::thread_tracks::{NONE, Stacks, period};
 use crate::escape;
 use crate::profile::model::{FrameKind, Profile};
+use crate::profile::pstats::{BUILTIN, SAMPLES_MARK};
+use crate::profile::values::ValueType;
 use crate::profile::view::View;
 
-/// Samples with something on the stack, and at its end.
+/// Figures of a function, or of a pair of caller and callee: as the file has them, times in their unit.
 #[derive(Clone, Copy, Default)]
-struct Count {
-    all: u64,
-    direct: u64,
+struct Figures {
+    calls: u64,
+    primitive: u64,
+    own: u64,
+    total: u64,
+}
+
+/// What an item of the view has itself, and with what is below it.
+struct Amounts {
+    is_sampled: bool,
+    self_counts: Vec<u64>,
+    counts: Vec<u64>,
+    own: Vec<u64>,
+    total: Vec<u64>,
+}
+
+impl Amounts {
+    fn new(profile: &Profile, view: &View<'_>, stacks: &Stacks<'_>) -> Amounts {
+        let is_sampled = *profile.count_type() != ValueType::CALLS;
+        let self_counts = stacks.self_counts.clone();
+        let counts: Vec<u64> = view.items.iter().map(|item| item.count).collect();
+        let time = profile.find_value("wall").or_else(|| profile.find_value("cpu"));
+        let (own, total) = match (is_sampled, time) {
+            (true, _) => (self_counts.clone(), counts.clone()),
+            (false, Some(time)) => (view.self_amounts(profile, time), view.amounts(profile, time)),
+            (false, None) => (vec![0; counts.len()], vec![0; counts.len()]),
+        };
+        Amounts {
+            is_sampled,
+            self_counts,
+            counts,
+            own,
+            total,
+        }
+    }
+
+    /// Adds an item to the figures of its function, or of its pair. `is_outermost`: no other one of them is above it.
+    fn add(&self, item: u32, is_outermost: bool, figures: &mut Figures) {
+        let at = item as usize;
+        let add = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more);
+        add(&mut figures.own, self.own[at]);
+        if is_outermost {
+            add(&mut figures.total, self.total[at]);
+        }
+        if self.is_sampled {
+            add(&mut figures.primitive, self.self_counts[at]);
+            add(&mut figures.calls, if is_outermost { self.counts[at] } else { 0 });
+        } else {
+            add(&mut figures.calls, self.self_counts[at]);
+            add(
+                &mut figures.primitive,
+                if is_outermost { self.self_counts[at] } else { 0 },
+            );
+        }
+    }
+
+    /// Adds what a thread or process has itself, outside of all functions.
+    fn add_group(&self, item: u32, figures: &mut Figures) {
+        let at = item as usize;
+        let amounts = [self.self_counts[at], self.self_counts[at], self.own[at], self.own[at]];
+        let sums = [
+            &mut figures.calls,
+            &mut figures.primitive,
+            &mut figures.own,
+            &mut figures.total,
+        ];
+        sums.into_iter()
+            .zip(amounts)
+            .for_each(|(sum, more)| *sum = sum.saturating_add(more));
+    }
 }
 
 /// Writes the profile as marshalled statistics.
@@ -35,35 +109,46 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     let view = View::new(profile);
     let stacks = Stacks::by_function(&view);
     let (keys, key_of) = keys(&stacks);
-    let mut functions = vec![Count::default(); keys.len()];
-    let mut edges: FxHashMap<(u32, u32), Count> = FxHashMap::default();
-    count(&view, &stacks, &key_of, &mut functions, &mut edges);
+    let mut functions = vec![Figures::default(); keys.len()];
+    let mut edges: FxHashMap<(u32, u32), Figures> = FxHashMap::default();
+    let amounts = Amounts::new(profile, &view, &stacks);
+    count(&view, &stacks, &amounts, &key_of, &mut functions, &mut edges);
 
-    let mut callers: Vec<Vec<(u32, Count)>> = vec![Vec::new(); keys.len()];
-    for ((caller, callee), count) in edges {
-        callers[callee as usize].push((caller, count));
+    let mut callers: Vec<Vec<(u32, Figures)>> = vec![Vec::new(); keys.len()];
+    for ((caller, callee), figures) in edges {
+        callers[callee as usize].push((caller, figures));
     }
-    let seconds = period(profile).map_or(1.0, |ns| ns as f64 * 1e-9);
+    let seconds = match amounts.is_sampled {
+        true => period(profile).map_or(1.0, |ns| ns as f64 * 1e-9),
+        false => 1e-9,
+    };
     let mut out = BufWriter::with_capacity(64 << 10, out);
     out.write_all(b"{")?;
     for (key, callers) in callers.iter_mut().enumerate() {
-        let Count { all, direct } = functions[key];
-        if all == 0 {
+        let figures = functions[key];
+        if figures.calls == 0 && figures.total == 0 {
             continue;
         }
         out.write_all(&keys[key])?;
         out.write_all(b"(\x05\0\0\0")?;
-        numbers([direct, all], seconds, [direct, all], &mut out)?;
+        numbers([figures.primitive, figures.calls], &figures, seconds, &mut out)?;
         out.write_all(b"{")?;
         callers.sort_unstable_by_key(|(caller, _)| *caller);
-        for (caller, Count { all, direct }) in callers {
+        for (caller, figures) in callers {
             out.write_all(&keys[*caller as usize])?;
             out.write_all(b"(\x04\0\0\0")?;
-            numbers([*all, *direct], seconds, [*direct, *all], &mut out)?;
+            numbers([figures.calls, figures.primitive], figures, seconds, &mut out)?;
         }
         out.write_all(b"0")?;
     }
     out.write_all(b"0")?;
+    if amounts.is_sampled {
+        let is_time = |name: &&str| period(profile).is_some() && profile.find_value(name).is_some();
+        let clock = ["cpu", "wall"].into_iter().find(is_time).unwrap_or_default();
+        let mut mark = Vec::new();
+        text(&format!("{SAMPLES_MARK} {clock}"), &mut mark);
+        out.write_all(&mark)?;
+    }
     out.flush()
 }
 
@@ -78,7 +163,7 @@ fn keys(stacks: &Stacks<'_>) -> (Vec<Vec<u8>>, Vec<u32>) {
             (Some(frame), _) => (&*frame.filename, frame.first_line, &*frame.name),
             // The location of built-in functions for the readers.
             (_, None) => ("~", 0, &*function.name),
-            (_, Some(frame)) if frame.module.is_empty() => ("~", 0, &*function.name),
+            (_, Some(frame)) if matches!(&*frame.module, "" | BUILTIN) => ("~", 0, &*function.name),
             (_, Some(frame)) => (&*frame.module, 0, &*function.name),
         };
         let mut key = b"(\x03\0\0\0".to_vec();
@@ -94,17 +179,16 @@ fn keys(stacks: &Stacks<'_>) -> (Vec<Vec<u8>>, Vec<u32>) {
     (keys, of_function)
 }
 
-/// Counts each function, and each pair of caller and callee, once for every sample that has it on the stack, however
-/// often.
+/// Adds up the figures of each function, and of each pair of caller and callee.
 fn count(
     view: &View<'_>,
     stacks: &Stacks<'_>,
+    amounts: &Amounts,
     key_of: &[u32],
-    functions: &mut [Count],
-    edges: &mut FxHashMap<(u32, u32), Count>,
+    functions: &mut [Figures],
+    edges: &mut FxHashMap<(u32, u32), Figures>,
 ) {
     let key = |item: u32| key_of[stacks.function[item as usize] as usize];
-    let add = |count: &mut u64, more: u64| *count = count.saturating_add(more);
     let mut on_path = vec![0u32; functions.len()];
     let mut edges_on_path: FxHashMap<(u32, u32), u32> = FxHashMap::default();
     // (item, whether it is being left)
@@ -114,7 +198,6 @@ fn count(
         let edge = (caller != NONE).then(|| (key(caller), here));
         // Threads and processes are not functions: only their self samples count.
         let group = stacks.function[item as usize] == 0;
-        let (all, self_count) = (view.items[item as usize].count, stacks.self_counts[item as usize]);
         if leaving {
             on_path[here as usize] -= u32::from(!group);
             if let Some(depth) = edge.and_then(|edge| edges_on_path.get_mut(&edge)) {
@@ -122,20 +205,15 @@ fn count(
             }
             continue;
         }
-        add(&mut functions[here as usize].direct, self_count);
         if group {
-            add(&mut functions[here as usize].all, self_count);
-        } else if on_path[here as usize] == 0 {
-            add(&mut functions[here as usize].all, all);
+            amounts.add_group(item, &mut functions[here as usize]);
+        } else {
+            amounts.add(item, on_path[here as usize] == 0, &mut functions[here as usize]);
         }
         on_path[here as usize] += u32::from(!group);
         if let Some(edge) = edge {
-            let count = edges.entry(edge).or_default();
             let depth = edges_on_path.entry(edge).or_default();
-            add(&mut count.direct, self_count);
-            if *depth == 0 {
-                add(&mut count.all, all);
-            }
+            amounts.add(item, *depth == 0, edges.entry(edge).or_default());
             *depth += 1;
         }
         walk.push((item, true));
@@ -143,12 +221,12 @@ fn count(
     }
 }
 
-fn numbers(calls: [u64; 2], seconds: f64, times: [u64; 2], out: &mut impl Write) -> io::Result<()> {
+fn numbers(calls: [u64; 2], figures: &Figures, seconds: f64, out: &mut impl Write) -> io::Result<()> {
     let mut bytes = Vec::with_capacity(40);
     calls.into_iter().for_each(|n| integer(n, &mut bytes));
-    for samples in times {
+    for time in [figures.own, figures.total] {
         bytes.push(b'g');
-        bytes.extend((samples as f64 * seconds).to_le_bytes());
+        bytes.extend((time as f64 * seconds).to_le_bytes());
     }
     out.write_all(&bytes)
 }

@@ -196,7 +196,7 @@ pub struct Replay {
 
 #[derive(Debug, Args)]
 pub struct Report {
-    /// Profile: json or json.gz of nativeprof or Dask, or a tape; `-` for standard input
+    /// Profile: json or json.gz of nativeprof or Dask, pstats, or a tape; `-` for standard input
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
     /// Row filters, applied in order: `20` (first 20 rows), `0.1` or `10%` (first tenth of the rows; in a tree, nodes
@@ -245,7 +245,7 @@ pub struct Report {
 
 #[derive(Debug, Args)]
 pub struct Diff {
-    /// Older profile: json or json.gz of nativeprof or Dask, or a tape; `-` for standard input
+    /// Older profile: json or json.gz of nativeprof or Dask, pstats, or a tape; `-` for standard input
     #[arg(value_name = "BEFORE")]
     pub before: PathBuf,
     /// Newer profile
@@ -391,7 +391,7 @@ pub enum ColorWhen {
 
 #[derive(Debug, Args)]
 pub struct Export {
-    /// Profile: json or json.gz of nativeprof or Dask, or a tape; `-` for standard input
+    /// Profile: json or json.gz of nativeprof or Dask, pstats, or a tape; `-` for standard input
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
     /// Output file or directory, or `-` for standard output [default: FILE with the extension of the format]
@@ -408,7 +408,7 @@ pub struct Export {
 
 #[derive(Debug, Args)]
 pub struct Merge {
-    /// Profiles: json or json.gz of nativeprof or Dask, or tapes; `-` for standard input
+    /// Profiles: json or json.gz of nativeprof or Dask, pstats, or tapes; `-` for standard input
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
     /// Output file or directory, or `-` for standard output

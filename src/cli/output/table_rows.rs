@@ -23,6 +23,16 @@ pub struct ReportRow {
     pub total: u64,
     /// Self samples in native code, of a Python function that they count for.
     pub native: Option<u64>,
+    /// Of a function in a sampled profile with exact numbers of calls.
+    pub counted: Option<CountedRow>,
+}
+
+/// A function's calls, and its own time in ns with its interval (95 % confidence).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CountedRow {
+    pub calls: u64,
+    pub time: u64,
+    pub interval: (u64, u64),
 }
 
 impl ReportRow {
@@ -44,6 +54,11 @@ impl ReportRow {
         let mut value = json!({"self": self.self_count, "total": self.total});
         if let Some(native) = self.native {
             value["native"] = native.into();
+        }
+        if let Some(counted) = self.counted {
+            value["calls"] = counted.calls.into();
+            value["self_ns"] = counted.time.into();
+            value["self_ns_interval"] = json!([counted.interval.0, counted.interval.1]);
         }
         if let Some(kind) = self.kind {
             value["kind"] = kind_name(kind).into();

@@ -27,7 +27,7 @@ use super::stats::{SelfTotal, Stats};
 use super::values::Unit;
 
 mod matching;
-mod quantile;
+pub(super) mod quantile;
 
 pub use matching::RowMap;
 
@@ -330,7 +330,7 @@ fn interpreters(profiles: [&Profile; 2]) -> HashSet<&str> {
 }
 
 /// Samples that ended in each node, for each block of time.
-fn self_by_block(profile: &Profile, blocks: usize) -> impl Iterator<Item = Vec<u64>> {
+pub(super) fn self_by_block(profile: &Profile, blocks: usize) -> impl Iterator<Item = Vec<u64>> {
     let times = || profile.timeline.iter().map(|tick| tick.time);
     let (first, last) = (times().min().unwrap_or(0), times().max().unwrap_or(0));
     let span = u128::from(last - first) + 1;

@@ -25,6 +25,9 @@ use crate::profile::summary;
 use crate::profile::views;
 use crate::resolve::source_lines;
 
+use counted::Counted;
+
+mod counted;
 mod source;
 mod tree;
 mod waits;
@@ -191,8 +194,10 @@ impl ReportContext<'_> {
 
     /// Python functions, each with the native code that it runs; `python` has what they do themselves.
     fn python_functions(&self, python: &HashMap<PythonFunction, u64>) -> Rendered {
+        let counted = Counted::of(self.profile);
         let by_id = ReportRow::of_functions_by_id(self.stats).into_iter();
-        let rows = by_id.filter(|(_, row)| row.total > 0).map(|(id, mut row)| {
+        let rows = by_id.map(|(id, mut row)| {
+            row.counted = counted.as_ref().map(|counted| counted.row(id, row.self_count));
             let frame = self.stats.frame(id);
             if frame.kind == FrameKind::Python {
                 let alone = python.get(&python_function(frame)).copied().unwrap_or(0);
@@ -200,7 +205,9 @@ impl ReportContext<'_> {
             }
             row
         });
-        let mut rows: Vec<ReportRow> = rows.collect();
+        // Functions that were called, but never sampled, are rows too.
+        let is_shown = |row: &ReportRow| row.total > 0 || row.counted.is_some_and(|counted| counted.calls > 0);
+        let mut rows: Vec<ReportRow> = rows.filter(is_shown).collect();
         self.arrange(&mut rows);
         let all: Vec<u64> = rows.iter().map(|row| row.self_count).collect();
         self.limit(&mut rows);
@@ -226,6 +233,7 @@ impl ReportContext<'_> {
         };
         let mut text = match rows.is_empty() {
             true => "no rows\n".into(),
+            false if counted.is_some() => counted::draw(self, &rows),
             false => table::draw(&columns, &rows.iter().map(cells).collect::<Vec<_>>(), &self.style),
         };
         let rest = &all[rows.len()..];
@@ -238,8 +246,11 @@ impl ReportContext<'_> {
                 share(rest.iter().sum(), whole)
             ),
         };
-        let hint = "SELF includes the C code that a function runs (IN C), TOTAL all that it calls. More: --by function (C \
-                    functions too), category, line; --source FUNCTION\n";
+        let of_c = if counted.is_some() { "" } else { " (IN C)" };
+        let hint = format!(
+            "SELF includes the C code that a function runs{of_c}, TOTAL all that it calls. More: --by function (C \
+             functions too), category, line; --source FUNCTION\n"
+        );
         text += &self.style.paint(Color::Dim, &format!("{left_out}{hint}"));
         ("rows", rows.iter().map(ReportRow::json).collect(), text)
     }
