@@ -21,6 +21,7 @@ pub mod line_table;
 pub mod object_layout;
 pub mod repr;
 mod strings;
+pub mod tasks;
 mod thread_state_tls;
 pub mod thread_states;
 pub mod validate;

@@ -30,6 +30,7 @@ mod recent;
 mod sample;
 mod states;
 mod targets;
+mod tasks;
 mod wakers;
 
 use jit::{JitShared, function_start, jit_sources};
