@@ -29,6 +29,14 @@ impl LastFrames {
         size_of::<(RawPyFrame, Option<PyFrame>)>() * self.frames.capacity()
     }
 
+    /// The frames of the last sample that are shown, outermost first, with what they are.
+    pub fn shown(&self) -> impl Iterator<Item = (&RawPyFrame, PyFrame)> {
+        let coded = |named: &Option<PyFrame>| named.filter(|f| matches!(f, PyFrame::Code { .. }));
+        self.frames
+            .iter()
+            .filter_map(move |(f, named)| Some((f, coded(named)?)))
+    }
+
     /// Number of frames at the outer end of a sample that are the same, including code objects, as in the last one.
     fn same(&self, sample: &Sample, layout: &Layout, codes: &CodeTable) -> usize {
         if (self.pid, self.generation) != (sample.pid, codes.generation()) || self.layout.as_ref() != Some(layout) {

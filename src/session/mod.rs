@@ -36,6 +36,8 @@ mod wakers;
 use jit::{JitShared, function_start, jit_sources};
 use states::GilLocks;
 use targets::{ModuleInfo, TargetProcess};
+pub use tasks::TaskCounts;
+use tasks::Tasks;
 use wakers::{PendingWaker, WakerOptions, Wakers};
 
 /// Levels between the root and the frames.
@@ -51,6 +53,8 @@ pub struct SessionOptions {
     pub grouping: Grouping,
     /// Unwind native stacks; without it only Python (and kernel) frames remain.
     pub native: bool,
+    /// Show the asyncio tasks that run.
+    pub tasks: bool,
     /// The sampling period, ns, if samples represent different amounts of time because off-CPU time is sampled, too.
     pub weighted: Option<u64>,
 }
@@ -103,6 +107,7 @@ pub struct Session {
     /// Processes whose samples contain code that is in no file.
     with_anonymous_code: FxHashSet<Pid>,
     gil_locks: GilLocks,
+    tasks: Tasks,
     wakers: Wakers,
     shown_wakers: Option<WakerOptions>,
     /// Of the samples in the timeline; empty where no off-CPU time is sampled.
@@ -167,6 +172,7 @@ impl Session {
             sampled: FxHashSet::default(),
             with_anonymous_code: FxHashSet::default(),
             gil_locks: GilLocks::default(),
+            tasks: Tasks::default(),
             wakers: Wakers::default(),
             shown_wakers: None,
             waits: RawWaits::default(),
@@ -212,6 +218,7 @@ impl Session {
             }
             Event::Exec { pid, comm } => {
                 self.codes.remove_process(pid);
+                self.forget_tasks(pid);
                 self.forget_last_stacks();
                 self.pythons.remove(&pid);
                 self.threads
@@ -319,6 +326,7 @@ impl Session {
             open_files: &self.open_files,
             modules: &self.modules,
             codes: &self.codes,
+            task_names: self.tasks.names.all(),
             tree: &self.tree,
             timeline: &self.timeline,
             weighted: self.options.weighted.is_some(),

@@ -44,6 +44,7 @@ impl Session {
             tree: &tree,
             timeline: &timeline,
             waits: None,
+            task_names: self.tasks.names.all(),
             weighted: self.options.weighted.is_some(),
             threads: &self.threads,
             pythons: &self.pythons,

@@ -178,6 +178,7 @@ impl Session {
             self.open_files.perf_maps.remove(&pid);
         }
         self.codes.remove_process(pid);
+        self.forget_tasks(pid);
         if !self.sampled.contains(&(pid, pid)) {
             self.pythons.remove(&pid);
         }

@@ -449,6 +449,9 @@ pub struct RecordArgs {
     /// Group stacks by thread
     #[arg(long)]
     pub threads: bool,
+    /// Show the asyncio task that runs, and the tasks that await it, above the frames of its coroutine
+    #[arg(long)]
+    pub tasks: bool,
     /// Under sudo: keep root for the command and output files [default: switch to the user who ran sudo]
     #[arg(long)]
     pub as_root: bool,

@@ -198,8 +198,7 @@ impl Objects<'_> {
             if frame == 0 {
                 break;
             }
-            let is_entry =
-                l.frame_owner != crate::cpython_layout::ABSENT && self.byte(frame, l.frame_owner)? >= SHIM;
+            let is_entry = l.frame_owner != crate::cpython_layout::ABSENT && self.byte(frame, l.frame_owner)? >= SHIM;
             if !is_entry {
                 frames.push(self.raw_frame(frame)?);
             }

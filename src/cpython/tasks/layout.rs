@@ -266,8 +266,18 @@ mod tests {
         assert_eq!(good.publish(&bytes(&V3_14)), Some(()));
         assert_eq!((good.coro, good.name), (128, Some(136)));
         let lists = good.lists.expect("lists");
-        assert_eq!((lists.node, lists.thread_running, lists.interpreter_head), (152, 872, 10880));
-        for (i, bad) in [(1, 168), (5, u64::MAX), (6, 4096), (8, 1 << 40), (11, 873), (12, 1 << 17)] {
+        assert_eq!(
+            (lists.node, lists.thread_running, lists.interpreter_head),
+            (152, 872, 10880)
+        );
+        for (i, bad) in [
+            (1, 168),
+            (5, u64::MAX),
+            (6, 4096),
+            (8, 1 << 40),
+            (11, 873),
+            (12, 1 << 17),
+        ] {
             let mut words = V3_14;
             words[i] = bad;
             assert_eq!(layout().publish(&bytes(&words)), None, "word {i} is {bad}");

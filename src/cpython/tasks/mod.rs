@@ -16,14 +16,15 @@ use crate::target::memory::Memory;
 mod awaiters;
 mod chain;
 mod layout;
+mod lookup;
 mod objects;
 mod registry;
 
 pub use chain::{AwaitChain, RawAwaitFrame};
 pub use layout::{DEBUG_SECTION, TaskLayout};
+pub use lookup::{TaskChain, TaskFacts};
 pub use registry::{MAX_TASKS, Sources};
 
-use awaiters::Index;
 use objects::{Kind, Objects};
 use registry::Found;
 
@@ -127,26 +128,39 @@ impl TaskReader {
     /// # Errors
     /// `NoAsyncio`.
     pub fn read(&mut self, memory: &dyn Memory) -> Result<TaskList, NoTasks> {
-        let objects = Objects::new(memory, &self.interpreter.layout, &self.objects, &self.layout);
         let states = thread_states::states(memory, &self.interpreter);
-        let mut found = Found::default();
+        self.find_sources(memory, &states)?;
+        let objects = Objects::new(memory, &self.interpreter.layout, &self.objects, &self.layout);
+        let found = self.find(&objects, &states);
+        Ok(self.describe(&objects, &states, found))
+    }
+
+    /// Finds where the interpreters keep their tasks, unless that is known.
+    fn find_sources(&mut self, memory: &dyn Memory, states: &[State]) -> Result<(), NoTasks> {
+        let objects = Objects::new(memory, &self.interpreter.layout, &self.objects, &self.layout);
         let interpreters: FxHashSet<u64> = states.iter().map(|s| s.interpreter).collect();
-        let mut has_asyncio = false;
         for interpreter in interpreters {
-            let known = self.sources.get(&interpreter).copied();
-            if let Some(sources) = known.or_else(|| registry::sources(&objects, interpreter)) {
+            if !self.sources.contains_key(&interpreter)
+                && let Some(sources) = registry::sources(&objects, interpreter)
+            {
                 self.sources.insert(interpreter, sources);
-                found.read_sources(&objects, &sources);
-                has_asyncio = true;
             }
         }
-        if !has_asyncio {
+        if self.sources.is_empty() {
             return Err(NoTasks::NoAsyncio);
         }
-        if let Some(lists) = &self.layout.lists {
-            found.read_lists(&objects, lists, &states);
+        Ok(())
+    }
+
+    fn find(&self, objects: &Objects<'_>, states: &[State]) -> Found {
+        let mut found = Found::default();
+        for sources in self.sources.values() {
+            found.read_sources(objects, sources);
         }
-        Ok(self.describe(&objects, &states, found))
+        if let Some(lists) = &self.layout.lists {
+            found.read_lists(objects, lists, states);
+        }
+        found
     }
 
     fn describe(&self, objects: &Objects<'_>, states: &[State], found: Found) -> TaskList {
@@ -162,20 +176,19 @@ impl TaskReader {
             kinds.push(is_c);
             list.tasks.push(task);
         }
-        let mut index = Index {
-            by_address: FxHashMap::default(),
-            by_waiter: FxHashMap::default(),
-        };
+        let mut by_address: FxHashMap<u64, usize> = FxHashMap::default();
+        let mut by_waiter: FxHashMap<u64, Vec<u64>> = FxHashMap::default();
         for (i, (task, waiter)) in list.tasks.iter().zip(waiters).enumerate() {
-            index.by_address.insert(task.address, i);
+            by_address.insert(task.address, i);
             if let Some(waiter) = waiter {
-                index.by_waiter.entry(waiter).or_default().push(i);
+                by_waiter.entry(waiter).or_default().push(task.address);
             }
         }
+        let waiters = |future: u64| by_waiter.get(&future).cloned().unwrap_or_default();
         let running: FxHashSet<u64> = found.running.iter().copied().collect();
         for (i, task) in list.tasks.iter_mut().enumerate() {
-            task.awaited_by = objects.awaiters(task.address, kinds[i], &index);
-            task.awaited_by.retain(|by| *by != i);
+            let by = objects.awaiters(task.address, kinds[i], &waiters);
+            task.awaited_by = by.iter().filter_map(|by| by_address.get(by).copied()).collect();
             if running.contains(&task.address) || task.chain.is_running {
                 task.running = objects.coroutine_frame(task.coroutine).and_then(|end| {
                     let frames = |s: &State| Some((s.thread, objects.frames_down_to(s.state, end)?));

@@ -84,11 +84,17 @@ impl Found {
         for task in set(sources.eager).flatten().unwrap_or_default() {
             self.add(task);
         }
-        let current = sources.current.and_then(|at| objects.dict(at));
-        for (_, task) in current.unwrap_or_default() {
-            self.add(task);
-            self.running.push(task);
+        self.read_running(objects, sources);
+        for at in 0..self.running.len() {
+            self.add(self.running[at]);
         }
+    }
+
+    /// Adds the tasks that run to `running` only.
+    pub fn read_running(&mut self, objects: &Objects<'_>, sources: &Sources) {
+        let current = sources.current.and_then(|at| objects.dict(at));
+        self.running
+            .extend(current.unwrap_or_default().into_iter().map(|(_, task)| task));
     }
 
     /// Adds the tasks in the lists of the interpreters and threads (3.14 and later).
@@ -122,7 +128,11 @@ impl Found {
                 return self.gap(Gap::Changed);
             };
             if !seen.insert(node) || seen.len() > MAX_TASKS {
-                return self.gap(if seen.len() > MAX_TASKS { Gap::TooMany } else { Gap::Changed });
+                return self.gap(if seen.len() > MAX_TASKS {
+                    Gap::TooMany
+                } else {
+                    Gap::Changed
+                });
             }
             self.add(task);
             match objects.memory.u64(node) {

@@ -139,6 +139,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
             threads: true,
         },
         native: !options.no_native,
+        tasks: false,
         weighted: None,
     };
     let mut session = Session::new(session_options, Box::new(LiveSystem));

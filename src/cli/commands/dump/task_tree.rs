@@ -74,7 +74,10 @@ pub fn text(report: &TaskReport, style: TerminalStyle) -> String {
         }
     }
     if tree.out.len() >= MAX_TEXT {
-        let _ = writeln!(tree.out, "\nThe tree is too large to be shown in full; --json has all tasks.");
+        let _ = writeln!(
+            tree.out,
+            "\nThe tree is too large to be shown in full; --json has all tasks."
+        );
     }
     for gap in &report.gaps {
         let _ = writeln!(tree.out, "\nTasks may be missing: {gap}.");
@@ -144,7 +147,11 @@ impl Tree<'_> {
         self.depth += 1;
         let last = entries.len().saturating_sub(1);
         for (i, entry) in entries.iter().enumerate() {
-            let (own, below) = if i == last { ("└── ", "    ") } else { ("├── ", "│   ") };
+            let (own, below) = if i == last {
+                ("└── ", "    ")
+            } else {
+                ("├── ", "│   ")
+            };
             self.entry(entry, &format!("{indent}{own}"), &format!("{indent}{below}"));
         }
         self.depth -= 1;
@@ -250,6 +257,9 @@ mod tests {
         };
         let text = text(&report, TerminalStyle::default());
         assert!(text.contains("(not shown: too many levels)"), "{text}");
-        assert!(text.ends_with("Tasks may be missing: memory could not be read.\n"), "{text}");
+        assert!(
+            text.ends_with("Tasks may be missing: memory could not be read.\n"),
+            "{text}"
+        );
     }
 }

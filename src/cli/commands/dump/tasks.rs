@@ -73,6 +73,7 @@ pub fn dump(pid: Pid, as_json: bool) -> error::Result<()> {
     let options = SessionOptions {
         grouping: Grouping::default(),
         native: false,
+        tasks: false,
         weighted: None,
     };
     let mut session = Session::new(options, Box::new(LiveSystem));
@@ -91,9 +92,11 @@ pub fn dump(pid: Pid, as_json: bool) -> error::Result<()> {
         return Err(no_tasks(pid, read.err().unwrap_or(NoTasks::UnknownVersion), &session));
     };
     if LiveSystem.threads(pid).is_empty() {
-        return Err(Error::new(ErrorKind::NoSuchProcess, format!("process {pid} has exited"))
-            .why("it ended while its tasks were read")
-            .hint("choose a running process"));
+        return Err(
+            Error::new(ErrorKind::NoSuchProcess, format!("process {pid} has exited"))
+                .why("it ended while its tasks were read")
+                .hint("choose a running process"),
+        );
     }
     let states = thread_states::states(&memory, &python);
     let pointers = thread_states::thread_pointers(&memory, &python, &states);
