@@ -2,12 +2,15 @@
 //!
 //! Needs the privileges to read other processes and to sample (root); fails with a message where one is missing.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Output};
 
+use nativeprof::profile::model::{Frame, FrameKind};
 use serde_json::Value;
 
-use common::{Program, Python, Scratch, each_of, live, nativeprof, newest_python, pythons};
+use common::pythons::each_of;
+use common::recording::check_counts;
+use common::{Program, Python, attach, live, nativeprof, newest_python, pythons};
 
 mod common;
 
@@ -220,5 +223,64 @@ fn what_has_no_tasks_is_explained() {
     if let Some(old) = pythons().iter().find(|p| p.minor == 6) {
         let program = Program::start(old.script("shares.py"));
         check(program.pid(), "the layout of tasks is known for CPython 3.7 to 3.15");
+    }
+}
+
+/// Names of the task frames of a stack, outermost first.
+fn task_frames<'a>(stack: &[&'a Frame]) -> Vec<&'a str> {
+    let tasks = stack.iter().filter(|f| f.kind == FrameKind::Task);
+    let name = |f: &&'a Frame| f.name.strip_prefix("[task: ")?.strip_suffix(']');
+    tasks.filter_map(name).collect()
+}
+
+/// Each task has its share of the CPU time, with the tasks that await it above.
+#[test]
+fn samples_have_their_task() {
+    const CHAINS: &[(&str, &[&str])] = &[
+        ("alpha", &["main", "alpha"]),
+        ("beta", &["main", "beta"]),
+        ("python", &["main", "python"]),
+        ("child", &["main", "parent", "child"]),
+    ];
+    let _live = live();
+    for backend in ["ebpf", "ptrace"] {
+        eprintln!("with {backend}:"); // printed if it fails
+        each_of(with_tasks(), |python| {
+            let whom = &python.name;
+            let mut program = Program::start(python.script("task_shares.py"));
+            let r = attach(program.pid(), &["--tasks", "--backend", backend]);
+            let truth = program.finish();
+            r.check_quality(whom);
+            let mut counts: BTreeMap<String, u64> = truth.keys().map(|name| (name.clone(), 0)).collect();
+            let mut without = 0;
+            for (stack, n) in r
+                .stacks()
+                .filter(|(stack, _)| stack.iter().any(|f| f.name == "measured"))
+            {
+                let names = task_frames(&stack);
+                let Some(name) = names.last() else {
+                    without += n;
+                    continue;
+                };
+                let chain = CHAINS.iter().find(|(known, _)| known == name).map(|(_, chain)| *chain);
+                assert_eq!(Some(&names[..]), chain, "{whom}: {names:?}");
+                // The coroutine stands right below its task.
+                let at = stack.iter().rposition(|f| f.kind == FrameKind::Task).expect("a task");
+                assert_eq!(stack[at + 1].name, *name, "{whom}");
+                *counts.get_mut(*name).expect("a task with a share") += n;
+            }
+            check_counts(whom, &counts, &truth, 0.01);
+            let all = without + counts.values().sum::<u64>();
+            assert!(
+                without <= all / 50,
+                "{whom}: {without} of {all} samples have no task\n{}",
+                r.stderr
+            );
+            assert!(
+                r.stderr.contains("samples in coroutines have their task"),
+                "{whom}: {}",
+                r.stderr
+            );
+        });
     }
 }

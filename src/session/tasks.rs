@@ -84,6 +84,8 @@ struct ProcessTasks {
     /// When to search for asyncio again, and to read all tasks again; ns.
     next_search: u64,
     next_scan: u64,
+    /// Tasks by the address of their coroutine's frame, when all were read the last time.
+    located: FxHashMap<u64, u64>,
     /// By the address of the coroutine's frame.
     known: FxHashMap<u64, TaskChain>,
     /// Whether code objects are those of coroutines.
@@ -101,6 +103,25 @@ impl ProcessTasks {
             if let Some(chain) = reader.chain(memory, *task) {
                 self.known.insert(*frame, chain);
             }
+        }
+    }
+
+    /// Makes the task with this frame known, if it still exists. Reads all tasks where that is due.
+    fn locate(&mut self, memory: &Pages<'_>, time: u64, frame: u64) {
+        let Some(reader) = &mut self.reader else { return };
+        let mut task = self.located.get(&frame).copied();
+        task = task.filter(|task| reader.frame(memory, *task) == Some(frame));
+        if task.is_none() && time >= self.next_scan {
+            let began = sys::clock::now();
+            if let Ok(all) = reader.all(memory) {
+                self.located = all.into_iter().map(|(task, frame)| (frame, task)).collect();
+                task = self.located.get(&frame).copied();
+            }
+            let took = sys::clock::now().saturating_sub(began);
+            self.next_scan = time + PAUSE_FACTOR * took;
+        }
+        if let Some(task) = task {
+            self.learn(memory, &[(task, frame)], &|_| true);
         }
     }
 }
@@ -206,13 +227,8 @@ impl Session {
                 _ => return Vec::new(), // asyncio is not loaded: coroutines of something else
             }
         }
-        if !process.known.contains_key(&outermost) && s.time >= process.next_scan {
-            let began = sys::clock::now();
-            if let Some(Ok(all)) = process.reader.as_mut().map(|reader| reader.all(&memory)) {
-                process.learn(&memory, &all, &is_wanted);
-            }
-            let took = sys::clock::now().saturating_sub(began);
-            process.next_scan = s.time + PAUSE_FACTOR * took;
+        if !process.known.contains_key(&outermost) {
+            process.locate(&memory, s.time, outermost);
         }
         if process.known.contains_key(&outermost) {
             self.tasks.counts.with += 1;

@@ -69,6 +69,12 @@ impl TaskReader {
         Ok(with_frames(&objects, &found.tasks))
     }
 
+    /// The address of the frame of a task's coroutine. `None`: it is not, or no longer, a task.
+    pub fn frame(&self, memory: &dyn Memory, task: u64) -> Option<u64> {
+        let found = with_frames(&self.objects(memory), &[task]);
+        found.first().map(|(_, frame)| *frame)
+    }
+
     /// A task with the tasks that await it. Where several do, the one with the lowest address.
     pub fn chain(&self, memory: &dyn Memory, task: u64) -> Option<TaskChain> {
         let objects = self.objects(memory);
