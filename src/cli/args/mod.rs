@@ -9,7 +9,7 @@ use crate::export::FORMATS;
 mod shared;
 
 pub use shared::{Debuginfod, FrameArgs, ProcessRef, Sampling, SymbolArgs, TargetArg, ViewArgs};
-use shared::{rate, seconds};
+use shared::{confidence, limit, rate, seconds};
 
 /// Sampling profiler for Linux: one interleaved stack of Python, native and kernel frames.
 #[derive(Debug, Parser)]
@@ -484,18 +484,4 @@ fn export_help() -> String {
 fn pid(text: &str) -> Result<u32, String> {
     text.parse()
         .map_err(|_| "PID must be a number; find it with `pgrep -af NAME`".into())
-}
-
-fn confidence(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(percent) if (50.0..=99.9999).contains(&percent) => Ok(percent),
-        _ => Err("PERCENT must be a number from 50 to 99.9999".into()),
-    }
-}
-
-fn limit(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(percent) if percent.is_finite() && percent >= 0.0 => Ok(percent),
-        _ => Err("PERCENT must be a number, 0 or above".into()),
-    }
 }

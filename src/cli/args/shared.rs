@@ -161,6 +161,22 @@ pub fn rate(text: &str) -> Result<u64, String> {
     }
 }
 
+/// A confidence level, percent.
+pub fn confidence(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(percent) if (50.0..=99.9999).contains(&percent) => Ok(percent),
+        _ => Err("PERCENT must be a number from 50 to 99.9999".into()),
+    }
+}
+
+/// A limit for growth, percent.
+pub fn limit(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(percent) if percent.is_finite() && percent >= 0.0 => Ok(percent),
+        _ => Err("PERCENT must be a number, 0 or above".into()),
+    }
+}
+
 fn mode(text: &str) -> Result<Mode, String> {
     let names: Vec<_> = MODES.iter().map(|(name, _)| *name).collect();
     let found = MODES.iter().find(|(name, _)| *name == text).map(|(_, mode)| *mode);
