@@ -146,7 +146,7 @@ fn paths(
     is_task: &dyn Fn(&str) -> Option<String>,
     frame: &dyn Fn(&str) -> String,
 ) -> BTreeSet<String> {
-    let mut path: Vec<String> = Vec::new();
+    let mut path: Vec<String> = vec![String::new()]; // tasks are one level below it
     let mut all = BTreeSet::new();
     for (depth, text) in tree {
         path.truncate(*depth);
@@ -179,22 +179,23 @@ fn the_tree_is_that_of_asyncio_pstree() {
             let done = dump(program.pid(), &[]);
             let text = String::from_utf8_lossy(&done.stdout).into_owned();
             let (_, ours) = text.split_once("\n\n").expect("a tree after the heading");
-            // Theirs has a root line per loop's thread; ours begins with the tasks.
             let ours: Vec<(usize, String)> = tree(ours).into_iter().map(|(depth, text)| (depth + 1, text)).collect();
-            let mut ours = ours;
-            ours.insert(0, (0, String::new()));
             let ours = paths(
                 &ours,
                 &|text| text.strip_prefix("[task: ")?.strip_suffix(']').map(String::from),
                 &|text| text.replacen(" (", " ", 1).trim_end_matches(')').to_string(),
             );
-            let strip = |all: BTreeSet<String>| -> BTreeSet<String> {
-                let known = |p: &String| p.find("task ").map(|at| p[at..].to_string());
-                all.iter().filter_map(known).collect()
-            };
-            let theirs = strip(theirs);
-            assert!(theirs.len() > 40, "{whom}: {oracle}");
-            assert_eq!(strip(ours), theirs, "{whom}:\n{oracle}\n{text}");
+            let missing: Vec<&String> = theirs.difference(&ours).collect();
+            assert!(
+                theirs.len() > 40 && missing.is_empty(),
+                "{whom}: {missing:#?}\n{oracle}\n{text}"
+            );
+            // Theirs does not follow coroutines into generators, and 3.14.8's misses the loops of other threads.
+            let excused = ["task by-object > by_object", "task looper > loops", "task elsewhere"];
+            let extra = ours
+                .difference(&theirs)
+                .find(|path| !excused.iter().any(|part| path.contains(part)));
+            assert_eq!(extra, None, "{whom}:\n{oracle}\n{text}");
         },
     );
 }
@@ -210,12 +211,7 @@ fn what_has_no_tasks_is_explained() {
     };
     let program = Program::start(newest_python().script("shares.py"));
     check(program.pid(), "it has not imported asyncio");
-    let scratch = Scratch::new();
-    let mut child = Command::new("sleep")
-        .arg("1000")
-        .current_dir(scratch.directory())
-        .spawn()
-        .expect("sleep starts");
+    let mut child = Command::new("sleep").arg("1000").spawn().expect("sleep starts");
     check(child.id(), "does not run Python");
     child.kill().expect("killed");
     child.wait().expect("waited for");

@@ -2,6 +2,7 @@
 
 use super::layout::{CoroutineFrame, FrameState, StackTop};
 use super::objects::{Kind, Objects};
+use crate::cpython_layout::{ABSENT, InstructionEncoding};
 use crate::limits::SHIM;
 
 /// Maximum number of coroutines in one chain.
@@ -118,8 +119,7 @@ impl Objects<'_> {
 
     fn raw_frame(&self, frame: u64) -> Option<RawAwaitFrame> {
         let l = self.layout;
-        use crate::cpython_layout::InstructionEncoding::Pointer;
-        let instr = if l.position == Pointer {
+        let instr = if l.position == InstructionEncoding::Pointer {
             self.word(frame, l.frame_instr)?
         } else {
             i64::from(self.memory.u32(frame.checked_add(l.frame_instr.into())?)? as i32) as u64
@@ -198,7 +198,7 @@ impl Objects<'_> {
             if frame == 0 {
                 break;
             }
-            let is_entry = l.frame_owner != crate::cpython_layout::ABSENT && self.byte(frame, l.frame_owner)? >= SHIM;
+            let is_entry = l.frame_owner != ABSENT && self.byte(frame, l.frame_owner)? >= SHIM;
             if !is_entry {
                 frames.push(self.raw_frame(frame)?);
             }

@@ -47,11 +47,11 @@ pub enum FrameState {
     Executing(u16),
     /// A byte of the frame object (`f_state`, 3.10).
     InFrame(u16),
-    /// A byte of the coroutine (`gi_frame_state`); the values are (suspended, executing, highest of an ended one...).
+    /// A byte of the coroutine (`gi_frame_state`), and what its values mean.
     InCoroutine(u16, StateValues),
 }
 
-/// Values of `gi_frame_state`.
+/// Values of `gi_frame_state`; all others are of a coroutine that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateValues {
     /// Lowest and highest value of a coroutine that awaits something.

@@ -255,3 +255,6 @@ impl TaskReader {
             .unwrap_or_else(|| format!("Task-{address:#x}"))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -119,6 +119,7 @@ pub fn dump(pid: Pid, as_json: bool) -> error::Result<()> {
         tasks: shown(pid, list, &memory, &python.layout, &thread),
         gaps: list.gaps.iter().map(|gap| gap.reason()).collect(),
     };
+    phases::drop_for_symbolization(Caps::NONE)?;
     let text = if as_json {
         format!("{:#}\n", json(&report))
     } else {
