@@ -29,6 +29,8 @@ const PAUSE_FACTOR: u64 = 20;
 const RETRY: u64 = 100_000_000;
 /// Name of tasks for which there is no room.
 const OTHER: &str = "(other)";
+/// Name of a task that runs inside of another one and has ended before its name was read.
+const ENDED: &str = "(ended)";
 
 /// Samples with and without the task that they belong to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -164,11 +166,33 @@ impl Session {
             return;
         }
         let mut process = self.tasks.processes.remove(&s.pid).unwrap_or_default();
-        let found = self.find_tasks(s, last, &mut process);
+        let steps = self.task_steps(start);
+        let found = self.find_tasks(s, last, &steps, &mut process);
         for (place, code, chain) in &found {
             self.insert_task(start, *place, *code, chain);
         }
         self.tasks.processes.insert(s.pid, process);
+    }
+
+    /// The Python frames that a function of `_asyncio` called, as their index from the outermost one: where a task's
+    /// coroutine begins. None where `_asyncio` is built into the interpreter.
+    fn task_steps(&self, start: usize) -> Vec<usize> {
+        let (mut steps, mut place, mut is_step) = (Vec::new(), 0, false);
+        for frame in &self.stack[start..] {
+            match frame {
+                RawFrame::Native { module, .. } => {
+                    is_step |= self.modules.get(*module).name().starts_with("_asyncio.");
+                }
+                RawFrame::Python { .. } => {
+                    if is_step {
+                        steps.push(place);
+                    }
+                    (place, is_step) = (place + 1, false);
+                }
+                _ => {}
+            }
+        }
+        steps
     }
 
     /// The tasks of a sample, outermost first: the index of the coroutine's frame among the shown Python frames, from
@@ -177,6 +201,7 @@ impl Session {
         &mut self,
         s: &Sample,
         last: &LastFrames,
+        steps: &[usize],
         process: &mut ProcessTasks,
     ) -> Vec<(usize, CodeId, Vec<TaskNameId>)> {
         let live = ProcessMemory(&*self.system, s.pid);
@@ -230,13 +255,19 @@ impl Session {
         if !process.known.contains_key(&outermost) {
             process.locate(&memory, s.time, outermost);
         }
-        if process.known.contains_key(&outermost) {
+        let is_known = |frame: u64| process.known.contains_key(&frame);
+        let has_ended = |place: usize, frame: u64| frame != outermost && !is_known(frame) && steps.contains(&place);
+        let all_known = !frames.iter().any(|(place, frame, _)| has_ended(*place, *frame));
+        if all_known && is_known(outermost) {
             self.tasks.counts.with += 1;
         } else {
             self.tasks.counts.without += 1;
         }
         let names = &mut self.tasks.names;
         let found = frames.iter().filter_map(|(place, frame, code)| {
+            if has_ended(*place, *frame) {
+                return Some((*place, *code, vec![names.id(ENDED)]));
+            }
             let chain = process.known.get(frame)?;
             Some((
                 *place,
