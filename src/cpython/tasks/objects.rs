@@ -138,7 +138,7 @@ impl<'a> Objects<'a> {
 
     /// The type of an object. `None` if this cannot be an object.
     pub fn type_of(&self, object: u64) -> Option<Rc<Type>> {
-        (object % 8 == 0).then_some(())?;
+        object.is_multiple_of(8).then_some(())?;
         let at = self.pointer(object, self.offsets.ob_type)?;
         if let Some(known) = self.types.borrow().get(&at) {
             return Some(known.clone());
