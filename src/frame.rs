@@ -72,6 +72,10 @@ pub struct NativeFrame {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CodeId(pub u32);
 
+/// The name of a task; index into `session`'s table of names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TaskNameId(pub u32);
+
 /// A Python frame of a sample with its code object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PyFrame {
@@ -152,6 +156,8 @@ pub enum RawFrame {
         avma: u64,
     },
     Kernel(u64),
+    /// An asyncio task, above the frames of its coroutine.
+    Task(TaskNameId),
     /// Outermost frame of a stack that is not the thread's own.
     Origin(Origin),
     Truncated(Truncation),

@@ -95,6 +95,7 @@ pub fn finish(mut tape: Tape) -> Result<(Tape, bool)> {
             threads: true,
         },
         native: true,
+        tasks: false,
         weighted: None,
     };
     let complete = Rc::new(tape.clone());

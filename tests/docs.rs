@@ -127,7 +127,7 @@ fn every_command_runs() {
     let server = scratch.path(EXAMPLE_NAME);
     fs::write(
         &server,
-        "import os, sys, threading\n\
+        "import asyncio, os, sys, threading\n\
          def wait():\n    sys.stdin.read()\n    os._exit(0)\n\
          threading.Thread(target=wait, daemon=True).start()\n\
          print('READY', flush=True)\n\

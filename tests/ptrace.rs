@@ -297,6 +297,7 @@ fn chains(pid: u32, mut source: Box<dyn Backend>) -> BTreeMap<Chain, u32> {
     let options = nativeprof::session::SessionOptions {
         grouping: Grouping::default(),
         native: true,
+        tasks: false,
         weighted: None,
     };
     let mut session = Session::new(options, Box::new(LiveSystem));

@@ -21,6 +21,7 @@ const OPTIONS: SessionOptions = SessionOptions {
         threads: false,
     },
     native: true,
+    tasks: false,
     weighted: None,
 };
 

@@ -116,6 +116,7 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Profile> {
         let options = SessionOptions {
             grouping: Grouping::default(),
             native: true,
+            tasks: false,
             weighted: None,
         };
         return tape_replay::profile(&Rc::new(tape), options);

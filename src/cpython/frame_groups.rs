@@ -4,7 +4,7 @@ use super::code_object::CodeTable;
 use crate::arch::Regs;
 use crate::cpython_layout::{ABSENT, Anchor, InstructionEncoding, Layout};
 use crate::event::{Pid, RawPyFrame, Sample, WalkStatus};
-use crate::frame::{EvalGroups, PyFrame};
+use crate::frame::{CodeId, EvalGroups, PyFrame};
 use crate::limits::SHIM;
 use crate::target::memory::Memory;
 use crate::truncation::Truncation;
@@ -27,6 +27,14 @@ impl LastFrames {
     /// Bytes on the heap.
     pub fn bytes(&self) -> usize {
         size_of::<(RawPyFrame, Option<PyFrame>)>() * self.frames.capacity()
+    }
+
+    /// The frames of the last sample that are shown, outermost first, with what they are.
+    pub fn shown(&self) -> impl Iterator<Item = (&RawPyFrame, PyFrame)> {
+        let coded = |named: &Option<PyFrame>| named.filter(|f| matches!(f, PyFrame::Code { .. }));
+        self.frames
+            .iter()
+            .filter_map(move |(f, named)| Some((f, coded(named)?)))
     }
 
     /// Number of frames at the outer end of a sample that are the same, including code objects, as in the last one.
@@ -215,21 +223,33 @@ fn in_chain_order(
 /// A position that is not in the frame's code.
 const OUTSIDE: i32 = i32::MIN;
 
+/// Byte offset in the code of a frame's `instr`; -1: not started, [`OUTSIDE`]: elsewhere.
+fn position(layout: &Layout, code: u64, instr: u64) -> i32 {
+    match layout.position {
+        InstructionEncoding::Bytes => instr as i32,
+        InstructionEncoding::Units => (instr as i32).saturating_mul(2).max(-1),
+        InstructionEncoding::Pointer => {
+            let first = code.wrapping_add(layout.code_adaptive.into());
+            // one unit before the first instruction (-2) means not started
+            i32::try_from(instr.wrapping_sub(first) as i64).map_or(OUTSIDE, |at| at.max(-1))
+        }
+    }
+}
+
+/// The line of a frame whose code object is known; the first line if it is not in the code.
+pub fn line(codes: &CodeTable, id: CodeId, layout: &Layout, code: u64, instr: u64) -> u32 {
+    let at = position(layout, code, instr).max(-1);
+    let code = codes.get(id);
+    code.line(at).unwrap_or(code.first_line)
+}
+
 /// `None` for a frame that CPython does not show either: pushed, but not started.
 fn py_frame(pid: Pid, f: &RawPyFrame, layout: &Layout, codes: &mut CodeTable, memory: &dyn Memory) -> Option<PyFrame> {
     let code = match codes.observe(pid, memory, layout, f.code, f.fingerprint) {
         Ok(code) => code,
         Err(why) => return Some(PyFrame::Lost(why)),
     };
-    let offset = match layout.position {
-        InstructionEncoding::Bytes => f.instr as i32,
-        InstructionEncoding::Units => (f.instr as i32).saturating_mul(2).max(-1),
-        InstructionEncoding::Pointer => {
-            let first = f.code.wrapping_add(layout.code_adaptive.into());
-            // one unit before the first instruction (-2) means not started
-            i32::try_from(f.instr.wrapping_sub(first) as i64).map_or(OUTSIDE, |at| at.max(-1))
-        }
-    };
+    let offset = position(layout, f.code, f.instr);
     // A position outside the code gives no line, but the frame is still valid.
     if offset == OUTSIDE {
         return Some(PyFrame::Code { code, instr: -1 });

@@ -22,6 +22,7 @@ pub mod line_table;
 pub mod object_layout;
 pub mod repr;
 mod strings;
+pub mod tasks;
 pub mod thread_names;
 mod thread_state_tls;
 pub mod thread_states;

@@ -181,6 +181,7 @@ impl Recording {
         let session_options = session::SessionOptions {
             grouping,
             native: settings.native,
+            tasks: false,
             weighted: (settings.clock == SamplingClock::Wall).then(|| 1_000_000_000 / settings.rate),
         };
         let mut session = Session::new(session_options, Box::new(LiveSystem));

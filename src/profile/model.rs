@@ -18,6 +18,8 @@ pub enum FrameKind {
     Kernel,
     /// Where a stack is incomplete; the name says why.
     Truncated,
+    /// A task, above the frames of its coroutine: `[task: NAME]`.
+    Task,
     /// State of a thread that is not running: `[runnable]`, `[waiting: gil]`.
     State,
     /// An address without a symbol.

@@ -130,6 +130,8 @@ pub struct ResolveInput<'a> {
     pub open_files: &'a OpenFiles,
     pub modules: &'a Modules,
     pub codes: &'a CodeTable,
+    /// Names of tasks, by their number.
+    pub task_names: &'a [String],
     pub tree: &'a RawTree,
     pub timeline: &'a [RawTimelineSample],
     /// Samples represent different amounts of time.
@@ -368,6 +370,10 @@ fn name_all(input: &mut ResolveInput<'_>, names: &mut Names, inclusive: &[u64], 
                 (python_frame(c), c.line(instr).unwrap_or(0))
             }
             RawFrame::Kernel(address) => (kernel_frame(&mut names.kernel, input.open_files, address), 0),
+            RawFrame::Task(id) => {
+                let name = input.task_names.get(id.0 as usize).map_or("", |name| name);
+                (Frame::new(FrameKind::Task, format!("[task: {name}]")), 0)
+            }
             RawFrame::Origin(origin) => (Frame::new(FrameKind::Native, origin.name()), 0),
             RawFrame::WokenBy(_, tid) => {
                 let by = format!("[woken by: {}]", thread_name(input, tid));

@@ -30,12 +30,15 @@ mod recent;
 mod sample;
 mod states;
 mod targets;
+mod tasks;
 mod thread_names;
 mod wakers;
 
 use jit::{JitShared, function_start, jit_sources};
 use states::GilLocks;
 use targets::{ModuleInfo, TargetProcess};
+pub use tasks::TaskCounts;
+use tasks::Tasks;
 use thread_names::ThreadNames;
 use wakers::{PendingWaker, WakerOptions, Wakers};
 
@@ -52,6 +55,8 @@ pub struct SessionOptions {
     pub grouping: Grouping,
     /// Unwind native stacks; without it only Python (and kernel) frames remain.
     pub native: bool,
+    /// Show the asyncio tasks that run.
+    pub tasks: bool,
     /// The sampling period, ns, if samples represent different amounts of time because off-CPU time is sampled, too.
     pub weighted: Option<u64>,
 }
@@ -106,6 +111,7 @@ pub struct Session {
     with_anonymous_code: FxHashSet<Pid>,
     gil_locks: GilLocks,
     sleeping: open_intervals::SleepingThreads,
+    tasks: Tasks,
     wakers: Wakers,
     shown_wakers: Option<WakerOptions>,
     /// Of the samples in the timeline; empty where no off-CPU time is sampled.
@@ -172,6 +178,7 @@ impl Session {
             with_anonymous_code: FxHashSet::default(),
             gil_locks: GilLocks::default(),
             sleeping: Default::default(),
+            tasks: Tasks::default(),
             wakers: Wakers::default(),
             shown_wakers: None,
             waits: RawWaits::default(),
@@ -217,6 +224,7 @@ impl Session {
             }
             Event::Exec { pid, comm } => {
                 self.codes.remove_process(pid);
+                self.forget_tasks(pid);
                 self.forget_last_stacks();
                 self.pythons.remove(&pid);
                 self.thread_names.forget_process(pid, false);
@@ -325,6 +333,7 @@ impl Session {
             open_files: &self.open_files,
             modules: &self.modules,
             codes: &self.codes,
+            task_names: self.tasks.names.all(),
             tree: &self.tree,
             timeline: &self.timeline,
             weighted: self.options.weighted.is_some(),

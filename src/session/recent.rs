@@ -51,6 +51,7 @@ impl Session {
             timeline: &timeline,
             waits: weighted.then_some((&waits, &[])),
             weighted,
+            task_names: self.tasks.names.all(),
             threads: &self.threads,
             python_threads: &self.thread_names.names,
             pythons: &self.pythons,

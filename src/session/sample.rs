@@ -58,7 +58,7 @@ impl Session {
         let native_cut = self.unwind_native(s, &mut last.native);
         let python_cut = self.end_of_python(s, &last.python);
         let (native_cut, has_new_layout) = self.end_of_native(s, native_cut);
-        let quality = self.interleave(s, native_cut, python_cut);
+        let quality = self.interleave(s, native_cut, python_cut, &last.python);
         let holder = self.count(s, &parts, quality, waker.as_ref(), &mut last.path);
         self.keep_last_stack(s, last);
         if let Some(holder) = holder {
@@ -173,7 +173,13 @@ impl Session {
     }
 
     /// Puts the stack into `self.stack`, outermost frame first.
-    fn interleave(&mut self, s: &Sample, native_cut: Cut, python_cut: Cut) -> StackQuality {
+    fn interleave(
+        &mut self,
+        s: &Sample,
+        native_cut: Cut,
+        python_cut: Cut,
+        last: &frame_groups::LastFrames,
+    ) -> StackQuality {
         self.stack.clear();
         // The stack of a waker stands below the thread that it woke.
         let is_waker = s.wake_up.wakes.is_some();
@@ -183,6 +189,7 @@ impl Session {
         if self.options.grouping.threads && !is_waker {
             self.stack.push(RawFrame::Thread(s.tid));
         }
+        let first = self.stack.len();
         let python = self.targets[&s.pid].python.as_ref();
         let python = python.filter(|p| !p.runtime.eval.is_empty());
         let is_eval = |f: &NativeFrame| {
@@ -205,6 +212,9 @@ impl Session {
         } else {
             interleave::python_only(&self.groups, python_cut, &mut self.stack)
         };
+        if !is_waker {
+            self.add_tasks(s, last, first);
+        }
         if !is_waker || self.shown_wakers.as_ref().is_some_and(|shown| shown.kernel) {
             self.stack.extend(s.kernel.iter().rev().map(|a| RawFrame::Kernel(*a)));
         }

@@ -181,6 +181,7 @@ impl Session {
         }
         self.codes.remove_process(pid);
         self.thread_names.forget_process(pid, true);
+        self.forget_tasks(pid);
         if !self.sampled.contains(&(pid, pid)) {
             self.pythons.remove(&pid);
         }

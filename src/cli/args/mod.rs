@@ -32,7 +32,8 @@ pub enum Command {
     /// Print every thread's current stack, state and the GIL holder
     #[command(
         after_help = "Sleeping threads are read in place. Running threads are stopped one at a time, for tens of µs each.\n\n\
-                            Examples:\n  sudo nativeprof dump 1234\n  sudo nativeprof dump 1234 --locals --kernel"
+                            Examples:\n  sudo nativeprof dump 1234\n  sudo nativeprof dump 1234 --locals --kernel\n  \
+                            sudo nativeprof dump 1234 --tasks"
     )]
     Dump(Dump),
     /// Show the hottest functions of a process, live
@@ -130,6 +131,9 @@ pub struct Dump {
     /// Show the interpreter's start-up and call glue too (--json always has them)
     #[arg(long)]
     pub interpreter_frames: bool,
+    /// The asyncio tasks instead of the threads, as a tree: each with the tasks that it awaits below it
+    #[arg(long, conflicts_with_all = ["locals", "kernel", "no_native", "interpreter_frames"])]
+    pub tasks: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -454,6 +458,9 @@ pub struct RecordArgs {
     /// Group stacks by thread
     #[arg(long)]
     pub threads: bool,
+    /// Show the asyncio task that runs, and the tasks that await it, above the frames of its coroutine
+    #[arg(long)]
+    pub tasks: bool,
     /// Under sudo: keep root for the command and output files [default: switch to the user who ran sudo]
     #[arg(long)]
     pub as_root: bool,

@@ -148,22 +148,6 @@ pub fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// A level of confidence, in percent.
-pub fn confidence(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(percent) if (50.0..=99.9999).contains(&percent) => Ok(percent),
-        _ => Err("PERCENT must be a number from 50 to 99.9999".into()),
-    }
-}
-
-/// How much may grow, in percent.
-pub fn limit(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(percent) if percent.is_finite() && percent >= 0.0 => Ok(percent),
-        _ => Err("PERCENT must be a number, 0 or above".into()),
-    }
-}
-
 /// Samples per second: `99`, `250hz`, `10khz`.
 pub fn rate(text: &str) -> Result<u64, String> {
     let per_second = match number_and_unit(text) {
@@ -174,6 +158,22 @@ pub fn rate(text: &str) -> Result<u64, String> {
     match per_second {
         Some(rate) if rate.fract() == 0.0 && (1.0..=1e12).contains(&rate) => Ok(rate as u64),
         _ => Err("a rate is a whole number of samples per second, 1 or more: 99, 250hz, 10khz".into()),
+    }
+}
+
+/// A confidence level, percent.
+pub fn confidence(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(percent) if (50.0..=99.9999).contains(&percent) => Ok(percent),
+        _ => Err("PERCENT must be a number from 50 to 99.9999".into()),
+    }
+}
+
+/// A limit for growth, percent.
+pub fn limit(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(percent) if percent.is_finite() && percent >= 0.0 => Ok(percent),
+        _ => Err("PERCENT must be a number, 0 or above".into()),
     }
 }
 

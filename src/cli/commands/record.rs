@@ -41,6 +41,8 @@ pub enum RecordTarget {
 
 /// Longest time before the clock, the target and signals are checked again.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// The same with --tasks: the task of a sample may be gone soon.
+const TASK_POLL: Duration = Duration::from_millis(5);
 
 /// Time allowed for samples that are still waiting at the end; the rest count as lost.
 const DRAIN_TIME: Duration = Duration::from_millis(500);
@@ -93,6 +95,7 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     let session_options = session::SessionOptions {
         grouping,
         native: !sampling.no_native,
+        tasks: options.tasks,
         weighted: sampling.weighted(options.rate),
     };
     let recorder = options
@@ -141,15 +144,14 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     let end = options.duration.map(Duration::from_secs_f64);
     let progress = progress();
     let (mut ended, mut pump) = (false, EventPump::default());
+    let poll = if options.tasks { TASK_POLL } else { POLL_INTERVAL };
     let mut observe = |event: &Event| {
         if let Some(recorder) = &recorder {
             recorder.event(event);
         }
     };
     while !ended && !sys::interrupts::interrupted() && end.is_none_or(|end| start.elapsed() < end) {
-        let wait = end.map_or(POLL_INTERVAL, |end| {
-            end.saturating_sub(start.elapsed()).min(POLL_INTERVAL)
-        });
+        let wait = end.map_or(poll, |end| end.saturating_sub(start.elapsed()).min(poll));
         ended = watch.as_ref().is_some_and(sys::files::is_readable);
         let wait = pump.wait(wait);
         let turn = Instant::now() + wait + POLL_INTERVAL;
@@ -192,6 +194,9 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     let advice = is_cpu_time.then(|| summary::advice(&profile.meta, children)).flatten();
     if let Some(line) = advice.or_else(|| summary::thread_states(&profile)) {
         print_line(&line);
+    }
+    if let Some(counts) = session.task_counts() {
+        print_line(&summary::tasks(counts.with, counts.without));
     }
     output.browse(true);
     if let (Some(recorder), Some(place)) = (recorder, &tape) {

@@ -50,6 +50,7 @@ pub fn replay(options: &Replay) -> Result<()> {
         SessionOptions {
             grouping,
             native,
+            tasks: false,
             weighted: None,
         },
         fetch,

@@ -76,6 +76,7 @@ pub fn top(options: &Top) -> Result<()> {
     let session_options = session::SessionOptions {
         grouping: Grouping::default(),
         native: !sampling.no_native,
+        tasks: false,
         weighted: sampling.weighted(options.rate),
     };
     let mut session = Session::new(session_options, Box::new(LiveSystem));

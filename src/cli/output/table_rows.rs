@@ -245,6 +245,7 @@ pub fn kind_name(kind: FrameKind) -> &'static str {
         FrameKind::Inlined => "inlined",
         FrameKind::Kernel => "kernel",
         FrameKind::Truncated => "truncated",
+        FrameKind::Task => "task",
         FrameKind::State => "state",
         FrameKind::Unknown => "unknown",
     }

@@ -46,6 +46,7 @@ const KINDS: &[(FrameKind, &str)] = &[
     (FrameKind::Inlined, "inlined"),
     (FrameKind::Kernel, "kernel"),
     (FrameKind::Truncated, "truncated"),
+    (FrameKind::Task, "task"),
     (FrameKind::State, "state"),
     (FrameKind::Unknown, "unknown"),
     (FrameKind::Process, "process"),

@@ -6,6 +6,7 @@ const KIND_NAMES = {
   inlined: "Inlined",
   kernel: "Kernel",
   truncated: "Truncated stack",
+  task: "Task",
   state: "Off CPU",
   unknown: "No symbol",
   process: "Process",

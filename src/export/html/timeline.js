@@ -135,7 +135,7 @@ class Timeline {
       for (let k = 0; k < kinds.length; k++) sum += data[i + k];
       full = Math.max(full, sum);
     }
-    const shown = ["python", "native", "inlined", "unknown", "truncated", "kernel", "state", "thread", "process", "root"];
+    const shown = ["python", "native", "inlined", "unknown", "truncated", "kernel", "state", "task", "thread", "process", "root"];
     const order = shown.map((name) => kinds.indexOf(name));
     tracks.forEach((t, lane) => {
       const bottom = (lane + 1) * TRACK - 3;

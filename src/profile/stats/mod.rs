@@ -72,9 +72,12 @@ fn key(frame: &Frame) -> Option<Key<'_>> {
         FrameKind::Python => Some(Key(*kind, name, &frame.filename, frame.first_line.into())),
         // Its address is that of the function it was inlined into.
         FrameKind::Inlined => Some(Key(*kind, name, module, 0)),
-        FrameKind::Native | FrameKind::Kernel | FrameKind::Truncated | FrameKind::State | FrameKind::Unknown => {
-            Some(Key(*kind, name, module, frame.address))
-        }
+        FrameKind::Native
+        | FrameKind::Kernel
+        | FrameKind::Truncated
+        | FrameKind::Task
+        | FrameKind::State
+        | FrameKind::Unknown => Some(Key(*kind, name, module, frame.address)),
     }
 }
 
@@ -344,6 +347,7 @@ pub fn module(frame: &Frame) -> &str {
     match frame.kind {
         FrameKind::Python => &frame.filename,
         FrameKind::Truncated => "[truncated]",
+        FrameKind::Task => "[task]",
         FrameKind::State => "[off CPU]",
         _ if frame.module.is_empty() => "[unmapped]",
         _ => &frame.module,

@@ -36,6 +36,8 @@ use crate::target::system::{LiveSystem, ProcessMemory, System};
 use crate::truncation::Truncation;
 
 mod render;
+mod task_tree;
+mod tasks;
 
 /// Longest stop of a thread to read its variables, ns.
 const MAX_STOP_FOR_LOCALS: u64 = 400_000;
@@ -113,6 +115,9 @@ struct Report {
 /// `NoSuchProcess`, `NotPermitted`, `Unsupported`.
 pub fn dump(options: &Dump) -> error::Result<()> {
     let pid = discover::find(&options.target.process())?;
+    if options.tasks {
+        return tasks::dump(pid, options.json);
+    }
     let is_root = sys::process::effective_uid() == 0;
     // SYS_NICE shortens stops; SYS_ADMIN is needed for /proc/PID/stack.
     let more = Caps::of(&[Cap::SysNice]).0
@@ -135,6 +140,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
             threads: true,
         },
         native: !options.no_native,
+        tasks: false,
         weighted: None,
     };
     let mut session = Session::new(session_options, Box::new(LiveSystem));

@@ -94,6 +94,7 @@ pub(crate) const KINDS: &[(&str, FrameKind)] = &[
     ("inlined", FrameKind::Inlined),
     ("kernel", FrameKind::Kernel),
     ("truncated", FrameKind::Truncated),
+    ("task", FrameKind::Task),
     ("state", FrameKind::State),
     ("unknown", FrameKind::Unknown),
     ("process", FrameKind::Process),

@@ -1,0 +1,236 @@
+//! `dump --tasks`: the asyncio tasks of a process as a tree.
+
+use std::io::{self, Write as _};
+
+use serde_json::{Value, json};
+
+use super::task_tree;
+use crate::cli::args::ColorWhen;
+use crate::cli::discover::check_target;
+use crate::cli::output::style::TerminalStyle;
+use crate::cpython::code_object::CodeTable;
+use crate::cpython::frame_groups;
+use crate::cpython::tasks::{self, NoTasks, RawAwaitFrame, TaskList};
+use crate::cpython::thread_states;
+use crate::cpython_layout::Layout;
+use crate::error::{self, Error, ErrorKind};
+use crate::event::{Pid, Tid};
+use crate::privileges::credentials::Caps;
+use crate::privileges::{checks, phases};
+use crate::session::{Grouping, Session, SessionOptions};
+use crate::sys::procfs;
+use crate::target::memory::{Memory, Pages};
+use crate::target::system::{LiveSystem, ProcessMemory, System};
+
+/// A task as it is shown.
+pub struct ShownTask {
+    pub address: u64,
+    pub name: String,
+    pub event_loop: u64,
+    /// Outermost first.
+    pub frames: Vec<ShownFrame>,
+    /// Type of what the innermost coroutine awaits.
+    pub awaited: Option<String>,
+    pub state: TaskState,
+    pub awaited_by: Vec<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TaskState {
+    Suspended,
+    /// In this thread, if it was found.
+    Running(Option<Tid>),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShownFrame {
+    pub name: String,
+    pub file: String,
+    pub line: u32,
+}
+
+/// All tasks of a process.
+pub struct TaskReport {
+    pub pid: Pid,
+    pub command: String,
+    pub python: String,
+    pub tasks: Vec<ShownTask>,
+    /// Why tasks may be missing.
+    pub gaps: Vec<&'static str>,
+}
+
+/// Writes the tasks of a process to standard output. The process is not stopped.
+///
+/// # Errors
+/// `NoSuchProcess`, `NotPermitted`, `Unsupported`: no Python, or no asyncio.
+pub fn dump(pid: Pid, as_json: bool) -> error::Result<()> {
+    phases::become_caller_with(Caps::NONE)?;
+    check_target(pid)?;
+    if let Some(missing) = checks::memory(pid) {
+        return Err(missing.error(format!("reading process {pid} is not permitted")));
+    }
+    phases::restrict_to_setup(Caps::NONE)?;
+    let options = SessionOptions {
+        grouping: Grouping::default(),
+        native: false,
+        tasks: false,
+        weighted: None,
+    };
+    let mut session = Session::new(options, Box::new(LiveSystem));
+    session.open(pid, &mut |_, _| Ok(()))?;
+    let Some((_, python)) = session.python(pid) else {
+        return Err(
+            Error::new(ErrorKind::Unsupported, format!("process {pid} does not run Python"))
+                .why("it maps no CPython interpreter, so it has no asyncio tasks")
+                .hint("list Python processes with `pgrep -af python`"),
+        );
+    };
+    let live = ProcessMemory(&LiveSystem, pid);
+    let memory = Pages::new(&live);
+    let read = session.task_reader(pid).and_then(|mut reader| reader.read(&memory));
+    let (Some(python), Ok(list)) = (python, &read) else {
+        return Err(no_tasks(pid, read.err().unwrap_or(NoTasks::UnknownVersion), &session));
+    };
+    if LiveSystem.threads(pid).is_empty() {
+        return Err(
+            Error::new(ErrorKind::NoSuchProcess, format!("process {pid} has exited"))
+                .why("it ended while its tasks were read")
+                .hint("choose a running process"),
+        );
+    }
+    let states = thread_states::states(&memory, &python);
+    let pointers = thread_states::thread_pointers(&memory, &python, &states);
+    let outer: Vec<(Tid, Option<u64>)> = LiveSystem
+        .threads(pid)
+        .into_iter()
+        .map(|tid| {
+            let inner = procfs::namespace_tid(pid, tid);
+            (tid, inner.and_then(|inner| pointers.get(&inner).copied()))
+        })
+        .collect();
+    let thread = |pointer: u64| {
+        let found = outer.iter().find(|(_, p)| *p == Some(pointer));
+        found.map(|(tid, _)| *tid)
+    };
+    let report = TaskReport {
+        pid,
+        command: procfs::command_line(pid),
+        python: session.pythons.get(&pid).cloned().unwrap_or_default(),
+        tasks: shown(pid, list, &memory, &python.layout, &thread),
+        gaps: list.gaps.iter().map(|gap| gap.reason()).collect(),
+    };
+    phases::drop_for_symbolization(Caps::NONE)?;
+    let text = if as_json {
+        format!("{:#}\n", json(&report))
+    } else {
+        task_tree::text(&report, TerminalStyle::of_stdout(ColorWhen::Auto))
+    };
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(Error::io("cannot write to standard output", e)),
+        _ => Ok(()),
+    }
+}
+
+fn no_tasks(pid: Pid, why: NoTasks, session: &Session) -> Error {
+    let python = session.pythons.get(&pid).cloned().unwrap_or_default();
+    match why {
+        NoTasks::UnknownVersion => Error::new(
+            ErrorKind::Unsupported,
+            format!("the tasks of process {pid} cannot be read"),
+        )
+        .why(format!(
+            "it runs {python}; the layout of tasks is known for CPython 3.7 to 3.15"
+        ))
+        .hint(format!("`nativeprof dump {pid}` shows its threads")),
+        NoTasks::NoAsyncio => Error::new(ErrorKind::Unsupported, format!("process {pid} has no asyncio tasks"))
+            .why("it has not imported asyncio")
+            .hint(format!("`nativeprof dump {pid}` shows its threads")),
+    }
+}
+
+/// Names the frames.
+fn shown(
+    pid: Pid,
+    list: &TaskList,
+    memory: &dyn Memory,
+    layout: &Layout,
+    thread: &dyn Fn(u64) -> Option<Tid>,
+) -> Vec<ShownTask> {
+    let mut codes = CodeTable::default();
+    let mut frame = |raw: &RawAwaitFrame| match codes.observe(pid, memory, layout, raw.code, 0) {
+        Ok(id) => {
+            let line = frame_groups::line(&codes, id, layout, raw.code, raw.instr);
+            let code = codes.get(id);
+            let own = tasks::frame_name(memory, layout, raw);
+            ShownFrame {
+                name: match code.qualname.is_empty() {
+                    true => own.unwrap_or_else(|| code.name.clone()),
+                    false => code.qualname.clone(),
+                },
+                file: code.filename.clone(),
+                line,
+            }
+        }
+        Err(why) => ShownFrame {
+            name: format!("[truncated: {}]", why.reason()),
+            file: String::new(),
+            line: 0,
+        },
+    };
+    let tasks = list.tasks.iter().map(|task| {
+        let running = task.running.as_ref();
+        // A running task's coroutines are on its thread's stack, with the functions that they call.
+        let frames = match running {
+            Some((_, frames)) => frames.iter().rev().map(&mut frame).collect(),
+            None => task.chain.frames.iter().map(&mut frame).collect(),
+        };
+        ShownTask {
+            address: task.address,
+            name: task.name.clone(),
+            event_loop: task.event_loop,
+            frames,
+            awaited: task.awaited.clone(),
+            state: match running {
+                Some((pointer, _)) => TaskState::Running(thread(*pointer)),
+                None if task.chain.is_running => TaskState::Running(None),
+                None => TaskState::Suspended,
+            },
+            awaited_by: task.awaited_by.clone(),
+        }
+    });
+    tasks.collect()
+}
+
+fn json(report: &TaskReport) -> Value {
+    let address = |at: u64| format!("{at:#x}");
+    let task = |task: &ShownTask| {
+        let frames = task.frames.iter().map(|f| {
+            json!({
+                "name": f.name,
+                "file": Some(&f.file).filter(|file| !file.is_empty()),
+                "line": Some(f.line).filter(|line| *line > 0),
+            })
+        });
+        let by = task.awaited_by.iter().filter_map(|i| report.tasks.get(*i));
+        json!({
+            "id": address(task.address),
+            "name": task.name,
+            "loop": address(task.event_loop),
+            "state": if task.state == TaskState::Suspended { "suspended" } else { "running" },
+            "thread": match task.state {
+                TaskState::Running(tid) => tid,
+                TaskState::Suspended => None,
+            },
+            "frames": frames.collect::<Vec<_>>(),
+            "awaits": task.awaited,
+            "awaited_by": by.map(|by| address(by.address)).collect::<Vec<_>>(),
+        })
+    };
+    json!({
+        "pid": report.pid,
+        "command": report.command,
+        "python": report.python,
+        "tasks": report.tasks.iter().map(task).collect::<Vec<_>>(),
+        "incomplete": report.gaps,
+    })
+}

@@ -1,0 +1,289 @@
+//! Offsets of asyncio's tasks, and of the coroutines that they run.
+//!
+//! On x86-64, from the DWARF of the releases in layouts.rs: `TaskObj` (Modules/_asynciomodule.c), `PyGenObject` and
+//! `PyCoroObject` (Include/genobject.h, later Include/cpython and Include/internal/pycore_interpframe_structs.h),
+//! `PyFrameObject` (Include/frameobject.h), `PyInterpreterState` and `_PyThreadStateImpl`. CPython 3.14 and later publish
+//! those of `_asyncio` (`_Py_AsyncioModuleDebugOffsets`), and those are preferred.
+
+use super::super::Runtime;
+use crate::bytes::u64_at;
+use crate::cpython_layout::Interpreter;
+use crate::target::memory::Memory;
+
+/// Name of the section with the published offsets.
+pub const DEBUG_SECTION: &str = ".AsyncioDebug";
+/// Bytes of the published offsets: 13 words.
+const DEBUG_BYTES: usize = 104;
+/// Offsets inside objects and thread states are below this; those in interpreter states below [`LARGE`].
+const SMALL: u64 = 4096;
+const LARGE: u64 = 1 << 24;
+
+/// Where a frame keeps the top of its value stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StackTop {
+    /// A pointer just past the top (`f_stacktop`).
+    Pointer(u16),
+    /// Number of values (i32) above the address at the first offset (`f_valuestack`, `f_stackdepth`).
+    Depth(u16, u16),
+    /// Number of values and local variables (i32), and where these begin in the frame (`stacktop`, `localsplus`).
+    Count(u16, u16),
+    /// A pointer; the awaited object lies so many bytes below it (`stackpointer`).
+    Below(u16, u64),
+}
+
+/// Where a coroutine has its frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CoroutineFrame {
+    /// A pointer to a frame object, null once the coroutine has ended (3.10 and earlier).
+    Pointer(u16),
+    /// Inside the coroutine (3.11 and later).
+    Inline(u16),
+}
+
+/// What says whether a coroutine is suspended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameState {
+    /// A byte of the frame object that is set while it runs (`f_executing`, 3.9 and earlier).
+    Executing(u16),
+    /// A byte of the frame object (`f_state`, 3.10).
+    InFrame(u16),
+    /// A byte of the coroutine (`gi_frame_state`), and what its values mean.
+    InCoroutine(u16, StateValues),
+}
+
+/// Values of `gi_frame_state`; all others are of a coroutine that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateValues {
+    /// Lowest and highest value of a coroutine that awaits something.
+    pub suspended: (i8, i8),
+    pub executing: i8,
+    pub created: i8,
+}
+
+/// Where tasks are linked into lists (3.14 and later).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaskLists {
+    /// The link inside a task.
+    pub node: u16,
+    pub interpreter_head: u32,
+    pub thread_head: u16,
+    pub thread_running: u16,
+    /// The task, or the set of tasks, that awaits a task, and the byte that says whether it is a set.
+    pub awaited_by: (u16, u16),
+}
+
+/// Offsets in bytes from the start of each structure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaskLayout {
+    pub minor: u8,
+    /// Size of an object's header.
+    pub head: u16,
+    /// `sys.modules` of an interpreter.
+    pub interp_modules: u32,
+    pub coro: u16,
+    /// 3.8 and later.
+    pub name: Option<u16>,
+    pub waiter: u16,
+    /// `fut_callback0`; the list of further callbacks is two words later.
+    pub callback: u16,
+    pub state: u16,
+    pub lists: Option<TaskLists>,
+    pub coroutine_frame: CoroutineFrame,
+    pub frame_state: FrameState,
+    pub stack_top: StackTop,
+    /// `gi_qualname`
+    pub coroutine_name: u16,
+    /// `func_closure`
+    pub closure: u16,
+    /// `ht_cached_keys`, for types whose instances have their attributes inside (3.11 and later).
+    pub cached_keys: u16,
+}
+
+/// `gi_frame_state` of 3.11 and 3.12; of 3.13 and 3.14; of 3.15.
+const STATES: [StateValues; 3] = [
+    StateValues {
+        suspended: (-1, -1),
+        executing: 0,
+        created: -2,
+    },
+    StateValues {
+        suspended: (-2, -1),
+        executing: 0,
+        created: -3,
+    },
+    StateValues {
+        suspended: (1, 3),
+        executing: 4,
+        created: 0,
+    },
+];
+
+impl TaskLayout {
+    /// The layout for this interpreter; `published` is the section [`DEBUG_SECTION`], without which tasks of 3.14 and
+    /// later are not read. `None` where it is not known: before 3.7, and where what is published is not plausible.
+    pub fn of(
+        memory: &dyn Memory,
+        runtime: &Runtime,
+        python: &Interpreter,
+        published: Option<&[u8]>,
+    ) -> Option<TaskLayout> {
+        let (3, minor @ 7..=15, _) = runtime.version else {
+            return None;
+        };
+        let head = python.layout.bytes_size;
+        let longer = head - 16;
+        let task = |normal: u16| normal + longer;
+        // `_Py_DebugOffsets.interpreter_state.imports_modules`
+        let modules_at = |at: u64| {
+            let offset = memory.u64(python.runtime.checked_add(at)?)?;
+            (offset < LARGE && offset % 8 == 0).then_some(offset as u32)
+        };
+        let (coro, name, waiter, callback, state) = match minor {
+            7 => (112, None, 104, 24, 72),
+            8 => (112, Some(120), 104, 24, 72),
+            9 => (152, Some(160), 144, 24, 80),
+            10 => (160, Some(168), 152, 24, 88),
+            11 | 12 => (136, Some(144), 128, 24, 88),
+            13 => (120, Some(128), 112, 24, 96),
+            _ => (128, Some(136), 120, 24, 104),
+        };
+        let mut layout = TaskLayout {
+            minor,
+            head,
+            interp_modules: match minor {
+                7 => 40,
+                8 => 56,
+                9 | 10 => 856,
+                11 => 888,
+                12 => 944,
+                13 => modules_at(88)?,
+                _ => modules_at(96)?,
+            },
+            coro: task(coro),
+            name: name.map(task),
+            waiter: task(waiter),
+            callback: task(callback),
+            state: task(state),
+            lists: None,
+            coroutine_frame: match minor {
+                ..=10 => CoroutineFrame::Pointer(16),
+                11 => CoroutineFrame::Inline(80),
+                _ => CoroutineFrame::Inline(task(72)),
+            },
+            frame_state: match minor {
+                7..=9 => FrameState::Executing(116),
+                10 => FrameState::InFrame(108),
+                11 => FrameState::InCoroutine(75, STATES[0]),
+                12 => FrameState::InCoroutine(67, STATES[0]),
+                13 | 14 => FrameState::InCoroutine(task(67), STATES[1]),
+                _ => FrameState::InCoroutine(task(67), STATES[2]),
+            },
+            stack_top: match minor {
+                ..=9 => StackTop::Pointer(72),
+                10 => StackTop::Depth(64, 80),
+                11..=13 => StackTop::Count(64, 72),
+                14 => StackTop::Below(64, 8),
+                _ => StackTop::Below(64, 16),
+            },
+            coroutine_name: match minor {
+                ..=9 => 56,
+                10 => 48,
+                11 => 40,
+                _ => task(32),
+            },
+            closure: if minor < 10 { 48 } else { task(72) },
+            cached_keys: match minor {
+                ..=11 => 872,
+                15 => task(888),
+                _ => task(880),
+            },
+        };
+        if minor >= 14 {
+            layout.publish(published?)?;
+        }
+        Some(layout)
+    }
+
+    /// Takes over the published offsets. `None` if one is out of range.
+    fn publish(&mut self, table: &[u8]) -> Option<()> {
+        (table.len() >= DEBUG_BYTES).then_some(())?;
+        let word = |i: usize| u64_at(table, 8 * i);
+        let small = |i: usize| word(i).filter(|v| *v < SMALL).map(|v| v as u16);
+        let size = word(0)?;
+        let inside = |i: usize| small(i).filter(|at| u64::from(*at) < size);
+        self.name = Some(inside(1)?);
+        self.coro = inside(5)?;
+        self.lists = Some(TaskLists {
+            awaited_by: (inside(2)?, inside(4)?),
+            node: inside(6)?,
+            interpreter_head: word(8).filter(|v| *v < LARGE && *v % 8 == 0)? as u32,
+            thread_running: thread_offset(word(11)?)?,
+            thread_head: thread_offset(word(12)?)?,
+        });
+        Some(())
+    }
+}
+
+/// Offset in a thread state: those of free-threaded builds are large.
+fn thread_offset(at: u64) -> Option<u16> {
+    u16::try_from(at).ok().filter(|at| at % 8 == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The offsets that CPython 3.14.8 publishes.
+    const V3_14: [u64; 13] = [168, 136, 96, 108, 109, 128, 152, 0x60000, 10880, 936, 864, 872, 880];
+
+    fn bytes(words: &[u64]) -> Vec<u8> {
+        words.iter().flat_map(|w| w.to_le_bytes()).collect()
+    }
+
+    fn layout() -> TaskLayout {
+        TaskLayout {
+            minor: 14,
+            head: 16,
+            interp_modules: 7688,
+            coro: 0,
+            name: None,
+            waiter: 120,
+            callback: 24,
+            state: 104,
+            lists: None,
+            coroutine_frame: CoroutineFrame::Inline(72),
+            frame_state: FrameState::InCoroutine(67, STATES[1]),
+            stack_top: StackTop::Below(64, 8),
+            coroutine_name: 32,
+            closure: 72,
+            cached_keys: 880,
+        }
+    }
+
+    #[test]
+    fn published_offsets_are_checked() {
+        let mut good = layout();
+        assert_eq!(good.publish(&bytes(&V3_14)), Some(()));
+        assert_eq!((good.coro, good.name), (128, Some(136)));
+        let lists = good.lists.expect("lists");
+        assert_eq!(
+            (lists.node, lists.thread_running, lists.interpreter_head),
+            (152, 872, 10880)
+        );
+        for (i, bad) in [
+            (1, 168),
+            (5, u64::MAX),
+            (6, 4096),
+            (8, 1 << 40),
+            (11, 873),
+            (12, 1 << 17),
+        ] {
+            let mut words = V3_14;
+            words[i] = bad;
+            assert_eq!(layout().publish(&bytes(&words)), None, "word {i} is {bad}");
+        }
+        for len in 0..DEBUG_BYTES {
+            assert_eq!(layout().publish(&bytes(&V3_14)[..len]), None);
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Single tasks, for samples: which task a coroutine belongs to, and whether what is known of it still holds.
+
+use rustc_hash::FxHashSet;
+
+use super::objects::{Kind, Objects};
+use super::registry::Found;
+use super::{NoTasks, TaskReader};
+use crate::cpython::thread_states;
+use crate::limits::SHIM;
+use crate::target::memory::Memory;
+
+/// Maximum number of tasks in a chain of tasks that await each other.
+const MAX_AWAITING: usize = 64;
+/// Flags of code objects that tasks can run: CO_COROUTINE, and CO_ITERABLE_COROUTINE of generators that were declared
+/// coroutines (Include/cpython/code.h).
+const COROUTINE: u32 = 0x80 | 0x100;
+
+/// What identifies a task, and what says by whom it is awaited: while none of it changes, neither did these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaskFacts {
+    pub address: u64,
+    coroutine: u64,
+    name: u64,
+    /// Callbacks; tasks that await it.
+    links: [u64; 3],
+}
+
+/// A task and those that await it, one by one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaskChain {
+    /// The task first, then one that awaits it, and so on.
+    pub tasks: Vec<(TaskFacts, String)>,
+}
+
+impl TaskReader {
+    fn objects<'a>(&'a self, memory: &'a dyn Memory) -> Objects<'a> {
+        Objects::new(memory, &self.interpreter.layout, &self.objects, &self.layout)
+    }
+
+    /// Addresses of the tasks that run now, each with the address of its coroutine's frame.
+    ///
+    /// # Errors
+    /// `NoAsyncio`: not, or not yet.
+    pub fn running(&mut self, memory: &dyn Memory) -> Result<Vec<(u64, u64)>, NoTasks> {
+        let states = thread_states::states(memory, &self.interpreter);
+        self.find_sources(memory, &states)?;
+        let objects = self.objects(memory);
+        let mut found = Found::default();
+        for sources in self.sources.values() {
+            found.read_running(&objects, sources);
+        }
+        if let Some(lists) = &self.layout.lists {
+            for state in &states {
+                found.running.extend(objects.pointer(state.state, lists.thread_running));
+            }
+        }
+        Ok(with_frames(&objects, &found.running))
+    }
+
+    /// The same of all tasks.
+    ///
+    /// # Errors
+    /// `NoAsyncio`: not, or not yet.
+    pub fn all(&mut self, memory: &dyn Memory) -> Result<Vec<(u64, u64)>, NoTasks> {
+        let states = thread_states::states(memory, &self.interpreter);
+        self.find_sources(memory, &states)?;
+        let objects = self.objects(memory);
+        let found = self.find(&objects, &states);
+        Ok(with_frames(&objects, &found.tasks))
+    }
+
+    /// The address of the frame of a task's coroutine. `None`: it is not, or no longer, a task.
+    pub fn frame(&self, memory: &dyn Memory, task: u64) -> Option<u64> {
+        let found = with_frames(&self.objects(memory), &[task]);
+        found.first().map(|(_, frame)| *frame)
+    }
+
+    /// A task with the tasks that await it. Where several do, the one with the lowest address.
+    pub fn chain(&self, memory: &dyn Memory, task: u64) -> Option<TaskChain> {
+        let objects = self.objects(memory);
+        let mut tasks = Vec::new();
+        let mut seen = FxHashSet::default();
+        let mut at = Some(task);
+        while let Some(task) = at.filter(|task| tasks.len() < MAX_AWAITING && seen.insert(*task)) {
+            let Some(facts) = facts(&objects, task) else { break };
+            let name = Some(facts.name).filter(|name| *name != 0);
+            tasks.push((facts, self.name(&objects, task, facts.coroutine, name)));
+            at = objects.awaiters(task, true, &|_| Vec::new()).first().copied();
+        }
+        (!tasks.is_empty()).then_some(TaskChain { tasks })
+    }
+
+    /// Whether what is known of a task and of those that await it is unchanged.
+    pub fn still_holds(&self, memory: &dyn Memory, chain: &TaskChain) -> bool {
+        let objects = self.objects(memory);
+        chain
+            .tasks
+            .iter()
+            .all(|(known, _)| facts(&objects, known.address) == Some(*known))
+    }
+
+    /// Whether a frame with this code object, and this owner (3.11 and later), is that of a coroutine.
+    pub fn is_coroutine(&self, memory: &dyn Memory, code: u64, owner: u8) -> bool {
+        // `co_flags`
+        let at = match self.layout.minor {
+            7 => 32,
+            8..=10 => 36,
+            _ => u64::from(self.layout.head) + 32,
+        };
+        owner < SHIM
+            && code
+                .checked_add(at)
+                .and_then(|at| memory.u32(at))
+                .is_some_and(|flags| flags & COROUTINE != 0)
+    }
+}
+
+/// Tasks of the C implementation with the frames of their coroutines.
+fn with_frames(objects: &Objects<'_>, tasks: &[u64]) -> Vec<(u64, u64)> {
+    let frame = |task: &u64| {
+        (objects.kind(*task) == Some(Kind::Task)).then_some(())?;
+        let coroutine = objects.pointer(*task, objects.tasks.coro)?;
+        Some((*task, objects.coroutine_frame(coroutine)?))
+    };
+    tasks.iter().filter_map(frame).collect()
+}
+
+/// `None`: it is not a task any more.
+fn facts(objects: &Objects<'_>, task: u64) -> Option<TaskFacts> {
+    (objects.kind(task) == Some(Kind::Task)).then_some(())?;
+    let l = objects.tasks;
+    let awaited_by = match l.lists {
+        Some(lists) => objects.word(task, lists.awaited_by.0)?,
+        None => 0,
+    };
+    Some(TaskFacts {
+        address: task,
+        coroutine: objects.pointer(task, l.coro)?,
+        name: match l.name {
+            Some(at) => objects.word(task, at)?,
+            None => 0,
+        },
+        links: [
+            objects.word(task, l.callback)?,
+            objects.word(task, l.callback + 16)?,
+            awaited_by,
+        ],
+    })
+}

@@ -1,0 +1,260 @@
+//! Tasks of asyncio, read from outside while the target runs: their names, what they await, which tasks await them, and
+//! the frames of their coroutines.
+//!
+//! Nothing read is trusted: types are checked by name before their fields are used, and every list, set and chain is
+//! bounded. What changes while it is read gives a partial result that says so ([`Gap`]).
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::Runtime;
+use super::object_layout::ObjectLayout;
+use super::strings;
+use super::thread_states::{self, State};
+use crate::cpython_layout::{Interpreter, Layout};
+use crate::target::memory::Memory;
+
+mod awaiters;
+mod chain;
+mod layout;
+mod lookup;
+mod objects;
+mod registry;
+
+pub use chain::{AwaitChain, RawAwaitFrame};
+pub use layout::{DEBUG_SECTION, TaskLayout};
+pub use lookup::{TaskChain, TaskFacts};
+pub use registry::{MAX_TASKS, Sources};
+
+use objects::{Kind, Objects};
+use registry::Found;
+
+/// Why tasks may be missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gap {
+    /// More than [`MAX_TASKS`].
+    TooMany,
+    /// A list of tasks changed while it was read.
+    Changed,
+    /// Memory that holds tasks could not be read.
+    Unreadable,
+}
+
+impl Gap {
+    pub fn reason(self) -> &'static str {
+        match self {
+            Gap::TooMany => "there are more than 100,000 tasks",
+            Gap::Changed => "a list of tasks changed while it was read",
+            Gap::Unreadable => "memory could not be read",
+        }
+    }
+}
+
+/// Why no tasks can be read at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoTasks {
+    /// Offsets of tasks in this version are not known.
+    UnknownVersion,
+    /// The process has not imported asyncio.
+    NoAsyncio,
+}
+
+/// A task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Task {
+    /// avma of the object.
+    pub address: u64,
+    pub name: String,
+    /// avma of the loop that runs it.
+    pub event_loop: u64,
+    /// avma of the coroutine, and of its frame.
+    pub coroutine: u64,
+    pub chain: AwaitChain,
+    /// Name of the type of what the innermost coroutine awaits; a future's type for `sleep`, locks and the like.
+    pub awaited: Option<String>,
+    /// Of the thread that runs it now: its `pthread_self`, and its frames from the innermost one to the task's
+    /// coroutine.
+    pub running: Option<(u64, Vec<RawAwaitFrame>)>,
+    /// The tasks that await it: indices into the list of tasks.
+    pub awaited_by: Vec<usize>,
+}
+
+/// The tasks of a process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TaskList {
+    pub tasks: Vec<Task>,
+    pub gaps: Vec<Gap>,
+}
+
+/// The qualified name of a coroutine's frame, as the coroutine has it: code objects have none before 3.11.
+pub fn frame_name(memory: &dyn Memory, layout: &Layout, frame: &RawAwaitFrame) -> Option<String> {
+    (frame.name != 0).then_some(())?;
+    strings::read_str(memory, layout, frame.name)
+}
+
+/// Reads the tasks of one process, again and again.
+pub struct TaskReader {
+    interpreter: Interpreter,
+    objects: ObjectLayout,
+    layout: TaskLayout,
+    /// By interpreter.
+    sources: FxHashMap<u64, Sources>,
+}
+
+impl TaskReader {
+    /// `published`: the section [`DEBUG_SECTION`] of the file with the `_asyncio` module.
+    ///
+    /// # Errors
+    /// `UnknownVersion`; `NoAsyncio` where only a loaded `_asyncio` can say where its tasks are.
+    pub fn new(
+        memory: &dyn Memory,
+        runtime: &Runtime,
+        interpreter: &Interpreter,
+        published: Option<&[u8]>,
+    ) -> Result<TaskReader, NoTasks> {
+        if published.is_none() && runtime.version >= (3, 14, 0) {
+            return Err(NoTasks::NoAsyncio);
+        }
+        let layout = TaskLayout::of(memory, runtime, interpreter, published).ok_or(NoTasks::UnknownVersion)?;
+        Ok(TaskReader {
+            interpreter: *interpreter,
+            objects: ObjectLayout::of(runtime, &interpreter.layout).ok_or(NoTasks::UnknownVersion)?,
+            layout,
+            sources: FxHashMap::default(),
+        })
+    }
+
+    /// All tasks that are not done.
+    ///
+    /// # Errors
+    /// `NoAsyncio`.
+    pub fn read(&mut self, memory: &dyn Memory) -> Result<TaskList, NoTasks> {
+        let states = thread_states::states(memory, &self.interpreter);
+        self.find_sources(memory, &states)?;
+        let objects = Objects::new(memory, &self.interpreter.layout, &self.objects, &self.layout);
+        let found = self.find(&objects, &states);
+        Ok(self.describe(&objects, &states, found))
+    }
+
+    /// Finds where the interpreters keep their tasks, unless that is known.
+    fn find_sources(&mut self, memory: &dyn Memory, states: &[State]) -> Result<(), NoTasks> {
+        let objects = Objects::new(memory, &self.interpreter.layout, &self.objects, &self.layout);
+        let interpreters: FxHashSet<u64> = states.iter().map(|s| s.interpreter).collect();
+        for interpreter in interpreters {
+            if !self.sources.contains_key(&interpreter)
+                && let Some(sources) = registry::sources(&objects, interpreter)
+            {
+                self.sources.insert(interpreter, sources);
+            }
+        }
+        if self.sources.is_empty() {
+            return Err(NoTasks::NoAsyncio);
+        }
+        Ok(())
+    }
+
+    fn find(&self, objects: &Objects<'_>, states: &[State]) -> Found {
+        let mut found = Found::default();
+        for sources in self.sources.values() {
+            found.read_sources(objects, sources);
+        }
+        if let Some(lists) = &self.layout.lists {
+            found.read_lists(objects, lists, states);
+        }
+        found
+    }
+
+    fn describe(&self, objects: &Objects<'_>, states: &[State], found: Found) -> TaskList {
+        let mut list = TaskList::default();
+        let mut waiters = Vec::new();
+        let mut kinds = Vec::new();
+        for address in &found.tasks {
+            let is_c = objects.kind(*address) == Some(Kind::Task);
+            let Some((task, waiter)) = self.task(objects, *address, is_c) else {
+                continue; // done, or not a task
+            };
+            waiters.push(waiter);
+            kinds.push(is_c);
+            list.tasks.push(task);
+        }
+        let mut by_address: FxHashMap<u64, usize> = FxHashMap::default();
+        let mut by_waiter: FxHashMap<u64, Vec<u64>> = FxHashMap::default();
+        for (i, (task, waiter)) in list.tasks.iter().zip(waiters).enumerate() {
+            by_address.insert(task.address, i);
+            if let Some(waiter) = waiter {
+                by_waiter.entry(waiter).or_default().push(task.address);
+            }
+        }
+        let waiters = |future: u64| by_waiter.get(&future).cloned().unwrap_or_default();
+        let running: FxHashSet<u64> = found.running.iter().copied().collect();
+        for (i, task) in list.tasks.iter_mut().enumerate() {
+            let by = objects.awaiters(task.address, kinds[i], &waiters);
+            task.awaited_by = by.iter().filter_map(|by| by_address.get(by).copied()).collect();
+            if running.contains(&task.address) || task.chain.is_running {
+                task.running = objects.coroutine_frame(task.coroutine).and_then(|end| {
+                    let frames = |s: &State| Some((s.thread, objects.frames_down_to(s.state, end)?));
+                    states.iter().find_map(frames)
+                });
+            }
+        }
+        list.gaps = found.gaps;
+        list
+    }
+
+    /// A task without its relations, and the future that it awaits. `None` if it is done, or not a task.
+    fn task(&self, objects: &Objects<'_>, address: u64, is_c: bool) -> Option<(Task, Option<u64>)> {
+        let l = &self.layout;
+        let head = l.head;
+        let (coroutine, waiter, name, event_loop) = if is_c {
+            // PENDING; a running task is pending, too.
+            let state = objects.memory.u32(address.checked_add(l.state.into())?)?;
+            (state == 0).then_some(())?;
+            let name = l.name.and_then(|at| objects.pointer(address, at));
+            (
+                objects.pointer(address, l.coro)?,
+                objects.pointer(address, l.waiter),
+                name,
+                objects.word(address, head)?,
+            )
+        } else {
+            let state = objects.attribute(address, "_state")?;
+            (objects.text(state)? == "PENDING").then_some(())?;
+            (
+                objects.attribute(address, "_coro")?,
+                objects.attribute(address, "_fut_waiter"),
+                objects.attribute(address, "_name"),
+                objects.attribute(address, "_loop")?,
+            )
+        };
+        let chain = objects.await_chain(coroutine);
+        let awaited = chain.awaited.and_then(|at| Some(objects.type_of(at)?.name.clone()));
+        let task = Task {
+            address,
+            name: self.name(objects, address, coroutine, name),
+            event_loop,
+            coroutine,
+            chain,
+            awaited,
+            running: None,
+            awaited_by: Vec::new(),
+        };
+        Some((task, waiter))
+    }
+
+    /// A task's name; for tasks without one (3.7) that of its coroutine.
+    fn name(&self, objects: &Objects<'_>, address: u64, coroutine: u64, name: Option<u64>) -> String {
+        let own = name.and_then(|at| match objects.kind(at)? {
+            Kind::Int => Some(format!("Task-{}", objects.int(at)?)),
+            Kind::Str => objects.text(at),
+            _ => None,
+        });
+        let of_coroutine = || match objects.kind(coroutine)? {
+            Kind::Coroutine | Kind::Generator => objects.text(objects.word(coroutine, self.layout.coroutine_name)?),
+            _ => None,
+        };
+        own.or_else(of_coroutine)
+            .unwrap_or_else(|| format!("Task-{address:#x}"))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,223 @@
+use std::collections::BTreeMap;
+
+use super::layout::{CoroutineFrame, FrameState, StackTop};
+use super::objects::{Kind, Objects};
+use super::registry::Found;
+use super::*;
+use crate::cpython::layouts;
+use crate::cpython_layout::{ThreadStateLocation, Tls};
+
+/// Memory in words; what is not there is unreadable.
+#[derive(Default)]
+struct Words(BTreeMap<u64, u64>);
+
+impl Memory for Words {
+    fn read(&self, avma: u64, buf: &mut [u8]) -> bool {
+        buf.iter_mut().zip(avma..).all(|(byte, at)| {
+            let word = self.0.get(&(at & !7));
+            word.is_some_and(|word| {
+                *byte = word.to_le_bytes()[(at & 7) as usize];
+                true
+            })
+        })
+    }
+}
+
+impl Words {
+    fn text(&mut self, at: u64, text: &str) {
+        let mut bytes = text.as_bytes().to_vec();
+        bytes.resize(bytes.len() / 8 * 8 + 88, 0); // a type's name is read in full
+        for (i, word) in bytes.chunks_exact(8).enumerate() {
+            let word = word.first_chunk().map_or(0, |b| u64::from_le_bytes(*b));
+            self.0.insert(at + 8 * i as u64, word);
+        }
+    }
+}
+
+fn runtime(minor: u8) -> Runtime {
+    let row = layouts::ROWS.iter().find(|(v, _)| *v == (3, minor)).expect("a row");
+    Runtime {
+        version: (3, minor, 1),
+        runtime: 0,
+        layout: Some(row.1),
+        thread_state: ThreadStateLocation::Key,
+        free_threaded: false,
+        newer_than_known: false,
+        eval: Vec::new(),
+    }
+}
+
+/// Published offsets of 3.14.
+fn published() -> Vec<u8> {
+    let words: [u64; 13] = [168, 136, 96, 108, 109, 128, 152, 0, 10880, 936, 864, 872, 880];
+    words.iter().flat_map(|w| w.to_le_bytes()).collect()
+}
+
+/// Each version's layout, with that of its objects.
+fn layouts_of_all() -> Vec<(Runtime, ObjectLayout, TaskLayout)> {
+    let layout = |minor| {
+        let runtime = runtime(minor);
+        let interpreter = runtime.in_process(0, Tls::Glibc(0)).expect("a layout");
+        // 3.13 and later: `imports_modules`
+        let memory = Words(BTreeMap::from([(88, 7656), (96, 7688)]));
+        let tasks = TaskLayout::of(&memory, &runtime, &interpreter, Some(&published())).expect("a known version");
+        let objects = ObjectLayout::of(&runtime, &interpreter.layout).expect("a known version");
+        (runtime, objects, tasks)
+    };
+    (7..=15).map(layout).collect()
+}
+
+/// Numbers that are the same in each run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        (self.0 >> 33) % n
+    }
+}
+
+const ARENA: u64 = 0x10_0000;
+const ARENA_WORDS: u64 = 4096;
+const TYPES: u64 = 0x20_0000;
+const TYPE_SIZE: u64 = 0x1000;
+
+/// Memory full of objects of known types whose fields are random: they refer to each other, to the middle of others, to
+/// nothing, and have random sizes.
+fn forged(seed: u64) -> Words {
+    let mut random = Random(seed);
+    let mut memory = Words::default();
+    let names = [
+        "_asyncio.Task",
+        "_asyncio.Future",
+        "coroutine",
+        "generator",
+        "coroutine_wrapper",
+        "function",
+        "method",
+        "builtin_function_or_method",
+        "functools.partial",
+        "cell",
+        "TaskWakeupMethWrapper",
+        "TaskGroup",
+        "str",
+        "dict",
+    ];
+    for (i, name) in (0..).zip(names) {
+        let at = TYPES + i * TYPE_SIZE;
+        for offset in (0..0x400).step_by(8) {
+            memory.0.insert(at + offset, ARENA + 8 * random.below(ARENA_WORDS));
+        }
+        memory.0.insert(at + 24, at + 0x800); // tp_name
+        memory.0.insert(at + 168, 1 << 4 | 1 << 2); // tp_flags
+        memory.text(at + 0x800, name);
+    }
+    for i in 0..ARENA_WORDS {
+        let word = match random.below(8) {
+            0..=2 => TYPES + TYPE_SIZE * random.below(names.len() as u64),
+            3..=5 => ARENA + 8 * random.below(ARENA_WORDS),
+            6 => random.below(300),
+            _ => random.below(u64::MAX) << 20,
+        };
+        memory.0.insert(ARENA + 8 * i, word);
+    }
+    memory
+}
+
+#[test]
+fn forged_objects_are_bounded() {
+    let mut chains = 0;
+    for (runtime, objects, tasks) in layouts_of_all() {
+        let layout = runtime.layout.expect("a layout");
+        for seed in 0..3 {
+            let memory = forged(seed);
+            let reader = Objects::new(&memory, &layout, &objects, &tasks);
+            for at in (ARENA..ARENA + 8 * ARENA_WORDS).step_by(64) {
+                chains += reader.await_chain(at).frames.len();
+                reader.awaiters(at, true, &|_| Vec::new());
+                reader.awaiters(at, false, &|_| Vec::new());
+                reader.attribute(at, "data");
+                reader.set(at, 100);
+                reader.dict(at);
+                reader.frames_down_to(at, 1);
+                if let Some(lists) = &tasks.lists {
+                    let state = State {
+                        state: at,
+                        interpreter: at - 10880,
+                        thread: 0,
+                    };
+                    Found::default().read_lists(&reader, lists, &[state]);
+                }
+            }
+        }
+    }
+    assert!(chains > 100, "coroutines were found: {chains}");
+}
+
+/// A list of tasks: (next of each node), the first is the head.
+fn listed(next: &[u64]) -> (usize, Vec<Gap>) {
+    let (runtime, objects, tasks) = layouts_of_all().remove(7);
+    let layout = runtime.layout.expect("a layout");
+    let lists = tasks.lists.expect("3.14 has lists");
+    let mut memory = Words::default();
+    memory.0.insert(TYPES + 24, TYPES + 0x800);
+    memory.0.insert(TYPES + 168, 0);
+    memory.text(TYPES + 0x800, "_asyncio.Task");
+    let state = State {
+        state: ARENA,
+        interpreter: 0,
+        thread: 0,
+    };
+    let head = ARENA + u64::from(lists.thread_head);
+    let node = |n: u64| {
+        let task = ARENA + 0x1000 * n;
+        if n == 0 { head } else { task + u64::from(lists.node) }
+    };
+    for (n, to) in (0..).zip(next) {
+        memory.0.insert(node(n), node(*to));
+        memory.0.insert(ARENA + 0x1000 * n + 8, TYPES);
+    }
+    memory.0.insert(ARENA + u64::from(lists.thread_running), 0);
+    let reader = Objects::new(&memory, &layout, &objects, &tasks);
+    let mut found = Found::default();
+    found.read_lists(&reader, &lists, &[state]);
+    let gaps = found.gaps.into_iter().filter(|gap| *gap != Gap::Unreadable).collect();
+    (found.tasks.len(), gaps)
+}
+
+#[test]
+fn lists_of_tasks_end() {
+    assert_eq!(listed(&[0]), (0, vec![]));
+    assert_eq!(listed(&[1, 2, 3, 0]), (3, vec![]));
+    // It does not come back to its head, or leads to something else.
+    assert_eq!(listed(&[1, 2, 3, 2]), (3, vec![Gap::Changed]));
+    assert_eq!(listed(&[1, 1]), (1, vec![Gap::Changed]));
+    assert_eq!(listed(&[1, 2, 9]), (2, vec![Gap::Changed]));
+}
+
+#[test]
+fn layouts_follow_the_version() {
+    for (runtime, _, tasks) in layouts_of_all() {
+        let minor = runtime.version.1;
+        assert_eq!(tasks.name.is_some(), minor >= 8, "3.{minor}");
+        assert_eq!(tasks.lists.is_some(), minor >= 14, "3.{minor}");
+        let inline = matches!(tasks.coroutine_frame, CoroutineFrame::Inline(_));
+        assert_eq!(inline, minor >= 11, "3.{minor}");
+        let in_coroutine = matches!(tasks.frame_state, FrameState::InCoroutine(..));
+        assert_eq!(in_coroutine, minor >= 11, "3.{minor}");
+        assert_eq!(matches!(tasks.stack_top, StackTop::Below(..)), minor >= 14, "3.{minor}");
+    }
+}
+
+#[test]
+fn unknown_objects_are_no_tasks() {
+    let (runtime, objects, tasks) = layouts_of_all().remove(0);
+    let memory = Words::default();
+    let layout = runtime.layout.expect("a layout");
+    let reader = Objects::new(&memory, &layout, &objects, &tasks);
+    assert_eq!(reader.kind(0x1000), None::<Kind>);
+    assert!(reader.await_chain(0x1000).is_cut);
+}

@@ -1,0 +1,318 @@
+//! The asyncio tasks of a session's processes: which task a sample belongs to.
+//!
+//! A coroutine's frame keeps its address for as long as the coroutine lives, and a task keeps its coroutine alive. So the
+//! frames of a sample, which are of its instant, say which task ran; only names are read a little later. What is known
+//! of a task is compared with its memory at each sample, since another task may have taken its place.
+
+use std::collections::HashMap;
+
+use rustc_hash::FxHashMap;
+
+use super::Session;
+use crate::cpython::frame_groups::LastFrames;
+use crate::cpython::tasks::{DEBUG_SECTION, NoTasks, TaskChain, TaskReader};
+use crate::event::{Pid, Sample};
+use crate::frame::{CodeId, PyFrame, RawFrame, TaskNameId};
+use crate::limits::SHIM;
+use crate::sys;
+use crate::target::memory::Pages;
+use crate::target::system::ProcessMemory;
+
+/// Maximum number of different names of tasks, of their total length in bytes, and of coroutines known per process.
+const MAX_NAMES: usize = 1 << 16;
+const MAX_NAME_BYTES: usize = 8 << 20;
+const MAX_KNOWN: usize = 1 << 16;
+/// All tasks of a process are read again after so many times the time that it took the last time: that is a share of
+/// 1/20 of our time.
+const PAUSE_FACTOR: u64 = 20;
+/// Time between two attempts to find asyncio in a process, ns.
+const RETRY: u64 = 100_000_000;
+/// Name of tasks for which there is no room.
+const OTHER: &str = "(other)";
+/// Name of a task that runs inside of another one and has ended before its name was read.
+const ENDED: &str = "(ended)";
+
+/// Samples with and without the task that they belong to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TaskCounts {
+    pub with: u64,
+    /// Of coroutines whose task could not be determined.
+    pub without: u64,
+}
+
+/// What is known of the tasks in samples.
+#[derive(Default)]
+pub(super) struct Tasks {
+    processes: FxHashMap<Pid, ProcessTasks>,
+    pub(super) names: TaskNames,
+    pub(super) counts: TaskCounts,
+}
+
+/// Names of tasks, each once.
+#[derive(Default)]
+pub struct TaskNames {
+    all: Vec<String>,
+    /// Names come from the target: a hasher that resists collision attacks.
+    ids: HashMap<String, TaskNameId>,
+    bytes: usize,
+}
+
+impl TaskNames {
+    fn id(&mut self, name: &str) -> TaskNameId {
+        if let Some(id) = self.ids.get(name) {
+            return *id;
+        }
+        let is_full = self.all.len() >= MAX_NAMES || self.bytes + name.len() > MAX_NAME_BYTES;
+        if is_full && name != OTHER {
+            return self.id(OTHER);
+        }
+        let id = TaskNameId(self.all.len() as u32);
+        self.bytes += name.len();
+        self.all.push(name.to_string());
+        self.ids.insert(name.to_string(), id);
+        id
+    }
+
+    /// All names, in the order of their numbers.
+    pub fn all(&self) -> &[String] {
+        &self.all
+    }
+}
+
+/// Tasks of one process.
+#[derive(Default)]
+struct ProcessTasks {
+    reader: Option<TaskReader>,
+    /// When to search for asyncio again, and to read all tasks again; ns.
+    next_search: u64,
+    next_scan: u64,
+    /// Tasks by the address of their coroutine's frame, when all were read the last time.
+    located: FxHashMap<u64, u64>,
+    /// By the address of the coroutine's frame.
+    known: FxHashMap<u64, TaskChain>,
+    /// Whether code objects are those of coroutines.
+    coroutines: FxHashMap<CodeId, bool>,
+}
+
+impl ProcessTasks {
+    /// Makes the tasks among these, given as (task, frame), known if their frames are wanted.
+    fn learn(&mut self, memory: &Pages<'_>, tasks: &[(u64, u64)], wanted: &dyn Fn(u64) -> bool) {
+        let Some(reader) = &self.reader else { return };
+        for (task, frame) in tasks.iter().filter(|(_, frame)| wanted(*frame)) {
+            if self.known.len() >= MAX_KNOWN {
+                self.known.clear();
+            }
+            if let Some(chain) = reader.chain(memory, *task) {
+                self.known.insert(*frame, chain);
+            }
+        }
+    }
+
+    /// Makes the task with this frame known, if it still exists. Reads all tasks where that is due.
+    fn locate(&mut self, memory: &Pages<'_>, time: u64, frame: u64) {
+        let Some(reader) = &mut self.reader else { return };
+        let mut task = self.located.get(&frame).copied();
+        task = task.filter(|task| reader.frame(memory, *task) == Some(frame));
+        if task.is_none() && time >= self.next_scan {
+            let began = sys::clock::now();
+            if let Ok(all) = reader.all(memory) {
+                self.located = all.into_iter().map(|(task, frame)| (frame, task)).collect();
+                task = self.located.get(&frame).copied();
+            }
+            let took = sys::clock::now().saturating_sub(began);
+            self.next_scan = time + PAUSE_FACTOR * took;
+        }
+        if let Some(task) = task {
+            self.learn(memory, &[(task, frame)], &|_| true);
+        }
+    }
+}
+
+impl Session {
+    /// Samples of coroutines so far; `None` if no tasks are looked for.
+    pub fn task_counts(&self) -> Option<TaskCounts> {
+        self.options.tasks.then_some(self.tasks.counts)
+    }
+
+    /// The process has ended, or executes another program.
+    pub(super) fn forget_tasks(&mut self, pid: Pid) {
+        self.tasks.processes.remove(&pid);
+    }
+
+    /// Reads the tasks of a process that runs Python.
+    ///
+    /// # Errors
+    /// Why they cannot be read; `UnknownVersion` also for a process without Python.
+    pub fn task_reader(&self, pid: Pid) -> Result<TaskReader, NoTasks> {
+        let target = self.targets.get(&pid).ok_or(NoTasks::UnknownVersion)?;
+        let python = target.python.as_ref().ok_or(NoTasks::UnknownVersion)?;
+        let interpreter = python.interpreter.ok_or(NoTasks::UnknownVersion)?;
+        let files = target.process.code().iter().filter_map(|c| c.file);
+        // The module is a file of its own, or built into the interpreter.
+        let may_hold = |name: &str| name.starts_with("_asyncio") || name.contains("python");
+        let published = files.map(|(id, _)| self.modules.get(id)).find_map(|module| {
+            may_hold(&module.name()).then_some(())?;
+            module.section(DEBUG_SECTION)
+        });
+        let memory = ProcessMemory(&*self.system, pid);
+        let published = published.as_ref().map(|s| &*s.bytes);
+        TaskReader::new(&memory, &python.runtime, &interpreter, published)
+    }
+
+    /// Adds frames for the tasks that run in this sample, whose Python frames `last` has, to `self.stack` from `start`
+    /// on.
+    pub(super) fn add_tasks(&mut self, s: &Sample, last: &LastFrames, start: usize) {
+        if !self.options.tasks || s.python.is_empty() {
+            return;
+        }
+        let mut process = self.tasks.processes.remove(&s.pid).unwrap_or_default();
+        let steps = self.task_steps(start);
+        let found = self.find_tasks(s, last, &steps, &mut process);
+        for (place, code, chain) in &found {
+            self.insert_task(start, *place, *code, chain);
+        }
+        self.tasks.processes.insert(s.pid, process);
+    }
+
+    /// The Python frames that a function of `_asyncio` called, as their index from the outermost one: where a task's
+    /// coroutine begins. None where `_asyncio` is built into the interpreter.
+    fn task_steps(&self, start: usize) -> Vec<usize> {
+        let (mut steps, mut place, mut is_step) = (Vec::new(), 0, false);
+        for frame in &self.stack[start..] {
+            match frame {
+                RawFrame::Native { module, .. } => {
+                    is_step |= self.modules.get(*module).name().starts_with("_asyncio.");
+                }
+                RawFrame::Python { .. } => {
+                    if is_step {
+                        steps.push(place);
+                    }
+                    (place, is_step) = (place + 1, false);
+                }
+                _ => {}
+            }
+        }
+        steps
+    }
+
+    /// The tasks of a sample, outermost first: the index of the coroutine's frame among the shown Python frames, from
+    /// the outermost one, its code object, and the names of the task and of those that await it.
+    fn find_tasks(
+        &mut self,
+        s: &Sample,
+        last: &LastFrames,
+        steps: &[usize],
+        process: &mut ProcessTasks,
+    ) -> Vec<(usize, CodeId, Vec<TaskNameId>)> {
+        let live = ProcessMemory(&*self.system, s.pid);
+        // Each sample sees memory as it is now.
+        let memory = Pages::new(&live);
+        if process.reader.is_none() && s.time >= process.next_search {
+            process.next_search = s.time + RETRY;
+            process.reader = self.task_reader(s.pid).ok();
+        }
+        let Some(reader) = &process.reader else {
+            return Vec::new();
+        };
+        // (place, address, code) of coroutines
+        let mut frames: Vec<(usize, u64, CodeId)> = Vec::new();
+        for (place, (raw, code)) in last.shown().enumerate() {
+            let PyFrame::Code { code, .. } = code else { continue };
+            let is_coroutine = *process
+                .coroutines
+                .entry(code)
+                .or_insert_with(|| reader.is_coroutine(&memory, raw.code, raw.owner));
+            if is_coroutine && raw.owner < SHIM {
+                frames.push((place, raw.frame, code));
+            }
+        }
+        let Some((_, outermost, _)) = frames.first().copied() else {
+            return Vec::new();
+        };
+        for (_, frame, _) in &frames {
+            if process
+                .known
+                .get(frame)
+                .is_some_and(|chain| !reader.still_holds(&memory, chain))
+            {
+                process.known.remove(frame);
+            }
+        }
+        let wanted: Vec<u64> = frames
+            .iter()
+            .map(|(_, frame, _)| *frame)
+            .filter(|frame| !process.known.contains_key(frame))
+            .collect();
+        let is_wanted = |frame: u64| wanted.contains(&frame);
+        // An eager task may run inside of another one, so inner coroutines matter, too.
+        if !wanted.is_empty() {
+            let running = process.reader.as_mut().map(|reader| reader.running(&memory));
+            match running {
+                Some(Ok(running)) => process.learn(&memory, &running, &is_wanted),
+                _ => return Vec::new(), // asyncio is not loaded: coroutines of something else
+            }
+        }
+        if !process.known.contains_key(&outermost) {
+            process.locate(&memory, s.time, outermost);
+        }
+        let is_known = |frame: u64| process.known.contains_key(&frame);
+        let has_ended = |place: usize, frame: u64| frame != outermost && !is_known(frame) && steps.contains(&place);
+        let all_known = !frames.iter().any(|(place, frame, _)| has_ended(*place, *frame));
+        if all_known && is_known(outermost) {
+            self.tasks.counts.with += 1;
+        } else {
+            self.tasks.counts.without += 1;
+        }
+        let names = &mut self.tasks.names;
+        let found = frames.iter().filter_map(|(place, frame, code)| {
+            if has_ended(*place, *frame) {
+                return Some((*place, *code, vec![names.id(ENDED)]));
+            }
+            let chain = process.known.get(frame)?;
+            Some((
+                *place,
+                *code,
+                chain.tasks.iter().map(|(_, name)| names.id(name)).collect(),
+            ))
+        });
+        found.collect()
+    }
+
+    /// Inserts the frames of a task above its coroutine.
+    fn insert_task(&mut self, start: usize, place: usize, code: CodeId, chain: &[TaskNameId]) {
+        let of_python = self.stack[start..].iter().enumerate();
+        let mut python = of_python.filter_map(|(i, f)| match f {
+            RawFrame::Python { code, .. } => Some((start + i, *code)),
+            _ => None,
+        });
+        // Where subinterpreters' frames are mixed, the order is another one.
+        if let Some((at, found)) = python.nth(place)
+            && found == code
+        {
+            let frames = chain.iter().rev().map(|name| RawFrame::Task(*name));
+            self.stack.splice(at..at, frames);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_bounded() {
+        let mut names = TaskNames::default();
+        assert_eq!(
+            (names.id("a"), names.id("b"), names.id("a")),
+            (TaskNameId(0), TaskNameId(1), TaskNameId(0))
+        );
+        let long = "x".repeat(MAX_NAME_BYTES);
+        let other = names.id(&long);
+        assert_eq!(names.all()[other.0 as usize], OTHER);
+        assert_eq!(names.id("b"), TaskNameId(1));
+        for i in 0..2 * MAX_NAMES {
+            names.id(&i.to_string());
+        }
+        assert!(names.all().len() <= MAX_NAMES + 1);
+    }
+}
