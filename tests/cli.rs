@@ -345,7 +345,7 @@ fn programs_of_32_bits() {
     let mut target = match Command::new(&path).spawn() {
         Ok(target) => target,
         Err(e) if e.raw_os_error() == Some(libc::ENOEXEC) => {
-            eprintln!("NOTE: this kernel runs no 32-bit programs ({e}); nobody can sample one here");
+            eprintln!("NOTE: this kernel runs no 32-bit programs ({e}); so none can be sampled");
             return;
         }
         Err(e) => panic!("the 32-bit program does not start: {e}"),

@@ -239,6 +239,7 @@ impl Recording {
         let meta = Meta {
             command: procfs::command_line(pid),
             profiler_cpu: own_cpu.saturating_sub(before.own_cpu) as f64 / 1e9,
+            sampling_cpu: own_cpu.saturating_sub(before.own_cpu) as f64 / 1e9,
             ..self.session.meta(&self.source, &new, self.settings.rate, pid, when)
         };
         let profile = self.session.resolve(self.began, meta);

@@ -225,6 +225,8 @@ pub struct Meta {
     pub quality: Quality,
     /// CPU time of nativeprof, seconds.
     pub profiler_cpu: f64,
+    /// The part of it that was used while samples were taken, without startup, symbolization and output; 0: not known.
+    pub sampling_cpu: f64,
     /// Most samples first.
     pub modules: Vec<ModuleMeta>,
     /// (pid, tid) -> thread name.

@@ -46,14 +46,26 @@ pub fn block(meta: &Meta, written: &str) -> String {
     };
     let _ = writeln!(out, "  python:   {python}");
     let _ = writeln!(out, "  symbols:  {}", symbols(meta));
-    let per_sample = meta.profiler_cpu * 1e6 / q.taken.max(1) as f64;
-    let _ = writeln!(
-        out,
-        "  overhead: {:.2} s CPU ({per_sample:.0} µs per sample, including startup and shutdown)",
-        meta.profiler_cpu
-    );
+    let _ = writeln!(out, "  overhead: {}", overhead(meta));
     let _ = write!(out, "  written:  {written}");
     out
+}
+
+/// CPU time of nativeprof: of sampling, which grows with the samples, and of the rest.
+fn overhead(meta: &Meta) -> String {
+    let per_sample = |seconds: f64| seconds * 1e6 / meta.quality.taken.max(1) as f64;
+    match meta.sampling_cpu {
+        sampling if sampling > 0.0 => format!(
+            "{sampling:.2} s CPU to sample ({:.0} µs per sample), {:.2} s to start and to write",
+            per_sample(sampling),
+            (meta.profiler_cpu - sampling).max(0.0)
+        ),
+        _ => format!(
+            "{:.2} s CPU ({:.0} µs per sample, including startup and shutdown)",
+            meta.profiler_cpu,
+            per_sample(meta.profiler_cpu)
+        ),
+    }
 }
 
 /// What to do where little was seen of a recording of CPU time, because the target seldom ran or its children did the

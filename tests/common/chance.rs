@@ -26,7 +26,8 @@ struct Unlikely;
 /// Like `assert!`, for what can fail by chance: [`repeated`] tries again.
 macro_rules! assert_likely {
     ($holds:expr, $($message:tt)+) => {
-        if !$holds {
+        let holds: bool = $holds;
+        if !holds {
             $crate::common::chance::fail(&format!($($message)+));
         }
     };

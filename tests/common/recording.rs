@@ -262,7 +262,7 @@ impl Recording {
         let q = &self.profile.meta.quality;
         assert_likely!(
             (q.taken + self.excused(q.expected)) as f64 >= q.expected as f64 * 0.98 - 5.0,
-            "{whom}: {} samples for {} asked",
+            "{whom}: {} samples, {} expected",
             q.taken,
             q.expected
         );
@@ -270,7 +270,7 @@ impl Recording {
         let chance = 2.5 * (q.expected as f64).sqrt();
         assert_likely!(
             q.taken as f64 <= q.expected as f64 * 1.02 + 5.0 + chance,
-            "{whom}: {} samples, only {} asked",
+            "{whom}: {} samples, only {} expected",
             q.taken,
             q.expected
         );

@@ -274,6 +274,7 @@ pub fn golden() -> Profile {
             reasons: BTreeMap::from([(reason, 20)]),
         },
         profiler_cpu: 0.011,
+        sampling_cpu: 0.0,
         modules: vec![ModuleMeta {
             path: "/usr/lib/libopenblas.so.0".to_string(),
             build_id: "0123456789abcdef".to_string(),

@@ -132,6 +132,7 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     }
     let family = discover::FamilyCpu::start(pid);
     let (began, began_wall, start) = (sys::clock::now(), SystemTime::now(), Instant::now());
+    let startup_cpu = sys::clock::process_cpu_time();
     source.start()?;
     phases::restrict_to_sampling(kept)?;
     print_line(&format!(
@@ -175,6 +176,7 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     session.add_open_intervals(&mut *source)?;
     let left = pump.discard(&mut *source)?;
     progress.finish_and_clear();
+    let sampling_cpu = sys::clock::process_cpu_time().saturating_sub(startup_cpu);
 
     let mut counts = source.counts();
     counts.lost += left;
@@ -187,6 +189,7 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     drop(source); // its descriptors are privileges too
     phases::drop_for_symbolization(kept)?;
     let mut profile = session.resolve(began, meta);
+    profile.meta.sampling_cpu = sampling_cpu as f64 * 1e-9;
     profile.meta.profiler_cpu = sys::clock::process_cpu_time() as f64 * 1e-9;
     let written = output.write(&profile)?;
     print_line(&summary::block(&profile.meta, &written));

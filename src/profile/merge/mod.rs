@@ -307,6 +307,10 @@ fn merge_metadata(metas: &[&Meta], numbers: &[BTreeMap<u32, u32>]) -> Meta {
         stopped: stopped.next().filter(|_| stopped.next().is_none()),
         quality,
         profiler_cpu: metas.iter().map(|meta| meta.profiler_cpu).sum(),
+        sampling_cpu: match metas.iter().all(|meta| meta.sampling_cpu > 0.0) {
+            true => metas.iter().map(|meta| meta.sampling_cpu).sum(),
+            false => 0.0,
+        },
         modules,
         threads: threads.into_iter().map(|((pid, tid), name)| (pid, tid, name)).collect(),
         ..Meta::default()
