@@ -113,6 +113,33 @@ fn no_call_is_interrupted_in_a_minute() {
     program.finish();
 }
 
+/// No tick stops such a thread: its CPU time is polled instead.
+#[test]
+fn a_thread_that_begins_to_block_all_signals_is_still_sampled() {
+    const PROGRAM: &str = "
+import signal, time
+def spend(seconds):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+def before():
+    spend(0.3)
+def blocking():
+    signal.pthread_sigmask(signal.SIG_BLOCK, range(1, signal.NSIG))
+    spend(0.7)
+before()
+blocking()
+";
+    let _live = live();
+    repeated(|| {
+        let mut command = Command::new(&newest_python().exe);
+        command.args(["-c", PROGRAM]);
+        let r = record(&["--backend", "ptrace"], &command);
+        let (before, blocking) = (r.with("before"), r.with("blocking"));
+        assert_likely!(before > 50 && blocking > before, "{before}, {blocking}: {}", r.stderr);
+    });
+}
+
 #[test]
 fn job_control_keeps_working() {
     let _live = live();

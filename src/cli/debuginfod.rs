@@ -4,7 +4,6 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use super::args::Debuginfod;
-use crate::cli::print_line;
 use crate::error::{Error, ErrorKind, Result};
 use crate::privileges::credentials::User;
 use crate::resolve::Fetch;
@@ -67,7 +66,7 @@ fn client(servers: &str, cache: PathBuf) -> Result<Fetch> {
     let begun: OnceLock<u32> = OnceLock::new();
     Ok(Arc::new(move |build_id: &[u8]| {
         let before = *begun.get_or_init(|| {
-            print_line("nativeprof: downloading debug info with debuginfod (Ctrl-C to skip)");
+            crate::cli::print_line("nativeprof: downloading debug info with debuginfod (Ctrl-C to skip)");
             sys::interrupts::interrupts()
         });
         client.debug_info(build_id, &|| sys::interrupts::interrupts() > before)

@@ -3,7 +3,7 @@
 //!
 //! Such a file is a table: of each function the number of calls, its own time and the time with what it called, and the
 //! same for each pair of caller and callee. Whole stacks are not in it. The tree of the profile is an estimate of them,
-//! made such that what the table states stays as it is: see [`tree`].
+//! made such that what the table states stays as it is: see `tree.rs`.
 //!
 //! ```text
 //! {(file, line, name): (primitive calls, calls, own time, cumulative time, {(file, line, name): of this caller})}

@@ -39,8 +39,9 @@ const SHUTDOWN_TIMEOUT: u64 = 100_000_000;
 const SIGNAL_RECHECK_INTERVAL: u64 = 1_000_000_000;
 /// Samples that a thread may owe; more count as lost.
 const MAX_OWED: u64 = 100;
-/// A thread that has ticked so often without a stop blocks the signal: it should have stopped at the first tick.
-const MISSED_STOPS: u64 = 2;
+/// A thread that has ticked so often without a stop blocks the signal: it should have stopped at the first tick. One or two
+/// more can come before that if the host takes the CPU in between.
+const MISSED_STOPS: u64 = 8;
 /// Longest wait, in case a signal that reports stops is lost.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 const SHORT_POLL_INTERVAL: Duration = Duration::from_millis(2);

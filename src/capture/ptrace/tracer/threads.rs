@@ -87,6 +87,10 @@ impl Tracer {
             if self.started && polled {
                 timer.start();
             }
+            // It may be the first one whose CPU time is polled.
+            if timer.event().is_none() {
+                self.set_alarm();
+            }
         }
     }
 
