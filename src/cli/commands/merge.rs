@@ -23,10 +23,10 @@ pub fn merge(options: &Merge) -> Result<()> {
     let mut seen = BTreeSet::new();
     for (name, profile) in &profiles {
         if !seen.insert(name) {
-            print_status(&format!("{name} is given twice; its samples are counted twice"));
+            print_status(&format!("{name} is given twice; it counts twice"));
         }
         if profile.nodes[0].count == 0 {
-            print_status(&format!("{name} has no samples"));
+            print_status(&format!("{name} is empty"));
         }
     }
     let rates: BTreeSet<u64> = profiles.iter().map(|(_, profile)| profile.meta.rate).collect();
@@ -50,8 +50,9 @@ pub fn merge(options: &Merge) -> Result<()> {
         source_lines::add(&mut sum, &mut source_lines::open_local);
     }
     print_status(&format!(
-        "{} samples from {} profiles",
+        "{} {} from {} profiles",
         sum.nodes[0].count,
+        sum.count_type().name,
         profiles.len()
     ));
     print_status(&format!("written: {}", output.write(&sum)?));
