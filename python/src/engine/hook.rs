@@ -55,9 +55,10 @@ unsafe extern "C-unwind" fn hook<M: Machine>(_: Object, frame: Object, what: c_i
                 let Some((thread, given)) = thread::<M>(py, |m| m.is_innermost(key)) else {
                     return 0;
                 };
-                let event = match thread.splits_resumes {
-                    true => end::<M>(py, code, frame, argument),
-                    false => Event::Return,
+                let event = if thread.splits_resumes && (M::TELLS_YIELDS || argument.is_null()) {
+                    end::<M>(py, code, frame, argument)
+                } else {
+                    Event::Return
                 };
                 let (machine, context) = thread.event(py, event, given);
                 machine.leave(key, context);

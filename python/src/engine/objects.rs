@@ -413,5 +413,5 @@ impl Places {
 pub fn last_instruction(py: Python<'_>, frame: Object) -> Option<i32> {
     // SAFETY: a live frame object; reading this attribute runs no Python code.
     let frame = unsafe { Bound::from_borrowed_ptr(py, frame) };
-    frame.getattr("f_lasti").ok()?.extract().ok()
+    frame.getattr(pyo3::intern!(py, "f_lasti")).ok()?.extract().ok()
 }
