@@ -225,7 +225,6 @@ def runctx(
 
 def main() -> Any:
     """``python -m nativeprof.tracing``: options, output and exit codes of ``python -m cProfile``."""
-    import importlib.machinery
     import io
     import os
     import pstats
@@ -268,7 +267,7 @@ def main() -> Any:
         module = types.ModuleType("__main__")
         names = module.__dict__
         names.update(
-            __spec__=importlib.machinery.ModuleSpec(name="__main__", loader=None, origin=program),
+            __spec__=None,  # as of any script: multiprocessing looks there for what it runs in a new process
             __file__=program,
             __package__=None,
             __cached__=None,

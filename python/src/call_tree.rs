@@ -287,17 +287,17 @@ impl Machine for CallTree {
 
 fn retire(chains: &Chains, info: &ThreadInfo, name: Option<&str>, shared: &mut Shared) -> bool {
     if shared.only.is_empty() || shared.only.contains(&info.ident) {
-        let name = if shared.by_thread {
-            label(info, name)
-        } else {
-            String::new()
-        };
+        let name = label(shared.by_thread, info, name);
         shared.ended.entry(name).or_insert_with(Chains::new).add(chains);
     }
     true
 }
 
-fn label(info: &ThreadInfo, name: Option<&str>) -> String {
+/// What the thread's calls are gathered under; empty if threads are not told apart.
+fn label(by_thread: bool, info: &ThreadInfo, name: Option<&str>) -> String {
+    if !by_thread {
+        return String::new();
+    }
     name.map_or_else(|| format!("thread {}", info.native_id), str::to_string)
 }
 
@@ -310,6 +310,8 @@ pub struct CallCounts {
 
 impl Machine for CallCounts {
     type Shared = Shared;
+
+    const TELLS_YIELDS: bool = false;
 
     fn new(_: &ThreadInfo, _: &mut Shared) -> CallCounts {
         CallCounts {
@@ -408,11 +410,7 @@ pub fn take<M: Counted>(py: Python<'_>, session: &mut crate::engine::Session<M>)
     for thread in session.threads_mut() {
         let chains = thread.machine.take_chains();
         if only.is_empty() || only.contains(&thread.info.ident) {
-            let name = if by_thread {
-                label(&thread.info, thread.name.as_deref())
-            } else {
-                String::new()
-            };
+            let name = label(by_thread, &thread.info, thread.name.as_deref());
             all.push((name, chains));
         }
     }

@@ -667,6 +667,24 @@ def test_the_command_line_is_cprofiles(tmp_path):
     assert f"Ordered by: {default}" in text
 
 
+SPAWNS = """
+import multiprocessing, sys
+def worker(x): sys.exit(x * x)
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=worker, args=(5,))
+    process.start()
+    process.join()
+    print("ended with", process.exitcode)
+"""
+
+
+def test_a_traced_script_can_start_processes_by_spawn(tmp_path):
+    script = tmp_path / "s.py"
+    script.write_text(SPAWNS)
+    for arguments in (["nativeprof.tracing"], ["nativeprof", "-q", "--trace", "counts", "-o", str(tmp_path / "o.json")]):
+        assert "ended with 25" in python("-m", *arguments, str(script))
+
+
 def upstream():
     for name in ("test.test_cprofile", "test.test_profiling.test_tracing_profiler"):  # the latter from 3.15 on
         try:

@@ -55,9 +55,10 @@ unsafe extern "C-unwind" fn hook<M: Machine>(_: Object, frame: Object, what: c_i
                 let Some((thread, given)) = thread::<M>(py, |m| m.is_innermost(key)) else {
                     return 0;
                 };
-                let event = match thread.splits_resumes {
-                    true => end::<M>(py, code, frame, argument),
-                    false => Event::Return,
+                let event = if thread.splits_resumes && (M::TELLS_YIELDS || argument.is_null()) {
+                    end::<M>(py, code, frame, argument)
+                } else {
+                    Event::Return
                 };
                 let (machine, context) = thread.event(py, event, given);
                 machine.leave(key, context);
@@ -76,10 +77,7 @@ fn is_at<M: Machine>(py: Python<'_>, code: Object, frame: Object, is_wanted: imp
     };
     let (id, _) = session.functions.intern(py, Callee::Code(code));
     let places = session.functions.get(id).and_then(|f| f.places.as_ref());
-    places.is_some_and(|places| {
-        let last = objects::with_no_exception(py, || objects::last_instruction(py, frame));
-        last.is_some_and(|at| is_wanted(places, at))
-    })
+    places.is_some_and(|places| objects::last_instruction(py, frame).is_some_and(|at| is_wanted(places, at)))
 }
 
 /// What kind of end of a frame it is.

@@ -98,6 +98,12 @@ impl<S> Context<'_, S> {
     /// imported `greenlet` by now.
     #[cold]
     pub fn intern(&mut self, callee: Callee) -> (Id, bool) {
+        // Before 3.12 every call of a function that is left out comes here.
+        if self.functions.is_excluded(callee.key())
+            && let Some(id) = self.functions.find(callee.key())
+        {
+            return (id, true);
+        }
         if self.name.is_none() {
             *self.name = objects::with_no_exception(self.py, || objects::thread_name(self.py, self.info.ident));
         }
@@ -134,6 +140,9 @@ pub struct ThreadInfo {
 pub trait Machine: Sized + 'static {
     /// What all threads of a session share.
     type Shared;
+
+    /// Whether it wants [`Event::Yield`] told from [`Event::Return`] where that costs a look-up, which is before 3.12.
+    const TELLS_YIELDS: bool = true;
 
     fn new(info: &ThreadInfo, shared: &mut Self::Shared) -> Self;
 

@@ -11,7 +11,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::objects::{Builtin, Object};
-use super::session::Session;
+use super::session::{self, Session};
 use super::threads::{ignore, thread};
 use super::{Callee, Event, Machine, Verdict};
 
@@ -97,7 +97,11 @@ unsafe extern "C-unwind" fn call<M: Machine>(_: Object, arguments: *const Object
     };
     let Some(builtin) = Builtin::of(callable, first, MISSING.load(Ordering::Relaxed)) else {
         ignore::<M>(py);
-        return none();
+        // Calls of C functions are not wanted from there either: without this a program pays for what is left out.
+        return match session::running::<M>(py) {
+            Some(session) if session.functions.is_excluded(code) => disable(),
+            _ => none(),
+        };
     };
     let Some((thread, given)) = thread::<M>(py, |_| true) else {
         return none();

@@ -54,6 +54,8 @@ pub struct Functions {
     pub call: unsafe extern "C-unwind" fn(Object) -> Object,
     /// `PyFrame_GetCode`: a new reference.
     pub frame_code: unsafe extern "C" fn(Object) -> Object,
+    /// `PyFrame_GetLasti`, from 3.11 on: what the attribute `f_lasti` gives.
+    frame_lasti: Option<unsafe extern "C" fn(Object) -> c_int>,
     /// `PyInterpreterState_ThreadHead`, `PyThreadState_Next`: the thread states of an interpreter, the newest first.
     pub first_thread: unsafe extern "C" fn(*mut ffi::PyInterpreterState) -> *mut ffi::PyThreadState,
     pub next_thread: unsafe extern "C" fn(*mut ffi::PyThreadState) -> *mut ffi::PyThreadState,
@@ -126,6 +128,9 @@ pub fn check(py: Python<'_>) -> PyResult<&'static Functions> {
             frame_code: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(Object) -> Object>(symbol(
                 c"PyFrame_GetCode",
             )?),
+            frame_lasti: symbol(c"PyFrame_GetLasti")
+                .ok()
+                .map(|f| std::mem::transmute::<*mut c_void, unsafe extern "C" fn(Object) -> c_int>(f)),
             first_thread: std::mem::transmute::<
                 *mut c_void,
                 unsafe extern "C" fn(*mut ffi::PyInterpreterState) -> *mut ffi::PyThreadState,
@@ -409,9 +414,15 @@ impl Places {
     }
 }
 
-/// `f_lasti`. Makes an integer: for frames of generators only.
+/// `f_lasti`. Before 3.11 it makes an integer: for frames of generators only.
 pub fn last_instruction(py: Python<'_>, frame: Object) -> Option<i32> {
-    // SAFETY: a live frame object; reading this attribute runs no Python code.
-    let frame = unsafe { Bound::from_borrowed_ptr(py, frame) };
-    frame.getattr("f_lasti").ok()?.extract().ok()
+    if let Some(lasti) = functions().and_then(|f| f.frame_lasti) {
+        // SAFETY: a live frame object.
+        return Some(unsafe { lasti(frame) });
+    }
+    with_no_exception(py, || {
+        // SAFETY: a live frame object; reading this attribute runs no Python code.
+        let frame = unsafe { Bound::from_borrowed_ptr(py, frame) };
+        frame.getattr(pyo3::intern!(py, "f_lasti")).ok()?.extract().ok()
+    })
 }
