@@ -293,7 +293,7 @@ fn retire(chains: &Chains, info: &ThreadInfo, name: Option<&str>, shared: &mut S
     true
 }
 
-/// What the thread's calls are gathered under; empty if threads are not told apart.
+/// The name under which the thread's calls are collected; empty if that is the same for all threads.
 fn label(by_thread: bool, info: &ThreadInfo, name: Option<&str>) -> String {
     if !by_thread {
         return String::new();
@@ -311,7 +311,7 @@ pub struct CallCounts {
 impl Machine for CallCounts {
     type Shared = Shared;
 
-    const TELLS_YIELDS: bool = false;
+    const NEEDS_YIELDS: bool = false;
 
     fn new(_: &ThreadInfo, _: &mut Shared) -> CallCounts {
         CallCounts {

@@ -55,7 +55,7 @@ unsafe extern "C-unwind" fn hook<M: Machine>(_: Object, frame: Object, what: c_i
                 let Some((thread, given)) = thread::<M>(py, |m| m.is_innermost(key)) else {
                     return 0;
                 };
-                let event = if thread.splits_resumes && (M::TELLS_YIELDS || argument.is_null()) {
+                let event = if thread.splits_resumes && (M::NEEDS_YIELDS || argument.is_null()) {
                     end::<M>(py, code, frame, argument)
                 } else {
                     Event::Return

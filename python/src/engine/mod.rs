@@ -141,8 +141,8 @@ pub trait Machine: Sized + 'static {
     /// What all threads of a session share.
     type Shared;
 
-    /// Whether it wants [`Event::Yield`] told from [`Event::Return`] where that costs a look-up, which is before 3.12.
-    const TELLS_YIELDS: bool = true;
+    /// Whether [`Event::Yield`] must be distinguished from [`Event::Return`] where that costs a lookup, which is before 3.12.
+    const NEEDS_YIELDS: bool = true;
 
     fn new(info: &ThreadInfo, shared: &mut Self::Shared) -> Self;
 
