@@ -73,8 +73,9 @@ pub struct LiveSystem;
 
 impl System for LiveSystem {
     fn maps(&self, pid: Pid) -> Result<Vec<u8>> {
-        fs::read(format!("/proc/{pid}/maps")).map_err(|e| match e.kind() {
-            std::io::ErrorKind::NotFound => {
+        fs::read(format!("/proc/{pid}/maps")).map_err(|e| match e.raw_os_error() {
+            // ESRCH if it has exited since the file was opened (fs/proc/task_mmu.c, m_start).
+            Some(libc::ENOENT | libc::ESRCH) => {
                 Error::new(ErrorKind::NoSuchProcess, format!("no process {pid}")).why("no process has this PID")
             }
             _ => {
