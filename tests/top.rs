@@ -206,7 +206,7 @@ fn a_command() {
     terminal.keys(&["q"]);
     terminal.wait("shell", |s| s.contains("CODE 0") && s.contains("icanon"));
     for _ in 0..400 {
-        // Nobody may wait for it.
+        // Its parent may not have reaped it yet.
         if nativeprof::sys::procfs::stat_state(pid).is_none_or(|state| state == 'Z') {
             return;
         }

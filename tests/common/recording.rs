@@ -39,7 +39,7 @@ fn stolen() -> Duration {
     Duration::from_millis(10 * steal.expect("a number for all CPUs"))
 }
 
-/// Samples a process at 1000 Hz for a second, longer if that was tried in vain, or with other options.
+/// Samples a process at 1000 Hz for a second, longer if an attempt failed, or with other options.
 pub fn attach(pid: u32, words: &[&str]) -> Recording {
     attach_while(pid, words, || {})
 }
