@@ -58,6 +58,14 @@ impl Regs {
         }
     }
 
+    /// Adds the first two arguments of the system call that the thread is in.
+    pub fn set_arguments(&mut self, arguments: [u64; 2]) {
+        for (register, value) in [FIRST_ARGUMENT, SECOND_ARGUMENT].into_iter().zip(arguments) {
+            self.gpr[register] = value;
+            self.known |= 1 << register;
+        }
+    }
+
     /// Value of a register by DWARF number; the return address column reads as the instruction pointer.
     #[inline]
     pub fn get(&self, dwarf: usize) -> Option<u64> {

@@ -9,7 +9,6 @@ use rustc_hash::FxHashMap;
 
 use super::Session;
 use super::targets::ForkMemory;
-use crate::arch;
 use crate::capture::ptrace::snapshot::{SnapshotTarget, Snapshotter};
 use crate::capture::{Backend, OpenInterval};
 use crate::cpython::{frame_walk, thread_states};
@@ -179,14 +178,10 @@ impl Session {
             .filter_map(|(tid, seen)| {
                 let seen = seen.ok()?;
                 let mut sample = seen.sample;
-                if let (Some((number, arguments)), Some(regs)) =
-                    (seen.blocked.and_then(|b| b.call), sample.regs.as_mut())
-                {
+                let call = seen.blocked.and_then(|b| b.call);
+                if let (Some((number, [first, second, ..])), Some(regs)) = (call, &mut sample.regs) {
                     sample.system_call = u16::try_from(number).ok();
-                    for (register, value) in [arch::FIRST_ARGUMENT, arch::SECOND_ARGUMENT].into_iter().zip(arguments) {
-                        regs.gpr[register] = value;
-                        regs.known |= 1 << register;
-                    }
+                    regs.set_arguments([first, second]);
                 }
                 Some((tid, sample))
             })

@@ -1,5 +1,7 @@
-//! Parsers of /proc for processes and threads: `status`, `stat`, `syscall`, `comm`, `cmdline`, `exe`.
+//! Parsers of /proc for processes and threads: `status`, `stat`, `schedstat`, `syscall`, `comm`, `cmdline`, `exe`.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 use std::{fs, io};
 
@@ -82,6 +84,44 @@ pub fn parse_blocked(text: &str) -> Option<BlockedAt> {
     };
     let [sp, ip] = at else { return None };
     Some(BlockedAt { call, sp: *sp, ip: *ip }).filter(|b| b.ip != 0)
+}
+
+/// How a thread was scheduled (Documentation/scheduler/sched-stats.rst). Times in ns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SchedStat {
+    pub cpu_time: u64,
+    /// Time that it was runnable and had no CPU.
+    pub delayed: u64,
+    /// How often it got a CPU.
+    pub runs: u64,
+}
+
+impl SchedStat {
+    /// Reads an open `schedstat` file of a thread; `None` once the thread has exited.
+    pub fn read(file: &File) -> Option<SchedStat> {
+        let mut text = [0; 96];
+        let length = file.read_at(&mut text, 0).ok()?;
+        let mut words = std::str::from_utf8(&text[..length]).ok()?.split_ascii_whitespace();
+        let mut number = || words.next()?.parse().ok();
+        Some(SchedStat {
+            cpu_time: number()?,
+            delayed: number()?,
+            runs: number()?,
+        })
+    }
+}
+
+/// Reads an open `syscall` file of a thread, as [`blocked`] does.
+///
+/// # Errors
+/// The thread has exited.
+pub fn read_blocked(file: &File) -> io::Result<Option<BlockedAt>> {
+    let mut text = [0; 256];
+    let length = file.read_at(&mut text, 0)?;
+    if length == 0 {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    Ok(parse_blocked(&String::from_utf8_lossy(&text[..length])))
 }
 
 /// The functions a thread is in, in the kernel, innermost first; `None` without permission (CAP_SYS_ADMIN).

@@ -3,7 +3,6 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use rustc_hash::FxHashMap;
@@ -14,7 +13,7 @@ use crate::capture::common::rng::Rng;
 use crate::event::{Event, Pid, Tid, TimeSpent};
 use crate::sys;
 use crate::sys::procfs;
-use crate::sys::procfs::BlockedAt;
+use crate::sys::procfs::SchedStat;
 
 /// Periods that one listing can stand for if we did not get a CPU in time; more are lost.
 const MAX_LATE: u64 = 100;
@@ -53,27 +52,8 @@ impl WatchedThread {
             runnable: 0,
             seen: true,
         };
-        thread.delayed = thread.scheduled()?.0;
+        thread.delayed = SchedStat::read(&thread.schedstat)?.delayed;
         Some(thread)
-    }
-
-    /// How long it has waited for a CPU, ns, and how often it was scheduled: the second and the third number of schedstat
-    /// (Documentation/scheduler/sched-stats.rst).
-    fn scheduled(&self) -> Option<(u64, u64)> {
-        let mut text = [0; 96];
-        let read = self.schedstat.read_at(&mut text, 0).ok()?;
-        let mut words = std::str::from_utf8(&text[..read])
-            .ok()?
-            .split_ascii_whitespace()
-            .skip(1);
-        Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?))
-    }
-
-    /// Where it is blocked; `None`: it runs, or has exited.
-    fn blocked(&self) -> Option<BlockedAt> {
-        let mut text = [0; 256];
-        let read = self.system_call.read_at(&mut text, 0).ok()?;
-        procfs::parse_blocked(std::str::from_utf8(&text[..read]).ok()?)
     }
 }
 
@@ -164,12 +144,12 @@ impl SleepingThreads {
                         None => continue,
                     },
                 };
-                let Some((delayed, runs)) = thread.scheduled() else {
+                let Some(SchedStat { delayed, runs, .. }) = SchedStat::read(&thread.schedstat) else {
                     continue;
                 };
                 thread.seen = true;
                 thread.runnable += delayed.saturating_sub(std::mem::replace(&mut thread.delayed, delayed));
-                if let Some(blocked) = thread.blocked() {
+                if let Ok(Some(blocked)) = procfs::read_blocked(&thread.system_call) {
                     self.found.push(OpenInterval {
                         pid: *pid,
                         tid,

@@ -18,7 +18,6 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 
 use crate::arch::{PERF_REGS, PerfRegs};
 use crate::capture::common::jitter::{RUN, TickSchedule};
@@ -29,6 +28,7 @@ use crate::capture::common::sideband::SidebandRecord;
 use crate::event::{Pid, Tid};
 use crate::sys;
 use crate::sys::perf::perf;
+use crate::sys::procfs::SchedStat;
 
 /// The kinds of timers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -479,10 +479,7 @@ fn cpu_time_since(cpu: &File, start: Option<u64>) -> u64 {
     start.map_or(0, |start| read_cpu_time(cpu).saturating_sub(start))
 }
 
-/// CPU time of a thread, ns: the first number of its schedstat; 0 once it has ended.
+/// CPU time of a thread, ns; 0 once it has ended.
 fn read_cpu_time(cpu: &File) -> u64 {
-    let mut text = [0; 64];
-    let n = cpu.read_at(&mut text, 0).unwrap_or(0);
-    let word = text[..n].split(|c| *c == b' ').next().unwrap_or_default();
-    std::str::from_utf8(word).ok().and_then(|w| w.parse().ok()).unwrap_or(0)
+    SchedStat::read(cpu).map_or(0, |stat| stat.cpu_time)
 }

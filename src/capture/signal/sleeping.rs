@@ -4,10 +4,11 @@
 //! has run since.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 
-use crate::arch::{self, Regs};
+use crate::arch::Regs;
 use crate::event::Tid;
+use crate::sys::procfs;
+use crate::sys::procfs::{BlockedAt, SchedStat};
 
 /// Files in /proc about one thread of this process.
 pub struct ThreadProcFiles {
@@ -49,13 +50,7 @@ impl SystemCall {
     /// The registers of the thread that the kernel exposes, and that tell what it waits for.
     pub fn regs(self) -> Regs {
         let mut regs = Regs::from_ip_sp(self.ip, self.sp);
-        for (register, value) in [arch::FIRST_ARGUMENT, arch::SECOND_ARGUMENT]
-            .into_iter()
-            .zip(self.arguments)
-        {
-            regs.gpr[register] = value;
-            regs.known |= 1 << register;
-        }
+        regs.set_arguments(self.arguments);
         regs
     }
 }
@@ -73,41 +68,27 @@ impl ThreadProcFiles {
     }
 
     pub fn activity(&self) -> ThreadActivity {
-        let mut text = [0; 256];
-        match self.call.read_at(&mut text, 0) {
-            Ok(n) if n > 0 => parse(&text[..n]),
-            _ => ThreadActivity::Ended,
-        }
+        procfs::read_blocked(&self.call).map_or(ThreadActivity::Ended, activity)
     }
 
-    /// How often it has been scheduled on a CPU: the third number of schedstat.
+    /// How often it has been scheduled on a CPU.
     pub fn runs(&self) -> Option<u64> {
-        let mut text = [0; 96];
-        let n = self.runs.read_at(&mut text, 0).ok()?;
-        let words = std::str::from_utf8(&text[..n]).ok()?;
-        words.split_ascii_whitespace().nth(2)?.parse().ok()
+        Some(SchedStat::read(&self.runs)?.runs)
     }
 }
 
-/// `running`, or the number of the call, six arguments, stack pointer and instruction pointer; -1 and the pointers if
-/// it sleeps elsewhere (fs/proc/base.c, proc_pid_syscall).
-fn parse(text: &[u8]) -> ThreadActivity {
-    let words = std::str::from_utf8(text).unwrap_or_default().split_ascii_whitespace();
-    let words: Vec<&str> = words.collect();
-    let &[number, ref values @ ..] = &words[..] else {
-        return ThreadActivity::Runs;
-    };
-    let hex = |word: &&str| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok();
-    let values: Option<Vec<u64>> = values.iter().map(hex).collect();
-    match (number.parse(), values.as_deref()) {
-        (Ok(number), Some(&[first, second, _, _, _, _, sp, ip])) => ThreadActivity::Sleeps(SystemCall {
-            number,
+/// One that is blocked elsewhere than in a system call counts as running: it is not read in place.
+fn activity(at: Option<BlockedAt>) -> ThreadActivity {
+    let call = at.and_then(|at| {
+        let (number, [first, second, ..]) = at.call?;
+        Some(SystemCall {
+            number: u16::try_from(number).ok()?,
             arguments: [first, second],
-            ip,
-            sp,
-        }),
-        _ => ThreadActivity::Runs,
-    }
+            ip: at.ip,
+            sp: at.sp,
+        })
+    });
+    call.map_or(ThreadActivity::Runs, ThreadActivity::Sleeps)
 }
 
 #[cfg(test)]
@@ -129,7 +110,7 @@ mod tests {
             ("232 0x4 0x7ffe 0x7f01\n", ThreadActivity::Runs),
             ("", ThreadActivity::Runs),
         ] {
-            assert_eq!(parse(text.as_bytes()), expected, "{text}");
+            assert_eq!(activity(procfs::parse_blocked(text)), expected, "{text}");
         }
     }
 }
