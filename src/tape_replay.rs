@@ -97,6 +97,7 @@ pub fn finish(mut tape: Tape) -> Result<(Tape, bool)> {
         native: true,
         tasks: false,
         weighted: None,
+        gil_only: false,
     };
     let complete = Rc::new(tape.clone());
     let session = run(&complete, options, Some(VisitedCode::default()))?;

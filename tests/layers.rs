@@ -45,6 +45,7 @@ const UNSAFE: &[&str] = &[
     "capture/signal/slot_pool.rs",
     "capture/signal/slot.rs",
     "capture/ebpf/mod.rs",
+    "capture/ebpf/interpreter_locks.rs",
     "capture/ebpf/off_cpu.rs",
 ];
 

@@ -5,9 +5,11 @@ use std::process::{Command, Stdio};
 
 use nativeprof::profile::model::{Frame, FrameKind};
 
-use common::chance::{assert_likely, repeated};
-use common::recording::{Ours, Running, attach_while, check_counts};
-use common::{Program, Scratch, attach, each_python, live, nativeprof, newest_python, programs, pythons, record};
+use common::chance::{assert_likely, patience, repeated};
+use common::recording::{Ours, Recording, Running, attach_while, check_counts};
+use common::{
+    Program, Python, Scratch, attach, each_python, live, nativeprof, newest_python, programs, pythons, record,
+};
 
 mod common;
 
@@ -626,4 +628,53 @@ fn partial_stacks_say_why() {
             assert_likely!(r.with(&named) > 0, "{named} is not in the tree");
         }
     });
+}
+
+/// `--gil`: of two threads that run all the time, one has the GIL.
+fn check_gil_holders(python: &Python, backend: &str) {
+    let whom = format!("{}, {backend}", python.name);
+    let mut program = Program::start(python.script("gil_shares.py"));
+    let seconds = patience().to_string();
+    let words = ["--backend", backend, "-r", "499", "-d", &seconds];
+    let all = attach(program.pid(), &words);
+    let holders = attach(program.pid(), &[&words[..], &["--gil"]].concat());
+    drop(program.finish());
+    if python.minor < 7 {
+        assert!(holders.samples() == 0, "{whom}: {}", holders.stderr);
+        assert!(
+            holders.stderr.contains("without a known GIL"),
+            "{whom}: {}",
+            holders.stderr
+        );
+        return;
+    }
+    assert!(
+        holders.stderr.contains("  GIL:      held in "),
+        "{whom}: {}",
+        holders.stderr
+    );
+    assert!(holders.profile.meta.event.ends_with("of GIL holders"), "{whom}");
+    let share = |r: &Recording, role: &str| r.with(role) as f64 / r.samples().max(1) as f64;
+    let (before, after) = (share(&all, "g_digest"), share(&holders, "g_digest"));
+    // On a busy machine the two do not have a CPU each.
+    assert_likely!(before > 0.3, "{whom}: {before:.3} of all samples\n{}", all.stderr);
+    assert_likely!(
+        after < 0.02,
+        "{whom}: {after:.3} of the holders' samples\n{}",
+        holders.stderr
+    );
+    assert_likely!(
+        holders.with("g_python") * 3 > all.with("g_python") * 2,
+        "{whom}: {} of {} samples of the thread that has it\n{}",
+        holders.with("g_python"),
+        all.with("g_python"),
+        holders.stderr
+    );
+}
+
+#[test]
+fn only_holders_of_the_gil() {
+    let _live = live();
+    each_python(|python| check_gil_holders(python, "ebpf"));
+    repeated(|| check_gil_holders(newest_python(), "ptrace"));
 }

@@ -326,6 +326,7 @@ fn chains(pid: u32, mut source: Box<dyn Backend>) -> BTreeMap<Chain, u32> {
         native: true,
         tasks: false,
         weighted: None,
+        gil_only: false,
     };
     let mut session = Session::new(options, Box::new(LiveSystem));
     session

@@ -23,6 +23,7 @@ const OPTIONS: SessionOptions = SessionOptions {
     native: true,
     tasks: false,
     weighted: None,
+    gil_only: false,
 };
 
 /// Calls of fixtures/programs/tape_target.py and tapeext.c, outermost first, from `once` on; `*` is spent time in C.

@@ -118,6 +118,7 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Profile> {
             native: true,
             tasks: false,
             weighted: None,
+            gil_only: false,
         };
         return tape_replay::profile(&Rc::new(tape), options);
     }

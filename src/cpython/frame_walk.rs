@@ -5,6 +5,7 @@
 
 use super::code_copy;
 use super::code_object::fingerprint;
+use super::gil;
 use crate::cpython_layout::{
     ABSENT, Anchor, InstructionEncoding, Interpreter, Layout, TargetLayout, ThreadStateLocation, Tls,
 };
@@ -47,6 +48,7 @@ pub fn walk(
         }
     }
     out.walk = WalkStatus::Complete;
+    out.holds_lock = gil::is_held_by(memory, &space.locks, &states);
     let mut w = FrameWalk {
         m,
         l,

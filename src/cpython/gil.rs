@@ -72,7 +72,16 @@ pub fn holders(memory: &dyn Memory, runtime: &Runtime, python: &Interpreter) -> 
             .into_iter()
             .collect();
     }
-    let holder = |lock: &u64| {
+    current_holders(memory, &locks).collect()
+}
+
+/// Does one of these thread states hold the lock of its interpreter? Without locks, no.
+pub fn is_held_by(memory: &dyn Memory, locks: &InterpreterLocks, states: &[u64]) -> bool {
+    current_holders(memory, locks).any(|holder| states.contains(&holder))
+}
+
+fn current_holders(memory: &dyn Memory, locks: &InterpreterLocks) -> impl Iterator<Item = u64> {
+    let holder = move |lock: &u64| {
         let mut words = [0; 16];
         memory
             .read(lock.checked_add(locks.last_holder.into())?, &mut words)
@@ -80,7 +89,7 @@ pub fn holders(memory: &dyn Memory, runtime: &Runtime, python: &Interpreter) -> 
         // The holder is still set after the lock is released.
         (u32_at(&words, 8)? == 1).then(|| u64_at(&words, 0)).flatten()
     };
-    locks.at.iter().filter_map(holder).filter(|state| *state != 0).collect()
+    locks.at.iter().filter_map(holder).filter(|state| *state != 0)
 }
 
 /// Whether the thread with this `pthread_self` holds the lock of its interpreter, or of one of them. `None`: unknown.

@@ -117,6 +117,8 @@ pub struct PythonWalk {
     /// As in [`Sample`].
     pub anchors: Vec<RawPyFrame>,
     pub walk: WalkStatus,
+    /// As in [`Sample`].
+    pub holds_lock: bool,
     /// Copies of new code objects.
     pub codes: Copies,
 }
@@ -132,6 +134,7 @@ impl PythonWalk {
             python: Vec::with_capacity(frames),
             anchors: Vec::with_capacity(frames),
             walk: WalkStatus::NoPython,
+            holds_lock: false,
             codes: Copies::with_capacity(COPIES, COPIED_BYTES),
         }
     }
@@ -141,6 +144,7 @@ impl PythonWalk {
         self.python.clear();
         self.anchors.clear();
         self.walk = WalkStatus::NoPython;
+        self.holds_lock = false;
         self.codes.clear();
     }
 }
@@ -163,7 +167,8 @@ pub struct Sample {
     pub walk: WalkStatus,
     pub time_spent: TimeSpent,
     pub wake_up: WakeUp,
-    /// The thread held the global lock of its interpreter; known where off-CPU time is sampled.
+    /// The thread held the global lock of its interpreter. Known where [`TargetLayout`](crate::cpython_layout::TargetLayout)
+    /// has the locks.
     pub holds_lock: bool,
     /// Number of the system call that the thread is in; in samples with [`TimeSpent::blocked`].
     pub system_call: Option<u16>,

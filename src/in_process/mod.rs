@@ -182,6 +182,7 @@ impl Recording {
             grouping,
             native: settings.native,
             tasks: false,
+            gil_only: false,
             weighted: (settings.clock == SamplingClock::Wall).then(|| 1_000_000_000 / settings.rate),
         };
         let mut session = Session::new(session_options, Box::new(LiveSystem));

@@ -136,6 +136,17 @@ pub fn tasks(with: u64, without: u64) -> String {
     }
 }
 
+/// `  GIL:      held in 1204 of 1530 samples; the others are left out`: for recordings of its holders only. `unknown`: of the
+/// samples that are left out, those for which it is not known.
+pub fn gil(held: u64, left_out: u64, unknown: u64) -> String {
+    let all = held + left_out;
+    let mut line = format!("  GIL:      held in {held} of {all} samples; the others are left out");
+    if unknown > 0 {
+        line += &format!(" ({unknown} without a known GIL: not CPython 3.7 or later, or starting)");
+    }
+    line
+}
+
 /// The same with names escaped for terminals.
 fn printable(meta: &Meta) -> Meta {
     let mut meta = meta.clone();

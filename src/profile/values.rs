@@ -146,7 +146,7 @@ impl Value {
     /// The values of a recording that takes `rate` samples per second of `event`, as [`Meta`](super::model::Meta)
     /// names it: samples, and CPU time or wall time where the event is a clock. A rate of 0 means unknown.
     pub fn of_sampling(event: &str, rate: u64) -> Vec<Value> {
-        let clock = match event {
+        let clock = match event.strip_suffix(GIL_HOLDERS).unwrap_or(event) {
             "wall-clock" => Some(ValueType::WALL),
             "" | "cpu-clock" | "cpu-time" | "task-clock" | "cycles" => Some(ValueType::CPU),
             _ => None,
@@ -163,6 +163,9 @@ impl Value {
         matches!(self.amounts, Amounts::PerCount(_))
     }
 }
+
+/// What follows the event's name in [`Meta::event`](super::model::Meta::event) if only threads that hold the GIL are sampled.
+pub const GIL_HOLDERS: &str = " of GIL holders";
 
 /// Value types of a profile that declares none.
 static SAMPLES_ALONE: &[Value] = &[Value::per_count(ValueType::SAMPLES, 1)];
@@ -285,6 +288,7 @@ mod tests {
         };
         assert_eq!(names("cpu-clock", 100), ["samples", "cpu_ns"]);
         assert_eq!(names("wall-clock", 100), ["samples", "wall_ns"]);
+        assert_eq!(names("wall-clock of GIL holders", 100), ["samples", "wall_ns"]);
         assert_eq!(names("page-faults", 100), ["samples"]);
         assert_eq!(names("cpu-clock", 0), ["samples"]);
         assert_eq!(Value::of_sampling("", 99)[1].amounts, Amounts::PerCount(10_101_010));

@@ -16,6 +16,7 @@ use crate::frame::{EvalGroups, ModuleId, NativeFrame, RawFrame};
 use crate::interleave::StackQuality;
 use crate::profile::count_tree::{FramePath, RawTimelineSample, RawTree};
 use crate::profile::model::{Meta, Profile, Quality, StopSummary};
+use crate::profile::values::GIL_HOLDERS;
 use crate::profile::waits::RawWaits;
 use crate::resolve::{self, Fetch, OpenFiles, ResolveInput};
 use crate::target::modules::Modules;
@@ -35,6 +36,7 @@ mod thread_names;
 mod wakers;
 
 use jit::{JitShared, function_start, jit_sources};
+pub use states::GilCounts;
 use states::GilLocks;
 use targets::{ModuleInfo, TargetProcess};
 pub use tasks::TaskCounts;
@@ -59,6 +61,8 @@ pub struct SessionOptions {
     pub tasks: bool,
     /// The sampling period, ns, if samples represent different amounts of time because off-CPU time is sampled, too.
     pub weighted: Option<u64>,
+    /// Only samples of threads that hold the lock of their interpreter.
+    pub gil_only: bool,
 }
 
 /// Number of samples by quality of their stacks.
@@ -110,6 +114,7 @@ pub struct Session {
     /// Processes whose samples contain code that is in no file.
     with_anonymous_code: FxHashSet<Pid>,
     gil_locks: GilLocks,
+    gil_counts: GilCounts,
     sleeping: open_intervals::SleepingThreads,
     tasks: Tasks,
     wakers: Wakers,
@@ -177,6 +182,7 @@ impl Session {
             sampled: FxHashSet::default(),
             with_anonymous_code: FxHashSet::default(),
             gil_locks: GilLocks::default(),
+            gil_counts: GilCounts::default(),
             sleeping: Default::default(),
             tasks: Tasks::default(),
             wakers: Wakers::default(),
@@ -268,10 +274,10 @@ impl Session {
     pub fn quality(&self, counts: &SampleCounts, rate: u64) -> Quality {
         let t = &self.quality_counts;
         Quality {
-            // Off the CPU nothing is expected: intervals are taken by their lengths.
-            expected: match self.options.weighted {
-                Some(_) => 0,
-                None => (u128::from(counts.cpu_time) * u128::from(rate) / 1_000_000_000) as u64,
+            // Off the CPU nothing is expected: intervals are taken by their lengths. Nor of one lock's holders.
+            expected: match self.options.weighted.is_some() || self.options.gil_only {
+                true => 0,
+                false => (u128::from(counts.cpu_time) * u128::from(rate) / 1_000_000_000) as u64,
             },
             taken: t.taken(),
             exact: t.exact,
@@ -284,6 +290,11 @@ impl Session {
                 .map(|(why, n)| (why.reason().to_string(), *n))
                 .collect(),
         }
+    }
+
+    /// Samples by whether their thread held the interpreter lock, if only such threads are sampled.
+    pub fn gil_counts(&self) -> Option<GilCounts> {
+        self.options.gil_only.then_some(self.gil_counts)
     }
 
     /// What is known of the recording so far: of the backend, whose `counts` these are, and of the samples. `pid` is
@@ -300,7 +311,10 @@ impl Session {
         Meta {
             version: env!("CARGO_PKG_VERSION").into(),
             rate,
-            event: backend.event().into(),
+            event: match self.options.gil_only {
+                true => format!("{}{GIL_HOLDERS}", backend.event()),
+                false => backend.event().into(),
+            },
             backend: backend.backend().into(),
             start: since.map_or(0.0, |d| d.as_secs_f64()),
             duration: duration.as_secs_f64(),

@@ -47,7 +47,13 @@ impl Session {
         }
         self.ensure_target(s, update)?;
         self.read_thread_name(s);
-        let has_new_locks = self.find_gil_locks(s);
+        let has_new_locks = !s.python.is_empty() && self.find_gil_locks(s.pid, s.time);
+        if self.leaves_out(s) {
+            return match has_new_locks {
+                true => self.notify_backend(s.pid, update),
+                false => Ok(()),
+            };
+        }
         let parts = self.time_parts(s);
         let waker = self.waker(s, &parts);
         if s.wake_up.wakes.is_none() {

@@ -14,6 +14,16 @@ use crate::target::system::System;
 /// Shortest time between two readings of where a process keeps its interpreter locks, ns of the samples' clock.
 const READ_AGAIN: u64 = 50_000_000;
 
+/// Samples by whether their thread held the lock of its interpreter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GilCounts {
+    pub holding: u64,
+    pub not_holding: u64,
+    /// Where the lock lies was not known: the program was starting, it does not run Python, or this version of CPython is not
+    /// supported.
+    pub unknown: u64,
+}
+
 /// Addresses of the interpreter locks of each process.
 #[derive(Default)]
 pub(super) struct GilLocks {
@@ -35,16 +45,21 @@ impl GilLocks {
         self.of.get(&pid).map(|locks| locks.locks.clone()).unwrap_or_default()
     }
 
+    /// The process executes another program.
+    pub(super) fn forget(&mut self, pid: Pid) {
+        self.of.remove(&pid);
+    }
+
     /// Reads them again, not too often: the interpreter may have been starting, or there is a new subinterpreter.
-    fn read(&mut self, s: &Sample, memory: &ForkMemory<'_>, python: Option<&PythonState>) {
+    fn read(&mut self, (pid, time): (Pid, u64), memory: &ForkMemory<'_>, python: Option<&PythonState>) {
         let Some((python, interpreter)) = python.and_then(|p| Some((p, p.interpreter?))) else {
             return;
         };
-        let known = self.of.entry(s.pid).or_default();
-        if known.read != 0 && s.time.saturating_sub(known.read) < READ_AGAIN {
+        let known = self.of.entry(pid).or_default();
+        if known.read != 0 && time.saturating_sub(known.read) < READ_AGAIN {
             return;
         }
-        known.read = s.time.max(1);
+        known.read = time.max(1);
         let locks = gil::locks(memory, &python.runtime, &interpreter);
         known.changed |= locks != known.locks;
         known.locks = locks;
@@ -56,7 +71,7 @@ impl GilLocks {
         if contain(self) {
             return true;
         }
-        self.read(s, memory, python);
+        self.read((s.pid, s.time), memory, python);
         contain(self)
     }
 }
@@ -80,28 +95,41 @@ impl Session {
         ]
     }
 
-    /// Finds the interpreter locks of a process that runs Python, where off-CPU time is sampled. True if the backend is to be
-    /// notified of them.
-    pub(super) fn find_gil_locks(&mut self, s: &Sample) -> bool {
-        if self.options.weighted.is_none() || s.python.is_empty() {
+    /// Finds the interpreter locks of a process that runs Python, where they are wanted. True if the backend is to be notified
+    /// of them. `time` is on the clock of samples.
+    pub(super) fn find_gil_locks(&mut self, pid: Pid, time: u64) -> bool {
+        if self.options.weighted.is_none() && !self.options.gil_only {
             return false;
         }
-        if self
-            .gil_locks
-            .of
-            .get(&s.pid)
-            .is_none_or(|known| known.locks.at.is_empty())
-            && let Some(m) = self.targets.get(&s.pid)
+        let known = self.gil_locks.of.get(&pid);
+        if known.is_none_or(|known| known.locks.at.is_empty())
+            && let Some(m) = self.targets.get(&pid)
         {
             let memory = ForkMemory {
                 system: &*self.system,
-                pid: s.pid,
+                pid,
                 parent: m.parent,
             };
-            self.gil_locks.read(s, &memory, m.python.as_ref());
+            self.gil_locks.read((pid, time), &memory, m.python.as_ref());
         }
-        let known = self.gil_locks.of.get_mut(&s.pid);
+        let known = self.gil_locks.of.get_mut(&pid);
         known.is_some_and(|known| std::mem::take(&mut known.changed))
+    }
+
+    /// Is a sample to be left out, because only holders of an interpreter lock are sampled? Wakers of threads that waited are
+    /// kept. Counts.
+    pub(super) fn leaves_out(&mut self, s: &Sample) -> bool {
+        if !self.options.gil_only || s.wake_up.wakes.is_some() {
+            return false;
+        }
+        let known = self.gil_locks.of.get(&s.pid);
+        let counts = &mut self.gil_counts;
+        match (s.holds_lock, known.is_some_and(|known| !known.locks.at.is_empty())) {
+            (true, _) => counts.holding += 1,
+            (false, true) => counts.not_holding += 1,
+            (false, false) => counts.unknown += 1,
+        }
+        !s.holds_lock
     }
 
     /// The thread that ended the wait of a sample, with its stack if that was captured.

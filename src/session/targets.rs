@@ -12,6 +12,7 @@ use crate::cpython_layout::{Interpreter, TargetLayout, Tls};
 use crate::error::Result;
 use crate::event::{Event, Pid, Tid};
 use crate::frame::{ModuleId, NativeFrame, UnwindMethod};
+use crate::sys;
 use crate::target::Process;
 use crate::target::command;
 use crate::target::landmarks;
@@ -249,6 +250,7 @@ impl Session {
     pub(super) fn exec(&mut self, pid: Pid, update: &mut TargetUpdate<'_>) {
         // Mappings of the new program follow as separate events, except for the vDSO.
         let before = self.targets.remove(&pid);
+        self.gil_locks.forget(pid);
         if self.open(pid, update).is_err()
             && let Some(before) = before
         {
@@ -345,7 +347,8 @@ impl Session {
         }
     }
 
-    pub(super) fn notify_backend(&self, pid: Pid, update: &mut TargetUpdate<'_>) -> Result<()> {
+    pub(super) fn notify_backend(&mut self, pid: Pid, update: &mut TargetUpdate<'_>) -> Result<()> {
+        self.find_gil_locks(pid, sys::clock::now());
         let Some(m) = self.targets.get(&pid) else { return Ok(()) };
         let python = m.python.as_ref().and_then(|p| p.interpreter);
         let nested = python.map_or(Vec::new(), |p| {

@@ -41,10 +41,12 @@ pub mod off_cpu;
 #[doc(hidden)]
 pub mod abi;
 mod cpu_time;
+mod interpreter_locks;
 mod sampling_events;
 
 use abi::DecodedRecord;
 use cpu_time::CpuTimes;
+use interpreter_locks::InterpreterLocks;
 use off_cpu::OffCpu;
 use sampling_events::{CpuEvents, SampleCost};
 
@@ -134,6 +136,7 @@ pub struct EbpfSource {
     ended: FxHashMap<Tid, u64>,
     times: CpuTimes,
     off_cpu: Option<OffCpu>,
+    locks: InterpreterLocks,
     delivered: u64,
     /// About to exec its program; samples until then are dropped.
     before_exec: Option<Pid>,
@@ -213,6 +216,7 @@ impl EbpfSource {
         let procs = take("PROCS")?.try_into().map_err(map_error)?;
         let nested = take("NESTED_STATES")?.try_into().map_err(map_error)?;
         let counts = take("COUNTS")?.try_into().map_err(map_error)?;
+        let locks = InterpreterLocks::new(take("INTERPRETER_LOCKS")?)?;
         // On another thread than the main one: where process and thread ID are equal, other fields hold the same
         // values.
         std::thread::scope(|s| {
@@ -260,6 +264,7 @@ impl EbpfSource {
             ended: FxHashMap::default(),
             times: CpuTimes::new(period(options.rate)),
             off_cpu,
+            locks,
             delivered: 0,
             before_exec: None,
             reassembler: abi::StackReassembler::default(),
@@ -501,9 +506,7 @@ impl Backend for EbpfSource {
         self.procs
             .insert(pid, LayoutBytes(abi::encode(layout)), 0)
             .map_err(|e| bpf_error(NOTIFY_FAILED, e))?;
-        if let Some(off_cpu) = &mut self.off_cpu {
-            off_cpu.set_locks(pid, &layout.locks)?;
-        }
+        self.locks.set(pid, &layout.locks)?;
         self.forget_nested(pid);
         for (thread_pointer, states) in &layout.nested {
             let key = NestedKey {
@@ -526,9 +529,7 @@ impl Backend for EbpfSource {
         self.forget_nested(pid);
         self.known.remove(&pid);
         let _ = self.procs.remove(&pid); // absent: nothing to forget
-        if let Some(off_cpu) = &mut self.off_cpu {
-            off_cpu.remove_process(pid);
-        }
+        self.locks.remove(pid);
         self.times.end(pid);
     }
 

@@ -14,7 +14,6 @@ use aya_obj::btf::BtfKind;
 
 use super::bpf_error;
 use crate::capture::OpenInterval;
-use crate::cpython_layout::InterpreterLocks;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{Pid, Tid, TimeSpent};
 use crate::sys;
@@ -27,10 +26,6 @@ const PLACEHOLDER: [u8; 4] = 0x4b46_0001u32.to_le_bytes();
 /// Operation code of a call, and the register field that makes it one to a kernel function (include/uapi/linux/bpf.h).
 const CALL: u8 = 0x85;
 const KERNEL_FUNCTION: u8 = 2 << 4;
-/// `GILS` of sample.bpf.c.
-const MAX_LOCKS: usize = 4;
-/// `RELEASES` of it.
-const RELEASES: usize = 64;
 /// `WORK_SLOTS` of sample.bpf.c.
 pub const WORK_SLOTS: u32 = 8;
 /// Threads accounted for at the same time, at most.
@@ -44,20 +39,6 @@ const BLOCKED: u32 = 2;
 const NO_EXIST: u64 = 1;
 
 const MAX_KERNEL: usize = 127;
-
-/// Mirrors `struct gils` of the program.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Locks {
-    at: [u64; MAX_LOCKS],
-    len: u32,
-    last_holder: u32,
-    released: u64,
-    releases: [[u64; 3]; RELEASES],
-}
-
-// SAFETY: plain integers without padding, any bit pattern is valid.
-unsafe impl aya::Pod for Locks {}
 
 /// Mirrors `struct thread` of the program.
 #[repr(C)]
@@ -138,7 +119,6 @@ pub fn prepare(object: &[u8]) -> Result<(Vec<u8>, Btf)> {
 /// The programs at context switches.
 pub struct OffCpu {
     threads: BpfHash<MapData, u32, Thread>,
-    locks: BpfHash<MapData, u32, Locks>,
     /// After the end: intervals that were not over.
     pub open: Vec<OpenInterval>,
 }
@@ -157,42 +137,13 @@ impl OffCpu {
             program.load(event, btf).map_err(|e| bpf_error(LOAD, e))?;
             program.attach().map_err(|e| bpf_error(LOAD, e))?;
         }
-        let mut take = |name: &str| {
-            bpf.take_map(name)
-                .ok_or_else(|| Error::new(ErrorKind::Data, format!("the BPF object has no map {name}")))
-        };
+        let threads = bpf
+            .take_map("THREADS")
+            .ok_or_else(|| Error::new(ErrorKind::Data, "the BPF object has no map THREADS"))?;
         Ok(OffCpu {
-            threads: take("THREADS")?.try_into().map_err(|e| bpf_error(LOAD, e))?,
-            locks: take("INTERPRETER_LOCKS")?.try_into().map_err(|e| bpf_error(LOAD, e))?,
+            threads: threads.try_into().map_err(|e| bpf_error(LOAD, e))?,
             open: Vec::new(),
         })
-    }
-
-    /// Passes on where the interpreter locks of a process lie.
-    ///
-    /// # Errors
-    /// The kernel refuses it.
-    pub fn set_locks(&mut self, pid: Pid, locks: &InterpreterLocks) -> Result<()> {
-        let mut value = Locks {
-            at: [0; MAX_LOCKS],
-            len: locks.len,
-            last_holder: locks.last_holder,
-            released: 0,
-            releases: [[0; 3]; RELEASES],
-        };
-        value.at.iter_mut().zip(&locks.at).for_each(|(to, at)| *to = *at);
-        // The log of releases goes on while the locks are the same.
-        let known = self.locks.get(&pid, 0);
-        if known.is_ok_and(|known| (known.at, known.len) == (value.at, value.len)) {
-            return Ok(());
-        }
-        self.locks
-            .insert(pid, value, 0)
-            .map_err(|e| bpf_error(super::NOTIFY_FAILED, e))
-    }
-
-    pub fn remove_process(&mut self, pid: Pid) {
-        let _ = self.locks.remove(&pid); // absent: nothing to remove
     }
 
     /// Notes which threads are off the CPU now, and for how long no sample represents their time. Time of less than half a

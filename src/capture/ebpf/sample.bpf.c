@@ -1265,7 +1265,7 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 		}
 	}
 
-	if (facts->off_cpu && h->walk != WALK_NONE && holds_lock(h->pid, s->states))
+	if (h->walk != WALK_NONE && holds_lock(h->pid, s->states))
 		h->flags |= HOLDS_LOCK;
 	// Should the process have begun to run Python, or another one, the reader has to find out first.
 	if (h->walk != WALK_COMPLETE && began - turn->woken > SOON) {

@@ -260,6 +260,7 @@ impl StoppedReader {
         sample.python.clone_from(&self.walked.python);
         sample.anchors.clone_from(&self.walked.anchors);
         sample.walk = self.walked.walk;
+        sample.holds_lock = self.walked.holds_lock;
     }
 }
 

@@ -128,7 +128,7 @@ impl SlotData {
             walk: self.walked.walk,
             time_spent: TimeSpent::default(),
             wake_up: WakeUp::default(),
-            holds_lock: false,
+            holds_lock: self.walked.holds_lock,
             system_call: None,
         };
         if self.len > MAX_RESIDENT {

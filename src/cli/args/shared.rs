@@ -64,6 +64,9 @@ pub struct Sampling {
     /// With --mode off-cpu or wall: below each wait, the stack of the thread that ended it
     #[arg(long)]
     pub wakers: bool,
+    /// Only samples of threads that hold the GIL
+    #[arg(long)]
+    pub gil: bool,
     /// Python frames only
     #[arg(long)]
     pub no_native: bool,

@@ -51,10 +51,16 @@ const DRAIN_TIME: Duration = Duration::from_millis(500);
 /// a launched command, 128 plus the number of the signal that killed it, else 0.
 pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     check_rate(options.rate)?;
-    if options.save_tape.is_some() && options.sampling.mode != capture::Mode::Cpu {
-        return Err(
-            Error::new(ErrorKind::Usage, "a tape cannot record off-CPU time").hint("omit --save-tape or --mode")
-        );
+    if options.save_tape.is_some() {
+        let (what, option) = match (options.sampling.mode, options.sampling.gil) {
+            (capture::Mode::Cpu, false) => ("", ""),
+            (capture::Mode::Cpu, true) => ("who holds the GIL", "--gil"),
+            _ => ("off-CPU time", "--mode"),
+        };
+        if !what.is_empty() {
+            return Err(Error::new(ErrorKind::Usage, format!("a tape cannot record {what}"))
+                .hint(format!("omit --save-tape or {option}")));
+        }
     }
     options.sampling.check()?;
     let is_root = sys::process::effective_uid() == 0;
@@ -97,6 +103,7 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
         native: !sampling.no_native,
         tasks: options.tasks,
         weighted: sampling.weighted(options.rate),
+        gil_only: sampling.gil,
     };
     let recorder = options
         .save_tape
@@ -200,6 +207,10 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     }
     if let Some(counts) = session.task_counts() {
         print_line(&summary::tasks(counts.with, counts.without));
+    }
+    if let Some(counts) = session.gil_counts() {
+        let left_out = counts.not_holding + counts.unknown;
+        print_line(&summary::gil(counts.holding, left_out, counts.unknown));
     }
     output.browse(true);
     if let (Some(recorder), Some(place)) = (recorder, &tape) {

@@ -52,6 +52,7 @@ pub fn replay(options: &Replay) -> Result<()> {
             native,
             tasks: false,
             weighted: None,
+            gil_only: false,
         },
         fetch,
     )?;

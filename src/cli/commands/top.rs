@@ -78,6 +78,7 @@ pub fn top(options: &Top) -> Result<()> {
         native: !sampling.no_native,
         tasks: false,
         weighted: sampling.weighted(options.rate),
+        gil_only: sampling.gil,
     };
     let mut session = Session::new(session_options, Box::new(LiveSystem));
     session.fetch = fetch;

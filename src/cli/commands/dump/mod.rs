@@ -142,6 +142,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
         native: !options.no_native,
         tasks: false,
         weighted: None,
+        gil_only: false,
     };
     let mut session = Session::new(session_options, Box::new(LiveSystem));
     session.fetch = fetch;

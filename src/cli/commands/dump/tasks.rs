@@ -75,6 +75,7 @@ pub fn dump(pid: Pid, as_json: bool) -> error::Result<()> {
         native: false,
         tasks: false,
         weighted: None,
+        gil_only: false,
     };
     let mut session = Session::new(options, Box::new(LiveSystem));
     session.open(pid, &mut |_, _| Ok(()))?;

@@ -1,0 +1,73 @@
+//! Where the interpreter locks (GILs) of each process lie, as the program needs it to see which thread holds one.
+
+#![allow(unsafe_code)]
+
+use aya::maps::{HashMap as BpfHash, Map, MapData};
+
+use super::{NOTIFY_FAILED, bpf_error};
+use crate::cpython_layout;
+use crate::error::Result;
+use crate::event::Pid;
+
+/// `GILS` of sample.bpf.c.
+const MAX_LOCKS: usize = 4;
+/// `RELEASES` of it.
+const RELEASES: usize = 64;
+
+/// Mirrors `struct gils` of the program.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Locks {
+    at: [u64; MAX_LOCKS],
+    len: u32,
+    last_holder: u32,
+    released: u64,
+    releases: [[u64; 3]; RELEASES],
+}
+
+// SAFETY: plain integers without padding, any bit pattern is valid.
+unsafe impl aya::Pod for Locks {}
+
+/// The map `INTERPRETER_LOCKS`. Processes that are not in it cost the program one lookup per sample.
+pub struct InterpreterLocks(BpfHash<MapData, u32, Locks>);
+
+impl InterpreterLocks {
+    /// # Errors
+    /// It is a map of another kind.
+    pub fn new(map: Map) -> Result<InterpreterLocks> {
+        let map = map
+            .try_into()
+            .map_err(|e| bpf_error("cannot load the BPF program", e))?;
+        Ok(InterpreterLocks(map))
+    }
+
+    /// Sets the locks of a process; without any, nothing is to be known of it.
+    ///
+    /// # Errors
+    /// The kernel refuses it.
+    pub fn set(&mut self, pid: Pid, locks: &cpython_layout::InterpreterLocks) -> Result<()> {
+        if locks.at.is_empty() {
+            self.remove(pid);
+            return Ok(());
+        }
+        let mut value = Locks {
+            at: [0; MAX_LOCKS],
+            len: locks.len,
+            last_holder: locks.last_holder,
+            released: 0,
+            releases: [[0; 3]; RELEASES],
+        };
+        value.at.iter_mut().zip(&locks.at).for_each(|(to, at)| *to = *at);
+        // The log of releases goes on while the locks are the same.
+        let known = self.0.get(&pid, 0);
+        if known.is_ok_and(|known| (known.at, known.len) == (value.at, value.len)) {
+            return Ok(());
+        }
+        self.0.insert(pid, value, 0).map_err(|e| bpf_error(NOTIFY_FAILED, e))
+    }
+
+    /// Removes a process.
+    pub fn remove(&mut self, pid: Pid) {
+        let _ = self.0.remove(&pid); // absent: nothing to remove
+    }
+}
