@@ -102,9 +102,9 @@ mod tests {
         fn read(&self, avma: u64, buf: &mut [u8]) -> bool {
             *self.0.borrow_mut() += 1;
             for (i, b) in buf.iter_mut().enumerate() {
-                *b = ((avma + i as u64) / PAGE) as u8;
+                *b = (avma.wrapping_add(i as u64) / PAGE) as u8;
             }
-            avma + buf.len() as u64 <= 3 * PAGE
+            avma.checked_add(buf.len() as u64).is_some_and(|end| end <= 3 * PAGE)
         }
     }
 
