@@ -10,6 +10,7 @@
 //! written with the privileges of the user who gets it. Such a process is not dumpable: that user cannot trace it. A
 //! root user who did not use sudo stays root, without capabilities.
 
+use super::checks;
 use super::checks::SystemFacts;
 use super::credentials;
 use super::credentials::{Cap, Caps, User, UserQuery};
@@ -101,10 +102,15 @@ pub fn become_caller_with(also: Caps) -> Result<Option<User>> {
 }
 
 fn setup_capabilities() -> Caps {
+    let facts = SystemFacts::read();
     let mut caps = Caps::of(SET_UP);
     // Debian and Ubuntu have levels above 2, at which perf events need CAP_SYS_ADMIN.
-    if SystemFacts::read().perf_event_paranoid.is_some_and(|level| level > 2) {
+    if facts.perf_event_paranoid.is_some_and(|level| level > 2) {
         caps.0 |= Caps::of(&[Cap::SysAdmin]).0;
+    }
+    // To raise the limit of locked memory, which BPF maps count towards.
+    if checks::bpf_maps_are_locked_memory(&facts) {
+        caps.0 |= Caps::of(&[Cap::SysResource]).0;
     }
     caps
 }

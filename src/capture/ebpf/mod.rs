@@ -18,9 +18,9 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
+use aya::Ebpf;
 use aya::maps::{Array, HashMap as BpfHash, MapData, PerCpuArray, RingBuf};
-use aya::programs::{PerfEvent, RawTracePoint};
-use aya::{Ebpf, EbpfLoader};
+use aya::programs::{PerfEvent, ProgramError, RawTracePoint};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::common::jitter::period;
@@ -42,17 +42,16 @@ pub mod off_cpu;
 pub mod abi;
 mod cpu_time;
 mod interpreter_locks;
+mod object;
 mod sampling_events;
 
 use abi::DecodedRecord;
 use cpu_time::CpuTimes;
 use interpreter_locks::InterpreterLocks;
+use object::{LOAD, MapSizes, Variant};
 use off_cpu::OffCpu;
 use sampling_events::{CpuEvents, SampleCost};
 
-const OBJECT: &[u8] = include_bytes!("sample.bpf.o");
-/// Bytes of the sample ring: some 20 ms of the deepest stacks on two CPUs, minutes of ordinary ones.
-const RING_BYTES: u32 = 32 << 20;
 /// Pages of each CPU's ring of sideband records.
 const SIDEBAND_PAGES: usize = 64;
 /// Samples, and time, between two polls of the rings: waking up costs as much as some samples do. The BPF program wakes
@@ -119,6 +118,8 @@ unsafe impl aya::Pod for NestedKey {}
 
 pub struct EbpfSource {
     _bpf: Ebpf,
+    /// Why the program is that for older kernels.
+    refusal: Option<Error>,
     program: OwnedFd,
     events: CpuEvents,
     ring: RingBuf<MapData>,
@@ -153,14 +154,19 @@ fn bpf_error(what: &str, e: impl std::error::Error + 'static) -> Error {
     let mut text = e.to_string();
     let mut refusal = None;
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(&e);
+    let mut rejected = false;
     while let Some(s) = source {
+        // The verifier's own errors are not a matter of privileges, though some are called "permission denied".
+        if let Some(ProgramError::LoadError { verifier_log, .. }) = s.downcast_ref() {
+            rejected |= !verifier_log.to_string().is_empty();
+        }
         if let Some(io) = s.downcast_ref::<io::Error>() {
             refusal = Some(io).filter(|io| io.kind() == io::ErrorKind::PermissionDenied);
         }
         source = s.source();
         text = source.map_or(text.clone(), |s| format!("{text}: {s}"));
     }
-    if let Some(e) = refusal {
+    if let Some(e) = refusal.filter(|_| !rejected) {
         return not_permitted(what, e);
     }
     let last: Vec<&str> = text.lines().rev().take(3).collect();
@@ -175,30 +181,26 @@ impl EbpfSource {
     /// # Errors
     /// Missing privileges (named), or a kernel that cannot run the program.
     pub fn new(options: &SamplingOptions) -> Result<EbpfSource> {
-        const LOAD: &str = "cannot load the BPF program";
         if let Some(missing) = checks::ebpf(&checks::SystemFacts::read()).into_iter().next() {
             return Err(missing.error("sampling with eBPF is not permitted"));
         }
         let cpus = sys::process::cpu_count() as u32;
-        let (mut slots, mut threads, mut prepared) = (cpus, 1, None);
-        if options.mode != Mode::Cpu {
-            (slots, threads) = (cpus + off_cpu::WORK_SLOTS, off_cpu::MAX_THREADS);
-            prepared = Some(off_cpu::prepare(OBJECT)?);
-        }
-        let mut bpf = EbpfLoader::new()
-            .map_max_entries("SCRATCH", slots)
-            .map_max_entries("CACHE", slots)
-            .map_max_entries("THREADS", threads)
-            .map_max_entries("SAMPLES", RING_BYTES)
-            .load(prepared.as_ref().map_or(OBJECT, |(object, _)| object))
-            .map_err(|e| bpf_error(LOAD, e))?;
-        for name in ["sample", "calibrate"] {
-            let program: &mut PerfEvent = bpf
-                .program_mut(name)
-                .and_then(|p| p.try_into().ok())
-                .ok_or_else(|| Error::new(ErrorKind::Data, format!("the BPF object has no program {name}")))?;
-            program.load().map_err(|e| bpf_error(LOAD, e))?;
-        }
+        let variants = Variant::candidates()?;
+        let (object::Loaded { mut bpf, refusal }, prepared) = if options.mode == Mode::Cpu {
+            let sizes = MapSizes {
+                slots: cpus,
+                threads: 1,
+            };
+            (object::load_first(variants, sizes, options.children)?, None)
+        } else {
+            let sizes = MapSizes {
+                slots: cpus + off_cpu::WORK_SLOTS,
+                threads: off_cpu::MAX_THREADS,
+            };
+            let (object, btf) = off_cpu::prepare(variants)?;
+            let bpf = object::load(&object, sizes, options.children)?;
+            (object::Loaded { bpf, refusal: None }, Some(btf))
+        };
         let fd = |bpf: &Ebpf, name: &str| -> Result<OwnedFd> {
             let program: &PerfEvent = bpf.program(name).and_then(|p| p.try_into().ok()).expect("loaded above");
             let fd = program.fd().map_err(|e| bpf_error(LOAD, e))?;
@@ -232,22 +234,19 @@ impl EbpfSource {
         f.min_blocked = options.off_cpu.min_blocked;
         facts.set(0, f, 0).map_err(map_error)?;
         if options.children {
-            let forked: &mut RawTracePoint = bpf
-                .program_mut("forked")
-                .and_then(|p| p.try_into().ok())
-                .ok_or_else(|| Error::new(ErrorKind::Data, "the BPF object has no program `forked`"))?;
-            forked.load().map_err(|e| bpf_error(LOAD, e))?;
+            let forked: &mut RawTracePoint = object::program(&mut bpf, "forked")?;
             forked
                 .attach("sched_process_fork")
                 .map_err(|e| bpf_error("cannot receive fork events", e))?;
         }
         let events = CpuEvents::open(options, program.as_fd())?;
         let off_cpu = match &prepared {
-            Some((_, btf)) => Some(OffCpu::attach(&mut bpf, btf)?),
+            Some(btf) => Some(OffCpu::attach(&mut bpf, btf)?),
             None => None,
         };
         let mut source = EbpfSource {
             _bpf: bpf,
+            refusal,
             program,
             events,
             ring,
@@ -272,6 +271,11 @@ impl EbpfSource {
         };
         source.open_sideband()?;
         Ok(source)
+    }
+
+    /// Why the program for older kernels is used; `None`: it is not.
+    pub fn why_older_program(&self) -> Option<String> {
+        self.refusal.as_ref().map(object::why_not_current)
     }
 
     /// Mappings, forks, execs and exits of the whole machine, from one event per CPU.

@@ -13,6 +13,7 @@ use aya::programs::BtfTracePoint;
 use aya_obj::btf::BtfKind;
 
 use super::bpf_error;
+use super::object::{FORCED_BY, Variant};
 use crate::capture::OpenInterval;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{Pid, Tid, TimeSpent};
@@ -21,6 +22,9 @@ use crate::sys;
 const LOAD: &str = "cannot load the BPF programs for off-CPU time";
 /// Takes a stack in the thread that is switched in: since Linux 6.18 (kernel/bpf/helpers.c).
 const SCHEDULE_RESUME: &str = "bpf_task_work_schedule_resume_impl";
+/// Its name in Linux 7.2, which lists the older one for a function that programs may not call. By this name the verifier
+/// there goes through the programs for minutes and then refuses them.
+const NEWER_SCHEDULE_RESUME: &str = "bpf_task_work_schedule_resume";
 /// `SCHEDULE_RESUME` of sample.bpf.c.
 const PLACEHOLDER: [u8; 4] = 0x4b46_0001u32.to_le_bytes();
 /// Operation code of a call, and the register field that makes it one to a kernel function (include/uapi/linux/bpf.h).
@@ -82,30 +86,36 @@ unsafe impl aya::Pod for Thread {}
 /// # Errors
 /// They cannot be taken.
 pub fn check() -> Result<&'static str> {
-    prepare(&[]).map(|_| SCHEDULE_RESUME)
+    prepare(Variant::candidates()?).map(|_| SCHEDULE_RESUME)
 }
 
 /// The object with the number of the kernel's function in it, and the kernel's types.
 ///
 /// # Errors
-/// The kernel has no BTF, or not the function.
-pub fn prepare(object: &[u8]) -> Result<(Vec<u8>, Btf)> {
+/// The kernel has no BTF, or not the function; the object is not among those that may be used.
+pub fn prepare(variants: &[Variant]) -> Result<(Vec<u8>, Btf)> {
     let unsupported = |why: String| {
         Error::new(
             ErrorKind::Unsupported,
             "eBPF cannot sample off-CPU time on this machine",
         )
         .why(why)
-        .hint("omit --mode to sample CPU time")
+        .hint("use --backend ptrace, or omit --mode to sample CPU time")
     };
+    if !variants.contains(&Variant::Current) {
+        return Err(unsupported(format!("{FORCED_BY} excludes it")));
+    }
     let btf = Btf::from_sys_fs()
         .map_err(|_| unsupported("the kernel has no type information (/sys/kernel/btf/vmlinux)".into()))?;
-    let function = btf.id_by_type_name_kind(SCHEDULE_RESUME, BtfKind::Func).map_err(|_| {
-        unsupported(format!(
-            "this kernel has no {SCHEDULE_RESUME}; Linux 6.18 or newer is needed"
-        ))
-    })?;
-    let mut object = object.to_vec();
+    let number = |name| btf.id_by_type_name_kind(name, BtfKind::Func).ok();
+    if number(NEWER_SCHEDULE_RESUME).is_some() {
+        return Err(unsupported(format!(
+            "this kernel is too new: its {NEWER_SCHEDULE_RESUME} is not that of Linux 6.18"
+        )));
+    }
+    let function = number(SCHEDULE_RESUME)
+        .ok_or_else(|| unsupported(format!("this kernel has no {SCHEDULE_RESUME}; Linux 6.18 is needed")))?;
+    let mut object = Variant::Current.object().to_vec();
     // Instructions lie on multiples of their size.
     for instruction in object.as_chunks_mut::<8>().0 {
         if instruction[0] == CALL && instruction[4..] == PLACEHOLDER {

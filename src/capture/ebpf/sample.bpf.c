@@ -7,6 +7,9 @@
 // code objects.
 //
 // `struct layout`, `struct head` and `struct code_head` are mirrored in cpython_layout.rs and abi.rs.
+//
+// Compiled twice. With LINUX_5_8 for kernels from 5.8 on, which need not have bpf_loop (5.17), dynptrs (5.19), hash maps
+// that allocate at a tick (6.1), or what off-CPU time needs: records and bounds are the same, there is no off-CPU time.
 
 #include <linux/bpf.h>
 #include <linux/bpf_perf_event.h>
@@ -24,8 +27,19 @@
 #define MAX_CFRAMES 16384
 #define MAX_KERNEL 127
 #define HEAD 512
-#define AREA (1ULL << 20)         // bytes of scratch per CPU; a power of two, so that a mask bounds an offset
-#define WORDS 0xffff8             // mask of an offset in it
+// Bytes of scratch per CPU; a power of two, so that a mask bounds an offset. A whole record is put together in it where
+// the stack cannot go straight into the ring. SLACK bytes follow, as many as are accessed at one offset: verifiers (6.1 and
+// older) keep the mask of an offset in mind, but not always what it was compared with.
+#ifdef LINUX_5_8
+#define AREA (1ULL << 21)
+#define STACK_ROOM MAX_STACK
+#define SLACK LOT
+#else
+#define AREA (1ULL << 20)
+#define STACK_ROOM 0
+#define SLACK 64
+#endif
+#define WORDS (AREA - 8)          // mask of an offset in it
 #define SEEN_CELLS 65536
 // The reader is not woken more often than this for want of frames, ns.
 #define SOON 10000000
@@ -159,8 +173,34 @@ _Static_assert(__builtin_offsetof(struct head, holes) == 232, "holes");
 _Static_assert(sizeof(struct head) <= HEAD, "head");
 
 struct area {
-	char bytes[AREA];
+	char bytes[AREA + SLACK];
 };
+
+// LOOP(n, f, slot) calls f(slot) until it returns other than 0, at most n times. TURN defines such a function. Without
+// bpf_loop it is a function that the verifier looks at once, so that the loop around it is short.
+#ifdef LINUX_5_8
+#define TURN(f) __noinline int f(__u32 slot)
+#define LOOP(n, f, slot)                                  \
+	({                                                \
+		__u32 turn_;                              \
+		for (turn_ = 0; turn_ < (n); turn_++)     \
+			if (f(slot))                      \
+				break;                    \
+	})
+#define HASH_FLAGS 0
+#define MAX_LOCKED 4096           // processes whose interpreter locks are known; all are allocated beforehand
+#else
+#define TURN(f)                                           \
+	static __always_inline int f##_turn(__u32 slot);  \
+	static long f(__u32 i, __u32 *slot)               \
+	{                                                 \
+		return f##_turn(*slot);                   \
+	}                                                 \
+	static __always_inline int f##_turn(__u32 slot)
+#define LOOP(n, f, slot) bpf_loop(n, f, &slot, 0)
+#define HASH_FLAGS BPF_F_NO_PREALLOC
+#define MAX_LOCKED 16384
+#endif
 
 // Two cells for each code object, by its hash: fingerprints seen. Small and approximate: one that is crowded out only
 // means that the reader is woken once more.
@@ -227,7 +267,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(map_flags, HASH_FLAGS);
 	__type(key, __u32);
 	__type(value, struct layout);
 } PROCS SEC(".maps");
@@ -245,7 +285,7 @@ struct nested {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(map_flags, HASH_FLAGS);
 	__type(key, struct nested_key);
 	__type(value, struct nested);
 } NESTED_STATES SEC(".maps");
@@ -345,7 +385,7 @@ struct state {
 #define WINDOW (STATE - 16384)    // place of a copy of the page around the last frame ...
 #define APART 8192                // ... and, behind it, of a frame that lies elsewhere
 #define COPY (WINDOW - 65536)     // place of a copy of a code object
-#define LIMIT (COPY - 2 * PAGE)    // entries and pages start below this
+#define LIMIT (COPY - STACK_ROOM - 2 * PAGE) // entries start below this
 
 // `len` bytes, at most 128, of the thread's memory; 0 if they are not there. Valid until the next call.
 static __always_inline char *peek(struct cache *c, __u64 at, __u64 len)
@@ -578,10 +618,10 @@ __noinline int copy_code(__u32 slot, __u64 code, __u32 print)
 	return size != 0;
 }
 
-static long print_frames(__u32 i, __u32 *slot)
+TURN(print_frames)
 {
-	char *area = scratch(*slot);
-	struct cache *c = cache(*slot);
+	char *area = scratch(slot);
+	struct cache *c = cache(slot);
 	struct state *s;
 	__u64 at, code, last_code = 0, cell;
 	__u32 k, print = 0, other;
@@ -610,7 +650,7 @@ static long print_frames(__u32 i, __u32 *slot)
 			if (c->known[cell].code == code && c->known[cell].epoch == c->epoch) {
 				print = c->known[cell].print;
 			} else {
-				print = fingerprint(*slot, code);
+				print = fingerprint(slot, code);
 				// not there now: to be read again in the next sample, but not in this one
 				if (!print)
 					c->generation = 0;
@@ -625,7 +665,7 @@ static long print_frames(__u32 i, __u32 *slot)
 						s->urgent = 1;
 					} else if (is_new(c->pid, code, print)) {
 						s->copies--;
-						if (!print || !copy_code(*slot, code, print))
+						if (!print || !copy_code(slot, code, print))
 							s->urgent = 1;
 					}
 				}
@@ -656,9 +696,9 @@ static __always_inline void own_copy(struct state *s, struct frame *f, char *raw
 	f->instr += f->code + s->lay.code_adaptive - s->copy_at;
 }
 
-static long walk_some(__u32 i, __u32 *slot)
+TURN(walk_some)
 {
-	char *area = scratch(*slot);
+	char *area = scratch(slot);
 	struct state *s;
 	struct layout *lay;
 	__u64 frame, at, window, window_end, last, size, code_off, instr_off, previous_off, owner_off, entry_off;
@@ -760,18 +800,13 @@ static long walk_some(__u32 i, __u32 *slot)
 	return done != WALK_NONE;
 }
 
-static long walk_mark(__u32 i, __u32 *slot)
+// True if this was the last CFrame, or there is no room for it.
+static __always_inline int one_mark(char *area, struct cache *c, struct state *s)
 {
-	char *area = scratch(*slot);
-	struct state *s;
 	struct mark *out;
-	struct cache *c = cache(*slot);
 	__u64 at, off, next, frame = 0;
 	char *raw;
 
-	if (!area || !c)
-		return 1;
-	s = (void *)(area + STATE);
 	if (!s->mark || s->mark == s->root) {
 		s->done = WALK_COMPLETE;
 		return 1;
@@ -802,12 +837,40 @@ static long walk_mark(__u32 i, __u32 *slot)
 	return 0;
 }
 
+TURN(walk_some_marks)
+{
+	char *area = scratch(slot);
+	struct cache *c = cache(slot);
+	__u32 k;
+
+	if (!area || !c)
+		return 1;
+	for (k = 0; k < BATCH; k++)
+		if (one_mark(area, c, (void *)(area + STATE)))
+			return 1;
+	return 0;
+}
+
+// Where the stack is copied to: into the ring, or into the scratch area, from which the whole record is then copied.
 struct copy {
+#ifndef LINUX_5_8
 	struct bpf_dynptr ring;
+#endif
 	__u32 slot, pad;
 };
 
-static long copy_some(__u32 i, struct copy *copy)
+// Room for `len` bytes, a constant, at offset `at` of the record.
+static __always_inline char *room(struct copy *copy, char *area, __u64 at, __u64 len)
+{
+#ifdef LINUX_5_8
+	BOUND(at, AREA - 1);
+	return area + at;
+#else
+	return bpf_dynptr_data(&copy->ring, at, len);
+#endif
+}
+
+static __always_inline int copy_next(struct copy *copy)
 {
 	char *area = scratch(copy->slot), *to;
 	struct head *h = (void *)area;
@@ -821,7 +884,7 @@ static long copy_some(__u32 i, struct copy *copy)
 		return 1;
 	// Much at once where nothing is missing.
 	if (!(s->from & (PAGE - 1)) && s->from >= s->careful && s->end - s->from >= LOT) {
-		to = bpf_dynptr_data(&copy->ring, s->at, LOT);
+		to = room(copy, area, s->at, LOT);
 		if (to && !bpf_probe_read_user(to, LOT, (void *)s->from)) {
 			s->from += LOT;
 			s->at += LOT;
@@ -833,7 +896,7 @@ static long copy_some(__u32 i, struct copy *copy)
 	if (n > s->end - s->from)
 		n = s->end - s->from;
 	BOUND(n, 0x1fff);
-	to = bpf_dynptr_data(&copy->ring, s->at, PAGE);
+	to = room(copy, area, s->at, PAGE);
 	if (!to || n > PAGE)
 		return 1;
 	if (bpf_probe_read_user(to, n, (void *)s->from)) {
@@ -853,6 +916,20 @@ static long copy_some(__u32 i, struct copy *copy)
 	return 0;
 }
 
+#ifdef LINUX_5_8
+TURN(copy_some)
+{
+	struct copy copy = { .slot = slot };
+
+	return copy_next(&copy);
+}
+#else
+static long copy_some(__u32 i, struct copy *copy)
+{
+	return copy_next(copy);
+}
+#endif
+
 // Walks from s->frame, over again what was appended since `at` and `n`. True if the chain is whole: it ends, and it
 // leads through the frame that the next outer CFrame points to.
 // (Not static: the verifier looks at such a function once, not at each call.)
@@ -868,7 +945,7 @@ __noinline int walk_chain(__u32 slot, __u64 at, __u32 n)
 	s->done = s->met_second = 0;
 	s->copy_code = 0;
 	s->window = s->window_end = s->last_frame = 0; // an empty window: no frame is at address 0
-	bpf_loop(MAX_FRAMES / BATCH, walk_some, &slot, 0);
+	LOOP(MAX_FRAMES / BATCH, walk_some, slot);
 	s->n = n + (s->at - at) / sizeof(struct frame);
 	return s->done == WALK_COMPLETE && (!s->second || s->met_second);
 }
@@ -963,7 +1040,7 @@ __noinline int walk_frames(__u32 slot, __u32 which)
 		s->cframes[which] = s->cframe;
 	}
 	s->print_at = at;
-	bpf_loop(MAX_FRAMES / BATCH + 1, print_frames, &slot, 0);
+	LOOP(MAX_FRAMES / BATCH + 1, print_frames, slot);
 	if (s->done != WALK_COMPLETE)
 		h->walk = s->done ? s->done : s->frame ? WALK_DEEP : h->walk;
 	return 0;
@@ -984,17 +1061,38 @@ __noinline int walk_marks(__u32 slot, __u32 which)
 	s->done = 0;
 	s->root = state + s->lay.cframe_root;
 	s->mark = s->lay.cframe_frame != NONE ? s->cframes[which] : user_word(state + s->lay.cframe);
-	bpf_loop(MAX_CFRAMES, walk_mark, &slot, 0);
+	LOOP(MAX_CFRAMES / BATCH, walk_some_marks, slot);
 	if (h->walk == WALK_COMPLETE && s->done != WALK_COMPLETE)
 		h->walk = s->done ? s->done : WALK_DEEP;
 	return 0;
 }
 
-// Writes what has been gathered, and the next MAX_STACK bytes of the stack, which go straight into the ring.
+// The record could not be written. The rest alone would be of no use; without its rest a stack is cut, and says so.
+static __always_inline void not_written(struct head *h)
+{
+	if (!(h->flags & REST))
+		count(COUNT_LOST, 1);
+	h->flags &= ~MORE;
+}
+
+// Completes the head of a record whose stack has been copied.
+static __always_inline void finish_head(struct head *h, struct state *s, __u64 base)
+{
+	h->stack_len = s->from - base;
+	if (s->from < s->last_end && s->faults <= MAX_FAULTS)
+		h->flags |= MORE;
+	h->size = s->at;
+}
+
+// Writes what has been gathered, and the next MAX_STACK bytes of the stack.
 static __always_inline void write(__u32 slot, struct head *h, struct state *s)
 {
 	__u64 base = s->from, prefix = s->at, wake;
+#ifdef LINUX_5_8
+	__u64 len;
+#else
 	struct copy copy = { .slot = slot };
+#endif
 
 	BOUND(prefix, AREA - 1);
 	h->stack_at = prefix;
@@ -1006,27 +1104,31 @@ static __always_inline void write(__u32 slot, struct head *h, struct state *s)
 	// The reader looks by itself from time to time. Wake it when the ring fills, and when it must see this one soon.
 	wake = s->urgent ||
 	       bpf_ringbuf_query(&SAMPLES, BPF_RB_AVAIL_DATA) > bpf_ringbuf_query(&SAMPLES, BPF_RB_RING_SIZE) / 4;
+	wake = wake ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
+#ifdef LINUX_5_8
+	LOOP(MAX_PAGES, copy_some, slot);
+	finish_head(h, s, base);
+	len = s->at;
+	BOUND(len, AREA - 1);
+	if (bpf_ringbuf_output(&SAMPLES, h, len, wake))
+		not_written(h);
+#else
 	// (A page more: what is copied to must be known to have room for one.)
 	if (bpf_ringbuf_reserve_dynptr(&SAMPLES, prefix + (s->end - base) + PAGE, 0, &copy.ring)) {
-		// The rest alone would be of no use; without its rest a stack is cut, and says so.
-		if (!(h->flags & REST))
-			count(COUNT_LOST, 1);
-		h->flags &= ~MORE;
+		not_written(h);
 		bpf_ringbuf_discard_dynptr(&copy.ring, 0);
 		return;
 	}
 	bpf_loop(MAX_PAGES, copy_some, &copy, 0);
-	h->stack_len = s->from - base;
-	if (s->from < s->last_end && s->faults <= MAX_FAULTS)
-		h->flags |= MORE;
-	h->size = s->at;
+	finish_head(h, s, base);
 	bpf_dynptr_write(&copy.ring, 0, h, prefix, 0);
-	bpf_ringbuf_submit_dynptr(&copy.ring, wake ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP);
+	bpf_ringbuf_submit_dynptr(&copy.ring, wake);
+#endif
 }
 
-static long write_rest(__u32 i, __u32 *slot)
+TURN(write_rest)
 {
-	char *area = scratch(*slot);
+	char *area = scratch(slot);
 	struct head *h = (void *)area;
 	struct state *s;
 
@@ -1036,7 +1138,7 @@ static long write_rest(__u32 i, __u32 *slot)
 	h->flags = REST;
 	h->kernel = h->frames = h->marks = 0;
 	h->frames_at = s->at = HEAD;
-	write(*slot, h, s);
+	write(slot, h, s);
 	return !(h->flags & MORE);
 }
 
@@ -1083,6 +1185,52 @@ static __always_inline __u64 thread_state(struct layout *lay, __u64 tp)
 		return 0;
 	return state;
 }
+
+// Interpreter locks of a process: `struct _gil_runtime_state`, 0 where there are fewer.
+struct gils {
+	__u64 at[GILS];
+	__u32 len;                // bytes, up to the last futex in it
+	__u32 last_holder;        // -> thread state, followed by whether the lock is held, 4 bytes
+	// Releases while another thread waited, the latest one before `released`. The locks themselves keep the releases of one
+	// lock apart.
+	__u64 released;
+	struct {
+		__u64 time, lock, who;
+	} releases[RELEASES];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_LOCKED);
+	__uint(map_flags, HASH_FLAGS);
+	__type(key, __u32);       // process id
+	__type(value, struct gils);
+} INTERPRETER_LOCKS SEC(".maps");
+
+// Does one of these thread states hold the lock of its interpreter?
+static __always_inline int holds_lock(__u32 pid, __u64 *states)
+{
+	struct gils *gils = bpf_map_lookup_elem(&INTERPRETER_LOCKS, &pid);
+	struct {
+		__u64 holder;
+		__u32 locked, pad;
+	} lock;
+	int i, j;
+
+	for (i = 0; gils && i < GILS; i++) {
+		if (!gils->at[i])
+			break;
+		// The holder stays noted when it releases the lock.
+		if (bpf_probe_read_user(&lock, sizeof(lock), (void *)(gils->at[i] + gils->last_holder)) || lock.locked != 1)
+			continue;
+		for (j = 0; j <= MAX_NESTED; j++)
+			if (states[j] && states[j] == lock.holder)
+				return 1;
+	}
+	return 0;
+}
+
+#ifndef LINUX_5_8
 
 // Off-CPU time.
 //
@@ -1145,27 +1293,6 @@ struct {
 	__type(value, struct thread);
 } THREADS SEC(".maps");
 
-// Interpreter locks of a process: `struct _gil_runtime_state`, 0 where there are fewer.
-struct gils {
-	__u64 at[GILS];
-	__u32 len;                // bytes, up to the last futex in it
-	__u32 last_holder;        // -> thread state, followed by whether the lock is held, 4 bytes
-	// Releases while another thread waited, the latest one before `released`. The locks themselves keep the releases of one
-	// lock apart.
-	__u64 released;
-	struct {
-		__u64 time, lock, who;
-	} releases[RELEASES];
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 16384);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u32);       // process id
-	__type(value, struct gils);
-} INTERPRETER_LOCKS SEC(".maps");
-
 // Scratch areas for task works and wakers: 1 if in use. They follow those of the CPUs.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -1186,28 +1313,25 @@ struct {
 	__type(value, struct new_thread);
 } NEW_THREAD SEC(".maps");
 
-// Does one of these thread states hold the lock of its interpreter?
-static __always_inline int holds_lock(__u32 pid, __u64 *states)
+// The CPU time that a sample stands for: what its thread has used since the last one.
+static __always_inline void used_cpu(struct head *h, __u32 tid)
 {
-	struct gils *gils = bpf_map_lookup_elem(&INTERPRETER_LOCKS, &pid);
-	struct {
-		__u64 holder;
-		__u32 locked, pad;
-	} lock;
-	int i, j;
+	struct thread *t = bpf_map_lookup_elem(&THREADS, &tid);
 
-	for (i = 0; gils && i < GILS; i++) {
-		if (!gils->at[i])
-			break;
-		// The holder stays noted when it releases the lock.
-		if (bpf_probe_read_user(&lock, sizeof(lock), (void *)(gils->at[i] + gils->last_holder)) || lock.locked != 1)
-			continue;
-		for (j = 0; j <= MAX_NESTED; j++)
-			if (states[j] && states[j] == lock.holder)
-				return 1;
-	}
-	return 0;
+	if (!t)
+		return;
+	h->cpu = t->cpu + (h->time - t->since);
+	t->cpu = 0;
+	t->since = h->time;
 }
+
+#else
+
+static __always_inline void used_cpu(struct head *h, __u32 tid)
+{
+}
+
+#endif
 
 // Takes everything but the registers and the kernel stack, which are in `h`, and hands the record on.
 static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, struct layout *lay,
@@ -1294,21 +1418,9 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 	}
 	write(slot, h, s);
 	if (h->flags & MORE)
-		bpf_loop(MAX_STACKS - 1, write_rest, &slot, 0);
+		LOOP(MAX_STACKS - 1, write_rest, slot);
 	count(COUNT_SAMPLES, 1);
 	count(COUNT_TIME, bpf_ktime_get_ns() - began);
-}
-
-// The CPU time that a sample stands for: what its thread has used since the last one.
-static __always_inline void used_cpu(struct head *h, __u32 tid)
-{
-	struct thread *t = bpf_map_lookup_elem(&THREADS, &tid);
-
-	if (!t)
-		return;
-	h->cpu = t->cpu + (h->time - t->since);
-	t->cpu = 0;
-	t->since = h->time;
 }
 
 SEC("perf_event")
@@ -1375,6 +1487,8 @@ int sample(struct bpf_perf_event_data *ctx)
 	snapshot(slot, area, c, lay, facts, turn, h->time);
 	return 0;
 }
+
+#ifndef LINUX_5_8
 
 // Adds an interval of one kind. Returns the weight of the sample to take for it, 0: none.
 static __always_inline __u64 account(__u64 len, __u64 period, __s64 *until, __u64 *step)
@@ -1813,6 +1927,8 @@ int waking(__u64 *ctx)
 	return 0;
 }
 
+#endif
+
 // A forked child has its parent's memory. What is known of that must be known of the child before its first sample; the
 // reader may hear of the fork later than that. Runs in the parent.
 SEC("raw_tp/sched_process_fork")
@@ -1833,10 +1949,11 @@ int forked(struct bpf_raw_tracepoint_args *ctx)
 	return 0;
 }
 
-// Finds fields of task_struct without knowing the kernel: run on a thread that knows what they hold.
+// Finds fields of task_struct without knowing the kernel: run on a thread that knows what they hold. It lies in the
+// scratch area, as the state of the other loops.
 struct search {
-	__u64 task, fsbase, stack, ids, last;
-	struct kernel_facts *facts;
+	__u64 fsbase, stack, ids, last;
+	__u32 i, pad;
 };
 
 struct {
@@ -1846,21 +1963,27 @@ struct {
 	__type(value, __u64);     // thread pointer of the thread that calibrates
 } CALIBRATE SEC(".maps");
 
-static long look_word(__u32 i, struct search *s)
+TURN(look_word)
 {
+	__u32 zero = 0, i;
+	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
+	char *area = scratch(slot);
+	struct search *s;
 	__u64 v = 0;
 
-	bpf_probe_read_kernel(&v, 8, (void *)(s->task + 8ULL * i));
-	if (!s->facts)
+	if (!area || !facts)
 		return 1;
-	if (v == s->fsbase && !s->facts->fsbase)
-		s->facts->fsbase = 8 * i;
-	if (s->stack && v == s->stack && !s->facts->stack)
-		s->facts->stack = 8 * i;
-	if (!s->facts->ids && v == s->ids)
-		s->facts->ids = 8 * i;
-	if (!s->facts->ids && i && (s->last >> 32 | v << 32) == s->ids)
-		s->facts->ids = 8 * i - 4;
+	s = (void *)(area + STATE);
+	i = s->i++;
+	bpf_probe_read_kernel(&v, 8, (void *)(bpf_get_current_task() + 8ULL * i));
+	if (v == s->fsbase && !facts->fsbase)
+		facts->fsbase = 8 * i;
+	if (s->stack && v == s->stack && !facts->stack)
+		facts->stack = 8 * i;
+	if (!facts->ids && v == s->ids)
+		facts->ids = 8 * i;
+	if (!facts->ids && i && (s->last >> 32 | v << 32) == s->ids)
+		facts->ids = 8 * i - 4;
 	s->last = v;
 	return 0;
 }
@@ -1868,20 +1991,21 @@ static long look_word(__u32 i, struct search *s)
 SEC("perf_event")
 int calibrate(struct bpf_perf_event_data *ctx)
 {
-	__u32 zero = 0;
+	__u32 zero = 0, slot = bpf_get_smp_processor_id();
 	__u64 *tp = bpf_map_lookup_elem(&CALIBRATE, &zero);
 	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
-	struct search s = { .task = bpf_get_current_task() };
+	char *area = scratch(slot);
+	struct search *s;
 
-	if (!tp || !facts)
+	if (!tp || !facts || !area)
 		return 0;
-	s.fsbase = *tp;
-	s.ids = bpf_get_current_pid_tgid(); // pid below tgid, as the task has them
-	s.facts = facts;
-	if ((ctx->regs.cs & 3) != 3)
-		s.stack = ctx->regs.rsp & ~(KERNEL_STACK - 1);
-	if (!facts->fsbase || (s.stack && !facts->stack))
-		bpf_loop(2048, look_word, &s, 0);
+	s = (void *)(area + STATE);
+	s->fsbase = *tp;
+	s->ids = bpf_get_current_pid_tgid(); // pid below tgid, as the task has them
+	s->stack = (ctx->regs.cs & 3) != 3 ? ctx->regs.rsp & ~(KERNEL_STACK - 1) : 0;
+	s->last = s->i = 0;
+	if (!facts->fsbase || (s->stack && !facts->stack))
+		LOOP(2048, look_word, slot);
 	return 0;
 }
 

@@ -12,9 +12,6 @@ use crate::event::Pid;
 
 pub use crate::privileges::facts::{Lockdown, SystemFacts, TargetFacts};
 
-/// Oldest kernel on which the BPF program loads: it calls `bpf_ringbuf_reserve_dynptr`.
-const OLDEST_FOR_BPF: (u32, u32) = (5, 19);
-
 /// A missing privilege.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingPrivilege {
@@ -56,16 +53,6 @@ pub fn ebpf(f: &SystemFacts) -> Vec<MissingPrivilege> {
             EBPF,
             "this kernel has no perf events (or /proc is not mounted)",
             "use a kernel built with CONFIG_PERF_EVENTS, and mount /proc",
-        ));
-    }
-    if f.kernel < OLDEST_FOR_BPF {
-        found.push(MissingPrivilege::new(
-            EBPF,
-            format!(
-                "Linux {}.{} is too old; 5.19 or newer is needed",
-                f.kernel.0, f.kernel.1
-            ),
-            "use Linux 5.19 or newer",
         ));
     }
     let missing = missing(f, &[Cap::Bpf, Cap::Perfmon]);
@@ -113,8 +100,19 @@ pub fn explain_refusal(f: &SystemFacts, error: &io::Error) -> MissingPrivilege {
             },
         );
     }
+    let refused = error.raw_os_error() == Some(libc::EPERM);
+    if refused && bpf_maps_are_locked_memory(f) && !f.permitted.has(Cap::SysResource) {
+        return MissingPrivilege::new(
+            EBPF,
+            format!(
+                "BPF maps count as locked memory here, of which only {} KB are permitted; CAP_SYS_RESOURCE is needed",
+                f.memlock.unwrap_or(0)
+            ),
+            "ulimit -l unlimited   (as root, before starting nativeprof)",
+        );
+    }
     let locked = f.memlock.is_some_and(|kb| kb < 1024) && !f.permitted.has(Cap::IpcLock);
-    if locked && error.raw_os_error() == Some(libc::EPERM) {
+    if refused && locked {
         return MissingPrivilege::new(
             EBPF,
             format!("the locked-memory limit is only {} KB", f.memlock.unwrap_or(0)),
@@ -126,6 +124,11 @@ pub fn explain_refusal(f: &SystemFacts, error: &io::Error) -> MissingPrivilege {
         format!("{error} despite all capabilities; a security module (SELinux, AppArmor) may forbid it"),
         "check `sudo dmesg | tail`",
     )
+}
+
+/// Do BPF maps count towards a limit of locked memory? Before Linux 5.11 (kernel/bpf/syscall.c, bpf_map_charge_init).
+pub fn bpf_maps_are_locked_memory(f: &SystemFacts) -> bool {
+    f.kernel < (5, 11) && f.memlock.is_some()
 }
 
 /// What prevents reading memory of processes of other users.

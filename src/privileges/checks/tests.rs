@@ -85,13 +85,11 @@ fn sampling_with_ebpf() {
         "this user does not have CAP_BPF and CAP_PERFMON, and no_new_privs prevents this session from gaining them \
          => run it with sudo from another session",
     );
-    check(
-        ebpf(&SystemFacts {
-            kernel: (5, 10),
-            ..root()
-        }),
-        "Linux 5.10 is too old; 5.19 or newer is needed => use Linux 5.19 or newer",
-    );
+    let old_kernel = SystemFacts {
+        kernel: (5, 10),
+        ..root()
+    };
+    check(ebpf(&old_kernel), ""); // tried, not concluded from the version
     check(
         ebpf(&SystemFacts {
             perf_event_paranoid: None,
@@ -223,9 +221,17 @@ fn refusals() {
     check(
         SystemFacts {
             memlock: Some(64),
-            ..capable
+            ..capable.clone()
         },
         "the locked-memory limit is only 64 KB => ulimit -l 8192",
+    );
+    check(
+        SystemFacts {
+            kernel: (5, 10),
+            ..capable
+        },
+        "BPF maps count as locked memory here, of which only 8192 KB are permitted; CAP_SYS_RESOURCE is needed \
+         => ulimit -l unlimited   (as root, before starting nativeprof)",
     );
     check(
         root(),

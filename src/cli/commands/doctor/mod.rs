@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use crate::capture::ebpf::{EbpfSource, off_cpu};
-use crate::capture::{Backend, EventKind, OffCpuOptions, SamplingOptions};
+use crate::capture::{Backend, EventKind, Mode, OffCpuOptions, SamplingOptions};
 use crate::cli::args::{BackendChoice, ColorWhen, Doctor};
 use crate::cli::discover::{ProcessInspector, ProcessSummary, check_target, descendants, pid_label};
 use crate::cli::output::JSON_VERSION;
@@ -95,9 +95,10 @@ pub fn doctor(options: &Doctor) -> Result<bool> {
             .iter()
             .any(|b| b.to_possible_value().is_some_and(|v| v.get_name() == "ptrace")),
     };
-    let (mut machine, mut usable) = check_system(&facts, try_ebpf(), may);
+    let (mut machine, mut usable) = check_system(&facts, try_ebpf(Mode::Cpu), may);
     if usable.ebpf {
-        machine.push(match off_cpu::check() {
+        let trial = off_cpu::check().and_then(|hook| try_ebpf(Mode::Wall).map(|_| hook));
+        machine.push(match trial {
             Ok(hook) => Finding::ok("off-CPU time", format!("stacks are read at switch-in, by {hook}")),
             Err(e) => Finding::limited("off-CPU time", format!("not available: {}", e.why)),
         });
@@ -141,17 +142,28 @@ pub fn doctor(options: &Doctor) -> Result<bool> {
     }
 }
 
-/// Loads the program and opens the events as a recording would; the name of what makes samples due.
-fn try_ebpf() -> Result<String> {
+/// What a trial of eBPF found.
+struct EbpfTrial {
+    /// What makes samples due.
+    event: String,
+    /// Why the program for older kernels is used, if it is.
+    why_older_program: Option<String>,
+}
+
+/// Loads the program and opens the events as a recording would.
+fn try_ebpf(mode: Mode) -> Result<EbpfTrial> {
     let source = EbpfSource::new(&SamplingOptions {
         rate: 99,
         event: EventKind::Auto,
         kernel: false,
         children: false,
-        mode: crate::capture::Mode::Cpu,
+        mode,
         off_cpu: OffCpuOptions::default(),
     })?;
-    Ok(source.name())
+    Ok(EbpfTrial {
+        event: source.name(),
+        why_older_program: source.why_older_program(),
+    })
 }
 
 fn describe_system(f: &SystemFacts, caller: Option<&User>) -> Finding {
@@ -170,14 +182,20 @@ fn describe_system(f: &SystemFacts, caller: Option<&User>) -> Finding {
 }
 
 /// Findings from the facts and a trial of eBPF; `may` has the backends of this build.
-fn check_system(f: &SystemFacts, trial: Result<String>, may: UsableBackends) -> (Vec<Finding>, UsableBackends) {
+fn check_system(f: &SystemFacts, trial: Result<EbpfTrial>, may: UsableBackends) -> (Vec<Finding>, UsableBackends) {
     let mut all = Vec::new();
     let mut usable = UsableBackends::default();
     match &trial {
-        Ok(name) => {
+        Ok(trial) => {
             usable.ebpf = true;
-            all.push(Finding::ok(checks::EBPF, "the BPF program loads and runs"));
-            all.push(if name.ends_with("cycles") {
+            all.push(Finding::ok(
+                checks::EBPF,
+                match &trial.why_older_program {
+                    None => "the BPF program loads and runs".into(),
+                    Some(why) => format!("the BPF program for Linux 5.8 and newer loads and runs; {why}"),
+                },
+            ));
+            all.push(if trial.event.ends_with("cycles") {
                 Finding::ok("hardware counters", "cycles")
             } else {
                 Finding::limited(

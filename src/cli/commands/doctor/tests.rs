@@ -40,13 +40,20 @@ fn own_process() -> TargetFacts {
     }
 }
 
-fn refusal() -> Result<String> {
+fn trial(event: &str, why_older_program: Option<&str>) -> Result<EbpfTrial> {
+    Ok(EbpfTrial {
+        event: event.into(),
+        why_older_program: why_older_program.map(String::from),
+    })
+}
+
+fn refusal() -> Result<EbpfTrial> {
     Err(Error::new(ErrorKind::NotPermitted, "what").why("why").hint("type this"))
 }
 
 #[test]
 fn root_on_a_virtual_machine() {
-    let (findings, usable) = check_system(&root(), Ok("ebpf, cpu-clock".into()), BOTH);
+    let (findings, usable) = check_system(&root(), trial("ebpf, cpu-clock", None), BOTH);
     assert_eq!(usable, BOTH);
     assert_eq!(
         section("Here", &findings, &PLAIN),
@@ -60,8 +67,12 @@ Here
   ok kernel symbols           for --kernel
 "
     );
-    let (findings, _) = check_system(&root(), Ok("ebpf, cycles".into()), BOTH);
+    let (findings, _) = check_system(&root(), trial("ebpf, cycles", None), BOTH);
     assert_eq!(findings[1], Finding::ok("hardware counters", "cycles"));
+    let (findings, usable) = check_system(&root(), trial("ebpf, cpu-clock", Some("this kernel has no x")), BOTH);
+    let text = "the BPF program for Linux 5.8 and newer loads and runs; this kernel has no x";
+    assert_eq!(findings[0], Finding::ok(checks::EBPF, text));
+    assert_eq!(usable, BOTH);
 }
 
 #[test]

@@ -1,0 +1,152 @@
+//! The two BPF objects, and which of them this kernel loads.
+//!
+//! Both are compiled from sample.bpf.c and give the same records. What a kernel can do is tried, not concluded from its
+//! version: distributions add features to older ones.
+
+use aya::maps::MapType;
+use aya::programs::{PerfEvent, ProgramType, RawTracePoint};
+use aya::sys::{BpfHelper, is_helper_supported, is_map_supported};
+use aya::{Ebpf, EbpfLoader};
+
+use super::bpf_error;
+use crate::error::{Error, ErrorKind, Result};
+
+pub const LOAD: &str = "cannot load the BPF program";
+/// Bytes of the sample ring: some 20 ms of the deepest stacks on two CPUs, minutes of ordinary ones.
+const RING_BYTES: u32 = 32 << 20;
+/// Set to `5.8`, it makes the other object the only choice: to test it on a kernel that loads both.
+pub const FORCED_BY: &str = "NATIVEPROF_BPF_OBJECT";
+
+/// The same program for different kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Variant {
+    /// With what the kernel needs for each feature.
+    Current,
+    /// For Linux 5.8 and later, without off-CPU time.
+    Linux5_8,
+}
+
+/// Sizes of maps that are known at run time.
+#[derive(Clone, Copy, Debug)]
+pub struct MapSizes {
+    /// Scratch areas.
+    pub slots: u32,
+    /// Threads accounted for off the CPU.
+    pub threads: u32,
+}
+
+impl Variant {
+    /// The object file.
+    pub fn object(self) -> &'static [u8] {
+        match self {
+            Variant::Current => include_bytes!("sample.bpf.o"),
+            Variant::Linux5_8 => include_bytes!("sample-5.8.bpf.o"),
+        }
+    }
+
+    /// Those to try, the better one first.
+    ///
+    /// # Errors
+    /// `Usage`: [`FORCED_BY`] has another value.
+    pub fn candidates() -> Result<&'static [Variant]> {
+        match std::env::var_os(FORCED_BY) {
+            None => Ok(&[Variant::Current, Variant::Linux5_8]),
+            Some(value) if value == "5.8" => Ok(&[Variant::Linux5_8]),
+            Some(value) => Err(Error::new(
+                ErrorKind::Usage,
+                format!("{FORCED_BY}={} is not known", value.to_string_lossy()),
+            )
+            .hint(format!("{FORCED_BY}=5.8, or unset it"))),
+        }
+    }
+}
+
+/// Maps and programs that the kernel accepted.
+pub struct Loaded {
+    pub bpf: Ebpf,
+    /// Why [`Variant::Current`] was refused, if this is the other one.
+    pub refusal: Option<Error>,
+}
+
+/// Makes the maps and loads the programs that every recording needs: those of the first variant that this kernel accepts.
+///
+/// # Errors
+/// Why the last variant, which demands the least, was refused.
+pub fn load_first(variants: &[Variant], sizes: MapSizes, children: bool) -> Result<Loaded> {
+    let mut refusal = None;
+    for variant in variants {
+        match load(variant.object(), sizes, children) {
+            Ok(bpf) if *variant == Variant::Current => return Ok(Loaded { bpf, refusal: None }),
+            Ok(bpf) => {
+                let refusal = refusal.or_else(|| Some(Error::new(ErrorKind::Usage, format!("{FORCED_BY} is set"))));
+                return Ok(Loaded { bpf, refusal });
+            }
+            Err(e) => refusal = Some(e),
+        }
+    }
+    let refusal = refusal.unwrap_or_else(|| Error::new(ErrorKind::Data, LOAD));
+    Err(missing_feature().unwrap_or(refusal))
+}
+
+/// Loads one object; `children`: also the program for forks.
+///
+/// # Errors
+/// The kernel refuses it.
+pub fn load(object: &[u8], sizes: MapSizes, children: bool) -> Result<Ebpf> {
+    let mut bpf = EbpfLoader::new()
+        .map_max_entries("SCRATCH", sizes.slots)
+        .map_max_entries("CACHE", sizes.slots)
+        .map_max_entries("THREADS", sizes.threads)
+        .map_max_entries("SAMPLES", RING_BYTES)
+        .load(object)
+        .map_err(|e| bpf_error(LOAD, e))?;
+    for name in ["sample", "calibrate"] {
+        let program: &mut PerfEvent = program(&mut bpf, name)?;
+        program.load().map_err(|e| bpf_error(LOAD, e))?;
+    }
+    if children {
+        let forked: &mut RawTracePoint = program(&mut bpf, "forked")?;
+        forked.load().map_err(|e| bpf_error(LOAD, e))?;
+    }
+    Ok(bpf)
+}
+
+/// A program of the object.
+///
+/// # Errors
+/// `Data`: it is not there, or of another type.
+pub fn program<'a, T>(bpf: &'a mut Ebpf, name: &str) -> Result<&'a mut T>
+where
+    &'a mut aya::programs::Program: TryInto<&'a mut T>,
+{
+    bpf.program_mut(name)
+        .and_then(|p| p.try_into().ok())
+        .ok_or_else(|| Error::new(ErrorKind::Data, format!("the BPF object has no program {name}")))
+}
+
+/// What this kernel lacks that both objects need.
+fn missing_feature() -> Option<Error> {
+    let ring = is_map_supported(MapType::RingBuf).unwrap_or(true);
+    (!ring).then(|| {
+        Error::new(ErrorKind::Unsupported, LOAD)
+            .why("this kernel has no BPF ring buffers (Linux 5.8)")
+            .hint("use --backend ptrace, or Linux 5.8 or newer")
+    })
+}
+
+/// What this kernel lacks for [`Variant::Current`], with the version that brought it; `refusal` says it if that is not known.
+pub fn why_not_current(refusal: &Error) -> String {
+    let has = |helper| is_helper_supported(ProgramType::PerfEvent, helper).unwrap_or(true);
+    let missing: Vec<&str> = [
+        (BpfHelper::BPF_FUNC_loop, "bpf_loop (5.17)"),
+        (BpfHelper::BPF_FUNC_ringbuf_reserve_dynptr, "dynptrs (5.19)"),
+    ]
+    .into_iter()
+    .filter_map(|(helper, name)| (!has(helper)).then_some(name))
+    .collect();
+    match missing.as_slice() {
+        [] if refusal.why.is_empty() => refusal.what.clone(),
+        [] => format!("the one for newer kernels is refused: {}", refusal.why),
+        missing => format!("this kernel has no {}", missing.join(" and no ")),
+    }
+}
