@@ -1,0 +1,297 @@
+"""What .ci/kernels runs in each machine, as root: uses nativeprof as people do and compares with what must come out.
+
+Prints a line `RESULT ok|bad NAME DETAIL` for each check.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import traceback
+
+NATIVEPROF = "/test/nativeprof"
+TARGET = [sys.executable, "/test/tape_target.py"]
+SECONDS = 8
+# For a recording that starts it: the profiler waits until its command ends.
+ENDING = [
+    sys.executable,
+    "-c",
+    f"""
+import os, runpy, sys, threading
+sys.path.insert(0, "/test")
+threading.Timer({SECONDS}, os._exit, [0]).start()
+runpy.run_path("/test/tape_target.py")
+""",
+]
+
+# Functions of tape_target.py and tapeext.c, and who may call them. Interpreter frames in between are not shown.
+CALLERS = {
+    "once": {"main", "worker"},
+    "nested": {"once"},
+    "inner": {"tape_apply"},
+    "callback": {"tape_apply"},
+    "generators": {"once"},
+    "numbers": {"tape_drain", "generators"},
+    "exceptions": {"once"},
+    "thrower": {"tape_apply"},
+    "handler": {"exceptions"},
+    "classes": {"once"},
+    "recursion": {"once"},
+    "down": {"recursion", "down"},
+    "leaf": {"callback", "numbers", "thrower", "handler", "__init__", "__lt__", "down"},
+    "pure": {"callback", "numbers"},
+    "tape_call": {"nested", "inner", "exceptions"},
+    "tape_apply": {"tape_call", "tape_apply"},
+    "tape_drain": {"generators"},
+    "tape_spend": {"leaf"},
+    "tape_work": {"tape_spend"},
+    "tape_aligned": {"tape_spend"},
+    "tape_spin": {"tape_work", "tape_aligned"},
+}
+
+KERNEL_TIME = """
+with open("/dev/zero", "rb", buffering=0) as zeros:
+    room = bytearray(1 << 20)
+    while True:
+        zeros.readinto(room)
+"""
+
+FAMILY = """
+import os, time
+def in_child():
+    end = time.process_time() + 4
+    while time.process_time() < end:
+        sum(range(1000))
+children = []
+for _ in range(2):
+    pid = os.fork()
+    if not pid:
+        in_child()
+        os._exit(0)
+    children.append(pid)
+for pid in children:
+    os.waitpid(pid, 0)
+"""
+
+SLEEPER = """
+import time
+def pause():
+    time.sleep(0.05)
+for _ in range(60):
+    pause()
+"""
+
+
+def run(*command, expected=0, **more):
+    """Runs nativeprof; its output and messages as one text."""
+    ran = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=300, **more
+    )
+    assert ran.returncode == expected, f"exit code {ran.returncode}: {ran.stdout[-2000:]}"
+    return ran.stdout
+
+
+def numbers(text):
+    """Samples, expected samples, lost samples, percent exact of a recording's summary."""
+    samples = re.search(r"(\d+) samples in [\d.]+ s \((?:(\d+) expected, )?(\d+) lost", text)
+    exact = re.search(r"exact \d+ \(([\d.]+) %\)", text)
+    assert samples and exact, text[-2000:]
+    return int(samples[1]), int(samples[2] or 0), int(samples[3]), float(exact[1])
+
+
+def accuracy(text):
+    """Are the samples complete and enough of them? Returns the cell of the table."""
+    samples, due, lost, exact = numbers(text)
+    seen = f"{samples} samples, {due} due, {lost} lost, {exact} % exact"
+    for names, count in stacks("/tmp/out.json"):
+        if any(name.startswith("[truncated") for name in names):
+            print("incomplete:", count, *names[-12:], flush=True)
+    assert samples >= 50 and exact >= 99.5, f"{seen}: {text}"
+    # An emulated machine that has to wait for its host's CPU misses ticks.
+    assert 0.5 * due <= samples + lost <= 1.2 * due, f"{seen}: {text}"
+    return f"{exact:.2f} % of {samples}, {lost} lost"
+
+
+def stacks(profile, *options):
+    """Names of the frames of each stack, outermost first, and how often it was seen."""
+    text = run(NATIVEPROF, "export", profile, "-f", "collapsed", "-o", "-", *options)
+    for line in text.splitlines():
+        frames, _, count = line.rpartition(" ")
+        if count.isdigit():
+            yield [frame.split(" (")[0].removesuffix("_[k]") for frame in frames.split(";")], int(count)
+
+
+def impossible(profile):
+    """Samples whose stack is not one that the program can have, and one of these stacks."""
+    torn, example = 0, ""
+    for names, count in stacks(profile):
+        for caller, name in zip(names, names[1:]):
+            if name in CALLERS and caller in CALLERS | {"main": 0, "worker": 0, "__init__": 0, "__lt__": 0}:
+                if caller not in CALLERS[name]:
+                    torn, example = torn + count, f"{caller} > {name}"
+                    break
+    return torn, example
+
+
+def judge(text, profile="/tmp/out.json"):
+    detail = accuracy(text)
+    torn, example = impossible(profile)
+    assert torn == 0, f"{torn} impossible stacks: {example}"
+    names = {name for stack, _ in stacks(profile) for name in stack}
+    assert {"leaf", "tape_spend", "tape_spin", "down"} <= names, sorted(names)
+    return detail
+
+
+def started(code):
+    return subprocess.Popen(code if isinstance(code, list) else [sys.executable, "-c", code], stdout=subprocess.DEVNULL)
+
+
+def doctor():
+    text = run(NATIVEPROF, "doctor")
+    assert "Sampling works." in text, text
+    old = "the BPF program for Linux 5.8" in text
+    print(text, flush=True)
+    return "older BPF program" if old else "current BPF program"
+
+
+def doctor_as_user():
+    text = run("setpriv", "--reuid", "1000", "--regid", "1000", "--clear-groups", NATIVEPROF, "doctor")
+    assert "does not have CAP_BPF" in text and "Sampling works." in text, text
+    return "says what is missing"
+
+
+def launch():
+    text = run(NATIVEPROF, "record", "--backend", "ebpf", "-o", "/tmp/out.json", "--", *ENDING)
+    return judge(text)
+
+
+def attach():
+    target = started(TARGET)
+    try:
+        time.sleep(1)
+        text = run(NATIVEPROF, "attach", str(target.pid), "--backend", "ebpf", "-d", str(SECONDS), "-o", "/tmp/out.json")
+    finally:
+        target.kill()
+        target.wait()
+    return judge(text)
+
+
+def kernel():
+    target = started(KERNEL_TIME)
+    try:
+        time.sleep(1)
+        command = [NATIVEPROF, "attach", str(target.pid), "--backend", "ebpf", "--kernel", "-d", str(SECONDS)]
+        text = run(*command, "-o", "/tmp/out.json")
+    finally:
+        target.kill()
+        target.wait()
+    samples, _, _, exact = numbers(text)
+    assert samples >= 50 and exact >= 99.5, f"{samples} samples, {exact} % exact: {text}"
+    named = sum(count for names, count in stacks("/tmp/out.json") if "vfs_read" in names)
+    assert named >= 0.8 * samples, f"{named} of {samples} below vfs_read: {text}"
+    return f"{100 * named // samples} % below vfs_read"
+
+
+def subprocesses():
+    command = [NATIVEPROF, "record", "--backend", "ebpf", "--subprocesses", "-o", "/tmp/out.json"]
+    text = run(*command, "--", sys.executable, "-c", FAMILY)
+    detail = accuracy(text)
+    samples = numbers(text)[0]
+    found = sum(count for names, count in stacks("/tmp/out.json") if "in_child" in names)
+    assert found >= 0.5 * samples, f"{found} of {samples} in children: {text}"
+    return detail
+
+
+def ptrace():
+    text = run(NATIVEPROF, "record", "--backend", "ptrace", "-o", "/tmp/out.json", "--", *ENDING)
+    samples, _, _, exact = numbers(text)
+    assert samples >= 50 and exact >= 99.5, f"{samples} samples, {exact} % exact: {text}"
+    torn, example = impossible("/tmp/out.json")
+    assert torn == 0, f"{torn} impossible stacks: {example}"
+    return f"{exact:.2f} % of {samples}"
+
+
+def wall():
+    text = run(NATIVEPROF, "record", "--mode", "wall", "-o", "/tmp/out.json", "--", sys.executable, "-c", SLEEPER)
+    waiting = re.search(r"waiting ([\d.]+) s", text)
+    assert waiting and float(waiting[1]) >= 2, text
+    assert any("pause" in names for names, _ in stacks("/tmp/out.json", "--value", "wall")), text
+    return "ptrace" if "falling back to ptrace" in text else "eBPF"
+
+
+def dump():
+    target = started(TARGET)
+    try:
+        time.sleep(1)
+        text = run(NATIVEPROF, "dump", str(target.pid))
+    finally:
+        target.kill()
+        target.wait()
+    assert "once" in text and "worker" in text, text
+    return "both threads"
+
+
+def kill():
+    """What nativeprof leaves behind when it is killed does no harm."""
+    target = subprocess.Popen(TARGET, stdout=subprocess.PIPE)
+    assert target.stdout.readline() == b"ready\n"
+
+    def used():
+        fields = open(f"/proc/{target.pid}/stat").read().rsplit(") ", 1)[1].split()
+        return fields[0], int(fields[11])
+
+    try:
+        for backend in ("ebpf", "ptrace"):
+            command = [NATIVEPROF, "attach", str(target.pid), "--backend", backend, "-o", "/tmp/killed.json"]
+            profiler = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+            for line in profiler.stderr:
+                if "sampling" in line:
+                    break
+            time.sleep(1)
+            profiler.send_signal(signal.SIGKILL)
+            profiler.wait()
+            before = used()[1]
+            time.sleep(1)
+            state, after = used()
+            assert target.poll() is None, f"the target is gone after {backend}"
+            assert state in "RS" and after > before, f"after {backend}: state {state}, CPU time {before} to {after}"
+    finally:
+        target.kill()
+        target.wait()
+    return "program goes on"
+
+
+def selftest():
+    """Its stacks; its times mean nothing under emulation."""
+    command = [NATIVEPROF, "selftest", "--backend", "ebpf", "-r", "99", "--pairs", "2", "--window", "3", "--json"]
+    ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300)
+    found = json.loads(ran.stdout)["backends"][0]
+    assert found["impossible_stacks"] == 0, found
+    assert found["exact"] >= 0.995 * found["taken"] > 0, found
+    return f"{found['exact']} of {found['taken']} exact"
+
+
+CHECKS = [doctor, doctor_as_user, launch, attach, kernel, subprocesses, ptrace, wall, dump, kill, selftest]
+
+
+def main():
+    chosen = os.environ.get("CHECKS", "").replace(",", " ").split()
+    print(f"RESULT ok Python {sys.version.split()[0]}, Linux {os.uname().release}", flush=True)
+    for check in CHECKS:
+        if chosen and check.__name__ not in chosen:
+            continue
+        began = time.monotonic()
+        try:
+            verdict, detail = "ok", check()
+        except Exception as problem:
+            traceback.print_exc()
+            verdict, detail = "bad", (str(problem).splitlines() or [type(problem).__name__])[0][:200]
+        print(f"RESULT {verdict} {check.__name__} {detail}", flush=True)
+        print(f"{check.__name__} took {time.monotonic() - began:.1f} s", flush=True)
+    print("RESULT ok end reached", flush=True)
+
+
+main()
