@@ -22,8 +22,8 @@ use crate::sys;
 const LOAD: &str = "cannot load the BPF programs for off-CPU time";
 /// Takes a stack in the thread that is switched in: since Linux 6.18 (kernel/bpf/helpers.c).
 const SCHEDULE_RESUME: &str = "bpf_task_work_schedule_resume_impl";
-/// Its name in Linux 7.2, which lists the older one for a function that programs may not call. By this name the verifier
-/// there goes through the programs for minutes and then refuses them.
+/// Its name in Linux 7.2, which lists the older one too, for a function that programs may not call. With it the verifier
+/// there does not accept the programs: it is at work on them for minutes under emulation.
 const NEWER_SCHEDULE_RESUME: &str = "bpf_task_work_schedule_resume";
 /// `SCHEDULE_RESUME` of sample.bpf.c.
 const PLACEHOLDER: [u8; 4] = 0x4b46_0001u32.to_le_bytes();
