@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """What .ci/kernels runs in each machine, as root: uses nativeprof as people do and compares with what must come out.
 
 Prints a line `RESULT ok|bad NAME DETAIL` for each check.

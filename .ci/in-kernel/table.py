@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Prints the results of .ci/kernels as a table: `table.py DIRECTORY KERNEL=SUITE...`. Fails if one of them is not good."""
 
 import pathlib
