@@ -1,6 +1,6 @@
 //! Frames before symbolization: native and Python ones, and those of a stack in calling order.
 
-use crate::event::{InterruptKind, Pid, ThreadState, Tid};
+use crate::event::{AwaitKind, InterruptKind, Pid, ThreadState, Tid};
 use crate::truncation::Truncation;
 
 /// A file mapped by some process; index into the table of `target::modules`.
@@ -163,6 +163,8 @@ pub enum RawFrame {
     Truncated(Truncation),
     /// The state of a thread that was not running; always the innermost frame.
     State(ThreadState),
+    /// What a suspended task awaits; always the innermost frame.
+    Awaiting(AwaitKind),
     /// The thread that ended the wait above it; its stack follows.
     WokenBy(Pid, Tid),
     /// What ended the wait above it, where no thread did; the kernel's functions follow.

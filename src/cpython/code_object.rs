@@ -228,7 +228,7 @@ impl Default for RecentCodes {
 /// Same hash as in sample.bpf.c: addresses of name and file name, first line, and the object's version number. Without
 /// a version number: length and first letters of the name, and for names shared by many objects (`<module>`) the end of
 /// the file name. `None` if it cannot be read.
-pub(super) fn fingerprint(
+fn fingerprint(
     memory: &dyn Memory,
     layout: &Layout,
     version: u32,
@@ -256,6 +256,32 @@ pub(super) fn fingerprint(
         hash = (hash ^ at(filename, data + end + 8)?).wrapping_mul(A);
     }
     Some((hash.wrapping_add(first_line.into()) >> 32) as u32 | 1)
+}
+
+/// Fingerprint of a code object. Its fields lie close together: one read.
+pub(super) fn fingerprint_of(memory: &dyn Memory, l: &Layout, code: u64) -> Option<u32> {
+    let mut raw = [0; 256];
+    let first = l.code_firstlineno.min(l.code_name).min(l.code_filename);
+    let end = l
+        .code_firstlineno
+        .max(l.code_name)
+        .max(l.code_filename)
+        .checked_add(8)?;
+    let raw = raw.get_mut(..usize::from(end - first))?;
+    let read = memory.read(code.checked_add(first.into())?, raw);
+    read.then_some(())?;
+    let field = |offset: u16| {
+        let bytes = raw.get(usize::from(offset.checked_sub(first)?)..)?.get(..8)?;
+        Some(u64::from_le_bytes(bytes.try_into().ok()?))
+    };
+    let line = field(l.code_firstlineno)? as u32;
+    let version = if l.code_version == crate::cpython_layout::ABSENT {
+        0
+    } else {
+        field(l.code_version)? as u32
+    };
+    let names = (field(l.code_name)?, field(l.code_filename)?);
+    fingerprint(memory, l, version, names, line)
 }
 
 /// Whether this looks like a code object: it has a name, a file name and a line table.

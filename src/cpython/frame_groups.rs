@@ -236,9 +236,14 @@ fn position(layout: &Layout, code: u64, instr: u64) -> i32 {
     }
 }
 
+/// Byte offset in its code of the instruction of a frame; -1: none.
+pub fn instruction(layout: &Layout, code: u64, instr: u64) -> i32 {
+    position(layout, code, instr).max(-1)
+}
+
 /// The line of a frame whose code object is known; the first line if it is not in the code.
 pub fn line(codes: &CodeTable, id: CodeId, layout: &Layout, code: u64, instr: u64) -> u32 {
-    let at = position(layout, code, instr).max(-1);
+    let at = instruction(layout, code, instr);
     let code = codes.get(id);
     code.line(at).unwrap_or(code.first_line)
 }

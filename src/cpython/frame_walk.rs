@@ -4,8 +4,8 @@
 //! Allocates nothing, so it may run in a signal handler. Every chain is bounded: [`MAX_FRAMES`], [`MAX_CFRAMES`].
 
 use super::code_copy;
-use super::code_object::fingerprint;
 use super::gil;
+use super::code_object::fingerprint_of;
 use crate::cpython_layout::{
     ABSENT, Anchor, InstructionEncoding, Interpreter, Layout, TargetLayout, ThreadStateLocation, Tls,
 };
@@ -286,7 +286,7 @@ impl FrameWalk<'_> {
                 }
                 copy = runs;
                 if f.code != code {
-                    (code, print) = (f.code, self.print(f.code).unwrap_or(0));
+                    (code, print) = (f.code, fingerprint_of(self.m.0, self.l, f.code).unwrap_or(0));
                 }
                 f.fingerprint = print;
             }
@@ -343,38 +343,6 @@ impl FrameWalk<'_> {
             entry: byte(l.frame_entry) != 0,
         };
         Some((f, word(l.frame_previous)?, copy))
-    }
-
-    /// Fingerprint of a code object. Its fields lie close together: one read.
-    fn print(&self, code: u64) -> Option<u32> {
-        let l = self.l;
-        let mut raw = [0; 256];
-        let first = l.code_firstlineno.min(l.code_name).min(l.code_filename);
-        let end = l
-            .code_firstlineno
-            .max(l.code_name)
-            .max(l.code_filename)
-            .checked_add(8)?;
-        let raw = raw.get_mut(..usize::from(end - first))?;
-        let read = self.m.0.read(code.checked_add(first.into())?, raw);
-        read.then_some(())?;
-        let field = |offset: u16| {
-            let bytes = raw.get(usize::from(offset.checked_sub(first)?)..)?.get(..8)?;
-            Some(u64::from_le_bytes(bytes.try_into().ok()?))
-        };
-        let line = field(l.code_firstlineno)? as u32;
-        let version = if l.code_version == ABSENT {
-            0
-        } else {
-            field(l.code_version)? as u32
-        };
-        fingerprint(
-            self.m.0,
-            l,
-            version,
-            (field(l.code_name)?, field(l.code_filename)?),
-            line,
-        )
     }
 
     /// Appends the CFrames of one thread state.

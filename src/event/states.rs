@@ -40,6 +40,54 @@ pub enum WaitKind {
     Other(u16),
 }
 
+/// What a suspended asyncio task awaits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum AwaitKind {
+    /// Its event loop: it is ready to run.
+    Turn,
+    Sleep,
+    Lock,
+    Semaphore,
+    Condition,
+    Event,
+    Queue,
+    Stream,
+    Socket,
+    Task,
+    /// Several tasks, by `asyncio.gather`.
+    Gather,
+    /// A child process.
+    Child,
+    /// A function that runs in a thread.
+    Thread,
+    /// A future of another use.
+    Future,
+    Other,
+}
+
+impl AwaitKind {
+    /// Its name in the tree: `[awaiting sleep]`.
+    pub fn label(self) -> &'static str {
+        match self {
+            AwaitKind::Turn => "[awaiting loop]",
+            AwaitKind::Sleep => "[awaiting sleep]",
+            AwaitKind::Lock => "[awaiting lock]",
+            AwaitKind::Semaphore => "[awaiting semaphore]",
+            AwaitKind::Condition => "[awaiting condition]",
+            AwaitKind::Event => "[awaiting event]",
+            AwaitKind::Queue => "[awaiting queue]",
+            AwaitKind::Stream => "[awaiting stream]",
+            AwaitKind::Socket => "[awaiting socket]",
+            AwaitKind::Task => "[awaiting task]",
+            AwaitKind::Gather => "[awaiting gather]",
+            AwaitKind::Child => "[awaiting child]",
+            AwaitKind::Thread => "[awaiting thread]",
+            AwaitKind::Future => "[awaiting future]",
+            AwaitKind::Other => "[awaiting other]",
+        }
+    }
+}
+
 impl ThreadState {
     /// Its name in the tree: `[runnable]`, `[waiting: read pipe]`.
     pub fn label(self) -> String {

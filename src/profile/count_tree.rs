@@ -107,6 +107,13 @@ impl RawTree {
         (node, is_complete)
     }
 
+    /// Counts the stack that ends at a node `count` times more.
+    pub fn count(&mut self, node: RawNode, count: u32) {
+        if let Some((.., counted)) = self.nodes.get_mut(node as usize) {
+            *counted += u64::from(count);
+        }
+    }
+
     /// Where a stack ends for which there is no room.
     fn truncated_node(&mut self, parent: RawNode) -> RawNode {
         let cut = RawFrame::Truncated(Truncation::TreeLimit);

@@ -99,14 +99,11 @@ pub fn thread_states(profile: &Profile) -> Option<String> {
     for ((at, state), amount) in profile.nodes.iter().zip(states).zip(profile.self_amounts(wall)) {
         let node = if state == 0 { at } else { &profile.nodes[state as usize] };
         let frame = &profile.frames[node.frame as usize];
-        match frame
-            .name
-            .strip_prefix("[waiting: ")
-            .and_then(|kind| kind.strip_suffix(']'))
-        {
+        let label = frame.name.trim_matches(['[', ']']);
+        match label.strip_prefix("waiting: ").unwrap_or(label) {
             _ if frame.kind != FrameKind::State => running += amount,
-            Some(kind) => *waiting.entry(kind).or_default() += amount,
-            None => runnable += amount,
+            "runnable" => runnable += amount,
+            kind => *waiting.entry(kind).or_default() += amount,
         }
     }
     let mut kinds: Vec<(&str, u64)> = waiting.into_iter().collect();

@@ -26,6 +26,8 @@ pub struct RawWaits {
     pub holding: Vec<bool>,
     /// Index of a sample, number of a thread, ns: as [`Waits::shares`].
     pub shares: Vec<(u32, u32, u64)>,
+    /// Index of a sample of a suspended task, and for how long it awaited something, ns. By index.
+    pub awaits: Vec<(u32, u64)>,
 }
 
 impl RawWaits {
@@ -36,6 +38,19 @@ impl RawWaits {
         self.holding.push(holding);
     }
 
+    /// Adds a sample of a suspended task: for how long it awaited something, ns.
+    pub fn push_await(&mut self, time: u64) {
+        let row = u32::try_from(self.lengths.len()).unwrap_or(u32::MAX);
+        self.awaits.push((row, time));
+        self.push(0, 0, false);
+    }
+
+    /// How long the task of a sample awaited something, ns; 0: it is not one of a suspended task.
+    pub fn awaited(&self, row: usize) -> u64 {
+        let at = self.awaits.binary_search_by_key(&row, |(of, _)| *of as usize);
+        at.map_or(0, |at| self.awaits[at].1)
+    }
+
     /// Drops the first rows.
     pub fn forget_first(&mut self, rows: usize) {
         self.lengths.drain(..rows.min(self.lengths.len()));
@@ -44,6 +59,8 @@ impl RawWaits {
         let rows = u32::try_from(rows).unwrap_or(u32::MAX);
         self.shares.retain(|(row, ..)| *row >= rows);
         self.shares.iter_mut().for_each(|(row, ..)| *row -= rows);
+        self.awaits.retain(|(row, _)| *row >= rows);
+        self.awaits.iter_mut().for_each(|(row, _)| *row -= rows);
     }
 
     /// The lengths of some rows, and which of them held the interpreter lock; without wakers.
@@ -51,7 +68,10 @@ impl RawWaits {
         let mut some = RawWaits::default();
         for row in rows {
             let length = self.lengths.get(*row).copied().unwrap_or(0);
-            some.push(length, 0, self.holding.get(*row).copied().unwrap_or(false));
+            match self.awaited(*row) {
+                0 => some.push(length, 0, self.holding.get(*row).copied().unwrap_or(false)),
+                time => some.push_await(time),
+            }
         }
         some
     }

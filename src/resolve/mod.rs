@@ -384,6 +384,7 @@ fn name_all(input: &mut ResolveInput<'_>, names: &mut Names, inclusive: &[u64], 
                 (Frame::new(FrameKind::State, by), 0)
             }
             RawFrame::State(state) => (Frame::new(FrameKind::State, state.label()), 0),
+            RawFrame::Awaiting(kind) => (Frame::new(FrameKind::State, kind.label()), 0),
             RawFrame::Truncated(why) => (
                 Frame::new(FrameKind::Truncated, format!("[truncated: {}]", why.reason())),
                 0,

@@ -99,7 +99,8 @@ impl Waits {
     }
 }
 
-/// Samples, the wall time that they represent, and the parts of it on and off the CPU. `ends`: the node of each raw node,
+/// Samples, the wall time that they represent, the parts of it on and off the CPU, and for how long suspended tasks awaited
+/// something. `ends`: the node of each raw node,
 /// and its place.
 pub fn time_values(input: &ResolveInput<'_>, nodes: &[Node], ends: &[(NodeId, PlaceId)]) -> Vec<Value> {
     let raw = input.tree.nodes();
@@ -107,11 +108,10 @@ pub fn time_values(input: &ResolveInput<'_>, nodes: &[Node], ends: &[(NodeId, Pl
     let mut off_cpu: Vec<bool> = Vec::with_capacity(raw.len());
     for (parent, frame, _) in raw {
         let above = off_cpu.get(*parent as usize).copied().unwrap_or(false);
-        off_cpu.push(above || matches!(frame, Some(RawFrame::State(_))));
+        off_cpu.push(above || matches!(frame, Some(RawFrame::State(_) | RawFrame::Awaiting(_))));
     }
     let is_off_cpu = |t: &RawTimelineSample| off_cpu[t.node as usize];
-    let of = |kind: ValueType, amount: &dyn Fn(&RawTimelineSample) -> u64| {
-        let ticks: Vec<u64> = input.timeline.iter().map(amount).collect();
+    let of_ticks = |kind: ValueType, ticks: Vec<u64>| {
         let mut sums = vec![0u64; nodes.len()];
         for (t, amount) in input.timeline.iter().zip(&ticks) {
             sums[ends[t.node as usize].0 as usize] += amount;
@@ -122,8 +122,11 @@ pub fn time_values(input: &ResolveInput<'_>, nodes: &[Node], ends: &[(NodeId, Pl
         let amounts = Amounts::Each { nodes: sums, ticks };
         Value { kind, amounts }
     };
+    let of = |kind: ValueType, amount: &dyn Fn(&RawTimelineSample) -> u64| {
+        of_ticks(kind, input.timeline.iter().map(amount).collect())
+    };
     let counts = input.timeline.iter().map(|t| t.count.into()).collect();
-    vec![
+    let mut values = vec![
         Value {
             kind: ValueType::SAMPLES,
             amounts: Amounts::Each {
@@ -134,7 +137,19 @@ pub fn time_values(input: &ResolveInput<'_>, nodes: &[Node], ends: &[(NodeId, Pl
         of(ValueType::WALL, &|t| t.time_spent),
         of(ValueType::CPU, &|t| if is_off_cpu(t) { 0 } else { t.time_spent }),
         of(ValueType::OFF_CPU, &|t| if is_off_cpu(t) { t.time_spent } else { 0 }),
-    ]
+    ];
+    if let Some((waits, _)) = input.waits
+        && !waits.awaits.is_empty()
+    {
+        let mut ticks = vec![0; input.timeline.len()];
+        for (row, time) in &waits.awaits {
+            if let Some(tick) = ticks.get_mut(*row as usize) {
+                *tick = *time;
+            }
+        }
+        values.push(of_ticks(ValueType::AWAIT, ticks));
+    }
+    values
 }
 
 /// Intervals off the CPU, with the stacks of wakers named.

@@ -24,6 +24,8 @@ use crate::target::system::System;
 use crate::truncation::Truncation;
 use crate::unwind::{StackCache, Unwinder};
 
+mod await_kind;
+mod awaits;
 mod jit;
 mod open_intervals;
 pub mod pump;
@@ -35,6 +37,7 @@ mod tasks;
 mod thread_names;
 mod wakers;
 
+use awaits::Awaits;
 use jit::{JitShared, function_start, jit_sources};
 pub use states::GilCounts;
 use states::GilLocks;
@@ -117,6 +120,7 @@ pub struct Session {
     gil_counts: GilCounts,
     sleeping: open_intervals::SleepingThreads,
     tasks: Tasks,
+    awaits: Awaits,
     wakers: Wakers,
     shown_wakers: Option<WakerOptions>,
     /// Of the samples in the timeline; empty where no off-CPU time is sampled.
@@ -185,6 +189,7 @@ impl Session {
             gil_counts: GilCounts::default(),
             sleeping: Default::default(),
             tasks: Tasks::default(),
+            awaits: Awaits::default(),
             wakers: Wakers::default(),
             shown_wakers: None,
             waits: RawWaits::default(),
@@ -262,6 +267,7 @@ impl Session {
     /// Drops the samples and keeps what is known of processes and files, for another profile.
     pub fn reset_profile(&mut self) {
         self.forget_last_stacks();
+        self.forget_await_nodes();
         self.tree = RawTree::default();
         self.timeline = Vec::new();
         self.waits = RawWaits::default();

@@ -68,7 +68,9 @@ impl Session {
     /// # Errors
     /// As [`Session::event`].
     pub fn add_open_intervals(&mut self, source: &mut dyn Backend) -> Result<()> {
-        self.add_intervals(source.open_intervals())
+        self.add_intervals(source.open_intervals())?;
+        self.finish_awaits();
+        Ok(())
     }
 
     /// Counts the threads that sleep, where `source` does not read their stacks.

@@ -41,6 +41,7 @@ impl EventPump {
         wait: Duration,
         until: Option<Instant>,
     ) -> Result<bool> {
+        let wait = wait.min(session.until_awaits());
         let in_time = || until.is_none_or(|until| Instant::now() < until);
         if self.waiting.len() == 0 {
             let mut events = Vec::new();
@@ -59,6 +60,7 @@ impl EventPump {
             }
         }
         session.add_sleeping(source)?;
+        session.read_awaits();
         Ok(self.is_waiting())
     }
 

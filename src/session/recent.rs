@@ -23,6 +23,7 @@ impl Session {
         self.timeline.drain(..first);
         self.waits.forget_first(first);
         if self.tree.nodes().len() > PRUNE_NODES {
+            self.forget_await_nodes();
             let (tree, timeline) = subtree(&self.tree, self.timeline.iter());
             (self.tree, self.timeline) = (tree, timeline);
             self.forget_last_stacks(); // they lead to nodes of the old tree

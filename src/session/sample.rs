@@ -256,6 +256,10 @@ impl Session {
                     .unwrap_or(u32::MAX)
                     .max(1),
             };
+            if *state == Some(ThreadState::Waiting(WaitKind::Poll)) && self.awaits.share_wait(s, *time, *length) {
+                self.quality_counts.add(quality);
+                continue;
+            }
             self.stack.truncate(thread);
             self.stack.extend(state.map(RawFrame::State));
             let mut number = 0;

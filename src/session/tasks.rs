@@ -58,7 +58,7 @@ pub struct TaskNames {
 }
 
 impl TaskNames {
-    fn id(&mut self, name: &str) -> TaskNameId {
+    pub(super) fn id(&mut self, name: &str) -> TaskNameId {
         if let Some(id) = self.ids.get(name) {
             return *id;
         }
@@ -137,6 +137,27 @@ impl Session {
     /// The process has ended, or executes another program.
     pub(super) fn forget_tasks(&mut self, pid: Pid) {
         self.tasks.processes.remove(&pid);
+        self.forget_awaits(pid);
+    }
+
+    /// What reads the tasks of a process, for [`Session::put_reader`] to return. `None`: it has none, or not yet.
+    pub(super) fn take_reader(&mut self, pid: Pid, now: u64) -> Option<TaskReader> {
+        let mut process = self.tasks.processes.remove(&pid).unwrap_or_default();
+        self.find_reader(pid, now, &mut process);
+        let reader = process.reader.take();
+        self.tasks.processes.insert(pid, process);
+        reader
+    }
+
+    pub(super) fn put_reader(&mut self, pid: Pid, reader: TaskReader) {
+        self.tasks.processes.entry(pid).or_default().reader = Some(reader);
+    }
+
+    fn find_reader(&self, pid: Pid, now: u64, process: &mut ProcessTasks) {
+        if process.reader.is_none() && now >= process.next_search {
+            process.next_search = now + RETRY;
+            process.reader = self.task_reader(pid).ok();
+        }
     }
 
     /// Reads the tasks of a process that runs Python.
@@ -207,10 +228,7 @@ impl Session {
         let live = ProcessMemory(&*self.system, s.pid);
         // Each sample sees memory as it is now.
         let memory = Pages::new(&live);
-        if process.reader.is_none() && s.time >= process.next_search {
-            process.next_search = s.time + RETRY;
-            process.reader = self.task_reader(s.pid).ok();
-        }
+        self.find_reader(s.pid, s.time, process);
         let Some(reader) = &process.reader else {
             return Vec::new();
         };
@@ -262,6 +280,12 @@ impl Session {
             self.tasks.counts.with += 1;
         } else {
             self.tasks.counts.without += 1;
+        }
+        if let (Some(chain), Some(reader)) = (process.known.get(&outermost), &process.reader)
+            && let Some((facts, _)) = chain.tasks.first()
+            && let Some(event_loop) = reader.event_loop(&memory, facts.address)
+        {
+            self.awaits.observe_loop((s.pid, s.tid), event_loop, s.time);
         }
         let names = &mut self.tasks.names;
         let found = frames.iter().filter_map(|(place, frame, code)| {

@@ -68,6 +68,8 @@ pub struct TaskLists {
     pub interpreter_head: u32,
     pub thread_head: u16,
     pub thread_running: u16,
+    /// The event loop that a thread runs.
+    pub running_loop: u16,
     /// The task, or the set of tasks, that awaits a task, and the byte that says whether it is a set.
     pub awaited_by: (u16, u16),
 }
@@ -217,6 +219,7 @@ impl TaskLayout {
             awaited_by: (inside(2)?, inside(4)?),
             node: inside(6)?,
             interpreter_head: word(8).filter(|v| *v < LARGE && *v % 8 == 0)? as u32,
+            running_loop: thread_offset(word(10)?)?,
             thread_running: thread_offset(word(11)?)?,
             thread_head: thread_offset(word(12)?)?,
         });

@@ -25,6 +25,18 @@ pub struct TaskFacts {
     links: [u64; 3],
 }
 
+impl TaskFacts {
+    /// Of a task that is implemented in Python. They never hold.
+    pub(super) fn of_python(address: u64, coroutine: u64) -> TaskFacts {
+        TaskFacts {
+            address,
+            coroutine,
+            name: 0,
+            links: [0; 3],
+        }
+    }
+}
+
 /// A task and those that await it, one by one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskChain {
@@ -33,7 +45,7 @@ pub struct TaskChain {
 }
 
 impl TaskReader {
-    fn objects<'a>(&'a self, memory: &'a dyn Memory) -> Objects<'a> {
+    pub(super) fn objects<'a>(&'a self, memory: &'a dyn Memory) -> Objects<'a> {
         Objects::new(memory, &self.interpreter.layout, &self.objects, &self.layout)
     }
 
@@ -77,14 +89,17 @@ impl TaskReader {
 
     /// A task with the tasks that await it. Where several do, the one with the lowest address.
     pub fn chain(&self, memory: &dyn Memory, task: u64) -> Option<TaskChain> {
-        let objects = self.objects(memory);
+        self.chain_of(&self.objects(memory), task)
+    }
+
+    pub(super) fn chain_of(&self, objects: &Objects<'_>, task: u64) -> Option<TaskChain> {
         let mut tasks = Vec::new();
         let mut seen = FxHashSet::default();
         let mut at = Some(task);
         while let Some(task) = at.filter(|task| tasks.len() < MAX_AWAITING && seen.insert(*task)) {
-            let Some(facts) = facts(&objects, task) else { break };
+            let Some(facts) = facts(objects, task) else { break };
             let name = Some(facts.name).filter(|name| *name != 0);
-            tasks.push((facts, self.name(&objects, task, facts.coroutine, name)));
+            tasks.push((facts, self.name(objects, task, facts.coroutine, name)));
             at = objects.awaiters(task, true, &|_| Vec::new()).first().copied();
         }
         (!tasks.is_empty()).then_some(TaskChain { tasks })
@@ -92,11 +107,12 @@ impl TaskReader {
 
     /// Whether what is known of a task and of those that await it is unchanged.
     pub fn still_holds(&self, memory: &dyn Memory, chain: &TaskChain) -> bool {
-        let objects = self.objects(memory);
-        chain
-            .tasks
-            .iter()
-            .all(|(known, _)| facts(&objects, known.address) == Some(*known))
+        self.holds(&self.objects(memory), chain)
+    }
+
+    pub(super) fn holds(&self, objects: &Objects<'_>, chain: &TaskChain) -> bool {
+        let mut tasks = chain.tasks.iter();
+        tasks.all(|(known, _)| facts(objects, known.address) == Some(*known))
     }
 
     /// Whether a frame with this code object, and this owner (3.11 and later), is that of a coroutine.

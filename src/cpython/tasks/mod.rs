@@ -4,14 +4,20 @@
 //! Nothing read is trusted: types are checked by name before their fields are used, and every list, set and chain is
 //! bounded. What changes while it is read gives a partial result that says so ([`Gap`]).
 
+use std::rc::Rc;
+
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::Runtime;
+use super::code_object::{CodeTable, fingerprint_of};
 use super::object_layout::ObjectLayout;
 use super::strings;
 use super::thread_states::{self, State};
 use crate::cpython_layout::{Interpreter, Layout};
+use crate::event::Pid;
+use crate::frame::CodeId;
 use crate::target::memory::Memory;
+use crate::truncation::Truncation;
 
 mod awaiters;
 mod chain;
@@ -19,11 +25,13 @@ mod layout;
 mod lookup;
 mod objects;
 mod registry;
+mod suspended;
 
 pub use chain::{AwaitChain, RawAwaitFrame};
 pub use layout::{DEBUG_SECTION, TaskLayout};
 pub use lookup::{TaskChain, TaskFacts};
 pub use registry::{MAX_TASKS, Sources};
+pub use suspended::{Awaited, SuspendedTask};
 
 use objects::{Kind, Objects};
 use registry::Found;
@@ -91,6 +99,21 @@ pub fn frame_name(memory: &dyn Memory, layout: &Layout, frame: &RawAwaitFrame) -
     strings::read_str(memory, layout, frame.name)
 }
 
+/// The code object of a coroutine's frame, read now if it is new.
+///
+/// # Errors
+/// As [`CodeTable::observe`].
+pub fn code_of(
+    codes: &mut CodeTable,
+    pid: Pid,
+    memory: &dyn Memory,
+    layout: &Layout,
+    frame: &RawAwaitFrame,
+) -> Result<CodeId, Truncation> {
+    let print = fingerprint_of(memory, layout, frame.code).unwrap_or(0);
+    codes.observe(pid, memory, layout, frame.code, print)
+}
+
 /// Reads the tasks of one process, again and again.
 pub struct TaskReader {
     interpreter: Interpreter,
@@ -98,6 +121,8 @@ pub struct TaskReader {
     layout: TaskLayout,
     /// By interpreter.
     sources: FxHashMap<u64, Sources>,
+    /// By address, the tasks that did not run when all were read the last time.
+    suspended: FxHashMap<u64, Rc<SuspendedTask>>,
 }
 
 impl TaskReader {
@@ -120,6 +145,7 @@ impl TaskReader {
             objects: ObjectLayout::of(runtime, &interpreter.layout).ok_or(NoTasks::UnknownVersion)?,
             layout,
             sources: FxHashMap::default(),
+            suspended: FxHashMap::default(),
         })
     }
 

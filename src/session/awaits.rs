@@ -1,0 +1,454 @@
+//! What the suspended tasks of a session's processes await, and for how long.
+//!
+//! All tasks of a process are read at a random time in each period, without a stop, and each reading represents that period:
+//! for so long every task that is suspended has awaited what it awaits then. That is a value of its own, since many tasks
+//! await at the same time. The wall time that the thread of their event loop waits in poll meanwhile is shared among them.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::Duration;
+
+use rustc_hash::FxHashMap;
+
+use super::Session;
+use super::await_kind::await_kind;
+use crate::capture::common::rng::Rng;
+use crate::cpython::frame_groups;
+use crate::cpython::tasks::{self, SuspendedTask, TaskReader};
+use crate::cpython::thread_states;
+use crate::cpython_layout::{Interpreter, Layout};
+use crate::event::{AwaitKind, Pid, Sample, Tid};
+use crate::frame::RawFrame;
+use crate::profile::count_tree::{FramePath, RawNode, RawTimelineSample};
+use crate::sys;
+use crate::sys::procfs;
+use crate::target::memory::{Memory, Pages};
+use crate::target::system::ProcessMemory;
+
+/// Time between two readings of a process's tasks, as a multiple of the time that one takes.
+const PAUSE_FACTOR: u64 = 20;
+/// Tasks that one wait is shared among, at most; over several waits all have their turn.
+const MAX_SHARERS: usize = 64;
+/// Readings kept per process, and tasks in them.
+const MAX_READINGS: usize = 64;
+const MAX_READ: usize = 1 << 18;
+/// A reading says nothing about waits that ended so long before or after it, ns.
+const MAX_AGE: u64 = 5_000_000_000;
+/// Shortest time between two additions to the timeline, ns, and the time for each row.
+const ADDITION: u64 = 200_000_000;
+const PER_ROW: u64 = 1_000_000;
+/// How long the thread of an event loop is taken to be the same, ns.
+const LOOP_AGE: u64 = 1_000_000_000;
+
+/// What is known of suspended tasks.
+pub(super) struct Awaits {
+    processes: FxHashMap<Pid, ProcessAwaits>,
+    /// What is not in the timeline yet.
+    rows: FxHashMap<(Pid, Tid, RawNode), Row>,
+    /// When to add it; ns.
+    next_addition: u64,
+    rng: Rng,
+}
+
+impl Default for Awaits {
+    fn default() -> Awaits {
+        Awaits {
+            processes: FxHashMap::default(),
+            rows: FxHashMap::default(),
+            next_addition: 0,
+            rng: Rng::new(sys::clock::now()),
+        }
+    }
+}
+
+impl Awaits {
+    /// A thread runs a task of this event loop.
+    pub(super) fn observe_loop(&mut self, (pid, tid): (Pid, Tid), event_loop: u64, now: u64) {
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.loops.insert(event_loop, (tid, now));
+        }
+    }
+
+    /// Shares the time that a thread waited in poll among the tasks that it waited for. False if there are none.
+    pub(super) fn share_wait(&mut self, s: &Sample, time: u64, length: u64) -> bool {
+        let Some(process) = self.processes.get_mut(&s.pid) else {
+            return false;
+        };
+        let reading = process.reading(s.time.saturating_sub(length.max(time)), s.time);
+        let Some(nodes) = reading.and_then(|r| r.nodes.get(&s.tid)) else {
+            return false;
+        };
+        let sharers = nodes.len().min(MAX_SHARERS);
+        let share = time / sharers as u64;
+        let first = process.cursor % nodes.len();
+        for at in 0..sharers {
+            let node = nodes[(first + at) % nodes.len()];
+            let row = self.rows.entry((s.pid, s.tid, node)).or_default();
+            row.wall += if at == 0 {
+                time - share * (sharers as u64 - 1)
+            } else {
+                share
+            };
+        }
+        process.cursor = first + sharers;
+        true
+    }
+}
+
+/// Time at one node, ns.
+#[derive(Clone, Copy, Default)]
+struct Row {
+    wall: u64,
+    awaited: u64,
+}
+
+#[derive(Default)]
+struct ProcessAwaits {
+    /// When the tasks are read next, and the period that this represents; ns. 0: not yet.
+    due: u64,
+    period_start: u64,
+    period_end: u64,
+    /// By task, how it is shown.
+    nodes: FxHashMap<u64, (Rc<SuspendedTask>, Tid, Shown)>,
+    /// Event loop -> its thread, and when that was read.
+    loops: FxHashMap<u64, (Tid, u64)>,
+    readings: VecDeque<Reading>,
+    /// Where the next wait's shares begin.
+    cursor: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Shown {
+    node: RawNode,
+    /// It does not await its event loop.
+    waits: bool,
+}
+
+/// The tasks that waited at some time.
+struct Reading {
+    time: u64,
+    /// By thread of the event loop.
+    nodes: FxHashMap<Tid, Vec<RawNode>>,
+    tasks: usize,
+}
+
+impl ProcessAwaits {
+    /// The reading that says which tasks a thread that waited from `start` to `end` waited for.
+    fn reading(&self, start: u64, end: u64) -> Option<&Reading> {
+        let before = self.readings.iter().rfind(|r| r.time <= end);
+        let near = before.or(self.readings.front())?;
+        let range = start.saturating_sub(MAX_AGE)..=end.saturating_add(MAX_AGE);
+        range.contains(&near.time).then_some(near)
+    }
+
+    fn keep(&mut self, reading: Reading) {
+        self.readings.push_back(reading);
+        let mut tasks: usize = self.readings.iter().map(|r| r.tasks).sum();
+        while self.readings.len() > MAX_READINGS || tasks > MAX_READ && self.readings.len() > 1 {
+            tasks -= self.readings.pop_front().map_or(0, |r| r.tasks);
+        }
+    }
+
+    /// Begins the next period, at least as long as `period`, ns.
+    fn begin_period(&mut self, period: u64, rng: &mut Rng) {
+        self.period_start = self.period_end;
+        self.period_end += period;
+        self.due = self.period_start + rng.below(period);
+    }
+}
+
+impl Session {
+    /// Whether suspended tasks are read.
+    fn reads_awaits(&self) -> bool {
+        self.options.tasks && self.options.weighted.is_some()
+    }
+
+    /// How long until tasks are to be read.
+    pub(super) fn until_awaits(&self) -> Duration {
+        let due = self.awaits.processes.values().map(|p| p.due).min();
+        match due {
+            Some(due) => Duration::from_nanos(due.saturating_sub(sys::clock::now())),
+            None => Duration::MAX,
+        }
+    }
+
+    /// The process has ended, or executes another program.
+    pub(super) fn forget_awaits(&mut self, pid: Pid) {
+        self.awaits.processes.remove(&pid);
+    }
+
+    /// The nodes of the tree are about to be replaced.
+    pub(super) fn forget_await_nodes(&mut self) {
+        self.add_await_rows();
+        for process in self.awaits.processes.values_mut() {
+            process.nodes.clear();
+            process.readings.clear();
+        }
+    }
+
+    /// Reads the suspended tasks of the processes where that is due.
+    pub(super) fn read_awaits(&mut self) {
+        if !self.reads_awaits() {
+            return;
+        }
+        let now = sys::clock::now();
+        let pids: Vec<Pid> = self.targets.keys().copied().collect();
+        for pid in pids {
+            let known = self.awaits.processes.entry(pid).or_insert_with(|| ProcessAwaits {
+                period_start: now,
+                period_end: now,
+                ..ProcessAwaits::default()
+            });
+            if known.due <= now {
+                self.read_process_awaits(pid, now);
+            }
+        }
+        if now >= self.awaits.next_addition {
+            let rows = self.awaits.rows.len() as u64;
+            self.add_await_rows();
+            self.awaits.next_addition = now + ADDITION.max(PER_ROW * rows);
+        }
+    }
+
+    /// The last reading: what remains of each period.
+    pub(super) fn finish_awaits(&mut self) {
+        if !self.reads_awaits() {
+            return;
+        }
+        let now = sys::clock::now();
+        let due = self.awaits.processes.iter_mut().filter(|(_, p)| p.due > now);
+        let mut pids = Vec::new();
+        for (pid, process) in due {
+            // One that was read already in this period represents all of it.
+            if process.period_start < now {
+                process.period_end = now;
+                pids.push(*pid);
+            }
+        }
+        for pid in pids {
+            self.read_process_awaits(pid, now);
+        }
+        self.add_await_rows();
+    }
+
+    /// Reads the suspended tasks of one process.
+    fn read_process_awaits(&mut self, pid: Pid, now: u64) {
+        let mut process = self.awaits.processes.remove(&pid).unwrap_or_default();
+        let (mut took, mut represented) = (0, 0);
+        if process.due != 0 {
+            represented = now.max(process.period_end) - process.period_start;
+        }
+        process.period_end = process.period_start + represented;
+        let interpreter = self.python(pid).and_then(|(_, interpreter)| interpreter);
+        if let Some(interpreter) = interpreter
+            && let Some(mut reader) = self.take_reader(pid, now)
+        {
+            let began = sys::clock::process_cpu_time();
+            self.read_with(&mut reader, pid, &interpreter, &mut process, (now, represented));
+            took = sys::clock::process_cpu_time().saturating_sub(began);
+            self.put_reader(pid, reader);
+        }
+        let period = self.options.weighted.unwrap_or(0).max(PAUSE_FACTOR * took).max(1);
+        let Awaits { rng, processes, .. } = &mut self.awaits;
+        process.begin_period(period, rng);
+        processes.insert(pid, process);
+    }
+
+    /// `time`: now, and how much of it this reading represents.
+    fn read_with(
+        &mut self,
+        reader: &mut TaskReader,
+        pid: Pid,
+        interpreter: &Interpreter,
+        process: &mut ProcessAwaits,
+        time: (u64, u64),
+    ) {
+        let live = ProcessMemory(&*self.system, pid);
+        let memory = Pages::new(&live);
+        let Ok(tasks) = reader.suspended(&memory) else { return };
+        let mut loops: FxHashMap<u64, Tid> = FxHashMap::default();
+        for task in &tasks {
+            loops.entry(task.event_loop).or_insert_with(|| {
+                let thread = self.loop_thread(reader, &memory, pid, interpreter, task.event_loop, process, time.0);
+                // Of a loop whose thread is not known: the first one.
+                thread.unwrap_or(pid)
+            });
+        }
+        let mut nodes = std::mem::take(&mut process.nodes);
+        let mut reading = Reading {
+            time: time.0,
+            nodes: FxHashMap::default(),
+            tasks: 0,
+        };
+        let mut shown_now = FxHashMap::default();
+        let mut path = FramePath::default();
+        for task in tasks {
+            let address = task.address();
+            let tid = loops[&task.event_loop];
+            let known = nodes.remove(&address);
+            let known = known.filter(|(old, of, _)| Rc::ptr_eq(old, &task) && *of == tid);
+            let shown = match known {
+                Some((.., shown)) => shown,
+                None => {
+                    let (stack, kind) = self.await_stack(pid, tid, &interpreter.layout, &task);
+                    let name_bytes = |f: &RawFrame| match f {
+                        RawFrame::Python { code, .. } => self.codes.get(*code).written_bytes(),
+                        _ => 0,
+                    };
+                    let (node, _) = self.tree.add_incremental(&mut path, &stack, 0, &name_bytes);
+                    let waits = kind != AwaitKind::Turn;
+                    Shown { node, waits }
+                }
+            };
+            shown_now.insert(address, (task, tid, shown));
+            let row = self.awaits.rows.entry((pid, tid, shown.node)).or_default();
+            row.awaited += time.1;
+            if shown.waits {
+                reading.nodes.entry(tid).or_default().push(shown.node);
+                reading.tasks += 1;
+            }
+        }
+        process.nodes = shown_now;
+        process.keep(reading);
+    }
+
+    /// The thread that runs an event loop.
+    #[allow(clippy::too_many_arguments)]
+    fn loop_thread(
+        &self,
+        reader: &TaskReader,
+        memory: &dyn Memory,
+        pid: Pid,
+        interpreter: &Interpreter,
+        event_loop: u64,
+        process: &mut ProcessAwaits,
+        now: u64,
+    ) -> Option<Tid> {
+        let known = process.loops.get(&event_loop).copied();
+        if let Some((tid, read)) = known
+            && now.saturating_sub(read) < LOOP_AGE
+        {
+            return Some(tid);
+        }
+        let pointer = reader.loop_thread(memory, event_loop);
+        let inside = pointer.and_then(|pointer| thread_states::thread_id(memory, interpreter, pointer));
+        let mut threads = self.system.threads(pid).into_iter();
+        let found = inside.and_then(|inside| threads.find(|tid| procfs::namespace_tid(pid, *tid) == Some(inside)));
+        let tid = found.or(known.map(|(tid, _)| tid))?;
+        process.loops.insert(event_loop, (tid, now));
+        Some(tid)
+    }
+
+    /// The frames of a suspended task, outermost first.
+    fn await_stack(&mut self, pid: Pid, tid: Tid, layout: &Layout, task: &SuspendedTask) -> (Vec<RawFrame>, AwaitKind) {
+        let memory = &ProcessMemory(&*self.system, pid);
+        let mut stack = Vec::new();
+        if self.options.grouping.processes {
+            stack.push(RawFrame::Process(pid));
+        }
+        if self.options.grouping.threads {
+            stack.push(RawFrame::Thread(tid));
+        }
+        for (_, name) in task.chain.tasks.iter().rev() {
+            stack.push(RawFrame::Task(self.tasks.names.id(name)));
+        }
+        let mut codes = Vec::new();
+        for raw in &task.frames {
+            stack.push(match tasks::code_of(&mut self.codes, pid, memory, layout, raw) {
+                Ok(code) => {
+                    codes.push((code, raw));
+                    let instr = frame_groups::instruction(layout, raw.code, raw.instr);
+                    RawFrame::Python { code, instr }
+                }
+                Err(why) => RawFrame::Truncated(why),
+            });
+        }
+        let functions = codes.iter().rev().map(|(code, raw)| {
+            let code = self.codes.get(*code);
+            let name = match code.qualname.is_empty() {
+                true => tasks::frame_name(memory, layout, raw).unwrap_or_else(|| code.name.clone()),
+                false => code.qualname.clone(),
+            };
+            (name, &*code.filename)
+        });
+        let kind = await_kind(task.awaited, functions);
+        stack.push(RawFrame::Awaiting(kind));
+        (stack, kind)
+    }
+
+    /// Adds what has been counted since the last time to the tree and the timeline.
+    fn add_await_rows(&mut self) {
+        let period = self.options.weighted.unwrap_or(1).max(1);
+        let time = match self.timeline.last() {
+            Some(last) => last.time,
+            None => sys::clock::now(),
+        };
+        let mut rows: Vec<_> = std::mem::take(&mut self.awaits.rows).into_iter().collect();
+        rows.sort_unstable_by_key(|(key, _)| *key);
+        for ((pid, tid, node), row) in rows {
+            let count = u32::try_from((row.wall + period / 2) / period)
+                .unwrap_or(u32::MAX)
+                .max(1);
+            self.tree.count(node, count);
+            self.waits.push_await(row.awaited);
+            self.timeline.push(RawTimelineSample {
+                time,
+                pid,
+                tid,
+                node,
+                count,
+                time_spent: row.wall,
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(time: u64, tasks: usize) -> Reading {
+        Reading {
+            time,
+            nodes: FxHashMap::default(),
+            tasks,
+        }
+    }
+
+    #[test]
+    fn waits_belong_to_the_reading_before_their_end() {
+        let mut process = ProcessAwaits::default();
+        let time = |p: &ProcessAwaits, start, end| p.reading(start, end).map(|r| r.time);
+        assert_eq!(time(&process, 0, 10), None);
+        for at in [10, 20, 30] {
+            process.keep(reading(at * 1_000_000_000, 1));
+        }
+        let s = 1_000_000_000;
+        for (start, end, expected) in [
+            (12, 25, Some(20)),
+            (20, 30, Some(30)),
+            (4, 8, Some(10)),
+            (1, 2, None),
+            (31, 34, Some(30)),
+            (36, 40, None),
+            (12, 40, Some(30)),
+        ] {
+            assert_eq!(
+                time(&process, start * s, end * s),
+                expected.map(|t: u64| t * s),
+                "{start} {end}"
+            );
+        }
+    }
+
+    #[test]
+    fn readings_are_bounded() {
+        let mut process = ProcessAwaits::default();
+        for at in 0..1000 {
+            process.keep(reading(at, 10));
+        }
+        assert_eq!(process.readings.len(), MAX_READINGS);
+        process.keep(reading(1000, 2 * MAX_READ));
+        assert_eq!(process.readings.len(), 1);
+    }
+}
