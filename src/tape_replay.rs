@@ -98,6 +98,7 @@ pub fn finish(mut tape: Tape) -> Result<(Tape, bool)> {
         tasks: false,
         weighted: None,
         gil_only: false,
+        lag: None,
     };
     let complete = Rc::new(tape.clone());
     let session = run(&complete, options, Some(VisitedCode::default()))?;

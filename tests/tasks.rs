@@ -5,9 +5,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Output};
 
-use nativeprof::profile::model::{Frame, FrameKind};
+use nativeprof::profile::model::{Frame, FrameKind, Profile};
 use serde_json::Value;
 
+use common::chance::assert_likely;
 use common::pythons::each_of;
 use common::recording::check_counts;
 use common::{Program, Python, attach, live, nativeprof, newest_python, pythons};
@@ -276,6 +277,77 @@ fn samples_have_their_task() {
                 r.stderr.contains("samples in coroutines have their task"),
                 "{whom}: {}",
                 r.stderr
+            );
+        });
+    }
+}
+
+/// Sums of a value over the stacks of suspended tasks: (innermost task, what it awaits) -> amount.
+fn awaited(profile: &Profile, value: &str) -> BTreeMap<(String, String), u64> {
+    let value = profile.find_value(value).expect("the value");
+    let mut sums = BTreeMap::new();
+    for (at, amount) in profile.self_amounts(value).into_iter().enumerate() {
+        let name = |at: usize| &*profile.frames[profile.nodes[at].frame as usize].name;
+        let Some(kind) = name(at).strip_prefix("[awaiting ") else {
+            continue;
+        };
+        let (mut task, mut up) = ("", at);
+        while up > 0 && task.is_empty() {
+            up = profile.nodes[up].parent as usize;
+            task = name(up).strip_prefix("[task: ").unwrap_or_default();
+        }
+        let plain = |text: &str| text.trim_end_matches(']').to_string();
+        *sums.entry((plain(task), plain(kind))).or_default() += amount;
+    }
+    sums
+}
+
+/// Suspended tasks have the time that they await, and share the time that their event loop waits.
+#[test]
+fn suspended_tasks_have_their_time() {
+    let _live = live();
+    for backend in ["ebpf", "ptrace"] {
+        eprintln!("with {backend}:"); // printed if it fails
+        each_of(with_tasks(), |python| {
+            let whom = &python.name;
+            let mut program = Program::start(python.script("task_waits.py"));
+            let words = ["--tasks", "--mode", "wall", "-r", "200", "--backend", backend];
+            let r = attach(program.pid(), &words);
+            program.finish();
+            let duration = r.profile.meta.duration * 1e9;
+            let awaits = awaited(&r.profile, "await");
+            let wall = awaited(&r.profile, "wall");
+            let all: u64 = wall.values().sum();
+            let kinds = "lock semaphore condition event queue future gather task";
+            for kind in kinds.split(' ') {
+                let key = (kind.to_string(), kind.to_string());
+                let time = awaits.get(&key).copied().unwrap_or(0) as f64;
+                assert_likely!(
+                    (time / duration - 1.0).abs() < 0.03,
+                    "{whom}: {kind} {time} of {duration}: {awaits:?}"
+                );
+                // The 10 tasks have equal shares.
+                let share = wall.get(&key).copied().unwrap_or(0) as f64 / all as f64;
+                assert_likely!((share - 0.1).abs() < 0.02, "{whom}: {kind} {share}: {wall:?}");
+            }
+            let sleeps = awaits.get(&("sleep".into(), "sleep".into())).copied().unwrap_or(0);
+            assert_likely!(
+                sleeps as f64 > 0.8 * duration,
+                "{whom}: sleep {sleeps} of {duration}: {awaits:?}"
+            );
+            let poll = r.with("[waiting: poll]");
+            assert_likely!(
+                poll * 50 <= r.samples(),
+                "{whom}: {poll} of {} wait in poll",
+                r.samples()
+            );
+            // The account closes.
+            let of = |value| r.profile.amounts(r.profile.find_value(value).expect("the value"))[0];
+            assert_eq!(of("wall"), of("cpu") + of("off_cpu"), "{whom}");
+            assert_likely!(
+                (of("wall") as f64 / duration - 1.0).abs() < 0.05,
+                "{whom}: {} of {duration}",
+                of("wall")
             );
         });
     }

@@ -119,6 +119,7 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Profile> {
             tasks: false,
             weighted: None,
             gil_only: false,
+            lag: None,
         };
         return tape_replay::profile(&Rc::new(tape), options);
     }

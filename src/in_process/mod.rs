@@ -184,6 +184,7 @@ impl Recording {
             tasks: false,
             gil_only: false,
             weighted: (settings.clock == SamplingClock::Wall).then(|| 1_000_000_000 / settings.rate),
+            lag: None,
         };
         let mut session = Session::new(session_options, Box::new(LiveSystem));
         session.open(pid, &mut |pid, space| update_backend(&mut source, pid, space))?;

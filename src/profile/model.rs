@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::lags::Lag;
 use super::values::Value;
 use super::waits::Waits;
 
@@ -233,6 +234,8 @@ pub struct Meta {
     pub threads: Vec<(u32, u32, String)>,
     /// In a merged profile: the merged recordings.
     pub merged_from: Vec<MergedRecording>,
+    /// What kept event loops for long, in the order of time.
+    pub lags: Vec<Lag>,
 }
 
 /// A row of the table of files: where its symbols came from.

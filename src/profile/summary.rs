@@ -6,6 +6,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use crate::escape::line;
+use crate::profile::lags::Lag;
 use crate::profile::model::{FrameKind, Meta, ModuleMeta, Profile, Quality};
 use crate::profile::values::Unit;
 use crate::profile::waits;
@@ -119,6 +120,29 @@ pub fn thread_states(profile: &Profile) -> Option<String> {
         "  time:     on CPU {running}, runnable {runnable}, waiting {waiting} ({})",
         named.join(", ")
     ))
+}
+
+/// `  lag:      3 callbacks kept an event loop for 50.00 ms or more; the longest: 80.12 ms in [task: job] block (a.py:7)`
+pub fn lags(lags: &[Lag], threshold: u64) -> String {
+    let show = |time| Unit::Nanoseconds.show(time);
+    let Some(longest) = lags.iter().max_by_key(|lag| lag.length) else {
+        return format!(
+            "  lag:      no callback kept an event loop for {} or more",
+            show(threshold)
+        );
+    };
+    let task = match &*longest.task {
+        "" => String::new(),
+        name => format!("[task: {name}] "),
+    };
+    format!(
+        "  lag:      {} callback{} kept an event loop for {} or more; the longest: {} in {}",
+        lags.len(),
+        if lags.len() == 1 { "" } else { "s" },
+        show(threshold),
+        show(longest.length),
+        line(&format!("{task}{}", longest.function))
+    )
 }
 
 /// `  tasks:    99.8% of 1204 samples in coroutines have their task`; the others ran a task that was gone when it was

@@ -12,6 +12,7 @@ use crate::cpython::thread_names::both_names;
 use crate::event::{Pid, Tid};
 use crate::frame::{ModuleId, RawFrame};
 use crate::profile::count_tree::{RawNode, RawTimelineSample, RawTree};
+use crate::profile::lags::RawLag;
 use crate::profile::model::{
     Frame, FrameId, FrameKind, Meta, ModuleMeta, Node, NodeId, PlaceId, Profile, TimelineSample,
 };
@@ -138,6 +139,8 @@ pub struct ResolveInput<'a> {
     pub weighted: bool,
     /// What is known of intervals off the CPU, with the threads that ended them.
     pub waits: Option<(&'a RawWaits, &'a [RawWaker])>,
+    /// What kept event loops for long.
+    pub lags: &'a [RawLag],
     pub threads: &'a BTreeMap<(Pid, Tid), String>,
     /// Names that threads have in Python, as far as known.
     pub python_threads: &'a BTreeMap<(Pid, Tid), String>,
@@ -274,6 +277,7 @@ fn profile(names: &mut Names, input: &mut ResolveInput<'_>, start: u64, mut meta
         .filter(|(raw, _)| raw.lengths.len() == input.timeline.len())
         .map(|(raw, wakers)| states::waits(raw, wakers, input.tree, named, frames))
         .unwrap_or_default();
+    meta.lags = states::lags(input.lags, input.tree, named, frames, start);
     let tick_places = input.timeline.iter().map(|t| ends[t.node as usize].1).collect();
     Profile {
         meta,

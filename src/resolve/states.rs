@@ -5,7 +5,8 @@ use rustc_hash::FxHashMap;
 use super::{Frames, ResolveInput, ResolvedFrame};
 use crate::event::{ThreadState, WaitKind};
 use crate::frame::RawFrame;
-use crate::profile::count_tree::{RawTimelineSample, RawTree};
+use crate::profile::count_tree::{RawNode, RawTimelineSample, RawTree};
+use crate::profile::lags::{Lag, RawLag};
 use crate::profile::model::{Frame, FrameId, FrameKind, Node, NodeId, PlaceId};
 
 use crate::profile::values::{Amounts, Value, ValueType};
@@ -152,6 +153,73 @@ pub fn time_values(input: &ResolveInput<'_>, nodes: &[Node], ends: &[(NodeId, Pl
     values
 }
 
+/// A stack with names.
+#[derive(Default)]
+struct NamedStack {
+    /// Outermost first, `name (file:line)`.
+    frames: Vec<String>,
+    /// The innermost Python function, as it is in `frames`, and the name of the innermost task.
+    function: Option<String>,
+    task: Option<String>,
+}
+
+/// The stack that ends at a node.
+fn named_stack(
+    node: RawNode,
+    tree: &RawTree,
+    named: &FxHashMap<RawFrame, Vec<ResolvedFrame>>,
+    frames: &[Frame],
+) -> NamedStack {
+    let mut stack = NamedStack::default();
+    let mut at = node;
+    while let (parent, Some(raw), _) = &tree.nodes()[at as usize] {
+        for (frame, line) in named.get(raw).map_or(&[][..], Vec::as_slice).iter().rev() {
+            let frame = &frames[*frame as usize];
+            let text = frame_text_at(frame, *line);
+            if frame.kind == FrameKind::Python && stack.function.is_none() {
+                stack.function = Some(text.clone());
+            }
+            if frame.kind == FrameKind::Task && stack.task.is_none() {
+                let name = frame
+                    .name
+                    .strip_prefix("[task: ")
+                    .and_then(|name| name.strip_suffix(']'));
+                stack.task = name.map(String::from);
+            }
+            stack.frames.push(text);
+        }
+        at = *parent;
+    }
+    stack.frames.reverse();
+    stack
+}
+
+/// What kept event loops for long, in the order of time; `start` of the profile on the samples' clock.
+pub fn lags(
+    raw: &[RawLag],
+    tree: &RawTree,
+    named: &FxHashMap<RawFrame, Vec<ResolvedFrame>>,
+    frames: &[Frame],
+    start: u64,
+) -> Vec<Lag> {
+    let lag = |lag: &RawLag| {
+        let stack = named_stack(lag.node, tree, named, frames);
+        Lag {
+            pid: lag.pid,
+            tid: lag.tid,
+            start: lag.start,
+            time: lag.start.saturating_sub(start),
+            length: lag.length,
+            task: stack.task.unwrap_or_default(),
+            function: stack.function.unwrap_or_default(),
+            stack: stack.frames,
+        }
+    };
+    let mut lags: Vec<Lag> = raw.iter().map(lag).collect();
+    lags.sort_by_key(|lag| (lag.start, lag.tid));
+    lags
+}
+
 /// Intervals off the CPU, with the stacks of wakers named.
 pub fn waits(
     raw: &RawWaits,
@@ -161,25 +229,12 @@ pub fn waits(
     frames: &[Frame],
 ) -> waits::Waits {
     let waker = |w: &RawWaker| {
-        let (mut stack, mut function) = (Vec::new(), None);
-        let mut at = w.node;
-        while let (parent, Some(raw), _) = &tree.nodes()[at as usize] {
-            for (frame, line) in named.get(raw).map_or(&[][..], Vec::as_slice).iter().rev() {
-                let frame = &frames[*frame as usize];
-                let text = frame_text_at(frame, *line);
-                if frame.kind == FrameKind::Python && function.is_none() {
-                    function = Some(text.clone());
-                }
-                stack.push(text);
-            }
-            at = *parent;
-        }
-        stack.reverse();
+        let stack = named_stack(w.node, tree, named, frames);
         Waker {
             pid: w.pid,
             tid: w.tid,
-            function: function.unwrap_or_default(),
-            stack,
+            function: stack.function.unwrap_or_default(),
+            stack: stack.frames,
         }
     };
     waits::Waits {

@@ -39,10 +39,14 @@ const ADDITION: u64 = 200_000_000;
 const PER_ROW: u64 = 1_000_000;
 /// How long the thread of an event loop is taken to be the same, ns.
 const LOOP_AGE: u64 = 1_000_000_000;
+/// Event loops known, over all processes.
+const MAX_LOOPS: usize = 1024;
 
 /// What is known of suspended tasks.
 pub(super) struct Awaits {
     processes: FxHashMap<Pid, ProcessAwaits>,
+    /// Event loop -> its thread, and when that was read.
+    loops: FxHashMap<(Pid, u64), (Tid, u64)>,
     /// What is not in the timeline yet.
     rows: FxHashMap<(Pid, Tid, RawNode), Row>,
     /// When to add it; ns.
@@ -54,6 +58,7 @@ impl Default for Awaits {
     fn default() -> Awaits {
         Awaits {
             processes: FxHashMap::default(),
+            loops: FxHashMap::default(),
             rows: FxHashMap::default(),
             next_addition: 0,
             rng: Rng::new(sys::clock::now()),
@@ -64,9 +69,15 @@ impl Default for Awaits {
 impl Awaits {
     /// A thread runs a task of this event loop.
     pub(super) fn observe_loop(&mut self, (pid, tid): (Pid, Tid), event_loop: u64, now: u64) {
-        if let Some(process) = self.processes.get_mut(&pid) {
-            process.loops.insert(event_loop, (tid, now));
+        if self.loops.len() >= MAX_LOOPS {
+            self.loops.clear();
         }
+        self.loops.insert((pid, event_loop), (tid, now));
+    }
+
+    /// The thread that ran an event loop the last time.
+    pub(super) fn thread_of_loop(&self, pid: Pid, event_loop: u64) -> Option<Tid> {
+        self.loops.get(&(pid, event_loop)).map(|(tid, _)| *tid)
     }
 
     /// Shares the time that a thread waited in poll among the tasks that it waited for. False if there are none.
@@ -110,8 +121,6 @@ struct ProcessAwaits {
     period_end: u64,
     /// By task, how it is shown.
     nodes: FxHashMap<u64, (Rc<SuspendedTask>, Tid, Shown)>,
-    /// Event loop -> its thread, and when that was read.
-    loops: FxHashMap<u64, (Tid, u64)>,
     readings: VecDeque<Reading>,
     /// Where the next wait's shares begin.
     cursor: usize,
@@ -268,11 +277,24 @@ impl Session {
         let Ok(tasks) = reader.suspended(&memory) else { return };
         let mut loops: FxHashMap<u64, Tid> = FxHashMap::default();
         for task in &tasks {
-            loops.entry(task.event_loop).or_insert_with(|| {
-                let thread = self.loop_thread(reader, &memory, pid, interpreter, task.event_loop, process, time.0);
+            let event_loop = task.event_loop;
+            loops.entry(event_loop).or_insert_with(|| {
+                let known = self.awaits.loops.get(&(pid, event_loop));
+                if let Some((tid, read)) = known
+                    && time.0.saturating_sub(*read) < LOOP_AGE
+                {
+                    return *tid;
+                }
+                let found = self.find_loop_thread(reader, &memory, (pid, interpreter), event_loop);
                 // Of a loop whose thread is not known: the first one.
-                thread.unwrap_or(pid)
+                found.or(known.map(|(tid, _)| *tid)).unwrap_or(pid)
             });
+        }
+        for (event_loop, tid) in &loops {
+            let known = self.awaits.loops.get(&(pid, *event_loop));
+            if known.is_none_or(|(of, read)| of != tid || time.0.saturating_sub(*read) >= LOOP_AGE) {
+                self.awaits.observe_loop((pid, *tid), *event_loop, time.0);
+            }
         }
         let mut nodes = std::mem::take(&mut process.nodes);
         let mut reading = Reading {
@@ -312,31 +334,18 @@ impl Session {
         process.keep(reading);
     }
 
-    /// The thread that runs an event loop.
-    #[allow(clippy::too_many_arguments)]
-    fn loop_thread(
+    /// The thread that runs an event loop, if that can be read.
+    pub(super) fn find_loop_thread(
         &self,
         reader: &TaskReader,
         memory: &dyn Memory,
-        pid: Pid,
-        interpreter: &Interpreter,
+        (pid, interpreter): (Pid, &Interpreter),
         event_loop: u64,
-        process: &mut ProcessAwaits,
-        now: u64,
     ) -> Option<Tid> {
-        let known = process.loops.get(&event_loop).copied();
-        if let Some((tid, read)) = known
-            && now.saturating_sub(read) < LOOP_AGE
-        {
-            return Some(tid);
-        }
-        let pointer = reader.loop_thread(memory, event_loop);
-        let inside = pointer.and_then(|pointer| thread_states::thread_id(memory, interpreter, pointer));
+        let pointer = reader.loop_thread(memory, event_loop)?;
+        let inside = thread_states::thread_id(memory, interpreter, pointer)?;
         let mut threads = self.system.threads(pid).into_iter();
-        let found = inside.and_then(|inside| threads.find(|tid| procfs::namespace_tid(pid, *tid) == Some(inside)));
-        let tid = found.or(known.map(|(tid, _)| tid))?;
-        process.loops.insert(event_loop, (tid, now));
-        Some(tid)
+        threads.find(|tid| procfs::namespace_tid(pid, *tid) == Some(inside))
     }
 
     /// The frames of a suspended task, outermost first.

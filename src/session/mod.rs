@@ -27,6 +27,7 @@ use crate::unwind::{StackCache, Unwinder};
 mod await_kind;
 mod awaits;
 mod jit;
+mod lags;
 mod open_intervals;
 pub mod pump;
 mod recent;
@@ -40,6 +41,7 @@ mod wakers;
 use awaits::Awaits;
 use jit::{JitShared, function_start, jit_sources};
 pub use states::GilCounts;
+use lags::Lags;
 use states::GilLocks;
 use targets::{ModuleInfo, TargetProcess};
 pub use tasks::TaskCounts;
@@ -66,6 +68,8 @@ pub struct SessionOptions {
     pub weighted: Option<u64>,
     /// Only samples of threads that hold the lock of their interpreter.
     pub gil_only: bool,
+    /// List the callbacks of asyncio that keep their event loop for so long, ns.
+    pub lag: Option<u64>,
 }
 
 /// Number of samples by quality of their stacks.
@@ -121,6 +125,7 @@ pub struct Session {
     sleeping: open_intervals::SleepingThreads,
     tasks: Tasks,
     awaits: Awaits,
+    lags: Lags,
     wakers: Wakers,
     shown_wakers: Option<WakerOptions>,
     /// Of the samples in the timeline; empty where no off-CPU time is sampled.
@@ -190,6 +195,7 @@ impl Session {
             sleeping: Default::default(),
             tasks: Tasks::default(),
             awaits: Awaits::default(),
+            lags: Lags::default(),
             wakers: Wakers::default(),
             shown_wakers: None,
             waits: RawWaits::default(),
@@ -357,6 +363,7 @@ impl Session {
             tree: &self.tree,
             timeline: &self.timeline,
             weighted: self.options.weighted.is_some(),
+            lags: &self.lags.done,
             waits: Some((&self.waits, &self.wakers.all)),
             threads: &self.threads,
             python_threads: &self.thread_names.names,

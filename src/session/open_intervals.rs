@@ -70,6 +70,7 @@ impl Session {
     pub fn add_open_intervals(&mut self, source: &mut dyn Backend) -> Result<()> {
         self.add_intervals(source.open_intervals())?;
         self.finish_awaits();
+        self.end_lags();
         Ok(())
     }
 
@@ -154,7 +155,7 @@ impl Session {
     }
 
     /// Samples of those of the threads that sleep, their registers as far as the kernel shows them.
-    fn read_sleeping(&mut self, pid: Pid, tids: Vec<Tid>) -> Result<BTreeMap<Tid, Sample>> {
+    pub(super) fn read_sleeping(&mut self, pid: Pid, tids: Vec<Tid>) -> Result<BTreeMap<Tid, Sample>> {
         let context = self.process_context(pid)?;
         let pointers = &context.thread_pointers;
         let targets: Vec<SnapshotTarget> = tids

@@ -41,7 +41,7 @@ impl EventPump {
         wait: Duration,
         until: Option<Instant>,
     ) -> Result<bool> {
-        let wait = wait.min(session.until_awaits());
+        let wait = wait.min(session.until_awaits()).min(session.until_lags());
         let in_time = || until.is_none_or(|until| Instant::now() < until);
         if self.waiting.len() == 0 {
             let mut events = Vec::new();
@@ -61,6 +61,7 @@ impl EventPump {
         }
         session.add_sleeping(source)?;
         session.read_awaits();
+        session.read_lags();
         Ok(self.is_waiting())
     }
 

@@ -50,6 +50,7 @@ impl Session {
             codes: &self.codes,
             tree: &tree,
             timeline: &timeline,
+            lags: &[],
             waits: weighted.then_some((&waits, &[])),
             weighted,
             task_names: self.tasks.names.all(),

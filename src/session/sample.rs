@@ -60,17 +60,26 @@ impl Session {
             self.sampled.insert((s.pid, s.tid));
         }
         let mut last = self.take_last_stack(s);
-        self.group_python(s, &mut last.python);
-        let native_cut = self.unwind_native(s, &mut last.native);
-        let python_cut = self.end_of_python(s, &last.python);
-        let (native_cut, has_new_layout) = self.end_of_native(s, native_cut);
-        let quality = self.interleave(s, native_cut, python_cut, &last.python);
+        let (quality, has_new_layout) = self.uncounted_stack(s, &mut last);
+        let rows = self.timeline.len();
         let holder = self.count(s, &parts, quality, waker.as_ref(), &mut last.path);
+        self.observe_lag(s, rows);
         self.keep_last_stack(s, last);
         if let Some(holder) = holder {
             self.add_holders(s, holder);
         }
         self.follow_up(s, quality, has_new_layout || has_new_locks, update)
+    }
+
+    /// Puts the stack of a sample into `self.stack`, outermost frame first. Returns its quality, and whether where the process's
+    /// main stack ends has changed.
+    pub(super) fn uncounted_stack(&mut self, s: &Sample, last: &mut LastStack) -> (StackQuality, bool) {
+        self.group_python(s, &mut last.python);
+        let native_cut = self.unwind_native(s, &mut last.native);
+        let python_cut = self.end_of_python(s, &last.python);
+        let (native_cut, has_new_layout) = self.end_of_native(s, native_cut);
+        let quality = self.interleave(s, native_cut, python_cut, &last.python);
+        (quality, has_new_layout)
     }
 
     /// Makes the sample's process known, and checks a newly found interpreter once it runs Python code.

@@ -155,7 +155,7 @@ impl Session {
         })
     }
 
-    fn wait_kind(&mut self, s: &Sample) -> WaitKind {
+    pub(super) fn wait_kind(&mut self, s: &Sample) -> WaitKind {
         let Some(number) = s.system_call else {
             return WaitKind::PageFault;
         };

@@ -138,6 +138,7 @@ impl Session {
     pub(super) fn forget_tasks(&mut self, pid: Pid) {
         self.tasks.processes.remove(&pid);
         self.forget_awaits(pid);
+        self.forget_lags(pid);
     }
 
     /// What reads the tasks of a process, for [`Session::put_reader`] to return. `None`: it has none, or not yet.

@@ -8,7 +8,7 @@ use crate::export::FORMATS;
 
 mod shared;
 
-pub use shared::{Browse, Debuginfod, FrameArgs, ProcessRef, Sampling, SymbolArgs, TargetArg, ViewArgs};
+pub use shared::{Browse, Debuginfod, FrameArgs, ProcessRef, Sampling, SymbolArgs, TargetArg, TaskArgs, ViewArgs};
 use shared::{confidence, limit, rate, seconds};
 
 /// Sampling profiler for Linux: one interleaved stack of Python, native and kernel frames.
@@ -233,6 +233,9 @@ pub struct Report {
     /// Where threads waited, in a profile made with --mode wall or off-cpu: total, count, median, p99 and longest
     #[arg(long, conflicts_with_all = ["callers", "callees", "tree", "by", "sort", "value"])]
     pub waits: bool,
+    /// Callbacks and task steps that kept an asyncio event loop for long, in a profile made with --lag
+    #[arg(long, conflicts_with_all = ["callers", "callees", "tree", "by", "sort", "value", "waits"])]
+    pub lag: bool,
     /// Waits of one kind: gil (with who held it), lock, condition, sleep, read, poll, runnable, ...
     #[arg(long, value_name = "KIND", requires = "waits")]
     pub kind: Option<String>,
@@ -458,9 +461,8 @@ pub struct RecordArgs {
     /// Group stacks by thread
     #[arg(long)]
     pub threads: bool,
-    /// Show the asyncio task that runs, and the tasks that await it, above the frames of its coroutine
-    #[arg(long)]
-    pub tasks: bool,
+    #[command(flatten)]
+    pub tasks: TaskArgs,
     /// Under sudo: keep root for the command and output files [default: switch to the user who ran sudo]
     #[arg(long)]
     pub as_root: bool,

@@ -75,6 +75,24 @@ pub struct Sampling {
     pub kernel: bool,
 }
 
+/// What to show of asyncio.
+#[derive(Debug, Args)]
+pub struct TaskArgs {
+    /// Show the asyncio task that runs, and the tasks that await it, above the frames of its coroutine; with --mode wall or
+    /// off-cpu also what suspended tasks await, and for how long
+    #[arg(long)]
+    pub tasks: bool,
+    /// List callbacks and task steps that keep an asyncio event loop for so long, say 50ms (implies --tasks)
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub lag: Option<u64>,
+}
+
+impl TaskArgs {
+    pub fn shows_tasks(&self) -> bool {
+        self.tasks || self.lag.is_some()
+    }
+}
+
 impl Sampling {
     /// The sampling period, ns, where samples represent times of different lengths.
     pub fn weighted(&self, rate: u64) -> Option<u64> {

@@ -101,9 +101,10 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     let session_options = session::SessionOptions {
         grouping,
         native: !sampling.no_native,
-        tasks: options.tasks,
+        tasks: options.tasks.shows_tasks(),
         weighted: sampling.weighted(options.rate),
         gil_only: sampling.gil,
+        lag: options.tasks.lag,
     };
     let recorder = options
         .save_tape
@@ -152,7 +153,11 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     let end = options.duration.map(Duration::from_secs_f64);
     let progress = progress();
     let (mut ended, mut pump) = (false, EventPump::default());
-    let poll = if options.tasks { TASK_POLL } else { POLL_INTERVAL };
+    let poll = if options.tasks.shows_tasks() {
+        TASK_POLL
+    } else {
+        POLL_INTERVAL
+    };
     let mut observe = |event: &Event| {
         if let Some(recorder) = &recorder {
             recorder.event(event);
@@ -211,6 +216,9 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     if let Some(counts) = session.gil_counts() {
         let left_out = counts.not_holding + counts.unknown;
         print_line(&summary::gil(counts.holding, left_out, counts.unknown));
+    }
+    if let Some(threshold) = options.tasks.lag {
+        print_line(&summary::lags(&profile.meta.lags, threshold));
     }
     output.browse(true);
     if let (Some(recorder), Some(place)) = (recorder, &tape) {

@@ -53,6 +53,7 @@ pub fn replay(options: &Replay) -> Result<()> {
             tasks: false,
             weighted: None,
             gil_only: false,
+            lag: None,
         },
         fetch,
     )?;

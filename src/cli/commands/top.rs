@@ -79,6 +79,7 @@ pub fn top(options: &Top) -> Result<()> {
         tasks: false,
         weighted: sampling.weighted(options.rate),
         gil_only: sampling.gil,
+        lag: None,
     };
     let mut session = Session::new(session_options, Box::new(LiveSystem));
     session.fetch = fetch;

@@ -33,6 +33,8 @@ pub struct AwaitChain {
     pub awaited: Option<u64>,
     /// The innermost coroutine of the chain runs now: what it calls is on a thread's stack.
     pub is_running: bool,
+    /// The innermost coroutine of the chain has not begun to run.
+    pub is_new: bool,
     /// The chain goes on, but could not be followed.
     pub is_cut: bool,
 }
@@ -109,6 +111,7 @@ impl Objects<'_> {
         raw.name = self.word(coroutine, self.tasks.coroutine_name)?;
         chain.frames.push(raw);
         chain.is_running = state == State::Running;
+        chain.is_new = state == State::Created;
         if state != State::Suspended {
             return Some(None);
         }

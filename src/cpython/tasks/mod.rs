@@ -24,6 +24,7 @@ mod chain;
 mod layout;
 mod lookup;
 mod objects;
+mod ready_queue;
 mod registry;
 mod suspended;
 

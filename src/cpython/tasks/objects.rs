@@ -158,6 +158,12 @@ impl<'a> Objects<'a> {
         Some(self.type_of(object)?.kind)
     }
 
+    /// Size of an object of a type whose objects all have the same (`tp_basicsize`), at most 4096 bytes.
+    pub fn size_of(&self, object: u64) -> Option<u16> {
+        let size = self.word(self.type_of(object)?.at, self.tasks.head + 16)?;
+        u16::try_from(size).ok().map(|size| size.min(4096))
+    }
+
     fn kind_of_type(&self, at: u64) -> Kind {
         let mut at = Some(at);
         for _ in 0..MAX_BASES {

@@ -84,9 +84,13 @@ impl TaskReader {
         let l = &self.layout;
         let is_pending = |future: u64| objects.byte(future, l.state) == Some(0);
         is_pending(address).then_some(())?;
-        let chain = objects.await_chain(objects.pointer(address, l.coro)?);
+        let mut chain = objects.await_chain(objects.pointer(address, l.coro)?);
         if chain.is_running {
             return None;
+        }
+        // What has not begun awaits nothing yet.
+        if chain.is_new {
+            chain.frames.pop();
         }
         let awaited = match objects.pointer(address, l.waiter) {
             None => Awaited::Turn,

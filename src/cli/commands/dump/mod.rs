@@ -143,6 +143,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
         tasks: false,
         weighted: None,
         gil_only: false,
+        lag: None,
     };
     let mut session = Session::new(session_options, Box::new(LiveSystem));
     session.fetch = fetch;

@@ -76,6 +76,7 @@ pub fn dump(pid: Pid, as_json: bool) -> error::Result<()> {
         tasks: false,
         weighted: None,
         gil_only: false,
+        lag: None,
     };
     let mut session = Session::new(options, Box::new(LiveSystem));
     session.open(pid, &mut |_, _| Ok(()))?;

@@ -28,6 +28,7 @@ use crate::resolve::source_lines;
 use counted::Counted;
 
 mod counted;
+mod lag;
 mod source;
 mod tree;
 mod waits;
@@ -87,6 +88,7 @@ pub fn report(options: &Report) -> Result<()> {
         (Some(function), _) => seen.calls(function, CallDirection::Callers)?,
         (_, Some(function)) => seen.calls(function, CallDirection::Callees)?,
         _ if options.tree => tree::tree(&seen),
+        _ if options.lag => lag::lag(&seen)?,
         _ if options.waits => waits::waits(&seen, options.kind.as_deref())?,
         _ => match (&options.source, python_self) {
             (Some(word), _) => source::source(&seen, word)?,

@@ -19,6 +19,7 @@ use crate::profile::model::{
 };
 use crate::profile::view::{LOW_LEVEL, unknown_place};
 
+mod lags;
 mod lexer;
 mod old_keys;
 mod samples;
@@ -433,6 +434,7 @@ impl<'a> JsonReader<'a> {
                 duration: part.get("duration").and_then(Value::as_f64).unwrap_or(0.0),
                 samples: number(part.get("samples")),
             }),
+            lags: objects(map.remove("lags"), lags::read),
             version: take_string(&mut map, "version"),
             event: take_string(&mut map, "event"),
             backend: take_string(&mut map, "backend"),

@@ -58,6 +58,7 @@ use crate::profile::values::Amounts;
 use crate::profile::view::{LOW_LEVEL, View, ViewNode, shown_name};
 use crate::profile::view::{frame_text, is_group};
 
+mod lags;
 mod samples;
 
 /// Rises when a reader of older files would misread newer ones.
@@ -403,14 +404,11 @@ pub(crate) fn write_meta(meta: &Meta, out: &mut impl Write) -> io::Result<()> {
         out.write_all(b",")?;
         key_string("command", &part.command, out)?;
         write!(out, ",\"rate\":{},\"start\":{:?}", part.rate, finite(part.start))?;
-        write!(
-            out,
-            ",\"duration\":{:?},\"samples\":{}}}",
-            finite(part.duration),
-            part.samples
-        )?;
+        let (duration, samples) = (finite(part.duration), part.samples);
+        write!(out, ",\"duration\":{duration:?},\"samples\":{samples}}}")?;
     }
-    out.write_all(if meta.merged_from.is_empty() { b"" } else { b"]" })
+    out.write_all(if meta.merged_from.is_empty() { b"" } else { b"]" })?;
+    lags::write(&meta.lags, out)
 }
 
 /// JSON cannot represent infinity and NaN.

@@ -1,0 +1,397 @@
+//! Event loops that are kept from running by one callback, or one step of a task.
+//!
+//! The queue of a loop's ready callbacks says how many the loop has begun. It is read every few milliseconds, without a stop:
+//! while that number stays the same, and the thread does not wait for events, the loop is in the same callback. Samples of the
+//! thread say in which stack, and make the times exact.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::time::Duration;
+
+use rustc_hash::FxHashMap;
+use syscalls::Sysno;
+
+use super::{LastStack, Session};
+use crate::cpython::tasks::TaskReader;
+use crate::cpython_layout::Interpreter;
+use crate::event::{Pid, Sample, ThreadState, Tid};
+use crate::frame::RawFrame;
+use crate::profile::count_tree::RawNode;
+use crate::profile::lags::RawLag;
+use crate::sys;
+use crate::sys::procfs;
+use crate::target::memory::Pages;
+use crate::target::system::ProcessMemory;
+
+/// Time between two readings of a queue, ns, at most; a tenth of the threshold if that is less.
+const INTERVAL: u64 = 4_000_000;
+const MIN_INTERVAL: u64 = 500_000;
+/// Time between two searches for event loops, ns, and as a multiple of the time that one takes.
+const SEARCH: u64 = 500_000_000;
+const PAUSE_FACTOR: u64 = 20;
+/// Samples of a callback arrive at most so long after it, ns.
+const LATE: u64 = 1_000_000_000;
+/// Last samples kept of each thread.
+const MAX_SAMPLES: usize = 1024;
+/// Callbacks kept, and those that are not finished.
+const MAX_LAGS: usize = 10_000;
+const MAX_OPEN: usize = 1024;
+
+/// The event loops that are watched.
+#[derive(Default)]
+pub(super) struct Lags {
+    processes: FxHashMap<Pid, WatchedProcess>,
+    /// Last samples by thread.
+    samples: FxHashMap<(Pid, Tid), VecDeque<LoopSample>>,
+    /// Callbacks that have ended, of which samples may still arrive.
+    ended: VecDeque<Callback>,
+    pub(super) done: Vec<RawLag>,
+    /// When the queues are read next, ns.
+    due: u64,
+}
+
+#[derive(Default)]
+struct WatchedProcess {
+    next_search: u64,
+    loops: Vec<WatchedLoop>,
+}
+
+struct WatchedLoop {
+    event_loop: u64,
+    queue: u64,
+    tid: Tid,
+    system_call: Option<File>,
+    /// Callbacks begun when the queue was read the last time, and when that was.
+    begun: u64,
+    read: u64,
+    current: Callback,
+    /// The current callback has been looked at, and is one.
+    is_long: bool,
+}
+
+/// A callback that a loop has begun. Times in ns.
+#[derive(Clone, Copy, Default)]
+struct Callback {
+    pid: Pid,
+    tid: Tid,
+    /// It began, and it ended, after the first and not after the second.
+    began: (u64, u64),
+    ended: (u64, u64),
+    /// The stack that was read while it slept.
+    node: RawNode,
+}
+
+/// A sample of a loop's thread.
+#[derive(Clone, Copy)]
+struct LoopSample {
+    /// The interval off the CPU that it ends; else both are the same.
+    from: u64,
+    to: u64,
+    /// `None`: the loop waited for events.
+    node: Option<RawNode>,
+}
+
+impl Callback {
+    /// Narrows the times by samples of the thread, and takes the stack that has most of the time.
+    fn finish<'a>(mut self, samples: impl Iterator<Item = &'a LoopSample>) -> RawLag {
+        let mut by_node: FxHashMap<RawNode, u64> = FxHashMap::default();
+        for s in samples {
+            let Some(node) = s.node else {
+                if s.to > self.began.0 && s.to <= self.began.1 {
+                    self.began.0 = s.to;
+                }
+                if s.from >= self.ended.0 && s.from < self.ended.1 {
+                    self.ended.1 = s.from;
+                }
+                continue;
+            };
+            // An interval that overlaps what is certain belongs to the callback as a whole.
+            if s.from < self.ended.0 && s.to > self.began.1 {
+                self.began.1 = self.began.1.min(s.from.max(self.began.0));
+                self.ended.0 = self.ended.0.max(s.to.min(self.ended.1));
+                *by_node.entry(node).or_default() += (s.to - s.from).max(1_000_000);
+            }
+        }
+        let most = by_node.into_iter().max_by_key(|(node, time)| (*time, *node));
+        let middle = |(from, to): (u64, u64)| from + to.saturating_sub(from) / 2;
+        RawLag {
+            pid: self.pid,
+            tid: self.tid,
+            start: middle(self.began),
+            length: middle(self.ended).saturating_sub(middle(self.began)),
+            node: most.map_or(self.node, |(node, _)| node),
+        }
+    }
+}
+
+impl Session {
+    /// How long until queues are to be read.
+    pub(super) fn until_lags(&self) -> Duration {
+        match (self.options.lag, self.lags.due) {
+            (None, _) => Duration::MAX,
+            (_, due) => Duration::from_nanos(due.saturating_sub(sys::clock::now())),
+        }
+    }
+
+    /// The process has ended, or executes another program.
+    pub(super) fn forget_lags(&mut self, pid: Pid) {
+        self.lags.processes.remove(&pid);
+    }
+
+    /// Callbacks that kept their loop for as long as the threshold.
+    pub fn lags(&self) -> &[RawLag] {
+        &self.lags.done
+    }
+
+    /// Reads the queues if that is due.
+    pub(super) fn read_lags(&mut self) {
+        let Some(threshold) = self.options.lag else { return };
+        let now = sys::clock::now();
+        if now < self.lags.due {
+            return;
+        }
+        self.lags.due = now + (threshold / 10).clamp(MIN_INTERVAL, INTERVAL);
+        let pids: Vec<Pid> = self.targets.keys().copied().collect();
+        for pid in pids {
+            let interpreter = self.python(pid).and_then(|(_, interpreter)| interpreter);
+            if let Some(interpreter) = interpreter
+                && let Some(mut reader) = self.take_reader(pid, now)
+            {
+                let mut process = self.lags.processes.remove(&pid).unwrap_or_default();
+                self.find_loops(pid, &mut reader, &interpreter, &mut process, now);
+                for watched in &mut process.loops {
+                    self.read_loop(pid, &reader, watched, threshold);
+                }
+                self.lags.processes.insert(pid, process);
+                self.put_reader(pid, reader);
+            }
+        }
+        self.finish_lags(now.saturating_sub(LATE), threshold);
+    }
+
+    /// Ends all callbacks that have not ended.
+    pub(super) fn end_lags(&mut self) {
+        let Some(threshold) = self.options.lag else { return };
+        let now = sys::clock::now();
+        for process in self.lags.processes.values() {
+            for watched in process.loops.iter().filter(|watched| watched.is_long) {
+                self.lags.ended.push_back(Callback {
+                    ended: (watched.read, now),
+                    ..watched.current
+                });
+            }
+        }
+        self.finish_lags(u64::MAX, threshold);
+    }
+
+    /// Takes the callbacks that ended before a time as complete.
+    fn finish_lags(&mut self, before: u64, threshold: u64) {
+        let lags = &mut self.lags;
+        while lags.ended.front().is_some_and(|c| c.ended.1 < before) || lags.ended.len() > MAX_OPEN {
+            let Some(callback) = lags.ended.pop_front() else { break };
+            let samples = lags.samples.get(&(callback.pid, callback.tid));
+            let lag = callback.finish(samples.into_iter().flatten());
+            if lag.length >= threshold && lags.done.len() < MAX_LAGS {
+                lags.done.push(lag);
+            }
+        }
+    }
+
+    /// Finds the event loops of a process, from time to time.
+    fn find_loops(
+        &mut self,
+        pid: Pid,
+        reader: &mut TaskReader,
+        interpreter: &Interpreter,
+        process: &mut WatchedProcess,
+        now: u64,
+    ) {
+        if now < process.next_search {
+            return;
+        }
+        let began = sys::clock::process_cpu_time();
+        let live = ProcessMemory(&*self.system, pid);
+        let memory = Pages::new(&live);
+        let loops = reader.event_loops(&memory).unwrap_or_default();
+        process.loops.retain(|known| loops.contains(&known.event_loop));
+        for event_loop in loops {
+            if process.loops.iter().any(|known| known.event_loop == event_loop) {
+                continue;
+            }
+            let known = self.awaits.thread_of_loop(pid, event_loop);
+            let tid = self.find_loop_thread(reader, &memory, (pid, interpreter), event_loop);
+            let (Some(tid), Some(queue)) = (tid.or(known), reader.ready_queue(&memory, event_loop)) else {
+                continue;
+            };
+            self.lags.samples.entry((pid, tid)).or_default();
+            process.loops.push(WatchedLoop {
+                event_loop,
+                queue,
+                tid,
+                system_call: File::open(format!("/proc/{pid}/task/{tid}/syscall")).ok(),
+                begun: 0,
+                read: 0,
+                current: Callback::default(),
+                is_long: false,
+            });
+        }
+        let took = sys::clock::process_cpu_time().saturating_sub(began);
+        process.next_search = now + SEARCH.max(PAUSE_FACTOR * took);
+    }
+
+    fn read_loop(&mut self, pid: Pid, reader: &TaskReader, watched: &mut WatchedLoop, threshold: u64) {
+        let live = ProcessMemory(&*self.system, pid);
+        let begun = reader.callbacks_begun(&live, watched.queue);
+        let now = sys::clock::now();
+        let Some(begun) = begun else { return };
+        let before = std::mem::replace(&mut watched.read, now);
+        let mut ends = |watched: &mut WatchedLoop| {
+            if std::mem::take(&mut watched.is_long) {
+                self.lags.ended.push_back(Callback {
+                    ended: (before, now),
+                    ..watched.current
+                });
+            }
+            watched.current = Callback {
+                pid,
+                tid: watched.tid,
+                began: (before, now),
+                ..Callback::default()
+            };
+        };
+        if begun != watched.begun || before == 0 {
+            watched.begun = begun;
+            return ends(watched);
+        }
+        if !watched.is_long && now.saturating_sub(watched.current.began.1) < threshold / 2 {
+            return;
+        }
+        let blocked = watched.system_call.as_ref().map(procfs::read_blocked);
+        let call = match blocked {
+            Some(Ok(Some(blocked))) => Some(blocked.call.map_or(u64::MAX, |(call, _)| call)),
+            _ => None,
+        };
+        if call.is_some_and(waits_for_events) {
+            // Its next callback begins after this.
+            return ends(watched);
+        }
+        if call.is_some() && watched.current.node == 0 {
+            match self.sleeping_stack(pid, watched.tid) {
+                Some((node, true)) => watched.current.node = node,
+                // Another way to wait for events.
+                Some((_, false)) => {
+                    watched.current.began = (now, now);
+                    return;
+                }
+                None => {}
+            }
+        }
+        watched.is_long = true;
+    }
+
+    /// The stack of a thread that sleeps, and whether it is in a callback.
+    fn sleeping_stack(&mut self, pid: Pid, tid: Tid) -> Option<(RawNode, bool)> {
+        let s = self.read_sleeping(pid, vec![tid]).ok()?.remove(&tid)?;
+        let mut last = LastStack::default();
+        self.uncounted_stack(&s, &mut last);
+        let in_callback = self.is_in_callback();
+        let waiting = ThreadState::Waiting(self.wait_kind(&s));
+        self.stack.push(RawFrame::State(waiting));
+        Some((self.tree.add(&self.stack, 0).0, in_callback))
+    }
+
+    /// Whether `self.stack` is that of a callback, and not of the event loop itself.
+    fn is_in_callback(&self) -> bool {
+        let (mut in_loop, mut in_callback) = (false, false);
+        for frame in &self.stack {
+            let RawFrame::Python { code, .. } = frame else { continue };
+            let code = self.codes.get(*code);
+            let is = |name: &str, file: &str| code.name == name && code.filename.ends_with(file);
+            if is("_run_once", "asyncio/base_events.py") {
+                (in_loop, in_callback) = (true, false);
+            } else if is("_run", "asyncio/events.py") {
+                in_callback = true;
+            }
+        }
+        in_callback || !in_loop
+    }
+
+    /// Remembers a sample that was just counted, its stack in `self.stack`; `rows`: length of the timeline before.
+    pub(super) fn observe_lag(&mut self, s: &Sample, rows: usize) {
+        if self.options.lag.is_none() || s.wake_up.wakes.is_some() {
+            return;
+        }
+        let waits = s.time_spent.blocked > 0 && s.system_call.is_some_and(|call| waits_for_events(call.into()));
+        let counted = self.timeline.get(rows..).unwrap_or_default();
+        let node = counted.iter().max_by_key(|row| row.time_spent).map(|row| row.node);
+        let node = node.filter(|_| !waits);
+        if node.is_none() && !waits || node.is_some() && !self.is_in_callback() {
+            return;
+        }
+        let Some(samples) = self.lags.samples.get_mut(&(s.pid, s.tid)) else {
+            return;
+        };
+        if samples.len() >= MAX_SAMPLES {
+            samples.pop_front();
+        }
+        let length = s.time_spent.blocked_length + s.time_spent.runnable_length;
+        samples.push_back(LoopSample {
+            from: s.time.saturating_sub(length),
+            to: s.time,
+            node,
+        });
+    }
+}
+
+/// Whether an event loop waits for events in this system call. (`poll` and `select` are also used by blocking sockets.)
+fn waits_for_events(call: u64) -> bool {
+    let name = usize::try_from(call).ok().and_then(Sysno::new).map(|call| call.name());
+    name.is_some_and(|name| name.starts_with("epoll") || name.starts_with("io_uring"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn samples_narrow_the_times_of_a_callback() {
+        let callback = Callback {
+            began: (100 * MS, 104 * MS),
+            ended: (180 * MS, 184 * MS),
+            node: 7,
+            ..Callback::default()
+        };
+        let sample = |from, to, node| LoopSample {
+            from: from * MS,
+            to: to * MS,
+            node,
+        };
+        let finished = |samples: &[LoopSample]| {
+            let lag = callback.finish(samples.iter());
+            (lag.start / MS, lag.length / MS, lag.node)
+        };
+        assert_eq!(finished(&[]), (102, 80, 7));
+        // A sleep that is the callback, after and before waits for events.
+        let samples = [
+            sample(50, 101, None),
+            sample(101, 182, Some(3)),
+            sample(182, 200, None),
+            sample(20, 30, Some(9)),
+        ];
+        assert_eq!(finished(&samples), (101, 81, 3));
+        // CPU samples.
+        let samples: Vec<LoopSample> = (0..20)
+            .map(|i| sample(100 + 5 * i, 100 + 5 * i, Some(2 + i as u32 / 8)))
+            .collect();
+        assert_eq!(finished(&samples).2, 2);
+    }
+
+    #[test]
+    fn loops_wait_in_epoll() {
+        assert!(waits_for_events(Sysno::epoll_wait.id() as u64));
+        assert!(!waits_for_events(Sysno::poll.id() as u64));
+        assert!(!waits_for_events(u64::MAX));
+    }
+}
