@@ -84,6 +84,9 @@ fn make_inputs(scratch: &Scratch) {
     for name in ["script.py", "bench.py"] {
         fs::write(scratch.path(name), busy).expect("a file");
     }
+    let service = "import asyncio, time\nasync def main():\n    await asyncio.sleep(0.5)\n    time.sleep(0.3)\n\
+                   \x20   await asyncio.sleep(0.5)\nasyncio.run(main())\n";
+    fs::write(scratch.path("service.py"), service).expect("a file");
     symlink(root().join("examples"), scratch.path("examples")).expect("a link");
     for name in ["out", "before", "after", "worker-1", "worker-2"] {
         let profile = root().join("fixtures/golden/profile.json");

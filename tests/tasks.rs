@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Output};
 
+use nativeprof::profile::lags::Lag;
 use nativeprof::profile::model::{Frame, FrameKind, Profile};
 use serde_json::Value;
 
@@ -349,6 +350,75 @@ fn suspended_tasks_have_their_time() {
                 "{whom}: {} of {duration}",
                 of("wall")
             );
+        });
+    }
+}
+
+/// What the program says of how it kept its event loop: task, function, start and length in ns.
+fn blocks(program: &Program) -> Vec<(String, String, u64, u64)> {
+    let row = |line: &String| {
+        let words: Vec<&str> = line.strip_prefix("BLOCK ")?.split(' ').collect();
+        let number = |at: usize| words[at].parse().expect("a number of ns");
+        let task = words[0].trim_matches('-').to_string();
+        Some((task, words[1].to_string(), number(2), number(3)))
+    };
+    program.said.iter().filter_map(row).collect()
+}
+
+/// Every callback that keeps the event loop is listed, with its task, function and length, and no other.
+#[test]
+fn what_keeps_the_loop_is_listed() {
+    let _live = live();
+    for words in [
+        &["--backend", "ebpf"][..],
+        &["--backend", "ebpf", "--mode", "wall"],
+        &["--backend", "ptrace"],
+    ] {
+        eprintln!("with {words:?}:"); // printed if it fails
+        each_of(with_tasks(), |python| {
+            let whom = &python.name;
+            let mut program = Program::start(python.script("loop_blocks.py"));
+            let r = attach(program.pid(), &[words, &["--lag", "50ms", "-d", "2"]].concat());
+            program.finish();
+            let lags = &r.profile.meta.lags;
+            assert_likely!(!lags.is_empty(), "{whom}: {}", r.stderr);
+            let began = lags[0].start - lags[0].time;
+            // Those at the ends of the recording may be cut.
+            let margin = 700_000_000;
+            let window = began + margin..began + 2_000_000_000 - margin / 4;
+            let truth = blocks(&program);
+            let mut found = 0;
+            for (task, function, start, length) in &truth {
+                if !window.contains(start) || !window.contains(&(start + length)) {
+                    continue;
+                }
+                let middle = start + length / 2;
+                let lag = lags
+                    .iter()
+                    .find(|lag| (lag.start..lag.start + lag.length).contains(&middle));
+                let Some(lag) = lag else {
+                    assert_likely!(false, "{whom}: {task} {function} at {start} is missing: {lags:#?}");
+                    continue;
+                };
+                found += 1;
+                assert_likely!(
+                    lag.length.abs_diff(*length) < 5_000_000 + length / 10,
+                    "{whom}: {function} took {length}: {lag:#?}"
+                );
+                let is_there = |name: &str| lag.stack.iter().any(|frame| frame.starts_with(&format!("{name} ")));
+                assert_likely!(is_there(function), "{whom}: {task} {function}: {lag:#?}");
+                assert_likely!(lag.task == *task, "{whom}: {task} {function}: {lag:#?}");
+            }
+            assert_likely!(found >= 4, "{whom}: {found} of {truth:?} are in {window:?}");
+            let is_other = |lag: &&Lag| {
+                let overlaps = |(_, _, start, length): &(String, String, u64, u64)| {
+                    lag.start < start + length && *start < lag.start + lag.length
+                };
+                window.contains(&lag.start) && !truth.iter().any(overlaps)
+            };
+            let other = lags.iter().find(is_other);
+            assert_likely!(other.is_none(), "{whom}: {other:#?}");
+            assert!(r.stderr.contains("kept an event loop"), "{whom}: {}", r.stderr);
         });
     }
 }

@@ -241,10 +241,12 @@ impl Session {
 
     fn read_loop(&mut self, pid: Pid, reader: &TaskReader, watched: &mut WatchedLoop, threshold: u64) {
         let live = ProcessMemory(&*self.system, pid);
+        // What is read is of a time in between.
+        let earliest = sys::clock::now();
         let begun = reader.callbacks_begun(&live, watched.queue);
         let now = sys::clock::now();
         let Some(begun) = begun else { return };
-        let before = std::mem::replace(&mut watched.read, now);
+        let before = std::mem::replace(&mut watched.read, earliest);
         let mut ends = |watched: &mut WatchedLoop| {
             if std::mem::take(&mut watched.is_long) {
                 self.lags.ended.push_back(Callback {
@@ -334,7 +336,13 @@ impl Session {
         if samples.len() >= MAX_SAMPLES {
             samples.pop_front();
         }
-        let length = s.time_spent.blocked_length + s.time_spent.runnable_length;
+        let t = &s.time_spent;
+        let parts = [(t.blocked, t.blocked_length), (t.runnable, t.runnable_length)];
+        let length: u64 = parts
+            .iter()
+            .filter(|(time, _)| *time > 0)
+            .map(|(_, length)| length)
+            .sum();
         samples.push_back(LoopSample {
             from: s.time.saturating_sub(length),
             to: s.time,
