@@ -67,6 +67,8 @@ struct WatchedLoop {
     current: Callback,
     /// The current callback has been looked at, and is one.
     is_long: bool,
+    /// Its thread sleeps in it, and its stack is not known.
+    sleeps: bool,
 }
 
 /// A callback that a loop has begun. Times in ns.
@@ -162,8 +164,11 @@ impl Session {
                 for watched in &mut process.loops {
                     self.read_loop(pid, &reader, watched, threshold);
                 }
-                self.lags.processes.insert(pid, process);
                 self.put_reader(pid, reader);
+                for watched in process.loops.iter_mut().filter(|watched| watched.sleeps) {
+                    self.read_sleeping_loop(pid, watched);
+                }
+                self.lags.processes.insert(pid, process);
             }
         }
         self.finish_lags(now.saturating_sub(LATE), threshold);
@@ -233,6 +238,7 @@ impl Session {
                 read: 0,
                 current: Callback::default(),
                 is_long: false,
+                sleeps: false,
             });
         }
         let took = sys::clock::process_cpu_time().saturating_sub(began);
@@ -257,7 +263,7 @@ impl Session {
             watched.current = Callback {
                 pid,
                 tid: watched.tid,
-                began: (before, now),
+                began: (if before == 0 { now } else { before }, now),
                 ..Callback::default()
             };
         };
@@ -277,18 +283,22 @@ impl Session {
             // Its next callback begins after this.
             return ends(watched);
         }
-        if call.is_some() && watched.current.node == 0 {
-            match self.sleeping_stack(pid, watched.tid) {
-                Some((node, true)) => watched.current.node = node,
-                // Another way to wait for events.
-                Some((_, false)) => {
-                    watched.current.began = (now, now);
-                    return;
-                }
-                None => {}
-            }
-        }
+        watched.sleeps = call.is_some() && watched.current.node == 0;
         watched.is_long = true;
+    }
+
+    /// Reads the stack of a loop's thread that sleeps.
+    fn read_sleeping_loop(&mut self, pid: Pid, watched: &mut WatchedLoop) {
+        watched.sleeps = false;
+        match self.sleeping_stack(pid, watched.tid) {
+            Some((node, true)) => watched.current.node = node,
+            // Another way to wait for events.
+            Some((_, false)) => {
+                watched.is_long = false;
+                watched.current.began = (watched.read, sys::clock::now());
+            }
+            None => {}
+        }
     }
 
     /// The stack of a thread that sleeps, and whether it is in a callback.
