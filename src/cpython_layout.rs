@@ -168,6 +168,22 @@ pub struct TargetLayout {
     /// [`ThreadStateLocation::InterpreterList`].
     pub nested: Vec<(u64, Vec<u64>)>,
     pub locks: InterpreterLocks,
+    /// Set if the tasks of samples are wanted, and the process has asyncio.
+    pub running_tasks: Option<RunningTasks>,
+}
+
+/// Where a process keeps which asyncio task a thread runs. Offsets in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunningTasks {
+    /// avma of the dictionary event loop -> task; 0: thread states have the task.
+    pub current: u64,
+    /// From a dictionary to its keys, and from there to the first entry of a small one.
+    pub keys: u16,
+    pub entries: u16,
+    /// From a thread state to the task.
+    pub task: u16,
+    /// From a task to its name.
+    pub name: u16,
 }
 
 /// Where the global locks (GIL) of a process's interpreters lie. Without any where that is not known.

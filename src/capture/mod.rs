@@ -99,10 +99,20 @@ pub type WalkFn = fn(&dyn Memory, &TargetLayout, &StoppedThread, &dyn Fn(u64, u3
 
 /// Emits a sample, after the code objects that were copied with it.
 fn push(sample: Sample, codes: Vec<CodeCopy>, out: &mut Vec<Event>) {
-    let pid = sample.pid;
-    out.extend(codes.into_iter().map(|copy| Event::Code {
-        pid,
-        copy: Box::new(copy),
+    let (pid, tid, time) = (sample.pid, sample.tid, sample.time);
+    out.extend(codes.into_iter().filter_map(|mut copy| match copy.fingerprint {
+        // No code object has this fingerprint: it is a task.
+        0 => Some(Event::RunningTask {
+            pid,
+            tid,
+            time,
+            task: copy.code,
+            name: copy.parts.pop()?,
+        }),
+        _ => Some(Event::Code {
+            pid,
+            copy: Box::new(copy),
+        }),
     }));
     out.push(Event::Sample(Box::new(sample)));
 }

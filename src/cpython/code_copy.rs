@@ -3,7 +3,8 @@
 //!
 //! Allocates nothing, so it may run in a signal handler.
 
-use crate::cpython_layout::{ABSENT, Layout};
+use crate::bytes::u64_at;
+use crate::cpython_layout::{ABSENT, Layout, RunningTasks};
 use crate::event::{Copies, RawPyFrame};
 use crate::limits::{MAX_LINES, MAX_TEXT};
 use crate::target::memory::Memory;
@@ -41,6 +42,45 @@ pub fn new_codes<'a>(
             }
         }
     }
+}
+
+/// Bytes copied of the name of a task, and entries of a small dictionary. As in sample.bpf.c.
+const NAME_BYTES: usize = 128;
+const DICT_ENTRIES: usize = 5;
+
+/// Copies the name of the task that a thread state runs, as a copy with fingerprint 0.
+pub fn running_task(memory: &dyn Memory, r: &RunningTasks, state: u64, out: &mut Copies) {
+    if out.is_full() {
+        return;
+    }
+    let task = current_task(memory, r, state);
+    let Some(name) = task.and_then(|task| memory.u64(task.checked_add(r.name.into())?)) else {
+        return;
+    };
+    let whole = out.part(name, NAME_BYTES, |to| memory.read(name, to)).is_some();
+    if whole || out.part(name, NAME_BYTES / 2, |to| memory.read(name, to)).is_some() {
+        out.end(task.unwrap_or(0), 0);
+    }
+}
+
+/// `None`: none, or several loops run one each.
+fn current_task(memory: &dyn Memory, r: &RunningTasks, state: u64) -> Option<u64> {
+    if r.current == 0 {
+        return memory.u64(state.checked_add(r.task.into())?).filter(|task| *task != 0);
+    }
+    let keys = memory.u64(r.current.checked_add(r.keys.into())?)?;
+    // 8 slots, or their logarithm (3.11 and later).
+    if !matches!(memory.u64(keys.checked_add(8)?)? as u8, 3 | 8) {
+        return None;
+    }
+    let mut raw = [0; 24 * DICT_ENTRIES];
+    memory
+        .read(keys.checked_add(r.entries.into())?, &mut raw)
+        .then_some(())?;
+    let values = raw.chunks_exact(24).filter_map(|entry| u64_at(entry, 16));
+    let mut tasks = values.filter(|value| *value != 0);
+    let task = tasks.next()?;
+    tasks.next().is_none().then_some(task)
 }
 
 /// Copies one code object. False: its line table could not be copied; `None`: nor could its names.

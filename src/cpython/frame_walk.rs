@@ -71,6 +71,9 @@ pub fn walk(
         }
     }
     code_copy::new_codes(memory, l, out.python.iter(), is_new, &mut out.codes);
+    if let Some(running) = &space.running_tasks {
+        code_copy::running_task(memory, running, state, &mut out.codes);
+    }
 }
 
 /// A page, and the frame that begins at its end.

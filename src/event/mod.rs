@@ -183,6 +183,15 @@ pub enum Event {
         pid: Pid,
         copy: Box<CodeCopy>,
     },
+    /// The asyncio task that a thread runs at the time of a sample, which follows; `name`: the beginning of the object that is
+    /// its name.
+    RunningTask {
+        pid: Pid,
+        tid: Tid,
+        time: u64,
+        task: u64,
+        name: Part,
+    },
     /// A file (or anonymous memory) was mapped executable.
     Mmap {
         pid: Pid,

@@ -217,6 +217,13 @@ impl Session {
     pub fn event(&mut self, event: Event, update: &mut TargetUpdate<'_>) -> Result<()> {
         match event {
             Event::Sample(s) => self.sample(&s, update)?,
+            Event::RunningTask {
+                pid,
+                tid,
+                time,
+                task,
+                name,
+            } => self.observe_running_task((pid, tid, time), task, name),
             Event::Code { .. } => self.capture_code_objects(std::slice::from_ref(&event)),
             Event::Mmap {
                 pid,

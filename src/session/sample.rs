@@ -68,7 +68,8 @@ impl Session {
         if let Some(holder) = holder {
             self.add_holders(s, holder);
         }
-        self.follow_up(s, quality, has_new_layout || has_new_locks, update)
+        let has_new_tasks = self.has_new_running_tasks(s.pid);
+        self.follow_up(s, quality, has_new_layout || has_new_locks || has_new_tasks, update)
     }
 
     /// Puts the stack of a sample into `self.stack`, outermost frame first. Returns its quality, and whether where the process's

@@ -362,6 +362,7 @@ impl Session {
                 python,
                 locks,
                 nested,
+                running_tasks: self.running_tasks(pid),
             }),
         )
     }

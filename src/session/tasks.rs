@@ -11,7 +11,8 @@ use rustc_hash::FxHashMap;
 use super::Session;
 use crate::cpython::frame_groups::LastFrames;
 use crate::cpython::tasks::{DEBUG_SECTION, NoTasks, TaskChain, TaskReader};
-use crate::event::{Pid, Sample};
+use crate::cpython_layout::RunningTasks;
+use crate::event::{Part, Pid, Sample, Tid};
 use crate::frame::{CodeId, PyFrame, RawFrame, TaskNameId};
 use crate::limits::SHIM;
 use crate::sys;
@@ -25,6 +26,8 @@ const MAX_KNOWN: usize = 1 << 16;
 /// All tasks of a process are read again after so many times the time that it took the last time: that is a share of
 /// 1/20 of our time.
 const PAUSE_FACTOR: u64 = 20;
+/// Tasks whose samples have not come yet, at most.
+const MAX_WAITING: usize = 4096;
 /// Time between two attempts to find asyncio in a process, ns.
 const RETRY: u64 = 100_000_000;
 /// Name of tasks for which there is no room.
@@ -44,6 +47,8 @@ pub struct TaskCounts {
 #[derive(Default)]
 pub(super) struct Tasks {
     processes: FxHashMap<Pid, ProcessTasks>,
+    /// By thread, the task that it ran at the time of a sample that has not come yet, and the object that is the task's name.
+    at_samples: FxHashMap<(Pid, Tid), (u64, u64, Part)>,
     pub(super) names: TaskNames,
     pub(super) counts: TaskCounts,
 }
@@ -90,6 +95,8 @@ struct ProcessTasks {
     located: FxHashMap<u64, u64>,
     /// By the address of the coroutine's frame.
     known: FxHashMap<u64, TaskChain>,
+    /// Where the backend reads which task runs; true if it is not notified yet.
+    running: Option<(RunningTasks, bool)>,
     /// Whether code objects are those of coroutines.
     coroutines: FxHashMap<CodeId, bool>,
 }
@@ -139,6 +146,27 @@ impl Session {
         self.tasks.processes.remove(&pid);
         self.forget_awaits(pid);
         self.forget_lags(pid);
+    }
+
+    /// Where the backend is to read which task a thread runs.
+    pub(super) fn running_tasks(&self, pid: Pid) -> Option<RunningTasks> {
+        Some(self.tasks.processes.get(&pid)?.running?.0)
+    }
+
+    /// Whether the backend is to be notified of that.
+    pub(super) fn has_new_running_tasks(&mut self, pid: Pid) -> bool {
+        let process = self.tasks.processes.get_mut(&pid);
+        let running = process.and_then(|process| process.running.as_mut());
+        running.is_some_and(|(_, is_new)| std::mem::take(is_new))
+    }
+
+    /// The task that a thread ran at the time of a sample that follows.
+    pub(super) fn observe_running_task(&mut self, (pid, tid, time): (Pid, Tid, u64), task: u64, name: Part) {
+        let waiting = &mut self.tasks.at_samples;
+        if waiting.len() >= MAX_WAITING {
+            waiting.clear();
+        }
+        waiting.insert((pid, tid), (time, task, name));
     }
 
     /// What reads the tasks of a process, for [`Session::put_reader`] to return. `None`: it has none, or not yet.
@@ -274,10 +302,27 @@ impl Session {
         if !process.known.contains_key(&outermost) {
             process.locate(&memory, s.time, outermost);
         }
+        if process.running.is_none() {
+            let running = process.reader.as_ref().and_then(TaskReader::running_tasks);
+            process.running = running.map(|running| (running, true));
+        }
+        // The task that ran when the sample was taken, in case that it has ended.
+        let at_sample = self.tasks.at_samples.remove(&(s.pid, s.tid));
+        let at_sample = at_sample.filter(|(time, ..)| *time == s.time);
+        let at_sample = at_sample.and_then(|(_, task, name)| {
+            let is_known = |chain: &TaskChain| chain.tasks.first().is_some_and(|(facts, _)| facts.address == task);
+            let shown = frames.iter().filter_map(|(_, frame, _)| process.known.get(frame));
+            let name = process.reader.as_ref()?.copied_name(&memory, &name)?;
+            (!{ shown }.any(is_known)).then_some(name)
+        });
         let is_known = |frame: u64| process.known.contains_key(&frame);
         let has_ended = |place: usize, frame: u64| frame != outermost && !is_known(frame) && steps.contains(&place);
-        let all_known = !frames.iter().any(|(place, frame, _)| has_ended(*place, *frame));
-        if all_known && is_known(outermost) {
+        let is_ended = |(place, frame, _): &(usize, u64, CodeId)| has_ended(*place, *frame);
+        let ended: Vec<usize> = (0..frames.len()).filter(|at| is_ended(&frames[*at])).collect();
+        let unknown = ended.last().copied().or((!is_known(outermost)).then_some(0));
+        let named = unknown.filter(|_| at_sample.is_some());
+        let all_ended = ended.iter().all(|at| named == Some(*at));
+        if all_ended && (is_known(outermost) || named == Some(0)) {
             self.tasks.counts.with += 1;
         } else {
             self.tasks.counts.without += 1;
@@ -289,8 +334,11 @@ impl Session {
             self.awaits.observe_loop((s.pid, s.tid), event_loop, s.time);
         }
         let names = &mut self.tasks.names;
-        let found = frames.iter().filter_map(|(place, frame, code)| {
-            if has_ended(*place, *frame) {
+        let found = (0..).zip(&frames).filter_map(|(at, (place, frame, code))| {
+            if let Some(name) = at_sample.as_ref().filter(|_| named == Some(at)) {
+                return Some((*place, *code, vec![names.id(name)]));
+            }
+            if ended.contains(&at) {
                 return Some((*place, *code, vec![names.id(ENDED)]));
             }
             let chain = process.known.get(frame)?;

@@ -146,6 +146,8 @@ impl TapeWriter {
                 self.u8(7);
                 self.u64(*n);
             }
+            // Not recorded.
+            Event::RunningTask { .. } => {}
             Event::Code { pid, copy } => {
                 self.u8(8);
                 self.u32(*pid);

@@ -4,7 +4,7 @@ use rustc_hash::FxHashMap;
 
 use crate::arch::{PT_REGS_WORDS, Regs};
 use crate::bytes::{u16_at, u32_at, u64_at};
-use crate::cpython_layout::{ABSENT, TargetLayout, ThreadStateLocation, Tls};
+use crate::cpython_layout::{ABSENT, RunningTasks, TargetLayout, ThreadStateLocation, Tls};
 use crate::event::{CodeCopy, Holder, Part, Pid, RawPyFrame, Sample, StackBytes, Tid, TimeSpent, WakeUp, WalkStatus};
 
 const HEAD: usize = 512;
@@ -69,6 +69,8 @@ pub enum DecodedRecord {
     Sample(Box<Sample>),
     /// Of a process, at a time: taken with a sample of the same time, which follows.
     Code(Pid, u64, CodeCopy),
+    /// The task that a thread of a process ran at a time, and its name.
+    Task(Pid, Tid, u64, u64, Part),
 }
 
 /// Joins the records of one thread's samples.
@@ -134,12 +136,18 @@ pub fn decode_code(b: &[u8]) -> Option<DecodedRecord> {
             parts.push(Part { avma, bytes });
         }
     }
+    let (pid, time, code) = (u32_at(b, PID)?, u64_at(b, TIME)?, u64_at(b, CODE)?);
+    let fingerprint = u32_at(b, FINGERPRINT)?;
+    // No code object has this fingerprint.
+    if fingerprint == 0 {
+        return Some(DecodedRecord::Task(pid, u32_at(b, TID)?, time, code, parts.pop()?));
+    }
     let copy = CodeCopy {
-        code: u64_at(b, CODE)?,
-        fingerprint: u32_at(b, FINGERPRINT)?,
+        code,
+        fingerprint,
         parts,
     };
-    Some(DecodedRecord::Code(u32_at(b, PID)?, u64_at(b, TIME)?, copy))
+    Some(DecodedRecord::Code(pid, time, copy))
 }
 
 /// A sample from one ring buffer entry; `None` if the entry is truncated.
@@ -253,6 +261,16 @@ pub fn decode(b: &[u8]) -> Option<Sample> {
             .flatten()
             .and_then(|n| u16::try_from(n).ok()),
     })
+}
+
+/// `struct running` of the program.
+pub fn encode_running(r: &RunningTasks) -> [u64; 2] {
+    let offsets = [r.keys, r.entries, r.task, r.name];
+    let packed = offsets
+        .iter()
+        .rev()
+        .fold(0, |word, offset| word << 16 | u64::from(*offset));
+    [r.current, packed]
 }
 
 /// From the list of interpreters to the main one (`struct pyinterpreters`, Include/internal/pycore_runtime.h, v3.12.1

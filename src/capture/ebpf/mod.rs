@@ -125,6 +125,7 @@ pub struct EbpfSource {
     ring: RingBuf<MapData>,
     procs: BpfHash<MapData, u32, LayoutBytes>,
     nested: BpfHash<MapData, NestedKey, [u64; MAX_NESTED]>,
+    running: BpfHash<MapData, u32, [u64; 2]>,
     nested_of: FxHashMap<Pid, Vec<NestedKey>>,
     facts: Array<MapData, KernelFacts>,
     counts: PerCpuArray<MapData, u64>,
@@ -217,6 +218,7 @@ impl EbpfSource {
         let ring = RingBuf::try_from(take("SAMPLES")?).map_err(map_error)?;
         let procs = take("PROCS")?.try_into().map_err(map_error)?;
         let nested = take("NESTED_STATES")?.try_into().map_err(map_error)?;
+        let running = take("RUNNING_TASKS")?.try_into().map_err(map_error)?;
         let counts = take("COUNTS")?.try_into().map_err(map_error)?;
         let locks = InterpreterLocks::new(take("INTERPRETER_LOCKS")?)?;
         // On another thread than the main one: where process and thread ID are equal, other fields hold the same
@@ -252,6 +254,7 @@ impl EbpfSource {
             ring,
             procs,
             nested,
+            running,
             nested_of: FxHashMap::default(),
             facts,
             counts,
@@ -511,6 +514,11 @@ impl Backend for EbpfSource {
             .insert(pid, LayoutBytes(abi::encode(layout)), 0)
             .map_err(|e| bpf_error(NOTIFY_FAILED, e))?;
         self.locks.set(pid, &layout.locks)?;
+        if let Some(running) = &layout.running_tasks {
+            self.running
+                .insert(pid, abi::encode_running(running), 0)
+                .map_err(|e| bpf_error(NOTIFY_FAILED, e))?;
+        }
         self.forget_nested(pid);
         for (thread_pointer, states) in &layout.nested {
             let key = NestedKey {
@@ -534,6 +542,7 @@ impl Backend for EbpfSource {
         self.known.remove(&pid);
         let _ = self.procs.remove(&pid); // absent: nothing to forget
         self.locks.remove(pid);
+        let _ = self.running.remove(&pid);
         self.times.end(pid);
     }
 
@@ -577,13 +586,20 @@ impl Backend for EbpfSource {
         for record in records {
             let time = match &record {
                 DecodedRecord::Sample(s) => s.time,
-                DecodedRecord::Code(_, time, _) => *time,
+                DecodedRecord::Code(_, time, _) | DecodedRecord::Task(_, _, time, ..) => *time,
             };
             while self.pending.front().is_some_and(|t| t.time <= time) {
                 self.emit_next(out);
             }
             match record {
                 DecodedRecord::Sample(s) => self.take(s, out),
+                DecodedRecord::Task(pid, tid, time, task, name) => out.push(Event::RunningTask {
+                    pid,
+                    tid,
+                    time,
+                    task,
+                    name,
+                }),
                 DecodedRecord::Code(pid, _, copy) => out.push(Event::Code {
                     pid,
                     copy: Box::new(copy),

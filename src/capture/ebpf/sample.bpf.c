@@ -56,6 +56,8 @@
 #define MAX_COPIES 64            // code objects copied in one sample
 #define MAX_TEXT 0x7ff           // bytes of a string object that is copied
 #define MAX_LINES 0x7fff         // bytes of a line table that is copied
+#define NAME_BYTES 128           // copied of the name of a task
+#define DICT_ENTRIES 5           // of a dictionary with 8 slots
 #define NONE 0xffff
 #define WORK_SLOTS 8             // off-CPU samples that are taken at the same time, at most
 #define SCHEDULE_RESUME 0x4b460001 // see `schedule`
@@ -188,7 +190,7 @@ struct area {
 				break;                    \
 	})
 #define HASH_FLAGS 0
-#define MAX_LOCKED 4096           // processes whose interpreter locks are known; all are allocated beforehand
+#define MAX_LOCKED 4096           // processes whose interpreter locks, or running tasks, are known; all are allocated beforehand
 #else
 #define TURN(f)                                           \
 	static __always_inline int f##_turn(__u32 slot);  \
@@ -201,6 +203,23 @@ struct area {
 #define HASH_FLAGS BPF_F_NO_PREALLOC
 #define MAX_LOCKED 16384
 #endif
+
+// Where a process keeps which asyncio task a thread runs, if that is wanted. Offsets in bytes.
+struct running {
+	__u64 current;            // the dictionary event loop -> task; 0: the thread state has the task
+	__u16 keys;               // dictionary -> its keys
+	__u16 entries;            // keys -> the first entry of a small dictionary
+	__u16 task;               // thread state -> task
+	__u16 name;               // task -> its name
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_LOCKED);
+	__uint(map_flags, HASH_FLAGS);
+	__type(key, __u32);
+	__type(value, struct running);
+} RUNNING_TASKS SEC(".maps");
 
 // Two cells for each code object, by its hash: fingerprints seen. Small and approximate: one that is crowded out only
 // means that the reader is woken once more.
@@ -616,6 +635,75 @@ __noinline int copy_code(__u32 slot, __u64 code, __u32 print)
 	if (bpf_ringbuf_output(&SAMPLES, h, at, BPF_RB_NO_WAKEUP))
 		return 0;
 	return size != 0;
+}
+
+// The task that a thread state runs. The dictionary holds one for each loop that runs one: with several it is not known which
+// one is meant. (Small dictionaries have room for DICT_ENTRIES; entries that were removed have no value.)
+static __always_inline __u64 running_task(struct running *r, __u64 state, char *raw)
+{
+	__u64 keys, value, task = 0;
+	__u8 size;
+	int i;
+
+	if (!r->current)
+		return user_word(state + r->task);
+	keys = user_word(r->current + r->keys);
+	if (!keys)
+		return 0;
+	size = user_byte(keys + 8); // 8 slots, or their logarithm (3.11 and later)
+	if ((size != 3 && size != 8) || bpf_probe_read_user(raw, DICT_ENTRIES * 24, (void *)(keys + r->entries)))
+		return 0;
+	for (i = 0; i < DICT_ENTRIES; i++) {
+		value = *(__u64 *)(raw + 24 * i + 16);
+		if (value && task)
+			return 0;
+		if (value)
+			task = value;
+	}
+	return task;
+}
+
+// Writes which task the thread runs, and its name, into a record like that of a code object, with fingerprint 0: the task may
+// have ended before the reader looks.
+__noinline int copy_task(__u32 slot)
+{
+	char *area = scratch(slot), *raw;
+	struct head *sample = (void *)area;
+	struct code_head *h;
+	struct running *r;
+	struct state *s;
+	__u64 task, name, size = NAME_BYTES;
+	__u32 pid;
+
+	if (!area)
+		return 0;
+	pid = sample->pid;
+	r = bpf_map_lookup_elem(&RUNNING_TASKS, &pid);
+	if (!r)
+		return 0;
+	h = (void *)(area + COPY);
+	raw = area + COPY + sizeof(*h);
+	s = (void *)(area + STATE);
+	task = running_task(r, s->states[0], raw);
+	if (!task)
+		return 0;
+	name = user_word(task + r->name);
+	if (bpf_probe_read_user(raw, NAME_BYTES, (void *)name)) {
+		size = NAME_BYTES / 2;
+		if (bpf_probe_read_user(raw, NAME_BYTES / 2, (void *)name))
+			return 0;
+	}
+	__builtin_memset(h, 0, sizeof(*h));
+	h->pid = pid;
+	h->tid = sample->tid;
+	h->flags = CODE_COPY;
+	h->time = sample->time;
+	h->code = task;
+	h->parts[PART_NAME].at = name;
+	h->parts[PART_NAME].len = size;
+	h->size = sizeof(*h) + size;
+	bpf_ringbuf_output(&SAMPLES, h, sizeof(*h) + size, BPF_RB_NO_WAKEUP);
+	return 0;
 }
 
 TURN(print_frames)
@@ -1380,6 +1468,7 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 				if (s->states[i])
 					walk_frames(slot, i);
 			h->frames = s->n;
+			copy_task(slot);
 			s->n = 0;
 			if (lay->cframe != NONE)
 				for (i = 0; i <= MAX_NESTED; i++)

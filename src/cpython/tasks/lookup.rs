@@ -6,6 +6,8 @@ use super::objects::{Kind, Objects};
 use super::registry::Found;
 use super::{NoTasks, TaskReader};
 use crate::cpython::thread_states;
+use crate::cpython_layout::RunningTasks;
+use crate::event::Part;
 use crate::limits::SHIM;
 use crate::target::memory::Memory;
 
@@ -34,6 +36,32 @@ impl TaskFacts {
             name: 0,
             links: [0; 3],
         }
+    }
+}
+
+/// A copied object, and the memory around it as it is now.
+struct CopiedObject<'a> {
+    copy: &'a Part,
+    memory: &'a dyn Memory,
+}
+
+impl Memory for CopiedObject<'_> {
+    fn read(&self, avma: u64, buf: &mut [u8]) -> bool {
+        let Some(at) = avma
+            .checked_sub(self.copy.avma)
+            .filter(|at| *at < self.copy.bytes.len() as u64)
+        else {
+            return self.memory.read(avma, buf);
+        };
+        let copied = self
+            .copy
+            .bytes
+            .get(at as usize..)
+            .and_then(|bytes| bytes.get(..buf.len()));
+        copied.is_some_and(|bytes| {
+            buf.copy_from_slice(bytes);
+            true
+        })
     }
 }
 
@@ -67,6 +95,35 @@ impl TaskReader {
             }
         }
         Ok(with_frames(&objects, &found.running))
+    }
+
+    /// Where the process keeps which task a thread runs, once that has been found.
+    pub fn running_tasks(&self) -> Option<RunningTasks> {
+        let l = &self.layout;
+        let mut where_it_is = RunningTasks {
+            current: 0,
+            keys: self.objects.dict_keys,
+            // Of 8 slots with an index of a byte each, after a header (Objects/dict-common.h, v3.7; pycore_dict.h, v3.11).
+            entries: if self.objects.dict_kinds { 40 } else { 48 },
+            task: 0,
+            name: l.name?,
+        };
+        match &l.lists {
+            Some(lists) => where_it_is.task = lists.thread_running,
+            None => where_it_is.current = self.sources.values().find_map(|sources| sources.current)?,
+        }
+        Some(where_it_is)
+    }
+
+    /// A task's name from a copy of the object that is its name; `None` if it is not there in full.
+    pub fn copied_name(&self, memory: &dyn Memory, copy: &Part) -> Option<String> {
+        let memory = CopiedObject { copy, memory };
+        let objects = self.objects(&memory);
+        match objects.kind(copy.avma)? {
+            Kind::Int => Some(format!("Task-{}", objects.int(copy.avma)?)),
+            Kind::Str => objects.text(copy.avma),
+            _ => None,
+        }
     }
 
     /// The same of all tasks.

@@ -19,7 +19,7 @@ pub struct Sources {
     /// Tasks in their eager first step (3.12 and later).
     eager: Option<u64>,
     /// Event loop -> task that runs (before 3.14, and tasks of other implementations).
-    current: Option<u64>,
+    pub current: Option<u64>,
 }
 
 /// The sources of an interpreter. `None`: asyncio is not loaded.
