@@ -4,8 +4,8 @@
 //! Allocates nothing, so it may run in a signal handler. Every chain is bounded: [`MAX_FRAMES`], [`MAX_CFRAMES`].
 
 use super::code_copy;
-use super::gil;
 use super::code_object::fingerprint_of;
+use super::gil;
 use crate::cpython_layout::{
     ABSENT, Anchor, InstructionEncoding, Interpreter, Layout, TargetLayout, ThreadStateLocation, Tls,
 };

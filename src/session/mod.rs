@@ -40,8 +40,8 @@ mod wakers;
 
 use awaits::Awaits;
 use jit::{JitShared, function_start, jit_sources};
-pub use states::GilCounts;
 use lags::Lags;
+pub use states::GilCounts;
 use states::GilLocks;
 use targets::{ModuleInfo, TargetProcess};
 pub use tasks::TaskCounts;
