@@ -11,6 +11,9 @@ use super::{NoTasks, TaskReader};
 use crate::cpython::thread_states;
 use crate::target::memory::Memory;
 
+/// Maximum number of frames read of all tasks together: some 100,000 tasks as they are, or fewer of a strange program.
+const MAX_FRAMES: usize = 1 << 19;
+
 /// What a suspended task awaits, by the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaited {
@@ -49,7 +52,13 @@ impl TaskReader {
         let running: FxHashSet<u64> = found.running.iter().copied().collect();
         let waiting = found.tasks.iter().filter(|task| !running.contains(task));
         let read = waiting.filter_map(|task| self.suspended_task(&objects, *task, known.remove(task)));
-        let tasks: Vec<_> = read.collect();
+        let mut left = MAX_FRAMES;
+        let tasks: Vec<_> = read
+            .take_while(|task| {
+                left = left.saturating_sub(1 + task.frames.len());
+                left > 0
+            })
+            .collect();
         self.suspended = tasks.iter().map(|task| (task.address(), task.clone())).collect();
         Ok(tasks)
     }
