@@ -401,7 +401,7 @@ mod tests {
         assert_eq!(finished(&samples), (101, 81, 3));
         // CPU samples.
         let samples: Vec<LoopSample> = (0..20)
-            .map(|i| sample(100 + 5 * i, 100 + 5 * i, Some(2 + i as u32 / 8)))
+            .map(|i| sample(100 + 5 * i, 100 + 5 * i, Some(2 + i as u32 / 12)))
             .collect();
         assert_eq!(finished(&samples).2, 2);
     }
