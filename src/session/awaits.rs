@@ -49,6 +49,8 @@ pub(super) struct Awaits {
     loops: FxHashMap<(Pid, u64), (Tid, u64)>,
     /// What is not in the timeline yet.
     rows: FxHashMap<(Pid, Tid, RawNode), Row>,
+    /// Wall time in the timeline that no sample counts, ns.
+    uncounted: u64,
     /// When to add it; ns.
     next_addition: u64,
     rng: Rng,
@@ -60,6 +62,7 @@ impl Default for Awaits {
             processes: FxHashMap::default(),
             loops: FxHashMap::default(),
             rows: FxHashMap::default(),
+            uncounted: 0,
             next_addition: 0,
             rng: Rng::new(sys::clock::now()),
         }
@@ -395,9 +398,17 @@ impl Session {
         let mut rows: Vec<_> = std::mem::take(&mut self.awaits.rows).into_iter().collect();
         rows.sort_unstable_by_key(|(key, _)| *key);
         for ((pid, tid, node), row) in rows {
-            let count = u32::try_from((row.wall + period / 2) / period)
-                .unwrap_or(u32::MAX)
-                .max(1);
+            // Shares are shorter than a period: what is left over counts for the next one. A stack that no sample has would
+            // not be shown.
+            self.awaits.uncounted += row.wall;
+            let is_new = self
+                .tree
+                .nodes()
+                .get(node as usize)
+                .is_some_and(|(.., count)| *count == 0);
+            let count = u32::try_from(self.awaits.uncounted / period).unwrap_or(u32::MAX);
+            self.awaits.uncounted -= period * u64::from(count);
+            let count = count.max(u32::from(is_new));
             self.tree.count(node, count);
             self.waits.push_await(row.awaited);
             self.timeline.push(RawTimelineSample {

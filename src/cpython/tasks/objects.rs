@@ -158,10 +158,10 @@ impl<'a> Objects<'a> {
         Some(self.type_of(object)?.kind)
     }
 
-    /// Size of an object of a type whose objects all have the same (`tp_basicsize`), at most 4096 bytes.
+    /// Size of an object, without what varies among those of its type (`tp_basicsize`); at most 4096 bytes.
     pub fn size_of(&self, object: u64) -> Option<u16> {
         let size = self.word(self.type_of(object)?.at, self.tasks.head + 16)?;
-        u16::try_from(size).ok().map(|size| size.min(4096))
+        Some(size.min(4096) as u16)
     }
 
     fn kind_of_type(&self, at: u64) -> Kind {
