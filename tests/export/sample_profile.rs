@@ -288,6 +288,7 @@ pub fn golden() -> Profile {
             (4242, 4242, "MainThread".to_string()),
             (4242, 4250, "worker 7".to_string()),
         ],
+        lags: Vec::new(),
         merged_from: vec![MergedRecording {
             name: "a </script>.json".to_string(),
             command: "python \u{1b}a.py".to_string(),
