@@ -327,6 +327,7 @@ fn chains(pid: u32, mut source: Box<dyn Backend>) -> BTreeMap<Chain, u32> {
         tasks: false,
         weighted: None,
         gil_only: false,
+        lag: None,
     };
     let mut session = Session::new(options, Box::new(LiveSystem));
     session

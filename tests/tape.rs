@@ -24,6 +24,7 @@ const OPTIONS: SessionOptions = SessionOptions {
     tasks: false,
     weighted: None,
     gil_only: false,
+    lag: None,
 };
 
 /// Calls of fixtures/programs/tape_target.py and tapeext.c, outermost first, from `once` on; `*` is spent time in C.
