@@ -395,3 +395,65 @@ fn servers_are_contacted_only_on_request() {
         assert!(code == Some(1) && text.contains("no/such.tape"), "{text}");
     }
 }
+
+/// The instructions of a function have all samples that ended in it, and only where its file is the recorded one.
+#[test]
+fn machine_code_has_its_samples() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let json = scratch.path("x.json");
+    let json = json.to_str().expect("UTF-8");
+    let program = scratch.path("native");
+    programs::compile(
+        &common::sources().join("native.c"),
+        &program,
+        &["-pthread", "-Wl,--build-id"],
+    );
+    let recorded = {
+        let running = Program::start(Command::new(&program));
+        let pid = running.pid().to_string();
+        nativeprof(&["attach", &pid, "-d", "0.5", "-r", "999", "-o", json]).output()
+    };
+    assert!(recorded.expect("nativeprof starts").status.success());
+    let assembly = |words: &[&str]| {
+        let words = [&["report", json, "--assembly"], words].concat();
+        nativeprof(&words).output().expect("nativeprof starts")
+    };
+    let said = assembly(&["n_leaf", "--json"]);
+    let report: serde_json::Value = serde_json::from_slice(&said.stdout).expect("JSON");
+    let rows = report["assembly"][0]["instructions"].as_array().expect("a list");
+    let sum: u64 = rows.iter().filter_map(|row| row["self"].as_u64()).sum();
+    let profile = nativeprof::profile::json::read(&fs::read(json).expect("readable")).expect("a profile");
+    let frame = |at: usize| &profile.frames[profile.nodes[at].frame as usize];
+    let leaf = profile
+        .frames
+        .iter()
+        .find(|frame| frame.name == "n_leaf")
+        .expect("it ran");
+    // With what is inlined into it.
+    let is_inside = |frame: &Frame| (&frame.module, frame.address) == (&leaf.module, leaf.address);
+    let self_counts = profile.self_counts();
+    let of_function = (0..self_counts.len()).filter(|at| is_inside(frame(*at)));
+    assert_eq!(sum, of_function.map(|at| self_counts[at]).sum::<u64>());
+    assert!(
+        sum > 0 && rows.last().expect("an instruction")["text"] == "ret",
+        "{rows:?}"
+    );
+    assert!(
+        rows[0]["source"]
+            .as_str()
+            .is_some_and(|source| source.ends_with("native.c"))
+    );
+    let text = String::from_utf8_lossy(&assembly(&["n_leaf"]).stdout).into_owned();
+    assert!(
+        text.contains(&format!("{sum} samples ended in its")) && text.contains("native.c:"),
+        "{text}"
+    );
+    let said = assembly(&["nothing"]);
+    assert!(String::from_utf8_lossy(&said.stderr).contains("no native function is called `nothing`"));
+    fs::remove_file(&program).expect("removed");
+    programs::compile(&common::sources().join("jit.c"), &program, &["-Wl,--build-id"]);
+    let said = assembly(&["n_leaf"]);
+    let why = String::from_utf8_lossy(&said.stderr);
+    assert!(why.contains("build ID differs"), "{why}");
+}

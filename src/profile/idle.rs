@@ -177,6 +177,7 @@ pub fn fold(profile: &Profile) -> Option<Profile> {
         }
     }
     folded.excerpts.clone_from(&profile.excerpts);
+    folded.assembly.clone_from(&profile.assembly);
     folded.waits.clone_from(&profile.waits);
     Some(folded)
 }

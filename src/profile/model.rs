@@ -254,6 +254,30 @@ pub struct ModuleMeta {
     pub unnamed: u64,
     /// Samples with at least one frame in it.
     pub samples: u64,
+    /// Samples that ended in its native code, by the address of the instruction as the file states it (svma). At most
+    /// [`MAX_INSTRUCTIONS`] in all files.
+    pub instructions: BTreeMap<u64, u64>,
+}
+
+/// Instructions of all files together whose samples are kept: some 300 KB of JSON.
+pub const MAX_INSTRUCTIONS: usize = 1 << 15;
+
+/// Drops the instructions with the fewest samples where there are too many.
+pub fn limit_instructions(modules: &mut [ModuleMeta]) {
+    if modules.iter().map(|row| row.instructions.len()).sum::<usize>() <= MAX_INSTRUCTIONS {
+        return;
+    }
+    let all = modules.iter().enumerate();
+    let all = all.flat_map(|(at, row)| {
+        row.instructions
+            .iter()
+            .map(move |(address, samples)| (*samples, at, *address))
+    });
+    let mut all: Vec<(u64, usize, u64)> = all.collect();
+    all.sort_unstable_by_key(|(samples, at, address)| (u64::MAX - samples, *at, *address));
+    for (_, at, address) in all.drain(MAX_INSTRUCTIONS..) {
+        modules[at].instructions.remove(&address);
+    }
 }
 
 /// Lines of a source file around those that samples were in.
@@ -265,6 +289,32 @@ pub struct SourceExcerpt {
     pub lines: Vec<(u32, String)>,
 }
 
+/// An instruction of a native function.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Instruction {
+    /// As its file states it (svma).
+    pub address: u64,
+    /// Bytes.
+    pub length: u8,
+    /// In the syntax of the GNU assembler.
+    pub text: String,
+    /// Samples that ended here.
+    pub samples: u64,
+    /// Source file and line, if known; of inlined code, those of the inlined function.
+    pub source: Option<(String, u32)>,
+}
+
+/// Machine code of a native function, or parts of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Assembly {
+    /// As [`Frame::name`], [`Frame::module`] and [`Frame::address`].
+    pub name: String,
+    pub module: String,
+    pub address: u64,
+    /// By address.
+    pub instructions: Vec<Instruction>,
+}
+
 /// A finished profile.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Profile {
@@ -274,6 +324,8 @@ pub struct Profile {
     pub timeline: Vec<TimelineSample>,
     /// Of files that could be read; the formats of other programs omit them.
     pub excerpts: Vec<SourceExcerpt>,
+    /// Of native functions that samples ended in, where a page is to show them; not saved.
+    pub assembly: Vec<Assembly>,
     /// Stacks by line, as far as known; may be empty.
     pub places: Vec<Place>,
     /// By index in the timeline, the innermost place of the sample's stack, or [`NO_PLACE`]. Empty if no place is
@@ -289,5 +341,23 @@ impl Profile {
     /// Self samples of each node, by index. Nodes without a valid parent are roots.
     pub fn self_counts(&self) -> Vec<u64> {
         self.self_of(self.nodes.iter().map(|node| node.count).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instructions_with_the_fewest_samples_are_dropped() {
+        let row = |samples| ModuleMeta {
+            instructions: (0..MAX_INSTRUCTIONS as u64).map(|address| (address, samples)).collect(),
+            ..ModuleMeta::default()
+        };
+        let mut modules = [row(1), row(2)];
+        modules[0].instructions.insert(7, 3);
+        limit_instructions(&mut modules);
+        assert_eq!(modules[0].instructions, BTreeMap::from([(7, 3)]));
+        assert_eq!(modules[1].instructions.len(), MAX_INSTRUCTIONS - 1);
     }
 }

@@ -303,6 +303,7 @@ mod tests {
             frames: samples,
             unnamed: if names == "DWARF" { 0 } else { samples / 10 + 1 },
             samples,
+            ..ModuleMeta::default()
         };
         let mut modules = vec![
             module("/usr/bin/a", 90, "DWARF"),

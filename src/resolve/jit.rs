@@ -110,7 +110,7 @@ pub(super) fn name_anonymous(
         symbols_missing: missing.join("; "),
         frames: counts.values().sum(),
         unnamed,
-        samples: 0,
+        ..ModuleMeta::default()
     };
     names.anonymous.insert(pid, row.clone());
     row

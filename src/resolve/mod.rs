@@ -14,7 +14,7 @@ use crate::frame::{ModuleId, RawFrame};
 use crate::profile::count_tree::{RawNode, RawTimelineSample, RawTree};
 use crate::profile::lags::RawLag;
 use crate::profile::model::{
-    Frame, FrameId, FrameKind, Meta, ModuleMeta, Node, NodeId, PlaceId, Profile, TimelineSample,
+    Frame, FrameId, FrameKind, Meta, ModuleMeta, Node, NodeId, PlaceId, Profile, TimelineSample, limit_instructions,
 };
 use crate::profile::places::Places;
 use crate::profile::values::Value;
@@ -23,6 +23,7 @@ use crate::target::modules::Modules;
 use crate::target::root::Root;
 use crate::target::system::System;
 
+pub mod assembly;
 mod jit;
 mod perf_maps;
 pub mod source_lines;
@@ -285,6 +286,7 @@ fn profile(names: &mut Names, input: &mut ResolveInput<'_>, start: u64, mut meta
         nodes,
         timeline,
         excerpts: Vec::new(),
+        assembly: Vec::new(),
         places: places.all,
         tick_places,
         values,
@@ -399,6 +401,7 @@ fn name_all(input: &mut ResolveInput<'_>, names: &mut Names, inclusive: &[u64], 
         names.named.insert(*raw, vec![(id, line)]);
     }
     let samples = symbols::samples(input.tree, inclusive);
+    let mut instructions = symbols::instructions(input.tree);
     for (owner, addresses) in native {
         let row = match owner {
             Owner::File(id) => name_module(input, names, id, &addresses),
@@ -406,9 +409,11 @@ fn name_all(input: &mut ResolveInput<'_>, names: &mut Names, inclusive: &[u64], 
         };
         modules.push(ModuleMeta {
             samples: samples.get(&owner).copied().unwrap_or(0),
+            instructions: instructions.remove(&owner).unwrap_or_default(),
             ..row
         });
     }
+    limit_instructions(modules);
     modules.sort_by(|a, b| (b.samples, &a.path).cmp(&(a.samples, &b.path)));
 }
 

@@ -58,6 +58,19 @@ pub(super) fn samples(tree: &RawTree, inclusive: &[u64]) -> FxHashMap<Owner, u64
     out
 }
 
+/// Samples that ended at each instruction (svma) of each file. JIT code is in no file that could be disassembled later.
+pub(super) fn instructions(tree: &RawTree) -> FxHashMap<Owner, BTreeMap<u64, u64>> {
+    let mut out: FxHashMap<Owner, BTreeMap<u64, u64>> = FxHashMap::default();
+    for (_, raw, own) in tree.nodes() {
+        if let Some(RawFrame::Native { module, svma }) = raw
+            && *own > 0
+        {
+            *out.entry(Owner::File(*module)).or_default().entry(*svma).or_default() += own;
+        }
+    }
+    out
+}
+
 /// The file system around a module, and the source of missing debug files.
 struct DebugFileContext {
     root: Option<Arc<Root>>,
@@ -158,7 +171,7 @@ pub(super) fn name_module(
         symbols_missing,
         frames: counts.values().sum(),
         unnamed: unnamed_frames(unnamed, counts, raw),
-        samples: 0,
+        ..ModuleMeta::default()
     }
 }
 

@@ -295,6 +295,19 @@ impl Elf {
         self.input.read(section.offset, section.size)
     }
 
+    /// `size` bytes of an executable section from a stated address on.
+    pub fn code(&self, svma: u64, size: u64) -> Result<Vec<u8>, Error> {
+        let is_inside = |s: &&Section| {
+            let end = svma.checked_add(size);
+            s.is_code() && s.kind != SHT_NOBITS && svma >= s.addr && end.is_some_and(|end| end <= s.end())
+        };
+        let section = self.sections.iter().find(is_inside);
+        let section = section.ok_or_else(|| Error::new(ErrorKind::Corrupt, "no section has this code"))?;
+        let offset = section.offset.checked_add(svma - section.addr);
+        let offset = offset.ok_or_else(|| Error::new(ErrorKind::Corrupt, "the section is not in the file"))?;
+        self.input.read(offset, size)
+    }
+
     /// The bytes of a section by its name; empty if it is missing or cannot be read.
     pub fn raw_section(&self, name: &str) -> Vec<u8> {
         let section = self.section(name);

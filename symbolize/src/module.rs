@@ -149,6 +149,14 @@ impl Module {
         self.elf.build_id.as_deref()
     }
 
+    /// The machine code at a stated address, `size` bytes.
+    ///
+    /// # Errors
+    /// If they are not all in one executable section of the file.
+    pub fn code(&self, svma: u64, size: u64) -> Result<Vec<u8>, Error> {
+        self.elf.code(svma, size)
+    }
+
     /// The stated address of a file offset, by the loadable segments.
     pub fn svma_of_offset(&self, offset: u64) -> Option<u64> {
         self.elf.svma_of_offset(offset)

@@ -283,6 +283,7 @@ pub fn golden() -> Profile {
             frames: 154,
             unnamed: 7,
             samples: 120,
+            instructions: BTreeMap::from([(0x1000, 3), (0x1004, 1), (0x20_0000, 40)]),
         }],
         threads: vec![
             (4242, 4242, "MainThread".to_string()),

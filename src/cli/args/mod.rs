@@ -8,7 +8,9 @@ use crate::export::FORMATS;
 
 mod shared;
 
-pub use shared::{Browse, Debuginfod, FrameArgs, ProcessRef, Sampling, SymbolArgs, TargetArg, TaskArgs, ViewArgs};
+pub use shared::{
+    Browse, BrowserArg, Debuginfod, FrameArgs, ProcessRef, Sampling, SymbolArgs, TargetArg, TaskArgs, ViewArgs,
+};
 use shared::{confidence, limit, rate, seconds};
 
 /// Sampling profiler for Linux: one interleaved stack of Python, native and kernel frames.
@@ -213,6 +215,9 @@ pub struct Report {
     /// Source of a function or a file, with the samples of each line
     #[arg(long, value_name = "FUNCTION|FILE", conflicts_with_all = ["callers", "callees", "tree", "by"])]
     pub source: Option<String>,
+    /// Machine code of a native function, with the samples of each instruction
+    #[arg(long, value_name = "FUNCTION", conflicts_with_all = ["source", "callers", "callees", "tree", "by", "waits", "value"])]
+    pub assembly: Option<String>,
     /// Sort order
     #[arg(long, value_enum, default_value_t = Sort::SelfCount)]
     pub sort: Sort,
@@ -287,8 +292,7 @@ pub struct Diff {
     /// Also test interpreter-internal functions, whose time varies between runs with the memory layout
     #[arg(long)]
     pub interpreter: bool,
-    /// Exit with code 3 if anything grew significantly, by more than PERCENT of the older profile's total; with 4 if the
-    /// profiles are too short to know
+    /// Exit with code 3 if anything grew significantly by more than PERCENT of all before; with 4 if that cannot be known
     #[arg(long, value_name = "PERCENT", value_parser = limit)]
     pub fail_above: Option<f64>,
     /// Write a differential flame graph to FILE, to a file in that directory, or to standard output (`-`)
@@ -297,6 +301,8 @@ pub struct Diff {
     /// Format of the differential flame graph [default: from the file extension]
     #[arg(short, long, value_enum, value_name = "FORMAT")]
     pub format: Option<DiffFormat>,
+    #[command(flatten)]
+    pub browser: BrowserArg,
     /// Print JSON
     #[arg(long, conflicts_with_all = ["output", "format"])]
     pub json: bool,

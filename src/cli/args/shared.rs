@@ -257,10 +257,16 @@ pub struct ViewArgs {
     /// Show the stacks of idle pools (threads that wait for work) in full, instead of one bar for each pool (svg, html)
     #[arg(long)]
     pub idle: bool,
+    #[command(flatten)]
+    pub browser: BrowserArg,
+}
+
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub struct BrowserArg {
     /// Open the output in the desktop's browser: on, off, auto (after `record` on a desktop's terminal, if neither -o nor -f
     /// is given)
     #[arg(
-        long,
+        long = "browser",
         value_enum,
         value_name = "WHEN",
         hide_possible_values = true,
@@ -269,7 +275,7 @@ pub struct ViewArgs {
         default_value_t = Browse::Auto,
         default_missing_value = "on"
     )]
-    pub browser: Browse,
+    pub when: Browse,
 }
 
 /// When the output is opened in a browser.

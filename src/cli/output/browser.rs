@@ -14,6 +14,8 @@ use crate::sys;
 const VARIABLE: &str = "NATIVEPROF_BROWSER";
 /// The program that opens a file as the desktop is configured (freedesktop.org).
 const OPENER: &str = "xdg-open";
+/// What to say where there is no file to open.
+pub const NOT_STANDARD_OUTPUT: &str = "standard output is not opened in a browser: use -o FILE";
 /// How long it has to fail, so that the reason can be said.
 const TIME_TO_FAIL: Duration = Duration::from_millis(500);
 

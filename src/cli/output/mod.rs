@@ -14,10 +14,11 @@ use crate::privileges::credentials::Caps;
 use crate::profile::idle;
 use crate::profile::model::Profile;
 use crate::profile::views::{self, NoSuchFunction, ViewOptions};
+use crate::resolve::assembly;
 use atomic_file::{OutputFile, PUBLIC};
 
 pub mod atomic_file;
-mod browser;
+pub mod browser;
 pub mod row_filter;
 pub mod style;
 pub mod table;
@@ -137,7 +138,7 @@ impl Output {
                 ..shown.frames.view(no_native)
             },
             idle: shown.idle,
-            browser: shown.browser,
+            browser: shown.browser.when,
             ..self
         })
     }
@@ -163,9 +164,7 @@ impl Output {
             Some(place) if self.written.get() => {
                 browser::open(self.browser, place.path(), by_default && self.is_default)
             }
-            None if self.browser == Browse::On => {
-                Some("standard output is not opened in a browser: use -o FILE".into())
-            }
+            None if self.browser == Browse::On => Some(browser::NOT_STANDARD_OUTPUT.into()),
             _ => None,
         };
         if let Some(said) = said {
@@ -216,6 +215,9 @@ impl Output {
         }
         if self.lines {
             profile = Cow::Owned(select::by_line(&profile));
+        }
+        if is_page {
+            assembly::add(profile.to_mut(), &mut assembly::open_local);
         }
         let profile = &*profile;
         let (format, make) = (self.format.name, |out: &mut dyn Write| match is_page {

@@ -154,6 +154,7 @@ impl<'a> Folding<'a> {
             nodes: self.nodes,
             timeline,
             excerpts: profile.excerpts.clone(),
+            assembly: profile.assembly.clone(),
             places,
             tick_places,
             values,

@@ -14,7 +14,7 @@ use rustc_hash::FxHashMap;
 
 use crate::profile::model::{
     Frame, FrameId, FrameKind, MergedRecording, Meta, ModuleMeta, NO_PLACE, Node, NodeId, Place, PlaceId, Profile,
-    Quality, TimelineSample,
+    Quality, TimelineSample, limit_instructions,
 };
 use crate::profile::places::Places;
 use crate::profile::view::{View, add_lines};
@@ -278,13 +278,19 @@ fn merge_metadata(metas: &[&Meta], numbers: &[BTreeMap<u32, u32>]) -> Meta {
             frames: 0,
             unnamed: 0,
             samples: 0,
+            instructions: BTreeMap::new(),
             ..module.clone()
         });
+        for (address, samples) in &module.instructions {
+            let sum = row.instructions.entry(*address).or_default();
+            *sum = sum.saturating_add(*samples);
+        }
         row.frames = row.frames.saturating_add(module.frames);
         row.unnamed = row.unnamed.saturating_add(module.unnamed);
         row.samples = row.samples.saturating_add(module.samples);
     }
     let mut modules = modules.into_values().collect::<Vec<_>>();
+    limit_instructions(&mut modules);
     modules.sort_by(|a, b| (b.samples, &a.path).cmp(&(a.samples, &b.path)));
     let mut threads = BTreeMap::new();
     for (meta, numbers) in metas.iter().zip(numbers) {

@@ -27,6 +27,7 @@ use crate::resolve::source_lines;
 
 use counted::Counted;
 
+mod assembly;
 mod counted;
 mod lag;
 mod source;
@@ -52,6 +53,8 @@ pub fn report(options: &Report) -> Result<()> {
         let value = value_of(&profile, name, &line(&options.file.to_string_lossy()))?;
         profile = select::by_value(&profile, value);
     }
+    // Folded functions have code, too.
+    let whole = options.assembly.is_some().then(|| profile.clone());
     profile = options
         .frames
         .view(options.no_native)
@@ -84,16 +87,18 @@ pub fn report(options: &Report) -> Result<()> {
         style,
         is_short: !options.json,
     };
+    let code = whole.as_ref().zip(options.assembly.as_ref());
     let (key, rows, text) = match (&options.callers, &options.callees) {
         (Some(function), _) => seen.calls(function, CallDirection::Callers)?,
         (_, Some(function)) => seen.calls(function, CallDirection::Callees)?,
         _ if options.tree => tree::tree(&seen),
         _ if options.lag => lag::lag(&seen)?,
         _ if options.waits => waits::waits(&seen, options.kind.as_deref())?,
-        _ => match (&options.source, python_self) {
-            (Some(word), _) => source::source(&seen, word)?,
-            (None, Some(python)) => seen.python_functions(&python),
-            (None, None) => seen.table(options.by.unwrap_or(By::Function))?,
+        _ => match (code, &options.source, python_self) {
+            (Some((whole, function)), ..) => assembly::assembly(&seen, whole, function)?,
+            (_, Some(word), _) => source::source(&seen, word)?,
+            (_, None, Some(python)) => seen.python_functions(&python),
+            (_, None, None) => seen.table(options.by.unwrap_or(By::Function))?,
         },
     };
     let text = if options.json {

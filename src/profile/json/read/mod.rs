@@ -12,6 +12,7 @@ use std::hash::{BuildHasher, RandomState};
 use hashbrown::HashTable;
 use serde_json::{Map, Value};
 
+use self::instructions::instructions;
 use super::write::{FORMAT_VERSION, KINDS};
 use crate::profile::model::{
     Frame, FrameId, FrameKind, MergedRecording, Meta, ModuleMeta, Node, NodeId, Profile, Quality, StopSummary,
@@ -19,6 +20,7 @@ use crate::profile::model::{
 };
 use crate::profile::view::{LOW_LEVEL, unknown_place};
 
+mod instructions;
 mod lags;
 mod lexer;
 mod old_keys;
@@ -418,6 +420,7 @@ impl<'a> JsonReader<'a> {
                 frames: number(module.get("frames")),
                 unnamed: number(module.get("unnamed")),
                 samples: number(module.get("samples")),
+                instructions: instructions(module.get("instructions")),
             }),
             threads: objects(map.remove("threads"), |thread| {
                 (

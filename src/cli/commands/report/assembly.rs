@@ -1,0 +1,143 @@
+//! Machine code of native functions, with the samples of each instruction.
+
+use serde_json::{Value, json};
+
+use super::{Rendered, ReportContext, share};
+use crate::cli::input;
+use crate::cli::output::style::Color;
+use crate::error::{Error, ErrorKind, Result};
+use crate::escape::line;
+use crate::profile::model::{Assembly, Frame, Instruction, Profile};
+use crate::resolve::assembly;
+
+/// Functions that are shown if several have the name.
+const FUNCTIONS: usize = 10;
+
+/// The native functions with a name: complete in JSON, else the instructions around those with samples.
+///
+/// # Errors
+/// `Data` if the profile has no such function, or its file is not at hand.
+pub fn assembly(seen: &ReportContext<'_>, profile: &Profile, word: &str) -> Result<Rendered> {
+    let functions = functions(profile, word);
+    if functions.is_empty() {
+        return Err(Error::new(
+            ErrorKind::Data,
+            format!("no native function is called `{}`", line(word)),
+        )
+        .why("Python functions have no machine code of their own")
+        .hint(format!(
+            "nativeprof report {} --by function   lists functions",
+            input::shown(seen.file)
+        )));
+    }
+    let (mut list, mut text, mut failed) = (Vec::new(), String::new(), None);
+    for frame in functions.into_iter().take(FUNCTIONS) {
+        match assembly::of_function(profile, frame, &mut assembly::open_local) {
+            Ok(mut found) => {
+                list.push(as_json(&found));
+                let all = found.instructions.len();
+                assembly::quote(&mut found.instructions);
+                text += &draw(seen, &found, all);
+                text.push('\n');
+            }
+            Err(why) => failed = Some((frame, why)),
+        }
+    }
+    match failed {
+        Some((frame, why)) if list.is_empty() => Err(Error::new(
+            ErrorKind::Data,
+            format!(
+                "the code of {} ({}) is not at hand",
+                line(&frame.name),
+                line(&frame.module)
+            ),
+        )
+        .why(line(&why).into_owned())
+        .hint("run this on the machine of the recording, with the same files")),
+        _ => {
+            text.pop();
+            Ok(("assembly", list.into(), text))
+        }
+    }
+}
+
+/// Functions with exactly this name, or with it before their parameters; of inlined ones, those that they are in.
+fn functions<'a>(profile: &'a Profile, word: &str) -> Vec<&'a Frame> {
+    let is_named = |frame: &&Frame| frame.name == word || frame.name.split('(').next() == Some(word);
+    let named: Vec<&Frame> = profile.frames.iter().filter(is_named).collect();
+    let is_wanted = |frame: &&Frame| {
+        assembly::is_function(frame)
+            && named
+                .iter()
+                .any(|other| other.address == frame.address && other.module == frame.module)
+    };
+    let mut found: Vec<&Frame> = profile.frames.iter().filter(is_wanted).collect();
+    found.sort_by_key(|frame| (&frame.module, frame.address));
+    found.dedup_by_key(|frame| (&frame.module, frame.address));
+    found
+}
+
+fn base_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+fn as_json(found: &Assembly) -> Value {
+    let row = |row: &Instruction| {
+        json!({
+            "address": row.address,
+            "text": row.text,
+            "self": row.samples,
+            "source": row.source.as_ref().map(|(file, _)| file),
+            "line": row.source.as_ref().map(|(_, line)| line),
+        })
+    };
+    json!({
+        "name": found.name,
+        "module": found.module,
+        "address": found.address,
+        "instructions": found.instructions.iter().map(row).collect::<Vec<_>>(),
+    })
+}
+
+fn draw(seen: &ReportContext<'_>, found: &Assembly, all: usize) -> String {
+    let rows = &found.instructions;
+    let sum: u64 = rows.iter().map(|row| row.samples).sum();
+    let most = rows.iter().map(|row| row.samples).max().unwrap_or(0);
+    let title = format!(
+        "{} ({}+{:#x}): {sum} samples ended in its {all} instructions",
+        line(&found.name),
+        line(&found.module),
+        found.address
+    );
+    let mut text = format!("{}\n", seen.style.paint(Color::Bold, &title));
+    if sum == 0 {
+        let why = "none of them was sampled, or the profile is of an earlier version, which did not keep them\n";
+        return text + &seen.style.paint(Color::Dim, why);
+    }
+    text += &seen.style.paint(Color::Dim, " SAMPLES      %   ADDRESS  INSTRUCTION\n");
+    let (mut end, mut place) = (found.address, None);
+    for row in rows {
+        if row.address != end {
+            text += &seen.style.paint(Color::Dim, "                           ...\n");
+        }
+        end = row.address + u64::from(row.length);
+        if row.source != place && row.source.is_some() {
+            place.clone_from(&row.source);
+            let shown = place
+                .as_ref()
+                .map_or(String::new(), |(file, number)| format!("{}:{number}", base_name(file)));
+            text += &seen.style.paint(Color::Dim, &format!("{:26}{}\n", "", line(&shown)));
+        }
+        let (samples, part) = match row.samples {
+            0 => (String::new(), String::new()),
+            n => (n.to_string(), share(n, sum)),
+        };
+        let shown = format!("{samples:>8} {part:>6} {:>9x}  {}", row.address, row.text);
+        text += &match row.samples > 0 && row.samples * 2 >= most {
+            true => seen.style.paint(Color::Bold, &shown),
+            false => shown,
+        };
+        text.push('\n');
+    }
+    text
+}
