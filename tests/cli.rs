@@ -512,6 +512,20 @@ fn the_browser() {
         words[0] == "65534" && words[1] != "/root" && words[2].ends_with("/x.html"),
         "{seen}"
     );
+    let mut diff = nativeprof(&[
+        "diff",
+        &json,
+        &json,
+        "--browser",
+        "-o",
+        text(&scratch.path("diff.html")),
+    ]);
+    let done = diff.env_remove("DISPLAY").env_remove("WAYLAND_DISPLAY").output();
+    let said = stderr(&done.expect("nativeprof starts"));
+    assert!(
+        said.contains("diff.html is not opened: there is no desktop here"),
+        "{said}"
+    );
     fs::write(&opener, "#!/bin/sh\nexit 3\n").expect("written");
     let said = export(&["--browser"], &[desktop, user[0], user[1], user[2]]);
     assert!(said.contains("is not opened: xdg-open failed"), "{said}");

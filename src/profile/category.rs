@@ -6,6 +6,8 @@ use std::collections::HashMap;
 
 use super::interpreter_frames::is_interpreter_file;
 use super::model::{Frame, FrameKind, Profile};
+use super::pstats::BUILTIN;
+use super::standard_modules::is_standard_module;
 
 /// The row for the interpreter's start-up, above `<module>`.
 pub const START: &str = "[interpreter start]";
@@ -109,6 +111,11 @@ impl<'a> Categories<'a> {
                 _ => Category::Unknown,
             }),
             _ if frame.module.is_empty() => plain(Category::Unknown),
+            _ if frame.module == BUILTIN => match builtin_module(&frame.name) {
+                "" | "builtins" => plain(Category::Interpreter),
+                module if is_standard_module(module) => plain(Category::Standard),
+                module => Some((Category::Extension, Cow::Borrowed(module))),
+            },
             _ if is_interpreter_file(&frame.module) => plain(Category::Interpreter),
             _ => {
                 let path = self.paths.get(&*frame.module).copied().unwrap_or(&frame.module);
@@ -139,6 +146,17 @@ impl<'a> Categories<'a> {
             name => format!("{} {name}", category.name()),
         })
     }
+}
+
+/// The top-level module of a function written in C, by its description: `<built-in method zlib.compress>`, `<method 'append'
+/// of 'collections.deque' objects>`, `<slot wrapper '__add__' of 'int' objects>`. Empty where there is none.
+fn builtin_module(description: &str) -> &str {
+    let text = description.trim_start_matches('<').trim_end_matches('>');
+    let name = match text.split_once("' of '") {
+        Some((_, of)) => of.split('\'').next().unwrap_or_default(),
+        None => text.rsplit(' ').next().unwrap_or_default(),
+    };
+    name.split_once('.').map_or("", |(module, _)| module)
 }
 
 fn file_name(path: &str) -> &str {
@@ -204,6 +222,7 @@ mod tests {
         };
         let python = |path: &str| Frame::python("f", "f", path, 1);
         let native = |module: &str| Frame::native("f", module, 1);
+        let builtin = |name: &str| Frame::native(name, BUILTIN, 0);
         for (frame, expected) in [
             (python("demo.py"), "your code"),
             (python("<stdin>"), "your code"),
@@ -222,6 +241,16 @@ mod tests {
             (native("_json.cpython-311-x86_64-linux-gnu.so"), "standard library"),
             (native("fast.cpython-313-x86_64-linux-gnu.so"), "extension fast"),
             (native("libc.so.6"), "C library"),
+            (builtin("<built-in method builtins.len>"), "interpreter"),
+            (builtin("<method 'upper' of 'str' objects>"), "interpreter"),
+            (builtin("<slot wrapper '__add__' of 'int' objects>"), "interpreter"),
+            (builtin("<built-in method zlib.compress>"), "standard library"),
+            (
+                builtin("<method 'append' of 'collections.deque' objects>"),
+                "standard library",
+            ),
+            (builtin("<built-in method numpy.array>"), "extension numpy"),
+            (builtin("<method 'sum' of 'numpy.ndarray' objects>"), "extension numpy"),
             (Frame::new(FrameKind::Kernel, "read"), "kernel"),
             (Frame::new(FrameKind::State, "[waiting: gil]"), "waiting"),
             (Frame::new(FrameKind::Unknown, "[unknown]"), "unknown"),

@@ -18,6 +18,7 @@ pub mod model;
 pub mod places;
 pub mod pstats;
 pub mod stacks_by_line;
+mod standard_modules;
 pub mod stats;
 pub mod summary;
 pub mod values;

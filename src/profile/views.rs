@@ -45,20 +45,51 @@ impl ViewOptions {
     /// # Errors
     /// If there is no function to focus on.
     pub fn apply(&self, profile: Profile) -> Result<Profile, NoSuchFunction> {
-        let mut profile = match self.interpreter_frames {
-            true => profile,
-            false => without_interpreter_frames(&profile),
-        };
+        let mut profile = self.with_interpreter_frames(profile);
         if let Some(name) = &self.focus {
             profile = focus(&profile, name)?;
         }
+        Ok(self.without_hidden(profile))
+    }
+
+    /// The views of two profiles to compare. The function to focus on may be in one of them only; samples that do not have
+    /// it are at the root, so that shares remain those of all samples.
+    ///
+    /// # Errors
+    /// If neither has the function to focus on.
+    pub fn apply_to_both(&self, profiles: [Profile; 2]) -> Result<[Profile; 2], NoSuchFunction> {
+        let mut profiles = profiles.map(|profile| self.with_interpreter_frames(profile));
+        if let Some(name) = &self.focus {
+            let named = profiles.each_ref().map(|profile| functions_named(profile, name));
+            if named.iter().all(Option::is_none) {
+                return Err(NoSuchFunction {
+                    name: name.clone(),
+                    similar: similar(&profiles[1], name),
+                });
+            }
+            for (profile, named) in profiles.iter_mut().zip(named) {
+                let named = named.unwrap_or_else(|| vec![false; profile.frames.len()]);
+                *profile = focus_on(profile, &named, Folding::ROOT);
+            }
+        }
+        Ok(profiles.map(|profile| self.without_hidden(profile)))
+    }
+
+    fn with_interpreter_frames(&self, profile: Profile) -> Profile {
+        match self.interpreter_frames {
+            true => profile,
+            false => without_interpreter_frames(&profile),
+        }
+    }
+
+    fn without_hidden(&self, mut profile: Profile) -> Profile {
         if self.no_native {
             profile = without_native(&profile);
         }
         if self.hide_stdlib || self.hide_libraries {
             profile = without_libraries(&profile, self.hide_stdlib, self.hide_libraries);
         }
-        Ok(profile)
+        profile
     }
 }
 
@@ -138,24 +169,32 @@ fn without(profile: &Profile, row: impl Fn(&Frame) -> Option<&'static str>) -> P
 /// # Errors
 /// If no function with samples has the name.
 pub fn focus(profile: &Profile, name: &str) -> Result<Profile, NoSuchFunction> {
-    let is_named = |frame: &Frame| !is_container(frame) && (frame.name == name || frame.qualname == name);
-    let named: Vec<bool> = profile.frames.iter().map(is_named).collect();
-    let has_samples = |named: &[bool]| {
-        let mut nodes = profile.nodes.iter();
-        nodes.any(|node| node.count > 0 && named.get(node.frame as usize) == Some(&true))
-    };
-    if !has_samples(&named) {
-        return Err(NoSuchFunction {
+    match functions_named(profile, name) {
+        Some(named) => Ok(focus_on(profile, &named, DROPPED)),
+        None => Err(NoSuchFunction {
             name: name.into(),
             similar: similar(profile, name),
-        });
+        }),
     }
+}
+
+/// By frame, whether it is a function with this name or qualified name; `None` if none of them has samples.
+fn functions_named(profile: &Profile, name: &str) -> Option<Vec<bool>> {
+    let is_named = |frame: &Frame| !is_container(frame) && (frame.name == name || frame.qualname == name);
+    let named: Vec<bool> = profile.frames.iter().map(is_named).collect();
+    let mut nodes = profile.nodes.iter();
+    let has_samples = nodes.any(|node| node.count > 0 && named.get(node.frame as usize) == Some(&true));
+    has_samples.then_some(named)
+}
+
+/// The profile with the frames in `named` and what is inward of them; the other samples go to `rest`.
+fn focus_on(profile: &Profile, named: &[bool], rest: NodeId) -> Profile {
     let mut out = Folding::new(profile);
     // By node: its base in the new tree, and whether it is in focus.
     let mut base: Vec<(NodeId, bool)> = Vec::with_capacity(profile.nodes.len());
     for (at, node) in profile.nodes.iter().enumerate() {
         let Some((under, is_inside)) = Folding::parent(profile, at).map(|parent| base[parent]) else {
-            out.fold(DROPPED);
+            out.fold(rest);
             base.push((Folding::ROOT, false));
             continue;
         };
@@ -164,18 +203,45 @@ pub fn focus(profile: &Profile, name: &str) -> Result<Profile, NoSuchFunction> {
             true => {
                 let into = out.child(under, node.frame);
                 match is_group {
-                    true => out.fold(DROPPED),
+                    true => out.fold(rest),
                     false => out.keep(into),
                 }
                 base.push((into, !is_group));
             }
             false => {
-                out.fold(DROPPED);
+                out.fold(rest);
                 base.push((under, false));
             }
         }
     }
-    Ok(out.finish())
+    out.finish()
+}
+
+/// The samples whose stacks have a frame that `is_root` accepts, from the innermost such frame on inward. Above a frame that
+/// `is_tool` accepts nothing counts as a root.
+pub fn from_innermost(
+    profile: &Profile,
+    is_root: impl Fn(&Frame) -> bool,
+    is_tool: impl Fn(&Frame) -> bool,
+) -> Profile {
+    let mut out = Folding::new(profile);
+    // By node: its base in the new tree; `DROPPED` outside of any root.
+    let mut base: Vec<NodeId> = Vec::with_capacity(profile.nodes.len());
+    for (at, node) in profile.nodes.iter().enumerate() {
+        let frame = profile.frames.get(node.frame as usize);
+        let under = Folding::parent(profile, at).map_or(DROPPED, |parent| base[parent]);
+        let into = match frame {
+            Some(frame) if is_root(frame) => out.child(Folding::ROOT, node.frame),
+            Some(frame) if under != DROPPED && !is_tool(frame) => out.child(under, node.frame),
+            _ => DROPPED,
+        };
+        match into {
+            DROPPED => out.fold(DROPPED),
+            into => out.keep(into),
+        }
+        base.push(into);
+    }
+    out.finish()
 }
 
 /// Names of a few functions that contain a name, whatever its case.

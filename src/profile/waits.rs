@@ -239,28 +239,44 @@ pub fn states(profile: &Profile) -> Vec<NodeId> {
     states
 }
 
+/// The places where threads waited: the state's frame, and the text of the place; and by sample its index in there plus 1, 0 of
+/// samples of running threads.
+pub fn places(profile: &Profile) -> (Vec<(FrameId, String)>, Vec<u32>) {
+    let states = states(profile);
+    let mut all: Vec<(FrameId, String)> = Vec::new();
+    let mut numbers: BTreeMap<(FrameId, String), u32> = BTreeMap::new();
+    let mut known: BTreeMap<(NodeId, u32), u32> = BTreeMap::new();
+    let ticks = profile.timeline.iter().enumerate().map(|(tick, sample)| {
+        let state = states.get(sample.node as usize).copied().unwrap_or(0);
+        if state == 0 {
+            return 0;
+        }
+        let place = profile.tick_places.get(tick).copied().unwrap_or(super::model::NO_PLACE);
+        *known.entry((state, place)).or_insert_with(|| {
+            let key = (profile.nodes[state as usize].frame, site(profile, state, place));
+            *numbers.entry(key).or_insert_with_key(|key| {
+                all.push(key.clone());
+                all.len() as u32
+            })
+        })
+    });
+    let ticks = ticks.collect();
+    (all, ticks)
+}
+
 /// The places where threads waited, longest total first; `value`: the index of the value that has the samples' time.
 pub fn sites(profile: &Profile, value: usize) -> Vec<WaitSite> {
-    let states = states(profile);
-    let mut found: BTreeMap<(FrameId, String), Vec<(u64, u64)>> = BTreeMap::new();
-    let mut names: BTreeMap<(NodeId, u32), String> = BTreeMap::new();
-    for (tick, sample) in profile.timeline.iter().enumerate() {
-        let Some(state) = states.get(sample.node as usize).copied().filter(|state| *state != 0) else {
-            continue;
-        };
-        let place = profile.tick_places.get(tick).copied().unwrap_or(super::model::NO_PLACE);
-        let name = names
-            .entry((state, place))
-            .or_insert_with(|| site(profile, state, place));
-        let length = profile.waits.lengths.get(tick).copied().unwrap_or(0);
-        let key = (profile.nodes[state as usize].frame, name.clone());
-        found
-            .entry(key)
-            .or_default()
-            .push((length, profile.tick_amount(value, tick)));
+    let (places, ticks) = places(profile);
+    let mut samples: Vec<Vec<(u64, u64)>> = vec![Vec::new(); places.len()];
+    for (tick, place) in ticks.into_iter().enumerate() {
+        if let Some(samples) = (place as usize).checked_sub(1).and_then(|at| samples.get_mut(at)) {
+            let length = profile.waits.lengths.get(tick).copied().unwrap_or(0);
+            samples.push((length, profile.tick_amount(value, tick)));
+        }
     }
-    let mut sites: Vec<WaitSite> = found
+    let mut sites: Vec<WaitSite> = places
         .into_iter()
+        .zip(samples)
         .map(|((frame, site), samples)| summed(&profile.frames[frame as usize].name, site, samples))
         .collect();
     sites.sort_by(|a, b| (b.total, &a.site, &a.kind).cmp(&(a.total, &b.site, &b.kind)));

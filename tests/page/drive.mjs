@@ -357,6 +357,37 @@ const tests = {
     assert.ok(around.includes("[hidden: looks like a secret]") && !(await page.content()).includes("hunter2"));
   },
 
+  async "a file has the samples of all its lines"(page) {
+    await page.click("#tab-table");
+    await page.click('#panel-table .name:text-is("solve")');
+    await page.click('#details button:has-text("app.py:16")');
+    await settled(page);
+    assert.equal(await page.getAttribute("#tab-source", "aria-selected"), "true");
+    const rows = () =>
+      page.$$eval("#panel-source .source-code .rows-body .row", (rows) =>
+        rows.map((row) => [".total", ".line", ".quoted"].map((cell) => row.querySelector(cell).textContent.trim())).filter(([total]) => total),
+      );
+    const { all, taken } = expected();
+    const part = (name) => `${((100 * all[name][1]) / taken).toFixed(1)} %`;
+    const wanted = [
+      ["main", 5],
+      ["parse", 12],
+      ["solve", 20],
+      ["wait", 44],
+    ];
+    assert.deepEqual(await rows(), wanted.map(([name, line]) => [part(name), String(line), `step_${line}(value)`]));
+    await page.click('#panel-source .source-code .row:has-text("step_12(value)")');
+    assert.equal(await page.textContent("#details h2"), "parse");
+    assert.ok(!(await page.content()).includes("hunter2"));
+  },
+
+  async "a native function has its instructions"(page) {
+    await page.click("#tab-table");
+    await page.click('#panel-table .name:text-is("dgemm")');
+    const rows = await page.$$eval("#details .assembly > *", (rows) => rows.map((row) => [...row.children].map((cell) => cell.textContent).join("|") || row.textContent));
+    assert.deepEqual(rows, ["blas.c:7", "|10|mov %rax,%rbx", "75.0 %|14|vfmadd231pd %ymm0,%ymm1,%ymm2", "⋯", "25.0 %|28|ret"]);
+  },
+
   async "the quality block says all"(page) {
     await page.click("#quality-button");
     const rows = await page.$$eval("#about tbody tr", (rows) => rows.map((row) => [...row.children].map((cell) => cell.textContent)));
@@ -516,6 +547,80 @@ async function calls(page) {
   assert.deepEqual((await table(page)).main, [20, 50]);
 }
 
+// Both profiles in one graph: colors are changes, and what only one of them has is marked.
+async function comparison(page) {
+  assert.equal(await page.textContent("#title"), "b.json compared to a.json");
+  assert.match(await page.textContent("#facts"), /of all samples/);
+  const changes = () =>
+    page.$$eval("#panel-table .rows-body .row", (rows) => Object.fromEntries(rows.map((row) => [row.querySelector(".name").textContent, [".total", ".totaln", ".after", ".self"].map((cell) => row.querySelector(cell).textContent)])));
+  await page.click("#tab-table");
+  await settled(page);
+  const rows = await changes();
+  assert.deepEqual(rows.new.slice(0, 3), ["+25.0 %", "0 %", "25.0 %"]);
+  assert.deepEqual(rows.old.slice(0, 3), ["−33.3 %", "33.3 %", "0 %"]);
+  assert.deepEqual(rows.more.slice(0, 3), ["+20.8 %", "16.7 %", "37.5 %"]);
+  assert.deepEqual(rows.main.slice(0, 3), ["0 %", "100 %", "100 %"]);
+  assert.equal(rows.in_new[3], "+25.0 %");
+  const first = await page.$eval("#panel-table .rows-body .row .name", (name) => name.textContent);
+  assert.match(first, /old$/, "the largest change is first");
+  await page.click("#tab-flame");
+  await settled(page);
+  const color = (name) => page.evaluate((name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim(), name);
+  assert.ok((await pixels(page, FLAME, await color("--grew"))) > 1000, "new");
+  assert.ok((await pixels(page, FLAME, await color("--shrank"))) > 1000, "gone");
+  assert.ok((await pixels(page, FLAME, await color("--unchanged"))) > 1000, "main");
+  assert.match((await find(page, FLAME, 2, "new")).tip.at(-1), /^total 0 % before, 25\.0 % after \(\+25\.0 %: new\)$/);
+  assert.match((await find(page, FLAME, 1, "main")).tip.at(-1), /within noise\)$/);
+  // All of a subtree that is gone is marked, its smallest parts too.
+  const marks = await page.evaluate(() => {
+    const { view, profile, comparison } = nativeprof.model;
+    return [...view.fn].map((fn, i) => [profile.functions.name[fn], comparison.parts[i]]).filter(([name]) => name === "end").map(([, part]) => part);
+  });
+  assert.deepEqual(marks.sort(), [-1, 0, 0, 1].sort());
+  await clickAt(page, FLAME, await find(page, FLAME, 2, "more"));
+  assert.match(await page.textContent("#details"), /16\.7 % → 37\.5 % \(\+20\.8 %\)/);
+  // The width of the older profile: nothing new is in it, and no number changes.
+  await page.selectOption("#value", { label: "before" });
+  await page.click("#tab-table");
+  await settled(page);
+  assert.ok(!(await changes()).new);
+  assert.deepEqual((await changes()).more, rows.more);
+  await page.selectOption("#value", { label: "mean of both" });
+  await page.click('#panel-table .name:text-is("in_new")');
+  await page.keyboard.press("s");
+  await settled(page);
+  assert.match(await page.textContent(".middle"), /0 % before, 25\.0 % after/);
+  await page.click("#tab-tree");
+  await page.click("#tab-source");
+}
+
+// What threads did over time, and where they waited.
+async function waits(page) {
+  const box = await page.locator(".plot canvas").boundingBox();
+  const over = async (part, lane) => (await under(page, ".plot canvas", box.width * part, lane * 26 + 10)).slice(2);
+  const lane = async (name) => (await page.$$eval(".lane .name", (names) => names.map((e) => e.textContent))).indexOf(name);
+  const [main, worker] = [await lane("MainThread"), await lane("worker")];
+  assert.match((await over(0.2, main)).join(), /^Running: .*\(100 %\)$/);
+  assert.match((await over(0.8, main)).join(), /^Sleep: .*\(100 %\)$/, "the whole interval before its end");
+  assert.match((await over(0.8, worker)).join(), /^GIL: .*\(100 %\)$/);
+  assert.match(await page.textContent("#states"), /Running.*GIL/);
+  await page.click("#tab-waits");
+  await settled(page);
+  const rows = () =>
+    page.$$eval("#panel-waits .rows-body .row", (rows) => rows.map((row) => [".time", ".count", ".longest", ".waitkind", ".cell.function"].map((cell) => row.querySelector(cell).textContent)));
+  assert.deepEqual(await rows(), [
+    ["2.00 s", "201", "1.00 s", "gil", "wait (/srv/app.py:12)"],
+    ["1.00 s", "1", "1.00 s", "sleep", "main (/srv/app.py:5)"],
+  ]);
+  await page.fill("#range-to", "1");
+  await page.keyboard.press("Tab");
+  await settled(page);
+  assert.deepEqual(await rows(), [["1.00 s", "200", "5.0 ms", "gil", "wait (/srv/app.py:12)"]]);
+  const gil = await page.$$eval(".gil tbody tr", (rows) => rows.map((row) => [...row.children].map((cell) => cell.textContent)));
+  assert.deepEqual(gil[0], ["worker (71)", "2.00 s", "201", "1.00 s", "-"]);
+  assert.ok(gil.some((row) => row.join() === "worker (71),MainThread (70),2.00 s,201,1.00 s"), JSON.stringify(gil));
+}
+
 const browser = await launch();
 let failed = 0;
 async function check(name, file, test) {
@@ -535,6 +640,6 @@ async function check(name, file, test) {
   await page.close();
 }
 for (const [name, test] of Object.entries(tests)) await check(name, "known.html", test);
-for (const [name, test] of Object.entries({ hostile, deep, empty, untimed, calls })) await check(`a profile that is ${name}`, `${name}.html`, test);
+for (const [name, test] of Object.entries({ hostile, deep, empty, untimed, calls, comparison, waits })) await check(`a profile that is ${name}`, `${name}.html`, test);
 await browser.close();
 process.exit(failed ? 1 : 0);

@@ -11,10 +11,16 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use nativeprof::export::by_name;
-use nativeprof::profile::model::{Frame, FrameKind, Profile, TimelineSample};
+use nativeprof::export::html;
+use nativeprof::export::html::Comparison;
+use nativeprof::profile::diff;
+use nativeprof::profile::diff::{DiffOptions, Metric, Normalization, RowKind};
+use nativeprof::profile::model::{Assembly, Frame, FrameKind, Instruction, Profile, TimelineSample};
+use nativeprof::profile::values::{Amounts, Value, ValueType};
+use nativeprof::profile::waits::{Waits, Waker};
 use nativeprof::resolve::source_lines;
 use sample_profile::{Builder, frame, golden, python};
-use serde_json::{Value, json};
+use serde_json::json;
 
 const MAIN: (u32, u32) = (70, 70);
 const WORKER: (u32, u32) = (70, 71);
@@ -84,11 +90,28 @@ fn known(directory: &Path) -> Profile {
         ..meta
     };
     source_lines::add(&mut profile, &mut source_lines::open_local);
+    let instruction = |address, text: &str, samples| Instruction {
+        address,
+        length: 4,
+        text: text.into(),
+        samples,
+        source: Some(("/src/blas.c".into(), 7)),
+    };
+    profile.assembly = vec![Assembly {
+        name: "dgemm".into(),
+        module: "libblas.so".into(),
+        address: 0,
+        instructions: vec![
+            instruction(16, "mov %rax,%rbx", 0),
+            instruction(20, "vfmadd231pd %ymm0,%ymm1,%ymm2", 30),
+            instruction(40, "ret", 10),
+        ],
+    }];
     profile
 }
 
 /// What the page should show, independent of the page's format: each sample with its stack.
-fn facts(profile: &Profile) -> Value {
+fn facts(profile: &Profile) -> serde_json::Value {
     let stack = |node: u32| {
         let mut names = Vec::new();
         let mut at = node as usize;
@@ -210,6 +233,97 @@ fn deep(depth: u32) -> Profile {
     builder.profile
 }
 
+/// A program before and after a change: `old` became `new`, `more` grew, `same` and the ends of stacks vary.
+fn before_and_after() -> [Profile; 2] {
+    let profile = |changed: &str, more: u64| {
+        let call = |name: &str, line: u32| (python(name, name, "/srv/app.py", line), line, "");
+        let mut builder = Builder::new();
+        for (name, count) in [(changed, 2000), ("more", more), ("same", 3000)] {
+            let inner = call(&format!("in_{name}"), 30);
+            builder.stack(MAIN, count, &[call("main", 1), call(name, 10), inner.clone()]);
+            builder.stack(MAIN, 4, &[call("main", 1), call(name, 10), inner, call("end", 40)]);
+        }
+        Profile {
+            timeline: Vec::new(),
+            ..builder.profile
+        }
+    };
+    [profile("old", 1000), profile("new", 3000)]
+}
+
+/// A thread that runs half of the time and sleeps, and one that waits for the other's lock.
+fn waits() -> Profile {
+    let main = (python("main", "main", "/srv/app.py", 1), 5, "");
+    let wait = (python("wait", "wait", "/srv/app.py", 10), 12, "");
+    let state = |name: &str| (frame(FrameKind::State, name), 0, "");
+    let (sleep, gil) = (state("[waiting: sleep]"), state("[waiting: gil]"));
+    let mut builder = Builder::new();
+    let (mut weights, mut lengths) = (Vec::new(), Vec::new());
+    let mut take = |thread, stack: &[_], time: u64, weight: u64, length: u64| {
+        builder.stack(thread, 1, stack);
+        builder.profile.timeline.last_mut().unwrap().time = time * 1_000_000;
+        weights.push(weight * 1_000_000);
+        lengths.push(length * 1_000_000);
+    };
+    for i in 1..=10 {
+        take(MAIN, &[main.clone()], i * 100, 100, 0);
+        take(WORKER, &[wait.clone(), gil.clone()], i * 100, 100, 5);
+    }
+    take(MAIN, &[main, sleep], 2000, 1000, 1000);
+    take(WORKER, &[wait, gil], 2000, 1000, 1000);
+    let mut profile = builder.profile;
+    profile.meta.duration = 2.0;
+    profile.meta.threads = vec![(70, 70, "MainThread".into()), (70, 71, "worker".into())];
+    profile.values = vec![
+        Value::per_count(ValueType::SAMPLES, 1),
+        Value {
+            kind: ValueType::WALL,
+            amounts: Amounts::Each {
+                nodes: vec![0; profile.nodes.len()],
+                ticks: weights,
+            },
+        },
+    ];
+    let rows = lengths.len();
+    profile.waits = Waits {
+        lengths,
+        wakers: vec![1; rows],
+        holding: profile.timeline.iter().map(|tick| tick.tid == MAIN.1).collect(),
+        known: vec![Waker {
+            pid: 70,
+            tid: 70,
+            function: "main (/srv/app.py:5)".into(),
+            ..Waker::default()
+        }],
+        ..Waits::default()
+    };
+    profile
+}
+
+fn comparison(directory: &Path) {
+    let [a, b] = before_and_after();
+    let options = DiffOptions {
+        norm: Normalization::Share,
+        by: RowKind::Function,
+        count: Metric::Total,
+        confidence: 0.99,
+        interpreter: false,
+        grains: [1.0; 2],
+    };
+    let both = diff::both(&a, &b, &options);
+    let comparison = Comparison {
+        both: &both,
+        found: &diff::diff(&a, &b, &options),
+        names: ["a.json", "b.json"],
+        norm: Normalization::Share,
+        is_self: false,
+        confidence: 99.0,
+    };
+    let mut out = Vec::new();
+    html::write_comparison(&comparison, &mut out).unwrap();
+    fs::write(directory.join("comparison.html"), out).unwrap();
+}
+
 #[test]
 fn page_in_a_browser() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -227,6 +341,8 @@ fn page_in_a_browser() {
     write("deep.html", &deep(10_000));
     write("empty.html", &Profile::default());
     write("calls.html", &calls());
+    comparison(&directory);
+    write("waits.html", &waits());
     let untimed = Profile {
         timeline: Vec::new(),
         ..known

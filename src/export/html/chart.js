@@ -68,6 +68,16 @@ class TreeSource {
     return { all: this.view.all[id], self: this.view.self[id] };
   }
 
+  // The change of a box, as `Comparison.part` has it.
+  part(id, comparison) {
+    return this.skip ? comparison.part(...this.sides(id, comparison)) : comparison.parts[id];
+  }
+
+  // The amounts of a box in both profiles: in the graphs of callers and callees, those of its function.
+  sides(id, comparison) {
+    return this.skip ? comparison.ofFunction(this.view.fn[id]) : comparison.ofNode(id);
+  }
+
   move(id, key) {
     const { view } = this;
     if (key === "out") return view.depth[id] > this.skip ? view.parent[id] : id;
@@ -349,7 +359,9 @@ class Chart {
         const room = right - left;
         const dimmed = found && !found[fn];
         const gap = room > 8 ? 1 : room > 4 ? 0.5 : 0;
-        const fill = found && found[fn] ? palette.colors.found : palette.fill(fn, dimmed ? "dimmed" : crowd ? "crowd" : "tints");
+        const part = model.comparison ? source.part(id, model.comparison) : 0;
+        const how = dimmed ? "dimmed" : crowd ? "crowd" : "tints";
+        const fill = found && found[fn] ? palette.colors.found : model.comparison && !dimmed ? palette.change(part) : palette.fill(fn, how);
         if (crowd) {
           if (run && run.fill === fill && left - run.right < 0.5) run.right = right;
           else {
@@ -361,6 +373,15 @@ class Chart {
         c.fillStyle = fill;
         if (zoom && row < zoom.row) c.globalAlpha = 0.55;
         c.fillRect(left, y, Math.max(room - gap, 0.7), ROW - 1);
+        // New and vanished subtrees: not by color alone.
+        const mark = part === 1 ? "+ " : part === -1 ? "− " : "";
+        if (mark && room > 4) {
+          c.strokeStyle = palette.colors["frame-text"];
+          c.lineWidth = 1;
+          c.setLineDash(part < 0 ? [3, 2] : []);
+          c.strokeRect(left + 0.5, y + 0.5, room - gap - 1, ROW - 2);
+          c.setLineDash([]);
+        }
         if (fn === selected) {
           c.strokeStyle = palette.colors.accent;
           c.lineWidth = 1;
@@ -370,7 +391,7 @@ class Chart {
           c.fillStyle = "rgba(255,255,255,0.28)";
           c.fillRect(left, y, room - gap, ROW - 1);
         }
-        if (room > 22) this.label(c, fn, left + 5, y + ROW / 2, room - 10, dimmed);
+        if (room > 22) this.label(c, fn, left + 5, y + ROW / 2, room - 10, dimmed, mark);
         c.globalAlpha = 1;
       });
       flush();
@@ -379,10 +400,10 @@ class Chart {
     this.options.onview?.(this);
   }
 
-  label(c, fn, x, y, room, dimmed) {
+  label(c, fn, x, y, room, dimmed, mark) {
     const { name } = this.model.profile.functions;
     c.fillStyle = dimmed ? this.palette.colors.faint : this.palette.colors["frame-text"];
-    const used = this.letters.draw(c, name[fn], x, y, room);
+    const used = this.letters.draw(c, mark + name[fn], x, y, room);
     const known = !this.model.isGroup(fn) && this.model.kind(fn) !== "unknown";
     const place = known && used + 60 < room ? baseName(this.model.place(fn)) : "";
     if (place) {

@@ -90,6 +90,8 @@ async function readProfile(base64) {
     return sums;
   });
 
+  const waits = head.waits ? readWaits(head.waits, column(head.ticks, Int32Array), column(head.ticks, Float64Array)) : null;
+
   const { functions: f, kinds } = head;
   const files = head.files.map(clean);
   const natives = head.modules.map(clean);
@@ -128,6 +130,8 @@ async function readProfile(base64) {
       line: Float64Array.from(f.line),
     },
     values,
+    waits,
+    comparison: head.comparison ? comparison(head.comparison, f.count) : null,
     interpreterFrames: head.interpreterFrames,
     // Whether there are any to show.
     hasInterpreterFrames: head.folded !== n,
@@ -140,6 +144,16 @@ async function readProfile(base64) {
         return [clean(path), text];
       }),
     ),
+    assembly: new Map(
+      head.assembly.map(([fn, ...rows]) => [
+        fn,
+        rows.map(([address, length, text, samples, file, line]) => ({ address, length, text: clean(text), samples, place: file ? `${baseName(clean(file))}:${line}` : "" })),
+      ]),
+    ),
+    // The stacks that are not shown now.
+    other() {
+      return this.interpreterFrames ? folded : full;
+    },
     // Shows stacks with the interpreter's frames or without them.
     use(interpreterFrames) {
       const { tree, lineStart, lines, lineSamples, lineSelf, node, selves } = interpreterFrames ? full : folded;

@@ -4,14 +4,16 @@
 //! ```text
 //! text     {"meta", "kinds", "files", "modules", "categories",
 //!          "functions": {"name", "kind", "file", "module", "category", "line"}, "threads": [[pid, tid, name]], "nodes",
-//!          "folded", "interpreterFrames", "ticks", "values", "excerpts": [[path, [line, text, ...]]]}
+//!          "folded", "interpreterFrames", "ticks", "values", "excerpts": [[path, [line, text, ...]]],
+//!          "assembly": [[function, [address, length, text, samples, source, line], ...]],
+//!          "waits" (of a profile with off-CPU time, see `waits.rs`), "comparison" (of two profiles, see `comparison.rs`)}
 //! columns  of nodes: distance to the parent, function, self samples, number of lines
 //!          of lines: distance to the line before in the same node, samples, self samples
 //!          of ticks: microseconds since the tick before, thread, node
 //!          of each of "values": of nodes the self amount (except of the first value, which is the samples
 //!          above), of ticks the amount (if it is "weighted")
 //!          of the "folded" nodes, those without the interpreter's frames: as of nodes and of lines; then of nodes the
-//!          folded node that has its samples
+//!          folded node that has its samples; with "waits", of ticks the site and the length of the interval
 //! ```
 //!
 //! The text's "values" are the value types to choose from, the one of the counts first: {"name", "unit", "weighted"}.
@@ -28,13 +30,15 @@ use flate2::Compression;
 use flate2::write::ZlibEncoder;
 use rustc_hash::FxHashMap;
 
+use super::comparison::Comparison;
+use super::waits;
 use crate::escape::write_json;
 use crate::profile::category::Categories;
 use crate::profile::folded;
 use crate::profile::json::write;
-use crate::profile::model::{FrameKind, Profile};
+use crate::profile::model::{Frame, FrameKind, Profile};
 use crate::profile::values::Value;
-use crate::profile::view::{View, shown_name};
+use crate::profile::view::{View, identifier, shown_name};
 
 /// Characters of a name that are kept.
 const MAX_NAME: usize = 1000;
@@ -54,8 +58,9 @@ const KINDS: &[(FrameKind, &str)] = &[
     (FrameKind::Root, "root"),
 ];
 
-/// The packed profile; the page begins with the interpreter's frames or without them.
-pub fn pack(profile: &Profile, interpreter_frames: bool) -> io::Result<Vec<u8>> {
+/// The packed profile; the page begins with the interpreter's frames or without them. `comparison`: the profile is both
+/// profiles of this one.
+pub fn pack(profile: &Profile, interpreter_frames: bool, comparison: Option<&Comparison<'_>>) -> io::Result<Vec<u8>> {
     let (folded, into) = folded::with_targets(profile);
     // Both have the same functions, so that their numbers mean the same.
     let profile = &Profile {
@@ -74,9 +79,21 @@ pub fn pack(profile: &Profile, interpreter_frames: bool) -> io::Result<Vec<u8>> 
     text.pop();
     write!(
         text,
-        ",\"folded\":{},\"interpreterFrames\":{interpreter_frames}}}",
+        ",\"folded\":{},\"interpreterFrames\":{interpreter_frames}",
         folded_view.items.len()
     )?;
+    if let Some(value) = waits::value(profile) {
+        let shown = values(profile).position(|(at, _)| at == value).unwrap_or(0);
+        text.extend(b",\"waits\":");
+        for column in waits::write(profile, value, shown, &mut text)? {
+            order.iter().for_each(|tick| columns.push(column[*tick]));
+        }
+    }
+    if let Some(comparison) = comparison {
+        text.extend(b",\"comparison\":");
+        comparison.write(&view, &mut text)?;
+    }
+    text.push(b'}');
 
     let mut out = ZlibEncoder::new(Vec::new(), Compression::new(4));
     let length = u32::try_from(text.len()).map_err(io::Error::other)?;
@@ -292,8 +309,29 @@ fn head(profile: &Profile, view: &View<'_>, threads: &[(u32, u32)], out: &mut Ve
         }
         out.write_all(b"]")
     })?;
+    assembly(profile, view, out)?;
     out.push(b'}');
     Ok(())
+}
+
+fn assembly(profile: &Profile, view: &View<'_>, out: &mut Vec<u8>) -> io::Result<()> {
+    let numbers: HashMap<&str, usize> = view.identifiers.iter().map(String::as_str).zip(0..).collect();
+    let known = profile.assembly.iter().filter_map(|code| {
+        let native = identifier(&Frame::native(&*code.name, &*code.module, code.address));
+        Some((*numbers.get(native.as_str())?, code))
+    });
+    list("assembly", known, out, |(function, code), out| {
+        write!(out, "[{function}")?;
+        for row in &code.instructions {
+            write!(out, ",[{},{},", row.address, row.length)?;
+            write_json(&row.text, out)?;
+            let (file, line) = row.source.as_ref().map_or(("", 0), |(file, line)| (file, *line));
+            write!(out, ",{},", row.samples)?;
+            write_json(&short(file), out)?;
+            write!(out, ",{line}]")?;
+        }
+        out.write_all(b"]")
+    })
 }
 
 fn profile_ticks(profile: &Profile, view: &View<'_>) -> usize {
@@ -305,7 +343,7 @@ fn profile_ticks(profile: &Profile, view: &View<'_>) -> usize {
 }
 
 /// Writes `,"key":[...]`.
-fn list<T>(
+pub(super) fn list<T>(
     key: &str,
     items: impl Iterator<Item = T>,
     out: &mut Vec<u8>,
@@ -348,7 +386,7 @@ impl<'a> Strings<'a> {
 }
 
 /// The name, shortened to `MAX_NAME` characters.
-fn short(name: &str) -> Cow<'_, str> {
+pub(super) fn short(name: &str) -> Cow<'_, str> {
     match name.char_indices().nth(MAX_NAME) {
         None => Cow::Borrowed(name),
         Some((end, _)) => Cow::Owned(format!("{}… ({} characters)", &name[..end], name.chars().count())),

@@ -16,14 +16,18 @@ class Details {
     const { functions: f, files, modules } = model.profile;
     const kind = model.kind(fn);
     const facts = [
-      ["Total", `${percent(model.totals.all[fn], model.total)} · ${model.amount(model.totals.all[fn])}`],
-      ["Self", `${percent(model.totals.self[fn], model.total)} · ${model.amount(model.totals.self[fn])}`],
+      ...(model.comparison
+        ? changeFacts(model, fn)
+        : [
+            ["Total", `${percent(model.totals.all[fn], model.total)} · ${model.amount(model.totals.all[fn])}`],
+            ["Self", `${percent(model.totals.self[fn], model.total)} · ${model.amount(model.totals.self[fn])}`],
+          ]),
       ["Kind", KIND_NAMES[kind]],
       ["Module", modules[f.module[fn]]],
       [kind === "python" ? "File" : "Source", model.source(fn)],
     ].filter(([, text]) => text);
     const list = el("dl", null);
-    for (const [key, text] of facts) list.append(el("dt", { text: key }), el("dd", null, el("bdi", { text })));
+    for (const [key, text] of facts) list.append(el("dt", { text: key }), el("dd", null, key === "File" || key === "Source" ? this.file(fn, text) : el("bdi", { text })));
     const name = f.name[fn];
     const button = (text, title, action) => el("button", { text, title, onclick: action });
     const actions = model.isGroup(fn)
@@ -42,13 +46,26 @@ class Details {
       ...(actions ? [actions] : []),
       ...this.neighbours(fn),
       this.source(fn, files[f.file[fn]]),
+      ...(model.profile.assembly.has(fn) ? [assemblyOf(model, fn)] : []),
     );
     element.scrollTop = 0;
+  }
+
+  // The place of a function in its file, as a link to the lines of the file if there are any.
+  file(fn, text) {
+    const { files, functions: f } = this.model.profile;
+    const place = el("bdi", { text });
+    if (!files[f.file[fn]].startsWith("/")) return place;
+    return el("button", { class: "bare link", title: "Show the file with the samples of each line", onclick: () => this.actions.source(fn) }, place);
   }
 
   // While no function is selected: time by whose code it is, and the top functions.
   overview() {
     const { model, element } = this;
+    if (model.comparison) {
+      changeOverview(this);
+      return;
+    }
     const { functions: f, categories } = model.profile;
     const sums = new Float64Array(categories.length);
     const hot = [];
@@ -80,7 +97,9 @@ class Details {
         el("dd", { class: "num", text: percent(sums[k], model.total) }),
       );
     }
+    const own = this.ownFunctions();
     element.replaceChildren(
+      ...(own ? [el("h2", { text: "Your functions" }), own, el("p", { class: "hint", text: "Each with the libraries and C code that it runs, at its line with most samples." })] : []),
       el("h2", { text: "Time by kind of code" }),
       bar,
       list,
@@ -90,13 +109,43 @@ class Details {
     );
   }
 
+  // The user's own functions: each sample belongs to the innermost of them.
+  ownFunctions() {
+    const { model } = this;
+    const { functions: f, categories, files, tree, lineStart, lines, lineSamples } = model.profile;
+    const yours = categories.indexOf("your code");
+    if (yours < 0) return null;
+    const { view } = model;
+    const inner = new Int32Array(view.n);
+    const sums = new Float64Array(f.count);
+    for (let i = 1; i < view.n; i++) {
+      inner[i] = f.category[view.fn[i]] === yours ? view.fn[i] : inner[view.parent[i]];
+      sums[inner[i]] += view.self[i];
+    }
+    const hot = [];
+    for (let fn = 1; fn < f.count; fn++) if (sums[fn] > 0) hot.push(fn);
+    hot.sort((a, b) => sums[b] - sums[a]).splice(8);
+    if (!hot.length) return null;
+    const perLine = new Map(hot.map((fn) => [fn, new Map()]));
+    for (let i = 1; i < tree.n; i++) {
+      const counts = perLine.get(tree.fn[i]);
+      if (counts) for (let k = lineStart[i]; k < lineStart[i + 1]; k++) counts.set(lines[k], (counts.get(lines[k]) ?? 0) + lineSamples[k]);
+    }
+    const place = (fn) => {
+      const [line] = [...perLine.get(fn)].reduce((best, row) => (row[1] > best[1] ? row : best), [0, 0]);
+      return baseName(files[f.file[fn]]) + (line ? ":" + line : "");
+    };
+    return this.links(hot.map((fn) => [fn, sums[fn], place(fn)]), model.total);
+  }
+
+  // Functions with their parts of `all`, or with texts; some with a place.
   links(rows, all) {
-    const items = rows.map(([fn, n]) =>
+    const items = rows.map(([fn, n, place]) =>
       el(
         "li",
         null,
-        el("button", { class: "bare link", onclick: () => this.actions.select(fn) }, functionName(this.model, fn)),
-        el("span", { class: "num", text: percent(n, all) }),
+        el("button", { class: "bare link", onclick: () => this.actions.select(fn) }, functionName(this.model, fn), place ? el("span", { class: "dim place", text: place }) : null),
+        el("span", { class: "num", text: all === undefined ? n : percent(n, all) }),
       ),
     );
     return el("ul", { class: "neighbours" }, ...items);
@@ -145,10 +194,10 @@ class Details {
         el("code", { role: "cell", text: text.slice(indent) }),
       );
       if (n) row.style.setProperty("--heat", String(Math.max(0.08, n / most)));
-      if (n || self) row.title = `${plural(n, "sample")} on the stack, ${count(self)} ended here`;
+      if ((n || self) && !this.model.comparison) row.title = `${plural(n, "sample")} on the stack, ${count(self)} ended here`;
       table.append(row);
     }
-    const note = this.model.range || this.model.threads ? " (whole recording)" : "";
+    const note = this.model.range || this.model.threads ? " (whole recording)" : this.model.comparison ? " (newer profile)" : "";
     return el("section", null, el("h3", { text: (excerpt ? "Source" : "Lines") + note }), table);
   }
 }

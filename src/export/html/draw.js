@@ -57,6 +57,8 @@ class Palette {
       return { base: value("--" + kind), tints, dimmed: mix(base, bare, 0.72), crowd: mix(base, bare, 0.35) };
     };
     this.kinds = this.model.profile.kinds.map(shades);
+    this.states = STATES.map((state) => value("--state-" + state));
+    this.changes = changeColors(value, mix, rgb);
     this.categories = this.model.profile.categories.map((label) => shades(label ? categoryClass(label) : "root"));
   }
 
@@ -65,6 +67,11 @@ class Palette {
     const { functions: f } = this.model.profile;
     const kind = this.model.byCategory ? this.categories[f.category[fn]] : this.kinds[f.kind[fn]];
     return how === "tints" ? kind.tints[this.tint[fn]] : kind[how];
+  }
+
+  // The color of a change, from -1 (gone) to 1 (new).
+  change(part) {
+    return this.changes[STEPS + Math.sign(part) * Math.ceil(Math.abs(part) * STEPS)];
   }
 }
 const TINTS = 8;

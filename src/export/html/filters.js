@@ -128,7 +128,10 @@ class Filters {
     }
     if (chips.length > 1) chips.push(el("button", { class: "bare", text: "Clear all", onclick: () => this.clear() }));
     $("chips").replaceChildren(...chips);
-    $("shown").textContent = model.total === model.profile.total ? model.amount(model.total) : `${model.number(model.total)} of ${model.amount(model.profile.total)} (${percent(model.total, model.profile.total)})`;
+    const isAll = model.total === model.profile.total;
+    const part = `${model.number(model.total)} of ${model.amount(model.profile.total)} (${percent(model.total, model.profile.total)})`;
+    // All of a comparison is 100 %.
+    $("shown").textContent = !isAll ? part : model.comparison ? "" : model.amount(model.total);
   }
 
   clear() {

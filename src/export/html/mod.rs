@@ -4,7 +4,11 @@
 //! `data`. Names come from the target and are not trusted: they are in base64, enter the document as text only, and the
 //! content security policy allows only the script and the style with the listed hashes.
 
+mod comparison;
 mod data;
+mod waits;
+
+pub use comparison::Comparison;
 
 use std::io::{self, Write};
 
@@ -26,6 +30,9 @@ const SCRIPTS: &[&str] = &[
     include_str!("chart.js"),
     include_str!("timeline.js"),
     include_str!("rows.js"),
+    include_str!("comparison.js"),
+    include_str!("source.js"),
+    include_str!("waits.js"),
     include_str!("details.js"),
     include_str!("filters.js"),
     include_str!("page.js"),
@@ -38,6 +45,16 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
 
 /// The same; the page begins with the interpreter's frames or without them.
 pub fn write_page(profile: &Profile, interpreter_frames: bool, out: &mut dyn Write) -> io::Result<()> {
+    write_packed(&data::pack(profile, interpreter_frames, None)?, out)
+}
+
+/// Writes a comparison as a page.
+pub fn write_comparison(comparison: &Comparison<'_>, out: &mut dyn Write) -> io::Result<()> {
+    // Its profiles are without frames of the interpreter already, or are to be shown with them.
+    write_packed(&data::pack(&comparison.both.profile, true, Some(comparison))?, out)
+}
+
+fn write_packed(packed: &[u8], out: &mut dyn Write) -> io::Result<()> {
     let script = format!("(() => {{\n\"use strict\";\n{}}})();\n", SCRIPTS.concat());
     let policy = format!(
         "default-src 'none'; script-src {}; style-src {}; img-src data:; base-uri 'none'; form-action 'none'; \
@@ -45,7 +62,7 @@ pub fn write_page(profile: &Profile, interpreter_frames: bool, out: &mut dyn Wri
         source_of(&script),
         source_of(STYLE)
     );
-    let packed = BASE64_STANDARD.encode(data::pack(profile, interpreter_frames)?);
+    let packed = BASE64_STANDARD.encode(packed);
     let mut rest = PAGE;
     for (place, text) in [
         ("{policy}", policy.as_str()),

@@ -4,9 +4,11 @@ class Model {
   constructor(profile) {
     this.profile = profile;
     this.listeners = [];
+    this.kept = new Map(); // by tree
     this.range = null; // [first, last] in microseconds, both included, or null for all
     this.threads = null; // Set of thread numbers, or null for all
     this.value = profile.values[0];
+    this.comparison = profile.comparison && new Comparison(profile.comparison);
     this.hiddenKinds = new Set();
     this.hiddenModules = new Set();
     this.hiddenCategories = new Set();
@@ -68,6 +70,7 @@ class Model {
 
   // An amount of the shown value as text.
   amount(n) {
+    if (this.comparison) return this.comparison.amount(n);
     const { name, unit } = this.value;
     if (unit === "nanoseconds") return duration(n / 1e3);
     if (unit === "bytes") return byteCount(n);
@@ -76,7 +79,7 @@ class Model {
 
   // The same without the name of the value, for a column of numbers.
   number(n) {
-    return this.value.unit === "count" ? count(n) : this.amount(n);
+    return this.value.unit === "count" && !this.comparison ? count(n) : this.amount(n);
   }
 
   // Samples that ended at each node, within the range and the threads chosen.
@@ -122,11 +125,47 @@ class Model {
     }
     this.hidden = this.hiddenMask();
     const folded = this.hidden ? fold(tree, self, this.hidden) : tree;
-    this.view = layOut(folded, this.hidden ? folded.self : self);
-    this.total = this.view.all[0];
-    this.totals = functionTotals(this.view, functions.count);
+    const isWhole = !this.hidden && !this.range && !this.threads && !this.only.length;
+    const { view, totals } = isWhole ? this.unfiltered(tree) : this.laidOut(folded, this.hidden ? folded.self : self);
+    [this.view, this.totals, this.total] = [view, totals, view.all[0]];
+    this.compare(folded);
     this.sandwiches = new Map();
     this.share();
+  }
+
+  laidOut(tree, self) {
+    const view = layOut(tree, self);
+    return { view, totals: functionTotals(view, this.profile.functions.count) };
+  }
+
+  // Without filters: kept, since people switch between the two trees.
+  unfiltered(tree, self = this.value.self) {
+    const kept = this.kept.get(tree);
+    if (kept?.value === this.value) return kept;
+    const made = { value: this.value, ...this.laidOut(tree, self) };
+    this.kept.set(tree, made);
+    return made;
+  }
+
+  // Lays the other tree out while nothing else is to be done, so that switching is quick.
+  prepare() {
+    const { tree, selves } = this.profile.other();
+    if (this.profile.hasInterpreterFrames) this.unfiltered(tree, selves[this.profile.values.indexOf(this.value)]);
+  }
+
+  // Both sides of a comparison, for the tree that is shown.
+  compare(folded) {
+    if (!this.comparison) return;
+    const { tree, values, functions } = this.profile;
+    const selves = values.slice(1, 3).map(({ self }) => {
+      const kept = self.slice();
+      for (const { matches } of this.only) {
+        const under = this.under(tree, matches);
+        for (let i = 0; i < tree.n; i++) if (!under[i]) kept[i] = 0;
+      }
+      return this.hidden ? fold(tree, kept, this.hidden).self : kept;
+    });
+    this.comparison.place(this.view, folded, selves, functions.count);
   }
 
   sandwich(fn) {

@@ -38,6 +38,7 @@ class Page {
       hide: (fn) => this.hideFunction(fn),
       copy: (text) => this.copy(text),
       select: (fn) => model.set({ selected: fn }, "selection"),
+      source: (fn) => this.openSource(fn),
     });
     this.buildPanels();
     this.buildTimeline();
@@ -57,10 +58,16 @@ class Page {
 
   header() {
     const { meta } = this.model.profile;
-    const command = meta.command || (meta.pid ? `process ${meta.pid}` : "Profile");
+    const { comparison } = this.model;
+    const command = comparison ? `${comparison.after} compared to ${comparison.before}` : meta.command || (meta.pid ? `process ${meta.pid}` : "Profile");
     $("title").textContent = shorten(command, 200);
     $("title").title = shorten(command, 1000);
     document.title = `${shorten(command, 80)} · nativeprof`;
+    if (comparison) {
+      $("quality-button").hidden = true;
+      $("facts").replaceChildren(...comparisonFacts(this.model));
+      return;
+    }
     const facts = [
       [this.model.number(this.model.profile.total), this.model.profile.total === 1 ? this.model.value.name.replace(/s$/, "") : this.model.value.name],
       meta.duration > 0 && [duration(meta.duration * 1e6), ""],
@@ -84,6 +91,8 @@ class Page {
     if (source.prepare) {
       const { span, seen, from } = source.samples(id);
       lines.push(`${duration(span)} from ${(from / 1e6).toFixed(3)} s · ${plural(seen, "sample")}`);
+    } else if (model.comparison) {
+      lines.push(model.comparison.describe(source.sides(id, model.comparison), "total", source.part(id, model.comparison)));
     } else {
       const { all, self } = source.samples(id);
       lines.push(`total ${percent(all, model.total)} · ${model.amount(all)}`, `self ${percent(self, model.total)} · ${model.amount(self)}`);
@@ -117,12 +126,14 @@ class Page {
       id: "function-row",
       label: "Functions",
       columns: ["self", "selfn", "total", "totaln", "function", "kind", "module", "place"],
-      sorted: "self",
+      sorted: model.comparison ? "total" : "self",
       onpick: select,
       onopen: (fn) => this.openSandwich(fn),
     });
     this.list = new FunctionTable(model, { id: "sandwich-row", label: "Selected function", columns: ["total", "function"], sorted: "total", onpick: select });
     this.tree = new CallTree(model, { onpick: select });
+    this.source = new SourcePanel(model, { onpick: select, onopen: (fn) => this.openSandwich(fn) });
+    this.waits = model.profile.waits && new WaitsPanel(model);
     this.middle = el("div", { class: "middle" });
     const panel = (name, ...children) => el("div", { class: "panel " + name, role: "tabpanel", id: "panel-" + name, "aria-labelledby": "tab-" + name, hidden: true }, ...children);
     const charts = el(
@@ -144,10 +155,14 @@ class Page {
         show: () => (this.list.refresh(), this.showSandwich()),
         chart: this.callees,
       },
+      source: { title: "Source", element: panel("sources sandwich", ...this.source.element), show: () => this.source.refresh() },
       tree: { title: "Call tree", element: panel("tree", this.tree.element), show: () => this.tree.refresh() },
+      waits: { title: "Waits", element: panel("waits", ...(this.waits?.element ?? [])), show: () => this.waits.refresh() },
       table: { title: "Table", element: panel("table", this.table.element), show: () => this.table.refresh() },
     };
     if (!model.profile.ticks.n) delete this.panels.time;
+    if (!model.profile.waits) delete this.panels.waits;
+    if (!model.profile.files.some((file) => file.startsWith("/"))) delete this.panels.source;
     for (const [name, { title, element }] of Object.entries(this.panels)) {
       $("panels").append(element);
       const tab = el("button", { role: "tab", id: "tab-" + name, "aria-controls": "panel-" + name, text: title, onclick: () => this.open(name) });
@@ -214,7 +229,7 @@ class Page {
     } else {
       this.middle.replaceChildren(
         functionName(model, fn),
-        el("span", { class: "dim", text: `total ${percent(model.totals.all[fn], model.total)} · self ${percent(model.totals.self[fn], model.total)}` }),
+        el("span", { class: "dim", text: model.comparison ? model.comparison.describe(model.comparison.ofFunction(fn), "total") : `total ${percent(model.totals.all[fn], model.total)} · self ${percent(model.totals.self[fn], model.total)}` }),
       );
     }
     const none = layOut({ n: 1, parent: new Int32Array(1), fn: new Int32Array(1) }, new Float64Array(1));
@@ -230,6 +245,12 @@ class Page {
     this.open("sandwich");
     this.details.refresh();
     announce(`Callers and callees of ${this.model.profile.functions.name[fn]}`);
+  }
+
+  // The file of a function, at its lines.
+  openSource(fn) {
+    this.open("source");
+    this.source.open(this.model.profile.functions.file[fn], fn);
   }
 
   onlyFunction(fn) {
@@ -299,7 +320,14 @@ class Page {
       model.set({ value });
       this.header();
     });
-    $("interpreter").hidden = !model.profile.hasInterpreterFrames;
+    if (model.comparison) {
+      // Colors are changes.
+      $("colors").hidden = true;
+      $("kinds").hidden = true;
+      $("legend").append(...changeLegend(model.comparison));
+      $("legend").hidden = false;
+    }
+    $("interpreter").hidden = !!model.comparison || !model.profile.hasInterpreterFrames;
     $("interpreter").setAttribute("aria-pressed", String(model.profile.interpreterFrames));
     $("interpreter").addEventListener("click", () => this.showInterpreter());
     $("colors").addEventListener("click", () => this.recolor());
@@ -327,7 +355,7 @@ class Page {
   // Shows the interpreter's start-up and call glue, or folds them into the functions that call.
   showInterpreter() {
     const { profile } = this.model;
-    if (!profile.hasInterpreterFrames) return;
+    if (!profile.hasInterpreterFrames || this.model.comparison) return;
     profile.use(!profile.interpreterFrames);
     $("interpreter").setAttribute("aria-pressed", String(profile.interpreterFrames));
     if (this.timeline) this.timeline.bins = null;
@@ -337,6 +365,7 @@ class Page {
 
   recolor() {
     const { model } = this;
+    if (model.comparison) return;
     model.byCategory = !model.byCategory;
     $("colors").textContent = model.byCategory ? "Color: whose code" : "Color: kind";
     $("colors").setAttribute("aria-pressed", String(model.byCategory));
@@ -460,6 +489,7 @@ theme.load();
     requestAnimationFrame(() =>
       setTimeout(() => {
         document.documentElement.dataset.ready = Math.round(performance.now() - start);
+        requestIdleCallback?.(() => page.model.prepare());
       }),
     );
   } catch (e) {

@@ -15,7 +15,10 @@ class Rows {
       const cell = el("div", { role: "columnheader", class: `cell ${column.key} ${column.num ? "num" : ""}` });
       if (column.sort) {
         cell.append(el("button", { class: "bare", onclick: () => this.sort(column.key), title: column.help }, column.title));
-      } else cell.textContent = column.title;
+      } else {
+        cell.textContent = column.title;
+        if (column.help) cell.title = column.help;
+      }
       column.head = cell;
       this.head.append(cell);
     }
@@ -169,6 +172,9 @@ class FunctionTable {
       { key: "module", title: "Module", sort: (a, b) => (modules[f.module[a]] < modules[f.module[b]] ? -1 : 1), cell: (fn) => el("bdi", { text: modules[f.module[fn]] }) },
       { key: "place", title: "Source", cell: (fn) => el("bdi", { class: "dim", text: baseName(model.source(fn)), title: shorten(model.source(fn), 600) }) },
     ].filter((c) => options.columns.includes(c.key));
+    if (model.comparison && options.columns.length > 3) {
+      columns.splice(0, columns.findIndex((c) => c.key === "function"), ...changeColumns(model));
+    }
     this.rows = new Rows({
       id: options.id,
       label: options.label,

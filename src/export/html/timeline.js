@@ -30,6 +30,8 @@ class Timeline {
     this.plot = el("div", { class: "plot" }, this.canvas);
     this.element = el("div", { class: "lanes" }, this.labels, this.plot);
     $("axis").append(this.axis);
+    $("states").hidden = !model.profile.waits;
+    if (model.profile.waits) $("states").append(...stateLegend());
     this.fields = [$("range-from"), $("range-to")];
     for (const field of this.fields) {
       field.max = (model.whole / 1e6).toFixed(3);
@@ -89,12 +91,25 @@ class Timeline {
     return this.plot.clientWidth;
   }
 
-  // Samples by track, column and kind.
+  // What tracks consist of, from the bottom: states where time off the CPU is known, else kinds; and their colors.
+  parts() {
+    const { kinds, waits } = this.model.profile;
+    if (waits) return STATES.map((name, at) => ({ at, name: STATE_NAMES[name], color: this.palette.states[at] }));
+    const order = ["python", "native", "inlined", "unknown", "truncated", "kernel", "state", "task", "thread", "process", "root"];
+    return order.map((name) => ({ at: kinds.indexOf(name), name: KIND_NAMES[name], color: this.palette.kinds[kinds.indexOf(name)].base }));
+  }
+
+  // Samples by track, column and kind; or microseconds by track, column and state.
   binned(columns) {
     if (this.bins?.columns === columns) return this.bins;
-    const { ticks, tree, functions, kinds } = this.model.profile;
+    const { ticks, tree, functions, kinds, waits } = this.model.profile;
     const lane = new Int32Array(this.order.length).fill(-1);
     this.tracks.forEach((t, i) => (lane[t] = i));
+    if (waits) {
+      const { whole } = this.model;
+      this.bins = { columns, size: STATES.length, full: whole / columns, data: stateTimes(this.model.profile, lane, this.tracks.length, columns, whole) };
+      return this.bins;
+    }
     const data = new Uint32Array(this.tracks.length * columns * kinds.length);
     const scale = columns / this.model.whole;
     for (let i = 0; i < ticks.n; i++) {
@@ -103,7 +118,14 @@ class Timeline {
       const column = Math.min(columns - 1, Math.floor(ticks.time[i] * scale));
       data[(t * columns + column) * kinds.length + functions.kind[tree.fn[ticks.node[i]]]]++;
     }
-    this.bins = { columns, data };
+    // The busiest column of all threads has full height.
+    let full = 1;
+    for (let i = 0; i < data.length; i += kinds.length) {
+      let sum = 0;
+      for (let k = 0; k < kinds.length; k++) sum += data[i + k];
+      full = Math.max(full, sum);
+    }
+    this.bins = { columns, data, size: kinds.length, full };
     return this.bins;
   }
 
@@ -119,7 +141,6 @@ class Timeline {
   paint() {
     const { width, tracks, palette, model } = this;
     if (width <= 0) return;
-    const { kinds } = model.profile;
     const height = Math.max(1, tracks.length) * TRACK;
     const c = fit(this.canvas, width, height);
     const { colors } = palette;
@@ -127,28 +148,20 @@ class Timeline {
     c.fillRect(0, 0, width, height);
     // Columns wide enough for several samples each, or a busy thread would look like a comb.
     const columns = Math.max(1, Math.floor(Math.min(width / 3, model.whole / model.period / 6)));
-    const { data } = this.binned(columns);
-    // The busiest column of all threads has full height.
-    let full = 1;
-    for (let i = 0; i < data.length; i += kinds.length) {
-      let sum = 0;
-      for (let k = 0; k < kinds.length; k++) sum += data[i + k];
-      full = Math.max(full, sum);
-    }
-    const shown = ["python", "native", "inlined", "unknown", "truncated", "kernel", "state", "task", "thread", "process", "root"];
-    const order = shown.map((name) => kinds.indexOf(name));
+    const { data, size, full } = this.binned(columns);
+    const parts = this.parts();
     tracks.forEach((t, lane) => {
       const bottom = (lane + 1) * TRACK - 3;
       const on = !model.threads || model.threads.has(t);
       c.globalAlpha = on ? 1 : 0.25;
       for (let column = 0; column < columns; column++) {
-        const at = (lane * columns + column) * kinds.length;
+        const at = (lane * columns + column) * size;
         let y = bottom;
         let room = TRACK - 6;
-        for (const k of order) {
+        for (const { at: k, color } of parts) {
           const h = Math.min(room, (data[at + k] / full) * (TRACK - 6));
           if (h <= 0) continue;
-          c.fillStyle = palette.kinds[k].base;
+          c.fillStyle = color;
           c.fillRect((column * width) / columns, y - h, width / columns - (width / columns > 8 ? 1 : 0), h);
           y -= h;
           room -= h;
@@ -280,13 +293,14 @@ class Timeline {
     if (thread === undefined) return lines;
     const { name, tid } = model.profile.threads[thread];
     lines.push(`${name || "thread"} ${tid}`);
-    const { columns, data } = this.bins;
-    const kinds = model.profile.kinds;
+    const { columns, data, size, full } = this.bins;
+    const { waits } = model.profile;
     const column = Math.min(columns - 1, Math.floor((t / model.whole) * columns));
-    const at = (tracks.indexOf(thread) * columns + column) * kinds.length;
-    kinds.forEach((kind, k) => {
-      if (data[at + k]) lines.push(`${KIND_NAMES[kind]}: ${plural(data[at + k], "sample")}`);
-    });
+    const at = (tracks.indexOf(thread) * columns + column) * size;
+    for (const { at: k, name } of this.parts()) {
+      const n = data[at + k];
+      if (n) lines.push(`${name}: ${waits ? `${duration(n)} (${percent(n, full)})` : plural(n, "sample")}`);
+    }
     return lines;
   }
 }

@@ -60,7 +60,7 @@ function sortByCount(nodes, all) {
 }
 
 // A tree ready to draw: only nodes with samples, in order from the root down, the largest child first.
-// x: samples left of it; end: the first node that is not below it; levels[d]: nodes at depth d from left to right.
+// from: the node's number in the tree; x: samples left of it; end: the first node that is not below it; levels[d]: nodes at depth d from left to right.
 function layOut(tree, self) {
   const { n, parent } = tree;
   const all = self.slice(0, n);
@@ -85,6 +85,7 @@ function layOut(tree, self) {
   const size = live + 1;
   const out = {
     n: size,
+    from: new Int32Array(size),
     parent: new Int32Array(size),
     fn: new Int32Array(size),
     self: new Float64Array(size),
@@ -106,6 +107,7 @@ function layOut(tree, self) {
     const at = made++;
     place[i] = at;
     const up = i === 0 ? 0 : place[parent[i]];
+    out.from[at] = i;
     out.parent[at] = up;
     out.fn[at] = tree.fn[i];
     out.self[at] = self[i];

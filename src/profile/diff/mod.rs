@@ -26,9 +26,11 @@ use super::model::{Frame, FrameKind, Profile};
 use super::stats::{SelfTotal, Stats};
 use super::values::Unit;
 
+mod both;
 mod matching;
 pub(super) mod quantile;
 
+pub use both::{Both, Side, WHOLE, both};
 pub use matching::RowMap;
 
 #[cfg(test)]

@@ -142,3 +142,38 @@ fn a_focus_on_nothing_names_what_is_near() {
     let error = options.apply(profile()).unwrap_err();
     assert_eq!(error.similar, ["dumps"]);
 }
+
+#[test]
+fn a_focus_of_a_comparison_may_be_on_what_one_side_has() {
+    let options = ViewOptions {
+        focus: Some("Session.get".into()),
+        ..ViewOptions::default()
+    };
+    let other = Profile {
+        frames: profile()
+            .frames
+            .into_iter()
+            .map(|frame| Frame {
+                name: "x".into(),
+                qualname: String::new(),
+                ..frame
+            })
+            .collect(),
+        ..profile()
+    };
+    let [with, without] = options.apply_to_both([profile(), other.clone()]).unwrap();
+    assert_eq!(shown(&with), ["1 get dict_get read", "7 "]);
+    assert_eq!(shown(&without), ["8 "]);
+    assert!(options.apply_to_both([other.clone(), other]).is_err());
+}
+
+#[test]
+fn stacks_begin_at_the_innermost_root() {
+    let is = |name: &'static str| move |frame: &Frame| frame.name == name;
+    let view = from_innermost(&profile(), is("get"), is("main"));
+    assert_eq!(shown(&view), ["1 get dict_get read"]);
+    let view = from_innermost(&profile(), is("get"), is("dict_get"));
+    assert_eq!(shown(&view), Vec::<String>::new());
+    let none = from_innermost(&profile(), is("nothing"), is("read"));
+    assert_eq!((shown(&none), none.nodes[0].count), (Vec::<String>::new(), 0));
+}

@@ -5,9 +5,10 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::cli::args::{Diff as Options, DiffBy, DiffFormat, Normalize};
+use crate::cli::args::{Browse, Diff as Options, DiffBy, DiffFormat, Normalize};
 use crate::cli::input;
 use crate::cli::output::atomic_file::{OutputFile, PUBLIC};
+use crate::cli::output::browser;
 use crate::cli::output::row_filter;
 use crate::cli::output::style::{Color, TerminalStyle, color};
 use crate::cli::output::table;
@@ -18,6 +19,8 @@ use crate::cli::print_status;
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape::line;
 use crate::export::diff_flamegraph;
+use crate::export::html;
+use crate::export::html::Comparison;
 use crate::export::select;
 use crate::privileges::credentials::Caps;
 use crate::privileges::phases;
@@ -26,6 +29,7 @@ use crate::profile::diff::{Change, Diff, Metric, Normalization, RowKind};
 use crate::profile::model::Profile;
 use crate::profile::stats::module;
 use crate::profile::values::{Unit, ValueType};
+use crate::resolve::source_lines;
 
 mod gate;
 
@@ -79,9 +83,10 @@ pub fn diff(options: &Options) -> Result<Gate> {
         }
     }
     let view = options.frames.view(options.no_native);
-    for profile in &mut profiles {
-        *profile = view.apply(std::mem::take(profile)).map_err(no_such_function)?;
-    }
+    let mut read = profiles.into_iter();
+    let profiles = view
+        .apply_to_both([(); 2].map(|()| read.next().unwrap_or_default()))
+        .map_err(no_such_function)?;
     let (a, b) = (&profiles[0], &profiles[1]);
     let norm = match options.normalize {
         Normalize::Share => Normalization::Share,
@@ -91,42 +96,42 @@ pub fn diff(options: &Options) -> Result<Gate> {
     for (profile, path) in [(a, &options.before), (b, &options.after)] {
         check_comparable(profile, path, norm)?;
     }
-    let found = diff::diff(
-        a,
-        b,
-        &diff::DiffOptions {
-            norm,
-            by: match options.by {
-                DiffBy::Function => RowKind::Function,
-                DiffBy::Module => RowKind::Module,
-            },
-            count: if options.self_count || picture.is_some() {
-                Metric::SelfCount
-            } else {
-                Metric::Total
-            },
-            confidence: options.confidence / 100.0,
-            interpreter: options.interpreter,
-            grains,
+    let is_self = options.self_count || picture == Some(DiffFormat::Svg);
+    let how = diff::DiffOptions {
+        norm,
+        by: match options.by {
+            DiffBy::Function => RowKind::Function,
+            DiffBy::Module => RowKind::Module,
         },
-    );
+        count: if is_self { Metric::SelfCount } else { Metric::Total },
+        confidence: options.confidence / 100.0,
+        interpreter: options.interpreter,
+        grains,
+    };
+    let found = diff::diff(a, b, &how);
     let text = Text {
         options,
-        self_count: options.self_count || picture.is_some(),
+        self_count: is_self,
         norm,
         profiles: [a, b],
         found: &found,
     };
     if let Some(picture) = picture {
+        let mut both = diff::both(a, b, &how);
+        if picture == DiffFormat::Html {
+            source_lines::add(&mut both.profile, &mut source_lines::open_local);
+        }
         let make = |out: &mut dyn Write| match picture {
-            DiffFormat::Svg => diff_flamegraph::svg(a, b, &found, &text.title(), norm, out),
-            DiffFormat::Html => diff_flamegraph::html(
-                a,
-                b,
-                &found,
-                &text.title(),
-                &text.table(&[], &TerminalStyle::default()),
-                norm,
+            DiffFormat::Svg => diff_flamegraph::svg(&both, &found, &text.title(), norm, out),
+            DiffFormat::Html => html::write_comparison(
+                &Comparison {
+                    both: &both,
+                    found: &found,
+                    names: text.names().each_ref().map(String::as_str),
+                    norm,
+                    is_self,
+                    confidence: options.confidence,
+                },
                 out,
             ),
         };
@@ -136,11 +141,17 @@ pub fn diff(options: &Options) -> Result<Gate> {
             Some(place) => {
                 place.write(&make).map_err(failed)?;
                 print_status(&format!("written: {}", place.path().display()));
+                if let Some(said) = browser::open(options.browser.when, place.path(), false) {
+                    print_status(&said);
+                }
             }
             None => {
                 let mut bytes = Vec::new();
                 make(&mut bytes).map_err(failed)?;
                 table::print(&String::from_utf8_lossy(&bytes)).map_err(failed)?;
+                if options.browser.when == Browse::On {
+                    print_status(browser::NOT_STANDARD_OUTPUT);
+                }
             }
         }
     } else {
@@ -199,18 +210,17 @@ struct Text<'a> {
 }
 
 impl Text<'_> {
+    /// Names of the older and of the newer profile.
+    fn names(&self) -> [String; 2] {
+        [&self.options.before, &self.options.after].map(|path| {
+            let name = path.file_name().unwrap_or(path.as_os_str());
+            name.to_string_lossy().into_owned()
+        })
+    }
+
     fn title(&self) -> String {
-        let name = |path: &Path| {
-            path.file_name()
-                .unwrap_or(path.as_os_str())
-                .to_string_lossy()
-                .into_owned()
-        };
-        format!(
-            "{} compared to {}",
-            name(&self.options.after),
-            name(&self.options.before)
-        )
+        let [before, after] = self.names();
+        format!("{after} compared to {before}")
     }
 
     fn row(&self, change: &Change<'_>) -> ReportRow {

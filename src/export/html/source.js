@@ -1,0 +1,144 @@
+// Source files with the samples of each line, over all functions in them.
+
+// Samples of each line of a file in the complete recording: line -> { all, self, fn }, where fn is the function that has
+// most of them. Recursive calls count where they are outermost.
+function linesOfFile(profile, file) {
+  const { tree, lineStart, lines, lineSamples, lineSelf, functions: f } = profile;
+  const counts = new Map();
+  const open = new Int32Array(f.count);
+  const path = [];
+  for (let i = 1; i < tree.n; i++) {
+    while (path.length && path.at(-1) !== tree.parent[i]) open[tree.fn[path.pop()]]--;
+    const fn = tree.fn[i];
+    const outermost = open[fn]++ === 0;
+    path.push(i);
+    if (f.file[fn] !== file) continue;
+    for (let k = lineStart[i]; k < lineStart[i + 1]; k++) {
+      const row = counts.get(lines[k]) ?? { all: 0, self: 0, fn, most: 0 };
+      if (outermost) row.all += lineSamples[k];
+      row.self += lineSelf[k];
+      if (lineSamples[k] > row.most) [row.most, row.fn] = [lineSamples[k], fn];
+      counts.set(lines[k], row);
+    }
+  }
+  return counts;
+}
+
+class SourcePanel {
+  constructor(model, options) {
+    this.model = model;
+    this.file = 0;
+    const { files } = model.profile;
+    this.list = new Rows({
+      id: "file-row",
+      label: "Source files",
+      role: "grid",
+      columns: [
+        { key: "total", title: "Total", num: true, cell: (file) => share(this.totals.all[file], model.total) },
+        { key: "function", title: "File", cell: (file) => el("bdi", { text: shortPath(files[file]), title: shorten(files[file], 600) }) },
+      ],
+      onpick: (file) => this.open(file),
+    });
+    this.code = new Rows({
+      id: "line-row",
+      label: "Source lines with samples",
+      role: "grid",
+      columns: [
+        { key: "total", title: "Total", help: "Samples with this line on the stack, C code that it runs included", num: true, cell: (row) => (row.all ? share(row.all, this.whole) : "") },
+        { key: "self", title: "Self", help: "Samples that ended in this line itself", num: true, cell: (row) => (row.self ? share(row.self, this.whole) : "") },
+        { key: "line", title: "Line", num: true, cell: (row) => (row.line ? el("span", { class: "dim", text: String(row.line) }) : "") },
+        { key: "quoted", title: "", cell: (row) => this.text(row) },
+      ],
+      onpick: (row) => row.fn > 0 && options.onpick(row.fn),
+      onopen: (row) => row.fn > 0 && options.onopen(row.fn),
+    });
+    this.title = el("div", { class: "middle" });
+    this.element = [el("div", { class: "sandwich-list" }, this.list.element), el("div", { class: "source-code" }, this.title, this.code.element)];
+  }
+
+  text(row) {
+    const code = el("code", { class: row.line ? "" : "dim", text: row.text });
+    if (row.all || row.self) {
+      code.className = "hit";
+      code.style.setProperty("--heat", String(Math.max(0.08, row.all / this.most)));
+    }
+    return code;
+  }
+
+  // Files with samples that are shown, most first, and the lines of the open one.
+  refresh() {
+    const { model } = this;
+    const { functions: f, files } = model.profile;
+    this.totals = functionTotals({ ...model.view, fn: model.view.fn.map((fn) => f.file[fn]) }, files.length);
+    const { all } = this.totals;
+    const shown = [...files.keys()].filter((file) => files[file].startsWith("/") && all[file] > 0).sort((a, b) => all[b] - all[a]);
+    this.list.show(shown, true);
+    const yours = model.profile.categories.indexOf("your code");
+    const own = new Set([...f.file.keys()].filter((fn) => f.category[fn] === yours).map((fn) => f.file[fn]));
+    const isQuoted = (file) => model.profile.excerpts.has(files[file]);
+    const best = shown.find((file) => own.has(file) && isQuoted(file)) ?? shown.find(isQuoted) ?? shown[0] ?? 0;
+    if (!shown.includes(this.file)) this.file = best;
+    this.open(this.file);
+  }
+
+  // Shows a file, and a function of it if one is given.
+  open(file, fn = 0) {
+    const { model } = this;
+    const { profile } = model;
+    const { functions: f } = profile;
+    this.file = file;
+    this.list.at = this.list.rows.indexOf(file);
+    this.list.draw();
+    const counts = file ? linesOfFile(profile, file) : new Map();
+    this.whole = model.comparison ? WHOLE : profile.total;
+    this.most = Math.max(1, ...[...counts.values()].map((row) => row.all));
+    const excerpt = profile.excerpts.get(profile.files[file]);
+    const numbers = [...counts.keys()].filter((line) => line > 0).sort((a, b) => a - b);
+    const rows = [];
+    let before = 0;
+    for (const [line, text] of excerpt ?? numbers.map((line) => [line, ""])) {
+      if (excerpt && line > before + 1) rows.push({ line: 0, text: `⋯ ${plural(line - before - 1, "line")} without samples` });
+      before = line;
+      rows.push({ line, text, ...(counts.get(line) ?? { all: 0, self: 0, fn: 0 }) });
+    }
+    this.code.show(rows);
+    const note = !file ? "No source files." : excerpt ? "" : "The text of this file was not at hand.";
+    const range = model.range || model.threads || model.only.length ? "Lines are those of the whole recording." : "";
+    this.title.replaceChildren(el("bdi", { class: "name", text: profile.files[file] }), el("span", { class: "dim", text: [note, range].filter(Boolean).join(" ") }));
+    const hot = (row) => (fn ? row.line >= f.line[fn] && row.fn === fn && row.all > 0 : row.all === this.most);
+    const at = rows.findIndex(hot);
+    if (at >= 0) this.code.scroller.scrollTop = Math.max(0, (at - 6) * ROW_HEIGHT);
+    this.code.draw();
+  }
+}
+
+// The end of a path.
+const shortPath = (path) => path.split("/").slice(-2).join("/");
+
+// Instructions of a native function around those with samples, in the complete recording.
+function assemblyOf(model, fn) {
+  const rows = model.profile.assembly.get(fn);
+  const sum = rows.reduce((sum, row) => sum + row.samples, 0);
+  const most = rows.reduce((most, row) => Math.max(most, row.samples), 1);
+  const table = el("div", { class: "source assembly", role: "table", "aria-label": "Instructions with samples" });
+  let end = rows.length ? rows[0].address : 0;
+  let place = "";
+  for (const { address, length, text, samples, place: here } of rows) {
+    if (address !== end) table.append(el("div", { class: "gap", "aria-hidden": true, text: "⋯" }));
+    end = address + length;
+    if (here && here !== place) {
+      place = here;
+      table.append(el("div", { class: "place dim", role: "row" }, el("bdi", { role: "cell", text: here })));
+    }
+    const row = el(
+      "div",
+      { class: "code" + (samples ? " hit" : ""), role: "row", title: samples ? plural(samples, "sample") : null },
+      el("span", { class: "heat num", role: "cell", text: samples ? percent(samples, sum) : "" }),
+      el("span", { class: "num dim", role: "cell", text: address.toString(16) }),
+      el("code", { role: "cell", text }),
+    );
+    if (samples) row.style.setProperty("--heat", String(Math.max(0.08, samples / most)));
+    table.append(row);
+  }
+  return el("section", null, el("h3", { text: "Assembly (whole recording)" }), table, el("p", { class: "hint", text: "The processor may report an instruction after the one that took the time." }));
+}
