@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -17,9 +18,11 @@ class NativeprofMagics(Magics):
 
     @magic_arguments()
     @argument("-r", "--rate", type=int, default=100, help="samples per second of each thread (100)")
+    @argument("--all-threads", action="store_true", help="sample all threads, not only the one that runs the cell")
     @argument("-m", "--mode", choices=("cpu", "wall"), default="cpu", help="CPU time, or the time that goes by")
     @argument("--no-native", action="store_true", help="Python frames only")
     @argument("-o", "--output", help="save the profile too; the ending tells the format (x.svg, x.json)")
+    @argument("-h", "--help", action="store_true", help="print this")
     @argument("statement", nargs="*", help="what to run; with %%%%nativeprof the cell")
     @line_cell_magic
     def nativeprof(self, line: str, cell: str | None = None) -> Profile | None:
@@ -29,6 +32,9 @@ class NativeprofMagics(Magics):
         error is shown as that of any cell, without a profile.
         """
         options = parse_argstring(self.nativeprof, line)
+        if options.help:
+            print(self.nativeprof.parser.format_help())
+            return None
         if cell is None:
             # The statement as it was typed: what the parser took apart has lost its quotes.
             cell = _after_options(line)
@@ -37,7 +43,12 @@ class NativeprofMagics(Magics):
         if not cell.strip():
             raise UsageError("nothing to run: %nativeprof STATEMENT, or %%nativeprof above a cell")
         try:
-            profiler = Profiler(rate=options.rate, native=not options.no_native, mode=options.mode)
+            profiler = Profiler(
+                rate=options.rate,
+                native=not options.no_native,
+                mode=options.mode,
+                threads=None if options.all_threads else [threading.current_thread()],
+            )
         except ValueError as error:
             raise UsageError(str(error)) from None
         with profiler:

@@ -7,6 +7,7 @@ import base64
 import html
 import json
 import os
+import re
 import threading
 import warnings
 from collections.abc import Iterable
@@ -14,9 +15,12 @@ from typing import Any, Callable, NamedTuple, Union
 
 from . import _native, _overhead
 
-__all__ = ["Profile", "Profiler", "Row"]
+__all__ = ["Profile", "Profiler", "Row", "Rows"]
 
 Threads = Union[None, bool, Iterable[Union[int, threading.Thread]]]
+
+# Pixels of a flame graph in a notebook; a taller one scrolls.
+_TALLEST = 900
 
 # The one that runs; held so that a second one is refused with a clear error.
 _running: Profiler | None = None
@@ -25,8 +29,9 @@ _running: Profiler | None = None
 class Row(NamedTuple):
     """A function in :meth:`Profile.top`.
 
-    ``own`` counts the samples that ended in it, ``total`` all that it was part of; shares are of all samples. ``line``
-    is that of the definition (Python) or the address in ``module`` (native).
+    ``own`` counts the samples that ended in it, ``total`` all that it was part of. ``filename`` and ``line`` are where a
+    Python function is defined; of a native one they are its source file and the line with most samples, or
+    ``<low-level>`` and 0 where these are not known. ``module`` is the file of native code.
     """
 
     name: str
@@ -35,6 +40,40 @@ class Row(NamedTuple):
     module: str
     own: int
     total: int
+
+
+class Rows(list["Row"]):
+    """What :meth:`Profile.top` returns: a list of rows; printed, and in a notebook, a table."""
+
+    def __init__(self, rows: Iterable[Row], whole: int) -> None:
+        super().__init__(rows)
+        self._whole = max(whole, 1)
+
+    def __str__(self) -> str:
+        head = ["  SELF %  TOTAL %  FUNCTION  WHERE"]
+        return "\n".join(
+            head
+            + [
+                f"{100 * row.own / self._whole:8.1f} {100 * row.total / self._whole:8.1f}  {row.name}  {_place(row)}"
+                for row in self
+            ]
+        )
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td style='text-align:right'>{row.own / self._whole:.1%}</td>"
+            f"<td style='text-align:right'>{row.total / self._whole:.1%}</td>"
+            f"<td style='text-align:left'><code>{html.escape(row.name)}</code></td>"
+            f"<td style='text-align:left' title='{html.escape(row.filename)}'>{html.escape(_place(row))}</td></tr>"
+            for row in self
+        )
+        return (
+            "<table><thead><tr><th>self</th><th>total</th><th style='text-align:left'>function</th>"
+            f"<th style='text-align:left'>where</th></tr></thead><tbody>{rows}</tbody></table>"
+        )
 
 
 class Profile:
@@ -66,9 +105,14 @@ class Profile:
         tree: dict[str, Any] = json.loads(self._native.tree())
         return tree
 
-    def top(self, count: int = 20) -> list[Row]:
+    def top(self, count: int = 20) -> Rows:
         """The functions with the most samples of their own, most first."""
-        return [Row(*row) for row in self._native.top(count)]
+        return Rows((Row(*row) for row in self._native.top(count)), self._whole())
+
+    def _whole(self) -> int:
+        facts = self.facts
+        whole: int = facts["taken"] if facts["counts"] == "samples" else facts["total"]
+        return whole
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -88,18 +132,6 @@ class Profile:
     def _repr_html_(self) -> str:
         facts = self.facts
         is_sampled = facts["counts"] == "samples"
-        taken = max(facts["taken"] if is_sampled else facts["total"], 1)
-        rows = "".join(
-            f"<tr><td style='text-align:right'>{row.own / taken:.1%}</td>"
-            f"<td style='text-align:right'>{row.total / taken:.1%}</td>"
-            f"<td style='text-align:left'><code>{html.escape(row.name)}</code></td>"
-            f"<td style='text-align:left'>{html.escape(_place(row))}</td></tr>"
-            for row in self.top(10)
-        )
-        table = (
-            "<table><thead><tr><th>self</th><th>total</th><th style='text-align:left'>function</th>"
-            f"<th style='text-align:left'>where</th></tr></thead><tbody>{rows}</tbody></table>"
-        )
         head = (
             f"<p>{facts['taken']} samples in {facts['duration']:.1f} s at {facts['rate']} Hz "
             f"({html.escape(facts['event'])}): {facts['exact'] + facts['repaired']} complete, "
@@ -109,17 +141,30 @@ class Profile:
         )
         graph = ""
         if facts["total"]:
+            svg, shown = self._native.graph()
+            if shown < facts["total"]:
+                head += f"<p>{shown} of them are of the cell and in the graph; the others are what runs cells, and other threads</p>"
             # A frame of its own: the graph's script and styles do not meet those of the page.
-            svg = base64.b64encode(self._native.render("svg")).decode("ascii")
             graph = (
-                "<iframe title='flame graph' sandbox='allow-scripts' style='width:100%;height:480px;border:0' "
-                f"src='data:image/svg+xml;base64,{svg}'></iframe>"
+                f"<iframe title='flame graph' sandbox='allow-scripts' style='width:100%;height:{_height(svg)}px;border:0' "
+                f"src='data:image/svg+xml;base64,{base64.b64encode(svg).decode('ascii')}'></iframe>"
             )
-        return head + graph + table
+        return head + graph + self.top(10)._repr_html_()
+
+
+def _height(svg: bytes) -> int:
+    """Pixels that a flame graph needs, and no more than fits a screen."""
+    found = re.search(rb'<svg[^>]* height="(\d+)"', svg[:4096])
+    return min(int(found.group(1)) + 8, _TALLEST) if found else _TALLEST
 
 
 def _place(row: Row) -> str:
-    return row.module if row.filename == "<low-level>" else f"{row.filename}:{row.line}"
+    """Where a function is: the end of the path, its line; of native code without a source, the module."""
+    if row.filename == "<low-level>":
+        return row.module
+    path = row.filename if row.filename.startswith("<") else "/".join(row.filename.split("/")[-2:])
+    place = f"{path}:{row.line}" if row.line else path
+    return f"{place} ({row.module})" if row.module else place
 
 
 def _idents(threads: Threads) -> list[int] | None:
@@ -301,7 +346,7 @@ class Profiler:
         """As :meth:`Profile.to_dict`."""
         return self.profile.to_dict()
 
-    def top(self, count: int = 20) -> list[Row]:
+    def top(self, count: int = 20) -> Rows:
         """As :meth:`Profile.top`."""
         return self.profile.top(count)
 

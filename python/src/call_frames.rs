@@ -1,6 +1,7 @@
 //! Frames of a profile for the functions that a session of the engine has seen.
 
 use nativeprof::profile::model::Frame as ProfileFrame;
+use nativeprof::profile::pstats::BUILTIN;
 use pyo3::prelude::*;
 
 use crate::engine::{Function, Functions};
@@ -28,6 +29,3 @@ pub fn frames(py: Python<'_>, functions: &Functions) -> Vec<ProfileFrame> {
     };
     functions.iter().map(frame).collect()
 }
-
-/// Module of functions that are written in C: which file they come from is not known.
-const BUILTIN: &str = "[builtin]";

@@ -67,7 +67,10 @@ impl CallRecorder {
         only: Vec<String>,
         skip: Vec<String>,
     ) -> PyResult<CallRecorder> {
-        let mut shared = Shared::default();
+        let mut shared = Shared {
+            numbered: mode == "counts with samples",
+            ..Shared::default()
+        };
         (shared.cpu, shared.by_thread, shared.only) = (cpu, by_thread, threads.unwrap_or_default());
         let (name, filter) = ("nativeprof.Profiler", Filter { only, skip });
         let recording = match mode {
@@ -201,6 +204,7 @@ pub fn combine(py: Python<'_>, samples: &Profile, counts: &Profile) -> Profile {
     py.detach(|| {
         let (samples, mut counts) = (samples.inner().clone(), counts.inner().clone());
         counts.meta = Meta::default();
+        call_tree::name_threads_as(&samples, &mut counts);
         let meta = samples.meta.clone();
         let mut sum = nativeprof::profile::merge::combine(&[(String::new(), samples), (String::new(), counts)]);
         sum.meta = meta;

@@ -118,6 +118,8 @@ pub struct Shared {
     pub cpu: bool,
     /// Apart by thread.
     pub by_thread: bool,
+    /// Threads have their numbers as names: for [`name_threads_as`].
+    pub numbered: bool,
     /// If not empty: only threads with these idents.
     pub only: Vec<u64>,
     ended: HashMap<String, Chains>,
@@ -287,18 +289,40 @@ impl Machine for CallTree {
 
 fn retire(chains: &Chains, info: &ThreadInfo, name: Option<&str>, shared: &mut Shared) -> bool {
     if shared.only.is_empty() || shared.only.contains(&info.ident) {
-        let name = label(shared.by_thread, info, name);
+        let name = label((shared.by_thread, shared.numbered), info, name);
         shared.ended.entry(name).or_insert_with(Chains::new).add(chains);
     }
     true
 }
 
 /// The name under which the thread's calls are collected; empty if that is the same for all threads.
-fn label(by_thread: bool, info: &ThreadInfo, name: Option<&str>) -> String {
-    if !by_thread {
-        return String::new();
+fn label((by_thread, numbered): (bool, bool), info: &ThreadInfo, name: Option<&str>) -> String {
+    match name.filter(|_| !numbered) {
+        _ if !by_thread => String::new(),
+        Some(name) => name.into(),
+        None => format!("thread {}", info.native_id),
     }
-    name.map_or_else(|| format!("thread {}", info.native_id), str::to_string)
+}
+
+/// Gives the threads of calls that were counted beside samples the names that the samples have for them: their number, and
+/// then the name.
+pub fn name_threads_as(samples: &Profile, counts: &mut Profile) {
+    let threads = |profile: &Profile| {
+        let frames = profile.frames.iter().enumerate();
+        let threads = frames.filter(|(_, frame)| frame.kind == FrameKind::Thread);
+        threads.map(|(at, frame)| (at, frame.name.clone())).collect::<Vec<_>>()
+    };
+    let known = threads(samples);
+    for (at, name) in threads(counts) {
+        let is_same = |other: &str| {
+            other
+                .strip_prefix(&name)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with(" ("))
+        };
+        if let Some((_, other)) = known.iter().find(|(_, other)| is_same(other)) {
+            counts.frames[at].name.clone_from(other);
+        }
+    }
 }
 
 /// The machine of one thread that only counts how often Python functions begin.
@@ -405,12 +429,13 @@ impl Counted for CallCounts {
 /// All that was gathered in a session, taken out of it: (thread's name or empty, chains).
 pub fn take<M: Counted>(py: Python<'_>, session: &mut crate::engine::Session<M>) -> Vec<(String, Taken)> {
     session.name_threads(py);
-    let (by_thread, only) = (session.shared.by_thread, session.shared.only.clone());
+    let labels = (session.shared.by_thread, session.shared.numbered);
+    let only = session.shared.only.clone();
     let mut all: Vec<(String, Taken)> = session.shared.ended.drain().map(|(n, c)| (n, Taken(c))).collect();
     for thread in session.threads_mut() {
         let chains = thread.machine.take_chains();
         if only.is_empty() || only.contains(&thread.info.ident) {
-            let name = label(by_thread, &thread.info, thread.name.as_deref());
+            let name = label(labels, &thread.info, thread.name.as_deref());
             all.push((name, chains));
         }
     }

@@ -8,12 +8,14 @@ use nativeprof::error::{Error, ErrorKind};
 use nativeprof::export;
 use nativeprof::in_process;
 use nativeprof::in_process::ProfilerConfig;
+use nativeprof::profile::folded;
 use nativeprof::profile::model;
-use nativeprof::profile::model::FrameKind;
+use nativeprof::profile::model::{Frame, FrameKind};
 use nativeprof::profile::stats::{FunctionId, Stats};
 use nativeprof::profile::summary;
 use nativeprof::profile::values::ValueType;
 use nativeprof::profile::view;
+use nativeprof::profile::views;
 use pyo3::exceptions::{PyOSError, PyPermissionError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -114,8 +116,20 @@ impl Profile {
     }
 }
 
-/// Name, file, line (address if native), module, self samples, total samples.
-type Row = (String, String, u64, String, u64, u64);
+/// Whether a frame is a cell of IPython: the names of its code and of its file are those of IPython 7 to 9 and of ipykernel.
+fn is_cell(frame: &Frame) -> bool {
+    frame.kind == FrameKind::Python
+        && (frame.name == "<module>" || frame.name.starts_with("<cell line: "))
+        && (frame.filename.starts_with("<ipython-input-") || frame.filename.contains("/ipykernel_"))
+}
+
+/// Whether a frame is our magic, which runs a cell from within a cell.
+fn is_magic(frame: &Frame) -> bool {
+    frame.kind == FrameKind::Python && frame.filename.ends_with("/nativeprof/magics.py")
+}
+
+/// Name, file, line (0: unknown), module, self samples, total samples.
+type Row = (String, String, u32, String, u64, u64);
 
 #[pymethods]
 impl Profile {
@@ -125,6 +139,21 @@ impl Profile {
         let mut bytes = Vec::new();
         py.detach(|| format.write_default(&self.0, &mut bytes))?;
         Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// A flame graph of what the cells of a notebook did, and how many of all samples it has; of the whole profile where no
+    /// cell is on any stack.
+    fn graph<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyBytes>, u64)> {
+        let mut bytes = Vec::new();
+        let shown = py.detach(|| {
+            let cells = views::from_innermost(&self.0, is_cell, is_magic);
+            let has_cells = cells.nodes.first().is_some_and(|root| root.count > 0);
+            let profile = if has_cells { &cells } else { &self.0 };
+            let format = export::by_name("svg").map_err(std::io::Error::other)?;
+            format.write_default(profile, &mut bytes)?;
+            Ok::<u64, std::io::Error>(profile.nodes.first().map_or(0, |root| root.count))
+        })?;
+        Ok((PyBytes::new(py, &bytes), shown))
     }
 
     /// The count tree in JSON, with every node and a plain timeline.
@@ -137,8 +166,14 @@ impl Profile {
     /// Functions by their own samples, most first.
     fn top(&self, py: Python<'_>, most: usize) -> Vec<Row> {
         py.detach(|| {
-            let stats = Stats::new(&self.0);
+            let profile = folded::without_interpreter_frames(&self.0);
+            let stats = Stats::new(&profile);
             let counts = stats.functions();
+            let mut hottest: Vec<(u64, u32)> = vec![(0, 0); counts.len()];
+            for line in stats.lines().into_iter().filter(|line| line.line > 0) {
+                let most = &mut hottest[line.function as usize];
+                *most = (*most).max((line.counts.self_count.max(1), line.line));
+            }
             let mut order: Vec<usize> = (0..counts.len()).filter(|i| counts[*i].total > 0).collect();
             order.sort_by_key(|i| std::cmp::Reverse((counts[*i].self_count, counts[*i].total)));
             let row = |i: usize| {
@@ -149,10 +184,14 @@ impl Profile {
                 } else {
                     view::shown_name(f).into_owned()
                 };
-                let line = if is_python { f.first_line.into() } else { f.address };
+                let (file, line) = match (is_python, f.source.is_empty()) {
+                    (true, _) => (&f.filename, f.first_line),
+                    (false, true) => (&f.filename, 0),
+                    (false, false) => (&f.source, hottest[i].1),
+                };
                 (
                     name,
-                    f.filename.clone(),
+                    file.clone(),
                     line,
                     f.module.clone(),
                     counts[i].self_count,
