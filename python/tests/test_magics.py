@@ -1,5 +1,9 @@
 """The magics in an IPython of its own."""
 
+import base64
+import re
+import threading
+
 import pytest
 from IPython.core.error import UsageError
 from IPython.testing.globalipapp import start_ipython
@@ -24,6 +28,51 @@ def test_a_cell_is_profiled_and_leaves_its_names(shell, tmp_path):
     assert shell.user_ns["t"] > 0
     assert path.read_text().startswith("<?xml")
     assert "<table>" in profile._repr_html_()
+
+
+def graph(profile):
+    """The flame graph that a notebook shows, and the height of its frame."""
+    shown = re.search(r"height:(\d+)px.*base64,([^']*)'", profile._repr_html_())
+    return base64.b64decode(shown.group(2)).decode(), int(shown.group(1))
+
+
+def test_the_graph_begins_at_the_cell_and_is_of_its_thread(shell):
+    ended = threading.Event()
+
+    def elsewhere():
+        while not ended.is_set():
+            sum(range(1000))
+
+    other = threading.Thread(target=elsewhere)
+    other.start()
+    try:
+        cell = "def of_cell():\n    return sum(i * i for i in range(200_000))\nfor _ in range(40):\n    of_cell()\n"
+        profile = shell.run_cell_magic("nativeprof", "-r 500", cell)
+        everything = shell.run_cell_magic("nativeprof", "-r 500 --all-threads", cell)
+    finally:
+        ended.set()
+        other.join()
+    svg, height = graph(profile)
+    assert "of_cell" in svg and "run_cell" not in svg and "elsewhere" not in svg
+    assert height < 700, "as high as its stacks"
+    names = {row.name for row in everything.top(1000)}
+    assert any("elsewhere" in name for name in names)
+    assert not any("elsewhere" in row.name for row in profile.top(1000))
+
+
+def test_the_top_functions_are_a_table(shell):
+    profile = shell.run_cell_magic("nativeprof", "-r 500", "for _ in range(30): sorted(range(200_000), key=str)")
+    rows = profile.top(5)
+    assert len(rows) == 5 and str(rows).splitlines()[0].split() == ["SELF", "%", "TOTAL", "%", "FUNCTION", "WHERE"]
+    assert rows._repr_html_().count("<tr>") == 6
+    for row in profile.top(1000):
+        assert row.line < 1_000_000, "a line, not an address"
+        assert row.filename.startswith("/") or row.line == 0 or row.filename.startswith("<")
+
+
+def test_help(shell, capsys):
+    assert shell.run_line_magic("nativeprof", "-h") is None
+    assert "--all-threads" in capsys.readouterr().out
 
 
 def test_a_statement_keeps_its_quotes(shell):

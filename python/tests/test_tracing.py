@@ -832,6 +832,18 @@ def test_counts_and_sampled_times_are_in_one_profile(mode):
     assert profiler.profile.facts["taken"] > 10 and samples > 0.5 * tree["count"]
 
 
+def test_counts_and_samples_have_one_node_for_each_thread():
+    with nativeprof.Profiler(rate=500, mode="counts+cpu", native=False, threads=True) as profiler:
+        threads = [threading.Thread(target=fib, args=(22,), name=f"fib-{i}") for i in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    names = [node["description"]["name"] for node in profiler.to_dict()["children"].values()]
+    numbers = [name.split()[1] for name in names if name.startswith("thread ")]
+    assert len(numbers) == len(names) == len(set(numbers)), names
+
+
 def test_take_gives_what_came_since():
     profiler = nativeprof.Profiler(mode="calls", native=False)
     profiler.start()

@@ -362,9 +362,13 @@ const tests = {
     await page.click('#panel-table .name:text-is("solve")');
     await page.click('#details button:has-text("app.py:16")');
     await settled(page);
-    assert.equal(await page.getAttribute("#tab-source", "aria-selected"), "true");
+    assert.equal(await page.getAttribute("#tab-sources", "aria-selected"), "true");
+    // All rows are in view.
+    await page.setViewportSize({ width: 1440, height: 1600 });
+    await page.$eval("#panel-sources .source-code .rows-scroll", (list) => (list.scrollTop = 0));
+    await settled(page);
     const rows = () =>
-      page.$$eval("#panel-source .source-code .rows-body .row", (rows) =>
+      page.$$eval("#panel-sources .source-code .rows-body .row", (rows) =>
         rows.map((row) => [".total", ".line", ".quoted"].map((cell) => row.querySelector(cell).textContent.trim())).filter(([total]) => total),
       );
     const { all, taken } = expected();
@@ -376,9 +380,18 @@ const tests = {
       ["wait", 44],
     ];
     assert.deepEqual(await rows(), wanted.map(([name, line]) => [part(name), String(line), `step_${line}(value)`]));
-    await page.click('#panel-source .source-code .row:has-text("step_12(value)")');
+    await page.click('#panel-sources .source-code .row:has-text("step_12(value)")');
     assert.equal(await page.textContent("#details h2"), "parse");
     assert.ok(!(await page.content()).includes("hunter2"));
+  },
+
+  async "a native function has its Python callers"(page) {
+    await page.click("#tab-table");
+    await page.click('#panel-table .name:text-is("page_fault")');
+    const sections = await page.$$eval("#details section", (sections) => sections.map((section) => section.textContent));
+    assert.ok(sections.some((text) => text.startsWith("Called bytile<double>")) && sections.includes("From Pythonsolve100 %"), sections.join());
+    await page.click('#panel-table .name:text-is("dgemm")');
+    assert.ok(!(await page.textContent("#details")).includes("From Python"), "its caller is Python");
   },
 
   async "a native function has its instructions"(page) {
@@ -591,7 +604,7 @@ async function comparison(page) {
   await settled(page);
   assert.match(await page.textContent(".middle"), /0 % before, 25\.0 % after/);
   await page.click("#tab-tree");
-  await page.click("#tab-source");
+  await page.click("#tab-sources");
 }
 
 // What threads did over time, and where they waited.
@@ -609,13 +622,13 @@ async function waits(page) {
   const rows = () =>
     page.$$eval("#panel-waits .rows-body .row", (rows) => rows.map((row) => [".time", ".count", ".longest", ".waitkind", ".cell.function"].map((cell) => row.querySelector(cell).textContent)));
   assert.deepEqual(await rows(), [
-    ["2.00 s", "201", "1.00 s", "gil", "wait (/srv/app.py:12)"],
-    ["1.00 s", "1", "1.00 s", "sleep", "main (/srv/app.py:5)"],
+    ["2.00 s", "201", "1.00 s", "gil", "wait (/srv/app.py:10)"],
+    ["1.00 s", "1", "1.00 s", "sleep", "main (/srv/app.py:1)"],
   ]);
   await page.fill("#range-to", "1");
   await page.keyboard.press("Tab");
   await settled(page);
-  assert.deepEqual(await rows(), [["1.00 s", "200", "5.0 ms", "gil", "wait (/srv/app.py:12)"]]);
+  assert.deepEqual(await rows(), [["1.00 s", "200", "5.0 ms", "gil", "wait (/srv/app.py:10)"]]);
   const gil = await page.$$eval(".gil tbody tr", (rows) => rows.map((row) => [...row.children].map((cell) => cell.textContent)));
   assert.deepEqual(gil[0], ["worker (71)", "2.00 s", "201", "1.00 s", "-"]);
   assert.ok(gil.some((row) => row.join() === "worker (71),MainThread (70),2.00 s,201,1.00 s"), JSON.stringify(gil));

@@ -161,7 +161,29 @@ class Details {
       for (let i = 2; i < view.n && rows.length < 5; i = view.end[i]) rows.push([view.fn[i], view.all[i]]);
       return rows.length ? el("section", null, el("h3", { text: title }), this.links(rows, view.all[1])) : null;
     };
-    return [part("Called by", callers), part("Calls", callees)].filter(Boolean);
+    return [part("Called by", callers), this.pythonCallers(fn), part("Calls", callees)].filter(Boolean);
+  }
+
+  // The Python functions nearest to a native one on its stacks, where others lie between.
+  pythonCallers(fn) {
+    const { model } = this;
+    const { view } = model;
+    if (model.kind(fn) === "python") return null;
+    const sums = new Map();
+    let isDirect = true;
+    let all = 0;
+    walkOutermost(view, model.profile.functions.count, (i, outermost) => {
+      if (!outermost || view.fn[i] !== fn) return;
+      all += view.all[i];
+      let up = view.parent[i];
+      while (up > 0 && model.kind(view.fn[up]) !== "python") up = view.parent[up];
+      if (up === 0) return;
+      isDirect &&= up === view.parent[i];
+      sums.set(view.fn[up], (sums.get(view.fn[up]) ?? 0) + view.all[i]);
+    });
+    if (isDirect || !sums.size) return null;
+    const rows = [...sums].sort((a, b) => b[1] - a[1]).slice(0, 5);
+    return el("section", null, el("h3", { text: "From Python" }), this.links(rows, all));
   }
 
   source(fn, file) {

@@ -155,14 +155,14 @@ class Page {
         show: () => (this.list.refresh(), this.showSandwich()),
         chart: this.callees,
       },
-      source: { title: "Source", element: panel("sources sandwich", ...this.source.element), show: () => this.source.refresh() },
+      sources: { title: "Source", element: panel("sources", ...this.source.element), show: () => this.source.refresh() },
       tree: { title: "Call tree", element: panel("tree", this.tree.element), show: () => this.tree.refresh() },
       waits: { title: "Waits", element: panel("waits", ...(this.waits?.element ?? [])), show: () => this.waits.refresh() },
       table: { title: "Table", element: panel("table", this.table.element), show: () => this.table.refresh() },
     };
     if (!model.profile.ticks.n) delete this.panels.time;
     if (!model.profile.waits) delete this.panels.waits;
-    if (!model.profile.files.some((file) => file.startsWith("/"))) delete this.panels.source;
+    if (!model.profile.files.some((file) => file.startsWith("/"))) delete this.panels.sources;
     for (const [name, { title, element }] of Object.entries(this.panels)) {
       $("panels").append(element);
       const tab = el("button", { role: "tab", id: "tab-" + name, "aria-controls": "panel-" + name, text: title, onclick: () => this.open(name) });
@@ -249,7 +249,7 @@ class Page {
 
   // The file of a function, at its lines.
   openSource(fn) {
-    this.open("source");
+    this.open("sources");
     this.source.open(this.model.profile.functions.file[fn], fn);
   }
 
