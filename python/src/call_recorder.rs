@@ -67,10 +67,8 @@ impl CallRecorder {
         only: Vec<String>,
         skip: Vec<String>,
     ) -> PyResult<CallRecorder> {
-        let mut shared = Shared {
-            numbered: mode == "counts with samples",
-            ..Shared::default()
-        };
+        let mut shared = Shared::default();
+        shared.numbered = mode == "counts with samples";
         (shared.cpu, shared.by_thread, shared.only) = (cpu, by_thread, threads.unwrap_or_default());
         let (name, filter) = ("nativeprof.Profiler", Filter { only, skip });
         let recording = match mode {

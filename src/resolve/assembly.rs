@@ -3,9 +3,11 @@
 //! It is read again from the module's file, which must have the build ID of the recording: a profile has samples by address
 //! only. Only x86-64 code is disassembled.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::ops::Range;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use iced_x86::{Decoder, DecoderOptions, Formatter, GasFormatter};
 use symbolize::Module;
@@ -59,10 +61,9 @@ pub fn add(profile: &mut Profile, open: &mut dyn FnMut(&str) -> Option<File>) {
         let Some(frame) = functions_of(profile, row).find(|frame| frame.address == range.start) else {
             continue;
         };
-        let Ok(mut assembly) = disassemble(file, frame, row) else {
+        let Ok(assembly) = disassemble(file, frame, row, quote) else {
             continue;
         };
-        quote(&mut assembly.instructions);
         if assembly.instructions.len() > room {
             break;
         }
@@ -101,7 +102,7 @@ pub fn of_function(
         .find(|row| file_name(row) == frame.module && row.instructions.range(frame.address..).next().is_some())
         .or_else(|| rows.iter().find(|row| file_name(row) == frame.module))
         .ok_or("the profile does not say which file it is in")?;
-    disassemble(&mut module(row, open)?, frame, row)
+    disassemble(&mut module(row, open)?, frame, row, |_| ())
 }
 
 /// Functions whose code is in the file, with its address: not those that were inlined.
@@ -131,7 +132,7 @@ fn module(row: &ModuleMeta, open: &mut dyn FnMut(&str) -> Option<File>) -> Resul
         .map(|b| format!("{b:02x}"))
         .collect();
     match build_id == row.build_id {
-        true => Ok(module),
+        true => Ok(module.with_files(&row.path, Arc::new(|path: &Path| open_local(path.to_str()?)))),
         false => Err(format!(
             "{} is not the file that was recorded: its build ID differs",
             row.path
@@ -139,10 +140,18 @@ fn module(row: &ModuleMeta, open: &mut dyn FnMut(&str) -> Option<File>) -> Resul
     }
 }
 
-/// Opens a module's file on this machine.
+/// Opens a regular file of this machine.
 pub fn open_local(path: &str) -> Option<File> {
-    let is_file = Path::new(path).is_absolute() && std::fs::metadata(path).ok()?.is_file();
-    is_file.then(|| File::open(path).ok())?
+    if !path.starts_with('/') {
+        return None;
+    }
+    // Opening a pipe would wait for its other end.
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)
+        .ok()?;
+    file.metadata().ok()?.is_file().then_some(file)
 }
 
 /// As GNU tools print it.
@@ -155,7 +164,13 @@ fn formatter() -> GasFormatter {
     formatter
 }
 
-fn disassemble(file: &mut Module, frame: &Frame, row: &ModuleMeta) -> Result<Assembly, String> {
+/// `keep` takes out what is not wanted.
+fn disassemble(
+    file: &mut Module,
+    frame: &Frame,
+    row: &ModuleMeta,
+    keep: fn(&mut Vec<Instruction>),
+) -> Result<Assembly, String> {
     if !cfg!(target_arch = "x86_64") {
         return Err("only x86-64 code can be disassembled".into());
     }
@@ -197,6 +212,7 @@ fn disassemble(file: &mut Module, frame: &Frame, row: &ModuleMeta) -> Result<Ass
             source: None,
         });
     }
+    keep(&mut instructions);
     let addresses: Vec<u64> = instructions.iter().map(|instruction| instruction.address).collect();
     for (instruction, found) in instructions.iter_mut().zip(file.lookup_many(&addresses)) {
         let innermost = found.ok().and_then(|symbols| symbols.into_iter().next());
