@@ -66,8 +66,8 @@ def test_the_top_functions_are_a_table(shell):
     assert len(rows) == 5 and str(rows).splitlines()[0].split() == ["SELF", "%", "TOTAL", "%", "FUNCTION", "WHERE"]
     assert rows._repr_html_().count("<tr>") == 6
     for row in profile.top(1000):
-        assert row.line < 1_000_000, "a line, not an address"
-        assert row.filename.startswith("/") or row.line == 0 or row.filename.startswith("<")
+        assert row.line < 100_000, "a line, not an address"
+        assert row.line == 0 or row.filename != "<low-level>"
 
 
 def test_help(shell, capsys):
