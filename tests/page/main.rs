@@ -266,7 +266,7 @@ fn waits() -> Profile {
         lengths.push(length * 1_000_000);
     };
     for i in 1..=10 {
-        take(MAIN, &[main.clone()], i * 100, 100, 0);
+        take(MAIN, std::slice::from_ref(&main), i * 100, 100, 0);
         take(WORKER, &[wait.clone(), gil.clone()], i * 100, 100, 5);
     }
     take(MAIN, &[main, sleep], 2000, 1000, 1000);
