@@ -143,7 +143,8 @@ class Profile:
         if facts["total"]:
             svg, shown = self._native.graph()
             if shown < facts["total"]:
-                head += f"<p>{shown} of them are of the cell and in the graph; the others are what runs cells, and other threads</p>"
+                head += f"<p>{shown} of them are of the cell, and in the graph. "
+                head += "The others are of what runs cells, and of other threads.</p>"
             # A frame of its own: the graph's script and styles do not meet those of the page.
             graph = (
                 f"<iframe title='flame graph' sandbox='allow-scripts' style='width:100%;height:{_height(svg)}px;border:0' "
