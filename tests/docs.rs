@@ -320,11 +320,12 @@ fn every_option_exists() {
     }
     assert!(known.contains("--fail-above") && known.contains("--save-tape"));
     // Options of other programs that the text mentions, and of the Python package.
-    let others: BTreeSet<&str> = "--all --all-targets --bench --call-graph --cap-add --check --format --image --lib \
+    let others: BTreeSet<&str> =
+        "--all --all-targets --all-threads --bench --call-graph --cap-add --check --format --image --lib \
                                   --native --open --path --perf-basic-prof --profile --release --rm \
                                   --security-opt --target --test --trace --workspace"
-        .split_whitespace()
-        .collect();
+            .split_whitespace()
+            .collect();
     let mut unknown = Vec::new();
     for document in DOCUMENTS {
         for option in options(&read(document)) {
