@@ -6,12 +6,12 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::export::FORMATS;
 
+mod diff;
 mod shared;
 
-pub use shared::{
-    Browse, BrowserArg, Debuginfod, FrameArgs, ProcessRef, Sampling, SymbolArgs, TargetArg, TaskArgs, ViewArgs,
-};
-use shared::{confidence, limit, rate, seconds};
+pub use diff::{Diff, DiffBy, DiffFormat, Normalize};
+pub use shared::{Browse, Debuginfod, FrameArgs, ProcessRef, Sampling, SymbolArgs, TargetArg, TaskArgs, ViewArgs};
+use shared::{rate, seconds};
 
 /// Sampling profiler for Linux: one interleaved stack of Python, native and kernel frames.
 #[derive(Debug, Parser)]
@@ -253,85 +253,6 @@ pub struct Report {
     /// When to use color; `auto`: on a terminal, unless NO_COLOR is set
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = ColorWhen::Auto)]
     pub color: ColorWhen,
-}
-
-#[derive(Debug, Args)]
-pub struct Diff {
-    /// Older profile: json or json.gz of nativeprof or Dask, pstats, or a tape; `-` for standard input
-    #[arg(value_name = "BEFORE")]
-    pub before: PathBuf,
-    /// Newer profile
-    #[arg(value_name = "AFTER")]
-    pub after: PathBuf,
-    /// Row filters, applied in order, as in `report`
-    #[arg(value_name = "FILTER")]
-    pub restrictions: Vec<String>,
-    /// What each row represents
-    #[arg(long, value_enum, default_value_t = DiffBy::Function, conflicts_with_all = ["output", "format"])]
-    pub by: DiffBy,
-    #[command(flatten)]
-    pub frames: FrameArgs,
-    /// Python frames only: C time counts as part of the Python function that called
-    #[arg(long)]
-    pub no_native: bool,
-    /// Compare self instead of total samples (flame graphs always do)
-    #[arg(long = "self")]
-    pub self_count: bool,
-    /// Value to compare, such as cpu, wall or alloc_bytes [default: samples or calls]
-    #[arg(long, value_name = "VALUE")]
-    pub value: Option<String>,
-    /// How to normalize the profiles
-    #[arg(long, value_enum, default_value_t = Normalize::Share)]
-    pub normalize: Normalize,
-    /// Simultaneous confidence level of all intervals
-    #[arg(long, value_name = "PERCENT", default_value_t = 99.0, value_parser = confidence)]
-    pub confidence: f64,
-    /// Also show insignificant changes
-    #[arg(long)]
-    pub all: bool,
-    /// Also test interpreter-internal functions, whose time varies between runs with the memory layout
-    #[arg(long)]
-    pub interpreter: bool,
-    /// Exit with code 3 if anything grew significantly by more than PERCENT of all before; with 4 if that cannot be known
-    #[arg(long, value_name = "PERCENT", value_parser = limit)]
-    pub fail_above: Option<f64>,
-    /// Write a differential flame graph to FILE, to a file in that directory, or to standard output (`-`)
-    #[arg(short, long, value_name = "FILE")]
-    pub output: Option<PathBuf>,
-    /// Format of the differential flame graph [default: from the file extension]
-    #[arg(short, long, value_enum, value_name = "FORMAT")]
-    pub format: Option<DiffFormat>,
-    #[command(flatten)]
-    pub browser: BrowserArg,
-    /// Print JSON
-    #[arg(long, conflicts_with_all = ["output", "format"])]
-    pub json: bool,
-    /// When to use color; `auto`: on a terminal, unless NO_COLOR is set
-    #[arg(long, value_enum, value_name = "WHEN", default_value_t = ColorWhen::Auto)]
-    pub color: ColorWhen,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum DiffBy {
-    Function,
-    /// Program, library or Python file
-    Module,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Normalize {
-    /// Fraction of all samples: for recordings of any length
-    Share,
-    /// CPU time per second: for servers under the same load
-    Rate,
-    /// CPU time: for two runs of the same work, from start to end
-    Time,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum DiffFormat {
-    Svg,
-    Html,
 }
 
 #[derive(Debug, Args)]
