@@ -136,7 +136,10 @@ blocking()
         command.args(["-c", PROGRAM]);
         let r = record(&["--backend", "ptrace"], &command);
         let (before, blocking) = (r.with("before"), r.with("blocking"));
-        assert_likely!(before > 50 && blocking > before, "{before}, {blocking}: {}", r.stderr);
+        let q = &r.profile.meta.quality;
+        // Where the host takes the CPU, polling comes too late for many samples. These count as lost.
+        assert_likely!(before > 50 && blocking > 50, "{before}, {blocking}: {}", r.stderr);
+        assert_likely!((q.taken + q.lost) * 5 > q.expected * 4, "{}", r.stderr);
     });
 }
 

@@ -47,4 +47,4 @@ def test_the_examples_of_the_readme_work_as_printed(tmp_path):
         assert done.returncode == 0, done.stderr
         assert done.stdout, "each of them prints something"
         printed += done.stdout
-    assert "work 100.0%" in printed and "Row(name=" in printed, printed
+    assert "work 100.0%" in printed and "FUNCTION  WHERE" in printed, printed
