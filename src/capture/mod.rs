@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::cpython_layout::TargetLayout;
 use crate::error::Result;
-use crate::event::{CodeCopy, Event, Pid, PythonWalk, Sample, StoppedThread, Tid, TimeSpent};
+use crate::event::{CodeCopy, Event, Pid, PythonWalk, RUNNING_TASK, Sample, StoppedThread, Tid, TimeSpent};
 use crate::target::memory::Memory;
 
 pub mod common;
@@ -101,8 +101,7 @@ pub type WalkFn = fn(&dyn Memory, &TargetLayout, &StoppedThread, &dyn Fn(u64, u3
 fn push(sample: Sample, codes: Vec<CodeCopy>, out: &mut Vec<Event>) {
     let (pid, tid, time) = (sample.pid, sample.tid, sample.time);
     out.extend(codes.into_iter().filter_map(|mut copy| match copy.fingerprint {
-        // No code object has this fingerprint: it is a task.
-        0 => Some(Event::RunningTask {
+        RUNNING_TASK => Some(Event::RunningTask {
             pid,
             tid,
             time,

@@ -5,7 +5,7 @@
 
 use crate::bytes::u64_at;
 use crate::cpython_layout::{ABSENT, Layout, RunningTasks};
-use crate::event::{Copies, RawPyFrame};
+use crate::event::{Copies, RUNNING_TASK, RawPyFrame};
 use crate::limits::{MAX_LINES, MAX_TEXT};
 use crate::target::memory::Memory;
 
@@ -48,7 +48,7 @@ pub fn new_codes<'a>(
 const NAME_BYTES: usize = 128;
 const DICT_ENTRIES: usize = 5;
 
-/// Copies the name of the task that a thread state runs, as a copy with fingerprint 0.
+/// Copies the name of the task that a thread state runs, as a copy with the fingerprint [`RUNNING_TASK`].
 pub fn running_task(memory: &dyn Memory, r: &RunningTasks, state: u64, out: &mut Copies) {
     if out.is_full() {
         return;
@@ -59,7 +59,7 @@ pub fn running_task(memory: &dyn Memory, r: &RunningTasks, state: u64, out: &mut
     };
     let whole = out.part(name, NAME_BYTES, |to| memory.read(name, to)).is_some();
     if whole || out.part(name, NAME_BYTES / 2, |to| memory.read(name, to)).is_some() {
-        out.end(task.unwrap_or(0), 0);
+        out.end(task.unwrap_or(0), RUNNING_TASK);
     }
 }
 

@@ -9,7 +9,7 @@ use crate::arch::Regs;
 mod code_copies;
 mod states;
 
-pub use code_copies::{CodeCopy, Copies, Part};
+pub use code_copies::{CodeCopy, Copies, Part, RUNNING_TASK};
 pub use states::{AwaitKind, Descriptor, Holder, InterruptKind, ThreadState, TimeSpent, WaitKind, WakeUp};
 
 pub type Pid = u32;

@@ -5,7 +5,9 @@ use rustc_hash::FxHashMap;
 use crate::arch::{PT_REGS_WORDS, Regs};
 use crate::bytes::{u16_at, u32_at, u64_at};
 use crate::cpython_layout::{ABSENT, RunningTasks, TargetLayout, ThreadStateLocation, Tls};
-use crate::event::{CodeCopy, Holder, Part, Pid, RawPyFrame, Sample, StackBytes, Tid, TimeSpent, WakeUp, WalkStatus};
+use crate::event::{
+    CodeCopy, Holder, Part, Pid, RUNNING_TASK, RawPyFrame, Sample, StackBytes, Tid, TimeSpent, WakeUp, WalkStatus,
+};
 
 const HEAD: usize = 512;
 const REGS_OK: u32 = 1;
@@ -138,8 +140,7 @@ pub fn decode_code(b: &[u8]) -> Option<DecodedRecord> {
     }
     let (pid, time, code) = (u32_at(b, PID)?, u64_at(b, TIME)?, u64_at(b, CODE)?);
     let fingerprint = u32_at(b, FINGERPRINT)?;
-    // No code object has this fingerprint.
-    if fingerprint == 0 {
+    if fingerprint == RUNNING_TASK {
         return Some(DecodedRecord::Task(pid, u32_at(b, TID)?, time, code, parts.pop()?));
     }
     let copy = CodeCopy {

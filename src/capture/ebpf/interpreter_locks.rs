@@ -4,6 +4,7 @@
 
 use aya::maps::{HashMap as BpfHash, Map, MapData};
 
+use super::object::LOAD;
 use super::{NOTIFY_FAILED, bpf_error};
 use crate::cpython_layout;
 use crate::error::Result;
@@ -35,10 +36,7 @@ impl InterpreterLocks {
     /// # Errors
     /// It is a map of another kind.
     pub fn new(map: Map) -> Result<InterpreterLocks> {
-        let map = map
-            .try_into()
-            .map_err(|e| bpf_error("cannot load the BPF program", e))?;
-        Ok(InterpreterLocks(map))
+        map.try_into().map(InterpreterLocks).map_err(|e| bpf_error(LOAD, e))
     }
 
     /// Sets the locks of a process; without any, nothing is to be known of it.

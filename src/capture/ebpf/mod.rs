@@ -208,10 +208,7 @@ impl EbpfSource {
             fd.as_fd().try_clone_to_owned().map_err(|e| Error::io(LOAD, e))
         };
         let (program, calibrator) = (fd(&bpf, "sample")?, fd(&bpf, "calibrate")?);
-        let mut take = |name: &str| {
-            bpf.take_map(name)
-                .ok_or_else(|| Error::new(ErrorKind::Data, format!("the BPF object has no map {name}")))
-        };
+        let mut take = |name: &str| object::take_map(&mut bpf, name);
         let map_error = |e| bpf_error(LOAD, e);
         let mut facts: Array<MapData, KernelFacts> = take("FACTS")?.try_into().map_err(map_error)?;
         let mut known_pointer: Array<MapData, u64> = take("CALIBRATE")?.try_into().map_err(map_error)?;

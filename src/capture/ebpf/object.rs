@@ -3,7 +3,7 @@
 //! Both are compiled from sample.bpf.c and give the same records. What a kernel can do is tried, not concluded from its
 //! version: distributions add features to older ones.
 
-use aya::maps::MapType;
+use aya::maps::{Map, MapType};
 use aya::programs::{PerfEvent, ProgramType, RawTracePoint};
 use aya::sys::{BpfHelper, is_helper_supported, is_map_supported};
 use aya::{Ebpf, EbpfLoader};
@@ -124,7 +124,16 @@ where
         .ok_or_else(|| Error::new(ErrorKind::Data, format!("the BPF object has no program {name}")))
 }
 
-/// What this kernel lacks that both objects need.
+/// Takes a map out of the object.
+///
+/// # Errors
+/// `Data`: it is not there.
+pub fn take_map(bpf: &mut Ebpf, name: &str) -> Result<Map> {
+    bpf.take_map(name)
+        .ok_or_else(|| Error::new(ErrorKind::Data, format!("the BPF object has no map {name}")))
+}
+
+/// The feature that both objects need and this kernel does not have.
 fn missing_feature() -> Option<Error> {
     let ring = is_map_supported(MapType::RingBuf).unwrap_or(true);
     (!ring).then(|| {
@@ -134,7 +143,8 @@ fn missing_feature() -> Option<Error> {
     })
 }
 
-/// What this kernel lacks for [`Variant::Current`], with the version that brought it; `refusal` says it if that is not known.
+/// The features that this kernel does not have for [`Variant::Current`], with the versions that brought them; `refusal` says it
+/// if that is not known.
 pub fn why_not_current(refusal: &Error) -> String {
     let has = |helper| is_helper_supported(ProgramType::PerfEvent, helper).unwrap_or(true);
     let missing: Vec<&str> = [

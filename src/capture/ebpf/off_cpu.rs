@@ -13,7 +13,7 @@ use aya::programs::BtfTracePoint;
 use aya_obj::btf::BtfKind;
 
 use super::bpf_error;
-use super::object::{FORCED_BY, Variant};
+use super::object::{self, FORCED_BY, Variant};
 use crate::capture::OpenInterval;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{Pid, Tid, TimeSpent};
@@ -140,16 +140,11 @@ impl OffCpu {
     /// The kernel refuses them.
     pub fn attach(bpf: &mut aya::Ebpf, btf: &Btf) -> Result<OffCpu> {
         for (name, event) in [("waking", "sched_waking"), ("switched", "sched_switch")] {
-            let program: &mut BtfTracePoint = bpf
-                .program_mut(name)
-                .and_then(|p| p.try_into().ok())
-                .ok_or_else(|| Error::new(ErrorKind::Data, format!("the BPF object has no program {name}")))?;
+            let program: &mut BtfTracePoint = object::program(bpf, name)?;
             program.load(event, btf).map_err(|e| bpf_error(LOAD, e))?;
             program.attach().map_err(|e| bpf_error(LOAD, e))?;
         }
-        let threads = bpf
-            .take_map("THREADS")
-            .ok_or_else(|| Error::new(ErrorKind::Data, "the BPF object has no map THREADS"))?;
+        let threads = object::take_map(bpf, "THREADS")?;
         Ok(OffCpu {
             threads: threads.try_into().map_err(|e| bpf_error(LOAD, e))?,
             open: Vec::new(),
