@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 
-use super::Session;
 use super::await_kind::await_kind;
+use super::{Session, name_bytes};
 use crate::capture::common::rng::Rng;
 use crate::cpython::frame_groups;
 use crate::cpython::tasks::{self, SuspendedTask, TaskReader};
@@ -175,6 +175,11 @@ impl Session {
         self.options.tasks && self.options.weighted.is_some()
     }
 
+    /// Whether it is of use to know which thread runs an event loop.
+    pub(super) fn needs_loops(&self) -> bool {
+        self.reads_awaits() || self.options.lag.is_some()
+    }
+
     /// How long until tasks are to be read.
     pub(super) fn until_awaits(&self) -> Duration {
         let due = self.awaits.processes.values().map(|p| p.due).min();
@@ -316,10 +321,7 @@ impl Session {
                 Some((.., shown)) => shown,
                 None => {
                     let (stack, kind) = self.await_stack(pid, tid, &interpreter.layout, &task);
-                    let name_bytes = |f: &RawFrame| match f {
-                        RawFrame::Python { code, .. } => self.codes.get(*code).written_bytes(),
-                        _ => 0,
-                    };
+                    let name_bytes = |f: &RawFrame| name_bytes(&self.codes, f);
                     let (node, _) = self.tree.add_incremental(&mut path, &stack, 0, &name_bytes);
                     let waits = kind != AwaitKind::Turn;
                     Shown { node, waits }

@@ -382,3 +382,11 @@ impl Session {
         resolve::resolve(input, start, meta)
     }
 }
+
+/// Bytes of the names that a frame adds to the tree, if they are not in it yet.
+fn name_bytes(codes: &CodeTable, frame: &RawFrame) -> usize {
+    match frame {
+        RawFrame::Python { code, .. } => codes.get(*code).written_bytes(),
+        _ => 0,
+    }
+}

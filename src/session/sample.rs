@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use super::states::TimePart;
 use super::targets::{ForkMemory, PythonState, TargetProcess, is_process_entry};
 use super::wakers::PendingWaker;
-use super::{LastStack, MAX_LAST_STACKS, RESCAN_INTERVAL, Session, TargetUpdate, VisitedCode};
+use super::{LastStack, MAX_LAST_STACKS, RESCAN_INTERVAL, Session, TargetUpdate, VisitedCode, name_bytes};
 use crate::code_map::CodeMap;
 use crate::cpython::frame_groups;
 use crate::error::Result;
@@ -247,10 +247,7 @@ impl Session {
         waker: Option<&PendingWaker>,
         path: &mut FramePath,
     ) -> Option<u32> {
-        let name_bytes = |f: &RawFrame| match f {
-            RawFrame::Python { code, .. } => self.codes.get(*code).written_bytes(),
-            _ => 0,
-        };
+        let name_bytes = |f: &RawFrame| name_bytes(&self.codes, f);
         if let Some(woken) = s.wake_up.wakes {
             let (node, _) = self.tree.add_incremental(path, &self.stack, 0, &name_bytes);
             self.wakers.add(woken, s, node, &self.stack);

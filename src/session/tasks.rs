@@ -311,9 +311,11 @@ impl Session {
         let at_sample = at_sample.filter(|(time, ..)| *time == s.time);
         let at_sample = at_sample.and_then(|(_, task, name)| {
             let is_known = |chain: &TaskChain| chain.tasks.first().is_some_and(|(facts, _)| facts.address == task);
-            let shown = frames.iter().filter_map(|(_, frame, _)| process.known.get(frame));
-            let name = process.reader.as_ref()?.copied_name(&memory, &name)?;
-            (!{ shown }.any(is_known)).then_some(name)
+            let mut shown = frames.iter().filter_map(|(_, frame, _)| process.known.get(frame));
+            if shown.any(is_known) {
+                return None;
+            }
+            process.reader.as_ref()?.copied_name(&memory, &name)
         });
         let is_known = |frame: u64| process.known.contains_key(&frame);
         let has_ended = |place: usize, frame: u64| frame != outermost && !is_known(frame) && steps.contains(&place);
@@ -327,7 +329,8 @@ impl Session {
         } else {
             self.tasks.counts.without += 1;
         }
-        if let (Some(chain), Some(reader)) = (process.known.get(&outermost), &process.reader)
+        if self.needs_loops()
+            && let (Some(chain), Some(reader)) = (process.known.get(&outermost), &process.reader)
             && let Some((facts, _)) = chain.tasks.first()
             && let Some(event_loop) = reader.event_loop(&memory, facts.address)
         {
