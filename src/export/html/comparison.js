@@ -44,7 +44,7 @@ class Comparison {
       const inherits = Math.abs(above) === 1 && pair[above > 0 ? 0 : 1] === 0;
       this.parts[i] = inherits ? above : this.part(...pair);
     }
-    // The view may lack what only one of them has.
+    // What only one of them has may not be in the view.
     const whole = layOut(tree, selves[0].map((n, i) => n + selves[1][i]));
     this.totals = sums.map(({ all, self }) => functionTotals({ ...whole, all: take(whole, all), self: take(whole, self) }, functions));
   }

@@ -102,7 +102,7 @@ class SourcePanel {
       rows.push({ line, text, ...(counts.get(line) ?? { all: 0, self: 0, fn: 0 }) });
     }
     this.code.show(rows);
-    const note = !file ? "No source files." : excerpt ? "" : "The text of this file was not at hand.";
+    const note = !file ? "No source files." : excerpt ? "" : "The text of this file was not available.";
     const range = model.range || model.threads || model.only.length ? "Lines are those of the whole recording." : "";
     this.title.replaceChildren(el("bdi", { class: "name", text: profile.files[file] }), el("span", { class: "dim", text: [note, range].filter(Boolean).join(" ") }));
     const hot = (row) => (fn ? row.line >= f.line[fn] && row.fn === fn && row.all > 0 : row.all === this.most);

@@ -16,7 +16,7 @@ const FUNCTIONS: usize = 10;
 /// The native functions with a name: complete in JSON, else the instructions around those with samples.
 ///
 /// # Errors
-/// `Data` if the profile has no such function, or its file is not at hand.
+/// `Data` if the profile has no such function, or its file is not available.
 pub fn assembly(seen: &ReportContext<'_>, profile: &Profile, word: &str) -> Result<Rendered> {
     let functions = functions(profile, word);
     if functions.is_empty() {
@@ -47,7 +47,7 @@ pub fn assembly(seen: &ReportContext<'_>, profile: &Profile, word: &str) -> Resu
         Some((frame, why)) if list.is_empty() => Err(Error::new(
             ErrorKind::Data,
             format!(
-                "the code of {} ({}) is not at hand",
+                "the code of {} ({}) is not available",
                 line(&frame.name),
                 line(&frame.module)
             ),
