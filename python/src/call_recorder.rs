@@ -3,7 +3,7 @@
 use std::cell::UnsafeCell;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use nativeprof::profile::model::Meta;
+use nativeprof::profile::model::{self, FrameKind, Meta};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
@@ -202,10 +202,31 @@ pub fn combine(py: Python<'_>, samples: &Profile, counts: &Profile) -> Profile {
     py.detach(|| {
         let (samples, mut counts) = (samples.inner().clone(), counts.inner().clone());
         counts.meta = Meta::default();
-        call_tree::name_threads_as(&samples, &mut counts);
+        name_threads_as(&samples, &mut counts);
         let meta = samples.meta.clone();
         let mut sum = nativeprof::profile::merge::combine(&[(String::new(), samples), (String::new(), counts)]);
         sum.meta = meta;
         Profile::new(sum)
     })
+}
+
+/// Gives the threads of calls that were counted together with samples the names that the samples have for them: their
+/// number, and then the name.
+fn name_threads_as(samples: &model::Profile, counts: &mut model::Profile) {
+    let threads = |profile: &model::Profile| {
+        let frames = profile.frames.iter().enumerate();
+        let threads = frames.filter(|(_, frame)| frame.kind == FrameKind::Thread);
+        threads.map(|(at, frame)| (at, frame.name.clone())).collect::<Vec<_>>()
+    };
+    let known = threads(samples);
+    for (at, name) in threads(counts) {
+        let is_same = |other: &str| {
+            other
+                .strip_prefix(&name)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with(" ("))
+        };
+        if let Some((_, other)) = known.iter().find(|(_, other)| is_same(other)) {
+            counts.frames[at].name.clone_from(other);
+        }
+    }
 }

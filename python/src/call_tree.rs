@@ -118,7 +118,7 @@ pub struct Shared {
     pub cpu: bool,
     /// Apart by thread.
     pub by_thread: bool,
-    /// Threads have their numbers as names: for [`name_threads_as`].
+    /// Threads have their numbers as names: those of the samples are put in their place.
     pub numbered: bool,
     /// If not empty: only threads with these idents.
     pub only: Vec<u64>,
@@ -301,27 +301,6 @@ fn label((by_thread, numbered): (bool, bool), info: &ThreadInfo, name: Option<&s
         _ if !by_thread => String::new(),
         Some(name) => name.into(),
         None => format!("thread {}", info.native_id),
-    }
-}
-
-/// Gives the threads of calls that were counted beside samples the names that the samples have for them: their number, and
-/// then the name.
-pub fn name_threads_as(samples: &Profile, counts: &mut Profile) {
-    let threads = |profile: &Profile| {
-        let frames = profile.frames.iter().enumerate();
-        let threads = frames.filter(|(_, frame)| frame.kind == FrameKind::Thread);
-        threads.map(|(at, frame)| (at, frame.name.clone())).collect::<Vec<_>>()
-    };
-    let known = threads(samples);
-    for (at, name) in threads(counts) {
-        let is_same = |other: &str| {
-            other
-                .strip_prefix(&name)
-                .is_some_and(|rest| rest.is_empty() || rest.starts_with(" ("))
-        };
-        if let Some((_, other)) = known.iter().find(|(_, other)| is_same(other)) {
-            counts.frames[at].name.clone_from(other);
-        }
     }
 }
 
