@@ -95,10 +95,10 @@ pub fn doctor(options: &Doctor) -> Result<bool> {
             .iter()
             .any(|b| b.to_possible_value().is_some_and(|v| v.get_name() == "ptrace")),
     };
-    let (mut machine, mut usable) = check_system(&facts, try_ebpf(Mode::Cpu), may);
+    let trials = EbpfTrials::run();
+    let (mut machine, mut usable) = check_system(&facts, trials.cpu, may);
     if usable.ebpf {
-        let trial = off_cpu::check().and_then(|hook| try_ebpf(Mode::Wall).map(|_| hook));
-        machine.push(match trial {
+        machine.push(match trials.off_cpu {
             Ok(hook) => Finding::ok("off-CPU time", format!("stacks are read at switch-in, by {hook}")),
             Err(e) => Finding::limited("off-CPU time", format!("not available: {}", e.why)),
         });
@@ -148,6 +148,31 @@ struct EbpfTrial {
     event: String,
     /// Why the program for older kernels is used, if it is.
     why_older_program: Option<String>,
+}
+
+/// What trials of both modes found.
+struct EbpfTrials {
+    cpu: Result<EbpfTrial>,
+    /// How stacks of threads that were off the CPU are taken.
+    off_cpu: Result<&'static str>,
+}
+
+impl EbpfTrials {
+    /// Tries the larger set of programs first: if the kernel accepts it, the other is a part of it and need not be verified
+    /// again.
+    fn run() -> EbpfTrials {
+        let both = off_cpu::check().and_then(|hook| try_ebpf(Mode::Wall).map(|trial| (hook, trial)));
+        match both {
+            Ok((hook, trial)) => EbpfTrials {
+                cpu: Ok(trial),
+                off_cpu: Ok(hook),
+            },
+            Err(e) => EbpfTrials {
+                cpu: try_ebpf(Mode::Cpu),
+                off_cpu: Err(e),
+            },
+        }
+    }
 }
 
 /// Loads the program and opens the events as a recording would.
