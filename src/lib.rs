@@ -5,17 +5,21 @@
 //!               ▲ target, cpython
 //! ```
 //!
-//! - [`capture`] turns live threads (or a tape) into a stream of [`event::Event`]s. It knows nothing of unwinding,
-//!   names or trees; what it needs to walk Python frames comes in as plain numbers ([`cpython_layout`]).
-//! - [`sys`] has all system calls and parsers of `/proc`; [`privileges`] what this user may do.
-//! - [`target`] knows what is mapped where, and reads the system through one trait ([`target::system::System`]).
-//! - [`unwind`] makes native frames with their stack intervals from registers and a stack copy; it knows no process.
-//! - [`cpython`] finds the interpreter, reads code objects and groups Python frames; it knows no native frame.
-//! - [`interleave`] puts both into calling order by stack address; it is pure.
-//! - [`profile`] counts stacks as prefixes, and holds, compares, merges, reads and writes finished profiles; [`resolve`]
-//!   names each frame once, at the end; [`export`] writes the formats of other tools.
-//! - [`session`] calls the stages in order, [`tape_replay`] does so for a [`tape`], [`in_process`] for the process that it
-//!   runs in, [`cli`] for people; [`tui`] is the live view.
+//! The API for other programs is the finished profile: [`profile`] reads, compares and merges it, [`export`] writes the
+//! formats of other tools, [`error`] and [`frame`] have their types. Everything else is internal. What is public of it serves
+//! the command, the Python package, tests and benches, which are crates of their own; it may change in any version.
+//!
+//! - `capture` turns live threads (or a tape) into a stream of `event::Event`s. It knows nothing of unwinding,
+//!   names or trees; what it needs to walk Python frames comes in as plain numbers (`cpython_layout`).
+//! - `sys` has all system calls and parsers of `/proc`; `privileges` what this user may do.
+//! - `target` knows what is mapped where, and reads the system through one trait (`target::system::System`).
+//! - `unwind` makes native frames with their stack intervals from registers and a stack copy; it knows no process.
+//! - `cpython` finds the interpreter, reads code objects and groups Python frames; it knows no native frame.
+//! - `interleave` puts both into calling order by stack address; it is pure.
+//! - `profile` counts stacks as prefixes, and holds, compares, merges, reads and writes finished profiles; `resolve`
+//!   names each frame once, at the end; `export` writes the formats of other tools.
+//! - `session` calls the stages in order, `tape_replay` does so for a `tape`, `in_process` for the process that it
+//!   runs in, `cli` for people; `tui` is the live view.
 //!
 //! A profile that `nativeprof record -o profile.json` wrote, read by a program:
 //!
@@ -37,29 +41,47 @@
 //!
 //! Imports go one way, `unsafe` stays in few files: `tests/layers.rs` checks both.
 
-pub mod arch;
-mod bytes;
-pub mod capture;
-pub mod cli;
-pub mod code_map;
-pub mod cpython;
-pub mod cpython_layout;
 pub mod error;
-pub mod escape;
-pub mod event;
 pub mod export;
 pub mod frame;
-pub mod in_process;
-pub mod interleave;
-pub mod limits;
-pub mod privileges;
 pub mod profile;
+
+#[doc(hidden)]
+pub mod arch;
+mod bytes;
+#[doc(hidden)]
+pub mod capture;
+#[doc(hidden)]
+pub mod cli;
+mod code_map;
+#[doc(hidden)]
+pub mod cpython;
+#[doc(hidden)]
+pub mod cpython_layout;
+#[doc(hidden)]
+pub mod escape;
+#[doc(hidden)]
+pub mod event;
+#[doc(hidden)]
+pub mod in_process;
+#[doc(hidden)]
+pub mod interleave;
+mod limits;
+mod privileges;
+#[doc(hidden)]
 pub mod resolve;
+#[doc(hidden)]
 pub mod session;
+#[doc(hidden)]
 pub mod sys;
+#[doc(hidden)]
 pub mod tape;
+#[doc(hidden)]
 pub mod tape_replay;
+#[doc(hidden)]
 pub mod target;
+#[doc(hidden)]
 pub mod truncation;
-pub mod tui;
+mod tui;
+#[doc(hidden)]
 pub mod unwind;
