@@ -359,6 +359,7 @@ fn programs_of_32_bits() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "live-tests"), ignore = "needs root: run .ci/test")]
 fn without_privileges() {
     let scratch = Scratch::new();
     // Readable by any user, unlike the directory it was built in.
@@ -455,6 +456,7 @@ fn files_have_names_by_default() {
 
 /// A browser is opened on request, and never as root.
 #[test]
+#[cfg_attr(not(feature = "live-tests"), ignore = "needs root: run .ci/test")]
 fn the_browser() {
     let scratch = Scratch::new();
     fs::set_permissions(scratch.directory(), Permissions::from_mode(0o777)).expect("permissions");
@@ -687,6 +689,7 @@ fn the_third_interrupt_ends_nativeprof() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "live-tests"), ignore = "needs root: run .ci/test")]
 fn where_little_is_seen_the_reason_is_said() {
     let _live = live();
     let scratch = Scratch::new();

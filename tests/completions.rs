@@ -53,6 +53,7 @@ fn every_shell_gets_its_script() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "live-tests"), ignore = "needs groff: run .ci/test")]
 fn manual_pages_render_without_a_warning() {
     let scratch = Scratch::new();
     let pages = scratch.path("share/man1"); // does not exist yet
