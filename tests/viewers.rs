@@ -278,6 +278,46 @@ fn speedscope_reads_collapsed_stacks() {
     });
 }
 
+/// Read with Perfetto's own message definitions.
+fn perfetto(file: &Path) -> Value {
+    let mut python = Command::new(&newest_python().exe);
+    python
+        .env("PYTHONPATH", viewers("python"))
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/viewers/perfetto_check.py"))
+        .arg(file);
+    json(&run(&mut python))
+}
+
+#[test]
+fn perfetto_traces_have_all_samples() {
+    each("perfetto", ".pftrace", |profile, file| {
+        let found = perfetto(file);
+        let functions = found["functions"].as_object().expect("an object").iter();
+        let functions = functions.map(|(name, row)| (name.clone(), (number(&row[0]), number(&row[1]))));
+        same(
+            &functions.collect(),
+            &figures(profile, |frame| line(&name(frame)).into_owned()).functions,
+        );
+        for (at, value) in profile.value_types().iter().enumerate() {
+            assert_eq!(
+                number(&found["totals"][&*value.kind.name]),
+                profile.amounts(at)[0],
+                "{:?}",
+                value.kind
+            );
+        }
+        let of_threads = threads(profile).into_iter();
+        let of_threads = of_threads.map(|(tid, (samples, last, _))| (tid.to_string(), (samples, last)));
+        let rows = found["threads"].as_object().expect("an object").iter();
+        let rows = rows.map(|(tid, row)| (tid.clone(), (number(&row[0]), number(&row[1]))));
+        same(&rows.filter(|(tid, _)| tid != "0").collect(), &of_threads.collect());
+        let ids: BTreeSet<&str> = profile.meta.modules.iter().map(|row| &*row.build_id).collect();
+        for id in found["build_ids"].as_array().expect("a list") {
+            assert!(ids.contains(id.as_str().expect("a string")), "{id}");
+        }
+    });
+}
+
 #[test]
 fn inferno_draws_collapsed_stacks() {
     each("collapsed", ".collapsed", |profile, file| {

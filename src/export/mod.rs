@@ -9,6 +9,7 @@ pub mod diff_flamegraph;
 pub mod firefox;
 pub mod flamegraph;
 pub mod html;
+pub mod perfetto;
 pub mod pprof;
 pub mod pstats;
 pub mod select;
@@ -90,8 +91,14 @@ pub const FORMATS: &[Format] = &[
     Format {
         name: "chrome",
         extensions: &[".trace.json", ".trace"],
-        help: "trace events for Chrome DevTools and Perfetto",
+        help: "trace events for Chrome DevTools, in order of time",
         write: chrome::write,
+    },
+    Format {
+        name: "perfetto",
+        extensions: &[".pftrace", ".perfetto-trace"],
+        help: "for ui.perfetto.dev: stack samples with all values, tasks, states of threads",
+        write: perfetto::write,
     },
     Format {
         name: "pstats",
