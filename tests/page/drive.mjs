@@ -383,6 +383,21 @@ const tests = {
     await page.click('#panel-sources .source-code .row:has-text("step_12(value)")');
     assert.equal(await page.textContent("#details h2"), "parse");
     assert.ok(!(await page.content()).includes("hunter2"));
+    // It is the user's own: all of it is there, with a map of its hot lines.
+    const lines = await page.$$eval("#panel-sources .source-code .rows-body .line", (cells) => cells.map((cell) => Number(cell.textContent)));
+    assert.deepEqual(lines, Array.from({ length: 60 }, (_, i) => i + 1));
+    assert.ok(!(await page.textContent("#panel-sources .source-code")).includes("left out"));
+    const marks = await page.$$eval(".heat-map i", (marks) => marks.map((mark) => [Math.round((parseFloat(mark.style.top) * 60) / 100), mark.style.getPropertyValue("--heat")]));
+    assert.deepEqual(marks.map(([at]) => at + 1).sort((a, b) => a - b), [5, 12, 20, 44]);
+    assert.equal(marks[0][1], "1", "the line with most samples");
+    await page.setViewportSize({ width: 1440, height: 700 });
+    await settled(page);
+    const map = await page.locator(".heat-map").boundingBox();
+    await page.mouse.click(map.x + 5, map.y + map.height - 2);
+    await settled(page);
+    const [bottom, height] = await page.$eval("#panel-sources .source-code .rows-scroll", (list) => [list.scrollTop + list.clientHeight, list.scrollHeight]);
+    assert.ok(height - bottom < 30, `${bottom} of ${height}`);
+    await page.setViewportSize({ width: 1440, height: 900 });
   },
 
   async "a native function has its Python callers"(page) {
@@ -605,6 +620,18 @@ async function comparison(page) {
   assert.match(await page.textContent(".middle"), /0 % before, 25\.0 % after/);
   await page.click("#tab-tree");
   await page.click("#tab-sources");
+  assert.match(await page.textContent("#panel-sources .middle"), /Lines and their amounts are those of b\.json, the newer profile/);
+}
+
+// A page for others has the numbers of lines, and no text of them.
+async function shared(page) {
+  await shows(page, expected());
+  await page.click("#tab-sources");
+  await settled(page);
+  assert.match(await page.textContent("#panel-sources .middle"), /made without source text/);
+  const rows = await page.$$eval("#panel-sources .source-code .rows-body .row", (rows) => rows.map((row) => [".line", ".quoted"].map((cell) => row.querySelector(cell).textContent)));
+  assert.deepEqual(rows, [["5", ""], ["12", ""], ["20", ""], ["44", ""]]);
+  assert.ok(!(await page.content()).includes("step_"));
 }
 
 // What threads did over time, and where they waited.
@@ -653,6 +680,6 @@ async function check(name, file, test) {
   await page.close();
 }
 for (const [name, test] of Object.entries(tests)) await check(name, "known.html", test);
-for (const [name, test] of Object.entries({ hostile, deep, empty, untimed, calls, comparison, waits })) await check(`a profile that is ${name}`, `${name}.html`, test);
+for (const [name, test] of Object.entries({ hostile, deep, empty, untimed, calls, comparison, waits, shared })) await check(`a profile that is ${name}`, `${name}.html`, test);
 await browser.close();
 process.exit(failed ? 1 : 0);

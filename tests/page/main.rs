@@ -204,6 +204,7 @@ fn hostile() -> Profile {
     profile.meta.modules[0].path = image.clone();
     profile.excerpts = vec![nativeprof::profile::model::SourceExcerpt {
         path: "/srv/</script><script>alert(1)</script>.py".into(),
+        length: 1,
         lines: vec![(0, image)],
     }];
     profile
@@ -320,7 +321,7 @@ fn comparison(directory: &Path) {
         confidence: 99.0,
     };
     let mut out = Vec::new();
-    html::write_comparison(&comparison, &mut out).unwrap();
+    html::write_comparison(&comparison, false, &mut out).unwrap();
     fs::write(directory.join("comparison.html"), out).unwrap();
 }
 
@@ -348,6 +349,15 @@ fn page_in_a_browser() {
         ..known
     };
     write("untimed.html", &untimed);
+    let mut shared = untimed;
+    source_lines::remove(&mut shared);
+    let options = html::PageOptions {
+        no_source: true,
+        ..Default::default()
+    };
+    let mut out = Vec::new();
+    html::write_page(&shared, &options, &mut out).unwrap();
+    fs::write(directory.join("shared.html"), out).unwrap();
 
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     for (path, how) in [

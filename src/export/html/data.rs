@@ -4,7 +4,7 @@
 //! ```text
 //! text     {"meta", "kinds", "files", "modules", "categories",
 //!          "functions": {"name", "kind", "file", "module", "category", "line"}, "threads": [[pid, tid, name]], "nodes",
-//!          "folded", "interpreterFrames", "ticks", "values", "excerpts": [[path, [line, text, ...]]],
+//!          "folded", "interpreterFrames", "noSource", "ticks", "values", "excerpts": [[path, lines of the file, line, text, ...]],
 //!          "assembly": [[function, [address, length, text, samples, source, line], ...]],
 //!          "waits" (of a profile with off-CPU time, see `waits.rs`), "comparison" (of two profiles, see `comparison.rs`)}
 //! columns  of nodes: distance to the parent, function, self samples, number of lines
@@ -31,7 +31,7 @@ use flate2::write::ZlibEncoder;
 use rustc_hash::FxHashMap;
 
 use super::comparison::Comparison;
-use super::waits;
+use super::{PageOptions, waits};
 use crate::escape::write_json;
 use crate::profile::category::Categories;
 use crate::profile::folded;
@@ -58,9 +58,8 @@ const KINDS: &[(FrameKind, &str)] = &[
     (FrameKind::Root, "root"),
 ];
 
-/// The packed profile; the page begins with the interpreter's frames or without them. `comparison`: the profile is both
-/// profiles of this one.
-pub fn pack(profile: &Profile, interpreter_frames: bool, comparison: Option<&Comparison<'_>>) -> io::Result<Vec<u8>> {
+/// The packed profile. `comparison`: the profile is both profiles of this one.
+pub fn pack(profile: &Profile, options: &PageOptions, comparison: Option<&Comparison<'_>>) -> io::Result<Vec<u8>> {
     let (folded, into) = folded::with_targets(profile);
     // Both have the same functions, so that their numbers mean the same.
     let profile = &Profile {
@@ -79,8 +78,10 @@ pub fn pack(profile: &Profile, interpreter_frames: bool, comparison: Option<&Com
     text.pop();
     write!(
         text,
-        ",\"folded\":{},\"interpreterFrames\":{interpreter_frames}",
-        folded_view.items.len()
+        ",\"folded\":{},\"interpreterFrames\":{},\"noSource\":{}",
+        folded_view.items.len(),
+        options.interpreter_frames,
+        options.no_source
     )?;
     if let Some(value) = waits::value(profile) {
         let shown = values(profile).position(|(at, _)| at == value).unwrap_or(0);
@@ -303,6 +304,7 @@ fn head(profile: &Profile, view: &View<'_>, threads: &[(u32, u32)], out: &mut Ve
     list("excerpts", profile.excerpts.iter(), out, |excerpt, out| {
         out.push(b'[');
         write_json(&short(&excerpt.path), out)?;
+        write!(out, ",{}", excerpt.length)?;
         for (number, text) in &excerpt.lines {
             write!(out, ",{number},")?;
             write_json(text, out)?;

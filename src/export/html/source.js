@@ -1,5 +1,8 @@
 // Source files with the samples of each line, over all functions in them.
 
+// Marks beside a file, at most.
+const MARKS = 400;
+
 // Samples of each line of a file in the complete recording: line -> { all, self, fn }, where fn is the function that has
 // most of them. Recursive calls count where they are outermost.
 function linesOfFile(profile, file) {
@@ -53,7 +56,33 @@ class SourcePanel {
       onopen: (row) => row.fn > 0 && options.onopen(row.fn),
     });
     this.title = el("div", { class: "middle" });
-    this.element = [el("div", { class: "sandwich-list" }, this.list.element), el("div", { class: "source-code" }, this.title, this.code.element)];
+    // The file from its first line to its last one, in the height of the panel.
+    this.map = el("div", { class: "heat-map", "aria-hidden": true, title: "The whole file: click to go there" });
+    this.map.addEventListener("click", (event) => {
+      const box = this.map.getBoundingClientRect();
+      this.scrollTo(((event.clientY - box.top) / box.height) * this.code.rows.length);
+    });
+    const code = el("div", { class: "source-lines" }, this.code.element, this.map);
+    this.element = [el("div", { class: "sandwich-list" }, this.list.element), el("div", { class: "source-code" }, this.title, code)];
+  }
+
+  // Brings a row into the middle.
+  scrollTo(row) {
+    const { scroller } = this.code;
+    scroller.scrollTop = Math.max(0, row * ROW_HEIGHT - scroller.clientHeight / 2);
+    this.code.draw();
+  }
+
+  drawMap(rows) {
+    const hot = [...rows.keys()].filter((at) => rows[at].all > 0).sort((a, b) => rows[b].all - rows[a].all);
+    const marks = hot.slice(0, MARKS).map((at) => {
+      const mark = el("i", null);
+      mark.style.top = (100 * at) / rows.length + "%";
+      mark.style.height = `max(2px, ${100 / rows.length}%)`;
+      mark.style.setProperty("--heat", String(Math.max(0.15, rows[at].all / this.most)));
+      return mark;
+    });
+    this.map.replaceChildren(...marks);
   }
 
   text(row) {
@@ -75,7 +104,7 @@ class SourcePanel {
     this.list.show(shown, true);
     const yours = model.profile.categories.indexOf("your code");
     const own = new Set([...f.file.keys()].filter((fn) => f.category[fn] === yours).map((fn) => f.file[fn]));
-    const isQuoted = (file) => model.profile.excerpts.has(files[file]);
+    const isQuoted = (file) => model.profile.excerpts.get(files[file])?.isEmpty === false;
     const best = shown.find((file) => own.has(file) && isQuoted(file)) ?? shown.find(isQuoted) ?? shown[0] ?? 0;
     if (!shown.includes(this.file)) this.file = best;
     this.open(this.file);
@@ -92,25 +121,41 @@ class SourcePanel {
     const counts = file ? linesOfFile(profile, file) : new Map();
     this.whole = model.comparison ? WHOLE : profile.total;
     this.most = Math.max(1, ...[...counts.values()].map((row) => row.all));
-    const excerpt = profile.excerpts.get(profile.files[file]);
+    const quoted = profile.excerpts.get(profile.files[file]);
+    const excerpt = quoted?.isEmpty ? null : quoted?.lines;
     const numbers = [...counts.keys()].filter((line) => line > 0).sort((a, b) => a - b);
     const rows = [];
     let before = 0;
     for (const [line, text] of excerpt ?? numbers.map((line) => [line, ""])) {
-      if (excerpt && line > before + 1) rows.push({ line: 0, text: `⋯ ${plural(line - before - 1, "line")} without samples` });
+      if (excerpt && line > before + 1) rows.push(gap(before, line));
       before = line;
       rows.push({ line, text, ...(counts.get(line) ?? { all: 0, self: 0, fn: 0 }) });
     }
+    if (excerpt && quoted.length > before) rows.push(gap(before, quoted.length + 1));
     this.code.show(rows);
-    const note = !file ? "No source files." : excerpt ? "" : "The text of this file was not available.";
-    const range = model.range || model.threads || model.only.length ? "Lines are those of the whole recording." : "";
-    this.title.replaceChildren(el("bdi", { class: "name", text: profile.files[file] }), el("span", { class: "dim", text: [note, range].filter(Boolean).join(" ") }));
+    this.drawMap(rows);
+    const notes = [file ? this.note(quoted) : "No source files."];
+    if (model.range || model.threads || model.only.length) notes.push("Lines are those of the whole recording.");
+    this.title.replaceChildren(el("bdi", { class: "name", text: profile.files[file] }), el("span", { class: "dim", text: notes.filter(Boolean).join(" ") }));
     const hot = (row) => (fn ? row.line >= f.line[fn] && row.fn === fn && row.all > 0 : row.all === this.most);
     const at = rows.findIndex(hot);
     if (at >= 0) this.code.scroller.scrollTop = Math.max(0, (at - 6) * ROW_HEIGHT);
     this.code.draw();
   }
+
+  // What the page does not have of a file.
+  note(quoted) {
+    const { profile, comparison } = this.model;
+    const side = comparison ? `Lines and their amounts are those of ${comparison.after}, the newer profile.` : "";
+    if (profile.noSource) return `This page was made without source text. ${side}`;
+    if (!quoted) return `The text of this file was not available. ${side}`;
+    if (quoted.isEmpty) return `There was no room for the text of this file in the page. ${side}`;
+    return side;
+  }
 }
+
+// A row for lines that the page does not have, between two others.
+const gap = (before, next) => ({ line: 0, text: `⋯ ${plural(next - before - 1, "line")} left out`, all: 0, self: 0, fn: 0 });
 
 // The end of a path.
 const shortPath = (path) => path.split("/").slice(-2).join("/");
