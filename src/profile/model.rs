@@ -313,6 +313,8 @@ pub struct Assembly {
     pub name: String,
     pub module: String,
     pub address: u64,
+    /// Whether a build ID says that its file is the one that was recorded.
+    pub is_checked: bool,
     /// By address.
     pub instructions: Vec<Instruction>,
 }

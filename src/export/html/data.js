@@ -159,9 +159,12 @@ async function readProfile(base64) {
     excerpts: new Map(head.excerpts.map((row) => [clean(row[0]), new Excerpt(row)])),
     noSource: head.noSource,
     assembly: new Map(
-      head.assembly.map(([fn, ...rows]) => [
+      head.assembly.map(([fn, isChecked, ...rows]) => [
         fn,
-        rows.map(([address, length, text, samples, file, line]) => ({ address, length, text: clean(text), samples, place: file ? `${baseName(clean(file))}:${line}` : "" })),
+        {
+          isChecked,
+          rows: rows.map(([address, length, text, samples, file, line]) => ({ address, length, text: clean(text), samples, place: file ? `${baseName(clean(file))}:${line}` : "" })),
+        },
       ]),
     ),
     // The stacks that are not shown now.

@@ -5,7 +5,7 @@
 //! text     {"meta", "kinds", "files", "modules", "categories",
 //!          "functions": {"name", "kind", "file", "module", "category", "line"}, "threads": [[pid, tid, name]], "nodes",
 //!          "folded", "interpreterFrames", "noSource", "ticks", "values", "excerpts": [[path, lines of the file, line, text, ...]],
-//!          "assembly": [[function, [address, length, text, samples, source, line], ...]],
+//!          "assembly": [[function, whether its file was checked, [address, length, text, samples, source, line], ...]],
 //!          "waits" (of a profile with off-CPU time, see `waits.rs`), "comparison" (of two profiles, see `comparison.rs`)}
 //! columns  of nodes: distance to the parent, function, self samples, number of lines
 //!          of lines: distance to the line before in the same node, samples, self samples
@@ -323,7 +323,7 @@ fn assembly(profile: &Profile, view: &View<'_>, out: &mut Vec<u8>) -> io::Result
         Some((*numbers.get(native.as_str())?, code))
     });
     list("assembly", known, out, |(function, code), out| {
-        write!(out, "[{function}")?;
+        write!(out, "[{function},{}", code.is_checked)?;
         for row in &code.instructions {
             write!(out, ",[{},{},", row.address, row.length)?;
             write_json(&row.text, out)?;

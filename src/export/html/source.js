@@ -162,7 +162,7 @@ const shortPath = (path) => path.split("/").slice(-2).join("/");
 
 // Instructions of a native function around those with samples, in the complete recording.
 function assemblyOf(model, fn) {
-  const rows = model.profile.assembly.get(fn);
+  const { rows, isChecked } = model.profile.assembly.get(fn);
   const sum = rows.reduce((sum, row) => sum + row.samples, 0);
   const most = rows.reduce((most, row) => Math.max(most, row.samples), 1);
   const table = el("div", { class: "source assembly", role: "table", "aria-label": "Instructions with samples" });
@@ -185,5 +185,7 @@ function assemblyOf(model, fn) {
     if (samples) row.style.setProperty("--heat", String(Math.max(0.08, samples / most)));
     table.append(row);
   }
-  return el("section", null, el("h3", { text: "Assembly (whole recording)" }), table, el("p", { class: "hint", text: "The processor may report an instruction after the one that took the time." }));
+  const hints = ["The processor may report an instruction after the one that took the time."];
+  if (!isChecked) hints.unshift("Not checked: the file has no build ID to tell whether it is the one that was recorded.");
+  return el("section", null, el("h3", { text: "Assembly (whole recording)" }), table, ...hints.map((text) => el("p", { class: "hint", text })));
 }
