@@ -635,6 +635,35 @@ async function shared(page) {
   assert.ok(!(await page.content()).includes("step_"));
 }
 
+// Callbacks that kept an event loop, the longest first; a click chooses the samples of their time.
+async function lagging(page) {
+  await page.click("#tab-lag");
+  await settled(page);
+  const rows = () => page.$$eval("#panel-lag .rows-body .row", (rows) => rows.map((row) => [".time", ".at", ".task", ".function", ".thread"].map((cell) => row.querySelector(cell).textContent)));
+  const names = (await rows()).map(([took, at, task, place, thread]) => [took, at, task, place.replace(/\(.*\//, "("), thread]);
+  assert.deepEqual(names, [
+    ["90.0 ms", "4.000 s", "-", "parse (app.py:12)", "MainThread 70"],
+    ["70.0 ms", "9.000 s", "late", "gone (other.py:3)", "MainThread 70"],
+    ["60.0 ms", "1.000 s", "report", "solve (app.py:20)", "MainThread 70"],
+  ]);
+  await page.click('#panel-lag .row:has-text("solve")');
+  await settled(page);
+  assert.equal(await page.textContent("#details h2"), "solve");
+  const within = expected((s) => s.tid === 70 && s.time >= 1 && s.time <= 1.07);
+  assert.equal(within.taken, 8);
+  await shows(page, within);
+  await page.click("#tab-lag");
+  await page.click('#panel-lag .row:has-text("gone")');
+  await shows(page, within);
+  await page.click("#tab-lag");
+  await page.click("#panel-lag .head .at button");
+  await settled(page);
+  assert.equal((await rows())[0][1], "9.000 s", "sorted by time");
+  await page.dblclick('#panel-lag .row:has-text("parse")');
+  await settled(page);
+  assert.equal(await page.getAttribute("#tab-flame", "aria-selected"), "true");
+}
+
 // What threads did over time, and where they waited.
 async function waits(page) {
   const box = await page.locator(".plot canvas").boundingBox();
@@ -681,6 +710,6 @@ async function check(name, file, test) {
   await page.close();
 }
 for (const [name, test] of Object.entries(tests)) await check(name, "known.html", test);
-for (const [name, test] of Object.entries({ hostile, deep, empty, untimed, calls, comparison, waits, shared })) await check(`a profile that is ${name}`, `${name}.html`, test);
+for (const [name, test] of Object.entries({ hostile, deep, empty, untimed, calls, comparison, waits, shared, lagging })) await check(`a profile that is ${name}`, `${name}.html`, test);
 await browser.close();
 process.exit(failed ? 1 : 0);

@@ -15,6 +15,7 @@ use nativeprof::export::html;
 use nativeprof::export::html::Comparison;
 use nativeprof::profile::diff;
 use nativeprof::profile::diff::{DiffOptions, Metric, Normalization, RowKind};
+use nativeprof::profile::lags::Lag;
 use nativeprof::profile::model::{Assembly, Frame, FrameKind, Instruction, Profile, TimelineSample};
 use nativeprof::profile::values::{Amounts, Value, ValueType};
 use nativeprof::profile::waits::{Waits, Waker};
@@ -302,6 +303,28 @@ fn waits() -> Profile {
     profile
 }
 
+/// The known one, with callbacks that kept its event loop.
+fn lagging(directory: &Path) -> Profile {
+    let mut profile = known(directory);
+    let app = directory.join("app.py").display().to_string();
+    let lag = |time: u64, length: u64, task: &str, function: String| Lag {
+        pid: 70,
+        tid: 70,
+        start: 0,
+        time: time * 1_000_000,
+        length: length * 1_000_000,
+        task: task.into(),
+        stack: vec!["main".into(), function.clone()],
+        function,
+    };
+    profile.meta.lags = vec![
+        lag(1000, 60, "report", format!("solve ({app}:20)")),
+        lag(4000, 90, "", format!("parse ({app}:12)")),
+        lag(9000, 70, "late", "gone (/srv/other.py:3)".into()),
+    ];
+    profile
+}
+
 fn comparison(directory: &Path) {
     let [a, b] = before_and_after();
     let options = DiffOptions {
@@ -359,6 +382,7 @@ fn page_in_a_browser() {
     let mut out = Vec::new();
     html::write_page(&shared, &options, &mut out).unwrap();
     fs::write(directory.join("shared.html"), out).unwrap();
+    write("lagging.html", &lagging(&directory));
 
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     for (path, how) in [

@@ -158,6 +158,7 @@ async function readProfile(base64) {
     ticks: { n: head.ticks, time, thread, node },
     excerpts: new Map(head.excerpts.map((row) => [clean(row[0]), new Excerpt(row)])),
     noSource: head.noSource,
+    lags: head.lags.map(([begin, length, task, place, fn, thread]) => ({ begin, length, task: clean(task), place: clean(place), fn, thread })),
     assembly: new Map(
       head.assembly.map(([fn, isChecked, ...rows]) => [
         fn,

@@ -6,7 +6,7 @@
 //!          "functions": {"name", "kind", "file", "module", "category", "line"}, "threads": [[pid, tid, name]], "nodes",
 //!          "folded", "interpreterFrames", "noSource", "ticks", "values", "excerpts": [[path, lines of the file, line, text, ...]],
 //!          "assembly": [[function, whether its file was checked, [address, length, text, samples, source, line], ...]],
-//!          "waits" (of a profile with off-CPU time, see `waits.rs`), "comparison" (of two profiles, see `comparison.rs`)}
+//!          "lags" (see `lags.rs`), "waits" (of a profile with off-CPU time, see `waits.rs`), "comparison" (of two profiles, see `comparison.rs`)}
 //! columns  of nodes: distance to the parent, function, self samples, number of lines
 //!          of lines: distance to the line before in the same node, samples, self samples
 //!          of ticks: microseconds since the tick before, thread, node
@@ -31,12 +31,12 @@ use flate2::write::ZlibEncoder;
 use rustc_hash::FxHashMap;
 
 use super::comparison::Comparison;
-use super::{PageOptions, waits};
+use super::{PageOptions, lags, waits};
 use crate::escape::write_json;
 use crate::profile::category::Categories;
 use crate::profile::folded;
 use crate::profile::json::write;
-use crate::profile::model::{Frame, FrameKind, Profile};
+use crate::profile::model::{Frame, FrameKind, Meta, Profile};
 use crate::profile::values::Value;
 use crate::profile::view::{View, identifier, shown_name};
 
@@ -76,6 +76,7 @@ pub fn pack(profile: &Profile, options: &PageOptions, comparison: Option<&Compar
     let mut text = Vec::new();
     head(profile, &view, &threads, &mut text)?;
     text.pop();
+    lags::write(&profile.meta.lags, &view, &threads, &mut text)?;
     write!(
         text,
         ",\"folded\":{},\"interpreterFrames\":{},\"noSource\":{}",
@@ -218,7 +219,11 @@ fn values(profile: &Profile) -> impl Iterator<Item = (usize, &Value)> {
 fn head(profile: &Profile, view: &View<'_>, threads: &[(u32, u32)], out: &mut Vec<u8>) -> io::Result<()> {
     out.extend(b"{\"meta\":");
     out.push(b'{');
-    write::write_meta(&profile.meta, out)?;
+    let meta = Meta {
+        lags: Vec::new(),
+        ..profile.meta.clone()
+    };
+    write::write_meta(&meta, out)?;
     out.push(b'}');
     let kinds = KINDS.iter().map(|(_, name)| *name);
     list("kinds", kinds, out, write_json)?;

@@ -6,6 +6,7 @@
 
 mod comparison;
 mod data;
+mod lags;
 mod waits;
 
 pub use comparison::Comparison;
@@ -33,6 +34,7 @@ const SCRIPTS: &[&str] = &[
     include_str!("comparison.js"),
     include_str!("source.js"),
     include_str!("waits.js"),
+    include_str!("lag.js"),
     include_str!("details.js"),
     include_str!("filters.js"),
     include_str!("page.js"),
