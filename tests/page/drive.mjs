@@ -691,6 +691,14 @@ async function waits(page) {
   assert.ok(gil.some((row) => row.join() === "worker (71),MainThread (70),2.00 s,201,1.00 s"), JSON.stringify(gil));
 }
 
+// Samples of suspended tasks stand for the time since they were counted before.
+async function suspended(page) {
+  const box = await page.locator(".plot canvas").boundingBox();
+  const over = async (part) => (await under(page, ".plot canvas", box.width * part, 10)).slice(2).map((line) => line.replace(/:.*\(/, " ("));
+  for (const part of [0.1, 0.3, 0.48]) assert.deepEqual(await over(part), ["I/O (75.0 %)", "Sleep (25.0 %)"]);
+  for (const part of [0.52, 0.7, 0.9]) assert.deepEqual(await over(part), ["I/O (25.0 %)", "Sleep (75.0 %)"]);
+}
+
 const browser = await launch();
 let failed = 0;
 async function check(name, file, test) {
@@ -710,6 +718,6 @@ async function check(name, file, test) {
   await page.close();
 }
 for (const [name, test] of Object.entries(tests)) await check(name, "known.html", test);
-for (const [name, test] of Object.entries({ hostile, deep, empty, untimed, calls, comparison, waits, shared, lagging })) await check(`a profile that is ${name}`, `${name}.html`, test);
+for (const [name, test] of Object.entries({ hostile, deep, empty, untimed, calls, comparison, waits, shared, lagging, suspended })) await check(`a profile that is ${name}`, `${name}.html`, test);
 await browser.close();
 process.exit(failed ? 1 : 0);

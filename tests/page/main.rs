@@ -303,6 +303,44 @@ fn waits() -> Profile {
     profile
 }
 
+/// An event loop that waits all the time; its suspended tasks are counted after one second, and after two.
+fn suspended() -> Profile {
+    let task = (frame(FrameKind::Task, "[task: request]"), 0, "");
+    let state = |name: &str| (frame(FrameKind::State, name), 0, "");
+    let (stream, sleep) = (state("[awaiting stream]"), state("[awaiting sleep]"));
+    let mut builder = Builder::new();
+    let mut weights = Vec::new();
+    for (time, streams) in [(1_000_000_000, 3), (2_000_000_000, 1)] {
+        for at in 0..4 {
+            let awaited = if at < streams { &stream } else { &sleep };
+            builder.stack(MAIN, 1, &[task.clone(), awaited.clone()]);
+            builder.profile.timeline.last_mut().unwrap().time = time;
+            weights.push(250_000_000);
+        }
+    }
+    let mut profile = builder.profile;
+    profile.meta.duration = 2.0;
+    profile.meta.threads = vec![(70, 70, "MainThread".into())];
+    profile.values = vec![
+        Value::per_count(ValueType::SAMPLES, 1),
+        Value {
+            kind: ValueType::WALL,
+            amounts: Amounts::Each {
+                nodes: vec![0; profile.nodes.len()],
+                ticks: weights,
+            },
+        },
+    ];
+    let rows = profile.timeline.len();
+    profile.waits = Waits {
+        lengths: vec![0; rows],
+        wakers: vec![0; rows],
+        holding: vec![false; rows],
+        ..Waits::default()
+    };
+    profile
+}
+
 /// The known one, with callbacks that kept its event loop.
 fn lagging(directory: &Path) -> Profile {
     let mut profile = known(directory);
@@ -382,6 +420,7 @@ fn page_in_a_browser() {
     let mut out = Vec::new();
     html::write_page(&shared, &options, &mut out).unwrap();
     fs::write(directory.join("shared.html"), out).unwrap();
+    write("suspended.html", &suspended());
     write("lagging.html", &lagging(&directory));
 
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);

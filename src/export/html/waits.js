@@ -1,8 +1,8 @@
 // Time off the CPU: states of threads over time, where they waited, and the interpreter lock.
 
 // What a thread does, in the order of the tracks from the bottom.
-const STATES = ["running", "runnable", "gil", "lock", "io", "sleep", "other"];
-const STATE_NAMES = { running: "Running", runnable: "Wants a CPU", gil: "GIL", lock: "Lock", io: "I/O", sleep: "Sleep", other: "Other wait" };
+const STATES = ["running", "runnable", "gil", "lock", "io", "sleep", "idle", "other"];
+const STATE_NAMES = { running: "Running", runnable: "Wants a CPU", gil: "GIL", lock: "Lock", io: "I/O", sleep: "Sleep", idle: "Idle pool", other: "Other wait" };
 const STATE_OF = {
   runnable: "runnable",
   gil: "gil",
@@ -18,28 +18,45 @@ const STATE_OF = {
   "page fault": "io",
   sleep: "sleep",
 };
+// Of suspended tasks, while their event loop waits for events; all others wait for I/O.
+const STATE_OF_AWAITING = { sleep: "sleep", lock: "lock", semaphore: "lock", condition: "lock", event: "lock", queue: "lock", loop: "runnable" };
+const AWAITING = "awaiting ";
+
+function stateOf(kind) {
+  if (kind.startsWith(AWAITING)) return STATE_OF_AWAITING[kind.slice(AWAITING.length)] ?? "io";
+  return kind.startsWith("idle:") ? "idle" : (STATE_OF[kind] ?? "other");
+}
 
 // `site`: by tick, from 1, 0 where the thread ran; `length`: ns of its interval.
 function readWaits(packed, site, length) {
   const sites = packed.sites.map(([kind, object, place]) => ({ kind: clean(kind), object: clean(object), place: clean(place) }));
-  const state = Uint8Array.from([0, ...sites.map(({ kind }) => STATES.indexOf(STATE_OF[kind] ?? "other"))]);
-  return { value: packed.value, sites, site, length, state, gil: cleanAll(packed.gil) };
+  const state = Uint8Array.from([0, ...sites.map(({ kind }) => STATES.indexOf(stateOf(kind)))]);
+  const isAwait = Uint8Array.from([0, ...sites.map(({ kind }) => (kind.startsWith(AWAITING) ? 1 : 0))]);
+  return { value: packed.value, sites, site, length, state, isAwait, gil: cleanAll(packed.gil) };
 }
 
 // Time of each track, column and state, in microseconds. A sample stands for the time before it: that of its interval, or where
-// intervals are short, for several of them.
+// intervals are short, for several of them. Suspended tasks are counted from time to time: then their samples stand for the time
+// since the last count.
 function stateTimes(profile, lane, tracks, columns, whole) {
   const { ticks, waits, values } = profile;
   const { weight } = values[waits.value];
   const data = new Float64Array(tracks * columns * STATES.length);
   const scale = columns / whole;
+  const counts = profile.threads.map(() => ({ last: 0, before: 0 }));
   for (let i = 0; i < ticks.n; i++) {
     const t = lane[ticks.thread[i]];
     if (t < 0 || !weight) continue;
     const state = waits.state[waits.site[i]];
     const time = weight[i] / 1e3;
+    let from = ticks.time[i] - Math.max(time, waits.length[i] / 1e3);
+    if (waits.isAwait[waits.site[i]]) {
+      const count = counts[ticks.thread[i]];
+      if (count.last !== ticks.time[i]) [count.before, count.last] = [count.last, ticks.time[i]];
+      from = Math.min(from, count.before);
+    }
     const end = Math.min(columns, ticks.time[i] * scale);
-    const start = Math.max(0, Math.min(end - 1e-6, (ticks.time[i] - Math.max(time, waits.length[i] / 1e3)) * scale));
+    const start = Math.max(0, Math.min(end - 1e-6, from * scale));
     const per = time / (end - start);
     for (let column = Math.floor(start); column < end; column++) {
       const part = Math.min(end, column + 1) - Math.max(start, column);
