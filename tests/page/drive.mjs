@@ -574,6 +574,14 @@ async function calls(page) {
   await page.click("#colors");
   await page.click('#categories button:text-is("standard library")');
   assert.deepEqual((await table(page)).main, [20, 50]);
+  // In a low window the first function of the program is in the first third.
+  await page.setViewportSize({ width: 800, height: 600 });
+  await page.click("#tab-flame");
+  await settled(page);
+  assert.equal((await under(page, FLAME, 20, 49))[0], "<module>");
+  const { y } = await page.locator(FLAME).boundingBox();
+  assert.ok(y + 49 < 200, `${y}`);
+  assert.ok(await page.isVisible("#shown"));
 }
 
 // Both profiles in one graph: colors are changes, and what only one of them has is marked.
