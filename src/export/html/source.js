@@ -31,14 +31,13 @@ class SourcePanel {
   constructor(model, options) {
     this.model = model;
     this.file = 0;
-    const { files } = model.profile;
     this.list = new Rows({
       id: "file-row",
       label: "Source files",
       role: "grid",
       columns: [
         { key: "total", title: "Total", num: true, cell: (file) => share(this.totals.all[file], model.total) },
-        { key: "function", title: "File", cell: (file) => el("bdi", { text: shortPath(files[file]), title: shorten(files[file], 600) }) },
+        { key: "function", title: "File", cell: (file) => this.name(file) },
       ],
       onpick: (file) => this.open(file),
     });
@@ -64,6 +63,14 @@ class SourcePanel {
     });
     const code = el("div", { class: "source-lines" }, this.code.element, this.map);
     this.element = [el("div", { class: "sandwich-list" }, this.list.element), el("div", { class: "source-code" }, this.title, code)];
+  }
+
+  // The end of the path of a file, with the color of whose code it is.
+  name(file) {
+    const { files, categories } = this.model.profile;
+    const category = categories[this.category.get(file) ?? 0];
+    const text = el("bdi", { class: "name", text: shortPath(files[file]), title: shorten(files[file], 600) });
+    return el("span", { class: "function" }, el("i", { class: "dot " + categoryClass(category), title: category || null }), text);
   }
 
   // Brings a row into the middle.
@@ -94,18 +101,20 @@ class SourcePanel {
     return code;
   }
 
-  // Files with samples that are shown, most first, and the lines of the open one.
+  // Files with samples that are shown, the user's own first, and the lines of the open one.
   refresh() {
     const { model } = this;
     const { functions: f, files } = model.profile;
     this.totals = functionTotals({ ...model.view, fn: model.view.fn.map((fn) => f.file[fn]) }, files.length);
     const { all } = this.totals;
-    const shown = [...files.keys()].filter((file) => files[file].startsWith("/") && all[file] > 0).sort((a, b) => all[b] - all[a]);
-    this.list.show(shown, true);
     const yours = model.profile.categories.indexOf("your code");
-    const own = new Set([...f.file.keys()].filter((fn) => f.category[fn] === yours).map((fn) => f.file[fn]));
+    this.category = new Map();
+    for (let fn = f.count - 1; fn > 0; fn--) if (model.totals.all[fn] > 0) this.category.set(f.file[fn], f.category[fn]);
+    const isOwn = (file) => Number(yours > 0 && this.category.get(file) === yours);
+    const shown = [...files.keys()].filter((file) => files[file].startsWith("/") && all[file] > 0).sort((a, b) => isOwn(b) - isOwn(a) || all[b] - all[a]);
+    this.list.show(shown, true);
     const isQuoted = (file) => model.profile.excerpts.get(files[file])?.isEmpty === false;
-    const best = shown.find((file) => own.has(file) && isQuoted(file)) ?? shown.find(isQuoted) ?? shown[0] ?? 0;
+    const best = shown.find(isQuoted) ?? shown[0] ?? 0;
     if (!shown.includes(this.file)) this.file = best;
     this.open(this.file);
   }
