@@ -690,6 +690,15 @@ async function waits(page) {
     ["2.00 s", "201", "1.00 s", "gil", "wait (/srv/app.py:10)"],
     ["1.00 s", "1", "1.00 s", "sleep", "main (/srv/app.py:1)"],
   ]);
+  // How much of a function's time is CPU time, and what the rest is.
+  const states = async (name) => {
+    await page.click("#tab-table");
+    await page.click(`#panel-table .name:text-is("${name}")`);
+    return page.$$eval("#details .states dl > *", (cells) => cells.map((cell) => cell.textContent));
+  };
+  assert.deepEqual(await states("main"), ["Running", "90.9 %", "Sleep", "9.1 %"]);
+  assert.deepEqual(await states("wait"), [], "all of it is one wait");
+  await page.click("#tab-waits");
   await page.fill("#range-to", "1");
   await page.keyboard.press("Tab");
   await settled(page);

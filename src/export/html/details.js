@@ -44,6 +44,7 @@ class Details {
       el("h2", null, el("i", { class: "dot " + kind }), el("bdi", { text: shorten(name, 1200) })),
       list,
       ...(actions ? [actions] : []),
+      model.profile.waits && kind !== "state" ? (timeByState(model, fn) ?? "") : "",
       ...this.neighbours(fn),
       this.source(fn, files[f.file[fn]]),
       ...(model.profile.assembly.has(fn) ? [assemblyOf(model, fn)] : []),

@@ -71,6 +71,41 @@ function stateLegend() {
   return STATES.map(entry);
 }
 
+// What a state frame stands for: `[waiting: read socket]` is `read socket`.
+const stateLabel = (name) => name.replace(/^\[(waiting: )?/, "").replace(/\]$/, "");
+
+// How much of the time of a function, with all that it calls, its threads ran and how much they waited, and for what.
+function timeByState(model, fn) {
+  const { view, profile } = model;
+  const sums = new Map();
+  let all = 0;
+  const inside = new Uint8Array(view.n);
+  const states = new Int32Array(view.n); // by node, the function that is the state it is in
+  for (let i = 1; i < view.n; i++) {
+    const up = view.parent[i];
+    inside[i] = inside[up] || view.fn[i] === fn ? 1 : 0;
+    if (!inside[i]) continue;
+    states[i] = states[up] || (model.kind(view.fn[i]) === "state" ? view.fn[i] : 0);
+    if (!view.self[i]) continue;
+    const label = states[i] ? stateLabel(profile.functions.name[states[i]]) : "running";
+    sums.set(label, (sums.get(label) ?? 0) + view.self[i]);
+    all += view.self[i];
+  }
+  if (sums.size < 2) return null;
+  const bar = el("div", { class: "quality-bar", role: "img", "aria-label": "Shares of running and waiting" });
+  const list = el("dl", { class: "by-kind" });
+  const rank = (label) => STATES.indexOf(label === "running" ? label : stateOf(label.replace(/^(read|write) .*/, "$1")));
+  for (const [label, sum] of [...sums].sort((a, b) => rank(a[0]) - rank(b[0]) || b[1] - a[1])) {
+    const dot = "dot state-" + STATES[rank(label)];
+    const piece = el("span", { class: dot, title: label });
+    piece.style.flexGrow = String(sum / all);
+    bar.append(piece);
+    if (sum / all < 0.001) continue;
+    list.append(el("dt", null, el("i", { class: dot }), el("bdi", { text: STATE_NAMES[label] ?? label })), el("dd", { class: "num", text: percent(sum, all) }));
+  }
+  return el("section", { class: "states" }, el("h3", { text: "Running and waiting" }), bar, list);
+}
+
 class WaitsPanel {
   constructor(model) {
     this.model = model;
