@@ -49,7 +49,6 @@ class Excerpt {
     this.row = row;
     this.length = row[1]; // lines of the file
     this.isEmpty = row.length === 2;
-    this.isWhole = row.length - 2 === 2 * this.length;
   }
 
   // [number, text] of each line. Made when it is wanted: there may be many files.

@@ -4,9 +4,11 @@
 //! ```text
 //! text     {"meta", "kinds", "files", "modules", "categories",
 //!          "functions": {"name", "kind", "file", "module", "category", "line"}, "threads": [[pid, tid, name]], "nodes",
-//!          "folded", "interpreterFrames", "noSource", "ticks", "values", "excerpts": [[path, lines of the file, line, text, ...]],
+//!          "folded", "interpreterFrames", "noSource", "ticks", "values",
+//!          "excerpts": [[path, lines of the file, line, text, ...]],
 //!          "assembly": [[function, whether its file was checked, [address, length, text, samples, source, line], ...]],
-//!          "lags" (see `lags.rs`), "waits" (of a profile with off-CPU time, see `waits.rs`), "comparison" (of two profiles, see `comparison.rs`)}
+//!          "lags" (see `lags.rs`), "waits" (of a profile with off-CPU time, see `waits.rs`),
+//!          "comparison" (of two profiles, see `comparison.rs`)}
 //! columns  of nodes: distance to the parent, function, self samples, number of lines
 //!          of lines: distance to the line before in the same node, samples, self samples
 //!          of ticks: microseconds since the tick before, thread, node
