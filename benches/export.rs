@@ -31,10 +31,14 @@ fn profile() -> Profile {
     let mut profile = Profile::default();
     let functions = (0..FUNCTIONS).map(|i| {
         let python = i % 3 == 0;
+        // Call glue, which the page folds away until it is asked for.
+        let glue = i % 6 == 1;
         Frame {
             kind: if python { FrameKind::Python } else { FrameKind::Native },
             name: if python {
                 format!("function_{i}")
+            } else if glue {
+                "PyObject_Vectorcall".into()
             } else {
                 format!("space::Class<double, {i}>::method_{i}(long)")
             },
@@ -52,6 +56,8 @@ fn profile() -> Profile {
             address: if python { 0 } else { u64::from(i) * 64 },
             module: if python {
                 String::new()
+            } else if glue {
+                "libpython3.13.so.1.0".into()
             } else {
                 format!("lib{}.so.1", i % 40)
             },

@@ -33,6 +33,7 @@ report("open", wall, used);
 
 // Each action ends when the next frame has been drawn.
 const actions = {
+  "interpreter frames": (page) => page.showInterpreter(),
   "zoom to a frame": (page, i) => page.flame.zoom(page.flame.source.at(3 + i, page.flame.from + (page.flame.to - page.flame.from) / 3)),
   "zoom out": (page) => page.flame.back(true),
   "zoom by the wheel": (page, i) => page.flame.setSpan(1000 * i, 50000),

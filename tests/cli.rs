@@ -2,12 +2,15 @@
 //! partially written.
 
 use std::fs::{self, Permissions};
+use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use base64::prelude::{BASE64_STANDARD, Engine};
 use common::recording::Running;
 use common::{Program, Scratch, live, nativeprof, programs};
+use flate2::read::ZlibDecoder;
 
 mod common;
 
@@ -452,6 +455,57 @@ fn files_have_names_by_default() {
     let [name] = &names[..] else { panic!("{names:?}") };
     let name = name.to_string_lossy();
     assert!(name.starts_with("nativeprof-") && name.ends_with(".html"), "{name}");
+}
+
+/// The packed profile of a page, as text.
+fn packed(page: &Path) -> String {
+    let page = fs::read_to_string(page).expect("a page");
+    let (_, rest) = page.split_once("id=\"profile\">").expect("it has a profile");
+    let base64 = rest.split_once("</script>").expect("an end").0;
+    let bytes = BASE64_STANDARD.decode(base64).expect("base64");
+    let mut unpacked = Vec::new();
+    ZlibDecoder::new(&*bytes).read_to_end(&mut unpacked).expect("zlib");
+    String::from_utf8_lossy(&unpacked).into_owned()
+}
+
+/// What is shared with others can leave the text of source files out.
+#[test]
+fn source_text_is_left_out_on_request() {
+    let scratch = Scratch::new();
+    let file = scratch.path("app.py");
+    fs::write(&file, "def work():\n    return compute_it()\n\n# the last line\n").expect("written");
+    let shown = text(&file);
+    let json = scratch.path("profile.json");
+    let profile = format!(
+        r#"{{"count": 7, "identifier": "root", "description": {{}}, "children": {{"work;{shown};1": {{"count": 7,
+            "identifier": "work;{shown};1", "children": {{}}, "description":
+            {{"filename": "{shown}", "name": "work", "line_number": 2, "line": "return compute_it()"}}}}}}}}"#
+    );
+    fs::write(&json, profile).expect("written");
+    let json = text(&json);
+    let [page, other] = ["page.html", "other.json"].map(|name| scratch.path(name));
+    for (words, quotes) in [
+        (&["export", json, "-o"][..], true),
+        (&["export", json, "--no-source", "-o"], false),
+        (&["merge", json, json, "-o"], true),
+        (&["merge", json, json, "--no-source", "-o"], false),
+        (&["diff", json, json, "-o"], true),
+        (&["diff", json, json, "--no-source", "-o"], false),
+    ] {
+        let done = run(&[words, &[text(&page)]].concat());
+        assert!(done.status.success(), "{words:?}: {}", stderr(&done));
+        let packed = packed(&page);
+        assert!(packed.contains("\"work\""), "{words:?}: it has the function");
+        assert_eq!(packed.contains("compute_it"), quotes, "{words:?}");
+        assert_eq!(packed.contains("the last line"), quotes, "{words:?}: of the whole file");
+        assert_eq!(packed.contains("\"noSource\":true"), !quotes, "{words:?}: it says so");
+        if words[0] == "export" {
+            let done = run(&[words, &[text(&other)]].concat());
+            assert!(done.status.success(), "{words:?}: {}", stderr(&done));
+            let written = fs::read_to_string(&other).expect("a profile");
+            assert_eq!(written.contains("compute_it"), quotes, "{words:?}: JSON");
+        }
+    }
 }
 
 /// A browser is opened on request, and never as root.

@@ -2,16 +2,17 @@
 
 mod common;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use common::chance::{assert_likely, repeated};
 use common::recording::{Running, attach_while};
 use common::{Program, Recording, Scratch, attach, live, nativeprof, programs, pythons, record};
-use nativeprof::profile::model::{Frame, FrameKind, ModuleMeta};
+use nativeprof::profile::model::{Frame, FrameKind, ModuleMeta, Node, Profile};
 
 fn run(command: &mut Command) {
     let done = command.output().expect("the tool is there (.ci/setup installs it)");
@@ -456,4 +457,65 @@ fn machine_code_has_its_samples() {
     let said = assembly(&["n_leaf"]);
     let why = String::from_utf8_lossy(&said.stderr);
     assert!(why.contains("build ID differs"), "{why}");
+}
+
+/// Machine code of a file without a build ID is marked as not checked, and is not shown once the file has changed.
+#[test]
+fn machine_code_without_a_build_id_is_not_checked() {
+    let scratch = Scratch::new();
+    let program = scratch.path("native");
+    programs::compile(
+        &common::sources().join("native.c"),
+        &program,
+        &["-pthread", "-Wl,--build-id=none"],
+    );
+    let now = || {
+        SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .expect("a clock")
+            .as_secs_f64()
+    };
+    let leaf = {
+        let mut module =
+            symbolize::Module::from_file(fs::File::open(&program).expect("readable")).expect("an ELF file");
+        module.symbol_named("n_leaf").expect("a symbol").0
+    };
+    let mut profile = Profile {
+        frames: vec![
+            Frame::new(FrameKind::Root, "root"),
+            Frame::native("n_leaf", "native", leaf),
+        ],
+        nodes: vec![Node::new(0, 0), Node::new(1, 0)],
+        ..Profile::default()
+    };
+    profile.nodes.iter_mut().for_each(|node| node.count = 5);
+    profile.meta.start = now() + 2.0;
+    profile.meta.modules = vec![ModuleMeta {
+        path: program.display().to_string(),
+        instructions: BTreeMap::from([(leaf, 5)]),
+        ..ModuleMeta::default()
+    }];
+    let json = scratch.path("x.json");
+    let json = json.to_str().expect("UTF-8");
+    let report = |profile: &Profile, words: &[&str]| {
+        let mut out = Vec::new();
+        nativeprof::profile::json::write(profile, &mut out).expect("written");
+        fs::write(json, out).expect("written");
+        let words = [&["report", json, "--assembly", "n_leaf"], words].concat();
+        let done = nativeprof(&words).output().expect("nativeprof starts");
+        [done.stdout, done.stderr].map(|text| String::from_utf8_lossy(&text).into_owned())
+    };
+    let [text, _] = report(&profile, &[]);
+    assert!(
+        text.contains("5 samples ended in its") && text.contains("not checked: the file has no build ID"),
+        "{text}"
+    );
+    let [text, _] = report(&profile, &["--json"]);
+    assert!(text.contains("\"checked\": false"), "{text}");
+    profile.meta.start = now() - 3600.0;
+    let [_, why] = report(&profile, &[]);
+    assert!(
+        why.contains("has changed since the recording, and has no build ID"),
+        "{why}"
+    );
 }

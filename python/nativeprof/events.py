@@ -431,7 +431,8 @@ def _chrome(columns: dict[str, list[Any]]) -> Iterable[dict[str, Any]]:
     pid = os.getpid()
     live: dict[str, int] = {}
     sizes: dict[int, tuple[int, str]] = {}
-    open_slices: dict[int, list[str]] = {}
+    # Name and category: Chromium's DevTools wants both at the end, too.
+    open_slices: dict[int, list[tuple[str, str]]] = {}
     start = columns["time"][0] if columns["time"] else 0
     last = start
     keys = ("time", "event", "value1", "value2", "name", "mod", "lineno", "thread", "domain")
@@ -441,15 +442,15 @@ def _chrome(columns: dict[str, list[Any]]) -> Iterable[dict[str, Any]]:
         slices = open_slices.setdefault(thread, [])
         if event in ("call", "c_call", "wait"):
             name = event if event == "wait" else name
-            slices.append(name)
+            slices.append((name, event))
             yield {**base, "ph": "B", "name": name, "cat": event, "args": {"file": mod, "line": lineno}}
         elif event in ("return", "c_return", "c_exception", "wait_end"):
             name = "wait" if event == "wait_end" else name
-            if name in slices:
+            if any(name == begun for begun, _ in slices):
                 # What was lost in between ends here too.
                 while slices:
-                    ended = slices.pop()
-                    yield {**base, "ph": "E", "name": ended}
+                    ended, category = slices.pop()
+                    yield {**base, "ph": "E", "name": ended, "cat": category}
                     if ended == name:
                         break
         elif domain:
@@ -464,7 +465,8 @@ def _chrome(columns: dict[str, list[Any]]) -> Iterable[dict[str, Any]]:
             yield {**base, "ph": "i", "s": "p", "name": event}
     for thread, slices in open_slices.items():
         while slices:
-            yield {"pid": pid, "tid": thread, "ts": (last - start) / 1000, "ph": "E", "name": slices.pop()}
+            name, category = slices.pop()
+            yield {"pid": pid, "tid": thread, "ts": (last - start) / 1000, "ph": "E", "name": name, "cat": category}
 
 
 _OWN_CODE = _own_code()

@@ -280,12 +280,14 @@ pub fn limit_instructions(modules: &mut [ModuleMeta]) {
     }
 }
 
-/// Lines of a source file around those that samples were in.
+/// Lines of a source file: all, or those around lines that samples were in.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourceExcerpt {
     /// As [`Frame::filename`] or [`Frame::source`] has it.
     pub path: String,
-    /// Number and text, in order.
+    /// Lines of the file.
+    pub length: u32,
+    /// Number and text, in order; fewer, or none, where there was no room for more.
     pub lines: Vec<(u32, String)>,
 }
 
@@ -311,6 +313,8 @@ pub struct Assembly {
     pub name: String,
     pub module: String,
     pub address: u64,
+    /// Whether a build ID says that its file is the one that was recorded.
+    pub is_checked: bool,
     /// By address.
     pub instructions: Vec<Instruction>,
 }

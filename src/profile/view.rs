@@ -68,11 +68,11 @@ pub fn frame_text(frame: &Frame) -> Cow<'_, str> {
 /// The same with another line of a Python function.
 pub fn frame_text_at(frame: &Frame, line: u32) -> String {
     match frame.kind {
-        FrameKind::Python => {
-            let text = frame_text(frame);
-            let end = text.len() - format!("{})", frame.first_line).len();
-            format!("{}{line})", &text[..end])
-        }
+        FrameKind::Python => frame_text(&Frame {
+            first_line: line,
+            ..frame.clone()
+        })
+        .into_owned(),
         _ => frame_text(frame).into_owned(),
     }
 }
@@ -324,6 +324,21 @@ mod tests {
             count,
             first_seen_line: line,
             ..Node::new(frame, parent)
+        }
+    }
+
+    #[test]
+    fn texts_of_functions_at_a_line() {
+        for (first_line, line, expected) in [
+            (3, 7, "f (/srv/app.py:7)"),
+            (30, 7, "f (/srv/app.py:7)"),
+            (0, 7, "f (/srv/app.py:7)"),
+            (3, 0, "f (/srv/app.py)"),
+        ] {
+            assert_eq!(
+                frame_text_at(&Frame::python("f", "", "/srv/app.py", first_line), line),
+                expected
+            );
         }
     }
 

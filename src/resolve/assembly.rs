@@ -1,11 +1,12 @@
 //! Machine code of native functions, with the samples that ended at each instruction.
 //!
 //! It is read again from the module's file, which must have the build ID of the recording: a profile has samples by address
-//! only. Only x86-64 code is disassembled.
+//! only. A file without a build ID must not have changed since the recording, and the result says that it is not checked: it
+//! may be another machine's. Only x86-64 code is disassembled.
 
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -54,7 +55,7 @@ pub fn add(profile: &mut Profile, open: &mut dyn FnMut(&str) -> Option<File>) {
     for (_, index, range) in candidates {
         let row = &profile.meta.modules[index];
         let known = files.iter().position(|(known, _)| *known == index).unwrap_or_else(|| {
-            files.push((index, module(row, open).ok()));
+            files.push((index, module(row, profile.meta.start, open).ok()));
             files.len() - 1
         });
         let Some(file) = &mut files[known].1 else { continue };
@@ -102,7 +103,7 @@ pub fn of_function(
         .find(|row| file_name(row) == frame.module && row.instructions.range(frame.address..).next().is_some())
         .or_else(|| rows.iter().find(|row| file_name(row) == frame.module))
         .ok_or("the profile does not say which file it is in")?;
-    disassemble(&mut module(row, open)?, frame, row, |_| ())
+    disassemble(&mut module(row, profile.meta.start, open)?, frame, row, |_| ())
 }
 
 /// Functions whose code is in the file, with its address: not those that were inlined.
@@ -121,9 +122,18 @@ fn file_name(row: &ModuleMeta) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// The file of a row, if it is still the one that was recorded.
-fn module(row: &ModuleMeta, open: &mut dyn FnMut(&str) -> Option<File>) -> Result<Module, String> {
+/// The file of a row, if it is still the one that was recorded; `start`: of the recording, seconds since the epoch.
+fn module(row: &ModuleMeta, start: f64, open: &mut dyn FnMut(&str) -> Option<File>) -> Result<Module, String> {
     let file = open(&row.path).ok_or_else(|| format!("{} cannot be read", row.path))?;
+    let changed = file
+        .metadata()
+        .map_or(i64::MAX, |found| found.mtime().max(found.ctime()));
+    if row.build_id.is_empty() && start > 0.0 && changed as f64 > start {
+        return Err(format!(
+            "{} has changed since the recording, and has no build ID",
+            row.path
+        ));
+    }
     let module = Module::from_file(file).map_err(|e| e.to_string())?;
     let build_id: String = module
         .build_id()
@@ -222,6 +232,7 @@ fn disassemble(
         name: frame.name.clone(),
         module: frame.module.clone(),
         address: start,
+        is_checked: !row.build_id.is_empty(),
         instructions,
     })
 }

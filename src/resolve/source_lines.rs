@@ -1,5 +1,5 @@
-//! Source lines: the text of the first line seen at each Python place, as in Dask's tree, and excerpts around all lines
-//! with samples.
+//! Source lines: the text of the first line seen at each Python place, as in Dask's tree; the user's own files as a whole, those
+//! with most samples first; and of other files what is near lines with samples.
 //!
 //! Profiles are shared with others. So only files that look like source code are quoted, not those that may contain
 //! secrets, and no line that assigns a value to a password.
@@ -10,7 +10,8 @@ use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use crate::profile::model::{FrameKind, Profile, SourceExcerpt};
+use crate::profile::category::{Categories, Category};
+use crate::profile::model::{Frame, FrameKind, Profile, SourceExcerpt};
 
 /// Maximum number of bytes read of a file.
 const MAX_FILE: u64 = 8 << 20;
@@ -18,6 +19,11 @@ const MAX_FILE: u64 = 8 << 20;
 const MAX_FILES: usize = 2000;
 /// Maximum size of all excerpts together, bytes.
 const MAX_EXCERPTS: usize = 2 << 20;
+/// The part of it that whole files may have, and the size of a file that is quoted as a whole, bytes.
+const MAX_WHOLE: usize = 1 << 20;
+const MAX_WHOLE_FILE: usize = 256 << 10;
+/// What a line takes besides its text, bytes.
+const PER_LINE: usize = 8;
 /// Maximum length of a line, characters.
 const MAX_LINE: usize = 400;
 /// Lines before and after one with samples.
@@ -59,6 +65,8 @@ const LEFT_OUT: &str = "[hidden: looks like a secret]";
 struct Wanted {
     /// Number of samples in it.
     count: u64,
+    /// It is the user's own code.
+    is_own: bool,
     lines: BTreeSet<u32>,
     /// Nodes with a first line, some of them with its text.
     nodes: Vec<usize>,
@@ -68,6 +76,8 @@ struct Wanted {
 /// `open` returns a file by its path; it is read from its start. A file that has changed since the recording is not
 /// quoted.
 pub fn add(profile: &mut Profile, open: &mut dyn FnMut(&str) -> Option<File>) {
+    let categories = Categories::new(profile);
+    let own: Vec<bool> = profile.frames.iter().map(|frame| is_own(&categories, frame)).collect();
     let mut files: BTreeMap<&str, Wanted> = BTreeMap::new();
     for (i, n) in profile.nodes.iter().enumerate() {
         let Some(f) = profile.frames.get(n.frame as usize) else {
@@ -83,6 +93,7 @@ pub fn add(profile: &mut Profile, open: &mut dyn FnMut(&str) -> Option<File>) {
         }
         let wanted = files.entry(path).or_default();
         wanted.count = wanted.count.saturating_add(n.count);
+        wanted.is_own |= own[n.frame as usize];
         wanted.lines.extend(n.lines.keys());
         if f.kind == FrameKind::Python && n.first_seen_line > 0 {
             wanted.nodes.push(i);
@@ -92,7 +103,8 @@ pub fn add(profile: &mut Profile, open: &mut dyn FnMut(&str) -> Option<File>) {
     files.sort_by(|a, b| (b.1.count, a.0).cmp(&(a.1.count, b.0)));
     files.truncate(MAX_FILES);
 
-    let (mut texts, mut excerpts, mut room) = (Vec::new(), Vec::new(), MAX_EXCERPTS);
+    let (mut texts, mut excerpts) = (Vec::new(), Vec::new());
+    let (mut room, mut whole_room) = (MAX_EXCERPTS, MAX_WHOLE);
     for (path, wanted) in files {
         let mut text = Vec::new();
         let read = open(path).and_then(|file| file.take(MAX_FILE).read_to_end(&mut text).ok());
@@ -116,8 +128,16 @@ pub fn add(profile: &mut Profile, open: &mut dyn FnMut(&str) -> Option<File>) {
             }
         }
         if !changed && is_quotable(path, &text) {
-            let excerpt = excerpt(path, &lines, &wanted.lines, &mut room);
-            excerpts.extend(Some(excerpt).filter(|e| !e.lines.is_empty()));
+            let size = text.len() + PER_LINE * lines.len();
+            let is_whole = wanted.is_own && text.len() <= MAX_WHOLE_FILE && size <= whole_room;
+            let shown = match is_whole {
+                true => (1..=count_of(&lines)).collect(),
+                false => near(&wanted.lines, count_of(&lines)),
+            };
+            whole_room -= if is_whole { size } else { 0 };
+            if !shown.is_empty() {
+                excerpts.push(excerpt(path, &lines, &shown, &mut room));
+            }
         }
     }
     excerpts.sort_by(|a, b| a.path.cmp(&b.path));
@@ -125,6 +145,25 @@ pub fn add(profile: &mut Profile, open: &mut dyn FnMut(&str) -> Option<File>) {
         profile.nodes[i].line_text = text;
     }
     profile.excerpts = excerpts;
+}
+
+/// Removes the text of source lines.
+pub fn remove(profile: &mut Profile) {
+    profile.excerpts.clear();
+    for node in &mut profile.nodes {
+        node.line_text.clear();
+    }
+}
+
+/// Whether the file of a frame is the user's own: not of an installed package, the interpreter or the system.
+fn is_own(categories: &Categories<'_>, frame: &Frame) -> bool {
+    match frame.kind {
+        FrameKind::Python => matches!(categories.of(frame), Some((Category::Yours, _))),
+        FrameKind::Native | FrameKind::Inlined => {
+            categories.is_own_extension(frame) && !frame.source.starts_with("/usr/")
+        }
+        _ => false,
+    }
 }
 
 /// Opens a source file on this machine: a regular file whose name, after resolving links, may be quoted, too.
@@ -140,30 +179,38 @@ pub fn open_local(path: &str) -> Option<File> {
     file.metadata().ok()?.is_file().then_some(file)
 }
 
-fn excerpt(path: &str, lines: &[&[u8]], sampled: &BTreeSet<u32>, room: &mut usize) -> SourceExcerpt {
-    let last = lines.len().try_into().unwrap_or(u32::MAX);
-    let shown: BTreeSet<u32> = sampled
-        .iter()
-        .filter(|line| (1..=last).contains(*line))
+fn count_of(lines: &[&[u8]]) -> u32 {
+    u32::try_from(lines.len()).unwrap_or(u32::MAX)
+}
+
+/// The lines with samples and those around them, of a file of `last` lines.
+fn near(sampled: &BTreeSet<u32>, last: u32) -> BTreeSet<u32> {
+    let in_file = sampled.iter().filter(|line| (1..=last).contains(*line));
+    in_file
         .flat_map(|line| line.saturating_sub(CONTEXT).max(1)..=line.saturating_add(CONTEXT).min(last))
-        .collect();
+        .collect()
+}
+
+/// Lines of a file by their numbers, as far as there is `room` for them (bytes).
+fn excerpt(path: &str, lines: &[&[u8]], shown: &BTreeSet<u32>, room: &mut usize) -> SourceExcerpt {
     let mut out = Vec::new();
     for number in shown {
-        let text = String::from_utf8_lossy(lines[number as usize - 1]);
+        let text = String::from_utf8_lossy(lines[*number as usize - 1]);
         let text = if is_secret(&text) {
             let indent: String = text.chars().take_while(|c| c.is_whitespace()).take(MAX_LINE).collect();
             indent + LEFT_OUT
         } else {
             text.trim_end().chars().take(MAX_LINE).collect()
         };
-        let Some(left) = room.checked_sub(text.len() + 8) else {
+        let Some(left) = room.checked_sub(text.len() + PER_LINE) else {
             break;
         };
         *room = left;
-        out.push((number, text));
+        out.push((*number, text));
     }
     SourceExcerpt {
         path: path.to_string(),
+        length: count_of(lines),
         lines: out,
     }
 }
@@ -198,7 +245,7 @@ fn is_secret(line: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::model::{Frame, Node};
+    use crate::profile::model::Node;
 
     fn profile(path: &str, lines: &[u32]) -> Profile {
         let frame = |kind, filename: &str| Frame {
@@ -238,9 +285,60 @@ mod tests {
     }
 
     #[test]
+    fn own_files_are_quoted_as_a_whole() {
+        let text: String = (1..=100).map(|n| format!("line {n}\n")).collect();
+        let numbers = |lines: Vec<(u32, String)>| lines.into_iter().map(|line| line.0).collect::<Vec<_>>();
+        let (first, lines) = quoted("app.py", &text, &[50]);
+        assert_eq!(first, "line 50");
+        assert_eq!(numbers(lines), (1..=100).collect::<Vec<_>>());
+        let large = text.repeat(MAX_WHOLE_FILE / text.len() + 1);
+        assert_eq!(
+            numbers(quoted("large.py", &large, &[50]).1),
+            (44..=56).collect::<Vec<_>>()
+        );
+    }
+
+    #[test]
+    fn the_most_valuable_files_are_quoted_first() {
+        let directory = std::env::temp_dir().join(format!("nativeprof-room-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        // There is room for three of these.
+        let text = format!("{:59}\n", "x = 1").repeat(MAX_WHOLE_FILE / 60);
+        let mut sum = Profile::default();
+        for (at, count) in [10, 50, 20, 40, 30].into_iter().enumerate() {
+            let path = directory.join(format!("{count}.py"));
+            fs::write(&path, &text).unwrap();
+            let mut one = profile(path.to_str().unwrap(), &[7]);
+            one.nodes[1].count = count;
+            one.nodes[1].frame = at as u32 + 1;
+            sum.frames.extend(one.frames.drain(usize::from(at > 0)..));
+            sum.nodes.extend(one.nodes.drain(usize::from(at > 0)..));
+        }
+        add(&mut sum, &mut open_local);
+        fs::remove_dir_all(&directory).unwrap();
+        let quoted: Vec<_> = sum
+            .excerpts
+            .iter()
+            .map(|e| (&e.path[e.path.len() - 5..], e.lines.len()))
+            .collect();
+        let all = MAX_WHOLE_FILE / 60;
+        assert_eq!(
+            quoted,
+            [
+                ("10.py", 13),
+                ("20.py", 13),
+                ("30.py", all),
+                ("40.py", all),
+                ("50.py", all)
+            ]
+        );
+        assert!(sum.excerpts.iter().all(|e| e.length as usize == all));
+    }
+
+    #[test]
     fn lines_with_samples_come_with_context() {
         let text: String = (1..=100).map(|n| format!("  line {n}\n")).collect();
-        let (first, lines) = quoted("plain.py", &text, &[50, 3, 52, 1000]);
+        let (first, lines) = quoted("site-packages/plain.py", &text, &[50, 3, 52, 1000]);
         assert_eq!(first, "line 50");
         let numbers: Vec<u32> = lines.iter().map(|l| l.0).collect();
         assert_eq!(numbers, (1..=9).chain(44..=58).collect::<Vec<_>>());

@@ -383,6 +383,21 @@ const tests = {
     await page.click('#panel-sources .source-code .row:has-text("step_12(value)")');
     assert.equal(await page.textContent("#details h2"), "parse");
     assert.ok(!(await page.content()).includes("hunter2"));
+    // It is the user's own: all of it is there, with a map of its hot lines.
+    const lines = await page.$$eval("#panel-sources .source-code .rows-body .line", (cells) => cells.map((cell) => Number(cell.textContent)));
+    assert.deepEqual(lines, Array.from({ length: 60 }, (_, i) => i + 1));
+    assert.ok(!(await page.textContent("#panel-sources .source-code")).includes("left out"));
+    const marks = await page.$$eval(".heat-map i", (marks) => marks.map((mark) => [Math.round((parseFloat(mark.style.top) * 60) / 100), mark.style.getPropertyValue("--heat")]));
+    assert.deepEqual(marks.map(([at]) => at + 1).sort((a, b) => a - b), [5, 12, 20, 44]);
+    assert.equal(marks[0][1], "1", "the line with most samples");
+    await page.setViewportSize({ width: 1440, height: 700 });
+    await settled(page);
+    const map = await page.locator(".heat-map").boundingBox();
+    await page.mouse.click(map.x + 5, map.y + map.height - 2);
+    await settled(page);
+    const [bottom, height] = await page.$eval("#panel-sources .source-code .rows-scroll", (list) => [list.scrollTop + list.clientHeight, list.scrollHeight]);
+    assert.ok(height - bottom < 30, `${bottom} of ${height}`);
+    await page.setViewportSize({ width: 1440, height: 900 });
   },
 
   async "a native function has its Python callers"(page) {
@@ -398,6 +413,7 @@ const tests = {
     await page.click("#tab-table");
     await page.click('#panel-table .name:text-is("dgemm")');
     const rows = await page.$$eval("#details .assembly > *", (rows) => rows.map((row) => [...row.children].map((cell) => cell.textContent).join("|") || row.textContent));
+    assert.match(await page.textContent("#details"), /Not checked: the file has no build ID/);
     assert.deepEqual(rows, ["blas.c:7", "|10|mov %rax,%rbx", "75.0 %|14|vfmadd231pd %ymm0,%ymm1,%ymm2", "⋯", "25.0 %|28|ret"]);
   },
 
@@ -558,6 +574,14 @@ async function calls(page) {
   await page.click("#colors");
   await page.click('#categories button:text-is("standard library")');
   assert.deepEqual((await table(page)).main, [20, 50]);
+  // In a low window the first function of the program is in the first third.
+  await page.setViewportSize({ width: 800, height: 600 });
+  await page.click("#tab-flame");
+  await settled(page);
+  assert.equal((await under(page, FLAME, 20, 49))[0], "<module>");
+  const { y } = await page.locator(FLAME).boundingBox();
+  assert.ok(y + 49 < 200, `${y}`);
+  assert.ok(await page.isVisible("#shown"));
 }
 
 // Both profiles in one graph: colors are changes, and what only one of them has is marked.
@@ -605,6 +629,47 @@ async function comparison(page) {
   assert.match(await page.textContent(".middle"), /0 % before, 25\.0 % after/);
   await page.click("#tab-tree");
   await page.click("#tab-sources");
+  assert.match(await page.textContent("#panel-sources .middle"), /Lines and their amounts are those of b\.json, the newer profile/);
+}
+
+// A page for others has the numbers of lines, and no text of them.
+async function shared(page) {
+  await shows(page, expected());
+  await page.click("#tab-sources");
+  await settled(page);
+  assert.match(await page.textContent("#panel-sources .middle"), /made without source text/);
+  const rows = await page.$$eval("#panel-sources .source-code .rows-body .row", (rows) => rows.map((row) => [".line", ".quoted"].map((cell) => row.querySelector(cell).textContent)));
+  assert.deepEqual(rows, [["5", ""], ["12", ""], ["20", ""], ["44", ""]]);
+  assert.ok(!(await page.content()).includes("step_"));
+}
+
+// Callbacks that kept an event loop, the longest first; a click chooses the samples of their time.
+async function lagging(page) {
+  await page.click("#tab-lag");
+  await settled(page);
+  const rows = () => page.$$eval("#panel-lag .rows-body .row", (rows) => rows.map((row) => [".time", ".at", ".task", ".function", ".thread"].map((cell) => row.querySelector(cell).textContent)));
+  const names = (await rows()).map(([took, at, task, place, thread]) => [took, at, task, place.replace(/\(.*\//, "("), thread]);
+  assert.deepEqual(names, [
+    ["90.0 ms", "4.000 s", "-", "parse (app.py:12)", "MainThread 70"],
+    ["70.0 ms", "9.000 s", "late", "gone (other.py:3)", "MainThread 70"],
+    ["60.0 ms", "1.000 s", "report", "solve (app.py:20)", "MainThread 70"],
+  ]);
+  await page.click('#panel-lag .row:has-text("solve")');
+  await settled(page);
+  assert.equal(await page.textContent("#details h2"), "solve");
+  const within = expected((s) => s.tid === 70 && s.time >= 1 && s.time <= 1.07);
+  assert.equal(within.taken, 8);
+  await shows(page, within);
+  await page.click("#tab-lag");
+  await page.click('#panel-lag .row:has-text("gone")');
+  await shows(page, within);
+  await page.click("#tab-lag");
+  await page.click("#panel-lag .head .at button");
+  await settled(page);
+  assert.equal((await rows())[0][1], "9.000 s", "sorted by time");
+  await page.dblclick('#panel-lag .row:has-text("parse")');
+  await settled(page);
+  assert.equal(await page.getAttribute("#tab-flame", "aria-selected"), "true");
 }
 
 // What threads did over time, and where they waited.
@@ -625,6 +690,15 @@ async function waits(page) {
     ["2.00 s", "201", "1.00 s", "gil", "wait (/srv/app.py:10)"],
     ["1.00 s", "1", "1.00 s", "sleep", "main (/srv/app.py:1)"],
   ]);
+  // How much of a function's time is CPU time, and what the rest is.
+  const states = async (name) => {
+    await page.click("#tab-table");
+    await page.click(`#panel-table .name:text-is("${name}")`);
+    return page.$$eval("#details .states dl > *", (cells) => cells.map((cell) => cell.textContent));
+  };
+  assert.deepEqual(await states("main"), ["Running", "90.9 %", "Sleep", "9.1 %"]);
+  assert.deepEqual(await states("wait"), [], "all of it is one wait");
+  await page.click("#tab-waits");
   await page.fill("#range-to", "1");
   await page.keyboard.press("Tab");
   await settled(page);
@@ -632,6 +706,14 @@ async function waits(page) {
   const gil = await page.$$eval(".gil tbody tr", (rows) => rows.map((row) => [...row.children].map((cell) => cell.textContent)));
   assert.deepEqual(gil[0], ["worker (71)", "2.00 s", "201", "1.00 s", "-"]);
   assert.ok(gil.some((row) => row.join() === "worker (71),MainThread (70),2.00 s,201,1.00 s"), JSON.stringify(gil));
+}
+
+// Samples of suspended tasks stand for the time since they were counted before.
+async function suspended(page) {
+  const box = await page.locator(".plot canvas").boundingBox();
+  const over = async (part) => (await under(page, ".plot canvas", box.width * part, 10)).slice(2).map((line) => line.replace(/:.*\(/, " ("));
+  for (const part of [0.1, 0.3, 0.48]) assert.deepEqual(await over(part), ["I/O (75.0 %)", "Sleep (25.0 %)"]);
+  for (const part of [0.52, 0.7, 0.9]) assert.deepEqual(await over(part), ["I/O (25.0 %)", "Sleep (75.0 %)"]);
 }
 
 const browser = await launch();
@@ -653,6 +735,6 @@ async function check(name, file, test) {
   await page.close();
 }
 for (const [name, test] of Object.entries(tests)) await check(name, "known.html", test);
-for (const [name, test] of Object.entries({ hostile, deep, empty, untimed, calls, comparison, waits })) await check(`a profile that is ${name}`, `${name}.html`, test);
+for (const [name, test] of Object.entries({ hostile, deep, empty, untimed, calls, comparison, waits, shared, lagging, suspended })) await check(`a profile that is ${name}`, `${name}.html`, test);
 await browser.close();
 process.exit(failed ? 1 : 0);

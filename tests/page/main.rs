@@ -15,6 +15,7 @@ use nativeprof::export::html;
 use nativeprof::export::html::Comparison;
 use nativeprof::profile::diff;
 use nativeprof::profile::diff::{DiffOptions, Metric, Normalization, RowKind};
+use nativeprof::profile::lags::Lag;
 use nativeprof::profile::model::{Assembly, Frame, FrameKind, Instruction, Profile, TimelineSample};
 use nativeprof::profile::values::{Amounts, Value, ValueType};
 use nativeprof::profile::waits::{Waits, Waker};
@@ -101,6 +102,7 @@ fn known(directory: &Path) -> Profile {
         name: "dgemm".into(),
         module: "libblas.so".into(),
         address: 0,
+        is_checked: false,
         instructions: vec![
             instruction(16, "mov %rax,%rbx", 0),
             instruction(20, "vfmadd231pd %ymm0,%ymm1,%ymm2", 30),
@@ -204,6 +206,7 @@ fn hostile() -> Profile {
     profile.meta.modules[0].path = image.clone();
     profile.excerpts = vec![nativeprof::profile::model::SourceExcerpt {
         path: "/srv/</script><script>alert(1)</script>.py".into(),
+        length: 1,
         lines: vec![(0, image)],
     }];
     profile
@@ -300,6 +303,66 @@ fn waits() -> Profile {
     profile
 }
 
+/// An event loop that waits all the time; its suspended tasks are counted after one second, and after two.
+fn suspended() -> Profile {
+    let task = (frame(FrameKind::Task, "[task: request]"), 0, "");
+    let state = |name: &str| (frame(FrameKind::State, name), 0, "");
+    let (stream, sleep) = (state("[awaiting stream]"), state("[awaiting sleep]"));
+    let mut builder = Builder::new();
+    let mut weights = Vec::new();
+    for (time, streams) in [(1_000_000_000, 3), (2_000_000_000, 1)] {
+        for at in 0..4 {
+            let awaited = if at < streams { &stream } else { &sleep };
+            builder.stack(MAIN, 1, &[task.clone(), awaited.clone()]);
+            builder.profile.timeline.last_mut().unwrap().time = time;
+            weights.push(250_000_000);
+        }
+    }
+    let mut profile = builder.profile;
+    profile.meta.duration = 2.0;
+    profile.meta.threads = vec![(70, 70, "MainThread".into())];
+    profile.values = vec![
+        Value::per_count(ValueType::SAMPLES, 1),
+        Value {
+            kind: ValueType::WALL,
+            amounts: Amounts::Each {
+                nodes: vec![0; profile.nodes.len()],
+                ticks: weights,
+            },
+        },
+    ];
+    let rows = profile.timeline.len();
+    profile.waits = Waits {
+        lengths: vec![0; rows],
+        wakers: vec![0; rows],
+        holding: vec![false; rows],
+        ..Waits::default()
+    };
+    profile
+}
+
+/// The known one, with callbacks that kept its event loop.
+fn lagging(directory: &Path) -> Profile {
+    let mut profile = known(directory);
+    let app = directory.join("app.py").display().to_string();
+    let lag = |time: u64, length: u64, task: &str, function: String| Lag {
+        pid: 70,
+        tid: 70,
+        start: 0,
+        time: time * 1_000_000,
+        length: length * 1_000_000,
+        task: task.into(),
+        stack: vec!["main".into(), function.clone()],
+        function,
+    };
+    profile.meta.lags = vec![
+        lag(1000, 60, "report", format!("solve ({app}:20)")),
+        lag(4000, 90, "", format!("parse ({app}:12)")),
+        lag(9000, 70, "late", "gone (/srv/other.py:3)".into()),
+    ];
+    profile
+}
+
 fn comparison(directory: &Path) {
     let [a, b] = before_and_after();
     let options = DiffOptions {
@@ -320,7 +383,7 @@ fn comparison(directory: &Path) {
         confidence: 99.0,
     };
     let mut out = Vec::new();
-    html::write_comparison(&comparison, &mut out).unwrap();
+    html::write_comparison(&comparison, false, &mut out).unwrap();
     fs::write(directory.join("comparison.html"), out).unwrap();
 }
 
@@ -348,6 +411,17 @@ fn page_in_a_browser() {
         ..known
     };
     write("untimed.html", &untimed);
+    let mut shared = untimed;
+    source_lines::remove(&mut shared);
+    let options = html::PageOptions {
+        no_source: true,
+        ..Default::default()
+    };
+    let mut out = Vec::new();
+    html::write_page(&shared, &options, &mut out).unwrap();
+    fs::write(directory.join("shared.html"), out).unwrap();
+    write("suspended.html", &suspended());
+    write("lagging.html", &lagging(&directory));
 
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     for (path, how) in [

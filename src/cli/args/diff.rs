@@ -53,6 +53,9 @@ pub struct Diff {
     /// Format of the differential flame graph [default: from the file extension]
     #[arg(short, long, value_enum, value_name = "FORMAT")]
     pub format: Option<DiffFormat>,
+    /// Leave the text of source files out of the page
+    #[arg(long)]
+    pub no_source: bool,
     #[command(flatten)]
     pub browser: BrowserArg,
     /// Print JSON

@@ -254,6 +254,9 @@ pub struct ViewArgs {
     /// One frame per line of a function (svg, collapsed; the other formats always have lines)
     #[arg(long)]
     pub lines: bool,
+    /// Leave the text of source files out, for output that is shared with others (html, json; the other formats have none)
+    #[arg(long)]
+    pub no_source: bool,
     /// Show the stacks of idle pools (threads that wait for work) in full, instead of one bar for each pool (svg, html)
     #[arg(long)]
     pub idle: bool,

@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 use super::args::{Browse, ViewArgs};
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape::line;
+use crate::export::html::PageOptions;
 use crate::export::{self, Format, html, select};
 use crate::privileges::credentials::Caps;
 use crate::profile::idle;
 use crate::profile::model::Profile;
 use crate::profile::views::{self, NoSuchFunction, ViewOptions};
-use crate::resolve::assembly;
+use crate::resolve::{assembly, source_lines};
 use atomic_file::{OutputFile, PUBLIC};
 
 pub mod atomic_file;
@@ -39,6 +40,8 @@ pub struct Output {
     /// Value to show instead of the count.
     value: Option<String>,
     lines: bool,
+    /// Leave the text of source files out.
+    no_source: bool,
     view: ViewOptions,
     /// Show the stacks of idle pools in full.
     idle: bool,
@@ -89,6 +92,7 @@ impl Output {
             name: named.file_name().unwrap_or("profile".as_ref()).to_os_string(),
             value: None,
             lines: false,
+            no_source: false,
             view: ViewOptions {
                 interpreter_frames: !format.is_for_people(),
                 ..ViewOptions::default()
@@ -133,6 +137,7 @@ impl Output {
         Ok(Output {
             value: shown.value.clone(),
             lines: shown.lines,
+            no_source: shown.no_source,
             view: ViewOptions {
                 interpreter_frames: shown.frames.interpreter_frames || !self.format.is_for_people(),
                 ..shown.frames.view(no_native)
@@ -172,9 +177,9 @@ impl Output {
         }
     }
 
-    /// Whether the format can contain source lines.
+    /// Whether source lines are wanted in addition to those that the profile has.
     pub fn quotes_source(&self) -> bool {
-        self.format.name == "html"
+        self.format.name == "html" && !self.no_source
     }
 
     /// Capabilities without which the profile cannot be written.
@@ -219,9 +224,16 @@ impl Output {
         if is_page {
             assembly::add(profile.to_mut(), &mut assembly::open_local);
         }
+        if self.no_source {
+            source_lines::remove(profile.to_mut());
+        }
         let profile = &*profile;
+        let page = PageOptions {
+            interpreter_frames: self.view.interpreter_frames,
+            no_source: self.no_source,
+        };
         let (format, make) = (self.format.name, |out: &mut dyn Write| match is_page {
-            true => html::write_page(profile, self.view.interpreter_frames, out),
+            true => html::write_page(profile, &page, out),
             false => (self.format.write)(profile, out),
         });
         let (shown, done) = match &self.place {

@@ -43,6 +43,24 @@ function cleanAll(value) {
   return value;
 }
 
+// Text of a source file, or of parts of it.
+class Excerpt {
+  constructor(row) {
+    this.row = row;
+    this.length = row[1]; // lines of the file
+    this.isEmpty = row.length === 2;
+  }
+
+  // [number, text] of each line. Made when it is wanted: there may be many files.
+  get lines() {
+    if (!this.made) {
+      this.made = [];
+      for (let i = 2; i < this.row.length; i += 2) this.made.push([this.row[i], clean(this.row[i + 1].replaceAll("\t", "    "))]);
+    }
+    return this.made;
+  }
+}
+
 async function readProfile(base64) {
   const bytes = await unpack(base64);
   const length = new DataView(bytes.buffer).getUint32(0, true);
@@ -137,17 +155,16 @@ async function readProfile(base64) {
     hasInterpreterFrames: head.folded !== n,
     threads: head.threads.map(([pid, tid, name]) => ({ pid, tid, name: clean(name) })),
     ticks: { n: head.ticks, time, thread, node },
-    excerpts: new Map(
-      head.excerpts.map(([path, ...rest]) => {
-        const text = [];
-        for (let i = 0; i < rest.length; i += 2) text.push([rest[i], clean(rest[i + 1].replaceAll("\t", "    "))]);
-        return [clean(path), text];
-      }),
-    ),
+    excerpts: new Map(head.excerpts.map((row) => [clean(row[0]), new Excerpt(row)])),
+    noSource: head.noSource,
+    lags: head.lags.map(([begin, length, task, place, fn, thread]) => ({ begin, length, task: clean(task), place: clean(place), fn, thread })),
     assembly: new Map(
-      head.assembly.map(([fn, ...rows]) => [
+      head.assembly.map(([fn, isChecked, ...rows]) => [
         fn,
-        rows.map(([address, length, text, samples, file, line]) => ({ address, length, text: clean(text), samples, place: file ? `${baseName(clean(file))}:${line}` : "" })),
+        {
+          isChecked,
+          rows: rows.map(([address, length, text, samples, file, line]) => ({ address, length, text: clean(text), samples, place: file ? `${baseName(clean(file))}:${line}` : "" })),
+        },
       ]),
     ),
     // The stacks that are not shown now.

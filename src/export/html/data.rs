@@ -4,9 +4,11 @@
 //! ```text
 //! text     {"meta", "kinds", "files", "modules", "categories",
 //!          "functions": {"name", "kind", "file", "module", "category", "line"}, "threads": [[pid, tid, name]], "nodes",
-//!          "folded", "interpreterFrames", "ticks", "values", "excerpts": [[path, [line, text, ...]]],
-//!          "assembly": [[function, [address, length, text, samples, source, line], ...]],
-//!          "waits" (of a profile with off-CPU time, see `waits.rs`), "comparison" (of two profiles, see `comparison.rs`)}
+//!          "folded", "interpreterFrames", "noSource", "ticks", "values",
+//!          "excerpts": [[path, lines of the file, line, text, ...]],
+//!          "assembly": [[function, whether its file was checked, [address, length, text, samples, source, line], ...]],
+//!          "lags" (see `lags.rs`), "waits" (of a profile with off-CPU time, see `waits.rs`),
+//!          "comparison" (of two profiles, see `comparison.rs`)}
 //! columns  of nodes: distance to the parent, function, self samples, number of lines
 //!          of lines: distance to the line before in the same node, samples, self samples
 //!          of ticks: microseconds since the tick before, thread, node
@@ -31,12 +33,12 @@ use flate2::write::ZlibEncoder;
 use rustc_hash::FxHashMap;
 
 use super::comparison::Comparison;
-use super::waits;
+use super::{PageOptions, lags, waits};
 use crate::escape::write_json;
 use crate::profile::category::Categories;
 use crate::profile::folded;
 use crate::profile::json::write;
-use crate::profile::model::{Frame, FrameKind, Profile};
+use crate::profile::model::{Frame, FrameKind, Meta, Profile};
 use crate::profile::values::Value;
 use crate::profile::view::{View, identifier, shown_name};
 
@@ -58,9 +60,8 @@ const KINDS: &[(FrameKind, &str)] = &[
     (FrameKind::Root, "root"),
 ];
 
-/// The packed profile; the page begins with the interpreter's frames or without them. `comparison`: the profile is both
-/// profiles of this one.
-pub fn pack(profile: &Profile, interpreter_frames: bool, comparison: Option<&Comparison<'_>>) -> io::Result<Vec<u8>> {
+/// The packed profile. `comparison`: the profile is both profiles of this one.
+pub fn pack(profile: &Profile, options: &PageOptions, comparison: Option<&Comparison<'_>>) -> io::Result<Vec<u8>> {
     let (folded, into) = folded::with_targets(profile);
     // Both have the same functions, so that their numbers mean the same.
     let profile = &Profile {
@@ -77,10 +78,13 @@ pub fn pack(profile: &Profile, interpreter_frames: bool, comparison: Option<&Com
     let mut text = Vec::new();
     head(profile, &view, &threads, &mut text)?;
     text.pop();
+    lags::write(&profile.meta.lags, &view, &threads, &mut text)?;
     write!(
         text,
-        ",\"folded\":{},\"interpreterFrames\":{interpreter_frames}",
-        folded_view.items.len()
+        ",\"folded\":{},\"interpreterFrames\":{},\"noSource\":{}",
+        folded_view.items.len(),
+        options.interpreter_frames,
+        options.no_source
     )?;
     if let Some(value) = waits::value(profile) {
         let shown = values(profile).position(|(at, _)| at == value).unwrap_or(0);
@@ -217,7 +221,11 @@ fn values(profile: &Profile) -> impl Iterator<Item = (usize, &Value)> {
 fn head(profile: &Profile, view: &View<'_>, threads: &[(u32, u32)], out: &mut Vec<u8>) -> io::Result<()> {
     out.extend(b"{\"meta\":");
     out.push(b'{');
-    write::write_meta(&profile.meta, out)?;
+    let meta = Meta {
+        lags: Vec::new(),
+        ..profile.meta.clone()
+    };
+    write::write_meta(&meta, out)?;
     out.push(b'}');
     let kinds = KINDS.iter().map(|(_, name)| *name);
     list("kinds", kinds, out, write_json)?;
@@ -303,6 +311,7 @@ fn head(profile: &Profile, view: &View<'_>, threads: &[(u32, u32)], out: &mut Ve
     list("excerpts", profile.excerpts.iter(), out, |excerpt, out| {
         out.push(b'[');
         write_json(&short(&excerpt.path), out)?;
+        write!(out, ",{}", excerpt.length)?;
         for (number, text) in &excerpt.lines {
             write!(out, ",{number},")?;
             write_json(text, out)?;
@@ -321,7 +330,7 @@ fn assembly(profile: &Profile, view: &View<'_>, out: &mut Vec<u8>) -> io::Result
         Some((*numbers.get(native.as_str())?, code))
     });
     list("assembly", known, out, |(function, code), out| {
-        write!(out, "[{function}")?;
+        write!(out, "[{function},{}", code.is_checked)?;
         for row in &code.instructions {
             write!(out, ",[{},{},", row.address, row.length)?;
             write_json(&row.text, out)?;

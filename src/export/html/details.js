@@ -44,6 +44,7 @@ class Details {
       el("h2", null, el("i", { class: "dot " + kind }), el("bdi", { text: shorten(name, 1200) })),
       list,
       ...(actions ? [actions] : []),
+      model.profile.waits && kind !== "state" ? (timeByState(model, fn) ?? "") : "",
       ...this.neighbours(fn),
       this.source(fn, files[f.file[fn]]),
       ...(model.profile.assembly.has(fn) ? [assemblyOf(model, fn)] : []),
@@ -195,7 +196,8 @@ class Details {
       most = Math.max(most, all);
       sum += all;
     }
-    const excerpt = this.model.profile.excerpts.get(file);
+    const quoted = this.model.profile.excerpts.get(file);
+    const excerpt = quoted?.isEmpty ? null : quoted?.lines;
     const start = this.model.profile.functions.line[fn];
     const wanted = [...counts.keys()].sort((a, b) => a - b);
     const near = (line) => wanted.some((w) => line >= w - 6 && line <= w + 3);
@@ -219,7 +221,8 @@ class Details {
       if ((n || self) && !this.model.comparison) row.title = `${plural(n, "sample")} on the stack, ${count(self)} ended here`;
       table.append(row);
     }
-    const note = this.model.range || this.model.threads ? " (whole recording)" : this.model.comparison ? " (newer profile)" : "";
+    const { comparison } = this.model;
+    const note = comparison ? ` of ${shorten(comparison.after, 60)} (newer)` : this.model.range || this.model.threads ? " (whole recording)" : "";
     return el("section", null, el("h3", { text: (excerpt ? "Source" : "Lines") + note }), table);
   }
 }

@@ -6,6 +6,7 @@
 
 mod comparison;
 mod data;
+mod lags;
 mod waits;
 
 pub use comparison::Comparison;
@@ -33,25 +34,39 @@ const SCRIPTS: &[&str] = &[
     include_str!("comparison.js"),
     include_str!("source.js"),
     include_str!("waits.js"),
+    include_str!("lag.js"),
     include_str!("details.js"),
     include_str!("filters.js"),
     include_str!("page.js"),
 ];
 
+/// How a page begins, and what it says of its data.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PageOptions {
+    /// It begins with the interpreter's frames.
+    pub interpreter_frames: bool,
+    /// Its source text was removed on request: it says so.
+    pub no_source: bool,
+}
+
 /// Writes the profile as a page, which leaves out the interpreter's frames until they are asked for.
 pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
-    write_page(profile, false, out)
+    write_page(profile, &PageOptions::default(), out)
 }
 
-/// The same; the page begins with the interpreter's frames or without them.
-pub fn write_page(profile: &Profile, interpreter_frames: bool, out: &mut dyn Write) -> io::Result<()> {
-    write_packed(&data::pack(profile, interpreter_frames, None)?, out)
+/// The same with other options.
+pub fn write_page(profile: &Profile, options: &PageOptions, out: &mut dyn Write) -> io::Result<()> {
+    write_packed(&data::pack(profile, options, None)?, out)
 }
 
-/// Writes a comparison as a page.
-pub fn write_comparison(comparison: &Comparison<'_>, out: &mut dyn Write) -> io::Result<()> {
-    // Its profiles are without frames of the interpreter already, or are to be shown with them.
-    write_packed(&data::pack(&comparison.both.profile, true, Some(comparison))?, out)
+/// Writes a comparison as a page; `no_source`: its source text was removed on request.
+pub fn write_comparison(comparison: &Comparison<'_>, no_source: bool, out: &mut dyn Write) -> io::Result<()> {
+    let options = PageOptions {
+        // Its profiles are without frames of the interpreter already, or are to be shown with them.
+        interpreter_frames: true,
+        no_source,
+    };
+    write_packed(&data::pack(&comparison.both.profile, &options, Some(comparison))?, out)
 }
 
 fn write_packed(packed: &[u8], out: &mut dyn Write) -> io::Result<()> {

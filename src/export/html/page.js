@@ -134,6 +134,7 @@ class Page {
     this.tree = new CallTree(model, { onpick: select });
     this.source = new SourcePanel(model, { onpick: select, onopen: (fn) => this.openSandwich(fn) });
     this.waits = model.profile.waits && new WaitsPanel(model);
+    this.lag = new LagPanel(model, { onpick: (lag) => this.openLag(lag), onopen: () => this.open("flame") });
     this.middle = el("div", { class: "middle" });
     const panel = (name, ...children) => el("div", { class: "panel " + name, role: "tabpanel", id: "panel-" + name, "aria-labelledby": "tab-" + name, hidden: true }, ...children);
     const charts = el(
@@ -158,10 +159,12 @@ class Page {
       sources: { title: "Source", element: panel("sources", ...this.source.element), show: () => this.source.refresh() },
       tree: { title: "Call tree", element: panel("tree", this.tree.element), show: () => this.tree.refresh() },
       waits: { title: "Waits", element: panel("waits", ...(this.waits?.element ?? [])), show: () => this.waits.refresh() },
+      lag: { title: "Loop lag", element: panel("lag", ...this.lag.element), show: () => this.lag.refresh() },
       table: { title: "Table", element: panel("table", this.table.element), show: () => this.table.refresh() },
     };
     if (!model.profile.ticks.n) delete this.panels.time;
     if (!model.profile.waits) delete this.panels.waits;
+    if (!model.profile.lags.length) delete this.panels.lag;
     if (!model.profile.files.some((file) => file.startsWith("/"))) delete this.panels.sources;
     for (const [name, { title, element }] of Object.entries(this.panels)) {
       $("panels").append(element);
@@ -251,6 +254,18 @@ class Page {
   openSource(fn) {
     this.open("sources");
     this.source.open(this.model.profile.functions.file[fn], fn);
+  }
+
+  // The samples of the time in which something kept an event loop, and its function.
+  openLag({ begin, length, fn, thread }) {
+    const { model } = this;
+    const { ticks } = model.profile;
+    // A sample stands for the time before it.
+    const [first, last] = [begin, Math.ceil(begin + length + model.period)];
+    const hasSamples = ticks.thread.some((of, i) => of === thread && ticks.time[i] >= first && ticks.time[i] <= last);
+    const selected = fn > 0 ? fn : model.selected;
+    if (hasSamples) model.set({ selected, range: [first, last], threads: new Set([thread]) });
+    else model.set({ selected }, "selection");
   }
 
   onlyFunction(fn) {

@@ -1,5 +1,8 @@
 // Source files with the samples of each line, over all functions in them.
 
+// Marks beside a file, at most.
+const MARKS = 400;
+
 // Samples of each line of a file in the complete recording: line -> { all, self, fn }, where fn is the function that has
 // most of them. Recursive calls count where they are outermost.
 function linesOfFile(profile, file) {
@@ -28,14 +31,13 @@ class SourcePanel {
   constructor(model, options) {
     this.model = model;
     this.file = 0;
-    const { files } = model.profile;
     this.list = new Rows({
       id: "file-row",
       label: "Source files",
       role: "grid",
       columns: [
         { key: "total", title: "Total", num: true, cell: (file) => share(this.totals.all[file], model.total) },
-        { key: "function", title: "File", cell: (file) => el("bdi", { text: shortPath(files[file]), title: shorten(files[file], 600) }) },
+        { key: "function", title: "File", cell: (file) => this.name(file) },
       ],
       onpick: (file) => this.open(file),
     });
@@ -53,7 +55,41 @@ class SourcePanel {
       onopen: (row) => row.fn > 0 && options.onopen(row.fn),
     });
     this.title = el("div", { class: "middle" });
-    this.element = [el("div", { class: "sandwich-list" }, this.list.element), el("div", { class: "source-code" }, this.title, this.code.element)];
+    // The file from its first line to its last one, in the height of the panel.
+    this.map = el("div", { class: "heat-map", "aria-hidden": true, title: "The whole file: click to go there" });
+    this.map.addEventListener("click", (event) => {
+      const box = this.map.getBoundingClientRect();
+      this.scrollTo(((event.clientY - box.top) / box.height) * this.code.rows.length);
+    });
+    const code = el("div", { class: "source-lines" }, this.code.element, this.map);
+    this.element = [el("div", { class: "sandwich-list" }, this.list.element), el("div", { class: "source-code" }, this.title, code)];
+  }
+
+  // The end of the path of a file, with the color of whose code it is.
+  name(file) {
+    const { files, categories } = this.model.profile;
+    const category = categories[this.category.get(file) ?? 0];
+    const text = el("bdi", { class: "name", text: shortPath(files[file]), title: shorten(files[file], 600) });
+    return el("span", { class: "function" }, el("i", { class: "dot " + categoryClass(category), title: category || null }), text);
+  }
+
+  // Brings a row into the middle.
+  scrollTo(row) {
+    const { scroller } = this.code;
+    scroller.scrollTop = Math.max(0, row * ROW_HEIGHT - scroller.clientHeight / 2);
+    this.code.draw();
+  }
+
+  drawMap(rows) {
+    const hot = [...rows.keys()].filter((at) => rows[at].all > 0).sort((a, b) => rows[b].all - rows[a].all);
+    const marks = hot.slice(0, MARKS).map((at) => {
+      const mark = el("i", null);
+      mark.style.top = (100 * at) / rows.length + "%";
+      mark.style.height = `max(2px, ${100 / rows.length}%)`;
+      mark.style.setProperty("--heat", String(Math.max(0.15, rows[at].all / this.most)));
+      return mark;
+    });
+    this.map.replaceChildren(...marks);
   }
 
   text(row) {
@@ -65,18 +101,20 @@ class SourcePanel {
     return code;
   }
 
-  // Files with samples that are shown, most first, and the lines of the open one.
+  // Files with samples that are shown, the user's own first, and the lines of the open one.
   refresh() {
     const { model } = this;
     const { functions: f, files } = model.profile;
     this.totals = functionTotals({ ...model.view, fn: model.view.fn.map((fn) => f.file[fn]) }, files.length);
     const { all } = this.totals;
-    const shown = [...files.keys()].filter((file) => files[file].startsWith("/") && all[file] > 0).sort((a, b) => all[b] - all[a]);
-    this.list.show(shown, true);
     const yours = model.profile.categories.indexOf("your code");
-    const own = new Set([...f.file.keys()].filter((fn) => f.category[fn] === yours).map((fn) => f.file[fn]));
-    const isQuoted = (file) => model.profile.excerpts.has(files[file]);
-    const best = shown.find((file) => own.has(file) && isQuoted(file)) ?? shown.find(isQuoted) ?? shown[0] ?? 0;
+    this.category = new Map();
+    for (let fn = f.count - 1; fn > 0; fn--) if (model.totals.all[fn] > 0) this.category.set(f.file[fn], f.category[fn]);
+    const isOwn = (file) => Number(yours > 0 && this.category.get(file) === yours);
+    const shown = [...files.keys()].filter((file) => files[file].startsWith("/") && all[file] > 0).sort((a, b) => isOwn(b) - isOwn(a) || all[b] - all[a]);
+    this.list.show(shown, true);
+    const isQuoted = (file) => model.profile.excerpts.get(files[file])?.isEmpty === false;
+    const best = shown.find(isQuoted) ?? shown[0] ?? 0;
     if (!shown.includes(this.file)) this.file = best;
     this.open(this.file);
   }
@@ -92,32 +130,48 @@ class SourcePanel {
     const counts = file ? linesOfFile(profile, file) : new Map();
     this.whole = model.comparison ? WHOLE : profile.total;
     this.most = Math.max(1, ...[...counts.values()].map((row) => row.all));
-    const excerpt = profile.excerpts.get(profile.files[file]);
+    const quoted = profile.excerpts.get(profile.files[file]);
+    const excerpt = quoted?.isEmpty ? null : quoted?.lines;
     const numbers = [...counts.keys()].filter((line) => line > 0).sort((a, b) => a - b);
     const rows = [];
     let before = 0;
     for (const [line, text] of excerpt ?? numbers.map((line) => [line, ""])) {
-      if (excerpt && line > before + 1) rows.push({ line: 0, text: `⋯ ${plural(line - before - 1, "line")} without samples` });
+      if (excerpt && line > before + 1) rows.push(gap(before, line));
       before = line;
       rows.push({ line, text, ...(counts.get(line) ?? { all: 0, self: 0, fn: 0 }) });
     }
+    if (excerpt && quoted.length > before) rows.push(gap(before, quoted.length + 1));
     this.code.show(rows);
-    const note = !file ? "No source files." : excerpt ? "" : "The text of this file was not available.";
-    const range = model.range || model.threads || model.only.length ? "Lines are those of the whole recording." : "";
-    this.title.replaceChildren(el("bdi", { class: "name", text: profile.files[file] }), el("span", { class: "dim", text: [note, range].filter(Boolean).join(" ") }));
+    this.drawMap(rows);
+    const notes = [file ? this.note(quoted) : "No source files."];
+    if (model.range || model.threads || model.only.length) notes.push("Lines are those of the whole recording.");
+    this.title.replaceChildren(el("bdi", { class: "name", text: profile.files[file] }), el("span", { class: "dim", text: notes.filter(Boolean).join(" ") }));
     const hot = (row) => (fn ? row.line >= f.line[fn] && row.fn === fn && row.all > 0 : row.all === this.most);
     const at = rows.findIndex(hot);
     if (at >= 0) this.code.scroller.scrollTop = Math.max(0, (at - 6) * ROW_HEIGHT);
     this.code.draw();
   }
+
+  // What the page does not have of a file.
+  note(quoted) {
+    const { profile, comparison } = this.model;
+    const side = comparison ? `Lines and their amounts are those of ${comparison.after}, the newer profile.` : "";
+    if (profile.noSource) return `This page was made without source text. ${side}`;
+    if (!quoted) return `The text of this file was not available. ${side}`;
+    if (quoted.isEmpty) return `There was no room for the text of this file in the page. ${side}`;
+    return side;
+  }
 }
+
+// A row for lines that the page does not have, between two others.
+const gap = (before, next) => ({ line: 0, text: `⋯ ${plural(next - before - 1, "line")} left out`, all: 0, self: 0, fn: 0 });
 
 // The end of a path.
 const shortPath = (path) => path.split("/").slice(-2).join("/");
 
 // Instructions of a native function around those with samples, in the complete recording.
 function assemblyOf(model, fn) {
-  const rows = model.profile.assembly.get(fn);
+  const { rows, isChecked } = model.profile.assembly.get(fn);
   const sum = rows.reduce((sum, row) => sum + row.samples, 0);
   const most = rows.reduce((most, row) => Math.max(most, row.samples), 1);
   const table = el("div", { class: "source assembly", role: "table", "aria-label": "Instructions with samples" });
@@ -140,5 +194,7 @@ function assemblyOf(model, fn) {
     if (samples) row.style.setProperty("--heat", String(Math.max(0.08, samples / most)));
     table.append(row);
   }
-  return el("section", null, el("h3", { text: "Assembly (whole recording)" }), table, el("p", { class: "hint", text: "The processor may report an instruction after the one that took the time." }));
+  const hints = ["The processor may report an instruction after the one that took the time."];
+  if (!isChecked) hints.unshift("Not checked: the file has no build ID to tell whether it is the one that was recorded.");
+  return el("section", null, el("h3", { text: "Assembly (whole recording)" }), table, ...hints.map((text) => el("p", { class: "hint", text })));
 }

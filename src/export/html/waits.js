@@ -1,8 +1,8 @@
 // Time off the CPU: states of threads over time, where they waited, and the interpreter lock.
 
 // What a thread does, in the order of the tracks from the bottom.
-const STATES = ["running", "runnable", "gil", "lock", "io", "sleep", "other"];
-const STATE_NAMES = { running: "Running", runnable: "Wants a CPU", gil: "GIL", lock: "Lock", io: "I/O", sleep: "Sleep", other: "Other wait" };
+const STATES = ["running", "runnable", "gil", "lock", "io", "sleep", "idle", "other"];
+const STATE_NAMES = { running: "Running", runnable: "Wants a CPU", gil: "GIL", lock: "Lock", io: "I/O", sleep: "Sleep", idle: "Idle pool", other: "Other wait" };
 const STATE_OF = {
   runnable: "runnable",
   gil: "gil",
@@ -18,28 +18,45 @@ const STATE_OF = {
   "page fault": "io",
   sleep: "sleep",
 };
+// Of suspended tasks, while their event loop waits for events; all others wait for I/O.
+const STATE_OF_AWAITING = { sleep: "sleep", lock: "lock", semaphore: "lock", condition: "lock", event: "lock", queue: "lock", loop: "runnable" };
+const AWAITING = "awaiting ";
+
+function stateOf(kind) {
+  if (kind.startsWith(AWAITING)) return STATE_OF_AWAITING[kind.slice(AWAITING.length)] ?? "io";
+  return kind.startsWith("idle:") ? "idle" : (STATE_OF[kind] ?? "other");
+}
 
 // `site`: by tick, from 1, 0 where the thread ran; `length`: ns of its interval.
 function readWaits(packed, site, length) {
   const sites = packed.sites.map(([kind, object, place]) => ({ kind: clean(kind), object: clean(object), place: clean(place) }));
-  const state = Uint8Array.from([0, ...sites.map(({ kind }) => STATES.indexOf(STATE_OF[kind] ?? "other"))]);
-  return { value: packed.value, sites, site, length, state, gil: cleanAll(packed.gil) };
+  const state = Uint8Array.from([0, ...sites.map(({ kind }) => STATES.indexOf(stateOf(kind)))]);
+  const isAwait = Uint8Array.from([0, ...sites.map(({ kind }) => (kind.startsWith(AWAITING) ? 1 : 0))]);
+  return { value: packed.value, sites, site, length, state, isAwait, gil: cleanAll(packed.gil) };
 }
 
 // Time of each track, column and state, in microseconds. A sample stands for the time before it: that of its interval, or where
-// intervals are short, for several of them.
+// intervals are short, for several of them. Suspended tasks are counted from time to time: then their samples stand for the time
+// since the last count.
 function stateTimes(profile, lane, tracks, columns, whole) {
   const { ticks, waits, values } = profile;
   const { weight } = values[waits.value];
   const data = new Float64Array(tracks * columns * STATES.length);
   const scale = columns / whole;
+  const counts = profile.threads.map(() => ({ last: 0, before: 0 }));
   for (let i = 0; i < ticks.n; i++) {
     const t = lane[ticks.thread[i]];
     if (t < 0 || !weight) continue;
     const state = waits.state[waits.site[i]];
     const time = weight[i] / 1e3;
+    let from = ticks.time[i] - Math.max(time, waits.length[i] / 1e3);
+    if (waits.isAwait[waits.site[i]]) {
+      const count = counts[ticks.thread[i]];
+      if (count.last !== ticks.time[i]) [count.before, count.last] = [count.last, ticks.time[i]];
+      from = Math.min(from, count.before);
+    }
     const end = Math.min(columns, ticks.time[i] * scale);
-    const start = Math.max(0, Math.min(end - 1e-6, (ticks.time[i] - Math.max(time, waits.length[i] / 1e3)) * scale));
+    const start = Math.max(0, Math.min(end - 1e-6, from * scale));
     const per = time / (end - start);
     for (let column = Math.floor(start); column < end; column++) {
       const part = Math.min(end, column + 1) - Math.max(start, column);
@@ -52,6 +69,41 @@ function stateTimes(profile, lane, tracks, columns, whole) {
 function stateLegend() {
   const entry = (state) => el("span", { class: "kind legend" }, el("i", { class: "dot state-" + state }), STATE_NAMES[state]);
   return STATES.map(entry);
+}
+
+// What a state frame stands for: `[waiting: read socket]` is `read socket`.
+const stateLabel = (name) => name.replace(/^\[(waiting: )?/, "").replace(/\]$/, "");
+
+// How much of the time of a function, with all that it calls, its threads ran and how much they waited, and for what.
+function timeByState(model, fn) {
+  const { view, profile } = model;
+  const sums = new Map();
+  let all = 0;
+  const inside = new Uint8Array(view.n);
+  const states = new Int32Array(view.n); // by node, the function that is the state it is in
+  for (let i = 1; i < view.n; i++) {
+    const up = view.parent[i];
+    inside[i] = inside[up] || view.fn[i] === fn ? 1 : 0;
+    if (!inside[i]) continue;
+    states[i] = states[up] || (model.kind(view.fn[i]) === "state" ? view.fn[i] : 0);
+    if (!view.self[i]) continue;
+    const label = states[i] ? stateLabel(profile.functions.name[states[i]]) : "running";
+    sums.set(label, (sums.get(label) ?? 0) + view.self[i]);
+    all += view.self[i];
+  }
+  if (sums.size < 2) return null;
+  const bar = el("div", { class: "quality-bar", role: "img", "aria-label": "Shares of running and waiting" });
+  const list = el("dl", { class: "by-kind" });
+  const rank = (label) => STATES.indexOf(label === "running" ? label : stateOf(label.replace(/^(read|write) .*/, "$1")));
+  for (const [label, sum] of [...sums].sort((a, b) => rank(a[0]) - rank(b[0]) || b[1] - a[1])) {
+    const dot = "dot state-" + STATES[rank(label)];
+    const piece = el("span", { class: dot, title: label });
+    piece.style.flexGrow = String(sum / all);
+    bar.append(piece);
+    if (sum / all < 0.001) continue;
+    list.append(el("dt", null, el("i", { class: dot }), el("bdi", { text: STATE_NAMES[label] ?? label })), el("dd", { class: "num", text: percent(sum, all) }));
+  }
+  return el("section", { class: "states" }, el("h3", { text: "Running and waiting" }), bar, list);
 }
 
 class WaitsPanel {

@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use rustc_hash::FxHashMap;
 
+use crate::profile::lags::Lag;
 use crate::profile::model::{
     Frame, FrameId, FrameKind, MergedRecording, Meta, ModuleMeta, NO_PLACE, Node, NodeId, Place, PlaceId, Profile,
     Quality, TimelineSample, limit_instructions,
@@ -66,6 +67,7 @@ pub fn combine(profiles: &[(String, Profile)]) -> Profile {
     let mut meta = merge_metadata(&metas, &numbers);
     meta.duration = duration;
     meta.merged_from = parts(profiles);
+    meta.lags = lags(&metas, &shifts, &numbers);
     let mut profile = Profile {
         meta,
         frames: sum.frames,
@@ -232,6 +234,20 @@ fn renumber_pids(metas: &[&Meta], profiles: &[(String, Profile)], shifts: &[u64]
         }
         all.push(changed);
     }
+    all
+}
+
+/// What kept event loops for long in all of them, in the order of time.
+fn lags(metas: &[&Meta], shifts: &[u64], numbers: &[BTreeMap<u32, u32>]) -> Vec<Lag> {
+    let mut all: Vec<Lag> = Vec::new();
+    for ((meta, shift), numbers) in metas.iter().zip(shifts).zip(numbers) {
+        all.extend(meta.lags.iter().map(|lag| Lag {
+            pid: numbers.get(&lag.pid).copied().unwrap_or(lag.pid),
+            time: lag.time.saturating_add(*shift),
+            ..lag.clone()
+        }));
+    }
+    all.sort_by_key(|lag| (lag.time, lag.tid));
     all
 }
 

@@ -202,6 +202,39 @@ fn timelines_lie_side_by_side() {
 }
 
 #[test]
+fn lags_of_all_are_kept() {
+    let recording = |start, task: &str| {
+        let mut profile = profile("a", start, 1, 1, "g");
+        profile.meta.lags = vec![Lag {
+            pid: 7,
+            tid: 8,
+            start: 77,
+            time: 1_200_000_000,
+            length: 60_000_000,
+            task: task.into(),
+            ..Lag::default()
+        }];
+        profile
+    };
+    let lags = |all: &Profile| {
+        let rows = all.meta.lags.iter();
+        rows.map(|lag| (lag.task.clone(), lag.time / 1_000_000, lag.pid, lag.start))
+            .collect::<Vec<_>>()
+    };
+    let all = sum(&[recording(53.0, "late"), recording(50.0, "early")]);
+    assert_eq!(
+        lags(&all),
+        [("early".into(), 1200, 7, 77), ("late".into(), 4200, 7, 77)]
+    );
+    // At the same time, on two machines.
+    let all = sum(&[recording(50.0, "here"), recording(50.5, "there")]);
+    assert_eq!(
+        lags(&all),
+        [("here".into(), 1200, 7, 77), ("there".into(), 1700, FOREIGN, 77)]
+    );
+}
+
+#[test]
 fn what_differs_is_not_known() {
     let mut other = profile("b", 51.0, 5, 6, "g");
     other.meta.rate = 999;

@@ -118,7 +118,7 @@ pub fn diff(options: &Options) -> Result<Gate> {
     };
     if let Some(picture) = picture {
         let mut both = diff::both(a, b, &how);
-        if picture == DiffFormat::Html {
+        if picture == DiffFormat::Html && !options.no_source {
             source_lines::add(&mut both.profile, &mut source_lines::open_local);
         }
         let make = |out: &mut dyn Write| match picture {
@@ -132,6 +132,7 @@ pub fn diff(options: &Options) -> Result<Gate> {
                     is_self,
                     confidence: options.confidence,
                 },
+                options.no_source,
                 out,
             ),
         };

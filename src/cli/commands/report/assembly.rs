@@ -95,6 +95,7 @@ fn as_json(found: &Assembly) -> Value {
         "name": found.name,
         "module": found.module,
         "address": found.address,
+        "checked": found.is_checked,
         "instructions": found.instructions.iter().map(row).collect::<Vec<_>>(),
     })
 }
@@ -110,6 +111,10 @@ fn draw(seen: &ReportContext<'_>, found: &Assembly, all: usize) -> String {
         found.address
     );
     let mut text = format!("{}\n", seen.style.paint(Color::Bold, &title));
+    if !found.is_checked {
+        let why = "not checked: the file has no build ID to tell whether it is the one that was recorded\n";
+        text += &seen.style.paint(Color::Yellow, why);
+    }
     if sum == 0 {
         let why = "none of them was sampled, or the profile is of an earlier version, which did not keep them\n";
         return text + &seen.style.paint(Color::Dim, why);
