@@ -133,6 +133,18 @@ fn tasks_are_where_they_say() {
     });
 }
 
+/// While asyncio is imported, the objects that will hold its tasks are not there yet: others must not be taken for them.
+#[test]
+fn a_half_imported_asyncio_has_no_tasks_yet() {
+    let _live = live();
+    each_of(with_tasks(), |python| {
+        let program = Program::start(python.script("half_imported.py"));
+        let done = dump(program.pid(), &[]);
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(said.contains("has no asyncio tasks"), "{}: {said}", python.name);
+    });
+}
+
 /// Lines of a tree: depth and text.
 fn tree(text: &str) -> Vec<(usize, String)> {
     let line = |line: &str| {

@@ -22,12 +22,14 @@ pub struct Sources {
     pub current: Option<u64>,
 }
 
-/// The sources of an interpreter. `None`: asyncio is not loaded.
+/// The sources of an interpreter. `None`: asyncio is not loaded, or not completely.
 pub fn sources(objects: &Objects<'_>, interpreter: u64) -> Option<Sources> {
     let at = interpreter.checked_add(objects.tasks.interp_modules.into())?;
     let modules = objects.memory.u64(at)?;
-    let module = objects.item(modules, "asyncio.tasks")?;
-    let namespace = objects.first(module)?;
+    let namespace_of = |name: &str| objects.first(objects.item(modules, name)?);
+    // The package defines this last. Until then, `asyncio.tasks` may have objects that those of `_asyncio` replace.
+    objects.item(namespace_of("asyncio")?, "__all__")?;
+    let namespace = namespace_of("asyncio.tasks")?;
     let weak = |name: &str| {
         let set = objects.item(namespace, name)?;
         objects.attribute(set, "data")

@@ -33,7 +33,7 @@ class Filters {
     }
   }
 
-  // Those with the most samples of their own; "Where the time goes" has all.
+  // Those with the most samples of their own; "Time by kind of code" has all.
   buildCategories() {
     const { model } = this;
     const { functions: f, categories } = model.profile;
