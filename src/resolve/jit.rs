@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use symbolize::{JitCode, JitObject, Symbol};
 
-use super::symbols::{Owner, symbol_frame, unnamed_frames};
+use super::symbols::{Owner, named_frame, unnamed_frames};
 use super::{Names, ResolveInput};
 use crate::event::Pid;
 use crate::frame::{ModuleId, RawFrame};
@@ -121,7 +121,7 @@ pub(super) fn name_anonymous(
 fn jit_frame(s: &Symbol) -> (Frame, u32) {
     let f = Frame {
         address: 0,
-        ..symbol_frame(s, JIT)
+        ..named_frame(&s.clone().into(), JIT)
     };
     (f, s.line.unwrap_or(0))
 }

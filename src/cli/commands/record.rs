@@ -21,6 +21,7 @@ use crate::privileges::credentials::{Caps, User};
 use crate::privileges::{checks, phases};
 use crate::profile::model::Meta;
 use crate::profile::summary;
+use crate::resolve::naming::NamingProcess;
 use crate::session::pump::{EventPump, update_backend};
 use crate::session::{self, Grouping, Session};
 use crate::sys;
@@ -116,6 +117,7 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     };
     let mut session = Session::new(session_options, host);
     session.fetch = fetch;
+    session.naming = Some(NamingProcess::default());
     if sampling.wakers {
         session.show_wakers(sampling.kernel);
     }
