@@ -160,3 +160,51 @@ fn filter() -> Vec<libc::sock_filter> {
     out.push(result(refused));
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Read;
+
+    use super::*;
+
+    /// In a separate thread: the filter is for that one, and permanent.
+    #[test]
+    fn what_is_not_allowed_fails() {
+        let mut open = File::open("/proc/self/stat").unwrap();
+        let test = move || {
+            // SAFETY: five integers.
+            check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }.into()).unwrap();
+            filter_system_calls().unwrap();
+            let refused = |r: i64| {
+                let error = check(r).expect_err("refused");
+                assert_eq!(error.raw_os_error(), Some(libc::EPERM));
+            };
+            // SAFETY: integers, null pointers and constant texts; nothing is mapped.
+            unsafe {
+                refused(libc::syscall(
+                    libc::SYS_openat,
+                    libc::AT_FDCWD,
+                    c"/dev/null".as_ptr(),
+                    0,
+                ));
+                refused(libc::syscall(libc::SYS_socket, libc::AF_UNIX, libc::SOCK_STREAM, 0));
+                refused(libc::syscall(libc::SYS_kill, 0, 0));
+                refused(libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0));
+                refused(libc::syscall(libc::SYS_execve, c"/bin/true".as_ptr(), 0, 0));
+                refused(libc::syscall(libc::SYS_fcntl, 0, libc::F_SETFL, 0));
+                for call in [libc::SYS_mmap, libc::SYS_mprotect] {
+                    let protection = libc::PROT_READ | libc::PROT_EXEC;
+                    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+                    refused(libc::syscall(call, 0, 4096, protection, flags, -1, 0));
+                }
+            }
+            let mut bytes = [0; 8];
+            assert!(open.read(&mut bytes).unwrap() == 8 && open.try_clone().is_ok());
+            // Memory, and threads of our own.
+            let sum = std::thread::spawn(|| vec![1u8; 64 << 20].iter().map(|b| u64::from(*b)).sum::<u64>());
+            assert_eq!(sum.join().unwrap(), 64 << 20);
+        };
+        std::thread::spawn(test).join().unwrap();
+    }
+}

@@ -153,7 +153,7 @@ impl NamingProcess {
     fn start(&self) -> io::Result<Running> {
         let (socket, theirs) = UnixStream::pair()?;
         socket.set_read_timeout(Some(CHECK_INTERVAL))?;
-        socket.set_write_timeout(Some(self.limits.elapsed))?;
+        socket.set_write_timeout(Some(CHECK_INTERVAL))?;
         let child = Command::new(&self.program)
             .args(&self.arguments)
             .env_clear()
@@ -310,34 +310,47 @@ impl Turn<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> Result<(), Stop> {
         let mut done = 0;
         while done < buffer.len() {
-            match self.running.socket.read(&mut buffer[done..]) {
-                Ok(0) => return Err(Stop::Gone),
-                Ok(n) => done += n,
-                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
-                Err(_) => return Err(Stop::Gone),
-            }
-            if self.cpu_time() > self.limits.cpu.as_nanos() as u64 {
-                return Err(Stop::CpuTime);
-            }
-            if Instant::now() > self.end {
-                return Err(Stop::Elapsed);
-            }
+            done += passed(self.running.socket.read(&mut buffer[done..]))?;
+            self.check()?;
         }
         Ok(())
     }
 
     fn send(&mut self, kind: u8, bytes: &[u8], file: Option<&File>) -> Result<(), Stop> {
-        let socket = &mut self.running.socket;
         let mut message = protocol::header(kind, bytes.len()).to_vec();
         message.extend(bytes);
-        let sent = match file {
-            Some(file) => sys::sockets::send_with_file(socket, &message, file.as_fd()),
-            None => Ok(0),
-        };
-        let sent = sent.and_then(|n| socket.write_all(&message[n..]));
-        sent.map_err(|e| match e.kind() {
-            io::ErrorKind::WouldBlock => Stop::Elapsed,
-            _ => Stop::Gone,
-        })
+        let (mut done, mut file) = (0, file);
+        while done < message.len() {
+            let (socket, rest) = (&mut self.running.socket, &message[done..]);
+            let sent = passed(match file {
+                Some(file) => sys::sockets::send_with_file(socket, rest, file.as_fd()),
+                None => socket.write(rest),
+            })?;
+            // It goes with the first bytes.
+            file = file.filter(|_| sent == 0);
+            done += sent;
+            self.check()?;
+        }
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), Stop> {
+        if self.cpu_time() > self.limits.cpu.as_nanos() as u64 {
+            return Err(Stop::CpuTime);
+        }
+        match Instant::now() > self.end {
+            true => Err(Stop::Elapsed),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Bytes that were read or sent: none in this interval, or some.
+fn passed(result: io::Result<usize>) -> Result<usize, Stop> {
+    match result {
+        Ok(0) => Err(Stop::Gone),
+        Ok(n) => Ok(n),
+        Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(0),
+        Err(_) => Err(Stop::Gone),
     }
 }
