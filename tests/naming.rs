@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use common::Scratch;
 use nativeprof::profile::json;
-use nativeprof::resolve::naming::protocol::{ModuleNames, NamedFrame};
-use nativeprof::resolve::naming::{ARGUMENT, Limits, ModuleRequest, NamingError, NamingProcess};
+use nativeprof::resolve::naming::protocol::{FileFormat, ModuleNames, NamedFrame};
+use nativeprof::resolve::naming::{ARGUMENT, Limits, NamesRequest, NamingError, NamingProcess};
 use nativeprof::session::{Grouping, SessionOptions};
 use nativeprof::tape::encode;
 use nativeprof::tape_replay;
@@ -75,7 +75,8 @@ fn look_up_with(
     open: &dyn Fn(&Path) -> Option<File>,
 ) -> Result<ModuleNames, String> {
     let file = File::open(path).expect("a file");
-    let request = ModuleRequest {
+    let request = NamesRequest {
+        format: FileFormat::Elf,
         id,
         file: &file,
         path: path.as_os_str().as_encoded_bytes(),
@@ -131,6 +132,50 @@ fn names_are_those_found_in_this_process() {
     assert_eq!(none.symbols_from, "none: not an ELF file (no \\x7fELF at its start)");
     assert!(none.found.len() == svmas.len() && none.found.iter().all(Vec::is_empty));
     assert!(process.cpu_time() > 0);
+}
+
+#[test]
+fn names_of_jit_compilers() {
+    let scratch = Scratch::new();
+    let mut process = process(ENOUGH);
+    let map = scratch.path("perf-1.map");
+    std::fs::write(&map, "1000 10 py::f:/home/a@b/x.py\n1010 20 _ZN5space3runEi\n").expect("written");
+    let found = |process: &mut NamingProcess, format, path: &Path| {
+        let file = File::open(path).expect("a file");
+        let request = NamesRequest {
+            format,
+            id: 1,
+            file: &file,
+            path: b"",
+            open: &|_| None,
+            fetch: None,
+        };
+        let names = process.name(&request, &[0xfff, 0x1004, 0x1010, 0x1030]).expect("names");
+        let text = |frame: &NamedFrame| {
+            (
+                frame.name.to_string(),
+                frame.raw.as_deref().map(String::from),
+                frame.start,
+            )
+        };
+        let all: Vec<_> = names.found.iter().map(|frames| frames.first().map(text)).collect();
+        (all, names.symbols_missing)
+    };
+    let (all, missing) = found(&mut process, FileFormat::PerfMap, &map);
+    let trampoline = "py::f:/home/a@b/x.py".to_string();
+    assert_eq!(all[1].as_ref().and_then(|f| f.1.as_ref()), Some(&trampoline));
+    let function = ("space::run(int)".into(), Some("_ZN5space3runEi".into()), 0x1010);
+    assert_eq!(
+        (&all[0], &all[2], &all[3], &*missing),
+        (&None, &Some(function), &None, "")
+    );
+    // The file has grown.
+    std::fs::write(&map, "1030 10 later\n").expect("written");
+    let (all, _) = found(&mut process, FileFormat::PerfMap, &map);
+    assert_eq!(all[3].as_ref().map(|f| &*f.0), Some("later"));
+    let (all, missing) = found(&mut process, FileFormat::JitDump, &map);
+    assert_eq!(all, [None, None, None, None]);
+    assert_eq!(missing, "not a jitdump file of this byte order");
 }
 
 #[test]
@@ -207,7 +252,8 @@ fn processes_that_do_not_answer() {
     assert_eq!(children(), [0u32; 0], "they were waited for");
     let mut missing = NamingProcess::new("/no such program", &[], short);
     let file = File::open(&plain).expect("a file");
-    let request = ModuleRequest {
+    let request = NamesRequest {
+        format: FileFormat::Elf,
         id: 0,
         file: &file,
         path: b"/x",

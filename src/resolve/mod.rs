@@ -59,8 +59,6 @@ pub struct Names {
     files: FxHashMap<ModuleId, Result<symbolize::Module, String>>,
     /// Where the names of each file come from, and what was missing.
     sources: FxHashMap<ModuleId, (String, String)>,
-    /// Files that are not read again: the process that did was ended.
-    lost: FxHashSet<ModuleId>,
     /// Rows of JIT code, by process.
     anonymous: FxHashMap<Pid, ModuleMeta>,
     kernel: Option<Option<Kernel>>,

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHashSet};
 use symbolize::{Files, Module, SymbolSources};
 
+use super::naming::protocol::FileFormat;
 use super::naming::protocol::{ModuleNames, NamedFrame};
-use super::naming::{ModuleRequest, NamingError};
+use super::naming::{NamesRequest, NamingError};
 use super::{Fetch, Names, ResolveInput, ResolvedFrame};
 use crate::event::Pid;
 use crate::frame::{ModuleId, RawFrame};
@@ -143,7 +144,6 @@ pub(super) fn look_up(file: &mut Result<Module, String>, svmas: &[u64]) -> Modul
 /// The names that a process without privileges finds; `None` if there is no such process.
 fn look_up_outside(
     input: &mut ResolveInput<'_>,
-    lost: &mut FxHashSet<ModuleId>,
     module: &crate::target::modules::Module,
     id: ModuleId,
     svmas: &[u64],
@@ -157,7 +157,8 @@ fn look_up_outside(
     };
     let (root, fetch) = (module.root.get(), &input.fetch);
     let fetch = fetch.as_ref().map(|fetch| || fetch(&module.build_id));
-    let request = ModuleRequest {
+    let request = NamesRequest {
+        format: FileFormat::Elf,
         id: id.0,
         file: &file,
         path: path(module),
@@ -166,10 +167,7 @@ fn look_up_outside(
     };
     match naming.name(&request, svmas) {
         Ok(names) => Some(names),
-        Err(NamingError::Failed(why)) => {
-            lost.insert(id);
-            none(&why)
-        }
+        Err(NamingError::Failed(why)) => none(&why),
         Err(NamingError::NotStarted(_)) => {
             input.naming = None;
             None
@@ -195,11 +193,10 @@ pub(super) fn name_module(
         .copied()
         .filter(|svma| !names.named.contains_key(&raw(svma)))
         .collect();
-    let is_done = names.sources.contains_key(&id) && (sorted.is_empty() || names.lost.contains(&id));
-    let found = if is_done {
-        vec![Vec::new(); sorted.len()]
+    let found = if sorted.is_empty() && names.sources.contains_key(&id) {
+        Vec::new()
     } else {
-        let outside = look_up_outside(input, &mut names.lost, &module, id, &sorted);
+        let outside = look_up_outside(input, &module, id, &sorted);
         let looked_up = outside.unwrap_or_else(|| {
             let file = names.files.entry(id).or_insert_with(|| open(input, &module));
             look_up(file, &sorted)

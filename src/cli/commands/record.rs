@@ -204,7 +204,8 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     phases::drop_for_symbolization(kept)?;
     let mut profile = session.resolve(began, meta);
     profile.meta.sampling_cpu = sampling_cpu as f64 * 1e-9;
-    profile.meta.profiler_cpu = sys::clock::process_cpu_time() as f64 * 1e-9;
+    let naming_cpu = session.naming.as_ref().map_or(0, NamingProcess::cpu_time);
+    profile.meta.profiler_cpu = (sys::clock::process_cpu_time() + naming_cpu) as f64 * 1e-9;
     let written = output.write(&profile)?;
     print_line(&summary::block(&profile.meta, &written));
     let is_cpu_time = sampling.mode == capture::Mode::Cpu;

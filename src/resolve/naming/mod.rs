@@ -13,23 +13,25 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use rustc_hash::FxHashMap;
+
 use crate::sys;
 
 pub mod protocol;
 pub mod worker;
 
-use protocol::{HEADER, LookUp, MAX_QUESTION, MAX_RESULT, ModuleNames};
+use protocol::{FileFormat, HEADER, LookUp, MAX_QUESTION, MAX_RESULT, ModuleNames};
 
 /// The argument that makes nativeprof the process that reads names.
 pub const ARGUMENT: &str = "--read-names";
 /// Addresses in one message.
 const CHUNK: usize = 1 << 16;
-/// Maximum number of files that are opened for one module: those of split DWARF, and more.
+/// Maximum number of files that are opened for another one: those of split DWARF, and more.
 const MAX_OPENED: usize = 100_000;
 /// How often limits are checked while nothing arrives.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// After so many files that reached a limit, the rest has a tenth of the time each.
-const PATIENCE: u32 = 3;
+const PATIENCE: usize = 3;
 
 /// What reading the names of one file may take.
 #[derive(Clone, Copy, Debug)]
@@ -50,9 +52,10 @@ impl Default for Limits {
     }
 }
 
-/// A module whose names are wanted, and its surroundings.
-pub struct ModuleRequest<'a> {
-    /// Number of the module, the same each time.
+/// A file whose names are wanted, and its surroundings.
+pub struct NamesRequest<'a> {
+    pub format: FileFormat,
+    /// Number of the file among those of its format, the same each time.
     pub id: u32,
     pub file: &'a File,
     /// Path as the target sees it.
@@ -68,7 +71,7 @@ pub struct ModuleRequest<'a> {
 pub enum NamingError {
     /// The process cannot be started: on this system there is none.
     NotStarted(io::Error),
-    /// The process was ended, for this reason. Another one is started for the next module.
+    /// The process was ended, for this reason. Another one is started for the next file.
     Failed(String),
 }
 
@@ -78,7 +81,8 @@ pub struct NamingProcess {
     arguments: Vec<String>,
     limits: Limits,
     running: Option<Running>,
-    failures: u32,
+    /// Files that are not read again, and why.
+    failed: FxHashMap<(FileFormat, u32), String>,
     /// CPU time, ns, of all processes so far.
     cpu: u64,
 }
@@ -103,7 +107,7 @@ impl NamingProcess {
             arguments: arguments.iter().map(ToString::to_string).collect(),
             limits,
             running: None,
-            failures: 0,
+            failed: FxHashMap::default(),
             cpu: 0,
         }
     }
@@ -118,16 +122,19 @@ impl NamingProcess {
         self.cpu
     }
 
-    /// The names at addresses (svma) of a module, which should be sorted.
+    /// The names at addresses of a file (svma, or avma of a JIT compiler's file), which should be sorted.
     ///
     /// # Errors
     /// If the process cannot be started, or was ended before it had an answer.
-    pub fn name(&mut self, request: &ModuleRequest<'_>, svmas: &[u64]) -> Result<ModuleNames, NamingError> {
+    pub fn name(&mut self, request: &NamesRequest<'_>, addresses: &[u64]) -> Result<ModuleNames, NamingError> {
+        if let Some(why) = self.failed.get(&(request.format, request.id)) {
+            return Err(NamingError::Failed(why.clone()));
+        }
         let mut running = match self.running.take() {
             Some(running) => running,
             None => self.start().map_err(NamingError::NotStarted)?,
         };
-        let limits = match self.failures < PATIENCE {
+        let limits = match self.failed.len() < PATIENCE {
             true => self.limits,
             false => Limits {
                 cpu: self.limits.cpu / 10,
@@ -135,7 +142,7 @@ impl NamingProcess {
             },
         };
         let mut turn = Turn::new(&mut running, limits);
-        let result = turn.name(request, svmas);
+        let result = turn.name(request, addresses);
         self.cpu += turn.cpu_time();
         match result {
             Ok(names) => {
@@ -143,9 +150,9 @@ impl NamingProcess {
                 Ok(names)
             }
             Err(stop) => {
-                self.failures += 1;
-                let status = running.end();
-                Err(NamingError::Failed(stop.text(limits, status)))
+                let why = stop.text(limits, running.end());
+                self.failed.insert((request.format, request.id), why.clone());
+                Err(NamingError::Failed(why))
             }
         }
     }
@@ -210,7 +217,7 @@ impl Stop {
     }
 }
 
-/// One module in the process.
+/// One file in the process.
 struct Turn<'a> {
     running: &'a mut Running,
     limits: Limits,
@@ -239,18 +246,19 @@ impl Turn<'_> {
             .saturating_sub(self.cpu)
     }
 
-    fn name(&mut self, request: &ModuleRequest<'_>, svmas: &[u64]) -> Result<ModuleNames, Stop> {
+    fn name(&mut self, request: &NamesRequest<'_>, addresses: &[u64]) -> Result<ModuleNames, Stop> {
         let mut all = ModuleNames::default();
         // At least one message, for the text about the file.
-        for svmas in svmas.chunks(CHUNK).chain(svmas.is_empty().then_some(svmas)) {
+        for addresses in addresses.chunks(CHUNK).chain(addresses.is_empty().then_some(addresses)) {
             let look_up = LookUp {
+                format: request.format,
                 id: request.id,
                 can_fetch: request.fetch.is_some(),
                 path: request.path.to_vec(),
-                svmas: svmas.to_vec(),
+                addresses: addresses.to_vec(),
             };
             self.send(protocol::LOOK_UP, &look_up.encode(), Some(request.file))?;
-            let names = self.answer(request, svmas.len())?;
+            let names = self.answer(request, addresses.len())?;
             all.found.extend(names.found);
             (all.symbols_from, all.symbols_missing) = (names.symbols_from, names.symbols_missing);
         }
@@ -258,7 +266,7 @@ impl Turn<'_> {
     }
 
     /// Answers questions until the names arrive.
-    fn answer(&mut self, request: &ModuleRequest<'_>, count: usize) -> Result<ModuleNames, Stop> {
+    fn answer(&mut self, request: &NamesRequest<'_>, count: usize) -> Result<ModuleNames, Stop> {
         let mut fetch = request.fetch;
         loop {
             let mut header = [0; HEADER];

@@ -30,7 +30,9 @@ const MAX_TEXT: usize = 64 << 10;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedFrame {
     pub name: Arc<str>,
-    /// Address (svma) of the real function.
+    /// The name in the file, for code of JIT compilers.
+    pub raw: Option<Arc<str>>,
+    /// Address of the real function: as looked up, svma or avma.
     pub start: u64,
     pub file: Option<Arc<str>>,
     /// 0 if it is not known.
@@ -42,6 +44,7 @@ impl From<symbolize::Symbol> for NamedFrame {
     fn from(s: symbolize::Symbol) -> NamedFrame {
         NamedFrame {
             name: s.name,
+            raw: None,
             start: s.start,
             file: s.file,
             line: s.line.unwrap_or(0),
@@ -60,16 +63,34 @@ pub struct ModuleNames {
     pub symbols_missing: String,
 }
 
+/// What is in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FileFormat {
+    Elf,
+    /// Names of code in memory, by avma.
+    PerfMap,
+    JitDump,
+}
+
+impl FileFormat {
+    fn of(number: u8) -> Option<FileFormat> {
+        [FileFormat::Elf, FileFormat::PerfMap, FileFormat::JitDump]
+            .into_iter()
+            .find(|format| *format as u8 == number)
+    }
+}
+
 /// A question for the names in a file.
 #[derive(Debug, PartialEq, Eq)]
 pub struct LookUp {
-    /// Number of the module: the process keeps it open.
+    pub format: FileFormat,
+    /// Number of the file among those of its format: the process keeps ELF files open.
     pub id: u32,
     /// Whether debug information may be asked for by build ID.
     pub can_fetch: bool,
     /// Path as the target sees it.
     pub path: Vec<u8>,
-    pub svmas: Vec<u64>,
+    pub addresses: Vec<u64>,
 }
 
 /// The header of a message.
@@ -86,25 +107,27 @@ pub fn parse_header(bytes: [u8; HEADER]) -> (u8, usize) {
 
 impl LookUp {
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = self.id.to_le_bytes().to_vec();
-        out.push(self.can_fetch.into());
+        let mut out = vec![self.format as u8, self.can_fetch.into()];
+        out.extend(self.id.to_le_bytes());
         put_text(&mut out, &self.path);
-        out.extend((self.svmas.len() as u32).to_le_bytes());
-        self.svmas.iter().for_each(|svma| out.extend(svma.to_le_bytes()));
+        out.extend((self.addresses.len() as u32).to_le_bytes());
+        self.addresses.iter().for_each(|at| out.extend(at.to_le_bytes()));
         out
     }
 
     pub fn decode(bytes: &[u8]) -> Option<LookUp> {
         let mut input = Input(bytes);
-        let (id, can_fetch) = (input.u32()?, input.byte()? != 0);
+        let (format, can_fetch) = (FileFormat::of(input.byte()?)?, input.byte()? != 0);
+        let id = input.u32()?;
         let path = input.text()?.to_vec();
         let count = input.u32()?;
-        let svmas = (0..count).map(|_| input.u64()).collect::<Option<_>>()?;
+        let addresses = (0..count).map(|_| input.u64()).collect::<Option<_>>()?;
         input.is_empty().then_some(LookUp {
+            format,
             id,
             can_fetch,
             path,
-            svmas,
+            addresses,
         })
     }
 }
@@ -126,6 +149,7 @@ impl ModuleNames {
             out.extend((frames.len() as u16).to_le_bytes());
             for frame in frames.iter().take(u16::MAX.into()) {
                 texts.put(&mut out, Some(&frame.name));
+                texts.put(&mut out, frame.raw.as_deref());
                 out.extend(frame.start.to_le_bytes());
                 texts.put(&mut out, frame.file.as_deref());
                 out.extend(frame.line.to_le_bytes());
@@ -147,6 +171,7 @@ impl ModuleNames {
             for _ in 0..input.u16()? {
                 frames.push(NamedFrame {
                     name: input.shared(&mut texts)??,
+                    raw: input.shared(&mut texts)?,
                     start: input.u64()?,
                     file: input.shared(&mut texts)?,
                     line: input.u32()?,
@@ -251,6 +276,7 @@ mod tests {
     fn frame(name: &str, file: Option<&str>, inlined: bool) -> NamedFrame {
         NamedFrame {
             name: name.into(),
+            raw: file.map(Into::into),
             start: 0x1234_5678_9abc,
             file: file.map(Into::into),
             line: 7,
@@ -274,10 +300,11 @@ mod tests {
     fn messages_are_read_as_they_were_written() {
         assert_eq!(ModuleNames::decode(&names().encode(), 3), Some(names()));
         let look_up = LookUp {
+            format: FileFormat::JitDump,
             id: 5,
             can_fetch: true,
             path: b"/usr/lib/\xff.so".to_vec(),
-            svmas: vec![0, u64::MAX],
+            addresses: vec![0, u64::MAX],
         };
         assert_eq!(LookUp::decode(&look_up.encode()), Some(look_up));
         assert_eq!(parse_header(header(NAMES, 77)), (NAMES, 77));

@@ -13,10 +13,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use symbolize::{Files, Module};
 
-use super::protocol::{self, HEADER, LookUp, MAX_LOOK_UP};
+use super::protocol::{self, FileFormat, HEADER, LookUp, MAX_LOOK_UP, ModuleNames};
 use crate::privileges::credentials::{self, Caps};
-use crate::resolve::symbols;
+use crate::resolve::{jit, symbols};
 use crate::sys;
+use crate::target::file_content::Content;
 
 /// Address space: sections of large debug files are read as a whole, each up to 4 GiB of them together.
 const ADDRESS_SPACE: u64 = 8 << 30;
@@ -42,10 +43,15 @@ fn serve() -> io::Result<()> {
             _ => None,
         };
         let look_up = look_up.ok_or(io::ErrorKind::InvalidData)?;
-        let module = modules
-            .entry(look_up.id)
-            .or_insert_with(|| open(&look_up, file, &socket));
-        let names = symbols::look_up(module, &look_up.svmas);
+        let names = match look_up.format {
+            FileFormat::Elf => {
+                let module = modules
+                    .entry(look_up.id)
+                    .or_insert_with(|| open(&look_up, file, &socket));
+                symbols::look_up(module, &look_up.addresses)
+            }
+            format => jit_names(format, file, &look_up.addresses),
+        };
         send(&socket, protocol::NAMES, &names.encode())?;
     }
     Ok(())
@@ -60,6 +66,25 @@ fn give_up_privileges() -> io::Result<()> {
     sys::sandbox::limit_resources(ADDRESS_SPACE, CPU_SECONDS)?;
     let _ = sys::sandbox::filter_system_calls();
     Ok(())
+}
+
+/// Names in a file of a JIT compiler, which may have grown since the last time. The reason if there are none.
+fn jit_names(format: FileFormat, file: Option<File>, avmas: &[u64]) -> ModuleNames {
+    let code = file.ok_or("the file was not sent".to_string());
+    match code.and_then(|file| jit::read(format, Content::File(Arc::new(file)))) {
+        Ok(code) => ModuleNames {
+            found: avmas
+                .iter()
+                .map(|at| jit::named(&code, *at).into_iter().collect())
+                .collect(),
+            ..ModuleNames::default()
+        },
+        Err(why) => ModuleNames {
+            found: vec![Vec::new(); avmas.len()],
+            symbols_missing: why,
+            ..ModuleNames::default()
+        },
+    }
 }
 
 fn open(look_up: &LookUp, file: Option<File>, socket: &Arc<Mutex<UnixStream>>) -> Result<Module, String> {
