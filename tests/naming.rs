@@ -203,6 +203,9 @@ fn the_process_has_no_privileges() {
     assert_eq!((&*value("NoNewPrivs"), &*value("Seccomp")), ("1", "2"));
 }
 
+/// What the process sends when it has given up its privileges: kind and length.
+const READY: &str = r"printf '\010\000\000\000\000' >&0";
+
 /// Programs that take the place of the process: none of them is waited for longer than the limits.
 #[test]
 fn processes_that_do_not_answer() {
@@ -224,7 +227,7 @@ fn processes_that_do_not_answer() {
             "reading names was stopped after 0.2 s of CPU time",
         ),
         ("exec sleep 1000", asleep, "reading names was stopped after 0.2 s"),
-        ("exit 0", short, "the process that reads names ended early"),
+        ("", short, "the process that reads names ended early"),
         (
             "kill -SEGV $$",
             short,
@@ -244,13 +247,13 @@ fn processes_that_do_not_answer() {
             "reading names was stopped after 0.2 s",
         ),
     ] {
-        let mut process = NamingProcess::new("/bin/sh", &["-c", script], limits);
+        let script = format!("{READY}; {script}");
+        let mut process = NamingProcess::new("/bin/sh", &["-c", &script], limits);
         let found = look_up(&mut process, 0, &plain, &[0x1000]);
         assert_eq!(found, Err(why.into()), "{script}");
         assert_eq!(process.id(), None);
     }
     assert_eq!(children(), [0u32; 0], "they were waited for");
-    let mut missing = NamingProcess::new("/no such program", &[], short);
     let file = File::open(&plain).expect("a file");
     let request = NamesRequest {
         format: FileFormat::Elf,
@@ -260,7 +263,12 @@ fn processes_that_do_not_answer() {
         open: &|_| None,
         fetch: None,
     };
-    assert!(matches!(missing.name(&request, &[]), Err(NamingError::NotStarted(_))));
+    for program in ["/no such program", "/bin/false", "/bin/cat"] {
+        let mut process = NamingProcess::new(program, &[], asleep);
+        let found = process.name(&request, &[]);
+        assert!(matches!(found, Err(NamingError::NotStarted(_))), "{program}: {found:?}");
+    }
+    assert_eq!(children(), [0u32; 0]);
 }
 
 /// Processes that this thread has started and not waited for, dead ones included.
@@ -318,7 +326,20 @@ fn a_process_that_is_killed_is_started_again() {
     assert_eq!((process.id(), children()), (None, vec![]));
     let names = look_up(&mut process, 2, &plain, &svmas).expect("names");
     assert_eq!(names.found, expected(&plain, &svmas));
-    assert!(process.id().is_some_and(|id| id != pid));
+    let second = process.id().expect("it runs");
+    assert_ne!(second, pid);
+    // Killed while it has nothing to do, it costs nothing.
+    let done = Command::new("kill").args(["-KILL", &second.to_string()]).status();
+    assert!(done.expect("kill").success());
+    let is_dead = || {
+        let stat = std::fs::read_to_string(format!("/proc/{second}/stat")).expect("not waited for");
+        stat.contains(") Z ")
+    };
+    while !is_dead() {
+        std::thread::yield_now();
+    }
+    let names = look_up(&mut process, 3, &plain, &svmas).expect("names");
+    assert_eq!(names.found, expected(&plain, &svmas));
     drop(process);
     assert_eq!(children(), [0u32; 0]);
 }
@@ -389,7 +410,7 @@ fn profiles_are_the_same_with_and_without_the_process() {
         assert!(replayed(name, Some(process(ENOUGH))) == replayed(name, None), "{name}");
     }
     // Without names, the profile says why in each file's row.
-    let nothing = NamingProcess::new("/bin/false", &[], Limits::default());
+    let nothing = NamingProcess::new("/bin/sh", &["-c", READY], Limits::default());
     let text = replayed(&names[0], Some(nothing));
     assert!(
         text.contains("none: the process that reads names ended early"),

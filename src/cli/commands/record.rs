@@ -178,6 +178,9 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
         }
     }
     source.stop();
+    if let Some(naming) = &mut session.naming {
+        naming.prepare();
+    }
     let duration = start.elapsed();
     let children = if options.subprocesses {
         Duration::ZERO
@@ -204,7 +207,7 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     phases::drop_for_symbolization(kept)?;
     let mut profile = session.resolve(began, meta);
     profile.meta.sampling_cpu = sampling_cpu as f64 * 1e-9;
-    let naming_cpu = session.naming.as_ref().map_or(0, NamingProcess::cpu_time);
+    let naming_cpu = session.naming.take().map_or(0, |naming| naming.cpu_time());
     profile.meta.profiler_cpu = (sys::clock::process_cpu_time() + naming_cpu) as f64 * 1e-9;
     let written = output.write(&profile)?;
     print_line(&summary::block(&profile.meta, &written));

@@ -69,13 +69,13 @@ pub struct NamesRequest<'a> {
 /// Why there are no names.
 #[derive(Debug)]
 pub enum NamingError {
-    /// The process cannot be started: on this system there is none.
+    /// The process cannot be started, or cannot give up its privileges: on this system there is none.
     NotStarted(io::Error),
     /// The process was ended, for this reason. Another one is started for the next file.
     Failed(String),
 }
 
-/// The process that reads names. It is started when it is needed.
+/// The process that reads names. It is started when it is first needed, or [`NamingProcess::prepare`]d.
 pub struct NamingProcess {
     program: PathBuf,
     arguments: Vec<String>,
@@ -90,6 +90,8 @@ pub struct NamingProcess {
 struct Running {
     child: Child,
     socket: UnixStream,
+    /// It has given up its privileges.
+    is_ready: bool,
 }
 
 impl Default for NamingProcess {
@@ -122,6 +124,13 @@ impl NamingProcess {
         self.cpu
     }
 
+    /// Starts the process, so that it is ready when it is needed.
+    pub fn prepare(&mut self) {
+        if self.running.is_none() {
+            self.running = self.start().ok();
+        }
+    }
+
     /// The names at addresses of a file (svma, or avma of a JIT compiler's file), which should be sorted.
     ///
     /// # Errors
@@ -130,10 +139,19 @@ impl NamingProcess {
         if let Some(why) = self.failed.get(&(request.format, request.id)) {
             return Err(NamingError::Failed(why.clone()));
         }
-        let mut running = match self.running.take() {
+        let alive = |mut running: Running| running.is_alive().then_some(running);
+        let mut running = match self.running.take().and_then(alive) {
             Some(running) => running,
             None => self.start().map_err(NamingError::NotStarted)?,
         };
+        if !running.is_ready {
+            let ready = Turn::new(&mut running, self.limits).ready();
+            ready.map_err(|stop| {
+                let why = stop.text(self.limits, running.end());
+                NamingError::NotStarted(io::Error::other(why))
+            })?;
+            running.is_ready = true;
+        }
         let limits = match self.failed.len() < PATIENCE {
             true => self.limits,
             false => Limits {
@@ -170,11 +188,20 @@ impl NamingProcess {
             // Ctrl-C is for this process only: names are read after it, too.
             .process_group(0)
             .spawn()?;
-        Ok(Running { child, socket })
+        Ok(Running {
+            child,
+            socket,
+            is_ready: false,
+        })
     }
 }
 
 impl Running {
+    /// It may have been killed while it had nothing to do, for its memory.
+    fn is_alive(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
     /// Ends the process and returns how it ended, which may have been before.
     fn end(&mut self) -> Option<ExitStatus> {
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
@@ -244,6 +271,16 @@ impl Turn<'_> {
         sys::clock::cpu_time_of(self.running.child.id())
             .unwrap_or(0)
             .saturating_sub(self.cpu)
+    }
+
+    /// Waits until it has given up its privileges: nothing is sent to it before.
+    fn ready(&mut self) -> Result<(), Stop> {
+        let mut header = [0; HEADER];
+        self.read(&mut header)?;
+        match protocol::parse_header(header) {
+            (protocol::READY, 0) => Ok(()),
+            _ => Err(Stop::Invalid),
+        }
     }
 
     fn name(&mut self, request: &NamesRequest<'_>, addresses: &[u64]) -> Result<ModuleNames, Stop> {

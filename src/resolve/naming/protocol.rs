@@ -10,6 +10,8 @@ pub const LOOK_UP: u8 = 1;
 pub const FILE: u8 = 2;
 pub const NO_FILE: u8 = 3;
 pub const REFUSED: u8 = 4;
+/// From the process: it has given up its privileges, and waits.
+pub const READY: u8 = 8;
 /// From the process: questions for a file by path, and for debug information by build ID; and the result.
 pub const OPEN: u8 = 5;
 pub const FETCH: u8 = 6;

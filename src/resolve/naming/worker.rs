@@ -36,6 +36,7 @@ fn serve() -> io::Result<()> {
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     give_up_privileges()?;
     let socket = Arc::new(Mutex::new(socket));
+    send(&socket, protocol::READY, &[])?;
     let mut modules: HashMap<u32, Result<Module, String>> = HashMap::new();
     while let Some((kind, bytes, file)) = receive(&socket)? {
         let look_up = match kind {
