@@ -97,19 +97,10 @@ pub fn filter_system_calls() -> io::Result<()> {
         len: filter.len() as u16,
         filter: filter.as_mut_ptr(),
     };
+    let mode = libc::SECCOMP_MODE_FILTER;
     // SAFETY: pointer and length describe the vector, which the kernel copies.
-    check(
-        unsafe {
-            libc::prctl(
-                libc::PR_SET_SECCOMP,
-                libc::SECCOMP_MODE_FILTER,
-                &raw const program,
-                0,
-                0,
-            )
-        }
-        .into(),
-    )?;
+    let done = unsafe { libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program, 0, 0) };
+    check(done.into())?;
     Ok(())
 }
 
