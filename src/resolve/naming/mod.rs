@@ -24,6 +24,10 @@ use protocol::{FileFormat, HEADER, LookUp, MAX_QUESTION, MAX_RESULT, ModuleNames
 
 /// The argument that makes nativeprof the process that reads names.
 pub const ARGUMENT: &str = "--read-names";
+/// How memory is allocated in the process, if its C library is glibc ("Memory Allocation Tunables" in its manual): large
+/// pages, and what was freed is kept. Sections are read into fresh memory, and half of the time would be page faults.
+const ALLOCATION: &str = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:\
+                          glibc.malloc.trim_threshold=1073741824:glibc.malloc.top_pad=16777216";
 /// Addresses in one message.
 const CHUNK: usize = 1 << 16;
 /// Maximum number of files that are opened for another one: those of split DWARF, and more.
@@ -182,6 +186,7 @@ impl NamingProcess {
         let child = Command::new(&self.program)
             .args(&self.arguments)
             .env_clear()
+            .env("GLIBC_TUNABLES", ALLOCATION)
             .stdin(OwnedFd::from(theirs))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
