@@ -10,8 +10,7 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHashSet};
 use symbolize::{Files, Module, SymbolSources};
 
-use super::naming::protocol::FileFormat;
-use super::naming::protocol::{ModuleNames, NamedFrame};
+use super::naming::protocol::{FileFormat, ModuleNames, NamedFrame};
 use super::naming::{NamesRequest, NamingError};
 use super::{Fetch, Names, ResolveInput, ResolvedFrame};
 use crate::event::Pid;

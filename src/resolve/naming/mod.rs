@@ -47,10 +47,10 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// The names of a file of 200 MB take half a second.
+    /// A file of 200 MB takes half a second. The largest that are read have 4 GiB, which may be compressed.
     fn default() -> Limits {
         Limits {
-            cpu: Duration::from_secs(30),
+            cpu: Duration::from_secs(60),
             elapsed: Duration::from_secs(300),
         }
     }

@@ -148,8 +148,10 @@ impl ModuleNames {
         let mut out = Vec::new();
         let mut texts = TextsOut::default();
         for frames in &self.found {
+            // The last ones: the function itself is among them.
+            let frames = &frames[frames.len().saturating_sub(u16::MAX.into())..];
             out.extend((frames.len() as u16).to_le_bytes());
-            for frame in frames.iter().take(u16::MAX.into()) {
+            for frame in frames {
                 texts.put(&mut out, Some(&frame.name));
                 texts.put(&mut out, frame.raw.as_deref());
                 out.extend(frame.start.to_le_bytes());
