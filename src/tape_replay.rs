@@ -13,6 +13,7 @@ use crate::event::Event;
 use crate::frame::ModuleId;
 use crate::profile::model::{Meta, Profile, Quality};
 use crate::resolve::Fetch;
+use crate::resolve::naming::NamingProcess;
 use crate::session::pump::EventPump;
 use crate::session::{Grouping, Session, SessionOptions, VisitedCode};
 use crate::tape::prune::{PruneRequest, prune};
@@ -44,16 +45,22 @@ fn run(tape: &Rc<Tape>, options: SessionOptions, visited: Option<VisitedCode>) -
 /// # Errors
 /// As [`session`].
 pub fn profile(tape: &Rc<Tape>, options: SessionOptions) -> Result<Profile> {
-    profile_with(tape, options, None)
+    profile_with(tape, options, None, None)
 }
 
-/// The same; `fetch` provides the line numbers and inlined functions that files on a tape no longer have.
+/// The same; `fetch` provides the line numbers and inlined functions that files on a tape no longer have, `naming` reads
+/// their names.
 ///
 /// # Errors
 /// As [`session`].
-pub fn profile_with(tape: &Rc<Tape>, options: SessionOptions, fetch: Option<Fetch>) -> Result<Profile> {
+pub fn profile_with(
+    tape: &Rc<Tape>,
+    options: SessionOptions,
+    fetch: Option<Fetch>,
+    naming: Option<NamingProcess>,
+) -> Result<Profile> {
     let mut session = session(tape, options)?;
-    session.fetch = fetch;
+    (session.fetch, session.naming) = (fetch, naming);
     let (head, t) = (&tape.head, &session.quality_counts);
     let quality = Quality {
         expected: 0,

@@ -37,6 +37,8 @@ const UNSAFE: &[&str] = &[
     "sys/perf.rs",
     "sys/process.rs",
     "sys/ptrace.rs",
+    "sys/sandbox.rs",
+    "sys/sockets.rs",
     "sys/spawn.rs",
     "sys/threads.rs",
     "privileges/credentials.rs",

@@ -16,6 +16,7 @@ use crate::privileges::phases;
 use crate::profile::json;
 use crate::profile::model::Profile;
 use crate::profile::pstats;
+use crate::resolve::naming::NamingProcess;
 use crate::session::{Grouping, SessionOptions};
 use crate::tape::encode as tape;
 use crate::tape_replay;
@@ -121,7 +122,7 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Profile> {
             gil_only: false,
             lag: None,
         };
-        return tape_replay::profile(&Rc::new(tape), options);
+        return tape_replay::profile_with(&Rc::new(tape), options, None, Some(NamingProcess::default()));
     }
     if pstats::is_pstats(bytes) {
         return pstats::read(bytes).map_err(|e| {

@@ -7,6 +7,7 @@ use clap::Parser;
 
 use crate::error::{Error, ErrorKind};
 use crate::escape::line;
+use crate::resolve::naming;
 
 mod args;
 mod backend;
@@ -25,6 +26,9 @@ const NOT_FOUND: u8 = 127;
 /// Runs the command line; the exit code is 0 good, 1 failed, 2 usage, 3 grown more than `diff --fail-above` allows, 4 if
 /// that cannot be known. That of `record -- COMMAND` is the command's own, 128 and a signal's number, or one of 125 to 127.
 pub fn main() -> ExitCode {
+    if std::env::args_os().nth(1).is_some_and(|word| word == naming::ARGUMENT) {
+        return naming::worker::main();
+    }
     let cli = match args::Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => {

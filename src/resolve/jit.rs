@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
-use symbolize::{JitCode, JitObject, Symbol};
+use symbolize::{JitCode, JitObject};
 
-use super::symbols::{Owner, symbol_frame, unnamed_frames};
+use super::naming::protocol::{FileFormat, NamedFrame};
+use super::naming::{NamesRequest, NamingError};
+use super::symbols::{Owner, named_frame, unnamed_frames};
 use super::{Names, ResolveInput};
 use crate::event::Pid;
 use crate::frame::{ModuleId, RawFrame};
@@ -49,25 +51,28 @@ pub(super) fn name_anonymous(
             ..row.clone()
         };
     }
-    let (sources, mut missing) = jit_sources(input, pid);
+    let avmas: Vec<u64> = counts.keys().copied().collect();
+    let (sources, mut missing) = jit_sources(input, pid, &avmas);
     let regions = (input.jit)(pid).map_or(Vec::new(), |jit| jit.regions);
     let mut python = None;
     let mut used = vec![false; sources.len()];
     let mut groups = BTreeMap::new();
     for (avma, count) in counts {
         let symbol = sources.iter().enumerate().find_map(|(i, (_, code))| {
-            let symbol = code.lookup(*avma)?;
+            let symbol = code.find(*avma)?;
             used[i] = true;
             Some(symbol)
         });
         names.unnamed.remove(&raw(avma));
         let (f, line) = match symbol {
-            Some(s) if s.raw.starts_with(TRAMPOLINE) => {
-                let functions = python.get_or_insert_with(|| python_functions(input));
-                names.trampolines.insert(raw(avma), s.raw.clone());
-                functions.get(&*s.raw).cloned().unwrap_or_else(|| jit_frame(&s))
-            }
-            Some(s) => jit_frame(&s),
+            Some(s) => match s.raw.as_ref().filter(|raw| raw.starts_with(TRAMPOLINE)) {
+                Some(trampoline) => {
+                    let functions = python.get_or_insert_with(|| python_functions(input));
+                    names.trampolines.insert(raw(avma), trampoline.clone());
+                    functions.get(&**trampoline).cloned().unwrap_or_else(|| jit_frame(&s))
+                }
+                None => jit_frame(&s),
+            },
             None => {
                 names.unnamed.insert(raw(avma));
                 let region = regions.iter().rposition(|r| (r.start..r.end).contains(avma));
@@ -118,12 +123,12 @@ pub(super) fn name_anonymous(
 
 /// A named function. Its address is left out, since it differs between runs and processes: profiles of several can be
 /// merged.
-fn jit_frame(s: &Symbol) -> (Frame, u32) {
+fn jit_frame(s: &NamedFrame) -> (Frame, u32) {
     let f = Frame {
         address: 0,
-        ..symbol_frame(s, JIT)
+        ..named_frame(s, JIT)
     };
-    (f, s.line.unwrap_or(0))
+    (f, s.line)
 }
 
 /// A function without a name: one frame for each function whose start the tables contain, otherwise one for each
@@ -177,14 +182,87 @@ fn python_functions(input: &ResolveInput<'_>) -> FxHashMap<String, (Frame, u32)>
     found
 }
 
+/// Names of JIT code: all of a file, or those at the addresses that were looked up.
+enum JitNames {
+    All(JitCode),
+    Found(BTreeMap<u64, NamedFrame>),
+}
+
+impl JitNames {
+    fn find(&self, avma: u64) -> Option<NamedFrame> {
+        match self {
+            JitNames::All(code) => named(code, avma),
+            JitNames::Found(found) => found.get(&avma).cloned(),
+        }
+    }
+}
+
+/// The name at an address.
+pub(super) fn named(code: &JitCode, avma: u64) -> Option<NamedFrame> {
+    let symbol = code.lookup(avma)?;
+    Some(NamedFrame {
+        raw: Some(symbol.raw.clone()),
+        ..symbol.into()
+    })
+}
+
+/// A perf map or jitdump.
+///
+/// # Errors
+/// Why it cannot be used.
+pub(super) fn read(format: FileFormat, content: Content) -> Result<JitCode, String> {
+    let content = ContentReader::new(content);
+    match format {
+        FileFormat::JitDump => JitCode::from_jitdump(content).map_err(|e| e.to_string()),
+        _ => JitCode::from_perf_map(content).map_err(|e| e.to_string()),
+    }
+}
+
+/// Names at addresses (avma), by the process that reads names if there is one. `id` as in [`NamesRequest`].
+fn names_in(
+    input: &mut ResolveInput<'_>,
+    (format, id): (FileFormat, u32),
+    content: &Content,
+    avmas: &[u64],
+) -> Result<JitNames, String> {
+    let (Some(naming), Some(file)) = (input.naming.as_deref_mut(), content.file()) else {
+        return read(format, content.clone()).map(JitNames::All);
+    };
+    let file = file.map_err(|e| e.to_string())?;
+    let request = NamesRequest {
+        format,
+        id,
+        file: &file,
+        path: b"",
+        open: &|_| None,
+        fetch: None,
+    };
+    match naming.name(&request, avmas) {
+        Ok(names) if !names.symbols_missing.is_empty() => Err(names.symbols_missing),
+        Ok(names) => {
+            let found = avmas.iter().zip(names.found);
+            let found = found.filter_map(|(at, frames)| Some((*at, frames.into_iter().next()?)));
+            Ok(JitNames::Found(found.collect()))
+        }
+        Err(NamingError::Failed(why)) => Err(why),
+        Err(NamingError::NotStarted(_)) => {
+            input.naming = None;
+            read(format, content.clone()).map(JitNames::All)
+        }
+    }
+}
+
 /// What names JIT code of a process, best first, and what is missing.
-fn jit_sources(input: &ResolveInput<'_>, pid: Pid) -> (Vec<(String, JitCode)>, Vec<String>) {
+fn jit_sources(input: &mut ResolveInput<'_>, pid: Pid, avmas: &[u64]) -> (Vec<(String, JitNames)>, Vec<String>) {
     let (mut sources, mut missing) = (Vec::new(), Vec::new());
     for (pid, jit) in ancestry(pid, input.jit) {
         for id in jit.dumps {
             let module = input.modules.get(id);
-            let name = String::from_utf8_lossy(&module.path).into_owned();
-            match JitCode::from_jitdump(ContentReader::new(module.content.clone())) {
+            let (name, content) = (
+                String::from_utf8_lossy(&module.path).into_owned(),
+                module.content.clone(),
+            );
+            match names_in(input, (FileFormat::JitDump, id.0), &content, avmas) {
                 Ok(code) => sources.push((format!("jitdump {name}"), code)),
                 Err(why) => missing.push(format!("{name}: {why}")),
             }
@@ -197,15 +275,15 @@ fn jit_sources(input: &ResolveInput<'_>, pid: Pid) -> (Vec<(String, JitCode)>, V
                 "{objects} object{} registered with the debugger interface",
                 if objects == 1 { "" } else { "s" }
             );
-            sources.push((name, code));
+            sources.push((name, JitNames::All(code)));
         }
         let Some(map) = input.open_files.perf_maps.get(&pid) else {
             continue;
         };
-        let path = &map.path;
-        match &map.file {
+        let path = map.path.clone();
+        match map.file.clone().map(Content::File) {
             None => missing.push(map.refused.clone().unwrap_or_else(|| format!("no {path}"))),
-            Some(file) => match JitCode::from_perf_map(ContentReader::new(Content::File(file.clone()))) {
+            Some(content) => match names_in(input, (FileFormat::PerfMap, pid), &content, avmas) {
                 Ok(code) => sources.push((format!("perf map {path}"), code)),
                 Err(why) => missing.push(format!("{path}: {why}")),
             },

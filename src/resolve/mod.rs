@@ -25,6 +25,7 @@ use crate::target::system::System;
 
 pub mod assembly;
 mod jit;
+pub mod naming;
 mod perf_maps;
 pub mod source_lines;
 mod states;
@@ -32,6 +33,7 @@ mod symbols;
 
 pub use jit::JitSources;
 use jit::{name_anonymous, trampoline_name};
+use naming::NamingProcess;
 pub use perf_maps::PerfMap;
 use states::{Waits, time_values};
 pub use symbols::Owner;
@@ -53,7 +55,10 @@ pub struct Names {
     unnamed: FxHashSet<RawFrame>,
     /// Those of them that are CPython's trampolines, which show a Python function to profilers, by their names.
     trampolines: FxHashMap<RawFrame, Arc<str>>,
+    /// Files that are read in this process.
     files: FxHashMap<ModuleId, Result<symbolize::Module, String>>,
+    /// Where the names of each file come from, and what was missing.
+    sources: FxHashMap<ModuleId, (String, String)>,
     /// Rows of JIT code, by process.
     anonymous: FxHashMap<Pid, ModuleMeta>,
     kernel: Option<Option<Kernel>>,
@@ -153,6 +158,8 @@ pub struct ResolveInput<'a> {
     pub jit: &'a dyn Fn(Pid) -> Option<JitSources>,
     /// Downloads debug information that is not on this machine.
     pub fetch: Option<Fetch>,
+    /// Reads the names in files. Without it, they are read in this process.
+    pub naming: Option<&'a mut NamingProcess>,
 }
 
 /// Debug information by build id; the reason if it is not available.

@@ -1,14 +1,17 @@
 //! Native frames: their names from files and JIT compilers, and the table of where the names came from.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
-use symbolize::{Files, Module, Symbol, SymbolSources};
+use symbolize::{Files, Module, SymbolSources};
 
+use super::naming::protocol::{FileFormat, ModuleNames, NamedFrame};
+use super::naming::{NamesRequest, NamingError};
 use super::{Fetch, Names, ResolveInput, ResolvedFrame};
 use crate::event::Pid;
 use crate::frame::{ModuleId, RawFrame};
@@ -87,7 +90,12 @@ impl Files for DebugFileContext {
     }
 }
 
-/// The file with the names of a module.
+/// Path of a module without what the kernel adds when the file was deleted.
+fn path(module: &crate::target::modules::Module) -> &[u8] {
+    module.path.strip_suffix(b" (deleted)").unwrap_or(&module.path)
+}
+
+/// The file with the names of a module, to be read in this process.
 fn open(input: &ResolveInput<'_>, module: &crate::target::modules::Module) -> Result<Module, String> {
     let opened = match &module.content {
         Content::File(f) => f
@@ -95,17 +103,75 @@ fn open(input: &ResolveInput<'_>, module: &crate::target::modules::Module) -> Re
             .map_err(|e| e.to_string())
             .and_then(|f| Module::from_file(f).map_err(|e| e.to_string())),
         Content::Bytes(b) => Module::from_bytes(b.to_vec()).map_err(|e| e.to_string()),
-        Content::Missing => {
-            let why = module.refused.as_deref().unwrap_or("the file could not be opened");
-            Err(why.to_string())
-        }
+        Content::Missing => Err(refused(module)),
     };
-    let path = module.path.strip_suffix(b" (deleted)").unwrap_or(&module.path);
     let context = DebugFileContext {
         root: module.root.get().cloned(),
         fetch: input.fetch.clone(),
     };
-    opened.map(|m| m.with_files(PathBuf::from(std::ffi::OsStr::from_bytes(path)), Arc::new(context)))
+    opened.map(|m| m.with_files(PathBuf::from(OsStr::from_bytes(path(module))), Arc::new(context)))
+}
+
+/// Why a module without contents was not opened.
+fn refused(module: &crate::target::modules::Module) -> String {
+    let why = module.refused.as_deref();
+    why.unwrap_or("the file could not be opened").to_string()
+}
+
+/// Names at addresses (svma) of a file, and where they come from.
+pub(super) fn look_up(file: &mut Result<Module, String>, svmas: &[u64]) -> ModuleNames {
+    let module = match file {
+        Ok(module) => module,
+        Err(why) => return ModuleNames::none(svmas.len(), why),
+    };
+    let found = match svmas {
+        [] => Vec::new(),
+        _ => module.lookup_many(svmas),
+    };
+    let found = found
+        .into_iter()
+        .map(|r| r.unwrap_or_default().into_iter().map(NamedFrame::from).collect())
+        .collect();
+    let (symbols_from, symbols_missing) = source_text(module);
+    ModuleNames {
+        found,
+        symbols_from,
+        symbols_missing,
+    }
+}
+
+/// The names that a process without privileges finds; `None` if there is no such process.
+fn look_up_outside(
+    input: &mut ResolveInput<'_>,
+    module: &crate::target::modules::Module,
+    id: ModuleId,
+    svmas: &[u64],
+) -> Option<ModuleNames> {
+    let naming = input.naming.as_deref_mut()?;
+    let none = |why: &str| Some(ModuleNames::none(svmas.len(), why));
+    let file = match module.content.file() {
+        Some(Ok(file)) => file,
+        Some(Err(why)) => return none(&why.to_string()),
+        None => return none(&refused(module)),
+    };
+    let (root, fetch) = (module.root.get(), &input.fetch);
+    let fetch = fetch.as_ref().map(|fetch| || fetch(&module.build_id));
+    let request = NamesRequest {
+        format: FileFormat::Elf,
+        id: id.0,
+        file: &file,
+        path: path(module),
+        open: &|path| root?.open(path.to_str()?),
+        fetch: fetch.as_ref().map(|fetch| fetch as &dyn Fn() -> _),
+    };
+    match naming.name(&request, svmas) {
+        Ok(names) => Some(names),
+        Err(NamingError::Failed(why)) => none(&why),
+        Err(NamingError::NotStarted(_)) => {
+            input.naming = None;
+            None
+        }
+    }
 }
 
 /// Names addresses (svma) of one file; `counts` is the number of frames at each.
@@ -121,31 +187,31 @@ pub(super) fn name_module(
         module: id,
         svma: *svma,
     };
-    let Names {
-        frames,
-        named,
-        files,
-        unnamed,
-        ..
-    } = names;
-    let file = files.entry(id).or_insert_with(|| open(input, &module));
     let sorted: Vec<u64> = counts
         .keys()
         .copied()
-        .filter(|svma| !named.contains_key(&raw(svma)))
+        .filter(|svma| !names.named.contains_key(&raw(svma)))
         .collect();
-    let found: Vec<Vec<Symbol>> = match file {
-        Ok(m) if !sorted.is_empty() => {
-            let found = m.lookup_many(&sorted);
-            found.into_iter().map(Result::unwrap_or_default).collect()
-        }
-        _ => vec![Vec::new(); sorted.len()],
+    let found = if sorted.is_empty() && names.sources.contains_key(&id) {
+        Vec::new()
+    } else {
+        let outside = look_up_outside(input, &module, id, &sorted);
+        let looked_up = outside.unwrap_or_else(|| {
+            let file = names.files.entry(id).or_insert_with(|| open(input, &module));
+            look_up(file, &sorted)
+        });
+        let sources = (looked_up.symbols_from, looked_up.symbols_missing);
+        names.sources.insert(id, sources);
+        looked_up.found
     };
+    let Names {
+        frames, named, unnamed, ..
+    } = names;
     for (svma, symbols) in sorted.iter().zip(found) {
         let mut stack: Vec<ResolvedFrame> = symbols
             .iter()
             .rev()
-            .map(|s| (frames.id(symbol_frame(s, &name)), s.line.unwrap_or(0)))
+            .map(|s| (frames.id(named_frame(s, &name)), s.line))
             .collect();
         if stack.is_empty() {
             // Without a name, the unwind tables still contain the start of the function.
@@ -160,17 +226,14 @@ pub(super) fn name_module(
         }
         named.insert(raw(svma), stack);
     }
-    let (symbols_from, symbols_missing) = match file {
-        Ok(m) => source_text(m),
-        Err(why) => (format!("none: {why}"), String::new()),
-    };
+    let (symbols_from, symbols_missing) = names.sources.get(&id).cloned().unwrap_or_default();
     ModuleMeta {
         path: String::from_utf8_lossy(&module.path).into_owned(),
         build_id: module.build_id.iter().map(|b| format!("{b:02x}")).collect(),
         symbols_from,
         symbols_missing,
         frames: counts.values().sum(),
-        unnamed: unnamed_frames(unnamed, counts, raw),
+        unnamed: unnamed_frames(&names.unnamed, counts, raw),
         ..ModuleMeta::default()
     }
 }
@@ -185,7 +248,7 @@ pub(super) fn unnamed_frames(
     without.map(|(_, count)| count).sum()
 }
 
-pub(super) fn symbol_frame(s: &Symbol, module: &str) -> Frame {
+pub(super) fn named_frame(s: &NamedFrame, module: &str) -> Frame {
     let kind = if s.inlined {
         FrameKind::Inlined
     } else {

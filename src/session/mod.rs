@@ -18,6 +18,7 @@ use crate::profile::count_tree::{FramePath, RawTimelineSample, RawTree};
 use crate::profile::model::{Meta, Profile, Quality, StopSummary};
 use crate::profile::values::GIL_HOLDERS;
 use crate::profile::waits::RawWaits;
+use crate::resolve::naming::NamingProcess;
 use crate::resolve::{self, Fetch, OpenFiles, ResolveInput};
 use crate::target::modules::Modules;
 use crate::target::system::System;
@@ -142,6 +143,8 @@ pub struct Session {
     jit: JitShared,
     /// Downloads debug information that is not on this machine.
     pub fetch: Option<Fetch>,
+    /// Reads the names in files. Without it, they are read in this process.
+    pub naming: Option<NamingProcess>,
     groups: EvalGroups,
     native: Vec<NativeFrame>,
     stack: Vec<RawFrame>,
@@ -207,6 +210,7 @@ impl Session {
             open_files: OpenFiles::default(),
             jit: JitShared::default(),
             fetch: None,
+            naming: None,
             groups: EvalGroups::default(),
             native: Vec::new(),
             stack: Vec::new(),
@@ -378,6 +382,7 @@ impl Session {
             function_start: &mut |owner, at| function_start(unwinder, targets, owner, at),
             jit: &|pid| jit_sources(targets, pid),
             fetch: self.fetch.clone(),
+            naming: self.naming.as_mut(),
         };
         resolve::resolve(input, start, meta)
     }

@@ -60,6 +60,7 @@ impl Session {
             function_start: &mut |owner, at| function_start(unwinder, targets, owner, at),
             jit: &|pid: Pid| jit_sources(targets, pid),
             fetch: self.fetch.clone(),
+            naming: self.naming.as_mut(),
         };
         resolve::resolve_incremental(names, input, span.start, meta)
     }

@@ -102,6 +102,14 @@ pub fn is_readable(fd: &OwnedFd) -> bool {
     poll(&[fd.as_fd()], Duration::ZERO).unwrap_or(false)
 }
 
+/// An empty file in memory, close-on-exec.
+pub fn memory_file() -> io::Result<File> {
+    // SAFETY: a name that ends in a NUL, and flags; the result is checked.
+    let fd = check(unsafe { libc::memfd_create(c"nativeprof".as_ptr(), libc::MFD_CLOEXEC) }.into())?;
+    // SAFETY: the kernel has just returned this descriptor; it has no other owner.
+    Ok(unsafe { File::from_raw_fd(fd as i32) })
+}
+
 /// Two ends of a pipe, close-on-exec: (read, write).
 pub fn pipe() -> io::Result<(File, File)> {
     let mut fds = [0; 2];

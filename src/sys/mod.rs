@@ -10,6 +10,8 @@ pub mod perf;
 pub mod process;
 pub mod procfs;
 pub mod ptrace;
+pub mod sandbox;
+pub mod sockets;
 pub mod spawn;
 pub mod threads;
 

@@ -5,6 +5,8 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use crate::sys;
+
 /// The bytes of an ELF file.
 #[derive(Clone, Debug)]
 pub enum Content {
@@ -26,6 +28,15 @@ impl Content {
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The bytes as a file, which for those in memory is a new one; `None` if they are missing.
+    pub fn file(&self) -> Option<io::Result<Arc<File>>> {
+        match self {
+            Content::File(f) => Some(Ok(f.clone())),
+            Content::Bytes(b) => Some(b.to_file().map(Arc::new)),
+            Content::Missing => None,
+        }
     }
 
     /// Fills `buf` from `at`, as far as there are bytes; returns how many.
@@ -83,6 +94,16 @@ impl Sparse {
             buf[to..to + m].copy_from_slice(&bytes[skip..skip + m]);
         }
         n
+    }
+
+    /// A file in memory with these bytes. What is not stored is a hole in it.
+    fn to_file(&self) -> io::Result<File> {
+        let file = sys::files::memory_file()?;
+        file.set_len(self.len)?;
+        for (at, bytes) in &self.pieces {
+            file.write_all_at(bytes, *at)?;
+        }
+        Ok(file)
     }
 
     /// All bytes. Zero pages are not touched, so a long file costs no more memory than its pieces.

@@ -21,6 +21,7 @@ use crate::privileges::credentials::{Caps, User};
 use crate::privileges::{checks, phases};
 use crate::profile::model::Meta;
 use crate::profile::summary;
+use crate::resolve::naming::NamingProcess;
 use crate::session::pump::{EventPump, update_backend};
 use crate::session::{self, Grouping, Session};
 use crate::sys;
@@ -116,6 +117,7 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     };
     let mut session = Session::new(session_options, host);
     session.fetch = fetch;
+    session.naming = Some(NamingProcess::default());
     if sampling.wakers {
         session.show_wakers(sampling.kernel);
     }
@@ -176,6 +178,9 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
         }
     }
     source.stop();
+    if let Some(naming) = &mut session.naming {
+        naming.prepare();
+    }
     let duration = start.elapsed();
     let children = if options.subprocesses {
         Duration::ZERO
@@ -202,7 +207,8 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     phases::drop_for_symbolization(kept)?;
     let mut profile = session.resolve(began, meta);
     profile.meta.sampling_cpu = sampling_cpu as f64 * 1e-9;
-    profile.meta.profiler_cpu = sys::clock::process_cpu_time() as f64 * 1e-9;
+    let naming_cpu = session.naming.take().map_or(0, |naming| naming.cpu_time());
+    profile.meta.profiler_cpu = (sys::clock::process_cpu_time() + naming_cpu) as f64 * 1e-9;
     let written = output.write(&profile)?;
     print_line(&summary::block(&profile.meta, &written));
     let is_cpu_time = sampling.mode == capture::Mode::Cpu;

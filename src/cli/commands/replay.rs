@@ -13,6 +13,7 @@ use crate::privileges::credentials::Caps;
 use crate::privileges::phases;
 use crate::privileges::phases::WRITING;
 use crate::profile::summary;
+use crate::resolve::naming::NamingProcess;
 use crate::session::{Grouping, SessionOptions};
 use crate::sys;
 use crate::tape::encode;
@@ -56,6 +57,7 @@ pub fn replay(options: &Replay) -> Result<()> {
             lag: None,
         },
         fetch,
+        Some(NamingProcess::default()),
     )?;
     let written = output.write(&profile)?;
     print_line(&summary::block(&profile.meta, &written));

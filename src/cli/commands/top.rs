@@ -20,6 +20,7 @@ use crate::privileges::{checks, phases};
 use crate::profile::model::{FrameKind, Meta, Profile, Quality};
 use crate::profile::summary;
 use crate::resolve::Names;
+use crate::resolve::naming::NamingProcess;
 use crate::session::pump::{EventPump, update_backend};
 use crate::session::{self, Grouping, Session};
 use crate::sys;
@@ -83,6 +84,7 @@ pub fn top(options: &Top) -> Result<()> {
     };
     let mut session = Session::new(session_options, Box::new(LiveSystem));
     session.fetch = fetch;
+    session.naming = Some(NamingProcess::default());
     if sampling.wakers {
         session.show_wakers(sampling.kernel);
     }

@@ -27,6 +27,7 @@ use crate::privileges::credentials::{Cap, Caps};
 use crate::privileges::{checks, phases};
 use crate::profile::folded::{self, Shown};
 use crate::profile::model::{FrameKind, Meta, NodeId, Profile};
+use crate::resolve::naming::NamingProcess;
 use crate::session::{self, Grouping, Session};
 use crate::sys;
 use crate::sys::procfs;
@@ -147,6 +148,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
     };
     let mut session = Session::new(session_options, Box::new(LiveSystem));
     session.fetch = fetch;
+    session.naming = Some(NamingProcess::default());
     let mut space = TargetLayout::default();
     session.open(pid, &mut |_, layout| {
         space = layout.cloned().unwrap_or_default();
