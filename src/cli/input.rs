@@ -120,6 +120,7 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Profile> {
             weighted: None,
             gil_only: false,
             lag: None,
+            workers: false,
         };
         return tape_replay::profile(&Rc::new(tape), options);
     }

@@ -167,6 +167,8 @@ pub struct Sample {
     pub walk: WalkStatus,
     pub time_spent: TimeSpent,
     pub wake_up: WakeUp,
+    /// The thread runs no Python itself and works for this one, whose Python frames these are.
+    pub dispatcher: Option<Tid>,
     /// The thread held the global lock of its interpreter. Known where [`TargetLayout`](crate::cpython_layout::TargetLayout)
     /// has the locks.
     pub holds_lock: bool,

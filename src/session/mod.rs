@@ -37,6 +37,7 @@ mod targets;
 mod tasks;
 mod thread_names;
 mod wakers;
+mod workers;
 
 use awaits::Awaits;
 use jit::{JitShared, function_start, jit_sources};
@@ -48,6 +49,7 @@ pub use tasks::TaskCounts;
 use tasks::Tasks;
 use thread_names::ThreadNames;
 use wakers::{PendingWaker, WakerOptions, Wakers};
+use workers::Dispatchers;
 
 /// Levels between the root and the frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,6 +72,8 @@ pub struct SessionOptions {
     pub gil_only: bool,
     /// List the callbacks of asyncio that keep their event loop for so long, ns.
     pub lag: Option<u64>,
+    /// Samples of native workers name the thread that they work for.
+    pub workers: bool,
 }
 
 /// Number of samples by quality of their stacks.
@@ -128,6 +132,7 @@ pub struct Session {
     lags: Lags,
     wakers: Wakers,
     shown_wakers: Option<WakerOptions>,
+    dispatchers: Dispatchers,
     /// Of the samples in the timeline; empty where no off-CPU time is sampled.
     waits: RawWaits,
     /// Threads that exited recently, and processes whose first thread has exited while others still run.
@@ -198,6 +203,7 @@ impl Session {
             lags: Lags::default(),
             wakers: Wakers::default(),
             shown_wakers: None,
+            dispatchers: Dispatchers::default(),
             waits: RawWaits::default(),
             exited: FxHashSet::default(),
             leaderless: FxHashSet::default(),

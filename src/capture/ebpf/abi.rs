@@ -19,6 +19,7 @@ const ORIG_AX: usize = 15;
 const CODE_COPY: u32 = 16;
 const WAKER: u32 = 64;
 const HOLDS_LOCK: u32 = 128;
+const WORKER: u32 = 256;
 
 // Offsets in `struct head` and, up to the time, `struct code_head`.
 const PID: usize = 4;
@@ -255,6 +256,7 @@ pub fn decode(b: &[u8]) -> Option<Sample> {
             },
             wakes: (flags & WAKER != 0).then_some(u32_at(b, WAKER_TID)?),
         },
+        dispatcher: (flags & WORKER != 0).then_some(u32_at(b, WAKER_TID)?),
         holds_lock: flags & HOLDS_LOCK != 0,
         // -1 outside system calls
         system_call: (flags & OFF_CPU != 0)

@@ -44,6 +44,7 @@ mod cpu_time;
 mod interpreter_locks;
 mod object;
 mod sampling_events;
+mod workers;
 
 use abi::DecodedRecord;
 use cpu_time::CpuTimes;
@@ -84,6 +85,8 @@ struct KernelFacts {
     wakers: u32,
     period: u64,
     min_blocked: u64,
+    workers: u32,
+    unused: u32,
 }
 
 // SAFETY: plain integers, no padding, any bit pattern is valid.
@@ -187,17 +190,16 @@ impl EbpfSource {
         }
         let cpus = sys::process::cpu_count() as u32;
         let variants = Variant::candidates()?;
+        let mut sizes = MapSizes {
+            slots: cpus,
+            threads: 1,
+            workers: if options.workers { workers::MAX_WORKERS } else { 1 },
+        };
         let (object::Loaded { mut bpf, refusal }, prepared) = if options.mode == Mode::Cpu {
-            let sizes = MapSizes {
-                slots: cpus,
-                threads: 1,
-            };
             (object::load_first(variants, sizes, options.children)?, None)
         } else {
-            let sizes = MapSizes {
-                slots: cpus + off_cpu::WORK_SLOTS,
-                threads: off_cpu::MAX_THREADS,
-            };
+            sizes.slots += off_cpu::WORK_SLOTS;
+            sizes.threads = off_cpu::MAX_THREADS;
             let (object, btf) = off_cpu::prepare(variants)?;
             let bpf = object::load(&object, sizes, options.children)?;
             (object::Loaded { bpf, refusal: None }, Some(btf))
@@ -231,12 +233,16 @@ impl EbpfSource {
         f.cpus = cpus;
         f.wakers = options.off_cpu.wakers.into();
         f.min_blocked = options.off_cpu.min_blocked;
+        f.workers = options.workers.into();
         facts.set(0, f, 0).map_err(map_error)?;
         if options.children {
             let forked: &mut RawTracePoint = object::program(&mut bpf, "forked")?;
             forked
                 .attach("sched_process_fork")
                 .map_err(|e| bpf_error("cannot receive fork events", e))?;
+        }
+        if options.workers {
+            workers::attach(&mut bpf)?;
         }
         let events = CpuEvents::open(options, program.as_fd())?;
         let off_cpu = match &prepared {

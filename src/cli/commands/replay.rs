@@ -54,6 +54,7 @@ pub fn replay(options: &Replay) -> Result<()> {
             weighted: None,
             gil_only: false,
             lag: None,
+            workers: false,
         },
         fetch,
     )?;
