@@ -272,7 +272,10 @@ impl Session {
                 let name = self.system.thread_name(pid, tid);
                 self.threads.entry((pid, tid)).or_insert(name.unwrap_or_default());
             }
-            Event::Exit { pid, tid } => self.exit(pid, tid, update)?,
+            Event::Exit { pid, tid } => {
+                self.forget_worker(tid);
+                self.exit(pid, tid, update)?;
+            }
             Event::Lost(_) => {}
         }
         Ok(())

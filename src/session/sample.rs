@@ -205,16 +205,21 @@ impl Session {
         last: &frame_groups::LastFrames,
     ) -> StackQuality {
         self.stack.clear();
+        let job = dispatcher.and_then(|dispatcher| self.find_job(s, dispatcher));
         // The stack of a waker stands below the thread that it woke.
         let is_waker = s.wake_up.wakes.is_some();
         if self.options.grouping.processes && !is_waker {
             self.stack.push(RawFrame::Process(s.pid));
         }
         if self.options.grouping.threads && !is_waker {
-            self.stack.push(RawFrame::Thread(s.dispatcher.unwrap_or(s.tid)));
+            let thread = job.as_ref().map_or(s.tid, |job| job.dispatcher);
+            self.stack.push(RawFrame::Thread(thread));
         }
         let first = self.stack.len();
-        let dispatcher_cut = dispatcher.and_then(|frames| self.add_dispatcher(s, frames));
+        if let Some(job) = &job {
+            self.stack.extend(&job.frames);
+            self.stack.push(RawFrame::Worker(s.tid));
+        }
         let python = self.targets[&s.pid].python.as_ref();
         let python = python.filter(|p| !p.runtime.eval.is_empty());
         let is_eval = |f: &NativeFrame| {
@@ -244,7 +249,7 @@ impl Session {
         if !is_waker || self.shown_wakers.as_ref().is_some_and(|shown| shown.kernel) {
             self.stack.extend(s.kernel.iter().rev().map(|a| RawFrame::Kernel(*a)));
         }
-        match (quality, dispatcher_cut) {
+        match (quality, job.and_then(|job| job.cut)) {
             (StackQuality::Exact | StackQuality::Repaired, Some(why)) => StackQuality::Partial(why),
             _ => quality,
         }

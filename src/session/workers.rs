@@ -5,6 +5,9 @@
 //! come without the native frames between them: the dispatcher may run on another CPU, where its registers are. But the
 //! dispatcher is sampled too, and where its Python frames were the same, so were the native frames around them. Below the
 //! innermost Python frame that holds as far as the call into the library that the worker belongs to.
+//!
+//! Some pools spin for a while when a job is done, and what is left on the worker's stack may still point to the thread that gave
+//! it. If samples of that thread show that it is not in the worker's library, the time belongs to the worker's last job.
 
 use std::rc::Rc;
 
@@ -31,6 +34,17 @@ pub(super) struct Dispatchers {
     known: FxHashMap<(Tid, Rc<[RawFrame]>), DispatcherStack>,
     /// The last one of each thread, as its key in `known`.
     last: FxHashMap<Tid, Rc<[RawFrame]>>,
+    /// By worker.
+    last_jobs: FxHashMap<Tid, Job>,
+}
+
+/// What a worker does, and for which thread.
+#[derive(Clone)]
+pub(super) struct Job {
+    pub(super) dispatcher: Tid,
+    /// The dispatcher's stack, outermost frame first, and why it is incomplete.
+    pub(super) frames: Vec<RawFrame>,
+    pub(super) cut: Cut,
 }
 
 /// A stack, outermost frame first.
@@ -41,8 +55,13 @@ struct DispatcherStack {
     calls: Vec<(ModuleId, Vec<RawFrame>)>,
 }
 
-/// The Python frames of a worker's dispatcher, outermost first, and why they are incomplete.
-pub(super) struct DispatcherFrames(Vec<RawFrame>, Cut);
+/// What the backend says of a worker's job.
+pub(super) struct DispatcherFrames {
+    tid: Tid,
+    is_unchanged: bool,
+    /// Python frames, outermost first, and why they are incomplete. `None`: nothing, so it is the last job.
+    python: Option<(Vec<RawFrame>, Cut)>,
+}
 
 fn is_python(frame: &RawFrame) -> bool {
     matches!(frame, RawFrame::Python { .. })
@@ -76,11 +95,10 @@ impl DispatcherStack {
         }
     }
 
-    /// The frames down to the call into the library, as far as they are known.
-    fn down_to(&self, library: Option<ModuleId>) -> Vec<RawFrame> {
-        let call = self.calls.iter().find(|(known, _)| Some(*known) == library);
-        let call = call.map_or(&[][..], |(_, frames)| frames);
-        [&self.outer, call].concat()
+    /// The native frames down to the call into a library.
+    fn call(&self, library: ModuleId) -> Option<&[RawFrame]> {
+        let call = self.calls.iter().find(|(known, _)| *known == library);
+        call.map(|(_, frames)| &frames[..])
     }
 
     /// Where the Python frames begin like these: those frames with the native ones between them, then the rest of `python`.
@@ -99,39 +117,75 @@ impl DispatcherStack {
 }
 
 impl Session {
-    /// Takes the Python frames of a worker's dispatcher out of `self.groups`; `None` for all other samples.
+    /// What a sample stands below if it is one of a worker: takes the dispatcher's Python frames out of `self.groups`.
     pub(super) fn take_dispatcher(&mut self, s: &Sample) -> Option<DispatcherFrames> {
-        s.dispatcher?;
+        let Some(dispatcher) = s.dispatcher else {
+            let last = self.dispatchers.last_jobs.get(&s.tid)?;
+            return (s.python.is_empty() && s.wake_up.wakes.is_none()).then_some(DispatcherFrames {
+                tid: last.dispatcher,
+                is_unchanged: false,
+                python: None,
+            });
+        };
         let mut frames = Vec::new();
         let cut = match interleave::python_only(&self.groups, None, &mut frames) {
             StackQuality::Partial(why) => Some(why),
             _ => None,
         };
         self.groups.clear();
-        Some(DispatcherFrames(frames, cut))
+        Some(DispatcherFrames {
+            tid: dispatcher.tid,
+            is_unchanged: dispatcher.is_unchanged,
+            python: Some((frames, cut)),
+        })
     }
 
-    /// Appends the stack of a worker's dispatcher to `self.stack`, and the frame that separates the two. Returns why it is
-    /// incomplete.
-    pub(super) fn add_dispatcher(&mut self, s: &Sample, DispatcherFrames(python, cut): DispatcherFrames) -> Cut {
-        let dispatcher = s.dispatcher?;
-        let library = self.native.iter().rev().filter_map(|f| Some(f.location?.0)).find(|id| {
+    /// The job that a worker's sample belongs to. `None`: it is not known.
+    pub(super) fn find_job(&mut self, s: &Sample, new: DispatcherFrames) -> Option<Job> {
+        let found = new.python.and_then(|(python, cut)| {
+            Some(Job {
+                dispatcher: new.tid,
+                frames: self.dispatcher_stack(new.tid, new.is_unchanged, python.into())?,
+                cut,
+            })
+        });
+        let last_jobs = &mut self.dispatchers.last_jobs;
+        let Some(job) = found else {
+            return last_jobs.get(&s.tid).cloned();
+        };
+        if last_jobs.len() >= MAX_STACKS {
+            last_jobs.clear();
+        }
+        last_jobs.insert(s.tid, job.clone());
+        Some(job)
+    }
+
+    /// A thread has ended.
+    pub(super) fn forget_worker(&mut self, tid: Tid) {
+        self.dispatchers.last_jobs.remove(&tid);
+    }
+
+    /// The stack of a thread with these Python frames, down to the call into the library of the worker whose frames are in
+    /// `self.native`. `None`: it is not in that library.
+    fn dispatcher_stack(&self, tid: Tid, is_unchanged: bool, python: Rc<[RawFrame]>) -> Option<Vec<RawFrame>> {
+        let mut libraries = self.native.iter().rev().filter_map(|f| Some(f.location?.0));
+        let library = libraries.find(|id| {
             let name = self.modules.get(*id).name();
             !THREAD_LIBRARIES.iter().any(|library| name.starts_with(library))
         });
-        let python: Rc<[RawFrame]> = python.into();
         let dispatchers = &self.dispatchers;
-        let same = dispatchers.known.get(&(dispatcher, python.clone()));
-        let last = dispatchers.last.get(&dispatcher);
-        let last = last.and_then(|key| dispatchers.known.get(&(dispatcher, key.clone())));
-        let frames = match (same, last) {
-            (Some(same), _) => same.down_to(library),
-            (None, Some(last)) => last.joined_with(&python),
-            (None, None) => python.to_vec(),
-        };
-        self.stack.extend(frames);
-        self.stack.push(RawFrame::Worker(s.tid));
-        cut
+        if let Some(same) = dispatchers.known.get(&(tid, python.clone())) {
+            let call = library.and_then(|library| same.call(library));
+            return match call {
+                None if library.is_some() && !is_unchanged => None,
+                call => Some([&same.outer, call.unwrap_or_default()].concat()),
+            };
+        }
+        let last = dispatchers.last.get(&tid);
+        Some(match last.and_then(|key| dispatchers.known.get(&(tid, key.clone()))) {
+            Some(last) => last.joined_with(&python),
+            None => python.to_vec(),
+        })
     }
 
     /// Notes the stack of a sample with Python frames, `self.stack` from `start` on: it may be a dispatcher's.

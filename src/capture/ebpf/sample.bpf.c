@@ -64,13 +64,15 @@
 #define GILS 4                   // interpreter locks of one process that are known here, at most
 #define THREAD_STATE (1ULL << 63) // marks the address of a thread state, where the thread's number is not known
 #define RELEASES 64              // releases of them that are remembered; a power of two
+#define INHERITED 6              // registers of its creator that a new thread begins with: those that calls preserve
 #define CHUNK_BITS 16            // of stack addresses that one thread is known by
 #define SCANNED 0x1fffULL        // bytes of a worker's stack that are searched, a mask
 #define HOLDERS 10               // threads that one wait for such a lock is divided among, at most
 
 enum { WALK_NONE, WALK_COMPLETE, WALK_FAULT, WALK_DEEP };
 enum { TLS_NONE, TLS_KEY_GLIBC, TLS_KEY_MUSL, TLS_OFFSET, TLS_BLOCK_GLIBC, TLS_BLOCK_MUSL };
-enum { REGS_OK = 1, IN_KERNEL = 2, MORE = 4, REST = 8, CODE_COPY = 16, OFF_CPU = 32, WAKER = 64, HOLDS_LOCK = 128, WORKER = 256 };
+enum { REGS_OK = 1, IN_KERNEL = 2, MORE = 4, REST = 8, CODE_COPY = 16, OFF_CPU = 32, WAKER = 64, HOLDS_LOCK = 128, WORKER = 256,
+       UNCHANGED = 512 };
 enum { PART_CODE, PART_NAME, PART_QUALNAME, PART_FILENAME, PART_LINES, PARTS };
 enum { COUNT_LOST, COUNT_SAMPLES, COUNT_TIME, COUNTERS }; // time in ns, of all samples together
 
@@ -404,6 +406,7 @@ struct state {
 	__u64 scan_at, scan_end;  // words of a worker that are searched, as offsets in the area
 	__u64 dispatcher;         // thread pointer of the thread that most of them so far point to ...
 	__u32 dispatcher_tid, votes; // ... and by how many it leads
+	__u64 inherited[INHERITED]; // of the worker
 	struct layout lay;
 };
 
@@ -1433,25 +1436,34 @@ static __always_inline void used_cpu(struct head *h, __u32 tid)
 // A thread without Python frames may work for one that has some: its dispatcher, whose Python frames are then taken at the
 // worker's tick, in the same instant. That can be done as both have the same memory. A dispatcher that waits for its workers
 // stands in the call that gave them the work, so its frames do not change meanwhile; they are dropped if they do.
+// (Registers and native stack of the dispatcher at the wake-up would have to be taken at each wake-up, and would say nothing
+// of pools that spin.)
 //
 // Which thread that is:
 // 1. The one whose stack the worker's registers and stack point to most often. Pools that wait for their workers (OpenMP,
 //    OpenBLAS, oneTBB, Rayon) keep the description of the job on the dispatcher's stack. This needs no wake-up, so it is
 //    right also where workers spin between jobs, and where several threads use one pool by turns.
-// 2. The one that woke the worker last; if that was another worker, the dispatcher of that one at the time.
+// 2. The one that woke the worker last, while it is still in the same place of its Python code; if another worker did so, the
+//    dispatcher of that one at the time.
 // 3. The one that created the worker, in the same sense.
 
 struct dispatcher {
 	__u64 thread_pointer;
+	__u64 position;           // in its Python code, at the wake-up
 	__u32 tid, pad;
 };
 
-// By thread id of the worker: the thread that woke or created it last; all 0 if that is not known.
+struct worker {
+	struct dispatcher last;   // the thread that woke or created it last; all 0 if that is not known
+	__u64 inherited[INHERITED];
+};
+
+// By thread id.
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 1);   // the loader sets it
 	__type(key, __u32);
-	__type(value, struct dispatcher);
+	__type(value, struct worker);
 } WORKERS SEC(".maps");
 
 // Where the innermost part of the stack of a thread with Python frames lies.
@@ -1514,16 +1526,29 @@ static __always_inline void current_dispatcher(struct layout *lay, struct kernel
 {
 	__u64 id = bpf_get_current_pid_tgid();
 	__u32 tid = id;
-	struct dispatcher *mine;
+	struct worker *mine;
+	__u64 state;
 
 	bpf_probe_read_kernel(&d->thread_pointer, 8, (void *)(bpf_get_current_task() + facts->fsbase));
-	if (any_thread_state(lay, id >> 32, d->thread_pointer)) {
+	state = any_thread_state(lay, id >> 32, d->thread_pointer);
+	d->position = state ? position(lay, state) : 0;
+	if (d->position) {
 		d->tid = tid;
 		return;
 	}
 	mine = bpf_map_lookup_elem(&WORKERS, &tid);
 	if (mine)
-		*d = *mine;
+		*d = mine->last;
+}
+
+// A new thread begins with registers of the thread that creates it, and its first functions save them.
+static __always_inline int is_inherited(struct state *s, __u64 v)
+{
+	int i, found = 0;
+
+	for (i = 0; i < INHERITED; i++)
+		found |= v == s->inherited[i];
+	return found;
 }
 
 // Counts which thread's stack the words of a worker point to: after Boyer and Moore, so that one counter suffices.
@@ -1558,7 +1583,7 @@ TURN(scan_words)
 		chunk.pid = h->pid;
 		chunk.number = v >> CHUNK_BITS;
 		d = bpf_map_lookup_elem(&PYTHON_STACKS, &chunk);
-		if (!d)
+		if (!d || is_inherited(s, v))
 			continue;
 		if (!s->votes) {
 			s->dispatcher = d->thread_pointer;
@@ -1579,7 +1604,8 @@ __noinline int find_dispatcher(__u32 slot)
 {
 	char *area = scratch(slot);
 	struct head *h = (void *)area;
-	struct dispatcher d = {}, *known;
+	struct worker unknown = {}, *known;
+	struct dispatcher d = {};
 	struct layout *lay;
 	struct state *s;
 	__u64 state, len, tp, sp;
@@ -1615,29 +1641,40 @@ __noinline int find_dispatcher(__u32 slot)
 		BOUND(len, SCANNED);
 		if (bpf_probe_read_user(area + COPY + 120, len, (void *)sp))
 			len = 0;
+		__builtin_memset(s->inherited, 0, sizeof(s->inherited));
+		if (known)
+			__builtin_memcpy(s->inherited, known->inherited, sizeof(s->inherited));
 		s->scan_at = COPY;
 		s->scan_end = COPY + 120 + (len & ~7ULL);
 		s->lay.stack_end = lay->stack_end;
 		LOOP((SCANNED + 121) / 8 / BATCH + 1, scan_words, slot);
 	}
-	if (s->votes) {
+	if (!known) {
+		bpf_map_update_elem(&WORKERS, &tid, &unknown, BPF_ANY);
+		if (!s->votes)
+			return 0;
+	} else {
+		d = known->last;
+		if (!s->votes) {
+			s->dispatcher = d.thread_pointer;
+			s->dispatcher_tid = d.tid;
+		}
+	}
+	state = s->dispatcher_tid ? any_thread_state(lay, pid, s->dispatcher) : 0;
+	if (!state || !innermost(lay, state))
+		return 0;
+	if (d.thread_pointer == s->dispatcher) {
+		if (d.position == position(lay, state))
+			h->flags |= UNCHANGED;
+	} else if (known && s->votes) {
+		// It does not wait for work of the thread that woke it any more.
 		d.thread_pointer = s->dispatcher;
 		d.tid = s->dispatcher_tid;
-		state = any_thread_state(lay, pid, d.thread_pointer);
-		if (state && innermost(lay, state)) {
-			h->waker = d.tid;
-			s->dispatcher = d.thread_pointer;
-			return 1;
-		}
-		d.thread_pointer = d.tid = 0;
+		d.position = 0;
+		known->last = d;
 	}
-	if (!known)
-		bpf_map_update_elem(&WORKERS, &tid, &d, BPF_ANY);
-	if (!known || !known->tid)
-		return 0;
-	h->waker = known->tid;
-	s->dispatcher = known->thread_pointer;
-	return 1;
+	h->waker = s->dispatcher_tid;
+	return s->votes || h->flags & UNCHANGED;
 }
 
 // Takes everything but the registers and the kernel stack, which are in `h`, and hands the record on.
@@ -2295,7 +2332,8 @@ int worker_woken(struct bpf_raw_tracepoint_args *ctx)
 	__u64 id = bpf_get_current_pid_tgid(), regs[21];
 	__u32 pid = id >> 32, zero = 0, woken[2] = {};
 	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
-	struct dispatcher d = {}, *known;
+	struct dispatcher d = {};
+	struct worker *known;
 	struct layout *lay;
 
 	if (!facts || !facts->ids || !facts->fsbase)
@@ -2313,7 +2351,7 @@ int worker_woken(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	if (d.tid == (__u32)id)
 		note_stack(pid, &d, regs[19]);
-	*known = d;
+	known->last = d;
 	return 0;
 }
 
@@ -2324,15 +2362,18 @@ int thread_created(struct bpf_raw_tracepoint_args *ctx)
 	__u32 pid = bpf_get_current_pid_tgid() >> 32, zero = 0, child[2] = {};
 	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
 	struct layout *lay = bpf_map_lookup_elem(&PROCS, &pid);
-	struct dispatcher d = {};
+	struct worker new = {};
+	__u64 regs[21];
 
 	if (!lay || !lay->runtime || !facts || !facts->ids || !facts->fsbase)
 		return 0;
 	bpf_probe_read_kernel(child, sizeof(child), (void *)(ctx->args[1] + facts->ids));
 	if (child[1] != pid)
 		return 0;
-	current_dispatcher(lay, facts, &d);
-	bpf_map_update_elem(&WORKERS, &child[0], &d, BPF_ANY);
+	current_dispatcher(lay, facts, &new.last);
+	if (registers_at_entry(facts, regs, sizeof(regs)))
+		__builtin_memcpy(new.inherited, regs, sizeof(new.inherited)); // r15 to r12, rbp, rbx
+	bpf_map_update_elem(&WORKERS, &child[0], &new, BPF_ANY);
 	return 0;
 }
 
