@@ -22,6 +22,8 @@ use crate::interleave::{self, StackQuality};
 /// Stacks of dispatchers that are known, at most, and frames of one of them.
 const MAX_STACKS: usize = 4096;
 const MAX_FRAMES: usize = 1024;
+/// So many samples of a dispatcher, none of them in a library, show that it does not call that library there.
+const MIN_SAMPLES: u32 = 5;
 /// Libraries below one innermost Python frame of which the call is known.
 const MAX_CALLS: usize = 16;
 /// Names of libraries begin so whose functions start threads for other libraries.
@@ -53,6 +55,7 @@ struct DispatcherStack {
     outer: Vec<RawFrame>,
     /// The native frames below that, up to the first one of a library.
     calls: Vec<(ModuleId, Vec<RawFrame>)>,
+    samples: u32,
 }
 
 /// What the backend says of a worker's job.
@@ -80,13 +83,15 @@ impl DispatcherStack {
         let mut new = DispatcherStack {
             outer: stack[..inner].to_vec(),
             calls: Vec::new(),
+            samples: 0,
         };
-        new.add_calls(&stack[inner..]);
+        new.add_sample(&stack[inner..]);
         new
     }
 
     /// Adds the calls into libraries that are not known yet; `inner`: frames below the innermost Python frame.
-    fn add_calls(&mut self, inner: &[RawFrame]) {
+    fn add_sample(&mut self, inner: &[RawFrame]) {
+        self.samples = self.samples.saturating_add(1);
         for (at, frame) in inner.iter().enumerate() {
             let Some(library) = module(frame) else { continue };
             if self.calls.len() < MAX_CALLS && self.calls.iter().all(|(known, _)| *known != library) {
@@ -177,7 +182,7 @@ impl Session {
         if let Some(same) = dispatchers.known.get(&(tid, python.clone())) {
             let call = library.and_then(|library| same.call(library));
             return match call {
-                None if library.is_some() && !is_unchanged => None,
+                None if library.is_some() && !is_unchanged && same.samples >= MIN_SAMPLES => None,
                 call => Some([&same.outer, call.unwrap_or_default()].concat()),
             };
         }
@@ -209,7 +214,7 @@ impl Session {
         let inner = stack.iter().rposition(is_python).map_or(0, |at| at + 1);
         let known = dispatchers.known.entry((s.tid, python));
         known
-            .and_modify(|known| known.add_calls(&stack[inner..]))
+            .and_modify(|known| known.add_sample(&stack[inner..]))
             .or_insert_with(|| DispatcherStack::new(stack));
     }
 }

@@ -65,6 +65,7 @@
 #define THREAD_STATE (1ULL << 63) // marks the address of a thread state, where the thread's number is not known
 #define RELEASES 64              // releases of them that are remembered; a power of two
 #define INHERITED 6              // registers of its creator that a new thread begins with: those that calls preserve
+#define GENERAL 120              // bytes of general registers, the stack pointer excepted, at the start of pt_regs
 #define CHUNK_BITS 16            // of stack addresses that one thread is known by
 #define SCANNED 0x1fffULL        // bytes of a worker's stack that are searched, a mask
 #define HOLDERS 10               // threads that one wait for such a lock is divided among, at most
@@ -1551,7 +1552,8 @@ static __always_inline int is_inherited(struct state *s, __u64 v)
 	return found;
 }
 
-// Counts which thread's stack the words of a worker point to: after Boyer and Moore, so that one counter suffices.
+// Counts which thread's stack the words of a worker point to: after Boyer and Moore, so that one counter suffices. Registers
+// hold what is in use now, and count for more.
 TURN(scan_words)
 {
 	char *area = scratch(slot);
@@ -1560,7 +1562,7 @@ TURN(scan_words)
 	struct chunk chunk;
 	struct state *s;
 	__u64 at, v, sp, stack_end;
-	__u32 k;
+	__u32 k, weight;
 
 	if (!area)
 		return 1;
@@ -1575,6 +1577,7 @@ TURN(scan_words)
 		if (at > STATE)
 			return 1;
 		v = *(__u64 *)(area + at);
+		weight = at < COPY + GENERAL ? GENERAL / 8 : 1;
 		at += 8;
 		// What a dispatcher hands on is aligned. The worker's own stack, and the environment above the main thread's, say
 		// nothing.
@@ -1585,14 +1588,15 @@ TURN(scan_words)
 		d = bpf_map_lookup_elem(&PYTHON_STACKS, &chunk);
 		if (!d || is_inherited(s, v))
 			continue;
-		if (!s->votes) {
+		if (s->dispatcher == d->thread_pointer) {
+			s->votes += weight;
+		} else if (s->votes >= weight) {
+			s->votes -= weight;
+		} else {
 			s->dispatcher = d->thread_pointer;
 			s->dispatcher_tid = d->tid;
+			s->votes = weight - s->votes;
 		}
-		if (s->dispatcher == d->thread_pointer)
-			s->votes++;
-		else
-			s->votes--;
 	}
 	s->scan_at = at;
 	return 0;
@@ -1632,22 +1636,23 @@ __noinline int find_dispatcher(__u32 slot)
 		return 0;
 	}
 	s->votes = 0;
+	s->dispatcher = 0;
 	sp = h->regs[19];
 	if (h->flags & REGS_OK) {
-		__builtin_memcpy(area + COPY, h->regs, 120); // without what is no general register
+		__builtin_memcpy(area + COPY, h->regs, GENERAL);
 		len = tp - sp;
 		if (len > SCANNED)
 			len = tp > sp ? SCANNED : 0;
 		BOUND(len, SCANNED);
-		if (bpf_probe_read_user(area + COPY + 120, len, (void *)sp))
+		if (bpf_probe_read_user(area + COPY + GENERAL, len, (void *)sp))
 			len = 0;
 		__builtin_memset(s->inherited, 0, sizeof(s->inherited));
 		if (known)
 			__builtin_memcpy(s->inherited, known->inherited, sizeof(s->inherited));
 		s->scan_at = COPY;
-		s->scan_end = COPY + 120 + (len & ~7ULL);
+		s->scan_end = COPY + GENERAL + (len & ~7ULL);
 		s->lay.stack_end = lay->stack_end;
-		LOOP((SCANNED + 121) / 8 / BATCH + 1, scan_words, slot);
+		LOOP((SCANNED + GENERAL) / 8 / BATCH + 1, scan_words, slot);
 	}
 	if (!known) {
 		bpf_map_update_elem(&WORKERS, &tid, &unknown, BPF_ANY);
