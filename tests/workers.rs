@@ -13,13 +13,13 @@ use common::{Program, Python, each_python, live, programs};
 
 mod common;
 
-/// How the native threads of `worker_pools.py` get their work.
+/// How the native threads of `worker_pools.py` get their work. With each Python the first ones, with the newest one all.
 const POOLS: &[&str] = &[
-    "waiting",
+    "spinning-shared",
     "waiting-heap",
+    "waiting",
     "waiting-shared",
     "spinning",
-    "spinning-shared",
     "new-threads",
 ];
 /// Functions of jobs, and who calls for them.
@@ -63,7 +63,11 @@ fn check_callers(r: &Recording, whom: &str) {
 }
 
 fn check(python: &Python) {
-    for pool in POOLS {
+    let pools = match python.exe == common::newest_python().exe {
+        true => POOLS,
+        false => &POOLS[..2],
+    };
+    for pool in pools {
         let whom = format!("{}, {pool}", python.name);
         let program = Program::start(script(python, pool));
         let r = attach(program.pid(), &["--backend", "ebpf", "--attribute-workers"]);

@@ -67,7 +67,7 @@
 #define INHERITED 6              // registers of its creator that a new thread begins with: those that calls preserve
 #define GENERAL 120              // bytes of general registers, the stack pointer excepted, at the start of pt_regs
 #define CHUNK_BITS 16            // of stack addresses that one thread is known by
-#define SCANNED 0x1fffULL        // bytes of a worker's stack that are searched, a mask
+#define SCANNED 0x7fffULL        // bytes of a worker's stack that are searched, a mask; kernels of OpenBLAS use 28 KiB
 #define HOLDERS 10               // threads that one wait for such a lock is divided among, at most
 
 enum { WALK_NONE, WALK_COMPLETE, WALK_FAULT, WALK_DEEP };
@@ -1586,7 +1586,8 @@ TURN(scan_words)
 		chunk.pid = h->pid;
 		chunk.number = v >> CHUNK_BITS;
 		d = bpf_map_lookup_elem(&PYTHON_STACKS, &chunk);
-		if (!d || is_inherited(s, v))
+		// (Above the thread descriptor lies something else.)
+		if (!d || v - d->thread_pointer < 2 << CHUNK_BITS || is_inherited(s, v))
 			continue;
 		if (s->dispatcher == d->thread_pointer) {
 			s->votes += weight;
@@ -1614,6 +1615,7 @@ __noinline int find_dispatcher(__u32 slot)
 	struct state *s;
 	__u64 state, len, tp, sp;
 	__u32 pid, tid;
+	int i;
 
 	if (!area)
 		return 0;
@@ -1640,12 +1642,17 @@ __noinline int find_dispatcher(__u32 slot)
 	sp = h->regs[19];
 	if (h->flags & REGS_OK) {
 		__builtin_memcpy(area + COPY, h->regs, GENERAL);
-		len = tp - sp;
+		// As much as can be read from its outermost part on, where the functions of the pool are: buffers may have pages
+		// that were never used.
+		len = tp > sp ? tp - sp : 0;
 		if (len > SCANNED)
-			len = tp > sp ? SCANNED : 0;
-		BOUND(len, SCANNED);
-		if (bpf_probe_read_user(area + COPY + GENERAL, len, (void *)sp))
-			len = 0;
+			len = SCANNED & ~7ULL;
+		for (i = 0; i < 4; i++) {
+			BOUND(len, SCANNED);
+			if (!bpf_probe_read_user(area + COPY + GENERAL, len, (void *)(tp - len)))
+				break;
+			len = i == 3 ? 0 : len / 2 & ~7ULL;
+		}
 		__builtin_memset(s->inherited, 0, sizeof(s->inherited));
 		if (known)
 			__builtin_memcpy(s->inherited, known->inherited, sizeof(s->inherited));
