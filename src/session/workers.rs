@@ -15,9 +15,12 @@ use rustc_hash::FxHashMap;
 
 use super::Session;
 use super::sample::Cut;
-use crate::event::{Sample, Tid};
+use crate::cpython::thread_states;
+use crate::event::{Pid, Sample, Tid};
 use crate::frame::{ModuleId, RawFrame};
 use crate::interleave::{self, StackQuality};
+use crate::sys::procfs;
+use crate::target::system::ProcessMemory;
 
 /// Stacks of dispatchers that are known, at most, and frames of one of them.
 const MAX_STACKS: usize = 4096;
@@ -122,6 +125,20 @@ impl DispatcherStack {
 }
 
 impl Session {
+    /// The threads of a process that have a Python thread state, and their `pthread_self`, if workers are attributed.
+    pub(super) fn python_threads(&self, pid: Pid) -> Vec<(Tid, u64)> {
+        let python = self.targets.get(&pid).and_then(|target| target.python.as_ref());
+        let Some(python) = python.and_then(|p| p.interpreter).filter(|_| self.options.workers) else {
+            return Vec::new();
+        };
+        let memory = ProcessMemory(&*self.system, pid);
+        let pointers = thread_states::thread_pointers(&memory, &python, &thread_states::states(&memory, &python));
+        let threads = self.system.threads(pid).into_iter();
+        threads
+            .filter_map(|tid| Some((tid, *pointers.get(&procfs::namespace_tid(pid, tid)?)?)))
+            .collect()
+    }
+
     /// What a sample stands below if it is one of a worker: takes the dispatcher's Python frames out of `self.groups`.
     pub(super) fn take_dispatcher(&mut self, s: &Sample) -> Option<DispatcherFrames> {
         let Some(dispatcher) = s.dispatcher else {

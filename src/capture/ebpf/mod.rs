@@ -142,6 +142,7 @@ pub struct EbpfSource {
     times: CpuTimes,
     off_cpu: Option<OffCpu>,
     locks: InterpreterLocks,
+    python_stacks: Option<workers::PythonStacks>,
     delivered: u64,
     /// About to exec its program; samples until then are dropped.
     before_exec: Option<Pid>,
@@ -241,9 +242,10 @@ impl EbpfSource {
                 .attach("sched_process_fork")
                 .map_err(|e| bpf_error("cannot receive fork events", e))?;
         }
-        if options.workers {
-            workers::attach(&mut bpf)?;
-        }
+        let python_stacks = match options.workers {
+            true => Some(workers::attach(&mut bpf)?),
+            false => None,
+        };
         let events = CpuEvents::open(options, program.as_fd())?;
         let off_cpu = match &prepared {
             Some(btf) => Some(OffCpu::attach(&mut bpf, btf)?),
@@ -270,6 +272,7 @@ impl EbpfSource {
             times: CpuTimes::new(period(options.rate)),
             off_cpu,
             locks,
+            python_stacks,
             delivered: 0,
             before_exec: None,
             reassembler: abi::StackReassembler::default(),
@@ -517,6 +520,9 @@ impl Backend for EbpfSource {
             .insert(pid, LayoutBytes(abi::encode(layout)), 0)
             .map_err(|e| bpf_error(NOTIFY_FAILED, e))?;
         self.locks.set(pid, &layout.locks)?;
+        if let Some(stacks) = &mut self.python_stacks {
+            stacks.add(pid, layout);
+        }
         if let Some(running) = &layout.running_tasks {
             self.running
                 .insert(pid, abi::encode_running(running), 0)
