@@ -38,7 +38,7 @@ fn is_below(stack: &[&Frame], job: &str, caller: &str) -> bool {
     };
     let (above, below) = stack.split_at(seam);
     let is_caller = |f: &&Frame| f.kind == FrameKind::Python && f.name == caller;
-    above.iter().any(|f| is_caller(f)) && below.iter().any(|f| f.name == job)
+    above.iter().any(is_caller) && below.iter().any(|f| f.name == job)
 }
 
 /// Of the samples of each job, almost all stand below its caller.
@@ -87,7 +87,7 @@ fn workers_stand_below_their_callers() {
 fn only_if_wanted() {
     let _live = live();
     let python = common::newest_python();
-    let program = Program::start(script(&python, "waiting"));
+    let program = Program::start(script(python, "waiting"));
     let r = attach(program.pid(), &["--backend", "ebpf"]);
     assert_likely!(r.with("t_first_job") > 0, "{}", r.stderr);
     let seam = |stack: &[&Frame]| stack.iter().any(|f| f.kind == FrameKind::Worker);

@@ -143,7 +143,9 @@ impl Session {
     pub(super) fn take_dispatcher(&mut self, s: &Sample) -> Option<DispatcherFrames> {
         let Some(dispatcher) = s.dispatcher else {
             let last = self.dispatchers.last_jobs.get(&s.tid)?;
-            return (s.python.is_empty() && s.wake_up.wakes.is_none()).then_some(DispatcherFrames {
+            // A worker that waits may wait for its next job.
+            let is_active = s.python.is_empty() && s.wake_up.wakes.is_none() && s.time_spent.blocked == 0;
+            return is_active.then_some(DispatcherFrames {
                 tid: last.dispatcher,
                 is_unchanged: false,
                 python: None,
@@ -158,7 +160,7 @@ impl Session {
         Some(DispatcherFrames {
             tid: dispatcher.tid,
             is_unchanged: dispatcher.is_unchanged,
-            python: Some((frames, cut)),
+            python: (!frames.is_empty()).then_some((frames, cut)),
         })
     }
 
@@ -233,5 +235,53 @@ impl Session {
         known
             .and_modify(|known| known.add_sample(&stack[inner..]))
             .or_insert_with(|| DispatcherStack::new(stack));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::CodeId;
+
+    /// Letters are Python functions, digits native functions of the library with that number.
+    fn stack(text: &str) -> Vec<RawFrame> {
+        let frame = |c: char| match c.to_digit(10) {
+            Some(module) => RawFrame::Native {
+                module: ModuleId(module),
+                svma: module.into(),
+            },
+            None => RawFrame::Python {
+                code: CodeId(c.into()),
+                instr: 0,
+            },
+        };
+        text.chars().map(frame).collect()
+    }
+
+    #[test]
+    fn calls_into_libraries() {
+        let mut known = DispatcherStack::new(&stack("1a2b34"));
+        known.add_sample(&stack("353"));
+        for (library, expected) in [(3, Some("3")), (4, Some("34")), (5, Some("35")), (2, None), (1, None)] {
+            let expected = expected.map(stack);
+            assert_eq!(known.call(ModuleId(library)), expected.as_deref(), "{library}");
+        }
+        assert_eq!((known.outer, known.samples), (stack("1a2b"), 2));
+    }
+
+    #[test]
+    fn native_frames_between_the_same_python_frames() {
+        let known = DispatcherStack::new(&stack("1a2b3c4"));
+        for (python, expected) in [
+            ("abc", "1a2b3c"),
+            ("ab", "1a2b"),
+            ("abx", "1a2bx"),
+            ("axc", "1axc"),
+            ("x", "x"),
+            ("", ""),
+            ("abcd", "1a2b3cd"),
+        ] {
+            assert_eq!(known.joined_with(&stack(python)), stack(expected), "{python}");
+        }
     }
 }
