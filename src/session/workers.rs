@@ -7,17 +7,19 @@
 //! innermost Python frame that holds as far as the call into the library that the worker belongs to.
 //!
 //! Some pools spin for a while when a job is done, and what is left on the worker's stack may still point to the thread that gave
-//! it. If samples of that thread show that it is not in the worker's library, the time belongs to the worker's last job.
+//! it. If samples of that thread show that it is not in the worker's library, the time belongs to the worker's last job. So it
+//! does if nothing is known of where that thread is, and the worker is where others without a job have been ([`Place`]).
 
+use std::hash::BuildHasher;
 use std::rc::Rc;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::Session;
 use super::sample::Cut;
 use crate::cpython::thread_states;
 use crate::event::{Pid, Sample, Tid};
-use crate::frame::{ModuleId, RawFrame};
+use crate::frame::{CodeId, ModuleId, RawFrame};
 use crate::interleave::{self, StackQuality};
 use crate::sys::procfs;
 use crate::target::system::ProcessMemory;
@@ -25,8 +27,11 @@ use crate::target::system::ProcessMemory;
 /// Stacks of dispatchers that are known, at most, and frames of one of them.
 const MAX_STACKS: usize = 4096;
 const MAX_FRAMES: usize = 1024;
-/// So many samples of a dispatcher, none of them in a library, show that it does not call that library there.
+/// So many samples of a dispatcher in one place, or function, none of them in a library, show that it does not call that library
+/// there.
 const MIN_SAMPLES: u32 = 5;
+/// So many samples of workers without a job show where workers wait.
+const MIN_WITHOUT_JOB: u64 = 8;
 /// Libraries below one innermost Python frame of which the call is known.
 const MAX_CALLS: usize = 16;
 /// Names of libraries begin so whose functions start threads for other libraries.
@@ -41,6 +46,47 @@ pub(super) struct Dispatchers {
     last: FxHashMap<Tid, Rc<[RawFrame]>>,
     /// By worker.
     last_jobs: FxHashMap<Tid, Job>,
+    /// By innermost Python function, in all threads.
+    functions: FxHashMap<CodeId, FunctionCalls>,
+    /// By hash of a worker's callers.
+    places: FxHashMap<u64, Place>,
+}
+
+/// Samples of a Python function, and libraries that it called in them.
+#[derive(Default)]
+struct FunctionCalls {
+    samples: u32,
+    libraries: Vec<ModuleId>,
+}
+
+impl FunctionCalls {
+    fn add_sample(&mut self, inner: &[RawFrame]) {
+        self.samples = self.samples.saturating_add(1);
+        for library in inner.iter().filter_map(module) {
+            if self.libraries.len() < MAX_CALLS && !self.libraries.contains(&library) {
+                self.libraries.push(library);
+            }
+        }
+    }
+
+    fn never_calls(&self, library: ModuleId) -> bool {
+        self.samples >= MIN_SAMPLES && self.libraries.len() < MAX_CALLS && !self.libraries.contains(&library)
+    }
+}
+
+/// A place in the code of workers, where they work or wait for work.
+#[derive(Default)]
+struct Place {
+    /// Samples with a dispatcher that was in the worker's library, and with one that was not.
+    with_job: u64,
+    without_job: u64,
+}
+
+impl Place {
+    fn is_for_waiting(&self) -> bool {
+        // Workers also wait for parts of the call that have no work for them.
+        self.without_job >= MIN_WITHOUT_JOB && self.without_job > self.with_job / 16
+    }
 }
 
 /// What a worker does, and for which thread.
@@ -71,6 +117,13 @@ pub(super) struct DispatcherFrames {
 
 fn is_python(frame: &RawFrame) -> bool {
     matches!(frame, RawFrame::Python { .. })
+}
+
+fn innermost_code(python: &[RawFrame]) -> Option<CodeId> {
+    match python.last()? {
+        RawFrame::Python { code, .. } => Some(*code),
+        _ => None,
+    }
 }
 
 fn module(frame: &RawFrame) -> Option<ModuleId> {
@@ -191,19 +244,35 @@ impl Session {
 
     /// The stack of a thread with these Python frames, down to the call into the library of the worker whose frames are in
     /// `self.native`. `None`: it is not in that library.
-    fn dispatcher_stack(&self, tid: Tid, is_unchanged: bool, python: Rc<[RawFrame]>) -> Option<Vec<RawFrame>> {
+    fn dispatcher_stack(&mut self, tid: Tid, is_unchanged: bool, python: Rc<[RawFrame]>) -> Option<Vec<RawFrame>> {
         let mut libraries = self.native.iter().rev().filter_map(|f| Some(f.location?.0));
         let library = libraries.find(|id| {
             let name = self.modules.get(*id).name();
             !THREAD_LIBRARIES.iter().any(|library| name.starts_with(library))
         });
-        let dispatchers = &self.dispatchers;
-        if let Some(same) = dispatchers.known.get(&(tid, python.clone())) {
-            let call = library.and_then(|library| same.call(library));
-            return match call {
-                None if library.is_some() && !is_unchanged && same.samples >= MIN_SAMPLES => None,
-                call => Some([&same.outer, call.unwrap_or_default()].concat()),
-            };
+        let dispatchers = &mut self.dispatchers;
+        if dispatchers.places.len() >= MAX_STACKS {
+            dispatchers.places.clear();
+        }
+        let callers = self.native.iter().skip(1).map(|f| f.location);
+        let place = FxBuildHasher.hash_one(callers.collect::<Vec<_>>());
+        let place = dispatchers.places.entry(place).or_default();
+        let same = dispatchers.known.get(&(tid, python.clone()));
+        let call = same.and_then(|same| same.call(library?));
+        if let (Some(library), None, false) = (library, call, is_unchanged) {
+            let function = innermost_code(&python).and_then(|code| dispatchers.functions.get(&code));
+            if same.is_some_and(|same| same.samples >= MIN_SAMPLES) || function.is_some_and(|f| f.never_calls(library))
+            {
+                place.without_job += 1;
+                return None;
+            }
+            if place.is_for_waiting() {
+                return None;
+            }
+        }
+        place.with_job += u64::from(call.is_some());
+        if let Some(same) = same {
+            return Some([&same.outer, call.unwrap_or_default()].concat());
         }
         let last = dispatchers.last.get(&tid);
         Some(match last.and_then(|key| dispatchers.known.get(&(tid, key.clone()))) {
@@ -231,6 +300,13 @@ impl Session {
         }
         dispatchers.last.insert(s.tid, python.clone());
         let inner = stack.iter().rposition(is_python).map_or(0, |at| at + 1);
+        if dispatchers.functions.len() >= MAX_STACKS {
+            dispatchers.functions.clear();
+        }
+        if let Some(code) = innermost_code(&python) {
+            let function = dispatchers.functions.entry(code).or_default();
+            function.add_sample(&stack[inner..]);
+        }
         let known = dispatchers.known.entry((s.tid, python));
         known
             .and_modify(|known| known.add_sample(&stack[inner..]))
@@ -241,7 +317,6 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frame::CodeId;
 
     /// Letters are Python functions, digits native functions of the library with that number.
     fn stack(text: &str) -> Vec<RawFrame> {
