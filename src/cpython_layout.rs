@@ -170,6 +170,8 @@ pub struct TargetLayout {
     pub locks: InterpreterLocks,
     /// Set if the tasks of samples are wanted, and the process has asyncio.
     pub running_tasks: Option<RunningTasks>,
+    /// Threads that have a thread state, as (number, `pthread_self`), if it is wanted whom native workers work for.
+    pub python_threads: Vec<(u32, u64)>,
 }
 
 /// Where a process keeps which asyncio task a thread runs. Offsets in bytes.

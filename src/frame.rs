@@ -158,6 +158,8 @@ pub enum RawFrame {
     Kernel(u64),
     /// An asyncio task, above the frames of its coroutine.
     Task(TaskNameId),
+    /// A native thread that works for the code above it; its own stack follows.
+    Worker(Tid),
     /// Outermost frame of a stack that is not the thread's own.
     Origin(Origin),
     Truncated(Truncation),

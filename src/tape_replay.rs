@@ -106,6 +106,7 @@ pub fn finish(mut tape: Tape) -> Result<(Tape, bool)> {
         weighted: None,
         gil_only: false,
         lag: None,
+        workers: false,
     };
     let complete = Rc::new(tape.clone());
     let session = run(&complete, options, Some(VisitedCode::default()))?;

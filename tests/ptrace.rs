@@ -310,6 +310,7 @@ fn every_timer_samples_what_runs() {
         event: EventKind::CpuClock,
         kernel: false,
         children: false,
+        workers: false,
     };
     for timer in [TimerKind::Perf, TimerKind::PerfUser, TimerKind::Procfs] {
         let program = Program::start(python.script("stay_in_c.py"));
@@ -331,6 +332,7 @@ fn chains(pid: u32, mut source: Box<dyn Backend>) -> BTreeMap<Chain, u32> {
         weighted: None,
         gil_only: false,
         lag: None,
+        workers: false,
     };
     let mut session = Session::new(options, Box::new(LiveSystem));
     session
@@ -373,6 +375,7 @@ fn both_walkers_see_the_same_frames() {
         event: EventKind::CpuClock,
         kernel: false,
         children: false,
+        workers: false,
     };
     each_python(|python| {
         // It stays in one C function, deep below Python frames and callbacks: each sample has the same chain.

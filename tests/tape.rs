@@ -25,6 +25,7 @@ const OPTIONS: SessionOptions = SessionOptions {
     weighted: None,
     gil_only: false,
     lag: None,
+    workers: false,
 };
 
 /// Calls of fixtures/programs/tape_target.py and tapeext.c, outermost first, from `once` on; `*` is spent time in C.

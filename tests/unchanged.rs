@@ -29,6 +29,7 @@ const OPTIONS: SamplingOptions = SamplingOptions {
         wakers: false,
     },
     children: false,
+    workers: false,
 };
 
 /// Calls and changed results by kind of call.

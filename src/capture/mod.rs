@@ -27,6 +27,8 @@ pub struct SamplingOptions {
     pub children: bool,
     pub mode: Mode,
     pub off_cpu: OffCpuOptions,
+    /// Take the Python frames of the threads that native workers work for.
+    pub workers: bool,
 }
 
 /// What to sample of the time off the CPU.

@@ -121,6 +121,7 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Profile> {
             weighted: None,
             gil_only: false,
             lag: None,
+            workers: false,
         };
         return tape_replay::profile_with(&Rc::new(tape), options, None, Some(NamingProcess::default()));
     }

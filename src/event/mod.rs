@@ -149,6 +149,14 @@ impl PythonWalk {
     }
 }
 
+/// The thread that a native worker works for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dispatcher {
+    pub tid: Tid,
+    /// It has not gone on in its Python code since it last woke the worker.
+    pub is_unchanged: bool,
+}
+
 /// Everything about one sampled thread at one instant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
@@ -167,6 +175,8 @@ pub struct Sample {
     pub walk: WalkStatus,
     pub time_spent: TimeSpent,
     pub wake_up: WakeUp,
+    /// The thread runs no Python itself and works for this one, whose Python frames these are.
+    pub dispatcher: Option<Dispatcher>,
     /// The thread held the global lock of its interpreter. Known where [`TargetLayout`](crate::cpython_layout::TargetLayout)
     /// has the locks.
     pub holds_lock: bool,

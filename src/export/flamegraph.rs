@@ -262,7 +262,7 @@ fn color(kind: FrameKind) -> Color {
         FrameKind::Truncated => CUT,
         FrameKind::State => STATE,
         FrameKind::Unknown => UNKNOWN,
-        FrameKind::Root | FrameKind::Process | FrameKind::Thread | FrameKind::Task => GROUP,
+        FrameKind::Root | FrameKind::Process | FrameKind::Thread | FrameKind::Task | FrameKind::Worker => GROUP,
     }
 }
 

@@ -185,6 +185,7 @@ impl Recording {
             gil_only: false,
             weighted: (settings.clock == SamplingClock::Wall).then(|| 1_000_000_000 / settings.rate),
             lag: None,
+            workers: false,
         };
         let mut session = Session::new(session_options, Box::new(LiveSystem));
         session.open(pid, &mut |pid, space| update_backend(&mut source, pid, space))?;

@@ -94,7 +94,7 @@ impl<'a> Categories<'a> {
     {
         let plain = |category| Some((category, Cow::Borrowed("")));
         match frame.kind {
-            FrameKind::Root | FrameKind::Process | FrameKind::Thread | FrameKind::Task => None,
+            FrameKind::Root | FrameKind::Process | FrameKind::Thread | FrameKind::Task | FrameKind::Worker => None,
             FrameKind::Python => match package(&frame.filename) {
                 Some(package) => Some((Category::Library, Cow::Borrowed(package))),
                 None if is_standard_library(&frame.filename) => plain(Category::Standard),

@@ -21,6 +21,8 @@ pub enum FrameKind {
     Truncated,
     /// A task, above the frames of its coroutine: `[task: NAME]`.
     Task,
+    /// A native thread that works for the code above it, whose thread is another one: `[worker thread NAME]`.
+    Worker,
     /// State of a thread that is not running: `[runnable]`, `[waiting: gil]`.
     State,
     /// An address without a symbol.

@@ -387,6 +387,7 @@ fn name_all(input: &mut ResolveInput<'_>, names: &mut Names, inclusive: &[u64], 
                 let name = input.task_names.get(id.0 as usize).map_or("", |name| name);
                 (Frame::new(FrameKind::Task, format!("[task: {name}]")), 0)
             }
+            RawFrame::Worker(tid) => (Frame::new(FrameKind::Worker, worker_name(input, tid)), 0),
             RawFrame::Origin(origin) => (Frame::new(FrameKind::Native, origin.name()), 0),
             RawFrame::WokenBy(_, tid) => {
                 let by = format!("[woken by: {}]", thread_name(input, tid));
@@ -447,6 +448,15 @@ fn thread_name(input: &ResolveInput<'_>, tid: u32) -> String {
             names => format!("thread {tid} ({names})"),
         },
         None => format!("thread {tid}"),
+    }
+}
+
+/// Without the thread's number: what workers of one pool do for a function counts together.
+fn worker_name(input: &ResolveInput<'_>, tid: u32) -> String {
+    let thread = input.threads.iter().find(|((_, t), _)| *t == tid);
+    match thread.map(|(thread, name)| names_of(input, thread, name)) {
+        Some(name) if !name.is_empty() => format!("[worker thread {name}]"),
+        _ => "[worker thread]".into(),
     }
 }
 

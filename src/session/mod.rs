@@ -38,6 +38,7 @@ mod targets;
 mod tasks;
 mod thread_names;
 mod wakers;
+mod workers;
 
 use awaits::Awaits;
 use jit::{JitShared, function_start, jit_sources};
@@ -49,6 +50,7 @@ pub use tasks::TaskCounts;
 use tasks::Tasks;
 use thread_names::ThreadNames;
 use wakers::{PendingWaker, WakerOptions, Wakers};
+use workers::Dispatchers;
 
 /// Levels between the root and the frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,6 +73,8 @@ pub struct SessionOptions {
     pub gil_only: bool,
     /// List the callbacks of asyncio that keep their event loop for so long, ns.
     pub lag: Option<u64>,
+    /// Samples of native workers name the thread that they work for.
+    pub workers: bool,
 }
 
 /// Number of samples by quality of their stacks.
@@ -129,6 +133,7 @@ pub struct Session {
     lags: Lags,
     wakers: Wakers,
     shown_wakers: Option<WakerOptions>,
+    dispatchers: Dispatchers,
     /// Of the samples in the timeline; empty where no off-CPU time is sampled.
     waits: RawWaits,
     /// Threads that exited recently, and processes whose first thread has exited while others still run.
@@ -201,6 +206,7 @@ impl Session {
             lags: Lags::default(),
             wakers: Wakers::default(),
             shown_wakers: None,
+            dispatchers: Dispatchers::default(),
             waits: RawWaits::default(),
             exited: FxHashSet::default(),
             leaderless: FxHashSet::default(),
@@ -270,7 +276,10 @@ impl Session {
                 let name = self.system.thread_name(pid, tid);
                 self.threads.entry((pid, tid)).or_insert(name.unwrap_or_default());
             }
-            Event::Exit { pid, tid } => self.exit(pid, tid, update)?,
+            Event::Exit { pid, tid } => {
+                self.forget_worker(tid);
+                self.exit(pid, tid, update)?;
+            }
             Event::Lost(_) => {}
         }
         Ok(())

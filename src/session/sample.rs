@@ -6,6 +6,7 @@ use std::cell::RefCell;
 use super::states::TimePart;
 use super::targets::{ForkMemory, PythonState, TargetProcess, is_process_entry};
 use super::wakers::PendingWaker;
+use super::workers::DispatcherFrames;
 use super::{LastStack, MAX_LAST_STACKS, RESCAN_INTERVAL, Session, TargetUpdate, VisitedCode, name_bytes};
 use crate::code_map::CodeMap;
 use crate::cpython::frame_groups;
@@ -35,7 +36,7 @@ impl CodeMap for RecordingCodeMap<'_> {
 }
 
 /// Why a stack is incomplete; `None`: it is complete.
-type Cut = Option<Truncation>;
+pub(super) type Cut = Option<Truncation>;
 
 impl Session {
     /// Adds a sample to the tree and the timeline.
@@ -63,7 +64,9 @@ impl Session {
         let (quality, has_new_layout) = self.uncounted_stack(s, &mut last);
         let rows = self.timeline.len();
         let holder = self.count(s, &parts, quality, waker.as_ref(), &mut last.path);
-        self.observe_lag(s, rows);
+        if s.dispatcher.is_none() {
+            self.observe_lag(s, rows);
+        }
         self.keep_last_stack(s, last);
         if let Some(holder) = holder {
             self.add_holders(s, holder);
@@ -76,10 +79,14 @@ impl Session {
     /// main stack ends has changed.
     pub(super) fn uncounted_stack(&mut self, s: &Sample, last: &mut LastStack) -> (StackQuality, bool) {
         self.group_python(s, &mut last.python);
+        let dispatcher = self.take_dispatcher(s);
         let native_cut = self.unwind_native(s, &mut last.native);
-        let python_cut = self.end_of_python(s, &last.python);
+        let python_cut = match s.dispatcher {
+            None => self.end_of_python(s, &last.python),
+            Some(_) => None,
+        };
         let (native_cut, has_new_layout) = self.end_of_native(s, native_cut);
-        let quality = self.interleave(s, native_cut, python_cut, &last.python);
+        let quality = self.interleave(s, native_cut, python_cut, dispatcher, &last.python);
         (quality, has_new_layout)
     }
 
@@ -132,7 +139,7 @@ impl Session {
     /// Puts the native frames into `self.native`.
     fn unwind_native(&mut self, s: &Sample, cache: &mut StackCache) -> Cut {
         let groups = &self.groups.list;
-        let loops = (s.walk == WalkStatus::Complete).then_some(groups.len());
+        let loops = (s.walk == WalkStatus::Complete && s.dispatcher.is_none()).then_some(groups.len());
         self.unwinder.set_anchors(groups.iter().filter_map(|g| g.anchor), loops);
         self.native.clear();
         if !self.options.native {
@@ -194,18 +201,25 @@ impl Session {
         s: &Sample,
         native_cut: Cut,
         python_cut: Cut,
+        dispatcher: Option<DispatcherFrames>,
         last: &frame_groups::LastFrames,
     ) -> StackQuality {
         self.stack.clear();
+        let job = dispatcher.and_then(|dispatcher| self.find_job(s, dispatcher));
         // The stack of a waker stands below the thread that it woke.
         let is_waker = s.wake_up.wakes.is_some();
         if self.options.grouping.processes && !is_waker {
             self.stack.push(RawFrame::Process(s.pid));
         }
         if self.options.grouping.threads && !is_waker {
-            self.stack.push(RawFrame::Thread(s.tid));
+            let thread = job.as_ref().map_or(s.tid, |job| job.dispatcher);
+            self.stack.push(RawFrame::Thread(thread));
         }
         let first = self.stack.len();
+        if let Some(job) = &job {
+            self.stack.extend(&job.frames);
+            self.stack.push(RawFrame::Worker(s.tid));
+        }
         let python = self.targets[&s.pid].python.as_ref();
         let python = python.filter(|p| !p.runtime.eval.is_empty());
         let is_eval = |f: &NativeFrame| {
@@ -229,12 +243,16 @@ impl Session {
             interleave::python_only(&self.groups, python_cut, &mut self.stack)
         };
         if !is_waker {
+            self.remember_dispatcher(s, first, quality);
             self.add_tasks(s, last, first);
         }
         if !is_waker || self.shown_wakers.as_ref().is_some_and(|shown| shown.kernel) {
             self.stack.extend(s.kernel.iter().rev().map(|a| RawFrame::Kernel(*a)));
         }
-        quality
+        match (quality, job.and_then(|job| job.cut)) {
+            (StackQuality::Exact | StackQuality::Repaired, Some(why)) => StackQuality::Partial(why),
+            _ => quality,
+        }
     }
 
     /// Counts the stack once for each part of the time that the sample represents: state, ns, length of the interval.

@@ -363,6 +363,7 @@ impl Session {
                 locks,
                 nested,
                 running_tasks: self.running_tasks(pid),
+                python_threads: self.python_threads(pid),
             }),
         )
     }

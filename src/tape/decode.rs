@@ -252,6 +252,7 @@ impl<'a> TapeReader<'a> {
             stack: self.stack(old)?,
             time_spent: TimeSpent::default(),
             wake_up: WakeUp::default(),
+            dispatcher: None,
             holds_lock: false,
             system_call: None,
         })

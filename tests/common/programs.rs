@@ -50,6 +50,17 @@ pub fn compile(source: &Path, out: &Path, more: &[&str]) {
     std::fs::rename(&part, out).expect("a compiled program can be renamed");
 }
 
+/// The library with the pools of native threads for `worker_pools.py`.
+pub fn worker_pool() -> PathBuf {
+    let out = built().join("worker_pool.so");
+    compile(
+        &sources().join("worker_pool.c"),
+        &out,
+        &["-fPIC", "-shared", "-pthread"],
+    );
+    out
+}
+
 /// The C program without Python.
 pub fn native(args: &[&str]) -> Command {
     let exe = built().join("native");

@@ -6,7 +6,8 @@ use crate::arch::{PT_REGS_WORDS, Regs};
 use crate::bytes::{u16_at, u32_at, u64_at};
 use crate::cpython_layout::{ABSENT, RunningTasks, TargetLayout, ThreadStateLocation, Tls};
 use crate::event::{
-    CodeCopy, Holder, Part, Pid, RUNNING_TASK, RawPyFrame, Sample, StackBytes, Tid, TimeSpent, WakeUp, WalkStatus,
+    CodeCopy, Dispatcher, Holder, Part, Pid, RUNNING_TASK, RawPyFrame, Sample, StackBytes, Tid, TimeSpent, WakeUp,
+    WalkStatus,
 };
 
 const HEAD: usize = 512;
@@ -19,6 +20,8 @@ const ORIG_AX: usize = 15;
 const CODE_COPY: u32 = 16;
 const WAKER: u32 = 64;
 const HOLDS_LOCK: u32 = 128;
+const WORKER: u32 = 256;
+const UNCHANGED: u32 = 512;
 
 // Offsets in `struct head` and, up to the time, `struct code_head`.
 const PID: usize = 4;
@@ -254,6 +257,13 @@ pub fn decode(b: &[u8]) -> Option<Sample> {
                     .collect(),
             },
             wakes: (flags & WAKER != 0).then_some(u32_at(b, WAKER_TID)?),
+        },
+        dispatcher: match flags & WORKER {
+            0 => None,
+            _ => Some(Dispatcher {
+                tid: u32_at(b, WAKER_TID)?,
+                is_unchanged: flags & UNCHANGED != 0,
+            }),
         },
         holds_lock: flags & HOLDS_LOCK != 0,
         // -1 outside system calls

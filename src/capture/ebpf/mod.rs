@@ -44,6 +44,7 @@ mod cpu_time;
 mod interpreter_locks;
 mod object;
 mod sampling_events;
+mod workers;
 
 use abi::DecodedRecord;
 use cpu_time::CpuTimes;
@@ -84,6 +85,8 @@ struct KernelFacts {
     wakers: u32,
     period: u64,
     min_blocked: u64,
+    workers: u32,
+    unused: u32,
 }
 
 // SAFETY: plain integers, no padding, any bit pattern is valid.
@@ -139,6 +142,7 @@ pub struct EbpfSource {
     times: CpuTimes,
     off_cpu: Option<OffCpu>,
     locks: InterpreterLocks,
+    python_stacks: Option<workers::PythonStacks>,
     delivered: u64,
     /// About to exec its program; samples until then are dropped.
     before_exec: Option<Pid>,
@@ -187,17 +191,16 @@ impl EbpfSource {
         }
         let cpus = sys::process::cpu_count() as u32;
         let variants = Variant::candidates()?;
+        let mut sizes = MapSizes {
+            slots: cpus,
+            threads: 1,
+            workers: if options.workers { workers::MAX_WORKERS } else { 1 },
+        };
         let (object::Loaded { mut bpf, refusal }, prepared) = if options.mode == Mode::Cpu {
-            let sizes = MapSizes {
-                slots: cpus,
-                threads: 1,
-            };
             (object::load_first(variants, sizes, options.children)?, None)
         } else {
-            let sizes = MapSizes {
-                slots: cpus + off_cpu::WORK_SLOTS,
-                threads: off_cpu::MAX_THREADS,
-            };
+            sizes.slots += off_cpu::WORK_SLOTS;
+            sizes.threads = off_cpu::MAX_THREADS;
             let (object, btf) = off_cpu::prepare(variants)?;
             let bpf = object::load(&object, sizes, options.children)?;
             (object::Loaded { bpf, refusal: None }, Some(btf))
@@ -231,6 +234,7 @@ impl EbpfSource {
         f.cpus = cpus;
         f.wakers = options.off_cpu.wakers.into();
         f.min_blocked = options.off_cpu.min_blocked;
+        f.workers = options.workers.into();
         facts.set(0, f, 0).map_err(map_error)?;
         if options.children {
             let forked: &mut RawTracePoint = object::program(&mut bpf, "forked")?;
@@ -238,6 +242,10 @@ impl EbpfSource {
                 .attach("sched_process_fork")
                 .map_err(|e| bpf_error("cannot receive fork events", e))?;
         }
+        let python_stacks = match options.workers {
+            true => Some(workers::attach(&mut bpf)?),
+            false => None,
+        };
         let events = CpuEvents::open(options, program.as_fd())?;
         let off_cpu = match &prepared {
             Some(btf) => Some(OffCpu::attach(&mut bpf, btf)?),
@@ -264,6 +272,7 @@ impl EbpfSource {
             times: CpuTimes::new(period(options.rate)),
             off_cpu,
             locks,
+            python_stacks,
             delivered: 0,
             before_exec: None,
             reassembler: abi::StackReassembler::default(),
@@ -511,6 +520,9 @@ impl Backend for EbpfSource {
             .insert(pid, LayoutBytes(abi::encode(layout)), 0)
             .map_err(|e| bpf_error(NOTIFY_FAILED, e))?;
         self.locks.set(pid, &layout.locks)?;
+        if let Some(stacks) = &mut self.python_stacks {
+            stacks.add(pid, layout);
+        }
         if let Some(running) = &layout.running_tasks {
             self.running
                 .insert(pid, abi::encode_running(running), 0)

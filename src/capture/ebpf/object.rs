@@ -33,6 +33,8 @@ pub struct MapSizes {
     pub slots: u32,
     /// Threads accounted for off the CPU.
     pub threads: u32,
+    /// Workers whose dispatchers are known, and parts of dispatchers' stacks.
+    pub workers: u32,
 }
 
 impl Variant {
@@ -97,6 +99,8 @@ pub fn load(object: &[u8], sizes: MapSizes, children: bool) -> Result<Ebpf> {
         .map_max_entries("SCRATCH", sizes.slots)
         .map_max_entries("CACHE", sizes.slots)
         .map_max_entries("THREADS", sizes.threads)
+        .map_max_entries("WORKERS", sizes.workers)
+        .map_max_entries("PYTHON_STACKS", sizes.workers)
         .map_max_entries("SAMPLES", RING_BYTES)
         .load(object)
         .map_err(|e| bpf_error(LOAD, e))?;

@@ -64,11 +64,16 @@
 #define GILS 4                   // interpreter locks of one process that are known here, at most
 #define THREAD_STATE (1ULL << 63) // marks the address of a thread state, where the thread's number is not known
 #define RELEASES 64              // releases of them that are remembered; a power of two
+#define INHERITED 6              // registers of its creator that a new thread begins with: those that calls preserve
+#define GENERAL 120              // bytes of general registers, the stack pointer excepted, at the start of pt_regs
+#define CHUNK_BITS 16            // of stack addresses that one thread is known by
+#define SCANNED 0x7fffULL        // bytes of a worker's stack that are searched, a mask; kernels of OpenBLAS use 28 KiB
 #define HOLDERS 10               // threads that one wait for such a lock is divided among, at most
 
 enum { WALK_NONE, WALK_COMPLETE, WALK_FAULT, WALK_DEEP };
 enum { TLS_NONE, TLS_KEY_GLIBC, TLS_KEY_MUSL, TLS_OFFSET, TLS_BLOCK_GLIBC, TLS_BLOCK_MUSL };
-enum { REGS_OK = 1, IN_KERNEL = 2, MORE = 4, REST = 8, CODE_COPY = 16, OFF_CPU = 32, WAKER = 64, HOLDS_LOCK = 128 };
+enum { REGS_OK = 1, IN_KERNEL = 2, MORE = 4, REST = 8, CODE_COPY = 16, OFF_CPU = 32, WAKER = 64, HOLDS_LOCK = 128, WORKER = 256,
+       UNCHANGED = 512 };
 enum { PART_CODE, PART_NAME, PART_QUALNAME, PART_FILENAME, PART_LINES, PARTS };
 enum { COUNT_LOST, COUNT_SAMPLES, COUNT_TIME, COUNTERS }; // time in ns, of all samples together
 
@@ -143,7 +148,8 @@ struct head {
 	__u32 frames_at, stack_at;
 	__u64 holes[5];
 	__u64 cpu, runnable, blocked; // time that the sample stands for, ns; 0 without the accounting of off-CPU time
-	__u32 waker;              // OFF_CPU: the thread that ended the interval, 0: not known; WAKER: the thread woken
+	__u32 waker;              // OFF_CPU: the thread that ended the interval, 0: not known; WAKER: the thread woken; WORKER: the
+	                          // thread that gave it work, whose Python frames these are
 	__u32 waker_pid;          // OFF_CPU: the process of that thread
 	// OFF_CPU: lengths of the intervals that the sample was taken for, ns.
 	__u64 runnable_length, blocked_length;
@@ -267,6 +273,7 @@ struct kernel_facts {
 	__u32 wakers;             // take the stacks of all wakers, not only of those that release an interpreter lock
 	__u64 period;             // of off-CPU samples, ns
 	__u64 min_blocked;        // shorter blocked intervals are left out, ns
+	__u32 workers, unused;    // take the Python frames of the threads that give work to threads without such frames
 };
 
 struct turn {
@@ -397,6 +404,10 @@ struct state {
 	__u64 last_frame;
 	__u64 instr_unused;       // bits of a word beyond the instruction
 	__u64 ends;               // which bits of fingerprint, owner and entry are to be taken from a frame
+	__u64 scan_at, scan_end;  // words of a worker that are searched, as offsets in the area
+	__u64 dispatcher;         // thread pointer of the thread that most of them so far point to ...
+	__u32 dispatcher_tid, votes; // ... and by how many it leads
+	__u64 inherited[INHERITED]; // of the worker
 	struct layout lay;
 };
 
@@ -1421,6 +1432,263 @@ static __always_inline void used_cpu(struct head *h, __u32 tid)
 
 #endif
 
+// Native workers.
+//
+// A thread without Python frames may work for one that has some: its dispatcher, whose Python frames are then taken at the
+// worker's tick, in the same instant. That can be done as both have the same memory. A dispatcher that waits for its workers
+// stands in the call that gave them the work, so its frames do not change meanwhile; they are dropped if they do.
+// (Registers and native stack of the dispatcher at the wake-up would have to be taken at each wake-up, and would say nothing
+// of pools that spin.)
+//
+// Which thread that is:
+// 1. The one whose stack the worker's registers and stack point to most often. Pools that wait for their workers (OpenMP,
+//    OpenBLAS, oneTBB, Rayon) keep the description of the job on the dispatcher's stack. This needs no wake-up, so it is
+//    right also where workers spin between jobs, and where several threads use one pool by turns.
+// 2. The one that woke the worker last, while it is still in the same place of its Python code; if another worker did so, the
+//    dispatcher of that one at the time.
+// 3. The one that created the worker, in the same sense.
+
+struct dispatcher {
+	__u64 thread_pointer;
+	__u64 position;           // in its Python code, at the wake-up
+	__u32 tid, pad;
+};
+
+struct worker {
+	struct dispatcher last;   // the thread that woke or created it last; all 0 if that is not known
+	__u64 inherited[INHERITED];
+};
+
+// By thread id.
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1);   // the loader sets it
+	__type(key, __u32);
+	__type(value, struct worker);
+} WORKERS SEC(".maps");
+
+// Where the innermost part of the stack of a thread with Python frames lies.
+struct chunk {
+	__u32 pid, number;        // address >> CHUNK_BITS
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1);   // the loader sets it
+	__type(key, struct chunk);
+	__type(value, struct dispatcher);
+} PYTHON_STACKS SEC(".maps");
+
+// The thread state of a thread, also where it is known by the list of them only.
+static __always_inline __u64 any_thread_state(struct layout *lay, __u32 pid, __u64 tp)
+{
+	struct nested_key key = { .thread_pointer = tp, .pid = pid };
+	__u64 state = thread_state(lay, tp);
+	struct nested *nested;
+
+	if (state || lay->tls)
+		return state;
+	nested = bpf_map_lookup_elem(&NESTED_STATES, &key);
+	if (nested && user_word(nested->states[0] + lay->thread_id) == tp)
+		return nested->states[0];
+	return 0;
+}
+
+// The innermost Python frame of a thread state, 0: it runs none.
+static __always_inline __u64 innermost(struct layout *lay, __u64 state)
+{
+	__u64 frame = user_word(state + lay->first);
+
+	if (lay->cframe_frame != NONE)
+		return user_word(frame + lay->cframe_frame);
+	return lay->base_frame != NONE && frame == user_word(state + lay->base_frame) ? 0 : frame;
+}
+
+// Where a thread is in its Python code: as a number that changes when it goes on.
+static __always_inline __u64 position(struct layout *lay, __u64 state)
+{
+	__u64 frame = innermost(lay, state);
+
+	return frame ? frame * 0x9e3779b97f4a7c15ULL + user_word(frame + lay->frame_instr) : 0;
+}
+
+// Notes where the stack of a thread with Python frames lies: the part that its native functions use.
+static __always_inline void note_stack(__u32 pid, struct dispatcher *thread, __u64 sp)
+{
+	struct chunk chunk = { .pid = pid, .number = sp >> CHUNK_BITS };
+
+	bpf_map_update_elem(&PYTHON_STACKS, &chunk, thread, BPF_ANY);
+	chunk.number++;
+	bpf_map_update_elem(&PYTHON_STACKS, &chunk, thread, BPF_ANY);
+}
+
+// The thread that the current thread gives work for: itself if it runs Python, else its own dispatcher.
+static __always_inline void current_dispatcher(struct layout *lay, struct kernel_facts *facts, struct dispatcher *d)
+{
+	__u64 id = bpf_get_current_pid_tgid();
+	__u32 tid = id;
+	struct worker *mine;
+	__u64 state;
+
+	bpf_probe_read_kernel(&d->thread_pointer, 8, (void *)(bpf_get_current_task() + facts->fsbase));
+	state = any_thread_state(lay, id >> 32, d->thread_pointer);
+	d->position = state ? position(lay, state) : 0;
+	if (d->position) {
+		d->tid = tid;
+		return;
+	}
+	mine = bpf_map_lookup_elem(&WORKERS, &tid);
+	if (mine)
+		*d = mine->last;
+}
+
+// A new thread begins with registers of the thread that creates it, and its first functions save them.
+static __always_inline int is_inherited(struct state *s, __u64 v)
+{
+	int i, found = 0;
+
+	for (i = 0; i < INHERITED; i++)
+		found |= v == s->inherited[i];
+	return found;
+}
+
+// Counts which thread's stack the words of a worker point to: after Boyer and Moore, so that one counter suffices. Registers
+// hold what is in use now, and count for more.
+TURN(scan_words)
+{
+	char *area = scratch(slot);
+	struct head *h = (void *)area;
+	struct dispatcher *d;
+	struct chunk chunk;
+	struct state *s;
+	__u64 at, v, sp, stack_end;
+	__u32 k, weight;
+
+	if (!area)
+		return 1;
+	s = (void *)(area + STATE);
+	at = s->scan_at;
+	sp = h->regs[19];
+	stack_end = s->lay.stack_end;
+	for (k = 0; k < BATCH; k++) {
+		if (at >= s->scan_end)
+			return 1;
+		BOUND(at, WORDS);
+		if (at > STATE)
+			return 1;
+		v = *(__u64 *)(area + at);
+		weight = at < COPY + GENERAL ? GENERAL / 8 : 1;
+		at += 8;
+		// What a dispatcher hands on is aligned. The worker's own stack, and the environment above the main thread's, say
+		// nothing.
+		if (v & 7 || v >> 47 || v < PAGE || v - sp < h->thread_pointer - sp || v - stack_end < MAX_STACK)
+			continue;
+		chunk.pid = h->pid;
+		chunk.number = v >> CHUNK_BITS;
+		d = bpf_map_lookup_elem(&PYTHON_STACKS, &chunk);
+		// (Above the thread descriptor lies something else.)
+		if (!d || v - d->thread_pointer < 2 << CHUNK_BITS || is_inherited(s, v))
+			continue;
+		if (s->dispatcher == d->thread_pointer) {
+			s->votes += weight;
+		} else if (s->votes >= weight) {
+			s->votes -= weight;
+		} else {
+			s->dispatcher = d->thread_pointer;
+			s->dispatcher_tid = d->tid;
+			s->votes = weight - s->votes;
+		}
+	}
+	s->scan_at = at;
+	return 0;
+}
+
+// Finds the dispatcher of the current thread, and notes what is needed to find others'. False if it has Python frames itself,
+// or its dispatcher is not known.
+__noinline int find_dispatcher(__u32 slot)
+{
+	char *area = scratch(slot);
+	struct head *h = (void *)area;
+	struct worker unknown = {}, *known;
+	struct dispatcher d = {};
+	struct layout *lay;
+	struct state *s;
+	__u64 state, len, tp, sp;
+	__u32 pid, tid;
+	int i;
+
+	if (!area)
+		return 0;
+	s = (void *)(area + STATE);
+	pid = h->pid;
+	tid = h->tid;
+	tp = h->thread_pointer;
+	lay = bpf_map_lookup_elem(&PROCS, &pid);
+	if (!lay)
+		return 0;
+	known = bpf_map_lookup_elem(&WORKERS, &tid);
+	state = any_thread_state(lay, pid, tp);
+	if (state && innermost(lay, state)) {
+		if (known)
+			bpf_map_delete_elem(&WORKERS, &tid);
+		d.thread_pointer = tp;
+		d.tid = tid;
+		if (h->flags & REGS_OK)
+			note_stack(pid, &d, h->regs[19]);
+		return 0;
+	}
+	s->votes = 0;
+	s->dispatcher = 0;
+	sp = h->regs[19];
+	if (h->flags & REGS_OK) {
+		__builtin_memcpy(area + COPY, h->regs, GENERAL);
+		// As much as can be read from its outermost part on, where the functions of the pool are: buffers may have pages
+		// that were never used.
+		len = tp > sp ? tp - sp : 0;
+		if (len > SCANNED)
+			len = SCANNED & ~7ULL;
+		for (i = 0; i < 4; i++) {
+			BOUND(len, SCANNED);
+			if (!bpf_probe_read_user(area + COPY + GENERAL, len, (void *)(tp - len)))
+				break;
+			len = i == 3 ? 0 : len / 2 & ~7ULL;
+		}
+		__builtin_memset(s->inherited, 0, sizeof(s->inherited));
+		if (known)
+			__builtin_memcpy(s->inherited, known->inherited, sizeof(s->inherited));
+		s->scan_at = COPY;
+		s->scan_end = COPY + GENERAL + (len & ~7ULL);
+		s->lay.stack_end = lay->stack_end;
+		LOOP((SCANNED + GENERAL) / 8 / BATCH + 1, scan_words, slot);
+	}
+	if (!known) {
+		bpf_map_update_elem(&WORKERS, &tid, &unknown, BPF_ANY);
+		if (!s->votes)
+			return 0;
+	} else {
+		d = known->last;
+		if (!s->votes) {
+			s->dispatcher = d.thread_pointer;
+			s->dispatcher_tid = d.tid;
+		}
+	}
+	state = s->dispatcher_tid ? any_thread_state(lay, pid, s->dispatcher) : 0;
+	if (!state || !innermost(lay, state))
+		return 0;
+	if (d.thread_pointer == s->dispatcher) {
+		if (d.position == position(lay, state))
+			h->flags |= UNCHANGED;
+	} else if (known && s->votes) {
+		// It does not wait for work of the thread that woke it any more.
+		d.thread_pointer = s->dispatcher;
+		d.tid = s->dispatcher_tid;
+		d.position = 0;
+		known->last = d;
+	}
+	h->waker = s->dispatcher_tid;
+	return s->votes || h->flags & UNCHANGED;
+}
+
 // Takes everything but the registers and the kernel stack, which are in `h`, and hands the record on.
 static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, struct layout *lay,
 				     struct kernel_facts *facts, struct turn *turn, __u64 began)
@@ -1440,8 +1708,12 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 	h->walk = WALK_NONE;
 	s->at = HEAD + 8 * (__u64)h->kernel;
 	h->frames_at = s->at;
+	if (lay->runtime && facts->workers && !(h->flags & (OFF_CPU | WAKER)) && find_dispatcher(slot)) {
+		h->flags |= WORKER;
+		tp = s->dispatcher;
+	}
 	if (lay->runtime) {
-		__u64 state = thread_state(lay, tp);
+		__u64 state = thread_state(lay, tp), begin = 0;
 		struct nested_key key = { .thread_pointer = tp, .pid = h->pid };
 		struct nested *nested = state || !lay->tls ? bpf_map_lookup_elem(&NESTED_STATES, &key) : 0;
 
@@ -1462,6 +1734,8 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 				s->states[1 + i] = other;
 			}
 			begin_epoch(lay, c, h->pid, nested ? 0 : state);
+			if (h->flags & WORKER)
+				begin = position(lay, state);
 			s->n = 0;
 			h->walk = WALK_COMPLETE;
 			for (i = 0; i <= MAX_NESTED; i++)
@@ -1475,10 +1749,19 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 					if (s->states[i])
 						walk_marks(slot, i);
 			h->marks = s->n;
+			// The dispatcher has gone on meanwhile.
+			if (h->flags & WORKER && begin != position(lay, state)) {
+				h->frames = h->marks = 0;
+				h->walk = WALK_NONE;
+				s->at = h->frames_at;
+			}
 		}
+		if (!h->frames)
+			h->flags &= ~WORKER;
+		tp = h->thread_pointer;
 	}
 
-	if (h->walk != WALK_NONE && holds_lock(h->pid, s->states))
+	if (h->walk != WALK_NONE && !(h->flags & WORKER) && holds_lock(h->pid, s->states))
 		h->flags |= HOLDS_LOCK;
 	// Should the process have begun to run Python, or another one, the reader has to find out first.
 	if (h->walk != WALK_COMPLETE && began - turn->woken > SOON) {
@@ -2035,6 +2318,74 @@ int forked(struct bpf_raw_tracepoint_args *ctx)
 	// A process, not a thread; and the field is what it was taken for.
 	if (parent[1] == pid && child[0] == child[1])
 		bpf_map_update_elem(&PROCS, &child[0], lay, BPF_ANY);
+	return 0;
+}
+
+// The user registers of the current thread, which is in the kernel: they lie at the top of its kernel stack, on kernels with FRED
+// 16 bytes lower. False if they are not found.
+static __always_inline int registers_at_entry(struct kernel_facts *facts, __u64 *regs, __u64 len)
+{
+	__u64 top = 0;
+	int pad;
+
+	if (!facts->stack || bpf_probe_read_kernel(&top, 8, (void *)(bpf_get_current_task() + facts->stack)) || !top)
+		return 0;
+	for (pad = 0; pad <= 16; pad += 16)
+		if (!bpf_probe_read_kernel(regs, len, (void *)(top + KERNEL_STACK - pad - len)) &&
+		    (regs[17] & 0xffff & 3) == 3 && (regs[20] & 3) == 3)
+			return 1;
+	return 0;
+}
+
+// Runs in the thread that wakes another one: notes who gives work to it, if it is known as a worker.
+SEC("raw_tp/sched_waking")
+int worker_woken(struct bpf_raw_tracepoint_args *ctx)
+{
+	__u64 id = bpf_get_current_pid_tgid(), regs[21];
+	__u32 pid = id >> 32, zero = 0, woken[2] = {};
+	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
+	struct dispatcher d = {};
+	struct worker *known;
+	struct layout *lay;
+
+	if (!facts || !facts->ids || !facts->fsbase)
+		return 0;
+	bpf_probe_read_kernel(woken, sizeof(woken), (void *)(ctx->args[0] + facts->ids));
+	if (woken[1] != pid)
+		return 0;
+	known = bpf_map_lookup_elem(&WORKERS, &woken[0]);
+	lay = known ? bpf_map_lookup_elem(&PROCS, &pid) : 0;
+	// An interrupt may find any thread: only what a thread does in a system call is its own doing.
+	if (!known || !lay || !lay->runtime || !registers_at_entry(facts, regs, sizeof(regs)) || (__s64)regs[15] < 0)
+		return 0;
+	current_dispatcher(lay, facts, &d);
+	if (!d.tid)
+		return 0;
+	if (d.tid == (__u32)id)
+		note_stack(pid, &d, regs[19]);
+	known->last = d;
+	return 0;
+}
+
+// Runs in the thread that creates another one, or a process.
+SEC("raw_tp/sched_process_fork")
+int thread_created(struct bpf_raw_tracepoint_args *ctx)
+{
+	__u32 pid = bpf_get_current_pid_tgid() >> 32, zero = 0, child[2] = {};
+	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
+	struct layout *lay = bpf_map_lookup_elem(&PROCS, &pid);
+	struct worker new = {};
+	__u64 regs[21];
+
+	if (!lay || !lay->runtime || !facts || !facts->ids || !facts->fsbase)
+		return 0;
+	bpf_probe_read_kernel(child, sizeof(child), (void *)(ctx->args[1] + facts->ids));
+	if (child[1] != pid)
+		return 0;
+	current_dispatcher(lay, facts, &new.last);
+	if (registers_at_entry(facts, regs, sizeof(regs)))
+		__builtin_memcpy(new.inherited, regs, sizeof(new.inherited)); // r15 to r12, rbp, rbx
+	bpf_map_update_elem(&WORKERS, &child[0], &new, BPF_ANY);
 	return 0;
 }
 

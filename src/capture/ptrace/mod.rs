@@ -156,6 +156,14 @@ impl PtraceSource {
                     .hint(format!("omit {word}, or use --backend ebpf")),
             );
         }
+        if options.workers {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "the ptrace backend cannot do --attribute-workers",
+            )
+            .why("it stops one thread at a time, when the one that gave it work may have gone on")
+            .hint("omit --attribute-workers, or use --backend ebpf"));
+        }
         let failed = |e| Error::io("cannot set up tracing", e);
         let shared = Arc::new(TracerShared::default());
         let (commands, received) = channel();

@@ -222,6 +222,7 @@ impl StoppedReader {
             walk: WalkStatus::NoPython,
             time_spent: TimeSpent::default(),
             wake_up: WakeUp::default(),
+            dispatcher: None,
             holds_lock: false,
             system_call: None,
         }

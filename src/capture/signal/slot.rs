@@ -128,6 +128,7 @@ impl SlotData {
             walk: self.walked.walk,
             time_spent: TimeSpent::default(),
             wake_up: WakeUp::default(),
+            dispatcher: None,
             holds_lock: self.walked.holds_lock,
             system_call: None,
         };

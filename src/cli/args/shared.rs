@@ -64,6 +64,9 @@ pub struct Sampling {
     /// With --mode off-cpu or wall: below each wait, the stack of the thread that ended it
     #[arg(long)]
     pub wakers: bool,
+    /// Place samples of threads that run no Python (OpenMP, BLAS and other pools) below the code that gave them work
+    #[arg(long)]
+    pub attribute_workers: bool,
     /// Only samples of threads that hold the GIL
     #[arg(long)]
     pub gil: bool,
@@ -100,11 +103,16 @@ impl Sampling {
     }
 
     /// # Errors
-    /// `Usage` for options that need off-CPU time where only CPU time is sampled.
+    /// `Usage` for options that need time which is not sampled.
     pub fn check(&self) -> Result<(), Error> {
         let word = match (self.mode, self.min_blocked, self.wakers) {
             (Mode::Cpu, Some(_), _) => "--min-blocked",
             (Mode::Cpu, _, true) => "--wakers",
+            (Mode::OffCpu, ..) if self.attribute_workers => {
+                return Err(Error::new(ErrorKind::Usage, "--attribute-workers needs CPU time")
+                    .why("with --mode off-cpu no thread is sampled while it works")
+                    .hint("--mode wall --attribute-workers, or omit --mode"));
+            }
             _ => return Ok(()),
         };
         Err(Error::new(ErrorKind::Usage, format!("{word} needs off-CPU time"))
@@ -124,6 +132,7 @@ impl Sampling {
                 wakers: self.wakers,
             },
             children,
+            workers: self.attribute_workers,
         }
     }
 }

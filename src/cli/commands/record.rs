@@ -54,6 +54,7 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     check_rate(options.rate)?;
     if options.save_tape.is_some() {
         let (what, option) = match (options.sampling.mode, options.sampling.gil) {
+            _ if options.sampling.attribute_workers => ("what native workers work for", "--attribute-workers"),
             (capture::Mode::Cpu, false) => ("", ""),
             (capture::Mode::Cpu, true) => ("who holds the GIL", "--gil"),
             _ => ("off-CPU time", "--mode"),
@@ -106,6 +107,7 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
         weighted: sampling.weighted(options.rate),
         gil_only: sampling.gil,
         lag: options.tasks.lag,
+        workers: sampling.attribute_workers,
     };
     let recorder = options
         .save_tape

@@ -55,6 +55,7 @@ pub fn replay(options: &Replay) -> Result<()> {
             weighted: None,
             gil_only: false,
             lag: None,
+            workers: false,
         },
         fetch,
         Some(NamingProcess::default()),

@@ -81,6 +81,7 @@ pub fn top(options: &Top) -> Result<()> {
         weighted: sampling.weighted(options.rate),
         gil_only: sampling.gil,
         lag: None,
+        workers: sampling.attribute_workers,
     };
     let mut session = Session::new(session_options, Box::new(LiveSystem));
     session.fetch = fetch;

@@ -76,6 +76,6 @@ pub fn color(kind: FrameKind) -> Color {
         FrameKind::Kernel => Color::Magenta,
         FrameKind::Truncated => Color::Red,
         FrameKind::Unknown | FrameKind::State => Color::Dim,
-        FrameKind::Root | FrameKind::Process | FrameKind::Thread | FrameKind::Task => Color::Green,
+        FrameKind::Root | FrameKind::Process | FrameKind::Thread | FrameKind::Task | FrameKind::Worker => Color::Green,
     }
 }

@@ -246,6 +246,7 @@ pub fn kind_name(kind: FrameKind) -> &'static str {
         FrameKind::Kernel => "kernel",
         FrameKind::Truncated => "truncated",
         FrameKind::Task => "task",
+        FrameKind::Worker => "worker",
         FrameKind::State => "state",
         FrameKind::Unknown => "unknown",
     }

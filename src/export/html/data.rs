@@ -53,6 +53,7 @@ const KINDS: &[(FrameKind, &str)] = &[
     (FrameKind::Kernel, "kernel"),
     (FrameKind::Truncated, "truncated"),
     (FrameKind::Task, "task"),
+    (FrameKind::Worker, "worker"),
     (FrameKind::State, "state"),
     (FrameKind::Unknown, "unknown"),
     (FrameKind::Process, "process"),

@@ -7,6 +7,7 @@ const KIND_NAMES = {
   kernel: "Kernel",
   truncated: "Truncated stack",
   task: "Task",
+  worker: "Worker thread",
   state: "Off CPU",
   unknown: "No symbol",
   process: "Process",

@@ -95,7 +95,7 @@ class Timeline {
   parts() {
     const { kinds, waits } = this.model.profile;
     if (waits) return STATES.map((name, at) => ({ at, name: STATE_NAMES[name], color: this.palette.states[at] }));
-    const order = ["python", "native", "inlined", "unknown", "truncated", "kernel", "state", "task", "thread", "process", "root"];
+    const order = ["python", "native", "inlined", "unknown", "truncated", "kernel", "state", "task", "worker", "thread", "process", "root"];
     return order.map((name) => ({ at: kinds.indexOf(name), name: KIND_NAMES[name], color: this.palette.kinds[kinds.indexOf(name)].base }));
   }
 

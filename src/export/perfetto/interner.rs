@@ -226,6 +226,7 @@ fn kind(kind: FrameKind) -> KindField {
         FrameKind::Kernel => Kind::Kernel,
         FrameKind::Task => return KindField::Other("task".into()),
         FrameKind::State => return KindField::Other("state".into()),
+        FrameKind::Worker => return KindField::Other("worker".into()),
         FrameKind::Truncated => return KindField::Other("truncated".into()),
         FrameKind::Root | FrameKind::Process | FrameKind::Thread => Kind::Unknown,
     };

@@ -76,6 +76,7 @@ fn key(frame: &Frame) -> Option<Key<'_>> {
         | FrameKind::Kernel
         | FrameKind::Truncated
         | FrameKind::Task
+        | FrameKind::Worker
         | FrameKind::State
         | FrameKind::Unknown => Some(Key(*kind, name, module, frame.address)),
     }
@@ -348,6 +349,7 @@ pub fn module(frame: &Frame) -> &str {
         FrameKind::Python => &frame.filename,
         FrameKind::Truncated => "[truncated]",
         FrameKind::Task => "[task]",
+        FrameKind::Worker => "[worker thread]",
         FrameKind::State => "[off CPU]",
         _ if frame.module.is_empty() => "[unmapped]",
         _ => &frame.module,

@@ -184,6 +184,7 @@ fn try_ebpf(mode: Mode) -> Result<EbpfTrial> {
         children: false,
         mode,
         off_cpu: OffCpuOptions::default(),
+        workers: false,
     })?;
     Ok(EbpfTrial {
         event: source.name(),

@@ -145,6 +145,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
         weighted: None,
         gil_only: false,
         lag: None,
+        workers: false,
     };
     let mut session = Session::new(session_options, Box::new(LiveSystem));
     session.fetch = fetch;

@@ -77,6 +77,7 @@ pub fn dump(pid: Pid, as_json: bool) -> error::Result<()> {
         weighted: None,
         gil_only: false,
         lag: None,
+        workers: false,
     };
     let mut session = Session::new(options, Box::new(LiveSystem));
     session.open(pid, &mut |_, _| Ok(()))?;

@@ -99,6 +99,7 @@ pub(crate) const KINDS: &[(&str, FrameKind)] = &[
     ("kernel", FrameKind::Kernel),
     ("truncated", FrameKind::Truncated),
     ("task", FrameKind::Task),
+    ("worker", FrameKind::Worker),
     ("state", FrameKind::State),
     ("unknown", FrameKind::Unknown),
     ("process", FrameKind::Process),

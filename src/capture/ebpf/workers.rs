@@ -1,0 +1,57 @@
+//! Native workers: the programs that note who gives work to them. How that is found, and why so, says sample.bpf.c.
+
+use aya::Ebpf;
+use aya::maps::{HashMap as BpfHash, MapData};
+use aya::programs::RawTracePoint;
+
+use super::{bpf_error, object};
+use crate::cpython_layout::TargetLayout;
+use crate::error::Result;
+use crate::event::Pid;
+
+const LOAD: &str = "cannot load the BPF programs for native workers";
+/// Workers, and parts of stacks, that are known at the same time; the one that was not used for the longest time is forgotten.
+pub const MAX_WORKERS: u32 = 16384;
+
+/// `CHUNK_BITS` of sample.bpf.c.
+const CHUNK_BITS: u32 = 16;
+/// Parts of the stack of a thread that exists already, from its outer end on, and such threads of one process, at most.
+const CHUNKS: u32 = 8;
+const MAX_THREADS: usize = 512;
+/// `BPF_NOEXIST` (include/uapi/linux/bpf.h).
+const NO_EXIST: u64 = 1;
+
+/// The map `PYTHON_STACKS`.
+pub struct PythonStacks(BpfHash<MapData, [u32; 2], [u64; 3]>);
+
+impl PythonStacks {
+    /// Adds the threads of a process that exist already: otherwise they are known from their first sample on.
+    pub fn add(&mut self, pid: Pid, layout: &TargetLayout) {
+        for (tid, pointer) in layout.python_threads.iter().take(MAX_THREADS) {
+            // The descriptor lies above the stack, but the main thread's elsewhere.
+            let end = if *tid == pid { layout.stack_end } else { *pointer };
+            let last = (end >> CHUNK_BITS) as u32;
+            for chunk in last.saturating_sub(CHUNKS)..=last {
+                // What is there is more recent.
+                let _ = self.0.insert([pid, chunk], [*pointer, 0, u64::from(*tid)], NO_EXIST);
+            }
+        }
+    }
+}
+
+/// Loads and attaches the programs.
+///
+/// # Errors
+/// The kernel refuses them.
+pub fn attach(bpf: &mut Ebpf) -> Result<PythonStacks> {
+    for (name, event) in [
+        ("worker_woken", "sched_waking"),
+        ("thread_created", "sched_process_fork"),
+    ] {
+        let program: &mut RawTracePoint = object::program(bpf, name)?;
+        program.load().map_err(|e| bpf_error(LOAD, e))?;
+        program.attach(event).map_err(|e| bpf_error(LOAD, e))?;
+    }
+    let stacks = object::take_map(bpf, "PYTHON_STACKS")?;
+    stacks.try_into().map(PythonStacks).map_err(|e| bpf_error(LOAD, e))
+}

@@ -1,0 +1,362 @@
+//! Native workers below the code that they work for.
+//!
+//! A worker runs no Python. The backend finds its dispatcher, the thread with Python frames that gave it work, and puts that
+//! thread's Python frames, of the same instant, into the worker's sample (sample.bpf.c says how, and why they are right). They
+//! come without the native frames between them: the dispatcher may run on another CPU, where its registers are. But the
+//! dispatcher is sampled too, and where its Python frames were the same, so were the native frames around them. Below the
+//! innermost Python frame that holds as far as the call into the library that the worker belongs to.
+//!
+//! Some pools spin for a while when a job is done, and what is left on the worker's stack may still point to the thread that gave
+//! it. If samples of that thread show that it is not in the worker's library, the time belongs to the worker's last job. So it
+//! does if nothing is known of where that thread is, and the worker is where others without a job have been ([`Place`]).
+
+use std::hash::BuildHasher;
+use std::rc::Rc;
+
+use rustc_hash::{FxBuildHasher, FxHashMap};
+
+use super::Session;
+use super::sample::Cut;
+use crate::cpython::thread_states;
+use crate::event::{Pid, Sample, Tid};
+use crate::frame::{CodeId, ModuleId, RawFrame};
+use crate::interleave::{self, StackQuality};
+use crate::sys::procfs;
+use crate::target::system::ProcessMemory;
+
+/// Stacks of dispatchers that are known, at most, and frames of one of them.
+const MAX_STACKS: usize = 4096;
+const MAX_FRAMES: usize = 1024;
+/// So many samples of a dispatcher in one place, or function, none of them in a library, show that it does not call that library
+/// there.
+const MIN_SAMPLES: u32 = 5;
+/// So many samples of workers without a job show where workers wait.
+const MIN_WITHOUT_JOB: u64 = 8;
+/// Libraries below one innermost Python frame of which the call is known.
+const MAX_CALLS: usize = 16;
+/// Names of libraries begin so whose functions start threads for other libraries.
+const THREAD_LIBRARIES: &[&str] = &["libc.", "libc-", "libpthread", "ld-", "libstdc++", "libc++"];
+
+/// Stacks of threads with Python frames.
+#[derive(Default)]
+pub(super) struct Dispatchers {
+    /// By thread and Python frames.
+    known: FxHashMap<(Tid, Rc<[RawFrame]>), DispatcherStack>,
+    /// The last one of each thread, as its key in `known`.
+    last: FxHashMap<Tid, Rc<[RawFrame]>>,
+    /// By worker.
+    last_jobs: FxHashMap<Tid, Job>,
+    /// By innermost Python function, in all threads.
+    functions: FxHashMap<CodeId, FunctionCalls>,
+    /// By hash of a worker's callers.
+    places: FxHashMap<u64, Place>,
+}
+
+/// Samples of a Python function, and libraries that it called in them.
+#[derive(Default)]
+struct FunctionCalls {
+    samples: u32,
+    libraries: Vec<ModuleId>,
+}
+
+impl FunctionCalls {
+    fn add_sample(&mut self, inner: &[RawFrame]) {
+        self.samples = self.samples.saturating_add(1);
+        for library in inner.iter().filter_map(module) {
+            if self.libraries.len() < MAX_CALLS && !self.libraries.contains(&library) {
+                self.libraries.push(library);
+            }
+        }
+    }
+
+    fn never_calls(&self, library: ModuleId) -> bool {
+        self.samples >= MIN_SAMPLES && self.libraries.len() < MAX_CALLS && !self.libraries.contains(&library)
+    }
+}
+
+/// A place in the code of workers, where they work or wait for work.
+#[derive(Default)]
+struct Place {
+    /// Samples with a dispatcher that was in the worker's library, and with one that was not.
+    with_job: u64,
+    without_job: u64,
+}
+
+impl Place {
+    fn is_for_waiting(&self) -> bool {
+        // Workers also wait for parts of the call that have no work for them.
+        self.without_job >= MIN_WITHOUT_JOB && self.without_job > self.with_job / 16
+    }
+}
+
+/// What a worker does, and for which thread.
+#[derive(Clone)]
+pub(super) struct Job {
+    pub(super) dispatcher: Tid,
+    /// The dispatcher's stack, outermost frame first, and why it is incomplete.
+    pub(super) frames: Vec<RawFrame>,
+    pub(super) cut: Cut,
+}
+
+/// A stack, outermost frame first.
+struct DispatcherStack {
+    /// Up to the innermost Python frame.
+    outer: Vec<RawFrame>,
+    /// The native frames below that, up to the first one of a library.
+    calls: Vec<(ModuleId, Vec<RawFrame>)>,
+    samples: u32,
+}
+
+/// What the backend says of a worker's job.
+pub(super) struct DispatcherFrames {
+    tid: Tid,
+    is_unchanged: bool,
+    /// Python frames, outermost first, and why they are incomplete. `None`: nothing, so it is the last job.
+    python: Option<(Vec<RawFrame>, Cut)>,
+}
+
+fn is_python(frame: &RawFrame) -> bool {
+    matches!(frame, RawFrame::Python { .. })
+}
+
+fn innermost_code(python: &[RawFrame]) -> Option<CodeId> {
+    match python.last()? {
+        RawFrame::Python { code, .. } => Some(*code),
+        _ => None,
+    }
+}
+
+fn module(frame: &RawFrame) -> Option<ModuleId> {
+    match frame {
+        RawFrame::Native { module, .. } => Some(*module),
+        _ => None,
+    }
+}
+
+impl DispatcherStack {
+    fn new(stack: &[RawFrame]) -> DispatcherStack {
+        let inner = stack.iter().rposition(is_python).map_or(0, |at| at + 1);
+        let mut new = DispatcherStack {
+            outer: stack[..inner].to_vec(),
+            calls: Vec::new(),
+            samples: 0,
+        };
+        new.add_sample(&stack[inner..]);
+        new
+    }
+
+    /// Adds the calls into libraries that are not known yet; `inner`: frames below the innermost Python frame.
+    fn add_sample(&mut self, inner: &[RawFrame]) {
+        self.samples = self.samples.saturating_add(1);
+        for (at, frame) in inner.iter().enumerate() {
+            let Some(library) = module(frame) else { continue };
+            if self.calls.len() < MAX_CALLS && self.calls.iter().all(|(known, _)| *known != library) {
+                self.calls.push((library, inner[..=at].to_vec()));
+            }
+        }
+    }
+
+    /// The native frames down to the call into a library.
+    fn call(&self, library: ModuleId) -> Option<&[RawFrame]> {
+        let call = self.calls.iter().find(|(known, _)| *known == library);
+        call.map(|(_, frames)| &frames[..])
+    }
+
+    /// Where the Python frames begin like these: those frames with the native ones between them, then the rest of `python`.
+    fn joined_with(&self, python: &[RawFrame]) -> Vec<RawFrame> {
+        let (mut at, mut end) = (0, 0);
+        for (i, frame) in self.outer.iter().enumerate() {
+            if is_python(frame) {
+                if python.get(at) != Some(frame) {
+                    break;
+                }
+                (at, end) = (at + 1, i + 1);
+            }
+        }
+        [&self.outer[..end], &python[at..]].concat()
+    }
+}
+
+impl Session {
+    /// The threads of a process that have a Python thread state, and their `pthread_self`, if workers are attributed.
+    pub(super) fn python_threads(&self, pid: Pid) -> Vec<(Tid, u64)> {
+        let python = self.targets.get(&pid).and_then(|target| target.python.as_ref());
+        let Some(python) = python.and_then(|p| p.interpreter).filter(|_| self.options.workers) else {
+            return Vec::new();
+        };
+        let memory = ProcessMemory(&*self.system, pid);
+        let pointers = thread_states::thread_pointers(&memory, &python, &thread_states::states(&memory, &python));
+        let threads = self.system.threads(pid).into_iter();
+        threads
+            .filter_map(|tid| Some((tid, *pointers.get(&procfs::namespace_tid(pid, tid)?)?)))
+            .collect()
+    }
+
+    /// What a sample stands below if it is one of a worker: takes the dispatcher's Python frames out of `self.groups`.
+    pub(super) fn take_dispatcher(&mut self, s: &Sample) -> Option<DispatcherFrames> {
+        let Some(dispatcher) = s.dispatcher else {
+            let last = self.dispatchers.last_jobs.get(&s.tid)?;
+            // A worker that waits may wait for its next job.
+            let is_active = s.python.is_empty() && s.wake_up.wakes.is_none() && s.time_spent.blocked == 0;
+            return is_active.then_some(DispatcherFrames {
+                tid: last.dispatcher,
+                is_unchanged: false,
+                python: None,
+            });
+        };
+        let mut frames = Vec::new();
+        let cut = match interleave::python_only(&self.groups, None, &mut frames) {
+            StackQuality::Partial(why) => Some(why),
+            _ => None,
+        };
+        self.groups.clear();
+        Some(DispatcherFrames {
+            tid: dispatcher.tid,
+            is_unchanged: dispatcher.is_unchanged,
+            python: (!frames.is_empty()).then_some((frames, cut)),
+        })
+    }
+
+    /// The job that a worker's sample belongs to. `None`: it is not known.
+    pub(super) fn find_job(&mut self, s: &Sample, new: DispatcherFrames) -> Option<Job> {
+        let found = new.python.and_then(|(python, cut)| {
+            Some(Job {
+                dispatcher: new.tid,
+                frames: self.dispatcher_stack(new.tid, new.is_unchanged, python.into())?,
+                cut,
+            })
+        });
+        let last_jobs = &mut self.dispatchers.last_jobs;
+        let Some(job) = found else {
+            return last_jobs.get(&s.tid).cloned();
+        };
+        if last_jobs.len() >= MAX_STACKS {
+            last_jobs.clear();
+        }
+        last_jobs.insert(s.tid, job.clone());
+        Some(job)
+    }
+
+    /// A thread has ended.
+    pub(super) fn forget_worker(&mut self, tid: Tid) {
+        self.dispatchers.last_jobs.remove(&tid);
+    }
+
+    /// The stack of a thread with these Python frames, down to the call into the library of the worker whose frames are in
+    /// `self.native`. `None`: it is not in that library.
+    fn dispatcher_stack(&mut self, tid: Tid, is_unchanged: bool, python: Rc<[RawFrame]>) -> Option<Vec<RawFrame>> {
+        let mut libraries = self.native.iter().rev().filter_map(|f| Some(f.location?.0));
+        let library = libraries.find(|id| {
+            let name = self.modules.get(*id).name();
+            !THREAD_LIBRARIES.iter().any(|library| name.starts_with(library))
+        });
+        let dispatchers = &mut self.dispatchers;
+        if dispatchers.places.len() >= MAX_STACKS {
+            dispatchers.places.clear();
+        }
+        let callers = self.native.iter().skip(1).map(|f| f.location);
+        let place = FxBuildHasher.hash_one(callers.collect::<Vec<_>>());
+        let place = dispatchers.places.entry(place).or_default();
+        let same = dispatchers.known.get(&(tid, python.clone()));
+        let call = same.and_then(|same| same.call(library?));
+        if let (Some(library), None, false) = (library, call, is_unchanged) {
+            let function = innermost_code(&python).and_then(|code| dispatchers.functions.get(&code));
+            if same.is_some_and(|same| same.samples >= MIN_SAMPLES) || function.is_some_and(|f| f.never_calls(library))
+            {
+                place.without_job += 1;
+                return None;
+            }
+            if place.is_for_waiting() {
+                return None;
+            }
+        }
+        place.with_job += u64::from(call.is_some());
+        if let Some(same) = same {
+            return Some([&same.outer, call.unwrap_or_default()].concat());
+        }
+        let last = dispatchers.last.get(&tid);
+        Some(match last.and_then(|key| dispatchers.known.get(&(tid, key.clone()))) {
+            Some(last) => last.joined_with(&python),
+            None => python.to_vec(),
+        })
+    }
+
+    /// Notes the stack of a sample with Python frames, `self.stack` from `start` on: it may be a dispatcher's.
+    pub(super) fn remember_dispatcher(&mut self, s: &Sample, start: usize, quality: StackQuality) {
+        let stack = &self.stack[start..];
+        let is_known = !matches!(quality, StackQuality::Partial(_));
+        if !self.options.workers
+            || s.dispatcher.is_some()
+            || s.python.is_empty()
+            || !is_known
+            || stack.len() > MAX_FRAMES
+        {
+            return;
+        }
+        let python: Rc<[RawFrame]> = stack.iter().copied().filter(is_python).collect();
+        let dispatchers = &mut self.dispatchers;
+        if dispatchers.known.len() >= MAX_STACKS {
+            (dispatchers.known, dispatchers.last) = Default::default();
+        }
+        dispatchers.last.insert(s.tid, python.clone());
+        let inner = stack.iter().rposition(is_python).map_or(0, |at| at + 1);
+        if dispatchers.functions.len() >= MAX_STACKS {
+            dispatchers.functions.clear();
+        }
+        if let Some(code) = innermost_code(&python) {
+            let function = dispatchers.functions.entry(code).or_default();
+            function.add_sample(&stack[inner..]);
+        }
+        let known = dispatchers.known.entry((s.tid, python));
+        known
+            .and_modify(|known| known.add_sample(&stack[inner..]))
+            .or_insert_with(|| DispatcherStack::new(stack));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Letters are Python functions, digits native functions of the library with that number.
+    fn stack(text: &str) -> Vec<RawFrame> {
+        let frame = |c: char| match c.to_digit(10) {
+            Some(module) => RawFrame::Native {
+                module: ModuleId(module),
+                svma: module.into(),
+            },
+            None => RawFrame::Python {
+                code: CodeId(c.into()),
+                instr: 0,
+            },
+        };
+        text.chars().map(frame).collect()
+    }
+
+    #[test]
+    fn calls_into_libraries() {
+        let mut known = DispatcherStack::new(&stack("1a2b34"));
+        known.add_sample(&stack("353"));
+        for (library, expected) in [(3, Some("3")), (4, Some("34")), (5, Some("35")), (2, None), (1, None)] {
+            let expected = expected.map(stack);
+            assert_eq!(known.call(ModuleId(library)), expected.as_deref(), "{library}");
+        }
+        assert_eq!((known.outer, known.samples), (stack("1a2b"), 2));
+    }
+
+    #[test]
+    fn native_frames_between_the_same_python_frames() {
+        let known = DispatcherStack::new(&stack("1a2b3c4"));
+        for (python, expected) in [
+            ("abc", "1a2b3c"),
+            ("ab", "1a2b"),
+            ("abx", "1a2bx"),
+            ("axc", "1axc"),
+            ("x", "x"),
+            ("", ""),
+            ("abcd", "1a2b3cd"),
+        ] {
+            assert_eq!(known.joined_with(&stack(python)), stack(expected), "{python}");
+        }
+    }
+}

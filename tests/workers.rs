@@ -1,0 +1,119 @@
+//! `--attribute-workers`: native threads below the Python code that they work for. The function on a worker's stack tells which
+//! that is.
+//!
+//! Needs what the other live tests need.
+
+use std::process::Command;
+
+use nativeprof::profile::model::{Frame, FrameKind};
+
+use common::chance::assert_likely;
+use common::recording::{Recording, attach, nativeprof};
+use common::{Program, Python, each_python, live, programs};
+
+mod common;
+
+/// How the native threads of `worker_pools.py` get their work. With each Python the first ones, with the newest one all.
+const POOLS: &[&str] = &[
+    "spinning-shared",
+    "waiting-heap",
+    "waiting",
+    "waiting-shared",
+    "spinning",
+    "new-threads",
+];
+/// Functions of jobs, and who calls for them.
+const JOBS: &[(&str, &str)] = &[("t_first_job", "first_caller"), ("t_second_job", "second_caller")];
+
+fn script(python: &Python, pool: &str) -> Command {
+    let mut command = python.script("worker_pools.py");
+    command.arg(programs::worker_pool()).arg(pool);
+    command
+}
+
+/// Is the function below the seam, and `caller` above?
+fn is_below(stack: &[&Frame], job: &str, caller: &str) -> bool {
+    let Some(seam) = stack.iter().position(|f| f.kind == FrameKind::Worker) else {
+        return false;
+    };
+    let (above, below) = stack.split_at(seam);
+    let is_caller = |f: &&Frame| f.kind == FrameKind::Python && f.name == caller;
+    above.iter().any(is_caller) && below.iter().any(|f| f.name == job)
+}
+
+/// Of the samples of each job, almost all stand below its caller.
+fn check_callers(r: &Recording, whom: &str) {
+    for (job, caller) in JOBS {
+        let all = r.with(job);
+        assert_likely!(all >= 50, "{whom}: {all} samples of {job}\n{}", r.stderr);
+        let right = r.matching(|stack| is_below(stack, job, caller));
+        let wrong = |stack: &[&Frame]| stack.iter().any(|f| f.name == *job) && !is_below(stack, job, caller);
+        assert_likely!(
+            right * 100 >= all * 99,
+            "{whom}: {right} of {all} samples of {job} are below {caller}, not these:\n{}",
+            r.examples(wrong)
+        );
+    }
+    // What a worker does stands below the call into its library, where that was seen.
+    let direct = r.matching(|stack| {
+        let seam = stack.iter().position(|f| f.kind == FrameKind::Worker);
+        seam.is_some_and(|at| stack[at - 1].kind == FrameKind::Native)
+    });
+    assert_likely!(direct > 0, "{whom}: no call into the library: {}", r.examples(|_| true));
+}
+
+fn check(python: &Python) {
+    let pools = match python.exe == common::newest_python().exe {
+        true => POOLS,
+        false => &POOLS[..2],
+    };
+    for pool in pools {
+        let whom = format!("{}, {pool}", python.name);
+        let program = Program::start(script(python, pool));
+        let r = attach(program.pid(), &["--backend", "ebpf", "--attribute-workers"]);
+        drop(program);
+        check_callers(&r, &whom);
+        r.check_lost(&whom);
+    }
+}
+
+#[test]
+fn workers_stand_below_their_callers() {
+    let _live = live();
+    each_python(check);
+}
+
+#[test]
+fn only_if_wanted() {
+    let _live = live();
+    let python = common::newest_python();
+    let program = Program::start(script(python, "waiting"));
+    let r = attach(program.pid(), &["--backend", "ebpf"]);
+    assert_likely!(r.with("t_first_job") > 0, "{}", r.stderr);
+    let seam = |stack: &[&Frame]| stack.iter().any(|f| f.kind == FrameKind::Worker);
+    assert_eq!(r.matching(seam), 0, "{}", r.examples(seam));
+}
+
+#[test]
+fn what_is_not_possible_says_why() {
+    for (words, said) in [
+        (
+            &["--backend", "ptrace"][..],
+            "the ptrace backend cannot do --attribute-workers",
+        ),
+        (&["--mode", "off-cpu"], "--attribute-workers needs CPU time"),
+        (
+            &["--save-tape", "/dev/null"],
+            "a tape cannot record what native workers work for",
+        ),
+    ] {
+        let mut command = nativeprof(&["record", "--attribute-workers", "-o", "/dev/null", "-f", "json"]);
+        let done = command
+            .args(words)
+            .args(["--", "true"])
+            .output()
+            .expect("nativeprof starts");
+        let stderr = String::from_utf8_lossy(&done.stderr);
+        assert!(!done.status.success() && stderr.contains(said), "{words:?}: {stderr}");
+    }
+}
