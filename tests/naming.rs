@@ -390,6 +390,7 @@ fn replayed(name: &str, naming: Option<NamingProcess>) -> String {
         weighted: None,
         gil_only: false,
         lag: None,
+        workers: false,
     };
     let profile = tape_replay::profile_with(&Rc::new(tape), options, None, naming).expect("a replay");
     let mut out = Vec::new();
