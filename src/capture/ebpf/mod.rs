@@ -85,8 +85,6 @@ struct KernelFacts {
     wakers: u32,
     period: u64,
     min_blocked: u64,
-    workers: u32,
-    unused: u32,
 }
 
 // SAFETY: plain integers, no padding, any bit pattern is valid.
@@ -194,7 +192,7 @@ impl EbpfSource {
         let mut sizes = MapSizes {
             slots: cpus,
             threads: 1,
-            workers: if options.workers { workers::MAX_WORKERS } else { 1 },
+            workers: if options.workers { workers::MAX_WORKERS } else { 0 },
         };
         let (object::Loaded { mut bpf, refusal }, prepared) = if options.mode == Mode::Cpu {
             (object::load_first(variants, sizes, options.children)?, None)
@@ -234,7 +232,6 @@ impl EbpfSource {
         f.cpus = cpus;
         f.wakers = options.off_cpu.wakers.into();
         f.min_blocked = options.off_cpu.min_blocked;
-        f.workers = options.workers.into();
         facts.set(0, f, 0).map_err(map_error)?;
         if options.children {
             let forked: &mut RawTracePoint = object::program(&mut bpf, "forked")?;

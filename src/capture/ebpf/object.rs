@@ -33,7 +33,8 @@ pub struct MapSizes {
     pub slots: u32,
     /// Threads accounted for off the CPU.
     pub threads: u32,
-    /// Workers whose dispatchers are known, and parts of dispatchers' stacks.
+    /// Workers whose dispatchers are known, and parts of dispatchers' stacks. 0: dispatchers are not looked for, and the verifier
+    /// leaves out the code that does.
     pub workers: u32,
 }
 
@@ -95,12 +96,14 @@ pub fn load_first(variants: &[Variant], sizes: MapSizes, children: bool) -> Resu
 /// # Errors
 /// The kernel refuses it.
 pub fn load(object: &[u8], sizes: MapSizes, children: bool) -> Result<Ebpf> {
+    let want_workers = u32::from(sizes.workers > 0);
     let mut bpf = EbpfLoader::new()
+        .override_global("want_workers", &want_workers, true)
         .map_max_entries("SCRATCH", sizes.slots)
         .map_max_entries("CACHE", sizes.slots)
         .map_max_entries("THREADS", sizes.threads)
-        .map_max_entries("WORKERS", sizes.workers)
-        .map_max_entries("PYTHON_STACKS", sizes.workers)
+        .map_max_entries("WORKERS", sizes.workers.max(1))
+        .map_max_entries("PYTHON_STACKS", sizes.workers.max(1))
         .map_max_entries("SAMPLES", RING_BYTES)
         .load(object)
         .map_err(|e| bpf_error(LOAD, e))?;

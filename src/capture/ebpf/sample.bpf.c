@@ -273,7 +273,6 @@ struct kernel_facts {
 	__u32 wakers;             // take the stacks of all wakers, not only of those that release an interpreter lock
 	__u64 period;             // of off-CPU samples, ns
 	__u64 min_blocked;        // shorter blocked intervals are left out, ns
-	__u32 workers, unused;    // take the Python frames of the threads that give work to threads without such frames
 };
 
 struct turn {
@@ -1448,6 +1447,10 @@ static __always_inline void used_cpu(struct head *h, __u32 tid)
 //    dispatcher of that one at the time.
 // 3. The one that created the worker, in the same sense.
 
+// Whether the Python frames of the threads that give work to threads without such frames are taken. Set by the loader: if it is
+// 0, the verifier leaves out all that follows.
+const volatile __u32 want_workers = 0;
+
 struct dispatcher {
 	__u64 thread_pointer;
 	__u64 position;           // in its Python code, at the wake-up
@@ -1708,7 +1711,7 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 	h->walk = WALK_NONE;
 	s->at = HEAD + 8 * (__u64)h->kernel;
 	h->frames_at = s->at;
-	if (lay->runtime && facts->workers && !(h->flags & (OFF_CPU | WAKER)) && find_dispatcher(slot)) {
+	if (want_workers && lay->runtime && !(h->flags & (OFF_CPU | WAKER)) && find_dispatcher(slot)) {
 		h->flags |= WORKER;
 		tp = s->dispatcher;
 	}
