@@ -22,14 +22,11 @@ mod common;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_nativeprof");
 
-/// A name so deeply nested that it is demangled in a thread.
-const NESTED: &str = "_Z1f1tI1tI1tI1tI1tI1tI1tI1tI1tIiEEEEEEEEE";
-
 const SOURCE: &str = r#"
 #include <stdlib.h>
 static inline __attribute__((always_inline)) int in(int x) { return x ^ rand(); }
 __attribute__((noinline)) int f(int x) { return in(x) + in(x + 1); }
-__attribute__((noinline)) int nested(int x) __asm__("NESTED");
+__attribute__((noinline)) int nested(int x) __asm__("_ZN5space6nestedEi");
 int nested(int x) { return f(x) + in(x); }
 int main(int argc, char **argv) { return nested(argc) + f(argc); }
 "#;
@@ -44,7 +41,7 @@ const ENOUGH: Duration = Duration::from_secs(100);
 
 fn compile(scratch: &Scratch, name: &str, flags: &[&str]) -> PathBuf {
     let (source, out) = (scratch.path("s.c"), scratch.path(name));
-    std::fs::write(&source, SOURCE.replace("NESTED", NESTED)).expect("written");
+    std::fs::write(&source, SOURCE).expect("written");
     let mut gcc = Command::new("gcc");
     gcc.args(["-O2"]).args(flags).arg("-o").arg(&out).arg(&source);
     assert!(gcc.status().expect("gcc").success());
@@ -117,10 +114,7 @@ fn names_are_those_found_in_this_process() {
     }
     let names = look_up(&mut process, 0, &plain, &svmas).expect("names");
     let has = |name: &str| names.found.iter().flatten().any(|f| *f.name == *name);
-    assert!(
-        has("in") && has("main") && has("f(t<t<t<t<t<t<t<t<t<int> > > > > > > > >)"),
-        "{names:?}"
-    );
+    assert!(has("in") && has("main") && has("space::nested(int)"), "{names:?}");
     assert!(
         names.symbols_from.starts_with("DWARF, symbols"),
         "{}",
@@ -263,7 +257,7 @@ fn processes_that_do_not_answer() {
         open: &|_| None,
         fetch: None,
     };
-    for program in ["/no such program", "/bin/false", "/bin/cat"] {
+    for program in ["/no such program", "/bin/false"] {
         let mut process = NamingProcess::new(program, &[], asleep);
         let found = process.name(&request, &[]);
         assert!(matches!(found, Err(NamingError::NotStarted(_))), "{program}: {found:?}");

@@ -149,9 +149,10 @@ impl NamingProcess {
             None => self.start().map_err(NamingError::NotStarted)?,
         };
         if !running.is_ready {
-            let ready = Turn::new(&mut running, self.limits).ready();
+            let limits = Limits::default();
+            let ready = Turn::new(&mut running, limits).ready();
             ready.map_err(|stop| {
-                let why = stop.text(self.limits, running.end());
+                let why = stop.text(limits, running.end());
                 NamingError::NotStarted(io::Error::other(why))
             })?;
             running.is_ready = true;
