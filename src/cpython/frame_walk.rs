@@ -1,7 +1,7 @@
 //! Walks the interpreter frames of one thread, which is stopped or the calling one. The same walk as in
 //! capture/ebpf/sample.bpf.c, for backends that do not run in the kernel; tests/tape.rs compares the two.
 //!
-//! Allocates nothing, so it may run in a signal handler. Every chain is bounded: [`MAX_FRAMES`], [`MAX_CFRAMES`].
+//! Allocates nothing, so it may run in a signal handler. Every chain is bounded: `limits::MAX_FRAMES`, `MAX_CFRAMES`.
 
 use super::code_copy;
 use super::code_object::fingerprint_of;
