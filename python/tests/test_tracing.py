@@ -809,10 +809,10 @@ def test_counts_and_sampled_times_are_in_one_profile(mode):
     # Wall time of this thread only: whatever else this process has sleeps.
     this = [threading.current_thread()]
     with nativeprof.Profiler(rate=250, mode=mode, native=False, threads=this) as profiler:
-        end = time.process_time() + 0.3  # rarely read: a loaded machine takes the CPU away at system calls
+        end = time.process_time() + 0.3
         rounds = 0
         while time.process_time() < end:
-            fib(16)
+            fib(21)
             rounds += 1
     tree = profiler.to_dict()
     kinds = {kind["name"] for kind in tree["nativeprof"]["value_types"]}
@@ -828,8 +828,10 @@ def test_counts_and_sampled_times_are_in_one_profile(mode):
             counts += calls[0] - sum(calls[1:])
             samples += node["count"] if parent != "fib" else 0
         todo.extend((child, name) for child in inner)
-    assert counts == 3193 * rounds
-    assert profiler.profile.facts["taken"] > 10 and samples > 0.5 * tree["count"]
+    assert counts == 35421 * rounds
+    # A loaded machine takes the CPU away at system calls, such as the one that reads the clock: that is wall time outside.
+    least = 0.5 if mode == "counts+cpu" else 0.2
+    assert profiler.profile.facts["taken"] > 10 and samples > least * tree["count"]
 
 
 def test_counts_and_samples_have_one_node_for_each_thread():
