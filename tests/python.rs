@@ -4,7 +4,6 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::sync::Mutex;
 
 use common::environments::environments;
 
@@ -31,43 +30,18 @@ fn python(environment: &Path) -> Command {
 
 #[test]
 fn the_tests_of_the_package_pass_in_every_python() {
-    // Several at once: most of their time is waiting and start-up.
-    let rest = Mutex::new(environments().iter());
-    let failed = Mutex::new(String::new());
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                while let Some((name, environment)) = next(&rest) {
-                    if let Err(report) = package_tests(environment) {
-                        failed
-                            .lock()
-                            .expect("no panic")
-                            .push_str(&format!("CPython {name}:\n{report}"));
-                    }
-                }
-            });
+    let mut failed = String::new();
+    for (name, environment) in environments() {
+        let mut command = python(environment);
+        command.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "python/tests"]);
+        let output = command.output().expect("the Python of the environment starts");
+        if !output.status.success() {
+            failed += &format!("CPython {name}:\n");
+            failed += &String::from_utf8_lossy(&output.stdout);
+            failed += &String::from_utf8_lossy(&output.stderr);
         }
-    });
-    let failed = failed.into_inner().expect("no panic");
-    assert!(failed.is_empty(), "{failed}");
-}
-
-fn next<I: Iterator>(rest: &Mutex<I>) -> Option<I::Item> {
-    rest.lock().expect("no panic").next()
-}
-
-/// Runs the tests of the package in one environment; what they printed, if one failed.
-fn package_tests(environment: &Path) -> Result<(), String> {
-    let mut command = python(environment);
-    command.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "python/tests"]);
-    let output = command.output().expect("the Python of the environment starts");
-    match output.status.success() {
-        true => Ok(()),
-        false => Err([&output.stdout, &output.stderr]
-            .map(|said| String::from_utf8_lossy(said))
-            .concat()),
     }
+    assert!(failed.is_empty(), "{failed}");
 }
 
 /// The real consumer reads our file: the unmodified `distributed` package merges, plots and sends it.
