@@ -101,12 +101,7 @@ pub fn finish(mut tape: Tape) -> Result<(Tape, bool)> {
             processes: true,
             threads: true,
         },
-        native: true,
-        tasks: false,
-        weighted: None,
-        gil_only: false,
-        lag: None,
-        workers: false,
+        ..SessionOptions::default()
     };
     let complete = Rc::new(tape.clone());
     let session = run(&complete, options, Some(VisitedCode::default()))?;

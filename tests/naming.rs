@@ -13,7 +13,7 @@ use common::Scratch;
 use nativeprof::profile::json;
 use nativeprof::resolve::naming::protocol::{FileFormat, ModuleNames, NamedFrame};
 use nativeprof::resolve::naming::{ARGUMENT, Limits, NamesRequest, NamingError, NamingProcess};
-use nativeprof::session::{Grouping, SessionOptions};
+use nativeprof::session::SessionOptions;
 use nativeprof::tape::encode;
 use nativeprof::tape_replay;
 use symbolize::Module;
@@ -377,16 +377,7 @@ fn damaged_files() {
 fn replayed(name: &str, naming: Option<NamingProcess>) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/tapes").join(name);
     let tape = encode::read(&std::fs::read(path).expect("a tape")).expect("a good tape");
-    let options = SessionOptions {
-        grouping: Grouping::default(),
-        native: true,
-        tasks: false,
-        weighted: None,
-        gil_only: false,
-        lag: None,
-        workers: false,
-    };
-    let profile = tape_replay::profile_with(&Rc::new(tape), options, None, naming).expect("a replay");
+    let profile = tape_replay::profile_with(&Rc::new(tape), SessionOptions::default(), None, naming).expect("a replay");
     let mut out = Vec::new();
     json::write(&profile, &mut out).expect("written to memory");
     String::from_utf8(out).expect("text")

@@ -12,7 +12,7 @@ use nativeprof::capture::ptrace::{PtraceSource, TimerKind};
 use nativeprof::capture::{Backend, EventKind, OffCpuOptions, SamplingOptions};
 use nativeprof::cpython::frame_walk;
 use nativeprof::event::{Event, RawPyFrame, WalkStatus};
-use nativeprof::session::{Grouping, Session};
+use nativeprof::session::{Session, SessionOptions};
 use nativeprof::target::system::LiveSystem;
 
 use common::chance::{assert_likely, repeated};
@@ -325,16 +325,7 @@ fn every_timer_samples_what_runs() {
 
 /// The distinct chains of interpreter frames of a process, each with its anchors.
 fn chains(pid: u32, mut source: Box<dyn Backend>) -> BTreeMap<Chain, u32> {
-    let options = nativeprof::session::SessionOptions {
-        grouping: Grouping::default(),
-        native: true,
-        tasks: false,
-        weighted: None,
-        gil_only: false,
-        lag: None,
-        workers: false,
-    };
-    let mut session = Session::new(options, Box::new(LiveSystem));
+    let mut session = Session::new(SessionOptions::default(), Box::new(LiveSystem));
     session
         .open(pid, &mut |pid, space| {
             source.update_process(pid, space.expect("a process that lives"))

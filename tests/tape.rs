@@ -11,22 +11,9 @@ use std::time::{Duration, Instant};
 
 use nativeprof::event::{CodeCopy, Event, Part};
 use nativeprof::profile::model::{FrameKind, NodeId, Profile};
-use nativeprof::session::{Grouping, SessionOptions};
+use nativeprof::session::SessionOptions;
 use nativeprof::tape::{Tape, encode};
 use nativeprof::tape_replay;
-
-const OPTIONS: SessionOptions = SessionOptions {
-    grouping: Grouping {
-        processes: false,
-        threads: false,
-    },
-    native: true,
-    tasks: false,
-    weighted: None,
-    gil_only: false,
-    lag: None,
-    workers: false,
-};
 
 /// Calls of fixtures/programs/tape_target.py and tapeext.c, outermost first, from `once` on; `*` is spent time in C.
 const PYTHON: &[&str] = &[
@@ -90,7 +77,7 @@ fn tapes() -> Vec<(String, Vec<u8>)> {
 
 fn replayed(packed: &[u8]) -> Profile {
     let tape = encode::read(packed).expect("a good tape");
-    tape_replay::profile(&Rc::new(tape), OPTIONS).expect("a replay")
+    tape_replay::profile(&Rc::new(tape), SessionOptions::default()).expect("a replay")
 }
 
 fn collapsed(profile: &Profile) -> String {
@@ -161,7 +148,8 @@ fn tapes_survive_being_written_again() {
         let once = encode::read(&packed).expect("a good tape");
         let again = encode::read(&encode::write(&once)).expect("written by us");
         assert!(once.events == again.events && once.head == again.head, "{name}");
-        let text = |tape: Tape| collapsed(&tape_replay::profile(&Rc::new(tape), OPTIONS).expect("a replay"));
+        let text =
+            |tape: Tape| collapsed(&tape_replay::profile(&Rc::new(tape), SessionOptions::default()).expect("a replay"));
         assert_eq!(text(once), text(again), "{name}");
     }
 }
@@ -393,7 +381,7 @@ fn survive(raw: &[u8]) -> bool {
     let tape = encode::parse(raw);
     let good = tape.is_ok();
     if let Ok(tape) = tape {
-        let _ = tape_replay::profile(&Rc::new(tape), OPTIONS);
+        let _ = tape_replay::profile(&Rc::new(tape), SessionOptions::default());
     }
     assert!(began.elapsed() < Duration::from_secs(2), "took {:?}", began.elapsed());
     good

@@ -17,7 +17,7 @@ use crate::profile::json;
 use crate::profile::model::Profile;
 use crate::profile::pstats;
 use crate::resolve::naming::NamingProcess;
-use crate::session::{Grouping, SessionOptions};
+use crate::session::SessionOptions;
 use crate::tape::encode as tape;
 use crate::tape_replay;
 
@@ -114,16 +114,12 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Profile> {
             what: format!("{}: {}", shown(path), e.what),
             ..e
         })?;
-        let options = SessionOptions {
-            grouping: Grouping::default(),
-            native: true,
-            tasks: false,
-            weighted: None,
-            gil_only: false,
-            lag: None,
-            workers: false,
-        };
-        return tape_replay::profile_with(&Rc::new(tape), options, None, Some(NamingProcess::default()));
+        return tape_replay::profile_with(
+            &Rc::new(tape),
+            SessionOptions::default(),
+            None,
+            Some(NamingProcess::default()),
+        );
     }
     if pstats::is_pstats(bytes) {
         return pstats::read(bytes).map_err(|e| {

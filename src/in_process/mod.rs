@@ -181,11 +181,8 @@ impl Recording {
         let session_options = session::SessionOptions {
             grouping,
             native: settings.native,
-            tasks: false,
-            gil_only: false,
             weighted: (settings.clock == SamplingClock::Wall).then(|| 1_000_000_000 / settings.rate),
-            lag: None,
-            workers: false,
+            ..Default::default()
         };
         let mut session = Session::new(session_options, Box::new(LiveSystem));
         session.open(pid, &mut |pid, space| update_backend(&mut source, pid, space))?;

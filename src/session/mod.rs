@@ -77,6 +77,21 @@ pub struct SessionOptions {
     pub workers: bool,
 }
 
+impl Default for SessionOptions {
+    /// Python and native frames, and nothing that has to be asked for.
+    fn default() -> SessionOptions {
+        SessionOptions {
+            grouping: Grouping::default(),
+            native: true,
+            tasks: false,
+            weighted: None,
+            gil_only: false,
+            lag: None,
+            workers: false,
+        }
+    }
+}
+
 /// Number of samples by quality of their stacks.
 #[derive(Clone, Debug, Default)]
 pub struct QualityCounts {

@@ -51,11 +51,7 @@ pub fn replay(options: &Replay) -> Result<()> {
         SessionOptions {
             grouping,
             native,
-            tasks: false,
-            weighted: None,
-            gil_only: false,
-            lag: None,
-            workers: false,
+            ..SessionOptions::default()
         },
         fetch,
         Some(NamingProcess::default()),

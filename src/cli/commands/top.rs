@@ -22,7 +22,7 @@ use crate::profile::summary;
 use crate::resolve::Names;
 use crate::resolve::naming::NamingProcess;
 use crate::session::pump::{EventPump, update_backend};
-use crate::session::{self, Grouping, Session};
+use crate::session::{self, Session};
 use crate::sys;
 use crate::sys::procfs;
 use crate::sys::ptrace;
@@ -75,13 +75,11 @@ pub fn top(options: &Top) -> Result<()> {
     let sampling = &options.sampling;
     let mut source = open_source(sampling.backend, &sampling.capture(options.rate, false))?;
     let session_options = session::SessionOptions {
-        grouping: Grouping::default(),
         native: !sampling.no_native,
-        tasks: false,
         weighted: sampling.weighted(options.rate),
         gil_only: sampling.gil,
-        lag: None,
         workers: sampling.attribute_workers,
+        ..Default::default()
     };
     let mut session = Session::new(session_options, Box::new(LiveSystem));
     session.fetch = fetch;

@@ -141,11 +141,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
             threads: true,
         },
         native: !options.no_native,
-        tasks: false,
-        weighted: None,
-        gil_only: false,
-        lag: None,
-        workers: false,
+        ..Default::default()
     };
     let mut session = Session::new(session_options, Box::new(LiveSystem));
     session.fetch = fetch;

@@ -17,7 +17,7 @@ use crate::error::{self, Error, ErrorKind};
 use crate::event::{Pid, Tid};
 use crate::privileges::credentials::Caps;
 use crate::privileges::{checks, phases};
-use crate::session::{Grouping, Session, SessionOptions};
+use crate::session::{Session, SessionOptions};
 use crate::sys::procfs;
 use crate::target::memory::{Memory, Pages};
 use crate::target::system::{LiveSystem, ProcessMemory, System};
@@ -71,13 +71,8 @@ pub fn dump(pid: Pid, as_json: bool) -> error::Result<()> {
     }
     phases::restrict_to_setup(Caps::NONE)?;
     let options = SessionOptions {
-        grouping: Grouping::default(),
         native: false,
-        tasks: false,
-        weighted: None,
-        gil_only: false,
-        lag: None,
-        workers: false,
+        ..SessionOptions::default()
     };
     let mut session = Session::new(options, Box::new(LiveSystem));
     session.open(pid, &mut |_, _| Ok(()))?;
