@@ -25,8 +25,8 @@ pub struct Interner<'a> {
     mappings: HashMap<&'a str, u64>,
     /// (function, line) -> frame.
     frames: FxHashMap<(u32, u32), u64>,
-    /// By row, whether its call stack was written.
-    written: Vec<bool>,
+    /// By row whose call stack is in the trace: the number of its innermost task, or 0.
+    task_of_row: Vec<Option<u64>>,
     /// (name, outer task) -> task.
     tasks: HashMap<(&'a str, u64), u64>,
     contexts: FxHashMap<(u32, u32, u64), u64>,
@@ -47,7 +47,7 @@ impl<'a> Interner<'a> {
             sources: HashMap::new(),
             mappings: HashMap::new(),
             frames: FxHashMap::default(),
-            written: vec![false; stacks.item.len()],
+            task_of_row: vec![None; stacks.item.len()],
             tasks: HashMap::new(),
             contexts: FxHashMap::default(),
             new: InternedData::default(),
@@ -72,8 +72,11 @@ impl<'a> Interner<'a> {
         }
     }
 
-    /// Adds the row's call stack, and returns the number of its innermost task, or 0.
+    /// Adds the row's call stack if it is not in the trace yet, and returns the number of its innermost task, or 0.
     fn callstack(&mut self, row: u32) -> u64 {
+        if let Some(task) = self.task_of_row[row as usize] {
+            return task;
+        }
         let stacks = self.stacks;
         let (path, is_deeper) = stacks.path(row);
         let mut rows: Vec<u32> = path.collect();
@@ -84,19 +87,18 @@ impl<'a> Interner<'a> {
                 task = self.task(&frame.name, task);
             }
         }
-        if !std::mem::replace(&mut self.written[row as usize], true) {
-            let mut frame_ids: Vec<u64> = rows
-                .iter()
-                .map(|row| self.frame(stacks.function[*row as usize], stacks.line[*row as usize]))
-                .collect();
-            if is_deeper {
-                frame_ids.push(self.frame(stacks.deeper(), 0));
-            }
-            self.new.callstacks.push(Callstack {
-                iid: u64::from(row) + 1,
-                frame_ids,
-            });
+        let mut frame_ids: Vec<u64> = rows
+            .iter()
+            .map(|row| self.frame(stacks.function[*row as usize], stacks.line[*row as usize]))
+            .collect();
+        if is_deeper {
+            frame_ids.push(self.frame(stacks.deeper(), 0));
         }
+        self.new.callstacks.push(Callstack {
+            iid: u64::from(row) + 1,
+            frame_ids,
+        });
+        self.task_of_row[row as usize] = Some(task);
         task
     }
 
