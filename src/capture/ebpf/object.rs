@@ -12,6 +12,8 @@ use super::bpf_error;
 use crate::error::{Error, ErrorKind, Result};
 
 pub const LOAD: &str = "cannot load the BPF program";
+/// Leaves what a map has already as it is: `BPF_NOEXIST` (include/uapi/linux/bpf.h).
+pub const NO_EXIST: u64 = 1;
 /// Bytes of the sample ring: some 20 ms of the deepest stacks on two CPUs, minutes of ordinary ones.
 const RING_BYTES: u32 = 32 << 20;
 /// Set to `5.8`, it makes the other object the only choice: to test it on a kernel that loads both.

@@ -13,7 +13,7 @@ use aya::programs::BtfTracePoint;
 use aya_obj::btf::BtfKind;
 
 use super::bpf_error;
-use super::object::{self, FORCED_BY, Variant};
+use super::object::{self, FORCED_BY, NO_EXIST, Variant};
 use crate::capture::OpenInterval;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{Pid, Tid, TimeSpent};
@@ -38,9 +38,6 @@ pub const MAX_THREADS: u32 = 16384;
 /// `RUNNING` and `BLOCKED` of sample.bpf.c.
 const RUNNING: u32 = 0;
 const BLOCKED: u32 = 2;
-
-/// `BPF_NOEXIST` (include/uapi/linux/bpf.h).
-const NO_EXIST: u64 = 1;
 
 const MAX_KERNEL: usize = 127;
 

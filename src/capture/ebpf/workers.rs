@@ -18,8 +18,6 @@ const CHUNK_BITS: u32 = 16;
 /// Parts of the stack of a thread that exists already, from its outer end on, and such threads of one process, at most.
 const CHUNKS: u32 = 8;
 const MAX_THREADS: usize = 512;
-/// `BPF_NOEXIST` (include/uapi/linux/bpf.h).
-const NO_EXIST: u64 = 1;
 
 /// The map `PYTHON_STACKS`.
 pub struct PythonStacks(BpfHash<MapData, [u32; 2], [u64; 3]>);
@@ -33,7 +31,9 @@ impl PythonStacks {
             let last = (end >> CHUNK_BITS) as u32;
             for chunk in last.saturating_sub(CHUNKS)..=last {
                 // What is there is more recent.
-                let _ = self.0.insert([pid, chunk], [*pointer, 0, u64::from(*tid)], NO_EXIST);
+                let _ = self
+                    .0
+                    .insert([pid, chunk], [*pointer, 0, u64::from(*tid)], object::NO_EXIST);
             }
         }
     }
