@@ -277,16 +277,7 @@ fn waits() -> Profile {
     let mut profile = builder.profile;
     profile.meta.duration = 2.0;
     profile.meta.threads = vec![(70, 70, "MainThread".into()), (70, 71, "worker".into())];
-    profile.values = vec![
-        Value::per_count(ValueType::SAMPLES, 1),
-        Value {
-            kind: ValueType::WALL,
-            amounts: Amounts::Each {
-                nodes: vec![0; profile.nodes.len()],
-                ticks: weights,
-            },
-        },
-    ];
+    profile.values = samples_and_wall_time(&profile, weights);
     let rows = lengths.len();
     profile.waits = Waits {
         lengths,
@@ -301,6 +292,18 @@ fn waits() -> Profile {
         ..Waits::default()
     };
     profile
+}
+
+/// The values of a profile whose samples stand for these times, ns; those of the nodes are not needed.
+fn samples_and_wall_time(profile: &Profile, ticks: Vec<u64>) -> Vec<Value> {
+    let nodes = vec![0; profile.nodes.len()];
+    vec![
+        Value::per_count(ValueType::SAMPLES, 1),
+        Value {
+            kind: ValueType::WALL,
+            amounts: Amounts::Each { nodes, ticks },
+        },
+    ]
 }
 
 /// An event loop that waits all the time; its suspended tasks are counted after one second, and after two.
@@ -321,16 +324,7 @@ fn suspended() -> Profile {
     let mut profile = builder.profile;
     profile.meta.duration = 2.0;
     profile.meta.threads = vec![(70, 70, "MainThread".into())];
-    profile.values = vec![
-        Value::per_count(ValueType::SAMPLES, 1),
-        Value {
-            kind: ValueType::WALL,
-            amounts: Amounts::Each {
-                nodes: vec![0; profile.nodes.len()],
-                ticks: weights,
-            },
-        },
-    ];
+    profile.values = samples_and_wall_time(&profile, weights);
     let rows = profile.timeline.len();
     profile.waits = Waits {
         lengths: vec![0; rows],
