@@ -1,6 +1,6 @@
 // Source files with the samples of each line, over all functions in them.
 
-// Marks beside a file, at most.
+// Marks on the map of a file, at most.
 const MARKS = 400;
 
 // Samples of each line of a file in the complete recording: line -> { all, self, fn }, where fn is the function that has
