@@ -3,9 +3,9 @@
 from typing import Any
 
 from ._native import __version__
-from .profiler import Profile, Profiler
+from .profiler import Profile, Profiler, Stats
 
-__all__ = ["Profile", "Profiler", "__version__"]
+__all__ = ["Profile", "Profiler", "Stats", "__version__"]
 
 
 def load_ipython_extension(ipython: Any) -> None:

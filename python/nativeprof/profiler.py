@@ -11,11 +11,11 @@ import re
 import threading
 import warnings
 from collections.abc import Iterable
-from typing import Any, Callable, NamedTuple, Union
+from typing import Any, Callable, NamedTuple, TypedDict, Union, cast
 
 from . import _native, _overhead
 
-__all__ = ["Profile", "Profiler", "Row", "Rows"]
+__all__ = ["Profile", "Profiler", "Row", "Rows", "Stats"]
 
 Threads = Union[None, bool, Iterable[Union[int, threading.Thread]]]
 
@@ -24,6 +24,30 @@ _TALLEST = 900
 
 # The one that runs; held so that a second one is refused with a clear error.
 _running: Profiler | None = None
+
+
+class Stats(TypedDict):
+    """The figures in :attr:`Profile.stats`.
+
+    ``expected`` is how many samples the rate and the duration make, ``taken`` how many there are. Of these, ``exact`` and
+    ``repaired`` have complete stacks; of ``partial`` ones ``reasons`` says how many miss frames for which reason. ``lost``
+    is how many could not be taken. ``rate`` is in Hz, ``duration`` and ``profiler_cpu`` (nativeprof's own CPU time) are in
+    seconds. ``counts`` is what the tree counts, ``samples`` or ``calls``, and ``total`` their number.
+    """
+
+    rate: int
+    event: str
+    duration: float
+    profiler_cpu: float
+    expected: int
+    taken: int
+    exact: int
+    repaired: int
+    partial: int
+    lost: int
+    reasons: dict[str, int]
+    counts: str
+    total: int
 
 
 class Row(NamedTuple):
@@ -99,7 +123,7 @@ class Profile:
     def to_dict(self) -> dict[str, Any]:
         """The count tree as ``distributed.profile`` has it: ``identifier``, ``description``, ``count``, ``children``.
 
-        Facts of the recording are under the key ``nativeprof`` of the root, and there under ``timeline`` the samples: columns
+        Data of the recording are under the key ``nativeprof`` of the root, and there under ``timeline`` the samples: columns
         ``time`` (ns since the start), ``pid``, ``tid`` and ``node`` (its number in the tree, each followed by all below it).
         """
         tree: dict[str, Any] = json.loads(self._native.tree())
@@ -110,39 +134,37 @@ class Profile:
         return Rows((Row(*row) for row in self._native.top(count)), self._whole())
 
     def _whole(self) -> int:
-        facts = self.facts
-        whole: int = facts["taken"] if facts["counts"] == "samples" else facts["total"]
-        return whole
+        stats = self.stats
+        return stats["taken"] if stats["counts"] == "samples" else stats["total"]
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """What was asked and what was got, in samples: ``asked``, ``taken``, ``exact``, ``repaired``, ``partial`` (with
-        ``reasons``) and ``lost``; ``rate`` (Hz), ``event``, ``duration`` and ``own_cpu`` (s)."""
-        return self._native.facts()
+    def stats(self) -> Stats:
+        """How the profile was made, and how many samples it has and lacks."""
+        return cast(Stats, self._native.stats())
 
     def summary(self, written: str = "") -> str:
         """The block of text that the command line prints after a recording."""
         return self._native.summary(written)
 
     def __repr__(self) -> str:
-        facts = self.facts
-        count = facts["taken"] if facts["counts"] == "samples" else facts["total"]
-        return f"<nativeprof.Profile: {count} {facts['counts']} in {facts['duration']:.1f} s>"
+        stats = self.stats
+        count = stats["taken"] if stats["counts"] == "samples" else stats["total"]
+        return f"<nativeprof.Profile: {count} {stats['counts']} in {stats['duration']:.1f} s>"
 
     def _repr_html_(self) -> str:
-        facts = self.facts
-        is_sampled = facts["counts"] == "samples"
+        stats = self.stats
+        is_sampled = stats["counts"] == "samples"
         head = (
-            f"<p>{facts['taken']} samples in {facts['duration']:.1f} s at {facts['rate']} Hz "
-            f"({html.escape(facts['event'])}): {facts['exact'] + facts['repaired']} complete, "
-            f"{facts['partial']} partial, {facts['lost']} lost</p>"
+            f"<p>{stats['taken']} samples in {stats['duration']:.1f} s at {stats['rate']} Hz "
+            f"({html.escape(stats['event'])}): {stats['exact'] + stats['repaired']} complete, "
+            f"{stats['partial']} partial, {stats['lost']} lost</p>"
             if is_sampled
-            else f"<p>{facts['total']} calls in {facts['duration']:.1f} s</p>"
+            else f"<p>{stats['total']} calls in {stats['duration']:.1f} s</p>"
         )
         graph = ""
-        if facts["total"]:
+        if stats["total"]:
             svg, shown = self._native.graph()
-            if shown < facts["total"]:
+            if shown < stats["total"]:
                 head += f"<p>{shown} of them are of the cell, and in the graph. "
                 head += "The others are of what runs cells, and of other threads.</p>"
             # A frame of its own: the graph's script and styles do not meet those of the page.

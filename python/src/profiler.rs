@@ -202,30 +202,30 @@ impl Profile {
         })
     }
 
-    /// Facts of the recording.
-    fn facts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let (m, facts) = (&self.0.meta, PyDict::new(py));
+    /// Figures of the recording, with the keys of the class `Stats` in `profiler.py`.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (m, stats) = (&self.0.meta, PyDict::new(py));
         let q = &m.quality;
-        facts.set_item("rate", m.rate)?;
-        facts.set_item("event", &m.event)?;
-        facts.set_item("duration", m.duration)?;
-        facts.set_item("own_cpu", m.profiler_cpu)?;
+        stats.set_item("rate", m.rate)?;
+        stats.set_item("event", &m.event)?;
+        stats.set_item("duration", m.duration)?;
+        stats.set_item("profiler_cpu", m.profiler_cpu)?;
         for (name, value) in [
-            ("asked", q.expected),
+            ("expected", q.expected),
             ("taken", q.taken),
             ("exact", q.exact),
             ("repaired", q.repaired),
             ("partial", q.partial),
             ("lost", q.lost),
         ] {
-            facts.set_item(name, value)?;
+            stats.set_item(name, value)?;
         }
-        facts.set_item("reasons", q.reasons.clone())?;
+        stats.set_item("reasons", q.reasons.clone())?;
         let count = self.0.count_type().name.to_string();
         let total = self.0.nodes.first().map_or(0, |root| root.count);
-        facts.set_item("counts", count)?;
-        facts.set_item("total", total)?;
-        Ok(facts)
+        stats.set_item("counts", count)?;
+        stats.set_item("total", total)?;
+        Ok(stats)
     }
 
     /// The block of text that tells how good the profile is; `written` says where it went.

@@ -89,12 +89,12 @@ def test_a_native_function_of_two_processes_is_one_node(client):
 def test_the_cluster_profile_is_saved_in_any_format(client, tmp_path):
     profile = nativeprof.dask.profile(client)
     assert any(row.module for row in profile.top(20)), "native functions"
-    assert profile.to_dict()["count"] == profile.facts["taken"] > 0
+    assert profile.to_dict()["count"] == profile.stats["taken"] > 0
     for name in ("c.svg", "c.json", "c.json.gz", "c.collapsed"):
         profile.save(tmp_path / name)
         assert (tmp_path / name).stat().st_size > 500
     only = nativeprof.dask.profile(client, key="nap")
-    assert 0 < only.facts["taken"] < profile.facts["taken"]
+    assert 0 < only.stats["taken"] < profile.stats["taken"]
 
 
 def test_the_worker_goes_on_by_itself_when_the_plugin_is_removed(client):

@@ -24,7 +24,7 @@ def test_a_cell_is_profiled_and_leaves_its_names(shell, tmp_path):
     path = tmp_path / "cell.svg"
     profile = shell.run_cell_magic("nativeprof", f"-r 200 --mode wall -o {path}", WORK)
     assert isinstance(profile, nativeprof.Profile)
-    assert profile.facts["rate"] == 200 and profile.facts["taken"] > 0
+    assert profile.stats["rate"] == 200 and profile.stats["taken"] > 0
     assert shell.user_ns["t"] > 0
     assert path.read_text().startswith("<?xml")
     assert "<table>" in profile._repr_html_()

@@ -61,18 +61,18 @@ def test_code_that_lives_for_a_moment_is_named(mode):
         if name.startswith("fresh_"):
             fresh += 1
             assert name.replace("_", "-") == filename
-    assert fresh >= 10, profiler.profile.facts
+    assert fresh >= 10, profiler.profile.stats
 
 
 @pytest.mark.parametrize("mode", ["cpu", "wall"])
 def test_stacks_are_exact_and_interleaved(mode):
     with nativeprof.Profiler(mode=mode) as profiler:
         work(0.4)
-    facts = profiler.profile.facts
-    assert facts["taken"] >= 10, facts
-    assert facts["exact"] >= 0.95 * facts["taken"], facts
+    stats = profiler.profile.stats
+    assert stats["taken"] >= 10, stats
+    assert stats["exact"] >= 0.95 * stats["taken"], stats
     tree = profiler.to_dict()
-    assert tree["count"] == facts["taken"]
+    assert tree["count"] == stats["taken"]
     assert samples(tree, "work") >= 0.8 * (tree["count"] if mode == "cpu" else 10)
     # The key function is called from C, that from Python.
     sort = [n for n in nodes(tree) if n["description"]["name"].startswith(("list_sort", "sorted", "builtin_sorted"))]
@@ -175,7 +175,7 @@ def test_other_signals_live_on():
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
-    assert heard and profiler.profile.facts["taken"] > 3
+    assert heard and profiler.profile.stats["taken"] > 3
 
 
 def test_forked_children_are_left_alone():
@@ -195,7 +195,7 @@ def test_forked_children_are_left_alone():
                     os._exit(status)
             assert os.waitpid(pid, 0)[1] == 0
         work(0.1)
-    assert profiler.profile.facts["taken"] > 3
+    assert profiler.profile.stats["taken"] > 3
 
 
 def test_threads_come_and_go():

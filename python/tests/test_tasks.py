@@ -921,7 +921,7 @@ def test_go_runs_and_saves(tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         tasks.go(lambda: 1 / 0, profile_filename=file)
     assert "<lambda>" in file.read_text()
-    assert _native.read(file.read_bytes()).facts()["counts"] == "calls"
+    assert _native.read(file.read_bytes()).stats()["counts"] == "calls"
 
 
 def test_a_profile_is_the_same_tree_in_another_place(tmp_path):

@@ -774,7 +774,7 @@ def test_a_tree_has_times_and_threads():
     assert {"sleeper", "MainThread"} == {c["description"]["name"] for c in tree["children"].values()}
     sleeper = next(c for c in tree["children"].values() if c["description"]["name"] == "sleeper")
     assert sleeper["values"]["wall_ns"] >= 50_000_000 > sleeper["values"]["cpu_ns"]
-    assert profiler.profile.facts["counts"] == "calls"
+    assert profiler.profile.stats["counts"] == "calls"
     assert "calls in" in repr(profiler.profile) and "own cost" in profiler.profile.summary()
 
 
@@ -831,7 +831,7 @@ def test_counts_and_sampled_times_are_in_one_profile(mode):
     assert counts == 35421 * rounds
     # A loaded machine takes the CPU away at system calls, such as the one that reads the clock: that is wall time outside.
     least = 0.5 if mode == "counts+cpu" else 0.2
-    assert profiler.profile.facts["taken"] > 10 and samples > least * tree["count"]
+    assert profiler.profile.stats["taken"] > 10 and samples > least * tree["count"]
 
 
 def test_counts_and_samples_have_one_node_for_each_thread():
