@@ -40,6 +40,24 @@ pub fn fail(message: &str) -> ! {
     panic_any(Unlikely);
 }
 
+/// How one try of a check ended.
+pub enum Attempt {
+    Passed,
+    /// An `assert_likely!` failed.
+    Unlikely,
+    Failed,
+}
+
+/// Runs `test` once.
+pub fn attempt(test: impl Fn()) -> Attempt {
+    FAILED.set(0);
+    match catch_unwind(AssertUnwindSafe(test)) {
+        Ok(()) => Attempt::Passed,
+        Err(payload) if payload.is::<Unlikely>() => Attempt::Unlikely,
+        Err(_) => Attempt::Failed,
+    }
+}
+
 /// Runs `test`, and again if an `assert_likely!` failed. Fails if all attempts fail, and at once if it panics otherwise.
 pub fn repeated<T>(test: impl Fn() -> T) -> T {
     FAILED.set(0);

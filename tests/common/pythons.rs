@@ -1,10 +1,12 @@
 //! Every supported CPython on this machine.
 
 use std::collections::BTreeSet;
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
+use super::chance::{self, Attempt};
 use super::{built, programs, sources};
 
 /// Oldest and newest minor version used.
@@ -74,27 +76,47 @@ pub fn newest_python() -> &'static Python {
 }
 
 /// Runs `test` for every interpreter and fails at the end with all that failed.
-pub fn each_python(test: impl Fn(&Python)) {
+pub fn each_python(test: impl Fn(&Python) + Sync) {
     each_of(pythons(), test);
 }
 
 /// Runs `test` for every interpreter with every backend; the test passes the arguments on to nativeprof.
-pub fn each_python_and_backend(test: impl Fn(&Python, &[&str])) {
+pub fn each_python_and_backend(test: impl Fn(&Python, &[&str]) + Sync) {
     for backend in ["ebpf", "ptrace"] {
         eprintln!("with {backend}:"); // printed if it fails
         each_python(|python| test(python, &["--backend", backend]));
     }
 }
 
-/// Runs `test` for these interpreters; checks that can fail by chance are repeated.
-pub fn each_of<'a>(them: impl IntoIterator<Item = &'a Python>, test: impl Fn(&Python)) {
-    let mut failed = Vec::new();
-    for p in them {
-        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| super::chance::repeated(|| test(p))));
-        if done.is_err() {
-            failed.push(p.name.clone()); // the panic message says why
+/// Runs `test` for these interpreters, two at a time, since one recording leaves most of the machine idle. What fails by
+/// chance then is repeated alone.
+pub fn each_of<'a>(them: impl IntoIterator<Item = &'a Python>, test: impl Fn(&Python) + Sync) {
+    let waiting = Mutex::new(them.into_iter().collect::<Vec<_>>().into_iter());
+    let take = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let by_chance = Mutex::new(Vec::new());
+    let failed = Mutex::new(Vec::new());
+    let add = |list: &Mutex<Vec<&'a Python>>, p| list.lock().unwrap_or_else(PoisonError::into_inner).push(p);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while let Some(p) = take() {
+                    match chance::attempt(|| test(p)) {
+                        Attempt::Passed => (),
+                        Attempt::Unlikely => add(&by_chance, p),
+                        Attempt::Failed => add(&failed, p), // the panic message says why
+                    }
+                }
+            });
+        }
+    });
+    for p in by_chance.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        eprintln!("NOTE: {} is tried again, alone", p.name);
+        if std::panic::catch_unwind(AssertUnwindSafe(|| chance::repeated(|| test(p)))).is_err() {
+            add(&failed, p);
         }
     }
+    let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let failed: Vec<&str> = failed.iter().map(|p| p.name.as_str()).collect();
     assert!(failed.is_empty(), "failed with {}", failed.join(", "));
 }
 
