@@ -633,7 +633,7 @@ fn partial_stacks_say_why() {
 /// `--gil`: of two threads that run all the time, one has the GIL.
 fn check_gil_holders(python: &Python, backend: &str) {
     let whom = format!("{}, {backend}", python.name);
-    let mut program = Program::start(python.script("gil_shares.py"));
+    let mut program = Program::start(python.script_with_gil("gil_shares.py"));
     let seconds = patience().to_string();
     let words = ["--backend", backend, "-r", "499", "-d", &seconds];
     let all = attach(program.pid(), &words);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::escape::line;
 use crate::profile::lags::Lag;
 use crate::profile::model::{FrameKind, Meta, ModuleMeta, Profile, Quality};
-use crate::profile::values::Unit;
+use crate::profile::values::{GIL_HOLDERS, Unit};
 use crate::profile::waits;
 
 /// The block as text, a line each.
@@ -35,7 +35,12 @@ pub fn block(meta: &Meta, written: &str) -> String {
         "nativeprof: {} samples in {:.1} s ({expected}{} lost){rate}",
         q.taken, meta.duration, q.lost
     );
-    let _ = writeln!(out, "  stacks:   {}", stacks(q));
+    let stacks = if q.taken == 0 && meta.event.ends_with(GIL_HOLDERS) {
+        "none: no sampled thread held the GIL".into()
+    } else {
+        stacks(q)
+    };
+    let _ = writeln!(out, "  stacks:   {stacks}");
     if let Some(stopped) = &meta.stopped {
         let (median, longest) = (stopped.median_us, stopped.max_us);
         let _ = writeln!(out, "  stopped:  median {median} µs, longest {longest} µs");
@@ -158,12 +163,17 @@ pub fn tasks(with: u64, without: u64) -> String {
 }
 
 /// `  GIL:      held in 1204 of 1530 samples; the others are left out`: for recordings of its holders only. `unknown`: of the
-/// samples that are left out, those for which it is not known.
-pub fn gil(held: u64, left_out: u64, unknown: u64) -> String {
+/// samples that are left out, those for which it is not known. `python` is [`Meta::python`].
+pub fn gil(held: u64, left_out: u64, unknown: u64, python: &str) -> String {
     let all = held + left_out;
     let mut line = format!("  GIL:      held in {held} of {all} samples; the others are left out");
     if unknown > 0 {
         line += &format!(" ({unknown} without a known GIL: not CPython 3.7 or later, or starting)");
+    }
+    let is_free_threaded = python.split(' ').nth(1).is_some_and(|version| version.ends_with('t'));
+    if held == 0 && is_free_threaded {
+        line += "\nnativeprof: this is a free-threaded build of CPython, which has no GIL unless PYTHON_GIL=1 or an extension \
+                 module turns it on: record without --gil";
     }
     line
 }
@@ -262,6 +272,15 @@ mod tests {
         check(0, 0, "used no CPU time");
         check(275, 0, "too little CPU time");
         check(275, 275, "all samples were lost");
+    }
+
+    #[test]
+    fn builds_without_a_gil_are_explained() {
+        let explains = |held, python| gil(held, 7, 0, python).contains("free-threaded");
+        assert!(explains(0, "CPython 3.14.7t (python3.14t)"));
+        assert!(!explains(3, "CPython 3.14.7t (python3.14t)"));
+        assert!(!explains(0, "CPython 3.14.7 (python3.14)"));
+        assert!(!explains(0, ""));
     }
 
     #[test]

@@ -126,7 +126,7 @@ fn candidates() -> Vec<PathBuf> {
         eprintln!("NOTE: only the interpreters in PYTHONS are tested: {named}");
         return named.split_whitespace().map(PathBuf::from).collect();
     }
-    let names = KNOWN.flat_map(|n| [format!("python3.{n}"), format!("python3.{n}-dbg")]);
+    let names = KNOWN.flat_map(|n| ["", "t", "-dbg"].map(|build| format!("python3.{n}{build}")));
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut directories: Vec<_> = std::env::split_paths(&path).collect();
     if unpacked().exists() {
@@ -137,6 +137,8 @@ fn candidates() -> Vec<PathBuf> {
     let mut all: Vec<PathBuf> = names
         .flat_map(|name| directories.iter().map(move |f| f.join(&name)).collect::<Vec<_>>())
         .collect();
+    let free_threaded = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("free-threaded/bin");
+    all.extend(KNOWN.map(|n| free_threaded.join(format!("python3.{n}t"))));
     let versions = std::env::var_os("HOME").map(|home| Path::new(&home).join(".pyenv/versions"));
     match versions.as_deref().map(std::fs::read_dir) {
         Some(Ok(entries)) => all.extend(entries.flatten().map(|e| e.path().join("bin/python"))),
@@ -272,6 +274,23 @@ impl Python {
             .env("PYTHONPATH", self.known_shares())
             .env("PYTHONDONTWRITEBYTECODE", "1")
             .env_remove("PYTHONHOME");
+        // Our extension module would turn the GIL of a free-threaded build on.
+        if self.is_free_threaded() {
+            command.env("PYTHON_GIL", "0");
+        }
+    }
+
+    pub fn is_free_threaded(&self) -> bool {
+        self.flags.contains('t')
+    }
+
+    /// Like `script`, with the GIL turned on where it is off otherwise.
+    pub fn script_with_gil(&self, name: &str) -> Command {
+        let mut command = self.script(name);
+        if self.is_free_threaded() {
+            command.env("PYTHON_GIL", "1");
+        }
+        command
     }
 
     /// The C program that runs `in_process.py` in this interpreter: linked with it, or loading it later.

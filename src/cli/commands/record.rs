@@ -223,7 +223,12 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     }
     if let Some(counts) = session.gil_counts() {
         let left_out = counts.not_holding + counts.unknown;
-        print_line(&summary::gil(counts.holding, left_out, counts.unknown));
+        print_line(&summary::gil(
+            counts.holding,
+            left_out,
+            counts.unknown,
+            &profile.meta.python,
+        ));
     }
     if let Some(threshold) = options.tasks.lag {
         print_line(&summary::lags(&profile.meta.lags, threshold));
