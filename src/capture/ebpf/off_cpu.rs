@@ -5,15 +5,16 @@
 
 #![allow(unsafe_code)]
 
-use std::fs;
+use std::borrow::Cow;
+use std::{fmt, fs};
 
-use aya::Btf;
-use aya::maps::{HashMap as BpfHash, MapData};
-use aya::programs::BtfTracePoint;
+use aya::maps::{HashMap as BpfHash, Map, MapData, MapError};
+use aya::programs::{BtfTracePoint, KProbe, RawTracePoint};
+use aya::{Btf, Ebpf};
 use aya_obj::btf::BtfKind;
 
 use super::bpf_error;
-use super::object::{self, FORCED_BY, NO_EXIST, Variant};
+use super::object::{self, FORCED_BY, MapSizes, NO_EXIST, Variant};
 use crate::capture::OpenInterval;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{Pid, Tid, TimeSpent};
@@ -41,6 +42,12 @@ const BLOCKED: u32 = 2;
 
 const MAX_KERNEL: usize = 127;
 
+/// The kernel's function (kernel/sched/core.c) that runs first in a thread that is switched in. Compilers give it a suffix.
+const SWITCHED_IN: &str = "finish_task_switch";
+/// The kernel's number for events at probes; it is missing where the kernel has no probes.
+const PROBES: &str = "/sys/bus/event_source/devices/kprobe/type";
+const SYMBOLS: &str = "/proc/kallsyms";
+
 /// Mirrors `struct thread` of the program.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -58,6 +65,7 @@ pub struct Thread {
     blocked_length: u64,
     take_woken: u64,
     futex: u64,
+    next_futex: u64,
     pending: u64,
     late: u64,
     began: u64,
@@ -71,47 +79,149 @@ pub struct Thread {
     timed_out: u32,
     kernel: u32,
     pad: u32,
-    stack: [u64; MAX_KERNEL + 1],
-    work: u64,
 }
 
 // SAFETY: plain integers without padding, any bit pattern is valid.
 unsafe impl aya::Pod for Thread {}
 
-/// How stacks of threads that were off the CPU are taken here.
-///
-/// # Errors
-/// They cannot be taken.
-pub fn check() -> Result<&'static str> {
-    prepare(Variant::candidates()?).map(|_| SCHEDULE_RESUME)
+/// The same in the program with task works.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ThreadWithWork {
+    thread: Thread,
+    stack: [u64; MAX_KERNEL + 1],
+    work: u64,
 }
 
-/// The object with the number of the kernel's function in it, and the kernel's types.
+// SAFETY: plain integers without padding, any bit pattern is valid.
+unsafe impl aya::Pod for ThreadWithWork {}
+
+/// The map `THREADS`.
+enum Threads {
+    Plain(BpfHash<MapData, u32, Thread>),
+    WithWork(BpfHash<MapData, u32, ThreadWithWork>),
+}
+
+impl Threads {
+    fn new(map: Map, hook: &Hook) -> Result<Threads> {
+        let map = match hook {
+            Hook::TaskWork(_) => map.try_into().map(Threads::WithWork),
+            Hook::Kprobe(_) => map.try_into().map(Threads::Plain),
+        };
+        map.map_err(|e| bpf_error(LOAD, e))
+    }
+
+    fn all(&self) -> Vec<(Tid, Thread)> {
+        match self {
+            Threads::Plain(map) => map.iter().flatten().collect(),
+            Threads::WithWork(map) => map.iter().flatten().map(|(tid, t)| (tid, t.thread)).collect(),
+        }
+    }
+
+    /// Leaves what is there as it is.
+    fn add(&mut self, tid: Tid, thread: Thread) -> std::result::Result<(), MapError> {
+        match self {
+            Threads::Plain(map) => map.insert(tid, thread, NO_EXIST),
+            Threads::WithWork(map) => {
+                let with_work = ThreadWithWork {
+                    thread,
+                    stack: [0; MAX_KERNEL + 1],
+                    work: 0,
+                };
+                map.insert(tid, with_work, NO_EXIST)
+            }
+        }
+    }
+}
+
+/// What takes the stack of a thread that was off the CPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hook {
+    /// A task work, before the thread returns to user code; scheduled by the kernel's function of this number.
+    TaskWork(u32),
+    /// A probe at this function of the kernel, in the thread that is switched in.
+    Kprobe(String),
+}
+
+impl fmt::Display for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Hook::TaskWork(_) => write!(f, "a task work ({SCHEDULE_RESUME})"),
+            Hook::Kprobe(function) => write!(f, "a kprobe at {function}"),
+        }
+    }
+}
+
+/// What can take stacks of threads that were off the CPU here.
 ///
 /// # Errors
-/// The kernel has no BTF, or not the function; the object is not among those that may be used.
-pub fn prepare(variants: &[Variant]) -> Result<(Vec<u8>, Btf)> {
-    let unsupported = |why: String| {
-        Error::new(
-            ErrorKind::Unsupported,
-            "eBPF cannot sample off-CPU time on this machine",
-        )
-        .why(why)
-        .hint("use --backend ptrace, or omit --mode to sample CPU time")
+/// Nothing can.
+pub fn check() -> Result<Hook> {
+    let (found, missing): (Vec<_>, Vec<_>) = hooks(Variant::candidates()?).into_iter().partition(Found::is_ok);
+    let found = found.into_iter().flatten().next();
+    found.ok_or_else(|| unsupported(&missing.into_iter().filter_map(Found::err).collect::<Vec<_>>()))
+}
+
+/// A hook, or why it is missing.
+type Found = std::result::Result<Hook, String>;
+
+/// The better one first.
+fn hooks(variants: &[Variant]) -> [Found; 2] {
+    let task_work = match variants.contains(&Variant::Current) {
+        true => task_work(),
+        false => Err(format!("{FORCED_BY} excludes task works")),
     };
-    if !variants.contains(&Variant::Current) {
-        return Err(unsupported(format!("{FORCED_BY} excludes it")));
-    }
-    let btf = Btf::from_sys_fs()
-        .map_err(|_| unsupported("the kernel has no type information (/sys/kernel/btf/vmlinux)".into()))?;
-    let number = |name| btf.id_by_type_name_kind(name, BtfKind::Func).ok();
+    [task_work, kprobe()]
+}
+
+fn unsupported(missing: &[String]) -> Error {
+    Error::new(
+        ErrorKind::Unsupported,
+        "eBPF cannot sample off-CPU time on this machine",
+    )
+    .why(missing.join("; "))
+    .hint("use --backend ptrace, or omit --mode to sample CPU time")
+}
+
+fn kernel_types() -> std::result::Result<Btf, String> {
+    Btf::from_sys_fs().map_err(|_| "the kernel has no type information (/sys/kernel/btf/vmlinux)".to_string())
+}
+
+fn task_work() -> Found {
+    let types = kernel_types()?;
+    let number = |name| types.id_by_type_name_kind(name, BtfKind::Func).ok();
     if number(NEWER_SCHEDULE_RESUME).is_some() {
-        return Err(unsupported(format!(
-            "this kernel is too new: its {NEWER_SCHEDULE_RESUME} is not that of Linux 6.18"
-        )));
+        return Err(format!("its {NEWER_SCHEDULE_RESUME} is not that of Linux 6.18"));
     }
-    let function = number(SCHEDULE_RESUME)
-        .ok_or_else(|| unsupported(format!("this kernel has no {SCHEDULE_RESUME}; Linux 6.18 is needed")))?;
+    let missing = || format!("this kernel has no {SCHEDULE_RESUME} (Linux 6.18 has it)");
+    number(SCHEDULE_RESUME).map(Hook::TaskWork).ok_or_else(missing)
+}
+
+fn kprobe() -> Found {
+    if fs::metadata(PROBES).is_err() {
+        return Err("this kernel has no kprobes (CONFIG_KPROBE_EVENTS)".into());
+    }
+    let symbols = fs::read_to_string(SYMBOLS).map_err(|e| format!("{SYMBOLS} cannot be read: {e}"))?;
+    let function = switched_in(&symbols);
+    let missing = || format!("no function {SWITCHED_IN} is in {SYMBOLS}");
+    function.map(|f| Hook::Kprobe(f.into())).ok_or_else(missing)
+}
+
+/// The name of [`SWITCHED_IN`] in the kernel's list of symbols.
+fn switched_in(symbols: &str) -> Option<&str> {
+    let names = symbols.lines().filter_map(|line| line.split_ascii_whitespace().nth(2));
+    let mut clones = names.filter(|name| {
+        let suffix = name.strip_prefix(SWITCHED_IN);
+        suffix.is_some_and(|s| s.is_empty() || s.starts_with('.') && !s.contains("cold"))
+    });
+    clones.next()
+}
+
+/// The object of a hook; for a task work with the number of the kernel's function in it.
+fn object(hook: &Hook) -> Cow<'static, [u8]> {
+    let Hook::TaskWork(function) = hook else {
+        return Cow::Borrowed(Variant::Linux5_8.object());
+    };
     let mut object = Variant::Current.object().to_vec();
     // Instructions lie on multiples of their size.
     for instruction in object.as_chunks_mut::<8>().0 {
@@ -120,30 +230,109 @@ pub fn prepare(variants: &[Variant]) -> Result<(Vec<u8>, Btf)> {
             instruction[4..].copy_from_slice(&function.to_le_bytes());
         }
     }
-    Ok((object, btf))
+    Cow::Owned(object)
+}
+
+/// Programs that the kernel accepted.
+pub struct Loaded {
+    pub bpf: Ebpf,
+    pub hook: Hook,
+    /// Why no better hook is used.
+    pub missing: Vec<String>,
+}
+
+/// Loads the programs for CPU time and those for off-CPU time, with the first hook that this kernel accepts.
+///
+/// # Errors
+/// There is none: what each is missing, or what the kernel said of the last.
+pub fn load_first(variants: &[Variant], sizes: MapSizes, children: bool) -> Result<Loaded> {
+    let mut missing = Vec::new();
+    let mut refusal = None;
+    for hook in hooks(variants) {
+        let hook = match hook {
+            Ok(hook) => hook,
+            Err(why) => {
+                missing.push(why);
+                continue;
+            }
+        };
+        let loaded = object::load(&object(&hook), sizes, children).and_then(|mut bpf| {
+            load(&mut bpf, &hook)?;
+            Ok(bpf)
+        });
+        match loaded {
+            Ok(bpf) => return Ok(Loaded { bpf, hook, missing }),
+            Err(e) => {
+                missing.push(format!("{hook} is refused: {}", e.why));
+                refusal = Some(e);
+            }
+        }
+    }
+    Err(refusal.unwrap_or_else(|| unsupported(&missing)))
+}
+
+/// Programs of both objects, and their events.
+const AT_SWITCHES: [(&str, &str); 2] = [("waking", "sched_waking"), ("switched", "sched_switch")];
+/// Only of the one for a kprobe.
+const AT_END: (&str, &str) = ("freed", "sched_process_free");
+const AT_PROBE: &str = "switched_in";
+
+fn load(bpf: &mut Ebpf, hook: &Hook) -> Result<()> {
+    if let Hook::TaskWork(_) = hook {
+        let types = kernel_types().map_err(|e| Error::new(ErrorKind::Unsupported, LOAD).why(e))?;
+        for (name, event) in AT_SWITCHES {
+            let program: &mut BtfTracePoint = object::program(bpf, name)?;
+            program.load(event, &types).map_err(|e| bpf_error(LOAD, e))?;
+        }
+        return Ok(());
+    }
+    for (name, _) in AT_SWITCHES.into_iter().chain([AT_END]) {
+        let program: &mut RawTracePoint = object::program(bpf, name)?;
+        program.load().map_err(|e| bpf_error(LOAD, e))?;
+    }
+    let program: &mut KProbe = object::program(bpf, AT_PROBE)?;
+    program.load().map_err(|e| bpf_error(LOAD, e))
+}
+
+fn attach(bpf: &mut Ebpf, hook: &Hook) -> Result<()> {
+    let Hook::Kprobe(function) = hook else {
+        for (name, _) in AT_SWITCHES {
+            let program: &mut BtfTracePoint = object::program(bpf, name)?;
+            program.attach().map_err(|e| bpf_error(LOAD, e))?;
+        }
+        return Ok(());
+    };
+    for (name, event) in AT_SWITCHES.into_iter().chain([AT_END]) {
+        let program: &mut RawTracePoint = object::program(bpf, name)?;
+        program.attach(event).map_err(|e| bpf_error(LOAD, e))?;
+    }
+    let program: &mut KProbe = object::program(bpf, AT_PROBE)?;
+    program.attach(function, 0).map_err(|e| bpf_error(LOAD, e))?;
+    Ok(())
 }
 
 /// The programs at context switches.
 pub struct OffCpu {
-    threads: BpfHash<MapData, u32, Thread>,
+    threads: Threads,
+    /// What takes stacks.
+    pub hook: Hook,
+    /// Why nothing better does.
+    pub missing: Vec<String>,
     /// After the end: intervals that were not over.
     pub open: Vec<OpenInterval>,
 }
 
 impl OffCpu {
-    /// Loads and attaches the programs. The account begins when `period` is set in the program's facts.
+    /// Attaches the programs. The account begins when `period` is set in the program's facts.
     ///
     /// # Errors
     /// The kernel refuses them.
-    pub fn attach(bpf: &mut aya::Ebpf, btf: &Btf) -> Result<OffCpu> {
-        for (name, event) in [("waking", "sched_waking"), ("switched", "sched_switch")] {
-            let program: &mut BtfTracePoint = object::program(bpf, name)?;
-            program.load(event, btf).map_err(|e| bpf_error(LOAD, e))?;
-            program.attach().map_err(|e| bpf_error(LOAD, e))?;
-        }
-        let threads = object::take_map(bpf, "THREADS")?;
+    pub fn attach(bpf: &mut Ebpf, hook: Hook, missing: Vec<String>) -> Result<OffCpu> {
+        attach(bpf, &hook)?;
         Ok(OffCpu {
-            threads: threads.try_into().map_err(|e| bpf_error(LOAD, e))?,
+            threads: Threads::new(object::take_map(bpf, "THREADS")?, &hook)?,
+            hook,
+            missing,
             open: Vec::new(),
         })
     }
@@ -152,8 +341,9 @@ impl OffCpu {
     /// `period` is no sample, and blocked intervals shorter than `min_blocked` are left out.
     pub fn end(&mut self, period: u64, min_blocked: u64) {
         let end = sys::clock::now();
-        for (tid, t) in self.threads.iter().flatten() {
-            if t.state == RUNNING {
+        for (tid, t) in self.threads.all() {
+            // (Those that have ended are entered until the kernel frees them.)
+            if t.state == RUNNING || has_ended(t.tgid, tid) {
                 continue;
             }
             let since = |start: u64| end.saturating_sub(start);
@@ -207,6 +397,7 @@ impl OffCpu {
                 blocked_length: 0,
                 take_woken: 0,
                 futex: 0,
+                next_futex: 0,
                 pending: 0,
                 late: 0,
                 began: sys::clock::now(),
@@ -220,11 +411,9 @@ impl OffCpu {
                 timed_out: 0,
                 kernel: 0,
                 pad: 0,
-                stack: [0; MAX_KERNEL + 1],
-                work: 0,
             };
             // One that has been switched meanwhile is known better by the program.
-            let _ = self.threads.insert(tid, thread, NO_EXIST);
+            let _ = self.threads.add(tid, thread);
         }
     }
 }
@@ -235,10 +424,36 @@ fn threads_of(pid: Pid) -> Vec<Tid> {
     names.filter_map(|e| e.file_name().to_str()?.parse().ok()).collect()
 }
 
+/// The state of a thread, as proc(5) has it.
+fn state(pid: Pid, tid: Tid) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
+    // The name is in parentheses and may hold anything.
+    stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())
+}
+
 /// Does it run or want to? In doubt, yes.
 fn is_running(pid: Pid, tid: Tid) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).unwrap_or_default();
-    // The name is in parentheses and may hold anything.
-    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
-    state.is_none_or(|s| s == 'R')
+    state(pid, tid).is_none_or(|s| s == 'R')
+}
+
+fn has_ended(pid: Pid, tid: Tid) -> bool {
+    state(pid, tid).is_none_or(|s| matches!(s, 'Z' | 'X'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_function_has_any_suffix_but_that_of_its_cold_part() {
+        let symbols = "0000000000000000 t __pfx_finish_task_switch.isra.0\n\
+                       0000000000000000 t finish_task_switch.isra.0.cold\n\
+                       0000000000000000 t finish_task_switch_not\n\
+                       0000000000000000 t finish_task_switch.isra.0\n\
+                       0000000000000000 t schedule_tail [module]\n";
+        assert_eq!(switched_in(symbols), Some("finish_task_switch.isra.0"));
+        assert_eq!(switched_in("ffffffffab0b5b80 t finish_task_switch"), Some("finish_task_switch"));
+        assert_eq!(switched_in("ffffffffab0b5b80 t schedule"), None);
+        assert_eq!(switched_in("finish_task_switch"), None);
+    }
 }

@@ -6,7 +6,8 @@ use std::io::{self, Write};
 use clap::ValueEnum;
 use serde_json::{Value, json};
 
-use crate::capture::ebpf::{EbpfSource, off_cpu};
+use crate::capture::ebpf::EbpfSource;
+use crate::capture::ebpf::off_cpu::Hook;
 use crate::capture::{Backend, EventKind, Mode, OffCpuOptions, SamplingOptions};
 use crate::cli::args::{BackendChoice, ColorWhen, Doctor};
 use crate::cli::discover::{ProcessInspector, ProcessSummary, check_target, descendants, pid_label};
@@ -99,7 +100,7 @@ pub fn doctor(options: &Doctor) -> Result<bool> {
     let (mut machine, mut usable) = check_system(&facts, trials.cpu, may);
     if usable.ebpf {
         machine.push(match trials.off_cpu {
-            Ok(hook) => Finding::ok("off-CPU time", format!("stacks are read at switch-in, by {hook}")),
+            Ok(hook) => Finding::ok("off-CPU time", format!("stacks are taken at switch-in, by {hook}")),
             Err(e) => Finding::limited("off-CPU time", format!("not available: {}", e.why)),
         });
     }
@@ -154,19 +155,26 @@ struct EbpfTrial {
 struct EbpfTrials {
     cpu: Result<EbpfTrial>,
     /// How stacks of threads that were off the CPU are taken.
-    off_cpu: Result<&'static str>,
+    off_cpu: Result<String>,
 }
 
 impl EbpfTrials {
     /// Tries the larger set of programs first: if the kernel accepts it, the other is a part of it and need not be verified
     /// again.
     fn run() -> EbpfTrials {
-        let both = off_cpu::check().and_then(|hook| try_ebpf(Mode::Wall).map(|trial| (hook, trial)));
-        match both {
-            Ok((hook, trial)) => EbpfTrials {
-                cpu: Ok(trial),
-                off_cpu: Ok(hook),
-            },
+        match open_ebpf(Mode::Wall) {
+            Ok(source) => {
+                let (mut text, mut same) = (String::new(), true);
+                if let Some((hook, missing)) = source.off_cpu_hook() {
+                    let all: Vec<String> = std::iter::once(hook.to_string()).chain(missing.iter().cloned()).collect();
+                    text = all.join("; ");
+                    same = matches!(hook, Hook::TaskWork(_));
+                }
+                EbpfTrials {
+                    cpu: if same { Ok(EbpfTrial::of(&source)) } else { try_ebpf(Mode::Cpu) },
+                    off_cpu: Ok(text),
+                }
+            }
             Err(e) => EbpfTrials {
                 cpu: try_ebpf(Mode::Cpu),
                 off_cpu: Err(e),
@@ -175,9 +183,22 @@ impl EbpfTrials {
     }
 }
 
-/// Loads the program and opens the events as a recording would.
+impl EbpfTrial {
+    fn of(source: &EbpfSource) -> EbpfTrial {
+        EbpfTrial {
+            event: source.name(),
+            why_older_program: source.why_older_program(),
+        }
+    }
+}
+
 fn try_ebpf(mode: Mode) -> Result<EbpfTrial> {
-    let source = EbpfSource::new(&SamplingOptions {
+    open_ebpf(mode).map(|source| EbpfTrial::of(&source))
+}
+
+/// Loads the program and opens the events as a recording would.
+fn open_ebpf(mode: Mode) -> Result<EbpfSource> {
+    EbpfSource::new(&SamplingOptions {
         rate: 99,
         event: EventKind::Auto,
         kernel: false,
@@ -185,10 +206,6 @@ fn try_ebpf(mode: Mode) -> Result<EbpfTrial> {
         mode,
         off_cpu: OffCpuOptions::default(),
         workers: false,
-    })?;
-    Ok(EbpfTrial {
-        event: source.name(),
-        why_older_program: source.why_older_program(),
     })
 }
 
