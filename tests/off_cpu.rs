@@ -1,11 +1,11 @@
 //! The complete time of threads: running, runnable and waiting, with the kind of wait, in programs with known waits.
 //!
-//! Needs what the other live tests need, and a kernel that can take stacks at switch-in (Linux 6.18 with BTF). On
-//! others the refusal is tested.
+//! Needs what the other live tests need, and a kernel that can take stacks at switch-in (Linux 6.18 with BTF, or with kprobes).
+//! On others the refusal is tested.
 
 use std::collections::BTreeMap;
 
-use nativeprof::capture::ebpf::off_cpu;
+use nativeprof::capture::ebpf::switch_in;
 use nativeprof::profile::gil_waits;
 use nativeprof::profile::model::{FrameKind, Profile};
 
@@ -116,7 +116,7 @@ fn check(python: &Python) {
 #[test]
 fn all_time_of_threads_is_accounted_for() {
     let _live = live();
-    if let Err(e) = off_cpu::check() {
+    if let Err(e) = switch_in::check() {
         let refused = nativeprof(&[
             "record",
             "--mode",
@@ -230,7 +230,7 @@ fn check_gil_holder(python: &Python) {
 #[test]
 fn holders_of_the_interpreter_lock_are_named() {
     let _live = live();
-    if off_cpu::check().is_ok() {
+    if switch_in::check().is_ok() {
         each_python(check_gil_holder);
     }
 }
@@ -239,7 +239,7 @@ fn holders_of_the_interpreter_lock_are_named() {
 #[test]
 fn wakers_and_long_intervals() {
     let _live = live();
-    if off_cpu::check().is_err() {
+    if switch_in::check().is_err() {
         return;
     }
     each_python(|python| {

@@ -241,7 +241,7 @@ def times(profile, role):
 def wall():
     """Does the account of each thread agree with the kernel's, and is each wait below the function that waits?"""
     command = [NATIVEPROF, "record", "--backend", "ebpf", "--mode", "wall", "-r", "49", "-o", "/tmp/out.json", "--"]
-    text = run(*command, sys.executable, "/test/known_waits.py", str(SECONDS))
+    text = run(*command, sys.executable, "/test/known_waits.py", str(SECONDS), "3")
     truth = json.loads(next(line for line in text.splitlines() if line.startswith("{")))
     worst, wrong = {"wall": 0, "cpu": 0, "runnable": 0, "waiting": 0}, []
     for role, kinds in WAITS.items():

@@ -36,13 +36,14 @@ use crate::privileges::checks;
 use crate::sys;
 use crate::sys::perf::perf;
 
-pub mod off_cpu;
+pub mod switch_in;
 // Public for fuzz/.
 #[doc(hidden)]
 pub mod abi;
 mod cpu_time;
 mod interpreter_locks;
 mod object;
+mod off_cpu;
 mod sampling_events;
 mod workers;
 
@@ -199,7 +200,7 @@ impl EbpfSource {
         } else {
             sizes.slots += off_cpu::WORK_SLOTS;
             sizes.threads = off_cpu::MAX_THREADS;
-            let off_cpu::Loaded { bpf, hook, missing } = off_cpu::load_first(variants, sizes, options.children)?;
+            let switch_in::Loaded { bpf, hook, missing } = switch_in::load_first(variants, sizes, options.children)?;
             (object::Loaded { bpf, refusal: None }, Some((hook, missing)))
         };
         let fd = |bpf: &Ebpf, name: &str| -> Result<OwnedFd> {
@@ -282,7 +283,7 @@ impl EbpfSource {
     }
 
     /// What takes stacks of threads that were off the CPU, and why nothing better does; `None`: they are not taken.
-    pub fn off_cpu_hook(&self) -> Option<(&off_cpu::Hook, &[String])> {
+    pub fn off_cpu_hook(&self) -> Option<(&switch_in::Hook, &[String])> {
         self.off_cpu.as_ref().map(|o| (&o.hook, o.missing.as_slice()))
     }
 

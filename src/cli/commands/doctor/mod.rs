@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use crate::capture::ebpf::EbpfSource;
-use crate::capture::ebpf::off_cpu::Hook;
+use crate::capture::ebpf::switch_in::Hook;
 use crate::capture::{Backend, EventKind, Mode, OffCpuOptions, SamplingOptions};
 use crate::cli::args::{BackendChoice, ColorWhen, Doctor};
 use crate::cli::discover::{ProcessInspector, ProcessSummary, check_target, descendants, pid_label};
@@ -159,19 +159,25 @@ struct EbpfTrials {
 }
 
 impl EbpfTrials {
-    /// Tries the larger set of programs first: if the kernel accepts it, the other is a part of it and need not be verified
-    /// again.
+    /// Tries the larger set of programs first: if the kernel accepts it with task works, the other is a part of it and need not be
+    /// verified again.
     fn run() -> EbpfTrials {
         match open_ebpf(Mode::Wall) {
             Ok(source) => {
                 let (mut text, mut same) = (String::new(), true);
                 if let Some((hook, missing)) = source.off_cpu_hook() {
-                    let all: Vec<String> = std::iter::once(hook.to_string()).chain(missing.iter().cloned()).collect();
+                    let all: Vec<String> = std::iter::once(hook.to_string())
+                        .chain(missing.iter().cloned())
+                        .collect();
                     text = all.join("; ");
                     same = matches!(hook, Hook::TaskWork(_));
                 }
                 EbpfTrials {
-                    cpu: if same { Ok(EbpfTrial::of(&source)) } else { try_ebpf(Mode::Cpu) },
+                    cpu: if same {
+                        Ok(EbpfTrial::of(&source))
+                    } else {
+                        try_ebpf(Mode::Cpu)
+                    },
                     off_cpu: Ok(text),
                 }
             }
