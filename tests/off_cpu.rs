@@ -9,9 +9,9 @@ use nativeprof::capture::ebpf::switch_in;
 use nativeprof::profile::gil_waits;
 use nativeprof::profile::model::{FrameKind, Profile};
 
-use common::chance::{assert_likely, patience};
+use common::chance::{assert_likely, patience, repeated};
 use common::recording::{Recording, attach, nativeprof};
-use common::{Program, Python, each_python, live};
+use common::{Program, Python, each_python, live, newest_python};
 
 mod common;
 
@@ -291,6 +291,36 @@ fn wakers_and_long_intervals() {
         };
         assert!(short(&long.profile) == 0, "{name}: {}", long.stderr);
         assert!(!long.profile.timeline.is_empty(), "{name}: {}", long.stderr);
+    });
+}
+
+/// With ptrace, which every machine has: how a wait was seen makes no difference here.
+#[test]
+fn sockets_are_named_by_their_other_end() {
+    let _live = live();
+    repeated(|| {
+        let mut program = Program::start(newest_python().script("sockets.py"));
+        let said = |word| {
+            program
+                .said
+                .iter()
+                .find_map(|line| line.strip_prefix(word))
+                .expect("it says so")
+        };
+        let (port, path) = (said("PORT ").to_string(), said("PATH ").to_string());
+        let r = attach(program.pid(), &["--backend", "ptrace", "--mode", "wall", "-d", "1"]);
+        drop(program.finish());
+        for (role, state) in [
+            ("w_client", format!("[waiting: read socket 127.0.0.1:{port}]")),
+            ("w_server", "[waiting: read socket 127.0.0.1]".to_string()),
+            ("w_accept", format!("[waiting: accept 127.0.0.1:{port}]")),
+            ("w_local", format!("[waiting: read socket {path}]")),
+        ] {
+            let states = states(&r, role);
+            let waited = states.get(&state).copied().unwrap_or(0);
+            assert_likely!(waited * 10 > states.values().sum::<u64>() * 9, "{role}: {states:?}");
+            assert_likely!(waited > 0, "{role}: {states:?}\n{}", r.stderr);
+        }
     });
 }
 
