@@ -108,7 +108,7 @@ impl Sockets {
         Some(id)
     }
 
-    /// The process executes another program, or has ended and its number may be used again.
+    /// The process executes another program.
     pub(super) fn forget(&mut self, pid: Pid) {
         self.tables.remove(&pid);
         self.descriptors.retain(|(of, _), _| *of != pid);

@@ -6,9 +6,6 @@ use std::io::{self, Write};
 use clap::ValueEnum;
 use serde_json::{Value, json};
 
-use crate::capture::ebpf::EbpfSource;
-use crate::capture::ebpf::switch_in::Hook;
-use crate::capture::{Backend, EventKind, Mode, OffCpuOptions, SamplingOptions};
 use crate::cli::args::{BackendChoice, ColorWhen, Doctor};
 use crate::cli::discover::{ProcessInspector, ProcessSummary, check_target, descendants, pid_label};
 use crate::cli::output::JSON_VERSION;
@@ -23,6 +20,10 @@ use crate::privileges::credentials::{Cap, User, UserQuery};
 use crate::privileges::phases;
 use crate::sys::procfs;
 use crate::target::modules::Module;
+
+use trials::{EbpfTrial, EbpfTrials};
+
+mod trials;
 
 /// How often stops change the result of a system call: measured, and bounded, by tests/unchanged.rs.
 const CHANGED: &str = "in a test, 0 of 110,000 stops at 1000 Hz changed a result";
@@ -141,78 +142,6 @@ pub fn doctor(options: &Doctor) -> Result<bool> {
         Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(Error::io("cannot write the report", e)),
         _ => Ok(works),
     }
-}
-
-/// What a trial of eBPF found.
-struct EbpfTrial {
-    /// What makes samples due.
-    event: String,
-    /// Why the program for older kernels is used, if it is.
-    why_older_program: Option<String>,
-}
-
-/// What trials of both modes found.
-struct EbpfTrials {
-    cpu: Result<EbpfTrial>,
-    /// How stacks of threads that were off the CPU are taken.
-    off_cpu: Result<String>,
-}
-
-impl EbpfTrials {
-    /// Tries the larger set of programs first: if the kernel accepts it with task works, the other is a part of it and need not be
-    /// verified again.
-    fn run() -> EbpfTrials {
-        match open_ebpf(Mode::Wall) {
-            Ok(source) => {
-                let (mut text, mut same) = (String::new(), true);
-                if let Some((hook, missing)) = source.off_cpu_hook() {
-                    let all: Vec<String> = std::iter::once(hook.to_string())
-                        .chain(missing.iter().cloned())
-                        .collect();
-                    text = all.join("; ");
-                    same = matches!(hook, Hook::TaskWork(_));
-                }
-                EbpfTrials {
-                    cpu: if same {
-                        Ok(EbpfTrial::of(&source))
-                    } else {
-                        try_ebpf(Mode::Cpu)
-                    },
-                    off_cpu: Ok(text),
-                }
-            }
-            Err(e) => EbpfTrials {
-                cpu: try_ebpf(Mode::Cpu),
-                off_cpu: Err(e),
-            },
-        }
-    }
-}
-
-impl EbpfTrial {
-    fn of(source: &EbpfSource) -> EbpfTrial {
-        EbpfTrial {
-            event: source.name(),
-            why_older_program: source.why_older_program(),
-        }
-    }
-}
-
-fn try_ebpf(mode: Mode) -> Result<EbpfTrial> {
-    open_ebpf(mode).map(|source| EbpfTrial::of(&source))
-}
-
-/// Loads the program and opens the events as a recording would.
-fn open_ebpf(mode: Mode) -> Result<EbpfSource> {
-    EbpfSource::new(&SamplingOptions {
-        rate: 99,
-        event: EventKind::Auto,
-        kernel: false,
-        children: false,
-        mode,
-        off_cpu: OffCpuOptions::default(),
-        workers: false,
-    })
 }
 
 fn describe_system(f: &SystemFacts, caller: Option<&User>) -> Finding {
