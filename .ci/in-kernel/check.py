@@ -229,12 +229,12 @@ def ptrace():
 def times(profile, role):
     """Wall time below a function of the profile by what its thread did, ns: cpu, runnable, or the kind of wait."""
     found = {}
-    for names, time in stacks(profile, "--value", "wall"):
+    for names, spent in stacks(profile, "--value", "wall"):
         if role in names:
             inner = names[names.index(role) + 1 :]
             states = [name.strip("[]").removeprefix("waiting: ") for name in inner if re.match(r"\[(runnable|waiting)", name)]
             state = states[0] if states else "cpu"
-            found[state] = found.get(state, 0) + time
+            found[state] = found.get(state, 0) + spent
     return found
 
 
@@ -246,17 +246,16 @@ def wall():
     worst, wrong = {"wall": 0, "cpu": 0, "runnable": 0, "waiting": 0}, []
     for role, kinds in WAITS.items():
         found, true = times("/tmp/out.json", role), truth[role]
-        sums = {part: found.get(part, 0) for part in ("cpu", "runnable")}
-        sums["wall"] = sum(found.values())
-        sums["waiting"] = sums["wall"] - sums["cpu"] - sums["runnable"]
-        for part, time in sums.items():
-            worst[part] = max(worst[part], abs(time - true[part]) / true["wall"])
-        other = sum(t for kind, t in found.items() if kind not in kinds | {"cpu", "runnable", "gil"})
-        percent = {part: f"{100 * time / true['wall']:.1f} (kernel: {100 * true[part] / true['wall']:.1f})" for part, time in sums.items()}
-        shares = {kind: f"{100 * time / true['wall']:.1f}" for kind, time in sorted(found.items())}
-        print("account:", role, percent, shares, flush=True)
+        parts = {part: found.get(part, 0) for part in ("cpu", "runnable")}
+        parts["wall"] = sum(found.values())
+        parts["waiting"] = parts["wall"] - parts["cpu"] - parts["runnable"]
+        for part, spent in parts.items():
+            worst[part] = max(worst[part], abs(spent - true[part]) / true["wall"])
+        percent = {kind: f"{100 * spent / true['wall']:.1f}" for kind, spent in sorted((found | parts).items())}
+        print("account:", role, percent, "kernel:", true, flush=True)
+        other = sum(spent for kind, spent in found.items() if kind not in kinds | {"cpu", "runnable", "gil"})
         if other > 0.01 * true["wall"] or (kinds and not kinds & found.keys()):
-            wrong.append(f"{role}: {shares}")
+            wrong.append(f"{role}: {percent}")
     detail = ", ".join(f"{part} {100 * error:.1f} %" for part, error in worst.items())
     assert not wrong, f"kinds of waits: {wrong}"
     assert worst["wall"] < 0.03 and max(worst.values()) < 0.06, f"the account is off by: {detail}"
