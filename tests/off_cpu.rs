@@ -1,17 +1,17 @@
 //! The complete time of threads: running, runnable and waiting, with the kind of wait, in programs with known waits.
 //!
-//! Needs what the other live tests need, and a kernel that can take stacks at switch-in (Linux 6.18 with BTF). On
-//! others the refusal is tested.
+//! Needs what the other live tests need, and a kernel that can take stacks at switch-in (Linux 6.18 with BTF, or with kprobes).
+//! On others the refusal is tested.
 
 use std::collections::BTreeMap;
 
-use nativeprof::capture::ebpf::off_cpu;
+use nativeprof::capture::ebpf::switch_in;
 use nativeprof::profile::gil_waits;
 use nativeprof::profile::model::{FrameKind, Profile};
 
-use common::chance::{assert_likely, patience};
+use common::chance::{assert_likely, patience, repeated};
 use common::recording::{Recording, attach, nativeprof};
-use common::{Program, Python, each_python, live};
+use common::{Program, Python, each_python, live, newest_python};
 
 mod common;
 
@@ -120,7 +120,7 @@ fn check(python: &Python) {
 #[test]
 fn all_time_of_threads_is_accounted_for() {
     let _live = live();
-    if let Err(e) = off_cpu::check() {
+    if let Err(e) = switch_in::check() {
         let refused = nativeprof(&[
             "record",
             "--mode",
@@ -234,7 +234,7 @@ fn check_gil_holder(python: &Python) {
 #[test]
 fn holders_of_the_interpreter_lock_are_named() {
     let _live = live();
-    if off_cpu::check().is_ok() {
+    if switch_in::check().is_ok() {
         each_python(check_gil_holder);
     }
 }
@@ -243,7 +243,7 @@ fn holders_of_the_interpreter_lock_are_named() {
 #[test]
 fn wakers_and_long_intervals() {
     let _live = live();
-    if off_cpu::check().is_err() {
+    if switch_in::check().is_err() {
         return;
     }
     each_python(|python| {
@@ -295,6 +295,36 @@ fn wakers_and_long_intervals() {
         };
         assert!(short(&long.profile) == 0, "{name}: {}", long.stderr);
         assert!(!long.profile.timeline.is_empty(), "{name}: {}", long.stderr);
+    });
+}
+
+/// With ptrace, which every machine has: how a wait was seen makes no difference here.
+#[test]
+fn sockets_are_named_by_their_other_end() {
+    let _live = live();
+    repeated(|| {
+        let mut program = Program::start(newest_python().script("sockets.py"));
+        let said = |word| {
+            program
+                .said
+                .iter()
+                .find_map(|line| line.strip_prefix(word))
+                .expect("it says so")
+        };
+        let (port, path) = (said("PORT ").to_string(), said("PATH ").to_string());
+        let r = attach(program.pid(), &["--backend", "ptrace", "--mode", "wall", "-d", "1"]);
+        drop(program.finish());
+        for (role, state) in [
+            ("w_client", format!("[waiting: read socket 127.0.0.1:{port}]")),
+            ("w_server", "[waiting: read socket 127.0.0.1]".to_string()),
+            ("w_accept", format!("[waiting: accept 127.0.0.1:{port}]")),
+            ("w_local", format!("[waiting: read socket {path}]")),
+        ] {
+            let states = states(&r, role);
+            let waited = states.get(&state).copied().unwrap_or(0);
+            assert_likely!(waited * 10 > states.values().sum::<u64>() * 9, "{role}: {states:?}");
+            assert_likely!(waited > 0, "{role}: {states:?}\n{}", r.stderr);
+        }
     });
 }
 

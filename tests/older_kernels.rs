@@ -2,6 +2,7 @@
 //!
 //! Needs what the other live tests need. That it loads on old kernels is what `.ci/kernels` tries.
 
+use std::path::Path;
 use std::process::Command;
 
 use nativeprof::profile::model::{Frame, FrameKind};
@@ -78,10 +79,19 @@ fn ten_thousand_levels_are_complete() {
 }
 
 #[test]
-fn off_cpu_time_needs_the_other_program() {
-    let refused = text(older(&["record", "--backend", "ebpf", "--mode", "wall", "--", "true"]));
-    assert!(refused.contains("cannot sample off-CPU time"), "{refused}");
+fn off_cpu_time_needs_kprobes() {
+    let scratch = Scratch::new();
+    let mut recording = older(&["record", "--backend", "ebpf", "--mode", "wall", "-o"]);
+    recording.arg(scratch.path("profile.json")).args(["--", "sleep", "1"]);
+    let said = text(recording);
     let found = text(older(&["doctor"]));
+    if Path::new("/sys/bus/event_source/devices/kprobe").exists() {
+        assert!(said.contains("waiting 1."), "{said}");
+        assert!(found.contains("by a kprobe at finish_task_switch"), "{found}");
+    } else {
+        assert!(said.contains("cannot sample off-CPU time"), "{said}");
+        assert!(said.contains("this kernel has no kprobes"), "{said}");
+    }
     let expected = "the BPF program for Linux 5.8 and newer loads and runs; NATIVEPROF_BPF_OBJECT is set";
     assert!(found.contains(expected), "{found}");
 }

@@ -77,13 +77,19 @@ for pid in children:
     os.waitpid(pid, 0)
 """
 
-SLEEPER = """
-import time
-def pause():
-    time.sleep(0.05)
-for _ in range(60):
-    pause()
-"""
+# Functions of known_waits.py, and the kinds of waits that each has besides waits for the GIL.
+WAITS = {
+    "w_sleep": {"sleep"},
+    "w_short": {"sleep"},
+    "w_hold": {"sleep", "lock"},
+    "w_lock": {"lock"},
+    "w_never": {"lock"},
+    "w_read": {"read pipe"},
+    "w_poll": {"poll"},
+    "w_feed": {"sleep"},
+    "w_spin_one": set(),
+    "w_spin_two": set(),
+}
 
 
 def run(*command, expected=0, **more):
@@ -220,12 +226,41 @@ def ptrace():
     return f"{exact:.2f} % of {samples}"
 
 
+def times(profile, role):
+    """Wall time below a function of the profile by what its thread did, ns: cpu, runnable, or the kind of wait."""
+    found = {}
+    for names, spent in stacks(profile, "--value", "wall"):
+        if role in names:
+            inner = names[names.index(role) + 1 :]
+            states = [name.strip("[]").removeprefix("waiting: ") for name in inner if re.match(r"\[(runnable|waiting)", name)]
+            state = states[0] if states else "cpu"
+            found[state] = found.get(state, 0) + spent
+    return found
+
+
 def wall():
-    text = run(NATIVEPROF, "record", "--mode", "wall", "-o", "/tmp/out.json", "--", sys.executable, "-c", SLEEPER)
-    waiting = re.search(r"waiting ([\d.]+) s", text)
-    assert waiting and float(waiting[1]) >= 2, text
-    assert any("pause" in names for names, _ in stacks("/tmp/out.json", "--value", "wall")), text
-    return "ptrace" if "falling back to ptrace" in text else "eBPF"
+    """Does the account of each thread agree with the kernel's, and is each wait below the function that waits?"""
+    command = [NATIVEPROF, "record", "--backend", "ebpf", "--mode", "wall", "-r", "49", "-o", "/tmp/out.json", "--"]
+    text = run(*command, sys.executable, "/test/known_waits.py", str(SECONDS), "3")
+    truth = json.loads(next(line for line in text.splitlines() if line.startswith("{")))
+    worst, wrong = {"wall": 0, "cpu": 0, "runnable": 0, "waiting": 0}, []
+    for role, kinds in WAITS.items():
+        found, true = times("/tmp/out.json", role), truth[role]
+        parts = {part: found.get(part, 0) for part in ("cpu", "runnable")}
+        parts["wall"] = sum(found.values())
+        parts["waiting"] = parts["wall"] - parts["cpu"] - parts["runnable"]
+        for part, spent in parts.items():
+            worst[part] = max(worst[part], abs(spent - true[part]) / true["wall"])
+        percent = {kind: f"{100 * spent / true['wall']:.1f}" for kind, spent in sorted((found | parts).items())}
+        print("account:", role, percent, "kernel:", true, flush=True)
+        other = sum(spent for kind, spent in found.items() if kind not in kinds | {"cpu", "runnable", "gil"})
+        if other > 0.01 * true["wall"] or (kinds and not kinds & found.keys()):
+            wrong.append(f"{role}: {percent}")
+    detail = ", ".join(f"{part} {100 * error:.1f} %" for part, error in worst.items())
+    assert not wrong, f"kinds of waits: {wrong}"
+    assert worst["wall"] < 0.03 and max(worst.values()) < 0.06, f"the account is off by: {detail}"
+    hook = re.search(r"taken at switch-in, by an? (kprobe|task work)", run(NATIVEPROF, "doctor"))
+    return f"{hook[1]}; off by {detail}"
 
 
 def dump():

@@ -8,7 +8,13 @@ pub enum ThreadState {
     /// Ready to run without a CPU: preempted, or woken and not yet switched in.
     Runnable,
     Waiting(WaitKind),
+    /// For a socket whose other end has a name.
+    WaitingForSocket(WaitKind, SocketId),
 }
+
+/// The number of the name of a socket's other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SocketId(pub u16);
 
 /// What a blocked thread waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -89,11 +95,16 @@ impl AwaitKind {
 }
 
 impl ThreadState {
-    /// Its name in the tree: `[runnable]`, `[waiting: read pipe]`.
-    pub fn label(self) -> String {
+    /// Its name in the tree: `[runnable]`, `[waiting: read pipe]`, `[waiting: read socket 127.0.0.1:5432]`; `sockets` has the
+    /// names of sockets by their number.
+    pub fn label(self, sockets: &[String]) -> String {
         match self {
             ThreadState::Runnable => "[runnable]".into(),
             ThreadState::Waiting(kind) => format!("[waiting: {}]", kind.label()),
+            ThreadState::WaitingForSocket(kind, id) => match sockets.get(usize::from(id.0)) {
+                Some(name) => format!("[waiting: {} {name}]", kind.label()),
+                None => format!("[waiting: {}]", kind.label()),
+            },
         }
     }
 }

@@ -109,7 +109,7 @@ pub fn thread_states(profile: &Profile) -> Option<String> {
         match label.strip_prefix("waiting: ").unwrap_or(label) {
             _ if frame.kind != FrameKind::State => running += amount,
             "runnable" => runnable += amount,
-            kind => *waiting.entry(kind).or_default() += amount,
+            kind => *waiting.entry(without_peer(kind)).or_default() += amount,
         }
     }
     let mut kinds: Vec<(&str, u64)> = waiting.into_iter().collect();
@@ -125,6 +125,17 @@ pub fn thread_states(profile: &Profile) -> Option<String> {
         "  time:     on CPU {running}, runnable {runnable}, waiting {waiting} ({})",
         named.join(", ")
     ))
+}
+
+/// `read socket 127.0.0.1:5432` -> `read socket`, `accept 0.0.0.0:80` -> `accept`.
+fn without_peer(kind: &str) -> &str {
+    let words = match kind.split(' ').next() {
+        Some("read" | "write") => 2,
+        Some("connect" | "accept") => 1,
+        _ => return kind,
+    };
+    let end = kind.match_indices(' ').nth(words - 1).map(|(at, _)| at);
+    end.and_then(|at| kind.get(..at)).unwrap_or(kind)
 }
 
 /// `  lag:      3 callbacks kept an event loop for 50.00 ms or more; the longest: 80.12 ms in [task: job] block (a.py:7)`
@@ -257,6 +268,19 @@ mod tests {
         assert_eq!(percent(999_999, 1_000_000), "99.99 %");
         assert_eq!(percent(5, 5), "100.00 %");
         assert_eq!(percent(0, 0), "0.00 %");
+    }
+
+    #[test]
+    fn sockets_are_summed_up() {
+        for (kind, sum) in [
+            ("read socket 127.0.0.1:5432", "read socket"),
+            ("write socket", "write socket"),
+            ("read", "read"),
+            ("accept 0.0.0.0:80", "accept"),
+            ("page fault", "page fault"),
+        ] {
+            assert_eq!(without_peer(kind), sum);
+        }
     }
 
     #[test]

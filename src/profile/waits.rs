@@ -192,7 +192,7 @@ impl Waits {
 pub struct WaitSite {
     /// `gil`, `lock`, `read`, ...; `runnable`.
     pub kind: String,
-    /// What the kind's own words say of what is waited for: `pipe`, `socket`; else empty.
+    /// What the kind's own words say of what is waited for: `pipe`, `socket 127.0.0.1:5432`; else empty.
     pub object: String,
     /// The innermost Python function that waits, else the outermost native one that is known: as [`super::view::frame_text`] has
     /// it, with the line that waits.
@@ -223,7 +223,7 @@ pub fn split_label(label: &str) -> (&str, &str) {
     let kind = inner.strip_prefix("waiting: ").unwrap_or(inner);
     // Kinds of two words: nothing follows them.
     match kind.split_once(' ') {
-        Some((first @ ("read" | "write"), object)) => (first, object),
+        Some((first @ ("read" | "write" | "connect" | "accept"), object)) => (first, object),
         _ => (kind, ""),
     }
 }
@@ -420,6 +420,8 @@ mod tests {
         for (label, kind, object) in [
             ("[waiting: gil]", "gil", ""),
             ("[waiting: write socket]", "write", "socket"),
+            ("[waiting: read socket 127.0.0.1:80]", "read", "socket 127.0.0.1:80"),
+            ("[waiting: accept 0.0.0.0:80]", "accept", "0.0.0.0:80"),
             ("[waiting: page fault]", "page fault", ""),
             ("[runnable]", "runnable", ""),
         ] {

@@ -139,6 +139,8 @@ pub struct ResolveInput<'a> {
     pub codes: &'a CodeTable,
     /// Names of tasks, by their number.
     pub task_names: &'a [String],
+    /// Names of the other ends of sockets, by their number.
+    pub socket_names: &'a [String],
     pub tree: &'a RawTree,
     pub timeline: &'a [RawTimelineSample],
     /// Samples represent different amounts of time.
@@ -397,7 +399,7 @@ fn name_all(input: &mut ResolveInput<'_>, names: &mut Names, inclusive: &[u64], 
                 let by = format!("[woken by: {}]", kind.label());
                 (Frame::new(FrameKind::State, by), 0)
             }
-            RawFrame::State(state) => (Frame::new(FrameKind::State, state.label()), 0),
+            RawFrame::State(state) => (Frame::new(FrameKind::State, state.label(input.socket_names)), 0),
             RawFrame::Awaiting(kind) => (Frame::new(FrameKind::State, kind.label()), 0),
             RawFrame::Truncated(why) => (
                 Frame::new(FrameKind::Truncated, format!("[truncated: {}]", why.reason())),

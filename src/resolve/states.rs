@@ -58,7 +58,7 @@ pub struct Waits {
 
 impl Waits {
     pub fn new(frames: &mut Frames) -> Waits {
-        let mut id = |kind| frames.id(Frame::new(FrameKind::State, ThreadState::Waiting(kind).label()));
+        let mut id = |kind| frames.id(Frame::new(FrameKind::State, ThreadState::Waiting(kind).label(&[])));
         Waits {
             lock: id(WaitKind::Lock),
             condition: id(WaitKind::Condition),

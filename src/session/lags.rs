@@ -14,7 +14,7 @@ use syscalls::Sysno;
 use super::{LastStack, Session};
 use crate::cpython::tasks::TaskReader;
 use crate::cpython_layout::Interpreter;
-use crate::event::{Pid, Sample, ThreadState, Tid};
+use crate::event::{Pid, Sample, Tid};
 use crate::frame::RawFrame;
 use crate::profile::count_tree::RawNode;
 use crate::profile::lags::RawLag;
@@ -307,7 +307,7 @@ impl Session {
         let mut last = LastStack::default();
         self.uncounted_stack(&s, &mut last);
         let in_callback = self.is_in_callback();
-        let waiting = ThreadState::Waiting(self.wait_kind(&s));
+        let waiting = self.waiting(&s);
         self.stack.push(RawFrame::State(waiting));
         Some((self.tree.add(&self.stack, 0).0, in_callback))
     }

@@ -33,6 +33,7 @@ mod open_intervals;
 pub mod pump;
 mod recent;
 mod sample;
+mod sockets;
 mod states;
 mod targets;
 mod tasks;
@@ -43,6 +44,7 @@ mod workers;
 use awaits::Awaits;
 use jit::{JitShared, function_start, jit_sources};
 use lags::Lags;
+use sockets::Sockets;
 pub use states::GilCounts;
 use states::GilLocks;
 use targets::{ModuleInfo, TargetProcess};
@@ -141,6 +143,7 @@ pub struct Session {
     /// Processes whose samples contain code that is in no file.
     with_anonymous_code: FxHashSet<Pid>,
     gil_locks: GilLocks,
+    sockets: Sockets,
     gil_counts: GilCounts,
     sleeping: open_intervals::SleepingThreads,
     tasks: Tasks,
@@ -214,6 +217,7 @@ impl Session {
             sampled: FxHashSet::default(),
             with_anonymous_code: FxHashSet::default(),
             gil_locks: GilLocks::default(),
+            sockets: Sockets::default(),
             gil_counts: GilCounts::default(),
             sleeping: Default::default(),
             tasks: Tasks::default(),
@@ -395,6 +399,7 @@ impl Session {
             modules: &self.modules,
             codes: &self.codes,
             task_names: self.tasks.names.all(),
+            socket_names: self.sockets.names(),
             tree: &self.tree,
             timeline: &self.timeline,
             weighted: self.options.weighted.is_some(),

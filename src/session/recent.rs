@@ -54,6 +54,7 @@ impl Session {
             waits: weighted.then_some((&waits, &[])),
             weighted,
             task_names: self.tasks.names.all(),
+            socket_names: self.sockets.names(),
             threads: &self.threads,
             python_threads: &self.thread_names.names,
             pythons: &self.pythons,

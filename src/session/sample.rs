@@ -288,7 +288,8 @@ impl Session {
             self.stack.truncate(thread);
             self.stack.extend(state.map(RawFrame::State));
             let mut number = 0;
-            if let (Some(ThreadState::Waiting(_)), Some(waker)) = (state, waker) {
+            let waited = matches!(state, Some(ThreadState::Waiting(_) | ThreadState::WaitingForSocket(..)));
+            if let (true, Some(waker)) = (waited, waker) {
                 number = self.wakers.number(waker.waker);
                 if self.shown_wakers.is_some() {
                     self.stack.extend(waker.by);

@@ -3,13 +3,12 @@
 use rustc_hash::FxHashMap;
 
 use super::targets::{ForkMemory, PythonState};
-use super::{PendingWaker, Session};
+use super::{PendingWaker, Session, sockets};
 use crate::arch::{self, Regs};
 use crate::cpython::gil;
 use crate::cpython_layout::InterpreterLocks;
 use crate::event::{Descriptor, Pid, Sample, ThreadState, WaitKind, WakeUp};
 use crate::profile::waits::RawWaker;
-use crate::target::system::System;
 
 /// Shortest time between two readings of where a process keeps its interpreter locks, ns of the samples' clock.
 const READ_AGAIN: u64 = 50_000_000;
@@ -85,13 +84,13 @@ impl Session {
     pub(super) fn time_parts(&mut self, s: &Sample) -> [TimePart; 3] {
         let t = &s.time_spent;
         let waiting = match t.blocked {
-            0 => WaitKind::Futex, // not used
-            _ => self.wait_kind(s),
+            0 => ThreadState::Waiting(WaitKind::Futex), // not used
+            _ => self.waiting(s),
         };
         [
             (None, t.cpu, 0),
             (Some(ThreadState::Runnable), t.runnable, t.runnable_length),
-            (Some(ThreadState::Waiting(waiting)), t.blocked, t.blocked_length),
+            (Some(waiting), t.blocked, t.blocked_length),
         ]
     }
 
@@ -155,38 +154,53 @@ impl Session {
         })
     }
 
-    pub(super) fn wait_kind(&mut self, s: &Sample) -> WaitKind {
+    /// What a thread waited for.
+    pub(super) fn waiting(&mut self, s: &Sample) -> ThreadState {
+        let (kind, socket) = self.wait_kind(s);
+        let named = socket.and_then(|inode| self.sockets.named(&*self.system, s.pid, kind, inode));
+        named.map_or(ThreadState::Waiting(kind), |id| ThreadState::WaitingForSocket(kind, id))
+    }
+
+    /// Its kind, and the inode of the socket, if it was one.
+    fn wait_kind(&mut self, s: &Sample) -> (WaitKind, Option<u64>) {
         let Some(number) = s.system_call else {
-            return WaitKind::PageFault;
+            return (WaitKind::PageFault, None);
         };
         // Without registers, the arguments are not known.
         let regs = s.regs.unwrap_or(Regs::from_ip_sp(0, 0));
         let kind = arch::wait_kind(number, &regs);
         match (kind, regs.get(arch::FIRST_ARGUMENT)) {
             (WaitKind::Futex, Some(address)) => {
-                let Some(m) = self.targets.get(&s.pid) else { return kind };
+                let Some(m) = self.targets.get(&s.pid) else {
+                    return (kind, None);
+                };
                 let memory = ForkMemory {
                     system: &*self.system,
                     pid: s.pid,
                     parent: m.parent,
                 };
                 match self.gil_locks.contain(s, address, &memory, m.python.as_ref()) {
-                    true => WaitKind::Gil,
-                    false => kind,
+                    true => (WaitKind::Gil, None),
+                    false => (kind, None),
                 }
             }
-            (WaitKind::Read(_), Some(fd)) => WaitKind::Read(descriptor(&*self.system, s.pid, fd)),
-            (WaitKind::Write(_), Some(fd)) => WaitKind::Write(descriptor(&*self.system, s.pid, fd)),
-            _ => kind,
+            (WaitKind::Read(_) | WaitKind::Write(_) | WaitKind::Connect | WaitKind::Accept, Some(fd)) => {
+                let name = self.sockets.descriptor(&*self.system, s.pid, fd as u32);
+                let name = name.unwrap_or_default();
+                let kind = match kind {
+                    WaitKind::Read(_) => WaitKind::Read(descriptor(&name)),
+                    WaitKind::Write(_) => WaitKind::Write(descriptor(&name)),
+                    other => other,
+                };
+                (kind, sockets::inode(&name))
+            }
+            _ => (kind, None),
         }
     }
 }
 
-/// What a descriptor of a process refers to now.
-fn descriptor(system: &dyn System, pid: Pid, fd: u64) -> Descriptor {
-    let Some(name) = system.descriptor(pid, fd as u32) else {
-        return Descriptor::Unknown;
-    };
+/// What a descriptor refers to.
+fn descriptor(name: &str) -> Descriptor {
     match name {
         n if n.starts_with("pipe:") => Descriptor::Pipe,
         n if n.starts_with("socket:") => Descriptor::Socket,

@@ -251,6 +251,7 @@ impl Session {
         // Mappings of the new program follow as separate events, except for the vDSO.
         let before = self.targets.remove(&pid);
         self.gil_locks.forget(pid);
+        self.sockets.forget(pid);
         if self.open(pid, update).is_err()
             && let Some(before) = before
         {

@@ -2,6 +2,7 @@
 //! elsewhere: all code outside of capture backends uses it.
 
 use std::fs::{self, File};
+use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -15,6 +16,9 @@ use crate::event::{Pid, Tid};
 use crate::privileges::checks;
 use crate::sys;
 use crate::sys::procfs;
+
+/// Bytes that are read of a table of sockets, at most: some 6000 of them.
+const MAX_TABLE: u64 = 1 << 20;
 
 /// Identity of a file, independent of its name: device and inode.
 pub type FileKey = (u64, u64);
@@ -54,6 +58,11 @@ pub trait System {
 
     /// What a file descriptor of a process refers to: a path, `pipe:[...]`, `socket:[...]`. Not on tapes.
     fn descriptor(&self, _pid: Pid, _fd: u32) -> Option<String> {
+        None
+    }
+
+    /// A table of the sockets in the network of a process (`/proc/PID/net/NAME`), its first megabyte. Not on tapes.
+    fn network_table(&self, _pid: Pid, _name: &str) -> Option<String> {
         None
     }
 }
@@ -145,6 +154,13 @@ impl System for LiveSystem {
     fn descriptor(&self, pid: Pid, fd: u32) -> Option<String> {
         let link = fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok()?;
         Some(link.to_string_lossy().into_owned())
+    }
+
+    fn network_table(&self, pid: Pid, name: &str) -> Option<String> {
+        let mut bytes = Vec::new();
+        let table = File::open(format!("/proc/{pid}/net/{name}")).ok()?;
+        table.take(MAX_TABLE).read_to_end(&mut bytes).ok()?;
+        Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 }
 

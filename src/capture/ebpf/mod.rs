@@ -36,13 +36,14 @@ use crate::privileges::checks;
 use crate::sys;
 use crate::sys::perf::perf;
 
-pub mod off_cpu;
+pub mod switch_in;
 // Public for fuzz/.
 #[doc(hidden)]
 pub mod abi;
 mod cpu_time;
 mod interpreter_locks;
 mod object;
+mod off_cpu;
 mod sampling_events;
 mod workers;
 
@@ -194,14 +195,13 @@ impl EbpfSource {
             threads: 1,
             workers: if options.workers { workers::MAX_WORKERS } else { 0 },
         };
-        let (object::Loaded { mut bpf, refusal }, prepared) = if options.mode == Mode::Cpu {
+        let (object::Loaded { mut bpf, refusal }, hook) = if options.mode == Mode::Cpu {
             (object::load_first(variants, sizes, options.children)?, None)
         } else {
             sizes.slots += off_cpu::WORK_SLOTS;
             sizes.threads = off_cpu::MAX_THREADS;
-            let (object, btf) = off_cpu::prepare(variants)?;
-            let bpf = object::load(&object, sizes, options.children)?;
-            (object::Loaded { bpf, refusal: None }, Some(btf))
+            let switch_in::Loaded { bpf, hook, missing } = switch_in::load_first(variants, sizes, options.children)?;
+            (object::Loaded { bpf, refusal: None }, Some((hook, missing)))
         };
         let fd = |bpf: &Ebpf, name: &str| -> Result<OwnedFd> {
             let program: &PerfEvent = bpf.program(name).and_then(|p| p.try_into().ok()).expect("loaded above");
@@ -244,10 +244,8 @@ impl EbpfSource {
             false => None,
         };
         let events = CpuEvents::open(options, program.as_fd())?;
-        let off_cpu = match &prepared {
-            Some(btf) => Some(OffCpu::attach(&mut bpf, btf)?),
-            None => None,
-        };
+        let off_cpu = hook.map(|(hook, missing)| OffCpu::attach(&mut bpf, hook, missing));
+        let off_cpu = off_cpu.transpose()?;
         let mut source = EbpfSource {
             _bpf: bpf,
             refusal,
@@ -282,6 +280,11 @@ impl EbpfSource {
     /// Why the program for older kernels is used; `None`: it is not.
     pub fn why_older_program(&self) -> Option<String> {
         self.refusal.as_ref().map(object::why_not_current)
+    }
+
+    /// What takes stacks of threads that were off the CPU, and why nothing better does; `None`: they are not taken.
+    pub fn off_cpu_hook(&self) -> Option<(&switch_in::Hook, &[String])> {
+        self.off_cpu.as_ref().map(|o| (&o.hook, o.missing.as_slice()))
     }
 
     /// Mappings, forks, execs and exits of the whole machine, from one event per CPU.

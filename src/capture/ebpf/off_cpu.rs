@@ -1,35 +1,23 @@
 //! Off-CPU time: the programs at context switches, and what threads were doing when sampling starts and ends.
 //!
-//! The account itself is kept by sample.bpf.c, thread by thread. Here the programs are prepared and attached, and threads
-//! that already exist are entered.
+//! The account itself is kept by sample.bpf.c, thread by thread. Here threads that already exist are entered, and those that are
+//! off the CPU at the end are noted.
 
 #![allow(unsafe_code)]
 
 use std::fs;
 
-use aya::Btf;
-use aya::maps::{HashMap as BpfHash, MapData};
-use aya::programs::BtfTracePoint;
-use aya_obj::btf::BtfKind;
+use aya::Ebpf;
+use aya::maps::{HashMap as BpfHash, Map, MapData, MapError};
 
 use super::bpf_error;
-use super::object::{self, FORCED_BY, NO_EXIST, Variant};
+use super::object::{self, NO_EXIST};
+use super::switch_in::{self, Hook, LOAD};
 use crate::capture::OpenInterval;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::event::{Pid, Tid, TimeSpent};
 use crate::sys;
 
-const LOAD: &str = "cannot load the BPF programs for off-CPU time";
-/// Takes a stack in the thread that is switched in: since Linux 6.18 (kernel/bpf/helpers.c).
-const SCHEDULE_RESUME: &str = "bpf_task_work_schedule_resume_impl";
-/// Its name in Linux 7.2, which lists the older one too, for a function that programs may not call. With it the verifier
-/// there does not accept the programs: it is at work on them for minutes under emulation.
-const NEWER_SCHEDULE_RESUME: &str = "bpf_task_work_schedule_resume";
-/// `SCHEDULE_RESUME` of sample.bpf.c.
-const PLACEHOLDER: [u8; 4] = 0x4b46_0001u32.to_le_bytes();
-/// Operation code of a call, and the register field that makes it one to a kernel function (include/uapi/linux/bpf.h).
-const CALL: u8 = 0x85;
-const KERNEL_FUNCTION: u8 = 2 << 4;
 /// `WORK_SLOTS` of sample.bpf.c.
 pub const WORK_SLOTS: u32 = 8;
 /// Threads accounted for at the same time, at most.
@@ -58,6 +46,7 @@ pub struct Thread {
     blocked_length: u64,
     take_woken: u64,
     futex: u64,
+    next_futex: u64,
     pending: u64,
     late: u64,
     began: u64,
@@ -71,79 +60,83 @@ pub struct Thread {
     timed_out: u32,
     kernel: u32,
     pad: u32,
-    stack: [u64; MAX_KERNEL + 1],
-    work: u64,
 }
 
 // SAFETY: plain integers without padding, any bit pattern is valid.
 unsafe impl aya::Pod for Thread {}
 
-/// How stacks of threads that were off the CPU are taken here.
-///
-/// # Errors
-/// They cannot be taken.
-pub fn check() -> Result<&'static str> {
-    prepare(Variant::candidates()?).map(|_| SCHEDULE_RESUME)
+/// The same in the program with task works.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ThreadWithWork {
+    thread: Thread,
+    stack: [u64; MAX_KERNEL + 1],
+    work: u64,
 }
 
-/// The object with the number of the kernel's function in it, and the kernel's types.
-///
-/// # Errors
-/// The kernel has no BTF, or not the function; the object is not among those that may be used.
-pub fn prepare(variants: &[Variant]) -> Result<(Vec<u8>, Btf)> {
-    let unsupported = |why: String| {
-        Error::new(
-            ErrorKind::Unsupported,
-            "eBPF cannot sample off-CPU time on this machine",
-        )
-        .why(why)
-        .hint("use --backend ptrace, or omit --mode to sample CPU time")
-    };
-    if !variants.contains(&Variant::Current) {
-        return Err(unsupported(format!("{FORCED_BY} excludes it")));
+// SAFETY: plain integers without padding, any bit pattern is valid.
+unsafe impl aya::Pod for ThreadWithWork {}
+
+/// The map `THREADS`.
+enum Threads {
+    Plain(BpfHash<MapData, u32, Thread>),
+    WithWork(BpfHash<MapData, u32, ThreadWithWork>),
+}
+
+impl Threads {
+    fn new(map: Map, hook: &Hook) -> Result<Threads> {
+        let map = match hook {
+            Hook::TaskWork(_) => map.try_into().map(Threads::WithWork),
+            Hook::Kprobe(_) => map.try_into().map(Threads::Plain),
+        };
+        map.map_err(|e| bpf_error(LOAD, e))
     }
-    let btf = Btf::from_sys_fs()
-        .map_err(|_| unsupported("the kernel has no type information (/sys/kernel/btf/vmlinux)".into()))?;
-    let number = |name| btf.id_by_type_name_kind(name, BtfKind::Func).ok();
-    if number(NEWER_SCHEDULE_RESUME).is_some() {
-        return Err(unsupported(format!(
-            "this kernel is too new: its {NEWER_SCHEDULE_RESUME} is not that of Linux 6.18"
-        )));
-    }
-    let function = number(SCHEDULE_RESUME)
-        .ok_or_else(|| unsupported(format!("this kernel has no {SCHEDULE_RESUME}; Linux 6.18 is needed")))?;
-    let mut object = Variant::Current.object().to_vec();
-    // Instructions lie on multiples of their size.
-    for instruction in object.as_chunks_mut::<8>().0 {
-        if instruction[0] == CALL && instruction[4..] == PLACEHOLDER {
-            instruction[1] = KERNEL_FUNCTION;
-            instruction[4..].copy_from_slice(&function.to_le_bytes());
+
+    fn all(&self) -> Vec<(Tid, Thread)> {
+        match self {
+            Threads::Plain(map) => map.iter().flatten().collect(),
+            Threads::WithWork(map) => map.iter().flatten().map(|(tid, t)| (tid, t.thread)).collect(),
         }
     }
-    Ok((object, btf))
+
+    /// Leaves what is there as it is.
+    fn add(&mut self, tid: Tid, thread: Thread) -> std::result::Result<(), MapError> {
+        match self {
+            Threads::Plain(map) => map.insert(tid, thread, NO_EXIST),
+            Threads::WithWork(map) => {
+                let with_work = ThreadWithWork {
+                    thread,
+                    stack: [0; MAX_KERNEL + 1],
+                    work: 0,
+                };
+                map.insert(tid, with_work, NO_EXIST)
+            }
+        }
+    }
 }
 
 /// The programs at context switches.
 pub struct OffCpu {
-    threads: BpfHash<MapData, u32, Thread>,
+    threads: Threads,
+    /// What takes stacks.
+    pub hook: Hook,
+    /// Why nothing better does.
+    pub missing: Vec<String>,
     /// After the end: intervals that were not over.
     pub open: Vec<OpenInterval>,
 }
 
 impl OffCpu {
-    /// Loads and attaches the programs. The account begins when `period` is set in the program's facts.
+    /// Attaches the programs. The account begins when `period` is set in the program's facts.
     ///
     /// # Errors
     /// The kernel refuses them.
-    pub fn attach(bpf: &mut aya::Ebpf, btf: &Btf) -> Result<OffCpu> {
-        for (name, event) in [("waking", "sched_waking"), ("switched", "sched_switch")] {
-            let program: &mut BtfTracePoint = object::program(bpf, name)?;
-            program.load(event, btf).map_err(|e| bpf_error(LOAD, e))?;
-            program.attach().map_err(|e| bpf_error(LOAD, e))?;
-        }
-        let threads = object::take_map(bpf, "THREADS")?;
+    pub fn attach(bpf: &mut Ebpf, hook: Hook, missing: Vec<String>) -> Result<OffCpu> {
+        switch_in::attach(bpf, &hook)?;
         Ok(OffCpu {
-            threads: threads.try_into().map_err(|e| bpf_error(LOAD, e))?,
+            threads: Threads::new(object::take_map(bpf, "THREADS")?, &hook)?,
+            hook,
+            missing,
             open: Vec::new(),
         })
     }
@@ -152,8 +145,9 @@ impl OffCpu {
     /// `period` is no sample, and blocked intervals shorter than `min_blocked` are left out.
     pub fn end(&mut self, period: u64, min_blocked: u64) {
         let end = sys::clock::now();
-        for (tid, t) in self.threads.iter().flatten() {
-            if t.state == RUNNING {
+        for (tid, t) in self.threads.all() {
+            // (Those that have ended are entered until the kernel frees them.)
+            if t.state == RUNNING || has_ended(t.tgid, tid) {
                 continue;
             }
             let since = |start: u64| end.saturating_sub(start);
@@ -207,6 +201,7 @@ impl OffCpu {
                 blocked_length: 0,
                 take_woken: 0,
                 futex: 0,
+                next_futex: 0,
                 pending: 0,
                 late: 0,
                 began: sys::clock::now(),
@@ -220,11 +215,9 @@ impl OffCpu {
                 timed_out: 0,
                 kernel: 0,
                 pad: 0,
-                stack: [0; MAX_KERNEL + 1],
-                work: 0,
             };
             // One that has been switched meanwhile is known better by the program.
-            let _ = self.threads.insert(tid, thread, NO_EXIST);
+            let _ = self.threads.add(tid, thread);
         }
     }
 }
@@ -235,10 +228,18 @@ fn threads_of(pid: Pid) -> Vec<Tid> {
     names.filter_map(|e| e.file_name().to_str()?.parse().ok()).collect()
 }
 
+/// The state of a thread, as proc(5) has it.
+fn state(pid: Pid, tid: Tid) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
+    // The name is in parentheses and may hold anything.
+    stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())
+}
+
 /// Does it run or want to? In doubt, yes.
 fn is_running(pid: Pid, tid: Tid) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).unwrap_or_default();
-    // The name is in parentheses and may hold anything.
-    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
-    state.is_none_or(|s| s == 'R')
+    state(pid, tid).is_none_or(|s| s == 'R')
+}
+
+fn has_ended(pid: Pid, tid: Tid) -> bool {
+    state(pid, tid).is_none_or(|s| matches!(s, 'Z' | 'X'))
 }

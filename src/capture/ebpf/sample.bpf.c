@@ -9,7 +9,8 @@
 // `struct layout`, `struct head` and `struct code_head` are mirrored in cpython_layout.rs and abi.rs.
 //
 // Compiled twice. With LINUX_5_8 for kernels from 5.8 on, which need not have bpf_loop (5.17), dynptrs (5.19), hash maps
-// that allocate at a tick (6.1), or what off-CPU time needs: records and bounds are the same, there is no off-CPU time.
+// that allocate at a tick (6.1), or task works that programs schedule (6.18): records and bounds are the same, and stacks of
+// threads that were off the CPU are taken at a kprobe.
 
 #include <linux/bpf.h>
 #include <linux/bpf_perf_event.h>
@@ -278,9 +279,11 @@ struct kernel_facts {
 struct turn {
 	__u32 left, chosen;
 	__u64 woken;
+	__u64 selected;
 };
 
-// Ticks left in this turn, and the one of them to take. When the reader was last woken for want of frames.
+// Ticks left in this turn, and the one of them to take. When the reader was last woken for want of frames. Whether the thread that
+// this CPU switches to has something to be taken (LINUX_5_8).
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -1328,7 +1331,21 @@ static __always_inline int holds_lock(__u32 pid, __u64 *states)
 	return 0;
 }
 
-#ifndef LINUX_5_8
+// The user registers of the current thread, which is in the kernel: they lie at the top of its kernel stack, on kernels with FRED
+// 16 bytes lower. False if they are not found.
+static __always_inline int registers_at_entry(struct kernel_facts *facts, __u64 *regs, __u64 len)
+{
+	__u64 top = 0;
+	int pad;
+
+	if (!facts->stack || bpf_probe_read_kernel(&top, 8, (void *)(bpf_get_current_task() + facts->stack)) || !top)
+		return 0;
+	for (pad = 0; pad <= 16; pad += 16)
+		if (!bpf_probe_read_kernel(regs, len, (void *)(top + KERNEL_STACK - pad - len)) &&
+		    (regs[17] & 0xffff & 3) == 3 && (regs[20] & 3) == 3)
+			return 1;
+	return 0;
+}
 
 // Off-CPU time.
 //
@@ -1343,8 +1360,9 @@ static __always_inline int holds_lock(__u32 pid, __u64 *states)
 // The length of a blocked interval is known when the thread is woken, so it is accounted for there, in the context of the
 // waker. That is where the waker's stack can be taken too.
 //
-// The stack of the thread itself is taken by a task work, which runs in the thread before it returns to user code: at the
-// switch its memory is not mapped yet, and until it returns nothing in its user stack can change.
+// The stack of the thread itself cannot be taken at the switch, as its memory is not mapped yet. Until the thread returns to user
+// code, nothing in its user stack can change. So a task work takes it, which runs in the thread just before it returns; with
+// LINUX_5_8 a kprobe at the kernel's first function that runs in the thread again, on the same CPU.
 //
 // A thread that waits for an interpreter lock (the GIL) wakes up every 5 ms to request it again (Python/ceval_gil.c,
 // take_gil). These intervals are one wait: `pending` adds them up until a thread that releases the lock ends the wait, or
@@ -1355,10 +1373,12 @@ enum { RUNNING, RUNNABLE, BLOCKED };
 #define FUTEX 202                // number of the system call (arch/x86/entry/syscalls/syscall_64.tbl)
 #define FUTEX_WAKES 0x43a        // its operations that wake: WAKE, REQUEUE, CMP_REQUEUE, WAKE_OP, WAKE_BITSET, as bits
 
+#ifndef LINUX_5_8
 // Of the same name and size as in the kernel (include/uapi/linux/bpf.h, v6.18), which finds it by its name.
 struct bpf_task_work {
 	__u64 opaque;
 } __attribute__((aligned(8)));
+#endif
 
 // A thread of a sampled process. Times in ns.
 struct thread {
@@ -1371,6 +1391,7 @@ struct thread {
 	__u64 runnable_length, blocked_length; // of the intervals that it is taken for
 	__u64 take_woken;         // when the latter ended
 	__u64 futex;              // address of the futex that the blocked thread waits on, 0: none
+	__u64 next_futex;         // LINUX_5_8: the same, if it is blocked; it may want to run as well
 	__u64 pending;            // time in this wait for an interpreter lock so far, not accounted for yet
 	__u64 late;               // time in such waits that no sample represents yet, though they are over
 	__u64 began;              // when the blocked thread began to wait, such a wait as a whole
@@ -1379,21 +1400,27 @@ struct thread {
 	__u32 waker_pid, take_waker, take_waker_pid;
 	__u32 timed_out;          // it was woken by a timer while it waited for an interpreter lock
 	__u32 kernel, pad;
+#ifndef LINUX_5_8
 	__u64 stack[MAX_KERNEL + 1]; // kernel return addresses of the sample that is scheduled
 	struct bpf_task_work work;
+#endif
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1);   // the loader sets it
-	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(map_flags, HASH_FLAGS);
 	__type(key, __u32);       // thread id
 	__type(value, struct thread);
 } THREADS SEC(".maps");
 
-// Scratch areas for task works and wakers: 1 if in use. They follow those of the CPUs.
+// Scratch areas for task works and wakers: 1 if in use; with LINUX_5_8, those in use. They follow those of the CPUs.
 struct {
+#ifdef LINUX_5_8
+	__uint(type, BPF_MAP_TYPE_HASH);
+#else
 	__uint(type, BPF_MAP_TYPE_ARRAY);
+#endif
 	__uint(max_entries, WORK_SLOTS);
 	__type(key, __u32);
 	__type(value, __u32);
@@ -1422,14 +1449,6 @@ static __always_inline void used_cpu(struct head *h, __u32 tid)
 	t->cpu = 0;
 	t->since = h->time;
 }
-
-#else
-
-static __always_inline void used_cpu(struct head *h, __u32 tid)
-{
-}
-
-#endif
 
 // Native workers.
 //
@@ -1863,8 +1882,6 @@ int sample(struct bpf_perf_event_data *ctx)
 	return 0;
 }
 
-#ifndef LINUX_5_8
-
 // Adds an interval of one kind. Returns the weight of the sample to take for it, 0: none.
 static __always_inline __u64 account(__u64 len, __u64 period, __s64 *until, __u64 *step)
 {
@@ -1934,12 +1951,33 @@ static __always_inline __u64 interpreter_lock(struct gils *gils, __u64 futex)
 	return 0;
 }
 
+#ifdef LINUX_5_8
+// (Before 5.12 programs cannot compare and exchange.)
+static __always_inline long claim(__u32 i)
+{
+	return !bpf_map_update_elem(&SLOTS, &i, &i, BPF_NOEXIST);
+}
+
+static __always_inline void release(__u32 slot)
+{
+	bpf_map_delete_elem(&SLOTS, &slot);
+}
+#else
 static __always_inline long claim(__u32 i)
 {
 	__u32 *busy = bpf_map_lookup_elem(&SLOTS, &i);
 
 	return busy && !__sync_val_compare_and_swap(busy, 0, 1);
 }
+
+static __always_inline void release(__u32 slot)
+{
+	__u32 *busy = bpf_map_lookup_elem(&SLOTS, &slot);
+
+	if (busy)
+		*busy = 0;
+}
+#endif
 
 // A scratch area that is not in use; WORK_SLOTS if there is none.
 static __always_inline __u32 claim_any(void)
@@ -1950,14 +1988,6 @@ static __always_inline __u32 claim_any(void)
 		if (claim(i))
 			return i;
 	return WORK_SLOTS;
-}
-
-static __always_inline void release(__u32 slot)
-{
-	__u32 *busy = bpf_map_lookup_elem(&SLOTS, &slot);
-
-	if (busy)
-		*busy = 0;
 }
 
 // Notes that a thread has released an interpreter lock for which a thread waits at this futex.
@@ -1975,16 +2005,14 @@ static __always_inline void note_release(struct gils *gils, __u64 lock, __u64 fu
 	gils->released++;
 }
 
-// A search through the releases of a lock, the latest one first.
+// A search through the releases of a lock, the latest one first. It lies in the scratch area, as the state of the other loops.
 struct holders {
-	struct head *h;
-	struct gils *gils;
 	__u64 lock, began, woken;
 	__u64 until, who;         // when the holder that was found last released it
-	__u64 n;
+	__u32 i, n;
 };
 
-static __always_inline void add_holder(struct holders *f, __u64 since)
+static __always_inline void add_holder(struct head *h, struct holders *f, __u64 since)
 {
 	__u64 n = f->n;
 
@@ -1993,57 +2021,260 @@ static __always_inline void add_holder(struct holders *f, __u64 since)
 	BOUND(n, 15);
 	if (n >= HOLDERS)
 		return;
-	f->h->holders[n].who = f->who;
-	f->h->holders[n].time = f->until - since;
+	h->holders[n].who = f->who;
+	h->holders[n].time = f->until - since;
 	f->n++;
 }
 
-static long one_release(__u32 i, struct holders *f)
+TURN(one_release)
 {
-	__u64 at = f->gils->released - 1 - i, time;
+	char *area = scratch(slot);
+	struct head *h = (void *)area;
+	struct holders *f;
+	struct gils *gils;
+	__u64 at, time;
+	__u32 pid;
 
+	if (!area)
+		return 1;
+	f = (void *)(area + STATE);
+	pid = h->pid;
+	gils = bpf_map_lookup_elem(&INTERPRETER_LOCKS, &pid);
+	if (!gils)
+		return 1;
+	at = gils->released - 1 - f->i++;
 	BOUND(at, RELEASES - 1);
-	time = f->gils->releases[at].time;
-	if (f->gils->releases[at].lock != f->lock || time > f->woken)
+	time = gils->releases[at].time;
+	if (gils->releases[at].lock != f->lock || time > f->woken)
 		return 0;
 	if (f->until)
-		add_holder(f, time > f->began ? time : f->began);
+		add_holder(h, f, time > f->began ? time : f->began);
 	if (time <= f->began) {
 		f->until = 0;
 		return 1;
 	}
 	f->until = time;
-	f->who = f->gils->releases[at].who;
+	f->who = gils->releases[at].who;
 	return 0;
 }
 
 // Which threads held the lock while a thread waited for it from `began` to `woken`. They held it until they released it.
-static __always_inline void find_holders(struct head *h, struct gils *gils, __u64 lock, __u64 began, __u64 woken)
+__noinline int find_holders(__u32 slot, __u64 lock, __u64 began, __u64 woken)
 {
-	struct holders f = { .h = h, .gils = gils, .lock = lock, .began = began, .woken = woken };
+	char *area = scratch(slot);
+	struct holders *f;
 
-	bpf_loop(RELEASES, one_release, &f, 0);
+	if (!area)
+		return 0;
+	f = (void *)(area + STATE);
+	f->lock = lock;
+	f->began = began;
+	f->woken = woken;
+	f->until = f->i = f->n = 0;
+	LOOP(RELEASES, one_release, slot);
 	// No earlier release is known.
-	if (f.until)
-		add_holder(&f, began);
+	if (f->until)
+		add_holder((void *)area, f, began);
+	return 0;
 }
 
+// The end of the user registers at the entry to the kernel, as in struct pt_regs.
+struct entry {
+	__u64 rsi, rdi, orig_rax, rip, cs, flags, rsp, ss;
+};
+
+#ifdef LINUX_5_8
+static __always_inline void user_registers(struct head *h, struct kernel_facts *facts)
+{
+	if (registers_at_entry(facts, h->regs, sizeof(h->regs)))
+		h->flags |= REGS_OK;
+}
+
+static __always_inline void last_entry(struct kernel_facts *facts, struct entry *e)
+{
+	__u64 top = 0;
+
+	if (!facts->stack || bpf_probe_read_kernel(&top, 8, (void *)(bpf_get_current_task() + facts->stack)) || !top)
+		return;
+	top += KERNEL_STACK - sizeof(*e);
+	if (!bpf_probe_read_kernel(e, sizeof(*e), (void *)top) && (e->cs & 0xffff & 3) == 3 && (e->ss & 3) == 3)
+		return;
+	if (bpf_probe_read_kernel(e, sizeof(*e), (void *)(top - 16)))
+		__builtin_memset(e, 0, sizeof(*e));
+}
+#else
 // The user registers of the current thread, at the top of its kernel stack.
-static __always_inline void user_registers(struct head *h)
+static __always_inline void user_registers(struct head *h, struct kernel_facts *facts)
 {
 	if (!bpf_probe_read_kernel(h->regs, sizeof(h->regs), (void *)bpf_task_pt_regs(bpf_get_current_task_btf())) &&
 	    (h->regs[17] & 3) == 3)
 		h->flags |= REGS_OK;
 }
 
+static __always_inline void last_entry(struct kernel_facts *facts, struct entry *e)
+{
+	struct pt_regs *regs = (void *)bpf_task_pt_regs(bpf_get_current_task_btf());
+
+	e->rsi = regs->rsi;
+	e->rdi = regs->rdi;
+	e->orig_rax = regs->orig_rax;
+}
+#endif
+
+// The futex that the current thread's system call is about, 0: none.
+static __always_inline __u64 current_futex(struct kernel_facts *facts)
+{
+	struct entry e = {};
+
+	last_entry(facts, &e);
+	return e.orig_rax == FUTEX ? e.rdi : 0;
+}
+
+// The thread is blocked since `now`, and waits on this futex.
+static __always_inline void begin_wait(struct thread *t, __u64 futex, __u64 now)
+{
+	// Another wait than the one before: that one ended between the check in `end_timed_out` and the thread's own.
+	// A condition variable has several futexes, close together.
+	if (t->pending && futex - t->futex + 64 > 128) {
+		t->late += t->pending;
+		t->pending = 0;
+	}
+	if (!t->pending)
+		t->began = now;
+	t->futex = futex;
+}
+
+// Runs in a thread that a timer woke while it waited for an interpreter lock. If nobody holds the lock any more, its wait is over.
+// Returns who held it last.
+static __always_inline __u64 end_timed_out(struct thread *t, struct kernel_facts *facts, __u32 pid, __u64 now)
+{
+	struct gils *gils = bpf_map_lookup_elem(&INTERPRETER_LOCKS, &pid);
+	__u64 holder = 0, lock = interpreter_lock(gils, t->futex);
+	__u32 locked = 1;
+
+	t->timed_out = 0;
+	if (gils && lock) {
+		bpf_probe_read_user(&holder, 8, (void *)(lock + gils->last_holder));
+		bpf_probe_read_user(&locked, 4, (void *)(lock + gils->last_holder + 8));
+	}
+	// Released, and not by a thread that has woken this one from its wait: the wait is over. (A thread that signals
+	// one which a timer has woken, and which has no CPU yet, does not wake it.)
+	if (locked != 1) {
+		if (gils && lock && holder)
+			note_release(gils, lock, t->futex, holder | THREAD_STATE, now);
+		t->waker = t->waker_pid = 0;
+		account_blocked(t, facts, t->pending, now);
+		t->pending = 0;
+	}
+	return holder;
+}
+
+// Begins the record of the current thread, which was off the CPU. Its kernel stack and user registers are still missing.
+static __always_inline void begin_record(__u32 slot, struct head *h, struct thread *t, __u64 now, __u64 holder)
+{
+	__u64 id = bpf_get_current_pid_tgid();
+	__u32 pid = id >> 32;
+
+	h->time = now;
+	h->pid = pid;
+	h->tid = id;
+	h->flags = IN_KERNEL | OFF_CPU;
+	h->kernel = 0;
+	h->cpu = 0;
+	h->runnable = t->take_runnable;
+	h->blocked = t->take_blocked;
+	h->runnable_length = t->runnable_length;
+	h->blocked_length = t->blocked_length;
+	h->waker = t->take_waker;
+	h->waker_pid = t->take_waker_pid;
+	h->woken = t->take_woken;
+	h->holder = holder;
+	__builtin_memset(h->holders, 0, sizeof(h->holders));
+	if (t->take_blocked && t->futex) {
+		struct gils *gils = bpf_map_lookup_elem(&INTERPRETER_LOCKS, &pid);
+		__u64 lock = interpreter_lock(gils, t->futex);
+
+		if (lock)
+			find_holders(slot, lock, t->began, t->take_woken);
+	}
+	t->take_runnable = t->take_blocked = 0;
+}
+
+#ifdef LINUX_5_8
+
+// At the start of finish_task_switch (kernel/sched/core.c), which runs in the thread that was switched in, with its address space.
+// Interrupts are off, and other programs at probes and ticks do not run meanwhile (`bpf_prog_active` of the kernel): the CPU's scratch
+// area is free.
+SEC("kprobe/finish_task_switch")
+int switched_in(struct pt_regs *ctx)
+{
+	__u32 zero = 0, slot, pid, tid;
+	struct turn *turn = bpf_map_lookup_elem(&TURN, &zero);
+	struct kernel_facts *facts;
+	__u64 holder = 0, now, id;
+	struct layout *lay;
+	struct thread *t;
+	struct cache *c;
+	struct head *h;
+	char *area;
+	long n;
+
+	if (!turn || !turn->selected)
+		return 0;
+	turn->selected = 0;
+	id = bpf_get_current_pid_tgid();
+	tid = id;
+	pid = id >> 32;
+	facts = bpf_map_lookup_elem(&FACTS, &zero);
+	t = bpf_map_lookup_elem(&THREADS, &tid);
+	lay = bpf_map_lookup_elem(&PROCS, &pid);
+	slot = bpf_get_smp_processor_id();
+	area = scratch(slot);
+	c = cache(slot);
+	if (!facts || !t || !lay || !area || !c)
+		return 0;
+	h = (void *)area;
+	now = bpf_ktime_get_ns();
+	if (t->timed_out)
+		holder = end_timed_out(t, facts, pid, now);
+	if (!(t->take_runnable | t->take_blocked))
+		return 0;
+	begin_record(slot, h, t, now, holder);
+	if (facts->want_kernel) {
+		// Without this function.
+		n = bpf_get_stack(ctx, area + HEAD, MAX_KERNEL * 8, 1);
+		if (n > 0)
+			h->kernel = n / 8;
+	}
+	user_registers(h, facts);
+	snapshot(slot, area, c, lay, facts, turn, now);
+	return 0;
+}
+
+// A thread that has ended is gone for good. (When it ends cannot be told from a switch here.)
+SEC("raw_tp/sched_process_free")
+int freed(struct bpf_raw_tracepoint_args *ctx)
+{
+	__u32 zero = 0, tid = 0;
+	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
+
+	if (!facts || !facts->ids || !facts->period)
+		return 0;
+	bpf_probe_read_kernel(&tid, sizeof(tid), (void *)(ctx->args[0] + facts->ids));
+	bpf_map_delete_elem(&THREADS, &tid);
+	return 0;
+}
+
+#else
+
 // Runs in the thread that was switched in, before it returns to user code.
 static int resumed(void *map, __u32 *tid, struct thread *t)
 {
-	__u32 zero = 0, slot, pid = bpf_get_current_pid_tgid() >> 32, locked = 1;
+	__u32 zero = 0, slot, pid = bpf_get_current_pid_tgid() >> 32;
 	struct layout *lay = bpf_map_lookup_elem(&PROCS, &pid);
 	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
 	struct turn *turn = bpf_map_lookup_elem(&TURN, &zero);
-	__u64 holder = 0, lock, now;
+	__u64 holder = 0, now;
 	struct cache *c;
 	struct head *h;
 	char *area;
@@ -2052,25 +2283,8 @@ static int resumed(void *map, __u32 *tid, struct thread *t)
 	if (!lay || !facts || !turn)
 		return 0;
 	now = bpf_ktime_get_ns();
-	if (t->timed_out) {
-		struct gils *gils = bpf_map_lookup_elem(&INTERPRETER_LOCKS, &pid);
-
-		t->timed_out = 0;
-		lock = interpreter_lock(gils, t->futex);
-		if (gils && lock) {
-			bpf_probe_read_user(&holder, 8, (void *)(lock + gils->last_holder));
-			bpf_probe_read_user(&locked, 4, (void *)(lock + gils->last_holder + 8));
-		}
-		// Released, and not by a thread that has woken this one from its wait: the wait is over. (A thread that signals
-		// one which a timer has woken, and which has no CPU yet, does not wake it.)
-		if (locked != 1) {
-			if (gils && lock && holder)
-				note_release(gils, lock, t->futex, holder | THREAD_STATE, now);
-			t->waker = t->waker_pid = 0;
-			account_blocked(t, facts, t->pending, now);
-			t->pending = 0;
-		}
-	}
+	if (t->timed_out)
+		holder = end_timed_out(t, facts, pid, now);
 	if (!(t->take_runnable | t->take_blocked))
 		return 0;
 	slot = claim_any();
@@ -2081,32 +2295,11 @@ static int resumed(void *map, __u32 *tid, struct thread *t)
 	c = cache(facts->cpus + slot);
 	h = (void *)area;
 	if (area && c) {
-		h->time = now;
-		h->pid = pid;
-		h->tid = *tid;
-		h->flags = IN_KERNEL | OFF_CPU;
-		h->cpu = 0;
-		h->runnable = t->take_runnable;
-		h->blocked = t->take_blocked;
-		h->runnable_length = t->runnable_length;
-		h->blocked_length = t->blocked_length;
-		h->waker = t->take_waker;
-		h->waker_pid = t->take_waker_pid;
-		h->woken = t->take_woken;
-		h->holder = holder;
-		__builtin_memset(h->holders, 0, sizeof(h->holders));
-		if (t->take_blocked && t->futex) {
-			struct gils *gils = bpf_map_lookup_elem(&INTERPRETER_LOCKS, &pid);
-
-			lock = interpreter_lock(gils, t->futex);
-			if (gils && lock)
-				find_holders(h, gils, lock, t->began, t->take_woken);
-		}
-		t->take_runnable = t->take_blocked = 0;
+		begin_record(facts->cpus + slot, h, t, now, holder);
 		h->kernel = t->kernel > MAX_KERNEL ? MAX_KERNEL : t->kernel;
 		if (h->kernel)
 			bpf_probe_read_kernel(area + HEAD, MAX_KERNEL * 8, t->stack);
-		user_registers(h);
+		user_registers(h, facts);
 		snapshot(facts->cpus + slot, area, c, lay, facts, turn, h->time);
 	}
 	release(slot);
@@ -2131,13 +2324,20 @@ static __always_inline long schedule(void *task, struct bpf_task_work *work, voi
 	return r0;
 }
 
-SEC("tp_btf/sched_switch")
+#endif
+
+#ifdef LINUX_5_8
+#define EVENT(name) SEC("raw_tp/" name)
+#else
+#define EVENT(name) SEC("tp_btf/" name)
+#endif
+
+EVENT("sched_switch")
 int switched(__u64 *ctx)
 {
 	__u32 zero = 0, prev[2] = {}, next[2] = {};
 	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
-	void *task = (void *)ctx[2];
-	__u64 now, d, runnable, blocked = 0, futex;
+	__u64 now, d, runnable, blocked = 0;
 	struct thread *t;
 
 	if (!facts || !facts->ids || !facts->period)
@@ -2148,6 +2348,19 @@ int switched(__u64 *ctx)
 	t = bpf_map_lookup_elem(&THREADS, &prev[0]);
 	if (!t && bpf_map_lookup_elem(&PROCS, &prev[1]))
 		t = add_thread(prev[0], prev[1], now, RUNNING, facts->period);
+#ifdef LINUX_5_8
+	if (t) {
+		t->cpu += now - t->since;
+		t->since = now;
+		t->woken = 0;
+		t->waker = 0;
+		// The event says only from 5.18 on whether it still wants to run: then it will not be woken.
+		if (!ctx[0])
+			t->next_futex = current_futex(facts);
+		asm volatile("" ::: "memory");
+		t->state = ctx[0] ? RUNNABLE : BLOCKED;
+	}
+#else
 	if (t && (__u32)ctx[3] & TASK_DEAD) {
 		bpf_map_delete_elem(&THREADS, &prev[0]);
 	} else if (t) {
@@ -2157,21 +2370,11 @@ int switched(__u64 *ctx)
 		t->waker = 0;
 		t->state = RUNNABLE;
 		if (!ctx[0] && (__u32)ctx[3]) {
-			struct pt_regs *regs = (void *)bpf_task_pt_regs(bpf_get_current_task_btf());
-
-			futex = regs->orig_rax == FUTEX ? regs->rdi : 0;
 			t->state = BLOCKED;
-			// Another wait than the one before: that one ended between the check in `resumed` and the thread's own.
-			// A condition variable has several futexes, close together.
-			if (t->pending && futex - t->futex + 64 > 128) {
-				t->late += t->pending;
-				t->pending = 0;
-			}
-			if (!t->pending)
-				t->began = now;
-			t->futex = futex;
+			begin_wait(t, current_futex(facts), now);
 		}
 	}
+#endif
 	t = bpf_map_lookup_elem(&THREADS, &next[0]);
 	if (!t) {
 		if (bpf_map_lookup_elem(&PROCS, &next[1]))
@@ -2184,11 +2387,14 @@ int switched(__u64 *ctx)
 			blocked = t->woken - t->since;
 			if (blocked > d)
 				blocked = d;
-		} else {
+		}
+#ifndef LINUX_5_8
+		else {
 			blocked = d;
 			t->waker = t->waker_pid = 0;
 			account_blocked(t, facts, blocked, now);
 		}
+#endif
 	}
 	t->state = RUNNING;
 	t->since = now;
@@ -2197,17 +2403,26 @@ int switched(__u64 *ctx)
 		t->take_runnable += runnable;
 		t->runnable_length = d - blocked;
 	}
+#ifdef LINUX_5_8
+	if (t->take_runnable | t->take_blocked | t->timed_out) {
+		struct turn *turn = bpf_map_lookup_elem(&TURN, &zero);
+
+		if (turn)
+			turn->selected = 1;
+	}
+#else
 	if (!(t->take_runnable | t->take_blocked | t->timed_out) || t->scheduled)
 		return 0;
 	t->kernel = 0;
 	if (facts->want_kernel) {
-		d = bpf_get_task_stack(task, t->stack, MAX_KERNEL * 8, 0);
+		d = bpf_get_task_stack((void *)ctx[2], t->stack, MAX_KERNEL * 8, 0);
 		if ((__s64)d > 0)
 			t->kernel = d / 8;
 	}
 	t->scheduled = 1;
-	if (schedule(task, &t->work, resumed))
+	if (schedule((void *)ctx[2], &t->work, resumed))
 		t->scheduled = 0;
+#endif
 	return 0;
 }
 
@@ -2219,7 +2434,6 @@ static __always_inline void waker_stack(__u64 *ctx, struct kernel_facts *facts, 
 	__u32 zero = 0, pid = id >> 32, slot = claim_any();
 	struct layout *lay = bpf_map_lookup_elem(&PROCS, &pid);
 	struct turn *turn = bpf_map_lookup_elem(&TURN, &zero);
-	struct layout none = {};
 	struct cache *c;
 	struct head *h;
 	char *area;
@@ -2243,15 +2457,19 @@ static __always_inline void waker_stack(__u64 *ctx, struct kernel_facts *facts, 
 			if (n > 0)
 				h->kernel = n / 8;
 		}
-		if (lay)
-			user_registers(h);
-		snapshot(facts->cpus + slot, area, c, lay ? lay : &none, facts, turn, woken);
+		if (lay) {
+			user_registers(h, facts);
+		} else {
+			lay = &((struct state *)(area + STATE))->lay;
+			__builtin_memset(lay, 0, sizeof(*lay));
+		}
+		snapshot(facts->cpus + slot, area, c, lay, facts, turn, woken);
 	}
 	release(slot);
 }
 
 // Runs in the thread that wakes another one.
-SEC("tp_btf/sched_waking")
+EVENT("sched_waking")
 int waking(__u64 *ctx)
 {
 	__u32 zero = 0, tid = 0, tgid = 0;
@@ -2268,20 +2486,24 @@ int waking(__u64 *ctx)
 	if (!t || t->state != BLOCKED || t->woken)
 		return 0;
 	t->woken = bpf_ktime_get_ns();
+#ifdef LINUX_5_8
+	begin_wait(t, t->next_futex, t->since);
+#endif
 	id = bpf_get_current_pid_tgid();
 	t->waker = id;
 	t->waker_pid = id >> 32;
 	len = t->woken > t->since ? t->woken - t->since : 0;
 	if (t->futex) {
-		struct pt_regs *regs = (void *)bpf_task_pt_regs(bpf_get_current_task_btf());
-
 		tgid = t->tgid;
 		gils = bpf_map_lookup_elem(&INTERPRETER_LOCKS, &tgid);
 		lock = interpreter_lock(gils, t->futex);
 		if (gils && lock) {
+			struct entry e = {};
+
+			last_entry(facts, &e);
 			len += t->pending;
 			// A timer's interrupt may find any thread, one that waits at this futex, too.
-			if (regs->orig_rax != FUTEX || regs->rdi != t->futex || !(FUTEX_WAKES >> (regs->rsi & 31) & 1)) {
+			if (e.orig_rax != FUTEX || e.rdi != t->futex || !(FUTEX_WAKES >> (e.rsi & 31) & 1)) {
 				t->pending = len;
 				t->timed_out = 1;
 				return 0;
@@ -2302,8 +2524,6 @@ int waking(__u64 *ctx)
 	return 0;
 }
 
-#endif
-
 // A forked child has its parent's memory. What is known of that must be known of the child before its first sample; the
 // reader may hear of the fork later than that. Runs in the parent.
 SEC("raw_tp/sched_process_fork")
@@ -2321,22 +2541,6 @@ int forked(struct bpf_raw_tracepoint_args *ctx)
 	// A process, not a thread; and the field is what it was taken for.
 	if (parent[1] == pid && child[0] == child[1])
 		bpf_map_update_elem(&PROCS, &child[0], lay, BPF_ANY);
-	return 0;
-}
-
-// The user registers of the current thread, which is in the kernel: they lie at the top of its kernel stack, on kernels with FRED
-// 16 bytes lower. False if they are not found.
-static __always_inline int registers_at_entry(struct kernel_facts *facts, __u64 *regs, __u64 len)
-{
-	__u64 top = 0;
-	int pad;
-
-	if (!facts->stack || bpf_probe_read_kernel(&top, 8, (void *)(bpf_get_current_task() + facts->stack)) || !top)
-		return 0;
-	for (pad = 0; pad <= 16; pad += 16)
-		if (!bpf_probe_read_kernel(regs, len, (void *)(top + KERNEL_STACK - pad - len)) &&
-		    (regs[17] & 0xffff & 3) == 3 && (regs[20] & 3) == 3)
-			return 1;
 	return 0;
 }
 

@@ -6,8 +6,6 @@ use std::io::{self, Write};
 use clap::ValueEnum;
 use serde_json::{Value, json};
 
-use crate::capture::ebpf::{EbpfSource, off_cpu};
-use crate::capture::{Backend, EventKind, Mode, OffCpuOptions, SamplingOptions};
 use crate::cli::args::{BackendChoice, ColorWhen, Doctor};
 use crate::cli::discover::{ProcessInspector, ProcessSummary, check_target, descendants, pid_label};
 use crate::cli::output::JSON_VERSION;
@@ -22,6 +20,10 @@ use crate::privileges::credentials::{Cap, User, UserQuery};
 use crate::privileges::phases;
 use crate::sys::procfs;
 use crate::target::modules::Module;
+
+use trials::{EbpfTrial, EbpfTrials};
+
+mod trials;
 
 /// How often stops change the result of a system call: measured, and bounded, by tests/unchanged.rs.
 const CHANGED: &str = "in a test, 0 of 110,000 stops at 1000 Hz changed a result";
@@ -99,7 +101,7 @@ pub fn doctor(options: &Doctor) -> Result<bool> {
     let (mut machine, mut usable) = check_system(&facts, trials.cpu, may);
     if usable.ebpf {
         machine.push(match trials.off_cpu {
-            Ok(hook) => Finding::ok("off-CPU time", format!("stacks are read at switch-in, by {hook}")),
+            Ok(hook) => Finding::ok("off-CPU time", format!("stacks are taken at switch-in, by {hook}")),
             Err(e) => Finding::limited("off-CPU time", format!("not available: {}", e.why)),
         });
     }
@@ -140,56 +142,6 @@ pub fn doctor(options: &Doctor) -> Result<bool> {
         Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(Error::io("cannot write the report", e)),
         _ => Ok(works),
     }
-}
-
-/// What a trial of eBPF found.
-struct EbpfTrial {
-    /// What makes samples due.
-    event: String,
-    /// Why the program for older kernels is used, if it is.
-    why_older_program: Option<String>,
-}
-
-/// What trials of both modes found.
-struct EbpfTrials {
-    cpu: Result<EbpfTrial>,
-    /// How stacks of threads that were off the CPU are taken.
-    off_cpu: Result<&'static str>,
-}
-
-impl EbpfTrials {
-    /// Tries the larger set of programs first: if the kernel accepts it, the other is a part of it and need not be verified
-    /// again.
-    fn run() -> EbpfTrials {
-        let both = off_cpu::check().and_then(|hook| try_ebpf(Mode::Wall).map(|trial| (hook, trial)));
-        match both {
-            Ok((hook, trial)) => EbpfTrials {
-                cpu: Ok(trial),
-                off_cpu: Ok(hook),
-            },
-            Err(e) => EbpfTrials {
-                cpu: try_ebpf(Mode::Cpu),
-                off_cpu: Err(e),
-            },
-        }
-    }
-}
-
-/// Loads the program and opens the events as a recording would.
-fn try_ebpf(mode: Mode) -> Result<EbpfTrial> {
-    let source = EbpfSource::new(&SamplingOptions {
-        rate: 99,
-        event: EventKind::Auto,
-        kernel: false,
-        children: false,
-        mode,
-        off_cpu: OffCpuOptions::default(),
-        workers: false,
-    })?;
-    Ok(EbpfTrial {
-        event: source.name(),
-        why_older_program: source.why_older_program(),
-    })
 }
 
 fn describe_system(f: &SystemFacts, caller: Option<&User>) -> Finding {

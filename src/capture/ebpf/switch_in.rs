@@ -1,0 +1,232 @@
+//! What takes the stacks of threads that were off the CPU, when they are switched in again: which of the kernel's ways there is,
+//! and the programs for it.
+
+use std::borrow::Cow;
+use std::{fmt, fs};
+
+use aya::programs::{BtfTracePoint, KProbe, RawTracePoint};
+use aya::{Btf, Ebpf};
+use aya_obj::btf::BtfKind;
+
+use super::bpf_error;
+use super::object::{self, FORCED_BY, MapSizes, Variant};
+use crate::error::{Error, ErrorKind, Result};
+
+pub(super) const LOAD: &str = "cannot load the BPF programs for off-CPU time";
+/// Takes a stack in the thread that is switched in: since Linux 6.18 (kernel/bpf/helpers.c).
+const SCHEDULE_RESUME: &str = "bpf_task_work_schedule_resume_impl";
+/// Its name in Linux 7.2, which lists the older one too, for a function that programs may not call. With it the verifier
+/// there does not accept the programs: it is at work on them for minutes under emulation.
+const NEWER_SCHEDULE_RESUME: &str = "bpf_task_work_schedule_resume";
+/// `SCHEDULE_RESUME` of sample.bpf.c.
+const PLACEHOLDER: [u8; 4] = 0x4b46_0001u32.to_le_bytes();
+/// Operation code of a call, and the register field that makes it one to a kernel function (include/uapi/linux/bpf.h).
+const CALL: u8 = 0x85;
+const KERNEL_FUNCTION: u8 = 2 << 4;
+/// The kernel's function (kernel/sched/core.c) that runs first in a thread that is switched in. Compilers give it a suffix.
+const SWITCHED_IN: &str = "finish_task_switch";
+/// The kernel's number for events at probes; it is missing where the kernel has no probes.
+const PROBES: &str = "/sys/bus/event_source/devices/kprobe/type";
+const SYMBOLS: &str = "/proc/kallsyms";
+
+/// What takes the stack of a thread that was off the CPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hook {
+    /// A task work, before the thread returns to user code; scheduled by the kernel's function of this number.
+    TaskWork(u32),
+    /// A probe at this function of the kernel, in the thread that is switched in.
+    Kprobe(String),
+}
+
+impl fmt::Display for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Hook::TaskWork(_) => write!(f, "a task work ({SCHEDULE_RESUME})"),
+            Hook::Kprobe(function) => write!(f, "a kprobe at {function}"),
+        }
+    }
+}
+
+/// What can take stacks of threads that were off the CPU here.
+///
+/// # Errors
+/// Nothing can.
+pub fn check() -> Result<Hook> {
+    let (found, missing): (Vec<_>, Vec<_>) = hooks(Variant::candidates()?).into_iter().partition(Found::is_ok);
+    let found = found.into_iter().flatten().next();
+    found.ok_or_else(|| unsupported(&missing.into_iter().filter_map(Found::err).collect::<Vec<_>>()))
+}
+
+/// A hook, or why it is missing.
+type Found = std::result::Result<Hook, String>;
+
+/// The better one first.
+fn hooks(variants: &[Variant]) -> [Found; 2] {
+    let task_work = match variants.contains(&Variant::Current) {
+        true => task_work(),
+        false => Err(format!("{FORCED_BY} excludes task works")),
+    };
+    [task_work, kprobe()]
+}
+
+fn unsupported(missing: &[String]) -> Error {
+    Error::new(
+        ErrorKind::Unsupported,
+        "eBPF cannot sample off-CPU time on this machine",
+    )
+    .why(missing.join("; "))
+    .hint("use --backend ptrace, or omit --mode to sample CPU time")
+}
+
+fn kernel_types() -> std::result::Result<Btf, String> {
+    Btf::from_sys_fs().map_err(|_| "the kernel has no type information (/sys/kernel/btf/vmlinux)".to_string())
+}
+
+fn task_work() -> Found {
+    let types = kernel_types()?;
+    let number = |name| types.id_by_type_name_kind(name, BtfKind::Func).ok();
+    if number(NEWER_SCHEDULE_RESUME).is_some() {
+        return Err(format!("its {NEWER_SCHEDULE_RESUME} is not that of Linux 6.18"));
+    }
+    let missing = || format!("this kernel has no {SCHEDULE_RESUME} (Linux 6.18 has it)");
+    number(SCHEDULE_RESUME).map(Hook::TaskWork).ok_or_else(missing)
+}
+
+fn kprobe() -> Found {
+    if fs::metadata(PROBES).is_err() {
+        return Err("this kernel has no kprobes (CONFIG_KPROBE_EVENTS)".into());
+    }
+    let symbols = fs::read_to_string(SYMBOLS).map_err(|e| format!("{SYMBOLS} cannot be read: {e}"))?;
+    let function = switched_in(&symbols);
+    let missing = || format!("no function {SWITCHED_IN} is in {SYMBOLS}");
+    function.map(|f| Hook::Kprobe(f.into())).ok_or_else(missing)
+}
+
+/// The name of [`SWITCHED_IN`] in the kernel's list of symbols.
+fn switched_in(symbols: &str) -> Option<&str> {
+    let names = symbols.lines().filter_map(|line| line.split_ascii_whitespace().nth(2));
+    let mut clones = names.filter(|name| {
+        let suffix = name.strip_prefix(SWITCHED_IN);
+        suffix.is_some_and(|s| s.is_empty() || s.starts_with('.') && !s.contains("cold"))
+    });
+    clones.next()
+}
+
+/// The object of a hook; for a task work with the number of the kernel's function in it.
+fn object(hook: &Hook) -> Cow<'static, [u8]> {
+    let Hook::TaskWork(function) = hook else {
+        return Cow::Borrowed(Variant::Linux5_8.object());
+    };
+    let mut object = Variant::Current.object().to_vec();
+    // Instructions lie on multiples of their size.
+    for instruction in object.as_chunks_mut::<8>().0 {
+        if instruction[0] == CALL && instruction[4..] == PLACEHOLDER {
+            instruction[1] = KERNEL_FUNCTION;
+            instruction[4..].copy_from_slice(&function.to_le_bytes());
+        }
+    }
+    Cow::Owned(object)
+}
+
+/// Programs that the kernel accepted.
+pub struct Loaded {
+    pub bpf: Ebpf,
+    pub hook: Hook,
+    /// Why no better hook is used.
+    pub missing: Vec<String>,
+}
+
+/// Loads the programs for CPU time and those for off-CPU time, with the first hook that this kernel accepts.
+///
+/// # Errors
+/// There is none: what each is missing, or what the kernel said of the last.
+pub fn load_first(variants: &[Variant], sizes: MapSizes, children: bool) -> Result<Loaded> {
+    let mut missing = Vec::new();
+    let mut refusal = None;
+    for hook in hooks(variants) {
+        let hook = match hook {
+            Ok(hook) => hook,
+            Err(why) => {
+                missing.push(why);
+                continue;
+            }
+        };
+        let loaded = object::load(&object(&hook), sizes, children).and_then(|mut bpf| {
+            load(&mut bpf, &hook)?;
+            Ok(bpf)
+        });
+        match loaded {
+            Ok(bpf) => return Ok(Loaded { bpf, hook, missing }),
+            Err(e) => {
+                missing.push(format!("{hook} is refused: {}", e.why));
+                refusal = Some(e);
+            }
+        }
+    }
+    Err(refusal.unwrap_or_else(|| unsupported(&missing)))
+}
+
+/// Programs of both objects, and their events.
+const AT_SWITCHES: [(&str, &str); 2] = [("waking", "sched_waking"), ("switched", "sched_switch")];
+/// Only of the one for a kprobe.
+const AT_END: (&str, &str) = ("freed", "sched_process_free");
+const AT_PROBE: &str = "switched_in";
+
+fn load(bpf: &mut Ebpf, hook: &Hook) -> Result<()> {
+    if let Hook::TaskWork(_) = hook {
+        let types = kernel_types().map_err(|e| Error::new(ErrorKind::Unsupported, LOAD).why(e))?;
+        for (name, event) in AT_SWITCHES {
+            let program: &mut BtfTracePoint = object::program(bpf, name)?;
+            program.load(event, &types).map_err(|e| bpf_error(LOAD, e))?;
+        }
+        return Ok(());
+    }
+    for (name, _) in AT_SWITCHES.into_iter().chain([AT_END]) {
+        let program: &mut RawTracePoint = object::program(bpf, name)?;
+        program.load().map_err(|e| bpf_error(LOAD, e))?;
+    }
+    let program: &mut KProbe = object::program(bpf, AT_PROBE)?;
+    program.load().map_err(|e| bpf_error(LOAD, e))
+}
+
+/// Attaches the programs that [`load_first`] has loaded.
+///
+/// # Errors
+/// The kernel refuses it.
+pub(super) fn attach(bpf: &mut Ebpf, hook: &Hook) -> Result<()> {
+    let Hook::Kprobe(function) = hook else {
+        for (name, _) in AT_SWITCHES {
+            let program: &mut BtfTracePoint = object::program(bpf, name)?;
+            program.attach().map_err(|e| bpf_error(LOAD, e))?;
+        }
+        return Ok(());
+    };
+    for (name, event) in AT_SWITCHES.into_iter().chain([AT_END]) {
+        let program: &mut RawTracePoint = object::program(bpf, name)?;
+        program.attach(event).map_err(|e| bpf_error(LOAD, e))?;
+    }
+    let program: &mut KProbe = object::program(bpf, AT_PROBE)?;
+    program.attach(function, 0).map_err(|e| bpf_error(LOAD, e))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_function_has_any_suffix_but_that_of_its_cold_part() {
+        let symbols = "0000000000000000 t __pfx_finish_task_switch.isra.0\n\
+                       0000000000000000 t finish_task_switch.isra.0.cold\n\
+                       0000000000000000 t finish_task_switch_not\n\
+                       0000000000000000 t finish_task_switch.isra.0\n\
+                       0000000000000000 t schedule_tail [module]\n";
+        assert_eq!(switched_in(symbols), Some("finish_task_switch.isra.0"));
+        assert_eq!(
+            switched_in("ffffffffab0b5b80 t finish_task_switch"),
+            Some("finish_task_switch")
+        );
+        assert_eq!(switched_in("ffffffffab0b5b80 t schedule"), None);
+        assert_eq!(switched_in("finish_task_switch"), None);
+    }
+}

@@ -1,0 +1,67 @@
+//! Trials of eBPF: what a recording would load and open.
+
+use crate::capture::ebpf::EbpfSource;
+use crate::capture::ebpf::switch_in::Hook;
+use crate::capture::{Backend, EventKind, Mode, OffCpuOptions, SamplingOptions};
+use crate::error::Result;
+
+/// What a trial of eBPF found.
+pub(super) struct EbpfTrial {
+    /// What makes samples due.
+    pub event: String,
+    /// Why the program for older kernels is used, if it is.
+    pub why_older_program: Option<String>,
+}
+
+/// What trials of both modes found.
+pub(super) struct EbpfTrials {
+    pub cpu: Result<EbpfTrial>,
+    /// What takes stacks of threads that were off the CPU, and why nothing better does.
+    pub off_cpu: Result<String>,
+}
+
+impl EbpfTrials {
+    /// Tries the larger set of programs first: if the kernel accepts it with task works, the other is a part of it and need not be
+    /// verified again.
+    pub fn run() -> EbpfTrials {
+        let wall = open(Mode::Wall).map(|source| {
+            let (mut words, mut is_same) = (Vec::new(), true);
+            if let Some((hook, missing)) = source.off_cpu_hook() {
+                words.push(hook.to_string());
+                words.extend_from_slice(missing);
+                is_same = matches!(hook, Hook::TaskWork(_));
+            }
+            (words.join("; "), is_same.then(|| EbpfTrial::of(&source)))
+        });
+        let (off_cpu, cpu) = match wall {
+            Ok((text, cpu)) => (Ok(text), cpu),
+            Err(e) => (Err(e), None),
+        };
+        EbpfTrials {
+            cpu: cpu.map_or_else(|| open(Mode::Cpu).map(|source| EbpfTrial::of(&source)), Ok),
+            off_cpu,
+        }
+    }
+}
+
+impl EbpfTrial {
+    fn of(source: &EbpfSource) -> EbpfTrial {
+        EbpfTrial {
+            event: source.name(),
+            why_older_program: source.why_older_program(),
+        }
+    }
+}
+
+/// Loads the program and opens the events as a recording would.
+fn open(mode: Mode) -> Result<EbpfSource> {
+    EbpfSource::new(&SamplingOptions {
+        rate: 99,
+        event: EventKind::Auto,
+        kernel: false,
+        children: false,
+        mode,
+        off_cpu: OffCpuOptions::default(),
+        workers: false,
+    })
+}
