@@ -15,8 +15,54 @@
 #include <linux/bpf_perf_event.h>
 #include <bpf/bpf_helpers.h>
 
+// The CPU: words of the kernel's `struct pt_regs` and which of them hold what; the same in arch/ as SAVED_REGS_WORDS,
+// SYSTEM_CALL_WORD.
+#ifndef __TARGET_ARCH_arm64
+#define REGS 21
+#define EVENT_REGS REGS
+#define SP 19
+#define SYSTEM_CALL_OF(regs) ((__s64)(regs)[15])
+#define CALL_NUMBER(r) ((r)->orig_rax)
+#define CALL_FIRST(r) ((r)->rdi)
+#define CALL_SECOND(r) ((r)->rsi)
+#define GENERAL_REGS 15           // at the start, the stack pointer excepted
+#define IN_USER_MODE(regs) (((regs)[17] & 0xffff & 3) == 3 && ((regs)[20] & 3) == 3) // cs, ss
+#define EVENT_IN_USER_MODE(ctx) (((ctx)->regs.cs & 3) == 3)
+#define EVENT_SP(ctx) ((ctx)->regs.rsp)
+#define PLACES 2
+#define PLACE(i) (REGS * 8 + 16 * (i)) // 16 bytes lower on kernels with FRED (TOP_OF_KERNEL_STACK_PADDING)
+#define INHERITED 6               // registers of its creator that a new thread begins with: r15 to r12, rbp, rbx
+#define INHERITED_AT 0
+#define ADDRESS_BITS 47
+#define DESCRIPTOR(lay) 0
+#define TLS_VECTOR 8              // thread pointer -> vector of thread-local blocks
+#define FUTEX 202                 // number of the system call (arch/x86/entry/syscalls/syscall_64.tbl)
+#define RED_ZONE 128              // below the stack pointer; functions and their epilogues still use it
+#else
+#define REGS 36                   // x0 to x30, sp, pc, pstate, first argument, number of the system call (32 bits)
+#define EVENT_REGS 34             // of which a perf event has so many (struct user_pt_regs)
+#define SP 31
+#define SYSTEM_CALL_OF(regs) ((__s32)(regs)[35])
+#define CALL_NUMBER(r) (((struct user_pt_regs *)(r))->regs[8])
+#define CALL_FIRST(r) (((struct user_pt_regs *)(r))->regs[0])
+#define CALL_SECOND(r) (((struct user_pt_regs *)(r))->regs[1])
+#define GENERAL_REGS 31           // at the start
+#define IN_USER_MODE(regs) (!((regs)[33] >> 32) && !((regs)[33] & 0x1f)) // pstate: EL0, 64-bit (asm/ptrace.h)
+#define EVENT_IN_USER_MODE(ctx) (!((ctx)->regs.pstate & 0x1f))
+#define EVENT_SP(ctx) ((ctx)->regs.sp)
+#define PLACES 2                  // sizes that `struct pt_regs` has; it ends where the kernel stack does
+#define PLACE(i) (336 - 16 * (i)) // 336 in Linux 5.10 to 6.12, less where fields are gone
+#define INHERITED 11              // registers of its creator that a new thread begins with: x19 to x29
+#define INHERITED_AT 19
+#define ADDRESS_BITS 48
+#define DESCRIPTOR(lay) ((lay)->descriptor)
+#define TLS_VECTOR 0              // thread pointer -> vector of thread-local blocks
+#define FUTEX 98                  // number of the system call (include/uapi/asm-generic/unistd.h)
+#define RED_ZONE 0
+#endif
+
 #define PAGE 4096ULL
-#define KERNEL_STACK 16384ULL     // THREAD_SIZE on x86-64 (arch/x86/include/asm/page_64_types.h)
+#define KERNEL_STACK 16384ULL     // THREAD_SIZE (asm/page_64_types.h; on aarch64 with pages of 4 KiB, asm/memory.h)
 #define MAX_STACK (1ULL << 20)    // bytes of stack in one record
 #define MAX_STACKS 8              // records of one stack
 #define DEEP_FRAMES 1000          // so many frames need more stack than one record holds
@@ -26,7 +72,7 @@
 #define MAX_FRAMES 16384
 #define MAX_CFRAMES 16384
 #define MAX_KERNEL 127
-#define HEAD 512
+#define HEAD (512 + 8 * (REGS - 21))
 // Bytes of scratch per CPU; a power of two, so that a mask bounds an offset. A whole record is put together in it where
 // the stack cannot go straight into the ring. SLACK bytes follow, as many as are accessed at one offset: verifiers (6.1 and
 // older) keep the mask of an offset in mind, but not always what it was compared with.
@@ -43,7 +89,6 @@
 #define SEEN_CELLS 65536
 // The reader is not woken more often than this for want of frames, ns.
 #define SOON 10000000
-#define RED_ZONE 128              // below the stack pointer; functions and their epilogues still use it
 #define MAX_NESTED 4              // thread states of one thread besides its own
 #define MAX_LOCALS_DISTANCE 512   // bytes between two local variables of the bytecode loop, at most
 #define BATCH 8                  // entries in one turn of a loop; the verifier goes through each
@@ -64,8 +109,7 @@
 #define GILS 4                   // interpreter locks of one process that are known here, at most
 #define THREAD_STATE (1ULL << 63) // marks the address of a thread state, where the thread's number is not known
 #define RELEASES 64              // releases of them that are remembered; a power of two
-#define INHERITED 6              // registers of its creator that a new thread begins with: those that calls preserve
-#define GENERAL 120              // bytes of general registers, the stack pointer excepted, at the start of pt_regs
+#define GENERAL (8 * GENERAL_REGS)
 #define CHUNK_BITS 16            // of stack addresses that one thread is known by
 #define SCANNED 0x7fffULL        // bytes of a worker's stack that are searched, a mask; kernels of OpenBLAS use 28 KiB
 #define HOLDERS 10               // threads that one wait for such a lock is divided among, at most
@@ -122,6 +166,7 @@ struct layout {
 	__u16 str_compact_data;   // of another string than an ASCII one
 	__u16 bytes_size;
 	__u16 bytes_data;
+	__u32 descriptor;         // pthread_self() -> where the thread pointer points
 };
 
 struct frame {
@@ -140,8 +185,8 @@ struct mark {
 struct head {
 	__u32 size, pid, tid, flags;
 	__u64 time;
-	__u64 regs[21];
-	__u64 thread_pointer;
+	__u64 regs[REGS];
+	__u64 thread_pointer;     // address of the thread's descriptor
 	__u64 stack_base;
 	__u32 stack_len;
 	__u16 kernel, frames, marks, walk;
@@ -176,8 +221,8 @@ struct code_head {
 // As record.rs has them.
 _Static_assert(sizeof(struct code_head) == 120, "code_head");
 _Static_assert(sizeof(struct layout) == 112, "layout");
-_Static_assert(__builtin_offsetof(struct head, stack_base) == 200, "stack_base");
-_Static_assert(__builtin_offsetof(struct head, holes) == 232, "holes");
+_Static_assert(__builtin_offsetof(struct head, stack_base) == 32 + 8 * REGS, "stack_base");
+_Static_assert(__builtin_offsetof(struct head, holes) == 64 + 8 * REGS, "holes");
 _Static_assert(sizeof(struct head) <= HEAD, "head");
 
 struct area {
@@ -1103,7 +1148,7 @@ __noinline int walk_frames(__u32 slot, __u32 which)
 		other = user_word(first + s->lay.cframe_previous);
 		if (!whole && other > first && start_at(slot, other))
 			whole = walk_chain(slot, at, n);
-		for (i = 0; i < 16; i++) {
+		for (i = 0; i < GENERAL_REGS + 1; i++) {
 			other = h->regs[i];
 			if (whole || tries > 2)
 				break;
@@ -1118,7 +1163,7 @@ __noinline int walk_frames(__u32 slot, __u32 which)
 		}
 		// 3.12 may have the outer CFrame in a vector register only, but by then the new frame, in a register, is
 		// linked to the entry frame beside the CFrame.
-		for (i = 0; i < 16; i++) {
+		for (i = 0; i < GENERAL_REGS + 1; i++) {
 			if (whole || s->lay.frame_entry != NONE)
 				break;
 			other = user_word(h->regs[i] + s->lay.frame_previous);
@@ -1252,14 +1297,14 @@ static __always_inline __u64 thread_state(struct layout *lay, __u64 tp)
 			return state;
 	}
 	if (lay->tls == TLS_OFFSET) {
-		state = user_word(tp + (__s64)(__s32)lay->tls_specific);
+		state = user_word(tp + DESCRIPTOR(lay) + (__s64)(__s32)lay->tls_specific);
 	} else if (lay->tls >= TLS_BLOCK_GLIBC) {
-		// The thread's vector of blocks, at the second word of its descriptor (System V ABI for thread-local
-		// storage, 3.4.6); glibc's entries have two words. A block that is not there yet is 0 or -1.
+		// The thread's vector of blocks (System V ABI for thread-local storage, 3.4.6); glibc's entries have two words. A
+		// block that is not there yet is 0 or -1.
 		block = user_word(lay->runtime + (__s64)(__s32)lay->key);
 		if (!block || block > 4095)
 			return 0;
-		block = user_word(user_word(tp + 8) + (block << (lay->tls == TLS_BLOCK_GLIBC ? 4 : 3)));
+		block = user_word(user_word(tp + DESCRIPTOR(lay) + TLS_VECTOR) + (block << (lay->tls == TLS_BLOCK_GLIBC ? 4 : 3)));
 		if (!block || block == ~0ULL)
 			return 0;
 		state = user_word(block + lay->tls_specific);
@@ -1352,7 +1397,6 @@ static __always_inline int holds_lock(__u32 pid, __u64 *states)
 
 enum { RUNNING, RUNNABLE, BLOCKED };
 #define TASK_DEAD 0x80           // include/linux/sched.h, v4.14 and later
-#define FUTEX 202                // number of the system call (arch/x86/entry/syscalls/syscall_64.tbl)
 #define FUTEX_WAKES 0x43a        // its operations that wake: WAKE, REQUEUE, CMP_REQUEUE, WAKE_OP, WAKE_BITSET, as bits
 
 // Of the same name and size as in the kernel (include/uapi/linux/bpf.h, v6.18), which finds it by its name.
@@ -1534,6 +1578,7 @@ static __always_inline void current_dispatcher(struct layout *lay, struct kernel
 	__u64 state;
 
 	bpf_probe_read_kernel(&d->thread_pointer, 8, (void *)(bpf_get_current_task() + facts->fsbase));
+	d->thread_pointer -= DESCRIPTOR(lay);
 	state = any_thread_state(lay, id >> 32, d->thread_pointer);
 	d->position = state ? position(lay, state) : 0;
 	if (d->position) {
@@ -1571,7 +1616,7 @@ TURN(scan_words)
 		return 1;
 	s = (void *)(area + STATE);
 	at = s->scan_at;
-	sp = h->regs[19];
+	sp = h->regs[SP];
 	stack_end = s->lay.stack_end;
 	for (k = 0; k < BATCH; k++) {
 		if (at >= s->scan_end)
@@ -1584,7 +1629,7 @@ TURN(scan_words)
 		at += 8;
 		// What a dispatcher hands on is aligned. The worker's own stack, and the environment above the main thread's, say
 		// nothing.
-		if (v & 7 || v >> 47 || v < PAGE || v - sp < h->thread_pointer - sp || v - stack_end < MAX_STACK)
+		if (v & 7 || v >> ADDRESS_BITS || v < PAGE || v - sp < h->thread_pointer - sp || v - stack_end < MAX_STACK)
 			continue;
 		chunk.pid = h->pid;
 		chunk.number = v >> CHUNK_BITS;
@@ -1637,12 +1682,12 @@ __noinline int find_dispatcher(__u32 slot)
 		d.thread_pointer = tp;
 		d.tid = tid;
 		if (h->flags & REGS_OK)
-			note_stack(pid, &d, h->regs[19]);
+			note_stack(pid, &d, h->regs[SP]);
 		return 0;
 	}
 	s->votes = 0;
 	s->dispatcher = 0;
-	sp = h->regs[19];
+	sp = h->regs[SP];
 	if (h->flags & REGS_OK) {
 		__builtin_memcpy(area + COPY, h->regs, GENERAL);
 		// As much as can be read from its outermost part on, where the functions of the pool are: buffers may have pages
@@ -1705,6 +1750,7 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 	c->sample++;
 	if (facts->fsbase)
 		bpf_probe_read_kernel(&tp, 8, (void *)(task + facts->fsbase));
+	tp -= DESCRIPTOR(lay);
 	h->thread_pointer = tp;
 
 	h->frames = h->marks = 0;
@@ -1771,7 +1817,7 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 		turn->woken = began;
 		s->urgent = 1;
 	}
-	sp = h->regs[19] - RED_ZONE;
+	sp = h->regs[SP] - RED_ZONE;
 	s->from = s->last_end = sp;
 	s->faults = s->careful = 0;
 	if (h->flags & REGS_OK) {
@@ -1832,25 +1878,25 @@ int sample(struct bpf_perf_event_data *ctx)
 	if (facts->off_cpu)
 		used_cpu(h, id);
 
-	if ((ctx->regs.cs & 3) == 3) {
-		__builtin_memcpy(h->regs, &ctx->regs, sizeof(h->regs));
+	if (EVENT_IN_USER_MODE(ctx)) {
+		__builtin_memcpy(h->regs, &ctx->regs, 8 * EVENT_REGS);
+		for (n = EVENT_REGS; n < REGS; n++)
+			h->regs[n] = -1ULL; // in no system call
 		h->flags = REGS_OK;
 	} else {
 		// The user registers lie at the top of the thread's kernel stack.
 		__u64 top = 0;
-		int pad;
+		int i;
 
 		h->flags = IN_KERNEL;
 		if (facts->stack && !bpf_probe_read_kernel(&top, 8, (void *)(task + facts->stack)) && top)
 			top += KERNEL_STACK;
 		else
-			top = (ctx->regs.rsp | (KERNEL_STACK - 1)) + 1;
-		// 16 bytes lower on kernels with FRED (TOP_OF_KERNEL_STACK_PADDING)
-		for (pad = 0; pad <= 16; pad += 16) {
+			top = (EVENT_SP(ctx) | (KERNEL_STACK - 1)) + 1;
+		for (i = 0; i < PLACES; i++) {
 			if (h->flags & REGS_OK)
 				break;
-			if (!bpf_probe_read_kernel(h->regs, sizeof(h->regs), (void *)(top - pad - sizeof(h->regs))) &&
-			    (h->regs[17] & 0xffff & 3) == 3 && (h->regs[20] & 3) == 3)
+			if (!bpf_probe_read_kernel(h->regs, sizeof(h->regs), (void *)(top - PLACE(i))) && IN_USER_MODE(h->regs))
 				h->flags |= REGS_OK;
 		}
 		if (facts->want_kernel) {
@@ -2032,7 +2078,7 @@ static __always_inline void find_holders(struct head *h, struct gils *gils, __u6
 static __always_inline void user_registers(struct head *h)
 {
 	if (!bpf_probe_read_kernel(h->regs, sizeof(h->regs), (void *)bpf_task_pt_regs(bpf_get_current_task_btf())) &&
-	    (h->regs[17] & 3) == 3)
+	    IN_USER_MODE(h->regs))
 		h->flags |= REGS_OK;
 }
 
@@ -2159,7 +2205,7 @@ int switched(__u64 *ctx)
 		if (!ctx[0] && (__u32)ctx[3]) {
 			struct pt_regs *regs = (void *)bpf_task_pt_regs(bpf_get_current_task_btf());
 
-			futex = regs->orig_rax == FUTEX ? regs->rdi : 0;
+			futex = CALL_NUMBER(regs) == FUTEX ? CALL_FIRST(regs) : 0;
 			t->state = BLOCKED;
 			// Another wait than the one before: that one ended between the check in `resumed` and the thread's own.
 			// A condition variable has several futexes, close together.
@@ -2281,7 +2327,8 @@ int waking(__u64 *ctx)
 		if (gils && lock) {
 			len += t->pending;
 			// A timer's interrupt may find any thread, one that waits at this futex, too.
-			if (regs->orig_rax != FUTEX || regs->rdi != t->futex || !(FUTEX_WAKES >> (regs->rsi & 31) & 1)) {
+			if (CALL_NUMBER(regs) != FUTEX || CALL_FIRST(regs) != t->futex ||
+			    !(FUTEX_WAKES >> (CALL_SECOND(regs) & 31) & 1)) {
 				t->pending = len;
 				t->timed_out = 1;
 				return 0;
@@ -2324,18 +2371,17 @@ int forked(struct bpf_raw_tracepoint_args *ctx)
 	return 0;
 }
 
-// The user registers of the current thread, which is in the kernel: they lie at the top of its kernel stack, on kernels with FRED
-// 16 bytes lower. False if they are not found.
+// The user registers of the current thread, which is in the kernel: they lie at the top of its kernel stack. False if they are
+// not found.
 static __always_inline int registers_at_entry(struct kernel_facts *facts, __u64 *regs, __u64 len)
 {
 	__u64 top = 0;
-	int pad;
+	int i;
 
 	if (!facts->stack || bpf_probe_read_kernel(&top, 8, (void *)(bpf_get_current_task() + facts->stack)) || !top)
 		return 0;
-	for (pad = 0; pad <= 16; pad += 16)
-		if (!bpf_probe_read_kernel(regs, len, (void *)(top + KERNEL_STACK - pad - len)) &&
-		    (regs[17] & 0xffff & 3) == 3 && (regs[20] & 3) == 3)
+	for (i = 0; i < PLACES; i++)
+		if (!bpf_probe_read_kernel(regs, len, (void *)(top + KERNEL_STACK - PLACE(i))) && IN_USER_MODE(regs))
 			return 1;
 	return 0;
 }
@@ -2344,7 +2390,7 @@ static __always_inline int registers_at_entry(struct kernel_facts *facts, __u64 
 SEC("raw_tp/sched_waking")
 int worker_woken(struct bpf_raw_tracepoint_args *ctx)
 {
-	__u64 id = bpf_get_current_pid_tgid(), regs[21];
+	__u64 id = bpf_get_current_pid_tgid(), regs[REGS];
 	__u32 pid = id >> 32, zero = 0, woken[2] = {};
 	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
 	struct dispatcher d = {};
@@ -2359,13 +2405,13 @@ int worker_woken(struct bpf_raw_tracepoint_args *ctx)
 	known = bpf_map_lookup_elem(&WORKERS, &woken[0]);
 	lay = known ? bpf_map_lookup_elem(&PROCS, &pid) : 0;
 	// An interrupt may find any thread: only what a thread does in a system call is its own doing.
-	if (!known || !lay || !lay->runtime || !registers_at_entry(facts, regs, sizeof(regs)) || (__s64)regs[15] < 0)
+	if (!known || !lay || !lay->runtime || !registers_at_entry(facts, regs, sizeof(regs)) || SYSTEM_CALL_OF(regs) < 0)
 		return 0;
 	current_dispatcher(lay, facts, &d);
 	if (!d.tid)
 		return 0;
 	if (d.tid == (__u32)id)
-		note_stack(pid, &d, regs[19]);
+		note_stack(pid, &d, regs[SP]);
 	known->last = d;
 	return 0;
 }
@@ -2378,7 +2424,7 @@ int thread_created(struct bpf_raw_tracepoint_args *ctx)
 	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
 	struct layout *lay = bpf_map_lookup_elem(&PROCS, &pid);
 	struct worker new = {};
-	__u64 regs[21];
+	__u64 regs[REGS];
 
 	if (!lay || !lay->runtime || !facts || !facts->ids || !facts->fsbase)
 		return 0;
@@ -2387,7 +2433,7 @@ int thread_created(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	current_dispatcher(lay, facts, &new.last);
 	if (registers_at_entry(facts, regs, sizeof(regs)))
-		__builtin_memcpy(new.inherited, regs, sizeof(new.inherited)); // r15 to r12, rbp, rbx
+		__builtin_memcpy(new.inherited, regs + INHERITED_AT, sizeof(new.inherited));
 	bpf_map_update_elem(&WORKERS, &child[0], &new, BPF_ANY);
 	return 0;
 }
@@ -2445,7 +2491,7 @@ int calibrate(struct bpf_perf_event_data *ctx)
 	s = (void *)(area + STATE);
 	s->fsbase = *tp;
 	s->ids = bpf_get_current_pid_tgid(); // pid below tgid, as the task has them
-	s->stack = (ctx->regs.cs & 3) != 3 ? ctx->regs.rsp & ~(KERNEL_STACK - 1) : 0;
+	s->stack = !EVENT_IN_USER_MODE(ctx) ? EVENT_SP(ctx) & ~(KERNEL_STACK - 1) : 0;
 	s->last = s->i = 0;
 	if (!facts->fsbase || (s->stack && !facts->stack))
 		LOOP(2048, look_word, slot);
