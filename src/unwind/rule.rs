@@ -59,7 +59,7 @@ impl Rule {
     pub fn return_slot(&self) -> Option<i64> {
         match LINK {
             None => Some(PUSHED_RETURN),
-            Some(i) => (self.saved & LINK_BIT != 0).then(|| self.at[i].into()),
+            Some(i) => (self.saved >> i & 1 == 1).then(|| self.at[i].into()),
         }
     }
 
@@ -85,9 +85,8 @@ impl Rule {
     pub fn by_frame_record(&self, regs: &Regs) -> Option<u64> {
         let fp = CALLEE.iter().position(|r| usize::from(*r) == FP)?;
         let at = i64::from(self.at[fp]);
-        let is_record = LINK.is_some_and(|link| i64::from(self.at[link]) == at + 8)
-            && self.saved & LINK_BIT != 0
-            && self.saved >> fp & 1 == 1;
+        let is_saved = |i: usize| self.saved >> i & 1 == 1;
+        let is_record = LINK.is_some_and(|link| is_saved(link) && is_saved(fp) && i64::from(self.at[link]) == at + 8);
         regs.get(FP).filter(|_| is_record).map(|fp| fp.wrapping_sub(at as u64))
     }
 
