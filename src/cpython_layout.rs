@@ -125,13 +125,21 @@ impl Layout {
     }
 }
 
-/// How a C library finds `pthread_getspecific` values from the thread pointer.
+/// How a C library finds `pthread_getspecific` values from a thread's descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tls {
     /// Offset of `struct pthread.specific` (glibc, nptl/descr.h).
     Glibc(u32),
     /// Offset of `struct pthread.tsd` (musl, src/internal/pthread_impl.h).
     Musl(u32),
+}
+
+/// What a C library has for each thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThreadDescriptor {
+    pub tls: Tls,
+    /// Bytes from the descriptor, which `pthread_self` returns, up to where the thread pointer points; 0 on x86-64.
+    pub size: u32,
 }
 
 /// Where a thread keeps the address of its current thread state.
@@ -155,7 +163,7 @@ pub struct Interpreter {
     pub runtime: u64,
     pub layout: Layout,
     pub thread_state: ThreadStateLocation,
-    pub tls: Tls,
+    pub descriptor: ThreadDescriptor,
 }
 
 /// Everything a backend needs to know about a process.

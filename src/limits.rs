@@ -9,8 +9,6 @@ pub const MAX_STACKS: u64 = 8;
 pub const DEEP_FRAMES: usize = 1000;
 /// Maximum number of unreadable pages in a stack copy.
 pub const MAX_FAULTS: usize = 64;
-/// Bytes below the stack pointer that a function may use (System V ABI AMD64 1.0, 3.2.2).
-pub const RED_ZONE: u64 = 128;
 /// Maximum number of Python frames walked in each chain.
 pub const MAX_FRAMES: usize = 16384;
 /// Maximum number of CFrames walked in each chain.
@@ -30,6 +28,7 @@ pub const MAX_LINES: usize = 0x7fff;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arch::RED_ZONE;
     use crate::event::PAGE;
 
     const PROGRAM: &str = include_str!("capture/ebpf/sample.bpf.c");
@@ -37,7 +36,13 @@ mod tests {
     /// The value of a `#define` in the program: a decimal or hexadecimal number, or `(A << B)`.
     fn defined(name: &str) -> Option<u64> {
         let line = |line: &'static str| line.strip_prefix("#define ")?.strip_prefix(name)?.strip_prefix(' ');
-        let text = PROGRAM.lines().find_map(line)?;
+        // What differs between CPUs is defined for x86-64 first.
+        let mut found = PROGRAM.lines().filter_map(line);
+        let text = if cfg!(target_arch = "x86_64") {
+            found.next()
+        } else {
+            found.next_back()
+        }?;
         let text = text.split("//").next()?.trim().trim_matches(['(', ')']);
         let number = |text: &str| {
             let text = text.trim_end_matches(['U', 'L']);

@@ -54,16 +54,10 @@ const UNSAFE: &[&str] = &[
 const LONGEST: usize = 500;
 
 /// Longer files, and why they are not split.
-const LONG: &[(&str, &str)] = &[
-    (
-        "capture/ebpf/mod.rs",
-        "one backend: loading, attaching and reading share its state; half a file could not be read alone",
-    ),
-    (
-        "unwind/instruction_analysis.rs",
-        "one symbolic machine and the tests that show each instruction's effect",
-    ),
-];
+const LONG: &[(&str, &str)] = &[(
+    "capture/ebpf/mod.rs",
+    "one backend: loading, attaching and reading share its state; half a file could not be read alone",
+)];
 
 struct Source {
     /// Below `src`, with slashes.

@@ -60,8 +60,19 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
 }
 
+/// Tapes of this CPU, and of another one: each replays on its own.
+const TAPES: [&str; 2] = if cfg!(target_arch = "x86_64") {
+    ["tapes", "tapes/aarch64"]
+} else {
+    ["tapes/aarch64", "tapes"]
+};
+
 fn tapes() -> Vec<(String, Vec<u8>)> {
-    let files = std::fs::read_dir(fixture("tapes")).expect("fixtures/tapes");
+    tapes_in(TAPES[0])
+}
+
+fn tapes_in(directory: &str) -> Vec<(String, Vec<u8>)> {
+    let files = std::fs::read_dir(fixture(directory)).expect("a directory of tapes");
     let mut all: Vec<_> = files
         .map(|f| f.expect("a file").path())
         .filter(|p| p.extension().is_some_and(|e| e == "tape"))
@@ -91,7 +102,7 @@ fn collapsed(profile: &Profile) -> String {
 fn tapes_replay_as_before() {
     for (name, packed) in tapes() {
         let now = collapsed(&replayed(&packed));
-        let path = fixture("tapes").join(format!("{name}.collapsed"));
+        let path = fixture(TAPES[0]).join(format!("{name}.collapsed"));
         if std::env::var_os("BLESS").is_some_and(|bless| bless == "1") {
             std::fs::write(&path, &now).expect("written");
         }
@@ -385,6 +396,14 @@ fn survive(raw: &[u8]) -> bool {
     }
     assert!(began.elapsed() < Duration::from_secs(2), "took {:?}", began.elapsed());
     good
+}
+
+#[test]
+fn tapes_of_another_cpu_are_refused() {
+    for (name, packed) in tapes_in(TAPES[1]) {
+        let refused = encode::read(&packed).map(drop).expect_err("registers of another CPU");
+        assert!(refused.why.contains("it was recorded on"), "{name}: {refused:?}");
+    }
 }
 
 #[test]

@@ -4,9 +4,11 @@
 Prints a line `RESULT ok|bad NAME DETAIL` for each check.
 """
 
+import base64
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +18,9 @@ import traceback
 NATIVEPROF = "/test/nativeprof"
 TARGET = [sys.executable, "/test/tape_target.py"]
 SECONDS = 8
+# The kernel's library of fast system calls has no call frame tables on aarch64: stacks that begin there are repaired, which
+# counts as exact here.
+NO_VDSO_TABLES = os.uname().machine == "aarch64"
 # For a recording that starts it: the profiler waits until its command ends.
 ENDING = [
     sys.executable,
@@ -104,9 +109,10 @@ def run(*command, expected=0, **more):
 def numbers(text):
     """Samples, expected samples, lost samples, percent exact of a recording's summary."""
     samples = re.search(r"(\d+) samples in [\d.]+ s \((?:(\d+) expected, )?(\d+) lost", text)
-    exact = re.search(r"exact \d+ \(([\d.]+) %\)", text)
+    exact = re.search(r"exact (\d+) \([\d.]+ %\), repaired (\d+)", text)
     assert samples and exact, text[-2000:]
-    return int(samples[1]), int(samples[2] or 0), int(samples[3]), float(exact[1])
+    right = int(exact[1]) + (int(exact[2]) if NO_VDSO_TABLES else 0)
+    return int(samples[1]), int(samples[2] or 0), int(samples[3]), round(100 * right / max(1, int(samples[1])), 2)
 
 
 # Least percent exact. Of a command that is sampled from its first instruction on, some ticks pass under emulation before
@@ -123,7 +129,8 @@ def accuracy(text, least):
             print("incomplete:", count, *names[-12:], flush=True)
     assert samples >= 50 and exact >= least, f"{seen}: {text}"
     # An emulated machine that has to wait for its host's CPU misses ticks.
-    assert 0.5 * due <= samples + lost <= 1.2 * due, f"{seen}: {text}"
+    # With a hardware counter it is not known how many are due.
+    assert not due or 0.5 * due <= samples + lost <= 1.2 * due, f"{seen}: {text}"
     return f"{exact:.2f} % of {samples}, {lost} lost"
 
 
@@ -311,18 +318,44 @@ def selftest():
     ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300)
     found = json.loads(ran.stdout)["backends"][0]
     assert found["impossible_stacks"] == 0, found
-    assert found["exact"] >= 0.995 * found["taken"] > 0, found
+    right = found["exact"] + (found["repaired"] if NO_VDSO_TABLES else 0)
+    assert right >= 0.995 * found["taken"] > 0, found
     return f"{found['exact']} of {found['taken']} exact"
 
 
+def tape():
+    """Records a tape as .ci/make-tapes does, for fixtures/tapes, and prints it."""
+    os.makedirs("/mnt/prog")
+    for name in ("tape_target.py", "tapeext.so"):
+        shutil.copy(f"/test/{name}", "/mnt/prog")
+    target = subprocess.Popen(
+        [os.path.realpath(sys.executable), "/mnt/prog/tape_target.py"],
+        stdout=subprocess.PIPE,
+        cwd="/mnt/prog",
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": "/mnt/prog", "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    try:
+        assert target.stdout.readline() == b"ready\n"
+        command = [NATIVEPROF, "record", "--pid", str(target.pid), "-r", "499", "-d", "8", "-f", "collapsed", "-o", "/tmp/out"]
+        print(run(*command, "--save-tape", "/tmp/out.tape", "--tape-samples", "36"), flush=True)
+    finally:
+        target.kill()
+        target.wait()
+    with open("/tmp/out.tape", "rb") as file:
+        print("TAPE", base64.b64encode(file.read()).decode(), flush=True)
+    return "printed"
+
+
+# Only when it is asked for by its name.
+ON_REQUEST = [tape]
 CHECKS = [doctor, doctor_as_user, launch, attach, kernel, subprocesses, ptrace, wall, dump, kill, selftest]
 
 
 def main():
     chosen = os.environ.get("CHECKS", "").replace(",", " ").split()
     print(f"RESULT ok Python {sys.version.split()[0]}, Linux {os.uname().release}", flush=True)
-    for check in CHECKS:
-        if chosen and check.__name__ not in chosen:
+    for check in CHECKS + ON_REQUEST:
+        if check.__name__ not in chosen if chosen else check in ON_REQUEST:
             continue
         began = time.monotonic()
         try:

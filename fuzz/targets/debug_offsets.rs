@@ -10,7 +10,7 @@ const GOOD: &[u8] = include_bytes!("../small/runtime.so");
 
 fn read(file: Vec<u8>) -> bool {
     let file = module(file);
-    cpython::find_tls(&file);
+    cpython::find_descriptor(&file);
     let runtime = cpython::find_runtime(&file);
     let layout = runtime.as_ref().and_then(|r| r.layout);
     // The walker in the kernel reads a frame at once.

@@ -1,8 +1,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use nativeprof::cpython::thread_states;
-use nativeprof::cpython_layout::{Interpreter, ThreadStateLocation, Tls};
+use nativeprof::cpython::{DEFAULT_DESCRIPTOR, thread_states};
+use nativeprof::cpython_layout::{Interpreter, ThreadStateLocation};
 use nativeprof_fuzz::{Bytes, Mirrors};
 
 fuzz_target!(|data: &[u8]| {
@@ -11,7 +11,7 @@ fuzz_target!(|data: &[u8]| {
         layout: b.layout(),
         runtime: b.u64(),
         thread_state: ThreadStateLocation::InterpreterList,
-        tls: Tls::Glibc(0),
+        descriptor: DEFAULT_DESCRIPTOR,
     };
     for (_, mut states) in thread_states::states_by_thread(&Mirrors(b.0), &python) {
         let all = states.len();

@@ -2,18 +2,51 @@
 
 use crate::event::{Descriptor, WaitKind};
 
+mod code;
+pub use code::*;
+
 /// Number of general registers that the unwinder tracks.
 pub const GPRS: usize = 16;
 /// DWARF number of the frame pointer.
 pub const FP: usize = 6;
 /// DWARF number of the stack pointer.
 pub const SP: usize = 7;
+/// All registers, as a bit set by DWARF number.
+pub const ALL: u32 = 0xffff;
 /// DWARF number of the return address column (System V ABI AMD64 1.0, figure 3.36).
 pub const RA: usize = 16;
 /// Registers that a callee must preserve (rbx, rbp, r12-r15), as a bit set by DWARF number.
 pub const CALLEE_SAVED: u32 = 1 << 3 | 1 << 6 | 0xf << 12;
+/// The registers that a compact unwind rule can restore: those that a callee must preserve.
+pub const CALLEE: [u8; 6] = [3, 6, 12, 13, 14, 15];
+/// Index in [`CALLEE`] of the register that holds the return address when a function begins; `None`: a call pushes it.
+pub const LINK: Option<usize> = None;
+/// Where a call puts the return address, relative to the CFA; unused where there is a link register.
+pub const PUSHED_RETURN: i64 = -8;
+/// Names of the registers by DWARF number (System V ABI AMD64, figure 3.36).
+pub const NAMES: [&str; 17] = [
+    "rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "ra",
+];
+/// Bytes below the stack pointer that a function may use (System V ABI AMD64 1.0, 3.2.2).
+pub const RED_ZONE: u64 = 128;
+/// Numbers of bits that a code address may have where others of its word are a signature; none: all are the address.
+pub const ADDRESS_BITS: [u32; 0] = [];
 /// Words of `struct pt_regs` (arch/x86/include/asm/ptrace.h, Linux 6.18).
 pub const PT_REGS_WORDS: usize = 21;
+/// Words of registers in a record of the BPF program: `struct pt_regs`.
+pub const SAVED_REGS_WORDS: usize = PT_REGS_WORDS;
+/// Index among them of the number of the system call, `orig_ax`.
+pub const SYSTEM_CALL_WORD: usize = 15;
+
+/// The system call that this word says; `None`: none.
+pub fn system_call(word: u64) -> Option<u16> {
+    u16::try_from(word).ok()
+}
+
+/// How tapes name this CPU.
+pub const TAPE_CPU: u16 = 0;
+/// Whose extensions of call frame tables to read.
+pub const TABLE_VENDOR: gimli::Vendor = gimli::Vendor::Default;
 
 /// Registers of one frame, by DWARF number; a register whose bit in `known` is clear was lost during unwinding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +67,7 @@ impl Regs {
         Regs {
             gpr,
             ip: w[16],
-            known: 0xffff,
+            known: ALL,
         }
     }
 
@@ -118,6 +151,9 @@ pub fn wait_kind(system_call: u16, regs: &Regs) -> WaitKind {
     }
 }
 
+/// `None`: tables say where the kernel stores the interrupted registers.
+pub const SIGNAL_FRAME_REGS: Option<i64> = None;
+
 /// Words of `gregset_t` in a signal's `ucontext_t` (sys/ucontext.h, glibc 2.36; musl has the same).
 pub const SIGNAL_REGS_WORDS: usize = 23;
 
@@ -136,6 +172,20 @@ const NEVER_RESTARTED: &[u32] = &[
 pub const CALL_BYTES: usize = 7;
 
 impl SignalRegs {
+    pub fn from_context(context: &libc::mcontext_t) -> SignalRegs {
+        SignalRegs(context.gregs.map(|r| r as u64))
+    }
+
+    pub fn store(&self, context: &mut libc::mcontext_t) {
+        for (to, from) in context.gregs.iter_mut().zip(self.0) {
+            *to = from as i64;
+        }
+    }
+
+    pub fn ip(&self) -> u64 {
+        self.0[16]
+    }
+
     /// The registers that the unwinder uses.
     pub fn regs(&self) -> Regs {
         let w = &self.0;
@@ -145,7 +195,7 @@ impl SignalRegs {
         Regs {
             gpr,
             ip: w[16],
-            known: 0xffff,
+            known: ALL,
         }
     }
 
@@ -177,6 +227,10 @@ const AX: usize = 10;
 const ORIG_AX: usize = 15;
 const IP: usize = 16;
 const FS_BASE: usize = 21;
+
+/// Sets of registers that ptrace reads: their number (include/uapi/linux/elf.h), and the words that they fill:
+/// NT_PRSTATUS.
+pub const REGISTER_SETS: [(usize, std::ops::Range<usize>); 1] = [(1, 0..USER_REGS_WORDS)];
 
 /// System calls that the kernel ends with EINTR when a tracer stops the thread, and that have had no effect when they
 /// do (signal(7), "Interruption of system calls"): read write readv writev, sockets with a time-out, semaphores,
@@ -218,6 +272,11 @@ impl UserRegs {
 
     pub fn thread_pointer(&self) -> u64 {
         self.0[FS_BASE]
+    }
+
+    /// Sets of registers to write: their number, first word and size in bytes.
+    pub fn written_sets(&self) -> impl Iterator<Item = (usize, usize, usize)> + use<> {
+        std::iter::once((1, 0, 8 * USER_REGS_WORDS))
     }
 
     /// At the entry of a system call: moves the thread back before the instruction, so that it makes the call after it
@@ -275,7 +334,7 @@ impl PerfRegs {
         Regs {
             gpr: [ax, dx, cx, bx, si, di, bp, sp, r8, r9, r10, r11, r12, r13, r14, r15],
             ip,
-            known: 0xffff,
+            known: ALL,
         }
     }
 
@@ -298,6 +357,23 @@ impl PerfRegs {
         [di, si, dx, r10, r8, r9]
     }
 }
+
+/// `AUDIT_ARCH_X86_64` (include/uapi/linux/audit.h).
+pub const AUDIT_ARCH: u32 = 0xc000_003e;
+/// System calls of another ABI have a number from here on: x32 (arch/x86/include/uapi/asm/unistd.h).
+pub const FOREIGN_CALLS: Option<u32> = Some(0x4000_0000);
+/// Offset of the thread's vector of thread-local blocks in what the thread pointer points to (System V ABI for
+/// thread-local storage, 3.4.6).
+pub const TLS_VECTOR: u64 = 8;
+/// Offset of the thread's number in `struct pthread`: glibc 2.36 and 2.43 (nptl/descr.h), musl 1.2.3
+/// (src/internal/pthread_impl.h).
+pub const PTHREAD_TID: [u64; 2] = [720, 48];
+/// Does a thread's descriptor (`pthread_self`) begin with its own address (glibc: tcbhead_t.tcb; musl: pthread.self)?
+pub const DESCRIPTOR_BEGINS_WITH_ADDRESS: bool = true;
+/// Offset of `specific` in `struct pthread` of glibc 2.36, and of `tsd` in that of musl 1.2.3.
+pub const PTHREAD_SPECIFIC: [u32; 2] = [1296, 128];
+/// Bytes from a thread's descriptor up to where the thread pointer points, in glibc and in musl.
+pub const DESCRIPTOR_SIZE: [u32; 2] = [0, 0];
 
 #[cfg(test)]
 mod tests {

@@ -6,8 +6,8 @@
 use std::collections::BTreeSet;
 
 use gimli::{BaseAddresses, EhFrame, EhFrameHdr, LittleEndian, UnwindSection};
-use iced_x86::{Decoder, DecoderOptions, FlowControl};
 
+use crate::arch::{self, Flow};
 use crate::target::modules::Module;
 
 /// Maximum size of the decoded part of the loop, bytes; the longest seen has about 100 KB.
@@ -52,20 +52,14 @@ pub fn parts(module: &Module, start: u64) -> Vec<(u64, u64)> {
 /// Targets of direct jumps out of this code.
 fn jump_targets(code: &[u8], start: u64) -> BTreeSet<u64> {
     let end = start.saturating_add(code.len() as u64);
-    Decoder::with_ip(64, code, start, DecoderOptions::NONE)
-        .into_iter()
-        .filter(|i| {
-            matches!(
-                i.flow_control(),
-                FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch
-            )
-        })
-        .map(|i| i.near_branch_target())
+    arch::instructions(code, start)
+        .filter(|i| matches!(i.flow, Flow::ConditionalJump | Flow::Jump))
+        .filter_map(|i| i.target)
         .filter(|to| !(start..end).contains(to))
         .collect()
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
     use super::*;
 

@@ -6,6 +6,7 @@
 use super::code_copy;
 use super::code_object::fingerprint_of;
 use super::gil;
+use crate::arch::TLS_VECTOR;
 use crate::cpython_layout::{
     ABSENT, Anchor, InstructionEncoding, Interpreter, Layout, TargetLayout, ThreadStateLocation, Tls,
 };
@@ -107,7 +108,9 @@ fn thread_state(m: &ReadOrZero<'_>, python: &Interpreter, thread: u64) -> Option
         let key = m.0.u32(python.runtime.wrapping_add(l.runtime_key.into()))? as i32;
         Some(u64::from((0..KEYS).contains(&key).then_some(key)? as u32))
     };
-    let state = match (python.thread_state, python.tls) {
+    // What a thread pointer points to begins here: the descriptor, or what is above it.
+    let thread_pointer = thread.wrapping_add(python.descriptor.size.into());
+    let state = match (python.thread_state, python.descriptor.tls) {
         // nptl/descr.h: struct pthread.specific[key / 32] -> {seq, data} pairs
         (ThreadStateLocation::Key, Tls::Glibc(specific)) => {
             let (key, blocks) = (key()?, thread.wrapping_add(specific.into()));
@@ -117,13 +120,13 @@ fn thread_state(m: &ReadOrZero<'_>, python: &Interpreter, thread: u64) -> Option
         (ThreadStateLocation::Key, Tls::Musl(tsd)) => {
             m.at(pointer(thread.wrapping_add(tsd.into()))?.wrapping_add(8 * key()?))
         }
-        (ThreadStateLocation::Offset(at), _) => m.at(thread.wrapping_add_signed(at.into())),
-        // The thread's vector of blocks, at the second word of its descriptor (System V ABI for thread-local storage,
-        // 3.4.6); glibc's entries have two words. A block that is not allocated yet is 0 or -1.
+        (ThreadStateLocation::Offset(at), _) => m.at(thread_pointer.wrapping_add_signed(at.into())),
+        // The thread's vector of blocks (arch/); glibc's entries have two words. A block that is not allocated yet is 0 or -1.
         (ThreadStateLocation::Block { id, offset }, tls) => {
             let number = pointer(python.runtime.wrapping_add_signed(id.into())).filter(|n| *n < 4096)?;
             let entry = number * if matches!(tls, Tls::Glibc(_)) { 16 } else { 8 };
-            let block = pointer(m.at(thread.wrapping_add(8)).wrapping_add(entry)).filter(|b| *b != u64::MAX)?;
+            let block = pointer(m.at(thread_pointer.wrapping_add(TLS_VECTOR)).wrapping_add(entry))
+                .filter(|b| *b != u64::MAX)?;
             m.at(block.wrapping_add(offset.into()))
         }
         (ThreadStateLocation::InterpreterList, _) => return None,

@@ -3,7 +3,8 @@
 //!
 //! Knows no backend and no native frame. One [`Runtime`] per file; an [`Interpreter`] per process.
 
-use crate::cpython_layout::{Interpreter, Layout, ThreadStateLocation, Tls};
+use crate::arch::{DESCRIPTOR_SIZE, PTHREAD_SPECIFIC};
+use crate::cpython_layout::{Interpreter, Layout, ThreadDescriptor, ThreadStateLocation, Tls};
 use crate::target::modules::Module;
 
 mod code_copy;
@@ -219,28 +220,43 @@ fn version_of_name(name: &str) -> Option<(u8, u8, u8)> {
 }
 
 /// How the C library finds thread-specific values, from its file; `None` if the file does not say.
-pub fn find_tls(module: &Module) -> Option<Tls> {
+pub fn find_descriptor(module: &Module) -> Option<ThreadDescriptor> {
     let name = module.name();
     if name.starts_with("ld-musl") || name.starts_with("libc.musl") {
-        return Some(Tls::Musl(128)); // musl 1.2.3, src/internal/pthread_impl.h
+        return Some(ThreadDescriptor {
+            tls: Tls::Musl(PTHREAD_SPECIFIC[1]),
+            size: DESCRIPTOR_SIZE[1],
+        });
     }
-    // glibc describes itself for debuggers (nptl_db/structs.def): three u32, bits, count, offset
-    let at = module.exports("_thread_db_pthread_specific")?;
-    let words = module.read_image(at, 12)?;
-    Some(Tls::Glibc(u32::from_le_bytes(words.get(8..12)?.try_into().ok()?)))
+    // glibc describes itself for debuggers (nptl_db/structs.def): three u32, bits, count, offset; and one u32
+    let number = |name: &str, at: u64| {
+        let bytes = module.read_image(module.exports(name)?.checked_add(at)?, 4)?;
+        Some(u32::from_le_bytes(bytes.try_into().ok()?))
+    };
+    let size = || number("_thread_db_sizeof_pthread", 0);
+    Some(ThreadDescriptor {
+        tls: Tls::Glibc(number("_thread_db_pthread_specific", 8)?),
+        size: match DESCRIPTOR_SIZE[0] {
+            0 => 0,
+            usual => size().unwrap_or(usual),
+        },
+    })
 }
 
-/// Offset of `specific` in `struct pthread` of glibc 2.36 x86-64.
-pub const DEFAULT_TLS: Tls = Tls::Glibc(1296);
+/// For a C library that does not say.
+pub const DEFAULT_DESCRIPTOR: ThreadDescriptor = ThreadDescriptor {
+    tls: Tls::Glibc(PTHREAD_SPECIFIC[0]),
+    size: DESCRIPTOR_SIZE[0],
+};
 
 impl Runtime {
     /// The interpreter in a process that maps this file with this load bias.
-    pub fn in_process(&self, bias: u64, tls: Tls) -> Option<Interpreter> {
+    pub fn in_process(&self, bias: u64, descriptor: ThreadDescriptor) -> Option<Interpreter> {
         Some(Interpreter {
             runtime: self.runtime.wrapping_add(bias),
             layout: self.layout?,
             thread_state: self.thread_state,
-            tls,
+            descriptor,
         })
     }
 }

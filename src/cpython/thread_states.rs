@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::arch::PTHREAD_TID;
 use crate::cpython_layout::{Interpreter, ThreadStateLocation, Tls};
 use crate::event::Tid;
 use crate::target::memory::Memory;
@@ -82,10 +83,10 @@ pub fn thread_pointers(memory: &dyn Memory, python: &Interpreter, states: &[Stat
 
 /// The number in the process's own PID namespace of the thread with this `pthread_self`.
 pub fn thread_id(memory: &dyn Memory, python: &Interpreter, thread: u64) -> Option<Tid> {
-    // `struct pthread.tid`: glibc 2.36 and 2.43 (nptl/descr.h), musl 1.2.3 (src/internal/pthread_impl.h)
-    let at = match python.tls {
-        Tls::Glibc(_) => 720,
-        Tls::Musl(_) => 48,
+    let [glibc, musl] = PTHREAD_TID;
+    let at = match python.descriptor.tls {
+        Tls::Glibc(_) => glibc,
+        Tls::Musl(_) => musl,
     };
     memory.u32(thread.checked_add(at)?)
 }
@@ -93,7 +94,7 @@ pub fn thread_id(memory: &dyn Memory, python: &Interpreter, thread: u64) -> Opti
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpython::{DEFAULT_TLS, layouts};
+    use crate::cpython::{DEFAULT_DESCRIPTOR, layouts};
 
     /// Words by address; 0 elsewhere.
     struct Words(BTreeMap<u64, u64>);
@@ -130,7 +131,7 @@ mod tests {
             runtime: RUNTIME,
             layout,
             thread_state: own,
-            tls: DEFAULT_TLS,
+            descriptor: DEFAULT_DESCRIPTOR,
         };
         states_by_thread(&Words(words), &python)
     }

@@ -4,7 +4,7 @@
 //! Two kinds of addresses appear everywhere: an **avma** is an address as the running process sees it; an **svma** is
 //! an address as stated in the ELF file (what `objdump` and `addr2line` print); `avma - bias = svma`.
 
-use crate::arch::Regs;
+use crate::arch::{GPRS, Regs};
 
 mod code_copies;
 mod states;
@@ -103,10 +103,10 @@ pub enum WalkStatus {
 /// What a walk of a thread's interpreter frames needs from the thread, which is stopped.
 #[derive(Clone, Copy, Debug)]
 pub struct StoppedThread {
-    /// The thread pointer, which is also `pthread_self()`.
+    /// Address of its descriptor: `pthread_self()`. On x86-64 the thread pointer has it.
     pub thread_pointer: u64,
     /// General registers. One may hold the only link to a CFrame that is being created.
-    pub registers: [u64; 16],
+    pub registers: [u64; GPRS],
 }
 
 /// Result of a walk of one thread's interpreter frames. Allocated once and reused: a walk never grows it.

@@ -408,8 +408,8 @@ mod tests {
 
     #[test]
     fn loops_wait_in_epoll() {
-        assert!(waits_for_events(Sysno::epoll_wait.id() as u64));
-        assert!(!waits_for_events(Sysno::poll.id() as u64));
+        assert!(waits_for_events(Sysno::epoll_pwait.id() as u64));
+        assert!(!waits_for_events(Sysno::ppoll.id() as u64));
         assert!(!waits_for_events(u64::MAX));
     }
 }

@@ -8,7 +8,7 @@ use super::jit::Jit;
 use super::{Session, TargetUpdate};
 use crate::cpython;
 use crate::cpython::{Runtime, frame_groups};
-use crate::cpython_layout::{Interpreter, TargetLayout, Tls};
+use crate::cpython_layout::{Interpreter, TargetLayout, ThreadDescriptor};
 use crate::error::Result;
 use crate::event::{Event, Pid, Tid};
 use crate::frame::{ModuleId, NativeFrame, UnwindMethod};
@@ -31,7 +31,7 @@ pub(super) struct ModuleInfo {
     /// The interpreter in it.
     pub(super) runtime: Option<Arc<Runtime>>,
     /// How the C library finds thread-specific values; not searched yet in most files.
-    pub(super) tls: OnceCell<Option<Tls>>,
+    pub(super) descriptor: OnceCell<Option<ThreadDescriptor>>,
 }
 
 /// A process of the session.
@@ -40,7 +40,7 @@ pub(super) struct TargetProcess {
     /// The process it was forked from: it started with a copy of that one's memory.
     pub(super) parent: Option<Pid>,
     pub(super) python: Option<PythonState>,
-    pub(super) tls: Option<Tls>,
+    pub(super) descriptor: Option<ThreadDescriptor>,
     /// Time of the last search for subinterpreters.
     pub(super) rescanned: u64,
     pub(super) jit: Jit,
@@ -52,7 +52,7 @@ impl TargetProcess {
             process,
             parent: None,
             python: None,
-            tls: None,
+            descriptor: None,
             rescanned: 0,
             jit: Jit::default(),
         }
@@ -198,7 +198,7 @@ impl Session {
         self.unwinder.add_landmarks(id, landmarks);
         let known = ModuleInfo {
             runtime: runtime.map(Arc::new),
-            tls: OnceCell::new(),
+            descriptor: OnceCell::new(),
         };
         self.module_info.insert(id, known);
     }
@@ -241,7 +241,8 @@ impl Session {
             self.add_module(id);
         }
         if let Some(info) = self.module_info.get(&id) {
-            info.tls.get_or_init(|| cpython::find_tls(self.modules.get(id)));
+            info.descriptor
+                .get_or_init(|| cpython::find_descriptor(self.modules.get(id)));
         }
         id
     }
@@ -274,7 +275,7 @@ impl Session {
         let child = TargetProcess {
             parent: Some(parent),
             python: m.python.clone(),
-            tls: m.tls,
+            descriptor: m.descriptor,
             jit: m.jit.clone(),
             ..TargetProcess::new(process)
         };
@@ -296,22 +297,22 @@ impl Session {
         if m.python.is_some() {
             return false;
         }
-        if m.tls.is_none() {
+        if m.descriptor.is_none() {
             let files = m.process.code().iter().filter_map(|c| c.file);
-            let tls = |id| {
+            let descriptor = |id| {
                 *self
                     .module_info
                     .get(&id)?
-                    .tls
-                    .get_or_init(|| cpython::find_tls(self.modules.get(id)))
+                    .descriptor
+                    .get_or_init(|| cpython::find_descriptor(self.modules.get(id)))
             };
-            m.tls = files.map(|(id, _)| id).find_map(tls);
+            m.descriptor = files.map(|(id, _)| id).find_map(descriptor);
         }
         for (id, bias) in m.process.code().iter().filter_map(|c| c.file) {
             let Some(runtime) = self.module_info.get(&id).and_then(|known| known.runtime.as_ref()) else {
                 continue;
             };
-            let interpreter = runtime.in_process(bias, m.tls.unwrap_or(cpython::DEFAULT_TLS));
+            let interpreter = runtime.in_process(bias, m.descriptor.unwrap_or(cpython::DEFAULT_DESCRIPTOR));
             let module = self.modules.get(id).name();
             let mut text = format!("CPython {} ({module})", runtime.version_text());
             if interpreter.is_none() {

@@ -7,13 +7,23 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 use super::check;
 
-/// Thread pointer (`fs` base) of the calling thread.
+/// Thread pointer of the calling thread (the `fs` base).
+#[cfg(target_arch = "x86_64")]
 pub fn current_thread_pointer() -> u64 {
     let mut base = 0u64;
     const ARCH_GET_FS: i32 = 0x1003; // arch/x86/include/uapi/asm/prctl.h
     // SAFETY: ARCH_GET_FS stores one word at the address given.
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_GET_FS, &mut base as *mut u64) };
     base
+}
+
+/// Thread pointer of the calling thread (`tpidr_el0`).
+#[cfg(target_arch = "aarch64")]
+pub fn current_thread_pointer() -> u64 {
+    let pointer;
+    // SAFETY: reads one register, which user code may read.
+    unsafe { std::arch::asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nomem, nostack, preserves_flags)) };
+    pointer
 }
 
 /// Id of the calling thread. Not `gettid`, which C libraries have only since glibc 2.30.

@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
-use crate::arch::{USER_REGS_WORDS, UserRegs};
+use crate::arch::{REGISTER_SETS, USER_REGS_WORDS, UserRegs};
 use crate::event::Tid;
 
 /// Requests, whose type differs between C libraries.
@@ -127,11 +127,14 @@ impl Stopped {
     /// ESRCH: it was killed while it was stopped.
     pub fn registers(&self) -> io::Result<UserRegs> {
         let mut words = [0u64; USER_REGS_WORDS];
-        let buffer = libc::iovec {
-            iov_base: words.as_mut_ptr().cast(),
-            iov_len: size_of_val(&words),
-        };
-        ptrace(request::GETREGSET, self.tid, NT_PRSTATUS, (&raw const buffer) as usize)?;
+        for (set, range) in REGISTER_SETS {
+            let part = &mut words[range];
+            let buffer = libc::iovec {
+                iov_base: part.as_mut_ptr().cast(),
+                iov_len: size_of_val(part),
+            };
+            ptrace(request::GETREGSET, self.tid, set, (&raw const buffer) as usize)?;
+        }
         Ok(UserRegs(words))
     }
 
@@ -139,11 +142,15 @@ impl Stopped {
     /// ESRCH: it was killed while it was stopped.
     pub fn set_registers(&self, regs: &UserRegs) -> io::Result<()> {
         let mut words = regs.0;
-        let buffer = libc::iovec {
-            iov_base: words.as_mut_ptr().cast(),
-            iov_len: size_of_val(&words),
-        };
-        ptrace(request::SETREGSET, self.tid, NT_PRSTATUS, (&raw const buffer) as usize)
+        for (set, first, size) in regs.written_sets() {
+            let part = &mut words[first..];
+            let buffer = libc::iovec {
+                iov_base: part.as_mut_ptr().cast(),
+                iov_len: size.min(size_of_val(part)),
+            };
+            ptrace(request::SETREGSET, self.tid, set, (&raw const buffer) as usize)?;
+        }
+        Ok(())
     }
 
     /// The readable descriptor that the signal reports (F_SETSIG in fcntl(2)); `None`: it is another signal.
@@ -191,8 +198,6 @@ impl Stopped {
         }
     }
 }
-
-const NT_PRSTATUS: usize = 1;
 
 impl Drop for Stopped {
     fn drop(&mut self) {

@@ -5,11 +5,8 @@
 use std::io;
 
 use super::check;
+use crate::arch::{AUDIT_ARCH, FOREIGN_CALLS};
 
-/// `AUDIT_ARCH_X86_64` (include/uapi/linux/audit.h).
-const ARCHITECTURE: u32 = 0xc000_003e;
-/// System calls of the x32 ABI have this bit (arch/x86/include/uapi/asm/unistd.h).
-const X32: u32 = 0x4000_0000;
 /// Offsets in `struct seccomp_data`.
 const NUMBER: u32 = 0;
 const ARCH: u32 = 4;
@@ -126,12 +123,14 @@ fn filter() -> Vec<libc::sock_filter> {
     out.push(libc::sock_filter {
         jt: 1,
         jf: 0,
-        ..unless(libc::BPF_JEQ, ARCHITECTURE, 0)
+        ..unless(libc::BPF_JEQ, AUDIT_ARCH, 0)
     });
     out.push(result(libc::SECCOMP_RET_KILL_PROCESS));
     out.push(load(NUMBER));
-    out.push(unless(libc::BPF_JGE, X32, 1));
-    out.push(result(libc::SECCOMP_RET_KILL_PROCESS));
+    if let Some(foreign) = FOREIGN_CALLS {
+        out.push(unless(libc::BPF_JGE, foreign, 1));
+        out.push(result(libc::SECCOMP_RET_KILL_PROCESS));
+    }
     for number in ALLOWED {
         out.push(unless(libc::BPF_JEQ, *number as u32, 1));
         out.push(result(libc::SECCOMP_RET_ALLOW));

@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use crate::arch::DESCRIPTOR_BEGINS_WITH_ADDRESS;
 use crate::event::{Pid, Tid};
 use crate::sys;
 
@@ -47,8 +48,8 @@ pub fn tid_of(pointer: u64) -> Option<Tid> {
     }
     let (pid, offset) = (std::process::id(), tid_offset()?);
     let mut word = [0; 8];
-    // The descriptor's first word points to itself (glibc: tcbhead_t.tcb; musl: pthread.self).
-    let is_descriptor = sys::memory::read_memory(pid, pointer, &mut word) == 8 && u64::from_le_bytes(word) == pointer;
+    let is_descriptor = sys::memory::read_memory(pid, pointer, &mut word) == 8
+        && (!DESCRIPTOR_BEGINS_WITH_ADDRESS || u64::from_le_bytes(word) == pointer);
     let mut tid = [0; 4];
     let read = is_descriptor && sys::memory::read_memory(pid, pointer.checked_add(offset as u64)?, &mut tid) == 4;
     // The kernel clears it when the thread exits.
@@ -70,7 +71,13 @@ pub fn thread_pointer_on_stack(tid: Tid, end: u64) -> Option<u64> {
     };
     (0..n).step_by(16).rev().find_map(|i| {
         let pointer = start + i as u64;
-        let is = at(i) == Some(pointer) && at(i + offset)? as u32 == tid;
+        // Elsewhere the list that all descriptors are in is just before the thread's number (glibc, nptl/descr.h).
+        let is_pointer = |word: usize| at(word).is_some_and(|p| p > 1 << 16 && p % 8 == 0);
+        let is = match DESCRIPTOR_BEGINS_WITH_ADDRESS {
+            true => at(i) == Some(pointer),
+            false => offset >= 16 && is_pointer(i + offset - 16) && is_pointer(i + offset - 8),
+        };
+        let is = is && at(i + offset)? as u32 == tid;
         is.then_some(pointer)
     })
 }

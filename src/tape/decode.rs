@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 
 use super::encode::MAGIC;
 use super::{FIRST_VERSION, SystemResponses, Tape, TapeHeader, VERSION};
-use crate::arch::{GPRS, Regs};
+use crate::arch::{GPRS, Regs, TAPE_CPU};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{CodeCopy, Event, Part, Pid, RawPyFrame, Sample, StackBytes, Tid, TimeSpent, WakeUp, WalkStatus};
 use crate::target::file_content::{Content, Sparse};
@@ -49,7 +49,21 @@ pub fn parse(raw: &[u8]) -> Result<Tape> {
         return Err(Error::new(ErrorKind::Data, "this is not a tape")
             .hint("record one with `nativeprof record --save-tape FILE ...`"));
     }
-    match r.u32() {
+    let version = r.u32();
+    if let Some(cpu) = version.map(|v| (v >> 16) as u16).filter(|cpu| *cpu != TAPE_CPU)
+        && let Some(name) = match cpu {
+            0 => Some("x86-64"),
+            183 => Some("aarch64"),
+            _ => None,
+        }
+    {
+        return Err(Error::new(ErrorKind::Data, "this tape cannot be read")
+            .why(format!(
+                "it was recorded on {name}, and registers and unwinding are those of the CPU"
+            ))
+            .hint(format!("use nativeprof for {name}")));
+    }
+    match version.map(|v| v & 0xffff) {
         Some(FIRST_VERSION..=VERSION) => {}
         version => {
             return Err(Error::new(ErrorKind::Data, "this tape cannot be read")

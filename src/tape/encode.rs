@@ -7,6 +7,7 @@ use flate2::write::GzEncoder;
 use rustc_hash::FxHashMap;
 
 use super::{SystemResponses, Tape, TapeHeader, VERSION};
+use crate::arch::TAPE_CPU;
 use crate::event::{Event, Pid, Sample, StackBytes, Tid};
 use crate::target::file_content::{Content, Sparse};
 
@@ -25,7 +26,7 @@ pub fn is_tape(raw: &[u8]) -> bool {
 pub fn write(tape: &Tape) -> Vec<u8> {
     let mut w = TapeWriter(Vec::new());
     w.0.extend(MAGIC);
-    w.u32(VERSION);
+    w.u32(VERSION | u32::from(TAPE_CPU) << 16);
     w.head(&tape.head);
     let mut before: FxHashMap<(Pid, Tid), &StackBytes> = FxHashMap::default();
     w.count(tape.events.len());

@@ -1,5 +1,5 @@
 //! Tapes: a recorded stream of events, and the answers of the machine during the recording, which replay without
-//! privileges on any machine. The main test suite consists of them, and a user attaches one to a bug report.
+//! privileges on any machine with the same CPU. The main test suite consists of them, and a user attaches one to a bug report.
 //!
 //! # The file
 //!
@@ -9,7 +9,7 @@
 //! | what | content |
 //! |---|---|
 //! | magic | `nativeprof tape\n` |
-//! | version | `u32`, [`VERSION`] |
+//! | version | `u32`: [`VERSION`]; in the upper half the CPU, 0 for x86-64, 183 for aarch64 |
 //! | head | how it was recorded: [`TapeHeader`] |
 //! | events | list of [`Event`]s in order, with complete samples: registers, stack with its holes, Python frames, anchors, kernel addresses; and the code objects that were copied with them. A stack is stored as its difference from the thread's previous one |
 //! | answers | results of the [`System`], in the order of the calls: memory maps (executable lines), stack ends, threads, names, files opened, memory read (address and bytes) |

@@ -1,13 +1,12 @@
 //! Functions of a file that mark the beginning of a stack other than the thread's own: those of greenlet, and those
 //! that hand-made stacks return to.
 
-use iced_x86::{Decoder, DecoderOptions, Mnemonic, Register};
-
 use super::modules::Module;
+use crate::arch;
 use crate::code_map::Landmarks;
 
 /// Functions that create a stack: they put the address of their own code on its top, for the first function to return
-/// to (makecontext(3); boost.context, `make_x86_64_sysv_elf_gas.S`).
+/// to (makecontext(3); boost.context, `make_x86_64_sysv_elf_gas.S`, `make_arm64_aapcs_elf_gas.S`).
 const MAKERS: [&str; 2] = ["makecontext", "make_fcontext"];
 /// Maximum size of such a function, bytes; that of glibc 2.36 has 500.
 const MAX_MAKER: u64 = 1 << 12;
@@ -88,29 +87,17 @@ fn first(module: &Module, svma: u64, size: u64) -> Vec<(u64, u64)> {
         let mut segments = module.segments.iter();
         segments.any(|s| at >= s.svma && at - s.svma < s.size)
     };
-    Decoder::with_ip(64, &code, svma, DecoderOptions::NONE)
-        .into_iter()
-        .filter(|i| i.mnemonic() == Mnemonic::Lea && i.memory_base() == Register::RIP)
-        .map(|i| i.memory_displacement64())
+    let loaded = arch::loaded_addresses(&code, svma).into_iter();
+    loaded
         .filter(|at| *at > 0 && is_code(*at))
         .map(|at| (at - 1, at.saturating_add(extent(module, at))))
         .collect()
 }
 
-/// Bytes from `svma` up to the `hlt` that ends code which never returns.
+/// Bytes of the code at `svma`, which never returns.
 fn extent(module: &Module, svma: u64) -> u64 {
     let code = module.read_image(svma, MAX_FIRST as usize).unwrap_or_default();
-    let mut decoder = Decoder::with_ip(64, &code, svma, DecoderOptions::NONE);
-    while decoder.can_decode() {
-        let i = decoder.decode();
-        if i.is_invalid() || matches!(i.mnemonic(), Mnemonic::Ret | Mnemonic::Jmp) {
-            break;
-        }
-        if i.mnemonic() == Mnemonic::Hlt {
-            return i.next_ip() - svma;
-        }
-    }
-    1
+    arch::extent_to_halt(&code, svma).unwrap_or(1)
 }
 
 #[cfg(test)]

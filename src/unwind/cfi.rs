@@ -2,12 +2,15 @@
 //! read with gimli and turned into [`Rule`](super::rule::Rule)s, one function at a time, when first needed.
 
 use super::expr;
-use super::rule::{CallerRegister, Cfa, FullRule, RuleId, Rules};
+use super::rule::{CallerRegister, Cfa, FullRule, RuleId};
+use super::rules::Rules;
+use super::signature_marks;
 use super::{Section, Sections};
-use crate::arch::{GPRS, RA, SP};
+use crate::arch::{GPRS, LINK, RA, SP, TABLE_VENDOR};
 use gimli::{
     BaseAddresses, CfaRule, CieOrFde, DebugFrame, EhFrame, EhFrameHdr, EndianSlice, FrameDescriptionEntry,
     LittleEndian, Pointer, Register, RegisterRule, UnwindContext, UnwindContextStorage, UnwindSection, UnwindTableRow,
+    Vendor,
 };
 use rustc_hash::FxHashMap;
 use std::ops::Range;
@@ -108,6 +111,7 @@ impl FrameTables {
             rows: &mut self.rows,
             rules,
             context,
+            unknown: false,
         };
         if let Some(id) = work.eh_rule(&mut self.eh, svma) {
             return Some(id);
@@ -129,7 +133,7 @@ impl FrameTables {
         let bases = BaseAddresses::default()
             .set_eh_frame(self.eh.section.svma)
             .set_eh_frame_hdr(self.hdr_svma);
-        let section = EhFrame::new(&self.eh.section.bytes, LittleEndian);
+        let section = eh_frame(&self.eh.section);
         let before = i
             .checked_sub(1)
             .and_then(|i| entry(&section, &bases, self.eh.index.entries[i]));
@@ -164,7 +168,7 @@ fn index_of_eh(section: &Section, hdr_svma: u64) -> Index {
     let bases = BaseAddresses::default()
         .set_eh_frame(section.svma)
         .set_eh_frame_hdr(hdr_svma);
-    index_from_entries(&EhFrame::new(&section.bytes, LittleEndian), &bases)
+    index_from_entries(&eh_frame(section), &bases)
 }
 
 fn open_debug(sections: &mut dyn Sections) -> Table {
@@ -179,9 +183,16 @@ fn open_debug(sections: &mut dyn Sections) -> Table {
     }
 }
 
+fn eh_frame(section: &Section) -> EhFrame<Bytes<'_>> {
+    let mut frame = EhFrame::new(&section.bytes, LittleEndian);
+    frame.set_vendor(TABLE_VENDOR);
+    frame
+}
+
 fn debug_frame(section: &Section) -> DebugFrame<Bytes<'_>> {
     let mut frame = DebugFrame::new(&section.bytes, LittleEndian);
     frame.set_address_size(8);
+    frame.set_vendor(TABLE_VENDOR);
     frame
 }
 
@@ -254,13 +265,15 @@ struct TableEvaluator<'a> {
     rows: &'a mut Vec<(u32, RuleId)>,
     rules: &'a mut Rules,
     context: &'a mut Context,
+    /// An instruction was met that gimli does not know.
+    unknown: bool,
 }
 
 impl TableEvaluator<'_> {
     fn eh_rule(&mut self, table: &mut Table, svma: u64) -> Option<RuleId> {
         let (mut start, mut offset) = table.index.find(svma)?;
         if table.trusted {
-            let section = EhFrame::new(&table.section.bytes, LittleEndian);
+            let section = eh_frame(&table.section);
             let known = table.done.contains_key(&offset);
             if !known && entry(&section, &self.bases, offset).is_none_or(|fde| fde.initial_address() != start) {
                 // The search table is wrong: do without it.
@@ -269,8 +282,18 @@ impl TableEvaluator<'_> {
                 (start, offset) = table.index.find(svma)?;
             }
         }
-        let section = EhFrame::new(&table.section.bytes, LittleEndian);
-        self.rule_of(&section, &mut table.done, offset, start, svma)
+        let section = eh_frame(&table.section);
+        let known = table.done.contains_key(&offset);
+        let id = self.rule_of(&section, &mut table.done, offset, start, svma);
+        if TABLE_VENDOR == Vendor::AArch64
+            && !known
+            && std::mem::take(&mut self.unknown)
+            && signature_marks::remove(&mut table.section.bytes, offset as usize)
+        {
+            table.done.remove(&offset);
+            return self.rule_of(&eh_frame(&table.section), &mut table.done, offset, start, svma);
+        }
+        id
     }
 
     fn debug_rule(&mut self, table: &mut Table, svma: u64) -> Option<RuleId> {
@@ -316,7 +339,8 @@ impl TableEvaluator<'_> {
         let first = self.rows.len() as u32;
         let ra = fde.cie().return_address_register();
         let signal = fde.is_signal_trampoline();
-        let Ok(mut table) = fde.rows(section, &self.bases, self.context) else {
+        let rows = fde.rows(section, &self.bases, self.context);
+        let Ok(mut table) = rows.inspect_err(|_| self.unknown = true) else {
             self.rows.push((0, Rules::BAD));
             return Some(FunctionRows {
                 start,
@@ -332,7 +356,10 @@ impl TableEvaluator<'_> {
                 }
                 Ok(None) => break,
                 // The rows before the damage are good; where the damage begins is not known.
-                Err(_) => break,
+                Err(e) => {
+                    self.unknown |= matches!(e, gimli::Error::UnknownCallFrameInstruction(_));
+                    break;
+                }
             };
             let Ok(at) = u32::try_from(at.wrapping_sub(start)) else {
                 break;
@@ -386,7 +413,8 @@ fn convert<'a, S: UnwindSection<Bytes<'a>>>(
     };
     let mut full = FullRule {
         cfa,
-        ra: CallerRegister::Undefined,
+        // Unless said otherwise, nothing called this code, or the link register has the return address.
+        ra: LINK.map_or(CallerRegister::Undefined, |_| CallerRegister::Same),
         regs: Vec::new(),
         signal,
         code: false,
@@ -409,6 +437,6 @@ fn convert<'a, S: UnwindSection<Bytes<'a>>>(
         }
     }
     full.regs.sort_unstable_by_key(|(r, _)| *r);
-    // A return address that "keeps its value" would lead in a circle.
-    (full.ra != CallerRegister::Same).then_some(full)
+    // Without a link register a return address that "keeps its value" would lead in a circle.
+    (full.ra != CallerRegister::Same || LINK.is_some()).then_some(full)
 }

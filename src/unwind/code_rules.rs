@@ -3,8 +3,10 @@
 
 use super::cfi::{FrameTables, FunctionRows};
 use super::instruction_analysis::analyze;
-use super::rule::{RuleId, Rules};
+use super::rule::RuleId;
+use super::rules::Rules;
 use super::{Section, Sections};
+use crate::arch::{self, FUNCTION_ALIGNMENT};
 use rustc_hash::FxHashMap;
 
 /// Lookups of code outside all sections before lookups stop.
@@ -140,63 +142,25 @@ impl FunctionRules {
         let called = targets.partition_point(|&t| t <= svma);
         let start = called.checked_sub(1).map_or(start, |i| targets[i].max(start));
         let end = targets.get(called).map_or(end, |&t| t.min(end));
-        let start = if start % 16 == 0 {
-            start
-        } else {
-            start.checked_add(15)? & !15
-        };
-        let (start, end) = clip(if start > svma { svma & !15 } else { start }, end);
+        let aligned = |at: u64| at & !(FUNCTION_ALIGNMENT - 1);
+        let start = aligned(start.checked_add(FUNCTION_ALIGNMENT - 1)?);
+        let (start, end) = clip(if start > svma { aligned(svma) } else { start }, end);
         (svma >= start && svma < end).then_some((start, end, false))
     }
 }
 
-/// Targets of what look like direct calls, sorted. Not every `E8` byte is a call: only the rare aligned target inside
-/// the section counts.
+/// Targets, inside the section, of what look like direct calls, sorted.
 fn call_targets(section: &Section) -> Vec<u64> {
     let mut targets = Vec::new();
-    for (i, window) in section.bytes.windows(5).enumerate() {
-        if window[0] != 0xe8 {
-            continue;
-        }
-        let by = i32::from_le_bytes([window[1], window[2], window[3], window[4]]);
-        let target = section
-            .svma
-            .wrapping_add(i as u64 + 5)
-            .wrapping_add(i64::from(by) as u64);
-        if target.is_multiple_of(16) && section.contains(target) {
-            targets.push(target);
-            if targets.len() >= 2 * MAX_TARGETS {
-                targets.sort_unstable();
-                targets.dedup();
-                targets.truncate(MAX_TARGETS);
-            }
+    for target in arch::call_targets(&section.bytes, section.svma).filter(|target| section.contains(*target)) {
+        targets.push(target);
+        if targets.len() >= 2 * MAX_TARGETS {
+            targets.sort_unstable();
+            targets.dedup();
+            targets.truncate(MAX_TARGETS);
         }
     }
     targets.sort_unstable();
     targets.dedup();
     targets
-}
-
-/// Do these bytes end with a call instruction? `E8 rel32`, or `FF /2` with any operand (Intel SDM volume 2, CALL).
-pub fn ends_with_call(bytes: &[u8]) -> bool {
-    let n = bytes.len();
-    let at = |back: usize| n.checked_sub(back).map(|i| bytes[i]);
-    if at(5) == Some(0xe8) {
-        return true;
-    }
-    (2..=7).any(|len| {
-        let (Some(0xff), Some(modrm)) = (at(len), at(len - 1)) else {
-            return false;
-        };
-        let sib = usize::from(modrm & 7 == 4);
-        let operand = match modrm >> 6 {
-            0 if modrm & 7 == 5 => 4,
-            0 if sib == 1 && len >= 3 && at(len - 2).is_some_and(|s| s & 7 == 5) => 5,
-            0 => sib,
-            1 => 1 + sib,
-            2 => 4 + sib,
-            _ => 0,
-        };
-        modrm >> 3 & 7 == 2 && len == 2 + operand
-    })
 }

@@ -1,10 +1,10 @@
 //! Fallbacks for frames whose caller neither tables nor instructions give: each candidate is validated against the code
 //! that a return address must follow.
 
-use super::rule::{Rule, RuleKind, UnwindStep};
-use super::{CodeMap, code_rules};
-use super::{UnwindState, Unwinder, locate};
-use crate::arch::{CALLEE_SAVED, FP, Regs, SP};
+use super::rule::{Rule, RuleKind};
+use super::rules::UnwindStep;
+use super::{CodeMap, UnwindState, Unwinder, code_address, locate};
+use crate::arch::{self, CALLEE_SAVED, FP, LINK, RA, Regs, SP};
 use crate::frame::{ModuleId, NativeFrame, UnwindMethod};
 use crate::truncation::Truncation;
 
@@ -108,7 +108,11 @@ impl Unwinder {
             let rule = self.rules.get(id);
             let (sp, mut regs) = (walk.regs.sp(), walk.regs);
             let step = self.rules.apply(&rule, &mut regs, &mut walk.memory);
-            if matches!(step, UnwindStep::Caller { cfa } if cfa > sp) && self.returns_to(walk.code, regs.ip) {
+            regs.ip = code_address(walk.code, regs.ip);
+            let leaf = LINK.is_some() && walk.interrupted;
+            if matches!(step, UnwindStep::Caller { cfa } if cfa > sp || cfa == sp && leaf)
+                && self.returns_to(walk.code, regs.ip)
+            {
                 return Some(regs);
             }
         }
@@ -117,9 +121,13 @@ impl Unwinder {
 
     /// Code without a file. CPython's perf trampolines (Python/asm_trampoline.S) are `sub $8,%rsp; call *%rcx; add
     /// $8,%rsp; ret`, from 3.14 on `push %rbp; mov %rsp,%rbp; call *%rcx; pop %rbp; ret`: in both the return address is
-    /// the second word. A call through a wild pointer left it in the first.
+    /// the second word. A call through a wild pointer left it in the first. On aarch64 they begin and end with `stp x29, x30,
+    /// [sp, -16]!` and `ldp x29, x30, [sp], 16`.
     fn anonymous_code(&mut self, walk: &UnwindState) -> Option<Regs> {
         let sp = walk.regs.sp();
+        if LINK.is_some() {
+            return self.anonymous_code_with_link(walk);
+        }
         let first = if walk.interrupted { 0 } else { 1 };
         let last = if walk.interrupted && !walk.code.is_code(walk.regs.ip) {
             0
@@ -144,7 +152,30 @@ impl Unwinder {
         None
     }
 
-    /// The frame pointer chain: rbp points to the caller's rbp, the return address is above it.
+    /// The same where calls leave the return address in the link register.
+    fn anonymous_code_with_link(&mut self, walk: &UnwindState) -> Option<Regs> {
+        let mut regs = walk.regs;
+        regs.known &= CALLEE_SAVED | 1 << SP;
+        let sp = walk.regs.sp();
+        if let Some(ra) = walk
+            .regs
+            .get(RA)
+            .filter(|_| walk.interrupted && !walk.code.is_code(walk.regs.ip))
+        {
+            regs.ip = code_address(walk.code, ra);
+            return self.returns_to(walk.code, regs.ip).then_some(regs);
+        }
+        if walk.regs.get(FP) != Some(sp) {
+            return None;
+        }
+        regs.gpr[FP] = walk.memory.word(sp).ok()?;
+        regs.ip = code_address(walk.code, walk.memory.word(sp.checked_add(8)?).ok()?);
+        regs.gpr[SP] = sp.checked_add(16)?;
+        self.returns_to(walk.code, regs.ip).then_some(regs)
+    }
+
+    /// The frame pointer chain: rbp points to the caller's rbp, the return address is above it. On aarch64 x29 does, but the
+    /// two words may lie anywhere in the frame, so that only a lower bound of the caller's stack pointer is known.
     fn frame_pointer(&mut self, walk: &UnwindState) -> Option<Regs> {
         let fp = walk.regs.get(FP)?;
         let stack = walk.memory.stack;
@@ -152,11 +183,12 @@ impl Unwinder {
             return None;
         }
         let (next, ra) = (stack.word(fp)?, stack.word(fp.checked_add(8)?)?);
+        let ra = code_address(walk.code, ra);
         if !self.returns_to(walk.code, ra) {
             return None;
         }
         let mut regs = Regs::from_ip_sp_fp(ra, fp.checked_add(16)?, next);
-        regs.known |= 1 << FP;
+        regs.known = if LINK.is_some() { 1 << FP } else { 1 << SP | 1 << FP };
         Some(regs)
     }
 
@@ -184,6 +216,7 @@ impl Unwinder {
             let Some(ra) = walk.memory.stack.word(address) else {
                 continue;
             };
+            let ra = code_address(walk.code, ra);
             if !walk.code.is_code(ra.wrapping_sub(1)) || self.follows_call(walk.code, ra) != Some(true) {
                 continue;
             }
@@ -264,7 +297,7 @@ impl Unwinder {
         let known = self.modules.get_mut(module.0 as usize)?.as_mut()?;
         let section = known.code.section(svma, &mut *known.sections)?;
         let end = usize::try_from(svma.checked_sub(section.svma)?.checked_add(1)?).ok()?;
-        if code_rules::ends_with_call(section.bytes.get(..end)?) {
+        if arch::ends_with_call(section.bytes.get(..end)?) {
             return Some(true);
         }
         // A signal handler returns to a trampoline that nothing called.

@@ -5,12 +5,12 @@
 //! function, but at a wrong place of the stack.
 
 use super::fallback::{MAX_TRIES, MAX_WORDS};
-use super::rule::{Rule, UnwindStep};
+use super::rule::Rule;
+use super::rules::UnwindStep;
 use super::{UnwindState, Unwinder, locate};
-use crate::arch::{Regs, SP};
+use crate::arch::{self, Flow, Regs, SP};
 use crate::frame::{NativeFrame, UnwindMethod};
 use crate::truncation::Truncation;
-use iced_x86::{Decoder, DecoderOptions, FlowControl};
 
 /// Bytes of code between the call that overwrites the registers and the jump. GCC makes about 130.
 const MAX_BYTES: usize = 512;
@@ -161,27 +161,28 @@ impl Unwinder {
         let known = self.modules.get_mut(module.0 as usize)?.as_mut()?;
         let bytes = known.code.section(svma, &mut *known.sections)?.from(svma)?;
         let bytes = bytes[..bytes.len().min(MAX_BYTES)].to_vec();
-        let mut calls = 0;
-        let mut decoder = Decoder::with_ip(64, &bytes, svma, DecoderOptions::NONE);
-        while decoder.can_decode() {
-            let i = decoder.decode();
-            match i.flow_control() {
-                FlowControl::Next | FlowControl::ConditionalBranch => {}
-                FlowControl::Call if calls < MAX_CALLS => calls += 1,
-                // Into a loop, at its condition.
-                FlowControl::UnconditionalBranch if i.near_branch_target() > i.ip() => {
-                    let at = i.near_branch_target() - svma;
-                    decoder.set_position(usize::try_from(at).ok()?).ok()?;
-                    decoder.set_ip(i.near_branch_target());
-                    continue;
+        let (mut calls, mut from) = (0, svma);
+        'run: loop {
+            let code = usize::try_from(from.checked_sub(svma)?)
+                .ok()
+                .and_then(|at| bytes.get(at..))?;
+            for i in arch::instructions(code, from) {
+                match i.flow {
+                    Flow::Next | Flow::ConditionalJump => {}
+                    Flow::Call if calls < MAX_CALLS => calls += 1,
+                    // Into a loop, at its condition.
+                    Flow::Jump if i.target.is_some_and(|to| to > i.address) => {
+                        from = i.target?;
+                        continue 'run;
+                    }
+                    _ => return None,
                 }
-                _ => return None,
+                let rule = self.rule(module, i.address);
+                if self.rules.handler_row(&rule) == Some(HandlerRow::Loaded) {
+                    return Some(calls);
+                }
             }
-            let rule = self.rule(module, i.ip());
-            if self.rules.handler_row(&rule) == Some(HandlerRow::Loaded) {
-                return Some(calls);
-            }
+            return None;
         }
-        None
     }
 }

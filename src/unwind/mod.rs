@@ -13,16 +13,21 @@ mod fallback;
 mod handler_entry;
 mod instruction_analysis;
 mod rule;
+mod rule_cache;
+mod rules;
+mod signature_marks;
 mod stack_cache;
 mod stack_memory;
 #[cfg(test)]
 mod tests;
 
-use crate::arch::Regs;
+use crate::arch::{self, ADDRESS_BITS, Regs};
 use crate::event::StackBytes;
 use crate::frame::{ModuleId, NativeFrame, Origin, UnwindMethod};
 use crate::truncation::Truncation;
-use rule::{Rule, RuleId, RuleKind, Rules, UnwindStep};
+use rule::{Rule, RuleId, RuleKind};
+use rule_cache::RuleCache;
+use rules::{Rules, UnwindStep};
 pub use stack_cache::StackCache;
 use stack_memory::StackMemory;
 
@@ -62,9 +67,24 @@ impl ModuleRules {
         self.real_rule(svma, rules, context)
     }
 
+    /// Is this the code that signal handlers return to? Its table, if it has one, does not say where all registers are.
+    fn is_signal_return(&mut self, svma: u64) -> bool {
+        let from = (svma & !3).saturating_sub(4);
+        let code = self.code.section(svma, &mut *self.sections);
+        let code = code.and_then(|section| section.from(from.max(section.svma)));
+        code.is_some_and(arch::is_signal_return)
+    }
+
     /// The rule at `svma`, regardless of landmarks.
     fn real_rule(&mut self, svma: u64, rules: &mut Rules, context: &mut cfi::Context) -> RuleId {
-        if let Some(id) = self.tables.rule(svma, &mut *self.sections, rules, context) {
+        let id = self.tables.rule(svma, &mut *self.sections, rules, context);
+        if let Some(at) = arch::SIGNAL_FRAME_REGS
+            && id.is_none_or(|id| rules.get(id).signal)
+            && self.is_signal_return(svma)
+        {
+            return rules.signal_return(at);
+        }
+        if let Some(id) = id {
             return id;
         }
         self.code
@@ -90,6 +110,14 @@ pub struct Unwinder {
 /// File and svma of `avma`.
 fn locate(code: &dyn CodeMap, avma: u64) -> Option<(ModuleId, u64)> {
     code.find(avma).map(|(module, bias)| (module, avma.wrapping_sub(bias)))
+}
+
+/// The address that a return address, as a register or the stack has it, stands for: without signature and tag.
+#[inline]
+fn code_address(code: &dyn CodeMap, word: u64) -> u64 {
+    let mut shorter = ADDRESS_BITS.iter().map(|bits| word & ((1 << bits) - 1));
+    let found = shorter.find(|at| *at == 0 || code.is_code(at.wrapping_sub(1)));
+    found.unwrap_or(word)
 }
 
 /// State of unwinding one stack.
@@ -258,14 +286,15 @@ impl Unwinder {
             // The common case; the rest of the loop handles all others.
             if let Some((cfa, ra)) = self.rules.plain(&rule, &walk.regs, &walk.memory)
                 && cfa > sp
+                && let ra = code_address(walk.code, ra)
                 && ra != 0
                 && let Some(next) = locate(walk.code, ra.wrapping_sub(1))
             {
                 (frame.cfa, frame.method) = (cfa, UnwindMethod::Cfi);
                 out.push(frame);
                 if let Some(stack_cache) = stack_cache.as_deref_mut().filter(|m| m.is_active()) {
-                    let mut words = [(0, 0); 7];
-                    let n = rule.words(cfa, ra, walk.memory.stack, &mut words);
+                    let mut words = [(0, 0); rule::MAX_WORDS];
+                    let n = rule.words(cfa, walk.memory.stack, &mut words);
                     stack_cache.record(frame, walk.regs, walk.interrupted, n.map(|n| &words[..n]));
                 }
                 Rules::restore(&rule, &mut walk.regs, &mut walk.memory, cfa, ra);
@@ -421,6 +450,9 @@ impl Unwinder {
         if !grows && !rule.signal || walk.switches > MAX_SWITCHES {
             return Err(Truncation::BadUnwindInfo);
         }
+        if !rule.signal {
+            walk.regs.ip = code_address(walk.code, walk.regs.ip);
+        }
         let ip = walk.regs.ip;
         if ip == 0 {
             return Ok(None);
@@ -439,19 +471,14 @@ impl Unwinder {
     #[inline]
     fn rule(&mut self, module: ModuleId, svma: u64) -> Rule {
         let slot = RuleCache::slot(module, svma);
-        let entry = self.cache.0[slot];
-        if entry.svma == svma && entry.module == module.0 {
-            return self.rules.get(entry.rule);
+        if let Some(id) = self.cache.get(slot, module, svma) {
+            return self.rules.get(id);
         }
         let Some(Some(known)) = self.modules.get_mut(module.0 as usize) else {
             return Rule::NONE;
         };
         let rule = known.rule(svma, &mut self.rules, &mut self.context);
-        self.cache.0[slot] = CacheEntry {
-            svma,
-            module: module.0,
-            rule,
-        };
+        self.cache.put(slot, module, svma, rule);
         self.rules.get(rule)
     }
 }
@@ -463,38 +490,4 @@ fn cut_at_foreign_stack(first: usize, frame: NativeFrame, out: &mut Vec<NativeFr
         None => out.push(frame),
     }
     Truncation::ForeignStack
-}
-
-#[derive(Clone, Copy)]
-struct CacheEntry {
-    svma: u64,
-    module: u32,
-    rule: RuleId,
-}
-
-/// Rules of the most recently used addresses: a direct-mapped table, so that memory stays bounded and a hit is one
-/// cache line. A miss costs two binary searches.
-struct RuleCache(Box<[CacheEntry; 1 << RuleCache::BITS]>);
-
-impl RuleCache {
-    /// 256 KiB: programs measured had some thousand distinct addresses.
-    const BITS: u32 = 14;
-
-    #[inline]
-    fn slot(module: ModuleId, svma: u64) -> usize {
-        let mixed = (svma ^ u64::from(module.0).rotate_right(24)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        (mixed >> (64 - Self::BITS)) as usize
-    }
-}
-
-impl Default for RuleCache {
-    fn default() -> Self {
-        let empty = CacheEntry {
-            svma: u64::MAX,
-            module: u32::MAX,
-            rule: Rules::NONE,
-        };
-        let entries = vec![empty; 1 << Self::BITS].into_boxed_slice();
-        RuleCache(entries.try_into().unwrap_or_else(|_| unreachable!()))
-    }
 }

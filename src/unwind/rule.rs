@@ -1,29 +1,25 @@
 //! Unwind rules as they are stored and applied: one row of a call frame table (DWARF 5, section 6.4.1), reduced to what
-//! x86-64 code needs.
+//! compiled code needs.
 
-use super::expr::{self, Expr};
-use super::handler_entry::HandlerRow;
-use super::stack_memory::StackMemory;
-use crate::arch::{CALLEE_SAVED, GPRS, RA, Regs, SP};
+use super::expr::Expr;
+use crate::arch::{CALLEE, FP, GPRS, LINK, PUSHED_RETURN, Regs};
 use crate::event::StackBytes;
-use crate::truncation::Truncation;
-use rustc_hash::FxHashMap;
 
-/// The registers that a compact rule can restore, by DWARF number: those a callee must preserve.
-pub const CALLEE: [u8; 6] = [3, 6, 12, 13, 14, 15];
-
-/// Names of the registers by DWARF number (System V ABI AMD64, figure 3.36).
-const NAMES: [&str; 17] = [
-    "rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "ra",
-];
+/// Maximum number of words that lead from a frame to its caller: the return address and the saved registers.
+pub const MAX_WORDS: usize = CALLEE.len() + 1;
+/// The link register as a bit of [`Rule::saved`]: it stands for the return address.
+pub const LINK_BIT: u16 = match LINK {
+    Some(i) => 1 << i,
+    None => 0,
+};
 
 /// How to unwind the code that one rule covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum RuleKind {
-    /// CFA = base + offset, return address at CFA - 8.
+    /// CFA = base + offset; the return address is where calls push it, or where the link register was saved.
     Frame,
-    /// CFA = word at (base + offset), return address at CFA - 8 (GCC's realigned frames).
+    /// CFA = word at (base + offset), else the same (GCC's realigned frames).
     Deref,
     /// The rule at index `offset` of the full rules.
     Full,
@@ -46,24 +42,34 @@ pub struct Rule {
     /// DWARF number of the register that the CFA is relative to.
     pub base: u8,
     /// Bit `i`: `CALLEE[i]` was saved at CFA + `at[i]`.
-    pub saved: u8,
+    pub saved: u16,
     /// Bit `i`: the value of `CALLEE[i]` in the caller is lost.
-    pub lost: u8,
+    pub lost: u16,
     /// A frame created by the kernel: its caller was interrupted.
     pub signal: bool,
     /// Derived from the function's instructions, not from a table.
     pub code: bool,
     pub offset: i32,
-    pub at: [i16; 6],
+    pub at: [i16; CALLEE.len()],
 }
 
 impl Rule {
+    /// Where the return address is, relative to the CFA; `None`: in the link register.
+    #[inline]
+    pub fn return_slot(&self) -> Option<i64> {
+        match LINK {
+            None => Some(PUSHED_RETURN),
+            Some(i) => (self.saved >> i & 1 == 1).then(|| self.at[i].into()),
+        }
+    }
+
     /// The stack words that lead from a frame to its caller by a plain rule, as (avma, value): the return address and
     /// the saved registers. `None` if one of them cannot be read.
-    pub fn words(&self, cfa: u64, ra: u64, stack: &StackBytes, out: &mut [(u64, u64); 7]) -> Option<usize> {
-        out[0] = (cfa.wrapping_sub(8), ra);
+    pub fn words(&self, cfa: u64, stack: &StackBytes, out: &mut [(u64, u64); MAX_WORDS]) -> Option<usize> {
+        let slot = cfa.wrapping_add(self.return_slot()? as u64);
+        out[0] = (slot, stack.word(slot)?);
         let mut n = 1;
-        let mut saved = self.saved;
+        let mut saved = self.saved & !LINK_BIT;
         while saved != 0 {
             let i = saved.trailing_zeros() as usize;
             saved &= saved - 1;
@@ -72,6 +78,16 @@ impl Rule {
             n += 1;
         }
         Some(n)
+    }
+
+    /// CFA of a frame whose stack pointer is not known, if it has a frame record: the frame pointer points to where it and,
+    /// just above, the link register were saved (AAPCS64, 6.4.6).
+    pub fn by_frame_record(&self, regs: &Regs) -> Option<u64> {
+        let fp = CALLEE.iter().position(|r| usize::from(*r) == FP)?;
+        let at = i64::from(self.at[fp]);
+        let is_saved = |i: usize| self.saved >> i & 1 == 1;
+        let is_record = LINK.is_some_and(|link| is_saved(link) && is_saved(fp) && i64::from(self.at[link]) == at + 8);
+        regs.get(FP).filter(|_| is_record).map(|fp| fp.wrapping_sub(at as u64))
     }
 
     pub const fn new(kind: RuleKind, base: usize, offset: i32) -> Rule {
@@ -83,12 +99,12 @@ impl Rule {
             signal: false,
             code: false,
             offset,
-            at: [0; 6],
+            at: [0; CALLEE.len()],
         }
     }
 
     /// The same rule as a full rule.
-    fn expand(&self) -> FullRule {
+    pub fn expand(&self) -> FullRule {
         let (base, n) = (self.base, i64::from(self.offset));
         let cfa = if self.kind == RuleKind::Deref {
             Cfa::Deref(base, n, 0)
@@ -98,9 +114,10 @@ impl Rule {
         let ra = if self.kind == RuleKind::End {
             CallerRegister::Undefined
         } else {
-            CallerRegister::AtCfa(-8)
+            self.return_slot().map_or(CallerRegister::Same, CallerRegister::AtCfa)
         };
-        let regs = (0..CALLEE.len()).filter_map(|i| match (self.saved >> i & 1, self.lost >> i & 1) {
+        let others = (0..CALLEE.len()).filter(|i| LINK != Some(*i));
+        let regs = others.filter_map(|i| match (self.saved >> i & 1, self.lost >> i & 1) {
             (1, _) => Some((CALLEE[i], CallerRegister::AtCfa(self.at[i].into()))),
             (_, 1) => Some((CALLEE[i], CallerRegister::Undefined)),
             _ => None,
@@ -163,16 +180,26 @@ pub struct FullRule {
 impl FullRule {
     /// The same as a compact rule, if it has that shape.
     pub fn compact(&self) -> Option<Rule> {
+        let return_slot = match (&self.ra, LINK) {
+            (CallerRegister::Undefined, _) => None,
+            (&CallerRegister::AtCfa(n), Some(i)) => Some((i, i16::try_from(n).ok()?)),
+            (CallerRegister::Same, Some(_)) | (CallerRegister::AtCfa(PUSHED_RETURN), None) => None,
+            _ => return None,
+        };
         let (kind, base, offset) = match (&self.cfa, &self.ra) {
-            (&Cfa::Reg(r, n), CallerRegister::AtCfa(-8)) => (RuleKind::Frame, r, n),
-            (&Cfa::Deref(r, n, 0), CallerRegister::AtCfa(-8)) => (RuleKind::Deref, r, n),
             (&Cfa::Reg(r, n), CallerRegister::Undefined) => (RuleKind::End, r, n),
+            (_, CallerRegister::Undefined) => return None,
+            (&Cfa::Reg(r, n), _) => (RuleKind::Frame, r, n),
+            (&Cfa::Deref(r, n, 0), _) => (RuleKind::Deref, r, n),
             _ => return None,
         };
         if usize::from(base) >= GPRS {
             return None;
         }
         let mut rule = Rule::new(kind, base.into(), i32::try_from(offset).ok()?);
+        if let Some((i, at)) = return_slot {
+            (rule.saved, rule.at[i]) = (1 << i, at);
+        }
         (rule.signal, rule.code) = (self.signal, self.code);
         for (reg, location) in &self.regs {
             let slot = CALLEE.iter().position(|r| r == reg);
@@ -193,302 +220,3 @@ impl FullRule {
 /// Index of a rule in [`Rules`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RuleId(pub u32);
-
-/// All rules found so far, each once.
-pub struct Rules {
-    all: Vec<Rule>,
-    full: Vec<FullRule>,
-    ids: FxHashMap<Rule, RuleId>,
-    full_ids: FxHashMap<FullRule, RuleId>,
-}
-
-impl Default for Rules {
-    fn default() -> Self {
-        let mut rules = Rules {
-            all: vec![],
-            full: vec![],
-            ids: FxHashMap::default(),
-            full_ids: FxHashMap::default(),
-        };
-        for rule in [Rule::NONE, Rule::BAD, Rule::STUB, Rule::SWITCH, Rule::FIRST] {
-            rules.intern(rule);
-        }
-        rules
-    }
-}
-
-impl Rules {
-    pub const NONE: RuleId = RuleId(0);
-    pub const BAD: RuleId = RuleId(1);
-    pub const STUB: RuleId = RuleId(2);
-    pub const SWITCH: RuleId = RuleId(3);
-    pub const FIRST: RuleId = RuleId(4);
-    /// Bounds memory for damaged tables: past this many distinct rules (libpython has about a thousand), new ones count
-    /// as damaged.
-    const MAX_RULES: usize = 1 << 20;
-
-    pub fn get(&self, id: RuleId) -> Rule {
-        self.all.get(id.0 as usize).copied().unwrap_or(Rule::BAD)
-    }
-
-    /// The rule as text. Expressions appear as `exp`, as in binutils.
-    pub fn describe(&self, rule: &Rule) -> Option<String> {
-        let full = match rule.kind {
-            RuleKind::None | RuleKind::Stub | RuleKind::Switch | RuleKind::First => return None,
-            RuleKind::Bad => return Some("bad".into()),
-            RuleKind::Full => self.full.get(rule.offset as usize)?.clone(),
-            RuleKind::Frame | RuleKind::Deref | RuleKind::End => rule.expand(),
-        };
-        let name = |r: u8| NAMES.get(usize::from(r)).copied().unwrap_or("?");
-        let mut text = match full.cfa {
-            Cfa::Reg(r, n) => format!("{}{n:+}", name(r)),
-            Cfa::Deref(r, n, 0) => format!("*({}{n:+})", name(r)),
-            Cfa::Deref(r, n, m) => format!("*({}{n:+}){m:+}", name(r)),
-            Cfa::Is(_) => "exp".into(),
-        };
-        let ra = (RA as u8, full.ra.clone());
-        for (r, location) in full.regs.iter().chain([&ra]) {
-            let location = match location {
-                CallerRegister::Undefined => "u".into(),
-                CallerRegister::Same => "s".into(),
-                CallerRegister::AtCfa(n) => format!("c{n:+}"),
-                CallerRegister::Cfa(n) => format!("v{n:+}"),
-                CallerRegister::Reg(r) => name(*r).into(),
-                CallerRegister::AtReg(r, n) => format!("*({}{n:+})", name(*r)),
-                CallerRegister::At(_) => "exp".into(),
-                CallerRegister::Is(_) => "vexp".into(),
-            };
-            text += &format!(" {}={location}", name(*r));
-        }
-        Some(text + if rule.signal { " signal" } else { "" } + if rule.code { " code" } else { "" })
-    }
-
-    /// Is this a row of a function that jumps into an exception handler? Nothing else saves rax and rdx for its caller:
-    /// they are what the handler is passed (System V ABI AMD64, section 6.2.5).
-    pub fn handler_row(&self, rule: &Rule) -> Option<HandlerRow> {
-        if rule.kind != RuleKind::Full || rule.code {
-            return None;
-        }
-        let full = self.full.get(rule.offset as usize)?;
-        let is_saved = |r: u8| {
-            full.regs
-                .iter()
-                .any(|(reg, at)| *reg == r && matches!(at, CallerRegister::AtCfa(_)))
-        };
-        let through_rcx = matches!(full.cfa, Cfa::Reg(2, _)) || full.ra == CallerRegister::Reg(2);
-        (is_saved(0) && is_saved(1)).then_some(if through_rcx || !is_saved(6) {
-            HandlerRow::Loaded
-        } else {
-            HandlerRow::Saved
-        })
-    }
-
-    pub fn intern(&mut self, rule: Rule) -> RuleId {
-        if let Some(&id) = self.ids.get(&rule) {
-            return id;
-        }
-        if self.all.len() >= Self::MAX_RULES {
-            return Self::BAD;
-        }
-        let id = RuleId(self.all.len() as u32);
-        self.all.push(rule);
-        self.ids.insert(rule, id);
-        id
-    }
-
-    pub fn intern_full(&mut self, full: FullRule) -> RuleId {
-        if let Some(rule) = full.compact() {
-            return self.intern(rule);
-        }
-        if let Some(&id) = self.full_ids.get(&full) {
-            return id;
-        }
-        if self.all.len() >= Self::MAX_RULES {
-            return Self::BAD;
-        }
-        let mut rule = Rule::new(RuleKind::Full, 0, self.full.len() as i32);
-        (rule.signal, rule.code) = (full.signal, full.code);
-        let id = RuleId(self.all.len() as u32);
-        self.all.push(rule);
-        self.full.push(full.clone());
-        self.full_ids.insert(full, id);
-        id
-    }
-
-    /// Turns the registers of a frame into those of its caller. On failure `regs` is as before.
-    #[inline]
-    pub fn apply(&self, rule: &Rule, regs: &mut Regs, memory: &mut StackMemory) -> UnwindStep {
-        let base = usize::from(rule.base) % GPRS;
-        let from = regs.gpr[base].wrapping_add(i64::from(rule.offset) as u64);
-        let known = regs.known & (1 << base) != 0;
-        let cfa = match rule.kind {
-            RuleKind::Frame if known => from,
-            RuleKind::Deref if known => match memory.word(from) {
-                Ok(cfa) => cfa,
-                Err(cut) => return UnwindStep::Fail { cut, cfa: None },
-            },
-            RuleKind::End if known => return UnwindStep::End { cfa: Some(from) },
-            RuleKind::End => return UnwindStep::End { cfa: None },
-            RuleKind::Full => return self.apply_full(rule, regs, memory),
-            RuleKind::None | RuleKind::Stub | RuleKind::Switch | RuleKind::First => {
-                return UnwindStep::Fail {
-                    cut: Truncation::NoUnwindInfo,
-                    cfa: None,
-                };
-            }
-            RuleKind::Bad => {
-                return UnwindStep::Fail {
-                    cut: Truncation::BadUnwindInfo,
-                    cfa: None,
-                };
-            }
-            RuleKind::Frame | RuleKind::Deref => {
-                return UnwindStep::Fail {
-                    cut: memory.why_unknown(),
-                    cfa: None,
-                };
-            }
-        };
-        let ra = match memory.word(cfa.wrapping_sub(8)) {
-            Ok(ra) => ra,
-            Err(cut) => return UnwindStep::Fail { cut, cfa: Some(cfa) },
-        };
-        Rules::restore(rule, regs, memory, cfa, ra);
-        UnwindStep::Caller { cfa }
-    }
-
-    /// CFA and return address by a plain table rule; `None`: use [`Rules::apply`].
-    #[inline]
-    pub fn plain(&self, rule: &Rule, regs: &Regs, memory: &StackMemory) -> Option<(u64, u64)> {
-        let base = usize::from(rule.base) % GPRS;
-        if rule.kind != RuleKind::Frame || rule.code || rule.signal || regs.known & (1 << base) == 0 {
-            return None;
-        }
-        let cfa = regs.gpr[base].wrapping_add(i64::from(rule.offset) as u64);
-        Some((cfa, memory.stack.word(cfa.wrapping_sub(8))?))
-    }
-
-    /// Makes `regs` those of the caller, whose CFA and return address a compact rule gave.
-    #[inline]
-    pub fn restore(rule: &Rule, regs: &mut Regs, memory: &mut StackMemory, cfa: u64, ra: u64) {
-        let mut known = regs.known & CALLEE_SAVED;
-        let mut saved = rule.saved;
-        while saved != 0 {
-            let i = saved.trailing_zeros() as usize;
-            saved &= saved - 1;
-            let reg = usize::from(CALLEE[i]);
-            let slot = cfa.wrapping_add(i64::from(rule.at[i]) as u64);
-            match memory.word(slot) {
-                Ok(value) => {
-                    regs.gpr[reg] = value;
-                    known |= 1 << reg;
-                }
-                Err(_) if slot < regs.gpr[SP] => {} // Popped: see below.
-                Err(cut) => {
-                    memory.lost = Some(cut);
-                    known &= !(1 << reg);
-                }
-            }
-        }
-        if rule.lost != 0 {
-            for (i, reg) in CALLEE.iter().enumerate() {
-                known &= !(u32::from(rule.lost >> i & 1) << reg);
-            }
-        }
-        regs.gpr[SP] = cfa;
-        regs.ip = ra;
-        regs.known = known | 1 << SP;
-    }
-
-    fn apply_full(&self, rule: &Rule, regs: &mut Regs, memory: &mut StackMemory) -> UnwindStep {
-        let Some(full) = self.full.get(rule.offset as usize) else {
-            return UnwindStep::Fail {
-                cut: Truncation::BadUnwindInfo,
-                cfa: None,
-            };
-        };
-        let reg = |r: u8| regs.get(r.into());
-        let cfa = match &full.cfa {
-            &Cfa::Reg(r, n) => reg(r).map(|v| v.wrapping_add(n as u64)).ok_or(memory.why_unknown()),
-            &Cfa::Deref(r, n, m) => match reg(r) {
-                Some(v) => memory.word(v.wrapping_add(n as u64)).map(|v| v.wrapping_add(m as u64)),
-                None => Err(memory.why_unknown()),
-            },
-            Cfa::Is(e) => expr::evaluate(e, None, regs, memory),
-        };
-        let cfa = match cfa {
-            Ok(cfa) => cfa,
-            Err(_) if full.ra == CallerRegister::Undefined => return UnwindStep::End { cfa: None },
-            Err(cut) => return UnwindStep::Fail { cut, cfa: None },
-        };
-        let find = |location: &CallerRegister, register: usize, memory: &mut StackMemory| -> Result<u64, Truncation> {
-            let missing = memory.why_unknown();
-            match location {
-                CallerRegister::Undefined => Err(missing),
-                CallerRegister::Same => regs.get(register).ok_or(missing),
-                CallerRegister::AtCfa(n) => memory.word(cfa.wrapping_add(*n as u64)),
-                CallerRegister::Cfa(n) => Ok(cfa.wrapping_add(*n as u64)),
-                CallerRegister::Reg(r) => reg(*r).ok_or(missing),
-                CallerRegister::AtReg(r, n) => reg(*r)
-                    .ok_or(missing)
-                    .and_then(|v| memory.word(v.wrapping_add(*n as u64))),
-                CallerRegister::At(e) => expr::evaluate(e, Some(cfa), regs, memory).and_then(|a| memory.word(a)),
-                CallerRegister::Is(e) => expr::evaluate(e, Some(cfa), regs, memory),
-            }
-        };
-        if full.ra == CallerRegister::Undefined {
-            return UnwindStep::End { cfa: Some(cfa) };
-        }
-        let ra = match find(&full.ra, RA, memory) {
-            Ok(ra) => ra,
-            Err(cut) => return UnwindStep::Fail { cut, cfa: Some(cfa) },
-        };
-        // Compilers leave a register's row in place while an epilogue pops it, and with it the base of other rows. A
-        // slot outside the frame means that the register has its old value again. (Below the stack pointer it may still
-        // be in the copy, and valid.)
-        let outside = |slot: u64| !full.signal && (slot >= cfa || slot < regs.gpr[SP]);
-        let popped = |location: &CallerRegister, read: bool| match location {
-            CallerRegister::AtCfa(n) => !read && outside(cfa.wrapping_add(*n as u64)),
-            CallerRegister::AtReg(r, n) => reg(*r).is_some_and(|v| {
-                let slot = v.wrapping_add(*n as u64);
-                outside(slot) && (!read || slot >= cfa)
-            }),
-            _ => false,
-        };
-        let mut new = Regs {
-            gpr: regs.gpr,
-            ip: ra,
-            known: regs.known & CALLEE_SAVED | 1 << SP,
-        };
-        new.gpr[SP] = cfa;
-        for (r, location) in &full.regs {
-            let r = usize::from(*r) % GPRS;
-            match find(location, r, memory) {
-                Ok(_) if popped(location, true) => {} // `new` has it, as far as it is known.
-                Ok(value) => {
-                    new.gpr[r] = value;
-                    new.known |= 1 << r;
-                }
-                // Without a stack pointer there is no frame; the CFA is its value by definition.
-                Err(_) if r == SP => {}
-                Err(_) if popped(location, false) => {}
-                Err(cut) => {
-                    if *location != CallerRegister::Undefined {
-                        memory.lost = Some(cut);
-                    }
-                    new.known &= !(1 << r);
-                }
-            }
-        }
-        *regs = new;
-        UnwindStep::Caller { cfa }
-    }
-}
-
-/// Result of applying a rule to a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UnwindStep {
-    Caller { cfa: u64 },
-    End { cfa: Option<u64> },
-    Fail { cut: Truncation, cfa: Option<u64> },
-}

@@ -27,7 +27,8 @@ const MAX_SECTIONS: u64 = 1 << 20;
 const ET_REL: u16 = 1;
 const ET_EXEC: u16 = 2;
 const ET_DYN: u16 = 3;
-const EM_X86_64: u16 = 62;
+pub(crate) const EM_X86_64: u16 = 62;
+pub(crate) const EM_AARCH64: u16 = 183;
 const PT_LOAD: u32 = 1;
 const PT_NOTE: u32 = 4;
 pub(crate) const SHT_SYMTAB: u32 = 2;
@@ -81,8 +82,8 @@ pub(crate) struct Elf {
     pub sections: Vec<Section>,
     segments: Vec<Segment>,
     pub build_id: Option<Vec<u8>>,
-    /// Only x86-64 PLT stubs can be decoded.
-    pub is_x86_64: bool,
+    /// The CPU: [`EM_X86_64`] and [`EM_AARCH64`] are those whose PLT stubs can be decoded.
+    pub machine: u16,
     /// Values of symbols are offsets in their sections.
     pub is_relocatable: bool,
 }
@@ -168,7 +169,7 @@ impl Elf {
             sections: Vec::new(),
             segments: Vec::new(),
             build_id: None,
-            is_x86_64: half(18) == EM_X86_64,
+            machine: half(18),
             is_relocatable: half(16) == ET_REL,
         };
         elf.read_segments(wide(32), half(54), half(56))?;

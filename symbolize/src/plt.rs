@@ -2,15 +2,18 @@
 //!
 //! A stub has no symbol, but it jumps through a slot of the GOT, and the relocation that fills that slot names the
 //! function. So each stub is decoded, and named only if it jumps through a slot that has such a relocation: the
-//! linker's order is not assumed. Forms: x86-64 psABI, "Procedure Linkage Table"; binutils `bfd/elf64-x86-64.c`.
+//! linker's order is not assumed. Forms: x86-64 psABI, "Procedure Linkage Table"; binutils `bfd/elf64-x86-64.c`; ELF for the
+//! Arm 64-bit Architecture (AAELF64), "Procedure linkage table"; binutils `bfd/elfnn-aarch64.c`.
 
 use std::collections::HashMap;
 
-use crate::elf::{Elf, SHT_DYNSYM, SHT_RELA, Section, cstr_at, u32_at, u64_at};
+use crate::elf::{EM_AARCH64, EM_X86_64, Elf, SHT_DYNSYM, SHT_RELA, Section, cstr_at, u32_at, u64_at};
 use crate::symbols::MAX_NAME;
 
 const R_X86_64_GLOB_DAT: u32 = 6;
 const R_X86_64_JUMP_SLOT: u32 = 7;
+const R_AARCH64_GLOB_DAT: u32 = 1025;
+const R_AARCH64_JUMP_SLOT: u32 = 1026;
 /// Maximum size of a .plt (that would be a million stubs).
 const MAX_PLT: u64 = 16 << 20;
 
@@ -37,9 +40,11 @@ impl Plt {
     }
 
     fn try_load(elf: &Elf) -> Option<Plt> {
-        if !elf.is_x86_64 {
-            return None;
-        }
+        let kinds = match elf.machine {
+            EM_X86_64 => [R_X86_64_GLOB_DAT, R_X86_64_JUMP_SLOT],
+            EM_AARCH64 => [R_AARCH64_GLOB_DAT, R_AARCH64_JUMP_SLOT],
+            _ => return None,
+        };
         let tables = || {
             elf.sections
                 .iter()
@@ -62,7 +67,7 @@ impl Plt {
             // Elf64_Rela: offset, info (symbol << 32 | type), addend.
             for rela in elf.raw_data(section).ok()?.chunks_exact(24) {
                 let (kind, symbol) = (u32_at(rela, 8)?, u32_at(rela, 12)? as usize);
-                let named = matches!(kind, R_X86_64_GLOB_DAT | R_X86_64_JUMP_SLOT);
+                let named = kinds.contains(&kind);
                 let bytes = dynsym.get(symbol.saturating_mul(24)..).and_then(|entry| {
                     cstr_at(&strings, u32_at(entry, 0)? as usize, MAX_NAME).filter(|n| !n.is_empty() && n.len() < 4096)
                 });
@@ -90,6 +95,14 @@ impl Plt {
             return;
         }
         let Ok(code) = elf.raw_data(section) else { return };
+        if elf.machine == EM_AARCH64 {
+            for (start, size, slot) in aarch64_stubs(&code, section.addr) {
+                if let Some(&name) = slots.get(&slot) {
+                    self.stubs.push(Stub { start, size, name });
+                }
+            }
+            return;
+        }
         // Without CET the stubs of .plt.got are 8 bytes (`jmp *slot; xchg %ax,%ax`), all others 16.
         let short = section.name == ".plt.got" && !code.starts_with(&ENDBR64);
         let size = if short { 8 } else { 16 };
@@ -154,9 +167,55 @@ fn target(stub: &[u8]) -> Option<Target> {
     })
 }
 
+/// Start, size and slot of each stub: `adrp x16, PAGE; ldr x17, [x16, #N]; add x16, x16, #N; br x17`, before which `bti c` may
+/// stand, and before the jump `autia1716`.
+fn aarch64_stubs(code: &[u8], address: u64) -> Vec<(u64, u64, u64)> {
+    const BTI_C: u32 = 0xd503_245f;
+    const AUTIA1716: u32 = 0xd503_219f;
+    const BR_X17: u32 = 0xd61f_0220;
+    let words: Vec<u32> = (code.chunks_exact(4))
+        .map(|w| w.try_into().map_or(0, u32::from_le_bytes))
+        .collect();
+    let mut found = Vec::new();
+    for (i, window) in words.windows(4).enumerate() {
+        let &[adrp, ldr, add, jump] = window else { continue };
+        let jumps = jump == BR_X17 || jump == AUTIA1716 && words.get(i + 4) == Some(&BR_X17);
+        let is_stub = adrp & 0x9f00_001f == 0x9000_0010
+            && ldr & 0xffc0_03ff == 0xf940_0211
+            && add & 0xffc0_03ff == 0x9100_0210
+            && jumps;
+        if !is_stub {
+            continue;
+        }
+        let at = address.wrapping_add(4 * i as u64);
+        // 21 bits: the lower two apart from the others.
+        let pages = i64::from((adrp << 8) as i32 >> 13) << 2 | i64::from(adrp >> 29 & 3);
+        let page = (at & !0xfff).wrapping_add_signed(pages << 12);
+        let slot = page.wrapping_add(8 * u64::from(ldr >> 10 & 0xfff));
+        let before = u64::from(i > 0 && words[i - 1] == BTI_C);
+        let after = u64::from(jump == AUTIA1716);
+        found.push((at.wrapping_sub(4 * before), 4 * (4 + before + after), slot));
+    }
+    found
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn stubs_of_aarch64() {
+        let code = |words: &[u32]| words.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>();
+        // adrp x16, 0x30000 (from 0x10010); ldr x17, [x16, #0x18]; add x16, x16, #0x18; br x17
+        let plain = [0x9000_0110, 0xf940_0e11, 0x9100_6210, 0xd61f_0220];
+        assert_eq!(aarch64_stubs(&code(&plain), 0x1_0010), [(0x1_0010, 16, 0x3_0018)]);
+        let protected = [&[0xd503_245f], &plain[..3], &[0xd503_219f, 0xd61f_0220]].concat();
+        assert_eq!(aarch64_stubs(&code(&protected), 0x1_0010), [(0x1_0010, 24, 0x3_0018)]);
+        assert_eq!(aarch64_stubs(&code(&plain[..3]), 0), []);
+        // A page below.
+        let below = [0xf0ff_fff0, plain[1], plain[2], plain[3]];
+        assert_eq!(aarch64_stubs(&code(&below), 0x1_0010), [(0x1_0010, 16, 0xf018)]);
+    }
 
     #[test]
     fn stub_forms() {

@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::arch::{PT_REGS_WORDS, Regs};
+use crate::arch::{self, PT_REGS_WORDS, Regs, SAVED_REGS_WORDS, SYSTEM_CALL_WORD};
 use crate::bytes::{u16_at, u32_at, u64_at};
 use crate::cpython_layout::{ABSENT, RunningTasks, TargetLayout, ThreadStateLocation, Tls};
 use crate::event::{
@@ -10,13 +10,12 @@ use crate::event::{
     WalkStatus,
 };
 
-const HEAD: usize = 512;
+/// `HEAD` of the program.
+const HEAD: usize = 512 + 8 * (SAVED_REGS_WORDS - 21);
 const REGS_OK: u32 = 1;
 const MORE: u32 = 4;
 const REST: u32 = 8;
 const OFF_CPU: u32 = 32;
-/// Index of the system call's number in `struct pt_regs`.
-const ORIG_AX: usize = 15;
 const CODE_COPY: u32 = 16;
 const WAKER: u32 = 64;
 const HOLDS_LOCK: u32 = 128;
@@ -29,7 +28,7 @@ const TID: usize = 8;
 const FLAGS: usize = 12;
 const TIME: usize = 16;
 const REGS: usize = 24;
-const STACK_BASE: usize = REGS + 8 * PT_REGS_WORDS + 8;
+const STACK_BASE: usize = REGS + 8 * SAVED_REGS_WORDS + 8;
 const STACK_LEN: usize = STACK_BASE + 8;
 const KERNEL: usize = STACK_LEN + 4;
 const FRAMES: usize = KERNEL + 2;
@@ -268,9 +267,9 @@ pub fn decode(b: &[u8]) -> Option<Sample> {
         holds_lock: flags & HOLDS_LOCK != 0,
         // -1 outside system calls
         system_call: (flags & OFF_CPU != 0)
-            .then(|| u64_at(b, REGS + 8 * ORIG_AX))
+            .then(|| u64_at(b, REGS + 8 * SYSTEM_CALL_WORD))
             .flatten()
-            .and_then(|n| u16::try_from(n).ok()),
+            .and_then(arch::system_call),
     })
 }
 
@@ -297,7 +296,7 @@ pub fn encode(layout: &TargetLayout) -> [u8; LAYOUT_SIZE] {
     out.extend(layout.stack_end.to_le_bytes());
     if let Some(p) = &layout.python {
         let l = &p.layout;
-        let (tls, key, specific) = match (p.thread_state, p.tls) {
+        let (tls, key, specific) = match (p.thread_state, p.descriptor.tls) {
             (ThreadStateLocation::Key, Tls::Glibc(at)) => (1u32, l.runtime_key, at),
             (ThreadStateLocation::Key, Tls::Musl(at)) => (2, l.runtime_key, at),
             (ThreadStateLocation::Offset(at), _) => (3, 0, at as u32),
@@ -370,6 +369,9 @@ pub fn encode(layout: &TargetLayout) -> [u8; LAYOUT_SIZE] {
         ] {
             out.extend(h.to_le_bytes());
         }
+    }
+    if let Some(p) = &layout.python {
+        out.extend(p.descriptor.size.to_le_bytes());
     }
     out.resize(LAYOUT_SIZE, 0);
     out.try_into().expect("resized to the size")

@@ -40,12 +40,21 @@ pub struct MapSizes {
     pub workers: u32,
 }
 
+#[cfg(target_arch = "x86_64")]
+const CURRENT: &[u8] = include_bytes!("sample.bpf.o");
+#[cfg(target_arch = "x86_64")]
+const LINUX_5_8: &[u8] = include_bytes!("sample-5.8.bpf.o");
+#[cfg(target_arch = "aarch64")]
+const CURRENT: &[u8] = include_bytes!("sample-aarch64.bpf.o");
+#[cfg(target_arch = "aarch64")]
+const LINUX_5_8: &[u8] = include_bytes!("sample-5.8-aarch64.bpf.o");
+
 impl Variant {
     /// The object file.
     pub fn object(self) -> &'static [u8] {
         match self {
-            Variant::Current => include_bytes!("sample.bpf.o"),
-            Variant::Linux5_8 => include_bytes!("sample-5.8.bpf.o"),
+            Variant::Current => CURRENT,
+            Variant::Linux5_8 => LINUX_5_8,
         }
     }
 

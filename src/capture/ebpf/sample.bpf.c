@@ -16,8 +16,54 @@
 #include <linux/bpf_perf_event.h>
 #include <bpf/bpf_helpers.h>
 
+// The CPU: words of the kernel's `struct pt_regs` and which of them hold what; the same in arch/ as SAVED_REGS_WORDS,
+// SYSTEM_CALL_WORD.
+#ifndef __TARGET_ARCH_arm64
+#define REGS 21
+#define EVENT_REGS REGS
+#define SP 19
+#define SYSTEM_CALL_OF(regs) ((__s64)(regs)[15])
+#define CALL_NUMBER(r) ((r)->orig_rax)
+#define CALL_FIRST(r) ((r)->rdi)
+#define CALL_SECOND(r) ((r)->rsi)
+#define GENERAL_REGS 15           // at the start, the stack pointer excepted
+#define IN_USER_MODE(regs) (((regs)[17] & 0xffff & 3) == 3 && ((regs)[20] & 3) == 3) // cs, ss
+#define EVENT_IN_USER_MODE(ctx) (((ctx)->regs.cs & 3) == 3)
+#define EVENT_SP(ctx) ((ctx)->regs.rsp)
+#define PLACES 2
+#define PLACE(i) (REGS * 8 + 16 * (i)) // 16 bytes lower on kernels with FRED (TOP_OF_KERNEL_STACK_PADDING)
+#define INHERITED 6               // registers of its creator that a new thread begins with: r15 to r12, rbp, rbx
+#define INHERITED_AT 0
+#define ADDRESS_BITS 47
+#define DESCRIPTOR(lay) 0
+#define TLS_VECTOR 8              // thread pointer -> vector of thread-local blocks
+#define FUTEX 202                 // number of the system call (arch/x86/entry/syscalls/syscall_64.tbl)
+#define RED_ZONE 128              // below the stack pointer; functions and their epilogues still use it
+#else
+#define REGS 36                   // x0 to x30, sp, pc, pstate, first argument, number of the system call (32 bits)
+#define EVENT_REGS 34             // of which a perf event has so many (struct user_pt_regs)
+#define SP 31
+#define SYSTEM_CALL_OF(regs) ((__s32)(regs)[35])
+#define CALL_NUMBER(r) (((struct user_pt_regs *)(r))->regs[8])
+#define CALL_FIRST(r) (((struct user_pt_regs *)(r))->regs[0])
+#define CALL_SECOND(r) (((struct user_pt_regs *)(r))->regs[1])
+#define GENERAL_REGS 31           // at the start
+#define IN_USER_MODE(regs) (!((regs)[33] >> 32) && !((regs)[33] & 0x1f)) // pstate: EL0, 64-bit (asm/ptrace.h)
+#define EVENT_IN_USER_MODE(ctx) (!((ctx)->regs.pstate & 0x1f))
+#define EVENT_SP(ctx) ((ctx)->regs.sp)
+#define PLACES 2                  // sizes that `struct pt_regs` has; it ends where the kernel stack does
+#define PLACE(i) (336 - 16 * (i)) // 336 in Linux 5.10 to 6.12, less where fields are gone
+#define INHERITED 11              // registers of its creator that a new thread begins with: x19 to x29
+#define INHERITED_AT 19
+#define ADDRESS_BITS 48
+#define DESCRIPTOR(lay) ((lay)->descriptor)
+#define TLS_VECTOR 0              // thread pointer -> vector of thread-local blocks
+#define FUTEX 98                  // number of the system call (include/uapi/asm-generic/unistd.h)
+#define RED_ZONE 0
+#endif
+
 #define PAGE 4096ULL
-#define KERNEL_STACK 16384ULL     // THREAD_SIZE on x86-64 (arch/x86/include/asm/page_64_types.h)
+#define KERNEL_STACK 16384ULL     // THREAD_SIZE (asm/page_64_types.h; on aarch64 with pages of 4 KiB, asm/memory.h)
 #define MAX_STACK (1ULL << 20)    // bytes of stack in one record
 #define MAX_STACKS 8              // records of one stack
 #define DEEP_FRAMES 1000          // so many frames need more stack than one record holds
@@ -27,7 +73,7 @@
 #define MAX_FRAMES 16384
 #define MAX_CFRAMES 16384
 #define MAX_KERNEL 127
-#define HEAD 512
+#define HEAD (512 + 8 * (REGS - 21))
 // Bytes of scratch per CPU; a power of two, so that a mask bounds an offset. A whole record is put together in it where
 // the stack cannot go straight into the ring. SLACK bytes follow, as many as are accessed at one offset: verifiers (6.1 and
 // older) keep the mask of an offset in mind, but not always what it was compared with.
@@ -44,7 +90,6 @@
 #define SEEN_CELLS 65536
 // The reader is not woken more often than this for want of frames, ns.
 #define SOON 10000000
-#define RED_ZONE 128              // below the stack pointer; functions and their epilogues still use it
 #define MAX_NESTED 4              // thread states of one thread besides its own
 #define MAX_LOCALS_DISTANCE 512   // bytes between two local variables of the bytecode loop, at most
 #define BATCH 8                  // entries in one turn of a loop; the verifier goes through each
@@ -65,8 +110,7 @@
 #define GILS 4                   // interpreter locks of one process that are known here, at most
 #define THREAD_STATE (1ULL << 63) // marks the address of a thread state, where the thread's number is not known
 #define RELEASES 64              // releases of them that are remembered; a power of two
-#define INHERITED 6              // registers of its creator that a new thread begins with: those that calls preserve
-#define GENERAL 120              // bytes of general registers, the stack pointer excepted, at the start of pt_regs
+#define GENERAL (8 * GENERAL_REGS)
 #define CHUNK_BITS 16            // of stack addresses that one thread is known by
 #define SCANNED 0x7fffULL        // bytes of a worker's stack that are searched, a mask; kernels of OpenBLAS use 28 KiB
 #define HOLDERS 10               // threads that one wait for such a lock is divided among, at most
@@ -123,6 +167,7 @@ struct layout {
 	__u16 str_compact_data;   // of another string than an ASCII one
 	__u16 bytes_size;
 	__u16 bytes_data;
+	__u32 descriptor;         // pthread_self() -> where the thread pointer points
 };
 
 struct frame {
@@ -141,8 +186,8 @@ struct mark {
 struct head {
 	__u32 size, pid, tid, flags;
 	__u64 time;
-	__u64 regs[21];
-	__u64 thread_pointer;
+	__u64 regs[REGS];
+	__u64 thread_pointer;     // address of the thread's descriptor
 	__u64 stack_base;
 	__u32 stack_len;
 	__u16 kernel, frames, marks, walk;
@@ -177,8 +222,8 @@ struct code_head {
 // As record.rs has them.
 _Static_assert(sizeof(struct code_head) == 120, "code_head");
 _Static_assert(sizeof(struct layout) == 112, "layout");
-_Static_assert(__builtin_offsetof(struct head, stack_base) == 200, "stack_base");
-_Static_assert(__builtin_offsetof(struct head, holes) == 232, "holes");
+_Static_assert(__builtin_offsetof(struct head, stack_base) == 32 + 8 * REGS, "stack_base");
+_Static_assert(__builtin_offsetof(struct head, holes) == 64 + 8 * REGS, "holes");
 _Static_assert(sizeof(struct head) <= HEAD, "head");
 
 struct area {
@@ -1106,7 +1151,7 @@ __noinline int walk_frames(__u32 slot, __u32 which)
 		other = user_word(first + s->lay.cframe_previous);
 		if (!whole && other > first && start_at(slot, other))
 			whole = walk_chain(slot, at, n);
-		for (i = 0; i < 16; i++) {
+		for (i = 0; i < GENERAL_REGS + 1; i++) {
 			other = h->regs[i];
 			if (whole || tries > 2)
 				break;
@@ -1121,7 +1166,7 @@ __noinline int walk_frames(__u32 slot, __u32 which)
 		}
 		// 3.12 may have the outer CFrame in a vector register only, but by then the new frame, in a register, is
 		// linked to the entry frame beside the CFrame.
-		for (i = 0; i < 16; i++) {
+		for (i = 0; i < GENERAL_REGS + 1; i++) {
 			if (whole || s->lay.frame_entry != NONE)
 				break;
 			other = user_word(h->regs[i] + s->lay.frame_previous);
@@ -1255,14 +1300,14 @@ static __always_inline __u64 thread_state(struct layout *lay, __u64 tp)
 			return state;
 	}
 	if (lay->tls == TLS_OFFSET) {
-		state = user_word(tp + (__s64)(__s32)lay->tls_specific);
+		state = user_word(tp + DESCRIPTOR(lay) + (__s64)(__s32)lay->tls_specific);
 	} else if (lay->tls >= TLS_BLOCK_GLIBC) {
-		// The thread's vector of blocks, at the second word of its descriptor (System V ABI for thread-local
-		// storage, 3.4.6); glibc's entries have two words. A block that is not there yet is 0 or -1.
+		// The thread's vector of blocks (System V ABI for thread-local storage, 3.4.6); glibc's entries have two words. A
+		// block that is not there yet is 0 or -1.
 		block = user_word(lay->runtime + (__s64)(__s32)lay->key);
 		if (!block || block > 4095)
 			return 0;
-		block = user_word(user_word(tp + 8) + (block << (lay->tls == TLS_BLOCK_GLIBC ? 4 : 3)));
+		block = user_word(user_word(tp + DESCRIPTOR(lay) + TLS_VECTOR) + (block << (lay->tls == TLS_BLOCK_GLIBC ? 4 : 3)));
 		if (!block || block == ~0ULL)
 			return 0;
 		state = user_word(block + lay->tls_specific);
@@ -1331,18 +1376,17 @@ static __always_inline int holds_lock(__u32 pid, __u64 *states)
 	return 0;
 }
 
-// The user registers of the current thread, which is in the kernel: they lie at the top of its kernel stack, on kernels with FRED
-// 16 bytes lower. False if they are not found.
+// The user registers of the current thread, which is in the kernel: they lie at the top of its kernel stack. False if they are
+// not found.
 static __always_inline int registers_at_entry(struct kernel_facts *facts, __u64 *regs, __u64 len)
 {
 	__u64 top = 0;
-	int pad;
+	int i;
 
 	if (!facts->stack || bpf_probe_read_kernel(&top, 8, (void *)(bpf_get_current_task() + facts->stack)) || !top)
 		return 0;
-	for (pad = 0; pad <= 16; pad += 16)
-		if (!bpf_probe_read_kernel(regs, len, (void *)(top + KERNEL_STACK - pad - len)) &&
-		    (regs[17] & 0xffff & 3) == 3 && (regs[20] & 3) == 3)
+	for (i = 0; i < PLACES; i++)
+		if (!bpf_probe_read_kernel(regs, len, (void *)(top + KERNEL_STACK - PLACE(i))) && IN_USER_MODE(regs))
 			return 1;
 	return 0;
 }
@@ -1370,7 +1414,6 @@ static __always_inline int registers_at_entry(struct kernel_facts *facts, __u64 
 
 enum { RUNNING, RUNNABLE, BLOCKED };
 #define TASK_DEAD 0x80           // include/linux/sched.h, v4.14 and later
-#define FUTEX 202                // number of the system call (arch/x86/entry/syscalls/syscall_64.tbl)
 #define FUTEX_WAKES 0x43a        // its operations that wake: WAKE, REQUEUE, CMP_REQUEUE, WAKE_OP, WAKE_BITSET, as bits
 
 #ifndef LINUX_5_8
@@ -1553,6 +1596,7 @@ static __always_inline void current_dispatcher(struct layout *lay, struct kernel
 	__u64 state;
 
 	bpf_probe_read_kernel(&d->thread_pointer, 8, (void *)(bpf_get_current_task() + facts->fsbase));
+	d->thread_pointer -= DESCRIPTOR(lay);
 	state = any_thread_state(lay, id >> 32, d->thread_pointer);
 	d->position = state ? position(lay, state) : 0;
 	if (d->position) {
@@ -1590,7 +1634,7 @@ TURN(scan_words)
 		return 1;
 	s = (void *)(area + STATE);
 	at = s->scan_at;
-	sp = h->regs[19];
+	sp = h->regs[SP];
 	stack_end = s->lay.stack_end;
 	for (k = 0; k < BATCH; k++) {
 		if (at >= s->scan_end)
@@ -1603,7 +1647,7 @@ TURN(scan_words)
 		at += 8;
 		// What a dispatcher hands on is aligned. The worker's own stack, and the environment above the main thread's, say
 		// nothing.
-		if (v & 7 || v >> 47 || v < PAGE || v - sp < h->thread_pointer - sp || v - stack_end < MAX_STACK)
+		if (v & 7 || v >> ADDRESS_BITS || v < PAGE || v - sp < h->thread_pointer - sp || v - stack_end < MAX_STACK)
 			continue;
 		chunk.pid = h->pid;
 		chunk.number = v >> CHUNK_BITS;
@@ -1656,12 +1700,12 @@ __noinline int find_dispatcher(__u32 slot)
 		d.thread_pointer = tp;
 		d.tid = tid;
 		if (h->flags & REGS_OK)
-			note_stack(pid, &d, h->regs[19]);
+			note_stack(pid, &d, h->regs[SP]);
 		return 0;
 	}
 	s->votes = 0;
 	s->dispatcher = 0;
-	sp = h->regs[19];
+	sp = h->regs[SP];
 	if (h->flags & REGS_OK) {
 		__builtin_memcpy(area + COPY, h->regs, GENERAL);
 		// As much as can be read from its outermost part on, where the functions of the pool are: buffers may have pages
@@ -1724,6 +1768,7 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 	c->sample++;
 	if (facts->fsbase)
 		bpf_probe_read_kernel(&tp, 8, (void *)(task + facts->fsbase));
+	tp -= DESCRIPTOR(lay);
 	h->thread_pointer = tp;
 
 	h->frames = h->marks = 0;
@@ -1790,7 +1835,7 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 		turn->woken = began;
 		s->urgent = 1;
 	}
-	sp = h->regs[19] - RED_ZONE;
+	sp = h->regs[SP] - RED_ZONE;
 	s->from = s->last_end = sp;
 	s->faults = s->careful = 0;
 	if (h->flags & REGS_OK) {
@@ -1851,25 +1896,25 @@ int sample(struct bpf_perf_event_data *ctx)
 	if (facts->off_cpu)
 		used_cpu(h, id);
 
-	if ((ctx->regs.cs & 3) == 3) {
-		__builtin_memcpy(h->regs, &ctx->regs, sizeof(h->regs));
+	if (EVENT_IN_USER_MODE(ctx)) {
+		__builtin_memcpy(h->regs, &ctx->regs, 8 * EVENT_REGS);
+		for (n = EVENT_REGS; n < REGS; n++)
+			h->regs[n] = -1ULL; // in no system call
 		h->flags = REGS_OK;
 	} else {
 		// The user registers lie at the top of the thread's kernel stack.
 		__u64 top = 0;
-		int pad;
+		int i;
 
 		h->flags = IN_KERNEL;
 		if (facts->stack && !bpf_probe_read_kernel(&top, 8, (void *)(task + facts->stack)) && top)
 			top += KERNEL_STACK;
 		else
-			top = (ctx->regs.rsp | (KERNEL_STACK - 1)) + 1;
-		// 16 bytes lower on kernels with FRED (TOP_OF_KERNEL_STACK_PADDING)
-		for (pad = 0; pad <= 16; pad += 16) {
+			top = (EVENT_SP(ctx) | (KERNEL_STACK - 1)) + 1;
+		for (i = 0; i < PLACES; i++) {
 			if (h->flags & REGS_OK)
 				break;
-			if (!bpf_probe_read_kernel(h->regs, sizeof(h->regs), (void *)(top - pad - sizeof(h->regs))) &&
-			    (h->regs[17] & 0xffff & 3) == 3 && (h->regs[20] & 3) == 3)
+			if (!bpf_probe_read_kernel(h->regs, sizeof(h->regs), (void *)(top - PLACE(i))) && IN_USER_MODE(h->regs))
 				h->flags |= REGS_OK;
 		}
 		if (facts->want_kernel) {
@@ -2078,9 +2123,9 @@ __noinline int find_holders(__u32 slot, __u64 lock, __u64 began, __u64 woken)
 	return 0;
 }
 
-// The end of the user registers at the entry to the kernel, as in struct pt_regs.
-struct entry {
-	__u64 rsi, rdi, orig_rax, rip, cs, flags, rsp, ss;
+// A system call and its first two arguments.
+struct system_call {
+	__u64 number, first, second;
 };
 
 #ifdef LINUX_5_8
@@ -2090,44 +2135,73 @@ static __always_inline void user_registers(struct head *h, struct kernel_facts *
 		h->flags |= REGS_OK;
 }
 
-static __always_inline void last_entry(struct kernel_facts *facts, struct entry *e)
+#ifndef __TARGET_ARCH_arm64
+// The end of the user registers at the entry to the kernel, as in struct pt_regs.
+struct entry {
+	__u64 rsi, rdi, orig_rax, rip, cs, flags, rsp, ss;
+};
+
+static __always_inline void last_call(struct kernel_facts *facts, struct system_call *call)
 {
+	struct entry e = {};
 	__u64 top = 0;
 
 	if (!facts->stack || bpf_probe_read_kernel(&top, 8, (void *)(bpf_get_current_task() + facts->stack)) || !top)
 		return;
-	top += KERNEL_STACK - sizeof(*e);
-	if (!bpf_probe_read_kernel(e, sizeof(*e), (void *)top) && (e->cs & 0xffff & 3) == 3 && (e->ss & 3) == 3)
-		return;
-	if (bpf_probe_read_kernel(e, sizeof(*e), (void *)(top - 16)))
-		__builtin_memset(e, 0, sizeof(*e));
+	top += KERNEL_STACK - sizeof(e);
+	if (bpf_probe_read_kernel(&e, sizeof(e), (void *)top) || (e.cs & 0xffff & 3) != 3 || (e.ss & 3) != 3)
+		if (bpf_probe_read_kernel(&e, sizeof(e), (void *)(top - 16)))
+			return;
+	call->number = e.orig_rax;
+	call->first = e.rdi;
+	call->second = e.rsi;
 }
+#else
+static __always_inline void last_call(struct kernel_facts *facts, struct system_call *call)
+{
+	struct user_pt_regs *regs;
+	__u64 top = 0, pstate;
+	int i;
+
+	if (!facts->stack || bpf_probe_read_kernel(&top, 8, (void *)(bpf_get_current_task() + facts->stack)) || !top)
+		return;
+	for (i = 0; i < PLACES; i++) {
+		regs = (void *)(top + KERNEL_STACK - PLACE(i));
+		if (bpf_probe_read_kernel(&pstate, 8, &regs->pstate) || pstate >> 32 || pstate & 0x1f)
+			continue;
+		if (bpf_probe_read_kernel(&call->number, 8, &regs->regs[8]) ||
+		    bpf_probe_read_kernel(&call->first, 16, &regs->regs[0]))
+			call->number = 0;
+		return;
+	}
+}
+#endif
 #else
 // The user registers of the current thread, at the top of its kernel stack.
 static __always_inline void user_registers(struct head *h, struct kernel_facts *facts)
 {
 	if (!bpf_probe_read_kernel(h->regs, sizeof(h->regs), (void *)bpf_task_pt_regs(bpf_get_current_task_btf())) &&
-	    (h->regs[17] & 3) == 3)
+	    IN_USER_MODE(h->regs))
 		h->flags |= REGS_OK;
 }
 
-static __always_inline void last_entry(struct kernel_facts *facts, struct entry *e)
+static __always_inline void last_call(struct kernel_facts *facts, struct system_call *call)
 {
 	struct pt_regs *regs = (void *)bpf_task_pt_regs(bpf_get_current_task_btf());
 
-	e->rsi = regs->rsi;
-	e->rdi = regs->rdi;
-	e->orig_rax = regs->orig_rax;
+	call->number = CALL_NUMBER(regs);
+	call->first = CALL_FIRST(regs);
+	call->second = CALL_SECOND(regs);
 }
 #endif
 
 // The futex that the current thread's system call is about, 0: none.
 static __always_inline __u64 current_futex(struct kernel_facts *facts)
 {
-	struct entry e = {};
+	struct system_call call = {};
 
-	last_entry(facts, &e);
-	return e.orig_rax == FUTEX ? e.rdi : 0;
+	last_call(facts, &call);
+	return call.number == FUTEX ? call.first : 0;
 }
 
 // The thread is blocked since `now`, and waits on this futex.
@@ -2498,12 +2572,12 @@ int waking(__u64 *ctx)
 		gils = bpf_map_lookup_elem(&INTERPRETER_LOCKS, &tgid);
 		lock = interpreter_lock(gils, t->futex);
 		if (gils && lock) {
-			struct entry e = {};
+			struct system_call call = {};
 
-			last_entry(facts, &e);
+			last_call(facts, &call);
 			len += t->pending;
 			// A timer's interrupt may find any thread, one that waits at this futex, too.
-			if (e.orig_rax != FUTEX || e.rdi != t->futex || !(FUTEX_WAKES >> (e.rsi & 31) & 1)) {
+			if (call.number != FUTEX || call.first != t->futex || !(FUTEX_WAKES >> (call.second & 31) & 1)) {
 				t->pending = len;
 				t->timed_out = 1;
 				return 0;
@@ -2548,7 +2622,7 @@ int forked(struct bpf_raw_tracepoint_args *ctx)
 SEC("raw_tp/sched_waking")
 int worker_woken(struct bpf_raw_tracepoint_args *ctx)
 {
-	__u64 id = bpf_get_current_pid_tgid(), regs[21];
+	__u64 id = bpf_get_current_pid_tgid(), regs[REGS];
 	__u32 pid = id >> 32, zero = 0, woken[2] = {};
 	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
 	struct dispatcher d = {};
@@ -2563,13 +2637,13 @@ int worker_woken(struct bpf_raw_tracepoint_args *ctx)
 	known = bpf_map_lookup_elem(&WORKERS, &woken[0]);
 	lay = known ? bpf_map_lookup_elem(&PROCS, &pid) : 0;
 	// An interrupt may find any thread: only what a thread does in a system call is its own doing.
-	if (!known || !lay || !lay->runtime || !registers_at_entry(facts, regs, sizeof(regs)) || (__s64)regs[15] < 0)
+	if (!known || !lay || !lay->runtime || !registers_at_entry(facts, regs, sizeof(regs)) || SYSTEM_CALL_OF(regs) < 0)
 		return 0;
 	current_dispatcher(lay, facts, &d);
 	if (!d.tid)
 		return 0;
 	if (d.tid == (__u32)id)
-		note_stack(pid, &d, regs[19]);
+		note_stack(pid, &d, regs[SP]);
 	known->last = d;
 	return 0;
 }
@@ -2582,7 +2656,7 @@ int thread_created(struct bpf_raw_tracepoint_args *ctx)
 	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
 	struct layout *lay = bpf_map_lookup_elem(&PROCS, &pid);
 	struct worker new = {};
-	__u64 regs[21];
+	__u64 regs[REGS];
 
 	if (!lay || !lay->runtime || !facts || !facts->ids || !facts->fsbase)
 		return 0;
@@ -2591,7 +2665,7 @@ int thread_created(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	current_dispatcher(lay, facts, &new.last);
 	if (registers_at_entry(facts, regs, sizeof(regs)))
-		__builtin_memcpy(new.inherited, regs, sizeof(new.inherited)); // r15 to r12, rbp, rbx
+		__builtin_memcpy(new.inherited, regs + INHERITED_AT, sizeof(new.inherited));
 	bpf_map_update_elem(&WORKERS, &child[0], &new, BPF_ANY);
 	return 0;
 }
@@ -2649,7 +2723,7 @@ int calibrate(struct bpf_perf_event_data *ctx)
 	s = (void *)(area + STATE);
 	s->fsbase = *tp;
 	s->ids = bpf_get_current_pid_tgid(); // pid below tgid, as the task has them
-	s->stack = (ctx->regs.cs & 3) != 3 ? ctx->regs.rsp & ~(KERNEL_STACK - 1) : 0;
+	s->stack = !EVENT_IN_USER_MODE(ctx) ? EVENT_SP(ctx) & ~(KERNEL_STACK - 1) : 0;
 	s->last = s->i = 0;
 	if (!facts->fsbase || (s->stack && !facts->stack))
 		LOOP(2048, look_word, slot);

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::timer::{Tick, Timer};
-use crate::arch::{GPRS, PerfRegs, Regs, UserRegs};
+use crate::arch::{GPRS, PerfRegs, RED_ZONE, Regs, UserRegs};
 use crate::capture::WalkFn;
 use crate::capture::common::block_cache::BlockCache;
 use crate::capture::common::seen_code::SeenCode;
@@ -12,7 +12,7 @@ use crate::capture::common::stack_copy;
 use crate::capture::common::stack_copy::HOLES;
 use crate::cpython_layout::TargetLayout;
 use crate::event::{CodeCopy, Pid, PythonWalk, Sample, StackBytes, StoppedThread, Tid, TimeSpent, WakeUp, WalkStatus};
-use crate::limits::{DEEP_FRAMES, MAX_FRAMES, MAX_STACK, MAX_STACKS, RED_ZONE};
+use crate::limits::{DEEP_FRAMES, MAX_FRAMES, MAX_STACK, MAX_STACKS};
 use crate::sys;
 use crate::sys::ptrace::Stopped;
 
@@ -51,7 +51,7 @@ impl StoppedReader {
     pub fn warm_up(&mut self, tid: Tid, layout: Option<&TargetLayout>, prefetch: &[u64]) {
         match self.last {
             Some((pid, last, words)) if last == tid => {
-                let thread = thread(&words);
+                let thread = thread(&words, layout);
                 self.read(
                     (pid, tid),
                     &words.regs(),
@@ -87,7 +87,7 @@ impl StoppedReader {
         let (tid, time) = (stop.tid, sys::clock::now());
         let words = restart_interrupted_syscall(&stop)?;
         let regs = words.regs();
-        let thread = thread(&words);
+        let thread = thread(&words, layout);
         let stack = self.read((pid, tid), &regs, &thread, thread.thread_pointer, layout, prefetch);
         // Its timer is stopped too while the thread is, and is cheap to set.
         let past = match (timer, tick) {
@@ -113,7 +113,7 @@ impl StoppedReader {
         let (tid, time) = (stop.tid, sys::clock::now());
         let words = restart_interrupted_syscall(&stop)?;
         let regs = words.regs();
-        let thread = thread(&words);
+        let thread = thread(&words, Some(layout));
         let stack = self.read((pid, tid), &regs, &thread, thread.thread_pointer, Some(layout), &[]);
         during(&self.walked, thread.thread_pointer);
         stop.detach();
@@ -265,9 +265,11 @@ impl StoppedReader {
     }
 }
 
-fn thread(words: &UserRegs) -> StoppedThread {
+fn thread(words: &UserRegs, layout: Option<&TargetLayout>) -> StoppedThread {
+    let python = layout.and_then(|layout| layout.python.as_ref());
+    let size = python.map_or(0, |python| python.descriptor.size);
     StoppedThread {
-        thread_pointer: words.thread_pointer(),
+        thread_pointer: words.thread_pointer().wrapping_sub(size.into()),
         registers: words.general(),
     }
 }

@@ -9,6 +9,8 @@ use std::arch::asm;
 use std::io;
 
 use super::slot_pool::SlotPool;
+#[cfg(target_arch = "aarch64")]
+use crate::arch::RA;
 use crate::arch::{CALL_BYTES, CALLEE_SAVED, Regs, SP, SignalRegs};
 use crate::event::{PAGE, Pid};
 use crate::sys;
@@ -31,6 +33,7 @@ pub fn on_stack(stack: &mut [u8], work: &mut dyn FnMut()) {
 ///
 /// # Safety
 /// The stack must be large enough and not in use.
+#[cfg(target_arch = "x86_64")]
 #[inline(never)]
 // SAFETY: see above; the function keeps to the C calling convention, so r12 brings the stack pointer back.
 unsafe fn call_on(top: *mut u8, f: extern "C" fn(*mut libc::c_void), argument: *mut libc::c_void) {
@@ -48,7 +51,32 @@ unsafe fn call_on(top: *mut u8, f: extern "C" fn(*mut libc::c_void), argument: *
     }
 }
 
+/// Calls a function on another stack, whose end is `top`.
+///
+/// # Safety
+/// The stack must be large enough and not in use.
+#[cfg(target_arch = "aarch64")]
+#[inline(never)]
+// SAFETY: see above; the function keeps to the C calling convention, so x20 brings the stack pointer back.
+unsafe fn call_on(top: *mut u8, f: extern "C" fn(*mut libc::c_void), argument: *mut libc::c_void) {
+    // SAFETY: the stack is aligned as a call requires; all registers that a call may change are named.
+    unsafe {
+        asm!(
+            "mov x20, sp",
+            "mov sp, {top}",
+            "blr {f}",
+            "mov sp, x20",
+            f = in(reg) f,
+            top = in(reg) top.map_addr(|at| at & !15),
+            out("x20") _,
+            in("x0") argument,
+            clobber_abi("C"),
+        );
+    }
+}
+
 /// Current registers of the calling function; those that a call need not preserve are not known.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)] // else they would be those of a function that has returned
 pub fn current_registers() -> Regs {
     let mut gpr = [0u64; 16];
@@ -72,6 +100,33 @@ pub fn current_registers() -> Regs {
     Regs { gpr, ip, known }
 }
 
+/// Current registers of the calling function; those that a call need not preserve are not known, except the link register:
+/// before its first call, the function may keep its return address there.
+#[cfg(target_arch = "aarch64")]
+#[inline(always)] // else they would be those of a function that has returned
+pub fn current_registers() -> Regs {
+    let mut gpr = [0u64; 32];
+    let ip: u64;
+    // SAFETY: only stores registers, to our own memory, by their DWARF numbers.
+    unsafe {
+        asm!(
+            "stp x19, x20, [{to}, #152]",
+            "stp x21, x22, [{to}, #168]",
+            "stp x23, x24, [{to}, #184]",
+            "stp x25, x26, [{to}, #200]",
+            "stp x27, x28, [{to}, #216]",
+            "stp x29, x30, [{to}, #232]",
+            "mov {ip}, sp",
+            "str {ip}, [{to}, #248]",
+            "adr {ip}, .",
+            to = in(reg) gpr.as_mut_ptr(),
+            ip = out(reg) ip,
+        );
+    }
+    let known = CALLEE_SAVED | 1 << RA | 1 << SP;
+    Regs { gpr, ip, known }
+}
+
 /// Handles a signal in any thread.
 extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel passes a `siginfo_t` and an `ucontext_t` that live as long as the handler; the pool is never
@@ -88,12 +143,11 @@ extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut l
         };
         if let Some(pool) = pool.filter(|_| by_us) {
             let context = &mut *context.cast::<libc::ucontext_t>();
-            let gregs = &mut context.uc_mcontext.gregs;
-            let mut regs = SignalRegs(gregs.map(|r| r as u64));
+            let mut regs = SignalRegs::from_context(&context.uc_mcontext);
             pool.handle(info.value, overrun, regs.regs());
             // The program must not notice that it is sampled: a system call that we have interrupted is restarted,
             // unless another signal is involved.
-            let ip = regs.0[16];
+            let ip = regs.ip();
             let mut code = [0; CALL_BYTES];
             if regs.interrupted_call()
                 && ip % PAGE >= CALL_BYTES as u64
@@ -101,9 +155,7 @@ extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut l
                 && !threads::other_signal_waits(signal)
                 && regs.restart_call(&code)
             {
-                for (to, from) in gregs.iter_mut().zip(regs.0) {
-                    *to = from as i64;
-                }
+                regs.store(&mut context.uc_mcontext);
             }
         }
         *errno = before;

@@ -6,7 +6,7 @@
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::arch::Regs;
+use crate::arch::{RED_ZONE, Regs};
 use crate::capture::WalkFn;
 use crate::capture::common::block_cache::{BlockCache, MAX_PREFETCH};
 use crate::capture::common::seen_code::SeenCode;
@@ -14,7 +14,7 @@ use crate::capture::common::stack_copy;
 use crate::capture::common::stack_copy::HOLES;
 use crate::cpython_layout::TargetLayout;
 use crate::event::{CodeCopy, Pid, PythonWalk, Sample, StackBytes, StoppedThread, Tid, TimeSpent, WakeUp};
-use crate::limits::{DEEP_FRAMES, MAX_FRAMES, RED_ZONE};
+use crate::limits::{DEEP_FRAMES, MAX_FRAMES};
 use crate::sys;
 use crate::sys::threads;
 

@@ -4,8 +4,9 @@ use super::layout::{CoroutineFrame, FrameState, StackTop};
 use super::objects::{Kind, Objects};
 use super::registry::Found;
 use super::*;
+use crate::cpython::DEFAULT_DESCRIPTOR;
 use crate::cpython::layouts;
-use crate::cpython_layout::{ThreadStateLocation, Tls};
+use crate::cpython_layout::ThreadStateLocation;
 
 /// Memory in words; what is not there is unreadable.
 #[derive(Default)]
@@ -57,7 +58,7 @@ fn published() -> Vec<u8> {
 fn layouts_of_all() -> Vec<(Runtime, ObjectLayout, TaskLayout)> {
     let layout = |minor| {
         let runtime = runtime(minor);
-        let interpreter = runtime.in_process(0, Tls::Glibc(0)).expect("a layout");
+        let interpreter = runtime.in_process(0, DEFAULT_DESCRIPTOR).expect("a layout");
         // 3.13 and later: `imports_modules`
         let memory = Words(BTreeMap::from([(88, 7656), (96, 7688)]));
         let tasks = TaskLayout::of(&memory, &runtime, &interpreter, Some(&published())).expect("a known version");

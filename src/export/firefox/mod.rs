@@ -164,7 +164,7 @@ fn write_meta(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
 
 fn write_lib(at: usize, lib: &ModuleMeta, out: &mut impl Write) -> io::Result<()> {
     let name = base_name(&lib.path);
-    write!(out, "{}\n{{\"arch\":\"x86_64\"", comma(at))?;
+    write!(out, "{}\n{{\"arch\":\"{}\"", comma(at), std::env::consts::ARCH)?;
     for (key, text) in [
         ("name", name),
         ("path", &lib.path),

@@ -3,22 +3,29 @@
 //!
 //! A forward data-flow analysis over the control flow graph; where paths meet, only facts on which they agree are kept.
 
-use super::rule::{CALLEE, CallerRegister, Cfa, FullRule};
-use crate::arch::{GPRS, SP};
-use iced_x86::{
-    Code, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind,
-    Register,
-};
+//!
+//! What one instruction does is in the CPU's file beside this one.
+
+use super::rule::{CallerRegister, Cfa, FullRule};
+use crate::arch::{CALLEE, FP, FUNCTION_ALIGNMENT, Flow, GPRS, LINK, PUSHED_RETURN, RA, SP};
 use rustc_hash::FxHashMap;
+
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+#[cfg(target_arch = "aarch64")]
+use aarch64 as cpu;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+#[cfg(target_arch = "x86_64")]
+use x86_64 as cpu;
+
+use cpu::{Effects, Instruction, SCRATCH};
 
 /// Instructions of one function that are analyzed. The largest OpenBLAS kernels have some 15,000.
 const MAX_INSTRUCTIONS: usize = 1 << 16;
 /// Visits per instruction, on average, at most; few facts can change, so three is normal.
 const MAX_VISITS: usize = 24;
 const MAX_SLOTS: usize = 64;
-/// Registers that a call may change (System V ABI AMD64, figure 3.4), by DWARF number.
-const SCRATCH: [usize; 9] = [0, 1, 2, 4, 5, 8, 9, 10, 11];
-const FP: usize = 6;
 
 /// The content of a register or stack slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,10 +61,10 @@ struct DataflowState {
 }
 
 impl DataflowState {
-    /// At a function's first instruction: the return address is on top of the stack.
+    /// At a function's first instruction: the return address is on top of the stack, or in the link register.
     fn entry() -> DataflowState {
         let mut regs = std::array::from_fn(|r| Entry(r as u8));
-        regs[SP] = Stack(0, -8);
+        regs[SP] = Stack(0, if LINK.is_some() { 0 } else { PUSHED_RETURN as i32 });
         DataflowState {
             regs,
             slots: Vec::new(),
@@ -122,7 +129,8 @@ impl DataflowState {
 
     /// The unwind rule that follows from these facts.
     fn rule(&self) -> Option<FullRule> {
-        let keepers = [SP, FP, 3, 12, 13, 14, 15];
+        let others = CALLEE.iter().map(|r| usize::from(*r)).filter(|r| *r != FP && *r != RA);
+        let keepers: Vec<usize> = [SP, FP].into_iter().chain(others).collect();
         let direct = |r: usize| match self.regs[r] {
             Stack(0, at) => Some(Cfa::Reg(r as u8, -i64::from(at))),
             _ => None,
@@ -143,22 +151,16 @@ impl DataflowState {
             .or_else(|| keepers.iter().find_map(|&r| stored(r)))
             .or_else(|| SCRATCH.iter().find_map(|&r| direct(r)))
             .or_else(|| SCRATCH.iter().find_map(|&r| stored(r)))?;
-        let mut regs = Vec::new();
-        for r in CALLEE {
+        // Where the caller's value of a register is.
+        let place = |r: u8| {
             let value = Entry(r);
             if self.regs[usize::from(r)] == value {
-                continue;
+                return CallerRegister::Same;
             }
-            let on_frame = self
-                .slots
-                .iter()
-                .find(|s| s.0 == 0 && s.2 == value)
-                .map(|s| CallerRegister::AtCfa(s.1.into()));
+            let on_frame = self.slots.iter().find(|s| s.0 == 0 && s.2 == value);
             let in_register = || {
-                self.regs
-                    .iter()
-                    .position(|v| *v == value)
-                    .map(|r| CallerRegister::Reg(r as u8))
+                let register = self.regs.iter().position(|v| *v == value);
+                register.map(|r| CallerRegister::Reg(r as u8))
             };
             let elsewhere = || {
                 self.slots.iter().filter(|s| s.2 == value).find_map(|&(base, at, _)| {
@@ -168,130 +170,26 @@ impl DataflowState {
                     })
                 })
             };
-            regs.push((
-                r,
-                on_frame
-                    .or_else(in_register)
-                    .or_else(elsewhere)
-                    .unwrap_or(CallerRegister::Undefined),
-            ));
-        }
+            let found = on_frame.map(|s| CallerRegister::AtCfa(s.1.into()));
+            found
+                .or_else(in_register)
+                .or_else(elsewhere)
+                .unwrap_or(CallerRegister::Undefined)
+        };
+        let ra = match LINK {
+            None => CallerRegister::AtCfa(PUSHED_RETURN),
+            Some(link) => Some(place(CALLEE[link])).filter(|at| *at != CallerRegister::Undefined)?,
+        };
+        let preserved = CALLEE.into_iter().filter(|r| LINK.is_none() || usize::from(*r) != RA);
+        let regs = preserved.map(|r| (r, place(r)));
         Some(FullRule {
             cfa,
-            ra: CallerRegister::AtCfa(-8),
-            regs,
+            ra,
+            regs: regs.filter(|(_, at)| *at != CallerRegister::Same).collect(),
             signal: false,
             code: true,
         })
     }
-}
-
-/// DWARF number of a 64-bit register.
-fn number(register: Register) -> Option<usize> {
-    use Register::*;
-    let all = [
-        RAX, RDX, RCX, RBX, RSI, RDI, RBP, RSP, R8, R9, R10, R11, R12, R13, R14, R15,
-    ];
-    (register as u32).checked_sub(RAX as u32).filter(|&i| i < 16)?;
-    all.iter().position(|&r| r == register)
-}
-
-/// The address of a memory operand, if it is a register plus a constant.
-fn address(state: &DataflowState, i: &Instruction) -> SymbolicValue {
-    let plain = i.memory_index() == Register::None && i.segment_prefix() == Register::None;
-    match number(i.memory_base()) {
-        Some(base) if plain => state.regs[base].plus(i.memory_displacement64() as i64),
-        _ => Unknown,
-    }
-}
-
-/// Effect of one instruction on the state. `base` names a stack pointer whose distance from the CFA becomes unknown.
-fn step(state: &mut DataflowState, i: &Instruction, base: u32, info: &mut InstructionInfoFactory) {
-    use OpKind::{Immediate8to64, Immediate32to64, Memory};
-    let register = |op: u32| {
-        (i.op_kind(op) == OpKind::Register)
-            .then(|| number(i.op_register(op)))
-            .flatten()
-    };
-    let constant = || matches!(i.op1_kind(), Immediate8to64 | Immediate32to64).then(|| i.immediate(1) as i64);
-    let target = if i.op_count() > 0 { register(0) } else { None };
-    match i.mnemonic() {
-        Mnemonic::Push if i.stack_pointer_increment() == -8 => {
-            let value = register(0).map_or(Unknown, |r| state.regs[r]);
-            state.regs[SP] = state.regs[SP].plus(-8);
-            state.store(state.regs[SP], 8, value);
-        }
-        Mnemonic::Pop if i.stack_pointer_increment() == 8 => {
-            let value = state.load(state.regs[SP]);
-            state.regs[SP] = state.regs[SP].plus(8);
-            match target {
-                Some(r) => state.regs[r] = value,
-                None => state.store(address(state, i), 8, Unknown),
-            }
-        }
-        Mnemonic::Leave => {
-            state.regs[SP] = state.regs[FP];
-            state.regs[FP] = state.load(state.regs[SP]);
-            state.regs[SP] = state.regs[SP].plus(8);
-        }
-        Mnemonic::Mov if target.is_some() && register(1).is_some() => {
-            if let (Some(to), Some(from)) = (target, register(1)) {
-                state.regs[to] = state.regs[from];
-            }
-        }
-        Mnemonic::Mov if target.is_some() && i.op1_kind() == Memory => {
-            if let Some(to) = target {
-                state.regs[to] = state.load(address(state, i));
-            }
-        }
-        Mnemonic::Mov if i.op0_kind() == Memory => {
-            let value = register(1).map_or(Unknown, |r| state.regs[r]);
-            state.store(address(state, i), i.memory_size().size(), value);
-        }
-        Mnemonic::Lea if target.is_some() => {
-            if let Some(to) = target {
-                state.regs[to] = address(state, i);
-            }
-        }
-        Mnemonic::Add | Mnemonic::Sub if target.is_some() && constant().is_some() => {
-            if let (Some(r), Some(n)) = (target, constant()) {
-                state.regs[r] = state.regs[r].plus(if i.mnemonic() == Mnemonic::Sub {
-                    n.wrapping_neg()
-                } else {
-                    n
-                });
-            }
-        }
-        Mnemonic::Call => state.call(),
-        Mnemonic::Ret => {} // What follows in memory is entered in another way.
-        _ => {
-            let used = info.info(i);
-            for u in used.used_memory() {
-                if writes(u.access()) && u.index() == Register::None {
-                    let at = number(u.base()).map_or(Unknown, |b| state.regs[b].plus(u.displacement() as i64));
-                    state.store(at, u.memory_size().size(), Unknown);
-                }
-            }
-            for u in used.used_registers() {
-                if writes(u.access())
-                    && let Some(r) = number(u.register().full_register())
-                {
-                    state.regs[r] = Unknown;
-                }
-            }
-        }
-    }
-    // `and $-32,%rsp`, `sub %rax,%rsp`: what is stored from here on can be found relative to the new value.
-    if state.regs[SP] == Unknown {
-        state.rebase(SP, base);
-    }
-}
-
-fn writes(access: OpAccess) -> bool {
-    !matches!(
-        access,
-        OpAccess::None | OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess
-    )
 }
 
 /// Does the instruction begin the epilogue: move the stack pointer up, or restore a register?
@@ -320,7 +218,7 @@ struct AnalyzedFunction {
     fresh: Vec<usize>,
     work: Vec<usize>,
     visits: usize,
-    info: InstructionInfoFactory,
+    effects: Effects,
 }
 
 /// Result of running through a block.
@@ -333,16 +231,12 @@ struct BlockResult {
 
 impl AnalyzedFunction {
     fn new(bytes: &[u8], start: u64) -> AnalyzedFunction {
-        let mut decoder = Decoder::with_ip(64, bytes, start, DecoderOptions::NONE);
-        let mut code = Vec::new();
-        while decoder.can_decode() && code.len() < MAX_INSTRUCTIONS {
-            code.push(decoder.decode());
-        }
-        let index: FxHashMap<u64, usize> = code.iter().enumerate().map(|(n, i)| (i.ip(), n)).collect();
+        let code = cpu::decode(bytes, start, MAX_INSTRUCTIONS);
+        let index: FxHashMap<u64, usize> = code.iter().enumerate().map(|(n, i)| (cpu::address(i), n)).collect();
         let mut leader = vec![false; code.len()];
         for (n, i) in code.iter().enumerate() {
             if ends_block(i) {
-                if let Some(&to) = index.get(&i.near_branch_target()) {
+                if let Some(&to) = jump_target(i).and_then(|to| index.get(&to)) {
                     leader[to] = true;
                 }
                 if let Some(next) = leader.get_mut(n + 1) {
@@ -351,11 +245,11 @@ impl AnalyzedFunction {
             }
         }
         for n in 1..code.len() {
-            leader[n] |= code[n].ip() % 16 == 0 && padding(&code[n - 1]) && !padding(&code[n]);
+            leader[n] |= is_aligned(&code[n]) && cpu::is_padding(&code[n - 1]) && !cpu::is_padding(&code[n]);
         }
         let states = vec![None; code.len()];
         let settled = vec![false; code.len()];
-        let info = InstructionInfoFactory::new();
+        let effects = Effects::default();
         let visits = code.len() * MAX_VISITS;
         AnalyzedFunction {
             code,
@@ -366,24 +260,8 @@ impl AnalyzedFunction {
             fresh: Vec::new(),
             work: Vec::new(),
             visits,
-            info,
+            effects,
         }
-    }
-
-    /// The state at the start of a procedure linkage table or of one of its stubs, recognized by their instructions
-    /// (System V ABI AMD64, figure 5.2): linkers emit no symbols for them, and some no table.
-    fn start_state(&self, n: usize) -> Option<DataflowState> {
-        let stub = |n: usize, code: Code| {
-            (self.code.get(n)).is_some_and(|i| i.code() == code && i.memory_base() == Register::RIP)
-        };
-        let first = self.code.get(n).filter(|i| i.ip() % 16 == 0)?;
-        let mut state = DataflowState::entry();
-        if stub(n, Code::Push_rm64) && stub(n + 1, Code::Jmp_rm64) {
-            // The other stubs jump to the first one, after the return address and their number were pushed.
-            state.regs[SP] = Stack(0, -16);
-            return Some(state);
-        }
-        (stub(n, Code::Jmp_rm64) || first.code() == Code::Endbr64).then_some(state)
     }
 
     fn flow_to(&mut self, to: usize, state: &DataflowState) {
@@ -412,7 +290,7 @@ impl AnalyzedFunction {
             let i = self.code[n];
             each(&i, &state);
             let before = state.regs;
-            step(&mut state, &i, n as u32 + 1, &mut self.info);
+            cpu::step(&mut state, &i, n as u32 + 1, &mut self.effects);
             if body.is_none() && restores_frame(&before, &state.regs) {
                 body = Some(DataflowState {
                     regs: before,
@@ -444,11 +322,7 @@ impl AnalyzedFunction {
                 self.work.clear();
                 return;
             }
-            if let Some(&to) = self
-                .index
-                .get(&last.near_branch_target())
-                .filter(|_| is_direct_jump(&last))
-            {
+            if let Some(&to) = jump_target(&last).and_then(|to| self.index.get(&to)) {
                 self.flow_to(to, &run.out);
             }
             if !ends_flow(&last) {
@@ -462,7 +336,7 @@ impl AnalyzedFunction {
 pub fn analyze(bytes: &[u8], start: u64, complete: bool) -> Vec<(u32, Option<FullRule>)> {
     let mut function = AnalyzedFunction::new(bytes, start);
     let mut rows: Vec<(u32, Option<FullRule>)> = Vec::new();
-    let start_state = function.start_state(0).unwrap_or_else(DataflowState::entry);
+    let start_state = cpu::start_state(&function.code, 0).unwrap_or_else(DataflowState::entry);
     function.flow_to(0, &start_state);
     function.solve();
     let mut body = DataflowState::entry();
@@ -478,11 +352,10 @@ pub fn analyze(bytes: &[u8], start: u64, complete: bool) -> Vec<(u32, Option<Ful
             let code = &function.code;
             let first = (next..code.len())
                 .take(64)
-                .find(|&n| !padding(&code[n]))
+                .find(|&n| !cpu::is_padding(&code[n]))
                 .unwrap_or(next);
-            let aligned = first > next && code.get(first).is_some_and(|i| i.ip() % 16 == 0);
-            match function
-                .start_state(first)
+            let aligned = first > next && code.get(first).is_some_and(is_aligned);
+            match cpu::start_state(code, first)
                 .or_else(|| aligned.then(DataflowState::entry))
                 .filter(|_| !complete)
             {
@@ -504,7 +377,7 @@ pub fn analyze(bytes: &[u8], start: u64, complete: bool) -> Vec<(u32, Option<Ful
             }
             let rule = state.rule();
             if rows.last().is_none_or(|(_, last)| *last != rule) {
-                rows.push(((i.ip() - start) as u32, rule));
+                rows.push(((cpu::address(i) - start) as u32, rule));
             }
             seen = Some(state.clone());
         });
@@ -515,30 +388,26 @@ pub fn analyze(bytes: &[u8], start: u64, complete: bool) -> Vec<(u32, Option<Ful
     rows
 }
 
-/// Is it padding between functions?
-fn padding(i: &Instruction) -> bool {
-    matches!(i.mnemonic(), Mnemonic::Nop | Mnemonic::Int3)
+fn is_aligned(i: &Instruction) -> bool {
+    cpu::address(i).is_multiple_of(FUNCTION_ALIGNMENT)
 }
 
-/// Does it jump to a fixed address?
-fn is_direct_jump(i: &Instruction) -> bool {
-    use FlowControl::*;
-    matches!(
-        i.flow_control(),
-        ConditionalBranch | UnconditionalBranch | XbeginXabortXend
-    )
+/// Target of a jump to a fixed address.
+fn jump_target(i: &Instruction) -> Option<u64> {
+    match cpu::flow(i) {
+        (Flow::ConditionalJump | Flow::Jump, target) => target,
+        _ => None,
+    }
 }
 
 fn ends_block(i: &Instruction) -> bool {
-    is_direct_jump(i) || ends_flow(i)
+    cpu::flow(i).0 == Flow::ConditionalJump || ends_flow(i)
 }
 
 /// Does execution never continue with the next instruction?
 fn ends_flow(i: &Instruction) -> bool {
-    use FlowControl::*;
     matches!(
-        i.flow_control(),
-        UnconditionalBranch | IndirectBranch | Return | Exception
-    ) || i.mnemonic() == Mnemonic::Int3
-        || i.code() == Code::INVALID
+        cpu::flow(i).0,
+        Flow::Jump | Flow::IndirectJump | Flow::Return | Flow::Trap
+    )
 }

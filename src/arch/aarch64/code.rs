@@ -1,0 +1,450 @@
+//! Machine code of aarch64 (Arm Architecture Reference Manual DDI 0487, chapter C4, "A64 instruction set encoding"): what
+//! instructions do to control flow, general registers and memory relative to them. Vector registers are left out.
+
+use crate::arch::{Flow, Instruction};
+
+/// What compilers and assemblers align functions to, bytes: at least to an instruction.
+pub const FUNCTION_ALIGNMENT: u64 = 4;
+
+/// `nop`, `bti`, `paciasp`, `autiasp` and their like: hints, which change no register that is followed here. (A signature
+/// in a return address is not an effect: it is removed before the address is used.)
+const HINT: (u32, u32) = (0xffff_f01f, 0xd503_201f);
+pub const NOP: u32 = 0xd503_201f;
+const BTI_C: u32 = 0xd503_245f;
+const PACIASP: u32 = 0xd503_233f;
+/// The number of `rt_sigreturn` (include/uapi/asm-generic/unistd.h) as it is loaded before the call: `mov x8, #139`.
+const MOV_X8_SIGRETURN: u32 = 0xd280_1168;
+const SVC: u32 = 0xd400_0001;
+
+fn is((mask, value): (u32, u32), word: u32) -> bool {
+    word & mask == value
+}
+
+/// `word`, as a signed number of `bits` bits that begin at bit `low`.
+fn signed(word: u32, low: u32, bits: u32) -> i64 {
+    let shifted = (word << (32 - low - bits)) as i32;
+    (shifted >> (32 - bits)).into()
+}
+
+/// The words of code that begins at `address`, which is aligned, with their addresses.
+pub fn words(code: &[u8], address: u64) -> impl Iterator<Item = (u64, u32)> + '_ {
+    let words = code.chunks_exact(4).enumerate();
+    words.map(move |(i, w)| {
+        let word = w.try_into().map_or(0, u32::from_le_bytes);
+        (address.wrapping_add(4 * i as u64), word)
+    })
+}
+
+/// The instructions of `code`, which begins at `address`. Ends before an instruction that is cut off.
+pub fn instructions(code: &[u8], address: u64) -> impl Iterator<Item = Instruction> + '_ {
+    words(code, address).map(|(address, word)| {
+        let (flow, target) = flow(address, word);
+        Instruction {
+            address,
+            length: 4,
+            flow,
+            target,
+        }
+    })
+}
+
+/// Where execution continues after an instruction, and the target of a direct jump or call.
+pub fn flow(address: u64, word: u32) -> (Flow, Option<u64>) {
+    let to = |offset: i64| Some(address.wrapping_add_signed(4 * offset));
+    match word >> 26 {
+        0b000101 => return (Flow::Jump, to(signed(word, 0, 26))),
+        0b100101 => return (Flow::Call, to(signed(word, 0, 26))),
+        _ => {}
+    }
+    // b.cond and bc.cond; cbz, cbnz; tbz, tbnz
+    if is((0xff00_0000, 0x5400_0000), word) || is((0x7e00_0000, 0x3400_0000), word) {
+        return (Flow::ConditionalJump, to(signed(word, 5, 19)));
+    }
+    if is((0x7e00_0000, 0x3600_0000), word) {
+        return (Flow::ConditionalJump, to(signed(word, 5, 14)));
+    }
+    // br, blr, ret, and their forms that authenticate; eret
+    if is((0xfe00_0000, 0xd600_0000), word) {
+        return match word >> 21 & 7 {
+            0 => (Flow::IndirectJump, None),
+            1 => (Flow::Call, None),
+            2 => (Flow::Return, None),
+            _ => (Flow::Trap, None),
+        };
+    }
+    // udf, brk, hlt
+    let traps = [(0xffff_0000, 0), (0xffe0_001f, 0xd420_0000), (0xffe0_001f, 0xd440_0000)];
+    if traps.into_iter().any(|t| is(t, word)) {
+        return (Flow::Trap, None);
+    }
+    (Flow::Next, None)
+}
+
+/// Addresses of code or data that this code loads into registers: by `adr`, or by `adrp` and an addition that follows.
+pub fn loaded_addresses(code: &[u8], address: u64) -> Vec<u64> {
+    let mut pages = [None; 32];
+    let mut found = Vec::new();
+    for (at, word) in words(code, address) {
+        let to = word as usize % 32;
+        let offset = signed(word, 5, 19) << 2 | i64::from(word >> 29 & 3);
+        if is((0x9f00_0000, 0x1000_0000), word) {
+            found.push(at.wrapping_add_signed(offset));
+        } else if is((0x9f00_0000, 0x9000_0000), word) {
+            pages[to] = Some((at & !0xfff).wrapping_add_signed(offset << 12));
+        } else if is((0xff80_0000, 0x9100_0000), word)
+            && let Some(page) = pages[word as usize >> 5 & 31]
+        {
+            found.push(page.wrapping_add(immediate12(word)));
+        }
+    }
+    found
+}
+
+/// `None`: no instruction that user code may run stops the CPU.
+pub fn extent_to_halt(_code: &[u8], _address: u64) -> Option<u64> {
+    None
+}
+
+/// Targets of direct calls in `code`.
+pub fn call_targets(code: &[u8], address: u64) -> impl Iterator<Item = u64> + '_ {
+    instructions(code, address)
+        .filter(|i| i.flow == Flow::Call)
+        .filter_map(|i| i.target)
+}
+
+/// Do these bytes end with a call instruction?
+pub fn ends_with_call(bytes: &[u8]) -> bool {
+    let last = bytes.last_chunk::<4>().map(|w| u32::from_le_bytes(*w));
+    last.is_some_and(|word| flow(0, word).0 == Flow::Call)
+}
+
+/// Does code that begins at a function's start begin like one that may be called through a pointer?
+pub fn is_entry(word: u32) -> bool {
+    matches!(word, BTI_C | PACIASP)
+}
+
+/// Is one of these words, around an address, part of the code that signal handlers return to? `mov x8, #139; svc #0`,
+/// which a `nop` may precede: vdso, `__kernel_rt_sigreturn` (arch/arm64/kernel/vdso/sigreturn.S), and musl.
+/// `code`: from the instruction before the one at that address on.
+pub fn is_signal_return(code: &[u8]) -> bool {
+    let mut before = 0;
+    words(code, 0).take(4).any(|(_, word)| {
+        let found = before == MOV_X8_SIGRETURN && word == SVC;
+        before = word;
+        found
+    })
+}
+
+/// The unsigned 12-bit immediate of an addition, with its shift.
+fn immediate12(word: u32) -> u64 {
+    let value = u64::from(word >> 10 & 0xfff);
+    if word >> 22 & 1 == 1 { value << 12 } else { value }
+}
+
+/// What an instruction does to general registers and memory. Registers by DWARF number: 31 is the stack pointer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// None of them is changed.
+    Nothing,
+    /// Adds a constant.
+    Add {
+        to: u8,
+        from: u8,
+        by: i64,
+    },
+    /// Loads or stores registers, one after the other, at base + offset.
+    Access(Access),
+    /// Sets registers, a bit set, to something else.
+    Sets(u32),
+    Call,
+}
+
+/// An access to memory at an address that is a register plus a constant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    pub is_load: bool,
+    /// `None`: the zero register or a vector register.
+    pub registers: [Option<u8>; 2],
+    /// Of how many registers, and bytes of each.
+    pub count: usize,
+    pub size: u8,
+    pub base: u8,
+    /// From the base as it was before.
+    pub offset: i64,
+    /// Added to the base.
+    pub moves: i64,
+}
+
+/// A general register; `None` for the zero register.
+fn general(number: u32) -> Option<u8> {
+    Some((number & 31) as u8).filter(|r| *r != 31)
+}
+
+fn set(number: Option<u8>) -> Operation {
+    number.map_or(Operation::Nothing, |r| Operation::Sets(1 << r))
+}
+
+/// What an instruction does.
+pub fn operation(word: u32) -> Operation {
+    let (to, from) = ((word & 31) as u8, (word >> 5 & 31) as u8);
+    if is(HINT, word) {
+        return Operation::Nothing;
+    }
+    match flow(0, word).0 {
+        Flow::Next => {}
+        Flow::Call => return Operation::Call,
+        _ => return Operation::Nothing,
+    }
+    // add, sub with an immediate, of 64 bits: register 31 is the stack pointer
+    if is((0xbf80_0000, 0x9100_0000), word) || is((0xff80_0000, 0xd100_0000), word) {
+        let by = immediate12(word) as i64;
+        let by = if word >> 30 & 1 == 1 { -by } else { by };
+        return Operation::Add { to, from, by };
+    }
+    // mov of 64 bits between registers (orr with the zero register)
+    if is((0xffe0_ffe0, 0xaa00_03e0), word) {
+        return match (general(word), general(word >> 16)) {
+            (Some(to), Some(from)) => Operation::Add { to, from, by: 0 },
+            (to, _) => set(to),
+        };
+    }
+    match word >> 25 & 0xf {
+        0b0100 | 0b0110 | 0b1100 | 0b1110 => memory(word),
+        // Data processing with an immediate: logical ones set the stack pointer, adr, moves and others do not.
+        0b1000 | 0b1001 => match word >> 23 & 7 {
+            // and, orr, eor; not ands
+            0b100 if word >> 29 & 3 != 3 => Operation::Sets(1 << to),
+            // 32-bit and tagged additions; those that set flags use the zero register
+            0b010 | 0b011 if word >> 29 & 1 == 0 => Operation::Sets(1 << to),
+            _ => set(general(word)),
+        },
+        // ... with registers: only additions of an extended register set the stack pointer.
+        0b0101 | 0b1101 => {
+            // ccmp, ccmn, and the flag instructions set flags only.
+            if is((0x1fe0_0000, 0x1a40_0000), word) || is((0x1fe0_7c00, 0x1a00_0400), word) {
+                return Operation::Nothing;
+            }
+            if is((0x3fe0_0000, 0x0b20_0000), word) {
+                return Operation::Sets(1 << to);
+            }
+            set(general(word))
+        }
+        // Vector instructions with a general register as result: conversions, fmov, umov, smov.
+        0b0111 | 0b1111 => {
+            let converts = is((0x7f20_fc00, 0x1e20_0000), word) || is((0x7f20_0000, 0x1e00_0000), word);
+            let is_result = converts && matches!(word >> 16 & 7, 0 | 1 | 4 | 5 | 6);
+            let moves = is((0xbfe0_fc00, 0x0e00_3c00), word) || is((0xbfe0_fc00, 0x0e00_2c00), word);
+            if is_result || moves {
+                set(general(word))
+            } else {
+                Operation::Nothing
+            }
+        }
+        // Scalable vectors: addvl, addpl may set the stack pointer; counts set other registers.
+        0b0010 if is((0xffa0_f800, 0x0420_5000), word) => Operation::Sets(1 << to),
+        0b0010 if is((0xff20_f000, 0x0420_e000), word) => set(general(word)),
+        // System instructions: svc returns in x0; mrs
+        0b1010 | 0b1011 if is((0xffe0_001f, 0xd400_0001), word) => Operation::Sets(1),
+        0b1010 | 0b1011 if is((0xffe0_0000, 0xd520_0000), word) => set(general(word)),
+        _ => Operation::Nothing,
+    }
+}
+
+/// What a load or store does.
+fn memory(word: u32) -> Operation {
+    let is_vector = word >> 26 & 1 == 1;
+    let (first, base) = (word, (word >> 5 & 31) as u8);
+    let register = |number: u32| general(number).filter(|_| !is_vector);
+    // Pairs.
+    if is((0x3a00_0000, 0x2800_0000), word) {
+        let size = match (is_vector, word >> 30) {
+            (false, 0b10) | (true, 0b01) => 8,
+            (true, 0b10) => 16,
+            _ => 4,
+        };
+        let by = signed(word, 15, 7) * i64::from(size);
+        let (offset, moves) = match word >> 23 & 3 {
+            0b01 => (0, by),
+            0b11 => (by, by),
+            _ => (by, 0),
+        };
+        return Operation::Access(Access {
+            is_load: word >> 22 & 1 == 1,
+            registers: [register(first), register(word >> 10)],
+            count: 2,
+            size,
+            base,
+            offset,
+            moves,
+        });
+    }
+    let is_load = match (is_vector, word >> 22 & 3) {
+        (true, opcode) => opcode & 1 == 1,
+        (false, opcode) => opcode != 0,
+    };
+    let size = match (is_vector, word >> 30, word >> 23 & 1) {
+        (true, _, 1) => 16,
+        (_, size, _) => 1 << size,
+    };
+    let single = |offset: i64, moves: i64| Access {
+        is_load,
+        registers: [register(first), None],
+        count: 1,
+        size,
+        base,
+        offset,
+        moves,
+    };
+    // prfm loads nothing.
+    let is_hint = !is_vector && word >> 30 == 3 && word >> 22 & 3 == 2;
+    if is((0x3b00_0000, 0x3900_0000), word) {
+        if is_hint {
+            return Operation::Nothing;
+        }
+        return Operation::Access(single(i64::from(word >> 10 & 0xfff) * i64::from(size), 0));
+    }
+    if is((0x3b20_0000, 0x3800_0000), word) {
+        let offset = signed(word, 12, 9);
+        return match word >> 10 & 3 {
+            0b01 => Operation::Access(single(0, offset)),
+            0b11 => Operation::Access(single(offset, offset)),
+            _ if is_hint => Operation::Nothing,
+            _ => Operation::Access(single(offset, 0)),
+        };
+    }
+    let all = |numbers: [u32; 3]| {
+        let bits = numbers.into_iter().filter_map(general).fold(0, |set, r| set | 1 << r);
+        Operation::Sets(bits)
+    };
+    // Literals, and register offsets: the address of a store is not known, and not on the frame.
+    if is((0x3b00_0000, 0x1800_0000), word) || is((0x3b20_0c00, 0x3820_0800), word) {
+        return if is_load && !is_vector || is((0x3f00_0000, 0x1800_0000), word) {
+            set(general(first))
+        } else {
+            Operation::Nothing
+        };
+    }
+    // Vectors of several registers, which may move their base.
+    if is((0xbe00_0000, 0x0c00_0000), word) {
+        return if word >> 23 & 1 == 1 {
+            Operation::Sets(1 << base)
+        } else {
+            Operation::Nothing
+        };
+    }
+    // Exclusive, atomic and authenticated accesses, and copies of memory: all registers that any of them sets.
+    if is_vector {
+        Operation::Nothing
+    } else {
+        all([first, word >> 16, word >> 10])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn access(word: u32) -> (bool, [Option<u8>; 2], u8, u8, i64, i64) {
+        match operation(word) {
+            Operation::Access(a) => (a.is_load, a.registers, a.size, a.base, a.offset, a.moves),
+            other => panic!("{word:#x}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn accesses_of_prologues_and_epilogues() {
+        // stp x29, x30, [sp, #-32]!
+        assert_eq!(access(0xa9be_7bfd), (false, [Some(29), Some(30)], 8, 31, -32, -32));
+        // stp x19, x20, [sp, #16]
+        assert_eq!(access(0xa901_53f3), (false, [Some(19), Some(20)], 8, 31, 16, 0));
+        // ldp x29, x30, [sp], #32
+        assert_eq!(access(0xa8c2_7bfd), (true, [Some(29), Some(30)], 8, 31, 0, 32));
+        // str x30, [sp, #-16]!
+        assert_eq!(access(0xf81f_0ffe), (false, [Some(30), None], 8, 31, -16, -16));
+        // ldr x30, [sp], #16
+        assert_eq!(access(0xf841_07fe), (true, [Some(30), None], 8, 31, 0, 16));
+        // ldr x0, [x1, #8]
+        assert_eq!(access(0xf940_0420), (true, [Some(0), None], 8, 1, 8, 0));
+        // stp d8, d9, [sp, #-64]!
+        assert_eq!(access(0x6dbc_27e8), (false, [None, None], 8, 31, -64, -64));
+        // str q0, [sp, #32]
+        assert_eq!(access(0x3d80_0be0), (false, [None, None], 16, 31, 32, 0));
+        // strb w0, [sp, #1]
+        assert_eq!(access(0x3900_07e0), (false, [Some(0), None], 1, 31, 1, 0));
+    }
+
+    #[test]
+    fn other_operations() {
+        let check = |word: u32, expected: Operation| assert_eq!(operation(word), expected, "{word:#x}");
+        check(
+            0x9100_03fd,
+            Operation::Add {
+                to: 29,
+                from: 31,
+                by: 0,
+            },
+        ); // mov x29, sp
+        check(
+            0xd100_83ff,
+            Operation::Add {
+                to: 31,
+                from: 31,
+                by: -32,
+            },
+        ); // sub sp, sp, #32
+        check(
+            0x9140_07ff,
+            Operation::Add {
+                to: 31,
+                from: 31,
+                by: 4096,
+            },
+        ); // add sp, sp, #1, lsl #12
+        check(0xaa1e_03e9, Operation::Add { to: 9, from: 30, by: 0 }); // mov x9, x30
+        check(0xaa1f_03e3, Operation::Sets(1 << 3)); // mov x3, xzr
+        check(0x927a_e53f, Operation::Sets(1 << 31)); // and sp, x9, #-64
+        check(0xcb2c_63ff, Operation::Sets(1 << 31)); // sub sp, sp, x12
+        check(0xf100_001f, Operation::Nothing); // cmp x0, #0
+        check(0xeb01_001f, Operation::Nothing); // cmp x0, x1
+        check(0x8b01_0000, Operation::Sets(1)); // add x0, x0, x1
+        check(0xd503_233f, Operation::Nothing); // paciasp
+        check(0xd503_23bf, Operation::Nothing); // autiasp
+        check(0x4e61_d400, Operation::Nothing); // fadd v0.2d, v0.2d, v1.2d
+        check(0x1e61_2800, Operation::Nothing); // fadd d0, d0, d1
+        check(0x9e66_0013, Operation::Sets(1 << 19)); // fmov x19, d0
+        check(0x9e67_0013, Operation::Nothing); // fmov d19, x0
+        check(0x4cdf_2020, Operation::Sets(1 << 1)); // ld1 {v0.16b-v3.16b}, [x1], #64
+        check(0x9400_0001, Operation::Call); // bl
+        check(0xd63f_0000, Operation::Call); // blr x0
+    }
+
+    #[test]
+    fn flow_of_instructions() {
+        let check = |word: u32, expected: (Flow, Option<u64>)| assert_eq!(flow(0x1000, word), expected, "{word:#x}");
+        check(0x1400_0002, (Flow::Jump, Some(0x1008)));
+        check(0x97ff_ffff, (Flow::Call, Some(0xffc)));
+        check(0x5400_0040, (Flow::ConditionalJump, Some(0x1008)));
+        check(0xb4ff_ffe0, (Flow::ConditionalJump, Some(0xffc))); // cbz x0
+        check(0x3600_0040, (Flow::ConditionalJump, Some(0x1008))); // tbz w0, #0
+        check(0xd61f_0220, (Flow::IndirectJump, None)); // br x17
+        check(0xd65f_03c0, (Flow::Return, None));
+        check(0xd65f_0bff, (Flow::Return, None)); // retaa
+        check(0xd73f_0801, (Flow::Call, None)); // blraa x0, x1
+        check(0, (Flow::Trap, None));
+        check(0xd420_0000, (Flow::Trap, None)); // brk
+        check(NOP, (Flow::Next, None));
+        assert!(ends_with_call(&0x9400_0001u32.to_le_bytes()));
+        assert!(!ends_with_call(&NOP.to_le_bytes()) && !ends_with_call(&[0x94]));
+    }
+
+    #[test]
+    fn addresses_and_signal_returns() {
+        let code = |words: &[u32]| words.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>();
+        // adr x0, .+8; adrp x1, .+0x2000; add x1, x1, #0x10
+        let loads = code(&[0x1000_0040, 0xd000_0001, 0x9100_4021]);
+        assert_eq!(loaded_addresses(&loads, 0x1000), [0x1008, 0x3010]);
+        assert!(is_signal_return(&code(&[NOP, NOP, MOV_X8_SIGRETURN, SVC])));
+        assert!(is_signal_return(&code(&[MOV_X8_SIGRETURN, SVC])));
+        assert!(!is_signal_return(&code(&[NOP, MOV_X8_SIGRETURN])));
+    }
+}

@@ -1,0 +1,158 @@
+//! Machine code of x86-64, decoded by iced-x86.
+
+use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Mnemonic, OpKind, Register};
+
+use crate::arch::{Flow, Instruction};
+
+/// What compilers and assemblers align functions to, bytes.
+pub const FUNCTION_ALIGNMENT: u64 = 16;
+
+/// The instructions of `code`, which begins at `address`. Ends before an instruction that is cut off.
+pub fn instructions(code: &[u8], address: u64) -> impl Iterator<Item = Instruction> + '_ {
+    let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
+    std::iter::from_fn(move || {
+        let i = decoder.can_decode().then(|| decoder.decode())?;
+        Some(Instruction {
+            address: i.ip(),
+            length: i.len() as u8,
+            flow: flow(&i),
+            target: Some(i.near_branch_target()).filter(|_| is_direct(&i)),
+        })
+    })
+}
+
+fn is_direct(i: &iced_x86::Instruction) -> bool {
+    (0..i.op_count()).any(|op| {
+        matches!(
+            i.op_kind(op),
+            OpKind::NearBranch16 | OpKind::NearBranch32 | OpKind::NearBranch64
+        )
+    })
+}
+
+/// Where execution continues after an instruction.
+pub fn flow(i: &iced_x86::Instruction) -> Flow {
+    if i.mnemonic() == Mnemonic::Int3 || i.code() == Code::INVALID {
+        return Flow::Trap;
+    }
+    match i.flow_control() {
+        FlowControl::Next | FlowControl::Interrupt => Flow::Next,
+        FlowControl::ConditionalBranch | FlowControl::XbeginXabortXend => Flow::ConditionalJump,
+        FlowControl::UnconditionalBranch => Flow::Jump,
+        FlowControl::IndirectBranch => Flow::IndirectJump,
+        FlowControl::Call | FlowControl::IndirectCall => Flow::Call,
+        FlowControl::Return => Flow::Return,
+        FlowControl::Exception => Flow::Trap,
+    }
+}
+
+/// Addresses of code or data that this code loads into registers.
+pub fn loaded_addresses(code: &[u8], address: u64) -> Vec<u64> {
+    Decoder::with_ip(64, code, address, DecoderOptions::NONE)
+        .into_iter()
+        .filter(|i| i.mnemonic() == Mnemonic::Lea && i.memory_base() == Register::RIP)
+        .map(|i| i.memory_displacement64())
+        .collect()
+}
+
+/// Bytes from the start of `code` up to the `hlt` that ends code which never returns; `None` if it does return, or jumps.
+pub fn extent_to_halt(code: &[u8], address: u64) -> Option<u64> {
+    for i in &mut Decoder::with_ip(64, code, address, DecoderOptions::NONE) {
+        if i.is_invalid() || matches!(i.mnemonic(), Mnemonic::Ret | Mnemonic::Jmp) {
+            break;
+        }
+        if i.mnemonic() == Mnemonic::Hlt {
+            return Some(i.next_ip() - address);
+        }
+    }
+    None
+}
+
+/// Targets of what look like direct calls in `code`. Not every `E8` byte is a call: only the rare aligned target counts.
+pub fn call_targets(code: &[u8], address: u64) -> impl Iterator<Item = u64> + '_ {
+    code.windows(5).enumerate().filter_map(move |(i, window)| {
+        let &[0xe8, a, b, c, d] = window else { return None };
+        let by = i32::from_le_bytes([a, b, c, d]);
+        let target = address.wrapping_add(i as u64 + 5).wrapping_add(i64::from(by) as u64);
+        target.is_multiple_of(FUNCTION_ALIGNMENT).then_some(target)
+    })
+}
+
+/// Do these bytes end with a call instruction? `E8 rel32`, or `FF /2` with any operand (Intel SDM volume 2, CALL).
+pub fn ends_with_call(bytes: &[u8]) -> bool {
+    let n = bytes.len();
+    let at = |back: usize| n.checked_sub(back).map(|i| bytes[i]);
+    if at(5) == Some(0xe8) {
+        return true;
+    }
+    (2..=7).any(|len| {
+        let (Some(0xff), Some(modrm)) = (at(len), at(len - 1)) else {
+            return false;
+        };
+        let sib = usize::from(modrm & 7 == 4);
+        let operand = match modrm >> 6 {
+            0 if modrm & 7 == 5 => 4,
+            0 if sib == 1 && len >= 3 && at(len - 2).is_some_and(|s| s & 7 == 5) => 5,
+            0 => sib,
+            1 => 1 + sib,
+            2 => 4 + sib,
+            _ => 0,
+        };
+        modrm >> 3 & 7 == 2 && len == 2 + operand
+    })
+}
+
+/// Tables recognize the code that signal handlers return to.
+pub fn is_signal_return(_code: &[u8]) -> bool {
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_recognized_by_their_bytes() {
+        let calls: [&[u8]; 8] = [
+            &[0xe8, 1, 2, 3, 4],
+            &[0xff, 0xd0],
+            &[0x41, 0xff, 0xd4],
+            &[0xff, 0x14, 0xc5, 0, 0, 0, 0],
+            &[0xff, 0x50, 0x18],
+            &[0xff, 0x54, 0x24, 8],
+            &[0xff, 0x15, 0, 0, 0, 0],
+            &[0x42, 0xff, 0x94, 0xf8, 0, 1, 0, 0],
+        ];
+        for call in calls {
+            assert!(ends_with_call(call), "{call:x?}");
+        }
+        for other in [
+            &[0x90, 0x90, 0x90][..],
+            &[0xff, 0xe0],
+            &[0xff, 0x25, 0, 0, 0, 0],
+            &[],
+            &[0xd0],
+            &[0xe8, 0, 0, 0],
+        ] {
+            assert!(!ends_with_call(other), "{other:x?}");
+        }
+    }
+
+    #[test]
+    fn flow_of_instructions() {
+        let check = |code: &[u8], flow: Flow, target: Option<u64>| {
+            let i = instructions(code, 0x1000).next().expect("an instruction");
+            assert_eq!((i.flow, i.target), (flow, target), "{code:x?}");
+            assert_eq!(i.next(), 0x1000 + code.len() as u64);
+        };
+        check(b"\x90", Flow::Next, None);
+        check(b"\xeb\xfe", Flow::Jump, Some(0x1000));
+        check(b"\x74\0", Flow::ConditionalJump, Some(0x1002));
+        check(b"\xff\xe0", Flow::IndirectJump, None);
+        check(b"\xe8\0\x01\0\0", Flow::Call, Some(0x1105));
+        check(b"\xff\xd0", Flow::Call, None);
+        check(b"\xc3", Flow::Return, None);
+        check(b"\xcc", Flow::Trap, None);
+        assert_eq!(instructions(b"", 0).next(), None);
+    }
+}

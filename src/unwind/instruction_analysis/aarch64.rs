@@ -1,0 +1,86 @@
+//! What instructions of aarch64 do to registers and stack.
+
+use super::{DataflowState, Entry, SymbolicValue, Unknown};
+use crate::arch::{self, Flow, GPRS, NOP, Operation, SP};
+
+/// Registers that a call may change (AAPCS64, 6.1.1), by DWARF number: x0 to x18 and the link register.
+pub const SCRATCH: [usize; 20] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 30];
+
+/// An instruction and its address.
+#[derive(Clone, Copy)]
+pub struct Instruction {
+    address: u64,
+    word: u32,
+}
+
+/// Nothing: an instruction itself says what it does.
+#[derive(Default)]
+pub struct Effects;
+
+/// The instructions of `code`, at most `max`.
+pub fn decode(code: &[u8], start: u64, max: usize) -> Vec<Instruction> {
+    let words = arch::words(code, start).take(max);
+    words.map(|(address, word)| Instruction { address, word }).collect()
+}
+
+pub fn address(i: &Instruction) -> u64 {
+    i.address
+}
+
+/// Where execution continues, and the target of a direct jump.
+pub fn flow(i: &Instruction) -> (Flow, Option<u64>) {
+    arch::flow(i.address, i.word)
+}
+
+/// Is it padding between functions? (Zeros are no instruction.)
+pub fn is_padding(i: &Instruction) -> bool {
+    matches!(i.word, NOP | 0)
+}
+
+/// The state at a function's start, recognized by an instruction that only stands there. Stubs of the procedure linkage
+/// table need nothing special: they leave stack and link register alone, and the first one saves it.
+pub(super) fn start_state(code: &[Instruction], n: usize) -> Option<DataflowState> {
+    code.get(n)
+        .filter(|i| arch::is_entry(i.word))
+        .map(|_| DataflowState::entry())
+}
+
+/// Effect of one instruction on the state. `base` names a stack pointer whose distance from the CFA becomes unknown.
+pub(super) fn step(state: &mut DataflowState, i: &Instruction, base: u32, _effects: &mut Effects) {
+    match arch::operation(i.word) {
+        Operation::Nothing => {}
+        Operation::Add { to, from, by } => {
+            state.regs[usize::from(to) % GPRS] = state.regs[usize::from(from) % GPRS].plus(by);
+        }
+        Operation::Access(access) => {
+            let register = usize::from(access.base) % GPRS;
+            let pointer = state.regs[register];
+            let at = |n: usize| pointer.plus(access.offset + n as i64 * i64::from(access.size));
+            let values: [SymbolicValue; 2] = std::array::from_fn(|n| state.load(at(n)));
+            state.regs[register] = pointer.plus(access.moves);
+            for (n, which) in access.registers.into_iter().enumerate().take(access.count) {
+                let which = which.map(|r| usize::from(r) % GPRS);
+                match (access.is_load, which) {
+                    (true, Some(r)) => state.regs[r] = if access.size == 8 { values[n] } else { Unknown },
+                    (true, None) => {}
+                    (false, r) => {
+                        let value = r.map_or(Unknown, |r| state.regs[r]);
+                        state.store(at(n), access.size.into(), value);
+                    }
+                }
+            }
+        }
+        Operation::Sets(registers) => {
+            for (r, value) in state.regs.iter_mut().enumerate() {
+                if registers >> r & 1 == 1 {
+                    *value = Unknown;
+                }
+            }
+        }
+        Operation::Call => state.call(),
+    }
+    // `and sp, x9, #-64`, `sub sp, sp, x0`: what is stored from here on can be found relative to the new value.
+    if matches!(state.regs[SP], Unknown | Entry(_)) {
+        state.rebase(SP, base);
+    }
+}

@@ -1,0 +1,164 @@
+//! What instructions of x86-64 do to registers and stack, decoded by iced-x86.
+
+use iced_x86::{Code, Decoder, DecoderOptions, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register};
+
+use super::{DataflowState, Stack, SymbolicValue, Unknown};
+use crate::arch::{self, FP, FUNCTION_ALIGNMENT, Flow, SP};
+
+pub use iced_x86::Instruction;
+
+/// Registers that a call may change (System V ABI AMD64, figure 3.4), by DWARF number.
+pub const SCRATCH: [usize; 9] = [0, 1, 2, 4, 5, 8, 9, 10, 11];
+
+/// What finding out what instructions do needs.
+pub struct Effects(InstructionInfoFactory);
+
+impl Default for Effects {
+    fn default() -> Effects {
+        Effects(InstructionInfoFactory::new())
+    }
+}
+
+/// The instructions of `code`, at most `max`.
+pub fn decode(code: &[u8], start: u64, max: usize) -> Vec<Instruction> {
+    let mut decoder = Decoder::with_ip(64, code, start, DecoderOptions::NONE);
+    let next = || decoder.can_decode().then(|| decoder.decode());
+    std::iter::from_fn(next).take(max).collect()
+}
+
+pub fn address(i: &Instruction) -> u64 {
+    i.ip()
+}
+
+/// Where execution continues, and the target of a direct jump.
+pub fn flow(i: &Instruction) -> (Flow, Option<u64>) {
+    (arch::flow(i), Some(i.near_branch_target()))
+}
+
+/// Is it padding between functions?
+pub fn is_padding(i: &Instruction) -> bool {
+    matches!(i.mnemonic(), Mnemonic::Nop | Mnemonic::Int3)
+}
+
+/// The state at the start of a procedure linkage table or of one of its stubs, recognized by their instructions (System V
+/// ABI AMD64, figure 5.2): linkers emit no symbols for them, and some no table.
+pub(super) fn start_state(code: &[Instruction], n: usize) -> Option<DataflowState> {
+    let stub =
+        |n: usize, kind: Code| (code.get(n)).is_some_and(|i| i.code() == kind && i.memory_base() == Register::RIP);
+    let first = code.get(n).filter(|i| i.ip() % FUNCTION_ALIGNMENT == 0)?;
+    let mut state = DataflowState::entry();
+    if stub(n, Code::Push_rm64) && stub(n + 1, Code::Jmp_rm64) {
+        // The other stubs jump to the first one, after the return address and their number were pushed.
+        state.regs[SP] = Stack(0, -16);
+        return Some(state);
+    }
+    (stub(n, Code::Jmp_rm64) || first.code() == Code::Endbr64).then_some(state)
+}
+
+/// DWARF number of a 64-bit register.
+fn number(register: Register) -> Option<usize> {
+    use Register::*;
+    let all = [
+        RAX, RDX, RCX, RBX, RSI, RDI, RBP, RSP, R8, R9, R10, R11, R12, R13, R14, R15,
+    ];
+    (register as u32).checked_sub(RAX as u32).filter(|&i| i < 16)?;
+    all.iter().position(|&r| r == register)
+}
+
+/// The address of a memory operand, if it is a register plus a constant.
+fn operand(state: &DataflowState, i: &Instruction) -> SymbolicValue {
+    let plain = i.memory_index() == Register::None && i.segment_prefix() == Register::None;
+    match number(i.memory_base()) {
+        Some(base) if plain => state.regs[base].plus(i.memory_displacement64() as i64),
+        _ => Unknown,
+    }
+}
+
+/// Effect of one instruction on the state. `base` names a stack pointer whose distance from the CFA becomes unknown.
+pub(super) fn step(state: &mut DataflowState, i: &Instruction, base: u32, effects: &mut Effects) {
+    use OpKind::{Immediate8to64, Immediate32to64, Memory};
+    let register = |op: u32| {
+        (i.op_kind(op) == OpKind::Register)
+            .then(|| number(i.op_register(op)))
+            .flatten()
+    };
+    let constant = || matches!(i.op1_kind(), Immediate8to64 | Immediate32to64).then(|| i.immediate(1) as i64);
+    let target = if i.op_count() > 0 { register(0) } else { None };
+    match i.mnemonic() {
+        Mnemonic::Push if i.stack_pointer_increment() == -8 => {
+            let value = register(0).map_or(Unknown, |r| state.regs[r]);
+            state.regs[SP] = state.regs[SP].plus(-8);
+            state.store(state.regs[SP], 8, value);
+        }
+        Mnemonic::Pop if i.stack_pointer_increment() == 8 => {
+            let value = state.load(state.regs[SP]);
+            state.regs[SP] = state.regs[SP].plus(8);
+            match target {
+                Some(r) => state.regs[r] = value,
+                None => state.store(operand(state, i), 8, Unknown),
+            }
+        }
+        Mnemonic::Leave => {
+            state.regs[SP] = state.regs[FP];
+            state.regs[FP] = state.load(state.regs[SP]);
+            state.regs[SP] = state.regs[SP].plus(8);
+        }
+        Mnemonic::Mov if target.is_some() && register(1).is_some() => {
+            if let (Some(to), Some(from)) = (target, register(1)) {
+                state.regs[to] = state.regs[from];
+            }
+        }
+        Mnemonic::Mov if target.is_some() && i.op1_kind() == Memory => {
+            if let Some(to) = target {
+                state.regs[to] = state.load(operand(state, i));
+            }
+        }
+        Mnemonic::Mov if i.op0_kind() == Memory => {
+            let value = register(1).map_or(Unknown, |r| state.regs[r]);
+            state.store(operand(state, i), i.memory_size().size(), value);
+        }
+        Mnemonic::Lea if target.is_some() => {
+            if let Some(to) = target {
+                state.regs[to] = operand(state, i);
+            }
+        }
+        Mnemonic::Add | Mnemonic::Sub if target.is_some() && constant().is_some() => {
+            if let (Some(r), Some(n)) = (target, constant()) {
+                state.regs[r] = state.regs[r].plus(if i.mnemonic() == Mnemonic::Sub {
+                    n.wrapping_neg()
+                } else {
+                    n
+                });
+            }
+        }
+        Mnemonic::Call => state.call(),
+        Mnemonic::Ret => {} // What follows in memory is entered in another way.
+        _ => {
+            let used = effects.0.info(i);
+            for u in used.used_memory() {
+                if writes(u.access()) && u.index() == Register::None {
+                    let at = number(u.base()).map_or(Unknown, |b| state.regs[b].plus(u.displacement() as i64));
+                    state.store(at, u.memory_size().size(), Unknown);
+                }
+            }
+            for u in used.used_registers() {
+                if writes(u.access())
+                    && let Some(r) = number(u.register().full_register())
+                {
+                    state.regs[r] = Unknown;
+                }
+            }
+        }
+    }
+    // `and $-32,%rsp`, `sub %rax,%rsp`: what is stored from here on can be found relative to the new value.
+    if state.regs[SP] == Unknown {
+        state.rebase(SP, base);
+    }
+}
+
+fn writes(access: OpAccess) -> bool {
+    !matches!(
+        access,
+        OpAccess::None | OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess
+    )
+}

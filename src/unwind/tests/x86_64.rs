@@ -1,0 +1,308 @@
+//! Rules and stacks of x86-64.
+
+use super::super::rule::{CallerRegister, Cfa, FullRule};
+use super::*;
+use crate::event::PAGE;
+
+#[test]
+fn prologues_and_epilogues() {
+    // push %rbx; sub $0x10,%rsp; nop; add $0x10,%rsp; pop %rbx; ret; nop
+    let code = [
+        0x53, 0x48, 0x83, 0xec, 0x10, 0x90, 0x48, 0x83, 0xc4, 0x10, 0x5b, 0xc3, 0x90,
+    ];
+    check(&code, 0, "rsp+8 ra=c-8 code");
+    check(&code, 1, "rsp+16 ra=c-8 code");
+    check(&code, 5, "rsp+32 ra=c-8 code");
+    check(&code, 10, "rsp+16 ra=c-8 code");
+    check(&code, 11, "rsp+8 ra=c-8 code");
+    check(&code, 12, "rsp+32 ra=c-8 code"); // after the return the frame is complete again
+    // push %rbp; mov %rsp,%rbp; xor %ebp... is not touched; leave; ret
+    let code = [0x55, 0x48, 0x89, 0xe5, 0xc9, 0xc3];
+    check(&code, 1, "rsp+16 ra=c-8 code");
+    check(&code, 4, "rsp+16 rbp=c-16 ra=c-8 code");
+    check(&code, 5, "rsp+8 ra=c-8 code");
+    // test %edi,%edi; je 1f; push %rbx; xor %ebx,%ebx; nop; pop %rbx; 1: ret -- paths that agree
+    let code = [0x85, 0xff, 0x74, 0x05, 0x53, 0x31, 0xdb, 0x90, 0x5b, 0xc3];
+    check(&code, 7, "rsp+16 rbx=c-16 ra=c-8 code");
+    check(&code, 9, "rsp+8 ra=c-8 code");
+}
+
+#[test]
+fn realigned_stacks() {
+    // mov %rbp,-8(%rsp) (red zone); mov %rsp,%rbx after saving rbx; sub $0x40,%rsp; and $-64,%rsp; mov %rbx,%rsp; ret
+    let code = [
+        0x53, // push %rbx
+        0x48, 0x89, 0xe3, // mov %rsp,%rbx
+        0x48, 0x83, 0xec, 0x40, // sub $0x40,%rsp
+        0x48, 0x83, 0xe4, 0xc0, // and $-64,%rsp
+        0x48, 0x89, 0x6c, 0x24, 0x08, // mov %rbp,8(%rsp)
+        0x31, 0xed, // xor %ebp,%ebp
+        0x48, 0x8b, 0x6c, 0x24, 0x08, // mov 8(%rsp),%rbp
+        0x48, 0x89, 0xdc, // mov %rbx,%rsp
+        0x5b, 0xc3, // pop %rbx; ret
+    ];
+    check(&code, 8, "rsp+80 rbx=c-16 ra=c-8 code");
+    check(&code, 12, "rbx+16 rbx=c-16 ra=c-8 code");
+    check(&code, 19, "rbx+16 rbx=c-16 rbp=*(rsp+8) ra=c-8 code");
+    check(&code, 24, "rbx+16 rbx=c-16 ra=c-8 code");
+    check(&code, 27, "rsp+16 rbx=c-16 ra=c-8 code");
+    check(&code, 28, "rsp+8 ra=c-8 code");
+    // mov %rsp,%rax; and $-32,%rsp; mov %rax,(%rsp); xor %eax,%eax; mov (%rsp),%rsp; ret
+    let code = [
+        0x48, 0x89, 0xe0, 0x48, 0x83, 0xe4, 0xe0, 0x48, 0x89, 0x04, 0x24, 0x31, 0xc0, 0x48, 0x8b, 0x24, 0x24, 0xc3,
+    ];
+    check(&code, 7, "rax+8 ra=c-8 code");
+    check(&code, 13, "*(rsp+0)+8 ra=c-8 code");
+    check(&code, 17, "rsp+8 ra=c-8 code");
+}
+
+#[test]
+fn linkage_stubs() {
+    let mut code = vec![0xff, 0x35, 0, 1, 0, 0, 0xff, 0x25, 0, 1, 0, 0, 0x0f, 0x1f, 0x40, 0x00];
+    for n in 0..3u8 {
+        code.extend([0xff, 0x25, 0, 1, 0, 0, 0x68, n, 0, 0, 0, 0xe9]);
+        code.extend((-(i32::from(n) + 2) * 16).to_le_bytes());
+    }
+    let mut unwinder = unwinder(File {
+        code,
+        ..File::default()
+    });
+    let mut at = |offset: u64| unwinder.explain(ModuleId(0), 0x1000 + offset).unwrap_or_default();
+    assert_eq!(at(0), "rsp+16 ra=c-8 code");
+    assert_eq!(at(6), "rsp+24 ra=c-8 code");
+    for stub in [16u64, 32, 48] {
+        assert_eq!(at(stub), "rsp+8 ra=c-8 code");
+        assert_eq!(at(stub + 6), "rsp+8 ra=c-8 code");
+        assert_eq!(at(stub + 11), "rsp+16 ra=c-8 code");
+    }
+}
+
+#[test]
+fn ends_and_cuts() {
+    // 0x1000: CFA = rsp + 8. 0x1010: the return address is undefined.
+    let with_end = || File {
+        eh_frame: table("zR", 0x1000, 0x20, &[0x50, 0x07, 16]),
+        ..File::default()
+    };
+    let regs = Regs::from_ip_sp_fp(BIAS + 0x1004, STACK, 0);
+    let (end, frames) = run(with_end(), &regs, &stack(&[BIAS + 0x1015, 7]));
+    assert_eq!(end, Ok(()));
+    assert_eq!(
+        frames
+            .iter()
+            .map(|f| (f.lookup, f.sp, f.cfa, f.method))
+            .collect::<Vec<_>>(),
+        [
+            (BIAS + 0x1004, STACK, STACK + 8, UnwindMethod::Cfi),
+            (BIAS + 0x1014, STACK + 8, STACK + 16, UnwindMethod::StackEnd),
+        ]
+    );
+    assert_eq!(frames[0].location, Some((ModuleId(0), 0x1004)));
+    assert_eq!(
+        run(with_end(), &regs, &stack(&[0])).0,
+        Ok(()),
+        "a return address of 0 is an end"
+    );
+    let cut = |words: &[u64]| run(with_end(), &regs, &stack(words)).0;
+    assert_eq!(cut(&[]), Err(Truncation::StackTooDeep));
+    assert_eq!(cut(&[BIAS + 0x1005]), Err(Truncation::StackTooDeep));
+    assert_eq!(cut(&[0x1234]), Err(Truncation::ReturnAddressNotInCode));
+    let mut hole = stack(&vec![BIAS + 0x1005; 1024]);
+    hole.holes = vec![0b10];
+    let (end, frames) = run(with_end(), &regs, &hole);
+    assert_eq!((end, frames.len() as u64), (Err(Truncation::StackHole), PAGE / 8 + 1));
+    assert!(frames.iter().rev().skip(1).all(|f| f.method == UnwindMethod::Cfi));
+    let elsewhere = StackBytes {
+        base: STACK + (1 << 30),
+        bytes: vec![0; 64],
+        holes: vec![],
+    };
+    assert_eq!(run(with_end(), &regs, &elsewhere).0, Err(Truncation::ForeignStack));
+    let (end, frames) = run(with_end(), &regs, &stack(&vec![BIAS + 0x1005; MAX_FRAMES + 9]));
+    assert_eq!((end, frames.len()), (Err(Truncation::TooManyFrames), MAX_FRAMES + 1));
+}
+
+#[test]
+fn signal_frames_restore_everything_and_may_leave_the_stack() {
+    // DW_CFA_expression for rsp, rip and rbx relative to rsp; DW_CFA_def_cfa_expression (rsp + 0, deref).
+    let instructions = [
+        0x10, 7, 2, 0x77, 0, 0x10, 16, 2, 0x77, 8, 0x10, 3, 2, 0x77, 16, 0x0f, 3, 0x77, 0, 0x06, 0x50, 0x0c, 7, 8,
+        0x07, 16,
+    ];
+    let file = File {
+        eh_frame: table("zRS", 0x1000, 0x20, &instructions),
+        ..File::default()
+    };
+    let regs = Regs::from_ip_sp_fp(BIAS + 0x1004, STACK, 0);
+    // The interrupted instruction is the first of the outermost function: one byte earlier is the signal frame itself.
+    let (end, frames) = run(file, &regs, &stack(&[STACK - 0x5000, BIAS + 0x1010, 77]));
+    assert_eq!(end, Ok(()));
+    assert_eq!(
+        (frames[1].lookup, frames[1].sp, frames[1].method),
+        (BIAS + 0x1010, STACK - 0x5000, UnwindMethod::StackEnd)
+    );
+    assert_eq!(
+        (frames[0].sp, frames[0].cfa),
+        (STACK, STACK),
+        "the interval is empty when the stack is another"
+    );
+    // Inside sigreturn the thread is after the last byte of the restorer, whose code gives no usable rule.
+    let file = File {
+        code: b"\x48\xc7\xc0\x0f\0\0\0\x0f\x05\x0f\x1f\x80\0\0\0\0\xc3".to_vec(),
+        functions: vec![(0x1000, 17)],
+        eh_frame: table("zRS", 0x1000, 9, &instructions[..instructions.len() - 6]),
+    };
+    let regs = Regs::from_ip_sp_fp(BIAS + 0x1009, STACK, 0);
+    let (end, frames) = run(file, &regs, &stack(&[STACK - 0x5000, BIAS + 0x4000, 77]));
+    assert_eq!(
+        (end, frames[0].method),
+        (Err(Truncation::NoUnwindInfo), UnwindMethod::Cfi),
+        "the interrupted code has no table"
+    );
+    assert_eq!((frames[1].lookup, frames[1].sp), (BIAS + 0x4000, STACK - 0x5000));
+}
+
+#[test]
+fn full_rules() {
+    let mut rules = Rules::default();
+    let full = FullRule {
+        cfa: Cfa::Deref(6, -8, 0),
+        ra: CallerRegister::AtCfa(-8),
+        regs: vec![
+            (3, CallerRegister::AtReg(6, 0)),
+            (6, CallerRegister::Reg(12)),
+            (12, CallerRegister::Undefined),
+            (13, CallerRegister::Cfa(-64)),
+        ],
+        signal: false,
+        code: false,
+    };
+    let id = rules.intern_full(full.clone());
+    assert_eq!(id, rules.intern_full(full), "equal rules are kept once");
+    let words = stack(&[STACK + 48, 33, 0, 0, 0, 0x77]);
+    let mut regs = Regs {
+        gpr: [5; 16],
+        ip: 1,
+        known: 0xffff,
+    };
+    (regs.gpr[7], regs.gpr[6]) = (STACK, STACK + 8);
+    let step = rules.apply(&rules.get(id), &mut regs, &mut StackMemory::new(&words));
+    assert_eq!(step, UnwindStep::Caller { cfa: STACK + 48 });
+    assert_eq!(
+        (regs.ip, regs.sp(), regs.get(3), regs.get(6)),
+        (0x77, STACK + 48, Some(33), Some(5))
+    );
+    assert_eq!(
+        (regs.get(12), regs.get(13), regs.get(0)),
+        (None, Some(STACK - 16), None)
+    );
+}
+
+#[test]
+fn expressions() {
+    // The linkage table's: rsp + 8 + ((rip & 15) >= 11) << 3 (glibc, sysdeps/x86_64/dl-trampoline.h).
+    let plt = [0x77, 8, 0x80, 0, 0x3f, 0x1a, 0x3b, 0x2a, 0x33, 0x24, 0x22];
+    let empty = StackBytes::default();
+    for (ip, expected) in [(0x1000, 108), (0x100a, 108), (0x100b, 116), (0x100f, 116)] {
+        let mut regs = Regs::from_ip_sp_fp(ip, 100, 0);
+        assert_eq!(
+            expr::evaluate(&plt, None, &regs, &StackMemory::new(&empty)),
+            Ok(expected)
+        );
+        regs.known = 0;
+        assert_eq!(
+            expr::evaluate(&plt, None, &regs, &StackMemory::new(&empty)),
+            Err(Truncation::BadUnwindInfo)
+        );
+    }
+    let regs = Regs::from_ip_sp_fp(0, 0, 0);
+    let value = |bytes: &[u8]| expr::evaluate(bytes, Some(6), &regs, &StackMemory::new(&empty));
+    assert_eq!(value(&[]), Ok(6));
+    assert_eq!(value(&[0x12, 0x1e]), Ok(36), "dup, mul");
+    assert_eq!(
+        value(&[0x2f, 0xfd, 0xff]),
+        Err(Truncation::BadUnwindInfo),
+        "an endless loop ends"
+    );
+    assert_eq!(value(&[0x30, 0x1b]), Err(Truncation::BadUnwindInfo), "division by zero");
+    assert_eq!(value(&[0x06]), Err(Truncation::StackTooDeep), "unreadable memory");
+}
+
+#[test]
+fn trampolines_frame_pointers_and_searches() {
+    let call = BIAS + 0x1015; // After a call instruction, in the code of the outermost function.
+    let mut code = vec![0x90; 0x100];
+    code[0x10..0x15].copy_from_slice(&[0xe8, 0, 0, 0, 0]);
+    let file = || File {
+        code: code.clone(),
+        eh_frame: table("zR", 0x1000, 0x20, &[0x07, 16]),
+        ..File::default()
+    };
+    let hows = |regs: &Regs, words: &[u64]| {
+        let (end, frames) = run(file(), regs, &stack(words));
+        (
+            end,
+            frames.iter().map(|f| (f.method, f.cfa - STACK)).collect::<Vec<_>>(),
+        )
+    };
+    // A call through a null pointer; CPython's perf trampoline, just entered and inside.
+    let null = Regs::from_ip_sp_fp(0, STACK, 0);
+    assert_eq!(
+        hows(&null, &[call]),
+        (
+            Ok(()),
+            vec![(UnwindMethod::InstructionAnalysis, 8), (UnwindMethod::StackEnd, 16)]
+        )
+    );
+    let stub = Regs::from_ip_sp_fp(0x50_0006, STACK, 0);
+    assert_eq!(
+        hows(&stub, &[0, call]),
+        (
+            Ok(()),
+            vec![(UnwindMethod::InstructionAnalysis, 16), (UnwindMethod::StackEnd, 24)]
+        )
+    );
+    // Anonymous code with a frame pointer, and with nothing.
+    let framed = Regs::from_ip_sp_fp(0x50_0006, STACK, STACK + 16);
+    assert_eq!(
+        hows(&framed, &[0, 0, 0, call]),
+        (
+            Ok(()),
+            vec![(UnwindMethod::FramePointer, 32), (UnwindMethod::StackEnd, 40)]
+        )
+    );
+    let bare = Regs::from_ip_sp_fp(0x50_0006, STACK, 3);
+    let words = [0, 0, BIAS + 0x1014, 0, call, 0];
+    assert_eq!(
+        hows(&bare, &words),
+        (
+            Ok(()),
+            vec![(UnwindMethod::StackScan, 40), (UnwindMethod::StackEnd, 48)]
+        )
+    );
+    assert_eq!(
+        hows(&bare, &[0, 0, 0]),
+        (Err(Truncation::NoUnwindInfo), vec![(UnwindMethod::Failed, 0)])
+    );
+    // An anchor lies in code with tables: neither a frame pointer nor a scan may cross it.
+    let with_anchor = |regs: &Regs, words: &[u64], anchor: u64| {
+        let mut unwinder = unwinder(file());
+        unwinder.set_anchors([STACK + anchor].into_iter(), None);
+        let mut frames = Vec::new();
+        let end = unwinder.unwind(&Map, regs, &stack(words), &mut frames);
+        (end, frames.iter().map(|f| f.method).collect::<Vec<_>>())
+    };
+    for (regs, words, method, above) in [
+        (framed, &[0, 0, 0, call, 0][..], UnwindMethod::FramePointer, 32),
+        (bare, &words[..], UnwindMethod::StackScan, 40),
+    ] {
+        assert_eq!(
+            with_anchor(&regs, words, above),
+            (Ok(()), vec![method, UnwindMethod::StackEnd])
+        );
+        assert_eq!(
+            with_anchor(&regs, words, 8),
+            (Err(Truncation::NoUnwindInfo), vec![UnwindMethod::Failed])
+        );
+    }
+}
