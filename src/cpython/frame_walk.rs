@@ -6,12 +6,14 @@
 use super::code_copy;
 use super::code_object::fingerprint_of;
 use super::gil;
+use super::spans;
 use crate::cpython_layout::{
     ABSENT, Anchor, InstructionEncoding, Interpreter, Layout, TargetLayout, ThreadStateLocation, Tls,
 };
 use crate::event::{PAGE, PythonWalk, RawPyFrame, StoppedThread, WalkStatus};
 use crate::limits::{MAX_CFRAMES, MAX_FRAMES, MAX_LOCALS_DISTANCE, MAX_NESTED, MAX_STACK, SHIM};
 use crate::target::memory::Memory;
+use crate::target::thread_context;
 
 /// Maximum number of bytes read of a frame.
 const MAX_FRAME: usize = 0x7f;
@@ -28,6 +30,9 @@ pub fn walk(
     out: &mut PythonWalk,
 ) {
     out.clear();
+    if let Some(at) = &space.thread_context {
+        thread_context::copy(memory, at, thread.thread_pointer, &mut out.spans);
+    }
     let Some(python) = &space.python else { return };
     let m = ReadOrZero(memory);
     let l = &python.layout;
@@ -49,6 +54,9 @@ pub fn walk(
     }
     out.walk = WalkStatus::Complete;
     out.holds_lock = gil::is_held_by(memory, &space.locks, &states);
+    if let Some(at) = &space.spans {
+        spans::copy(memory, at, state, &mut out.spans);
+    }
     let mut w = FrameWalk {
         m,
         l,

@@ -185,6 +185,7 @@ fn try_ebpf(mode: Mode) -> Result<EbpfTrial> {
         mode,
         off_cpu: OffCpuOptions::default(),
         workers: false,
+        spans: false,
     })?;
     Ok(EbpfTrial {
         event: source.name(),
