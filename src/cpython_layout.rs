@@ -178,6 +178,10 @@ pub struct TargetLayout {
     pub locks: InterpreterLocks,
     /// Set if the tasks of samples are wanted, and the process has asyncio.
     pub running_tasks: Option<RunningTasks>,
+    /// Set if spans are wanted, and the process has published where they are.
+    pub spans: Option<SpanLocation>,
+    /// The same of the OpenTelemetry context of threads.
+    pub thread_context: Option<ThreadContext>,
     /// Threads that have a thread state, as (number, `pthread_self`), if it is wanted whom native workers work for.
     pub python_threads: Vec<(u32, u64)>,
 }
@@ -194,6 +198,33 @@ pub struct RunningTasks {
     pub task: u16,
     /// From a task to its name.
     pub name: u16,
+}
+
+/// Where a process keeps which span is active in a thread: in a context variable. Offsets in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpanLocation {
+    /// avma of the context variable, and its hash as the mapping has it.
+    pub variable: u64,
+    pub hash: u32,
+    /// avma of the types of a mapping's nodes.
+    pub bitmap_node: u64,
+    pub array_node: u64,
+    /// From a thread state to its context.
+    pub context: u16,
+    /// Bytes of a `PyObject`: where the fields of objects begin.
+    pub header: u16,
+    /// From the variable's value, a tuple, to its first item, and from there, a bytes object, to its bytes.
+    pub item: u16,
+    pub data: u16,
+}
+
+/// Where the threads of a process keep the pointer to their OpenTelemetry context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThreadContext {
+    /// From a thread's vector of thread-local blocks to the address of the block, bytes; 0: it is next to the thread pointer.
+    pub block: u32,
+    /// From the block, or the thread pointer, to the pointer.
+    pub offset: u64,
 }
 
 /// Where the global locks (GIL) of a process's interpreters lie. Without any where that is not known.

@@ -22,6 +22,10 @@ pub const MAX_LOCALS_DISTANCE: u64 = 512;
 pub const SHIM: u8 = 3;
 /// Maximum size of a string object that is copied with a code object, bytes.
 pub const MAX_TEXT: usize = 0x7ff;
+/// Maximum size of the record of an active span, bytes.
+pub const MAX_SPAN: usize = 0x1ff;
+/// Maximum size of what is copied of the record of an OpenTelemetry context, bytes: OTEP 4947 recommends 640 at most.
+pub const MAX_CONTEXT: usize = 0x3ff;
 /// Maximum size of a line table that is copied with a code object, bytes.
 pub const MAX_LINES: usize = 0x7fff;
 
@@ -73,6 +77,8 @@ mod tests {
             ("SHIM", SHIM.into()),
             ("MAX_TEXT", MAX_TEXT as u64),
             ("MAX_LINES", MAX_LINES as u64),
+            ("MAX_SPAN", MAX_SPAN as u64),
+            ("MAX_CONTEXT", MAX_CONTEXT as u64),
         ] {
             assert_eq!(defined(name), Some(value), "{name}");
         }

@@ -92,6 +92,14 @@ fn make_inputs(scratch: &Scratch) {
         let profile = root().join("fixtures/golden/profile.json");
         fs::copy(profile, scratch.path(&format!("{name}.json"))).expect("a copy");
     }
+    // One with labels.
+    let profile = fs::read_to_string(scratch.path("out.json")).expect("a copy");
+    let labels = r#""samples":{"labels":{"sets":[[],[["span","checkout"],["route","/cart"]]],"set":[1,1]},"#;
+    fs::write(
+        scratch.path("spans.json"),
+        profile.replacen(r#""samples":{"#, labels, 1),
+    )
+    .expect("a file");
     // One with wall time.
     let profile = fs::read_to_string(scratch.path("out.json")).expect("a copy");
     let profile = profile.replace(r#"{"name":"cpu","#, r#"{"name":"wall","#);

@@ -311,6 +311,7 @@ fn every_timer_samples_what_runs() {
         kernel: false,
         children: false,
         workers: false,
+        spans: false,
     };
     for timer in [TimerKind::Perf, TimerKind::PerfUser, TimerKind::Procfs] {
         let program = Program::start(python.script("stay_in_c.py"));
@@ -367,6 +368,7 @@ fn both_walkers_see_the_same_frames() {
         kernel: false,
         children: false,
         workers: false,
+        spans: false,
     };
     each_python(|python| {
         // It stays in one C function, deep below Python frames and callbacks: each sample has the same chain.

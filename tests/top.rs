@@ -174,6 +174,19 @@ fn shares_keys_and_the_terminal() {
 }
 
 /// A command that `top` starts does not write on its screen, and ends with it.
+/// The task that runs stands above its coroutine.
+#[test]
+fn tasks() {
+    let _live = live();
+    let program = Program::start(newest_python().script("task_shares.py"));
+    let terminal = Terminal::start(&format!("{} -r 500 --tasks", program.pid()));
+    terminal.wait("table", |s| s.contains("FUNCTION"));
+    terminal.keys(&["2"]);
+    terminal.wait("tasks", |s| s.contains("[task: alpha]") && s.contains("[task: parent]"));
+    terminal.keys(&["q"]);
+    terminal.wait("the end", |s| s.contains("CODE 0"));
+}
+
 #[test]
 fn a_command() {
     let _live = live();

@@ -30,6 +30,7 @@ const OPTIONS: SamplingOptions = SamplingOptions {
     },
     children: false,
     workers: false,
+    spans: false,
 };
 
 /// Calls and changed results by kind of call.

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from ._native import __version__
+from ._native import __version__, span
 from .profiler import Profile, Profiler, Stats
 
-__all__ = ["Profile", "Profiler", "Stats", "__version__"]
+__all__ = ["Profile", "Profiler", "Stats", "__version__", "span"]
 
 
 def load_ipython_extension(ipython: Any) -> None:

@@ -1,6 +1,6 @@
 import os
 from collections.abc import Collection, Sequence
-from typing import Any, Callable, final
+from typing import Any, Callable, Literal, TypeVar, final
 
 __all__ = [
     "CallRecorder",
@@ -13,6 +13,7 @@ __all__ = [
     "clock",
     "combine",
     "create",
+    "current_labels",
     "events_after_fork",
     "format_of",
     "formats",
@@ -24,6 +25,8 @@ __all__ = [
     "plot_data",
     "process",
     "read",
+    "span",
+    "spans_are_published",
     "thread_stack",
 ]
 
@@ -162,3 +165,37 @@ def is_tracing() -> bool:
 
 def combine(samples: Profile, counts: Profile) -> Profile:
     """A sampled profile with the calls of a recording of ``counts with samples``."""
+
+def current_labels() -> list[tuple[str, str]]:
+    """What samples of this thread are labeled with now, the labels of the outermost span first."""
+
+def spans_are_published() -> bool:
+    """Whether profilers can read the spans of this process."""
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+@final
+class span:
+    """Marks what the program works on: profiles label their samples with it.
+
+    A context manager, and a decorator of functions and coroutine functions::
+
+        with nativeprof.span("request", route="/users"):
+            ...
+
+    Samples get the label ``span=request``, and a label for each keyword argument. Spans nest: within an inner span, samples have
+    the names of both, and of a keyword argument that both have, the inner one's value. A span belongs to the context that it is
+    entered in (see :mod:`contextvars`): an asyncio task's spans are active only while the task runs, and a task begins in the
+    spans of the code that creates it. New threads begin without any.
+
+    :param name: name of the span, in UTF-8 at most 255 bytes; more is cut off.
+    :param labels: keys (at most 63 bytes) and values (:class:`str` of anything, at most 255 bytes). Names and labels of nested
+        spans together have room for 511 bytes: what does not fit is left out, outermost first.
+
+    A span object can be entered again, also in several threads and tasks at a time.
+    """
+
+    def __init__(self, name: str, /, **labels: object) -> None: ...
+    def __enter__(self) -> span: ...
+    def __exit__(self, *exception: object) -> Literal[False]: ...
+    def __call__(self, function: _Function) -> _Function: ...

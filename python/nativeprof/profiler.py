@@ -124,7 +124,9 @@ class Profile:
         """The count tree as ``distributed.profile`` has it: ``identifier``, ``description``, ``count``, ``children``.
 
         Data of the recording are under the key ``nativeprof`` of the root, and there under ``timeline`` the samples: columns
-        ``time`` (ns since the start), ``pid``, ``tid`` and ``node`` (its number in the tree, each followed by all below it).
+        ``time`` (ns since the start), ``pid``, ``tid`` and ``node`` (its number in the tree, each followed by all below it). If
+        samples have labels of spans, ``labels`` has ``sets``, lists of pairs of key and value, and ``set``, for each sample the
+        index of its list.
         """
         tree: dict[str, Any] = json.loads(self._native.tree())
         return tree

@@ -11,6 +11,7 @@ mod engine;
 mod events;
 mod hooks;
 mod profiler;
+mod spans;
 mod stacks;
 mod tasks;
 mod tracing;
@@ -29,6 +30,8 @@ mod _native {
     #[pymodule_export]
     use super::profiler::{Profile, Recorder, format_of, formats, read};
     #[pymodule_export]
+    use super::spans::{Span, current_labels, spans_are_published};
+    #[pymodule_export]
     use super::stacks::thread_stack;
     #[pymodule_export]
     use super::tasks::TaskRecorder;
@@ -39,6 +42,7 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        spans::publish(module.py())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

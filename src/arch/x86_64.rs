@@ -365,6 +365,8 @@ pub const FOREIGN_CALLS: Option<u32> = Some(0x4000_0000);
 /// Offset of the thread's vector of thread-local blocks in what the thread pointer points to (System V ABI for
 /// thread-local storage, 3.4.6).
 pub const TLS_VECTOR: u64 = 8;
+/// Whether thread-local blocks lie below the thread pointer (variant II there).
+pub const TLS_BELOW_POINTER: bool = true;
 /// Offset of the thread's number in `struct pthread`: glibc 2.36 and 2.43 (nptl/descr.h), musl 1.2.3
 /// (src/internal/pthread_impl.h).
 pub const PTHREAD_TID: [u64; 2] = [720, 48];

@@ -29,6 +29,8 @@ pub struct SamplingOptions {
     pub off_cpu: OffCpuOptions,
     /// Take the Python frames of the threads that native workers work for.
     pub workers: bool,
+    /// Take which spans are active.
+    pub spans: bool,
 }
 
 /// What to sample of the time off the CPU.

@@ -6,6 +6,7 @@
 use super::code_copy;
 use super::code_object::fingerprint_of;
 use super::gil;
+use super::spans;
 use crate::arch::TLS_VECTOR;
 use crate::cpython_layout::{
     ABSENT, Anchor, InstructionEncoding, Interpreter, Layout, TargetLayout, ThreadStateLocation, Tls,
@@ -13,6 +14,7 @@ use crate::cpython_layout::{
 use crate::event::{PAGE, PythonWalk, RawPyFrame, StoppedThread, WalkStatus};
 use crate::limits::{MAX_CFRAMES, MAX_FRAMES, MAX_LOCALS_DISTANCE, MAX_NESTED, MAX_STACK, SHIM};
 use crate::target::memory::Memory;
+use crate::target::thread_context;
 
 /// Maximum number of bytes read of a frame.
 const MAX_FRAME: usize = 0x7f;
@@ -29,6 +31,9 @@ pub fn walk(
     out: &mut PythonWalk,
 ) {
     out.clear();
+    if let Some(at) = &space.thread_context {
+        thread_context::copy(memory, at, thread.thread_pointer, &mut out.spans);
+    }
     let Some(python) = &space.python else { return };
     let m = ReadOrZero(memory);
     let l = &python.layout;
@@ -50,6 +55,9 @@ pub fn walk(
     }
     out.walk = WalkStatus::Complete;
     out.holds_lock = gil::is_held_by(memory, &space.locks, &states);
+    if let Some(at) = &space.spans {
+        spans::copy(memory, at, state, &mut out.spans);
+    }
     let mut w = FrameWalk {
         m,
         l,

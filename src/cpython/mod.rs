@@ -22,6 +22,7 @@ pub mod layouts;
 pub mod line_table;
 pub mod object_layout;
 pub mod repr;
+pub mod spans;
 mod strings;
 pub mod tasks;
 pub mod thread_names;

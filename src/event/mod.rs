@@ -5,6 +5,7 @@
 //! an address as stated in the ELF file (what `objdump` and `addr2line` print); `avma - bias = svma`.
 
 use crate::arch::{GPRS, Regs};
+use crate::limits::{MAX_CONTEXT, MAX_SPAN};
 
 mod code_copies;
 mod states;
@@ -119,6 +120,8 @@ pub struct PythonWalk {
     pub walk: WalkStatus,
     /// As in [`Sample`].
     pub holds_lock: bool,
+    /// As in [`Sample`].
+    pub spans: SpanRecords,
     /// Copies of new code objects.
     pub codes: Copies,
 }
@@ -135,6 +138,10 @@ impl PythonWalk {
             anchors: Vec::with_capacity(frames),
             walk: WalkStatus::NoPython,
             holds_lock: false,
+            spans: SpanRecords {
+                own: Vec::with_capacity(MAX_SPAN),
+                context: Vec::with_capacity(MAX_CONTEXT),
+            },
             codes: Copies::with_capacity(COPIES, COPIED_BYTES),
         }
     }
@@ -145,6 +152,8 @@ impl PythonWalk {
         self.anchors.clear();
         self.walk = WalkStatus::NoPython;
         self.holds_lock = false;
+        self.spans.own.clear();
+        self.spans.context.clear();
         self.codes.clear();
     }
 }
@@ -182,6 +191,35 @@ pub struct Sample {
     pub holds_lock: bool,
     /// Number of the system call that the thread is in; in samples with [`TimeSpent::blocked`].
     pub system_call: Option<u16>,
+    /// Which spans are active in the thread.
+    pub spans: SpanRecords,
+}
+
+/// What says which spans are active in a thread. Allocated once and reused: a walk never grows it. Empty: there are none, or they
+/// are not read.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct SpanRecords {
+    /// Of our Python package, in the format of `cpython/spans.rs`.
+    pub own: Vec<u8>,
+    /// Of OpenTelemetry, in the format of `target/thread_context.rs`.
+    pub context: Vec<u8>,
+}
+
+impl SpanRecords {
+    pub fn is_empty(&self) -> bool {
+        self.own.is_empty() && self.context.is_empty()
+    }
+
+    /// Replaces a record; `fill` writes its bytes. It stays empty if it is longer than the capacity, or `fill` returns false.
+    pub fn set(record: &mut Vec<u8>, len: usize, fill: impl FnOnce(&mut [u8]) -> bool) {
+        record.clear();
+        if len <= record.capacity() {
+            record.resize(len, 0);
+            if !fill(record) {
+                record.clear();
+            }
+        }
+    }
 }
 
 /// Output of a backend, in order of time.

@@ -3,7 +3,7 @@
 //!
 //! Each frame has the line of its sample. A native function and what the compiler inlined into it are one location with
 //! several lines, as pprof has it. Samples differ by their lines and, where the timeline has them, by labels
-//! `thread`, `tid` and `pid`; `--tagroot` accepts pid and tid too. An address is the start of the function in its
+//! `thread`, `tid` and `pid`, and those of spans; `--tagroot` accepts pid and tid too. An address is the start of the function in its
 //! file's own address space; the mappings are files, without addresses.
 //!
 //! Source: `proto/profile.proto` of google/pprof. The messages are written by hand: a few fields of seven types, no
@@ -19,6 +19,7 @@ use rustc_hash::FxHashMap;
 
 use super::thread_tracks::{NONE, Stacks, Timeline, Track};
 use crate::escape;
+use crate::profile::labels::LabelSetId;
 use crate::profile::model::{Frame, FrameKind, Profile};
 use crate::profile::stacks_by_line::StacksByLine;
 use crate::profile::values::{Amounts, Unit};
@@ -273,7 +274,7 @@ impl<'a> ProfileBuilder<'a> {
         }
         let deeper = self.location(stacks.deeper(), 0, 0);
         let timeline = Timeline::new(profile, entries);
-        for (row, thread, value) in sums(profile, &timeline) {
+        for ((row, thread, set), value) in sums(profile, &timeline) {
             let (path, is_deeper) = stacks.path(row);
             let mut location_id = Vec::new();
             location_id.extend(is_deeper.then_some(deeper));
@@ -286,7 +287,11 @@ impl<'a> ProfileBuilder<'a> {
                 part_of_last = inlined;
             }
             let track = thread.map(|thread| &timeline.tracks[thread]);
-            let label = track.map_or(Vec::new(), |track| self.labels(track));
+            let mut label = track.map_or(Vec::new(), |track| self.labels(track));
+            for (key, value) in profile.labels.sets.get(set as usize).into_iter().flatten() {
+                let (key, str) = (self.name(key), self.name(value));
+                label.push(Label { key, str, num: 0 });
+            }
             self.document.sample.push(Sample {
                 location_id,
                 value: value.into_iter().map(limited).collect(),
@@ -368,25 +373,27 @@ fn limited(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-/// Row of the stacks, index of the thread's track, self amounts by value type; in the order of the first two.
-fn sums(profile: &Profile, timeline: &Timeline) -> Vec<(u32, Option<usize>, Vec<u64>)> {
+/// Row of the stacks, index of the thread's track, and number of the set of labels.
+type SampleKey = (u32, Option<usize>, LabelSetId);
+
+/// Self amounts by value type, in the order of their keys.
+fn sums(profile: &Profile, timeline: &Timeline) -> BTreeMap<SampleKey, Vec<u64>> {
     let values = profile.value_types().len();
-    let mut sums: BTreeMap<(u32, Option<usize>), Vec<u64>> = BTreeMap::new();
-    let mut add = |row, thread, amount: &dyn Fn(usize) -> u64| {
-        let sum = sums.entry((row, thread)).or_insert_with(|| vec![0; values]);
+    let mut sums: BTreeMap<SampleKey, Vec<u64>> = BTreeMap::new();
+    let mut add = |key, amount: &dyn Fn(usize) -> u64| {
+        let sum = sums.entry(key).or_insert_with(|| vec![0; values]);
         for (value, sum) in sum.iter_mut().enumerate() {
             *sum = sum.saturating_add(amount(value));
         }
     };
     for (thread, track) in timeline.tracks.iter().enumerate() {
         for (_, row, tick) in &track.ticks {
-            add(*row, Some(thread), &|value| profile.tick_amount(value, *tick));
+            let set = profile.labels.of_ticks.get(*tick).copied().unwrap_or(0);
+            add((*row, Some(thread), set), &|value| profile.tick_amount(value, *tick));
         }
     }
     for (row, amounts) in &timeline.untimed {
-        add(*row, None, &|value| amounts[value]);
+        add((*row, None, 0), &|value| amounts[value]);
     }
-    sums.into_iter()
-        .map(|((row, thread), sum)| (row, thread, sum))
-        .collect()
+    sums
 }

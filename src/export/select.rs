@@ -4,10 +4,13 @@ use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
 
-use crate::profile::model::{Frame, FrameId, FrameKind, Node, Profile};
+use crate::profile::fold::{DROPPED, Folding};
+use crate::profile::labels::{LabelFilter, Labels};
+use crate::profile::model::{Frame, FrameId, FrameKind, Node, NodeId, Profile};
 use crate::profile::stacks_by_line::StacksByLine;
 use crate::profile::values::{Amounts, Value};
 use crate::profile::view::View;
+use crate::profile::waits::Waits;
 
 /// The profile with one of its values (an index in [`Profile::value_types`]) as its count, and no other value. Lines of
 /// functions are those of the samples whose lines are known.
@@ -43,6 +46,82 @@ pub fn by_value(profile: &Profile, value: usize) -> Profile {
         },
     }];
     out
+}
+
+/// The samples of the profile that have all these labels. Its quality stays that of the whole recording.
+pub fn by_labels(profile: &Profile, filters: &[LabelFilter]) -> Profile {
+    let is_kept: Vec<bool> = profile
+        .labels
+        .sets
+        .iter()
+        .map(|set| filters.iter().all(|f| f.matches(set)))
+        .collect();
+    let keeps = |tick: &usize| {
+        let set = profile.labels.of_ticks.get(*tick).map_or(0, |set| *set as usize);
+        is_kept.get(set).copied().unwrap_or(filters.is_empty())
+    };
+    let ticks: Vec<usize> = (0..profile.timeline.len()).filter(keeps).collect();
+    let rows: Vec<(usize, usize)> = ticks.iter().map(|tick| (0, *tick)).collect();
+    let amounts = |value: usize| -> Vec<u64> { ticks.iter().map(|tick| profile.tick_amount(value, *tick)).collect() };
+    let inclusive = |amounts: &[u64]| {
+        let mut sums = vec![0u64; profile.nodes.len()];
+        for (tick, amount) in ticks.iter().zip(amounts) {
+            if let Some(sum) = sums.get_mut(profile.timeline[*tick].node as usize) {
+                *sum = sum.saturating_add(*amount);
+            }
+        }
+        for at in (1..sums.len()).rev() {
+            let (parent, amount) = (profile.nodes[at].parent as usize, sums[at]);
+            if parent < at {
+                sums[parent] = sums[parent].saturating_add(amount);
+            }
+        }
+        sums
+    };
+    let mut out = Profile {
+        timeline: ticks.iter().map(|tick| profile.timeline[*tick]).collect(),
+        tick_places: match profile.tick_places.is_empty() {
+            true => Vec::new(),
+            false => ticks.iter().map(|tick| profile.tick_places[*tick]).collect(),
+        },
+        waits: Waits::merge(&[&profile.waits], &rows, &|_, pid| pid),
+        labels: Labels::merge(&[&profile.labels], &rows),
+        ..profile.clone()
+    };
+    let mut is_empty = vec![true; out.nodes.len()];
+    for index in 0..profile.value_types().len() {
+        let of_ticks = amounts(index);
+        let of_nodes = inclusive(&of_ticks);
+        is_empty
+            .iter_mut()
+            .zip(&of_nodes)
+            .for_each(|(is, amount)| *is &= *amount == 0);
+        if index == 0 {
+            out.nodes
+                .iter_mut()
+                .zip(&of_nodes)
+                .for_each(|(node, count)| node.count = *count);
+            weigh_lines(&mut out, &of_ticks);
+        }
+        if let Some(Amounts::Each { nodes, ticks }) = out.values.get_mut(index).map(|value| &mut value.amounts) {
+            *ticks = of_ticks;
+            if index > 0 {
+                *nodes = of_nodes;
+            }
+        }
+    }
+    let mut folding = Folding::new(&out);
+    for (at, is_empty) in is_empty.iter().enumerate() {
+        let into = match (at, Folding::parent(&out, at)) {
+            (0, _) => Folding::ROOT,
+            (_, Some(parent)) if !is_empty && folding.target(parent as NodeId) != DROPPED => {
+                folding.child(folding.target(parent as NodeId), out.nodes[at].frame)
+            }
+            _ => DROPPED,
+        };
+        folding.keep(into);
+    }
+    folding.finish()
 }
 
 /// Sets the lines of nodes from the timeline's samples with these weights.
@@ -169,6 +248,29 @@ mod tests {
         assert_eq!((cpu.nodes[0].count, cpu.nodes[1].lines[&12]), (300, 200));
         assert!(cpu.is_timed());
         assert_eq!(by_value(&profile(), 9), profile());
+    }
+
+    #[test]
+    fn samples_are_kept_by_their_labels() {
+        let mut all = profile();
+        let set = |span: &str| vec![("span".to_string(), span.to_string())];
+        all.labels = Labels::new(&[vec![], set("a"), set("b")], vec![1, 2, 0]);
+        let filter = |value: &str| LabelFilter {
+            key: "span".into(),
+            value: value.into(),
+        };
+        let of = |filters: &[LabelFilter]| {
+            let kept = by_labels(&all, filters);
+            let counts: Vec<u64> = kept.nodes.iter().map(|node| node.count).collect();
+            (counts, kept.amounts(1), kept.timeline.len())
+        };
+        assert_eq!(of(&[filter("a")]), (vec![1, 1], vec![10, 10], 1));
+        assert_eq!(of(&[filter("b")]), (vec![1, 1, 1], vec![300, 300, 300], 1));
+        assert_eq!(of(&[filter("a"), filter("b")]), (vec![0], vec![0], 0));
+        assert_eq!(of(&[]).0, [3, 3, 2]);
+        let kept = by_labels(&all, &[filter("b")]);
+        assert_eq!(kept.nodes[1].lines, BTreeMap::from([(12, 1)]));
+        assert_eq!(kept.labels.of(0), set("b"));
     }
 
     #[test]

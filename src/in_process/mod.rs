@@ -181,6 +181,7 @@ impl Recording {
         let session_options = session::SessionOptions {
             grouping,
             native: settings.native,
+            spans: true,
             weighted: (settings.clock == SamplingClock::Wall).then(|| 1_000_000_000 / settings.rate),
             ..Default::default()
         };

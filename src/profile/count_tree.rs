@@ -45,6 +45,8 @@ pub struct RawTimelineSample {
     pub count: u32,
     /// Time that it represents, ns; 0 where every sample represents one period.
     pub time_spent: u64,
+    /// Number of the set of its labels; 0: it has none.
+    pub labels: u32,
 }
 
 /// A tree of frames with a count in each node. Node 0 is the root and has no frame.

@@ -12,6 +12,7 @@ pub mod idle;
 pub mod interpreter_frames;
 pub mod intervals;
 pub mod json;
+pub mod labels;
 pub mod lags;
 pub mod merge;
 pub mod model;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::labels::Labels;
 use super::lags::Lag;
 use super::values::Value;
 use super::waits::Waits;
@@ -341,6 +342,8 @@ pub struct Profile {
     pub values: Vec<Value>,
     /// Of profiles of off-CPU time, what is known of its intervals.
     pub waits: Waits,
+    /// Of programs with spans, the labels of samples.
+    pub labels: Labels,
 }
 
 impl Profile {

@@ -12,6 +12,7 @@ use crate::cpython::thread_names::both_names;
 use crate::event::{Pid, Tid};
 use crate::frame::{ModuleId, RawFrame};
 use crate::profile::count_tree::{RawNode, RawTimelineSample, RawTree};
+use crate::profile::labels::{LabelSet, Labels};
 use crate::profile::lags::RawLag;
 use crate::profile::model::{
     Frame, FrameId, FrameKind, Meta, ModuleMeta, Node, NodeId, PlaceId, Profile, TimelineSample, limit_instructions,
@@ -143,6 +144,8 @@ pub struct ResolveInput<'a> {
     pub socket_names: &'a [String],
     pub tree: &'a RawTree,
     pub timeline: &'a [RawTimelineSample],
+    /// Sets of labels, by the numbers in the timeline.
+    pub label_sets: &'a [LabelSet],
     /// Samples represent different amounts of time.
     pub weighted: bool,
     /// What is known of intervals off the CPU, with the threads that ended them.
@@ -288,6 +291,8 @@ fn profile(names: &mut Names, input: &mut ResolveInput<'_>, start: u64, mut meta
         .map(|(raw, wakers)| states::waits(raw, wakers, input.tree, named, frames))
         .unwrap_or_default();
     meta.lags = states::lags(input.lags, input.tree, named, frames, start);
+    let of_ticks = input.timeline.iter().map(|t| t.labels).collect();
+    let labels = Labels::new(input.label_sets, of_ticks);
     let tick_places = input.timeline.iter().map(|t| ends[t.node as usize].1).collect();
     Profile {
         meta,
@@ -300,6 +305,7 @@ fn profile(names: &mut Names, input: &mut ResolveInput<'_>, start: u64, mut meta
         tick_places,
         values,
         waits,
+        labels,
     }
 }
 

@@ -420,6 +420,7 @@ impl Session {
                 node,
                 count,
                 time_spent: row.wall,
+                labels: 0,
             });
         }
     }

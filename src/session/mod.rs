@@ -20,6 +20,7 @@ use crate::profile::values::GIL_HOLDERS;
 use crate::profile::waits::RawWaits;
 use crate::resolve::naming::NamingProcess;
 use crate::resolve::{self, Fetch, OpenFiles, ResolveInput};
+use crate::sys;
 use crate::target::modules::Modules;
 use crate::target::system::System;
 use crate::truncation::Truncation;
@@ -34,6 +35,7 @@ pub mod pump;
 mod recent;
 mod sample;
 mod sockets;
+mod spans;
 mod states;
 mod targets;
 mod tasks;
@@ -45,6 +47,7 @@ use awaits::Awaits;
 use jit::{JitShared, function_start, jit_sources};
 use lags::Lags;
 use sockets::Sockets;
+use spans::Spans;
 pub use states::GilCounts;
 use states::GilLocks;
 use targets::{ModuleInfo, TargetProcess};
@@ -71,6 +74,10 @@ pub struct SessionOptions {
     pub tasks: bool,
     /// The sampling period, ns, if samples represent different amounts of time because off-CPU time is sampled, too.
     pub weighted: Option<u64>,
+    /// Label samples by the spans that are active in them.
+    pub spans: bool,
+    /// With `spans`: also by the OpenTelemetry context that threads publish.
+    pub thread_context: bool,
     /// Only samples of threads that hold the lock of their interpreter.
     pub gil_only: bool,
     /// List the callbacks of asyncio that keep their event loop for so long, ns.
@@ -86,6 +93,8 @@ impl Default for SessionOptions {
             grouping: Grouping::default(),
             native: true,
             tasks: false,
+            spans: false,
+            thread_context: false,
             weighted: None,
             gil_only: false,
             lag: None,
@@ -147,6 +156,7 @@ pub struct Session {
     gil_counts: GilCounts,
     sleeping: open_intervals::SleepingThreads,
     tasks: Tasks,
+    spans: Spans,
     awaits: Awaits,
     lags: Lags,
     wakers: Wakers,
@@ -221,6 +231,7 @@ impl Session {
             gil_counts: GilCounts::default(),
             sleeping: Default::default(),
             tasks: Tasks::default(),
+            spans: Spans::default(),
             awaits: Awaits::default(),
             lags: Lags::default(),
             wakers: Wakers::default(),
@@ -271,13 +282,14 @@ impl Session {
                 for id in new {
                     self.add_module(id);
                 }
-                if self.detect_python(pid) {
+                if self.detect_python(pid) | self.find_spans(pid, sys::clock::now()) {
                     self.notify_backend(pid, update)?;
                 }
             }
             Event::Exec { pid, comm } => {
                 self.codes.remove_process(pid);
                 self.forget_tasks(pid);
+                self.forget_spans(pid);
                 self.forget_last_stacks();
                 self.pythons.remove(&pid);
                 self.thread_names.forget_process(pid, false);
@@ -315,6 +327,7 @@ impl Session {
         self.forget_await_nodes();
         self.tree = RawTree::default();
         self.timeline = Vec::new();
+        self.spans.forget_labels();
         self.waits = RawWaits::default();
         self.wakers = Wakers::default();
         self.quality_counts = QualityCounts::default();
@@ -402,6 +415,7 @@ impl Session {
             socket_names: self.sockets.names(),
             tree: &self.tree,
             timeline: &self.timeline,
+            label_sets: self.spans.label_sets(),
             weighted: self.options.weighted.is_some(),
             lags: &self.lags.done,
             waits: Some((&self.waits, &self.wakers.all)),

@@ -8,6 +8,7 @@ use crate::capture::Backend;
 use crate::cpython_layout::TargetLayout;
 use crate::error::Result;
 use crate::event::{Event, Pid};
+use crate::sys;
 
 /// Events on their way from a backend to a session. Every recording, live or replayed, runs through one.
 #[derive(Default)]
@@ -41,7 +42,10 @@ impl EventPump {
         wait: Duration,
         until: Option<Instant>,
     ) -> Result<bool> {
-        let wait = wait.min(session.until_awaits()).min(session.until_lags());
+        let wait = wait
+            .min(session.until_awaits())
+            .min(session.until_lags())
+            .min(session.until_spans());
         let in_time = || until.is_none_or(|until| Instant::now() < until);
         if self.waiting.len() == 0 {
             let mut events = Vec::new();
@@ -58,6 +62,9 @@ impl EventPump {
             if !in_time() {
                 break;
             }
+        }
+        for pid in session.read_spans(sys::clock::now()) {
+            session.notify_backend(pid, &mut |pid, layout| update_backend(source, pid, layout))?;
         }
         session.add_sleeping(source)?;
         session.read_awaits();

@@ -50,6 +50,8 @@ impl Session {
             codes: &self.codes,
             tree: &tree,
             timeline: &timeline,
+            // No view of them has labels.
+            label_sets: &[],
             lags: &[],
             waits: weighted.then_some((&waits, &[])),
             weighted,
@@ -111,6 +113,7 @@ mod tests {
             node: nodes[i],
             count: 1,
             time_spent: 0,
+            labels: 0,
         };
         let ticks: Vec<RawTimelineSample> = (0..4).map(tick).collect();
         let (some, timeline) = subtree(&tree, ticks[2..].iter());

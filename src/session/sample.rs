@@ -71,8 +71,8 @@ impl Session {
         if let Some(holder) = holder {
             self.add_holders(s, holder);
         }
-        let has_new_tasks = self.has_new_running_tasks(s.pid);
-        self.follow_up(s, quality, has_new_layout || has_new_locks || has_new_tasks, update)
+        let is_new = self.has_new_running_tasks(s.pid) | self.find_spans(s.pid, s.time);
+        self.follow_up(s, quality, has_new_layout || has_new_locks || is_new, update)
     }
 
     /// Puts the stack of a sample into `self.stack`, outermost frame first. Returns its quality, and whether where the process's
@@ -265,6 +265,7 @@ impl Session {
         waker: Option<&PendingWaker>,
         path: &mut FramePath,
     ) -> Option<u32> {
+        let labels = self.label_set(s);
         let name_bytes = |f: &RawFrame| name_bytes(&self.codes, f);
         if let Some(woken) = s.wake_up.wakes {
             let (node, _) = self.tree.add_incremental(path, &self.stack, 0, &name_bytes);
@@ -308,6 +309,7 @@ impl Session {
                 node,
                 count,
                 time_spent: *time,
+                labels,
             });
             if self.options.weighted.is_some() {
                 self.waits.push(*length, number, s.holds_lock);

@@ -183,6 +183,7 @@ impl Session {
         self.codes.remove_process(pid);
         self.thread_names.forget_process(pid, true);
         self.forget_tasks(pid);
+        self.forget_spans(pid);
         if !self.sampled.contains(&(pid, pid)) {
             self.pythons.remove(&pid);
         }
@@ -365,6 +366,8 @@ impl Session {
                 locks,
                 nested,
                 running_tasks: self.running_tasks(pid),
+                spans: self.span_location(pid),
+                thread_context: self.thread_context(pid),
                 python_threads: self.python_threads(pid),
             }),
         )

@@ -11,7 +11,9 @@ use super::encode::MAGIC;
 use super::{FIRST_VERSION, SystemResponses, Tape, TapeHeader, VERSION};
 use crate::arch::{GPRS, Regs, TAPE_CPU};
 use crate::error::{Error, ErrorKind, Result};
-use crate::event::{CodeCopy, Event, Part, Pid, RawPyFrame, Sample, StackBytes, Tid, TimeSpent, WakeUp, WalkStatus};
+use crate::event::{
+    CodeCopy, Event, Part, Pid, RawPyFrame, Sample, SpanRecords, StackBytes, Tid, TimeSpent, WakeUp, WalkStatus,
+};
 use crate::target::file_content::{Content, Sparse};
 
 /// Bytes of an unpacked tape, and of all its stacks together.
@@ -269,6 +271,7 @@ impl<'a> TapeReader<'a> {
             dispatcher: None,
             holds_lock: false,
             system_call: None,
+            spans: SpanRecords::default(),
         })
     }
 

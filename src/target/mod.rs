@@ -19,6 +19,7 @@ pub mod memory;
 pub mod modules;
 pub mod root;
 pub mod system;
+pub mod thread_context;
 
 use modules::Modules;
 use root::Root;

@@ -131,6 +131,7 @@ fn color(kind: FrameKind) -> Style {
     match kind {
         FrameKind::Python => Style::new().fg(Color::Cyan),
         FrameKind::Kernel => Style::new().fg(Color::Magenta),
+        FrameKind::Task => Style::new().fg(Color::Green),
         FrameKind::Truncated => Style::new().fg(Color::Red),
         FrameKind::Native | FrameKind::Inlined => Style::new().fg(Color::Yellow),
         FrameKind::Root => Style::new().add_modifier(Modifier::BOLD),

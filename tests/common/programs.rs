@@ -86,6 +86,29 @@ pub fn unchanged() -> Command {
     Command::new(exe)
 }
 
+/// The program that publishes the OpenTelemetry context of its threads, and the libraries that do, in a process that loads them:
+/// with a descriptor, and with a pair of words. Each with a name.
+pub fn otel_contexts() -> Vec<(&'static str, Command)> {
+    let source = sources().join("otel_context.c");
+    let exe = built().join("otel_context");
+    compile(&source, &exe, &["-rdynamic", "-pthread"]);
+    let library = |name: &'static str, dialect: &str| {
+        let out = built().join(format!("otel_{name}.so"));
+        let dialect = format!("-mtls-dialect={dialect}");
+        compile(&source, &out, &["-fPIC", "-shared", "-DLIBRARY", "-pthread", &dialect]);
+        let mut command = Command::new("python3");
+        command
+            .args(["-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1]).run()"])
+            .arg(out);
+        (name, command)
+    };
+    vec![
+        ("program", Command::new(exe)),
+        library("descriptor", "gnu2"),
+        library("pair", "gnu"),
+    ]
+}
+
 /// The program that prints the state that it starts in.
 pub fn state() -> Command {
     let exe = built().join("state");

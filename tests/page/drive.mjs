@@ -672,6 +672,31 @@ async function lagging(page) {
   assert.equal(await page.getAttribute("#tab-flame", "aria-selected"), "true");
 }
 
+// Samples with a label, which one types or picks from a list.
+async function labeled(page) {
+  const options = await page.$$eval("#labels option", (options) => options.map((option) => option.value));
+  assert.deepEqual(options, ["span=<b>job</b>", "span=request", "route=/a", "route=/b"]);
+  const choose = async (text) => {
+    await page.fill("#label", text);
+    await page.press("#label", "Enter");
+    await settled(page);
+  };
+  const [main, worker] = [70, 71].map((tid) => expected((s) => s.tid === tid));
+  for (const text of ["span=request", "request", "route=/a"]) {
+    await choose(text);
+    await shows(page, main);
+  }
+  await choose("<b>job</b>");
+  await shows(page, worker);
+  await choose("nothing");
+  assert.equal(await page.getAttribute("#label", "aria-invalid"), "true");
+  await shows(page, expected(() => true));
+  await choose("request");
+  await page.click('#chips .chip:has-text("span=request")');
+  await settled(page);
+  await shows(page, expected(() => true));
+}
+
 // What threads did over time, and where they waited.
 async function waits(page) {
   const box = await page.locator(".plot canvas").boundingBox();
@@ -735,6 +760,6 @@ async function check(name, file, test) {
   await page.close();
 }
 for (const [name, test] of Object.entries(tests)) await check(name, "known.html", test);
-for (const [name, test] of Object.entries({ hostile, deep, empty, untimed, calls, comparison, waits, shared, lagging, suspended })) await check(`a profile that is ${name}`, `${name}.html`, test);
+for (const [name, test] of Object.entries({ hostile, deep, empty, untimed, calls, comparison, waits, shared, lagging, labeled, suspended })) await check(`a profile that is ${name}`, `${name}.html`, test);
 await browser.close();
 process.exit(failed ? 1 : 0);

@@ -15,6 +15,7 @@ use nativeprof::export::html;
 use nativeprof::export::html::Comparison;
 use nativeprof::profile::diff;
 use nativeprof::profile::diff::{DiffOptions, Metric, Normalization, RowKind};
+use nativeprof::profile::labels::Labels;
 use nativeprof::profile::lags::Lag;
 use nativeprof::profile::model::{Assembly, Frame, FrameKind, Instruction, Profile, TimelineSample};
 use nativeprof::profile::values::{Amounts, Value, ValueType};
@@ -357,6 +358,19 @@ fn lagging(directory: &Path) -> Profile {
     profile
 }
 
+/// The known one, where each thread works within a span of its own.
+fn labeled(directory: &Path) -> Profile {
+    let mut profile = known(directory);
+    let labels = |span: &str, route: &str| vec![("span".into(), span.into()), ("route".into(), route.into())];
+    let sets = [vec![], labels("request", "/a"), labels("<b>job</b>", "/b")];
+    let of_ticks = profile
+        .timeline
+        .iter()
+        .map(|tick| if tick.tid == MAIN.1 { 1 } else { 2 });
+    profile.labels = Labels::new(&sets, of_ticks.collect());
+    profile
+}
+
 fn comparison(directory: &Path) {
     let [a, b] = before_and_after();
     let options = DiffOptions {
@@ -416,6 +430,7 @@ fn page_in_a_browser() {
     fs::write(directory.join("shared.html"), out).unwrap();
     write("suspended.html", &suspended());
     write("lagging.html", &lagging(&directory));
+    write("labeled.html", &labeled(&directory));
 
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     for (path, how) in [

@@ -4,10 +4,12 @@ use rustc_hash::FxHashMap;
 
 use crate::arch::{self, PT_REGS_WORDS, Regs, SAVED_REGS_WORDS, SYSTEM_CALL_WORD};
 use crate::bytes::{u16_at, u32_at, u64_at};
-use crate::cpython_layout::{ABSENT, RunningTasks, TargetLayout, ThreadStateLocation, Tls};
+use crate::cpython_layout::{
+    ABSENT, RunningTasks, SpanLocation, TargetLayout, ThreadContext, ThreadStateLocation, Tls,
+};
 use crate::event::{
-    CodeCopy, Dispatcher, Holder, Part, Pid, RUNNING_TASK, RawPyFrame, Sample, StackBytes, Tid, TimeSpent, WakeUp,
-    WalkStatus,
+    CodeCopy, Dispatcher, Holder, Part, Pid, RUNNING_TASK, RawPyFrame, Sample, SpanRecords, StackBytes, Tid, TimeSpent,
+    WakeUp, WalkStatus,
 };
 
 /// `HEAD` of the program.
@@ -61,6 +63,10 @@ const PARTS_AT: usize = FINGERPRINT + 8;
 const PART_SIZE: usize = 16;
 const PARTS: usize = 5;
 
+/// In place of a fingerprint, which is odd: the record is of an active span, or of a thread's OpenTelemetry context.
+const ACTIVE_SPAN: u32 = 2;
+const THREAD_CONTEXT: u32 = 4;
+
 const FRAME_SIZE: usize = 32;
 const ANCHOR_SIZE: usize = 16;
 
@@ -82,6 +88,8 @@ pub enum DecodedRecord {
 pub struct StackReassembler {
     /// Samples whose stacks are incomplete.
     open: FxHashMap<Tid, Sample>,
+    /// Spans whose samples have not come yet, with their time.
+    spans: FxHashMap<Tid, (u64, SpanRecords)>,
 }
 
 impl StackReassembler {
@@ -89,10 +97,30 @@ impl StackReassembler {
     pub fn take(&mut self, b: &[u8], out: &mut Vec<DecodedRecord>) {
         let Some(flags) = u32_at(b, FLAGS) else { return };
         if flags & CODE_COPY != 0 {
-            out.extend(decode_code(b));
+            let Some((tid, time, record, is_own)) = decode_span(b) else {
+                out.extend(decode_code(b));
+                return;
+            };
+            // Samples follow at once, so beyond this number they were lost.
+            if self.spans.len() >= MAX_OPEN {
+                self.spans.clear();
+            }
+            let (known, records) = self.spans.entry(tid).or_default();
+            if std::mem::replace(known, time) != time {
+                *records = SpanRecords::default();
+            }
+            match is_own {
+                true => records.own = record,
+                false => records.context = record,
+            }
             return;
         }
         let Some(mut sample) = decode(b) else { return };
+        if let Some((time, records)) = self.spans.remove(&sample.tid)
+            && time == sample.time
+        {
+            sample.spans = records;
+        }
         if flags & REST != 0 {
             let Some(mut first) = self.open.remove(&sample.tid) else {
                 return;
@@ -151,6 +179,17 @@ pub fn decode_code(b: &[u8]) -> Option<DecodedRecord> {
         parts,
     };
     Some(DecodedRecord::Code(pid, time, copy))
+}
+
+/// The record of the span that was active in a thread at a time, whose sample follows, and whether it is one of our package;
+/// `None` if the entry is another one.
+fn decode_span(b: &[u8]) -> Option<(Tid, u64, Vec<u8>, bool)> {
+    let fingerprint = u32_at(b, FINGERPRINT)?;
+    [ACTIVE_SPAN, THREAD_CONTEXT].contains(&fingerprint).then_some(())?;
+    let len = u32_at(b, PARTS_AT + PART_SIZE + 8)? as usize;
+    let at = PARTS_AT + PARTS * PART_SIZE;
+    let record = b.get(at..at.checked_add(len)?)?.to_vec();
+    Some((u32_at(b, TID)?, u64_at(b, TIME)?, record, fingerprint == ACTIVE_SPAN))
 }
 
 /// A sample from one ring buffer entry; `None` if the entry is truncated.
@@ -270,6 +309,7 @@ pub fn decode(b: &[u8]) -> Option<Sample> {
             .then(|| u64_at(b, REGS + 8 * SYSTEM_CALL_WORD))
             .flatten()
             .and_then(arch::system_call),
+        spans: SpanRecords::default(),
     })
 }
 
@@ -281,6 +321,25 @@ pub fn encode_running(r: &RunningTasks) -> [u64; 2] {
         .rev()
         .fold(0, |word, offset| word << 16 | u64::from(*offset));
     [r.current, packed]
+}
+
+/// `struct spans` of the program.
+pub fn encode_spans(spans: Option<&SpanLocation>, context: Option<&ThreadContext>) -> [u64; 7] {
+    let mut words = [0; 7];
+    if let Some(at) = spans {
+        let offsets = [at.context, at.header, at.item, at.data];
+        let packed = offsets
+            .iter()
+            .rev()
+            .fold(0, |word, offset| word << 16 | u64::from(*offset));
+        let own = [at.variable, at.bitmap_node, at.array_node, at.hash.into(), packed];
+        words[..own.len()].copy_from_slice(&own);
+    }
+    if let Some(at) = context {
+        words[5] = at.offset;
+        words[6] = 1 << 32 | u64::from(at.block);
+    }
+    words
 }
 
 /// From the list of interpreters to the main one (`struct pyinterpreters`, Include/internal/pycore_runtime.h, v3.12.1

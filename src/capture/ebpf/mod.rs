@@ -128,6 +128,7 @@ pub struct EbpfSource {
     procs: BpfHash<MapData, u32, LayoutBytes>,
     nested: BpfHash<MapData, NestedKey, [u64; MAX_NESTED]>,
     running: BpfHash<MapData, u32, [u64; 2]>,
+    spans: BpfHash<MapData, u32, [u64; 7]>,
     nested_of: FxHashMap<Pid, Vec<NestedKey>>,
     facts: Array<MapData, KernelFacts>,
     counts: PerCpuArray<MapData, u64>,
@@ -194,6 +195,7 @@ impl EbpfSource {
             slots: cpus,
             threads: 1,
             workers: if options.workers { workers::MAX_WORKERS } else { 0 },
+            spans: options.spans,
         };
         let (object::Loaded { mut bpf, refusal }, hook) = if options.mode == Mode::Cpu {
             (object::load_first(variants, sizes, options.children)?, None)
@@ -217,6 +219,7 @@ impl EbpfSource {
         let procs = take("PROCS")?.try_into().map_err(map_error)?;
         let nested = take("NESTED_STATES")?.try_into().map_err(map_error)?;
         let running = take("RUNNING_TASKS")?.try_into().map_err(map_error)?;
+        let spans = take("SPANS")?.try_into().map_err(map_error)?;
         let counts = take("COUNTS")?.try_into().map_err(map_error)?;
         let locks = InterpreterLocks::new(take("INTERPRETER_LOCKS")?)?;
         // On another thread than the main one: where process and thread ID are equal, other fields hold the same
@@ -255,6 +258,7 @@ impl EbpfSource {
             procs,
             nested,
             running,
+            spans,
             nested_of: FxHashMap::default(),
             facts,
             counts,
@@ -528,6 +532,12 @@ impl Backend for EbpfSource {
                 .insert(pid, abi::encode_running(running), 0)
                 .map_err(|e| bpf_error(NOTIFY_FAILED, e))?;
         }
+        if layout.spans.is_some() || layout.thread_context.is_some() {
+            let spans = abi::encode_spans(layout.spans.as_ref(), layout.thread_context.as_ref());
+            self.spans
+                .insert(pid, spans, 0)
+                .map_err(|e| bpf_error(NOTIFY_FAILED, e))?;
+        }
         self.forget_nested(pid);
         for (thread_pointer, states) in &layout.nested {
             let key = NestedKey {
@@ -552,6 +562,7 @@ impl Backend for EbpfSource {
         let _ = self.procs.remove(&pid); // absent: nothing to forget
         self.locks.remove(pid);
         let _ = self.running.remove(&pid);
+        let _ = self.spans.remove(&pid);
         self.times.end(pid);
     }
 

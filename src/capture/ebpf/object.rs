@@ -38,6 +38,8 @@ pub struct MapSizes {
     /// Workers whose dispatchers are known, and parts of dispatchers' stacks. 0: dispatchers are not looked for, and the verifier
     /// leaves out the code that does.
     pub workers: u32,
+    /// Whether active spans are read; if not, the verifier leaves out the code that does.
+    pub spans: bool,
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -108,8 +110,10 @@ pub fn load_first(variants: &[Variant], sizes: MapSizes, children: bool) -> Resu
 /// The kernel refuses it.
 pub fn load(object: &[u8], sizes: MapSizes, children: bool) -> Result<Ebpf> {
     let want_workers = u32::from(sizes.workers > 0);
+    let want_spans = u32::from(sizes.spans);
     let mut bpf = EbpfLoader::new()
         .override_global("want_workers", &want_workers, true)
+        .override_global("want_spans", &want_spans, true)
         .map_max_entries("SCRATCH", sizes.slots)
         .map_max_entries("CACHE", sizes.slots)
         .map_max_entries("THREADS", sizes.threads)

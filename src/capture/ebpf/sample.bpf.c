@@ -102,6 +102,10 @@
 #define MAX_COPIES 64            // code objects copied in one sample
 #define MAX_TEXT 0x7ff           // bytes of a string object that is copied
 #define MAX_LINES 0x7fff         // bytes of a line table that is copied
+#define MAX_SPAN 0x1ff           // bytes of the record of an active span
+#define MAX_CONTEXT 0x3ff        // bytes of a thread's OpenTelemetry context
+#define CONTEXT_HEAD 28          // those before its attributes (OTEP 4947)
+#define TRIE_LEVELS 7            // of a context's mapping: 32 bits of a hash, five at a time
 #define NAME_BYTES 128           // copied of the name of a task
 #define DICT_ENTRIES 5           // of a dictionary with 8 slots
 #define NONE 0xffff
@@ -272,6 +276,32 @@ struct {
 	__type(key, __u32);
 	__type(value, struct running);
 } RUNNING_TASKS SEC(".maps");
+
+// Where a process keeps which span is active in a thread, if that is wanted and the process has any. Offsets in bytes.
+struct spans {
+	__u64 variable;           // the context variable
+	__u64 bitmap_node, array_node; // types of the nodes of a context's mapping
+	__u64 hash;               // of the variable, 32 bits
+	__u16 context;            // thread state -> context
+	__u16 header;             // bytes of a PyObject
+	__u16 item;               // the variable's value -> record, a bytes object
+	__u16 data;               // record -> its bytes
+	// Of the OpenTelemetry context of threads.
+	__u64 context_offset;     // thread-local block, or thread pointer -> pointer to the record
+	__u32 context_block;      // the thread's vector of blocks -> block; 0: none
+	__u32 has_context;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_LOCKED);
+	__uint(map_flags, HASH_FLAGS);
+	__type(key, __u32);
+	__type(value, struct spans);
+} SPANS SEC(".maps");
+
+// Whether the records of active spans are taken. Set by the loader: if it is 0, the verifier leaves out what does it.
+const volatile __u32 want_spans = 0;
 
 // Two cells for each code object, by its hash: fingerprints seen. Small and approximate: one that is crowded out only
 // means that the reader is woken once more.
@@ -761,6 +791,122 @@ __noinline int copy_task(__u32 slot)
 	h->parts[PART_NAME].len = size;
 	h->size = sizeof(*h) + size;
 	bpf_ringbuf_output(&SAMPLES, h, sizeof(*h) + size, BPF_RB_NO_WAKEUP);
+	return 0;
+}
+
+// The record of the span that is active in a thread state: the value of a context variable, found in the trie of the
+// thread's context as the interpreter finds it. The same walk in cpython/spans.rs. 0: none.
+static __always_inline __u64 active_span(struct spans *sp, __u64 state)
+{
+	__u64 node, kind, slot, bitmap, pair[2];
+	int i;
+
+	node = user_word(state + sp->context);
+	node = node ? user_word(node + sp->header + 8) : 0;
+	node = node ? user_word(node + sp->header) : 0;
+	for (i = 0; i < TRIE_LEVELS; i++) {
+		if (!node)
+			return 0;
+		slot = sp->hash >> (5 * i) & 31;
+		kind = user_word(node + sp->header - 8);
+		if (kind == sp->array_node) {
+			node = user_word(node + sp->header + 8 * slot);
+			continue;
+		}
+		if (kind != sp->bitmap_node)
+			return 0;
+		bitmap = user_word(node + sp->header + 8) & 0xffffffff;
+		if (!(bitmap >> slot & 1))
+			return 0;
+		// The number of slots before it that are in use.
+		bitmap &= (1ULL << slot) - 1;
+		bitmap -= bitmap >> 1 & 0x55555555;
+		bitmap = (bitmap & 0x33333333) + (bitmap >> 2 & 0x33333333);
+		bitmap = ((bitmap + (bitmap >> 4)) & 0x0f0f0f0f) * 0x01010101 >> 24 & 31;
+		if (bpf_probe_read_user(pair, 16, (void *)(node + sp->header + 16 + 16 * bitmap)))
+			return 0;
+		if (pair[0] == sp->variable)
+			return pair[1] ? user_word(pair[1] + sp->item) : 0;
+		if (pair[0])
+			return 0;
+		node = pair[1];
+	}
+	return 0;
+}
+
+// Puts a record of `len` bytes into one like that of a code object, with this fingerprint.
+static __always_inline void put_span(char *area, __u64 record, __u64 from, __u64 len, __u32 fingerprint)
+{
+	struct head *sample = (void *)area;
+	struct code_head *h = (void *)(area + COPY);
+
+	BOUND(len, MAX_CONTEXT);
+	if (bpf_probe_read_user(area + COPY + sizeof(*h), len, (void *)from))
+		return;
+	__builtin_memset(h, 0, sizeof(*h));
+	h->pid = sample->pid;
+	h->tid = sample->tid;
+	h->flags = CODE_COPY;
+	h->time = sample->time;
+	h->code = record;
+	h->fingerprint = fingerprint;
+	h->parts[PART_NAME].at = record;
+	h->parts[PART_NAME].len = len;
+	h->size = sizeof(*h) + len;
+	bpf_ringbuf_output(&SAMPLES, h, sizeof(*h) + len, BPF_RB_NO_WAKEUP);
+}
+
+// Writes the record of the active span.
+__noinline int copy_span(__u32 slot)
+{
+	char *area = scratch(slot);
+	struct spans *sp;
+	struct state *s;
+	__u64 record, len;
+	__u32 pid;
+
+	if (!area)
+		return 0;
+	pid = ((struct head *)area)->pid;
+	sp = bpf_map_lookup_elem(&SPANS, &pid);
+	if (!sp || !sp->variable)
+		return 0;
+	s = (void *)(area + STATE);
+	record = active_span(sp, s->states[0]);
+	len = record ? user_word(record + sp->header) : 0;
+	if (len && len <= MAX_SPAN)
+		put_span(area, record, record + sp->data, len, 2);
+	return 0;
+}
+
+// Writes the record of the thread's OpenTelemetry context. The same walk in target/thread_context.rs.
+__noinline int copy_context(__u32 slot)
+{
+	char *area = scratch(slot), head[CONTEXT_HEAD];
+	struct spans *sp;
+	__u64 block, record, len;
+	__u32 pid;
+
+	if (!area)
+		return 0;
+	pid = ((struct head *)area)->pid;
+	sp = bpf_map_lookup_elem(&SPANS, &pid);
+	if (!sp || !sp->has_context)
+		return 0;
+	block = ((struct head *)area)->thread_pointer;
+	if (sp->context_block) {
+		// One that is not allocated yet is 0 or -1.
+		block = user_word(user_word(block + 8) + sp->context_block);
+		if (!block || !(block + 1))
+			return 0;
+	}
+	record = user_word(block + sp->context_offset);
+	if (!record || bpf_probe_read_user(head, sizeof(head), (void *)record) || head[24] != 1)
+		return 0;
+	len = CONTEXT_HEAD + ((__u64)(__u8)head[26] | (__u64)(__u8)head[27] << 8);
+	if (len > MAX_CONTEXT)
+		len = MAX_CONTEXT;
+	put_span(area, record, record, len, 4);
 	return 0;
 }
 
@@ -1771,6 +1917,9 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 	tp -= DESCRIPTOR(lay);
 	h->thread_pointer = tp;
 
+	if (want_spans && !(h->flags & WAKER))
+		copy_context(slot);
+
 	h->frames = h->marks = 0;
 	h->walk = WALK_NONE;
 	s->at = HEAD + 8 * (__u64)h->kernel;
@@ -1810,6 +1959,9 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 					walk_frames(slot, i);
 			h->frames = s->n;
 			copy_task(slot);
+			// (A worker's sample belongs to the span of the thread that gave it work.)
+			if (want_spans && !(h->flags & WAKER))
+				copy_span(slot);
 			s->n = 0;
 			if (lay->cframe != NONE)
 				for (i = 0; i <= MAX_NESTED; i++)

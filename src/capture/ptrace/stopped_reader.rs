@@ -11,7 +11,9 @@ use crate::capture::common::seen_code::SeenCode;
 use crate::capture::common::stack_copy;
 use crate::capture::common::stack_copy::HOLES;
 use crate::cpython_layout::TargetLayout;
-use crate::event::{CodeCopy, Pid, PythonWalk, Sample, StackBytes, StoppedThread, Tid, TimeSpent, WakeUp, WalkStatus};
+use crate::event::{
+    CodeCopy, Pid, PythonWalk, Sample, SpanRecords, StackBytes, StoppedThread, Tid, TimeSpent, WakeUp, WalkStatus,
+};
 use crate::limits::{DEEP_FRAMES, MAX_FRAMES, MAX_STACK, MAX_STACKS};
 use crate::sys;
 use crate::sys::ptrace::Stopped;
@@ -225,6 +227,7 @@ impl StoppedReader {
             dispatcher: None,
             holds_lock: false,
             system_call: None,
+            spans: SpanRecords::default(),
         }
     }
 
@@ -262,6 +265,7 @@ impl StoppedReader {
         sample.anchors.clone_from(&self.walked.anchors);
         sample.walk = self.walked.walk;
         sample.holds_lock = self.walked.holds_lock;
+        sample.spans.clone_from(&self.walked.spans);
     }
 }
 

@@ -131,6 +131,7 @@ impl SlotData {
             dispatcher: None,
             holds_lock: self.walked.holds_lock,
             system_call: None,
+            spans: self.walked.spans.clone(),
         };
         if self.len > MAX_RESIDENT {
             threads::release_pages(&mut self.stack);

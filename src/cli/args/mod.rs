@@ -10,7 +10,9 @@ mod diff;
 mod shared;
 
 pub use diff::{Diff, DiffBy, DiffFormat, Normalize};
-pub use shared::{Browse, Debuginfod, FrameArgs, ProcessRef, Sampling, SymbolArgs, TargetArg, TaskArgs, ViewArgs};
+pub use shared::{
+    Browse, Debuginfod, FrameArgs, LabelArgs, ProcessRef, Sampling, SymbolArgs, TargetArg, TaskArgs, ViewArgs,
+};
 use shared::{rate, seconds};
 
 /// Sampling profiler for Linux: one interleaved stack of Python, native and kernel frames.
@@ -159,6 +161,9 @@ pub struct Top {
     pub rate: u64,
     #[command(flatten)]
     pub sampling: Sampling,
+    /// Show the asyncio task that runs, and the tasks that await it, above the frames of its coroutine
+    #[arg(long)]
+    pub tasks: bool,
     #[command(flatten)]
     pub frames: FrameArgs,
     #[command(flatten)]
@@ -216,7 +221,7 @@ pub struct Report {
     #[arg(long, value_name = "FUNCTION|FILE", conflicts_with_all = ["callers", "callees", "tree", "by"])]
     pub source: Option<String>,
     /// Machine code of a native function, with the samples of each instruction
-    #[arg(long, value_name = "FUNCTION", conflicts_with_all = ["source", "callers", "callees", "tree", "by", "waits", "value"])]
+    #[arg(long, value_name = "FUNCTION", conflicts_with_all = ["source", "callers", "callees", "tree", "by", "waits", "value", "span", "label"])]
     pub assembly: Option<String>,
     /// Sort order
     #[arg(long, value_enum, default_value_t = Sort::SelfCount)]
@@ -226,6 +231,8 @@ pub struct Report {
     /// Python frames only: C time counts as part of the Python function that called
     #[arg(long)]
     pub no_native: bool,
+    #[command(flatten)]
+    pub labels: LabelArgs,
     /// Callers of the function (a name or a regular expression)
     #[arg(long, value_name = "FUNCTION", conflicts_with_all = ["callees", "tree", "by"])]
     pub callers: Option<String>,
@@ -304,6 +311,8 @@ pub enum By {
     Module,
     Thread,
     Process,
+    /// Name of a span, or another label of it
+    Label,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -336,6 +345,8 @@ pub struct Export {
     /// Python frames only: C time counts as part of the Python function that called
     #[arg(long)]
     pub no_native: bool,
+    #[command(flatten)]
+    pub labels: LabelArgs,
     #[command(flatten)]
     pub shown: ViewArgs,
 }
@@ -390,6 +401,9 @@ pub struct RecordArgs {
     pub threads: bool,
     #[command(flatten)]
     pub tasks: TaskArgs,
+    /// Label samples by the program's spans: those of `nativeprof.span`, and the OpenTelemetry context of its threads
+    #[arg(long)]
+    pub spans: bool,
     /// Under sudo: keep root for the command and output files [default: switch to the user who ran sudo]
     #[arg(long)]
     pub as_root: bool,

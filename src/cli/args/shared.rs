@@ -5,6 +5,7 @@ use clap::{Args, ValueEnum};
 use super::{BackendChoice, pid};
 use crate::capture::{self, EVENT_KINDS, EventKind, MODES, Mode};
 use crate::error::{Error, ErrorKind};
+use crate::profile::labels::{LabelFilter, SPAN};
 use crate::profile::views::ViewOptions;
 
 /// A process: its PID, or the name of its program or script.
@@ -90,6 +91,35 @@ pub struct TaskArgs {
     pub lag: Option<u64>,
 }
 
+/// Which samples to keep, by their labels.
+#[derive(Debug, Args)]
+pub struct LabelArgs {
+    /// Only samples within spans of this name
+    #[arg(long, value_name = "NAME")]
+    span: Vec<String>,
+    /// Only samples with this label; several: with all of them
+    #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
+    label: Vec<LabelFilter>,
+}
+
+impl LabelArgs {
+    pub fn filters(&self) -> Vec<LabelFilter> {
+        let spans = self.span.iter().map(|name| LabelFilter {
+            key: SPAN.into(),
+            value: name.clone(),
+        });
+        spans.chain(self.label.iter().cloned()).collect()
+    }
+}
+
+fn label(text: &str) -> Result<LabelFilter, String> {
+    let (key, value) = text.split_once('=').ok_or("it has the form KEY=VALUE")?;
+    Ok(LabelFilter {
+        key: key.into(),
+        value: value.into(),
+    })
+}
+
 impl TaskArgs {
     pub fn shows_tasks(&self) -> bool {
         self.tasks || self.lag.is_some()
@@ -133,6 +163,7 @@ impl Sampling {
             },
             children,
             workers: self.attribute_workers,
+            spans: false,
         }
     }
 }

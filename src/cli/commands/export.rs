@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::cli::args::Export;
 use crate::cli::input;
-use crate::cli::output::Output;
+use crate::cli::output::{Output, labels};
 use crate::error::Result;
 use crate::privileges::phases;
 use crate::resolve::source_lines;
@@ -19,6 +19,7 @@ pub fn export(options: &Export) -> Result<()> {
     )?
     .shown(&options.shown, options.no_native)?;
     let mut profile = input::profile(&options.file, output.needs())?;
+    profile = labels::select(profile, &options.labels, &options.file)?;
     output.check(&profile)?;
     if output.quotes_source() {
         source_lines::add(&mut profile, &mut source_lines::open_local);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::capture::{self, Backend};
+use crate::capture::{self, Backend, SamplingOptions};
 use crate::cli::args::RecordArgs;
 use crate::cli::backend::{check_rate, open_source, start_command};
 use crate::cli::debuginfod;
@@ -54,6 +54,7 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     check_rate(options.rate)?;
     if options.save_tape.is_some() {
         let (what, option) = match (options.sampling.mode, options.sampling.gil) {
+            _ if options.spans => ("spans", "--spans"),
             _ if options.sampling.attribute_workers => ("what native workers work for", "--attribute-workers"),
             (capture::Mode::Cpu, false) => ("", ""),
             (capture::Mode::Cpu, true) => ("who holds the GIL", "--gil"),
@@ -94,7 +95,10 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     sys::interrupts::install_interrupt_handler();
 
     let sampling = &options.sampling;
-    let capture = sampling.capture(options.rate, options.subprocesses);
+    let capture = SamplingOptions {
+        spans: options.spans,
+        ..sampling.capture(options.rate, options.subprocesses)
+    };
     let mut source = open_source(sampling.backend, &capture)?;
     let grouping = Grouping {
         processes: options.subprocesses,
@@ -108,6 +112,8 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
         gil_only: sampling.gil,
         lag: options.tasks.lag,
         workers: sampling.attribute_workers,
+        spans: options.spans,
+        thread_context: options.spans,
     };
     let recorder = options
         .save_tape

@@ -76,6 +76,7 @@ pub fn top(options: &Top) -> Result<()> {
     let mut source = open_source(sampling.backend, &sampling.capture(options.rate, false))?;
     let session_options = session::SessionOptions {
         native: !sampling.no_native,
+        tasks: options.tasks,
         weighted: sampling.weighted(options.rate),
         gil_only: sampling.gil,
         workers: sampling.attribute_workers,

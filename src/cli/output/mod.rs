@@ -20,6 +20,7 @@ use atomic_file::{OutputFile, PUBLIC};
 
 pub mod atomic_file;
 pub mod browser;
+pub mod labels;
 pub mod row_filter;
 pub mod style;
 pub mod table;

@@ -61,6 +61,21 @@ class Excerpt {
   }
 }
 
+// The labels to choose from, spans first, each with the sets that have it; the set of each sample.
+function readLabels(rows, sets) {
+  const known = new Map();
+  rows.forEach((row, set) => {
+    for (let i = 0; i < row.length; i += 2) {
+      const [key, value] = [clean(row[i]), clean(row[i + 1])];
+      const text = `${key}=${value}`;
+      if (!known.has(text)) known.set(text, { key, text, sets: new Set() });
+      known.get(text).sets.add(set);
+    }
+  });
+  const order = (a, b) => (b.key === "span") - (a.key === "span") || a.text.localeCompare(b.text, "en", { numeric: true });
+  return { all: [...known.values()].sort(order), sets };
+}
+
 async function readProfile(base64) {
   const bytes = await unpack(base64);
   const length = new DataView(bytes.buffer).getUint32(0, true);
@@ -110,6 +125,8 @@ async function readProfile(base64) {
 
   const waits = head.waits ? readWaits(head.waits, column(head.ticks, Int32Array), column(head.ticks, Float64Array)) : null;
 
+  const labels = head.labels ? readLabels(head.labels, column(head.ticks, Int32Array)) : null;
+
   const { functions: f, kinds } = head;
   const files = head.files.map(clean);
   const natives = head.modules.map(clean);
@@ -149,6 +166,7 @@ async function readProfile(base64) {
     },
     values,
     waits,
+    labels,
     comparison: head.comparison ? comparison(head.comparison, f.count) : null,
     interpreterFrames: head.interpreterFrames,
     // Whether there are any to show.

@@ -7,7 +7,7 @@
 //!          "folded", "interpreterFrames", "noSource", "ticks", "values",
 //!          "excerpts": [[path, lines of the file, line, text, ...]],
 //!          "assembly": [[function, whether its file was checked, [address, length, text, samples, source, line], ...]],
-//!          "lags" (see `lags.rs`), "waits" (of a profile with off-CPU time, see `waits.rs`),
+//!          "labels": [[key, value, ...]] (of a profile with labels), "lags" (see `lags.rs`), "waits" (of a profile with off-CPU time, see `waits.rs`),
 //!          "comparison" (of two profiles, see `comparison.rs`)}
 //! columns  of nodes: distance to the parent, function, self samples, number of lines
 //!          of lines: distance to the line before in the same node, samples, self samples
@@ -15,7 +15,8 @@
 //!          of each of "values": of nodes the self amount (except of the first value, which is the samples
 //!          above), of ticks the amount (if it is "weighted")
 //!          of the "folded" nodes, those without the interpreter's frames: as of nodes and of lines; then of nodes the
-//!          folded node that has its samples; with "waits", of ticks the site and the length of the interval
+//!          folded node that has its samples; with "waits", of ticks the site and the length of the interval;
+//!          with "labels", of ticks the number of the set of labels
 //! ```
 //!
 //! The text's "values" are the value types to choose from, the one of the counts first: {"name", "unit", "weighted"}.
@@ -93,6 +94,20 @@ pub fn pack(profile: &Profile, options: &PageOptions, comparison: Option<&Compar
         for column in waits::write(profile, value, shown, &mut text)? {
             order.iter().for_each(|tick| columns.push(column[*tick]));
         }
+    }
+    if !profile.labels.is_empty() {
+        list("labels", profile.labels.sets.iter(), &mut text, |set, out| {
+            out.push(b'[');
+            for (at, text) in set.iter().flat_map(|(key, value)| [key, value]).enumerate() {
+                out.extend((at > 0).then_some(b','));
+                write_json(&short(text), out)?;
+            }
+            out.write_all(b"]")
+        })?;
+        let sets = &profile.labels.of_ticks;
+        order
+            .iter()
+            .for_each(|tick| columns.push(sets.get(*tick).map_or(0, |set| (*set).into())));
     }
     if let Some(comparison) = comparison {
         text.extend(b",\"comparison\":");

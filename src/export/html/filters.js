@@ -6,6 +6,23 @@ class Filters {
     this.buildKinds();
     this.buildCategories();
     this.buildModules();
+    this.buildLabels();
+  }
+
+  // Labels of samples, which one types to find.
+  buildLabels() {
+    const { model } = this;
+    const { labels } = model.profile;
+    if (!labels) return;
+    const input = $("label");
+    input.hidden = false;
+    $("labels").append(...labels.all.slice(0, 2000).map(({ text }) => el("option", { value: text })));
+    input.addEventListener("change", () => {
+      const text = input.value.trim();
+      const label = labels.all.find((label) => label.text === text) ?? labels.all.find((label) => label.text === `span=${text}`) ?? null;
+      input.setAttribute("aria-invalid", String(text !== "" && !label));
+      model.set({ label });
+    });
   }
 
   buildKinds() {
@@ -109,6 +126,8 @@ class Filters {
       chips.push(el("button", { class: "chip", title: "Undo", "aria-label": `Undo: ${text}`, onclick: undo }, el("bdi", { text: shorten(text, 60) }), el("span", { "aria-hidden": true, text: "×" })));
     if (model.range) chip(`${(model.range[0] / 1e6).toFixed(2)}–${(model.range[1] / 1e6).toFixed(2)} s`, () => model.set({ range: null }));
     if (model.threads) chip(model.threads.size === 1 ? `thread ${threads[[...model.threads][0]].tid}` : `${model.threads.size} of ${plural(threads.length, "thread")}`, () => model.set({ threads: null }));
+    if (model.label) chip(model.label.text, () => model.set({ label: null }));
+    if (model.profile.labels && document.activeElement !== $("label")) $("label").value = model.label?.text ?? "";
     model.only.forEach((only, at) => chip(`with ${only.label}`, () => model.set({ only: model.only.filter((_, i) => i !== at) })));
     if (model.hiddenModules.size === 1) chip(`without ${modules[[...model.hiddenModules][0]]}`, () => model.set({ hiddenModules: new Set() }));
     else if (model.hiddenModules.size) chip(`${plural(model.hiddenModules.size, "module")} hidden`, () => model.set({ hiddenModules: new Set() }));
@@ -138,6 +157,7 @@ class Filters {
     this.model.set({
       range: null,
       threads: null,
+      label: null,
       only: [],
       hiddenKinds: new Set(),
       hiddenModules: new Set(),

@@ -7,6 +7,7 @@ class Model {
     this.kept = new Map(); // by tree
     this.range = null; // [first, last] in microseconds, both included, or null for all
     this.threads = null; // Set of thread numbers, or null for all
+    this.label = null; // one of profile.labels.all, or null for all
     this.value = profile.values[0];
     this.comparison = profile.comparison && new Comparison(profile.comparison);
     this.hiddenKinds = new Set();
@@ -82,17 +83,18 @@ class Model {
     return this.value.unit === "count" && !this.comparison ? count(n) : this.amount(n);
   }
 
-  // Samples that ended at each node, within the range and the threads chosen.
+  // Samples that ended at each node, within the range, the threads and the label chosen.
   weights() {
-    const { tree, ticks } = this.profile;
-    if (!this.range && !this.threads) return this.value.self.slice();
+    const { tree, ticks, labels } = this.profile;
+    const { label } = this;
+    if (!this.range && !this.threads && !label) return this.value.self.slice();
     const { weight } = this.value;
     const self = new Float64Array(tree.n);
     const { time, thread, node, n } = ticks;
     const [first, last] = this.range ?? [0, Infinity];
     const taken = this.profile.threads.map((_, i) => !this.threads || this.threads.has(i));
     for (let i = 0; i < n; i++) {
-      if (time[i] >= first && time[i] <= last && taken[thread[i]]) self[node[i]] += weight ? weight[i] : 1;
+      if (time[i] >= first && time[i] <= last && taken[thread[i]] && (!label || label.sets.has(labels.sets[i]))) self[node[i]] += weight ? weight[i] : 1;
     }
     return self;
   }
@@ -125,7 +127,7 @@ class Model {
     }
     this.hidden = this.hiddenMask();
     const folded = this.hidden ? fold(tree, self, this.hidden) : tree;
-    const isWhole = !this.hidden && !this.range && !this.threads && !this.only.length;
+    const isWhole = !this.hidden && !this.range && !this.threads && !this.label && !this.only.length;
     const { view, totals } = isWhole ? this.unfiltered(tree) : this.laidOut(folded, this.hidden ? folded.self : self);
     [this.view, this.totals, this.total] = [view, totals, view.all[0]];
     this.compare(folded);

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
 
+use super::labels::Labels;
 use super::model::{Frame, FrameId, FrameKind, NO_PLACE, Node, NodeId, Place, PlaceId, Profile};
 use super::places::Places;
 use super::values::Amounts;
@@ -138,6 +139,11 @@ impl<'a> Folding<'a> {
                 Waits::merge(&[&profile.waits], &rows, &|_, pid| pid)
             }
         };
+        let rows: Vec<(usize, usize)> = match profile.labels.is_empty() {
+            true => Vec::new(),
+            false => ticks.iter().map(|at| (0, *at)).collect(),
+        };
+        let labels = Labels::merge(&[&profile.labels], &rows);
         let mut values = profile.values.clone();
         for (index, value) in values.iter_mut().enumerate() {
             let Amounts::Each { nodes, ticks: column } = &mut value.amounts else {
@@ -159,6 +165,7 @@ impl<'a> Folding<'a> {
             tick_places,
             values,
             waits,
+            labels,
         };
         (folded, self.into)
     }

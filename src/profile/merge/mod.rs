@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use rustc_hash::FxHashMap;
 
+use crate::profile::labels::Labels;
 use crate::profile::lags::Lag;
 use crate::profile::model::{
     Frame, FrameId, FrameKind, MergedRecording, Meta, ModuleMeta, NO_PLACE, Node, NodeId, Place, PlaceId, Profile,
@@ -64,6 +65,8 @@ pub fn combine(profiles: &[(String, Profile)]) -> Profile {
     let waits = Waits::merge(&waits, &origins, &|from, pid| {
         numbers[from].get(&pid).copied().unwrap_or(pid)
     });
+    let labels: Vec<&Labels> = profiles.iter().map(|(_, profile)| &profile.labels).collect();
+    let labels = Labels::merge(&labels, &origins);
     let mut meta = merge_metadata(&metas, &numbers);
     meta.duration = duration;
     meta.merged_from = parts(profiles);
@@ -77,6 +80,7 @@ pub fn combine(profiles: &[(String, Profile)]) -> Profile {
         tick_places,
         values,
         waits,
+        labels,
         ..Profile::default()
     };
     let self_counts = profile.self_counts();

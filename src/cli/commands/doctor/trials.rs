@@ -63,5 +63,6 @@ fn open(mode: Mode) -> Result<EbpfSource> {
         mode,
         off_cpu: OffCpuOptions::default(),
         workers: false,
+        spans: false,
     })
 }

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::cli::args::{By, Report, Sort};
 use crate::cli::input;
+use crate::cli::output::labels;
 use crate::cli::output::row_filter;
 use crate::cli::output::row_filter::RowFilter;
 use crate::cli::output::style::{Color, TerminalStyle, color};
@@ -49,6 +50,7 @@ pub fn report(options: &Report) -> Result<()> {
     let style = TerminalStyle::of_stdout(options.color);
     phases::switch_to_invoking_user()?;
     let mut profile = input::profile(&options.file, Caps::NONE)?;
+    profile = labels::select(profile, &options.labels, &options.file)?;
     if let Some(name) = &options.value {
         let value = value_of(&profile, name, &line(&options.file.to_string_lossy()))?;
         profile = select::by_value(&profile, value);
@@ -264,6 +266,7 @@ impl ReportContext<'_> {
 
     fn table(&self, by: By) -> Result<Rendered> {
         let mut rows = match by {
+            By::Label => labels::rows(self.profile, self.file)?,
             By::Function => ReportRow::of_functions(self.stats),
             By::Category => ReportRow::of_categories(self.profile, self.stats),
             By::Line => ReportRow::of_lines(self.stats),
@@ -331,6 +334,7 @@ impl ReportContext<'_> {
             By::Module => ("MODULE", ""),
             By::Thread => ("THREAD", "PROCESS"),
             By::Process => ("PROCESS", ""),
+            By::Label => ("LABEL", ""),
         };
         let mut columns = match by {
             By::Thread | By::Process => vec![(&*title_of_amounts, Overflow::Number), ("%", Overflow::Number)],
@@ -347,7 +351,7 @@ impl ReportContext<'_> {
         // The end of a path is more informative.
         columns.push((
             title,
-            if matches!(by, By::Module | By::Category) {
+            if matches!(by, By::Module | By::Category | By::Label) {
                 Overflow::End
             } else {
                 Overflow::Start

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use rustc_hash::FxHashMap;
 
 use super::{Description, Error, JsonReader, NO_NUMBER};
+use crate::profile::labels::{LabelSet, Labels};
 use crate::profile::model::{FrameId, NO_PLACE, Node, NodeId, Place, PlaceId, TimelineSample};
 use crate::profile::places::Places;
 use crate::profile::view::intern_identifiers;
@@ -33,6 +34,7 @@ pub(super) struct Read {
     up: Vec<u64>,
     frame: Vec<u64>,
     waits: Waits,
+    labels: Labels,
     omitted: u64,
     /// They are there, though there may be none.
     pub(super) exist: bool,
@@ -51,6 +53,7 @@ impl<'a> JsonReader<'a> {
                 ("values", Some(b'{')) => reader.tick_values()?,
                 ("stacks", Some(b'{')) => reader.stacks()?,
                 ("waits", Some(b'{')) => reader.waits()?,
+                ("labels", Some(b'{')) => reader.labels()?,
                 _ => reader.skip_value()?,
             }
             Ok(())
@@ -104,6 +107,49 @@ impl<'a> JsonReader<'a> {
             }
             Ok(())
         })
+    }
+
+    fn labels(&mut self) -> Result<(), Error> {
+        let (mut sets, mut of_ticks) = (Vec::new(), Vec::new());
+        self.object(|reader, key| {
+            match (key, reader.peek()) {
+                ("sets", Some(b'[')) => reader.list(|reader| {
+                    let mut set: LabelSet = Vec::new();
+                    reader.list(|reader| {
+                        let mut pair = [String::new(), String::new()];
+                        let mut at = 0;
+                        reader.list(|reader| {
+                            let text = reader.string()?.into_owned();
+                            if let Some(place) = pair.get_mut(at) {
+                                *place = text;
+                            }
+                            at += 1;
+                            Ok(())
+                        })?;
+                        let [key, value] = pair;
+                        set.push((key, value));
+                        Ok(())
+                    })?;
+                    sets.push(set);
+                    Ok(())
+                })?,
+                ("set", Some(b'[')) => of_ticks = reader.column()?,
+                _ => reader.skip_value()?,
+            }
+            Ok(())
+        })?;
+        // The first set is the empty one, whatever the file says.
+        match sets.first_mut() {
+            Some(first) => first.clear(),
+            None => return Ok(()),
+        }
+        let known = sets.len() as u64;
+        let number = |n: u64| if n < known { u32::try_from(n).unwrap_or(0) } else { 0 };
+        self.samples.labels = Labels {
+            sets,
+            of_ticks: of_ticks.into_iter().map(number).collect(),
+        };
+        Ok(())
     }
 
     fn wakers(&mut self) -> Result<(), Error> {
@@ -213,8 +259,9 @@ impl<'a> JsonReader<'a> {
             self.profile.tick_places.push(place);
             self.kept_ticks.push(row);
         }
+        let rows: Vec<(usize, usize)> = self.kept_ticks.iter().map(|row| (0, *row as usize)).collect();
+        self.profile.labels = Labels::merge(&[&read.labels], &rows);
         if !read.waits.is_empty() {
-            let rows: Vec<(usize, usize)> = self.kept_ticks.iter().map(|row| (0, *row as usize)).collect();
             self.profile.waits = Waits::merge(&[&read.waits], &rows, &|_, pid| pid);
         }
         self.first_omitted = in_file;

@@ -369,7 +369,15 @@ fn write_timeline(profile: &Profile, view: &View<'_>, out: &mut impl Write) -> i
             out.write_all(b"]")?;
         }
     }
-    out.write_all(if open { b"}}" } else { b"}" })
+    if open {
+        out.write_all(b"}")?;
+    }
+    let rows = (0u32..)
+        .zip(&profile.timeline)
+        .filter(|(_, tick)| view.item_of(tick.node).is_some());
+    let rows: Vec<u32> = rows.map(|(at, _)| at).collect();
+    samples::write_labels(&profile.labels, &rows, out)?;
+    out.write_all(b"}")
 }
 
 fn write_column(numbers: impl Iterator<Item = u64>, out: &mut impl Write) -> io::Result<()> {

@@ -10,6 +10,7 @@ use rustc_hash::FxHashMap;
 
 use super::{NodeFragments, comma, write_number};
 use crate::escape::write_json;
+use crate::profile::labels::Labels;
 use crate::profile::model::Profile;
 use crate::profile::stacks_by_line::{NONE, StacksByLine};
 use crate::profile::view::View;
@@ -158,6 +159,7 @@ pub(crate) fn write(
         out.write_all(b"}")?;
     }
     write_waits(profile, &order, out)?;
+    write_labels(&profile.labels, &order, out)?;
     let omitted = kept.iter().filter(|kept| !**kept).count();
     if omitted > 0 {
         write!(out, ",\"omitted_nodes\":{omitted}")?;
@@ -220,6 +222,31 @@ fn write_waits(profile: &Profile, order: &[u32], out: &mut impl Write) -> io::Re
         column("time", rows.iter().map(|(.., time)| *time), out)?;
         out.write_all(b"}")?;
     }
+    out.write_all(b"}")
+}
+
+/// Writes `,"labels":{...}`, rows in the order of the samples, if there are any.
+pub(super) fn write_labels(labels: &Labels, order: &[u32], out: &mut impl Write) -> io::Result<()> {
+    if labels.is_empty() {
+        return Ok(());
+    }
+    out.write_all(b",\"labels\":{\"sets\":[")?;
+    for (at, set) in labels.sets.iter().enumerate() {
+        out.write_all(comma(at).as_bytes())?;
+        out.write_all(b"[")?;
+        for (at, (key, value)) in set.iter().enumerate() {
+            out.write_all(comma(at).as_bytes())?;
+            out.write_all(b"[")?;
+            write_json(key, out)?;
+            out.write_all(b",")?;
+            write_json(value, out)?;
+            out.write_all(b"]")?;
+        }
+        out.write_all(b"]")?;
+    }
+    out.write_all(b"],")?;
+    let number = |tick: &u32| labels.of_ticks.get(*tick as usize).map_or(0, |set| u64::from(*set));
+    column("set", order.iter().map(number), out)?;
     out.write_all(b"}")
 }
 

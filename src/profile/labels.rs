@@ -1,0 +1,217 @@
+//! Labels of samples: what the spans of a program say of them, as pairs of key and value.
+
+use rustc_hash::FxHashMap;
+
+use super::model::Profile;
+
+/// The labels of one sample, those of the outermost span first. The names of nested spans have the same key.
+pub type LabelSet = Vec<(String, String)>;
+
+/// Number of a set in [`Labels::sets`].
+pub type LabelSetId = u32;
+
+/// Labels of the samples of a timeline. Empty for a profile without any.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Labels {
+    /// Each set once; the first one is empty.
+    pub sets: Vec<LabelSet>,
+    /// By index in the timeline.
+    pub of_ticks: Vec<LabelSetId>,
+}
+
+impl Labels {
+    /// Of ticks whose sets are numbered as in `sets`; nothing if all are the empty one.
+    pub fn new(sets: &[LabelSet], of_ticks: Vec<LabelSetId>) -> Labels {
+        match of_ticks.iter().all(|set| *set == 0) {
+            true => Labels::default(),
+            false => Labels {
+                sets: sets.to_vec(),
+                of_ticks,
+            },
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.of_ticks.is_empty()
+    }
+
+    /// The labels of a sample of the timeline.
+    pub fn of(&self, tick: usize) -> &[(String, String)] {
+        let set = self.of_ticks.get(tick).and_then(|set| self.sets.get(*set as usize));
+        set.map_or(&[], |set| set)
+    }
+
+    /// Those of some samples of several profiles, given as (profile, index in its timeline).
+    pub fn merge(all: &[&Labels], rows: &[(usize, usize)]) -> Labels {
+        if all.iter().all(|labels| labels.is_empty()) {
+            return Labels::default();
+        }
+        let mut sets = LabelSets::default();
+        let of_ticks = rows.iter().map(|(from, at)| match all.get(*from) {
+            Some(labels) => sets.id(labels.of(*at)),
+            None => 0,
+        });
+        let of_ticks = of_ticks.collect();
+        Labels::new(&sets.all, of_ticks)
+    }
+}
+
+/// Sets of labels, each once.
+pub struct LabelSets {
+    pub all: Vec<LabelSet>,
+    ids: FxHashMap<LabelSet, LabelSetId>,
+}
+
+impl Default for LabelSets {
+    fn default() -> LabelSets {
+        LabelSets {
+            all: vec![Vec::new()],
+            ids: FxHashMap::from_iter([(Vec::new(), 0)]),
+        }
+    }
+}
+
+impl LabelSets {
+    /// The number of a set.
+    pub fn id(&mut self, set: &[(String, String)]) -> LabelSetId {
+        if let Some(id) = self.ids.get(set) {
+            return *id;
+        }
+        let id = self.all.len() as LabelSetId;
+        self.all.push(set.to_vec());
+        self.ids.insert(set.to_vec(), id);
+        id
+    }
+}
+
+/// A label that samples are to have: `span=NAME`, or one of another key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LabelFilter {
+    pub key: String,
+    pub value: String,
+}
+
+impl LabelFilter {
+    /// Whether a sample with these labels has it.
+    pub fn matches(&self, labels: &[(String, String)]) -> bool {
+        labels
+            .iter()
+            .any(|(key, value)| *key == self.key && *value == self.value)
+    }
+}
+
+/// A row of a table by label: a label, and what the samples with it amount to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LabelRow {
+    /// `None`: samples without labels.
+    pub label: Option<(String, String)>,
+    /// Of samples for which it is the innermost span, or that have it, if it is no name of a span.
+    pub own: u64,
+    /// Of all samples with it.
+    pub total: u64,
+}
+
+/// The key of the names of spans.
+pub const SPAN: &str = "span";
+
+impl Profile {
+    /// Samples by label, in a value of the profile: spans first, then other keys by name, each with most samples first; the row
+    /// without a label last.
+    pub fn by_label(&self, value: usize) -> Vec<LabelRow> {
+        let mut of_sets = vec![0u64; self.labels.sets.len().max(1)];
+        for tick in 0..self.timeline.len() {
+            let set = self.labels.of_ticks.get(tick).map_or(0, |set| *set as usize);
+            if let Some(sum) = of_sets.get_mut(set) {
+                *sum = sum.saturating_add(self.tick_amount(value, tick));
+            }
+        }
+        let mut rows: FxHashMap<&(String, String), (u64, u64)> = FxHashMap::default();
+        for (set, amount) in self.labels.sets.iter().zip(&of_sets) {
+            let innermost = set.iter().rposition(|(key, _)| key == SPAN);
+            for (at, label) in set.iter().enumerate() {
+                let row = rows.entry(label).or_default();
+                if label.0 != SPAN || innermost == Some(at) {
+                    row.0 = row.0.saturating_add(*amount);
+                }
+                // A span within one of the same name.
+                if !set[..at].contains(label) {
+                    row.1 = row.1.saturating_add(*amount);
+                }
+            }
+        }
+        let mut rows: Vec<LabelRow> = rows
+            .into_iter()
+            .map(|(label, (own, total))| LabelRow {
+                label: Some(label.clone()),
+                own,
+                total,
+            })
+            .collect();
+        rows.sort_by(|a, b| {
+            let key = |row: &LabelRow| row.label.as_ref().map(|(key, _)| (key != SPAN, key.clone()));
+            let value = |row: &LabelRow| row.label.as_ref().map(|(_, value)| value.clone());
+            (key(a), b.total, b.own, value(a)).cmp(&(key(b), a.total, a.own, value(b)))
+        });
+        rows.push(LabelRow {
+            label: None,
+            own: of_sets[0],
+            total: of_sets[0],
+        });
+        rows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::model::TimelineSample;
+    use super::*;
+
+    fn set(labels: &[(&str, &str)]) -> LabelSet {
+        labels.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect()
+    }
+
+    #[test]
+    fn sets_are_merged() {
+        let (a, b) = (set(&[("span", "a")]), set(&[("span", "b")]));
+        let first = Labels::new(&[vec![], a.clone()], vec![1, 0, 1]);
+        let second = Labels::new(&[vec![], b.clone(), a.clone()], vec![2, 1]);
+        let both = Labels::merge(&[&first, &second], &[(0, 0), (1, 1), (1, 0), (0, 1)]);
+        assert_eq!(both.sets, [vec![], a.clone(), b]);
+        assert_eq!(both.of_ticks, [1, 2, 1, 0]);
+        assert_eq!((both.of(0), both.of(3), both.of(9)), (&*a, &[][..], &[][..]));
+        assert!(Labels::merge(&[&first], &[(0, 1)]).is_empty());
+        assert!(Labels::new(&[vec![]], vec![0, 0]).is_empty());
+    }
+
+    #[test]
+    fn rows_of_nested_spans_have_own_and_all_samples() {
+        let outer = set(&[("span", "outer"), ("user", "7")]);
+        let inner = set(&[("span", "outer"), ("user", "7"), ("span", "inner")]);
+        let within = set(&[("span", "inner"), ("span", "inner")]);
+        let tick = TimelineSample {
+            time: 0,
+            pid: 1,
+            tid: 1,
+            node: 0,
+        };
+        let profile = Profile {
+            timeline: vec![tick; 6],
+            labels: Labels::new(&[vec![], outer, inner, within], vec![1, 2, 2, 0, 3, 2]),
+            ..Profile::default()
+        };
+        let rows = profile.by_label(0);
+        let rows: Vec<_> = rows
+            .iter()
+            .map(|row| (row.label.as_ref().map(|(k, v)| (&**k, &**v)), row.own, row.total))
+            .collect();
+        assert_eq!(
+            rows,
+            [
+                (Some(("span", "inner")), 4, 4),
+                (Some(("span", "outer")), 1, 4),
+                (Some(("user", "7")), 4, 4),
+                (None, 1, 1),
+            ]
+        );
+    }
+}
