@@ -150,7 +150,11 @@ fn lines_of_samples_add_up_to_those_of_nodes() {
             assert_eq!(node.lines, lines, "{name}, read again");
         }
     }
-    assert!(several > 10, "{several} nodes with several lines are too few to tell");
+    let least = 10.min(5 * tapes().len());
+    assert!(
+        several > least,
+        "{several} nodes with several lines are too few to tell"
+    );
 }
 
 #[test]

@@ -91,7 +91,8 @@ fn prologues_and_epilogues() {
     let body = code(&[PACIASP, STP_FP_LR_32, MOV_FP_SP, BL, LDP_FP_LR_32, AUTIASP, RET, NOP]);
     check(&body, 0, "sp+0 x30=s code");
     check(&body, 4, "sp+0 x30=s code");
-    check(&body, 8, "sp+32 x29=c-32 x30=c-24 code");
+    // Saved, but both registers still have their values.
+    check(&body, 8, "sp+32 x30=s code");
     check(&body, 16, "sp+32 x29=c-32 x30=c-24 code");
     check(&body, 20, "sp+0 x30=s code");
     check(&body, 24, "sp+0 x30=s code");
