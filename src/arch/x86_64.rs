@@ -129,7 +129,7 @@ pub fn wait_kind(system_call: u16, regs: &Regs) -> WaitKind {
         23 | 270 if none(FIRST_ARGUMENT) => WaitKind::Sleep,
         7 | 271 if none(SECOND_ARGUMENT) => WaitKind::Sleep,
         // futex, futex_waitv, futex_wait, futex_requeue
-        202 | 449 | 454 | 455 => WaitKind::Futex,
+        202 | 449 | 455 => WaitKind::Futex,
         // nanosleep, clock_nanosleep
         35 | 230 => WaitKind::Sleep,
         // read, pread64, readv, recvfrom, recvmsg, preadv, recvmmsg, preadv2
@@ -367,6 +367,8 @@ pub const FOREIGN_CALLS: Option<u32> = Some(0x4000_0000);
 pub const TLS_VECTOR: u64 = 8;
 /// Whether thread-local blocks lie below the thread pointer (variant II there).
 pub const TLS_BELOW_POINTER: bool = true;
+/// Whether the programs that take stacks of threads at switch-in have run on this CPU.
+pub const HAS_TRIED_SWITCH_IN: bool = true;
 /// Offset of the thread's number in `struct pthread`: glibc 2.36 and 2.43 (nptl/descr.h), musl 1.2.3
 /// (src/internal/pthread_impl.h).
 pub const PTHREAD_TID: [u64; 2] = [720, 48];
