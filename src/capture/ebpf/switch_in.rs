@@ -54,7 +54,9 @@ impl fmt::Display for Hook {
 /// Nothing can.
 pub fn check() -> Result<Hook> {
     if !arch::HAS_TRIED_SWITCH_IN {
-        return Err(unsupported(&["stacks at switch-in have not been tried on this CPU".into()]));
+        return Err(unsupported(&[
+            "stacks at switch-in have not been tried on this CPU".into()
+        ]));
     }
     let (found, missing): (Vec<_>, Vec<_>) = hooks(Variant::candidates()?).into_iter().partition(Found::is_ok);
     let found = found.into_iter().flatten().next();

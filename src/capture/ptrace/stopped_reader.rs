@@ -12,7 +12,8 @@ use crate::capture::common::stack_copy;
 use crate::capture::common::stack_copy::HOLES;
 use crate::cpython_layout::TargetLayout;
 use crate::event::{
-    CodeCopy, Pid, PythonWalk, Sample, SpanRecords, StackBytes, StoppedThread, Tid, TimeSpent, WakeUp, WalkStatus,
+    CodeCopy, Pid, PythonWalk, RUNNING_TASK, Sample, SpanRecords, StackBytes, StoppedThread, Tid, TimeSpent, WakeUp,
+    WalkStatus,
 };
 use crate::limits::{DEEP_FRAMES, MAX_FRAMES, MAX_STACK, MAX_STACKS};
 use crate::sys;
@@ -64,7 +65,7 @@ impl StoppedReader {
                 );
                 // Bounded: if no sample follows for long, further code objects are read when their samples come.
                 if self.early_codes.len() < MAX_AHEAD_CODES {
-                    self.early_codes.extend(self.walked.codes.list());
+                    self.keep_early_codes();
                 }
             }
             _ => self.blocks.begin(tid, prefetch),
@@ -242,7 +243,15 @@ impl StoppedReader {
         self.blocks.begin(tid, &[]);
         let is_new = |code, fingerprint| self.seen_code.is_new(pid, code, fingerprint);
         (self.walk)(&self.blocks, layout, &thread, &is_new, &mut self.walked);
-        self.early_codes.extend(self.walked.codes.list());
+        self.keep_early_codes();
+    }
+
+    /// Keeps the code objects of the walk that was just done for the next sample. Not the task that ran: it may have ended by then.
+    fn keep_early_codes(&mut self) {
+        let copies = self.walked.codes.list();
+        self.early_codes
+            .extend(copies.into_iter().filter(|copy| copy.fingerprint != RUNNING_TASK));
+        self.walked.codes.clear();
     }
 
     /// The code objects copied since the last call.
@@ -286,4 +295,37 @@ pub fn restart_interrupted_syscall(stop: &Stopped) -> io::Result<UserRegs> {
         stop.set_registers(&again)?;
     }
     Ok(regs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::capture::common::seen_code::SeenCode;
+    use crate::target::memory::Memory;
+
+    /// Finds a code object and a running task.
+    fn walk(
+        _: &dyn Memory,
+        _: &TargetLayout,
+        _: &StoppedThread,
+        _: &dyn Fn(u64, u32) -> bool,
+        walked: &mut PythonWalk,
+    ) {
+        walked.codes.clear();
+        for (code, fingerprint) in [(0x1000, 7), (0x2000, RUNNING_TASK)] {
+            walked.codes.part(0x3000, 4, |to| {
+                to.fill(b'x');
+                true
+            });
+            walked.codes.end(code, fingerprint);
+        }
+    }
+
+    #[test]
+    fn tasks_of_earlier_instants_are_not_kept() {
+        let mut reader = StoppedReader::new(walk, Arc::new(SeenCode::default()));
+        reader.copy_code_early(1, 1, 0, &TargetLayout::default());
+        let codes: Vec<u64> = reader.codes().iter().map(|copy| copy.code).collect();
+        assert_eq!(codes, [0x1000]);
+    }
 }
