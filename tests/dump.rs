@@ -64,7 +64,7 @@ fn printed<'a>(program: &'a Program, kind: &str, name: &str) -> Vec<&'a str> {
 fn threads_are_where_they_say() {
     let _live = live();
     each_python(|python| {
-        let program = Program::start(python.script("waiting.py"));
+        let program = Program::start(python.script_with_gil("waiting.py"));
         let dump = dump(program.pid(), &["--locals"]);
         let whom = &python.name;
         check_quality(whom, &dump);

@@ -211,7 +211,8 @@ fn reports_and_exports_select_by_label() {
     let rows: serde_json::Value = serde_json::from_str(&out).expect("JSON");
     let row = |name: &str| {
         let rows = rows["rows"].as_array().expect("rows");
-        let row = rows.iter().find(|row| row["name"] == name).expect("a row");
+        let row = rows.iter().find(|row| row["name"] == name);
+        let row = row.unwrap_or_else(|| panic!("no row {name}: {out}\n{}", r.stderr));
         (
             row["self"].as_u64().expect("a number"),
             row["total"].as_u64().expect("a number"),
