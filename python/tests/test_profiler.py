@@ -74,9 +74,15 @@ def test_stacks_are_exact_and_interleaved(mode):
     tree = profiler.to_dict()
     assert tree["count"] == stats["taken"]
     assert samples(tree, "work") >= 0.8 * (tree["count"] if mode == "cpu" else 10)
-    # The key function is called from C, that from Python.
-    sort = [n for n in nodes(tree) if n["description"]["name"].startswith(("list_sort", "sorted", "builtin_sorted"))]
-    assert any("callback" in str(list(n["children"])) or samples(n, "callback") for n in sort)
+    # The key function is called from C, that from Python. Debian's interpreters have no symbols of its functions.
+    between = set()
+    for work_node in (n for n in nodes(tree) if n["description"]["name"] == "work"):
+        for node in nodes(work_node):
+            if node is not work_node and samples(node, "callback") and node["description"]["name"] != "callback":
+                assert node["description"]["filename"] == "<low-level>", node["description"]
+                between.add(node["description"]["name"])
+    sort = ("list_sort", "sorted", "builtin_sorted", "[unknown]")
+    assert any(name.startswith(sort) for name in between), between
     rows = profiler.top(5)
     assert rows[0].own >= rows[-1].own and all(row.total >= row.own for row in rows)
 
@@ -198,6 +204,7 @@ def test_forked_children_are_left_alone():
     assert profiler.profile.stats["taken"] > 3
 
 
+@pytest.mark.alone
 def test_threads_come_and_go():
     with nativeprof.Profiler(rate=200) as profiler:
         end = time.process_time() + 0.5
