@@ -2,8 +2,9 @@
 //! `.ci/install-python-venvs` builds the wheel and the environments; it is called here, so that no outdated wheel is
 //! tested.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 use common::environments::environments;
 
@@ -28,20 +29,47 @@ fn python(environment: &Path) -> Command {
     command
 }
 
+/// Runs the package's tests that have this mark, or that do not (`not alone`). Returns what they printed if one failed.
+fn package_tests(name: &str, environment: &Path, marked: &str) -> Option<String> {
+    let mut command = python(environment);
+    command.args([
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        marked,
+        "python/tests",
+    ]);
+    let output = command.output().expect("the Python of the environment starts");
+    let printed = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (!output.status.success()).then(|| {
+        format!(
+            "CPython {name}, -m '{marked}':\n{}{}",
+            printed(&output.stdout),
+            printed(&output.stderr)
+        )
+    })
+}
+
+/// With two interpreters at a time, since one leaves half of the machine idle; then what compares wall time, with one.
 #[test]
 fn the_tests_of_the_package_pass_in_every_python() {
-    let mut failed = String::new();
-    for (name, environment) in environments() {
-        let mut command = python(environment);
-        command.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "python/tests"]);
-        let output = command.output().expect("the Python of the environment starts");
-        if !output.status.success() {
-            failed += &format!("CPython {name}:\n");
-            failed += &String::from_utf8_lossy(&output.stdout);
-            failed += &String::from_utf8_lossy(&output.stderr);
-        }
-    }
-    assert!(failed.is_empty(), "{failed}");
+    let waiting = Mutex::new(environments().iter());
+    let take = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || -> Vec<String> {
+        std::iter::from_fn(take)
+            .filter_map(|(name, environment)| package_tests(name, environment, "not alone"))
+            .collect()
+    };
+    let mut failed: Vec<String> = std::thread::scope(|scope| {
+        let workers = [scope.spawn(work), scope.spawn(work)];
+        workers.into_iter().flat_map(|w| w.join().expect("no panic")).collect()
+    });
+    let alone = |(name, environment): &(String, PathBuf)| package_tests(name, environment, "alone");
+    failed.extend(environments().iter().filter_map(alone));
+    assert!(failed.is_empty(), "{}", failed.concat());
 }
 
 /// The real consumer reads our file: the unmodified `distributed` package merges, plots and sends it.

@@ -399,6 +399,7 @@ async def sleepers():
     await asyncio.gather(*[sleeper() for _ in range(3)])
 
 
+@pytest.mark.alone
 def test_the_wait_is_what_the_program_measures():
     selector = selectors.EpollSelector()
     timed = selector._selector = TimedEpoll(selector._selector)
@@ -421,6 +422,7 @@ def off_cpu():
     return int(ran) / 1e9, int(ready) / 1e9
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("runner", [asyncio.run, run_with_uvloop])
 def test_the_wait_is_what_the_kernel_measures(runner):
     if runner is run_with_uvloop:
@@ -507,6 +509,7 @@ def test_waits_of_other_threads_are_counted_where_they_wait():
 # Time
 
 
+@pytest.mark.alone
 def test_everything_inside_of_functions_is_charged_once():
     def outer():
         asyncio.run(sleepers())

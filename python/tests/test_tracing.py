@@ -93,6 +93,7 @@ def test_figures_are_cprofiles_line_by_line(seed, options):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.alone
 def test_times_add_up():
     profile = tracing.Profile()
 
@@ -804,6 +805,7 @@ def test_counts_are_begins_of_python_functions():
     assert "len" not in counts
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("mode", ["counts+cpu", "counts+wall"])
 def test_counts_and_sampled_times_are_in_one_profile(mode):
     # Wall time of this thread only: whatever else this process has sleeps.
