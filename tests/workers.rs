@@ -8,20 +8,16 @@ use std::process::Command;
 use nativeprof::profile::model::{Frame, FrameKind};
 
 use common::chance::assert_likely;
+use common::pythons::each_python_alone;
 use common::recording::{Recording, attach, nativeprof};
 use common::{Program, Python, each_python, live, programs};
 
 mod common;
 
 /// How the native threads of `worker_pools.py` get their work. With each Python the first ones, with the newest one all.
-const POOLS: &[&str] = &[
-    "spinning-shared",
-    "waiting-heap",
-    "waiting",
-    "waiting-shared",
-    "spinning",
-    "new-threads",
-];
+const WAITING: &[&str] = &["waiting-heap", "waiting", "waiting-shared", "new-threads"];
+/// The same where threads spin between jobs, so that one program needs all CPUs.
+const SPINNING: &[&str] = &["spinning-shared", "spinning"];
 /// Functions of jobs, and who calls for them.
 const JOBS: &[(&str, &str)] = &[("t_first_job", "first_caller"), ("t_second_job", "second_caller")];
 
@@ -62,10 +58,10 @@ fn check_callers(r: &Recording, whom: &str) {
     assert_likely!(direct > 0, "{whom}: no call into the library: {}", r.examples(|_| true));
 }
 
-fn check(python: &Python) {
+fn check(python: &Python, pools: &[&str]) {
     let pools = match python.exe == common::newest_python().exe {
-        true => POOLS,
-        false => &POOLS[..2],
+        true => pools,
+        false => &pools[..1],
     };
     for pool in pools {
         let whom = format!("{}, {pool}", python.name);
@@ -80,7 +76,8 @@ fn check(python: &Python) {
 #[test]
 fn workers_stand_below_their_callers() {
     let _live = live();
-    each_python(check);
+    each_python(|python| check(python, WAITING));
+    each_python_alone(|python| check(python, SPINNING));
 }
 
 #[test]

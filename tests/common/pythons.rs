@@ -91,13 +91,22 @@ pub fn each_python_and_backend(test: impl Fn(&Python, &[&str]) + Sync) {
 /// Runs `test` for these interpreters, two at a time, since one recording leaves most of the machine idle. What fails by
 /// chance then is repeated alone.
 pub fn each_of<'a>(them: impl IntoIterator<Item = &'a Python>, test: impl Fn(&Python) + Sync) {
+    some_at_a_time(2, them, test);
+}
+
+/// Like `each_python`, one at a time: for programs that need all CPUs.
+pub fn each_python_alone(test: impl Fn(&Python) + Sync) {
+    some_at_a_time(1, pythons(), test);
+}
+
+fn some_at_a_time<'a>(number: usize, them: impl IntoIterator<Item = &'a Python>, test: impl Fn(&Python) + Sync) {
     let waiting = Mutex::new(them.into_iter().collect::<Vec<_>>().into_iter());
     let take = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
     let by_chance = Mutex::new(Vec::new());
     let failed = Mutex::new(Vec::new());
     let add = |list: &Mutex<Vec<&'a Python>>, p| list.lock().unwrap_or_else(PoisonError::into_inner).push(p);
     std::thread::scope(|scope| {
-        for _ in 0..2 {
+        for _ in 0..number {
             scope.spawn(|| {
                 while let Some(p) = take() {
                     match chance::attempt(|| test(p)) {
