@@ -397,7 +397,7 @@ fn suspended_tasks_have_their_time() {
     }
 }
 
-/// What the program says of how it kept its event loop: task, function, start and length in ns.
+/// What the program says of how it blocked its event loop: task, function, start and length in ns.
 fn blocks(program: &Program) -> Vec<(String, String, u64, u64)> {
     let row = |line: &String| {
         let words: Vec<&str> = line.strip_prefix("BLOCK ")?.split(' ').collect();
@@ -408,7 +408,7 @@ fn blocks(program: &Program) -> Vec<(String, String, u64, u64)> {
     program.said.iter().filter_map(row).collect()
 }
 
-/// Every callback that keeps the event loop is listed, with its task, function and length, and no other.
+/// Every callback that blocks the event loop is listed, with its task, function and length, and no other.
 #[test]
 fn what_keeps_the_loop_is_listed() {
     let _live = live();
@@ -464,7 +464,7 @@ fn what_keeps_the_loop_is_listed() {
             };
             let other = lags.iter().find(is_other);
             assert_likely!(other.is_none(), "{whom}: {other:#?}");
-            assert!(r.stderr.contains("kept an event loop"), "{whom}: {}", r.stderr);
+            assert!(r.stderr.contains("blocked an event loop"), "{whom}: {}", r.stderr);
         });
     }
 }

@@ -99,7 +99,7 @@ fn what_is_not_possible_says_why() {
     for (words, said) in [
         (
             &["--backend", "ptrace"][..],
-            "the ptrace backend cannot do --attribute-workers",
+            "the ptrace backend does not support --attribute-workers",
         ),
         (&["--mode", "off-cpu"], "--attribute-workers needs CPU time"),
         (

@@ -643,7 +643,7 @@ async function shared(page) {
   assert.ok(!(await page.content()).includes("step_"));
 }
 
-// Callbacks that kept an event loop, the longest first; a click chooses the samples of their time.
+// Callbacks that blocked an event loop, the longest first; a click chooses the samples of their time.
 async function lagging(page) {
   await page.click("#tab-lag");
   await settled(page);

@@ -336,7 +336,7 @@ fn suspended() -> Profile {
     profile
 }
 
-/// The known one, with callbacks that kept its event loop.
+/// The known one, with callbacks that blocked its event loop.
 fn lagging(directory: &Path) -> Profile {
     let mut profile = known(directory);
     let app = directory.join("app.py").display().to_string();

@@ -50,7 +50,7 @@ pub fn open(when: Browse, path: &Path, by_default: bool) -> Option<String> {
     match start(path) {
         Err(why) => refused(&why),
         Ok(()) if when == Browse::Auto => Some(format!(
-            "opened in the browser (not with --browser=off, or with {VARIABLE}=off in the environment)"
+            "opened in the browser (to prevent that: --browser=off, or {VARIABLE}=off in the environment)"
         )),
         Ok(()) => Some("opened in the browser".into()),
     }

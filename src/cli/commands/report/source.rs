@@ -36,7 +36,7 @@ pub fn source(seen: &ReportContext<'_>, word: &str) -> Result<Rendered> {
             ErrorKind::Data,
             format!("no function or source file of the profile is called `{}`", line(word)),
         )
-        .why("it is a function's whole name, or a path or its end: clean, Job.run, app/views.py")
+        .why("expected a function's full name, or a path or the end of one, such as clean, Job.run or app/views.py")
         .hint(format!(
             "nativeprof report {file} --by line   lists functions and files"
         )));
