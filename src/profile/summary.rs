@@ -306,6 +306,25 @@ mod tests {
     }
 
     #[test]
+    fn no_samples_have_no_cost_each() {
+        let shown = |taken, sampling_cpu| {
+            let mut meta = Meta {
+                profiler_cpu: 0.03,
+                sampling_cpu,
+                ..Meta::default()
+            };
+            meta.quality.taken = taken;
+            overhead(&meta)
+        };
+        assert_eq!(shown(0, 0.01), "0.01 s CPU to sample, 0.02 s to start and to write");
+        assert_eq!(shown(0, 0.0), "0.03 s CPU");
+        assert_eq!(
+            shown(100, 0.01),
+            "0.01 s CPU to sample (100 µs per sample), 0.02 s to start and to write"
+        );
+    }
+
+    #[test]
     fn builds_without_a_gil_are_explained() {
         let explains = |held, python| gil(held, 7, 0, python).contains("free-threaded");
         assert!(explains(0, "CPython 3.14.7t (python3.14t)"));
@@ -330,14 +349,14 @@ mod tests {
                 None => assert_eq!(said, None),
             }
         };
-        check(4, 1.8, 0.0, Some("it used 0.04 s of CPU in 1.8 s"));
+        check(4, 1.8, 0.0, Some("used 0.04 s of CPU time in 1.8 s"));
         check(100, 1.8, 0.5, None);
         check(4, 0.3, 0.0, None);
         check(
             4,
             1.8,
             1.5,
-            Some("used 1.50 s of CPU, and it 0.04 s: add --subprocesses"),
+            Some("used 1.50 s of CPU time, the process itself 0.04 s: add --subprocesses"),
         );
         check(160, 1.8, 3.0, Some("--subprocesses"));
         check(0, 0.0, 0.0, None);
