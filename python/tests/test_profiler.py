@@ -150,11 +150,11 @@ def test_wrong_words():
 
 def test_one_at_a_time():
     with nativeprof.Profiler() as profiler:
-        with pytest.raises(RuntimeError, match="one at a time"):
+        with pytest.raises(RuntimeError, match="another Profiler is already running"):
             nativeprof.Profiler().start()
-        with pytest.raises(RuntimeError, match="runs already"):
+        with pytest.raises(RuntimeError, match="this Profiler is already running"):
             profiler.start()
-        with pytest.raises(RuntimeError, match="still runs"):
+        with pytest.raises(RuntimeError, match="is still running"):
             profiler.profile
     nativeprof.Profiler().start()  # and ends by itself
     nativeprof.profiler._running.stop()

@@ -280,14 +280,14 @@ pub fn install(py: Python<'_>, handler: Arc<dyn Handler>, wanted: Wanted) -> PyR
     pymem::prepare();
     if wanted.python && !pymem::is_available() {
         return Err(PyRuntimeError::new_err(
-            "this interpreter offers no PyMem_SetAllocator: allocations of Python cannot be seen",
+            "this interpreter does not export PyMem_SetAllocator: its allocations cannot be recorded",
         ));
     }
     let _held = got::lock();
     let free = (0..MAX_HANDLERS).find(|i| HANDLERS[*i].load(Ordering::Acquire).is_null());
     let Some(index) = free else {
         return Err(PyRuntimeError::new_err(format!(
-            "{MAX_HANDLERS} profilers with hooks run already: stop one first"
+            "{MAX_HANDLERS} profilers with hooks are already running; stop one first"
         )));
     };
     let generation = NEXT_GENERATION.fetch_add(1, Ordering::Relaxed);

@@ -169,6 +169,6 @@ function changeOverview(details) {
     ...part(`More (${word})`, ([, row]) => row.after > row.before),
     ...part(`Less (${word})`, ([, row]) => row.after < row.before),
     ...(rows.length ? [] : [el("p", { text: "No significant change." })]),
-    el("p", { class: "hint", text: "Width: mean of both profiles. Color: change of the total on this stack; grey where noise may account for it. Choose another width with the list of values." }),
+    el("p", { class: "hint", text: "Width: mean of both profiles. Color: change of the total on this stack; gray: not significant. The list of values can select the width of one profile instead." }),
   );
 }
