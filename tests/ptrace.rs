@@ -33,7 +33,7 @@ fn rounds(program: &mut Program) -> Vec<u64> {
 }
 
 /// Each thread has made progress, and none is in a tracer's stop.
-fn check_progress(program: &mut Program, whom: &str) {
+fn check_progress(program: &mut Program, case: &str) {
     let before = rounds(program);
     let (threads, mut now) = (before.len() - 2, before.clone());
     // Repeats as long as a thread makes no progress; the slowest needs some ms for a round.
@@ -44,7 +44,7 @@ fn check_progress(program: &mut Program, whom: &str) {
         std::thread::sleep(Duration::from_millis(10));
         now = rounds(program);
     }
-    panic!("{whom}: a thread stands still: {before:?} {now:?}");
+    panic!("{case}: a thread stands still: {before:?} {now:?}");
 }
 
 #[test]

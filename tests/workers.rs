@@ -42,15 +42,15 @@ fn is_below(stack: &[&Frame], job: &str, caller: &str) -> bool {
 }
 
 /// Of the samples of each job, almost all stand below its caller.
-fn check_callers(r: &Recording, whom: &str) {
+fn check_callers(r: &Recording, case: &str) {
     for (job, caller) in JOBS {
         let all = r.with(job);
-        assert_likely!(all >= 50, "{whom}: {all} samples of {job}\n{}", r.stderr);
+        assert_likely!(all >= 50, "{case}: {all} samples of {job}\n{}", r.stderr);
         let right = r.matching(|stack| is_below(stack, job, caller));
         let wrong = |stack: &[&Frame]| stack.iter().any(|f| f.name == *job) && !is_below(stack, job, caller);
         assert_likely!(
             right * 100 >= all * 99,
-            "{whom}: {right} of {all} samples of {job} are below {caller}, not these:\n{}",
+            "{case}: {right} of {all} samples of {job} are below {caller}, not these:\n{}",
             r.examples(wrong)
         );
     }
@@ -59,7 +59,7 @@ fn check_callers(r: &Recording, whom: &str) {
         let seam = stack.iter().position(|f| f.kind == FrameKind::Worker);
         seam.is_some_and(|at| stack[at - 1].kind == FrameKind::Native)
     });
-    assert_likely!(direct > 0, "{whom}: no call into the library: {}", r.examples(|_| true));
+    assert_likely!(direct > 0, "{case}: no call into the library: {}", r.examples(|_| true));
 }
 
 fn check(python: &Python) {
@@ -68,12 +68,12 @@ fn check(python: &Python) {
         false => &POOLS[..2],
     };
     for pool in pools {
-        let whom = format!("{}, {pool}", python.name);
+        let case = format!("{}, {pool}", python.name);
         let program = Program::start(script(python, pool));
         let r = attach(program.pid(), &["--backend", "ebpf", "--attribute-workers"]);
         drop(program);
-        check_callers(&r, &whom);
-        r.check_lost(&whom);
+        check_callers(&r, &case);
+        r.check_lost(&case);
     }
 }
 

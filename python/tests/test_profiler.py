@@ -172,8 +172,8 @@ def test_system_calls_are_not_ended():
 
 
 def test_other_signals_live_on():
-    heard = []
-    before = signal.signal(signal.SIGPROF, lambda *_: heard.append(1))
+    received = []
+    before = signal.signal(signal.SIGPROF, lambda *_: received.append(1))
     signal.setitimer(signal.ITIMER_PROF, 0.01, 0.01)
     try:
         with nativeprof.Profiler() as profiler:
@@ -181,7 +181,7 @@ def test_other_signals_live_on():
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
-    assert heard and profiler.profile.stats["taken"] > 3
+    assert received and profiler.profile.stats["taken"] > 3
 
 
 def test_forked_children_are_left_alone():

@@ -202,7 +202,7 @@ mod tests {
     use crate::profile::model::{Meta, ModuleMeta};
 
     #[test]
-    fn code_belongs_to_somebody() {
+    fn code_belongs_to_a_category() {
         let module = |path: &str| ModuleMeta {
             path: path.into(),
             ..ModuleMeta::default()

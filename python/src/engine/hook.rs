@@ -98,7 +98,7 @@ fn end<M: Machine>(py: Python<'_>, code: Object, frame: Object, value: Object) -
 #[inline(always)]
 fn c_event<M: Machine>(py: Python<'_>, what: c_int, argument: Object) {
     if what != C_CALL {
-        look_for_threads::<M>(py);
+        find_threads::<M>(py);
     }
     let Some(builtin) = Builtin::of(argument, std::ptr::null_mut(), std::ptr::null_mut()) else {
         return;
@@ -135,7 +135,7 @@ fn c_event<M: Machine>(py: Python<'_>, what: c_int, argument: Object) {
 
 /// Sets the hook on threads that have come since the last time.
 #[inline(always)]
-fn look_for_threads<M: Machine>(py: Python<'_>) {
+fn find_threads<M: Machine>(py: Python<'_>) {
     let Some(functions) = objects::functions() else { return };
     // SAFETY: the GIL is held; the newest thread state of this interpreter, of which there is one.
     let newest = unsafe { (functions.thread_number)((functions.first_thread)(ffi::PyInterpreterState_Get())) };

@@ -143,7 +143,7 @@ const SHARDS: usize = 64;
 static INSIDE: [Shard; SHARDS] = [const { Shard(AtomicU32::new(0)) }; SHARDS];
 
 /// How long an uninstallation waits for handlers that run.
-const PATIENCE: Duration = Duration::from_secs(5);
+const UNINSTALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 fn page_size() -> usize {
     // SAFETY: no preconditions.
@@ -387,9 +387,9 @@ impl Drop for Installed {
     }
 }
 
-/// Waits until no thread is in a handler; false after [`PATIENCE`].
+/// Waits until no thread is in a handler; false after [`UNINSTALL_TIMEOUT`].
 fn wait_for_handlers() -> bool {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + UNINSTALL_TIMEOUT;
     INSIDE.iter().all(|shard| {
         while shard.0.load(Ordering::Acquire) != 0 {
             if Instant::now() > end {

@@ -445,7 +445,7 @@ impl Machine for Tasks {
 
     fn retire(&mut self, _: &ThreadInfo, _: Option<&str>, shared: &mut Shared) -> bool {
         shared.ended.add(&self.chains);
-        shared.waits.give_back(self.waits.clone());
+        shared.waits.return_record(self.waits.clone());
         true
     }
 }

@@ -293,7 +293,7 @@ impl Backend for PtraceSource {
             }
         }
         if let Some(sleeping) = &mut self.sleeping {
-            sleeping.look();
+            sleeping.rescan();
         }
         Ok(more)
     }

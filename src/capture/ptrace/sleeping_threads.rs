@@ -126,7 +126,7 @@ impl SleepingThreads {
     }
 
     /// Lists the threads that sleep now, if that is due.
-    pub fn look(&mut self) {
+    pub fn rescan(&mut self) {
         let now = sys::clock::now();
         if self.due == 0 || now < self.due {
             return;

@@ -175,7 +175,7 @@ class WaitsPanel {
     };
     this.gil.replaceChildren(
       table("GIL: threads (whole recording)", ["Thread", "Waited", "Count", "Longest", "Held (estimate)"], threads.map(([name, waited, n, longest, held]) => [name, time(waited), often(n), time(longest), time(held)])),
-      ...(pairs.length ? [table("GIL: who waited for whom", ["Waiter", "Holder", "Waited", "Count", "Longest"], pairs.map(([waiter, holder, waited, n, longest]) => [waiter, holder, time(waited), often(n), time(longest)]))] : []),
+      ...(pairs.length ? [table("GIL: which thread waited for which", ["Waiter", "Holder", "Waited", "Count", "Longest"], pairs.map(([waiter, holder, waited, n, longest]) => [waiter, holder, time(waited), often(n), time(longest)]))] : []),
       ...(functions.length ? [table("GIL: functions that held it", ["Function", "Held (estimate)", "Others waited for it"], functions.map(([name, held, waited]) => [name, time(held), time(waited)]))] : []),
     );
   }

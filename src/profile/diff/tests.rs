@@ -203,7 +203,7 @@ fn cpu_time_of_the_same_work() {
 }
 
 #[test]
-fn few_samples_tell_nothing_and_break_nothing() {
+fn few_samples_show_nothing_and_break_nothing() {
     for (a, b) in [(0, 0), (0, 5), (3, 3), (9, 0), (200, 1)] {
         for norm in [Normalization::Share, Normalization::Rate, Normalization::Time] {
             let runs = [profile(2, &vec![0; a]), profile(2, &vec![1; b])];

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn tasks_stand_below_what_awaits_them() {
+    fn tasks_are_below_what_awaits_them() {
         let s = TaskState::Suspended;
         check(
             vec![

@@ -155,7 +155,7 @@ fn gil_tables(seen: &ReportContext<'_>, value: usize, whole: u64) -> ([Value; 3]
     });
     text += &table::draw(&columns, &rows.collect::<Vec<_>>(), &seen.style);
 
-    text += &heading("Who waited for whom");
+    text += &heading("Which thread waited for which");
     let columns = [
         ("WAITED", Overflow::Number),
         ("%", Overflow::Number),
