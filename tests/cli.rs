@@ -358,7 +358,7 @@ fn programs_of_32_bits() {
     let scratch = Scratch::new();
     let path = scratch.path("endless");
     fs::write(&path, endless_32_bit_program()).expect("a file");
-    fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("rights");
+    fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("privileges");
     let mut target = match Command::new(&path).spawn() {
         Ok(target) => target,
         Err(e) if e.raw_os_error() == Some(libc::ENOEXEC) => {
@@ -406,7 +406,7 @@ fn without_privileges() {
             .arg(scratch.path("x.svg"))
             .args(&args[1..])
             .output()
-            .expect("setpriv is needed to try without rights: install util-linux");
+            .expect("setpriv is needed to try without privileges: install util-linux");
         let code = if args[0] == "record" { 125 } else { 1 };
         refused(&done, code, words);
     }

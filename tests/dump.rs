@@ -144,7 +144,7 @@ fn threads_are_where_they_say() {
             threads(&dump)
                 .iter()
                 .find(|t| t["tid"] == tid)
-                .expect("it runs for ever")
+                .expect("it runs forever")
                 .clone()
         });
         let t = seen.into_iter().find(|t| t["state"] == "R" && t["holds_gil"] == true);
@@ -350,7 +350,7 @@ fn a_stopped_process_is_left_stopped() {
     }
     assert!(threads(&dumped).iter().all(|t| t["state"] == "T"), "{dumped:#}");
     check_quality("stopped", &dumped);
-    // One that was stopped outside of a system call tells its registers to a tracer only; all others are left alone.
+    // One that was stopped outside of a system call shows its registers to a tracer only; all others are left alone.
     let touched = |t: &&Value| !t["stop_us"].is_null() && !t["syscall"].is_null();
     assert_eq!(threads(&dumped).iter().filter(touched).count(), 0, "{dumped:#}");
     let text = output(nativeprof(&["dump", &pid]));
@@ -367,7 +367,7 @@ fn an_ordinary_user_sees_their_own_processes() {
     std::fs::copy(env!("CARGO_BIN_EXE_nativeprof"), &copy).expect("a copy of nativeprof");
     let open = |path: &std::path::Path| {
         use std::os::unix::fs::PermissionsExt;
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("rights can be set");
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("permissions can be set");
     };
     open(scratch.directory());
     open(&copy);

@@ -240,7 +240,7 @@ fn a_perf_map_of_another_user_is_refused_by_name() {
     let map = scratch.path("tmp/perf-1.map");
     fs::write(&map, "0 ffffffffffff0000 forged\n").expect("written");
     fs::set_permissions(&map, fs::Permissions::from_mode(0o666)).expect("changed");
-    std::os::unix::fs::chown(&map, Some(12345), None).expect("tests of rights are run by root");
+    std::os::unix::fs::chown(&map, Some(12345), None).expect("tests of permissions are run by root");
     let mut command = Command::new("unshare");
     command
         .args(["--pid", "--fork", "chroot"])

@@ -296,7 +296,7 @@ fn samples_have_their_task() {
     }
 }
 
-/// Tasks that have ended before anyone could look have their names, too.
+/// Tasks that have ended before they could be read have their names, too.
 #[test]
 fn eager_tasks_have_their_names() {
     let _live = live();

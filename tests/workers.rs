@@ -1,4 +1,4 @@
-//! `--attribute-workers`: native threads below the Python code that they work for. The function on a worker's stack tells which
+//! `--attribute-workers`: native threads below the Python code that they work for. The function on a worker's stack says which
 //! that is.
 //!
 //! Needs what the other live tests need.
@@ -41,7 +41,7 @@ fn is_below(stack: &[&Frame], job: &str, caller: &str) -> bool {
     above.iter().any(is_caller) && below.iter().any(|f| f.name == job)
 }
 
-/// Of the samples of each job, almost all stand below its caller.
+/// Of the samples of each job, almost all are below its caller.
 fn check_callers(r: &Recording, case: &str) {
     for (job, caller) in JOBS {
         let all = r.with(job);
@@ -54,7 +54,7 @@ fn check_callers(r: &Recording, case: &str) {
             r.examples(wrong)
         );
     }
-    // What a worker does stands below the call into its library, where that was seen.
+    // What a worker does is below the call into its library, where that was seen.
     let direct = r.matching(|stack| {
         let seam = stack.iter().position(|f| f.kind == FrameKind::Worker);
         seam.is_some_and(|at| stack[at - 1].kind == FrameKind::Native)

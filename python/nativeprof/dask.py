@@ -72,7 +72,7 @@ class _ActiveThreads(dict[int, Any]):
             span[2] = time.time()
 
     def spans(self, since: float) -> list[Span]:
-        """Those that ended after ``since``, or go on; earlier ones are forgotten."""
+        """Those that ended after ``since``, or continue; earlier ones are forgotten."""
         self._spans = [span for span in self._spans if span[2] is None or span[2] >= since]
         return [list(span) for span in self._spans]
 
@@ -201,7 +201,7 @@ class WorkerProfiler(WorkerPlugin):
         self._cycle.start()
 
     async def teardown(self, worker: Any) -> None:
-        """Called by Dask when the worker closes or the plugin is removed; the worker's own profiler goes on."""
+        """Called by Dask when the worker closes or the plugin is removed; the worker's own profiler continues."""
         global _profiler
         if self._worker is None:
             return

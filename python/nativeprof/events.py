@@ -94,7 +94,7 @@ class EventProfiler:
     :param spill: where rows beyond ``size`` go: True for a temporary file, a directory for one in it, False to drop them.
     :param limit: bytes of that file at most; what is more is dropped and counted.
 
-    Several can run at once. In a forked child nothing is recorded; the parent's goes on.
+    Several can run at once. In a forked child nothing is recorded; the parent's continues.
 
     :raises ValueError: an argument is wrong.
     """

@@ -61,7 +61,7 @@ class NativeprofMagics(Magics):
 
 
 def _after_options(line: str) -> str:
-    """The line from its first word that is no option on."""
+    """The line from its first word that is not an option on."""
     rest = line.lstrip()
     while rest.startswith("-"):
         word, _, rest = rest.partition(" ")

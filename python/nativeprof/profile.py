@@ -319,7 +319,7 @@ def _color_of(filename: str) -> str:
 def plot_data(state: Tree, profile_interval: float = 0.010) -> dict[str, list[Any]]:
     """A tree as the bars of an icicle graph.
 
-    :param profile_interval: seconds that a sample stands for.
+    :param profile_interval: seconds that a sample represents.
     :returns: thirteen lists of one length, a row for each node with samples, each followed by what it called:
         ``left`` and ``right`` (shares of the root, 0 to 1), ``width`` (their difference), ``bottom`` (depth), ``top``
         (depth + 1), ``color``, ``states`` (the node), ``filename``, ``line``, ``line_number``, ``name``, ``time`` (text),

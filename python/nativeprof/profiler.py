@@ -269,7 +269,7 @@ class Profiler:
     :param skip: the same, to leave out.
     :param subtract: with ``mode="calls"``: takes what tracing costs, as it is measured at the start, out of the times.
 
-    There can be one at a time. After :func:`os.fork` it goes on in the parent only.
+    There can be one at a time. After :func:`os.fork` it continues in the parent only.
     """
 
     def __init__(
@@ -343,7 +343,7 @@ class Profiler:
         return self._profile
 
     def take(self) -> Profile:
-        """What was gathered since the start or the last call; sampling goes on."""
+        """What was gathered since the start or the last call; sampling continues."""
         if self._recorder is None:
             raise RuntimeError("this Profiler is not running; call start() first")
         return Profile(self._recorder.take())

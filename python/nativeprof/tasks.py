@@ -174,7 +174,7 @@ class rusage_bench(bench):
 
 
 class function:
-    """What time is charged to. Two are equal if they stand for the same code."""
+    """What time is charged to. Two are equal if they represent the same code."""
 
     def __init__(self, key: Any) -> None:
         self._key = key

@@ -117,7 +117,7 @@ impl CallRecorder {
         }
     }
 
-    /// What was gathered since the start or the last call; recording goes on. Calls that are open are in the profile in
+    /// What was gathered since the start or the last call; recording continues. Calls that are open are in the profile in
     /// which they end.
     fn take(&self, py: Python<'_>) -> PyResult<Profile> {
         let state = self.state(py);

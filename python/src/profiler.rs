@@ -76,7 +76,7 @@ impl Recorder {
         Ok(Recorder(Mutex::new(Some(started))))
     }
 
-    /// What was gathered since the start or the last call; sampling goes on.
+    /// What was gathered since the start or the last call; sampling continues.
     fn take(&self, py: Python<'_>) -> PyResult<Profile> {
         self.with(py, |recorder| recorder.as_ref().ok_or_else(stopped)?.take())
             .map(Profile)

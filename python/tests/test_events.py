@@ -442,7 +442,7 @@ def test_without_the_other_allocator(libraries):
         assert (C_LIBRARY in domains) == native
         assert (OBJ in domains) == python
         if native:
-            # What Python asked for is then the C library's own.
+            # What Python requested is then the C library's own.
             assert of_fixture(profiler) == known(1)
 
 

@@ -161,7 +161,7 @@ def test_one_at_a_time():
 
 
 def test_system_calls_are_not_ended():
-    """C code that does not look for EINTR would see it."""
+    """C code that does not check for EINTR would see it."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)

@@ -103,7 +103,7 @@ impl<'a> Categories<'a> {
             FrameKind::Kernel => plain(Category::Kernel),
             FrameKind::State => plain(Category::Waiting),
             FrameKind::Truncated => plain(Category::Unknown),
-            // Rows that stand for what a view leaves out.
+            // Rows that represent what a view leaves out.
             FrameKind::Native if frame.module.is_empty() => plain(match &*frame.name {
                 START | THREAD_START => Category::Interpreter,
                 STANDARD_ROW => Category::Standard,

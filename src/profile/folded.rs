@@ -14,7 +14,7 @@ use super::model::{Frame, FrameKind, NodeId, Profile};
 /// The row for the import system, above the `<module>` that is imported.
 pub const IMPORT: &str = "[import]";
 
-/// What stands outward of a node of the profile.
+/// What is outward of a node of the profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Above {
     /// Nothing that runs a program.

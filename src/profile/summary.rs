@@ -103,7 +103,7 @@ pub fn thread_states(profile: &Profile) -> Option<String> {
     let wall = profile.find_value("wall")?;
     profile.find_value("off_cpu")?;
     let (mut running, mut runnable, mut waiting) = (0u64, 0u64, BTreeMap::<&str, u64>::new());
-    // Stacks of wakers may stand below a state.
+    // Stacks of wakers may be below a state.
     let states = waits::states(profile);
     for ((at, state), amount) in profile.nodes.iter().zip(states).zip(profile.self_amounts(wall)) {
         let node = if state == 0 { at } else { &profile.nodes[state as usize] };

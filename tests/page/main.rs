@@ -295,7 +295,7 @@ fn waits() -> Profile {
     profile
 }
 
-/// The values of a profile whose samples stand for these times, ns; those of the nodes are not needed.
+/// The values of a profile whose samples represent these times, ns; those of the nodes are not needed.
 fn samples_and_wall_time(profile: &Profile, ticks: Vec<u64>) -> Vec<Value> {
     let nodes = vec![0; profile.nodes.len()];
     vec![

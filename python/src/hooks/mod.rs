@@ -64,14 +64,14 @@ pub enum Domain {
     Native = 3,
 }
 
-/// One successful operation of an allocator, as the program asked for it.
+/// One successful operation of an allocator, as the program requested it.
 #[derive(Clone, Copy, Debug)]
 pub struct Allocation {
     pub kind: Kind,
     pub domain: Domain,
     /// The block: new (malloc, calloc, realloc) or about to go (free). A `realloc` to nothing gives 0.
     pub address: usize,
-    /// Bytes asked for; 0 for free.
+    /// Bytes requested; 0 for free.
     pub size: usize,
     /// Realloc: the block that went, 0 if there was none.
     pub old_address: usize,

@@ -93,7 +93,7 @@ impl State {
     }
 }
 
-/// Number of a function in results: its own, or a negative one for what is no function.
+/// Number of a function in results: its own, or a negative one for what is not a function.
 fn number(id: crate::engine::Id) -> i64 {
     match id {
         MAIN_ID => -1,

@@ -272,7 +272,7 @@ pub struct FrameArgs {
 }
 
 impl FrameArgs {
-    /// The view of a profile that these ask for.
+    /// The view of a profile that these request.
     pub fn view(&self, no_native: bool) -> ViewOptions {
         ViewOptions {
             interpreter_frames: self.interpreter_frames,

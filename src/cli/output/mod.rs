@@ -163,7 +163,7 @@ impl Output {
         }
     }
 
-    /// Opens what was written in a browser if that was asked for; `by_default`: also on a desktop's terminal, if neither
+    /// Opens what was written in a browser if that was requested; `by_default`: also on a desktop's terminal, if neither
     /// path nor format were given.
     pub fn browse(&self, by_default: bool) {
         let said = match &self.place {

@@ -260,7 +260,7 @@ class Page {
   openLag({ begin, length, fn, thread }) {
     const { model } = this;
     const { ticks } = model.profile;
-    // A sample stands for the time before it.
+    // A sample represents the time before it.
     const [first, last] = [begin, Math.ceil(begin + length + model.period)];
     const hasSamples = ticks.thread.some((of, i) => of === thread && ticks.time[i] >= first && ticks.time[i] <= last);
     const selected = fn > 0 ? fn : model.selected;

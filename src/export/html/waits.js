@@ -35,8 +35,8 @@ function readWaits(packed, site, length) {
   return { value: packed.value, sites, site, length, state, isAwait, gil: cleanAll(packed.gil) };
 }
 
-// Time of each track, column and state, in microseconds. A sample stands for the time before it: that of its interval, or where
-// intervals are short, for several of them. Suspended tasks are counted from time to time: then their samples stand for the time
+// Time of each track, column and state, in microseconds. A sample represents the time before it: that of its interval, or where
+// intervals are short, for several of them. Suspended tasks are counted from time to time: then their samples represent the time
 // since the last count.
 function stateTimes(profile, lane, tracks, columns, whole) {
   const { ticks, waits, values } = profile;
@@ -71,7 +71,7 @@ function stateLegend() {
   return STATES.map(entry);
 }
 
-// What a state frame stands for: `[waiting: read socket]` is `read socket`.
+// What a state frame represents: `[waiting: read socket]` is `read socket`.
 const stateLabel = (name) => name.replace(/^\[(waiting: )?/, "").replace(/\]$/, "");
 
 // How much of the time of a function, with all that it calls, its threads ran and how much they waited, and for what.

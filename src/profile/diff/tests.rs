@@ -1,7 +1,7 @@
 use super::*;
 use crate::profile::model::{Node, TimelineSample};
 
-/// Numbers that look random.
+/// Pseudo-random numbers.
 struct Dice(u64);
 
 impl Dice {
@@ -64,7 +64,7 @@ fn profile(functions: usize, run: &[usize]) -> Profile {
     profile
 }
 
-/// A program that stays in each function for a while and goes on to the next of a random choice: the longer the stay
+/// A program that stays in each function for a while and continues to the next of a random choice: the longer the stay
 /// (in samples), the more alike are neighbours in time. `slow` is how much longer it stays in function 1.
 fn run(dice: &mut Dice, functions: usize, stay: f64, samples: usize, slow: f64) -> Vec<usize> {
     let mut run = Vec::with_capacity(samples);

@@ -180,7 +180,7 @@ fn callers_without_times_share_by_calls() {
     assert_eq!(edges[&("b".to_string(), "leaf".to_string())], (1, 2_000_000_000));
 }
 
-/// Numbers that look random and are always the same.
+/// Pseudo-random numbers, always the same.
 struct Random(u64);
 
 impl Random {

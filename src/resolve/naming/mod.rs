@@ -1,7 +1,7 @@
 //! Reads names of files in a separate process, without privileges and with limits on time and memory: a crafted file
 //! costs its own names at most.
 //!
-//! The process opens nothing. It gets each file as a descriptor, and asks for debug files, which are opened here, below
+//! The process opens nothing. It gets each file as a descriptor, and requests debug files, which are opened here, below
 //! the target's root directory. It is killed when a file takes too long, and started again for the next one.
 
 use std::fs::File;

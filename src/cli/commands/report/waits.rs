@@ -1,4 +1,4 @@
-//! Tables of waits: where threads waited, for how long, and for whom.
+//! Tables of waits: where threads waited, for how long, and for which thread.
 
 use serde_json::{Value, json};
 
