@@ -294,7 +294,7 @@ def test_filters_leave_out_modules_and_functions():
             assert entries(profile)["use"].callcount == 2
 
 
-@pytest.mark.skipif(not ON_MONITORING, reason="before 3.12 the interpreter cannot be told to leave code out")
+@pytest.mark.skipif(not ON_MONITORING, reason="before 3.12 the interpreter cannot leave code out")
 def test_what_is_filtered_out_is_not_even_reported():
     """Each place of the code is reported once: the timer is read for every event that comes."""
     names = {"__name__": "left_out"}
