@@ -85,7 +85,9 @@ fn no_tape() -> Error {
 }
 
 fn damaged(why: &str) -> Error {
-    Error::new(ErrorKind::Data, "the tape is damaged").why(why)
+    Error::new(ErrorKind::Data, "the tape is damaged")
+        .why(why)
+        .hint("copy the tape again, or record another one with `nativeprof record --save-tape FILE ...`")
 }
 
 struct TapeReader<'a> {

@@ -72,6 +72,7 @@ impl Variant {
                 ErrorKind::Usage,
                 format!("{FORCED_BY}={} is not known", value.to_string_lossy()),
             )
+            .why("the only value is 5.8")
             .hint(format!("{FORCED_BY}=5.8, or unset it"))),
         }
     }

@@ -280,7 +280,9 @@ pub fn no_such_function(e: NoSuchFunction) -> Error {
         Some(first) => error
             .why(format!("names that contain it: {}", similar.join(", ")))
             .hint(format!("--focus {first}")),
-        None => error.hint("nativeprof report FILE --by function   lists the functions"),
+        None => error
+            .why("no name of a function with samples contains it")
+            .hint("list functions with `nativeprof report FILE --by function`"),
     }
 }
 

@@ -38,7 +38,7 @@ pub fn source(seen: &ReportContext<'_>, word: &str) -> Result<Rendered> {
         )
         .why("expected a function's full name, or a path or the end of one, such as clean, Job.run or app/views.py")
         .hint(format!(
-            "nativeprof report {file} --by line   lists functions and files"
+            "list functions and files with `nativeprof report {file} --by line`"
         )));
     }
     let (mut list, mut text) = (Vec::new(), String::new());

@@ -38,7 +38,7 @@ pub fn waits(seen: &ReportContext<'_>, kind: Option<&str>) -> Result<Rendered> {
             return Err(
                 Error::new(ErrorKind::Data, format!("{file} has no waits of kind `{kind}`"))
                     .why(format!("it has: {}", known.join(", ")))
-                    .hint(format!("nativeprof report {file} --waits   lists them")),
+                    .hint(format!("list all waits with `nativeprof report {file} --waits`")),
             );
         }
     }
