@@ -10,7 +10,7 @@ A tree is made of dictionaries with four keys::
 Native functions have the filename ``<low-level>`` and the identifier ``name;<low-level>;0xADDRESS``.
 
 Names, arguments and results are those of distributed 2026.8.0. Where that is surprising, the docstring says so and names
-what to use for the other behaviour. One thing is never copied: no tree is too deep, where the original leaves subtrees out.
+what to use for the other behavior. One thing is never copied: no tree is too deep, where the original leaves subtrees out.
 """
 
 from __future__ import annotations

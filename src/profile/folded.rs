@@ -93,7 +93,7 @@ pub enum Shown {
     Itself,
     /// As part of what calls it.
     Hidden,
-    /// As this row, together with neighbours that are shown as the same one.
+    /// As this row, together with neighbors that are shown as the same one.
     Row(&'static str),
 }
 

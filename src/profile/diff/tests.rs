@@ -65,7 +65,7 @@ fn profile(functions: usize, run: &[usize]) -> Profile {
 }
 
 /// A program that stays in each function for a while and continues to the next of a random choice: the longer the stay
-/// (in samples), the more alike are neighbours in time. `slow` is how much longer it stays in function 1.
+/// (in samples), the more alike are neighbors in time. `slow` is how much longer it stays in function 1.
 fn run(dice: &mut Dice, functions: usize, stay: f64, samples: usize, slow: f64) -> Vec<usize> {
     let mut run = Vec::with_capacity(samples);
     let (mut now, mut at) = (0.0, 0);
