@@ -86,12 +86,12 @@ def _choose_timeline(parser: argparse.ArgumentParser, options: argparse.Namespac
         fitting = [format for format, endings in _TIMELINES.items() if name.endswith(endings)]
         if not fitting:
             parser.error(
-                f"argument -o/--output: the ending of {options.output} is not one of a timeline: use .json (Chrome trace), .csv, "
-                ".arrow, .feather or .parquet, or name the format with -f"
+                f"argument -o/--output: cannot tell the format of the timeline from {options.output}: use .json (Chrome trace), "
+                ".csv, .arrow, .feather or .parquet, or name the format with -f"
             )
         options.format = fitting[0]
     if options.format not in _TIMELINES:
-        parser.error(f"argument -f/--format: a timeline of events is {', '.join(_TIMELINES)}, not {options.format}")
+        parser.error(f"argument -f/--format: a timeline of events can be {', '.join(_TIMELINES)}, not {options.format}")
     if options.format in ("arrow", "parquet"):
         try:
             # Now: when the interpreter ends it cannot be imported any more, nor can pandas, which its first array imports.

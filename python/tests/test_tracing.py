@@ -776,7 +776,7 @@ def test_a_tree_has_times_and_threads():
     sleeper = next(c for c in tree["children"].values() if c["description"]["name"] == "sleeper")
     assert sleeper["values"]["wall_ns"] >= 50_000_000 > sleeper["values"]["cpu_ns"]
     assert profiler.profile.stats["counts"] == "calls"
-    assert "calls in" in repr(profiler.profile) and "own cost" in profiler.profile.summary()
+    assert "calls in" in repr(profiler.profile) and "overhead" in profiler.profile.summary()
 
 
 def test_counts_are_begins_of_python_functions():
@@ -874,7 +874,7 @@ def test_trace_on_the_command_line(tmp_path):
         if mode == "counts+samples":
             assert "samples in" in done.stderr
             continue
-        assert "calls in" in done.stderr and "own cost" in done.stderr, done.stderr
+        assert "calls in" in done.stderr and "overhead" in done.stderr, done.stderr
         with open(out, "rb") as file:
 
             counts = walk(json.load(file))
