@@ -34,7 +34,7 @@ def _arguments(words: list[str]) -> argparse.Namespace:
         "--trace",
         choices=("times", "counts", "counts+samples", "events"),
         help="trace calls. times: count and time every call; counts: only count how often each Python function begins; "
-        "counts+samples: count, and sample CPU time; events: the timeline of all calls, returns and allocations, as a Chrome "
+        "counts+samples: count, and sample as --mode says; events: the timeline of all calls, returns and allocations, as a Chrome "
         "trace (.json), .csv, .arrow or .parquet",
     )
     parser.add_argument("--subtract", action="store_true", help="subtract the cost of tracing from the times")
@@ -52,7 +52,7 @@ def _arguments(words: list[str]) -> argparse.Namespace:
     if not options.program:
         parser.error("a script or -m module is missing")
     if (options.only or options.skip or options.subtract) and not options.trace:
-        parser.error("--only, --skip and --subtract go with --trace")
+        parser.error("--only, --skip and --subtract need --trace")
     if not 1 <= options.rate <= 10_000:
         parser.error(f"argument -r/--rate: {options.rate} is not between 1 and 10000")
     if options.trace == "events":
