@@ -34,8 +34,8 @@ def _arguments(words: list[str]) -> argparse.Namespace:
         "--trace",
         choices=("times", "counts", "counts+samples", "events"),
         help="trace calls. times: count and time every call; counts: only count how often each Python function begins; "
-        "counts+samples: count, and sample as --mode says; events: the timeline of all calls, returns and allocations, as a Chrome "
-        "trace (.json), .csv, .arrow or .parquet",
+        "counts+samples: count, and sample as --mode says; events: the timeline of all calls, returns and allocations, as a "
+        "Chrome trace (.json), .csv, .arrow or .parquet",
     )
     parser.add_argument("--subtract", action="store_true", help="subtract the cost of tracing from the times")
     parser.add_argument("--only", action="append", default=[], metavar="MODULE[:FUNCTION]", help="trace only this")
