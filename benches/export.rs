@@ -31,7 +31,7 @@ fn profile() -> Profile {
     let mut profile = Profile::default();
     let functions = (0..FUNCTIONS).map(|i| {
         let python = i % 3 == 0;
-        // Call glue, which the page folds away until it is asked for.
+        // Call glue, which the page folds away until it is requested.
         let glue = i % 6 == 1;
         Frame {
             kind: if python { FrameKind::Python } else { FrameKind::Native },

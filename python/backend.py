@@ -1,6 +1,6 @@
 """Builds the wheel: maturin makes the extension module, this adds the `nativeprof` command.
 
-The command is the real program, not a script that asks Python to call the library: `setcap` and `sudo` give rights to a
+The command is the real program, not a script that lets Python call the library: `setcap` and `sudo` give privileges to a
 file, which must not be an interpreter that runs anything; Ctrl-C reaches it alone; and it starts without an interpreter.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import maturin
 
-# The hooks that a build front end asks for.
+# The hooks that a build front end requests.
 from maturin import (  # noqa: F401
     build_sdist,
     get_requires_for_build_editable,

@@ -182,7 +182,7 @@ pub struct TargetLayout {
     pub spans: Option<SpanLocation>,
     /// The same of the OpenTelemetry context of threads.
     pub thread_context: Option<ThreadContext>,
-    /// Threads that have a thread state, as (number, `pthread_self`), if it is wanted whom native workers work for.
+    /// Threads that have a thread state, as (number, `pthread_self`), if the dispatchers of native workers are wanted.
     pub python_threads: Vec<(u32, u64)>,
 }
 

@@ -39,7 +39,7 @@ pub enum Truncation {
 }
 
 impl Truncation {
-    /// The reason in words, as it stands in the tree: `[truncated: REASON]`.
+    /// The reason in words, as it is in the tree: `[truncated: REASON]`.
     pub fn reason(self) -> &'static str {
         match self {
             Truncation::NoRegisters => "no user registers",

@@ -104,7 +104,16 @@ fn invalid_arguments() {
         125,
         &["cpu-clock", "page-faults"],
     );
-    refused(&run(&["record", "-p", "1", "--", "true"]), 125, &["--pid"]);
+    refused(
+        &run(&["record", "-p", "1", "--", "true"]),
+        125,
+        &["--pid", "only one of the two can be given"],
+    );
+    refused(
+        &run(&["record", "-o", "x.svg", "--save-tape", "x.svg", "--", "true"]),
+        125,
+        &["the tape would replace the profile", "--save-tape FILE"],
+    );
     refused(
         &run(&["record", "-r", "2000000000", "--", "true"]),
         125,
@@ -117,7 +126,7 @@ fn what_users_of_other_profilers_type() {
     refused(
         &run(&["1234"]),
         2,
-        &["1234 is no command", "PID", "nativeprof attach 1234"],
+        &["1234 is not a command", "PID", "nativeprof attach 1234"],
     );
     refused(
         &run(&["app.py"]),
@@ -264,6 +273,11 @@ fn files_without_a_profile() {
     ] {
         refused(&run(&["export", file, "-o", text(&out)]), 1, words);
     }
+    refused(
+        &run(&["replay", text(&cut), "-o", text(&out)]),
+        1,
+        &["cut.json: this is not a tape", "--save-tape FILE"],
+    );
     refused(&run(&["export", text(&cut), "-o", "x.docx"]), 2, &["x.docx", ".svg"]);
     assert_eq!(scratch.names(), ["cut.json"]);
 }
@@ -344,7 +358,7 @@ fn programs_of_32_bits() {
     let scratch = Scratch::new();
     let path = scratch.path("endless");
     fs::write(&path, endless_32_bit_program()).expect("a file");
-    fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("rights");
+    fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("privileges");
     let mut target = match Command::new(&path).spawn() {
         Ok(target) => target,
         Err(e) if e.raw_os_error() == Some(libc::ENOEXEC) => {
@@ -392,7 +406,7 @@ fn without_privileges() {
             .arg(scratch.path("x.svg"))
             .args(&args[1..])
             .output()
-            .expect("setpriv is needed to try without rights: install util-linux");
+            .expect("setpriv is needed to try without privileges: install util-linux");
         let code = if args[0] == "record" { 125 } else { 1 };
         refused(&done, code, words);
     }

@@ -43,10 +43,10 @@ fn threads(dump: &Value) -> &Vec<Value> {
 }
 
 /// All stacks are complete; threads that sleep in calls that a stop would interrupt were not stopped.
-fn check_quality(whom: &str, dump: &Value) {
+fn check_quality(case: &str, dump: &Value) {
     for t in threads(dump) {
         let stack = t["stack"].as_str().unwrap_or("none");
-        assert!(["exact", "repaired"].contains(&stack), "{whom}: {t:#}");
+        assert!(["exact", "repaired"].contains(&stack), "{case}: {t:#}");
     }
 }
 
@@ -66,14 +66,14 @@ fn threads_are_where_they_say() {
     each_python(|python| {
         let program = Program::start(python.script_with_gil("waiting.py"));
         let dump = dump(program.pid(), &["--locals"]);
-        let whom = &python.name;
-        check_quality(whom, &dump);
+        let case = &python.name;
+        check_quality(case, &dump);
         let thread = |name: &str| {
             let tid: u64 = printed(&program, "THREAD", name)[0].parse().expect("a number");
             let found = threads(&dump).iter().find(|t| t["tid"] == tid);
-            found.unwrap_or_else(|| panic!("{whom}: no thread {name}"))
+            found.unwrap_or_else(|| panic!("{case}: no thread {name}"))
         };
-        assert_eq!(threads(&dump).len(), 4, "{whom}");
+        assert_eq!(threads(&dump).len(), 4, "{case}");
         for name in ["asleep", "waiting"] {
             let t = thread(name);
             let frames = t["frames"].as_array().expect("frames");
@@ -90,14 +90,14 @@ fn threads_are_where_they_say() {
                 .map(|f| format!("{} {}", f["name"].as_str().unwrap_or_default(), f["line"]))
                 .collect();
             got.reverse();
-            assert_eq!(got, expected, "{whom}: {name}");
+            assert_eq!(got, expected, "{case}: {name}");
             assert_eq!(
                 (&t["state"], &t["holds_gil"]),
                 (&"S".into(), &false.into()),
-                "{whom}: {name}"
+                "{case}: {name}"
             );
             let locals = frames.iter().find(ours).expect("a frame of ours")["locals"].as_array();
-            let locals = locals.unwrap_or_else(|| panic!("{whom}: {name} has no variables"));
+            let locals = locals.unwrap_or_else(|| panic!("{case}: {name} has no variables"));
             let value = |key: &str| {
                 let found = locals.iter().find(|v| v["name"] == key);
                 found
@@ -108,18 +108,18 @@ fn threads_are_where_they_say() {
             let mut checked = 0;
             for line in printed(&program, "LOCAL", name) {
                 let (key, expected) = line.split_once(' ').expect("name and value");
-                assert_eq!(value(key), expected, "{whom}: {name}: {key}");
+                assert_eq!(value(key), expected, "{case}: {name}: {key}");
                 checked += 1;
             }
-            assert!(checked >= 2, "{whom}: {name}: {checked} variables");
+            assert!(checked >= 2, "{case}: {name}: {checked} variables");
             if name == "waiting" {
                 assert_eq!(
                     value("name"),
                     format!("'{}'... (500 characters)", "x".repeat(120)),
-                    "{whom}"
+                    "{case}"
                 );
-                assert!(value("other").starts_with("<Thing at 0x"), "{whom}: {}", value("other"));
-                assert_eq!(value("long"), "[0, 1, 2, 3, 4, 5, 6, 7, ... 50 in all]", "{whom}");
+                assert!(value("other").starts_with("<Thing at 0x"), "{case}: {}", value("other"));
+                assert_eq!(value("long"), "[0, 1, 2, 3, 4, 5, 6, 7, ... 50 in all]", "{case}");
             }
         }
         // Python and C alternate: the extension's function is between the calls that it makes.
@@ -136,7 +136,7 @@ fn threads_are_where_they_say() {
             .iter()
             .map(|n| if n.starts_with("t_call") { "t_call" } else { n })
             .collect();
-        assert_eq!(plain, expected, "{whom}");
+        assert_eq!(plain, expected, "{case}");
         // It holds the GIL while it computes; it waits only briefly between two calls.
         let tid: u64 = printed(&program, "THREAD", "spinning")[0].parse().expect("a number");
         let seen = (0..20).map(|_| {
@@ -144,12 +144,12 @@ fn threads_are_where_they_say() {
             threads(&dump)
                 .iter()
                 .find(|t| t["tid"] == tid)
-                .expect("it runs for ever")
+                .expect("it runs forever")
                 .clone()
         });
         let t = seen.into_iter().find(|t| t["state"] == "R" && t["holds_gil"] == true);
-        let t = t.unwrap_or_else(|| panic!("{whom}: it never held the lock"));
-        assert!(t["stop_us"].as_f64().is_some(), "{whom}: {t:#}");
+        let t = t.unwrap_or_else(|| panic!("{case}: it never held the lock"));
+        assert!(t["stop_us"].as_f64().is_some(), "{case}: {t:#}");
     });
 }
 
@@ -169,20 +169,20 @@ fn printed_names(program: &Program) -> BTreeMap<u32, (String, Option<String>)> {
 fn threads_have_the_names_that_python_gave_them() {
     let _live = live();
     each_python(|python| {
-        let whom = &python.name;
+        let case = &python.name;
         let mut program = Program::start(python.script("thread_names.py"));
         let mut expected = printed_names(&program);
-        assert_eq!(expected.len(), 10, "{whom}: {:?}", program.said);
+        assert_eq!(expected.len(), 10, "{case}: {:?}", program.said);
         let check = |expected: &BTreeMap<u32, (String, Option<String>)>, pid: u32| {
             let dump = dump(pid, &[]);
             for (tid, (kind, name)) in expected {
                 let found = threads(&dump).iter().find(|t| t["tid"] == *tid);
-                let found = found.unwrap_or_else(|| panic!("{whom}: no thread {kind}"));
-                assert_eq!(found["python_name"].as_str(), name.as_deref(), "{whom}: {kind}");
+                let found = found.unwrap_or_else(|| panic!("{case}: no thread {kind}"));
+                assert_eq!(found["python_name"].as_str(), name.as_deref(), "{case}: {kind}");
                 assert_eq!(
                     found["name"],
                     procfs::thread_name(pid, *tid).unwrap_or_default(),
-                    "{whom}: {kind}"
+                    "{case}: {kind}"
                 );
             }
         };
@@ -196,7 +196,7 @@ fn threads_have_the_names_that_python_gave_them() {
         }
         check(&expected, program.pid());
         let text = output(nativeprof(&["dump", &program.pid().to_string()]));
-        assert!(text.contains(" \"MainThread ["), "{whom}: {text}");
+        assert!(text.contains(" \"MainThread ["), "{case}: {text}");
         program.finish();
     });
 }
@@ -205,7 +205,7 @@ fn threads_have_the_names_that_python_gave_them() {
 fn recordings_have_the_names_of_python_threads() {
     let _live = live();
     each_python_and_backend(|python, words| {
-        let whom = &python.name;
+        let case = &python.name;
         let mut program = Program::start(python.script("thread_names.py"));
         let scratch = Scratch::new();
         let file = scratch.path("profile.json");
@@ -226,22 +226,22 @@ fn recordings_have_the_names_of_python_threads() {
             let tid = start.trim_start_matches("thread ").parse().expect("a number");
             let shown = shown.strip_suffix(')').expect("a closed name");
             let in_meta = r.profile.meta.threads.iter().find(|(_, t, _)| *t == tid);
-            assert_eq!(in_meta.map(|(_, _, name)| name.as_str()), Some(shown), "{whom}");
+            assert_eq!(in_meta.map(|(_, _, name)| name.as_str()), Some(shown), "{case}");
             let (kind, name) = &names[&tid];
             match (kind.as_str(), name) {
-                ("renamed", _) => assert!(shown == "after" || shown.starts_with("after ["), "{whom}: {shown}"),
+                ("renamed", _) => assert!(shown == "after" || shown.starts_with("after ["), "{case}: {shown}"),
                 (_, Some(name)) => {
                     let alone = shown == name;
                     assert!(
                         alone || shown.starts_with(&format!("{name} [")),
-                        "{whom}: {kind}: {shown}"
+                        "{case}: {kind}: {shown}"
                     );
                 }
-                (_, None) => assert!(!shown.contains('['), "{whom}: {kind}: {shown}"),
+                (_, None) => assert!(!shown.contains('['), "{case}: {kind}: {shown}"),
             }
             seen += 1;
         }
-        assert!(seen > 1, "{whom}: {}", r.stderr);
+        assert!(seen > 1, "{case}: {}", r.stderr);
         program.finish();
     });
 }
@@ -350,7 +350,7 @@ fn a_stopped_process_is_left_stopped() {
     }
     assert!(threads(&dumped).iter().all(|t| t["state"] == "T"), "{dumped:#}");
     check_quality("stopped", &dumped);
-    // One that was stopped outside of a system call tells its registers to a tracer only; all others are left alone.
+    // One that was stopped outside of a system call shows its registers to a tracer only; all others are left alone.
     let touched = |t: &&Value| !t["stop_us"].is_null() && !t["syscall"].is_null();
     assert_eq!(threads(&dumped).iter().filter(touched).count(), 0, "{dumped:#}");
     let text = output(nativeprof(&["dump", &pid]));
@@ -367,7 +367,7 @@ fn an_ordinary_user_sees_their_own_processes() {
     std::fs::copy(env!("CARGO_BIN_EXE_nativeprof"), &copy).expect("a copy of nativeprof");
     let open = |path: &std::path::Path| {
         use std::os::unix::fs::PermissionsExt;
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("rights can be set");
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("permissions can be set");
     };
     open(scratch.directory());
     open(&copy);
@@ -402,7 +402,7 @@ fn an_ordinary_user_sees_their_own_processes() {
     let done = command.output().expect("nativeprof starts");
     let said = String::from_utf8_lossy(&done.stderr);
     assert_eq!(done.status.code(), Some(1), "{said}");
-    assert!(said.contains("is not permitted") && said.contains("try: "), "{said}");
+    assert!(said.contains("is not permitted") && said.contains(" dump "), "{said}");
 }
 
 #[test]

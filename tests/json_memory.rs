@@ -100,7 +100,7 @@ fn memory_stays_within_its_bound() {
     let number = std::env::var(NUMBER).ok().and_then(|n| n.parse::<usize>().ok());
     if let Some((what, text)) = number.map(|n| &files[n]) {
         let before = status("VmRSS:");
-        fs::write("/proc/self/clear_refs", "5").expect("the right to measure our own memory");
+        fs::write("/proc/self/clear_refs", "5").expect("permission to measure our own memory");
         let read = json::read(text.as_bytes());
         let most = status("VmHWM:").saturating_sub(before);
         let facts = ["facts not known", "modules", "empty modules", "threads", "reasons"];

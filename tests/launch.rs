@@ -85,14 +85,14 @@ fn check_state(backend: &str, sudo: bool, children: bool) {
         let (before, after) = (set(&expected), set(&found));
         let lost: Vec<_> = before.difference(&after).collect();
         let new: Vec<_> = after.difference(&before).collect();
-        let whom = format!("{backend}, sudo {sudo}, subprocesses {children}, {mode:?}");
+        let case = format!("{backend}, sudo {sudo}, subprocesses {children}, {mode:?}");
         assert!(
             lost.is_empty() && new.is_empty(),
-            "{whom}: {lost:#?} became {new:#?}\n{said}"
+            "{case}: {lost:#?} became {new:#?}\n{said}"
         );
         // Also in the same order.
-        assert_eq!(found, expected, "{whom}");
-        assert!(said.contains(&format!("({backend}, ")), "{whom}: {said}");
+        assert_eq!(found, expected, "{case}");
+        assert!(said.contains(&format!("({backend}, ")), "{case}: {said}");
     }
 }
 

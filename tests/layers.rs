@@ -51,7 +51,7 @@ const UNSAFE: &[&str] = &[
     "capture/ebpf/off_cpu.rs",
 ];
 
-const LONGEST: usize = 500;
+const MAX_LINES: usize = 500;
 
 /// Longer files, and why they are not split.
 const LONG: &[(&str, &str)] = &[(
@@ -221,10 +221,10 @@ fn long_files_have_a_reason() {
     for source in sources() {
         let length = source.text.lines().count();
         let listed = LONG.iter().any(|(name, _)| *name == source.name);
-        if length > LONGEST && !listed {
+        if length > MAX_LINES && !listed {
             wrong.push(format!("{} has {length} lines: is it two files?", source.name));
         }
-        if length <= LONGEST && listed {
+        if length <= MAX_LINES && listed {
             wrong.push(format!("{} has {length} lines only: take it off the list", source.name));
         }
     }

@@ -632,7 +632,7 @@ fn partial_stacks_say_why() {
 
 /// `--gil`: of two threads that run all the time, one has the GIL.
 fn check_gil_holders(python: &Python, backend: &str) {
-    let whom = format!("{}, {backend}", python.name);
+    let case = format!("{}, {backend}", python.name);
     let mut program = Program::start(python.script_with_gil("gil_shares.py"));
     let seconds = patience().to_string();
     let words = ["--backend", backend, "-r", "499", "-d", &seconds];
@@ -640,32 +640,32 @@ fn check_gil_holders(python: &Python, backend: &str) {
     let holders = attach(program.pid(), &[&words[..], &["--gil"]].concat());
     drop(program.finish());
     if python.minor < 7 {
-        assert!(holders.samples() == 0, "{whom}: {}", holders.stderr);
+        assert!(holders.samples() == 0, "{case}: {}", holders.stderr);
         assert!(
             holders.stderr.contains("without a known GIL"),
-            "{whom}: {}",
+            "{case}: {}",
             holders.stderr
         );
         return;
     }
     assert!(
         holders.stderr.contains("  GIL:      held in "),
-        "{whom}: {}",
+        "{case}: {}",
         holders.stderr
     );
-    assert!(holders.profile.meta.event.ends_with("of GIL holders"), "{whom}");
+    assert!(holders.profile.meta.event.ends_with("of GIL holders"), "{case}");
     let share = |r: &Recording, role: &str| r.with(role) as f64 / r.samples().max(1) as f64;
     let (before, after) = (share(&all, "g_digest"), share(&holders, "g_digest"));
     // On a busy machine the two do not have a CPU each.
-    assert_likely!(before > 0.3, "{whom}: {before:.3} of all samples\n{}", all.stderr);
+    assert_likely!(before > 0.3, "{case}: {before:.3} of all samples\n{}", all.stderr);
     assert_likely!(
         after < 0.02,
-        "{whom}: {after:.3} of the holders' samples\n{}",
+        "{case}: {after:.3} of the holders' samples\n{}",
         holders.stderr
     );
     assert_likely!(
         holders.with("g_python") * 3 > all.with("g_python") * 2,
-        "{whom}: {} of {} samples of the thread that has it\n{}",
+        "{case}: {} of {} samples of the thread that has it\n{}",
         holders.with("g_python"),
         all.with("g_python"),
         holders.stderr

@@ -159,7 +159,7 @@ fn check_ptrace(python: &Python) {
         let states = states(&r, role);
         let total: u64 = states.values().sum();
         let share = total as f64 / duration;
-        // Samples are random times, and between two looks at a thread it may have slept or not.
+        // Samples are random times, and between two reads of a thread it may have slept or not.
         assert_likely!(
             (0.75..1.25).contains(&share),
             "{name}: {share:.3} of the time of {role} is accounted for: {states:?}\n{}",

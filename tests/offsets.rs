@@ -147,7 +147,7 @@ impl<'a> Types<'a> {
 }
 
 /// Each offset of the layout and that of the debug information; for names that changed, one after the other.
-fn compare(types: &Types<'_>, l: &Layout, whom: &str, runtime: bool) {
+fn compare(types: &Types<'_>, l: &Layout, case: &str, runtime: bool) {
     let of = |u: u16| if u == ABSENT { None } else { Some(u64::from(u)) };
     let frame = if types.found.contains_key("_PyInterpreterFrame") {
         "_PyInterpreterFrame"
@@ -277,13 +277,13 @@ fn compare(types: &Types<'_>, l: &Layout, whom: &str, runtime: bool) {
     for (label, ours, name, paths) in table {
         let Some(ours) = ours else { continue };
         let theirs = paths.iter().find_map(|path| types.offset(name, path));
-        assert_eq!(Some(ours), theirs, "{whom}: {label} ({name}: {paths:?})");
+        assert_eq!(Some(ours), theirs, "{case}: {label} ({name}: {paths:?})");
     }
-    assert_eq!(Some(l.str_ascii_data.into()), types.size("PyASCIIObject"), "{whom}");
+    assert_eq!(Some(l.str_ascii_data.into()), types.size("PyASCIIObject"), "{case}");
     assert_eq!(
         Some(l.str_compact_data.into()),
         types.size("PyCompactUnicodeObject"),
-        "{whom}"
+        "{case}"
     );
 }
 

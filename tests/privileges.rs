@@ -124,7 +124,7 @@ fn privileges_are_dropped_when_they_are_not_needed() {
         assert_eq!(caps(&now, "CapPrm") & !WHILE_SAMPLING, 0, "{now:?}");
         assert_eq!(caps(&now, "CapEff"), caps(&now, "CapPrm"));
         assert_eq!(now["NoNewPrivs"], "1");
-        assert_eq!(now["Threads"], "1", "other threads would keep their rights");
+        assert_eq!(now["Threads"], "1", "other threads would keep their privileges");
         let user = format!("{owner}\t{owner}\t{owner}\t{owner}");
         assert_eq!(now["Uid"], user);
         running.signal("INT");
@@ -372,7 +372,7 @@ fn doctor(mut command: Command) -> (bool, Findings, Findings) {
 fn doctor_reports_the_machine_and_a_process() {
     let _live = live();
     let (works, machine, _) = doctor(nativeprof(&["doctor", "--json"]));
-    assert!(works, "the live tests need these rights: {machine:?}");
+    assert!(works, "the live tests need these privileges: {machine:?}");
     assert_eq!(machine["eBPF sampling"].0, "ok", "{machine:?}");
 
     let program = Program::start(programs::native(&[]));

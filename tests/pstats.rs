@@ -215,7 +215,7 @@ fn damaged_files_are_refused() {
     let golden = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/golden/profile.pstats"));
     let golden = golden.expect("the golden file");
     for (name, bytes, why) in [
-        ("cut", &golden[..golden.len() / 2], "cut short"),
+        ("cut", &golden[..golden.len() / 2], "truncated"),
         (
             "key",
             b"{)\x01i\x01\0\0\0N0",

@@ -33,7 +33,7 @@ fn rounds(program: &mut Program) -> Vec<u64> {
 }
 
 /// Each thread has made progress, and none is in a tracer's stop.
-fn check_progress(program: &mut Program, whom: &str) {
+fn check_progress(program: &mut Program, case: &str) {
     let before = rounds(program);
     let (threads, mut now) = (before.len() - 2, before.clone());
     // Repeats as long as a thread makes no progress; the slowest needs some ms for a round.
@@ -44,7 +44,7 @@ fn check_progress(program: &mut Program, whom: &str) {
         std::thread::sleep(Duration::from_millis(10));
         now = rounds(program);
     }
-    panic!("{whom}: a thread stands still: {before:?} {now:?}");
+    panic!("{case}: a thread stands still: {before:?} {now:?}");
 }
 
 #[test]
@@ -315,7 +315,7 @@ fn every_timer_samples_what_runs() {
     };
     for timer in [TimerKind::Perf, TimerKind::PerfUser, TimerKind::Procfs] {
         let program = Program::start(python.script("stay_in_c.py"));
-        let source = PtraceSource::with_timer(&options, frame_walk::walk, timer).expect("rights");
+        let source = PtraceSource::with_timer(&options, frame_walk::walk, timer).expect("privileges");
         assert_eq!(source.event(), timer.name());
         let found = chains(program.pid(), Box::new(source));
         let (frames, _, walk) = found.keys().next().expect("a chain");
@@ -332,7 +332,7 @@ fn chains(pid: u32, mut source: Box<dyn Backend>) -> BTreeMap<Chain, u32> {
             source.update_process(pid, space.expect("a process that lives"))
         })
         .expect("a process to open");
-    source.attach(pid).expect("the right to sample");
+    source.attach(pid).expect("permission to sample");
     source.start().expect("sampling");
     let (mut found, mut n, mut events) = (BTreeMap::new(), 0, Vec::new());
     while n < 300 {
@@ -373,10 +373,10 @@ fn both_walkers_see_the_same_frames() {
     each_python(|python| {
         // It stays in one C function, deep below Python frames and callbacks: each sample has the same chain.
         let program = Program::start(python.script("stay_in_c.py"));
-        let ebpf = chains(program.pid(), Box::new(EbpfSource::new(&options).expect("rights")));
+        let ebpf = chains(program.pid(), Box::new(EbpfSource::new(&options).expect("privileges")));
         let ptrace = chains(
             program.pid(),
-            Box::new(PtraceSource::new(&options, frame_walk::walk).expect("rights")),
+            Box::new(PtraceSource::new(&options, frame_walk::walk).expect("privileges")),
         );
         let (a, b): (BTreeSet<_>, BTreeSet<_>) = (ebpf.keys().collect(), ptrace.keys().collect());
         assert_eq!(a, b, "{}", python.name);

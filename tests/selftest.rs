@@ -1,8 +1,9 @@
 //! `selftest` as a user runs it: it confirms that sampling works here, and reports when it cannot start.
 
-use std::process::Stdio;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
 
-use common::{live, nativeprof};
+use common::{Scratch, live, nativeprof};
 
 mod common;
 
@@ -34,6 +35,25 @@ fn sampling_works_here() {
             "{said}"
         );
     }
+}
+
+/// As an ordinary user, the reason is that of eBPF, not a crash.
+#[test]
+fn a_refused_backend_is_no_crash() {
+    let scratch = Scratch::new();
+    let copy = scratch.path("nativeprof");
+    std::fs::copy(env!("CARGO_BIN_EXE_nativeprof"), &copy).expect("a copy");
+    for path in [scratch.directory(), &copy] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("permissions");
+    }
+    let done = Command::new("setpriv")
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+        .arg(&copy)
+        .args(["selftest", "--backend", "ebpf", "--python", "/usr/bin/python3"])
+        .output()
+        .expect("nativeprof starts");
+    let said = String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).into_owned();
+    assert!(said.contains("CAP_BPF") && !said.contains("crashed"), "{said}");
 }
 
 #[test]

@@ -83,7 +83,7 @@ fn truth(program: &mut Program) -> BTreeMap<String, f64> {
     times
 }
 
-fn check(whom: &str, environment: &Path, what: &str, words: &[&str]) {
+fn check(case: &str, environment: &Path, what: &str, words: &[&str]) {
     let mut program = Program::start(program(environment, what));
     let r = attach(program.pid(), &[&["--spans"], words].concat());
     let truth = truth(&mut program);
@@ -91,9 +91,9 @@ fn check(whom: &str, environment: &Path, what: &str, words: &[&str]) {
     for (name, n) in by_labels(&r) {
         *counts
             .get_mut(&name)
-            .unwrap_or_else(|| panic!("{whom}: no such span: {name}")) += n;
+            .unwrap_or_else(|| panic!("{case}: no such span: {name}")) += n;
     }
-    check_counts(whom, &counts, &truth, 0.01);
+    check_counts(case, &counts, &truth, 0.01);
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn opentelemetry_contexts_are_labels() {
     let _live = live();
     for backend in ["ebpf", "ptrace"] {
         for (name, command) in otel_contexts() {
-            let whom = format!("{name} {backend}");
+            let case = format!("{name} {backend}");
             repeated(|| {
                 let mut again = Command::new(command.get_program());
                 again.args(command.get_args());
@@ -160,17 +160,17 @@ fn opentelemetry_contexts_are_labels() {
                     let labels = r.profile.labels.of(at);
                     let of = |key: &str| labels.iter().find(|(k, _)| k == key).map(|(_, value)| value.as_str());
                     let Some(route) = of("route") else {
-                        assert!(labels.is_empty(), "{whom}: {labels:?}");
+                        assert!(labels.is_empty(), "{case}: {labels:?}");
                         *counts.entry("-".into()).or_default() += 1;
                         continue;
                     };
                     let trace = if route == "/a" { "a0" } else { "a1" };
-                    assert_eq!(of("trace_id"), Some(&*format!("{:0>32}", trace)), "{whom}");
+                    assert_eq!(of("trace_id"), Some(&*format!("{:0>32}", trace)), "{case}");
                     let is_first = tick.tid == program.pid();
-                    assert_eq!(of("span_id").map(|id| id.starts_with("01")), Some(is_first), "{whom}");
+                    assert_eq!(of("span_id").map(|id| id.starts_with("01")), Some(is_first), "{case}");
                     *counts.get_mut(route).expect("a route") += 1;
                 }
-                check_counts(&whom, &counts, &truth, 0.01);
+                check_counts(&case, &counts, &truth, 0.01);
             });
         }
     }

@@ -93,22 +93,22 @@ impl Tally {
     }
 }
 
-fn check_stacks(whom: &str, r: &Recording, tally: &mut Tally) {
+fn check_stacks(case: &str, r: &Recording, tally: &mut Tally) {
     let bad: Vec<String> = r
         .stacks()
         .filter_map(|(stack, n)| Some(format!("{n} x {}: {}", wrong(&stack)?, text(&stack))))
         .collect();
-    assert!(bad.is_empty(), "{whom}: {:#?}", &bad[..bad.len().min(5)]);
+    assert!(bad.is_empty(), "{case}: {:#?}", &bad[..bad.len().min(5)]);
     // The switch is a small part of this program.
     let q = &r.profile.meta.quality;
     let switches = q.reasons.get(Truncation::GreenletSwitch.reason()).copied().unwrap_or(0);
-    assert_likely!(q.taken >= 50 && switches * 10 <= q.taken, "{whom}: {q:?}\n{}", r.stderr);
+    assert_likely!(q.taken >= 50 && switches * 10 <= q.taken, "{case}: {q:?}\n{}", r.stderr);
     let cut = q.partial - switches;
-    assert_likely!(cut <= (q.taken / 1000).max(1), "{whom}: {q:?}\n{}", r.stderr);
+    assert_likely!(cut <= (q.taken / 1000).max(1), "{case}: {q:?}\n{}", r.stderr);
     tally.bad += cut + q.repaired;
     tally.taken += q.taken;
     let greenlets = r.matching(|stack| stack.first().is_some_and(|f| f.name == "[greenlet]"));
-    assert_likely!(greenlets * 2 > q.taken, "{whom}: {greenlets} of {}", q.taken);
+    assert_likely!(greenlets * 2 > q.taken, "{case}: {greenlets} of {}", q.taken);
 }
 
 #[test]
@@ -118,16 +118,16 @@ fn greenlets_have_separate_stacks() {
         let mut tally = Tally::default();
         for (name, python) in pythons() {
             for backend in ["ebpf", "ptrace"] {
-                let whom = format!("CPython {name}, {backend}");
+                let case = format!("CPython {name}, {backend}");
                 let mut program = Program::start(script(&python, &[]));
                 let r = attach(program.pid(), &["--backend", backend, "-d", "2"]);
                 let truth: BTreeMap<String, f64> = program.finish();
-                check_stacks(&whom, &r, &mut tally);
-                r.check_lost(&whom);
-                assert_eq!(truth.len(), GREENLETS + 1, "{whom}: {truth:?}");
+                check_stacks(&case, &r, &mut tally);
+                r.check_lost(&case);
+                assert_eq!(truth.len(), GREENLETS + 1, "{case}: {truth:?}");
                 let counts = truth.keys().map(|name| (name.clone(), r.with(name))).collect();
                 // Reading the clock and switching belong to no greenlet.
-                check_counts(&whom, &counts, &truth, 0.02);
+                check_counts(&case, &counts, &truth, 0.02);
             }
         }
         tally.check();

@@ -240,7 +240,7 @@ fn a_perf_map_of_another_user_is_refused_by_name() {
     let map = scratch.path("tmp/perf-1.map");
     fs::write(&map, "0 ffffffffffff0000 forged\n").expect("written");
     fs::set_permissions(&map, fs::Permissions::from_mode(0o666)).expect("changed");
-    std::os::unix::fs::chown(&map, Some(12345), None).expect("tests of rights are run by root");
+    std::os::unix::fs::chown(&map, Some(12345), None).expect("tests of permissions are run by root");
     let mut command = Command::new("unshare");
     command
         .args(["--pid", "--fork", "chroot"])
@@ -333,13 +333,13 @@ for _ in range(700): outer()
             let mut command = Command::new(&python.exe);
             command.args(["-X", option]).arg(scratch.path("spin.py"));
             let recording = record(&[], &command);
-            let whom = format!("{} -X {option}", python.name);
+            let case = format!("{} -X {option}", python.name);
             let named = share(&recording, "inner");
-            assert_likely!(named > 0.7, "{whom}: {named}\n{}", recording.stderr);
+            assert_likely!(named > 0.7, "{case}: {named}\n{}", recording.stderr);
             let code = row(&recording, "[anonymous code");
             assert_likely!(
                 code.symbols_from.starts_with(source) && code.samples >= recording.with("inner"),
-                "{whom}: {code:?}"
+                "{case}: {code:?}"
             );
             // Each function is on the stack once, and is the same whether a sample has its frame or only its trampoline.
             let is_ours = |f: &Frame| f.kind == FrameKind::Python && f.filename.ends_with("spin.py");
@@ -347,25 +347,25 @@ for _ in range(700): outer()
                 let trampoline = stack
                     .iter()
                     .find(|f| f.name.starts_with("py::") && f.name.ends_with("spin.py"));
-                assert!(trampoline.is_none(), "{whom}: {trampoline:?}");
+                assert!(trampoline.is_none(), "{case}: {trampoline:?}");
                 for name in ["inner", "outer", "<module>"] {
                     let count = stack.iter().filter(|f| is_ours(f) && f.name == name).count();
-                    assert!(count <= 1, "{whom}: {count} of {name} in {stack:?}");
+                    assert!(count <= 1, "{case}: {count} of {name} in {stack:?}");
                 }
             }
             let frames = recording.profile.frames.iter();
-            assert_eq!(frames.filter(|f| is_ours(f) && f.name == "inner").count(), 1, "{whom}");
+            assert_eq!(frames.filter(|f| is_ours(f) && f.name == "inner").count(), 1, "{case}");
             let nodes = &recording.profile.nodes;
             let mut left: Vec<i64> = nodes.iter().map(|n| n.count as i64).collect();
             nodes[1..]
                 .iter()
                 .for_each(|n| left[n.parent as usize] -= n.count as i64);
-            assert!(left.iter().all(|left| *left >= 0), "{whom}: samples are counted twice");
+            assert!(left.iter().all(|left| *left >= 0), "{case}: samples are counted twice");
             let pid = recording.profile.meta.pid;
             let file = code.symbols_from.strip_prefix(source).expect("checked").trim();
             assert!(
                 file == format!("/tmp/perf-{pid}.map") || file == format!("/tmp/jit-{pid}.dump"),
-                "{whom}: {file}"
+                "{case}: {file}"
             );
             fs::remove_file(Path::new(file)).expect("the file that Python left");
         });

@@ -74,7 +74,7 @@ fn numbered(rows: impl Iterator<Item = Row>) -> BTreeSet<(Row, u8)> {
 }
 
 /// What the program says of its tasks.
-fn told(program: &Program) -> BTreeSet<(Row, u8)> {
+fn expected_rows(program: &Program) -> BTreeSet<(Row, u8)> {
     let row = |line: &String| {
         let words: Vec<&str> = line.strip_prefix("TASK ")?.split(' ').collect();
         let names = words[2].split(',').map(String::from).collect();
@@ -87,20 +87,20 @@ fn told(program: &Program) -> BTreeSet<(Row, u8)> {
 fn tasks_are_where_they_say() {
     let _live = live();
     each_of(with_tasks(), |python| {
-        let whom = &python.name;
+        let case = &python.name;
         let mut program = Program::start(python.script("tasks.py"));
         let dump = dumped(program.pid());
-        let expected = told(&program);
-        assert!(expected.len() >= 15, "{whom}: {expected:#?}");
-        assert_eq!(seen(&dump), expected, "{whom}");
-        assert_eq!(dump["incomplete"], Value::Array(Vec::new()), "{whom}");
+        let expected = expected_rows(&program);
+        assert!(expected.len() >= 15, "{case}: {expected:#?}");
+        assert_eq!(seen(&dump), expected, "{case}");
+        assert_eq!(dump["incomplete"], Value::Array(Vec::new()), "{case}");
         let tasks = dump["tasks"].as_array().expect("tasks");
         let loops: BTreeSet<&str> = tasks.iter().filter_map(|t| t["loop"].as_str()).collect();
-        assert_eq!(loops.len(), 2, "{whom}: {loops:?}");
+        assert_eq!(loops.len(), 2, "{case}: {loops:?}");
         for t in tasks {
-            assert_eq!(t["state"], "suspended", "{whom}: {t:#}");
+            assert_eq!(t["state"], "suspended", "{case}: {t:#}");
             let frames = t["frames"].as_array().expect("frames");
-            assert!(frames.iter().all(|f| f["line"].as_u64() > Some(0)), "{whom}: {t:#}");
+            assert!(frames.iter().all(|f| f["line"].as_u64() > Some(0)), "{case}: {t:#}");
         }
 
         // A task that runs, in its thread, with the function that it calls.
@@ -119,17 +119,17 @@ fn tasks_are_where_they_say() {
             .filter(|t| t["state"] == "running")
             .collect();
         let [task] = running[..] else {
-            panic!("{whom}: one task runs: {running:#?}")
+            panic!("{case}: one task runs: {running:#?}")
         };
         let name = if python.minor > 7 { "runner" } else { "runs" };
-        assert_eq!((&task["name"], &task["thread"]), (&name.into(), &tid.into()), "{whom}");
+        assert_eq!((&task["name"], &task["thread"]), (&name.into(), &tid.into()), "{case}");
         let names: Vec<&str> = task["frames"]
             .as_array()
             .expect("frames")
             .iter()
             .filter_map(|f| f["name"].as_str())
             .collect();
-        assert_eq!(names[..2], ["runs", "busy"], "{whom}: {names:?}");
+        assert_eq!(names[..2], ["runs", "busy"], "{case}: {names:?}");
     });
 }
 
@@ -178,7 +178,7 @@ fn the_tree_is_that_of_asyncio_pstree() {
     each_of(
         pythons().iter().filter(|p| p.minor >= 14 && p.flags.is_empty()),
         |python| {
-            let whom = &python.name;
+            let case = &python.name;
             let program = Program::start(python.script("tasks.py"));
             let pid = program.pid().to_string();
             let oracle = Command::new(&python.exe)
@@ -203,14 +203,14 @@ fn the_tree_is_that_of_asyncio_pstree() {
             let missing: Vec<&String> = theirs.difference(&ours).collect();
             assert!(
                 theirs.len() > 40 && missing.is_empty(),
-                "{whom}: {missing:#?}\n{oracle}\n{text}"
+                "{case}: {missing:#?}\n{oracle}\n{text}"
             );
             // Theirs does not follow coroutines into generators, and 3.14.8's misses the loops of other threads.
             let excused = ["task by-object > by_object", "task looper > loops", "task elsewhere"];
             let extra = ours
                 .difference(&theirs)
                 .find(|path| !excused.iter().any(|part| path.contains(part)));
-            assert_eq!(extra, None, "{whom}:\n{oracle}\n{text}");
+            assert_eq!(extra, None, "{case}:\n{oracle}\n{text}");
         },
     );
 }
@@ -257,11 +257,11 @@ fn samples_have_their_task() {
     for backend in ["ebpf", "ptrace"] {
         eprintln!("with {backend}:"); // printed if it fails
         each_of(with_tasks(), |python| {
-            let whom = &python.name;
+            let case = &python.name;
             let mut program = Program::start(python.script("task_shares.py"));
             let r = attach(program.pid(), &["--tasks", "--backend", backend]);
             let truth = program.finish();
-            r.check_quality(whom);
+            r.check_quality(case);
             let mut counts: BTreeMap<String, u64> = truth.keys().map(|name| (name.clone(), 0)).collect();
             let mut without = 0;
             for (stack, n) in r
@@ -274,29 +274,29 @@ fn samples_have_their_task() {
                     continue;
                 };
                 let chain = CHAINS.iter().find(|(known, _)| known == name).map(|(_, chain)| *chain);
-                assert_eq!(Some(&names[..]), chain, "{whom}: {names:?}");
+                assert_eq!(Some(&names[..]), chain, "{case}: {names:?}");
                 // The coroutine stands right below its task.
                 let at = stack.iter().rposition(|f| f.kind == FrameKind::Task).expect("a task");
-                assert_eq!(stack[at + 1].name, *name, "{whom}");
+                assert_eq!(stack[at + 1].name, *name, "{case}");
                 *counts.get_mut(*name).expect("a task with a share") += n;
             }
-            check_counts(whom, &counts, &truth, 0.01);
+            check_counts(case, &counts, &truth, 0.01);
             let all = without + counts.values().sum::<u64>();
             assert!(
                 without <= all / 500,
-                "{whom}: {without} of {all} samples have no task\n{}",
+                "{case}: {without} of {all} samples have no task\n{}",
                 r.stderr
             );
             assert!(
                 r.stderr.contains("samples in coroutines have their task"),
-                "{whom}: {}",
+                "{case}: {}",
                 r.stderr
             );
         });
     }
 }
 
-/// Tasks that have ended before anyone could look have their names, too.
+/// Tasks that have ended before they could be read have their names, too.
 #[test]
 fn eager_tasks_have_their_names() {
     let _live = live();
@@ -305,7 +305,7 @@ fn eager_tasks_have_their_names() {
     for backend in ["ebpf", "ptrace"] {
         eprintln!("with {backend}:"); // printed if it fails
         each_of(pythons().iter().filter(with_module), |python| {
-            let whom = &python.name;
+            let case = &python.name;
             let mut program = Program::start(python.script("eager_tasks.py"));
             let r = attach(program.pid(), &["--tasks", "--backend", backend]);
             program.finish();
@@ -319,9 +319,9 @@ fn eager_tasks_have_their_names() {
                     0
                 };
             }
-            assert_likely!(all >= 100, "{whom}: {all} samples\n{}", r.stderr);
+            assert_likely!(all >= 100, "{case}: {all} samples\n{}", r.stderr);
             // The first ones come before the backend knows where tasks are.
-            assert_likely!(all - named <= all / 50, "{whom}: {named} of {all}\n{}", r.stderr);
+            assert_likely!(all - named <= all / 50, "{case}: {named} of {all}\n{}", r.stderr);
         });
     }
 }
@@ -353,7 +353,7 @@ fn suspended_tasks_have_their_time() {
     for backend in ["ebpf", "ptrace"] {
         eprintln!("with {backend}:"); // printed if it fails
         each_of(with_tasks(), |python| {
-            let whom = &python.name;
+            let case = &python.name;
             let mut program = Program::start(python.script("task_waits.py"));
             let words = ["--tasks", "--mode", "wall", "-r", "200", "--backend", backend];
             let r = attach(program.pid(), &words);
@@ -368,36 +368,36 @@ fn suspended_tasks_have_their_time() {
                 let time = awaits.get(&key).copied().unwrap_or(0) as f64;
                 assert_likely!(
                     (time / duration - 1.0).abs() < 0.03,
-                    "{whom}: {kind} {time} of {duration}: {awaits:?}"
+                    "{case}: {kind} {time} of {duration}: {awaits:?}"
                 );
                 // The 10 tasks have equal shares.
                 let share = wall.get(&key).copied().unwrap_or(0) as f64 / all as f64;
-                assert_likely!((share - 0.1).abs() < 0.02, "{whom}: {kind} {share}: {wall:?}");
+                assert_likely!((share - 0.1).abs() < 0.02, "{case}: {kind} {share}: {wall:?}");
             }
             let sleeps = awaits.get(&("sleep".into(), "sleep".into())).copied().unwrap_or(0);
             assert_likely!(
                 sleeps as f64 > 0.8 * duration,
-                "{whom}: sleep {sleeps} of {duration}: {awaits:?}"
+                "{case}: sleep {sleeps} of {duration}: {awaits:?}"
             );
             let poll = r.with("[waiting: poll]");
             assert_likely!(
                 poll * 50 <= r.samples(),
-                "{whom}: {poll} of {} wait in poll",
+                "{case}: {poll} of {} wait in poll",
                 r.samples()
             );
             // The account closes.
             let of = |value| r.profile.amounts(r.profile.find_value(value).expect("the value"))[0];
-            assert_eq!(of("wall"), of("cpu") + of("off_cpu"), "{whom}");
+            assert_eq!(of("wall"), of("cpu") + of("off_cpu"), "{case}");
             assert_likely!(
                 (of("wall") as f64 / duration - 1.0).abs() < 0.05,
-                "{whom}: {} of {duration}",
+                "{case}: {} of {duration}",
                 of("wall")
             );
         });
     }
 }
 
-/// What the program says of how it kept its event loop: task, function, start and length in ns.
+/// What the program says of how it blocked its event loop: task, function, start and length in ns.
 fn blocks(program: &Program) -> Vec<(String, String, u64, u64)> {
     let row = |line: &String| {
         let words: Vec<&str> = line.strip_prefix("BLOCK ")?.split(' ').collect();
@@ -408,7 +408,7 @@ fn blocks(program: &Program) -> Vec<(String, String, u64, u64)> {
     program.said.iter().filter_map(row).collect()
 }
 
-/// Every callback that keeps the event loop is listed, with its task, function and length, and no other.
+/// Every callback that blocks the event loop is listed, with its task, function and length, and no other.
 #[test]
 fn what_keeps_the_loop_is_listed() {
     let _live = live();
@@ -419,12 +419,12 @@ fn what_keeps_the_loop_is_listed() {
     ] {
         eprintln!("with {words:?}:"); // printed if it fails
         each_of(with_tasks(), |python| {
-            let whom = &python.name;
+            let case = &python.name;
             let mut program = Program::start(python.script("loop_blocks.py"));
             let r = attach(program.pid(), &[words, &["--lag", "50ms", "-d", "2"]].concat());
             program.finish();
             let lags = &r.profile.meta.lags;
-            assert_likely!(!lags.is_empty(), "{whom}: {}", r.stderr);
+            assert_likely!(!lags.is_empty(), "{case}: {}", r.stderr);
             let began = lags[0].start - lags[0].time;
             // Those at the ends of the recording may be cut.
             let margin = 700_000_000;
@@ -440,7 +440,7 @@ fn what_keeps_the_loop_is_listed() {
                     .iter()
                     .find(|lag| (lag.start..lag.start + lag.length).contains(&middle));
                 let Some(lag) = lag else {
-                    assert_likely!(false, "{whom}: {task} {function} at {start} is missing: {lags:#?}");
+                    assert_likely!(false, "{case}: {task} {function} at {start} is missing: {lags:#?}");
                     continue;
                 };
                 found += 1;
@@ -449,13 +449,13 @@ fn what_keeps_the_loop_is_listed() {
                 let slack = if exact { 5_000_000 } else { 20_000_000 };
                 assert_likely!(
                     lag.length.abs_diff(*length) < slack + length / 10,
-                    "{whom}: {function} took {length}: {lag:#?}"
+                    "{case}: {function} took {length}: {lag:#?}"
                 );
                 let is_there = |name: &str| lag.stack.iter().any(|frame| frame.starts_with(&format!("{name} ")));
-                assert_likely!(is_there(function), "{whom}: {task} {function}: {lag:#?}");
-                assert_likely!(lag.task == *task, "{whom}: {task} {function}: {lag:#?}");
+                assert_likely!(is_there(function), "{case}: {task} {function}: {lag:#?}");
+                assert_likely!(lag.task == *task, "{case}: {task} {function}: {lag:#?}");
             }
-            assert_likely!(found >= 4, "{whom}: {found} of {truth:?} are in {window:?}");
+            assert_likely!(found >= 4, "{case}: {found} of {truth:?} are in {window:?}");
             let is_other = |lag: &&Lag| {
                 let overlaps = |(_, _, start, length): &(String, String, u64, u64)| {
                     lag.start < start + length && *start < lag.start + lag.length
@@ -463,8 +463,8 @@ fn what_keeps_the_loop_is_listed() {
                 window.contains(&lag.start) && !truth.iter().any(overlaps)
             };
             let other = lags.iter().find(is_other);
-            assert_likely!(other.is_none(), "{whom}: {other:#?}");
-            assert!(r.stderr.contains("kept an event loop"), "{whom}: {}", r.stderr);
+            assert_likely!(other.is_none(), "{case}: {other:#?}");
+            assert!(r.stderr.contains("blocked an event loop"), "{case}: {}", r.stderr);
         });
     }
 }

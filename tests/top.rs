@@ -174,7 +174,7 @@ fn shares_keys_and_the_terminal() {
 }
 
 /// A command that `top` starts does not write on its screen, and ends with it.
-/// The task that runs stands above its coroutine.
+/// The task that runs is above its coroutine.
 #[test]
 fn tasks() {
     let _live = live();

@@ -41,7 +41,7 @@ fn calls(source: Option<Box<dyn Backend>>, time: Duration) -> (Calls, u64) {
     let mut program = Program::start(programs::unchanged());
     let (mut samples, mut source) = (0, source);
     if let Some(source) = &mut source {
-        source.attach(program.pid()).expect("the right to sample");
+        source.attach(program.pid()).expect("permission to sample");
         source.start().expect("sampling");
     }
     program.send("go");
@@ -80,9 +80,9 @@ fn calls(source: Option<Box<dyn Backend>>, time: Duration) -> (Calls, u64) {
 fn check(time: Duration) {
     let open = |timer: Option<TimerKind>| -> Box<dyn Backend> {
         let Some(timer) = timer else {
-            return Box::new(EbpfSource::new(&OPTIONS).expect("rights"));
+            return Box::new(EbpfSource::new(&OPTIONS).expect("privileges"));
         };
-        let source = PtraceSource::with_timer(&OPTIONS, frame_walk::walk, timer).expect("rights");
+        let source = PtraceSource::with_timer(&OPTIONS, frame_walk::walk, timer).expect("privileges");
         assert_eq!(source.event(), timer.name());
         Box::new(source)
     };

@@ -1,7 +1,7 @@
 //! Views of real recordings: without the interpreter's frames, stacks begin at the program's code in every interpreter of
 //! this machine, and nothing that a user calls by name is missing.
 //!
-//! Needs the rights to sample.
+//! Needs the privileges to sample.
 
 use std::collections::HashMap;
 use std::fs;

@@ -1,4 +1,4 @@
-//! `--attribute-workers`: native threads below the Python code that they work for. The function on a worker's stack tells which
+//! `--attribute-workers`: native threads below the Python code that they work for. The function on a worker's stack says which
 //! that is.
 //!
 //! Needs what the other live tests need.
@@ -37,25 +37,25 @@ fn is_below(stack: &[&Frame], job: &str, caller: &str) -> bool {
     above.iter().any(is_caller) && below.iter().any(|f| f.name == job)
 }
 
-/// Of the samples of each job, almost all stand below its caller.
-fn check_callers(r: &Recording, whom: &str) {
+/// Of the samples of each job, almost all are below its caller.
+fn check_callers(r: &Recording, case: &str) {
     for (job, caller) in JOBS {
         let all = r.with(job);
-        assert_likely!(all >= 50, "{whom}: {all} samples of {job}\n{}", r.stderr);
+        assert_likely!(all >= 50, "{case}: {all} samples of {job}\n{}", r.stderr);
         let right = r.matching(|stack| is_below(stack, job, caller));
         let wrong = |stack: &[&Frame]| stack.iter().any(|f| f.name == *job) && !is_below(stack, job, caller);
         assert_likely!(
             right * 100 >= all * 99,
-            "{whom}: {right} of {all} samples of {job} are below {caller}, not these:\n{}",
+            "{case}: {right} of {all} samples of {job} are below {caller}, not these:\n{}",
             r.examples(wrong)
         );
     }
-    // What a worker does stands below the call into its library, where that was seen.
+    // What a worker does is below the call into its library, where that was seen.
     let direct = r.matching(|stack| {
         let seam = stack.iter().position(|f| f.kind == FrameKind::Worker);
         seam.is_some_and(|at| stack[at - 1].kind == FrameKind::Native)
     });
-    assert_likely!(direct > 0, "{whom}: no call into the library: {}", r.examples(|_| true));
+    assert_likely!(direct > 0, "{case}: no call into the library: {}", r.examples(|_| true));
 }
 
 fn check(python: &Python, pools: &[&str]) {
@@ -64,12 +64,12 @@ fn check(python: &Python, pools: &[&str]) {
         false => &pools[..1],
     };
     for pool in pools {
-        let whom = format!("{}, {pool}", python.name);
+        let case = format!("{}, {pool}", python.name);
         let program = Program::start(script(python, pool));
         let r = attach(program.pid(), &["--backend", "ebpf", "--attribute-workers"]);
         drop(program);
-        check_callers(&r, &whom);
-        r.check_lost(&whom);
+        check_callers(&r, &case);
+        r.check_lost(&case);
     }
 }
 
@@ -96,7 +96,7 @@ fn what_is_not_possible_says_why() {
     for (words, said) in [
         (
             &["--backend", "ptrace"][..],
-            "the ptrace backend cannot do --attribute-workers",
+            "the ptrace backend does not support --attribute-workers",
         ),
         (&["--mode", "off-cpu"], "--attribute-workers needs CPU time"),
         (

@@ -346,7 +346,7 @@ def tape():
     return "printed"
 
 
-# Only when it is asked for by its name.
+# Only when it is requested by its name.
 ON_REQUEST = [tape]
 CHECKS = [doctor, doctor_as_user, launch, attach, kernel, subprocesses, ptrace, wall, dump, kill, selftest]
 

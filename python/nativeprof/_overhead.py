@@ -70,7 +70,7 @@ def _added(work: Callable[[], int], calls: int, tracer: Any) -> float:
 def costs(mode: Any, builtins: bool, make: Callable[[], Any] | None = None) -> Costs:
     """Measured at the first call, in some milliseconds; nothing may be traced then.
 
-    :param mode: ``"counts"`` or ``"times"``, or with ``make`` anything that stands for its tracers, which see functions
+    :param mode: ``"counts"`` or ``"times"``, or with ``make`` anything that represents its tracers, which see functions
         that are written in C as ``builtins`` says.
     """
     known = _known.get((mode, builtins))

@@ -15,7 +15,7 @@ from typing import Any, Callable, cast
 from . import _native
 from .profiler import Profile, Profiler
 
-# How the timeline of `--trace events` is written, and the endings that tell it.
+# How the timeline of `--trace events` is written, by file extension.
 _TIMELINES = {"chrome": (".json",), "csv": (".csv",), "arrow": (".arrow", ".feather"), "parquet": (".parquet",)}
 
 
@@ -23,25 +23,26 @@ def _arguments(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m nativeprof",
         usage="%(prog)s [options] (script.py | -m module) [arguments ...]",
-        description="Runs a Python program and samples its stacks from inside, without any rights, or traces its calls.",
+        description="Runs a Python program and samples its stacks from inside, without privileges, or traces its calls.",
     )
     parser.add_argument("-r", "--rate", type=int, default=100, metavar="HZ", help="samples per second of each thread (100)")
     parser.add_argument("-o", "--output", metavar="FILE", help="where the profile goes (nativeprof-PID.html)")
     formats = _native.formats() + [name for name in _TIMELINES if name not in _native.formats()]
-    parser.add_argument("-f", "--format", choices=formats, help="its format, if the file's ending does not tell")
-    parser.add_argument("--mode", choices=("cpu", "wall"), default="cpu", help="sample CPU time, or time that goes by (cpu)")
+    parser.add_argument("-f", "--format", choices=formats, help="output format [default: from the file extension]")
+    parser.add_argument("--mode", choices=("cpu", "wall"), default="cpu", help="sample CPU time or wall-clock time (cpu)")
     parser.add_argument(
         "--trace",
         choices=("times", "counts", "counts+samples", "events"),
-        help="do not sample: count and time every call, or only count how often each Python function begins; or that and sample; "
-        "events: the timeline of all calls, returns and allocations, as a Chrome trace (.json), .csv, .arrow or .parquet",
+        help="trace calls. times: count and time every call; counts: only count how often each Python function begins; "
+        "counts+samples: count, and sample as --mode says; events: the timeline of all calls, returns and allocations, as a "
+        "Chrome trace (.json), .csv, .arrow or .parquet",
     )
-    parser.add_argument("--subtract", action="store_true", help="take the cost of tracing out of the times")
+    parser.add_argument("--subtract", action="store_true", help="subtract the cost of tracing from the times")
     parser.add_argument("--only", action="append", default=[], metavar="MODULE[:FUNCTION]", help="trace only this")
     parser.add_argument("--skip", action="append", default=[], metavar="MODULE[:FUNCTION]", help="do not trace this")
     parser.add_argument("--no-native", action="store_true", help="Python frames only")
     parser.add_argument("--threads", action="store_true", help="a node per thread")
-    parser.add_argument("-q", "--quiet", action="store_true", help="say nothing at the end")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print no summary")
     # What follows the program is the program's.
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
     parser.add_argument("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -51,7 +52,7 @@ def _arguments(words: list[str]) -> argparse.Namespace:
     if not options.program:
         parser.error("a script or -m module is missing")
     if (options.only or options.skip or options.subtract) and not options.trace:
-        parser.error("--only, --skip and --subtract go with --trace")
+        parser.error("--only, --skip and --subtract need --trace")
     if not 1 <= options.rate <= 10_000:
         parser.error(f"argument -r/--rate: {options.rate} is not between 1 and 10000")
     if options.trace == "events":
@@ -85,12 +86,12 @@ def _choose_timeline(parser: argparse.ArgumentParser, options: argparse.Namespac
         fitting = [format for format, endings in _TIMELINES.items() if name.endswith(endings)]
         if not fitting:
             parser.error(
-                f"argument -o/--output: the ending of {options.output} is not one of a timeline: use .json (Chrome trace), .csv, "
-                ".arrow, .feather or .parquet, or name the format with -f"
+                f"argument -o/--output: cannot tell the format of the timeline from {options.output}: use .json (Chrome trace), "
+                ".csv, .arrow, .feather or .parquet, or name the format with -f"
             )
         options.format = fitting[0]
     if options.format not in _TIMELINES:
-        parser.error(f"argument -f/--format: a timeline of events is {', '.join(_TIMELINES)}, not {options.format}")
+        parser.error(f"argument -f/--format: a timeline of events can be {', '.join(_TIMELINES)}, not {options.format}")
     if options.format in ("arrow", "parquet"):
         try:
             # Now: when the interpreter ends it cannot be imported any more, nor can pandas, which its first array imports.

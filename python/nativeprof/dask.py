@@ -72,7 +72,7 @@ class _ActiveThreads(dict[int, Any]):
             span[2] = time.time()
 
     def spans(self, since: float) -> list[Span]:
-        """Those that ended after ``since``, or go on; earlier ones are forgotten."""
+        """Those that ended after ``since``, or continue; earlier ones are forgotten."""
         self._spans = [span for span in self._spans if span[2] is None or span[2] >= since]
         return [list(span) for span in self._spans]
 
@@ -147,7 +147,7 @@ def split(sampled: Tree, began: float, spans: Iterable[Span]) -> tuple[Tree, dic
 class WorkerProfiler(WorkerPlugin):
     """Samples the threads that run tasks, Python and native frames in one snapshot, off the worker's event loop.
 
-    :param rate: samples per second of each thread (Hz); time that goes by, so waiting tasks show too. None: as often as
+    :param rate: samples per second of each thread (Hz), by wall-clock time, so blocked tasks are sampled too. None: as often as
         the worker's own profiler (``distributed.worker.profile.interval``, 100 Hz).
     :param native: native frames too.
 
@@ -159,7 +159,7 @@ class WorkerProfiler(WorkerPlugin):
 
     def __init__(self, rate: int | None = None, native: bool = True) -> None:
         if rate is not None and not (isinstance(rate, int) and 1 <= rate <= 10_000):
-            raise ValueError(f"rate is a number of samples per second from 1 to 10000, not {rate!r}")
+            raise ValueError(f"rate must be between 1 and 10000 samples per second, got {rate!r}")
         self._rate, self._native = rate, native
         self._worker: Any = None
 
@@ -201,7 +201,7 @@ class WorkerProfiler(WorkerPlugin):
         self._cycle.start()
 
     async def teardown(self, worker: Any) -> None:
-        """Called by Dask when the worker closes or the plugin is removed; the worker's own profiler goes on."""
+        """Called by Dask when the worker closes or the plugin is removed; the worker's own profiler continues."""
         global _profiler
         if self._worker is None:
             return
@@ -216,7 +216,7 @@ class WorkerProfiler(WorkerPlugin):
         self._worker = _profiler = None
 
     def _seen(self, ident: int) -> None:
-        """A thread begins a task; told by that thread."""
+        """A thread begins a task; called in that thread."""
         if ident not in self._idents:
             self._idents[ident] = None
             if not self._asked:

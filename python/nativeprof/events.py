@@ -94,7 +94,7 @@ class EventProfiler:
     :param spill: where rows beyond ``size`` go: True for a temporary file, a directory for one in it, False to drop them.
     :param limit: bytes of that file at most; what is more is dropped and counted.
 
-    Several can run at once. In a forked child nothing is recorded; the parent's goes on.
+    Several can run at once. In a forked child nothing is recorded; the parent's continues.
 
     :raises ValueError: an argument is wrong.
     """
@@ -134,9 +134,9 @@ class EventProfiler:
         limit: int = 16 << 30,
     ) -> None:
         if impl not in ("python", "pybind11", "c"):
-            raise ValueError(f"impl is 'python', 'pybind11' or 'c', not {impl!r}")
+            raise ValueError(f"impl must be 'python', 'pybind11' or 'c', got {impl!r}")
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ValueError(f"size is a number of rows, not {size!r}")
+            raise ValueError(f"size must be a number of rows, got {size!r}")
         self.size, self.impl = size, impl
         self._wants_calls = bool(calls)
         self._logged: dict[int, tuple[Any, bool]] = {}
@@ -155,7 +155,7 @@ class EventProfiler:
     def start(self) -> None:
         """Starts the profiling. Rows of an earlier run are kept.
 
-        :raises RuntimeError: it runs already. :raises ValueError: another profiling tool is active.
+        :raises RuntimeError: it is already running. :raises ValueError: another profiling tool is active.
         """
         if self._log.is_running():
             raise RuntimeError("the profiler was already started")
@@ -170,14 +170,14 @@ class EventProfiler:
             raise
 
     def stop(self) -> None:
-        """Stops the profiling. :raises RuntimeError: it does not run."""
+        """Stops the profiling. :raises RuntimeError: it is not running."""
         if not self._log.is_running():
             raise RuntimeError("the profiler was not started")
         self._log.stop()
         _running.discard(self)
 
     def log_event(self, frame: Any, event: str, arg: Any) -> None:
-        """Adds an event, given as :func:`sys.setprofile` has it. Nothing happens while the profiler does not run.
+        """Adds an event, given as :func:`sys.setprofile` has it. Nothing happens while the profiler is not running.
 
         :raises KeyError: no such event.
         """
@@ -197,7 +197,7 @@ class EventProfiler:
         return self._log.counts()[0] if self._log.is_running() else self._log.rows()[2]
 
     def _empty_cache(self) -> int:
-        """Rows recorded so far. (There is no cache to empty: rows are not copied until they are asked for.)"""
+        """Rows recorded so far. (There is no cache to empty: rows are not copied until they are requested.)"""
         return len(self._log.rows()[0]) // 8 // len(_RAW_COLUMNS)
 
     def retrieve_raw_results(self, empty_cache: bool = True) -> Any:

@@ -19,9 +19,9 @@ class NativeprofMagics(Magics):
     @magic_arguments()
     @argument("-r", "--rate", type=int, default=100, help="samples per second of each thread (100)")
     @argument("--all-threads", action="store_true", help="sample all threads, not only the one that runs the cell")
-    @argument("-m", "--mode", choices=("cpu", "wall"), default="cpu", help="CPU time, or the time that goes by")
+    @argument("-m", "--mode", choices=("cpu", "wall"), default="cpu", help="CPU time or wall-clock time (cpu)")
     @argument("--no-native", action="store_true", help="Python frames only")
-    @argument("-o", "--output", help="save the profile too; the ending tells the format (x.svg, x.json)")
+    @argument("-o", "--output", help="save the profile too; the extension determines the format (x.svg, x.json)")
     @argument("-h", "--help", action="store_true", help="print this")
     @argument("statement", nargs="*", help="what to run; with %%%%nativeprof the cell")
     @line_cell_magic
@@ -39,7 +39,7 @@ class NativeprofMagics(Magics):
             # The statement as it was typed: what the parser took apart has lost its quotes.
             cell = _after_options(line)
         elif options.statement:
-            raise UsageError("%%nativeprof takes options only: the cell is what runs")
+            raise UsageError("%%nativeprof takes options only: it runs the cell")
         if not cell.strip():
             raise UsageError("nothing to run: %nativeprof STATEMENT, or %%nativeprof above a cell")
         try:
@@ -61,7 +61,7 @@ class NativeprofMagics(Magics):
 
 
 def _after_options(line: str) -> str:
-    """The line from its first word that is no option on."""
+    """The line from its first word that is not an option on."""
     rest = line.lstrip()
     while rest.startswith("-"):
         word, _, rest = rest.partition(" ")

@@ -10,7 +10,7 @@ A tree is made of dictionaries with four keys::
 Native functions have the filename ``<low-level>`` and the identifier ``name;<low-level>;0xADDRESS``.
 
 Names, arguments and results are those of distributed 2026.8.0. Where that is surprising, the docstring says so and names
-what to use for the other behaviour. One thing is never copied: no tree is too deep, where the original leaves subtrees out.
+what to use for the other behavior. One thing is never copied: no tree is too deep, where the original leaves subtrees out.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def identifier(frame: Any) -> str:
     """What makes two frames one node: ``name;filename;first line`` of the function.
 
     ``None`` gives ``"None"``. A frame whose code is a built-in function gives ``module.qualname:line``. Two functions of
-    one name that begin in one line of one file are not told apart.
+    one name that begin in one line of one file are not distinguished.
     """
     if frame is None:
         return "None"
@@ -199,7 +199,7 @@ def _seconds(span: str | float | timedelta) -> float:
             raise ValueError
         return float(number or 1) * scale
     except ValueError:
-        raise ValueError(f"{span!r} is no span of time: a number and one of {', '.join(_UNITS)}") from None
+        raise ValueError(f"{span!r} is not a duration: a number followed by one of {', '.join(_UNITS)}") from None
 
 
 _FROM_CONFIG: Any = object()
@@ -228,12 +228,12 @@ def watch(
     """Starts a thread that samples the Python frames of a thread; returns at once the log that it writes.
 
     :param thread_id: the thread's ident (``threading.get_ident()``); None or 0: the caller's.
-    :param interval: pause between looks; a number of seconds or text such as ``"20ms"``.
+    :param interval: pause between samples; a number of seconds or text such as ``"20ms"``.
     :param cycle: length of a period.
     :param maxlen: most periods that are kept, None: all; by default Dask's setting
         ``distributed.admin.low-level-log-length`` (1000).
     :param omit: suffixes of file names; samples that end in such a file are not counted.
-    :param stop: called before each look; True ends the watcher, as the end of the thread does.
+    :param stop: called before each sample; True ends the watcher, as the end of the thread does.
     :param every_interval: by default, as in the original since 2022, there is *one* sample per cycle, appended with the
         time at which the period began. With this a sample is taken at each interval, and each period's tree is
         appended when it is complete, stamped with its end, which is what :func:`get_profile` assumes.
@@ -319,7 +319,7 @@ def _color_of(filename: str) -> str:
 def plot_data(state: Tree, profile_interval: float = 0.010) -> dict[str, list[Any]]:
     """A tree as the bars of an icicle graph.
 
-    :param profile_interval: seconds that a sample stands for.
+    :param profile_interval: seconds that a sample represents.
     :returns: thirteen lists of one length, a row for each node with samples, each followed by what it called:
         ``left`` and ``right`` (shares of the root, 0 to 1), ``width`` (their difference), ``bottom`` (depth), ``top``
         (depth + 1), ``color``, ``states`` (the node), ``filename``, ``line``, ``line_number``, ``name``, ``time`` (text),

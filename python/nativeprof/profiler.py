@@ -112,8 +112,8 @@ class Profile:
     def save(self, path: os.PathLike[str] | str, format: str | None = None) -> None:
         """Writes the profile to a file.
 
-        :param path: where to; its ending tells the format (``.svg``, ``.json``, ``.json.gz``, ``.collapsed`` ...).
-        :param format: name of the format, if the ending does not tell it.
+        :param path: where to; the extension determines the format (``.svg``, ``.json``, ``.json.gz``, ``.collapsed`` ...).
+        :param format: name of the format, if the extension does not determine it.
         :raises ValueError: no such format. :raises OSError: the file cannot be written.
         """
         content = self._native.render(format or _native.format_of(path))
@@ -141,7 +141,7 @@ class Profile:
 
     @property
     def stats(self) -> Stats:
-        """How the profile was made, and how many samples it has and lacks."""
+        """How the profile was made, and how many samples were taken and lost."""
         return cast(Stats, self._native.stats())
 
     def summary(self, written: str = "") -> str:
@@ -199,9 +199,9 @@ def _idents(threads: Threads) -> list[int] | None:
     for thread in threads:
         ident = thread.ident if isinstance(thread, threading.Thread) else thread
         if ident is None:
-            raise ValueError(f"{thread!r} has not been started: it has no stack yet")
+            raise ValueError(f"{thread!r} has not been started, so it has no stack")
         if not isinstance(ident, int) or isinstance(ident, bool) or ident < 0:
-            raise TypeError(f"a thread is a threading.Thread or its ident, not {thread!r}")
+            raise TypeError(f"a thread must be a threading.Thread or its ident, got {thread!r}")
         idents.append(ident)
     return idents
 
@@ -246,17 +246,17 @@ class _CountsAndSamples:
 class Profiler:
     """Samples the stacks of this process: Python and native frames interleaved in true calling order.
 
-    No rights are needed. Where a thread runs it is interrupted for some microseconds by a real-time signal (the highest
+    No privileges are needed. Where a thread runs it is interrupted for some microseconds by a real-time signal (the highest
     one without another use, normally ``SIGRTMAX - 1``); one that sleeps is not disturbed::
 
         with nativeprof.Profiler() as profiler:
             work()
         profiler.profile.save("work.svg")
 
-    :param rate: samples per second of each thread (Hz). The kernel looks at CPU time some 250 times a second, which
+    :param rate: samples per second of each thread (Hz). The kernel checks CPU time some 250 times a second, which
         bounds ``mode="cpu"``.
     :param native: native frames too, not only Python's.
-    :param mode: ``"cpu"`` samples each thread's CPU time, ``"wall"`` the time that goes by: sleeping threads too.
+    :param mode: ``"cpu"`` samples each thread's CPU time, ``"wall"`` wall-clock time: sleeping threads too.
         ``"calls"`` does not sample: every call is counted and timed, with its callers (``rate`` means nothing then, and
         ``native``: functions written in C too). ``"counts"``: only how often each Python function begins, which costs
         far less. ``"counts+cpu"``, ``"counts+wall"``: both, exact counts and sampled times in one profile.
@@ -269,7 +269,7 @@ class Profiler:
     :param skip: the same, to leave out.
     :param subtract: with ``mode="calls"``: takes what tracing costs, as it is measured at the start, out of the times.
 
-    There can be one at a time. After :func:`os.fork` it goes on in the parent only.
+    There can be one at a time. After :func:`os.fork` it continues in the parent only.
     """
 
     def __init__(
@@ -285,9 +285,9 @@ class Profiler:
         subtract: bool = False,
     ) -> None:
         if mode not in _MODES:
-            raise ValueError(f"mode is one of {', '.join(_MODES)}, not {mode!r}")
+            raise ValueError(f"mode must be one of {', '.join(_MODES)}, got {mode!r}")
         if not isinstance(rate, int) or isinstance(rate, bool) or not 1 <= rate <= 10_000:
-            raise ValueError(f"rate is a number of samples per second from 1 to 10000, not {rate!r}")
+            raise ValueError(f"rate must be between 1 and 10000 samples per second, got {rate!r}")
         idents, by_thread = _idents(threads), threads is True
         filters = list(only), list(skip)
         self._make: Callable[[], _native.Recorder | _native.CallRecorder | _CountsAndSamples]
@@ -308,14 +308,14 @@ class Profiler:
     def start(self) -> None:
         """Begins to sample. What an earlier run of this profiler gathered is dropped.
 
-        :raises RuntimeError: a profiler runs in this process already.
+        :raises RuntimeError: another profiler is already running in this process.
         """
         global _running
         if _running is not None and _running._is_running():
             raise RuntimeError(
-                "a Profiler runs in this process already: one at a time, stop the other one first"
+                "another Profiler is already running in this process; stop it first"
                 if _running is not self
-                else "this Profiler runs already"
+                else "this Profiler is already running"
             )
         self._profile = None
         self._recorder = self._make()
@@ -326,26 +326,26 @@ class Profiler:
     def stop(self) -> Profile:
         """Ends sampling; returns the profile, which is also in :attr:`profile`.
 
-        :raises RuntimeError: it does not run, or runs in the process that this one was forked from.
+        :raises RuntimeError: it is not running, or runs in the process that this one was forked from.
         """
         global _running
         recorder, self._recorder = self._recorder, None
         if recorder is None:
-            raise RuntimeError("this Profiler does not run: start() comes first")
+            raise RuntimeError("this Profiler is not running; call start() first")
         if _running is self:
             _running = None
         atexit.unregister(self._abandon)
-        heard = isinstance(recorder, _native.CallRecorder) or recorder.signal() is not None
+        is_sampled = isinstance(recorder, _native.CallRecorder) or recorder.signal() is not None
         self._profile = Profile(recorder.stop())
-        if not heard:
+        if not is_sampled:
             said = "another signal handler took the place of nativeprof's: samples are missing"
             warnings.warn(said, RuntimeWarning, stacklevel=2)
         return self._profile
 
     def take(self) -> Profile:
-        """What was gathered since the start or the last call; sampling goes on."""
+        """What was gathered since the start or the last call; sampling continues."""
         if self._recorder is None:
-            raise RuntimeError("this Profiler does not run: start() comes first")
+            raise RuntimeError("this Profiler is not running; call start() first")
         return Profile(self._recorder.take())
 
     def _is_running(self) -> bool:
@@ -357,9 +357,9 @@ class Profiler:
 
     @property
     def profile(self) -> Profile:
-        """What the last run gathered. :raises RuntimeError: it still runs, or never did."""
+        """What the last run gathered. :raises RuntimeError: it is still running, or never ran."""
         if self._profile is None:
-            running = "still runs: stop() comes first" if self._is_running() else "has not run in this process"
+            running = "is still running; call stop() first" if self._is_running() else "has not run in this process"
             raise RuntimeError(f"there is no profile yet: this Profiler {running}")
         return self._profile
 

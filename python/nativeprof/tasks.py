@@ -14,7 +14,7 @@
 The interface is that of shrapnel's ``coro.profiler`` (``_profiler``), for tasks of asyncio (with any event loop, uvloop's
 for one), greenlets (so gevent too) and generators that are driven by hand.
 
-What is charged to whom:
+What is charged to what:
 
 - A task's stack begins with its coroutine. Time counts for the functions on the stack of the task that runs, *self* for
   the innermost one, *aggregate* for the outermost activation of each. A suspended task has no part in the time that
@@ -174,7 +174,7 @@ class rusage_bench(bench):
 
 
 class function:
-    """What time is charged to. Two are equal if they stand for the same code."""
+    """What time is charged to. Two are equal if they represent the same code."""
 
     def __init__(self, key: Any) -> None:
         self._key = key
@@ -275,7 +275,7 @@ class _profiler:
 
     def __init__(self, bench_class: type[bench] = bench, builtins: bool = True) -> None:
         if not (isinstance(bench_class, type) and issubclass(bench_class, bench)):
-            raise TypeError(f"a bench class is bench, rusage_bench or a class derived from one, not {bench_class!r}")
+            raise TypeError(f"a bench class must be bench, rusage_bench or a class derived from one, got {bench_class!r}")
         self._measure: Any = bench_class.measure
         if self._measure is None:
             self._measure = "rusage" if issubclass(bench_class, rusage_bench) else "time"
@@ -325,11 +325,11 @@ class _profiler:
     def stop(self) -> int:
         """Stops; calls that are open end now. Returns the time since the start (ns).
 
-        :raises RuntimeError: it does not run.
+        :raises RuntimeError: it is not running.
         """
         global _the_profiler
         if self._recorder is None or not self._recorder.is_running():
-            raise RuntimeError("this profiler does not run: start() comes first")
+            raise RuntimeError("this profiler is not running; call start() first")
         self._recorder.stop()
         self._cache = None
         _the_profiler = None
@@ -342,7 +342,7 @@ class _profiler:
 
     def _known(self) -> tuple[_native.TaskRecorder, dict[int, function]]:
         if self._recorder is None:
-            raise RuntimeError("nothing has been recorded: start() comes first")
+            raise RuntimeError("nothing has been recorded; call start() first")
         rows = self._recorder.functions()
         made: dict[int, function] = self._cache[1] if self._cache else {-1: MAIN, -2: WAIT}
         for number in range(len(made) - 2, len(rows)):
@@ -409,7 +409,7 @@ class _profiler:
     def profile(self) -> Profile:
         """What was recorded: value types ``calls``, ``wall``, ``await`` (suspended) and those of the bench class."""
         if self._recorder is None:
-            raise RuntimeError("nothing has been recorded: start() comes first")
+            raise RuntimeError("nothing has been recorded; call start() first")
         return Profile(self._recorder.profile())
 
     def save(self, path: os.PathLike[str] | str, format: str | None = None) -> None:
@@ -449,7 +449,7 @@ def stop(filename: os.PathLike[str] | str | None = None) -> int:
     """
     profiler = _the_profiler
     if profiler is None:
-        raise RuntimeError("no profiler runs: start() comes first")
+        raise RuntimeError("no profiler is running; call start() first")
     total = profiler.stop()
     profiler.save(_default_file() if filename is None else filename)
     return total

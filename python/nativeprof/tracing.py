@@ -77,7 +77,7 @@ class Profile(_native.Profiler):
         :raises RuntimeError: a profiler runs.
         """
         if _native.is_tracing():
-            raise RuntimeError("the overhead is measured while nothing is traced: disable() comes first")
+            raise RuntimeError("the overhead can only be measured while nothing is traced; call disable() first")
         entries = self.getstats()
         c = sum(entry.callcount for entry in entries if isinstance(entry.code, str))
         python = sum(entry.callcount for entry in entries) - c
@@ -144,7 +144,7 @@ class Profile(_native.Profiler):
         self.stats = {}
         callers_of: dict[int, dict[_Function, tuple[int, int, float, float]]] = {}
         for entry in entries:
-            # Two functions of one file, line and name (a comprehension and its neighbour, say): the last one stands, as
+            # Two functions of one file, line and name (a comprehension and its neighbor, say): the last one stands, as
             # in cProfile.
             callers: dict[_Function, tuple[int, int, float, float]] = {}
             callers_of[id(entry.code)] = callers
@@ -267,7 +267,7 @@ def main() -> Any:
         module = types.ModuleType("__main__")
         names = module.__dict__
         names.update(
-            __spec__=None,  # as of any script: multiprocessing looks there for what it runs in a new process
+            __spec__=None,  # as of any script: multiprocessing reads there what it runs in a new process
             __file__=program,
             __package__=None,
             __cached__=None,

@@ -84,7 +84,11 @@ impl CallRecorder {
                 session.options.splits_resumes = true;
                 Recording::Counts(session)
             }
-            _ => return Err(PyValueError::new_err(format!("mode is times or counts, not {mode:?}"))),
+            _ => {
+                return Err(PyValueError::new_err(format!(
+                    "mode must be times or counts, got {mode:?}"
+                )));
+            }
         };
         Ok(CallRecorder(UnsafeCell::new(State {
             recording,
@@ -113,7 +117,7 @@ impl CallRecorder {
         }
     }
 
-    /// What was gathered since the start or the last call; recording goes on. Calls that are open are in the profile in
+    /// What was gathered since the start or the last call; recording continues. Calls that are open are in the profile in
     /// which they end.
     fn take(&self, py: Python<'_>) -> PyResult<Profile> {
         let state = self.state(py);
@@ -161,7 +165,7 @@ impl CallRecorder {
         };
         if !is_running {
             return Err(PyRuntimeError::new_err(
-                "this recording has been stopped: start another one",
+                "this recording has been stopped; start another one",
             ));
         }
         match &mut self.state(py).recording {

@@ -385,7 +385,7 @@ pub struct Taken(Chains);
 impl Counted for CallTree {
     fn take_chains(&mut self) -> Taken {
         let mut fresh = Chains::new();
-        // Open calls go on in the new chains.
+        // Open calls continue in the new chains.
         for stack in self.stack.all_mut() {
             let mut parent = ROOT;
             for frame in stack {

@@ -40,7 +40,7 @@ struct Node {
     figures: Figures,
 }
 
-/// A function in one thread. The first one stands for "no caller".
+/// A function in one thread. The first one represents "no caller".
 struct Function {
     /// In the session.
     id: Id,
@@ -232,7 +232,7 @@ impl Calls {
         self.add_levels(1);
     }
 
-    /// Adds to the levels of all calls that are open on the stack in use; `u32::MAX` stands for -1.
+    /// Adds to the levels of all calls that are open on the stack in use; `u32::MAX` represents -1.
     fn add_levels(&mut self, change: u32) {
         for frame in self.stack.iter() {
             if let Some(node) = self.nodes.get_mut(frame.node as usize) {

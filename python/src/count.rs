@@ -1,6 +1,6 @@
 //! Counting stacks in Dask's tree: `process` and `llprocess` of `distributed.profile`, over Python's own dictionaries.
 //!
-//! Semantics are those of distributed 2026.8.0, `distributed/profile.py`; what surprises there is told in
+//! Semantics are those of distributed 2026.8.0, `distributed/profile.py`; what is surprising there is described in
 //! `nativeprof/profile.py`.
 
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCFunction, PyDict, PyList, PyString, PyTuple, PyWeakrefReference};
 
-/// The identifiers of code objects that live: making the string anew costs more than all else that is done for a frame.
+/// The identifiers of code objects that live: making the string again costs more than all else that is done for a frame.
 /// An entry goes when its code object does, before its address can become another's.
 #[derive(Default)]
 struct Identifiers {
@@ -23,12 +23,12 @@ struct Identifiers {
 
 static IDENTIFIERS: Mutex<Option<Identifiers>> = Mutex::new(None);
 
-/// Held for a look or a change only. Nothing is dropped, and no Python code runs, while it is.
+/// Held for a lookup or a change only. Nothing is dropped, and no Python code runs, while it is.
 fn identifiers() -> MutexGuard<'static, Option<Identifiers>> {
     IDENTIFIERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a weak reference to a dead code object is told to.
+/// The callback of a weak reference to a code object that died.
 fn forget(reference: &Bound<'_, PyAny>) {
     let dropped = {
         let mut guard = identifiers();

@@ -54,7 +54,7 @@ fn stopped() -> Error {
 
 #[pymethods]
 impl Recorder {
-    /// Starts a recording: `rate` samples per second of each thread's CPU time, or with `wall` of time that goes by; of
+    /// Starts a recording: `rate` samples per second of each thread's CPU time, or with `wall` of wall-clock time; of
     /// the threads with these idents, or of all.
     #[new]
     fn new(
@@ -76,7 +76,7 @@ impl Recorder {
         Ok(Recorder(Mutex::new(Some(started))))
     }
 
-    /// What was gathered since the start or the last call; sampling goes on.
+    /// What was gathered since the start or the last call; sampling continues.
     fn take(&self, py: Python<'_>) -> PyResult<Profile> {
         self.with(py, |recorder| recorder.as_ref().ok_or_else(stopped)?.take())
             .map(Profile)
@@ -228,12 +228,12 @@ impl Profile {
         Ok(stats)
     }
 
-    /// The block of text that tells how good the profile is; `written` says where it went.
+    /// The block of text on the quality of the profile; `written` says where it went.
     fn summary(&self, written: &str) -> String {
         if self.0.count_type() == &ValueType::CALLS {
             let (calls, meta) = (self.0.nodes.first().map_or(0, |root| root.count), &self.0.meta);
             return format!(
-                "nativeprof: {calls} calls in {:.1} s\n  python:   {}\n  own cost: {:.2} s ({:.0} ns a call)\n  \
+                "nativeprof: {calls} calls in {:.1} s\n  python:   {}\n  overhead: {:.2} s ({:.0} ns per call)\n  \
                  written:  {written}",
                 meta.duration,
                 meta.python,
@@ -245,7 +245,7 @@ impl Profile {
     }
 }
 
-/// Name of the format that a file's ending asks for.
+/// Name of the format of a file's extension.
 #[pyfunction]
 pub fn format_of(path: PathBuf) -> PyResult<&'static str> {
     export::by_path(&path)

@@ -126,7 +126,7 @@ fn variable(py: Python<'_>) -> PyResult<Option<&'static Variable>> {
 /// Words of a thread state that are searched for its context.
 const STATE_WORDS: u16 = 256;
 /// Variables in a context whose mapping has an array node at its root, which begins at 17.
-const MANY: usize = 40;
+const LARGE_CONTEXT: usize = 40;
 
 /// Publishes where the variable is found. Called when the module is imported.
 pub fn publish(py: Python<'_>) -> PyResult<()> {
@@ -171,7 +171,7 @@ fn measure(py: Python<'_>, known: &Variable, memory: &dyn Memory) -> PyResult<Op
     let data = record.as_bytes().as_ptr() as u64;
     let (Some(bitmap_node), Some(array_node), Some(item)) = (
         root_type(1)?,
-        root_type(MANY)?,
+        root_type(LARGE_CONTEXT)?,
         word_with(value.as_ptr() as u64, record.as_ptr() as u64, header, 4),
     ) else {
         return Ok(None);
@@ -187,7 +187,7 @@ fn measure(py: Python<'_>, known: &Variable, memory: &dyn Memory) -> PyResult<Op
         data: u16::try_from(data.wrapping_sub(record.as_ptr() as u64)).unwrap_or(0),
     };
     // As a profiler reads it: in a small context, and in a large one.
-    for count in [0, MANY] {
+    for count in [0, LARGE_CONTEXT] {
         let read = api.in_context(py, |_| {
             for _ in 0..count {
                 api.set(&api.variable(py, c"x")?, value.as_ptr())?;

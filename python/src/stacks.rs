@@ -19,7 +19,7 @@ fn stacks(_: Python<'_>) -> Option<&'static Stacks> {
     })
 }
 
-/// Address, name, offset from the function's start, and whether it stands for Python.
+/// Address, name, offset from the function's start, and whether it represents Python.
 type Row = (u64, String, u64, bool);
 
 fn row(e: &StackEntry) -> Row {

@@ -65,7 +65,7 @@ impl Tracer {
             "current" => true,
             _ => {
                 return Err(pyo3::exceptions::PyValueError::new_err(format!(
-                    "threads is \"all\" or \"current\", not {threads:?}"
+                    "threads must be \"all\" or \"current\", got {threads:?}"
                 )));
             }
         };

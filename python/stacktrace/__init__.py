@@ -1,4 +1,4 @@
-"""Native stacks of threads of this process; the module that Dask's low-level profiling looks for."""
+"""Native stacks of threads of this process; the module that Dask's low-level profiling searches for."""
 
 from .core import get_thread_stack, print_stack, print_thread_stack
 from .utils import StackEntry

@@ -9,7 +9,7 @@ class StackEntry(NamedTuple):
     """A frame of a native stack.
 
     ``addr`` is the instruction (for a caller: the return address) as the function's file states it, so that it is the
-    same in all processes; ``addr - offset`` is the function's start. ``is_python`` is true of the entry that stands for
+    same in all processes; ``addr - offset`` is the function's start. ``is_python`` is true of the entry that represents
     frames of the interpreter.
     """
 

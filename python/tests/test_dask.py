@@ -57,7 +57,7 @@ def test_client_profile_shows_native_functions_under_the_task(client):
     assert len(theirs.plot_data(tree)["left"]) == len(nativeprof.profile.plot_data(tree)["left"])
 
 
-def test_tasks_are_told_apart(client):
+def test_tasks_are_distinguished(client):
     sort, nap = client.profile(key="sort_arrays"), client.profile(key="nap")
     assert count_of(sort, "sort_arrays") and count_of(nap, "nap")
     assert count_of(sort, "nap") == 0 and count_of(nap, "sort_arrays") == 0

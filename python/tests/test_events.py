@@ -442,7 +442,7 @@ def test_without_the_other_allocator(libraries):
         assert (C_LIBRARY in domains) == native
         assert (OBJ in domains) == python
         if native:
-            # What Python asked for is then the C library's own.
+            # What Python requested is then the C library's own.
             assert of_fixture(profiler) == known(1)
 
 
@@ -907,7 +907,7 @@ def test_command_line_arrow_and_parquet(tmp_path):
     ("words", "expected"),
     [
         (["-o", "out.svg"], ".parquet, or name the format with -f"),
-        (["-o", "out.json", "-f", "svg"], "a timeline of events is chrome, csv, arrow, parquet, not svg"),
+        (["-o", "out.json", "-f", "svg"], "a timeline of events can be chrome, csv, arrow, parquet, not svg"),
         (["--only", "json"], "have no effect on --trace events"),
         (["--subtract"], "have no effect on --trace events"),
         (["-o", "nowhere/out.json"], "cannot be written"),

@@ -22,7 +22,7 @@ def test_types_come_with_it():
 def test_the_command_is_a_program_of_its_own():
     command = os.path.join(os.path.dirname(sys.executable), "nativeprof")
     with open(command, "rb") as file:
-        assert file.read(4) == b"\x7fELF", "setcap and sudo must not give rights to an interpreter"
+        assert file.read(4) == b"\x7fELF", "setcap and sudo must not give privileges to an interpreter"
     done = subprocess.run([command, "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"nativeprof {nativeprof.__version__}\n"
 

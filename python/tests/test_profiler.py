@@ -150,18 +150,18 @@ def test_wrong_words():
 
 def test_one_at_a_time():
     with nativeprof.Profiler() as profiler:
-        with pytest.raises(RuntimeError, match="one at a time"):
+        with pytest.raises(RuntimeError, match="another Profiler is already running"):
             nativeprof.Profiler().start()
-        with pytest.raises(RuntimeError, match="runs already"):
+        with pytest.raises(RuntimeError, match="this Profiler is already running"):
             profiler.start()
-        with pytest.raises(RuntimeError, match="still runs"):
+        with pytest.raises(RuntimeError, match="is still running"):
             profiler.profile
     nativeprof.Profiler().start()  # and ends by itself
     nativeprof.profiler._running.stop()
 
 
 def test_system_calls_are_not_ended():
-    """C code that does not look for EINTR would see it."""
+    """C code that does not check for EINTR would see it."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -172,8 +172,8 @@ def test_system_calls_are_not_ended():
 
 
 def test_other_signals_live_on():
-    heard = []
-    before = signal.signal(signal.SIGPROF, lambda *_: heard.append(1))
+    received = []
+    before = signal.signal(signal.SIGPROF, lambda *_: received.append(1))
     signal.setitimer(signal.ITIMER_PROF, 0.01, 0.01)
     try:
         with nativeprof.Profiler() as profiler:
@@ -181,7 +181,7 @@ def test_other_signals_live_on():
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
-    assert heard and profiler.profile.stats["taken"] > 3
+    assert received and profiler.profile.stats["taken"] > 3
 
 
 def test_forked_children_are_left_alone():

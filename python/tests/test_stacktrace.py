@@ -1,4 +1,4 @@
-"""Native stacks on demand, as Dask's low-level profiling asks for them."""
+"""Native stacks on demand, as Dask's low-level profiling requests them."""
 
 import io
 import signal

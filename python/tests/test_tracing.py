@@ -294,7 +294,7 @@ def test_filters_leave_out_modules_and_functions():
             assert entries(profile)["use"].callcount == 2
 
 
-@pytest.mark.skipif(not ON_MONITORING, reason="before 3.12 the interpreter cannot be told to leave code out")
+@pytest.mark.skipif(not ON_MONITORING, reason="before 3.12 the interpreter cannot leave code out")
 def test_what_is_filtered_out_is_not_even_reported():
     """Each place of the code is reported once: the timer is read for every event that comes."""
     names = {"__name__": "left_out"}
@@ -776,7 +776,7 @@ def test_a_tree_has_times_and_threads():
     sleeper = next(c for c in tree["children"].values() if c["description"]["name"] == "sleeper")
     assert sleeper["values"]["wall_ns"] >= 50_000_000 > sleeper["values"]["cpu_ns"]
     assert profiler.profile.stats["counts"] == "calls"
-    assert "calls in" in repr(profiler.profile) and "own cost" in profiler.profile.summary()
+    assert "calls in" in repr(profiler.profile) and "overhead" in profiler.profile.summary()
 
 
 def test_counts_are_begins_of_python_functions():
@@ -874,7 +874,7 @@ def test_trace_on_the_command_line(tmp_path):
         if mode == "counts+samples":
             assert "samples in" in done.stderr
             continue
-        assert "calls in" in done.stderr and "own cost" in done.stderr, done.stderr
+        assert "calls in" in done.stderr and "overhead" in done.stderr, done.stderr
         with open(out, "rb") as file:
 
             counts = walk(json.load(file))

@@ -40,7 +40,7 @@ pub fn open_source(backend: BackendChoice, options: &SamplingOptions) -> Result<
             print_line("nativeprof: kernel frames are not available with ptrace");
         }
         if options.mode != Mode::Cpu {
-            print_line("nativeprof: lengths of waits and what ends them are not known with ptrace");
+            print_line("nativeprof: with ptrace, the length of a wait and what ends it are not recorded");
         }
         Ok(Box::new(source))
     };

@@ -10,7 +10,7 @@ use crate::resolve::Fetch;
 use crate::sys;
 
 /// The debuginfod client for the option and the environment; `None` without downloads. `is_root`: nativeprof was
-/// started by root, or with sudo by `user`, to whom it has switched.
+/// started by root, or with sudo by `user`, to which it has switched.
 ///
 /// # Errors
 /// `Usage` if the option is `on` and no server is configured; `Unsupported` if the feature is not in this build.

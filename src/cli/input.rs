@@ -66,7 +66,7 @@ pub fn shown(path: &Path) -> String {
 
 fn unreadable(path: &Path, e: io::Error) -> Error {
     let hint = match e.kind() {
-        io::ErrorKind::PermissionDenied => "read it as its owner",
+        io::ErrorKind::PermissionDenied => "run this as the owner of the file",
         _ => "check the path",
     };
     Error::io(format!("cannot read {}", shown(path)), e).hint(hint)
@@ -123,7 +123,7 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Profile> {
     }
     if pstats::is_pstats(bytes) {
         return pstats::read(bytes).map_err(|e| {
-            let why = format!("as a file of pstats it is damaged at byte {}: {}", e.at, e.reason);
+            let why = format!("it is a pstats file, damaged at byte {}: {}", e.at, e.reason);
             no_profile(path, why).hint("write it again: python3 -m cProfile -o out.pstats script.py")
         });
     }
@@ -137,12 +137,9 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Profile> {
 }
 
 fn no_profile(path: &Path, why: String) -> Error {
-    Error::new(
-        ErrorKind::Data,
-        format!("{} is not a profile that can be read", shown(path)),
-    )
-    .why(why)
-    .hint(HINT)
+    Error::new(ErrorKind::Data, format!("cannot read {} as a profile", shown(path)))
+        .why(why)
+        .hint(HINT)
 }
 
 /// Formats that may be mistaken for a profile, by the first bytes.

@@ -115,7 +115,7 @@ fn print_status(text: &str) {
     print_line(&format!("nativeprof: {}", line(text)));
 }
 
-/// Prints to standard error. If nothing reads it any more (`2>&1 | head`), the recording still goes on and is written.
+/// Prints to standard error. If nothing reads it any more (`2>&1 | head`), the recording still continues and is written.
 fn print_line(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }

@@ -27,7 +27,7 @@ const OTHER_OPTIONS: &[(&str, &str)] = &[
     ("--call-graph", "complete stacks are always recorded"),
 ];
 
-/// Our message where the first word is no command but can be understood: a PID, a script, a profile, a program.
+/// Our message where the first word is not a command but can be understood: a PID, a script, a profile, a program.
 pub fn instead_of_command(e: &clap::Error) -> Option<Error> {
     if e.kind() != clap::error::ErrorKind::InvalidSubcommand {
         return None;
@@ -36,7 +36,7 @@ pub fn instead_of_command(e: &clap::Error) -> Option<Error> {
         return None;
     };
     let (is, hint) = meaning(word, Path::new(word).is_file())?;
-    let what = format!("{word} is no command of nativeprof");
+    let what = format!("{word} is not a command");
     Some(Error::new(ErrorKind::Usage, what).why(is).hint(hint))
 }
 
@@ -76,7 +76,7 @@ fn in_our_style(text: &str, command: &str) -> Error {
         }
     }
     if why.is_empty() && what.contains("cannot be used with") {
-        why.push("each of them is of use without the other only".into());
+        why.push("only one of the two can be given".into());
     }
     let help = format!("{command} --help");
     let hint = match usage.as_str() {

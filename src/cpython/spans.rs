@@ -127,7 +127,7 @@ pub fn copy(memory: &dyn Memory, at: &SpanLocation, state: u64, out: &mut SpanRe
     }
 }
 
-/// The key under which the name of a span stands among its labels.
+/// The key under which the name of a span is among its labels.
 pub const NAME: &str = "span";
 
 /// Bytes of a key and of a value, at most.

@@ -1,6 +1,6 @@
 //! Copies of code objects, taken at the instant of a sample: the objects may be freed before their names are read.
 
-/// [`CodeCopy::fingerprint`] of what is no code object, which never has it, but the task that a thread runs: `code` is its
+/// [`CodeCopy::fingerprint`] of what is not a code object, which never has it, but the task that a thread runs: `code` is its
 /// address, and the one part the beginning of the object that is its name. So is it in the records of sample.bpf.c.
 pub const RUNNING_TASK: u32 = 0;
 

@@ -49,7 +49,7 @@ pub fn svg(both: &Both, found: &Diff<'_>, title: &str, norm: Normalization, out:
         );
         (text, mixed(GREY, color, strength))
     };
-    let look = FlamegraphStyle {
+    let style = FlamegraphStyle {
         title: escape::text(title).into_owned(),
         subtitle: "width: mean of both; color: change of the function's self time".into(),
         count_name: "%",
@@ -57,7 +57,7 @@ pub fn svg(both: &Both, found: &Diff<'_>, title: &str, norm: Normalization, out:
         paint: &paint,
         legend: &[("grew", RED), ("shrank", BLUE), ("no significant change", GREY)],
     };
-    flamegraph::draw(&both.profile, &look, out)
+    flamegraph::draw(&both.profile, &style, out)
 }
 
 fn mixed(from: Color, to: Color, part: f64) -> Color {

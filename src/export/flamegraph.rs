@@ -81,7 +81,7 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
         Unit::Nanoseconds => ("ms", 1e-6),
         Unit::Bytes => ("KiB", 1.0 / 1024.0),
     };
-    let look = FlamegraphStyle {
+    let style = FlamegraphStyle {
         title: title(
             &profile.meta,
             &format!("{} {}", kind.unit.show(total), escape::text(&kind.name)),
@@ -92,21 +92,21 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
         paint: &paint,
         legend: LEGEND,
     };
-    draw(profile, &look, out)
+    draw(profile, &style, out)
 }
 
 /// Writes the profile as a flame graph with other texts and colors.
-pub fn draw(profile: &Profile, look: &FlamegraphStyle<'_>, out: &mut dyn Write) -> io::Result<()> {
+pub fn draw(profile: &Profile, style: &FlamegraphStyle<'_>, out: &mut dyn Write) -> io::Result<()> {
     let mut palette = PaletteMap::default();
-    let (lines, total) = draw_lines(profile, look.paint, &mut palette);
+    let (lines, total) = draw_lines(profile, style.paint, &mut palette);
     if total == 0 {
-        return write_empty(&look.title, out);
+        return write_empty(&style.title, out);
     }
     let mut options = Options::default();
-    options.title = look.title.clone();
-    options.subtitle = Some(look.subtitle.clone());
-    options.count_name = look.count_name.to_string();
-    options.factor = look.factor;
+    options.title = style.title.clone();
+    options.subtitle = Some(style.subtitle.clone());
+    options.count_name = style.count_name.to_string();
+    options.factor = style.factor;
     options.font_type = "monospace".to_string();
     options.min_width = MIN_WIDTH_PERCENT;
     options.bgcolors = Some(BackgroundColor::Flat(Color { r: 252, g: 252, b: 250 }));
@@ -121,7 +121,7 @@ pub fn draw(profile: &Profile, look: &FlamegraphStyle<'_>, out: &mut dyn Write) 
     options.flame_chart = true;
     let mut svg = Vec::new();
     inferno::flamegraph::from_lines(&mut options, lines.iter().rev().map(String::as_str), &mut svg)?;
-    out.write_all(with_legend(&String::from_utf8_lossy(&svg), look.legend).as_bytes())?;
+    out.write_all(with_legend(&String::from_utf8_lossy(&svg), style.legend).as_bytes())?;
     out.flush()
 }
 

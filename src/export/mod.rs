@@ -91,7 +91,7 @@ pub const FORMATS: &[Format] = &[
     Format {
         name: "chrome",
         extensions: &[".trace.json", ".trace"],
-        help: "trace events for Chrome DevTools, in order of time",
+        help: "trace events for Chrome DevTools, in chronological order",
         write: chrome::write,
     },
     Format {

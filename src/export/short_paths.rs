@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::profile::model::{Frame, FrameKind};
 
-/// Parts of a path that are enough for anybody; a path that needs more is shown in full.
+/// Parts of a path that are usually enough; a path that needs more is shown in full.
 const MAX_PARTS: usize = 5;
 
 /// The shortest end of each path that no other path has.

@@ -100,7 +100,7 @@ pub fn own() -> io::Result<(Caps, Caps)> {
         pid: 0,
     };
     let mut data = [CapData::default(); 2];
-    // SAFETY: the header asks for version 3, for which the kernel writes two structures.
+    // SAFETY: the header requests version 3, for which the kernel writes two structures.
     check(unsafe { libc::syscall(libc::SYS_capget, &raw mut header, data.as_mut_ptr()) })?;
     let set = |low: u32, high: u32| Caps(u64::from(low) | u64::from(high) << 32);
     Ok((

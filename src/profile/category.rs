@@ -103,7 +103,7 @@ impl<'a> Categories<'a> {
             FrameKind::Kernel => plain(Category::Kernel),
             FrameKind::State => plain(Category::Waiting),
             FrameKind::Truncated => plain(Category::Unknown),
-            // Rows that stand for what a view leaves out.
+            // Rows that represent what a view leaves out.
             FrameKind::Native if frame.module.is_empty() => plain(match &*frame.name {
                 START | THREAD_START => Category::Interpreter,
                 STANDARD_ROW => Category::Standard,
@@ -202,7 +202,7 @@ mod tests {
     use crate::profile::model::{Meta, ModuleMeta};
 
     #[test]
-    fn code_belongs_to_somebody() {
+    fn code_belongs_to_a_category() {
         let module = |path: &str| ModuleMeta {
             path: path.into(),
             ..ModuleMeta::default()

@@ -14,7 +14,7 @@ use super::model::{Frame, FrameKind, NodeId, Profile};
 /// The row for the import system, above the `<module>` that is imported.
 pub const IMPORT: &str = "[import]";
 
-/// What stands outward of a node of the profile.
+/// What is outward of a node of the profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Above {
     /// Nothing that runs a program.
@@ -93,7 +93,7 @@ pub enum Shown {
     Itself,
     /// As part of what calls it.
     Hidden,
-    /// As this row, together with neighbours that are shown as the same one.
+    /// As this row, together with neighbors that are shown as the same one.
     Row(&'static str),
 }
 

@@ -69,7 +69,7 @@ enum Verdict {
     Busy,
 }
 
-/// The state frames that stand for idle pools begin with this.
+/// The state frames that represent idle pools begin with this.
 pub const LABEL: &str = "[idle: ";
 
 fn verdict(frame: &Frame, waits_in_queue: bool) -> Verdict {
@@ -125,7 +125,7 @@ fn pool(profile: &Profile, state: NodeId) -> Option<String> {
     native
 }
 
-/// The profile with each idle pool as one frame, below the process and thread that it stands in if there are nodes for
+/// The profile with each idle pool as one frame, below the process and thread that it is in if there are nodes for
 /// them. All counts and amounts stay. `None` if there is nothing to fold, or the timeline does not hold all samples.
 pub fn fold(profile: &Profile) -> Option<Profile> {
     let states = waits::states(profile);

@@ -1,7 +1,7 @@
 //! How exact sampled times are: intervals of functions' shares of the samples.
 //!
-//! The interval is that of a proportion (Wilson), with as many samples as independent ones would tell as much. Samples of
-//! a program that does one thing for a while tell less: the profile is divided into blocks of equal length, and where the
+//! The interval is that of a proportion (Wilson), with as many samples as independent ones would give as much information. Samples of
+//! a program that does one thing for a while give less: the profile is divided into blocks of equal length, and where the
 //! share varies more between them than that of independent samples would, by this factor.
 
 use super::diff::{quantile, self_by_block};

@@ -1,4 +1,4 @@
-//! Callbacks and task steps that kept an event loop from running anything else for long.
+//! Callbacks and task steps that blocked an event loop for long.
 
 use super::count_tree::RawNode;
 use crate::event::{Pid, Tid};
@@ -16,7 +16,7 @@ pub struct RawLag {
     pub node: RawNode,
 }
 
-/// A callback or a step of a task that kept an event loop for long.
+/// A callback or a step of a task that blocked an event loop for long.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lag {
     pub pid: Pid,

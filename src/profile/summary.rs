@@ -59,17 +59,20 @@ pub fn block(meta: &Meta, written: &str) -> String {
 
 /// CPU time of nativeprof: of sampling, which grows with the samples, and of the rest.
 fn overhead(meta: &Meta) -> String {
-    let per_sample = |seconds: f64| seconds * 1e6 / meta.quality.taken.max(1) as f64;
+    let per_sample = |seconds: f64, more: &str| match meta.quality.taken {
+        0 => String::new(),
+        taken => format!(" ({:.0} µs per sample{more})", seconds * 1e6 / taken as f64),
+    };
     match meta.sampling_cpu {
         sampling if sampling > 0.0 => format!(
-            "{sampling:.2} s CPU to sample ({:.0} µs per sample), {:.2} s to start and to write",
-            per_sample(sampling),
+            "{sampling:.2} s CPU to sample{}, {:.2} s to start and to write",
+            per_sample(sampling, ""),
             (meta.profiler_cpu - sampling).max(0.0)
         ),
         _ => format!(
-            "{:.2} s CPU ({:.0} µs per sample, including startup and shutdown)",
+            "{:.2} s CPU{}",
             meta.profiler_cpu,
-            per_sample(meta.profiler_cpu)
+            per_sample(meta.profiler_cpu, ", including startup and shutdown")
         ),
     }
 }
@@ -82,13 +85,13 @@ pub fn advice(meta: &Meta, children: Duration) -> Option<String> {
     let children = children.as_secs_f64();
     if children > own && children > 0.1 * meta.duration {
         return Some(format!(
-            "  hint:     its child processes used {children:.2} s of CPU, and it {own:.2} s: add --subprocesses"
+            "  hint:     its child processes used {children:.2} s of CPU time, the process itself {own:.2} s: add --subprocesses"
         ));
     }
     let is_idle = meta.duration >= 0.5 && own < 0.1 * meta.duration;
     is_idle.then(|| {
         format!(
-            "  hint:     it used {own:.2} s of CPU in {:.1} s, and waited otherwise: --mode wall shows for what",
+            "  hint:     the target used {own:.2} s of CPU time in {:.1} s; to see what it waited for, add --mode wall",
             meta.duration
         )
     })
@@ -100,7 +103,7 @@ pub fn thread_states(profile: &Profile) -> Option<String> {
     let wall = profile.find_value("wall")?;
     profile.find_value("off_cpu")?;
     let (mut running, mut runnable, mut waiting) = (0u64, 0u64, BTreeMap::<&str, u64>::new());
-    // Stacks of wakers may stand below a state.
+    // Stacks of wakers may be below a state.
     let states = waits::states(profile);
     for ((at, state), amount) in profile.nodes.iter().zip(states).zip(profile.self_amounts(wall)) {
         let node = if state == 0 { at } else { &profile.nodes[state as usize] };
@@ -121,9 +124,12 @@ pub fn thread_states(profile: &Profile) -> Option<String> {
         .map(|(kind, time)| format!("{kind} {}", show(*time)))
         .collect();
     let (running, runnable, waiting) = (show(running), show(runnable), show(total));
+    let kinds = match named.is_empty() {
+        true => String::new(),
+        false => format!(" ({})", named.join(", ")),
+    };
     Some(format!(
-        "  time:     on CPU {running}, runnable {runnable}, waiting {waiting} ({})",
-        named.join(", ")
+        "  time:     on CPU {running}, runnable {runnable}, waiting {waiting}{kinds}"
     ))
 }
 
@@ -138,12 +144,12 @@ fn without_peer(kind: &str) -> &str {
     end.and_then(|at| kind.get(..at)).unwrap_or(kind)
 }
 
-/// `  lag:      3 callbacks kept an event loop for 50.00 ms or more; the longest: 80.12 ms in [task: job] block (a.py:7)`
+/// `  lag:      3 callbacks blocked an event loop for 50.00 ms or more; the longest: 80.12 ms in [task: job] block (a.py:7)`
 pub fn lags(lags: &[Lag], threshold: u64) -> String {
     let show = |time| Unit::Nanoseconds.show(time);
     let Some(longest) = lags.iter().max_by_key(|lag| lag.length) else {
         return format!(
-            "  lag:      no callback kept an event loop for {} or more",
+            "  lag:      no callback blocked an event loop for {} or more",
             show(threshold)
         );
     };
@@ -152,7 +158,7 @@ pub fn lags(lags: &[Lag], threshold: u64) -> String {
         name => format!("[task: {name}] "),
     };
     format!(
-        "  lag:      {} callback{} kept an event loop for {} or more; the longest: {} in {}",
+        "  lag:      {} callback{} blocked an event loop for {} or more; the longest: {} in {}",
         lags.len(),
         if lags.len() == 1 { "" } else { "s" },
         show(threshold),
@@ -173,11 +179,11 @@ pub fn tasks(with: u64, without: u64) -> String {
     }
 }
 
-/// `  GIL:      held in 1204 of 1530 samples; the others are left out`: for recordings of its holders only. `unknown`: of the
+/// `  GIL:      held in 1204 of 1530 samples; the others are not in the profile`: for recordings of its holders only. `unknown`: of the
 /// samples that are left out, those for which it is not known. `python` is [`Meta::python`].
 pub fn gil(held: u64, left_out: u64, unknown: u64, python: &str) -> String {
     let all = held + left_out;
-    let mut line = format!("  GIL:      held in {held} of {all} samples; the others are left out");
+    let mut line = format!("  GIL:      held in {held} of {all} samples; the others are not in the profile");
     if unknown > 0 {
         line += &format!(" ({unknown} without a known GIL: not CPython 3.7 or later, or starting)");
     }
@@ -246,7 +252,8 @@ fn symbols(meta: &Meta) -> String {
 /// `libssl.so.3: 812 samples; exported symbols; no /usr/lib/debug/.build-id/ab/cdef.debug`
 fn row(m: &ModuleMeta) -> String {
     let name = m.path.rsplit('/').next().unwrap_or(&m.path);
-    let mut text = format!("{name}: {} samples; {}", m.samples, m.symbols_from);
+    let plural = if m.samples == 1 { "" } else { "s" };
+    let mut text = format!("{name}: {} sample{plural}; {}", m.samples, m.symbols_from);
     if m.unnamed > 0 && !m.symbols_from.starts_with("none") {
         let _ = write!(text, "; {} of {} frames without a symbol", m.unnamed, m.frames);
     }
@@ -299,6 +306,25 @@ mod tests {
     }
 
     #[test]
+    fn no_samples_have_no_cost_each() {
+        let shown = |taken, sampling_cpu| {
+            let mut meta = Meta {
+                profiler_cpu: 0.03,
+                sampling_cpu,
+                ..Meta::default()
+            };
+            meta.quality.taken = taken;
+            overhead(&meta)
+        };
+        assert_eq!(shown(0, 0.01), "0.01 s CPU to sample, 0.02 s to start and to write");
+        assert_eq!(shown(0, 0.0), "0.03 s CPU");
+        assert_eq!(
+            shown(100, 0.01),
+            "0.01 s CPU to sample (100 µs per sample), 0.02 s to start and to write"
+        );
+    }
+
+    #[test]
     fn builds_without_a_gil_are_explained() {
         let explains = |held, python| gil(held, 7, 0, python).contains("free-threaded");
         assert!(explains(0, "CPython 3.14.7t (python3.14t)"));
@@ -323,14 +349,14 @@ mod tests {
                 None => assert_eq!(said, None),
             }
         };
-        check(4, 1.8, 0.0, Some("it used 0.04 s of CPU in 1.8 s"));
+        check(4, 1.8, 0.0, Some("used 0.04 s of CPU time in 1.8 s"));
         check(100, 1.8, 0.5, None);
         check(4, 0.3, 0.0, None);
         check(
             4,
             1.8,
             1.5,
-            Some("used 1.50 s of CPU, and it 0.04 s: add --subprocesses"),
+            Some("used 1.50 s of CPU time, the process itself 0.04 s: add --subprocesses"),
         );
         check(160, 1.8, 3.0, Some("--subprocesses"));
         check(0, 0.0, 0.0, None);

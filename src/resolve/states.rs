@@ -47,7 +47,7 @@ const CONDITIONS: &[&str] = &[
     "std::condition_variable",
     "std::sys::sync::condvar",
 ];
-/// Native frames that are looked at for the function that blocks.
+/// Native frames that are examined for the function that blocks.
 const BLOCKING_FRAMES: usize = 16;
 
 /// The states that a wait on a futex may turn out to be, by the functions that wait.
@@ -73,7 +73,7 @@ impl Waits {
         }
     }
 
-    /// The frame for a wait on a futex below node `at`. `futex`: the one to use if no function tells more.
+    /// The frame for a wait on a futex below node `at`. `futex`: the one to use if no function says more.
     fn of_futex(&self, frames: &[Frame], nodes: &[Node], at: NodeId, futex: FrameId) -> FrameId {
         let mut found = futex;
         let mut at = at;
@@ -105,7 +105,7 @@ impl Waits {
 /// and its place.
 pub fn time_values(input: &ResolveInput<'_>, nodes: &[Node], ends: &[(NodeId, PlaceId)]) -> Vec<Value> {
     let raw = input.tree.nodes();
-    // Stacks of wakers stand below states.
+    // Stacks of wakers are below states.
     let mut off_cpu: Vec<bool> = Vec::with_capacity(raw.len());
     for (parent, frame, _) in raw {
         let above = off_cpu.get(*parent as usize).copied().unwrap_or(false);

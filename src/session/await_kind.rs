@@ -3,7 +3,7 @@
 use crate::cpython::tasks::Awaited;
 use crate::event::AwaitKind;
 
-/// Innermost functions that are looked at.
+/// Innermost functions that are examined.
 const MAX_FUNCTIONS: usize = 6;
 
 /// Beginning of a function's qualified name, and its file in the package asyncio.

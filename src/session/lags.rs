@@ -65,7 +65,7 @@ struct WatchedLoop {
     begun: u64,
     read: u64,
     current: Callback,
-    /// The current callback has been looked at, and is one.
+    /// The current callback has been examined, and is one.
     is_long: bool,
     /// Its thread sleeps in it, and its stack is not known.
     sleeps: bool,

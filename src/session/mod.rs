@@ -87,7 +87,7 @@ pub struct SessionOptions {
 }
 
 impl Default for SessionOptions {
-    /// Python and native frames, and nothing that has to be asked for.
+    /// Python and native frames, and nothing that has to be requested.
     fn default() -> SessionOptions {
         SessionOptions {
             grouping: Grouping::default(),

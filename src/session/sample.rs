@@ -206,7 +206,7 @@ impl Session {
     ) -> StackQuality {
         self.stack.clear();
         let job = dispatcher.and_then(|dispatcher| self.find_job(s, dispatcher));
-        // The stack of a waker stands below the thread that it woke.
+        // The stack of a waker is below the thread that it woke.
         let is_waker = s.wake_up.wakes.is_some();
         if self.options.grouping.processes && !is_waker {
             self.stack.push(RawFrame::Process(s.pid));

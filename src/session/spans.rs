@@ -188,7 +188,7 @@ impl Session {
             return false;
         }
         known.attempts += 1;
-        // The longer nothing comes, the less often it is looked for.
+        // The longer nothing comes, the less often it is searched for.
         known.next = now + RETRY * known.attempts;
         let memory = ProcessMemory(&*self.system, pid);
         let mut is_new = false;

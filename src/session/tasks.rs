@@ -136,7 +136,7 @@ impl ProcessTasks {
 }
 
 impl Session {
-    /// Samples of coroutines so far; `None` if no tasks are looked for.
+    /// Samples of coroutines so far; `None` if no tasks are searched for.
     pub fn task_counts(&self) -> Option<TaskCounts> {
         self.options.tasks.then_some(self.tasks.counts)
     }

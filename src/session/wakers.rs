@@ -28,7 +28,7 @@ pub(super) struct Wakers {
 #[derive(Clone, Default)]
 pub(super) struct PendingWaker {
     pub(super) waker: RawWaker,
-    /// What stands between the wait and the waker's stack.
+    /// What is between the wait and the waker's stack.
     pub(super) by: Option<RawFrame>,
     pub(super) frames: Vec<RawFrame>,
 }

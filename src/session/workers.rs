@@ -192,7 +192,7 @@ impl Session {
             .collect()
     }
 
-    /// What a sample stands below if it is one of a worker: takes the dispatcher's Python frames out of `self.groups`.
+    /// What a sample is below if it is one of a worker: takes the dispatcher's Python frames out of `self.groups`.
     pub(super) fn take_dispatcher(&mut self, s: &Sample) -> Option<DispatcherFrames> {
         let Some(dispatcher) = s.dispatcher else {
             let last = self.dispatchers.last_jobs.get(&s.tid)?;

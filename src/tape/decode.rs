@@ -48,8 +48,7 @@ pub fn parse(raw: &[u8]) -> Result<Tape> {
         stacks: MAX_BYTES,
     };
     if r.take(MAGIC.len()) != Some(MAGIC) {
-        return Err(Error::new(ErrorKind::Data, "this is not a tape")
-            .hint("record one with `nativeprof record --save-tape FILE ...`"));
+        return Err(no_tape());
     }
     let version = r.u32();
     if let Some(cpu) = version.map(|v| (v >> 16) as u16).filter(|cpu| *cpu != TAPE_CPU)
@@ -61,7 +60,7 @@ pub fn parse(raw: &[u8]) -> Result<Tape> {
     {
         return Err(Error::new(ErrorKind::Data, "this tape cannot be read")
             .why(format!(
-                "it was recorded on {name}, and registers and unwinding are those of the CPU"
+                "it was recorded on {name}, whose registers and instructions this CPU does not have"
             ))
             .hint(format!("use nativeprof for {name}")));
     }
@@ -80,11 +79,15 @@ pub fn parse(raw: &[u8]) -> Result<Tape> {
 }
 
 fn no_tape() -> Error {
-    Error::new(ErrorKind::Data, "this is not a tape").hint("record one with `nativeprof record --save-tape FILE ...`")
+    Error::new(ErrorKind::Data, "this is not a tape")
+        .why("it does not begin like one")
+        .hint("record one with `nativeprof record --save-tape FILE ...`")
 }
 
 fn damaged(why: &str) -> Error {
-    Error::new(ErrorKind::Data, "the tape is damaged").why(why)
+    Error::new(ErrorKind::Data, "the tape is damaged")
+        .why(why)
+        .hint("copy the tape again, or record another one with `nativeprof record --save-tape FILE ...`")
 }
 
 struct TapeReader<'a> {

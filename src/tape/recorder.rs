@@ -103,7 +103,7 @@ impl System for RecordingSystem {
     }
 
     fn namespace_tid(&self, pid: Pid, tid: Tid) -> Option<Tid> {
-        // Not on the tape: threads of other namespaces are not looked for in memory, so their replay does not either.
+        // Not on the tape: threads of other namespaces are not searched for in memory, so their replay does not either.
         LiveSystem.namespace_tid(pid, tid).filter(|inner| *inner == tid)
     }
 

@@ -134,7 +134,7 @@ fn environment(user: &User) -> impl Iterator<Item = (&'static str, &str)> {
         .map(|(name, value)| (name, value.as_str()))
 }
 
-/// How to run a file that is no command: a Python script, or a program in the current directory.
+/// How to run a file that is not a command: a Python script, or a program in the current directory.
 fn how_to_run(name: &str) -> Option<String> {
     let path = std::path::Path::new(name);
     if path.extension().is_some_and(|e| e == "py") {

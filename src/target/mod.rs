@@ -201,7 +201,7 @@ impl Process {
         }
     }
 
-    /// Executable memory that is no code of an ELF file, in order of appearance.
+    /// Executable memory that is not part of an ELF file, in order of appearance.
     pub fn regions(&self) -> &[Region] {
         &self.regions
     }

@@ -90,7 +90,7 @@ impl System for LiveSystem {
             _ => {
                 let what = format!("cannot read the memory map of process {pid}");
                 match checks::memory(pid) {
-                    Some(lack) => lack.error(what),
+                    Some(missing) => missing.error(what),
                     None => Error::io(what, e).hint("check `sudo dmesg | tail` for a security module that forbids it"),
                 }
             }

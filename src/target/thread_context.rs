@@ -20,7 +20,7 @@ use crate::limits::MAX_CONTEXT;
 
 /// The thread-local variable.
 const SYMBOL: &str = "otel_thread_ctx_v1";
-/// Relocations of a file that are looked at.
+/// Relocations of a file that are examined.
 const MAX_RELOCATIONS: usize = 1 << 20;
 /// Bytes of a record before its attributes, and where fields are: trace id, span id, valid, flags, size of the attributes.
 const HEAD: usize = 28;

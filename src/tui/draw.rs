@@ -255,11 +255,11 @@ fn end_of(text: &str, width: usize) -> String {
 
 fn keys(app: &App) -> Line<'static> {
     if let Some((what, text)) = &app.input {
-        let ask = match what {
+        let prompt = match what {
             Input::Filter => "filter (regular expression): ",
             Input::Save => "save to: ",
         };
-        return Line::from(vec![ask.bold(), Span::raw(line(text).into_owned()), Span::raw("_")]);
+        return Line::from(vec![prompt.bold(), Span::raw(line(text).into_owned()), Span::raw("_")]);
     }
     if !app.message.is_empty() {
         return Line::from(line(&app.message).into_owned().bold());

@@ -67,7 +67,7 @@ pub fn run(feed: &mut dyn SampleFeed, view: ViewOptions) -> Result<()> {
     let mut terminal = ratatui::try_init().map_err(failed)?; // also restores it on a panic
     let _restored = TerminalGuard;
     let mut app = App::new(view);
-    let (mut alive, mut looked) = (true, None::<Instant>);
+    let (mut alive, mut refreshed) = (true, None::<Instant>);
     // The time that the screen shows while it is frozen.
     let mut still = None;
     while !sys::interrupts::interrupted() {
@@ -92,20 +92,20 @@ pub fn run(feed: &mut dyn SampleFeed, view: ViewOptions) -> Result<()> {
                             Err(e) => format!("not written: {}: {}", e.what, e.why),
                         }
                     }
-                    Action::Look => looked = None,
+                    Action::Refresh => refreshed = None,
                     Action::Nothing => {}
                 }
             }
             changed = true; // or resized
         }
         let stands = app.frozen || app.ended;
-        if looked.is_none_or(|at| at.elapsed() >= REFRESH && still.is_none()) {
+        if refreshed.is_none_or(|at| at.elapsed() >= REFRESH && still.is_none()) {
             still = still.filter(|_| stands).or_else(|| stands.then(sys::clock::now));
             if still.is_none() {
                 app.gil_holders = feed.gil_holders();
             }
             app.show(feed.last(app.seconds, still.unwrap_or_else(sys::clock::now), app.wanted_thread()));
-            looked = Some(Instant::now());
+            refreshed = Some(Instant::now());
             changed = true;
         }
         if changed {

@@ -47,7 +47,7 @@ impl Unwinder {
         let UnwindStep::Caller { cfa } = self.rules.apply(rule, &mut regs, &mut walk.memory) else {
             return None;
         };
-        // The return address was copied from where it stands on the handler's stack, just below its frame. There the
+        // The return address was copied from where it is on the handler's stack, just below its frame. There the
         // handler's own address takes its place at last.
         let (ra, stack) = (regs.ip, walk.memory.stack);
         let places = || {

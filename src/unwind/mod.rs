@@ -112,7 +112,7 @@ fn locate(code: &dyn CodeMap, avma: u64) -> Option<(ModuleId, u64)> {
     code.find(avma).map(|(module, bias)| (module, avma.wrapping_sub(bias)))
 }
 
-/// The address that a return address, as a register or the stack has it, stands for: without signature and tag.
+/// The address that a return address, as a register or the stack has it, represents: without signature and tag.
 #[inline]
 fn code_address(code: &dyn CodeMap, word: u64) -> u64 {
     let mut shorter = ADDRESS_BITS.iter().map(|bits| word & ((1 << bits) - 1));

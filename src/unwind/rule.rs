@@ -7,7 +7,7 @@ use crate::event::StackBytes;
 
 /// Maximum number of words that lead from a frame to its caller: the return address and the saved registers.
 pub const MAX_WORDS: usize = CALLEE.len() + 1;
-/// The link register as a bit of [`Rule::saved`]: it stands for the return address.
+/// The link register as a bit of [`Rule::saved`]: it represents the return address.
 pub const LINK_BIT: u16 = match LINK {
     Some(i) => 1 << i,
     None => 0,

@@ -251,7 +251,7 @@ impl JitDump {
     }
 
     /// JIT_CODE_DEBUG_INFO: code_addr, count, then for each: address, line, discriminator, name of the file. The
-    /// one-byte name 0xff stands for the previous name.
+    /// one-byte name 0xff represents the previous name.
     fn debug_info(&mut self, body: &[u8]) -> Option<()> {
         let (start, count) = (u64_at(body, 0)?, u64_at(body, 8)?);
         let mut lines = Vec::new();

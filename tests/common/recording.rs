@@ -196,36 +196,39 @@ impl Recording {
     }
 
     /// The counts add up, almost nothing is lost, almost nothing is incomplete.
-    pub fn check_quality(&self, whom: &str) {
-        self.check_quality_but(whom, &[]);
+    pub fn check_quality(&self, case: &str) {
+        self.check_quality_but(case, &[]);
     }
 
     /// The same, where these reasons for partial stacks are accepted.
-    pub fn check_quality_but(&self, whom: &str, excused: &[&str]) {
+    pub fn check_quality_but(&self, case: &str, excused: &[&str]) {
         let q = &self.profile.meta.quality;
         let all = q.exact + q.repaired + q.partial;
-        assert_eq!(q.taken, all, "{whom}: {q:?}");
-        assert_eq!(q.taken, self.samples(), "{whom}: samples in the tree");
+        assert_eq!(q.taken, all, "{case}: {q:?}");
+        assert_eq!(q.taken, self.samples(), "{case}: samples in the tree");
         assert_eq!(
             q.taken as usize,
             self.profile.timeline.len(),
-            "{whom}: samples in the timeline"
+            "{case}: samples in the timeline"
         );
-        self.check_lost(whom);
-        assert_likely!(q.taken >= 50, "{whom}: only {} samples\n{}", q.taken, self.stderr);
-        let told: u64 = q.reasons.values().sum();
-        assert_eq!(told, q.partial, "{whom}: a partial stack without a reason: {q:?}");
+        self.check_lost(case);
+        assert_likely!(q.taken >= 50, "{case}: only {} samples\n{}", q.taken, self.stderr);
+        let with_reason: u64 = q.reasons.values().sum();
+        assert_eq!(
+            with_reason, q.partial,
+            "{case}: a partial stack without a reason: {q:?}"
+        );
         let cut = self.matching(|stack| stack.iter().any(|f| f.kind == FrameKind::Truncated));
         assert!(
             cut <= q.partial,
-            "{whom}: {cut} stacks are cut, {} are called partial",
+            "{case}: {cut} stacks are cut, {} are called partial",
             q.partial
         );
         let excused: u64 = excused.iter().filter_map(|why| q.reasons.get(*why)).sum();
         let bad = q.partial - excused;
         assert_likely!(
             bad <= (q.taken / 1000).max(1),
-            "{whom}: {bad} of {} stacks are incomplete: {:?}\n{}",
+            "{case}: {bad} of {} stacks are incomplete: {:?}\n{}",
             q.taken,
             q.reasons,
             self.examples(|stack| stack.iter().any(|f| f.kind == FrameKind::Truncated))
@@ -236,33 +239,33 @@ impl Recording {
         let making_threads = self.matching(|stack| stack.iter().rev().take(5).any(makes_threads));
         assert_likely!(
             q.repaired <= (q.taken / 20).max(1) + making_threads,
-            "{whom}: {} of {} stacks had to be repaired, where {making_threads} made threads",
+            "{case}: {} of {} stacks had to be repaired, where {making_threads} made threads",
             q.repaired,
             q.taken
         );
     }
 
-    pub fn check_lost(&self, whom: &str) {
+    pub fn check_lost(&self, case: &str) {
         let q = &self.profile.meta.quality;
-        assert_likely!(q.lost <= self.excused(q.expected), "{whom}: {}", self.stderr);
+        assert_likely!(q.lost <= self.excused(q.expected), "{case}: {}", self.stderr);
     }
 
     /// Samples that may be lost, if they are counted. A machine that stalls for a moment loses some of the deepest
     /// stacks; the benchmarks show that a quiet one loses none. With ptrace, ticks in user code stop the thread
     /// themselves; for one in the kernel the tracer comes a moment later, and the thread may sleep by then. Sampling is
     /// not possible while the host has taken the CPUs.
-    fn excused(&self, asked: u64) -> u64 {
+    fn excused(&self, expected: u64) -> u64 {
         let stolen = self.stolen.as_millis() as u64 * self.profile.meta.rate / 1000;
         let some = if self.profile.meta.backend == "ptrace" { 6 } else { 10 };
-        asked / some + stolen
+        expected / some + stolen
     }
 
     /// As many samples as the CPU time requires, no fewer and no more, except for a few at start and end of threads.
-    pub fn check_rate(&self, whom: &str) {
+    pub fn check_rate(&self, case: &str) {
         let q = &self.profile.meta.quality;
         assert_likely!(
             (q.taken + self.excused(q.expected)) as f64 >= q.expected as f64 * 0.98 - 5.0,
-            "{whom}: {} samples, {} expected",
+            "{case}: {} samples, {} expected",
             q.taken,
             q.expected
         );
@@ -270,23 +273,23 @@ impl Recording {
         let chance = 2.5 * (q.expected as f64).sqrt();
         assert_likely!(
             q.taken as f64 <= q.expected as f64 * 1.02 + 5.0 + chance,
-            "{whom}: {} samples, only {} expected",
+            "{case}: {} samples, only {} expected",
             q.taken,
             q.expected
         );
     }
 
     /// Compares sample counts of parts with their times.
-    pub fn check_shares(&self, whom: &str, truth: &BTreeMap<String, f64>) {
+    pub fn check_shares(&self, case: &str, truth: &BTreeMap<String, f64>) {
         let counts = truth.keys().map(|name| (name.clone(), self.with(name))).collect();
-        check_counts(whom, &counts, truth, 0.01);
+        check_counts(case, &counts, truth, 0.01);
     }
 
     /// Checks the stacks against a table of calls.
     ///
     /// Considers only functions of the programs under `fixtures/programs`; `""` is the start of the stack. Nothing is
     /// checked after a truncation, where everything is possible.
-    pub fn check_calls(&self, whom: &str, ours: &Ours, table: &[(&str, &[&str])]) {
+    pub fn check_calls(&self, case: &str, ours: &Ours, table: &[(&str, &[&str])]) {
         let mut wrong: BTreeMap<String, (u64, String)> = BTreeMap::new();
         for (stack, n) in self.stacks() {
             if let Some(why) = illegal(&stack, ours, table) {
@@ -298,7 +301,7 @@ impl Recording {
         for (why, (n, example)) in &wrong {
             let _ = writeln!(report, "{n} samples: {why}\n    {example}");
         }
-        assert!(wrong.is_empty(), "{whom}: impossible stacks\n{report}");
+        assert!(wrong.is_empty(), "{case}: impossible stacks\n{report}");
     }
 
     /// Some stacks as text.
@@ -312,16 +315,16 @@ impl Recording {
 
 /// Checks that the share of each count is within sampling error of its time's share, plus `slack` for what is between
 /// the program's own clock calls or outside of the sampling time.
-pub fn check_counts(whom: &str, counts: &BTreeMap<String, u64>, truth: &BTreeMap<String, f64>, slack: f64) {
+pub fn check_counts(case: &str, counts: &BTreeMap<String, u64>, truth: &BTreeMap<String, f64>, slack: f64) {
     let (all, time) = (counts.values().sum::<u64>() as f64, truth.values().sum::<f64>());
-    assert_likely!(all >= 100.0 && time > 0.0, "{whom}: {counts:?} for {truth:?}");
+    assert_likely!(all >= 100.0 && time > 0.0, "{case}: {counts:?} for {truth:?}");
     for (name, ns) in truth {
         let (seen, expected) = (counts[name] as f64 / all, ns / time);
         // four standard deviations of a binomial share
         let band = 4.0 * (expected * (1.0 - expected) / all).sqrt() + slack;
         assert_likely!(
             (seen - expected).abs() <= band,
-            "{whom}: {name} has {seen:.3} of the samples and {expected:.3} of the time (band {band:.3}): {counts:?} for {truth:?}"
+            "{case}: {name} has {seen:.3} of the samples and {expected:.3} of the time (band {band:.3}): {counts:?} for {truth:?}"
         );
     }
 }

@@ -347,7 +347,7 @@ const tests = {
     for (const role of ["tablist", "search", "grid", "treegrid", "slider"]) assert.ok(await page.$(`[role=${role}]`), role);
   },
 
-  async "source lines stand beside their samples"(page) {
+  async "source lines are next to their samples"(page) {
     await page.click("#tab-table");
     await page.click('#panel-table .name:text-is("solve")');
     const hit = await page.$$eval("#details .code.hit", (rows) => rows.map((row) => [...row.children].map((cell) => cell.textContent)));
@@ -555,7 +555,7 @@ async function untimed(page) {
   await shows(page, expected());
 }
 
-// Stacks begin at the program's code until the interpreter's frames are asked for; no sample changes.
+// Stacks begin at the program's code until the interpreter's frames are requested; no sample changes.
 async function calls(page) {
   const names = async () => Object.keys(await table(page));
   assert.deepEqual(await table(page), { "[interpreter start]": [0, 50], "<module>": [0, 50], main: [10, 50], list_sort: [20, 20], get: [10, 10], dumps: [10, 10] });
@@ -643,7 +643,7 @@ async function shared(page) {
   assert.ok(!(await page.content()).includes("step_"));
 }
 
-// Callbacks that kept an event loop, the longest first; a click chooses the samples of their time.
+// Callbacks that blocked an event loop, the longest first; a click chooses the samples of their time.
 async function lagging(page) {
   await page.click("#tab-lag");
   await settled(page);
@@ -733,7 +733,7 @@ async function waits(page) {
   assert.ok(gil.some((row) => row.join() === "worker (71),MainThread (70),2.00 s,201,1.00 s"), JSON.stringify(gil));
 }
 
-// Samples of suspended tasks stand for the time since they were counted before.
+// Samples of suspended tasks represent the time since they were counted before.
 async function suspended(page) {
   const box = await page.locator(".plot canvas").boundingBox();
   const over = async (part) => (await under(page, ".plot canvas", box.width * part, 10)).slice(2).map((line) => line.replace(/:.*\(/, " ("));

@@ -295,7 +295,7 @@ fn waits() -> Profile {
     profile
 }
 
-/// The values of a profile whose samples stand for these times, ns; those of the nodes are not needed.
+/// The values of a profile whose samples represent these times, ns; those of the nodes are not needed.
 fn samples_and_wall_time(profile: &Profile, ticks: Vec<u64>) -> Vec<Value> {
     let nodes = vec![0; profile.nodes.len()];
     vec![
@@ -336,7 +336,7 @@ fn suspended() -> Profile {
     profile
 }
 
-/// The known one, with callbacks that kept its event loop.
+/// The known one, with callbacks that blocked its event loop.
 fn lagging(directory: &Path) -> Profile {
     let mut profile = known(directory);
     let app = directory.join("app.py").display().to_string();

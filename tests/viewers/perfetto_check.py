@@ -1,4 +1,4 @@
-"""Reads a trace of ours with Perfetto's own message definitions and tells what it holds, in JSON.
+"""Reads a trace of ours with Perfetto's own message definitions and prints what it holds, in JSON.
 
 Usage: perfetto_check.py FILE
 """

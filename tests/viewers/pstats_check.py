@@ -1,4 +1,4 @@
-"""Reads a pstats file of ours with CPython's own `pstats` and tells what it holds, in JSON.
+"""Reads a pstats file of ours with CPython's own `pstats` and prints what it holds, in JSON.
 
 Usage: pstats_check.py FILE [more]
 

@@ -39,7 +39,7 @@ pub struct Function {
     pub places: Option<objects::Places>,
 }
 
-/// Functions by module: `json` stands for `json` and all `json.*`, `json.decoder:scan_once` for one function, by its
+/// Functions by module: `json` represents `json` and all `json.*`, `json.decoder:scan_once` for one function, by its
 /// name or qualified name.
 #[derive(Clone, Default)]
 pub struct Filter {

@@ -1,6 +1,6 @@
-//! Greenlets: a thread that switches between them goes on with another stack, without a call or a return.
+//! Greenlets: a thread that switches between them continues with another stack, without a call or a return.
 //!
-//! The package `greenlet` reports switches to a trace function of each thread (`greenlet.settrace`); ours tells the
+//! The package `greenlet` reports switches to a trace function of each thread (`greenlet.settrace`); ours informs the
 //! thread's machine, and calls the one that was there before. It is set on the thread that starts a session, on others
 //! with their first event, and if `greenlet` is imported later, with the next function that a thread has not had before.
 

@@ -1,6 +1,6 @@
 //! Events from the C profile hook (before 3.12), set on every thread.
 //!
-//! New threads get theirs when the C function that made them returns, before they run: a new thread state stands first in
+//! New threads get theirs when the C function that made them returns, before they run: a new thread state is first in
 //! the list. The hook's object is the profiler, so `sys.getprofile` gives that.
 
 use std::ffi::c_int;
@@ -98,7 +98,7 @@ fn end<M: Machine>(py: Python<'_>, code: Object, frame: Object, value: Object) -
 #[inline(always)]
 fn c_event<M: Machine>(py: Python<'_>, what: c_int, argument: Object) {
     if what != C_CALL {
-        look_for_threads::<M>(py);
+        find_threads::<M>(py);
     }
     let Some(builtin) = Builtin::of(argument, std::ptr::null_mut(), std::ptr::null_mut()) else {
         return;
@@ -135,7 +135,7 @@ fn c_event<M: Machine>(py: Python<'_>, what: c_int, argument: Object) {
 
 /// Sets the hook on threads that have come since the last time.
 #[inline(always)]
-fn look_for_threads<M: Machine>(py: Python<'_>) {
+fn find_threads<M: Machine>(py: Python<'_>) {
     let Some(functions) = objects::functions() else { return };
     // SAFETY: the GIL is held; the newest thread state of this interpreter, of which there is one.
     let newest = unsafe { (functions.thread_number)((functions.first_thread)(ffi::PyInterpreterState_Get())) };
@@ -162,7 +162,7 @@ pub(crate) struct Hooked {
     place: Option<usize>,
 }
 
-/// In which words of a thread state the hook's object is looked for: fewer than there are (0x100 bytes in 3.9 to 3.11).
+/// In which words of a thread state the hook's object is searched for: fewer than there are (0x100 bytes in 3.9 to 3.11).
 const WORDS: usize = 32;
 
 /// All thread states of this interpreter with their numbers.
@@ -172,7 +172,7 @@ fn states(_: Python<'_>) -> Vec<(u64, *mut ffi::PyThreadState)> {
         return all;
     };
     // SAFETY: the GIL is held: thread states are destroyed with it only. One that is made meanwhile, which needs no GIL,
-    // stands before those that are read.
+    // is before those that are read.
     unsafe {
         let mut state = (functions.first_thread)(ffi::PyInterpreterState_Get());
         while !state.is_null() {

@@ -30,10 +30,10 @@ use pyo3::Python;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Event {
-    /// A Python function begins. Before 3.12 also where a generator or a coroutine goes on, unless
+    /// A Python function begins. Before 3.12 also where a generator or a coroutine continues, unless
     /// [`session::SessionOptions::splits_resumes`].
     Start,
-    /// A generator or a coroutine goes on.
+    /// A generator or a coroutine continues.
     Resume,
     /// The same, with an exception thrown into it. Before 3.12 this is an end: that of a generator or a coroutine which was
     /// never begun, but looked so.
@@ -114,7 +114,7 @@ impl<S> Context<'_, S> {
     }
 }
 
-/// A greenlet: a stack that its thread goes on with.
+/// A greenlet: a stack that its thread continues with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Greenlet {
     /// Different for all that live at one time; 0: the thread's first one.
@@ -146,14 +146,14 @@ pub trait Machine: Sized + 'static {
 
     fn new(info: &ThreadInfo, shared: &mut Self::Shared) -> Self;
 
-    /// A function begins or goes on.
+    /// A function begins or continues.
     fn enter(&mut self, callee: Callee, context: Context<'_, Self::Shared>) -> Verdict;
 
     /// The function with this key ends, for good or for now. It need not have been entered: the session may have been
     /// started inside it.
     fn leave(&mut self, key: usize, context: Context<'_, Self::Shared>) -> Verdict;
 
-    /// The thread goes on with another stack, that of this greenlet.
+    /// The thread continues with another stack, that of this greenlet.
     fn switch(&mut self, _to: Greenlet, _moment: Moment, _shared: &mut Self::Shared) {}
 
     /// Whether a call of the function with this key is open, and the innermost.

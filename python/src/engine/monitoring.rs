@@ -34,7 +34,7 @@ fn none() -> Object {
     unsafe { ffi::Py_None() }
 }
 
-/// What tells the interpreter not to report this place again.
+/// Makes the interpreter not report this place again.
 #[cold]
 fn disable() -> Object {
     let object = DISABLE.load(Ordering::Relaxed);

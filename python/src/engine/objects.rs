@@ -179,7 +179,7 @@ pub struct Builtin {
 
 impl Builtin {
     /// If `callable` is a C function or a method descriptor that is called with its object: what `cProfile` counts.
-    /// `first` is the first argument; `missing` stands for none.
+    /// `first` is the first argument; `missing` represents none.
     #[inline(always)]
     pub fn of(callable: Object, first: Object, missing: Object) -> Option<Builtin> {
         let kind = kind(callable);
@@ -210,7 +210,7 @@ impl Builtin {
     /// `function` is a `PyCFunction`.
     #[inline(always)]
     fn bound(function: Object) -> Builtin {
-        // SAFETY: the caller has looked at its type.
+        // SAFETY: the caller has checked its type.
         let function = unsafe { &*function.cast::<CFunction>() };
         Builtin {
             method: function.method,
@@ -227,7 +227,7 @@ impl Builtin {
 
     /// The text that `cProfile` shows: `<built-in method builtins.len>`, `<method 'append' of 'list' objects>`.
     /// (`normalizeUserObj` of `Modules/_lsprof.c`, 3.14.) Runs no Python code: objects of types that are written in
-    /// Python are not asked for their `repr`.
+    /// Python are not called for their `repr`.
     pub fn label(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         // SAFETY: a method definition lives as long as a function made of it, and has a name.
         let name = unsafe { CStr::from_ptr((*self.method).ml_name) };
@@ -363,7 +363,7 @@ pub fn with_no_exception<T>(_: Python<'_>, call: impl FnOnce() -> T) -> T {
     // SAFETY: three places to write to.
     unsafe { ffi::PyErr_Fetch(&mut kind, &mut value, &mut trace) };
     let result = call();
-    // SAFETY: what was fetched above is given back; null stands for none.
+    // SAFETY: what was fetched above is given back; null represents none.
     unsafe { ffi::PyErr_Restore(kind, value, trace) };
     result
 }
@@ -402,7 +402,7 @@ impl Places {
         at == self.begins_at
     }
 
-    /// Whether a frame that ends here without an exception goes on later.
+    /// Whether a frame that ends here without an exception continues later.
     pub fn yields(&self, at: i32) -> bool {
         /// Of `Include/opcode.h`, 3.9 to 3.11, and to 3.10.
         const YIELD_VALUE: u8 = 86;

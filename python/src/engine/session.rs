@@ -30,7 +30,7 @@ pub struct Options {
     pub returns: bool,
     /// Only the thread that starts the session.
     pub current_thread_only: bool,
-    /// Before 3.12: tell [`super::Event::Resume`] from [`super::Event::Start`], at the cost of a look-up per call.
+    /// Before 3.12: distinguish [`super::Event::Resume`] from [`super::Event::Start`], at the cost of a look-up per call.
     pub splits_resumes: bool,
     /// Subtracted from times.
     pub costs: Costs,
@@ -40,7 +40,7 @@ pub struct Options {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Costs {
     pub events: [i64; EVENTS],
-    /// An event that no machine sees: of a call of a Python function from 3.12 on (`PY_START` tells the same), or of a C
+    /// An event that no machine sees: of a call of a Python function from 3.12 on (`PY_START` reports the same), or of a C
     /// function that is not wanted before.
     pub ignored: i64,
 }
@@ -140,7 +140,7 @@ impl<M: Machine> Session<M> {
         self.is_running
     }
 
-    /// Starts, or goes on after a stop. Threads that were traced before keep their machines.
+    /// Starts, or continues after a stop. Threads that were traced before keep their machines.
     ///
     /// `this` must stay where it is until [`Session::stop`]. `owner` is the Python object that it belongs to: before 3.12
     /// `sys.getprofile` shows it, and threads keep it alive until the stop. Raises ValueError if another session or
@@ -238,7 +238,7 @@ impl<M: Machine> Session<M> {
         Ok(())
     }
 
-    /// Drops all machines, with what they hold, and all functions; goes on if it runs.
+    /// Drops all machines, with what they hold, and all functions; continues if it runs.
     pub fn clear(&mut self) -> PyResult<()> {
         self.not_in_timer("clear")?;
         let filter = std::mem::take(&mut self.functions.filter);

@@ -62,7 +62,7 @@ impl<M: Machine> Thread<M> {
         (&mut self.machine, context)
     }
 
-    /// The thread goes on with this greenlet.
+    /// The thread continues with this greenlet.
     pub(crate) fn switch(&mut self, to: Greenlet, given: Option<i64>) {
         let moment = Moment {
             clock: self.clock(),

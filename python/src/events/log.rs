@@ -32,7 +32,7 @@ const ROW: usize = size_of::<Row>();
 const MAX_CHUNK: usize = 256;
 /// Threads that one log can have; rows of more are dropped.
 const MAX_THREADS: usize = 1 << 18;
-/// Ended threads that a late one looks for at a time, to take over their chunks.
+/// Ended threads that a late one searches for at a time, to take over their chunks.
 const ATTEMPTS: usize = 16;
 
 /// A stretch of rows that one thread fills.
@@ -220,7 +220,7 @@ impl Log {
         Some(index)
     }
 
-    /// Where the thread goes on, its chunk being full; null if there is no place.
+    /// Where the thread continues, its chunk being full; null if there is no place.
     #[cold]
     fn next(&self, index: usize, writer: &Writer, chunk: *mut Chunk) -> *mut Chunk {
         let free = self.next_chunk.fetch_add(1, Ordering::Relaxed);
@@ -267,7 +267,7 @@ impl Log {
         for _ in 0..ATTEMPTS.min(index) {
             let other = self.writer(self.next_ended.fetch_add(1, Ordering::Relaxed) % index);
             let chunk = other.chunk.load(Ordering::Acquire);
-            // SAFETY: no preconditions; signal 0 only asks whether there is such a thread.
+            // SAFETY: no preconditions; signal 0 only checks whether there is such a thread.
             let is_alive = || unsafe {
                 libc::syscall(
                     libc::SYS_tgkill,

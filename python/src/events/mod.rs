@@ -122,7 +122,9 @@ impl EventLog {
         limit: u64,
     ) -> PyResult<EventLog> {
         if size == 0 || size > 1 << 40 {
-            return Err(PyValueError::new_err(format!("size is a number of rows, not {size}")));
+            return Err(PyValueError::new_err(format!(
+                "size must be a number of rows, got {size}"
+            )));
         }
         let file = match file {
             Some(fd) if fd >= 0 => {

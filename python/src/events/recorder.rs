@@ -186,7 +186,7 @@ pub fn add(owner: &Bound<'_, PyAny>, sink: Arc<Sink>, ticket: Ticket) -> PyResul
             running.shared.all.push((ticket, sink));
             return Ok(());
         }
-        // A forked child goes on tracing for its parent's profiler until it wants its own.
+        // A forked child continues tracing for its parent's profiler until it wants its own.
         running.shared.all.clear();
         running.stop(py)?;
         *session(py) = None;

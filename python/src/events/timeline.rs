@@ -24,7 +24,7 @@ pub mod code {
     /// Ours: a thread waits in `epoll_wait`, `poll`, `select` or one of their variants.
     pub const WAIT: u64 = 1100;
     pub const WAIT_END: u64 = 1101;
-    /// Ours, and not shown: the thread goes on with the stack of another greenlet. `key`: that greenlet; `address`: the one
+    /// Ours, and not shown: the thread continues with the stack of another greenlet. `key`: that greenlet; `address`: the one
     /// that it was in.
     pub const SWITCH: u64 = 1200;
 }
@@ -190,7 +190,7 @@ pub fn arrange(contents: Contents, bases: &[Base], scale: Scale, left_out: &Hash
     (raw, callers)
 }
 
-/// What was asked for, or minus that where it is freed; 0 where the block is not known.
+/// What was requested, or minus that where it is freed; 0 where the block is not known.
 fn size_of_row(live: &mut HashMap<u64, (i64, u64)>, row: &Row, event: u64, domain: &mut u64) -> i64 {
     match event {
         code::MALLOC | code::CALLOC | code::REALLOC => {

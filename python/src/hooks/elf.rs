@@ -29,9 +29,9 @@ const R_X86_64_64: u32 = 1;
 const R_X86_64_GLOB_DAT: u32 = 6;
 const R_X86_64_JUMP_SLOT: u32 = 7;
 
-/// Entries of a dynamic section that are looked at.
+/// Entries of a dynamic section that are examined.
 const MAX_DYNAMIC: usize = 4096;
-/// Symbols of one hash chain that are looked at.
+/// Symbols of one hash chain that are examined.
 const MAX_CHAIN: usize = 1 << 16;
 
 /// One stretch of a module's memory.

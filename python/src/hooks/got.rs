@@ -102,7 +102,7 @@ pub fn real(which: Which) -> *mut c_void {
 #[derive(Default)]
 struct State {
     groups: Groups,
-    /// Modules without anything left to do, by two addresses that tell them apart.
+    /// Modules without anything left to do, by two addresses that identify them.
     seen: HashSet<(usize, usize)>,
     /// What the slots that were changed held.
     old: HashMap<usize, usize>,
@@ -250,7 +250,7 @@ fn scan(state: &mut State) {
             if !module.relro.contains(&slot.address) {
                 word.store(new, Ordering::Release);
             } else if writable.iter().any(|r| r.contains(&slot.address)) {
-                // Another thread is loading it. It is looked at again when that is done.
+                // Another thread is loading it. It is examined again when that is done.
                 is_complete = false;
                 return;
             } else if !store_read_only(slot.address, word, new) {
@@ -317,7 +317,7 @@ fn rescan() {
     }
 }
 
-/// Where the hook on `dlopen` goes on.
+/// Where the hook on `dlopen` continues.
 ///
 /// # Safety
 /// `name` is null or ends with a zero.
@@ -346,7 +346,7 @@ unsafe extern "C-unwind" fn open_and_scan(name: *const c_char, flags: c_int) -> 
     handle
 }
 
-/// Where the hook on `dlsym` goes on: code that loads a library by a searched name then asks for its functions.
+/// Where the hook on `dlsym` continues: code that loads a library by a searched name then requests its functions.
 pub extern "C" fn before_dlsym() -> *const c_void {
     if IS_PENDING.load(Ordering::Acquire) {
         let mut now = 0;

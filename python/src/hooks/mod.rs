@@ -64,14 +64,14 @@ pub enum Domain {
     Native = 3,
 }
 
-/// One successful operation of an allocator, as the program asked for it.
+/// One successful operation of an allocator, as the program requested it.
 #[derive(Clone, Copy, Debug)]
 pub struct Allocation {
     pub kind: Kind,
     pub domain: Domain,
     /// The block: new (malloc, calloc, realloc) or about to go (free). A `realloc` to nothing gives 0.
     pub address: usize,
-    /// Bytes asked for; 0 for free.
+    /// Bytes requested; 0 for free.
     pub size: usize,
     /// Realloc: the block that went, 0 if there was none.
     pub old_address: usize,
@@ -143,7 +143,7 @@ const SHARDS: usize = 64;
 static INSIDE: [Shard; SHARDS] = [const { Shard(AtomicU32::new(0)) }; SHARDS];
 
 /// How long an uninstallation waits for handlers that run.
-const PATIENCE: Duration = Duration::from_secs(5);
+const UNINSTALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 fn page_size() -> usize {
     // SAFETY: no preconditions.
@@ -280,14 +280,14 @@ pub fn install(py: Python<'_>, handler: Arc<dyn Handler>, wanted: Wanted) -> PyR
     pymem::prepare();
     if wanted.python && !pymem::is_available() {
         return Err(PyRuntimeError::new_err(
-            "this interpreter offers no PyMem_SetAllocator: allocations of Python cannot be seen",
+            "this interpreter does not export PyMem_SetAllocator: its allocations cannot be recorded",
         ));
     }
     let _held = got::lock();
     let free = (0..MAX_HANDLERS).find(|i| HANDLERS[*i].load(Ordering::Acquire).is_null());
     let Some(index) = free else {
         return Err(PyRuntimeError::new_err(format!(
-            "{MAX_HANDLERS} profilers with hooks run already: stop one first"
+            "{MAX_HANDLERS} profilers with hooks are already running; stop one first"
         )));
     };
     let generation = NEXT_GENERATION.fetch_add(1, Ordering::Relaxed);
@@ -387,9 +387,9 @@ impl Drop for Installed {
     }
 }
 
-/// Waits until no thread is in a handler; false after [`PATIENCE`].
+/// Waits until no thread is in a handler; false after [`UNINSTALL_TIMEOUT`].
 fn wait_for_handlers() -> bool {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + UNINSTALL_TIMEOUT;
     INSIDE.iter().all(|shard| {
         while shard.0.load(Ordering::Acquire) != 0 {
             if Instant::now() > end {

@@ -33,7 +33,7 @@ static SET: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 const MAX_LINKS: usize = 16;
 const DOMAINS: usize = 3;
 
-/// The allocators that our links stand before. An entry is written before its link is in the chain and never again.
+/// The allocators that our links are before. An entry is written before its link is in the chain and never again.
 struct Below([[UnsafeCell<Option<Allocator>>; MAX_LINKS]; DOMAINS]);
 
 // SAFETY: see above; writers hold the lock of `got.rs`.

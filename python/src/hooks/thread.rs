@@ -28,7 +28,7 @@ pub struct Thread {
     pub is_busy: u32,
     /// An entry point of the C library's allocator is being called: others that it calls in turn are part of it.
     pub is_in_native: u32,
-    /// An allocator domain of Python is being called: what it asks of other ones is part of it.
+    /// An allocator domain of Python is being called: what it requests from other ones is part of it.
     pub is_in_python: u32,
     /// The call of Python's domain reached the C library's allocator.
     pub has_reached_native: u32,

@@ -1,6 +1,6 @@
-//! Hooks on the loader's own entry points. They must not stand between the loader and its caller: `dlopen` searches the
+//! Hooks on the loader's own entry points. They must not be between the loader and its caller: `dlopen` searches the
 //! caller's run path and `dlsym` its place in the order of modules, and both know the caller by the return address. So
-//! these two save their arguments, ask where to go on, and jump there.
+//! these two save their arguments, find out where to continue, and jump there.
 
 use std::arch::naked_asm;
 use std::ffi::{c_char, c_int, c_void};

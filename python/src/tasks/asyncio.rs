@@ -7,7 +7,7 @@ use pyo3::types::PyDict;
 
 use crate::engine::objects::{self, module};
 
-/// Parts of the module `_asyncio`, which event loops of all kinds tell what they do (`Lib/asyncio/tasks.py`, 3.9 to 3.14).
+/// Parts of the module `_asyncio`, which event loops of all kinds notify of what they do (`Lib/asyncio/tasks.py`, 3.9 to 3.14).
 struct Module {
     get_running_loop: Py<PyAny>,
     /// Loop -> task that runs (to 3.13).

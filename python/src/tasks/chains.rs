@@ -15,10 +15,10 @@ pub const MAIN: u32 = 2;
 /// Waits of the event loop.
 pub const WAIT: u32 = 3;
 
-/// Numbers of what is no function: the event loop and waits.
+/// Numbers of what is not a function: the event loop and waits.
 pub const MAIN_ID: Id = Id::MAX - 1;
 pub const WAIT_ID: Id = Id::MAX - 2;
-/// A key that is no address of an object.
+/// A key that is not an address of an object.
 const WAIT_KEY: usize = 1;
 
 /// A chain: a function, in its callers.

@@ -144,7 +144,7 @@ impl Tasks {
         self.stack.last().map_or(self.is_outside_loop, |f| f.is_loop) && !self.has_unseen_ended(py)
     }
 
-    /// A loop without Python functions may have ended. Then its caller goes on, or has since the last event.
+    /// A loop without Python functions may have ended. Then its caller continues, or has since the last event.
     #[cold]
     #[inline(never)]
     fn has_unseen_ended(&mut self, py: Python<'_>) -> bool {
@@ -445,7 +445,7 @@ impl Machine for Tasks {
 
     fn retire(&mut self, _: &ThreadInfo, _: Option<&str>, shared: &mut Shared) -> bool {
         shared.ended.add(&self.chains);
-        shared.waits.give_back(self.waits.clone());
+        shared.waits.return_record(self.waits.clone());
         true
     }
 }

@@ -93,7 +93,7 @@ impl State {
     }
 }
 
-/// Number of a function in results: its own, or a negative one for what is no function.
+/// Number of a function in results: its own, or a negative one for what is not a function.
 fn number(id: crate::engine::Id) -> i64 {
     match id {
         MAIN_ID => -1,
@@ -129,7 +129,7 @@ impl TaskRecorder {
             Some("rusage") => Measures::Usage,
             Some(other) => {
                 return Err(PyValueError::new_err(format!(
-                    "measure is time or rusage, not {other:?}"
+                    "measure must be time or rusage, got {other:?}"
                 )));
             }
             None => Measures::Own(values.len()),
@@ -143,8 +143,9 @@ impl TaskRecorder {
         }
         let mut types = Vec::with_capacity(values.len());
         for (name, unit) in values {
-            let known = Unit::by_name(&unit)
-                .ok_or_else(|| PyValueError::new_err(format!("unit is count, nanoseconds or bytes, not {unit:?}")))?;
+            let known = Unit::by_name(&unit).ok_or_else(|| {
+                PyValueError::new_err(format!("unit must be count, nanoseconds or bytes, got {unit:?}"))
+            })?;
             types.push(ValueType::new(name, known));
         }
         let waits = Arc::new(Waits::new(measures));
@@ -185,7 +186,7 @@ impl TaskRecorder {
         let state = slf.get().state(py);
         if state.session.is_running() || state.end.is_some() {
             return Err(PyRuntimeError::new_err(
-                "this recording has been started before: make another one",
+                "this recording has been started before; create another one",
             ));
         }
         let wanted = Wanted {

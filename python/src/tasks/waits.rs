@@ -99,7 +99,7 @@ impl Waits {
     }
 
     /// The thread of this record has ended.
-    pub fn give_back(&self, record: Arc<Record>) {
+    pub fn return_record(&self, record: Arc<Record>) {
         let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
         records.free.push(record);
     }

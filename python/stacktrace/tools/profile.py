@@ -11,7 +11,7 @@ __all__ = ["Profiler"]
 
 
 class Profiler:
-    """Counts how often each native function stands on the stacks of a thread, once for each place on a stack.
+    """Counts how often each native function is on the stacks of a thread, once for each place on a stack.
 
     Takes the arguments of :class:`Timer`, but for its function. A context manager.
     """

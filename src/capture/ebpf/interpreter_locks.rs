@@ -56,7 +56,7 @@ impl InterpreterLocks {
             releases: [[0; 3]; RELEASES],
         };
         value.at.iter_mut().zip(&locks.at).for_each(|(to, at)| *to = *at);
-        // The log of releases goes on while the locks are the same.
+        // The log of releases continues while the locks are the same.
         let known = self.0.get(&pid, 0);
         if known.is_ok_and(|known| (known.at, known.len) == (value.at, value.len)) {
             return Ok(());

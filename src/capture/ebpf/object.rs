@@ -35,7 +35,7 @@ pub struct MapSizes {
     pub slots: u32,
     /// Threads accounted for off the CPU.
     pub threads: u32,
-    /// Workers whose dispatchers are known, and parts of dispatchers' stacks. 0: dispatchers are not looked for, and the verifier
+    /// Workers whose dispatchers are known, and parts of dispatchers' stacks. 0: dispatchers are not searched for, and the verifier
     /// leaves out the code that does.
     pub workers: u32,
     /// Whether active spans are read; if not, the verifier leaves out the code that does.
@@ -72,6 +72,7 @@ impl Variant {
                 ErrorKind::Usage,
                 format!("{FORCED_BY}={} is not known", value.to_string_lossy()),
             )
+            .why("the only value is 5.8")
             .hint(format!("{FORCED_BY}=5.8, or unset it"))),
         }
     }

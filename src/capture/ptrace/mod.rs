@@ -143,25 +143,26 @@ impl PtraceSource {
         if !matches!(options.event, EventKind::Auto | EventKind::CpuClock) {
             return Err(
                 Error::new(ErrorKind::Unsupported, "the ptrace backend cannot sample this event")
-                    .why("ptrace stops a thread only some time after the event, when it has moved on")
+                    .why("ptrace stops a thread some time after the event, so its stack would be a later one")
                     .hint("omit --event, or use --backend ebpf"),
             );
         }
         let off_cpu = &options.off_cpu;
         if off_cpu.wakers || off_cpu.min_blocked > 0 {
             let word = if off_cpu.wakers { "--wakers" } else { "--min-blocked" };
-            return Err(
-                Error::new(ErrorKind::Unsupported, format!("the ptrace backend cannot do {word}"))
-                    .why("it sees that a thread sleeps, but not for how long, nor what wakes it")
-                    .hint(format!("omit {word}, or use --backend ebpf")),
-            );
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("the ptrace backend does not support {word}"),
+            )
+            .why("it sees that a thread sleeps, but not for how long, nor what wakes it")
+            .hint(format!("omit {word}, or use --backend ebpf")));
         }
         if options.workers {
             return Err(Error::new(
                 ErrorKind::Unsupported,
-                "the ptrace backend cannot do --attribute-workers",
+                "the ptrace backend does not support --attribute-workers",
             )
-            .why("it stops one thread at a time, when the one that gave it work may have gone on")
+            .why("it reads one thread at a time, so a worker and the thread it works for are not seen at the same instant")
             .hint("omit --attribute-workers, or use --backend ebpf"));
         }
         let failed = |e| Error::io("cannot set up tracing", e);
@@ -292,7 +293,7 @@ impl Backend for PtraceSource {
             }
         }
         if let Some(sleeping) = &mut self.sleeping {
-            sleeping.look();
+            sleeping.rescan();
         }
         Ok(more)
     }

@@ -15,7 +15,7 @@ use crate::sys;
 use crate::sys::procfs;
 use crate::sys::procfs::SchedStat;
 
-/// Periods that one listing can stand for if we did not get a CPU in time; more are lost.
+/// Periods that one listing can represent if we did not get a CPU in time; more are lost.
 const MAX_LATE: u64 = 100;
 
 /// The threads of the sampled processes.
@@ -23,7 +23,7 @@ pub struct SleepingThreads {
     period: u64,
     processes: BTreeSet<Pid>,
     threads: FxHashMap<Tid, WatchedThread>,
-    /// When all threads are looked at next, and when that period ends; ns. 0: not started, or stopped.
+    /// When all threads are examined next, and when that period ends; ns. 0: not started, or stopped.
     due: u64,
     period_end: u64,
     rng: Rng,
@@ -126,7 +126,7 @@ impl SleepingThreads {
     }
 
     /// Lists the threads that sleep now, if that is due.
-    pub fn look(&mut self) {
+    pub fn rescan(&mut self) {
         let now = sys::clock::now();
         if self.due == 0 || now < self.due {
             return;

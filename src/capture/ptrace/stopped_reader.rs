@@ -233,7 +233,7 @@ impl StoppedReader {
     }
 
     /// Copies the new code objects of a running thread that is about to be stopped, which shortens the stop. It will
-    /// mostly still run them then; copies of other code objects have no effect, since their fingerprints are not looked
+    /// mostly still run them then; copies of other code objects have no effect, since their fingerprints are not compared
     /// up.
     pub fn copy_code_early(&mut self, pid: Pid, tid: Tid, thread_pointer: u64, layout: &TargetLayout) {
         let thread = StoppedThread {

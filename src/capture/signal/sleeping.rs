@@ -47,7 +47,7 @@ impl ThreadActivity {
 }
 
 impl SystemCall {
-    /// The registers of the thread that the kernel exposes, and that tell what it waits for.
+    /// The registers of the thread that the kernel exposes, and that show what it waits for.
     pub fn regs(self) -> Regs {
         let mut regs = Regs::from_ip_sp(self.ip, self.sp);
         regs.set_arguments(self.arguments);

@@ -23,7 +23,7 @@ pub struct Diff {
     pub by: DiffBy,
     #[command(flatten)]
     pub frames: FrameArgs,
-    /// Python frames only: C time counts as part of the Python function that called
+    /// Python frames only: C time counts as part of the calling Python function
     #[arg(long)]
     pub no_native: bool,
     /// Compare self instead of total samples (flame graphs always do)
@@ -44,7 +44,8 @@ pub struct Diff {
     /// Also test interpreter-internal functions, whose time varies between runs with the memory layout
     #[arg(long)]
     pub interpreter: bool,
-    /// Exit with code 3 if anything grew significantly by more than PERCENT of all before; with 4 if that cannot be known
+    /// Exit with code 3 if anything grew significantly by more than PERCENT of the older profile's total, with code 4 if the
+    /// profiles are too short to know
     #[arg(long, value_name = "PERCENT", value_parser = limit)]
     pub fail_above: Option<f64>,
     /// Write a differential flame graph to FILE, to a file in that directory, or to standard output (`-`)
@@ -53,7 +54,7 @@ pub struct Diff {
     /// Format of the differential flame graph [default: from the file extension]
     #[arg(short, long, value_enum, value_name = "FORMAT")]
     pub format: Option<DiffFormat>,
-    /// Leave the text of source files out of the page
+    /// Leave the text of source files out of the HTML page
     #[arg(long)]
     pub no_source: bool,
     #[command(flatten)]

@@ -135,7 +135,7 @@ pub struct Dump {
     /// Show the interpreter's start-up and call glue too (--json always has them)
     #[arg(long)]
     pub interpreter_frames: bool,
-    /// The asyncio tasks instead of the threads, as a tree: each with the tasks that it awaits below it
+    /// Print asyncio tasks instead of threads, as a tree: below each task, the tasks that it awaits
     #[arg(long, conflicts_with_all = ["locals", "kernel", "no_native", "interpreter_frames"])]
     pub tasks: bool,
     /// Print JSON
@@ -153,7 +153,7 @@ pub struct Top {
     /// Alternative to the positional PID
     #[arg(short, long, value_name = "PID", value_parser = pid, conflicts_with = "process")]
     pub pid: Option<u32>,
-    /// Command to run and show instead, with its arguments; its output is not shown
+    /// Command to run and show, with its arguments, in place of a running process; its output is not shown
     #[arg(value_name = "COMMAND", last = true, conflicts_with_all = ["process", "pid"])]
     pub command: Vec<String>,
     /// Samples per second of CPU time, per thread
@@ -228,7 +228,7 @@ pub struct Report {
     pub sort: Sort,
     #[command(flatten)]
     pub frames: FrameArgs,
-    /// Python frames only: C time counts as part of the Python function that called
+    /// Python frames only: C time counts as part of the calling Python function
     #[arg(long)]
     pub no_native: bool,
     #[command(flatten)]
@@ -245,7 +245,7 @@ pub struct Report {
     /// Where threads waited, in a profile made with --mode wall or off-cpu: total, count, median, p99 and longest
     #[arg(long, conflicts_with_all = ["callers", "callees", "tree", "by", "sort", "value"])]
     pub waits: bool,
-    /// Callbacks and task steps that kept an asyncio event loop for long, in a profile made with --lag
+    /// Callbacks and task steps that blocked an asyncio event loop for long, in a profile made with --lag
     #[arg(long, conflicts_with_all = ["callers", "callees", "tree", "by", "sort", "value", "waits"])]
     pub lag: bool,
     /// Waits of one kind: gil (with who held it), lock, condition, sleep, read, poll, runnable, ...
@@ -311,7 +311,7 @@ pub enum By {
     Module,
     Thread,
     Process,
-    /// Name of a span, or another label of it
+    /// Span names and other labels
     Label,
 }
 
@@ -342,7 +342,7 @@ pub struct Export {
     pub output: Option<PathBuf>,
     #[arg(short, long, value_name = "FORMAT", help = format_help())]
     pub format: Option<String>,
-    /// Python frames only: C time counts as part of the Python function that called
+    /// Python frames only: C time counts as part of the calling Python function
     #[arg(long)]
     pub no_native: bool,
     #[command(flatten)]
@@ -361,7 +361,7 @@ pub struct Merge {
     pub output: PathBuf,
     #[arg(short, long, value_name = "FORMAT", help = format_help())]
     pub format: Option<String>,
-    /// Python frames only: C time counts as part of the Python function that called
+    /// Python frames only: C time counts as part of the calling Python function
     #[arg(long)]
     pub no_native: bool,
     #[command(flatten)]

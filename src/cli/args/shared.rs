@@ -59,16 +59,16 @@ pub struct Sampling {
     /// Time to sample: cpu (while threads run), off-cpu (while they wait), wall (both)
     #[arg(long, value_name = "MODE", default_value = "cpu", value_parser = mode)]
     pub mode: Mode,
-    /// With --mode off-cpu or wall: leave blocked intervals out that are shorter, say 10ms or 2s
+    /// With --mode off-cpu or wall: leave out blocked intervals shorter than this, such as 10ms or 2s
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub min_blocked: Option<u64>,
-    /// With --mode off-cpu or wall: below each wait, the stack of the thread that ended it
+    /// With --mode off-cpu or wall: below each wait, show the stack of the thread that ended it
     #[arg(long)]
     pub wakers: bool,
     /// Place samples of threads that run no Python (OpenMP, BLAS and other pools) below the code that gave them work
     #[arg(long)]
     pub attribute_workers: bool,
-    /// Only samples of threads that hold the GIL
+    /// Keep only samples of threads that hold the GIL
     #[arg(long)]
     pub gil: bool,
     /// Python frames only
@@ -86,7 +86,8 @@ pub struct TaskArgs {
     /// off-cpu also what suspended tasks await, and for how long
     #[arg(long)]
     pub tasks: bool,
-    /// List callbacks and task steps that keep an asyncio event loop for so long, say 50ms (implies --tasks)
+    /// List callbacks and task steps that block an asyncio event loop for at least this long, such as 50ms (implies
+    /// --tasks)
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub lag: Option<u64>,
 }
@@ -94,10 +95,10 @@ pub struct TaskArgs {
 /// Which samples to keep, by their labels.
 #[derive(Debug, Args)]
 pub struct LabelArgs {
-    /// Only samples within spans of this name
+    /// Keep only samples within spans of this name
     #[arg(long, value_name = "NAME")]
     span: Vec<String>,
-    /// Only samples with this label; several: with all of them
+    /// Keep only samples with this label; if given several times, with all of them
     #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
     label: Vec<LabelFilter>,
 }
@@ -113,7 +114,7 @@ impl LabelArgs {
 }
 
 fn label(text: &str) -> Result<LabelFilter, String> {
-    let (key, value) = text.split_once('=').ok_or("it has the form KEY=VALUE")?;
+    let (key, value) = text.split_once('=').ok_or("a label is given as KEY=VALUE")?;
     Ok(LabelFilter {
         key: key.into(),
         value: value.into(),
@@ -146,7 +147,7 @@ impl Sampling {
             _ => return Ok(()),
         };
         Err(Error::new(ErrorKind::Usage, format!("{word} needs off-CPU time"))
-            .why("only CPU time is sampled, in which no thread waits")
+            .why("by default only CPU time is sampled, and threads that wait use none")
             .hint(format!("--mode off-cpu {word} ..., or --mode wall")))
     }
 
@@ -256,7 +257,7 @@ fn clock(text: &str) -> Result<EventKind, String> {
 /// Which frames are shown.
 #[derive(Clone, Debug, Default, Args)]
 pub struct FrameArgs {
-    /// Show the interpreter's start-up and call glue too [default: folded into the functions that call]
+    /// Show the interpreter's start-up and call glue too [default: folded into the calling functions]
     #[arg(long)]
     pub interpreter_frames: bool,
     /// Count the standard library as part of what calls it
@@ -265,13 +266,13 @@ pub struct FrameArgs {
     /// Count installed libraries, with their extensions, as part of what calls them
     #[arg(long)]
     pub hide_libraries: bool,
-    /// Only stacks with the function of this name, from it on
+    /// Keep only stacks with this function, and show them from it on
     #[arg(long, value_name = "NAME")]
     pub focus: Option<String>,
 }
 
 impl FrameArgs {
-    /// The view of a profile that these ask for.
+    /// The view of a profile that these request.
     pub fn view(&self, no_native: bool) -> ViewOptions {
         ViewOptions {
             interpreter_frames: self.interpreter_frames,
@@ -294,7 +295,7 @@ pub struct ViewArgs {
     /// One frame per line of a function (svg, collapsed; the other formats always have lines)
     #[arg(long)]
     pub lines: bool,
-    /// Leave the text of source files out, for output that is shared with others (html, json; the other formats have none)
+    /// Leave out the text of source files, for output that is shared with others (html, json; other formats have none)
     #[arg(long)]
     pub no_source: bool,
     /// Show the stacks of idle pools (threads that wait for work) in full, instead of one bar for each pool (svg, html)

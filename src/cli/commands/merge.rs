@@ -26,7 +26,7 @@ pub fn merge(options: &Merge) -> Result<()> {
             print_status(&format!("{name} is given twice; it counts twice"));
         }
         if profile.nodes[0].count == 0 {
-            print_status(&format!("{name} is empty"));
+            print_status(&format!("{name} has no samples"));
         }
     }
     let rates: BTreeSet<u64> = profiles.iter().map(|(_, profile)| profile.meta.rate).collect();

@@ -62,7 +62,15 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
         };
         if !what.is_empty() {
             return Err(Error::new(ErrorKind::Usage, format!("a tape cannot record {what}"))
+                .why("tapes hold stacks of CPU time samples only")
                 .hint(format!("omit --save-tape or {option}")));
+        }
+        if options.save_tape == options.output {
+            return Err(
+                Error::new(ErrorKind::Usage, "profile and tape cannot have the same file name")
+                    .why("the tape would replace the profile")
+                    .hint("choose another file with --save-tape FILE"),
+            );
         }
     }
     options.sampling.check()?;
@@ -265,7 +273,12 @@ fn output_files(options: &RecordArgs, pid: Pid) -> Result<(Output, Option<Output
         &format!("nativeprof-{pid}"),
     )?
     .shown(&options.shown, false)?;
-    let tape = options.save_tape.as_ref().map(|path| OutputFile::new(path, PRIVATE));
+    let tape = options.save_tape.as_ref().map(|path| {
+        OutputFile::new(path, PRIVATE).map_err(|e| Error {
+            hint: "choose another file with --save-tape FILE".into(),
+            ..e
+        })
+    });
     Ok((output, tape.transpose()?))
 }
 

@@ -33,7 +33,11 @@ pub fn replay(options: &Replay) -> Result<()> {
         .map_err(|e| Error::io(format!("cannot read {}", options.tape.display()), e).hint("check the path"))?;
     // A tape is not trusted.
     phases::drop_for_symbolization(Caps::of(WRITING))?;
-    let tape = Rc::new(encode::read(&packed)?);
+    let tape = encode::read(&packed).map_err(|e| Error {
+        what: format!("{}: {}", options.tape.display(), e.what),
+        ..e
+    })?;
+    let tape = Rc::new(tape);
     let output = Output::new(
         options.output.as_deref(),
         options.format.as_deref(),

@@ -19,7 +19,7 @@ pub const NOT_STANDARD_OUTPUT: &str = "standard output is not opened in a browse
 /// How long it has to fail, so that the reason can be said.
 const TIME_TO_FAIL: Duration = Duration::from_millis(500);
 
-/// Opens a file if that was asked for; `Auto`: if `by_default`, and nativeprof runs on a terminal of a desktop. Returns what
+/// Opens a file if that was requested; `Auto`: if `by_default`, and nativeprof runs on a terminal of a desktop. Returns what
 /// to say about it.
 pub fn open(when: Browse, path: &Path, by_default: bool) -> Option<String> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
@@ -50,7 +50,7 @@ pub fn open(when: Browse, path: &Path, by_default: bool) -> Option<String> {
     match start(path) {
         Err(why) => refused(&why),
         Ok(()) if when == Browse::Auto => Some(format!(
-            "opened in the browser (not with --browser=off, or with {VARIABLE}=off in the environment)"
+            "opened in the browser (to prevent that: --browser=off, or {VARIABLE}=off in the environment)"
         )),
         Ok(()) => Some("opened in the browser".into()),
     }

@@ -13,7 +13,7 @@ use crate::profile::model::Profile;
 /// Labels that an error lists.
 const LISTED: usize = 10;
 
-/// The samples of a profile that have the labels asked for.
+/// The samples of a profile that have the labels requested.
 ///
 /// # Errors
 /// `Data`: none has them.

@@ -124,14 +124,14 @@ impl Output {
         if shown.idle && !self.format.folds_idle() {
             return refused(
                 "--idle",
-                "it has the stacks of idle threads in full",
-                "leave --idle out, or -f svg",
+                "that format always has the stacks of idle threads in full",
+                "omit --idle, or use -f svg",
             );
         }
         if shown.value.is_some() && !self.format.shows_one_value() {
             return refused(
                 "--value",
-                "that format holds all values, or samples only",
+                "only svg, collapsed and firefox show one value at a time",
                 "omit --value, or use -f svg",
             );
         }
@@ -163,7 +163,7 @@ impl Output {
         }
     }
 
-    /// Opens what was written in a browser if that was asked for; `by_default`: also on a desktop's terminal, if neither
+    /// Opens what was written in a browser if that was requested; `by_default`: also on a desktop's terminal, if neither
     /// path nor format were given.
     pub fn browse(&self, by_default: bool) {
         let said = match &self.place {
@@ -204,7 +204,7 @@ impl Output {
         if let Some(value) = &self.value {
             match value_of(&profile, value, "the profile") {
                 Ok(index) => profile = Cow::Owned(select::by_value(&profile, index)),
-                Err(e) => super::print_status(&format!("{}: {} are shown", e.what, profile.count_type().name)),
+                Err(e) => super::print_status(&format!("{}; showing {}", e.what, profile.count_type().name)),
             }
         }
         // The page folds interpreter frames itself, so that its button can show them.
@@ -216,7 +216,7 @@ impl Output {
         if view != ViewOptions::all() {
             match view.apply(profile.clone().into_owned()) {
                 Ok(viewed) => profile = Cow::Owned(viewed),
-                Err(e) => super::print_status(&format!("{}: all is shown", no_such_function(e).what)),
+                Err(e) => super::print_status(&format!("{}; showing all stacks", no_such_function(e).what)),
             }
         }
         if self.lines {
@@ -280,7 +280,9 @@ pub fn no_such_function(e: NoSuchFunction) -> Error {
         Some(first) => error
             .why(format!("names that contain it: {}", similar.join(", ")))
             .hint(format!("--focus {first}")),
-        None => error.hint("nativeprof report FILE --by function   lists the functions"),
+        None => error
+            .why("no name of a function with samples contains it")
+            .hint("list functions with `nativeprof report FILE --by function`"),
     }
 }
 

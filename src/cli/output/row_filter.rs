@@ -1,4 +1,4 @@
-//! Which rows of a table are shown: restrictions as those of `pstats`, one after the other.
+//! Which rows of a table are shown: filters as those of `pstats`, applied in order.
 
 use regex::Regex;
 
@@ -28,7 +28,7 @@ pub fn parse(word: &str) -> Result<RowFilter> {
         return match part {
             0.0..=1.0 => Ok(RowFilter::Fraction(part)),
             _ => Err(Error::new(ErrorKind::Usage, format!("invalid fraction `{word}`"))
-                .why("a number with a decimal point is a fraction of the rows, from 0.0 to 1.0")
+                .why("a fraction of the rows is a number from 0.0 to 1.0, or from 0% to 100%")
                 .hint("use 20 for the first 20 rows, 0.1 for the first tenth")),
         };
     }
@@ -38,7 +38,7 @@ pub fn parse(word: &str) -> Result<RowFilter> {
 /// A regular expression.
 ///
 /// # Errors
-/// `Usage` if it is none.
+/// `Usage` if it is not one.
 pub fn pattern(word: &str) -> Result<Regex> {
     Regex::new(word).map_err(|e| {
         let text = e.to_string();

@@ -13,7 +13,7 @@ use crate::profile::view::shown_name;
 /// A row; texts are as the target gave them, not escaped.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReportRow {
-    /// `None` for what is no function.
+    /// `None` for what is not a function.
     pub kind: Option<FrameKind>,
     pub name: String,
     /// Python: `file:line` of the definition or the line; native: module, or `source:line`.

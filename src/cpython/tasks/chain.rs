@@ -35,7 +35,7 @@ pub struct AwaitChain {
     pub is_running: bool,
     /// The innermost coroutine of the chain has not begun to run.
     pub is_new: bool,
-    /// The chain goes on, but could not be followed.
+    /// The chain continues, but could not be followed.
     pub is_cut: bool,
 }
 

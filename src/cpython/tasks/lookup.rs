@@ -17,7 +17,7 @@ const MAX_AWAITING: usize = 64;
 /// coroutines (Include/cpython/code.h).
 const COROUTINE: u32 = 0x80 | 0x100;
 
-/// What identifies a task, and what says by whom it is awaited: while none of it changes, neither did these.
+/// What identifies a task, and what says which tasks await it: while none of it changes, neither did these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskFacts {
     pub address: u64,

@@ -5,9 +5,9 @@ const WHOLE = 1e9;
 // Changes of nodes that are smaller than this many standard deviations of the noise are shown as none.
 const SURE = 3;
 // Parts of all that are never more than noise: shares of almost everything have next to none of their own.
-const LEAST = 0.001;
+const MIN_CHANGE = 0.001;
 // Less than this is the rounding of amounts.
-const LEAST_SHOWN = 100;
+const MIN_SHOWN = 100;
 // Steps of a color from no change to a complete one.
 const STEPS = 12;
 
@@ -54,7 +54,7 @@ class Comparison {
     const change = after - before;
     const pooled = (before * this.weights[0] + after * this.weights[1]) / WHOLE;
     const others = this.normalize === "share" ? Math.max(0, 1 - pooled) : 1;
-    const least = this.normalize === "share" ? LEAST : 0;
+    const least = this.normalize === "share" ? MIN_CHANGE : 0;
     if (Math.abs(change) / WHOLE <= Math.max(least, SURE * Math.sqrt(pooled * others * this.noise))) return 0;
     return change / Math.max(before, after);
   }
@@ -78,7 +78,7 @@ class Comparison {
   }
 
   change(before, after) {
-    const by = Math.abs(after - before) < LEAST_SHOWN ? 0 : after - before;
+    const by = Math.abs(after - before) < MIN_SHOWN ? 0 : after - before;
     return `${by < 0 ? "−" : by > 0 ? "+" : ""}${this.amount(Math.abs(by))}`;
   }
 
@@ -169,6 +169,6 @@ function changeOverview(details) {
     ...part(`More (${word})`, ([, row]) => row.after > row.before),
     ...part(`Less (${word})`, ([, row]) => row.after < row.before),
     ...(rows.length ? [] : [el("p", { text: "No significant change." })]),
-    el("p", { class: "hint", text: "Width: mean of both profiles. Color: change of the total on this stack; grey where noise may account for it. Choose another width with the list of values." }),
+    el("p", { class: "hint", text: "Width: mean of both profiles. Color: change of the total on this stack; gray: not significant. The list of values can select the width of one profile instead." }),
   );
 }

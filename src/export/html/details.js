@@ -45,7 +45,7 @@ class Details {
       list,
       ...(actions ? [actions] : []),
       model.profile.waits && kind !== "state" ? (timeByState(model, fn) ?? "") : "",
-      ...this.neighbours(fn),
+      ...this.neighbors(fn),
       this.source(fn, files[f.file[fn]]),
       ...(model.profile.assembly.has(fn) ? [assemblyOf(model, fn)] : []),
     );
@@ -149,11 +149,11 @@ class Details {
         el("span", { class: "num", text: all === undefined ? n : percent(n, all) }),
       ),
     );
-    return el("ul", { class: "neighbours" }, ...items);
+    return el("ul", { class: "neighbors" }, ...items);
   }
 
   // The largest callers and callees.
-  neighbours(fn) {
+  neighbors(fn) {
     const { model } = this;
     if (model.isGroup(fn)) return [];
     const { callers, callees } = model.sandwich(fn);

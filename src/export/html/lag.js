@@ -8,7 +8,7 @@ class LagPanel {
     const number = (key) => (a, b) => a[key] - b[key];
     this.rows = new Rows({
       id: "lag-row",
-      label: "Callbacks and task steps that kept an event loop for long",
+      label: "Callbacks and task steps that blocked an event loop for long",
       role: "grid",
       columns: [
         { key: "time", title: "Took", num: true, sort: number("length"), cell: (lag) => duration(lag.length) },

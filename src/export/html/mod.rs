@@ -49,7 +49,7 @@ pub struct PageOptions {
     pub no_source: bool,
 }
 
-/// Writes the profile as a page, which leaves out the interpreter's frames until they are asked for.
+/// Writes the profile as a page, which leaves out the interpreter's frames until they are requested.
 pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     write_page(profile, &PageOptions::default(), out)
 }

@@ -256,11 +256,11 @@ class Page {
     this.source.open(this.model.profile.functions.file[fn], fn);
   }
 
-  // The samples of the time in which something kept an event loop, and its function.
+  // The samples of the time in which something blocked an event loop, and its function.
   openLag({ begin, length, fn, thread }) {
     const { model } = this;
     const { ticks } = model.profile;
-    // A sample stands for the time before it.
+    // A sample represents the time before it.
     const [first, last] = [begin, Math.ceil(begin + length + model.period)];
     const hasSamples = ticks.thread.some((of, i) => of === thread && ticks.time[i] >= first && ticks.time[i] <= last);
     const selected = fn > 0 ? fn : model.selected;
@@ -367,7 +367,7 @@ class Page {
     }
   }
 
-  // Shows the interpreter's start-up and call glue, or folds them into the functions that call.
+  // Shows the interpreter's start-up and call glue, or folds them into the calling functions.
   showInterpreter() {
     const { profile } = this.model;
     if (!profile.hasInterpreterFrames || this.model.comparison) return;

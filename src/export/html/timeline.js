@@ -1,7 +1,7 @@
 // The timeline: activity of each thread by kind of the innermost function, and the selected range.
 
 const TRACK = 26;
-const MOST_TRACKS = 300;
+const MAX_TRACKS = 300;
 
 class Timeline {
   constructor(model, palette) {
@@ -10,7 +10,7 @@ class Timeline {
     const samples = new Float64Array(threads.length);
     for (let i = 0; i < ticks.n; i++) samples[ticks.thread[i]]++;
     this.order = [...samples.keys()].sort((a, b) => samples[b] - samples[a]);
-    this.tracks = this.order.slice(0, MOST_TRACKS);
+    this.tracks = this.order.slice(0, MAX_TRACKS);
     this.samples = samples;
 
     this.canvas = el("canvas", {

@@ -161,8 +161,8 @@ function functionTotals(view, functions) {
 }
 
 // Callers and callees of a function, over all nodes where its caller is another function.
-const MOST_CALLERS = 600;
-const MOST_STEPS = 2e6;
+const MAX_CALLERS = 600;
+const MAX_STEPS = 2e6;
 
 function sandwich(view, functions, target) {
   const outer = [];
@@ -184,8 +184,8 @@ function sandwich(view, functions, target) {
   }
   // Towards the root each node has one path, so the work is bounded.
   let steps = 0;
-  for (const i of outer) steps += Math.min(view.depth[i], MOST_CALLERS);
-  const most = steps > MOST_STEPS ? Math.max(8, Math.floor(MOST_STEPS / outer.length)) : MOST_CALLERS;
+  for (const i of outer) steps += Math.min(view.depth[i], MAX_CALLERS);
+  const most = steps > MAX_STEPS ? Math.max(8, Math.floor(MAX_STEPS / outer.length)) : MAX_CALLERS;
   const callers = new Nodes(Math.min(steps, most * outer.length) + 2);
   const self = callers.child(0, target);
   for (const i of outer) {

@@ -35,8 +35,8 @@ function readWaits(packed, site, length) {
   return { value: packed.value, sites, site, length, state, isAwait, gil: cleanAll(packed.gil) };
 }
 
-// Time of each track, column and state, in microseconds. A sample stands for the time before it: that of its interval, or where
-// intervals are short, for several of them. Suspended tasks are counted from time to time: then their samples stand for the time
+// Time of each track, column and state, in microseconds. A sample represents the time before it: that of its interval, or where
+// intervals are short, for several of them. Suspended tasks are counted from time to time: then their samples represent the time
 // since the last count.
 function stateTimes(profile, lane, tracks, columns, whole) {
   const { ticks, waits, values } = profile;
@@ -71,7 +71,7 @@ function stateLegend() {
   return STATES.map(entry);
 }
 
-// What a state frame stands for: `[waiting: read socket]` is `read socket`.
+// What a state frame represents: `[waiting: read socket]` is `read socket`.
 const stateLabel = (name) => name.replace(/^\[(waiting: )?/, "").replace(/\]$/, "");
 
 // How much of the time of a function, with all that it calls, its threads ran and how much they waited, and for what.
@@ -175,7 +175,7 @@ class WaitsPanel {
     };
     this.gil.replaceChildren(
       table("GIL: threads (whole recording)", ["Thread", "Waited", "Count", "Longest", "Held (estimate)"], threads.map(([name, waited, n, longest, held]) => [name, time(waited), often(n), time(longest), time(held)])),
-      ...(pairs.length ? [table("GIL: who waited for whom", ["Waiter", "Holder", "Waited", "Count", "Longest"], pairs.map(([waiter, holder, waited, n, longest]) => [waiter, holder, time(waited), often(n), time(longest)]))] : []),
+      ...(pairs.length ? [table("GIL: which thread waited for which", ["Waiter", "Holder", "Waited", "Count", "Longest"], pairs.map(([waiter, holder, waited, n, longest]) => [waiter, holder, time(waited), often(n), time(longest)]))] : []),
       ...(functions.length ? [table("GIL: functions that held it", ["Function", "Held (estimate)", "Others waited for it"], functions.map(([name, held, waited]) => [name, time(held), time(waited)]))] : []),
     );
   }

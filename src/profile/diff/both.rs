@@ -21,7 +21,7 @@ pub struct Side {
     pub total: f64,
     /// The amount that one independent sample represents.
     pub of_sample: f64,
-    /// The same for what one recording cannot tell, the difference between two processes.
+    /// The same for what one recording cannot show, the difference between two processes.
     pub of_process: f64,
 }
 

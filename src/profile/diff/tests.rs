@@ -1,7 +1,7 @@
 use super::*;
 use crate::profile::model::{Node, TimelineSample};
 
-/// Numbers that look random.
+/// Pseudo-random numbers.
 struct Dice(u64);
 
 impl Dice {
@@ -64,8 +64,8 @@ fn profile(functions: usize, run: &[usize]) -> Profile {
     profile
 }
 
-/// A program that stays in each function for a while and goes on to the next of a random choice: the longer the stay
-/// (in samples), the more alike are neighbours in time. `slow` is how much longer it stays in function 1.
+/// A program that stays in each function for a while and continues to the next of a random choice: the longer the stay
+/// (in samples), the more alike are neighbors in time. `slow` is how much longer it stays in function 1.
 fn run(dice: &mut Dice, functions: usize, stay: f64, samples: usize, slow: f64) -> Vec<usize> {
     let mut run = Vec::with_capacity(samples);
     let (mut now, mut at) = (0.0, 0);
@@ -203,7 +203,7 @@ fn cpu_time_of_the_same_work() {
 }
 
 #[test]
-fn few_samples_tell_nothing_and_break_nothing() {
+fn few_samples_show_nothing_and_break_nothing() {
     for (a, b) in [(0, 0), (0, 5), (3, 3), (9, 0), (200, 1)] {
         for norm in [Normalization::Share, Normalization::Rate, Normalization::Time] {
             let runs = [profile(2, &vec![0; a]), profile(2, &vec![1; b])];

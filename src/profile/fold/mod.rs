@@ -29,7 +29,7 @@ pub struct Folding<'a> {
     children: FxHashMap<(NodeId, FrameId), NodeId>,
     /// By node of the profile, the node of the new tree that gets its samples.
     into: Vec<NodeId>,
-    /// Whether the node goes on as it is, with its lines.
+    /// Whether the node continues as it is, with its lines.
     is_kept: Vec<bool>,
 }
 
@@ -56,7 +56,7 @@ impl<'a> Folding<'a> {
         self.frames.len() as FrameId - 1
     }
 
-    /// A frame for a row that stands for others, `[native code]`; the same one for the same name.
+    /// A frame for a row that represents others, `[native code]`; the same one for the same name.
     pub fn row(&mut self, name: &str) -> FrameId {
         let first = self.profile.frames.len();
         let known = self.frames[first..].iter().position(|frame| frame.name == name);
@@ -82,7 +82,7 @@ impl<'a> Folding<'a> {
         (parent < node && (data.frame as usize) < profile.frames.len()).then_some(parent)
     }
 
-    /// The next node of the profile, in order of its nodes, goes on as `into`.
+    /// The next node of the profile, in order of its nodes, continues as `into`.
     pub fn keep(&mut self, into: NodeId) {
         self.into.push(into);
         self.is_kept.push(into != DROPPED);
@@ -239,7 +239,7 @@ impl<'a> Folding<'a> {
         amounts
     }
 
-    /// The new stacks by line: a folded frame has no line, so the place of its caller stands for it.
+    /// The new stacks by line: a folded frame has no line, so the place of its caller represents it.
     fn places(&self) -> (Vec<Place>, Vec<PlaceId>) {
         let profile = self.profile;
         if profile.places.is_empty() {

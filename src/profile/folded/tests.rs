@@ -6,7 +6,7 @@ use crate::profile::values::ValueType;
 const PYTHON: &str = "libpython3.13.so.1.0";
 
 /// A frame of a word: `a.py:f` a Python function, `lib.so:f` a native one, `?lib.so` one without a name, `[cut]`.
-/// `~` stands for a space.
+/// `~` represents a space.
 fn frame(word: &str) -> Frame {
     let word = &*word.replace('~', " ");
     if word.starts_with('[') {

@@ -9,7 +9,7 @@ pub use table::{GLUE_SOURCES, IMPORT_FILES, KNOWN_BY_NAME, NATIVE, Names, PYTHON
 
 mod table;
 
-/// Whether a name is one of a table's, in which `*` stands for any text at the front or the end.
+/// Whether a name is one of a table's, in which `*` represents any text at the front or the end.
 pub fn fits(name: &str, pattern: &str) -> bool {
     match (pattern.strip_prefix('*'), pattern.strip_suffix('*')) {
         (Some(rest), Some(_)) => name.contains(rest.trim_end_matches('*')),
@@ -89,7 +89,7 @@ impl Roles {
         if holds_interpreter && KNOWN_BY_NAME.iter().any(|pattern| fits(name, pattern)) {
             return Role::Interpreter;
         }
-        // Elsewhere only names that no other program has; `call_function` is anybody's.
+        // Elsewhere only names that no other program has; `call_function` may be any program's.
         let is_ours =
             holds_interpreter || name.starts_with("Py") || name.starts_with("_Py") || name.starts_with("__Pyx");
         for row in NATIVE {

@@ -30,7 +30,7 @@ pub struct Names {
     pub role: Role,
     pub since: u8,
     pub until: u8,
-    /// Names; a `*` at the end stands for any text, one at the front too.
+    /// Names; a `*` at the end represents any text, one at the front too.
     pub names: &'static [&'static str],
 }
 

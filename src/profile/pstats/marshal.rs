@@ -74,7 +74,7 @@ impl<'a> Values<'a> {
     /// Reads the next value, which begins where the last one ended. References of one value do not reach into another.
     ///
     /// # Errors
-    /// The input is cut short, damaged, too large, or has a type that statistics do not have.
+    /// The input is truncated, damaged, too large, or has a type that statistics do not have.
     pub fn read(&mut self) -> Result<Id, Error> {
         self.references.clear();
         self.interned.clear();
@@ -120,7 +120,7 @@ impl<'a> Values<'a> {
 
     fn take(&mut self, length: usize) -> Result<&'a [u8], Error> {
         let bytes = self.input.get(self.at..).and_then(|rest| rest.get(..length));
-        let bytes = bytes.ok_or_else(|| self.error("the file is cut short"))?;
+        let bytes = bytes.ok_or_else(|| self.error("the file is truncated"))?;
         self.at += length;
         Ok(bytes)
     }
@@ -145,7 +145,7 @@ impl<'a> Values<'a> {
         let left = self.input.len() - self.at;
         match usize::try_from(length) {
             Ok(length) if length <= left => Ok(length),
-            Ok(_) => Err(self.error("the file is cut short")),
+            Ok(_) => Err(self.error("the file is truncated")),
             Err(_) => Err(self.error("a negative length")),
         }
     }
@@ -365,11 +365,11 @@ mod tests {
     fn damaged_input_is_an_error() {
         let deep = [b")\x01".repeat(99), b"N".to_vec()].concat();
         for (input, reason) in [
-            (&b""[..], "cut short"),
-            (b"i\x01\0", "cut short"),
-            (b"(\xff\xff\xff\x7f", "cut short"),
+            (&b""[..], "truncated"),
+            (b"i\x01\0", "truncated"),
+            (b"(\xff\xff\xff\x7f", "truncated"),
             (b"u\xff\xff\xff\xff", "negative length"),
-            (b"l\xff\xff\xff\x7f\0\0", "cut short"),
+            (b"l\xff\xff\xff\x7f\0\0", "truncated"),
             (b"r\0\0\0\0", "does not exist"),
             (b"r\xff\xff\xff\xff", "does not exist"),
             (b"R\0\0\0\0", "does not exist"),

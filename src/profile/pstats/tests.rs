@@ -180,7 +180,7 @@ fn callers_without_times_share_by_calls() {
     assert_eq!(edges[&("b".to_string(), "leaf".to_string())], (1, 2_000_000_000));
 }
 
-/// Numbers that look random and are always the same.
+/// Pseudo-random numbers, always the same.
 struct Random(u64);
 
 impl Random {
@@ -349,7 +349,7 @@ fn other_contents_are_errors() {
     for (bytes, reason) in [
         (b"{0".to_vec(), ""),
         (row(&[&one[..], one, zero, zero, b"{0"].concat()), ""),
-        (good.clone(), "cut short"),
+        (good.clone(), "truncated"),
         (b"{)\x01Ni\0\0\0\x000".to_vec(), "key that is not"),
         ([&key(b"N")[..], b"N0"].concat(), "key that is not"),
         ([&good[..], b"N0"].concat(), "five figures"),

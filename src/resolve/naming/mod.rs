@@ -1,7 +1,7 @@
 //! Reads names of files in a separate process, without privileges and with limits on time and memory: a crafted file
 //! costs its own names at most.
 //!
-//! The process opens nothing. It gets each file as a descriptor, and asks for debug files, which are opened here, below
+//! The process opens nothing. It gets each file as a descriptor, and requests debug files, which are opened here, below
 //! the target's root directory. It is killed when a file takes too long, and started again for the next one.
 
 use std::fs::File;
@@ -35,7 +35,7 @@ const MAX_OPENED: usize = 100_000;
 /// How often limits are checked while nothing arrives.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// After so many files that reached a limit, the rest has a tenth of the time each.
-const PATIENCE: usize = 3;
+const MAX_FAILED: usize = 3;
 
 /// What reading the names of one file may take.
 #[derive(Clone, Copy, Debug)]
@@ -157,7 +157,7 @@ impl NamingProcess {
             })?;
             running.is_ready = true;
         }
-        let limits = match self.failed.len() < PATIENCE {
+        let limits = match self.failed.len() < MAX_FAILED {
             true => self.limits,
             false => Limits {
                 cpu: self.limits.cpu / 10,
@@ -320,20 +320,20 @@ impl Turn<'_> {
                 return ModuleNames::decode(&bytes, count).ok_or(Stop::Invalid);
             }
             let question = self.read_message(length, MAX_QUESTION)?;
-            let asked = Instant::now();
+            let requested = Instant::now();
             match kind {
                 protocol::OPEN if self.opened < MAX_OPENED => {
                     self.opened += 1;
                     let path: &Path = Path::new(std::str::from_utf8(&question).unwrap_or_default());
                     let file = (request.open)(path);
                     let kind = file.as_ref().map_or(protocol::NO_FILE, |_| protocol::FILE);
-                    self.end += asked.elapsed();
+                    self.end += requested.elapsed();
                     self.send(kind, &[], file.as_ref())?;
                 }
                 // Once, and only for this module: its build ID is known here.
                 protocol::FETCH => {
                     let fetched = fetch.take().ok_or(Stop::Invalid)?();
-                    self.end += asked.elapsed();
+                    self.end += requested.elapsed();
                     match fetched {
                         Ok(file) => self.send(protocol::FILE, &[], Some(&file))?,
                         Err(why) => self.send(protocol::REFUSED, why.as_bytes(), None)?,

@@ -88,7 +88,7 @@ pub struct LookUp {
     pub format: FileFormat,
     /// Number of the file among those of its format: the process keeps ELF files open.
     pub id: u32,
-    /// Whether debug information may be asked for by build ID.
+    /// Whether debug information may be requested by build ID.
     pub can_fetch: bool,
     /// Path as the target sees it.
     pub path: Vec<u8>,

@@ -6,7 +6,7 @@ use super::{FrameEntry, PruneRequest, Pruner, SHT_DYNSYM, SHT_RELA, SHT_STRTAB, 
 use super::{put, read, string_at, u16_at, u32_at, u64_at};
 
 /// Functions before an address that the unwinder checks.
-const NEIGHBOURS: usize = 8;
+const NEIGHBORS: usize = 8;
 
 /// A defined symbol and its location in the table.
 pub struct SymbolEntry {
@@ -60,7 +60,7 @@ impl Pruner<'_> {
             let table = entries.partition_point(|e| e.code.start <= *svma);
             let covered = table.checked_sub(1).is_some_and(|i| entries[i].code.contains(svma));
             let after = starts.partition_point(|s| s <= svma);
-            let back = if covered { 1 } else { NEIGHBOURS };
+            let back = if covered { 1 } else { NEIGHBORS };
             keep_at.extend(&starts[after.saturating_sub(back)..(after + 1).min(starts.len())]);
         }
         let mut keep: BTreeSet<(usize, usize)> = BTreeSet::new();

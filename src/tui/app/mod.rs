@@ -44,7 +44,7 @@ pub enum Action {
     /// Write what is shown to this path.
     Save(String),
     /// Read the samples again.
-    Look,
+    Refresh,
 }
 
 pub struct App {
@@ -212,7 +212,7 @@ impl App {
             KeyCode::Char('2') => self.go(Page::Stacks),
             KeyCode::Char('3') => {
                 self.go(Page::Threads);
-                return Action::Look;
+                return Action::Refresh;
             }
             KeyCode::Char('4') => self.go(Page::Waits),
             KeyCode::Tab => {
@@ -223,7 +223,7 @@ impl App {
                     Page::Waits | Page::Around(_) => Page::Functions,
                 };
                 self.go(next);
-                return Action::Look;
+                return Action::Refresh;
             }
             KeyCode::Enter => return self.enter(at),
             KeyCode::Esc | KeyCode::Backspace => return self.leave(),
@@ -242,7 +242,7 @@ impl App {
             }
             KeyCode::Char('f' | ' ') => {
                 self.frozen = !self.frozen;
-                return Action::Look;
+                return Action::Refresh;
             }
             KeyCode::Char('i') => {
                 self.view.interpreter_frames = !self.view.interpreter_frames;
@@ -256,7 +256,7 @@ impl App {
             }
             KeyCode::Char('a') => {
                 self.thread = None;
-                return Action::Look;
+                return Action::Refresh;
             }
             KeyCode::Char('+' | '=') => return self.widen(1),
             KeyCode::Char('-') => return self.widen(-1),
@@ -268,7 +268,7 @@ impl App {
     fn widen(&mut self, by: isize) -> Action {
         let at = WINDOWS.iter().position(|w| *w == self.seconds).unwrap_or(0);
         self.seconds = WINDOWS[at.saturating_add_signed(by).min(WINDOWS.len() - 1)];
-        Action::Look
+        Action::Refresh
     }
 
     fn enter(&mut self, at: usize) -> Action {
@@ -277,7 +277,7 @@ impl App {
             Some(RowTarget::Thread(tid)) => {
                 self.thread = Some(tid);
                 self.go(Page::Functions);
-                return Action::Look;
+                return Action::Refresh;
             }
             _ => {}
         }
@@ -294,7 +294,7 @@ impl App {
         } else {
             self.thread = None;
         }
-        Action::Look
+        Action::Refresh
     }
 
     fn type_in(&mut self, code: KeyCode) -> Action {

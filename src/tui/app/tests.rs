@@ -86,9 +86,9 @@ fn tables_and_keys() {
     assert_eq!(shown(&app), ["a 1/4", "b 3/3", "c\x1b[2J 2/2"]);
     press(&mut app, "2");
     assert_eq!(shown(&app), ["a 1/4", " b 3/3", "c\x1b[2J 2/2"]);
-    assert_eq!(press(&mut app, "3"), Action::Look);
+    assert_eq!(press(&mut app, "3"), Action::Refresh);
     assert_eq!(shown(&app), ["7  4/4", "8  2/2"]);
-    assert_eq!(press(&mut app, "\n"), Action::Look);
+    assert_eq!(press(&mut app, "\n"), Action::Refresh);
     assert_eq!((app.thread, &app.page), (Some(7), &Page::Functions));
     press(&mut app, "a");
     assert_eq!(app.thread, None);

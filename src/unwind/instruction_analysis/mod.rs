@@ -4,7 +4,7 @@
 //! A forward data-flow analysis over the control flow graph; where paths meet, only facts on which they agree are kept.
 
 //!
-//! What one instruction does is in the CPU's file beside this one.
+//! What one instruction does is in the CPU's file next to this one.
 
 use super::rule::{CallerRegister, Cfa, FullRule};
 use crate::arch::{CALLEE, FP, FUNCTION_ALIGNMENT, Flow, GPRS, LINK, PUSHED_RETURN, RA, SP};

@@ -55,7 +55,7 @@ impl Text<'_> {
         let worst = unseen.max_by(|(_, a), (_, b)| a.now.total_cmp(&b.now));
         match worst {
             Some((name, seen)) => print_status(&format!(
-                "undecided: {name} may have grown by more than {limit} %, as only changes above {:.2} % can be seen; {}",
+                "undecided: {name} may have grown by more than {limit} %: only changes above {:.2} % can be detected; {}",
                 percent(seen.now),
                 self.enough(limit, percent(seen.now), percent(seen.of_processes)),
             )),
@@ -71,7 +71,7 @@ impl Text<'_> {
     /// recordings of any length.
     fn enough(&self, limit: f64, now: f64, of_processes: f64) -> String {
         if limit <= of_processes {
-            return format!("two processes differ by up to {of_processes:.2} % without a reason: use a higher limit");
+            return format!("two runs of the same program differ by up to {of_processes:.2} %: use a higher limit");
         }
         // Noise within recordings falls with the square root of their length.
         let factor = (now.powi(2) - of_processes.powi(2)) / (limit.powi(2) - of_processes.powi(2));
@@ -79,7 +79,7 @@ impl Text<'_> {
         let seconds = seconds[0].min(seconds[1]);
         match seconds > 0.0 {
             true => format!(
-                "record about {:.0} s of each instead of {seconds:.0}",
+                "record about {:.0} s of each profile, not {seconds:.0} s",
                 (seconds * factor).ceil()
             ),
             false => format!("record about {:.0} times as long", factor.ceil()),

@@ -215,14 +215,14 @@ fn check_system(f: &SystemFacts, trial: Result<EbpfTrial>, may: UsableBackends) 
                 checks::PTRACE,
                 "only commands started by nativeprof (kernel.yama.ptrace_scope)",
             ),
-            (None, None) if others.is_some() => Finding::limited(checks::PTRACE, "this user's own processes"),
+            (None, None) if others.is_some() => Finding::limited(checks::PTRACE, "only this user's own processes"),
             (None, None) => Finding::ok(checks::PTRACE, "all processes"),
         });
         usable.ptrace = all.last().is_some_and(|f| f.status != Status::Missing);
         if usable.ptrace {
             all.push(Finding::ok(
                 "ptrace and system calls",
-                format!("never interrupted on purpose; {CHANGED}"),
+                format!("no system call is interrupted on purpose; {CHANGED}"),
             ));
         }
     }

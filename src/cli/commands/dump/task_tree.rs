@@ -1,4 +1,4 @@
-//! Tasks as text: a tree in which each task stands below the coroutine that awaits it.
+//! Tasks as text: a tree in which each task is below the coroutine that awaits it.
 
 use std::fmt::Write as _;
 
@@ -132,7 +132,7 @@ impl Tree<'_> {
         self.below(below, rest);
     }
 
-    /// What stands below a task, or below the frame before `next`.
+    /// What is below a task, or below the frame before `next`.
     fn after<'b>(&self, task: usize, next: usize) -> Vec<Entry<'b>> {
         if next < self.report.tasks[task].frames.len() {
             return vec![Entry::Frame(task, next)];
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn tasks_stand_below_what_awaits_them() {
+    fn tasks_are_below_what_awaits_them() {
         let s = TaskState::Suspended;
         check(
             vec![

@@ -26,7 +26,7 @@ pub fn assembly(seen: &ReportContext<'_>, profile: &Profile, word: &str) -> Resu
         )
         .why("Python functions have no machine code of their own")
         .hint(format!(
-            "nativeprof report {} --by function   lists functions",
+            "list functions with `nativeprof report {} --by function`",
             input::shown(seen.file)
         )));
     }

@@ -1,4 +1,4 @@
-//! The table of callbacks and task steps that kept an event loop for long.
+//! The table of callbacks and task steps that blocked an event loop for long.
 
 use std::cmp::Reverse;
 
@@ -23,10 +23,10 @@ pub fn lag(seen: &ReportContext<'_>) -> Result<Rendered> {
         let file = line(&seen.file.to_string_lossy()).into_owned();
         return Err(Error::new(
             ErrorKind::Data,
-            format!("{file} has no callbacks that kept an event loop for long"),
+            format!("{file} has no callbacks that blocked an event loop for long"),
         )
         .why("it was recorded without --lag, or none took that long")
-        .hint("nativeprof record --lag 50ms -o out.json ...   looks for them"));
+        .hint("record again with `nativeprof record --lag 50ms -o out.json ...`"));
     }
     lags.sort_by_key(|lag| (Reverse(lag.length), lag.start));
     row_filter::apply(&mut lags, seen.restrictions, |lag| {

@@ -257,8 +257,8 @@ impl ReportContext<'_> {
         };
         let of_c = if counted.is_some() { "" } else { " (IN C)" };
         let hint = format!(
-            "SELF includes the C code that a function runs{of_c}, TOTAL all that it calls. More: --by function (C \
-             functions too), category, line; --source FUNCTION\n"
+            "SELF includes the C code that a function runs{of_c}, TOTAL also all that it calls. Other tables: --by \
+             function (with C functions), --by category, --by line, --source FUNCTION\n"
         );
         text += &self.style.paint(Color::Dim, &format!("{left_out}{hint}"));
         ("rows", rows.iter().map(ReportRow::json).collect(), text)

@@ -36,9 +36,9 @@ pub fn source(seen: &ReportContext<'_>, word: &str) -> Result<Rendered> {
             ErrorKind::Data,
             format!("no function or source file of the profile is called `{}`", line(word)),
         )
-        .why("it is a function's whole name, or a path or its end: clean, Job.run, app/views.py")
+        .why("expected a function's full name, or a path or the end of one, such as clean, Job.run or app/views.py")
         .hint(format!(
-            "nativeprof report {file} --by line   lists functions and files"
+            "list functions and files with `nativeprof report {file} --by line`"
         )));
     }
     let (mut list, mut text) = (Vec::new(), String::new());

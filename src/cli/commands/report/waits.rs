@@ -1,4 +1,4 @@
-//! Tables of waits: where threads waited, for how long, and for whom.
+//! Tables of waits: where threads waited, for how long, and for which thread.
 
 use serde_json::{Value, json};
 
@@ -25,7 +25,7 @@ pub fn waits(seen: &ReportContext<'_>, kind: Option<&str>) -> Result<Rendered> {
     let Some(value) = value.filter(|_| !profile.waits.is_empty()) else {
         return Err(Error::new(ErrorKind::Data, format!("{file} has no waits"))
             .why("it was recorded without --mode off-cpu or wall, by an earlier version, or with another backend")
-            .hint("nativeprof record --mode wall -o out.json ...   makes a file that does"));
+            .hint("record again with `nativeprof record --mode wall -o out.json ...`"));
     };
     let mut sites = waits::sites(profile, value);
     let whole: u64 = sites.iter().map(|site| site.total).sum();
@@ -38,7 +38,7 @@ pub fn waits(seen: &ReportContext<'_>, kind: Option<&str>) -> Result<Rendered> {
             return Err(
                 Error::new(ErrorKind::Data, format!("{file} has no waits of kind `{kind}`"))
                     .why(format!("it has: {}", known.join(", ")))
-                    .hint(format!("nativeprof report {file} --waits   lists them")),
+                    .hint(format!("list all waits with `nativeprof report {file} --waits`")),
             );
         }
     }
@@ -133,7 +133,7 @@ fn gil_tables(seen: &ReportContext<'_>, value: usize, whole: u64) -> ([Value; 3]
     let heading = |title: &str| format!("\n{}\n", seen.style.paint(Color::Bold, title));
     let duration = (profile.meta.duration * 1e9) as u64;
 
-    let mut text = heading("Threads: waited for the GIL, and held it");
+    let mut text = heading("Threads: time spent waiting for the GIL, and holding it");
     let columns = [
         ("WAITED", Overflow::Number),
         ("COUNT", Overflow::Number),
@@ -155,7 +155,7 @@ fn gil_tables(seen: &ReportContext<'_>, value: usize, whole: u64) -> ([Value; 3]
     });
     text += &table::draw(&columns, &rows.collect::<Vec<_>>(), &seen.style);
 
-    text += &heading("Who waited for whom");
+    text += &heading("Which thread waited for which");
     let columns = [
         ("WAITED", Overflow::Number),
         ("%", Overflow::Number),
@@ -176,7 +176,7 @@ fn gil_tables(seen: &ReportContext<'_>, value: usize, whole: u64) -> ([Value; 3]
     });
     text += &table::draw(&columns, &rows.collect::<Vec<_>>(), &seen.style);
 
-    text += &heading("Functions: others waited until they released the GIL; and held it");
+    text += &heading("Functions that held the GIL: time that others waited for it, and time they held it");
     let columns = [
         ("WAITED FOR", Overflow::Number),
         ("HELD (estimate)", Overflow::Number),

@@ -110,7 +110,8 @@ impl Program {
         if let Some(stderr) = &mut self.child.stderr {
             let _ = stderr.take(10_000).read_to_string(&mut said); // what there is
         }
-        let why = said.lines().last().unwrap_or("it exited silently").to_string();
+        let why = said.lines().last().unwrap_or("it exited silently");
+        let why: String = why.chars().take(200).collect(); // another program may repeat the script that it was given
         Err(Error::new(ErrorKind::Io, "the workload crashed")
             .why(why)
             .hint("choose another Python with --python PATH"))
@@ -171,7 +172,7 @@ impl Sampler {
         };
         let (mut all, mut line) = (String::new(), String::new());
         while sampler.said.read_line(&mut line).is_ok_and(|length| length > 0) {
-            if line.contains(": sampling ") {
+            if line.contains(": sampling ") && line.contains(" Hz (") {
                 return Ok(Ok(sampler));
             }
             all.push_str(&line);
