@@ -5,6 +5,7 @@ Prints a line `RESULT ok|bad NAME DETAIL` for each check.
 """
 
 import base64
+import glob
 import json
 import os
 import re
@@ -18,9 +19,10 @@ import traceback
 NATIVEPROF = "/test/nativeprof"
 TARGET = [sys.executable, "/test/tape_target.py"]
 SECONDS = 8
+IS_AARCH64 = os.uname().machine == "aarch64"
 # The kernel's library of fast system calls has no call frame tables on aarch64: stacks that begin there are repaired, which
 # counts as exact here.
-NO_VDSO_TABLES = os.uname().machine == "aarch64"
+NO_VDSO_TABLES = IS_AARCH64
 # For a recording that starts it: the profiler waits until its command ends.
 ENDING = [
     sys.executable,
@@ -81,6 +83,25 @@ for _ in range(2):
 for pid in children:
     os.waitpid(pid, 0)
 """
+
+# With NumPy of its wheel, and the OpenBLAS in there; prints the name of the CPU that its kernels are for.
+MULTIPLY = """
+import ctypes, glob, numpy
+library = ctypes.CDLL(glob.glob("/test/numpy/numpy.libs/libscipy_openblas64_*")[0])
+core = library.scipy_openblas_get_corename64_
+core.restype = ctypes.c_char_p
+a = numpy.random.default_rng(1).random((300, 300))
+def multiply():
+    print(core().decode(), flush=True)
+    while True:
+        a @ a
+multiply()
+"""
+# CPUs whose kernels the emulator can run, by OpenBLAS's names.
+CORES = {
+    "aarch64": ["ARMV8", "CORTEXA57", "THUNDERX2T99", "NEOVERSEN1", "NEOVERSEV1", "A64FX"],
+    "x86_64": ["Haswell"],
+}
 
 # Functions of known_waits.py, and the kinds of waits that each has besides waits for the GIL.
 WAITS = {
@@ -187,15 +208,82 @@ def launch():
     return judge(text, EXACT_FROM_START)
 
 
-def attach():
+def attached(*options):
     target = started(TARGET)
     try:
         time.sleep(1)
-        text = run(NATIVEPROF, "attach", str(target.pid), "--backend", "ebpf", "-d", str(SECONDS), "-o", "/tmp/out.json")
+        command = [NATIVEPROF, "attach", str(target.pid), "--backend", "ebpf", "-d", str(SECONDS), "-o", "/tmp/out.json"]
+        text = run(*command, *options)
     finally:
         target.kill()
         target.wait()
     return judge(text, EXACT)
+
+
+def attach():
+    # On aarch64 return addresses of the extension are signed, where the CPU does that.
+    assert not IS_AARCH64 or "paca" in open("/proc/cpuinfo").read(), "the CPU signs no return addresses"
+    return attached()
+
+
+def clock():
+    return attached("--event", "cpu-clock")
+
+
+def cycles():
+    """Of the emulated CPUs only that of aarch64 counts cycles."""
+    if IS_AARCH64:
+        return attached("--event", "cycles")
+    text = run(NATIVEPROF, "record", "--event", "cycles", "-o", "/tmp/out.json", "--", "true", expected=1)
+    assert "hardware event `cycles` is not available" in text, text
+    return "no hardware counters, says so"
+
+
+def numpy():
+    """Multiplies matrices by the kernels, mostly assembler without tables, that OpenBLAS has for several CPUs."""
+    found = []
+    for core in CORES[os.uname().machine]:
+        environment = {"PYTHONPATH": "/test/numpy", "OPENBLAS_NUM_THREADS": "1", "OPENBLAS_CORETYPE": core}
+        target = subprocess.Popen([sys.executable, "-c", MULTIPLY], stdout=subprocess.PIPE, text=True, env=os.environ | environment)
+        try:
+            chosen = target.stdout.readline().strip()
+            assert chosen.lower() == core.lower(), f"OpenBLAS runs the kernels for {chosen}, not for {core}"
+            command = [NATIVEPROF, "attach", str(target.pid), "--backend", "ebpf", "-r", "199", "-d", "5"]
+            text = run(*command, "-o", "/tmp/out.json")
+        finally:
+            target.kill()
+            target.wait()
+        summary = re.search(r"exact (\d+) \([\d.]+ %\), repaired (\d+)", text)
+        samples, complete = numbers(text)[0], int(summary[1]) + int(summary[2])
+        whole = 0
+        for names, count in stacks("/tmp/out.json"):
+            good = names[0] == "_start" and "multiply" in names and not any(name.startswith("[truncated") for name in names)
+            whole += count if good else 0
+            print("numpy:", core, count, *names, flush=True)
+        assert samples >= 50 and complete >= 0.995 * samples and whole >= 0.995 * samples, (
+            f"{core}: {complete} complete, {whole} from the start through `multiply`, of {samples}: {text}"
+        )
+        found.append(f"{core} {100 * min(complete, whole) / samples:.1f} % of {samples}")
+    return "; ".join(found)
+
+
+def wheel():
+    """The command of the wheel, and its package in a program."""
+    command = glob.glob("/test/wheel/*.data/scripts/nativeprof")
+    if not command:
+        return "none was built"
+    environment = os.environ | {"PYTHONPATH": "/test/wheel"}
+    run(command[0], "record", "-o", "/tmp/out.json", "--", sys.executable, "-c", "sum(i * i for i in range(3_000_000))")
+    assert any("<genexpr>" in names for names, _ in stacks("/tmp/out.json"))
+    code = """
+import nativeprof
+with nativeprof.Profiler() as profiler:
+    sum(i * i for i in range(3_000_000))
+profiler.profile.save("/tmp/inside.json")
+"""
+    run(sys.executable, "-c", code, env=environment)
+    assert any("<genexpr>" in names for names, _ in stacks("/tmp/inside.json"))
+    return "command and package"
 
 
 def kernel():
@@ -348,7 +436,7 @@ def tape():
 
 # Only when it is asked for by its name.
 ON_REQUEST = [tape]
-CHECKS = [doctor, doctor_as_user, launch, attach, kernel, subprocesses, ptrace, wall, dump, kill, selftest]
+CHECKS = [doctor, doctor_as_user, launch, attach, clock, cycles, kernel, subprocesses, ptrace, wall, numpy, wheel, dump, kill, selftest]
 
 
 def main():
