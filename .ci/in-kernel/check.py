@@ -99,7 +99,7 @@ multiply()
 """
 # CPUs whose kernels the emulator can run, by OpenBLAS's names.
 CORES = {
-    "aarch64": ["ARMV8", "CORTEXA57", "THUNDERX2T99", "NEOVERSEN1", "NEOVERSEV1", "A64FX"],
+    "aarch64": ["ARMV8", "CORTEXA57", "THUNDERX2T99", "NEOVERSEN1", "NEOVERSEV1"],
     "x86_64": ["Haswell"],
 }
 
