@@ -107,6 +107,11 @@ pub fn is_signal_return(_code: &[u8]) -> bool {
     false
 }
 
+/// `None`: the thread pointer points to the descriptor.
+pub fn descriptor_size(_code: &[u8]) -> Option<u32> {
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
