@@ -155,13 +155,18 @@ def accuracy(text, least):
     return f"{exact:.2f} % of {samples}, {lost} lost"
 
 
-def stacks(profile, *options):
-    """Names of the frames of each stack, outermost first, and how often it was seen."""
+KERNEL_MARK = "_[k]"
+
+
+def stacks(profile, *options, with_mark=False):
+    """Names of the frames of each stack, outermost first, and how often it was seen. `with_mark`: those of the kernel end
+    with a mark."""
     text = run(NATIVEPROF, "export", profile, "-f", "collapsed", "-o", "-", *options)
     for line in text.splitlines():
         frames, _, count = line.rpartition(" ")
         if count.isdigit():
-            yield [frame.split(" (")[0].removesuffix("_[k]") for frame in frames.split(";")], int(count)
+            mark = "" if with_mark else KERNEL_MARK
+            yield [frame.split(" (")[0].removesuffix(mark) for frame in frames.split(";")], int(count)
 
 
 def impossible(profile):
@@ -297,14 +302,17 @@ def kernel():
         target.wait()
     samples, _, _, exact = numbers(text)
     assert samples >= 50 and exact >= EXACT, f"{samples} samples, {exact} % exact: {text}"
-    named = 0
-    for names, count in stacks("/tmp/out.json"):
-        if "vfs_read" in names:
+    # How many are within the kernel is a matter of the emulated machine: an interrupt by a counter may come when the call
+    # has returned.
+    inside = named = 0
+    for names, count in stacks("/tmp/out.json", with_mark=True):
+        inside += count if names[-1].endswith(KERNEL_MARK) else 0
+        if "vfs_read" + KERNEL_MARK in names:
             named += count
         else:
             print("not below vfs_read:", count, *names[-12:], flush=True)
-    assert named >= 0.8 * samples, f"{named} of {samples} below vfs_read: {text}"
-    return f"{100 * named // samples} % below vfs_read"
+    assert inside >= 0.5 * samples and named >= 0.95 * inside, f"{inside} of {samples} in the kernel, {named} below vfs_read: {text}"
+    return f"{100 * named // inside} % of {inside} below vfs_read"
 
 
 def subprocesses():
@@ -418,6 +426,9 @@ def selftest():
 
 def tape():
     """Records a tape as .ci/make-tapes does, for fixtures/tapes, and prints it."""
+    # A kernel that finds its ticks too slow lowers the highest rate.
+    with open("/proc/sys/kernel/perf_event_max_sample_rate", "w") as highest:
+        highest.write("10000")
     os.makedirs("/mnt/prog")
     for name in ("tape_target.py", "tapeext.so"):
         shutil.copy(f"/test/{name}", "/mnt/prog")
@@ -430,7 +441,7 @@ def tape():
     try:
         assert target.stdout.readline() == b"ready\n"
         command = [NATIVEPROF, "record", "--pid", str(target.pid), "-r", "499", "-d", "8", "-f", "collapsed", "-o", "/tmp/out"]
-        print(run(*command, "--save-tape", "/tmp/out.tape", "--tape-samples", "28"), flush=True)
+        print(run(*command, "--save-tape", "/tmp/out.tape", "--tape-samples", "22"), flush=True)
     finally:
         target.kill()
         target.wait()
