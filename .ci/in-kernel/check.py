@@ -141,6 +141,14 @@ def numbers(text):
 EXACT, EXACT_FROM_START = 99.5, 99.0
 
 
+class MissedTicks(Exception):
+    """The samples are right, but too few: an emulated machine that has to wait for its host's CPU misses ticks."""
+
+
+# Times that such a check is made.
+TRIES = 3
+
+
 def accuracy(text, least):
     """Are the samples complete and enough of them? Returns the cell of the table."""
     samples, due, lost, exact = numbers(text)
@@ -149,9 +157,9 @@ def accuracy(text, least):
         if any(name.startswith("[truncated") for name in names):
             print("incomplete:", count, *names[-12:], flush=True)
     assert samples >= 50 and exact >= least, f"{seen}: {text}"
-    # An emulated machine that has to wait for its host's CPU misses ticks.
     # With a hardware counter it is not known how many are due.
-    assert not due or 0.5 * due <= samples + lost <= 1.2 * due, f"{seen}: {text}"
+    if due and not 0.5 * due <= samples + lost <= 1.2 * due:
+        raise MissedTicks(f"{seen}: {text}")
     return f"{exact:.2f} % of {samples}, {lost} lost"
 
 
@@ -463,7 +471,14 @@ def main():
             continue
         began = time.monotonic()
         try:
-            verdict, detail = "ok", check()
+            for left in reversed(range(TRIES)):
+                try:
+                    verdict, detail = "ok", check()
+                    break
+                except MissedTicks as problem:
+                    if not left:
+                        raise
+                    print(f"{check.__name__}: once more, {problem}", flush=True)
         except Exception as problem:
             traceback.print_exc()
             verdict, detail = "bad", (str(problem).splitlines() or [type(problem).__name__])[0][:200]

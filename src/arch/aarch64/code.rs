@@ -107,11 +107,11 @@ pub fn extent_to_halt(_code: &[u8], _address: u64) -> Option<u64> {
     None
 }
 
-/// Targets of direct calls in `code`.
-pub fn call_targets(code: &[u8], address: u64) -> impl Iterator<Item = u64> + '_ {
+/// Places and targets of direct calls in `code`.
+pub fn calls(code: &[u8], address: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
     instructions(code, address)
         .filter(|i| i.flow == Flow::Call)
-        .filter_map(|i| i.target)
+        .filter_map(|i| Some((i.address, i.target?)))
 }
 
 /// Do these bytes end with a call instruction?
