@@ -359,7 +359,8 @@ fn stacks_are_exact() {
 #[test]
 fn tapes_are_small_and_contain_nothing_of_the_machine() {
     for (name, packed) in tapes() {
-        assert!(packed.len() <= 60_000, "{name} has {} bytes", packed.len());
+        // Those of stripped interpreters hold more code.
+        assert!(packed.len() <= 85_000, "{name} has {} bytes", packed.len());
         let raw = unpacked(&packed);
         for path in ["/root/", "/home/", "/tmp/", env!("CARGO_MANIFEST_DIR")] {
             assert!(

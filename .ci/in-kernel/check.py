@@ -5,6 +5,7 @@ Prints a line `RESULT ok|bad NAME DETAIL` for each check.
 """
 
 import base64
+import glob
 import json
 import os
 import re
@@ -18,9 +19,10 @@ import traceback
 NATIVEPROF = "/test/nativeprof"
 TARGET = [sys.executable, "/test/tape_target.py"]
 SECONDS = 8
+IS_AARCH64 = os.uname().machine == "aarch64"
 # The kernel's library of fast system calls has no call frame tables on aarch64: stacks that begin there are repaired, which
 # counts as exact here.
-NO_VDSO_TABLES = os.uname().machine == "aarch64"
+NO_VDSO_TABLES = IS_AARCH64
 # For a recording that starts it: the profiler waits until its command ends.
 ENDING = [
     sys.executable,
@@ -82,6 +84,25 @@ for pid in children:
     os.waitpid(pid, 0)
 """
 
+# With NumPy of its wheel, and the OpenBLAS in there; prints the name of the CPU that its kernels are for.
+MULTIPLY = """
+import ctypes, glob, numpy
+library = ctypes.CDLL(glob.glob("/test/numpy/numpy.libs/libscipy_openblas64_*")[0])
+core = library.scipy_openblas_get_corename64_
+core.restype = ctypes.c_char_p
+a = numpy.random.default_rng(1).random((300, 300))
+def multiply():
+    print(core().decode(), flush=True)
+    while True:
+        a @ a
+multiply()
+"""
+# CPUs whose kernels the emulator can run, by OpenBLAS's names.
+CORES = {
+    "aarch64": ["ARMV8", "CORTEXA57", "THUNDERX2T99", "NEOVERSEN1", "NEOVERSEV1"],
+    "x86_64": ["Haswell"],
+}
+
 # Functions of known_waits.py, and the kinds of waits that each has besides waits for the GIL.
 WAITS = {
     "w_sleep": {"sleep"},
@@ -120,6 +141,14 @@ def numbers(text):
 EXACT, EXACT_FROM_START = 99.5, 99.0
 
 
+class Unlikely(Exception):
+    """What may go wrong by chance: an emulated machine that has to wait for its host's CPU misses ticks and wake-ups."""
+
+
+# Times that such a check is made.
+TRIES = 3
+
+
 def accuracy(text, least):
     """Are the samples complete and enough of them? Returns the cell of the table."""
     samples, due, lost, exact = numbers(text)
@@ -128,19 +157,24 @@ def accuracy(text, least):
         if any(name.startswith("[truncated") for name in names):
             print("incomplete:", count, *names[-12:], flush=True)
     assert samples >= 50 and exact >= least, f"{seen}: {text}"
-    # An emulated machine that has to wait for its host's CPU misses ticks.
     # With a hardware counter it is not known how many are due.
-    assert not due or 0.5 * due <= samples + lost <= 1.2 * due, f"{seen}: {text}"
+    if due and not 0.5 * due <= samples + lost <= 1.2 * due:
+        raise Unlikely(f"{seen}: {text}")
     return f"{exact:.2f} % of {samples}, {lost} lost"
 
 
-def stacks(profile, *options):
-    """Names of the frames of each stack, outermost first, and how often it was seen."""
+KERNEL_MARK = "_[k]"
+
+
+def stacks(profile, *options, with_mark=False):
+    """Names of the frames of each stack, outermost first, and how often it was seen. `with_mark`: those of the kernel end
+    with a mark."""
     text = run(NATIVEPROF, "export", profile, "-f", "collapsed", "-o", "-", *options)
     for line in text.splitlines():
         frames, _, count = line.rpartition(" ")
         if count.isdigit():
-            yield [frame.split(" (")[0].removesuffix("_[k]") for frame in frames.split(";")], int(count)
+            mark = "" if with_mark else KERNEL_MARK
+            yield [frame.split(" (")[0].removesuffix(mark) for frame in frames.split(";")], int(count)
 
 
 def impossible(profile):
@@ -187,15 +221,82 @@ def launch():
     return judge(text, EXACT_FROM_START)
 
 
-def attach():
+def attached(*options):
     target = started(TARGET)
     try:
         time.sleep(1)
-        text = run(NATIVEPROF, "attach", str(target.pid), "--backend", "ebpf", "-d", str(SECONDS), "-o", "/tmp/out.json")
+        command = [NATIVEPROF, "attach", str(target.pid), "--backend", "ebpf", "-d", str(SECONDS), "-o", "/tmp/out.json"]
+        text = run(*command, *options)
     finally:
         target.kill()
         target.wait()
     return judge(text, EXACT)
+
+
+def attach():
+    # On aarch64 return addresses of the extension are signed, where the CPU does that.
+    assert not IS_AARCH64 or "paca" in open("/proc/cpuinfo").read(), "the CPU signs no return addresses"
+    return attached()
+
+
+def clock():
+    return attached("--event", "cpu-clock")
+
+
+def cycles():
+    """Of the emulated CPUs only that of aarch64 counts cycles."""
+    if IS_AARCH64:
+        return attached("--event", "cycles")
+    text = run(NATIVEPROF, "record", "--event", "cycles", "-o", "/tmp/out.json", "--", "true", expected=125)
+    assert "hardware event `cycles` is not available" in text, text
+    return "no hardware counters, says so"
+
+
+def numpy():
+    """Multiplies matrices by the kernels, mostly assembler without tables, that OpenBLAS has for several CPUs."""
+    found = []
+    for core in CORES[os.uname().machine]:
+        environment = {"PYTHONPATH": "/test/numpy", "OPENBLAS_NUM_THREADS": "1", "OPENBLAS_CORETYPE": core}
+        target = subprocess.Popen([sys.executable, "-c", MULTIPLY], stdout=subprocess.PIPE, text=True, env=os.environ | environment)
+        try:
+            chosen = target.stdout.readline().strip()
+            assert chosen.lower() == core.lower(), f"OpenBLAS runs the kernels for {chosen}, not for {core}"
+            command = [NATIVEPROF, "attach", str(target.pid), "--backend", "ebpf", "-r", "199", "-d", "5"]
+            text = run(*command, "-o", "/tmp/out.json")
+        finally:
+            target.kill()
+            target.wait()
+        summary = re.search(r"exact (\d+) \([\d.]+ %\), repaired (\d+)", text)
+        samples, complete = numbers(text)[0], int(summary[1]) + int(summary[2])
+        whole = 0
+        for names, count in stacks("/tmp/out.json"):
+            good = names[0] == "_start" and "multiply" in names and not any(name.startswith("[truncated") for name in names)
+            whole += count if good else 0
+            print("numpy:", core, count, *names, flush=True)
+        assert samples >= 50 and complete >= 0.995 * samples and whole >= 0.995 * samples, (
+            f"{core}: {complete} complete, {whole} from the start through `multiply`, of {samples}: {text}"
+        )
+        found.append(f"{core} {100 * min(complete, whole) / samples:.1f} % of {samples}")
+    return "; ".join(found)
+
+
+def wheel():
+    """The command of the wheel, and its package in a program."""
+    command = glob.glob("/test/wheel/*.data/scripts/nativeprof")
+    if not command:
+        return "none was built"
+    environment = os.environ | {"PYTHONPATH": "/test/wheel"}
+    run(command[0], "record", "-o", "/tmp/out.json", "--", sys.executable, "-c", "sum(i * i for i in range(3_000_000))")
+    assert any("<genexpr>" in names for names, _ in stacks("/tmp/out.json"))
+    code = """
+import nativeprof
+with nativeprof.Profiler() as profiler:
+    sum(i * i for i in range(3_000_000))
+profiler.profile.save("/tmp/inside.json")
+"""
+    run(sys.executable, "-c", code, env=environment)
+    assert any("<genexpr>" in names for names, _ in stacks("/tmp/inside.json"))
+    return "command and package"
 
 
 def kernel():
@@ -209,9 +310,17 @@ def kernel():
         target.wait()
     samples, _, _, exact = numbers(text)
     assert samples >= 50 and exact >= EXACT, f"{samples} samples, {exact} % exact: {text}"
-    named = sum(count for names, count in stacks("/tmp/out.json") if "vfs_read" in names)
-    assert named >= 0.8 * samples, f"{named} of {samples} below vfs_read: {text}"
-    return f"{100 * named // samples} % below vfs_read"
+    # How many are within the kernel is a matter of the emulated machine: an interrupt by a counter may come when the call
+    # has returned.
+    inside = named = 0
+    for names, count in stacks("/tmp/out.json", with_mark=True):
+        inside += count if names[-1].endswith(KERNEL_MARK) else 0
+        if "vfs_read" + KERNEL_MARK in names:
+            named += count
+        else:
+            print("not below vfs_read:", count, *names[-12:], flush=True)
+    assert inside >= 0.5 * samples and named >= 0.95 * inside, f"{inside} of {samples} in the kernel, {named} below vfs_read: {text}"
+    return f"{100 * named // inside} % of {inside} below vfs_read"
 
 
 def subprocesses():
@@ -264,8 +373,10 @@ def wall():
         if other > 0.01 * true["wall"] or (kinds and not kinds & found.keys()):
             wrong.append(f"{role}: {percent}")
     detail = ", ".join(f"{part} {100 * error:.1f} %" for part, error in worst.items())
-    assert not wrong, f"kinds of waits: {wrong}"
-    assert worst["wall"] < 0.03 and max(worst.values()) < 0.06, f"the account is off by: {detail}"
+    if wrong:
+        raise Unlikely(f"kinds of waits: {wrong}")
+    if worst["wall"] >= 0.03 or max(worst.values()) >= 0.06:
+        raise Unlikely(f"the account is off by: {detail}")
     hook = re.search(r"taken at switch-in, by an? (kprobe|task work)", run(NATIVEPROF, "doctor"))
     return f"{hook[1]}; off by {detail}"
 
@@ -325,6 +436,9 @@ def selftest():
 
 def tape():
     """Records a tape as .ci/make-tapes does, for fixtures/tapes, and prints it."""
+    # A kernel that finds its ticks too slow lowers the highest rate.
+    with open("/proc/sys/kernel/perf_event_max_sample_rate", "w") as highest:
+        highest.write("10000")
     os.makedirs("/mnt/prog")
     for name in ("tape_target.py", "tapeext.so"):
         shutil.copy(f"/test/{name}", "/mnt/prog")
@@ -337,7 +451,7 @@ def tape():
     try:
         assert target.stdout.readline() == b"ready\n"
         command = [NATIVEPROF, "record", "--pid", str(target.pid), "-r", "499", "-d", "8", "-f", "collapsed", "-o", "/tmp/out"]
-        print(run(*command, "--save-tape", "/tmp/out.tape", "--tape-samples", "36"), flush=True)
+        print(run(*command, "--save-tape", "/tmp/out.tape", "--tape-samples", "22"), flush=True)
     finally:
         target.kill()
         target.wait()
@@ -348,7 +462,7 @@ def tape():
 
 # Only when it is requested by its name.
 ON_REQUEST = [tape]
-CHECKS = [doctor, doctor_as_user, launch, attach, kernel, subprocesses, ptrace, wall, dump, kill, selftest]
+CHECKS = [doctor, doctor_as_user, launch, attach, clock, cycles, kernel, subprocesses, ptrace, wall, numpy, wheel, dump, kill, selftest]
 
 
 def main():
@@ -359,7 +473,14 @@ def main():
             continue
         began = time.monotonic()
         try:
-            verdict, detail = "ok", check()
+            for left in reversed(range(TRIES)):
+                try:
+                    verdict, detail = "ok", check()
+                    break
+                except Unlikely as problem:
+                    if not left:
+                        raise
+                    print(f"{check.__name__}: once more, {problem}", flush=True)
         except Exception as problem:
             traceback.print_exc()
             verdict, detail = "bad", (str(problem).splitlines() or [type(problem).__name__])[0][:200]

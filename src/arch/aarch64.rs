@@ -321,8 +321,6 @@ pub const FOREIGN_CALLS: Option<u32> = None;
 pub const TLS_VECTOR: u64 = 0;
 /// Whether thread-local blocks lie below the thread pointer (variant 2 there).
 pub const TLS_BELOW_POINTER: bool = false;
-/// Whether the programs that take stacks of threads at switch-in have run on this CPU.
-pub const HAS_TRIED_SWITCH_IN: bool = false;
 /// Offset of the thread's number in `struct pthread`: glibc 2.36 (nptl/descr.h), musl 1.2.3 (src/internal/pthread_impl.h).
 pub const PTHREAD_TID: [u64; 2] = [208, 32];
 /// Does a thread's descriptor (`pthread_self`) begin with its own address? Otherwise it lies below the thread pointer.

@@ -367,8 +367,6 @@ pub const FOREIGN_CALLS: Option<u32> = Some(0x4000_0000);
 pub const TLS_VECTOR: u64 = 8;
 /// Whether thread-local blocks lie below the thread pointer (variant II there).
 pub const TLS_BELOW_POINTER: bool = true;
-/// Whether the programs that take stacks of threads at switch-in have run on this CPU.
-pub const HAS_TRIED_SWITCH_IN: bool = true;
 /// Offset of the thread's number in `struct pthread`: glibc 2.36 and 2.43 (nptl/descr.h), musl 1.2.3
 /// (src/internal/pthread_impl.h).
 pub const PTHREAD_TID: [u64; 2] = [720, 48];

@@ -3,7 +3,7 @@
 //!
 //! Knows no backend and no native frame. One [`Runtime`] per file; an [`Interpreter`] per process.
 
-use crate::arch::{DESCRIPTOR_SIZE, PTHREAD_SPECIFIC};
+use crate::arch::{self, DESCRIPTOR_SIZE, PTHREAD_SPECIFIC};
 use crate::cpython_layout::{Interpreter, Layout, ThreadDescriptor, ThreadStateLocation, Tls};
 use crate::target::modules::Module;
 
@@ -220,6 +220,9 @@ fn version_of_name(name: &str) -> Option<(u8, u8, u8)> {
     Some((3, digits.parse().ok()?, 255))
 }
 
+/// Bytes of `pthread_self` that are read.
+const PTHREAD_SELF: usize = 16;
+
 /// How the C library finds thread-specific values, from its file; `None` if the file does not say.
 pub fn find_descriptor(module: &Module) -> Option<ThreadDescriptor> {
     let name = module.name();
@@ -234,13 +237,16 @@ pub fn find_descriptor(module: &Module) -> Option<ThreadDescriptor> {
         let bytes = module.read_image(module.exports(name)?.checked_add(at)?, 4)?;
         Some(u32::from_le_bytes(bytes.try_into().ok()?))
     };
-    let size = || number("_thread_db_sizeof_pthread", 0);
-    Some(ThreadDescriptor {
-        tls: Tls::Glibc(number("_thread_db_pthread_specific", 8)?),
-        size: match DESCRIPTOR_SIZE[0] {
-            0 => 0,
-            usual => size().unwrap_or(usual),
-        },
+    let specific = number("_thread_db_pthread_specific", 8);
+    // That of glibc before 2.34 is in the symbols of another file, and stripped.
+    let from_code = || arch::descriptor_size(&module.read_image(module.exports("pthread_self")?, PTHREAD_SELF)?);
+    let size = match DESCRIPTOR_SIZE[0] {
+        0 => None,
+        _ => number("_thread_db_sizeof_pthread", 0).or_else(from_code),
+    };
+    (specific.is_some() || size.is_some()).then(|| ThreadDescriptor {
+        tls: Tls::Glibc(specific.unwrap_or(PTHREAD_SPECIFIC[0])),
+        size: size.unwrap_or(DESCRIPTOR_SIZE[0]),
     })
 }
 

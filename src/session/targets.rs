@@ -290,15 +290,14 @@ impl Session {
         self.notify_backend(pid, update)
     }
 
-    /// Checks whether a process maps an interpreter; true if one was found that was not known before.
+    /// Checks whether a process maps an interpreter; true if one was found that was not known before, or where it keeps
+    /// the states of threads.
     pub(super) fn detect_python(&mut self, pid: Pid) -> bool {
         let Some(m) = self.targets.get_mut(&pid) else {
             return false;
         };
-        if m.python.is_some() {
-            return false;
-        }
-        if m.descriptor.is_none() {
+        let had_descriptor = m.descriptor.is_some();
+        if !had_descriptor {
             let files = m.process.code().iter().filter_map(|c| c.file);
             let descriptor = |id| {
                 *self
@@ -308,6 +307,16 @@ impl Session {
                     .get_or_init(|| cpython::find_descriptor(self.modules.get(id)))
             };
             m.descriptor = files.map(|(id, _)| id).find_map(descriptor);
+        }
+        if let Some(python) = &mut m.python {
+            // An interpreter within the program is mapped before the C library.
+            return match (&mut python.interpreter, m.descriptor) {
+                (Some(interpreter), Some(descriptor)) if !had_descriptor => {
+                    let known = std::mem::replace(&mut interpreter.descriptor, descriptor);
+                    known != descriptor
+                }
+                _ => false,
+            };
         }
         for (id, bias) in m.process.code().iter().filter_map(|c| c.file) {
             let Some(runtime) = self.module_info.get(&id).and_then(|known| known.runtime.as_ref()) else {

@@ -152,7 +152,8 @@ impl FunctionRules {
 /// Targets, inside the section, of what look like direct calls, sorted.
 fn call_targets(section: &Section) -> Vec<u64> {
     let mut targets = Vec::new();
-    for target in arch::call_targets(&section.bytes, section.svma).filter(|target| section.contains(*target)) {
+    let targets_of_calls = arch::calls(&section.bytes, section.svma).map(|(_, target)| target);
+    for target in targets_of_calls.filter(|target| section.contains(*target)) {
         targets.push(target);
         if targets.len() >= 2 * MAX_TARGETS {
             targets.sort_unstable();

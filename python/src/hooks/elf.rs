@@ -25,9 +25,13 @@ const DT_HASH: u64 = 4;
 const DT_GNU_HASH: u64 = 0x6fff_fef5;
 const DT_VERSYM: u64 = 0x6fff_fff0;
 
-const R_X86_64_64: u32 = 1;
-const R_X86_64_GLOB_DAT: u32 = 6;
-const R_X86_64_JUMP_SLOT: u32 = 7;
+/// Relocations that put the address of a symbol into a word: of data, of the global offset table, and of the linkage table;
+/// R_X86_64_64, R_X86_64_GLOB_DAT, R_X86_64_JUMP_SLOT.
+#[cfg(target_arch = "x86_64")]
+const RELOCATIONS: [u32; 3] = [1, 6, 7];
+/// R_AARCH64_ABS64, R_AARCH64_GLOB_DAT, R_AARCH64_JUMP_SLOT.
+#[cfg(target_arch = "aarch64")]
+const RELOCATIONS: [u32; 3] = [257, 1025, 1026];
 
 /// Entries of a dynamic section that are examined.
 const MAX_DYNAMIC: usize = 4096;
@@ -207,10 +211,10 @@ impl Module {
         for table in [self.tables.rela, self.tables.jump] {
             for entry in self.relocations(table) {
                 let (kind, index) = (entry.r_info as u32, (entry.r_info >> 32) as usize);
-                if !matches!(kind, R_X86_64_64 | R_X86_64_GLOB_DAT | R_X86_64_JUMP_SLOT) || index == 0 {
+                if !RELOCATIONS.contains(&kind) || index == 0 {
                     continue;
                 }
-                if kind == R_X86_64_64 && entry.r_addend != 0 {
+                if kind == RELOCATIONS[0] && entry.r_addend != 0 {
                     continue;
                 }
                 let Some(symbol) = self.symbol(index) else { continue };
@@ -225,7 +229,7 @@ impl Module {
                 if is_writable && address.is_multiple_of(8) {
                     let slot = Slot {
                         address,
-                        is_lazy: kind == R_X86_64_JUMP_SLOT,
+                        is_lazy: kind == RELOCATIONS[2],
                         is_defined_here: symbol.st_shndx != 0,
                     };
                     found(slot, which);

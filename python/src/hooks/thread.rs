@@ -55,6 +55,7 @@ std::arch::global_asm!(
 #[inline(always)]
 pub fn current() -> *mut Thread {
     let thread: *mut Thread;
+    #[cfg(target_arch = "x86_64")]
     // SAFETY: reads the thread pointer (its own address is its first word, as the ABI has it) and the offset that the
     // loader wrote into this module's table.
     unsafe {
@@ -63,6 +64,19 @@ pub fn current() -> *mut Thread {
             "add {0}, qword ptr [rip + nativeprof_hook_thread@GOTTPOFF]",
             out(reg) thread,
             options(pure, readonly, nostack),
+        );
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above; there the thread pointer is a register.
+    unsafe {
+        std::arch::asm!(
+            "mrs {0}, tpidr_el0",
+            "adrp {1}, :gottprel:nativeprof_hook_thread",
+            "ldr {1}, [{1}, :gottprel_lo12:nativeprof_hook_thread]",
+            "add {0}, {0}, {1}",
+            out(reg) thread,
+            out(reg) _,
+            options(pure, readonly, nostack, preserves_flags),
         );
     }
     thread

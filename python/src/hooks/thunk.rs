@@ -5,24 +5,51 @@
 use std::arch::naked_asm;
 use std::ffi::{c_char, c_int, c_void};
 
+/// Calls a function with these arguments, and jumps to the address that it returns.
+#[cfg(target_arch = "x86_64")]
+macro_rules! asks_and_jumps {
+    ($function:path) => {
+        naked_asm!(
+            "endbr64",
+            "push rdi",
+            "push rsi",
+            "sub rsp, 8",
+            "call {}",
+            "add rsp, 8",
+            "pop rsi",
+            "pop rdi",
+            "jmp rax",
+            sym $function,
+        )
+    };
+}
+
+/// The same. `hint 34` is `bti c`.
+#[cfg(target_arch = "aarch64")]
+macro_rules! asks_and_jumps {
+    ($function:path) => {
+        naked_asm!(
+            "hint 34",
+            "stp x29, x30, [sp, -32]!",
+            "mov x29, sp",
+            "stp x0, x1, [sp, 16]",
+            "bl {}",
+            "mov x16, x0",
+            "ldp x0, x1, [sp, 16]",
+            "ldp x29, x30, [sp], 32",
+            "br x16",
+            sym $function,
+        )
+    };
+}
+
 /// The hook on `dlopen`.
 ///
 /// # Safety
 /// As `dlopen`.
 #[unsafe(naked)]
 pub unsafe extern "C" fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void {
-    naked_asm!(
-        "endbr64",
-        "push rdi",
-        "push rsi",
-        "sub rsp, 8",
-        "call {}",
-        "add rsp, 8",
-        "pop rsi",
-        "pop rdi",
-        "jmp rax",
-        sym super::got::before_dlopen,
-    )
+    asks_and_jumps!(super::got::before_dlopen)
 }
 
 /// The hook on `dlsym`.
@@ -31,16 +58,5 @@ pub unsafe extern "C" fn dlopen(name: *const c_char, flags: c_int) -> *mut c_voi
 /// As `dlsym`.
 #[unsafe(naked)]
 pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
-    naked_asm!(
-        "endbr64",
-        "push rdi",
-        "push rsi",
-        "sub rsp, 8",
-        "call {}",
-        "add rsp, 8",
-        "pop rsi",
-        "pop rdi",
-        "jmp rax",
-        sym super::got::before_dlsym,
-    )
+    asks_and_jumps!(super::got::before_dlsym)
 }

@@ -15,6 +15,8 @@ const PACIASP: u32 = 0xd503_233f;
 /// The number of `rt_sigreturn` (include/uapi/asm-generic/unistd.h) as it is loaded before the call: `mov x8, #139`.
 const MOV_X8_SIGRETURN: u32 = 0xd280_1168;
 const SVC: u32 = 0xd400_0001;
+/// `mrs xN, tpidr_el0`: the thread pointer.
+const MRS_TPIDR: (u32, u32) = (0xffff_ffe0, 0xd53b_d040);
 
 fn is((mask, value): (u32, u32), word: u32) -> bool {
     word & mask == value
@@ -105,11 +107,11 @@ pub fn extent_to_halt(_code: &[u8], _address: u64) -> Option<u64> {
     None
 }
 
-/// Targets of direct calls in `code`.
-pub fn call_targets(code: &[u8], address: u64) -> impl Iterator<Item = u64> + '_ {
+/// Places and targets of direct calls in `code`.
+pub fn calls(code: &[u8], address: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
     instructions(code, address)
         .filter(|i| i.flow == Flow::Call)
-        .filter_map(|i| i.target)
+        .filter_map(|i| Some((i.address, i.target?)))
 }
 
 /// Do these bytes end with a call instruction?
@@ -133,6 +135,17 @@ pub fn is_signal_return(code: &[u8]) -> bool {
         before = word;
         found
     })
+}
+
+/// Bytes from a thread's descriptor up to where the thread pointer points, from the code of `pthread_self`: `bti c; mrs x0,
+/// tpidr_el0; sub x0, x0, #size; ret`.
+pub fn descriptor_size(code: &[u8]) -> Option<u32> {
+    let mut words = words(code, 0).map(|(_, word)| word).filter(|word| *word != BTI_C);
+    let from = words.next().filter(|word| is(MRS_TPIDR, *word))? & 31;
+    match operation(words.next()?) {
+        Operation::Add { to: 0, from: base, by } if u32::from(base) == from => u32::try_from(-by).ok(),
+        _ => None,
+    }
 }
 
 /// The unsigned 12-bit immediate of an addition, with its shift.
@@ -371,6 +384,17 @@ mod tests {
         assert_eq!(access(0x3d80_0be0), (false, [None, None], 16, 31, 32, 0));
         // strb w0, [sp, #1]
         assert_eq!(access(0x3900_07e0), (false, [Some(0), None], 1, 31, 1, 0));
+    }
+
+    #[test]
+    fn the_size_of_a_descriptor_is_in_pthread_self() {
+        let size = |words: &[u32]| descriptor_size(&words.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>());
+        // glibc 2.31 and 2.41
+        assert_eq!(size(&[0xd53b_d040, 0xd11c_0000, 0xd65f_03c0, NOP]), Some(0x700));
+        assert_eq!(size(&[BTI_C, 0xd53b_d040, 0xd11c_8000, 0xd65f_03c0]), Some(0x720));
+        // Another base; no subtraction.
+        assert_eq!(size(&[0xd53b_d041, 0xd11c_0000]), None);
+        assert_eq!(size(&[0xd53b_d040, 0xd65f_03c0]), None);
     }
 
     #[test]

@@ -68,13 +68,15 @@ pub fn extent_to_halt(code: &[u8], address: u64) -> Option<u64> {
     None
 }
 
-/// Targets of what look like direct calls in `code`. Not every `E8` byte is a call: only the rare aligned target counts.
-pub fn call_targets(code: &[u8], address: u64) -> impl Iterator<Item = u64> + '_ {
+/// Places and targets of what look like direct calls in `code`. Not every `E8` byte is a call: only the rare aligned target
+/// counts.
+pub fn calls(code: &[u8], address: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
     code.windows(5).enumerate().filter_map(move |(i, window)| {
         let &[0xe8, a, b, c, d] = window else { return None };
         let by = i32::from_le_bytes([a, b, c, d]);
-        let target = address.wrapping_add(i as u64 + 5).wrapping_add(i64::from(by) as u64);
-        target.is_multiple_of(FUNCTION_ALIGNMENT).then_some(target)
+        let site = address.wrapping_add(i as u64);
+        let target = site.wrapping_add(5).wrapping_add(i64::from(by) as u64);
+        target.is_multiple_of(FUNCTION_ALIGNMENT).then_some((site, target))
     })
 }
 
@@ -105,6 +107,11 @@ pub fn ends_with_call(bytes: &[u8]) -> bool {
 /// Tables recognize the code that signal handlers return to.
 pub fn is_signal_return(_code: &[u8]) -> bool {
     false
+}
+
+/// `None`: the thread pointer points to the descriptor.
+pub fn descriptor_size(_code: &[u8]) -> Option<u32> {
+    None
 }
 
 #[cfg(test)]

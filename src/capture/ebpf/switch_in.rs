@@ -10,7 +10,6 @@ use aya_obj::btf::BtfKind;
 
 use super::bpf_error;
 use super::object::{self, FORCED_BY, MapSizes, Variant};
-use crate::arch;
 use crate::error::{Error, ErrorKind, Result};
 
 pub(super) const LOAD: &str = "cannot load the BPF programs for off-CPU time";
@@ -53,11 +52,6 @@ impl fmt::Display for Hook {
 /// # Errors
 /// Nothing can.
 pub fn check() -> Result<Hook> {
-    if !arch::HAS_TRIED_SWITCH_IN {
-        return Err(unsupported(&[
-            "stacks at switch-in have not been tried on this CPU".into()
-        ]));
-    }
     let (found, missing): (Vec<_>, Vec<_>) = hooks(Variant::candidates()?).into_iter().partition(Found::is_ok);
     let found = found.into_iter().flatten().next();
     found.ok_or_else(|| unsupported(&missing.into_iter().filter_map(Found::err).collect::<Vec<_>>()))

@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use gimli::{BaseAddresses, EhFrame, LittleEndian, UnwindSection};
 
+use crate::arch;
 use crate::bytes::{u16_at, u32_at, u64_at};
 use crate::target::file_content::{Content, Sparse};
 use crate::target::modules::FileAccessLog;
@@ -361,13 +362,8 @@ impl<'a> Pruner<'a> {
         let bytes = self.bytes(section).unwrap_or_default();
         let s = &self.sections[section];
         let mut targets = BTreeMap::new();
-        for (i, w) in bytes.windows(5).enumerate().filter(|(_, w)| w[0] == 0xe8) {
-            let site = s.addr + i as u64;
-            let by = i32::from_le_bytes([w[1], w[2], w[3], w[4]]);
-            let target = site.wrapping_add(5).wrapping_add_signed(by.into());
-            if target & 15 == 0 && s.covers(target) {
-                targets.insert(target, site);
-            }
+        for (site, target) in arch::calls(&bytes, s.addr).filter(|(_, target)| s.covers(*target)) {
+            targets.insert(target, site);
         }
         targets
     }
