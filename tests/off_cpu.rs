@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 use nativeprof::capture::ebpf::switch_in;
 use nativeprof::profile::gil_waits;
 use nativeprof::profile::model::{FrameKind, Profile};
+use nativeprof::profile::waits;
 
-use common::chance::{assert_likely, patience, repeated};
-use common::recording::{Recording, attach, nativeprof};
+use common::chance::{assert_likely, fail, patience, repeated};
+use common::recording::{Recording, attach, nativeprof, record};
 use common::{Program, Python, each_python, live, newest_python};
 
 mod common;
@@ -20,7 +21,7 @@ mod common;
 const ROLES: &[(&str, &str, f64)] = &[
     ("w_sleep", "[waiting: sleep]", 0.05),
     ("w_short", "[waiting: sleep]", 0.0),
-    ("w_lock", "[waiting: lock]", 0.95),
+    ("w_lock", "[waiting: lock]", 0.95), // or with its owner
     ("w_read", "[waiting: read pipe]", 0.01),
     ("w_poll", "[waiting: poll]", 0.05),
     ("w_feed", "[waiting: sleep]", 0.05),
@@ -48,10 +49,11 @@ fn states(r: &Recording, role: &str) -> BTreeMap<String, u64> {
         }
         if below {
             let leaf = &p.frames[p.nodes[at].frame as usize];
-            let state = if leaf.kind == FrameKind::State {
-                leaf.name.as_str()
-            } else {
-                ""
+            let state = match leaf.kind {
+                // What a lock belongs to is known where functions have names.
+                FrameKind::State if leaf.name.starts_with("[waiting: lock ") => "[waiting: lock]",
+                FrameKind::State => leaf.name.as_str(),
+                _ => "",
             };
             *states.entry(state.to_string()).or_default() += self_time;
         }
@@ -216,6 +218,11 @@ fn check_gil_holder(python: &Python) {
         for_hog as f64 >= 0.9 * all as f64,
         "{name}: {for_hog} of {all}: {gil:?}"
     );
+    let itself = gil.pairs.iter().find(|p| p.holder == Some(p.waiter));
+    assert!(itself.is_none(), "{name}: nobody waits for itself: {gil:?}");
+    let unknown = waiters.iter().filter(|p| p.holder.is_none());
+    let unknown: u64 = unknown.map(|p| p.waited).sum();
+    assert_likely!(unknown * 50 <= all, "{name}: {unknown} of {all}: {gil:?}");
     let longest = of_hog.flat_map(|p| &p.functions).max_by_key(|(_, time)| *time);
     let function = &longest.expect("stacks of the holder").0;
     assert!(
@@ -237,6 +244,57 @@ fn holders_of_the_interpreter_lock_are_named() {
     if switch_in::check().is_ok() {
         each_python(check_gil_holder);
     }
+}
+
+/// Threads that are blocked when their process ends: their time and their stacks, and what the locks belong to.
+#[test]
+fn threads_that_exit_while_blocked_have_their_stacks() {
+    let _live = live();
+    if switch_in::check().is_err() {
+        return;
+    }
+    each_python(|python| {
+        let name = &python.name;
+        let r = record(
+            &["--backend", "ebpf", "--mode", "wall"],
+            &python.script("blocked_at_exit.py"),
+        );
+        let wall = r.profile.find_value("wall").expect("wall time is recorded");
+        let sites = waits::sites(&r.profile, wall);
+        let has_function = |begin: &str| r.profile.frames.iter().any(|f| f.name.starts_with(begin));
+        for (role, kind, owner, known_by) in [
+            ("w_lock", "lock", "threading.Lock", "lock_PyThread_acquire_lock"),
+            ("w_rlock", "lock", "threading.RLock", "rlock_acquire"),
+            (
+                "w_join",
+                "lock",
+                "Thread.join",
+                if python.minor < 13 { "" } else { "ThreadHandle_join" },
+            ),
+            ("w_simple_queue", "lock", "queue.SimpleQueue", "_queue_SimpleQueue_get"),
+            ("w_condition", "condition", "", ""),
+            ("w_read", "read", "", ""),
+        ] {
+            let of_role = sites.iter().filter(|s| s.site.starts_with(&format!("{role} (")));
+            let longest = of_role.max_by_key(|s| s.total);
+            let Some(site) = longest.filter(|site| site.total > 900_000_000) else {
+                fail(&format!("{name}: {role}: {sites:?}\n{}", r.stderr));
+            };
+            // Before 3.7 there is no simple queue.
+            if role == "w_simple_queue" && python.minor < 7 {
+                continue;
+            }
+            assert_eq!(site.kind, kind, "{name}: {role}: {site:?}");
+            if !owner.is_empty() && has_function(known_by) {
+                assert_eq!(site.object, owner, "{name}: {role}: {site:?}");
+            }
+            if role == "w_condition" {
+                // (Before 3.11 functions have no qualified names.)
+                let inner = site.site.split_once(" in ").map_or("", |(_, inner)| inner);
+                assert!(inner.contains("wait (threading.py:"), "{name}: {site:?}");
+            }
+        }
+    });
 }
 
 /// `--wakers`: below each wait stands what ended it; `--min-blocked` leaves short intervals out.

@@ -133,11 +133,11 @@ pub fn thread_states(profile: &Profile) -> Option<String> {
     ))
 }
 
-/// `read socket 127.0.0.1:5432` -> `read socket`, `accept 0.0.0.0:80` -> `accept`.
+/// `read socket 127.0.0.1:5432` -> `read socket`, `accept 0.0.0.0:80` -> `accept`, `lock threading.RLock` -> `lock`.
 fn without_peer(kind: &str) -> &str {
     let words = match kind.split(' ').next() {
         Some("read" | "write") => 2,
-        Some("connect" | "accept") => 1,
+        Some("connect" | "accept" | "lock") => 1,
         _ => return kind,
     };
     let end = kind.match_indices(' ').nth(words - 1).map(|(at, _)| at);

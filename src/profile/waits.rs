@@ -5,8 +5,9 @@
 
 use std::collections::BTreeMap;
 
+use super::category::{is_standard_library, package};
 use super::count_tree::RawNode;
-use super::model::{FrameId, FrameKind, NodeId, Profile};
+use super::model::{Frame, FrameId, FrameKind, NodeId, Profile};
 use crate::event::{Pid, Tid};
 
 /// A thread that ended waits, and what it was doing then, before its stack is named.
@@ -192,10 +193,10 @@ impl Waits {
 pub struct WaitSite {
     /// `gil`, `lock`, `read`, ...; `runnable`.
     pub kind: String,
-    /// What the kind's own words say of what is waited for: `pipe`, `socket 127.0.0.1:5432`; else empty.
+    /// What the kind's own words say of what is waited for: `pipe`, `socket 127.0.0.1:5432`, `threading.RLock`; else empty.
     pub object: String,
     /// The innermost Python function that waits, else the outermost native one that is known: as [`super::view::frame_text`] has
-    /// it, with the line that waits.
+    /// it, with the line that waits. Of a library's function, that of the program which called it, and then the library's.
     pub site: String,
     /// ns.
     pub total: u64,
@@ -223,7 +224,7 @@ pub fn split_label(label: &str) -> (&str, &str) {
     let kind = inner.strip_prefix("waiting: ").unwrap_or(inner);
     // Kinds of two words: nothing follows them.
     match kind.split_once(' ') {
-        Some((first @ ("read" | "write" | "connect" | "accept"), object)) => (first, object),
+        Some((first @ ("read" | "write" | "connect" | "accept" | "lock"), object)) => (first, object),
         _ => (kind, ""),
     }
 }
@@ -315,7 +316,8 @@ fn summed(label: &str, site: String, mut samples: Vec<(u64, u64)>) -> WaitSite {
     }
 }
 
-/// The function that waits in the state at node `state`. `place`: of the sample.
+/// The function that waits in the state at node `state`; if it comes from a library, the function of the program that led
+/// there, too. `place`: of the sample.
 fn site(profile: &Profile, state: NodeId, place: u32) -> String {
     // Lines are known by place, which leads through the same nodes.
     let mut line_of: BTreeMap<NodeId, u32> = BTreeMap::new();
@@ -324,161 +326,50 @@ fn site(profile: &Profile, state: NodeId, place: u32) -> String {
         line_of.insert(p.node, p.line);
         at = p.parent;
     }
-    let (mut native, mut node) = (None, state);
+    let text = |node: NodeId, frame: &Frame| {
+        let line = line_of.get(&node).copied().filter(|line| *line > 0);
+        super::view::frame_text_at(frame, line.unwrap_or(frame.first_line))
+    };
+    let (mut native, mut library, mut node) = (None, None, state);
     while node != 0 {
         let frame = &profile.frames[profile.nodes[node as usize].frame as usize];
         match frame.kind {
-            FrameKind::Python => {
-                let line = line_of.get(&node).copied().filter(|line| *line > 0);
-                return super::view::frame_text_at(frame, line.unwrap_or(frame.first_line));
+            FrameKind::Python if is_of_library(&frame.filename) => {
+                library.get_or_insert((node, frame));
             }
-            FrameKind::Native | FrameKind::Inlined => native = Some(frame),
+            FrameKind::Python => {
+                let own = text(node, frame);
+                return match library {
+                    None => own,
+                    // Where the library is says nothing new.
+                    Some((node, frame)) => {
+                        let inner = text(node, frame);
+                        format!(
+                            "{own} in {}",
+                            inner.replace(&*frame.filename, file_name(&frame.filename))
+                        )
+                    }
+                };
+            }
+            FrameKind::Native | FrameKind::Inlined if library.is_none() => native = Some(frame),
             _ => {}
         }
         node = profile.nodes[node as usize].parent;
     }
-    native.map_or_else(
-        || "[no function]".into(),
-        |frame| super::view::frame_text(frame).into_owned(),
-    )
+    match (library, native) {
+        (Some((node, frame)), _) => text(node, frame),
+        (None, Some(frame)) => super::view::frame_text(frame).into_owned(),
+        (None, None) => "[no function]".into(),
+    }
+}
+
+fn is_of_library(file: &str) -> bool {
+    is_standard_library(file) || package(file).is_some()
+}
+
+fn file_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::profile::build::Builder;
-    use crate::profile::model::{Frame, Meta};
-    use crate::profile::values::ValueType;
-
-    /// Samples (label, weight, length) of one function that waits.
-    fn profile(samples: &[(&str, u64, u64)]) -> Profile {
-        let mut builder = Builder::new(&[ValueType::SAMPLES, ValueType::WALL]);
-        let f = builder.frame(Frame::python("f", "C.f", "a.py", 1));
-        let read = builder.frame(Frame::native("read", "libc.so.6", 16));
-        for (time, (label, weight, _)) in (0..).zip(samples) {
-            let state = builder.frame(Frame::new(FrameKind::State, *label));
-            builder.sample(time, (1, 2), &[(f, 7), (read, 0), (state, 0)], &[1, *weight]);
-        }
-        let mut profile = builder.finish(Meta::default());
-        profile.waits.lengths = samples.iter().map(|(.., length)| *length).collect();
-        profile
-    }
-
-    #[test]
-    fn sampled_intervals_count_for_all_like_them() {
-        let pipe = "[waiting: read pipe]";
-        let profile = profile(&[
-            (pipe, 1000, 10),
-            (pipe, 1000, 500),
-            (pipe, 3000, 3000),
-            ("[runnable]", 50, 50),
-        ]);
-        let sites = sites(&profile, 1);
-        let shown: Vec<_> = sites
-            .iter()
-            .map(|s| (&*s.kind, &*s.object, &*s.site, s.total))
-            .collect();
-        assert_eq!(
-            shown,
-            [
-                ("read", "pipe", "C.f (a.py:7)", 5000),
-                ("runnable", "", "C.f (a.py:7)", 50)
-            ]
-        );
-        // 100 of 10 ns, 2 of 500 ns, one of 3000 ns.
-        let read = &sites[0];
-        assert_eq!(
-            (read.count, read.median, read.p99, read.longest),
-            (103.0, 10, 500, 3000)
-        );
-    }
-
-    #[test]
-    fn rows_are_forgotten_and_selected() {
-        let mut waits = RawWaits::default();
-        for length in 0..4 {
-            waits.push(length, length as u32, length == 2);
-        }
-        waits.shares = vec![(1, 5, 10), (3, 6, 20)];
-        waits.forget_first(2);
-        assert_eq!((&waits.lengths[..], &waits.wakers[..]), (&[2, 3][..], &[2, 3][..]));
-        assert_eq!(
-            (&waits.holding[..], &waits.shares[..]),
-            (&[true, false][..], &[(1, 6, 20)][..])
-        );
-        let some = waits.lengths_of(&[1, 7]);
-        assert_eq!(
-            (some.lengths, some.wakers, some.holding),
-            (vec![3, 0], vec![0, 0], vec![false, false])
-        );
-        waits.forget_first(9);
-        assert!(waits.lengths.is_empty() && waits.shares.is_empty());
-    }
-
-    #[test]
-    fn labels_have_kind_and_object() {
-        for (label, kind, object) in [
-            ("[waiting: gil]", "gil", ""),
-            ("[waiting: write socket]", "write", "socket"),
-            ("[waiting: read socket 127.0.0.1:80]", "read", "socket 127.0.0.1:80"),
-            ("[waiting: accept 0.0.0.0:80]", "accept", "0.0.0.0:80"),
-            ("[waiting: page fault]", "page fault", ""),
-            ("[runnable]", "runnable", ""),
-        ] {
-            assert_eq!(split_label(label), (kind, object));
-        }
-    }
-
-    #[test]
-    fn waits_are_divided_among_holders() {
-        let mut profile = profile(&[("[waiting: gil]", 2000, 1000), ("[waiting: gil]", 1000, 1000)]);
-        let waker = |tid| Waker {
-            pid: 1,
-            tid,
-            ..Waker::default()
-        };
-        profile.waits.known = vec![waker(8), waker(9)];
-        profile.waits.wakers = vec![1, 2];
-        profile.waits.shares = vec![(0, 1, 250), (0, 2, 750)];
-        let tids = |tick, amount| -> Vec<(Option<Tid>, u64)> {
-            let parts = profile.waits.divided(tick, amount).into_iter();
-            parts.map(|(waker, part)| (waker.map(|w| w.tid), part)).collect()
-        };
-        assert_eq!(tids(0, 2000), [(Some(8), 500), (Some(9), 1500)]);
-        assert_eq!(tids(1, 1000), [(Some(9), 1000)]);
-        let gil = crate::profile::gil_waits::of(&profile, 1);
-        let pairs: Vec<_> = gil
-            .pairs
-            .iter()
-            .map(|p| (p.waiter.1, p.holder.map(|h| h.1), p.waited))
-            .collect();
-        assert_eq!(pairs, [(2, Some(9), 2500), (2, Some(8), 500)]);
-        assert_eq!(
-            (gil.threads[0].waited, gil.threads[0].count, gil.threads[0].held),
-            (3000, 3.0, 0)
-        );
-    }
-
-    #[test]
-    fn what_is_known_survives_a_file_and_a_merge() {
-        let mut one = profile(&[("[waiting: gil]", 2000, 1000), ("[runnable]", 5, 5)]);
-        one.waits.known = vec![Waker {
-            pid: 1,
-            tid: 8,
-            function: "hold (b.py:3)".into(),
-            stack: vec!["main (b.py:9)".into(), "hold (b.py:3)".into()],
-        }];
-        one.waits.wakers = vec![1, 0];
-        one.waits.holding = vec![false, true];
-        one.waits.shares = vec![(0, 1, 600), (0, 0, 400)];
-        let mut bytes = Vec::new();
-        crate::profile::json::write(&one, &mut bytes).expect("a vector");
-        let read = crate::profile::json::read(&bytes).expect("what was written");
-        assert_eq!(read.waits, one.waits);
-        let both = crate::profile::merge::combine(&[("a".into(), one.clone()), ("b".into(), one.clone())]);
-        assert_eq!(both.waits.lengths, [1000, 1000, 5, 5]);
-        assert_eq!(both.waits.known.len(), 2);
-        assert_eq!(both.waits.shares.len(), 4);
-        assert_eq!(both.waits.holding, [false, false, true, true]);
-    }
-}
+mod tests;

@@ -47,6 +47,33 @@ const CONDITIONS: &[&str] = &[
     "std::condition_variable",
     "std::sys::sync::condvar",
 ];
+/// Functions that say what a lock belongs to, as names begin with them. The outermost one on the stack counts.
+const OWNERS: &[(&str, &str)] = &[
+    ("lock_PyThread_acquire_lock", "threading.Lock"),
+    ("lock_acquire", "threading.Lock"),
+    ("rlock_acquire", "threading.RLock"),
+    ("_queue_SimpleQueue_get", "queue.SimpleQueue"),
+    ("ThreadHandle_join", THREAD_END),
+    ("_PyMutex_Lock", "PyMutex"),
+    ("PyMutex_Lock", "PyMutex"),
+    ("_PyRWMutex_", "PyRWMutex"),
+    // of free-threaded builds: locks of single objects, and pauses of all threads
+    ("_PyCriticalSection", "critical section"),
+    ("tstate_wait_attach", "stop-the-world"),
+    ("stop_the_world", "stop-the-world"),
+    ("_PyEval_StopTheWorld", "stop-the-world"),
+    ("pthread_mutex_", "pthread_mutex"),
+    ("__pthread_mutex_", "pthread_mutex"),
+    ("___pthread_mutex_", "pthread_mutex"),
+    ("pthread_rwlock_", "pthread_rwlock"),
+    ("__pthread_rwlock_", "pthread_rwlock"),
+    ("___pthread_rwlock_", "pthread_rwlock"),
+    ("std::sys::sync::mutex", "std::sync::Mutex"),
+];
+/// The lock that a thread keeps until it ends.
+const THREAD_END: &str = "Thread.join";
+/// The Python function that waits for that in versions before 3.13.
+const WAITS_FOR_THREAD: &str = "_wait_for_tstate_lock";
 /// Native frames that are examined for the function that blocks.
 const BLOCKING_FRAMES: usize = 16;
 
@@ -54,15 +81,34 @@ const BLOCKING_FRAMES: usize = 16;
 pub struct Waits {
     lock: FrameId,
     condition: FrameId,
+    /// The lock by its owner, as in [`OWNERS`].
+    owned: Vec<(&'static str, FrameId)>,
 }
 
 impl Waits {
     pub fn new(frames: &mut Frames) -> Waits {
-        let mut id = |kind| frames.id(Frame::new(FrameKind::State, ThreadState::Waiting(kind).label(&[])));
-        Waits {
-            lock: id(WaitKind::Lock),
-            condition: id(WaitKind::Condition),
+        let mut id = |kind: WaitKind, owner: &str| {
+            let kind = kind.label();
+            let label = format!("[waiting: {kind}{}{owner}]", if owner.is_empty() { "" } else { " " });
+            frames.id(Frame::new(FrameKind::State, label))
+        };
+        let mut owned: Vec<(&str, FrameId)> = Vec::new();
+        for (_, owner) in OWNERS {
+            if owned.iter().all(|(known, _)| known != owner) {
+                owned.push((*owner, id(WaitKind::Lock, owner)));
+            }
         }
+        Waits {
+            lock: id(WaitKind::Lock, ""),
+            condition: id(WaitKind::Condition, ""),
+            owned,
+        }
+    }
+
+    /// The frame for a wait on a lock of this owner.
+    fn lock_of(&self, owner: Option<&str>) -> FrameId {
+        let known = self.owned.iter().find(|(known, _)| Some(*known) == owner);
+        known.map_or(self.lock, |(_, frame)| *frame)
     }
 
     /// The frame of a raw one below node `at`. `named`: the one that it has without regard to its place.
@@ -76,6 +122,7 @@ impl Waits {
     /// The frame for a wait on a futex below node `at`. `futex`: the one to use if no function says more.
     fn of_futex(&self, frames: &[Frame], nodes: &[Node], at: NodeId, futex: FrameId) -> FrameId {
         let mut found = futex;
+        let mut owner = None;
         let mut at = at;
         for _ in 0..BLOCKING_FRAMES {
             let f = &frames[nodes[at as usize].frame as usize];
@@ -86,6 +133,9 @@ impl Waits {
                 FrameKind::Python if f.name == "wait" && f.filename.ends_with("/threading.py") => {
                     return self.condition;
                 }
+                FrameKind::Python if f.name == WAITS_FOR_THREAD && f.filename.ends_with("/threading.py") => {
+                    return self.lock_of(Some(THREAD_END));
+                }
                 _ => break,
             }
             // A lock may be made of a condition variable and a mutex (Python/thread_pthread.h): the outer one counts.
@@ -94,9 +144,16 @@ impl Waits {
             } else if is(CONDITIONS) {
                 found = self.condition;
             }
+            if let Some((_, known)) = OWNERS.iter().find(|(begin, _)| f.name.starts_with(begin)) {
+                owner = Some(*known);
+            }
             at = nodes[at as usize].parent;
         }
-        found
+        match (found, owner) {
+            // A semaphore alone does not say what it is used for.
+            (found, Some(_)) if found == self.lock || found == futex => self.lock_of(owner),
+            (found, _) => found,
+        }
     }
 }
 

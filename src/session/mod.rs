@@ -1,7 +1,7 @@
 //! The state of a recording: events in, stacks counted in the raw tree. Calls the stages in order; names are resolved
 //! at the end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, SystemTime};
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -167,6 +167,8 @@ pub struct Session {
     /// Threads that exited recently, and processes whose first thread has exited while others still run.
     exited: FxHashSet<Tid>,
     leaderless: FxHashSet<Pid>,
+    /// Processes that exited last, the latest one at the end.
+    departed: VecDeque<Pid>,
     /// Each thread's last stack, and the total size of all.
     last_stacks: FxHashMap<Tid, LastStack>,
     last_bytes: usize,
@@ -240,6 +242,7 @@ impl Session {
             waits: RawWaits::default(),
             exited: FxHashSet::default(),
             leaderless: FxHashSet::default(),
+            departed: VecDeque::new(),
             last_stacks: FxHashMap::default(),
             last_bytes: 0,
             visited: None,

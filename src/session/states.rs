@@ -143,7 +143,7 @@ impl Session {
         }
         // Without a stack, the thread: the one that released the lock, or had it last.
         let (pid, tid) = match &s.wake_up {
-            WakeUp { holder, .. } if *holder != 0 => (s.pid, self.thread_of_state(s.pid, *holder)?),
+            WakeUp { holder, .. } if *holder != 0 => (s.pid, self.known_thread_of_state(s.pid, *holder)?),
             WakeUp { waker: Some(waker), .. } if state == gil => *waker,
             _ => return None,
         };

@@ -23,6 +23,8 @@ use crate::target::system::{ProcessMemory, System};
 /// Said of an interpreter whose frames are not read.
 const UNKNOWN: &str = ": unsupported version, so Python frames are not available";
 
+/// Processes that exited last of which everything is kept: their samples may come later than their exit.
+const MAX_DEPARTED: usize = 16;
 /// Maximum number of recently exited threads that are remembered.
 const MAX_EXITED: usize = 4096;
 
@@ -173,10 +175,23 @@ impl Session {
         }
         self.leaderless.remove(&pid);
         update(pid, None)?;
-        // JIT code is named at the end.
         if self.with_anonymous_code.contains(&pid) {
             self.scan_jit_code(pid, None);
-        } else {
+        }
+        // Samples of its other threads may follow: those that were blocked are woken to exit, after the first one has.
+        self.departed.push_back(pid);
+        if self.departed.len() > MAX_DEPARTED
+            && let Some(oldest) = self.departed.pop_front()
+        {
+            self.forget_process(oldest);
+        }
+        Ok(())
+    }
+
+    /// Drops what is known of a process that has exited.
+    fn forget_process(&mut self, pid: Pid) {
+        // JIT code is named at the end.
+        if !self.with_anonymous_code.contains(&pid) {
             self.targets.remove(&pid);
             self.open_files.perf_maps.remove(&pid);
         }
@@ -187,7 +202,14 @@ impl Session {
         if !self.sampled.contains(&(pid, pid)) {
             self.pythons.remove(&pid);
         }
-        Ok(())
+    }
+
+    /// The number of a process that has exited is in use again.
+    fn is_alive(&mut self, pid: Pid) {
+        if let Some(at) = self.departed.iter().position(|departed| *departed == pid) {
+            self.departed.remove(at);
+            self.forget_process(pid);
+        }
     }
 
     pub(super) fn add_module(&mut self, id: ModuleId) {
@@ -267,6 +289,7 @@ impl Session {
     /// A process has forked.
     pub(super) fn fork(&mut self, pid: Pid, parent: Pid, update: &mut TargetUpdate<'_>) -> Result<()> {
         self.exited.remove(&pid);
+        self.is_alive(pid);
         let Some(m) = self.targets.get(&parent) else {
             return Ok(());
         };
@@ -360,6 +383,9 @@ impl Session {
     }
 
     pub(super) fn notify_backend(&mut self, pid: Pid, update: &mut TargetUpdate<'_>) -> Result<()> {
+        if self.departed.contains(&pid) {
+            return Ok(());
+        }
         self.find_gil_locks(pid, sys::clock::now());
         let Some(m) = self.targets.get(&pid) else { return Ok(()) };
         let python = m.python.as_ref().and_then(|p| p.interpreter);

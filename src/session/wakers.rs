@@ -14,6 +14,8 @@ use crate::sys::procfs;
 
 /// Distinct stacks of wakers that are kept.
 const MAX_WAKERS: usize = 1 << 16;
+/// Thread states whose thread is kept.
+const MAX_STATES: usize = 4096;
 
 /// Stacks of wakers of which the woken thread's sample has not come yet, and those that are kept.
 #[derive(Default)]
@@ -23,6 +25,8 @@ pub(super) struct Wakers {
     known: FxHashMap<RawWaker, u32>,
     /// Each once. The nodes are those of [`Session::tree`], where they count nothing.
     pub(super) all: Vec<RawWaker>,
+    /// The threads of Python thread states that held an interpreter lock.
+    of_states: FxHashMap<(Pid, u64), Tid>,
 }
 
 #[derive(Clone, Default)]
@@ -172,13 +176,17 @@ impl Session {
             .all
             .get((last as usize).wrapping_sub(1))
             .map(|waker| waker.tid);
+        // The number of the thread that held it next.
+        let mut next = last;
         for (i, (holder, time)) in holders.iter().enumerate() {
             let tid = match holder {
                 Holder::Thread(tid) => Some(*tid),
-                Holder::State(state) => self.thread_of_state(s.pid, *state),
+                Holder::State(state) => self.known_thread_of_state(s.pid, *state),
             };
             let number = match tid {
                 None => 0,
+                // It gave the lock up itself, and until another thread had a CPU to take it nobody held it.
+                Some(tid) if tid == s.tid => next,
                 Some(_) if i == 0 && tid == ended => last,
                 Some(tid) => self.wakers.number(RawWaker {
                     pid: s.pid,
@@ -186,6 +194,7 @@ impl Session {
                     node: 0,
                 }),
             };
+            next = number;
             // One thread that ended it, and held the lock all the time, is known by the waker alone.
             if holders.len() > 1 || number != last {
                 self.waits.shares.push((at as u32, number, *time));
@@ -209,6 +218,18 @@ impl Session {
             .into_iter()
             .filter_map(|state| self.thread_of_state(pid, state))
             .collect()
+    }
+
+    /// As [`Session::thread_of_state`]; if the thread has ended meanwhile, the one that it belonged to when it was last seen.
+    pub(super) fn known_thread_of_state(&mut self, pid: Pid, state: u64) -> Option<Tid> {
+        if let Some(tid) = self.thread_of_state(pid, state) {
+            if self.wakers.of_states.len() >= MAX_STATES {
+                self.wakers.of_states.clear();
+            }
+            self.wakers.of_states.insert((pid, state), tid);
+            return Some(tid);
+        }
+        self.wakers.of_states.get(&(pid, state)).copied()
     }
 
     /// The thread that the Python thread state `state` of a process belongs to.

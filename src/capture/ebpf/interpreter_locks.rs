@@ -23,7 +23,7 @@ struct Locks {
     len: u32,
     last_holder: u32,
     released: u64,
-    releases: [[u64; 3]; RELEASES],
+    releases: [[u64; 6]; RELEASES],
 }
 
 // SAFETY: plain integers without padding, any bit pattern is valid.
@@ -53,7 +53,7 @@ impl InterpreterLocks {
             len: locks.len,
             last_holder: locks.last_holder,
             released: 0,
-            releases: [[0; 3]; RELEASES],
+            releases: [[0; 6]; RELEASES],
         };
         value.at.iter_mut().zip(&locks.at).for_each(|(to, at)| *to = *at);
         // The log of releases continues while the locks are the same.

@@ -348,6 +348,9 @@ impl EbpfSource {
         if self.procs.get(&pid, 0).is_ok() {
             return Ok(());
         }
+        if let Some(off_cpu) = &mut self.off_cpu {
+            off_cpu.watch(pid)?;
+        }
         self.procs
             .insert(pid, layout, 0)
             .map_err(|e| bpf_error(NOTIFY_FAILED, e))?;
@@ -520,6 +523,9 @@ impl Backend for EbpfSource {
 
     fn update_process(&mut self, pid: Pid, layout: &TargetLayout) -> Result<()> {
         self.known.insert(pid);
+        if let Some(off_cpu) = &mut self.off_cpu {
+            off_cpu.watch(pid)?;
+        }
         self.procs
             .insert(pid, LayoutBytes(abi::encode(layout)), 0)
             .map_err(|e| bpf_error(NOTIFY_FAILED, e))?;

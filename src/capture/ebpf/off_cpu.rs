@@ -8,7 +8,7 @@
 use std::fs;
 
 use aya::Ebpf;
-use aya::maps::{HashMap as BpfHash, Map, MapData, MapError};
+use aya::maps::{Array, HashMap as BpfHash, Map, MapData, MapError};
 
 use super::bpf_error;
 use super::object::{self, NO_EXIST};
@@ -23,6 +23,8 @@ pub const WORK_SLOTS: u32 = 8;
 /// Threads accounted for at the same time, at most.
 pub const MAX_THREADS: u32 = 16384;
 
+/// `OURS_CELLS` of sample.bpf.c.
+const OURS_CELLS: u32 = 4096;
 /// `RUNNING` and `BLOCKED` of sample.bpf.c.
 const RUNNING: u32 = 0;
 const BLOCKED: u32 = 2;
@@ -50,6 +52,7 @@ pub struct Thread {
     pending: u64,
     late: u64,
     began: u64,
+    got_lock: u64,
     state: u32,
     scheduled: u32,
     tgid: u32,
@@ -59,7 +62,7 @@ pub struct Thread {
     take_waker_pid: u32,
     timed_out: u32,
     kernel: u32,
-    pad: u32,
+    wants_lock: u32,
 }
 
 // SAFETY: plain integers without padding, any bit pattern is valid.
@@ -118,6 +121,8 @@ impl Threads {
 /// The programs at context switches.
 pub struct OffCpu {
     threads: Threads,
+    /// The processes whose switches count, by the low bits of their numbers.
+    ours: Array<MapData, u32>,
     /// What takes stacks.
     pub hook: Hook,
     /// Why nothing better does.
@@ -135,6 +140,9 @@ impl OffCpu {
         switch_in::attach(bpf, &hook)?;
         Ok(OffCpu {
             threads: Threads::new(object::take_map(bpf, "THREADS")?, &hook)?,
+            ours: object::take_map(bpf, "OURS")?
+                .try_into()
+                .map_err(|e| bpf_error(LOAD, e))?,
             hook,
             missing,
             open: Vec::new(),
@@ -184,6 +192,15 @@ impl OffCpu {
         }
     }
 
+    /// Makes the programs look at the switches of a process.
+    ///
+    /// # Errors
+    /// The kernel refuses it.
+    pub fn watch(&mut self, pid: Pid) -> Result<()> {
+        let set = self.ours.set(pid % OURS_CELLS, 1, 0);
+        set.map_err(|e| bpf_error(LOAD, e))
+    }
+
     /// Enters the threads of a process that exist already: what they do now began now.
     pub fn add_process(&mut self, pid: Pid) {
         for tid in threads_of(pid) {
@@ -205,6 +222,7 @@ impl OffCpu {
                 pending: 0,
                 late: 0,
                 began: sys::clock::now(),
+                got_lock: 0,
                 state: if is_running(pid, tid) { RUNNING } else { BLOCKED },
                 scheduled: 0,
                 tgid: pid,
@@ -214,7 +232,7 @@ impl OffCpu {
                 take_waker_pid: 0,
                 timed_out: 0,
                 kernel: 0,
-                pad: 0,
+                wants_lock: 0,
             };
             // One that has been switched meanwhile is known better by the program.
             let _ = self.threads.add(tid, thread);

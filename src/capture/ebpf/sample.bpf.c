@@ -113,10 +113,12 @@
 #define SCHEDULE_RESUME 0x4b460001 // see `schedule`
 #define GILS 4                   // interpreter locks of one process that are known here, at most
 #define THREAD_STATE (1ULL << 63) // marks the address of a thread state, where the thread's number is not known
-#define RELEASES 64              // releases of them that are remembered; a power of two
+#define HOLDS (1ULL << 62)        // marks one that still held the lock
+#define RELEASES 64              // of those that held them, so many are remembered; a power of two
 #define GENERAL (8 * GENERAL_REGS)
 #define CHUNK_BITS 16            // of stack addresses that one thread is known by
 #define SCANNED 0x7fffULL        // bytes of a worker's stack that are searched, a mask; kernels of OpenBLAS use 28 KiB
+#define OURS_CELLS 4096          // a power of two
 #define HOLDERS 10               // threads that one wait for such a lock is divided among, at most
 
 enum { WALK_NONE, WALK_COMPLETE, WALK_FAULT, WALK_DEEP };
@@ -374,6 +376,15 @@ struct {
 	__type(key, __u32);
 	__type(value, struct layout);
 } PROCS SEC(".maps");
+
+// By the low bits of a process's number, whether such a process was ever sampled: at context switches of all others nothing is
+// looked up. Only with off-CPU time.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, OURS_CELLS);
+	__type(key, __u32);
+	__type(value, __u32);
+} OURS SEC(".maps");
 
 // Thread states of one thread besides its own: of the interpreters around the subinterpreter that it runs.
 struct nested_key {
@@ -1484,10 +1495,14 @@ struct gils {
 	__u32 len;                // bytes, up to the last futex in it
 	__u32 last_holder;        // -> thread state, followed by whether the lock is held, 4 bytes
 	// Releases while another thread waited, the latest one before `released`. The locks themselves keep the releases of one
-	// lock apart.
+	// lock apart. A release is not seen where all waiting threads have been woken by timers already; who held the lock when
+	// those wake up (HOLDS) is in the list, too.
 	__u64 released;
 	struct {
 		__u64 time, lock, who;
+		__u64 since;      // it had waited for the lock until then, 0: not known
+		__u64 state;      // its thread state
+		__u64 first;      // `time` is when it was last seen to hold or release it, this when at first
 	} releases[RELEASES];
 };
 
@@ -1584,11 +1599,13 @@ struct thread {
 	__u64 pending;            // time in this wait for an interpreter lock so far, not accounted for yet
 	__u64 late;               // time in such waits that no sample represents yet, though they are over
 	__u64 began;              // when the blocked thread began to wait, such a wait as a whole
+	__u64 got_lock;           // when it last began to run after such a wait
 	__u32 state, scheduled;
 	__u32 tgid, waker;        // waker: the thread that woke it
 	__u32 waker_pid, take_waker, take_waker_pid;
 	__u32 timed_out;          // it was woken by a timer while it waited for an interpreter lock
-	__u32 kernel, pad;
+	__u32 kernel;
+	__u32 wants_lock;         // it was woken while it waited for an interpreter lock, and has not run since
 #ifndef LINUX_5_8
 	__u64 stack[MAX_KERNEL + 1]; // kernel return addresses of the sample that is scheduled
 	struct bpf_task_work work;
@@ -2187,25 +2204,50 @@ static __always_inline __u32 claim_any(void)
 	return WORK_SLOTS;
 }
 
-// Notes that a thread has released an interpreter lock for which a thread waits at this futex.
-static __always_inline void note_release(struct gils *gils, __u64 lock, __u64 futex, __u64 who, __u64 now)
-{
-	__u64 at = gils->released;
+// Parts of a lock with a futex (Include/internal/pycore_gil.h, v3.7 to v3.15): the condition variable that threads wait at, 48
+// bytes, and its mutex, 40 bytes. Behind them is what a thread waits for that has released the lock on request.
+#define CONDITION 48
+#define CONDITION_AND_MUTEX 88
 
-	// Its condition variable, 48 bytes, not the mutexes around it (Include/internal/pycore_gil.h, v3.7 to v3.15).
-	if (futex - lock - gils->last_holder - 24 >= 48)
+static __always_inline int is_within(struct gils *gils, __u64 lock, __u64 futex, __u64 len)
+{
+	return futex - lock - gils->last_holder - 24 < len;
+}
+
+// Notes that a thread has released an interpreter lock for which a thread waits at this futex, or with HOLDS that it holds it.
+// `state`: its thread state.
+static __always_inline void note_holder(struct gils *gils, __u64 lock, __u64 futex, __u64 who, __u64 state, __u64 since, __u64 now)
+{
+	__u64 at = gils->released, last = at - 1, before;
+
+	if (!is_within(gils, lock, futex, CONDITION_AND_MUTEX))
 		return;
 	BOUND(at, RELEASES - 1);
+	BOUND(last, RELEASES - 1);
+	// Nobody else was seen to hold it since.
+	if (gils->releases[last].lock == lock && gils->releases[last].state == state) {
+		at = last;
+		before = gils->releases[last].who;
+		if (who & THREAD_STATE && !(before & THREAD_STATE))
+			who = (before & ~HOLDS) | (who & HOLDS);
+		if (gils->releases[last].since)
+			since = gils->releases[last].since;
+	} else {
+		gils->released++;
+		gils->releases[at].first = now;
+	}
+	gils->releases[at].state = state;
 	gils->releases[at].time = now;
 	gils->releases[at].lock = lock;
 	gils->releases[at].who = who;
-	gils->released++;
+	gils->releases[at].since = since;
 }
 
 // A search through the releases of a lock, the latest one first. It lies in the scratch area, as the state of the other loops.
 struct holders {
 	__u64 lock, began, woken;
 	__u64 until, who;         // when the holder that was found last released it
+	__u64 since;              // when that one had it at the earliest
 	__u32 i, n;
 };
 
@@ -2218,7 +2260,7 @@ static __always_inline void add_holder(struct head *h, struct holders *f, __u64 
 	BOUND(n, 15);
 	if (n >= HOLDERS)
 		return;
-	h->holders[n].who = f->who;
+	h->holders[n].who = f->who & ~HOLDS;
 	h->holders[n].time = f->until - since;
 	f->n++;
 }
@@ -2229,7 +2271,7 @@ TURN(one_release)
 	struct head *h = (void *)area;
 	struct holders *f;
 	struct gils *gils;
-	__u64 at, time;
+	__u64 at, time, who, start;
 	__u32 pid;
 
 	if (!area)
@@ -2242,17 +2284,28 @@ TURN(one_release)
 	at = gils->released - 1 - f->i++;
 	BOUND(at, RELEASES - 1);
 	time = gils->releases[at].time;
-	if (gils->releases[at].lock != f->lock || time > f->woken)
+	who = gils->releases[at].who;
+	if (gils->releases[at].lock != f->lock || gils->releases[at].first > f->woken)
 		return 0;
-	if (f->until)
-		add_holder(h, f, time > f->began ? time : f->began);
-	if (time <= f->began) {
-		f->until = 0;
-		return 1;
+	if (time > f->woken)
+		time = f->woken;
+	start = time > f->began ? time : f->began;
+	if (f->until) {
+		// One that was seen to hold it did so until the next one had it.
+		if (who & HOLDS && f->since > start && f->since <= f->until)
+			start = f->since;
+		add_holder(h, f, start);
+	} else if (who & HOLDS) {
+		start = f->woken;
 	}
-	f->until = time;
-	f->who = gils->releases[at].who;
-	return 0;
+	f->until = start;
+	f->who = who;
+	f->since = gils->releases[at].since;
+	if (time > f->began)
+		return 0;
+	if (!(who & HOLDS) || start <= f->began)
+		f->until = 0;
+	return 1;
 }
 
 // Which threads held the lock while a thread waited for it from `began` to `woken`. They held it until they released it.
@@ -2267,9 +2320,9 @@ __noinline int find_holders(__u32 slot, __u64 lock, __u64 began, __u64 woken)
 	f->lock = lock;
 	f->began = began;
 	f->woken = woken;
-	f->until = f->i = f->n = 0;
+	f->until = f->since = f->i = f->n = 0;
 	LOOP(RELEASES, one_release, slot);
-	// No earlier release is known.
+	// No earlier release is known, or it held the lock when the wait began.
 	if (f->until)
 		add_holder((void *)area, f, began);
 	return 0;
@@ -2383,11 +2436,11 @@ static __always_inline __u64 end_timed_out(struct thread *t, struct kernel_facts
 		bpf_probe_read_user(&holder, 8, (void *)(lock + gils->last_holder));
 		bpf_probe_read_user(&locked, 4, (void *)(lock + gils->last_holder + 8));
 	}
+	if (gils && lock && holder)
+		note_holder(gils, lock, t->futex, holder | THREAD_STATE | (locked == 1 ? HOLDS : 0), holder, 0, now);
 	// Released, and not by a thread that has woken this one from its wait: the wait is over. (A thread that signals
 	// one which a timer has woken, and which has no CPU yet, does not wake it.)
 	if (locked != 1) {
-		if (gils && lock && holder)
-			note_release(gils, lock, t->futex, holder | THREAD_STATE, now);
 		t->waker = t->waker_pid = 0;
 		account_blocked(t, facts, t->pending, now);
 		t->pending = 0;
@@ -2554,9 +2607,29 @@ static __always_inline long schedule(void *task, struct bpf_task_work *work, voi
 
 #ifdef LINUX_5_8
 #define EVENT(name) SEC("raw_tp/" name)
+// Numbers of a task's thread and process.
+#define READ_IDS(id, task) bpf_probe_read_kernel(id, sizeof(id), (void *)((task) + facts->ids))
 #else
 #define EVENT(name) SEC("tp_btf/" name)
+// The loader puts the offsets of this kernel in.
+struct task_struct {
+	int pid, tgid;
+} __attribute__((preserve_access_index));
+#define READ_IDS(id, task)                                              \
+	({                                                              \
+		(id)[0] = ((struct task_struct *)(task))->pid;          \
+		(id)[1] = ((struct task_struct *)(task))->tgid;         \
+	})
 #endif
+
+// False for threads of processes that are not sampled, nearly always.
+static __always_inline int is_ours(__u32 *id)
+{
+	__u32 cell = id[1] & (OURS_CELLS - 1), *is = bpf_map_lookup_elem(&OURS, &cell);
+
+	// The idle thread has number 0.
+	return id[0] && is && *is;
+}
 
 EVENT("sched_switch")
 int switched(__u64 *ctx)
@@ -2564,16 +2637,23 @@ int switched(__u64 *ctx)
 	__u32 zero = 0, prev[2] = {}, next[2] = {};
 	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
 	__u64 now, d, runnable, blocked = 0;
-	struct thread *t;
+	int from_ours, to_ours;
+	struct thread *t = 0;
 
 	if (!facts || !facts->ids || !facts->period)
 		return 0;
-	bpf_probe_read_kernel(prev, sizeof(prev), (void *)(ctx[1] + facts->ids));
-	bpf_probe_read_kernel(next, sizeof(next), (void *)(ctx[2] + facts->ids));
+	READ_IDS(prev, ctx[1]);
+	READ_IDS(next, ctx[2]);
+	from_ours = is_ours(prev);
+	to_ours = is_ours(next);
+	if (!(from_ours | to_ours))
+		return 0;
 	now = bpf_ktime_get_ns();
-	t = bpf_map_lookup_elem(&THREADS, &prev[0]);
-	if (!t && bpf_map_lookup_elem(&PROCS, &prev[1]))
-		t = add_thread(prev[0], prev[1], now, RUNNING, facts->period);
+	if (from_ours) {
+		t = bpf_map_lookup_elem(&THREADS, &prev[0]);
+		if (!t && bpf_map_lookup_elem(&PROCS, &prev[1]))
+			t = add_thread(prev[0], prev[1], now, RUNNING, facts->period);
+	}
 #ifdef LINUX_5_8
 	if (t) {
 		t->cpu += now - t->since;
@@ -2601,6 +2681,8 @@ int switched(__u64 *ctx)
 		}
 	}
 #endif
+	if (!to_ours)
+		return 0;
 	t = bpf_map_lookup_elem(&THREADS, &next[0]);
 	if (!t) {
 		if (bpf_map_lookup_elem(&PROCS, &next[1]))
@@ -2624,6 +2706,10 @@ int switched(__u64 *ctx)
 	}
 	t->state = RUNNING;
 	t->since = now;
+	if (t->wants_lock) {
+		t->wants_lock = 0;
+		t->got_lock = now;
+	}
 	runnable = account(d - blocked, facts->period, &t->until_runnable, &t->step_runnable);
 	if (runnable) {
 		t->take_runnable += runnable;
@@ -2698,16 +2784,24 @@ static __always_inline void waker_stack(__u64 *ctx, struct kernel_facts *facts, 
 EVENT("sched_waking")
 int waking(__u64 *ctx)
 {
-	__u32 zero = 0, tid = 0, tgid = 0;
+	__u32 zero = 0, woken[2] = {}, tid, tgid = 0;
 	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
 	struct gils *gils = 0;
-	struct thread *t;
+	struct thread *t, *by;
+	struct {
+		__u64 state;
+		__u32 locked, pad;
+	} held = {};
 	__u64 len, id, lock;
+	__u32 tid_of_waker;
 	int is_lock = 0;
 
 	if (!facts || !facts->ids || !facts->period)
 		return 0;
-	bpf_probe_read_kernel(&tid, sizeof(tid), (void *)(ctx[0] + facts->ids));
+	READ_IDS(woken, ctx[0]);
+	if (!is_ours(woken))
+		return 0;
+	tid = woken[0];
 	t = bpf_map_lookup_elem(&THREADS, &tid);
 	if (!t || t->state != BLOCKED || t->woken)
 		return 0;
@@ -2727,16 +2821,23 @@ int waking(__u64 *ctx)
 			struct system_call call = {};
 
 			last_call(facts, &call);
+			// The mutex is also taken to release the lock.
+			t->wants_lock = is_within(gils, lock, t->futex, CONDITION);
 			len += t->pending;
-			// A timer's interrupt may find any thread, one that waits at this futex, too.
-			if (call.number != FUTEX || call.first != t->futex || !(FUTEX_WAKES >> (call.second & 31) & 1)) {
+			bpf_probe_read_user(&held, sizeof(held), (void *)(lock + gils->last_holder));
+			// A timer's interrupt may find any thread, one that waits at this futex, too. And threads that stop waiting at
+			// a condition variable hand on signals that were not for them, and its mutex, while the lock is held.
+			if (call.number != FUTEX || call.first != t->futex || !(FUTEX_WAKES >> (call.second & 31) & 1) ||
+			    (held.locked == 1 && is_within(gils, lock, t->futex, CONDITION_AND_MUTEX))) {
 				t->pending = len;
 				t->timed_out = 1;
 				return 0;
 			}
 			t->pending = 0;
 			is_lock = 1;
-			note_release(gils, lock, t->futex, t->waker, t->woken);
+			tid_of_waker = t->waker;
+			by = bpf_map_lookup_elem(&THREADS, &tid_of_waker);
+			note_holder(gils, lock, t->futex, t->waker, held.state, by ? by->got_lock : 0, t->woken);
 		}
 	}
 	if (!account_blocked(t, facts, len, t->woken))
@@ -2758,15 +2859,18 @@ int forked(struct bpf_raw_tracepoint_args *ctx)
 	__u32 pid = bpf_get_current_pid_tgid() >> 32, zero = 0;
 	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
 	struct layout *lay = bpf_map_lookup_elem(&PROCS, &pid);
-	__u32 parent[2] = {}, child[2] = {};
+	__u32 parent[2] = {}, child[2] = {}, ours, one = 1;
 
 	if (!lay || !facts || !facts->ids)
 		return 0;
 	bpf_probe_read_kernel(parent, sizeof(parent), (void *)(ctx->args[0] + facts->ids));
 	bpf_probe_read_kernel(child, sizeof(child), (void *)(ctx->args[1] + facts->ids));
 	// A process, not a thread; and the field is what it was taken for.
-	if (parent[1] == pid && child[0] == child[1])
+	if (parent[1] == pid && child[0] == child[1]) {
+		ours = child[0] & (OURS_CELLS - 1);
+		bpf_map_update_elem(&OURS, &ours, &one, BPF_ANY);
 		bpf_map_update_elem(&PROCS, &child[0], lay, BPF_ANY);
+	}
 	return 0;
 }
 

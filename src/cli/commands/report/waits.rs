@@ -55,11 +55,19 @@ pub fn waits(seen: &ReportContext<'_>, kind: Option<&str>) -> Result<Rendered> {
             text + &drawn,
         ));
     }
-    text += &seen.style.paint(
-        Color::Dim,
-        "COUNT is an estimate: intervals shorter than the sampling period are sampled\n",
-    );
+    text += &seen.style.paint(Color::Dim, note(&profile.meta.backend));
     Ok(("waits", list, text))
+}
+
+/// What to know of the table.
+fn note(backend: &str) -> &'static str {
+    match backend {
+        "ebpf" => "COUNT is an estimate: intervals shorter than the sampling period are sampled\n",
+        _ => {
+            "Waiting threads were counted at the sampling rate: how often and how long they waited, and which thread ended a \
+             wait, takes --backend ebpf\n"
+        }
+    }
 }
 
 fn json_of(site: &WaitSite) -> Value {
