@@ -288,7 +288,7 @@ fn samples_have_their_task() {
                 r.stderr
             );
             assert!(
-                r.stderr.contains("samples in coroutines have their task"),
+                r.stderr.contains("samples in coroutines and greenlets have their task"),
                 "{case}: {}",
                 r.stderr
             );

@@ -167,13 +167,13 @@ pub fn lags(lags: &[Lag], threshold: u64) -> String {
     )
 }
 
-/// `  tasks:    99.8% of 1204 samples in coroutines have their task`; the others ran a task that was gone when it was
+/// `  tasks:    99.8% of 1204 samples in coroutines and greenlets have their task`; the others ran a task that was gone when it was
 /// read, or a coroutine of another library.
 pub fn tasks(with: u64, without: u64) -> String {
     match with + without {
-        0 => "  tasks:    no sample was in a coroutine".into(),
+        0 => "  tasks:    no sample was in a coroutine or greenlet".into(),
         all => format!(
-            "  tasks:    {} of {all} samples in coroutines have their task",
+            "  tasks:    {} of {all} samples in coroutines and greenlets have their task",
             percent(with, all)
         ),
     }

@@ -126,6 +126,16 @@ impl Callback {
     }
 }
 
+impl Lags {
+    /// The nodes of the tree are about to be replaced: stacks of callbacks that are not complete are not known any more.
+    pub(super) fn forget_nodes(&mut self) {
+        self.samples.values_mut().for_each(VecDeque::clear);
+        let watched = self.processes.values_mut().flat_map(|process| &mut process.loops);
+        let current = watched.map(|watched| &mut watched.current);
+        current.chain(&mut self.ended).for_each(|callback| callback.node = 0);
+    }
+}
+
 impl Session {
     /// How long until queues are to be read.
     pub(super) fn until_lags(&self) -> Duration {

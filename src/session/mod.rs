@@ -31,6 +31,7 @@ mod awaits;
 mod jit;
 mod lags;
 mod open_intervals;
+mod other_tasks;
 pub mod pump;
 mod recent;
 mod sample;
@@ -70,7 +71,7 @@ pub struct SessionOptions {
     pub grouping: Grouping,
     /// Unwind native stacks; without it only Python (and kernel) frames remain.
     pub native: bool,
-    /// Show the asyncio tasks that run.
+    /// Show the tasks that run: of asyncio and trio, and greenlets.
     pub tasks: bool,
     /// The sampling period, ns, if samples represent different amounts of time because off-CPU time is sampled, too.
     pub weighted: Option<u64>,

@@ -6,6 +6,7 @@ use super::Session;
 use crate::event::{Pid, Tid};
 use crate::frame::RawFrame;
 use crate::profile::count_tree::{RawNode, RawTimelineSample, RawTree};
+use crate::profile::lags::RawLag;
 use crate::profile::model::{Meta, Profile};
 use crate::resolve::{self, Names, ResolveInput};
 
@@ -22,15 +23,18 @@ impl Session {
         let first = self.timeline.partition_point(|t| t.time < time);
         self.timeline.drain(..first);
         self.waits.forget_first(first);
+        self.lags.done.retain(|lag| lag.start >= time);
         if self.tree.nodes().len() > PRUNE_NODES {
             self.forget_await_nodes();
-            let (tree, timeline) = subtree(&self.tree, self.timeline.iter());
+            let (mut tree, timeline) = subtree(&self.tree, self.timeline.iter());
+            self.lags.forget_nodes();
+            self.lags.done = moved(&self.tree, &mut tree, self.lags.done.iter());
             (self.tree, self.timeline) = (tree, timeline);
             self.forget_last_stacks(); // they lead to nodes of the old tree
         }
     }
 
-    /// The samples of a time range, of all threads or one, as a profile. Resolves names that are new, which needs no
+    /// The samples of a time range, of all threads or one, as a profile; with what kept event loops also before. Resolves names that are new, which needs no
     /// privileges except for opening debug files.
     pub fn window(&mut self, names: &mut Names, span: Range<u64>, only: Option<Tid>, meta: Meta) -> Profile {
         if names.len() > MAX_NAMES {
@@ -40,8 +44,11 @@ impl Session {
         let rows: Vec<usize> = (0..self.timeline.len())
             .filter(|row| wanted(&self.timeline[*row]))
             .collect();
-        let (tree, timeline) = subtree(&self.tree, rows.iter().map(|row| &self.timeline[*row]));
+        let (mut tree, timeline) = subtree(&self.tree, rows.iter().map(|row| &self.timeline[*row]));
         let waits = self.waits.lengths_of(&rows);
+        let lags = self.lags.done.iter();
+        let shown = lags.filter(|lag| lag.start < span.end && only.is_none_or(|tid| lag.tid == tid));
+        let lags = moved(&self.tree, &mut tree, shown);
         let weighted = self.options.weighted.is_some();
         let (unwinder, targets) = (&mut self.unwinder, &self.targets);
         let input = ResolveInput {
@@ -52,7 +59,7 @@ impl Session {
             timeline: &timeline,
             // No view of them has labels.
             label_sets: &[],
-            lags: &[],
+            lags: &lags,
             waits: weighted.then_some((&waits, &[])),
             weighted,
             task_names: self.tasks.names.all(),
@@ -84,6 +91,19 @@ fn subtree<'a>(
     });
     let timeline = timeline.collect();
     (out, timeline)
+}
+
+/// The same callbacks, with their stacks in another tree.
+fn moved<'a>(from: &RawTree, to: &mut RawTree, lags: impl Iterator<Item = &'a RawLag>) -> Vec<RawLag> {
+    let mut path = Vec::new();
+    let lags = lags.map(|lag| {
+        stack(from, lag.node, &mut path);
+        RawLag {
+            node: to.add(&path, 0).0,
+            ..*lag
+        }
+    });
+    lags.collect()
 }
 
 /// Frames from the root to a node.

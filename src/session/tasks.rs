@@ -9,8 +9,9 @@ use std::collections::HashMap;
 use rustc_hash::FxHashMap;
 
 use super::Session;
+use super::other_tasks::TrioTasks;
 use crate::cpython::frame_groups::LastFrames;
-use crate::cpython::tasks::{DEBUG_SECTION, NoTasks, TaskChain, TaskReader};
+use crate::cpython::tasks::{DEBUG_SECTION, NoTasks, OtherTasks, TaskChain, TaskReader};
 use crate::cpython_layout::RunningTasks;
 use crate::event::{Part, Pid, Sample, Tid};
 use crate::frame::{CodeId, PyFrame, RawFrame, TaskNameId};
@@ -39,14 +40,14 @@ const ENDED: &str = "(ended)";
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TaskCounts {
     pub with: u64,
-    /// Of coroutines whose task could not be determined.
+    /// Of coroutines and greenlets whose task could not be determined.
     pub without: u64,
 }
 
 /// What is known of the tasks in samples.
 #[derive(Default)]
 pub(super) struct Tasks {
-    processes: FxHashMap<Pid, ProcessTasks>,
+    pub(super) processes: FxHashMap<Pid, ProcessTasks>,
     /// By thread, the task that it ran at the time of a sample that has not come yet, and the object that is the task's name.
     at_samples: FxHashMap<(Pid, Tid), (u64, u64, Part)>,
     pub(super) names: TaskNames,
@@ -86,8 +87,13 @@ impl TaskNames {
 
 /// Tasks of one process.
 #[derive(Default)]
-struct ProcessTasks {
+pub(super) struct ProcessTasks {
     reader: Option<TaskReader>,
+    /// Of what is not asyncio's; `None` inside: its offsets are not known.
+    pub(super) others: Option<Option<OtherTasks>>,
+    /// How far from the end of the stack's outermost frame the address of a greenlet was found, bytes.
+    pub(super) greenlet_slot: Option<u64>,
+    pub(super) trio: TrioTasks,
     /// When to search for asyncio again, and to read all tasks again; ns.
     next_search: u64,
     next_scan: u64,
@@ -217,10 +223,14 @@ impl Session {
         }
         let mut process = self.tasks.processes.remove(&s.pid).unwrap_or_default();
         let steps = self.task_steps(start);
-        let found = self.find_tasks(s, last, &steps, &mut process);
+        let found = match self.find_trio_task(s, last, &mut process) {
+            Some(found) => vec![found],
+            None => self.find_tasks(s, last, &steps, &mut process),
+        };
         for (place, code, chain) in &found {
             self.insert_task(start, *place, *code, chain);
         }
+        self.add_greenlet(s, last, start, &mut process);
         self.tasks.processes.insert(s.pid, process);
     }
 

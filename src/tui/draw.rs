@@ -7,7 +7,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row as TableRow, Table};
 
 use super::app::{App, Input, Page};
-use super::rows::{Sort, TopRow};
+use super::rows::{RowTarget, Sort, TopRow};
 use crate::escape::line;
 use crate::profile::model::{FrameKind, Profile};
 use crate::profile::summary::percent;
@@ -21,9 +21,11 @@ const NARROW: u16 = 50;
 const MAX_DEPTH: usize = 40;
 
 const HELP: &str = "\
- 1 2 3 4 Tab    functions, merged stacks, threads, waits (--mode wall)
+ 1 2 3 4 5 Tab  functions, merged stacks, threads, waits (--mode wall),
+                what kept event loops (--lag)
  Up Down PgUp PgDn Home End   move
- Enter          callers and callees of a function; one thread's samples
+ Enter          callers and callees of a function; one thread's samples;
+                the stack of what kept a loop
  Esc            back; then clear filter and thread
  s              sort by self, total, name
  /              filter by a regular expression
@@ -40,6 +42,8 @@ const HELP: &str = "\
 
 const NO_WAITS: &str = " no waits in this time; `nativeprof top --mode wall` samples them";
 
+const NO_LAGS: &str = " nothing kept an event loop for long; `nativeprof top --lag 50ms` watches them";
+
 pub fn draw(screen: &mut Screen<'_>, app: &mut App) {
     let area = screen.area();
     if area.width < 20 || area.height < 6 {
@@ -52,16 +56,22 @@ pub fn draw(screen: &mut Screen<'_>, app: &mut App) {
     app.page_rows = usize::from(body.height.saturating_sub(1)).max(1);
     let table = match app.page {
         Page::Waits => waits(app, body.width),
+        Page::Lags => lags(app, body.width),
         _ => table(app, body.width),
     };
     screen.render_stateful_widget(table, body, &mut app.table);
-    if app.page == Page::Waits && app.rows.is_empty() && body.height > 1 {
+    let none = match app.page {
+        Page::Waits => NO_WAITS,
+        Page::Lags => NO_LAGS,
+        _ => "",
+    };
+    if !none.is_empty() && app.rows.is_empty() && body.height > 1 {
         let at = Rect {
             y: body.y + 1,
             height: body.height - 1,
             ..body
         };
-        screen.render_widget(Paragraph::new(NO_WAITS), at);
+        screen.render_widget(Paragraph::new(none), at);
     }
     screen.render_widget(Paragraph::new(keys(app)), foot);
     if app.help {
@@ -156,7 +166,8 @@ fn table(app: &App, width: u16) -> Table<'static> {
         Page::Functions => mark("FUNCTION", Sort::Name),
         Page::Stacks => "STACK".into(),
         Page::Threads => mark("THREAD", Sort::Name),
-        Page::Waits => "WAIT".into(),
+        Page::Waits | Page::Lags => String::new(),
+        Page::Lag(_) => "STACK".into(),
         Page::Around(_) => mark("CALLS", Sort::Name),
     };
     let mut titles = vec![
@@ -243,6 +254,44 @@ fn waits(app: &App, width: u16) -> Table<'static> {
         .column_spacing(1)
 }
 
+/// What kept event loops for long: when, for how long, in which task and function.
+fn lags(app: &App, width: u16) -> Table<'static> {
+    let mut titles = vec!["      TOOK".to_string(), "        AT".into()];
+    let mut widths = vec![Constraint::Length(10), Constraint::Length(10)];
+    titles.push("TASK".into());
+    widths.push(Constraint::Fill(1));
+    if width >= NARROW {
+        titles.push("WHERE".into());
+        widths.push(Constraint::Fill(3));
+    }
+    let row = |row: &TopRow| {
+        let at = match &row.subject {
+            RowTarget::Lag(lag) => format!("{:>8.1} s", lag.time as f64 * 1e-9),
+            _ => String::new(),
+        };
+        let took = format!("{:>10}", Unit::Nanoseconds.show(row.counts.total));
+        let mut cells = vec![Cell::from(took), Cell::from(at)];
+        cells.push(Cell::from(line(&row.name).into_owned()).style(color(row.kind)));
+        if width >= NARROW {
+            // The function, and the end of its place.
+            let place = line(&row.place);
+            let (function, at) = place.split_once(" (").unwrap_or((&place, ""));
+            let at = end_of(at, usize::from(width) / 3);
+            let text = if at.is_empty() {
+                function.to_string()
+            } else {
+                format!("{function} ({at}")
+            };
+            cells.push(Cell::from(text));
+        }
+        TableRow::new(cells)
+    };
+    Table::new(app.rows.iter().map(row), widths)
+        .header(TableRow::new(titles).style(Modifier::REVERSED))
+        .row_highlight_style(Modifier::REVERSED)
+        .column_spacing(1)
+}
+
 /// Shortens a path to its end, which is more informative.
 fn end_of(text: &str, width: usize) -> String {
     let letters = text.chars().count();
@@ -265,7 +314,7 @@ fn keys(app: &App) -> Line<'static> {
         return Line::from(line(&app.message).into_owned().bold());
     }
     let mut words = vec![Span::raw(
-        " ? help  Tab page  Enter calls  s sort  / filter  f freeze  w save  q quit",
+        " ? help  Tab page  Enter open  s sort  / filter  f freeze  w save  q quit",
     )];
     if !app.filter.is_empty() {
         words.insert(0, format!("[/{}] ", line(&app.filter)).yellow());

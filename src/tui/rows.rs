@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use regex::Regex;
 
 use crate::event::Tid;
+use crate::profile::lags::Lag;
 use crate::profile::model::{Frame, FrameKind, NodeId, Profile};
 use crate::profile::stats::{FunctionId, SelfTotal, Stats};
 use crate::profile::waits::WaitSite;
@@ -20,6 +21,8 @@ pub const MAX_ROWS: usize = 2000;
 pub enum RowTarget {
     Function(Box<Frame>),
     Thread(Tid),
+    /// What kept an event loop.
+    Lag(Box<Lag>),
     /// A heading.
     None,
 }
@@ -244,6 +247,42 @@ pub fn threads(profile: &Profile, filter: Option<&Regex>, by: Sort, gil_holders:
         .collect();
     sort(&mut rows, by);
     rows
+}
+
+/// A row for each callback that kept an event loop for long, the last one first: its counts are the time, in ns.
+pub fn lags(profile: &Profile, filter: Option<&Regex>) -> Vec<TopRow> {
+    let fits = |lag: &&Lag| filter.is_none_or(|f| f.is_match(&lag.task) || f.is_match(&lag.function));
+    let row = |lag: &Lag| TopRow {
+        counts: SelfTotal {
+            self_count: lag.length,
+            total: lag.length,
+        },
+        name: if lag.task.is_empty() { "-" } else { &lag.task }.into(),
+        place: lag.function.clone(),
+        kind: FrameKind::Task,
+        subject: RowTarget::Lag(Box::new(lag.clone())),
+        ..heading("")
+    };
+    profile
+        .meta
+        .lags
+        .iter()
+        .rev()
+        .filter(fits)
+        .take(MAX_ROWS)
+        .map(row)
+        .collect()
+}
+
+/// The stack of one of them.
+pub fn lag_stack(lag: &Lag) -> Vec<TopRow> {
+    let frames = lag.stack.iter().take(MAX_ROWS).enumerate();
+    let row = |(depth, name): (usize, &String)| TopRow {
+        depth,
+        kind: FrameKind::State,
+        ..heading(name)
+    };
+    frames.map(row).collect()
 }
 
 /// A row for each place where threads waited: its counts are the time, in ns.

@@ -741,6 +741,50 @@ async function suspended(page) {
   for (const part of [0.52, 0.7, 0.9]) assert.deepEqual(await over(part), ["I/O (25.0 %)", "Sleep (75.0 %)"]);
 }
 
+// Native workers stand below the code that they work for, or apart.
+async function attributed(page) {
+  const stacks = () =>
+    page.evaluate(() => {
+      const { model, profile } = globalThis.nativeprof;
+      const { view } = model;
+      const found = {};
+      for (let i = 1; i < view.n; i++) {
+        const names = [];
+        for (let at = i; at > 0; at = view.parent[at]) names.unshift(profile.functions.name[view.fn[at]]);
+        if (view.self[i] > 0) found[names.join(";")] = view.self[i];
+      }
+      return found;
+    });
+  const [first, second] = ["first", "second"].map((line) => `MainThread;main;${line};exec_blas`);
+  const below = ";[worker thread blas];kernel";
+  const together = { [first]: 30, [second]: 50, [first + below]: 30, [second + below]: 50 };
+  const apart = { [first]: 30, [second]: 50, [below.slice(1)]: 80 };
+  assert.equal(await page.textContent("#workers"), "Workers: attributed");
+  assert.deepEqual(await stacks(), together);
+  await page.click("#workers");
+  await settled(page);
+  assert.equal(await page.textContent("#workers"), "Workers: apart");
+  assert.equal(await page.getAttribute("#workers", "aria-pressed"), "false");
+  assert.deepEqual(await stacks(), apart);
+  assert.deepEqual((await table(page))["main"], [0, 80]);
+  // Filters apply to both. Lines have the samples of the workers that they gave work to in both.
+  const lines = () => page.evaluate(() => {
+    const { model, profile } = globalThis.nativeprof;
+    return [...model.lines(profile.functions.name.indexOf("first"))];
+  });
+  assert.deepEqual(await lines(), [[10, [60, 0]]]);
+  for (const key of ["w", "w"]) await page.keyboard.press(key);
+  await settled(page);
+  assert.deepEqual(await stacks(), apart);
+  await page.uncheck(".lane:nth-child(1) input");
+  await settled(page);
+  assert.deepEqual(await stacks(), { [below.slice(1)]: 80 });
+  await page.click("#workers");
+  await settled(page);
+  assert.deepEqual(await stacks(), { [first + below]: 30, [second + below]: 50 });
+  assert.deepEqual(await lines(), [[10, [60, 0]]]);
+}
+
 const browser = await launch();
 let failed = 0;
 async function check(name, file, test) {
@@ -760,6 +804,6 @@ async function check(name, file, test) {
   await page.close();
 }
 for (const [name, test] of Object.entries(tests)) await check(name, "known.html", test);
-for (const [name, test] of Object.entries({ hostile, deep, empty, untimed, calls, comparison, waits, shared, lagging, labeled, suspended })) await check(`a profile that is ${name}`, `${name}.html`, test);
+for (const [name, test] of Object.entries({ hostile, deep, empty, untimed, calls, comparison, waits, shared, lagging, labeled, suspended, attributed })) await check(`a profile that is ${name}`, `${name}.html`, test);
 await browser.close();
 process.exit(failed ? 1 : 0);

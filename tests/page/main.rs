@@ -371,6 +371,28 @@ fn labeled(directory: &Path) -> Profile {
     profile
 }
 
+/// Two lines give work to a native worker, whose samples stand below them.
+fn attributed() -> Profile {
+    let call = |name: &str, line: u32| (python(name, name, "/srv/app.py", line), line, "");
+    let native = |name: &str| (native(FrameKind::Native, name, "libblas.so"), 0, "");
+    let (main, first, second) = (call("main", 1), call("first", 10), call("second", 20));
+    let (dispatch, kernel) = (native("exec_blas"), native("kernel"));
+    let thread = (frame(FrameKind::Thread, "MainThread"), 0, "");
+    let worker = (frame(FrameKind::Worker, "[worker thread blas]"), 0, "");
+    let mut builder = Builder::new();
+    for (line, count) in [(&first, 30), (&second, 50)] {
+        let own = [&thread, &main, line, &dispatch].map(Clone::clone);
+        let below = [&thread, &main, line, &dispatch, &worker, &kernel].map(Clone::clone);
+        for _ in 0..count {
+            builder.stack(MAIN, 1, &own);
+            builder.stack(WORKER, 1, &below);
+        }
+    }
+    let mut profile = builder.profile;
+    profile.meta.threads = vec![(70, 70, "MainThread".into()), (70, 71, "blas".into())];
+    profile
+}
+
 fn comparison(directory: &Path) {
     let [a, b] = before_and_after();
     let options = DiffOptions {
@@ -431,6 +453,7 @@ fn page_in_a_browser() {
     write("suspended.html", &suspended());
     write("lagging.html", &lagging(&directory));
     write("labeled.html", &labeled(&directory));
+    write("attributed.html", &attributed());
 
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     for (path, how) in [

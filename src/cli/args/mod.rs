@@ -161,9 +161,8 @@ pub struct Top {
     pub rate: u64,
     #[command(flatten)]
     pub sampling: Sampling,
-    /// Show the asyncio task that runs, and the tasks that await it, above the frames of its coroutine
-    #[arg(long)]
-    pub tasks: bool,
+    #[command(flatten)]
+    pub tasks: TaskArgs,
     #[command(flatten)]
     pub frames: FrameArgs,
     #[command(flatten)]

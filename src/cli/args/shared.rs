@@ -79,11 +79,11 @@ pub struct Sampling {
     pub kernel: bool,
 }
 
-/// What to show of asyncio.
+/// What to show of tasks.
 #[derive(Debug, Args)]
 pub struct TaskArgs {
-    /// Show the asyncio task that runs, and the tasks that await it, above the frames of its coroutine; with --mode wall or
-    /// off-cpu also what suspended tasks await, and for how long
+    /// Show the task that runs (asyncio, trio, greenlets), and the tasks that await it, above its frames; with --mode wall or off-cpu
+    /// also what suspended tasks of asyncio await, and for how long
     #[arg(long)]
     pub tasks: bool,
     /// List callbacks and task steps that block an asyncio event loop for at least this long, such as 50ms (implies

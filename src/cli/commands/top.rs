@@ -78,7 +78,8 @@ pub fn top(options: &Top) -> Result<()> {
     let mut source = open_source(sampling.backend, &sampling.capture(options.rate, false))?;
     let session_options = session::SessionOptions {
         native: !sampling.no_native,
-        tasks: options.tasks,
+        tasks: options.tasks.shows_tasks(),
+        lag: options.tasks.lag,
         weighted: sampling.weighted(options.rate),
         gil_only: sampling.gil,
         workers: sampling.attribute_workers,
@@ -114,6 +115,7 @@ pub fn top(options: &Top) -> Result<()> {
         started,
         wall,
         began,
+        since: began,
         pump: EventPump::default(),
     };
     let done = tui::run(&mut feed, options.frames.view(false));
@@ -142,8 +144,9 @@ struct TopFeed {
     names: Names,
     started: Instant,
     wall: SystemTime,
-    /// The same on the clock of samples.
+    /// The same on the clock of samples, and since when samples were shown the last time.
     began: u64,
+    since: u64,
     pump: EventPump,
 }
 
@@ -168,7 +171,13 @@ impl tui::SampleFeed for TopFeed {
         self.session.open_symbol_sources(self.pid);
         let (session, names) = (&mut self.session, &mut self.names);
         // Symbol files are not trusted: no capability is effective while they are parsed.
-        credentials::with_only(Caps::NONE, || session.window(names, since..until, thread, meta)).unwrap_or_default()
+        let mut profile = credentials::with_only(Caps::NONE, || session.window(names, since..until, thread, meta))
+            .unwrap_or_default();
+        self.since = since;
+        for lag in &mut profile.meta.lags {
+            lag.time = lag.start.saturating_sub(self.began);
+        }
+        profile
     }
 
     fn gil_holders(&mut self) -> Vec<Tid> {
@@ -184,6 +193,10 @@ impl tui::SampleFeed for TopFeed {
         let output = Output::new(Some(Path::new(path)), None, "nativeprof-top")?;
         let mut profile = profile.clone();
         profile.meta.quality = quality_of_shown(&profile);
+        profile.meta.lags.retain(|lag| lag.start >= self.since);
+        for lag in &mut profile.meta.lags {
+            lag.time = lag.start.saturating_sub(self.since);
+        }
         output.write(&profile)
     }
 }

@@ -64,7 +64,7 @@ impl Objects<'_> {
                 match self.type_of(of) {
                     Some(t) if t.name == "TaskGroup" => found.extend(self.attribute(of, "_parent_task")),
                     // `_PyTask.__wakeup`
-                    Some(t) if t.kind == Kind::Other && self.method_name(object) == Some("__wakeup".into()) => {
+                    Some(t) if t.kind == Kind::Other && self.function_name(object).as_deref() == Some("__wakeup") => {
                         found.push(of);
                     }
                     _ => {}
@@ -78,6 +78,7 @@ impl Objects<'_> {
             Some(Kind::Function) => {
                 for content in self.closure(object) {
                     self.follow_future(content, waiters, steps, found);
+                    found.extend(self.host_task(content));
                 }
             }
             _ => {}
@@ -95,23 +96,22 @@ impl Objects<'_> {
         }
     }
 
+    /// The task that waits for a task group of anyio, whose callbacks have the group in their closure (`TaskGroup._spawn`,
+    /// anyio/_backends/_asyncio.py, 3.0 to 4.16).
+    fn host_task(&self, object: u64) -> Option<u64> {
+        (self.type_of(object)?.name == "TaskGroup").then_some(())?;
+        let scope = self.attribute(object, "cancel_scope")?;
+        // Later ones have slots.
+        let host = self.member(scope, "_host_task");
+        let host = host.or_else(|| self.attribute(scope, "_host_task"))?;
+        (self.kind(host) == Some(Kind::Task)).then_some(host)
+    }
+
     /// Whether a built-in method is `task_wakeup` (`ml_name` of its definition).
     fn is_wakeup(&self, method: u64) -> bool {
         const NAME: &[u8] = b"task_wakeup\0";
         let mut raw = [0; NAME.len()];
         let name = self.first(method).and_then(|definition| self.word(definition, 0));
         name.is_some_and(|name| self.memory.read(name, &mut raw)) && raw == NAME
-    }
-
-    /// The name of the function of a bound method.
-    fn method_name(&self, method: u64) -> Option<String> {
-        let function = self.first(method)?;
-        // `func_name` (Include/cpython/funcobject.h)
-        let at = if self.tasks.minor < 10 {
-            64
-        } else {
-            self.tasks.head + 16
-        };
-        self.text(self.word(function, at)?)
     }
 }

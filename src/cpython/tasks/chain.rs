@@ -191,25 +191,41 @@ impl Objects<'_> {
     /// Frames of a thread, from its innermost one to the frame `end`, innermost first; `None` if `end` is not among
     /// them. The thread may run meanwhile.
     pub fn frames_down_to(&self, state: u64, end: u64) -> Option<Vec<RawAwaitFrame>> {
+        let (frames, last) = self.frames_from(self.current_frame(state)?, end);
+        (last == Some(end)).then_some(frames)
+    }
+
+    /// avma of the frame that a thread runs.
+    pub fn current_frame(&self, state: u64) -> Option<u64> {
         let l = self.layout;
-        let mut frame = self.word(state, l.tstate_first)?;
+        let first = self.word(state, l.tstate_first)?;
         if l.tstate_first == l.tstate_cframe {
-            frame = self.word(frame, l.cframe_current_frame)?;
+            return self.word(first, l.cframe_current_frame);
         }
-        let mut frames = Vec::new();
+        Some(first)
+    }
+
+    /// A frame and those that called it, up to the frame `end`, innermost first; the address of the last one, if all could be read.
+    pub fn frames_from(&self, first: u64, end: u64) -> (Vec<RawAwaitFrame>, Option<u64>) {
+        let l = self.layout;
+        let (mut frames, mut frame, mut last) = (Vec::new(), first, 0);
         for _ in 0..MAX_FRAMES {
-            if frame == 0 {
-                break;
+            if frame == 0 || last == end && end != 0 {
+                return (frames, Some(last));
             }
-            let is_entry = l.frame_owner != ABSENT && self.byte(frame, l.frame_owner)? >= SHIM;
+            let is_entry = l.frame_owner != ABSENT && self.byte(frame, l.frame_owner).is_none_or(|owner| owner >= SHIM);
             if !is_entry {
-                frames.push(self.raw_frame(frame)?);
+                match self.raw_frame(frame) {
+                    Some(raw) => frames.push(raw),
+                    None => return (frames, None),
+                }
             }
-            if frame == end {
-                return Some(frames);
+            last = frame;
+            match self.word(frame, l.frame_previous) {
+                Some(next) => frame = next,
+                None => return (frames, None),
             }
-            frame = self.word(frame, l.frame_previous)?;
         }
-        None
+        (frames, None)
     }
 }

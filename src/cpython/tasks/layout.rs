@@ -121,8 +121,8 @@ const STATES: [StateValues; 3] = [
 ];
 
 impl TaskLayout {
-    /// The layout for this interpreter; `published` is the section [`DEBUG_SECTION`], without which tasks of 3.14 and
-    /// later are not read. `None` where it is not known: before 3.7, and where what is published is not plausible.
+    /// The layout for this interpreter; `published` is the section [`DEBUG_SECTION`], without which lists of tasks of 3.14 and
+    /// later are not known. `None` where it is not known: before 3.7, and where what is published is not plausible.
     pub fn of(
         memory: &dyn Memory,
         runtime: &Runtime,
@@ -200,8 +200,8 @@ impl TaskLayout {
                 _ => task(880),
             },
         };
-        if minor >= 14 {
-            layout.publish(published?)?;
+        if let (14.., Some(published)) = (minor, published) {
+            layout.publish(published)?;
         }
         Some(layout)
     }

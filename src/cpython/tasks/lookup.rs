@@ -2,6 +2,7 @@
 
 use rustc_hash::FxHashSet;
 
+use super::layout::TaskLayout;
 use super::objects::{Kind, Objects};
 use super::registry::Found;
 use super::{NoTasks, TaskReader};
@@ -174,18 +175,20 @@ impl TaskReader {
 
     /// Whether a frame with this code object, and this owner (3.11 and later), is that of a coroutine.
     pub fn is_coroutine(&self, memory: &dyn Memory, code: u64, owner: u8) -> bool {
-        // `co_flags`
-        let at = match self.layout.minor {
-            7 => 32,
-            8..=10 => 36,
-            _ => u64::from(self.layout.head) + 32,
-        };
-        owner < SHIM
-            && code
-                .checked_add(at)
-                .and_then(|at| memory.u32(at))
-                .is_some_and(|flags| flags & COROUTINE != 0)
+        owner < SHIM && is_coroutine(memory, &self.layout, code)
     }
+}
+
+/// Whether a code object is that of a coroutine.
+pub fn is_coroutine(memory: &dyn Memory, layout: &TaskLayout, code: u64) -> bool {
+    // `co_flags`
+    let at = match layout.minor {
+        7 => 32,
+        8..=10 => 36,
+        _ => u64::from(layout.head) + 32,
+    };
+    let flags = code.checked_add(at).and_then(|at| memory.u32(at));
+    flags.is_some_and(|flags| flags & COROUTINE != 0)
 }
 
 /// Tasks of the C implementation with the frames of their coroutines.

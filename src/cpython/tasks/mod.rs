@@ -21,18 +21,22 @@ use crate::truncation::Truncation;
 
 mod awaiters;
 mod chain;
+mod greenlets;
 mod layout;
 mod lookup;
 mod objects;
 mod ready_queue;
 mod registry;
 mod suspended;
+mod trio;
 
 pub use chain::{AwaitChain, RawAwaitFrame};
+pub use greenlets::{Greenlet, GreenletState, ListedGreenlet, is_greenlet_entry};
 pub use layout::{DEBUG_SECTION, TaskLayout};
 pub use lookup::{TaskChain, TaskFacts};
 pub use registry::{MAX_TASKS, Sources};
 pub use suspended::{Awaited, SuspendedTask};
+pub use trio::{TrioOffsets, TrioTask, is_trio_scheduler};
 
 use objects::{Kind, Objects};
 use registry::Found;
@@ -42,6 +46,8 @@ use registry::Found;
 pub enum Gap {
     /// More than [`MAX_TASKS`].
     TooMany,
+    /// More memory than is searched for greenlets.
+    TooLarge,
     /// A list of tasks changed while it was read.
     Changed,
     /// Memory that holds tasks could not be read.
@@ -52,6 +58,7 @@ impl Gap {
     pub fn reason(self) -> &'static str {
         match self {
             Gap::TooMany => "there are more than 100,000 tasks",
+            Gap::TooLarge => "the process has more memory than is searched for greenlets",
             Gap::Changed => "a list of tasks changed while it was read",
             Gap::Unreadable => "memory could not be read",
         }
@@ -113,6 +120,28 @@ pub fn code_of(
 ) -> Result<CodeId, Truncation> {
     let print = fingerprint_of(memory, layout, frame.code).unwrap_or(0);
     codes.observe(pid, memory, layout, frame.code, print)
+}
+
+/// Reads what of one process are tasks, but not those of asyncio: greenlets, tasks of trio.
+pub struct OtherTasks {
+    layout: Layout,
+    offsets: ObjectLayout,
+    tasks: TaskLayout,
+}
+
+impl OtherTasks {
+    /// `None` for a version whose offsets are not known.
+    pub fn new(memory: &dyn Memory, runtime: &Runtime, interpreter: &Interpreter) -> Option<OtherTasks> {
+        Some(OtherTasks {
+            layout: interpreter.layout,
+            offsets: ObjectLayout::of(runtime, &interpreter.layout)?,
+            tasks: TaskLayout::of(memory, runtime, interpreter, None)?,
+        })
+    }
+
+    fn objects<'a>(&'a self, memory: &'a dyn Memory) -> Objects<'a> {
+        Objects::new(memory, &self.layout, &self.offsets, &self.tasks)
+    }
 }
 
 /// Reads the tasks of one process, again and again.

@@ -47,6 +47,10 @@ pub enum Kind {
     Cell,
     /// A task's own callback of a future that it awaits.
     Wakeup,
+    /// `PyGreenlet`
+    Greenlet,
+    /// A frame object; from 3.11 on it refers to the frame.
+    Frame,
     Str,
     Int,
     Other,
@@ -70,6 +74,8 @@ const KINDS: &[(&str, Kind)] = &[
     ("TaskWakeupMethWrapper", Kind::Wakeup),
     ("TaskStepMethWrapper", Kind::Wakeup),
     ("_asyncio.TaskStepMethWrapper", Kind::Wakeup),
+    ("greenlet.greenlet", Kind::Greenlet),
+    ("frame", Kind::Frame),
     ("str", Kind::Str),
     ("int", Kind::Int),
 ];
@@ -332,6 +338,60 @@ impl<'a> Objects<'a> {
                 dict => self.dict(dict),
             },
         }
+    }
+
+    /// An attribute of an instance of a class with `__slots__`: its type lists them as members (`PyMemberDef`, Include/structmember.h,
+    /// later Include/descrobject.h: name, type, offset, flags, documentation).
+    pub fn member(&self, object: u64, name: &str) -> Option<u64> {
+        self.pointer(object, self.member_offset(object, name)?)
+    }
+
+    /// Where an instance has such an attribute.
+    pub fn member_offset(&self, object: u64, name: &str) -> Option<u16> {
+        let mut at = Some(self.type_of(object)?.at);
+        for _ in 0..MAX_BASES {
+            let members = self.pointer(at?, self.tasks.head + 224); // `tp_members`
+            for n in 0..MAX_ITEMS {
+                let Some(member) = members.and_then(|first| first.checked_add(40 * n)) else {
+                    break;
+                };
+                let Some(found) = self.pointer(member, 0) else { break };
+                if self.is_text(found, name) {
+                    let offset = self.word(member, 16).filter(|offset| *offset < 4096)?;
+                    return Some(offset as u16);
+                }
+            }
+            at = self.pointer(at?, self.tasks.head + 240); // `tp_base`
+        }
+        None
+    }
+
+    /// Is there this text, with a zero at its end?
+    fn is_text(&self, at: u64, text: &str) -> bool {
+        let mut raw = [0; MAX_TYPE];
+        let Some(raw) = raw.get_mut(..text.len() + 1) else {
+            return false;
+        };
+        self.memory.read(at, raw)
+            && raw
+                .split_last()
+                .is_some_and(|(end, raw)| *end == 0 && raw == text.as_bytes())
+    }
+
+    /// The name of a function, or of the function of a bound method.
+    pub fn function_name(&self, object: u64) -> Option<String> {
+        let function = match self.kind(object)? {
+            Kind::Function => object,
+            Kind::Method => self.first(object)?,
+            _ => return None,
+        };
+        // `func_name` (Include/cpython/funcobject.h)
+        let at = if self.tasks.minor < 10 {
+            64
+        } else {
+            self.tasks.head + 16
+        };
+        self.text(self.word(function, at)?)
     }
 
     /// What the cells of a function's closure contain.

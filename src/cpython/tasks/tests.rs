@@ -7,6 +7,7 @@ use super::*;
 use crate::cpython::DEFAULT_DESCRIPTOR;
 use crate::cpython::layouts;
 use crate::cpython_layout::ThreadStateLocation;
+use crate::target::maps::Mapping;
 
 /// Memory in words; what is not there is unreadable.
 #[derive(Default)]
@@ -106,6 +107,10 @@ fn forged(seed: u64) -> Words {
         "TaskGroup",
         "str",
         "dict",
+        "greenlet.greenlet",
+        "frame",
+        "Task",
+        "Nursery",
     ];
     for (i, name) in (0..).zip(names) {
         let at = TYPES + i * TYPE_SIZE;
@@ -156,6 +161,91 @@ fn forged_objects_are_bounded() {
         }
     }
     assert!(chains > 100, "coroutines were found: {chains}");
+}
+
+fn mapping(start: u64, end: u64, path: &str) -> Mapping {
+    Mapping {
+        start,
+        end,
+        writable: true,
+        executable: false,
+        offset: 0,
+        inode: 0,
+        path: path.into(),
+    }
+}
+
+#[test]
+fn forged_greenlets_are_bounded() {
+    for (runtime, offsets, tasks) in layouts_of_all() {
+        let reader = OtherTasks {
+            layout: runtime.layout.expect("a layout"),
+            offsets,
+            tasks,
+        };
+        let maps = [
+            mapping(ARENA, ARENA + 8 * ARENA_WORDS, ""),
+            mapping(TYPES, TYPES + 32 * TYPE_SIZE, "/lib/_greenlet.so"),
+        ];
+        for seed in 0..3 {
+            let memory = forged(seed);
+            reader.all_greenlets(&memory, &maps, &[]);
+            let words = (ARENA..ARENA + 8 * ARENA_WORDS).step_by(8);
+            reader.greenlet_of_stack(&memory, words.clone(), ARENA);
+            for at in words.step_by(64) {
+                reader.trio_offsets(&memory, at, at + 8);
+            }
+        }
+    }
+}
+
+#[test]
+fn greenlets_are_pairs_of_objects() {
+    let (runtime, offsets, tasks) = layouts_of_all().remove(5);
+    let reader = OtherTasks {
+        layout: runtime.layout.expect("a layout"),
+        offsets,
+        tasks,
+    };
+    let (table, stop) = (0x30_0000, 0x7000_0010);
+    let mut memory = Words::default();
+    memory.0.extend((0..ARENA_WORDS).map(|i| (ARENA + 8 * i, 0)));
+    memory.0.extend((0..TYPE_SIZE / 8).map(|i| (TYPES + 8 * i, 0)));
+    memory.0.insert(TYPES + 24, TYPES + 0x800);
+    memory.text(TYPES + 0x800, "greenlet.greenlet");
+    // One that has not begun, one that runs, and one whose objects do not belong together.
+    for (n, back, stop) in [(0, 0x100, 0), (1, 0x100, stop), (2, 0x108, 0)] {
+        let python = ARENA + 0x1000 * n;
+        let object = python + 0x100;
+        for (at, word) in [
+            (python + 8, TYPES),
+            (python + 32, python + back),
+            (object, table),
+            (object + 8, python),
+            (object + 56, u64::from(stop != 0)),
+            (object + 64, stop),
+        ] {
+            memory.0.insert(at, word);
+        }
+    }
+    let maps = [
+        mapping(ARENA, ARENA + 8 * ARENA_WORDS, "[heap]"),
+        mapping(table, table + 0x1000, "/lib/_greenlet.cpython-312.so"),
+    ];
+    let (found, gaps) = reader.all_greenlets(&memory, &maps, &[]);
+    let found: Vec<(u64, GreenletState)> = found.into_iter().map(|g| (g.greenlet.address, g.state)).collect();
+    let expected = [
+        (ARENA, GreenletState::New(None)),
+        (ARENA + 0x1000, GreenletState::Running(None)),
+    ];
+    assert_eq!((&found[..], gaps), (&expected[..], vec![]));
+    let on_stack = |end: u64| {
+        let words = [7, ARENA + 0x100, ARENA + 0x2100, ARENA + 0x1100].into_iter();
+        let found = reader.greenlet_of_stack(&memory, words, end);
+        found.map(|(at, greenlet)| (at, greenlet.address))
+    };
+    assert_eq!(on_stack(stop - 16), Some((3, ARENA + 0x1000)));
+    assert_eq!(on_stack(stop + 16), None, "it begins elsewhere");
 }
 
 /// A list of tasks: (next of each node), the first is the head.

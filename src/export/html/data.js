@@ -185,13 +185,22 @@ async function readProfile(base64) {
         },
       ]),
     ),
+    hasWorkers: f.kind.some((kind) => kinds[kind] === "worker"),
+    workersApart: false,
+    stacks(interpreterFrames) {
+      const stacks = interpreterFrames ? full : folded;
+      if (!this.workersApart) return stacks;
+      const is = (names) => (fn) => names.includes(kinds[f.kind[fn]]);
+      return (stacks.apart ??= workersApart(stacks, is(["worker"]), is(["process"])));
+    },
     // The stacks that are not shown now.
     other() {
-      return this.interpreterFrames ? folded : full;
+      return this.stacks(!this.interpreterFrames);
     },
-    // Shows stacks with the interpreter's frames or without them.
-    use(interpreterFrames) {
-      const { tree, lineStart, lines, lineSamples, lineSelf, node, selves } = interpreterFrames ? full : folded;
+    // Shows stacks with the interpreter's frames or without them, with native workers below the code that they work for, or apart.
+    use(interpreterFrames, workersApart = this.workersApart) {
+      this.workersApart = workersApart;
+      const { tree, lineStart, lines, lineSamples, lineSelf, node, selves } = this.stacks(interpreterFrames);
       Object.assign(this, { interpreterFrames, tree, lineStart, lines, lineSamples, lineSelf });
       this.ticks.node = node;
       this.values.forEach((value, at) => (value.self = selves[at]));

@@ -26,6 +26,7 @@ const SCRIPTS: &[&str] = &[
     include_str!("text.js"),
     include_str!("data.js"),
     include_str!("tree.js"),
+    include_str!("workers.js"),
     include_str!("model.js"),
     include_str!("draw.js"),
     include_str!("chart.js"),

@@ -345,6 +345,8 @@ class Page {
     $("interpreter").hidden = !!model.comparison || !model.profile.hasInterpreterFrames;
     $("interpreter").setAttribute("aria-pressed", String(model.profile.interpreterFrames));
     $("interpreter").addEventListener("click", () => this.showInterpreter());
+    $("workers").hidden = !!model.comparison || !model.profile.hasWorkers;
+    $("workers").addEventListener("click", () => this.moveWorkers());
     $("colors").addEventListener("click", () => this.recolor());
     $("direction").addEventListener("click", () => this.turn());
     $("zoom-out").addEventListener("click", () => this.active.chart?.back(true));
@@ -376,6 +378,18 @@ class Page {
     if (this.timeline) this.timeline.bins = null;
     this.model.set({});
     announce(`Interpreter frames ${profile.interpreterFrames ? "shown" : "folded away"}`);
+  }
+
+  // Shows native workers below the code that gave them work, or apart.
+  moveWorkers() {
+    const { profile } = this.model;
+    if ($("workers").hidden) return;
+    profile.use(profile.interpreterFrames, !profile.workersApart);
+    $("workers").textContent = profile.workersApart ? "Workers: apart" : "Workers: attributed";
+    $("workers").setAttribute("aria-pressed", String(!profile.workersApart));
+    if (this.timeline) this.timeline.bins = null;
+    this.model.set({});
+    announce(profile.workersApart ? "Native workers apart" : "Native workers below the code that gave them work");
   }
 
   recolor() {
@@ -478,6 +492,7 @@ class Page {
       h: () => this.hideFunction(selected),
       i: () => this.turn(),
       g: () => this.showInterpreter(),
+      w: () => this.moveWorkers(),
       c: () => this.recolor(),
       t: () => theme.toggle(),
       "?": () => $("help").showModal(),

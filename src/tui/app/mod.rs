@@ -6,6 +6,7 @@ use regex::{Regex, RegexBuilder};
 
 use super::rows::{self, RowTarget, Sort, TopRow};
 use crate::event::Tid;
+use crate::profile::lags::Lag;
 use crate::profile::model::{Frame, Profile};
 use crate::profile::views::ViewOptions;
 use crate::profile::waits::{self, WaitSite};
@@ -25,6 +26,9 @@ pub enum Page {
     Threads,
     /// Where threads waited.
     Waits,
+    /// What kept event loops for long, and the stack of one of those.
+    Lags,
+    Lag(Box<Lag>),
     /// Callers and callees of a function.
     Around(Box<Frame>),
 }
@@ -149,6 +153,8 @@ impl App {
                 self.sites = waiting(&self.profile, filter);
                 rows::waits(&self.sites)
             }
+            Page::Lags => rows::lags(&self.profile, filter),
+            Page::Lag(lag) => rows::lag_stack(lag),
             Page::Around(function) => rows::around(&self.shown, function, self.sort),
         };
         let at = self.table.selected().unwrap_or(0);
@@ -215,12 +221,14 @@ impl App {
                 return Action::Refresh;
             }
             KeyCode::Char('4') => self.go(Page::Waits),
+            KeyCode::Char('5') => self.go(Page::Lags),
             KeyCode::Tab => {
                 let next = match self.page {
                     Page::Functions => Page::Stacks,
                     Page::Stacks => Page::Threads,
                     Page::Threads => Page::Waits,
-                    Page::Waits | Page::Around(_) => Page::Functions,
+                    Page::Waits => Page::Lags,
+                    Page::Lags | Page::Lag(_) | Page::Around(_) => Page::Functions,
                 };
                 self.go(next);
                 return Action::Refresh;
@@ -274,6 +282,7 @@ impl App {
     fn enter(&mut self, at: usize) -> Action {
         match self.rows.get(at).map(|r| r.subject.clone()) {
             Some(RowTarget::Function(frame)) => self.go(Page::Around(frame)),
+            Some(RowTarget::Lag(lag)) => self.go(Page::Lag(lag)),
             Some(RowTarget::Thread(tid)) => {
                 self.thread = Some(tid);
                 self.go(Page::Functions);

@@ -42,7 +42,20 @@ pub fn text(report: &TaskReport, style: TerminalStyle) -> String {
     // In the order of their creation, as far as names say.
     let by_name = |tasks: &mut Vec<usize>| tasks.sort_by_key(|i| natural(&report.tasks[*i].name));
     children.iter_mut().for_each(by_name);
-    let running = report.tasks.iter().filter(|t| t.state != TaskState::Suspended).count();
+    let running = report.tasks.iter().filter(|t| matches!(t.state, TaskState::Running(_)));
+    let running = running.count();
+    let of_asyncio = report.tasks.iter().filter(|t| t.event_loop.is_some()).count();
+    let greenlets = report.tasks.len() - of_asyncio;
+    let plural = |n: usize, of: &str| format!("{n} {of}{}", if n == 1 { "" } else { "s" });
+    let counts = match (of_asyncio, greenlets) {
+        (_, 0) => plural(of_asyncio, "asyncio task"),
+        (0, _) => plural(greenlets, "greenlet"),
+        _ => format!(
+            "{}, {}",
+            plural(of_asyncio, "asyncio task"),
+            plural(greenlets, "greenlet")
+        ),
+    };
     let mut tree = Tree {
         report,
         style,
@@ -53,13 +66,7 @@ pub fn text(report: &TaskReport, style: TerminalStyle) -> String {
         out: String::new(),
     };
     let _ = writeln!(tree.out, "Process {}: {}", report.pid, line(&report.command));
-    let plural = if report.tasks.len() == 1 { "" } else { "s" };
-    let _ = writeln!(
-        tree.out,
-        "{}; {} asyncio task{plural}, {running} running\n",
-        line(&report.python),
-        report.tasks.len()
-    );
+    let _ = writeln!(tree.out, "{}; {counts}, {running} running\n", line(&report.python));
     let mut roots: Vec<usize> = (0..report.tasks.len())
         .filter(|i| report.tasks[*i].awaited_by.is_empty())
         .collect();
@@ -162,6 +169,7 @@ impl Tree<'_> {
         let name = format!("[task: {}]", line(name));
         let state = match state {
             TaskState::Suspended => return name,
+            TaskState::New => " not started".to_string(),
             TaskState::Running(None) => " running".to_string(),
             TaskState::Running(Some(tid)) => format!(" running in thread {tid}"),
         };
@@ -183,7 +191,7 @@ mod tests {
         ShownTask {
             address: 0,
             name: name.into(),
-            event_loop: 0,
+            event_loop: Some(0),
             frames: frames.iter().map(frame).collect(),
             awaited: None,
             state,

@@ -1,4 +1,4 @@
-//! `dump --tasks`: the asyncio tasks of a process as a tree.
+//! `dump --tasks`: the asyncio tasks of a process as a tree, and its greenlets.
 
 use std::io::{self, Write as _};
 
@@ -10,7 +10,7 @@ use crate::cli::discover::check_target;
 use crate::cli::output::style::TerminalStyle;
 use crate::cpython::code_object::CodeTable;
 use crate::cpython::frame_groups;
-use crate::cpython::tasks::{self, NoTasks, RawAwaitFrame, TaskList};
+use crate::cpython::tasks::{self, GreenletState, ListedGreenlet, NoTasks, RawAwaitFrame, TaskList};
 use crate::cpython::thread_states;
 use crate::cpython_layout::Layout;
 use crate::error::{self, Error, ErrorKind};
@@ -19,6 +19,7 @@ use crate::privileges::credentials::Caps;
 use crate::privileges::{checks, phases};
 use crate::session::{Session, SessionOptions};
 use crate::sys::procfs;
+use crate::target::maps;
 use crate::target::memory::{Memory, Pages};
 use crate::target::system::{LiveSystem, ProcessMemory, System};
 
@@ -26,7 +27,8 @@ use crate::target::system::{LiveSystem, ProcessMemory, System};
 pub struct ShownTask {
     pub address: u64,
     pub name: String,
-    pub event_loop: u64,
+    /// `None`: it is a greenlet.
+    pub event_loop: Option<u64>,
     /// Outermost first.
     pub frames: Vec<ShownFrame>,
     /// Type of what the innermost coroutine awaits.
@@ -37,6 +39,8 @@ pub struct ShownTask {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TaskState {
+    /// It has not begun; of greenlets only.
+    New,
     Suspended,
     /// In this thread, if it was found.
     Running(Option<Tid>),
@@ -88,9 +92,20 @@ pub fn dump(pid: Pid, as_json: bool) -> error::Result<()> {
     let live = ProcessMemory(&LiveSystem, pid);
     let memory = Pages::new(&live);
     let read = session.task_reader(pid).and_then(|mut reader| reader.read(&memory));
-    let (Some(python), Ok(list)) = (python, &read) else {
-        return Err(no_tasks(pid, read.err().unwrap_or(NoTasks::UnknownVersion), &session));
+    let Some(python) = python else {
+        return Err(no_tasks(pid, NoTasks::UnknownVersion, &session));
     };
+    let states = thread_states::states(&memory, &python);
+    let (greenlets, gaps) = match (session.other_tasks(pid), LiveSystem.maps(pid)) {
+        (Some(reader), Ok(text)) => reader.all_greenlets(&live, &maps::parse(&text), &states),
+        _ => Default::default(),
+    };
+    let mut list = match read {
+        Ok(list) => list,
+        Err(_) if !greenlets.is_empty() => TaskList::default(),
+        Err(why) => return Err(no_tasks(pid, why, &session)),
+    };
+    list.gaps.extend(gaps);
     if LiveSystem.threads(pid).is_empty() {
         return Err(
             Error::new(ErrorKind::NoSuchProcess, format!("process {pid} has exited"))
@@ -98,7 +113,6 @@ pub fn dump(pid: Pid, as_json: bool) -> error::Result<()> {
                 .hint("choose a running process"),
         );
     }
-    let states = thread_states::states(&memory, &python);
     let pointers = thread_states::thread_pointers(&memory, &python, &states);
     let outer: Vec<(Tid, Option<u64>)> = LiveSystem
         .threads(pid)
@@ -116,7 +130,7 @@ pub fn dump(pid: Pid, as_json: bool) -> error::Result<()> {
         pid,
         command: procfs::command_line(pid),
         python: session.pythons.get(&pid).cloned().unwrap_or_default(),
-        tasks: shown(pid, list, &memory, &python.layout, &thread),
+        tasks: shown(pid, (&list, &greenlets), &memory, &python.layout, &thread),
         gaps: list.gaps.iter().map(|gap| gap.reason()).collect(),
     };
     phases::drop_for_symbolization(Caps::NONE)?;
@@ -143,7 +157,7 @@ fn no_tasks(pid: Pid, why: NoTasks, session: &Session) -> Error {
         ))
         .hint(format!("`nativeprof dump {pid}` shows its threads")),
         NoTasks::NoAsyncio => Error::new(ErrorKind::Unsupported, format!("process {pid} has no asyncio tasks"))
-            .why("it has not imported asyncio")
+            .why("it has not imported asyncio, and has no greenlets")
             .hint(format!("`nativeprof dump {pid}` shows its threads")),
     }
 }
@@ -151,7 +165,7 @@ fn no_tasks(pid: Pid, why: NoTasks, session: &Session) -> Error {
 /// Names the frames.
 fn shown(
     pid: Pid,
-    list: &TaskList,
+    (list, greenlets): (&TaskList, &[ListedGreenlet]),
     memory: &dyn Memory,
     layout: &Layout,
     thread: &dyn Fn(u64) -> Option<Tid>,
@@ -187,7 +201,7 @@ fn shown(
         ShownTask {
             address: task.address,
             name: task.name.clone(),
-            event_loop: task.event_loop,
+            event_loop: Some(task.event_loop),
             frames,
             awaited: task.awaited.clone(),
             state: match running {
@@ -198,7 +212,31 @@ fn shown(
             awaited_by: task.awaited_by.clone(),
         }
     });
-    tasks.collect()
+    let mut tasks: Vec<ShownTask> = tasks.collect();
+    tasks.extend(greenlets.iter().map(|listed| {
+        let frames: Vec<ShownFrame> = listed.frames.iter().map(&mut frame).collect();
+        let function = match &listed.state {
+            GreenletState::New(function) => function.as_deref(),
+            _ => {
+                let mut functions = frames.iter().filter(|f| !tasks::is_greenlet_entry(&f.name, &f.file));
+                functions.next().map(|f| &*f.name)
+            }
+        };
+        ShownTask {
+            address: listed.greenlet.address,
+            name: listed.greenlet.label(function),
+            event_loop: None,
+            awaited: None,
+            state: match listed.state {
+                GreenletState::New(_) => TaskState::New,
+                GreenletState::Suspended => TaskState::Suspended,
+                GreenletState::Running(pointer) => TaskState::Running(pointer.and_then(thread)),
+            },
+            awaited_by: Vec::new(),
+            frames,
+        }
+    }));
+    tasks
 }
 
 fn json(report: &TaskReport) -> Value {
@@ -214,12 +252,17 @@ fn json(report: &TaskReport) -> Value {
         let by = task.awaited_by.iter().filter_map(|i| report.tasks.get(*i));
         json!({
             "id": address(task.address),
+            "kind": if task.event_loop.is_some() { "asyncio" } else { "greenlet" },
             "name": task.name,
-            "loop": address(task.event_loop),
-            "state": if task.state == TaskState::Suspended { "suspended" } else { "running" },
+            "loop": task.event_loop.map(address),
+            "state": match task.state {
+                TaskState::New => "new",
+                TaskState::Suspended => "suspended",
+                TaskState::Running(_) => "running",
+            },
             "thread": match task.state {
                 TaskState::Running(tid) => tid,
-                TaskState::Suspended => None,
+                TaskState::New | TaskState::Suspended => None,
             },
             "frames": frames.collect::<Vec<_>>(),
             "awaits": task.awaited,
