@@ -764,7 +764,7 @@ fn where_little_is_seen_the_reason_is_said() {
     let output = scratch.path("out.json");
     let done = run(&["record", "-o", text(&output), "--", "sleep", "0.7"]);
     assert!(
-        stderr(&done).contains("--mode wall shows for what"),
+        stderr(&done).contains("to see what it waited for, add --mode wall"),
         "{}",
         stderr(&done)
     );

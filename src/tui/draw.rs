@@ -22,7 +22,7 @@ const MAX_DEPTH: usize = 40;
 
 const HELP: &str = "\
  1 2 3 4 5 Tab  functions, merged stacks, threads, waits (--mode wall),
-                what kept event loops (--lag)
+                what blocked event loops (--lag)
  Up Down PgUp PgDn Home End   move
  Enter          callers and callees of a function; one thread's samples;
                 the stack of what kept a loop
@@ -42,7 +42,7 @@ const HELP: &str = "\
 
 const NO_WAITS: &str = " no waits in this time; `nativeprof top --mode wall` samples them";
 
-const NO_LAGS: &str = " nothing kept an event loop for long; `nativeprof top --lag 50ms` watches them";
+const NO_LAGS: &str = " nothing blocked an event loop for long; `nativeprof top --lag 50ms` watches them";
 
 pub fn draw(screen: &mut Screen<'_>, app: &mut App) {
     let area = screen.area();
@@ -254,7 +254,7 @@ fn waits(app: &App, width: u16) -> Table<'static> {
         .column_spacing(1)
 }
 
-/// What kept event loops for long: when, for how long, in which task and function.
+/// What blocked event loops for long: when, for how long, in which task and function.
 fn lags(app: &App, width: u16) -> Table<'static> {
     let mut titles = vec!["      TOOK".to_string(), "        AT".into()];
     let mut widths = vec![Constraint::Length(10), Constraint::Length(10)];

@@ -21,7 +21,7 @@ pub const MAX_ROWS: usize = 2000;
 pub enum RowTarget {
     Function(Box<Frame>),
     Thread(Tid),
-    /// What kept an event loop.
+    /// What blocked an event loop.
     Lag(Box<Lag>),
     /// A heading.
     None,
@@ -249,7 +249,7 @@ pub fn threads(profile: &Profile, filter: Option<&Regex>, by: Sort, gil_holders:
     rows
 }
 
-/// A row for each callback that kept an event loop for long, the last one first: its counts are the time, in ns.
+/// A row for each callback that blocked an event loop for long, the last one first: its counts are the time, in ns.
 pub fn lags(profile: &Profile, filter: Option<&Regex>) -> Vec<TopRow> {
     let fits = |lag: &&Lag| filter.is_none_or(|f| f.is_match(&lag.task) || f.is_match(&lag.function));
     let row = |lag: &Lag| TopRow {

@@ -91,20 +91,26 @@ pub fn each_python_and_backend(test: impl Fn(&Python, &[&str]) + Sync) {
 /// Runs `test` for these interpreters, two at a time, since one recording leaves most of the machine idle. What fails by
 /// chance then is repeated alone.
 pub fn each_of<'a>(them: impl IntoIterator<Item = &'a Python>, test: impl Fn(&Python) + Sync) {
-    some_at_a_time(2, them, test);
+    some_at_a_time(2, them, |p| &p.name, test);
 }
 
 /// Like `each_python`, one at a time: for programs that need all CPUs.
 pub fn each_python_alone(test: impl Fn(&Python) + Sync) {
-    some_at_a_time(1, pythons(), test);
+    some_at_a_time(1, pythons(), |p| &p.name, test);
 }
 
-fn some_at_a_time<'a>(number: usize, them: impl IntoIterator<Item = &'a Python>, test: impl Fn(&Python) + Sync) {
+/// Runs `test` for some interpreters, `number` of them at a time, and what failed by chance again, alone.
+pub fn some_at_a_time<'a, T: Sync + 'a>(
+    number: usize,
+    them: impl IntoIterator<Item = &'a T>,
+    name: impl Fn(&T) -> &str,
+    test: impl Fn(&T) + Sync,
+) {
     let waiting = Mutex::new(them.into_iter().collect::<Vec<_>>().into_iter());
     let take = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
     let by_chance = Mutex::new(Vec::new());
     let failed = Mutex::new(Vec::new());
-    let add = |list: &Mutex<Vec<&'a Python>>, p| list.lock().unwrap_or_else(PoisonError::into_inner).push(p);
+    let add = |list: &Mutex<Vec<&'a T>>, p| list.lock().unwrap_or_else(PoisonError::into_inner).push(p);
     std::thread::scope(|scope| {
         for _ in 0..number {
             scope.spawn(|| {
@@ -119,13 +125,13 @@ fn some_at_a_time<'a>(number: usize, them: impl IntoIterator<Item = &'a Python>,
         }
     });
     for p in by_chance.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        eprintln!("NOTE: {} is tried again, alone", p.name);
+        eprintln!("NOTE: {} is tried again, alone", name(p));
         if std::panic::catch_unwind(AssertUnwindSafe(|| chance::repeated(|| test(p)))).is_err() {
             add(&failed, p);
         }
     }
     let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let failed: Vec<&str> = failed.iter().map(|p| p.name.as_str()).collect();
+    let failed: Vec<&str> = failed.iter().map(|p| name(p)).collect();
     assert!(failed.is_empty(), "failed with {}", failed.join(", "));
 }
 
