@@ -195,7 +195,9 @@ fn dump_shows_a_greenlet_without_its_starter() {
         let done = command.output().expect("nativeprof starts");
         let dump: Value = serde_json::from_slice(&done.stdout).expect("JSON");
         let thread = &dump["threads"][0];
-        assert_eq!(thread["stack"], "exact", "CPython {name}: {thread:#}");
+        // In Debian's CPython 3.15 a function on the way to `read` has no unwind table.
+        let is_complete = thread["stack"] == "exact" || name == "3.15" && thread["stack"] == "repaired";
+        assert!(is_complete, "CPython {name}: {thread:#}");
         let frames = thread["frames"].as_array().expect("frames").iter();
         let names: Vec<&str> = frames.filter_map(|f| f["name"].as_str()).collect();
         assert_eq!(names.last(), Some(&"[greenlet]"), "CPython {name}: {names:?}");
