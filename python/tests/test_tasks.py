@@ -427,13 +427,18 @@ def off_cpu():
 def test_the_wait_is_what_the_kernel_measures(runner):
     if runner is run_with_uvloop:
         pytest.importorskip("uvloop")
-    before, begin = off_cpu(), time.perf_counter()
-    profiler = profiled(lambda: runner(sleepers()))
-    wall, after = time.perf_counter() - begin, off_cpu()
-    ran, ready = after[0] - before[0], after[1] - before[1]
-    waited = profiler.wait_bench.ticks / 1e9
-    # The thread sleeps in waits only; having been woken it may have to wait for a CPU in them.
-    assert 0.98 * (wall - ran - ready) <= waited <= 1.02 * (wall - ran)
+    # Between the readings of the two clocks a busy machine takes the CPU away: then another attempt is made.
+    for last in (False, False, True):
+        before, begin = off_cpu(), time.perf_counter()
+        profiler = profiled(lambda: runner(sleepers()))
+        wall, after = time.perf_counter() - begin, off_cpu()
+        ran, ready = after[0] - before[0], after[1] - before[1]
+        waited = profiler.wait_bench.ticks / 1e9
+        # The thread sleeps in waits only; having been woken it may have to wait for a CPU in them.
+        agree = 0.98 * (wall - ran - ready) <= waited <= 1.02 * (wall - ran)
+        assert agree or not last, (wall, ran, ready, waited)
+        if agree:
+            break
     assert profiler.main_bench.ticks > 0
 
 

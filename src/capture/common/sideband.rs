@@ -10,12 +10,6 @@ pub struct SidebandRecord {
     pub event: Event,
 }
 
-/// Must this record wait for older samples, where all samples up to `known_until` are known? The exit of a process, or
-/// an exec, invalidates what is known of it. Other records may be early.
-pub fn must_wait(record: &SidebandRecord, known_until: u64) -> bool {
-    matches!(record.event, Event::Exit { .. } | Event::Exec { .. }) && record.time > known_until
-}
-
 /// Makes an event write sideband records, in the form that [`decode`] reads.
 pub fn request_sideband(attr: &mut perf::perf_event_attr) {
     attr.sample_type = (perf::PERF_SAMPLE_TID | perf::PERF_SAMPLE_TIME).into();
@@ -89,24 +83,4 @@ pub fn decode(kind: u32, misc: u16, b: &[u8]) -> Option<Result<SidebandRecord, u
         _ => return None,
     };
     Some(Ok(SidebandRecord { time, event }))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn exits_wait_for_older_samples() {
-        let at = |time, event| SidebandRecord { time, event };
-        let exit = || Event::Exit { pid: 1, tid: 1 };
-        let exec = Event::Exec {
-            pid: 1,
-            comm: Vec::new(),
-        };
-        assert!(!must_wait(&at(10, exit()), 10));
-        assert!(must_wait(&at(11, exit()), 10));
-        assert!(must_wait(&at(11, exec), 10));
-        assert!(!must_wait(&at(11, Event::Thread { pid: 1, tid: 2 }), 10));
-        assert!(!must_wait(&at(11, exit()), u64::MAX));
-    }
 }

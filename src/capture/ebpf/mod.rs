@@ -592,7 +592,7 @@ impl Backend for EbpfSource {
         let max_wait = Duration::from_nanos(period(self.options.rate)) * POLL_SAMPLES;
         let max_wait = max_wait.clamp(MIN_POLL, MAX_POLL).min(self.events.time_left());
         sys::files::poll(&fds, wait.min(max_wait)).map_err(|e| Error::io("cannot wait for samples", e))?;
-        // A process or program that ends later than this may have samples that are not in the ring yet.
+        // What is newer than this may have older samples that were not in the ring yet when it was read.
         let known_until = if self.stopped { u64::MAX } else { sys::clock::now() };
         let mut records = Vec::new();
         let (mut more, mut bytes) = (true, 0);
@@ -633,17 +633,13 @@ impl Backend for EbpfSource {
             }
         }
         if !more {
-            while self
-                .pending
-                .front()
-                .is_some_and(|t| !sideband::must_wait(t, known_until))
-            {
+            while self.pending.front().is_some_and(|t| t.time <= known_until) {
                 self.emit_next(out);
             }
             self.times.read(false);
         }
         self.reprogram();
-        Ok(more)
+        Ok(more || !self.pending.is_empty())
     }
 
     fn stop(&mut self) {
