@@ -205,7 +205,7 @@ impl Session {
     }
 
     /// The number of a process that has exited is in use again.
-    fn is_alive(&mut self, pid: Pid) {
+    fn forget_predecessor(&mut self, pid: Pid) {
         if let Some(at) = self.departed.iter().position(|departed| *departed == pid) {
             self.departed.remove(at);
             self.forget_process(pid);
@@ -289,7 +289,7 @@ impl Session {
     /// A process has forked.
     pub(super) fn fork(&mut self, pid: Pid, parent: Pid, update: &mut TargetUpdate<'_>) -> Result<()> {
         self.exited.remove(&pid);
-        self.is_alive(pid);
+        self.forget_predecessor(pid);
         let Some(m) = self.targets.get(&parent) else {
             return Ok(());
         };

@@ -185,7 +185,7 @@ impl Session {
             };
             let number = match tid {
                 None => 0,
-                // It gave the lock up itself, and until another thread had a CPU to take it nobody held it.
+                // It gave the lock up itself, and until another thread had a CPU to take it, no thread held it.
                 Some(tid) if tid == s.tid => next,
                 Some(_) if i == 0 && tid == ended => last,
                 Some(tid) => self.wakers.number(RawWaker {
