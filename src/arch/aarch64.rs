@@ -161,8 +161,8 @@ pub const SIGNAL_REGS_WORDS: usize = PT_REGS_WORDS;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SignalRegs(pub [u64; SIGNAL_REGS_WORDS]);
 
-/// Bytes of the instruction that makes a system call.
-pub const CALL_BYTES: usize = 4;
+/// Reads memory of this process: fills the buffer with the bytes at an address, or returns false.
+pub type ReadMemory<'a> = &'a dyn Fn(u64, &mut [u8]) -> bool;
 
 impl SignalRegs {
     pub fn from_context(context: &libc::mcontext_t) -> SignalRegs {
@@ -180,10 +180,6 @@ impl SignalRegs {
         Regs::from_pt_regs(&self.0)
     }
 
-    pub fn ip(&self) -> u64 {
-        self.0[PC]
-    }
-
     /// May the signal have interrupted a system call, which then returned EINTR, and which can be restarted? No: its result
     /// took the place of its first argument, which is nowhere else.
     pub fn interrupted_call(&self) -> bool {
@@ -191,7 +187,7 @@ impl SignalRegs {
     }
 
     /// Restarts that call when the handler returns.
-    pub fn restart_call(&mut self, _code: &[u8; CALL_BYTES]) -> bool {
+    pub fn restart_call(&mut self, _read: ReadMemory) -> bool {
         false
     }
 }

@@ -162,14 +162,21 @@ pub const SIGNAL_REGS_WORDS: usize = 23;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SignalRegs(pub [u64; SIGNAL_REGS_WORDS]);
 
+const BP_IN_CONTEXT: usize = 10;
+const AX_IN_CONTEXT: usize = 13;
+const SP_IN_CONTEXT: usize = 15;
+const IP_IN_CONTEXT: usize = 16;
+/// The instruction.
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+
 /// System calls that return EINTR after a signal handler even with SA_RESTART, and have had no effect when they do
 /// (signal(7), "Interruption of system calls"): poll, select, pause, nanosleep, semop, msgsnd, msgrcv, rt_sigtimedwait,
 /// rt_sigsuspend, futex, io_getevents, semtimedop, clock_nanosleep, epoll_wait and their variants, io_uring_enter.
-const NEVER_RESTARTED: &[u32] = &[
+const NEVER_RESTARTED: &[u64] = &[
     7, 23, 34, 35, 65, 69, 70, 128, 130, 202, 208, 220, 230, 232, 270, 271, 281, 333, 426, 441,
 ];
-/// `mov $NUMBER,%eax; syscall`, as in C libraries.
-pub const CALL_BYTES: usize = 7;
+/// Reads memory of this process: fills the buffer with the bytes at an address, or returns false.
+pub type ReadMemory<'a> = &'a dyn Fn(u64, &mut [u8]) -> bool;
 
 impl SignalRegs {
     pub fn from_context(context: &libc::mcontext_t) -> SignalRegs {
@@ -180,10 +187,6 @@ impl SignalRegs {
         for (to, from) in context.gregs.iter_mut().zip(self.0) {
             *to = from as i64;
         }
-    }
-
-    pub fn ip(&self) -> u64 {
-        self.0[16]
     }
 
     /// The registers that the unwinder uses.
@@ -201,22 +204,75 @@ impl SignalRegs {
 
     /// May the signal have interrupted a system call, which then returned EINTR?
     pub fn interrupted_call(&self) -> bool {
-        self.0[13] == EINTR
+        self.0[AX_IN_CONTEXT] == EINTR
     }
 
-    /// Restarts that call when the handler returns, if `code`, the bytes before the instruction pointer, identifies it
-    /// and it may be restarted. Its time-out starts again.
-    pub fn restart_call(&mut self, code: &[u8; CALL_BYTES]) -> bool {
-        let &[0xb8, a, b, c, d, 0x0f, 0x05] = code else {
+    /// Restarts that call when the handler returns, if the code before the instruction pointer identifies it and it may
+    /// be restarted. Its time-out starts again.
+    pub fn restart_call(&mut self, read: ReadMemory) -> bool {
+        let Some(call) = self
+            .interrupted_call()
+            .then(|| self.call_number(read))
+            .flatten()
+            .filter(|call| NEVER_RESTARTED.contains(call))
+        else {
             return false;
         };
-        let call = u32::from_le_bytes([a, b, c, d]);
-        let restart = self.interrupted_call() && NEVER_RESTARTED.contains(&call);
-        if restart {
-            self.0[13] = call.into();
-            self.0[16] -= 2;
+        self.0[AX_IN_CONTEXT] = call;
+        self.0[IP_IN_CONTEXT] -= SYSCALL.len() as u64;
+        true
+    }
+
+    /// The number of the system call whose instruction is the last one before the instruction pointer. The kernel has
+    /// replaced it by the result, so it is read from what the C library did before (glibc 2.26 to 2.43, musl 1.2).
+    fn call_number(&self, read: ReadMemory) -> Option<u64> {
+        let (ip, sp) = (self.0[IP_IN_CONTEXT], self.0[SP_IN_CONTEXT]);
+        let mut code = [0; 7];
+        if !read(ip.checked_sub(code.len() as u64)?, &mut code) {
+            return None;
         }
-        restart
+        match code.strip_suffix(&SYSCALL)? {
+            // mov $NUMBER,%eax
+            &[0xb8, a, b, c, d] => Some(u32::from_le_bytes([a, b, c, d]).into()),
+            // mov OFFSET(%rsp),%rax: __syscall_cancel (nptl/cancellation.c, glibc 2.41) of a process with one thread, or of
+            // a thread that cannot be cancelled
+            &[0x48, 0x8b, 0x44, 0x24, offset] => self.word(sp, offset, read),
+            // mov OFFSET(%rbp),%rax: the same, compiled with frame pointers
+            &[_, 0x48, 0x8b, 0x45, offset] => self.word(self.0[BP_IN_CONTEXT], offset, read),
+            // mov %r11,8(%rsp): __syscall_cancel_arch (sysdeps/unix/sysv/linux/x86_64/syscall_cancel.S, glibc 2.41)
+            &[0x4c, 0x89, 0x5c, 0x24, 8] => self.number_in_caller(read),
+            _ => None,
+        }
+    }
+
+    /// The number that the caller of `__syscall_cancel_arch` read from its stack for the second argument, %rsi: moves
+    /// between registers and the call follow.
+    fn number_in_caller(&self, read: ReadMemory) -> Option<u64> {
+        let sp = self.0[SP_IN_CONTEXT];
+        let returns_to = self.word(sp, 0, read)?;
+        let mut code = [0; 32];
+        if !read(returns_to.checked_sub(code.len() as u64)?, &mut code) {
+            return None;
+        }
+        // call RELATIVE
+        let (mut code, &[0xe8, ..]) = code.split_last_chunk::<5>()? else {
+            return None;
+        };
+        while let Some((before, &[0x48 | 0x49 | 0x4c | 0x4d, 0x89, 0xc0..=0xff])) = code.split_last_chunk() {
+            code = before;
+        }
+        match *code {
+            [.., 0x48, 0x8b, 0x74, 0x24, offset] => self.word(sp.checked_add(8)?, offset, read),
+            [.., 0x48, 0x8b, 0x75, offset] => self.word(self.0[BP_IN_CONTEXT], offset, read),
+            _ => None,
+        }
+    }
+
+    /// The word at `base` plus a signed offset of one byte.
+    fn word(&self, base: u64, offset: u8, read: ReadMemory) -> Option<u64> {
+        let mut word = [0; 8];
+        let at = base.wrapping_add_signed((offset as i8).into());
+        read(at, &mut word).then(|| u64::from_le_bytes(word))
     }
 }
 
@@ -379,6 +435,8 @@ pub const DESCRIPTOR_SIZE: [u32; 2] = [0, 0];
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use super::*;
 
     #[test]
@@ -435,22 +493,61 @@ mod tests {
 
     #[test]
     fn interrupted_calls_are_restarted_if_the_code_identifies_them() {
-        let epoll_wait = [0xb8, 232, 0, 0, 0, 0x0f, 0x05];
-        let check = |result: i64, code: [u8; CALL_BYTES], expected: bool| {
+        const IP: u64 = 0x1040;
+        const CALLER: u64 = 0x2040;
+        const STACK: u64 = 0x7000;
+        // Code before the instruction pointer, code before the return address, a word of the stack at an offset.
+        let check = |result: i64, code: &[u8], caller: &[u8], (offset, word): (u64, u64), expected: bool| {
             let mut regs = SignalRegs([7; SIGNAL_REGS_WORDS]);
-            (regs.0[13], regs.0[16]) = (result as u64, 0x1000);
-            assert_eq!(regs.restart_call(&code), expected, "{result} {code:x?}");
-            let after = if expected {
-                (232, 0xffe)
-            } else {
-                (result as u64, 0x1000)
+            (regs.0[13], regs.0[16]) = (result as u64, IP);
+            (regs.0[15], regs.0[10]) = (STACK, STACK + 0x30);
+            let mut memory = HashMap::from([(STACK, CALLER.to_le_bytes()), (STACK + offset, word.to_le_bytes())]);
+            for (end, bytes) in [(IP, code), (CALLER, caller)] {
+                let padded = [&[0x90; 40], bytes].concat();
+                for (i, part) in padded.rchunks_exact(8).enumerate() {
+                    memory.insert(end - 8 * (i as u64 + 1), part.try_into().unwrap());
+                }
+            }
+            let read = |at: u64, into: &mut [u8]| {
+                for (byte, at) in into.iter_mut().zip(at..) {
+                    match memory.get(&(at & !7)) {
+                        Some(word) => *byte = word[at as usize % 8],
+                        None => return false,
+                    }
+                }
+                true
             };
+            assert_eq!(regs.restart_call(&read), expected, "{result} {code:x?} {caller:x?}");
+            let after = if expected { (232, IP - 2) } else { (result as u64, IP) };
             assert_eq!((regs.0[13], regs.0[16]), after, "{result} {code:x?}");
         };
-        check(-4, epoll_wait, true);
-        check(3, epoll_wait, false);
-        check(-4, [0xb8, 3, 0, 0, 0, 0x0f, 0x05], false); // close
-        check(-4, [0x90, 0x90, 0x48, 0x89, 0xf8, 0x0f, 0x05], false); // mov %rdi,%rax
+        let nothing = (0x100, 0);
+        let epoll_wait = [0xb8, 232, 0, 0, 0, 0x0f, 0x05];
+        check(-4, &epoll_wait, &[], nothing, true);
+        check(3, &epoll_wait, &[], nothing, false);
+        check(-4, &[0xb8, 3, 0, 0, 0, 0x0f, 0x05], &[], nothing, false); // close
+        check(-4, &[0x48, 0x89, 0xf8, 0x0f, 0x05], &[], nothing, false); // mov %rdi,%rax
+        check(-4, &epoll_wait[..5], &[], nothing, false); // no system call
+
+        let from_sp = [0x48, 0x8b, 0x44, 0x24, 0x20, 0x0f, 0x05]; // mov 0x20(%rsp),%rax
+        check(-4, &from_sp, &[], (0x20, 232), true);
+        check(-4, &from_sp, &[], (0x20, 3), false);
+        check(-4, &from_sp, &[], (0x28, 232), false); // not mapped
+        let from_bp = [0x48, 0x8b, 0x45, 0x10, 0x0f, 0x05]; // mov 0x10(%rbp),%rax
+        check(-4, &from_bp, &[], (0x40, 232), true);
+
+        let cancel_arch = [0x4c, 0x89, 0x5c, 0x24, 8, 0x0f, 0x05]; // mov %r11,8(%rsp)
+        // mov 0x30(%rsp),%rsi; mov %rax,%r8; mov %r10,%rdi; call (Debian's glibc 2.43)
+        let caller = [
+            0x48, 0x8b, 0x74, 0x24, 0x30, 0x49, 0x89, 0xc0, 0x4c, 0x89, 0xd7, 0xe8, 1, 2, 3, 4,
+        ];
+        check(-4, &cancel_arch, &caller, (0x38, 232), true);
+        check(-4, &cancel_arch, &caller, (0x38, 3), false);
+        check(-4, &cancel_arch, &caller, (0x30, 232), false);
+        check(-4, &cancel_arch, &caller[..11], (0x38, 232), false); // no call
+        check(-4, &cancel_arch, &caller[5..], (0x38, 232), false); // the load is not there
+        let with_bp = [0x48, 0x8b, 0x75, 0x10, 0x4c, 0x89, 0xd7, 0xe8, 1, 2, 3, 4]; // mov 0x10(%rbp),%rsi
+        check(-4, &cancel_arch, &with_bp, (0x40, 232), true);
     }
 
     #[test]

@@ -11,8 +11,8 @@ use std::io;
 use super::slot_pool::SlotPool;
 #[cfg(target_arch = "aarch64")]
 use crate::arch::RA;
-use crate::arch::{CALL_BYTES, CALLEE_SAVED, Regs, SP, SignalRegs};
-use crate::event::{PAGE, Pid};
+use crate::arch::{CALLEE_SAVED, Regs, SP, SignalRegs};
+use crate::event::Pid;
 use crate::sys;
 use crate::sys::threads;
 
@@ -147,14 +147,8 @@ extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut l
             pool.handle(info.value, overrun, regs.regs());
             // The program must not notice that it is sampled: a system call that we have interrupted is restarted,
             // unless another signal is involved.
-            let ip = regs.ip();
-            let mut code = [0; CALL_BYTES];
-            if regs.interrupted_call()
-                && ip % PAGE >= CALL_BYTES as u64
-                && sys::memory::read_memory(pool.pid(), ip - CALL_BYTES as u64, &mut code) == CALL_BYTES
-                && !threads::other_signal_waits(signal)
-                && regs.restart_call(&code)
-            {
+            let read = |at: u64, into: &mut [u8]| sys::memory::read_memory(pool.pid(), at, into) == into.len();
+            if regs.interrupted_call() && !threads::other_signal_waits(signal) && regs.restart_call(&read) {
                 regs.store(&mut context.uc_mcontext);
             }
         }
