@@ -61,7 +61,8 @@ def test_code_that_lives_for_a_moment_is_named(mode):
         if name.startswith("fresh_"):
             fresh += 1
             assert name.replace("_", "-") == filename
-    assert fresh >= 10, profiler.profile.stats
+    # On a busy machine the kernel delivers few of the timer's signals, and the others are counted as lost.
+    assert fresh >= 3, profiler.profile.stats
 
 
 @pytest.mark.parametrize("mode", ["cpu", "wall"])
