@@ -168,7 +168,8 @@ pub trait Backend {
         Vec::new()
     }
 
-    /// While sampling: threads that sleep, listed since the last call, where the backend does not read their stacks.
+    /// While sampling: threads that may sleep, listed since the last call, where the backend does not read their stacks. Their
+    /// time counts if they sleep when they are read.
     fn sleeping(&mut self) -> Vec<OpenInterval> {
         Vec::new()
     }
@@ -184,6 +185,8 @@ pub struct OpenInterval {
     pub time: TimeSpent,
     /// How often the thread had been scheduled; 0: not known. It has not moved while this number is the same.
     pub runs: u64,
+    /// Whether it slept when it was listed.
+    pub asleep: bool,
     /// The system call in which it sleeps, if known.
     pub call: Option<u16>,
 }

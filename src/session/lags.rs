@@ -313,7 +313,7 @@ impl Session {
 
     /// The stack of a thread that sleeps, and whether it is in a callback.
     fn sleeping_stack(&mut self, pid: Pid, tid: Tid) -> Option<(RawNode, bool)> {
-        let s = self.read_sleeping(pid, vec![tid]).ok()?.remove(&tid)?;
+        let s = self.read_sleeping(pid, vec![tid]).ok()?.remove(&tid)?.ok()?;
         let mut last = LastStack::default();
         self.uncounted_stack(&s, &mut last);
         let in_callback = self.is_in_callback();

@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 
 use super::Session;
 use super::targets::ForkMemory;
-use crate::capture::ptrace::snapshot::{SnapshotTarget, Snapshotter};
+use crate::capture::ptrace::snapshot::{SnapshotError, SnapshotTarget, Snapshotter};
 use crate::capture::{Backend, OpenInterval};
 use crate::cpython::{frame_walk, thread_states};
 use crate::cpython_layout::TargetLayout;
@@ -28,9 +28,18 @@ const CONTEXT_AGE: u64 = 200_000_000;
 /// What is kept to read sleeping threads again.
 #[derive(Default)]
 pub(super) struct SleepingThreads {
-    /// The last sample of each thread that was read while it slept, and how often it had been scheduled then.
-    samples: FxHashMap<(Pid, Tid), (u64, Box<Sample>)>,
+    /// The last sample of each thread that was read while it slept.
+    samples: FxHashMap<(Pid, Tid), KeptSample>,
     processes: FxHashMap<Pid, Rc<ProcessContext>>,
+}
+
+/// A sample of a thread that slept, and under which conditions it still holds.
+struct KeptSample {
+    sample: Box<Sample>,
+    /// How often the thread had been scheduled.
+    runs: u64,
+    /// Whether the interpreter of its process was known: without it, Python frames were not read.
+    interpreter: bool,
 }
 
 /// What is needed to read the threads of a process.
@@ -46,18 +55,23 @@ struct ProcessContext {
 
 impl SleepingThreads {
     /// The last sample of a thread, if it has not been scheduled since.
-    fn last(&self, i: &OpenInterval) -> Option<Sample> {
-        let last = self.samples.get(&(i.pid, i.tid));
-        let same = last.filter(|(runs, _)| i.runs != 0 && *runs == i.runs);
-        same.map(|(_, sample)| (**sample).clone())
+    fn last(&self, i: &OpenInterval, interpreter: bool) -> Option<Sample> {
+        let kept = self.samples.get(&(i.pid, i.tid))?;
+        let same = i.asleep && i.runs != 0 && kept.runs == i.runs && kept.interpreter == interpreter;
+        same.then(|| (*kept.sample).clone())
     }
 
-    fn keep(&mut self, i: &OpenInterval, sample: &Sample) {
+    fn keep(&mut self, i: &OpenInterval, sample: &Sample, interpreter: bool) {
         if i.runs != 0 {
             if self.samples.len() >= MAX_KEPT {
                 self.samples.clear();
             }
-            self.samples.insert((i.pid, i.tid), (i.runs, Box::new(sample.clone())));
+            let kept = KeptSample {
+                sample: Box::new(sample.clone()),
+                runs: i.runs,
+                interpreter,
+            };
+            self.samples.insert((i.pid, i.tid), kept);
         }
     }
 }
@@ -68,7 +82,7 @@ impl Session {
     /// # Errors
     /// As [`Session::event`].
     pub fn add_open_intervals(&mut self, source: &mut dyn Backend) -> Result<()> {
-        self.add_intervals(source.open_intervals())?;
+        self.add_intervals(source.open_intervals(), |i, _| i.asleep)?;
         self.finish_awaits();
         self.end_lags();
         Ok(())
@@ -81,34 +95,53 @@ impl Session {
     pub fn add_sleeping(&mut self, source: &mut dyn Backend) -> Result<()> {
         match source.sleeping() {
             intervals if intervals.is_empty() => Ok(()),
-            intervals => self.add_intervals(intervals),
+            // Threads are in the state in which they were read: one that slept a little earlier and runs now does not count,
+            // one that slept a little later does.
+            intervals => self.add_intervals(intervals, |i, error| match error {
+                Some(SnapshotError::KeptRunning) => false,
+                Some(SnapshotError::MovedOn) => true,
+                _ => i.asleep,
+            }),
         }
     }
 
-    fn add_intervals(&mut self, intervals: Vec<OpenInterval>) -> Result<()> {
+    /// `counts`: whether an interval counts whose thread could not be read, and why it could not.
+    fn add_intervals(
+        &mut self,
+        intervals: Vec<OpenInterval>,
+        counts: impl Fn(&OpenInterval, Option<SnapshotError>) -> bool,
+    ) -> Result<()> {
         let mut by_process: BTreeMap<Pid, Vec<OpenInterval>> = BTreeMap::new();
         for interval in intervals {
             by_process.entry(interval.pid).or_default().push(interval);
         }
         for (pid, intervals) in by_process {
-            let moved = intervals.iter().filter(|i| self.sleeping.last(i).is_none());
+            let interpreter = self.knows_interpreter(pid);
+            let moved = intervals
+                .iter()
+                .filter(|i| self.sleeping.last(i, interpreter).is_none());
             let moved: Vec<Tid> = moved.map(|i| i.tid).collect();
             let mut read = match moved.is_empty() {
                 true => BTreeMap::new(),
                 false => self.read_sleeping(pid, moved)?,
             };
             for interval in intervals {
-                let new = read.remove(&interval.tid);
-                if let Some(sample) = &new {
-                    self.sleeping.keep(&interval, sample);
-                }
-                // One that has moved on since has its time, but no stack: the tree says so.
-                let sample = new.or_else(|| self.sleeping.last(&interval)).unwrap_or_else(|| Sample {
-                    pid,
-                    tid: interval.tid,
-                    system_call: interval.call,
-                    ..Sample::default()
-                });
+                let last = self.sleeping.last(&interval, interpreter);
+                let sample = match (read.remove(&interval.tid).transpose(), last) {
+                    (Ok(Some(sample)), _) => {
+                        self.sleeping.keep(&interval, &sample, interpreter);
+                        sample
+                    }
+                    (_, Some(last)) => last,
+                    (result, None) if counts(&interval, result.as_ref().err().copied()) => Sample {
+                        // One that has moved on since has its time, but no stack: the tree says so.
+                        pid,
+                        tid: interval.tid,
+                        system_call: interval.call,
+                        ..Sample::default()
+                    },
+                    _ => continue,
+                };
                 let sample = Sample {
                     time: interval.end,
                     time_spent: interval.time,
@@ -120,11 +153,19 @@ impl Session {
         Ok(())
     }
 
+    fn knows_interpreter(&self, pid: Pid) -> bool {
+        self.python(pid).is_some_and(|(_, interpreter)| interpreter.is_some())
+    }
+
     /// What is needed to read the threads of a process, if necessary from its memory.
     fn process_context(&mut self, pid: Pid) -> Result<Rc<ProcessContext>> {
         let now = sys::clock::now();
+        let interpreter = self.knows_interpreter(pid);
         let known = self.sleeping.processes.get(&pid);
-        if let Some(known) = known.filter(|known| now.saturating_sub(known.time) < CONTEXT_AGE) {
+        let fits = |known: &&Rc<ProcessContext>| {
+            now.saturating_sub(known.time) < CONTEXT_AGE && known.layout.python.is_some() == interpreter
+        };
+        if let Some(known) = known.filter(fits) {
             return Ok(known.clone());
         }
         let mut layout = TargetLayout::default();
@@ -154,8 +195,12 @@ impl Session {
         Ok(context)
     }
 
-    /// Samples of those of the threads that sleep, their registers as far as the kernel shows them.
-    pub(super) fn read_sleeping(&mut self, pid: Pid, tids: Vec<Tid>) -> Result<BTreeMap<Tid, Sample>> {
+    /// Samples of those of the threads that sleep, their registers as far as the kernel shows them, and why others have none.
+    pub(super) fn read_sleeping(
+        &mut self,
+        pid: Pid,
+        tids: Vec<Tid>,
+    ) -> Result<BTreeMap<Tid, std::result::Result<Sample, SnapshotError>>> {
         let context = self.process_context(pid)?;
         let pointers = &context.thread_pointers;
         let targets: Vec<SnapshotTarget> = tids
@@ -178,16 +223,49 @@ impl Session {
         };
         let seen = once.inspect(&targets).into_iter();
         Ok(seen
-            .filter_map(|(tid, seen)| {
-                let seen = seen.ok()?;
-                let mut sample = seen.sample;
-                let call = seen.blocked.and_then(|b| b.call);
-                if let (Some((number, [first, second, ..])), Some(regs)) = (call, &mut sample.regs) {
-                    sample.system_call = u16::try_from(number).ok();
-                    regs.set_arguments([first, second]);
-                }
-                Some((tid, sample))
+            .map(|(tid, seen)| {
+                let sample = seen.map(|seen| {
+                    let mut sample = seen.sample;
+                    let call = seen.blocked.and_then(|b| b.call);
+                    if let (Some((number, [first, second, ..])), Some(regs)) = (call, &mut sample.regs) {
+                        sample.system_call = u16::try_from(number).ok();
+                        regs.set_arguments([first, second]);
+                    }
+                    sample
+                });
+                (tid, sample)
             })
             .collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::TimeSpent;
+
+    #[test]
+    fn a_sample_is_used_again_while_it_holds() {
+        let listed = |runs, asleep| OpenInterval {
+            pid: 1,
+            tid: 2,
+            end: 0,
+            time: TimeSpent::default(),
+            runs,
+            asleep,
+            call: None,
+        };
+        let mut sleeping = SleepingThreads::default();
+        sleeping.keep(&listed(5, true), &Sample::default(), false);
+        for (runs, asleep, interpreter, expected) in [
+            (5, true, false, true),
+            (5, false, false, false), // it was woken and waits for a CPU
+            (6, true, false, false),  // it has run since
+            (5, true, true, false),   // it has no Python frames, which can be read now
+            (0, true, false, false),
+        ] {
+            let found = sleeping.last(&listed(runs, asleep), interpreter).is_some();
+            assert_eq!(found, expected, "{runs} {asleep} {interpreter}");
+        }
     }
 }

@@ -186,6 +186,7 @@ impl OffCpu {
                     end,
                     time,
                     runs: 0,
+                    asleep: true,
                     call: None,
                 });
             }

@@ -1,5 +1,6 @@
-//! Threads that do not run, for sampling by wall time: once in each period, at a random time, the threads that sleep in a
-//! system call are listed. Nothing is stopped, and threads that run are sampled by their timers.
+//! Threads that do not run, for sampling by wall time: once in each period, at a random time, all threads are listed, and those
+//! that sleep when they are read at once after that have a sample. Nothing is stopped, and threads that run are sampled by their
+//! timers.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -125,7 +126,7 @@ impl SleepingThreads {
         }
     }
 
-    /// Lists the threads that sleep now, if that is due.
+    /// Lists the threads, if that is due.
     pub fn rescan(&mut self) {
         let now = sys::clock::now();
         if self.due == 0 || now < self.due {
@@ -149,26 +150,29 @@ impl SleepingThreads {
                 };
                 thread.seen = true;
                 thread.runnable += delayed.saturating_sub(std::mem::replace(&mut thread.delayed, delayed));
-                if let Ok(Some(blocked)) = procfs::read_blocked(&thread.system_call) {
-                    self.found.push(OpenInterval {
-                        pid: *pid,
-                        tid,
-                        end: now,
-                        time: TimeSpent {
-                            blocked: self.period * periods,
-                            ..TimeSpent::default()
-                        },
-                        runs,
-                        call: blocked.call.and_then(|(number, _)| u16::try_from(number).ok()),
-                    });
-                }
+                let Ok(blocked) = procfs::read_blocked(&thread.system_call) else {
+                    continue;
+                };
+                let call = blocked.as_ref().and_then(|b| b.call);
+                self.found.push(OpenInterval {
+                    pid: *pid,
+                    tid,
+                    end: now,
+                    time: TimeSpent {
+                        blocked: self.period * periods,
+                        ..TimeSpent::default()
+                    },
+                    runs,
+                    asleep: blocked.is_some(),
+                    call: call.and_then(|(number, _)| u16::try_from(number).ok()),
+                });
             }
         }
         self.threads.retain(|_, thread| std::mem::take(&mut thread.seen));
         self.set_due();
     }
 
-    /// The threads that slept since the last call.
+    /// The threads listed since the last call.
     pub fn take(&mut self) -> Vec<OpenInterval> {
         std::mem::take(&mut self.found)
     }

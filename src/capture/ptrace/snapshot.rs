@@ -39,8 +39,10 @@ pub enum SnapshotError {
     Gone,
     /// It may not be traced: missing privilege, or it has another tracer.
     Refused,
-    /// It ran at every attempt.
+    /// It ran: at every attempt, or, if it may not be stopped, at the first.
     KeptRunning,
+    /// It slept at the first attempt, but ran meanwhile at each, and may not be stopped.
+    MovedOn,
     /// It did not stop when requested: it waits for a CPU, or is in an uninterruptible wait.
     DidNotStop,
 }
@@ -72,7 +74,7 @@ pub struct Snapshotter<'a, T> {
     pub writable: &'a [(u64, u64)],
     /// Read the names of kernel functions too.
     pub kernel: bool,
-    /// Running threads are not stopped: they give `KeptRunning`.
+    /// Running threads are not stopped: they give `KeptRunning` or `MovedOn`.
     pub never_stop: bool,
     /// Called while the thread is where it was read, with its interpreter frames, its thread pointer (0: not known),
     /// and whether it is stopped: then it must be quick.
@@ -92,6 +94,13 @@ pub struct SnapshotTarget {
 impl<T: Send> Snapshotter<'_, T> {
     /// Reads the threads one after the other. Afterwards no thread is traced, even after an error.
     pub fn inspect(&self, targets: &[SnapshotTarget]) -> Vec<(Tid, Result<ThreadSnapshot<T>, SnapshotError>)> {
+        if self.never_stop {
+            let (mut reader, mut late) = (StoppedReader::new(self.walk, self.seen_code.clone()), Vec::new());
+            return targets
+                .iter()
+                .map(|t| (t.tid, self.one(&mut reader, &mut late, t)))
+                .collect();
+        }
         // A separate thread: when it ends, the kernel detaches it from everything it traced.
         std::thread::scope(|scope| {
             let tracer = scope.spawn(|| {
@@ -113,10 +122,14 @@ impl<T: Send> Snapshotter<'_, T> {
     ) -> Result<ThreadSnapshot<T>, SnapshotError> {
         // Including those of failed attempts, which are not copied again.
         let mut codes = Vec::new();
+        let mut moved = SnapshotError::KeptRunning;
         for _ in 0..TRIES {
             let before = RunSnapshot::read(self.pid, target.tid).ok_or(SnapshotError::Gone)?;
-            if before.runs() && self.never_stop {
-                return Err(SnapshotError::KeptRunning);
+            if self.never_stop {
+                if before.runs() {
+                    return Err(moved);
+                }
+                moved = SnapshotError::MovedOn;
             }
             let seen = if before.runs() || target.stop_sleeping {
                 self.stopped(reader, late, target, before.state)
@@ -130,7 +143,7 @@ impl<T: Send> Snapshotter<'_, T> {
                 Err(error) => return Err(error),
             }
         }
-        Err(SnapshotError::KeptRunning)
+        Err(moved)
     }
 
     /// Reads a thread that does not run. `KeptRunning` if it has run meanwhile.

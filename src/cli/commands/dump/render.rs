@@ -62,7 +62,7 @@ fn error_text(why: SnapshotError) -> &'static str {
         SnapshotError::Refused => {
             "tracing it is not permitted: it already has a tracer, or a security module forbids it"
         }
-        SnapshotError::KeptRunning => "it kept running while it was read",
+        SnapshotError::KeptRunning | SnapshotError::MovedOn => "it kept running while it was read",
         SnapshotError::DidNotStop => "it did not stop in time: it is waiting for a CPU or inside the kernel",
     }
 }
