@@ -10,7 +10,7 @@ use gimli::{
 use crate::Name;
 use crate::dwarf_util::{DieRef, Fuel, GimliUnit, Slice, abbreviations_len, bare_unit};
 use crate::elf::Elf;
-use crate::functions::Functions;
+use crate::functions::UnitFunctions;
 use crate::{Error, ErrorKind};
 
 /// Maximum number of references followed to a name (abstract origin, specification). Real chains have three.
@@ -24,7 +24,7 @@ pub(crate) const MAX_DWARF: u64 = 4 << 30;
 /// What is cached of one `.debug_info` between lookups; holds no references into the sections.
 #[derive(Default)]
 pub(crate) struct Info {
-    pub units: Vec<Unit>,
+    pub units: Vec<CompilationUnit>,
     /// The skeleton in the executable, if this is a split unit's file.
     pub skeleton: Option<Skeleton>,
     abbreviations: HashMap<usize, Option<Arc<gimli::Abbreviations>>>,
@@ -39,11 +39,11 @@ pub(crate) struct Skeleton {
     ranges_base: gimli::DebugRngListsBase,
 }
 
-pub(crate) struct Unit {
+pub(crate) struct CompilationUnit {
     /// Offset in .debug_info.
     pub offset: usize,
     root: Lazy<Root>,
-    pub functions: Lazy<Functions>,
+    pub functions: Lazy<UnitFunctions>,
 }
 
 /// Not read, or read with this result.
@@ -121,7 +121,7 @@ impl Info {
         let mut headers = dwarf.debug_info.units();
         while let Ok(Some(header)) = headers.next() {
             let offset = header.debug_info_offset().map_or(0, |o| o.0);
-            info.units.push(Unit {
+            info.units.push(CompilationUnit {
                 offset,
                 root: None,
                 functions: None,

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use crate::elf::{EM_AARCH64, EM_X86_64, Elf, SHT_DYNSYM, SHT_RELA, Section, cstr_at, u32_at, u64_at};
+use crate::elf::{EM_AARCH64, EM_X86_64, Elf, SHT_DYNSYM, SHT_RELA, SectionHeader, cstr_at, u32_at, u64_at};
 use crate::symbols::MAX_NAME;
 
 const R_X86_64_GLOB_DAT: u32 = 6;
@@ -90,7 +90,7 @@ impl Plt {
         Some(plt)
     }
 
-    fn decode(&mut self, elf: &Elf, section: &Section, slots: &HashMap<u64, u32>, pushed: &[Option<u32>]) {
+    fn decode(&mut self, elf: &Elf, section: &SectionHeader, slots: &HashMap<u64, u32>, pushed: &[Option<u32>]) {
         if section.size > MAX_PLT {
             return;
         }

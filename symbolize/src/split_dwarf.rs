@@ -22,14 +22,14 @@ pub(crate) struct Splits {
     around: Option<FileContext>,
     /// Paths of packages not tried yet.
     packages: Vec<PathBuf>,
-    package: Option<Package>,
+    package: Option<DwarfPackage>,
     known: HashMap<usize, Option<Split>>,
     /// Bytes that may still be read.
     left: u64,
 }
 
 /// The sections of a `.dwp` file.
-struct Package {
+struct DwarfPackage {
     index: Vec<u8>,
     info: Vec<u8>,
     abbrev: Vec<u8>,
@@ -122,7 +122,7 @@ impl Splits {
                 total += data.len() as u64;
                 data
             };
-            let package = Package {
+            let package = DwarfPackage {
                 index: section(".debug_cu_index"),
                 info: section(".debug_info.dwo"),
                 abbrev: section(".debug_abbrev.dwo"),
@@ -197,7 +197,7 @@ fn open(path: &Path, around: &FileContext, search: &mut Search) -> Option<Elf> {
 /// The sections of a split unit, with those that stay in the executable.
 fn view<'a>(
     sections: &'a DwarfSections<Vec<u8>>,
-    package: Option<&'a Package>,
+    package: Option<&'a DwarfPackage>,
     dwarf: &gimli::Dwarf<Slice<'a>>,
 ) -> gimli::Dwarf<Slice<'a>> {
     let mut view = sections.borrow(|data| EndianSlice::new(data, LittleEndian));
