@@ -7,9 +7,9 @@ use nativeprof::profile::model::{Frame as ProfileFrame, FrameKind, Meta, Profile
 use nativeprof::profile::values::ValueType;
 use pyo3::prelude::*;
 
-use crate::engine::stacks::Stacks;
-use crate::engine::table::Table;
-use crate::engine::{Callee, Context, Greenlet, Id, Machine, Moment, ThreadInfo, Verdict};
+use crate::engine::stacks::OpenCallStacks;
+use crate::engine::table::PairTable;
+use crate::engine::{Callee, CurrentGreenlet, EventContext, EventOutcome, FunctionNumber, Machine, Moment, ThreadInfo};
 
 /// Most chains of callers in one thread: about 100 MB.
 const MAX_NODES: usize = 1 << 20;
@@ -19,8 +19,8 @@ const ROOT: u32 = 0;
 /// Node for calls in chains beyond [`MAX_NODES`].
 const OVERFLOW: u32 = 1;
 
-struct Node {
-    function: Id,
+struct CallNode {
+    function: FunctionNumber,
     parent: u32,
     key: usize,
     calls: u64,
@@ -33,9 +33,9 @@ struct Node {
     last_child: u32,
 }
 
-impl Node {
-    fn new(function: Id, parent: u32, key: usize) -> Node {
-        Node {
+impl CallNode {
+    fn new(function: FunctionNumber, parent: u32, key: usize) -> CallNode {
+        CallNode {
             function,
             parent,
             key,
@@ -49,7 +49,7 @@ impl Node {
 }
 
 /// An open call.
-struct Frame {
+struct OpenTimedCall {
     key: usize,
     node: u32,
     begin: i64,
@@ -59,22 +59,25 @@ struct Frame {
 }
 
 /// The chains of one thread, or of several that have ended.
-struct Chains {
-    nodes: Vec<Node>,
+struct CallChains {
+    nodes: Vec<CallNode>,
     /// (parent, key) to `nodes`.
-    index: Table,
+    index: PairTable,
 }
 
-impl Chains {
-    fn new() -> Chains {
-        Chains {
-            nodes: vec![Node::new(Id::MAX, ROOT, 0), Node::new(Id::MAX, ROOT, 0)],
-            index: Table::default(),
+impl CallChains {
+    fn new() -> CallChains {
+        CallChains {
+            nodes: vec![
+                CallNode::new(FunctionNumber::MAX, ROOT, 0),
+                CallNode::new(FunctionNumber::MAX, ROOT, 0),
+            ],
+            index: PairTable::default(),
         }
     }
 
     /// The child of `parent` for a function, made if there is room.
-    fn child(&mut self, parent: u32, key: usize, function: Id) -> u32 {
+    fn child(&mut self, parent: u32, key: usize, function: FunctionNumber) -> u32 {
         if parent == OVERFLOW {
             return OVERFLOW;
         }
@@ -85,12 +88,12 @@ impl Chains {
             return OVERFLOW;
         }
         let node = self.nodes.len() as u32;
-        self.nodes.push(Node::new(function, parent, key));
+        self.nodes.push(CallNode::new(function, parent, key));
         self.index.insert(parent, key, node);
         node
     }
 
-    fn add(&mut self, other: &Chains) {
+    fn add(&mut self, other: &CallChains) {
         let mut places: Vec<u32> = Vec::with_capacity(other.nodes.len());
         for (at, node) in other.nodes.iter().enumerate() {
             let place = match at as u32 {
@@ -113,7 +116,7 @@ impl Chains {
 
 /// Settings, and the results of threads that have ended.
 #[derive(Default)]
-pub struct Shared {
+pub struct CallTreeShared {
     /// The CPU time of calls too: a system call per event.
     pub cpu: bool,
     /// Apart by thread.
@@ -122,13 +125,13 @@ pub struct Shared {
     pub numbered: bool,
     /// If not empty: only threads with these idents.
     pub only: Vec<u64>,
-    ended: HashMap<String, Chains>,
+    ended: HashMap<String, CallChains>,
 }
 
 /// The machine of one thread, with times.
 pub struct CallTree {
-    chains: Chains,
-    stack: Stacks<Frame>,
+    chains: CallChains,
+    stack: OpenCallStacks<OpenTimedCall>,
     /// CPU time of the thread by which that of the stack in use is less, and the same of other stacks when they were left.
     cpu: CpuPauses,
 }
@@ -136,13 +139,18 @@ pub struct CallTree {
 impl CallTree {
     #[cold]
     #[inline(never)]
-    fn first_call(&mut self, parent: u32, callee: Callee, context: &mut Context<'_, Shared>) -> Option<u32> {
+    fn first_call(
+        &mut self,
+        parent: u32,
+        callee: Callee,
+        context: &mut EventContext<'_, CallTreeShared>,
+    ) -> Option<u32> {
         let (function, is_excluded) = context.intern(callee);
         (!is_excluded).then(|| self.chains.child(parent, callee.key(), function))
     }
 
     #[inline(always)]
-    fn end(&mut self, frame: &Frame, now: i64, cpu: i64) {
+    fn end(&mut self, frame: &OpenTimedCall, now: i64, cpu: i64) {
         let total = now.wrapping_sub(frame.begin);
         let cpu_total = cpu.wrapping_sub(frame.cpu_begin);
         if let Some(outer) = self.stack.last_mut() {
@@ -158,9 +166,15 @@ impl CallTree {
 
     #[cold]
     #[inline(never)]
-    fn leave_other(&mut self, key: usize, context: &Context<'_, Shared>, now: i64, cpu: i64) -> Verdict {
+    fn leave_other(
+        &mut self,
+        key: usize,
+        context: &EventContext<'_, CallTreeShared>,
+        now: i64,
+        cpu: i64,
+    ) -> EventOutcome {
         if context.functions.is_excluded(key) {
-            return Verdict::Excluded;
+            return EventOutcome::Excluded;
         }
         if let Some(at) = self.stack.iter().rposition(|f| f.key == key) {
             while self.stack.len() > at
@@ -169,11 +183,11 @@ impl CallTree {
                 self.end(&frame, now, cpu);
             }
         }
-        Verdict::Done
+        EventOutcome::Done
     }
 }
 
-/// The thread's CPU time in which each of its stacks was not in use; see [`Stacks::paused`].
+/// The thread's CPU time in which each of its stacks was not in use; see [`OpenCallStacks::paused`].
 #[derive(Default)]
 struct CpuPauses {
     paused: i64,
@@ -197,18 +211,18 @@ fn cpu_time(wanted: bool) -> i64 {
 }
 
 impl Machine for CallTree {
-    type Shared = Shared;
+    type SharedSession = CallTreeShared;
 
-    fn new(_: &ThreadInfo, _: &mut Shared) -> CallTree {
+    fn new(_: &ThreadInfo, _: &mut CallTreeShared) -> CallTree {
         CallTree {
-            chains: Chains::new(),
-            stack: Stacks::default(),
+            chains: CallChains::new(),
+            stack: OpenCallStacks::default(),
             cpu: CpuPauses::default(),
         }
     }
 
     #[inline(always)]
-    fn enter(&mut self, callee: Callee, mut context: Context<'_, Shared>) -> Verdict {
+    fn enter(&mut self, callee: Callee, mut context: EventContext<'_, CallTreeShared>) -> EventOutcome {
         let key = callee.key();
         let parent = self.stack.last().map_or(ROOT, |f| f.node);
         let node = match self.chains.nodes.get(parent as usize) {
@@ -216,7 +230,7 @@ impl Machine for CallTree {
             _ => {
                 let known = self.chains.index.get(parent, key);
                 let Some(child) = known.or_else(|| self.first_call(parent, callee, &mut context)) else {
-                    return Verdict::Excluded;
+                    return EventOutcome::Excluded;
                 };
                 if let Some(node) = self.chains.nodes.get_mut(parent as usize) {
                     (node.last_key, node.last_child) = (key, child);
@@ -225,7 +239,7 @@ impl Machine for CallTree {
             }
         };
         let paused = self.stack.paused;
-        self.stack.push(Frame {
+        self.stack.push(OpenTimedCall {
             key,
             node,
             below: 0,
@@ -233,17 +247,17 @@ impl Machine for CallTree {
             cpu_begin: cpu_time(context.shared.cpu).wrapping_sub(self.cpu.paused),
             begin: context.moment.now().wrapping_sub(paused),
         });
-        Verdict::Done
+        EventOutcome::Done
     }
 
     #[inline(always)]
-    fn leave(&mut self, key: usize, context: Context<'_, Shared>) -> Verdict {
+    fn leave(&mut self, key: usize, context: EventContext<'_, CallTreeShared>) -> EventOutcome {
         let now = context.moment.now().wrapping_sub(self.stack.paused);
         let cpu = cpu_time(context.shared.cpu).wrapping_sub(self.cpu.paused);
         match self.stack.pop_if(|f| f.key == key) {
             Some(frame) => {
                 self.end(&frame, now, cpu);
-                Verdict::Done
+                EventOutcome::Done
             }
             None => self.leave_other(key, &context, now, cpu),
         }
@@ -258,7 +272,7 @@ impl Machine for CallTree {
         self.stack.depth()
     }
 
-    fn switch(&mut self, to: Greenlet, moment: Moment, shared: &mut Shared) {
+    fn switch(&mut self, to: CurrentGreenlet, moment: Moment, shared: &mut CallTreeShared) {
         if to.key != self.stack.key() {
             if shared.cpu {
                 self.cpu
@@ -268,7 +282,7 @@ impl Machine for CallTree {
         }
     }
 
-    fn close_innermost(&mut self, now: i64, _: &mut Shared) {
+    fn close_innermost(&mut self, now: i64, _: &mut CallTreeShared) {
         if self.stack.is_empty()
             && let Some(key) = self.stack.any_parked()
         {
@@ -282,15 +296,15 @@ impl Machine for CallTree {
         }
     }
 
-    fn retire(&mut self, info: &ThreadInfo, name: Option<&str>, shared: &mut Shared) -> bool {
+    fn retire(&mut self, info: &ThreadInfo, name: Option<&str>, shared: &mut CallTreeShared) -> bool {
         retire(&self.chains, info, name, shared)
     }
 }
 
-fn retire(chains: &Chains, info: &ThreadInfo, name: Option<&str>, shared: &mut Shared) -> bool {
+fn retire(chains: &CallChains, info: &ThreadInfo, name: Option<&str>, shared: &mut CallTreeShared) -> bool {
     if shared.only.is_empty() || shared.only.contains(&info.ident) {
         let name = label((shared.by_thread, shared.numbered), info, name);
-        shared.ended.entry(name).or_insert_with(Chains::new).add(chains);
+        shared.ended.entry(name).or_insert_with(CallChains::new).add(chains);
     }
     true
 }
@@ -305,29 +319,29 @@ fn label((by_thread, numbered): (bool, bool), info: &ThreadInfo, name: Option<&s
 }
 
 /// The machine of one thread that only counts how often Python functions begin.
-pub struct CallCounts {
-    chains: Chains,
+pub struct CallCounter {
+    chains: CallChains,
     last_key: usize,
     last: u32,
 }
 
-impl Machine for CallCounts {
-    type Shared = Shared;
+impl Machine for CallCounter {
+    type SharedSession = CallTreeShared;
 
     const NEEDS_YIELDS: bool = false;
 
-    fn new(_: &ThreadInfo, _: &mut Shared) -> CallCounts {
-        CallCounts {
-            chains: Chains::new(),
+    fn new(_: &ThreadInfo, _: &mut CallTreeShared) -> CallCounter {
+        CallCounter {
+            chains: CallChains::new(),
             last_key: 0,
             last: 0,
         }
     }
 
     #[inline(always)]
-    fn enter(&mut self, callee: Callee, mut context: Context<'_, Shared>) -> Verdict {
-        if context.event != crate::engine::Event::Start {
-            return Verdict::Done;
+    fn enter(&mut self, callee: Callee, mut context: EventContext<'_, CallTreeShared>) -> EventOutcome {
+        if context.event != crate::engine::CallEvent::Start {
+            return EventOutcome::Done;
         }
         let key = callee.key();
         if self.last_key != key {
@@ -336,7 +350,7 @@ impl Machine for CallCounts {
                 None => {
                     let (function, is_excluded) = context.intern(callee);
                     if is_excluded {
-                        return Verdict::Excluded;
+                        return EventOutcome::Excluded;
                     }
                     self.chains.child(ROOT, key, function)
                 }
@@ -346,17 +360,17 @@ impl Machine for CallCounts {
         if let Some(node) = self.chains.nodes.get_mut(self.last as usize) {
             node.calls += 1;
         }
-        Verdict::Done
+        EventOutcome::Done
     }
 
-    fn leave(&mut self, key: usize, context: Context<'_, Shared>) -> Verdict {
-        if context.event == crate::engine::Event::Throw
+    fn leave(&mut self, key: usize, context: EventContext<'_, CallTreeShared>) -> EventOutcome {
+        if context.event == crate::engine::CallEvent::Throw
             && let Some(node) = self.chains.index.get(ROOT, key)
             && let Some(node) = self.chains.nodes.get_mut(node as usize)
         {
             node.calls = node.calls.saturating_sub(1);
         }
-        Verdict::Done
+        EventOutcome::Done
     }
 
     fn is_innermost(&self, _: usize) -> bool {
@@ -367,30 +381,30 @@ impl Machine for CallCounts {
         0
     }
 
-    fn close_innermost(&mut self, _: i64, _: &mut Shared) {}
+    fn close_innermost(&mut self, _: i64, _: &mut CallTreeShared) {}
 
-    fn retire(&mut self, info: &ThreadInfo, name: Option<&str>, shared: &mut Shared) -> bool {
+    fn retire(&mut self, info: &ThreadInfo, name: Option<&str>, shared: &mut CallTreeShared) -> bool {
         retire(&self.chains, info, name, shared)
     }
 }
 
 /// What the two machines have in common.
-pub trait Counted: Machine<Shared = Shared> {
+pub trait CountingMachine: Machine<SharedSession = CallTreeShared> {
     fn take_chains(&mut self) -> Taken;
 }
 
 /// The chains of a thread, taken out of its machine.
-pub struct Taken(Chains);
+pub struct Taken(CallChains);
 
-impl Counted for CallTree {
+impl CountingMachine for CallTree {
     fn take_chains(&mut self) -> Taken {
-        let mut fresh = Chains::new();
+        let mut fresh = CallChains::new();
         // Open calls continue in the new chains.
         for stack in self.stack.all_mut() {
             let mut parent = ROOT;
             for frame in stack {
                 let node = self.chains.nodes.get(frame.node as usize);
-                parent = fresh.child(parent, frame.key, node.map_or(Id::MAX, |n| n.function));
+                parent = fresh.child(parent, frame.key, node.map_or(FunctionNumber::MAX, |n| n.function));
                 frame.node = parent;
             }
         }
@@ -398,15 +412,15 @@ impl Counted for CallTree {
     }
 }
 
-impl Counted for CallCounts {
+impl CountingMachine for CallCounter {
     fn take_chains(&mut self) -> Taken {
         self.last_key = 0;
-        Taken(std::mem::replace(&mut self.chains, Chains::new()))
+        Taken(std::mem::replace(&mut self.chains, CallChains::new()))
     }
 }
 
 /// All that was gathered in a session, taken out of it: (thread's name or empty, chains).
-pub fn take<M: Counted>(py: Python<'_>, session: &mut crate::engine::Session<M>) -> Vec<(String, Taken)> {
+pub fn take<M: CountingMachine>(py: Python<'_>, session: &mut crate::engine::EngineSession<M>) -> Vec<(String, Taken)> {
     session.name_threads(py);
     let labels = (session.shared.by_thread, session.shared.numbered);
     let only = session.shared.only.clone();
@@ -435,7 +449,7 @@ pub fn calls(taken: &[(String, Taken)], frames: &[ProfileFrame]) -> (u64, u64) {
 
 /// Which value types a profile has.
 #[derive(Clone, Copy)]
-pub struct Columns {
+pub struct ValueColumns {
     pub wall: bool,
     pub cpu: bool,
     /// The profile counts samples, of which it has none, and calls are a value: to be combined with a sampled profile.
@@ -446,7 +460,7 @@ pub struct Columns {
 pub fn profile(
     taken: &[(String, Taken)],
     frames: &[ProfileFrame],
-    columns: Columns,
+    columns: ValueColumns,
     nanoseconds: f64,
     meta: Meta,
 ) -> Profile {

@@ -129,7 +129,7 @@ fn is_magic(frame: &Frame) -> bool {
 }
 
 /// Name, file, line (0: unknown), module, self samples, total samples.
-type Row = (String, String, u32, String, u64, u64);
+type FunctionCountRow = (String, String, u32, String, u64, u64);
 
 #[pymethods]
 impl Profile {
@@ -164,7 +164,7 @@ impl Profile {
     }
 
     /// Functions by their own samples, most first.
-    fn top(&self, py: Python<'_>, most: usize) -> Vec<Row> {
+    fn top(&self, py: Python<'_>, most: usize) -> Vec<FunctionCountRow> {
         py.detach(|| {
             let profile = folded::without_interpreter_frames(&self.0);
             let stats = Stats::new(&profile);

@@ -107,18 +107,18 @@ impl Api {
     }
 }
 
-struct Variable {
+struct ContextVariable {
     api: Api,
     object: Py<PyAny>,
 }
 
-static VARIABLE: PyOnceLock<Option<Variable>> = PyOnceLock::new();
+static VARIABLE: PyOnceLock<Option<ContextVariable>> = PyOnceLock::new();
 
-fn variable(py: Python<'_>) -> PyResult<Option<&'static Variable>> {
+fn variable(py: Python<'_>) -> PyResult<Option<&'static ContextVariable>> {
     let made = VARIABLE.get_or_try_init(py, || {
         let Some(api) = Api::find() else { return Ok(None) };
         let object = api.variable(py, c"nativeprof.span")?.unbind();
-        Ok::<_, PyErr>(Some(Variable { api, object }))
+        Ok::<_, PyErr>(Some(ContextVariable { api, object }))
     });
     made.map(Option::as_ref)
 }
@@ -143,8 +143,8 @@ pub fn publish(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-fn measure(py: Python<'_>, known: &Variable, memory: &dyn Memory) -> PyResult<Option<SpanLocation>> {
-    let Variable { api, object } = known;
+fn measure(py: Python<'_>, known: &ContextVariable, memory: &dyn Memory) -> PyResult<Option<SpanLocation>> {
+    let ContextVariable { api, object } = known;
     let variable = object.bind(py);
     let header = py.get_type::<PyAny>().getattr("__basicsize__")?.extract::<u16>()?;
     let record = PyBytes::new(py, &[0, 1, b'x']);
@@ -244,7 +244,7 @@ impl Span {
 
     fn __enter__<'py>(slf: Bound<'py, Self>) -> PyResult<Bound<'py, Self>> {
         let py = slf.py();
-        let Some(Variable { api, object }) = variable(py)? else {
+        let Some(ContextVariable { api, object }) = variable(py)? else {
             return Ok(slf);
         };
         let variable = object.bind(py);
@@ -275,7 +275,7 @@ impl Span {
     #[pyo3(signature = (*_exception))]
     fn __exit__(slf: &Bound<'_, Self>, _exception: &Bound<'_, PyTuple>) -> PyResult<bool> {
         let py = slf.py();
-        let Some(Variable { api, object }) = variable(py)? else {
+        let Some(ContextVariable { api, object }) = variable(py)? else {
             return Ok(false);
         };
         let variable = object.bind(py);
@@ -312,7 +312,7 @@ fn parts<'py>(value: &Bound<'py, PyAny>) -> PyResult<Parts<'py>> {
 /// The labels that samples of this thread have now, outermost first: for tests and for log messages.
 #[pyfunction]
 pub fn current_labels(py: Python<'_>) -> PyResult<Vec<(String, String)>> {
-    let Some(Variable { api, object }) = variable(py)? else {
+    let Some(ContextVariable { api, object }) = variable(py)? else {
         return Ok(Vec::new());
     };
     match api.get(object.bind(py))?.filter(|value| !value.is_none()) {

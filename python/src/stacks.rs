@@ -20,15 +20,15 @@ fn stacks(_: Python<'_>) -> Option<&'static Stacks> {
 }
 
 /// Address, name, offset from the function's start, and whether it represents Python.
-type Row = (u64, String, u64, bool);
+type StackRow = (u64, String, u64, bool);
 
-fn row(e: &StackEntry) -> Row {
+fn row(e: &StackEntry) -> StackRow {
     (e.address, e.name.to_string(), e.address.wrapping_sub(e.start), false)
 }
 
 /// Puts one entry in the place of each run of the interpreter's own frames that begins with its bytecode loop. The
 /// innermost frame stays as it is: a thread is somewhere in native code whatever it runs.
-fn fold(entries: &[StackEntry]) -> Vec<Row> {
+fn fold(entries: &[StackEntry]) -> Vec<StackRow> {
     let (mut rows, mut i) = (Vec::with_capacity(entries.len()), 0);
     while i < entries.len() {
         let run = match i {
@@ -56,7 +56,7 @@ fn fold(entries: &[StackEntry]) -> Vec<Row> {
 /// The interpreter's lock is kept for the first half millisecond of waiting: getting it back from a thread that runs
 /// bytecode would take ten times as long. The signal's handler does not need it.
 #[pyfunction]
-pub fn thread_stack(py: Python<'_>, tid: u64, maxdepth: usize, show_python: bool) -> Vec<Row> {
+pub fn thread_stack(py: Python<'_>, tid: u64, maxdepth: usize, show_python: bool) -> Vec<StackRow> {
     let Some(stacks) = stacks(py) else { return Vec::new() };
     let entries = match stacks.get(tid, maxdepth) {
         ThreadStack::Stack(entries) => entries,

@@ -17,8 +17,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
 
 use crate::engine::Clock;
-use crate::hooks::{self, Allocation, Cache, Domain, Handler, Installed, Kind, Wait, Wanted};
-use log::{Log, Row};
+use crate::hooks::{self, Allocation, AllocatorCall, Cache, Domain, Handler, HookSet, Installed, Wait};
+use log::{EventRow, Log};
 use timeline::{Base, Scale, code};
 
 /// The log of one profiler, as the hooks call it.
@@ -30,7 +30,7 @@ pub(crate) struct Sink {
 impl Sink {
     #[inline]
     fn append(&self, cache: &mut Cache, key: u64, event: u64, address: u64, size: i64, time: i64) {
-        let row = Row {
+        let row = EventRow {
             key,
             event,
             time,
@@ -52,10 +52,10 @@ impl Handler for Sink {
         let event = |code: u64| code | domain << timeline::DOMAIN_SHIFT;
         let (address, size) = (a.address as u64, i64::try_from(a.size).unwrap_or(i64::MAX));
         match a.kind {
-            Kind::Malloc => self.append(cache, 0, event(code::MALLOC), address, size, now),
-            Kind::Calloc => self.append(cache, 0, event(code::CALLOC), address, size, now),
-            Kind::Free => self.append(cache, 0, event(code::FREE), address, 0, now),
-            Kind::Realloc => {
+            AllocatorCall::Malloc => self.append(cache, 0, event(code::MALLOC), address, size, now),
+            AllocatorCall::Calloc => self.append(cache, 0, event(code::CALLOC), address, size, now),
+            AllocatorCall::Free => self.append(cache, 0, event(code::FREE), address, 0, now),
+            AllocatorCall::Realloc => {
                 if a.old_address != 0 {
                     let before = if a.before == 0 { now } else { a.before as i64 };
                     self.append(cache, 0, event(code::REALLOC_FREE), a.old_address as u64, 0, before);
@@ -81,7 +81,7 @@ impl Handler for Sink {
 }
 
 /// What has been recorded, and the recording while it runs.
-struct State {
+struct EventLogState {
     /// Kept from run to run: rows accumulate.
     sink: Arc<Sink>,
     running: Option<Installed>,
@@ -96,8 +96,8 @@ struct State {
 /// The part of `nativeprof.events.EventProfiler` that is not Python.
 #[pyclass(frozen, module = "nativeprof._native")]
 pub struct EventLog {
-    state: Mutex<State>,
-    wanted: Wanted,
+    state: Mutex<EventLogState>,
+    wanted: HookSet,
     pid: u32,
 }
 
@@ -107,7 +107,7 @@ fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Function's key, object (code object or text), whether it is a code object.
-type FunctionRow = (u64, Py<PyAny>, bool);
+type EventFunctionRow = (u64, Py<PyAny>, bool);
 
 #[pymethods]
 impl EventLog {
@@ -139,7 +139,7 @@ impl EventLog {
             Log::new(size, file, limit).ok_or_else(|| PyMemoryError::new_err(format!("no memory for {size} rows")))?;
         let clock = Clock::best();
         Ok(EventLog {
-            state: Mutex::new(State {
+            state: Mutex::new(EventLogState {
                 sink: Arc::new(Sink { log, clock }),
                 running: None,
                 functions: Vec::new(),
@@ -147,7 +147,7 @@ impl EventLog {
                 left_out: HashSet::new(),
                 scale: Scale::new(clock),
             }),
-            wanted: Wanted { native, python, waits },
+            wanted: HookSet { native, python, waits },
             pid: std::process::id(),
         })
     }
@@ -277,9 +277,9 @@ impl EventLog {
     }
 
     /// The functions that rows name: key, code object or text, whether it is a code object.
-    fn functions(&self, py: Python<'_>) -> Vec<FunctionRow> {
+    fn functions(&self, py: Python<'_>) -> Vec<EventFunctionRow> {
         let state = held(&self.state);
-        let mut all: Vec<FunctionRow> = state
+        let mut all: Vec<EventFunctionRow> = state
             .functions
             .iter()
             .map(|(key, object, is_code)| (*key, object.clone_ref(py), *is_code))

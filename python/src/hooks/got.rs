@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
-use super::elf::{self, Module, Slot};
+use super::elf::{self, GotSlot, LoadedModule};
 use super::{native, page_size, thunk, wait};
 
 /// The functions that are hooked.
@@ -100,7 +100,7 @@ pub fn real(which: Which) -> *mut c_void {
 }
 
 #[derive(Default)]
-struct State {
+struct GotState {
     groups: Groups,
     /// Modules without anything left to do, by two addresses that identify them.
     seen: HashSet<(usize, usize)>,
@@ -111,15 +111,15 @@ struct State {
 }
 
 /// A pthread mutex, not `std`'s: it is held across `fork` by functions of the C library's choosing.
-struct Shared {
+struct GotMutex {
     lock: UnsafeCell<libc::pthread_mutex_t>,
-    state: UnsafeCell<Option<State>>,
+    state: UnsafeCell<Option<GotState>>,
 }
 
 // SAFETY: `state` is used with `lock` held, and `lock` is made for several threads.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for GotMutex {}
 
-static SHARED: Shared = Shared {
+static SHARED: GotMutex = GotMutex {
     lock: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
     state: UnsafeCell::new(None),
 };
@@ -201,7 +201,7 @@ fn find_functions() {
 }
 
 /// The kernel's own module and the loader: hooks there would see the loader's work in the middle of it.
-fn is_left_alone(module: &Module) -> bool {
+fn is_left_alone(module: &LoadedModule) -> bool {
     let here = hook as *const () as usize;
     // SAFETY: no preconditions.
     let parts = unsafe { [libc::getauxval(libc::AT_BASE), libc::getauxval(libc::AT_SYSINFO_EHDR)] };
@@ -209,7 +209,7 @@ fn is_left_alone(module: &Module) -> bool {
 }
 
 /// What is to be written into a slot that holds `value`, if anything.
-fn wish(state: &State, module: &Module, slot: Slot, which: Which, value: usize) -> Option<usize> {
+fn wish(state: &GotState, module: &LoadedModule, slot: GotSlot, which: Which, value: usize) -> Option<usize> {
     let (hook, real) = (hook(which), real(which) as usize);
     if state.groups.has(which) {
         let is_unbound = slot.is_lazy && !slot.is_defined_here && module.has_code(value);
@@ -222,7 +222,7 @@ fn wish(state: &State, module: &Module, slot: Slot, which: Which, value: usize) 
     }
 }
 
-fn scan(state: &mut State) {
+fn scan(state: &mut GotState) {
     let names = ALL.map(|(_, name)| name);
     let writable = writable_ranges();
     elf::for_each_module(|module, _, (loaded, unloaded)| {
@@ -267,7 +267,7 @@ fn scan(state: &mut State) {
         }
     });
     if state.groups == Groups::default() {
-        *state = State::default();
+        *state = GotState::default();
     }
 }
 
