@@ -2,18 +2,18 @@
 
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use nativeprof::in_process::thread_stack::{StackEntry, Stacks, TIMEOUT, ThreadStack};
+use nativeprof::in_process::thread_stack::{StackEntry, StackSampler, TIMEOUT, ThreadStack};
 use pyo3::prelude::*;
 
-static STACKS: AtomicPtr<Stacks> = AtomicPtr::new(std::ptr::null_mut());
+static STACKS: AtomicPtr<StackSampler> = AtomicPtr::new(std::ptr::null_mut());
 
 /// The one of this process: a forked child makes its own. The caller holds the interpreter's lock, so that no other thread makes
 /// another one meanwhile.
-fn stacks(_: Python<'_>) -> Option<&'static Stacks> {
+fn stacks(_: Python<'_>) -> Option<&'static StackSampler> {
     // SAFETY: null, or made below and never freed.
     let known = unsafe { STACKS.load(Ordering::Acquire).as_ref() };
     known.filter(|s| s.is_own()).or_else(|| {
-        let made: &Stacks = Box::leak(Box::new(Stacks::new().ok()?));
+        let made: &StackSampler = Box::leak(Box::new(StackSampler::new().ok()?));
         STACKS.store(std::ptr::from_ref(made).cast_mut(), Ordering::Release);
         Some(made)
     })

@@ -296,7 +296,7 @@ pub struct SourceExcerpt {
 
 /// An instruction of a native function.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Instruction {
+pub struct SampledInstruction {
     /// As its file states it (svma).
     pub address: u64,
     /// Bytes.
@@ -319,7 +319,7 @@ pub struct Assembly {
     /// Whether a build ID says that its file is the one that was recorded.
     pub is_checked: bool,
     /// By address.
-    pub instructions: Vec<Instruction>,
+    pub instructions: Vec<SampledInstruction>,
 }
 
 /// A finished profile.

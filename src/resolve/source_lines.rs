@@ -62,7 +62,7 @@ const LEFT_OUT: &str = "[hidden: looks like a secret]";
 
 /// What is needed of one file.
 #[derive(Default)]
-struct Wanted {
+struct NeededLines {
     /// Number of samples in it.
     count: u64,
     /// It is the user's own code.
@@ -78,7 +78,7 @@ struct Wanted {
 pub fn add(profile: &mut Profile, open: &mut dyn FnMut(&str) -> Option<File>) {
     let categories = Categories::new(profile);
     let own: Vec<bool> = profile.frames.iter().map(|frame| is_own(&categories, frame)).collect();
-    let mut files: BTreeMap<&str, Wanted> = BTreeMap::new();
+    let mut files: BTreeMap<&str, NeededLines> = BTreeMap::new();
     for (i, n) in profile.nodes.iter().enumerate() {
         let Some(f) = profile.frames.get(n.frame as usize) else {
             continue;

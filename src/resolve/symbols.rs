@@ -12,7 +12,7 @@ use symbolize::{Files, Module, SymbolSources};
 
 use super::naming::protocol::{FileFormat, ModuleNames, NamedFrame};
 use super::naming::{NamesRequest, NamingError};
-use super::{Fetch, Names, ResolveInput, ResolvedFrame};
+use super::{Fetch, NameCache, ResolveInput, ResolvedFrame};
 use crate::event::Pid;
 use crate::frame::{ModuleId, RawFrame};
 use crate::profile::count_tree::RawTree;
@@ -177,7 +177,7 @@ fn look_up_outside(
 /// Names addresses (svma) of one file; `counts` is the number of frames at each.
 pub(super) fn name_module(
     input: &mut ResolveInput<'_>,
-    names: &mut Names,
+    names: &mut NameCache,
     id: ModuleId,
     counts: &BTreeMap<u64, u64>,
 ) -> ModuleMeta {
@@ -204,7 +204,7 @@ pub(super) fn name_module(
         names.sources.insert(id, sources);
         looked_up.found
     };
-    let Names {
+    let NameCache {
         frames, named, unnamed, ..
     } = names;
     for (svma, symbols) in sorted.iter().zip(found) {

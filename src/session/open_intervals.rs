@@ -27,7 +27,7 @@ const CONTEXT_AGE: u64 = 200_000_000;
 
 /// What is kept to read sleeping threads again.
 #[derive(Default)]
-pub(super) struct SleepingThreads {
+pub(super) struct SleepingSamples {
     /// The last sample of each thread that was read while it slept, and how often it had been scheduled then.
     samples: FxHashMap<(Pid, Tid), (u64, Box<Sample>)>,
     processes: FxHashMap<Pid, Rc<ProcessContext>>,
@@ -44,7 +44,7 @@ struct ProcessContext {
     thread_pointers: FxHashMap<Tid, u64>,
 }
 
-impl SleepingThreads {
+impl SleepingSamples {
     /// The last sample of a thread, if it has not been scheduled since.
     fn last(&self, i: &OpenInterval) -> Option<Sample> {
         let last = self.samples.get(&(i.pid, i.tid));

@@ -26,11 +26,11 @@ pub struct GilCounts {
 /// Addresses of the interpreter locks of each process.
 #[derive(Default)]
 pub(super) struct GilLocks {
-    of: FxHashMap<Pid, Locks>,
+    of: FxHashMap<Pid, ProcessLocks>,
 }
 
 #[derive(Default)]
-struct Locks {
+struct ProcessLocks {
     locks: InterpreterLocks,
     /// Time of the last reading, 0: none.
     read: u64,

@@ -46,7 +46,7 @@ pub struct TaskCounts {
 
 /// What is known of the tasks in samples.
 #[derive(Default)]
-pub(super) struct Tasks {
+pub(super) struct SampleTasks {
     pub(super) processes: FxHashMap<Pid, ProcessTasks>,
     /// By thread, the task that it ran at the time of a sample that has not come yet, and the object that is the task's name.
     at_samples: FxHashMap<(Pid, Tid), (u64, u64, Part)>,

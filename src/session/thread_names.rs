@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use rustc_hash::FxHashMap;
 
 use super::Session;
-use crate::cpython::thread_names::{ThreadNameReader, Threads};
+use crate::cpython::thread_names::{NamedThreads, ThreadNameReader};
 use crate::event::{Pid, Sample, Tid};
 use crate::target::system::ProcessMemory;
 
@@ -39,7 +39,7 @@ impl Schedule {
 pub(super) struct ThreadNames {
     pub(super) names: BTreeMap<(Pid, Tid), String>,
     threads: FxHashMap<(Pid, Tid), Schedule>,
-    processes: FxHashMap<Pid, (Threads, Schedule)>,
+    processes: FxHashMap<Pid, (NamedThreads, Schedule)>,
 }
 
 impl ThreadNames {

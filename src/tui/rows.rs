@@ -41,7 +41,7 @@ pub struct TopRow {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Sort {
+pub enum TopOrder {
     #[default]
     SelfCount,
     Total,
@@ -94,19 +94,19 @@ fn fits(filter: Option<&Regex>, frame: &Frame) -> bool {
     filter.is_none_or(|f| f.is_match(&name(frame)) || f.is_match(&place(frame)))
 }
 
-fn sort(rows: &mut [TopRow], by: Sort) {
+fn sort(rows: &mut [TopRow], by: TopOrder) {
     let key = |r: &TopRow| match by {
-        Sort::SelfCount => (r.counts.self_count, r.counts.total),
-        Sort::Total | Sort::Name => (r.counts.total, r.counts.self_count),
+        TopOrder::SelfCount => (r.counts.self_count, r.counts.total),
+        TopOrder::Total | TopOrder::Name => (r.counts.total, r.counts.self_count),
     };
     match by {
-        Sort::Name => rows.sort_by(|a, b| (&a.name, &a.place).cmp(&(&b.name, &b.place))),
+        TopOrder::Name => rows.sort_by(|a, b| (&a.name, &a.place).cmp(&(&b.name, &b.place))),
         _ => rows.sort_by(|a, b| key(b).cmp(&key(a)).then_with(|| a.name.cmp(&b.name))),
     }
 }
 
 /// All functions.
-pub fn functions(profile: &Profile, filter: Option<&Regex>, by: Sort) -> Vec<TopRow> {
+pub fn functions(profile: &Profile, filter: Option<&Regex>, by: TopOrder) -> Vec<TopRow> {
     let stats = Stats::new(profile);
     let counts = stats.functions();
     let mut rows: Vec<TopRow> = counts
@@ -129,7 +129,7 @@ fn same(a: &Frame, b: &Frame) -> bool {
 }
 
 /// Callers and callees of a function.
-pub fn around(profile: &Profile, function: &Frame, by: Sort) -> Vec<TopRow> {
+pub fn around(profile: &Profile, function: &Frame, by: TopOrder) -> Vec<TopRow> {
     let stats = Stats::new(profile);
     let id = (0..stats.len() as FunctionId).find(|id| same(stats.frame(*id), function));
     let counts = id.map_or(SelfTotal::default(), |id| stats.functions()[id as usize]);
@@ -219,7 +219,7 @@ pub fn stacks(profile: &Profile, filter: Option<&Regex>) -> Vec<TopRow> {
 }
 
 /// Threads that have samples. `gil_holders` are marked.
-pub fn threads(profile: &Profile, filter: Option<&Regex>, by: Sort, gil_holders: &[Tid]) -> Vec<TopRow> {
+pub fn threads(profile: &Profile, filter: Option<&Regex>, by: TopOrder, gil_holders: &[Tid]) -> Vec<TopRow> {
     let mut counts: BTreeMap<Tid, u64> = BTreeMap::new();
     for tick in &profile.timeline {
         *counts.entry(tick.tid).or_default() += 1;

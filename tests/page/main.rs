@@ -17,7 +17,7 @@ use nativeprof::profile::diff;
 use nativeprof::profile::diff::{DiffOptions, Metric, Normalization, RowKind};
 use nativeprof::profile::labels::Labels;
 use nativeprof::profile::lags::Lag;
-use nativeprof::profile::model::{Assembly, Frame, FrameKind, Instruction, Profile, TimelineSample};
+use nativeprof::profile::model::{Assembly, Frame, FrameKind, Profile, SampledInstruction, TimelineSample};
 use nativeprof::profile::values::{Amounts, Value, ValueType};
 use nativeprof::profile::waits::{Waits, Waker};
 use nativeprof::resolve::source_lines;
@@ -92,7 +92,7 @@ fn known(directory: &Path) -> Profile {
         ..meta
     };
     source_lines::add(&mut profile, &mut source_lines::open_local);
-    let instruction = |address, text: &str, samples| Instruction {
+    let instruction = |address, text: &str, samples| SampledInstruction {
         address,
         length: 4,
         text: text.into(),

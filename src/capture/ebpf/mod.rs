@@ -49,7 +49,7 @@ mod workers;
 
 use abi::DecodedRecord;
 use cpu_time::CpuTimes;
-use interpreter_locks::InterpreterLocks;
+use interpreter_locks::InterpreterLockMap;
 use object::{LOAD, MapSizes, Variant};
 use off_cpu::OffCpu;
 use sampling_events::{CpuEvents, SampleCost};
@@ -141,7 +141,7 @@ pub struct EbpfSource {
     ended: FxHashMap<Tid, u64>,
     times: CpuTimes,
     off_cpu: Option<OffCpu>,
-    locks: InterpreterLocks,
+    locks: InterpreterLockMap,
     python_stacks: Option<workers::PythonStacks>,
     delivered: u64,
     /// About to exec its program; samples until then are dropped.
@@ -197,13 +197,14 @@ impl EbpfSource {
             workers: if options.workers { workers::MAX_WORKERS } else { 0 },
             spans: options.spans,
         };
-        let (object::Loaded { mut bpf, refusal }, hook) = if options.mode == Mode::Cpu {
+        let (object::LoadedObject { mut bpf, refusal }, hook) = if options.mode == Mode::Cpu {
             (object::load_first(variants, sizes, options.children)?, None)
         } else {
             sizes.slots += off_cpu::WORK_SLOTS;
             sizes.threads = off_cpu::MAX_THREADS;
-            let switch_in::Loaded { bpf, hook, missing } = switch_in::load_first(variants, sizes, options.children)?;
-            (object::Loaded { bpf, refusal: None }, Some((hook, missing)))
+            let switch_in::LoadedSwitchIn { bpf, hook, missing } =
+                switch_in::load_first(variants, sizes, options.children)?;
+            (object::LoadedObject { bpf, refusal: None }, Some((hook, missing)))
         };
         let fd = |bpf: &Ebpf, name: &str| -> Result<OwnedFd> {
             let program: &PerfEvent = bpf.program(name).and_then(|p| p.try_into().ok()).expect("loaded above");
@@ -221,7 +222,7 @@ impl EbpfSource {
         let running = take("RUNNING_TASKS")?.try_into().map_err(map_error)?;
         let spans = take("SPANS")?.try_into().map_err(map_error)?;
         let counts = take("COUNTS")?.try_into().map_err(map_error)?;
-        let locks = InterpreterLocks::new(take("INTERPRETER_LOCKS")?)?;
+        let locks = InterpreterLockMap::new(take("INTERPRETER_LOCKS")?)?;
         // On another thread than the main one: where process and thread ID are equal, other fields hold the same
         // values.
         std::thread::scope(|s| {
@@ -287,7 +288,7 @@ impl EbpfSource {
     }
 
     /// What takes stacks of threads that were off the CPU, and why nothing better does; `None`: they are not taken.
-    pub fn off_cpu_hook(&self) -> Option<(&switch_in::Hook, &[String])> {
+    pub fn off_cpu_hook(&self) -> Option<(&switch_in::SwitchInHook, &[String])> {
         self.off_cpu.as_ref().map(|o| (&o.hook, o.missing.as_slice()))
     }
 

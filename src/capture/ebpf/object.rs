@@ -79,7 +79,7 @@ impl Variant {
 }
 
 /// Maps and programs that the kernel accepted.
-pub struct Loaded {
+pub struct LoadedObject {
     pub bpf: Ebpf,
     /// Why [`Variant::Current`] was refused, if this is the other one.
     pub refusal: Option<Error>,
@@ -89,14 +89,14 @@ pub struct Loaded {
 ///
 /// # Errors
 /// Why the last variant, which demands the least, was refused.
-pub fn load_first(variants: &[Variant], sizes: MapSizes, children: bool) -> Result<Loaded> {
+pub fn load_first(variants: &[Variant], sizes: MapSizes, children: bool) -> Result<LoadedObject> {
     let mut refusal = None;
     for variant in variants {
         match load(variant.object(), sizes, children) {
-            Ok(bpf) if *variant == Variant::Current => return Ok(Loaded { bpf, refusal: None }),
+            Ok(bpf) if *variant == Variant::Current => return Ok(LoadedObject { bpf, refusal: None }),
             Ok(bpf) => {
                 let refusal = refusal.or_else(|| Some(Error::new(ErrorKind::Usage, format!("{FORCED_BY} is set"))));
-                return Ok(Loaded { bpf, refusal });
+                return Ok(LoadedObject { bpf, refusal });
             }
             Err(e) => refusal = Some(e),
         }

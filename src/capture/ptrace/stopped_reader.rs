@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use super::timer::{Tick, Timer};
+use super::timer::{ThreadTimer, Tick};
 use crate::arch::{GPRS, PerfRegs, RED_ZONE, Regs, UserRegs};
 use crate::capture::WalkFn;
 use crate::capture::common::block_cache::BlockCache;
@@ -84,7 +84,7 @@ impl StoppedReader {
         pid: Pid,
         layout: Option<&TargetLayout>,
         prefetch: &[u64],
-        timer: &mut Option<Timer>,
+        timer: &mut Option<ThreadTimer>,
         tick: Option<Tick>,
     ) -> io::Result<(Sample, u64, u64)> {
         let (tid, time) = (stop.tid, sys::clock::now());

@@ -34,10 +34,10 @@ const COPY: CopyOptions = CopyOptions {
 /// Takes native stacks of threads of this process, one at a time.
 pub struct StackRequester {
     pool: &'static SlotPool,
-    threads: Mutex<Threads>,
+    threads: Mutex<RequestedThreads>,
 }
 
-type Threads = FxHashMap<Tid, RequestedThread>;
+type RequestedThreads = FxHashMap<Tid, RequestedThread>;
 
 struct RequestedThread {
     /// `None`: this kernel does not expose how often it has run.
@@ -213,7 +213,7 @@ impl StackRequester {
     }
 
     /// Requests a thread's next sample in advance, unless it sleeps.
-    fn prefetch_request(&self, tid: Tid, threads: &mut Threads) {
+    fn prefetch_request(&self, tid: Tid, threads: &mut RequestedThreads) {
         let files = threads.get(&tid).and_then(|t| t.files.as_ref());
         if files.is_some_and(|files| files.activity() != ThreadActivity::Runs) {
             return;
@@ -225,7 +225,7 @@ impl StackRequester {
     ///
     /// # Errors
     /// ESRCH: it has exited.
-    fn send(&self, tid: Tid, threads: &mut Threads) -> io::Result<()> {
+    fn send(&self, tid: Tid, threads: &mut RequestedThreads) -> io::Result<()> {
         let runs = threads.get(&tid).and_then(RequestedThread::runs);
         let mut sent = self.pool.request(tid, COPY);
         if sent.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock) {
@@ -268,7 +268,7 @@ impl StackRequester {
         Some(sample)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Threads> {
+    fn lock(&self) -> MutexGuard<'_, RequestedThreads> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

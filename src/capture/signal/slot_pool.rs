@@ -41,7 +41,7 @@ mod state {
     pub const BITS: u32 = 3;
 }
 
-struct Slot {
+struct PoolSlot {
     state: AtomicU64,
     /// Changes with each response.
     answers: AtomicU32,
@@ -54,7 +54,7 @@ pub struct SlotPool {
     generation: u32,
     signal: i32,
     walk: WalkFn,
-    slots: Vec<Slot>,
+    slots: Vec<PoolSlot>,
     /// Bit `i`: slot `i` is free.
     free: AtomicU64,
     requests: AtomicU64,
@@ -118,7 +118,7 @@ impl SlotPool {
     fn new(walk: WalkFn, generation: u32) -> io::Result<SlotPool> {
         let signal = handler::install()?;
         let stack_capacity = MAX_STACK as usize;
-        let slot = |_| Slot {
+        let slot = |_| PoolSlot {
             state: AtomicU64::new(state::FREE),
             answers: AtomicU32::new(0),
             data: UnsafeCell::new(SlotData::new(stack_capacity)),

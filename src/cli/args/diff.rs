@@ -8,7 +8,7 @@ use super::ColorWhen;
 use super::shared::{BrowserArg, FrameArgs, confidence, limit};
 
 #[derive(Debug, Args)]
-pub struct Diff {
+pub struct DiffCommand {
     /// Older profile: json or json.gz of nativeprof or Dask, pstats, or a tape; `-` for standard input
     #[arg(value_name = "BEFORE")]
     pub before: PathBuf,

@@ -9,9 +9,9 @@ use crate::export::FORMATS;
 mod diff;
 mod shared;
 
-pub use diff::{Diff, DiffBy, DiffFormat, Normalize};
+pub use diff::{DiffBy, DiffCommand, DiffFormat, Normalize};
 pub use shared::{
-    Browse, Debuginfod, FrameArgs, LabelArgs, ProcessRef, Sampling, SymbolArgs, TargetArg, TaskArgs, ViewArgs,
+    Browse, DebuginfodArg, FrameArgs, LabelArgs, ProcessRef, Sampling, SymbolArgs, TargetArg, TaskArgs, ViewArgs,
 };
 use shared::{rate, seconds};
 
@@ -28,7 +28,7 @@ pub enum Command {
     /// Record a profile of a command or of a running process to a file
     #[command(after_help = "Examples:\n  nativeprof record -o out.svg -- python3 script.py\n  \
                             sudo nativeprof record --pid 1234 -d 10 -o out.json")]
-    Record(Record),
+    Record(RecordCommand),
     /// Record a profile of a running process to a file (same as `record --pid PID`)
     #[command(after_help = "Examples:\n  sudo nativeprof attach 1234 -d 10 -o out.svg\n  \
                             sudo nativeprof attach server.py -d 1m -o out.html")]
@@ -54,7 +54,7 @@ pub enum Command {
                             nativeprof report out.json numpy 20\n  \
                             nativeprof report out.json --callers memcpy\n  \
                             nativeprof report out.json --tree 5%")]
-    Report(Report),
+    Report(ReportCommand),
     /// Show statistically significant differences between two profiles
     #[command(
         after_help = "Exit code: 0; 1 or 2 on errors; 3 if --fail-above finds growth, 4 if the profiles are too short to know.\n\nExamples:\n  \
@@ -62,7 +62,7 @@ pub enum Command {
                             nativeprof diff before.json after.json -o diff.svg\n  \
                             nativeprof diff --normalize time --fail-above 2 before.json after.json"
     )]
-    Diff(Diff),
+    Diff(DiffCommand),
     /// Convert a saved profile to another format
     #[command(after_help = export_help())]
     Export(Export),
@@ -95,7 +95,7 @@ pub enum Command {
 }
 
 #[derive(Debug, Args)]
-pub struct Record {
+pub struct RecordCommand {
     /// PID of the process to sample
     #[arg(short, long, value_name = "PID", value_parser = pid, conflicts_with = "command")]
     pub pid: Option<u32>,
@@ -205,7 +205,7 @@ pub struct Replay {
 }
 
 #[derive(Debug, Args)]
-pub struct Report {
+pub struct ReportCommand {
     /// Profile: json or json.gz of nativeprof or Dask, pstats, or a tape; `-` for standard input
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
@@ -223,8 +223,8 @@ pub struct Report {
     #[arg(long, value_name = "FUNCTION", conflicts_with_all = ["source", "callers", "callees", "tree", "by", "waits", "value", "span", "label"])]
     pub assembly: Option<String>,
     /// Sort order
-    #[arg(long, value_enum, default_value_t = Sort::SelfCount)]
-    pub sort: Sort,
+    #[arg(long, value_enum, default_value_t = ReportOrder::SelfCount)]
+    pub sort: ReportOrder,
     #[command(flatten)]
     pub frames: FrameArgs,
     /// Python frames only: C time counts as part of the calling Python function
@@ -315,7 +315,7 @@ pub enum By {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Sort {
+pub enum ReportOrder {
     /// Samples with the row's function (or line, module) innermost on the stack
     #[value(name = "self")]
     SelfCount,

@@ -342,14 +342,14 @@ pub struct SymbolArgs {
         hide_possible_values = true,
         num_args = 0..=1,
         require_equals = true,
-        default_value_t = Debuginfod::Auto,
+        default_value_t = DebuginfodArg::Auto,
         default_missing_value = "on"
     )]
-    pub debuginfod: Debuginfod,
+    pub debuginfod: DebuginfodArg,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Debuginfod {
+pub enum DebuginfodArg {
     On,
     Off,
     Auto,

@@ -19,7 +19,7 @@ use crate::privileges::credentials::Caps;
 use crate::privileges::{checks, phases};
 use crate::profile::model::{FrameKind, Meta, Profile, Quality};
 use crate::profile::summary;
-use crate::resolve::Names;
+use crate::resolve::NameCache;
 use crate::resolve::naming::NamingProcess;
 use crate::session::pump::{EventPump, update_backend};
 use crate::session::{self, Session};
@@ -111,7 +111,7 @@ pub fn top(options: &Top) -> Result<()> {
         watch,
         source,
         session,
-        names: Names::default(),
+        names: NameCache::default(),
         started,
         wall,
         began,
@@ -141,7 +141,7 @@ struct TopFeed {
     watch: Option<OwnedFd>,
     source: Box<dyn Backend>,
     session: Session,
-    names: Names,
+    names: NameCache,
     started: Instant,
     wall: SystemTime,
     /// The same on the clock of samples, and since when samples were shown the last time.

@@ -5,7 +5,7 @@
 //! [`KNOWN_BY_NAME`].
 
 use super::model::{Frame, FrameKind};
-pub use table::{GLUE_SOURCES, IMPORT_FILES, KNOWN_BY_NAME, NATIVE, Names, PYTHON_START, Role};
+pub use table::{FunctionNames, GLUE_SOURCES, IMPORT_FILES, KNOWN_BY_NAME, NATIVE, PYTHON_START, Role};
 
 mod table;
 

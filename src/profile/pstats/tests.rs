@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::table::Table;
+use super::table::PstatsTable;
 use super::*;
 use crate::profile::model::FrameKind;
 use crate::profile::stats::Stats;
@@ -105,7 +105,7 @@ fn totals(profile: &Profile) -> BTreeMap<String, u64> {
 }
 
 fn check(bytes: &[u8]) -> Profile {
-    let table: Table<'_> = table::read(bytes).unwrap();
+    let table: PstatsTable<'_> = table::read(bytes).unwrap();
     let profile = read(bytes).unwrap();
     let found = of_functions(&profile);
     for function in &table.functions {

@@ -12,7 +12,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::BUILTIN;
-use super::table::{Function, Table};
+use super::table::{PstatsFunction, PstatsTable};
 use crate::profile::build::Builder;
 use crate::profile::model::{Frame, FrameKind, Meta, Profile};
 use crate::profile::values::ValueType;
@@ -43,14 +43,14 @@ struct Nodes {
 }
 
 /// The profile of a table.
-pub fn profile(table: &Table<'_>) -> Profile {
+pub fn profile(table: &PstatsTable<'_>) -> Profile {
     let sources: Vec<Vec<Source>> = table.functions.iter().map(|f| sources(f, table)).collect();
     let expanded = expand(table, &sources);
     build(table, &sources, &expanded)
 }
 
 /// Where a function's figures come from.
-fn sources(function: &Function<'_>, table: &Table<'_>) -> Vec<Source> {
+fn sources(function: &PstatsFunction<'_>, table: &PstatsTable<'_>) -> Vec<Source> {
     let itself = |caller: u32| {
         let caller = table.functions.get(caller as usize);
         caller.is_some_and(|caller| std::ptr::eq(caller, function))
@@ -158,7 +158,7 @@ fn apportion_by_share(total: u64, nodes: &[(u32, f64)]) -> Vec<u64> {
 }
 
 /// Expands the functions, those with most time first.
-fn expand(table: &Table<'_>, sources: &[Vec<Source>]) -> Nodes {
+fn expand(table: &PstatsTable<'_>, sources: &[Vec<Source>]) -> Nodes {
     // Edges are numbered in the order of `sources`.
     let mut callees: Vec<Vec<(u32, u32, f64)>> = vec![Vec::new(); sources.len()];
     let mut outermost = Vec::new();
@@ -173,7 +173,7 @@ fn expand(table: &Table<'_>, sources: &[Vec<Source>]) -> Nodes {
         }
     }
     let has_times = table.functions.iter().any(|f| f.total > 0);
-    let size = |function: &Function<'_>| if has_times { function.total } else { function.calls } as f64;
+    let size = |function: &PstatsFunction<'_>| if has_times { function.total } else { function.calls } as f64;
     let whole = outermost
         .iter()
         .filter_map(|(f, _, share)| Some(size(table.functions.get(*f as usize)?) * share));
@@ -243,7 +243,7 @@ impl Nodes {
     }
 }
 
-fn build(table: &Table<'_>, sources: &[Vec<Source>], expanded: &Nodes) -> Profile {
+fn build(table: &PstatsTable<'_>, sources: &[Vec<Source>], expanded: &Nodes) -> Profile {
     let count = if table.is_sampled {
         ValueType::SAMPLES
     } else {
@@ -276,8 +276,8 @@ fn build(table: &Table<'_>, sources: &[Vec<Source>], expanded: &Nodes) -> Profil
 
 /// The frame of a function. C functions have `~` for a file, and those of `profile` none; our own files have the name
 /// of the module there.
-fn frame(function: &Function<'_>) -> Frame {
-    let Function { file, line, name, .. } = function;
+fn frame(function: &PstatsFunction<'_>) -> Frame {
+    let PstatsFunction { file, line, name, .. } = function;
     let is_path = file.contains('/') || file.ends_with(".py") || file.starts_with('<');
     match &**file {
         "[kernel]" => Frame {

@@ -118,7 +118,7 @@ impl LookUp {
     }
 
     pub fn decode(bytes: &[u8]) -> Option<LookUp> {
-        let mut input = Input(bytes);
+        let mut input = MessageReader(bytes);
         let (format, can_fetch) = (FileFormat::of(input.byte()?)?, input.byte()? != 0);
         let id = input.u32()?;
         let path = input.text()?.to_vec();
@@ -167,7 +167,7 @@ impl ModuleNames {
 
     /// The names of `count` addresses; `None` if the bytes are not valid.
     pub fn decode(bytes: &[u8], count: usize) -> Option<ModuleNames> {
-        let mut input = Input(bytes);
+        let mut input = MessageReader(bytes);
         let mut texts: Vec<Arc<str>> = Vec::new();
         let mut found = Vec::with_capacity(count);
         for _ in 0..count {
@@ -221,9 +221,9 @@ fn put_text(out: &mut Vec<u8>, text: &[u8]) {
 }
 
 /// What is left of a message.
-struct Input<'a>(&'a [u8]);
+struct MessageReader<'a>(&'a [u8]);
 
-impl<'a> Input<'a> {
+impl<'a> MessageReader<'a> {
     fn take(&mut self, n: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(n)?;
         self.0 = rest;

@@ -14,7 +14,7 @@ use rustc_hash::FxHashMap;
 use super::file_content::{Content, ContentReader};
 use super::root::{OpenRoots, Root};
 use super::system::{FileKey, System};
-use crate::code_map::{Section, Sections};
+use crate::code_map::{CodeSection, Sections};
 use crate::event::{PAGE, Pid};
 use crate::frame::ModuleId;
 use crate::sys;
@@ -241,7 +241,7 @@ impl Module {
     }
 
     /// A complete section, decompressed.
-    pub fn section(&self, name: &str) -> Option<Section> {
+    pub fn section(&self, name: &str) -> Option<CodeSection> {
         self.track(|accesses| {
             accesses.sections.insert(name.into());
         });
@@ -249,12 +249,12 @@ impl Module {
     }
 
     /// Like [`Module::section`], but not recorded: for what only a live process needs, so tapes do not keep it.
-    pub fn section_untracked(&self, name: &str) -> Option<Section> {
+    pub fn section_untracked(&self, name: &str) -> Option<CodeSection> {
         self.elf(|e| {
             let s = e.section_by_name(name)?;
             (s.size() <= MAX_SECTION).then_some(())?;
             let bytes = s.uncompressed_data().ok()?.into_owned();
-            Some(Section {
+            Some(CodeSection {
                 svma: s.address(),
                 bytes,
             })
@@ -314,7 +314,7 @@ impl Names {
 pub struct ModuleSections(pub Arc<Module>);
 
 impl Sections for ModuleSections {
-    fn section(&mut self, name: &str) -> Option<Section> {
+    fn section(&mut self, name: &str) -> Option<CodeSection> {
         self.0.section(name)
     }
 
@@ -345,14 +345,14 @@ impl Sections for ModuleSections {
             .unwrap_or_default()
     }
 
-    fn code(&mut self, svma: u64) -> Option<Section> {
+    fn code(&mut self, svma: u64) -> Option<CodeSection> {
         self.0
             .elf(|e| {
                 let s = e
                     .sections()
                     .find(|s| s.kind() == SectionKind::Text && svma >= s.address() && svma - s.address() < s.size())?;
                 (s.size() <= MAX_SECTION).then_some(())?;
-                Some(Section {
+                Some(CodeSection {
                     svma: s.address(),
                     bytes: s.data().ok()?.to_vec(),
                 })

@@ -4,7 +4,7 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::widgets::TableState;
 use regex::{Regex, RegexBuilder};
 
-use super::rows::{self, RowTarget, Sort, TopRow};
+use super::rows::{self, RowTarget, TopOrder, TopRow};
 use crate::event::Tid;
 use crate::profile::lags::Lag;
 use crate::profile::model::{Frame, Profile};
@@ -35,7 +35,7 @@ pub enum Page {
 
 /// What the user types a line for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Input {
+pub enum Prompt {
     Filter,
     Save,
 }
@@ -55,7 +55,7 @@ pub struct App {
     pub page: Page,
     /// Pages that Esc leads back to.
     back: Vec<Page>,
-    pub sort: Sort,
+    pub sort: TopOrder,
     pub seconds: u64,
     pub frozen: bool,
     pub ended: bool,
@@ -63,7 +63,7 @@ pub struct App {
     pub thread: Option<Tid>,
     /// Threads that held the GIL when the screen was last refreshed.
     pub gil_holders: Vec<Tid>,
-    pub input: Option<(Input, String)>,
+    pub input: Option<(Prompt, String)>,
     pub filter: String,
     compiled: Option<Regex>,
     pub message: String,
@@ -85,7 +85,7 @@ impl Default for App {
         App {
             page: Page::Functions,
             back: Vec::new(),
-            sort: Sort::SelfCount,
+            sort: TopOrder::SelfCount,
             seconds: 5,
             frozen: false,
             ended: false,
@@ -237,16 +237,16 @@ impl App {
             KeyCode::Esc | KeyCode::Backspace => return self.leave(),
             KeyCode::Char('s') => {
                 self.sort = match self.sort {
-                    Sort::SelfCount => Sort::Total,
-                    Sort::Total => Sort::Name,
-                    Sort::Name => Sort::SelfCount,
+                    TopOrder::SelfCount => TopOrder::Total,
+                    TopOrder::Total => TopOrder::Name,
+                    TopOrder::Name => TopOrder::SelfCount,
                 };
                 self.refresh();
             }
-            KeyCode::Char('/') => self.input = Some((Input::Filter, self.filter.clone())),
+            KeyCode::Char('/') => self.input = Some((Prompt::Filter, self.filter.clone())),
             KeyCode::Char('w') => {
                 let pid = self.profile.meta.pid;
-                self.input = Some((Input::Save, format!("nativeprof-{pid}.html")));
+                self.input = Some((Prompt::Save, format!("nativeprof-{pid}.html")));
             }
             KeyCode::Char('f' | ' ') => {
                 self.frozen = !self.frozen;
@@ -314,9 +314,9 @@ impl App {
             KeyCode::Esc => return Action::Nothing,
             KeyCode::Enter => {
                 return match what {
-                    Input::Save if text.is_empty() => Action::Nothing,
-                    Input::Save => Action::Save(text),
-                    Input::Filter => {
+                    Prompt::Save if text.is_empty() => Action::Nothing,
+                    Prompt::Save => Action::Save(text),
+                    Prompt::Filter => {
                         self.set_filter(text);
                         Action::Nothing
                     }

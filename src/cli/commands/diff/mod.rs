@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::cli::args::{Browse, Diff as Options, DiffBy, DiffFormat, Normalize};
+use crate::cli::args::{Browse, DiffBy, DiffCommand as Options, DiffFormat, Normalize};
 use crate::cli::input;
 use crate::cli::output::atomic_file::{OutputFile, PUBLIC};
 use crate::cli::output::browser;

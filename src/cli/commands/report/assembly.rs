@@ -2,12 +2,12 @@
 
 use serde_json::{Value, json};
 
-use super::{Rendered, ReportContext, share};
+use super::{RenderedList, ReportContext, share};
 use crate::cli::input;
 use crate::cli::output::style::Color;
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape::line;
-use crate::profile::model::{Assembly, Frame, Instruction, Profile};
+use crate::profile::model::{Assembly, Frame, Profile, SampledInstruction};
 use crate::resolve::assembly;
 
 /// Functions that are shown if several have the name.
@@ -17,7 +17,7 @@ const FUNCTIONS: usize = 10;
 ///
 /// # Errors
 /// `Data` if the profile has no such function, or its file is not available.
-pub fn assembly(seen: &ReportContext<'_>, profile: &Profile, word: &str) -> Result<Rendered> {
+pub fn assembly(seen: &ReportContext<'_>, profile: &Profile, word: &str) -> Result<RenderedList> {
     let functions = functions(profile, word);
     if functions.is_empty() {
         return Err(Error::new(
@@ -82,7 +82,7 @@ fn base_name(path: &str) -> &str {
 }
 
 fn as_json(found: &Assembly) -> Value {
-    let row = |row: &Instruction| {
+    let row = |row: &SampledInstruction| {
         json!({
             "address": row.address,
             "text": row.text,

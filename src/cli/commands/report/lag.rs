@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use serde_json::{Value, json};
 
-use super::{Rendered, ReportContext};
+use super::{RenderedList, ReportContext};
 use crate::cli::output::row_filter;
 use crate::cli::output::table;
 use crate::cli::output::table::{Overflow, plain};
@@ -17,7 +17,7 @@ use crate::profile::values::Unit;
 ///
 /// # Errors
 /// `Data` where the profile has none.
-pub fn lag(seen: &ReportContext<'_>) -> Result<Rendered> {
+pub fn lag(seen: &ReportContext<'_>) -> Result<RenderedList> {
     let mut lags = seen.profile.meta.lags.clone();
     if lags.is_empty() {
         let file = line(&seen.file.to_string_lossy()).into_owned();

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Rendered, ReportContext, share};
+use super::{RenderedList, ReportContext, share};
 use crate::cli::output::row_filter;
 use crate::cli::output::style::Color;
 use crate::cli::output::table;
@@ -18,7 +18,7 @@ use crate::profile::waits::{self, WaitSite};
 ///
 /// # Errors
 /// `Data` where the profile has no off-CPU time, or no wait of that kind.
-pub fn waits(seen: &ReportContext<'_>, kind: Option<&str>) -> Result<Rendered> {
+pub fn waits(seen: &ReportContext<'_>, kind: Option<&str>) -> Result<RenderedList> {
     let profile = seen.profile;
     let file = line(&seen.file.to_string_lossy()).into_owned();
     let value = profile.find_value("wall").or_else(|| profile.find_value("off_cpu"));

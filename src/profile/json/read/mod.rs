@@ -36,23 +36,23 @@ const MAX_FACTS: usize = 4 << 20;
 
 /// Why a file could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Error {
+pub struct JsonError {
     /// Byte of the file where it was noticed.
     pub at: usize,
     pub reason: String,
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for JsonError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "not a profile: {} at byte {}", self.reason, self.at)
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for JsonError {}
 
 /// Reads what [`write`](fn@super::write) wrote.
-pub fn read(bytes: &[u8]) -> Result<Profile, Error> {
-    let text = std::str::from_utf8(bytes).map_err(|e| Error {
+pub fn read(bytes: &[u8]) -> Result<Profile, JsonError> {
+    let text = std::str::from_utf8(bytes).map_err(|e| JsonError {
         at: e.valid_up_to(),
         reason: "invalid UTF-8".into(),
     })?;
@@ -123,15 +123,15 @@ struct JsonReader<'a> {
     columns: [Vec<u64>; 4],
     /// Rows of these columns that became samples of the profile.
     kept_ticks: Vec<u32>,
-    values: values::Read,
-    samples: samples::Read,
+    values: values::ReadValues,
+    samples: samples::ReadSamples,
     /// First of the nodes that only the timeline has, not the tree.
     first_omitted: usize,
 }
 
 impl<'a> JsonReader<'a> {
     /// Reads the complete tree; one iteration is one key of one node, or one closing brace.
-    fn tree(&mut self) -> Result<(), Error> {
+    fn tree(&mut self) -> Result<(), JsonError> {
         self.expect(b'{')?;
         let mut path = vec![self.open(0, Cow::Borrowed(""))?];
         while let Some(top) = path.last_mut() {
@@ -182,7 +182,7 @@ impl<'a> JsonReader<'a> {
         Ok(())
     }
 
-    fn open(&mut self, parent: NodeId, identifier: Cow<'a, str>) -> Result<Open<'a>, Error> {
+    fn open(&mut self, parent: NodeId, identifier: Cow<'a, str>) -> Result<Open<'a>, JsonError> {
         let node = NodeId::try_from(self.profile.nodes.len()).map_err(|_| self.error("too many nodes"))?;
         self.profile.nodes.push(Node::new(0, parent));
         Ok(Open {
@@ -194,7 +194,7 @@ impl<'a> JsonReader<'a> {
         })
     }
 
-    fn close(&mut self, done: Open<'a>) -> Result<(), Error> {
+    fn close(&mut self, done: Open<'a>) -> Result<(), JsonError> {
         let (frame, line, text) = self.frame_of(&done.identifier, done.description, done.node == 0);
         let node = &mut self.profile.nodes[done.node as usize];
         node.first_seen_line = line;
@@ -266,7 +266,7 @@ impl<'a> JsonReader<'a> {
         next
     }
 
-    fn description(&mut self) -> Result<Description<'a>, Error> {
+    fn description(&mut self) -> Result<Description<'a>, JsonError> {
         let mut read = Description::default();
         match self.peek() {
             Some(b'{') => {}
@@ -310,7 +310,7 @@ impl<'a> JsonReader<'a> {
     }
 
     /// Line -> samples.
-    fn lines(&mut self) -> Result<BTreeMap<u32, u64>, Error> {
+    fn lines(&mut self) -> Result<BTreeMap<u32, u64>, JsonError> {
         let mut lines = BTreeMap::new();
         if self.peek() != Some(b'{') {
             self.skip_value()?;
@@ -325,7 +325,7 @@ impl<'a> JsonReader<'a> {
         Ok(lines)
     }
 
-    fn column(&mut self) -> Result<Vec<u64>, Error> {
+    fn column(&mut self) -> Result<Vec<u64>, JsonError> {
         let mut column = Vec::new();
         self.expect(b'[')?;
         while self.peek() != Some(b']') {
@@ -339,7 +339,7 @@ impl<'a> JsonReader<'a> {
     }
 
     /// What is ours at the root.
-    fn metadata(&mut self) -> Result<(), Error> {
+    fn metadata(&mut self) -> Result<(), JsonError> {
         if self.peek() != Some(b'{') {
             return Err(self.error("metadata that is not an object"));
         }
@@ -364,7 +364,7 @@ impl<'a> JsonReader<'a> {
         self.take_meta(facts)
     }
 
-    fn timeline(&mut self) -> Result<(), Error> {
+    fn timeline(&mut self) -> Result<(), JsonError> {
         self.object(|reader, key| {
             let column = ["time", "pid", "tid", "node"].iter().position(|name| *name == key);
             match (column, reader.peek()) {
@@ -376,7 +376,7 @@ impl<'a> JsonReader<'a> {
         })
     }
 
-    fn take_meta(&mut self, mut map: Map<String, Value>) -> Result<(), Error> {
+    fn take_meta(&mut self, mut map: Map<String, Value>) -> Result<(), JsonError> {
         if map
             .get("format")
             .and_then(Value::as_u64)
