@@ -157,7 +157,7 @@ impl CallRecorder {
         }
     }
 
-    /// Ends the recording and gives what was gathered since the start or the last `take`.
+    /// Ends the recording and gives what was gathered since the start or the last `take_chains`.
     fn stop(&self, py: Python<'_>) -> PyResult<Profile> {
         let is_running = match &self.state(py).recording {
             ActiveRecording::Times(session) => session.is_running(),

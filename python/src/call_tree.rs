@@ -456,7 +456,7 @@ pub struct ValueColumns {
     pub with_samples: bool,
 }
 
-/// The profile of what [`take`] gave. `nanoseconds` per tick.
+/// The profile of what [`take_chains`] gave. `nanoseconds` per tick.
 pub fn profile(
     taken: &[(String, Taken)],
     frames: &[ProfileFrame],

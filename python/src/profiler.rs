@@ -82,7 +82,7 @@ impl Recorder {
             .map(Profile)
     }
 
-    /// Ends the recording and gives what was gathered since the start or the last `take`.
+    /// Ends the recording and gives what was gathered since the start or the last `take_profile`.
     fn stop(&self, py: Python<'_>) -> PyResult<Profile> {
         self.with(py, |recorder| recorder.take().ok_or_else(stopped)?.stop())
             .map(Profile)

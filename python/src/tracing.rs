@@ -14,14 +14,14 @@ use crate::engine::{Clock, Costs, EVENTS, EngineSession, Filter, UserTimer};
 ///
 /// Reports have a row for its `disable`. This name is as long as `_lsprof.Profiler`: columns are as wide as cProfile's.
 #[pyclass(subclass, frozen, name = "Profiler", module = "_native")]
-pub struct Tracer(UnsafeCell<Box<EngineSession<CallPairs>>>);
+pub struct CallTracer(UnsafeCell<Box<EngineSession<CallPairs>>>);
 
 // SAFETY: used with the GIL held only, which orders accesses.
-unsafe impl Send for Tracer {}
+unsafe impl Send for CallTracer {}
 // SAFETY: as above.
-unsafe impl Sync for Tracer {}
+unsafe impl Sync for CallTracer {}
 
-impl Tracer {
+impl CallTracer {
     /// Not to be kept while Python code may run.
     #[allow(clippy::mut_from_ref)]
     fn session(&self, _: Python<'_>) -> &mut Box<EngineSession<CallPairs>> {
@@ -32,15 +32,15 @@ impl Tracer {
 }
 
 #[pymethods]
-impl Tracer {
+impl CallTracer {
     #[new]
     #[pyo3(signature = (*_args, **_kwargs))]
-    fn new(_args: &Bound<'_, pyo3::types::PyTuple>, _kwargs: Option<&Bound<'_, pyo3::types::PyDict>>) -> Tracer {
+    fn new(_args: &Bound<'_, pyo3::types::PyTuple>, _kwargs: Option<&Bound<'_, pyo3::types::PyDict>>) -> CallTracer {
         let shared = CallPairsShared {
             subcalls: true,
             ..CallPairsShared::default()
         };
-        Tracer(UnsafeCell::new(EngineSession::new(
+        CallTracer(UnsafeCell::new(EngineSession::new(
             "nativeprof.tracing.Profile",
             shared,
             Filter::default(),

@@ -106,7 +106,7 @@ impl Recorder {
         self.command(RecorderCommand::Take)
     }
 
-    /// Ends the recording; returns the samples since the start or the last [`Recorder::take`].
+    /// Ends the recording; returns the samples since the start or the last [`Recorder::take_profile`].
     ///
     /// # Errors
     /// In a forked child: the recording continues in its parent.

@@ -181,7 +181,7 @@ pub fn labels(record: &[u8], keys: &[String]) -> (Vec<(String, String)>, bool) {
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct ProcessContext {
+struct PublishedContext {
     #[prost(message, repeated, tag = "2")]
     attributes: Vec<KeyValue>,
 }
@@ -238,7 +238,7 @@ fn read_keys(memory: &dyn Memory, at: u64) -> Option<Vec<String>> {
     let mut payload = vec![0; size as usize];
     memory.read(u64_at(&before, 24)?, &mut payload).then_some(())?;
     (head()? == before).then_some(())?;
-    let context = ProcessContext::decode(&*payload).ok()?;
+    let context = PublishedContext::decode(&*payload).ok()?;
     let value = |name: &str| context.attributes.iter().find(|a| a.key == name)?.value.as_ref();
     value("threadlocal.schema_version")?;
     let keys = value("threadlocal.attribute_key_map").and_then(|value| value.array.as_ref());
@@ -298,7 +298,7 @@ mod tests {
             key: key.into(),
             value: Some(value),
         };
-        let payload = ProcessContext {
+        let payload = PublishedContext {
             attributes: vec![
                 attribute(
                     "threadlocal.schema_version",

@@ -42,7 +42,7 @@ pub(crate) struct Skeleton {
 pub(crate) struct CompilationUnit {
     /// Offset in .debug_info.
     pub offset: usize,
-    root: Lazy<Root>,
+    root: Lazy<UnitRoot>,
     pub functions: Lazy<UnitFunctions>,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct CompilationUnit {
 type Lazy<T> = Option<Option<T>>;
 
 /// The unit's own entry.
-struct Root {
+struct UnitRoot {
     abbreviations: Arc<gimli::Abbreviations>,
     low_pc: u64,
     str_offsets_base: gimli::DebugStrOffsetsBase,
@@ -147,7 +147,7 @@ impl Info {
         Some(unit)
     }
 
-    fn root(&self, i: usize) -> Option<&Root> {
+    fn root(&self, i: usize) -> Option<&UnitRoot> {
         self.units.get(i)?.root.as_ref()?.as_ref()
     }
 
@@ -186,7 +186,7 @@ impl Info {
         dwarf: &gimli::Dwarf<Slice<'_>>,
         header: &gimli::UnitHeader<Slice<'_>>,
         fuel: &mut Fuel,
-    ) -> Option<Root> {
+    ) -> Option<UnitRoot> {
         let abbreviations = self.abbreviations(dwarf, header.debug_abbrev_offset().0, fuel)?;
         let mut unit = bare_unit(*header, abbreviations.clone(), dwarf.file_type);
         let mut low_pc = None;
@@ -240,7 +240,7 @@ impl Info {
             }),
             _ => None,
         };
-        Some(Root {
+        Some(UnitRoot {
             abbreviations,
             low_pc,
             str_offsets_base: unit.str_offsets_base,

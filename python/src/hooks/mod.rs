@@ -38,6 +38,9 @@ use pyo3::prelude::*;
 pub use got::slots;
 pub use thread::Cache;
 
+/// A block of memory, or the context of an allocator.
+type Pointer = *mut std::ffi::c_void;
+
 /// Handlers at a time.
 pub const MAX_HANDLERS: usize = 8;
 

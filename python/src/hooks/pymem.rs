@@ -9,9 +9,7 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use pyo3::Python;
 
-use super::{Allocation, AllocatorCall, Domain, MASKS, clock, notify, thread};
-
-type Pointer = *mut c_void;
+use super::{Allocation, AllocatorCall, Domain, MASKS, Pointer, clock, notify, thread};
 
 /// `PyMemAllocatorEx` of `Include/cpython/pymem.h`, CPython 3.5 to 3.15.
 #[repr(C)]

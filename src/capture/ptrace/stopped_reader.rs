@@ -50,7 +50,7 @@ impl StoppedReader {
     }
 
     /// Does what a sample takes while the thread runs, and discards the result: this brings the code and memory that
-    /// are needed soon into the caches. `prefetch` as for [`StoppedReader::take`].
+    /// are needed soon into the caches. `prefetch` as for [`StoppedReader::take_sample`].
     pub fn warm_up(&mut self, tid: Tid, layout: Option<&TargetLayout>, prefetch: &[u64]) {
         match self.last {
             Some((pid, last, words)) if last == tid => {

@@ -68,7 +68,7 @@ pub struct Module {
     pub root: OnceLock<Arc<Root>>,
 }
 
-type Elf<'a> = ElfFile64<'a, LittleEndian, &'a ReadCache<ContentReader>>;
+type ModuleElf<'a> = ElfFile64<'a, LittleEndian, &'a ReadCache<ContentReader>>;
 
 impl Module {
     fn new(path: Vec<u8>, content: Content) -> Module {
@@ -124,9 +124,9 @@ impl Module {
     }
 
     /// Calls `f` with the parsed file; `None` if it is not a 64-bit little-endian ELF file.
-    pub fn elf<R>(&self, f: impl FnOnce(&Elf<'_>) -> R) -> Option<R> {
+    pub fn elf<R>(&self, f: impl FnOnce(&ModuleElf<'_>) -> R) -> Option<R> {
         let cache = ReadCache::new(ContentReader::new(self.content.clone()));
-        let elf = Elf::parse(&cache).ok()?;
+        let elf = ModuleElf::parse(&cache).ok()?;
         Some(f(&elf))
     }
 
@@ -263,7 +263,7 @@ impl Module {
     }
 }
 
-fn segments(e: &Elf<'_>) -> Vec<Segment> {
+fn segments(e: &ModuleElf<'_>) -> Vec<Segment> {
     let endian = e.endian();
     let header = e.elf_header();
     debug_assert!(header.is_type_64());
