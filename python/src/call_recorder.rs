@@ -188,7 +188,7 @@ fn made<M: CountingMachine>(
     (python, c, ignored): (f64, f64, f64),
     mut meta: Meta,
 ) -> PyResult<Profile> {
-    let taken = call_tree::take(py, session);
+    let taken = call_tree::take_chains(py, session);
     let frames = call_frames::frames(py, &session.functions);
     let nanoseconds = session.clock.nanoseconds();
     let profile = py.detach(|| {

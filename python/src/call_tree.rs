@@ -420,7 +420,10 @@ impl CountingMachine for CallCounter {
 }
 
 /// All that was gathered in a session, taken out of it: (thread's name or empty, chains).
-pub fn take<M: CountingMachine>(py: Python<'_>, session: &mut crate::engine::EngineSession<M>) -> Vec<(String, Taken)> {
+pub fn take_chains<M: CountingMachine>(
+    py: Python<'_>,
+    session: &mut crate::engine::EngineSession<M>,
+) -> Vec<(String, Taken)> {
     session.name_threads(py);
     let labels = (session.shared.by_thread, session.shared.numbered);
     let only = session.shared.only.clone();

@@ -78,7 +78,7 @@ impl Recorder {
 
     /// What was gathered since the start or the last call; sampling continues.
     fn take(&self, py: Python<'_>) -> PyResult<Profile> {
-        self.with(py, |recorder| recorder.as_ref().ok_or_else(stopped)?.take())
+        self.with(py, |recorder| recorder.as_ref().ok_or_else(stopped)?.take_profile())
             .map(Profile)
     }
 

@@ -44,7 +44,7 @@ pub struct NamedThreads {
 
 impl NamedThreads {
     /// Whether the thread and the names of threads can be found.
-    pub fn know(&self, tid: Tid) -> bool {
+    pub fn can_name(&self, tid: Tid) -> bool {
         !self.registries.is_empty() && self.pointers.contains_key(&tid)
     }
 }
@@ -81,10 +81,13 @@ impl<'a> ThreadNameReader<'a> {
     }
 
     fn registry(&self, interpreter: u64) -> Option<u64> {
-        let modules = self.at(interpreter, self.layout().interp_modules.into())?;
+        let modules = self.read_pointer(interpreter, self.layout().interp_modules.into())?;
         let threading = self.item(modules, "threading")?;
         self.is(threading, "module").then_some(())?;
-        let registry = self.item(self.at(threading, self.objects.module_dict.into())?, "_active")?;
+        let registry = self.item(
+            self.read_pointer(threading, self.objects.module_dict.into())?,
+            "_active",
+        )?;
         self.is(registry, "dict").then_some(registry)
     }
 
@@ -118,7 +121,7 @@ impl<'a> ThreadNameReader<'a> {
         &self.python.layout
     }
 
-    fn at(&self, address: u64, offset: u64) -> Option<u64> {
+    fn read_pointer(&self, address: u64, offset: u64) -> Option<u64> {
         self.memory.u64(address.checked_add(offset)?)
     }
 
@@ -159,7 +162,7 @@ impl<'a> ThreadNameReader<'a> {
     fn named(&self, entries: &[DictEntry], wanted: &str) -> Option<u64> {
         let length = wanted.len() as u64;
         let is_wanted = |e: &&DictEntry| {
-            self.at(e.key, self.layout().str_length.into()) == Some(length)
+            self.read_pointer(e.key, self.layout().str_length.into()) == Some(length)
                 && strings::read_str_start(self.memory, self.layout(), e.key, length)
                     .is_some_and(|(text, _)| text == wanted)
         };
@@ -168,17 +171,17 @@ impl<'a> ThreadNameReader<'a> {
 
     /// Attributes of an instance of a class.
     fn attributes(&self, object: u64) -> Option<Vec<DictEntry>> {
-        let class = self.at(object, self.objects.ob_type.into())?;
-        let flags = self.at(class, self.objects.type_flags.into())?;
+        let class = self.read_pointer(object, self.objects.ob_type.into())?;
+        let flags = self.read_pointer(class, self.objects.type_flags.into())?;
         let before = |offset: u16| self.memory.u64(object.checked_sub(offset.into())?);
         let dict = |dict: u64| self.entries(dict);
         let split = |values: u64| {
-            let keys = self.at(class, self.objects.type_keys.into())?;
+            let keys = self.read_pointer(class, self.objects.type_keys.into())?;
             KeysTable::of_keys(self.memory, &self.objects, keys, Some(values))?.entries(self.memory, MAX_ATTRIBUTES)
         };
         if flags & MANAGED_DICT == 0 {
-            let offset = self.at(class, self.objects.type_dictoffset.into())?;
-            return dict(self.at(object, offset)?);
+            let offset = self.read_pointer(class, self.objects.type_dictoffset.into())?;
+            return dict(self.read_pointer(object, offset)?);
         }
         match self.objects.instance_dict {
             InstanceDict::ValuesAndDict { values, dict: at } => match before(values)? {
@@ -191,7 +194,7 @@ impl<'a> ThreadNameReader<'a> {
             },
             InstanceDict::DictOrInline(at) => match before(at)? {
                 0 if flags & INLINE_VALUES != 0 => {
-                    let size = self.at(class, self.objects.type_basicsize.into())?;
+                    let size = self.read_pointer(class, self.objects.type_basicsize.into())?;
                     split(
                         object
                             .checked_add(size)?

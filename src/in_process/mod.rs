@@ -102,7 +102,7 @@ impl Recorder {
     ///
     /// # Errors
     /// In a forked child, and after the end.
-    pub fn take(&self) -> Result<Profile> {
+    pub fn take_profile(&self) -> Result<Profile> {
         self.command(RecorderCommand::Take)
     }
 

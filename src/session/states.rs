@@ -138,7 +138,7 @@ impl Session {
         if time == 0 {
             return None;
         }
-        if let Some(waker) = self.wakers.take(s) {
+        if let Some(waker) = self.wakers.take_waker(s) {
             return Some(waker);
         }
         // Without a stack, the thread: the one that released the lock, or had it last.

@@ -109,7 +109,7 @@ impl Session {
         };
         let names = &mut self.thread_names;
         let (threads, schedule) = names.processes.entry(pid).or_default();
-        if !threads.know(own_tid) && schedule.is_due(time) {
+        if !threads.can_name(own_tid) && schedule.is_due(time) {
             *threads = reader.threads();
             schedule.was_read(time);
         }

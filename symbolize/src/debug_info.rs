@@ -263,7 +263,7 @@ impl Info {
         }
         // Tables may overlap (each tail of the section is one): the cost of this one must be known before parsing it.
         let rest = dwarf.debug_abbrev.reader().slice().get(at..)?;
-        fuel.spend(abbreviations_len(&rest[..fuel.most(rest.len())]) as u64)?;
+        fuel.spend(abbreviations_len(&rest[..fuel.at_most(rest.len())]) as u64)?;
         let parsed = dwarf
             .debug_abbrev
             .abbreviations(gimli::DebugAbbrevOffset(at))

@@ -167,7 +167,7 @@ impl DwarfCache {
         let abbrev = entries.read_abbreviation().ok()??;
         let mut bounds = Bounds::default();
         for spec in abbrev.attributes() {
-            bounds.take(entries.read_attribute(*spec).ok()?);
+            bounds.add_attribute(entries.read_attribute(*spec).ok()?);
         }
         let (ranges, fuel) = (&mut self.ranges, &mut self.fuel);
         bounds.each(dwarf, &unit, fuel, |begin, end| {

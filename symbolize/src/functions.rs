@@ -128,7 +128,7 @@ impl UnitFunctions {
             let mut ok = true;
             for spec in abbrev.attributes() {
                 match entries.read_attribute(*spec) {
-                    Ok(attr) => bounds.take(attr),
+                    Ok(attr) => bounds.add_attribute(attr),
                     Err(_) => {
                         ok = false;
                         break;
@@ -236,7 +236,7 @@ impl InlinedCalls {
                     (gimli::DW_AT_call_line, AttributeValue::Udata(line)) => {
                         call.line = u32::try_from(line).ok().filter(|&l| l != 0);
                     }
-                    _ => bounds.take(attr),
+                    _ => bounds.add_attribute(attr),
                 }
             }
             let index = out.calls.len() as u32;

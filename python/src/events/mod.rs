@@ -101,7 +101,7 @@ pub struct EventLog {
     pid: u32,
 }
 
-fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Locked with the GIL held, and not while Python code runs: no thread waits for both.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -166,7 +166,7 @@ impl EventLog {
                 "this profiler belongs to the process that this one was forked from",
             ));
         }
-        let mut state = held(&own.state);
+        let mut state = lock(&own.state);
         if state.running.is_some() {
             return Err(PyRuntimeError::new_err("the profiler was already started"));
         }
@@ -187,7 +187,7 @@ impl EventLog {
         state.running = Some(installed);
         drop(state);
         if calls && let Err(error) = recorder::add(this.as_any(), sink.clone(), ticket) {
-            let mut running = held(&own.state).running.take();
+            let mut running = lock(&own.state).running.take();
             if let Some(installed) = &mut running {
                 installed.remove(py);
             }
@@ -202,7 +202,7 @@ impl EventLog {
     /// Ends the recording. In a forked child: forgets it.
     fn stop(&self, py: Python<'_>) -> PyResult<()> {
         let (sink, installed) = {
-            let mut state = held(&self.state);
+            let mut state = lock(&self.state);
             (state.sink.clone(), state.running.take())
         };
         let Some(mut installed) = installed else {
@@ -214,7 +214,7 @@ impl EventLog {
         });
         let functions = recorder::remove(py, ticket);
         installed.remove(py);
-        let mut state = held(&self.state);
+        let mut state = lock(&self.state);
         state.scale.settle();
         for function in functions? {
             if !function.2 && is_own(function.1.bind(py)) {
@@ -228,12 +228,12 @@ impl EventLog {
 
     /// Whether it records, in this process.
     fn is_running(&self) -> bool {
-        self.pid == std::process::id() && held(&self.state).running.as_ref().is_some_and(Installed::is_current)
+        self.pid == std::process::id() && lock(&self.state).running.as_ref().is_some_and(Installed::is_current)
     }
 
     /// Adds one row.
     fn append(&self, key: u64, event: u64) {
-        let state = held(&self.state);
+        let state = lock(&self.state);
         let sink = &state.sink;
         if let Some(installed) = &state.running {
             hooks::with_cache(installed.ticket(), |cache| {
@@ -245,7 +245,7 @@ impl EventLog {
     /// All rows so far, in the order of time: eight columns of 64-bit integers (frame, arg, event, time in ns, value1,
     /// value2, thread, domain), and as many times two: the function that made the row, and its caller. Then rows lost.
     fn rows<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyByteArray>, Bound<'py, PyByteArray>, u64)> {
-        let state = held(&self.state);
+        let state = lock(&self.state);
         let read = || state.sink.log.contents();
         let contents = match &state.running {
             Some(installed) => installed.while_silent(read),
@@ -272,13 +272,13 @@ impl EventLog {
     /// Rows that could not be kept, bytes in the file, and calls that signal handlers made while a hook ran (of all
     /// profilers of this process).
     fn counts(&self) -> (u64, u64, u64) {
-        let (dropped, spilled) = held(&self.state).sink.log.counts();
+        let (dropped, spilled) = lock(&self.state).sink.log.counts();
         (dropped, spilled, hooks::skipped())
     }
 
     /// The functions that rows name: key, code object or text, whether it is a code object.
     fn functions(&self, py: Python<'_>) -> Vec<EventFunctionRow> {
-        let state = held(&self.state);
+        let state = lock(&self.state);
         let mut all: Vec<EventFunctionRow> = state
             .functions
             .iter()

@@ -435,7 +435,7 @@ impl EbpfSource {
     }
 
     /// Emits a sample.
-    fn take(&mut self, s: Box<Sample>, out: &mut Vec<Event>) {
+    fn emit_sample(&mut self, s: Box<Sample>, out: &mut Vec<Event>) {
         if self.before_exec == Some(s.pid) {
             return;
         }
@@ -603,7 +603,7 @@ impl Backend for EbpfSource {
                 break;
             };
             bytes += item.len();
-            self.reassembler.take(&item, &mut records);
+            self.reassembler.add_entry(&item, &mut records);
         }
         if self.stopped && !more {
             self.reassembler.finish(&mut records);
@@ -619,7 +619,7 @@ impl Backend for EbpfSource {
                 self.emit_next(out);
             }
             match record {
-                DecodedRecord::Sample(s) => self.take(s, out),
+                DecodedRecord::Sample(s) => self.emit_sample(s, out),
                 DecodedRecord::Task(pid, tid, time, task, name) => out.push(Event::RunningTask {
                     pid,
                     tid,

@@ -299,7 +299,9 @@ impl Backend for PtraceSource {
     }
 
     fn sleeping(&mut self) -> Vec<OpenInterval> {
-        self.sleeping.as_mut().map_or_else(Vec::new, SleepingThreads::take)
+        self.sleeping
+            .as_mut()
+            .map_or_else(Vec::new, SleepingThreads::drain_intervals)
     }
 
     fn stop(&mut self) {

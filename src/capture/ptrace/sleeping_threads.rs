@@ -169,7 +169,7 @@ impl SleepingThreads {
     }
 
     /// The threads that slept since the last call.
-    pub fn take(&mut self) -> Vec<OpenInterval> {
+    pub fn drain_intervals(&mut self) -> Vec<OpenInterval> {
         std::mem::take(&mut self.found)
     }
 }

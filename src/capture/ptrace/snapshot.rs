@@ -98,14 +98,14 @@ impl<T: Send> Snapshotter<'_, T> {
                 // Raise priority to shorten stops; ignored if not permitted.
                 sys::process::set_realtime_priority();
                 let (mut reader, mut late) = (StoppedReader::new(self.walk, self.seen_code.clone()), Vec::new());
-                let one = |t: &SnapshotTarget| (t.tid, self.one(&mut reader, &mut late, t));
+                let one = |t: &SnapshotTarget| (t.tid, self.read_thread(&mut reader, &mut late, t));
                 targets.iter().map(one).collect::<Vec<_>>()
             });
             tracer.join().unwrap_or_default()
         })
     }
 
-    fn one(
+    fn read_thread(
         &self,
         reader: &mut StoppedReader,
         late: &mut Vec<Tid>,

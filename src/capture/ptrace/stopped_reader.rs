@@ -78,7 +78,7 @@ impl StoppedReader {
     ///
     /// # Errors
     /// The thread was killed while it was stopped.
-    pub fn take(
+    pub fn take_sample(
         &mut self,
         stop: Stopped,
         pid: Pid,

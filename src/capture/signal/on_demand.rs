@@ -79,7 +79,7 @@ impl RequestedThread {
     }
 
     /// Takes its response; false: `wait` returned none. `late`: the response was not waited for in time.
-    fn take(&mut self, late: bool, wait: impl FnOnce(&Request) -> Option<Sample>) -> bool {
+    fn take_response(&mut self, late: bool, wait: impl FnOnce(&Request) -> Option<Sample>) -> bool {
         let Some(pending) = self.pending.take() else {
             return false;
         };
@@ -182,7 +182,7 @@ impl StackRequester {
             // The ID belongs to a new thread, with other files.
             Some(Err(Ended)) => *thread = RequestedThread::new(tid),
         }
-        thread.take(true, |request| request.wait(Duration::ZERO));
+        thread.take_response(true, |request| request.wait(Duration::ZERO));
         let known = thread.has_unread_response() || thread.unchanged();
         if thread.pending.is_none() && self.send(tid, threads).is_err() {
             threads.remove(&tid);
@@ -195,7 +195,7 @@ impl StackRequester {
         // request already, and would have responded since if it had got one.
         let pointless = known && thread.was_recently_late();
         let fresh = !pointless
-            && thread.take(false, |request| {
+            && thread.take_response(false, |request| {
                 let wait = || if known { None } else { request.wait(timeout) };
                 request.spin(SPIN_TIME).or_else(wait)
             });
@@ -231,7 +231,7 @@ impl StackRequester {
         if sent.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock) {
             // Responses that were not fetched occupy the slots.
             for other in threads.values_mut() {
-                other.take(true, |request| request.wait(Duration::ZERO));
+                other.take_response(true, |request| request.wait(Duration::ZERO));
             }
             sent = self.pool.request(tid, COPY);
         }

@@ -151,7 +151,7 @@ struct TopFeed {
 }
 
 impl tui::SampleFeed for TopFeed {
-    fn take(&mut self, wait: Duration) -> Result<bool> {
+    fn poll(&mut self, wait: Duration) -> Result<bool> {
         let wait = self.pump.wait(wait);
         let until = Some(Instant::now() + wait + MAX_TURN);
         let more = (self.pump).pump(&mut *self.source, &mut self.session, &mut |_| {}, wait, until)?;

@@ -118,7 +118,7 @@ impl<'a> MarshalValues<'a> {
         }
     }
 
-    fn take(&mut self, length: usize) -> Result<&'a [u8], PstatsError> {
+    fn read_bytes(&mut self, length: usize) -> Result<&'a [u8], PstatsError> {
         let bytes = self.input.get(self.at..).and_then(|rest| rest.get(..length));
         let bytes = bytes.ok_or_else(|| self.error("the file is truncated"))?;
         self.at += length;
@@ -127,7 +127,7 @@ impl<'a> MarshalValues<'a> {
 
     fn array<const N: usize>(&mut self) -> Result<[u8; N], PstatsError> {
         let mut out = [0; N];
-        out.copy_from_slice(self.take(N)?);
+        out.copy_from_slice(self.read_bytes(N)?);
         Ok(out)
     }
 
@@ -249,7 +249,7 @@ impl<'a> MarshalValues<'a> {
 
     fn float_as_text(&mut self) -> Result<MarshalValue, PstatsError> {
         let length = self.byte()?;
-        let text = self.take(length.into())?;
+        let text = self.read_bytes(length.into())?;
         let number = std::str::from_utf8(text).ok().and_then(|text| text.parse().ok());
         number
             .map(MarshalValue::Float)
@@ -258,7 +258,7 @@ impl<'a> MarshalValues<'a> {
 
     fn string(&mut self, length: usize) -> Result<MarshalValue, PstatsError> {
         let start = self.at;
-        self.take(length)?;
+        self.read_bytes(length)?;
         match (u32::try_from(start), u32::try_from(length)) {
             (Ok(start), Ok(length)) => Ok(MarshalValue::Text { start, length }),
             _ => Err(self.error("the file is too large")),

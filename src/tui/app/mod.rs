@@ -173,7 +173,7 @@ impl App {
         self.table.select(Some(at.min(self.rows.len().saturating_sub(1))));
     }
 
-    fn go(&mut self, page: Page) {
+    fn open_page(&mut self, page: Page) {
         if page != self.page {
             self.back.push(std::mem::replace(&mut self.page, page));
             self.top();
@@ -214,14 +214,14 @@ impl App {
             KeyCode::PageDown => self.select(at + self.page_rows),
             KeyCode::Home => self.select(0),
             KeyCode::End => self.select(usize::MAX),
-            KeyCode::Char('1') => self.go(Page::Functions),
-            KeyCode::Char('2') => self.go(Page::Stacks),
+            KeyCode::Char('1') => self.open_page(Page::Functions),
+            KeyCode::Char('2') => self.open_page(Page::Stacks),
             KeyCode::Char('3') => {
-                self.go(Page::Threads);
+                self.open_page(Page::Threads);
                 return Action::Refresh;
             }
-            KeyCode::Char('4') => self.go(Page::Waits),
-            KeyCode::Char('5') => self.go(Page::Lags),
+            KeyCode::Char('4') => self.open_page(Page::Waits),
+            KeyCode::Char('5') => self.open_page(Page::Lags),
             KeyCode::Tab => {
                 let next = match self.page {
                     Page::Functions => Page::Stacks,
@@ -230,7 +230,7 @@ impl App {
                     Page::Waits => Page::Lags,
                     Page::Lags | Page::Lag(_) | Page::Around(_) => Page::Functions,
                 };
-                self.go(next);
+                self.open_page(next);
                 return Action::Refresh;
             }
             KeyCode::Enter => return self.enter(at),
@@ -281,11 +281,11 @@ impl App {
 
     fn enter(&mut self, at: usize) -> Action {
         match self.rows.get(at).map(|r| r.subject.clone()) {
-            Some(RowTarget::Function(frame)) => self.go(Page::Around(frame)),
-            Some(RowTarget::Lag(lag)) => self.go(Page::Lag(lag)),
+            Some(RowTarget::Function(frame)) => self.open_page(Page::Around(frame)),
+            Some(RowTarget::Lag(lag)) => self.open_page(Page::Lag(lag)),
             Some(RowTarget::Thread(tid)) => {
                 self.thread = Some(tid);
-                self.go(Page::Functions);
+                self.open_page(Page::Functions);
                 return Action::Refresh;
             }
             _ => {}

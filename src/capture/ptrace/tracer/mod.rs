@@ -393,7 +393,7 @@ impl Tracer {
         }
         let taken = self
             .reader
-            .take(stop, pid, layout.as_deref(), &t.blocks, &mut t.timer, tick);
+            .take_sample(stop, pid, layout.as_deref(), &t.blocks, &mut t.timer, tick);
         let Ok((mut sample, thread_pointer, mut past)) = taken else {
             lock(&self.p.shared.stats).lost += owed;
             return; // killed while it was stopped

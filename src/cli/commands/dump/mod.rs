@@ -164,7 +164,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
     let mut qualities = BTreeMap::new();
     for (tid, seen) in &seen {
         if let Ok(seen) = seen {
-            qualities.insert(*tid, take(&mut session, seen)?);
+            qualities.insert(*tid, feed_sample(&mut session, seen)?);
         }
     }
     // The kernel reports few registers of a sleeping thread. Where they were not sufficient, the thread is stopped if
@@ -180,7 +180,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
             if let Some(Ok(first)) = seen.get(&tid).filter(|_| options.locals) {
                 again.found.locals = first.found.locals.clone(); // by frame: those of others are of no effect
             }
-            qualities.insert(tid, take(&mut session, &again)?);
+            qualities.insert(tid, feed_sample(&mut session, &again)?);
             seen.insert(tid, Ok(again));
         }
     }
@@ -198,7 +198,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
         std::thread::sleep(RETRY_DELAY);
         for (tid, again) in inspector.inspect(&waits, false) {
             if let Ok(again) = again {
-                qualities.insert(tid, take(&mut session, &again)?);
+                qualities.insert(tid, feed_sample(&mut session, &again)?);
                 seen.insert(tid, Ok(again));
             }
         }
@@ -208,7 +208,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
     {
         for (tid, quality) in &mut qualities {
             if let (DumpQuality::Partial(_), Some(Ok(seen))) = (*quality, seen.get(tid)) {
-                *quality = take(&mut session, seen)?;
+                *quality = feed_sample(&mut session, seen)?;
             }
         }
     }
@@ -388,7 +388,7 @@ impl Inspector {
 }
 
 /// Hands a thread's sample to the session; how good its stack is.
-fn take(session: &mut Session, seen: &ThreadSnapshot<DumpExtras>) -> error::Result<DumpQuality> {
+fn feed_sample(session: &mut Session, seen: &ThreadSnapshot<DumpExtras>) -> error::Result<DumpQuality> {
     let before = session.quality_counts.clone();
     for copy in &seen.codes {
         let copy = Box::new(copy.clone());
