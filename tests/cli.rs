@@ -71,6 +71,14 @@ fn help_and_version() {
     ] {
         assert!(said.contains(word), "{word}: {said}");
     }
+    for words in [&["help"][..], &["help", "--help"], &["help", "record", "-h"]] {
+        let help = run(words);
+        let said = String::from_utf8_lossy(&help.stdout).into_owned();
+        assert!(
+            help.status.success() && said.contains("Usage: nativeprof"),
+            "{words:?}: {said}"
+        );
+    }
     let version = run(&["--version"]);
     let said = String::from_utf8_lossy(&version.stdout).into_owned();
     assert_eq!(said.trim(), format!("nativeprof {}", env!("CARGO_PKG_VERSION")));

@@ -233,8 +233,9 @@ impl Profile {
         if self.0.count_type() == &ValueType::CALLS {
             let (calls, meta) = (self.0.nodes.first().map_or(0, |root| root.count), &self.0.meta);
             return format!(
-                "nativeprof: {calls} calls in {:.1} s\n  python:   {}\n  overhead: {:.2} s ({:.0} ns per call)\n  \
+                "nativeprof: {} in {:.1} s\n  python:   {}\n  overhead: {:.2} s ({:.0} ns per call)\n  \
                  written:  {written}",
+                summary::counted(calls, "calls"),
                 meta.duration,
                 meta.python,
                 meta.profiler_cpu,

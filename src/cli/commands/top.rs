@@ -123,8 +123,8 @@ pub fn top(options: &Top) -> Result<()> {
     done?;
     let q = feed.session.quality(&feed.source.counts(), feed.rate);
     print_line(&format!(
-        "nativeprof: {} samples in {:.1} s, {} lost; stacks: {}",
-        q.taken,
+        "nativeprof: {} in {:.1} s, {} lost; stacks: {}",
+        summary::counted(q.taken, "samples"),
         started.elapsed().as_secs_f64(),
         q.lost,
         summary::stacks(&q)

@@ -13,6 +13,7 @@ use crate::cpython::thread_names::both_names;
 use crate::escape::line;
 use crate::profile::folded::NodeDisplay;
 use crate::profile::model::FrameKind;
+use crate::profile::summary::counted;
 
 /// `futex`; a number that is not a known system call.
 fn call_name(call: u64) -> String {
@@ -138,8 +139,9 @@ fn gil_line(r: &DumpReport) -> String {
         .filter(|(_, g)| *g == Gil::Held)
         .map(|(tid, _)| tid.to_string())
         .collect();
+    let threads = counted(r.threads.len() as u64, "threads");
     if r.python.is_empty() {
-        return format!("{} threads", r.threads.len());
+        return threads;
     }
     let gil = match holders.len() {
         0 if seen().any(|(_, g)| g == Gil::None) => "no GIL (free-threaded)".to_string(),
@@ -152,7 +154,7 @@ fn gil_line(r: &DumpReport) -> String {
             holders.join(", ")
         ),
     };
-    format!("{} threads; {gil}", r.threads.len())
+    format!("{threads}; {gil}")
 }
 
 /// How long threads were stopped, and how many were not.
@@ -169,9 +171,9 @@ fn stops_line(r: &DumpReport) -> String {
     match stops.iter().max() {
         None => format!("Stopped: none; {asleep} read in place while sleeping."),
         Some(longest) => format!(
-            "Stopped: {} of {} threads, one at a time, for at most {} µs; {asleep} read in place while sleeping.",
+            "Stopped: {} of {}, one at a time, for at most {} µs; {asleep} read in place while sleeping.",
             stops.len(),
-            seen.len(),
+            counted(seen.len() as u64, "threads"),
             longest.div_ceil(1000)
         ),
     }

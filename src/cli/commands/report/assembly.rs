@@ -8,6 +8,7 @@ use crate::cli::output::style::Color;
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape::line;
 use crate::profile::model::{Assembly, Frame, Profile, SampledInstruction};
+use crate::profile::summary::counted;
 use crate::resolve::assembly;
 
 /// Functions that are shown if several have the name.
@@ -105,10 +106,12 @@ fn draw(seen: &ReportContext<'_>, found: &Assembly, all: usize) -> String {
     let sum: u64 = rows.iter().map(|row| row.samples).sum();
     let most = rows.iter().map(|row| row.samples).max().unwrap_or(0);
     let title = format!(
-        "{} ({}+{:#x}): {sum} samples ended in its {all} instructions",
+        "{} ({}+{:#x}): {} ended in its {}",
         line(&found.name),
         line(&found.module),
-        found.address
+        found.address,
+        counted(sum, "samples"),
+        counted(all as u64, "instructions")
     );
     let mut text = format!("{}\n", seen.style.paint(Color::Bold, &title));
     if !found.is_checked {

@@ -182,7 +182,7 @@ impl ReportContext<'_> {
             text += &format!(": {}", line(&meta.command));
         }
         let kind = self.profile.count_type();
-        text += &format!("\n{} {}", self.amount(self.stats.samples()), line(&kind.name));
+        text += &format!("\n{}", line(&summary::amount(kind, self.stats.samples())));
         if meta.duration > 0.0 {
             text += &format!(" in {:.1} s", meta.duration);
         }
