@@ -287,7 +287,7 @@ impl ThreadFunction {
 }
 
 impl Machine for CallPairs {
-    type SharedSession = CallPairsShared;
+    type Shared = CallPairsShared;
 
     fn new(_: &ThreadInfo, _: &mut CallPairsShared) -> CallPairs {
         CallPairs {

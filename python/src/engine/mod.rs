@@ -139,22 +139,22 @@ pub struct ThreadInfo {
 /// No method may run Python code, give up the GIL, or panic.
 pub trait Machine: Sized + 'static {
     /// What all threads of a session share.
-    type SharedSession;
+    type Shared;
 
     /// Whether [`CallEvent::Yield`] must be distinguished from [`CallEvent::Return`] where that costs a lookup, which is before 3.12.
     const NEEDS_YIELDS: bool = true;
 
-    fn new(info: &ThreadInfo, shared: &mut Self::SharedSession) -> Self;
+    fn new(info: &ThreadInfo, shared: &mut Self::Shared) -> Self;
 
     /// A function begins or continues.
-    fn enter(&mut self, callee: Callee, context: EventContext<'_, Self::SharedSession>) -> EventOutcome;
+    fn enter(&mut self, callee: Callee, context: EventContext<'_, Self::Shared>) -> EventOutcome;
 
     /// The function with this key ends, for good or for now. It need not have been entered: the session may have been
     /// started inside it.
-    fn leave(&mut self, key: usize, context: EventContext<'_, Self::SharedSession>) -> EventOutcome;
+    fn leave(&mut self, key: usize, context: EventContext<'_, Self::Shared>) -> EventOutcome;
 
     /// The thread continues with another stack, that of this greenlet.
-    fn switch(&mut self, _to: CurrentGreenlet, _moment: Moment, _shared: &mut Self::SharedSession) {}
+    fn switch(&mut self, _to: CurrentGreenlet, _moment: Moment, _shared: &mut Self::Shared) {}
 
     /// Whether a call of the function with this key is open, and the innermost.
     fn is_innermost(&self, key: usize) -> bool;
@@ -163,11 +163,11 @@ pub trait Machine: Sized + 'static {
     fn depth(&self) -> usize;
 
     /// The session stops: the innermost open call ends as if it had returned now. Called until there is none.
-    fn close_innermost(&mut self, now: i64, shared: &mut Self::SharedSession);
+    fn close_innermost(&mut self, now: i64, shared: &mut Self::Shared);
 
     /// This thread will have no more events, and no open calls: its results may move to `shared`. `name` is the
     /// thread's name, if known. Returns whether the machine can be dropped.
-    fn retire(&mut self, _info: &ThreadInfo, _name: Option<&str>, _shared: &mut Self::SharedSession) -> bool {
+    fn retire(&mut self, _info: &ThreadInfo, _name: Option<&str>, _shared: &mut Self::Shared) -> bool {
         false
     }
 }

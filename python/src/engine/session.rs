@@ -81,7 +81,7 @@ pub struct EngineSession<M: Machine> {
     pub timer: Option<UserTimer>,
     pub clock: Clock,
     pub functions: SessionFunctions,
-    pub shared: M::SharedSession,
+    pub shared: M::Shared,
     pub(crate) threads: Vec<Box<SessionThread<M>>>,
     threads_seen: u32,
     /// Ident of the thread that started it last.
@@ -116,7 +116,7 @@ pub fn is_busy() -> bool {
 
 impl<M: Machine> EngineSession<M> {
     /// A session that does not run yet. `name` is for messages.
-    pub fn new(name: &'static str, shared: M::SharedSession, filter: Filter) -> Box<EngineSession<M>> {
+    pub fn new(name: &'static str, shared: M::Shared, filter: Filter) -> Box<EngineSession<M>> {
         let mut functions = SessionFunctions::default();
         functions.filter = filter;
         Box::new(EngineSession {

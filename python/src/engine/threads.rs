@@ -39,7 +39,7 @@ impl<M: Machine> SessionThread<M> {
         py: Python<'a>,
         event: CallEvent,
         given: Option<i64>,
-    ) -> (&'a mut M, EventContext<'a, M::SharedSession>) {
+    ) -> (&'a mut M, EventContext<'a, M::Shared>) {
         let moment = Moment {
             clock: self.clock(),
             given,

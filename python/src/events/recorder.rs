@@ -79,7 +79,7 @@ fn write(context: &EventContext<'_, Logs>, key: usize) {
 }
 
 impl Machine for EventMachine {
-    type SharedSession = Logs;
+    type Shared = Logs;
 
     fn new(_: &ThreadInfo, _: &mut Logs) -> EventMachine {
         EventMachine {
@@ -165,12 +165,12 @@ impl Machine for EventMachine {
 }
 
 /// The session that profilers share, and the process that it belongs to.
-struct Shared(UnsafeCell<Option<(Box<EngineSession<EventMachine>>, u32)>>);
+struct SharedSession(UnsafeCell<Option<(Box<EngineSession<EventMachine>>, u32)>>);
 
 // SAFETY: used with the GIL held only, which orders accesses.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for SharedSession {}
 
-static SESSION: Shared = Shared(UnsafeCell::new(None));
+static SESSION: SharedSession = SharedSession(UnsafeCell::new(None));
 
 /// Not to be kept while Python code may run, other than for the session's start and stop, which allow for it.
 #[allow(clippy::mut_from_ref)]

@@ -379,7 +379,7 @@ fn current_ident() -> u64 {
 }
 
 impl Machine for TaskMachine {
-    type SharedSession = TaskMachineShared;
+    type Shared = TaskMachineShared;
 
     fn new(info: &ThreadInfo, shared: &mut TaskMachineShared) -> TaskMachine {
         let width = shared.measures.count();

@@ -4,8 +4,9 @@
 
 use aya::maps::{HashMap as BpfHash, Map, MapData};
 
+use super::NOTIFY_FAILED;
+use super::errors::bpf_error;
 use super::object::LOAD;
-use super::{NOTIFY_FAILED, bpf_error};
 use crate::cpython_layout;
 use crate::error::Result;
 use crate::event::Pid;

@@ -8,7 +8,7 @@ use aya::programs::{PerfEvent, ProgramType, RawTracePoint};
 use aya::sys::{BpfHelper, is_helper_supported, is_map_supported};
 use aya::{Ebpf, EbpfLoader};
 
-use super::bpf_error;
+use super::errors::bpf_error;
 use crate::error::{Error, ErrorKind, Result};
 
 pub const LOAD: &str = "cannot load the BPF program";

@@ -10,7 +10,7 @@ use std::fs;
 use aya::Ebpf;
 use aya::maps::{Array, HashMap as BpfHash, Map, MapData, MapError};
 
-use super::bpf_error;
+use super::errors::bpf_error;
 use super::object::{self, NO_EXIST};
 use super::switch_in::{self, LOAD, SwitchInHook};
 use crate::capture::OpenInterval;

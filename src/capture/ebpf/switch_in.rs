@@ -8,7 +8,7 @@ use aya::programs::{BtfTracePoint, KProbe, RawTracePoint};
 use aya::{Btf, Ebpf};
 use aya_obj::btf::BtfKind;
 
-use super::bpf_error;
+use super::errors::bpf_error;
 use super::object::{self, FORCED_BY, MapSizes, Variant};
 use crate::error::{Error, ErrorKind, Result};
 

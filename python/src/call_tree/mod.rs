@@ -2,51 +2,16 @@
 
 use std::collections::HashMap;
 
-use nativeprof::profile::build::Builder;
-use nativeprof::profile::model::{Frame as ProfileFrame, FrameKind, Meta, Profile};
-use nativeprof::profile::values::ValueType;
 use pyo3::prelude::*;
 
 use crate::engine::stacks::OpenCallStacks;
-use crate::engine::table::PairTable;
 use crate::engine::{Callee, CurrentGreenlet, EventContext, EventOutcome, FunctionNumber, Machine, Moment, ThreadInfo};
 
-/// Most chains of callers in one thread: about 100 MB.
-const MAX_NODES: usize = 1 << 20;
+mod chains;
+mod profile;
 
-/// Node of the thread itself.
-const ROOT: u32 = 0;
-/// Node for calls in chains beyond [`MAX_NODES`].
-const OVERFLOW: u32 = 1;
-
-struct CallNode {
-    function: FunctionNumber,
-    parent: u32,
-    key: usize,
-    calls: u64,
-    /// Ticks in it alone.
-    wall: i64,
-    /// Nanoseconds of the thread's CPU time in it alone.
-    cpu: i64,
-    /// What it called last.
-    last_key: usize,
-    last_child: u32,
-}
-
-impl CallNode {
-    fn new(function: FunctionNumber, parent: u32, key: usize) -> CallNode {
-        CallNode {
-            function,
-            parent,
-            key,
-            calls: 0,
-            wall: 0,
-            cpu: 0,
-            last_key: 0,
-            last_child: 0,
-        }
-    }
-}
+use chains::{CallChains, ROOT};
+pub use profile::{ValueColumns, calls, profile};
 
 /// An open call.
 struct OpenTimedCall {
@@ -56,62 +21,6 @@ struct OpenTimedCall {
     below: i64,
     cpu_begin: i64,
     cpu_below: i64,
-}
-
-/// The chains of one thread, or of several that have ended.
-struct CallChains {
-    nodes: Vec<CallNode>,
-    /// (parent, key) to `nodes`.
-    index: PairTable,
-}
-
-impl CallChains {
-    fn new() -> CallChains {
-        CallChains {
-            nodes: vec![
-                CallNode::new(FunctionNumber::MAX, ROOT, 0),
-                CallNode::new(FunctionNumber::MAX, ROOT, 0),
-            ],
-            index: PairTable::default(),
-        }
-    }
-
-    /// The child of `parent` for a function, made if there is room.
-    fn child(&mut self, parent: u32, key: usize, function: FunctionNumber) -> u32 {
-        if parent == OVERFLOW {
-            return OVERFLOW;
-        }
-        if let Some(node) = self.index.get(parent, key) {
-            return node;
-        }
-        if self.nodes.len() >= MAX_NODES {
-            return OVERFLOW;
-        }
-        let node = self.nodes.len() as u32;
-        self.nodes.push(CallNode::new(function, parent, key));
-        self.index.insert(parent, key, node);
-        node
-    }
-
-    fn add(&mut self, other: &CallChains) {
-        let mut places: Vec<u32> = Vec::with_capacity(other.nodes.len());
-        for (at, node) in other.nodes.iter().enumerate() {
-            let place = match at as u32 {
-                ROOT => ROOT,
-                OVERFLOW => OVERFLOW,
-                _ => {
-                    let parent = places.get(node.parent as usize).copied().unwrap_or(OVERFLOW);
-                    self.child(parent, node.key, node.function)
-                }
-            };
-            places.push(place);
-            if let Some(sum) = self.nodes.get_mut(place as usize) {
-                sum.calls += node.calls;
-                sum.wall = sum.wall.wrapping_add(node.wall);
-                sum.cpu = sum.cpu.wrapping_add(node.cpu);
-            }
-        }
-    }
 }
 
 /// Settings, and the results of threads that have ended.
@@ -211,7 +120,7 @@ fn cpu_time(wanted: bool) -> i64 {
 }
 
 impl Machine for CallTree {
-    type SharedSession = CallTreeShared;
+    type Shared = CallTreeShared;
 
     fn new(_: &ThreadInfo, _: &mut CallTreeShared) -> CallTree {
         CallTree {
@@ -326,7 +235,7 @@ pub struct CallCounter {
 }
 
 impl Machine for CallCounter {
-    type SharedSession = CallTreeShared;
+    type Shared = CallTreeShared;
 
     const NEEDS_YIELDS: bool = false;
 
@@ -389,7 +298,7 @@ impl Machine for CallCounter {
 }
 
 /// What the two machines have in common.
-pub trait CountingMachine: Machine<SharedSession = CallTreeShared> {
+pub trait CountingMachine: Machine<Shared = CallTreeShared> {
     fn take_chains(&mut self) -> Taken;
 }
 
@@ -436,84 +345,4 @@ pub fn take_chains<M: CountingMachine>(
         }
     }
     all
-}
-
-/// How many calls there were of Python functions, and of C functions.
-pub fn calls(taken: &[(String, Taken)], frames: &[ProfileFrame]) -> (u64, u64) {
-    let mut sums = (0, 0);
-    for node in taken.iter().flat_map(|(_, Taken(chains))| &chains.nodes) {
-        match frames.get(node.function as usize) {
-            Some(frame) if frame.kind != FrameKind::Python => sums.1 += node.calls,
-            _ => sums.0 += node.calls,
-        }
-    }
-    sums
-}
-
-/// Which value types a profile has.
-#[derive(Clone, Copy)]
-pub struct ValueColumns {
-    pub wall: bool,
-    pub cpu: bool,
-    /// The profile counts samples, of which it has none, and calls are a value: to be combined with a sampled profile.
-    pub with_samples: bool,
-}
-
-/// The profile of what [`take_chains`] gave. `nanoseconds` per tick.
-pub fn profile(
-    taken: &[(String, Taken)],
-    frames: &[ProfileFrame],
-    columns: ValueColumns,
-    nanoseconds: f64,
-    meta: Meta,
-) -> Profile {
-    let wanted = [
-        (columns.with_samples, ValueType::SAMPLES),
-        (true, ValueType::CALLS),
-        (columns.wall, ValueType::WALL),
-        (columns.cpu, ValueType::CPU),
-    ];
-    let types: Vec<ValueType> = wanted
-        .into_iter()
-        .filter_map(|(is_wanted, kind)| is_wanted.then_some(kind))
-        .collect();
-    let mut builder = Builder::new(&types);
-    for (name, Taken(chains)) in taken {
-        let top = if name.is_empty() {
-            Builder::ROOT
-        } else {
-            let frame = builder.frame(ProfileFrame::new(FrameKind::Thread, name.clone()));
-            builder.child(Builder::ROOT, frame, 0)
-        };
-        let mut places = Vec::with_capacity(chains.nodes.len());
-        for (at, node) in chains.nodes.iter().enumerate() {
-            let place = match at as u32 {
-                ROOT => top,
-                OVERFLOW if node.calls == 0 => top,
-                OVERFLOW => {
-                    let frame = builder.frame(ProfileFrame::new(
-                        FrameKind::Truncated,
-                        "[truncated: too many chains of callers]",
-                    ));
-                    builder.child(top, frame, 0)
-                }
-                _ => {
-                    let parent = places.get(node.parent as usize).copied().unwrap_or(top);
-                    let unknown = || ProfileFrame::new(FrameKind::Unknown, "[unknown]");
-                    let frame = frames.get(node.function as usize).cloned().unwrap_or_else(unknown);
-                    let frame = builder.frame(frame);
-                    builder.child(parent, frame, 0)
-                }
-            };
-            places.push(place);
-            let wall = (node.wall.max(0) as f64 * nanoseconds) as u64;
-            let mut amounts = Vec::with_capacity(types.len());
-            amounts.extend(columns.with_samples.then_some(0));
-            amounts.push(node.calls);
-            amounts.extend(columns.wall.then_some(wall));
-            amounts.extend(columns.cpu.then_some(node.cpu.max(0) as u64));
-            builder.add_at(place, &amounts);
-        }
-    }
-    builder.finish(meta)
 }
