@@ -188,14 +188,14 @@ mod tests {
             (b"<?xml version=\"1.0\"?><svg>", "it is an SVG"),
             (b"<!DOCTYPE html>", "it is an HTML page"),
             (b"main (a.py:3);f 7\n", "`{` expected at byte 0"),
-            (b"{}", "a root without `count`"),
+            (b"{}", "`count` expected in the root object"),
             (
                 br#"{"name": "x", "count": 3, "a": {"children": {}}}"#,
-                "a root without `children`",
+                "`children` expected in the root object",
             ),
             (
                 br#"{"nativeprof": {}, "children": {"f": {"count": 3}}}"#,
-                "a root without `count`",
+                "`count` expected in the root object",
             ),
             (&half[..half.len() / 2], "decompression failed"),
             (&packed(b"nativeprof tape\n"), "its format"),

@@ -80,7 +80,7 @@ pub fn parse(raw: &[u8]) -> Result<Tape> {
 
 fn no_tape() -> Error {
     Error::new(ErrorKind::Data, "this is not a tape")
-        .why("it does not begin like one")
+        .why("it does not start with the header of a tape")
         .hint("record one with `nativeprof record --save-tape FILE ...`")
 }
 

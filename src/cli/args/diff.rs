@@ -45,7 +45,7 @@ pub struct DiffCommand {
     #[arg(long)]
     pub interpreter: bool,
     /// Exit with code 3 if anything grew significantly by more than PERCENT of the older profile's total, with code 4 if the
-    /// profiles are too short to know
+    /// profiles are too short to decide
     #[arg(long, value_name = "PERCENT", value_parser = limit)]
     pub fail_above: Option<f64>,
     /// Write a differential flame graph to FILE, to a file in that directory, or to standard output (`-`)

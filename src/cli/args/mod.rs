@@ -57,7 +57,7 @@ pub enum Command {
     Report(ReportCommand),
     /// Show statistically significant differences between two profiles
     #[command(
-        after_help = "Exit code: 0; 1 or 2 on errors; 3 if --fail-above finds growth, 4 if the profiles are too short to know.\n\nExamples:\n  \
+        after_help = "Exit code: 0; 1 or 2 on errors; 3 if --fail-above finds growth, 4 if the profiles are too short to decide.\n\nExamples:\n  \
                             nativeprof diff before.json after.json\n  \
                             nativeprof diff before.json after.json -o diff.svg\n  \
                             nativeprof diff --normalize time --fail-above 2 before.json after.json"
@@ -132,7 +132,7 @@ pub struct Dump {
     /// Python frames only
     #[arg(long)]
     pub no_native: bool,
-    /// Show the interpreter's start-up and call glue too (--json always has them)
+    /// Also show the interpreter's start-up and call glue (--json always has them)
     #[arg(long)]
     pub interpreter_frames: bool,
     /// Print asyncio tasks instead of threads, as a tree: below each task, the tasks that it awaits
@@ -147,13 +147,13 @@ pub struct Dump {
 
 #[derive(Debug, Args)]
 pub struct Top {
-    /// PID of the process, or the name of its program or script if no other process has it
+    /// PID of the process, or the name of its program or script if it is unique
     #[arg(value_name = "PID|NAME", required_unless_present_any = ["pid", "command"])]
     pub process: Option<ProcessRef>,
     /// Alternative to the positional PID
     #[arg(short, long, value_name = "PID", value_parser = pid, conflicts_with = "process")]
     pub pid: Option<u32>,
-    /// Command to run and show, with its arguments, in place of a running process; its output is not shown
+    /// Command to run and sample, with its arguments, instead of a running process; its output is not shown
     #[arg(value_name = "COMMAND", last = true, conflicts_with_all = ["process", "pid"])]
     pub command: Vec<String>,
     /// Samples per second of CPU time, per thread
@@ -171,7 +171,7 @@ pub struct Top {
 
 #[derive(Debug, Args)]
 pub struct Doctor {
-    /// PID of a process to check too
+    /// PID of a process to check as well
     #[arg(value_name = "PID", value_parser = pid)]
     pub pid: Option<u32>,
     /// Print JSON
@@ -244,7 +244,7 @@ pub struct ReportCommand {
     /// Where threads waited, in a profile made with --mode wall or off-cpu: total, count, median, p99 and longest
     #[arg(long, conflicts_with_all = ["callers", "callees", "tree", "by", "sort", "value"])]
     pub waits: bool,
-    /// Callbacks and task steps that blocked an asyncio event loop for long, in a profile made with --lag
+    /// Callbacks and task steps that blocked an asyncio event loop for too long, in a profile made with --lag
     #[arg(long, conflicts_with_all = ["callers", "callees", "tree", "by", "sort", "value", "waits"])]
     pub lag: bool,
     /// Waits of one kind: gil (with who held it), lock, condition, sleep, read, poll, runnable, ...
@@ -266,8 +266,8 @@ pub struct Selftest {
     /// Python interpreter to sample: CPython 3.6 or newer
     #[arg(long, value_name = "PATH", default_value = "python3")]
     pub python: PathBuf,
-    /// Backend to test; `auto` tests all of them
-    #[arg(long, value_enum, default_value_t = BackendChoice::Auto)]
+    /// Backend to test: ebpf, ptrace, or auto for both
+    #[arg(long, value_enum, hide_possible_values = true, default_value_t = BackendChoice::Auto)]
     pub backend: BackendChoice,
     /// Samples per second of CPU time
     #[arg(short, long, value_name = "HZ", default_value_t = 999, value_parser = rate)]
@@ -410,7 +410,7 @@ pub struct RecordArgs {
     pub shown: ViewArgs,
     #[command(flatten)]
     pub names: SymbolArgs,
-    /// Also save a tape, a replayable recording for bug reports: raw stack bytes and parts of mapped files (see `replay`)
+    /// Also save a tape, a replayable recording for bug reports; it holds raw stack memory and parts of mapped files (see `replay`)
     #[arg(long, value_name = "FILE")]
     pub save_tape: Option<PathBuf>,
     /// Keep only the first N samples in the tape

@@ -184,7 +184,7 @@ impl<'a> JsonReader<'a> {
             }
         }
         match missing.pop() {
-            Some(key) => Err(self.error(&format!("a root without `{key}`"))),
+            Some(key) => Err(self.error(&format!("`{key}` expected in the root object, which ends"))),
             None => Ok(()),
         }
     }
