@@ -179,7 +179,7 @@ fn rates_times_formats_and_names_as_people_type_them() {
     // A name that no other process has.
     let name = format!("named-{}", std::process::id());
     let program = scratch.path(&name);
-    fs::copy(programs::native(&[]).get_program(), &program).expect("a program to copy");
+    programs::copy(programs::native(&[]).get_program(), &program);
     let first = Program::start(Command::new(&program));
     let output = scratch.path("out");
     let words = [
@@ -389,7 +389,7 @@ fn without_privileges() {
     let scratch = Scratch::new();
     // Readable by any user, unlike the directory it was built in.
     let copy = scratch.path("nativeprof");
-    fs::copy(env!("CARGO_BIN_EXE_nativeprof"), &copy).expect("a copy of nativeprof");
+    programs::copy(env!("CARGO_BIN_EXE_nativeprof"), &copy);
     fs::set_permissions(scratch.directory(), Permissions::from_mode(0o777)).expect("permissions");
     let _live = live();
     let program = Program::start(programs::native(&[]));

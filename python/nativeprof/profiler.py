@@ -169,7 +169,7 @@ class Profile:
             if shown < stats["total"]:
                 head += f"<p>{shown} of them are of the cell, and in the graph. "
                 head += "The others are of what runs cells, and of other threads.</p>"
-            # A frame of its own: the graph's script and styles do not meet those of the page.
+            # A frame of its own: the graph's script and styles do not affect the page.
             graph = (
                 f"<iframe title='flame graph' sandbox='allow-scripts' style='width:100%;height:{_height(svg)}px;border:0' "
                 f"src='data:image/svg+xml;base64,{base64.b64encode(svg).decode('ascii')}'></iframe>"

@@ -93,7 +93,7 @@ impl Recorder {
         // In a forked child the lock may be in any state.
         self.0
             .try_lock()
-            .is_ok_and(|r| r.as_ref().is_some_and(in_process::Recorder::is_own))
+            .is_ok_and(|r| r.as_ref().is_some_and(in_process::Recorder::is_current_process))
     }
 
     /// Number of the signal that interrupts threads; None if another handler has taken its place.

@@ -251,7 +251,7 @@ impl Span {
         let outer = api.get(variable)?;
         let outer = outer.filter(|outer| !outer.is_none());
         let own = &slf.get().record;
-        let record = match outer.as_ref().map(|outer| parts(outer)).transpose()? {
+        let record = match outer.as_ref().map(|outer| span_parts(outer)).transpose()? {
             None => PyBytes::new(py, own),
             Some((record, ..)) => {
                 let record = record.cast::<PyBytes>()?.as_bytes();
@@ -281,7 +281,7 @@ impl Span {
         let variable = object.bind(py);
         let mut value = api.get(variable)?;
         while let Some(active) = value.filter(|value| !value.is_none()) {
-            let (_, outer, span) = parts(&active)?;
+            let (_, outer, span) = span_parts(&active)?;
             if span.is(slf) {
                 api.set(variable, outer.as_ptr())?;
                 break;
@@ -301,10 +301,10 @@ impl Span {
     }
 }
 
-type Parts<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>);
+type SpanParts<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>);
 
 /// Record, the value that it replaced, and the span.
-fn parts<'py>(value: &Bound<'py, PyAny>) -> PyResult<Parts<'py>> {
+fn span_parts<'py>(value: &Bound<'py, PyAny>) -> PyResult<SpanParts<'py>> {
     let value = value.cast::<PyTuple>()?;
     Ok((value.get_item(0)?, value.get_item(1)?, value.get_item(2)?))
 }
@@ -316,7 +316,7 @@ pub fn current_labels(py: Python<'_>) -> PyResult<Vec<(String, String)>> {
         return Ok(Vec::new());
     };
     match api.get(object.bind(py))?.filter(|value| !value.is_none()) {
-        Some(value) => Ok(spans::labels(parts(&value)?.0.cast::<PyBytes>()?.as_bytes())),
+        Some(value) => Ok(spans::labels(span_parts(&value)?.0.cast::<PyBytes>()?.as_bytes())),
         None => Ok(Vec::new()),
     }
 }

@@ -12,7 +12,7 @@ static STACKS: AtomicPtr<StackSampler> = AtomicPtr::new(std::ptr::null_mut());
 fn stacks(_: Python<'_>) -> Option<&'static StackSampler> {
     // SAFETY: null, or made below and never freed.
     let known = unsafe { STACKS.load(Ordering::Acquire).as_ref() };
-    known.filter(|s| s.is_own()).or_else(|| {
+    known.filter(|s| s.is_current_process()).or_else(|| {
         let made: &StackSampler = Box::leak(Box::new(StackSampler::new().ok()?));
         STACKS.store(std::ptr::from_ref(made).cast_mut(), Ordering::Release);
         Some(made)

@@ -1,6 +1,6 @@
 //! Whole trees: `merge`, `get_profile` and `plot_data` of `distributed.profile`.
 //!
-//! Own stacks of work stand in for recursion, because a tree may be deeper than the machine's stack, or than Python's
+//! Explicit stacks replace recursion, because a tree may be deeper than the machine's stack, or than Python's
 //! limit, at which the original leaves subtrees out.
 
 use std::cell::LazyCell;

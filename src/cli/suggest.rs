@@ -101,7 +101,7 @@ fn in_our_style(text: &str, command: &str) -> Error {
     Error::new(ErrorKind::Usage, what).why(why.join("; ")).hint(hint)
 }
 
-/// What a word looks like, and the command that fits; `None` if it is more likely a misspelled command.
+/// What a word seems to be, and the command that fits; `None` if it is more likely a misspelled command.
 fn meaning(word: &str, is_file: bool) -> Option<(String, String)> {
     let ends = |endings: &[&str]| endings.iter().any(|e| word.ends_with(e));
     if word.bytes().all(|c| c.is_ascii_digit()) {

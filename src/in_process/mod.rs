@@ -83,12 +83,12 @@ impl Recorder {
     }
 
     /// Whether it was started in this process and not in one that this was forked from.
-    pub fn is_own(&self) -> bool {
+    pub fn is_current_process(&self) -> bool {
         self.generation == threads::generation()
     }
 
     fn command(&self, command: fn(Sender<Profile>) -> RecorderCommand) -> Result<Profile> {
-        if !self.is_own() {
+        if !self.is_current_process() {
             return Err(Error::new(ErrorKind::Unsupported, "this process has no recording")
                 .why("it was forked from the recorded process; only the parent is recorded")
                 .hint("start a new recording in this process"));
@@ -123,9 +123,9 @@ impl Drop for Recorder {
     /// Ends the recording; its samples are lost.
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        if self.is_own() {
+        if self.is_current_process() {
             let (reply, _) = channel();
-            let _ = self.commands.send(RecorderCommand::Stop(reply)); // it has ended by itself
+            let _ = self.commands.send(RecorderCommand::Stop(reply)); // the thread has exited
             let _ = thread.join();
         } else {
             // A forked child does not have the thread, whatever the C library believes: there is nothing to wait for,

@@ -65,7 +65,7 @@ impl StackSampler {
     }
 
     /// Whether it was created in this process and not in one that this was forked from.
-    pub fn is_own(&self) -> bool {
+    pub fn is_current_process(&self) -> bool {
         self.requester.is_current_process()
     }
 

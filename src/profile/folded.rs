@@ -1,5 +1,5 @@
 //! The profile as a Python developer wants to read it: stacks begin at the program's code, and between two functions
-//! of programs and libraries stands nothing of how the interpreter gets from one to the other.
+//! of programs and libraries there are no frames of the interpreter.
 //!
 //! Start-up is one row, [`START`] or [`THREAD_START`]; a running import is one row, [`IMPORT`]; glue folds into the
 //! function that called it. What is what: [`super::interpreter_frames`].

@@ -51,7 +51,7 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// A frame with its name only; [`Frame::python`] and [`Frame::native`] set what these kinds have besides.
+    /// A frame with its name only; [`Frame::python`] and [`Frame::native`] set what else these kinds have.
     pub fn new(kind: FrameKind, name: impl Into<String>) -> Frame {
         let filename = match kind {
             FrameKind::Root | FrameKind::Process | FrameKind::Thread | FrameKind::Python => "",

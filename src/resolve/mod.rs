@@ -97,7 +97,7 @@ impl FrameTable {
     }
 }
 
-/// What naming reads besides the modules, opened while privileges permit it (modules are open since they were mapped).
+/// What naming reads in addition to the modules, opened while privileges permit it (modules are open since they were mapped).
 #[derive(Default)]
 pub struct OpenFiles {
     /// Root directory of the first process; kept open since that process was first seen.

@@ -22,7 +22,7 @@ const MAX_EXCERPTS: usize = 2 << 20;
 /// The part of it that whole files may have, and the size of a file that is quoted as a whole, bytes.
 const MAX_WHOLE: usize = 1 << 20;
 const MAX_WHOLE_FILE: usize = 256 << 10;
-/// What a line takes besides its text, bytes.
+/// What a line takes in addition to its text, bytes.
 const PER_LINE: usize = 8;
 /// Maximum length of a line, characters.
 const MAX_LINE: usize = 400;

@@ -16,7 +16,7 @@ use std::rc::Rc;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::Session;
-use super::sample::Cut;
+use super::sample::TruncationReason;
 use crate::cpython::thread_states;
 use crate::event::{Pid, Sample, Tid};
 use crate::frame::{CodeId, ModuleId, RawFrame};
@@ -95,7 +95,7 @@ pub(super) struct Job {
     pub(super) dispatcher: Tid,
     /// The dispatcher's stack, outermost frame first, and why it is incomplete.
     pub(super) frames: Vec<RawFrame>,
-    pub(super) cut: Cut,
+    pub(super) cut: TruncationReason,
 }
 
 /// A stack, outermost frame first.
@@ -112,7 +112,7 @@ pub(super) struct DispatcherFrames {
     tid: Tid,
     is_unchanged: bool,
     /// Python frames, outermost first, and why they are incomplete. `None`: nothing, so it is the last job.
-    python: Option<(Vec<RawFrame>, Cut)>,
+    python: Option<(Vec<RawFrame>, TruncationReason)>,
 }
 
 fn is_python(frame: &RawFrame) -> bool {

@@ -62,7 +62,7 @@ pub fn parse(raw: &[u8]) -> Result<Tape> {
             .why(format!(
                 "it was recorded on {name}, whose registers and instructions this CPU does not have"
             ))
-            .hint(format!("use nativeprof for {name}")));
+            .hint(format!("use a build of nativeprof for {name}")));
     }
     match version.map(|v| v & 0xffff) {
         Some(FIRST_VERSION..=VERSION) => {}

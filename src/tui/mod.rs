@@ -98,9 +98,9 @@ pub fn run(feed: &mut dyn SampleFeed, view: ViewOptions) -> Result<()> {
             }
             changed = true; // or resized
         }
-        let stands = app.frozen || app.ended;
+        let is_still = app.frozen || app.ended;
         if refreshed.is_none_or(|at| at.elapsed() >= REFRESH && still.is_none()) {
-            still = still.filter(|_| stands).or_else(|| stands.then(sys::clock::now));
+            still = still.filter(|_| is_still).or_else(|| is_still.then(sys::clock::now));
             if still.is_none() {
                 app.gil_holders = feed.gil_holders();
             }

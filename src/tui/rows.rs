@@ -90,7 +90,7 @@ fn heading(text: &str) -> TopRow {
     }
 }
 
-fn fits(filter: Option<&Regex>, frame: &Frame) -> bool {
+fn matches_filter(filter: Option<&Regex>, frame: &Frame) -> bool {
     filter.is_none_or(|f| f.is_match(&name(frame)) || f.is_match(&place(frame)))
 }
 
@@ -113,7 +113,7 @@ pub fn functions(profile: &Profile, filter: Option<&Regex>, by: TopOrder) -> Vec
         .iter()
         .enumerate()
         .map(|(id, counts)| (stats.frame(id as FunctionId), *counts))
-        .filter(|(frame, counts)| counts.total > 0 && fits(filter, frame))
+        .filter(|(frame, counts)| counts.total > 0 && matches_filter(filter, frame))
         .map(|(frame, counts)| row(frame, counts, 0))
         .collect();
     sort(&mut rows, by);
@@ -169,7 +169,7 @@ pub fn stacks(profile: &Profile, filter: Option<&Regex>) -> Vec<TopRow> {
         for node in &profile.nodes {
             let above = matches.get(node.parent as usize).copied().unwrap_or(false);
             let frame = profile.frames.get(node.frame as usize);
-            matches.push(above || frame.is_some_and(|f| f.kind != FrameKind::Root && fits(filter, f)));
+            matches.push(above || frame.is_some_and(|f| f.kind != FrameKind::Root && matches_filter(filter, f)));
         }
         let self_counts = profile.self_counts();
         stats.select(

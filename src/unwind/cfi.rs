@@ -259,7 +259,7 @@ fn entry<'a, S: UnwindSection<SectionBytes<'a>>>(
         .ok()
 }
 
-/// What evaluating a table needs besides the table.
+/// What evaluating a table needs in addition to the table.
 struct TableEvaluator<'a> {
     bases: BaseAddresses,
     rows: &'a mut Vec<(u32, RuleId)>,

@@ -103,7 +103,7 @@ pub struct Unwinder {
     /// Addresses on the stack that lie in frames of code with tables, ascending.
     anchors: Vec<u64>,
     greenlets: bool,
-    /// Calls of the eval function that the interpreter knows of.
+    /// Calls of the eval function that the interpreter has records of.
     loops: Option<usize>,
 }
 
@@ -193,7 +193,7 @@ impl Unwinder {
 
     /// Sets, for the stacks that follow, the anchors: addresses that are known to lie in frames of code with tables. A
     /// fallback that crosses one of them, or leaves one out, is wrong. `loops`: the calls of the eval function that the
-    /// interpreter knows of, including those without anchors.
+    /// interpreter has records of, including those without anchors.
     pub fn set_anchors(&mut self, anchors: impl Iterator<Item = u64>, loops: Option<usize>) {
         self.loops = loops;
         self.anchors.clear();

@@ -23,7 +23,7 @@ pub(crate) const MAX_DWARF: u64 = 4 << 30;
 
 /// What is cached of one `.debug_info` between lookups; holds no references into the sections.
 #[derive(Default)]
-pub(crate) struct Info {
+pub(crate) struct DebugInfo {
     pub units: Vec<CompilationUnit>,
     /// The skeleton in the executable, if this is a split unit's file.
     pub skeleton: Option<Skeleton>,
@@ -111,12 +111,12 @@ pub(crate) fn load_sections(elf: &Elf, split: bool, max: u64) -> Result<(DwarfSe
     Ok((sections, total))
 }
 
-impl Info {
+impl DebugInfo {
     /// Lists the units.
-    pub fn new(dwarf: &gimli::Dwarf<Slice<'_>>, skeleton: Option<Skeleton>) -> Info {
-        let mut info = Info {
+    pub fn new(dwarf: &gimli::Dwarf<Slice<'_>>, skeleton: Option<Skeleton>) -> DebugInfo {
+        let mut info = DebugInfo {
             skeleton,
-            ..Info::default()
+            ..DebugInfo::default()
         };
         let mut headers = dwarf.debug_info.units();
         while let Ok(Some(header)) = headers.next() {
@@ -278,7 +278,7 @@ impl Info {
     /// `sup`.
     pub fn name(
         &mut self,
-        sup: Option<&mut Info>,
+        sup: Option<&mut DebugInfo>,
         dwarf: &gimli::Dwarf<Slice<'_>>,
         unit: usize,
         at: DieRef,

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use gimli::{DwarfSections, EndianSlice, LittleEndian};
 
-use crate::debug_info::{CompilationUnit, Info, MAX_DWARF, load_sections};
+use crate::debug_info::{CompilationUnit, DebugInfo, MAX_DWARF, load_sections};
 use crate::debugfile::{FileContext, Search};
 use crate::dwarf_util::{Bounds, DieRef, Fuel, Slice, root_string};
 use crate::elf::Elf;
@@ -57,9 +57,9 @@ pub(crate) struct Dwarf {
 
 /// Everything cached between lookups; holds no references into the sections.
 struct DwarfCache {
-    info: Info,
+    info: DebugInfo,
     /// Of the supplementary file.
-    shared: Option<Info>,
+    shared: Option<DebugInfo>,
     splits: Splits,
     /// (begin, end, index of unit).
     ranges: Ranges,
@@ -85,8 +85,8 @@ impl Dwarf {
         };
         let main = view(&sections, supplementary.as_ref());
         let mut state = DwarfCache {
-            info: Info::new(&main, None),
-            shared: main.sup().map(|dwarf| Info::new(dwarf, None)),
+            info: DebugInfo::new(&main, None),
+            shared: main.sup().map(|dwarf| DebugInfo::new(dwarf, None)),
             splits: Splits::new(context.around, context.packages),
             ranges: Ranges::default(),
             lines: HashMap::new(),
@@ -233,8 +233,8 @@ impl DwarfCache {
 
 /// The functions and lines at an address that lies in unit `i`.
 fn function_at(
-    info: &mut Info,
-    mut shared: Option<&mut Info>,
+    info: &mut DebugInfo,
+    mut shared: Option<&mut DebugInfo>,
     dwarf: &gimli::Dwarf<Slice<'_>>,
     i: usize,
     svma: u64,

@@ -167,8 +167,8 @@ fn target(stub: &[u8]) -> Option<Target> {
     })
 }
 
-/// Start, size and slot of each stub: `adrp x16, PAGE; ldr x17, [x16, #N]; add x16, x16, #N; br x17`, before which `bti c` may
-/// stand, and before the jump `autia1716`.
+/// Start, size and slot of each stub: `adrp x16, PAGE; ldr x17, [x16, #N]; add x16, x16, #N; br x17`, optionally after a
+/// `bti c`, and with `autia1716` before the jump.
 fn aarch64_stubs(code: &[u8], address: u64) -> Vec<(u64, u64, u64)> {
     const BTI_C: u32 = 0xd503_245f;
     const AUTIA1716: u32 = 0xd503_219f;

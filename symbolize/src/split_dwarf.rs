@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use gimli::{DebugCuIndex, DwarfSections, EndianSlice, IndexSectionId, LittleEndian, SectionId};
 
-use crate::debug_info::{Info, Skeleton, SplitName, load_sections};
+use crate::debug_info::{DebugInfo, Skeleton, SplitName, load_sections};
 use crate::debugfile::{FileContext, Search};
 use crate::dwarf_util::{Fuel, Slice};
 use crate::elf::Elf;
@@ -43,7 +43,7 @@ struct Split {
     sections: DwarfSections<Vec<u8>>,
     /// Its strings are those of the package.
     packed: bool,
-    info: Info,
+    info: DebugInfo,
     /// Index of the unit in `info`.
     unit: usize,
 }
@@ -74,7 +74,7 @@ impl Splits {
         dwarf: &gimli::Dwarf<Slice<'a>>,
         fuel: &mut Fuel,
         search: &mut Search,
-    ) -> Option<(gimli::Dwarf<Slice<'a>>, &'a mut Info, usize)> {
+    ) -> Option<(gimli::Dwarf<Slice<'a>>, &'a mut DebugInfo, usize)> {
         if !self.known.contains_key(&unit) {
             let found = self.find(name, skeleton, dwarf, fuel, search);
             self.known.insert(unit, found);
@@ -98,7 +98,7 @@ impl Splits {
             None => (self.in_file(name, fuel, search)?, false),
         };
         let view = view(&sections, self.package.as_ref().filter(|_| packed), dwarf);
-        let mut info = Info::new(&view, Some(skeleton));
+        let mut info = DebugInfo::new(&view, Some(skeleton));
         let Some(unit) = info.find_split(&view, name.id, fuel) else {
             return search.refuse(format!("{}: it belongs to another build", name.file));
         };

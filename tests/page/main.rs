@@ -371,7 +371,7 @@ fn labeled(directory: &Path) -> Profile {
     profile
 }
 
-/// Two lines give work to a native worker, whose samples stand below them.
+/// Two lines give work to a native worker, whose samples are below them.
 fn attributed() -> Profile {
     let call = |name: &str, line: u32| (python(name, name, "/srv/app.py", line), line, "");
     let native = |name: &str| (native(FrameKind::Native, name, "libblas.so"), 0, "");

@@ -31,12 +31,12 @@ use pyo3::Python;
 #[repr(u8)]
 pub enum CallEvent {
     /// A Python function begins. Before 3.12 also where a generator or a coroutine continues, unless
-    /// [`session::SessionOptions::splits_resumes`].
+    /// [`session::EngineOptions::splits_resumes`].
     Start,
     /// A generator or a coroutine continues.
     Resume,
     /// The same, with an exception thrown into it. Before 3.12 this is an end: that of a generator or a coroutine which was
-    /// never begun, but looked so.
+    /// never begun, but appeared so.
     Throw,
     Return,
     Yield,

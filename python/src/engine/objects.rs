@@ -15,14 +15,14 @@ use pyo3::prelude::*;
 pub type Object = *mut PyObject;
 
 #[repr(C)]
-struct Head {
+struct ObjectHead {
     references: isize,
     kind: *mut PyTypeObject,
 }
 
 #[repr(C)]
 struct CFunction {
-    head: Head,
+    head: ObjectHead,
     method: *const ffi::PyMethodDef,
     owner: Object,
     module: Object,
@@ -32,7 +32,7 @@ struct CFunction {
 
 #[repr(C)]
 struct MethodDescriptor {
-    head: Head,
+    head: ObjectHead,
     kind: *mut PyTypeObject,
     name: Object,
     qualified: Object,
@@ -165,7 +165,7 @@ pub fn functions() -> Option<&'static InternalApi> {
 #[inline(always)]
 pub fn kind(object: Object) -> *mut PyTypeObject {
     // SAFETY: a live object begins with its count and its type, in every build that has a GIL.
-    unsafe { (*object.cast::<Head>()).kind }
+    unsafe { (*object.cast::<ObjectHead>()).kind }
 }
 
 /// A call of a function that is written in C.

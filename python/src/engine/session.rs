@@ -23,7 +23,7 @@ pub struct UserTimer {
 
 /// What a session is to see.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct EngineOptions {
     /// Calls of C functions too.
     pub builtins: bool,
     /// Returns, yields and resumes too. Without them (from 3.12 on) only the begin of each Python function is an event.
@@ -45,9 +45,9 @@ pub struct Costs {
     pub ignored: i64,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
+impl Default for EngineOptions {
+    fn default() -> EngineOptions {
+        EngineOptions {
             builtins: true,
             returns: true,
             splits_resumes: false,
@@ -77,7 +77,7 @@ pub struct EngineSession<M: Machine> {
     pub number: u64,
     /// What error messages call it.
     pub name: &'static str,
-    pub options: Options,
+    pub options: EngineOptions,
     pub timer: Option<UserTimer>,
     pub clock: Clock,
     pub functions: SessionFunctions,
@@ -122,7 +122,7 @@ impl<M: Machine> EngineSession<M> {
         Box::new(EngineSession {
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             name,
-            options: Options::default(),
+            options: EngineOptions::default(),
             timer: None,
             clock: Clock::best(),
             functions,

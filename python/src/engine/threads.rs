@@ -105,7 +105,7 @@ struct SessionThreadSlot {
 
 impl Drop for SessionThreadSlot {
     fn drop(&mut self) {
-        let _ = LAST_POINTER.compare_exchange(pointer(), 0, Ordering::AcqRel, Ordering::Relaxed);
+        let _ = LAST_POINTER.compare_exchange(thread_key(), 0, Ordering::AcqRel, Ordering::Relaxed);
         if let Some(ended) = self.ended.borrow_mut().take() {
             ended.store(true, Ordering::Release);
         }
@@ -118,7 +118,7 @@ thread_local! {
 
 /// Differs between threads that live at one time; cheaper than any thread-local variable of a shared object.
 #[inline(always)]
-fn pointer() -> usize {
+fn thread_key() -> usize {
     let pointer: usize;
     #[cfg(target_arch = "x86_64")]
     // SAFETY: the ABI keeps the address of the thread's control block at offset 0 of FS.
@@ -136,7 +136,7 @@ fn pointer() -> usize {
 /// The thread of the running session that runs now; null if it is not to be traced, or there is no session.
 #[inline(always)]
 fn current<M: Machine>(py: Python<'_>) -> *mut SessionThread<M> {
-    let own = pointer();
+    let own = thread_key();
     if LAST_POINTER.load(Ordering::Acquire) == own {
         return LAST_THREAD.load(Ordering::Relaxed).cast();
     }

@@ -74,7 +74,7 @@ pub struct GotSlot {
     pub address: usize,
     /// Bound on the first call, perhaps: until then it holds an address in the module's own linkage table.
     pub is_lazy: bool,
-    /// The module defines the symbol itself, so that another definition may be meant than everybody else's.
+    /// The module defines the symbol itself, so it may use another definition than all other modules.
     pub is_defined_here: bool,
 }
 

@@ -67,12 +67,12 @@ const ALL: [(Which, &CStr); 21] = [
 
 /// What is hooked, or is to be.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub struct Groups {
+pub struct HookGroups {
     pub allocators: bool,
     pub waits: bool,
 }
 
-impl Groups {
+impl HookGroups {
     fn has(self, which: Which) -> bool {
         match which {
             Dlopen | Dlsym => self.allocators || self.waits,
@@ -101,7 +101,7 @@ pub fn real(which: Which) -> *mut c_void {
 
 #[derive(Default)]
 struct GotState {
-    groups: Groups,
+    groups: HookGroups,
     /// Modules without anything left to do, by two addresses that identify them.
     seen: HashSet<(usize, usize)>,
     /// What the slots that were changed held.
@@ -132,18 +132,18 @@ static IS_PENDING: AtomicBool = AtomicBool::new(false);
 const ATTEMPTS: usize = 10_000;
 
 /// The lock, released when this is dropped. Who holds it waits for nothing but the loader's list of modules.
-pub struct Held(());
+pub struct LockGuard(());
 
-impl Drop for Held {
+impl Drop for LockGuard {
     fn drop(&mut self) {
         unlock_raw();
     }
 }
 
 /// Takes the lock of everything that is installed.
-pub fn lock() -> Held {
+pub fn lock() -> LockGuard {
     lock_raw();
-    Held(())
+    LockGuard(())
 }
 
 pub fn lock_raw() {
@@ -157,11 +157,11 @@ pub fn unlock_raw() {
 }
 
 /// The lock if it can be had soon. A thread that is forking holds it, and may call the loader from other handlers.
-fn try_lock() -> Option<Held> {
+fn try_lock() -> Option<LockGuard> {
     for _ in 0..ATTEMPTS {
         // SAFETY: as above.
         if unsafe { libc::pthread_mutex_trylock(SHARED.lock.get()) } == 0 {
-            return Some(Held(()));
+            return Some(LockGuard(()));
         }
         std::thread::yield_now();
     }
@@ -169,14 +169,14 @@ fn try_lock() -> Option<Held> {
 }
 
 /// Makes the slots of all modules be as `groups` has it. The caller holds the lock.
-pub fn update(groups: Groups) {
+pub fn update(groups: HookGroups) {
     // SAFETY: the lock is held, so there is no other reference.
     let state = unsafe { &mut *SHARED.state.get() }.get_or_insert_default();
     if state.groups != groups {
         state.groups = groups;
         state.seen.clear();
     }
-    if groups == Groups::default() && state.old.is_empty() {
+    if groups == HookGroups::default() && state.old.is_empty() {
         return;
     }
     if real(Malloc).is_null() {
@@ -266,7 +266,7 @@ fn scan(state: &mut GotState) {
             state.seen.insert(key);
         }
     });
-    if state.groups == Groups::default() {
+    if state.groups == HookGroups::default() {
         *state = GotState::default();
     }
 }
@@ -310,7 +310,7 @@ fn rescan() {
     };
     // SAFETY: the lock is held.
     if let Some(state) = unsafe { &mut *SHARED.state.get() }
-        && state.groups != Groups::default()
+        && state.groups != HookGroups::default()
     {
         IS_PENDING.store(false, Ordering::Release);
         scan(state);

@@ -320,10 +320,10 @@ pub fn install(py: Python<'_>, handler: Arc<dyn Handler>, wanted: HookSet) -> Py
 }
 
 /// Groups of entry points that a handler wants.
-fn groups() -> got::Groups {
+fn groups() -> got::HookGroups {
     // What Python's allocators pass on must be known to be theirs, so its own calls are seen with either.
     let python = MASKS.python.load(Ordering::SeqCst);
-    got::Groups {
+    got::HookGroups {
         allocators: MASKS.native.load(Ordering::SeqCst) | python != 0,
         waits: MASKS.waits.load(Ordering::SeqCst) != 0,
     }

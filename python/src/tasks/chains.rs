@@ -58,9 +58,9 @@ impl ChainNode {
 /// The chains of one thread, or of several.
 pub struct TaskChains {
     pub nodes: Vec<ChainNode>,
-    /// Values of each node besides time, so many for each.
+    /// Further values of each node (not time), `width` for each.
     pub values: Vec<f64>,
-    /// How often Python functions began or went on, and C functions were called: what tracing costs depends on it.
+    /// How often Python functions began or continued, and C functions were called: what tracing costs depends on it.
     pub entered: [u64; 2],
     width: usize,
     /// (parent, key) to `nodes`.
@@ -68,7 +68,7 @@ pub struct TaskChains {
 }
 
 impl TaskChains {
-    /// Without any calls. `width`: values besides time.
+    /// Without any calls. `width`: number of values in addition to time.
     pub fn new(width: usize) -> TaskChains {
         let ids = [FunctionNumber::MAX, FunctionNumber::MAX, MAIN_ID, WAIT_ID];
         TaskChains {

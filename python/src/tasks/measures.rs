@@ -1,4 +1,4 @@
-//! What is measured besides time.
+//! What is measured in addition to time.
 
 use std::cell::RefCell;
 
@@ -9,7 +9,7 @@ use crate::engine::Clock;
 /// Values of [`Measures::Usage`], in this order.
 pub const USAGE: usize = 8;
 
-/// The values that a bench class has besides time.
+/// The values that a bench class has in addition to time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measures {
     Time,
@@ -103,7 +103,7 @@ impl MeasureReader {
         });
         match values {
             Ok(values) => READING.with(|reading| *reading.borrow_mut() = values),
-            // The values of before stand.
+            // The earlier values are kept.
             Err(error) => error.write_unraisable(py, Some(self.measure.bind(py))),
         }
         self.clock.now()

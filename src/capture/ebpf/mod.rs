@@ -94,7 +94,7 @@ struct LayoutBytes([u8; abi::LAYOUT_SIZE]);
 // SAFETY: plain bytes.
 unsafe impl aya::Pod for LayoutBytes {}
 
-/// What the program knows of a process at first.
+/// The program's data of a process before its interpreter is found.
 const NO_PYTHON: LayoutBytes = LayoutBytes([0; abi::LAYOUT_SIZE]);
 
 /// Counters of the program, and time in ns.

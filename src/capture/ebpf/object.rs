@@ -70,9 +70,9 @@ impl Variant {
             Some(value) if value == "5.8" => Ok(&[Variant::Linux5_8]),
             Some(value) => Err(Error::new(
                 ErrorKind::Usage,
-                format!("{FORCED_BY}={} is not known", value.to_string_lossy()),
+                format!("invalid value {FORCED_BY}={}", value.to_string_lossy()),
             )
-            .why("the only value is 5.8")
+            .why("the only valid value is 5.8")
             .hint(format!("{FORCED_BY}=5.8, or unset it"))),
         }
     }

@@ -192,7 +192,7 @@ impl OffCpu {
         }
     }
 
-    /// Makes the programs look at the switches of a process.
+    /// Makes the programs account for the switches of a process.
     ///
     /// # Errors
     /// The kernel refuses it.

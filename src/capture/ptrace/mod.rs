@@ -143,7 +143,7 @@ impl PtraceSource {
         if !matches!(options.event, EventKind::Auto | EventKind::CpuClock) {
             return Err(
                 Error::new(ErrorKind::Unsupported, "the ptrace backend cannot sample this event")
-                    .why("ptrace stops a thread some time after the event, so its stack would be a later one")
+                    .why("ptrace stops a thread some time after the event, when its stack has changed")
                     .hint("omit --event, or use --backend ebpf"),
             );
         }

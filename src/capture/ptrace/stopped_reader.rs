@@ -19,7 +19,7 @@ use crate::limits::{DEEP_FRAMES, MAX_FRAMES, MAX_STACK, MAX_STACKS};
 use crate::sys;
 use crate::sys::ptrace::Stopped;
 
-/// Code objects that are copied before a sample, more or less.
+/// Approximate number of code objects that are copied before a sample.
 const MAX_AHEAD_CODES: usize = 256;
 
 /// Buffers that every sample needs, allocated once.

@@ -297,7 +297,7 @@ impl ThreadTimer {
                 ring, ticks, signals, ..
             } => {
                 if let Some((kernel, ticks)) = &mut signals.kernel {
-                    // It keeps ticking at this interval while it meets user code, so the interval must not be short.
+                    // It keeps ticking at this interval while user code runs, so the interval must not be short.
                     ticks.begin(kernel.as_fd(), self.rng.between(period), period);
                 }
                 ticks.begin(ring.event(), self.rng.first(period), period);

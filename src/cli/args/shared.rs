@@ -141,7 +141,7 @@ impl Sampling {
             (Mode::Cpu, _, true) => "--wakers",
             (Mode::OffCpu, ..) if self.attribute_workers => {
                 return Err(Error::new(ErrorKind::Usage, "--attribute-workers needs CPU time")
-                    .why("with --mode off-cpu no thread is sampled while it works")
+                    .why("with --mode off-cpu, threads are not sampled while they run")
                     .hint("--mode wall --attribute-workers, or omit --mode"));
             }
             _ => return Ok(()),

@@ -30,7 +30,7 @@ struct Source {
     caller: u32,
     calls: u64,
     own: u64,
-    /// Share of the time in what the function calls, of calls not by itself.
+    /// Share of the time in what the function calls; recursive calls are not counted.
     share: f64,
 }
 

@@ -229,7 +229,7 @@ impl Drop for Running {
 enum Stop {
     CpuTime,
     Elapsed,
-    /// It has ended by itself, or was killed.
+    /// It has exited, or was killed.
     Gone,
     /// Its messages are not valid.
     Invalid,

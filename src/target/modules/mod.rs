@@ -213,8 +213,8 @@ impl Module {
     }
 
     /// A symbol table with its strings, read completely: reading name by name would cost a system call each.
-    fn names(&self, table: &str, strings: &str) -> Names {
-        Names {
+    fn names(&self, table: &str, strings: &str) -> SymbolTable {
+        SymbolTable {
             table: self.section_untracked(table).map_or(Vec::new(), |s| s.bytes),
             strings: self.section_untracked(strings).map_or(Vec::new(), |s| s.bytes),
         }
@@ -280,12 +280,12 @@ fn segments(e: &ModuleElf<'_>) -> Vec<Segment> {
 }
 
 /// Bytes of a symbol table and of its strings.
-struct Names {
+struct SymbolTable {
     table: Vec<u8>,
     strings: Vec<u8>,
 }
 
-impl Names {
+impl SymbolTable {
     /// Address of the symbol of this name. Compares without searching the ends of other names: some files have hundreds
     /// of thousands.
     fn find(&self, wanted: &[u8]) -> Option<u64> {

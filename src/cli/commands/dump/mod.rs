@@ -50,7 +50,7 @@ const RETRY_DELAY: Duration = Duration::from_millis(2);
 /// `owner` values from here on are entry frames, which run no code of a program's.
 const ENTRY_FRAME: u8 = 3;
 
-/// What is read while a thread is stopped or sleeping, besides its stack.
+/// What is read while a thread is stopped or sleeping, in addition to its stack.
 #[derive(Clone, Debug, Default)]
 struct DumpExtras {
     gil: Option<Gil>,
@@ -288,7 +288,7 @@ struct Inspector {
     python: Option<(Interpreter, Option<ObjectLayout>)>,
     free_threaded: bool,
     writable: Vec<(u64, u64)>,
-    met: Arc<SeenCode>,
+    seen_code: Arc<SeenCode>,
     locals: bool,
     kernel: bool,
 }
@@ -306,7 +306,7 @@ impl Inspector {
                 Some((interpreter, ObjectLayout::of(&runtime, &interpreter.layout)))
             }),
             writable: maps.iter().filter(|m| m.writable).map(|m| (m.start, m.end)).collect(),
-            met: Arc::default(),
+            seen_code: Arc::default(),
             locals: options.locals,
             kernel: options.kernel,
         }
@@ -368,7 +368,7 @@ impl Inspector {
             pid: self.pid,
             layout: &self.space,
             walk: cpython::frame_walk::walk,
-            seen_code: self.met.clone(),
+            seen_code: self.seen_code.clone(),
             writable: &self.writable,
             kernel: self.kernel,
             never_stop: false,

@@ -55,17 +55,17 @@ pub fn waits(seen: &ReportContext<'_>, kind: Option<&str>) -> Result<RenderedLis
             text + &drawn,
         ));
     }
-    text += &seen.style.paint(Color::Dim, note(&profile.meta.backend));
+    text += &seen.style.paint(Color::Dim, backend_note(&profile.meta.backend));
     Ok(("waits", list, text))
 }
 
 /// What to know of the table.
-fn note(backend: &str) -> &'static str {
+fn backend_note(backend: &str) -> &'static str {
     match backend {
         "ebpf" => "COUNT is an estimate: intervals shorter than the sampling period are sampled\n",
         _ => {
-            "Waiting threads were counted at the sampling rate: how often and how long they waited, and which thread ended a \
-             wait, takes --backend ebpf\n"
+            "Waiting threads were counted at the sampling rate. For the number and length of waits, and the threads that \
+             ended them, use --backend ebpf\n"
         }
     }
 }

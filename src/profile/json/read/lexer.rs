@@ -12,14 +12,14 @@ impl<'a> JsonReader<'a> {
         &mut self,
         mut each: impl FnMut(&mut Self, &str) -> Result<(), JsonError>,
     ) -> Result<(), JsonError> {
-        self.expect(b'{')?;
+        self.expect_byte(b'{')?;
         let mut first = true;
         while self.peek() != Some(b'}') {
             if !std::mem::replace(&mut first, false) {
-                self.expect(b',')?;
+                self.expect_byte(b',')?;
             }
             let key = self.string()?;
-            self.expect(b':')?;
+            self.expect_byte(b':')?;
             each(self, &key)?;
         }
         self.at += 1;
@@ -46,7 +46,7 @@ impl<'a> JsonReader<'a> {
         self.text.as_bytes().get(self.at).copied()
     }
 
-    pub(super) fn expect(&mut self, byte: u8) -> Result<(), JsonError> {
+    pub(super) fn expect_byte(&mut self, byte: u8) -> Result<(), JsonError> {
         match self.peek() {
             Some(found) if found == byte => {
                 self.at += 1;

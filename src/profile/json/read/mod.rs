@@ -131,7 +131,7 @@ struct JsonReader<'a> {
 impl<'a> JsonReader<'a> {
     /// Reads the complete tree; one iteration is one key of one node, or one closing brace.
     fn tree(&mut self) -> Result<(), JsonError> {
-        self.expect(b'{')?;
+        self.expect_byte(b'{')?;
         let mut path = vec![self.open(0, Cow::Borrowed(""))?];
         // Any JSON object would be an empty profile.
         let mut missing = vec!["children", "count"];
@@ -147,12 +147,12 @@ impl<'a> JsonReader<'a> {
                 continue;
             }
             if std::mem::replace(&mut top.comma, true) {
-                self.expect(b',')?;
+                self.expect_byte(b',')?;
             }
             let key = self.string()?;
-            self.expect(b':')?;
+            self.expect_byte(b':')?;
             if top.in_children {
-                self.expect(b'{')?;
+                self.expect_byte(b'{')?;
                 let parent = top.node;
                 if path.len() > MAX_DEPTH {
                     return Err(self.error("frames nested too deeply"));
@@ -165,7 +165,7 @@ impl<'a> JsonReader<'a> {
             }
             match &*key {
                 "children" => {
-                    self.expect(b'{')?;
+                    self.expect_byte(b'{')?;
                     top.in_children = true;
                     top.comma = false;
                 }
@@ -271,10 +271,10 @@ impl<'a> JsonReader<'a> {
 
     fn column(&mut self) -> Result<Vec<u64>, JsonError> {
         let mut column = Vec::new();
-        self.expect(b'[')?;
+        self.expect_byte(b'[')?;
         while self.peek() != Some(b']') {
             if !column.is_empty() {
-                self.expect(b',')?;
+                self.expect_byte(b',')?;
             }
             column.push(self.integer()?.unwrap_or(NO_NUMBER));
         }

@@ -182,11 +182,11 @@ impl<'a> JsonReader<'a> {
 
     /// Goes through a list.
     fn list(&mut self, mut each: impl FnMut(&mut Self) -> Result<(), JsonError>) -> Result<(), JsonError> {
-        self.expect(b'[')?;
+        self.expect_byte(b'[')?;
         let mut first = true;
         while self.peek() != Some(b']') {
             if !first {
-                self.expect(b',')?;
+                self.expect_byte(b',')?;
             }
             first = false;
             each(self)?;
@@ -210,10 +210,10 @@ impl<'a> JsonReader<'a> {
 
     fn functions(&mut self) -> Result<(), JsonError> {
         let mut functions = Vec::new();
-        self.expect(b'[')?;
+        self.expect_byte(b'[')?;
         while self.peek() != Some(b']') {
             if !functions.is_empty() {
-                self.expect(b',')?;
+                self.expect_byte(b',')?;
             }
             if self.peek() != Some(b'{') {
                 functions.push(StackFunction::Node(self.integer()?.unwrap_or(NO_NUMBER)));
