@@ -15,7 +15,7 @@ pub struct Figures {
     /// Those that began while another one was open.
     pub recursive: u64,
     /// Ticks in it alone.
-    pub own: i64,
+    pub self_ticks: i64,
     /// Ticks in it and all that it called, of outermost activations.
     pub cumulative: i64,
 }
@@ -24,7 +24,7 @@ impl Figures {
     fn add(&mut self, other: &Figures) {
         self.calls += other.calls;
         self.recursive += other.recursive;
-        self.own = self.own.wrapping_add(other.own);
+        self.self_ticks = self.self_ticks.wrapping_add(other.self_ticks);
         self.cumulative = self.cumulative.wrapping_add(other.cumulative);
     }
 }
@@ -188,7 +188,7 @@ impl CallPairs {
         }
         if let Some(node) = self.nodes.get_mut(frame.node as usize) {
             node.figures.calls += 1;
-            node.figures.own = node.figures.own.wrapping_add(total.wrapping_sub(frame.below));
+            node.figures.self_ticks = node.figures.self_ticks.wrapping_add(total.wrapping_sub(frame.below));
             node.level -= 1;
             if node.level == 0 {
                 node.figures.cumulative = node.figures.cumulative.wrapping_add(total);
@@ -257,7 +257,7 @@ impl CallPairs {
             let callee = id(node.function);
             if let Some(sum) = totals.function(callee) {
                 sum.calls += node.figures.calls;
-                sum.own = sum.own.wrapping_add(node.figures.own);
+                sum.self_ticks = sum.self_ticks.wrapping_add(node.figures.self_ticks);
             }
             if node.caller != OUTSIDE {
                 totals.pair(id(node.caller), callee, &node.figures);

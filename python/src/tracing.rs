@@ -264,7 +264,10 @@ fn row(
             .into_pyobject(py)?
             .into_any()
             .unbind(),
-        (figures.own as f64 * seconds).into_pyobject(py)?.into_any().unbind(),
+        (figures.self_ticks as f64 * seconds)
+            .into_pyobject(py)?
+            .into_any()
+            .unbind(),
     ];
     values.extend(calls);
     let tuple = pyo3::types::PyTuple::new(py, values)?;

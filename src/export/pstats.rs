@@ -35,7 +35,7 @@ use crate::profile::view::View;
 struct PstatsTimes {
     calls: u64,
     primitive: u64,
-    own: u64,
+    self_time: u64,
     total: u64,
 }
 
@@ -44,7 +44,7 @@ struct SelfAndTotal {
     is_sampled: bool,
     self_counts: Vec<u64>,
     counts: Vec<u64>,
-    own: Vec<u64>,
+    self_time: Vec<u64>,
     total: Vec<u64>,
 }
 
@@ -63,7 +63,7 @@ impl SelfAndTotal {
             is_sampled,
             self_counts,
             counts,
-            own,
+            self_time: own,
             total,
         }
     }
@@ -72,7 +72,7 @@ impl SelfAndTotal {
     fn add(&self, item: u32, is_outermost: bool, figures: &mut PstatsTimes) {
         let at = item as usize;
         let add = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more);
-        add(&mut figures.own, self.own[at]);
+        add(&mut figures.self_time, self.self_time[at]);
         if is_outermost {
             add(&mut figures.total, self.total[at]);
         }
@@ -91,11 +91,16 @@ impl SelfAndTotal {
     /// Adds what a thread or process has itself, outside of all functions.
     fn add_group(&self, item: u32, figures: &mut PstatsTimes) {
         let at = item as usize;
-        let amounts = [self.self_counts[at], self.self_counts[at], self.own[at], self.own[at]];
+        let amounts = [
+            self.self_counts[at],
+            self.self_counts[at],
+            self.self_time[at],
+            self.self_time[at],
+        ];
         let sums = [
             &mut figures.calls,
             &mut figures.primitive,
-            &mut figures.own,
+            &mut figures.self_time,
             &mut figures.total,
         ];
         sums.into_iter()
@@ -224,7 +229,7 @@ fn count(
 fn numbers(calls: [u64; 2], figures: &PstatsTimes, seconds: f64, out: &mut impl Write) -> io::Result<()> {
     let mut bytes = Vec::with_capacity(40);
     calls.into_iter().for_each(|n| integer(n, &mut bytes));
-    for time in [figures.own, figures.total] {
+    for time in [figures.self_time, figures.total] {
         bytes.push(b'g');
         bytes.extend((time as f64 * seconds).to_le_bytes());
     }

@@ -27,7 +27,7 @@ pub struct PstatsFunction<'a> {
     pub name: Cow<'a, str>,
     pub primitive: u64,
     pub calls: u64,
-    pub own: u64,
+    pub self_time: u64,
     pub total: u64,
     pub callers: Vec<Caller>,
 }
@@ -179,7 +179,7 @@ impl<'a> TableReader<'_, 'a> {
         if let Some(sum) = self.functions.get_mut(function as usize) {
             sum.primitive = sum.primitive.saturating_add(counts.0);
             sum.calls = sum.calls.saturating_add(counts.1);
-            sum.own = sum.own.saturating_add(times.0);
+            sum.self_time = sum.self_time.saturating_add(times.0);
             sum.total = sum.total.saturating_add(times.1);
         }
         for pair in values.items(values.get(callers)).chunks_exact(2) {

@@ -114,7 +114,7 @@ fn check(bytes: &[u8]) -> Profile {
         } else {
             function.calls
         };
-        assert_eq!(found[&*function.name], (calls, function.own), "{}", function.name);
+        assert_eq!(found[&*function.name], (calls, function.self_time), "{}", function.name);
     }
     profile
 }

@@ -29,7 +29,7 @@ const NONE: u32 = u32::MAX;
 struct Source {
     caller: u32,
     calls: u64,
-    own: u64,
+    self_time: u64,
     /// Share of the time in what the function calls; recursive calls are not counted.
     share: f64,
 }
@@ -58,8 +58,11 @@ fn sources(function: &PstatsFunction<'_>, table: &PstatsTable<'_>) -> Vec<Source
     let is_timed = function.callers.iter().all(|caller| caller.times.is_some());
     let has_samples = table.is_sampled && is_timed;
     let count = |primitive: u64, calls: u64| if has_samples { primitive } else { calls };
-    let (mut calls_left, mut own_left, mut total_left) =
-        (count(function.primitive, function.calls), function.own, function.total);
+    let (mut calls_left, mut own_left, mut total_left) = (
+        count(function.primitive, function.calls),
+        function.self_time,
+        function.total,
+    );
     // (caller, calls, own time, time in what it calls).
     let mut rows: Vec<(u32, u64, u64, f64)> = Vec::with_capacity(function.callers.len() + 1);
     for caller in &function.callers {
@@ -92,7 +95,7 @@ fn sources(function: &PstatsFunction<'_>, table: &PstatsTable<'_>) -> Vec<Source
         false => function.calls,
     };
     let calls = apportion(all, rows.iter().map(|row| row.1));
-    let own = apportion(function.own, rows.iter().map(|row| row.2));
+    let own = apportion(function.self_time, rows.iter().map(|row| row.2));
     // A share of what it calls: where that takes no time, of its calls.
     let basis = |row: &(u32, u64, u64, f64)| row.3 + 1e-6 * row.1 as f64;
     let whole: f64 = rows.iter().filter(|row| !itself(row.0)).map(basis).sum();
@@ -101,7 +104,7 @@ fn sources(function: &PstatsFunction<'_>, table: &PstatsTable<'_>) -> Vec<Source
         .map(|((row, calls), own)| Source {
             caller: row.0,
             calls,
-            own,
+            self_time: own,
             share: if whole > 0.0 { basis(row) / whole } else { 1.0 },
         })
         .collect()
@@ -262,7 +265,7 @@ fn build(table: &PstatsTable<'_>, sources: &[Vec<Source>], expanded: &Nodes) -> 
     }
     for (source, nodes) in sources.iter().flatten().zip(&expanded.placed) {
         let calls = apportion_by_share(source.calls, nodes);
-        let own = apportion_by_share(source.own, nodes);
+        let own = apportion_by_share(source.self_time, nodes);
         for ((node, _), (calls, own)) in nodes.iter().zip(calls.into_iter().zip(own)) {
             builder.add_at(places[*node as usize], &[calls, own]);
         }
