@@ -73,7 +73,7 @@ pub const FORMATS: &[Format] = &[
     Format {
         name: "speedscope",
         extensions: &[".speedscope.json", ".speedscope"],
-        help: "for speedscope.app: all threads merged, and each by time",
+        help: "for speedscope.app: all threads merged, and each alone",
         write: speedscope::write,
     },
     Format {
