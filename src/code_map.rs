@@ -4,12 +4,12 @@ use crate::frame::ModuleId;
 
 /// A section of an ELF file, with its address.
 #[derive(Clone, Debug, Default)]
-pub struct Section {
+pub struct CodeSection {
     pub svma: u64,
     pub bytes: Vec<u8>,
 }
 
-impl Section {
+impl CodeSection {
     pub(crate) fn contains(&self, svma: u64) -> bool {
         svma.checked_sub(self.svma)
             .is_some_and(|at| at < self.bytes.len() as u64)
@@ -50,11 +50,11 @@ impl Landmarks {
 /// Access to one ELF file for the unwinder; every result may be missing.
 pub trait Sections: Send {
     /// A section by name (`.eh_frame`, `.eh_frame_hdr`, `.debug_frame`), decompressed.
-    fn section(&mut self, name: &str) -> Option<Section>;
+    fn section(&mut self, name: &str) -> Option<CodeSection>;
     /// Start and size of the known functions, sorted by start.
     fn functions(&mut self) -> Vec<(u64, u64)>;
     /// The executable section that holds `svma`.
-    fn code(&mut self, svma: u64) -> Option<Section>;
+    fn code(&mut self, svma: u64) -> Option<CodeSection>;
 }
 
 /// The code of one process at one instant.

@@ -71,6 +71,14 @@ fn help_and_version() {
     ] {
         assert!(said.contains(word), "{word}: {said}");
     }
+    for words in [&["help"][..], &["help", "--help"], &["help", "record", "-h"]] {
+        let help = run(words);
+        let said = String::from_utf8_lossy(&help.stdout).into_owned();
+        assert!(
+            help.status.success() && said.contains("Usage: nativeprof"),
+            "{words:?}: {said}"
+        );
+    }
     let version = run(&["--version"]);
     let said = String::from_utf8_lossy(&version.stdout).into_owned();
     assert_eq!(said.trim(), format!("nativeprof {}", env!("CARGO_PKG_VERSION")));
@@ -171,7 +179,7 @@ fn rates_times_formats_and_names_as_people_type_them() {
     // A name that no other process has.
     let name = format!("named-{}", std::process::id());
     let program = scratch.path(&name);
-    fs::copy(programs::native(&[]).get_program(), &program).expect("a program to copy");
+    programs::copy(programs::native(&[]).get_program(), &program);
     let first = Program::start(Command::new(&program));
     let output = scratch.path("out");
     let words = [
@@ -381,7 +389,7 @@ fn without_privileges() {
     let scratch = Scratch::new();
     // Readable by any user, unlike the directory it was built in.
     let copy = scratch.path("nativeprof");
-    fs::copy(env!("CARGO_BIN_EXE_nativeprof"), &copy).expect("a copy of nativeprof");
+    programs::copy(env!("CARGO_BIN_EXE_nativeprof"), &copy);
     fs::set_permissions(scratch.directory(), Permissions::from_mode(0o777)).expect("permissions");
     let _live = live();
     let program = Program::start(programs::native(&[]));

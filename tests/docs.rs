@@ -1,7 +1,7 @@
 //! The documentation: its commands run, its links resolve, and the options and formats that it names exist.
 //!
 //! Every line of an `sh` block that calls nativeprof runs in a shell, in a directory with the files that the text
-//! names. A busy Python program stands in for the process to attach to. Needs root and `python3`.
+//! names. A busy Python program is the process to attach to. Needs root and `python3`.
 
 use std::collections::BTreeSet;
 use std::fs;

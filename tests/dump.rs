@@ -364,7 +364,7 @@ fn an_ordinary_user_sees_their_own_processes() {
     let _live = live();
     let scratch = Scratch::new();
     let copy = scratch.path("nativeprof");
-    std::fs::copy(env!("CARGO_BIN_EXE_nativeprof"), &copy).expect("a copy of nativeprof");
+    programs::copy(env!("CARGO_BIN_EXE_nativeprof"), &copy);
     let open = |path: &std::path::Path| {
         use std::os::unix::fs::PermissionsExt;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("permissions can be set");
@@ -381,7 +381,7 @@ fn an_ordinary_user_sees_their_own_processes() {
     // The program itself must be readable for that user, too.
     let steady = programs::steady(&[]);
     let program_copy = scratch.path("steady");
-    std::fs::copy(steady.get_program(), &program_copy).expect("a copy of the program");
+    programs::copy(steady.get_program(), &program_copy);
     open(&program_copy);
     let program = Program::start(as_user(&program_copy));
     let pid = program.pid().to_string();

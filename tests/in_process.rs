@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nativeprof::capture::signal::SamplingClock;
-use nativeprof::in_process::thread_stack::{StackEntry, Stacks, TIMEOUT, ThreadStack};
+use nativeprof::in_process::thread_stack::{StackEntry, StackSampler, TIMEOUT, ThreadStack};
 use nativeprof::in_process::{ProfilerConfig, Recorder};
 use nativeprof::profile::model::Profile;
 use nativeprof::sys::threads;
@@ -69,7 +69,7 @@ impl Drop for Crowd {
     }
 }
 
-fn stack(stacks: &Stacks, thread_pointer: u64) -> Vec<StackEntry> {
+fn stack(stacks: &StackSampler, thread_pointer: u64) -> Vec<StackEntry> {
     match stacks.get(thread_pointer, 100) {
         ThreadStack::Stack(entries) => entries,
         ThreadStack::Late(tid) => stacks.later(tid, 100, 10 * TIMEOUT),
@@ -77,7 +77,7 @@ fn stack(stacks: &Stacks, thread_pointer: u64) -> Vec<StackEntry> {
 }
 
 #[inline(never)]
-fn current_stack(stacks: &Stacks) -> Vec<StackEntry> {
+fn current_stack(stacks: &StackSampler) -> Vec<StackEntry> {
     black_box(stack(stacks, threads::thread_pointer()))
 }
 
@@ -91,7 +91,7 @@ fn names(entries: &[StackEntry]) -> Vec<&str> {
 #[test]
 fn stacks_of_threads_that_run_and_sleep() {
     let _live = common::live();
-    let stacks = Stacks::new().expect("stacks can be had");
+    let stacks = StackSampler::new().expect("stacks can be had");
     let busy = Crowd::new(1, |ended| {
         black_box(around(ended));
     });
@@ -131,7 +131,7 @@ fn stacks_of_threads_that_run_and_sleep() {
 fn threads_that_wait_for_a_cpu_have_stacks_too() {
     repeated(|| {
         let _live = common::live();
-        let stacks = Stacks::new().expect("stacks can be had");
+        let stacks = StackSampler::new().expect("stacks can be had");
         let cpus = thread::available_parallelism().map_or(1, usize::from);
         let crowd = Crowd::new(8 * cpus, |ended| {
             black_box(around(ended));
@@ -156,7 +156,7 @@ fn threads_that_wait_for_a_cpu_have_stacks_too() {
 #[test]
 fn a_thread_that_blocks_signals_delays_no_one() {
     let _live = common::live();
-    let stacks = Stacks::new().expect("stacks can be had");
+    let stacks = StackSampler::new().expect("stacks can be had");
     let deaf = Crowd::new(1, |ended| {
         threads::block_signals();
         black_box(around(ended));

@@ -54,10 +54,7 @@ const UNSAFE: &[&str] = &[
 const MAX_LINES: usize = 500;
 
 /// Longer files, and why they are not split.
-const LONG: &[(&str, &str)] = &[(
-    "capture/ebpf/mod.rs",
-    "one backend: loading, attaching and reading share its state; half a file could not be read alone",
-)];
+const LONG: &[(&str, &str)] = &[];
 
 struct Source {
     /// Below `src`, with slashes.

@@ -17,7 +17,7 @@ use common::{Program, Python, Recording, Scratch, attach, live, pythons};
 
 mod common;
 
-/// Runs a script with a library in place of the interpreter's own.
+/// Runs a script with a library instead of the interpreter's own.
 fn with_library(python: &Python, library: &Path, script: &str) -> Command {
     let mut command = python.script(script);
     command.env("LD_LIBRARY_PATH", library.parent().expect("a directory"));

@@ -200,7 +200,7 @@ fn children_are_sampled_only_on_request() {
             assert_eq!(
                 without.with("in_child"),
                 0,
-                "{}: children that were not asked for",
+                "{}: children that were not requested",
                 python.name
             );
             assert_likely!(without.with("in_parent") > 0, "{}", python.name);
@@ -239,7 +239,7 @@ fn kernel_frames_are_on_top() {
         assert_eq!(
             without.matching(|s| s.iter().any(kernel)),
             0,
-            "kernel frames that were not asked for"
+            "kernel frames that were not requested"
         );
         let below = |name: &'static str| {
             move |s: &[&Frame]| s.last().is_some_and(|f| f.kind == FrameKind::Kernel) && count(s, name) > 0

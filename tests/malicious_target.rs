@@ -22,7 +22,7 @@ fn peak(pid: u32) -> Option<u64> {
 }
 
 fn check(backend: &str, rate: &str) {
-    let mut program = Program::start(programs::forged());
+    let mut program = Program::start(programs::malicious_target());
     let scratch = Scratch::new();
     let file = scratch.path("profile.json");
     let mut command = nativeprof(&["attach", &program.pid().to_string(), "-d", "3", "-r", rate]);
@@ -40,7 +40,7 @@ fn check(backend: &str, rate: &str) {
     let said = String::from_utf8_lossy(&done.stderr);
     assert!(done.status.success(), "{backend}: {said}");
     assert!(
-        said.contains("CPython 3.12.1 (forged)"),
+        said.contains("CPython 3.12.1 (malicious_target)"),
         "{backend}: it was not taken in: {said}"
     );
     assert!(most > 0 && most < MAX_MEMORY, "{backend}: {most} KB");

@@ -12,7 +12,7 @@ use std::time::Duration;
 use common::Scratch;
 use nativeprof::profile::json;
 use nativeprof::resolve::naming::protocol::{FileFormat, ModuleNames, NamedFrame};
-use nativeprof::resolve::naming::{ARGUMENT, Limits, NamesRequest, NamingError, NamingProcess};
+use nativeprof::resolve::naming::{ARGUMENT, NamesRequest, NamingError, NamingLimits, NamingProcess};
 use nativeprof::session::SessionOptions;
 use nativeprof::tape::encode;
 use nativeprof::tape_replay;
@@ -33,7 +33,7 @@ int main(int argc, char **argv) { return nested(argc) + f(argc); }
 
 fn process(cpu: Duration) -> NamingProcess {
     let elapsed = Duration::from_secs(600);
-    NamingProcess::new(PROGRAM, &[ARGUMENT], Limits { cpu, elapsed })
+    NamingProcess::new(PROGRAM, &[ARGUMENT], NamingLimits { cpu, elapsed })
 }
 
 /// More than any file here needs.
@@ -205,11 +205,11 @@ const READY: &str = r"printf '\010\000\000\000\000' >&0";
 fn processes_that_do_not_answer() {
     let scratch = Scratch::new();
     let plain = compile(&scratch, "plain", &["-g"]);
-    let short = Limits {
+    let short = NamingLimits {
         cpu: Duration::from_millis(200),
         elapsed: Duration::from_secs(600),
     };
-    let asleep = Limits {
+    let asleep = NamingLimits {
         cpu: ENOUGH,
         elapsed: Duration::from_millis(200),
     };
@@ -396,7 +396,7 @@ fn profiles_are_the_same_with_and_without_the_process() {
         assert!(replayed(name, Some(process(ENOUGH))) == replayed(name, None), "{name}");
     }
     // Without names, the profile says why in each file's row.
-    let nothing = NamingProcess::new("/bin/sh", &["-c", READY], Limits::default());
+    let nothing = NamingProcess::new("/bin/sh", &["-c", READY], NamingLimits::default());
     let text = replayed(&names[0], Some(nothing));
     assert!(
         text.contains("none: the process that reads names ended early"),

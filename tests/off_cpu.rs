@@ -219,7 +219,7 @@ fn check_gil_holder(python: &Python) {
         "{name}: {for_hog} of {all}: {gil:?}"
     );
     let itself = gil.pairs.iter().find(|p| p.holder == Some(p.waiter));
-    assert!(itself.is_none(), "{name}: nobody waits for itself: {gil:?}");
+    assert!(itself.is_none(), "{name}: a thread waits for itself: {gil:?}");
     let unknown = waiters.iter().filter(|p| p.holder.is_none());
     let unknown: u64 = unknown.map(|p| p.waited).sum();
     assert_likely!(unknown * 50 <= all, "{name}: {unknown} of {all}: {gil:?}");
@@ -297,7 +297,7 @@ fn threads_that_exit_while_blocked_have_their_stacks() {
     });
 }
 
-/// `--wakers`: below each wait stands what ended it; `--min-blocked` leaves short intervals out.
+/// `--wakers`: below each wait is what ended it; `--min-blocked` leaves short intervals out.
 #[test]
 fn wakers_and_long_intervals() {
     let _live = live();

@@ -284,7 +284,7 @@ fn names_do_not_control_the_terminal() {
     let _live = live();
     let scratch = Scratch::new();
     let program = scratch.path(&format!("{HARM}.bin"));
-    fs::copy(programs::native(&[]).get_program(), &program).expect("a copy");
+    programs::copy(programs::native(&[]).get_program(), &program);
     let mut command = Command::new(&program);
     command.arg(HARM);
     let running = Program::start(command);
@@ -338,7 +338,7 @@ fn names_do_not_control_the_terminal() {
     }
     assert!(
         Path::new(&out).as_os_str().as_bytes().contains(&0x1b),
-        "the file has the name that was asked for"
+        "the file has the requested name"
     );
 }
 
@@ -399,7 +399,7 @@ fn doctor_reports_the_machine_and_a_process() {
     // As an ordinary user: a process of another user.
     let scratch = open_directory();
     let copy = scratch.path("nativeprof");
-    fs::copy(env!("CARGO_BIN_EXE_nativeprof"), &copy).expect("a copy of nativeprof");
+    programs::copy(env!("CARGO_BIN_EXE_nativeprof"), &copy);
     let mut command = Command::new("setpriv");
     command
         .args(["--reuid=65534", "--regid=65534", "--clear-groups"])

@@ -44,7 +44,7 @@ fn check_progress(program: &mut Program, case: &str) {
         std::thread::sleep(Duration::from_millis(10));
         now = rounds(program);
     }
-    panic!("{case}: a thread stands still: {before:?} {now:?}");
+    panic!("{case}: a thread does not run: {before:?} {now:?}");
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn children_are_followed_or_not_traced() {
         let (parent, child) = (with.with("in_parent"), with.with("in_child"));
         // How many depends on what a busy machine leaves the processes of the time.
         assert!(parent > 0 && child > 0, "{parent} {child}\n{}", with.stderr);
-        assert_eq!(without.with("in_child"), 0, "children that were not asked for");
+        assert_eq!(without.with("in_child"), 0, "children that were not requested");
         assert_likely!(without.with("in_parent") > 0, "{}", without.stderr);
     });
 }

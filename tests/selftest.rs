@@ -74,3 +74,16 @@ fn programs_other_than_python() {
         );
     }
 }
+
+#[test]
+fn a_rate_that_the_kernel_refuses() {
+    let done = nativeprof(&["selftest", "-r", "1000000000000"])
+        .output()
+        .expect("nativeprof starts");
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(done.status.code() == Some(2) && done.stdout.is_empty(), "{said}");
+    assert!(
+        said.contains("maximum sampling rate") && said.contains("\n  try: "),
+        "{said}"
+    );
+}

@@ -54,7 +54,7 @@ fn wrong(stack: &[&Frame]) -> Option<String> {
     owners.dedup();
     let root = stack.first()?.name == "[greenlet]";
     if stack.iter().skip(1).any(|f| f.name == "[greenlet]") {
-        return Some("a greenlet amid a stack".into());
+        return Some("a greenlet in the middle of a stack".into());
     }
     if owners.len() > 1 {
         return Some(format!("frames of {owners:?}"));

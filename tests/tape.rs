@@ -153,7 +153,7 @@ fn lines_of_samples_add_up_to_those_of_nodes() {
     let least = 10.min(5 * tapes().len());
     assert!(
         several > least,
-        "{several} nodes with several lines are too few to tell"
+        "{several} nodes with several lines are too few to be sure"
     );
 }
 

@@ -275,7 +275,7 @@ fn samples_have_their_task() {
                 };
                 let chain = CHAINS.iter().find(|(known, _)| known == name).map(|(_, chain)| *chain);
                 assert_eq!(Some(&names[..]), chain, "{case}: {names:?}");
-                // The coroutine stands right below its task.
+                // The coroutine is right below its task.
                 let at = stack.iter().rposition(|f| f.kind == FrameKind::Task).expect("a task");
                 assert_eq!(stack[at + 1].name, *name, "{case}");
                 *counts.get_mut(*name).expect("a task with a share") += n;

@@ -256,7 +256,7 @@ fn a_command() {
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-    panic!("the command goes on");
+    panic!("the command still runs");
 }
 
 #[test]
@@ -293,7 +293,7 @@ fn it_ends_with_its_terminal() {
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-    panic!("its terminal has gone, and it goes on");
+    panic!("its terminal is gone, and it still runs");
 }
 
 #[test]

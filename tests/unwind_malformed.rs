@@ -5,7 +5,7 @@ mod unwind_support;
 use nativeprof::arch::Regs;
 use nativeprof::event::StackBytes;
 use nativeprof::frame::{ModuleId, UnwindMethod};
-use nativeprof::unwind::{MAX_FRAMES, Section, Sections, Unwinder};
+use nativeprof::unwind::{CodeSection, MAX_FRAMES, Sections, Unwinder};
 use std::path::Path;
 use std::time::Instant;
 use unwind_support::{Elf, Maps, Random};
@@ -13,15 +13,15 @@ use unwind_support::{Elf, Maps, Random};
 /// The parts of a file that may be damaged.
 #[derive(Clone, Default)]
 struct Parts {
-    eh_frame: Option<Section>,
-    hdr: Option<Section>,
-    debug_frame: Option<Section>,
+    eh_frame: Option<CodeSection>,
+    hdr: Option<CodeSection>,
+    debug_frame: Option<CodeSection>,
     functions: Vec<(u64, u64)>,
-    code: Section,
+    code: CodeSection,
 }
 
 impl Sections for Parts {
-    fn section(&mut self, name: &str) -> Option<Section> {
+    fn section(&mut self, name: &str) -> Option<CodeSection> {
         match name {
             ".eh_frame" => self.eh_frame.take(),
             ".eh_frame_hdr" => self.hdr.take(),
@@ -34,7 +34,7 @@ impl Sections for Parts {
         std::mem::take(&mut self.functions)
     }
 
-    fn code(&mut self, svma: u64) -> Option<Section> {
+    fn code(&mut self, svma: u64) -> Option<CodeSection> {
         (svma.wrapping_sub(self.code.svma) < self.code.bytes.len() as u64).then(|| self.code.clone())
     }
 }
@@ -79,7 +79,7 @@ fn damage(bytes: &mut [u8], random: &mut Random) {
 }
 
 /// A stack with return addresses, stack addresses and noise.
-fn noise(random: &mut Random, code: &Section) -> (Regs, StackBytes) {
+fn noise(random: &mut Random, code: &CodeSection) -> (Regs, StackBytes) {
     let base = match random.next() % 16 {
         0 => u64::MAX - 4096,
         1 => 0,
@@ -197,7 +197,7 @@ fn code_that_is_slow_to_analyze() {
         let bytes: Vec<u8> = shape.iter().copied().cycle().take(size).collect();
         let parts = Parts {
             functions: vec![(0x1000, size as u64)],
-            code: Section { svma: 0x1000, bytes },
+            code: CodeSection { svma: 0x1000, bytes },
             ..Parts::default()
         };
         let begun = Instant::now();

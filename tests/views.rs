@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use nativeprof::profile::category::{START, THREAD_START};
 use nativeprof::profile::folded::without_interpreter_frames;
-use nativeprof::profile::interpreter_frames::{GLUE_SOURCES, KNOWN_BY_NAME, Role, Roles, fits};
+use nativeprof::profile::interpreter_frames::{GLUE_SOURCES, KNOWN_BY_NAME, Role, Roles, matches_name};
 use nativeprof::profile::model::{Frame, FrameKind, Profile};
 use object::{Object, ObjectSegment, ObjectSymbol};
 
@@ -90,7 +90,7 @@ fn names_find_the_glue() {
         ];
         assert!(files.iter().all(|file| GLUE_SOURCES.contains(file)));
         let is_glue = |frame: &Frame| {
-            let is_known = KNOWN_BY_NAME.iter().any(|pattern| fits(&frame.name, pattern));
+            let is_known = KNOWN_BY_NAME.iter().any(|pattern| matches_name(&frame.name, pattern));
             !is_known && files.iter().any(|file| frame.source.ends_with(file))
         };
         let glue: Vec<bool> = profile.frames.iter().map(is_glue).collect();

@@ -103,7 +103,7 @@ CORES = {
     "x86_64": ["Haswell"],
 }
 
-# Functions of known_waits.py, and the kinds of waits that each has besides waits for the GIL.
+# Functions of known_waits.py, and the kinds of waits that each has in addition to waits for the GIL.
 WAITS = {
     "w_sleep": {"sleep"},
     "w_short": {"sleep"},
@@ -420,7 +420,7 @@ def kill():
     finally:
         target.kill()
         target.wait()
-    return "program goes on"
+    return "the program continues"
 
 
 def selftest():

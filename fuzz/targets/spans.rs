@@ -5,14 +5,14 @@ use libfuzzer_sys::fuzz_target;
 use nativeprof::cpython::spans;
 use nativeprof::cpython_layout::Tls;
 use nativeprof::event::SpanRecords;
-use nativeprof::target::thread_context::{self, Access};
+use nativeprof::target::thread_context::{self, VariableAccess};
 use nativeprof::target::maps;
 use nativeprof_fuzz::{Bytes, Mirrors};
 
 fuzz_target!(|data: &[u8]| {
     let mut b = Bytes(data);
     let (state, thread) = (b.u64(), b.u64());
-    let access = [Access::Static(b.u64() as i64), Access::Offset(b.u64()), Access::Pair(b.u64()), Access::Descriptor(b.u64())];
+    let access = [VariableAccess::Static(b.u64() as i64), VariableAccess::Offset(b.u64()), VariableAccess::Pair(b.u64()), VariableAccess::Descriptor(b.u64())];
     let mut out = SpanRecords {
         own: Vec::with_capacity(512),
         context: Vec::with_capacity(1024),

@@ -6,18 +6,18 @@ use libfuzzer_sys::fuzz_target;
 use nativeprof::arch::Regs;
 use nativeprof::frame::{UnwindMethod, ModuleId};
 use nativeprof::event::StackBytes;
-use nativeprof::unwind::{CodeMap, MAX_FRAMES, StackCache, Section, Sections, Unwinder};
+use nativeprof::unwind::{CodeMap, MAX_FRAMES, StackCache, CodeSection, Sections, Unwinder};
 use nativeprof_fuzz::Bytes;
 
 #[derive(Clone)]
 struct File {
-    code: Section,
-    tables: [(&'static str, Section); 3],
+    code: CodeSection,
+    tables: [(&'static str, CodeSection); 3],
     functions: Vec<(u64, u64)>,
 }
 
 impl Sections for File {
-    fn section(&mut self, name: &str) -> Option<Section> {
+    fn section(&mut self, name: &str) -> Option<CodeSection> {
         let found = self.tables.iter().find(|(n, s)| *n == name && !s.bytes.is_empty());
         found.map(|(_, s)| s.clone())
     }
@@ -26,7 +26,7 @@ impl Sections for File {
         self.functions.clone()
     }
 
-    fn code(&mut self, svma: u64) -> Option<Section> {
+    fn code(&mut self, svma: u64) -> Option<CodeSection> {
         (svma.wrapping_sub(self.code.svma) < self.code.bytes.len() as u64).then(|| self.code.clone())
     }
 }
@@ -41,8 +41,8 @@ impl CodeMap for File {
     }
 }
 
-fn section(b: &mut Bytes) -> Section {
-    Section {
+fn section(b: &mut Bytes) -> CodeSection {
+    CodeSection {
         svma: b.u32().into(),
         bytes: b.block().to_vec(),
     }

@@ -147,7 +147,8 @@ class _Timeline:
     def summary(self, written: str) -> str:
         dropped = self._events.dropped
         lost = f", {dropped} more did not fit into the temporary file" if dropped else ""
-        return f"nativeprof: {self._events._empty_cache()} events{lost}\n  written:  {written}"
+        count = self._events._empty_cache()
+        return f"nativeprof: {count} event{'' if count == 1 else 's'}{lost}\n  written:  {written}"
 
 
 class _Recording:

@@ -151,17 +151,17 @@ class Profile:
     def __repr__(self) -> str:
         stats = self.stats
         count = stats["taken"] if stats["counts"] == "samples" else stats["total"]
-        return f"<nativeprof.Profile: {count} {stats['counts']} in {stats['duration']:.1f} s>"
+        return f"<nativeprof.Profile: {_counted(count, stats['counts'])} in {stats['duration']:.1f} s>"
 
     def _repr_html_(self) -> str:
         stats = self.stats
         is_sampled = stats["counts"] == "samples"
         head = (
-            f"<p>{stats['taken']} samples in {stats['duration']:.1f} s at {stats['rate']} Hz "
+            f"<p>{_counted(stats['taken'], 'samples')} in {stats['duration']:.1f} s at {stats['rate']} Hz "
             f"({html.escape(stats['event'])}): {stats['exact'] + stats['repaired']} complete, "
             f"{stats['partial']} partial, {stats['lost']} lost</p>"
             if is_sampled
-            else f"<p>{stats['total']} calls in {stats['duration']:.1f} s</p>"
+            else f"<p>{_counted(stats['total'], 'calls')} in {stats['duration']:.1f} s</p>"
         )
         graph = ""
         if stats["total"]:
@@ -169,12 +169,16 @@ class Profile:
             if shown < stats["total"]:
                 head += f"<p>{shown} of them are of the cell, and in the graph. "
                 head += "The others are of what runs cells, and of other threads.</p>"
-            # A frame of its own: the graph's script and styles do not meet those of the page.
+            # A frame of its own: the graph's script and styles do not affect the page.
             graph = (
                 f"<iframe title='flame graph' sandbox='allow-scripts' style='width:100%;height:{_height(svg)}px;border:0' "
                 f"src='data:image/svg+xml;base64,{base64.b64encode(svg).decode('ascii')}'></iframe>"
             )
         return head + graph + self.top(10)._repr_html_()
+
+
+def _counted(count: int, plural: str) -> str:
+    return f"1 {plural.removesuffix('s')}" if count == 1 else f"{count} {plural}"
 
 
 def _height(svg: bytes) -> int:
@@ -338,7 +342,7 @@ class Profiler:
         is_sampled = isinstance(recorder, _native.CallRecorder) or recorder.signal() is not None
         self._profile = Profile(recorder.stop())
         if not is_sampled:
-            said = "another signal handler took the place of nativeprof's: samples are missing"
+            said = "another signal handler replaced nativeprof's: samples are missing"
             warnings.warn(said, RuntimeWarning, stacklevel=2)
         return self._profile
 

@@ -78,7 +78,7 @@ class bench:
     in a function that waits counts for ``<wait>``.
     """
 
-    #: Names and units of the values besides time.
+    #: Names and units of the values in addition to time.
     values: ClassVar[tuple[tuple[str, str], ...]] = ()
     #: Returns one number for each of :attr:`values`.
     measure: ClassVar[Callable[[], tuple[float, ...]] | None] = None

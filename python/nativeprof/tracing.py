@@ -144,7 +144,7 @@ class Profile(_native.Profiler):
         self.stats = {}
         callers_of: dict[int, dict[_Function, tuple[int, int, float, float]]] = {}
         for entry in entries:
-            # Two functions of one file, line and name (a comprehension and its neighbor, say): the last one stands, as
+            # Two functions of one file, line and name (a comprehension and its neighbor, say): the last one is kept, as
             # in cProfile.
             callers: dict[_Function, tuple[int, int, float, float]] = {}
             callers_of[id(entry.code)] = callers

@@ -4,14 +4,14 @@ use nativeprof::profile::model::Frame as ProfileFrame;
 use nativeprof::profile::pstats::BUILTIN;
 use pyo3::prelude::*;
 
-use crate::engine::{Function, Functions};
+use crate::engine::{FunctionInfo, SessionFunctions};
 
 /// Frames of all functions, by their numbers.
-pub fn frames(py: Python<'_>, functions: &Functions) -> Vec<ProfileFrame> {
+pub fn frames(py: Python<'_>, functions: &SessionFunctions) -> Vec<ProfileFrame> {
     let text = |object: &Bound<'_, PyAny>, name: &str| -> String {
         object.getattr(name).and_then(|v| v.extract()).unwrap_or_default()
     };
-    let frame = |function: &Function| {
+    let frame = |function: &FunctionInfo| {
         let object = function.object.bind(py);
         if function.is_code {
             let line = object.getattr("co_firstlineno").and_then(|l| l.extract()).unwrap_or(0);

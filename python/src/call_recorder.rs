@@ -8,17 +8,17 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::call_frames;
-use crate::call_tree::{self, CallCounts, CallTree, Columns, Counted, Shared};
-use crate::engine::{Costs, Filter, Session};
+use crate::call_tree::{self, CallCounter, CallTree, CallTreeShared, CountingMachine, ValueColumns};
+use crate::engine::{Costs, EngineSession, Filter};
 use crate::profiler::Profile;
 
-enum Recording {
-    Times(Box<Session<CallTree>>),
-    Counts(Box<Session<CallCounts>>),
+enum ActiveRecording {
+    Times(Box<EngineSession<CallTree>>),
+    Counts(Box<EngineSession<CallCounter>>),
 }
 
-struct State {
-    recording: Recording,
+struct CallRecorderState {
+    recording: ActiveRecording,
     process: u32,
     since: Instant,
     start: f64,
@@ -30,7 +30,7 @@ struct State {
 
 /// A recording of all calls of this process.
 #[pyclass(frozen, module = "nativeprof._native")]
-pub struct CallRecorder(UnsafeCell<State>);
+pub struct CallRecorder(UnsafeCell<CallRecorderState>);
 
 // SAFETY: used with the GIL held only, which orders accesses.
 unsafe impl Send for CallRecorder {}
@@ -40,7 +40,7 @@ unsafe impl Sync for CallRecorder {}
 impl CallRecorder {
     /// Not to be kept while Python code may run.
     #[allow(clippy::mut_from_ref)]
-    fn state(&self, _: Python<'_>) -> &mut State {
+    fn state(&self, _: Python<'_>) -> &mut CallRecorderState {
         // SAFETY: the GIL is held, and no caller keeps what it gets while Python code may run, other than for `start`
         // and `stop`, which allow for it.
         unsafe { &mut *self.0.get() }
@@ -67,22 +67,22 @@ impl CallRecorder {
         only: Vec<String>,
         skip: Vec<String>,
     ) -> PyResult<CallRecorder> {
-        let mut shared = Shared::default();
+        let mut shared = CallTreeShared::default();
         shared.numbered = mode == "counts with samples";
         (shared.cpu, shared.by_thread, shared.only) = (cpu, by_thread, threads.unwrap_or_default());
         let (name, filter) = ("nativeprof.Profiler", Filter { only, skip });
         let recording = match mode {
             "times" => {
-                let mut session = Session::new(name, shared, filter);
+                let mut session = EngineSession::new(name, shared, filter);
                 session.options.builtins = builtins;
-                Recording::Times(session)
+                ActiveRecording::Times(session)
             }
             "counts" | "counts with samples" => {
-                let mut session = Session::new(name, shared, filter);
+                let mut session = EngineSession::new(name, shared, filter);
                 session.options.builtins = false;
                 session.options.returns = false;
                 session.options.splits_resumes = true;
-                Recording::Counts(session)
+                ActiveRecording::Counts(session)
             }
             _ => {
                 return Err(PyValueError::new_err(format!(
@@ -90,7 +90,7 @@ impl CallRecorder {
                 )));
             }
         };
-        Ok(CallRecorder(UnsafeCell::new(State {
+        Ok(CallRecorder(UnsafeCell::new(CallRecorderState {
             recording,
             process: std::process::id(),
             since: Instant::now(),
@@ -107,13 +107,13 @@ impl CallRecorder {
         let state = slf.get().state(slf.py());
         (state.since, state.start) = (Instant::now(), seconds());
         (state.costs, state.subtract) = (costs, subtract);
-        if let (Recording::Times(session), true) = (&mut state.recording, subtract) {
+        if let (ActiveRecording::Times(session), true) = (&mut state.recording, subtract) {
             let ticks = |cost: f64| (cost * 1e9 / session.clock.nanoseconds()).round() as i64;
             session.options.costs = Costs::of_calls(ticks(costs.0), ticks(costs.1), ticks(costs.2));
         }
         match &mut state.recording {
-            Recording::Times(session) => Session::start(session, slf.as_any()),
-            Recording::Counts(session) => Session::start(session, slf.as_any()),
+            ActiveRecording::Times(session) => EngineSession::start(session, slf.as_any()),
+            ActiveRecording::Counts(session) => EngineSession::start(session, slf.as_any()),
         }
     }
 
@@ -138,16 +138,16 @@ impl CallRecorder {
         };
         let costs = state.costs;
         match &mut state.recording {
-            Recording::Times(session) => {
-                let columns = Columns {
+            ActiveRecording::Times(session) => {
+                let columns = ValueColumns {
                     wall: true,
                     cpu: session.shared.cpu,
                     with_samples: false,
                 };
                 made(py, session, columns, costs, meta)
             }
-            Recording::Counts(session) => {
-                let columns = Columns {
+            ActiveRecording::Counts(session) => {
+                let columns = ValueColumns {
                     wall: false,
                     cpu: false,
                     with_samples: state.with_samples,
@@ -157,11 +157,11 @@ impl CallRecorder {
         }
     }
 
-    /// Ends the recording and gives what was gathered since the start or the last `take`.
+    /// Ends the recording and gives what was gathered since the start or the last `take_chains`.
     fn stop(&self, py: Python<'_>) -> PyResult<Profile> {
         let is_running = match &self.state(py).recording {
-            Recording::Times(session) => session.is_running(),
-            Recording::Counts(session) => session.is_running(),
+            ActiveRecording::Times(session) => session.is_running(),
+            ActiveRecording::Counts(session) => session.is_running(),
         };
         if !is_running {
             return Err(PyRuntimeError::new_err(
@@ -169,8 +169,8 @@ impl CallRecorder {
             ));
         }
         match &mut self.state(py).recording {
-            Recording::Times(session) => session.stop(py)?,
-            Recording::Counts(session) => session.stop(py)?,
+            ActiveRecording::Times(session) => session.stop(py)?,
+            ActiveRecording::Counts(session) => session.stop(py)?,
         }
         self.take(py)
     }
@@ -181,14 +181,14 @@ impl CallRecorder {
     }
 }
 
-fn made<M: Counted>(
+fn made<M: CountingMachine>(
     py: Python<'_>,
-    session: &mut Session<M>,
-    columns: Columns,
+    session: &mut EngineSession<M>,
+    columns: ValueColumns,
     (python, c, ignored): (f64, f64, f64),
     mut meta: Meta,
 ) -> PyResult<Profile> {
-    let taken = call_tree::take(py, session);
+    let taken = call_tree::take_chains(py, session);
     let frames = call_frames::frames(py, &session.functions);
     let nanoseconds = session.clock.nanoseconds();
     let profile = py.detach(|| {

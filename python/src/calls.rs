@@ -4,9 +4,9 @@
 //! chain of callers). Semantics of the figures are those of `Modules/_lsprof.c` (3.14): a call counts when it ends, each
 //! run of a generator or coroutine is a call, cumulative time is that of outermost activations.
 
-use crate::engine::stacks::Stacks;
-use crate::engine::table::Table;
-use crate::engine::{Callee, Context, Greenlet, Id, Machine, Moment, ThreadInfo, Verdict};
+use crate::engine::stacks::OpenCallStacks;
+use crate::engine::table::PairTable;
+use crate::engine::{Callee, CurrentGreenlet, EventContext, EventOutcome, FunctionNumber, Machine, Moment, ThreadInfo};
 
 /// What was measured of a function or of a pair.
 #[derive(Clone, Copy, Default, Debug)]
@@ -15,7 +15,7 @@ pub struct Figures {
     /// Those that began while another one was open.
     pub recursive: u64,
     /// Ticks in it alone.
-    pub own: i64,
+    pub self_ticks: i64,
     /// Ticks in it and all that it called, of outermost activations.
     pub cumulative: i64,
 }
@@ -24,13 +24,13 @@ impl Figures {
     fn add(&mut self, other: &Figures) {
         self.calls += other.calls;
         self.recursive += other.recursive;
-        self.own = self.own.wrapping_add(other.own);
+        self.self_ticks = self.self_ticks.wrapping_add(other.self_ticks);
         self.cumulative = self.cumulative.wrapping_add(other.cumulative);
     }
 }
 
 /// A callee of one caller.
-struct Node {
+struct PairNode {
     /// Index in `functions`.
     function: u32,
     /// Index of the caller in `functions`.
@@ -41,9 +41,9 @@ struct Node {
 }
 
 /// A function in one thread. The first one represents "no caller".
-struct Function {
+struct ThreadFunction {
     /// In the session.
-    id: Id,
+    id: FunctionNumber,
     level: u32,
     recursive: u64,
     cumulative: i64,
@@ -53,7 +53,7 @@ struct Function {
 }
 
 /// An open call.
-struct Frame {
+struct OpenPairCall {
     key: usize,
     node: u32,
     function: u32,
@@ -64,7 +64,7 @@ struct Frame {
 
 /// Settings, and the results of threads that have ended.
 #[derive(Default)]
-pub struct Shared {
+pub struct CallPairsShared {
     /// Figures per caller and callee.
     pub subcalls: bool,
     /// By (caller, callee); the caller may be [`NO_CALLER`].
@@ -75,18 +75,18 @@ pub struct Shared {
 #[derive(Default, Clone)]
 pub struct Totals {
     functions: Vec<Figures>,
-    pairs: Vec<(Id, Id, Figures)>,
-    index: std::collections::HashMap<(Id, Id), usize>,
+    pairs: Vec<(FunctionNumber, FunctionNumber, Figures)>,
+    index: std::collections::HashMap<(FunctionNumber, FunctionNumber), usize>,
 }
 
 /// A function: its number and figures, and those of its callees.
-pub type Row = (Id, Figures, Vec<(Id, Figures)>);
+pub type CallRow = (FunctionNumber, Figures, Vec<(FunctionNumber, Figures)>);
 
 /// Stands for the caller of what was called from outside.
-pub const NO_CALLER: Id = Id::MAX;
+pub const NO_CALLER: FunctionNumber = FunctionNumber::MAX;
 
 impl Totals {
-    fn function(&mut self, id: Id) -> Option<&mut Figures> {
+    fn function(&mut self, id: FunctionNumber) -> Option<&mut Figures> {
         let at = id as usize;
         if self.functions.len() <= at {
             self.functions.resize(at + 1, Figures::default());
@@ -94,7 +94,7 @@ impl Totals {
         self.functions.get_mut(at)
     }
 
-    fn pair(&mut self, caller: Id, callee: Id, figures: &Figures) {
+    fn pair(&mut self, caller: FunctionNumber, callee: FunctionNumber, figures: &Figures) {
         let at = *self.index.entry((caller, callee)).or_insert_with(|| {
             self.pairs.push((caller, callee, Figures::default()));
             self.pairs.len() - 1
@@ -106,7 +106,7 @@ impl Totals {
 
     pub fn add(&mut self, other: &Totals) {
         for (id, figures) in other.functions.iter().enumerate() {
-            if let Some(sum) = self.function(id as Id) {
+            if let Some(sum) = self.function(id as FunctionNumber) {
                 sum.add(figures);
             }
         }
@@ -116,12 +116,12 @@ impl Totals {
     }
 
     /// All functions.
-    pub fn rows(&self) -> Vec<Row> {
+    pub fn rows(&self) -> Vec<CallRow> {
         let mut rows: Vec<_> = self
             .functions
             .iter()
             .enumerate()
-            .map(|(id, f)| (id as Id, *f, Vec::new()))
+            .map(|(id, f)| (id as FunctionNumber, *f, Vec::new()))
             .collect();
         for (caller, callee, figures) in &self.pairs {
             if let Some((_, _, callees)) = rows.get_mut(*caller as usize) {
@@ -133,24 +133,29 @@ impl Totals {
 }
 
 /// The machine of one thread.
-pub struct Calls {
-    functions: Vec<Function>,
+pub struct CallPairs {
+    functions: Vec<ThreadFunction>,
     /// Session numbers to `functions`.
-    known: Table,
-    nodes: Vec<Node>,
+    known: PairTable,
+    nodes: Vec<PairNode>,
     /// (caller, key of the callee) to `nodes`.
-    pairs: Table,
-    stack: Stacks<Frame>,
+    pairs: PairTable,
+    stack: OpenCallStacks<OpenPairCall>,
 }
 
 /// Index of "no caller" in `functions`.
 const OUTSIDE: u32 = 0;
 
-impl Calls {
+impl CallPairs {
     /// The node for this callee of `caller`; None if it is left out.
     #[cold]
     #[inline(never)]
-    fn first_call(&mut self, caller: u32, callee: Callee, context: &mut Context<'_, Shared>) -> Option<u32> {
+    fn first_call(
+        &mut self,
+        caller: u32,
+        callee: Callee,
+        context: &mut EventContext<'_, CallPairsShared>,
+    ) -> Option<u32> {
         let (id, is_excluded) = context.intern(callee);
         if is_excluded {
             return None;
@@ -159,12 +164,12 @@ impl Calls {
         let known = self.known.get(0, id as usize + 1);
         let function = known.unwrap_or_else(|| {
             let new = self.functions.len() as u32;
-            self.functions.push(Function::new(id));
+            self.functions.push(ThreadFunction::new(id));
             self.known.insert(0, id as usize + 1, new);
             new
         });
         let node = self.nodes.len() as u32;
-        self.nodes.push(Node {
+        self.nodes.push(PairNode {
             function,
             caller,
             level: 0,
@@ -176,14 +181,14 @@ impl Calls {
 
     /// Ends the innermost call, whose frame is `frame`.
     #[inline(always)]
-    fn end(&mut self, frame: &Frame, now: i64) {
+    fn end(&mut self, frame: &OpenPairCall, now: i64) {
         let total = now.wrapping_sub(frame.begin);
         if let Some(outer) = self.stack.last_mut() {
             outer.below = outer.below.wrapping_add(total);
         }
         if let Some(node) = self.nodes.get_mut(frame.node as usize) {
             node.figures.calls += 1;
-            node.figures.own = node.figures.own.wrapping_add(total.wrapping_sub(frame.below));
+            node.figures.self_ticks = node.figures.self_ticks.wrapping_add(total.wrapping_sub(frame.below));
             node.level -= 1;
             if node.level == 0 {
                 node.figures.cumulative = node.figures.cumulative.wrapping_add(total);
@@ -205,12 +210,12 @@ impl Calls {
     /// called (as with greenlets that are never resumed).
     #[cold]
     #[inline(never)]
-    fn leave_other(&mut self, key: usize, context: &Context<'_, Shared>) -> Verdict {
+    fn leave_other(&mut self, key: usize, context: &EventContext<'_, CallPairsShared>) -> EventOutcome {
         if context.functions.is_excluded(key) {
-            return Verdict::Excluded;
+            return EventOutcome::Excluded;
         }
         let Some(at) = self.stack.iter().rposition(|f| f.key == key) else {
-            return Verdict::Done;
+            return EventOutcome::Done;
         };
         let now = context.moment.now().wrapping_sub(self.stack.paused);
         while self.stack.len() > at {
@@ -218,7 +223,7 @@ impl Calls {
                 self.end(&frame, now);
             }
         }
-        Verdict::Done
+        EventOutcome::Done
     }
 
     /// Goes on with another stack. Calls that are open on the one are not callers of those on the other: these are not
@@ -252,7 +257,7 @@ impl Calls {
             let callee = id(node.function);
             if let Some(sum) = totals.function(callee) {
                 sum.calls += node.figures.calls;
-                sum.own = sum.own.wrapping_add(node.figures.own);
+                sum.self_ticks = sum.self_ticks.wrapping_add(node.figures.self_ticks);
             }
             if node.caller != OUTSIDE {
                 totals.pair(id(node.caller), callee, &node.figures);
@@ -268,9 +273,9 @@ impl Calls {
     }
 }
 
-impl Function {
-    fn new(id: Id) -> Function {
-        Function {
+impl ThreadFunction {
+    fn new(id: FunctionNumber) -> ThreadFunction {
+        ThreadFunction {
             id,
             level: 0,
             recursive: 0,
@@ -281,21 +286,21 @@ impl Function {
     }
 }
 
-impl Machine for Calls {
-    type Shared = Shared;
+impl Machine for CallPairs {
+    type Shared = CallPairsShared;
 
-    fn new(_: &ThreadInfo, _: &mut Shared) -> Calls {
-        Calls {
-            functions: vec![Function::new(NO_CALLER)],
-            known: Table::default(),
+    fn new(_: &ThreadInfo, _: &mut CallPairsShared) -> CallPairs {
+        CallPairs {
+            functions: vec![ThreadFunction::new(NO_CALLER)],
+            known: PairTable::default(),
             nodes: Vec::new(),
-            pairs: Table::default(),
-            stack: Stacks::default(),
+            pairs: PairTable::default(),
+            stack: OpenCallStacks::default(),
         }
     }
 
     #[inline(always)]
-    fn enter(&mut self, callee: Callee, mut context: Context<'_, Shared>) -> Verdict {
+    fn enter(&mut self, callee: Callee, mut context: EventContext<'_, CallPairsShared>) -> EventOutcome {
         let key = callee.key();
         let caller = match self.stack.last() {
             Some(frame) if context.shared.subcalls => frame.function,
@@ -306,7 +311,7 @@ impl Machine for Calls {
             _ => {
                 let known = self.pairs.get(caller, key);
                 let Some(node) = known.or_else(|| self.first_call(caller, callee, &mut context)) else {
-                    return Verdict::Excluded;
+                    return EventOutcome::Excluded;
                 };
                 if let Some(function) = self.functions.get_mut(caller as usize) {
                     (function.last_key, function.last_node) = (key, node);
@@ -315,7 +320,7 @@ impl Machine for Calls {
             }
         };
         let Some(found) = self.nodes.get_mut(node as usize) else {
-            return Verdict::Done;
+            return EventOutcome::Done;
         };
         found.level += 1;
         let function = found.function;
@@ -323,23 +328,23 @@ impl Machine for Calls {
             function.level += 1;
         }
         let paused = self.stack.paused;
-        self.stack.push(Frame {
+        self.stack.push(OpenPairCall {
             key,
             node,
             function,
             below: 0,
             begin: context.moment.now().wrapping_sub(paused),
         });
-        Verdict::Done
+        EventOutcome::Done
     }
 
     #[inline(always)]
-    fn leave(&mut self, key: usize, context: Context<'_, Shared>) -> Verdict {
+    fn leave(&mut self, key: usize, context: EventContext<'_, CallPairsShared>) -> EventOutcome {
         let now = context.moment.now().wrapping_sub(self.stack.paused);
         match self.stack.pop_if(|f| f.key == key) {
             Some(frame) => {
                 self.end(&frame, now);
-                Verdict::Done
+                EventOutcome::Done
             }
             None => self.leave_other(key, &context),
         }
@@ -354,11 +359,11 @@ impl Machine for Calls {
         self.stack.depth()
     }
 
-    fn switch(&mut self, to: Greenlet, moment: Moment, _: &mut Shared) {
+    fn switch(&mut self, to: CurrentGreenlet, moment: Moment, _: &mut CallPairsShared) {
         self.use_stack(to.key, moment.now());
     }
 
-    fn close_innermost(&mut self, now: i64, _: &mut Shared) {
+    fn close_innermost(&mut self, now: i64, _: &mut CallPairsShared) {
         if self.stack.is_empty()
             && let Some(key) = self.stack.any_parked()
         {
@@ -369,7 +374,7 @@ impl Machine for Calls {
         }
     }
 
-    fn retire(&mut self, _: &ThreadInfo, _: Option<&str>, shared: &mut Shared) -> bool {
+    fn retire(&mut self, _: &ThreadInfo, _: Option<&str>, shared: &mut CallPairsShared) -> bool {
         shared.ended.add(&self.totals());
         true
     }

@@ -36,7 +36,7 @@ mod _native {
     #[pymodule_export]
     use super::tasks::TaskRecorder;
     #[pymodule_export]
-    use super::tracing::{Tracer, clock, is_tracing};
+    use super::tracing::{CallTracer, clock, is_tracing};
     #[pymodule_export]
     use super::tree::{create, get_profile, merge, plot_data};
 

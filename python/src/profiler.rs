@@ -78,11 +78,11 @@ impl Recorder {
 
     /// What was gathered since the start or the last call; sampling continues.
     fn take(&self, py: Python<'_>) -> PyResult<Profile> {
-        self.with(py, |recorder| recorder.as_ref().ok_or_else(stopped)?.take())
+        self.with(py, |recorder| recorder.as_ref().ok_or_else(stopped)?.take_profile())
             .map(Profile)
     }
 
-    /// Ends the recording and gives what was gathered since the start or the last `take`.
+    /// Ends the recording and gives what was gathered since the start or the last `take_profile`.
     fn stop(&self, py: Python<'_>) -> PyResult<Profile> {
         self.with(py, |recorder| recorder.take().ok_or_else(stopped)?.stop())
             .map(Profile)
@@ -93,7 +93,7 @@ impl Recorder {
         // In a forked child the lock may be in any state.
         self.0
             .try_lock()
-            .is_ok_and(|r| r.as_ref().is_some_and(in_process::Recorder::is_own))
+            .is_ok_and(|r| r.as_ref().is_some_and(in_process::Recorder::is_current_process))
     }
 
     /// Number of the signal that interrupts threads; None if another handler has taken its place.
@@ -129,7 +129,7 @@ fn is_magic(frame: &Frame) -> bool {
 }
 
 /// Name, file, line (0: unknown), module, self samples, total samples.
-type Row = (String, String, u32, String, u64, u64);
+type FunctionCountRow = (String, String, u32, String, u64, u64);
 
 #[pymethods]
 impl Profile {
@@ -164,7 +164,7 @@ impl Profile {
     }
 
     /// Functions by their own samples, most first.
-    fn top(&self, py: Python<'_>, most: usize) -> Vec<Row> {
+    fn top(&self, py: Python<'_>, most: usize) -> Vec<FunctionCountRow> {
         py.detach(|| {
             let profile = folded::without_interpreter_frames(&self.0);
             let stats = Stats::new(&profile);
@@ -233,8 +233,9 @@ impl Profile {
         if self.0.count_type() == &ValueType::CALLS {
             let (calls, meta) = (self.0.nodes.first().map_or(0, |root| root.count), &self.0.meta);
             return format!(
-                "nativeprof: {calls} calls in {:.1} s\n  python:   {}\n  overhead: {:.2} s ({:.0} ns per call)\n  \
+                "nativeprof: {} in {:.1} s\n  python:   {}\n  overhead: {:.2} s ({:.0} ns per call)\n  \
                  written:  {written}",
+                summary::counted(calls, "calls"),
                 meta.duration,
                 meta.python,
                 meta.profiler_cpu,

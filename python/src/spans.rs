@@ -107,18 +107,18 @@ impl Api {
     }
 }
 
-struct Variable {
+struct ContextVariable {
     api: Api,
     object: Py<PyAny>,
 }
 
-static VARIABLE: PyOnceLock<Option<Variable>> = PyOnceLock::new();
+static VARIABLE: PyOnceLock<Option<ContextVariable>> = PyOnceLock::new();
 
-fn variable(py: Python<'_>) -> PyResult<Option<&'static Variable>> {
+fn variable(py: Python<'_>) -> PyResult<Option<&'static ContextVariable>> {
     let made = VARIABLE.get_or_try_init(py, || {
         let Some(api) = Api::find() else { return Ok(None) };
         let object = api.variable(py, c"nativeprof.span")?.unbind();
-        Ok::<_, PyErr>(Some(Variable { api, object }))
+        Ok::<_, PyErr>(Some(ContextVariable { api, object }))
     });
     made.map(Option::as_ref)
 }
@@ -143,8 +143,8 @@ pub fn publish(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-fn measure(py: Python<'_>, known: &Variable, memory: &dyn Memory) -> PyResult<Option<SpanLocation>> {
-    let Variable { api, object } = known;
+fn measure(py: Python<'_>, known: &ContextVariable, memory: &dyn Memory) -> PyResult<Option<SpanLocation>> {
+    let ContextVariable { api, object } = known;
     let variable = object.bind(py);
     let header = py.get_type::<PyAny>().getattr("__basicsize__")?.extract::<u16>()?;
     let record = PyBytes::new(py, &[0, 1, b'x']);
@@ -244,14 +244,14 @@ impl Span {
 
     fn __enter__<'py>(slf: Bound<'py, Self>) -> PyResult<Bound<'py, Self>> {
         let py = slf.py();
-        let Some(Variable { api, object }) = variable(py)? else {
+        let Some(ContextVariable { api, object }) = variable(py)? else {
             return Ok(slf);
         };
         let variable = object.bind(py);
         let outer = api.get(variable)?;
         let outer = outer.filter(|outer| !outer.is_none());
         let own = &slf.get().record;
-        let record = match outer.as_ref().map(|outer| parts(outer)).transpose()? {
+        let record = match outer.as_ref().map(|outer| span_parts(outer)).transpose()? {
             None => PyBytes::new(py, own),
             Some((record, ..)) => {
                 let record = record.cast::<PyBytes>()?.as_bytes();
@@ -275,13 +275,13 @@ impl Span {
     #[pyo3(signature = (*_exception))]
     fn __exit__(slf: &Bound<'_, Self>, _exception: &Bound<'_, PyTuple>) -> PyResult<bool> {
         let py = slf.py();
-        let Some(Variable { api, object }) = variable(py)? else {
+        let Some(ContextVariable { api, object }) = variable(py)? else {
             return Ok(false);
         };
         let variable = object.bind(py);
         let mut value = api.get(variable)?;
         while let Some(active) = value.filter(|value| !value.is_none()) {
-            let (_, outer, span) = parts(&active)?;
+            let (_, outer, span) = span_parts(&active)?;
             if span.is(slf) {
                 api.set(variable, outer.as_ptr())?;
                 break;
@@ -301,10 +301,10 @@ impl Span {
     }
 }
 
-type Parts<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>);
+type SpanParts<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>);
 
 /// Record, the value that it replaced, and the span.
-fn parts<'py>(value: &Bound<'py, PyAny>) -> PyResult<Parts<'py>> {
+fn span_parts<'py>(value: &Bound<'py, PyAny>) -> PyResult<SpanParts<'py>> {
     let value = value.cast::<PyTuple>()?;
     Ok((value.get_item(0)?, value.get_item(1)?, value.get_item(2)?))
 }
@@ -312,11 +312,11 @@ fn parts<'py>(value: &Bound<'py, PyAny>) -> PyResult<Parts<'py>> {
 /// The labels that samples of this thread have now, outermost first: for tests and for log messages.
 #[pyfunction]
 pub fn current_labels(py: Python<'_>) -> PyResult<Vec<(String, String)>> {
-    let Some(Variable { api, object }) = variable(py)? else {
+    let Some(ContextVariable { api, object }) = variable(py)? else {
         return Ok(Vec::new());
     };
     match api.get(object.bind(py))?.filter(|value| !value.is_none()) {
-        Some(value) => Ok(spans::labels(parts(&value)?.0.cast::<PyBytes>()?.as_bytes())),
+        Some(value) => Ok(spans::labels(span_parts(&value)?.0.cast::<PyBytes>()?.as_bytes())),
         None => Ok(Vec::new()),
     }
 }

@@ -2,33 +2,33 @@
 
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use nativeprof::in_process::thread_stack::{StackEntry, Stacks, TIMEOUT, ThreadStack};
+use nativeprof::in_process::thread_stack::{StackEntry, StackSampler, TIMEOUT, ThreadStack};
 use pyo3::prelude::*;
 
-static STACKS: AtomicPtr<Stacks> = AtomicPtr::new(std::ptr::null_mut());
+static STACKS: AtomicPtr<StackSampler> = AtomicPtr::new(std::ptr::null_mut());
 
 /// The one of this process: a forked child makes its own. The caller holds the interpreter's lock, so that no other thread makes
 /// another one meanwhile.
-fn stacks(_: Python<'_>) -> Option<&'static Stacks> {
+fn stacks(_: Python<'_>) -> Option<&'static StackSampler> {
     // SAFETY: null, or made below and never freed.
     let known = unsafe { STACKS.load(Ordering::Acquire).as_ref() };
-    known.filter(|s| s.is_own()).or_else(|| {
-        let made: &Stacks = Box::leak(Box::new(Stacks::new().ok()?));
+    known.filter(|s| s.is_current_process()).or_else(|| {
+        let made: &StackSampler = Box::leak(Box::new(StackSampler::new().ok()?));
         STACKS.store(std::ptr::from_ref(made).cast_mut(), Ordering::Release);
         Some(made)
     })
 }
 
 /// Address, name, offset from the function's start, and whether it represents Python.
-type Row = (u64, String, u64, bool);
+type StackRow = (u64, String, u64, bool);
 
-fn row(e: &StackEntry) -> Row {
+fn row(e: &StackEntry) -> StackRow {
     (e.address, e.name.to_string(), e.address.wrapping_sub(e.start), false)
 }
 
 /// Puts one entry in the place of each run of the interpreter's own frames that begins with its bytecode loop. The
 /// innermost frame stays as it is: a thread is somewhere in native code whatever it runs.
-fn fold(entries: &[StackEntry]) -> Vec<Row> {
+fn fold(entries: &[StackEntry]) -> Vec<StackRow> {
     let (mut rows, mut i) = (Vec::with_capacity(entries.len()), 0);
     while i < entries.len() {
         let run = match i {
@@ -56,7 +56,7 @@ fn fold(entries: &[StackEntry]) -> Vec<Row> {
 /// The interpreter's lock is kept for the first half millisecond of waiting: getting it back from a thread that runs
 /// bytecode would take ten times as long. The signal's handler does not need it.
 #[pyfunction]
-pub fn thread_stack(py: Python<'_>, tid: u64, maxdepth: usize, show_python: bool) -> Vec<Row> {
+pub fn thread_stack(py: Python<'_>, tid: u64, maxdepth: usize, show_python: bool) -> Vec<StackRow> {
     let Some(stacks) = stacks(py) else { return Vec::new() };
     let entries = match stacks.get(tid, maxdepth) {
         ThreadStack::Stack(entries) => entries,

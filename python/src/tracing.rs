@@ -7,24 +7,24 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
-use crate::calls::{Calls, Figures, Shared, Totals};
-use crate::engine::{Clock, Costs, EVENTS, Filter, Session, Timer};
+use crate::calls::{CallPairs, CallPairsShared, Figures, Totals};
+use crate::engine::{Clock, Costs, EVENTS, EngineSession, Filter, UserTimer};
 
 /// A deterministic profiler of all calls; `nativeprof.tracing.Profile` is its subclass.
 ///
 /// Reports have a row for its `disable`. This name is as long as `_lsprof.Profiler`: columns are as wide as cProfile's.
 #[pyclass(subclass, frozen, name = "Profiler", module = "_native")]
-pub struct Tracer(UnsafeCell<Box<Session<Calls>>>);
+pub struct CallTracer(UnsafeCell<Box<EngineSession<CallPairs>>>);
 
 // SAFETY: used with the GIL held only, which orders accesses.
-unsafe impl Send for Tracer {}
+unsafe impl Send for CallTracer {}
 // SAFETY: as above.
-unsafe impl Sync for Tracer {}
+unsafe impl Sync for CallTracer {}
 
-impl Tracer {
+impl CallTracer {
     /// Not to be kept while Python code may run.
     #[allow(clippy::mut_from_ref)]
-    fn session(&self, _: Python<'_>) -> &mut Box<Session<Calls>> {
+    fn session(&self, _: Python<'_>) -> &mut Box<EngineSession<CallPairs>> {
         // SAFETY: the GIL is held, and no caller keeps what it gets while Python code may run, other than for `start`
         // and `stop`, which allow for it.
         unsafe { &mut *self.0.get() }
@@ -32,15 +32,15 @@ impl Tracer {
 }
 
 #[pymethods]
-impl Tracer {
+impl CallTracer {
     #[new]
     #[pyo3(signature = (*_args, **_kwargs))]
-    fn new(_args: &Bound<'_, pyo3::types::PyTuple>, _kwargs: Option<&Bound<'_, pyo3::types::PyDict>>) -> Tracer {
-        let shared = Shared {
+    fn new(_args: &Bound<'_, pyo3::types::PyTuple>, _kwargs: Option<&Bound<'_, pyo3::types::PyDict>>) -> CallTracer {
+        let shared = CallPairsShared {
             subcalls: true,
-            ..Shared::default()
+            ..CallPairsShared::default()
         };
-        Tracer(UnsafeCell::new(Session::new(
+        CallTracer(UnsafeCell::new(EngineSession::new(
             "nativeprof.tracing.Profile",
             shared,
             Filter::default(),
@@ -72,7 +72,7 @@ impl Tracer {
         self.session(py).not_in_timer("initialize")?;
         self.session(py).stop(py)?;
         let session = self.session(py);
-        session.timer = timer.map(|callable| Timer {
+        session.timer = timer.map(|callable| UserTimer {
             callable,
             unit: timeunit,
         });
@@ -97,7 +97,7 @@ impl Tracer {
         let costs = costs_of(slf.as_any(), builtins, seconds)?;
         let session = slf.get().session(slf.py());
         session.options.costs = costs;
-        Session::start(session, slf.as_any())
+        EngineSession::start(session, slf.as_any())
     }
 
     /// disable()
@@ -170,7 +170,7 @@ impl Tracer {
     }
 }
 
-fn seconds_per_tick(session: &Session<Calls>) -> f64 {
+fn seconds_per_tick(session: &EngineSession<CallPairs>) -> f64 {
     match &session.timer {
         None => session.clock.nanoseconds() / 1e9,
         Some(timer) if timer.unit > 0.0 => timer.unit,
@@ -264,7 +264,10 @@ fn row(
             .into_pyobject(py)?
             .into_any()
             .unbind(),
-        (figures.own as f64 * seconds).into_pyobject(py)?.into_any().unbind(),
+        (figures.self_ticks as f64 * seconds)
+            .into_pyobject(py)?
+            .into_any()
+            .unbind(),
     ];
     values.extend(calls);
     let tuple = pyo3::types::PyTuple::new(py, values)?;

@@ -1,6 +1,6 @@
 //! Whole trees: `merge`, `get_profile` and `plot_data` of `distributed.profile`.
 //!
-//! Own stacks of work stand in for recursion, because a tree may be deeper than the machine's stack, or than Python's
+//! Explicit stacks replace recursion, because a tree may be deeper than the machine's stack, or than Python's
 //! limit, at which the original leaves subtrees out.
 
 use std::cell::LazyCell;
@@ -85,18 +85,18 @@ fn head<'py>(nodes: &[Any<'py>]) -> PyResult<(Bound<'py, PyDict>, Bound<'py, PyD
 }
 
 /// Nodes that become one, and the dictionary that takes it under this key.
-struct Task<'py> {
+struct MergedNode<'py> {
     nodes: Vec<Any<'py>>,
     place: Bound<'py, PyDict>,
     key: Any<'py>,
 }
 
 /// Children of all nodes, those with one key together, in order of first sight.
-fn group<'py>(nodes: &[Any<'py>], place: &Bound<'py, PyDict>) -> PyResult<Vec<Task<'py>>> {
+fn group<'py>(nodes: &[Any<'py>], place: &Bound<'py, PyDict>) -> PyResult<Vec<MergedNode<'py>>> {
     let py = place.py();
     let key = intern!(py, "children");
-    let mut tasks: Vec<Task<'py>> = Vec::new();
-    let task = |key, node| Task {
+    let mut tasks: Vec<MergedNode<'py>> = Vec::new();
+    let task = |key, node| MergedNode {
         nodes: vec![node],
         place: place.clone(),
         key,

@@ -5,7 +5,7 @@ mod elf;
 
 use std::ffi::CStr;
 
-use elf::{Module, Segment};
+use elf::{LoadedModule, ModuleSegment};
 use libc::Elf64_Phdr;
 
 fn page_size() -> usize {
@@ -97,7 +97,7 @@ impl Image {
         self.words.as_ptr() as usize
     }
 
-    fn module(&self) -> Option<Module> {
+    fn module(&self) -> Option<LoadedModule> {
         // SAFETY: all zeros is a header of no kind.
         let mut headers: [Elf64_Phdr; 2] = unsafe { std::mem::zeroed() };
         headers[0].p_type = 1;
@@ -106,7 +106,7 @@ impl Image {
         headers[1].p_type = 2;
         headers[1].p_memsz = 64 * 8;
         // SAFETY: the buffer lives, and is where the headers say.
-        unsafe { Module::new(self.base(), &headers, page_size()) }
+        unsafe { LoadedModule::new(self.base(), &headers, page_size()) }
     }
 
     fn slots(&self) -> Vec<usize> {
@@ -168,6 +168,6 @@ fn segments_bound_what_is_read() {
     assert!(
         !module.has_code(image.base()),
         "{:?}",
-        module.segments.first().map(|s: &Segment| s.is_executable)
+        module.segments.first().map(|s: &ModuleSegment| s.is_executable)
     );
 }

@@ -157,7 +157,7 @@ def test_one_at_a_time():
             profiler.start()
         with pytest.raises(RuntimeError, match="is still running"):
             profiler.profile
-    nativeprof.Profiler().start()  # and ends by itself
+    nativeprof.Profiler().start()  # and ends when it is collected
     nativeprof.profiler._running.stop()
 
 
@@ -169,7 +169,7 @@ def test_system_calls_are_not_ended():
     with nativeprof.Profiler(rate=1000, mode="wall"):
         for _ in range(20):
             assert libc.poll(None, 0, 20) == 0, os.strerror(ctypes.get_errno())
-        # Short ones: the signal arrives between the look at the thread's state and the call.
+        # Short ones: the signal arrives between reading the thread's state and the call.
         for _ in range(2000):
             assert libc.usleep(300) == 0, os.strerror(ctypes.get_errno())
 

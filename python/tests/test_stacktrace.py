@@ -84,7 +84,7 @@ def test_itself():
 def test_no_such_thread_is_an_empty_list():
     with running(asleep) as ident:
         pass
-    for _ in range(1000):  # Python lets go of a thread before the system does
+    for _ in range(1000):  # Python forgets a thread before the system does
         if not stacktrace.get_thread_stack(ident):
             break
         time.sleep(0.005)

@@ -78,7 +78,7 @@ fn ebpf_unavailable_reason(e: &Error) -> String {
 pub fn start_command(launched: &mut Launched, source: &mut dyn Backend, session: &mut Session) -> Result<()> {
     // The new program's mappings come as events; until then the process still runs our code.
     let pid = launched.pid();
-    session.expect(pid);
+    session.add_before_exec(pid);
     if let Some(program) = launched.program() {
         session.prepare(pid, program);
     }

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use super::args::Debuginfod;
+use super::args::DebuginfodArg;
 use crate::error::{Error, ErrorKind, Result};
 use crate::privileges::credentials::User;
 use crate::resolve::Fetch;
@@ -14,12 +14,12 @@ use crate::sys;
 ///
 /// # Errors
 /// `Usage` if the option is `on` and no server is configured; `Unsupported` if the feature is not in this build.
-pub fn fetch(option: Debuginfod, is_root: bool, user: Option<&User>) -> Result<Option<Fetch>> {
+pub fn fetch(option: DebuginfodArg, is_root: bool, user: Option<&User>) -> Result<Option<Fetch>> {
     // Requests reveal which builds run here, which root may not want: only on request.
     let wanted = match option {
-        Debuginfod::On => true,
-        Debuginfod::Off => false,
-        Debuginfod::Auto => !is_root,
+        DebuginfodArg::On => true,
+        DebuginfodArg::Off => false,
+        DebuginfodArg::Auto => !is_root,
     };
     if !wanted {
         return Ok(None);
@@ -35,7 +35,7 @@ pub fn fetch(option: Debuginfod, is_root: bool, user: Option<&User>) -> Result<O
     };
     let servers = var("DEBUGINFOD_URLS").unwrap_or_default();
     match client(&servers.to_string_lossy(), cache(&var)) {
-        Err(_) if option == Debuginfod::Auto => Ok(None),
+        Err(_) if option == DebuginfodArg::Auto => Ok(None),
         other => other.map(Some),
     }
 }

@@ -201,7 +201,7 @@ pub fn pid_label(pid: Pid) -> String {
 pub fn check_target(pid: Pid) -> Result<()> {
     if procfs::threads(pid).is_empty() {
         return Err(Error::new(ErrorKind::NoSuchProcess, format!("no process {pid}"))
-            .why("no process has this PID")
+            .why("it has exited, or the PID is from another PID namespace (a container)")
             .hint("list Python processes with `pgrep -af python`"));
     }
     let state = procfs::stat_state(pid);

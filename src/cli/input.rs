@@ -85,14 +85,14 @@ fn open(path: &Path) -> Result<Box<dyn Read>> {
 
 /// The content of the file, decompressed.
 fn content(path: &Path, file: Box<dyn Read>) -> Result<Vec<u8>> {
-    let mut bytes = all(path, file, "is larger")?;
+    let mut bytes = read_bounded(path, file, "is larger")?;
     if bytes.starts_with(&[0x1f, 0x8b]) {
-        bytes = all(path, MultiGzDecoder::new(&bytes[..]), "decompresses to more")?;
+        bytes = read_bounded(path, MultiGzDecoder::new(&bytes[..]), "decompresses to more")?;
     }
     Ok(bytes)
 }
 
-fn all(path: &Path, file: impl Read, larger: &str) -> Result<Vec<u8>> {
+fn read_bounded(path: &Path, file: impl Read, larger: &str) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(MAX_BYTES + 1)
         .read_to_end(&mut bytes)
@@ -188,6 +188,15 @@ mod tests {
             (b"<?xml version=\"1.0\"?><svg>", "it is an SVG"),
             (b"<!DOCTYPE html>", "it is an HTML page"),
             (b"main (a.py:3);f 7\n", "`{` expected at byte 0"),
+            (b"{}", "`count` expected in the root object"),
+            (
+                br#"{"name": "x", "count": 3, "a": {"children": {}}}"#,
+                "`children` expected in the root object",
+            ),
+            (
+                br#"{"nativeprof": {}, "children": {"f": {"count": 3}}}"#,
+                "`count` expected in the root object",
+            ),
             (&half[..half.len() / 2], "decompression failed"),
             (&packed(b"nativeprof tape\n"), "its format"),
         ] {

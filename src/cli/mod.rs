@@ -1,5 +1,6 @@
 //! The command line: arguments, commands and output.
 
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -29,7 +30,7 @@ pub fn main() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|word| word == naming::ARGUMENT) {
         return naming::worker::main();
     }
-    let cli = match args::Cli::try_parse() {
+    let cli = match args::Cli::try_parse_from(words(std::env::args_os())) {
         Ok(cli) => cli,
         Err(e) => {
             match suggest::instead_of_command(&e).or_else(|| suggest::usage_error(&e)) {
@@ -92,6 +93,15 @@ pub fn main() -> ExitCode {
             ExitCode::from(if e.kind == ErrorKind::Usage { 2 } else { 1 })
         }
     }
+}
+
+/// The words of the command line for clap. Its `help` has no `--help`, which would print the same.
+fn words(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut words: Vec<OsString> = words.collect();
+    if words.get(1).is_some_and(|word| word == "help") {
+        words.retain(|word| word != "--help" && word != "-h");
+    }
+    words
 }
 
 /// Whether the words, which clap has refused, are those of `record -- COMMAND`.

@@ -24,6 +24,7 @@ const OTHER_OPTIONS: &[(&str, &str)] = &[
     ("-C", "child processes are sampled with --subprocesses"),
     ("-F", "the rate is set with -r HZ"),
     ("--frequency", "the rate is set with -r HZ"),
+    ("-g", "complete stacks are always recorded"),
     ("--call-graph", "complete stacks are always recorded"),
 ];
 
@@ -62,11 +63,18 @@ fn in_our_style(text: &str, command: &str) -> Error {
             let (sentence, reason) = line.split_once("': ").map_or((line, None), |(a, b)| (a, Some(b)));
             what = match reason {
                 Some(_) => format!("{sentence}'"),
-                None => sentence.trim_end_matches(':').to_string(),
+                None => sentence
+                    .trim_end_matches(':')
+                    .replace("unrecognized subcommand", "unknown command"),
             };
-            why.extend(reason.map(str::to_string));
+            // Ranges as Rust writes them.
+            why.extend(reason.map(|reason| {
+                reason
+                    .replace(" is not in ", " is not in the range ")
+                    .replace("..=", " to ")
+            }));
         } else if let Some(tip) = line.strip_prefix("tip: ") {
-            why.push(tip.to_string());
+            why.push(tip.replace("subcommand", "command"));
         } else if let Some(line) = line.strip_prefix("Usage: ") {
             usage = line.to_string();
         } else if let Some(values) = line.strip_prefix("[possible values: ") {
@@ -78,6 +86,13 @@ fn in_our_style(text: &str, command: &str) -> Error {
     if why.is_empty() && what.contains("cannot be used with") {
         why.push("only one of the two can be given".into());
     }
+    if what.contains("required arguments were not provided") {
+        let missing = why.join(", ");
+        (what, why) = match why.len() {
+            1 => (format!("missing argument {missing}"), vec!["it is required".into()]),
+            _ => (format!("missing arguments {missing}"), vec!["they are required".into()]),
+        };
+    }
     let help = format!("{command} --help");
     let hint = match usage.as_str() {
         "" => help,
@@ -86,7 +101,7 @@ fn in_our_style(text: &str, command: &str) -> Error {
     Error::new(ErrorKind::Usage, what).why(why.join("; ")).hint(hint)
 }
 
-/// What a word looks like, and the command that fits; `None` if it is more likely a misspelled command.
+/// What a word seems to be, and the command that fits; `None` if it is more likely a misspelled command.
 fn meaning(word: &str, is_file: bool) -> Option<(String, String)> {
     let ends = |endings: &[&str]| endings.iter().any(|e| word.ends_with(e));
     if word.bytes().all(|c| c.is_ascii_digit()) {
@@ -159,8 +174,20 @@ mod tests {
             (
                 "error: the following required arguments were not provided:\n  <PID|NAME>\n\nUsage: nativeprof dump --json \
                  <PID|NAME>\n\nFor more information, try '--help'.\n",
-                "the following required arguments were not provided\n  why: <PID|NAME>\n  try: nativeprof dump --json <PID|NAME>   (all \
+                "missing argument <PID|NAME>\n  why: it is required\n  try: nativeprof dump --json <PID|NAME>   (all \
                  options: nativeprof dump --help)",
+            ),
+            (
+                "error: the following required arguments were not provided:\n  --output <FILE>\n  <FILE>...\n",
+                "missing arguments --output <FILE>, <FILE>...\n  why: they are required\n  try: nativeprof dump --help",
+            ),
+            (
+                "error: invalid value '0' for '--pairs <N>': 0 is not in 1..=9\n",
+                "invalid value '0' for '--pairs <N>'\n  why: 0 is not in the range 1 to 9\n  try: nativeprof dump --help",
+            ),
+            (
+                "error: unrecognized subcommand 'recrod'\n\n  tip: a similar subcommand exists: 'record'\n",
+                "unknown command 'recrod'\n  why: a similar command exists: 'record'\n  try: nativeprof dump --help",
             ),
             (
                 "error: invalid value 'lin' for '--by <BY>'\n  [possible values: function, line]\n\n  tip: a similar value \

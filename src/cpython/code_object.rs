@@ -142,7 +142,7 @@ impl CodeTable {
             return;
         }
         // The fingerprint was computed from the same object that was copied while a thread ran it.
-        let Some(mut code) = read_once(&Copied(copy), layout, copy.code, 0) else {
+        let Some(mut code) = read_once(&CopiedCode(copy), layout, copy.code, 0) else {
             return;
         };
         if code.line_table.is_empty()
@@ -181,9 +181,9 @@ impl CodeTable {
 }
 
 /// A copied code object as memory.
-struct Copied<'a>(&'a CodeCopy);
+struct CopiedCode<'a>(&'a CodeCopy);
 
-impl Memory for Copied<'_> {
+impl Memory for CopiedCode<'_> {
     fn read(&self, avma: u64, buf: &mut [u8]) -> bool {
         let found = self.0.parts.iter().find_map(|part| {
             let at = usize::try_from(avma.checked_sub(part.avma)?).ok()?;

@@ -5,7 +5,7 @@ use crate::target::memory::Memory;
 
 /// One entry of a keys table: addresses of key and value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct DictEntry {
     /// Hash of the key; 0 where keys are all strings, which have their own hash (3.11 and later).
     pub hash: u64,
     pub key: u64,
@@ -14,7 +14,7 @@ pub struct Entry {
 
 /// Where a table's entries lie.
 #[derive(Clone, Copy, Debug)]
-pub struct Table {
+pub struct KeysTable {
     first: u64,
     count: u64,
     /// Entries are keys and values only.
@@ -23,19 +23,19 @@ pub struct Table {
     values: Option<u64>,
 }
 
-impl Table {
+impl KeysTable {
     /// The table of a `dict` object.
-    pub fn of_dict(memory: &dyn Memory, objects: &ObjectLayout, dict: u64) -> Option<Table> {
+    pub fn of_dict(memory: &dyn Memory, objects: &ObjectLayout, dict: u64) -> Option<KeysTable> {
         let word = |offset: u16| memory.u64(dict.checked_add(offset.into())?);
         let values = match word(objects.dict_values)? {
             0 => None,
             values => Some(values.checked_add(objects.values_first.into())?),
         };
-        Table::of_keys(memory, objects, word(objects.dict_keys)?, values)
+        KeysTable::of_keys(memory, objects, word(objects.dict_keys)?, values)
     }
 
     /// The table of a keys object. `values`: address of the first value, if they lie apart.
-    pub fn of_keys(memory: &dyn Memory, objects: &ObjectLayout, keys: u64, values: Option<u64>) -> Option<Table> {
+    pub fn of_keys(memory: &dyn Memory, objects: &ObjectLayout, keys: u64, values: Option<u64>) -> Option<KeysTable> {
         let word = |offset: u64| memory.u64(keys.checked_add(offset)?);
         // Objects/dict-common.h, v3.6 to v3.10: dk_size, entries of hash, key and value. pycore_dict.h, v3.11 and
         // later: log2 of the index's bytes; keys that are all strings have no hash.
@@ -43,7 +43,7 @@ impl Table {
             let mut small = [0; 2];
             memory.read(keys.checked_add(9)?, &mut small).then_some(())?;
             let index = 1u64.checked_shl(small[0].into()).filter(|n| *n < 1 << 40)?;
-            return Some(Table {
+            return Some(KeysTable {
                 first: keys.checked_add(32)?.checked_add(index)?,
                 count: word(24)?,
                 bare: small[1] != 0,
@@ -57,7 +57,7 @@ impl Table {
             0x1_0000..=0xffff_ffff => 4,
             _ => 8,
         };
-        Some(Table {
+        Some(KeysTable {
             first: keys.checked_add(40)?.checked_add(size.checked_mul(width)?)?,
             count: word(32)?,
             bare: false,
@@ -66,7 +66,7 @@ impl Table {
     }
 
     /// The first `max` entries at most that are in use, in the order in which they were added. `None`: unreadable.
-    pub fn entries(&self, memory: &dyn Memory, max: usize) -> Option<Vec<Entry>> {
+    pub fn entries(&self, memory: &dyn Memory, max: usize) -> Option<Vec<DictEntry>> {
         let count = usize::try_from(self.count).map_or(max, |n| n.min(max));
         let words = if self.bare { 2 } else { 3 };
         let table = words_at(memory, self.first, words * count)?;
@@ -82,7 +82,7 @@ impl Table {
             };
             let value = values.as_ref().map_or(Some(value), |values| values.get(i).copied())?;
             // Deleted, or not set in this instance.
-            (key != 0 && value != 0).then_some(Entry { hash, key, value })
+            (key != 0 && value != 0).then_some(DictEntry { hash, key, value })
         };
         Some(table.chunks_exact(words).enumerate().filter_map(entry).collect())
     }

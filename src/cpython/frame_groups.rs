@@ -49,7 +49,7 @@ impl LastFrames {
     }
 
     /// Replaces the stored frames with those of this sample.
-    fn take(&mut self, sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory: &dyn Memory) {
+    fn replace(&mut self, sample: &Sample, layout: &Layout, codes: &mut CodeTable, memory: &dyn Memory) {
         let same = self.same(sample, layout, codes);
         self.frames.truncate(same);
         for f in sample.python.iter().rev().skip(same) {
@@ -75,7 +75,7 @@ pub fn groups(
     groups: &mut EvalGroups,
 ) {
     groups.clear();
-    last.take(sample, layout, codes, memory);
+    last.replace(sample, layout, codes, memory);
     in_chain_order(sample, &sample.anchors, layout, &last.frames, groups);
     // The chains of several thread states (subinterpreters) follow one another; their anchors on the stack give the
     // order.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::Runtime;
 use super::object_layout::{GilLocation, ObjectLayout};
-use super::thread_states::{State, states};
+use super::thread_states::{PyThreadState, states};
 use crate::bytes::{u32_at, u64_at};
 use crate::cpython_layout::{Interpreter, InterpreterLocks};
 use crate::target::memory::Memory;
@@ -97,7 +97,7 @@ pub fn of_thread(
     memory: &dyn Memory,
     python: &Interpreter,
     objects: &ObjectLayout,
-    states: &[State],
+    states: &[PyThreadState],
     pointer: u64,
 ) -> Option<Gil> {
     let own = || states.iter().filter(|s| s.thread == pointer);

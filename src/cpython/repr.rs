@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use super::dict::Table;
+use super::dict::KeysTable;
 use super::object_layout::{LocalNames, ObjectLayout};
 use super::strings;
 use crate::cpython_layout::Layout;
@@ -30,7 +30,7 @@ const MAX_SLOTS: usize = 4 * MAX_ITEMS as usize;
 const HEAP_TYPE: u64 = 1 << 9;
 
 /// Name and value of a local variable.
-pub type Variable = (String, String);
+pub type LocalVariable = (String, String);
 
 /// Reads values of a process whose thread is stopped.
 pub struct ValueReader<'a> {
@@ -43,7 +43,7 @@ pub struct ValueReader<'a> {
 
 impl ValueReader<'_> {
     /// The variables of a frame that have a value. Ends early where memory cannot be read.
-    pub fn locals(&self, frame: u64, code: u64) -> Vec<Variable> {
+    pub fn locals(&self, frame: u64, code: u64) -> Vec<LocalVariable> {
         let mut out = Vec::new();
         let tuples = match self.objects.names {
             LocalNames::Three(variables, cells, free) => vec![variables, cells, free],
@@ -66,7 +66,7 @@ impl ValueReader<'_> {
     }
 
     /// The variable at a slot of the frame; the address of its name object is at `name`.
-    fn local(&self, frame: u64, slot: u64, name: u64) -> Option<Variable> {
+    fn local(&self, frame: u64, slot: u64, name: u64) -> Option<LocalVariable> {
         let at = frame.checked_add(u64::from(self.objects.frame_locals) + 8 * slot)?;
         let mut value = self.memory.u64(at)?;
         if self.objects.tagged {
@@ -264,7 +264,7 @@ impl ValueReader<'_> {
 
     fn dict(&self, at: u64, depth: u32, out: &mut String) -> Option<()> {
         let used = self.word(at, self.objects.dict_used)?;
-        let entries = Table::of_dict(self.memory, self.objects, at)?.entries(self.memory, MAX_SLOTS)?;
+        let entries = KeysTable::of_dict(self.memory, self.objects, at)?.entries(self.memory, MAX_SLOTS)?;
         out.push('{');
         let shown = entries.len().min(MAX_ITEMS as usize);
         for (i, entry) in entries.into_iter().take(shown).enumerate() {

@@ -6,11 +6,11 @@
 use std::collections::BTreeMap;
 
 use super::Runtime;
-use super::dict::{Entry, Table};
+use super::dict::{DictEntry, KeysTable};
 use super::object_layout::{InstanceDict, ObjectLayout};
 use super::repr::ValueReader;
 use super::strings;
-use super::thread_states::{self, State};
+use super::thread_states::{self, PyThreadState};
 use crate::cpython_layout::{Interpreter, Layout};
 use crate::event::Tid;
 use crate::target::memory::Memory;
@@ -35,16 +35,16 @@ pub struct ThreadNameReader<'a> {
 
 /// What stays the same in a process while no thread starts, so that it is read once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Threads {
+pub struct NamedThreads {
     /// Addresses of `threading._active`, that of the oldest interpreter first. Empty: none has imported `threading`.
     registries: Vec<u64>,
     /// `pthread_self`, by the thread's ID in the process's own PID namespace.
     pointers: BTreeMap<Tid, u64>,
 }
 
-impl Threads {
+impl NamedThreads {
     /// Whether the thread and the names of threads can be found.
-    pub fn know(&self, tid: Tid) -> bool {
+    pub fn can_name(&self, tid: Tid) -> bool {
         !self.registries.is_empty() && self.pointers.contains_key(&tid)
     }
 }
@@ -61,17 +61,17 @@ impl<'a> ThreadNameReader<'a> {
     }
 
     /// The threads of the process's interpreters.
-    pub fn threads(&self) -> Threads {
+    pub fn threads(&self) -> NamedThreads {
         let states = thread_states::states(self.memory, self.python);
         let pointers = thread_states::thread_pointers(self.memory, self.python, &states);
-        Threads {
+        NamedThreads {
             registries: self.registries(&states),
             pointers: pointers.into_iter().collect(),
         }
     }
 
     /// Interpreters are listed newest first. A thread that runs several has the name that its first one knows.
-    fn registries(&self, states: &[State]) -> Vec<u64> {
+    fn registries(&self, states: &[PyThreadState]) -> Vec<u64> {
         let mut interpreters: Vec<u64> = states.iter().map(|s| s.interpreter).collect();
         interpreters.dedup();
         let registries = interpreters.iter().rev();
@@ -81,15 +81,18 @@ impl<'a> ThreadNameReader<'a> {
     }
 
     fn registry(&self, interpreter: u64) -> Option<u64> {
-        let modules = self.at(interpreter, self.layout().interp_modules.into())?;
+        let modules = self.read_pointer(interpreter, self.layout().interp_modules.into())?;
         let threading = self.item(modules, "threading")?;
         self.is(threading, "module").then_some(())?;
-        let registry = self.item(self.at(threading, self.objects.module_dict.into())?, "_active")?;
+        let registry = self.item(
+            self.read_pointer(threading, self.objects.module_dict.into())?,
+            "_active",
+        )?;
         self.is(registry, "dict").then_some(registry)
     }
 
     /// The name of a thread, by its ID in the process's own PID namespace. `None`: it has none, or it could not be read.
-    pub fn name(&self, threads: &Threads, tid: Tid) -> Option<String> {
+    pub fn name(&self, threads: &NamedThreads, tid: Tid) -> Option<String> {
         let pointer = *threads.pointers.get(&tid)?;
         let registered = |registry: &u64| self.name_in(*registry, pointer);
         let name = threads.registries.iter().find_map(registered)?;
@@ -118,7 +121,7 @@ impl<'a> ThreadNameReader<'a> {
         &self.python.layout
     }
 
-    fn at(&self, address: u64, offset: u64) -> Option<u64> {
+    fn read_pointer(&self, address: u64, offset: u64) -> Option<u64> {
         self.memory.u64(address.checked_add(offset)?)
     }
 
@@ -146,9 +149,9 @@ impl<'a> ThreadNameReader<'a> {
         (!negative).then_some(value)
     }
 
-    fn entries(&self, dict: u64) -> Option<Vec<Entry>> {
+    fn entries(&self, dict: u64) -> Option<Vec<DictEntry>> {
         self.is(dict, "dict").then_some(())?;
-        Table::of_dict(self.memory, &self.objects, dict)?.entries(self.memory, MAX_ENTRIES)
+        KeysTable::of_dict(self.memory, &self.objects, dict)?.entries(self.memory, MAX_ENTRIES)
     }
 
     /// The value of a string key.
@@ -156,10 +159,10 @@ impl<'a> ThreadNameReader<'a> {
         self.named(&self.entries(dict)?, key)
     }
 
-    fn named(&self, entries: &[Entry], wanted: &str) -> Option<u64> {
+    fn named(&self, entries: &[DictEntry], wanted: &str) -> Option<u64> {
         let length = wanted.len() as u64;
-        let is_wanted = |e: &&Entry| {
-            self.at(e.key, self.layout().str_length.into()) == Some(length)
+        let is_wanted = |e: &&DictEntry| {
+            self.read_pointer(e.key, self.layout().str_length.into()) == Some(length)
                 && strings::read_str_start(self.memory, self.layout(), e.key, length)
                     .is_some_and(|(text, _)| text == wanted)
         };
@@ -167,18 +170,18 @@ impl<'a> ThreadNameReader<'a> {
     }
 
     /// Attributes of an instance of a class.
-    fn attributes(&self, object: u64) -> Option<Vec<Entry>> {
-        let class = self.at(object, self.objects.ob_type.into())?;
-        let flags = self.at(class, self.objects.type_flags.into())?;
+    fn attributes(&self, object: u64) -> Option<Vec<DictEntry>> {
+        let class = self.read_pointer(object, self.objects.ob_type.into())?;
+        let flags = self.read_pointer(class, self.objects.type_flags.into())?;
         let before = |offset: u16| self.memory.u64(object.checked_sub(offset.into())?);
         let dict = |dict: u64| self.entries(dict);
         let split = |values: u64| {
-            let keys = self.at(class, self.objects.type_keys.into())?;
-            Table::of_keys(self.memory, &self.objects, keys, Some(values))?.entries(self.memory, MAX_ATTRIBUTES)
+            let keys = self.read_pointer(class, self.objects.type_keys.into())?;
+            KeysTable::of_keys(self.memory, &self.objects, keys, Some(values))?.entries(self.memory, MAX_ATTRIBUTES)
         };
         if flags & MANAGED_DICT == 0 {
-            let offset = self.at(class, self.objects.type_dictoffset.into())?;
-            return dict(self.at(object, offset)?);
+            let offset = self.read_pointer(class, self.objects.type_dictoffset.into())?;
+            return dict(self.read_pointer(object, offset)?);
         }
         match self.objects.instance_dict {
             InstanceDict::ValuesAndDict { values, dict: at } => match before(values)? {
@@ -191,7 +194,7 @@ impl<'a> ThreadNameReader<'a> {
             },
             InstanceDict::DictOrInline(at) => match before(at)? {
                 0 if flags & INLINE_VALUES != 0 => {
-                    let size = self.at(class, self.objects.type_basicsize.into())?;
+                    let size = self.read_pointer(class, self.objects.type_basicsize.into())?;
                     split(
                         object
                             .checked_add(size)?

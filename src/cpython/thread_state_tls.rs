@@ -21,8 +21,8 @@ pub fn variable(module: &Module, runtime: u64) -> ThreadStateLocation {
         let at = module.exports("PyGILState_GetThisThreadState")?;
         let own = decode(&module.read_image(at, CODE)?, at)?;
         Some(match own {
-            Access::Offset(offset) => ThreadStateLocation::Offset(offset),
-            Access::Block { pair, offset } => {
+            TlsAccess::Offset(offset) => ThreadStateLocation::Offset(offset),
+            TlsAccess::Block { pair, offset } => {
                 // System V ABI for x86-64, 4.4.6: a pair of words in the global offset table, the number of the library
                 // and the offset in its block; the second one is known when the file is linked.
                 let more = u64::from_le_bytes(module.read_image(pair.checked_add(8)?, 8)?.try_into().ok()?);
@@ -37,13 +37,13 @@ pub fn variable(module: &Module, runtime: u64) -> ThreadStateLocation {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Access {
+enum TlsAccess {
     Offset(i32),
     Block { pair: u64, offset: u64 },
 }
 
 /// Decodes the function up to its return; the returned value is in rax.
-fn decode(code: &[u8], at: u64) -> Option<Access> {
+fn decode(code: &[u8], at: u64) -> Option<TlsAccess> {
     let (mut pair, mut called, mut found) = (None, false, None);
     for i in Decoder::with_ip(64, code, at, DecoderOptions::NONE)
         .into_iter()
@@ -66,12 +66,14 @@ fn decode(code: &[u8], at: u64) -> Option<Access> {
     None
 }
 
-fn load(i: &Instruction, pair: Option<u64>) -> Option<Access> {
+fn load(i: &Instruction, pair: Option<u64>) -> Option<TlsAccess> {
     if i.segment_prefix() == Register::FS && i.memory_base() == Register::None {
-        return i32::try_from(i.memory_displacement64() as i64).ok().map(Access::Offset);
+        return i32::try_from(i.memory_displacement64() as i64)
+            .ok()
+            .map(TlsAccess::Offset);
     }
     (i.memory_base() == Register::RAX && i.memory_index() == Register::None).then_some(())?;
-    Some(Access::Block {
+    Some(TlsAccess::Block {
         pair: pair?,
         offset: i.memory_displacement64(),
     })
@@ -82,7 +84,7 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(code: &[u8], expected: Option<Access>) {
+    fn check(code: &[u8], expected: Option<TlsAccess>) {
         assert_eq!(decode(code, 0x1000), expected, "{code:x?}");
     }
 
@@ -90,12 +92,12 @@ mod tests {
     fn forms_of_access() {
         // endbr64; mov %fs:-40,%rax; ret
         let local = b"\xf3\x0f\x1e\xfa\x64\x48\x8b\x04\x25\xd8\xff\xff\xff\xc3";
-        check(local, Some(Access::Offset(-40)));
+        check(local, Some(TlsAccess::Offset(-40)));
         // push %rbp; mov %rsp,%rbp; lea 0x100(%rip),%rdi; call; pop %rbp; mov 0x28(%rax),%rax; ret
         let block = b"\x55\x48\x89\xe5\x48\x8d\x3d\0\x01\0\0\xe8\0\0\0\0\x5d\x48\x8b\x80\x28\0\0\0\xc3";
         check(
             block,
-            Some(Access::Block {
+            Some(TlsAccess::Block {
                 pair: 0x110b,
                 offset: 0x28,
             }),
@@ -104,7 +106,7 @@ mod tests {
         let first = b"\x48\x8d\x3d\0\x01\0\0\xe8\0\0\0\0\x48\x8b\0\xc3";
         check(
             first,
-            Some(Access::Block {
+            Some(TlsAccess::Block {
                 pair: 0x1107,
                 offset: 0,
             }),

@@ -15,7 +15,7 @@ const MAX_STATES: usize = 65536;
 
 /// A thread state, the interpreter that it belongs to, and `pthread_self` of its thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct State {
+pub struct PyThreadState {
     pub state: u64,
     pub interpreter: u64,
     pub thread: u64,
@@ -23,7 +23,7 @@ pub struct State {
 
 /// All thread states. The lists change while they are read: a state that does not name its interpreter ends its list,
 /// and so does one that was seen before (the list is circular).
-pub fn states(memory: &dyn Memory, python: &Interpreter) -> Vec<State> {
+pub fn states(memory: &dyn Memory, python: &Interpreter) -> Vec<PyThreadState> {
     let l = &python.layout;
     let mut all = Vec::new();
     let mut seen = FxHashSet::default();
@@ -42,7 +42,7 @@ pub fn states(memory: &dyn Memory, python: &Interpreter) -> Vec<State> {
             && read(state, l.tstate_interp.into()) == Some(interpreter)
             && seen.insert(state)
         {
-            all.extend(read(state, l.tstate_thread_id.into()).map(|thread| State {
+            all.extend(read(state, l.tstate_thread_id.into()).map(|thread| PyThreadState {
                 state,
                 interpreter,
                 thread,
@@ -73,7 +73,7 @@ pub fn states_by_thread(memory: &dyn Memory, python: &Interpreter) -> Vec<(u64, 
 }
 
 /// `pthread_self` of each thread that has a state, by the thread's number in the process's own PID namespace.
-pub fn thread_pointers(memory: &dyn Memory, python: &Interpreter, states: &[State]) -> FxHashMap<Tid, u64> {
+pub fn thread_pointers(memory: &dyn Memory, python: &Interpreter, states: &[PyThreadState]) -> FxHashMap<Tid, u64> {
     let number = |thread: u64| thread_id(memory, python, thread);
     states
         .iter()

@@ -9,7 +9,7 @@
 
 use std::io::{self, BufWriter, Write};
 
-use super::thread_tracks::{NONE, Span, Stacks, Timeline, Track, period, spans};
+use super::thread_tracks::{NONE, StackRows, StackSpan, Timeline, Track, period, spans};
 use crate::escape::write_json;
 use crate::profile::json::write::{comma, key_string, write_number};
 use crate::profile::model::Profile;
@@ -26,11 +26,11 @@ const FIRST: u32 = 3;
 pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     let view = View::new(profile);
     let entries = StacksByLine::new(profile, &view);
-    let lines = Stacks::by_line(profile, &view, &entries);
+    let lines = StackRows::by_line(profile, &view, &entries);
     let timeline = Timeline::new(profile, &entries);
-    let stacks = Stacks::by_function(&view);
+    let stacks = StackRows::by_function(&view);
     let period = period(profile).unwrap_or(1000);
-    let mut tracks: Vec<(Track, Vec<Span>)> = timeline
+    let mut tracks: Vec<(Track, Vec<StackSpan>)> = timeline
         .tracks
         .into_iter()
         .map(|track| {
@@ -101,12 +101,12 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
 }
 
 /// Samples without a time, as a thread.
-fn untimed(profile: &Profile, samples: &[(u32, Vec<u64>)], period: u64) -> Option<(Track, Vec<Span>)> {
+fn untimed(profile: &Profile, samples: &[(u32, Vec<u64>)], period: u64) -> Option<(Track, Vec<StackSpan>)> {
     let mut end = 0u64;
     let spans = samples.iter().map(|(item, amounts)| {
         let start = end;
         end = end.saturating_add(period.saturating_mul(amounts[0]));
-        Span {
+        StackSpan {
             start,
             end,
             item: *item,
@@ -137,9 +137,9 @@ fn write_name(what: &str, name: &str, pid: u32, tid: u32, out: &mut impl Write) 
 /// The complete profile of one thread. Spans are at rows of `lines`, nodes are rows of `stacks`: the viewers take a
 /// line for the end of a stack only. `number` has room for each item, zeros, and is left so.
 fn write_chunk(
-    stacks: &Stacks<'_>,
-    lines: &Stacks<'_>,
-    spans: &[Span],
+    stacks: &StackRows<'_>,
+    lines: &StackRows<'_>,
+    spans: &[StackSpan],
     start: u64,
     number: &mut [u32],
     out: &mut impl Write,

@@ -43,7 +43,7 @@ pub const FORMATS: &[Format] = &[
     Format {
         name: "json",
         extensions: &[".json"],
-        help: "count tree in the format of Dask's distributed.profile, with timeline and metadata",
+        help: "the tree of Dask's distributed.profile, plus timeline and metadata",
         write: json::write,
     },
     Format {
@@ -67,13 +67,13 @@ pub const FORMATS: &[Format] = &[
     Format {
         name: "html",
         extensions: &[".html", ".htm"],
-        help: "self-contained HTML report: flame graph, timeline, callers and callees, source lines",
+        help: "HTML report in one file: flame graph, timeline, callers, source lines",
         write: html::write,
     },
     Format {
         name: "speedscope",
         extensions: &[".speedscope.json", ".speedscope"],
-        help: "for speedscope.app: merged, and each thread in chronological order",
+        help: "for speedscope.app: all threads merged, and each alone",
         write: speedscope::write,
     },
     Format {
@@ -97,7 +97,7 @@ pub const FORMATS: &[Format] = &[
     Format {
         name: "perfetto",
         extensions: &[".pftrace", ".perfetto-trace"],
-        help: "for ui.perfetto.dev: stack samples with all values, tasks, states of threads",
+        help: "for ui.perfetto.dev: samples, tasks, thread states",
         write: perfetto::write,
     },
     Format {

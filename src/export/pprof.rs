@@ -17,7 +17,7 @@ use flate2::write::GzEncoder;
 use prost::Message;
 use rustc_hash::FxHashMap;
 
-use super::thread_tracks::{NONE, Stacks, Timeline, Track};
+use super::thread_tracks::{NONE, StackRows, Timeline, Track};
 use crate::escape;
 use crate::profile::labels::LabelSetId;
 use crate::profile::model::{Frame, FrameKind, Profile};
@@ -28,11 +28,11 @@ use crate::profile::view::View;
 #[derive(Clone, PartialEq, Message)]
 struct Document {
     #[prost(message, repeated, tag = "1")]
-    sample_type: Vec<ValueType>,
+    sample_type: Vec<PprofValueType>,
     #[prost(message, repeated, tag = "2")]
-    sample: Vec<Sample>,
+    sample: Vec<PprofSample>,
     #[prost(message, repeated, tag = "3")]
-    mapping: Vec<Mapping>,
+    mapping: Vec<PprofMapping>,
     #[prost(message, repeated, tag = "4")]
     location: Vec<Location>,
     #[prost(message, repeated, tag = "5")]
@@ -44,7 +44,7 @@ struct Document {
     #[prost(int64, tag = "10")]
     duration_nanos: i64,
     #[prost(message, optional, tag = "11")]
-    period_type: Option<ValueType>,
+    period_type: Option<PprofValueType>,
     #[prost(int64, tag = "12")]
     period: i64,
     #[prost(int64, repeated, tag = "13")]
@@ -54,7 +54,7 @@ struct Document {
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct ValueType {
+struct PprofValueType {
     #[prost(int64, tag = "1")]
     r#type: i64,
     #[prost(int64, tag = "2")]
@@ -62,7 +62,7 @@ struct ValueType {
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Sample {
+struct PprofSample {
     #[prost(uint64, repeated, tag = "1")]
     location_id: Vec<u64>,
     #[prost(int64, repeated, tag = "2")]
@@ -82,7 +82,7 @@ struct Label {
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Mapping {
+struct PprofMapping {
     #[prost(uint64, tag = "1")]
     id: u64,
     #[prost(int64, tag = "5")]
@@ -109,11 +109,11 @@ struct Location {
     address: u64,
     /// Innermost inlined function first.
     #[prost(message, repeated, tag = "4")]
-    line: Vec<Line>,
+    line: Vec<PprofLine>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Line {
+struct PprofLine {
     #[prost(uint64, tag = "1")]
     function_id: u64,
     #[prost(int64, tag = "2")]
@@ -138,7 +138,7 @@ struct PprofFunction {
 pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     let view = View::new(profile);
     let entries = StacksByLine::new(profile, &view);
-    let stacks = Stacks::by_line(profile, &view, &entries);
+    let stacks = StackRows::by_line(profile, &view, &entries);
     let document = ProfileBuilder::new(profile, &stacks).make(profile, &view, &entries);
     let mut gz = GzEncoder::new(out, Compression::fast());
     gz.write_all(&document.encode_to_vec())?;
@@ -146,7 +146,7 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
 }
 
 struct ProfileBuilder<'a> {
-    stacks: &'a Stacks<'a>,
+    stacks: &'a StackRows<'a>,
     document: Document,
     // Names come from the target: use a hasher that resists collision attacks.
     strings: HashMap<String, i64>,
@@ -157,7 +157,7 @@ struct ProfileBuilder<'a> {
 }
 
 impl<'a> ProfileBuilder<'a> {
-    fn new(profile: &Profile, stacks: &'a Stacks<'a>) -> Self {
+    fn new(profile: &Profile, stacks: &'a StackRows<'a>) -> Self {
         let mut maker = ProfileBuilder {
             stacks,
             document: Document::default(),
@@ -215,7 +215,7 @@ impl<'a> ProfileBuilder<'a> {
                 None => {
                     let (path, build_id) = files.get(module).copied().unwrap_or((module, ""));
                     let id = self.document.mapping.len() as u64 + 1;
-                    let row = Mapping {
+                    let row = PprofMapping {
                         id,
                         filename: self.name(path),
                         build_id: self.name(build_id),
@@ -238,7 +238,7 @@ impl<'a> ProfileBuilder<'a> {
         let next = self.document.location.len() as u64 + 1;
         let id = *self.locations.entry((function, line, outer)).or_insert(next);
         if id == next {
-            let mut lines = vec![Line {
+            let mut lines = vec![PprofLine {
                 function_id: u64::from(function) + 1,
                 line: line.into(),
             }];
@@ -292,7 +292,7 @@ impl<'a> ProfileBuilder<'a> {
                 let (key, str) = (self.name(key), self.name(value));
                 label.push(Label { key, str, num: 0 });
             }
-            self.document.sample.push(Sample {
+            self.document.sample.push(PprofSample {
                 location_id,
                 value: value.into_iter().map(limited).collect(),
                 label,
@@ -318,9 +318,9 @@ impl<'a> ProfileBuilder<'a> {
     fn add_facts(&mut self, profile: &Profile) {
         let meta = &profile.meta;
         let types = profile.value_types();
-        let sample_type: Vec<ValueType> = types
+        let sample_type: Vec<PprofValueType> = types
             .iter()
-            .map(|value| ValueType {
+            .map(|value| PprofValueType {
                 r#type: self.string(&value.kind.name),
                 unit: self.string(value.kind.unit.name()),
             })

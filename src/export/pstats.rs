@@ -23,7 +23,7 @@ use std::io::{self, BufWriter, Write};
 
 use rustc_hash::FxHashMap;
 
-use super::thread_tracks::{NONE, Stacks, period};
+use super::thread_tracks::{NONE, StackRows, period};
 use crate::escape;
 use crate::profile::model::{FrameKind, Profile};
 use crate::profile::pstats::{BUILTIN, SAMPLES_MARK};
@@ -32,24 +32,24 @@ use crate::profile::view::View;
 
 /// Figures of a function, or of a pair of caller and callee: as the file has them, times in their unit.
 #[derive(Clone, Copy, Default)]
-struct Figures {
+struct PstatsTimes {
     calls: u64,
     primitive: u64,
-    own: u64,
+    self_time: u64,
     total: u64,
 }
 
 /// What an item of the view has itself, and with what is below it.
-struct Amounts {
+struct SelfAndTotal {
     is_sampled: bool,
     self_counts: Vec<u64>,
     counts: Vec<u64>,
-    own: Vec<u64>,
+    self_time: Vec<u64>,
     total: Vec<u64>,
 }
 
-impl Amounts {
-    fn new(profile: &Profile, view: &View<'_>, stacks: &Stacks<'_>) -> Amounts {
+impl SelfAndTotal {
+    fn new(profile: &Profile, view: &View<'_>, stacks: &StackRows<'_>) -> SelfAndTotal {
         let is_sampled = *profile.count_type() != ValueType::CALLS;
         let self_counts = stacks.self_counts.clone();
         let counts: Vec<u64> = view.items.iter().map(|item| item.count).collect();
@@ -59,20 +59,20 @@ impl Amounts {
             (false, Some(time)) => (view.self_amounts(profile, time), view.amounts(profile, time)),
             (false, None) => (vec![0; counts.len()], vec![0; counts.len()]),
         };
-        Amounts {
+        SelfAndTotal {
             is_sampled,
             self_counts,
             counts,
-            own,
+            self_time: own,
             total,
         }
     }
 
     /// Adds an item to the figures of its function, or of its pair. `is_outermost`: no other one of them is above it.
-    fn add(&self, item: u32, is_outermost: bool, figures: &mut Figures) {
+    fn add(&self, item: u32, is_outermost: bool, figures: &mut PstatsTimes) {
         let at = item as usize;
         let add = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more);
-        add(&mut figures.own, self.own[at]);
+        add(&mut figures.self_time, self.self_time[at]);
         if is_outermost {
             add(&mut figures.total, self.total[at]);
         }
@@ -89,13 +89,18 @@ impl Amounts {
     }
 
     /// Adds what a thread or process has itself, outside of all functions.
-    fn add_group(&self, item: u32, figures: &mut Figures) {
+    fn add_group(&self, item: u32, figures: &mut PstatsTimes) {
         let at = item as usize;
-        let amounts = [self.self_counts[at], self.self_counts[at], self.own[at], self.own[at]];
+        let amounts = [
+            self.self_counts[at],
+            self.self_counts[at],
+            self.self_time[at],
+            self.self_time[at],
+        ];
         let sums = [
             &mut figures.calls,
             &mut figures.primitive,
-            &mut figures.own,
+            &mut figures.self_time,
             &mut figures.total,
         ];
         sums.into_iter()
@@ -107,14 +112,14 @@ impl Amounts {
 /// Writes the profile as marshalled statistics.
 pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     let view = View::new(profile);
-    let stacks = Stacks::by_function(&view);
+    let stacks = StackRows::by_function(&view);
     let (keys, key_of) = keys(&stacks);
-    let mut functions = vec![Figures::default(); keys.len()];
-    let mut edges: FxHashMap<(u32, u32), Figures> = FxHashMap::default();
-    let amounts = Amounts::new(profile, &view, &stacks);
+    let mut functions = vec![PstatsTimes::default(); keys.len()];
+    let mut edges: FxHashMap<(u32, u32), PstatsTimes> = FxHashMap::default();
+    let amounts = SelfAndTotal::new(profile, &view, &stacks);
     count(&view, &stacks, &amounts, &key_of, &mut functions, &mut edges);
 
-    let mut callers: Vec<Vec<(u32, Figures)>> = vec![Vec::new(); keys.len()];
+    let mut callers: Vec<Vec<(u32, PstatsTimes)>> = vec![Vec::new(); keys.len()];
     for ((caller, callee), figures) in edges {
         callers[callee as usize].push((caller, figures));
     }
@@ -153,7 +158,7 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
 }
 
 /// The key of each function, marshalled, and which of them each one has: some have the same.
-fn keys(stacks: &Stacks<'_>) -> (Vec<Vec<u8>>, Vec<u32>) {
+fn keys(stacks: &StackRows<'_>) -> (Vec<Vec<u8>>, Vec<u32>) {
     let mut keys = Vec::new();
     // Names come from the target: use a hasher that resists collision attacks.
     let mut known: HashMap<Vec<u8>, u32> = HashMap::new();
@@ -182,11 +187,11 @@ fn keys(stacks: &Stacks<'_>) -> (Vec<Vec<u8>>, Vec<u32>) {
 /// Adds up the figures of each function, and of each pair of caller and callee.
 fn count(
     view: &View<'_>,
-    stacks: &Stacks<'_>,
-    amounts: &Amounts,
+    stacks: &StackRows<'_>,
+    amounts: &SelfAndTotal,
     key_of: &[u32],
-    functions: &mut [Figures],
-    edges: &mut FxHashMap<(u32, u32), Figures>,
+    functions: &mut [PstatsTimes],
+    edges: &mut FxHashMap<(u32, u32), PstatsTimes>,
 ) {
     let key = |item: u32| key_of[stacks.function[item as usize] as usize];
     let mut on_path = vec![0u32; functions.len()];
@@ -221,10 +226,10 @@ fn count(
     }
 }
 
-fn numbers(calls: [u64; 2], figures: &Figures, seconds: f64, out: &mut impl Write) -> io::Result<()> {
+fn numbers(calls: [u64; 2], figures: &PstatsTimes, seconds: f64, out: &mut impl Write) -> io::Result<()> {
     let mut bytes = Vec::with_capacity(40);
     calls.into_iter().for_each(|n| integer(n, &mut bytes));
-    for time in [figures.own, figures.total] {
+    for time in [figures.self_time, figures.total] {
         bytes.push(b'g');
         bytes.extend((time as f64 * seconds).to_le_bytes());
     }

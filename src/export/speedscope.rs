@@ -11,7 +11,7 @@ use std::io::{self, BufWriter, Write};
 
 use rustc_hash::FxHashMap;
 
-use super::thread_tracks::{Span, Stacks, Timeline, Track, joined, period, spans};
+use super::thread_tracks::{StackRows, StackSpan, Timeline, Track, joined, period, spans};
 use crate::escape::write_json;
 use crate::profile::json::write::{comma, key_string, write_number};
 use crate::profile::model::Profile;
@@ -26,11 +26,11 @@ const MAX_FRAMES: u64 = 64 << 20;
 pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     let view = View::new(profile);
     let entries = StacksByLine::new(profile, &view);
-    let stacks = Stacks::by_line(profile, &view, &entries);
-    let frames = Frames::new(&stacks);
+    let stacks = StackRows::by_line(profile, &view, &entries);
+    let frames = SpeedscopeFrames::new(&stacks);
     let timeline = Timeline::new(profile, &entries);
     let period = period(profile).unwrap_or(1);
-    let tracks: Vec<(&Track, Vec<Span>)> = timeline
+    let tracks: Vec<(&Track, Vec<StackSpan>)> = timeline
         .tracks
         .iter()
         .map(|track| (track, joined(spans(track, period))))
@@ -84,7 +84,7 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
 }
 
 /// Functions at lines.
-struct Frames {
+struct SpeedscopeFrames {
     /// Function, and line: of Python code that of its definition where no other is known.
     all: Vec<(u32, u32)>,
     of_row: Vec<u32>,
@@ -92,8 +92,8 @@ struct Frames {
     deeper: u32,
 }
 
-impl Frames {
-    fn new(stacks: &Stacks<'_>) -> Frames {
+impl SpeedscopeFrames {
+    fn new(stacks: &StackRows<'_>) -> SpeedscopeFrames {
         let (mut all, mut known) = (Vec::new(), FxHashMap::default());
         let mut frame = |function: u32, line: u32| {
             let line = if line > 0 {
@@ -109,11 +109,11 @@ impl Frames {
         let rows = stacks.function.iter().zip(&stacks.line);
         let of_row = rows.map(|(function, line)| frame(*function, *line)).collect();
         let deeper = frame(stacks.deeper(), 0);
-        Frames { all, of_row, deeper }
+        SpeedscopeFrames { all, of_row, deeper }
     }
 
     /// The frames of the stack that ends in a row, outermost first, into `out`.
-    fn of_stack(&self, stacks: &Stacks<'_>, row: u32, out: &mut Vec<u32>) {
+    fn of_stack(&self, stacks: &StackRows<'_>, row: u32, out: &mut Vec<u32>) {
         out.clear();
         let (path, deeper) = stacks.path(row);
         out.extend(deeper.then_some(self.deeper));
@@ -124,8 +124,8 @@ impl Frames {
 
 /// All stacks with their amounts of a value type.
 fn write_merged(
-    stacks: &Stacks<'_>,
-    frames: &Frames,
+    stacks: &StackRows<'_>,
+    frames: &SpeedscopeFrames,
     kind: &ValueType,
     at: usize,
     self_counts: &[u64],
@@ -163,10 +163,10 @@ fn write_merged(
 }
 
 fn write_track(
-    stacks: &Stacks<'_>,
-    frames: &Frames,
+    stacks: &StackRows<'_>,
+    frames: &SpeedscopeFrames,
     track: &Track,
-    spans: &[Span],
+    spans: &[StackSpan],
     out: &mut impl Write,
 ) -> io::Result<()> {
     let (start, end) = match (spans.first(), spans.last()) {

@@ -21,7 +21,7 @@ pub const MAX_DEPTH: u32 = 1000;
 const DEEPER: &str = "[truncated]";
 
 /// A function; all parts as the profile has them, unescaped.
-pub struct Function<'a> {
+pub struct TrackFunction<'a> {
     pub name: Cow<'a, str>,
     /// Python: the file; else the source file or, without one, the module. May be empty.
     pub file: &'a str,
@@ -32,8 +32,8 @@ pub struct Function<'a> {
 }
 
 /// Stacks that share their outer parts: each row is the end of a stack.
-pub struct Stacks<'a> {
-    pub functions: Vec<Function<'a>>,
+pub struct StackRows<'a> {
+    pub functions: Vec<TrackFunction<'a>>,
     /// By row, the index of its function.
     pub function: Vec<u32>,
     /// By row, the line; 0 if unknown, and where rows are functions.
@@ -52,18 +52,18 @@ pub struct Stacks<'a> {
     deeper: u32,
 }
 
-impl<'a> Stacks<'a> {
+impl<'a> StackRows<'a> {
     /// A row for each item of the view.
     pub fn by_function(view: &View<'a>) -> Self {
         let rows = view.items.iter().enumerate();
         let rows = rows.map(|(at, item)| (item.parent, at as u32, 0));
-        Stacks::new(view, rows, view.self_counts())
+        StackRows::new(view, rows, view.self_counts())
     }
 
     /// A row for each entry, with its line.
     pub fn by_line(profile: &Profile, view: &View<'a>, entries: &StacksByLine) -> Self {
         let rows = entries.all.iter().map(|entry| (entry.parent, entry.item, entry.line));
-        Stacks::new(view, rows, entries.self_amounts(profile, 0))
+        StackRows::new(view, rows, entries.self_amounts(profile, 0))
     }
 
     /// Rows are (row of the caller, item, line).
@@ -104,7 +104,7 @@ impl<'a> Stacks<'a> {
         }
         let deeper = functions.len() as u32;
         functions.push(bare(DEEPER));
-        Stacks {
+        StackRows {
             functions,
             function,
             line,
@@ -130,8 +130,8 @@ impl<'a> Stacks<'a> {
     }
 }
 
-fn bare(name: &'static str) -> Function<'static> {
-    Function {
+fn bare(name: &'static str) -> TrackFunction<'static> {
+    TrackFunction {
         name: Cow::Borrowed(name),
         file: "",
         first_line: 0,
@@ -139,7 +139,7 @@ fn bare(name: &'static str) -> Function<'static> {
     }
 }
 
-fn describe(frame: &Frame) -> Function<'_> {
+fn describe(frame: &Frame) -> TrackFunction<'_> {
     let python = frame.kind == FrameKind::Python;
     let name = match shown_name(frame) {
         _ if python && !frame.qualname.is_empty() => Cow::Borrowed(frame.qualname.as_str()),
@@ -151,7 +151,7 @@ fn describe(frame: &Frame) -> Function<'_> {
         _ if !frame.source.is_empty() => &frame.source,
         _ => &frame.module,
     };
-    Function {
+    TrackFunction {
         name,
         file,
         first_line: frame.first_line,
@@ -178,7 +178,7 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// Of the stacks that [`Stacks::by_line`] makes of the entries.
+    /// Of the stacks that [`StackRows::by_line`] makes of the entries.
     pub fn new(profile: &Profile, entries: &StacksByLine) -> Self {
         let mut tracks: Vec<Track> = Vec::new();
         let mut known: FxHashMap<(u32, u32), usize> = FxHashMap::default();
@@ -233,7 +233,7 @@ pub fn period(profile: &Profile) -> Option<u64> {
 
 /// A stretch of time that a thread spent in one stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
+pub struct StackSpan {
     /// ns since the start of the profile.
     pub start: u64,
     pub end: u64,
@@ -243,8 +243,8 @@ pub struct Span {
 
 /// The time spans of the samples: each ends at its sample and has the length of the sampling period, or begins at the
 /// previous sample if that is later. In between the thread was not running.
-pub fn spans(track: &Track, period: u64) -> Vec<Span> {
-    let mut spans: Vec<Span> = Vec::with_capacity(track.ticks.len());
+pub fn spans(track: &Track, period: u64) -> Vec<StackSpan> {
+    let mut spans: Vec<StackSpan> = Vec::with_capacity(track.ticks.len());
     for (time, item, _) in &track.ticks {
         let before = spans.last().map_or(0, |span| span.end);
         // A timer is never quite on time: what is nearly a period is one.
@@ -253,7 +253,7 @@ pub fn spans(track: &Track, period: u64) -> Vec<Span> {
         } else {
             time.saturating_sub(period).max(before)
         };
-        spans.push(Span {
+        spans.push(StackSpan {
             start,
             end: *time,
             item: *item,
@@ -263,7 +263,7 @@ pub fn spans(track: &Track, period: u64) -> Vec<Span> {
 }
 
 /// The same with adjacent samples of one stack combined.
-pub fn joined(mut spans: Vec<Span>) -> Vec<Span> {
+pub fn joined(mut spans: Vec<StackSpan>) -> Vec<StackSpan> {
     spans.dedup_by(|next, span| {
         let same = next.item == span.item && next.start == span.end;
         if same {

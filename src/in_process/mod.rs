@@ -37,7 +37,7 @@ pub struct ProfilerConfig {
 /// Maximum time between two checks for commands.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-enum Command {
+enum RecorderCommand {
     /// Get the profile so far and begin a new one.
     Take(Sender<Profile>),
     Stop(Sender<Profile>),
@@ -45,7 +45,7 @@ enum Command {
 
 /// A recording of this process, made by a separate thread.
 pub struct Recorder {
-    commands: Sender<Command>,
+    commands: Sender<RecorderCommand>,
     thread: Option<JoinHandle<()>>,
     generation: u32,
 }
@@ -65,7 +65,7 @@ impl Recorder {
         let thread = std::thread::Builder::new().name("nativeprof".into());
         let thread = thread.spawn(move || {
             threads::block_signals();
-            match Recording::begin(settings) {
+            match RecordingThread::begin(settings) {
                 Ok(recording) => {
                     let _ = notify.send(Ok(()));
                     recording.run(&received);
@@ -83,12 +83,12 @@ impl Recorder {
     }
 
     /// Whether it was started in this process and not in one that this was forked from.
-    pub fn is_own(&self) -> bool {
+    pub fn is_current_process(&self) -> bool {
         self.generation == threads::generation()
     }
 
-    fn command(&self, command: fn(Sender<Profile>) -> Command) -> Result<Profile> {
-        if !self.is_own() {
+    fn command(&self, command: fn(Sender<Profile>) -> RecorderCommand) -> Result<Profile> {
+        if !self.is_current_process() {
             return Err(Error::new(ErrorKind::Unsupported, "this process has no recording")
                 .why("it was forked from the recorded process; only the parent is recorded")
                 .hint("start a new recording in this process"));
@@ -102,16 +102,16 @@ impl Recorder {
     ///
     /// # Errors
     /// In a forked child, and after the end.
-    pub fn take(&self) -> Result<Profile> {
-        self.command(Command::Take)
+    pub fn take_profile(&self) -> Result<Profile> {
+        self.command(RecorderCommand::Take)
     }
 
-    /// Ends the recording; returns the samples since the start or the last [`Recorder::take`].
+    /// Ends the recording; returns the samples since the start or the last [`Recorder::take_profile`].
     ///
     /// # Errors
     /// In a forked child: the recording continues in its parent.
     pub fn stop(mut self) -> Result<Profile> {
-        let profile = self.command(Command::Stop)?;
+        let profile = self.command(RecorderCommand::Stop)?;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join(); // its profile has come
         }
@@ -123,9 +123,9 @@ impl Drop for Recorder {
     /// Ends the recording; its samples are lost.
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        if self.is_own() {
+        if self.is_current_process() {
             let (reply, _) = channel();
-            let _ = self.commands.send(Command::Stop(reply)); // it has ended by itself
+            let _ = self.commands.send(RecorderCommand::Stop(reply)); // the thread has exited
             let _ = thread.join();
         } else {
             // A forked child does not have the thread, whatever the C library believes: there is nothing to wait for,
@@ -146,7 +146,7 @@ fn ended() -> Error {
 }
 
 /// State of the recording thread.
-struct Recording {
+struct RecordingThread {
     settings: ProfilerConfig,
     session: Session,
     source: SignalSource,
@@ -154,18 +154,18 @@ struct Recording {
     /// Of the profile that is being gathered.
     began: u64,
     began_wall: SystemTime,
-    before: Baseline,
+    before: ProfileStart,
 }
 
 /// Counts at the start of the current profile.
 #[derive(Default)]
-struct Baseline {
+struct ProfileStart {
     counts: SampleCounts,
     own_cpu: u64,
 }
 
-impl Recording {
-    fn begin(settings: ProfilerConfig) -> Result<Recording> {
+impl RecordingThread {
+    fn begin(settings: ProfilerConfig) -> Result<RecordingThread> {
         let pid = std::process::id();
         let options = signal::SignalOptions {
             rate: settings.rate,
@@ -189,23 +189,23 @@ impl Recording {
         session.open(pid, &mut |pid, space| update_backend(&mut source, pid, space))?;
         source.attach(pid)?;
         source.start()?;
-        Ok(Recording {
+        Ok(RecordingThread {
             settings,
             session,
             source,
             pump: EventPump::default(),
             began: sys::clock::now(),
             began_wall: SystemTime::now(),
-            before: Baseline::default(),
+            before: ProfileStart::default(),
         })
     }
 
-    fn run(mut self, received: &Receiver<Command>) {
+    fn run(mut self, received: &Receiver<RecorderCommand>) {
         loop {
             // The owner cannot disappear silently: dropping its end of the channel sends `Stop`.
             match received.try_recv() {
-                Ok(Command::Take(reply)) => drop(reply.send(self.profile())),
-                Ok(Command::Stop(reply)) => {
+                Ok(RecorderCommand::Take(reply)) => drop(reply.send(self.profile())),
+                Ok(RecorderCommand::Stop(reply)) => {
                     self.source.stop();
                     self.poll(Duration::ZERO);
                     let _ = reply.send(self.profile());
@@ -246,7 +246,7 @@ impl Recording {
         let profile = self.session.resolve(self.began, meta);
         self.session.reset_profile();
         (self.began, self.began_wall) = (now, SystemTime::now());
-        self.before = Baseline { counts, own_cpu };
+        self.before = ProfileStart { counts, own_cpu };
         profile
     }
 }

@@ -40,7 +40,7 @@ pub struct StackEntry {
 }
 
 /// Takes and names stacks of threads of this process.
-pub struct Stacks {
+pub struct StackSampler {
     requester: StackRequester,
     symbolizer: Mutex<Symbolizer>,
 }
@@ -50,22 +50,22 @@ pub struct Stacks {
 pub enum ThreadStack {
     /// Innermost first. Empty: there is no such thread.
     Stack(Vec<StackEntry>),
-    /// The thread has not responded yet: call [`Stacks::later`].
+    /// The thread has not responded yet: call [`StackSampler::later`].
     Late(Tid),
 }
 
-impl Stacks {
+impl StackSampler {
     /// # Errors
     /// `Unsupported`: this process cannot sample itself.
-    pub fn new() -> Result<Stacks> {
-        Ok(Stacks {
+    pub fn new() -> Result<StackSampler> {
+        Ok(StackSampler {
             requester: StackRequester::new(cpython::frame_walk::walk)?,
             symbolizer: Mutex::default(),
         })
     }
 
     /// Whether it was created in this process and not in one that this was forked from.
-    pub fn is_own(&self) -> bool {
+    pub fn is_current_process(&self) -> bool {
         self.requester.is_current_process()
     }
 

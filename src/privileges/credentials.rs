@@ -94,7 +94,7 @@ fn check(r: i64) -> io::Result<()> {
 }
 
 /// Permitted and effective capabilities of this thread.
-pub fn own() -> io::Result<(Caps, Caps)> {
+pub fn current() -> io::Result<(Caps, Caps)> {
     let mut header = CapHeader {
         version: CAP_VERSION_3,
         pid: 0,
@@ -128,14 +128,14 @@ fn set(permitted: Caps, effective: Caps) -> io::Result<()> {
 ///
 /// A program executed later has what the kernel gives its user: the bounding set is unchanged.
 pub fn keep(wanted: Caps) -> io::Result<()> {
-    let (permitted, _) = own()?;
+    let (permitted, _) = current()?;
     let kept = permitted.and(wanted);
     set(kept, kept)
 }
 
 /// Runs `f` with only these capabilities effective in this thread; afterwards all permitted ones are effective again.
 pub fn with_only<R>(wanted: Caps, f: impl FnOnce() -> R) -> io::Result<R> {
-    let (permitted, _) = own()?;
+    let (permitted, _) = current()?;
     set(permitted, permitted.and(wanted))?;
     let result = f();
     set(permitted, permitted)?;
@@ -232,7 +232,7 @@ fn groups(user: &User) -> Vec<libc::gid_t> {
 pub fn become_user(user: &User, kept: Caps) -> Result<()> {
     let groups = groups(user);
     let done = || -> io::Result<()> {
-        let (permitted, _) = own()?;
+        let (permitted, _) = current()?;
         // SAFETY: integers, and a list of groups with its length. The C library changes all threads of the process.
         unsafe {
             check(libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0).into())?;
@@ -270,14 +270,14 @@ mod tests {
     #[test]
     fn dropped_capabilities_cannot_be_regained() {
         let test = || {
-            let (permitted, _) = own().unwrap();
+            let (permitted, _) = current().unwrap();
             let one = Caps::of(&[Cap::Syslog]);
-            with_only(Caps::NONE, || assert_eq!(own().unwrap(), (permitted, Caps::NONE))).unwrap();
-            assert_eq!(own().unwrap(), (permitted, permitted));
+            with_only(Caps::NONE, || assert_eq!(current().unwrap(), (permitted, Caps::NONE))).unwrap();
+            assert_eq!(current().unwrap(), (permitted, permitted));
             keep(one).unwrap();
-            assert_eq!(own().unwrap(), (permitted.and(one), permitted.and(one)));
+            assert_eq!(current().unwrap(), (permitted.and(one), permitted.and(one)));
             keep(permitted).unwrap();
-            assert_eq!(own().unwrap().0, permitted.and(one));
+            assert_eq!(current().unwrap().0, permitted.and(one));
         };
         std::thread::spawn(test).join().unwrap();
     }

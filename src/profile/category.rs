@@ -86,8 +86,8 @@ impl<'a> Categories<'a> {
         Categories { paths: paths.collect() }
     }
 
-    /// Whose code a frame is, and the name of the library or extension, empty for all else. `None` for frames that stand
-    /// for no code, but for what ran it.
+    /// Whose code a frame is, and the name of the library or extension, empty for all else. `None` for frames that are
+    /// no code, but what ran it.
     pub fn of<'f>(&self, frame: &'f Frame) -> Option<(Category, Cow<'f, str>)>
     where
         'a: 'f,

@@ -1,5 +1,5 @@
 //! The profile as a Python developer wants to read it: stacks begin at the program's code, and between two functions
-//! of programs and libraries stands nothing of how the interpreter gets from one to the other.
+//! of programs and libraries there are no frames of the interpreter.
 //!
 //! Start-up is one row, [`START`] or [`THREAD_START`]; a running import is one row, [`IMPORT`]; glue folds into the
 //! function that called it. What is what: [`super::interpreter_frames`].
@@ -89,7 +89,7 @@ pub fn with_targets(profile: &Profile) -> (Profile, Vec<NodeId>) {
 
 /// How a node of a profile is shown without interpreter frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shown {
+pub enum NodeDisplay {
     Itself,
     /// As part of what calls it.
     Hidden,
@@ -98,12 +98,12 @@ pub enum Shown {
 }
 
 /// How each node is shown.
-pub fn shown(profile: &Profile) -> Vec<Shown> {
+pub fn shown(profile: &Profile) -> Vec<NodeDisplay> {
     let of = |placing: &Placing| match placing {
-        Placing::Keep(_) => Shown::Itself,
-        Placing::Fold(_) => Shown::Hidden,
-        Placing::Import => Shown::Row(IMPORT),
-        Placing::Start(row) | Placing::Outer(row) => Shown::Row(row),
+        Placing::Keep(_) => NodeDisplay::Itself,
+        Placing::Fold(_) => NodeDisplay::Hidden,
+        Placing::Import => NodeDisplay::Row(IMPORT),
+        Placing::Start(row) | Placing::Outer(row) => NodeDisplay::Row(row),
     };
     placings(profile).iter().map(of).collect()
 }
@@ -112,14 +112,14 @@ pub fn shown(profile: &Profile) -> Vec<Shown> {
 fn placings(profile: &Profile) -> Vec<Placing> {
     let roles = Roles::new(&profile.frames, &profile.meta.python);
     let of_frame: Vec<Role> = profile.frames.iter().map(|frame| roles.of(frame)).collect();
-    let below = Below::new(profile, &of_frame);
+    let below = InwardNodes::new(profile, &of_frame);
     let mut placings: Vec<Placing> = Vec::with_capacity(profile.nodes.len());
     for (at, node) in profile.nodes.iter().enumerate() {
         let parent = Folding::parent(profile, at).filter(|parent| placings[*parent].now() != Above::Lost);
         placings.push(match (at, parent) {
             (0, _) => Placing::Keep(Above::Nothing),
             (_, None) => Placing::Fold(Above::Lost),
-            (_, Some(parent)) => Step {
+            (_, Some(parent)) => FoldedNode {
                 profile,
                 frame: &profile.frames[node.frame as usize],
                 role: of_frame[node.frame as usize],
@@ -162,7 +162,7 @@ fn outer_rows(
 }
 
 /// What lies inward of nodes.
-struct Below {
+struct InwardNodes {
     /// By node: a Python frame.
     python: Vec<bool>,
     /// By node: a start-up function, directly or behind other outer rows.
@@ -171,10 +171,10 @@ struct Below {
     thread: Vec<bool>,
 }
 
-impl Below {
-    fn new(profile: &Profile, roles: &[Role]) -> Below {
+impl InwardNodes {
+    fn new(profile: &Profile, roles: &[Role]) -> InwardNodes {
         let count = profile.nodes.len();
-        let mut below = Below {
+        let mut below = InwardNodes {
             python: vec![false; count],
             start: vec![false; count],
             thread: vec![false; count],
@@ -224,17 +224,17 @@ impl Placing {
     }
 }
 
-struct Step<'a> {
+struct FoldedNode<'a> {
     profile: &'a Profile,
     frame: &'a Frame,
     role: Role,
     at: usize,
     parent: usize,
     above: Above,
-    below: &'a Below,
+    below: &'a InwardNodes,
 }
 
-impl Step<'_> {
+impl FoldedNode<'_> {
     fn place(&self) -> Placing {
         let leads_to_python = self.below.python[self.at];
         let start = if self.below.thread[self.at] {

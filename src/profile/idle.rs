@@ -62,7 +62,7 @@ const NATIVE_LOOPS: &[(&str, &str)] = &[
 ];
 
 /// What a frame says about the pool of a thread that waits below it.
-enum Verdict {
+enum PoolEvidence {
     /// A way to wait: the caller decides.
     Waits,
     Pool(String),
@@ -72,18 +72,18 @@ enum Verdict {
 /// The state frames that represent idle pools begin with this.
 pub const LABEL: &str = "[idle: ";
 
-fn verdict(frame: &Frame, waits_in_queue: bool) -> Verdict {
+fn verdict(frame: &Frame, waits_in_queue: bool) -> PoolEvidence {
     let is = |(name, file): &(&str, &str)| frame.name == *name && frame.filename.ends_with(file);
     if let Some((.., pool)) = LOOPS.iter().find(|(name, file, _)| is(&(name, file))) {
-        return Verdict::Pool((*pool).into());
+        return PoolEvidence::Pool((*pool).into());
     }
     if WAITS.iter().any(is) {
-        return Verdict::Waits;
+        return PoolEvidence::Waits;
     }
     match waits_in_queue {
         // A worker of the program's own: it takes from a queue.
-        true => Verdict::Pool(format!("queue.get in {}", frame.name)),
-        false => Verdict::Busy,
+        true => PoolEvidence::Pool(format!("queue.get in {}", frame.name)),
+        false => PoolEvidence::Busy,
     }
 }
 
@@ -109,9 +109,9 @@ fn pool(profile: &Profile, state: NodeId) -> Option<String> {
                 let sleeps = kind == "sleep" && !frame.filename.contains("gunicorn");
                 match verdict(frame, waits_in_queue) {
                     _ if sleeps => return None,
-                    Verdict::Pool(pool) => return Some(pool),
-                    Verdict::Waits => waits_in_queue |= frame.filename.ends_with("/queue.py"),
-                    Verdict::Busy => return None,
+                    PoolEvidence::Pool(pool) => return Some(pool),
+                    PoolEvidence::Waits => waits_in_queue |= frame.filename.ends_with("/queue.py"),
+                    PoolEvidence::Busy => return None,
                 }
             }
             FrameKind::Native | FrameKind::Inlined if native.is_none() => {

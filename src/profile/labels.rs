@@ -106,7 +106,7 @@ pub struct LabelRow {
     /// `None`: samples without labels.
     pub label: Option<(String, String)>,
     /// Of samples for which it is the innermost span, or that have it, if it is no name of a span.
-    pub own: u64,
+    pub self_count: u64,
     /// Of all samples with it.
     pub total: u64,
 }
@@ -143,18 +143,18 @@ impl Profile {
             .into_iter()
             .map(|(label, (own, total))| LabelRow {
                 label: Some(label.clone()),
-                own,
+                self_count: own,
                 total,
             })
             .collect();
         rows.sort_by(|a, b| {
             let key = |row: &LabelRow| row.label.as_ref().map(|(key, _)| (key != SPAN, key.clone()));
             let value = |row: &LabelRow| row.label.as_ref().map(|(_, value)| value.clone());
-            (key(a), b.total, b.own, value(a)).cmp(&(key(b), a.total, a.own, value(b)))
+            (key(a), b.total, b.self_count, value(a)).cmp(&(key(b), a.total, a.self_count, value(b)))
         });
         rows.push(LabelRow {
             label: None,
-            own: of_sets[0],
+            self_count: of_sets[0],
             total: of_sets[0],
         });
         rows
@@ -202,7 +202,7 @@ mod tests {
         let rows = profile.by_label(0);
         let rows: Vec<_> = rows
             .iter()
-            .map(|row| (row.label.as_ref().map(|(k, v)| (&**k, &**v)), row.own, row.total))
+            .map(|row| (row.label.as_ref().map(|(k, v)| (&**k, &**v)), row.self_count, row.total))
             .collect();
         assert_eq!(
             rows,

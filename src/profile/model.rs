@@ -51,7 +51,7 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// A frame with its name only; [`Frame::python`] and [`Frame::native`] set what these kinds have besides.
+    /// A frame with its name only; [`Frame::python`] and [`Frame::native`] set what else these kinds have.
     pub fn new(kind: FrameKind, name: impl Into<String>) -> Frame {
         let filename = match kind {
             FrameKind::Root | FrameKind::Process | FrameKind::Thread | FrameKind::Python => "",
@@ -296,7 +296,7 @@ pub struct SourceExcerpt {
 
 /// An instruction of a native function.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Instruction {
+pub struct SampledInstruction {
     /// As its file states it (svma).
     pub address: u64,
     /// Bytes.
@@ -319,7 +319,7 @@ pub struct Assembly {
     /// Whether a build ID says that its file is the one that was recorded.
     pub is_checked: bool,
     /// By address.
-    pub instructions: Vec<Instruction>,
+    pub instructions: Vec<SampledInstruction>,
 }
 
 /// A finished profile.

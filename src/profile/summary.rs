@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::escape::line;
 use crate::profile::lags::Lag;
 use crate::profile::model::{FrameKind, Meta, ModuleMeta, Profile, Quality};
-use crate::profile::values::{GIL_HOLDERS, Unit};
+use crate::profile::values::{GIL_HOLDERS, Unit, ValueType};
 use crate::profile::waits;
 
 /// The block as text, a line each.
@@ -32,8 +32,10 @@ pub fn block(meta: &Meta, written: &str) -> String {
     };
     let _ = writeln!(
         out,
-        "nativeprof: {} samples in {:.1} s ({expected}{} lost){rate}",
-        q.taken, meta.duration, q.lost
+        "nativeprof: {} in {:.1} s ({expected}{} lost){rate}",
+        counted(q.taken, "samples"),
+        meta.duration,
+        q.lost
     );
     let stacks = if q.taken == 0 && meta.event.ends_with(GIL_HOLDERS) {
         "none: no sampled thread held the GIL".into()
@@ -173,8 +175,9 @@ pub fn tasks(with: u64, without: u64) -> String {
     match with + without {
         0 => "  tasks:    no sample was in a coroutine or greenlet".into(),
         all => format!(
-            "  tasks:    {} of {all} samples in coroutines and greenlets have their task",
-            percent(with, all)
+            "  tasks:    {} of {} in coroutines and greenlets have their task",
+            percent(with, all),
+            counted(all, "samples")
         ),
     }
 }
@@ -183,7 +186,10 @@ pub fn tasks(with: u64, without: u64) -> String {
 /// samples that are left out, those for which it is not known. `python` is [`Meta::python`].
 pub fn gil(held: u64, left_out: u64, unknown: u64, python: &str) -> String {
     let all = held + left_out;
-    let mut line = format!("  GIL:      held in {held} of {all} samples; the others are not in the profile");
+    let mut line = format!(
+        "  GIL:      held in {held} of {}; the others are not in the profile",
+        counted(all, "samples")
+    );
     if unknown > 0 {
         line += &format!(" ({unknown} without a known GIL: not CPython 3.7 or later, or starting)");
     }
@@ -226,6 +232,22 @@ pub fn stacks(q: &Quality) -> String {
     text
 }
 
+/// A number and what it counts, a noun with the plural in -s: `1 sample`, `2 samples`.
+pub fn counted(count: impl Into<u64>, plural: &str) -> String {
+    match count.into() {
+        1 => format!("1 {}", plural.strip_suffix('s').unwrap_or(plural)),
+        count => format!("{count} {plural}"),
+    }
+}
+
+/// An amount of a value type: `1 sample`, `1.20 s cpu`.
+pub fn amount(kind: &ValueType, amount: u64) -> String {
+    match kind.unit {
+        Unit::Count => counted(amount, &kind.name),
+        unit => format!("{} {}", unit.show(amount), kind.name),
+    }
+}
+
 /// Share in percent, rounded down, so that 100 means all.
 pub fn percent(part: u64, total: u64) -> String {
     let hundredths = (u128::from(part) * 10_000 / u128::from(total.max(1))) as u64;
@@ -252,10 +274,14 @@ fn symbols(meta: &Meta) -> String {
 /// `libssl.so.3: 812 samples; exported symbols; no /usr/lib/debug/.build-id/ab/cdef.debug`
 fn row(m: &ModuleMeta) -> String {
     let name = m.path.rsplit('/').next().unwrap_or(&m.path);
-    let plural = if m.samples == 1 { "" } else { "s" };
-    let mut text = format!("{name}: {} sample{plural}; {}", m.samples, m.symbols_from);
+    let mut text = format!("{name}: {}; {}", counted(m.samples, "samples"), m.symbols_from);
     if m.unnamed > 0 && !m.symbols_from.starts_with("none") {
-        let _ = write!(text, "; {} of {} frames without a symbol", m.unnamed, m.frames);
+        let _ = write!(
+            text,
+            "; {} of {} without a symbol",
+            m.unnamed,
+            counted(m.frames, "frames")
+        );
     }
     if !m.symbols_missing.is_empty() {
         let _ = write!(text, "; {}", m.symbols_missing);
@@ -275,6 +301,10 @@ mod tests {
         assert_eq!(percent(999_999, 1_000_000), "99.99 %");
         assert_eq!(percent(5, 5), "100.00 %");
         assert_eq!(percent(0, 0), "0.00 %");
+        assert_eq!(
+            [0u64, 1, 2].map(|n| counted(n, "calls")),
+            ["0 calls", "1 call", "2 calls"]
+        );
     }
 
     #[test]

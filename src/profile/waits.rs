@@ -89,7 +89,7 @@ pub struct Waker {
     pub stack: Vec<String>,
 }
 
-/// What is known of intervals off the CPU besides their time. Columns are by index in [`Profile::timeline`], and empty
+/// What is known of intervals off the CPU in addition to their time. Columns are by index in [`Profile::timeline`], and empty
 /// where nothing is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Waits {

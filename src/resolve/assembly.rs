@@ -13,7 +13,7 @@ use std::sync::Arc;
 use iced_x86::{Decoder, DecoderOptions, Formatter, GasFormatter};
 use symbolize::Module;
 
-use crate::profile::model::{Assembly, Frame, FrameKind, Instruction, ModuleMeta, Profile};
+use crate::profile::model::{Assembly, Frame, FrameKind, ModuleMeta, Profile, SampledInstruction};
 
 /// Maximum bytes of code of one function.
 const MAX_CODE: u64 = 1 << 20;
@@ -75,7 +75,7 @@ pub fn add(profile: &mut Profile, open: &mut dyn FnMut(&str) -> Option<File>) {
 }
 
 /// Keeps instructions near those with samples.
-pub fn quote(instructions: &mut Vec<Instruction>) {
+pub fn quote(instructions: &mut Vec<SampledInstruction>) {
     let hot: Vec<usize> = (0..instructions.len())
         .filter(|at| instructions[*at].samples > 0)
         .collect();
@@ -179,7 +179,7 @@ fn disassemble(
     file: &mut Module,
     frame: &Frame,
     row: &ModuleMeta,
-    keep: fn(&mut Vec<Instruction>),
+    keep: fn(&mut Vec<SampledInstruction>),
 ) -> Result<Assembly, String> {
     if !cfg!(target_arch = "x86_64") {
         return Err("only x86-64 code can be disassembled".into());
@@ -198,7 +198,7 @@ fn disassemble(
     let size = size.min(MAX_CODE);
     let code = file.code(start, size).map_err(|e| e.to_string())?;
     let (mut formatter, mut text) = (formatter(), String::new());
-    let mut instructions: Vec<Instruction> = Vec::new();
+    let mut instructions: Vec<SampledInstruction> = Vec::new();
     for instruction in Decoder::with_ip(64, &code, start, DecoderOptions::NONE)
         .iter()
         .take(MAX_ROWS)
@@ -214,7 +214,7 @@ fn disassemble(
             text += &format!(" <{name}>");
         }
         let range = instruction.ip()..instruction.next_ip();
-        instructions.push(Instruction {
+        instructions.push(SampledInstruction {
             address: instruction.ip(),
             length: instruction.len() as u8,
             text: text.clone(),

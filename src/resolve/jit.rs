@@ -9,7 +9,7 @@ use symbolize::{JitCode, JitObject};
 use super::naming::protocol::{FileFormat, NamedFrame};
 use super::naming::{NamesRequest, NamingError};
 use super::symbols::{Owner, named_frame, unnamed_frames};
-use super::{Names, ResolveInput};
+use super::{NameCache, ResolveInput};
 use crate::event::Pid;
 use crate::frame::{ModuleId, RawFrame};
 use crate::profile::model::{Frame, FrameKind, ModuleMeta};
@@ -38,7 +38,7 @@ pub struct JitSources {
 /// Names addresses (avma) of JIT code of one process; `counts` is the number of frames at each.
 pub(super) fn name_anonymous(
     input: &mut ResolveInput<'_>,
-    names: &mut Names,
+    names: &mut NameCache,
     pid: Pid,
     counts: &BTreeMap<u64, u64>,
 ) -> ModuleMeta {

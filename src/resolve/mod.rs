@@ -36,7 +36,7 @@ pub use jit::JitSources;
 use jit::{name_anonymous, trampoline_name};
 use naming::NamingProcess;
 pub use perf_maps::PerfMap;
-use states::{Waits, time_values};
+use states::{FutexWaits, time_values};
 pub use symbols::Owner;
 use symbols::name_module;
 
@@ -48,8 +48,8 @@ type ResolvedFrame = (FrameId, u32);
 
 /// Names resolved so far, and the files that they come from. If kept, resolving again costs only what is new.
 #[derive(Default)]
-pub struct Names {
-    frames: Frames,
+pub struct NameCache {
+    frames: FrameTable,
     /// Each raw frame as the functions it represents, outermost (not inlined) first.
     named: FxHashMap<RawFrame, Vec<ResolvedFrame>>,
     /// Those of them without a name.
@@ -65,7 +65,7 @@ pub struct Names {
     kernel: Option<Option<Kernel>>,
 }
 
-impl Names {
+impl NameCache {
     /// Number of frames named so far.
     pub fn len(&self) -> usize {
         self.named.len()
@@ -83,12 +83,12 @@ impl Names {
 }
 
 #[derive(Default)]
-struct Frames {
+struct FrameTable {
     all: Vec<Frame>,
     ids: FxHashMap<Frame, FrameId>,
 }
 
-impl Frames {
+impl FrameTable {
     fn id(&mut self, f: Frame) -> FrameId {
         *self.ids.entry(f).or_insert_with_key(|f| {
             self.all.push(f.clone());
@@ -97,7 +97,7 @@ impl Frames {
     }
 }
 
-/// What naming reads besides the modules, opened while privileges permit it (modules are open since they were mapped).
+/// What naming reads in addition to the modules, opened while privileges permit it (modules are open since they were mapped).
 #[derive(Default)]
 pub struct OpenFiles {
     /// Root directory of the first process; kept open since that process was first seen.
@@ -172,7 +172,7 @@ pub type Fetch = Arc<dyn Fn(&[u8]) -> Result<File, String> + Send + Sync>;
 
 /// Names all frames. `meta` is complete except for modules and threads.
 pub fn resolve(mut input: ResolveInput<'_>, start: u64, meta: Meta) -> Profile {
-    let mut names = Names::default();
+    let mut names = NameCache::default();
     let mut profile = profile(&mut names, &mut input, start, meta);
     profile.frames = names.frames.all;
     let open_files = input.open_files;
@@ -184,18 +184,18 @@ pub fn resolve(mut input: ResolveInput<'_>, start: u64, meta: Meta) -> Profile {
 }
 
 /// The same for repeated calls with growing data: names what is new. Source files are not read.
-pub fn resolve_incremental(names: &mut Names, mut input: ResolveInput<'_>, start: u64, meta: Meta) -> Profile {
+pub fn resolve_incremental(names: &mut NameCache, mut input: ResolveInput<'_>, start: u64, meta: Meta) -> Profile {
     let mut profile = profile(names, &mut input, start, meta);
     profile.frames.clone_from(&names.frames.all);
     profile
 }
 
 /// Without frames: they are those of `names`.
-fn profile(names: &mut Names, input: &mut ResolveInput<'_>, start: u64, mut meta: Meta) -> Profile {
+fn profile(names: &mut NameCache, input: &mut ResolveInput<'_>, start: u64, mut meta: Meta) -> Profile {
     names.frames.id(Frame::new(FrameKind::Root, "root"));
     let inclusive = inclusive_counts(input.tree);
     name_all(input, names, &inclusive, &mut meta.modules);
-    let waits = input.weighted.then(|| Waits::new(&mut names.frames));
+    let waits = input.weighted.then(|| FutexWaits::new(&mut names.frames));
     let (named, frames) = (&names.named, &names.frames.all);
     meta.threads = input
         .threads
@@ -366,7 +366,7 @@ fn inclusive_counts(tree: &RawTree) -> Vec<u64> {
 }
 
 /// Names the raw frames that have no name yet.
-fn name_all(input: &mut ResolveInput<'_>, names: &mut Names, inclusive: &[u64], modules: &mut Vec<ModuleMeta>) {
+fn name_all(input: &mut ResolveInput<'_>, names: &mut NameCache, inclusive: &[u64], modules: &mut Vec<ModuleMeta>) {
     let mut native: BTreeMap<Owner, BTreeMap<u64, u64>> = BTreeMap::new();
     let raw: Vec<_> = input.tree.nodes().iter().map(|n| n.1).collect();
     for (raw, count) in raw.iter().zip(inclusive) {

@@ -22,7 +22,7 @@ const MAX_EXCERPTS: usize = 2 << 20;
 /// The part of it that whole files may have, and the size of a file that is quoted as a whole, bytes.
 const MAX_WHOLE: usize = 1 << 20;
 const MAX_WHOLE_FILE: usize = 256 << 10;
-/// What a line takes besides its text, bytes.
+/// What a line takes in addition to its text, bytes.
 const PER_LINE: usize = 8;
 /// Maximum length of a line, characters.
 const MAX_LINE: usize = 400;
@@ -62,7 +62,7 @@ const LEFT_OUT: &str = "[hidden: looks like a secret]";
 
 /// What is needed of one file.
 #[derive(Default)]
-struct Wanted {
+struct NeededLines {
     /// Number of samples in it.
     count: u64,
     /// It is the user's own code.
@@ -78,7 +78,7 @@ struct Wanted {
 pub fn add(profile: &mut Profile, open: &mut dyn FnMut(&str) -> Option<File>) {
     let categories = Categories::new(profile);
     let own: Vec<bool> = profile.frames.iter().map(|frame| is_own(&categories, frame)).collect();
-    let mut files: BTreeMap<&str, Wanted> = BTreeMap::new();
+    let mut files: BTreeMap<&str, NeededLines> = BTreeMap::new();
     for (i, n) in profile.nodes.iter().enumerate() {
         let Some(f) = profile.frames.get(n.frame as usize) else {
             continue;

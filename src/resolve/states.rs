@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::{Frames, ResolveInput, ResolvedFrame};
+use super::{FrameTable, ResolveInput, ResolvedFrame};
 use crate::event::{ThreadState, WaitKind};
 use crate::frame::RawFrame;
 use crate::profile::count_tree::{RawNode, RawTimelineSample, RawTree};
@@ -78,15 +78,15 @@ const WAITS_FOR_THREAD: &str = "_wait_for_tstate_lock";
 const BLOCKING_FRAMES: usize = 16;
 
 /// The states that a wait on a futex may turn out to be, by the functions that wait.
-pub struct Waits {
+pub struct FutexWaits {
     lock: FrameId,
     condition: FrameId,
     /// The lock by its owner, as in [`OWNERS`].
     owned: Vec<(&'static str, FrameId)>,
 }
 
-impl Waits {
-    pub fn new(frames: &mut Frames) -> Waits {
+impl FutexWaits {
+    pub fn new(frames: &mut FrameTable) -> FutexWaits {
         let mut id = |kind: WaitKind, owner: &str| {
             let kind = kind.label();
             let label = format!("[waiting: {kind}{}{owner}]", if owner.is_empty() { "" } else { " " });
@@ -98,7 +98,7 @@ impl Waits {
                 owned.push((*owner, id(WaitKind::Lock, owner)));
             }
         }
-        Waits {
+        FutexWaits {
             lock: id(WaitKind::Lock, ""),
             condition: id(WaitKind::Condition, ""),
             owned,

@@ -12,7 +12,7 @@ use symbolize::{Files, Module, SymbolSources};
 
 use super::naming::protocol::{FileFormat, ModuleNames, NamedFrame};
 use super::naming::{NamesRequest, NamingError};
-use super::{Fetch, Names, ResolveInput, ResolvedFrame};
+use super::{Fetch, NameCache, ResolveInput, ResolvedFrame};
 use crate::event::Pid;
 use crate::frame::{ModuleId, RawFrame};
 use crate::profile::count_tree::RawTree;
@@ -103,7 +103,7 @@ fn open(input: &ResolveInput<'_>, module: &crate::target::modules::Module) -> Re
             .map_err(|e| e.to_string())
             .and_then(|f| Module::from_file(f).map_err(|e| e.to_string())),
         Content::Bytes(b) => Module::from_bytes(b.to_vec()).map_err(|e| e.to_string()),
-        Content::Missing => Err(refused(module)),
+        Content::Missing => Err(refusal_reason(module)),
     };
     let context = DebugFileContext {
         root: module.root.get().cloned(),
@@ -113,7 +113,7 @@ fn open(input: &ResolveInput<'_>, module: &crate::target::modules::Module) -> Re
 }
 
 /// Why a module without contents was not opened.
-fn refused(module: &crate::target::modules::Module) -> String {
+fn refusal_reason(module: &crate::target::modules::Module) -> String {
     let why = module.refused.as_deref();
     why.unwrap_or("the file could not be opened").to_string()
 }
@@ -152,7 +152,7 @@ fn look_up_outside(
     let file = match module.content.file() {
         Some(Ok(file)) => file,
         Some(Err(why)) => return none(&why.to_string()),
-        None => return none(&refused(module)),
+        None => return none(&refusal_reason(module)),
     };
     let (root, fetch) = (module.root.get(), &input.fetch);
     let fetch = fetch.as_ref().map(|fetch| || fetch(&module.build_id));
@@ -177,7 +177,7 @@ fn look_up_outside(
 /// Names addresses (svma) of one file; `counts` is the number of frames at each.
 pub(super) fn name_module(
     input: &mut ResolveInput<'_>,
-    names: &mut Names,
+    names: &mut NameCache,
     id: ModuleId,
     counts: &BTreeMap<u64, u64>,
 ) -> ModuleMeta {
@@ -204,7 +204,7 @@ pub(super) fn name_module(
         names.sources.insert(id, sources);
         looked_up.found
     };
-    let Names {
+    let NameCache {
         frames, named, unnamed, ..
     } = names;
     for (svma, symbols) in sorted.iter().zip(found) {

@@ -48,7 +48,7 @@ pub(super) struct Awaits {
     /// Event loop -> its thread, and when that was read.
     loops: FxHashMap<(Pid, u64), (Tid, u64)>,
     /// What is not in the timeline yet.
-    rows: FxHashMap<(Pid, Tid, RawNode), Row>,
+    rows: FxHashMap<(Pid, Tid, RawNode), NodeTime>,
     /// Wall time in the timeline that no sample counts, ns.
     uncounted: u64,
     /// When to add it; ns.
@@ -111,7 +111,7 @@ impl Awaits {
 
 /// Time at one node, ns.
 #[derive(Clone, Copy, Default)]
-struct Row {
+struct NodeTime {
     wall: u64,
     awaited: u64,
 }
@@ -123,14 +123,14 @@ struct ProcessAwaits {
     period_start: u64,
     period_end: u64,
     /// By task, how it is shown.
-    nodes: FxHashMap<u64, (Rc<SuspendedTask>, Tid, Shown)>,
+    nodes: FxHashMap<u64, (Rc<SuspendedTask>, Tid, TaskNode)>,
     readings: VecDeque<Reading>,
     /// Where the next wait's shares begin.
     cursor: usize,
 }
 
 #[derive(Clone, Copy)]
-struct Shown {
+struct TaskNode {
     node: RawNode,
     /// It does not await its event loop.
     waits: bool,
@@ -324,7 +324,7 @@ impl Session {
                     let name_bytes = |f: &RawFrame| name_bytes(&self.codes, f);
                     let (node, _) = self.tree.add_incremental(&mut path, &stack, 0, &name_bytes);
                     let waits = kind != AwaitKind::Turn;
-                    Shown { node, waits }
+                    TaskNode { node, waits }
                 }
             };
             shown_now.insert(address, (task, tid, shown));

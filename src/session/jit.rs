@@ -18,7 +18,7 @@ use crate::target::memory::Memory;
 use crate::target::modules::Modules;
 use crate::target::system::{ProcessMemory, System};
 use crate::target::{Process, is_file_path};
-use crate::unwind::{Section, Sections, Unwinder};
+use crate::unwind::{CodeSection, Sections, Unwinder};
 
 use super::targets::TargetProcess;
 
@@ -107,15 +107,15 @@ impl JitShared {
 }
 
 /// Copies of what the unwinder needs of a registered object, from the process's memory.
-struct Copied {
+struct JitCopy {
     /// Need not have an entry for every function: LLVM leaves out those that cannot throw.
-    eh_frame: Option<Section>,
-    code: Vec<Section>,
+    eh_frame: Option<CodeSection>,
+    code: Vec<CodeSection>,
     functions: Vec<(u64, u64)>,
 }
 
-impl Sections for Copied {
-    fn section(&mut self, name: &str) -> Option<Section> {
+impl Sections for JitCopy {
+    fn section(&mut self, name: &str) -> Option<CodeSection> {
         self.eh_frame.take_if(|_| name == ".eh_frame")
     }
 
@@ -123,7 +123,7 @@ impl Sections for Copied {
         std::mem::take(&mut self.functions)
     }
 
-    fn code(&mut self, svma: u64) -> Option<Section> {
+    fn code(&mut self, svma: u64) -> Option<CodeSection> {
         let found = self.code.iter().position(|s| s.contains(svma))?;
         Some(self.code.swap_remove(found))
     }
@@ -212,10 +212,10 @@ impl Session {
             };
             let mut copy = |svma, size| {
                 let bytes = self.jit.copy(&*self.system, pid, svma, size)?;
-                Some(Section { svma, bytes })
+                Some(CodeSection { svma, bytes })
             };
             let code = object.code.iter().map(|(start, end)| (*start, end - start));
-            let copied = Copied {
+            let copied = JitCopy {
                 eh_frame: object.eh_frame.and_then(|(svma, size)| copy(svma, size)),
                 code: code.filter_map(|(start, size)| copy(start, size)).collect(),
                 functions: sorted(object.functions()),

@@ -52,8 +52,8 @@ use spans::Spans;
 pub use states::GilCounts;
 use states::GilLocks;
 use targets::{ModuleInfo, TargetProcess};
+use tasks::SampleTasks;
 pub use tasks::TaskCounts;
-use tasks::Tasks;
 use thread_names::ThreadNames;
 use wakers::{PendingWaker, WakerOptions, Wakers};
 use workers::Dispatchers;
@@ -155,8 +155,8 @@ pub struct Session {
     gil_locks: GilLocks,
     sockets: Sockets,
     gil_counts: GilCounts,
-    sleeping: open_intervals::SleepingThreads,
-    tasks: Tasks,
+    sleeping: open_intervals::SleepingSamples,
+    tasks: SampleTasks,
     spans: Spans,
     awaits: Awaits,
     lags: Lags,
@@ -233,7 +233,7 @@ impl Session {
             sockets: Sockets::default(),
             gil_counts: GilCounts::default(),
             sleeping: Default::default(),
-            tasks: Tasks::default(),
+            tasks: SampleTasks::default(),
             spans: Spans::default(),
             awaits: Awaits::default(),
             lags: Lags::default(),

@@ -27,7 +27,7 @@ const CONTEXT_AGE: u64 = 200_000_000;
 
 /// What is kept to read sleeping threads again.
 #[derive(Default)]
-pub(super) struct SleepingThreads {
+pub(super) struct SleepingSamples {
     /// The last sample of each thread that was read while it slept.
     samples: FxHashMap<(Pid, Tid), KeptSample>,
     processes: FxHashMap<Pid, Rc<ProcessContext>>,
@@ -53,7 +53,7 @@ struct ProcessContext {
     thread_pointers: FxHashMap<Tid, u64>,
 }
 
-impl SleepingThreads {
+impl SleepingSamples {
     /// The last sample of a thread, if it has not been scheduled since.
     fn last(&self, i: &OpenInterval, interpreter: bool) -> Option<Sample> {
         let kept = self.samples.get(&(i.pid, i.tid))?;
@@ -255,7 +255,7 @@ mod tests {
             asleep,
             call: None,
         };
-        let mut sleeping = SleepingThreads::default();
+        let mut sleeping = SleepingSamples::default();
         sleeping.keep(&listed(5, true), &Sample::default(), false);
         for (runs, asleep, interpreter, expected) in [
             (5, true, false, true),

@@ -88,7 +88,7 @@ impl EventPump {
     }
 }
 
-/// Passes the backend what the session knows of a process: its layout, or that it has exited (`None`).
+/// Passes the backend the state of a process: its layout, or that it has exited (`None`).
 ///
 /// # Errors
 /// Those of [`Backend::update_process`].

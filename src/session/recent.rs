@@ -8,7 +8,7 @@ use crate::frame::RawFrame;
 use crate::profile::count_tree::{RawNode, RawTimelineSample, RawTree};
 use crate::profile::lags::RawLag;
 use crate::profile::model::{Meta, Profile};
-use crate::resolve::{self, Names, ResolveInput};
+use crate::resolve::{self, NameCache, ResolveInput};
 
 use super::jit::{function_start, jit_sources};
 
@@ -36,7 +36,7 @@ impl Session {
 
     /// The samples of a time range, of all threads or one, as a profile; with what kept event loops also before. Resolves names that are new, which needs no
     /// privileges except for opening debug files.
-    pub fn window(&mut self, names: &mut Names, span: Range<u64>, only: Option<Tid>, meta: Meta) -> Profile {
+    pub fn window(&mut self, names: &mut NameCache, span: Range<u64>, only: Option<Tid>, meta: Meta) -> Profile {
         if names.len() > MAX_NAMES {
             names.clear();
         }

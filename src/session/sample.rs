@@ -36,7 +36,7 @@ impl CodeMap for RecordingCodeMap<'_> {
 }
 
 /// Why a stack is incomplete; `None`: it is complete.
-pub(super) type Cut = Option<Truncation>;
+pub(super) type TruncationReason = Option<Truncation>;
 
 impl Session {
     /// Adds a sample to the tree and the timeline.
@@ -137,7 +137,7 @@ impl Session {
     }
 
     /// Puts the native frames into `self.native`.
-    fn unwind_native(&mut self, s: &Sample, cache: &mut StackCache) -> Cut {
+    fn unwind_native(&mut self, s: &Sample, cache: &mut StackCache) -> TruncationReason {
         let groups = &self.groups.list;
         let loops = (s.walk == WalkStatus::Complete && s.dispatcher.is_none()).then_some(groups.len());
         self.unwinder.set_anchors(groups.iter().filter_map(|g| g.anchor), loops);
@@ -164,7 +164,7 @@ impl Session {
     }
 
     /// Why the Python frames are incomplete. Removes the anchor that greenlet adds to the groups.
-    fn end_of_python(&mut self, s: &Sample, last: &frame_groups::LastFrames) -> Cut {
+    fn end_of_python(&mut self, s: &Sample, last: &frame_groups::LastFrames) -> TruncationReason {
         let python = self.targets[&s.pid].python.as_ref();
         let layout = python.and_then(|p| Some(p.interpreter?.layout));
         let outermost = self.native.last();
@@ -182,7 +182,7 @@ impl Session {
 
     /// Why the native frames are incomplete, in view of where the process's main stack ends; true if that was read
     /// again and has changed.
-    fn end_of_native(&mut self, s: &Sample, cut: Cut) -> (Cut, bool) {
+    fn end_of_native(&mut self, s: &Sample, cut: TruncationReason) -> (TruncationReason, bool) {
         if cut.is_none() {
             return (None, false);
         }
@@ -199,8 +199,8 @@ impl Session {
     fn interleave(
         &mut self,
         s: &Sample,
-        native_cut: Cut,
-        python_cut: Cut,
+        native_cut: TruncationReason,
+        python_cut: TruncationReason,
         dispatcher: Option<DispatcherFrames>,
         last: &frame_groups::LastFrames,
     ) -> StackQuality {

@@ -30,14 +30,14 @@ const LISTEN: &str = "0A";
 pub(super) struct Sockets {
     names: Vec<String>,
     ids: FxHashMap<String, SocketId>,
-    tables: FxHashMap<Pid, Table>,
+    tables: FxHashMap<Pid, SocketTable>,
     /// What descriptors referred to when a wait was last counted.
     descriptors: FxHashMap<(Pid, u32), String>,
 }
 
 /// The sockets that a process may have, by inode.
 #[derive(Default)]
-struct Table {
+struct SocketTable {
     sockets: FxHashMap<u64, Address>,
     /// Ports of this side on which connections are accepted.
     accepting: FxHashSet<u16>,
@@ -115,7 +115,7 @@ impl Sockets {
     }
 }
 
-impl Table {
+impl SocketTable {
     fn read(&mut self, system: &dyn System, pid: Pid) {
         self.sockets.clear();
         self.accepting.clear();
@@ -203,7 +203,7 @@ mod tests {
 
     fn socket(line: &str) -> Option<(u64, String)> {
         let (inode, address) = internet_socket(line)?;
-        let mut table = Table::default();
+        let mut table = SocketTable::default();
         table.accepting.insert(8080);
         table.add(inode, address);
         Some((inode, table.name(WaitKind::Accept, inode)?))

@@ -12,7 +12,7 @@ use crate::event::{Pid, Sample, SpanRecords};
 use crate::frame::ModuleId;
 use crate::profile::labels::{LabelSet, LabelSetId, LabelSets, SPAN};
 use crate::target::system::ProcessMemory;
-use crate::target::thread_context::Access;
+use crate::target::thread_context::VariableAccess;
 use crate::target::{maps, thread_context};
 
 /// Time between the first attempts to find the location of spans in a process, ns, and how many of them are not to be late: the
@@ -32,7 +32,7 @@ const OTHER: &str = "(other)";
 pub(super) struct Spans {
     processes: FxHashMap<Pid, ProcessSpans>,
     /// How files refer to the OpenTelemetry context of threads, if they define it.
-    contexts: FxHashMap<ModuleId, Option<Access>>,
+    contexts: FxHashMap<ModuleId, Option<VariableAccess>>,
     sets: LabelSets,
     /// By records, and by process where they hold numbers of its names. Records come from the target: a hasher that resists
     /// collision attacks.
@@ -48,7 +48,7 @@ struct ProcessSpans {
     publication: Option<u64>,
     location: Option<SpanLocation>,
     /// The OpenTelemetry context of threads: how a file refers to it, and its load bias.
-    access: Option<(Access, u64)>,
+    access: Option<(VariableAccess, u64)>,
     context: Option<ThreadContext>,
     /// Names of attributes in it, and when they were read.
     keys: Vec<String>,

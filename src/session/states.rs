@@ -26,11 +26,11 @@ pub struct GilCounts {
 /// Addresses of the interpreter locks of each process.
 #[derive(Default)]
 pub(super) struct GilLocks {
-    of: FxHashMap<Pid, Locks>,
+    of: FxHashMap<Pid, ProcessLocks>,
 }
 
 #[derive(Default)]
-struct Locks {
+struct ProcessLocks {
     locks: InterpreterLocks,
     /// Time of the last reading, 0: none.
     read: u64,
@@ -138,7 +138,7 @@ impl Session {
         if time == 0 {
             return None;
         }
-        if let Some(waker) = self.wakers.take(s) {
+        if let Some(waker) = self.wakers.take_waker(s) {
             return Some(waker);
         }
         // Without a stack, the thread: the one that released the lock, or had it last.

@@ -228,7 +228,7 @@ impl Session {
 
     /// Adds a process that is about to execute its program. If it has exited by the time its mappings are handled, its
     /// files are still found.
-    pub fn expect(&mut self, pid: Pid) {
+    pub fn add_before_exec(&mut self, pid: Pid) {
         let root = self.modules.root(&*self.system, pid);
         let mut process = Process::exited(pid);
         process.root = root;

@@ -46,7 +46,7 @@ pub struct TaskCounts {
 
 /// What is known of the tasks in samples.
 #[derive(Default)]
-pub(super) struct Tasks {
+pub(super) struct SampleTasks {
     pub(super) processes: FxHashMap<Pid, ProcessTasks>,
     /// By thread, the task that it ran at the time of a sample that has not come yet, and the object that is the task's name.
     at_samples: FxHashMap<(Pid, Tid), (u64, u64, Part)>,
@@ -109,7 +109,7 @@ pub(super) struct ProcessTasks {
 
 impl ProcessTasks {
     /// Makes the tasks among these, given as (task, frame), known if their frames are wanted.
-    fn learn(&mut self, memory: &Pages<'_>, tasks: &[(u64, u64)], wanted: &dyn Fn(u64) -> bool) {
+    fn remember(&mut self, memory: &Pages<'_>, tasks: &[(u64, u64)], wanted: &dyn Fn(u64) -> bool) {
         let Some(reader) = &self.reader else { return };
         for (task, frame) in tasks.iter().filter(|(_, frame)| wanted(*frame)) {
             if self.known.len() >= MAX_KNOWN {
@@ -136,7 +136,7 @@ impl ProcessTasks {
             self.next_scan = time + PAUSE_FACTOR * took;
         }
         if let Some(task) = task {
-            self.learn(memory, &[(task, frame)], &|_| true);
+            self.remember(memory, &[(task, frame)], &|_| true);
         }
     }
 }
@@ -305,7 +305,7 @@ impl Session {
         if !wanted.is_empty() {
             let running = process.reader.as_mut().map(|reader| reader.running(&memory));
             match running {
-                Some(Ok(running)) => process.learn(&memory, &running, &is_wanted),
+                Some(Ok(running)) => process.remember(&memory, &running, &is_wanted),
                 _ => return Vec::new(), // asyncio is not loaded: coroutines of something else
             }
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use rustc_hash::FxHashMap;
 
 use super::Session;
-use crate::cpython::thread_names::{ThreadNameReader, Threads};
+use crate::cpython::thread_names::{NamedThreads, ThreadNameReader};
 use crate::event::{Pid, Sample, Tid};
 use crate::target::system::ProcessMemory;
 
@@ -39,7 +39,7 @@ impl Schedule {
 pub(super) struct ThreadNames {
     pub(super) names: BTreeMap<(Pid, Tid), String>,
     threads: FxHashMap<(Pid, Tid), Schedule>,
-    processes: FxHashMap<Pid, (Threads, Schedule)>,
+    processes: FxHashMap<Pid, (NamedThreads, Schedule)>,
 }
 
 impl ThreadNames {
@@ -109,7 +109,7 @@ impl Session {
         };
         let names = &mut self.thread_names;
         let (threads, schedule) = names.processes.entry(pid).or_default();
-        if !threads.know(own_tid) && schedule.is_due(time) {
+        if !threads.can_name(own_tid) && schedule.is_due(time) {
             *threads = reader.threads();
             schedule.was_read(time);
         }

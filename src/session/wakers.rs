@@ -64,7 +64,7 @@ impl Wakers {
     }
 
     /// The waker that ended the interval of this sample, if it was captured.
-    pub(super) fn take(&mut self, s: &Sample) -> Option<PendingWaker> {
+    pub(super) fn take_waker(&mut self, s: &Sample) -> Option<PendingWaker> {
         let (time, _) = self.pending.get(&s.tid)?;
         if *time == 0 || *time != s.wake_up.time {
             return None;

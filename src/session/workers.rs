@@ -8,7 +8,7 @@
 //!
 //! Some pools spin for a while when a job is done, and what is left on the worker's stack may still point to the thread that gave
 //! it. If samples of that thread show that it is not in the worker's library, the time belongs to the worker's last job. So it
-//! does if nothing is known of where that thread is, and the worker is where others without a job have been ([`Place`]).
+//! does if nothing is known of where that thread is, and the worker is where others without a job have been ([`WorkerCode`]).
 
 use std::hash::BuildHasher;
 use std::rc::Rc;
@@ -16,7 +16,7 @@ use std::rc::Rc;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::Session;
-use super::sample::Cut;
+use super::sample::TruncationReason;
 use crate::cpython::thread_states;
 use crate::event::{Pid, Sample, Tid};
 use crate::frame::{CodeId, ModuleId, RawFrame};
@@ -49,7 +49,7 @@ pub(super) struct Dispatchers {
     /// By innermost Python function, in all threads.
     functions: FxHashMap<CodeId, FunctionCalls>,
     /// By hash of a worker's callers.
-    places: FxHashMap<u64, Place>,
+    places: FxHashMap<u64, WorkerCode>,
 }
 
 /// Samples of a Python function, and libraries that it called in them.
@@ -76,13 +76,13 @@ impl FunctionCalls {
 
 /// A place in the code of workers, where they work or wait for work.
 #[derive(Default)]
-struct Place {
+struct WorkerCode {
     /// Samples with a dispatcher that was in the worker's library, and with one that was not.
     with_job: u64,
     without_job: u64,
 }
 
-impl Place {
+impl WorkerCode {
     fn is_for_waiting(&self) -> bool {
         // Workers also wait for parts of the call that have no work for them.
         self.without_job >= MIN_WITHOUT_JOB && self.without_job > self.with_job / 16
@@ -95,7 +95,7 @@ pub(super) struct Job {
     pub(super) dispatcher: Tid,
     /// The dispatcher's stack, outermost frame first, and why it is incomplete.
     pub(super) frames: Vec<RawFrame>,
-    pub(super) cut: Cut,
+    pub(super) cut: TruncationReason,
 }
 
 /// A stack, outermost frame first.
@@ -112,7 +112,7 @@ pub(super) struct DispatcherFrames {
     tid: Tid,
     is_unchanged: bool,
     /// Python frames, outermost first, and why they are incomplete. `None`: nothing, so it is the last job.
-    python: Option<(Vec<RawFrame>, Cut)>,
+    python: Option<(Vec<RawFrame>, TruncationReason)>,
 }
 
 fn is_python(frame: &RawFrame) -> bool {

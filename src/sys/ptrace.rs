@@ -89,7 +89,7 @@ pub enum StopReason {
 
 /// The side of a system call at which a thread has stopped for [`StopReason::Call`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum SyscallSide {
     Entry,
     Exit,
 }
@@ -163,7 +163,7 @@ impl Stopped {
     }
 
     /// On which side of a system call it stopped, if it stopped for one. Needs Linux 5.3.
-    pub fn side(&self) -> Option<Side> {
+    pub fn side(&self) -> Option<SyscallSide> {
         let mut info = [0u8; 88]; // struct ptrace_syscall_info (include/uapi/linux/ptrace.h); the first byte says which
         ptrace(
             request::GET_SYSCALL_INFO,
@@ -173,8 +173,8 @@ impl Stopped {
         )
         .ok()?;
         match info[0] {
-            1 => Some(Side::Entry),
-            2 => Some(Side::Exit),
+            1 => Some(SyscallSide::Entry),
+            2 => Some(SyscallSide::Exit),
             _ => None,
         }
     }

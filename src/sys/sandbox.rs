@@ -19,7 +19,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_pread64,
     libc::SYS_lseek,
     libc::SYS_fstat,
-    // The C library's fstat. It tells size and owner of other files, but opens none.
+    // The C library's fstat. It gives size and owner of other files, but opens none.
     libc::SYS_newfstatat,
     libc::SYS_close,
     libc::SYS_recvmsg,

@@ -55,7 +55,7 @@ const TIMERS: [libc::c_int; 3] = [
 ];
 
 /// A process that waits to exec a command.
-pub struct Waiting {
+pub struct WaitingProcess {
     pub pid: Pid,
     /// A byte lets it continue; at end of file it exits.
     pub go: File,
@@ -68,7 +68,7 @@ pub struct Waiting {
 ///
 /// # Errors
 /// A NUL in a word, no descriptor, or no process left.
-pub fn spawn(command: &[String], environment: &[(&str, &str)], detached: bool) -> io::Result<Waiting> {
+pub fn spawn(command: &[String], environment: &[(&str, &str)], detached: bool) -> io::Result<WaitingProcess> {
     let words: Vec<CString> = command
         .iter()
         .map(|word| CString::new(word.as_str()))
@@ -101,7 +101,7 @@ pub fn spawn(command: &[String], environment: &[(&str, &str)], detached: bool) -
             become_command(&start)
         }
         -1 => Err(io::Error::last_os_error()),
-        pid => Ok(Waiting {
+        pid => Ok(WaitingProcess {
             pid: pid as Pid,
             go: go_write,
             failure: failure_read,
@@ -109,7 +109,7 @@ pub fn spawn(command: &[String], environment: &[(&str, &str)], detached: bool) -
     }
 }
 
-impl Waiting {
+impl WaitingProcess {
     /// Waits, after the process may continue, until it has executed the command.
     ///
     /// # Errors

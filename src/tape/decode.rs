@@ -47,7 +47,7 @@ pub fn parse(raw: &[u8]) -> Result<Tape> {
         rest: raw,
         stacks: MAX_BYTES,
     };
-    if r.take(MAGIC.len()) != Some(MAGIC) {
+    if r.read_bytes(MAGIC.len()) != Some(MAGIC) {
         return Err(no_tape());
     }
     let version = r.u32();
@@ -62,7 +62,7 @@ pub fn parse(raw: &[u8]) -> Result<Tape> {
             .why(format!(
                 "it was recorded on {name}, whose registers and instructions this CPU does not have"
             ))
-            .hint(format!("use nativeprof for {name}")));
+            .hint(format!("use a build of nativeprof for {name}")));
     }
     match version.map(|v| v & 0xffff) {
         Some(FIRST_VERSION..=VERSION) => {}
@@ -80,7 +80,7 @@ pub fn parse(raw: &[u8]) -> Result<Tape> {
 
 fn no_tape() -> Error {
     Error::new(ErrorKind::Data, "this is not a tape")
-        .why("it does not begin like one")
+        .why("it does not start with the header of a tape")
         .hint("record one with `nativeprof record --save-tape FILE ...`")
 }
 
@@ -97,22 +97,22 @@ struct TapeReader<'a> {
 }
 
 impl<'a> TapeReader<'a> {
-    fn take(&mut self, n: usize) -> Option<&'a [u8]> {
+    fn read_bytes(&mut self, n: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.rest.split_at_checked(n)?;
         self.rest = rest;
         Some(taken)
     }
 
     fn u8(&mut self) -> Option<u8> {
-        Some(self.take(1)?[0])
+        Some(self.read_bytes(1)?[0])
     }
 
     fn u32(&mut self) -> Option<u32> {
-        Some(u32::from_le_bytes(self.take(4)?.try_into().ok()?))
+        Some(u32::from_le_bytes(self.read_bytes(4)?.try_into().ok()?))
     }
 
     fn u64(&mut self) -> Option<u64> {
-        Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
+        Some(u64::from_le_bytes(self.read_bytes(8)?.try_into().ok()?))
     }
 
     fn flag(&mut self) -> Option<bool> {
@@ -125,7 +125,7 @@ impl<'a> TapeReader<'a> {
 
     fn bytes(&mut self) -> Option<&'a [u8]> {
         let n = self.u32()?;
-        self.take(n as usize)
+        self.read_bytes(n as usize)
     }
 
     fn text(&mut self) -> Option<String> {

@@ -41,9 +41,9 @@ fn greenlet(module: &Module) -> Landmarks {
     for (name, at, size) in named.into_iter().take(MAX_FUNCTIONS) {
         let range = (at, at.saturating_add(size));
         match role(name.as_bytes()) {
-            Some(Role::Stub) => landmarks.stub.push(range),
-            Some(Role::Bootstrap) => landmarks.bootstrap.push(range),
-            Some(Role::Switch) => landmarks.switch.push(range),
+            Some(SymbolRole::Stub) => landmarks.stub.push(range),
+            Some(SymbolRole::Bootstrap) => landmarks.bootstrap.push(range),
+            Some(SymbolRole::Switch) => landmarks.switch.push(range),
             None => {}
         }
     }
@@ -51,23 +51,23 @@ fn greenlet(module: &Module) -> Landmarks {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
+enum SymbolRole {
     Stub,
     Bootstrap,
     Switch,
 }
 
 /// The role of the function with this symbol, including parts that compilers split off (`.cold`).
-fn role(name: &[u8]) -> Option<Role> {
+fn role(name: &[u8]) -> Option<SymbolRole> {
     // The name itself, and as part of a nested name: length and text of each part (Itanium C++ ABI 5.1.2).
-    const NAMES: [(&str, &str, Role); 7] = [
-        ("g_initialstub", "13g_initialstubE", Role::Stub),
-        ("inner_bootstrap", "15inner_bootstrapE", Role::Bootstrap),
-        ("g_switchstack", "13g_switchstackE", Role::Switch),
-        ("g_switchstack_success", "21g_switchstack_successE", Role::Switch),
-        ("slp_switch", "10slp_switchE", Role::Switch),
-        ("slp_save_state", "14slp_save_stateE", Role::Switch),
-        ("slp_restore_state", "17slp_restore_stateE", Role::Switch),
+    const NAMES: [(&str, &str, SymbolRole); 7] = [
+        ("g_initialstub", "13g_initialstubE", SymbolRole::Stub),
+        ("inner_bootstrap", "15inner_bootstrapE", SymbolRole::Bootstrap),
+        ("g_switchstack", "13g_switchstackE", SymbolRole::Switch),
+        ("g_switchstack_success", "21g_switchstack_successE", SymbolRole::Switch),
+        ("slp_switch", "10slp_switchE", SymbolRole::Switch),
+        ("slp_save_state", "14slp_save_stateE", SymbolRole::Switch),
+        ("slp_restore_state", "17slp_restore_stateE", SymbolRole::Switch),
     ];
     let name = std::str::from_utf8(name).ok()?;
     let is_nested = name.starts_with("_ZN");
@@ -106,17 +106,20 @@ mod tests {
 
     #[test]
     fn functions_of_greenlet() {
-        let check = |name: &str, expected: Option<Role>| assert_eq!(role(name.as_bytes()), expected, "{name}");
-        check("g_initialstub", Some(Role::Stub));
-        check("g_initialstub.cold", Some(Role::Stub));
-        check("_ZN8greenlet12UserGreenlet13g_initialstubEPv", Some(Role::Stub));
+        let check = |name: &str, expected: Option<SymbolRole>| assert_eq!(role(name.as_bytes()), expected, "{name}");
+        check("g_initialstub", Some(SymbolRole::Stub));
+        check("g_initialstub.cold", Some(SymbolRole::Stub));
+        check("_ZN8greenlet12UserGreenlet13g_initialstubEPv", Some(SymbolRole::Stub));
         check(
             "_ZN8greenlet12UserGreenlet15inner_bootstrapEP9_greenletP7_object.cold",
-            Some(Role::Bootstrap),
+            Some(SymbolRole::Bootstrap),
         );
-        check("_ZN8greenlet8Greenlet13g_switchstackEv", Some(Role::Switch));
-        check("_ZN8greenlet8Greenlet21g_switchstack_successEv", Some(Role::Switch));
-        check("slp_restore_state_trampoline.cold", Some(Role::Switch));
+        check("_ZN8greenlet8Greenlet13g_switchstackEv", Some(SymbolRole::Switch));
+        check(
+            "_ZN8greenlet8Greenlet21g_switchstack_successEv",
+            Some(SymbolRole::Switch),
+        );
+        check("slp_restore_state_trampoline.cold", Some(SymbolRole::Switch));
         check("g_switch", None);
         check("ts__g_switchstack_use_tracing", None);
         check("_ZN8greenlet12UserGreenlet8g_switchEv", None);

@@ -10,12 +10,12 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::event::Pid;
 use crate::privileges::credentials::User;
 use crate::sys::spawn;
-use crate::sys::spawn::Waiting;
+use crate::sys::spawn::WaitingProcess;
 
 /// A started command.
 pub struct Launched {
     name: String,
-    process: Waiting,
+    process: WaitingProcess,
     released: bool,
 }
 

@@ -241,7 +241,7 @@ impl Process {
         &self.code
     }
 
-    fn at(&self, avma: u64) -> Option<&CodeRange> {
+    fn code_at(&self, avma: u64) -> Option<&CodeRange> {
         let i = self.code.partition_point(|c| c.end <= avma);
         self.code.get(i).filter(|c| c.start <= avma)
     }
@@ -249,13 +249,13 @@ impl Process {
 
 impl CodeMap for Process {
     fn find(&self, avma: u64) -> Option<(ModuleId, u64)> {
-        let code = self.at(avma)?;
+        let code = self.code_at(avma)?;
         // Registered code is addressed by avma.
         code.file.or_else(|| Some((self.registered_at(avma)?, 0)))
     }
 
     fn is_code(&self, avma: u64) -> bool {
-        self.at(avma).is_some()
+        self.code_at(avma).is_some()
     }
 }
 

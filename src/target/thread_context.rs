@@ -35,7 +35,7 @@ const MAX_OFFSET: u64 = 1 << 30;
 
 /// How a file refers to the variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
+pub enum VariableAccess {
     /// In the program itself: so many bytes from the thread pointer.
     Static(i64),
     /// svma of a word that the dynamic linker fills with that offset.
@@ -47,7 +47,7 @@ pub enum Access {
 }
 
 /// How this file refers to the variable, if it defines it.
-pub fn access(module: &Module) -> Option<Access> {
+pub fn access(module: &Module) -> Option<VariableAccess> {
     // Relocations and offsets of the other layout are not known here.
     TLS_BELOW_POINTER.then_some(())?;
     module.exports(SYMBOL)?;
@@ -60,9 +60,11 @@ pub fn access(module: &Module) -> Option<Access> {
             let relocations = e.dynamic_relocations()?.take(MAX_RELOCATIONS);
             let own = relocations.filter(|(_, r)| r.target() == RelocationTarget::Symbol(symbol.index()));
             let found = own.filter_map(|(at, r)| match r.flags() {
-                RelocationFlags::Elf { r_type } if r_type == elf::R_X86_64_TLSDESC => Some(Access::Descriptor(at)),
-                RelocationFlags::Elf { r_type } if r_type == elf::R_X86_64_DTPMOD64 => Some(Access::Pair(at)),
-                RelocationFlags::Elf { r_type } if r_type == elf::R_X86_64_TPOFF64 => Some(Access::Offset(at)),
+                RelocationFlags::Elf { r_type } if r_type == elf::R_X86_64_TLSDESC => {
+                    Some(VariableAccess::Descriptor(at))
+                }
+                RelocationFlags::Elf { r_type } if r_type == elf::R_X86_64_DTPMOD64 => Some(VariableAccess::Pair(at)),
+                RelocationFlags::Elf { r_type } if r_type == elf::R_X86_64_TPOFF64 => Some(VariableAccess::Offset(at)),
                 _ => None,
             });
             if let Some(found) = { found }.next() {
@@ -85,13 +87,13 @@ pub fn access(module: &Module) -> Option<Access> {
             let offset = i64::try_from(symbol.address())
                 .ok()?
                 .checked_sub(i64::try_from(size).ok()?)?;
-            is_program.then_some(Access::Static(offset))
+            is_program.then_some(VariableAccess::Static(offset))
         })
         .flatten()
 }
 
 /// Where the variable is in a process, whose file has this load bias.
-pub fn location(memory: &dyn Memory, access: Access, bias: u64, tls: Tls) -> Option<ThreadContext> {
+pub fn location(memory: &dyn Memory, access: VariableAccess, bias: u64, tls: Tls) -> Option<ThreadContext> {
     let entry = if matches!(tls, Tls::Glibc(_)) { 16 } else { 8 };
     let fixed = |offset: i64| {
         (offset != 0 && offset.unsigned_abs() < MAX_OFFSET).then_some(ThreadContext {
@@ -108,10 +110,10 @@ pub fn location(memory: &dyn Memory, access: Access, bias: u64, tls: Tls) -> Opt
         })
     };
     match access {
-        Access::Static(offset) => fixed(offset),
-        Access::Offset(at) => fixed(memory.u64(at.wrapping_add(bias))? as i64),
-        Access::Pair(at) => pair(at.wrapping_add(bias)),
-        Access::Descriptor(at) => {
+        VariableAccess::Static(offset) => fixed(offset),
+        VariableAccess::Offset(at) => fixed(memory.u64(at.wrapping_add(bias))? as i64),
+        VariableAccess::Pair(at) => pair(at.wrapping_add(bias)),
+        VariableAccess::Descriptor(at) => {
             let word = memory.u64(at.wrapping_add(bias).checked_add(8)?)?;
             // Offsets are small and negative, addresses are those of user space.
             fixed(word as i64).filter(|_| (word as i64) < 0).or_else(|| pair(word))
@@ -179,7 +181,7 @@ pub fn labels(record: &[u8], keys: &[String]) -> (Vec<(String, String)>, bool) {
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct ProcessContext {
+struct PublishedContext {
     #[prost(message, repeated, tag = "2")]
     attributes: Vec<KeyValue>,
 }
@@ -236,7 +238,7 @@ fn read_keys(memory: &dyn Memory, at: u64) -> Option<Vec<String>> {
     let mut payload = vec![0; size as usize];
     memory.read(u64_at(&before, 24)?, &mut payload).then_some(())?;
     (head()? == before).then_some(())?;
-    let context = ProcessContext::decode(&*payload).ok()?;
+    let context = PublishedContext::decode(&*payload).ok()?;
     let value = |name: &str| context.attributes.iter().find(|a| a.key == name)?.value.as_ref();
     value("threadlocal.schema_version")?;
     let keys = value("threadlocal.attribute_key_map").and_then(|value| value.array.as_ref());
@@ -296,7 +298,7 @@ mod tests {
             key: key.into(),
             value: Some(value),
         };
-        let payload = ProcessContext {
+        let payload = PublishedContext {
             attributes: vec![
                 attribute(
                     "threadlocal.schema_version",
@@ -360,11 +362,11 @@ mod tests {
         let memory = Bytes(0x1000, bytes);
         let glibc = Tls::Glibc(0);
         for access in [
-            Access::Static(-8),
-            Access::Offset(0x38),
-            Access::Pair(0x10),
-            Access::Descriptor(0x20),
-            Access::Descriptor(0x30),
+            VariableAccess::Static(-8),
+            VariableAccess::Offset(0x38),
+            VariableAccess::Pair(0x10),
+            VariableAccess::Descriptor(0x20),
+            VariableAccess::Descriptor(0x30),
         ] {
             let at = location(&memory, access, 0x1000, glibc).expect("a location");
             assert_eq!(
@@ -374,7 +376,7 @@ mod tests {
             );
             assert_eq!(super::record(&memory, &at, 0x9000), None, "{access:?}");
         }
-        assert_eq!(location(&memory, Access::Pair(0x20), 0x1000, glibc), None);
-        assert_eq!(location(&memory, Access::Offset(0), 0x1000, glibc), None);
+        assert_eq!(location(&memory, VariableAccess::Pair(0x20), 0x1000, glibc), None);
+        assert_eq!(location(&memory, VariableAccess::Offset(0), 0x1000, glibc), None);
     }
 }

@@ -6,8 +6,8 @@ use ratatui::style::{Color, Modifier, Style, Stylize};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row as TableRow, Table};
 
-use super::app::{App, Input, Page};
-use super::rows::{RowTarget, Sort, TopRow};
+use super::app::{App, Page, Prompt};
+use super::rows::{RowTarget, TopOrder, TopRow};
 use crate::escape::line;
 use crate::profile::model::{FrameKind, Profile};
 use crate::profile::summary::percent;
@@ -154,7 +154,7 @@ fn table(app: &App, width: u16) -> Table<'static> {
     let samples = p.nodes.first().map_or(0, |root| root.count);
     let seconds = span(p, app.seconds);
     let (rates, places) = (width >= NARROW, width >= WIDE);
-    let mark = |title: &str, by: Sort| {
+    let mark = |title: &str, by: TopOrder| {
         let arrow = if app.sort == by && app.page != Page::Stacks {
             "v"
         } else {
@@ -163,16 +163,16 @@ fn table(app: &App, width: u16) -> Table<'static> {
         format!("{title}{arrow}")
     };
     let title = match &app.page {
-        Page::Functions => mark("FUNCTION", Sort::Name),
+        Page::Functions => mark("FUNCTION", TopOrder::Name),
         Page::Stacks => "STACK".into(),
-        Page::Threads => mark("THREAD", Sort::Name),
+        Page::Threads => mark("THREAD", TopOrder::Name),
         Page::Waits | Page::Lags => String::new(),
         Page::Lag(_) => "STACK".into(),
-        Page::Around(_) => mark("CALLS", Sort::Name),
+        Page::Around(_) => mark("CALLS", TopOrder::Name),
     };
     let mut titles = vec![
-        format!("{:>7}", mark("SELF%", Sort::SelfCount)),
-        format!("{:>7}", mark("TOTAL%", Sort::Total)),
+        format!("{:>7}", mark("SELF%", TopOrder::SelfCount)),
+        format!("{:>7}", mark("TOTAL%", TopOrder::Total)),
     ];
     let mut widths = vec![Constraint::Length(7), Constraint::Length(7)];
     if rates {
@@ -305,8 +305,8 @@ fn end_of(text: &str, width: usize) -> String {
 fn keys(app: &App) -> Line<'static> {
     if let Some((what, text)) = &app.input {
         let prompt = match what {
-            Input::Filter => "filter (regular expression): ",
-            Input::Save => "save to: ",
+            Prompt::Filter => "filter (regular expression): ",
+            Prompt::Save => "save to: ",
         };
         return Line::from(vec![prompt.bold(), Span::raw(line(text).into_owned()), Span::raw("_")]);
     }

@@ -28,7 +28,7 @@ pub trait SampleFeed {
     ///
     /// # Errors
     /// The backend's.
-    fn take(&mut self, wait: Duration) -> Result<bool>;
+    fn poll(&mut self, wait: Duration) -> Result<bool>;
 
     /// The samples of the last seconds before a time (CLOCK_MONOTONIC, ns), of all threads or one; `meta` covers all
     /// samples since the start.
@@ -72,7 +72,7 @@ pub fn run(feed: &mut dyn SampleFeed, view: ViewOptions) -> Result<()> {
     let mut still = None;
     while !sys::interrupts::interrupted() {
         if alive {
-            alive = feed.take(POLL_INTERVAL)?;
+            alive = feed.poll(POLL_INTERVAL)?;
         } else {
             app.ended = true;
             thread::sleep(POLL_INTERVAL);
@@ -98,9 +98,9 @@ pub fn run(feed: &mut dyn SampleFeed, view: ViewOptions) -> Result<()> {
             }
             changed = true; // or resized
         }
-        let stands = app.frozen || app.ended;
+        let is_still = app.frozen || app.ended;
         if refreshed.is_none_or(|at| at.elapsed() >= REFRESH && still.is_none()) {
-            still = still.filter(|_| stands).or_else(|| stands.then(sys::clock::now));
+            still = still.filter(|_| is_still).or_else(|| is_still.then(sys::clock::now));
             if still.is_none() {
                 app.gil_holders = feed.gil_holders();
             }

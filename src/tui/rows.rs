@@ -41,7 +41,7 @@ pub struct TopRow {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Sort {
+pub enum TopOrder {
     #[default]
     SelfCount,
     Total,
@@ -90,30 +90,30 @@ fn heading(text: &str) -> TopRow {
     }
 }
 
-fn fits(filter: Option<&Regex>, frame: &Frame) -> bool {
+fn matches_filter(filter: Option<&Regex>, frame: &Frame) -> bool {
     filter.is_none_or(|f| f.is_match(&name(frame)) || f.is_match(&place(frame)))
 }
 
-fn sort(rows: &mut [TopRow], by: Sort) {
+fn sort(rows: &mut [TopRow], by: TopOrder) {
     let key = |r: &TopRow| match by {
-        Sort::SelfCount => (r.counts.self_count, r.counts.total),
-        Sort::Total | Sort::Name => (r.counts.total, r.counts.self_count),
+        TopOrder::SelfCount => (r.counts.self_count, r.counts.total),
+        TopOrder::Total | TopOrder::Name => (r.counts.total, r.counts.self_count),
     };
     match by {
-        Sort::Name => rows.sort_by(|a, b| (&a.name, &a.place).cmp(&(&b.name, &b.place))),
+        TopOrder::Name => rows.sort_by(|a, b| (&a.name, &a.place).cmp(&(&b.name, &b.place))),
         _ => rows.sort_by(|a, b| key(b).cmp(&key(a)).then_with(|| a.name.cmp(&b.name))),
     }
 }
 
 /// All functions.
-pub fn functions(profile: &Profile, filter: Option<&Regex>, by: Sort) -> Vec<TopRow> {
+pub fn functions(profile: &Profile, filter: Option<&Regex>, by: TopOrder) -> Vec<TopRow> {
     let stats = Stats::new(profile);
     let counts = stats.functions();
     let mut rows: Vec<TopRow> = counts
         .iter()
         .enumerate()
         .map(|(id, counts)| (stats.frame(id as FunctionId), *counts))
-        .filter(|(frame, counts)| counts.total > 0 && fits(filter, frame))
+        .filter(|(frame, counts)| counts.total > 0 && matches_filter(filter, frame))
         .map(|(frame, counts)| row(frame, counts, 0))
         .collect();
     sort(&mut rows, by);
@@ -129,7 +129,7 @@ fn same(a: &Frame, b: &Frame) -> bool {
 }
 
 /// Callers and callees of a function.
-pub fn around(profile: &Profile, function: &Frame, by: Sort) -> Vec<TopRow> {
+pub fn around(profile: &Profile, function: &Frame, by: TopOrder) -> Vec<TopRow> {
     let stats = Stats::new(profile);
     let id = (0..stats.len() as FunctionId).find(|id| same(stats.frame(*id), function));
     let counts = id.map_or(SelfTotal::default(), |id| stats.functions()[id as usize]);
@@ -169,7 +169,7 @@ pub fn stacks(profile: &Profile, filter: Option<&Regex>) -> Vec<TopRow> {
         for node in &profile.nodes {
             let above = matches.get(node.parent as usize).copied().unwrap_or(false);
             let frame = profile.frames.get(node.frame as usize);
-            matches.push(above || frame.is_some_and(|f| f.kind != FrameKind::Root && fits(filter, f)));
+            matches.push(above || frame.is_some_and(|f| f.kind != FrameKind::Root && matches_filter(filter, f)));
         }
         let self_counts = profile.self_counts();
         stats.select(
@@ -219,7 +219,7 @@ pub fn stacks(profile: &Profile, filter: Option<&Regex>) -> Vec<TopRow> {
 }
 
 /// Threads that have samples. `gil_holders` are marked.
-pub fn threads(profile: &Profile, filter: Option<&Regex>, by: Sort, gil_holders: &[Tid]) -> Vec<TopRow> {
+pub fn threads(profile: &Profile, filter: Option<&Regex>, by: TopOrder, gil_holders: &[Tid]) -> Vec<TopRow> {
     let mut counts: BTreeMap<Tid, u64> = BTreeMap::new();
     for tick in &profile.timeline {
         *counts.entry(tick.tid).or_default() += 1;

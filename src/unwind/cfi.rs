@@ -5,7 +5,7 @@ use super::expr;
 use super::rule::{CallerRegister, Cfa, FullRule, RuleId};
 use super::rules::Rules;
 use super::signature_marks;
-use super::{Section, Sections};
+use super::{CodeSection, Sections};
 use crate::arch::{GPRS, LINK, RA, SP, TABLE_VENDOR};
 use gimli::{
     BaseAddresses, CfaRule, CieOrFde, DebugFrame, EhFrame, EhFrameHdr, EndianSlice, FrameDescriptionEntry,
@@ -15,7 +15,7 @@ use gimli::{
 use rustc_hash::FxHashMap;
 use std::ops::Range;
 
-type Bytes<'a> = EndianSlice<'a, LittleEndian>;
+type SectionBytes<'a> = EndianSlice<'a, LittleEndian>;
 
 /// Rows taken from one function's entry. CPython's evaluation loop has a few hundred.
 const MAX_ROWS: usize = 1 << 16;
@@ -33,7 +33,7 @@ impl UnwindContextStorage<usize> for UnwindStorage {
     type Stack = Box<[UnwindTableRow<usize, Self>; 16]>;
 }
 
-pub type Context = UnwindContext<usize, UnwindStorage>;
+pub type CfiContext = UnwindContext<usize, UnwindStorage>;
 
 /// Rows of one function: each is valid from its start (relative to the function's) to the next one's.
 #[derive(Clone, Debug, Default)]
@@ -67,8 +67,8 @@ impl Index {
 
 /// One table section and what was read from it.
 #[derive(Default)]
-struct Table {
-    section: Section,
+struct CfiTable {
+    section: CodeSection,
     index: Index,
     /// The index came from `.eh_frame_hdr` and has not been checked against the table itself.
     trusted: bool,
@@ -79,8 +79,8 @@ struct Table {
 #[derive(Default)]
 pub struct FrameTables {
     opened: bool,
-    eh: Table,
-    debug: Option<Table>,
+    eh: CfiTable,
+    debug: Option<CfiTable>,
     hdr_svma: u64,
     /// Start relative to the function's, and the rule from there on.
     rows: Vec<(u32, RuleId)>,
@@ -93,7 +93,7 @@ impl FrameTables {
         svma: u64,
         sections: &mut dyn Sections,
         rules: &mut Rules,
-        context: &mut Context,
+        context: &mut CfiContext,
     ) -> Option<RuleId> {
         self.open(sections);
         if self.rows.len() > MAX_CACHED {
@@ -164,32 +164,32 @@ impl FrameTables {
     }
 }
 
-fn index_of_eh(section: &Section, hdr_svma: u64) -> Index {
+fn index_of_eh(section: &CodeSection, hdr_svma: u64) -> Index {
     let bases = BaseAddresses::default()
         .set_eh_frame(section.svma)
         .set_eh_frame_hdr(hdr_svma);
     index_from_entries(&eh_frame(section), &bases)
 }
 
-fn open_debug(sections: &mut dyn Sections) -> Table {
+fn open_debug(sections: &mut dyn Sections) -> CfiTable {
     let Some(section) = sections.section(".debug_frame").filter(|s| s.bytes.len() < MAX_BYTES) else {
-        return Table::default();
+        return CfiTable::default();
     };
     let index = index_from_entries(&debug_frame(&section), &BaseAddresses::default());
-    Table {
+    CfiTable {
         section,
         index,
-        ..Table::default()
+        ..CfiTable::default()
     }
 }
 
-fn eh_frame(section: &Section) -> EhFrame<Bytes<'_>> {
+fn eh_frame(section: &CodeSection) -> EhFrame<SectionBytes<'_>> {
     let mut frame = EhFrame::new(&section.bytes, LittleEndian);
     frame.set_vendor(TABLE_VENDOR);
     frame
 }
 
-fn debug_frame(section: &Section) -> DebugFrame<Bytes<'_>> {
+fn debug_frame(section: &CodeSection) -> DebugFrame<SectionBytes<'_>> {
     let mut frame = DebugFrame::new(&section.bytes, LittleEndian);
     frame.set_address_size(8);
     frame.set_vendor(TABLE_VENDOR);
@@ -197,7 +197,7 @@ fn debug_frame(section: &Section) -> DebugFrame<Bytes<'_>> {
 }
 
 /// The binary search table, unless it is not of the form that linkers write.
-fn index_from_hdr(hdr: &Section, eh: &Section) -> Option<Index> {
+fn index_from_hdr(hdr: &CodeSection, eh: &CodeSection) -> Option<Index> {
     let bases = BaseAddresses::default()
         .set_eh_frame(eh.svma)
         .set_eh_frame_hdr(hdr.svma);
@@ -221,7 +221,7 @@ fn index_from_hdr(hdr: &Section, eh: &Section) -> Option<Index> {
     Some(Index::from_pairs(pairs))
 }
 
-fn index_from_entries<'a, S: UnwindSection<Bytes<'a>>>(section: &S, bases: &BaseAddresses) -> Index
+fn index_from_entries<'a, S: UnwindSection<SectionBytes<'a>>>(section: &S, bases: &BaseAddresses) -> Index
 where
     S::Offset: std::hash::Hash,
 {
@@ -249,28 +249,28 @@ where
     Index::from_pairs(pairs)
 }
 
-fn entry<'a, S: UnwindSection<Bytes<'a>>>(
+fn entry<'a, S: UnwindSection<SectionBytes<'a>>>(
     section: &S,
     bases: &BaseAddresses,
     offset: u32,
-) -> Option<FrameDescriptionEntry<Bytes<'a>>> {
+) -> Option<FrameDescriptionEntry<SectionBytes<'a>>> {
     section
         .fde_from_offset(bases, S::Offset::from(offset as usize), S::cie_from_offset)
         .ok()
 }
 
-/// What evaluating a table needs besides the table.
+/// What evaluating a table needs in addition to the table.
 struct TableEvaluator<'a> {
     bases: BaseAddresses,
     rows: &'a mut Vec<(u32, RuleId)>,
     rules: &'a mut Rules,
-    context: &'a mut Context,
+    context: &'a mut CfiContext,
     /// An instruction was met that gimli does not know.
     unknown: bool,
 }
 
 impl TableEvaluator<'_> {
-    fn eh_rule(&mut self, table: &mut Table, svma: u64) -> Option<RuleId> {
+    fn eh_rule(&mut self, table: &mut CfiTable, svma: u64) -> Option<RuleId> {
         let (mut start, mut offset) = table.index.find(svma)?;
         if table.trusted {
             let section = eh_frame(&table.section);
@@ -296,12 +296,12 @@ impl TableEvaluator<'_> {
         id
     }
 
-    fn debug_rule(&mut self, table: &mut Table, svma: u64) -> Option<RuleId> {
+    fn debug_rule(&mut self, table: &mut CfiTable, svma: u64) -> Option<RuleId> {
         let (start, offset) = table.index.find(svma)?;
         self.rule_of(&debug_frame(&table.section), &mut table.done, offset, start, svma)
     }
 
-    fn rule_of<'a, S: UnwindSection<Bytes<'a>>>(
+    fn rule_of<'a, S: UnwindSection<SectionBytes<'a>>>(
         &mut self,
         section: &S,
         done: &mut FxHashMap<u32, FunctionRows>,
@@ -330,7 +330,7 @@ impl TableEvaluator<'_> {
     }
 
     /// All rows of one entry.
-    fn evaluate<'a, S: UnwindSection<Bytes<'a>>>(&mut self, section: &S, offset: u32) -> Option<FunctionRows> {
+    fn evaluate<'a, S: UnwindSection<SectionBytes<'a>>>(&mut self, section: &S, offset: u32) -> Option<FunctionRows> {
         let fde = entry(section, &self.bases, offset)?;
         let (start, end) = (fde.initial_address(), fde.end_address());
         if end <= start {
@@ -374,7 +374,7 @@ impl TableEvaluator<'_> {
     }
 }
 
-fn convert<'a, S: UnwindSection<Bytes<'a>>>(
+fn convert<'a, S: UnwindSection<SectionBytes<'a>>>(
     row: &UnwindTableRow<usize, UnwindStorage>,
     section: &S,
     ra: Register,

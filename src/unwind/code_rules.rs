@@ -5,7 +5,7 @@ use super::cfi::{FrameTables, FunctionRows};
 use super::instruction_analysis::analyze;
 use super::rule::RuleId;
 use super::rules::Rules;
-use super::{Section, Sections};
+use super::{CodeSection, Sections};
 use crate::arch::{self, FUNCTION_ALIGNMENT};
 use rustc_hash::FxHashMap;
 
@@ -21,7 +21,7 @@ const MAX_TARGETS: usize = 1 << 20;
 /// Executable sections of one file, and the results of analyzing their instructions.
 #[derive(Default)]
 pub struct FunctionRules {
-    sections: Vec<Section>,
+    sections: Vec<CodeSection>,
     misses: u32,
     functions: Option<Vec<(u64, u64)>>,
     /// Targets of direct calls, by section.
@@ -33,7 +33,7 @@ pub struct FunctionRules {
 
 impl FunctionRules {
     /// The executable section at `svma`.
-    pub fn section(&mut self, svma: u64, source: &mut dyn Sections) -> Option<&Section> {
+    pub fn section(&mut self, svma: u64, source: &mut dyn Sections) -> Option<&CodeSection> {
         let i = self.section_index(svma, source)?;
         self.sections.get(i)
     }
@@ -150,7 +150,7 @@ impl FunctionRules {
 }
 
 /// Targets, inside the section, of what look like direct calls, sorted.
-fn call_targets(section: &Section) -> Vec<u64> {
+fn call_targets(section: &CodeSection) -> Vec<u64> {
     let mut targets = Vec::new();
     let targets_of_calls = arch::calls(&section.bytes, section.svma).map(|(_, target)| target);
     for target in targets_of_calls.filter(|target| section.contains(*target)) {

@@ -38,12 +38,12 @@ pub fn deref_register_offset(bytes: &[u8]) -> Option<(u8, i64)> {
         .flatten()
 }
 
-struct Stack {
+struct OperandStack {
     words: [u64; DEPTH],
     len: usize,
 }
 
-impl Stack {
+impl OperandStack {
     fn push(&mut self, word: u64) -> Option<()> {
         *self.words.get_mut(self.len)? = word;
         self.len += 1;
@@ -67,7 +67,7 @@ pub fn evaluate(bytes: &[u8], initial: Option<u64>, regs: &Regs, memory: &StackM
 }
 
 fn run(bytes: &[u8], initial: Option<u64>, regs: &Regs, memory: &StackMemory, failed: &mut Truncation) -> Option<u64> {
-    let mut stack = Stack {
+    let mut stack = OperandStack {
         words: [0; DEPTH],
         len: 0,
     };

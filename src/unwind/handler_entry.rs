@@ -20,7 +20,7 @@ const MAX_CALLS: usize = 1;
 /// How far a row of such a function is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HandlerRow {
-    /// The registers stand in the frame, the function's own or already those for the handler.
+    /// The registers are saved in the frame: the function's own, or already those for the handler.
     Saved,
     /// The registers are the handler's, but for the stack pointer.
     Loaded,

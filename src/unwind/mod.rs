@@ -31,7 +31,7 @@ use rules::{Rules, UnwindStep};
 pub use stack_cache::StackCache;
 use stack_memory::StackMemory;
 
-pub use crate::code_map::{CodeMap, Landmarks, Section, Sections};
+pub use crate::code_map::{CodeMap, CodeSection, Landmarks, Sections};
 
 /// Native frames of one stack, at most.
 pub const MAX_FRAMES: usize = 1 << 16;
@@ -53,7 +53,7 @@ impl ModuleRules {
         self.tables.start(svma, &mut *self.sections)
     }
 
-    fn rule(&mut self, svma: u64, rules: &mut Rules, context: &mut cfi::Context) -> RuleId {
+    fn rule(&mut self, svma: u64, rules: &mut Rules, context: &mut cfi::CfiContext) -> RuleId {
         let l = &self.landmarks;
         for (ranges, id) in [
             (&l.switch, Rules::SWITCH),
@@ -76,7 +76,7 @@ impl ModuleRules {
     }
 
     /// The rule at `svma`, regardless of landmarks.
-    fn real_rule(&mut self, svma: u64, rules: &mut Rules, context: &mut cfi::Context) -> RuleId {
+    fn real_rule(&mut self, svma: u64, rules: &mut Rules, context: &mut cfi::CfiContext) -> RuleId {
         let id = self.tables.rule(svma, &mut *self.sections, rules, context);
         if let Some(at) = arch::SIGNAL_FRAME_REGS
             && id.is_none_or(|id| rules.get(id).signal)
@@ -99,11 +99,11 @@ pub struct Unwinder {
     modules: Vec<Option<Box<ModuleRules>>>,
     rules: Rules,
     cache: RuleCache,
-    context: cfi::Context,
+    context: cfi::CfiContext,
     /// Addresses on the stack that lie in frames of code with tables, ascending.
     anchors: Vec<u64>,
     greenlets: bool,
-    /// Calls of the eval function that the interpreter knows of.
+    /// Calls of the eval function that the interpreter has records of.
     loops: Option<usize>,
 }
 
@@ -193,7 +193,7 @@ impl Unwinder {
 
     /// Sets, for the stacks that follow, the anchors: addresses that are known to lie in frames of code with tables. A
     /// fallback that crosses one of them, or leaves one out, is wrong. `loops`: the calls of the eval function that the
-    /// interpreter knows of, including those without anchors.
+    /// interpreter has records of, including those without anchors.
     pub fn set_anchors(&mut self, anchors: impl Iterator<Item = u64>, loops: Option<usize>) {
         self.loops = loops;
         self.anchors.clear();

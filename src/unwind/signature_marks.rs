@@ -9,12 +9,12 @@ use gimli::constants as dw;
 const NEGATE_RA_STATE_WITH_PC: u8 = 0x2c;
 
 /// A position in bytes.
-struct Reader<'a> {
+struct ByteReader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
-impl Reader<'_> {
+impl ByteReader<'_> {
     fn byte(&mut self) -> Option<u8> {
         let byte = self.bytes.get(self.at).copied()?;
         self.at += 1;
@@ -60,7 +60,7 @@ fn pointer_size(encoding: u8) -> Option<usize> {
 
 /// Where the instructions of a CIE begin, the encoding of its functions' addresses, and whether its entries have augmentation
 /// data. `reader` is after the entry's identifier.
-fn cie(reader: &mut Reader<'_>) -> Option<(u8, bool)> {
+fn cie(reader: &mut ByteReader<'_>) -> Option<(u8, bool)> {
     let version = reader.byte()?;
     let from = reader.at;
     while reader.byte()? != 0 {}
@@ -95,7 +95,7 @@ fn cie(reader: &mut Reader<'_>) -> Option<(u8, bool)> {
 }
 
 /// Positions of the marks among the instructions from the reader's position to the end. `encoding`: of addresses.
-fn marks(reader: &mut Reader<'_>, encoding: u8, out: &mut Vec<usize>) -> Option<()> {
+fn marks(reader: &mut ByteReader<'_>, encoding: u8, out: &mut Vec<usize>) -> Option<()> {
     while reader.at < reader.bytes.len() {
         let at = reader.at;
         let code = reader.byte()?;
@@ -157,13 +157,13 @@ pub fn remove(bytes: &mut [u8], offset: usize) -> bool {
         let (from, to) = entry(bytes, offset)?;
         let pointer = u32::from_le_bytes(bytes.get(from..from.checked_add(4)?)?.try_into().ok()?);
         let (cie_from, cie_to) = entry(bytes, from.checked_sub(pointer as usize)?)?;
-        let mut reader = Reader {
+        let mut reader = ByteReader {
             bytes: bytes.get(..cie_to)?,
             at: cie_from.checked_add(4)?,
         };
         let (encoding, has_data) = cie(&mut reader)?;
         marks(&mut reader, encoding, &mut found)?;
-        let mut reader = Reader {
+        let mut reader = ByteReader {
             bytes: bytes.get(..to)?,
             at: from.checked_add(4)?,
         };

@@ -10,7 +10,7 @@ use gimli::{
 use crate::Name;
 use crate::dwarf_util::{DieRef, Fuel, GimliUnit, Slice, abbreviations_len, bare_unit};
 use crate::elf::Elf;
-use crate::functions::Functions;
+use crate::functions::UnitFunctions;
 use crate::{Error, ErrorKind};
 
 /// Maximum number of references followed to a name (abstract origin, specification). Real chains have three.
@@ -23,8 +23,8 @@ pub(crate) const MAX_DWARF: u64 = 4 << 30;
 
 /// What is cached of one `.debug_info` between lookups; holds no references into the sections.
 #[derive(Default)]
-pub(crate) struct Info {
-    pub units: Vec<Unit>,
+pub(crate) struct DebugInfo {
+    pub units: Vec<CompilationUnit>,
     /// The skeleton in the executable, if this is a split unit's file.
     pub skeleton: Option<Skeleton>,
     abbreviations: HashMap<usize, Option<Arc<gimli::Abbreviations>>>,
@@ -39,18 +39,18 @@ pub(crate) struct Skeleton {
     ranges_base: gimli::DebugRngListsBase,
 }
 
-pub(crate) struct Unit {
+pub(crate) struct CompilationUnit {
     /// Offset in .debug_info.
     pub offset: usize,
-    root: Lazy<Root>,
-    pub functions: Lazy<Functions>,
+    root: Lazy<UnitRoot>,
+    pub functions: Lazy<UnitFunctions>,
 }
 
 /// Not read, or read with this result.
 type Lazy<T> = Option<Option<T>>;
 
 /// The unit's own entry.
-struct Root {
+struct UnitRoot {
     abbreviations: Arc<gimli::Abbreviations>,
     low_pc: u64,
     str_offsets_base: gimli::DebugStrOffsetsBase,
@@ -111,17 +111,17 @@ pub(crate) fn load_sections(elf: &Elf, split: bool, max: u64) -> Result<(DwarfSe
     Ok((sections, total))
 }
 
-impl Info {
+impl DebugInfo {
     /// Lists the units.
-    pub fn new(dwarf: &gimli::Dwarf<Slice<'_>>, skeleton: Option<Skeleton>) -> Info {
-        let mut info = Info {
+    pub fn new(dwarf: &gimli::Dwarf<Slice<'_>>, skeleton: Option<Skeleton>) -> DebugInfo {
+        let mut info = DebugInfo {
             skeleton,
-            ..Info::default()
+            ..DebugInfo::default()
         };
         let mut headers = dwarf.debug_info.units();
         while let Ok(Some(header)) = headers.next() {
             let offset = header.debug_info_offset().map_or(0, |o| o.0);
-            info.units.push(Unit {
+            info.units.push(CompilationUnit {
                 offset,
                 root: None,
                 functions: None,
@@ -147,7 +147,7 @@ impl Info {
         Some(unit)
     }
 
-    fn root(&self, i: usize) -> Option<&Root> {
+    fn root(&self, i: usize) -> Option<&UnitRoot> {
         self.units.get(i)?.root.as_ref()?.as_ref()
     }
 
@@ -186,7 +186,7 @@ impl Info {
         dwarf: &gimli::Dwarf<Slice<'_>>,
         header: &gimli::UnitHeader<Slice<'_>>,
         fuel: &mut Fuel,
-    ) -> Option<Root> {
+    ) -> Option<UnitRoot> {
         let abbreviations = self.abbreviations(dwarf, header.debug_abbrev_offset().0, fuel)?;
         let mut unit = bare_unit(*header, abbreviations.clone(), dwarf.file_type);
         let mut low_pc = None;
@@ -240,7 +240,7 @@ impl Info {
             }),
             _ => None,
         };
-        Some(Root {
+        Some(UnitRoot {
             abbreviations,
             low_pc,
             str_offsets_base: unit.str_offsets_base,
@@ -263,7 +263,7 @@ impl Info {
         }
         // Tables may overlap (each tail of the section is one): the cost of this one must be known before parsing it.
         let rest = dwarf.debug_abbrev.reader().slice().get(at..)?;
-        fuel.spend(abbreviations_len(&rest[..fuel.most(rest.len())]) as u64)?;
+        fuel.spend(abbreviations_len(&rest[..fuel.at_most(rest.len())]) as u64)?;
         let parsed = dwarf
             .debug_abbrev
             .abbreviations(gimli::DebugAbbrevOffset(at))
@@ -278,7 +278,7 @@ impl Info {
     /// `sup`.
     pub fn name(
         &mut self,
-        sup: Option<&mut Info>,
+        sup: Option<&mut DebugInfo>,
         dwarf: &gimli::Dwarf<Slice<'_>>,
         unit: usize,
         at: DieRef,

@@ -22,7 +22,7 @@ pub struct Debuginfod {
     cache: PathBuf,
     limits: Limits,
     agent: ureq::Agent,
-    memory: Mutex<Memory>,
+    memory: Mutex<FailedRequests>,
 }
 
 /// Limits for one file.
@@ -46,7 +46,7 @@ impl Default for Limits {
 
 /// Servers and ids that are not requested again.
 #[derive(Default)]
-struct Memory {
+struct FailedRequests {
     refused: HashMap<Vec<u8>, String>,
     dead: HashSet<usize>,
 }

@@ -14,17 +14,17 @@ use std::sync::Arc;
 
 use gimli::{DwarfSections, EndianSlice, LittleEndian};
 
-use crate::debug_info::{Info, MAX_DWARF, Unit, load_sections};
+use crate::debug_info::{CompilationUnit, DebugInfo, MAX_DWARF, load_sections};
 use crate::debugfile::{FileContext, Search};
 use crate::dwarf_util::{Bounds, DieRef, Fuel, Slice, root_string};
 use crate::elf::Elf;
-use crate::functions::{Functions, Ranges};
+use crate::functions::{Ranges, UnitFunctions};
 use crate::lines::{Lines, Paths};
 use crate::split_dwarf::Splits;
 use crate::{Error, ErrorKind, Name};
 
 /// One frame: an inlined function, or the real one.
-pub(crate) struct Frame {
+pub(crate) struct DwarfFrame {
     pub name: Option<Name>,
     pub file: Option<Arc<str>>,
     pub line: Option<u32>,
@@ -34,7 +34,7 @@ pub(crate) struct Frame {
 #[derive(Default)]
 pub(crate) struct DwarfLookup {
     /// Innermost first; the last one is the real function. May be empty.
-    pub frames: Vec<Frame>,
+    pub frames: Vec<DwarfFrame>,
     /// The range of the real function that contains the address.
     pub range: Option<(u64, u64)>,
 }
@@ -52,14 +52,14 @@ pub(crate) struct DwarfContext<'a> {
 pub(crate) struct Dwarf {
     sections: DwarfSections<Vec<u8>>,
     supplementary: Option<DwarfSections<Vec<u8>>>,
-    state: State,
+    state: DwarfCache,
 }
 
 /// Everything cached between lookups; holds no references into the sections.
-struct State {
-    info: Info,
+struct DwarfCache {
+    info: DebugInfo,
     /// Of the supplementary file.
-    shared: Option<Info>,
+    shared: Option<DebugInfo>,
     splits: Splits,
     /// (begin, end, index of unit).
     ranges: Ranges,
@@ -84,9 +84,9 @@ impl Dwarf {
             None => None,
         };
         let main = view(&sections, supplementary.as_ref());
-        let mut state = State {
-            info: Info::new(&main, None),
-            shared: main.sup().map(|dwarf| Info::new(dwarf, None)),
+        let mut state = DwarfCache {
+            info: DebugInfo::new(&main, None),
+            shared: main.sup().map(|dwarf| DebugInfo::new(dwarf, None)),
             splits: Splits::new(context.around, context.packages),
             ranges: Ranges::default(),
             lines: HashMap::new(),
@@ -136,7 +136,7 @@ fn view<'a>(
     sections.borrow_with_sup(supplementary, |data| EndianSlice::new(data, LittleEndian))
 }
 
-impl State {
+impl DwarfCache {
     fn index(&mut self, dwarf: &gimli::Dwarf<Slice<'_>>) {
         // GCC lists the ranges of its units in .debug_aranges: cheap. For other compilers, the unit's entry is read.
         let mut listed = vec![false; self.info.units.len()];
@@ -167,7 +167,7 @@ impl State {
         let abbrev = entries.read_abbreviation().ok()??;
         let mut bounds = Bounds::default();
         for spec in abbrev.attributes() {
-            bounds.take(entries.read_attribute(*spec).ok()?);
+            bounds.add_attribute(entries.read_attribute(*spec).ok()?);
         }
         let (ranges, fuel) = (&mut self.ranges, &mut self.fuel);
         bounds.each(dwarf, &unit, fuel, |begin, end| {
@@ -214,7 +214,7 @@ impl State {
     ) -> Option<DwarfLookup> {
         self.info.open(dwarf, i, &mut self.fuel)?;
         let lines = self.lines(dwarf, i);
-        let State {
+        let DwarfCache {
             info,
             shared,
             splits,
@@ -233,8 +233,8 @@ impl State {
 
 /// The functions and lines at an address that lies in unit `i`.
 fn function_at(
-    info: &mut Info,
-    mut shared: Option<&mut Info>,
+    info: &mut DebugInfo,
+    mut shared: Option<&mut DebugInfo>,
     dwarf: &gimli::Dwarf<Slice<'_>>,
     i: usize,
     svma: u64,
@@ -242,19 +242,19 @@ fn function_at(
     fuel: &mut Fuel,
 ) -> Option<DwarfLookup> {
     let unit = info.open(dwarf, i, fuel)?;
-    let Unit { offset, functions, .. } = &mut info.units[i];
+    let CompilationUnit { offset, functions, .. } = &mut info.units[i];
     let offset = *offset;
-    let functions = functions.get_or_insert_with(|| Functions::parse(dwarf, &unit, fuel));
+    let functions = functions.get_or_insert_with(|| UnitFunctions::parse(dwarf, &unit, fuel));
     let (file, line) = lines.as_ref().and_then(|l| l.find(svma)).unwrap_or_default();
     let inlined = functions.as_mut().and_then(|f| f.find(dwarf, &unit, svma, fuel));
     let mut found = DwarfLookup::default();
-    let mut here = Frame { name: None, file, line };
+    let mut here = DwarfFrame { name: None, file, line };
     if let Some(inlined) = inlined {
         found.range = Some(inlined.range);
         for call in inlined.calls.iter().rev() {
             here.name = info.name(shared.as_deref_mut(), dwarf, offset, call.name_at, fuel);
             let file = call.file.and_then(|f| lines.as_ref()?.file(f));
-            let caller = Frame {
+            let caller = DwarfFrame {
                 name: None,
                 file,
                 line: call.line,

@@ -34,7 +34,7 @@ impl Fuel {
     }
 
     /// `amount`, or what is left.
-    pub fn most(&self, amount: usize) -> usize {
+    pub fn at_most(&self, amount: usize) -> usize {
         usize::try_from(self.0).map_or(amount, |left| amount.min(left))
     }
 }
@@ -146,7 +146,7 @@ pub(crate) struct Bounds<'a> {
 }
 
 impl<'a> Bounds<'a> {
-    pub fn take(&mut self, attr: gimli::Attribute<Slice<'a>>) {
+    pub fn add_attribute(&mut self, attr: gimli::Attribute<Slice<'a>>) {
         match attr.name() {
             gimli::DW_AT_low_pc => self.low = Some(attr.value()),
             gimli::DW_AT_high_pc => self.high = Some(attr.value()),

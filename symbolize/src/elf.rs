@@ -40,14 +40,14 @@ pub(crate) const SHF_EXECINSTR: u64 = 4;
 const SHF_COMPRESSED: u64 = 1 << 11;
 
 /// The source of the bytes.
-enum Input {
+enum FileBytes {
     File { file: File, len: u64 },
     Bytes(Vec<u8>),
 }
 
 /// One section header, names resolved.
 #[derive(Debug, Clone)]
-pub(crate) struct Section {
+pub(crate) struct SectionHeader {
     pub name: String,
     pub kind: u32,
     pub flags: u64,
@@ -57,7 +57,7 @@ pub(crate) struct Section {
     pub link: u32,
 }
 
-impl Section {
+impl SectionHeader {
     pub fn is_code(&self) -> bool {
         self.flags & SHF_EXECINSTR != 0
     }
@@ -69,7 +69,7 @@ impl Section {
 
 /// One loadable segment.
 #[derive(Debug, Clone, Copy)]
-struct Segment {
+struct LoadSegment {
     offset: u64,
     addr: u64,
     file_size: u64,
@@ -78,9 +78,9 @@ struct Segment {
 
 /// The parsed headers of one file, and access to its bytes.
 pub(crate) struct Elf {
-    input: Input,
-    pub sections: Vec<Section>,
-    segments: Vec<Segment>,
+    input: FileBytes,
+    pub sections: Vec<SectionHeader>,
+    segments: Vec<LoadSegment>,
     pub build_id: Option<Vec<u8>>,
     /// The CPU: [`EM_X86_64`] and [`EM_AARCH64`] are those whose PLT stubs can be decoded.
     pub machine: u16,
@@ -123,19 +123,19 @@ impl Elf {
         if !meta.is_file() {
             return Err(Error::new(ErrorKind::NotElf, "not a regular file"));
         }
-        Elf::parse(Input::File { file, len: meta.len() }, object)
+        Elf::parse(FileBytes::File { file, len: meta.len() }, object)
     }
 
     pub fn from_bytes(bytes: Vec<u8>) -> Result<Elf, Error> {
-        Elf::parse(Input::Bytes(bytes), false)
+        Elf::parse(FileBytes::Bytes(bytes), false)
     }
 
     /// The same, but accepts object files.
     pub fn from_object(bytes: Vec<u8>) -> Result<Elf, Error> {
-        Elf::parse(Input::Bytes(bytes), true)
+        Elf::parse(FileBytes::Bytes(bytes), true)
     }
 
-    fn parse(input: Input, object: bool) -> Result<Elf, Error> {
+    fn parse(input: FileBytes, object: bool) -> Result<Elf, Error> {
         let truncated = || Error::new(ErrorKind::Truncated, "the file ends inside its own headers");
         let unsupported = |what: &'static str| Err(Error::new(ErrorKind::Unsupported, what));
         let head = input.read(0, input.len().min(64))?;
@@ -192,7 +192,7 @@ impl Elf {
             let wide = |at| u64_at(ph, at).unwrap_or(0);
             let (offset, addr, file_size, mem_size) = (wide(8), wide(16), wide(32), wide(40));
             match u32_at(ph, 0) {
-                Some(PT_LOAD) => self.segments.push(Segment {
+                Some(PT_LOAD) => self.segments.push(LoadSegment {
                     offset,
                     addr,
                     file_size,
@@ -228,11 +228,11 @@ impl Elf {
             return Err(Error::new(ErrorKind::Corrupt, "too many sections"));
         }
         let table = self.input.read(offset, 64 * count)?;
-        let header = |i: usize| -> Option<(u32, Section)> {
+        let header = |i: usize| -> Option<(u32, SectionHeader)> {
             let sh = table.get(i.checked_mul(64)?..)?.get(..64)?;
             Some((
                 u32_at(sh, 0)?,
-                Section {
+                SectionHeader {
                     name: String::new(),
                     kind: u32_at(sh, 4)?,
                     flags: u64_at(sh, 8)?,
@@ -284,12 +284,12 @@ impl Elf {
     }
 
     /// Index and header of the first section of this name.
-    pub fn section(&self, name: &str) -> Option<&Section> {
+    pub fn section(&self, name: &str) -> Option<&SectionHeader> {
         self.sections.iter().find(|s| s.name == name)
     }
 
     /// The bytes of a section as they are in the file.
-    pub fn raw_data(&self, section: &Section) -> Result<Vec<u8>, Error> {
+    pub fn raw_data(&self, section: &SectionHeader) -> Result<Vec<u8>, Error> {
         if section.kind == SHT_NOBITS {
             return Ok(Vec::new());
         }
@@ -298,7 +298,7 @@ impl Elf {
 
     /// `size` bytes of an executable section from a stated address on.
     pub fn code(&self, svma: u64, size: u64) -> Result<Vec<u8>, Error> {
-        let is_inside = |s: &&Section| {
+        let is_inside = |s: &&SectionHeader| {
             let end = svma.checked_add(size);
             s.is_code() && s.kind != SHT_NOBITS && svma >= s.addr && end.is_some_and(|end| end <= s.end())
         };
@@ -373,11 +373,11 @@ impl Elf {
     }
 }
 
-impl Input {
+impl FileBytes {
     fn len(&self) -> u64 {
         match self {
-            Input::File { len, .. } => *len,
-            Input::Bytes(bytes) => bytes.len() as u64,
+            FileBytes::File { len, .. } => *len,
+            FileBytes::Bytes(bytes) => bytes.len() as u64,
         }
     }
 
@@ -392,13 +392,13 @@ impl Input {
             return Err(Error::new(ErrorKind::Unsupported, "a section of more than 2 GiB"));
         }
         match self {
-            Input::File { file, .. } => {
+            FileBytes::File { file, .. } => {
                 let mut bytes = vec![0; len as usize];
                 // The file may have shrunk since its length was read: that is an error here, not a signal.
                 file.read_exact_at(&mut bytes, offset).map_err(Error::io)?;
                 Ok(bytes)
             }
-            Input::Bytes(bytes) => Ok(bytes[offset as usize..end as usize].to_vec()),
+            FileBytes::Bytes(bytes) => Ok(bytes[offset as usize..end as usize].to_vec()),
         }
     }
 }

@@ -11,9 +11,9 @@ const MAX_OVERLAPS: usize = 1000;
 
 /// Ranges of addresses with an index each; they may overlap.
 #[derive(Default)]
-pub(crate) struct Ranges(Vec<Range>);
+pub(crate) struct Ranges(Vec<FunctionRange>);
 
-struct Range {
+struct FunctionRange {
     begin: u64,
     end: u64,
     /// The maximum end of the ranges up to this one: if it is not above an address, no earlier range contains the
@@ -27,7 +27,7 @@ impl Ranges {
     pub fn push(&mut self, begin: u64, end: u64, index: usize) -> bool {
         let keep = begin > 1 && begin < end;
         if keep {
-            self.0.push(Range {
+            self.0.push(FunctionRange {
                 begin,
                 end,
                 reach: end,
@@ -47,7 +47,7 @@ impl Ranges {
         self.0.shrink_to_fit();
     }
 
-    fn hits(&self, svma: u64) -> impl Iterator<Item = &Range> {
+    fn hits(&self, svma: u64) -> impl Iterator<Item = &FunctionRange> {
         let after = self.0.partition_point(|r| r.begin <= svma);
         let before = self.0[..after].iter().rev();
         before
@@ -64,7 +64,7 @@ impl Ranges {
 
 /// One inlined call.
 #[derive(Clone, Copy)]
-pub(crate) struct Call {
+pub(crate) struct InlinedCall {
     /// The entry with the name of the inlined function.
     pub name_at: DieRef,
     /// The call site: index of the file in the unit's line table, and line.
@@ -78,36 +78,36 @@ pub(crate) struct Call {
 /// The function and the inlined calls at an address.
 pub(crate) struct Inlined {
     /// Outermost first.
-    pub calls: Vec<Call>,
+    pub calls: Vec<InlinedCall>,
     /// Entry of the real function, in its unit.
     pub die: usize,
     pub range: (u64, u64),
 }
 
 /// All functions with code of one unit.
-pub(crate) struct Functions {
+pub(crate) struct UnitFunctions {
     ranges: Ranges,
-    functions: Vec<Function>,
+    functions: Vec<UnitFunction>,
 }
 
-struct Function {
+struct UnitFunction {
     die: usize,
-    calls: Option<Calls>,
+    calls: Option<InlinedCalls>,
 }
 
 /// The calls inlined into one function, in the order of their entries: parents come before their children.
 #[derive(Default)]
-struct Calls {
-    calls: Vec<Call>,
+struct InlinedCalls {
+    calls: Vec<InlinedCall>,
     /// (begin, end, call).
     ranges: Vec<(u64, u64, u32)>,
 }
 
-impl Functions {
+impl UnitFunctions {
     /// Collects the functions of a unit. Stops early, with what it has, where the unit is corrupt; `None` if the fuel
     /// is used up.
-    pub fn parse<'a>(dwarf: &gimli::Dwarf<Slice<'a>>, unit: &GimliUnit<'a>, fuel: &mut Fuel) -> Option<Functions> {
-        let mut out = Functions {
+    pub fn parse<'a>(dwarf: &gimli::Dwarf<Slice<'a>>, unit: &GimliUnit<'a>, fuel: &mut Fuel) -> Option<UnitFunctions> {
+        let mut out = UnitFunctions {
             ranges: Ranges::default(),
             functions: Vec::new(),
         };
@@ -128,7 +128,7 @@ impl Functions {
             let mut ok = true;
             for spec in abbrev.attributes() {
                 match entries.read_attribute(*spec) {
-                    Ok(attr) => bounds.take(attr),
+                    Ok(attr) => bounds.add_attribute(attr),
                     Err(_) => {
                         ok = false;
                         break;
@@ -145,7 +145,7 @@ impl Functions {
                 has_code |= ranges.push(begin, end, index)
             });
             if has_code {
-                out.functions.push(Function { die, calls: None });
+                out.functions.push(UnitFunction { die, calls: None });
             }
         }
         out.ranges.sort();
@@ -166,7 +166,7 @@ impl Functions {
         let die = function.die;
         let calls = function
             .calls
-            .get_or_insert_with(|| Calls::parse(dwarf, unit, die, fuel).unwrap_or_default());
+            .get_or_insert_with(|| InlinedCalls::parse(dwarf, unit, die, fuel).unwrap_or_default());
         Some(Inlined {
             calls: calls.find(svma),
             die,
@@ -175,10 +175,15 @@ impl Functions {
     }
 }
 
-impl Calls {
+impl InlinedCalls {
     /// Walks the entries below a function, without recursion.
-    fn parse<'a>(dwarf: &gimli::Dwarf<Slice<'a>>, unit: &GimliUnit<'a>, die: usize, fuel: &mut Fuel) -> Option<Calls> {
-        let mut out = Calls::default();
+    fn parse<'a>(
+        dwarf: &gimli::Dwarf<Slice<'a>>,
+        unit: &GimliUnit<'a>,
+        die: usize,
+        fuel: &mut Fuel,
+    ) -> Option<InlinedCalls> {
+        let mut out = InlinedCalls::default();
         let mut entries = unit.entries_raw(Some(UnitOffset(die))).ok()?;
         let top = entries.next_depth();
         let abbrev = entries.read_abbreviation().ok()??;
@@ -211,7 +216,7 @@ impl Calls {
             }
             let mut bounds = Bounds::default();
             let parent = open.last().map(|o| o.1);
-            let mut call = Call {
+            let mut call = InlinedCall {
                 name_at: DieRef::Unit(at),
                 file: None,
                 line: None,
@@ -231,7 +236,7 @@ impl Calls {
                     (gimli::DW_AT_call_line, AttributeValue::Udata(line)) => {
                         call.line = u32::try_from(line).ok().filter(|&l| l != 0);
                     }
-                    _ => bounds.take(attr),
+                    _ => bounds.add_attribute(attr),
                 }
             }
             let index = out.calls.len() as u32;
@@ -249,8 +254,8 @@ impl Calls {
 
     /// From outside to inside. Linear search: parents come before their children, and a function has at most some
     /// thousands of ranges.
-    fn find(&self, svma: u64) -> Vec<Call> {
-        let mut path: Vec<Call> = Vec::new();
+    fn find(&self, svma: u64) -> Vec<InlinedCall> {
+        let mut path: Vec<InlinedCall> = Vec::new();
         let mut last = None;
         for &(begin, end, index) in &self.ranges {
             if begin <= svma && svma < end {

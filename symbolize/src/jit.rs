@@ -27,12 +27,12 @@ const MAX_DEBUG_INFO: u64 = 64 << 20;
 /// Names of JIT code. Addresses are those of the running process.
 #[derive(Default)]
 pub struct JitCode {
-    functions: Vec<Function>,
+    functions: Vec<JitFunction>,
     /// Start of a range -> its end and the index of the function. Ranges do not overlap.
     ranges: BTreeMap<u64, (u64, u32)>,
 }
 
-struct Function {
+struct JitFunction {
     start: u64,
     size: u64,
     name: Arc<str>,
@@ -124,7 +124,7 @@ impl JitCode {
             return;
         }
         let index = self.functions.len() as u32;
-        self.functions.push(Function {
+        self.functions.push(JitFunction {
             start,
             size,
             name,

@@ -8,12 +8,12 @@ const MAX_FUNCTION: u64 = 1 << 20;
 /// The symbols of a running kernel, from any source of the text.
 pub struct Kernel {
     /// Sorted by address, one entry per address.
-    entries: Vec<Entry>,
+    entries: Vec<KernelEntry>,
     /// All names, one after the other; then all module names.
     text: String,
 }
 
-struct Entry {
+struct KernelEntry {
     addr: u64,
     name: u32,
     name_len: u16,
@@ -88,7 +88,7 @@ impl Kernel {
             };
             kernel.text.push_str(name);
             kernel.text.push_str(module);
-            kernel.entries.push(Entry {
+            kernel.entries.push(KernelEntry {
                 addr,
                 name: at,
                 name_len,

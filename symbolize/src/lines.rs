@@ -16,7 +16,7 @@ struct Sequence {
 }
 
 /// 12 bytes instead of 32: large libraries have millions of rows.
-struct Row {
+struct LineRow {
     /// Offset from the start of the sequence.
     delta: u32,
     file: u32,
@@ -27,7 +27,7 @@ struct Row {
 pub(crate) struct Lines {
     files: Vec<Option<Arc<str>>>,
     sequences: Vec<Sequence>,
-    rows: Vec<Row>,
+    rows: Vec<LineRow>,
 }
 
 /// Paths, each stored once: the same headers occur in every unit.
@@ -92,7 +92,7 @@ impl Lines {
                 continue;
             };
             let line = row.line().map_or(0, |l| u32::try_from(l.get()).unwrap_or(0));
-            let new = Row {
+            let new = LineRow {
                 delta,
                 file: u32::try_from(row.file_index()).unwrap_or(u32::MAX),
                 line,

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use crate::elf::{EM_AARCH64, EM_X86_64, Elf, SHT_DYNSYM, SHT_RELA, Section, cstr_at, u32_at, u64_at};
+use crate::elf::{EM_AARCH64, EM_X86_64, Elf, SHT_DYNSYM, SHT_RELA, SectionHeader, cstr_at, u32_at, u64_at};
 use crate::symbols::MAX_NAME;
 
 const R_X86_64_GLOB_DAT: u32 = 6;
@@ -90,7 +90,7 @@ impl Plt {
         Some(plt)
     }
 
-    fn decode(&mut self, elf: &Elf, section: &Section, slots: &HashMap<u64, u32>, pushed: &[Option<u32>]) {
+    fn decode(&mut self, elf: &Elf, section: &SectionHeader, slots: &HashMap<u64, u32>, pushed: &[Option<u32>]) {
         if section.size > MAX_PLT {
             return;
         }
@@ -167,8 +167,8 @@ fn target(stub: &[u8]) -> Option<Target> {
     })
 }
 
-/// Start, size and slot of each stub: `adrp x16, PAGE; ldr x17, [x16, #N]; add x16, x16, #N; br x17`, before which `bti c` may
-/// stand, and before the jump `autia1716`.
+/// Start, size and slot of each stub: `adrp x16, PAGE; ldr x17, [x16, #N]; add x16, x16, #N; br x17`, optionally after a
+/// `bti c`, and with `autia1716` before the jump.
 fn aarch64_stubs(code: &[u8], address: u64) -> Vec<(u64, u64, u64)> {
     const BTI_C: u32 = 0xd503_245f;
     const AUTIA1716: u32 = 0xd503_219f;

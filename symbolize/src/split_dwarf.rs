@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use gimli::{DebugCuIndex, DwarfSections, EndianSlice, IndexSectionId, LittleEndian, SectionId};
 
-use crate::debug_info::{Info, Skeleton, SplitName, load_sections};
+use crate::debug_info::{DebugInfo, Skeleton, SplitName, load_sections};
 use crate::debugfile::{FileContext, Search};
 use crate::dwarf_util::{Fuel, Slice};
 use crate::elf::Elf;
@@ -22,14 +22,14 @@ pub(crate) struct Splits {
     around: Option<FileContext>,
     /// Paths of packages not tried yet.
     packages: Vec<PathBuf>,
-    package: Option<Package>,
+    package: Option<DwarfPackage>,
     known: HashMap<usize, Option<Split>>,
     /// Bytes that may still be read.
     left: u64,
 }
 
 /// The sections of a `.dwp` file.
-struct Package {
+struct DwarfPackage {
     index: Vec<u8>,
     info: Vec<u8>,
     abbrev: Vec<u8>,
@@ -43,7 +43,7 @@ struct Split {
     sections: DwarfSections<Vec<u8>>,
     /// Its strings are those of the package.
     packed: bool,
-    info: Info,
+    info: DebugInfo,
     /// Index of the unit in `info`.
     unit: usize,
 }
@@ -74,7 +74,7 @@ impl Splits {
         dwarf: &gimli::Dwarf<Slice<'a>>,
         fuel: &mut Fuel,
         search: &mut Search,
-    ) -> Option<(gimli::Dwarf<Slice<'a>>, &'a mut Info, usize)> {
+    ) -> Option<(gimli::Dwarf<Slice<'a>>, &'a mut DebugInfo, usize)> {
         if !self.known.contains_key(&unit) {
             let found = self.find(name, skeleton, dwarf, fuel, search);
             self.known.insert(unit, found);
@@ -98,7 +98,7 @@ impl Splits {
             None => (self.in_file(name, fuel, search)?, false),
         };
         let view = view(&sections, self.package.as_ref().filter(|_| packed), dwarf);
-        let mut info = Info::new(&view, Some(skeleton));
+        let mut info = DebugInfo::new(&view, Some(skeleton));
         let Some(unit) = info.find_split(&view, name.id, fuel) else {
             return search.refuse(format!("{}: it belongs to another build", name.file));
         };
@@ -122,7 +122,7 @@ impl Splits {
                 total += data.len() as u64;
                 data
             };
-            let package = Package {
+            let package = DwarfPackage {
                 index: section(".debug_cu_index"),
                 info: section(".debug_info.dwo"),
                 abbrev: section(".debug_abbrev.dwo"),
@@ -197,7 +197,7 @@ fn open(path: &Path, around: &FileContext, search: &mut Search) -> Option<Elf> {
 /// The sections of a split unit, with those that stay in the executable.
 fn view<'a>(
     sections: &'a DwarfSections<Vec<u8>>,
-    package: Option<&'a Package>,
+    package: Option<&'a DwarfPackage>,
     dwarf: &gimli::Dwarf<Slice<'a>>,
 ) -> gimli::Dwarf<Slice<'a>> {
     let mut view = sections.borrow(|data| EndianSlice::new(data, LittleEndian));

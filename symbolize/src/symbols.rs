@@ -12,7 +12,7 @@
 use std::cmp::Ordering;
 
 use crate::Error;
-use crate::elf::{Elf, SHT_DYNSYM, SHT_NOBITS, SHT_SYMTAB, Section, cstr_at, u16_at, u32_at, u64_at};
+use crate::elf::{Elf, SHT_DYNSYM, SHT_NOBITS, SHT_SYMTAB, SectionHeader, cstr_at, u16_at, u32_at, u64_at};
 
 /// Maximum length of a name; longer ones are truncated: no compiler writes them, and finding their end costs time.
 pub(crate) const MAX_NAME: usize = 16 << 10;
@@ -42,7 +42,7 @@ impl Sym {
 }
 
 /// A range of addresses and the symbol it belongs to.
-struct Range {
+struct SymbolRange {
     start: u64,
     end: u64,
     sym: u32,
@@ -53,7 +53,7 @@ pub(crate) struct Symbols {
     /// Sorted by start, one per start.
     syms: Vec<Sym>,
     /// Sorted, without overlaps.
-    ranges: Vec<Range>,
+    ranges: Vec<SymbolRange>,
     strings: [Vec<u8>; 2],
     pub has_symtab: bool,
     pub has_dynsym: bool,
@@ -87,7 +87,7 @@ impl Symbols {
         out
     }
 
-    fn read_table(&mut self, elf: &Elf, section: &Section, table: u8) -> Result<(), Error> {
+    fn read_table(&mut self, elf: &Elf, section: &SectionHeader, table: u8) -> Result<(), Error> {
         let strings = match elf.sections.get(section.link as usize) {
             Some(s) if s.kind != SHT_NOBITS => elf.raw_data(s)?,
             _ => return Ok(()),
@@ -164,7 +164,7 @@ impl Symbols {
         let mut ranges = Vec::with_capacity(self.syms.len());
         let mut emit = |start: u64, end: u64, sym: u32| {
             if start < end {
-                ranges.push(Range { start, end, sym });
+                ranges.push(SymbolRange { start, end, sym });
             }
         };
         let syms = &self.syms;

@@ -1,6 +1,7 @@
 //! Compiles the programs of `fixtures/programs`, starts them, and communicates with them over pipes.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -123,9 +124,20 @@ pub fn contexts() -> Command {
     Command::new(exe)
 }
 
+/// Copies a program in another process: one that another test forks meanwhile would inherit the copy open for writing, and
+/// the copy could not be executed until then ("text file busy").
+pub fn copy(from: impl AsRef<OsStr>, to: &Path) {
+    let copied = Command::new("cp").arg(from).arg(to).status();
+    assert!(
+        copied.is_ok_and(|status| status.success()),
+        "a copy at {}",
+        to.display()
+    );
+}
+
 /// The program that pretends to be CPython, with false data.
-pub fn forged() -> Command {
-    let exe = built().join("forged");
+pub fn malicious_target() -> Command {
+    let exe = built().join("malicious_target");
     compile(&sources().join("malicious_target.c"), &exe, &["-rdynamic", "-pthread"]);
     Command::new(exe)
 }

@@ -269,7 +269,7 @@ impl Recording {
             q.taken,
             q.expected
         );
-        // The timers are those of the CPUs: how often they meet a thread that sleeps now and then is a matter of chance.
+        // The timers are those of the CPUs: how often they hit a thread that sleeps now and then is a matter of chance.
         let chance = 2.5 * (q.expected as f64).sqrt();
         assert_likely!(
             q.taken as f64 <= q.expected as f64 * 1.02 + 5.0 + chance,

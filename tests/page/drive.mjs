@@ -741,7 +741,7 @@ async function suspended(page) {
   for (const part of [0.52, 0.7, 0.9]) assert.deepEqual(await over(part), ["I/O (25.0 %)", "Sleep (75.0 %)"]);
 }
 
-// Native workers stand below the code that they work for, or apart.
+// Native workers are below the code that they work for, or apart.
 async function attributed(page) {
   const stacks = () =>
     page.evaluate(() => {

@@ -17,7 +17,7 @@ use nativeprof::profile::diff;
 use nativeprof::profile::diff::{DiffOptions, Metric, Normalization, RowKind};
 use nativeprof::profile::labels::Labels;
 use nativeprof::profile::lags::Lag;
-use nativeprof::profile::model::{Assembly, Frame, FrameKind, Instruction, Profile, TimelineSample};
+use nativeprof::profile::model::{Assembly, Frame, FrameKind, Profile, SampledInstruction, TimelineSample};
 use nativeprof::profile::values::{Amounts, Value, ValueType};
 use nativeprof::profile::waits::{Waits, Waker};
 use nativeprof::resolve::source_lines;
@@ -92,7 +92,7 @@ fn known(directory: &Path) -> Profile {
         ..meta
     };
     source_lines::add(&mut profile, &mut source_lines::open_local);
-    let instruction = |address, text: &str, samples| Instruction {
+    let instruction = |address, text: &str, samples| SampledInstruction {
         address,
         length: 4,
         text: text.into(),
@@ -371,7 +371,7 @@ fn labeled(directory: &Path) -> Profile {
     profile
 }
 
-/// Two lines give work to a native worker, whose samples stand below them.
+/// Two lines give work to a native worker, whose samples are below them.
 fn attributed() -> Profile {
     let call = |name: &str, line: u32| (python(name, name, "/srv/app.py", line), line, "");
     let native = |name: &str| (native(FrameKind::Native, name, "libblas.so"), 0, "");

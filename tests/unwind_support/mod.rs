@@ -3,7 +3,7 @@
 #![allow(dead_code)] // Each test file uses its part.
 
 use nativeprof::frame::ModuleId;
-use nativeprof::unwind::{CodeMap, Section, Sections};
+use nativeprof::unwind::{CodeMap, CodeSection, Sections};
 use object::{Object, ObjectSection, ObjectSegment, ObjectSymbol, SectionKind, SymbolKind};
 use std::path::Path;
 
@@ -52,10 +52,10 @@ impl Elf {
 }
 
 impl Sections for Elf {
-    fn section(&mut self, name: &str) -> Option<Section> {
+    fn section(&mut self, name: &str) -> Option<CodeSection> {
         let file = self.file();
         let section = file.section_by_name(name)?;
-        Some(Section {
+        Some(CodeSection {
             svma: section.address(),
             bytes: section.uncompressed_data().ok()?.into_owned(),
         })
@@ -75,12 +75,12 @@ impl Sections for Elf {
         all
     }
 
-    fn code(&mut self, svma: u64) -> Option<Section> {
+    fn code(&mut self, svma: u64) -> Option<CodeSection> {
         let file = self.file();
         let section = file
             .sections()
             .find(|s| s.kind() == SectionKind::Text && svma.wrapping_sub(s.address()) < s.size())?;
-        Some(Section {
+        Some(CodeSection {
             svma: section.address(),
             bytes: section.data().ok()?.to_vec(),
         })

@@ -16,14 +16,14 @@ pub enum Clock {
 }
 
 /// Both clocks at one moment.
-struct Baseline {
+struct ClockPair {
     counter: u64,
     at: Instant,
 }
 
-fn baseline() -> &'static Baseline {
-    static BASELINE: OnceLock<Baseline> = OnceLock::new();
-    BASELINE.get_or_init(|| Baseline {
+fn baseline() -> &'static ClockPair {
+    static BASELINE: OnceLock<ClockPair> = OnceLock::new();
+    BASELINE.get_or_init(|| ClockPair {
         counter: counter(),
         at: Instant::now(),
     })

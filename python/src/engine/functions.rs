@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 
 use super::objects::{self, Builtin, Object};
-use super::table::Table;
+use super::table::PairTable;
 
 /// A function as an event names it.
 #[derive(Clone, Copy)]
@@ -25,9 +25,9 @@ impl Callee {
 }
 
 /// Number of a function in its session.
-pub type Id = u32;
+pub type FunctionNumber = u32;
 
-pub struct Function {
+pub struct FunctionInfo {
     /// As [`Callee::key`] gives it.
     pub key: usize,
     /// The code object, kept alive so that no other one takes its address, or the text for a C function.
@@ -36,7 +36,7 @@ pub struct Function {
     /// Left out by the filter.
     pub is_excluded: bool,
     /// Of a generator or a coroutine, before 3.12.
-    pub places: Option<objects::Places>,
+    pub places: Option<objects::ResumePlaces>,
 }
 
 /// Functions by module: `json` represents `json` and all `json.*`, `json.decoder:scan_once` for one function, by its
@@ -67,45 +67,45 @@ impl Filter {
 
 /// All functions of a session.
 #[derive(Default)]
-pub struct Functions {
-    list: Vec<Function>,
-    index: Table,
+pub struct SessionFunctions {
+    list: Vec<FunctionInfo>,
+    index: PairTable,
     pub filter: Filter,
 }
 
-impl Functions {
-    pub fn get(&self, id: Id) -> Option<&Function> {
+impl SessionFunctions {
+    pub fn get(&self, id: FunctionNumber) -> Option<&FunctionInfo> {
         self.list.get(id as usize)
     }
 
     /// All, by their numbers.
-    pub fn iter(&self) -> impl Iterator<Item = &Function> {
+    pub fn iter(&self) -> impl Iterator<Item = &FunctionInfo> {
         self.list.iter()
     }
 
     /// The number of a function that has been seen.
     #[inline(always)]
-    pub fn find(&self, key: usize) -> Option<Id> {
+    pub fn find(&self, key: usize) -> Option<FunctionNumber> {
         self.index.get(0, key)
     }
 
     /// The number of the function, and whether it is left out. At first sight the function's own frame runs, if it is
     /// Python. Runs no Python code.
     #[cold]
-    pub fn intern(&mut self, py: Python<'_>, callee: Callee) -> (Id, bool) {
+    pub fn intern(&mut self, py: Python<'_>, callee: Callee) -> (FunctionNumber, bool) {
         if let Some(id) = self.find(callee.key()) {
             return (id, self.list.get(id as usize).is_some_and(|f| f.is_excluded));
         }
         let function = objects::with_no_exception(py, || self.describe(py, callee));
-        let (id, is_excluded) = (self.list.len() as Id, function.is_excluded);
+        let (id, is_excluded) = (self.list.len() as FunctionNumber, function.is_excluded);
         self.list.push(function);
         self.index.insert(0, callee.key(), id);
         (id, is_excluded)
     }
 
-    fn describe(&self, py: Python<'_>, callee: Callee) -> Function {
+    fn describe(&self, py: Python<'_>, callee: Callee) -> FunctionInfo {
         match callee {
-            Callee::Builtin(builtin) => Function {
+            Callee::Builtin(builtin) => FunctionInfo {
                 key: callee.key(),
                 object: builtin.label(py).unwrap_or_else(|| py.None()),
                 is_code: false,
@@ -121,8 +121,8 @@ impl Functions {
                     let module = objects::module_of_frame(py).unwrap_or_default();
                     self.filter.excludes(&module, &names)
                 };
-                let places = objects::Places::of(&code);
-                Function {
+                let places = objects::ResumePlaces::of(&code);
+                FunctionInfo {
                     key: callee.key(),
                     object: code.unbind(),
                     is_code: true,

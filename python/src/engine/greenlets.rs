@@ -13,19 +13,19 @@ use pyo3::sync::PyOnceLock;
 
 use super::objects::{self, Object};
 use super::threads::thread;
-use super::{Greenlet, Machine};
+use super::{CurrentGreenlet, Machine};
 
 /// What a switch is reported to while a session runs.
-type Report = fn(Python<'_>, Greenlet);
-static REPORT: Mutex<Option<Report>> = Mutex::new(None);
+type OnSwitch = fn(Python<'_>, CurrentGreenlet);
+static REPORT: Mutex<Option<OnSwitch>> = Mutex::new(None);
 /// Counted up where a session starts and where it stops: trace functions of another number are left over.
 static RUN: AtomicU64 = AtomicU64::new(0);
 
-fn report() -> Option<Report> {
+fn report() -> Option<OnSwitch> {
     *REPORT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn switched<M: Machine>(py: Python<'_>, to: Greenlet) {
+fn switched<M: Machine>(py: Python<'_>, to: CurrentGreenlet) {
     if let Some((thread, given)) = thread::<M>(py, |_| true) {
         thread.switch(to, given);
     }
@@ -47,23 +47,23 @@ pub(crate) fn stop(py: Python<'_>) {
 }
 
 /// Functions of the package.
-struct Package {
+struct GreenletPackage {
     settrace: Py<PyAny>,
     gettrace: Py<PyAny>,
     getcurrent: Py<PyAny>,
 }
 
-static PACKAGE: PyOnceLock<Package> = PyOnceLock::new();
+static PACKAGE: PyOnceLock<GreenletPackage> = PyOnceLock::new();
 
 /// The package, if the program has imported it.
-fn loaded(py: Python<'_>) -> Option<&'static Package> {
+fn loaded(py: Python<'_>) -> Option<&'static GreenletPackage> {
     if let Some(known) = PACKAGE.get(py) {
         return Some(known);
     }
     let module = objects::module(py, c"greenlet._greenlet")?;
     let function = |name: &str| module.getattr(name).map(Bound::unbind);
     let package = objects::with_no_exception(py, || {
-        PyResult::Ok(Package {
+        PyResult::Ok(GreenletPackage {
             settrace: function("settrace")?,
             gettrace: function("gettrace")?,
             getcurrent: function("getcurrent")?,
@@ -73,11 +73,11 @@ fn loaded(py: Python<'_>) -> Option<&'static Package> {
     PACKAGE.get(py)
 }
 
-impl Package {
+impl GreenletPackage {
     /// Takes a trace function of ours away from this thread.
     fn take_away(&self, py: Python<'_>) -> PyResult<()> {
         let current = self.gettrace.bind(py).call0()?;
-        if let Ok(tracer) = current.cast::<Tracer>() {
+        if let Ok(tracer) = current.cast::<GreenletTracer>() {
             self.settrace.bind(py).call1((tracer.get().previous.bind(py),))?;
         }
         Ok(())
@@ -87,9 +87,9 @@ impl Package {
 /// Sets our trace function on this thread if `greenlet` has been imported, and gives the greenlet that runs. Runs no Python
 /// code.
 #[cold]
-pub(crate) fn follow(py: Python<'_>) -> Option<Greenlet> {
+pub(crate) fn follow(py: Python<'_>) -> Option<CurrentGreenlet> {
     let package = loaded(py)?;
-    let set = || -> PyResult<Greenlet> {
+    let set = || -> PyResult<CurrentGreenlet> {
         let current = package.getcurrent.bind(py).call0()?;
         let mut first = current.clone();
         loop {
@@ -102,21 +102,21 @@ pub(crate) fn follow(py: Python<'_>) -> Option<Greenlet> {
         let first = first.as_ptr() as usize;
         let previous = package.gettrace.bind(py).call0()?;
         let run = RUN.load(Ordering::Relaxed);
-        let previous = match previous.cast::<Tracer>() {
+        let previous = match previous.cast::<GreenletTracer>() {
             Ok(tracer) if tracer.get().run == run => return Ok(greenlet(py, first, current.as_ptr())),
             Ok(left_over) => left_over.get().previous.clone_ref(py),
             Err(_) => previous.unbind(),
         };
-        let tracer = Tracer { run, first, previous };
+        let tracer = GreenletTracer { run, first, previous };
         package.settrace.bind(py).call1((Bound::new(py, tracer)?,))?;
         Ok(greenlet(py, first, current.as_ptr()))
     };
     objects::with_no_exception(py, set).ok()
 }
 
-fn greenlet(py: Python<'_>, first: usize, object: Object) -> Greenlet {
+fn greenlet(py: Python<'_>, first: usize, object: Object) -> CurrentGreenlet {
     let key = object as usize;
-    Greenlet {
+    CurrentGreenlet {
         key: if key == first { 0 } else { key },
         is_hub: is_hub(py, object),
     }
@@ -141,7 +141,7 @@ fn is_hub(py: Python<'_>, object: Object) -> bool {
 
 /// The trace function of one thread.
 #[pyclass(frozen, module = "nativeprof._native")]
-struct Tracer {
+struct GreenletTracer {
     run: u64,
     /// Address of the thread's first greenlet, which lives as long as the thread.
     first: usize,
@@ -150,7 +150,7 @@ struct Tracer {
 }
 
 #[pymethods]
-impl Tracer {
+impl GreenletTracer {
     fn __call__(slf: &Bound<'_, Self>, event: &Bound<'_, PyAny>, greenlets: &Bound<'_, PyAny>) -> PyResult<()> {
         let (py, tracer) = (slf.py(), slf.get());
         match report().filter(|_| tracer.run == RUN.load(Ordering::Relaxed)) {

@@ -10,10 +10,10 @@ use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::objects::{self, Builtin, Object, Places};
-use super::session::{self, Session};
+use super::objects::{self, Builtin, Object, ResumePlaces};
+use super::session::{self, EngineSession};
 use super::threads::{ignore, thread};
-use super::{Callee, Event, Machine};
+use super::{CallEvent, Callee, Machine};
 
 /// `what` of the hook (`Include/cpython/pystate.h`).
 const CALL: c_int = 0;
@@ -44,9 +44,9 @@ unsafe extern "C-unwind" fn hook<M: Machine>(_: Object, frame: Object, what: c_i
                     return 0;
                 };
                 let event = if thread.splits_resumes && is_at::<M>(py, code, frame, |p, at| !p.begins(at)) {
-                    Event::Resume
+                    CallEvent::Resume
                 } else {
-                    Event::Start
+                    CallEvent::Start
                 };
                 let (machine, context) = thread.event(py, event, given);
                 machine.enter(Callee::Code(code), context);
@@ -58,7 +58,7 @@ unsafe extern "C-unwind" fn hook<M: Machine>(_: Object, frame: Object, what: c_i
                 let event = if thread.splits_resumes && (M::NEEDS_YIELDS || argument.is_null()) {
                     end::<M>(py, code, frame, argument)
                 } else {
-                    Event::Return
+                    CallEvent::Return
                 };
                 let (machine, context) = thread.event(py, event, given);
                 machine.leave(key, context);
@@ -71,7 +71,12 @@ unsafe extern "C-unwind" fn hook<M: Machine>(_: Object, frame: Object, what: c_i
 }
 
 /// Whether the frame is one of a generator or a coroutine, and at a place of this kind.
-fn is_at<M: Machine>(py: Python<'_>, code: Object, frame: Object, is_wanted: impl Fn(&Places, i32) -> bool) -> bool {
+fn is_at<M: Machine>(
+    py: Python<'_>,
+    code: Object,
+    frame: Object,
+    is_wanted: impl Fn(&ResumePlaces, i32) -> bool,
+) -> bool {
     let Some(session) = session::running::<M>(py) else {
         return false;
     };
@@ -81,17 +86,17 @@ fn is_at<M: Machine>(py: Python<'_>, code: Object, frame: Object, is_wanted: imp
 }
 
 /// What kind of end of a frame it is.
-fn end<M: Machine>(py: Python<'_>, code: Object, frame: Object, value: Object) -> Event {
+fn end<M: Machine>(py: Python<'_>, code: Object, frame: Object, value: Object) -> CallEvent {
     if value.is_null() {
         // An exception that was thrown into it was all that it has seen.
-        return match is_at::<M>(py, code, frame, Places::begins) {
-            true => Event::Throw,
-            false => Event::Return,
+        return match is_at::<M>(py, code, frame, ResumePlaces::begins) {
+            true => CallEvent::Throw,
+            false => CallEvent::Return,
         };
     }
-    match is_at::<M>(py, code, frame, Places::yields) {
-        true => Event::Yield,
-        false => Event::Return,
+    match is_at::<M>(py, code, frame, ResumePlaces::yields) {
+        true => CallEvent::Yield,
+        false => CallEvent::Return,
     }
 }
 
@@ -113,7 +118,7 @@ fn c_event<M: Machine>(py: Python<'_>, what: c_int, argument: Object) {
         let Some((thread, given)) = thread::<M>(py, |_| true) else {
             return;
         };
-        let (machine, context) = thread.event(py, Event::CCall, given);
+        let (machine, context) = thread.event(py, CallEvent::CCall, given);
         machine.enter(Callee::Builtin(builtin), context);
     } else {
         let Some((thread, given)) = thread::<M>(py, |m| m.is_innermost(key)) else {
@@ -124,9 +129,9 @@ fn c_event<M: Machine>(py: Python<'_>, what: c_int, argument: Object) {
             return;
         }
         let event = if what == C_RETURN {
-            Event::CReturn
+            CallEvent::CReturn
         } else {
-            Event::CRaise
+            CallEvent::CRaise
         };
         let (machine, context) = thread.event(py, event, given);
         machine.leave(key, context);
@@ -185,7 +190,7 @@ fn states(_: Python<'_>) -> Vec<(u64, *mut ffi::PyThreadState)> {
 
 /// Sets the hook on all threads that do not have it, and forgets those that are gone.
 #[cold]
-fn hook_all<M: Machine>(py: Python<'_>, session: &mut Session<M>) -> PyResult<()> {
+fn hook_all<M: Machine>(py: Python<'_>, session: &mut EngineSession<M>) -> PyResult<()> {
     let all = states(py);
     NEWEST.store(all.first().map_or(0, |s| s.0), Ordering::Relaxed);
     session.hooked.numbers.retain(|n| all.iter().any(|s| s.0 == *n));
@@ -199,7 +204,7 @@ fn hook_all<M: Machine>(py: Python<'_>, session: &mut Session<M>) -> PyResult<()
 
 fn hook_one<M: Machine>(
     py: Python<'_>,
-    session: &mut Session<M>,
+    session: &mut EngineSession<M>,
     number: u64,
     state: *mut ffi::PyThreadState,
 ) -> PyResult<()> {
@@ -219,7 +224,11 @@ fn hook_one<M: Machine>(
 }
 
 /// Sets the hook on this thread or on all.
-pub(crate) fn install<M: Machine>(py: Python<'_>, session: &mut Session<M>, owner: &Bound<'_, PyAny>) -> PyResult<()> {
+pub(crate) fn install<M: Machine>(
+    py: Python<'_>,
+    session: &mut EngineSession<M>,
+    owner: &Bound<'_, PyAny>,
+) -> PyResult<()> {
     let other = py.import("sys")?.call_method0("getprofile")?;
     if !other.is_none() {
         return Err(PyValueError::new_err(format!(

@@ -1,7 +1,7 @@
 //! The event engine: every call and return of this interpreter's threads, seen in process.
 //!
 //! From 3.12 on the events come from `sys.monitoring`, before that from the C profile hook of each thread. A [`Machine`]
-//! says what one thread does with its events; a [`Session`] is one run of such machines, one per thread, and what they
+//! says what one thread does with its events; an [`EngineSession`] is one run of such machines, one per thread, and what they
 //! share. One session runs at a time.
 //!
 //! Everything here runs with the GIL held, which is what orders accesses; no method of a machine runs Python code or
@@ -19,24 +19,24 @@ pub mod table;
 mod threads;
 
 pub use clock::Clock;
-pub use functions::{Callee, Filter, Function, Functions, Id};
-pub use session::{Costs, Session, Timer, is_busy};
+pub use functions::{Callee, Filter, FunctionInfo, FunctionNumber, SessionFunctions};
+pub use session::{Costs, EngineSession, UserTimer, is_busy};
 #[allow(unused_imports, reason = "for hooks outside the engine")]
-pub use threads::{Thread, current_machine};
+pub use threads::{SessionThread, current_machine};
 
 use pyo3::Python;
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Event {
+pub enum CallEvent {
     /// A Python function begins. Before 3.12 also where a generator or a coroutine continues, unless
-    /// [`session::SessionOptions::splits_resumes`].
+    /// [`session::EngineOptions::splits_resumes`].
     Start,
     /// A generator or a coroutine continues.
     Resume,
     /// The same, with an exception thrown into it. Before 3.12 this is an end: that of a generator or a coroutine which was
-    /// never begun, but looked so.
+    /// never begun, but appeared so.
     Throw,
     Return,
     Yield,
@@ -53,7 +53,7 @@ pub const EVENTS: usize = 9;
 
 /// What became of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum EventOutcome {
     Done,
     /// The function is left out by the filter: no event of this place is wanted again.
     Excluded,
@@ -81,23 +81,23 @@ impl Moment {
 }
 
 /// What a machine is given with each event.
-pub struct Context<'a, S> {
+pub struct EventContext<'a, S> {
     pub py: Python<'a>,
-    pub event: Event,
+    pub event: CallEvent,
     pub moment: Moment,
-    pub functions: &'a mut Functions,
+    pub functions: &'a mut SessionFunctions,
     pub shared: &'a mut S,
     info: &'a ThreadInfo,
     name: &'a mut Option<String>,
     follows_greenlets: &'a mut bool,
 }
 
-impl<S> Context<'_, S> {
+impl<S> EventContext<'_, S> {
     /// The number of a function, and whether the filter leaves it out. For a machine's first sight of it: looks up the
     /// thread's name too, which `threading` knows some calls after the thread's begin only, and whether the program has
     /// imported `greenlet` by now.
     #[cold]
-    pub fn intern(&mut self, callee: Callee) -> (Id, bool) {
+    pub fn intern(&mut self, callee: Callee) -> (FunctionNumber, bool) {
         // Before 3.12 every call of a function that is left out comes here.
         if self.functions.is_excluded(callee.key())
             && let Some(id) = self.functions.find(callee.key())
@@ -116,7 +116,7 @@ impl<S> Context<'_, S> {
 
 /// A greenlet: a stack that its thread continues with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Greenlet {
+pub struct CurrentGreenlet {
     /// Different for all that live at one time; 0: the thread's first one.
     pub key: usize,
     /// It runs gevent's event loop.
@@ -141,20 +141,20 @@ pub trait Machine: Sized + 'static {
     /// What all threads of a session share.
     type Shared;
 
-    /// Whether [`Event::Yield`] must be distinguished from [`Event::Return`] where that costs a lookup, which is before 3.12.
+    /// Whether [`CallEvent::Yield`] must be distinguished from [`CallEvent::Return`] where that costs a lookup, which is before 3.12.
     const NEEDS_YIELDS: bool = true;
 
     fn new(info: &ThreadInfo, shared: &mut Self::Shared) -> Self;
 
     /// A function begins or continues.
-    fn enter(&mut self, callee: Callee, context: Context<'_, Self::Shared>) -> Verdict;
+    fn enter(&mut self, callee: Callee, context: EventContext<'_, Self::Shared>) -> EventOutcome;
 
     /// The function with this key ends, for good or for now. It need not have been entered: the session may have been
     /// started inside it.
-    fn leave(&mut self, key: usize, context: Context<'_, Self::Shared>) -> Verdict;
+    fn leave(&mut self, key: usize, context: EventContext<'_, Self::Shared>) -> EventOutcome;
 
     /// The thread continues with another stack, that of this greenlet.
-    fn switch(&mut self, _to: Greenlet, _moment: Moment, _shared: &mut Self::Shared) {}
+    fn switch(&mut self, _to: CurrentGreenlet, _moment: Moment, _shared: &mut Self::Shared) {}
 
     /// Whether a call of the function with this key is open, and the innermost.
     fn is_innermost(&self, key: usize) -> bool;

@@ -11,13 +11,13 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::objects::{Builtin, Object};
-use super::session::{self, Session};
+use super::session::{self, EngineSession};
 use super::threads::{ignore, thread};
-use super::{Callee, Event, Machine, Verdict};
+use super::{CallEvent, Callee, EventOutcome, Machine};
 
 /// `vectorcallfunc`. It may unwind: the interpreter ends daemon threads by `pthread_exit` when they want the GIL, which
 /// happens in a user's timer. (So nothing is alive in these frames then that would have to be dropped.)
-type Call = unsafe extern "C-unwind" fn(Object, *const Object, usize, Object) -> Object;
+type Vectorcall = unsafe extern "C-unwind" fn(Object, *const Object, usize, Object) -> Object;
 
 /// Identifiers that are tried: that for profilers, and those without a purpose of their own.
 const TOOLS: [u8; 3] = [2, 3, 4];
@@ -59,7 +59,7 @@ unsafe extern "C-unwind" fn enter<M: Machine, const EVENT: u8>(
     };
     let (machine, context) = thread.event(py, event, given);
     match machine.enter(Callee::Code(code), context) {
-        Verdict::Excluded if event != Event::Throw => disable(),
+        EventOutcome::Excluded if event != CallEvent::Throw => disable(),
         _ => none(),
     }
 }
@@ -79,7 +79,7 @@ unsafe extern "C-unwind" fn leave<M: Machine, const EVENT: u8>(
     };
     let (machine, context) = thread.event(py, event, given);
     match machine.leave(code, context) {
-        Verdict::Excluded if event != Event::Unwind => disable(),
+        EventOutcome::Excluded if event != CallEvent::Unwind => disable(),
         _ => none(),
     }
 }
@@ -106,7 +106,7 @@ unsafe extern "C-unwind" fn call<M: Machine>(_: Object, arguments: *const Object
     let Some((thread, given)) = thread::<M>(py, |_| true) else {
         return none();
     };
-    let (machine, context) = thread.event(py, Event::CCall, given);
+    let (machine, context) = thread.event(py, CallEvent::CCall, given);
     if !machine.is_innermost(code) && context.functions.is_excluded(code) {
         return disable();
     }
@@ -141,35 +141,35 @@ unsafe extern "C-unwind" fn called<M: Machine, const EVENT: u8>(
 }
 
 #[inline(always)]
-const fn event(number: u8) -> Event {
-    const ALL: [Event; super::EVENTS] = [
-        Event::Start,
-        Event::Resume,
-        Event::Throw,
-        Event::Return,
-        Event::Yield,
-        Event::Unwind,
-        Event::CCall,
-        Event::CReturn,
-        Event::CRaise,
+const fn event(number: u8) -> CallEvent {
+    const ALL: [CallEvent; super::EVENTS] = [
+        CallEvent::Start,
+        CallEvent::Resume,
+        CallEvent::Throw,
+        CallEvent::Return,
+        CallEvent::Yield,
+        CallEvent::Unwind,
+        CallEvent::CCall,
+        CallEvent::CReturn,
+        CallEvent::CRaise,
     ];
     ALL[number as usize]
 }
 
 /// Names of the events in `sys.monitoring.events`, what is called for them, and when they are wanted.
-fn callbacks<M: Machine>(builtins: bool, returns: bool) -> Vec<(&'static str, Call)> {
-    const START: u8 = Event::Start as u8;
-    const RESUME: u8 = Event::Resume as u8;
-    const THROW: u8 = Event::Throw as u8;
-    const RETURN: u8 = Event::Return as u8;
-    const YIELD: u8 = Event::Yield as u8;
-    const UNWIND: u8 = Event::Unwind as u8;
-    const C_RETURN: u8 = Event::CReturn as u8;
-    const C_RAISE: u8 = Event::CRaise as u8;
-    let mut all: Vec<(&'static str, Call)> = vec![("PY_START", enter::<M, START>)];
+fn callbacks<M: Machine>(builtins: bool, returns: bool) -> Vec<(&'static str, Vectorcall)> {
+    const START: u8 = CallEvent::Start as u8;
+    const RESUME: u8 = CallEvent::Resume as u8;
+    const THROW: u8 = CallEvent::Throw as u8;
+    const RETURN: u8 = CallEvent::Return as u8;
+    const YIELD: u8 = CallEvent::Yield as u8;
+    const UNWIND: u8 = CallEvent::Unwind as u8;
+    const C_RETURN: u8 = CallEvent::CReturn as u8;
+    const C_RAISE: u8 = CallEvent::CRaise as u8;
+    let mut all: Vec<(&'static str, Vectorcall)> = vec![("PY_START", enter::<M, START>)];
     if returns {
         all.extend([
-            ("PY_RESUME", enter::<M, RESUME> as Call),
+            ("PY_RESUME", enter::<M, RESUME> as Vectorcall),
             ("PY_THROW", enter::<M, THROW>),
             ("PY_RETURN", leave::<M, RETURN>),
             ("PY_YIELD", leave::<M, YIELD>),
@@ -178,7 +178,7 @@ fn callbacks<M: Machine>(builtins: bool, returns: bool) -> Vec<(&'static str, Ca
     }
     if builtins {
         all.extend([
-            ("CALL", call::<M> as Call),
+            ("CALL", call::<M> as Vectorcall),
             ("C_RETURN", called::<M, C_RETURN>),
             ("C_RAISE", called::<M, C_RAISE>),
         ]);
@@ -187,7 +187,7 @@ fn callbacks<M: Machine>(builtins: bool, returns: bool) -> Vec<(&'static str, Ca
 }
 
 /// Takes a tool identifier and registers the callbacks.
-pub(crate) fn install<M: Machine>(py: Python<'_>, session: &mut Session<M>) -> PyResult<()> {
+pub(crate) fn install<M: Machine>(py: Python<'_>, session: &mut EngineSession<M>) -> PyResult<()> {
     let monitoring = py.import("sys")?.getattr("monitoring")?;
     MISSING.store(monitoring.getattr("MISSING")?.into_ptr(), Ordering::Relaxed);
     DISABLE.store(monitoring.getattr("DISABLE")?.into_ptr(), Ordering::Relaxed);
@@ -216,7 +216,7 @@ pub(crate) fn install<M: Machine>(py: Python<'_>, session: &mut Session<M>) -> P
     result
 }
 
-fn register<M: Machine>(py: Python<'_>, monitoring: &Bound<'_, PyAny>, session: &Session<M>) -> PyResult<()> {
+fn register<M: Machine>(py: Python<'_>, monitoring: &Bound<'_, PyAny>, session: &EngineSession<M>) -> PyResult<()> {
     let events = monitoring.getattr("events")?;
     let mut wanted = 0u32;
     for (name, call) in callbacks::<M>(session.options.builtins, session.options.returns) {
@@ -257,11 +257,11 @@ pub(crate) fn remove(py: Python<'_>, tool: u8) -> PyResult<()> {
 struct Callable {
     references: isize,
     kind: *mut ffi::PyTypeObject,
-    call: Call,
+    call: Vectorcall,
 }
 
 /// An object that calls `call`.
-fn callable(py: Python<'_>, call: Call) -> PyResult<Bound<'_, PyAny>> {
+fn callable(py: Python<'_>, call: Vectorcall) -> PyResult<Bound<'_, PyAny>> {
     let kind = callable_type(py)?;
     // SAFETY: a type whose instances are as large as `Callable`, and whose third word is read as its function.
     unsafe {

@@ -15,14 +15,14 @@ use pyo3::prelude::*;
 pub type Object = *mut PyObject;
 
 #[repr(C)]
-struct Head {
+struct ObjectHead {
     references: isize,
     kind: *mut PyTypeObject,
 }
 
 #[repr(C)]
 struct CFunction {
-    head: Head,
+    head: ObjectHead,
     method: *const ffi::PyMethodDef,
     owner: Object,
     module: Object,
@@ -32,7 +32,7 @@ struct CFunction {
 
 #[repr(C)]
 struct MethodDescriptor {
-    head: Head,
+    head: ObjectHead,
     kind: *mut PyTypeObject,
     name: Object,
     qualified: Object,
@@ -42,10 +42,10 @@ struct MethodDescriptor {
 
 /// `int (*)(PyObject *obj, PyFrameObject *frame, int what, PyObject *arg)`. It may unwind, like the callbacks of
 /// [`super::monitoring`].
-pub type Hook = unsafe extern "C-unwind" fn(Object, Object, c_int, Object) -> c_int;
+pub type TraceFunction = unsafe extern "C-unwind" fn(Object, Object, c_int, Object) -> c_int;
 
 /// Functions of the interpreter that the limited API does not have.
-pub struct Functions {
+pub struct InternalApi {
     /// `PyCMethod_Type`: functions that know their class (3.9).
     c_method: *mut PyTypeObject,
     type_lookup: unsafe extern "C" fn(*mut PyTypeObject, Object) -> Object,
@@ -62,15 +62,15 @@ pub struct Functions {
     /// `PyThreadState_GetID`: no two thread states of a process have the same.
     pub thread_number: unsafe extern "C" fn(*mut ffi::PyThreadState) -> u64,
     /// `_PyEval_SetProfile`: sets the profile hook of any thread; the caller holds the GIL.
-    pub set_profile: unsafe extern "C" fn(*mut ffi::PyThreadState, Option<Hook>, Object) -> c_int,
+    pub set_profile: unsafe extern "C" fn(*mut ffi::PyThreadState, Option<TraceFunction>, Object) -> c_int,
 }
 
 // SAFETY: addresses of code and of a static type, which never change.
-unsafe impl Send for Functions {}
+unsafe impl Send for InternalApi {}
 // SAFETY: as above.
-unsafe impl Sync for Functions {}
+unsafe impl Sync for InternalApi {}
 
-static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
+static FUNCTIONS: OnceLock<InternalApi> = OnceLock::new();
 
 fn symbol(name: &CStr) -> PyResult<*mut c_void> {
     // SAFETY: a name that ends in a zero byte.
@@ -87,7 +87,7 @@ fn symbol(name: &CStr) -> PyResult<*mut c_void> {
 /// Finds the functions and checks the layouts, once. To be called before anything else of this module.
 ///
 /// Raises RuntimeError if this interpreter is not one that the layouts hold for.
-pub fn check(py: Python<'_>) -> PyResult<&'static Functions> {
+pub fn check(py: Python<'_>) -> PyResult<&'static InternalApi> {
     if let Some(known) = FUNCTIONS.get() {
         return Ok(known);
     }
@@ -114,7 +114,7 @@ pub fn check(py: Python<'_>) -> PyResult<&'static Functions> {
     // SAFETY: the types are those of CPython's headers for these names, from 3.9 to 3.15 (`set_profile`: to 3.11, the
     // only versions in which it is called).
     let functions = unsafe {
-        Functions {
+        InternalApi {
             c_method: symbol(c"PyCMethod_Type")?.cast(),
             type_lookup: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut PyTypeObject, Object) -> Object>(
                 symbol(c"_PyType_Lookup")?,
@@ -144,7 +144,7 @@ pub fn check(py: Python<'_>) -> PyResult<&'static Functions> {
             ),
             set_profile: std::mem::transmute::<
                 *mut c_void,
-                unsafe extern "C" fn(*mut ffi::PyThreadState, Option<Hook>, Object) -> c_int,
+                unsafe extern "C" fn(*mut ffi::PyThreadState, Option<TraceFunction>, Object) -> c_int,
             >(symbol(c"_PyEval_SetProfile")?),
         }
     };
@@ -158,14 +158,14 @@ fn unknown_layout() -> PyErr {
 }
 
 /// The functions, once [`check`] has found them.
-pub fn functions() -> Option<&'static Functions> {
+pub fn functions() -> Option<&'static InternalApi> {
     FUNCTIONS.get()
 }
 
 #[inline(always)]
 pub fn kind(object: Object) -> *mut PyTypeObject {
     // SAFETY: a live object begins with its count and its type, in every build that has a GIL.
-    unsafe { (*object.cast::<Head>()).kind }
+    unsafe { (*object.cast::<ObjectHead>()).kind }
 }
 
 /// A call of a function that is written in C.
@@ -370,14 +370,14 @@ pub fn with_no_exception<T>(_: Python<'_>, call: impl FnOnce() -> T) -> T {
 
 /// Places in the code of a generator or a coroutine, as `f_lasti` gives them: which of its events before 3.12 are starts
 /// and which are yields. From 3.12 on events say it.
-pub struct Places {
+pub struct ResumePlaces {
     begins_at: i32,
     code: Vec<u8>,
 }
 
-impl Places {
+impl ResumePlaces {
     /// None for other code, and from 3.12 on.
-    pub fn of(code: &Bound<'_, PyAny>) -> Option<Places> {
+    pub fn of(code: &Bound<'_, PyAny>) -> Option<ResumePlaces> {
         /// `CO_GENERATOR`, `CO_COROUTINE`, `CO_ASYNC_GENERATOR`.
         const GENERATORS: u32 = 0x20 | 0x80 | 0x200;
         /// Of 3.11 (`Include/opcode.h`).
@@ -390,12 +390,12 @@ impl Places {
         let bytes = code.getattr("co_code").ok()?;
         let code = bytes.cast::<pyo3::types::PyBytes>().ok()?.as_bytes().to_vec();
         if version < (3, 11) {
-            return Some(Places { begins_at: -1, code });
+            return Some(ResumePlaces { begins_at: -1, code });
         }
         // The first RESUME with 0 is the begin; those after a yield have other arguments.
         let at = code.chunks_exact(2).position(|unit| unit == [RESUME, 0])?;
         let begins_at = i32::try_from(at * 2).ok()?;
-        Some(Places { begins_at, code })
+        Some(ResumePlaces { begins_at, code })
     }
 
     pub fn begins(&self, at: i32) -> bool {

@@ -10,11 +10,11 @@ use std::sync::{Mutex, PoisonError};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
-use super::threads::{self, Thread};
-use super::{Clock, EVENTS, Filter, Functions, Machine, ThreadInfo, greenlets, hook, monitoring, objects};
+use super::threads::{self, SessionThread};
+use super::{Clock, EVENTS, Filter, Machine, SessionFunctions, ThreadInfo, greenlets, hook, monitoring, objects};
 
 /// A clock of the user's own.
-pub struct Timer {
+pub struct UserTimer {
     /// Called without arguments for each event.
     pub callable: Py<PyAny>,
     /// Seconds per unit of the integers that it returns; 0: it returns seconds.
@@ -23,14 +23,14 @@ pub struct Timer {
 
 /// What a session is to see.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct EngineOptions {
     /// Calls of C functions too.
     pub builtins: bool,
     /// Returns, yields and resumes too. Without them (from 3.12 on) only the begin of each Python function is an event.
     pub returns: bool,
     /// Only the thread that starts the session.
     pub current_thread_only: bool,
-    /// Before 3.12: distinguish [`super::Event::Resume`] from [`super::Event::Start`], at the cost of a look-up per call.
+    /// Before 3.12: distinguish [`super::CallEvent::Resume`] from [`super::CallEvent::Start`], at the cost of a look-up per call.
     pub splits_resumes: bool,
     /// Subtracted from times.
     pub costs: Costs,
@@ -45,9 +45,9 @@ pub struct Costs {
     pub ignored: i64,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
+impl Default for EngineOptions {
+    fn default() -> EngineOptions {
+        EngineOptions {
             builtins: true,
             returns: true,
             splits_resumes: false,
@@ -60,7 +60,7 @@ impl Default for Options {
 impl Costs {
     /// Ticks for a call and return of a Python function and of a C function, and for an ignored event.
     pub fn of_calls(python: i64, c: i64, ignored: i64) -> Costs {
-        use super::Event::{CCall, CRaise, CReturn};
+        use super::CallEvent::{CCall, CRaise, CReturn};
         let mut events = [python / 2; EVENTS];
         for event in [CCall, CReturn, CRaise] {
             if let Some(cost) = events.get_mut(event as usize) {
@@ -72,17 +72,17 @@ impl Costs {
 }
 
 /// See the module. Kept at one address while it runs.
-pub struct Session<M: Machine> {
+pub struct EngineSession<M: Machine> {
     /// No other session of this process has it.
     pub number: u64,
     /// What error messages call it.
     pub name: &'static str,
-    pub options: Options,
-    pub timer: Option<Timer>,
+    pub options: EngineOptions,
+    pub timer: Option<UserTimer>,
     pub clock: Clock,
-    pub functions: Functions,
+    pub functions: SessionFunctions,
     pub shared: M::Shared,
-    pub(crate) threads: Vec<Box<Thread<M>>>,
+    pub(crate) threads: Vec<Box<SessionThread<M>>>,
     threads_seen: u32,
     /// Ident of the thread that started it last.
     pub(crate) starter: u64,
@@ -104,9 +104,9 @@ thread_local! {
 }
 
 /// The session that runs. Callbacks call it with the type that they were installed for.
-pub(crate) fn running<'a, M: Machine>(_: Python<'a>) -> Option<&'a mut Session<M>> {
+pub(crate) fn running<'a, M: Machine>(_: Python<'a>) -> Option<&'a mut EngineSession<M>> {
     // SAFETY: set while a session of this type runs, which then does not move; the GIL is held.
-    unsafe { RUNNING.load(Ordering::Relaxed).cast::<Session<M>>().as_mut() }
+    unsafe { RUNNING.load(Ordering::Relaxed).cast::<EngineSession<M>>().as_mut() }
 }
 
 /// Whether a session runs.
@@ -114,15 +114,15 @@ pub fn is_busy() -> bool {
     !RUNNING.load(Ordering::Relaxed).is_null()
 }
 
-impl<M: Machine> Session<M> {
+impl<M: Machine> EngineSession<M> {
     /// A session that does not run yet. `name` is for messages.
-    pub fn new(name: &'static str, shared: M::Shared, filter: Filter) -> Box<Session<M>> {
-        let mut functions = Functions::default();
+    pub fn new(name: &'static str, shared: M::Shared, filter: Filter) -> Box<EngineSession<M>> {
+        let mut functions = SessionFunctions::default();
         functions.filter = filter;
-        Box::new(Session {
+        Box::new(EngineSession {
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             name,
-            options: Options::default(),
+            options: EngineOptions::default(),
             timer: None,
             clock: Clock::best(),
             functions,
@@ -142,10 +142,10 @@ impl<M: Machine> Session<M> {
 
     /// Starts, or continues after a stop. Threads that were traced before keep their machines.
     ///
-    /// `this` must stay where it is until [`Session::stop`]. `owner` is the Python object that it belongs to: before 3.12
+    /// `this` must stay where it is until [`EngineSession::stop`]. `owner` is the Python object that it belongs to: before 3.12
     /// `sys.getprofile` shows it, and threads keep it alive until the stop. Raises ValueError if another session or
     /// another tool is active, RuntimeError if the interpreter cannot be traced.
-    pub fn start(this: &mut Box<Session<M>>, owner: &Bound<'_, PyAny>) -> PyResult<()> {
+    pub fn start(this: &mut Box<EngineSession<M>>, owner: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = owner.py();
         if this.is_running {
             return Ok(());
@@ -253,11 +253,11 @@ impl<M: Machine> Session<M> {
     }
 
     /// All threads, in the order of their first events.
-    pub fn threads(&self) -> impl Iterator<Item = &Thread<M>> {
+    pub fn threads(&self) -> impl Iterator<Item = &SessionThread<M>> {
         self.threads.iter().map(|t| &**t)
     }
 
-    pub fn threads_mut(&mut self) -> impl Iterator<Item = &mut Thread<M>> {
+    pub fn threads_mut(&mut self) -> impl Iterator<Item = &mut SessionThread<M>> {
         self.threads.iter_mut().map(|t| &mut **t)
     }
 
@@ -266,12 +266,12 @@ impl<M: Machine> Session<M> {
         py: Python<'_>,
         mut info: ThreadInfo,
         ended: Arc<AtomicBool>,
-    ) -> *mut Thread<M> {
+    ) -> *mut SessionThread<M> {
         self.retire_ended(py);
         info.number = self.threads_seen;
         self.threads_seen += 1;
         let machine = M::new(&info, &mut self.shared);
-        let thread = Box::new(Thread {
+        let thread = Box::new(SessionThread {
             machine,
             info,
             name: None,
@@ -306,7 +306,7 @@ impl<M: Machine> Session<M> {
     }
 }
 
-impl<M: Machine> Drop for Session<M> {
+impl<M: Machine> Drop for EngineSession<M> {
     fn drop(&mut self) {
         if self.is_running {
             // Nothing reads what open calls would be given, and the collector may have emptied the timer already.

@@ -11,7 +11,7 @@ struct Parked<F> {
 }
 
 /// See the module. Dereferences to the stack in use.
-pub struct Stacks<F> {
+pub struct OpenCallStacks<F> {
     current: Vec<F>,
     key: usize,
     /// Ticks for which the stack in use was not, to be subtracted from moments: time spent in other greenlets is not part
@@ -20,7 +20,7 @@ pub struct Stacks<F> {
     parked: HashMap<usize, Parked<F>>,
 }
 
-impl<F> Deref for Stacks<F> {
+impl<F> Deref for OpenCallStacks<F> {
     type Target = Vec<F>;
 
     #[inline(always)]
@@ -29,16 +29,16 @@ impl<F> Deref for Stacks<F> {
     }
 }
 
-impl<F> DerefMut for Stacks<F> {
+impl<F> DerefMut for OpenCallStacks<F> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut Vec<F> {
         &mut self.current
     }
 }
 
-impl<F> Default for Stacks<F> {
-    fn default() -> Stacks<F> {
-        Stacks {
+impl<F> Default for OpenCallStacks<F> {
+    fn default() -> OpenCallStacks<F> {
+        OpenCallStacks {
             current: Vec::with_capacity(64),
             key: 0,
             paused: 0,
@@ -47,7 +47,7 @@ impl<F> Default for Stacks<F> {
     }
 }
 
-impl<F> Stacks<F> {
+impl<F> OpenCallStacks<F> {
     /// The greenlet whose stack is in use; 0: the thread's first one.
     pub fn key(&self) -> usize {
         self.key

@@ -4,13 +4,13 @@
 const FREE: usize = 0;
 
 #[derive(Clone, Copy)]
-struct Slot {
+struct TableSlot {
     key: usize,
     owner: u32,
     value: u32,
 }
 
-const EMPTY: Slot = Slot {
+const EMPTY: TableSlot = TableSlot {
     key: FREE,
     owner: 0,
     value: 0,
@@ -18,22 +18,22 @@ const EMPTY: Slot = Slot {
 
 /// See the module. Looking up neither allocates nor locks.
 #[derive(Clone)]
-pub struct Table {
+pub struct PairTable {
     /// A power of two, at most half full.
-    slots: Vec<Slot>,
+    slots: Vec<TableSlot>,
     used: usize,
 }
 
-impl Default for Table {
-    fn default() -> Table {
-        Table {
+impl Default for PairTable {
+    fn default() -> PairTable {
+        PairTable {
             slots: vec![EMPTY; 32],
             used: 0,
         }
     }
 }
 
-impl Table {
+impl PairTable {
     #[inline(always)]
     fn start(&self, owner: u32, key: usize) -> usize {
         // Objects are aligned to 16 bytes; the multiplication spreads what differs to the upper half.
@@ -67,10 +67,10 @@ impl Table {
             }
         }
         self.used += 1;
-        self.place(Slot { key, owner, value });
+        self.place(TableSlot { key, owner, value });
     }
 
-    fn place(&mut self, slot: Slot) {
+    fn place(&mut self, slot: TableSlot) {
         let mut at = self.start(slot.owner, slot.key);
         while self.slots.get(at).is_some_and(|s| s.key != FREE) {
             at = (at + 1) & (self.slots.len() - 1);

@@ -8,16 +8,16 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicUsize, Ordering}
 
 use pyo3::Python;
 
-use super::session::{self, Session};
-use super::{Context, EVENTS, Event, Greenlet, Machine, Moment, ThreadInfo, greenlets};
+use super::session::{self, EngineSession};
+use super::{CallEvent, CurrentGreenlet, EVENTS, EventContext, Machine, Moment, ThreadInfo, greenlets};
 
 /// One thread in one session.
-pub struct Thread<M: Machine> {
+pub struct SessionThread<M: Machine> {
     pub machine: M,
     pub info: ThreadInfo,
     /// As soon as `threading` knows it.
     pub name: Option<String>,
-    pub(crate) session: *mut Session<M>,
+    pub(crate) session: *mut EngineSession<M>,
     /// The user's timer is read before each event.
     pub(crate) is_timed_by_user: bool,
     pub(crate) splits_resumes: bool,
@@ -31,15 +31,15 @@ pub struct Thread<M: Machine> {
     pub(crate) ended: Arc<AtomicBool>,
 }
 
-impl<M: Machine> Thread<M> {
+impl<M: Machine> SessionThread<M> {
     /// The machine and the context of one event.
     #[inline(always)]
     pub(crate) fn event<'a>(
         &'a mut self,
         py: Python<'a>,
-        event: Event,
+        event: CallEvent,
         given: Option<i64>,
-    ) -> (&'a mut M, Context<'a, M::Shared>) {
+    ) -> (&'a mut M, EventContext<'a, M::Shared>) {
         let moment = Moment {
             clock: self.clock(),
             given,
@@ -49,7 +49,7 @@ impl<M: Machine> Thread<M> {
         // SAFETY: a session outlives its threads and does not move while it runs; the GIL is held and machines do not
         // give it up, so nothing else refers to it now. Its threads, of which this is one, are not reached through it.
         let session = unsafe { &mut *self.session };
-        let context = Context {
+        let context = EventContext {
             py,
             event,
             moment,
@@ -63,7 +63,7 @@ impl<M: Machine> Thread<M> {
     }
 
     /// The thread continues with this greenlet.
-    pub(crate) fn switch(&mut self, to: Greenlet, given: Option<i64>) {
+    pub(crate) fn switch(&mut self, to: CurrentGreenlet, given: Option<i64>) {
         let moment = Moment {
             clock: self.clock(),
             given,
@@ -91,21 +91,21 @@ impl<M: Machine> Thread<M> {
     }
 }
 
-/// The thread that had the last event: its thread pointer and its `Thread`, or null if it is not traced. Written by that
+/// The thread that had the last event: its thread pointer and its `SessionThread`, or null if it is not traced. Written by that
 /// thread only, with the GIL; a thread that ends, which it does without the GIL, takes its own pointer out.
 static LAST_POINTER: AtomicUsize = AtomicUsize::new(0);
 static LAST_THREAD: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
-struct Slot {
+struct SessionThreadSlot {
     /// Of the session that `thread` belongs to.
     session: Cell<u64>,
     thread: Cell<*mut c_void>,
     ended: RefCell<Option<Arc<AtomicBool>>>,
 }
 
-impl Drop for Slot {
+impl Drop for SessionThreadSlot {
     fn drop(&mut self) {
-        let _ = LAST_POINTER.compare_exchange(pointer(), 0, Ordering::AcqRel, Ordering::Relaxed);
+        let _ = LAST_POINTER.compare_exchange(thread_key(), 0, Ordering::AcqRel, Ordering::Relaxed);
         if let Some(ended) = self.ended.borrow_mut().take() {
             ended.store(true, Ordering::Release);
         }
@@ -113,12 +113,12 @@ impl Drop for Slot {
 }
 
 thread_local! {
-    static SLOT: Slot = const { Slot { session: Cell::new(0), thread: Cell::new(null_mut()), ended: RefCell::new(None) } };
+    static SLOT: SessionThreadSlot = const { SessionThreadSlot { session: Cell::new(0), thread: Cell::new(null_mut()), ended: RefCell::new(None) } };
 }
 
 /// Differs between threads that live at one time; cheaper than any thread-local variable of a shared object.
 #[inline(always)]
-fn pointer() -> usize {
+fn thread_key() -> usize {
     let pointer: usize;
     #[cfg(target_arch = "x86_64")]
     // SAFETY: the ABI keeps the address of the thread's control block at offset 0 of FS.
@@ -135,15 +135,15 @@ fn pointer() -> usize {
 
 /// The thread of the running session that runs now; null if it is not to be traced, or there is no session.
 #[inline(always)]
-fn current<M: Machine>(py: Python<'_>) -> *mut Thread<M> {
-    let own = pointer();
+fn current<M: Machine>(py: Python<'_>) -> *mut SessionThread<M> {
+    let own = thread_key();
     if LAST_POINTER.load(Ordering::Acquire) == own {
         return LAST_THREAD.load(Ordering::Relaxed).cast();
     }
     remember(own, find::<M>(py))
 }
 
-fn remember<M: Machine>(own: usize, thread: *mut Thread<M>) -> *mut Thread<M> {
+fn remember<M: Machine>(own: usize, thread: *mut SessionThread<M>) -> *mut SessionThread<M> {
     // Not the pair of two threads at any moment.
     LAST_POINTER.store(0, Ordering::Release);
     LAST_THREAD.store(thread.cast(), Ordering::Relaxed);
@@ -156,7 +156,7 @@ fn remember<M: Machine>(own: usize, thread: *mut Thread<M>) -> *mut Thread<M> {
 pub(crate) fn thread<M: Machine>(
     py: Python<'_>,
     wants_time: impl Fn(&M) -> bool,
-) -> Option<(&mut Thread<M>, Option<i64>)> {
+) -> Option<(&mut SessionThread<M>, Option<i64>)> {
     // SAFETY: null, or a thread of the running session; the GIL is held and nothing else refers to it.
     let found = unsafe { current::<M>(py).as_mut()? };
     if !found.is_timed_by_user {
@@ -172,13 +172,13 @@ pub(crate) fn thread<M: Machine>(
 }
 
 #[cold]
-fn find<M: Machine>(py: Python<'_>) -> *mut Thread<M> {
+fn find<M: Machine>(py: Python<'_>) -> *mut SessionThread<M> {
     let Some(session) = session::running::<M>(py) else {
         return null_mut();
     };
     SLOT.try_with(|slot| {
         if slot.session.get() == session.number {
-            let thread: *mut Thread<M> = slot.thread.get().cast();
+            let thread: *mut SessionThread<M> = slot.thread.get().cast();
             // SAFETY: null, or a thread of the running session.
             if let Some(thread) = unsafe { thread.as_mut() } {
                 thread.follow_greenlets(py);
@@ -202,7 +202,7 @@ fn find<M: Machine>(py: Python<'_>) -> *mut Thread<M> {
     .unwrap_or(null_mut())
 }
 
-fn settle<M: Machine>(slot: &Slot, session: u64, thread: *mut Thread<M>) {
+fn settle<M: Machine>(slot: &SessionThreadSlot, session: u64, thread: *mut SessionThread<M>) {
     slot.session.set(session);
     slot.thread.set(thread.cast());
     if !thread.is_null() {
@@ -263,7 +263,7 @@ pub fn current_machine<M: Machine>(session: u64) -> *mut M {
         if slot.session.get() != session || slot.thread.get().is_null() {
             return null_mut();
         }
-        let thread: *mut Thread<M> = slot.thread.get().cast();
+        let thread: *mut SessionThread<M> = slot.thread.get().cast();
         // SAFETY: the session with this number runs, so its threads live.
         unsafe { &raw mut (*thread).machine }
     })

@@ -9,12 +9,12 @@ use std::os::fd::AsRawFd;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use super::mapping::{Mapping, PAGE};
+use super::mapping::{AnonymousMapping, PAGE};
 
 /// One event.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Row {
+pub struct EventRow {
     /// Code object or C function, by address; 0 if there is none.
     pub key: u64,
     /// The event's code, and from bit 16 on the allocator (see [`super::timeline`]).
@@ -25,7 +25,7 @@ pub struct Row {
     pub size: i64,
 }
 
-const ROW: usize = size_of::<Row>();
+const ROW: usize = size_of::<EventRow>();
 /// Rows of a chunk, at most.
 ///
 /// Small, so that many threads with few rows each leave little unused.
@@ -38,7 +38,7 @@ const ATTEMPTS: usize = 16;
 /// A stretch of rows that one thread fills.
 #[repr(C)]
 struct Chunk {
-    start: AtomicPtr<Row>,
+    start: AtomicPtr<EventRow>,
     used: AtomicU32,
     capacity: AtomicU32,
     /// Number of the thread + 1.
@@ -71,9 +71,9 @@ struct Header {
 
 /// See the module.
 pub struct Log {
-    rows: Mapping,
-    chunks: Mapping,
-    writers: Mapping,
+    rows: AnonymousMapping,
+    chunks: AnonymousMapping,
+    writers: AnonymousMapping,
     chunk_rows: usize,
     chunk_count: usize,
     next_chunk: AtomicUsize,
@@ -88,14 +88,14 @@ struct Spill {
     /// What it is: the program may close it and open another under its number.
     identity: (u64, u64),
     /// Keeps `identity` from being reused.
-    _inode: Mapping,
+    _inode: AnonymousMapping,
     end: AtomicU64,
     limit: u64,
 }
 
 /// A thread of a log.
 #[derive(Clone, Copy, Debug)]
-pub struct Thread {
+pub struct LogThread {
     pub native_id: u32,
     pub ident: u64,
 }
@@ -103,8 +103,8 @@ pub struct Thread {
 /// All that a log holds.
 pub struct Contents {
     /// Number of the thread and its rows, oldest first, thread by thread.
-    pub rows: Vec<(u32, Row)>,
-    pub threads: Vec<Thread>,
+    pub rows: Vec<(u32, EventRow)>,
+    pub threads: Vec<LogThread>,
     /// Rows that could not be kept.
     pub dropped: u64,
 }
@@ -129,16 +129,16 @@ impl Log {
         let file = file.and_then(|file| {
             Some(Spill {
                 identity: identity(file.as_raw_fd())?,
-                _inode: Mapping::of_file(&file)?,
+                _inode: AnonymousMapping::of_file(&file)?,
                 file,
                 end: AtomicU64::new(0),
                 limit,
             })
         });
         Some(Log {
-            rows: Mapping::new(chunk_rows.checked_mul(chunk_count)?.checked_mul(ROW)?)?,
-            chunks: Mapping::new(chunk_count.checked_mul(size_of::<Chunk>())?)?,
-            writers: Mapping::new(MAX_THREADS * size_of::<Writer>())?,
+            rows: AnonymousMapping::new(chunk_rows.checked_mul(chunk_count)?.checked_mul(ROW)?)?,
+            chunks: AnonymousMapping::new(chunk_count.checked_mul(size_of::<Chunk>())?)?,
+            writers: AnonymousMapping::new(MAX_THREADS * size_of::<Writer>())?,
             chunk_rows,
             chunk_count,
             next_chunk: AtomicUsize::new(0),
@@ -162,7 +162,7 @@ impl Log {
     /// Adds a row of the calling thread. `word` is that thread's own word for this log, 0 at first; the caller sees to it
     /// that no signal handler comes here on the same thread. Does not allocate from the heap, and takes no lock.
     #[inline]
-    pub fn append(&self, word: &mut u64, row: Row) {
+    pub fn append(&self, word: &mut u64, row: EventRow) {
         if *word == 0 {
             match self.register() {
                 Some(index) => *word = index as u64 + 1,
@@ -196,7 +196,7 @@ impl Log {
                 .start
                 .load(Ordering::Relaxed)
                 .add(used as usize)
-                .write(Row { time, ..row })
+                .write(EventRow { time, ..row })
         };
         chunk.used.store(used + 1, Ordering::Release);
         writer
@@ -227,7 +227,7 @@ impl Log {
         if free < self.chunk_count {
             let next = self.chunk(free);
             // SAFETY: within the mapping.
-            let start = unsafe { self.rows.start.as_ptr().cast::<Row>().add(free * self.chunk_rows) };
+            let start = unsafe { self.rows.start.as_ptr().cast::<EventRow>().add(free * self.chunk_rows) };
             return self.begin(next, start, self.chunk_rows, index, writer);
         }
         // Not to overflow, in a very long run.
@@ -245,10 +245,10 @@ impl Log {
                 next.used.store(0, Ordering::Release);
                 return self.begin(next, start, capacity as usize, index, writer);
             }
-            let Some(page) = Mapping::new(PAGE) else {
+            let Some(page) = AnonymousMapping::new(PAGE) else {
                 return null_mut();
             };
-            let start = page.start.as_ptr().cast::<Row>();
+            let start = page.start.as_ptr().cast::<EventRow>();
             // The log unmaps it.
             std::mem::forget(page);
             return self.begin(&writer.own, start, PAGE / ROW, index, writer);
@@ -296,7 +296,7 @@ impl Log {
         None
     }
 
-    fn begin(&self, chunk: &Chunk, start: *mut Row, capacity: usize, index: usize, writer: &Writer) -> *mut Chunk {
+    fn begin(&self, chunk: &Chunk, start: *mut EventRow, capacity: usize, index: usize, writer: &Writer) -> *mut Chunk {
         chunk.start.store(start, Ordering::Relaxed);
         chunk.capacity.store(capacity as u32, Ordering::Relaxed);
         chunk
@@ -357,7 +357,7 @@ impl Log {
     /// All rows. No thread may append meanwhile.
     pub fn contents(&self) -> Contents {
         let threads = self.next_writer.load(Ordering::Acquire).min(MAX_THREADS);
-        let mut parts: Vec<(u32, u64, Vec<Row>)> = Vec::new();
+        let mut parts: Vec<(u32, u64, Vec<EventRow>)> = Vec::new();
         let mut add = |chunk: &Chunk| {
             let (thread, start) = (
                 chunk.thread.load(Ordering::Acquire),
@@ -381,7 +381,7 @@ impl Log {
             self.read_back(spill, spill.end.load(Ordering::Relaxed), &mut parts);
         }
         parts.sort_by_key(|(thread, first, _)| (*thread, *first));
-        let rows: Vec<(u32, Row)> = parts
+        let rows: Vec<(u32, EventRow)> = parts
             .into_iter()
             .flat_map(|(thread, _, rows)| rows.into_iter().map(move |r| (thread, r)))
             .collect();
@@ -389,7 +389,7 @@ impl Log {
         let mut written = 0;
         for index in 0..threads {
             let writer = self.writer(index);
-            let thread = Thread {
+            let thread = LogThread {
                 native_id: writer.native_id.load(Ordering::Relaxed),
                 ident: writer.ident.load(Ordering::Acquire),
             };
@@ -407,7 +407,7 @@ impl Log {
     }
 
     /// Reads what was written to the file, as far as it is whole.
-    fn read_back(&self, spill: &Spill, end: u64, parts: &mut Vec<(u32, u64, Vec<Row>)>) {
+    fn read_back(&self, spill: &Spill, end: u64, parts: &mut Vec<(u32, u64, Vec<EventRow>)>) {
         use std::os::unix::fs::FileExt;
         let threads = self.next_writer.load(Ordering::Relaxed) as u32;
         let most = MAX_CHUNK.max(PAGE / ROW) as u32;
@@ -424,7 +424,7 @@ impl Log {
             if count == 0 || count > most || thread >= threads {
                 return;
             }
-            let mut rows = vec![Row::default(); count as usize];
+            let mut rows = vec![EventRow::default(); count as usize];
             // SAFETY: plain integers, any bytes will do.
             let place = unsafe { std::slice::from_raw_parts_mut(rows.as_mut_ptr().cast(), count as usize * ROW) };
             if spill.file.read_exact_at(place, at + bytes.len() as u64).is_err() {
@@ -441,7 +441,7 @@ impl Drop for Log {
         let threads = self.next_writer.load(Ordering::Acquire).min(MAX_THREADS);
         for index in 0..threads {
             if let Some(start) = NonNull::new(self.writer(index).own.start.load(Ordering::Acquire)) {
-                drop(Mapping {
+                drop(AnonymousMapping {
                     start: start.cast(),
                     length: PAGE,
                 });

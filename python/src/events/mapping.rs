@@ -8,19 +8,19 @@ use std::ptr::{NonNull, null_mut};
 pub const PAGE: usize = 4096;
 
 /// Memory from the kernel: nothing in the program's heap is touched.
-pub struct Mapping {
+pub struct AnonymousMapping {
     pub start: NonNull<u8>,
     pub length: usize,
 }
 
 // SAFETY: plain memory; who uses which part of it is the log's business.
-unsafe impl Send for Mapping {}
+unsafe impl Send for AnonymousMapping {}
 // SAFETY: as above.
-unsafe impl Sync for Mapping {}
+unsafe impl Sync for AnonymousMapping {}
 
-impl Mapping {
+impl AnonymousMapping {
     /// `length` bytes, all zero; `None` if there is no memory for them.
-    pub fn new(length: usize) -> Option<Mapping> {
+    pub fn new(length: usize) -> Option<AnonymousMapping> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new mapping, wherever the kernel puts it.
         let start = unsafe { libc::mmap(null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
@@ -30,17 +30,17 @@ impl Mapping {
         // Threads and large chunks would else be given 2 MiB at a time.
         // SAFETY: the mapping just made; a kernel that does not know the advice refuses it.
         unsafe { libc::madvise(start, length, libc::MADV_NOHUGEPAGE) };
-        Some(Mapping {
+        Some(AnonymousMapping {
             start: NonNull::new(start.cast())?,
             length,
         })
     }
 }
 
-impl Mapping {
+impl AnonymousMapping {
     /// A page of a file that is never accessed. It keeps the file's inode, and so its number, in use when the program
     /// closes all descriptors: else the next file that it makes may get the same number.
-    pub fn of_file(file: &File) -> Option<Mapping> {
+    pub fn of_file(file: &File) -> Option<AnonymousMapping> {
         // SAFETY: a new mapping, wherever the kernel puts it.
         let start = unsafe {
             libc::mmap(
@@ -53,14 +53,14 @@ impl Mapping {
             )
         };
         (start != libc::MAP_FAILED).then_some(())?;
-        Some(Mapping {
+        Some(AnonymousMapping {
             start: NonNull::new(start.cast())?,
             length: PAGE,
         })
     }
 }
 
-impl Drop for Mapping {
+impl Drop for AnonymousMapping {
     fn drop(&mut self) {
         // SAFETY: the whole mapping, which nothing refers to any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.length) };

@@ -17,8 +17,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
 
 use crate::engine::Clock;
-use crate::hooks::{self, Allocation, Cache, Domain, Handler, Installed, Kind, Wait, Wanted};
-use log::{Log, Row};
+use crate::hooks::{self, Allocation, AllocatorCall, Cache, Domain, Handler, HookSet, Installed, Wait};
+use log::{EventRow, Log};
 use timeline::{Base, Scale, code};
 
 /// The log of one profiler, as the hooks call it.
@@ -30,7 +30,7 @@ pub(crate) struct Sink {
 impl Sink {
     #[inline]
     fn append(&self, cache: &mut Cache, key: u64, event: u64, address: u64, size: i64, time: i64) {
-        let row = Row {
+        let row = EventRow {
             key,
             event,
             time,
@@ -52,10 +52,10 @@ impl Handler for Sink {
         let event = |code: u64| code | domain << timeline::DOMAIN_SHIFT;
         let (address, size) = (a.address as u64, i64::try_from(a.size).unwrap_or(i64::MAX));
         match a.kind {
-            Kind::Malloc => self.append(cache, 0, event(code::MALLOC), address, size, now),
-            Kind::Calloc => self.append(cache, 0, event(code::CALLOC), address, size, now),
-            Kind::Free => self.append(cache, 0, event(code::FREE), address, 0, now),
-            Kind::Realloc => {
+            AllocatorCall::Malloc => self.append(cache, 0, event(code::MALLOC), address, size, now),
+            AllocatorCall::Calloc => self.append(cache, 0, event(code::CALLOC), address, size, now),
+            AllocatorCall::Free => self.append(cache, 0, event(code::FREE), address, 0, now),
+            AllocatorCall::Realloc => {
                 if a.old_address != 0 {
                     let before = if a.before == 0 { now } else { a.before as i64 };
                     self.append(cache, 0, event(code::REALLOC_FREE), a.old_address as u64, 0, before);
@@ -81,7 +81,7 @@ impl Handler for Sink {
 }
 
 /// What has been recorded, and the recording while it runs.
-struct State {
+struct EventLogState {
     /// Kept from run to run: rows accumulate.
     sink: Arc<Sink>,
     running: Option<Installed>,
@@ -96,18 +96,18 @@ struct State {
 /// The part of `nativeprof.events.EventProfiler` that is not Python.
 #[pyclass(frozen, module = "nativeprof._native")]
 pub struct EventLog {
-    state: Mutex<State>,
-    wanted: Wanted,
+    state: Mutex<EventLogState>,
+    wanted: HookSet,
     pid: u32,
 }
 
-fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Locked with the GIL held, and not while Python code runs: no thread waits for both.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Function's key, object (code object or text), whether it is a code object.
-type FunctionRow = (u64, Py<PyAny>, bool);
+type EventFunctionRow = (u64, Py<PyAny>, bool);
 
 #[pymethods]
 impl EventLog {
@@ -139,7 +139,7 @@ impl EventLog {
             Log::new(size, file, limit).ok_or_else(|| PyMemoryError::new_err(format!("no memory for {size} rows")))?;
         let clock = Clock::best();
         Ok(EventLog {
-            state: Mutex::new(State {
+            state: Mutex::new(EventLogState {
                 sink: Arc::new(Sink { log, clock }),
                 running: None,
                 functions: Vec::new(),
@@ -147,7 +147,7 @@ impl EventLog {
                 left_out: HashSet::new(),
                 scale: Scale::new(clock),
             }),
-            wanted: Wanted { native, python, waits },
+            wanted: HookSet { native, python, waits },
             pid: std::process::id(),
         })
     }
@@ -166,7 +166,7 @@ impl EventLog {
                 "this profiler belongs to the process that this one was forked from",
             ));
         }
-        let mut state = held(&own.state);
+        let mut state = lock(&own.state);
         if state.running.is_some() {
             return Err(PyRuntimeError::new_err("the profiler was already started"));
         }
@@ -187,7 +187,7 @@ impl EventLog {
         state.running = Some(installed);
         drop(state);
         if calls && let Err(error) = recorder::add(this.as_any(), sink.clone(), ticket) {
-            let mut running = held(&own.state).running.take();
+            let mut running = lock(&own.state).running.take();
             if let Some(installed) = &mut running {
                 installed.remove(py);
             }
@@ -202,7 +202,7 @@ impl EventLog {
     /// Ends the recording. In a forked child: forgets it.
     fn stop(&self, py: Python<'_>) -> PyResult<()> {
         let (sink, installed) = {
-            let mut state = held(&self.state);
+            let mut state = lock(&self.state);
             (state.sink.clone(), state.running.take())
         };
         let Some(mut installed) = installed else {
@@ -214,7 +214,7 @@ impl EventLog {
         });
         let functions = recorder::remove(py, ticket);
         installed.remove(py);
-        let mut state = held(&self.state);
+        let mut state = lock(&self.state);
         state.scale.settle();
         for function in functions? {
             if !function.2 && is_own(function.1.bind(py)) {
@@ -228,12 +228,12 @@ impl EventLog {
 
     /// Whether it records, in this process.
     fn is_running(&self) -> bool {
-        self.pid == std::process::id() && held(&self.state).running.as_ref().is_some_and(Installed::is_current)
+        self.pid == std::process::id() && lock(&self.state).running.as_ref().is_some_and(Installed::is_current)
     }
 
     /// Adds one row.
     fn append(&self, key: u64, event: u64) {
-        let state = held(&self.state);
+        let state = lock(&self.state);
         let sink = &state.sink;
         if let Some(installed) = &state.running {
             hooks::with_cache(installed.ticket(), |cache| {
@@ -245,7 +245,7 @@ impl EventLog {
     /// All rows so far, in the order of time: eight columns of 64-bit integers (frame, arg, event, time in ns, value1,
     /// value2, thread, domain), and as many times two: the function that made the row, and its caller. Then rows lost.
     fn rows<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyByteArray>, Bound<'py, PyByteArray>, u64)> {
-        let state = held(&self.state);
+        let state = lock(&self.state);
         let read = || state.sink.log.contents();
         let contents = match &state.running {
             Some(installed) => installed.while_silent(read),
@@ -272,14 +272,14 @@ impl EventLog {
     /// Rows that could not be kept, bytes in the file, and calls that signal handlers made while a hook ran (of all
     /// profilers of this process).
     fn counts(&self) -> (u64, u64, u64) {
-        let (dropped, spilled) = held(&self.state).sink.log.counts();
+        let (dropped, spilled) = lock(&self.state).sink.log.counts();
         (dropped, spilled, hooks::skipped())
     }
 
     /// The functions that rows name: key, code object or text, whether it is a code object.
-    fn functions(&self, py: Python<'_>) -> Vec<FunctionRow> {
-        let state = held(&self.state);
-        let mut all: Vec<FunctionRow> = state
+    fn functions(&self, py: Python<'_>) -> Vec<EventFunctionRow> {
+        let state = lock(&self.state);
+        let mut all: Vec<EventFunctionRow> = state
             .functions
             .iter()
             .map(|(key, object, is_code)| (*key, object.clone_ref(py), *is_code))

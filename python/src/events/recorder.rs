@@ -8,16 +8,18 @@ use pyo3::prelude::*;
 
 use super::Sink;
 use super::timeline::code;
-use crate::engine::stacks::Stacks;
-use crate::engine::{Callee, Context, Event, Filter, Greenlet, Machine, Moment, Session, ThreadInfo, Verdict};
+use crate::engine::stacks::OpenCallStacks;
+use crate::engine::{
+    CallEvent, Callee, CurrentGreenlet, EngineSession, EventContext, EventOutcome, Filter, Machine, Moment, ThreadInfo,
+};
 use crate::hooks::{self, Ticket};
 
 /// The machine of one thread: only what the engine wants to know of it.
-struct Recorder {
-    stack: Stacks<usize>,
+struct EventMachine {
+    stack: OpenCallStacks<usize>,
     /// Heights of the stack above functions that are left out: what these call is left out too, if it is written in C.
     /// Before 3.12 only; later there are no events inside of such functions.
-    left_out: Stacks<usize>,
+    left_out: OpenCallStacks<usize>,
     /// Looked up last in the session's table of functions.
     last: usize,
 }
@@ -32,42 +34,42 @@ struct Logs {
     is_before_3_12: bool,
 }
 
-impl Recorder {
+impl EventMachine {
     #[cold]
     #[inline(never)]
-    fn first_sight(&mut self, callee: Callee, context: &mut Context<'_, Logs>) -> Verdict {
+    fn first_sight(&mut self, callee: Callee, context: &mut EventContext<'_, Logs>) -> EventOutcome {
         // What is allocated for the function's name is not the program's.
         let (id, is_excluded) = hooks::silently(|| context.intern(callee));
         if context.shared.keys.len() == id as usize {
             context.shared.keys.push(callee.key() as u64);
         }
         match is_excluded {
-            true => Verdict::Excluded,
+            true => EventOutcome::Excluded,
             false => {
                 self.last = callee.key();
-                Verdict::Done
+                EventOutcome::Done
             }
         }
     }
 
     #[cold]
-    fn enter_left_out(&mut self, key: usize, context: &Context<'_, Logs>) -> Verdict {
+    fn enter_left_out(&mut self, key: usize, context: &EventContext<'_, Logs>) -> EventOutcome {
         if context.shared.is_before_3_12 {
             self.stack.push(key);
             self.left_out.push(self.stack.len());
         }
-        Verdict::Excluded
+        EventOutcome::Excluded
     }
 }
 
 #[inline(always)]
-fn write(context: &Context<'_, Logs>, key: usize) {
+fn write(context: &EventContext<'_, Logs>, key: usize) {
     let event = match context.event {
-        Event::Start | Event::Resume | Event::Throw => code::CALL,
-        Event::Return | Event::Yield | Event::Unwind => code::RETURN,
-        Event::CCall => code::C_CALL,
-        Event::CReturn => code::C_RETURN,
-        Event::CRaise => code::C_EXCEPTION,
+        CallEvent::Start | CallEvent::Resume | CallEvent::Throw => code::CALL,
+        CallEvent::Return | CallEvent::Yield | CallEvent::Unwind => code::RETURN,
+        CallEvent::CCall => code::C_CALL,
+        CallEvent::CReturn => code::C_RETURN,
+        CallEvent::CRaise => code::C_EXCEPTION,
     };
     for (ticket, sink) in &context.shared.all {
         hooks::with_cache(*ticket, |cache| {
@@ -76,19 +78,19 @@ fn write(context: &Context<'_, Logs>, key: usize) {
     }
 }
 
-impl Machine for Recorder {
+impl Machine for EventMachine {
     type Shared = Logs;
 
-    fn new(_: &ThreadInfo, _: &mut Logs) -> Recorder {
-        Recorder {
-            stack: Stacks::default(),
-            left_out: Stacks::default(),
+    fn new(_: &ThreadInfo, _: &mut Logs) -> EventMachine {
+        EventMachine {
+            stack: OpenCallStacks::default(),
+            left_out: OpenCallStacks::default(),
             last: 0,
         }
     }
 
     #[inline(always)]
-    fn enter(&mut self, callee: Callee, mut context: Context<'_, Logs>) -> Verdict {
+    fn enter(&mut self, callee: Callee, mut context: EventContext<'_, Logs>) -> EventOutcome {
         let key = callee.key();
         if key != self.last {
             // Excluded functions are known too.
@@ -97,32 +99,32 @@ impl Machine for Recorder {
                 Some(function) if function.is_excluded => return self.enter_left_out(key, &context),
                 Some(_) => self.last = key,
                 None => {
-                    if self.first_sight(callee, &mut context) == Verdict::Excluded {
+                    if self.first_sight(callee, &mut context) == EventOutcome::Excluded {
                         return self.enter_left_out(key, &context);
                     }
                 }
             }
         }
-        if context.event == Event::CCall && self.left_out.last() == Some(&self.stack.len()) {
-            return Verdict::Done;
+        if context.event == CallEvent::CCall && self.left_out.last() == Some(&self.stack.len()) {
+            return EventOutcome::Done;
         }
         self.stack.push(key);
         write(&context, key);
-        Verdict::Done
+        EventOutcome::Done
     }
 
     #[inline(always)]
-    fn leave(&mut self, key: usize, context: Context<'_, Logs>) -> Verdict {
+    fn leave(&mut self, key: usize, context: EventContext<'_, Logs>) -> EventOutcome {
         // Frames in between were lost, if it is not the innermost; if it is not there at all it was open at the start.
         if let Some(at) = self.stack.iter().rposition(|k| *k == key) {
             self.stack.truncate(at);
             while self.left_out.pop_if(|height| *height > at).is_some() {}
         }
         if context.functions.is_excluded(key) {
-            return Verdict::Excluded;
+            return EventOutcome::Excluded;
         }
         write(&context, key);
-        Verdict::Done
+        EventOutcome::Done
     }
 
     #[inline(always)]
@@ -134,7 +136,7 @@ impl Machine for Recorder {
         self.stack.depth()
     }
 
-    fn switch(&mut self, to: Greenlet, _: Moment, shared: &mut Logs) {
+    fn switch(&mut self, to: CurrentGreenlet, _: Moment, shared: &mut Logs) {
         let from = self.stack.key();
         if to.key == from {
             return;
@@ -163,16 +165,16 @@ impl Machine for Recorder {
 }
 
 /// The session that profilers share, and the process that it belongs to.
-struct Shared(UnsafeCell<Option<(Box<Session<Recorder>>, u32)>>);
+struct SharedSession(UnsafeCell<Option<(Box<EngineSession<EventMachine>>, u32)>>);
 
 // SAFETY: used with the GIL held only, which orders accesses.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for SharedSession {}
 
-static SESSION: Shared = Shared(UnsafeCell::new(None));
+static SESSION: SharedSession = SharedSession(UnsafeCell::new(None));
 
 /// Not to be kept while Python code may run, other than for the session's start and stop, which allow for it.
 #[allow(clippy::mut_from_ref)]
-fn session(_: Python<'_>) -> &'static mut Option<(Box<Session<Recorder>>, u32)> {
+fn session(_: Python<'_>) -> &'static mut Option<(Box<EngineSession<EventMachine>>, u32)> {
     // SAFETY: the GIL is held; see above.
     unsafe { &mut *SESSION.0.get() }
 }
@@ -201,9 +203,12 @@ pub fn add(owner: &Bound<'_, PyAny>, sink: Arc<Sink>, ticket: Ticket) -> PyResul
         is_before_3_12: py.version_info() < (3, 12),
     };
     let place = session(py);
-    let (started, _) = place.insert((Session::new("nativeprof.events", logs, filter), std::process::id()));
+    let (started, _) = place.insert((
+        EngineSession::new("nativeprof.events", logs, filter),
+        std::process::id(),
+    ));
     // What it takes to start is not the program's.
-    let result = hooks::silently(|| Session::start(started, owner));
+    let result = hooks::silently(|| EngineSession::start(started, owner));
     if result.is_err() {
         *session(py) = None;
     }

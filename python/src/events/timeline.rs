@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::log::{Contents, Row};
+use super::log::{Contents, EventRow};
 use crate::engine::Clock;
 use crate::engine::clock::monotonic;
 
@@ -91,7 +91,7 @@ pub fn unique<T>(functions: &mut Vec<(u64, T, bool)>) {
 
 /// What one thread is doing.
 #[derive(Default)]
-struct Stack {
+struct OpenSpans {
     /// The recording that it belongs to.
     run: usize,
     /// Key, and whether it is a code object.
@@ -100,7 +100,7 @@ struct Stack {
     parked: HashMap<u64, Vec<(u64, bool)>>,
 }
 
-impl Stack {
+impl OpenSpans {
     /// Goes on with the stack of greenlet `to`.
     fn switch(&mut self, from: u64, to: u64) {
         let next = self.parked.remove(&to).unwrap_or_default();
@@ -135,10 +135,10 @@ pub fn arrange(contents: Contents, bases: &[Base], scale: Scale, left_out: &Hash
     let Contents { mut rows, threads, .. } = contents;
     // Stable: rows of one thread keep their order.
     rows.sort_by_key(|(_, row)| row.time);
-    let mut stacks: Vec<Stack> = Vec::new();
-    stacks.resize_with(threads.len(), || Stack {
+    let mut stacks: Vec<OpenSpans> = Vec::new();
+    stacks.resize_with(threads.len(), || OpenSpans {
         run: usize::MAX,
-        ..Stack::default()
+        ..OpenSpans::default()
     });
     let mut live: HashMap<u64, (i64, u64)> = HashMap::new();
     let (mut run, mut raw, mut callers) = (
@@ -159,10 +159,10 @@ pub fn arrange(contents: Contents, bases: &[Base], scale: Scale, left_out: &Hash
         if stack.run != run {
             let open = bases.get(run).and_then(|base| base.stacks.get(&thread.ident));
             let open = open.map(|keys| keys.iter().map(|key| (*key, true)).collect());
-            *stack = Stack {
+            *stack = OpenSpans {
                 run,
                 open: open.unwrap_or_default(),
-                ..Stack::default()
+                ..OpenSpans::default()
             };
         }
         let mut domain = row.event >> DOMAIN_SHIFT;
@@ -191,7 +191,7 @@ pub fn arrange(contents: Contents, bases: &[Base], scale: Scale, left_out: &Hash
 }
 
 /// What was requested, or minus that where it is freed; 0 where the block is not known.
-fn size_of_row(live: &mut HashMap<u64, (i64, u64)>, row: &Row, event: u64, domain: &mut u64) -> i64 {
+fn size_of_row(live: &mut HashMap<u64, (i64, u64)>, row: &EventRow, event: u64, domain: &mut u64) -> i64 {
     match event {
         code::MALLOC | code::CALLOC | code::REALLOC => {
             live.insert(row.address, (row.size, *domain & REACHED));
@@ -209,7 +209,7 @@ fn size_of_row(live: &mut HashMap<u64, (i64, u64)>, row: &Row, event: u64, domai
 }
 
 /// Frame, arg and caller of a row, whose event is applied to the thread's stack.
-fn place(stack: &mut Stack, row: &Row, event: u64) -> (u64, u64, u64) {
+fn place(stack: &mut OpenSpans, row: &EventRow, event: u64) -> (u64, u64, u64) {
     match event {
         code::CALL => {
             let caller = stack.code().0;

@@ -40,7 +40,7 @@ const MAX_CHAIN: usize = 1 << 16;
 
 /// One stretch of a module's memory.
 #[derive(Clone, Copy, Debug)]
-pub struct Segment {
+pub struct ModuleSegment {
     pub start: usize,
     pub end: usize,
     pub is_executable: bool,
@@ -48,17 +48,17 @@ pub struct Segment {
 }
 
 /// A loaded module, described by absolute addresses.
-pub struct Module {
+pub struct LoadedModule {
     /// What the loader added to the addresses in the file.
     pub base: usize,
-    pub segments: Vec<Segment>,
+    pub segments: Vec<ModuleSegment>,
     /// Made read-only after relocation; empty if there is none. Whole pages.
     pub relro: std::ops::Range<usize>,
-    tables: Tables,
+    tables: DynamicTables,
 }
 
 #[derive(Default, Clone, Copy)]
-struct Tables {
+struct DynamicTables {
     strings: (usize, usize),
     symbols: usize,
     rela: (usize, usize),
@@ -70,27 +70,27 @@ struct Tables {
 
 /// A place that the loader filled with the address of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Slot {
+pub struct GotSlot {
     pub address: usize,
     /// Bound on the first call, perhaps: until then it holds an address in the module's own linkage table.
     pub is_lazy: bool,
-    /// The module defines the symbol itself, so that another definition may be meant than everybody else's.
+    /// The module defines the symbol itself, so it may use another definition than all other modules.
     pub is_defined_here: bool,
 }
 
-impl Module {
+impl LoadedModule {
     /// Describes a module from its program headers; None if it has no usable dynamic section.
     ///
     /// # Safety
     /// `headers` are those of a module that stays loaded during the call, at `base`.
-    pub unsafe fn new(base: usize, headers: &[Elf64_Phdr], page: usize) -> Option<Module> {
+    pub unsafe fn new(base: usize, headers: &[Elf64_Phdr], page: usize) -> Option<LoadedModule> {
         let mut segments = Vec::new();
         let (mut dynamic, mut relro) = (None, 0..0);
         for header in headers {
             let start = base.wrapping_add(header.p_vaddr as usize);
             let end = start.checked_add(header.p_memsz as usize)?;
             match header.p_type {
-                PT_LOAD => segments.push(Segment {
+                PT_LOAD => segments.push(ModuleSegment {
                     start,
                     end,
                     is_executable: header.p_flags & PF_X != 0,
@@ -102,11 +102,11 @@ impl Module {
                 _ => {}
             }
         }
-        let mut module = Module {
+        let mut module = LoadedModule {
             base,
             segments,
             relro,
-            tables: Tables::default(),
+            tables: DynamicTables::default(),
         };
         let (start, end) = dynamic?;
         if !module.contains(start, end - start) || !start.is_multiple_of(8) {
@@ -119,7 +119,7 @@ impl Module {
         Some(module)
     }
 
-    fn tables(&self, entries: &[[u64; 2]]) -> Tables {
+    fn tables(&self, entries: &[[u64; 2]]) -> DynamicTables {
         // Some loaders relocate the addresses here, and leave those of read-only sections as they are.
         let absolute = |value: u64| {
             let value = value as usize;
@@ -129,7 +129,7 @@ impl Module {
                 self.base.wrapping_add(value)
             }
         };
-        let mut tables = Tables::default();
+        let mut tables = DynamicTables::default();
         let mut is_rela = true;
         for [tag, value] in entries.iter().take_while(|[tag, _]| *tag != 0) {
             match *tag {
@@ -207,7 +207,7 @@ impl Module {
     /// Calls `found(slot, index)` for each slot of this module whose symbol is `names[index]`.
     ///
     /// Relative relocations, packed ones (RELR) too, name no symbol and are passed over.
-    pub fn slots(&self, names: &[&CStr], mut found: impl FnMut(Slot, usize)) {
+    pub fn slots(&self, names: &[&CStr], mut found: impl FnMut(GotSlot, usize)) {
         for table in [self.tables.rela, self.tables.jump] {
             for entry in self.relocations(table) {
                 let (kind, index) = (entry.r_info as u32, (entry.r_info >> 32) as usize);
@@ -227,7 +227,7 @@ impl Module {
                     .iter()
                     .any(|s| s.is_writable && s.start <= address && address.saturating_add(8) <= s.end);
                 if is_writable && address.is_multiple_of(8) {
-                    let slot = Slot {
+                    let slot = GotSlot {
                         address,
                         is_lazy: kind == RELOCATIONS[2],
                         is_defined_here: symbol.st_shndx != 0,
@@ -303,7 +303,7 @@ impl Module {
 
 /// Calls `each` with every loaded module, in the order of the global search. No module is unloaded meanwhile: the loader's
 /// lock is held. `each` must not load one. The numbers are how many modules were ever loaded and unloaded.
-pub fn for_each_module(mut each: impl FnMut(&Module, &CStr, (u64, u64))) {
+pub fn for_each_module(mut each: impl FnMut(&LoadedModule, &CStr, (u64, u64))) {
     unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, data: *mut libc::c_void) -> libc::c_int {
         // SAFETY: the loader gives a valid description, and back the pointer that it was given below.
         let (info, each) = unsafe { (&*info, &mut *data.cast::<Visitor<'_>>()) };
@@ -313,7 +313,7 @@ pub fn for_each_module(mut each: impl FnMut(&Module, &CStr, (u64, u64))) {
         // SAFETY: the program headers of a loaded module, which stays loaded while the loader's lock is held.
         let module = unsafe {
             let headers = std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into());
-            Module::new(info.dlpi_addr as usize, headers, super::page_size())
+            LoadedModule::new(info.dlpi_addr as usize, headers, super::page_size())
         };
         if let Some(module) = module {
             let name = match info.dlpi_name.is_null() {
@@ -325,7 +325,7 @@ pub fn for_each_module(mut each: impl FnMut(&Module, &CStr, (u64, u64))) {
         }
         0
     }
-    type Visitor<'a> = &'a mut dyn FnMut(&Module, &CStr, (u64, u64));
+    type Visitor<'a> = &'a mut dyn FnMut(&LoadedModule, &CStr, (u64, u64));
     let mut each: Visitor<'_> = &mut each;
     // SAFETY: `visit` takes the pointer as what it is, during this call only.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut each).cast()) };

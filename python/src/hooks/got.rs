@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
-use super::elf::{self, Module, Slot};
+use super::elf::{self, GotSlot, LoadedModule};
 use super::{native, page_size, thunk, wait};
 
 /// The functions that are hooked.
@@ -67,12 +67,12 @@ const ALL: [(Which, &CStr); 21] = [
 
 /// What is hooked, or is to be.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub struct Groups {
+pub struct HookGroups {
     pub allocators: bool,
     pub waits: bool,
 }
 
-impl Groups {
+impl HookGroups {
     fn has(self, which: Which) -> bool {
         match which {
             Dlopen | Dlsym => self.allocators || self.waits,
@@ -100,8 +100,8 @@ pub fn real(which: Which) -> *mut c_void {
 }
 
 #[derive(Default)]
-struct State {
-    groups: Groups,
+struct GotState {
+    groups: HookGroups,
     /// Modules without anything left to do, by two addresses that identify them.
     seen: HashSet<(usize, usize)>,
     /// What the slots that were changed held.
@@ -111,15 +111,15 @@ struct State {
 }
 
 /// A pthread mutex, not `std`'s: it is held across `fork` by functions of the C library's choosing.
-struct Shared {
+struct GotMutex {
     lock: UnsafeCell<libc::pthread_mutex_t>,
-    state: UnsafeCell<Option<State>>,
+    state: UnsafeCell<Option<GotState>>,
 }
 
 // SAFETY: `state` is used with `lock` held, and `lock` is made for several threads.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for GotMutex {}
 
-static SHARED: Shared = Shared {
+static SHARED: GotMutex = GotMutex {
     lock: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
     state: UnsafeCell::new(None),
 };
@@ -132,18 +132,18 @@ static IS_PENDING: AtomicBool = AtomicBool::new(false);
 const ATTEMPTS: usize = 10_000;
 
 /// The lock, released when this is dropped. Who holds it waits for nothing but the loader's list of modules.
-pub struct Held(());
+pub struct LockGuard(());
 
-impl Drop for Held {
+impl Drop for LockGuard {
     fn drop(&mut self) {
         unlock_raw();
     }
 }
 
 /// Takes the lock of everything that is installed.
-pub fn lock() -> Held {
+pub fn lock() -> LockGuard {
     lock_raw();
-    Held(())
+    LockGuard(())
 }
 
 pub fn lock_raw() {
@@ -157,11 +157,11 @@ pub fn unlock_raw() {
 }
 
 /// The lock if it can be had soon. A thread that is forking holds it, and may call the loader from other handlers.
-fn try_lock() -> Option<Held> {
+fn try_lock() -> Option<LockGuard> {
     for _ in 0..ATTEMPTS {
         // SAFETY: as above.
         if unsafe { libc::pthread_mutex_trylock(SHARED.lock.get()) } == 0 {
-            return Some(Held(()));
+            return Some(LockGuard(()));
         }
         std::thread::yield_now();
     }
@@ -169,14 +169,14 @@ fn try_lock() -> Option<Held> {
 }
 
 /// Makes the slots of all modules be as `groups` has it. The caller holds the lock.
-pub fn update(groups: Groups) {
+pub fn update(groups: HookGroups) {
     // SAFETY: the lock is held, so there is no other reference.
     let state = unsafe { &mut *SHARED.state.get() }.get_or_insert_default();
     if state.groups != groups {
         state.groups = groups;
         state.seen.clear();
     }
-    if groups == Groups::default() && state.old.is_empty() {
+    if groups == HookGroups::default() && state.old.is_empty() {
         return;
     }
     if real(Malloc).is_null() {
@@ -201,7 +201,7 @@ fn find_functions() {
 }
 
 /// The kernel's own module and the loader: hooks there would see the loader's work in the middle of it.
-fn is_left_alone(module: &Module) -> bool {
+fn is_left_alone(module: &LoadedModule) -> bool {
     let here = hook as *const () as usize;
     // SAFETY: no preconditions.
     let parts = unsafe { [libc::getauxval(libc::AT_BASE), libc::getauxval(libc::AT_SYSINFO_EHDR)] };
@@ -209,7 +209,7 @@ fn is_left_alone(module: &Module) -> bool {
 }
 
 /// What is to be written into a slot that holds `value`, if anything.
-fn wish(state: &State, module: &Module, slot: Slot, which: Which, value: usize) -> Option<usize> {
+fn wish(state: &GotState, module: &LoadedModule, slot: GotSlot, which: Which, value: usize) -> Option<usize> {
     let (hook, real) = (hook(which), real(which) as usize);
     if state.groups.has(which) {
         let is_unbound = slot.is_lazy && !slot.is_defined_here && module.has_code(value);
@@ -222,7 +222,7 @@ fn wish(state: &State, module: &Module, slot: Slot, which: Which, value: usize) 
     }
 }
 
-fn scan(state: &mut State) {
+fn scan(state: &mut GotState) {
     let names = ALL.map(|(_, name)| name);
     let writable = writable_ranges();
     elf::for_each_module(|module, _, (loaded, unloaded)| {
@@ -266,8 +266,8 @@ fn scan(state: &mut State) {
             state.seen.insert(key);
         }
     });
-    if state.groups == Groups::default() {
-        *state = State::default();
+    if state.groups == HookGroups::default() {
+        *state = GotState::default();
     }
 }
 
@@ -310,7 +310,7 @@ fn rescan() {
     };
     // SAFETY: the lock is held.
     if let Some(state) = unsafe { &mut *SHARED.state.get() }
-        && state.groups != Groups::default()
+        && state.groups != HookGroups::default()
     {
         IS_PENDING.store(false, Ordering::Release);
         scan(state);

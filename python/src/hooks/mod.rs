@@ -38,12 +38,15 @@ use pyo3::prelude::*;
 pub use got::slots;
 pub use thread::Cache;
 
+/// A block of memory, or the context of an allocator.
+type Pointer = *mut std::ffi::c_void;
+
 /// Handlers at a time.
 pub const MAX_HANDLERS: usize = 8;
 
 /// What an allocator was asked to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum AllocatorCall {
     /// Also `posix_memalign` and its like.
     Malloc,
     Calloc,
@@ -67,7 +70,7 @@ pub enum Domain {
 /// One successful operation of an allocator, as the program requested it.
 #[derive(Clone, Copy, Debug)]
 pub struct Allocation {
-    pub kind: Kind,
+    pub kind: AllocatorCall,
     pub domain: Domain,
     /// The block: new (malloc, calloc, realloc) or about to go (free). A `realloc` to nothing gives 0.
     pub address: usize,
@@ -106,7 +109,7 @@ pub trait Handler: Send + Sync {
 
 /// Which hooks a handler wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct HookSet {
     pub native: bool,
     pub python: bool,
     pub waits: bool,
@@ -192,7 +195,7 @@ fn notify(mask: &AtomicU32, call: impl Fn(&dyn Handler, &mut Cache)) {
 
 /// Counts a call that is not reported since this thread is busy: a signal handler has interrupted a handler.
 #[cold]
-fn count_skipped(thread: *const thread::Thread) {
+fn count_skipped(thread: *const thread::HookThread) {
     // SAFETY: the calling thread's own words.
     if unsafe { (*thread).is_busy } == thread::IN_HANDLER {
         SKIPPED.fetch_add(1, Ordering::Relaxed);
@@ -205,7 +208,7 @@ fn clock(mask: &AtomicU32, set: impl Fn(u64)) {
 }
 
 /// Runs `call` while the hooks on this thread are silent; None if they are already, since a handler runs.
-fn while_busy<T>(call: impl FnOnce(*mut thread::Thread) -> T) -> Option<T> {
+fn while_busy<T>(call: impl FnOnce(*mut thread::HookThread) -> T) -> Option<T> {
     let thread = thread::current();
     // SAFETY: this thread's own words.
     unsafe {
@@ -275,7 +278,7 @@ pub struct Installed {
 ///
 /// # Errors
 /// `RuntimeError`: too many handlers, or Python's allocator functions are not to be found.
-pub fn install(py: Python<'_>, handler: Arc<dyn Handler>, wanted: Wanted) -> PyResult<Installed> {
+pub fn install(py: Python<'_>, handler: Arc<dyn Handler>, wanted: HookSet) -> PyResult<Installed> {
     prepare()?;
     pymem::prepare();
     if wanted.python && !pymem::is_available() {
@@ -317,10 +320,10 @@ pub fn install(py: Python<'_>, handler: Arc<dyn Handler>, wanted: Wanted) -> PyR
 }
 
 /// Groups of entry points that a handler wants.
-fn groups() -> got::Groups {
+fn groups() -> got::HookGroups {
     // What Python's allocators pass on must be known to be theirs, so its own calls are seen with either.
     let python = MASKS.python.load(Ordering::SeqCst);
-    got::Groups {
+    got::HookGroups {
         allocators: MASKS.native.load(Ordering::SeqCst) | python != 0,
         waits: MASKS.waits.load(Ordering::SeqCst) != 0,
     }

@@ -5,9 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;
 
 use super::got::{self, Which};
-use super::{Allocation, Domain, Kind, MASKS, clock, count_skipped, notify, thread};
-
-type Pointer = *mut c_void;
+use super::{Allocation, AllocatorCall, Domain, MASKS, Pointer, clock, count_skipped, notify, thread};
 
 /// Calls `real` as the outermost entry point, and says whether it was: what it calls in turn is part of it, and what
 /// Python's allocators call is reported as theirs.
@@ -40,7 +38,7 @@ fn is_idle() -> bool {
     MASKS.native.load(Ordering::Relaxed) | MASKS.python.load(Ordering::Relaxed) == 0
 }
 
-fn report(kind: Kind, address: usize, size: usize, old_address: usize, before: u64) {
+fn report(kind: AllocatorCall, address: usize, size: usize, old_address: usize, before: u64) {
     let allocation = Allocation {
         kind,
         domain: Domain::Native,
@@ -57,7 +55,7 @@ fn report(kind: Kind, address: usize, size: usize, old_address: usize, before: u
 
 /// A function that gives a block, or null.
 #[inline(always)]
-fn gives(kind: Kind, size: usize, real: impl FnOnce() -> Pointer) -> Pointer {
+fn gives(kind: AllocatorCall, size: usize, real: impl FnOnce() -> Pointer) -> Pointer {
     if is_idle() {
         return real();
     }
@@ -82,7 +80,7 @@ macro_rules! real {
 pub unsafe extern "C" fn malloc(size: usize) -> Pointer {
     let real = real!(Malloc, fn(usize) -> Pointer);
     // SAFETY: the caller's own arguments, here and below.
-    gives(Kind::Malloc, size, || unsafe { real(size) })
+    gives(AllocatorCall::Malloc, size, || unsafe { real(size) })
 }
 
 /// # Safety
@@ -90,7 +88,7 @@ pub unsafe extern "C" fn malloc(size: usize) -> Pointer {
 pub unsafe extern "C" fn calloc(count: usize, each: usize) -> Pointer {
     let real = real!(Calloc, fn(usize, usize) -> Pointer);
     // SAFETY: as above.
-    gives(Kind::Calloc, count.saturating_mul(each), || unsafe {
+    gives(AllocatorCall::Calloc, count.saturating_mul(each), || unsafe {
         real(count, each)
     })
 }
@@ -100,7 +98,7 @@ pub unsafe extern "C" fn calloc(count: usize, each: usize) -> Pointer {
 pub unsafe extern "C" fn memalign(alignment: usize, size: usize) -> Pointer {
     let real = real!(Memalign, fn(usize, usize) -> Pointer);
     // SAFETY: as above.
-    gives(Kind::Malloc, size, || unsafe { real(alignment, size) })
+    gives(AllocatorCall::Malloc, size, || unsafe { real(alignment, size) })
 }
 
 /// # Safety
@@ -108,7 +106,7 @@ pub unsafe extern "C" fn memalign(alignment: usize, size: usize) -> Pointer {
 pub unsafe extern "C" fn aligned_alloc(alignment: usize, size: usize) -> Pointer {
     let real = real!(AlignedAlloc, fn(usize, usize) -> Pointer);
     // SAFETY: as above.
-    gives(Kind::Malloc, size, || unsafe { real(alignment, size) })
+    gives(AllocatorCall::Malloc, size, || unsafe { real(alignment, size) })
 }
 
 /// # Safety
@@ -116,7 +114,7 @@ pub unsafe extern "C" fn aligned_alloc(alignment: usize, size: usize) -> Pointer
 pub unsafe extern "C" fn valloc(size: usize) -> Pointer {
     let real = real!(Valloc, fn(usize) -> Pointer);
     // SAFETY: as above.
-    gives(Kind::Malloc, size, || unsafe { real(size) })
+    gives(AllocatorCall::Malloc, size, || unsafe { real(size) })
 }
 
 /// # Safety
@@ -124,7 +122,7 @@ pub unsafe extern "C" fn valloc(size: usize) -> Pointer {
 pub unsafe extern "C" fn pvalloc(size: usize) -> Pointer {
     let real = real!(Pvalloc, fn(usize) -> Pointer);
     // SAFETY: as above.
-    gives(Kind::Malloc, size, || unsafe { real(size) })
+    gives(AllocatorCall::Malloc, size, || unsafe { real(size) })
 }
 
 /// # Safety
@@ -139,7 +137,7 @@ pub unsafe extern "C" fn posix_memalign(place: *mut Pointer, alignment: usize, s
     let (error, is_outermost) = outermost(|| unsafe { real(place, alignment, size) });
     if is_outermost && error == 0 {
         // SAFETY: it succeeded, so it has written the block's address there.
-        report(Kind::Malloc, unsafe { *place } as usize, size, 0, 0);
+        report(AllocatorCall::Malloc, unsafe { *place } as usize, size, 0, 0);
     }
     error
 }
@@ -160,7 +158,7 @@ fn moves(old: Pointer, size: usize, real: impl FnOnce() -> Pointer) -> Pointer {
     let (block, is_outermost) = outermost(real);
     // A null block means that it failed, or was asked to free.
     if is_outermost && (!block.is_null() || (size == 0 && !old.is_null())) {
-        report(Kind::Realloc, block as usize, size, old as usize, before.get());
+        report(AllocatorCall::Realloc, block as usize, size, old as usize, before.get());
     }
     block
 }
@@ -192,7 +190,7 @@ pub unsafe extern "C" fn free(block: Pointer) {
             if (*thread).is_in_python != 0 {
                 (*thread).has_reached_native = 1;
             } else if (*thread).is_in_native == 0 && (*thread).is_busy == 0 {
-                report(Kind::Free, block as usize, 0, 0, 0);
+                report(AllocatorCall::Free, block as usize, 0, 0, 0);
             }
         }
     }

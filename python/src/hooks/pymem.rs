@@ -9,9 +9,7 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use pyo3::Python;
 
-use super::{Allocation, Domain, Kind, MASKS, clock, notify, thread};
-
-type Pointer = *mut c_void;
+use super::{Allocation, AllocatorCall, Domain, MASKS, Pointer, clock, notify, thread};
 
 /// `PyMemAllocatorEx` of `Include/cpython/pymem.h`, CPython 3.5 to 3.15.
 #[repr(C)]
@@ -34,12 +32,12 @@ const MAX_LINKS: usize = 16;
 const DOMAINS: usize = 3;
 
 /// The allocators that our links are before. An entry is written before its link is in the chain and never again.
-struct Below([[UnsafeCell<Option<Allocator>>; MAX_LINKS]; DOMAINS]);
+struct NextAllocators([[UnsafeCell<Option<Allocator>>; MAX_LINKS]; DOMAINS]);
 
 // SAFETY: see above; writers hold the lock of `got.rs`.
-unsafe impl Sync for Below {}
+unsafe impl Sync for NextAllocators {}
 
-static BELOW: Below = Below([const { [const { UnsafeCell::new(None) }; MAX_LINKS] }; DOMAINS]);
+static BELOW: NextAllocators = NextAllocators([const { [const { UnsafeCell::new(None) }; MAX_LINKS] }; DOMAINS]);
 /// Entries of [`BELOW`] in use.
 static USED: [AtomicUsize; DOMAINS] = [const { AtomicUsize::new(0) }; DOMAINS];
 
@@ -191,7 +189,7 @@ fn report<const D: usize>(allocation: Allocation) {
     });
 }
 
-fn allocation(kind: Kind, address: Pointer, size: usize, has_reached_native: bool) -> Allocation {
+fn allocation(kind: AllocatorCall, address: Pointer, size: usize, has_reached_native: bool) -> Allocation {
     Allocation {
         kind,
         domain: Domain::Raw,
@@ -214,7 +212,7 @@ unsafe extern "C" fn malloc<const D: usize>(context: Pointer, size: usize) -> Po
     }
     let (block, reached) = outermost(real);
     if let (Some(reached), false) = (reached, block.is_null()) {
-        report::<D>(allocation(Kind::Malloc, block, size, reached));
+        report::<D>(allocation(AllocatorCall::Malloc, block, size, reached));
     }
     block
 }
@@ -230,7 +228,12 @@ unsafe extern "C" fn calloc<const D: usize>(context: Pointer, count: usize, each
     }
     let (block, reached) = outermost(real);
     if let (Some(reached), false) = (reached, block.is_null()) {
-        report::<D>(allocation(Kind::Calloc, block, count.saturating_mul(each), reached));
+        report::<D>(allocation(
+            AllocatorCall::Calloc,
+            block,
+            count.saturating_mul(each),
+            reached,
+        ));
     }
     block
 }
@@ -255,7 +258,7 @@ unsafe extern "C" fn realloc<const D: usize>(context: Pointer, old: Pointer, siz
         report::<D>(Allocation {
             old_address: old as usize,
             before: before.get(),
-            ..allocation(Kind::Realloc, block, size, reached)
+            ..allocation(AllocatorCall::Realloc, block, size, reached)
         });
     }
     block
@@ -270,7 +273,7 @@ unsafe extern "C" fn free<const D: usize>(context: Pointer, block: Pointer) {
     }
     // SAFETY: this thread's own words.
     if unsafe { (*thread::current()).is_in_python | (*thread::current()).is_busy } == 0 {
-        report::<D>(allocation(Kind::Free, block, 0, false));
+        report::<D>(allocation(AllocatorCall::Free, block, 0, false));
     }
     outermost(real);
 }

@@ -17,13 +17,13 @@ pub struct Cache {
     pub word: u64,
 }
 
-/// Values of [`Thread::is_busy`]: a handler runs; what is allocated is not the program's.
+/// Values of [`HookThread::is_busy`]: a handler runs; what is allocated is not the program's.
 pub const IN_HANDLER: u32 = 1;
 pub const SILENT: u32 = 2;
 
 /// Zero at the thread's birth.
 #[repr(C)]
-pub struct Thread {
+pub struct HookThread {
     /// Not zero: what this thread, or a signal handler that interrupts it, allocates is not reported.
     pub is_busy: u32,
     /// An entry point of the C library's allocator is being called: others that it calls in turn are part of it.
@@ -47,14 +47,14 @@ std::arch::global_asm!(
     "nativeprof_hook_thread:",
     ".zero {size}",
     ".popsection",
-    size = const size_of::<Thread>(),
+    size = const size_of::<HookThread>(),
 );
 
 /// The calling thread's words. Valid for as long as the thread runs; to be used by this thread only, and through the
 /// pointer: a signal handler may change them between two accesses.
 #[inline(always)]
-pub fn current() -> *mut Thread {
-    let thread: *mut Thread;
+pub fn current() -> *mut HookThread {
+    let thread: *mut HookThread;
     #[cfg(target_arch = "x86_64")]
     // SAFETY: reads the thread pointer (its own address is its first word, as the ABI has it) and the offset that the
     // loader wrote into this module's table.

@@ -11,16 +11,16 @@ use super::got::{self, Which};
 use super::{MASKS, Wait, notify};
 
 /// A wait that is being reported.
-struct Waiting;
+struct WaitGuard;
 
-impl Waiting {
-    fn begin() -> Waiting {
+impl WaitGuard {
+    fn begin() -> WaitGuard {
         notify(&MASKS.waits, |handler, cache| handler.on_wait(cache, Wait::Enter));
-        Waiting
+        WaitGuard
     }
 }
 
-impl Drop for Waiting {
+impl Drop for WaitGuard {
     fn drop(&mut self) {
         notify(&MASKS.waits, |handler, cache| handler.on_wait(cache, Wait::Leave));
     }
@@ -34,7 +34,7 @@ macro_rules! wait {
             let real = got::real(Which::$which);
             // SAFETY: the function of this name, as the loader found it.
             let real: unsafe extern "C-unwind" fn($($type),*) -> c_int = unsafe { std::mem::transmute(real) };
-            let _waiting = Waiting::begin();
+            let _waiting = WaitGuard::begin();
             // SAFETY: the caller's own arguments.
             unsafe { real($($argument),*) }
         }

@@ -8,7 +8,7 @@ use pyo3::types::PyDict;
 use crate::engine::objects::{self, module};
 
 /// Parts of the module `_asyncio`, which event loops of all kinds notify of what they do (`Lib/asyncio/tasks.py`, 3.9 to 3.14).
-struct Module {
+struct AsyncioModule {
     get_running_loop: Py<PyAny>,
     /// Loop -> task that runs (to 3.13).
     tasks: Option<Py<PyDict>>,
@@ -16,17 +16,17 @@ struct Module {
     current_task: Option<Py<PyAny>>,
 }
 
-static MODULE: PyOnceLock<Module> = PyOnceLock::new();
+static MODULE: PyOnceLock<AsyncioModule> = PyOnceLock::new();
 
 /// None until the program has imported asyncio.
-fn loaded(py: Python<'_>) -> Option<&'static Module> {
+fn loaded(py: Python<'_>) -> Option<&'static AsyncioModule> {
     if let Some(known) = MODULE.get(py) {
         return Some(known);
     }
     let module = module(py, c"_asyncio")?;
     let attribute = |name: &str| module.getattr(name).ok();
     let found = objects::with_no_exception(py, || {
-        Some(Module {
+        Some(AsyncioModule {
             get_running_loop: attribute("_get_running_loop")?.unbind(),
             tasks: attribute("_current_tasks").and_then(|d| d.cast_into_exact().ok().map(Bound::unbind)),
             current_task: attribute("current_task").map(Bound::unbind),
@@ -37,7 +37,7 @@ fn loaded(py: Python<'_>) -> Option<&'static Module> {
 }
 
 /// The event loop that runs on this thread.
-fn running_loop<'py>(py: Python<'py>, module: &Module) -> Option<Bound<'py, PyAny>> {
+fn running_loop<'py>(py: Python<'py>, module: &AsyncioModule) -> Option<Bound<'py, PyAny>> {
     let running = objects::with_no_exception(py, || module.get_running_loop.bind(py).call0().ok());
     running.filter(|l| !l.is_none())
 }

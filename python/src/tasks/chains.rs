@@ -1,7 +1,7 @@
 //! What is charged: a tree of chains of callers, from where each task begins.
 
-use crate::engine::table::Table;
-use crate::engine::{Id, Verdict};
+use crate::engine::table::PairTable;
+use crate::engine::{EventOutcome, FunctionNumber};
 
 /// Most chains of callers in one thread: about 100 MB.
 const MAX_NODES: usize = 1 << 20;
@@ -16,14 +16,14 @@ pub const MAIN: u32 = 2;
 pub const WAIT: u32 = 3;
 
 /// Numbers of what is not a function: the event loop and waits.
-pub const MAIN_ID: Id = Id::MAX - 1;
-pub const WAIT_ID: Id = Id::MAX - 2;
+pub const MAIN_ID: FunctionNumber = FunctionNumber::MAX - 1;
+pub const WAIT_ID: FunctionNumber = FunctionNumber::MAX - 2;
 /// A key that is not an address of an object.
 const WAIT_KEY: usize = 1;
 
 /// A chain: a function, in its callers.
-pub struct Node {
-    pub function: Id,
+pub struct ChainNode {
+    pub function: FunctionNumber,
     pub parent: u32,
     pub key: usize,
     /// As [`super::kinds`] has it.
@@ -39,9 +39,9 @@ pub struct Node {
     last_child: u32,
 }
 
-impl Node {
-    fn new(function: Id, parent: u32, key: usize, kind: u8) -> Node {
-        Node {
+impl ChainNode {
+    fn new(function: FunctionNumber, parent: u32, key: usize, kind: u8) -> ChainNode {
+        ChainNode {
             function,
             parent,
             key,
@@ -56,33 +56,38 @@ impl Node {
 }
 
 /// The chains of one thread, or of several.
-pub struct Chains {
-    pub nodes: Vec<Node>,
-    /// Values of each node besides time, so many for each.
+pub struct TaskChains {
+    pub nodes: Vec<ChainNode>,
+    /// Further values of each node (not time), `width` for each.
     pub values: Vec<f64>,
-    /// How often Python functions began or went on, and C functions were called: what tracing costs depends on it.
+    /// How often Python functions began or continued, and C functions were called: what tracing costs depends on it.
     pub entered: [u64; 2],
     width: usize,
     /// (parent, key) to `nodes`.
-    index: Table,
+    index: PairTable,
 }
 
-impl Chains {
-    /// Without any calls. `width`: values besides time.
-    pub fn new(width: usize) -> Chains {
-        let ids = [Id::MAX, Id::MAX, MAIN_ID, WAIT_ID];
-        Chains {
-            nodes: ids.map(|id| Node::new(id, ROOT, 0, 0)).into(),
+impl TaskChains {
+    /// Without any calls. `width`: number of values in addition to time.
+    pub fn new(width: usize) -> TaskChains {
+        let ids = [FunctionNumber::MAX, FunctionNumber::MAX, MAIN_ID, WAIT_ID];
+        TaskChains {
+            nodes: ids.map(|id| ChainNode::new(id, ROOT, 0, 0)).into(),
             values: vec![0.0; ids.len() * width],
             entered: [0; 2],
             width,
-            index: Table::default(),
+            index: PairTable::default(),
         }
     }
 
     /// The child of `parent` for a function that is known; `find` is for the others, and fails if it is left out.
     #[inline(always)]
-    pub fn child(&mut self, parent: u32, key: usize, find: impl FnOnce() -> Option<(Id, u8)>) -> Result<u32, Verdict> {
+    pub fn child(
+        &mut self,
+        parent: u32,
+        key: usize,
+        find: impl FnOnce() -> Option<(FunctionNumber, u8)>,
+    ) -> Result<u32, EventOutcome> {
         if let Some(node) = self.nodes.get(parent as usize)
             && node.last_key == key
         {
@@ -91,7 +96,7 @@ impl Chains {
         let child = match self.index.get(parent, key) {
             Some(child) => child,
             None => {
-                let (id, kind) = find().ok_or(Verdict::Excluded)?;
+                let (id, kind) = find().ok_or(EventOutcome::Excluded)?;
                 self.add_child(parent, key, id, kind)
             }
         };
@@ -102,7 +107,7 @@ impl Chains {
     }
 
     #[cold]
-    fn add_child(&mut self, mut parent: u32, key: usize, id: Id, kind: u8) -> u32 {
+    fn add_child(&mut self, mut parent: u32, key: usize, id: FunctionNumber, kind: u8) -> u32 {
         let above = self.nodes.get(parent as usize).map_or(ROOT, |n| n.parent);
         if self.nodes.len() >= MAX_NODES || above == OVERFLOW {
             parent = OVERFLOW;
@@ -111,7 +116,7 @@ impl Chains {
             }
         }
         let node = self.nodes.len() as u32;
-        self.nodes.push(Node::new(id, parent, key, kind));
+        self.nodes.push(ChainNode::new(id, parent, key, kind));
         self.values.resize(self.nodes.len() * self.width, 0.0);
         self.index.insert(parent, key, node);
         node
@@ -135,7 +140,7 @@ impl Chains {
     }
 
     /// Adds all of another tree.
-    pub fn add(&mut self, other: &Chains) {
+    pub fn add(&mut self, other: &TaskChains) {
         for (sum, count) in self.entered.iter_mut().zip(other.entered) {
             *sum += count;
         }

@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 
 use crate::engine::objects;
-use crate::engine::{Function, Functions, Id};
+use crate::engine::{FunctionInfo, FunctionNumber, SessionFunctions};
 
 /// A coroutine, or a generator that can be awaited.
 pub const COROUTINE: u8 = 1;
@@ -31,9 +31,9 @@ impl Kinds {
     }
 
     /// The kind of a function: a sum of the constants above; None: left out. Runs no Python code.
-    pub fn get(&mut self, py: Python<'_>, id: Id, functions: &Functions) -> Option<u8> {
+    pub fn get(&mut self, py: Python<'_>, id: FunctionNumber, functions: &SessionFunctions) -> Option<u8> {
         while self.list.len() <= id as usize {
-            let next = functions.get(self.list.len() as Id)?;
+            let next = functions.get(self.list.len() as FunctionNumber)?;
             let kind = objects::with_no_exception(py, || kind_of(py, next, &self.library));
             self.list.push(kind);
         }
@@ -41,7 +41,7 @@ impl Kinds {
     }
 }
 
-fn kind_of(py: Python<'_>, function: &Function, library: &str) -> Option<u8> {
+fn kind_of(py: Python<'_>, function: &FunctionInfo, library: &str) -> Option<u8> {
     /// `CO_COROUTINE`, `CO_ITERABLE_COROUTINE`; `CO_GENERATOR`, `CO_ASYNC_GENERATOR`.
     const COROUTINES: u32 = 0x80 | 0x100;
     const GENERATORS: u32 = 0x20 | 0x200;

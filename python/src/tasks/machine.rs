@@ -3,7 +3,7 @@
 //! A task's stack begins where the event loop starts or resumes its coroutine: what the loop and its callers have on the
 //! stack are no callers of it. Coroutines that it awaits are resumed and yield one within the other, so their frames come
 //! and go with these events; a call is counted where a function starts. Time of the event loop between tasks is
-//! [`MAIN`]'s. Greenlets have stacks of their own ([`Stacks`]).
+//! [`MAIN`]'s. Greenlets have stacks of their own ([`OpenCallStacks`]).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,16 +11,16 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 
 use super::asyncio;
-use super::chains::{Chains, MAIN, ROOT};
+use super::chains::{MAIN, ROOT, TaskChains};
 use super::kinds::{self, Kinds};
 use super::measures::Measures;
-use super::waits::{Record, Waited, Waits};
-use crate::engine::stacks::Stacks;
-use crate::engine::{Callee, Context, Event, Greenlet, Machine, Moment, ThreadInfo, Verdict};
+use super::waits::{ThreadWaits, WaitHandler, Waited};
+use crate::engine::stacks::OpenCallStacks;
+use crate::engine::{CallEvent, Callee, CurrentGreenlet, EventContext, EventOutcome, Machine, Moment, ThreadInfo};
 
 /// An open call.
 #[derive(Clone, Copy)]
-struct Frame {
+struct OpenTaskCall {
     key: usize,
     node: u32,
     /// What runs in it, outside of other frames, is the event loop.
@@ -32,35 +32,35 @@ struct Frame {
 }
 
 /// Settings, what is known of functions, and the results of threads that have ended.
-pub struct Shared {
+pub struct TaskMachineShared {
     measures: Measures,
-    waits: Arc<Waits>,
+    waits: Arc<WaitHandler>,
     kinds: Kinds,
-    pub ended: Chains,
+    pub ended: TaskChains,
 }
 
-impl Shared {
-    pub fn new(measures: Measures, waits: Arc<Waits>, library: String) -> Shared {
-        Shared {
+impl TaskMachineShared {
+    pub fn new(measures: Measures, waits: Arc<WaitHandler>, library: String) -> TaskMachineShared {
+        TaskMachineShared {
             measures,
             waits,
             kinds: Kinds::new(library),
-            ended: Chains::new(measures.count()),
+            ended: TaskChains::new(measures.count()),
         }
     }
 }
 
 /// The machine of one thread.
-pub struct Tasks {
-    chains: Chains,
-    stack: Stacks<Frame>,
+pub struct TaskMachine {
+    chains: TaskChains,
+    stack: OpenCallStacks<OpenTaskCall>,
     ident: u64,
     measures: Measures,
     /// Time of the last event, and values then; not known before the first.
     mark: Option<i64>,
     values: Vec<f64>,
     scratch: Vec<f64>,
-    waits: Arc<Record>,
+    waits: Arc<ThreadWaits>,
     waited: Waited,
     /// What runs outside of all frames that are known is the event loop: of the thread's first stack, and of the one in use.
     is_first_loop: bool,
@@ -71,7 +71,7 @@ pub struct Tasks {
     suspended: HashMap<usize, (i64, u32)>,
 }
 
-impl Tasks {
+impl TaskMachine {
     /// Charges what has passed since the last event.
     #[inline(always)]
     fn charge(&mut self, now: i64, measures: bool) {
@@ -161,7 +161,12 @@ impl Tasks {
 
     /// The node of a function that begins a stack or is called in `parent`.
     #[inline(always)]
-    fn node(&mut self, parent: u32, callee: Callee, context: &mut Context<'_, Shared>) -> Result<u32, Verdict> {
+    fn node(
+        &mut self,
+        parent: u32,
+        callee: Callee,
+        context: &mut EventContext<'_, TaskMachineShared>,
+    ) -> Result<u32, EventOutcome> {
         self.chains.child(parent, callee.key(), || {
             let (id, _) = context.intern(callee);
             let kind = context.shared.kinds.get(context.py, id, context.functions)?;
@@ -174,13 +179,13 @@ impl Tasks {
     }
 
     #[inline(always)]
-    fn push(&mut self, key: usize, node: u32, event: Event) {
-        if matches!(event, Event::Start | Event::CCall)
+    fn push(&mut self, key: usize, node: u32, event: CallEvent) {
+        if matches!(event, CallEvent::Start | CallEvent::CCall)
             && let Some(node) = self.chains.nodes.get_mut(node as usize)
         {
             node.calls += 1;
         }
-        self.stack.push(Frame {
+        self.stack.push(OpenTaskCall {
             key,
             node,
             is_loop: false,
@@ -190,7 +195,7 @@ impl Tasks {
     }
 
     fn push_loop(&mut self, key: usize) {
-        self.stack.push(Frame {
+        self.stack.push(OpenTaskCall {
             key,
             node: MAIN,
             is_loop: true,
@@ -200,7 +205,13 @@ impl Tasks {
     }
 
     /// Begins the stack of a task, or of a callback.
-    fn push_base(&mut self, callee: Callee, task: usize, now: i64, mut context: Context<'_, Shared>) -> Verdict {
+    fn push_base(
+        &mut self,
+        callee: Callee,
+        task: usize,
+        now: i64,
+        mut context: EventContext<'_, TaskMachineShared>,
+    ) -> EventOutcome {
         let node = match self.node(ROOT, callee, &mut context) {
             Ok(node) => node,
             Err(verdict) => return verdict,
@@ -211,39 +222,49 @@ impl Tasks {
         }
         if task != 0
             && let Some((since, in_node)) = self.suspended.remove(&task)
-            && context.event != Event::Start
+            && context.event != CallEvent::Start
             && let Some(node) = self.chains.nodes.get_mut(in_node as usize)
         {
             node.suspended = node.suspended.wrapping_add(now.wrapping_sub(since));
         }
-        Verdict::Done
+        EventOutcome::Done
     }
 
     /// A call where the event loop runs.
     #[cold]
     #[inline(never)]
-    fn enter_in_loop(&mut self, callee: Callee, now: i64, mut context: Context<'_, Shared>) -> Verdict {
+    fn enter_in_loop(
+        &mut self,
+        callee: Callee,
+        now: i64,
+        mut context: EventContext<'_, TaskMachineShared>,
+    ) -> EventOutcome {
         let Callee::Code(_) = callee else {
             self.push_loop(callee.key());
-            return Verdict::Done;
+            return EventOutcome::Done;
         };
         let known = context.functions.find(callee.key());
         let id = known.unwrap_or_else(|| context.intern(callee).0);
         let Some(kind) = context.shared.kinds.get(context.py, id, context.functions) else {
-            return Verdict::Excluded;
+            return EventOutcome::Excluded;
         };
         if kind & kinds::COROUTINE != 0 {
             return self.push_base(callee, asyncio::current_task(context.py), now, context);
         }
         if kind & (kinds::LIBRARY | kinds::LOOP) != 0 {
             self.push_loop(callee.key());
-            return Verdict::Done;
+            return EventOutcome::Done;
         }
         self.push_base(callee, 0, now, context)
     }
 
     #[inline(always)]
-    fn enter_in_function(&mut self, callee: Callee, now: i64, mut context: Context<'_, Shared>) -> Verdict {
+    fn enter_in_function(
+        &mut self,
+        callee: Callee,
+        now: i64,
+        mut context: EventContext<'_, TaskMachineShared>,
+    ) -> EventOutcome {
         let parent = self.stack.last().map_or(ROOT, |f| f.node);
         let node = match self.node(parent, callee, &mut context) {
             Ok(node) => node,
@@ -253,16 +274,22 @@ impl Tasks {
             return self.enter_special(callee, node, now, context);
         }
         self.push(callee.key(), node, context.event);
-        Verdict::Done
+        EventOutcome::Done
     }
 
     /// A coroutine, or a function that runs an event loop.
     #[cold]
     #[inline(never)]
-    fn enter_special(&mut self, callee: Callee, node: u32, now: i64, context: Context<'_, Shared>) -> Verdict {
+    fn enter_special(
+        &mut self,
+        callee: Callee,
+        node: u32,
+        now: i64,
+        context: EventContext<'_, TaskMachineShared>,
+    ) -> EventOutcome {
         if self.kind(node) & kinds::LOOP != 0 {
             self.push_loop(callee.key());
-            return Verdict::Done;
+            return EventOutcome::Done;
         }
         let caller = self.stack.last().map_or(0, |f| self.kind(f.node));
         if caller & (kinds::COROUTINE | kinds::GENERATOR) == 0 {
@@ -279,12 +306,12 @@ impl Tasks {
             }
         }
         self.push(callee.key(), node, context.event);
-        Verdict::Done
+        EventOutcome::Done
     }
 
     /// What becomes of a frame that has been taken off the stack.
     #[inline(always)]
-    fn end(&mut self, frame: &Frame, now: i64, may_go_on: bool) {
+    fn end(&mut self, frame: &OpenTaskCall, now: i64, may_go_on: bool) {
         if frame.is_loop {
             return;
         }
@@ -300,9 +327,15 @@ impl Tasks {
 
     #[cold]
     #[inline(never)]
-    fn leave_other(&mut self, key: usize, now: i64, may_go_on: bool, context: &Context<'_, Shared>) -> Verdict {
+    fn leave_other(
+        &mut self,
+        key: usize,
+        now: i64,
+        may_go_on: bool,
+        context: &EventContext<'_, TaskMachineShared>,
+    ) -> EventOutcome {
         if context.functions.is_excluded(key) {
-            return Verdict::Excluded;
+            return EventOutcome::Excluded;
         }
         if let Some(at) = self.stack.iter().rposition(|f| f.key == key) {
             while self.stack.len() > at
@@ -311,10 +344,10 @@ impl Tasks {
                 self.end(&frame, now, may_go_on);
             }
         }
-        Verdict::Done
+        EventOutcome::Done
     }
 
-    fn use_stack(&mut self, to: Greenlet, now: i64) {
+    fn use_stack(&mut self, to: CurrentGreenlet, now: i64) {
         if to.key == self.stack.key() {
             return;
         }
@@ -335,7 +368,7 @@ impl Tasks {
     }
 
     /// What was charged so far.
-    pub fn chains(&self) -> &Chains {
+    pub fn chains(&self) -> &TaskChains {
         &self.chains
     }
 }
@@ -345,14 +378,14 @@ fn current_ident() -> u64 {
     unsafe { libc::pthread_self() as u64 }
 }
 
-impl Machine for Tasks {
-    type Shared = Shared;
+impl Machine for TaskMachine {
+    type Shared = TaskMachineShared;
 
-    fn new(info: &ThreadInfo, shared: &mut Shared) -> Tasks {
+    fn new(info: &ThreadInfo, shared: &mut TaskMachineShared) -> TaskMachine {
         let width = shared.measures.count();
-        Tasks {
-            chains: Chains::new(width),
-            stack: Stacks::default(),
+        TaskMachine {
+            chains: TaskChains::new(width),
+            stack: OpenCallStacks::default(),
             ident: info.ident,
             measures: shared.measures,
             mark: None,
@@ -368,7 +401,7 @@ impl Machine for Tasks {
     }
 
     #[inline(always)]
-    fn enter(&mut self, callee: Callee, context: Context<'_, Shared>) -> Verdict {
+    fn enter(&mut self, callee: Callee, context: EventContext<'_, TaskMachineShared>) -> EventOutcome {
         let is_in_loop = self.is_in_loop(context.py);
         let now = context.moment.now();
         self.charge(now, true);
@@ -385,22 +418,22 @@ impl Machine for Tasks {
     }
 
     #[inline(always)]
-    fn leave(&mut self, key: usize, context: Context<'_, Shared>) -> Verdict {
+    fn leave(&mut self, key: usize, context: EventContext<'_, TaskMachineShared>) -> EventOutcome {
         self.is_in_loop(context.py);
         let now = context.moment.now();
-        let may_go_on = context.event == Event::Yield;
+        let may_go_on = context.event == CallEvent::Yield;
         match self.stack.last() {
             Some(frame) if frame.key == key => {
                 self.charge(now, true);
                 if let Some(frame) = self.stack.pop() {
                     self.end(&frame, now, may_go_on);
-                    if context.event == Event::Throw
+                    if context.event == CallEvent::Throw
                         && let Some(node) = self.chains.nodes.get_mut(frame.node as usize)
                     {
                         node.calls = node.calls.saturating_sub(1);
                     }
                 }
-                Verdict::Done
+                EventOutcome::Done
             }
             // The user's clock was not read.
             _ if matches!(self.measures, Measures::Own(_)) => {
@@ -413,7 +446,7 @@ impl Machine for Tasks {
         }
     }
 
-    fn switch(&mut self, to: Greenlet, moment: Moment, _: &mut Shared) {
+    fn switch(&mut self, to: CurrentGreenlet, moment: Moment, _: &mut TaskMachineShared) {
         if to.key == self.stack.key() {
             return;
         }
@@ -433,17 +466,17 @@ impl Machine for Tasks {
         self.stack.depth()
     }
 
-    fn close_innermost(&mut self, now: i64, _: &mut Shared) {
+    fn close_innermost(&mut self, now: i64, _: &mut TaskMachineShared) {
         self.finish(now);
         if self.stack.is_empty()
             && let Some(key) = self.stack.any_parked()
         {
-            self.use_stack(Greenlet { key, is_hub: false }, now);
+            self.use_stack(CurrentGreenlet { key, is_hub: false }, now);
         }
         self.stack.pop();
     }
 
-    fn retire(&mut self, _: &ThreadInfo, _: Option<&str>, shared: &mut Shared) -> bool {
+    fn retire(&mut self, _: &ThreadInfo, _: Option<&str>, shared: &mut TaskMachineShared) -> bool {
         shared.ended.add(&self.chains);
         shared.waits.return_record(self.waits.clone());
         true

@@ -1,4 +1,4 @@
-//! What is measured besides time.
+//! What is measured in addition to time.
 
 use std::cell::RefCell;
 
@@ -9,14 +9,14 @@ use crate::engine::Clock;
 /// Values of [`Measures::Usage`], in this order.
 pub const USAGE: usize = 8;
 
-/// The values that a bench class has besides time.
+/// The values that a bench class has in addition to time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measures {
     Time,
     /// The thread's resource usage: user time and system time (ns), minor and major page faults, blocks read and
     /// written, voluntary and involuntary context switches.
     Usage,
-    /// So many of the user's own, read by [`Reader`] before each event.
+    /// So many of the user's own, read by [`MeasureReader`] before each event.
     Own(usize),
 }
 
@@ -61,7 +61,7 @@ pub fn usage() -> [f64; USAGE] {
 }
 
 thread_local! {
-    /// What [`Reader`] has read last on this thread.
+    /// What [`MeasureReader`] has read last on this thread.
     static READING: RefCell<Vec<f64>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -76,21 +76,21 @@ fn read_own(to: &mut [f64]) {
 
 /// The session's timer where the user measures: reads the user's values, and then the time.
 #[pyclass(frozen, module = "nativeprof._native")]
-pub struct Reader {
+pub struct MeasureReader {
     measure: Py<PyAny>,
     count: usize,
     clock: Clock,
 }
 
-impl Reader {
+impl MeasureReader {
     /// `measure` returns a tuple of so many numbers.
-    pub fn new(measure: Py<PyAny>, count: usize, clock: Clock) -> Reader {
-        Reader { measure, count, clock }
+    pub fn new(measure: Py<PyAny>, count: usize, clock: Clock) -> MeasureReader {
+        MeasureReader { measure, count, clock }
     }
 }
 
 #[pymethods]
-impl Reader {
+impl MeasureReader {
     fn __call__(&self, py: Python<'_>) -> i64 {
         let values = self.measure.bind(py).call0().and_then(|v| v.extract::<Vec<f64>>());
         let values = values.and_then(|values| match values.len() == self.count {
@@ -103,7 +103,7 @@ impl Reader {
         });
         match values {
             Ok(values) => READING.with(|reading| *reading.borrow_mut() = values),
-            // The values of before stand.
+            // The earlier values are kept.
             Err(error) => error.write_unraisable(py, Some(self.measure.bind(py))),
         }
         self.clock.now()

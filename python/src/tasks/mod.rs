@@ -22,18 +22,18 @@ use pyo3::prelude::*;
 
 use crate::call_frames;
 use crate::engine::clock::monotonic;
-use crate::engine::{Filter, Session, Timer};
-use crate::hooks::{self, Installed, Wanted};
+use crate::engine::{EngineSession, Filter, UserTimer};
+use crate::hooks::{self, HookSet, Installed};
 use crate::profiler::Profile;
-use chains::{Chains, MAIN_ID, WAIT_ID};
-use machine::{Shared, Tasks};
-use measures::{Measures, Reader};
-use waits::Waits;
+use chains::{MAIN_ID, TaskChains, WAIT_ID};
+use machine::{TaskMachine, TaskMachineShared};
+use measures::{MeasureReader, Measures};
+use waits::WaitHandler;
 
-struct State {
-    session: Box<Session<Tasks>>,
+struct TaskRecorderState {
+    session: Box<EngineSession<TaskMachine>>,
     hooks: Option<Installed>,
-    waits: Arc<Waits>,
+    waits: Arc<WaitHandler>,
     measures: Measures,
     /// Waiting system calls are hooked.
     waits_are_seen: bool,
@@ -56,7 +56,7 @@ struct State {
 
 /// A recording of all tasks of this process: the part of `nativeprof.tasks` that is not Python. It runs once.
 #[pyclass(frozen, module = "nativeprof._native")]
-pub struct TaskRecorder(UnsafeCell<State>);
+pub struct TaskRecorder(UnsafeCell<TaskRecorderState>);
 
 // SAFETY: used with the GIL held only, which orders accesses.
 unsafe impl Send for TaskRecorder {}
@@ -66,17 +66,17 @@ unsafe impl Sync for TaskRecorder {}
 impl TaskRecorder {
     /// Not to be kept while Python code may run.
     #[allow(clippy::mut_from_ref)]
-    fn state(&self, _: Python<'_>) -> &mut State {
+    fn state(&self, _: Python<'_>) -> &mut TaskRecorderState {
         // SAFETY: the GIL is held, and no caller keeps what it gets while Python code may run, other than for `start`
         // and `stop`, which allow for it.
         unsafe { &mut *self.0.get() }
     }
 }
 
-impl State {
+impl TaskRecorderState {
     /// What was charged so far, in all threads.
-    fn chains(&self) -> Chains {
-        let mut all = Chains::new(self.measures.count());
+    fn chains(&self) -> TaskChains {
+        let mut all = TaskChains::new(self.measures.count());
         all.add(&self.session.shared.ended);
         for thread in self.session.threads() {
             all.add(thread.machine.chains());
@@ -94,7 +94,7 @@ impl State {
 }
 
 /// Number of a function in results: its own, or a negative one for what is not a function.
-fn number(id: crate::engine::Id) -> i64 {
+fn number(id: crate::engine::FunctionNumber) -> i64 {
     match id {
         MAIN_ID => -1,
         WAIT_ID => -2,
@@ -103,7 +103,7 @@ fn number(id: crate::engine::Id) -> i64 {
 }
 
 /// Address, code object or text for a C function, whether it is a code object.
-type FunctionRow = (usize, Py<PyAny>, bool);
+type TaskFunctionRow = (usize, Py<PyAny>, bool);
 /// Number of a function (`<main>`: -1, `<wait>`: -2), calls, suspended time, own and aggregate time (ns), own and
 /// aggregate values.
 type ChargeRow = (i64, u64, i64, i64, i64, Vec<f64>, Vec<f64>);
@@ -148,20 +148,20 @@ impl TaskRecorder {
             })?;
             types.push(ValueType::new(name, known));
         }
-        let waits = Arc::new(Waits::new(measures));
-        let shared = Shared::new(measures, waits.clone(), library);
+        let waits = Arc::new(WaitHandler::new(measures));
+        let shared = TaskMachineShared::new(measures, waits.clone(), library);
         let filter = Filter { only: Vec::new(), skip };
-        let mut session = Session::new("nativeprof.tasks", shared, filter);
+        let mut session = EngineSession::new("nativeprof.tasks", shared, filter);
         session.options.builtins = builtins;
         session.options.splits_resumes = true;
         if let Measures::Own(count) = measures {
-            let reader = Reader::new(measure.unbind(), count, session.clock);
-            session.timer = Some(Timer {
+            let reader = MeasureReader::new(measure.unbind(), count, session.clock);
+            session.timer = Some(UserTimer {
                 callable: Bound::new(py, reader)?.into_any().unbind(),
                 unit: 1.0,
             });
         }
-        Ok(TaskRecorder(UnsafeCell::new(State {
+        Ok(TaskRecorder(UnsafeCell::new(TaskRecorderState {
             session,
             hooks: None,
             waits,
@@ -189,9 +189,9 @@ impl TaskRecorder {
                 "this recording has been started before; create another one",
             ));
         }
-        let wanted = Wanted {
+        let wanted = HookSet {
             waits: true,
-            ..Wanted::default()
+            ..HookSet::default()
         };
         if state.waits_are_seen {
             let installed = hooks::install(py, state.waits.clone(), wanted)?;
@@ -202,7 +202,7 @@ impl TaskRecorder {
         state.start = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .map_or(0.0, |d| d.as_secs_f64());
-        let started = Session::start(&mut state.session, slf.as_any());
+        let started = EngineSession::start(&mut state.session, slf.as_any());
         let state = slf.get().state(py);
         state.since = Instant::now();
         (state.begin, state.monotonic) = (state.session.clock.now(), monotonic());
@@ -279,7 +279,7 @@ impl TaskRecorder {
     }
 
     /// All functions seen, by their numbers.
-    fn functions(&self, py: Python<'_>) -> Vec<FunctionRow> {
+    fn functions(&self, py: Python<'_>) -> Vec<TaskFunctionRow> {
         let functions = self.state(py).session.functions.iter();
         functions.map(|f| (f.key, f.object.clone_ref(py), f.is_code)).collect()
     }

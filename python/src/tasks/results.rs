@@ -6,9 +6,9 @@ use nativeprof::profile::build::Builder;
 use nativeprof::profile::model::{Frame as ProfileFrame, FrameKind, Meta, Profile};
 use nativeprof::profile::values::{Unit, ValueType};
 
-use super::chains::{Chains, MAIN, MAIN_ID, OVERFLOW, ROOT, WAIT, WAIT_ID};
+use super::chains::{MAIN, MAIN_ID, OVERFLOW, ROOT, TaskChains, WAIT, WAIT_ID};
 use super::measures::Measures;
-use crate::engine::Id;
+use crate::engine::FunctionNumber;
 
 /// What was charged to a function.
 #[derive(Clone, Default, Debug)]
@@ -25,7 +25,7 @@ pub struct Charge {
 }
 
 /// Sums of `amount` over each node and all below it.
-fn inclusive(chains: &Chains, amount: impl Fn(usize) -> f64) -> Vec<f64> {
+fn inclusive(chains: &TaskChains, amount: impl Fn(usize) -> f64) -> Vec<f64> {
     let mut sums: Vec<f64> = (0..chains.nodes.len()).map(amount).collect();
     // A node comes after its parent.
     for at in (1..sums.len()).rev() {
@@ -39,7 +39,7 @@ fn inclusive(chains: &Chains, amount: impl Fn(usize) -> f64) -> Vec<f64> {
 }
 
 /// Whether an outer activation of its function is above each node.
-fn recursive(chains: &Chains) -> Vec<bool> {
+fn recursive(chains: &TaskChains) -> Vec<bool> {
     let count = chains.nodes.len();
     let mut children: Vec<Vec<u32>> = vec![Vec::new(); count];
     for (at, node) in chains.nodes.iter().enumerate().skip(1) {
@@ -48,7 +48,7 @@ fn recursive(chains: &Chains) -> Vec<bool> {
         }
     }
     let mut result = vec![false; count];
-    let mut open: HashMap<Id, u32> = HashMap::new();
+    let mut open: HashMap<FunctionNumber, u32> = HashMap::new();
     // A node is left after all below it.
     let mut work = vec![(ROOT, false)];
     while let Some((at, is_left)) = work.pop() {
@@ -72,14 +72,14 @@ fn recursive(chains: &Chains) -> Vec<bool> {
 }
 
 /// Figures of each function. The event loop and waits are there even if nothing was charged to them.
-pub fn charges(chains: &Chains, width: usize) -> Vec<(Id, Charge)> {
+pub fn charges(chains: &TaskChains, width: usize) -> Vec<(FunctionNumber, Charge)> {
     let ticks = inclusive(chains, |at| chains.nodes.get(at).map_or(0.0, |n| n.ticks as f64));
     let values: Vec<Vec<f64>> = (0..width)
         .map(|i| inclusive(chains, |at| chains.values.get(at * width + i).copied().unwrap_or(0.0)))
         .collect();
     let is_recursive = recursive(chains);
     let mut order = vec![MAIN_ID, WAIT_ID];
-    let mut found: HashMap<Id, Charge> = HashMap::new();
+    let mut found: HashMap<FunctionNumber, Charge> = HashMap::new();
     let empty = || Charge {
         own_values: vec![0.0; width],
         aggregate_values: vec![0.0; width],
@@ -117,12 +117,15 @@ pub fn charges(chains: &Chains, width: usize) -> Vec<(Id, Charge)> {
 }
 
 /// How often each function called each other one.
-pub fn calls(chains: &Chains) -> Vec<(Id, Id, u64)> {
+pub fn calls(chains: &TaskChains) -> Vec<(FunctionNumber, FunctionNumber, u64)> {
     let mut order = Vec::new();
-    let mut found: HashMap<(Id, Id), u64> = HashMap::new();
+    let mut found: HashMap<(FunctionNumber, FunctionNumber), u64> = HashMap::new();
     for node in &chains.nodes {
-        let above = chains.nodes.get(node.parent as usize).map_or(Id::MAX, |n| n.function);
-        if above == Id::MAX || node.function == WAIT_ID || node.calls == 0 {
+        let above = chains
+            .nodes
+            .get(node.parent as usize)
+            .map_or(FunctionNumber::MAX, |n| n.function);
+        if above == FunctionNumber::MAX || node.function == WAIT_ID || node.calls == 0 {
             continue;
         }
         let count = found.entry((above, node.function)).or_insert_with(|| {
@@ -131,13 +134,13 @@ pub fn calls(chains: &Chains) -> Vec<(Id, Id, u64)> {
         });
         *count += node.calls;
     }
-    let count = |pair: &(Id, Id)| found.get(pair).copied().unwrap_or(0);
+    let count = |pair: &(FunctionNumber, FunctionNumber)| found.get(pair).copied().unwrap_or(0);
     order.iter().map(|pair| (pair.0, pair.1, count(pair))).collect()
 }
 
 /// The profile: value types are calls, time, suspended time and then `types`. `nanoseconds` per tick.
 pub fn profile(
-    chains: &Chains,
+    chains: &TaskChains,
     frames: &[ProfileFrame],
     measures: Measures,
     types: &[ValueType],

@@ -12,7 +12,7 @@ use crate::hooks::{self, Cache, Handler, Ticket, Wait};
 
 /// The waits of one thread, written by that thread only.
 #[derive(Default)]
-pub struct Record {
+pub struct ThreadWaits {
     count: AtomicI64,
     ticks: AtomicI64,
     /// When the open wait began; 0: none is open.
@@ -30,7 +30,7 @@ pub struct Waited {
     pub usage: [f64; USAGE],
 }
 
-impl Record {
+impl ThreadWaits {
     /// All waits so far, of which the one that is open lasts until `now`.
     pub fn so_far(&self, now: i64, with_usage: bool) -> Waited {
         let begin = self.begin.load(Ordering::Acquire);
@@ -55,22 +55,22 @@ impl Record {
 #[derive(Default)]
 struct Records {
     /// Kept for as long as the handler may run: words of threads point to them.
-    all: Vec<Arc<Record>>,
+    all: Vec<Arc<ThreadWaits>>,
     /// Of threads that have ended.
-    free: Vec<Arc<Record>>,
+    free: Vec<Arc<ThreadWaits>>,
 }
 
 /// The handler of the hooks, and the records of all threads.
-pub struct Waits {
+pub struct WaitHandler {
     clock: Clock,
     with_usage: bool,
     records: Mutex<Records>,
     ticket: OnceLock<Ticket>,
 }
 
-impl Waits {
-    pub fn new(measures: Measures) -> Waits {
-        Waits {
+impl WaitHandler {
+    pub fn new(measures: Measures) -> WaitHandler {
+        WaitHandler {
             clock: Clock::best(),
             with_usage: measures == Measures::Usage,
             records: Mutex::default(),
@@ -84,7 +84,7 @@ impl Waits {
     }
 
     /// A record for the thread that calls this, on which the hooks write from now on.
-    pub fn record(&self) -> Arc<Record> {
+    pub fn record(&self) -> Arc<ThreadWaits> {
         let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
         let record = records.free.pop().unwrap_or_default();
         // A thread that ended in a wait has left it open.
@@ -99,15 +99,15 @@ impl Waits {
     }
 
     /// The thread of this record has ended.
-    pub fn return_record(&self, record: Arc<Record>) {
+    pub fn return_record(&self, record: Arc<ThreadWaits>) {
         let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
         records.free.push(record);
     }
 }
 
-impl Handler for Waits {
+impl Handler for WaitHandler {
     fn on_wait(&self, cache: &mut Cache, wait: Wait) {
-        let record = cache.word as *const Record;
+        let record = cache.word as *const ThreadWaits;
         // SAFETY: null, or a record that `records` keeps; the word is this installation's.
         let Some(record) = (unsafe { record.as_ref() }) else {
             return;

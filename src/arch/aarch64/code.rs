@@ -166,7 +166,7 @@ pub enum Operation {
         by: i64,
     },
     /// Loads or stores registers, one after the other, at base + offset.
-    Access(Access),
+    Access(MemoryAccess),
     /// Sets registers, a bit set, to something else.
     Sets(u32),
     Call,
@@ -174,7 +174,7 @@ pub enum Operation {
 
 /// An access to memory at an address that is a register plus a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Access {
+pub struct MemoryAccess {
     pub is_load: bool,
     /// `None`: the zero register or a vector register.
     pub registers: [Option<u8>; 2],
@@ -281,7 +281,7 @@ fn memory(word: u32) -> Operation {
             0b11 => (by, by),
             _ => (by, 0),
         };
-        return Operation::Access(Access {
+        return Operation::Access(MemoryAccess {
             is_load: word >> 22 & 1 == 1,
             registers: [register(first), register(word >> 10)],
             count: 2,
@@ -299,7 +299,7 @@ fn memory(word: u32) -> Operation {
         (true, _, 1) => 16,
         (_, size, _) => 1 << size,
     };
-    let single = |offset: i64, moves: i64| Access {
+    let single = |offset: i64, moves: i64| MemoryAccess {
         is_load,
         registers: [register(first), None],
         count: 1,

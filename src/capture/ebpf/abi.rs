@@ -94,7 +94,7 @@ pub struct StackReassembler {
 
 impl StackReassembler {
     /// Adds a ring buffer entry; appends the records that it completes. A truncated entry is dropped.
-    pub fn take(&mut self, b: &[u8], out: &mut Vec<DecodedRecord>) {
+    pub fn add_entry(&mut self, b: &[u8], out: &mut Vec<DecodedRecord>) {
         let Some(flags) = u32_at(b, FLAGS) else { return };
         if flags & CODE_COPY != 0 {
             let Some((tid, time, record, is_own)) = decode_span(b) else {
@@ -466,7 +466,7 @@ mod tests {
             parts: vec![part(0x1000, &[1, 2, 3]), part(0x2000, &[4, 5])],
         };
         let (mut reassembler, mut out) = (StackReassembler::default(), Vec::new());
-        reassembler.take(&b, &mut out);
+        reassembler.add_entry(&b, &mut out);
         assert_eq!(out, [DecodedRecord::Code(7, 5, copy)]);
         for len in 0..b.len() {
             assert_eq!(decode_code(&b[..len]), None, "{len}");

@@ -4,8 +4,9 @@
 
 use aya::maps::{HashMap as BpfHash, Map, MapData};
 
+use super::NOTIFY_FAILED;
+use super::errors::bpf_error;
 use super::object::LOAD;
-use super::{NOTIFY_FAILED, bpf_error};
 use crate::cpython_layout;
 use crate::error::Result;
 use crate::event::Pid;
@@ -18,7 +19,7 @@ const RELEASES: usize = 64;
 /// Mirrors `struct gils` of the program.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Locks {
+struct InterpreterLockEntry {
     at: [u64; MAX_LOCKS],
     len: u32,
     last_holder: u32,
@@ -27,16 +28,16 @@ struct Locks {
 }
 
 // SAFETY: plain integers without padding, any bit pattern is valid.
-unsafe impl aya::Pod for Locks {}
+unsafe impl aya::Pod for InterpreterLockEntry {}
 
 /// The map `INTERPRETER_LOCKS`. Processes that are not in it cost the program one lookup per sample.
-pub struct InterpreterLocks(BpfHash<MapData, u32, Locks>);
+pub struct InterpreterLockMap(BpfHash<MapData, u32, InterpreterLockEntry>);
 
-impl InterpreterLocks {
+impl InterpreterLockMap {
     /// # Errors
     /// It is a map of another kind.
-    pub fn new(map: Map) -> Result<InterpreterLocks> {
-        map.try_into().map(InterpreterLocks).map_err(|e| bpf_error(LOAD, e))
+    pub fn new(map: Map) -> Result<InterpreterLockMap> {
+        map.try_into().map(InterpreterLockMap).map_err(|e| bpf_error(LOAD, e))
     }
 
     /// Sets the locks of a process; without any, nothing is to be known of it.
@@ -48,7 +49,7 @@ impl InterpreterLocks {
             self.remove(pid);
             return Ok(());
         }
-        let mut value = Locks {
+        let mut value = InterpreterLockEntry {
             at: [0; MAX_LOCKS],
             len: locks.len,
             last_holder: locks.last_holder,

@@ -14,13 +14,12 @@
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
+use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::time::{Duration, Instant};
-use std::{fs, io};
+use std::time::Duration;
 
 use aya::Ebpf;
 use aya::maps::{Array, HashMap as BpfHash, MapData, PerCpuArray, RingBuf};
-use aya::programs::{PerfEvent, ProgramError, RawTracePoint};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::common::jitter::period;
@@ -29,19 +28,19 @@ use super::common::sideband;
 use super::common::sideband::SidebandRecord;
 use super::{Backend, Mode, OpenInterval, SampleCounts, SamplingOptions};
 use crate::cpython_layout::TargetLayout;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::event::{Event, Pid, Sample, Tid};
 use crate::limits::MAX_NESTED;
-use crate::privileges::checks;
 use crate::sys;
-use crate::sys::perf::perf;
 
 pub mod switch_in;
 // Public for fuzz/.
 #[doc(hidden)]
 pub mod abi;
 mod cpu_time;
+mod errors;
 mod interpreter_locks;
+mod load;
 mod object;
 mod off_cpu;
 mod sampling_events;
@@ -49,19 +48,16 @@ mod workers;
 
 use abi::DecodedRecord;
 use cpu_time::CpuTimes;
-use interpreter_locks::InterpreterLocks;
-use object::{LOAD, MapSizes, Variant};
+use errors::bpf_error;
+use interpreter_locks::InterpreterLockMap;
 use off_cpu::OffCpu;
 use sampling_events::{CpuEvents, SampleCost};
 
-/// Pages of each CPU's ring of sideband records.
-const SIDEBAND_PAGES: usize = 64;
 /// Samples, and time, between two polls of the rings: waking up costs as much as some samples do. The BPF program wakes
 /// us if one must be handled at once. Reprogramming the ticks wakes us anyway: most polls need not be more frequent.
 const POLL_SAMPLES: u32 = 10;
 const MIN_POLL: Duration = Duration::from_millis(25);
 const MAX_POLL: Duration = Duration::from_millis(100);
-const SIDEBAND_FAILED: &str = "cannot receive mmap and fork events";
 const NOTIFY_FAILED: &str = "cannot register a process with the BPF program";
 /// Longest time that the kernel takes to clear up after a thread, ns, ...
 const TEARDOWN_WINDOW: u64 = 1_000_000_000;
@@ -98,7 +94,7 @@ struct LayoutBytes([u8; abi::LAYOUT_SIZE]);
 // SAFETY: plain bytes.
 unsafe impl aya::Pod for LayoutBytes {}
 
-/// What the program knows of a process at first.
+/// The program's data of a process before its interpreter is found.
 const NO_PYTHON: LayoutBytes = LayoutBytes([0; abi::LAYOUT_SIZE]);
 
 /// Counters of the program, and time in ns.
@@ -141,7 +137,7 @@ pub struct EbpfSource {
     ended: FxHashMap<Tid, u64>,
     times: CpuTimes,
     off_cpu: Option<OffCpu>,
-    locks: InterpreterLocks,
+    locks: InterpreterLockMap,
     python_stacks: Option<workers::PythonStacks>,
     delivered: u64,
     /// About to exec its program; samples until then are dropped.
@@ -150,168 +146,15 @@ pub struct EbpfSource {
     stopped: bool,
 }
 
-/// The kernel refused: the cause, as far as it can be determined, and the fix.
-fn not_permitted(what: &str, e: &io::Error) -> Error {
-    checks::explain_refusal(&checks::SystemFacts::read(), e).error(what)
-}
-
-fn bpf_error(what: &str, e: impl std::error::Error + 'static) -> Error {
-    let mut text = e.to_string();
-    let mut refusal = None;
-    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(&e);
-    let mut rejected = false;
-    while let Some(s) = source {
-        // The verifier's own errors are not a matter of privileges, though some are called "permission denied".
-        if let Some(ProgramError::LoadError { verifier_log, .. }) = s.downcast_ref() {
-            rejected |= !verifier_log.to_string().is_empty();
-        }
-        if let Some(io) = s.downcast_ref::<io::Error>() {
-            refusal = Some(io).filter(|io| io.kind() == io::ErrorKind::PermissionDenied);
-        }
-        source = s.source();
-        text = source.map_or(text.clone(), |s| format!("{text}: {s}"));
-    }
-    if let Some(e) = refusal.filter(|_| !rejected) {
-        return not_permitted(what, e);
-    }
-    let last: Vec<&str> = text.lines().rev().take(3).collect();
-    Error::new(ErrorKind::Unsupported, what.to_string())
-        .why(last.into_iter().rev().collect::<Vec<_>>().join(" | "))
-        .hint("run `nativeprof doctor` to see what works on this machine")
-}
-
 impl EbpfSource {
-    /// Loads the program and opens the sideband events; samples nothing yet.
-    ///
-    /// # Errors
-    /// Missing privileges (named), or a kernel that cannot run the program.
-    pub fn new(options: &SamplingOptions) -> Result<EbpfSource> {
-        if let Some(missing) = checks::ebpf(&checks::SystemFacts::read()).into_iter().next() {
-            return Err(missing.error("sampling with eBPF is not permitted"));
-        }
-        let cpus = sys::process::cpu_count() as u32;
-        let variants = Variant::candidates()?;
-        let mut sizes = MapSizes {
-            slots: cpus,
-            threads: 1,
-            workers: if options.workers { workers::MAX_WORKERS } else { 0 },
-            spans: options.spans,
-        };
-        let (object::Loaded { mut bpf, refusal }, hook) = if options.mode == Mode::Cpu {
-            (object::load_first(variants, sizes, options.children)?, None)
-        } else {
-            sizes.slots += off_cpu::WORK_SLOTS;
-            sizes.threads = off_cpu::MAX_THREADS;
-            let switch_in::Loaded { bpf, hook, missing } = switch_in::load_first(variants, sizes, options.children)?;
-            (object::Loaded { bpf, refusal: None }, Some((hook, missing)))
-        };
-        let fd = |bpf: &Ebpf, name: &str| -> Result<OwnedFd> {
-            let program: &PerfEvent = bpf.program(name).and_then(|p| p.try_into().ok()).expect("loaded above");
-            let fd = program.fd().map_err(|e| bpf_error(LOAD, e))?;
-            fd.as_fd().try_clone_to_owned().map_err(|e| Error::io(LOAD, e))
-        };
-        let (program, calibrator) = (fd(&bpf, "sample")?, fd(&bpf, "calibrate")?);
-        let mut take = |name: &str| object::take_map(&mut bpf, name);
-        let map_error = |e| bpf_error(LOAD, e);
-        let mut facts: Array<MapData, KernelFacts> = take("FACTS")?.try_into().map_err(map_error)?;
-        let mut known_pointer: Array<MapData, u64> = take("CALIBRATE")?.try_into().map_err(map_error)?;
-        let ring = RingBuf::try_from(take("SAMPLES")?).map_err(map_error)?;
-        let procs = take("PROCS")?.try_into().map_err(map_error)?;
-        let nested = take("NESTED_STATES")?.try_into().map_err(map_error)?;
-        let running = take("RUNNING_TASKS")?.try_into().map_err(map_error)?;
-        let spans = take("SPANS")?.try_into().map_err(map_error)?;
-        let counts = take("COUNTS")?.try_into().map_err(map_error)?;
-        let locks = InterpreterLocks::new(take("INTERPRETER_LOCKS")?)?;
-        // On another thread than the main one: where process and thread ID are equal, other fields hold the same
-        // values.
-        std::thread::scope(|s| {
-            let found = s
-                .spawn(|| calibrate(&calibrator, &mut known_pointer, &mut facts))
-                .join();
-            found.unwrap_or_else(|_| Err(Error::new(ErrorKind::Data, "the calibration thread failed")))
-        })?;
-        let mut f = facts.get(&0, 0).map_err(map_error)?;
-        f.want_kernel = options.kernel.into();
-        f.cpus = cpus;
-        f.wakers = options.off_cpu.wakers.into();
-        f.min_blocked = options.off_cpu.min_blocked;
-        facts.set(0, f, 0).map_err(map_error)?;
-        if options.children {
-            let forked: &mut RawTracePoint = object::program(&mut bpf, "forked")?;
-            forked
-                .attach("sched_process_fork")
-                .map_err(|e| bpf_error("cannot receive fork events", e))?;
-        }
-        let python_stacks = match options.workers {
-            true => Some(workers::attach(&mut bpf)?),
-            false => None,
-        };
-        let events = CpuEvents::open(options, program.as_fd())?;
-        let off_cpu = hook.map(|(hook, missing)| OffCpu::attach(&mut bpf, hook, missing));
-        let off_cpu = off_cpu.transpose()?;
-        let mut source = EbpfSource {
-            _bpf: bpf,
-            refusal,
-            program,
-            events,
-            ring,
-            procs,
-            nested,
-            running,
-            spans,
-            nested_of: FxHashMap::default(),
-            facts,
-            counts,
-            options: options.clone(),
-            sideband: Vec::new(),
-            pending: VecDeque::new(),
-            lost_sideband: 0,
-            known: FxHashSet::default(),
-            ended: FxHashMap::default(),
-            times: CpuTimes::new(period(options.rate)),
-            off_cpu,
-            locks,
-            python_stacks,
-            delivered: 0,
-            before_exec: None,
-            reassembler: abi::StackReassembler::default(),
-            stopped: false,
-        };
-        source.open_sideband()?;
-        Ok(source)
-    }
-
     /// Why the program for older kernels is used; `None`: it is not.
     pub fn why_older_program(&self) -> Option<String> {
         self.refusal.as_ref().map(object::why_not_current)
     }
 
     /// What takes stacks of threads that were off the CPU, and why nothing better does; `None`: they are not taken.
-    pub fn off_cpu_hook(&self) -> Option<(&switch_in::Hook, &[String])> {
+    pub fn off_cpu_hook(&self) -> Option<(&switch_in::SwitchInHook, &[String])> {
         self.off_cpu.as_ref().map(|o| (&o.hook, o.missing.as_slice()))
-    }
-
-    /// Mappings, forks, execs and exits of the whole machine, from one event per CPU.
-    fn open_sideband(&mut self) -> Result<()> {
-        let mut attr = perf::perf_event_attr {
-            type_: perf::PERF_TYPE_SOFTWARE,
-            config: perf::PERF_COUNT_SW_DUMMY.into(),
-            ..Default::default()
-        };
-        sideband::request_sideband(&mut attr);
-        // Wake immediately, so that a newly mapped interpreter is registered before it is sampled.
-        attr.set_watermark(1);
-        attr.__bindgen_anon_2.wakeup_watermark = 1;
-        for event in sampling_events::on_each_cpu(&mut attr, SIDEBAND_FAILED, SIDEBAND_FAILED)? {
-            let ring = Ring::new(event, SIDEBAND_PAGES).map_err(|e| match e.kind() {
-                io::ErrorKind::PermissionDenied => {
-                    not_permitted("cannot map the ring buffer of mmap and fork events", &e)
-                }
-                _ => Error::io("cannot map the ring buffer of mmap and fork events", e),
-            })?;
-            self.sideband.push(ring);
-        }
-        Ok(())
     }
 
     /// Changes the intervals between ticks, when it is time.
@@ -434,7 +277,7 @@ impl EbpfSource {
     }
 
     /// Emits a sample.
-    fn take(&mut self, s: Box<Sample>, out: &mut Vec<Event>) {
+    fn emit_sample(&mut self, s: Box<Sample>, out: &mut Vec<Event>) {
         if self.before_exec == Some(s.pid) {
             return;
         }
@@ -449,47 +292,6 @@ impl EbpfSource {
         }
         out.push(Event::Sample(s));
     }
-}
-
-/// Lets the program find fields of `task_struct`, by running it on a thread of ours whose values are known.
-fn calibrate(
-    program: &OwnedFd,
-    known_pointer: &mut Array<MapData, u64>,
-    facts: &mut Array<MapData, KernelFacts>,
-) -> Result<()> {
-    const WHAT: &str = "cannot calibrate the BPF program";
-    known_pointer
-        .set(0, sys::process::current_thread_pointer(), 0)
-        .map_err(|e| bpf_error(WHAT, e))?;
-    let mut attr = perf::perf_event_attr {
-        type_: perf::PERF_TYPE_SOFTWARE,
-        config: perf::PERF_COUNT_SW_CPU_CLOCK.into(),
-        ..Default::default()
-    };
-    attr.__bindgen_anon_1.sample_period = 50_000;
-    attr.set_disabled(1);
-    let event = sys::perf::perf_event_open(&mut attr, sys::process::current_tid(), -1).map_err(|e| match e.kind() {
-        io::ErrorKind::PermissionDenied => not_permitted(WHAT, &e),
-        _ => Error::io(WHAT, e),
-    })?;
-    sys::perf::perf_set_bpf(event.as_fd(), program.as_fd()).map_err(|e| Error::io(WHAT, e))?;
-    sys::perf::perf_enable(event.as_fd()).map_err(|e| Error::io(WHAT, e))?;
-    let start = Instant::now();
-    while start.elapsed() < Duration::from_millis(200) {
-        for _ in 0..1000 {
-            sys::process::enter_kernel();
-        }
-        let f = facts.get(&0, 0).map_err(|e| bpf_error(WHAT, e))?;
-        if f.fsbase != 0 && f.stack != 0 {
-            return Ok(());
-        }
-    }
-    let f = facts.get(&0, 0).map_err(|e| bpf_error(WHAT, e))?;
-    if f.fsbase == 0 {
-        return Err(Error::new(ErrorKind::Unsupported, WHAT)
-            .why("the thread pointer was not found in the kernel's task structure"));
-    }
-    Ok(()) // without the stack field the program searches for the user registers itself
 }
 
 impl Backend for EbpfSource {
@@ -602,7 +404,7 @@ impl Backend for EbpfSource {
                 break;
             };
             bytes += item.len();
-            self.reassembler.take(&item, &mut records);
+            self.reassembler.add_entry(&item, &mut records);
         }
         if self.stopped && !more {
             self.reassembler.finish(&mut records);
@@ -618,7 +420,7 @@ impl Backend for EbpfSource {
                 self.emit_next(out);
             }
             match record {
-                DecodedRecord::Sample(s) => self.take(s, out),
+                DecodedRecord::Sample(s) => self.emit_sample(s, out),
                 DecodedRecord::Task(pid, tid, time, task, name) => out.push(Event::RunningTask {
                     pid,
                     tid,

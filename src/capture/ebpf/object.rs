@@ -8,7 +8,7 @@ use aya::programs::{PerfEvent, ProgramType, RawTracePoint};
 use aya::sys::{BpfHelper, is_helper_supported, is_map_supported};
 use aya::{Ebpf, EbpfLoader};
 
-use super::bpf_error;
+use super::errors::bpf_error;
 use crate::error::{Error, ErrorKind, Result};
 
 pub const LOAD: &str = "cannot load the BPF program";
@@ -70,16 +70,16 @@ impl Variant {
             Some(value) if value == "5.8" => Ok(&[Variant::Linux5_8]),
             Some(value) => Err(Error::new(
                 ErrorKind::Usage,
-                format!("{FORCED_BY}={} is not known", value.to_string_lossy()),
+                format!("invalid value {FORCED_BY}={}", value.to_string_lossy()),
             )
-            .why("the only value is 5.8")
+            .why("the only valid value is 5.8")
             .hint(format!("{FORCED_BY}=5.8, or unset it"))),
         }
     }
 }
 
 /// Maps and programs that the kernel accepted.
-pub struct Loaded {
+pub struct LoadedObject {
     pub bpf: Ebpf,
     /// Why [`Variant::Current`] was refused, if this is the other one.
     pub refusal: Option<Error>,
@@ -89,14 +89,14 @@ pub struct Loaded {
 ///
 /// # Errors
 /// Why the last variant, which demands the least, was refused.
-pub fn load_first(variants: &[Variant], sizes: MapSizes, children: bool) -> Result<Loaded> {
+pub fn load_first(variants: &[Variant], sizes: MapSizes, children: bool) -> Result<LoadedObject> {
     let mut refusal = None;
     for variant in variants {
         match load(variant.object(), sizes, children) {
-            Ok(bpf) if *variant == Variant::Current => return Ok(Loaded { bpf, refusal: None }),
+            Ok(bpf) if *variant == Variant::Current => return Ok(LoadedObject { bpf, refusal: None }),
             Ok(bpf) => {
                 let refusal = refusal.or_else(|| Some(Error::new(ErrorKind::Usage, format!("{FORCED_BY} is set"))));
-                return Ok(Loaded { bpf, refusal });
+                return Ok(LoadedObject { bpf, refusal });
             }
             Err(e) => refusal = Some(e),
         }

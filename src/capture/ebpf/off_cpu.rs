@@ -10,9 +10,9 @@ use std::fs;
 use aya::Ebpf;
 use aya::maps::{Array, HashMap as BpfHash, Map, MapData, MapError};
 
-use super::bpf_error;
+use super::errors::bpf_error;
 use super::object::{self, NO_EXIST};
-use super::switch_in::{self, Hook, LOAD};
+use super::switch_in::{self, LOAD, SwitchInHook};
 use crate::capture::OpenInterval;
 use crate::error::Result;
 use crate::event::{Pid, Tid, TimeSpent};
@@ -34,7 +34,7 @@ const MAX_KERNEL: usize = 127;
 /// Mirrors `struct thread` of the program.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Thread {
+pub struct OffCpuThread {
     since: u64,
     woken: u64,
     cpu: u64,
@@ -66,13 +66,13 @@ pub struct Thread {
 }
 
 // SAFETY: plain integers without padding, any bit pattern is valid.
-unsafe impl aya::Pod for Thread {}
+unsafe impl aya::Pod for OffCpuThread {}
 
 /// The same in the program with task works.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct ThreadWithWork {
-    thread: Thread,
+    thread: OffCpuThread,
     stack: [u64; MAX_KERNEL + 1],
     work: u64,
 }
@@ -81,32 +81,32 @@ struct ThreadWithWork {
 unsafe impl aya::Pod for ThreadWithWork {}
 
 /// The map `THREADS`.
-enum Threads {
-    Plain(BpfHash<MapData, u32, Thread>),
+enum OffCpuThreadMap {
+    Plain(BpfHash<MapData, u32, OffCpuThread>),
     WithWork(BpfHash<MapData, u32, ThreadWithWork>),
 }
 
-impl Threads {
-    fn new(map: Map, hook: &Hook) -> Result<Threads> {
+impl OffCpuThreadMap {
+    fn new(map: Map, hook: &SwitchInHook) -> Result<OffCpuThreadMap> {
         let map = match hook {
-            Hook::TaskWork(_) => map.try_into().map(Threads::WithWork),
-            Hook::Kprobe(_) => map.try_into().map(Threads::Plain),
+            SwitchInHook::TaskWork(_) => map.try_into().map(OffCpuThreadMap::WithWork),
+            SwitchInHook::Kprobe(_) => map.try_into().map(OffCpuThreadMap::Plain),
         };
         map.map_err(|e| bpf_error(LOAD, e))
     }
 
-    fn all(&self) -> Vec<(Tid, Thread)> {
+    fn all(&self) -> Vec<(Tid, OffCpuThread)> {
         match self {
-            Threads::Plain(map) => map.iter().flatten().collect(),
-            Threads::WithWork(map) => map.iter().flatten().map(|(tid, t)| (tid, t.thread)).collect(),
+            OffCpuThreadMap::Plain(map) => map.iter().flatten().collect(),
+            OffCpuThreadMap::WithWork(map) => map.iter().flatten().map(|(tid, t)| (tid, t.thread)).collect(),
         }
     }
 
     /// Leaves what is there as it is.
-    fn add(&mut self, tid: Tid, thread: Thread) -> std::result::Result<(), MapError> {
+    fn add(&mut self, tid: Tid, thread: OffCpuThread) -> std::result::Result<(), MapError> {
         match self {
-            Threads::Plain(map) => map.insert(tid, thread, NO_EXIST),
-            Threads::WithWork(map) => {
+            OffCpuThreadMap::Plain(map) => map.insert(tid, thread, NO_EXIST),
+            OffCpuThreadMap::WithWork(map) => {
                 let with_work = ThreadWithWork {
                     thread,
                     stack: [0; MAX_KERNEL + 1],
@@ -120,11 +120,11 @@ impl Threads {
 
 /// The programs at context switches.
 pub struct OffCpu {
-    threads: Threads,
+    threads: OffCpuThreadMap,
     /// The processes whose switches count, by the low bits of their numbers.
     ours: Array<MapData, u32>,
     /// What takes stacks.
-    pub hook: Hook,
+    pub hook: SwitchInHook,
     /// Why nothing better does.
     pub missing: Vec<String>,
     /// After the end: intervals that were not over.
@@ -136,10 +136,10 @@ impl OffCpu {
     ///
     /// # Errors
     /// The kernel refuses them.
-    pub fn attach(bpf: &mut Ebpf, hook: Hook, missing: Vec<String>) -> Result<OffCpu> {
+    pub fn attach(bpf: &mut Ebpf, hook: SwitchInHook, missing: Vec<String>) -> Result<OffCpu> {
         switch_in::attach(bpf, &hook)?;
         Ok(OffCpu {
-            threads: Threads::new(object::take_map(bpf, "THREADS")?, &hook)?,
+            threads: OffCpuThreadMap::new(object::take_map(bpf, "THREADS")?, &hook)?,
             ours: object::take_map(bpf, "OURS")?
                 .try_into()
                 .map_err(|e| bpf_error(LOAD, e))?,
@@ -193,7 +193,7 @@ impl OffCpu {
         }
     }
 
-    /// Makes the programs look at the switches of a process.
+    /// Makes the programs account for the switches of a process.
     ///
     /// # Errors
     /// The kernel refuses it.
@@ -205,7 +205,7 @@ impl OffCpu {
     /// Enters the threads of a process that exist already: what they do now began now.
     pub fn add_process(&mut self, pid: Pid) {
         for tid in threads_of(pid) {
-            let thread = Thread {
+            let thread = OffCpuThread {
                 since: sys::clock::now(),
                 woken: 0,
                 cpu: 0,

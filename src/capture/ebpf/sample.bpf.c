@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0 OR GPL-2.0
 //
 // One snapshot of the running thread per tick of its CPU: user registers, the interpreter's frame chain, the user
-// stack, kernel return addresses; and what names the code objects that were not met before. Runs at the sample instant,
-// in the context of the sampled thread, and only reads. Ticks that meet other processes than those in PROCS end at once.
+// stack, kernel return addresses; and the names of code objects that are new. Runs at the sample instant,
+// in the context of the sampled thread, and only reads. Ticks in processes that are not in PROCS end at once.
 // Its work is bounded: MAX_STACKS * MAX_STACK bytes of stack, MAX_FAULTS unreadable pages, MAX_FRAMES frames, MAX_COPIES
 // code objects.
 //
@@ -41,7 +41,7 @@
 #define RED_ZONE 128              // below the stack pointer; functions and their epilogues still use it
 #else
 #define REGS 36                   // x0 to x30, sp, pc, pstate, first argument, number of the system call (32 bits)
-#define EVENT_REGS 34             // of which a perf event has so many (struct user_pt_regs)
+#define EVENT_REGS 34             // those of them that a perf event has (struct user_pt_regs)
 #define SP 31
 #define SYSTEM_CALL_OF(regs) ((__s32)(regs)[35])
 #define CALL_NUMBER(r) (((struct user_pt_regs *)(r))->regs[8])
@@ -66,17 +66,17 @@
 #define KERNEL_STACK 16384ULL     // THREAD_SIZE (asm/page_64_types.h; on aarch64 with pages of 4 KiB, asm/memory.h)
 #define MAX_STACK (1ULL << 20)    // bytes of stack in one record
 #define MAX_STACKS 8              // records of one stack
-#define DEEP_FRAMES 1000          // so many frames need more stack than one record holds
+#define DEEP_FRAMES 1000          // from this number on, one record may be too small for the stack
 #define MAX_PAGES 257             // MAX_STACK and the page of the stack pointer
-#define LOT (1ULL << 16)          // bytes of stack read at once
+#define LOT (1ULL << 16)          // bytes of stack per read
 #define MAX_FAULTS 64             // a failed probe costs about 0.7 us
 #define MAX_FRAMES 16384
 #define MAX_CFRAMES 16384
 #define MAX_KERNEL 127
 #define HEAD (512 + 8 * (REGS - 21))
-// Bytes of scratch per CPU; a power of two, so that a mask bounds an offset. A whole record is put together in it where
+// Bytes of scratch per CPU; a power of two, so that a mask bounds an offset. A complete record is assembled in it where
 // the stack cannot go straight into the ring. SLACK bytes follow, as many as are accessed at one offset: verifiers (6.1 and
-// older) keep the mask of an offset in mind, but not always what it was compared with.
+// older) remember the mask of an offset, but not always what it was compared with.
 #ifdef LINUX_5_8
 #define AREA (1ULL << 21)
 #define STACK_ROOM MAX_STACK
@@ -88,13 +88,13 @@
 #endif
 #define WORDS (AREA - 8)          // mask of an offset in it
 #define SEEN_CELLS 65536
-// The reader is not woken more often than this for want of frames, ns.
+// Minimum time between two wake-ups of the reader because frames are missing, ns.
 #define SOON 10000000
-#define MAX_NESTED 4              // thread states of one thread besides its own
+#define MAX_NESTED 4              // further thread states of one thread
 #define MAX_LOCALS_DISTANCE 512   // bytes between two local variables of the bytecode loop, at most
 #define BATCH 8                  // entries in one turn of a loop; the verifier goes through each
 #define KNOWN 4096               // code objects remembered
-#define BLOCK_BITS 12            // a block: what is read at once where things lie close together; no more than a page
+#define BLOCK_BITS 12            // a block: what one read fetches where objects are close together; at most a page
 #define BLOCK (1ULL << BLOCK_BITS)
 #define BLOCKS 32
 #define SHIM 3                   // owner of an entry frame; of other frames less (pycore_frame.h, v3.12)
@@ -199,7 +199,7 @@ struct head {
 	__u16 kernel, frames, marks, walk;
 	__u32 frames_at, stack_at;
 	__u64 holes[5];
-	__u64 cpu, runnable, blocked; // time that the sample stands for, ns; 0 without the accounting of off-CPU time
+	__u64 cpu, runnable, blocked; // time that the sample represents, ns; 0 without the accounting of off-CPU time
 	__u32 waker;              // OFF_CPU: the thread that ended the interval, 0: not known; WAKER: the thread woken; WORKER: the
 	                          // thread that gave it work, whose Python frames these are
 	__u32 waker_pid;          // OFF_CPU: the process of that thread
@@ -213,7 +213,7 @@ struct head {
 	} holders[HOLDERS];
 };
 
-// A copy of a code object that was not met before: it may be gone before the reader looks. Precedes the record of its
+// A copy of a new code object: it may be freed before the reader can read it. Precedes the record of its
 // sample. Followed by the bytes of its parts, one after the other: the object itself, string objects, a bytes object.
 struct code_head {
 	__u32 size, pid, tid, flags;
@@ -237,7 +237,7 @@ struct area {
 };
 
 // LOOP(n, f, slot) calls f(slot) until it returns other than 0, at most n times. TURN defines such a function. Without
-// bpf_loop it is a function that the verifier looks at once, so that the loop around it is short.
+// bpf_loop it is a function that the verifier checks once, so that the loop around it is short.
 #ifdef LINUX_5_8
 #define TURN(f) __noinline int f(__u32 slot)
 #define LOOP(n, f, slot)                                  \
@@ -306,7 +306,7 @@ struct {
 const volatile __u32 want_spans = 0;
 
 // Two cells for each code object, by its hash: fingerprints seen. Small and approximate: one that is crowded out only
-// means that the reader is woken once more.
+// means one more wake-up of the reader.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SEEN_CELLS);
@@ -345,7 +345,7 @@ struct kernel_facts {
 	__u32 stack;              // task_struct -> stack, 0: unknown
 	__u32 ids;                // task_struct -> pid and tgid, 0: unknown
 	__u32 want_kernel;        // take kernel return addresses
-	__u32 ticks;              // of so many ticks one, at random, makes a sample due
+	__u32 ticks;              // one in this number of ticks, at random, makes a sample due
 	__u32 off_cpu;            // account for off-CPU time
 	__u32 cpus;               // scratch areas of CPUs
 	__u32 wakers;             // take the stacks of all wakers, not only of those that release an interpreter lock
@@ -359,8 +359,8 @@ struct turn {
 	__u64 selected;
 };
 
-// Ticks left in this turn, and the one of them to take. When the reader was last woken for want of frames. Whether the thread that
-// this CPU switches to has something to be taken (LINUX_5_8).
+// Ticks left in this turn, and the one of them to take. When the reader was last woken because frames were missing. Whether
+// the thread that this CPU switches to has something to be taken (LINUX_5_8).
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -386,7 +386,7 @@ struct {
 	__type(value, __u32);
 } OURS SEC(".maps");
 
-// Thread states of one thread besides its own: of the interpreters around the subinterpreter that it runs.
+// Further thread states of one thread: of the interpreters around the subinterpreter that it runs.
 struct nested_key {
 	__u64 thread_pointer;
 	__u32 pid, pad;
@@ -488,7 +488,7 @@ struct state {
 	__u64 cframes[1 + MAX_NESTED]; // ... for each thread state
 	__u64 states[1 + MAX_NESTED]; // thread states to walk, innermost first
 	__u64 window;             // address of what the window holds
-	__u64 window_end;         // greatest offset of a whole frame in it
+	__u64 window_end;         // greatest offset of a complete frame in it
 	__u64 last_frame;
 	__u64 instr_unused;       // bits of a word beyond the instruction
 	__u64 ends;               // which bits of fingerprint, owner and entry are to be taken from a frame
@@ -537,10 +537,10 @@ static __always_inline char *peek(struct cache *c, __u64 at, __u64 len)
 	return bpf_probe_read_user(c->raw, len, (void *)at) ? 0 : c->raw;
 }
 
-// Tells a reused address of a code object from the object seen before. Same hash in cpython/code_object.rs. From 3.12 on code
-// objects are numbered (co_version, Objects/codeobject.c). Before, the addresses of name and file name are used again
-// as readily as that of the code, so the name's first letters are taken too. What lies close together is read in one
-// go: code objects deep in a stack are seldom in the cache. (Not static: as walk_chain.)
+// Distinguishes a reused address of a code object from the object that was there before. Same hash in
+// cpython/code_object.rs. From 3.12 on code objects are numbered (co_version, Objects/codeobject.c). Before, the addresses
+// of name and file name are reused as readily as that of the code, so the name's first letters are included too. Fields
+// that are close together are fetched by one read: code objects deep in a stack are seldom in the cache. (Not static: as walk_chain.)
 __noinline int fingerprint(__u32 slot, __u64 code)
 {
 	char *area = scratch(slot);
@@ -623,7 +623,7 @@ static __always_inline void begin_epoch(struct layout *lay, struct cache *c, __u
 	c->pid = pid;
 }
 
-// Was this code object met before? If not, it is from now on. Forked processes have different ones at the same address, and
+// Is this code object new? If so, it is recorded. Forked processes have different ones at the same address, and
 // equal fingerprints of them.
 static __always_inline int is_new(__u32 pid, __u64 code, __u32 print)
 {
@@ -663,7 +663,7 @@ static __always_inline __u64 copy_text(char *area, struct layout *lay, __u32 par
 	return at + size;
 }
 
-// Copies what names a code object and its lines into a record of its own. False if the reader has to look for itself,
+// Copies what names a code object and its lines into a record of its own. False if the reader has to read them itself,
 // soon: something is unreadable or too long, or there is little room.
 __noinline int copy_code(__u32 slot, __u64 code, __u32 print)
 {
@@ -763,7 +763,7 @@ static __always_inline __u64 running_task(struct running *r, __u64 state, char *
 }
 
 // Writes which task the thread runs, and its name, into a record like that of a code object, with fingerprint 0: the task may
-// have ended before the reader looks.
+// have ended before the reader reads it.
 __noinline int copy_task(__u32 slot)
 {
 	char *area = scratch(slot), *raw;
@@ -947,7 +947,7 @@ TURN(print_frames)
 			continue;
 		code = f->code;
 		if (code != last_code) {
-			// No two of them begin in the same 128 bytes, and those used together often lie together: so do these.
+			// No two code objects begin in the same 128 bytes, and those used together are often close together.
 			cell = code >> 7 ^ code >> 19;
 			BOUND(cell, KNOWN - 1);
 			if (c->known[cell].code == code && c->known[cell].epoch == c->epoch) {
@@ -963,7 +963,7 @@ TURN(print_frames)
 					c->known[cell].code = code;
 					c->known[cell].print = print;
 					if (!s->copies) {
-						// Enough for now: to be met again in the next sample.
+						// Enough for now: the next sample copies it.
 						c->known[cell].code = 0;
 						s->urgent = 1;
 					} else if (is_new(c->pid, code, print)) {
@@ -1233,9 +1233,9 @@ static long copy_some(__u32 i, struct copy *copy)
 }
 #endif
 
-// Walks from s->frame, over again what was appended since `at` and `n`. True if the chain is whole: it ends, and it
+// Walks from s->frame, and replaces what was appended since `at` and `n`. True if the chain is complete: it ends, and it
 // leads through the frame that the next outer CFrame points to.
-// (Not static: the verifier looks at such a function once, not at each call.)
+// (Not static: the verifier checks such a function once, not at each call.)
 __noinline int walk_chain(__u32 slot, __u64 at, __u32 n)
 {
 	char *area = scratch(slot);
@@ -1322,7 +1322,7 @@ __noinline int walk_frames(__u32 slot, __u32 which)
 			}
 		}
 		// 3.12 may have the outer CFrame in a vector register only, but by then the new frame, in a register, is
-		// linked to the entry frame beside the CFrame.
+		// linked to the entry frame next to the CFrame.
 		for (i = 0; i < GENERAL_REGS + 1; i++) {
 			if (whole || s->lay.frame_entry != NONE)
 				break;
@@ -1370,7 +1370,7 @@ __noinline int walk_marks(__u32 slot, __u32 which)
 	return 0;
 }
 
-// The record could not be written. The rest alone would be of no use; without its rest a stack is cut, and says so.
+// The record could not be written. The rest alone would be of no use; a stack without it is marked as truncated.
 static __always_inline void not_written(struct head *h)
 {
 	if (!(h->flags & REST))
@@ -1404,7 +1404,7 @@ static __always_inline void write(__u32 slot, struct head *h, struct state *s)
 	__builtin_memset(h->holes, 0, sizeof(h->holes));
 	s->base_page = base >> 12;
 	s->end = s->last_end - base > MAX_STACK ? base + MAX_STACK : s->last_end;
-	// The reader looks by itself from time to time. Wake it when the ring fills, and when it must see this one soon.
+	// The reader polls from time to time. Wake it when the ring fills, and when it must read this record soon.
 	wake = s->urgent ||
 	       bpf_ringbuf_query(&SAMPLES, BPF_RB_AVAIL_DATA) > bpf_ringbuf_query(&SAMPLES, BPF_RB_RING_SIZE) / 4;
 	wake = wake ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
@@ -1597,8 +1597,8 @@ struct thread {
 	__u64 futex;              // address of the futex that the blocked thread waits on, 0: none
 	__u64 next_futex;         // LINUX_5_8: the same, if it is blocked; it may want to run as well
 	__u64 pending;            // time in this wait for an interpreter lock so far, not accounted for yet
-	__u64 late;               // time in such waits that no sample represents yet, though they are over
-	__u64 began;              // when the blocked thread began to wait, such a wait as a whole
+	__u64 late;               // time in such waits that are over, but that no sample represents yet
+	__u64 began;              // when the blocked thread began to wait, for such a wait with all its parts
 	__u64 got_lock;           // when it last began to run after such a wait
 	__u32 state, scheduled;
 	__u32 tgid, waker;        // waker: the thread that woke it
@@ -1644,7 +1644,7 @@ struct {
 	__type(value, struct new_thread);
 } NEW_THREAD SEC(".maps");
 
-// The CPU time that a sample stands for: what its thread has used since the last one.
+// The CPU time that a sample represents: what its thread has used since the last one.
 static __always_inline void used_cpu(struct head *h, __u32 tid)
 {
 	struct thread *t = bpf_map_lookup_elem(&THREADS, &tid);
@@ -1660,14 +1660,14 @@ static __always_inline void used_cpu(struct head *h, __u32 tid)
 //
 // A thread without Python frames may work for one that has some: its dispatcher, whose Python frames are then taken at the
 // worker's tick, in the same instant. That can be done as both have the same memory. A dispatcher that waits for its workers
-// stands in the call that gave them the work, so its frames do not change meanwhile; they are dropped if they do.
+// is in the call that gave them the work, so its frames do not change meanwhile; they are dropped if they do.
 // (Registers and native stack of the dispatcher at the wake-up would have to be taken at each wake-up, and would say nothing
 // of pools that spin.)
 //
 // Which thread that is:
 // 1. The one whose stack the worker's registers and stack point to most often. Pools that wait for their workers (OpenMP,
 //    OpenBLAS, oneTBB, Rayon) keep the description of the job on the dispatcher's stack. This needs no wake-up, so it is
-//    right also where workers spin between jobs, and where several threads use one pool by turns.
+//    right also where workers spin between jobs, and where several threads take turns with one pool.
 // 2. The one that woke the worker last, while it is still in the same place of its Python code; if another worker did so, the
 //    dispatcher of that one at the time.
 // 3. The one that created the worker, in the same sense.
@@ -1732,7 +1732,7 @@ static __always_inline __u64 innermost(struct layout *lay, __u64 state)
 	return lay->base_frame != NONE && frame == user_word(state + lay->base_frame) ? 0 : frame;
 }
 
-// Where a thread is in its Python code: as a number that changes when it goes on.
+// Where a thread is in its Python code: as a number that changes when it continues.
 static __always_inline __u64 position(struct layout *lay, __u64 state)
 {
 	__u64 frame = innermost(lay, state);
@@ -1808,14 +1808,14 @@ TURN(scan_words)
 		v = *(__u64 *)(area + at);
 		weight = at < COPY + GENERAL ? GENERAL / 8 : 1;
 		at += 8;
-		// What a dispatcher hands on is aligned. The worker's own stack, and the environment above the main thread's, say
+		// What a dispatcher passes is aligned. The worker's own stack, and the environment above the main thread's, say
 		// nothing.
 		if (v & 7 || v >> ADDRESS_BITS || v < PAGE || v - sp < h->thread_pointer - sp || v - stack_end < MAX_STACK)
 			continue;
 		chunk.pid = h->pid;
 		chunk.number = v >> CHUNK_BITS;
 		d = bpf_map_lookup_elem(&PYTHON_STACKS, &chunk);
-		// (Above the thread descriptor lies something else.)
+		// (What is above the thread descriptor is not part of the stack.)
 		if (!d || v - d->thread_pointer < 2 << CHUNK_BITS || is_inherited(s, v))
 			continue;
 		if (s->dispatcher == d->thread_pointer) {
@@ -1918,7 +1918,7 @@ __noinline int find_dispatcher(__u32 slot)
 	return s->votes || h->flags & UNCHANGED;
 }
 
-// Takes everything but the registers and the kernel stack, which are in `h`, and hands the record on.
+// Takes everything but the registers and the kernel stack, which are in `h`, and submits the record.
 static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, struct layout *lay,
 				     struct kernel_facts *facts, struct turn *turn, __u64 began)
 {
@@ -1985,7 +1985,7 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 					if (s->states[i])
 						walk_marks(slot, i);
 			h->marks = s->n;
-			// The dispatcher has gone on meanwhile.
+			// The dispatcher has continued meanwhile.
 			if (h->flags & WORKER && begin != position(lay, state)) {
 				h->frames = h->marks = 0;
 				h->walk = WALK_NONE;
@@ -1999,7 +1999,7 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 
 	if (h->walk != WALK_NONE && !(h->flags & WORKER) && holds_lock(h->pid, s->states))
 		h->flags |= HOLDS_LOCK;
-	// Should the process have begun to run Python, or another one, the reader has to find out first.
+	// The process may have begun to run Python, or another program: the reader has to check first.
 	if (h->walk != WALK_COMPLETE && began - turn->woken > SOON) {
 		turn->woken = began;
 		s->urgent = 1;
@@ -2009,7 +2009,7 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 	s->faults = s->careful = 0;
 	if (h->flags & REGS_OK) {
 		// Where the stack ends: argc in the main thread, the thread descriptor in the others (glibc and musl put
-		// it above the stack); anywhere else (signal stacks, coroutines) a guess.
+		// it above the stack); anywhere else (signal stacks, coroutines) an estimate.
 		if (lay->stack_end >= sp && lay->stack_end - sp < (64ULL << 20))
 			end = lay->stack_end + 8;
 		else if (tp > sp && tp - sp < (1ULL << 30))
@@ -2224,7 +2224,7 @@ static __always_inline void note_holder(struct gils *gils, __u64 lock, __u64 fut
 		return;
 	BOUND(at, RELEASES - 1);
 	BOUND(last, RELEASES - 1);
-	// Nobody else was seen to hold it since.
+	// No other thread was seen to hold it since.
 	if (gils->releases[last].lock == lock && gils->releases[last].state == state) {
 		at = last;
 		before = gils->releases[last].who;
@@ -2423,8 +2423,8 @@ static __always_inline void begin_wait(struct thread *t, __u64 futex, __u64 now)
 	t->futex = futex;
 }
 
-// Runs in a thread that a timer woke while it waited for an interpreter lock. If nobody holds the lock any more, its wait is over.
-// Returns who held it last.
+// Runs in a thread that a timer woke while it waited for an interpreter lock. If no thread holds the lock any more, its wait
+// is over. Returns the last holder.
 static __always_inline __u64 end_timed_out(struct thread *t, struct kernel_facts *facts, __u32 pid, __u64 now)
 {
 	struct gils *gils = bpf_map_lookup_elem(&INTERPRETER_LOCKS, &pid);
@@ -2530,7 +2530,7 @@ int switched_in(struct pt_regs *ctx)
 	return 0;
 }
 
-// A thread that has ended is gone for good. (When it ends cannot be told from a switch here.)
+// Forgets a thread that has ended. (At its end, a switch here does not show that it will not run again.)
 SEC("raw_tp/sched_process_free")
 int freed(struct bpf_raw_tracepoint_args *ctx)
 {
@@ -2585,8 +2585,8 @@ static int resumed(void *map, __u32 *tid, struct thread *t)
 	return 0;
 }
 
-// `bpf_task_work_schedule_resume_impl(task, work, map, callback, 0)` of the kernel. The loader puts the number that this
-// kernel has given the function in the place of the number here, and leaves the program out where there is none.
+// `bpf_task_work_schedule_resume_impl(task, work, map, callback, 0)` of the kernel. The loader writes the number that this
+// kernel has given the function here, and omits the program where there is none.
 static __always_inline long schedule(void *task, struct bpf_task_work *work, void *callback)
 {
 	register void *r1 asm("r1") = task;
@@ -2611,7 +2611,7 @@ static __always_inline long schedule(void *task, struct bpf_task_work *work, voi
 #define READ_IDS(id, task) bpf_probe_read_kernel(id, sizeof(id), (void *)((task) + facts->ids))
 #else
 #define EVENT(name) SEC("tp_btf/" name)
-// The loader puts the offsets of this kernel in.
+// The loader fills in the offsets of this kernel.
 struct task_struct {
 	int pid, tgid;
 } __attribute__((preserve_access_index));
@@ -2738,7 +2738,7 @@ int switched(__u64 *ctx)
 	return 0;
 }
 
-// Hands on the stack of the current thread, which wakes thread `tid`. If an interrupt does, the kernel's part says so, and
+// Submits the stack of the current thread, which wakes thread `tid`. If an interrupt does, the kernel's part says so, and
 // the rest has nothing to do with it.
 static __always_inline void waker_stack(__u64 *ctx, struct kernel_facts *facts, __u32 tid, __u64 woken)
 {
@@ -2825,8 +2825,8 @@ int waking(__u64 *ctx)
 			t->wants_lock = is_within(gils, lock, t->futex, CONDITION);
 			len += t->pending;
 			bpf_probe_read_user(&held, sizeof(held), (void *)(lock + gils->last_holder));
-			// A timer's interrupt may find any thread, one that waits at this futex, too. And threads that stop waiting at
-			// a condition variable hand on signals that were not for them, and its mutex, while the lock is held.
+			// A timer's interrupt may hit any thread, one that waits at this futex, too. And threads that stop waiting at
+			// a condition variable pass on signals that were not for them, and its mutex, while the lock is held.
 			if (call.number != FUTEX || call.first != t->futex || !(FUTEX_WAKES >> (call.second & 31) & 1) ||
 			    (held.locked == 1 && is_within(gils, lock, t->futex, CONDITION_AND_MUTEX))) {
 				t->pending = len;
@@ -2852,7 +2852,7 @@ int waking(__u64 *ctx)
 }
 
 // A forked child has its parent's memory. What is known of that must be known of the child before its first sample; the
-// reader may hear of the fork later than that. Runs in the parent.
+// reader may be notified of the fork later than that. Runs in the parent.
 SEC("raw_tp/sched_process_fork")
 int forked(struct bpf_raw_tracepoint_args *ctx)
 {
@@ -2892,7 +2892,7 @@ int worker_woken(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	known = bpf_map_lookup_elem(&WORKERS, &woken[0]);
 	lay = known ? bpf_map_lookup_elem(&PROCS, &pid) : 0;
-	// An interrupt may find any thread: only what a thread does in a system call is its own doing.
+	// An interrupt may hit any thread: a wake-up is attributed to a thread only in a system call.
 	if (!known || !lay || !lay->runtime || !registers_at_entry(facts, regs, sizeof(regs)) || SYSTEM_CALL_OF(regs) < 0)
 		return 0;
 	current_dispatcher(lay, facts, &d);

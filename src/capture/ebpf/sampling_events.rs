@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use super::not_permitted;
+use super::errors::not_permitted;
 use crate::capture::common::jitter::{RUN, TickSchedule, period};
 use crate::capture::common::rng::Rng;
 use crate::capture::{EventKind, SamplingOptions};

@@ -8,7 +8,7 @@ use aya::programs::{BtfTracePoint, KProbe, RawTracePoint};
 use aya::{Btf, Ebpf};
 use aya_obj::btf::BtfKind;
 
-use super::bpf_error;
+use super::errors::bpf_error;
 use super::object::{self, FORCED_BY, MapSizes, Variant};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -31,18 +31,18 @@ const SYMBOLS: &str = "/proc/kallsyms";
 
 /// What takes the stack of a thread that was off the CPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Hook {
+pub enum SwitchInHook {
     /// A task work, before the thread returns to user code; scheduled by the kernel's function of this number.
     TaskWork(u32),
     /// A probe at this function of the kernel, in the thread that is switched in.
     Kprobe(String),
 }
 
-impl fmt::Display for Hook {
+impl fmt::Display for SwitchInHook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Hook::TaskWork(_) => write!(f, "a task work ({SCHEDULE_RESUME})"),
-            Hook::Kprobe(function) => write!(f, "a kprobe at {function}"),
+            SwitchInHook::TaskWork(_) => write!(f, "a task work ({SCHEDULE_RESUME})"),
+            SwitchInHook::Kprobe(function) => write!(f, "a kprobe at {function}"),
         }
     }
 }
@@ -51,17 +51,17 @@ impl fmt::Display for Hook {
 ///
 /// # Errors
 /// Nothing can.
-pub fn check() -> Result<Hook> {
-    let (found, missing): (Vec<_>, Vec<_>) = hooks(Variant::candidates()?).into_iter().partition(Found::is_ok);
+pub fn check() -> Result<SwitchInHook> {
+    let (found, missing): (Vec<_>, Vec<_>) = hooks(Variant::candidates()?).into_iter().partition(HookResult::is_ok);
     let found = found.into_iter().flatten().next();
-    found.ok_or_else(|| unsupported(&missing.into_iter().filter_map(Found::err).collect::<Vec<_>>()))
+    found.ok_or_else(|| unsupported(&missing.into_iter().filter_map(HookResult::err).collect::<Vec<_>>()))
 }
 
 /// A hook, or why it is missing.
-type Found = std::result::Result<Hook, String>;
+type HookResult = std::result::Result<SwitchInHook, String>;
 
 /// The better one first.
-fn hooks(variants: &[Variant]) -> [Found; 2] {
+fn hooks(variants: &[Variant]) -> [HookResult; 2] {
     let task_work = match variants.contains(&Variant::Current) {
         true => task_work(),
         false => Err(format!("{FORCED_BY} excludes task works")),
@@ -82,24 +82,24 @@ fn kernel_types() -> std::result::Result<Btf, String> {
     Btf::from_sys_fs().map_err(|_| "the kernel has no type information (/sys/kernel/btf/vmlinux)".to_string())
 }
 
-fn task_work() -> Found {
+fn task_work() -> HookResult {
     let types = kernel_types()?;
     let number = |name| types.id_by_type_name_kind(name, BtfKind::Func).ok();
     if number(NEWER_SCHEDULE_RESUME).is_some() {
         return Err(format!("its {NEWER_SCHEDULE_RESUME} is not that of Linux 6.18"));
     }
     let missing = || format!("this kernel has no {SCHEDULE_RESUME} (Linux 6.18 has it)");
-    number(SCHEDULE_RESUME).map(Hook::TaskWork).ok_or_else(missing)
+    number(SCHEDULE_RESUME).map(SwitchInHook::TaskWork).ok_or_else(missing)
 }
 
-fn kprobe() -> Found {
+fn kprobe() -> HookResult {
     if fs::metadata(PROBES).is_err() {
         return Err("this kernel has no kprobes (CONFIG_KPROBE_EVENTS)".into());
     }
     let symbols = fs::read_to_string(SYMBOLS).map_err(|e| format!("{SYMBOLS} cannot be read: {e}"))?;
     let function = switched_in(&symbols);
     let missing = || format!("no function {SWITCHED_IN} is in {SYMBOLS}");
-    function.map(|f| Hook::Kprobe(f.into())).ok_or_else(missing)
+    function.map(|f| SwitchInHook::Kprobe(f.into())).ok_or_else(missing)
 }
 
 /// The name of [`SWITCHED_IN`] in the kernel's list of symbols.
@@ -113,8 +113,8 @@ fn switched_in(symbols: &str) -> Option<&str> {
 }
 
 /// The object of a hook; for a task work with the number of the kernel's function in it.
-fn object(hook: &Hook) -> Cow<'static, [u8]> {
-    let Hook::TaskWork(function) = hook else {
+fn object(hook: &SwitchInHook) -> Cow<'static, [u8]> {
+    let SwitchInHook::TaskWork(function) = hook else {
         return Cow::Borrowed(Variant::Linux5_8.object());
     };
     let mut object = Variant::Current.object().to_vec();
@@ -129,9 +129,9 @@ fn object(hook: &Hook) -> Cow<'static, [u8]> {
 }
 
 /// Programs that the kernel accepted.
-pub struct Loaded {
+pub struct LoadedSwitchIn {
     pub bpf: Ebpf,
-    pub hook: Hook,
+    pub hook: SwitchInHook,
     /// Why no better hook is used.
     pub missing: Vec<String>,
 }
@@ -140,7 +140,7 @@ pub struct Loaded {
 ///
 /// # Errors
 /// There is none: what each is missing, or what the kernel said of the last.
-pub fn load_first(variants: &[Variant], sizes: MapSizes, children: bool) -> Result<Loaded> {
+pub fn load_first(variants: &[Variant], sizes: MapSizes, children: bool) -> Result<LoadedSwitchIn> {
     let mut missing = Vec::new();
     let mut refusal = None;
     for hook in hooks(variants) {
@@ -156,7 +156,7 @@ pub fn load_first(variants: &[Variant], sizes: MapSizes, children: bool) -> Resu
             Ok(bpf)
         });
         match loaded {
-            Ok(bpf) => return Ok(Loaded { bpf, hook, missing }),
+            Ok(bpf) => return Ok(LoadedSwitchIn { bpf, hook, missing }),
             Err(e) => {
                 missing.push(format!("{hook} is refused: {}", e.why));
                 refusal = Some(e);
@@ -172,8 +172,8 @@ const AT_SWITCHES: [(&str, &str); 2] = [("waking", "sched_waking"), ("switched",
 const AT_END: (&str, &str) = ("freed", "sched_process_free");
 const AT_PROBE: &str = "switched_in";
 
-fn load(bpf: &mut Ebpf, hook: &Hook) -> Result<()> {
-    if let Hook::TaskWork(_) = hook {
+fn load(bpf: &mut Ebpf, hook: &SwitchInHook) -> Result<()> {
+    if let SwitchInHook::TaskWork(_) = hook {
         let types = kernel_types().map_err(|e| Error::new(ErrorKind::Unsupported, LOAD).why(e))?;
         for (name, event) in AT_SWITCHES {
             let program: &mut BtfTracePoint = object::program(bpf, name)?;
@@ -193,8 +193,8 @@ fn load(bpf: &mut Ebpf, hook: &Hook) -> Result<()> {
 ///
 /// # Errors
 /// The kernel refuses it.
-pub(super) fn attach(bpf: &mut Ebpf, hook: &Hook) -> Result<()> {
-    let Hook::Kprobe(function) = hook else {
+pub(super) fn attach(bpf: &mut Ebpf, hook: &SwitchInHook) -> Result<()> {
+    let SwitchInHook::Kprobe(function) = hook else {
         for (name, _) in AT_SWITCHES {
             let program: &mut BtfTracePoint = object::program(bpf, name)?;
             program.attach().map_err(|e| bpf_error(LOAD, e))?;

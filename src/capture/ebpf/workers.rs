@@ -4,7 +4,8 @@ use aya::Ebpf;
 use aya::maps::{HashMap as BpfHash, MapData};
 use aya::programs::RawTracePoint;
 
-use super::{bpf_error, object};
+use super::errors::bpf_error;
+use super::object;
 use crate::cpython_layout::TargetLayout;
 use crate::error::Result;
 use crate::event::Pid;

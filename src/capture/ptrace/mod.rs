@@ -143,7 +143,7 @@ impl PtraceSource {
         if !matches!(options.event, EventKind::Auto | EventKind::CpuClock) {
             return Err(
                 Error::new(ErrorKind::Unsupported, "the ptrace backend cannot sample this event")
-                    .why("ptrace stops a thread some time after the event, so its stack would be a later one")
+                    .why("ptrace stops a thread some time after the event, when its stack has changed")
                     .hint("omit --event, or use --backend ebpf"),
             );
         }
@@ -299,7 +299,9 @@ impl Backend for PtraceSource {
     }
 
     fn sleeping(&mut self) -> Vec<OpenInterval> {
-        self.sleeping.as_mut().map_or_else(Vec::new, SleepingThreads::take)
+        self.sleeping
+            .as_mut()
+            .map_or_else(Vec::new, SleepingThreads::drain_intervals)
     }
 
     fn stop(&mut self) {

@@ -94,7 +94,7 @@ impl SleepingThreads {
         self.period_end += self.period;
     }
 
-    /// How long until threads are to be looked at.
+    /// How long until threads are due to be read.
     pub fn wait(&self) -> Duration {
         match self.due {
             0 => Duration::MAX,
@@ -132,7 +132,7 @@ impl SleepingThreads {
         if self.due == 0 || now < self.due {
             return;
         }
-        // Threads that sleep now slept in the periods that we missed, too, more or less.
+        // Threads that sleep now mostly slept in the periods that we missed, too.
         let missed = now.saturating_sub(self.period_end) / self.period;
         self.period_end += missed * self.period;
         let periods = 1 + missed.min(MAX_LATE);
@@ -173,7 +173,7 @@ impl SleepingThreads {
     }
 
     /// The threads listed since the last call.
-    pub fn take(&mut self) -> Vec<OpenInterval> {
+    pub fn drain_intervals(&mut self) -> Vec<OpenInterval> {
         std::mem::take(&mut self.found)
     }
 }

@@ -95,26 +95,26 @@ impl<T: Send> Snapshotter<'_, T> {
     /// Reads the threads one after the other. Afterwards no thread is traced, even after an error.
     pub fn inspect(&self, targets: &[SnapshotTarget]) -> Vec<(Tid, Result<ThreadSnapshot<T>, SnapshotError>)> {
         if self.never_stop {
-            let (mut reader, mut late) = (StoppedReader::new(self.walk, self.seen_code.clone()), Vec::new());
-            return targets
-                .iter()
-                .map(|t| (t.tid, self.one(&mut reader, &mut late, t)))
-                .collect();
+            return self.inspect_here(targets);
         }
         // A separate thread: when it ends, the kernel detaches it from everything it traced.
         std::thread::scope(|scope| {
             let tracer = scope.spawn(|| {
                 // Raise priority to shorten stops; ignored if not permitted.
                 sys::process::set_realtime_priority();
-                let (mut reader, mut late) = (StoppedReader::new(self.walk, self.seen_code.clone()), Vec::new());
-                let one = |t: &SnapshotTarget| (t.tid, self.one(&mut reader, &mut late, t));
-                targets.iter().map(one).collect::<Vec<_>>()
+                self.inspect_here(targets)
             });
             tracer.join().unwrap_or_default()
         })
     }
 
-    fn one(
+    fn inspect_here(&self, targets: &[SnapshotTarget]) -> Vec<(Tid, Result<ThreadSnapshot<T>, SnapshotError>)> {
+        let (mut reader, mut late) = (StoppedReader::new(self.walk, self.seen_code.clone()), Vec::new());
+        let read = |t: &SnapshotTarget| (t.tid, self.read_thread(&mut reader, &mut late, t));
+        targets.iter().map(read).collect()
+    }
+
+    fn read_thread(
         &self,
         reader: &mut StoppedReader,
         late: &mut Vec<Tid>,

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use super::timer::{Tick, Timer};
+use super::timer::{ThreadTimer, Tick};
 use crate::arch::{GPRS, PerfRegs, RED_ZONE, Regs, UserRegs};
 use crate::capture::WalkFn;
 use crate::capture::common::block_cache::BlockCache;
@@ -19,7 +19,7 @@ use crate::limits::{DEEP_FRAMES, MAX_FRAMES, MAX_STACK, MAX_STACKS};
 use crate::sys;
 use crate::sys::ptrace::Stopped;
 
-/// Code objects that are copied before a sample, more or less.
+/// Approximate number of code objects that are copied before a sample.
 const MAX_AHEAD_CODES: usize = 256;
 
 /// Buffers that every sample needs, allocated once.
@@ -50,7 +50,7 @@ impl StoppedReader {
     }
 
     /// Does what a sample takes while the thread runs, and discards the result: this brings the code and memory that
-    /// are needed soon into the caches. `prefetch` as for [`StoppedReader::take`].
+    /// are needed soon into the caches. `prefetch` as for [`StoppedReader::take_sample`].
     pub fn warm_up(&mut self, tid: Tid, layout: Option<&TargetLayout>, prefetch: &[u64]) {
         match self.last {
             Some((pid, last, words)) if last == tid => {
@@ -78,13 +78,13 @@ impl StoppedReader {
     ///
     /// # Errors
     /// The thread was killed while it was stopped.
-    pub fn take(
+    pub fn take_sample(
         &mut self,
         stop: Stopped,
         pid: Pid,
         layout: Option<&TargetLayout>,
         prefetch: &[u64],
-        timer: &mut Option<Timer>,
+        timer: &mut Option<ThreadTimer>,
         tick: Option<Tick>,
     ) -> io::Result<(Sample, u64, u64)> {
         let (tid, time) = (stop.tid, sys::clock::now());

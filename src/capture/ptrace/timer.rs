@@ -9,7 +9,7 @@
 //! A second event ticks in the kernel. The thread is not stopped then, since that would cut its system call short (a
 //! `write` returns with a part written): the event records the user registers, and the tracer reads the stack while the
 //! thread sleeps in that same call. If it does not sleep, more events make it stop as soon as it returns to user code
-//! ([`Timer::stop_on_user_return`]): a breakpoint at the return address of the call; its next page fault, which a
+//! ([`ThreadTimer::stop_on_user_return`]): a breakpoint at the return address of the call; its next page fault, which a
 //! signal does not disturb; and short ticks, in case both are missed. The two ticking events are independent, so that
 //! user and kernel mode are both sampled fairly.
 //!
@@ -102,7 +102,7 @@ const RESUME_GRACE: u64 = 10_000;
 const MAX_BACKLOG: u64 = 8;
 
 /// A thread's timer. Its periods are random, new ones every few ticks ([`TickSchedule`]).
-pub struct Timer {
+pub struct ThreadTimer {
     source: TimerImpl,
     period: u64,
     rng: Rng,
@@ -227,10 +227,10 @@ pub struct TimerEvents {
     pub lost: bool,
 }
 
-impl Timer {
+impl ThreadTimer {
     /// A timer for a thread, not started yet: of this kind, or of kind `Procfs` if that fails (no usable signal, too
     /// many rings). `None`: the thread has exited.
-    pub fn new(kind: TimerKind, pid: Pid, tid: Tid, period: u64, signal: Option<i32>) -> Option<Timer> {
+    pub fn new(kind: TimerKind, pid: Pid, tid: Tid, period: u64, signal: Option<i32>) -> Option<ThreadTimer> {
         let period = period.max(1);
         let rng = Rng::new(sys::clock::now() ^ u64::from(tid) << 32);
         let source = perf_events(kind, tid, period, signal).or_else(|| {
@@ -241,7 +241,7 @@ impl Timer {
                 slot: 0,
             })
         })?;
-        Some(Timer { source, period, rng })
+        Some(ThreadTimer { source, period, rng })
     }
 
     /// Readable after a tick that is reported to the tracer; `None` where ticks must be polled for.
@@ -261,7 +261,7 @@ impl Timer {
         }
     }
 
-    /// Is this the descriptor of the thread's own clock, rather than of one of [`Timer::stop_on_user_return`]?
+    /// Is this the descriptor of the thread's own clock, rather than of one of [`ThreadTimer::stop_on_user_return`]?
     pub fn is_tick(&self, descriptor: i32) -> bool {
         matches!(&self.source, TimerImpl::Perf { ring, .. } if ring.event().as_raw_fd() == descriptor)
     }
@@ -281,7 +281,7 @@ impl Timer {
             .fold(false, |any, done| any | done.is_ok())
     }
 
-    /// Cancels [`Timer::stop_on_user_return`]. The descriptors stay open: one of their signals may still be pending.
+    /// Cancels [`ThreadTimer::stop_on_user_return`]. The descriptors stay open: one of their signals may still be pending.
     pub fn cancel_stop(&self) {
         if let TimerImpl::Perf { signals, .. } = &self.source {
             for event in signals.user_return() {
@@ -297,7 +297,7 @@ impl Timer {
                 ring, ticks, signals, ..
             } => {
                 if let Some((kernel, ticks)) = &mut signals.kernel {
-                    // It keeps ticking at this interval while it meets user code, so the interval must not be short.
+                    // It keeps ticking at this interval while user code runs, so the interval must not be short.
                     ticks.begin(kernel.as_fd(), self.rng.between(period), period);
                 }
                 ticks.begin(ring.event(), self.rng.first(period), period);

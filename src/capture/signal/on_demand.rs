@@ -34,10 +34,10 @@ const COPY: CopyOptions = CopyOptions {
 /// Takes native stacks of threads of this process, one at a time.
 pub struct StackRequester {
     pool: &'static SlotPool,
-    threads: Mutex<Threads>,
+    threads: Mutex<RequestedThreads>,
 }
 
-type Threads = FxHashMap<Tid, RequestedThread>;
+type RequestedThreads = FxHashMap<Tid, RequestedThread>;
 
 struct RequestedThread {
     /// `None`: this kernel does not expose how often it has run.
@@ -79,7 +79,7 @@ impl RequestedThread {
     }
 
     /// Takes its response; false: `wait` returned none. `late`: the response was not waited for in time.
-    fn take(&mut self, late: bool, wait: impl FnOnce(&Request) -> Option<Sample>) -> bool {
+    fn take_response(&mut self, late: bool, wait: impl FnOnce(&Request) -> Option<Sample>) -> bool {
         let Some(pending) = self.pending.take() else {
             return false;
         };
@@ -182,7 +182,7 @@ impl StackRequester {
             // The ID belongs to a new thread, with other files.
             Some(Err(Ended)) => *thread = RequestedThread::new(tid),
         }
-        thread.take(true, |request| request.wait(Duration::ZERO));
+        thread.take_response(true, |request| request.wait(Duration::ZERO));
         let known = thread.has_unread_response() || thread.unchanged();
         if thread.pending.is_none() && self.send(tid, threads).is_err() {
             threads.remove(&tid);
@@ -195,7 +195,7 @@ impl StackRequester {
         // request already, and would have responded since if it had got one.
         let pointless = known && thread.was_recently_late();
         let fresh = !pointless
-            && thread.take(false, |request| {
+            && thread.take_response(false, |request| {
                 let wait = || if known { None } else { request.wait(timeout) };
                 request.spin(SPIN_TIME).or_else(wait)
             });
@@ -213,7 +213,7 @@ impl StackRequester {
     }
 
     /// Requests a thread's next sample in advance, unless it sleeps.
-    fn prefetch_request(&self, tid: Tid, threads: &mut Threads) {
+    fn prefetch_request(&self, tid: Tid, threads: &mut RequestedThreads) {
         let files = threads.get(&tid).and_then(|t| t.files.as_ref());
         if files.is_some_and(|files| files.activity() != ThreadActivity::Runs) {
             return;
@@ -225,13 +225,13 @@ impl StackRequester {
     ///
     /// # Errors
     /// ESRCH: it has exited.
-    fn send(&self, tid: Tid, threads: &mut Threads) -> io::Result<()> {
+    fn send(&self, tid: Tid, threads: &mut RequestedThreads) -> io::Result<()> {
         let runs = threads.get(&tid).and_then(RequestedThread::runs);
         let mut sent = self.pool.request(tid, COPY);
         if sent.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock) {
             // Responses that were not fetched occupy the slots.
             for other in threads.values_mut() {
-                other.take(true, |request| request.wait(Duration::ZERO));
+                other.take_response(true, |request| request.wait(Duration::ZERO));
             }
             sent = self.pool.request(tid, COPY);
         }
@@ -268,7 +268,7 @@ impl StackRequester {
         Some(sample)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Threads> {
+    fn lock(&self) -> MutexGuard<'_, RequestedThreads> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

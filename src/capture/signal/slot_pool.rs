@@ -41,7 +41,7 @@ mod state {
     pub const BITS: u32 = 3;
 }
 
-struct Slot {
+struct PoolSlot {
     state: AtomicU64,
     /// Changes with each response.
     answers: AtomicU32,
@@ -54,7 +54,7 @@ pub struct SlotPool {
     generation: u32,
     signal: i32,
     walk: WalkFn,
-    slots: Vec<Slot>,
+    slots: Vec<PoolSlot>,
     /// Bit `i`: slot `i` is free.
     free: AtomicU64,
     requests: AtomicU64,
@@ -118,7 +118,7 @@ impl SlotPool {
     fn new(walk: WalkFn, generation: u32) -> io::Result<SlotPool> {
         let signal = handler::install()?;
         let stack_capacity = MAX_STACK as usize;
-        let slot = |_| Slot {
+        let slot = |_| PoolSlot {
             state: AtomicU64::new(state::FREE),
             answers: AtomicU32::new(0),
             data: UnsafeCell::new(SlotData::new(stack_capacity)),
@@ -215,14 +215,14 @@ impl SlotPool {
         let first = out.len();
         for (i, slot) in self.slots.iter().enumerate() {
             if slot.state.load(Ordering::Acquire) == state::SAMPLED {
-                out.push(self.take(i));
+                out.push(self.copy_out(i));
             }
         }
         out[first..].sort_by_key(|(s, _)| s.time);
     }
 
     /// Copies out a slot's sample and code objects and frees the slot, which must be ours.
-    fn take(&self, i: usize) -> (Sample, Vec<CodeCopy>) {
+    fn copy_out(&self, i: usize) -> (Sample, Vec<CodeCopy>) {
         // SAFETY: by its state the handler is done with the slot, and only we fetch it.
         let data = unsafe { &mut *self.slots[i].data.get() };
         let (sample, codes) = (data.sample(self.pid), data.codes());
@@ -302,7 +302,7 @@ impl SlotPool {
         let data = unsafe { &mut *self.slots[i].data.get() };
         data.copy = copy;
         self.fill_slot(data, regs);
-        Some(self.take(i).0)
+        Some(self.copy_out(i).0)
     }
 
     /// A sample of a thread that does not run: only `regs` are known of its registers. `None`: no slot is free, or the
@@ -321,7 +321,7 @@ impl SlotPool {
         data.copy = copy;
         self.copy_thread(data, regs, tid, thread_pointer);
         if unchanged() {
-            return Some(self.take(i));
+            return Some(self.copy_out(i));
         }
         self.release(i);
         None
@@ -450,7 +450,7 @@ impl Request {
             let answers = slot.answers.load(Ordering::Acquire);
             if slot.state.load(Ordering::Acquire) == on_response {
                 self.done.store(1, Ordering::Relaxed);
-                return Some(self.pool.take(self.slot).0);
+                return Some(self.pool.copy_out(self.slot).0);
             }
             let left = timeout.saturating_sub(began.elapsed());
             if left.is_zero() {

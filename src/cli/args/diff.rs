@@ -8,7 +8,7 @@ use super::ColorWhen;
 use super::shared::{BrowserArg, FrameArgs, confidence, limit};
 
 #[derive(Debug, Args)]
-pub struct Diff {
+pub struct DiffCommand {
     /// Older profile: json or json.gz of nativeprof or Dask, pstats, or a tape; `-` for standard input
     #[arg(value_name = "BEFORE")]
     pub before: PathBuf,
@@ -45,7 +45,7 @@ pub struct Diff {
     #[arg(long)]
     pub interpreter: bool,
     /// Exit with code 3 if anything grew significantly by more than PERCENT of the older profile's total, with code 4 if the
-    /// profiles are too short to know
+    /// profiles are too short to decide
     #[arg(long, value_name = "PERCENT", value_parser = limit)]
     pub fail_above: Option<f64>,
     /// Write a differential flame graph to FILE, to a file in that directory, or to standard output (`-`)

@@ -9,9 +9,9 @@ use crate::export::FORMATS;
 mod diff;
 mod shared;
 
-pub use diff::{Diff, DiffBy, DiffFormat, Normalize};
+pub use diff::{DiffBy, DiffCommand, DiffFormat, Normalize};
 pub use shared::{
-    Browse, Debuginfod, FrameArgs, LabelArgs, ProcessRef, Sampling, SymbolArgs, TargetArg, TaskArgs, ViewArgs,
+    Browse, DebuginfodArg, FrameArgs, LabelArgs, ProcessRef, Sampling, SymbolArgs, TargetArg, TaskArgs, ViewArgs,
 };
 use shared::{rate, seconds};
 
@@ -28,7 +28,7 @@ pub enum Command {
     /// Record a profile of a command or of a running process to a file
     #[command(after_help = "Examples:\n  nativeprof record -o out.svg -- python3 script.py\n  \
                             sudo nativeprof record --pid 1234 -d 10 -o out.json")]
-    Record(Record),
+    Record(RecordCommand),
     /// Record a profile of a running process to a file (same as `record --pid PID`)
     #[command(after_help = "Examples:\n  sudo nativeprof attach 1234 -d 10 -o out.svg\n  \
                             sudo nativeprof attach server.py -d 1m -o out.html")]
@@ -54,15 +54,15 @@ pub enum Command {
                             nativeprof report out.json numpy 20\n  \
                             nativeprof report out.json --callers memcpy\n  \
                             nativeprof report out.json --tree 5%")]
-    Report(Report),
+    Report(ReportCommand),
     /// Show statistically significant differences between two profiles
     #[command(
-        after_help = "Exit code: 0; 1 or 2 on errors; 3 if --fail-above finds growth, 4 if the profiles are too short to know.\n\nExamples:\n  \
+        after_help = "Exit code: 0; 1 or 2 on errors; 3 if --fail-above finds growth, 4 if the profiles are too short to decide.\n\nExamples:\n  \
                             nativeprof diff before.json after.json\n  \
                             nativeprof diff before.json after.json -o diff.svg\n  \
                             nativeprof diff --normalize time --fail-above 2 before.json after.json"
     )]
-    Diff(Diff),
+    Diff(DiffCommand),
     /// Convert a saved profile to another format
     #[command(after_help = export_help())]
     Export(Export),
@@ -95,7 +95,7 @@ pub enum Command {
 }
 
 #[derive(Debug, Args)]
-pub struct Record {
+pub struct RecordCommand {
     /// PID of the process to sample
     #[arg(short, long, value_name = "PID", value_parser = pid, conflicts_with = "command")]
     pub pid: Option<u32>,
@@ -132,7 +132,7 @@ pub struct Dump {
     /// Python frames only
     #[arg(long)]
     pub no_native: bool,
-    /// Show the interpreter's start-up and call glue too (--json always has them)
+    /// Also show the interpreter's start-up and call glue (--json always has them)
     #[arg(long)]
     pub interpreter_frames: bool,
     /// Print asyncio tasks instead of threads, as a tree: below each task, the tasks that it awaits
@@ -147,13 +147,13 @@ pub struct Dump {
 
 #[derive(Debug, Args)]
 pub struct Top {
-    /// PID of the process, or the name of its program or script if no other process has it
+    /// PID of the process, or the name of its program or script if it is unique
     #[arg(value_name = "PID|NAME", required_unless_present_any = ["pid", "command"])]
     pub process: Option<ProcessRef>,
     /// Alternative to the positional PID
     #[arg(short, long, value_name = "PID", value_parser = pid, conflicts_with = "process")]
     pub pid: Option<u32>,
-    /// Command to run and show, with its arguments, in place of a running process; its output is not shown
+    /// Command to run and sample, with its arguments, instead of a running process; its output is not shown
     #[arg(value_name = "COMMAND", last = true, conflicts_with_all = ["process", "pid"])]
     pub command: Vec<String>,
     /// Samples per second of CPU time, per thread
@@ -171,7 +171,7 @@ pub struct Top {
 
 #[derive(Debug, Args)]
 pub struct Doctor {
-    /// PID of a process to check too
+    /// PID of a process to check as well
     #[arg(value_name = "PID", value_parser = pid)]
     pub pid: Option<u32>,
     /// Print JSON
@@ -205,7 +205,7 @@ pub struct Replay {
 }
 
 #[derive(Debug, Args)]
-pub struct Report {
+pub struct ReportCommand {
     /// Profile: json or json.gz of nativeprof or Dask, pstats, or a tape; `-` for standard input
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
@@ -223,8 +223,8 @@ pub struct Report {
     #[arg(long, value_name = "FUNCTION", conflicts_with_all = ["source", "callers", "callees", "tree", "by", "waits", "value", "span", "label"])]
     pub assembly: Option<String>,
     /// Sort order
-    #[arg(long, value_enum, default_value_t = Sort::SelfCount)]
-    pub sort: Sort,
+    #[arg(long, value_enum, default_value_t = ReportOrder::SelfCount)]
+    pub sort: ReportOrder,
     #[command(flatten)]
     pub frames: FrameArgs,
     /// Python frames only: C time counts as part of the calling Python function
@@ -244,7 +244,7 @@ pub struct Report {
     /// Where threads waited, in a profile made with --mode wall or off-cpu: total, count, median, p99 and longest
     #[arg(long, conflicts_with_all = ["callers", "callees", "tree", "by", "sort", "value"])]
     pub waits: bool,
-    /// Callbacks and task steps that blocked an asyncio event loop for long, in a profile made with --lag
+    /// Callbacks and task steps that blocked an asyncio event loop for too long, in a profile made with --lag
     #[arg(long, conflicts_with_all = ["callers", "callees", "tree", "by", "sort", "value", "waits"])]
     pub lag: bool,
     /// Waits of one kind: gil (with who held it), lock, condition, sleep, read, poll, runnable, ...
@@ -266,8 +266,8 @@ pub struct Selftest {
     /// Python interpreter to sample: CPython 3.6 or newer
     #[arg(long, value_name = "PATH", default_value = "python3")]
     pub python: PathBuf,
-    /// Backend to test; `auto` tests all of them
-    #[arg(long, value_enum, default_value_t = BackendChoice::Auto)]
+    /// Backend to test: ebpf, ptrace, or auto for both
+    #[arg(long, value_enum, hide_possible_values = true, default_value_t = BackendChoice::Auto)]
     pub backend: BackendChoice,
     /// Samples per second of CPU time
     #[arg(short, long, value_name = "HZ", default_value_t = 999, value_parser = rate)]
@@ -315,7 +315,7 @@ pub enum By {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Sort {
+pub enum ReportOrder {
     /// Samples with the row's function (or line, module) innermost on the stack
     #[value(name = "self")]
     SelfCount,
@@ -410,7 +410,7 @@ pub struct RecordArgs {
     pub shown: ViewArgs,
     #[command(flatten)]
     pub names: SymbolArgs,
-    /// Also save a tape, a replayable recording for bug reports: raw stack bytes and parts of mapped files (see `replay`)
+    /// Also save a tape, a replayable recording for bug reports; it holds raw stack memory and parts of mapped files (see `replay`)
     #[arg(long, value_name = "FILE")]
     pub save_tape: Option<PathBuf>,
     /// Keep only the first N samples in the tape

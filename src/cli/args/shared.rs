@@ -32,7 +32,7 @@ impl std::str::FromStr for ProcessRef {
 /// A process, given in either way.
 #[derive(Debug, Args)]
 pub struct TargetArg {
-    /// PID of the process, or the name of its program or script if no other process has it
+    /// PID of the process, or the name of its program or script if it is unique
     #[arg(value_name = "PID|NAME", required_unless_present = "pid_option")]
     process: Option<ProcessRef>,
     /// Alternative to the positional PID
@@ -82,8 +82,8 @@ pub struct Sampling {
 /// What to show of tasks.
 #[derive(Debug, Args)]
 pub struct TaskArgs {
-    /// Show the task that runs (asyncio, trio, greenlets), and the tasks that await it, above its frames; with --mode wall or off-cpu
-    /// also what suspended tasks of asyncio await, and for how long
+    /// Show the running task (asyncio, trio, greenlets) and the tasks that await it, above its frames; with --mode wall or
+    /// off-cpu, also what suspended asyncio tasks await, and for how long
     #[arg(long)]
     pub tasks: bool,
     /// List callbacks and task steps that block an asyncio event loop for at least this long, such as 50ms (implies
@@ -141,7 +141,7 @@ impl Sampling {
             (Mode::Cpu, _, true) => "--wakers",
             (Mode::OffCpu, ..) if self.attribute_workers => {
                 return Err(Error::new(ErrorKind::Usage, "--attribute-workers needs CPU time")
-                    .why("with --mode off-cpu no thread is sampled while it works")
+                    .why("with --mode off-cpu, threads are not sampled while they run")
                     .hint("--mode wall --attribute-workers, or omit --mode"));
             }
             _ => return Ok(()),
@@ -257,16 +257,16 @@ fn clock(text: &str) -> Result<EventKind, String> {
 /// Which frames are shown.
 #[derive(Clone, Debug, Default, Args)]
 pub struct FrameArgs {
-    /// Show the interpreter's start-up and call glue too [default: folded into the calling functions]
+    /// Also show the interpreter's start-up and call glue [default: folded into the calling functions]
     #[arg(long)]
     pub interpreter_frames: bool,
-    /// Count the standard library as part of what calls it
+    /// Hide the standard library; its time counts for its callers
     #[arg(long)]
     pub hide_stdlib: bool,
-    /// Count installed libraries, with their extensions, as part of what calls them
+    /// Hide installed libraries and their extensions; their time counts for their callers
     #[arg(long)]
     pub hide_libraries: bool,
-    /// Keep only stacks with this function, and show them from it on
+    /// Keep only this function and what it calls
     #[arg(long, value_name = "NAME")]
     pub focus: Option<String>,
 }
@@ -298,7 +298,7 @@ pub struct ViewArgs {
     /// Leave out the text of source files, for output that is shared with others (html, json; other formats have none)
     #[arg(long)]
     pub no_source: bool,
-    /// Show the stacks of idle pools (threads that wait for work) in full, instead of one bar for each pool (svg, html)
+    /// Show the full stacks of idle thread pools (waiting for work), instead of one bar for each pool (svg, html)
     #[arg(long)]
     pub idle: bool,
     #[command(flatten)]
@@ -342,14 +342,14 @@ pub struct SymbolArgs {
         hide_possible_values = true,
         num_args = 0..=1,
         require_equals = true,
-        default_value_t = Debuginfod::Auto,
+        default_value_t = DebuginfodArg::Auto,
         default_missing_value = "on"
     )]
-    pub debuginfod: Debuginfod,
+    pub debuginfod: DebuginfodArg,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Debuginfod {
+pub enum DebuginfodArg {
     On,
     Off,
     Auto,

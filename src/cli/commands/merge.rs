@@ -10,6 +10,7 @@ use crate::error::Result;
 use crate::privileges::phases;
 use crate::profile::merge::combine;
 use crate::profile::model::Profile;
+use crate::profile::summary::{self, counted};
 use crate::resolve::source_lines;
 
 /// Reads profiles and writes their sum.
@@ -50,10 +51,9 @@ pub fn merge(options: &Merge) -> Result<()> {
         source_lines::add(&mut sum, &mut source_lines::open_local);
     }
     print_status(&format!(
-        "{} {} from {} profiles",
-        sum.nodes[0].count,
-        sum.count_type().name,
-        profiles.len()
+        "{} from {}",
+        summary::amount(sum.count_type(), sum.nodes[0].count),
+        counted(profiles.len() as u64, "profiles")
     ));
     print_status(&format!("written: {}", output.write(&sum)?));
     output.browse(false);

@@ -311,9 +311,9 @@ fn save_tape(recorder: &TapeRecorder, place: &OutputFile, meta: &Meta, began: u6
     })?;
     let counts = tape::TapeSource::new(tape.into()).counts();
     print_line(&format!(
-        "  tape:     {} ({} samples, {} KB)",
+        "  tape:     {} ({}, {} KB)",
         escape::line(&name),
-        counts.delivered,
+        summary::counted(counts.delivered, "samples"),
         bytes.len().div_ceil(1000)
     ));
     print_line("            the tape contains raw stack memory; it may include secrets");
@@ -360,8 +360,8 @@ fn progress_text(session: &Session, elapsed: Duration) -> String {
     let t = &session.quality_counts;
     let seconds = elapsed.as_secs_f64();
     format!(
-        "{seconds:5.1} s   {} samples   {:.0}/s   exact {}   Ctrl-C stops",
-        t.taken(),
+        "{seconds:5.1} s   {}   {:.0}/s   exact {}   Ctrl-C stops",
+        summary::counted(t.taken(), "samples"),
         t.taken() as f64 / seconds.max(0.1),
         summary::percent(t.exact, t.taken())
     )

@@ -19,7 +19,7 @@ use crate::privileges::credentials::Caps;
 use crate::privileges::{checks, phases};
 use crate::profile::model::{FrameKind, Meta, Profile, Quality};
 use crate::profile::summary;
-use crate::resolve::Names;
+use crate::resolve::NameCache;
 use crate::resolve::naming::NamingProcess;
 use crate::session::pump::{EventPump, update_backend};
 use crate::session::{self, Session};
@@ -111,7 +111,7 @@ pub fn top(options: &Top) -> Result<()> {
         watch,
         source,
         session,
-        names: Names::default(),
+        names: NameCache::default(),
         started,
         wall,
         began,
@@ -123,8 +123,8 @@ pub fn top(options: &Top) -> Result<()> {
     done?;
     let q = feed.session.quality(&feed.source.counts(), feed.rate);
     print_line(&format!(
-        "nativeprof: {} samples in {:.1} s, {} lost; stacks: {}",
-        q.taken,
+        "nativeprof: {} in {:.1} s, {} lost; stacks: {}",
+        summary::counted(q.taken, "samples"),
         started.elapsed().as_secs_f64(),
         q.lost,
         summary::stacks(&q)
@@ -141,7 +141,7 @@ struct TopFeed {
     watch: Option<OwnedFd>,
     source: Box<dyn Backend>,
     session: Session,
-    names: Names,
+    names: NameCache,
     started: Instant,
     wall: SystemTime,
     /// The same on the clock of samples, and since when samples were shown the last time.
@@ -151,7 +151,7 @@ struct TopFeed {
 }
 
 impl tui::SampleFeed for TopFeed {
-    fn take(&mut self, wait: Duration) -> Result<bool> {
+    fn poll(&mut self, wait: Duration) -> Result<bool> {
         let wait = self.pump.wait(wait);
         let until = Some(Instant::now() + wait + MAX_TURN);
         let more = (self.pump).pump(&mut *self.source, &mut self.session, &mut |_| {}, wait, until)?;

@@ -49,7 +49,7 @@ impl OutputFile {
         let failed = |e: io::Error| {
             Error::io(format!("cannot write to {}", path.display()), e).hint("choose another file with -o FILE")
         };
-        let (permitted, _) = credentials::own().map_err(failed)?;
+        let (permitted, _) = credentials::current().map_err(failed)?;
         let root_may = permitted.and(Caps::of(WRITING));
         // Root without an invoking user (in a container, say) may use its capabilities to write.
         for needs in [Caps::NONE, root_may] {

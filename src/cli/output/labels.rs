@@ -74,7 +74,7 @@ pub fn rows(profile: &Profile, file: &Path) -> Result<Vec<ReportRow>> {
                 Some((key, value)) => format!("{key}={value}"),
                 None => "[no label]".into(),
             },
-            self_count: row.own,
+            self_count: row.self_count,
             total: row.total,
             ..ReportRow::default()
         })

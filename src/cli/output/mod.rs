@@ -74,7 +74,7 @@ impl Output {
             let (what, why) = text.rsplit_once("; ").unwrap_or((&text, ""));
             Error::new(ErrorKind::Usage, what)
                 .why(why)
-                .hint("nativeprof record -f svg -o out.svg ...")
+                .hint("choose one with -f, as in -f svg -o out.svg")
         };
         let format = match format {
             Some(name) => export::by_name(name).map_err(unknown)?,
@@ -281,7 +281,7 @@ pub fn no_such_function(e: NoSuchFunction) -> Error {
             .why(format!("names that contain it: {}", similar.join(", ")))
             .hint(format!("--focus {first}")),
         None => error
-            .why("no name of a function with samples contains it")
+            .why("no name of a function contains it either")
             .hint("list functions with `nativeprof report FILE --by function`"),
     }
 }

@@ -121,7 +121,7 @@ impl ReportRow {
 
     pub fn of_lines(stats: &Stats<'_>) -> Vec<ReportRow> {
         let lines = stats.lines().into_iter();
-        let row = |l: stats::Line| {
+        let row = |l: stats::LineCounts| {
             let frame = stats.frame(l.function);
             let mut row = ReportRow::of_frame(frame);
             if frame.kind == FrameKind::Python {

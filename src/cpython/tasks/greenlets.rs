@@ -10,7 +10,7 @@ use rustc_hash::FxHashSet;
 use super::chain::RawAwaitFrame;
 use super::objects::{Kind, Objects};
 use super::{Gap, MAX_TASKS, OtherTasks};
-use crate::cpython::thread_states::State;
+use crate::cpython::thread_states::PyThreadState;
 use crate::target::maps::Mapping;
 use crate::target::memory::{Memory, Pages};
 
@@ -144,7 +144,7 @@ impl OtherTasks {
         &self,
         live: &dyn Memory,
         maps: &[Mapping],
-        states: &[State],
+        states: &[PyThreadState],
     ) -> (Vec<ListedGreenlet>, Vec<Gap>) {
         let memory = Pages::new(live);
         let (found, mut gaps) = search(live, &self.objects(&memory), maps);
@@ -170,7 +170,7 @@ impl OtherTasks {
         &self,
         live: &dyn Memory,
         which: (u64, u64),
-        where_to: (&[Mapping], &[State]),
+        where_to: (&[Mapping], &[PyThreadState]),
     ) -> (Option<ListedGreenlet>, bool) {
         let mut read = None;
         for _ in 0..ATTEMPTS {
@@ -201,7 +201,7 @@ impl OtherTasks {
         &self,
         memory: &dyn Memory,
         (object, address): (u64, u64),
-        (maps, states): (&[Mapping], &[State]),
+        (maps, states): (&[Mapping], &[PyThreadState]),
     ) -> Option<ListedGreenlet> {
         let objects = self.objects(memory);
         (python_object(&objects, object)? == address).then_some(())?;
@@ -239,7 +239,7 @@ impl OtherTasks {
         objects: &Objects<'_>,
         (object, address): (u64, u64),
         (start, stop): (u64, u64),
-        (maps, states): (&[Mapping], &[State]),
+        (maps, states): (&[Mapping], &[PyThreadState]),
     ) -> Option<GreenletState> {
         if stop == 0 {
             let run = objects.attribute(address, "_run");
@@ -291,10 +291,10 @@ fn facts(objects: &Objects<'_>, object: u64, address: u64) -> Greenlet {
 
 /// `pthread_self` of the thread whose stack has this address: glibc puts the thread's own structure above its stack, in the same
 /// mapping; the main thread's is elsewhere.
-fn thread_of(at: u64, maps: &[Mapping], states: &[State]) -> Option<u64> {
+fn thread_of(at: u64, maps: &[Mapping], states: &[PyThreadState]) -> Option<u64> {
     let holding = |at: u64| maps.iter().find(|m| (m.start..m.end).contains(&at));
     let stack = holding(at)?;
-    let is_in = |s: &&State| (stack.start..stack.end).contains(&s.thread);
+    let is_in = |s: &&PyThreadState| (stack.start..stack.end).contains(&s.thread);
     if let Some(state) = states.iter().find(is_in) {
         return Some(state.thread);
     }

@@ -12,7 +12,7 @@ use super::Runtime;
 use super::code_object::{CodeTable, fingerprint_of};
 use super::object_layout::ObjectLayout;
 use super::strings;
-use super::thread_states::{self, State};
+use super::thread_states::{self, PyThreadState};
 use crate::cpython_layout::{Interpreter, Layout};
 use crate::event::Pid;
 use crate::frame::CodeId;
@@ -192,7 +192,7 @@ impl TaskReader {
     }
 
     /// Finds where the interpreters keep their tasks, unless that is known.
-    fn find_sources(&mut self, memory: &dyn Memory, states: &[State]) -> Result<(), NoTasks> {
+    fn find_sources(&mut self, memory: &dyn Memory, states: &[PyThreadState]) -> Result<(), NoTasks> {
         let objects = Objects::new(memory, &self.interpreter.layout, &self.objects, &self.layout);
         let interpreters: FxHashSet<u64> = states.iter().map(|s| s.interpreter).collect();
         for interpreter in interpreters {
@@ -208,7 +208,7 @@ impl TaskReader {
         Ok(())
     }
 
-    fn find(&self, objects: &Objects<'_>, states: &[State]) -> Found {
+    fn find(&self, objects: &Objects<'_>, states: &[PyThreadState]) -> Found {
         let mut found = Found::default();
         for sources in self.sources.values() {
             found.read_sources(objects, sources);
@@ -219,7 +219,7 @@ impl TaskReader {
         found
     }
 
-    fn describe(&self, objects: &Objects<'_>, states: &[State], found: Found) -> TaskList {
+    fn describe(&self, objects: &Objects<'_>, states: &[PyThreadState], found: Found) -> TaskList {
         let mut list = TaskList::default();
         let mut waiters = Vec::new();
         let mut kinds = Vec::new();
@@ -247,7 +247,7 @@ impl TaskReader {
             task.awaited_by = by.iter().filter_map(|by| by_address.get(by).copied()).collect();
             if running.contains(&task.address) || task.chain.is_running {
                 task.running = objects.coroutine_frame(task.coroutine).and_then(|end| {
-                    let frames = |s: &State| Some((s.thread, objects.frames_down_to(s.state, end)?));
+                    let frames = |s: &PyThreadState| Some((s.thread, objects.frames_down_to(s.state, end)?));
                     states.iter().find_map(frames)
                 });
             }

@@ -5,7 +5,7 @@ use rustc_hash::FxHashSet;
 use super::Gap;
 use super::layout::TaskLists;
 use super::objects::{Kind, Objects};
-use crate::cpython::thread_states::State;
+use crate::cpython::thread_states::PyThreadState;
 
 /// Maximum number of tasks read of a process.
 pub const MAX_TASKS: usize = 100_000;
@@ -100,7 +100,7 @@ impl Found {
     }
 
     /// Adds the tasks in the lists of the interpreters and threads (3.14 and later).
-    pub fn read_lists(&mut self, objects: &Objects<'_>, lists: &TaskLists, states: &[State]) {
+    pub fn read_lists(&mut self, objects: &Objects<'_>, lists: &TaskLists, states: &[PyThreadState]) {
         let mut interpreters = FxHashSet::default();
         for state in states {
             if interpreters.insert(state.interpreter) {

@@ -150,7 +150,7 @@ fn forged_objects_are_bounded() {
                 reader.dict(at);
                 reader.frames_down_to(at, 1);
                 if let Some(lists) = &tasks.lists {
-                    let state = State {
+                    let state = PyThreadState {
                         state: at,
                         interpreter: at - 10880,
                         thread: 0,
@@ -257,7 +257,7 @@ fn listed(next: &[u64]) -> (usize, Vec<Gap>) {
     memory.0.insert(TYPES + 24, TYPES + 0x800);
     memory.0.insert(TYPES + 168, 0);
     memory.text(TYPES + 0x800, "_asyncio.Task");
-    let state = State {
+    let state = PyThreadState {
         state: ARENA,
         interpreter: 0,
         thread: 0,

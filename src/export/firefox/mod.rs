@@ -14,7 +14,7 @@
 
 use std::io::{self, BufWriter, Write};
 
-use super::thread_tracks::{Stacks, Timeline, Track, period};
+use super::thread_tracks::{StackRows, Timeline, Track, period};
 use crate::escape::write_json;
 use crate::profile::json::write::{comma, key_string, write_number};
 use crate::profile::model::{FrameKind, ModuleMeta, Profile};
@@ -24,7 +24,7 @@ use crate::profile::view::View;
 
 mod tables;
 
-use tables::Tables;
+use tables::FirefoxTables;
 
 const VERSION: u32 = 60;
 
@@ -57,8 +57,8 @@ fn category(kind: Option<FrameKind>) -> u32 {
 pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     let view = View::new(profile);
     let entries = StacksByLine::new(profile, &view);
-    let stacks = Stacks::by_line(profile, &view, &entries);
-    let tables = Tables::new(profile, &stacks);
+    let stacks = StackRows::by_line(profile, &view, &entries);
+    let tables = FirefoxTables::new(profile, &stacks);
     let timeline = Timeline::new(profile, &entries);
     let weight = weight(profile);
     let mut out = BufWriter::with_capacity(64 << 10, out);

@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 
 use super::{base_name, category, column};
 use crate::escape::write_json;
-use crate::export::thread_tracks::{NONE, Stacks};
+use crate::export::thread_tracks::{NONE, StackRows};
 use crate::profile::json::write::comma;
 use crate::profile::model::{FrameKind, ModuleMeta, Profile};
 
@@ -21,7 +21,7 @@ struct FrameRow {
     symbol: u32,
 }
 
-pub struct Tables {
+pub struct FirefoxTables {
     strings: Vec<String>,
     pub libs: Vec<ModuleMeta>,
     /// By function: name, file (or -1), library (or -1).
@@ -34,8 +34,8 @@ pub struct Tables {
     symbol: Vec<u32>,
 }
 
-impl Tables {
-    pub fn new(profile: &Profile, stacks: &Stacks<'_>) -> Tables {
+impl FirefoxTables {
+    pub fn new(profile: &Profile, stacks: &StackRows<'_>) -> FirefoxTables {
         // Names come from the target: use a hasher that resists collision attacks.
         let mut known: HashMap<&str, usize> = HashMap::new();
         let mut strings = Vec::new();
@@ -82,7 +82,7 @@ impl Tables {
         for lib in &libs {
             string(base_name(&lib.path));
         }
-        let mut tables = Tables {
+        let mut tables = FirefoxTables {
             strings: Vec::new(),
             libs: Vec::new(),
             functions,
@@ -97,7 +97,7 @@ impl Tables {
         tables
     }
 
-    fn add_frames(&mut self, stacks: &Stacks<'_>) {
+    fn add_frames(&mut self, stacks: &StackRows<'_>) {
         let mut known: FxHashMap<FrameRow, u32> = FxHashMap::default();
         for (at, function) in stacks.function.iter().enumerate() {
             let function = *function;
@@ -133,7 +133,7 @@ impl Tables {
     }
 
     /// Writes the tables that all threads share.
-    pub fn write(&self, stacks: &Stacks<'_>, out: &mut impl Write) -> io::Result<()> {
+    pub fn write(&self, stacks: &StackRows<'_>, out: &mut impl Write) -> io::Result<()> {
         out.write_all(b"\"stringArray\":[")?;
         for (at, text) in self.strings.iter().enumerate() {
             out.write_all(comma(at).as_bytes())?;

@@ -1,4 +1,4 @@
-//! What the page of a comparison has besides the stacks of both profiles.
+//! What the page of a comparison has in addition to the stacks of both profiles.
 //!
 //! ```text
 //! {"before", "after": names of the profiles, "normalize": share|rate|time, "self": what "changes" are changes of,

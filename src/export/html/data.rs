@@ -71,7 +71,7 @@ pub fn pack(profile: &Profile, options: &PageOptions, comparison: Option<&Compar
         ..profile.clone()
     };
     let (view, folded_view) = (View::new(profile), View::new(&folded));
-    let mut columns = Columns::default();
+    let mut columns = NumberColumn::default();
     columns.nodes(&view);
     let (threads, order) = columns.ticks(profile, &view);
     columns.values(profile, &view, &order);
@@ -125,9 +125,9 @@ pub fn pack(profile: &Profile, options: &PageOptions, comparison: Option<&Compar
 
 /// A sequence of LEB128 numbers.
 #[derive(Default)]
-struct Columns(Vec<u8>);
+struct NumberColumn(Vec<u8>);
 
-impl Columns {
+impl NumberColumn {
     fn push(&mut self, mut n: u64) {
         while n >= 0x80 {
             self.0.push(n as u8 | 0x80);

@@ -1,4 +1,4 @@
-//! What the page of a recording with `--lag` has besides: what kept event loops for long, the longest first.
+//! What the page of a recording with `--lag` adds: what blocked event loops, the longest first.
 //!
 //! ```text
 //! [[begin, length, task, function, number of the function or 0, number of the thread or -1], ...], times in µs

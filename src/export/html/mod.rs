@@ -29,6 +29,7 @@ const SCRIPTS: &[&str] = &[
     include_str!("workers.js"),
     include_str!("model.js"),
     include_str!("draw.js"),
+    include_str!("boxes.js"),
     include_str!("chart.js"),
     include_str!("timeline.js"),
     include_str!("rows.js"),

@@ -1,4 +1,4 @@
-//! What the page of a profile with off-CPU time has besides: where threads waited, and the interpreter lock.
+//! What the page of a profile with off-CPU time adds: where threads waited, and the interpreter lock.
 //!
 //! ```text
 //! {"value": index of the time in "values", "sites": [[kind, object, where]],

@@ -1,4 +1,4 @@
-// Native workers stand below the code that gave them work. Here the same stacks with each of them apart, as the root of its thread.
+// Native workers are below the code that gave them work. Here the same stacks have each worker as a root of its own.
 
 // `isWorker`, `isBase`: by function; a worker is moved to below the nearest base above it.
 function workersApart(stacks, isWorker, isBase) {

@@ -5,18 +5,18 @@ use std::collections::HashMap;
 use rustc_hash::FxHashMap;
 
 use super::messages::{
-    AsyncContext, Callstack, InternedData, InternedFrame, InternedString, Kind, KindField, Mapping, StackSample,
-    TaskContext, TracePacket,
+    AsyncContext, Callstack, FrameOrigin, FrameOriginField, InternedData, InternedFrame, InternedString,
+    PerfettoMapping, StackSample, TaskContext, TracePacket,
 };
 use crate::escape;
-use crate::export::thread_tracks::Stacks;
+use crate::export::thread_tracks::StackRows;
 use crate::profile::model::{Frame, FrameKind, Profile};
 use crate::profile::view::View;
 
 /// Numbers for what samples share, and what of it the trace has yet to be given.
 pub struct Interner<'a> {
     view: &'a View<'a>,
-    stacks: &'a Stacks<'a>,
+    stacks: &'a StackRows<'a>,
     /// By name of a module: path and build ID.
     files: HashMap<&'a str, (&'a str, &'a str)>,
     // Names come from the target: hashers that resist collision attacks.
@@ -34,7 +34,7 @@ pub struct Interner<'a> {
 }
 
 impl<'a> Interner<'a> {
-    pub fn new(profile: &'a Profile, view: &'a View<'a>, stacks: &'a Stacks<'a>) -> Self {
+    pub fn new(profile: &'a Profile, view: &'a View<'a>, stacks: &'a StackRows<'a>) -> Self {
         let rows = profile.meta.modules.iter().rev();
         let file = |path: &'a str| path.rsplit('/').next().unwrap_or("");
         Interner {
@@ -152,7 +152,7 @@ impl<'a> Interner<'a> {
             if has_build_id {
                 self.new.build_ids.push(InternedString { iid, str: build_id });
             }
-            self.new.mappings.push(Mapping {
+            self.new.mappings.push(PerfettoMapping {
                 iid,
                 build_id: if has_build_id { iid } else { 0 },
                 path_string_ids: vec![iid],
@@ -221,18 +221,18 @@ fn from_hex(text: &str) -> Vec<u8> {
     }
 }
 
-fn kind(kind: FrameKind) -> KindField {
+fn kind(kind: FrameKind) -> FrameOriginField {
     let known = match kind {
-        FrameKind::Python => Kind::Interpreted,
-        FrameKind::Native | FrameKind::Inlined | FrameKind::Unknown => Kind::Native,
-        FrameKind::Kernel => Kind::Kernel,
-        FrameKind::Task => return KindField::Other("task".into()),
-        FrameKind::State => return KindField::Other("state".into()),
-        FrameKind::Worker => return KindField::Other("worker".into()),
-        FrameKind::Truncated => return KindField::Other("truncated".into()),
-        FrameKind::Root | FrameKind::Process | FrameKind::Thread => Kind::Unknown,
+        FrameKind::Python => FrameOrigin::Interpreted,
+        FrameKind::Native | FrameKind::Inlined | FrameKind::Unknown => FrameOrigin::Native,
+        FrameKind::Kernel => FrameOrigin::Kernel,
+        FrameKind::Task => return FrameOriginField::Other("task".into()),
+        FrameKind::State => return FrameOriginField::Other("state".into()),
+        FrameKind::Worker => return FrameOriginField::Other("worker".into()),
+        FrameKind::Truncated => return FrameOriginField::Other("truncated".into()),
+        FrameKind::Root | FrameKind::Process | FrameKind::Thread => FrameOrigin::Unknown,
     };
-    KindField::Known(known.into())
+    FrameOriginField::Known(known.into())
 }
 
 #[cfg(test)]

@@ -82,7 +82,7 @@ pub struct InternedData {
     #[prost(message, repeated, tag = "18")]
     pub source_paths: Vec<InternedString>,
     #[prost(message, repeated, tag = "19")]
-    pub mappings: Vec<Mapping>,
+    pub mappings: Vec<PerfettoMapping>,
     #[prost(message, repeated, tag = "48")]
     pub stack_sample_task_contexts: Vec<TaskContext>,
     #[prost(message, repeated, tag = "51")]
@@ -112,20 +112,20 @@ pub struct InternedFrame {
     pub source_path_iid: u64,
     #[prost(uint32, tag = "6")]
     pub line_number: u32,
-    #[prost(oneof = "KindField", tags = "7, 8")]
-    pub kind: Option<KindField>,
+    #[prost(oneof = "FrameOriginField", tags = "7, 8")]
+    pub kind: Option<FrameOriginField>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
-pub enum KindField {
-    #[prost(enumeration = "Kind", tag = "7")]
+pub enum FrameOriginField {
+    #[prost(enumeration = "FrameOrigin", tag = "7")]
     Known(i32),
     #[prost(string, tag = "8")]
     Other(String),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
-pub enum Kind {
+pub enum FrameOrigin {
     Unknown = 0,
     Native = 1,
     Kernel = 2,
@@ -142,7 +142,7 @@ pub struct Callstack {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub struct Mapping {
+pub struct PerfettoMapping {
     #[prost(uint64, tag = "1")]
     pub iid: u64,
     #[prost(uint64, tag = "2")]
@@ -184,7 +184,7 @@ pub struct TrackDescriptor {
     #[prost(message, optional, tag = "3")]
     pub process: Option<ProcessDescriptor>,
     #[prost(message, optional, tag = "4")]
-    pub thread: Option<ThreadDescriptor>,
+    pub thread: Option<TrackThread>,
     #[prost(uint64, tag = "5")]
     pub parent_uuid: u64,
 }
@@ -198,7 +198,7 @@ pub struct ProcessDescriptor {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub struct ThreadDescriptor {
+pub struct TrackThread {
     #[prost(int32, tag = "1")]
     pub pid: i32,
     #[prost(int64, tag = "2")]

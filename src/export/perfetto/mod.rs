@@ -15,7 +15,7 @@ use std::io::{self, BufWriter, Write};
 
 use prost::Message;
 
-use super::thread_tracks::{Stacks, Timeline, Track, period};
+use super::thread_tracks::{StackRows, Timeline, Track, period};
 use crate::escape;
 use crate::profile::model::{FrameKind, Profile};
 use crate::profile::stacks_by_line::StacksByLine;
@@ -23,8 +23,8 @@ use crate::profile::values::{Unit, ValueType};
 use crate::profile::view::View;
 use interner::Interner;
 use messages::{
-    CounterDescriptor, CounterUnit, EventType, ProcessDescriptor, StackSampleDefaults, ThreadDescriptor, TracePacket,
-    TracePacketDefaults, TrackDescriptor, TrackEvent,
+    CounterDescriptor, CounterUnit, EventType, ProcessDescriptor, StackSampleDefaults, TracePacket,
+    TracePacketDefaults, TrackDescriptor, TrackEvent, TrackThread,
 };
 
 /// All packets are of one writer.
@@ -39,9 +39,9 @@ const PACKET: u8 = 1 << 3 | 2;
 pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     let view = View::new(profile);
     let entries = StacksByLine::new(profile, &view);
-    let stacks = Stacks::by_line(profile, &view, &entries);
+    let stacks = StackRows::by_line(profile, &view, &entries);
     let timeline = Timeline::new(profile, &entries);
-    let values = Values::of(profile);
+    let values = TraceValues::of(profile);
     let mut trace = Trace::new(BufWriter::with_capacity(64 << 10, out));
     trace.packet(TracePacket {
         sequence_flags: SEQUENCE_BEGINS,
@@ -81,14 +81,14 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
 }
 
 /// The value types in the order of the trace: a time first, which viewers show at first.
-struct Values {
+struct TraceValues {
     /// Indexes in the profile.
     order: Vec<usize>,
     descriptors: Vec<CounterDescriptor>,
 }
 
-impl Values {
-    fn of(profile: &Profile) -> Values {
+impl TraceValues {
+    fn of(profile: &Profile) -> TraceValues {
         let kinds: Vec<&ValueType> = profile.value_types().iter().map(|value| &value.kind).collect();
         let mut order: Vec<usize> = (0..kinds.len()).collect();
         order.sort_by_key(|value| kinds[*value].unit != Unit::Nanoseconds); // stable
@@ -102,7 +102,7 @@ impl Values {
             .into(),
         };
         let descriptors = order.iter().map(describe).collect();
-        Values { order, descriptors }
+        TraceValues { order, descriptors }
     }
 
     fn defaults(&self) -> TracePacketDefaults {
@@ -168,7 +168,7 @@ impl<W: Write> Trace<W> {
             track_descriptor: Some(TrackDescriptor {
                 uuid: thread_track(*tid),
                 parent_uuid: process_track(*pid),
-                thread: Some(ThreadDescriptor {
+                thread: Some(TrackThread {
                     pid: pid.cast_signed(),
                     tid: (*tid).into(),
                     thread_name: escape::line(name).into_owned(),
@@ -236,7 +236,7 @@ struct StateSpan<'a> {
 /// The states of a thread as its samples have them: an interval off the CPU has its length, other samples that of the sampling
 /// period; none begins before the end of the one before. Time between them was not sampled. The time in which an event loop
 /// polls for suspended tasks is left out: it is known in sums only.
-fn state_spans<'a>(profile: &'a Profile, view: &View<'a>, stacks: &Stacks<'_>, track: &Track) -> Vec<StateSpan<'a>> {
+fn state_spans<'a>(profile: &'a Profile, view: &View<'a>, stacks: &StackRows<'_>, track: &Track) -> Vec<StateSpan<'a>> {
     let period = period(profile).unwrap_or(0);
     let mut spans: Vec<StateSpan<'a>> = Vec::with_capacity(track.ticks.len());
     for (time, row, tick) in &track.ticks {
@@ -297,7 +297,7 @@ mod tests {
         let view = View::new(&profile);
         let entries = StacksByLine::new(&profile, &view);
         let timeline = Timeline::new(&profile, &entries);
-        let stacks = Stacks::by_line(&profile, &view, &entries);
+        let stacks = StackRows::by_line(&profile, &view, &entries);
         let spans = state_spans(&profile, &view, &stacks, &timeline.tracks[0]);
         let spans: Vec<_> = spans.iter().map(|span| (span.start, span.end, span.state)).collect();
         assert_eq!(

@@ -16,7 +16,7 @@ const VALUES: [&str; 3] = ["mean of both", "before", "after"];
 
 /// What is known of the noise of one of the profiles. Amounts are in the unit of [`Normalization`], not in parts of [`WHOLE`].
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Side {
+pub struct DiffSide {
     /// The counts of the profile that make 1.
     pub total: f64,
     /// The amount that one independent sample represents.
@@ -31,7 +31,7 @@ pub struct Both {
     /// Its values are the mean of both, the older and the newer profile, in parts of [`WHOLE`]. Lines are those of the newer
     /// one.
     pub profile: Profile,
-    pub sides: [Side; 2],
+    pub sides: [DiffSide; 2],
 }
 
 /// Combines `a` and the newer `b`.
@@ -89,7 +89,7 @@ pub fn both(a: &Profile, b: &Profile, options: &DiffOptions) -> Both {
                 }
             }
         }
-        sides.push(Side {
+        sides.push(DiffSide {
             total,
             of_sample: options.grains[i] / total,
             of_process: samples as f64 / total / SAMPLES_PER_PROCESS,

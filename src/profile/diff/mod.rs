@@ -30,7 +30,7 @@ mod both;
 mod matching;
 pub(super) mod quantile;
 
-pub use both::{Both, Side, WHOLE, both};
+pub use both::{Both, DiffSide, WHOLE, both};
 pub use matching::RowMap;
 
 #[cfg(test)]

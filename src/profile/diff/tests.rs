@@ -34,7 +34,7 @@ fn frame(name: &str, line: u32) -> Frame {
     }
 }
 
-/// A profile of functions called from the root, from the function that each sample of a run met.
+/// A profile of functions called from the root, from the function that each sample of a run was taken in.
 fn profile(functions: usize, run: &[usize]) -> Profile {
     let root = Frame {
         kind: FrameKind::Root,

@@ -294,7 +294,7 @@ impl<'a> Folding<'a> {
         places.child(parent, into, if is_kept { place.line } else { 0 })
     }
 
-    /// Lines of the new nodes: those of the nodes that went on, and of samples in folded frames the line of the caller.
+    /// Lines of the new nodes: those of the nodes that continued, and of samples in folded frames the line of the caller.
     fn lines(&mut self, self_counts: &[u64]) {
         let profile = self.profile;
         let before = profile.self_counts();

@@ -86,7 +86,7 @@ fn stacks_begin_at_the_users_code() {
             ],
             &["1 THREAD", "1 THREAD work", "1 clone3 start_thread server"],
         ),
-        // An interpreter whose functions have no names, and a C library likewise.
+        // An interpreter and a C library whose functions have no names.
         (
             &[&format!(
                 "?libc.so.6 ?libc-2.so ?python3.13 ?python3.13 {start_python} ?python3.13 a.py:work ?python3.13"

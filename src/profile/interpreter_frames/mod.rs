@@ -5,12 +5,12 @@
 //! [`KNOWN_BY_NAME`].
 
 use super::model::{Frame, FrameKind};
-pub use table::{GLUE_SOURCES, IMPORT_FILES, KNOWN_BY_NAME, NATIVE, Names, PYTHON_START, Role};
+pub use table::{FunctionNames, GLUE_SOURCES, IMPORT_FILES, KNOWN_BY_NAME, NATIVE, PYTHON_START, Role};
 
 mod table;
 
 /// Whether a name is one of a table's, in which `*` represents any text at the front or the end.
-pub fn fits(name: &str, pattern: &str) -> bool {
+pub fn matches_name(name: &str, pattern: &str) -> bool {
     match (pattern.strip_prefix('*'), pattern.strip_suffix('*')) {
         (Some(rest), Some(_)) => name.contains(rest.trim_end_matches('*')),
         (Some(end), None) => name.ends_with(end),
@@ -50,7 +50,7 @@ pub fn versions(python: &str) -> Vec<u8> {
 pub struct Roles {
     /// Of CPython, as 3.N; empty: any.
     versions: Vec<u8>,
-    /// Files that hold an interpreter besides other code: programs that embed it.
+    /// Files that hold an interpreter and other code: programs that embed it.
     embedding: Vec<String>,
 }
 
@@ -86,7 +86,7 @@ impl Roles {
         let is_alone = is_interpreter_file(&frame.module);
         let holds_interpreter = is_alone || self.embedding.contains(&frame.module);
         let name = &*frame.name;
-        if holds_interpreter && KNOWN_BY_NAME.iter().any(|pattern| fits(name, pattern)) {
+        if holds_interpreter && KNOWN_BY_NAME.iter().any(|pattern| matches_name(name, pattern)) {
             return Role::Interpreter;
         }
         // Elsewhere only names that no other program has; `call_function` may be any program's.
@@ -97,7 +97,7 @@ impl Roles {
             if !self.versions.is_empty() && !self.versions.iter().any(is_version) {
                 continue;
             }
-            if (is_ours || row.role == Role::Outer) && row.names.iter().any(|pattern| fits(name, pattern)) {
+            if (is_ours || row.role == Role::Outer) && row.names.iter().any(|pattern| matches_name(name, pattern)) {
                 return row.role;
             }
         }

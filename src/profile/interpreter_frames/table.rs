@@ -26,7 +26,7 @@ pub enum Role {
 }
 
 /// Functions of some versions of CPython, 3.`since` to 3.`until`.
-pub struct Names {
+pub struct FunctionNames {
     pub role: Role,
     pub since: u8,
     pub until: u8,
@@ -36,8 +36,8 @@ pub struct Names {
 
 const LATEST: u8 = u8::MAX;
 
-const fn names(role: Role, since: u8, until: u8, names: &'static [&'static str]) -> Names {
-    Names {
+const fn names(role: Role, since: u8, until: u8, names: &'static [&'static str]) -> FunctionNames {
+    FunctionNames {
         role,
         since,
         until,
@@ -46,7 +46,7 @@ const fn names(role: Role, since: u8, until: u8, names: &'static [&'static str])
 }
 
 /// Native functions by name. The first row that fits decides.
-pub const NATIVE: &[Names] = &[
+pub const NATIVE: &[FunctionNames] = &[
     // The C library's way to `main` and to a thread's function (glibc, musl).
     names(
         Role::Outer,

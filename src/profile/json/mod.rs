@@ -4,5 +4,5 @@
 pub mod read;
 pub mod write;
 
-pub use read::{Error, read};
+pub use read::{JsonError, read};
 pub use write::{FORMAT_VERSION, write, write_expanded, write_gz};

@@ -7,10 +7,10 @@
 //!
 //! Source: `Python/marshal.c` (`r_object`).
 
-use super::Error;
+use super::PstatsError;
 
 /// Number of a value.
-pub type Id = u32;
+pub type ValueId = u32;
 
 /// Containers in each other; statistics need four.
 const MAX_DEPTH: usize = 16;
@@ -19,9 +19,9 @@ const MAX_VALUES: usize = 1 << 24;
 /// Set in the type code of a value that a later reference may name.
 const FLAG_REF: u8 = 0x80;
 
-/// A value. Containers and strings are ranges: see [`Values::items`] and [`Values::text`].
+/// A value. Containers and strings are ranges: see [`MarshalValues::items`] and [`MarshalValues::text`].
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Value {
+pub enum MarshalValue {
     /// `None`, `True`, `False` and `...`: no statistics have them.
     Constant,
     Integer {
@@ -47,21 +47,21 @@ pub enum Value {
 }
 
 /// The values of an input.
-pub struct Values<'a> {
+pub struct MarshalValues<'a> {
     input: &'a [u8],
     at: usize,
-    all: Vec<Value>,
-    items: Vec<Id>,
+    all: Vec<MarshalValue>,
+    items: Vec<ValueId>,
     /// What references name by index; `None` while such a container is still being read.
-    references: Vec<Option<Id>>,
+    references: Vec<Option<ValueId>>,
     /// What the references of Python 2 to interned strings name.
-    interned: Vec<Id>,
+    interned: Vec<ValueId>,
 }
 
-impl<'a> Values<'a> {
+impl<'a> MarshalValues<'a> {
     /// For the values at the start of the input.
-    pub fn new(input: &'a [u8]) -> Values<'a> {
-        Values {
+    pub fn new(input: &'a [u8]) -> MarshalValues<'a> {
+        MarshalValues {
             input,
             at: 0,
             all: Vec::new(),
@@ -75,7 +75,7 @@ impl<'a> Values<'a> {
     ///
     /// # Errors
     /// The input is truncated, damaged, too large, or has a type that statistics do not have.
-    pub fn read(&mut self) -> Result<Id, Error> {
+    pub fn read(&mut self) -> Result<ValueId, PstatsError> {
         self.references.clear();
         self.interned.clear();
         self.value(0)?.ok_or_else(|| self.error("no value where one must be"))
@@ -87,13 +87,13 @@ impl<'a> Values<'a> {
     }
 
     /// The value of a number that came from here.
-    pub fn get(&self, id: Id) -> Value {
-        self.all.get(id as usize).copied().unwrap_or(Value::Constant)
+    pub fn get(&self, id: ValueId) -> MarshalValue {
+        self.all.get(id as usize).copied().unwrap_or(MarshalValue::Constant)
     }
 
     /// What is in a container; nothing for other values.
-    pub fn items(&self, value: Value) -> &[Id] {
-        let (Value::Sequence { start, length } | Value::Dictionary { start, length }) = value else {
+    pub fn items(&self, value: MarshalValue) -> &[ValueId] {
+        let (MarshalValue::Sequence { start, length } | MarshalValue::Dictionary { start, length }) = value else {
             return &[];
         };
         let start = start as usize;
@@ -101,8 +101,8 @@ impl<'a> Values<'a> {
     }
 
     /// A text; invalid UTF-8 is replaced. `None` for other values.
-    pub fn text(&self, value: Value) -> Option<std::borrow::Cow<'a, str>> {
-        let Value::Text { start, length } = value else {
+    pub fn text(&self, value: MarshalValue) -> Option<std::borrow::Cow<'a, str>> {
+        let MarshalValue::Text { start, length } = value else {
             return None;
         };
         let start = start as usize;
@@ -111,36 +111,36 @@ impl<'a> Values<'a> {
     }
 
     /// An error at the place that was read last.
-    fn error(&self, reason: impl Into<String>) -> Error {
-        Error {
+    fn error(&self, reason: impl Into<String>) -> PstatsError {
+        PstatsError {
             at: self.at,
             reason: reason.into(),
         }
     }
 
-    fn take(&mut self, length: usize) -> Result<&'a [u8], Error> {
+    fn read_bytes(&mut self, length: usize) -> Result<&'a [u8], PstatsError> {
         let bytes = self.input.get(self.at..).and_then(|rest| rest.get(..length));
         let bytes = bytes.ok_or_else(|| self.error("the file is truncated"))?;
         self.at += length;
         Ok(bytes)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Error> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], PstatsError> {
         let mut out = [0; N];
-        out.copy_from_slice(self.take(N)?);
+        out.copy_from_slice(self.read_bytes(N)?);
         Ok(out)
     }
 
-    fn byte(&mut self) -> Result<u8, Error> {
+    fn byte(&mut self) -> Result<u8, PstatsError> {
         self.array::<1>().map(|[byte]| byte)
     }
 
-    fn integer(&mut self) -> Result<i32, Error> {
+    fn integer(&mut self) -> Result<i32, PstatsError> {
         self.array().map(i32::from_le_bytes)
     }
 
     /// A length in four bytes, of things that have at least a byte each.
-    fn length(&mut self) -> Result<usize, Error> {
+    fn length(&mut self) -> Result<usize, PstatsError> {
         let length = self.integer()?;
         let left = self.input.len() - self.at;
         match usize::try_from(length) {
@@ -150,16 +150,16 @@ impl<'a> Values<'a> {
         }
     }
 
-    fn push(&mut self, value: Value) -> Result<Id, Error> {
+    fn push(&mut self, value: MarshalValue) -> Result<ValueId, PstatsError> {
         if self.all.len() >= MAX_VALUES {
             return Err(self.error(format!("more than {MAX_VALUES} values")));
         }
         self.all.push(value);
-        Ok(self.all.len() as Id - 1)
+        Ok(self.all.len() as ValueId - 1)
     }
 
     /// The next value; `None` for what ends a dictionary.
-    fn value(&mut self, depth: usize) -> Result<Option<Id>, Error> {
+    fn value(&mut self, depth: usize) -> Result<Option<ValueId>, PstatsError> {
         if depth > MAX_DEPTH {
             return Err(self.error("values nested too deeply"));
         }
@@ -176,11 +176,11 @@ impl<'a> Values<'a> {
                 let known = usize::try_from(index).ok().and_then(|at| self.interned.get(at));
                 return known.copied().map(Some).ok_or_else(|| self.invalid_reference());
             }
-            b'N' | b'T' | b'F' | b'.' => Value::Constant,
+            b'N' | b'T' | b'F' | b'.' => MarshalValue::Constant,
             b'i' => integer(self.integer()?.into()),
             b'I' => integer(i64::from_le_bytes(self.array()?)),
             b'l' => self.long()?,
-            b'g' => Value::Float(f64::from_le_bytes(self.array()?)),
+            b'g' => MarshalValue::Float(f64::from_le_bytes(self.array()?)),
             b'f' => self.float_as_text()?,
             b's' | b'u' | b't' | b'a' | b'A' => {
                 let length = self.length()?;
@@ -218,18 +218,18 @@ impl<'a> Values<'a> {
         Ok(Some(id))
     }
 
-    fn reference(&mut self) -> Result<Id, Error> {
+    fn reference(&mut self) -> Result<ValueId, PstatsError> {
         let index = self.integer()?;
         let known = usize::try_from(index).ok().and_then(|at| self.references.get(at));
         known.copied().flatten().ok_or_else(|| self.invalid_reference())
     }
 
-    fn invalid_reference(&self) -> Error {
+    fn invalid_reference(&self) -> PstatsError {
         self.error("a reference to a value that does not exist")
     }
 
     /// Digits of 15 bits, lowest first; the sign is that of their number.
-    fn long(&mut self) -> Result<Value, Error> {
+    fn long(&mut self) -> Result<MarshalValue, PstatsError> {
         let count = self.integer()?;
         let mut magnitude: u128 = 0;
         for at in 0..count.unsigned_abs() {
@@ -241,52 +241,52 @@ impl<'a> Values<'a> {
                 _ => {}
             }
         }
-        Ok(Value::Integer {
+        Ok(MarshalValue::Integer {
             is_negative: count < 0,
             magnitude: u64::try_from(magnitude).unwrap_or(u64::MAX),
         })
     }
 
-    fn float_as_text(&mut self) -> Result<Value, Error> {
+    fn float_as_text(&mut self) -> Result<MarshalValue, PstatsError> {
         let length = self.byte()?;
-        let text = self.take(length.into())?;
+        let text = self.read_bytes(length.into())?;
         let number = std::str::from_utf8(text).ok().and_then(|text| text.parse().ok());
         number
-            .map(Value::Float)
+            .map(MarshalValue::Float)
             .ok_or_else(|| self.error("text that is not a number"))
     }
 
-    fn string(&mut self, length: usize) -> Result<Value, Error> {
+    fn string(&mut self, length: usize) -> Result<MarshalValue, PstatsError> {
         let start = self.at;
-        self.take(length)?;
+        self.read_bytes(length)?;
         match (u32::try_from(start), u32::try_from(length)) {
-            (Ok(start), Ok(length)) => Ok(Value::Text { start, length }),
+            (Ok(start), Ok(length)) => Ok(MarshalValue::Text { start, length }),
             _ => Err(self.error("the file is too large")),
         }
     }
 
-    fn sequence(&mut self, length: usize, depth: usize) -> Result<Value, Error> {
+    fn sequence(&mut self, length: usize, depth: usize) -> Result<MarshalValue, PstatsError> {
         let mut items = Vec::new();
         for _ in 0..length {
             let item = self.value(depth + 1)?;
             items.push(item.ok_or_else(|| self.error("a tuple that ends too early"))?);
         }
         let (start, length) = self.range(&items)?;
-        Ok(Value::Sequence { start, length })
+        Ok(MarshalValue::Sequence { start, length })
     }
 
-    fn dictionary(&mut self, depth: usize) -> Result<Value, Error> {
+    fn dictionary(&mut self, depth: usize) -> Result<MarshalValue, PstatsError> {
         let mut items = Vec::new();
         while let Some(key) = self.value(depth + 1)? {
             let value = self.value(depth + 1)?;
             items.extend([key, value.ok_or_else(|| self.error("a key without a value"))?]);
         }
         let (start, length) = self.range(&items)?;
-        Ok(Value::Dictionary { start, length })
+        Ok(MarshalValue::Dictionary { start, length })
     }
 
     /// Keeps the items of a container.
-    fn range(&mut self, items: &[Id]) -> Result<(u32, u32), Error> {
+    fn range(&mut self, items: &[ValueId]) -> Result<(u32, u32), PstatsError> {
         let start = self.items.len();
         self.items.extend_from_slice(items);
         match (u32::try_from(start), u32::try_from(items.len())) {
@@ -296,8 +296,8 @@ impl<'a> Values<'a> {
     }
 }
 
-fn integer(number: i64) -> Value {
-    Value::Integer {
+fn integer(number: i64) -> MarshalValue {
+    MarshalValue::Integer {
         is_negative: number < 0,
         magnitude: number.unsigned_abs(),
     }
@@ -307,13 +307,13 @@ fn integer(number: i64) -> Value {
 mod tests {
     use super::*;
 
-    fn read(input: &[u8]) -> Result<Value, Error> {
-        let mut values = Values::new(input);
+    fn read(input: &[u8]) -> Result<MarshalValue, PstatsError> {
+        let mut values = MarshalValues::new(input);
         values.read().map(|id| values.get(id))
     }
 
-    fn positive(magnitude: u64) -> Value {
-        Value::Integer {
+    fn positive(magnitude: u64) -> MarshalValue {
+        MarshalValue::Integer {
             is_negative: false,
             magnitude,
         }
@@ -321,7 +321,7 @@ mod tests {
 
     #[test]
     fn numbers() {
-        let minus_two = Value::Integer {
+        let minus_two = MarshalValue::Integer {
             is_negative: true,
             magnitude: 2,
         };
@@ -333,9 +333,9 @@ mod tests {
             (b"l\x03\0\0\0\x01\0\0\0\x02\0", positive((2 << 30) + 1)),
             (b"l\xff\xff\xff\xff\x02\0", minus_two),
             (b"l\x06\0\0\0\0\0\0\0\0\0\0\0\0\0\x01\0", positive(u64::MAX)),
-            (b"g\0\0\0\0\0\0\xf8\x3f", Value::Float(1.5)),
-            (b"f\x031.5", Value::Float(1.5)),
-            (b"N", Value::Constant),
+            (b"g\0\0\0\0\0\0\xf8\x3f", MarshalValue::Float(1.5)),
+            (b"f\x031.5", MarshalValue::Float(1.5)),
+            (b"N", MarshalValue::Constant),
         ] {
             assert_eq!(read(input).unwrap(), expected, "{input:?}");
         }
@@ -349,7 +349,7 @@ mod tests {
             b"(\x03\0\0\0t\x02\0\0\0abR\0\0\0\0s\x02\0\0\0ab",
             b"\xa9\x03\xe1\x02\0\0\0abr\x01\0\0\0\x41\x02\0\0\0ab",
         ] {
-            let mut values = Values::new(input);
+            let mut values = MarshalValues::new(input);
             let tuple = values.read().unwrap();
             let items = values.items(values.get(tuple)).to_vec();
             assert_eq!(items.len(), 3);

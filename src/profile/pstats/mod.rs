@@ -29,19 +29,19 @@ pub const BUILTIN: &str = "[builtin]";
 
 /// Why a file could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Error {
+pub struct PstatsError {
     /// Byte of the file where it was noticed.
     pub at: usize,
     pub reason: String,
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for PstatsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "not a file of pstats: {} at byte {}", self.reason, self.at)
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for PstatsError {}
 
 /// Whether the file begins as those of pstats do: a dictionary whose first key is a tuple, or an empty one. (JSON begins
 /// with the same byte, but has other ones after it.)
@@ -54,7 +54,7 @@ pub fn is_pstats(bytes: &[u8]) -> bool {
 ///
 /// # Errors
 /// It is not such a file, or damaged.
-pub fn read(bytes: &[u8]) -> Result<Profile, Error> {
+pub fn read(bytes: &[u8]) -> Result<Profile, PstatsError> {
     table::read(bytes).map(|table| tree::profile(&table))
 }
 

@@ -3,16 +3,16 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use super::marshal::{Id, Value, Values};
-use super::{Error, SAMPLES_MARK};
+use super::marshal::{MarshalValue, MarshalValues, ValueId};
+use super::{PstatsError, SAMPLES_MARK};
 use crate::profile::values::ValueType;
 
 /// Key that Python 3.15's sampling profiler adds to its files.
 const SAMPLED_KEY: &str = "__sampled__";
 
 /// What a file states.
-pub struct Table<'a> {
-    pub functions: Vec<Function<'a>>,
+pub struct PstatsTable<'a> {
+    pub functions: Vec<PstatsFunction<'a>>,
     /// Calls are samples: a function has those that ended in it, not those that it was part of.
     pub is_sampled: bool,
     /// The clock of the times; `None` if they are no times.
@@ -21,13 +21,13 @@ pub struct Table<'a> {
 
 /// A function. Times are in ns.
 #[derive(Default)]
-pub struct Function<'a> {
+pub struct PstatsFunction<'a> {
     pub file: Cow<'a, str>,
     pub line: u32,
     pub name: Cow<'a, str>,
     pub primitive: u64,
     pub calls: u64,
-    pub own: u64,
+    pub self_time: u64,
     pub total: u64,
     pub callers: Vec<Caller>,
 }
@@ -35,7 +35,7 @@ pub struct Function<'a> {
 /// What a function did for one of its callers.
 #[derive(Clone, Copy)]
 pub struct Caller {
-    /// Index in [`Table::functions`].
+    /// Index in [`PstatsTable::functions`].
     pub function: u32,
     pub primitive: u64,
     pub calls: u64,
@@ -47,8 +47,8 @@ pub struct Caller {
 ///
 /// # Errors
 /// As [`super::read`].
-pub fn read(bytes: &[u8]) -> Result<Table<'_>, Error> {
-    let mut values = Values::new(bytes);
+pub fn read(bytes: &[u8]) -> Result<PstatsTable<'_>, PstatsError> {
+    let mut values = MarshalValues::new(bytes);
     let root = values.read()?;
     let mark = (values.position() < bytes.len()).then(|| values.read().ok()).flatten();
     let mark = mark.and_then(|id| values.text(values.get(id)));
@@ -61,7 +61,7 @@ pub fn read(bytes: &[u8]) -> Result<Table<'_>, Error> {
         at: 0,
     };
     let is_marked = reader.table(root)?;
-    let mut table = Table {
+    let mut table = PstatsTable {
         functions: reader.functions,
         is_sampled: is_marked,
         clock: Some(ValueType::WALL),
@@ -78,12 +78,12 @@ pub fn read(bytes: &[u8]) -> Result<Table<'_>, Error> {
 }
 
 struct TableReader<'v, 'a> {
-    values: &'v Values<'a>,
-    functions: Vec<Function<'a>>,
+    values: &'v MarshalValues<'a>,
+    functions: Vec<PstatsFunction<'a>>,
     // Names are not trusted: hashers that resist collision attacks.
     known: HashMap<(Cow<'a, str>, u32, Cow<'a, str>), u32>,
     /// Keys that have been read; most of them are referred to many times.
-    by_id: HashMap<Id, u32>,
+    by_id: HashMap<ValueId, u32>,
     /// (callee, caller) to the index in the callee's list.
     edges: HashMap<(u32, u32), u32>,
     /// Functions read, for messages.
@@ -92,10 +92,10 @@ struct TableReader<'v, 'a> {
 
 impl<'a> TableReader<'_, 'a> {
     /// Reads all functions; returns whether the file is marked as that of a sampling profiler.
-    fn table(&mut self, root: Id) -> Result<bool, Error> {
+    fn table(&mut self, root: ValueId) -> Result<bool, PstatsError> {
         let values = self.values;
         let root = values.get(root);
-        if !matches!(root, Value::Dictionary { .. }) {
+        if !matches!(root, MarshalValue::Dictionary { .. }) {
             return Err(self.error("no dictionary"));
         }
         let mut is_sampled = false;
@@ -112,15 +112,15 @@ impl<'a> TableReader<'_, 'a> {
         Ok(is_sampled)
     }
 
-    fn is_mark(&self, key: Id) -> bool {
+    fn is_mark(&self, key: ValueId) -> bool {
         match self.values.items(self.values.get(key)) {
             [only] => self.values.text(self.values.get(*only)).as_deref() == Some(SAMPLED_KEY),
             _ => false,
         }
     }
 
-    fn error(&self, what: &str) -> Error {
-        Error {
+    fn error(&self, what: &str) -> PstatsError {
+        PstatsError {
             at: self.values.position(),
             reason: match self.at {
                 0 => what.to_string(),
@@ -130,7 +130,7 @@ impl<'a> TableReader<'_, 'a> {
     }
 
     /// The function of a key, a new one if it is not known.
-    fn function(&mut self, id: Id) -> Result<u32, Error> {
+    fn function(&mut self, id: ValueId) -> Result<u32, PstatsError> {
         if let Some(known) = self.by_id.get(&id) {
             return Ok(*known);
         }
@@ -141,9 +141,9 @@ impl<'a> TableReader<'_, 'a> {
                 values.get(line),
                 values.text(values.get(name)),
             ),
-            _ => (None, Value::Constant, None),
+            _ => (None, MarshalValue::Constant, None),
         };
-        let (Some(file), Value::Integer { is_negative, magnitude }, Some(name)) = parts else {
+        let (Some(file), MarshalValue::Integer { is_negative, magnitude }, Some(name)) = parts else {
             return Err(self.error("a key that is not a file, a line and a name"));
         };
         let line = if is_negative {
@@ -154,11 +154,11 @@ impl<'a> TableReader<'_, 'a> {
         let next = self.functions.len() as u32;
         let function = *self.known.entry((file.clone(), line, name.clone())).or_insert(next);
         if function == next {
-            self.functions.push(Function {
+            self.functions.push(PstatsFunction {
                 file,
                 line,
                 name,
-                ..Function::default()
+                ..PstatsFunction::default()
             });
         }
         self.by_id.insert(id, function);
@@ -166,20 +166,20 @@ impl<'a> TableReader<'_, 'a> {
     }
 
     /// Adds the figures of a function.
-    fn row(&mut self, function: u32, row: Id) -> Result<(), Error> {
+    fn row(&mut self, function: u32, row: ValueId) -> Result<(), PstatsError> {
         let values = self.values;
         let &[primitive, calls, own, total, callers] = values.items(values.get(row)) else {
             return Err(self.error("a function without five figures"));
         };
         let counts = (self.count(primitive)?, self.count(calls)?);
         let times = (self.time(own)?, self.time(total)?);
-        if !matches!(values.get(callers), Value::Dictionary { .. }) {
+        if !matches!(values.get(callers), MarshalValue::Dictionary { .. }) {
             return Err(self.error("callers that are not a dictionary"));
         }
         if let Some(sum) = self.functions.get_mut(function as usize) {
             sum.primitive = sum.primitive.saturating_add(counts.0);
             sum.calls = sum.calls.saturating_add(counts.1);
-            sum.own = sum.own.saturating_add(times.0);
+            sum.self_time = sum.self_time.saturating_add(times.0);
             sum.total = sum.total.saturating_add(times.1);
         }
         for pair in values.items(values.get(callers)).chunks_exact(2) {
@@ -190,11 +190,11 @@ impl<'a> TableReader<'_, 'a> {
         Ok(())
     }
 
-    fn caller(&mut self, key: Id, figures: Id) -> Result<Caller, Error> {
+    fn caller(&mut self, key: ValueId, figures: ValueId) -> Result<Caller, PstatsError> {
         let function = self.function(key)?;
         let values = self.values;
         match (values.get(figures), values.items(values.get(figures))) {
-            (Value::Integer { .. } | Value::Float(_), _) => {
+            (MarshalValue::Integer { .. } | MarshalValue::Float(_), _) => {
                 let calls = self.count(figures)?;
                 Ok(Caller {
                     function,
@@ -233,24 +233,24 @@ impl<'a> TableReader<'_, 'a> {
         }
     }
 
-    fn count(&self, id: Id) -> Result<u64, Error> {
+    fn count(&self, id: ValueId) -> Result<u64, PstatsError> {
         match self.values.get(id) {
-            Value::Integer {
+            MarshalValue::Integer {
                 is_negative: false,
                 magnitude,
             } => Ok(magnitude),
             // Converters of other formats have divided them.
-            Value::Float(number) if number >= 0.0 && number.is_finite() => Ok(number.round() as u64),
+            MarshalValue::Float(number) if number >= 0.0 && number.is_finite() => Ok(number.round() as u64),
             _ => Err(self.error("a number of calls that is none")),
         }
     }
 
     /// Seconds as nanoseconds. Negative ones, which `profile` has where its bias is too large, are 0.
-    fn time(&self, id: Id) -> Result<u64, Error> {
+    fn time(&self, id: ValueId) -> Result<u64, PstatsError> {
         let seconds = match self.values.get(id) {
-            Value::Integer { is_negative: true, .. } => 0.0,
-            Value::Integer { magnitude, .. } => magnitude as f64,
-            Value::Float(seconds) if seconds.is_finite() => seconds,
+            MarshalValue::Integer { is_negative: true, .. } => 0.0,
+            MarshalValue::Integer { magnitude, .. } => magnitude as f64,
+            MarshalValue::Float(seconds) if seconds.is_finite() => seconds,
             _ => return Err(self.error("a time that is not a number")),
         };
         Ok((seconds * 1e9).round() as u64)

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::table::Table;
+use super::table::PstatsTable;
 use super::*;
 use crate::profile::model::FrameKind;
 use crate::profile::stats::Stats;
@@ -105,7 +105,7 @@ fn totals(profile: &Profile) -> BTreeMap<String, u64> {
 }
 
 fn check(bytes: &[u8]) -> Profile {
-    let table: Table<'_> = table::read(bytes).unwrap();
+    let table: PstatsTable<'_> = table::read(bytes).unwrap();
     let profile = read(bytes).unwrap();
     let found = of_functions(&profile);
     for function in &table.functions {
@@ -114,7 +114,7 @@ fn check(bytes: &[u8]) -> Profile {
         } else {
             function.calls
         };
-        assert_eq!(found[&*function.name], (calls, function.own), "{}", function.name);
+        assert_eq!(found[&*function.name], (calls, function.self_time), "{}", function.name);
     }
     profile
 }

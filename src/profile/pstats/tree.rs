@@ -12,7 +12,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::BUILTIN;
-use super::table::{Function, Table};
+use super::table::{PstatsFunction, PstatsTable};
 use crate::profile::build::Builder;
 use crate::profile::model::{Frame, FrameKind, Meta, Profile};
 use crate::profile::values::ValueType;
@@ -29,8 +29,8 @@ const NONE: u32 = u32::MAX;
 struct Source {
     caller: u32,
     calls: u64,
-    own: u64,
-    /// Share of the time in what the function calls, of calls not by itself.
+    self_time: u64,
+    /// Share of the time in what the function calls; recursive calls are not counted.
     share: f64,
 }
 
@@ -43,14 +43,14 @@ struct Nodes {
 }
 
 /// The profile of a table.
-pub fn profile(table: &Table<'_>) -> Profile {
+pub fn profile(table: &PstatsTable<'_>) -> Profile {
     let sources: Vec<Vec<Source>> = table.functions.iter().map(|f| sources(f, table)).collect();
     let expanded = expand(table, &sources);
     build(table, &sources, &expanded)
 }
 
 /// Where a function's figures come from.
-fn sources(function: &Function<'_>, table: &Table<'_>) -> Vec<Source> {
+fn sources(function: &PstatsFunction<'_>, table: &PstatsTable<'_>) -> Vec<Source> {
     let itself = |caller: u32| {
         let caller = table.functions.get(caller as usize);
         caller.is_some_and(|caller| std::ptr::eq(caller, function))
@@ -58,8 +58,11 @@ fn sources(function: &Function<'_>, table: &Table<'_>) -> Vec<Source> {
     let is_timed = function.callers.iter().all(|caller| caller.times.is_some());
     let has_samples = table.is_sampled && is_timed;
     let count = |primitive: u64, calls: u64| if has_samples { primitive } else { calls };
-    let (mut calls_left, mut own_left, mut total_left) =
-        (count(function.primitive, function.calls), function.own, function.total);
+    let (mut calls_left, mut own_left, mut total_left) = (
+        count(function.primitive, function.calls),
+        function.self_time,
+        function.total,
+    );
     // (caller, calls, own time, time in what it calls).
     let mut rows: Vec<(u32, u64, u64, f64)> = Vec::with_capacity(function.callers.len() + 1);
     for caller in &function.callers {
@@ -92,7 +95,7 @@ fn sources(function: &Function<'_>, table: &Table<'_>) -> Vec<Source> {
         false => function.calls,
     };
     let calls = apportion(all, rows.iter().map(|row| row.1));
-    let own = apportion(function.own, rows.iter().map(|row| row.2));
+    let own = apportion(function.self_time, rows.iter().map(|row| row.2));
     // A share of what it calls: where that takes no time, of its calls.
     let basis = |row: &(u32, u64, u64, f64)| row.3 + 1e-6 * row.1 as f64;
     let whole: f64 = rows.iter().filter(|row| !itself(row.0)).map(basis).sum();
@@ -101,7 +104,7 @@ fn sources(function: &Function<'_>, table: &Table<'_>) -> Vec<Source> {
         .map(|((row, calls), own)| Source {
             caller: row.0,
             calls,
-            own,
+            self_time: own,
             share: if whole > 0.0 { basis(row) / whole } else { 1.0 },
         })
         .collect()
@@ -158,7 +161,7 @@ fn apportion_by_share(total: u64, nodes: &[(u32, f64)]) -> Vec<u64> {
 }
 
 /// Expands the functions, those with most time first.
-fn expand(table: &Table<'_>, sources: &[Vec<Source>]) -> Nodes {
+fn expand(table: &PstatsTable<'_>, sources: &[Vec<Source>]) -> Nodes {
     // Edges are numbered in the order of `sources`.
     let mut callees: Vec<Vec<(u32, u32, f64)>> = vec![Vec::new(); sources.len()];
     let mut outermost = Vec::new();
@@ -173,7 +176,7 @@ fn expand(table: &Table<'_>, sources: &[Vec<Source>]) -> Nodes {
         }
     }
     let has_times = table.functions.iter().any(|f| f.total > 0);
-    let size = |function: &Function<'_>| if has_times { function.total } else { function.calls } as f64;
+    let size = |function: &PstatsFunction<'_>| if has_times { function.total } else { function.calls } as f64;
     let whole = outermost
         .iter()
         .filter_map(|(f, _, share)| Some(size(table.functions.get(*f as usize)?) * share));
@@ -243,7 +246,7 @@ impl Nodes {
     }
 }
 
-fn build(table: &Table<'_>, sources: &[Vec<Source>], expanded: &Nodes) -> Profile {
+fn build(table: &PstatsTable<'_>, sources: &[Vec<Source>], expanded: &Nodes) -> Profile {
     let count = if table.is_sampled {
         ValueType::SAMPLES
     } else {
@@ -262,7 +265,7 @@ fn build(table: &Table<'_>, sources: &[Vec<Source>], expanded: &Nodes) -> Profil
     }
     for (source, nodes) in sources.iter().flatten().zip(&expanded.placed) {
         let calls = apportion_by_share(source.calls, nodes);
-        let own = apportion_by_share(source.own, nodes);
+        let own = apportion_by_share(source.self_time, nodes);
         for ((node, _), (calls, own)) in nodes.iter().zip(calls.into_iter().zip(own)) {
             builder.add_at(places[*node as usize], &[calls, own]);
         }
@@ -276,8 +279,8 @@ fn build(table: &Table<'_>, sources: &[Vec<Source>], expanded: &Nodes) -> Profil
 
 /// The frame of a function. C functions have `~` for a file, and those of `profile` none; our own files have the name
 /// of the module there.
-fn frame(function: &Function<'_>) -> Frame {
-    let Function { file, line, name, .. } = function;
+fn frame(function: &PstatsFunction<'_>) -> Frame {
+    let PstatsFunction { file, line, name, .. } = function;
     let is_path = file.contains('/') || file.ends_with(".py") || file.starts_with('<');
     match &**file {
         "[kernel]" => Frame {

@@ -27,7 +27,7 @@ pub struct SelfTotal {
 
 /// One function calling another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Call {
+pub struct CallEdge {
     /// `None`: the callee is the outermost function of its stacks.
     pub caller: Option<FunctionId>,
     pub callee: FunctionId,
@@ -37,7 +37,7 @@ pub struct Call {
 
 /// A line of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Line {
+pub struct LineCounts {
     pub function: FunctionId,
     /// 0: unknown.
     pub line: u32,
@@ -82,7 +82,7 @@ fn key(frame: &Frame) -> Option<Key<'_>> {
     }
 }
 
-enum Step {
+enum TreeStep {
     Enter(NodeId),
     Leave(NodeId),
 }
@@ -212,7 +212,7 @@ impl<'a> Stats<'a> {
         let mut counts = vec![SelfTotal::default(); keys];
         let mut open = vec![0u32; keys];
         self.walk(|step| match step {
-            Step::Enter(node) => {
+            TreeStep::Enter(node) => {
                 let Some(key) = key(node).map(|k| k as usize) else {
                     return;
                 };
@@ -222,7 +222,7 @@ impl<'a> Stats<'a> {
                 }
                 open[key] += 1;
             }
-            Step::Leave(node) => {
+            TreeStep::Leave(node) => {
                 if let Some(key) = key(node) {
                     open[key as usize] -= 1;
                 }
@@ -232,18 +232,18 @@ impl<'a> Stats<'a> {
     }
 
     /// All calls between functions, in no order. A recursive function calls itself.
-    pub fn calls(&self) -> Vec<Call> {
-        let mut calls: Vec<(Call, u32)> = Vec::new();
+    pub fn calls(&self) -> Vec<CallEdge> {
+        let mut calls: Vec<(CallEdge, u32)> = Vec::new();
         let mut known: FxHashMap<(FunctionId, FunctionId), usize> = FxHashMap::default();
         // Functions from the root to here, and the calls between them.
         let mut path: Vec<(FunctionId, usize)> = Vec::new();
         self.walk(|step| match step {
-            Step::Enter(node) => {
+            TreeStep::Enter(node) => {
                 let Some(callee) = self.function(node) else { return };
                 let caller = path.last().map(|(function, _)| *function);
                 let at = *known.entry((caller.unwrap_or(NONE), callee)).or_insert_with(|| {
                     let counts = SelfTotal::default();
-                    calls.push((Call { caller, callee, counts }, 0));
+                    calls.push((CallEdge { caller, callee, counts }, 0));
                     calls.len() - 1
                 });
                 let (call, open) = &mut calls[at];
@@ -254,7 +254,7 @@ impl<'a> Stats<'a> {
                 *open += 1;
                 path.push((callee, at));
             }
-            Step::Leave(node) => {
+            TreeStep::Leave(node) => {
                 if self.function(node).is_some()
                     && let Some((_, at)) = path.pop()
                 {
@@ -270,15 +270,15 @@ impl<'a> Stats<'a> {
     ///
     /// Where a function calls itself from several lines, the profile does not have which samples have one line twice on
     /// their stack; total is then a lower bound.
-    pub fn lines(&self) -> Vec<Line> {
+    pub fn lines(&self) -> Vec<LineCounts> {
         let self_counts = self.profile.self_counts();
-        let mut rows: Vec<(Line, u64)> = Vec::new();
+        let mut rows: Vec<(LineCounts, u64)> = Vec::new();
         let mut known: FxHashMap<(FunctionId, u32), usize> = FxHashMap::default();
         // What each node on the path has changed: row, and what was covered before.
         let mut undo: Vec<(usize, u64)> = Vec::new();
         let mut marks = Vec::new();
         self.walk(|step| match step {
-            Step::Enter(node) => {
+            TreeStep::Enter(node) => {
                 marks.push(undo.len());
                 let Some(function) = self.function(node) else { return };
                 let (node, self_count) = (&self.profile.nodes[node as usize], self_counts[node as usize]);
@@ -295,7 +295,7 @@ impl<'a> Stats<'a> {
                 for (line, total, self_count) in lines.chain((rest > 0).then_some((0, rest, self_rest))) {
                     let at = *known.entry((function, line)).or_insert_with(|| {
                         let counts = SelfTotal::default();
-                        rows.push((Line { function, line, counts }, 0));
+                        rows.push((LineCounts { function, line, counts }, 0));
                         rows.len() - 1
                     });
                     let (row, covered) = &mut rows[at];
@@ -305,13 +305,13 @@ impl<'a> Stats<'a> {
                     *covered = total.max(*covered);
                 }
             }
-            Step::Leave(_) => {
+            TreeStep::Leave(_) => {
                 for (at, covered) in undo.drain(marks.pop().unwrap_or(0)..).rev() {
                     rows[at].1 = covered;
                 }
             }
         });
-        let at_least_self = |(mut row, _): (Line, u64)| {
+        let at_least_self = |(mut row, _): (LineCounts, u64)| {
             row.counts.total = row.counts.total.max(row.counts.self_count);
             row
         };
@@ -319,23 +319,23 @@ impl<'a> Stats<'a> {
     }
 
     /// Visits all nodes with selected samples, depth first, without recursion.
-    fn walk(&self, mut visit: impl FnMut(Step)) {
+    fn walk(&self, mut visit: impl FnMut(TreeStep)) {
         if self.samples() == 0 {
             return;
         }
         let mut path: Vec<(NodeId, usize)> = vec![(0, 0)];
-        visit(Step::Enter(0));
+        visit(TreeStep::Enter(0));
         while let Some((node, next)) = path.last_mut() {
             match self.children(*node).get(*next) {
                 Some(child) => {
                     *next += 1;
                     if self.total[*child as usize] > 0 {
-                        visit(Step::Enter(*child));
+                        visit(TreeStep::Enter(*child));
                         path.push((*child, 0));
                     }
                 }
                 None => {
-                    visit(Step::Leave(*node));
+                    visit(TreeStep::Leave(*node));
                     path.pop();
                 }
             }
@@ -358,7 +358,7 @@ pub fn module(frame: &Frame) -> &str {
 
 /// Samples of a thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Thread {
+pub struct ThreadSamples {
     pub pid: u32,
     pub tid: u32,
     /// Last known name; may be empty.
@@ -367,7 +367,7 @@ pub struct Thread {
 }
 
 /// Samples of each thread by the timeline, ordered by number; none if the profile has no timeline.
-pub fn threads(profile: &Profile) -> Vec<Thread> {
+pub fn threads(profile: &Profile) -> Vec<ThreadSamples> {
     let mut counts: FxHashMap<(u32, u32), u64> = FxHashMap::default();
     for (at, tick) in profile.timeline.iter().enumerate() {
         let count: &mut u64 = counts.entry((tick.pid, tick.tid)).or_default();
@@ -375,13 +375,13 @@ pub fn threads(profile: &Profile) -> Vec<Thread> {
     }
     let names = profile.meta.threads.iter();
     let names: FxHashMap<_, _> = names.map(|(pid, tid, name)| ((*pid, *tid), name)).collect();
-    let thread = |((pid, tid), samples)| Thread {
+    let thread = |((pid, tid), samples)| ThreadSamples {
         pid,
         tid,
         name: names.get(&(pid, tid)).map_or(String::new(), |name| name.to_string()),
         samples,
     };
-    let mut rows: Vec<Thread> = counts.into_iter().map(thread).collect();
+    let mut rows: Vec<ThreadSamples> = counts.into_iter().map(thread).collect();
     rows.sort_by_key(|thread| (thread.pid, thread.tid));
     rows
 }

@@ -39,17 +39,17 @@ const MAX_FAILED: usize = 3;
 
 /// What reading the names of one file may take.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct NamingLimits {
     /// CPU time of the process.
     pub cpu: Duration,
     /// Time that it may wait for something else.
     pub elapsed: Duration,
 }
 
-impl Default for Limits {
+impl Default for NamingLimits {
     /// A file of 200 MB takes half a second. The largest that are read have 4 GiB, which may be compressed.
-    fn default() -> Limits {
-        Limits {
+    fn default() -> NamingLimits {
+        NamingLimits {
             cpu: Duration::from_secs(60),
             elapsed: Duration::from_secs(300),
         }
@@ -83,7 +83,7 @@ pub enum NamingError {
 pub struct NamingProcess {
     program: PathBuf,
     arguments: Vec<String>,
-    limits: Limits,
+    limits: NamingLimits,
     running: Option<Running>,
     /// Files that are not read again, and why.
     failed: FxHashMap<(FileFormat, u32), String>,
@@ -101,13 +101,13 @@ struct Running {
 impl Default for NamingProcess {
     /// This program again.
     fn default() -> NamingProcess {
-        NamingProcess::new("/proc/self/exe", &[ARGUMENT], Limits::default())
+        NamingProcess::new("/proc/self/exe", &[ARGUMENT], NamingLimits::default())
     }
 }
 
 impl NamingProcess {
     /// `program` serves its standard input, as [`worker::main`] does.
-    pub fn new(program: impl Into<PathBuf>, arguments: &[&str], limits: Limits) -> NamingProcess {
+    pub fn new(program: impl Into<PathBuf>, arguments: &[&str], limits: NamingLimits) -> NamingProcess {
         NamingProcess {
             program: program.into(),
             arguments: arguments.iter().map(ToString::to_string).collect(),
@@ -149,7 +149,7 @@ impl NamingProcess {
             None => self.start().map_err(NamingError::NotStarted)?,
         };
         if !running.is_ready {
-            let limits = Limits::default();
+            let limits = NamingLimits::default();
             let ready = Turn::new(&mut running, limits).ready();
             ready.map_err(|stop| {
                 let why = stop.text(limits, running.end());
@@ -159,7 +159,7 @@ impl NamingProcess {
         }
         let limits = match self.failed.len() < MAX_FAILED {
             true => self.limits,
-            false => Limits {
+            false => NamingLimits {
                 cpu: self.limits.cpu / 10,
                 elapsed: self.limits.elapsed / 10,
             },
@@ -229,14 +229,14 @@ impl Drop for Running {
 enum Stop {
     CpuTime,
     Elapsed,
-    /// It has ended by itself, or was killed.
+    /// It has exited, or was killed.
     Gone,
     /// Its messages are not valid.
     Invalid,
 }
 
 impl Stop {
-    fn text(&self, limits: Limits, status: Option<ExitStatus>) -> String {
+    fn text(&self, limits: NamingLimits, status: Option<ExitStatus>) -> String {
         let seconds = |time: Duration| format!("{} s", time.as_secs_f64());
         match self {
             Stop::CpuTime => format!("reading names was stopped after {} of CPU time", seconds(limits.cpu)),
@@ -253,7 +253,7 @@ impl Stop {
 /// One file in the process.
 struct Turn<'a> {
     running: &'a mut Running,
-    limits: Limits,
+    limits: NamingLimits,
     /// CPU time of the process at the beginning.
     cpu: u64,
     /// When the time is over; later if this process has kept it waiting.
@@ -262,7 +262,7 @@ struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    fn new(running: &mut Running, limits: Limits) -> Turn<'_> {
+    fn new(running: &mut Running, limits: NamingLimits) -> Turn<'_> {
         Turn {
             cpu: sys::clock::cpu_time_of(running.child.id()).unwrap_or(0),
             end: Instant::now() + limits.elapsed,

@@ -118,7 +118,7 @@ impl LookUp {
     }
 
     pub fn decode(bytes: &[u8]) -> Option<LookUp> {
-        let mut input = Input(bytes);
+        let mut input = MessageReader(bytes);
         let (format, can_fetch) = (FileFormat::of(input.byte()?)?, input.byte()? != 0);
         let id = input.u32()?;
         let path = input.text()?.to_vec();
@@ -167,7 +167,7 @@ impl ModuleNames {
 
     /// The names of `count` addresses; `None` if the bytes are not valid.
     pub fn decode(bytes: &[u8], count: usize) -> Option<ModuleNames> {
-        let mut input = Input(bytes);
+        let mut input = MessageReader(bytes);
         let mut texts: Vec<Arc<str>> = Vec::new();
         let mut found = Vec::with_capacity(count);
         for _ in 0..count {
@@ -221,35 +221,35 @@ fn put_text(out: &mut Vec<u8>, text: &[u8]) {
 }
 
 /// What is left of a message.
-struct Input<'a>(&'a [u8]);
+struct MessageReader<'a>(&'a [u8]);
 
-impl<'a> Input<'a> {
-    fn take(&mut self, n: usize) -> Option<&'a [u8]> {
+impl<'a> MessageReader<'a> {
+    fn read_bytes(&mut self, n: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(n)?;
         self.0 = rest;
         Some(taken)
     }
 
     fn byte(&mut self) -> Option<u8> {
-        Some(self.take(1)?[0])
+        Some(self.read_bytes(1)?[0])
     }
 
     fn u16(&mut self) -> Option<u16> {
-        Some(u16::from_le_bytes(self.take(2)?.try_into().ok()?))
+        Some(u16::from_le_bytes(self.read_bytes(2)?.try_into().ok()?))
     }
 
     fn u32(&mut self) -> Option<u32> {
-        Some(u32::from_le_bytes(self.take(4)?.try_into().ok()?))
+        Some(u32::from_le_bytes(self.read_bytes(4)?.try_into().ok()?))
     }
 
     fn u64(&mut self) -> Option<u64> {
-        Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
+        Some(u64::from_le_bytes(self.read_bytes(8)?.try_into().ok()?))
     }
 
     fn text(&mut self) -> Option<&'a [u8]> {
         let length = self.u32()? as usize;
         (length <= MAX_TEXT).then_some(())?;
-        self.take(length)
+        self.read_bytes(length)
     }
 
     /// A text; what is not UTF-8 in it is replaced.

@@ -14,7 +14,7 @@ use rustc_hash::FxHashMap;
 use super::file_content::{Content, ContentReader};
 use super::root::{OpenRoots, Root};
 use super::system::{FileKey, System};
-use crate::code_map::{Section, Sections};
+use crate::code_map::{CodeSection, Sections};
 use crate::event::{PAGE, Pid};
 use crate::frame::ModuleId;
 use crate::sys;
@@ -68,7 +68,7 @@ pub struct Module {
     pub root: OnceLock<Arc<Root>>,
 }
 
-type Elf<'a> = ElfFile64<'a, LittleEndian, &'a ReadCache<ContentReader>>;
+type ModuleElf<'a> = ElfFile64<'a, LittleEndian, &'a ReadCache<ContentReader>>;
 
 impl Module {
     fn new(path: Vec<u8>, content: Content) -> Module {
@@ -124,9 +124,9 @@ impl Module {
     }
 
     /// Calls `f` with the parsed file; `None` if it is not a 64-bit little-endian ELF file.
-    pub fn elf<R>(&self, f: impl FnOnce(&Elf<'_>) -> R) -> Option<R> {
+    pub fn elf<R>(&self, f: impl FnOnce(&ModuleElf<'_>) -> R) -> Option<R> {
         let cache = ReadCache::new(ContentReader::new(self.content.clone()));
-        let elf = Elf::parse(&cache).ok()?;
+        let elf = ModuleElf::parse(&cache).ok()?;
         Some(f(&elf))
     }
 
@@ -213,8 +213,8 @@ impl Module {
     }
 
     /// A symbol table with its strings, read completely: reading name by name would cost a system call each.
-    fn names(&self, table: &str, strings: &str) -> Names {
-        Names {
+    fn names(&self, table: &str, strings: &str) -> SymbolTable {
+        SymbolTable {
             table: self.section_untracked(table).map_or(Vec::new(), |s| s.bytes),
             strings: self.section_untracked(strings).map_or(Vec::new(), |s| s.bytes),
         }
@@ -241,7 +241,7 @@ impl Module {
     }
 
     /// A complete section, decompressed.
-    pub fn section(&self, name: &str) -> Option<Section> {
+    pub fn section(&self, name: &str) -> Option<CodeSection> {
         self.track(|accesses| {
             accesses.sections.insert(name.into());
         });
@@ -249,12 +249,12 @@ impl Module {
     }
 
     /// Like [`Module::section`], but not recorded: for what only a live process needs, so tapes do not keep it.
-    pub fn section_untracked(&self, name: &str) -> Option<Section> {
+    pub fn section_untracked(&self, name: &str) -> Option<CodeSection> {
         self.elf(|e| {
             let s = e.section_by_name(name)?;
             (s.size() <= MAX_SECTION).then_some(())?;
             let bytes = s.uncompressed_data().ok()?.into_owned();
-            Some(Section {
+            Some(CodeSection {
                 svma: s.address(),
                 bytes,
             })
@@ -263,7 +263,7 @@ impl Module {
     }
 }
 
-fn segments(e: &Elf<'_>) -> Vec<Segment> {
+fn segments(e: &ModuleElf<'_>) -> Vec<Segment> {
     let endian = e.endian();
     let header = e.elf_header();
     debug_assert!(header.is_type_64());
@@ -280,12 +280,12 @@ fn segments(e: &Elf<'_>) -> Vec<Segment> {
 }
 
 /// Bytes of a symbol table and of its strings.
-struct Names {
+struct SymbolTable {
     table: Vec<u8>,
     strings: Vec<u8>,
 }
 
-impl Names {
+impl SymbolTable {
     /// Address of the symbol of this name. Compares without searching the ends of other names: some files have hundreds
     /// of thousands.
     fn find(&self, wanted: &[u8]) -> Option<u64> {
@@ -314,7 +314,7 @@ impl Names {
 pub struct ModuleSections(pub Arc<Module>);
 
 impl Sections for ModuleSections {
-    fn section(&mut self, name: &str) -> Option<Section> {
+    fn section(&mut self, name: &str) -> Option<CodeSection> {
         self.0.section(name)
     }
 
@@ -345,14 +345,14 @@ impl Sections for ModuleSections {
             .unwrap_or_default()
     }
 
-    fn code(&mut self, svma: u64) -> Option<Section> {
+    fn code(&mut self, svma: u64) -> Option<CodeSection> {
         self.0
             .elf(|e| {
                 let s = e
                     .sections()
                     .find(|s| s.kind() == SectionKind::Text && svma >= s.address() && svma - s.address() < s.size())?;
                 (s.size() <= MAX_SECTION).then_some(())?;
-                Some(Section {
+                Some(CodeSection {
                     svma: s.address(),
                     bytes: s.data().ok()?.to_vec(),
                 })

@@ -46,7 +46,7 @@ fn names_are_compared_to_their_end() {
         symbol(24, 1, 4),
         symbol(900, 1, 5),
     ];
-    let names = Names {
+    let names = SymbolTable {
         table: table.concat(),
         strings,
     };

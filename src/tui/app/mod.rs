@@ -4,7 +4,7 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::widgets::TableState;
 use regex::{Regex, RegexBuilder};
 
-use super::rows::{self, RowTarget, Sort, TopRow};
+use super::rows::{self, RowTarget, TopOrder, TopRow};
 use crate::event::Tid;
 use crate::profile::lags::Lag;
 use crate::profile::model::{Frame, Profile};
@@ -35,7 +35,7 @@ pub enum Page {
 
 /// What the user types a line for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Input {
+pub enum Prompt {
     Filter,
     Save,
 }
@@ -55,7 +55,7 @@ pub struct App {
     pub page: Page,
     /// Pages that Esc leads back to.
     back: Vec<Page>,
-    pub sort: Sort,
+    pub sort: TopOrder,
     pub seconds: u64,
     pub frozen: bool,
     pub ended: bool,
@@ -63,7 +63,7 @@ pub struct App {
     pub thread: Option<Tid>,
     /// Threads that held the GIL when the screen was last refreshed.
     pub gil_holders: Vec<Tid>,
-    pub input: Option<(Input, String)>,
+    pub input: Option<(Prompt, String)>,
     pub filter: String,
     compiled: Option<Regex>,
     pub message: String,
@@ -85,7 +85,7 @@ impl Default for App {
         App {
             page: Page::Functions,
             back: Vec::new(),
-            sort: Sort::SelfCount,
+            sort: TopOrder::SelfCount,
             seconds: 5,
             frozen: false,
             ended: false,
@@ -173,7 +173,7 @@ impl App {
         self.table.select(Some(at.min(self.rows.len().saturating_sub(1))));
     }
 
-    fn go(&mut self, page: Page) {
+    fn open_page(&mut self, page: Page) {
         if page != self.page {
             self.back.push(std::mem::replace(&mut self.page, page));
             self.top();
@@ -214,14 +214,14 @@ impl App {
             KeyCode::PageDown => self.select(at + self.page_rows),
             KeyCode::Home => self.select(0),
             KeyCode::End => self.select(usize::MAX),
-            KeyCode::Char('1') => self.go(Page::Functions),
-            KeyCode::Char('2') => self.go(Page::Stacks),
+            KeyCode::Char('1') => self.open_page(Page::Functions),
+            KeyCode::Char('2') => self.open_page(Page::Stacks),
             KeyCode::Char('3') => {
-                self.go(Page::Threads);
+                self.open_page(Page::Threads);
                 return Action::Refresh;
             }
-            KeyCode::Char('4') => self.go(Page::Waits),
-            KeyCode::Char('5') => self.go(Page::Lags),
+            KeyCode::Char('4') => self.open_page(Page::Waits),
+            KeyCode::Char('5') => self.open_page(Page::Lags),
             KeyCode::Tab => {
                 let next = match self.page {
                     Page::Functions => Page::Stacks,
@@ -230,23 +230,23 @@ impl App {
                     Page::Waits => Page::Lags,
                     Page::Lags | Page::Lag(_) | Page::Around(_) => Page::Functions,
                 };
-                self.go(next);
+                self.open_page(next);
                 return Action::Refresh;
             }
             KeyCode::Enter => return self.enter(at),
             KeyCode::Esc | KeyCode::Backspace => return self.leave(),
             KeyCode::Char('s') => {
                 self.sort = match self.sort {
-                    Sort::SelfCount => Sort::Total,
-                    Sort::Total => Sort::Name,
-                    Sort::Name => Sort::SelfCount,
+                    TopOrder::SelfCount => TopOrder::Total,
+                    TopOrder::Total => TopOrder::Name,
+                    TopOrder::Name => TopOrder::SelfCount,
                 };
                 self.refresh();
             }
-            KeyCode::Char('/') => self.input = Some((Input::Filter, self.filter.clone())),
+            KeyCode::Char('/') => self.input = Some((Prompt::Filter, self.filter.clone())),
             KeyCode::Char('w') => {
                 let pid = self.profile.meta.pid;
-                self.input = Some((Input::Save, format!("nativeprof-{pid}.html")));
+                self.input = Some((Prompt::Save, format!("nativeprof-{pid}.html")));
             }
             KeyCode::Char('f' | ' ') => {
                 self.frozen = !self.frozen;
@@ -281,11 +281,11 @@ impl App {
 
     fn enter(&mut self, at: usize) -> Action {
         match self.rows.get(at).map(|r| r.subject.clone()) {
-            Some(RowTarget::Function(frame)) => self.go(Page::Around(frame)),
-            Some(RowTarget::Lag(lag)) => self.go(Page::Lag(lag)),
+            Some(RowTarget::Function(frame)) => self.open_page(Page::Around(frame)),
+            Some(RowTarget::Lag(lag)) => self.open_page(Page::Lag(lag)),
             Some(RowTarget::Thread(tid)) => {
                 self.thread = Some(tid);
-                self.go(Page::Functions);
+                self.open_page(Page::Functions);
                 return Action::Refresh;
             }
             _ => {}
@@ -314,9 +314,9 @@ impl App {
             KeyCode::Esc => return Action::Nothing,
             KeyCode::Enter => {
                 return match what {
-                    Input::Save if text.is_empty() => Action::Nothing,
-                    Input::Save => Action::Save(text),
-                    Input::Filter => {
+                    Prompt::Save if text.is_empty() => Action::Nothing,
+                    Prompt::Save => Action::Save(text),
+                    Prompt::Filter => {
                         self.set_filter(text);
                         Action::Nothing
                     }

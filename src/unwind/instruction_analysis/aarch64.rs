@@ -37,7 +37,7 @@ pub fn is_padding(i: &Instruction) -> bool {
     matches!(i.word, NOP | 0)
 }
 
-/// The state at a function's start, recognized by an instruction that only stands there. Stubs of the procedure linkage
+/// The state at a function's start, recognized by an instruction that is only used there. Stubs of the procedure linkage
 /// table need nothing special: they leave stack and link register alone, and the first one saves it.
 pub(super) fn start_state(code: &[Instruction], n: usize) -> Option<DataflowState> {
     code.get(n)

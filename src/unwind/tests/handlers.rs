@@ -60,7 +60,7 @@ fn what_was_saved_leads_to_the_thrower_until_it_is_overwritten() {
         let begin = vec![(CALLEE, Cfi), (call, Cfi)];
         assert_eq!(called_from(call, CATCHES), [begin, rest(Cfi)].concat(), "{call:#x}");
     }
-    // The same function once more, further out; what leads nowhere; and the handler's address in place of its own.
+    // The same function once more, further out; what leads nowhere; and the handler's address instead of its own.
     let saved = [BIAS + 0x1155, 0, 0, 0, 0, CATCHES];
     for words in [
         [CATCHES, OTHER, CATCHES, END].as_slice(),

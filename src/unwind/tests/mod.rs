@@ -20,8 +20,8 @@ struct File {
 }
 
 impl Sections for File {
-    fn section(&mut self, name: &str) -> Option<Section> {
-        (name == ".eh_frame").then(|| Section {
+    fn section(&mut self, name: &str) -> Option<CodeSection> {
+        (name == ".eh_frame").then(|| CodeSection {
             svma: 0x8000,
             bytes: self.eh_frame.clone(),
         })
@@ -31,8 +31,8 @@ impl Sections for File {
         self.functions.clone()
     }
 
-    fn code(&mut self, svma: u64) -> Option<Section> {
-        let section = Section {
+    fn code(&mut self, svma: u64) -> Option<CodeSection> {
+        let section = CodeSection {
             svma: 0x1000,
             bytes: self.code.clone(),
         };

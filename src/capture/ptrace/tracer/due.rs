@@ -7,12 +7,12 @@ use std::time::Duration;
 use super::{MAX_OWED, MISSED_STOPS, ThreadSlot, TracedThread, Tracer, lock};
 use crate::arch::PerfRegs;
 use crate::capture::ptrace::run_state::RunState;
-use crate::capture::ptrace::timer::{self, Tick, Timer};
+use crate::capture::ptrace::timer::{self, ThreadTimer, Tick};
 use crate::event::Tid;
 use crate::sys;
 use crate::sys::procfs::RunSnapshot;
 use crate::sys::ptrace;
-use crate::sys::ptrace::{Side, StopReason, Stopped};
+use crate::sys::ptrace::{StopReason, Stopped, SyscallSide};
 
 impl Tracer {
     /// Records a thread's ticks. `regs`: user registers at the last of `ticks`, those in the kernel.
@@ -134,7 +134,7 @@ impl Tracer {
             .iter()
             .filter(|(_, t)| {
                 let running = || t.running.as_ref().is_some_and(RunState::is_running);
-                t.stop_requested.is_none() && t.timer.as_ref().is_some_and(Timer::is_due) && running()
+                t.stop_requested.is_none() && t.timer.as_ref().is_some_and(ThreadTimer::is_due) && running()
             })
             .map(|(tid, _)| *tid)
             .collect();
@@ -155,12 +155,12 @@ impl Tracer {
     }
 
     /// Records where a thread is whose system calls are followed, and has it stop at the next one too.
-    pub(super) fn follow(&mut self, stop: &mut Stopped) -> Option<Side> {
+    pub(super) fn follow(&mut self, stop: &mut Stopped) -> Option<SyscallSide> {
         let slot = self.threads.get_mut(&stop.tid)?.slot.as_mut()?;
         stop.at_syscalls = true;
         let side = (stop.reason == StopReason::Call).then(|| stop.side()).flatten();
         *slot = match (stop.reason, side) {
-            (StopReason::Cloned | StopReason::Exec, _) | (_, Some(Side::Entry)) => ThreadSlot::Call,
+            (StopReason::Cloned | StopReason::Exec, _) | (_, Some(SyscallSide::Entry)) => ThreadSlot::Call,
             (StopReason::Call, None) => ThreadSlot::Unknown, // killed
             _ => ThreadSlot::User,
         };

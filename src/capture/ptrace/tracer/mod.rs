@@ -13,7 +13,7 @@ use rustc_hash::FxHashMap;
 
 use super::run_state::RunState;
 use super::stopped_reader::{StoppedReader, restart_interrupted_syscall};
-use super::timer::{self, Tick, Timer, TimerEvents};
+use super::timer::{self, ThreadTimer, Tick, TimerEvents};
 use super::{TracerCommand, TracerEvent, TracerShared, lock};
 use crate::capture::common::jitter::period;
 use crate::capture::common::rng::Rng;
@@ -22,7 +22,7 @@ use crate::capture::{WalkFn, push};
 use crate::event::{CodeCopy, Event, Pid, Sample, Tid};
 use crate::sys;
 use crate::sys::ptrace;
-use crate::sys::ptrace::{Epoll, Ready, Side, StopReason, Stopped, WaitEvent};
+use crate::sys::ptrace::{Epoll, Ready, StopReason, Stopped, SyscallSide, WaitEvent};
 
 mod due;
 mod prewake;
@@ -71,9 +71,9 @@ pub struct TracerConfig {
 struct TracedThread {
     pid: Pid,
     /// `None` once it cannot tick any more.
-    timer: Option<Timer>,
+    timer: Option<ThreadTimer>,
     /// A stopped timer whose signal may still be pending.
-    retired: Option<Timer>,
+    retired: Option<ThreadTimer>,
     running: Option<RunState>,
     /// Once known.
     thread_pointer: Option<u64>,
@@ -329,11 +329,11 @@ impl Tracer {
             (StopReason::GroupStop, _) => self.forget_stop_request(tid),
             // In the middle of a system call; the sample falls due again.
             (StopReason::Cloned, _) => self.forget_stop_request(tid),
-            (StopReason::Call, None) if side != Some(Side::Exit) => {}
+            (StopReason::Call, None) if side != Some(SyscallSide::Exit) => {}
             // Any stop replaces the requested one (kernel/signal.c, ptrace_stop): no other follows.
             (_, Some(since)) => {
                 self.forget_stop_request(tid);
-                if side == Some(Side::Entry) {
+                if side == Some(SyscallSide::Entry) {
                     // Unless it stopped here before the request: the next stop must not come in the middle of this
                     // call.
                     self.postpone_syscall(&stop);
@@ -393,7 +393,7 @@ impl Tracer {
         }
         let taken = self
             .reader
-            .take(stop, pid, layout.as_deref(), &t.blocks, &mut t.timer, tick);
+            .take_sample(stop, pid, layout.as_deref(), &t.blocks, &mut t.timer, tick);
         let Ok((mut sample, thread_pointer, mut past)) = taken else {
             lock(&self.p.shared.stats).lost += owed;
             return; // killed while it was stopped
@@ -417,7 +417,7 @@ impl Tracer {
             let all = std::mem::take(&mut t.expected_stops) + std::mem::take(&mut events.stops);
             past += all.saturating_sub(1);
             count += 1;
-            if let Some(interval) = t.timer.as_ref().and_then(Timer::next_period) {
+            if let Some(interval) = t.timer.as_ref().and_then(ThreadTimer::next_period) {
                 t.forecast.stopped(since, resumed + interval);
             }
         } else if polls_cpu_time && stop_requested.is_some() {

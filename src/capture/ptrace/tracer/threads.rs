@@ -4,7 +4,7 @@ use super::prewake::StopForecast;
 use super::{SIGNAL_RECHECK_INTERVAL, ThreadSlot, TracedProcess, TracedThread, Tracer, count_time};
 use crate::capture::common::block_cache::MAX_PREFETCH;
 use crate::capture::ptrace::run_state::RunState;
-use crate::capture::ptrace::timer::Timer;
+use crate::capture::ptrace::timer::ThreadTimer;
 use crate::capture::ptrace::{TracerEvent, lock};
 use crate::error::Result;
 use crate::event::{Event, Pid, Tid};
@@ -76,7 +76,7 @@ impl Tracer {
     fn attach_timer(&mut self, tid: Tid, signal: Option<i32>) {
         let (kind, period) = (self.p.kind, self.period());
         let Some(t) = self.threads.get_mut(&tid) else { return };
-        t.timer = Timer::new(kind, t.pid, tid, period, signal);
+        t.timer = ThreadTimer::new(kind, t.pid, tid, period, signal);
         t.slot = None;
         if let Some(timer) = &mut t.timer {
             if timer.event().is_none() {

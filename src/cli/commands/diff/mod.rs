@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::cli::args::{Browse, Diff as Options, DiffBy, DiffFormat, Normalize};
+use crate::cli::args::{Browse, DiffBy, DiffCommand as Options, DiffFormat, Normalize};
 use crate::cli::input;
 use crate::cli::output::atomic_file::{OutputFile, PUBLIC};
 use crate::cli::output::browser;
@@ -28,6 +28,7 @@ use crate::profile::diff;
 use crate::profile::diff::{Change, Diff, Metric, Normalization, RowKind};
 use crate::profile::model::Profile;
 use crate::profile::stats::module;
+use crate::profile::summary::{self, counted};
 use crate::profile::values::{Unit, ValueType};
 use crate::resolve::source_lines;
 
@@ -258,11 +259,10 @@ impl Text<'_> {
         ] {
             let (samples, meta) = (profile.nodes[0].count, &profile.meta);
             let kind = profile.count_type();
-            let amount = kind.unit.show(samples);
             text += &format!(
-                "{word}: {}: {amount} {}",
+                "{word}: {}: {}",
                 line(&path.to_string_lossy()),
-                line(&kind.name)
+                line(&summary::amount(kind, samples))
             );
             if meta.rate > 0 && *kind == ValueType::SAMPLES {
                 text += &format!(", {:.2} s CPU", samples as f64 / meta.rate as f64);
@@ -277,7 +277,7 @@ impl Text<'_> {
         }
         let tested = found.rows.iter().filter(|row| row.interval.is_some()).count();
         text += &format!(
-            "{} of {}; simultaneous {} % confidence intervals for {tested} rows{}\n\n",
+            "{} of {}; simultaneous {} % confidence intervals for {}{}\n\n",
             if self.self_count { "self" } else { "total" },
             match self.norm {
                 Normalization::Share =>
@@ -288,6 +288,7 @@ impl Text<'_> {
                 Normalization::Time => format!("{}, in seconds", self.value()),
             },
             options.confidence,
+            counted(tested as u64, "rows"),
             match found.blocks {
                 Some(blocks) => format!(" (from {blocks} blocks of the timeline)"),
                 None => "; no timeline in both files: samples assumed independent, so intervals are too narrow".into(),

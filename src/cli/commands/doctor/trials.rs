@@ -1,7 +1,7 @@
 //! Trials of eBPF: what a recording would load and open.
 
 use crate::capture::ebpf::EbpfSource;
-use crate::capture::ebpf::switch_in::Hook;
+use crate::capture::ebpf::switch_in::SwitchInHook;
 use crate::capture::{Backend, EventKind, Mode, OffCpuOptions, SamplingOptions};
 use crate::error::Result;
 
@@ -29,7 +29,7 @@ impl EbpfTrials {
             if let Some((hook, missing)) = source.off_cpu_hook() {
                 words.push(hook.to_string());
                 words.extend_from_slice(missing);
-                is_same = matches!(hook, Hook::TaskWork(_));
+                is_same = matches!(hook, SwitchInHook::TaskWork(_));
             }
             (words.join("; "), is_same.then(|| EbpfTrial::of(&source)))
         });

@@ -18,14 +18,14 @@ use crate::cpython;
 use crate::cpython::gil;
 use crate::cpython::gil::Gil;
 use crate::cpython::object_layout::ObjectLayout;
-use crate::cpython::repr::{ValueReader, Variable};
+use crate::cpython::repr::{LocalVariable, ValueReader};
 use crate::cpython::thread_states;
 use crate::cpython_layout::{Interpreter, TargetLayout};
 use crate::error::{self, Error};
 use crate::event::{Event, Pid, PythonWalk, Tid};
 use crate::privileges::credentials::{Cap, Caps};
 use crate::privileges::{checks, phases};
-use crate::profile::folded::{self, Shown};
+use crate::profile::folded::{self, NodeDisplay};
 use crate::profile::model::{FrameKind, Meta, NodeId, Profile};
 use crate::resolve::naming::NamingProcess;
 use crate::session::{self, Grouping, Session};
@@ -50,42 +50,42 @@ const RETRY_DELAY: Duration = Duration::from_millis(2);
 /// `owner` values from here on are entry frames, which run no code of a program's.
 const ENTRY_FRAME: u8 = 3;
 
-/// What is read while a thread is stopped or sleeping, besides its stack.
+/// What is read while a thread is stopped or sleeping, in addition to its stack.
 #[derive(Clone, Debug, Default)]
 struct DumpExtras {
     gil: Option<Gil>,
     /// Variables by frame; a frame that is missing was not read.
-    locals: FxHashMap<u64, Vec<Variable>>,
+    locals: FxHashMap<u64, Vec<LocalVariable>>,
 }
 
 /// A thread as it is shown.
-struct Thread {
+struct DumpThread {
     tid: Tid,
     inner: Option<Tid>,
     name: String,
     python_name: Option<String>,
-    seen: Result<Rendered, SnapshotError>,
+    seen: Result<DumpStack, SnapshotError>,
 }
 
-struct Rendered {
+struct DumpStack {
     state: char,
     call: Option<u64>,
     how: ReadMode,
     gil: Option<Gil>,
     kernel: Option<Vec<String>>,
-    quality: Quality,
+    quality: DumpQuality,
     /// Innermost first.
-    frames: Vec<Frame>,
+    frames: Vec<DumpFrame>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Quality {
+enum DumpQuality {
     Exact,
     Repaired,
     Partial(Option<Truncation>),
 }
 
-struct Frame {
+struct DumpFrame {
     kind: FrameKind,
     name: String,
     /// Python: path; native: source file, may be empty.
@@ -94,19 +94,19 @@ struct Frame {
     module: String,
     /// Native: where the function starts in its file.
     address: u64,
-    locals: Option<Vec<Variable>>,
+    locals: Option<Vec<LocalVariable>>,
     /// How text shows it; programs get all of them.
-    shown: Shown,
+    shown: NodeDisplay,
 }
 
 /// The complete dump.
-struct Report {
+struct DumpReport {
     pid: Pid,
     inner: Option<Pid>,
     command: String,
     python: String,
     free_threaded: bool,
-    threads: Vec<Thread>,
+    threads: Vec<DumpThread>,
     kernel_refused: bool,
 }
 
@@ -164,14 +164,14 @@ pub fn dump(options: &Dump) -> error::Result<()> {
     let mut qualities = BTreeMap::new();
     for (tid, seen) in &seen {
         if let Ok(seen) = seen {
-            qualities.insert(*tid, take(&mut session, seen)?);
+            qualities.insert(*tid, feed_sample(&mut session, seen)?);
         }
     }
     // The kernel reports few registers of a sleeping thread. Where they were not sufficient, the thread is stopped if
     // its program does not notice that.
     let incomplete: Vec<Tid> = qualities
         .iter()
-        .filter(|(_, quality)| **quality != Quality::Exact)
+        .filter(|(_, quality)| **quality != DumpQuality::Exact)
         .map(|(tid, _)| *tid)
         .filter(|tid| seen[tid].as_ref().is_ok_and(can_be_stopped))
         .collect();
@@ -180,7 +180,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
             if let Some(Ok(first)) = seen.get(&tid).filter(|_| options.locals) {
                 again.found.locals = first.found.locals.clone(); // by frame: those of others are of no effect
             }
-            qualities.insert(tid, take(&mut session, &again)?);
+            qualities.insert(tid, feed_sample(&mut session, &again)?);
             seen.insert(tid, Ok(again));
         }
     }
@@ -188,7 +188,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
     for _ in 0..RETRIES {
         let waits: Vec<Tid> = qualities
             .iter()
-            .filter(|(_, quality)| matches!(quality, Quality::Partial(_)))
+            .filter(|(_, quality)| matches!(quality, DumpQuality::Partial(_)))
             .map(|(tid, _)| *tid)
             .filter(|tid| seen[tid].as_ref().is_ok_and(|seen| seen.state == 'D'))
             .collect();
@@ -198,16 +198,17 @@ pub fn dump(options: &Dump) -> error::Result<()> {
         std::thread::sleep(RETRY_DELAY);
         for (tid, again) in inspector.inspect(&waits, false) {
             if let Ok(again) = again {
-                qualities.insert(tid, take(&mut session, &again)?);
+                qualities.insert(tid, feed_sample(&mut session, &again)?);
                 seen.insert(tid, Ok(again));
             }
         }
     }
     // Libraries that were loaded since the mappings were read.
-    if qualities.values().any(|v| matches!(v, Quality::Partial(_))) && session.open(pid, &mut |_, _| Ok(())).is_ok() {
+    if qualities.values().any(|v| matches!(v, DumpQuality::Partial(_))) && session.open(pid, &mut |_, _| Ok(())).is_ok()
+    {
         for (tid, quality) in &mut qualities {
-            if let (Quality::Partial(_), Some(Ok(seen))) = (*quality, seen.get(tid)) {
-                *quality = take(&mut session, seen)?;
+            if let (DumpQuality::Partial(_), Some(Ok(seen))) = (*quality, seen.get(tid)) {
+                *quality = feed_sample(&mut session, seen)?;
             }
         }
     }
@@ -225,13 +226,13 @@ pub fn dump(options: &Dump) -> error::Result<()> {
     let meta = Meta { pid, ..Meta::default() };
     let profile = session.resolve(0, meta);
     let views = match options.interpreter_frames {
-        true => vec![Shown::Itself; profile.nodes.len()],
+        true => vec![NodeDisplay::Itself; profile.nodes.len()],
         false => folded::shown(&profile),
     };
     let threads = tids.iter().map(|tid| {
         let found = seen.remove(tid).unwrap_or(Err(SnapshotError::Gone));
         let found = found.map(|seen| shown(*tid, seen, (&profile, &views), qualities[tid], &addresses[tid]));
-        Thread {
+        DumpThread {
             tid: *tid,
             inner: procfs::namespace_tid(pid, *tid).filter(|inner| inner != tid),
             name: session.threads.get(&(pid, *tid)).cloned().unwrap_or_default(),
@@ -239,15 +240,15 @@ pub fn dump(options: &Dump) -> error::Result<()> {
             seen: found,
         }
     });
-    let threads: Vec<Thread> = threads
+    let threads: Vec<DumpThread> = threads
         .filter(|t| !matches!(t.seen, Err(SnapshotError::Gone)))
         .collect();
-    let asleep = |t: &Thread| {
+    let asleep = |t: &DumpThread| {
         t.seen
             .as_ref()
             .is_ok_and(|s| s.how == ReadMode::Asleep && s.kernel.is_none())
     };
-    let report = Report {
+    let report = DumpReport {
         pid,
         inner: procfs::namespace_tid(pid, pid).filter(|inner| *inner != pid),
         command: crate::sys::procfs::command_line(pid),
@@ -287,7 +288,7 @@ struct Inspector {
     python: Option<(Interpreter, Option<ObjectLayout>)>,
     free_threaded: bool,
     writable: Vec<(u64, u64)>,
-    met: Arc<SeenCode>,
+    seen_code: Arc<SeenCode>,
     locals: bool,
     kernel: bool,
 }
@@ -305,7 +306,7 @@ impl Inspector {
                 Some((interpreter, ObjectLayout::of(&runtime, &interpreter.layout)))
             }),
             writable: maps.iter().filter(|m| m.writable).map(|m| (m.start, m.end)).collect(),
-            met: Arc::default(),
+            seen_code: Arc::default(),
             locals: options.locals,
             kernel: options.kernel,
         }
@@ -367,7 +368,7 @@ impl Inspector {
             pid: self.pid,
             layout: &self.space,
             walk: cpython::frame_walk::walk,
-            seen_code: self.met.clone(),
+            seen_code: self.seen_code.clone(),
             writable: &self.writable,
             kernel: self.kernel,
             never_stop: false,
@@ -387,7 +388,7 @@ impl Inspector {
 }
 
 /// Hands a thread's sample to the session; how good its stack is.
-fn take(session: &mut Session, seen: &ThreadSnapshot<DumpExtras>) -> error::Result<Quality> {
+fn feed_sample(session: &mut Session, seen: &ThreadSnapshot<DumpExtras>) -> error::Result<DumpQuality> {
     let before = session.quality_counts.clone();
     for copy in &seen.codes {
         let copy = Box::new(copy.clone());
@@ -397,12 +398,12 @@ fn take(session: &mut Session, seen: &ThreadSnapshot<DumpExtras>) -> error::Resu
     session.event(Event::Sample(Box::new(seen.sample.clone())), &mut |_, _| Ok(()))?;
     let after = &session.quality_counts;
     Ok(if after.exact > before.exact {
-        Quality::Exact
+        DumpQuality::Exact
     } else if after.repaired > before.repaired {
-        Quality::Repaired
+        DumpQuality::Repaired
     } else {
         let more = |(why, n): &(&Truncation, &u64)| before.reasons.get(*why).is_none_or(|had| had < *n);
-        Quality::Partial(after.reasons.iter().find(more).map(|(why, _)| *why))
+        DumpQuality::Partial(after.reasons.iter().find(more).map(|(why, _)| *why))
     })
 }
 
@@ -410,10 +411,10 @@ fn take(session: &mut Session, seen: &ThreadSnapshot<DumpExtras>) -> error::Resu
 fn shown(
     tid: Tid,
     seen: ThreadSnapshot<DumpExtras>,
-    (profile, views): (&Profile, &[Shown]),
-    quality: Quality,
+    (profile, views): (&Profile, &[NodeDisplay]),
+    quality: DumpQuality,
     addresses: &[u64],
-) -> Rendered {
+) -> DumpStack {
     // The last one, if the thread was read twice.
     let tick = profile.timeline.iter().rev().find(|t| t.tid == tid);
     let mut at = tick.map_or(0, |t| t.node);
@@ -432,7 +433,7 @@ fn shown(
         let f = &profile.frames[n.frame as usize];
         let is_python = f.kind == FrameKind::Python;
         let address = if is_python { addresses.next() } else { None };
-        Frame {
+        DumpFrame {
             kind: f.kind,
             name: if f.qualname.is_empty() { &f.name } else { &f.qualname }.clone(),
             file: if is_python { &f.filename } else { &f.source }.clone(),
@@ -444,7 +445,7 @@ fn shown(
         }
     });
     let frames = frames.collect();
-    Rendered {
+    DumpStack {
         state: seen.state,
         call: seen.blocked.and_then(|b| b.call).map(|(call, _)| call),
         how: seen.mode,

@@ -4,15 +4,16 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 
-use super::{Frame, Quality, Rendered, Report, Thread};
+use super::{DumpFrame, DumpQuality, DumpReport, DumpStack, DumpThread};
 use crate::capture::ptrace::snapshot::{ReadMode, SnapshotError};
 use crate::cli::output::JSON_VERSION;
 use crate::cli::output::style::{Color, TerminalStyle};
 use crate::cpython::gil::Gil;
 use crate::cpython::thread_names::both_names;
 use crate::escape::line;
-use crate::profile::folded::Shown;
+use crate::profile::folded::NodeDisplay;
 use crate::profile::model::FrameKind;
+use crate::profile::summary::counted;
 
 /// `futex`; a number that is not a known system call.
 fn call_name(call: u64) -> String {
@@ -21,7 +22,7 @@ fn call_name(call: u64) -> String {
 }
 
 /// A thread's state as text.
-fn state_text(s: &Rendered) -> String {
+fn state_text(s: &DumpStack) -> String {
     let state = match s.state {
         'R' => return "running".into(),
         'S' => "sleeping",
@@ -37,18 +38,18 @@ fn state_text(s: &Rendered) -> String {
     }
 }
 
-fn gil(s: &Rendered) -> Option<&'static str> {
+fn gil(s: &DumpStack) -> Option<&'static str> {
     match s.gil {
         Some(Gil::Held) => Some("holds the GIL"),
         _ => None,
     }
 }
 
-fn read_mode_text(s: &Rendered) -> String {
+fn read_mode_text(s: &DumpStack) -> String {
     let stack = match s.quality {
-        Quality::Exact => "exact".to_string(),
-        Quality::Repaired => "repaired".into(),
-        Quality::Partial(why) => format!("partial: {}", why.map_or("unknown", |why| why.reason())),
+        DumpQuality::Exact => "exact".to_string(),
+        DumpQuality::Repaired => "repaired".into(),
+        DumpQuality::Partial(why) => format!("partial: {}", why.map_or("unknown", |why| why.reason())),
     };
     match s.how {
         ReadMode::Asleep => format!("{stack}; read while sleeping, not stopped"),
@@ -68,7 +69,7 @@ fn error_text(why: SnapshotError) -> &'static str {
 }
 
 /// The report as text; names are escaped for terminals.
-pub fn text(r: &Report, style: TerminalStyle) -> String {
+pub fn text(r: &DumpReport, style: TerminalStyle) -> String {
     let mut out = String::new();
     let number = |own: Option<u32>| own.map_or(String::new(), |own| format!(" ({own} in its PID namespace)"));
     let python = if r.python.is_empty() {
@@ -106,13 +107,13 @@ pub fn text(r: &Report, style: TerminalStyle) -> String {
                 let mut row = "";
                 for f in &s.frames {
                     match f.shown {
-                        Shown::Hidden => {}
-                        Shown::Row(name) if name == row => {}
-                        Shown::Row(name) => {
+                        NodeDisplay::Hidden => {}
+                        NodeDisplay::Row(name) if name == row => {}
+                        NodeDisplay::Row(name) => {
                             let _ = writeln!(out, "    {}", style.paint(Color::Dim, name));
                             row = name;
                         }
-                        Shown::Itself => {
+                        NodeDisplay::Itself => {
                             frame(&mut out, f, style);
                             row = "";
                         }
@@ -128,7 +129,7 @@ pub fn text(r: &Report, style: TerminalStyle) -> String {
     out
 }
 
-fn gil_line(r: &Report) -> String {
+fn gil_line(r: &DumpReport) -> String {
     let seen = || {
         r.threads
             .iter()
@@ -138,8 +139,9 @@ fn gil_line(r: &Report) -> String {
         .filter(|(_, g)| *g == Gil::Held)
         .map(|(tid, _)| tid.to_string())
         .collect();
+    let threads = counted(r.threads.len() as u64, "threads");
     if r.python.is_empty() {
-        return format!("{} threads", r.threads.len());
+        return threads;
     }
     let gil = match holders.len() {
         0 if seen().any(|(_, g)| g == Gil::None) => "no GIL (free-threaded)".to_string(),
@@ -152,12 +154,12 @@ fn gil_line(r: &Report) -> String {
             holders.join(", ")
         ),
     };
-    format!("{} threads; {gil}", r.threads.len())
+    format!("{threads}; {gil}")
 }
 
 /// How long threads were stopped, and how many were not.
-fn stops_line(r: &Report) -> String {
-    let seen: Vec<&Rendered> = r.threads.iter().filter_map(|t| t.seen.as_ref().ok()).collect();
+fn stops_line(r: &DumpReport) -> String {
+    let seen: Vec<&DumpStack> = r.threads.iter().filter_map(|t| t.seen.as_ref().ok()).collect();
     let stops: Vec<u64> = seen
         .iter()
         .filter_map(|s| match s.how {
@@ -169,15 +171,15 @@ fn stops_line(r: &Report) -> String {
     match stops.iter().max() {
         None => format!("Stopped: none; {asleep} read in place while sleeping."),
         Some(longest) => format!(
-            "Stopped: {} of {} threads, one at a time, for at most {} µs; {asleep} read in place while sleeping.",
+            "Stopped: {} of {}, one at a time, for at most {} µs; {asleep} read in place while sleeping.",
             stops.len(),
-            seen.len(),
+            counted(seen.len() as u64, "threads"),
             longest.div_ceil(1000)
         ),
     }
 }
 
-fn frame(out: &mut String, f: &Frame, style: TerminalStyle) {
+fn frame(out: &mut String, f: &DumpFrame, style: TerminalStyle) {
     let name = line(&f.name);
     // The directory in which a library was built is of little interest.
     let file = match f.kind {
@@ -226,7 +228,7 @@ fn frame(out: &mut String, f: &Frame, style: TerminalStyle) {
 }
 
 /// The report as JSON.
-pub fn json(r: &Report) -> Value {
+pub fn json(r: &DumpReport) -> Value {
     let longest = r.threads.iter().filter_map(|t| match t.seen.as_ref().ok()?.how {
         ReadMode::Stopped(ns) => Some(ns),
         ReadMode::Asleep => None,
@@ -246,7 +248,7 @@ fn micros(ns: u64) -> f64 {
     ns as f64 / 1000.0
 }
 
-fn thread_json(t: &Thread) -> Value {
+fn thread_json(t: &DumpThread) -> Value {
     let mut value = json!({
         "tid": t.tid,
         "namespace_tid": t.inner.unwrap_or(t.tid),
@@ -268,12 +270,12 @@ fn thread_json(t: &Thread) -> Value {
                 ReadMode::Asleep => None,
             },
             "stack": match s.quality {
-                Quality::Exact => "exact",
-                Quality::Repaired => "repaired",
-                Quality::Partial(_) => "partial",
+                DumpQuality::Exact => "exact",
+                DumpQuality::Repaired => "repaired",
+                DumpQuality::Partial(_) => "partial",
             },
             "truncated": match s.quality {
-                Quality::Partial(why) => why.map(|why| why.reason()),
+                DumpQuality::Partial(why) => why.map(|why| why.reason()),
                 _ => None,
             },
             "kernel": s.kernel,
@@ -286,7 +288,7 @@ fn thread_json(t: &Thread) -> Value {
     value
 }
 
-fn frame_json(f: &Frame) -> Value {
+fn frame_json(f: &DumpFrame) -> Value {
     let kind = match f.kind {
         FrameKind::Python => "python",
         FrameKind::Inlined => "inlined",
@@ -315,8 +317,8 @@ mod tests {
     use super::*;
     use crate::truncation::Truncation;
 
-    fn frame(kind: FrameKind, name: &str, file: &str, line: u32) -> Frame {
-        Frame {
+    fn frame(kind: FrameKind, name: &str, file: &str, line: u32) -> DumpFrame {
+        DumpFrame {
             kind,
             name: name.into(),
             file: file.into(),
@@ -324,7 +326,7 @@ mod tests {
             module: if kind == FrameKind::Python { "" } else { "libx.so" }.into(),
             address: 0x40,
             locals: None,
-            shown: Shown::Itself,
+            shown: NodeDisplay::Itself,
         }
     }
 
@@ -332,36 +334,36 @@ mod tests {
     fn threads_in_words() {
         let mut python = frame(FrameKind::Python, "main\x1b[2J", "/a.py", 3);
         python.locals = Some(vec![("x".into(), "'\u{202e}'".into())]);
-        let running = Rendered {
+        let running = DumpStack {
             state: 'R',
             call: None,
             how: ReadMode::Stopped(31_400),
             gil: Some(Gil::Held),
             kernel: None,
-            quality: Quality::Exact,
+            quality: DumpQuality::Exact,
             frames: vec![
                 frame(FrameKind::Inlined, "inner", "/build/x.c", 7),
                 frame(FrameKind::Unknown, "[unknown]", "", 0),
                 python,
             ],
         };
-        let asleep = Rendered {
+        let asleep = DumpStack {
             state: 'S',
             call: Some(202),
             how: ReadMode::Asleep,
             gil: Some(Gil::NotHeld),
             kernel: Some(vec!["futex_wait".into()]),
-            quality: Quality::Partial(Some(Truncation::StackHole)),
+            quality: DumpQuality::Partial(Some(Truncation::StackHole)),
             frames: vec![frame(FrameKind::Truncated, "[truncated: x]", "", 0)],
         };
-        let thread = |tid, inner, seen| Thread {
+        let thread = |tid, inner, seen| DumpThread {
             tid,
             inner,
             name: "py\n".into(),
             python_name: (tid == 11).then(|| "worker".into()),
             seen,
         };
-        let report = Report {
+        let report = DumpReport {
             pid: 10,
             inner: Some(2),
             command: "python3 a.py".into(),

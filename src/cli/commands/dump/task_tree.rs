@@ -12,7 +12,7 @@ const MAX_DEPTH: usize = 800;
 const MAX_TEXT: usize = 64 << 20;
 
 /// What is printed below a line.
-enum Entry<'a> {
+enum TreeEntry<'a> {
     /// Frame `n` of a task, and what follows it.
     Frame(usize, usize),
     Task(usize),
@@ -101,23 +101,23 @@ fn natural(name: &str) -> (String, u64, String) {
 
 impl Tree<'_> {
     fn top(&mut self, task: usize) {
-        self.entry(&Entry::Task(task), "", "");
+        self.entry(&TreeEntry::Task(task), "", "");
     }
 
     /// Prints an entry and what is below it. `first`: what its line begins with; `rest`: what the lines below begin with.
-    fn entry(&mut self, entry: &Entry<'_>, first: &str, rest: &str) {
+    fn entry(&mut self, entry: &TreeEntry<'_>, first: &str, rest: &str) {
         if self.out.len() >= MAX_TEXT {
             return;
         }
         let below = match entry {
-            Entry::Note(note) => {
+            TreeEntry::Note(note) => {
                 let _ = writeln!(self.out, "{first}{}", self.style.paint(Color::Dim, note));
                 return;
             }
-            Entry::Task(task) => {
+            TreeEntry::Task(task) => {
                 let _ = writeln!(self.out, "{first}{}", self.task(*task));
                 if self.path.contains(task) {
-                    return self.below(vec![Entry::Note("(awaits itself, see above)")], rest);
+                    return self.below(vec![TreeEntry::Note("(awaits itself, see above)")], rest);
                 }
                 self.shown[*task] = true;
                 self.path.push(*task);
@@ -125,7 +125,7 @@ impl Tree<'_> {
                 self.path.pop();
                 return;
             }
-            Entry::Frame(task, n) => {
+            TreeEntry::Frame(task, n) => {
                 let frame = &self.report.tasks[*task].frames[*n];
                 let place = match (&*frame.file, frame.line) {
                     ("", _) => String::new(),
@@ -140,16 +140,19 @@ impl Tree<'_> {
     }
 
     /// What is below a task, or below the frame before `next`.
-    fn after<'b>(&self, task: usize, next: usize) -> Vec<Entry<'b>> {
+    fn after<'b>(&self, task: usize, next: usize) -> Vec<TreeEntry<'b>> {
         if next < self.report.tasks[task].frames.len() {
-            return vec![Entry::Frame(task, next)];
+            return vec![TreeEntry::Frame(task, next)];
         }
-        self.children[task].iter().map(|child| Entry::Task(*child)).collect()
+        self.children[task]
+            .iter()
+            .map(|child| TreeEntry::Task(*child))
+            .collect()
     }
 
-    fn below(&mut self, mut entries: Vec<Entry<'_>>, indent: &str) {
+    fn below(&mut self, mut entries: Vec<TreeEntry<'_>>, indent: &str) {
         if self.depth >= MAX_DEPTH && !entries.is_empty() {
-            entries = vec![Entry::Note("(not shown: too many levels)")];
+            entries = vec![TreeEntry::Note("(not shown: too many levels)")];
         }
         self.depth += 1;
         let last = entries.len().saturating_sub(1);

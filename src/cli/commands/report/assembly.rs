@@ -2,12 +2,13 @@
 
 use serde_json::{Value, json};
 
-use super::{Rendered, ReportContext, share};
+use super::{RenderedList, ReportContext, share};
 use crate::cli::input;
 use crate::cli::output::style::Color;
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape::line;
-use crate::profile::model::{Assembly, Frame, Instruction, Profile};
+use crate::profile::model::{Assembly, Frame, Profile, SampledInstruction};
+use crate::profile::summary::counted;
 use crate::resolve::assembly;
 
 /// Functions that are shown if several have the name.
@@ -17,7 +18,7 @@ const FUNCTIONS: usize = 10;
 ///
 /// # Errors
 /// `Data` if the profile has no such function, or its file is not available.
-pub fn assembly(seen: &ReportContext<'_>, profile: &Profile, word: &str) -> Result<Rendered> {
+pub fn assembly(seen: &ReportContext<'_>, profile: &Profile, word: &str) -> Result<RenderedList> {
     let functions = functions(profile, word);
     if functions.is_empty() {
         return Err(Error::new(
@@ -82,7 +83,7 @@ fn base_name(path: &str) -> &str {
 }
 
 fn as_json(found: &Assembly) -> Value {
-    let row = |row: &Instruction| {
+    let row = |row: &SampledInstruction| {
         json!({
             "address": row.address,
             "text": row.text,
@@ -105,10 +106,12 @@ fn draw(seen: &ReportContext<'_>, found: &Assembly, all: usize) -> String {
     let sum: u64 = rows.iter().map(|row| row.samples).sum();
     let most = rows.iter().map(|row| row.samples).max().unwrap_or(0);
     let title = format!(
-        "{} ({}+{:#x}): {sum} samples ended in its {all} instructions",
+        "{} ({}+{:#x}): {} ended in its {}",
         line(&found.name),
         line(&found.module),
-        found.address
+        found.address,
+        counted(sum, "samples"),
+        counted(all as u64, "instructions")
     );
     let mut text = format!("{}\n", seen.style.paint(Color::Bold, &title));
     if !found.is_checked {

@@ -11,7 +11,7 @@ use crate::profile::stats::{FunctionId, Stats};
 use crate::profile::values::{Unit, ValueType};
 
 /// Calls and times of the functions of a profile, by their numbers.
-pub struct Counted {
+pub struct CallFigures {
     calls: Vec<u64>,
     intervals: Vec<(f64, f64)>,
     /// Time of all samples, ns.
@@ -20,9 +20,9 @@ pub struct Counted {
     per_sample: f64,
 }
 
-impl Counted {
+impl CallFigures {
     /// `None` for profiles without samples, calls or times.
-    pub fn of(profile: &Profile) -> Option<Counted> {
+    pub fn of(profile: &Profile) -> Option<CallFigures> {
         let calls = profile.find_value("calls")?;
         let time = profile.find_value("cpu").or_else(|| profile.find_value("wall"))?;
         let samples = profile.nodes.first()?.count;
@@ -32,7 +32,7 @@ impl Counted {
         let time = profile.amounts(time).first().copied().unwrap_or(0);
         let mut stats = Stats::new(profile);
         stats.select(profile.self_amounts(calls));
-        Some(Counted {
+        Some(CallFigures {
             calls: stats.functions().iter().map(|counts| counts.self_count).collect(),
             intervals: intervals::self_shares(profile),
             time,

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use serde_json::{Value, json};
 
-use super::{Rendered, ReportContext};
+use super::{RenderedList, ReportContext};
 use crate::cli::output::row_filter;
 use crate::cli::output::table;
 use crate::cli::output::table::{Overflow, plain};
@@ -17,16 +17,15 @@ use crate::profile::values::Unit;
 ///
 /// # Errors
 /// `Data` where the profile has none.
-pub fn lag(seen: &ReportContext<'_>) -> Result<Rendered> {
+pub fn lag(seen: &ReportContext<'_>) -> Result<RenderedList> {
     let mut lags = seen.profile.meta.lags.clone();
     if lags.is_empty() {
         let file = line(&seen.file.to_string_lossy()).into_owned();
-        return Err(Error::new(
-            ErrorKind::Data,
-            format!("{file} has no callbacks that blocked an event loop for long"),
-        )
-        .why("it was recorded without --lag, or none took that long")
-        .hint("record again with `nativeprof record --lag 50ms -o out.json ...`"));
+        return Err(
+            Error::new(ErrorKind::Data, format!("{file} has no blocked event loops"))
+                .why("it was recorded without --lag, or none took that long")
+                .hint("record again with `nativeprof record --lag 50ms -o out.json ...`"),
+        );
     }
     lags.sort_by_key(|lag| (Reverse(lag.length), lag.start));
     row_filter::apply(&mut lags, seen.restrictions, |lag| {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::cli::args::{By, Report, Sort};
+use crate::cli::args::{By, ReportCommand, ReportOrder};
 use crate::cli::input;
 use crate::cli::output::labels;
 use crate::cli::output::row_filter;
@@ -26,7 +26,7 @@ use crate::profile::summary;
 use crate::profile::views;
 use crate::resolve::source_lines;
 
-use counted::Counted;
+use counted::CallFigures;
 
 mod assembly;
 mod counted;
@@ -44,7 +44,7 @@ const FUNCTIONS: usize = 10;
 ///
 /// # Errors
 /// Those of [`input::profile`]; `Usage` for an invalid filter; `Data` if the profile does not have the requested data.
-pub fn report(options: &Report) -> Result<()> {
+pub fn report(options: &ReportCommand) -> Result<()> {
     let words = options.restrictions.iter().map(|word| row_filter::parse(word));
     let restrictions = words.collect::<Result<Vec<_>>>()?;
     let style = TerminalStyle::of_stdout(options.color);
@@ -164,14 +164,14 @@ struct ReportContext<'a> {
     profile: &'a Profile,
     stats: &'a Stats<'a>,
     restrictions: &'a [RowFilter],
-    sort: Sort,
+    sort: ReportOrder,
     style: TerminalStyle,
     /// Whether long tables are cut.
     is_short: bool,
 }
 
 /// JSON key of the list, the list as JSON, the text.
-type Rendered = (&'static str, Value, String);
+type RenderedList = (&'static str, Value, String);
 
 impl ReportContext<'_> {
     /// What was recorded, and how well.
@@ -182,7 +182,7 @@ impl ReportContext<'_> {
             text += &format!(": {}", line(&meta.command));
         }
         let kind = self.profile.count_type();
-        text += &format!("\n{} {}", self.amount(self.stats.samples()), line(&kind.name));
+        text += &format!("\n{}", line(&summary::amount(kind, self.stats.samples())));
         if meta.duration > 0.0 {
             text += &format!(" in {:.1} s", meta.duration);
         }
@@ -202,8 +202,8 @@ impl ReportContext<'_> {
     }
 
     /// Python functions, each with the native code that it runs; `python` has what they do themselves.
-    fn python_functions(&self, python: &HashMap<PythonFunction, u64>) -> Rendered {
-        let counted = Counted::of(self.profile);
+    fn python_functions(&self, python: &HashMap<PythonFunction, u64>) -> RenderedList {
+        let counted = CallFigures::of(self.profile);
         let by_id = ReportRow::of_functions_by_id(self.stats).into_iter();
         let rows = by_id.map(|(id, mut row)| {
             row.counted = counted.as_ref().map(|counted| counted.row(id, row.self_count));
@@ -264,7 +264,7 @@ impl ReportContext<'_> {
         ("rows", rows.iter().map(ReportRow::json).collect(), text)
     }
 
-    fn table(&self, by: By) -> Result<Rendered> {
+    fn table(&self, by: By) -> Result<RenderedList> {
         let mut rows = match by {
             By::Label => labels::rows(self.profile, self.file)?,
             By::Function => ReportRow::of_functions(self.stats),
@@ -301,13 +301,13 @@ impl ReportContext<'_> {
     /// Sorts and filters.
     fn arrange(&self, rows: &mut Vec<ReportRow>) {
         match self.sort {
-            Sort::SelfCount => rows.sort_by(|a, b| {
+            ReportOrder::SelfCount => rows.sort_by(|a, b| {
                 (b.self_count, b.total, &a.name, &a.place).cmp(&(a.self_count, a.total, &b.name, &b.place))
             }),
-            Sort::Total => rows.sort_by(|a, b| {
+            ReportOrder::Total => rows.sort_by(|a, b| {
                 (b.total, b.self_count, &a.name, &a.place).cmp(&(a.total, a.self_count, &b.name, &b.place))
             }),
-            Sort::Name => {
+            ReportOrder::Name => {
                 rows.sort_by(|a, b| (&a.name, &a.place, b.self_count).cmp(&(&b.name, &b.place, a.self_count)))
             }
         }
@@ -377,7 +377,7 @@ impl ReportContext<'_> {
     }
 
     /// Callers or callees of the functions that match a pattern.
-    fn calls(&self, word: &str, way: CallDirection) -> Result<Rendered> {
+    fn calls(&self, word: &str, way: CallDirection) -> Result<RenderedList> {
         let pattern = row_filter::pattern(word)?;
         let mut functions: Vec<(FunctionId, ReportRow)> = ReportRow::of_functions_by_id(self.stats);
         functions.retain(|(_, row)| row.total > 0);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde_json::{Value, json};
 
-use super::{Rendered, ReportContext, share};
+use super::{RenderedList, ReportContext, share};
 use crate::cli::input;
 use crate::cli::output::style::Color;
 use crate::error::{Error, ErrorKind, Result};
@@ -28,7 +28,7 @@ struct FileOfSource<'a> {
 ///
 /// # Errors
 /// `Data` if the profile has no such function or file, or does not know lines.
-pub fn source(seen: &ReportContext<'_>, word: &str) -> Result<Rendered> {
+pub fn source(seen: &ReportContext<'_>, word: &str) -> Result<RenderedList> {
     let files = files(seen, word);
     if files.is_empty() {
         let file = input::shown(seen.file);

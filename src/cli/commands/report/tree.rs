@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Rendered, ReportContext, share};
+use super::{RenderedList, ReportContext, share};
 use crate::cli::output::row_filter::RowFilter;
 use crate::cli::output::style::{Color, color};
 use crate::cli::output::table::{Overflow, shortened};
@@ -29,7 +29,7 @@ struct Branch {
 
 /// The tree, largest branch first. Of the restrictions a count is one of lines, a fraction the least part of all
 /// samples that a node is shown with, and a pattern keeps the stacks through functions that match.
-pub fn tree(seen: &ReportContext<'_>) -> Rendered {
+pub fn tree(seen: &ReportContext<'_>) -> RenderedList {
     let (stats, total) = (seen.stats, seen.stats.samples());
     let mut kept: Option<Vec<bool>> = None;
     let (mut count, mut least) = (usize::MAX, None);

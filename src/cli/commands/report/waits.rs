@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Rendered, ReportContext, share};
+use super::{RenderedList, ReportContext, share};
 use crate::cli::output::row_filter;
 use crate::cli::output::style::Color;
 use crate::cli::output::table;
@@ -18,7 +18,7 @@ use crate::profile::waits::{self, WaitSite};
 ///
 /// # Errors
 /// `Data` where the profile has no off-CPU time, or no wait of that kind.
-pub fn waits(seen: &ReportContext<'_>, kind: Option<&str>) -> Result<Rendered> {
+pub fn waits(seen: &ReportContext<'_>, kind: Option<&str>) -> Result<RenderedList> {
     let profile = seen.profile;
     let file = line(&seen.file.to_string_lossy()).into_owned();
     let value = profile.find_value("wall").or_else(|| profile.find_value("off_cpu"));
@@ -55,17 +55,17 @@ pub fn waits(seen: &ReportContext<'_>, kind: Option<&str>) -> Result<Rendered> {
             text + &drawn,
         ));
     }
-    text += &seen.style.paint(Color::Dim, note(&profile.meta.backend));
+    text += &seen.style.paint(Color::Dim, backend_note(&profile.meta.backend));
     Ok(("waits", list, text))
 }
 
 /// What to know of the table.
-fn note(backend: &str) -> &'static str {
+fn backend_note(backend: &str) -> &'static str {
     match backend {
         "ebpf" => "COUNT is an estimate: intervals shorter than the sampling period are sampled\n",
         _ => {
-            "Waiting threads were counted at the sampling rate: how often and how long they waited, and which thread ended a \
-             wait, takes --backend ebpf\n"
+            "Waiting threads were counted at the sampling rate. For the number and length of waits, and the threads that \
+             ended them, use --backend ebpf\n"
         }
     }
 }

@@ -7,11 +7,12 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use crate::cli::args::{BackendChoice, Selftest};
+use crate::cli::backend::check_rate;
 use crate::cli::output::style::{Color, TerminalStyle};
 use crate::cli::output::table;
 use crate::cli::output::table::{Cell, Overflow, plain};
 use crate::error::{Error, Result};
-use crate::profile::summary::percent;
+use crate::profile::summary::{counted, percent};
 use crate::sys;
 
 mod verify;
@@ -42,6 +43,7 @@ struct Run {
 /// # Errors
 /// If there is no Python to test with, or it crashes.
 pub fn selftest(options: &Selftest) -> Result<bool> {
+    check_rate(options.rate)?;
     let style = TerminalStyle::of_stdout(options.color);
     let backends = match options.backend {
         BackendChoice::Auto => vec!["ebpf", "ptrace"],
@@ -137,10 +139,11 @@ fn find_problems(outcome: &Outcome) -> Vec<String> {
         return vec!["no sample was taken".into()];
     }
     if f.torn > 0 {
-        problems.push(format!("{} impossible stacks: {}", f.torn, f.example));
+        problems.push(format!("{}: {}", counted(f.torn, "impossible stacks"), f.example));
     }
     if q.exact + q.repaired + q.partial != q.taken || f.samples != q.taken {
-        problems.push(format!("the tree has {} samples but {} were taken", f.samples, q.taken));
+        let in_tree = counted(f.samples, "samples");
+        problems.push(format!("{in_tree} in the tree, but {} taken", q.taken));
     }
     if q.partial * 100 > q.taken {
         problems.push("more than 1 % of the stacks are incomplete; check `nativeprof doctor`".into());
@@ -154,7 +157,7 @@ fn find_problems(outcome: &Outcome) -> Vec<String> {
     // The tracer stops threads after the tick, and on a busy machine too late for some.
     let excused = if f.stopped.is_some() { 2 } else { 50 };
     if (q.taken + q.expected / excused + 5) < q.expected {
-        problems.push(format!("only {} of {} samples were taken", q.taken, q.expected));
+        problems.push(format!("only {} of {} taken", q.taken, counted(q.expected, "samples")));
     }
     problems
 }
@@ -195,13 +198,13 @@ fn render(
     style: &TerminalStyle,
 ) -> String {
     let mut text = format!(
-        "{}, CPython {} ({}), {} CPUs; {} Hz, {} pairs of {} s windows with and without sampling\n\n",
+        "{}, CPython {} ({}), {}; {} Hz, {} of {} s windows with and without sampling\n",
         kernel(),
         program.version,
         program.path,
-        sys::process::cpu_count(),
+        counted(sys::process::cpu_count() as u64, "CPUs"),
         options.rate,
-        options.pairs,
+        counted(options.pairs, "pairs"),
         options.window
     );
     const ROWS: &[&str] = &[
@@ -273,7 +276,9 @@ fn render(
             row.push(cell);
         }
     }
-    text += &table::draw(&columns, &rows, style);
+    if outcomes.iter().any(|(_, outcome)| matches!(outcome, Outcome::Ran(_))) {
+        let _ = write!(text, "\n{}", table::draw(&columns, &rows, style));
+    }
     for ((name, outcome), problems) in outcomes.iter().zip(problems) {
         if let Outcome::Refused(why) = outcome {
             let _ = write!(text, "\n{name} is not available: {why}\n");

@@ -120,7 +120,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        let _ = self.child.kill(); // it may have ended by itself
+        let _ = self.child.kill(); // it may have exited
         let _ = self.child.wait();
     }
 }

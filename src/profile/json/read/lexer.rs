@@ -4,27 +4,30 @@ use std::borrow::Cow;
 
 use serde_json::Value;
 
-use super::{Error, JsonReader};
+use super::{JsonError, JsonReader};
 
 impl<'a> JsonReader<'a> {
     /// Reads an object; `each` receives a key and reads its value.
-    pub(super) fn object(&mut self, mut each: impl FnMut(&mut Self, &str) -> Result<(), Error>) -> Result<(), Error> {
-        self.expect(b'{')?;
+    pub(super) fn object(
+        &mut self,
+        mut each: impl FnMut(&mut Self, &str) -> Result<(), JsonError>,
+    ) -> Result<(), JsonError> {
+        self.expect_byte(b'{')?;
         let mut first = true;
         while self.peek() != Some(b'}') {
             if !std::mem::replace(&mut first, false) {
-                self.expect(b',')?;
+                self.expect_byte(b',')?;
             }
             let key = self.string()?;
-            self.expect(b':')?;
+            self.expect_byte(b':')?;
             each(self, &key)?;
         }
         self.at += 1;
         Ok(())
     }
 
-    pub(super) fn error(&self, reason: &str) -> Error {
-        Error {
+    pub(super) fn error(&self, reason: &str) -> JsonError {
+        JsonError {
             at: self.at,
             reason: reason.to_string(),
         }
@@ -43,7 +46,7 @@ impl<'a> JsonReader<'a> {
         self.text.as_bytes().get(self.at).copied()
     }
 
-    pub(super) fn expect(&mut self, byte: u8) -> Result<(), Error> {
+    pub(super) fn expect_byte(&mut self, byte: u8) -> Result<(), JsonError> {
         match self.peek() {
             Some(found) if found == byte => {
                 self.at += 1;
@@ -54,7 +57,7 @@ impl<'a> JsonReader<'a> {
         }
     }
 
-    pub(super) fn string(&mut self) -> Result<Cow<'a, str>, Error> {
+    pub(super) fn string(&mut self) -> Result<Cow<'a, str>, JsonError> {
         if self.peek() == Some(b'"') {
             let rest = &self.text.as_bytes()[self.at + 1..];
             let plain = |byte: &u8| !matches!(byte, b'"' | b'\\' | 0..0x20);
@@ -73,7 +76,7 @@ impl<'a> JsonReader<'a> {
     }
 
     /// Reads an integer; `None` if the value is something else.
-    pub(super) fn integer(&mut self) -> Result<Option<u64>, Error> {
+    pub(super) fn integer(&mut self) -> Result<Option<u64>, JsonError> {
         self.space();
         let rest = &self.text.as_bytes()[self.at..];
         let length = rest.iter().take(20).take_while(|byte| byte.is_ascii_digit()).count();
@@ -95,18 +98,18 @@ impl<'a> JsonReader<'a> {
 
     /// A complete value outside of the tree: its extent is found first, then the JSON crate (which limits its depth)
     /// parses it.
-    pub(super) fn value(&mut self) -> Result<Value, Error> {
+    pub(super) fn value(&mut self) -> Result<Value, JsonError> {
         self.space();
         let start = self.at;
         self.skip_value()?;
-        serde_json::from_str(&self.text[start..self.at]).map_err(|error| Error {
+        serde_json::from_str(&self.text[start..self.at]).map_err(|error| JsonError {
             at: start,
             reason: format!("invalid JSON ({error})"),
         })
     }
 
     /// Skips a value of any depth. Only brackets and strings are examined.
-    pub(super) fn skip_value(&mut self) -> Result<(), Error> {
+    pub(super) fn skip_value(&mut self) -> Result<(), JsonError> {
         let mut depth = 0usize;
         loop {
             match self.peek() {
@@ -137,7 +140,7 @@ impl<'a> JsonReader<'a> {
         }
     }
 
-    fn skip_string(&mut self) -> Result<(), Error> {
+    fn skip_string(&mut self) -> Result<(), JsonError> {
         let bytes = self.text.as_bytes();
         self.at += 1;
         loop {

@@ -7,19 +7,18 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::RandomState;
 
 use hashbrown::HashTable;
 use serde_json::{Map, Value};
 
 use self::instructions::instructions;
-use super::write::{FORMAT_VERSION, KINDS};
+use super::write::FORMAT_VERSION;
 use crate::profile::model::{
-    Frame, FrameId, FrameKind, MergedRecording, Meta, ModuleMeta, Node, NodeId, Profile, Quality, StopSummary,
-    TimelineSample,
+    FrameId, MergedRecording, Meta, ModuleMeta, Node, NodeId, Profile, Quality, StopSummary, TimelineSample,
 };
-use crate::profile::view::{LOW_LEVEL, unknown_place};
 
+mod frames;
 mod instructions;
 mod lags;
 mod lexer;
@@ -36,23 +35,23 @@ const MAX_FACTS: usize = 4 << 20;
 
 /// Why a file could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Error {
+pub struct JsonError {
     /// Byte of the file where it was noticed.
     pub at: usize,
     pub reason: String,
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for JsonError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "not a profile: {} at byte {}", self.reason, self.at)
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for JsonError {}
 
 /// Reads what [`write`](fn@super::write) wrote.
-pub fn read(bytes: &[u8]) -> Result<Profile, Error> {
-    let text = std::str::from_utf8(bytes).map_err(|e| Error {
+pub fn read(bytes: &[u8]) -> Result<Profile, JsonError> {
+    let text = std::str::from_utf8(bytes).map_err(|e| JsonError {
         at: e.valid_up_to(),
         reason: "invalid UTF-8".into(),
     })?;
@@ -123,17 +122,19 @@ struct JsonReader<'a> {
     columns: [Vec<u64>; 4],
     /// Rows of these columns that became samples of the profile.
     kept_ticks: Vec<u32>,
-    values: values::Read,
-    samples: samples::Read,
+    values: values::ReadValues,
+    samples: samples::ReadSamples,
     /// First of the nodes that only the timeline has, not the tree.
     first_omitted: usize,
 }
 
 impl<'a> JsonReader<'a> {
     /// Reads the complete tree; one iteration is one key of one node, or one closing brace.
-    fn tree(&mut self) -> Result<(), Error> {
-        self.expect(b'{')?;
+    fn tree(&mut self) -> Result<(), JsonError> {
+        self.expect_byte(b'{')?;
         let mut path = vec![self.open(0, Cow::Borrowed(""))?];
+        // Any JSON object would be an empty profile.
+        let mut missing = vec!["children", "count"];
         while let Some(top) = path.last_mut() {
             if self.peek() == Some(b'}') {
                 self.at += 1;
@@ -146,12 +147,12 @@ impl<'a> JsonReader<'a> {
                 continue;
             }
             if std::mem::replace(&mut top.comma, true) {
-                self.expect(b',')?;
+                self.expect_byte(b',')?;
             }
             let key = self.string()?;
-            self.expect(b':')?;
+            self.expect_byte(b':')?;
             if top.in_children {
-                self.expect(b'{')?;
+                self.expect_byte(b'{')?;
                 let parent = top.node;
                 if path.len() > MAX_DEPTH {
                     return Err(self.error("frames nested too deeply"));
@@ -159,9 +160,12 @@ impl<'a> JsonReader<'a> {
                 path.push(self.open(parent, key)?);
                 continue;
             }
+            if top.node == 0 {
+                missing.retain(|required| *required != key);
+            }
             match &*key {
                 "children" => {
-                    self.expect(b'{')?;
+                    self.expect_byte(b'{')?;
                     top.in_children = true;
                     top.comma = false;
                 }
@@ -179,10 +183,13 @@ impl<'a> JsonReader<'a> {
                 _ => self.skip_value()?,
             }
         }
-        Ok(())
+        match missing.pop() {
+            Some(key) => Err(self.error(&format!("`{key}` expected in the root object, which ends"))),
+            None => Ok(()),
+        }
     }
 
-    fn open(&mut self, parent: NodeId, identifier: Cow<'a, str>) -> Result<Open<'a>, Error> {
+    fn open(&mut self, parent: NodeId, identifier: Cow<'a, str>) -> Result<Open<'a>, JsonError> {
         let node = NodeId::try_from(self.profile.nodes.len()).map_err(|_| self.error("too many nodes"))?;
         self.profile.nodes.push(Node::new(0, parent));
         Ok(Open {
@@ -194,7 +201,7 @@ impl<'a> JsonReader<'a> {
         })
     }
 
-    fn close(&mut self, done: Open<'a>) -> Result<(), Error> {
+    fn close(&mut self, done: Open<'a>) -> Result<(), JsonError> {
         let (frame, line, text) = self.frame_of(&done.identifier, done.description, done.node == 0);
         let node = &mut self.profile.nodes[done.node as usize];
         node.first_seen_line = line;
@@ -203,70 +210,7 @@ impl<'a> JsonReader<'a> {
         Ok(())
     }
 
-    /// The frame of a node, the first line seen and its text.
-    fn frame_of(&mut self, identifier: &str, mut read: Description<'a>, is_root: bool) -> (FrameId, u32, Cow<'a, str>) {
-        let kind = match KINDS.iter().chain(old_keys::KINDS).find(|(name, _)| *name == read.kind) {
-            _ if is_root => FrameKind::Root,
-            Some((_, kind)) => *kind,
-            // A tree of Dask itself has native frames without any key of ours.
-            None if read.filename == LOW_LEVEL && identifier.contains(";<low-level>;0x") => FrameKind::Native,
-            None => FrameKind::Python,
-        };
-        let python = kind == FrameKind::Python;
-        let last = identifier.rsplit(';').next().unwrap_or("");
-        let first_line = if python { last.parse().unwrap_or(0) } else { 0 };
-        let hex = last.strip_prefix("0x").filter(|_| !python);
-        let address = hex.and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap_or(0);
-        if kind == FrameKind::Unknown
-            && let Some(name) = read.name.strip_suffix(&unknown_place(&read.module, address))
-        {
-            read.name = Cow::Owned(name.to_string());
-        }
-        if kind == FrameKind::Truncated {
-            read.name = old_keys::truncated_name(read.name);
-        }
-        let (line, text) = if python {
-            (read.line_number, read.line)
-        } else {
-            (read.source_line, read.source_text)
-        };
-        let texts = [read.name, read.qualname, read.filename, read.module, read.source];
-        (self.frame(kind, texts, first_line, address), line, text)
-    }
-
-    /// The frame of these parts, a new one if there is none yet. `texts`: name, qualname, filename, module, source.
-    fn frame(&mut self, kind: FrameKind, texts: [Cow<'a, str>; 5], first_line: u32, address: u64) -> FrameId {
-        let (frames, hasher) = (&mut self.profile.frames, &self.hasher);
-        let parts = |f: &Frame| -> u64 {
-            let texts = [&f.name, &f.qualname, &f.filename, &f.module, &f.source];
-            hasher.hash_one((f.kind, texts.map(String::as_str), f.first_line, f.address))
-        };
-        let hash = hasher.hash_one((kind, texts.each_ref().map(|text| &**text), first_line, address));
-        let is = |id: &FrameId| {
-            let f = &frames[*id as usize];
-            (f.kind, f.first_line, f.address) == (kind, first_line, address)
-                && [&f.name, &f.qualname, &f.filename, &f.module, &f.source] == texts.each_ref()
-        };
-        if let Some(known) = self.frames.find(hash, is) {
-            return *known;
-        }
-        let [name, qualname, filename, module, source] = texts.map(Cow::into_owned);
-        let next = frames.len() as FrameId;
-        frames.push(Frame {
-            kind,
-            name,
-            qualname,
-            filename,
-            first_line,
-            address,
-            module,
-            source,
-        });
-        self.frames.insert_unique(hash, next, |id| parts(&frames[*id as usize]));
-        next
-    }
-
-    fn description(&mut self) -> Result<Description<'a>, Error> {
+    fn description(&mut self) -> Result<Description<'a>, JsonError> {
         let mut read = Description::default();
         match self.peek() {
             Some(b'{') => {}
@@ -310,7 +254,7 @@ impl<'a> JsonReader<'a> {
     }
 
     /// Line -> samples.
-    fn lines(&mut self) -> Result<BTreeMap<u32, u64>, Error> {
+    fn lines(&mut self) -> Result<BTreeMap<u32, u64>, JsonError> {
         let mut lines = BTreeMap::new();
         if self.peek() != Some(b'{') {
             self.skip_value()?;
@@ -325,12 +269,12 @@ impl<'a> JsonReader<'a> {
         Ok(lines)
     }
 
-    fn column(&mut self) -> Result<Vec<u64>, Error> {
+    fn column(&mut self) -> Result<Vec<u64>, JsonError> {
         let mut column = Vec::new();
-        self.expect(b'[')?;
+        self.expect_byte(b'[')?;
         while self.peek() != Some(b']') {
             if !column.is_empty() {
-                self.expect(b',')?;
+                self.expect_byte(b',')?;
             }
             column.push(self.integer()?.unwrap_or(NO_NUMBER));
         }
@@ -339,7 +283,7 @@ impl<'a> JsonReader<'a> {
     }
 
     /// What is ours at the root.
-    fn metadata(&mut self) -> Result<(), Error> {
+    fn metadata(&mut self) -> Result<(), JsonError> {
         if self.peek() != Some(b'{') {
             return Err(self.error("metadata that is not an object"));
         }
@@ -364,7 +308,7 @@ impl<'a> JsonReader<'a> {
         self.take_meta(facts)
     }
 
-    fn timeline(&mut self) -> Result<(), Error> {
+    fn timeline(&mut self) -> Result<(), JsonError> {
         self.object(|reader, key| {
             let column = ["time", "pid", "tid", "node"].iter().position(|name| *name == key);
             match (column, reader.peek()) {
@@ -376,7 +320,7 @@ impl<'a> JsonReader<'a> {
         })
     }
 
-    fn take_meta(&mut self, mut map: Map<String, Value>) -> Result<(), Error> {
+    fn take_meta(&mut self, mut map: Map<String, Value>) -> Result<(), JsonError> {
         if map
             .get("format")
             .and_then(Value::as_u64)

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::profile::model::FrameKind;
 
-type Object = Map<String, Value>;
+type JsonObject = Map<String, Value>;
 
 /// Old and present name of keys of the root's `nativeprof`.
 const META: &[(&str, &str)] = &[
@@ -30,7 +30,7 @@ pub(super) fn truncated_name(name: Cow<'_, str>) -> Cow<'_, str> {
 }
 
 /// Gives the metadata of a recording its present keys, whichever version wrote it.
-pub(super) fn rename(meta: &mut Object) {
+pub(super) fn rename(meta: &mut JsonObject) {
     rename_keys(meta, META);
     for (key, names) in [("stopped", STOPPED), ("quality", QUALITY)] {
         if let Some(object) = meta.get_mut(key).and_then(Value::as_object_mut) {
@@ -43,7 +43,7 @@ pub(super) fn rename(meta: &mut Object) {
     }
 }
 
-fn rename_keys(object: &mut Object, names: &[(&str, &str)]) {
+fn rename_keys(object: &mut JsonObject, names: &[(&str, &str)]) {
     for (old, new) in names {
         if !object.contains_key(*new)
             && let Some(value) = object.remove(*old)

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use rustc_hash::FxHashMap;
 
-use super::{Description, Error, JsonReader, NO_NUMBER};
+use super::{Description, JsonError, JsonReader, NO_NUMBER};
 use crate::profile::labels::{LabelSet, Labels};
 use crate::profile::model::{FrameId, NO_PLACE, Node, NodeId, Place, PlaceId, TimelineSample};
 use crate::profile::places::Places;
@@ -15,7 +15,7 @@ use crate::profile::waits::{Waits, Waker};
 const BYTES_PER_NODE: usize = 10;
 
 /// A function of the stacks.
-enum Function {
+enum StackFunction {
     /// That of a node, by its place in the file.
     Node(u64),
     Frame(FrameId),
@@ -23,12 +23,12 @@ enum Function {
 
 /// What was read of the samples; node numbers are valid only after the complete tree has been read.
 #[derive(Default)]
-pub(super) struct Read {
+pub(super) struct ReadSamples {
     threads: [Vec<u64>; 2],
     thread: Vec<u64>,
     time: Vec<u64>,
     stack: Vec<u64>,
-    functions: Vec<Function>,
+    functions: Vec<StackFunction>,
     /// Function and line.
     frames: [Vec<u64>; 2],
     up: Vec<u64>,
@@ -41,7 +41,7 @@ pub(super) struct Read {
 }
 
 impl<'a> JsonReader<'a> {
-    pub(super) fn samples(&mut self) -> Result<(), Error> {
+    pub(super) fn samples(&mut self) -> Result<(), JsonError> {
         self.samples.exist = true;
         self.object(|reader, key| {
             match (key, reader.peek()) {
@@ -60,7 +60,7 @@ impl<'a> JsonReader<'a> {
         })
     }
 
-    fn stacks(&mut self) -> Result<(), Error> {
+    fn stacks(&mut self) -> Result<(), JsonError> {
         self.object(|reader, key| {
             match (key, reader.peek()) {
                 ("functions", Some(b'[')) => reader.functions()?,
@@ -73,7 +73,7 @@ impl<'a> JsonReader<'a> {
         })
     }
 
-    fn waits(&mut self) -> Result<(), Error> {
+    fn waits(&mut self) -> Result<(), JsonError> {
         self.object(|reader, key| {
             match (key, reader.peek()) {
                 ("length", Some(b'[')) => reader.samples.waits.lengths = reader.column()?,
@@ -109,7 +109,7 @@ impl<'a> JsonReader<'a> {
         })
     }
 
-    fn labels(&mut self) -> Result<(), Error> {
+    fn labels(&mut self) -> Result<(), JsonError> {
         let (mut sets, mut of_ticks) = (Vec::new(), Vec::new());
         self.object(|reader, key| {
             match (key, reader.peek()) {
@@ -152,7 +152,7 @@ impl<'a> JsonReader<'a> {
         Ok(())
     }
 
-    fn wakers(&mut self) -> Result<(), Error> {
+    fn wakers(&mut self) -> Result<(), JsonError> {
         let mut wakers = Vec::new();
         self.list(|reader| {
             let mut waker = Waker::default();
@@ -181,12 +181,12 @@ impl<'a> JsonReader<'a> {
     }
 
     /// Goes through a list.
-    fn list(&mut self, mut each: impl FnMut(&mut Self) -> Result<(), Error>) -> Result<(), Error> {
-        self.expect(b'[')?;
+    fn list(&mut self, mut each: impl FnMut(&mut Self) -> Result<(), JsonError>) -> Result<(), JsonError> {
+        self.expect_byte(b'[')?;
         let mut first = true;
         while self.peek() != Some(b']') {
             if !first {
-                self.expect(b',')?;
+                self.expect_byte(b',')?;
             }
             first = false;
             each(self)?;
@@ -196,7 +196,7 @@ impl<'a> JsonReader<'a> {
     }
 
     /// Two columns of an object.
-    fn pair(&mut self, names: [&str; 2]) -> Result<[Vec<u64>; 2], Error> {
+    fn pair(&mut self, names: [&str; 2]) -> Result<[Vec<u64>; 2], JsonError> {
         let mut pair: [Vec<u64>; 2] = Default::default();
         self.object(|reader, key| {
             match (names.iter().position(|name| *name == key), reader.peek()) {
@@ -208,15 +208,15 @@ impl<'a> JsonReader<'a> {
         Ok(pair)
     }
 
-    fn functions(&mut self) -> Result<(), Error> {
+    fn functions(&mut self) -> Result<(), JsonError> {
         let mut functions = Vec::new();
-        self.expect(b'[')?;
+        self.expect_byte(b'[')?;
         while self.peek() != Some(b']') {
             if !functions.is_empty() {
-                self.expect(b',')?;
+                self.expect_byte(b',')?;
             }
             if self.peek() != Some(b'{') {
-                functions.push(Function::Node(self.integer()?.unwrap_or(NO_NUMBER)));
+                functions.push(StackFunction::Node(self.integer()?.unwrap_or(NO_NUMBER)));
                 continue;
             }
             let (mut identifier, mut description) = (Cow::Borrowed(""), Description::default());
@@ -229,7 +229,7 @@ impl<'a> JsonReader<'a> {
                 Ok(())
             })?;
             let (frame, ..) = self.frame_of(&identifier, description, false);
-            functions.push(Function::Frame(frame));
+            functions.push(StackFunction::Frame(frame));
         }
         self.at += 1;
         self.samples.functions = functions;
@@ -237,7 +237,7 @@ impl<'a> JsonReader<'a> {
     }
 
     /// Sets the timeline and places of the profile when all nodes have been read, and restores the omitted nodes.
-    pub(super) fn take_samples(&mut self) -> Result<(), Error> {
+    pub(super) fn take_samples(&mut self) -> Result<(), JsonError> {
         let read = std::mem::take(&mut self.samples);
         let in_file = self.profile.nodes.len();
         let node_of_row = self.take_rows(&read)?;
@@ -269,7 +269,7 @@ impl<'a> JsonReader<'a> {
     }
 
     /// Creates the places; returns the place of each row, the root's first.
-    fn take_rows(&mut self, read: &Read) -> Result<Vec<PlaceId>, Error> {
+    fn take_rows(&mut self, read: &ReadSamples) -> Result<Vec<PlaceId>, JsonError> {
         // Rows name functions by their identifiers, which several frames may share: a function that is called here and
         // inlined there.
         let (_, function_of, _) = intern_identifiers(&self.profile.frames);
@@ -304,8 +304,8 @@ impl<'a> JsonReader<'a> {
             let number = |column: usize| read.frames[column].get(at).copied();
             let function = number(0).and_then(|n| read.functions.get(usize::try_from(n).ok()?));
             let frame = function.and_then(|function| match function {
-                Function::Frame(frame) => Some(*frame),
-                Function::Node(node) => nodes[..in_file]
+                StackFunction::Frame(frame) => Some(*frame),
+                StackFunction::Node(node) => nodes[..in_file]
                     .get(usize::try_from(*node).ok()?)
                     .map(|node| node.frame),
             });

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value as Json};
 
-use super::{Error, JsonReader, number, objects, take_string};
+use super::{JsonError, JsonReader, number, objects, take_string};
 use crate::profile::model::NodeId;
 use crate::profile::values::{Amounts, Unit, Value, ValueType};
 
@@ -11,7 +11,7 @@ const MAX_VALUES: usize = 64;
 
 /// What was read of values, until the value types of the profile are known.
 #[derive(Default)]
-pub(super) struct Read {
+pub(super) struct ReadValues {
     /// Keys that nodes have.
     keys: Vec<String>,
     /// (node, index of the key, inclusive amount).
@@ -24,7 +24,7 @@ pub(super) struct Read {
 
 impl JsonReader<'_> {
     /// Reads what a node has of the values.
-    pub(super) fn node_values(&mut self, node: NodeId) -> Result<(), Error> {
+    pub(super) fn node_values(&mut self, node: NodeId) -> Result<(), JsonError> {
         if self.peek() != Some(b'{') {
             return self.skip_value();
         }
@@ -45,7 +45,7 @@ impl JsonReader<'_> {
     }
 
     /// Reads the columns of the timeline.
-    pub(super) fn tick_values(&mut self) -> Result<(), Error> {
+    pub(super) fn tick_values(&mut self) -> Result<(), JsonError> {
         self.object(|reader, key| {
             if reader.values.ticks.len() >= MAX_VALUES || reader.peek() != Some(b'[') {
                 return reader.skip_value();
@@ -79,7 +79,7 @@ impl JsonReader<'_> {
     }
 
     /// Sets the values of the profile when all nodes and the timeline have been read.
-    pub(super) fn take_values(&mut self) -> Result<(), Error> {
+    pub(super) fn take_values(&mut self) -> Result<(), JsonError> {
         let read = std::mem::take(&mut self.values);
         let meta = &self.profile.meta;
         let mut types = match read.types {

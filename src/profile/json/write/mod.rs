@@ -41,7 +41,7 @@
 //! each with all that is below it. Of very many nodes those with the fewest samples are omitted from the tree,
 //! `omitted_nodes` of them; their samples are in the counts of the nodes above them, and in `samples`.
 //!
-//! Earlier versions wrote `timeline` in place of `samples`: columns `time` (ns since the start), `pid`, `tid` and
+//! Earlier versions wrote `timeline` instead of `samples`: columns `time` (ns since the start), `pid`, `tid` and
 //! `node`. [`write_expanded`] still does.
 
 use std::borrow::Cow;

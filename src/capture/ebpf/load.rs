@@ -1,0 +1,198 @@
+//! Opening the backend: loads the program, calibrates it for this kernel, and opens the events.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use aya::Ebpf;
+use aya::maps::{Array, MapData, RingBuf};
+use aya::programs::{PerfEvent, RawTracePoint};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::cpu_time::CpuTimes;
+use super::errors::{bpf_error, not_permitted};
+use super::interpreter_locks::InterpreterLockMap;
+use super::object::{self, LOAD, MapSizes, Variant};
+use super::off_cpu::{self, OffCpu};
+use super::sampling_events::{self, CpuEvents};
+use super::{EbpfSource, KernelFacts, abi, switch_in, workers};
+use crate::capture::common::jitter::period;
+use crate::capture::common::perf_ring::Ring;
+use crate::capture::common::sideband;
+use crate::capture::{Mode, SamplingOptions};
+use crate::error::{Error, ErrorKind, Result};
+use crate::privileges::checks;
+use crate::sys;
+use crate::sys::perf::perf;
+
+/// Pages of each CPU's ring of sideband records.
+const SIDEBAND_PAGES: usize = 64;
+const SIDEBAND_FAILED: &str = "cannot receive mmap and fork events";
+
+impl EbpfSource {
+    /// Loads the program and opens the sideband events; samples nothing yet.
+    ///
+    /// # Errors
+    /// Missing privileges (named), or a kernel that cannot run the program.
+    pub fn new(options: &SamplingOptions) -> Result<EbpfSource> {
+        if let Some(missing) = checks::ebpf(&checks::SystemFacts::read()).into_iter().next() {
+            return Err(missing.error("sampling with eBPF is not permitted"));
+        }
+        let cpus = sys::process::cpu_count() as u32;
+        let variants = Variant::candidates()?;
+        let mut sizes = MapSizes {
+            slots: cpus,
+            threads: 1,
+            workers: if options.workers { workers::MAX_WORKERS } else { 0 },
+            spans: options.spans,
+        };
+        let (object::LoadedObject { mut bpf, refusal }, hook) = if options.mode == Mode::Cpu {
+            (object::load_first(variants, sizes, options.children)?, None)
+        } else {
+            sizes.slots += off_cpu::WORK_SLOTS;
+            sizes.threads = off_cpu::MAX_THREADS;
+            let switch_in::LoadedSwitchIn { bpf, hook, missing } =
+                switch_in::load_first(variants, sizes, options.children)?;
+            (object::LoadedObject { bpf, refusal: None }, Some((hook, missing)))
+        };
+        let fd = |bpf: &Ebpf, name: &str| -> Result<OwnedFd> {
+            let program: &PerfEvent = bpf.program(name).and_then(|p| p.try_into().ok()).expect("loaded above");
+            let fd = program.fd().map_err(|e| bpf_error(LOAD, e))?;
+            fd.as_fd().try_clone_to_owned().map_err(|e| Error::io(LOAD, e))
+        };
+        let (program, calibrator) = (fd(&bpf, "sample")?, fd(&bpf, "calibrate")?);
+        let mut take = |name: &str| object::take_map(&mut bpf, name);
+        let map_error = |e| bpf_error(LOAD, e);
+        let mut facts: Array<MapData, KernelFacts> = take("FACTS")?.try_into().map_err(map_error)?;
+        let mut known_pointer: Array<MapData, u64> = take("CALIBRATE")?.try_into().map_err(map_error)?;
+        let ring = RingBuf::try_from(take("SAMPLES")?).map_err(map_error)?;
+        let procs = take("PROCS")?.try_into().map_err(map_error)?;
+        let nested = take("NESTED_STATES")?.try_into().map_err(map_error)?;
+        let running = take("RUNNING_TASKS")?.try_into().map_err(map_error)?;
+        let spans = take("SPANS")?.try_into().map_err(map_error)?;
+        let counts = take("COUNTS")?.try_into().map_err(map_error)?;
+        let locks = InterpreterLockMap::new(take("INTERPRETER_LOCKS")?)?;
+        // On another thread than the main one: where process and thread ID are equal, other fields hold the same
+        // values.
+        std::thread::scope(|s| {
+            let found = s
+                .spawn(|| calibrate(&calibrator, &mut known_pointer, &mut facts))
+                .join();
+            found.unwrap_or_else(|_| Err(Error::new(ErrorKind::Data, "the calibration thread failed")))
+        })?;
+        let mut f = facts.get(&0, 0).map_err(map_error)?;
+        f.want_kernel = options.kernel.into();
+        f.cpus = cpus;
+        f.wakers = options.off_cpu.wakers.into();
+        f.min_blocked = options.off_cpu.min_blocked;
+        facts.set(0, f, 0).map_err(map_error)?;
+        if options.children {
+            let forked: &mut RawTracePoint = object::program(&mut bpf, "forked")?;
+            forked
+                .attach("sched_process_fork")
+                .map_err(|e| bpf_error("cannot receive fork events", e))?;
+        }
+        let python_stacks = match options.workers {
+            true => Some(workers::attach(&mut bpf)?),
+            false => None,
+        };
+        let events = CpuEvents::open(options, program.as_fd())?;
+        let off_cpu = hook.map(|(hook, missing)| OffCpu::attach(&mut bpf, hook, missing));
+        let off_cpu = off_cpu.transpose()?;
+        let mut source = EbpfSource {
+            _bpf: bpf,
+            refusal,
+            program,
+            events,
+            ring,
+            procs,
+            nested,
+            running,
+            spans,
+            nested_of: FxHashMap::default(),
+            facts,
+            counts,
+            options: options.clone(),
+            sideband: Vec::new(),
+            pending: VecDeque::new(),
+            lost_sideband: 0,
+            known: FxHashSet::default(),
+            ended: FxHashMap::default(),
+            times: CpuTimes::new(period(options.rate)),
+            off_cpu,
+            locks,
+            python_stacks,
+            delivered: 0,
+            before_exec: None,
+            reassembler: abi::StackReassembler::default(),
+            stopped: false,
+        };
+        source.open_sideband()?;
+        Ok(source)
+    }
+
+    /// Mappings, forks, execs and exits of the whole machine, from one event per CPU.
+    fn open_sideband(&mut self) -> Result<()> {
+        let mut attr = perf::perf_event_attr {
+            type_: perf::PERF_TYPE_SOFTWARE,
+            config: perf::PERF_COUNT_SW_DUMMY.into(),
+            ..Default::default()
+        };
+        sideband::request_sideband(&mut attr);
+        // Wake immediately, so that a newly mapped interpreter is registered before it is sampled.
+        attr.set_watermark(1);
+        attr.__bindgen_anon_2.wakeup_watermark = 1;
+        for event in sampling_events::on_each_cpu(&mut attr, SIDEBAND_FAILED, SIDEBAND_FAILED)? {
+            let ring = Ring::new(event, SIDEBAND_PAGES).map_err(|e| match e.kind() {
+                io::ErrorKind::PermissionDenied => {
+                    not_permitted("cannot map the ring buffer of mmap and fork events", &e)
+                }
+                _ => Error::io("cannot map the ring buffer of mmap and fork events", e),
+            })?;
+            self.sideband.push(ring);
+        }
+        Ok(())
+    }
+}
+
+/// Lets the program find fields of `task_struct`, by running it on a thread of ours whose values are known.
+fn calibrate(
+    program: &OwnedFd,
+    known_pointer: &mut Array<MapData, u64>,
+    facts: &mut Array<MapData, KernelFacts>,
+) -> Result<()> {
+    const WHAT: &str = "cannot calibrate the BPF program";
+    known_pointer
+        .set(0, sys::process::current_thread_pointer(), 0)
+        .map_err(|e| bpf_error(WHAT, e))?;
+    let mut attr = perf::perf_event_attr {
+        type_: perf::PERF_TYPE_SOFTWARE,
+        config: perf::PERF_COUNT_SW_CPU_CLOCK.into(),
+        ..Default::default()
+    };
+    attr.__bindgen_anon_1.sample_period = 50_000;
+    attr.set_disabled(1);
+    let event = sys::perf::perf_event_open(&mut attr, sys::process::current_tid(), -1).map_err(|e| match e.kind() {
+        io::ErrorKind::PermissionDenied => not_permitted(WHAT, &e),
+        _ => Error::io(WHAT, e),
+    })?;
+    sys::perf::perf_set_bpf(event.as_fd(), program.as_fd()).map_err(|e| Error::io(WHAT, e))?;
+    sys::perf::perf_enable(event.as_fd()).map_err(|e| Error::io(WHAT, e))?;
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(200) {
+        for _ in 0..1000 {
+            sys::process::enter_kernel();
+        }
+        let f = facts.get(&0, 0).map_err(|e| bpf_error(WHAT, e))?;
+        if f.fsbase != 0 && f.stack != 0 {
+            return Ok(());
+        }
+    }
+    let f = facts.get(&0, 0).map_err(|e| bpf_error(WHAT, e))?;
+    if f.fsbase == 0 {
+        return Err(Error::new(ErrorKind::Unsupported, WHAT)
+            .why("the thread pointer was not found in the kernel's task structure"));
+    }
+    Ok(()) // without the stack field the program searches for the user registers itself
+}
