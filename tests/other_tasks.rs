@@ -238,6 +238,40 @@ fn tasks_that_block_have_their_time() {
     }
 }
 
+/// Tasks of trio that wait, each below the task whose nursery it is in.
+#[test]
+fn tasks_of_trio_that_wait() {
+    let _live = live();
+    each_environment(|name, python| {
+        let program = Program::start(script(python, "other_waits.py", "trio"));
+        let done = nativeprof(&["dump", "--tasks", "--json", &program.pid().to_string()])
+            .output()
+            .expect("nativeprof starts");
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(done.status.success(), "CPython {name}: {said}");
+        let dump: Value = serde_json::from_slice(&done.stdout).expect("JSON");
+        let tasks = dump["tasks"].as_array().expect("tasks");
+        let of_id = |id: &Value| tasks.iter().find(|t| t["id"] == *id).expect("a task with this id");
+        let plain = |text: &Value| plain_name(text.as_str().expect("a name")).to_string();
+        let mut found = BTreeMap::new();
+        for task in tasks.iter().filter(|t| t["kind"] == "trio") {
+            let parent = task["awaited_by"].as_array().expect("a list").first();
+            let parent = parent.map_or(String::new(), |id| plain(&of_id(id)["name"]));
+            let outermost = plain(&task["frames"][0]["name"]);
+            found.insert(plain(&task["name"]), (parent, outermost));
+        }
+        let pair = |a: &str, b: &str| (a.to_string(), b.to_string());
+        let mut expected = BTreeMap::from([
+            ("main".to_string(), pair("", "main")),
+            ("inner_lock".to_string(), pair("wait_lock", "acquire")),
+        ]);
+        for name in ["wait_event", "wait_lock", "wait_queue", "wait_sleep", "wait_socket"] {
+            expected.insert(name.to_string(), pair("main", name));
+        }
+        assert_eq!(found, expected, "CPython {name}: {dump:#}");
+    });
+}
+
 /// Each task has its share of the time, below the task whose nursery or group it is in.
 #[test]
 fn tasks_of_trio_and_anyio() {
