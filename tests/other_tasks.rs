@@ -12,7 +12,7 @@ use serde_json::Value;
 use common::chance::assert_likely;
 use common::environments::environments;
 use common::pythons::some_at_a_time;
-use common::recording::check_counts;
+use common::recording::{awaited, check_counts};
 use common::{Program, attach, live, nativeprof, sources};
 
 mod common;
@@ -123,6 +123,153 @@ fn greenlets_that_wait() {
             assert_eq!(found, [1, 2, 3, 4, 5], "{case}: {dump:#}");
         });
     }
+}
+
+/// A task's name without its address or module.
+fn plain_name(name: &str) -> &str {
+    let name = name.split(" at 0x").next().unwrap_or(name);
+    name.rsplit('.').next().unwrap_or(name)
+}
+
+/// Function that each waiting task of `other_waits.py` runs, and what it awaits.
+fn waits(package: &str) -> &'static [(&'static str, &'static str)] {
+    match package {
+        "gevent" => &[
+            ("wait_lock", "lock"),
+            ("wait_sleep", "sleep"),
+            ("wait_socket", "socket"),
+        ],
+        "eventlet" => &[
+            ("wait_event", "event"),
+            ("wait_queue", "queue"),
+            ("wait_sleep", "sleep"),
+            ("wait_socket", "socket"),
+        ],
+        _ => &[
+            ("inner_lock", "lock"),
+            ("wait_event", "event"),
+            ("wait_lock", "task"),
+            ("wait_queue", "queue"),
+            ("wait_sleep", "sleep"),
+            ("wait_socket", "socket"),
+        ],
+    }
+}
+
+/// Suspended greenlets and tasks of trio have the time that they await, and share the time that their hub waits.
+#[test]
+fn suspended_tasks_have_their_time() {
+    let _live = live();
+    for package in ["gevent", "eventlet", "trio"] {
+        for backend in ["ebpf", "ptrace"] {
+            each_environment(|name, python| {
+                let case = format!("CPython {name}, {package}, {backend}");
+                let mut program = Program::start(script(python, "other_waits.py", package));
+                let words = ["--tasks", "--mode", "wall", "-r", "200", "--backend", backend];
+                let r = attach(program.pid(), &words);
+                program.finish();
+                let duration = r.profile.meta.duration * 1e9;
+                let by_function = |value| {
+                    let mut sums: BTreeMap<(String, String), u64> = BTreeMap::new();
+                    for ((task, kind), amount) in awaited(&r.profile, value) {
+                        *sums.entry((plain_name(&task).to_string(), kind)).or_default() += amount;
+                    }
+                    sums
+                };
+                let (awaits, wall) = (by_function("await"), by_function("wall"));
+                let all: u64 = wall.values().sum();
+                let expected = waits(package);
+                for (task, kind) in expected {
+                    let key = ((*task).to_string(), (*kind).to_string());
+                    let time = awaits.get(&key).copied().unwrap_or(0) as f64;
+                    assert_likely!(
+                        (time / duration - 1.0).abs() < 0.05,
+                        "{case}: {task} {time} of {duration}: {awaits:?}\n{}",
+                        r.stderr
+                    );
+                    // All have equal shares, and so has the one that sleeps for short times.
+                    let share = wall.get(&key).copied().unwrap_or(0) as f64 / all as f64;
+                    let equal = 1.0 / (expected.len() + 1) as f64;
+                    assert_likely!((share - equal).abs() < 0.02, "{case}: {task} {share}: {wall:?}");
+                }
+                let of = |value| r.profile.amounts(r.profile.find_value(value).expect("the value"))[0];
+                assert_eq!(of("wall"), of("cpu") + of("off_cpu"), "{case}: the account closes");
+                assert_likely!(
+                    (of("wall") as f64 / duration - 1.0).abs() < 0.05,
+                    "{case}: {} of {duration}",
+                    of("wall")
+                );
+                let poll = r.with("[waiting: poll]");
+                assert_likely!(poll * 20 <= r.samples(), "{case}: {poll} of {} poll", r.samples());
+            });
+        }
+    }
+}
+
+/// What blocks in `select` keeps that time, and only the rest is shared.
+#[test]
+fn tasks_that_block_have_their_time() {
+    let _live = live();
+    for package in ["gevent", "eventlet", "trio", "asyncio"] {
+        each_environment(|name, python| {
+            let case = format!("CPython {name}, {package}");
+            let mut program = Program::start(script(python, "other_blocks.py", package));
+            let words = ["--tasks", "--mode", "wall", "-r", "500"];
+            let r = attach(program.pid(), &words);
+            program.finish();
+            let wall = r.profile.find_value("wall").expect("the value");
+            let all = r.profile.amounts(wall)[0] as f64;
+            let frame = |at: usize| &*r.profile.frames[r.profile.nodes[at].frame as usize].name;
+            let (mut blocked, mut shared) = (0, 0);
+            for (at, amount) in r.profile.self_amounts(wall).into_iter().enumerate() {
+                let (mut up, mut is_inside) = (at, false);
+                while up > 0 && !is_inside {
+                    up = r.profile.nodes[up].parent as usize;
+                    is_inside = frame(up) == "blocks";
+                }
+                blocked += if is_inside { amount } else { 0 };
+                shared += if frame(at).starts_with("[awaiting ") { amount } else { 0 };
+            }
+            for (what, amount) in [("blocked", blocked), ("shared", shared)] {
+                let share = amount as f64 / all;
+                assert_likely!((share - 0.5).abs() < 0.1, "{case}: {what} {share}\n{}", r.stderr);
+            }
+        });
+    }
+}
+
+/// Tasks of trio that wait, each below the task whose nursery it is in.
+#[test]
+fn tasks_of_trio_that_wait() {
+    let _live = live();
+    each_environment(|name, python| {
+        let program = Program::start(script(python, "other_waits.py", "trio"));
+        let done = nativeprof(&["dump", "--tasks", "--json", &program.pid().to_string()])
+            .output()
+            .expect("nativeprof starts");
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(done.status.success(), "CPython {name}: {said}");
+        let dump: Value = serde_json::from_slice(&done.stdout).expect("JSON");
+        let tasks = dump["tasks"].as_array().expect("tasks");
+        let of_id = |id: &Value| tasks.iter().find(|t| t["id"] == *id).expect("a task with this id");
+        let plain = |text: &Value| plain_name(text.as_str().expect("a name")).to_string();
+        let mut found = BTreeMap::new();
+        for task in tasks.iter().filter(|t| t["kind"] == "trio") {
+            let parent = task["awaited_by"].as_array().expect("a list").first();
+            let parent = parent.map_or(String::new(), |id| plain(&of_id(id)["name"]));
+            let outermost = plain(&task["frames"][0]["name"]);
+            found.insert(plain(&task["name"]), (parent, outermost));
+        }
+        let pair = |a: &str, b: &str| (a.to_string(), b.to_string());
+        let mut expected = BTreeMap::from([
+            ("main".to_string(), pair("", "main")),
+            ("inner_lock".to_string(), pair("wait_lock", "acquire")),
+        ]);
+        for name in ["wait_event", "wait_lock", "wait_queue", "wait_sleep", "wait_socket"] {
+            expected.insert(name.to_string(), pair("main", name));
+        }
+        assert_eq!(found, expected, "CPython {name}: {dump:#}");
+    });
 }
 
 /// Each task has its share of the time, below the task whose nursery or group it is in.

@@ -6,12 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Output};
 
 use nativeprof::profile::lags::Lag;
-use nativeprof::profile::model::{Frame, FrameKind, Profile};
+use nativeprof::profile::model::{Frame, FrameKind};
 use serde_json::Value;
 
 use common::chance::assert_likely;
 use common::pythons::each_of;
-use common::recording::check_counts;
+use common::recording::{awaited, check_counts};
 use common::{Program, Python, attach, live, nativeprof, newest_python, pythons};
 
 mod common;
@@ -324,26 +324,6 @@ fn eager_tasks_have_their_names() {
             assert_likely!(all - named <= all / 50, "{case}: {named} of {all}\n{}", r.stderr);
         });
     }
-}
-
-/// Sums of a value over the stacks of suspended tasks: (innermost task, what it awaits) -> amount.
-fn awaited(profile: &Profile, value: &str) -> BTreeMap<(String, String), u64> {
-    let value = profile.find_value(value).expect("the value");
-    let mut sums = BTreeMap::new();
-    for (at, amount) in profile.self_amounts(value).into_iter().enumerate() {
-        let name = |at: usize| &*profile.frames[profile.nodes[at].frame as usize].name;
-        let Some(kind) = name(at).strip_prefix("[awaiting ") else {
-            continue;
-        };
-        let (mut task, mut up) = ("", at);
-        while up > 0 && task.is_empty() {
-            up = profile.nodes[up].parent as usize;
-            task = name(up).strip_prefix("[task: ").unwrap_or_default();
-        }
-        let plain = |text: &str| text.trim_end_matches(']').to_string();
-        *sums.entry((plain(task), plain(kind))).or_default() += amount;
-    }
-    sums
 }
 
 /// Suspended tasks have the time that they await, and share the time that their event loop waits.

@@ -15,6 +15,43 @@ PROFILE = str(ROOT / "fixtures/golden/profile.json")
 COMMAND = os.path.join(os.path.dirname(sys.executable), "nativeprof")
 BUSY = "import sys, threading; print(threading.get_ident(), flush=True)\nwhile True: sum(range(1000))"
 
+WAITING = {
+    "asyncio": """
+import asyncio, time
+async def inner():
+    await asyncio.sleep(1000)
+async def main():
+    tasks = [asyncio.ensure_future(inner()) for _ in range(2)]
+    asyncio.ensure_future(asyncio.wait(tasks))
+    await asyncio.sleep(0.01)
+    print(1, flush=True)
+    time.sleep(1000)
+asyncio.run(main())
+""",
+    "greenlet": """
+import time, greenlet
+main = greenlet.getcurrent()
+new, waiting = greenlet.greenlet(print), greenlet.greenlet(lambda: main.switch())
+waiting.switch()
+def work():
+    print(1, flush=True)
+    time.sleep(1000)
+running = greenlet.greenlet(work)
+running.switch()
+""",
+    "trio": """
+import time, trio
+async def main():
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.sleep, 1000)
+        await trio.sleep(0.01)
+        nursery.start_soon(trio.sleep, 1000)
+        print(1, flush=True)
+        time.sleep(1000)
+trio.run(main)
+""",
+}
+
 
 def load(name):
     schema = json.loads((ROOT / f"docs/{name}.schema.json").read_text(encoding="utf-8"))
@@ -106,6 +143,18 @@ def test_dump(busy):
     value = output("dump", busy, "--locals")
     assert value["version"] == 1 and value["threads"][0]["python_name"] == "MainThread", value
     assert any("locals" in frame for frame in value["threads"][0]["frames"]), value
+    check(load("dump"), value)
+
+
+@pytest.mark.parametrize("kind", WAITING)
+def test_dump_of_tasks(kind):
+    pytest.importorskip(kind)
+    with subprocess.Popen([sys.executable, "-c", WAITING[kind]], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        value = output("dump", str(process.pid), "--tasks")
+        process.kill()
+    states = {task["state"] for task in value["tasks"] if task["kind"] == kind}
+    assert states == {"suspended", "running"} | (set() if kind == "asyncio" else {"new"}), value
     check(load("dump"), value)
 
 

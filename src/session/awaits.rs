@@ -1,4 +1,4 @@
-//! What the suspended tasks of a session's processes await, and for how long.
+//! What the suspended tasks of a session's processes await, and for how long. (Those that are not asyncio's: `other_awaits`.)
 //!
 //! All tasks of a process are read at a random time in each period, without a stop, and each reading represents that period:
 //! for so long every task that is suspended has awaited what it awaits then. That is a value of its own, since many tasks
@@ -8,13 +8,13 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::await_kind::await_kind;
+use super::other_awaits::OtherAwaits;
 use super::{Session, name_bytes};
 use crate::capture::common::rng::Rng;
-use crate::cpython::frame_groups;
-use crate::cpython::tasks::{self, SuspendedTask, TaskReader};
+use crate::cpython::tasks::{SuspendedTask, TaskReader};
 use crate::cpython::thread_states;
 use crate::cpython_layout::{Interpreter, Layout};
 use crate::event::{AwaitKind, Pid, Sample, Tid};
@@ -45,10 +45,12 @@ const MAX_LOOPS: usize = 1024;
 /// What is known of suspended tasks.
 pub(super) struct Awaits {
     processes: FxHashMap<Pid, ProcessAwaits>,
+    /// Threads in which a hub of greenlets was seen.
+    pub(super) hubs: FxHashSet<(Pid, Tid)>,
     /// Event loop -> its thread, and when that was read.
     loops: FxHashMap<(Pid, u64), (Tid, u64)>,
     /// What is not in the timeline yet.
-    rows: FxHashMap<(Pid, Tid, RawNode), NodeTime>,
+    pub(super) rows: FxHashMap<(Pid, Tid, RawNode), NodeTime>,
     /// Wall time in the timeline that no sample counts, ns.
     uncounted: u64,
     /// When to add it; ns.
@@ -60,6 +62,7 @@ impl Default for Awaits {
     fn default() -> Awaits {
         Awaits {
             processes: FxHashMap::default(),
+            hubs: FxHashSet::default(),
             loops: FxHashMap::default(),
             rows: FxHashMap::default(),
             uncounted: 0,
@@ -111,37 +114,45 @@ impl Awaits {
 
 /// Time at one node, ns.
 #[derive(Clone, Copy, Default)]
-struct NodeTime {
+pub(super) struct NodeTime {
     wall: u64,
-    awaited: u64,
+    pub(super) awaited: u64,
 }
 
 #[derive(Default)]
-struct ProcessAwaits {
+pub(super) struct ProcessAwaits {
     /// When the tasks are read next, and the period that this represents; ns. 0: not yet.
     due: u64,
     period_start: u64,
     period_end: u64,
     /// By task, how it is shown.
     nodes: FxHashMap<u64, (Rc<SuspendedTask>, Tid, TaskNode)>,
+    pub(super) other: OtherAwaits,
     readings: VecDeque<Reading>,
     /// Where the next wait's shares begin.
     cursor: usize,
 }
 
 #[derive(Clone, Copy)]
-struct TaskNode {
-    node: RawNode,
+pub(super) struct TaskNode {
+    pub(super) node: RawNode,
     /// It does not await its event loop.
-    waits: bool,
+    pub(super) waits: bool,
 }
 
 /// The tasks that waited at some time.
-struct Reading {
-    time: u64,
+pub(super) struct Reading {
+    pub(super) time: u64,
     /// By thread of the event loop.
-    nodes: FxHashMap<Tid, Vec<RawNode>>,
+    pub(super) nodes: FxHashMap<Tid, Vec<RawNode>>,
     tasks: usize,
+}
+
+impl Reading {
+    pub(super) fn add(&mut self, tid: Tid, node: RawNode) {
+        self.nodes.entry(tid).or_default().push(node);
+        self.tasks += 1;
+    }
 }
 
 impl ProcessAwaits {
@@ -192,6 +203,7 @@ impl Session {
     /// The process has ended, or executes another program.
     pub(super) fn forget_awaits(&mut self, pid: Pid) {
         self.awaits.processes.remove(&pid);
+        self.awaits.hubs.retain(|(of, _)| *of != pid);
     }
 
     /// The nodes of the tree are about to be replaced.
@@ -199,6 +211,7 @@ impl Session {
         self.add_await_rows();
         for process in self.awaits.processes.values_mut() {
             process.nodes.clear();
+            process.other.forget_nodes();
             process.readings.clear();
         }
     }
@@ -257,13 +270,30 @@ impl Session {
         }
         process.period_end = process.period_start + represented;
         let interpreter = self.python(pid).and_then(|(_, interpreter)| interpreter);
-        if let Some(interpreter) = interpreter
-            && let Some(mut reader) = self.take_reader(pid, now)
-        {
+        if let Some(interpreter) = interpreter {
+            let reader = self.take_reader(pid, now);
             let began = sys::clock::process_cpu_time();
-            self.read_with(&mut reader, pid, &interpreter, &mut process, (now, represented));
-            took = sys::clock::process_cpu_time().saturating_sub(began);
-            self.put_reader(pid, reader);
+            let mut reading = Reading {
+                time: now,
+                nodes: FxHashMap::default(),
+                tasks: 0,
+            };
+            if let Some(mut reader) = reader {
+                self.read_with(
+                    &mut reader,
+                    pid,
+                    &interpreter,
+                    &mut process,
+                    (&mut reading, represented),
+                );
+                self.put_reader(pid, reader);
+            }
+            self.read_other_awaits((pid, &interpreter), &mut process, (&mut reading, represented));
+            process.keep(reading);
+            // The first reading, which searches much memory, is not paid for by a pause: nothing would be known in it.
+            if process.due != 0 {
+                took = sys::clock::process_cpu_time().saturating_sub(began);
+            }
         }
         let period = self.options.weighted.unwrap_or(0).max(PAUSE_FACTOR * took).max(1);
         let Awaits { rng, processes, .. } = &mut self.awaits;
@@ -271,15 +301,16 @@ impl Session {
         processes.insert(pid, process);
     }
 
-    /// `time`: now, and how much of it this reading represents.
+    /// `represented`: for how long this reading stands.
     fn read_with(
         &mut self,
         reader: &mut TaskReader,
         pid: Pid,
         interpreter: &Interpreter,
         process: &mut ProcessAwaits,
-        time: (u64, u64),
+        (reading, represented): (&mut Reading, u64),
     ) {
+        let now = reading.time;
         let live = ProcessMemory(&*self.system, pid);
         let memory = Pages::new(&live);
         let Ok(tasks) = reader.suspended(&memory) else { return };
@@ -289,7 +320,7 @@ impl Session {
             loops.entry(event_loop).or_insert_with(|| {
                 let known = self.awaits.loops.get(&(pid, event_loop));
                 if let Some((tid, read)) = known
-                    && time.0.saturating_sub(*read) < LOOP_AGE
+                    && now.saturating_sub(*read) < LOOP_AGE
                 {
                     return *tid;
                 }
@@ -300,16 +331,11 @@ impl Session {
         }
         for (event_loop, tid) in &loops {
             let known = self.awaits.loops.get(&(pid, *event_loop));
-            if known.is_none_or(|(of, read)| of != tid || time.0.saturating_sub(*read) >= LOOP_AGE) {
-                self.awaits.observe_loop((pid, *tid), *event_loop, time.0);
+            if known.is_none_or(|(of, read)| of != tid || now.saturating_sub(*read) >= LOOP_AGE) {
+                self.awaits.observe_loop((pid, *tid), *event_loop, now);
             }
         }
         let mut nodes = std::mem::take(&mut process.nodes);
-        let mut reading = Reading {
-            time: time.0,
-            nodes: FxHashMap::default(),
-            tasks: 0,
-        };
         let mut shown_now = FxHashMap::default();
         let mut path = FramePath::default();
         for task in tasks {
@@ -329,14 +355,12 @@ impl Session {
             };
             shown_now.insert(address, (task, tid, shown));
             let row = self.awaits.rows.entry((pid, tid, shown.node)).or_default();
-            row.awaited += time.1;
+            row.awaited += represented;
             if shown.waits {
-                reading.nodes.entry(tid).or_default().push(shown.node);
-                reading.tasks += 1;
+                reading.add(tid, shown.node);
             }
         }
         process.nodes = shown_now;
-        process.keep(reading);
     }
 
     /// The thread that runs an event loop, if that can be read.
@@ -355,37 +379,16 @@ impl Session {
 
     /// The frames of a suspended task, outermost first.
     fn await_stack(&mut self, pid: Pid, tid: Tid, layout: &Layout, task: &SuspendedTask) -> (Vec<RawFrame>, AwaitKind) {
-        let memory = &ProcessMemory(&*self.system, pid);
-        let mut stack = Vec::new();
-        if self.options.grouping.processes {
-            stack.push(RawFrame::Process(pid));
-        }
-        if self.options.grouping.threads {
-            stack.push(RawFrame::Thread(tid));
-        }
+        let mut stack = self.thread_frames(pid, tid);
         for (_, name) in task.chain.tasks.iter().rev() {
             stack.push(RawFrame::Task(self.tasks.names.id(name)));
         }
-        let mut codes = Vec::new();
-        for raw in &task.frames {
-            stack.push(match tasks::code_of(&mut self.codes, pid, memory, layout, raw) {
-                Ok(code) => {
-                    codes.push((code, raw));
-                    let instr = frame_groups::instruction(layout, raw.code, raw.instr);
-                    RawFrame::Python { code, instr }
-                }
-                Err(why) => RawFrame::Truncated(why),
-            });
-        }
-        let functions = codes.iter().rev().map(|(code, raw)| {
-            let code = self.codes.get(*code);
-            let name = match code.qualname.is_empty() {
-                true => tasks::frame_name(memory, layout, raw).unwrap_or_else(|| code.name.clone()),
-                false => code.qualname.clone(),
-            };
-            (name, &*code.filename)
-        });
-        let kind = await_kind(task.awaited, functions);
+        let (frames, functions) = self.await_frames(pid, layout, &task.frames);
+        stack.extend(frames);
+        let kind = await_kind(
+            task.awaited,
+            functions.iter().rev().map(|(name, file)| (&**name, &**file)),
+        );
         stack.push(RawFrame::Awaiting(kind));
         (stack, kind)
     }

@@ -27,10 +27,12 @@ use crate::truncation::Truncation;
 use crate::unwind::{StackCache, Unwinder};
 
 mod await_kind;
+mod await_stack;
 mod awaits;
 mod jit;
 mod lags;
 mod open_intervals;
+mod other_awaits;
 mod other_tasks;
 pub mod pump;
 mod recent;

@@ -4,10 +4,15 @@
 use rustc_hash::FxHashMap;
 
 use super::Session;
-use super::tasks::ProcessTasks;
+use super::tasks::{ProcessTasks, Runs};
 use crate::cpython::frame_groups::LastFrames;
-use crate::cpython::tasks::{OtherTasks, TrioOffsets, TrioTask, is_greenlet_entry, is_trio_scheduler};
-use crate::event::{Pid, Sample};
+use crate::cpython::tasks::{
+    self, OtherTasks, RawAwaitFrame, TrioFunction, TrioOffsets, TrioScheduler, TrioTask, is_greenlet_entry,
+    is_hub_wait, trio_function,
+};
+use crate::cpython::thread_states::PyThreadState;
+use crate::cpython_layout::Interpreter;
+use crate::event::{Pid, Sample, Tid};
 use crate::frame::{CodeId, Origin, PyFrame, RawFrame, TaskNameId, UnwindMethod};
 use crate::sys;
 use crate::target::memory::Pages;
@@ -21,12 +26,16 @@ const MAX_WORDS: u64 = 512;
 const PAUSE_FACTOR: u64 = 20;
 /// Maximum number of code objects, and of tasks of trio, that are known of a process.
 const MAX_KNOWN: usize = 1 << 16;
+/// Maximum number of threads that run a scheduler of trio.
+const MAX_THREADS: usize = 256;
 
 /// What is known of trio in a process.
 #[derive(Default)]
 pub(super) struct TrioTasks {
     /// Whether code objects are those of its scheduler.
     schedulers: FxHashMap<CodeId, bool>,
+    /// Those that run, by thread.
+    running: FxHashMap<Tid, TrioScheduler>,
     /// With the avma of the code object that they belong to.
     offsets: Option<(u64, TrioOffsets)>,
     /// By the frame of the task's coroutine.
@@ -65,11 +74,22 @@ impl Session {
             };
             *known.schedulers.entry(*code).or_insert_with(|| {
                 let known = self.codes.get(*code);
-                is_trio_scheduler(&known.name, &known.filename)
+                trio_function(&known.name, &known.filename) == Some(TrioFunction::Scheduler)
             })
         })?;
         let others = process.others.get_or_insert_with(|| self.other_tasks(s.pid)).as_ref()?;
         let live = ProcessMemory(&*self.system, s.pid);
+        if known.running.len() >= MAX_THREADS {
+            known.running.clear();
+        }
+        known.running.insert(
+            s.tid,
+            TrioScheduler {
+                thread: 0,
+                frame: scheduler.frame,
+                code: scheduler.code,
+            },
+        );
         let offsets = match known.offsets {
             Some((code, offsets)) if code == scheduler.code => offsets,
             _ => {
@@ -106,6 +126,78 @@ impl Session {
         }
         self.tasks.counts.with += 1;
         Some((place, code, known.names.get(&root.frame)?.1.clone()))
+    }
+
+    /// The schedulers of trio that run in a process, and where these have their tasks.
+    pub(super) fn trio_schedulers_of(&self, pid: Pid) -> impl Iterator<Item = (&Tid, &TrioScheduler)> {
+        let process = self.tasks.processes.get(&pid);
+        process.into_iter().flat_map(|process| &process.trio.running)
+    }
+
+    pub(super) fn trio_offsets_of(&self, pid: Pid) -> Option<TrioOffsets> {
+        let (_, offsets) = self.tasks.processes.get(&pid)?.trio.offsets?;
+        Some(offsets)
+    }
+
+    /// Finds the schedulers of trio on the stacks of threads; `threads` has these by their `pthread_self`.
+    pub(super) fn find_trio_schedulers(
+        &mut self,
+        (pid, interpreter): (Pid, &Interpreter),
+        reader: &OtherTasks,
+        states: &[PyThreadState],
+        threads: &FxHashMap<u64, Tid>,
+    ) {
+        let live = ProcessMemory(&*self.system, pid);
+        let memory = Pages::new(&live);
+        let known = &mut self.tasks.processes.entry(pid).or_default().trio;
+        let codes = &mut self.codes;
+        let mut function = |raw: &RawAwaitFrame| {
+            let code = tasks::code_of(codes, pid, &memory, &interpreter.layout, raw).ok()?;
+            let code = codes.get(code);
+            trio_function(&code.name, &code.filename)
+        };
+        for found in reader.trio_schedulers(&memory, states, &mut function) {
+            let (Some(tid), Some(offsets)) = (
+                threads.get(&found.thread),
+                reader.trio_offsets(&memory, found.frame, found.code),
+            ) else {
+                continue;
+            };
+            known.offsets = Some((found.code, offsets));
+            if known.running.len() < MAX_THREADS {
+                known.running.insert(*tid, found);
+            }
+        }
+    }
+
+    /// Whether the thread of this sample is in the hub of its greenlets, and not in what that has called.
+    pub(super) fn find_hub(&self, last: &LastFrames, process: &mut ProcessTasks) -> bool {
+        if process.hubs.len() >= MAX_KNOWN {
+            process.hubs.clear();
+        }
+        let Some((_, PyFrame::Code { code, .. })) = last.shown().last() else {
+            return false;
+        };
+        *process.hubs.entry(code).or_insert_with(|| {
+            let known = self.codes.get(code);
+            is_hub_wait(&known.name, &known.filename)
+        })
+    }
+
+    /// Whether the current sample's thread waits on behalf of its suspended tasks: not where a task itself waits, nor outside of
+    /// the hub in a thread that has one.
+    pub(super) fn waits_for_tasks(&mut self, thread: (Pid, Tid)) -> bool {
+        match self.tasks.runs {
+            Runs::Task => false,
+            Runs::Other => !self.awaits.hubs.contains(&thread),
+            Runs::Hub => {
+                if self.awaits.hubs.len() >= MAX_KNOWN {
+                    self.awaits.hubs.clear();
+                }
+                self.awaits.hubs.insert(thread);
+                true
+            }
+        }
     }
 
     /// Inserts the frame of the greenlet that the stack belongs to.

@@ -5,6 +5,7 @@ use std::cell::RefCell;
 
 use super::states::TimePart;
 use super::targets::{ForkMemory, PythonState, TargetProcess, is_process_entry};
+use super::tasks::Runs;
 use super::wakers::PendingWaker;
 use super::workers::DispatcherFrames;
 use super::{LastStack, MAX_LAST_STACKS, RESCAN_INTERVAL, Session, TargetUpdate, VisitedCode, name_bytes};
@@ -266,6 +267,11 @@ impl Session {
         path: &mut FramePath,
     ) -> Option<u32> {
         let labels = self.label_set(s);
+        let polls = |part: &TimePart| part.0 == Some(ThreadState::Waiting(WaitKind::Poll));
+        let waits_for_tasks = parts.iter().any(polls) && self.waits_for_tasks((s.pid, s.tid));
+        // eventlet's hub sleeps where there is no file to wait for.
+        let in_hub = self.tasks.runs == Runs::Hub;
+        let sleeps = |part: &TimePart| part.0 == Some(ThreadState::Waiting(WaitKind::Sleep));
         let name_bytes = |f: &RawFrame| name_bytes(&self.codes, f);
         if let Some(woken) = s.wake_up.wakes {
             let (node, _) = self.tree.add_incremental(path, &self.stack, 0, &name_bytes);
@@ -273,7 +279,8 @@ impl Session {
         }
         let thread = self.stack.len();
         let mut holder = None;
-        for (state, time, length) in parts {
+        for part in parts {
+            let (state, time, length) = part;
             let count = match self.options.weighted {
                 None if state.is_some() => continue,
                 None => 1,
@@ -282,7 +289,8 @@ impl Session {
                     .unwrap_or(u32::MAX)
                     .max(1),
             };
-            if *state == Some(ThreadState::Waiting(WaitKind::Poll)) && self.awaits.share_wait(s, *time, *length) {
+            let is_shared = polls(part) && waits_for_tasks || sleeps(part) && in_hub;
+            if is_shared && self.awaits.share_wait(s, *time, *length) {
                 self.quality_counts.add(quality);
                 continue;
             }

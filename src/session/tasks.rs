@@ -52,6 +52,18 @@ pub(super) struct SampleTasks {
     at_samples: FxHashMap<(Pid, Tid), (u64, u64, Part)>,
     pub(super) names: TaskNames,
     pub(super) counts: TaskCounts,
+    /// What the thread of the current sample runs.
+    pub(super) runs: Runs,
+}
+
+/// What a thread runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Runs {
+    #[default]
+    Other,
+    Task,
+    /// The hub of greenlets.
+    Hub,
 }
 
 /// Names of tasks, each once.
@@ -94,6 +106,8 @@ pub(super) struct ProcessTasks {
     /// How far from the end of the stack's outermost frame the address of a greenlet was found, bytes.
     pub(super) greenlet_slot: Option<u64>,
     pub(super) trio: TrioTasks,
+    /// Whether a hub of greenlets waits in code objects.
+    pub(super) hubs: FxHashMap<CodeId, bool>,
     /// When to search for asyncio again, and to read all tasks again; ns.
     next_search: u64,
     next_scan: u64,
@@ -218,6 +232,7 @@ impl Session {
     /// Adds frames for the tasks that run in this sample, whose Python frames `last` has, to `self.stack` from `start`
     /// on.
     pub(super) fn add_tasks(&mut self, s: &Sample, last: &LastFrames, start: usize) {
+        self.tasks.runs = Runs::Other;
         if !self.options.tasks || s.python.is_empty() {
             return;
         }
@@ -231,6 +246,12 @@ impl Session {
             self.insert_task(start, *place, *code, chain);
         }
         self.add_greenlet(s, last, start, &mut process);
+        let runs_task = self.stack[start..].iter().any(|f| matches!(f, RawFrame::Task(_)));
+        self.tasks.runs = match self.find_hub(last, &mut process) {
+            true => Runs::Hub,
+            false if runs_task => Runs::Task,
+            false => Runs::Other,
+        };
         self.tasks.processes.insert(s.pid, process);
     }
 

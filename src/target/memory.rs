@@ -12,14 +12,17 @@ pub trait Memory {
     fn read(&self, avma: u64, buf: &mut [u8]) -> bool;
 
     fn u64(&self, avma: u64) -> Option<u64> {
-        let mut b = [0; 8];
-        self.read(avma, &mut b).then(|| u64::from_le_bytes(b))
+        read_array(self, avma).map(u64::from_le_bytes)
     }
 
     fn u32(&self, avma: u64) -> Option<u32> {
-        let mut b = [0; 4];
-        self.read(avma, &mut b).then(|| u32::from_le_bytes(b))
+        read_array(self, avma).map(u32::from_le_bytes)
     }
+}
+
+fn read_array<const N: usize>(memory: &(impl Memory + ?Sized), avma: u64) -> Option<[u8; N]> {
+    let mut bytes = [0; N];
+    memory.read(avma, &mut bytes).then_some(bytes)
 }
 
 /// Memory of which nothing can be read.
@@ -33,14 +36,38 @@ impl Memory for NoMemory {
     }
 }
 
-/// Maximum number of cached pages.
-const MAX_PAGES: usize = 1024;
+/// Bytes that are read at once where pages next to each other are needed.
+const BLOCK: u64 = 16 * PAGE;
+/// Pages that are read one by one before any block: who needs a few words must not copy much.
+const MIN_PAGES: usize = 16;
+/// Maximum number of cached bytes.
+const MAX_BYTES: usize = 32 << 20;
 
 /// Caches memory that does not change meanwhile: a system call costs more than copying a page.
 pub struct Pages<'a> {
     memory: &'a dyn Memory,
-    /// By address; `None`: not readable.
-    known: RefCell<FxHashMap<u64, Option<Box<[u8]>>>>,
+    known: RefCell<KnownPages>,
+}
+
+/// What has been read, by address.
+#[derive(Default)]
+struct KnownPages {
+    blocks: FxHashMap<u64, Block>,
+    /// Whole blocks with their addresses, and which was used last.
+    whole: Vec<(u64, Box<[u8]>)>,
+    last: usize,
+    /// Outside of whole blocks; `None`: not readable.
+    pages: FxHashMap<u64, Option<Box<[u8]>>>,
+    bytes: usize,
+}
+
+enum Block {
+    /// One of its pages, or several, are known.
+    InPages,
+    /// The same; not all of it can be read.
+    WithHoles,
+    /// Its index among the whole ones.
+    Whole(usize),
 }
 
 impl<'a> Pages<'a> {
@@ -52,21 +79,107 @@ impl<'a> Pages<'a> {
     }
 }
 
+impl KnownPages {
+    /// Copies a part of the page at `start`.
+    fn copy(&mut self, memory: &dyn Memory, start: u64, skip: usize, piece: &mut [u8]) -> bool {
+        let at = start - start % BLOCK;
+        if let Some(block) = self.whole_block(at) {
+            piece.copy_from_slice(&block[(start - at) as usize + skip..][..piece.len()]);
+            return true;
+        }
+        if !self.pages.contains_key(&start) {
+            if self.read_block(memory, at) {
+                return self.copy(memory, start, skip, piece);
+            }
+            self.make_room(PAGE as usize);
+            self.pages.insert(start, read(memory, start, PAGE));
+        }
+        let Some(Some(page)) = self.pages.get(&start) else {
+            return false;
+        };
+        piece.copy_from_slice(&page[skip..][..piece.len()]);
+        true
+    }
+
+    /// Bytes of the whole block that was used last.
+    fn in_last<const N: usize>(&self, avma: u64) -> Option<[u8; N]> {
+        let (at, bytes) = self.whole.get(self.last)?;
+        let skip = usize::try_from(avma.checked_sub(*at)?).ok()?;
+        bytes.get(skip..)?.first_chunk().copied()
+    }
+
+    fn whole_block(&mut self, at: u64) -> Option<&[u8]> {
+        let is_last = self.whole.get(self.last).is_some_and(|(last, _)| *last == at);
+        if !is_last {
+            let Some(Block::Whole(index)) = self.blocks.get(&at) else {
+                return None;
+            };
+            self.last = *index;
+        }
+        self.whole.get(self.last).map(|(_, bytes)| &**bytes)
+    }
+
+    /// Reads the block at `at` when a second page of it is needed. False: it is not whole.
+    fn read_block(&mut self, memory: &dyn Memory, at: u64) -> bool {
+        if self.pages.len() < MIN_PAGES {
+            return false;
+        }
+        match self.blocks.get(&at) {
+            Some(Block::InPages) => {}
+            Some(_) => return false,
+            None => {
+                self.blocks.insert(at, Block::InPages);
+                return false;
+            }
+        }
+        let Some(mut bytes) = read(memory, at, BLOCK) else {
+            self.blocks.insert(at, Block::WithHoles);
+            return false;
+        };
+        // What has been read of it before remains as it was.
+        for (start, bytes) in (at..).step_by(PAGE as usize).zip(bytes.chunks_mut(PAGE as usize)) {
+            if let Some(Some(page)) = self.pages.get(&start) {
+                bytes.copy_from_slice(page);
+            }
+        }
+        self.make_room(BLOCK as usize);
+        self.blocks.insert(at, Block::Whole(self.whole.len()));
+        self.whole.push((at, bytes));
+        true
+    }
+
+    /// Makes room for so many bytes.
+    fn make_room(&mut self, bytes: usize) {
+        if self.bytes + bytes > MAX_BYTES {
+            *self = KnownPages::default();
+        }
+        self.bytes += bytes;
+    }
+}
+
+fn read(memory: &dyn Memory, start: u64, bytes: u64) -> Option<Box<[u8]>> {
+    let mut read = vec![0; bytes as usize].into_boxed_slice();
+    memory.read(start, &mut read).then_some(read)
+}
+
 impl Memory for Pages<'_> {
     fn read(&self, avma: u64, buf: &mut [u8]) -> bool {
         let mut known = self.known.borrow_mut();
         in_pieces(avma, buf, PAGE, |start, skip, piece| {
-            if known.len() >= MAX_PAGES {
-                known.clear();
-            }
-            let page = known.entry(start).or_insert_with(|| {
-                let mut page = vec![0; PAGE as usize].into_boxed_slice();
-                self.memory.read(start, &mut page).then_some(page)
-            });
-            let Some(page) = page else { return false };
-            piece.copy_from_slice(&page[skip..][..piece.len()]);
-            true
+            known.copy(self.memory, start, skip, piece)
         })
+    }
+
+    // Most of what is read are words next to the last one.
+
+    fn u64(&self, avma: u64) -> Option<u64> {
+        let found = self.known.borrow().in_last(avma);
+        found.or_else(|| read_array(self, avma)).map(u64::from_le_bytes)
+    }
+
+    fn u32(&self, avma: u64) -> Option<u32> {
+        let found = self.known.borrow().in_last(avma);
+        found.or_else(|| read_array(self, avma)).map(u32::from_le_bytes)
     }
 }
 
@@ -105,6 +218,58 @@ mod tests {
                 *b = (avma.wrapping_add(i as u64) / PAGE) as u8;
             }
             avma.checked_add(buf.len() as u64).is_some_and(|end| end <= 3 * PAGE)
+        }
+    }
+
+    /// Readable except for its page 70; each page has the number of the reads until it was read. The lengths of all reads.
+    #[derive(Default)]
+    struct Counted(RefCell<Vec<u64>>);
+
+    impl Memory for Counted {
+        fn read(&self, avma: u64, buf: &mut [u8]) -> bool {
+            let mut reads = self.0.borrow_mut();
+            reads.push(buf.len() as u64);
+            buf.fill(reads.len() as u8);
+            !(avma..avma + buf.len() as u64).contains(&(70 * PAGE))
+        }
+    }
+
+    #[test]
+    fn pages_next_to_each_other_are_read_together() {
+        let memory = Counted::default();
+        let pages = Pages::new(&memory);
+        let byte = |page: u64| {
+            let mut b = [0];
+            pages.read(page * PAGE + 8, &mut b).then_some(b[0])
+        };
+        let reads = || std::mem::take(&mut *memory.0.borrow_mut());
+        for page in 0..MIN_PAGES as u64 {
+            byte(page);
+        }
+        assert_eq!(reads(), [PAGE; MIN_PAGES], "few pages");
+        assert_eq!(byte(40), Some(1));
+        assert_eq!(reads(), [PAGE], "the first one of its block");
+        assert_eq!((byte(47), byte(32), byte(40)), (Some(1), Some(1), Some(1)));
+        assert_eq!(reads(), [BLOCK]);
+        assert_eq!((byte(40), byte(47)), (Some(1), Some(1)), "as it was read first");
+        let at = |at: u64| (pages.u32(at), pages.u64(at - 4));
+        assert_eq!(at(47 * PAGE), (Some(0x0101_0101), Some(0x0101_0101_0101_0101)));
+        assert!(reads().is_empty());
+        for page in [64, 79, 70, 71, 70] {
+            assert_eq!(byte(page).is_none(), page == 70);
+        }
+        assert_eq!(reads(), [PAGE, BLOCK, PAGE, PAGE, PAGE], "a block with a hole");
+    }
+
+    #[test]
+    fn cached_memory_is_bounded() {
+        let memory = Counted::default();
+        let pages = Pages::new(&memory);
+        for page in 0..3 * MAX_BYTES as u64 / PAGE {
+            pages.u32(page * PAGE);
+            let known = pages.known.borrow();
+            let whole: usize = known.whole.iter().map(|(_, bytes)| bytes.len()).sum();
+            assert!(whole + known.pages.len() * PAGE as usize <= MAX_BYTES);
         }
     }
 

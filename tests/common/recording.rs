@@ -409,3 +409,23 @@ pub fn text(stack: &[&Frame]) -> String {
     }
     names.join("; ")
 }
+
+/// Sums of a value over the stacks of suspended tasks: (innermost task, what it awaits) -> amount.
+pub fn awaited(profile: &Profile, value: &str) -> BTreeMap<(String, String), u64> {
+    let value = profile.find_value(value).expect("the value");
+    let mut sums = BTreeMap::new();
+    for (at, amount) in profile.self_amounts(value).into_iter().enumerate() {
+        let name = |at: usize| &*profile.frames[profile.nodes[at].frame as usize].name;
+        let Some(kind) = name(at).strip_prefix("[awaiting ") else {
+            continue;
+        };
+        let (mut task, mut up) = ("", at);
+        while up > 0 && task.is_empty() {
+            up = profile.nodes[up].parent as usize;
+            task = name(up).strip_prefix("[task: ").unwrap_or_default();
+        }
+        let plain = |text: &str| text.trim_end_matches(']').to_string();
+        *sums.entry((plain(task), plain(kind))).or_default() += amount;
+    }
+    sums
+}

@@ -120,7 +120,7 @@ impl Objects<'_> {
         Some((top != 0).then_some(top))
     }
 
-    fn raw_frame(&self, frame: u64) -> Option<RawAwaitFrame> {
+    pub(super) fn raw_frame(&self, frame: u64) -> Option<RawAwaitFrame> {
         let l = self.layout;
         let instr = if l.position == InstructionEncoding::Pointer {
             self.word(frame, l.frame_instr)?

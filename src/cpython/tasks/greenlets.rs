@@ -5,19 +5,14 @@
 //! No list has them all. Those on a stack are found by the C++ object's address there; all of a process by a search of its
 //! memory for such pointers. Only what refers to itself both ways, and has the type, is taken for a greenlet.
 
-use rustc_hash::FxHashSet;
-
 use super::chain::RawAwaitFrame;
+use super::greenlet_search::{GreenletSearch, MAX_SEARCHED};
 use super::objects::{Kind, Objects};
-use super::{Gap, MAX_TASKS, OtherTasks};
+use super::{Gap, OtherTasks};
 use crate::cpython::thread_states::PyThreadState;
 use crate::target::maps::Mapping;
 use crate::target::memory::{Memory, Pages};
 
-/// Memory that is searched of one process at most, bytes, and how much is read at a time.
-const MAX_SEARCHED: u64 = 16 << 30;
-const CHUNK: usize = 1 << 20;
-const PAGE: usize = 4096;
 /// Maximum number of frames read of all greenlets together.
 const MAX_FRAMES: usize = 1 << 19;
 /// How often a greenlet is read until it does not change meanwhile.
@@ -57,7 +52,33 @@ pub struct Greenlet {
     is_main: bool,
 }
 
+/// A greenlet that has begun and does not run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SuspendedGreenlet {
+    /// avma of the Python object, and of that of C++.
+    pub address: u64,
+    object: u64,
+    /// `pthread_self` of the thread that it belongs to.
+    pub thread: u64,
+    /// Outermost first.
+    pub frames: Vec<RawAwaitFrame>,
+    position: Position,
+}
+
+/// What changes with each switch to or from a greenlet: `stack_start`, `stack_stop`, the copy and its length, `_top_frame`.
+type Position = [u64; 5];
+
 impl Greenlet {
+    /// Whether it is the one that its thread began with.
+    pub fn is_main(&self) -> bool {
+        self.is_main
+    }
+
+    /// Whether it waits for events on behalf of all others, by its type.
+    pub fn is_hub(&self) -> bool {
+        self.is_hub
+    }
+
     /// How it is shown; `function` is the one that it runs.
     pub fn label(&self, function: Option<&str>) -> String {
         let at = self.address;
@@ -76,6 +97,21 @@ impl Greenlet {
 pub fn is_greenlet_entry(function: &str, file: &str) -> bool {
     let last = function.rsplit('.').next().unwrap_or(function);
     last == "run" && file.ends_with("gevent/greenlet.py") || last == "main" && file.ends_with("eventlet/greenthread.py")
+}
+
+/// Whether this function switches to the greenlets that are ready, or waits for events on behalf of them: greenlets in it await
+/// nothing themselves.
+pub fn is_greenlet_scheduler(function: &str, file: &str) -> bool {
+    let last = function.rsplit('.').next().unwrap_or(function);
+    last == "run" && (file.ends_with("gevent/hub.py") || file.ends_with("eventlet/hubs/hub.py"))
+        || last == "_begin" && file.ends_with("gevent/threadpool.py")
+}
+
+/// Whether a hub waits for events in this function, if it is the innermost one.
+pub fn is_hub_wait(function: &str, file: &str) -> bool {
+    let of_hub = ["/eventlet/hubs/", "/gevent/_ffi/", "/gevent/libev/", "/gevent/libuv/"];
+    let is_run = function.rsplit('.').next() == Some("run") && file.ends_with("gevent/hub.py");
+    is_run || of_hub.iter().any(|place| file.contains(place))
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -146,11 +182,15 @@ impl OtherTasks {
         maps: &[Mapping],
         states: &[PyThreadState],
     ) -> (Vec<ListedGreenlet>, Vec<Gap>) {
-        let memory = Pages::new(live);
-        let (found, mut gaps) = search(live, &self.objects(&memory), maps);
+        let mut search = GreenletSearch::default();
+        search.begin(maps.to_vec());
+        let mut gaps: Vec<Gap> = self
+            .find_greenlets(live, &mut search, MAX_SEARCHED)
+            .into_iter()
+            .collect();
         let mut listed: Vec<ListedGreenlet> = Vec::new();
         let mut left = MAX_FRAMES;
-        for (object, address) in found {
+        for (object, address) in search.found() {
             let (read, is_steady) = self.steady_greenlet(live, (object, address), (maps, states));
             if !is_steady && !gaps.contains(&Gap::Changed) {
                 gaps.push(Gap::Changed);
@@ -184,8 +224,82 @@ impl OtherTasks {
         (read, false)
     }
 
-    /// What changes with each switch to or from a greenlet.
-    fn position(&self, live: &dyn Memory, object: u64) -> Option<[u64; 5]> {
+    /// Those of the greenlets found that have begun and do not run. One that runs meanwhile is read again.
+    pub fn suspended_greenlets(
+        &self,
+        live: &dyn Memory,
+        search: &GreenletSearch,
+        states: &[PyThreadState],
+    ) -> Vec<SuspendedGreenlet> {
+        let memory = Pages::new(live);
+        let mut left = MAX_FRAMES;
+        let found = search.found().into_iter();
+        let mut read: Vec<SuspendedGreenlet> = found
+            .filter_map(|which| self.suspended_greenlet(&memory, which, (search.maps(), states)))
+            .take_while(|read| {
+                left = left.saturating_sub(1 + read.frames.len());
+                left > 0
+            })
+            .collect();
+        let after = Pages::new(live);
+        read.retain_mut(|read| {
+            let mut is_same = self.position(&after, read.object) == Some(read.position);
+            for _ in 0..ATTEMPTS {
+                if is_same {
+                    break;
+                }
+                let which = (read.object, read.address);
+                let again = self.suspended_greenlet(&Pages::new(live), which, (search.maps(), states));
+                let Some(again) = again else { return false };
+                is_same = self.position(live, again.object) == Some(again.position);
+                *read = again;
+            }
+            is_same
+        });
+        read
+    }
+
+    fn suspended_greenlet(
+        &self,
+        memory: &dyn Memory,
+        (object, address): (u64, u64),
+        where_to: (&[Mapping], &[PyThreadState]),
+    ) -> Option<SuspendedGreenlet> {
+        let objects = self.objects(memory);
+        (python_object(&objects, object)? == address).then_some(())?;
+        let position = self.position(memory, object)?;
+        let [start, stop, ..] = position;
+        let state = self.greenlet_state(&objects, (object, address), (start, stop), where_to)?;
+        (state == GreenletState::Suspended).then_some(())?;
+        let on_stack = if stop == MAIN { start } else { stop };
+        Some(SuspendedGreenlet {
+            address,
+            object,
+            thread: thread_of(on_stack, where_to.0, where_to.1)?,
+            frames: self.frames_at(memory, object, position),
+            position,
+        })
+    }
+
+    /// What is known of a suspended greenlet.
+    pub fn greenlet(&self, memory: &dyn Memory, which: &SuspendedGreenlet) -> Greenlet {
+        facts(&self.objects(memory), which.object, which.address)
+    }
+
+    /// Python frames of a suspended greenlet, outermost first.
+    fn frames_at(&self, memory: &dyn Memory, object: u64, [start, _, copy, len, _]: Position) -> Vec<RawAwaitFrame> {
+        let memory = OwnStack {
+            memory,
+            start,
+            len: if copy == 0 { 0 } else { len },
+            copy,
+        };
+        let mut frames = self.suspended_frames(&self.objects(&memory), object);
+        frames.reverse();
+        frames
+    }
+
+    fn position(&self, live: &dyn Memory, object: u64) -> Option<Position> {
         let Offsets { stack, top_frame } = Offsets::of(self.tasks.minor);
         let mut words = [0; 5];
         for (word, at) in words
@@ -205,27 +319,21 @@ impl OtherTasks {
     ) -> Option<ListedGreenlet> {
         let objects = self.objects(memory);
         (python_object(&objects, object)? == address).then_some(())?;
-        let [start, stop, copy, len, _] = self.position(memory, object)?;
+        let position = self.position(memory, object)?;
+        let [start, stop, ..] = position;
         let greenlet = facts(&objects, object, address);
         let state = self.greenlet_state(&objects, (object, address), (start, stop), (maps, states))?;
-        let mut frames = match &state {
+        let frames = match &state {
             GreenletState::New(_) => Vec::new(),
             GreenletState::Running(thread) => {
                 let state = thread.and_then(|thread| states.iter().find(|s| s.thread == thread));
                 let first = state.and_then(|s| objects.current_frame(s.state));
-                first.map_or(Vec::new(), |first| objects.frames_from(first, 0).0)
+                let mut frames = first.map_or(Vec::new(), |first| objects.frames_from(first, 0).0);
+                frames.reverse();
+                frames
             }
-            GreenletState::Suspended => {
-                let memory = OwnStack {
-                    memory,
-                    start,
-                    len: if copy == 0 { 0 } else { len },
-                    copy,
-                };
-                self.suspended_frames(&self.objects(&memory), object)
-            }
+            GreenletState::Suspended => self.frames_at(memory, object, position),
         };
-        frames.reverse();
         Some(ListedGreenlet {
             greenlet,
             state,
@@ -268,7 +376,7 @@ impl OtherTasks {
 }
 
 /// avma of the Python object that belongs to this object of C++. `None`: it is none.
-fn python_object(objects: &Objects<'_>, object: u64) -> Option<u64> {
+pub(super) fn python_object(objects: &Objects<'_>, object: u64) -> Option<u64> {
     (object.is_multiple_of(8) && object > 4096).then_some(())?;
     let address = objects.pointer(object, 8).filter(|at| at.is_multiple_of(8))?;
     // After the header: list of weak references, dictionary, the C++ object.
@@ -301,61 +409,6 @@ fn thread_of(at: u64, maps: &[Mapping], states: &[PyThreadState]) -> Option<u64>
     (stack.path == b"[stack]").then_some(())?;
     // Interpreters list the newest thread first.
     states.last().map(|s| s.thread)
-}
-
-/// The greenlets in memory that Python allocates: (C++ object, Python object).
-fn search(live: &dyn Memory, objects: &Objects<'_>, maps: &[Mapping]) -> (Vec<(u64, u64)>, Vec<Gap>) {
-    let (mut found, mut gaps) = (Vec::new(), Vec::new());
-    let mut seen = FxHashSet::default();
-    let is_of_greenlet = |m: &&Mapping| {
-        let file = m.path.rsplit(|c| *c == b'/').next().unwrap_or_default();
-        file.starts_with(b"_greenlet.")
-    };
-    let module = maps.iter().filter(is_of_greenlet);
-    let Some((low, high)) = module.fold(None, |range: Option<(u64, u64)>, m| match range {
-        None => Some((m.start, m.end)),
-        Some((low, high)) => Some((low.min(m.start), high.max(m.end))),
-    }) else {
-        return (found, gaps);
-    };
-    let is_data =
-        |m: &&Mapping| m.writable && (m.path.is_empty() || m.path == b"[heap]" || m.path.starts_with(b"[anon:"));
-    let mut left = MAX_SEARCHED;
-    let mut buf = vec![0; CHUNK];
-    for m in maps.iter().filter(is_data) {
-        let mut at = m.start;
-        while at < m.end {
-            let n = (m.end - at).min(CHUNK as u64) as usize;
-            if left < n as u64 || found.len() >= MAX_TASKS {
-                gaps.push(if left < n as u64 { Gap::TooLarge } else { Gap::TooMany });
-                return (found, gaps);
-            }
-            left -= n as u64;
-            let mut visit = |at: u64, bytes: &[u8]| {
-                for (i, word) in bytes.chunks_exact(8).enumerate() {
-                    let word = word.first_chunk().map_or(0, |b| u64::from_le_bytes(*b));
-                    if (low..high).contains(&word) {
-                        let object = at + 8 * i as u64;
-                        let address = python_object(objects, object);
-                        found.extend(address.filter(|_| seen.insert(object)).map(|address| (object, address)));
-                    }
-                }
-            };
-            if live.read(at, &mut buf[..n]) {
-                visit(at, &buf[..n]);
-            } else {
-                // It was unmapped in part meanwhile, or has pages that nothing can read.
-                for start in (0..n).step_by(PAGE) {
-                    let page = &mut buf[start..n.min(start + PAGE)];
-                    if live.read(at + start as u64, page) {
-                        visit(at + start as u64, page);
-                    }
-                }
-            }
-            at += n as u64;
-        }
-    }
-    (found, gaps)
 }
 
 #[cfg(test)]
@@ -413,5 +466,7 @@ mod tests {
         assert_eq!(named.label(Some("handle")), "fetch");
         assert!(is_greenlet_entry("GreenThread.main", "/lib/eventlet/greenthread.py"));
         assert!(!is_greenlet_entry("main", "/srv/app.py"));
+        assert!(is_hub_wait("Hub.run", "/lib/gevent/hub.py") && !is_hub_wait("sleep", "/lib/gevent/hub.py"));
+        assert!(is_hub_wait("wait", "/lib/eventlet/hubs/poll.py"));
     }
 }

@@ -21,6 +21,7 @@ use crate::truncation::Truncation;
 
 mod awaiters;
 mod chain;
+mod greenlet_search;
 mod greenlets;
 mod layout;
 mod lookup;
@@ -31,12 +32,15 @@ mod suspended;
 mod trio;
 
 pub use chain::{AwaitChain, RawAwaitFrame};
-pub use greenlets::{Greenlet, GreenletState, ListedGreenlet, is_greenlet_entry};
+pub use greenlet_search::GreenletSearch;
+pub use greenlets::{
+    Greenlet, GreenletState, ListedGreenlet, SuspendedGreenlet, is_greenlet_entry, is_greenlet_scheduler, is_hub_wait,
+};
 pub use layout::{DEBUG_SECTION, TaskLayout};
 pub use lookup::{TaskChain, TaskFacts};
 pub use registry::{MAX_TASKS, Sources};
 pub use suspended::{Awaited, SuspendedTask};
-pub use trio::{TrioOffsets, TrioTask, is_trio_scheduler};
+pub use trio::{SuspendedTrioTask, TrioFunction, TrioOffsets, TrioScheduler, TrioTask, is_trio_core, trio_function};
 
 use objects::{Kind, Objects};
 use registry::Found;

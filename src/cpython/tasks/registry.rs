@@ -72,7 +72,9 @@ impl Found {
     pub fn read_sources(&mut self, objects: &Objects<'_>, sources: &Sources) {
         let set = |at: Option<u64>| at.map(|at| objects.set(at, MAX_TASKS));
         match set(sources.scheduled) {
-            Some(Some(references)) => {
+            Some(Some(mut references)) => {
+                // By address, they and their tasks are next to each other.
+                references.sort_unstable();
                 for task in references.into_iter().filter_map(|r| objects.first(r)) {
                     // The reference to an object that is being destroyed refers to None.
                     if objects.type_of(task).is_some_and(|t| t.name != "NoneType") {

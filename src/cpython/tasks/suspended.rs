@@ -48,7 +48,9 @@ impl TaskReader {
         self.find_sources(memory, &states)?;
         let mut known = std::mem::take(&mut self.suspended);
         let objects = self.objects(memory);
-        let found = self.find(&objects, &states);
+        let mut found = self.find(&objects, &states);
+        // What belongs to tasks that were created one after the other is next to each other.
+        found.tasks.sort_unstable();
         let running: FxHashSet<u64> = found.running.iter().copied().collect();
         let waiting = found.tasks.iter().filter(|task| !running.contains(task));
         let read = waiting.filter_map(|task| self.suspended_task(&objects, *task, known.remove(task)));

@@ -189,11 +189,41 @@ fn forged_greenlets_are_bounded() {
         ];
         for seed in 0..3 {
             let memory = forged(seed);
-            reader.all_greenlets(&memory, &maps, &[]);
+            let (listed, _) = reader.all_greenlets(&memory, &maps, &[]);
+            let mut search = GreenletSearch::default();
+            search.begin(maps.to_vec());
+            while !search.is_complete() {
+                reader.find_greenlets(&memory, &mut search, 1);
+                reader.refresh_greenlets(&memory, &mut search);
+            }
+            assert!(search.found().len() >= listed.len());
+            let state = PyThreadState {
+                state: ARENA,
+                interpreter: ARENA,
+                thread: ARENA,
+            };
+            reader.suspended_greenlets(&memory, &search, &[state]);
+            reader.trio_schedulers(&memory, &[state], &mut |raw| {
+                let is_scheduler = raw.code.is_multiple_of(16);
+                Some(if is_scheduler {
+                    TrioFunction::Scheduler
+                } else {
+                    TrioFunction::Runner
+                })
+            });
             let words = (ARENA..ARENA + 8 * ARENA_WORDS).step_by(8);
             reader.greenlet_of_stack(&memory, words.clone(), ARENA);
             for at in words.step_by(64) {
-                reader.trio_offsets(&memory, at, at + 8);
+                if let Some(offsets) = reader.trio_offsets(&memory, at, at + 8) {
+                    let scheduler = TrioScheduler {
+                        thread: 0,
+                        frame: at,
+                        code: at + 8,
+                    };
+                    for read in reader.trio_chains(&memory, &offsets, &scheduler) {
+                        reader.trio_parent(&memory, &offsets, &read.task);
+                    }
+                }
             }
         }
     }
@@ -239,6 +269,26 @@ fn greenlets_are_pairs_of_objects() {
         (ARENA + 0x1000, GreenletState::Running(None)),
     ];
     assert_eq!((&found[..], gaps), (&expected[..], vec![]));
+    let mut search = GreenletSearch::default();
+    search.begin(maps.to_vec());
+    assert_eq!(reader.find_greenlets(&memory, &mut search, 1), None);
+    assert!(
+        search.is_complete() && search.found().len() == 2,
+        "one part of a megabyte has them"
+    );
+    memory.0.insert(ARENA + 0x1100 + 8, ARENA);
+    let new = ARENA + 0x800;
+    let words = [
+        (new + 8, TYPES),
+        (new + 32, new + 0x100),
+        (new + 0x100, table),
+        (new + 0x108, new),
+    ];
+    memory.0.extend(words);
+    reader.refresh_greenlets(&memory, &mut search);
+    let expected = [(ARENA + 0x100, ARENA), (new + 0x100, new)];
+    assert_eq!(search.found(), expected, "one is gone, and one is new near another");
+    memory.0.insert(ARENA + 0x1100 + 8, ARENA + 0x1000);
     let on_stack = |end: u64| {
         let words = [7, ARENA + 0x100, ARENA + 0x2100, ARENA + 0x1100].into_iter();
         let found = reader.greenlet_of_stack(&memory, words, end);

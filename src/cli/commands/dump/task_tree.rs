@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::tasks::{ShownTask, TaskReport, TaskState};
+use super::tasks::{ShownTask, TaskKind, TaskReport, TaskState};
 use crate::cli::output::style::{Color, TerminalStyle};
 use crate::escape::line;
 
@@ -44,18 +44,22 @@ pub fn text(report: &TaskReport, style: TerminalStyle) -> String {
     children.iter_mut().for_each(by_name);
     let running = report.tasks.iter().filter(|t| matches!(t.state, TaskState::Running(_)));
     let running = running.count();
-    let of_asyncio = report.tasks.iter().filter(|t| t.event_loop.is_some()).count();
-    let greenlets = report.tasks.len() - of_asyncio;
+    let counted = [
+        (TaskKind::Asyncio, "asyncio task"),
+        (TaskKind::Trio, "trio task"),
+        (TaskKind::Greenlet, "greenlet"),
+    ];
     let plural = |n: usize, of: &str| format!("{n} {of}{}", if n == 1 { "" } else { "s" });
-    let counts = match (of_asyncio, greenlets) {
-        (_, 0) => plural(of_asyncio, "asyncio task"),
-        (0, _) => plural(greenlets, "greenlet"),
-        _ => format!(
-            "{}, {}",
-            plural(of_asyncio, "asyncio task"),
-            plural(greenlets, "greenlet")
-        ),
-    };
+    let counts = counted.map(|(kind, name)| (report.tasks.iter().filter(|t| t.kind == kind).count(), name));
+    let mut counts: Vec<String> = counts
+        .into_iter()
+        .filter(|(n, _)| *n > 0)
+        .map(|(n, of)| plural(n, of))
+        .collect();
+    if counts.is_empty() {
+        counts.push(plural(0, "asyncio task"));
+    }
+    let counts = counts.join(", ");
     let mut tree = Tree {
         report,
         style,
@@ -193,6 +197,7 @@ mod tests {
         };
         ShownTask {
             address: 0,
+            kind: TaskKind::Asyncio,
             name: name.into(),
             event_loop: Some(0),
             frames: frames.iter().map(frame).collect(),

@@ -1,17 +1,21 @@
-//! `dump --tasks`: the asyncio tasks of a process as a tree, and its greenlets.
+//! `dump --tasks`: the tasks of asyncio and trio of a process as a tree, and its greenlets.
 
 use std::io::{self, Write as _};
 
+use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
 use super::task_tree;
 use crate::cli::args::ColorWhen;
 use crate::cli::discover::check_target;
+use crate::cli::output::JSON_VERSION;
 use crate::cli::output::style::TerminalStyle;
 use crate::cpython::code_object::CodeTable;
 use crate::cpython::frame_groups;
-use crate::cpython::tasks::{self, GreenletState, ListedGreenlet, NoTasks, RawAwaitFrame, TaskList};
-use crate::cpython::thread_states;
+use crate::cpython::tasks::{
+    self, GreenletState, ListedGreenlet, NoTasks, OtherTasks, RawAwaitFrame, SuspendedTrioTask, TaskList,
+};
+use crate::cpython::thread_states::{self, PyThreadState};
 use crate::cpython_layout::Layout;
 use crate::error::{self, Error, ErrorKind};
 use crate::event::{Pid, Tid};
@@ -27,7 +31,8 @@ use crate::target::system::{LiveSystem, ProcessMemory, System};
 pub struct ShownTask {
     pub address: u64,
     pub name: String,
-    /// `None`: it is a greenlet.
+    pub kind: TaskKind,
+    /// Of asyncio only.
     pub event_loop: Option<u64>,
     /// Outermost first.
     pub frames: Vec<ShownFrame>,
@@ -38,8 +43,15 @@ pub struct ShownTask {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TaskKind {
+    Asyncio,
+    Greenlet,
+    Trio,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TaskState {
-    /// It has not begun; of greenlets only.
+    /// It has not begun; not of asyncio.
     New,
     Suspended,
     /// In this thread, if it was found.
@@ -96,13 +108,18 @@ pub fn dump(pid: Pid, as_json: bool) -> error::Result<()> {
         return Err(no_tasks(pid, NoTasks::UnknownVersion, &session));
     };
     let states = thread_states::states(&memory, &python);
-    let (greenlets, gaps) = match (session.other_tasks(pid), LiveSystem.maps(pid)) {
+    let others = session.other_tasks(pid);
+    let (greenlets, gaps) = match (&others, LiveSystem.maps(pid)) {
         (Some(reader), Ok(text)) => reader.all_greenlets(&live, &maps::parse(&text), &states),
         _ => Default::default(),
     };
+    let mut codes = CodeTable::default();
+    let trio = others.map_or(Vec::new(), |reader| {
+        read_trio((pid, &python.layout), &live, &reader, &states, &mut codes)
+    });
     let mut list = match read {
         Ok(list) => list,
-        Err(_) if !greenlets.is_empty() => TaskList::default(),
+        Err(_) if !greenlets.is_empty() || !trio.is_empty() => TaskList::default(),
         Err(why) => return Err(no_tasks(pid, why, &session)),
     };
     list.gaps.extend(gaps);
@@ -130,7 +147,13 @@ pub fn dump(pid: Pid, as_json: bool) -> error::Result<()> {
         pid,
         command: procfs::command_line(pid),
         python: session.pythons.get(&pid).cloned().unwrap_or_default(),
-        tasks: shown(pid, (&list, &greenlets), &memory, &python.layout, &thread),
+        tasks: shown(
+            pid,
+            (&list, &greenlets, &trio),
+            (&memory, &mut codes),
+            &python.layout,
+            &thread,
+        ),
         gaps: list.gaps.iter().map(|gap| gap.reason()).collect(),
     };
     phases::drop_for_symbolization(Caps::NONE)?;
@@ -157,23 +180,73 @@ fn no_tasks(pid: Pid, why: NoTasks, session: &Session) -> Error {
         ))
         .hint(format!("`nativeprof dump {pid}` shows its threads")),
         NoTasks::NoAsyncio => Error::new(ErrorKind::Unsupported, format!("process {pid} has no asyncio tasks"))
-            .why("it has not imported asyncio, and has no greenlets")
+            .why("it has not imported asyncio, and has no greenlets and no tasks of trio")
             .hint(format!("`nativeprof dump {pid}` shows its threads")),
     }
+}
+
+/// A task of trio.
+struct ListedTrioTask {
+    /// `pthread_self` of its thread.
+    thread: u64,
+    name: String,
+    /// avma of the task whose nursery it is in.
+    parent: Option<u64>,
+    read: SuspendedTrioTask,
+}
+
+/// All tasks of trio, but not those that trio itself runs.
+fn read_trio(
+    (pid, layout): (Pid, &Layout),
+    live: &dyn Memory,
+    reader: &OtherTasks,
+    states: &[PyThreadState],
+    codes: &mut CodeTable,
+) -> Vec<ListedTrioTask> {
+    let memory = Pages::new(live);
+    let mut function = |raw: &RawAwaitFrame| {
+        let code = codes.observe(pid, &memory, layout, raw.code, 0).ok()?;
+        let code = codes.get(code);
+        tasks::trio_function(&code.name, &code.filename)
+    };
+    let schedulers = reader.trio_schedulers(&memory, states, &mut function);
+    let mut is_core = |raw: &RawAwaitFrame| {
+        let code = codes.observe(pid, &memory, layout, raw.code, 0);
+        code.is_ok_and(|code| tasks::is_trio_core(&codes.get(code).filename))
+    };
+    let mut listed = Vec::new();
+    for scheduler in schedulers {
+        let Some(offsets) = reader.trio_offsets(&memory, scheduler.frame, scheduler.code) else {
+            continue;
+        };
+        for read in reader.trio_chains(live, &offsets, &scheduler) {
+            let frames = &read.chain.frames;
+            if !frames.is_empty() && frames.iter().all(&mut is_core) {
+                continue;
+            }
+            let names = reader.trio_names(&memory, &offsets, &read.task);
+            listed.push(ListedTrioTask {
+                thread: scheduler.thread,
+                name: names.into_iter().next().unwrap_or_default(),
+                parent: reader.trio_parent(&memory, &offsets, &read.task),
+                read,
+            });
+        }
+    }
+    listed
 }
 
 /// Names the frames.
 fn shown(
     pid: Pid,
-    (list, greenlets): (&TaskList, &[ListedGreenlet]),
-    memory: &dyn Memory,
+    (list, greenlets, trio): (&TaskList, &[ListedGreenlet], &[ListedTrioTask]),
+    (memory, codes): (&dyn Memory, &mut CodeTable),
     layout: &Layout,
     thread: &dyn Fn(u64) -> Option<Tid>,
 ) -> Vec<ShownTask> {
-    let mut codes = CodeTable::default();
     let mut frame = |raw: &RawAwaitFrame| match codes.observe(pid, memory, layout, raw.code, 0) {
         Ok(id) => {
-            let line = frame_groups::line(&codes, id, layout, raw.code, raw.instr);
+            let line = frame_groups::line(codes, id, layout, raw.code, raw.instr);
             let code = codes.get(id);
             let own = tasks::frame_name(memory, layout, raw);
             ShownFrame {
@@ -200,6 +273,7 @@ fn shown(
         };
         ShownTask {
             address: task.address,
+            kind: TaskKind::Asyncio,
             name: task.name.clone(),
             event_loop: Some(task.event_loop),
             frames,
@@ -224,6 +298,7 @@ fn shown(
         };
         ShownTask {
             address: listed.greenlet.address,
+            kind: TaskKind::Greenlet,
             name: listed.greenlet.label(function),
             event_loop: None,
             awaited: None,
@@ -234,6 +309,29 @@ fn shown(
             },
             awaited_by: Vec::new(),
             frames,
+        }
+    }));
+    let first = tasks.len();
+    let at: FxHashMap<u64, usize> = (first..)
+        .zip(trio)
+        .map(|(at, of)| (of.read.task.address(), at))
+        .collect();
+    tasks.extend(trio.iter().map(|listed| {
+        let parent = listed.parent.and_then(|parent| at.get(&parent));
+        let chain = &listed.read.chain;
+        ShownTask {
+            address: listed.read.task.address(),
+            kind: TaskKind::Trio,
+            name: listed.name.clone(),
+            event_loop: None,
+            awaited: None,
+            state: match () {
+                () if chain.is_running => TaskState::Running(thread(listed.thread)),
+                () if chain.is_new => TaskState::New,
+                () => TaskState::Suspended,
+            },
+            awaited_by: parent.copied().into_iter().collect(),
+            frames: chain.frames.iter().map(&mut frame).collect(),
         }
     }));
     tasks
@@ -252,7 +350,11 @@ fn json(report: &TaskReport) -> Value {
         let by = task.awaited_by.iter().filter_map(|i| report.tasks.get(*i));
         json!({
             "id": address(task.address),
-            "kind": if task.event_loop.is_some() { "asyncio" } else { "greenlet" },
+            "kind": match task.kind {
+                TaskKind::Asyncio => "asyncio",
+                TaskKind::Greenlet => "greenlet",
+                TaskKind::Trio => "trio",
+            },
             "name": task.name,
             "loop": task.event_loop.map(address),
             "state": match task.state {
@@ -270,6 +372,7 @@ fn json(report: &TaskReport) -> Value {
         })
     };
     json!({
+        "version": JSON_VERSION,
         "pid": report.pid,
         "command": report.command,
         "python": report.python,
