@@ -54,7 +54,7 @@ fn measure(python: &str) {
         let mut reader = session.task_reader(pid).expect("it has imported asyncio");
         for times in [&mut first, &mut again] {
             let began = clock::process_cpu_time();
-            let tasks = reader.suspended(&Pages::new(&live)).expect("it has tasks");
+            let tasks = reader.suspended(&live, &Pages::new(&live)).expect("it has tasks");
             times.push(clock::process_cpu_time() - began);
             assert_eq!(tasks.len(), TASKS + 1);
         }

@@ -313,7 +313,9 @@ impl Session {
         let now = reading.time;
         let live = ProcessMemory(&*self.system, pid);
         let memory = Pages::new(&live);
-        let Ok(tasks) = reader.suspended(&memory) else { return };
+        let Ok(tasks) = reader.suspended(&live, &memory) else {
+            return;
+        };
         let mut loops: FxHashMap<u64, Tid> = FxHashMap::default();
         for task in &tasks {
             let event_loop = task.event_loop;

@@ -157,6 +157,8 @@ pub struct TaskReader {
     sources: FxHashMap<u64, Sources>,
     /// By address, the tasks that did not run when all were read the last time.
     suspended: FxHashMap<u64, Rc<SuspendedTask>>,
+    /// Those that have changed lately, and for how many readings they count as active.
+    active: FxHashMap<u64, u8>,
 }
 
 impl TaskReader {
@@ -180,6 +182,7 @@ impl TaskReader {
             layout,
             sources: FxHashMap::default(),
             suspended: FxHashMap::default(),
+            active: FxHashMap::default(),
         })
     }
 

@@ -2,17 +2,24 @@
 
 use std::rc::Rc;
 
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::chain::{AwaitChain, RawAwaitFrame};
 use super::lookup::{TaskChain, TaskFacts};
 use super::objects::{Kind, Objects};
 use super::{NoTasks, TaskReader};
 use crate::cpython::thread_states;
-use crate::target::memory::Memory;
+use crate::target::memory::{Memory, Pages};
 
 /// Maximum number of frames read of all tasks together: some 100,000 tasks as they are, or fewer of a strange program.
 const MAX_FRAMES: usize = 1 << 19;
+
+/// Readings for which a task that has changed counts as active.
+const ACTIVE_READINGS: u8 = 64;
+/// Maximum number of active tasks: reading them takes longer.
+const MAX_ACTIVE: usize = 64;
+/// Attempts to read an active task while it does not change.
+const TRIES: usize = 4;
 
 /// What a suspended task awaits, by the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,30 +46,71 @@ pub struct SuspendedTask {
 }
 
 impl TaskReader {
-    /// All tasks that do not run. One that is as it was the last time is the same object.
+    /// All tasks that do not run. One that is as it was the last time is the same object. `memory` caches `live`.
+    ///
+    /// What is cached was read at different times. That does not matter for tasks that rarely change; active ones are read from
+    /// `live`, each for itself and until two readings agree, else their stacks would often be of two different moments. Which
+    /// tasks are active does not depend on what they do at this reading: those that run would count too seldom.
     ///
     /// # Errors
     /// `NoAsyncio`: not, or not yet.
-    pub fn suspended(&mut self, memory: &dyn Memory) -> Result<Vec<Rc<SuspendedTask>>, NoTasks> {
+    pub fn suspended(&mut self, live: &dyn Memory, memory: &dyn Memory) -> Result<Vec<Rc<SuspendedTask>>, NoTasks> {
         let states = thread_states::states(memory, &self.interpreter);
         self.find_sources(memory, &states)?;
         let mut known = std::mem::take(&mut self.suspended);
+        let mut active = std::mem::take(&mut self.active);
         let objects = self.objects(memory);
         let mut found = self.find(&objects, &states);
         // What belongs to tasks that were created one after the other is next to each other.
         found.tasks.sort_unstable();
         let running: FxHashSet<u64> = found.running.iter().copied().collect();
-        let waiting = found.tasks.iter().filter(|task| !running.contains(task));
-        let read = waiting.filter_map(|task| self.suspended_task(&objects, *task, known.remove(task)));
-        let mut left = MAX_FRAMES;
-        let tasks: Vec<_> = read
-            .take_while(|task| {
+        let (mut left, mut tasks, mut still_active) = (MAX_FRAMES, Vec::new(), FxHashMap::default());
+        for address in found.tasks {
+            let before = known.remove(&address);
+            let remaining = active.remove(&address);
+            let task = match remaining {
+                Some(_) => self.active_task(live, address, before.as_ref()),
+                None if running.contains(&address) => None,
+                None => self.suspended_task(&objects, address, before.as_ref()),
+            };
+            let is_same = |before| task.as_ref().is_some_and(|task| Rc::ptr_eq(task, before));
+            let remaining = match &before {
+                Some(before) if !is_same(before) => ACTIVE_READINGS,
+                _ => remaining.unwrap_or(0).saturating_sub(1),
+            };
+            if remaining > 0 && still_active.len() < MAX_ACTIVE {
+                still_active.insert(address, remaining);
+            }
+            if let Some(task) = task {
                 left = left.saturating_sub(1 + task.frames.len());
-                left > 0
-            })
-            .collect();
+                if left == 0 {
+                    break;
+                }
+                tasks.push(task);
+            }
+        }
+        self.active = still_active;
         self.suspended = tasks.iter().map(|task| (task.address(), task.clone())).collect();
         Ok(tasks)
+    }
+
+    /// Reads a task that changes often. `None`: as [`TaskReader::suspended_task`].
+    fn active_task(
+        &self,
+        live: &dyn Memory,
+        address: u64,
+        known: Option<&Rc<SuspendedTask>>,
+    ) -> Option<Rc<SuspendedTask>> {
+        let read = || self.suspended_task(&self.objects(&Pages::new(live)), address, known);
+        let mut last = read();
+        for _ in 1..TRIES {
+            let task = read();
+            if task == last {
+                break;
+            }
+            last = task;
+        }
+        last
     }
 
     /// `pthread_self` of the thread that runs an event loop, if that can be read.
@@ -87,7 +135,7 @@ impl TaskReader {
         &self,
         objects: &Objects<'_>,
         address: u64,
-        known: Option<Rc<SuspendedTask>>,
+        known: Option<&Rc<SuspendedTask>>,
     ) -> Option<Rc<SuspendedTask>> {
         if objects.kind(address) != Some(Kind::Task) {
             return self.python_task(objects, address).map(Rc::new);
@@ -118,7 +166,7 @@ impl TaskReader {
             && known.awaited == awaited
             && self.holds(objects, &known.chain)
         {
-            return Some(known);
+            return Some(known.clone());
         }
         Some(Rc::new(SuspendedTask {
             event_loop: objects.pointer(address, l.head)?,
