@@ -37,9 +37,13 @@ fn file(before: &str, after: &str, part: impl Fn(usize) -> String) -> String {
 
 #[test]
 fn memory_stays_within_its_bound() {
-    let nodes = |part: fn(usize) -> String| file("{\"children\":{", "}}", part);
+    let nodes = |part: fn(usize) -> String| file("{\"count\":1,\"children\":{", "}}", part);
     let facts = |before: &str, after: &str, part: fn(usize) -> String| {
-        file(&format!("{{\"nativeprof\":{{{before}"), &format!("{after}}}}}"), part)
+        file(
+            &format!("{{\"count\":1,\"children\":{{}},\"nativeprof\":{{{before}"),
+            &format!("{after}}}}}"),
+            part,
+        )
     };
     // All rows below each other, or all except the first below the root.
     let stacks = |up: u32| {
@@ -48,7 +52,7 @@ fn memory_stays_within_its_bound() {
             format!("[{first}{rows}]")
         };
         format!(
-            "{{\"nativeprof\":{{\"samples\":{{\"omitted_nodes\":1,\"stacks\":{{\"functions\":[{{\"identifier\":\"\"}}],\
+            "{{\"count\":1,\"children\":{{}},\"nativeprof\":{{\"samples\":{{\"omitted_nodes\":1,\"stacks\":{{\"functions\":[{{\"identifier\":\"\"}}],\
              \"frames\":{{\"function\":[0],\"line\":[1]}},\"up\":{},\"frame\":{}}}}}}}}}",
             column(0, up),
             column(0, 0)
@@ -66,12 +70,22 @@ fn memory_stays_within_its_bound() {
             "lines",
             nodes(|_| "\"\":{\"lines\":{\"1\":1},\"self_lines\":{\"1\":1}}".into()),
         ),
-        ("many lines", file("{\"lines\":{", "}}", |n| format!("\"{n}\":1"))),
+        (
+            "many lines",
+            file("{\"count\":1,\"children\":{},\"lines\":{", "}}", |n| {
+                format!("\"{n}\":1")
+            }),
+        ),
         (
             "a description",
-            file("{\"description\":{\"x\":[", "]}}", |_| "{\"\":0}".into()),
+            file("{\"count\":1,\"children\":{},\"description\":{\"x\":[", "]}}", |_| {
+                "{\"\":0}".into()
+            }),
         ),
-        ("what is not known", file("{\"x\":[", "]}", |_| "{\"\":0}".into())),
+        (
+            "what is not known",
+            file("{\"count\":1,\"children\":{},\"x\":[", "]}", |_| "{\"\":0}".into()),
+        ),
         ("facts not known", facts("\"x\":[", "]", |_| "{\"\":0}".into())),
         ("times", facts("\"timeline\":{\"time\":[", "]}", |_| "1".into())),
         (
@@ -93,7 +107,7 @@ fn memory_stays_within_its_bound() {
         ("stacks side by side", stacks(1)),
         (
             "depth",
-            "{\"children\":{\"a\":".repeat(nested) + "{}" + &"}}".repeat(nested),
+            "{\"count\":1,".to_string() + &"\"children\":{\"a\":{".repeat(nested) + &"}}".repeat(nested) + "}",
         ),
     ];
     // Freed memory is reused: each file is read in a fresh process, this test with the file's number.

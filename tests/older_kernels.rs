@@ -101,5 +101,5 @@ fn other_values_are_refused() {
     let mut command = nativeprof(&["record", "--backend", "ebpf", "--", "true"]);
     command.env("NATIVEPROF_BPF_OBJECT", "4.4");
     let refused = text(command);
-    assert!(refused.contains("NATIVEPROF_BPF_OBJECT=4.4 is not known"), "{refused}");
+    assert!(refused.contains("invalid value NATIVEPROF_BPF_OBJECT=4.4"), "{refused}");
 }

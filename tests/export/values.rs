@@ -211,7 +211,7 @@ fn derived_values_take_no_space() {
 /// With malformed values, the reader neither fails on optional ones nor allocates memory for them.
 #[test]
 fn malformed_values_are_left_out() {
-    let text = r#"{"count":2,"values":{"x":7,"wall_ns":9,"cpu_ns":-1,"y":{}},"nativeprof":{"value_types":[
+    let text = r#"{"count":2,"children":{},"values":{"x":7,"wall_ns":9,"cpu_ns":-1,"y":{}},"nativeprof":{"value_types":[
         {"name":"calls","unit":"count","per_count":1},{"name":"wall","unit":"nanoseconds"},{"name":"wall"},7,
         {"name":"wall","unit":"nanoseconds","per_count":3},{"name":"cpu","unit":"parsecs","per_count":-1}]}}"#;
     let profile = json::read(text.as_bytes()).unwrap();
@@ -222,7 +222,7 @@ fn malformed_values_are_left_out() {
     let many: Vec<String> = (0..64).map(|n| format!("{{\"name\":\"{n}\"}}")).collect();
     let nodes = "\"\":{},".repeat(100_000);
     let text = format!(
-        "{{\"nativeprof\":{{\"value_types\":[{}]}},\"children\":{{{nodes}\"\":{{}}}}}}",
+        "{{\"count\":1,\"nativeprof\":{{\"value_types\":[{}]}},\"children\":{{{nodes}\"\":{{}}}}}}",
         many.join(",")
     );
     assert!(json::read(text.as_bytes()).unwrap_err().reason.contains("value types"));
