@@ -33,7 +33,7 @@ fn run(before: &[&str], command: &Command, extra: &[(&str, &str)]) -> (String, S
 /// A copy that all users may execute.
 fn copy(from: &Path, scratch: &Scratch) -> PathBuf {
     let to = scratch.path(&from.file_name().expect("a file").to_string_lossy());
-    fs::copy(from, &to).expect("a copy");
+    programs::copy(from, &to);
     to
 }
 

@@ -211,7 +211,7 @@ fn an_ordinary_user_gets_a_profile_and_the_reason_for_ptrace() {
         std::fs::create_dir_all(&directory).expect("a directory can be made");
         let copy = |from: &std::path::Path, name: &str| {
             let to = directory.join(name);
-            std::fs::copy(from, &to).expect("a file to copy");
+            programs::copy(from, &to);
             to
         };
         let ours = copy(std::path::Path::new(env!("CARGO_BIN_EXE_nativeprof")), "nativeprof");

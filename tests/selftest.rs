@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
-use common::{Scratch, live, nativeprof};
+use common::{Scratch, live, nativeprof, programs};
 
 mod common;
 
@@ -42,7 +42,7 @@ fn sampling_works_here() {
 fn a_refused_backend_is_no_crash() {
     let scratch = Scratch::new();
     let copy = scratch.path("nativeprof");
-    std::fs::copy(env!("CARGO_BIN_EXE_nativeprof"), &copy).expect("a copy");
+    programs::copy(env!("CARGO_BIN_EXE_nativeprof"), &copy);
     for path in [scratch.directory(), &copy] {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("permissions");
     }
