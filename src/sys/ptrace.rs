@@ -245,14 +245,20 @@ pub fn reap(tid: Tid) {
     waitid(Some(tid), libc::WEXITED);
 }
 
-/// Thread, status and kind of event.
+/// Thread, status and kind of event, of threads that the calling thread traces or has started. Child processes of other threads
+/// of this process are left to these.
 fn waitid(tid: Option<Tid>, options: i32) -> Option<(Tid, i32, i32)> {
     let (kind, id) = tid.map_or((libc::P_ALL, 0), |tid| (libc::P_PID, tid));
     // SAFETY: a zeroed siginfo is valid, and large enough for the result; its pid and status are set for every kind of
     // child event, and stay zero if there was none.
     let (r, pid, status, code) = unsafe {
         let mut info: libc::siginfo_t = std::mem::zeroed();
-        let r = libc::waitid(kind, id, &mut info, options | libc::WNOHANG | libc::__WALL);
+        let r = libc::waitid(
+            kind,
+            id,
+            &mut info,
+            options | libc::WNOHANG | libc::__WALL | libc::__WNOTHREAD,
+        );
         (r, info.si_pid(), info.si_status(), info.si_code)
     };
     (r == 0 && pid > 0).then_some((pid as Tid, status, code))
