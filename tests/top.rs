@@ -286,14 +286,20 @@ fn it_ends_with_its_terminal() {
     let children = std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children")).expect("a shell");
     let pid = children.split_whitespace().next().expect("nativeprof, below the shell");
     drop(terminal);
-    for _ in 0..200 {
+    for _ in 0..1200 {
         if !std::path::Path::new(&format!("/proc/{pid}/exe")).exists() {
             program.finish();
             return;
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-    panic!("its terminal is gone, and it still runs");
+    let state = |file| std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    panic!(
+        "its terminal is gone, and it still runs: {} in {} {}",
+        state("cmdline"),
+        state("wchan"),
+        state("status")
+    );
 }
 
 #[test]
