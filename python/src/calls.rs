@@ -218,10 +218,8 @@ impl CallPairs {
             return EventOutcome::Done;
         };
         let now = context.moment.now().wrapping_sub(self.stack.paused);
-        while self.stack.len() > at {
-            if let Some(frame) = self.stack.pop() {
-                self.end(&frame, now);
-            }
+        while let Some(frame) = self.stack.pop_above(at) {
+            self.end(&frame, now);
         }
         EventOutcome::Done
     }

@@ -86,9 +86,7 @@ impl CallTree {
             return EventOutcome::Excluded;
         }
         if let Some(at) = self.stack.iter().rposition(|f| f.key == key) {
-            while self.stack.len() > at
-                && let Some(frame) = self.stack.pop()
-            {
+            while let Some(frame) = self.stack.pop_above(at) {
                 self.end(&frame, now, cpu);
             }
         }

@@ -53,6 +53,11 @@ impl<F> OpenCallStacks<F> {
         self.key
     }
 
+    /// Removes the innermost open call if more than `height` are open.
+    pub fn pop_above(&mut self, height: usize) -> Option<F> {
+        (self.current.len() > height).then(|| self.current.pop()).flatten()
+    }
+
     /// Uses another stack from `now` on: the one with this key, or an empty one. Gives the ticks for which the stack that
     /// is in use now was not.
     pub fn switch(&mut self, to: usize, now: i64) -> i64 {
