@@ -55,10 +55,10 @@ struct ProcessContext {
 
 impl SleepingSamples {
     /// The last sample of a thread, if it has not been scheduled since.
-    fn last(&self, i: &OpenInterval, interpreter: bool) -> Option<Sample> {
+    fn last(&self, i: &OpenInterval, interpreter: bool) -> Option<&Sample> {
         let kept = self.samples.get(&(i.pid, i.tid))?;
         let same = i.asleep && i.runs != 0 && kept.runs == i.runs && kept.interpreter == interpreter;
-        same.then(|| (*kept.sample).clone())
+        same.then_some(&kept.sample)
     }
 
     fn keep(&mut self, i: &OpenInterval, sample: &Sample, interpreter: bool) {
@@ -126,7 +126,7 @@ impl Session {
                 false => self.read_sleeping(pid, moved)?,
             };
             for interval in intervals {
-                let last = self.sleeping.last(&interval, interpreter);
+                let last = self.sleeping.last(&interval, interpreter).cloned();
                 let sample = match (read.remove(&interval.tid).transpose(), last) {
                     (Ok(Some(sample)), _) => {
                         self.sleeping.keep(&interval, &sample, interpreter);
