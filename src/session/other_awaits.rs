@@ -7,8 +7,8 @@ use super::await_kind::library_kind;
 use super::awaits::{ProcessAwaits, Reading, TaskNode};
 use super::{Session, name_bytes};
 use crate::cpython::tasks::{
-    GreenletSearch, OtherTasks, RawAwaitFrame, SuspendedGreenlet, SuspendedTrioTask, TrioScheduler, TrioTask,
-    is_greenlet_entry, is_greenlet_scheduler, is_trio_core,
+    GreenletSearch, OtherTasks, RawAwaitFrame, SuspendedGreenlet, SuspendedTrioTask, TrioScheduler, is_greenlet_entry,
+    is_greenlet_scheduler, is_trio_core,
 };
 use crate::cpython::thread_states::{self, PyThreadState};
 use crate::cpython_layout::Interpreter;
@@ -48,15 +48,9 @@ pub(super) struct OtherAwaits {
 
 /// A suspended task, and how it is shown. `None`: it awaits nothing itself.
 struct Known {
-    identity: Identity,
+    suspended: Suspended,
     tid: Tid,
     shown: Option<TaskNode>,
-}
-
-#[derive(PartialEq, Eq)]
-struct Identity {
-    frames: Vec<RawAwaitFrame>,
-    trio: Option<(TrioTask, bool)>,
 }
 
 enum Suspended {
@@ -65,26 +59,31 @@ enum Suspended {
 }
 
 impl Suspended {
-    fn identity(self) -> (u64, Identity) {
-        let (address, frames, trio) = match self {
-            Suspended::Greenlet(g) => (g.address, g.frames, None),
-            Suspended::Trio(t) => (t.task.address(), t.chain.frames, Some((t.task, t.is_ready))),
-        };
-        (address, Identity { frames, trio })
-    }
-
-    fn is(&self, known: &Identity) -> bool {
-        match self {
-            Suspended::Greenlet(g) => known.trio.is_none() && known.frames == g.frames,
-            Suspended::Trio(t) => known.trio == Some((t.task, t.is_ready)) && known.frames == t.chain.frames,
-        }
-    }
-
     fn address(&self) -> u64 {
         match self {
             Suspended::Greenlet(g) => g.address,
             Suspended::Trio(t) => t.task.address(),
         }
+    }
+
+    /// Outermost first.
+    fn frames(&self) -> &[RawAwaitFrame] {
+        match self {
+            Suspended::Greenlet(g) => &g.frames,
+            Suspended::Trio(t) => &t.chain.frames,
+        }
+    }
+
+    /// Whether it is shown as this one was that had the same address.
+    fn is_shown_as(&self, before: &Suspended) -> bool {
+        let has_same_name = match (self, before) {
+            (Suspended::Greenlet(_), Suspended::Greenlet(_)) => true,
+            (Suspended::Trio(now), Suspended::Trio(before)) => {
+                (now.task, now.is_ready) == (before.task, before.is_ready)
+            }
+            _ => false,
+        };
+        has_same_name && self.frames() == before.frames()
     }
 }
 
@@ -125,7 +124,7 @@ impl Session {
         let mut path = FramePath::default();
         for (tid, suspended) in found {
             let known = nodes.remove(&suspended.address());
-            let known = known.filter(|known| known.tid == tid && suspended.is(&known.identity));
+            let known = known.filter(|known| known.tid == tid && suspended.is_shown_as(&known.suspended));
             let shown = match &known {
                 Some(known) => known.shown,
                 None => self.show_one((pid, tid, interpreter), reader, &suspended, &mut path),
@@ -136,8 +135,8 @@ impl Session {
                     reading.add(tid, shown.node);
                 }
             }
-            let (address, identity) = suspended.identity();
-            other.nodes.insert(address, Known { identity, tid, shown });
+            let address = suspended.address();
+            other.nodes.insert(address, Known { suspended, tid, shown });
         }
     }
 
@@ -150,11 +149,7 @@ impl Session {
         path: &mut FramePath,
     ) -> Option<TaskNode> {
         let mut stack = self.thread_frames(pid, tid);
-        let frames = match suspended {
-            Suspended::Greenlet(g) => &g.frames,
-            Suspended::Trio(t) => &t.chain.frames,
-        };
-        let (frames, functions) = self.await_frames(pid, &interpreter.layout, frames);
+        let (frames, functions) = self.await_frames(pid, &interpreter.layout, suspended.frames());
         let live = ProcessMemory(&*self.system, pid);
         let memory = Pages::new(&live);
         let mut kind = library_kind(functions.iter().rev().map(|(name, file)| (&**name, &**file)));

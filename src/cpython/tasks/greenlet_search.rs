@@ -7,13 +7,13 @@ use rustc_hash::FxHashMap;
 use super::greenlets::python_object;
 use super::objects::Objects;
 use super::{Gap, MAX_TASKS, OtherTasks};
+use crate::event::PAGE;
 use crate::target::maps::Mapping;
 use crate::target::memory::{Memory, Pages};
 
 /// Memory that is searched of one process at most, bytes, and how much is read at a time.
 pub const MAX_SEARCHED: u64 = 16 << 30;
 const CHUNK: usize = 1 << 20;
-const PAGE: usize = 4096;
 /// Python allocates objects of one size next to each other, in pools of this size or multiples of it.
 const PLACE: u64 = 16 << 10;
 /// Maximum number of places that are searched again and again.
@@ -89,7 +89,7 @@ impl GreenletSearch {
             return self.visit(objects, at, buf);
         }
         // It was unmapped in part meanwhile, or has pages that nothing can read.
-        for (at, page) in (at..).step_by(PAGE).zip(buf.chunks_mut(PAGE)) {
+        for (at, page) in (at..).step_by(PAGE as usize).zip(buf.chunks_mut(PAGE as usize)) {
             if live.read(at, page) {
                 self.visit(objects, at, page);
             }
