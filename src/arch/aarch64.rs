@@ -1,5 +1,6 @@
 //! aarch64, procedure call standard AAPCS64 (IHI 0055), little-endian.
 
+use super::ReadMemory;
 use crate::event::{Descriptor, WaitKind};
 
 mod code;
@@ -160,9 +161,6 @@ pub const SIGNAL_REGS_WORDS: usize = PT_REGS_WORDS;
 /// Registers of a thread interrupted by a signal, as the handler gets them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SignalRegs(pub [u64; SIGNAL_REGS_WORDS]);
-
-/// Reads memory of this process: fills the buffer with the bytes at an address, or returns false.
-pub type ReadMemory<'a> = &'a dyn Fn(u64, &mut [u8]) -> bool;
 
 impl SignalRegs {
     pub fn from_context(context: &libc::mcontext_t) -> SignalRegs {

@@ -15,6 +15,9 @@ pub use aarch64::*;
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("nativeprof knows only x86-64 and aarch64 so far: add src/arch/<cpu>.rs");
 
+/// Reads memory of this process: fills the buffer with the bytes at an address, or returns false.
+pub type ReadMemory<'a> = &'a dyn Fn(u64, &mut [u8]) -> bool;
+
 /// Where execution continues after an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {

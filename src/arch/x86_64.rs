@@ -1,5 +1,6 @@
 //! x86-64, System V ABI.
 
+use super::ReadMemory;
 use crate::event::{Descriptor, WaitKind};
 
 mod code;
@@ -175,8 +176,6 @@ const SYSCALL: [u8; 2] = [0x0f, 0x05];
 const NEVER_RESTARTED: &[u64] = &[
     7, 23, 34, 35, 65, 69, 70, 128, 130, 202, 208, 220, 230, 232, 270, 271, 281, 333, 426, 441,
 ];
-/// Reads memory of this process: fills the buffer with the bytes at an address, or returns false.
-pub type ReadMemory<'a> = &'a dyn Fn(u64, &mut [u8]) -> bool;
 
 impl SignalRegs {
     pub fn from_context(context: &libc::mcontext_t) -> SignalRegs {
@@ -236,9 +235,9 @@ impl SignalRegs {
             [0xb8, a, b, c, d] => Some(u32::from_le_bytes([a, b, c, d]).into()),
             // mov OFFSET(%rsp),%rax: __syscall_cancel (nptl/cancellation.c, glibc 2.41) of a process with one thread, or of
             // a thread that cannot be cancelled
-            [0x48, 0x8b, 0x44, 0x24, offset] => self.word(sp, offset, read),
+            [0x48, 0x8b, 0x44, 0x24, offset] => word(sp, offset, read),
             // mov OFFSET(%rbp),%rax: the same, compiled with frame pointers
-            [_, 0x48, 0x8b, 0x45, offset] => self.word(self.0[BP_IN_CONTEXT], offset, read),
+            [_, 0x48, 0x8b, 0x45, offset] => word(self.0[BP_IN_CONTEXT], offset, read),
             // mov %r11,8(%rsp): __syscall_cancel_arch (sysdeps/unix/sysv/linux/x86_64/syscall_cancel.S, glibc 2.41)
             [0x4c, 0x89, 0x5c, 0x24, 8] => self.number_in_caller(read),
             _ => None,
@@ -249,7 +248,7 @@ impl SignalRegs {
     /// between registers and the call follow.
     fn number_in_caller(&self, read: ReadMemory) -> Option<u64> {
         let sp = self.0[SP_IN_CONTEXT];
-        let returns_to = self.word(sp, 0, read)?;
+        let returns_to = word(sp, 0, read)?;
         let mut code = [0; 32];
         if !read(returns_to.checked_sub(code.len() as u64)?, &mut code) {
             return None;
@@ -262,18 +261,18 @@ impl SignalRegs {
             code = before;
         }
         match *code {
-            [.., 0x48, 0x8b, 0x74, 0x24, offset] => self.word(sp.checked_add(8)?, offset, read),
-            [.., 0x48, 0x8b, 0x75, offset] => self.word(self.0[BP_IN_CONTEXT], offset, read),
+            [.., 0x48, 0x8b, 0x74, 0x24, offset] => word(sp.checked_add(8)?, offset, read),
+            [.., 0x48, 0x8b, 0x75, offset] => word(self.0[BP_IN_CONTEXT], offset, read),
             _ => None,
         }
     }
+}
 
-    /// The word at `base` plus a signed offset of one byte.
-    fn word(&self, base: u64, offset: u8, read: ReadMemory) -> Option<u64> {
-        let mut word = [0; 8];
-        let at = base.wrapping_add_signed((offset as i8).into());
-        read(at, &mut word).then(|| u64::from_le_bytes(word))
-    }
+/// The word at `base` plus a signed offset of one byte.
+fn word(base: u64, offset: u8, read: ReadMemory) -> Option<u64> {
+    let mut word = [0; 8];
+    let at = base.wrapping_add_signed((offset as i8).into());
+    read(at, &mut word).then(|| u64::from_le_bytes(word))
 }
 
 /// Words of `struct user_regs_struct` (arch/x86/include/asm/user_64.h, Linux 6.18): those of `pt_regs`, then
