@@ -12,8 +12,8 @@ use serde_json::Value;
 use common::chance::assert_likely;
 use common::environments::environments;
 use common::pythons::some_at_a_time;
-use common::recording::{awaited, check_counts};
-use common::{Program, attach, live, nativeprof, sources};
+use common::recording::{awaited, check_account, check_counts, dumped_tasks};
+use common::{Program, attach, live, sources};
 
 mod common;
 
@@ -25,6 +25,22 @@ fn each_environment(test: impl Fn(&str, &Path) + Sync) {
         |(name, _)| name,
         |(name, place)| test(name, &place.join("bin/python")),
     );
+}
+
+/// Runs `test` with a name of the case, a package and the interpreter of each environment.
+fn each_package(packages: &[&str], test: impl Fn(&str, &str, &Path) + Sync) {
+    for package in packages {
+        each_environment(|name, python| test(&format!("CPython {name}, {package}"), package, python));
+    }
+}
+
+/// The same, with each backend.
+fn each_package_and_backend(packages: &[&str], test: impl Fn(&str, &str, &Path, &str) + Sync) {
+    for backend in ["ebpf", "ptrace"] {
+        each_package(packages, |case, package, python| {
+            test(&format!("{case}, {backend}"), package, python, backend);
+        });
+    }
 }
 
 fn script(python: &Path, name: &str, word: &str) -> Command {
@@ -45,84 +61,71 @@ fn task_frames<'a>(stack: &[&'a Frame]) -> Vec<&'a str> {
 #[test]
 fn greenlets_that_run() {
     let _live = live();
-    for package in ["greenlet", "gevent", "eventlet"] {
-        for backend in ["ebpf", "ptrace"] {
-            each_environment(|name, python| {
-                let case = format!("CPython {name}, {package}, {backend}");
-                let mut program = Program::start(script(python, "greenlet_tasks.py", package));
-                let r = attach(program.pid(), &["--tasks", "--backend", backend]);
-                let truth = program.finish();
-                let mut counts: BTreeMap<String, u64> = truth.keys().map(|name| (name.clone(), 0)).collect();
-                let mut names = BTreeSet::new();
-                let (mut without, mut all) = (0, 0);
-                for (stack, n) in r
-                    .stacks()
-                    .filter(|(stack, _)| stack.iter().any(|f| f.name == "measured"))
-                {
-                    all += n;
-                    let [task] = task_frames(&stack)[..] else {
-                        without += n;
-                        continue;
-                    };
-                    let at = stack.iter().position(|f| f.kind == FrameKind::Task);
-                    assert_eq!((at, &*stack[0].name), (Some(1), "[greenlet]"), "{case}");
-                    names.insert(task.to_string());
-                    let function = stack.iter().find(|f| counts.contains_key(&f.name));
-                    let function = &function.expect("a function with a part of the time").name;
-                    // Of plain greenlets a lambda calls it.
-                    let expected = if package == "greenlet" {
-                        "spawn"
-                    } else {
-                        function.as_str()
-                    };
-                    let begins = task.starts_with(expected) || task.starts_with("<lambda>");
-                    assert!(begins && task.contains(" at 0x"), "{case}: {task} runs {function}");
-                    *counts.get_mut(function).expect("it is there") += n;
-                }
-                check_counts(&case, &counts, &truth, 0.02);
-                assert_likely!(without * 200 <= all, "{case}: {without} of {all}\n{}", r.stderr);
-                assert_eq!(names.len(), 2, "{case}: {names:?}");
-            });
+    each_package_and_backend(&["greenlet", "gevent", "eventlet"], |case, package, python, backend| {
+        let mut program = Program::start(script(python, "greenlet_tasks.py", package));
+        let r = attach(program.pid(), &["--tasks", "--backend", backend]);
+        let truth = program.finish();
+        let mut counts: BTreeMap<String, u64> = truth.keys().map(|name| (name.clone(), 0)).collect();
+        let mut names = BTreeSet::new();
+        let (mut without, mut all) = (0, 0);
+        for (stack, n) in r
+            .stacks()
+            .filter(|(stack, _)| stack.iter().any(|f| f.name == "measured"))
+        {
+            all += n;
+            let [task] = task_frames(&stack)[..] else {
+                without += n;
+                continue;
+            };
+            let at = stack.iter().position(|f| f.kind == FrameKind::Task);
+            assert_eq!((at, &*stack[0].name), (Some(1), "[greenlet]"), "{case}");
+            names.insert(task.to_string());
+            let function = stack.iter().find(|f| counts.contains_key(&f.name));
+            let function = &function.expect("a function with a part of the time").name;
+            // Of plain greenlets a lambda calls it.
+            let expected = if package == "greenlet" {
+                "spawn"
+            } else {
+                function.as_str()
+            };
+            let begins = task.starts_with(expected) || task.starts_with("<lambda>");
+            assert!(begins && task.contains(" at 0x"), "{case}: {task} runs {function}");
+            *counts.get_mut(function).expect("it is there") += n;
         }
-    }
+        check_counts(case, &counts, &truth, 0.02);
+        assert_likely!(without * 200 <= all, "{case}: {without} of {all}\n{}", r.stderr);
+        assert_eq!(names.len(), 2, "{case}: {names:?}");
+    });
 }
 
 #[test]
 fn greenlets_that_wait() {
     let _live = live();
-    for package in ["greenlet", "gevent", "eventlet"] {
-        each_environment(|name, python| {
-            let case = format!("CPython {name}, {package}");
-            let program = Program::start(script(python, "greenlet_tasks.py", package));
-            let done = nativeprof(&["dump", "--tasks", "--json", &program.pid().to_string()])
-                .output()
-                .expect("nativeprof starts");
-            let said = String::from_utf8_lossy(&done.stderr).into_owned();
-            assert!(done.status.success(), "{case}: {said}");
-            let dump: Value = serde_json::from_slice(&done.stdout).expect("JSON");
-            let greenlets = dump["tasks"].as_array().expect("tasks");
-            let greenlets = greenlets.iter().filter(|t| t["kind"] == "greenlet");
-            let mut found = Vec::new();
-            for task in greenlets.filter(|t| t["state"] == "suspended") {
-                let frames = task["frames"].as_array().expect("frames").iter();
-                let frames: Vec<&str> = frames.filter_map(|f| f["name"].as_str()).collect();
-                let Some(begin) = frames.iter().position(|name| name.ends_with("waiter")) else {
-                    continue;
-                };
-                let levels = frames.iter().filter(|name| name.ends_with("outer")).count();
-                assert_eq!(frames[begin + 1], "outer", "{case}: {frames:?}");
-                assert_eq!(frames[begin + 1 + levels], "inner", "{case}: {frames:?}");
-                assert_eq!(frames[begin + 2 + levels], "wait_long", "{case}: {frames:?}");
-                let name = task["name"].as_str().expect("a name");
-                assert_eq!(name == "named", package == "gevent" && levels == 1, "{case}: {name}");
-                let is_by_function = name.contains(" at 0x");
-                assert!(name == "named" || is_by_function, "{case}: {name}");
-                found.push(levels);
-            }
-            found.sort_unstable();
-            assert_eq!(found, [1, 2, 3, 4, 5], "{case}: {dump:#}");
-        });
-    }
+    each_package(&["greenlet", "gevent", "eventlet"], |case, package, python| {
+        let program = Program::start(script(python, "greenlet_tasks.py", package));
+        let dump = dumped_tasks(program.pid());
+        let greenlets = dump["tasks"].as_array().expect("tasks");
+        let greenlets = greenlets.iter().filter(|t| t["kind"] == "greenlet");
+        let mut found = Vec::new();
+        for task in greenlets.filter(|t| t["state"] == "suspended") {
+            let frames = task["frames"].as_array().expect("frames").iter();
+            let frames: Vec<&str> = frames.filter_map(|f| f["name"].as_str()).collect();
+            let Some(begin) = frames.iter().position(|name| name.ends_with("waiter")) else {
+                continue;
+            };
+            let levels = frames.iter().filter(|name| name.ends_with("outer")).count();
+            assert_eq!(frames[begin + 1], "outer", "{case}: {frames:?}");
+            assert_eq!(frames[begin + 1 + levels], "inner", "{case}: {frames:?}");
+            assert_eq!(frames[begin + 2 + levels], "wait_long", "{case}: {frames:?}");
+            let name = task["name"].as_str().expect("a name");
+            assert_eq!(name == "named", package == "gevent" && levels == 1, "{case}: {name}");
+            let is_by_function = name.contains(" at 0x");
+            assert!(name == "named" || is_by_function, "{case}: {name}");
+            found.push(levels);
+        }
+        found.sort_unstable();
+        assert_eq!(found, [1, 2, 3, 4, 5], "{case}: {dump:#}");
+    });
 }
 
 /// A task's name without its address or module.
@@ -160,82 +163,68 @@ fn waits(package: &str) -> &'static [(&'static str, &'static str)] {
 #[test]
 fn suspended_tasks_have_their_time() {
     let _live = live();
-    for package in ["gevent", "eventlet", "trio"] {
-        for backend in ["ebpf", "ptrace"] {
-            each_environment(|name, python| {
-                let case = format!("CPython {name}, {package}, {backend}");
-                let mut program = Program::start(script(python, "other_waits.py", package));
-                let words = ["--tasks", "--mode", "wall", "-r", "200", "--backend", backend];
-                let r = attach(program.pid(), &words);
-                program.finish();
-                let duration = r.profile.meta.duration * 1e9;
-                let by_function = |value| {
-                    let mut sums: BTreeMap<(String, String), u64> = BTreeMap::new();
-                    for ((task, kind), amount) in awaited(&r.profile, value) {
-                        *sums.entry((plain_name(&task).to_string(), kind)).or_default() += amount;
-                    }
-                    sums
-                };
-                let (awaits, wall) = (by_function("await"), by_function("wall"));
-                let all: u64 = wall.values().sum();
-                let expected = waits(package);
-                for (task, kind) in expected {
-                    let key = ((*task).to_string(), (*kind).to_string());
-                    let time = awaits.get(&key).copied().unwrap_or(0) as f64;
-                    assert_likely!(
-                        (time / duration - 1.0).abs() < 0.05,
-                        "{case}: {task} {time} of {duration}: {awaits:?}\n{}",
-                        r.stderr
-                    );
-                    // All have equal shares, and so has the one that sleeps for short times.
-                    let share = wall.get(&key).copied().unwrap_or(0) as f64 / all as f64;
-                    let equal = 1.0 / (expected.len() + 1) as f64;
-                    assert_likely!((share - equal).abs() < 0.02, "{case}: {task} {share}: {wall:?}");
-                }
-                let of = |value| r.profile.amounts(r.profile.find_value(value).expect("the value"))[0];
-                assert_eq!(of("wall"), of("cpu") + of("off_cpu"), "{case}: the account closes");
-                assert_likely!(
-                    (of("wall") as f64 / duration - 1.0).abs() < 0.05,
-                    "{case}: {} of {duration}",
-                    of("wall")
-                );
-                let poll = r.with("[waiting: poll]");
-                assert_likely!(poll * 20 <= r.samples(), "{case}: {poll} of {} poll", r.samples());
-            });
+    each_package_and_backend(&["gevent", "eventlet", "trio"], |case, package, python, backend| {
+        let mut program = Program::start(script(python, "other_waits.py", package));
+        let words = ["--tasks", "--mode", "wall", "-r", "200", "--backend", backend];
+        let r = attach(program.pid(), &words);
+        program.finish();
+        let duration = r.profile.meta.duration * 1e9;
+        let by_function = |value| {
+            let mut sums: BTreeMap<(String, String), u64> = BTreeMap::new();
+            for ((task, kind), amount) in awaited(&r.profile, value) {
+                *sums.entry((plain_name(&task).to_string(), kind)).or_default() += amount;
+            }
+            sums
+        };
+        let (awaits, wall) = (by_function("await"), by_function("wall"));
+        let all: u64 = wall.values().sum();
+        let expected = waits(package);
+        for (task, kind) in expected {
+            let key = ((*task).to_string(), (*kind).to_string());
+            let time = awaits.get(&key).copied().unwrap_or(0) as f64;
+            assert_likely!(
+                (time / duration - 1.0).abs() < 0.05,
+                "{case}: {task} {time} of {duration}: {awaits:?}\n{}",
+                r.stderr
+            );
+            // All have equal shares, and so has the one that sleeps for short times.
+            let share = wall.get(&key).copied().unwrap_or(0) as f64 / all as f64;
+            let equal = 1.0 / (expected.len() + 1) as f64;
+            assert_likely!((share - equal).abs() < 0.02, "{case}: {task} {share}: {wall:?}");
         }
-    }
+        check_account(case, &r.profile);
+        let poll = r.with("[waiting: poll]");
+        assert_likely!(poll * 20 <= r.samples(), "{case}: {poll} of {} poll", r.samples());
+    });
 }
 
 /// What blocks in `select` keeps that time, and only the rest is shared.
 #[test]
 fn tasks_that_block_have_their_time() {
     let _live = live();
-    for package in ["gevent", "eventlet", "trio", "asyncio"] {
-        each_environment(|name, python| {
-            let case = format!("CPython {name}, {package}");
-            let mut program = Program::start(script(python, "other_blocks.py", package));
-            let words = ["--tasks", "--mode", "wall", "-r", "500"];
-            let r = attach(program.pid(), &words);
-            program.finish();
-            let wall = r.profile.find_value("wall").expect("the value");
-            let all = r.profile.amounts(wall)[0] as f64;
-            let frame = |at: usize| &*r.profile.frames[r.profile.nodes[at].frame as usize].name;
-            let (mut blocked, mut shared) = (0, 0);
-            for (at, amount) in r.profile.self_amounts(wall).into_iter().enumerate() {
-                let (mut up, mut is_inside) = (at, false);
-                while up > 0 && !is_inside {
-                    up = r.profile.nodes[up].parent as usize;
-                    is_inside = frame(up) == "blocks";
-                }
-                blocked += if is_inside { amount } else { 0 };
-                shared += if frame(at).starts_with("[awaiting ") { amount } else { 0 };
+    each_package(&["gevent", "eventlet", "trio", "asyncio"], |case, package, python| {
+        let mut program = Program::start(script(python, "other_blocks.py", package));
+        let words = ["--tasks", "--mode", "wall", "-r", "500"];
+        let r = attach(program.pid(), &words);
+        program.finish();
+        let wall = r.profile.find_value("wall").expect("the value");
+        let all = r.profile.amounts(wall)[0] as f64;
+        let frame = |at: usize| &*r.profile.frames[r.profile.nodes[at].frame as usize].name;
+        let (mut blocked, mut shared) = (0, 0);
+        for (at, amount) in r.profile.self_amounts(wall).into_iter().enumerate() {
+            let (mut up, mut is_inside) = (at, false);
+            while up > 0 && !is_inside {
+                up = r.profile.nodes[up].parent as usize;
+                is_inside = frame(up) == "blocks";
             }
-            for (what, amount) in [("blocked", blocked), ("shared", shared)] {
-                let share = amount as f64 / all;
-                assert_likely!((share - 0.5).abs() < 0.1, "{case}: {what} {share}\n{}", r.stderr);
-            }
-        });
-    }
+            blocked += if is_inside { amount } else { 0 };
+            shared += if frame(at).starts_with("[awaiting ") { amount } else { 0 };
+        }
+        for (what, amount) in [("blocked", blocked), ("shared", shared)] {
+            let share = amount as f64 / all;
+            assert_likely!((share - 0.5).abs() < 0.1, "{case}: {what} {share}\n{}", r.stderr);
+        }
+    });
 }
 
 /// Tasks of trio that wait, each below the task whose nursery it is in.
@@ -244,12 +233,7 @@ fn tasks_of_trio_that_wait() {
     let _live = live();
     each_environment(|name, python| {
         let program = Program::start(script(python, "other_waits.py", "trio"));
-        let done = nativeprof(&["dump", "--tasks", "--json", &program.pid().to_string()])
-            .output()
-            .expect("nativeprof starts");
-        let said = String::from_utf8_lossy(&done.stderr).into_owned();
-        assert!(done.status.success(), "CPython {name}: {said}");
-        let dump: Value = serde_json::from_slice(&done.stdout).expect("JSON");
+        let dump = dumped_tasks(program.pid());
         let tasks = dump["tasks"].as_array().expect("tasks");
         let of_id = |id: &Value| tasks.iter().find(|t| t["id"] == *id).expect("a task with this id");
         let plain = |text: &Value| plain_name(text.as_str().expect("a name")).to_string();
@@ -276,42 +260,40 @@ fn tasks_of_trio_that_wait() {
 #[test]
 fn tasks_of_trio_and_anyio() {
     let _live = live();
-    for word in ["trio", "anyio-trio", "anyio-asyncio"] {
-        for backend in ["ebpf", "ptrace"] {
-            each_environment(|name, python| {
-                let case = format!("CPython {name}, {word}, {backend}");
-                let mut program = Program::start(script(python, "trio_tasks.py", word));
-                let r = attach(program.pid(), &["--tasks", "--backend", backend]);
-                let truth = program.finish();
-                let mut counts: BTreeMap<String, u64> = truth.keys().map(|name| (name.clone(), 0)).collect();
-                let (mut without, mut all) = (0, 0);
-                for (stack, n) in r
-                    .stacks()
-                    .filter(|(stack, _)| stack.iter().any(|f| f.name == "measured"))
-                {
-                    all += n;
-                    let names = task_frames(&stack);
-                    let chain = match names.last() {
-                        Some(&"alpha") => &["main", "alpha"][..],
-                        Some(&"child") => &["main", "parent", "child"],
-                        Some(other) => panic!("{case}: {other}"),
-                        None => {
-                            without += n;
-                            continue;
-                        }
-                    };
-                    let plain: Vec<&str> = names.iter().filter_map(|name| name.rsplit('.').next()).collect();
-                    assert_eq!(plain, chain, "{case}");
-                    let at = stack.iter().rposition(|f| f.kind == FrameKind::Task).expect("a task");
-                    // anyio has a coroutine of its own around it; before 3.11 there is C between them.
-                    let below = stack[at + 1..].iter().filter(|f| f.kind == FrameKind::Python);
-                    let below: Vec<&str> = below.take(2).map(|f| f.name.as_str()).collect();
-                    assert!(below.contains(&"work"), "{case}: {plain:?} above {below:?}");
-                    *counts.get_mut(*names.last().expect("a task")).expect("it is there") += n;
-                }
-                check_counts(&case, &counts, &truth, 0.02);
-                assert_likely!(without * 200 <= all, "{case}: {without} of {all}\n{}", r.stderr);
-            });
-        }
-    }
+    each_package_and_backend(
+        &["trio", "anyio-trio", "anyio-asyncio"],
+        |case, word, python, backend| {
+            let mut program = Program::start(script(python, "trio_tasks.py", word));
+            let r = attach(program.pid(), &["--tasks", "--backend", backend]);
+            let truth = program.finish();
+            let mut counts: BTreeMap<String, u64> = truth.keys().map(|name| (name.clone(), 0)).collect();
+            let (mut without, mut all) = (0, 0);
+            for (stack, n) in r
+                .stacks()
+                .filter(|(stack, _)| stack.iter().any(|f| f.name == "measured"))
+            {
+                all += n;
+                let names = task_frames(&stack);
+                let chain = match names.last() {
+                    Some(&"alpha") => &["main", "alpha"][..],
+                    Some(&"child") => &["main", "parent", "child"],
+                    Some(other) => panic!("{case}: {other}"),
+                    None => {
+                        without += n;
+                        continue;
+                    }
+                };
+                let plain: Vec<&str> = names.iter().filter_map(|name| name.rsplit('.').next()).collect();
+                assert_eq!(plain, chain, "{case}");
+                let at = stack.iter().rposition(|f| f.kind == FrameKind::Task).expect("a task");
+                // anyio has a coroutine of its own around it; before 3.11 there is C between them.
+                let below = stack[at + 1..].iter().filter(|f| f.kind == FrameKind::Python);
+                let below: Vec<&str> = below.take(2).map(|f| f.name.as_str()).collect();
+                assert!(below.contains(&"work"), "{case}: {plain:?} above {below:?}");
+                *counts.get_mut(*names.last().expect("a task")).expect("it is there") += n;
+            }
+            check_counts(case, &counts, &truth, 0.02);
+            assert_likely!(without * 200 <= all, "{case}: {without} of {all}\n{}", r.stderr);
+        },
+    );
 }

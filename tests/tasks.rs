@@ -3,7 +3,7 @@
 //! Needs the privileges to read other processes and to sample (root); fails with a message where one is missing.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::process::{Command, Output};
+use std::process::Command;
 
 use nativeprof::profile::lags::Lag;
 use nativeprof::profile::model::{Frame, FrameKind};
@@ -11,8 +11,8 @@ use serde_json::Value;
 
 use common::chance::assert_likely;
 use common::pythons::each_of;
-use common::recording::{awaited, check_counts};
-use common::{Program, Python, attach, live, nativeprof, newest_python, pythons};
+use common::recording::{awaited, check_account, check_counts, dump_tasks, dumped_tasks};
+use common::{Program, Python, attach, live, newest_python, pythons};
 
 mod common;
 
@@ -22,17 +22,6 @@ type Row = (String, String, Vec<String>);
 /// Interpreters whose tasks are supported.
 fn with_tasks() -> impl Iterator<Item = &'static Python> {
     pythons().iter().filter(|p| p.minor >= 7)
-}
-
-fn dump(pid: u32, words: &[&str]) -> Output {
-    let mut command = nativeprof(&["dump", "--tasks", &pid.to_string()]);
-    command.args(words).output().expect("nativeprof starts")
-}
-
-fn dumped(pid: u32) -> Value {
-    let done = dump(pid, &["--json"]);
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    serde_json::from_slice(&done.stdout).expect("JSON")
 }
 
 /// A function's name without those of classes and functions around it. From 3.13 on a task group's `__aexit__` calls
@@ -89,7 +78,7 @@ fn tasks_are_where_they_say() {
     each_of(with_tasks(), |python| {
         let case = &python.name;
         let mut program = Program::start(python.script("tasks.py"));
-        let dump = dumped(program.pid());
+        let dump = dumped_tasks(program.pid());
         let expected = expected_rows(&program);
         assert!(expected.len() >= 15, "{case}: {expected:#?}");
         assert_eq!(seen(&dump), expected, "{case}");
@@ -111,7 +100,7 @@ fn tasks_are_where_they_say() {
             .last()
             .and_then(|s| s["RUNNING ".len()..].parse().ok())
             .expect("a number");
-        let dump = dumped(program.pid());
+        let dump = dumped_tasks(program.pid());
         let running: Vec<&Value> = dump["tasks"]
             .as_array()
             .expect("tasks")
@@ -140,7 +129,7 @@ fn a_half_imported_asyncio_has_no_tasks_yet() {
     let plain = with_tasks().filter(|p| p.flags.is_empty());
     each_of(plain, |python| {
         let program = Program::start(python.script("half_imported.py"));
-        let done = dump(program.pid(), &[]);
+        let done = dump_tasks(program.pid(), &[]);
         let said = String::from_utf8_lossy(&done.stderr).into_owned();
         assert!(said.contains("has no asyncio tasks"), "{}: {said}", python.name);
     });
@@ -191,7 +180,7 @@ fn the_tree_is_that_of_asyncio_pstree() {
             let theirs = paths(&theirs, &|text| text.strip_prefix("(T) ").map(String::from), &|text| {
                 text.to_string()
             });
-            let done = dump(program.pid(), &[]);
+            let done = dump_tasks(program.pid(), &[]);
             let text = String::from_utf8_lossy(&done.stdout).into_owned();
             let (_, ours) = text.split_once("\n\n").expect("a tree after the heading");
             let ours: Vec<(usize, String)> = tree(ours).into_iter().map(|(depth, text)| (depth + 1, text)).collect();
@@ -219,7 +208,7 @@ fn the_tree_is_that_of_asyncio_pstree() {
 fn what_has_no_tasks_is_explained() {
     let _live = live();
     let check = |pid: u32, expected: &str| {
-        let done = dump(pid, &[]);
+        let done = dump_tasks(pid, &[]);
         let said = String::from_utf8_lossy(&done.stderr).into_owned();
         assert_eq!(done.status.code(), Some(1), "{said}");
         assert!(said.contains(expected), "{expected}: {said}");
@@ -365,14 +354,7 @@ fn suspended_tasks_have_their_time() {
                 "{case}: {poll} of {} wait in poll",
                 r.samples()
             );
-            // The account closes.
-            let of = |value| r.profile.amounts(r.profile.find_value(value).expect("the value"))[0];
-            assert_eq!(of("wall"), of("cpu") + of("off_cpu"), "{case}");
-            assert_likely!(
-                (of("wall") as f64 / duration - 1.0).abs() < 0.05,
-                "{case}: {} of {duration}",
-                of("wall")
-            );
+            check_account(case, &r.profile);
         });
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use nativeprof::profile::json;
 use nativeprof::profile::model::{Frame, FrameKind, Profile};
+use serde_json::Value;
 
 use super::Scratch;
 use super::chance::{assert_likely, patience};
@@ -20,6 +21,19 @@ pub fn nativeprof(args: &[&str]) -> Command {
     }
     command.args(args);
     command
+}
+
+/// What `dump --tasks` of a process prints, with more arguments.
+pub fn dump_tasks(pid: u32, words: &[&str]) -> Output {
+    let mut command = nativeprof(&["dump", "--tasks", &pid.to_string()]);
+    command.args(words).output().expect("nativeprof starts")
+}
+
+/// The tasks of a process, as JSON.
+pub fn dumped_tasks(pid: u32) -> Value {
+    let done = dump_tasks(pid, &["--json"]);
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    serde_json::from_slice(&done.stdout).expect("JSON")
 }
 
 /// A profile with the output printed while it was made.
@@ -327,6 +341,18 @@ pub fn check_counts(case: &str, counts: &BTreeMap<String, u64>, truth: &BTreeMap
             "{case}: {name} has {seen:.3} of the samples and {expected:.3} of the time (band {band:.3}): {counts:?} for {truth:?}"
         );
     }
+}
+
+/// Checks that wall time is CPU time and time off the CPU, and that one thread has that of the recording.
+pub fn check_account(case: &str, profile: &Profile) {
+    let of = |value| profile.amounts(profile.find_value(value).expect("the value"))[0];
+    assert_eq!(of("wall"), of("cpu") + of("off_cpu"), "{case}: the account closes");
+    let duration = profile.meta.duration * 1e9;
+    assert_likely!(
+        (of("wall") as f64 / duration - 1.0).abs() < 0.05,
+        "{case}: {} of {duration}",
+        of("wall")
+    );
 }
 
 /// The frames that the table of calls is about.
