@@ -286,7 +286,7 @@ fn it_ends_with_its_terminal() {
     let children = std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children")).expect("a shell");
     let pid = children.split_whitespace().next().expect("nativeprof, below the shell");
     drop(terminal);
-    for _ in 0..1200 {
+    for _ in 0..200 {
         if !std::path::Path::new(&format!("/proc/{pid}/exe")).exists() {
             program.finish();
             return;

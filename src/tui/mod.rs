@@ -5,6 +5,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -58,6 +59,22 @@ impl Drop for TerminalGuard {
     }
 }
 
+/// Keys and changes of the terminal's size, read in a thread of its own: a closed terminal is always readable, at end of file,
+/// and crossterm (0.29, src/event/source/unix/mio.rs) then reads it for ever.
+fn read_events() -> Receiver<io::Result<Event>> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        loop {
+            let event = event::read();
+            let failed = event.is_err();
+            if sender.send(event).is_err() || failed {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
 /// Shows the feed until `q` or Ctrl-C.
 ///
 /// # Errors
@@ -66,6 +83,7 @@ pub fn run(feed: &mut dyn SampleFeed, view: ViewOptions) -> Result<()> {
     let failed = |e: io::Error| Error::io("cannot use this terminal", e).hint("nativeprof record -o out.svg --pid PID");
     let mut terminal = ratatui::try_init().map_err(failed)?; // also restores it on a panic
     let _restored = TerminalGuard;
+    let events = read_events();
     let mut app = App::new(view);
     let (mut alive, mut refreshed) = (true, None::<Instant>);
     // The time that the screen shows while it is frozen.
@@ -77,13 +95,12 @@ pub fn run(feed: &mut dyn SampleFeed, view: ViewOptions) -> Result<()> {
             app.ended = true;
             thread::sleep(POLL_INTERVAL);
         }
-        // A closed terminal is always readable, at end of file: reading keys would never return.
         if sys::files::is_hung_up(io::stdout().as_fd()) {
             return Ok(());
         }
         let mut changed = false;
-        while event::poll(Duration::ZERO).map_err(failed)? {
-            if let Event::Key(key) = event::read().map_err(failed)? {
+        while let Ok(event) = events.try_recv() {
+            if let Event::Key(key) = event.map_err(failed)? {
                 match app.key(key) {
                     Action::Quit => return Ok(()),
                     Action::Save(path) => {
