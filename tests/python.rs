@@ -15,7 +15,8 @@ fn passes(name: &str, mut command: Command) {
     let output = command.output().expect("the Python of the environment starts");
     assert!(
         output.status.success(),
-        "CPython {name}:\n{}{}",
+        "CPython {name}, {}:\n{}{}",
+        output.status,
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
@@ -46,7 +47,8 @@ fn package_tests(name: &str, environment: &Path, marked: &str) -> Option<String>
     let printed = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (!output.status.success()).then(|| {
         format!(
-            "CPython {name}, -m '{marked}':\n{}{}",
+            "CPython {name}, -m '{marked}', {}:\n{}{}",
+            output.status,
             printed(&output.stdout),
             printed(&output.stderr)
         )
