@@ -126,14 +126,24 @@ pub fn send(pid: Pid, tid: Tid, signal: i32, value: u64) -> io::Result<()> {
     if r < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Blocks all signals in the calling thread.
-pub fn block_signals() {
-    // SAFETY: the set is filled before it is used, and lives as long as the call.
+/// All signals but those of faults: one that is blocked would end the process without a word, since the kernel then ignores
+/// the handlers that print a traceback or write a crash report.
+pub fn all_but_faults() -> libc::sigset_t {
+    // SAFETY: the set is filled before it is used.
     unsafe {
-        let mut all: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_BLOCK, &all, std::ptr::null_mut());
+        let mut signals: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut signals);
+        for fault in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP] {
+            libc::sigdelset(&mut signals, fault);
+        }
+        signals
     }
+}
+
+/// Blocks all signals but those of faults in the calling thread.
+pub fn block_signals() {
+    // SAFETY: the set lives as long as the call.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &all_but_faults(), std::ptr::null_mut()) };
 }
 
 /// Is any signal other than this one pending for the calling thread or its process? For signal handlers too.

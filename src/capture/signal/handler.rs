@@ -1,7 +1,7 @@
 //! The signal handler: passes registers to the pool (slot_pool.rs) and restores the interrupted state.
 //!
-//! It preserves `errno`, blocks all other signals while it runs, and runs on a stack of the slot, so that small stacks
-//! (goroutines, alternative stacks) suffice for it.
+//! It preserves `errno`, blocks all other signals but those of faults while it runs, and runs on a stack of the slot, so
+//! that small stacks (goroutines, alternative stacks) suffice for it.
 
 #![allow(unsafe_code)]
 
@@ -175,7 +175,7 @@ pub fn install() -> io::Result<i32> {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = on_signal as *const () as usize;
             action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
-            libc::sigfillset(&mut action.sa_mask);
+            action.sa_mask = threads::all_but_faults();
             if libc::sigaction(signal, &action, std::ptr::null_mut()) == 0 {
                 return Ok(signal);
             }
