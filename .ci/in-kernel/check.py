@@ -153,6 +153,8 @@ def accuracy(text, least):
     """Are the samples complete and enough of them? Returns the cell of the table."""
     samples, due, lost, exact = numbers(text)
     seen = f"{samples} samples, {due} due, {lost} lost, {exact} % exact"
+    if exact < 100:
+        print(text, flush=True)
     for names, count in stacks("/tmp/out.json"):
         if any(name.startswith("[truncated") for name in names):
             print("incomplete:", count, *names[-12:], flush=True)
