@@ -11,8 +11,9 @@ use nativeprof::profile::model::{FrameKind, Profile};
 use nativeprof::profile::waits;
 
 use common::chance::{assert_likely, fail, patience, repeated};
+use common::pythons::{each_of, every_second};
 use common::recording::{Recording, attach, nativeprof, record};
-use common::{Program, Python, each_python, live, newest_python};
+use common::{Program, Python, each_python, live, newest_python, pythons};
 
 mod common;
 
@@ -184,7 +185,7 @@ fn check_ptrace(python: &Python) {
 #[test]
 fn states_are_seen_with_ptrace() {
     let _live = live();
-    each_python(check_ptrace);
+    each_of(every_second(pythons()), check_ptrace);
 }
 
 /// Waits for the interpreter lock by who held it: nearly all of it is one thread, and the function in which it holds the lock is

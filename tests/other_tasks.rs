@@ -10,35 +10,31 @@ use nativeprof::profile::model::{Frame, FrameKind};
 use serde_json::Value;
 
 use common::chance::assert_likely;
-use common::environments::environments;
-use common::pythons::some_at_a_time;
+use common::environments::{each_environment, each_environment_and_backend};
 use common::recording::{awaited, check_account, check_counts, dumped_tasks};
 use common::{Program, attach, live, sources};
 
 mod common;
 
-/// Runs `test` with the name and interpreter of each environment, two at a time.
-fn each_environment(test: impl Fn(&str, &Path) + Sync) {
-    some_at_a_time(
-        2,
-        environments(),
-        |(name, _)| name,
-        |(name, place)| test(name, &place.join("bin/python")),
-    );
-}
-
 /// Runs `test` with a name of the case, a package and the interpreter of each environment.
 fn each_package(packages: &[&str], test: impl Fn(&str, &str, &Path) + Sync) {
     for package in packages {
-        each_environment(|name, python| test(&format!("CPython {name}, {package}"), package, python));
+        each_environment(|name, directory| {
+            test(
+                &format!("CPython {name}, {package}"),
+                package,
+                &directory.join("bin/python"),
+            );
+        });
     }
 }
 
 /// The same, with each backend.
 fn each_package_and_backend(packages: &[&str], test: impl Fn(&str, &str, &Path, &str) + Sync) {
-    for backend in ["ebpf", "ptrace"] {
-        each_package(packages, |case, package, python| {
-            test(&format!("{case}, {backend}"), package, python, backend);
+    for package in packages {
+        each_environment_and_backend(|name, directory, backend| {
+            let case = format!("CPython {name}, {package}, {backend}");
+            test(&case, package, &directory.join("bin/python"), backend);
         });
     }
 }

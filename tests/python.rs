@@ -7,6 +7,7 @@ use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
 use common::environments::environments;
+use common::pythons::all_combinations;
 
 mod common;
 
@@ -30,24 +31,30 @@ fn python(environment: &Path) -> Command {
     command
 }
 
-/// Runs the package's tests that have this mark, or that do not (`not alone`). Returns what they printed if one failed.
-fn package_tests(name: &str, environment: &Path, marked: &str) -> Option<String> {
+/// Files of the package's tests that contain this text. Importing the others takes longer than the tests that it leaves.
+fn files_with(text: &str, contain: bool) -> Vec<PathBuf> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("python/tests");
+    let entries = std::fs::read_dir(directory).expect("the tests are there");
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.expect("a file").path()).collect();
+    files.retain(|file| {
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        let is_test = name.starts_with("test_") && name.ends_with(".py");
+        is_test && std::fs::read_to_string(file).expect("text").contains(text) == contain
+    });
+    files
+}
+
+/// Runs the tests in these files that have the marks. Returns what they printed if one failed.
+fn package_tests(name: &str, environment: &Path, marks: &str, files: &[PathBuf]) -> Option<String> {
     let mut command = python(environment);
-    command.args([
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        marked,
-        "python/tests",
-    ]);
+    command
+        .args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks])
+        .args(files);
     let output = command.output().expect("the Python of the environment starts");
     let printed = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (!output.status.success()).then(|| {
         format!(
-            "CPython {name}, -m '{marked}', {}:\n{}{}",
+            "CPython {name}, -m '{marks}', {}:\n{}{}",
             output.status,
             printed(&output.stdout),
             printed(&output.stderr)
@@ -58,19 +65,31 @@ fn package_tests(name: &str, environment: &Path, marked: &str) -> Option<String>
 /// With two interpreters at a time, since one leaves half of the machine idle; then what compares wall time, with one.
 #[test]
 fn the_tests_of_the_package_pass_in_every_python() {
-    let waiting = Mutex::new(environments().iter());
+    let all = environments();
+    let (every_test, few) = (files_with("", true), "pytestmark = pytest.mark.few_versions");
+    let of_every_version = files_with(few, false);
+    assert!(of_every_version.len() < every_test.len(), "no file of tests has {few}");
+    // Those that run most of them first.
+    let mut ordered: Vec<_> = all.iter().enumerate().collect();
+    let has_all = |at: usize| all_combinations() || at == 0 || at + 1 == all.len();
+    ordered.sort_by_key(|(at, _)| !has_all(*at));
+    let waiting = Mutex::new(ordered.into_iter());
     let take = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
     let work = || -> Vec<String> {
         std::iter::from_fn(take)
-            .filter_map(|(name, environment)| package_tests(name, environment, "not alone"))
+            .filter_map(|(at, (name, environment))| match has_all(at) {
+                true => package_tests(name, environment, "not alone", &every_test),
+                false => package_tests(name, environment, "not alone and not few_versions", &of_every_version),
+            })
             .collect()
     };
     let mut failed: Vec<String> = std::thread::scope(|scope| {
         let workers = [scope.spawn(work), scope.spawn(work)];
         workers.into_iter().flat_map(|w| w.join().expect("no panic")).collect()
     });
-    let alone = |(name, environment): &(String, PathBuf)| package_tests(name, environment, "alone");
-    failed.extend(environments().iter().filter_map(alone));
+    let files = files_with("pytest.mark.alone", true);
+    let alone = |(name, environment): &(String, PathBuf)| package_tests(name, environment, "alone", &files);
+    failed.extend(all.iter().filter_map(alone));
     assert!(failed.is_empty(), "{}", failed.concat());
 }
 

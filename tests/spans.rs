@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use common::chance::{assert_likely, repeated};
-use common::environments::environments;
+use common::environments::{each_environment_and_backend, environments};
 use common::programs::otel_contexts;
 use common::recording::{Recording, check_counts};
 use common::{Program, attach, live, nativeprof, record, sources};
@@ -23,18 +23,6 @@ fn program(environment: &Path, what: &str) -> Command {
         .env("PYTHONPATH", sources())
         .env("PYTHONDONTWRITEBYTECODE", "1");
     command
-}
-
-/// Runs `test` in each environment.
-fn each_environment(test: impl Fn(&str, &Path)) {
-    let mut failed = Vec::new();
-    for (name, environment) in environments() {
-        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| repeated(|| test(name, environment))));
-        if done.is_err() {
-            failed.push(name);
-        }
-    }
-    assert!(failed.is_empty(), "failed with {failed:?}");
 }
 
 /// Samples below `burn` by their labels, as the program reports them: `outer+inner/1`.
@@ -99,31 +87,27 @@ fn check(case: &str, environment: &Path, what: &str, words: &[&str]) {
 #[test]
 fn threads_have_the_labels_of_their_spans() {
     let _live = live();
-    for backend in ["ebpf", "ptrace"] {
-        each_environment(|name, environment| {
-            check(
-                &format!("{name} {backend}"),
-                environment,
-                "threads",
-                &["--backend", backend],
-            );
-        });
-    }
+    each_environment_and_backend(|name, environment, backend| {
+        check(
+            &format!("{name} {backend}"),
+            environment,
+            "threads",
+            &["--backend", backend],
+        );
+    });
 }
 
 #[test]
 fn tasks_have_the_labels_of_their_spans() {
     let _live = live();
-    for backend in ["ebpf", "ptrace"] {
-        each_environment(|name, environment| {
-            check(
-                &format!("{name} {backend}"),
-                environment,
-                "tasks",
-                &["--backend", backend],
-            );
-        });
-    }
+    each_environment_and_backend(|name, environment, backend| {
+        check(
+            &format!("{name} {backend}"),
+            environment,
+            "tasks",
+            &["--backend", backend],
+        );
+    });
 }
 
 /// A launched program imports the package and enters spans while it is sampled.

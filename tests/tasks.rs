@@ -10,7 +10,7 @@ use nativeprof::profile::model::{Frame, FrameKind};
 use serde_json::Value;
 
 use common::chance::assert_likely;
-use common::pythons::each_of;
+use common::pythons::{each_of, each_with_backend, every_second};
 use common::recording::{awaited, check_account, check_counts, dump_tasks, dumped_tasks};
 use common::{Program, Python, attach, live, newest_python, pythons};
 
@@ -243,46 +243,43 @@ fn samples_have_their_task() {
         ("child", &["main", "parent", "child"]),
     ];
     let _live = live();
-    for backend in ["ebpf", "ptrace"] {
-        eprintln!("with {backend}:"); // printed if it fails
-        each_of(with_tasks(), |python| {
-            let case = &python.name;
-            let mut program = Program::start(python.script("task_shares.py"));
-            let r = attach(program.pid(), &["--tasks", "--backend", backend]);
-            let truth = program.finish();
-            r.check_quality(case);
-            let mut counts: BTreeMap<String, u64> = truth.keys().map(|name| (name.clone(), 0)).collect();
-            let mut without = 0;
-            for (stack, n) in r
-                .stacks()
-                .filter(|(stack, _)| stack.iter().any(|f| f.name == "measured"))
-            {
-                let names = task_frames(&stack);
-                let Some(name) = names.last() else {
-                    without += n;
-                    continue;
-                };
-                let chain = CHAINS.iter().find(|(known, _)| known == name).map(|(_, chain)| *chain);
-                assert_eq!(Some(&names[..]), chain, "{case}: {names:?}");
-                // The coroutine is right below its task.
-                let at = stack.iter().rposition(|f| f.kind == FrameKind::Task).expect("a task");
-                assert_eq!(stack[at + 1].name, *name, "{case}");
-                *counts.get_mut(*name).expect("a task with a share") += n;
-            }
-            check_counts(case, &counts, &truth, 0.01);
-            let all = without + counts.values().sum::<u64>();
-            assert!(
-                without <= all / 500,
-                "{case}: {without} of {all} samples have no task\n{}",
-                r.stderr
-            );
-            assert!(
-                r.stderr.contains("samples in coroutines and greenlets have their task"),
-                "{case}: {}",
-                r.stderr
-            );
-        });
-    }
+    each_with_backend(with_tasks(), |python, backend| {
+        let case = &python.name;
+        let mut program = Program::start(python.script("task_shares.py"));
+        let r = attach(program.pid(), &["--tasks", "--backend", backend]);
+        let truth = program.finish();
+        r.check_quality(case);
+        let mut counts: BTreeMap<String, u64> = truth.keys().map(|name| (name.clone(), 0)).collect();
+        let mut without = 0;
+        for (stack, n) in r
+            .stacks()
+            .filter(|(stack, _)| stack.iter().any(|f| f.name == "measured"))
+        {
+            let names = task_frames(&stack);
+            let Some(name) = names.last() else {
+                without += n;
+                continue;
+            };
+            let chain = CHAINS.iter().find(|(known, _)| known == name).map(|(_, chain)| *chain);
+            assert_eq!(Some(&names[..]), chain, "{case}: {names:?}");
+            // The coroutine is right below its task.
+            let at = stack.iter().rposition(|f| f.kind == FrameKind::Task).expect("a task");
+            assert_eq!(stack[at + 1].name, *name, "{case}");
+            *counts.get_mut(*name).expect("a task with a share") += n;
+        }
+        check_counts(case, &counts, &truth, 0.01);
+        let all = without + counts.values().sum::<u64>();
+        assert!(
+            without <= all / 500,
+            "{case}: {without} of {all} samples have no task\n{}",
+            r.stderr
+        );
+        assert!(
+            r.stderr.contains("samples in coroutines and greenlets have their task"),
+            "{case}: {}",
+            r.stderr
+        );
+    });
 }
 
 /// Tasks that have ended before they could be read have their names, too.
@@ -291,72 +288,66 @@ fn eager_tasks_have_their_names() {
     let _live = live();
     // Elsewhere `_asyncio` may be built into the interpreter.
     let with_module = |p: &&Python| p.minor >= 12 && p.name.contains("pyenv");
-    for backend in ["ebpf", "ptrace"] {
-        eprintln!("with {backend}:"); // printed if it fails
-        each_of(pythons().iter().filter(with_module), |python| {
-            let case = &python.name;
-            let mut program = Program::start(python.script("eager_tasks.py"));
-            let r = attach(program.pid(), &["--tasks", "--backend", backend]);
-            program.finish();
-            let (mut all, mut named) = (0, 0);
-            let in_task = |stack: &[&Frame]| stack.iter().any(|f| f.name == "measured");
-            for (stack, n) in r.stacks().filter(|(stack, _)| in_task(stack)) {
-                all += n;
-                named += if task_frames(&stack).last() == Some(&"quick") {
-                    n
-                } else {
-                    0
-                };
-            }
-            assert_likely!(all >= 100, "{case}: {all} samples\n{}", r.stderr);
-            // The first ones come before the backend knows where tasks are.
-            assert_likely!(all - named <= all / 50, "{case}: {named} of {all}\n{}", r.stderr);
-        });
-    }
+    each_with_backend(pythons().iter().filter(with_module), |python, backend| {
+        let case = &python.name;
+        let mut program = Program::start(python.script("eager_tasks.py"));
+        let r = attach(program.pid(), &["--tasks", "--backend", backend]);
+        program.finish();
+        let (mut all, mut named) = (0, 0);
+        let in_task = |stack: &[&Frame]| stack.iter().any(|f| f.name == "measured");
+        for (stack, n) in r.stacks().filter(|(stack, _)| in_task(stack)) {
+            all += n;
+            named += if task_frames(&stack).last() == Some(&"quick") {
+                n
+            } else {
+                0
+            };
+        }
+        assert_likely!(all >= 100, "{case}: {all} samples\n{}", r.stderr);
+        // The first ones come before the backend knows where tasks are.
+        assert_likely!(all - named <= all / 50, "{case}: {named} of {all}\n{}", r.stderr);
+    });
 }
 
 /// Suspended tasks have the time that they await, and share the time that their event loop waits.
 #[test]
 fn suspended_tasks_have_their_time() {
     let _live = live();
-    for backend in ["ebpf", "ptrace"] {
-        eprintln!("with {backend}:"); // printed if it fails
-        each_of(with_tasks(), |python| {
-            let case = &python.name;
-            let mut program = Program::start(python.script("task_waits.py"));
-            let words = ["--tasks", "--mode", "wall", "-r", "200", "--backend", backend];
-            let r = attach(program.pid(), &words);
-            program.finish();
-            let duration = r.profile.meta.duration * 1e9;
-            let awaits = awaited(&r.profile, "await");
-            let wall = awaited(&r.profile, "wall");
-            let all: u64 = wall.values().sum();
-            let kinds = "lock semaphore condition event queue future gather task";
-            for kind in kinds.split(' ') {
-                let key = (kind.to_string(), kind.to_string());
-                let time = awaits.get(&key).copied().unwrap_or(0) as f64;
-                assert_likely!(
-                    (time / duration - 1.0).abs() < 0.03,
-                    "{case}: {kind} {time} of {duration}: {awaits:?}"
-                );
-                // The 10 tasks have equal shares.
-                let share = wall.get(&key).copied().unwrap_or(0) as f64 / all as f64;
-                assert_likely!((share - 0.1).abs() < 0.02, "{case}: {kind} {share}: {wall:?}");
-            }
-            let sleeps = awaits.get(&("sleep".into(), "sleep".into())).copied().unwrap_or(0);
+    each_with_backend(with_tasks(), |python, backend| {
+        let case = &python.name;
+        let mut program = Program::start(python.script("task_waits.py"));
+        let words = ["--tasks", "--mode", "wall", "-r", "200", "--backend", backend];
+        let r = attach(program.pid(), &words);
+        program.finish();
+        let duration = r.profile.meta.duration * 1e9;
+        let awaits = awaited(&r.profile, "await");
+        let wall = awaited(&r.profile, "wall");
+        let all: u64 = wall.values().sum();
+        let kinds = "lock semaphore condition event queue future gather task";
+        for kind in kinds.split(' ') {
+            let key = (kind.to_string(), kind.to_string());
+            let time = awaits.get(&key).copied().unwrap_or(0) as f64;
             assert_likely!(
-                sleeps as f64 > 0.8 * duration,
-                "{case}: sleep {sleeps} of {duration}: {awaits:?}"
+                (time / duration - 1.0).abs() < 0.03,
+                "{case}: {kind} {time} of {duration}: {awaits:?}"
             );
-            let poll = r.with("[waiting: poll]");
-            assert_likely!(
-                poll * 50 <= r.samples(),
-                "{case}: {poll} of {} wait in poll",
-                r.samples()
-            );
-            check_account(case, &r.profile);
-        });
-    }
+            // The 10 tasks have equal shares.
+            let share = wall.get(&key).copied().unwrap_or(0) as f64 / all as f64;
+            assert_likely!((share - 0.1).abs() < 0.02, "{case}: {kind} {share}: {wall:?}");
+        }
+        let sleeps = awaits.get(&("sleep".into(), "sleep".into())).copied().unwrap_or(0);
+        assert_likely!(
+            sleeps as f64 > 0.8 * duration,
+            "{case}: sleep {sleeps} of {duration}: {awaits:?}"
+        );
+        let poll = r.with("[waiting: poll]");
+        assert_likely!(
+            poll * 50 <= r.samples(),
+            "{case}: {poll} of {} wait in poll",
+            r.samples()
+        );
+        check_account(case, &r.profile);
+    });
 }
 
 /// What the program says of how it blocked its event loop: task, function, start and length in ns.
@@ -374,59 +365,57 @@ fn blocks(program: &Program) -> Vec<(String, String, u64, u64)> {
 #[test]
 fn what_keeps_the_loop_is_listed() {
     let _live = live();
-    for words in [
-        &["--backend", "ebpf"][..],
-        &["--backend", "ebpf", "--mode", "wall"],
-        &["--backend", "ptrace"],
-    ] {
-        eprintln!("with {words:?}:"); // printed if it fails
-        each_of(with_tasks(), |python| {
-            let case = &python.name;
-            let mut program = Program::start(python.script("loop_blocks.py"));
-            let r = attach(program.pid(), &[words, &["--lag", "50ms", "-d", "2"]].concat());
-            program.finish();
-            let lags = &r.profile.meta.lags;
-            assert_likely!(!lags.is_empty(), "{case}: {}", r.stderr);
-            let began = lags[0].start - lags[0].time;
-            // Those at the ends of the recording may be cut.
-            let margin = 700_000_000;
-            let window = began + margin..began + 2_000_000_000 - margin / 4;
-            let truth = blocks(&program);
-            let mut found = 0;
-            for (task, function, start, length) in &truth {
-                if !window.contains(start) || !window.contains(&(start + length)) {
-                    continue;
-                }
-                let middle = start + length / 2;
-                let lag = lags
-                    .iter()
-                    .find(|lag| (lag.start..lag.start + lag.length).contains(&middle));
-                let Some(lag) = lag else {
-                    assert_likely!(false, "{case}: {task} {function} at {start} is missing: {lags:#?}");
-                    continue;
-                };
-                found += 1;
-                // Off-CPU intervals are exact; else the times are those at which the queue was read.
-                let exact = words.contains(&"wall");
-                let slack = if exact { 5_000_000 } else { 20_000_000 };
-                assert_likely!(
-                    lag.length.abs_diff(*length) < slack + length / 10,
-                    "{case}: {function} took {length}: {lag:#?}"
-                );
-                let is_there = |name: &str| lag.stack.iter().any(|frame| frame.starts_with(&format!("{name} ")));
-                assert_likely!(is_there(function), "{case}: {task} {function}: {lag:#?}");
-                assert_likely!(lag.task == *task, "{case}: {task} {function}: {lag:#?}");
+    let check = |python: &Python, words: &[&str]| {
+        let case = &python.name;
+        let mut program = Program::start(python.script("loop_blocks.py"));
+        let r = attach(program.pid(), &[words, &["--lag", "50ms", "-d", "2"]].concat());
+        program.finish();
+        let lags = &r.profile.meta.lags;
+        assert_likely!(!lags.is_empty(), "{case}: {}", r.stderr);
+        let began = lags[0].start - lags[0].time;
+        // Those at the ends of the recording may be cut.
+        let margin = 700_000_000;
+        let window = began + margin..began + 2_000_000_000 - margin / 4;
+        let truth = blocks(&program);
+        let mut found = 0;
+        for (task, function, start, length) in &truth {
+            if !window.contains(start) || !window.contains(&(start + length)) {
+                continue;
             }
-            assert_likely!(found >= 4, "{case}: {found} of {truth:?} are in {window:?}");
-            let is_other = |lag: &&Lag| {
-                let overlaps = |(_, _, start, length): &(String, String, u64, u64)| {
-                    lag.start < start + length && *start < lag.start + lag.length
-                };
-                window.contains(&lag.start) && !truth.iter().any(overlaps)
+            let middle = start + length / 2;
+            let lag = lags
+                .iter()
+                .find(|lag| (lag.start..lag.start + lag.length).contains(&middle));
+            let Some(lag) = lag else {
+                assert_likely!(false, "{case}: {task} {function} at {start} is missing: {lags:#?}");
+                continue;
             };
-            let other = lags.iter().find(is_other);
-            assert_likely!(other.is_none(), "{case}: {other:#?}");
-            assert!(r.stderr.contains("blocked an event loop"), "{case}: {}", r.stderr);
-        });
-    }
+            found += 1;
+            // Off-CPU intervals are exact; else the times are those at which the queue was read.
+            let exact = words.contains(&"wall");
+            let slack = if exact { 5_000_000 } else { 20_000_000 };
+            assert_likely!(
+                lag.length.abs_diff(*length) < slack + length / 10,
+                "{case}: {function} took {length}: {lag:#?}"
+            );
+            let is_there = |name: &str| lag.stack.iter().any(|frame| frame.starts_with(&format!("{name} ")));
+            assert_likely!(is_there(function), "{case}: {task} {function}: {lag:#?}");
+            assert_likely!(lag.task == *task, "{case}: {task} {function}: {lag:#?}");
+        }
+        assert_likely!(found >= 4, "{case}: {found} of {truth:?} are in {window:?}");
+        let is_other = |lag: &&Lag| {
+            let overlaps = |(_, _, start, length): &(String, String, u64, u64)| {
+                lag.start < start + length && *start < lag.start + lag.length
+            };
+            window.contains(&lag.start) && !truth.iter().any(overlaps)
+        };
+        let other = lags.iter().find(is_other);
+        assert_likely!(other.is_none(), "{case}: {other:#?}");
+        assert!(r.stderr.contains("blocked an event loop"), "{case}: {}", r.stderr);
+    };
+    each_with_backend(with_tasks(), |python, backend| check(python, &["--backend", backend]));
+    eprintln!("with waiting time:"); // printed if it fails
+    each_of(every_second(with_tasks()), |python| {
+        check(python, &["--backend", "ebpf", "--mode", "wall"])
+    });
 }

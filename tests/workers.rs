@@ -8,9 +8,9 @@ use std::process::Command;
 use nativeprof::profile::model::{Frame, FrameKind};
 
 use common::chance::assert_likely;
-use common::pythons::each_python_alone;
+use common::pythons::{every_second, some_at_a_time};
 use common::recording::{Recording, attach, nativeprof};
-use common::{Program, Python, each_python, live, programs};
+use common::{Program, Python, each_python, live, programs, pythons};
 
 mod common;
 
@@ -77,7 +77,12 @@ fn check(python: &Python, pools: &[&str]) {
 fn workers_stand_below_their_callers() {
     let _live = live();
     each_python(|python| check(python, WAITING));
-    each_python_alone(|python| check(python, SPINNING));
+    some_at_a_time(
+        1,
+        every_second(pythons()),
+        |p| &p.name,
+        |python| check(python, SPINNING),
+    );
 }
 
 #[test]

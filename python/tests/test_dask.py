@@ -9,6 +9,8 @@ from distributed import profile as theirs
 
 import nativeprof.dask
 
+pytestmark = pytest.mark.few_versions
+
 
 def sort_arrays(seed):
     """Runs for a while, nearly all of it in numpy's sort."""

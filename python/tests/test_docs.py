@@ -14,6 +14,8 @@ import pytest
 import nativeprof
 from nativeprof import profile
 
+pytestmark = pytest.mark.few_versions
+
 ROOT = Path(__file__).parents[2]
 
 

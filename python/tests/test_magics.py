@@ -10,6 +10,8 @@ from IPython.testing.globalipapp import start_ipython
 
 import nativeprof
 
+pytestmark = pytest.mark.few_versions
+
 WORK = "t = 0\nfor i in range(3_000_000):\n    t += i * i\n"
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+pytestmark = pytest.mark.few_versions
+
 ROOT = Path(__file__).resolve().parents[2]
 PROFILE = str(ROOT / "fixtures/golden/profile.json")
 COMMAND = os.path.join(os.path.dirname(sys.executable), "nativeprof")
@@ -150,7 +152,7 @@ def test_dump(busy):
 def test_dump_of_tasks(kind):
     pytest.importorskip(kind)
     with subprocess.Popen([sys.executable, "-c", WAITING[kind]], stdout=subprocess.PIPE) as process:
-        process.stdout.readline()
+        assert process.stdout.readline()
         value = output("dump", str(process.pid), "--tasks")
         process.kill()
     states = {task["state"] for task in value["tasks"] if task["kind"] == kind}

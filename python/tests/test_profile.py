@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from nativeprof import profile as ours
 
+pytestmark = pytest.mark.few_versions
+
 settings.register_profile("quick", max_examples=40, deadline=None)
 settings.load_profile("quick")
 

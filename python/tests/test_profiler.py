@@ -189,7 +189,7 @@ def test_other_signals_live_on():
 
 def test_forked_children_are_left_alone():
     with nativeprof.Profiler() as profiler:
-        for _ in range(20):
+        for _ in range(8):
             pid = os.fork()
             if pid == 0:
                 status = 1

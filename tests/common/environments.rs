@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+use super::pythons::{some_at_a_time, step};
+
 /// `(3.X, its environment)`, the oldest first, with the wheel of these sources installed.
 pub fn environments() -> &'static [(String, PathBuf)] {
     static FOUND: OnceLock<Vec<(String, PathBuf)>> = OnceLock::new();
@@ -29,4 +31,21 @@ pub fn environments() -> &'static [(String, PathBuf)] {
         let place = |name: &str| (name.to_string(), target.join("python-venvs").join(name));
         names.expect("a list of environments").split(' ').map(place).collect()
     })
+}
+
+/// Runs `test` with the name and directory of each environment, two at a time.
+pub fn each_environment(test: impl Fn(&str, &Path) + Sync) {
+    each_of(environments(), test);
+}
+
+/// The same with every backend: all of them with eBPF, and every second one with ptrace.
+pub fn each_environment_and_backend(test: impl Fn(&str, &Path, &str) + Sync) {
+    each_environment(|name, directory| test(name, directory, "ebpf"));
+    each_of(environments().iter().step_by(step()), |name, directory| {
+        test(name, directory, "ptrace")
+    });
+}
+
+fn each_of(some: impl IntoIterator<Item = &'static (String, PathBuf)>, test: impl Fn(&str, &Path) + Sync) {
+    some_at_a_time(2, some, |(name, _)| name, |(name, directory)| test(name, directory));
 }

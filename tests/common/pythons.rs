@@ -80,23 +80,43 @@ pub fn each_python(test: impl Fn(&Python) + Sync) {
     each_of(pythons(), test);
 }
 
-/// Runs `test` for every interpreter with every backend; the test passes the arguments on to nativeprof.
+/// Runs `test` for the interpreters with every backend; the test passes the arguments on to nativeprof.
 pub fn each_python_and_backend(test: impl Fn(&Python, &[&str]) + Sync) {
-    for backend in ["ebpf", "ptrace"] {
-        eprintln!("with {backend}:"); // printed if it fails
-        each_python(|python| test(python, &["--backend", backend]));
-    }
+    each_with_backend(pythons(), |python, backend| test(python, &["--backend", backend]));
+}
+
+/// Runs `test` for these interpreters with every backend: all of them with eBPF, and with ptrace every second one, since what
+/// reads the interpreters is the same.
+pub fn each_with_backend(all: impl IntoIterator<Item = &'static Python>, test: impl Fn(&Python, &str) + Sync) {
+    let all: Vec<&Python> = all.into_iter().collect();
+    eprintln!("with ebpf:"); // printed if it fails
+    each_of(all.iter().copied(), |python| test(python, "ebpf"));
+    eprintln!("with ptrace:");
+    each_of(every_second(all), |python| test(python, "ptrace"));
+}
+
+/// Every second interpreter, the newest among them, without debug builds: for a part of the tests that hardly ever finds what
+/// the rest does not. All of them if `ALL_COMBINATIONS` is set.
+pub fn every_second(all: impl IntoIterator<Item = &'static Python>) -> impl Iterator<Item = &'static Python> {
+    let fits = |p: &&Python| all_combinations() || p.flags.is_empty();
+    let fitting: Vec<&Python> = all.into_iter().filter(fits).collect();
+    fitting.into_iter().rev().step_by(step())
+}
+
+/// Of every how many interpreters one is tested where one of two suffices.
+pub fn step() -> usize {
+    if all_combinations() { 1 } else { 2 }
+}
+
+/// Whether to test every combination of interpreters, backends and packages, which takes twice as long.
+pub fn all_combinations() -> bool {
+    std::env::var_os("ALL_COMBINATIONS").is_some()
 }
 
 /// Runs `test` for these interpreters, two at a time, since one recording leaves most of the machine idle. What fails by
 /// chance then is repeated alone.
 pub fn each_of<'a>(them: impl IntoIterator<Item = &'a Python>, test: impl Fn(&Python) + Sync) {
     some_at_a_time(2, them, |p| &p.name, test);
-}
-
-/// Like `each_python`, one at a time: for programs that need all CPUs.
-pub fn each_python_alone(test: impl Fn(&Python) + Sync) {
-    some_at_a_time(1, pythons(), |p| &p.name, test);
 }
 
 /// Runs `test` for some interpreters, `number` of them at a time, and what failed by chance again, alone.
