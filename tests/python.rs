@@ -41,6 +41,7 @@ fn files_with(text: &str, contain: bool) -> Vec<PathBuf> {
         let is_test = name.starts_with("test_") && name.ends_with(".py");
         is_test && std::fs::read_to_string(file).expect("text").contains(text) == contain
     });
+    files.sort();
     files
 }
 
