@@ -44,25 +44,34 @@ def samples(tree, name):
     return count
 
 
-@pytest.mark.parametrize("mode", ["cpu", "wall"])
-def test_code_that_lives_for_a_moment_is_named(mode):
+def profile_of_fresh_code(mode, seconds):
     source = "def fresh_%d():\n    return sorted(range(300), key=callback)\n"
-    number, end = 0, time.process_time() + 0.5
+    number, end = 0, time.process_time() + seconds
     with nativeprof.Profiler(rate=500, mode=mode) as profiler:
         while time.process_time() < end:
             number += 1
             space = {"callback": callback}
             exec(compile(source % number, "fresh-%d" % number, "exec"), space)
             space["fresh_%d" % number]()
-    fresh = 0
-    for node in nodes(profiler.to_dict()):
-        name, filename = node["description"]["name"], node["description"]["filename"]
-        assert "code object freed" not in name
-        if name.startswith("fresh_"):
-            fresh += 1
-            assert name.replace("_", "-") == filename
-    # On a busy machine the kernel delivers few of the timer's signals, and the others are counted as lost.
-    assert fresh >= 3, profiler.profile.stats
+    return profiler
+
+
+@pytest.mark.parametrize("mode", ["cpu", "wall"])
+def test_code_that_lives_for_a_moment_is_named(mode):
+    # On a busy machine the kernel delivers few of the timer's signals, and the sampling thread runs late: what is missing
+    # is counted as lost.
+    for seconds in (0.5, 2, 8):
+        profiler = profile_of_fresh_code(mode, seconds)
+        fresh = 0
+        for node in nodes(profiler.to_dict()):
+            name, filename = node["description"]["name"], node["description"]["filename"]
+            assert "code object freed" not in name
+            if name.startswith("fresh_"):
+                fresh += 1
+                assert name.replace("_", "-") == filename
+        if fresh >= 3:
+            return
+    raise AssertionError(dict(profiler.profile.stats))
 
 
 @pytest.mark.parametrize("mode", ["cpu", "wall"])
