@@ -18,7 +18,7 @@ const VARIABLES: &[(&str, &[&str], &str)] = &[
     ("table_lock", &["lock"], "table_lock"),
     ("table_ready", &["condition"], "table_ready"),
     ("pool_lock", &["lock"], "pool+0x"),
-    ("pool_ready", &["condition"], "pool+0x"),
+    ("pool_ready", &["condition"], "pool ("),
     ("free_slots", &["lock", "futex"], "free_slots"),
 ];
 /// Functions that wait for objects of Python's modules.

@@ -42,6 +42,7 @@ pub use perf_maps::PerfMap;
 use states::time_values;
 pub use symbols::Owner;
 use symbols::{kernel_frame, name_module};
+use variables::VariableText;
 
 /// Source files that are opened.
 const MAX_SOURCES: usize = 2000;
@@ -62,7 +63,7 @@ pub struct NameCache {
     /// Files that are read in this process.
     files: FxHashMap<ModuleId, Result<symbolize::Module, String>>,
     /// Variables that threads waited for, by address (svma).
-    variables: FxHashMap<(ModuleId, u64), String>,
+    variables: FxHashMap<(ModuleId, u64), VariableText>,
     /// Where the names of each file come from, and what was missing.
     sources: FxHashMap<ModuleId, (String, String)>,
     /// Rows of JIT code, by process.

@@ -32,7 +32,7 @@ const MAX_TEXT: usize = 64 << 10;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedFrame {
     pub name: Arc<str>,
-    /// The name in the file, for code of JIT compilers.
+    /// The name in the file, for code of JIT compilers and for variables.
     pub raw: Option<Arc<str>>,
     /// Address of the real function: as looked up, svma or avma.
     pub start: u64,
