@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use nativeprof::capture::ebpf::switch_in;
 use nativeprof::profile::gil_waits;
-use nativeprof::profile::model::{FrameKind, Profile};
+use nativeprof::profile::model::Profile;
 use nativeprof::profile::waits;
 
 use common::chance::{assert_likely, fail, patience, repeated};
@@ -31,33 +31,16 @@ const SPINNERS: &[&str] = &["w_spin_one", "w_spin_two"];
 /// Kinds of waits that threads which want the GIL may have instead.
 const OTHER_STATES: &[&str] = &["[runnable]", "[waiting: gil]"];
 
-/// Wall time below a function by the state it was spent in, ns; `""`: running.
+/// Wall time below a function by the state it was spent in, ns, without what locks and conditions belong to: that is known where
+/// functions have names. `""`: running.
 fn states(r: &Recording, role: &str) -> BTreeMap<String, u64> {
-    let p = &r.profile;
-    let wall = p.find_value("wall").expect("wall time is recorded");
     let mut states = BTreeMap::new();
-    for (at, self_time) in p
-        .self_amounts(wall)
-        .into_iter()
-        .enumerate()
-        .filter(|(_, time)| *time > 0)
-    {
-        let mut up = at;
-        let mut below = false;
-        while up > 0 {
-            below |= p.frames[p.nodes[up].frame as usize].name == role;
-            up = p.nodes[up].parent as usize;
-        }
-        if below {
-            let leaf = &p.frames[p.nodes[at].frame as usize];
-            let state = match leaf.kind {
-                // What a lock belongs to is known where functions have names.
-                FrameKind::State if leaf.name.starts_with("[waiting: lock ") => "[waiting: lock]",
-                FrameKind::State => leaf.name.as_str(),
-                _ => "",
-            };
-            *states.entry(state.to_string()).or_default() += self_time;
-        }
+    for (state, time) in r.states_below(role) {
+        let without_object = ["lock", "condition"]
+            .iter()
+            .find(|kind| state.starts_with(&format!("[waiting: {kind} ")))
+            .map_or(state.clone(), |kind| format!("[waiting: {kind}]"));
+        *states.entry(without_object).or_default() += time;
     }
     states
 }

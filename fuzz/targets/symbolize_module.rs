@@ -22,6 +22,7 @@ fuzz_target!(|file: &[u8]| {
             .flatten()
             .all(|names| names.last().is_some_and(|f| !f.inlined))
     );
+    assert_eq!(module.data_objects(&places).len(), places.len());
     for at in places {
         module.symbol_at(at);
         module.svma_of_offset(at);

@@ -11,7 +11,9 @@ mod code_copies;
 mod states;
 
 pub use code_copies::{CodeCopy, Copies, Part, RUNNING_TASK};
-pub use states::{AwaitKind, Descriptor, Holder, InterruptKind, SocketId, ThreadState, TimeSpent, WaitKind, WakeUp};
+pub use states::{
+    AwaitKind, Descriptor, FutexId, Holder, InterruptKind, SocketId, ThreadState, TimeSpent, WaitKind, WakeUp,
+};
 
 pub type Pid = u32;
 pub type Tid = u32;

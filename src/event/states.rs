@@ -10,7 +10,13 @@ pub enum ThreadState {
     Waiting(WaitKind),
     /// For a socket whose other end has a name.
     WaitingForSocket(WaitKind, SocketId),
+    /// For a futex in the data of a file.
+    WaitingForFutex(FutexId),
 }
+
+/// The number of a futex in the data of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FutexId(pub u16);
 
 /// The number of the name of a socket's other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -96,7 +102,7 @@ impl AwaitKind {
 
 impl ThreadState {
     /// Its name in the tree: `[runnable]`, `[waiting: read pipe]`, `[waiting: read socket 127.0.0.1:5432]`; `sockets` has the
-    /// names of sockets by their number.
+    /// names of sockets by their number. Futexes have names by the functions that wait.
     pub fn label(self, sockets: &[String]) -> String {
         match self {
             ThreadState::Runnable => "[runnable]".into(),
@@ -105,6 +111,7 @@ impl ThreadState {
                 Some(name) => format!("[waiting: {} {name}]", kind.label()),
                 None => format!("[waiting: {}]", kind.label()),
             },
+            ThreadState::WaitingForFutex(_) => format!("[waiting: {}]", WaitKind::Futex.label()),
         }
     }
 }

@@ -139,7 +139,7 @@ pub fn thread_states(profile: &Profile) -> Option<String> {
 fn without_peer(kind: &str) -> &str {
     let words = match kind.split(' ').next() {
         Some("read" | "write") => 2,
-        Some("connect" | "accept" | "lock") => 1,
+        Some("connect" | "accept" | "lock" | "condition" | "futex") => 1,
         _ => return kind,
     };
     let end = kind.match_indices(' ').nth(words - 1).map(|(at, _)| at);

@@ -193,7 +193,8 @@ impl Waits {
 pub struct WaitSite {
     /// `gil`, `lock`, `read`, ...; `runnable`.
     pub kind: String,
-    /// What the kind's own words say of what is waited for: `pipe`, `socket 127.0.0.1:5432`, `threading.RLock`; else empty.
+    /// What the kind's own words say of what is waited for: `pipe`, `socket 127.0.0.1:5432`, `threading.RLock`, `table_lock (tables.so)`; else
+    /// empty.
     pub object: String,
     /// The innermost Python function that waits, else the outermost native one that is known: as [`super::view::frame_text`] has
     /// it, with the line that waits. Of a library's function, that of the program which called it, and then the library's.
@@ -224,7 +225,9 @@ pub fn split_label(label: &str) -> (&str, &str) {
     let kind = inner.strip_prefix("waiting: ").unwrap_or(inner);
     // Kinds of two words: nothing follows them.
     match kind.split_once(' ') {
-        Some((first @ ("read" | "write" | "connect" | "accept" | "lock"), object)) => (first, object),
+        Some((first @ ("read" | "write" | "connect" | "accept" | "lock" | "condition" | "futex"), object)) => {
+            (first, object)
+        }
         _ => (kind, ""),
     }
 }

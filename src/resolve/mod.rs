@@ -25,20 +25,24 @@ use crate::target::root::Root;
 use crate::target::system::System;
 
 pub mod assembly;
+mod futex_waits;
 mod jit;
 pub mod naming;
 mod perf_maps;
 pub mod source_lines;
 mod states;
 mod symbols;
+mod variables;
 
+use futex_waits::FutexWaits;
 pub use jit::JitSources;
 use jit::{name_anonymous, trampoline_name};
 use naming::NamingProcess;
 pub use perf_maps::PerfMap;
-use states::{FutexWaits, time_values};
+use states::time_values;
 pub use symbols::Owner;
-use symbols::name_module;
+use symbols::{kernel_frame, name_module};
+use variables::VariableText;
 
 /// Source files that are opened.
 const MAX_SOURCES: usize = 2000;
@@ -58,6 +62,8 @@ pub struct NameCache {
     trampolines: FxHashMap<RawFrame, Arc<str>>,
     /// Files that are read in this process.
     files: FxHashMap<ModuleId, Result<symbolize::Module, String>>,
+    /// Variables that threads waited for, by address (svma).
+    variables: FxHashMap<(ModuleId, u64), VariableText>,
     /// Where the names of each file come from, and what was missing.
     sources: FxHashMap<ModuleId, (String, String)>,
     /// Rows of JIT code, by process.
@@ -142,6 +148,8 @@ pub struct ResolveInput<'a> {
     pub task_names: &'a [String],
     /// Names of the other ends of sockets, by their number.
     pub socket_names: &'a [String],
+    /// Futexes in the data of files, by their number: file and svma.
+    pub futexes: &'a [(ModuleId, u64)],
     pub tree: &'a RawTree,
     pub timeline: &'a [RawTimelineSample],
     /// Sets of labels, by the numbers in the timeline.
@@ -195,7 +203,8 @@ fn profile(names: &mut NameCache, input: &mut ResolveInput<'_>, start: u64, mut 
     names.frames.id(Frame::new(FrameKind::Root, "root"));
     let inclusive = inclusive_counts(input.tree);
     name_all(input, names, &inclusive, &mut meta.modules);
-    let waits = input.weighted.then(|| FutexWaits::new(&mut names.frames));
+    let variables = variables::texts(input, names);
+    let waits = input.weighted.then(|| FutexWaits::new(&mut names.frames, &variables));
     let (named, frames) = (&names.named, &names.frames.all);
     meta.threads = input
         .threads
@@ -473,24 +482,5 @@ fn names_of(input: &ResolveInput<'_>, thread: &(Pid, Tid), system: &str) -> Stri
     match input.python_threads.get(thread) {
         Some(python) => both_names(python, system),
         None => system.to_string(),
-    }
-}
-
-fn kernel_frame(kernel: &mut Option<Option<Kernel>>, open_files: &OpenFiles, address: u64) -> Frame {
-    let table = kernel.get_or_insert_with(|| Kernel::parse(open_files.kernel.as_ref()?).ok());
-    match table.as_ref().and_then(|k| k.lookup(address)) {
-        Some(s) => {
-            let module = s.module.map_or("[kernel]".to_string(), |m| format!("[{m}]"));
-            Frame {
-                address: s.start,
-                module,
-                ..Frame::new(FrameKind::Kernel, s.name)
-            }
-        }
-        None => Frame {
-            address,
-            module: "[kernel]".into(),
-            ..Frame::new(FrameKind::Kernel, "[unknown]")
-        },
     }
 }

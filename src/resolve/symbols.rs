@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
-use symbolize::{Files, Module, SymbolSources};
+use symbolize::{Files, Kernel, Module, SymbolSources};
 
 use super::naming::protocol::{FileFormat, ModuleNames, NamedFrame};
 use super::naming::{NamesRequest, NamingError};
-use super::{Fetch, NameCache, ResolveInput, ResolvedFrame};
+use super::{Fetch, NameCache, OpenFiles, ResolveInput, ResolvedFrame, variables};
 use crate::event::Pid;
 use crate::frame::{ModuleId, RawFrame};
 use crate::profile::count_tree::RawTree;
@@ -118,20 +118,17 @@ fn refusal_reason(module: &crate::target::modules::Module) -> String {
     why.unwrap_or("the file could not be opened").to_string()
 }
 
-/// Names at addresses (svma) of a file, and where they come from.
-pub(super) fn look_up(file: &mut Result<Module, String>, svmas: &[u64]) -> ModuleNames {
+/// Names at addresses (svma) of a file, and where they come from: functions, or variables.
+pub(super) fn look_up(file: &mut Result<Module, String>, format: FileFormat, svmas: &[u64]) -> ModuleNames {
     let module = match file {
         Ok(module) => module,
         Err(why) => return ModuleNames::none(svmas.len(), why),
     };
-    let found = match svmas {
-        [] => Vec::new(),
-        _ => module.lookup_many(svmas),
+    let found = match (svmas, format) {
+        ([], _) => Vec::new(),
+        (_, FileFormat::ElfVariables) => variables::look_up(module, svmas),
+        _ => functions(module, svmas),
     };
-    let found = found
-        .into_iter()
-        .map(|r| r.unwrap_or_default().into_iter().map(NamedFrame::from).collect())
-        .collect();
     let (symbols_from, symbols_missing) = source_text(module);
     ModuleNames {
         found,
@@ -140,11 +137,32 @@ pub(super) fn look_up(file: &mut Result<Module, String>, svmas: &[u64]) -> Modul
     }
 }
 
+fn functions(module: &mut Module, svmas: &[u64]) -> Vec<Vec<NamedFrame>> {
+    let found = module.lookup_many(svmas).into_iter();
+    found
+        .map(|r| r.unwrap_or_default().into_iter().map(NamedFrame::from).collect())
+        .collect()
+}
+
+/// The names at addresses of a file, by the process without privileges if there is one.
+pub(super) fn names_in(
+    input: &mut ResolveInput<'_>,
+    files: &mut FxHashMap<ModuleId, Result<Module, String>>,
+    (id, format): (ModuleId, FileFormat),
+    svmas: &[u64],
+) -> ModuleNames {
+    let module = input.modules.get(id).clone();
+    look_up_outside(input, &module, (id, format), svmas).unwrap_or_else(|| {
+        let file = files.entry(id).or_insert_with(|| open(input, &module));
+        look_up(file, format, svmas)
+    })
+}
+
 /// The names that a process without privileges finds; `None` if there is no such process.
 fn look_up_outside(
     input: &mut ResolveInput<'_>,
     module: &crate::target::modules::Module,
-    id: ModuleId,
+    (id, format): (ModuleId, FileFormat),
     svmas: &[u64],
 ) -> Option<ModuleNames> {
     let naming = input.naming.as_deref_mut()?;
@@ -157,7 +175,7 @@ fn look_up_outside(
     let (root, fetch) = (module.root.get(), &input.fetch);
     let fetch = fetch.as_ref().map(|fetch| || fetch(&module.build_id));
     let request = NamesRequest {
-        format: FileFormat::Elf,
+        format,
         id: id.0,
         file: &file,
         path: path(module),
@@ -195,11 +213,7 @@ pub(super) fn name_module(
     let found = if sorted.is_empty() && names.sources.contains_key(&id) {
         Vec::new()
     } else {
-        let outside = look_up_outside(input, &module, id, &sorted);
-        let looked_up = outside.unwrap_or_else(|| {
-            let file = names.files.entry(id).or_insert_with(|| open(input, &module));
-            look_up(file, &sorted)
-        });
+        let looked_up = names_in(input, &mut names.files, (id, FileFormat::Elf), &sorted);
         let sources = (looked_up.symbols_from, looked_up.symbols_missing);
         names.sources.insert(id, sources);
         looked_up.found
@@ -259,6 +273,25 @@ pub(super) fn named_frame(s: &NamedFrame, module: &str) -> Frame {
         module: module.to_string(),
         source: s.file.as_deref().unwrap_or("").to_string(),
         ..Frame::new(kind, s.name.to_string())
+    }
+}
+
+pub(super) fn kernel_frame(kernel: &mut Option<Option<Kernel>>, open_files: &OpenFiles, address: u64) -> Frame {
+    let table = kernel.get_or_insert_with(|| Kernel::parse(open_files.kernel.as_ref()?).ok());
+    match table.as_ref().and_then(|k| k.lookup(address)) {
+        Some(s) => {
+            let module = s.module.map_or("[kernel]".to_string(), |m| format!("[{m}]"));
+            Frame {
+                address: s.start,
+                module,
+                ..Frame::new(FrameKind::Kernel, s.name)
+            }
+        }
+        None => Frame {
+            address,
+            module: "[kernel]".into(),
+            ..Frame::new(FrameKind::Kernel, "[unknown]")
+        },
     }
 }
 

@@ -29,6 +29,7 @@ use crate::unwind::{StackCache, Unwinder};
 mod await_kind;
 mod await_stack;
 mod awaits;
+mod futexes;
 mod jit;
 mod lags;
 mod open_intervals;
@@ -47,6 +48,7 @@ mod wakers;
 mod workers;
 
 use awaits::Awaits;
+use futexes::Futexes;
 use jit::{JitShared, function_start, jit_sources};
 use lags::Lags;
 use sockets::Sockets;
@@ -156,6 +158,7 @@ pub struct Session {
     with_anonymous_code: FxHashSet<Pid>,
     gil_locks: GilLocks,
     sockets: Sockets,
+    futexes: Futexes,
     gil_counts: GilCounts,
     sleeping: open_intervals::SleepingSamples,
     tasks: SampleTasks,
@@ -233,6 +236,7 @@ impl Session {
             with_anonymous_code: FxHashSet::default(),
             gil_locks: GilLocks::default(),
             sockets: Sockets::default(),
+            futexes: Futexes::default(),
             gil_counts: GilCounts::default(),
             sleeping: Default::default(),
             tasks: SampleTasks::default(),
@@ -419,6 +423,7 @@ impl Session {
             codes: &self.codes,
             task_names: self.tasks.names.all(),
             socket_names: self.sockets.names(),
+            futexes: self.futexes.all(),
             tree: &self.tree,
             timeline: &self.timeline,
             label_sets: self.spans.label_sets(),

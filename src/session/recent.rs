@@ -64,6 +64,7 @@ impl Session {
             weighted,
             task_names: self.tasks.names.all(),
             socket_names: self.sockets.names(),
+            futexes: self.futexes.all(),
             threads: &self.threads,
             python_threads: &self.thread_names.names,
             pythons: &self.pythons,

@@ -1,6 +1,7 @@
 //! What threads do while they are off the CPU: the states under which their time is counted.
 
 use rustc_hash::FxHashMap;
+use syscalls::Sysno;
 
 use super::targets::{ForkMemory, PythonState};
 use super::{PendingWaker, Session, sockets};
@@ -79,6 +80,15 @@ impl GilLocks {
 /// the interval that was sampled, ns.
 pub(super) type TimePart = (Option<ThreadState>, u64, u64);
 
+/// What a thread waited for, where it may have a name.
+enum WaitObject {
+    /// By its inode.
+    Socket(u64),
+    /// By its avma.
+    Futex(u64),
+    Other,
+}
+
 impl Session {
     /// The parts of the time that a sample represents.
     pub(super) fn time_parts(&mut self, s: &Sample) -> [TimePart; 3] {
@@ -156,15 +166,26 @@ impl Session {
 
     /// What a thread waited for.
     pub(super) fn waiting(&mut self, s: &Sample) -> ThreadState {
-        let (kind, socket) = self.wait_kind(s);
-        let named = socket.and_then(|inode| self.sockets.named(&*self.system, s.pid, kind, inode));
-        named.map_or(ThreadState::Waiting(kind), |id| ThreadState::WaitingForSocket(kind, id))
+        let (kind, object) = self.wait_kind(s);
+        let named = match object {
+            WaitObject::Socket(inode) => {
+                let id = self.sockets.named(&*self.system, s.pid, kind, inode);
+                id.map(|id| ThreadState::WaitingForSocket(kind, id))
+            }
+            WaitObject::Futex(address) => {
+                let target = self.targets.get(&s.pid);
+                let id = target.and_then(|m| self.futexes.at(&m.process, &self.modules, address));
+                id.map(ThreadState::WaitingForFutex)
+            }
+            WaitObject::Other => None,
+        };
+        named.unwrap_or(ThreadState::Waiting(kind))
     }
 
-    /// Its kind, and the inode of the socket, if it was one.
-    fn wait_kind(&mut self, s: &Sample) -> (WaitKind, Option<u64>) {
+    /// Its kind, and which object it was.
+    fn wait_kind(&mut self, s: &Sample) -> (WaitKind, WaitObject) {
         let Some(number) = s.system_call else {
-            return (WaitKind::PageFault, None);
+            return (WaitKind::PageFault, WaitObject::Other);
         };
         // Without registers, the arguments are not known.
         let regs = s.regs.unwrap_or(Regs::from_ip_sp(0, 0));
@@ -172,7 +193,7 @@ impl Session {
         match (kind, regs.get(arch::FIRST_ARGUMENT)) {
             (WaitKind::Futex, Some(address)) => {
                 let Some(m) = self.targets.get(&s.pid) else {
-                    return (kind, None);
+                    return (kind, WaitObject::Other);
                 };
                 let memory = ForkMemory {
                     system: &*self.system,
@@ -180,8 +201,10 @@ impl Session {
                     parent: m.parent,
                 };
                 match self.gil_locks.contain(s, address, &memory, m.python.as_ref()) {
-                    true => (WaitKind::Gil, None),
-                    false => (kind, None),
+                    true => (WaitKind::Gil, WaitObject::Other),
+                    // This one is given a list of futexes.
+                    false if u32::from(number) == Sysno::futex_waitv as u32 => (kind, WaitObject::Other),
+                    false => (kind, WaitObject::Futex(address)),
                 }
             }
             (WaitKind::Read(_) | WaitKind::Write(_) | WaitKind::Connect | WaitKind::Accept, Some(fd)) => {
@@ -192,9 +215,12 @@ impl Session {
                     WaitKind::Write(_) => WaitKind::Write(descriptor(&name)),
                     other => other,
                 };
-                (kind, sockets::inode(&name))
+                (
+                    kind,
+                    sockets::inode(&name).map_or(WaitObject::Other, WaitObject::Socket),
+                )
             }
-            _ => (kind, None),
+            _ => (kind, WaitObject::Other),
         }
     }
 }

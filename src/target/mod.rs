@@ -71,6 +71,10 @@ const MAX_JITDUMPS: usize = 16;
 /// Maximum number of regions of anonymous code that are distinguished per process.
 const MAX_REGIONS: usize = 4096;
 
+/// Code mappings below an address that are examined for the file which has the address in its data. Some programs have their
+/// code in pieces.
+const MAX_NEAREST: usize = 64;
+
 /// Whether the path of a mapping may be that of a file. `//anon` is the name of anonymous memory in perf events.
 pub fn is_file_path(path: &[u8]) -> bool {
     path.starts_with(b"/") && path != b"//anon"
@@ -239,6 +243,14 @@ impl Process {
 
     pub fn code(&self) -> &[CodeRange] {
         &self.code
+    }
+
+    /// The file, and svma, whose variables include this address. Files are mapped with their code below their data.
+    pub fn data_at(&self, modules: &Modules, avma: u64) -> Option<(ModuleId, u64)> {
+        let below = self.code.partition_point(|c| c.start <= avma);
+        let nearest = self.code[..below].iter().rev().take(MAX_NEAREST).filter_map(|c| c.file);
+        let mut places = nearest.map(|(id, bias)| (id, avma.wrapping_sub(bias)));
+        places.find(|(id, svma)| modules.get(*id).has_variable(*svma))
     }
 
     fn code_at(&self, avma: u64) -> Option<&CodeRange> {

@@ -37,6 +37,7 @@ const SHT_NOTE: u32 = 7;
 pub(crate) const SHT_NOBITS: u32 = 8;
 pub(crate) const SHT_DYNSYM: u32 = 11;
 pub(crate) const SHF_EXECINSTR: u64 = 4;
+const SHF_ALLOC: u64 = 2;
 const SHF_COMPRESSED: u64 = 1 << 11;
 
 /// The source of the bytes.
@@ -60,6 +61,10 @@ pub(crate) struct SectionHeader {
 impl SectionHeader {
     pub fn is_code(&self) -> bool {
         self.flags & SHF_EXECINSTR != 0
+    }
+    /// Whether it is in memory when the program runs.
+    pub fn is_loaded(&self) -> bool {
+        self.flags & SHF_ALLOC != 0
     }
     /// First address after the section; sections that would wrap around end at the top.
     pub fn end(&self) -> u64 {

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod data_objects;
 mod debug_info;
 mod debugfile;
 #[cfg(feature = "debuginfod")]
@@ -52,6 +53,17 @@ pub struct Symbol {
     pub line: Option<u32>,
     /// Whether this is an inlined function.
     pub inlined: bool,
+}
+
+/// A variable with a fixed address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DataObject {
+    /// Display name: see [`demangle`].
+    pub name: Arc<str>,
+    /// Stated address of the first byte.
+    pub start: u64,
+    /// Bytes.
+    pub size: u64,
 }
 
 /// A raw name and its display name.

@@ -11,7 +11,7 @@ use crate::dwarf::{Dwarf, DwarfContext};
 use crate::elf::{Elf, SHT_DYNSYM, SHT_SYMTAB};
 use crate::plt::Plt;
 use crate::symbols::{Symbols, find_named};
-use crate::{Error, Name, Reason, Symbol};
+use crate::{DataObject, Error, Name, Reason, Symbol, data_objects};
 
 /// One ELF file, opened once. Cheap to open: symbols are read at the first lookup, DWARF at the first lookup that needs
 /// lines, and then unit by unit.
@@ -230,6 +230,14 @@ impl Module {
             last = Some(i);
         }
         out
+    }
+
+    /// The variables at these addresses, by the symbol tables; of several, the smallest one. For many addresses at once: reads
+    /// the tables again.
+    pub fn data_objects(&mut self, svmas: &[u64]) -> Vec<Option<DataObject>> {
+        self.find_debug();
+        let full = self.debug.as_ref().map_or(&self.elf, |d| d.symbols(&self.elf));
+        data_objects::find(&self.elf, full, svmas)
     }
 
     /// The symbol that covers an address, from the symbol tables only: cheap, no DWARF is read.

@@ -11,7 +11,8 @@ const SOURCE: &str = r#"
 #include <stdlib.h>
 static inline __attribute__((always_inline)) int in(int x) { return x ^ rand(); }
 __attribute__((noinline)) int f(int x) { return in(x) + in(x + 1); }
-int main(int argc, char **argv) { return f(argc); }
+static int counts[16];
+int main(int argc, char **argv) { return f(argc) + counts[argc]++; }
 "#;
 
 /// Calls every function.
@@ -29,6 +30,7 @@ fn use_it(bytes: Vec<u8>) {
         module.symbol_named("main"),
         module.build_id().map(<[u8]>::len),
     );
+    let _ = module.data_objects(&[0, 0x4000, 0x4010, 0x4010, u64::MAX]);
     let _ = (module.lookup(0), module.lookup(u64::MAX), module.svma_of_offset(77));
 }
 

@@ -205,6 +205,81 @@ fn stripped_and_aliases() {
 }
 
 #[test]
+fn variables() {
+    let scratch = Scratch::new("variables");
+    let source = r#"
+#include <stdio.h>
+static char one[40] = "1";
+int shared = 7;
+extern int other __attribute__((alias("shared")));
+static struct { long head; char lock[40]; } table[4];
+static __thread long of_thread[2];
+static const char text[] = "constant";
+static long *const addresses[] = { (long *)one, (long *)&shared, (long *)table, (long *)text, (long *)puts };
+int main(int argc, char **argv) {
+    static int inner;
+    of_thread[argc & 1]++;
+    table[argc & 3].head = ++inner;
+    for (int i = 0; i < 5; i++) printf("%lx\n", (unsigned long)addresses[i]);
+    printf("%lx %lx %lx\n", (unsigned long)&inner, (unsigned long)main, (unsigned long)of_thread);
+}
+"#;
+    let Some(full) = scratch.compile("full", ("v.c", source), &["gcc", "-O0", "-no-pie", "-rdynamic"]) else {
+        return;
+    };
+    let said = std::process::Command::new(&full).output().expect("it runs").stdout;
+    let said = String::from_utf8(said).expect("text");
+    let at: Vec<u64> = said
+        .split_whitespace()
+        .map(|word| u64::from_str_radix(word, 16).expect("an address"))
+        .collect();
+    let [one, shared, table, text, _, inner, main, of_thread] = at[..] else {
+        panic!("{said}");
+    };
+    let addresses = [
+        table + 56,
+        one,
+        one + 39,
+        shared,
+        table,
+        text + 3,
+        inner,
+        main,
+        of_thread,
+        one + 39,
+        0,
+        u64::MAX,
+    ];
+    let names = |path: &std::path::Path| -> Vec<Option<(String, u64, u64)>> {
+        let found = open(path).data_objects(&addresses).into_iter();
+        found
+            .map(|o| o.map(|o| (o.name.to_string(), o.start, o.size)))
+            .collect()
+    };
+    let is = |name: &str, start, size| Some((name.to_string(), start, size));
+    let found = names(&full);
+    assert_eq!(found[0], is("table", table, 192));
+    assert_eq!(found[1..3], [is("one", one, 40), is("one", one, 40)]);
+    assert!(
+        [is("other", shared, 4), is("shared", shared, 4)].contains(&found[3]),
+        "{found:?}"
+    );
+    assert_eq!(found[4..6], [is("table", table, 192), is("text", text, 9)]);
+    assert!(
+        found[6].as_ref().is_some_and(|(name, ..)| name.starts_with("inner.")),
+        "{found:?}"
+    );
+    assert_eq!(found[7..9], [None, None], "code, and a variable of threads");
+    assert_eq!(found[9..], [is("one", one, 40), None, None]);
+
+    let stripped = scratch.changed(&full, "stripped", &["strip"]).expect("strip");
+    let found = names(&stripped);
+    assert_eq!(found[..3], [None, None, None]);
+    assert!(found[3].is_some(), "it is exported");
+    assert_eq!(open(&stripped).data_objects(&[]), []);
+}
+
+#[test]
 fn no_symbols_at_all() {
     let scratch = Scratch::new("none");
     let Some(full) = scratch.compile("full", ("a.s", ASM), &["gcc", "-nostdlib", "-static"]) else {

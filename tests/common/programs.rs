@@ -62,6 +62,16 @@ pub fn worker_pool() -> PathBuf {
     out
 }
 
+/// The libraries with variables that threads wait for: with symbols, and without.
+pub fn named_locks() -> [PathBuf; 2] {
+    [("named_locks.so", "-g"), ("stripped_locks.so", "-s")].map(|(name, symbols)| {
+        let out = built().join(name);
+        let flags = ["-fPIC", "-shared", "-pthread", symbols];
+        compile(&sources().join("named_locks.c"), &out, &flags);
+        out
+    })
+}
+
 /// The C program without Python.
 pub fn native(args: &[&str]) -> Command {
     let exe = built().join("native");

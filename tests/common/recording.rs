@@ -150,6 +150,30 @@ impl Running {
 }
 
 impl Recording {
+    /// Wall time below a function by the state it was spent in, ns; `""`: running.
+    pub fn states_below(&self, function: &str) -> BTreeMap<String, u64> {
+        let p = &self.profile;
+        let wall = p.find_value("wall").expect("wall time is recorded");
+        let mut states = BTreeMap::new();
+        for (at, time) in p.self_amounts(wall).into_iter().enumerate() {
+            let mut up = at;
+            let mut below = false;
+            while up > 0 {
+                below |= p.frames[p.nodes[up].frame as usize].name == function;
+                up = p.nodes[up].parent as usize;
+            }
+            if below && time > 0 {
+                let leaf = &p.frames[p.nodes[at].frame as usize];
+                let state = match leaf.kind {
+                    FrameKind::State => leaf.name.as_str(),
+                    _ => "",
+                };
+                *states.entry(state.to_string()).or_default() += time;
+            }
+        }
+        states
+    }
+
     /// What a run of nativeprof wrote to this file, and printed.
     pub fn of(file: &std::path::Path, done: Output) -> Recording {
         Recording::new(file, done, Duration::ZERO)

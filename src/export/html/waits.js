@@ -94,7 +94,7 @@ function timeByState(model, fn) {
   if (sums.size < 2) return null;
   const bar = el("div", { class: "quality-bar", role: "img", "aria-label": "Shares of running and waiting" });
   const list = el("dl", { class: "by-kind" });
-  const rank = (label) => STATES.indexOf(label === "running" ? label : stateOf(label.replace(/^(read|write|connect|accept|lock) .*/, "$1")));
+  const rank = (label) => STATES.indexOf(label === "running" ? label : stateOf(label.replace(/^(read|write|connect|accept|lock|condition|futex) .*/, "$1")));
   for (const [label, sum] of [...sums].sort((a, b) => rank(a[0]) - rank(b[0]) || b[1] - a[1])) {
     const dot = "dot state-" + STATES[rank(label)];
     const piece = el("span", { class: dot, title: label });

@@ -104,6 +104,9 @@ fn labels_have_kind_and_object() {
         ("[waiting: accept 0.0.0.0:80]", "accept", "0.0.0.0:80"),
         ("[waiting: page fault]", "page fault", ""),
         ("[waiting: lock threading.RLock]", "lock", "threading.RLock"),
+        ("[waiting: lock table_lock (t.so)]", "lock", "table_lock (t.so)"),
+        ("[waiting: condition queue.Queue]", "condition", "queue.Queue"),
+        ("[waiting: futex t.so+0x4010]", "futex", "t.so+0x4010"),
         ("[runnable]", "runnable", ""),
     ] {
         assert_eq!(split_label(label), (kind, object));

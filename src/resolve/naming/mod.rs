@@ -59,7 +59,7 @@ impl Default for NamingLimits {
 /// A file whose names are wanted, and its surroundings.
 pub struct NamesRequest<'a> {
     pub format: FileFormat,
-    /// Number of the file among those of its format, the same each time.
+    /// Number of the file among those that contain the same, the same each time.
     pub id: u32,
     pub file: &'a File,
     /// Path as the target sees it.
@@ -140,7 +140,8 @@ impl NamingProcess {
     /// # Errors
     /// If the process cannot be started, or was ended before it had an answer.
     pub fn name(&mut self, request: &NamesRequest<'_>, addresses: &[u64]) -> Result<ModuleNames, NamingError> {
-        if let Some(why) = self.failed.get(&(request.format, request.id)) {
+        let file = (request.format.of_file(), request.id);
+        if let Some(why) = self.failed.get(&file) {
             return Err(NamingError::Failed(why.clone()));
         }
         let alive = |mut running: Running| running.is_alive().then_some(running);
@@ -174,7 +175,7 @@ impl NamingProcess {
             }
             Err(stop) => {
                 let why = stop.text(limits, running.end());
-                self.failed.insert((request.format, request.id), why.clone());
+                self.failed.insert(file, why.clone());
                 Err(NamingError::Failed(why))
             }
         }

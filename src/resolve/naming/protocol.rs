@@ -32,7 +32,7 @@ const MAX_TEXT: usize = 64 << 10;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedFrame {
     pub name: Arc<str>,
-    /// The name in the file, for code of JIT compilers.
+    /// The name in the file, for code of JIT compilers and for variables.
     pub raw: Option<Arc<str>>,
     /// Address of the real function: as looked up, svma or avma.
     pub start: u64,
@@ -65,20 +65,35 @@ pub struct ModuleNames {
     pub symbols_missing: String,
 }
 
-/// What is in a file.
+/// What is in a file, and which names of it are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FileFormat {
     Elf,
     /// Names of code in memory, by avma.
     PerfMap,
     JitDump,
+    /// An ELF file, for the names of variables.
+    ElfVariables,
 }
 
 impl FileFormat {
     fn of(number: u8) -> Option<FileFormat> {
-        [FileFormat::Elf, FileFormat::PerfMap, FileFormat::JitDump]
-            .into_iter()
-            .find(|format| *format as u8 == number)
+        [
+            FileFormat::Elf,
+            FileFormat::PerfMap,
+            FileFormat::JitDump,
+            FileFormat::ElfVariables,
+        ]
+        .into_iter()
+        .find(|format| *format as u8 == number)
+    }
+
+    /// The same for all names of one file.
+    pub fn of_file(self) -> FileFormat {
+        match self {
+            FileFormat::ElfVariables => FileFormat::Elf,
+            other => other,
+        }
     }
 }
 
@@ -86,7 +101,7 @@ impl FileFormat {
 #[derive(Debug, PartialEq, Eq)]
 pub struct LookUp {
     pub format: FileFormat,
-    /// Number of the file among those of its format: the process keeps ELF files open.
+    /// Number of the file among those that contain the same: the process keeps ELF files open.
     pub id: u32,
     /// Whether debug information may be requested by build ID.
     pub can_fetch: bool,

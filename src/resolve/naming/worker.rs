@@ -45,11 +45,11 @@ fn serve() -> io::Result<()> {
         };
         let look_up = look_up.ok_or(io::ErrorKind::InvalidData)?;
         let names = match look_up.format {
-            FileFormat::Elf => {
+            FileFormat::Elf | FileFormat::ElfVariables => {
                 let module = modules
                     .entry(look_up.id)
                     .or_insert_with(|| open(&look_up, file, &socket));
-                symbols::look_up(module, &look_up.addresses)
+                symbols::look_up(module, look_up.format, &look_up.addresses)
             }
             format => jit_names(format, file, &look_up.addresses),
         };

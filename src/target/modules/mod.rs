@@ -5,19 +5,24 @@
 //! (`privileges::phases`).
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
-use object::{LittleEndian, Object, ObjectSection, ObjectSymbol, ReadCache, SectionKind, SymbolKind, elf};
+use object::{LittleEndian, Object, ObjectSection, ReadCache, elf};
 use rustc_hash::FxHashMap;
 
 use super::file_content::{Content, ContentReader};
 use super::root::{OpenRoots, Root};
 use super::system::{FileKey, System};
-use crate::code_map::{CodeSection, Sections};
+use crate::code_map::CodeSection;
 use crate::event::{PAGE, Pid};
 use crate::frame::ModuleId;
 use crate::sys;
+
+mod sections;
+
+pub use sections::ModuleSections;
 
 /// Maximum size of a section or symbol table, bytes; the largest real ones have about 100 MB.
 const MAX_SECTION: u64 = 1 << 30;
@@ -56,6 +61,8 @@ pub struct Module {
     pub path: Vec<u8>,
     pub content: Content,
     pub segments: Vec<Segment>,
+    /// svma of its variables: writable segments.
+    data: Vec<Range<u64>>,
     pub build_id: Vec<u8>,
     /// svma of the entry point of a program or loader; libraries have none.
     pub entry: Option<u64>,
@@ -76,6 +83,7 @@ impl Module {
             path,
             content,
             segments: Vec::new(),
+            data: Vec::new(),
             build_id: Vec::new(),
             entry: None,
             is_file: true,
@@ -84,6 +92,7 @@ impl Module {
             root: OnceLock::new(),
         };
         m.segments = m.elf(segments).unwrap_or_default();
+        m.data = m.elf(data).unwrap_or_default();
         m.build_id = m
             .elf(|e| e.build_id().ok().flatten().unwrap_or_default().to_vec())
             .unwrap_or_default();
@@ -113,6 +122,11 @@ impl Module {
         let name = self.path.rsplit(|c| *c == b'/').next().unwrap_or(&self.path);
         let name = name.strip_suffix(b" (deleted)").unwrap_or(name);
         String::from_utf8_lossy(name).into_owned()
+    }
+
+    /// Whether variables are at this svma.
+    pub fn has_variable(&self, svma: u64) -> bool {
+        self.data.iter().any(|data| data.contains(&svma))
     }
 
     /// Whether it is the jitdump file of some process: a writer maps it executable to make it visible to profilers, and
@@ -279,6 +293,17 @@ fn segments(e: &ModuleElf<'_>) -> Vec<Segment> {
         .collect()
 }
 
+/// Addresses of writable segments, as they are in memory: uninitialized variables are not in the file.
+fn data(e: &ModuleElf<'_>) -> Vec<Range<u64>> {
+    let endian = e.endian();
+    e.elf_program_headers()
+        .iter()
+        .filter(|p| p.p_type(endian) == elf::PT_LOAD && p.p_flags(endian).0 & elf::PF_W.0 != 0)
+        .take(MAX_SEGMENTS)
+        .map(|p| p.p_vaddr(endian)..p.p_vaddr(endian).saturating_add(p.p_memsz(endian)))
+        .collect()
+}
+
 /// Bytes of a symbol table and of its strings.
 struct SymbolTable {
     table: Vec<u8>,
@@ -307,57 +332,6 @@ impl SymbolTable {
             let name = self.strings.get(name as usize..)?.split(|c| *c == 0).next()?;
             (section != 0).then_some((name, word(8), word(16)))
         })
-    }
-}
-
-/// What the unwinder reads of a file.
-pub struct ModuleSections(pub Arc<Module>);
-
-impl Sections for ModuleSections {
-    fn section(&mut self, name: &str) -> Option<CodeSection> {
-        self.0.section(name)
-    }
-
-    fn functions(&mut self) -> Vec<(u64, u64)> {
-        self.0
-            .elf(|e| {
-                let code: Vec<_> = e
-                    .sections()
-                    .filter(|s| s.kind() == SectionKind::Text)
-                    .map(|s| s.address()..s.address().saturating_add(s.size()))
-                    .collect();
-                let mut all: Vec<(u64, u64)> = e
-                    .symbols()
-                    .chain(e.dynamic_symbols())
-                    .take(MAX_SYMBOLS)
-                    // hand-written assembler often leaves the type out
-                    .filter(|s| matches!(s.kind(), SymbolKind::Text | SymbolKind::Unknown) && s.is_definition())
-                    .filter(|s| code.iter().any(|c| c.contains(&s.address())))
-                    .map(|s| (s.address(), s.size()))
-                    .collect();
-                all.sort();
-                // of several symbols at one address, the one with the largest size
-                all.reverse();
-                all.dedup_by_key(|s| s.0);
-                all.reverse();
-                all
-            })
-            .unwrap_or_default()
-    }
-
-    fn code(&mut self, svma: u64) -> Option<CodeSection> {
-        self.0
-            .elf(|e| {
-                let s = e
-                    .sections()
-                    .find(|s| s.kind() == SectionKind::Text && svma >= s.address() && svma - s.address() < s.size())?;
-                (s.size() <= MAX_SECTION).then_some(())?;
-                Some(CodeSection {
-                    svma: s.address(),
-                    bytes: s.data().ok()?.to_vec(),
-                })
-            })
-            .flatten()
     }
 }
 
