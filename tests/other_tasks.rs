@@ -227,8 +227,8 @@ fn tasks_that_block_have_their_time() {
 #[test]
 fn tasks_of_trio_that_wait() {
     let _live = live();
-    each_environment(|name, python| {
-        let program = Program::start(script(python, "other_waits.py", "trio"));
+    each_package(&["trio"], |case, package, python| {
+        let program = Program::start(script(python, "other_waits.py", package));
         let dump = dumped_tasks(program.pid());
         let tasks = dump["tasks"].as_array().expect("tasks");
         let of_id = |id: &Value| tasks.iter().find(|t| t["id"] == *id).expect("a task with this id");
@@ -248,7 +248,7 @@ fn tasks_of_trio_that_wait() {
         for name in ["wait_event", "wait_lock", "wait_queue", "wait_sleep", "wait_socket"] {
             expected.insert(name.to_string(), pair("main", name));
         }
-        assert_eq!(found, expected, "CPython {name}: {dump:#}");
+        assert_eq!(found, expected, "{case}: {dump:#}");
     });
 }
 
