@@ -95,19 +95,19 @@ impl OtherAwaits {
 }
 
 impl Session {
-    /// Reads the suspended tasks of one process that are not asyncio's. `represented`: for how long this reading stands.
+    /// Reads the suspended tasks of one process that are not asyncio's.
     pub(super) fn read_other_awaits(
         &mut self,
         (pid, interpreter): (Pid, &Interpreter),
         process: &mut ProcessAwaits,
-        (reading, represented): (&mut Reading, u64),
+        reading: &mut Reading,
     ) {
         let mut other = std::mem::take(&mut process.other);
         if let Some(reader) = other.reader.take().or_else(|| self.other_tasks(pid)) {
             let mut found = self.suspended_greenlets((pid, interpreter), &reader, &mut other, reading);
             self.search_trio((pid, interpreter), &reader, &mut other, reading.time);
             found.extend(self.suspended_trio_tasks(pid, &reader));
-            self.show_suspended((pid, interpreter), (&reader, &mut other), found, (reading, represented));
+            self.show_suspended((pid, interpreter), (&reader, &mut other), found, reading);
             other.reader = Some(reader);
         }
         process.other = other;
@@ -118,7 +118,7 @@ impl Session {
         (pid, interpreter): (Pid, &Interpreter),
         (reader, other): (&OtherTasks, &mut OtherAwaits),
         found: Vec<(Tid, Suspended)>,
-        (reading, represented): (&mut Reading, u64),
+        reading: &mut Reading,
     ) {
         let mut nodes = std::mem::take(&mut other.nodes);
         let mut path = FramePath::default();
@@ -130,10 +130,7 @@ impl Session {
                 None => self.show_one((pid, tid, interpreter), reader, &suspended, &mut path),
             };
             if let Some(shown) = shown {
-                self.awaits.rows.entry((pid, tid, shown.node)).or_default().awaited += represented;
-                if shown.waits {
-                    reading.add(tid, shown.node);
-                }
+                reading.add(tid, shown);
             }
             let address = suspended.address();
             other.nodes.insert(address, Known { suspended, tid, shown });
@@ -149,9 +146,10 @@ impl Session {
         path: &mut FramePath,
     ) -> Option<TaskNode> {
         let mut stack = self.thread_frames(pid, tid);
-        let (frames, functions) = self.await_frames(pid, &interpreter.layout, suspended.frames());
-        let live = ProcessMemory(&*self.system, pid);
+        let system = self.system.clone();
+        let live = ProcessMemory(&*system, pid);
         let memory = Pages::new(&live);
+        let (frames, functions) = self.await_frames(pid, (&memory, &interpreter.layout), suspended.frames());
         let mut kind = library_kind(functions.iter().rev().map(|(name, file)| (&**name, &**file)));
         match suspended {
             Suspended::Greenlet(g) => {
