@@ -1,9 +1,11 @@
 //! What suspended greenlets and tasks of trio await: they are read as those of asyncio are (`awaits`), and share the time that
 //! their hub or scheduler waits for events in the same way.
 
+use std::ops::Range;
+
 use rustc_hash::FxHashMap;
 
-use super::await_kind::library_kind;
+use super::await_kind::{compiled_kind, library_kind};
 use super::awaits::{ProcessAwaits, Reading, TaskNode};
 use super::{Session, name_bytes};
 use crate::cpython::tasks::{
@@ -16,7 +18,7 @@ use crate::event::{AwaitKind, Pid, Tid};
 use crate::frame::{Origin, RawFrame};
 use crate::profile::count_tree::FramePath;
 use crate::target::maps;
-use crate::target::memory::Pages;
+use crate::target::memory::{Memory, Pages};
 use crate::target::system::ProcessMemory;
 
 /// Memory that one reading searches for greenlets, bytes: until all has been searched once, and later, from time to time (ns).
@@ -154,6 +156,9 @@ impl Session {
         match suspended {
             Suspended::Greenlet(g) => {
                 let greenlet = reader.greenlet(&memory, g);
+                if kind == AwaitKind::Other {
+                    kind = self.compiled_wait(pid, &memory, g).unwrap_or(kind);
+                }
                 let mut ends = functions.first().into_iter().chain(functions.last());
                 if greenlet.is_hub() || ends.any(|(name, file)| is_greenlet_scheduler(name, file)) {
                     return None;
@@ -185,6 +190,20 @@ impl Session {
         let (node, _) = self.tree.add_incremental(path, &stack, 0, &name_bytes);
         let waits = kind != AwaitKind::Turn;
         Some(TaskNode { node, waits })
+    }
+
+    /// What a greenlet awaits in a compiled function: the innermost one on its stack that says so.
+    fn compiled_wait(&self, pid: Pid, memory: &dyn Memory, greenlet: &SuspendedGreenlet) -> Option<AwaitKind> {
+        let code = self.targets.get(&pid)?.process.code().iter();
+        let known = code.filter_map(|c| Some((c.start..c.end, compiled_kind(&self.modules.get(c.file?.0).name())?)));
+        let known: Vec<(Range<u64>, AwaitKind)> = known.collect();
+        if known.is_empty() {
+            return None;
+        }
+        let kind = |word: u64| known.iter().find(|(place, _)| place.contains(&word));
+        OtherTasks::stack_words(memory, greenlet)
+            .find_map(kind)
+            .map(|(_, kind)| *kind)
     }
 
     fn suspended_trio_tasks(&self, pid: Pid, reader: &OtherTasks) -> Vec<(Tid, Suspended)> {

@@ -23,6 +23,7 @@ use crate::truncation::Truncation;
 mod awaiters;
 mod chain;
 mod greenlet_search;
+mod greenlet_stack;
 mod greenlets;
 mod layout;
 mod lookup;
