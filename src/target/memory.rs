@@ -115,10 +115,13 @@ impl<'a> Pages<'a> {
         }
     }
 
-    /// Pages that were used so far, in ascending order; of many only some.
+    /// Pages that were used so far and can be read, in ascending order; of many only some.
     pub fn used(&self) -> Vec<u64> {
         let known = self.known.borrow();
-        let used = known.pages.iter().filter(|(_, page)| page.is_used);
+        let used = known
+            .pages
+            .iter()
+            .filter(|(_, page)| page.is_used && page.place.is_some());
         let mut starts: Vec<u64> = used.map(|(start, _)| *start).collect();
         starts.sort_unstable();
         starts.truncate(MAX_FIRST);
