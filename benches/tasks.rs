@@ -1,14 +1,16 @@
 //! Cost of reading what all suspended tasks of asyncio await, in a program with 10,000 of them: CPU time, the first time and
-//! when nothing has changed since.
+//! when nothing has changed since; and in a program of 40 tasks of which 15 take turns: CPU time and calls that read its memory.
 //!
 //! `cargo bench --bench tasks -- [PYTHON...]`
 
+use std::cell::Cell;
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use nativeprof::session::{Session, SessionOptions};
 use nativeprof::sys::clock;
-use nativeprof::target::memory::Pages;
+use nativeprof::target::memory::{Memory, Pages};
 use nativeprof::target::system::{LiveSystem, ProcessMemory};
 
 const TASKS: usize = 10_000;
@@ -28,9 +30,64 @@ async def main(n):
 asyncio.get_event_loop_policy().new_event_loop().run_until_complete(main(int(sys.argv[1])))
 ";
 
-fn start(python: &str) -> Child {
+/// Some tasks wait for the whole time; others work for 100 us, and then yield or sleep.
+const BUSY_PROGRAM: &str = "
+import asyncio, time
+async def waits(event):
+    await event.wait()
+async def yields():
+    await asyncio.sleep(0)
+async def rests():
+    await asyncio.sleep(0.004)
+async def works():
+    end = time.perf_counter() + 100e-6
+    while time.perf_counter() < end:
+        pass
+async def takes_turns():
+    turn = 0
+    while True:
+        await works()
+        turn += 1
+        await (yields() if turn % 5 else rests())
+async def main():
+    event = asyncio.Event()
+    tasks = [asyncio.ensure_future(waits(event)) for _ in range(24)]
+    tasks += [asyncio.ensure_future(takes_turns()) for _ in range(15)]
+    await asyncio.sleep(0.1)
+    print('.', flush=True)
+    await event.wait()
+asyncio.get_event_loop_policy().new_event_loop().run_until_complete(main())
+";
+const BUSY_TASKS: usize = 40;
+const BUSY_RUNS: usize = 1000;
+
+/// Memory that counts the calls that read it.
+struct Counted<'a> {
+    memory: ProcessMemory<'a>,
+    calls: Cell<usize>,
+}
+
+impl Counted<'_> {
+    fn count(&self) {
+        self.calls.set(self.calls.get() + 1);
+    }
+}
+
+impl Memory for Counted<'_> {
+    fn read(&self, avma: u64, buf: &mut [u8]) -> bool {
+        self.count();
+        self.memory.read(avma, buf)
+    }
+
+    fn read_pieces(&self, pieces: &[(u64, usize)], buf: &mut [u8]) -> usize {
+        self.count();
+        self.memory.read_pieces(pieces, buf)
+    }
+}
+
+fn start(python: &str, program: &str) -> Child {
     let mut command = Command::new(python);
-    command.args(["-W", "ignore", "-c", PROGRAM, &TASKS.to_string()]);
+    command.args(["-W", "ignore", "-c", program, &TASKS.to_string()]);
     let mut child = command.stdout(Stdio::piped()).spawn().expect("it starts");
     let mut ready = [0];
     let out = child.stdout.as_mut().expect("a pipe");
@@ -44,7 +101,7 @@ fn median(mut times: Vec<u64>) -> f64 {
 }
 
 fn measure(python: &str) {
-    let mut child = start(python);
+    let mut child = start(python, PROGRAM);
     let pid = child.id();
     let mut session = Session::new(SessionOptions::default(), Box::new(LiveSystem));
     session.open(pid, &mut |_, _| Ok(())).expect("it can be read");
@@ -65,10 +122,41 @@ fn measure(python: &str) {
     child.wait().expect("it ends");
 }
 
-fn main() {
-    let pythons: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
-    if pythons.is_empty() {
-        return measure("python3");
+fn measure_busy(python: &str) {
+    let mut child = start(python, BUSY_PROGRAM);
+    let pid = child.id();
+    let mut session = Session::new(SessionOptions::default(), Box::new(LiveSystem));
+    session.open(pid, &mut |_, _| Ok(())).expect("it can be read");
+    let live = Counted {
+        memory: ProcessMemory(&LiveSystem, pid),
+        calls: Cell::default(),
+    };
+    let mut reader = session.task_reader(pid).expect("it has imported asyncio");
+    let (mut times, mut calls, mut needed) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..BUSY_RUNS {
+        live.calls.set(0);
+        let began = clock::process_cpu_time();
+        let memory = Pages::with_first(&live, &needed);
+        let tasks = reader.suspended(&live, &memory).expect("it has tasks");
+        needed = memory.used();
+        times.push(clock::process_cpu_time() - began);
+        calls.push(live.calls.get() as u64 * 1_000_000);
+        assert!(!tasks.is_empty());
+        std::thread::sleep(Duration::from_millis(1));
     }
-    pythons.iter().for_each(|python| measure(python));
+    let (time, calls) = (1000.0 * median(times), median(calls));
+    println!("{python}: {BUSY_TASKS} tasks, 15 active: {time:.0} us, {calls} calls");
+    child.kill().expect("it runs");
+    child.wait().expect("it ends");
+}
+
+fn main() {
+    let mut pythons: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
+    if pythons.is_empty() {
+        pythons.push("python3".to_string());
+    }
+    for python in &pythons {
+        measure(python);
+        measure_busy(python);
+    }
 }

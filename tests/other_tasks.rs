@@ -134,7 +134,10 @@ fn plain_name(name: &str) -> &str {
 fn waits(package: &str) -> &'static [(&'static str, &'static str)] {
     match package {
         "gevent" => &[
+            ("wait_event", "event"),
             ("wait_lock", "lock"),
+            ("wait_queue", "queue"),
+            ("wait_semaphore", "semaphore"),
             ("wait_sleep", "sleep"),
             ("wait_socket", "socket"),
         ],

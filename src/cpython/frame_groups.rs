@@ -37,6 +37,23 @@ impl LastFrames {
             .filter_map(move |(f, named)| Some((f, coded(named)?)))
     }
 
+    /// Which of the frames that are shown, as their index from the outermost one, native code has called through an entry frame
+    /// (CPython 3.12 and later).
+    pub fn entered(&self) -> Vec<usize> {
+        let (mut entered, mut place, mut is_entered) = (Vec::new(), 0, false);
+        for (raw, named) in &self.frames {
+            if raw.owner >= SHIM {
+                is_entered = true;
+            } else if let Some(PyFrame::Code { .. }) = named {
+                if is_entered {
+                    entered.push(place);
+                }
+                (place, is_entered) = (place + 1, false);
+            }
+        }
+        entered
+    }
+
     /// Number of frames at the outer end of a sample that are the same, including code objects, as in the last one.
     fn same(&self, sample: &Sample, layout: &Layout, codes: &CodeTable) -> usize {
         if (self.pid, self.generation) != (sample.pid, codes.generation()) || self.layout.as_ref() != Some(layout) {
@@ -269,6 +286,35 @@ mod tests {
     use crate::cpython::layouts;
     use crate::frame::CodeId;
     use crate::target::memory::NoMemory;
+
+    #[test]
+    fn frames_are_entered_through_entry_frames() {
+        /// `e`: an entry frame, `f`: a frame that is shown, `-`: one whose code object was not read; outermost first.
+        fn check(frames: &str, expected: &[usize]) {
+            let frame = |kind: char| {
+                let raw = RawPyFrame {
+                    owner: if kind == 'e' { SHIM } else { 0 },
+                    ..RawPyFrame::default()
+                };
+                let code = PyFrame::Code {
+                    code: CodeId(0),
+                    instr: 0,
+                };
+                (raw, (kind == 'f').then_some(code))
+            };
+            let last = LastFrames {
+                frames: frames.chars().map(frame).collect(),
+                ..LastFrames::default()
+            };
+            assert_eq!(last.entered(), expected, "{frames}");
+        }
+        check("", &[]);
+        check("ff", &[]);
+        check("efff", &[0]);
+        check("effeef", &[0, 2]);
+        check("fe-ff", &[1]);
+        check("efe", &[0]);
+    }
 
     /// Frames as (address, is_entry), CFrames as (address, frame), both innermost first; groups as (anchor, frames).
     fn check(frames: &[(u64, bool)], cframes: &[(u64, u64)], expected: &[(Option<u64>, usize)]) {

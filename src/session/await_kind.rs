@@ -101,6 +101,19 @@ const OTHERS: &[(&str, &str, AwaitKind)] = &[
 /// Directories of packages whose functions do not themselves say that something else is awaited.
 const LIBRARIES: &[&str] = &["gevent", "eventlet", "trio", "anyio"];
 
+/// Beginnings of the names of gevent's compiled modules that themselves say what is awaited. They have no Python functions.
+const COMPILED: &[(&str, AwaitKind)] = &[
+    ("_gevent_cqueue.", AwaitKind::Queue),
+    ("_gevent_cevent.", AwaitKind::Event),
+    ("_gevent_c_semaphore.", AwaitKind::Semaphore),
+];
+
+/// The kind of what is awaited in a compiled function, by the name of its file.
+pub(super) fn compiled_kind(file: &str) -> Option<AwaitKind> {
+    let known = COMPILED.iter().find(|(begin, _)| file.starts_with(begin));
+    known.map(|(_, kind)| *kind)
+}
+
 /// The kind of what a greenlet or a task of trio awaits: what the program's own innermost function has called of a library.
 /// `functions`: qualified names and files, innermost first.
 pub(super) fn library_kind<'a>(functions: impl Iterator<Item = (&'a str, &'a str)>) -> AwaitKind {
@@ -238,5 +251,23 @@ mod tests {
             AwaitKind::Task,
         );
         check(&[], AwaitKind::Other);
+    }
+
+    #[test]
+    fn files_of_compiled_functions_say_what_is_awaited() {
+        for (file, expected) in [
+            ("_gevent_cqueue.cpython-312-x86_64-linux-gnu.so", Some(AwaitKind::Queue)),
+            ("_gevent_cevent.so", Some(AwaitKind::Event)),
+            (
+                "_gevent_c_semaphore.cpython-39-x86_64-linux-gnu.so",
+                Some(AwaitKind::Semaphore),
+            ),
+            // What all waits go through.
+            ("_gevent_c_waiter.cpython-312-x86_64-linux-gnu.so", None),
+            ("_gevent_cqueues.so", None),
+            ("libc.so.6", None),
+        ] {
+            assert_eq!(compiled_kind(file), expected, "{file}");
+        }
     }
 }

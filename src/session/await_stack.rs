@@ -6,7 +6,7 @@ use crate::cpython::tasks::{self, RawAwaitFrame};
 use crate::cpython_layout::Layout;
 use crate::event::{Pid, Tid};
 use crate::frame::RawFrame;
-use crate::target::system::ProcessMemory;
+use crate::target::memory::Memory;
 
 impl Session {
     /// What groups the stacks of a thread.
@@ -21,10 +21,9 @@ impl Session {
     pub(super) fn await_frames(
         &mut self,
         pid: Pid,
-        layout: &Layout,
+        (memory, layout): (&dyn Memory, &Layout),
         frames: &[RawAwaitFrame],
     ) -> (Vec<RawFrame>, Vec<(String, String)>) {
-        let memory = &ProcessMemory(&*self.system, pid);
         let (mut stack, mut functions) = (Vec::new(), Vec::new());
         for raw in frames {
             stack.push(match tasks::code_of(&mut self.codes, pid, memory, layout, raw) {

@@ -1,8 +1,9 @@
 //! What the suspended tasks of a session's processes await, and for how long. (Those that are not asyncio's: `other_awaits`.)
 //!
-//! All tasks of a process are read at a random time in each period, without a stop, and each reading represents that period:
-//! for so long every task that is suspended has awaited what it awaits then. That is a value of its own, since many tasks
-//! await at the same time. The wall time that the thread of their event loop waits in poll meanwhile is shared among them.
+//! All tasks of a process are read again and again at random times, without a stop, and each reading represents the time that is
+//! nearer to it than to another one: for so long every task that is suspended has awaited what it awaits then. That is a value of
+//! its own, since many tasks await at the same time. The wall time that the thread of their event loop waits in poll meanwhile is
+//! shared among them.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -11,6 +12,7 @@ use std::time::Duration;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::await_kind::await_kind;
+use super::await_times::{Pauses, ReadingTimes};
 use super::other_awaits::OtherAwaits;
 use super::{Session, name_bytes};
 use crate::capture::common::rng::Rng;
@@ -25,8 +27,6 @@ use crate::sys::procfs;
 use crate::target::memory::{Memory, Pages};
 use crate::target::system::ProcessMemory;
 
-/// Time between two readings of a process's tasks, as a multiple of the time that one takes.
-const PAUSE_FACTOR: u64 = 20;
 /// Tasks that one wait is shared among, at most; over several waits all have their turn.
 const MAX_SHARERS: usize = 64;
 /// Readings kept per process, and tasks in them.
@@ -86,6 +86,25 @@ impl Awaits {
         self.loops.get(&(pid, event_loop)).map(|(tid, _)| *tid)
     }
 
+    /// Adds the time that the last reading of a process represents.
+    fn add_time(&mut self, pid: Pid, shown: &[(Tid, RawNode)], represented: u64) {
+        if represented == 0 {
+            return;
+        }
+        for (tid, node) in shown {
+            self.rows.entry((pid, *tid, *node)).or_default().awaited += represented;
+        }
+    }
+
+    /// There are no more readings of a process.
+    fn end_readings(&mut self, pid: Pid, now: u64) {
+        if let Some(process) = self.processes.get_mut(&pid) {
+            let represented = process.times.end(now);
+            let shown = std::mem::take(&mut process.shown);
+            self.add_time(pid, &shown, represented);
+        }
+    }
+
     /// Shares the time that a thread waited in poll among the tasks that it waited for. False if there are none.
     pub(super) fn share_wait(&mut self, s: &Sample, time: u64, length: u64) -> bool {
         let Some(process) = self.processes.get_mut(&s.pid) else {
@@ -116,15 +135,19 @@ impl Awaits {
 #[derive(Clone, Copy, Default)]
 pub(super) struct NodeTime {
     wall: u64,
-    pub(super) awaited: u64,
+    awaited: u64,
 }
 
 #[derive(Default)]
 pub(super) struct ProcessAwaits {
-    /// When the tasks are read next, and the period that this represents; ns. 0: not yet.
+    /// When the tasks are read next, ns. 0: they were not read yet.
     due: u64,
-    period_start: u64,
-    period_end: u64,
+    pauses: Pauses,
+    times: ReadingTimes,
+    /// What the last reading has found, by thread of the event loop.
+    shown: Vec<(Tid, RawNode)>,
+    /// Pages that it needed.
+    pages: Vec<u64>,
     /// By task, how it is shown.
     nodes: FxHashMap<u64, (Rc<SuspendedTask>, Tid, TaskNode)>,
     pub(super) other: OtherAwaits,
@@ -146,12 +169,26 @@ pub(super) struct Reading {
     /// By thread of the event loop.
     pub(super) nodes: FxHashMap<Tid, Vec<RawNode>>,
     tasks: usize,
+    /// Those that await their event loop, too.
+    shown: Vec<(Tid, RawNode)>,
 }
 
 impl Reading {
-    pub(super) fn add(&mut self, tid: Tid, node: RawNode) {
-        self.nodes.entry(tid).or_default().push(node);
-        self.tasks += 1;
+    fn new(time: u64) -> Reading {
+        Reading {
+            time,
+            nodes: FxHashMap::default(),
+            tasks: 0,
+            shown: Vec::new(),
+        }
+    }
+
+    pub(super) fn add(&mut self, tid: Tid, task: TaskNode) {
+        self.shown.push((tid, task.node));
+        if task.waits {
+            self.nodes.entry(tid).or_default().push(task.node);
+            self.tasks += 1;
+        }
     }
 }
 
@@ -170,13 +207,6 @@ impl ProcessAwaits {
         while self.readings.len() > MAX_READINGS || tasks > MAX_READ && self.readings.len() > 1 {
             tasks -= self.readings.pop_front().map_or(0, |r| r.tasks);
         }
-    }
-
-    /// Begins the next period, at least as long as `period`, ns.
-    fn begin_period(&mut self, period: u64, rng: &mut Rng) {
-        self.period_start = self.period_end;
-        self.period_end += period;
-        self.due = self.period_start + rng.below(period);
     }
 }
 
@@ -200,14 +230,21 @@ impl Session {
         }
     }
 
+    /// The process has ended.
+    pub(super) fn end_awaits(&mut self, pid: Pid) {
+        self.awaits.end_readings(pid, sys::clock::now());
+    }
+
     /// The process has ended, or executes another program.
     pub(super) fn forget_awaits(&mut self, pid: Pid) {
+        self.end_awaits(pid);
         self.awaits.processes.remove(&pid);
         self.awaits.hubs.retain(|(of, _)| *of != pid);
     }
 
     /// The nodes of the tree are about to be replaced.
     pub(super) fn forget_await_nodes(&mut self) {
+        self.end_all_readings();
         self.add_await_rows();
         for process in self.awaits.processes.values_mut() {
             process.nodes.clear();
@@ -225,8 +262,7 @@ impl Session {
         let pids: Vec<Pid> = self.targets.keys().copied().collect();
         for pid in pids {
             let known = self.awaits.processes.entry(pid).or_insert_with(|| ProcessAwaits {
-                period_start: now,
-                period_end: now,
+                times: ReadingTimes::since(now),
                 ..ProcessAwaits::default()
             });
             if known.due <= now {
@@ -240,79 +276,59 @@ impl Session {
         }
     }
 
-    /// The last reading: what remains of each period.
+    /// There are no more readings.
     pub(super) fn finish_awaits(&mut self) {
-        if !self.reads_awaits() {
-            return;
-        }
-        let now = sys::clock::now();
-        let due = self.awaits.processes.iter_mut().filter(|(_, p)| p.due > now);
-        let mut pids = Vec::new();
-        for (pid, process) in due {
-            // One that was read already in this period represents all of it.
-            if process.period_start < now {
-                process.period_end = now;
-                pids.push(*pid);
-            }
-        }
-        for pid in pids {
-            self.read_process_awaits(pid, now);
-        }
+        self.end_all_readings();
         self.add_await_rows();
+    }
+
+    fn end_all_readings(&mut self) {
+        let now = sys::clock::now();
+        let pids: Vec<Pid> = self.awaits.processes.keys().copied().collect();
+        pids.into_iter().for_each(|pid| self.awaits.end_readings(pid, now));
     }
 
     /// Reads the suspended tasks of one process.
     fn read_process_awaits(&mut self, pid: Pid, now: u64) {
         let mut process = self.awaits.processes.remove(&pid).unwrap_or_default();
-        let (mut took, mut represented) = (0, 0);
-        if process.due != 0 {
-            represented = now.max(process.period_end) - process.period_start;
-        }
-        process.period_end = process.period_start + represented;
+        let represented = process.times.read(now);
+        self.awaits
+            .add_time(pid, &std::mem::take(&mut process.shown), represented);
+        let mut took = 0;
         let interpreter = self.python(pid).and_then(|(_, interpreter)| interpreter);
         if let Some(interpreter) = interpreter {
             let reader = self.take_reader(pid, now);
             let began = sys::clock::process_cpu_time();
-            let mut reading = Reading {
-                time: now,
-                nodes: FxHashMap::default(),
-                tasks: 0,
-            };
+            let mut reading = Reading::new(now);
             if let Some(mut reader) = reader {
-                self.read_with(
-                    &mut reader,
-                    pid,
-                    &interpreter,
-                    &mut process,
-                    (&mut reading, represented),
-                );
+                self.read_with(&mut reader, pid, &interpreter, &mut process, &mut reading);
                 self.put_reader(pid, reader);
             }
-            self.read_other_awaits((pid, &interpreter), &mut process, (&mut reading, represented));
+            self.read_other_awaits((pid, &interpreter), &mut process, &mut reading);
+            process.shown = std::mem::take(&mut reading.shown);
             process.keep(reading);
             // The first reading, which searches much memory, is not paid for by a pause: nothing would be known in it.
             if process.due != 0 {
                 took = sys::clock::process_cpu_time().saturating_sub(began);
             }
         }
-        let period = self.options.weighted.unwrap_or(0).max(PAUSE_FACTOR * took).max(1);
         let Awaits { rng, processes, .. } = &mut self.awaits;
-        process.begin_period(period, rng);
+        process.due = now + process.pauses.next(took, self.options.weighted.unwrap_or(0), rng);
         processes.insert(pid, process);
     }
 
-    /// `represented`: for how long this reading stands.
     fn read_with(
         &mut self,
         reader: &mut TaskReader,
         pid: Pid,
         interpreter: &Interpreter,
         process: &mut ProcessAwaits,
-        (reading, represented): (&mut Reading, u64),
+        reading: &mut Reading,
     ) {
         let now = reading.time;
-        let live = ProcessMemory(&*self.system, pid);
-        let memory = Pages::new(&live);
+        let system = self.system.clone();
+        let live = ProcessMemory(&*system, pid);
+        let memory = Pages::with_first(&live, &process.pages);
         let Ok(tasks) = reader.suspended(&live, &memory) else {
             return;
         };
@@ -348,7 +364,7 @@ impl Session {
             let shown = match known {
                 Some((.., shown)) => shown,
                 None => {
-                    let (stack, kind) = self.await_stack(pid, tid, &interpreter.layout, &task);
+                    let (stack, kind) = self.await_stack((pid, tid), (&memory, &interpreter.layout), &task);
                     let name_bytes = |f: &RawFrame| name_bytes(&self.codes, f);
                     let (node, _) = self.tree.add_incremental(&mut path, &stack, 0, &name_bytes);
                     let waits = kind != AwaitKind::Turn;
@@ -356,13 +372,10 @@ impl Session {
                 }
             };
             shown_now.insert(address, (task, tid, shown));
-            let row = self.awaits.rows.entry((pid, tid, shown.node)).or_default();
-            row.awaited += represented;
-            if shown.waits {
-                reading.add(tid, shown.node);
-            }
+            reading.add(tid, shown);
         }
         process.nodes = shown_now;
+        process.pages = memory.used();
     }
 
     /// The thread that runs an event loop, if that can be read.
@@ -380,12 +393,17 @@ impl Session {
     }
 
     /// The frames of a suspended task, outermost first.
-    fn await_stack(&mut self, pid: Pid, tid: Tid, layout: &Layout, task: &SuspendedTask) -> (Vec<RawFrame>, AwaitKind) {
+    fn await_stack(
+        &mut self,
+        (pid, tid): (Pid, Tid),
+        memory: (&dyn Memory, &Layout),
+        task: &SuspendedTask,
+    ) -> (Vec<RawFrame>, AwaitKind) {
         let mut stack = self.thread_frames(pid, tid);
         for (_, name) in task.chain.tasks.iter().rev() {
             stack.push(RawFrame::Task(self.tasks.names.id(name)));
         }
-        let (frames, functions) = self.await_frames(pid, layout, &task.frames);
+        let (frames, functions) = self.await_frames(pid, memory, &task.frames);
         stack.extend(frames);
         let kind = await_kind(
             task.awaited,
@@ -437,9 +455,8 @@ mod tests {
 
     fn reading(time: u64, tasks: usize) -> Reading {
         Reading {
-            time,
-            nodes: FxHashMap::default(),
             tasks,
+            ..Reading::new(time)
         }
     }
 

@@ -2,6 +2,7 @@
 //! at the end.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -28,6 +29,7 @@ use crate::unwind::{StackCache, Unwinder};
 
 mod await_kind;
 mod await_stack;
+mod await_times;
 mod awaits;
 mod futexes;
 mod jit;
@@ -136,7 +138,7 @@ impl QualityCounts {
 
 /// All data gathered by a recording.
 pub struct Session {
-    pub system: Box<dyn System>,
+    pub system: Rc<dyn System>,
     options: SessionOptions,
     targets: FxHashMap<Pid, TargetProcess>,
     pub modules: Modules,
@@ -219,7 +221,7 @@ pub type TargetUpdate<'a> = dyn FnMut(Pid, Option<&TargetLayout>) -> Result<()> 
 impl Session {
     pub fn new(options: SessionOptions, system: Box<dyn System>) -> Session {
         Session {
-            system,
+            system: Rc::from(system),
             options,
             targets: FxHashMap::default(),
             modules: Modules::default(),

@@ -1,9 +1,11 @@
 //! What suspended greenlets and tasks of trio await: they are read as those of asyncio are (`awaits`), and share the time that
 //! their hub or scheduler waits for events in the same way.
 
+use std::ops::Range;
+
 use rustc_hash::FxHashMap;
 
-use super::await_kind::library_kind;
+use super::await_kind::{compiled_kind, library_kind};
 use super::awaits::{ProcessAwaits, Reading, TaskNode};
 use super::{Session, name_bytes};
 use crate::cpython::tasks::{
@@ -16,7 +18,7 @@ use crate::event::{AwaitKind, Pid, Tid};
 use crate::frame::{Origin, RawFrame};
 use crate::profile::count_tree::FramePath;
 use crate::target::maps;
-use crate::target::memory::Pages;
+use crate::target::memory::{Memory, Pages};
 use crate::target::system::ProcessMemory;
 
 /// Memory that one reading searches for greenlets, bytes: until all has been searched once, and later, from time to time (ns).
@@ -95,19 +97,19 @@ impl OtherAwaits {
 }
 
 impl Session {
-    /// Reads the suspended tasks of one process that are not asyncio's. `represented`: for how long this reading stands.
+    /// Reads the suspended tasks of one process that are not asyncio's.
     pub(super) fn read_other_awaits(
         &mut self,
         (pid, interpreter): (Pid, &Interpreter),
         process: &mut ProcessAwaits,
-        (reading, represented): (&mut Reading, u64),
+        reading: &mut Reading,
     ) {
         let mut other = std::mem::take(&mut process.other);
         if let Some(reader) = other.reader.take().or_else(|| self.other_tasks(pid)) {
             let mut found = self.suspended_greenlets((pid, interpreter), &reader, &mut other, reading);
             self.search_trio((pid, interpreter), &reader, &mut other, reading.time);
             found.extend(self.suspended_trio_tasks(pid, &reader));
-            self.show_suspended((pid, interpreter), (&reader, &mut other), found, (reading, represented));
+            self.show_suspended((pid, interpreter), (&reader, &mut other), found, reading);
             other.reader = Some(reader);
         }
         process.other = other;
@@ -118,7 +120,7 @@ impl Session {
         (pid, interpreter): (Pid, &Interpreter),
         (reader, other): (&OtherTasks, &mut OtherAwaits),
         found: Vec<(Tid, Suspended)>,
-        (reading, represented): (&mut Reading, u64),
+        reading: &mut Reading,
     ) {
         let mut nodes = std::mem::take(&mut other.nodes);
         let mut path = FramePath::default();
@@ -130,10 +132,7 @@ impl Session {
                 None => self.show_one((pid, tid, interpreter), reader, &suspended, &mut path),
             };
             if let Some(shown) = shown {
-                self.awaits.rows.entry((pid, tid, shown.node)).or_default().awaited += represented;
-                if shown.waits {
-                    reading.add(tid, shown.node);
-                }
+                reading.add(tid, shown);
             }
             let address = suspended.address();
             other.nodes.insert(address, Known { suspended, tid, shown });
@@ -149,13 +148,17 @@ impl Session {
         path: &mut FramePath,
     ) -> Option<TaskNode> {
         let mut stack = self.thread_frames(pid, tid);
-        let (frames, functions) = self.await_frames(pid, &interpreter.layout, suspended.frames());
-        let live = ProcessMemory(&*self.system, pid);
+        let system = self.system.clone();
+        let live = ProcessMemory(&*system, pid);
         let memory = Pages::new(&live);
+        let (frames, functions) = self.await_frames(pid, (&memory, &interpreter.layout), suspended.frames());
         let mut kind = library_kind(functions.iter().rev().map(|(name, file)| (&**name, &**file)));
         match suspended {
             Suspended::Greenlet(g) => {
                 let greenlet = reader.greenlet(&memory, g);
+                if kind == AwaitKind::Other {
+                    kind = self.compiled_wait(pid, &memory, g).unwrap_or(kind);
+                }
                 let mut ends = functions.first().into_iter().chain(functions.last());
                 if greenlet.is_hub() || ends.any(|(name, file)| is_greenlet_scheduler(name, file)) {
                     return None;
@@ -187,6 +190,20 @@ impl Session {
         let (node, _) = self.tree.add_incremental(path, &stack, 0, &name_bytes);
         let waits = kind != AwaitKind::Turn;
         Some(TaskNode { node, waits })
+    }
+
+    /// What a greenlet awaits in a compiled function: the innermost one on its stack that says so.
+    fn compiled_wait(&self, pid: Pid, memory: &dyn Memory, greenlet: &SuspendedGreenlet) -> Option<AwaitKind> {
+        let code = self.targets.get(&pid)?.process.code().iter();
+        let known = code.filter_map(|c| Some((c.start..c.end, compiled_kind(&self.modules.get(c.file?.0).name())?)));
+        let known: Vec<(Range<u64>, AwaitKind)> = known.collect();
+        if known.is_empty() {
+            return None;
+        }
+        let kind = |word: u64| known.iter().find(|(place, _)| place.contains(&word));
+        OtherTasks::stack_words(memory, greenlet)
+            .find_map(kind)
+            .map(|(_, kind)| *kind)
     }
 
     fn suspended_trio_tasks(&self, pid: Pid, reader: &OtherTasks) -> Vec<(Tid, Suspended)> {

@@ -180,6 +180,7 @@ impl Session {
         }
         // Samples of its other threads may follow: those that were blocked are woken to exit, after the first one has.
         self.departed.push_back(pid);
+        self.end_awaits(pid);
         if self.departed.len() > MAX_DEPARTED
             && let Some(oldest) = self.departed.pop_front()
         {

@@ -351,7 +351,17 @@ impl Session {
         let is_known = |frame: u64| process.known.contains_key(&frame);
         let has_ended = |place: usize, frame: u64| frame != outermost && !is_known(frame) && steps.contains(&place);
         let is_ended = |(place, frame, _): &(usize, u64, CodeId)| has_ended(*place, *frame);
-        let ended: Vec<usize> = (0..frames.len()).filter(|at| is_ended(&frames[*at])).collect();
+        let mut ended: Vec<usize> = (0..frames.len()).filter(|at| is_ended(&frames[*at])).collect();
+        // Where no frames of `_asyncio` are recognized: another task ran inside of the outermost one, and native code has
+        // called its coroutine. There is no doubt which one it is if only one was called in this way.
+        if ended.is_empty() && at_sample.is_some() && is_known(outermost) {
+            let entered = last.entered();
+            let is_entered = |at: &usize| !is_known(frames[*at].1) && entered.contains(&frames[*at].0);
+            let mut inner = (1..frames.len()).filter(is_entered);
+            if let (Some(only), None) = (inner.next(), inner.next()) {
+                ended.push(only);
+            }
+        }
         let unknown = ended.last().copied().or((!is_known(outermost)).then_some(0));
         let named = unknown.filter(|_| at_sample.is_some());
         let all_ended = ended.iter().all(|at| named == Some(*at));

@@ -11,6 +11,20 @@ pub trait Memory {
     /// Fills `buf` from `avma`; false if not all of it could be read.
     fn read(&self, avma: u64, buf: &mut [u8]) -> bool;
 
+    /// Copies pieces (address and length each) one after the other into `buf`, up to the first that cannot be read; returns the
+    /// bytes copied.
+    fn read_pieces(&self, pieces: &[(u64, usize)], buf: &mut [u8]) -> usize {
+        let mut copied = 0;
+        for (at, length) in pieces {
+            let room = buf.get_mut(copied..copied + length);
+            if !room.is_some_and(|room| self.read(*at, room)) {
+                break;
+            }
+            copied += length;
+        }
+        copied
+    }
+
     fn u64(&self, avma: u64) -> Option<u64> {
         read_array(self, avma).map(u64::from_le_bytes)
     }
@@ -42,6 +56,8 @@ const BLOCK: u64 = 16 * PAGE;
 const MIN_PAGES: usize = 16;
 /// Maximum number of cached bytes.
 const MAX_BYTES: usize = 32 << 20;
+/// Maximum number of pages that are read together because they will be needed.
+const MAX_FIRST: usize = 128;
 
 /// Caches memory that does not change meanwhile: a system call costs more than copying a page.
 pub struct Pages<'a> {
@@ -56,9 +72,19 @@ struct KnownPages {
     /// Whole blocks with their addresses, and which was used last.
     whole: Vec<(u64, Box<[u8]>)>,
     last: usize,
-    /// Outside of whole blocks; `None`: not readable.
-    pages: FxHashMap<u64, Option<Box<[u8]>>>,
+    /// Outside of whole blocks.
+    pages: FxHashMap<u64, KnownPage>,
+    /// What is in them.
+    single: Vec<u8>,
+    /// How many of them were read together.
+    first: usize,
     bytes: usize,
+}
+
+struct KnownPage {
+    /// Its place among the bytes of single pages; `None`: not readable.
+    place: Option<usize>,
+    is_used: bool,
 }
 
 enum Block {
@@ -77,6 +103,30 @@ impl<'a> Pages<'a> {
             known: RefCell::default(),
         }
     }
+
+    /// The same, with these pages in ascending order, which are read together now: those that an earlier reading has
+    /// [`used`](Pages::used).
+    pub fn with_first(memory: &'a dyn Memory, starts: &[u64]) -> Pages<'a> {
+        let mut known = KnownPages::default();
+        known.read_together(memory, &starts[..starts.len().min(MAX_FIRST)]);
+        Pages {
+            memory,
+            known: RefCell::new(known),
+        }
+    }
+
+    /// Pages that were used so far and can be read, in ascending order; of many only some.
+    pub fn used(&self) -> Vec<u64> {
+        let known = self.known.borrow();
+        let used = known
+            .pages
+            .iter()
+            .filter(|(_, page)| page.is_used && page.place.is_some());
+        let mut starts: Vec<u64> = used.map(|(start, _)| *start).collect();
+        starts.sort_unstable();
+        starts.truncate(MAX_FIRST);
+        starts
+    }
 }
 
 impl KnownPages {
@@ -91,14 +141,46 @@ impl KnownPages {
             if self.read_block(memory, at) {
                 return self.copy(memory, start, skip, piece);
             }
-            self.make_room(PAGE as usize);
-            self.pages.insert(start, read(memory, start, PAGE));
+            self.read_page(memory, start);
         }
-        let Some(Some(page)) = self.pages.get(&start) else {
+        let Some(page) = self.pages.get_mut(&start) else {
             return false;
         };
-        piece.copy_from_slice(&page[skip..][..piece.len()]);
+        page.is_used = true;
+        let Some(place) = page.place else { return false };
+        piece.copy_from_slice(&self.single[place + skip..][..piece.len()]);
         true
+    }
+
+    fn read_page(&mut self, memory: &dyn Memory, start: u64) {
+        self.make_room(PAGE as usize);
+        let place = self.single.len();
+        self.single.resize(place + PAGE as usize, 0);
+        let is_readable = memory.read(start, &mut self.single[place..]);
+        let page = KnownPage {
+            place: is_readable.then_some(place),
+            is_used: false,
+        };
+        self.pages.insert(start, page);
+    }
+
+    /// Reads single pages with one call, up to the first that cannot be read.
+    fn read_together(&mut self, memory: &dyn Memory, starts: &[u64]) {
+        if starts.is_empty() {
+            return;
+        }
+        self.bytes = starts.len() * PAGE as usize;
+        self.single = vec![0; self.bytes];
+        let copied = memory.read_pieces(&ranges(starts, PAGE as usize), &mut self.single);
+        let places = (0..copied / PAGE as usize).map(|n| n * PAGE as usize);
+        for (start, place) in starts.iter().zip(places) {
+            let page = KnownPage {
+                place: Some(place),
+                is_used: false,
+            };
+            self.pages.insert(*start, page);
+        }
+        self.first = self.pages.len();
     }
 
     /// Bytes of the whole block that was used last.
@@ -121,7 +203,7 @@ impl KnownPages {
 
     /// Reads the block at `at` when a second page of it is needed. False: it is not whole.
     fn read_block(&mut self, memory: &dyn Memory, at: u64) -> bool {
-        if self.pages.len() < MIN_PAGES {
+        if self.pages.len() < self.first + MIN_PAGES {
             return false;
         }
         match self.blocks.get(&at) {
@@ -138,8 +220,8 @@ impl KnownPages {
         };
         // What has been read of it before remains as it was.
         for (start, bytes) in (at..).step_by(PAGE as usize).zip(bytes.chunks_mut(PAGE as usize)) {
-            if let Some(Some(page)) = self.pages.get(&start) {
-                bytes.copy_from_slice(page);
+            if let Some(place) = self.pages.get(&start).and_then(|page| page.place) {
+                bytes.copy_from_slice(&self.single[place..][..PAGE as usize]);
             }
         }
         self.make_room(BLOCK as usize);
@@ -155,6 +237,18 @@ impl KnownPages {
         }
         self.bytes += bytes;
     }
+}
+
+/// Pieces of one size, in ascending order, as address and length; those next to each other are one.
+fn ranges(starts: &[u64], size: usize) -> Vec<(u64, usize)> {
+    let mut ranges: Vec<(u64, usize)> = Vec::with_capacity(starts.len());
+    for start in starts {
+        match ranges.last_mut() {
+            Some((at, length)) if at.checked_add(*length as u64) == Some(*start) => *length += size,
+            _ => ranges.push((*start, size)),
+        }
+    }
+    ranges
 }
 
 fn read(memory: &dyn Memory, start: u64, bytes: u64) -> Option<Box<[u8]>> {

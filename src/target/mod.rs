@@ -18,6 +18,7 @@ pub mod maps;
 pub mod memory;
 pub mod modules;
 pub mod root;
+pub mod snapshot;
 pub mod system;
 pub mod thread_context;
 

@@ -50,6 +50,21 @@ pub trait System {
     /// Copies memory of a process, as much as is readable from `avma` on; returns the bytes copied.
     fn read_memory(&self, pid: Pid, avma: u64, buf: &mut [u8]) -> usize;
 
+    /// Copies pieces of memory of a process (address and length each) one after the other, up to the first that is not readable;
+    /// returns the bytes copied.
+    fn read_memory_pieces(&self, pid: Pid, pieces: &[(u64, usize)], buf: &mut [u8]) -> usize {
+        let mut copied = 0;
+        for (at, length) in pieces {
+            let room = buf.get_mut(copied..copied + length);
+            let read = room.map_or(0, |room| self.read_memory(pid, *at, room));
+            copied += read;
+            if read < *length {
+                break;
+            }
+        }
+        copied
+    }
+
     /// The file system as a process sees it; `None` where there are no files.
     fn root(&self, pid: Pid) -> Option<Root>;
 
@@ -73,6 +88,10 @@ pub struct ProcessMemory<'a>(pub &'a dyn System, pub Pid);
 impl Memory for ProcessMemory<'_> {
     fn read(&self, avma: u64, buf: &mut [u8]) -> bool {
         self.0.read_memory(self.1, avma, buf) == buf.len()
+    }
+
+    fn read_pieces(&self, pieces: &[(u64, usize)], buf: &mut [u8]) -> usize {
+        self.0.read_memory_pieces(self.1, pieces, buf)
     }
 }
 
@@ -140,6 +159,10 @@ impl System for LiveSystem {
 
     fn read_memory(&self, pid: Pid, avma: u64, buf: &mut [u8]) -> usize {
         sys::memory::read_memory(pid, avma, buf)
+    }
+
+    fn read_memory_pieces(&self, pid: Pid, pieces: &[(u64, usize)], buf: &mut [u8]) -> usize {
+        sys::memory::read_memory_pieces(pid, pieces, buf)
     }
 
     fn root(&self, pid: Pid) -> Option<Root> {

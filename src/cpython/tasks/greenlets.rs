@@ -132,9 +132,9 @@ pub struct ListedGreenlet {
 }
 
 /// The memory of a greenlet that does not run: a part of its stack has been copied.
-struct OwnStack<'a> {
+pub(super) struct OwnStack<'a> {
     memory: &'a dyn Memory,
-    start: u64,
+    pub(super) start: u64,
     len: u64,
     copy: u64,
 }
@@ -149,6 +149,27 @@ impl Memory for OwnStack<'_> {
             }
             _ => self.memory.read(avma, buf),
         }
+    }
+}
+
+impl SuspendedGreenlet {
+    /// Memory with its stack as it was when it was read.
+    pub(super) fn stack<'a>(&self, memory: &'a dyn Memory) -> OwnStack<'a> {
+        own_stack(memory, self.position)
+    }
+
+    /// Where its stack ends; of a thread's main greenlet that is the highest address.
+    pub(super) fn stack_stop(&self) -> u64 {
+        self.position[1]
+    }
+}
+
+fn own_stack(memory: &dyn Memory, [start, _, copy, len, _]: Position) -> OwnStack<'_> {
+    OwnStack {
+        memory,
+        start,
+        len: if copy == 0 { 0 } else { len },
+        copy,
     }
 }
 
@@ -287,13 +308,8 @@ impl OtherTasks {
     }
 
     /// Python frames of a suspended greenlet, outermost first.
-    fn frames_at(&self, memory: &dyn Memory, object: u64, [start, _, copy, len, _]: Position) -> Vec<RawAwaitFrame> {
-        let memory = OwnStack {
-            memory,
-            start,
-            len: if copy == 0 { 0 } else { len },
-            copy,
-        };
+    fn frames_at(&self, memory: &dyn Memory, object: u64, position: Position) -> Vec<RawAwaitFrame> {
+        let memory = own_stack(memory, position);
         let mut frames = self.suspended_frames(&self.objects(&memory), object);
         frames.reverse();
         frames

@@ -75,7 +75,8 @@ pub struct TaskChain {
 
 impl TaskReader {
     pub(super) fn objects<'a>(&'a self, memory: &'a dyn Memory) -> Objects<'a> {
-        Objects::new(memory, &self.interpreter.layout, &self.objects, &self.layout)
+        let types = self.types.clone();
+        Objects::new(memory, &self.interpreter.layout, &self.objects, &self.layout, types)
     }
 
     /// Addresses of the tasks that run now, each with the address of its coroutine's frame.

@@ -4,6 +4,7 @@
 //! Nothing read is trusted: types are checked by name before their fields are used, and every list, set and chain is
 //! bounded. What changes while it is read gives a partial result that says so ([`Gap`]).
 
+use std::cell::RefCell;
 use std::rc::Rc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -22,6 +23,7 @@ use crate::truncation::Truncation;
 mod awaiters;
 mod chain;
 mod greenlet_search;
+mod greenlet_stack;
 mod greenlets;
 mod layout;
 mod lookup;
@@ -42,8 +44,9 @@ pub use registry::{MAX_TASKS, Sources};
 pub use suspended::{Awaited, SuspendedTask};
 pub use trio::{SuspendedTrioTask, TrioFunction, TrioOffsets, TrioScheduler, TrioTask, is_trio_core, trio_function};
 
-use objects::{Kind, Objects};
+use objects::{Kind, Objects, Types};
 use registry::Found;
+use suspended::Active;
 
 /// Why tasks may be missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,6 +134,7 @@ pub struct OtherTasks {
     layout: Layout,
     offsets: ObjectLayout,
     tasks: TaskLayout,
+    types: Rc<RefCell<Types>>,
 }
 
 impl OtherTasks {
@@ -140,11 +144,12 @@ impl OtherTasks {
             layout: interpreter.layout,
             offsets: ObjectLayout::of(runtime, &interpreter.layout)?,
             tasks: TaskLayout::of(memory, runtime, interpreter, None)?,
+            types: Rc::default(),
         })
     }
 
     fn objects<'a>(&'a self, memory: &'a dyn Memory) -> Objects<'a> {
-        Objects::new(memory, &self.layout, &self.offsets, &self.tasks)
+        Objects::new(memory, &self.layout, &self.offsets, &self.tasks, self.types.clone())
     }
 }
 
@@ -155,10 +160,11 @@ pub struct TaskReader {
     layout: TaskLayout,
     /// By interpreter.
     sources: FxHashMap<u64, Sources>,
+    types: Rc<RefCell<Types>>,
     /// By address, the tasks that did not run when all were read the last time.
     suspended: FxHashMap<u64, Rc<SuspendedTask>>,
-    /// Those that have changed lately, and for how many readings they count as active.
-    active: FxHashMap<u64, u8>,
+    /// Those that have changed lately.
+    active: FxHashMap<u64, Active>,
 }
 
 impl TaskReader {
@@ -181,6 +187,7 @@ impl TaskReader {
             objects: ObjectLayout::of(runtime, &interpreter.layout).ok_or(NoTasks::UnknownVersion)?,
             layout,
             sources: FxHashMap::default(),
+            types: Rc::default(),
             suspended: FxHashMap::default(),
             active: FxHashMap::default(),
         })
@@ -193,14 +200,15 @@ impl TaskReader {
     pub fn read(&mut self, memory: &dyn Memory) -> Result<TaskList, NoTasks> {
         let states = thread_states::states(memory, &self.interpreter);
         self.find_sources(memory, &states)?;
-        let objects = Objects::new(memory, &self.interpreter.layout, &self.objects, &self.layout);
+        let objects = self.objects(memory);
         let found = self.find(&objects, &states);
         Ok(self.describe(&objects, &states, found))
     }
 
     /// Finds where the interpreters keep their tasks, unless that is known.
     fn find_sources(&mut self, memory: &dyn Memory, states: &[PyThreadState]) -> Result<(), NoTasks> {
-        let objects = Objects::new(memory, &self.interpreter.layout, &self.objects, &self.layout);
+        let types = self.types.clone();
+        let objects = Objects::new(memory, &self.interpreter.layout, &self.objects, &self.layout, types);
         let interpreters: FxHashSet<u64> = states.iter().map(|s| s.interpreter).collect();
         for interpreter in interpreters {
             if !self.sources.contains_key(&interpreter)

@@ -81,36 +81,66 @@ const KINDS: &[(&str, Kind)] = &[
 ];
 
 /// A type of the target.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Type {
     pub name: String,
     pub kind: Kind,
     at: u64,
     flags: u64,
+    base: Option<u64>,
+}
+
+/// Types that were read before, each with the reading in which it was compared with memory the last time: another type may have
+/// taken its place.
+#[derive(Default)]
+pub struct Types {
+    known: FxHashMap<u64, (Rc<Type>, u64)>,
+    readings: u64,
 }
 
 /// Reads objects of one process.
 pub struct Objects<'a> {
     pub memory: &'a dyn Memory,
+    /// Where types are read.
+    of_types: &'a dyn Memory,
     pub layout: &'a Layout,
     pub offsets: &'a ObjectLayout,
     pub tasks: &'a TaskLayout,
-    types: RefCell<FxHashMap<u64, Rc<Type>>>,
+    types: Rc<RefCell<Types>>,
+    reading: u64,
 }
 
 impl<'a> Objects<'a> {
+    /// `types` may be known already.
     pub fn new(
         memory: &'a dyn Memory,
         layout: &'a Layout,
         offsets: &'a ObjectLayout,
         tasks: &'a TaskLayout,
+        types: Rc<RefCell<Types>>,
     ) -> Objects<'a> {
+        let reading = {
+            let mut types = types.borrow_mut();
+            types.readings += 1;
+            types.readings
+        };
         Objects {
             memory,
+            of_types: memory,
             layout,
             offsets,
             tasks,
-            types: RefCell::default(),
+            types,
+            reading,
+        }
+    }
+
+    /// Reads objects from `memory`, but their types from where these read them.
+    pub fn with_memory<'b>(&'b self, memory: &'b dyn Memory) -> Objects<'b> {
+        Objects {
+            memory,
+            types: self.types.clone(),
+            ..*self
         }
     }
 
@@ -146,18 +176,46 @@ impl<'a> Objects<'a> {
     pub fn type_of(&self, object: u64) -> Option<Rc<Type>> {
         object.is_multiple_of(8).then_some(())?;
         let at = self.pointer(object, self.offsets.ob_type)?;
-        if let Some(known) = self.types.borrow().get(&at) {
+        let mut types = self.types.borrow_mut();
+        if let Some((known, reading)) = types.known.get_mut(&at)
+            && (*reading == self.reading || self.is_unchanged(known))
+        {
+            *reading = self.reading;
             return Some(known.clone());
         }
-        let name = self.type_name(at)?;
-        let flags = self.word(at, self.offsets.type_flags)?;
-        let kind = self.kind_of_type(at);
-        let new = Rc::new(Type { name, kind, at, flags });
-        let mut types = self.types.borrow_mut();
-        if types.len() < MAX_TYPES {
-            types.insert(at, new.clone());
+        let new = Rc::new(self.read_type(at)?);
+        if types.known.len() >= MAX_TYPES {
+            types.known.clear();
         }
+        types.known.insert(at, (new.clone(), self.reading));
         Some(new)
+    }
+
+    fn read_type(&self, at: u64) -> Option<Type> {
+        Some(Type {
+            name: self.type_name(at)?,
+            kind: self.kind_of_type(at),
+            at,
+            flags: self.of_type(at, self.offsets.type_flags)?,
+            base: self.type_base(at),
+        })
+    }
+
+    /// Whether there is still this type. Its bases live as long as it does.
+    fn is_unchanged(&self, known: &Type) -> bool {
+        self.of_type(known.at, self.offsets.type_flags) == Some(known.flags)
+            && self.type_base(known.at) == known.base
+            && self.type_name(known.at).as_deref() == Some(&known.name)
+    }
+
+    /// A word of a type.
+    fn of_type(&self, at: u64, offset: u16) -> Option<u64> {
+        self.of_types.u64(at.checked_add(offset.into())?)
+    }
+
+    /// `tp_base`
+    fn type_base(&self, at: u64) -> Option<u64> {
+        self.of_type(at, self.tasks.head + 240)
     }
 
     pub fn kind(&self, object: u64) -> Option<Kind> {
@@ -179,18 +237,17 @@ impl<'a> Objects<'a> {
             if let Some((_, kind)) = KINDS.iter().find(|(known, _)| *known == name) {
                 return *kind;
             }
-            // `tp_base`
-            at = at.and_then(|at| self.pointer(at, self.tasks.head + 240));
+            at = at.and_then(|at| self.type_base(at)).filter(|base| *base != 0);
         }
         Kind::Other
     }
 
     fn type_name(&self, at: u64) -> Option<String> {
-        let name = self.pointer(at, self.offsets.type_name)?;
+        let name = self.of_type(at, self.offsets.type_name).filter(|name| *name != 0)?;
         let mut raw = [0; MAX_TYPE];
         // A name may end right before an unmapped page.
         let room = (4096 - (name % 4096) as usize).min(MAX_TYPE);
-        self.memory.read(name, &mut raw[..room]).then_some(())?;
+        self.of_types.read(name, &mut raw[..room]).then_some(())?;
         let end = raw.iter().position(|c| *c == 0).unwrap_or(MAX_TYPE);
         Some(String::from_utf8_lossy(&raw[..end]).into_owned())
     }

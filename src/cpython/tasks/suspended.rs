@@ -9,7 +9,8 @@ use super::lookup::{TaskChain, TaskFacts};
 use super::objects::{Kind, Objects};
 use super::{NoTasks, TaskReader};
 use crate::cpython::thread_states;
-use crate::target::memory::{Memory, Pages};
+use crate::target::memory::Memory;
+use crate::target::snapshot::Snapshot;
 
 /// Maximum number of frames read of all tasks together: some 100,000 tasks as they are, or fewer of a strange program.
 const MAX_FRAMES: usize = 1 << 19;
@@ -20,6 +21,26 @@ const ACTIVE_READINGS: u8 = 64;
 const MAX_ACTIVE: usize = 64;
 /// Attempts to read an active task while it does not change.
 const TRIES: usize = 4;
+
+/// A task that has changed lately.
+pub(super) struct Active {
+    /// Readings for which it counts as active.
+    remaining: u8,
+    /// The pieces of memory that the last reading needed.
+    pieces: Vec<u64>,
+}
+
+/// Two snapshots, one after the other, of what is needed of all active tasks.
+struct Together<'a>(Snapshot<'a>, Snapshot<'a>);
+
+impl<'a> Together<'a> {
+    fn read(live: &'a dyn Memory, active: &FxHashMap<u64, Active>) -> Together<'a> {
+        let mut pieces: Vec<u64> = active.values().flat_map(|active| &active.pieces).copied().collect();
+        pieces.sort_unstable();
+        pieces.dedup();
+        Together(Snapshot::new(live, &pieces), Snapshot::new(live, &pieces))
+    }
+}
 
 /// What a suspended task awaits, by the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,8 +70,8 @@ impl TaskReader {
     /// All tasks that do not run. One that is as it was the last time is the same object. `memory` caches `live`.
     ///
     /// What is cached was read at different times. That does not matter for tasks that rarely change; active ones are read from
-    /// `live`, each for itself and until two readings agree, else their stacks would often be of two different moments. Which
-    /// tasks are active does not depend on what they do at this reading: those that run would count too seldom.
+    /// `live` until two readings agree, else their stacks would often be of two different moments. Which tasks are active does
+    /// not depend on what they do at this reading: those that run would count too seldom.
     ///
     /// # Errors
     /// `NoAsyncio`: not, or not yet.
@@ -63,23 +84,25 @@ impl TaskReader {
         let mut found = self.find(&objects, &states);
         // What belongs to tasks that were created one after the other is next to each other.
         found.tasks.sort_unstable();
+        let together = Together::read(live, &active);
         let running: FxHashSet<u64> = found.running.iter().copied().collect();
         let (mut left, mut tasks, mut still_active) = (MAX_FRAMES, Vec::new(), FxHashMap::default());
         for address in found.tasks {
             let before = known.remove(&address);
-            let remaining = active.remove(&address);
-            let task = match remaining {
-                Some(_) => self.active_task(live, address, before.as_ref()),
+            let mut was_active = active.remove(&address);
+            let task = match &mut was_active {
+                Some(active) => self.active_task(&objects, (live, &together), (address, before.as_ref()), active),
                 None if running.contains(&address) => None,
                 None => self.suspended_task(&objects, address, before.as_ref()),
             };
             let is_same = |before| task.as_ref().is_some_and(|task| Rc::ptr_eq(task, before));
+            let (remaining, pieces) = was_active.map_or((0, Vec::new()), |was| (was.remaining, was.pieces));
             let remaining = match &before {
                 Some(before) if !is_same(before) => ACTIVE_READINGS,
-                _ => remaining.unwrap_or(0).saturating_sub(1),
+                _ => remaining.saturating_sub(1),
             };
             if remaining > 0 && still_active.len() < MAX_ACTIVE {
-                still_active.insert(address, remaining);
+                still_active.insert(address, Active { remaining, pieces });
             }
             if let Some(task) = task {
                 left = left.saturating_sub(1 + task.frames.len());
@@ -94,22 +117,31 @@ impl TaskReader {
         Ok(tasks)
     }
 
-    /// Reads a task that changes often. `None`: as [`TaskReader::suspended_task`].
+    /// Reads a task that changes often: twice together with others, then for itself until it does not change meanwhile. `None`: as
+    /// [`TaskReader::suspended_task`].
     fn active_task(
         &self,
-        live: &dyn Memory,
-        address: u64,
-        known: Option<&Rc<SuspendedTask>>,
+        objects: &Objects<'_>,
+        (live, together): (&dyn Memory, &Together<'_>),
+        (address, known): (u64, Option<&Rc<SuspendedTask>>),
+        active: &mut Active,
     ) -> Option<Rc<SuspendedTask>> {
-        let read = || self.suspended_task(&self.objects(&Pages::new(live)), address, known);
-        let mut last = read();
+        let read = |memory: &Snapshot<'_>| {
+            let task = self.suspended_task(&objects.with_memory(memory), address, known);
+            (task, memory.take_used())
+        };
+        let (first, _) = read(&together.0);
+        let (mut last, mut pieces) = read(&together.1);
+        let mut is_steady = first == last;
         for _ in 1..TRIES {
-            let task = read();
-            if task == last {
+            if is_steady {
                 break;
             }
-            last = task;
+            let (task, needed) = read(&Snapshot::new(live, &pieces));
+            is_steady = task == last;
+            (last, pieces) = (task, needed);
         }
+        active.pieces = pieces;
         last
     }
 
@@ -161,16 +193,19 @@ impl TaskReader {
                 _ => Awaited::Other,
             },
         };
+        let known = known.filter(|known| self.holds(objects, &known.chain));
         if let Some(known) = known
             && known.frames == chain.frames
             && known.awaited == awaited
-            && self.holds(objects, &known.chain)
         {
             return Some(known.clone());
         }
         Some(Rc::new(SuspendedTask {
             event_loop: objects.pointer(address, l.head)?,
-            chain: self.chain_of(objects, address)?,
+            chain: match known {
+                Some(known) => known.chain.clone(),
+                None => self.chain_of(objects, address)?,
+            },
             frames: chain.frames,
             awaited,
         }))

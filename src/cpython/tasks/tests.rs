@@ -140,7 +140,7 @@ fn forged_objects_are_bounded() {
         let layout = runtime.layout.expect("a layout");
         for seed in 0..3 {
             let memory = forged(seed);
-            let reader = Objects::new(&memory, &layout, &objects, &tasks);
+            let reader = Objects::new(&memory, &layout, &objects, &tasks, Rc::default());
             for at in (ARENA..ARENA + 8 * ARENA_WORDS).step_by(64) {
                 chains += reader.await_chain(at).frames.len();
                 reader.awaiters(at, true, &|_| Vec::new());
@@ -182,6 +182,7 @@ fn forged_greenlets_are_bounded() {
             layout: runtime.layout.expect("a layout"),
             offsets,
             tasks,
+            types: Rc::default(),
         };
         let maps = [
             mapping(ARENA, ARENA + 8 * ARENA_WORDS, ""),
@@ -236,6 +237,7 @@ fn greenlets_are_pairs_of_objects() {
         layout: runtime.layout.expect("a layout"),
         offsets,
         tasks,
+        types: Rc::default(),
     };
     let (table, stop) = (0x30_0000, 0x7000_0010);
     let mut memory = Words::default();
@@ -322,7 +324,7 @@ fn listed(next: &[u64]) -> (usize, Vec<Gap>) {
         memory.0.insert(ARENA + 0x1000 * n + 8, TYPES);
     }
     memory.0.insert(ARENA + u64::from(lists.thread_running), 0);
-    let reader = Objects::new(&memory, &layout, &objects, &tasks);
+    let reader = Objects::new(&memory, &layout, &objects, &tasks, Rc::default());
     let mut found = Found::default();
     found.read_lists(&reader, &lists, &[state]);
     let gaps = found.gaps.into_iter().filter(|gap| *gap != Gap::Unreadable).collect();
@@ -358,7 +360,7 @@ fn unknown_objects_are_no_tasks() {
     let (runtime, objects, tasks) = layouts_of_all().remove(0);
     let memory = Words::default();
     let layout = runtime.layout.expect("a layout");
-    let reader = Objects::new(&memory, &layout, &objects, &tasks);
+    let reader = Objects::new(&memory, &layout, &objects, &tasks, Rc::default());
     assert_eq!(reader.kind(0x1000), None::<Kind>);
     assert!(reader.await_chain(0x1000).is_cut);
 }
