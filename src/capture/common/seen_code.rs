@@ -19,10 +19,8 @@ impl SeenCode {
     /// Records a code object of a process; true if it was not seen recently. Forked processes have different ones at the
     /// same address, with equal fingerprints.
     pub fn is_new(&self, pid: Pid, code: u64, fingerprint: u32) -> bool {
-        let key = code ^ u64::from(fingerprint) << 20 ^ u64::from(pid.rotate_left(16)) << 32;
-        let key = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        let cell = |at: u64| self.0.get(at as usize % CELLS);
-        let (Some(first), Some(second)) = (cell(key >> 50), cell(key >> 30)) else {
+        let key = key(pid, code, fingerprint);
+        let Some([first, second]) = self.cells(key) else {
             return true;
         };
         let [a, b] = [first, second].map(|cell| cell.load(Ordering::Relaxed));
@@ -35,10 +33,29 @@ impl SeenCode {
         true
     }
 
+    /// The copy of a code object was discarded: it is new again.
+    pub fn forget(&self, pid: Pid, code: u64, fingerprint: u32) {
+        let key = key(pid, code, fingerprint);
+        for cell in self.cells(key).into_iter().flatten() {
+            let _ = cell.compare_exchange(key, 0, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
+    /// The two cells that a key may be in.
+    fn cells(&self, key: u64) -> Option<[&AtomicU64; 2]> {
+        let cell = |at: u64| self.0.get(at as usize % CELLS);
+        Some([cell(key >> 50)?, cell(key >> 30)?])
+    }
+
     /// Clears the table: what was copied went to another consumer.
     pub fn clear(&self) {
         self.0.iter().for_each(|cell| cell.store(0, Ordering::Relaxed));
     }
+}
+
+fn key(pid: Pid, code: u64, fingerprint: u32) -> u64 {
+    let key = code ^ u64::from(fingerprint) << 20 ^ u64::from(pid.rotate_left(16)) << 32;
+    key.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
 }
 
 #[cfg(test)]
@@ -59,6 +76,8 @@ mod tests {
             "another object at the same address"
         );
         assert!(seen.is_new(2, code, fingerprint), "another process");
+        seen.forget(2, code, fingerprint);
+        assert!(seen.is_new(2, code, fingerprint), "its copy was discarded");
         seen.clear();
         assert_eq!(new(&seen), 500);
     }

@@ -12,8 +12,8 @@ use crate::capture::common::stack_copy;
 use crate::capture::common::stack_copy::HOLES;
 use crate::cpython_layout::TargetLayout;
 use crate::event::{
-    CodeCopy, Pid, PythonWalk, RUNNING_TASK, Sample, SpanRecords, StackBytes, StoppedThread, Tid, TimeSpent, WakeUp,
-    WalkStatus,
+    CodeCopy, Part, Pid, PythonWalk, RUNNING_TASK, Sample, SpanRecords, StackBytes, StoppedThread, Tid, TimeSpent,
+    WakeUp, WalkStatus,
 };
 use crate::limits::{DEEP_FRAMES, MAX_FRAMES, MAX_STACK, MAX_STACKS};
 use crate::sys;
@@ -65,7 +65,7 @@ impl StoppedReader {
                 );
                 // Bounded: if no sample follows for long, further code objects are read when their samples come.
                 if self.early_codes.len() < MAX_AHEAD_CODES {
-                    self.keep_early_codes();
+                    self.keep_early_codes(pid, tid);
                 }
             }
             _ => self.blocks.begin(tid, prefetch),
@@ -243,14 +243,19 @@ impl StoppedReader {
         self.blocks.begin(tid, &[]);
         let is_new = |code, fingerprint| self.seen_code.is_new(pid, code, fingerprint);
         (self.walk)(&self.blocks, layout, &thread, &is_new, &mut self.walked);
-        self.keep_early_codes();
+        self.keep_early_codes(pid, tid);
     }
 
-    /// Keeps the code objects of the walk that was just done for the next sample. Not the task that ran: it may have ended by then.
-    fn keep_early_codes(&mut self) {
-        let copies = self.walked.codes.list();
-        self.early_codes
-            .extend(copies.into_iter().filter(|copy| copy.fingerprint != RUNNING_TASK));
+    /// Keeps the code objects of the walk that was just done for the next sample, unless another one has taken the place of one
+    /// since. Not the task that ran: it may have ended by then.
+    fn keep_early_codes(&mut self, pid: Pid, tid: Tid) {
+        for copy in self.walked.codes.list() {
+            if copy.fingerprint != RUNNING_TASK && is_unchanged(tid, &copy) {
+                self.early_codes.push(copy);
+            } else {
+                self.seen_code.forget(pid, copy.code, copy.fingerprint);
+            }
+        }
         self.walked.codes.clear();
     }
 
@@ -278,6 +283,26 @@ impl StoppedReader {
     }
 }
 
+/// Is what was copied of a code object, while its thread ran, all of this object? Its strings may have been read before it was
+/// put where another one was. They are read again, and then the object: if nothing has changed, it was there all the time.
+fn is_unchanged(tid: Tid, copy: &CodeCopy) -> bool {
+    /// Reference count and type at the beginning of each part.
+    const HEADER: usize = 16;
+    let pieces = |part: &Part| (part.avma, part.bytes.len());
+    // The object is the first part.
+    let pieces: Vec<(u64, usize)> = copy.parts.iter().rev().map(pieces).collect();
+    let mut now = vec![0; pieces.iter().map(|(_, length)| length).sum()];
+    if sys::memory::read_memory_pieces(tid, &pieces, &mut now) < now.len() {
+        return false;
+    }
+    let mut now = &now[..];
+    copy.parts.iter().rev().all(|part| {
+        let (of_part, rest) = now.split_at(part.bytes.len());
+        now = rest;
+        of_part.get(HEADER..) == part.bytes.get(HEADER..)
+    })
+}
+
 fn thread(words: &UserRegs, layout: Option<&TargetLayout>) -> StoppedThread {
     let python = layout.and_then(|layout| layout.python.as_ref());
     let size = python.map_or(0, |python| python.descriptor.size);
@@ -303,29 +328,48 @@ mod tests {
     use crate::capture::common::seen_code::SeenCode;
     use crate::target::memory::Memory;
 
-    /// Finds a code object and a running task.
+    static CODE: [u8; 32] = [1; 32];
+    static NAME: [u8; 24] = [2; 24];
+
+    /// Finds code objects and a running task: what was read of their names is what is there, or was before.
     fn walk(
         _: &dyn Memory,
         _: &TargetLayout,
         _: &StoppedThread,
-        _: &dyn Fn(u64, u32) -> bool,
+        is_new: &dyn Fn(u64, u32) -> bool,
         walked: &mut PythonWalk,
     ) {
         walked.codes.clear();
-        for (code, fingerprint) in [(0x1000, 7), (0x2000, RUNNING_TASK)] {
-            walked.codes.part(0x3000, 4, |to| {
-                to.fill(b'x');
+        let (code, name) = (CODE.as_ptr() as u64, NAME.as_ptr() as u64);
+        for (fingerprint, byte, at) in [(7, 2, 20), (8, 3, 20), (9, 3, 4), (RUNNING_TASK, 2, 20)] {
+            if !is_new(code, fingerprint) {
+                continue;
+            }
+            let fill = |to: &mut [u8], value, changed: Option<(usize, u8)>| {
+                to.fill(value);
+                if let Some((at, byte)) = changed {
+                    to[at] = byte;
+                }
                 true
-            });
+            };
+            walked.codes.part(code, CODE.len(), |to| fill(to, 1, None));
+            walked.codes.part(name, NAME.len(), |to| fill(to, 2, Some((at, byte))));
             walked.codes.end(code, fingerprint);
         }
     }
 
     #[test]
-    fn tasks_of_earlier_instants_are_not_kept() {
+    fn copies_of_earlier_instants_are_kept_if_nothing_has_changed() {
         let mut reader = StoppedReader::new(walk, Arc::new(SeenCode::default()));
-        reader.copy_code_early(1, 1, 0, &TargetLayout::default());
-        let codes: Vec<u64> = reader.codes().iter().map(|copy| copy.code).collect();
-        assert_eq!(codes, [0x1000]);
+        let pid = std::process::id();
+        let mut kept = || {
+            reader.copy_code_early(pid, pid, 0, &TargetLayout::default());
+            let copies = reader.codes();
+            copies.iter().map(|copy| copy.fingerprint).collect::<Vec<u32>>()
+        };
+        // Of 9 only the reference count has changed. What was not kept is found again.
+        assert_eq!(kept(), [7, 9]);
+        assert_eq!(kept(), [0; 0]);
+        assert!(reader.seen_code.is_new(pid, CODE.as_ptr() as u64, 8));
     }
 }
