@@ -237,9 +237,7 @@ fn a_command() {
         words.join(" ")
     );
     let terminal = Terminal::start_after(&before, "-- $PROGRAM");
-    let screen = terminal.wait("table", |s| {
-        s.contains("burn") && s.contains("fixtures/programs/shares.py")
-    });
+    let screen = terminal.wait("table", |s| s.contains("burn") && s.contains("shares.py:"));
     assert!(!screen.contains("READY"), "{screen}");
     let pid: u32 = screen
         .split_whitespace()
