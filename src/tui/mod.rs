@@ -60,7 +60,7 @@ impl Drop for TerminalGuard {
 }
 
 /// Keys and changes of the terminal's size, read in a thread of its own: a closed terminal is always readable, at end of file,
-/// and crossterm (0.29, src/event/source/unix/mio.rs) then reads it for ever.
+/// and crossterm (0.29, src/event/source/unix/mio.rs) then reads it in an endless loop.
 fn read_events() -> Receiver<io::Result<Event>> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
