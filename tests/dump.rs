@@ -17,7 +17,8 @@ use serde_json::Value;
 
 use common::recording::Running;
 use common::{
-    Program, Recording, Scratch, each_python, each_python_and_backend, live, nativeprof, newest_python, programs,
+    Program, Recording, Scratch, each_python, each_third_python, each_third_python_and_backend, live, nativeprof,
+    newest_python, programs,
 };
 
 mod common;
@@ -168,7 +169,7 @@ fn printed_names(program: &Program) -> BTreeMap<u32, (String, Option<String>)> {
 #[test]
 fn threads_have_the_names_that_python_gave_them() {
     let _live = live();
-    each_python(|python| {
+    each_third_python(0, |python| {
         let case = &python.name;
         let mut program = Program::start(python.script("thread_names.py"));
         let mut expected = printed_names(&program);
@@ -204,7 +205,7 @@ fn threads_have_the_names_that_python_gave_them() {
 #[test]
 fn recordings_have_the_names_of_python_threads() {
     let _live = live();
-    each_python_and_backend(|python, words| {
+    each_third_python_and_backend(1, |python, words| {
         let case = &python.name;
         let mut program = Program::start(python.script("thread_names.py"));
         let scratch = Scratch::new();
@@ -250,7 +251,7 @@ fn recordings_have_the_names_of_python_threads() {
 #[test]
 fn short_lived_code_is_named() {
     let _live = live();
-    each_python(|python| {
+    each_third_python(2, |python| {
         let program = Program::start(python.script("fresh_code.py"));
         let (mut fresh, mut dumps) = (0, 0);
         // How often it is met there is a matter of chance.

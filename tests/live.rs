@@ -10,7 +10,9 @@ use nativeprof::profile::model::{Frame, FrameKind};
 use common::calls::{CALLBACKS, Calls, SHARES};
 use common::chance::assert_likely;
 use common::recording::{Ours, Recording, TRUTH, attach_while, check_counts};
-use common::{Program, Python, attach, each_python, each_python_and_backend, live, programs};
+use common::{
+    Program, Python, attach, each_python_and_backend, each_third_python, each_third_python_and_backend, live, programs,
+};
 
 mod common;
 
@@ -55,7 +57,7 @@ fn each_part_has_its_share() {
 #[test]
 fn callbacks_are_in_calling_order() {
     let _live = live();
-    each_python_and_backend(|python, words| {
+    each_third_python_and_backend(0, |python, words| {
         let (r, _) = sample(python, "callbacks.py", words);
         r.check_quality(&python.name);
         r.check_calls(&python.name, &TRUTH, CALLBACKS);
@@ -129,7 +131,7 @@ fn deep_stacks_are_complete() {
         ("t_beta_outer", &["t_beta_inner"]),
     ];
     let _live = live();
-    each_python_and_backend(|python, words| {
+    each_third_python_and_backend(1, |python, words| {
         // ptrace stops a thread for half a millisecond here: it would be stopped most of the time.
         let slower: &[&str] = if words.contains(&"ptrace") { &["-r", "300"] } else { &[] };
         let (r, _) = sample(python, "deep.py", &[words, slower].concat());
@@ -162,7 +164,7 @@ fn each_thread_has_its_share() {
         ("reading", &["read_some"]),
     ];
     let _live = live();
-    each_python_and_backend(|python, words| {
+    each_third_python_and_backend(2, |python, words| {
         let mut program = Program::start(python.script("threads.py"));
         // From the begin of their work to their end.
         let r = attach_while(program.pid(), &[words, &["--threads", "-d", "60"]].concat(), || {
@@ -198,7 +200,7 @@ fn short_lived_threads_have_complete_stacks() {
         ("t_nogil", &["t_nogil_work"]),
     ];
     let _live = live();
-    each_python_and_backend(|python, words| {
+    each_third_python_and_backend(0, |python, words| {
         let (r, _) = sample(python, "short_threads.py", words);
         r.check_quality(&python.name);
         r.check_calls(&python.name, &TRUTH, CALLS);
@@ -208,7 +210,7 @@ fn short_lived_threads_have_complete_stacks() {
 #[test]
 fn children_that_end_at_once_have_names() {
     let _live = live();
-    each_python_and_backend(|python, words| {
+    each_third_python_and_backend(1, |python, words| {
         let mut program = Program::start(python.script("forked_code.py"));
         let r = attach(program.pid(), &[words, &["--subprocesses"]].concat());
         program.finish();
@@ -294,7 +296,7 @@ fn names_of_unloaded_libraries_are_not_reused() {
     ];
     let _live = live();
     let libraries = programs::plugins();
-    each_python(|python| {
+    each_third_python(2, |python| {
         let mut command = python.script("plugins.py");
         command.env("FIXTURE_LIBRARIES", &libraries);
         let mut program = Program::start(command);

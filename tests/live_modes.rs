@@ -8,7 +8,8 @@ use nativeprof::profile::model::{Frame, FrameKind};
 use common::chance::{assert_likely, patience, repeated};
 use common::recording::{Ours, Recording, Running, attach_while, check_counts};
 use common::{
-    Program, Python, Scratch, attach, each_python, live, nativeprof, newest_python, programs, pythons, record,
+    Program, Python, Scratch, attach, each_python, each_third_python, live, nativeprof, newest_python, programs,
+    pythons, record,
 };
 
 mod common;
@@ -55,7 +56,7 @@ spend(0.5)
 #[test]
 fn launched_commands_are_sampled_from_their_start() {
     let _live = live();
-    each_python(|python| {
+    each_third_python(0, |python| {
         let mut command = python.script("shares.py");
         command.arg("1.5");
         let r = record(&[], &command);
@@ -295,7 +296,7 @@ fn other_events_are_counted_where_they_happen() {
 #[test]
 fn python_frames_alone() {
     let _live = live();
-    each_python(|python| {
+    each_third_python(1, |python| {
         let mut program = Program::start(python.script("callbacks.py"));
         let r = attach(program.pid(), &["--no-native", "-d", "1"]);
         program.finish();
@@ -376,7 +377,7 @@ fn a_target_may_end_at_any_time() {
 #[test]
 fn exec_in_place_changes_the_names() {
     let _live = live();
-    each_python(|python| {
+    each_third_python(2, |python| {
         let mut program = Program::start(python.script("exec_in_place.py"));
         let pid = program.pid();
         let r = attach_while(pid, &["-d", "600"], || {

@@ -11,9 +11,9 @@ use nativeprof::profile::model::Profile;
 use nativeprof::profile::waits;
 
 use common::chance::{assert_likely, fail, patience, repeated};
-use common::pythons::{each_of, every_second};
+use common::pythons::{each_of, third};
 use common::recording::{Recording, attach, nativeprof, record};
-use common::{Program, Python, each_python, live, newest_python, pythons};
+use common::{Program, Python, each_python, each_third_python, live, newest_python, pythons};
 
 mod common;
 
@@ -168,7 +168,7 @@ fn check_ptrace(python: &Python) {
 #[test]
 fn states_are_seen_with_ptrace() {
     let _live = live();
-    each_of(every_second(pythons()), check_ptrace);
+    each_of(third(0, pythons()), check_ptrace);
 }
 
 /// Waits for the interpreter lock by who held it: nearly all of it is one thread, and the function in which it holds the lock is
@@ -237,7 +237,7 @@ fn threads_that_exit_while_blocked_have_their_stacks() {
     if switch_in::check().is_err() {
         return;
     }
-    each_python(|python| {
+    each_third_python(1, |python| {
         let name = &python.name;
         let r = record(
             &["--backend", "ebpf", "--mode", "wall"],
@@ -288,7 +288,7 @@ fn wakers_and_long_intervals() {
     if switch_in::check().is_err() {
         return;
     }
-    each_python(|python| {
+    each_third_python(2, |python| {
         let name = &python.name;
         let mut program = Program::start(python.script("waits.py"));
         let words = ["--backend", "ebpf", "--mode", "off-cpu", "-r", "200", "-d", "1"];

@@ -10,16 +10,17 @@ use nativeprof::profile::model::{Frame, FrameKind};
 use serde_json::Value;
 
 use common::chance::assert_likely;
-use common::environments::{each_environment, each_environment_and_backend};
+use common::environments::{each_third_environment, each_third_environment_and_backend};
 use common::recording::{awaited, check_account, check_counts, dumped_tasks};
 use common::{Program, attach, live, sources};
 
 mod common;
 
-/// Runs `test` with a name of the case, a package and the interpreter of each environment.
+/// Runs `test` with a name of the case, a package and the interpreter of every third environment, for each package with
+/// others.
 fn each_package(packages: &[&str], test: impl Fn(&str, &str, &Path) + Sync) {
-    for package in packages {
-        each_environment(|name, directory| {
+    for (first, package) in packages.iter().enumerate() {
+        each_third_environment(first, |name, directory| {
             test(
                 &format!("CPython {name}, {package}"),
                 package,
@@ -31,8 +32,8 @@ fn each_package(packages: &[&str], test: impl Fn(&str, &str, &Path) + Sync) {
 
 /// The same, with each backend.
 fn each_package_and_backend(packages: &[&str], test: impl Fn(&str, &str, &Path, &str) + Sync) {
-    for package in packages {
-        each_environment_and_backend(|name, directory, backend| {
+    for (first, package) in packages.iter().enumerate() {
+        each_third_environment_and_backend(first, |name, directory, backend| {
             let case = format!("CPython {name}, {package}, {backend}");
             test(&case, package, &directory.join("bin/python"), backend);
         });

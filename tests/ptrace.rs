@@ -17,7 +17,7 @@ use nativeprof::target::system::LiveSystem;
 
 use common::chance::{assert_likely, repeated};
 use common::recording::{Running, attach_while};
-use common::{Program, attach, each_python, live, nativeprof, newest_python, programs, record};
+use common::{Program, attach, each_third_python, live, nativeprof, newest_python, programs, record};
 
 mod common;
 
@@ -190,7 +190,7 @@ fn children_are_followed_or_not_traced() {
 #[test]
 fn launched_commands_are_sampled_from_their_start() {
     let _live = live();
-    each_python(|python| {
+    each_third_python(1, |python| {
         let mut command = python.script("shares.py");
         command.arg("1");
         let r = record(&PTRACE, &command);
@@ -370,7 +370,7 @@ fn both_walkers_see_the_same_frames() {
         workers: false,
         spans: false,
     };
-    each_python(|python| {
+    each_third_python(2, |python| {
         // It stays in one C function, deep below Python frames and callbacks: each sample has the same chain.
         let program = Program::start(python.script("stay_in_c.py"));
         let ebpf = chains(program.pid(), Box::new(EbpfSource::new(&options).expect("privileges")));

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use common::chance::{assert_likely, repeated};
-use common::environments::{each_environment_and_backend, environments};
+use common::environments::{each_third_environment_and_backend, environments};
 use common::programs::otel_contexts;
 use common::recording::{Recording, check_counts};
 use common::{Program, attach, live, nativeprof, record, sources};
@@ -87,7 +87,7 @@ fn check(case: &str, environment: &Path, what: &str, words: &[&str]) {
 #[test]
 fn threads_have_the_labels_of_their_spans() {
     let _live = live();
-    each_environment_and_backend(|name, environment, backend| {
+    each_third_environment_and_backend(0, |name, environment, backend| {
         check(
             &format!("{name} {backend}"),
             environment,
@@ -100,7 +100,7 @@ fn threads_have_the_labels_of_their_spans() {
 #[test]
 fn tasks_have_the_labels_of_their_spans() {
     let _live = live();
-    each_environment_and_backend(|name, environment, backend| {
+    each_third_environment_and_backend(1, |name, environment, backend| {
         check(
             &format!("{name} {backend}"),
             environment,

@@ -10,7 +10,7 @@ use nativeprof::profile::model::{Frame, FrameKind};
 use serde_json::Value;
 
 use common::chance::assert_likely;
-use common::pythons::{each_of, each_with_backend, every_second};
+use common::pythons::{each_of, each_with_backend, third};
 use common::recording::{awaited, check_account, check_counts, dump_tasks, dumped_tasks};
 use common::{Program, Python, attach, live, newest_python, pythons};
 
@@ -127,7 +127,7 @@ fn tasks_are_where_they_say() {
 fn a_half_imported_asyncio_has_no_tasks_yet() {
     let _live = live();
     let plain = with_tasks().filter(|p| p.flags.is_empty());
-    each_of(plain, |python| {
+    each_of(third(1, plain), |python| {
         let program = Program::start(python.script("half_imported.py"));
         let done = dump_tasks(program.pid(), &[]);
         let said = String::from_utf8_lossy(&done.stderr).into_owned();
@@ -313,7 +313,7 @@ fn eager_tasks_have_their_names() {
 #[test]
 fn suspended_tasks_have_their_time() {
     let _live = live();
-    each_with_backend(with_tasks(), |python, backend| {
+    each_with_backend(third(2, with_tasks()), |python, backend| {
         let case = &python.name;
         let mut program = Program::start(python.script("task_waits.py"));
         let words = ["--tasks", "--mode", "wall", "-r", "200", "--backend", backend];
@@ -413,9 +413,11 @@ fn what_keeps_the_loop_is_listed() {
         assert_likely!(other.is_none(), "{case}: {other:#?}");
         assert!(r.stderr.contains("blocked an event loop"), "{case}: {}", r.stderr);
     };
-    each_with_backend(with_tasks(), |python, backend| check(python, &["--backend", backend]));
+    each_with_backend(third(1, with_tasks()), |python, backend| {
+        check(python, &["--backend", backend])
+    });
     eprintln!("with waiting time:"); // printed if it fails
-    each_of(every_second(with_tasks()), |python| {
+    each_of(third(0, with_tasks()), |python| {
         check(python, &["--backend", "ebpf", "--mode", "wall"])
     });
 }

@@ -14,7 +14,7 @@ use nativeprof::profile::interpreter_frames::{GLUE_SOURCES, KNOWN_BY_NAME, Role,
 use nativeprof::profile::model::{Frame, FrameKind, Profile};
 use object::{Object, ObjectSegment, ObjectSymbol};
 
-use common::{Python, each_python, live, record};
+use common::{Python, each_third_python, live, record};
 
 mod common;
 
@@ -42,7 +42,7 @@ fn sampled(python: &Python) -> Profile {
 #[test]
 fn stacks_begin_at_the_programs_code() {
     let _live = live();
-    each_python(|python| {
+    each_third_python(0, |python| {
         let profile = sampled(python);
         let folded = without_interpreter_frames(&profile);
         assert_eq!(folded.amounts(0)[0], profile.amounts(0)[0], "{}", python.name);
@@ -77,7 +77,7 @@ fn stacks_begin_at_the_programs_code() {
 #[test]
 fn names_find_the_glue() {
     let _live = live();
-    each_python(|python| {
+    each_third_python(1, |python| {
         let mut profile = sampled(python);
         let files = [
             "Python/ceval.c",
@@ -137,7 +137,7 @@ fn functions(path: &str) -> HashMap<u64, Vec<String>> {
 #[test]
 fn functions_that_are_called_by_name_stay() {
     let named = AtomicUsize::new(0);
-    each_python(|python| {
+    each_third_python(2, |python| {
         let mut command: Command = python.script("c_functions.py");
         let done = command.output().expect("the interpreter starts");
         assert!(

@@ -8,9 +8,9 @@ use std::process::Command;
 use nativeprof::profile::model::{Frame, FrameKind};
 
 use common::chance::assert_likely;
-use common::pythons::{every_second, some_at_a_time};
+use common::pythons::{some_at_a_time, third};
 use common::recording::{Recording, attach, nativeprof};
-use common::{Program, Python, each_python, live, programs, pythons};
+use common::{Program, Python, each_third_python, live, programs, pythons};
 
 mod common;
 
@@ -76,13 +76,8 @@ fn check(python: &Python, pools: &[&str]) {
 #[test]
 fn workers_stand_below_their_callers() {
     let _live = live();
-    each_python(|python| check(python, WAITING));
-    some_at_a_time(
-        1,
-        every_second(pythons()),
-        |p| &p.name,
-        |python| check(python, SPINNING),
-    );
+    each_third_python(1, |python| check(python, WAITING));
+    some_at_a_time(1, third(0, pythons()), |p| &p.name, |python| check(python, SPINNING));
 }
 
 #[test]

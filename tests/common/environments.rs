@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use super::pythons::{some_at_a_time, step};
+use super::pythons::{some_at_a_time, third};
 
 /// `(3.X, its environment)`, the oldest first, with the wheel of these sources installed.
 pub fn environments() -> &'static [(String, PathBuf)] {
@@ -33,17 +33,15 @@ pub fn environments() -> &'static [(String, PathBuf)] {
     })
 }
 
-/// Runs `test` with the name and directory of each environment, two at a time.
-pub fn each_environment(test: impl Fn(&str, &Path) + Sync) {
-    each_of(environments(), test);
+/// Runs `test` with the name and directory of every third environment, two at a time: see [`third`].
+pub fn each_third_environment(first: usize, test: impl Fn(&str, &Path) + Sync) {
+    each_of(third(first, environments()), test);
 }
 
-/// The same with every backend: all of them with eBPF, and every second one with ptrace.
-pub fn each_environment_and_backend(test: impl Fn(&str, &Path, &str) + Sync) {
-    each_environment(|name, directory| test(name, directory, "ebpf"));
-    each_of(environments().iter().step_by(step()), |name, directory| {
-        test(name, directory, "ptrace")
-    });
+/// The same with every backend.
+pub fn each_third_environment_and_backend(first: usize, test: impl Fn(&str, &Path, &str) + Sync) {
+    each_third_environment(first, |name, directory| test(name, directory, "ebpf"));
+    each_third_environment(first + 1, |name, directory| test(name, directory, "ptrace"));
 }
 
 fn each_of(some: impl IntoIterator<Item = &'static (String, PathBuf)>, test: impl Fn(&str, &Path) + Sync) {

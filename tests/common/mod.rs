@@ -12,7 +12,10 @@ pub mod pythons;
 pub mod recording;
 
 pub use programs::Program;
-pub use pythons::{Python, each_python, each_python_and_backend, newest_python, pythons};
+pub use pythons::{
+    Python, each_python, each_python_and_backend, each_third_python, each_third_python_and_backend, newest_python,
+    pythons,
+};
 pub use recording::{Recording, attach, nativeprof, record};
 
 /// One live recording at a time: the machine may have only two CPUs, and shares are checked.

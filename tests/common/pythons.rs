@@ -80,35 +80,47 @@ pub fn each_python(test: impl Fn(&Python) + Sync) {
     each_of(pythons(), test);
 }
 
+/// Runs `test` for every third interpreter: see [`third`].
+pub fn each_third_python(first: usize, test: impl Fn(&Python) + Sync) {
+    each_of(third(first, pythons()), test);
+}
+
 /// Runs `test` for the interpreters with every backend; the test passes the arguments on to nativeprof.
 pub fn each_python_and_backend(test: impl Fn(&Python, &[&str]) + Sync) {
     each_with_backend(pythons(), |python, backend| test(python, &["--backend", backend]));
 }
 
-/// Runs `test` for these interpreters with every backend: all of them with eBPF, and with ptrace every second one, since what
+/// The same with every third interpreter.
+pub fn each_third_python_and_backend(first: usize, test: impl Fn(&Python, &[&str]) + Sync) {
+    each_with_backend(third(first, pythons()), |python, backend| {
+        test(python, &["--backend", backend])
+    });
+}
+
+/// Runs `test` for these interpreters with every backend: all of them with eBPF, and with ptrace every third one, since what
 /// reads the interpreters is the same.
 pub fn each_with_backend(all: impl IntoIterator<Item = &'static Python>, test: impl Fn(&Python, &str) + Sync) {
     let all: Vec<&Python> = all.into_iter().collect();
     eprintln!("with ebpf:"); // printed if it fails
     each_of(all.iter().copied(), |python| test(python, "ebpf"));
     eprintln!("with ptrace:");
-    each_of(every_second(all), |python| test(python, "ptrace"));
+    each_of(third(0, all), |python| test(python, "ptrace"));
 }
 
-/// Every second interpreter, the newest among them, without debug builds: for a part of the tests that hardly ever finds what
-/// the rest does not. All of them if `ALL_COMBINATIONS` is set.
-pub fn every_second(all: impl IntoIterator<Item = &'static Python>) -> impl Iterator<Item = &'static Python> {
-    let fits = |p: &&Python| all_combinations() || p.flags.is_empty();
-    let fitting: Vec<&Python> = all.into_iter().filter(fits).collect();
-    fitting.into_iter().rev().step_by(step())
+/// Every third of these, beginning with the newest, the second newest or the third newest (`first` 0, 1, 2, and so on again): for tests that
+/// hardly ever find with one version what they do not find with the others. The tests of one subject begin with different
+/// ones, so that together they have every version. All of them if `ALL_COMBINATIONS` is set, or if they are few.
+pub fn third<T>(first: usize, all: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
+    let all: Vec<T> = all.into_iter().collect();
+    let (step, first) = if all_combinations() || all.len() <= 3 {
+        (1, 0)
+    } else {
+        (3, first % 3)
+    };
+    all.into_iter().rev().skip(first).step_by(step)
 }
 
-/// Of every how many interpreters one is tested where one of two suffices.
-pub fn step() -> usize {
-    if all_combinations() { 1 } else { 2 }
-}
-
-/// Whether to test every combination of interpreters, backends and packages, which takes twice as long.
+/// Whether to test every combination of interpreters, backends and packages, which takes more than twice as long.
 pub fn all_combinations() -> bool {
     std::env::var_os("ALL_COMBINATIONS").is_some()
 }
