@@ -10,6 +10,16 @@ const PIECE: usize = 256;
 /// Maximum number of pieces; what is beyond is read each time.
 const MAX_PIECES: usize = 512;
 
+/// What was used of a snapshot.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Used {
+    /// Where the pieces start that can be read, in ascending order. (One that cannot be read would end the next snapshot's common
+    /// reading.)
+    pub starts: Vec<u64>,
+    /// All of them were read together.
+    pub together: bool,
+}
+
 /// Memory of which each piece is read once.
 pub struct Snapshot<'a> {
     memory: &'a dyn Memory,
@@ -24,12 +34,16 @@ struct KnownPieces {
     bytes: Vec<u8>,
     /// How often [`Snapshot::take_used`] was called.
     round: u32,
+    /// Something was used in this round that was not read together with the rest.
+    late: bool,
 }
 
 struct Piece {
     at: u64,
     /// Its place among the bytes; `None`: not readable.
     place: Option<usize>,
+    /// It was not read together with the first ones.
+    late: bool,
     /// The last round in which it was used.
     used: Option<u32>,
 }
@@ -67,6 +81,7 @@ impl<'a> Snapshot<'a> {
         let piece = |(at, place): (&u64, usize)| Piece {
             at: *at,
             place: Some(place),
+            late: false,
             used: None,
         };
         let pieces = read.map(piece).collect();
@@ -76,21 +91,25 @@ impl<'a> Snapshot<'a> {
                 pieces,
                 bytes,
                 round: 0,
+                late: false,
             }),
         }
     }
 
-    /// Where the pieces start that were used since the last time and can be read, in ascending order. (A piece that cannot be read
-    /// would end the next snapshot's common reading.)
-    pub fn take_used(&self) -> Vec<u64> {
+    /// What was used since the last time.
+    pub fn take_used(&self) -> Used {
         let mut known = self.known.borrow_mut();
         let round = known.round;
         known.round += 1;
+        let together = !std::mem::take(&mut known.late);
         let used = known
             .pieces
             .iter()
             .filter(|p| p.used == Some(round) && p.place.is_some());
-        used.map(|p| p.at).collect()
+        Used {
+            starts: used.map(|p| p.at).collect(),
+            together,
+        }
     }
 }
 
@@ -99,17 +118,22 @@ impl KnownPieces {
     fn copy(&mut self, memory: &dyn Memory, at: u64, skip: usize, part: &mut [u8]) -> bool {
         let index = match self.pieces.binary_search_by_key(&at, |piece| piece.at) {
             Ok(index) => index,
-            Err(_) if self.pieces.len() >= MAX_PIECES => return memory.read(at + skip as u64, part),
+            Err(_) if self.pieces.len() >= MAX_PIECES => {
+                self.late = true;
+                return memory.read(at + skip as u64, part);
+            }
             Err(index) => {
                 let place = self.bytes.len();
                 self.bytes.resize(place + PIECE, 0);
                 let place = memory.read(at, &mut self.bytes[place..]).then_some(place);
-                self.pieces.insert(index, Piece { at, place, used: None });
+                let (late, used) = (true, None);
+                self.pieces.insert(index, Piece { at, place, late, used });
                 index
             }
         };
         let piece = &mut self.pieces[index];
         piece.used = Some(self.round);
+        self.late |= piece.late;
         let Some(place) = piece.place else { return false };
         part.copy_from_slice(&self.bytes[place + skip..][..part.len()]);
         true
@@ -179,9 +203,14 @@ mod tests {
             }
             assert_eq!(*memory.0.borrow(), reads, "{before:?} {words:?}");
             let used: Vec<u64> = used.iter().map(|n| n * P).collect();
-            assert_eq!(snapshot.take_used(), used, "{before:?} {words:?}");
+            let together = reads.len() <= 1;
+            assert_eq!(
+                snapshot.take_used(),
+                Used { starts: used, together },
+                "{before:?} {words:?}"
+            );
         }
-        check(&[], &[], &[], &[]);
+        check(&[1], &[], &[&[PIECE]], &[]);
         check(&[], &[3, 1, 3], &[&[PIECE], &[PIECE]], &[1, 3]);
         check(&[1, 3], &[3, 1], &[&[3 * PIECE]], &[1, 3]);
         check(&[1, 2, 3, 9], &[3, 1], &[&[9 * PIECE]], &[1, 3]);
@@ -193,7 +222,8 @@ mod tests {
         let snapshot = Snapshot::new(&memory, &many);
         assert_eq!(snapshot.known.borrow().pieces.len(), 8);
         (0..600).for_each(|n| assert_eq!(snapshot.u32(n * P).is_some(), n < 16));
-        assert_eq!(snapshot.take_used().len(), 16);
+        let used = snapshot.take_used();
+        assert_eq!((used.starts.len(), used.together), (16, false));
         assert_eq!(snapshot.known.borrow().pieces.len(), MAX_PIECES);
     }
 
@@ -204,11 +234,13 @@ mod tests {
         let snapshot = Snapshot::new(&memory, &[P, 2 * P, 3 * P]);
         let round = |words: &[u64]| {
             words.iter().for_each(|n| assert!(snapshot.u32(n * P).is_some()));
-            snapshot.take_used()
+            let used = snapshot.take_used();
+            (used.starts, used.together)
         };
-        assert_eq!(round(&[1, 5]), [P, 5 * P]);
-        assert_eq!(round(&[5, 2]), [2 * P, 5 * P]);
-        assert_eq!(round(&[]), [0; 0]);
+        assert_eq!(round(&[1, 5]), (vec![P, 5 * P], false));
+        assert_eq!(round(&[5, 2]), (vec![2 * P, 5 * P], false));
+        assert_eq!(round(&[2]), (vec![2 * P], true));
+        assert_eq!(round(&[]), (vec![], true));
     }
 
     #[test]

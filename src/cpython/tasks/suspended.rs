@@ -20,7 +20,7 @@ const ACTIVE_READINGS: u8 = 64;
 /// Maximum number of active tasks: reading them takes longer.
 const MAX_ACTIVE: usize = 64;
 /// Attempts to read an active task while it does not change.
-const TRIES: usize = 4;
+const TRIES: usize = 6;
 
 /// A task that has changed lately.
 pub(super) struct Active {
@@ -131,17 +131,19 @@ impl TaskReader {
             (task, memory.take_used())
         };
         let (first, _) = read(&together.0);
-        let (mut last, mut pieces) = read(&together.1);
-        let mut is_steady = first == last;
+        let (mut last, mut used) = read(&together.1);
+        // Where it needs what it did not need before, both have parts of a later time, when the task may have gone on: what it
+        // does for short times would be missing.
+        let mut is_steady = first == last && used.together;
         for _ in 1..TRIES {
             if is_steady {
                 break;
             }
-            let (task, needed) = read(&Snapshot::new(live, &pieces));
-            is_steady = task == last;
-            (last, pieces) = (task, needed);
+            let (task, needed) = read(&Snapshot::new(live, &used.starts));
+            is_steady = task == last && needed.together;
+            (last, used) = (task, needed);
         }
-        active.pieces = pieces;
+        active.pieces = used.starts;
         last
     }
 
