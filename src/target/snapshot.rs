@@ -8,7 +8,7 @@ use crate::event::PAGE;
 /// Size of a piece, bytes: it must not cross a page.
 const PIECE: usize = 256;
 /// Maximum number of pieces; what is beyond is read each time.
-const MAX_PIECES: usize = 512;
+const MAX_PIECES: usize = 2048;
 
 /// What was used of a snapshot.
 #[derive(Debug, PartialEq, Eq)]

@@ -1,5 +1,6 @@
 //! All tasks that do not run, read again and again while the target runs: what each of them awaits.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -22,12 +23,37 @@ const MAX_ACTIVE: usize = 64;
 /// Attempts to read an active task while it does not change.
 const TRIES: usize = 6;
 
+/// Readings for which a piece of memory that an active task needed is read again.
+const PIECE_READINGS: u8 = 32;
+/// Maximum number of such pieces of one task.
+const MAX_PIECES: usize = 512;
+
 /// A task that has changed lately.
+#[derive(Default)]
 pub(super) struct Active {
     /// Readings for which it counts as active.
     remaining: u8,
-    /// The pieces of memory that the last reading needed.
-    pieces: Vec<u64>,
+    /// The pieces of memory that the last readings needed, in all states that the task had: for how many readings each of them
+    /// is still read.
+    pieces: BTreeMap<u64, u8>,
+}
+
+impl Active {
+    /// A reading begins.
+    fn age(&mut self) {
+        self.pieces.retain(|_, remaining| {
+            *remaining -= 1;
+            *remaining > 0
+        });
+    }
+
+    fn needs(&mut self, pieces: &[u64]) {
+        for at in pieces {
+            if self.pieces.len() < MAX_PIECES || self.pieces.contains_key(at) {
+                self.pieces.insert(*at, PIECE_READINGS);
+            }
+        }
+    }
 }
 
 /// Two snapshots, one after the other, of what is needed of all active tasks.
@@ -35,7 +61,11 @@ struct Together<'a>(Snapshot<'a>, Snapshot<'a>);
 
 impl<'a> Together<'a> {
     fn read(live: &'a dyn Memory, active: &FxHashMap<u64, Active>) -> Together<'a> {
-        let mut pieces: Vec<u64> = active.values().flat_map(|active| &active.pieces).copied().collect();
+        let mut pieces: Vec<u64> = active
+            .values()
+            .flat_map(|active| active.pieces.keys())
+            .copied()
+            .collect();
         pieces.sort_unstable();
         pieces.dedup();
         Together(Snapshot::new(live, &pieces), Snapshot::new(live, &pieces))
@@ -96,13 +126,13 @@ impl TaskReader {
                 None => self.suspended_task(&objects, address, before.as_ref()),
             };
             let is_same = |before| task.as_ref().is_some_and(|task| Rc::ptr_eq(task, before));
-            let (remaining, pieces) = was_active.map_or((0, Vec::new()), |was| (was.remaining, was.pieces));
-            let remaining = match &before {
+            let mut now_active = was_active.unwrap_or_default();
+            now_active.remaining = match &before {
                 Some(before) if !is_same(before) => ACTIVE_READINGS,
-                _ => remaining.saturating_sub(1),
+                _ => now_active.remaining.saturating_sub(1),
             };
-            if remaining > 0 && still_active.len() < MAX_ACTIVE {
-                still_active.insert(address, Active { remaining, pieces });
+            if now_active.remaining > 0 && still_active.len() < MAX_ACTIVE {
+                still_active.insert(address, now_active);
             }
             if let Some(task) = task {
                 left = left.saturating_sub(1 + task.frames.len());
@@ -119,6 +149,10 @@ impl TaskReader {
 
     /// Reads a task that changes often: twice together with others, then for itself until it does not change meanwhile. `None`: as
     /// [`TaskReader::suspended_task`].
+    ///
+    /// The first two readings nearly always decide, because they have what the task needs in each of its states. If one state
+    /// were read again more often than another (a suspended task needs more pieces than one that runs), those that it is followed
+    /// by would be seen too often.
     fn active_task(
         &self,
         objects: &Objects<'_>,
@@ -126,24 +160,26 @@ impl TaskReader {
         (address, known): (u64, Option<&Rc<SuspendedTask>>),
         active: &mut Active,
     ) -> Option<Rc<SuspendedTask>> {
-        let read = |memory: &Snapshot<'_>| {
+        active.age();
+        let read = |memory: &Snapshot<'_>, active: &mut Active| {
             let task = self.suspended_task(&objects.with_memory(memory), address, known);
-            (task, memory.take_used())
+            let used = memory.take_used();
+            active.needs(&used.starts);
+            (task, used.together)
         };
-        let (first, _) = read(&together.0);
-        let (mut last, mut used) = read(&together.1);
-        // Where it needs what it did not need before, both have parts of a later time, when the task may have gone on: what it
-        // does for short times would be missing.
-        let mut is_steady = first == last && used.together;
+        let (first, _) = read(&together.0, active);
+        let (mut last, is_of_one_time) = read(&together.1, active);
+        // Where it needs what was not needed before, both have parts of a later time, when the task may have gone on.
+        let mut is_steady = first == last && is_of_one_time;
         for _ in 1..TRIES {
             if is_steady {
                 break;
             }
-            let (task, needed) = read(&Snapshot::new(live, &used.starts));
-            is_steady = task == last && needed.together;
-            (last, used) = (task, needed);
+            let pieces: Vec<u64> = active.pieces.keys().copied().collect();
+            let (task, is_of_one_time) = read(&Snapshot::new(live, &pieces), active);
+            is_steady = task == last && is_of_one_time;
+            last = task;
         }
-        active.pieces = used.starts;
         last
     }
 
@@ -236,5 +272,24 @@ impl SuspendedTask {
     /// avma of the task.
     pub fn address(&self) -> u64 {
         self.chain.tasks.first().map_or(0, |(facts, _)| facts.address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_of_all_states_are_read_for_some_readings() {
+        let mut active = Active::default();
+        active.needs(&[1, 2]);
+        for _ in 1..PIECE_READINGS {
+            active.age();
+            active.needs(&[2, 3]);
+        }
+        let pieces = |active: &Active| active.pieces.keys().copied().collect::<Vec<u64>>();
+        assert_eq!(pieces(&active), [1, 2, 3]);
+        active.age();
+        assert_eq!(pieces(&active), [2, 3]);
     }
 }
