@@ -133,8 +133,9 @@ impl KnownPieces {
         };
         let piece = &mut self.pieces[index];
         piece.used = Some(self.round);
-        self.late |= piece.late;
+        // What cannot be read is so at any time.
         let Some(place) = piece.place else { return false };
+        self.late |= piece.late;
         part.copy_from_slice(&self.bytes[place + skip..][..part.len()]);
         true
     }
@@ -203,7 +204,7 @@ mod tests {
             }
             assert_eq!(*memory.0.borrow(), reads, "{before:?} {words:?}");
             let used: Vec<u64> = used.iter().map(|n| n * P).collect();
-            let together = reads.len() <= 1;
+            let together = used.iter().all(|at| before.contains(at));
             assert_eq!(
                 snapshot.take_used(),
                 Used { starts: used, together },
@@ -217,11 +218,12 @@ mod tests {
         check(&[1], &[2], &[&[PIECE], &[PIECE]], &[2]);
         // What comes after one that cannot be read is read for itself.
         check(&[1, 16, 20], &[1, 16], &[&[PIECE, 5 * PIECE], &[PIECE]], &[1]);
-        let many: Vec<u64> = (0..600).map(|n| 2 * n * P).collect();
+        let words = MAX_PIECES as u64 + 100;
+        let many: Vec<u64> = (0..words).map(|n| 2 * n * P).collect();
         let memory = Numbered::default();
         let snapshot = Snapshot::new(&memory, &many);
         assert_eq!(snapshot.known.borrow().pieces.len(), 8);
-        (0..600).for_each(|n| assert_eq!(snapshot.u32(n * P).is_some(), n < 16));
+        (0..words).for_each(|n| assert_eq!(snapshot.u32(n * P).is_some(), n < 16));
         let used = snapshot.take_used();
         assert_eq!((used.starts.len(), used.together), (16, false));
         assert_eq!(snapshot.known.borrow().pieces.len(), MAX_PIECES);
