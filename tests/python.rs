@@ -63,7 +63,8 @@ fn package_tests(name: &str, environment: &Path, marks: &str, files: &[PathBuf])
     })
 }
 
-/// With two interpreters at a time, since one leaves half of the machine idle; then what compares wall time, with one, in every third interpreter.
+/// With two interpreters at a time, since one leaves half of the machine idle; then what compares wall time, alone, in every
+/// third interpreter.
 #[test]
 fn the_tests_of_the_package_pass_in_every_python() {
     let all = environments();

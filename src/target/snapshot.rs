@@ -211,6 +211,7 @@ mod tests {
                 "{before:?} {words:?}"
             );
         }
+        check(&[], &[], &[], &[]);
         check(&[1], &[], &[&[PIECE]], &[]);
         check(&[], &[3, 1, 3], &[&[PIECE], &[PIECE]], &[1, 3]);
         check(&[1, 3], &[3, 1], &[&[3 * PIECE]], &[1, 3]);
