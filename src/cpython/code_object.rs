@@ -225,8 +225,8 @@ impl Default for RecentCodes {
     }
 }
 
-/// Same hash as in sample.bpf.c: addresses of name and file name, first line, and the object's version number. Without
-/// a version number: length and first letters of the name, and for names shared by many objects (`<module>`) the end of
+/// Same hash as in code_objects.h of the BPF program: addresses of name and file name, first line, and the
+/// object's version number. Without a version number: length and first letters of the name, and for names shared by many objects (`<module>`) the end of
 /// the file name. `None` if it cannot be read.
 fn fingerprint(
     memory: &dyn Memory,
