@@ -70,9 +70,9 @@ fn main() {
             let input = InterleaveInput {
                 pid: 1,
                 native: &native,
-                native_cut: None,
+                native_truncation: None,
                 groups: &groups,
-                python_cut: None,
+                python_truncation: None,
                 is_eval: &is_eval,
             };
             best(native.len(), rounds, || {
