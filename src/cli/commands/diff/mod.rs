@@ -53,8 +53,8 @@ pub fn diff(options: &Options) -> Result<Gate> {
         }),
         false => path.clone(),
     });
-    let picture = image_format(options.format, output.as_deref())?;
-    let place = match (&output, picture) {
+    let image = image_format(options.format, output.as_deref())?;
+    let place = match (&output, image) {
         (Some(path), Some(_)) if !input::is_standard(path) => Some(OutputFile::new(path, PUBLIC)?),
         _ => None,
     };
@@ -97,7 +97,7 @@ pub fn diff(options: &Options) -> Result<Gate> {
     for (profile, path) in [(a, &options.before), (b, &options.after)] {
         check_comparable(profile, path, norm)?;
     }
-    let is_self = options.self_count || picture == Some(DiffFormat::Svg);
+    let is_self = options.self_count || image == Some(DiffFormat::Svg);
     let how = diff::DiffOptions {
         norm,
         by: match options.by {
@@ -117,12 +117,12 @@ pub fn diff(options: &Options) -> Result<Gate> {
         profiles: [a, b],
         found: &found,
     };
-    if let Some(picture) = picture {
+    if let Some(image) = image {
         let mut both = diff::both(a, b, &how);
-        if picture == DiffFormat::Html && !options.no_source {
+        if image == DiffFormat::Html && !options.no_source {
             source_lines::add(&mut both.profile, &mut source_lines::open_local);
         }
-        let make = |out: &mut dyn Write| match picture {
+        let make = |out: &mut dyn Write| match image {
             DiffFormat::Svg => diff_flamegraph::svg(&both, &found, &text.title(), norm, out),
             DiffFormat::Html => html::write_comparison(
                 &Comparison {

@@ -1,6 +1,6 @@
 //! Cost of interleaving native and Python frames: by the addresses of anchors, by order, and Python only.
 //!
-//! `cargo bench --bench merge`
+//! `cargo bench --bench interleave`
 
 use std::hint::black_box;
 use std::time::Instant;
