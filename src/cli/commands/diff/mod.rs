@@ -291,7 +291,8 @@ impl Text<'_> {
             counted(tested as u64, "rows"),
             match found.blocks {
                 Some(blocks) => format!(" (from {blocks} blocks of the timeline)"),
-                None => "; no timeline in both files: samples assumed independent, so intervals are too narrow".into(),
+                None => "; at least one file has no timeline: samples assumed independent, so intervals are too narrow"
+                    .into(),
             },
         );
         for (old, new) in &found.renamed {
@@ -339,10 +340,10 @@ impl Text<'_> {
         let widest = rows.max_by(|(limit, _), (other, _)| limit.total_cmp(other));
         widest.map_or(String::new(), |(limit, row)| {
             format!(
-                "; for {} a change of at least {} {} would be detected",
-                line(&self.row(row).name),
+                "; any change of at least {} {} would be detected (least certain row: {})",
                 self.amount(limit, false),
-                self.unit()
+                self.unit(),
+                line(&self.row(row).name)
             )
         })
     }
