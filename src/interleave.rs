@@ -24,10 +24,10 @@ pub struct InterleaveInput<'a> {
     /// Innermost first.
     pub native: &'a [NativeFrame],
     /// Why the native frames end before the thread's first one; `None`: they do not.
-    pub native_cut: Option<Truncation>,
+    pub native_truncation: Option<Truncation>,
     pub groups: &'a EvalGroups,
     /// Why the Python frames end early.
-    pub python_cut: Option<Truncation>,
+    pub python_truncation: Option<Truncation>,
     /// Is this native frame a call of the eval function? `None`: not known for this interpreter.
     pub is_eval: &'a dyn Fn(&NativeFrame) -> Option<bool>,
 }
@@ -48,7 +48,7 @@ pub fn interleave(input: &InterleaveInput<'_>, out: &mut Vec<RawFrame>) -> Stack
         next: 0,
         loops: 0,
         python: false,
-        cut: input.native_cut,
+        truncation: input.native_truncation,
     };
     let mut seam = false;
     for (i, (group, location)) in input.groups.list.iter().zip(&locations).enumerate() {
@@ -67,23 +67,23 @@ pub fn interleave(input: &InterleaveInput<'_>, out: &mut Vec<RawFrame>) -> Stack
                 if Some(i) > last_placed {
                     m.natives_to(input.native.len());
                 }
-                let why = input.native_cut.unwrap_or(Truncation::InterleaveMismatch);
-                m.cut_here(why);
+                let why = input.native_truncation.unwrap_or(Truncation::InterleaveMismatch);
+                m.truncate_here(why);
                 seam = true;
             }
             None => {}
         }
         for f in input.groups.frames(group) {
             m.python = true;
-            m.cut = m.cut.or(python_frame(f, m.out));
+            m.truncation = m.truncation.or(python_frame(f, m.out));
         }
     }
-    if let Some(why) = input.python_cut {
-        m.cut_here(why);
+    if let Some(why) = input.python_truncation {
+        m.truncate_here(why);
     }
     m.natives_to(input.native.len());
-    match (input.native_cut, input.native.last()) {
-        (Some(why), _) if !seam => m.cut_here(why),
+    match (input.native_truncation, input.native.last()) {
+        (Some(why), _) if !seam => m.truncate_here(why),
         (None, Some(f)) => {
             if let UnwindMethod::Begins(origin) = f.method {
                 m.out.push(RawFrame::Origin(origin));
@@ -91,9 +91,9 @@ pub fn interleave(input: &InterleaveInput<'_>, out: &mut Vec<RawFrame>) -> Stack
         }
         _ => {}
     }
-    let cut = m.cut;
+    let truncation = m.truncation;
     out[start..].reverse();
-    match cut {
+    match truncation {
         Some(why) => StackQuality::Partial(why),
         None if input.native.iter().all(|f| f.method.is_exact()) => StackQuality::Exact,
         None => StackQuality::Repaired,
@@ -110,7 +110,7 @@ struct Interleaver<'a, 'b> {
     loops: u32,
     /// Has there been a Python frame?
     python: bool,
-    cut: Option<Truncation>,
+    truncation: Option<Truncation>,
 }
 
 impl Interleaver<'_, '_> {
@@ -123,7 +123,7 @@ impl Interleaver<'_, '_> {
                 let idle = !self.python && self.loops == 0 && (i == 0 || !self.input.groups.list.is_empty());
                 self.loops += 1;
                 if !idle {
-                    self.cut_here(if self.input.groups.list.is_empty() {
+                    self.truncate_here(if self.input.groups.list.is_empty() {
                         Truncation::PythonUnknown
                     } else {
                         Truncation::InterleaveMismatch
@@ -135,22 +135,26 @@ impl Interleaver<'_, '_> {
         self.next = self.next.max(end);
     }
 
-    fn cut_here(&mut self, why: Truncation) {
+    fn truncate_here(&mut self, why: Truncation) {
         self.out.push(RawFrame::Truncated(why));
-        self.cut = self.cut.or(Some(why));
+        self.truncation = self.truncation.or(Some(why));
     }
 }
 
 /// Appends the Python frames alone, outermost first, for profiles without native frames.
-pub fn python_only(groups: &EvalGroups, python_cut: Option<Truncation>, out: &mut Vec<RawFrame>) -> StackQuality {
+pub fn python_only(
+    groups: &EvalGroups,
+    python_truncation: Option<Truncation>,
+    out: &mut Vec<RawFrame>,
+) -> StackQuality {
     let start = out.len();
-    let mut cut = python_cut;
+    let mut truncation = python_truncation;
     for f in groups.list.iter().flat_map(|g| groups.frames(g)) {
-        cut = cut.or(python_frame(f, out));
+        truncation = truncation.or(python_frame(f, out));
     }
-    out.extend(python_cut.map(RawFrame::Truncated));
+    out.extend(python_truncation.map(RawFrame::Truncated));
     out[start..].reverse();
-    cut.map_or(StackQuality::Exact, StackQuality::Partial)
+    truncation.map_or(StackQuality::Exact, StackQuality::Partial)
 }
 
 /// Appends a Python frame; returns why it is missing, if it is.
@@ -206,7 +210,7 @@ fn locate_by_order(input: &InterleaveInput<'_>) -> Vec<Option<usize>> {
         .map(|(i, _)| i)
         .collect();
     let mut locations = vec![None; input.groups.list.len()];
-    if input.native_cut.is_none() && input.python_cut.is_none() {
+    if input.native_truncation.is_none() && input.python_truncation.is_none() {
         for (location, at) in locations.iter_mut().rev().zip(evals.iter().rev()) {
             *location = Some(*at);
         }
@@ -230,10 +234,10 @@ mod tests {
     /// there.
     fn stack(text: &str) -> (Vec<NativeFrame>, Option<Truncation>) {
         let mut frames: Vec<NativeFrame> = Vec::new();
-        let mut cut = None;
+        let mut truncation = None;
         for c in text.chars() {
             match c {
-                '!' => cut = Some(Truncation::StackTooDeep),
+                '!' => truncation = Some(Truncation::StackTooDeep),
                 '~' => frames.last_mut().expect("a frame").method = UnwindMethod::InstructionAnalysis,
                 '.' => frames.last_mut().expect("a frame").method = UnwindMethod::Begins(Origin::Greenlet),
                 c => {
@@ -250,7 +254,7 @@ mod tests {
                 }
             }
         }
-        (frames, cut)
+        (frames, truncation)
     }
 
     /// Groups as `1,2@250 3@450`: Python frames and the address of the anchor; without `@` no anchor.
@@ -274,14 +278,14 @@ mod tests {
 
     #[track_caller]
     fn check(native: &str, python: &str, expected: &str, quality: StackQuality) {
-        let ((native, native_cut), groups) = (stack(native), groups(python));
+        let ((native, native_truncation), groups) = (stack(native), groups(python));
         let is_eval = |f: &NativeFrame| Some(f.lookup == EVAL);
         let input = InterleaveInput {
             pid: 1,
             native: &native,
-            native_cut,
+            native_truncation,
             groups: &groups,
-            python_cut: None,
+            python_truncation: None,
             is_eval: &is_eval,
         };
         let mut out = Vec::new();
@@ -349,9 +353,14 @@ mod tests {
 
     #[test]
     fn mismatches_keep_both_sides() {
-        let cut = StackQuality::Partial(Truncation::StackTooDeep);
-        check("aeb!", "1@150 2@950", "2 [stack deeper than the copy] b 1 a", cut);
-        check("aeb!", "1@150", "[stack deeper than the copy] b 1 a", cut);
+        let truncation = StackQuality::Partial(Truncation::StackTooDeep);
+        check(
+            "aeb!",
+            "1@150 2@950",
+            "2 [stack deeper than the copy] b 1 a",
+            truncation,
+        );
+        check("aeb!", "1@150", "[stack deeper than the copy] b 1 a", truncation);
         let mismatch = StackQuality::Partial(Truncation::InterleaveMismatch);
         let seam = Truncation::InterleaveMismatch.reason();
         check("aeb", "1@150 2@950", &format!("2 [{seam}] b 1 a"), mismatch);

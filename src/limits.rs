@@ -35,7 +35,10 @@ mod tests {
     use crate::arch::RED_ZONE;
     use crate::event::PAGE;
 
-    const PROGRAM: &str = include_str!("capture/ebpf/sample.bpf.c");
+    const PROGRAM: &str = concat!(
+        include_str!("capture/ebpf/sample/cpu.h"),
+        include_str!("capture/ebpf/sample/records.h")
+    );
 
     /// The value of a `#define` in the program: a decimal or hexadecimal number, or `(A << B)`.
     fn defined(name: &str) -> Option<u64> {

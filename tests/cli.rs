@@ -621,7 +621,11 @@ fn a_full_disk_loses_no_profile() {
         .output()
         .expect("nativeprof starts");
     let said = stderr(&done);
-    assert!(done.status.success(), "{said}");
+    assert_eq!(done.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("/dev/full was not written"),
+        "the exit code says so, and why: {said}"
+    );
     assert!(
         said.contains("/dev/full could not be written") && said.contains("No space left"),
         "{said}"

@@ -65,9 +65,14 @@ fn launched_commands_are_sampled_from_their_start() {
         r.check_lost(&python.name);
         r.check_rate(&python.name);
         // While the first few samples are on their way, the interpreter in the new process is not known.
-        let cut = |stack: &[&Frame]| stack.iter().any(|f| f.kind == FrameKind::Truncated);
-        let late = r.matching(|stack| cut(stack) && count(stack, "main") > 0 && count(stack, "run_alpha") > 0);
-        assert_likely!(late <= 1, "{}: {late} cut\n{}", python.name, r.examples(cut));
+        let is_truncated = |stack: &[&Frame]| stack.iter().any(|f| f.kind == FrameKind::Truncated);
+        let late = r.matching(|stack| is_truncated(stack) && count(stack, "main") > 0 && count(stack, "run_alpha") > 0);
+        assert_likely!(
+            late <= 1,
+            "{}: {late} truncated\n{}",
+            python.name,
+            r.examples(is_truncated)
+        );
         assert_likely!(q.partial * 20 <= q.taken, "{}: {:?}", python.name, q.reasons);
         assert_likely!(
             r.with("run_alpha") > 0 && r.with("t_alpha_work") > 0,
@@ -116,14 +121,14 @@ fn ten_thousand_levels_are_complete() {
             // Each stack takes several records: a machine that stalls for a moment loses the last of them.
             const CUT: &str = "stack deeper than the copy";
             r.check_quality_but(&python.name, &[CUT]);
-            let cut = r.profile.meta.quality.reasons.get(CUT).copied().unwrap_or(0);
-            assert_likely!(cut * 20 <= r.samples(), "{}: {}", python.name, r.stderr);
+            let truncated = r.profile.meta.quality.reasons.get(CUT).copied().unwrap_or(0);
+            assert_likely!(truncated * 20 <= r.samples(), "{}: {}", python.name, r.stderr);
             let count = |stack: &[&Frame], name: &str| {
                 let is = |f: &&&Frame| f.kind == FrameKind::Python && f.name == name;
                 stack.iter().filter(is).count()
             };
-            let is_cut = |stack: &[&Frame]| stack.iter().any(|f| f.kind == FrameKind::Truncated);
-            let at_end = |stack: &[&Frame]| stack.iter().any(|f| f.name == "t_alpha") && !is_cut(stack);
+            let is_truncated = |stack: &[&Frame]| stack.iter().any(|f| f.kind == FrameKind::Truncated);
+            let at_end = |stack: &[&Frame]| stack.iter().any(|f| f.name == "t_alpha") && !is_truncated(stack);
             assert_likely!(
                 r.matching(at_end) * 2 > r.samples(),
                 "{}: the ends were hardly seen",
@@ -220,8 +225,8 @@ fn programs_that_children_execute_begin_at_their_start() {
         let loaders = r.matching(|stack| stack.iter().any(|f| f.name == "_dl_start"));
         assert_likely!(loaders >= 10, "{loaders} samples in the loader: {}", r.stderr);
         // Where the stack of a new program ends is not known while the kernel executes it.
-        let cut = r.with("[truncated: return address outside code]");
-        assert_likely!(cut * 5 <= loaders, "{cut} of {loaders}: {}", r.stderr);
+        let truncated = r.with("[truncated: return address outside code]");
+        assert_likely!(truncated * 5 <= loaders, "{truncated} of {loaders}: {}", r.stderr);
     });
 }
 
@@ -405,9 +410,14 @@ fn exec_in_place_changes_the_names() {
                 python.name
             );
         }
-        let cut = |s: &[&Frame]| s.iter().any(|f| f.kind == FrameKind::Truncated);
-        let bad = r.matching(|s| cut(s) && (count(s, "before") > 0 || count(s, "after") > 0));
-        assert_likely!(bad <= 1, "{}: {bad} cut\n{}", python.name, r.examples(cut));
+        let is_truncated = |s: &[&Frame]| s.iter().any(|f| f.kind == FrameKind::Truncated);
+        let bad = r.matching(|s| is_truncated(s) && (count(s, "before") > 0 || count(s, "after") > 0));
+        assert_likely!(
+            bad <= 1,
+            "{}: {bad} truncated\n{}",
+            python.name,
+            r.examples(is_truncated)
+        );
     });
 }
 
@@ -457,9 +467,9 @@ fn subinterpreters_are_above_their_caller() {
         r.check_lost(&python.name);
         // What runs in the main interpreter is complete.
         let alone = |s: &[&Frame]| count(s, "alone") > 0;
-        let cut = |s: &[&Frame]| s.iter().any(|f| f.kind == FrameKind::Truncated);
+        let is_truncated = |s: &[&Frame]| s.iter().any(|f| f.kind == FrameKind::Truncated);
         assert_likely!(r.matching(alone) > 50, "{}: {}", python.name, r.stderr);
-        assert_likely!(r.matching(|s| alone(s) && cut(s)) <= 1, "{}", python.name);
+        assert_likely!(r.matching(|s| alone(s) && is_truncated(s)) <= 1, "{}", python.name);
         assert_eq!(r.matching(|s| alone(s) && count(s, "inner") > 0), 0, "{}", python.name);
         // The frames of the calling interpreter belong to another thread state, which is not walked yet. Until then, no
         // such stack may count as complete.

@@ -70,8 +70,8 @@ fn ten_thousand_levels_are_complete() {
             stack.iter().filter(is_level).count()
         };
         let at_end = |stack: &[&Frame]| {
-            let is_cut = stack.iter().any(|f| f.kind == FrameKind::Truncated);
-            stack.iter().any(|f| f.name == "t_alpha") && !is_cut
+            let is_truncated = stack.iter().any(|f| f.kind == FrameKind::Truncated);
+            stack.iter().any(|f| f.name == "t_alpha") && !is_truncated
         };
         assert_likely!(r.matching(at_end) * 2 > r.samples(), "the ends were hardly seen");
         assert_eq!(r.matching(|s| at_end(s) && levels(s) != 10001), 0);

@@ -98,15 +98,18 @@ fn check(file: &Path, found: &Value, is_timed: bool) {
     let tree = Edges::of(file);
     for edge in list(&found["edges"]) {
         let key = (text(&edge[0]), text(&edge[1]));
-        let (calls, own) = tree.0.get(&key).copied().unwrap_or_default();
+        let (calls, self_time) = tree.0.get(&key).copied().unwrap_or_default();
         assert_eq!(calls, number(&edge[2]), "{key:?}");
         if is_timed {
-            assert!(own.abs_diff(nanoseconds(&edge[3])) <= 10, "{key:?}: {own}, {edge}");
+            assert!(
+                self_time.abs_diff(nanoseconds(&edge[3])) <= 10,
+                "{key:?}: {self_time}, {edge}"
+            );
         }
     }
 }
 
-/// By caller and callee, the callee's calls and own time.
+/// By caller and callee, the callee's calls and self time.
 #[derive(Default)]
 struct Edges(BTreeMap<(String, String), (u64, u64)>);
 
@@ -122,7 +125,7 @@ impl Edges {
         let name = text(&node["description"]["name"]);
         let amounts =
             |node: &Value| [node["count"].as_u64(), node["values"]["wall_ns"].as_u64()].map(|n| n.unwrap_or(0));
-        let [mut calls, mut own] = amounts(node);
+        let [mut calls, mut self_time] = amounts(node);
         for child in node["children"]
             .as_object()
             .into_iter()
@@ -130,11 +133,11 @@ impl Edges {
             .map(|(_, child)| child)
         {
             let [more_calls, more_time] = amounts(child);
-            (calls, own) = (calls - more_calls, own - more_time);
+            (calls, self_time) = (calls - more_calls, self_time - more_time);
             self.add(child, &name);
         }
         let sum = self.0.entry((caller.to_string(), name)).or_default();
-        *sum = (sum.0 + calls, sum.1 + own);
+        *sum = (sum.0 + calls, sum.1 + self_time);
     }
 }
 
@@ -170,12 +173,12 @@ fn assert_rewritten(scratch: &Scratch, file: &Path) {
     json(&["export", file.to_str().expect("UTF-8"), "-o", again_text]);
     for value in ["calls", "wall"] {
         let (before, after) = (report(file, value), report(&again, value));
-        let own = |rows: &Rows| {
+        let self_time = |rows: &Rows| {
             rows.iter()
                 .map(|(key, row)| (key.clone(), row.0))
                 .collect::<BTreeMap<_, _>>()
         };
-        assert_eq!(own(&before), own(&after), "{value}");
+        assert_eq!(self_time(&before), self_time(&after), "{value}");
     }
 }
 
@@ -188,23 +191,23 @@ fn a_sampled_profile_keeps_its_samples() {
     json(&["export", names[0], "-o", names[1]]);
     for value in ["samples", "cpu"] {
         let by_name = |rows: Rows| {
-            let mut own: BTreeMap<String, u64> = BTreeMap::new();
+            let mut self_time: BTreeMap<String, u64> = BTreeMap::new();
             for ((name, place), row) in rows {
                 // Files of pstats have no qualified names, and no control characters.
                 let is_python = place.rsplit(':').next().is_some_and(|line| line.parse::<u32>().is_ok());
                 let key = if is_python { place } else { name };
-                *own.entry(line(&key).into_owned()).or_default() += row.0;
+                *self_time.entry(line(&key).into_owned()).or_default() += row.0;
             }
-            own.retain(|_, own| *own > 0);
-            own
+            self_time.retain(|_, self_time| *self_time > 0);
+            self_time
         };
         let (before, mut after) = (by_name(report(&golden, value)), by_name(report(&file, value)));
         // Samples of threads outside of all functions have no row of their own in the original.
         after.remove("[no stack]");
         assert_eq!(before.len(), after.len(), "{before:?}, {after:?}");
-        for (name, own) in before {
+        for (name, self_time) in before {
             let found = after.get(&name).copied().unwrap_or(0);
-            assert!(found.abs_diff(own) <= 1, "{name}: {own}, {found}");
+            assert!(found.abs_diff(self_time) <= 1, "{name}: {self_time}, {found}");
         }
     }
 }

@@ -264,7 +264,7 @@ fn differences() {
     let short = profile_of(&scratch, "c.json", &[1, 2, 3], 10);
     let none = profile_of(&scratch, "d.json", &[1, 2], 1);
     for (file, limit, words) in [
-        (&short, "2", ["undecided: ", "record about "]),
+        (&short, "2", ["undecided: ", "recordings of about "]),
         (&short, "0.1", ["undecided: ", "use a higher limit"]),
         (&none, "2", ["undecided: ", "too few samples"]),
     ] {

@@ -104,9 +104,9 @@ fn check_stacks(case: &str, r: &Recording, tally: &mut Tally) {
     let q = &r.profile.meta.quality;
     let switches = q.reasons.get(Truncation::GreenletSwitch.reason()).copied().unwrap_or(0);
     assert_likely!(q.taken >= 50 && switches * 10 <= q.taken, "{case}: {q:?}\n{}", r.stderr);
-    let cut = q.partial - switches;
-    assert_likely!(cut <= (q.taken / 1000).max(1), "{case}: {q:?}\n{}", r.stderr);
-    tally.bad += cut + q.repaired;
+    let truncated = q.partial - switches;
+    assert_likely!(truncated <= (q.taken / 1000).max(1), "{case}: {q:?}\n{}", r.stderr);
+    tally.bad += truncated + q.repaired;
     tally.taken += q.taken;
     let greenlets = r.matching(|stack| stack.first().is_some_and(|f| f.name == "[greenlet]"));
     assert_likely!(greenlets * 2 > q.taken, "{case}: {greenlets} of {}", q.taken);

@@ -50,8 +50,8 @@ fn stacks_begin_at_the_programs_code() {
         let (mut begun, mut all) = (0, 0);
         for (stack, count) in stacks(&folded) {
             let names: Vec<&str> = stack.iter().map(|frame| &*frame.name).collect();
-            let is_cut = stack.iter().any(|frame| frame.kind == FrameKind::Truncated);
-            if is_cut || !names.contains(&"worker") {
+            let is_truncated = stack.iter().any(|frame| frame.kind == FrameKind::Truncated);
+            if is_truncated || !names.contains(&"worker") {
                 continue;
             }
             all += count;

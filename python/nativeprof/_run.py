@@ -166,9 +166,9 @@ class _Recording:
             for name in ("execv", "execve"):
                 setattr(os, name, _after(self.finish, getattr(os, name)))
         else:
-            sys.addaudithook(self._hear)
+            sys.addaudithook(self._handle_event)
 
-    def _hear(self, event: str, _: object) -> None:
+    def _handle_event(self, event: str, _: object) -> None:
         if event == "os.exec":
             self.finish()
 

@@ -187,7 +187,7 @@ class WorkerProfiler(WorkerPlugin):
         self._lock = asyncio.Lock()
         self._before = time.time()
         self._began: float | None = None
-        self._asked = False
+        self._requested = False
 
         self._stopped = [pc for name in ("profile", "profile-cycle") if (pc := worker.periodic_callbacks.get(name))]
         for callback in self._stopped:
@@ -219,14 +219,14 @@ class WorkerProfiler(WorkerPlugin):
         """A thread begins a task; called in that thread."""
         if ident not in self._idents:
             self._idents[ident] = None
-            if not self._asked:
-                self._asked = True
+            if not self._requested:
+                self._requested = True
                 self._worker.loop.add_callback(self._follow)
 
     async def _follow(self) -> None:
         """Samples the threads that are known by now."""
         await asyncio.sleep(0.02)  # the executor's other threads begin at the same time
-        self._asked = False
+        self._requested = False
         if self._worker is not None and self._sampled != tuple(self._idents):
             await self._gather(stop=True, go_on=True)
 

@@ -26,7 +26,7 @@ pub fn check_rate(rate: u64) -> Result<()> {
         format!("{rate} Hz is above this kernel's maximum sampling rate"),
     )
     .why(format!("kernel.perf_event_max_sample_rate is {limit}"))
-    .hint(format!("-r {}", limit.min(1000))))
+    .hint(format!("-r {limit} or less; 99 is the default")))
 }
 
 /// Opens the backend. With `auto` that is eBPF, or ptrace where eBPF is not available.

@@ -98,7 +98,7 @@ fn read_bounded(path: &Path, file: impl Read, larger: &str) -> Result<Vec<u8>> {
         .read_to_end(&mut bytes)
         .map_err(|e| match e.kind() {
             io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => {
-                no_profile(path, format!("decompression failed: {e}"))
+                no_profile(path, format!("it is truncated or damaged: decompression failed ({e})"))
             }
             _ => unreadable(path, e),
         })?;
@@ -149,6 +149,9 @@ fn kind(bytes: &[u8]) -> Option<&'static str> {
         _ if bytes.trim_ascii_start().is_empty() => Some("empty"),
         _ if starts("<?xml") || starts("<svg") => Some("an SVG, which omits frames too narrow to draw"),
         _ if starts("<") => Some("an HTML page"),
+        _ if bytes.first() == Some(&0x0a) && std::str::from_utf8(bytes).is_err() => {
+            Some("binary, perhaps pprof; export and compare profiles from their json files")
+        }
         _ if starts("PERFILE2") => Some("a perf.data file; only profiles of nativeprof, Dask and cProfile can be read"),
         _ => None,
     }
@@ -198,6 +201,7 @@ mod tests {
                 "`count` expected in the root object",
             ),
             (&half[..half.len() / 2], "decompression failed"),
+            (b"\x0a\x04\x08\x01\x10\xff", "it is binary, perhaps pprof"),
             (&packed(b"nativeprof tape\n"), "its format"),
         ] {
             let e = read(bytes).unwrap_err();

@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
+use clap::Args;
 use clap::error::{ContextKind, ContextValue};
 
+use super::args::RecordCommand;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Options of other profilers, and what is used for them here.
@@ -27,6 +29,9 @@ const OTHER_OPTIONS: &[(&str, &str)] = &[
     ("-g", "complete stacks are always recorded"),
     ("--call-graph", "complete stacks are always recorded"),
 ];
+
+/// Options without which others have no effect.
+const NEEDED: &[(&str, &str)] = &[("--waits", "--kind"), ("--save-tape", "--tape-samples")];
 
 /// Our message where the first word is not a command but can be understood: a PID, a script, a profile, a program.
 pub fn instead_of_command(e: &clap::Error) -> Option<Error> {
@@ -74,7 +79,10 @@ fn in_our_style(text: &str, command: &str) -> Error {
                     .replace("..=", " to ")
             }));
         } else if let Some(tip) = line.strip_prefix("tip: ") {
-            why.push(tip.replace("subcommand", "command"));
+            // One about `--` would send the word to another argument.
+            if !tip.starts_with("to pass ") {
+                why.push(tip.replace("subcommand", "command"));
+            }
         } else if let Some(line) = line.strip_prefix("Usage: ") {
             usage = line.to_string();
         } else if let Some(values) = line.strip_prefix("[possible values: ") {
@@ -85,11 +93,28 @@ fn in_our_style(text: &str, command: &str) -> Error {
     }
     if why.is_empty() && what.contains("cannot be used with") {
         why.push("only one of the two can be given".into());
+        // It names both.
+        usage.clear();
     }
     if what.contains("required arguments were not provided") {
         let missing = why.join(", ");
-        (what, why) = match why.len() {
-            1 => (format!("missing argument {missing}"), vec!["it is required".into()]),
+        let needing = NEEDED.iter().find(|(needed, _)| missing.starts_with(needed));
+        (what, why) = match (why.len(), needing) {
+            (1, Some((needed, needing))) => {
+                usage.clear();
+                (
+                    format!("{needing} needs {needed}"),
+                    vec![format!("{needed} is missing")],
+                )
+            }
+            (1, None) if missing == "<COMMAND>..." => {
+                usage = format!("{command} -o out.svg -- COMMAND, or {command} --pid PID");
+                (
+                    "no command to run".into(),
+                    vec!["neither a command nor a PID is given".into()],
+                )
+            }
+            (1, None) => (format!("missing argument {missing}"), vec!["it is required".into()]),
             _ => (format!("missing arguments {missing}"), vec!["they are required".into()]),
         };
     }
@@ -140,7 +165,16 @@ pub fn check_command(command: &[String]) -> Result<()> {
     };
     let name = word.split('=').next().unwrap_or(word);
     let known = OTHER_OPTIONS.iter().find(|(option, _)| *option == name);
-    let why = known.map_or("`record` has no such option", |(_, instead)| instead);
+    let ours = RecordCommand::augment_args(clap::Command::new("record"));
+    let similar = ours.get_arguments().filter_map(clap::Arg::get_long).find(|long| {
+        let typed = name.trim_start_matches('-');
+        typed.len() >= 3 && (typed.starts_with(long) || long.starts_with(typed))
+    });
+    let why = match (known, similar) {
+        (Some((_, instead)), _) => (*instead).to_string(),
+        (None, Some(long)) => format!("a similar option exists: --{long}"),
+        (None, None) => "what comes before the command must be an option of `record`".into(),
+    };
     let what = format!("unknown option {name}");
     let hint = "nativeprof record --help   (options come first, then `--` and the command)";
     Err(Error::new(ErrorKind::Usage, what).why(why).hint(hint))
@@ -182,6 +216,26 @@ mod tests {
                 "missing arguments --output <FILE>, <FILE>...\n  why: they are required\n  try: nativeprof dump --help",
             ),
             (
+                "error: the following required arguments were not provided:\n  --waits\n\nUsage: nativeprof report --waits \
+                 <FILE>\n",
+                "--kind needs --waits\n  why: --waits is missing\n  try: nativeprof dump --help",
+            ),
+            (
+                "error: the following required arguments were not provided:\n  <COMMAND>...\n\nUsage: nativeprof record\n",
+                "no command to run\n  why: neither a command nor a PID is given\n  try: nativeprof dump -o out.svg -- \
+                 COMMAND, or nativeprof dump --pid PID   (all options: nativeprof dump --help)",
+            ),
+            (
+                "error: the argument '--pid <PID>' cannot be used with '[COMMAND]...'\n\nUsage: nativeprof record --pid \
+                 <PID> [COMMAND]...\n",
+                "the argument '--pid <PID>' cannot be used with '[COMMAND]...'\n  why: only one of the two can be given\n  \
+                 try: nativeprof dump --help",
+            ),
+            (
+                "error: unexpected argument '-f' found\n\n  tip: to pass '-f' as a value, use '-- -f'\n",
+                "unexpected argument '-f' found\n  try: nativeprof dump --help",
+            ),
+            (
                 "error: invalid value '0' for '--pairs <N>': 0 is not in 1..=9\n",
                 "invalid value '0' for '--pairs <N>'\n  why: 0 is not in the range 1 to 9\n  try: nativeprof dump --help",
             ),
@@ -208,5 +262,6 @@ mod tests {
         assert!(e.what.ends_with("--native") && e.why.contains("--no-native"), "{e}");
         let e = check("--speed=5").expect_err("refused");
         assert_eq!((e.what.as_str(), e.kind), ("unknown option --speed", ErrorKind::Usage));
+        assert!(check("--output-file").expect_err("refused").why.ends_with(": --output"));
     }
 }

@@ -1,5 +1,5 @@
 //! Copies code objects while a thread that runs them is stopped, which keeps them alive. Mirrors `copy_code` in
-//! capture/ebpf/sample.bpf.c, with the same bounds.
+//! capture/ebpf/sample/code_objects.h, with the same bounds.
 //!
 //! Allocates nothing, so it may run in a signal handler.
 

@@ -83,7 +83,7 @@ impl CodeTable {
     /// The code object at `avma`, read now if it is new.
     ///
     /// # Errors
-    /// `CodeGone` if it is not, or no longer, the one the sample saw; `TooMuchCode` if there is no room for another
+    /// `CodeObjectFreed` if it is not, or no longer, the one the sample saw; `CodeObjectLimit` if there is no room for another
     /// one.
     pub fn observe(
         &mut self,
@@ -225,9 +225,9 @@ impl Default for RecentCodes {
     }
 }
 
-/// Same hash as in sample.bpf.c: addresses of name and file name, first line, and the object's version number. Without
-/// a version number: length and first letters of the name, and for names shared by many objects (`<module>`) the end of
-/// the file name. `None` if it cannot be read.
+/// Same hash as in code_objects.h of the BPF program: addresses of name and file name, first line, and the object's
+/// version number. Without a version number: length and first letters of the name, and for names shared by many objects
+/// (`<module>`) the end of the file name. `None` if it cannot be read.
 fn fingerprint(
     memory: &dyn Memory,
     layout: &Layout,

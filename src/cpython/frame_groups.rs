@@ -105,7 +105,7 @@ pub fn groups(
 /// Why the chain of Python frames is incomplete; `None` if it is complete. `in_greenlet`: the native stack ends where a
 /// greenlet begins, so that calls of the bytecode loop without Python frames would be noticed; or native stacks are not
 /// sampled, but the process may have greenlets.
-pub fn cut(sample: &Sample, layout: Option<&Layout>, in_greenlet: bool) -> Option<Truncation> {
+pub fn truncation(sample: &Sample, layout: Option<&Layout>, in_greenlet: bool) -> Option<Truncation> {
     match sample.walk {
         WalkStatus::NoPython | WalkStatus::Complete => None,
         // Where every chain ends at the thread state's base frame (3.15), that of a greenlet ends with the entry frame
@@ -435,11 +435,15 @@ mod tests {
             ..Sample::default()
         };
         let fault = Some(Truncation::PythonFault);
-        assert_eq!(cut(&sample(SHIM), Some(layout), true), None);
-        assert_eq!(cut(&sample(SHIM), Some(layout), false), fault, "no greenlet");
-        assert_eq!(cut(&sample(0), Some(layout), true), fault, "in the middle of a call");
-        assert_eq!(cut(&sample(SHIM), Some(before), true), fault, "no base frame");
-        assert_eq!(cut(&sample(SHIM), None, true), fault);
+        assert_eq!(truncation(&sample(SHIM), Some(layout), true), None);
+        assert_eq!(truncation(&sample(SHIM), Some(layout), false), fault, "no greenlet");
+        assert_eq!(
+            truncation(&sample(0), Some(layout), true),
+            fault,
+            "in the middle of a call"
+        );
+        assert_eq!(truncation(&sample(SHIM), Some(before), true), fault, "no base frame");
+        assert_eq!(truncation(&sample(SHIM), None, true), fault);
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Walks the interpreter frames of one thread, which is stopped or the calling one. The same walk as in
-//! capture/ebpf/sample.bpf.c, for backends that do not run in the kernel; tests/tape.rs compares the two.
+//! capture/ebpf/sample/frame_walk.h, for backends that do not run in the kernel; tests/tape.rs compares the two.
 //!
 //! Allocates nothing, so it may run in a signal handler. Every chain is bounded: `limits::MAX_FRAMES`, `MAX_CFRAMES`.
 

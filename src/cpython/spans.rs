@@ -6,7 +6,7 @@
 //! Include/internal/pycore_context.h, v3.9 to v3.15), to the value. What is not the same in every version, the package measures
 //! in its own process and publishes: see [`Publication`].
 //!
-//! [`copy`] allocates nothing, so it may run in a signal handler. The same walk in sample.bpf.c: `copy_span`.
+//! [`copy`] allocates nothing, so it may run in a signal handler. The same walk in BPF: `copy_span` in tasks_and_spans.h.
 
 use crate::bytes::u64_at;
 use crate::cpython_layout::SpanLocation;

@@ -11,7 +11,7 @@ use crate::target::modules::Module;
 const CODE: usize = 64;
 const INSTRUCTIONS: usize = 12;
 
-/// Where the variable is; `Listed` if the function does not have a form that compilers generate.
+/// Where the variable is; `InterpreterList` if the function does not have a form that compilers generate.
 pub fn variable(module: &Module, runtime: u64) -> ThreadStateLocation {
     let found = || {
         // Of aarch64, no such Python was seen.

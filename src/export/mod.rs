@@ -116,6 +116,11 @@ impl Format {
         matches!(self.name, "svg" | "html")
     }
 
+    /// Whether a terminal cannot show it.
+    pub fn is_binary(&self) -> bool {
+        matches!(self.name, "json.gz" | "pprof" | "perfetto" | "pstats")
+    }
+
     /// Writes the profile as people see it by default: where [`Format::is_for_people`], without frames of the interpreter.
     /// (The page leaves them out itself, and can show them.)
     pub fn write_default(&self, profile: &Profile, out: &mut dyn Write) -> io::Result<()> {

@@ -2,7 +2,7 @@
 //! callers.
 //!
 //! ```text
-//! {(file, line, name): (direct, all, self, cumulative, {(file, line, name): (all, direct, own, cumulative)})}
+//! {(file, line, name): (direct, all, self, cumulative, {(file, line, name): (all, direct, self, cumulative)})}
 //! ```
 //!
 //! A profile of calls has in it what `cProfile` would have: calls, those of them that are not recursive (primitive), and
@@ -54,7 +54,7 @@ impl SelfAndTotal {
         let self_counts = stacks.self_counts.clone();
         let counts: Vec<u64> = view.items.iter().map(|item| item.count).collect();
         let time = profile.find_value("wall").or_else(|| profile.find_value("cpu"));
-        let (own, total) = match (is_sampled, time) {
+        let (self_time, total) = match (is_sampled, time) {
             (true, _) => (self_counts.clone(), counts.clone()),
             (false, Some(time)) => (view.self_amounts(profile, time), view.amounts(profile, time)),
             (false, None) => (vec![0; counts.len()], vec![0; counts.len()]),
@@ -63,7 +63,7 @@ impl SelfAndTotal {
             is_sampled,
             self_counts,
             counts,
-            self_time: own,
+            self_time,
             total,
         }
     }

@@ -161,7 +161,7 @@ struct RecordingThread {
 #[derive(Default)]
 struct ProfileStart {
     counts: SampleCounts,
-    own_cpu: u64,
+    profiler_cpu: u64,
 }
 
 impl RecordingThread {
@@ -228,7 +228,7 @@ impl RecordingThread {
     /// The profile so far; the next one begins.
     fn profile(&mut self) -> Profile {
         let counts = self.source.counts();
-        let own_cpu = threads::cpu_time(sys::process::current_tid() as u32).unwrap_or(0);
+        let profiler_cpu = threads::cpu_time(sys::process::current_tid() as u32).unwrap_or(0);
         let (now, before) = (sys::clock::now(), std::mem::take(&mut self.before));
         let new = SampleCounts {
             cpu_time: counts.cpu_time.saturating_sub(before.counts.cpu_time),
@@ -239,14 +239,14 @@ impl RecordingThread {
         let when = (self.began_wall, Duration::from_nanos(now - self.began));
         let meta = Meta {
             command: procfs::command_line(pid),
-            profiler_cpu: own_cpu.saturating_sub(before.own_cpu) as f64 / 1e9,
-            sampling_cpu: own_cpu.saturating_sub(before.own_cpu) as f64 / 1e9,
+            profiler_cpu: profiler_cpu.saturating_sub(before.profiler_cpu) as f64 / 1e9,
+            sampling_cpu: profiler_cpu.saturating_sub(before.profiler_cpu) as f64 / 1e9,
             ..self.session.meta(&self.source, &new, self.settings.rate, pid, when)
         };
         let profile = self.session.resolve(self.began, meta);
         self.session.reset_profile();
         (self.began, self.began_wall) = (now, SystemTime::now());
-        self.before = ProfileStart { counts, own_cpu };
+        self.before = ProfileStart { counts, profiler_cpu };
         profile
     }
 }

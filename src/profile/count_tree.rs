@@ -118,10 +118,11 @@ impl RawTree {
 
     /// Where a stack ends for which there is no room.
     fn truncated_node(&mut self, parent: RawNode) -> RawNode {
-        let cut = RawFrame::Truncated(Truncation::TreeLimit);
+        let truncated = RawFrame::Truncated(Truncation::TreeLimit);
         // In the end, only below the root.
-        let here = self.child(parent, cut, self.most + self.most / 8, &|_| 0);
-        here.or_else(|| self.child(0, cut, usize::MAX, &|_| 0)).unwrap_or(0)
+        let here = self.child(parent, truncated, self.most + self.most / 8, &|_| 0);
+        here.or_else(|| self.child(0, truncated, usize::MAX, &|_| 0))
+            .unwrap_or(0)
     }
 
     /// The node of a frame below its caller, created if there are fewer than `most`.
@@ -192,12 +193,12 @@ mod tests {
     fn a_full_tree_cuts_stacks_and_counts_them() {
         let mut t = RawTree::bounded(8);
         let mut last = FramePath::default();
-        let mut cut = 0;
+        let mut truncated = 0;
         for round in 0..3 {
             for i in 0..100 {
                 let stack = [k(0), k(1), k(100 + i), k(200 + i)];
                 let (node, is_complete) = t.add_incremental(&mut last, &stack, 1, &|_| 1);
-                cut += u64::from(!is_complete);
+                truncated += u64::from(!is_complete);
                 let frame = t.nodes()[node as usize].1;
                 assert_eq!(
                     frame == Some(RawFrame::Truncated(Truncation::TreeLimit)),
@@ -208,7 +209,7 @@ mod tests {
         }
         assert!(t.nodes().len() <= 8 + 8 / 8 + 1);
         assert_eq!(t.nodes().iter().map(|n| n.2).sum::<u64>(), 300, "nothing is left out");
-        assert_eq!(cut, 300 - 3 * 2, "two stacks and a half fit");
+        assert_eq!(truncated, 300 - 3 * 2, "two stacks and a half fit");
     }
 
     #[test]

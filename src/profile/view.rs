@@ -348,7 +348,7 @@ mod tests {
             kind: FrameKind::Unknown,
             ..native("[unknown]", 0x10, "")
         };
-        let cut = Frame {
+        let truncated = Frame {
             kind: FrameKind::Truncated,
             ..native("code object freed", 0, "")
         };
@@ -361,7 +361,7 @@ mod tests {
         for (frame, expected) in [
             (native("f", 0x1a, ""), "f;<low-level>;0x1a"),
             (unnamed, "[unknown] (m.so+0x10);<low-level>;0x10"),
-            (cut, "[truncated: code object freed];<low-level>;0x0"),
+            (truncated, "[truncated: code object freed];<low-level>;0x0"),
             (python, "f;a;b.py;3"),
         ] {
             assert_eq!(identifier(&frame), expected);

@@ -81,13 +81,13 @@ impl Session {
     pub(super) fn uncounted_stack(&mut self, s: &Sample, last: &mut LastStack) -> (StackQuality, bool) {
         self.group_python(s, &mut last.python);
         let dispatcher = self.take_dispatcher(s);
-        let native_cut = self.unwind_native(s, &mut last.native);
-        let python_cut = match s.dispatcher {
+        let native_truncation = self.unwind_native(s, &mut last.native);
+        let python_truncation = match s.dispatcher {
             None => self.end_of_python(s, &last.python),
             Some(_) => None,
         };
-        let (native_cut, has_new_layout) = self.end_of_native(s, native_cut);
-        let quality = self.interleave(s, native_cut, python_cut, dispatcher, &last.python);
+        let (native_truncation, has_new_layout) = self.end_of_native(s, native_truncation);
+        let quality = self.interleave(s, native_truncation, python_truncation, dispatcher, &last.python);
         (quality, has_new_layout)
     }
 
@@ -178,13 +178,13 @@ impl Session {
         } else {
             self.unwinder.has_greenlets()
         };
-        frame_groups::cut(s, layout.as_ref(), in_greenlet)
+        frame_groups::truncation(s, layout.as_ref(), in_greenlet)
     }
 
     /// Why the native frames are incomplete, in view of where the process's main stack ends; true if that was read
     /// again and has changed.
-    fn end_of_native(&mut self, s: &Sample, cut: TruncationReason) -> (TruncationReason, bool) {
-        if cut.is_none() {
+    fn end_of_native(&mut self, s: &Sample, truncation: TruncationReason) -> (TruncationReason, bool) {
+        if truncation.is_none() {
             return (None, false);
         }
         let mut has_changed = false;
@@ -192,16 +192,16 @@ impl Session {
             has_changed = target.process.refresh_stack_end(&*self.system, outermost.sp);
         }
         let stack_end = self.targets[&s.pid].process.stack_end;
-        let cut = cut.filter(|_| !is_process_entry(&mut self.native, stack_end, &self.modules));
-        (cut, has_changed)
+        let truncation = truncation.filter(|_| !is_process_entry(&mut self.native, stack_end, &self.modules));
+        (truncation, has_changed)
     }
 
     /// Puts the stack into `self.stack`, outermost frame first.
     fn interleave(
         &mut self,
         s: &Sample,
-        native_cut: TruncationReason,
-        python_cut: TruncationReason,
+        native_truncation: TruncationReason,
+        python_truncation: TruncationReason,
         dispatcher: Option<DispatcherFrames>,
         last: &frame_groups::LastFrames,
     ) -> StackQuality {
@@ -234,14 +234,14 @@ impl Session {
             let input = interleave::InterleaveInput {
                 pid: s.pid,
                 native: &self.native,
-                native_cut,
+                native_truncation,
                 groups: &self.groups,
-                python_cut,
+                python_truncation,
                 is_eval: &is_eval,
             };
             interleave::interleave(&input, &mut self.stack)
         } else {
-            interleave::python_only(&self.groups, python_cut, &mut self.stack)
+            interleave::python_only(&self.groups, python_truncation, &mut self.stack)
         };
         if !is_waker {
             self.remember_dispatcher(s, first, quality);
@@ -250,7 +250,7 @@ impl Session {
         if !is_waker || self.shown_wakers.as_ref().is_some_and(|shown| shown.kernel) {
             self.stack.extend(s.kernel.iter().rev().map(|a| RawFrame::Kernel(*a)));
         }
-        match (quality, job.and_then(|job| job.cut)) {
+        match (quality, job.and_then(|job| job.truncation)) {
             (StackQuality::Exact | StackQuality::Repaired, Some(why)) => StackQuality::Partial(why),
             _ => quality,
         }

@@ -104,16 +104,16 @@ impl Session {
         let Some(reader) = ThreadNameReader::new(&memory, runtime, interpreter) else {
             return;
         };
-        let Some(own_tid) = self.system.namespace_tid(pid, tid) else {
+        let Some(namespace_tid) = self.system.namespace_tid(pid, tid) else {
             return;
         };
         let names = &mut self.thread_names;
         let (threads, schedule) = names.processes.entry(pid).or_default();
-        if !threads.can_name(own_tid) && schedule.is_due(time) {
+        if !threads.can_name(namespace_tid) && schedule.is_due(time) {
             *threads = reader.threads();
             schedule.was_read(time);
         }
-        if let Some(name) = reader.name(threads, own_tid) {
+        if let Some(name) = reader.name(threads, namespace_tid) {
             names.names.insert((pid, tid), name);
         }
     }

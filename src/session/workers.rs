@@ -1,10 +1,10 @@
 //! Native workers below the code that they work for.
 //!
 //! A worker runs no Python. The backend finds its dispatcher, the thread with Python frames that gave it work, and puts that
-//! thread's Python frames, of the same instant, into the worker's sample (sample.bpf.c says how, and why they are right). They
-//! come without the native frames between them: the dispatcher may run on another CPU, where its registers are. But the
-//! dispatcher is sampled too, and where its Python frames were the same, so were the native frames around them. Below the
-//! innermost Python frame that holds as far as the call into the library that the worker belongs to.
+//! thread's Python frames, of the same instant, into the worker's sample (dispatchers.h of the BPF program says how, and
+//! why it is right). They come without the native frames between them: the dispatcher may run on another CPU, where its
+//! registers are. But the dispatcher is sampled too, and where its Python frames were the same, so were the native frames
+//! around them. Below the innermost Python frame that holds as far as the call into the library that the worker belongs to.
 //!
 //! Some pools spin for a while when a job is done, and what is left on the worker's stack may still point to the thread that gave
 //! it. If samples of that thread show that it is not in the worker's library, the time belongs to the worker's last job. So it
@@ -95,7 +95,7 @@ pub(super) struct Job {
     pub(super) dispatcher: Tid,
     /// The dispatcher's stack, outermost frame first, and why it is incomplete.
     pub(super) frames: Vec<RawFrame>,
-    pub(super) cut: TruncationReason,
+    pub(super) truncation: TruncationReason,
 }
 
 /// A stack, outermost frame first.
@@ -205,7 +205,7 @@ impl Session {
             });
         };
         let mut frames = Vec::new();
-        let cut = match interleave::python_only(&self.groups, None, &mut frames) {
+        let truncation = match interleave::python_only(&self.groups, None, &mut frames) {
             StackQuality::Partial(why) => Some(why),
             _ => None,
         };
@@ -213,17 +213,17 @@ impl Session {
         Some(DispatcherFrames {
             tid: dispatcher.tid,
             is_unchanged: dispatcher.is_unchanged,
-            python: (!frames.is_empty()).then_some((frames, cut)),
+            python: (!frames.is_empty()).then_some((frames, truncation)),
         })
     }
 
     /// The job that a worker's sample belongs to. `None`: it is not known.
     pub(super) fn find_job(&mut self, s: &Sample, new: DispatcherFrames) -> Option<Job> {
-        let found = new.python.and_then(|(python, cut)| {
+        let found = new.python.and_then(|(python, truncation)| {
             Some(Job {
                 dispatcher: new.tid,
                 frames: self.dispatcher_stack(new.tid, new.is_unchanged, python.into())?,
-                cut,
+                truncation,
             })
         });
         let last_jobs = &mut self.dispatchers.last_jobs;

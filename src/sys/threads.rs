@@ -280,12 +280,12 @@ static GENERATION: AtomicU32 = AtomicU32::new(0);
 /// A number that differs in each process after `fork`.
 pub fn generation() -> u32 {
     static REGISTERED: OnceLock<()> = OnceLock::new();
-    extern "C" fn forked() {
+    extern "C" fn after_fork() {
         GENERATION.fetch_add(1, Ordering::Relaxed);
     }
     REGISTERED.get_or_init(|| {
         // SAFETY: the function only adds to a number.
-        unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+        unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
     });
     GENERATION.load(Ordering::Relaxed)
 }

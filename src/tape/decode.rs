@@ -81,7 +81,7 @@ pub fn parse(raw: &[u8]) -> Result<Tape> {
 fn no_tape() -> Error {
     Error::new(ErrorKind::Data, "this is not a tape")
         .why("it does not start with the header of a tape")
-        .hint("record one with `nativeprof record --save-tape FILE ...`")
+        .hint("record one with `nativeprof record --save-tape FILE ...`; for a profile, use `nativeprof export` or `report`")
 }
 
 fn damaged(why: &str) -> Error {

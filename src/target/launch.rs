@@ -137,6 +137,9 @@ fn environment(user: &User) -> impl Iterator<Item = (&'static str, &str)> {
 /// How to run a file that is not a command: a Python script, or a program in the current directory.
 fn how_to_run(name: &str) -> Option<String> {
     let path = std::path::Path::new(name);
+    if path.is_dir() {
+        return Some("it is a directory: give the path of a program in it".into());
+    }
     if path.extension().is_some_and(|e| e == "py") {
         return Some(format!("nativeprof record -- python3 {name}"));
     }

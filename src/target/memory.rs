@@ -153,7 +153,7 @@ impl KnownPages {
     }
 
     fn read_page(&mut self, memory: &dyn Memory, start: u64) {
-        self.make_room(PAGE as usize);
+        self.reserve(PAGE as usize);
         let place = self.single.len();
         self.single.resize(place + PAGE as usize, 0);
         let is_readable = memory.read(start, &mut self.single[place..]);
@@ -224,14 +224,14 @@ impl KnownPages {
                 bytes.copy_from_slice(&self.single[place..][..PAGE as usize]);
             }
         }
-        self.make_room(BLOCK as usize);
+        self.reserve(BLOCK as usize);
         self.blocks.insert(at, Block::Whole(self.whole.len()));
         self.whole.push((at, bytes));
         true
     }
 
     /// Makes room for so many bytes.
-    fn make_room(&mut self, bytes: usize) {
+    fn reserve(&mut self, bytes: usize) {
         if self.bytes + bytes > MAX_BYTES {
             *self = KnownPages::default();
         }

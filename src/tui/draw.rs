@@ -168,7 +168,7 @@ fn table(app: &App, width: u16) -> Table<'static> {
         Page::Threads => mark("THREAD", TopOrder::Name),
         Page::Waits | Page::Lags => String::new(),
         Page::Lag(_) => "STACK".into(),
-        Page::Around(_) => mark("CALLS", TopOrder::Name),
+        Page::CallersAndCallees(_) => mark("CALLS", TopOrder::Name),
     };
     let mut titles = vec![
         format!("{:>7}", mark("SELF%", TopOrder::SelfCount)),

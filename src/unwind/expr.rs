@@ -86,7 +86,7 @@ fn run(bytes: &[u8], initial: Option<u64>, regs: &Regs, memory: &StackMemory, fa
                 space: false,
             } if base_type.0 == 0 => {
                 let address = stack.pop()?;
-                let word = memory.word(address).map_err(|cut| *failed = cut).ok()?;
+                let word = memory.word(address).map_err(|truncation| *failed = truncation).ok()?;
                 stack.push(if size < 8 {
                     word & ((1 << (8 * u32::from(size))) - 1)
                 } else {

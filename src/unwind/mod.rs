@@ -320,13 +320,13 @@ impl Unwinder {
                     out.push(frame);
                     return Ok(());
                 }
-                UnwindStep::Fail { cut, cfa } => {
+                UnwindStep::Fail { truncation, cfa } => {
                     frame.cfa = cfa.unwrap_or(sp).max(sp);
                     // A frame that is not above its own stack pointer is the rule's fault, not the stack copy's.
                     if cfa.is_some_and(|cfa| cfa <= sp) {
                         Truncation::BadUnwindInfo
                     } else {
-                        cut
+                        truncation
                     }
                 }
                 UnwindStep::Caller { cfa } => match self.caller(walk, &rule, sp, cfa) {
@@ -347,7 +347,7 @@ impl Unwinder {
                         walk.interrupted = rule.signal;
                         continue;
                     }
-                    Err(cut) => cut,
+                    Err(truncation) => truncation,
                 },
             };
             walk.regs = before;

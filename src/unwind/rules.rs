@@ -155,26 +155,26 @@ impl Rules {
             }
             RuleKind::Deref if known => match memory.word(from) {
                 Ok(cfa) => cfa,
-                Err(cut) => return UnwindStep::Fail { cut, cfa: None },
+                Err(truncation) => return UnwindStep::Fail { truncation, cfa: None },
             },
             RuleKind::End if known => return UnwindStep::End { cfa: Some(from) },
             RuleKind::End => return UnwindStep::End { cfa: None },
             RuleKind::Full => return self.apply_full(rule, regs, memory),
             RuleKind::None | RuleKind::Stub | RuleKind::Switch | RuleKind::First => {
                 return UnwindStep::Fail {
-                    cut: Truncation::NoUnwindInfo,
+                    truncation: Truncation::NoUnwindInfo,
                     cfa: None,
                 };
             }
             RuleKind::Bad => {
                 return UnwindStep::Fail {
-                    cut: Truncation::BadUnwindInfo,
+                    truncation: Truncation::BadUnwindInfo,
                     cfa: None,
                 };
             }
             RuleKind::Frame | RuleKind::Deref => {
                 return UnwindStep::Fail {
-                    cut: memory.why_unknown(),
+                    truncation: memory.why_unknown(),
                     cfa: None,
                 };
             }
@@ -185,7 +185,12 @@ impl Rules {
         };
         let ra = match ra {
             Ok(ra) => ra,
-            Err(cut) => return UnwindStep::Fail { cut, cfa: Some(cfa) },
+            Err(truncation) => {
+                return UnwindStep::Fail {
+                    truncation,
+                    cfa: Some(cfa),
+                };
+            }
         };
         Rules::restore(rule, regs, memory, cfa, ra);
         UnwindStep::Caller { cfa }
@@ -219,8 +224,8 @@ impl Rules {
                     known |= 1 << reg;
                 }
                 Err(_) if slot < regs.gpr[SP] => {} // Popped: see below.
-                Err(cut) => {
-                    memory.lost = Some(cut);
+                Err(truncation) => {
+                    memory.lost = Some(truncation);
                     known &= !(1 << reg);
                 }
             }
@@ -238,7 +243,7 @@ impl Rules {
     fn apply_full(&self, rule: &Rule, regs: &mut Regs, memory: &mut StackMemory) -> UnwindStep {
         let Some(full) = self.full.get(rule.offset as usize) else {
             return UnwindStep::Fail {
-                cut: Truncation::BadUnwindInfo,
+                truncation: Truncation::BadUnwindInfo,
                 cfa: None,
             };
         };
@@ -254,7 +259,7 @@ impl Rules {
         let cfa = match cfa {
             Ok(cfa) => cfa,
             Err(_) if full.ra == CallerRegister::Undefined => return UnwindStep::End { cfa: None },
-            Err(cut) => return UnwindStep::Fail { cut, cfa: None },
+            Err(truncation) => return UnwindStep::Fail { truncation, cfa: None },
         };
         let find = |location: &CallerRegister, register: usize, memory: &mut StackMemory| -> Result<u64, Truncation> {
             let missing = memory.why_unknown();
@@ -276,7 +281,12 @@ impl Rules {
         }
         let ra = match find(&full.ra, RA, memory) {
             Ok(ra) => ra,
-            Err(cut) => return UnwindStep::Fail { cut, cfa: Some(cfa) },
+            Err(truncation) => {
+                return UnwindStep::Fail {
+                    truncation,
+                    cfa: Some(cfa),
+                };
+            }
         };
         // Compilers leave a register's row in place while an epilogue pops it, and with it the base of other rows. A
         // slot outside the frame means that the register has its old value again. (Below the stack pointer it may still
@@ -307,9 +317,9 @@ impl Rules {
                 // Without a stack pointer there is no frame; the CFA is its value by definition.
                 Err(_) if r == SP => {}
                 Err(_) if popped(location, false) => {}
-                Err(cut) => {
+                Err(truncation) => {
                     if *location != CallerRegister::Undefined {
-                        memory.lost = Some(cut);
+                        memory.lost = Some(truncation);
                     }
                     new.known &= !(1 << r);
                 }
@@ -325,5 +335,5 @@ impl Rules {
 pub enum UnwindStep {
     Caller { cfa: u64 },
     End { cfa: Option<u64> },
-    Fail { cut: Truncation, cfa: Option<u64> },
+    Fail { truncation: Truncation, cfa: Option<u64> },
 }

@@ -76,7 +76,7 @@ pub(crate) struct SplitName {
 struct UnitLookup {
     linkage: Option<String>,
     plain: Option<String>,
-    goes_on: Option<usize>,
+    continues_at: Option<usize>,
 }
 
 /// The sections of an ordinary file or of a `.dwo` file, and their total size in bytes: at most `max`.
@@ -293,7 +293,7 @@ impl DebugInfo {
             return known.clone();
         }
         let mut found = self.read_name(dwarf, start, fuel).unwrap_or_default();
-        if let (None, Some(at), Some(sup)) = (&found.linkage, found.goes_on, sup) {
+        if let (None, Some(at), Some(sup)) = (&found.linkage, found.continues_at, sup) {
             let there = dwarf
                 .sup()
                 .and_then(|dwarf| sup.read_name(dwarf, at, fuel))
@@ -336,7 +336,7 @@ impl DebugInfo {
                     gimli::DW_AT_abstract_origin | gimli::DW_AT_specification => match DieRef::of(attr.value()) {
                         Some(DieRef::Unit(o)) => next = base.checked_add(o),
                         Some(DieRef::Info(o)) => next = Some(o),
-                        Some(DieRef::Sup(o)) => found.goes_on = Some(o),
+                        Some(DieRef::Sup(o)) => found.continues_at = Some(o),
                         None => {}
                     },
                     _ => {}

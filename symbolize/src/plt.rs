@@ -109,13 +109,13 @@ impl Plt {
         for (i, stub) in code.chunks_exact(size).enumerate() {
             let start = section.addr.wrapping_add((i * size) as u64);
             let name = match target(stub) {
-                Some(Target::Slot { behind, displacement }) => {
+                Some(PltTarget::Slot { behind, displacement }) => {
                     let slot = start
                         .wrapping_add(behind as u64)
                         .wrapping_add_signed(displacement.into());
                     slots.get(&slot).copied()
                 }
-                Some(Target::Pushed(n)) => pushed.get(n as usize).copied().flatten(),
+                Some(PltTarget::Pushed(n)) => pushed.get(n as usize).copied().flatten(),
                 None => None,
             };
             if let Some(name) = name {
@@ -140,19 +140,19 @@ impl Plt {
 const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 
 #[derive(Debug, PartialEq)]
-enum Target {
+enum PltTarget {
     /// `jmp *displacement(%rip)`; the instruction ends `behind` bytes into the stub.
     Slot { behind: usize, displacement: i32 },
     /// `push $n; jmp PLT0`: the lazy half of a stub with CET, n counts in .rela.plt.
     Pushed(u32),
 }
 
-fn target(stub: &[u8]) -> Option<Target> {
+fn target(stub: &[u8]) -> Option<PltTarget> {
     let mut at = 0;
     if stub.starts_with(&ENDBR64) {
         at = 4;
         if stub.get(4) == Some(&0x68) && matches!(stub.get(9), Some(0xe9 | 0xf2)) {
-            return Some(Target::Pushed(u32_at(stub, 5)?));
+            return Some(PltTarget::Pushed(u32_at(stub, 5)?));
         }
     }
     if stub.get(at) == Some(&0xf2) {
@@ -161,7 +161,7 @@ fn target(stub: &[u8]) -> Option<Target> {
     if stub.get(at..at + 2)? != [0xff, 0x25] {
         return None; // PLT0 begins with a push (ff 35), TLS descriptors have their own entry
     }
-    Some(Target::Slot {
+    Some(PltTarget::Slot {
         behind: at + 6,
         displacement: u32_at(stub, at + 2)? as i32,
     })
@@ -224,7 +224,7 @@ mod tests {
             v.resize(16, 0x90);
             v
         };
-        let slot = |behind, displacement| Some(Target::Slot { behind, displacement });
+        let slot = |behind, displacement| Some(PltTarget::Slot { behind, displacement });
         for (bytes, expected) in [
             (pad(&[0xff, 0x25, 0x10, 0, 0, 0, 0x68, 0, 0, 0, 0]), slot(6, 16)),
             (
@@ -237,7 +237,7 @@ mod tests {
             ),
             (
                 pad(&[0xf3, 0x0f, 0x1e, 0xfa, 0x68, 7, 0, 0, 0, 0xe9]),
-                Some(Target::Pushed(7)),
+                Some(PltTarget::Pushed(7)),
             ),
             (pad(&[0xff, 0x35, 1, 0, 0, 0, 0xff, 0x25]), None),
             (vec![0xff, 0x25], None),

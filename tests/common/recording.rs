@@ -256,10 +256,10 @@ impl Recording {
             with_reason, q.partial,
             "{case}: a partial stack without a reason: {q:?}"
         );
-        let cut = self.matching(|stack| stack.iter().any(|f| f.kind == FrameKind::Truncated));
+        let truncated = self.matching(|stack| stack.iter().any(|f| f.kind == FrameKind::Truncated));
         assert!(
-            cut <= q.partial,
-            "{case}: {cut} stacks are cut, {} are called partial",
+            truncated <= q.partial,
+            "{case}: {truncated} stacks are truncated, {} are called partial",
             q.partial
         );
         let excused: u64 = excused.iter().filter_map(|why| q.reasons.get(*why)).sum();

@@ -7,7 +7,7 @@ use std::ffi::{c_char, c_int, c_void};
 
 /// Calls a function with these arguments, and jumps to the address that it returns.
 #[cfg(target_arch = "x86_64")]
-macro_rules! asks_and_jumps {
+macro_rules! checks_and_jumps {
     ($function:path) => {
         naked_asm!(
             "endbr64",
@@ -26,7 +26,7 @@ macro_rules! asks_and_jumps {
 
 /// The same. `hint 34` is `bti c`.
 #[cfg(target_arch = "aarch64")]
-macro_rules! asks_and_jumps {
+macro_rules! checks_and_jumps {
     ($function:path) => {
         naked_asm!(
             "hint 34",
@@ -49,7 +49,7 @@ macro_rules! asks_and_jumps {
 /// As `dlopen`.
 #[unsafe(naked)]
 pub unsafe extern "C" fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void {
-    asks_and_jumps!(super::got::before_dlopen)
+    checks_and_jumps!(super::got::before_dlopen)
 }
 
 /// The hook on `dlsym`.
@@ -58,5 +58,5 @@ pub unsafe extern "C" fn dlopen(name: *const c_char, flags: c_int) -> *mut c_voi
 /// As `dlsym`.
 #[unsafe(naked)]
 pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
-    asks_and_jumps!(super::got::before_dlsym)
+    checks_and_jumps!(super::got::before_dlsym)
 }

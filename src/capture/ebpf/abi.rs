@@ -51,8 +51,8 @@ const BLOCKED_LENGTH: usize = RUNNABLE_LENGTH + 8;
 const WOKEN: usize = BLOCKED_LENGTH + 8;
 const HOLDER: usize = WOKEN + 8;
 const HOLDERS_AT: usize = HOLDER + 8;
-/// `HOLDERS` of the program.
-const HOLDERS: usize = 10;
+/// `MAX_HOLDERS` of the program.
+const MAX_HOLDERS: usize = 10;
 /// `THREAD_STATE` of it.
 const THREAD_STATE: u64 = 1 << 63;
 
@@ -285,7 +285,7 @@ pub fn decode(b: &[u8]) -> Option<Sample> {
             holder: off_cpu(HOLDER)?,
             holders: match flags & OFF_CPU {
                 0 => Vec::new(),
-                _ => (0..HOLDERS)
+                _ => (0..MAX_HOLDERS)
                     .map_while(|i| Some((u64_at(b, HOLDERS_AT + 16 * i)?, u64_at(b, HOLDERS_AT + 16 * i + 8)?)))
                     .take_while(|(who, _)| *who != 0)
                     .map(|(who, time)| match who & THREAD_STATE {

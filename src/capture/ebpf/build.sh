@@ -1,5 +1,5 @@
 #!/bin/sh
-# Compiles sample.bpf.c twice for each CPU: for current kernels, and for those from 5.8 on. The objects are committed, so that
+# Compiles sample.bpf.c, with its parts below sample/, twice for each CPU: for current kernels, and for those from 5.8 on. The objects are committed, so that
 # building nativeprof needs no clang; `build.sh --check` fails if they are not what this source gives (clang 14). The headers
 # for the other CPU are those of Debian's linux-libc-dev-arm64-cross.
 set -eu

@@ -11,7 +11,7 @@ use crate::cpython_layout;
 use crate::error::Result;
 use crate::event::Pid;
 
-/// `GILS` of sample.bpf.c.
+/// `MAX_GILS` of sample.bpf.c.
 const MAX_LOCKS: usize = 4;
 /// `RELEASES` of it.
 const RELEASES: usize = 64;

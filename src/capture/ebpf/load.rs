@@ -50,7 +50,7 @@ impl EbpfSource {
         let (object::LoadedObject { mut bpf, refusal }, hook) = if options.mode == Mode::Cpu {
             (object::load_first(variants, sizes, options.children)?, None)
         } else {
-            sizes.slots += off_cpu::WORK_SLOTS;
+            sizes.slots += off_cpu::MAX_WORKS;
             sizes.threads = off_cpu::MAX_THREADS;
             let switch_in::LoadedSwitchIn { bpf, hook, missing } =
                 switch_in::load_first(variants, sizes, options.children)?;

@@ -18,8 +18,8 @@ use crate::error::Result;
 use crate::event::{Pid, Tid, TimeSpent};
 use crate::sys;
 
-/// `WORK_SLOTS` of sample.bpf.c.
-pub const WORK_SLOTS: u32 = 8;
+/// `MAX_WORKS` of sample.bpf.c.
+pub const MAX_WORKS: u32 = 8;
 /// Threads accounted for at the same time, at most.
 pub const MAX_THREADS: u32 = 16384;
 

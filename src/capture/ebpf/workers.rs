@@ -1,4 +1,4 @@
-//! Native workers: the programs that note who gives work to them. How that is found, and why so, says sample.bpf.c.
+//! Native workers: the programs that note who gives work to them. How that is found, and why so, says sample/dispatchers.h.
 
 use aya::Ebpf;
 use aya::maps::{HashMap as BpfHash, MapData};

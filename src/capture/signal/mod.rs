@@ -80,13 +80,13 @@ pub struct SignalSource {
     options: SignalOptions,
     pool: &'static SlotPool,
     pid: Pid,
-    own_tid: Tid,
+    current_tid: Tid,
     /// Number of the recording; 0 before the start and after the end.
     number: u64,
     began: u64,
     threads: FxHashMap<Tid, SampledThread>,
     mappings: MappingTracker,
-    loads: u64,
+    library_loads: u64,
     rescanned: Instant,
     scanned: Option<Instant>,
     /// When the next sample of all threads is due, and when its period ends.
@@ -111,12 +111,12 @@ impl SignalSource {
             options,
             pool,
             pid: std::process::id(),
-            own_tid: 0,
+            current_tid: 0,
             number: 0,
             began: 0,
             threads: FxHashMap::default(),
             mappings: MappingTracker::default(),
-            loads: threads::library_load_count(),
+            library_loads: threads::library_load_count(),
             rescanned: now,
             scanned: None,
             due: now,
@@ -144,7 +144,7 @@ impl SignalSource {
             None => procfs::threads(self.pid).into_iter().map(|tid| (tid, None)).collect(),
         };
         for (tid, thread_pointer) in found {
-            if tid == self.own_tid {
+            if tid == self.current_tid {
                 continue;
             }
             if let Some(t) = self.threads.get_mut(&tid) {
@@ -256,8 +256,8 @@ impl SignalSource {
     /// Emits the code that was mapped since the last call.
     fn rescan_mappings(&mut self, out: &mut Vec<Event>) {
         let loads = threads::library_load_count();
-        if loads != self.loads || self.rescanned.elapsed() > MAPPINGS_INTERVAL {
-            (self.loads, self.rescanned) = (loads, Instant::now());
+        if loads != self.library_loads || self.rescanned.elapsed() > MAPPINGS_INTERVAL {
+            (self.library_loads, self.rescanned) = (loads, Instant::now());
             self.mappings.rescan(self.pid, out);
         }
     }
@@ -361,7 +361,7 @@ impl Backend for SignalSource {
     fn remove_process(&mut self, _: Pid) {}
 
     fn start(&mut self) -> Result<()> {
-        self.own_tid = sys::process::current_tid() as Tid;
+        self.current_tid = sys::process::current_tid() as Tid;
         self.number = self.pool.begin(self.options.native).ok_or_else(|| {
             Error::new(ErrorKind::Unsupported, "this process is already being sampled")
                 .why("only one recording at a time is possible in a process")

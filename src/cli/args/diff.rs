@@ -46,7 +46,7 @@ pub struct DiffCommand {
     pub interpreter: bool,
     /// Exit with code 3 if anything grew significantly by more than PERCENT of the older profile's total, with code 4 if the
     /// profiles are too short to decide
-    #[arg(long, value_name = "PERCENT", value_parser = limit)]
+    #[arg(long, value_name = "PERCENT", value_parser = limit, allow_negative_numbers = true)]
     pub fail_above: Option<f64>,
     /// Write a differential flame graph to FILE, to a file in that directory, or to standard output (`-`)
     #[arg(short, long, value_name = "FILE")]

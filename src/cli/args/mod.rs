@@ -27,7 +27,8 @@ pub struct Cli {
 pub enum Command {
     /// Record a profile of a command or of a running process to a file
     #[command(after_help = "Examples:\n  nativeprof record -o out.svg -- python3 script.py\n  \
-                            sudo nativeprof record --pid 1234 -d 10 -o out.json")]
+                            sudo nativeprof record --pid 1234 -d 10 -o out.json\n\n\
+                            Exit code: that of COMMAND; 125 if nativeprof fails, 126 if COMMAND cannot be executed, 127 if it is not found.")]
     Record(RecordCommand),
     /// Record a profile of a running process to a file (same as `record --pid PID`)
     #[command(after_help = "Examples:\n  sudo nativeprof attach 1234 -d 10 -o out.svg\n  \
@@ -45,8 +46,8 @@ pub enum Command {
         after_help = "Examples:\n  sudo nativeprof top 1234\n  nativeprof top -- python3 script.py\n\nPress ? for help."
     )]
     Top(Top),
-    /// Build a profile from a tape (a replayable recording made with `record --save-tape`); needs no privileges and not
-    /// the original machine
+    /// Build a profile from a tape (a replayable recording made with `record --save-tape`); needs neither
+    /// privileges nor the original machine
     #[command(after_help = "Example:\n  nativeprof replay bug.tape -o out.svg")]
     Replay(Replay),
     /// Print tables of a saved profile: functions, lines, modules, threads, callers and callees, the call tree
@@ -213,7 +214,8 @@ pub struct ReportCommand {
     /// with at least that share of the samples), otherwise a regular expression matched against `NAME (LOCATION)`
     #[arg(value_name = "FILTER")]
     pub restrictions: Vec<String>,
-    /// What each row represents [default: a Python function, with the C code that it runs]
+    /// What each row represents [default: Python functions, with the C code that they call; `function`: C functions have
+    /// rows of their own]
     #[arg(long, value_enum)]
     pub by: Option<By>,
     /// Source of a function or a file, with the samples of each line
@@ -239,7 +241,7 @@ pub struct ReportCommand {
     #[arg(long, value_name = "FUNCTION", conflicts_with_all = ["tree", "by"])]
     pub callees: Option<String>,
     /// Print the call tree, largest branch first
-    #[arg(long, conflicts_with = "by")]
+    #[arg(long, conflicts_with_all = ["by", "sort"])]
     pub tree: bool,
     /// Where threads waited, in a profile made with --mode wall or off-cpu: total, count, median, p99 and longest
     #[arg(long, conflicts_with_all = ["callers", "callees", "tree", "by", "sort", "value"])]
@@ -336,7 +338,8 @@ pub struct Export {
     /// Profile: json or json.gz of nativeprof or Dask, pstats, or a tape; `-` for standard input
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Output file or directory, or `-` for standard output [default: FILE with the extension of the format]
+    /// Output file or directory, or `-` for standard output [default: FILE, in the current directory, with the
+    /// extension of the format]
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     #[arg(short, long, value_name = "FORMAT", help = format_help())]
@@ -420,7 +423,10 @@ pub struct RecordArgs {
 
 fn format_help() -> String {
     let names: Vec<_> = FORMATS.iter().map(|format| format.name).collect();
-    format!("Output format [default: from the file extension]: {}", names.join(", "))
+    format!(
+        "Output format [default: by the extension of the output, else html]: {}",
+        names.join(", ")
+    )
 }
 
 fn export_help() -> String {
@@ -433,6 +439,12 @@ fn export_help() -> String {
 }
 
 fn pid(text: &str) -> Result<u32, String> {
-    text.parse()
-        .map_err(|_| "PID must be a number; find it with `pgrep -af NAME`".into())
+    match text.parse() {
+        Ok(0) => Err("PIDs begin at 1; find one with `pgrep -af NAME`".into()),
+        Ok(pid) => Ok(pid),
+        Err(_) if text.bytes().all(|c| c.is_ascii_digit()) && !text.is_empty() => {
+            Err("no PID is that large; find it with `pgrep -af NAME`".into())
+        }
+        Err(_) => Err("PID must be a number; find it with `pgrep -af NAME`".into()),
+    }
 }

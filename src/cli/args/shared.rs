@@ -62,7 +62,7 @@ pub struct Sampling {
     /// With --mode off-cpu or wall: leave out blocked intervals shorter than this, such as 10ms or 2s
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub min_blocked: Option<u64>,
-    /// With --mode off-cpu or wall: below each wait, show the stack of the thread that ended it
+    /// With --mode off-cpu or wall: as callees of each wait, show the stack of the thread that ended it
     #[arg(long)]
     pub wakers: bool,
     /// Place samples of threads that run no Python (OpenMP, BLAS and other pools) below the code that gave them work
@@ -82,7 +82,7 @@ pub struct Sampling {
 /// What to show of tasks.
 #[derive(Debug, Args)]
 pub struct TaskArgs {
-    /// Show the running task (asyncio, trio, greenlets) and the tasks that await it, above its frames; with --mode wall or
+    /// Show the running task (asyncio, trio, greenlets) and the tasks that await it, as callers of its frames; with --mode wall or
     /// off-cpu, also what suspended asyncio tasks await, and for how long
     #[arg(long)]
     pub tasks: bool,

@@ -26,7 +26,7 @@ pub fn export(options: &Export) -> Result<()> {
     }
     crate::cli::print_status(&format!("written: {}", output.write(&profile)?));
     output.browse(false);
-    Ok(())
+    output.check_written()
 }
 
 /// Name of the file without the extension of its format; the complete name if nothing else would be left.

@@ -262,6 +262,7 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
         }
         return Ok(code);
     }
+    output.check_written()?;
     Ok(0)
 }
 

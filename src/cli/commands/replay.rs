@@ -63,5 +63,5 @@ pub fn replay(options: &Replay) -> Result<()> {
     let written = output.write(&profile)?;
     print_line(&summary::block(&profile.meta, &written));
     output.browse(false);
-    Ok(())
+    output.check_written()
 }

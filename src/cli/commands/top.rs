@@ -32,8 +32,8 @@ use crate::tui;
 
 /// Longest time that samples are processed before keys and the target are checked again.
 const MAX_TURN: Duration = Duration::from_millis(100);
-/// Seconds of samples that are kept.
-const KEPT: u64 = 60;
+/// Age from which samples are forgotten, s.
+const MAX_AGE: u64 = 60;
 
 /// Shows the process until the user quits.
 ///
@@ -161,7 +161,7 @@ impl tui::SampleFeed for TopFeed {
     fn last(&mut self, seconds: u64, until: u64, thread: Option<Tid>) -> Profile {
         let before = |seconds: u64| until.saturating_sub(seconds * 1_000_000_000).max(self.began);
         let since = before(seconds);
-        self.session.forget_before(before(KEPT));
+        self.session.forget_before(before(MAX_AGE));
         let counts = self.source.counts();
         let when = (self.wall, self.started.elapsed());
         let meta = Meta {

@@ -47,7 +47,14 @@ impl OutputFile {
             needs: Caps::NONE,
         };
         let failed = |e: io::Error| {
-            Error::io(format!("cannot write to {}", path.display()), e).hint("choose another file with -o FILE")
+            let error =
+                Error::io(format!("cannot write to {}", path.display()), e).hint("choose another file with -o FILE");
+            match directory(path) {
+                directory if !directory.exists() => error
+                    .why(format!("directory {} does not exist", directory.display()))
+                    .hint(format!("mkdir -p {}", directory.display())),
+                _ => error,
+            }
         };
         let (permitted, _) = credentials::current().map_err(failed)?;
         let root_may = permitted.and(Caps::of(WRITING));

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::cell::Cell;
 use std::ffi::OsString;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use super::args::{Browse, ViewArgs};
@@ -81,6 +81,14 @@ impl Output {
             None if standard => export::by_name("collapsed").map_err(unknown)?,
             None => export::by_path(path).map_err(unknown)?,
         };
+        if standard && format.is_binary() && io::stdout().is_terminal() {
+            return Err(Error::new(
+                ErrorKind::Usage,
+                format!("{} is not written to a terminal", format.name),
+            )
+            .why("it is binary")
+            .hint(format!("-o {stem}{}", format.extensions[0])));
+        }
         let place = if standard {
             None
         } else {
@@ -181,6 +189,27 @@ impl Output {
     /// Whether source lines are wanted in addition to those that the profile has.
     pub fn quotes_source(&self) -> bool {
         self.format.name == "html" && !self.no_source
+    }
+
+    /// Whether the profile is where it was to be written, for commands whose exit code says so.
+    ///
+    /// # Errors
+    /// `Io` if it is elsewhere.
+    pub fn check_written(&self) -> Result<()> {
+        match &self.place {
+            Some(place) if !self.written.get() => {
+                let what = format!("{} was not written", place.path().display());
+                Err(Error::new(ErrorKind::Io, what)
+                    .why("the file system refused it, as said above")
+                    .hint("copy the profile from the file named above"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The file to write, if it is none of standard output.
+    pub fn path(&self) -> Option<&Path> {
+        self.place.as_ref().map(OutputFile::path)
     }
 
     /// Capabilities without which the profile cannot be written.

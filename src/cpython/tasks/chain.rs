@@ -36,7 +36,7 @@ pub struct AwaitChain {
     /// The innermost coroutine of the chain has not begun to run.
     pub is_new: bool,
     /// The chain continues, but could not be followed.
-    pub is_cut: bool,
+    pub is_truncated: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -67,16 +67,16 @@ impl Objects<'_> {
                         // Wrappers do not wrap each other, so this cannot repeat.
                         at = inner;
                         if self.kind(at) == Some(Kind::Wrapper) {
-                            chain.is_cut = true;
+                            chain.is_truncated = true;
                             return chain;
                         }
                         continue;
                     }
-                    None => chain.is_cut = true,
+                    None => chain.is_truncated = true,
                 },
                 Some(Kind::Coroutine | Kind::Generator | Kind::AsyncGenerator) => {
                     if chain.frames.len() >= MAX_CHAIN {
-                        chain.is_cut = true;
+                        chain.is_truncated = true;
                         return chain;
                     }
                     match self.coroutine_step(at, &mut chain) {
@@ -85,11 +85,11 @@ impl Objects<'_> {
                             continue;
                         }
                         Some(None) => {}
-                        None => chain.is_cut = true,
+                        None => chain.is_truncated = true,
                     }
                 }
                 Some(_) => chain.awaited = Some(at),
-                None => chain.is_cut = true,
+                None => chain.is_truncated = true,
             }
             return chain;
         }

@@ -362,5 +362,5 @@ fn unknown_objects_are_no_tasks() {
     let layout = runtime.layout.expect("a layout");
     let reader = Objects::new(&memory, &layout, &objects, &tasks, Rc::default());
     assert_eq!(reader.kind(0x1000), None::<Kind>);
-    assert!(reader.await_chain(0x1000).is_cut);
+    assert!(reader.await_chain(0x1000).is_truncated);
 }

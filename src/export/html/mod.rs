@@ -39,6 +39,8 @@ const SCRIPTS: &[&str] = &[
     include_str!("lag.js"),
     include_str!("details.js"),
     include_str!("filters.js"),
+    include_str!("theme.js"),
+    include_str!("toolbar.js"),
     include_str!("page.js"),
 ];
 

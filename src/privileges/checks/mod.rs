@@ -332,8 +332,13 @@ fn capability_advice(f: &SystemFacts, feature: &'static str, caps: &[Cap]) -> Op
     advice(
         format!("this user does not have {names}"),
         format!(
-            "sudo {exe} ...   or, permanently: sudo setcap cap_bpf,cap_perfmon,cap_sys_ptrace,cap_syslog+ep $(command -v {exe})",
-            exe = f.exe
+            "sudo {exe} ...   or, permanently: sudo setcap cap_bpf,cap_perfmon,cap_sys_ptrace,cap_syslog+ep {path}",
+            exe = f.exe,
+            path = if f.exe.contains('/') {
+                f.exe.clone()
+            } else {
+                format!("$(command -v {})", f.exe)
+            }
         ),
     )
 }

@@ -168,11 +168,11 @@ impl<'a> TableReader<'_, 'a> {
     /// Adds the figures of a function.
     fn row(&mut self, function: u32, row: ValueId) -> Result<(), PstatsError> {
         let values = self.values;
-        let &[primitive, calls, own, total, callers] = values.items(values.get(row)) else {
+        let &[primitive, calls, self_time, total, callers] = values.items(values.get(row)) else {
             return Err(self.error("a function without five figures"));
         };
         let counts = (self.count(primitive)?, self.count(calls)?);
-        let times = (self.time(own)?, self.time(total)?);
+        let times = (self.time(self_time)?, self.time(total)?);
         if !matches!(values.get(callers), MarshalValue::Dictionary { .. }) {
             return Err(self.error("callers that are not a dictionary"));
         }
@@ -203,11 +203,11 @@ impl<'a> TableReader<'_, 'a> {
                     times: None,
                 })
             }
-            (_, &[calls, primitive, own, total]) => Ok(Caller {
+            (_, &[calls, primitive, self_time, total]) => Ok(Caller {
                 function,
                 primitive: self.count(primitive)?,
                 calls: self.count(calls)?,
-                times: Some((self.time(own)?, self.time(total)?)),
+                times: Some((self.time(self_time)?, self.time(total)?)),
             }),
             _ => Err(self.error("a caller with neither a number of calls nor four figures")),
         }

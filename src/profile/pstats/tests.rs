@@ -9,7 +9,7 @@ use crate::profile::stats::Stats;
 
 type Figures = (u64, u64);
 
-/// A caller: its name, and calls, own and cumulative time where they are known.
+/// A caller: its name, and calls, self and cumulative time where they are known.
 type Caller<'a> = (&'a str, Option<(i32, f64, f64)>);
 
 /// A file, as Python writes it but without references.
@@ -18,18 +18,23 @@ struct File(Vec<u8>);
 
 impl File {
     fn function(&mut self, name: &str, figures: (i32, i32, f64, f64), callers: &[Caller<'_>]) {
-        let (primitive, calls, own, total) = figures;
+        let (primitive, calls, self_time, total) = figures;
         self.key(name)
             .tag(b'(', 5)
             .int(primitive)
             .int(calls)
-            .float(own)
+            .float(self_time)
             .float(total);
         self.0.push(b'{');
         for (caller, figures) in callers {
             self.key(caller);
             match figures {
-                Some((calls, own, total)) => self.tag(b'(', 4).int(*calls).int(*calls).float(*own).float(*total),
+                Some((calls, self_time, total)) => self
+                    .tag(b'(', 4)
+                    .int(*calls)
+                    .int(*calls)
+                    .float(*self_time)
+                    .float(*total),
                 None => self.int(calls),
             };
         }
@@ -67,7 +72,7 @@ impl File {
     }
 }
 
-/// By function: calls and own time.
+/// By function: calls and self time.
 fn of_functions(profile: &Profile) -> BTreeMap<String, Figures> {
     let mut sums = BTreeMap::new();
     let times = profile.self_amounts(1);
@@ -81,7 +86,7 @@ fn of_functions(profile: &Profile) -> BTreeMap<String, Figures> {
     sums
 }
 
-/// By caller and callee: calls and own time of the callee.
+/// By caller and callee: calls and self time of the callee.
 fn of_edges(profile: &Profile) -> BTreeMap<(String, String), Figures> {
     let mut sums = BTreeMap::new();
     let name = |node: u32| profile.frames[profile.nodes[node as usize].frame as usize].name.clone();
@@ -235,7 +240,7 @@ fn consistent_tables_stay_as_they_are() {
     let mut random = Random(11);
     for _ in 0..300 {
         let count = 2 + random.below(8) as usize;
-        // Calls and own nanoseconds by (caller, callee), where callers come first; of stacks without regard to what is
+        // Calls and self nanoseconds by (caller, callee), where callers come first; of stacks without regard to what is
         // above the caller, so that cumulative times are in proportion.
         let mut weight = vec![0.0; count];
         let mut below = vec![0.0; count];

@@ -4,7 +4,7 @@
 //! stacks that lead to it in proportion to the times that it took for the callers on them: the table has no more about
 //! it. A function that is on the stack already is not expanded again there.
 //!
-//! Calls and own time of each function, and of each pair of caller and callee, are then divided among the nodes of that
+//! Calls and self time of each function, and of each pair of caller and callee, are then divided among the nodes of that
 //! pair, so that their sums are those of the table, whatever was estimated. Only which of several longer stacks they
 //! belong to is an estimate, and with it cumulative times where functions are recursive.
 
@@ -58,23 +58,28 @@ fn sources(function: &PstatsFunction<'_>, table: &PstatsTable<'_>) -> Vec<Source
     let is_timed = function.callers.iter().all(|caller| caller.times.is_some());
     let has_samples = table.is_sampled && is_timed;
     let count = |primitive: u64, calls: u64| if has_samples { primitive } else { calls };
-    let (mut calls_left, mut own_left, mut total_left) = (
+    let (mut calls_left, mut self_left, mut total_left) = (
         count(function.primitive, function.calls),
         function.self_time,
         function.total,
     );
-    // (caller, calls, own time, time in what it calls).
+    // (caller, calls, self time, time in what it calls).
     let mut rows: Vec<(u32, u64, u64, f64)> = Vec::with_capacity(function.callers.len() + 1);
     for caller in &function.callers {
         let calls = count(caller.primitive, caller.calls);
         // Without times per caller, everything is divided by calls.
-        let (own, total) = match caller.times {
+        let (self_time, total) = match caller.times {
             Some(times) if is_timed => times,
             _ => (calls, 0),
         };
-        rows.push((caller.function, calls, own, total.saturating_sub(own) as f64));
+        rows.push((
+            caller.function,
+            calls,
+            self_time,
+            total.saturating_sub(self_time) as f64,
+        ));
         calls_left = calls_left.saturating_sub(calls);
-        own_left = own_left.saturating_sub(own);
+        self_left = self_left.saturating_sub(self_time);
         if !itself(caller.function) {
             total_left = total_left.saturating_sub(total);
         }
@@ -84,27 +89,27 @@ fn sources(function: &PstatsFunction<'_>, table: &PstatsTable<'_>) -> Vec<Source
         || rows.iter().all(|row| itself(row.0))
         || has_samples && total_left > 1000 + function.total / 1_000_000;
     if is_outermost {
-        let (own, below) = match is_timed {
-            true => (own_left, total_left.saturating_sub(own_left)),
+        let (self_time, below) = match is_timed {
+            true => (self_left, total_left.saturating_sub(self_left)),
             false => (calls_left, 0),
         };
-        rows.insert(0, (NONE, calls_left, own, below as f64));
+        rows.insert(0, (NONE, calls_left, self_time, below as f64));
     }
     let all = match table.is_sampled {
         true => function.primitive,
         false => function.calls,
     };
     let calls = apportion(all, rows.iter().map(|row| row.1));
-    let own = apportion(function.self_time, rows.iter().map(|row| row.2));
+    let self_time = apportion(function.self_time, rows.iter().map(|row| row.2));
     // A share of what it calls: where that takes no time, of its calls.
     let basis = |row: &(u32, u64, u64, f64)| row.3 + 1e-6 * row.1 as f64;
     let whole: f64 = rows.iter().filter(|row| !itself(row.0)).map(basis).sum();
-    let parts = rows.iter().zip(calls).zip(own);
+    let parts = rows.iter().zip(calls).zip(self_time);
     parts
-        .map(|((row, calls), own)| Source {
+        .map(|((row, calls), self_time)| Source {
             caller: row.0,
             calls,
-            self_time: own,
+            self_time,
             share: if whole > 0.0 { basis(row) / whole } else { 1.0 },
         })
         .collect()
@@ -265,9 +270,9 @@ fn build(table: &PstatsTable<'_>, sources: &[Vec<Source>], expanded: &Nodes) -> 
     }
     for (source, nodes) in sources.iter().flatten().zip(&expanded.placed) {
         let calls = apportion_by_share(source.calls, nodes);
-        let own = apportion_by_share(source.self_time, nodes);
-        for ((node, _), (calls, own)) in nodes.iter().zip(calls.into_iter().zip(own)) {
-            builder.add_at(places[*node as usize], &[calls, own]);
+        let self_time = apportion_by_share(source.self_time, nodes);
+        for ((node, _), (calls, self_time)) in nodes.iter().zip(calls.into_iter().zip(self_time)) {
+            builder.add_at(places[*node as usize], &[calls, self_time]);
         }
     }
     builder.finish(Meta {

@@ -30,7 +30,7 @@ pub enum Page {
     Lags,
     Lag(Box<Lag>),
     /// Callers and callees of a function.
-    Around(Box<Frame>),
+    CallersAndCallees(Box<Frame>),
 }
 
 /// What the user types a line for.
@@ -155,7 +155,7 @@ impl App {
             }
             Page::Lags => rows::lags(&self.profile, filter),
             Page::Lag(lag) => rows::lag_stack(lag),
-            Page::Around(function) => rows::around(&self.shown, function, self.sort),
+            Page::CallersAndCallees(function) => rows::around(&self.shown, function, self.sort),
         };
         let at = self.table.selected().unwrap_or(0);
         let on = self.rows.get(at).map(|r| (r.subject.clone(), r.depth));
@@ -228,7 +228,7 @@ impl App {
                     Page::Stacks => Page::Threads,
                     Page::Threads => Page::Waits,
                     Page::Waits => Page::Lags,
-                    Page::Lags | Page::Lag(_) | Page::Around(_) => Page::Functions,
+                    Page::Lags | Page::Lag(_) | Page::CallersAndCallees(_) => Page::Functions,
                 };
                 self.open_page(next);
                 return Action::Refresh;
@@ -281,7 +281,7 @@ impl App {
 
     fn enter(&mut self, at: usize) -> Action {
         match self.rows.get(at).map(|r| r.subject.clone()) {
-            Some(RowTarget::Function(frame)) => self.open_page(Page::Around(frame)),
+            Some(RowTarget::Function(frame)) => self.open_page(Page::CallersAndCallees(frame)),
             Some(RowTarget::Lag(lag)) => self.open_page(Page::Lag(lag)),
             Some(RowTarget::Thread(tid)) => {
                 self.thread = Some(tid);

@@ -103,10 +103,10 @@ fn ends_and_cuts() {
         Ok(()),
         "a return address of 0 is an end"
     );
-    let cut = |words: &[u64]| run(with_end(), &regs, &stack(words)).0;
-    assert_eq!(cut(&[]), Err(Truncation::StackTooDeep));
-    assert_eq!(cut(&[BIAS + 0x1005]), Err(Truncation::StackTooDeep));
-    assert_eq!(cut(&[0x1234]), Err(Truncation::ReturnAddressNotInCode));
+    let truncation = |words: &[u64]| run(with_end(), &regs, &stack(words)).0;
+    assert_eq!(truncation(&[]), Err(Truncation::StackTooDeep));
+    assert_eq!(truncation(&[BIAS + 0x1005]), Err(Truncation::StackTooDeep));
+    assert_eq!(truncation(&[0x1234]), Err(Truncation::ReturnAddressNotInCode));
     let mut hole = stack(&vec![BIAS + 0x1005; 1024]);
     hole.holes = vec![0b10];
     let (end, frames) = run(with_end(), &regs, &hole);

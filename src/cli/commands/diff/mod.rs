@@ -53,8 +53,8 @@ pub fn diff(options: &Options) -> Result<Gate> {
         }),
         false => path.clone(),
     });
-    let picture = image_format(options.format, output.as_deref())?;
-    let place = match (&output, picture) {
+    let image = image_format(options.format, output.as_deref())?;
+    let place = match (&output, image) {
         (Some(path), Some(_)) if !input::is_standard(path) => Some(OutputFile::new(path, PUBLIC)?),
         _ => None,
     };
@@ -97,7 +97,7 @@ pub fn diff(options: &Options) -> Result<Gate> {
     for (profile, path) in [(a, &options.before), (b, &options.after)] {
         check_comparable(profile, path, norm)?;
     }
-    let is_self = options.self_count || picture == Some(DiffFormat::Svg);
+    let is_self = options.self_count || image == Some(DiffFormat::Svg);
     let how = diff::DiffOptions {
         norm,
         by: match options.by {
@@ -117,12 +117,12 @@ pub fn diff(options: &Options) -> Result<Gate> {
         profiles: [a, b],
         found: &found,
     };
-    if let Some(picture) = picture {
+    if let Some(image) = image {
         let mut both = diff::both(a, b, &how);
-        if picture == DiffFormat::Html && !options.no_source {
+        if image == DiffFormat::Html && !options.no_source {
             source_lines::add(&mut both.profile, &mut source_lines::open_local);
         }
-        let make = |out: &mut dyn Write| match picture {
+        let make = |out: &mut dyn Write| match image {
             DiffFormat::Svg => diff_flamegraph::svg(&both, &found, &text.title(), norm, out),
             DiffFormat::Html => html::write_comparison(
                 &Comparison {
@@ -291,7 +291,8 @@ impl Text<'_> {
             counted(tested as u64, "rows"),
             match found.blocks {
                 Some(blocks) => format!(" (from {blocks} blocks of the timeline)"),
-                None => "; no timeline in both files: samples assumed independent, so intervals are too narrow".into(),
+                None => "; at least one file has no timeline: samples assumed independent, so intervals are too narrow"
+                    .into(),
             },
         );
         for (old, new) in &found.renamed {
@@ -339,10 +340,10 @@ impl Text<'_> {
         let widest = rows.max_by(|(limit, _), (other, _)| limit.total_cmp(other));
         widest.map_or(String::new(), |(limit, row)| {
             format!(
-                "; for {} a change of at least {} {} would be detected",
-                line(&self.row(row).name),
+                "; any change of at least {} {} would be detected (least certain row: {})",
                 self.amount(limit, false),
-                self.unit()
+                self.unit(),
+                line(&self.row(row).name)
             )
         })
     }

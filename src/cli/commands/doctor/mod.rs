@@ -130,10 +130,10 @@ pub fn doctor(options: &Doctor) -> Result<bool> {
             let title = format!("Process {}: {}", pid_label(t.pid), procfs::command_line(t.pid));
             let _ = write!(text, "\n{}", section(&title, &process, &style));
         }
-        let verdict = if works {
-            "Sampling works."
-        } else {
-            "Sampling does not work."
+        let verdict = match works {
+            true if usable.ebpf => "Sampling works.",
+            true => "Sampling works with ptrace only.",
+            false => "Sampling does not work.",
         };
         let _ = writeln!(text, "\n{verdict}");
         text
@@ -222,7 +222,7 @@ fn check_system(f: &SystemFacts, trial: Result<EbpfTrial>, may: UsableBackends) 
         if usable.ptrace {
             all.push(Finding::ok(
                 "ptrace and system calls",
-                format!("no system call is interrupted on purpose; {CHANGED}"),
+                format!("stops do not change the results of system calls: {CHANGED}"),
             ));
         }
     }

@@ -174,6 +174,11 @@ struct ReportContext<'a> {
 type RenderedList = (&'static str, Value, String);
 
 impl ReportContext<'_> {
+    /// The file, for a command to type.
+    fn file_name(&self) -> String {
+        line(&self.file.to_string_lossy()).into_owned()
+    }
+
     /// What was recorded, and how well.
     fn heading(&self) -> String {
         let meta = &self.profile.meta;
@@ -249,10 +254,11 @@ impl ReportContext<'_> {
         let left_out = match rest.len() {
             0 => String::new(),
             count => format!(
-                "{} of {} functions; the other {count} have {} % of self. All of them: report FILE 1.0\n",
+                "{} of {} functions; the other {count} have {} % of self. All of them: nativeprof report {} 1.0\n",
                 rows.len(),
                 all.len(),
-                share(rest.iter().sum(), whole)
+                share(rest.iter().sum(), whole),
+                self.file_name()
             ),
         };
         let of_c = if counted.is_some() { "" } else { " (IN C)" };
@@ -290,8 +296,9 @@ impl ReportContext<'_> {
             text += &self.style.paint(
                 Color::Dim,
                 &format!(
-                    "{} of {all} rows shown; for more: report FILE 1.0; to search: report FILE PATTERN\n",
-                    rows.len()
+                    "{} of {all} rows shown; all: nativeprof report {file} 1.0; to search: nativeprof report {file} PATTERN\n",
+                    rows.len(),
+                    file = self.file_name()
                 ),
             );
         }

@@ -91,8 +91,9 @@ pub fn tree(seen: &ReportContext<'_>) -> RenderedList {
     let mut text = draw(seen, &branches, total);
     if branches.len() < all {
         let rest = format!(
-            "{} of {all} lines shown; for more: report FILE --tree 1000\n",
-            branches.len()
+            "{} of {all} lines shown; for more: nativeprof report {} --tree 1000\n",
+            branches.len(),
+            seen.file_name()
         );
         text += &seen.style.paint(Color::Dim, &rest);
     }

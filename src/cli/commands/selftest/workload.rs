@@ -110,8 +110,14 @@ impl Program {
         if let Some(stderr) = &mut self.child.stderr {
             let _ = stderr.take(10_000).read_to_string(&mut said); // what there is
         }
-        let why = said.lines().last().unwrap_or("it exited silently");
-        let why: String = why.chars().take(200).collect(); // another program may repeat the script that it was given
+        let why = match said.lines().last() {
+            None => "it exited silently".into(),
+            // Another program repeats the script that it was given.
+            Some(last) if last.contains(SOURCE.lines().next().unwrap_or_default()) => {
+                "it is not a Python interpreter".into()
+            }
+            Some(last) => last.chars().take(200).collect::<String>(),
+        };
         Err(Error::new(ErrorKind::Io, "the workload crashed")
             .why(why)
             .hint("choose another Python with --python PATH"))

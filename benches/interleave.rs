@@ -1,6 +1,6 @@
 //! Cost of interleaving native and Python frames: by the addresses of anchors, by order, and Python only.
 //!
-//! `cargo bench --bench merge`
+//! `cargo bench --bench interleave`
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -70,9 +70,9 @@ fn main() {
             let input = InterleaveInput {
                 pid: 1,
                 native: &native,
-                native_cut: None,
+                native_truncation: None,
                 groups: &groups,
-                python_cut: None,
+                python_truncation: None,
                 is_eval: &is_eval,
             };
             best(native.len(), rounds, || {

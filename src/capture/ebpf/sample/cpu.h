@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0 OR GPL-2.0
+
+// The CPU: words of the kernel's `struct pt_regs` and which of them hold what; the same in arch/ as SAVED_REGS_WORDS,
+// SYSTEM_CALL_WORD.
+#ifndef __TARGET_ARCH_arm64
+#define REGS 21
+#define EVENT_REGS REGS
+#define SP 19
+#define SYSTEM_CALL_OF(regs) ((__s64)(regs)[15])
+#define CALL_NUMBER(r) ((r)->orig_rax)
+#define CALL_FIRST(r) ((r)->rdi)
+#define CALL_SECOND(r) ((r)->rsi)
+#define GENERAL_REGS 15           // at the start, the stack pointer excepted
+#define IN_USER_MODE(regs) (((regs)[17] & 0xffff & 3) == 3 && ((regs)[20] & 3) == 3) // cs, ss
+#define EVENT_IN_USER_MODE(ctx) (((ctx)->regs.cs & 3) == 3)
+#define EVENT_SP(ctx) ((ctx)->regs.rsp)
+#define PLACES 2
+#define PLACE(i) (REGS * 8 + 16 * (i)) // 16 bytes lower on kernels with FRED (TOP_OF_KERNEL_STACK_PADDING)
+#define INHERITED 6               // registers of its creator that a new thread begins with: r15 to r12, rbp, rbx
+#define INHERITED_AT 0
+#define ADDRESS_BITS 47
+#define DESCRIPTOR(lay) 0
+#define TLS_VECTOR 8              // thread pointer -> vector of thread-local blocks
+#define FUTEX 202                 // number of the system call (arch/x86/entry/syscalls/syscall_64.tbl)
+#define RED_ZONE 128              // below the stack pointer; functions and their epilogues still use it
+#else
+#define REGS 36                   // x0 to x30, sp, pc, pstate, first argument, number of the system call (32 bits)
+#define EVENT_REGS 34             // those of them that a perf event has (struct user_pt_regs)
+#define SP 31
+#define SYSTEM_CALL_OF(regs) ((__s32)(regs)[35])
+#define CALL_NUMBER(r) (((struct user_pt_regs *)(r))->regs[8])
+#define CALL_FIRST(r) (((struct user_pt_regs *)(r))->regs[0])
+#define CALL_SECOND(r) (((struct user_pt_regs *)(r))->regs[1])
+#define GENERAL_REGS 31           // at the start
+#define IN_USER_MODE(regs) (!((regs)[33] >> 32) && !((regs)[33] & 0x1f)) // pstate: EL0, 64-bit (asm/ptrace.h)
+#define EVENT_IN_USER_MODE(ctx) (!((ctx)->regs.pstate & 0x1f))
+#define EVENT_SP(ctx) ((ctx)->regs.sp)
+#define PLACES 2                  // sizes that `struct pt_regs` has; it ends where the kernel stack does
+#define PLACE(i) (336 - 16 * (i)) // 336 in Linux 5.10 to 6.12, less where fields are gone
+#define INHERITED 11              // registers of its creator that a new thread begins with: x19 to x29
+#define INHERITED_AT 19
+#define ADDRESS_BITS 48
+#define DESCRIPTOR(lay) ((lay)->descriptor)
+#define TLS_VECTOR 0              // thread pointer -> vector of thread-local blocks
+#define FUTEX 98                  // number of the system call (include/uapi/asm-generic/unistd.h)
+#define RED_ZONE 0
+#endif

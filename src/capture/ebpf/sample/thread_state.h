@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0 OR GPL-2.0
+//
+// The thread state of a thread, the locks of its interpreters, and its registers at the entry to the kernel.
+
+static __always_inline __u64 thread_state(struct layout *lay, __u64 tp)
+{
+	__s32 key = -1;
+	__u64 state = 0, block;
+
+	// The attached thread state of this thread, if it is the one that runs Python (subinterpreters before 3.12).
+	if (lay->current) {
+		state = user_word(lay->runtime + lay->current);
+		if (state && user_word(state + lay->thread_id) == tp)
+			return state;
+	}
+	if (lay->tls == TLS_OFFSET) {
+		state = user_word(tp + DESCRIPTOR(lay) + (__s64)(__s32)lay->tls_specific);
+	} else if (lay->tls >= TLS_BLOCK_GLIBC) {
+		// The thread's vector of blocks (System V ABI for thread-local storage, 3.4.6); glibc's entries have two words. A
+		// block that is not there yet is 0 or -1.
+		block = user_word(lay->runtime + (__s64)(__s32)lay->key);
+		if (!block || block > 4095)
+			return 0;
+		block = user_word(user_word(tp + DESCRIPTOR(lay) + TLS_VECTOR) + (block << (lay->tls == TLS_BLOCK_GLIBC ? 4 : 3)));
+		if (!block || block == ~0ULL)
+			return 0;
+		state = user_word(block + lay->tls_specific);
+	} else if (!lay->tls || bpf_probe_read_user(&key, 4, (void *)(lay->runtime + lay->key)) || key < 0 ||
+		   key > 1023) {
+		return 0;
+	} else if (lay->tls == TLS_KEY_GLIBC) {
+		// nptl/descr.h: struct pthread.specific[key / 32] -> {seq, data} pairs
+		block = user_word(tp + lay->tls_specific + 8 * (key >> 5));
+		if (!block)
+			return 0;
+		state = user_word(block + 16 * (key & 31) + 8);
+	} else if (lay->tls == TLS_KEY_MUSL) {
+		block = user_word(tp + lay->tls_specific);
+		if (!block)
+			return 0;
+		state = user_word(block + 8 * key);
+	}
+	// Before the interpreter made its key, slot 0 may hold anything.
+	if (state && user_word(state + lay->thread_id) != tp)
+		return 0;
+	return state;
+}
+
+// Interpreter locks of a process: `struct _gil_runtime_state`, 0 where there are fewer.
+struct gils {
+	__u64 at[MAX_GILS];
+	__u32 len;                // bytes, up to the last futex in it
+	__u32 last_holder;        // -> thread state, followed by whether the lock is held, 4 bytes
+	// Releases while another thread waited, the latest one before `released`. The locks themselves keep the releases of one
+	// lock apart. A release is not seen where all waiting threads have been woken by timers already; who held the lock when
+	// those wake up (HOLDS) is in the list, too.
+	__u64 released;
+	struct {
+		__u64 time, lock, who;
+		__u64 since;      // it had waited for the lock until then, 0: not known
+		__u64 state;      // its thread state
+		__u64 first;      // `time` is when it was last seen to hold or release it, this when at first
+	} releases[RELEASES];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_LOCKED);
+	__uint(map_flags, HASH_FLAGS);
+	__type(key, __u32);       // process id
+	__type(value, struct gils);
+} INTERPRETER_LOCKS SEC(".maps");
+
+// Does one of these thread states hold the lock of its interpreter?
+static __always_inline int holds_lock(__u32 pid, __u64 *states)
+{
+	struct gils *gils = bpf_map_lookup_elem(&INTERPRETER_LOCKS, &pid);
+	struct {
+		__u64 holder;
+		__u32 locked, pad;
+	} lock;
+	int i, j;
+
+	for (i = 0; gils && i < MAX_GILS; i++) {
+		if (!gils->at[i])
+			break;
+		// The holder stays noted when it releases the lock.
+		if (bpf_probe_read_user(&lock, sizeof(lock), (void *)(gils->at[i] + gils->last_holder)) || lock.locked != 1)
+			continue;
+		for (j = 0; j <= MAX_NESTED; j++)
+			if (states[j] && states[j] == lock.holder)
+				return 1;
+	}
+	return 0;
+}
+
+// The user registers of the current thread, which is in the kernel: they lie at the top of its kernel stack. False if they are
+// not found.
+static __always_inline int registers_at_entry(struct kernel_facts *facts, __u64 *regs, __u64 len)
+{
+	__u64 top = 0;
+	int i;
+
+	if (!facts->stack || bpf_probe_read_kernel(&top, 8, (void *)(bpf_get_current_task() + facts->stack)) || !top)
+		return 0;
+	for (i = 0; i < PLACES; i++)
+		if (!bpf_probe_read_kernel(regs, len, (void *)(top + KERNEL_STACK - PLACE(i))) && IN_USER_MODE(regs))
+			return 1;
+	return 0;
+}
