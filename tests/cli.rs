@@ -146,7 +146,8 @@ fn what_users_of_other_profilers_type() {
     for (option, instead) in [
         ("--native", "--no-native"),
         ("--nonblocking", "eBPF"),
-        ("--speed=5", "no such option"),
+        ("--speed=5", "must be an option of `record`"),
+        ("--output-file=x", "a similar option exists: --output"),
     ] {
         let done = run(&["record", option, "--", "true"]);
         let name = option.split('=').next().unwrap_or(option);
@@ -315,7 +316,8 @@ fn targets_that_cannot_be_sampled() {
         1,
         &["no process 4194305"],
     );
-    refused(&run(&["attach", "0", "-o", text(&out)]), 1, &["no process 0"]);
+    refused(&run(&["attach", "0", "-o", text(&out)]), 2, &["PIDs begin at 1"]);
+    refused(&run(&["dump", "99999999999"]), 2, &["no PID is that large"]);
     refused(
         &run(&["record", "--pid", "4194305", "-o", text(&out)]),
         1,
@@ -428,11 +430,14 @@ fn paths_that_cannot_be_written() {
     let command = ["--", "touch", text(&marker)];
     let missing = scratch.path("not/there/x.svg");
     for (place, words) in [
-        (text(&missing), &["not/there/x.svg", "No such file"][..]),
-        ("/proc/x.svg", &["/proc/x.svg"]),
+        (
+            text(&missing),
+            &["not/there/x.svg", "not/there does not exist", "mkdir -p", "-o FILE"][..],
+        ),
+        ("/proc/x.svg", &["/proc/x.svg", "-o FILE"]),
     ] {
         let done = run(&[&["record", "-o", place][..], &command].concat());
-        refused(&done, 125, &[words, &["cannot write to", "-o FILE"]].concat());
+        refused(&done, 125, &[words, &["cannot write to"]].concat());
     }
     // Noticed before the start: the command never ran.
     assert!(!marker.exists(), "the command ran though its profile has no place");
@@ -803,4 +808,19 @@ fn a_recording_survives_the_reader_of_its_messages() {
     let status = child.wait().expect("a child to wait for");
     assert!(status.success(), "{status}");
     assert!(fs::metadata(&output).is_ok_and(|file| file.len() > 0));
+}
+
+#[test]
+fn merge_keeps_its_inputs() {
+    let scratch = Scratch::new();
+    let copy = scratch.path("a.json");
+    fs::copy(golden("golden/profile.json"), &copy).expect("a file");
+    let before = fs::read(&copy).expect("the profile");
+    let name = text(&copy);
+    refused(
+        &run(&["merge", name, name, "-o", name]),
+        2,
+        &["an input and the output", "-o FILE"],
+    );
+    assert_eq!(fs::read(&copy).expect("the profile"), before);
 }

@@ -228,7 +228,7 @@ fn differences() {
     let hidden = |text: String| text.replace(scratch.directory().to_str().expect("UTF-8"), "DIR");
     let same = stdout(&run(&["diff", &a, &a, "--fail-above", "0"], ""));
     assert!(
-        same.contains("no significant change; for f2 a change of at least "),
+        same.contains("no significant change; any change of at least "),
         "{same}"
     );
     check_golden("diff", &hidden(stdout(&run(&["diff", &a, &b, "--all"], ""))));

@@ -118,12 +118,27 @@ fn in_our_style(text: &str, command: &str) -> Error {
             _ => (format!("missing arguments {missing}"), vec!["they are required".into()]),
         };
     }
+    if why.is_empty() {
+        why.extend(reason_of(&what).map(String::from));
+    }
     let help = format!("{command} --help");
     let hint = match usage.as_str() {
         "" => help,
         usage => format!("{usage}   (all options: {help})"),
     };
     Error::new(ErrorKind::Usage, what).why(why.join("; ")).hint(hint)
+}
+
+/// Why a sentence of clap that comes without a reason is so.
+fn reason_of(what: &str) -> Option<&'static str> {
+    [
+        ("unexpected argument '-", "the command has no such option"),
+        ("unexpected argument '", "the command does not take that many arguments"),
+        ("unknown command ", "no command has this name or a similar one"),
+        ("a value is required ", "the option does not work without a value"),
+    ]
+    .iter()
+    .find_map(|(start, reason)| what.starts_with(start).then_some(*reason))
 }
 
 /// What a word seems to be, and the command that fits; `None` if it is more likely a misspelled command.
@@ -233,7 +248,7 @@ mod tests {
             ),
             (
                 "error: unexpected argument '-f' found\n\n  tip: to pass '-f' as a value, use '-- -f'\n",
-                "unexpected argument '-f' found\n  try: nativeprof dump --help",
+                "unexpected argument '-f' found\n  why: the command has no such option\n  try: nativeprof dump --help",
             ),
             (
                 "error: invalid value '0' for '--pairs <N>': 0 is not in 1..=9\n",

@@ -52,7 +52,10 @@ impl OutputFile {
             match directory(path) {
                 directory if !directory.exists() => error
                     .why(format!("directory {} does not exist", directory.display()))
-                    .hint(format!("mkdir -p {}", directory.display())),
+                    .hint(format!(
+                        "mkdir -p {}, or choose another file with -o FILE",
+                        directory.display()
+                    )),
                 _ => error,
             }
         };

@@ -296,7 +296,7 @@ impl ReportContext<'_> {
             text += &self.style.paint(
                 Color::Dim,
                 &format!(
-                    "{} of {all} rows shown; all: nativeprof report {file} 1.0; to search: nativeprof report {file} PATTERN\n",
+                    "{} of {all} rows shown; for more: nativeprof report {file} 1.0; to search: a name instead of 1.0\n",
                     rows.len(),
                     file = self.file_name()
                 ),
