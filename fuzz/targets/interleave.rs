@@ -11,7 +11,7 @@ use nativeprof_fuzz::Bytes;
 fuzz_target!(|data: &[u8]| {
     let mut b = Bytes(data);
     let flags = b.u8();
-    let cut = |bit: u8, why| (flags >> bit & 1 == 1).then_some(why);
+    let truncation = |bit: u8, why| (flags >> bit & 1 == 1).then_some(why);
     let (natives, groups) = (b.u8(), b.u8());
     let mut evals = Vec::new();
     let native: Vec<NativeFrame> = (0..natives)
@@ -46,9 +46,9 @@ fuzz_target!(|data: &[u8]| {
     let input = InterleaveInput {
         pid: 1,
         native: &native,
-        native_cut: cut(0, Truncation::StackTooDeep),
+        native_truncation: truncation(0, Truncation::StackTooDeep),
         groups: &groups,
-        python_cut: cut(1, Truncation::PythonFault),
+        python_truncation: truncation(1, Truncation::PythonFault),
         is_eval: &is_eval,
     };
     let mut out = vec![RawFrame::Process(1)];
