@@ -82,8 +82,8 @@ pub struct Sampling {
 /// What to show of tasks.
 #[derive(Debug, Args)]
 pub struct TaskArgs {
-    /// Show the running task (asyncio, trio, greenlets) and the tasks that await it, as callers of its frames; with --mode wall or
-    /// off-cpu, also what suspended asyncio tasks await, and for how long
+    /// Show the running task (asyncio, trio, greenlets) and the tasks that await it, as callers of its frames; with
+    /// --mode wall or off-cpu, also what suspended asyncio tasks await, and for how long
     #[arg(long)]
     pub tasks: bool,
     /// List callbacks and task steps that block an asyncio event loop for at least this long, such as 50ms (implies

@@ -19,11 +19,10 @@ pub fn merge(options: &Merge) -> Result<()> {
     phases::switch_to_invoking_user()?;
     let output = Output::new(Some(&options.output), options.format.as_deref(), "merged")?
         .shown(&options.shown, options.no_native)?;
-    let is_same = |file: &&PathBuf| {
-        let output = output.path().and_then(|path| path.canonicalize().ok());
-        output.is_some() && output == file.canonicalize().ok()
-    };
-    if let Some(file) = options.files.iter().find(is_same) {
+    // A file that is not there yet has no canonical path.
+    let replaced = output.path().and_then(|path| path.canonicalize().ok());
+    let is_replaced = |file: &&PathBuf| replaced.is_some() && replaced == file.canonicalize().ok();
+    if let Some(file) = options.files.iter().find(is_replaced) {
         let what = format!("{} is an input and the output", input::shown(file));
         return Err(Error::new(ErrorKind::Usage, what)
             .why("it would be replaced by the sum")

@@ -47,17 +47,15 @@ impl OutputFile {
             needs: Caps::NONE,
         };
         let failed = |e: io::Error| {
-            let error =
-                Error::io(format!("cannot write to {}", path.display()), e).hint("choose another file with -o FILE");
-            match directory(path) {
-                directory if !directory.exists() => error
-                    .why(format!("directory {} does not exist", directory.display()))
-                    .hint(format!(
-                        "mkdir -p {}, or choose another file with -o FILE",
-                        directory.display()
-                    )),
-                _ => error,
+            let error = Error::io(format!("cannot write to {}", path.display()), e);
+            let directory = directory(path);
+            if directory.exists() {
+                return error.hint("choose another file with -o FILE");
             }
+            let directory = directory.display();
+            error
+                .why(format!("directory {directory} does not exist"))
+                .hint(format!("mkdir -p {directory}, or choose another file with -o FILE"))
         };
         let (permitted, _) = credentials::current().map_err(failed)?;
         let root_may = permitted.and(Caps::of(WRITING));

@@ -207,7 +207,7 @@ impl Output {
         }
     }
 
-    /// The file to write, if it is none of standard output.
+    /// The file to write; `None`: standard output.
     pub fn path(&self) -> Option<&Path> {
         self.place.as_ref().map(OutputFile::path)
     }

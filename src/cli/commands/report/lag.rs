@@ -20,7 +20,7 @@ use crate::profile::values::Unit;
 pub fn lag(seen: &ReportContext<'_>) -> Result<RenderedList> {
     let mut lags = seen.profile.meta.lags.clone();
     if lags.is_empty() {
-        let file = line(&seen.file.to_string_lossy()).into_owned();
+        let file = seen.file_name();
         return Err(
             Error::new(ErrorKind::Data, format!("{file} has no blocked event loops"))
                 .why("it was recorded without --lag, or none took that long")

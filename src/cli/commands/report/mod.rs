@@ -174,7 +174,7 @@ struct ReportContext<'a> {
 type RenderedList = (&'static str, Value, String);
 
 impl ReportContext<'_> {
-    /// The file, for a command to type.
+    /// The name of the file, as it may be sent to a terminal.
     fn file_name(&self) -> String {
         line(&self.file.to_string_lossy()).into_owned()
     }
@@ -182,7 +182,7 @@ impl ReportContext<'_> {
     /// What was recorded, and how well.
     fn heading(&self) -> String {
         let meta = &self.profile.meta;
-        let mut text = self.style.paint(Color::Bold, &line(&self.file.to_string_lossy()));
+        let mut text = self.style.paint(Color::Bold, &self.file_name());
         if !meta.command.is_empty() {
             text += &format!(": {}", line(&meta.command));
         }

@@ -8,7 +8,6 @@ use crate::cli::output::style::Color;
 use crate::cli::output::table;
 use crate::cli::output::table::{Cell, Overflow, plain};
 use crate::error::{Error, ErrorKind, Result};
-use crate::escape::line;
 use crate::event::{Pid, Tid};
 use crate::profile::gil_waits::{self, GIL, GilPair};
 use crate::profile::values::Unit;
@@ -20,7 +19,7 @@ use crate::profile::waits::{self, WaitSite};
 /// `Data` where the profile has no off-CPU time, or no wait of that kind.
 pub fn waits(seen: &ReportContext<'_>, kind: Option<&str>) -> Result<RenderedList> {
     let profile = seen.profile;
-    let file = line(&seen.file.to_string_lossy()).into_owned();
+    let file = seen.file_name();
     let value = profile.find_value("wall").or_else(|| profile.find_value("off_cpu"));
     let Some(value) = value.filter(|_| !profile.waits.is_empty()) else {
         return Err(Error::new(ErrorKind::Data, format!("{file} has no waits"))

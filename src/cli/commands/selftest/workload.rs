@@ -17,8 +17,6 @@ use crate::profile::model::Profile;
 use crate::sys;
 
 const SOURCE: &str = include_str!("workload.py");
-/// How it begins.
-const SOURCE_START: &str = "What the self-test samples";
 /// Seconds that a sampler continues after its window.
 const AFTER_WINDOW: f64 = 0.1;
 
@@ -112,10 +110,11 @@ impl Program {
         if let Some(stderr) = &mut self.child.stderr {
             let _ = stderr.take(10_000).read_to_string(&mut said); // what there is
         }
+        let first_words = SOURCE.trim_start_matches('"').split(':').next().unwrap_or_default();
         let why = match said.lines().last() {
             None => "it exited silently".into(),
             // Another program repeats the script that it was given, perhaps with other quotes.
-            Some(last) if last.contains(SOURCE_START) => "it is not a Python interpreter".into(),
+            Some(last) if last.contains(first_words) => "it is not a Python interpreter".into(),
             Some(last) => last.chars().take(200).collect::<String>(),
         };
         Err(Error::new(ErrorKind::Io, "the workload crashed")
