@@ -38,12 +38,18 @@ struct Crowd {
 
 impl Crowd {
     fn new(count: usize, work: fn(&AtomicBool)) -> Crowd {
+        Crowd::prepared(count, || {}, work)
+    }
+
+    /// Threads that have done the first before this returns.
+    fn prepared(count: usize, first: fn(), work: fn(&AtomicBool)) -> Crowd {
         let ended = Arc::new(AtomicBool::new(false));
         let (mut threads, mut thread_pointers) = (Vec::new(), Vec::new());
         for _ in 0..count {
             let thread_pointer = Arc::new(AtomicU64::new(0));
             let (ended, shared) = (ended.clone(), thread_pointer.clone());
             threads.push(thread::spawn(move || {
+                first();
                 shared.store(threads::thread_pointer(), Ordering::Release);
                 work(&ended);
             }));
@@ -76,6 +82,19 @@ fn stack(stacks: &StackSampler, thread_pointer: u64) -> Vec<StackEntry> {
     }
 }
 
+/// The stack of a thread once this function is on it.
+fn stack_with(stacks: &StackSampler, thread_pointer: u64, function: &str) -> Vec<StackEntry> {
+    let end = Instant::now() + Duration::from_secs(30);
+    loop {
+        let found = stack(stacks, thread_pointer);
+        if names(&found).iter().any(|name| name.contains(function)) {
+            return found;
+        }
+        assert!(Instant::now() < end, "{function} is not on the stack: {found:#?}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[inline(never)]
 fn current_stack(stacks: &StackSampler) -> Vec<StackEntry> {
     black_box(stack(stacks, threads::thread_pointer()))
@@ -95,7 +114,7 @@ fn stacks_of_threads_that_run_and_sleep() {
     let busy = Crowd::new(1, |ended| {
         black_box(around(ended));
     });
-    let found = stack(&stacks, busy.thread_pointers[0]);
+    let found = stack_with(&stacks, busy.thread_pointers[0], "spin");
     assert_eq!(names(&found)[..2], ["spin", "around"], "{found:#?}");
     for e in &found {
         assert!(e.address >= e.start, "{e:?}");
@@ -105,9 +124,7 @@ fn stacks_of_threads_that_run_and_sleep() {
             thread::sleep(Duration::from_millis(20));
         }
     });
-    thread::sleep(Duration::from_millis(5));
-    let found = stack(&stacks, asleep.thread_pointers[0]);
-    assert!(names(&found).iter().any(|n| n.contains("nanosleep")), "{found:#?}");
+    let found = stack_with(&stacks, asleep.thread_pointers[0], "nanosleep");
     assert!(names(&found).contains(&"sleep"), "{found:#?}");
     // the current thread
     let found = current_stack(&stacks);
@@ -157,8 +174,7 @@ fn threads_that_wait_for_a_cpu_have_stacks_too() {
 fn a_thread_that_blocks_signals_delays_no_one() {
     let _live = common::live();
     let stacks = StackSampler::new().expect("stacks can be had");
-    let deaf = Crowd::new(1, |ended| {
-        threads::block_signals();
+    let deaf = Crowd::prepared(1, threads::block_signals, |ended| {
         black_box(around(ended));
     });
     let began = Instant::now();
@@ -246,15 +262,15 @@ fn wall_time_includes_sleeping_threads() {
         });
         let q = &profile.meta.quality;
         assert_likely!(q.taken > 30 && q.exact + q.repaired == q.taken, "{q:?}");
-        assert!(samples(&profile, "sleep") * 10 >= q.taken * 9, "{q:?}");
+        assert_likely!(samples(&profile, "sleep") * 10 >= q.taken * 9, "{q:?}");
         // All of it is wall time off the CPU, in that state.
         let of = |name: &str| {
             let value = profile.find_value(name).expect("recorded");
             profile.amounts(value)[0]
         };
         let waiting = samples(&profile, "[waiting: sleep]");
-        assert!(waiting * 10 >= q.taken * 9, "{waiting} of {q:?}");
-        assert!(
+        assert_likely!(waiting * 10 >= q.taken * 9, "{waiting} of {q:?}");
+        assert_likely!(
             of("off_cpu") * 10 >= of("wall") * 9,
             "{} of {} ns",
             of("off_cpu"),

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nativeprof::capture::ebpf::EbpfSource;
 use nativeprof::capture::ptrace::{PtraceSource, TimerKind};
@@ -156,9 +156,13 @@ fn job_control_keeps_working() {
         let r = attach_while(pid, &["--backend", "ptrace", "-d", "1.5"], || {
             for _ in 0..3 {
                 signal("STOP");
+                let is_stopped = || matches!(nativeprof::sys::procfs::stat_state(pid), Some('T' | 't'));
+                let end = Instant::now() + Duration::from_secs(10);
+                while !is_stopped() && Instant::now() < end {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
                 std::thread::sleep(Duration::from_millis(100)); // time for noticing a thread that still runs
-                let state = nativeprof::sys::procfs::stat_state(pid);
-                assert!(matches!(state, Some('T' | 't')), "stopped, it is {state:?}");
+                assert!(is_stopped(), "it runs after SIGSTOP");
                 signal("CONT");
                 check_progress(&mut program, "after SIGCONT");
             }
@@ -181,7 +185,7 @@ fn children_are_followed_or_not_traced() {
         program.finish();
         let (parent, child) = (with.with("in_parent"), with.with("in_child"));
         // How many depends on what a busy machine leaves the processes of the time.
-        assert!(parent > 0 && child > 0, "{parent} {child}\n{}", with.stderr);
+        assert_likely!(parent > 0 && child > 0, "{parent} {child}\n{}", with.stderr);
         assert_eq!(without.with("in_child"), 0, "children that were not requested");
         assert_likely!(without.with("in_parent") > 0, "{}", without.stderr);
     });

@@ -399,7 +399,7 @@ fn survive(raw: &[u8]) -> bool {
     if let Ok(tape) = tape {
         let _ = tape_replay::profile(&Rc::new(tape), SessionOptions::default());
     }
-    assert!(began.elapsed() < Duration::from_secs(2), "took {:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(20), "took {:?}", began.elapsed());
     good
 }
 

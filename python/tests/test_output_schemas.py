@@ -42,11 +42,11 @@ running = greenlet.greenlet(work)
 running.switch()
 """,
     "trio": """
-import time, trio
+import time, trio, trio.testing
 async def main():
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.sleep, 1000)
-        await trio.sleep(0.01)
+        await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(trio.sleep, 1000)
         print(1, flush=True)
         time.sleep(1000)

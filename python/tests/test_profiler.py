@@ -10,6 +10,7 @@ import threading
 import time
 
 import pytest
+from chance import likely, repeated
 
 import nativeprof
 
@@ -75,15 +76,16 @@ def test_code_that_lives_for_a_moment_is_named(mode):
 
 
 @pytest.mark.parametrize("mode", ["cpu", "wall"])
+@repeated
 def test_stacks_are_exact_and_interleaved(mode):
     with nativeprof.Profiler(mode=mode) as profiler:
         work(0.4)
     stats = profiler.profile.stats
-    assert stats["taken"] >= 10, stats
-    assert stats["exact"] >= 0.95 * stats["taken"], stats
+    likely(stats["taken"] >= 10, stats)
+    likely(stats["exact"] >= 0.95 * stats["taken"], stats)
     tree = profiler.to_dict()
     assert tree["count"] == stats["taken"]
-    assert samples(tree, "work") >= 0.8 * (tree["count"] if mode == "cpu" else 10)
+    likely(samples(tree, "work") >= 0.8 * (tree["count"] if mode == "cpu" else 10), stats)
     # The key function is called from C, that from Python. Debian's interpreters have no symbols of its functions.
     between = set()
     for work_node in (n for n in nodes(tree) if n["description"]["name"] == "work"):
@@ -126,6 +128,7 @@ def test_notebooks_show_escaped_text():
     assert "<table>" in page and "<iframe" in page and "<script>" not in page
 
 
+@repeated
 def test_threads():
     ended = threading.Event()
     threads = [threading.Thread(target=ended.wait, name=f"waiter-{i}") for i in range(3)]
@@ -139,7 +142,7 @@ def test_threads():
     for thread in threads:
         thread.join()
     tree = profiler.to_dict()
-    assert tree["count"] > 10 and samples(tree, "wait") >= 0.9 * tree["count"]
+    likely(tree["count"] > 10 and samples(tree, "wait") >= 0.9 * tree["count"], profiler.profile.stats)
     states = {n["description"]["name"] for n in nodes(tree) if n["description"].get("kind") == "state"}
     assert "[waiting: condition threading.Event]" in states, states
     assert sum(name.startswith("thread ") for name in by_thread.to_dict()["children"]) >= 4
@@ -147,6 +150,7 @@ def test_threads():
         nativeprof.Profiler(threads=[threading.Thread()])
 
 
+@repeated
 def test_locks_of_libraries():
     """The lock of the C library's standard output is one of its variables."""
     import ctypes
@@ -170,7 +174,7 @@ def test_locks_of_libraries():
     tree = profiler.to_dict()
     states = {n["description"]["name"]: n["count"] for n in nodes(tree) if n["description"].get("kind") == "state"}
     of_libc = sum(count for state, count in states.items() if "(libc" in state or " libc" in state)
-    assert of_libc >= 0.9 * tree["count"], states
+    likely(of_libc >= 0.9 * tree["count"], states)
 
 
 def test_wrong_words():
@@ -209,6 +213,7 @@ def test_system_calls_are_not_ended():
             assert libc.usleep(300) == 0, os.strerror(ctypes.get_errno())
 
 
+@repeated
 def test_other_signals_live_on():
     received = []
     before = signal.signal(signal.SIGPROF, lambda *_: received.append(1))
@@ -219,9 +224,10 @@ def test_other_signals_live_on():
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
-    assert received and profiler.profile.stats["taken"] > 3
+    likely(received and profiler.profile.stats["taken"] > 3, len(received), profiler.profile.stats)
 
 
+@repeated
 def test_forked_children_are_left_alone():
     with nativeprof.Profiler() as profiler:
         for _ in range(8):
@@ -239,10 +245,11 @@ def test_forked_children_are_left_alone():
                     os._exit(status)
             assert os.waitpid(pid, 0)[1] == 0
         work(0.1)
-    assert profiler.profile.stats["taken"] > 3
+    likely(profiler.profile.stats["taken"] > 3, profiler.profile.stats)
 
 
 @pytest.mark.alone
+@repeated
 def test_threads_come_and_go():
     with nativeprof.Profiler(rate=200) as profiler:
         end = time.process_time() + 0.5
@@ -252,7 +259,7 @@ def test_threads_come_and_go():
                 thread.start()
             for thread in threads:
                 thread.join()
-    assert samples(profiler.to_dict(), "_bootstrap_inner") > 0
+    likely(samples(profiler.to_dict(), "_bootstrap_inner") > 0, profiler.profile.stats)
 
 
 PROGRAM = """

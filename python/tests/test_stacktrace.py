@@ -9,6 +9,7 @@ import time
 from contextlib import contextmanager
 
 import pytest
+from chance import likely, repeated
 
 import stacktrace
 from stacktrace.tools import Profiler, Timer
@@ -57,6 +58,7 @@ def low_level(entries):
 
 
 @pytest.mark.parametrize("target", [busy, asleep])
+@repeated
 def test_another_thread(target):
     with running(target) as ident:
         seen = 0
@@ -69,7 +71,7 @@ def test_another_thread(target):
                 assert low_level(entries), "a native frame before the first Python one"
             time.sleep(0.002)
         # A busy machine may leave a thread without a CPU for a while; one that sleeps is never missed.
-        assert seen >= (25 if target is busy else 50)
+        likely(seen >= (25 if target is busy else 50), seen)
 
 
 def test_itself():

@@ -17,6 +17,7 @@ import types
 from collections import Counter
 
 import pytest
+from chance import likely, repeated
 
 import nativeprof
 from nativeprof import _native, tasks, tracing
@@ -528,6 +529,7 @@ def test_everything_inside_of_functions_is_charged_once():
     assert whole - 2000 <= charged <= whole + 2000
 
 
+@repeated
 def test_suspended_time_is_apart():
     async def inner():
         await asyncio.sleep(0.05)
@@ -540,7 +542,7 @@ def test_suspended_time_is_apart():
     assert charge(profiler, "inner").suspended_ticks == charge(profiler, "outer").suspended_ticks == 0
     # Running time, of which the sleep is no part.
     assert charge(profiler, "outer").aggregate_ticks + profiler.wait_bench.ticks < profiler.counter.ticks
-    assert profiler.wait_bench.ticks >= 0.9 * charge(profiler, "sleep").suspended_ticks - 5e6
+    likely(profiler.wait_bench.ticks >= 0.9 * charge(profiler, "sleep").suspended_ticks - 5e6, profiler.wait_bench.ticks)
     assert charge(profiler, "outer").aggregate_ticks < charge(profiler, "sleep").suspended_ticks
 
 

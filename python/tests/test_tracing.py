@@ -15,6 +15,7 @@ import time
 
 import pytest
 from call_programs import Reference, found, program
+from chance import likely, repeated
 
 import nativeprof
 from nativeprof import tracing
@@ -590,6 +591,7 @@ def memory():
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@repeated
 def test_memory_stays_where_it_is():
     profile = tracing.Profile()
 
@@ -610,7 +612,8 @@ def test_memory_stays_where_it_is():
     cycle(1000)
     gc.collect()
     # A hundred bytes kept for each cycle would be seen.
-    assert memory() - before < 100_000 + 64 * 1024
+    # (Threads of which the system has not yet noticed the end have stacks and heaps.)
+    likely(memory() - before < 100_000 + 64 * 1024, memory() - before)
     assert entries(profile)["fib"].callcount == 5 * 1100
 
 
@@ -817,6 +820,7 @@ def test_counts_are_begins_of_python_functions():
 
 @pytest.mark.alone
 @pytest.mark.parametrize("mode", ["counts+cpu", "counts+wall"])
+@repeated
 def test_counts_and_sampled_times_are_in_one_profile(mode):
     # Wall time of this thread only: whatever else this process has sleeps.
     this = [threading.current_thread()]
@@ -843,7 +847,7 @@ def test_counts_and_sampled_times_are_in_one_profile(mode):
     assert counts == 35421 * rounds
     # A loaded machine takes the CPU away at system calls, such as the one that reads the clock: that is wall time outside.
     least = 0.5 if mode == "counts+cpu" else 0.2
-    assert profiler.profile.stats["taken"] > 10 and samples > least * tree["count"]
+    likely(profiler.profile.stats["taken"] > 10 and samples > least * tree["count"], samples, profiler.profile.stats)
 
 
 def test_counts_and_samples_have_one_node_for_each_thread():

@@ -1,4 +1,4 @@
-"""Two threads: native code that calls back into Python, recursion, compression; for a second and a half."""
+"""Two threads: native code that calls back into Python, recursion, compression; for 1.3 seconds of CPU time."""
 
 import functools
 import json
@@ -6,7 +6,7 @@ import threading
 import time
 import zlib
 
-end = time.monotonic() + 1.5
+end = time.process_time() + 1.3
 
 
 def key(item):
@@ -18,7 +18,7 @@ def walk(depth):
 
 
 def order():
-    while time.monotonic() < end:
+    while time.process_time() < end:
         sorted(range(20000), key=key)
         functools.reduce(lambda a, b: a + b, range(5000))
         walk(200)
@@ -26,7 +26,7 @@ def order():
 
 def pack():
     data = [{"name": f"item {i}", "value": i} for i in range(2000)]
-    while time.monotonic() < end:
+    while time.process_time() < end:
         zlib.compress(json.dumps(data).encode())
 
 
