@@ -184,6 +184,9 @@ pub struct TargetLayout {
     pub thread_context: Option<ThreadContext>,
     /// Threads that have a thread state, as (number, `pthread_self`), if the dispatchers of native workers are wanted.
     pub python_threads: Vec<(u32, u64)>,
+    /// Registers that native workers started with, as far as they are on their stacks: pointers into the stack of the thread that
+    /// created the worker say nothing of its work.
+    pub inherited: Vec<(u32, Vec<u64>)>,
 }
 
 /// Where a process keeps which asyncio task a thread runs. Offsets in bytes.

@@ -316,6 +316,7 @@ impl Session {
             }
             Event::Thread { pid, tid } => {
                 self.exited.remove(&tid);
+                self.add_thread(pid, tid);
                 let name = self.system.thread_name(pid, tid);
                 self.threads.entry((pid, tid)).or_insert(name.unwrap_or_default());
             }

@@ -72,7 +72,8 @@ impl Session {
         if let Some(holder) = holder {
             self.add_holders(s, holder);
         }
-        let is_new = self.has_new_running_tasks(s.pid) | self.find_spans(s.pid, s.time);
+        let is_new =
+            self.has_new_running_tasks(s.pid) | self.find_spans(s.pid, s.time) | self.find_inherited(s, quality);
         self.follow_up(s, quality, has_new_layout || has_new_locks || is_new, update)
     }
 

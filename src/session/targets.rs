@@ -405,8 +405,11 @@ impl Session {
                 spans: self.span_location(pid),
                 thread_context: self.thread_context(pid),
                 python_threads: self.python_threads(pid),
+                inherited: self.inherited(pid),
             }),
-        )
+        )?;
+        self.inherited_known(pid);
+        Ok(())
     }
 }
 

@@ -18,10 +18,10 @@ use rustc_hash::{FxBuildHasher, FxHashMap};
 use super::Session;
 use super::sample::TruncationReason;
 use crate::cpython::thread_states;
-use crate::event::{Pid, Sample, Tid};
-use crate::frame::{CodeId, ModuleId, RawFrame};
+use crate::event::{PAGE, Pid, Sample, StackBytes, Tid};
+use crate::frame::{CodeId, ModuleId, NativeFrame, RawFrame};
 use crate::interleave::{self, StackQuality};
-use crate::sys::procfs;
+use crate::sys::{self, procfs};
 use crate::target::system::ProcessMemory;
 
 /// Stacks of dispatchers that are known, at most, and frames of one of them.
@@ -34,6 +34,12 @@ const MIN_SAMPLES: u32 = 5;
 const MIN_WITHOUT_JOB: u64 = 8;
 /// Libraries below one innermost Python frame of which the call is known.
 const MAX_CALLS: usize = 16;
+/// Words of a frame, at most, that are taken as registers: as many as there are on any architecture that functions must keep.
+const MAX_INHERITED: usize = 11;
+/// Bytes of the outermost C function's frame, at most.
+const MAX_START_FRAME: u64 = 1024;
+/// Bytes above it, at most, that belong to the same stack: the thread descriptor and thread-local variables.
+const DESCRIPTOR: u64 = 65536;
 /// Names of libraries begin so whose functions start threads for other libraries.
 const THREAD_LIBRARIES: &[&str] = &["libc.", "libc-", "libpthread", "ld-", "libstdc++", "libc++"];
 
@@ -50,6 +56,15 @@ pub(super) struct Dispatchers {
     functions: FxHashMap<CodeId, FunctionCalls>,
     /// By hash of a worker's callers.
     places: FxHashMap<u64, WorkerCode>,
+    /// Registers that workers started with, by worker.
+    inherited: FxHashMap<Tid, Inherited>,
+}
+
+struct Inherited {
+    pid: Pid,
+    words: Vec<u64>,
+    /// From then on the backend knows them, `CLOCK_MONOTONIC`, ns; `u64::MAX`: it does not yet.
+    known_since: u64,
 }
 
 /// Samples of a Python function, and libraries that it called in them.
@@ -177,6 +192,22 @@ impl DispatcherStack {
     }
 }
 
+/// The different words in a frame that may be pointers, to other things than that stack. The outermost first, where functions
+/// save registers.
+fn saved_pointers(frame: &NativeFrame, stack: &StackBytes) -> Vec<u64> {
+    let mut words = Vec::new();
+    let own = stack.base..frame.cfa.saturating_add(DESCRIPTOR);
+    let len = frame.cfa.saturating_sub(frame.sp).min(MAX_START_FRAME);
+    let places = (1..=len / 8).map(|n| frame.cfa - 8 * n);
+    for word in places.filter_map(|at| stack.word(at)) {
+        let is_pointer = word % 8 == 0 && word >= PAGE && word >> 48 == 0 && !own.contains(&word);
+        if is_pointer && !words.contains(&word) && words.len() < MAX_INHERITED {
+            words.push(word);
+        }
+    }
+    words
+}
+
 impl Session {
     /// The threads of a process that have a Python thread state, and their `pthread_self`, if workers are attributed.
     pub(super) fn python_threads(&self, pid: Pid) -> Vec<(Tid, u64)> {
@@ -219,6 +250,8 @@ impl Session {
 
     /// The job that a worker's sample belongs to. `None`: it is not known.
     pub(super) fn find_job(&mut self, s: &Sample, new: DispatcherFrames) -> Option<Job> {
+        let inherited = self.dispatchers.inherited.get(&s.tid);
+        let is_certain = inherited.is_none_or(|inherited| s.time >= inherited.known_since);
         let found = new.python.and_then(|(python, truncation)| {
             Some(Job {
                 dispatcher: new.tid,
@@ -233,13 +266,77 @@ impl Session {
         if last_jobs.len() >= MAX_STACKS {
             last_jobs.clear();
         }
-        last_jobs.insert(s.tid, job.clone());
+        if is_certain {
+            last_jobs.insert(s.tid, job.clone());
+        }
         Some(job)
+    }
+
+    /// A thread has begun. The backend has seen with which registers.
+    pub(super) fn add_thread(&mut self, pid: Pid, tid: Tid) {
+        if self.options.workers && self.dispatchers.inherited.len() < MAX_STACKS {
+            let seen = Inherited {
+                pid,
+                words: Vec::new(),
+                known_since: 0,
+            };
+            self.dispatchers.inherited.insert(tid, seen);
+        }
     }
 
     /// A thread has ended.
     pub(super) fn forget_worker(&mut self, tid: Tid) {
         self.dispatchers.last_jobs.remove(&tid);
+        self.dispatchers.inherited.remove(&tid);
+    }
+
+    /// Notes, once for each worker that there was before sampling began, the registers that it started with: its outermost C
+    /// function has saved them. True if they are new. The frames of the sample are in `self.native`.
+    pub(super) fn find_inherited(&mut self, s: &Sample, quality: StackQuality) -> bool {
+        let inherited = &mut self.dispatchers.inherited;
+        let is_worker = self.options.workers && (s.python.is_empty() || s.dispatcher.is_some());
+        let is_complete = !matches!(quality, StackQuality::Partial(_));
+        // The outermost frame is the assembler function that the kernel starts threads in; main threads were not created.
+        let [.., start, _] = &self.native[..] else { return false };
+        if !is_worker
+            || !is_complete
+            || s.pid == s.tid
+            || inherited.contains_key(&s.tid)
+            || inherited.len() >= MAX_STACKS
+        {
+            return false;
+        }
+        let words = saved_pointers(start, &s.stack);
+        let is_new = !words.is_empty();
+        let new = Inherited {
+            pid: s.pid,
+            words,
+            known_since: if is_new { u64::MAX } else { 0 },
+        };
+        inherited.insert(s.tid, new);
+        if is_new {
+            // It was perhaps found by these registers.
+            self.dispatchers.last_jobs.remove(&s.tid);
+        }
+        is_new
+    }
+
+    /// The backend knows the registers that the workers of a process started with.
+    pub(super) fn inherited_known(&mut self, pid: Pid) {
+        for inherited in self.dispatchers.inherited.values_mut() {
+            if inherited.pid == pid && inherited.known_since == u64::MAX {
+                inherited.known_since = sys::clock::now();
+            }
+        }
+    }
+
+    /// The registers that the workers of a process started with.
+    pub(super) fn inherited(&self, pid: Pid) -> Vec<(Tid, Vec<u64>)> {
+        let all = self.dispatchers.inherited.iter();
+        let of_process = all.filter(|(_, inherited)| inherited.pid == pid && !inherited.words.is_empty());
+        of_process
+            .map(|(tid, inherited)| (*tid, inherited.words.clone()))
+            .collect()
     }
 
     /// The stack of a thread with these Python frames, down to the call into the library of the worker whose frames are in
@@ -317,6 +414,7 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::frame::UnwindMethod;
 
     /// Letters are Python functions, digits native functions of the library with that number.
     fn stack(text: &str) -> Vec<RawFrame> {
@@ -342,6 +440,38 @@ mod tests {
             assert_eq!(known.call(ModuleId(library)), expected.as_deref(), "{library}");
         }
         assert_eq!((known.outer, known.samples), (stack("1a2b"), 2));
+    }
+
+    #[test]
+    fn pointers_that_a_frame_has_saved() {
+        const SP: u64 = 0x7000_0000_1000;
+        let other = 0x7fff_0000_2468 & !7;
+        // Not aligned, no address, of the same stack.
+        let others = [other + 1, 1 << 48 | 8, 0, SP + 16, SP + 0x800];
+        let words = [&[other, other + 8, other][..], &others].concat();
+        let frame = NativeFrame {
+            lookup: 0,
+            sp: SP,
+            cfa: SP + 8 * words.len() as u64,
+            location: None,
+            method: UnwindMethod::StackEnd,
+        };
+        let stack = StackBytes {
+            base: SP,
+            bytes: words.iter().flat_map(|word| word.to_le_bytes()).collect(),
+            holes: Vec::new(),
+        };
+        let saved = |sp, cfa| saved_pointers(&NativeFrame { sp, cfa, ..frame }, &stack);
+        assert_eq!(saved(frame.sp, frame.cfa), vec![other, other + 8]);
+        for (sp, cfa) in [
+            (SP + 24, frame.cfa),
+            (SP, SP),
+            (u64::MAX - 8, u64::MAX),
+            (8, 0),
+            (0, u64::MAX),
+        ] {
+            assert_eq!(saved(sp, cfa), Vec::<u64>::new(), "{sp:#x}..{cfa:#x}");
+        }
     }
 
     #[test]

@@ -93,7 +93,7 @@ impl EbpfSource {
                 .attach("sched_process_fork")
                 .map_err(|e| bpf_error("cannot receive fork events", e))?;
         }
-        let python_stacks = match options.workers {
+        let workers = match options.workers {
             true => Some(workers::attach(&mut bpf)?),
             false => None,
         };
@@ -122,7 +122,7 @@ impl EbpfSource {
             times: CpuTimes::new(period(options.rate)),
             off_cpu,
             locks,
-            python_stacks,
+            workers,
             delivered: 0,
             before_exec: None,
             reassembler: abi::StackReassembler::default(),

@@ -138,7 +138,7 @@ pub struct EbpfSource {
     times: CpuTimes,
     off_cpu: Option<OffCpu>,
     locks: InterpreterLockMap,
-    python_stacks: Option<workers::PythonStacks>,
+    workers: Option<workers::WorkerMaps>,
     delivered: u64,
     /// About to exec its program; samples until then are dropped.
     before_exec: Option<Pid>,
@@ -332,8 +332,8 @@ impl Backend for EbpfSource {
             .insert(pid, LayoutBytes(abi::encode(layout)), 0)
             .map_err(|e| bpf_error(NOTIFY_FAILED, e))?;
         self.locks.set(pid, &layout.locks)?;
-        if let Some(stacks) = &mut self.python_stacks {
-            stacks.add(pid, layout);
+        if let Some(workers) = &mut self.workers {
+            workers.add(pid, layout);
         }
         if let Some(running) = &layout.running_tasks {
             self.running

@@ -20,11 +20,32 @@ const CHUNK_BITS: u32 = 16;
 const CHUNKS: u32 = 8;
 const MAX_THREADS: usize = 512;
 
-/// The map `PYTHON_STACKS`.
-pub struct PythonStacks(BpfHash<MapData, [u32; 2], [u64; 3]>);
+/// `INHERITED` of sample.bpf.c.
+const INHERITED: usize = if cfg!(target_arch = "x86_64") { 6 } else { 11 };
 
-impl PythonStacks {
-    /// Adds the threads of a process that exist already: otherwise they are known from their first sample on.
+/// Mirrors `struct worker` of the program.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Worker {
+    /// `struct dispatcher`.
+    last: [u64; 3],
+    inherited: [u64; INHERITED],
+}
+
+// SAFETY: plain integers, no padding, any bit pattern is valid.
+unsafe impl aya::Pod for Worker {}
+
+/// The maps of these programs.
+pub struct WorkerMaps {
+    /// `PYTHON_STACKS`.
+    stacks: BpfHash<MapData, [u32; 2], [u64; 3]>,
+    /// `WORKERS`.
+    workers: BpfHash<MapData, u32, Worker>,
+}
+
+impl WorkerMaps {
+    /// Adds what is known of the threads of a process that exist already: otherwise those with Python frames are known from
+    /// their first sample on, and others from their creation on.
     pub fn add(&mut self, pid: Pid, layout: &TargetLayout) {
         for (tid, pointer) in layout.python_threads.iter().take(MAX_THREADS) {
             // The descriptor lies above the stack, but the main thread's elsewhere.
@@ -33,8 +54,18 @@ impl PythonStacks {
             for chunk in last.saturating_sub(CHUNKS)..=last {
                 // What is there is more recent.
                 let _ = self
-                    .0
+                    .stacks
                     .insert([pid, chunk], [*pointer, 0, u64::from(*tid)], object::NO_EXIST);
+            }
+        }
+        for (tid, words) in &layout.inherited {
+            let mut worker = self.workers.get(tid, 0).unwrap_or_default();
+            if worker.inherited == [0; INHERITED] {
+                for (register, word) in worker.inherited.iter_mut().zip(words) {
+                    *register = *word;
+                }
+                // The kernel refuses only what does not matter: there is no room.
+                let _ = self.workers.insert(tid, worker, 0);
             }
         }
     }
@@ -44,7 +75,7 @@ impl PythonStacks {
 ///
 /// # Errors
 /// The kernel refuses them.
-pub fn attach(bpf: &mut Ebpf) -> Result<PythonStacks> {
+pub fn attach(bpf: &mut Ebpf) -> Result<WorkerMaps> {
     for (name, event) in [
         ("worker_woken", "sched_waking"),
         ("thread_created", "sched_process_fork"),
@@ -53,6 +84,9 @@ pub fn attach(bpf: &mut Ebpf) -> Result<PythonStacks> {
         program.load().map_err(|e| bpf_error(LOAD, e))?;
         program.attach(event).map_err(|e| bpf_error(LOAD, e))?;
     }
-    let stacks = object::take_map(bpf, "PYTHON_STACKS")?;
-    stacks.try_into().map(PythonStacks).map_err(|e| bpf_error(LOAD, e))
+    let map_error = |e| bpf_error(LOAD, e);
+    Ok(WorkerMaps {
+        stacks: object::take_map(bpf, "PYTHON_STACKS")?.try_into().map_err(map_error)?,
+        workers: object::take_map(bpf, "WORKERS")?.try_into().map_err(map_error)?,
+    })
 }
