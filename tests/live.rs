@@ -106,7 +106,7 @@ fn generators_coroutines_and_exceptions_keep_their_callers() {
         ("t_beta_outer", &["t_beta_inner"]),
     ];
     let _live = live();
-    each_python_and_backend(|python, words| {
+    each_third_python_and_backend(2, |python, words| {
         let (r, _) = sample(python, "generators.py", words);
         r.check_quality(&python.name);
         r.check_calls(&python.name, &TRUTH, CALLS);
@@ -231,7 +231,7 @@ fn children_that_end_at_once_have_names() {
 #[test]
 fn reused_code_addresses_are_distinguished() {
     let _live = live();
-    each_python_and_backend(|python, words| {
+    each_third_python_and_backend(0, |python, words| {
         let (r, truth) = sample(python, "fresh_code.py", words);
         // A function that exists for a fraction of a millisecond is still named.
         r.check_quality(&python.name);

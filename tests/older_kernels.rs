@@ -10,7 +10,7 @@ use nativeprof::profile::model::{Frame, FrameKind};
 use common::calls::CALLBACKS;
 use common::chance::{assert_likely, patience, repeated};
 use common::recording::{Recording, Running, TRUTH, nativeprof};
-use common::{Program, Scratch, each_python, live, newest_python};
+use common::{Program, Scratch, each_third_python, live, newest_python};
 
 mod common;
 
@@ -43,7 +43,7 @@ fn text(mut command: Command) -> String {
 #[test]
 fn callbacks_are_in_calling_order() {
     let _live = live();
-    each_python(|python| {
+    each_third_python(2, |python| {
         let mut program = Program::start(python.script("callbacks.py"));
         let r = attach(program.pid(), &["-r", "1000"]);
         program.finish();

@@ -63,25 +63,33 @@ fn package_tests(name: &str, environment: &Path, marks: &str, files: &[PathBuf])
     })
 }
 
+/// The files of tests that run in the environment with this number, of so many: all of them in the newest one. Each of the
+/// others has every second of those that depend on the version, which the next older one has not, and its part of the rest.
+fn files_of(at: usize, environments: usize) -> Vec<PathBuf> {
+    let few = "pytestmark = pytest.mark.few_versions";
+    let (rest, of_every_version) = (files_with(few, true), files_with(few, false));
+    assert!(!rest.is_empty(), "no file of tests has {few}");
+    if all_combinations() || at + 1 == environments {
+        return [rest, of_every_version].concat();
+    }
+    let others = environments - 1;
+    let rest = rest.into_iter().skip(at).step_by(others);
+    rest.chain(of_every_version.into_iter().skip(at % 2).step_by(2))
+        .collect()
+}
+
 /// With two interpreters at a time, since one leaves half of the machine idle; then what compares wall time, alone, in every
 /// third interpreter.
 #[test]
 fn the_tests_of_the_package_pass_in_every_python() {
     let all = environments();
-    let (every_test, few) = (files_with("", true), "pytestmark = pytest.mark.few_versions");
-    let of_every_version = files_with(few, false);
-    assert!(of_every_version.len() < every_test.len(), "no file of tests has {few}");
-    // Those that run most of them first.
-    let mut ordered: Vec<_> = all.iter().enumerate().collect();
-    let has_all = |at: usize| all_combinations() || at == 0 || at + 1 == all.len();
-    ordered.sort_by_key(|(at, _)| !has_all(*at));
-    let waiting = Mutex::new(ordered.into_iter());
+    // The one that runs most of them first.
+    let waiting = Mutex::new(all.iter().enumerate().rev());
     let take = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
     let work = || -> Vec<String> {
         std::iter::from_fn(take)
-            .filter_map(|(at, (name, environment))| match has_all(at) {
-                true => package_tests(name, environment, "not alone", &every_test),
-                false => package_tests(name, environment, "not alone and not few_versions", &of_every_version),
+            .filter_map(|(at, (name, environment))| {
+                package_tests(name, environment, "not alone", &files_of(at, all.len()))
             })
             .collect()
     };

@@ -117,14 +117,8 @@ fn greenlets_have_separate_stacks() {
     let _live = live();
     repeated(|| {
         let mut tally = Tally::default();
-        let with_ptrace: Vec<_> = third(0, pythons()).map(|(name, _)| name).collect();
-        for (name, python) in pythons() {
-            let backends = if with_ptrace.contains(&name) {
-                &["ebpf", "ptrace"][..]
-            } else {
-                &["ebpf"]
-            };
-            for backend in backends {
+        for (first, backend) in ["ebpf", "ptrace"].into_iter().enumerate() {
+            for (name, python) in third(first, pythons()) {
                 let case = format!("CPython {name}, {backend}");
                 let mut program = Program::start(script(&python, &[]));
                 let r = attach(program.pid(), &["--backend", backend, "-d", "2"]);
@@ -146,7 +140,7 @@ fn greenlets_sample_themselves() {
     let _live = live();
     repeated(|| {
         let mut tally = Tally::default();
-        for (name, python) in pythons() {
+        for (name, python) in third(2, pythons()) {
             let scratch = Scratch::new();
             let file = scratch.path("profile.json");
             let command = script(&python, &["inside", file.to_str().expect("a plain path"), "2"]);

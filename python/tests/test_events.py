@@ -895,7 +895,6 @@ def test_command_line_csv(tmp_path):
     assert {row["domain"] for row in rows} <= {"", "raw", "mem", "obj"}
 
 
-@pytest.mark.few_versions
 def test_command_line_arrow_and_parquet(tmp_path):
     ipc = pytest.importorskip("pyarrow.ipc")
     from pyarrow import parquet
