@@ -110,13 +110,36 @@ fn runs_command() -> bool {
     words.next().is_some_and(|word| word == "record") && words.any(|word| word == "--")
 }
 
+/// Advice to run nativeprof as root, with the words of this command line instead of an example.
+fn with_words(hint: &str, words: &[String]) -> String {
+    let (example, others) = hint.split_once("   or").map_or((hint, ""), |(first, _)| (first, &hint[first.len()..]));
+    match example.split(' ').collect::<Vec<_>>()[..] {
+        ["sudo", program, "..."] | ["sudo", program, "attach", _] if !words.is_empty() => {
+            let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
+            format!("sudo {program} {}{others}", words.join(" "))
+        }
+        _ => hint.to_string(),
+    }
+}
+
+/// A word as a shell reads it.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_@%+=:,./-".contains(c);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word.to_string(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
+}
+
 /// Text of an error, as it may be sent to a terminal: it may quote names of a target.
 fn printable(e: &Error) -> Error {
+    let words = std::env::args_os().skip(1).map(OsString::into_string).collect::<Result<Vec<_>, _>>();
+    let hint = with_words(&e.hint, &words.unwrap_or_default());
     Error {
         kind: e.kind,
         what: line(&e.what).into_owned(),
         why: line(&e.why).into_owned(),
-        hint: line(&e.hint).into_owned(),
+        hint: line(&hint).into_owned(),
     }
 }
 
@@ -133,6 +156,24 @@ fn print_line(text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn advice_has_the_words_of_the_command_line() {
+        let words = ["attach", "-o", "it's a file", "12"].map(String::from);
+        for (hint, expected) in [
+            ("sudo np attach 12", "sudo np attach -o 'it'\\''s a file' 12"),
+            (
+                "sudo np attach 12   or, for all processes: sudo sysctl x=0",
+                "sudo np attach -o 'it'\\''s a file' 12   or, for all processes: sudo sysctl x=0",
+            ),
+            ("sudo np ...   or, permanently: x", "sudo np attach -o 'it'\\''s a file' 12   or, permanently: x"),
+            ("sudo sysctl kernel.kptr_restrict=1", "sudo sysctl kernel.kptr_restrict=1"),
+            ("sudo podman run --cap-add=BPF ...", "sudo podman run --cap-add=BPF ..."),
+        ] {
+            assert_eq!(with_words(hint, &words), expected);
+            assert_eq!(with_words(hint, &[]), hint);
+        }
+    }
 
     #[test]
     fn errors_stay_three_lines() {

@@ -39,13 +39,13 @@ pub struct NamedThreads {
     /// Addresses of `threading._active`, that of the oldest interpreter first. Empty: none has imported `threading`.
     registries: Vec<u64>,
     /// `pthread_self`, by the thread's ID in the process's own PID namespace.
-    pointers: BTreeMap<Tid, u64>,
+    thread_pointers: BTreeMap<Tid, u64>,
 }
 
 impl NamedThreads {
     /// Whether the thread and the names of threads can be found.
     pub fn can_name(&self, tid: Tid) -> bool {
-        !self.registries.is_empty() && self.pointers.contains_key(&tid)
+        !self.registries.is_empty() && self.thread_pointers.contains_key(&tid)
     }
 }
 
@@ -63,10 +63,10 @@ impl<'a> ThreadNameReader<'a> {
     /// The threads of the process's interpreters.
     pub fn threads(&self) -> NamedThreads {
         let states = thread_states::states(self.memory, self.python);
-        let pointers = thread_states::thread_pointers(self.memory, self.python, &states);
+        let thread_pointers = thread_states::thread_pointers(self.memory, self.python, &states);
         NamedThreads {
             registries: self.registries(&states),
-            pointers: pointers.into_iter().collect(),
+            thread_pointers: thread_pointers.into_iter().collect(),
         }
     }
 
@@ -93,23 +93,23 @@ impl<'a> ThreadNameReader<'a> {
 
     /// The name of a thread, by its ID in the process's own PID namespace. `None`: it has none, or it could not be read.
     pub fn name(&self, threads: &NamedThreads, tid: Tid) -> Option<String> {
-        let pointer = *threads.pointers.get(&tid)?;
-        let registered = |registry: &u64| self.name_in(*registry, pointer);
+        let thread_pointer = *threads.thread_pointers.get(&tid)?;
+        let registered = |registry: &u64| self.name_in(*registry, thread_pointer);
         let name = threads.registries.iter().find_map(registered)?;
         // Neither the thread nor its name has changed meanwhile.
         let again = threads.registries.iter().find_map(registered)?;
-        let owner = thread_states::thread_id(self.memory, self.python, pointer)?;
+        let owner = thread_states::thread_id(self.memory, self.python, thread_pointer)?;
         (name == again && owner == tid).then_some(name)
     }
 
-    fn name_in(&self, registry: u64, pointer: u64) -> Option<String> {
+    fn name_in(&self, registry: u64, thread_pointer: u64) -> Option<String> {
         // Integers are their own hashes.
         let entries = self.entries(registry)?.into_iter();
-        let mut own = entries.filter(|e| e.hash == pointer && self.int(e.key) == Some(pointer));
+        let mut own = entries.filter(|e| e.hash == thread_pointer && self.int(e.key) == Some(thread_pointer));
         let attributes = self.attributes(own.next()?.value)?;
         let ident = self.named(&attributes, "_ident")?;
         let name = self.named(&attributes, "_name")?;
-        (self.int(ident) == Some(pointer) && self.is(name, "str")).then_some(())?;
+        (self.int(ident) == Some(thread_pointer) && self.is(name, "str")).then_some(())?;
         let (mut text, length) = strings::read_str_start(self.memory, self.layout(), name, MAX_NAME)?;
         if length > MAX_NAME {
             text.push_str("...");

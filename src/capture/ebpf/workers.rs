@@ -47,15 +47,15 @@ impl WorkerMaps {
     /// Adds what is known of the threads of a process that exist already: otherwise those with Python frames are known from
     /// their first sample on, and others from their creation on.
     pub fn add(&mut self, pid: Pid, layout: &TargetLayout) {
-        for (tid, pointer) in layout.python_threads.iter().take(MAX_THREADS) {
+        for (tid, thread_pointer) in layout.python_threads.iter().take(MAX_THREADS) {
             // The descriptor lies above the stack, but the main thread's elsewhere.
-            let end = if *tid == pid { layout.stack_end } else { *pointer };
+            let end = if *tid == pid { layout.stack_end } else { *thread_pointer };
             let last = (end >> CHUNK_BITS) as u32;
             for chunk in last.saturating_sub(CHUNKS)..=last {
                 // What is there is more recent.
                 let _ = self
                     .stacks
-                    .insert([pid, chunk], [*pointer, 0, u64::from(*tid)], object::NO_EXIST);
+                    .insert([pid, chunk], [*thread_pointer, 0, u64::from(*tid)], object::NO_EXIST);
             }
         }
         for (tid, words) in &layout.inherited {

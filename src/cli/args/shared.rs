@@ -307,8 +307,8 @@ pub struct ViewArgs {
 
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct BrowserArg {
-    /// Open the output in the desktop's browser: on, off, auto (after `record` on a desktop's terminal, if neither -o nor -f
-    /// is given)
+    /// Open the output in the desktop's browser: on, off, auto (only what `record` and `attach` write without -o and -f, on a
+    /// desktop's terminal)
     #[arg(
         long = "browser",
         value_enum,

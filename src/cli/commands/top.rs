@@ -59,7 +59,6 @@ pub fn top(options: &Top) -> Result<()> {
         check_target(pid)?;
         if let Some(missing) = checks::memory(pid) {
             return Err(missing
-                .for_command("top")
                 .error(format!("sampling process {pid} is not permitted")));
         }
     }

@@ -31,12 +31,6 @@ impl MissingPrivilege {
         }
     }
 
-    /// With advice to run another command than `attach`.
-    pub fn for_command(mut self, command: &str) -> MissingPrivilege {
-        self.fix = self.fix.replace(" attach ", &format!(" {command} "));
-        self
-    }
-
     /// An error for `what`, which fails because of this.
     pub fn error(self, what: impl Into<String>) -> Error {
         Error::new(ErrorKind::NotPermitted, what)

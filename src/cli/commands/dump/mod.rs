@@ -70,7 +70,7 @@ struct DumpThread {
 struct DumpStack {
     state: char,
     call: Option<u64>,
-    how: ReadMode,
+    mode: ReadMode,
     gil: Option<Gil>,
     kernel: Option<Vec<String>>,
     quality: DumpQuality,
@@ -132,7 +132,6 @@ pub fn dump(options: &Dump) -> error::Result<()> {
     check_target(pid)?;
     if let Some(missing) = checks::memory(pid) {
         return Err(missing
-            .for_command("dump")
             .error(format!("reading process {pid} is not permitted")));
     }
     phases::restrict_to_setup(Caps(more))?;
@@ -246,7 +245,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
     let asleep = |t: &DumpThread| {
         t.seen
             .as_ref()
-            .is_ok_and(|s| s.how == ReadMode::Asleep && s.kernel.is_none())
+            .is_ok_and(|s| s.mode == ReadMode::Asleep && s.kernel.is_none())
     };
     let report = DumpReport {
         pid,
@@ -312,7 +311,7 @@ impl Inspector {
         }
     }
 
-    fn inspect(&mut self, tids: &[Tid], hold: bool) -> Vec<(Tid, Result<ThreadSnapshot<DumpExtras>, SnapshotError>)> {
+    fn inspect(&mut self, tids: &[Tid], stop: bool) -> Vec<(Tid, Result<ThreadSnapshot<DumpExtras>, SnapshotError>)> {
         if tids.is_empty() {
             return Vec::new();
         }
@@ -327,7 +326,7 @@ impl Inspector {
         let target = |tid: &Tid| SnapshotTarget {
             tid: *tid,
             thread_pointer: procfs::namespace_tid(self.pid, *tid).and_then(|inner| pointers.get(&inner).copied()),
-            stop_sleeping: hold,
+            stop_sleeping: stop,
         };
         let targets: Vec<SnapshotTarget> = tids.iter().map(target).collect();
         let during = |walked: &PythonWalk, pointer: u64, stopped: bool| {
@@ -351,7 +350,7 @@ impl Inspector {
             let frames = walked
                 .python
                 .iter()
-                .filter(|f| self.locals && !hold && f.owner < ENTRY_FRAME);
+                .filter(|f| self.locals && !stop && f.owner < ENTRY_FRAME);
             let mut locals = FxHashMap::default();
             for f in frames {
                 if (reader.over)() {
@@ -448,7 +447,7 @@ fn shown(
     DumpStack {
         state: seen.state,
         call: seen.blocked.and_then(|b| b.call).map(|(call, _)| call),
-        how: seen.mode,
+        mode: seen.mode,
         gil,
         kernel: seen.kernel,
         quality,

@@ -51,7 +51,7 @@ fn read_mode_text(s: &DumpStack) -> String {
         DumpQuality::Repaired => "repaired".into(),
         DumpQuality::Partial(why) => format!("partial: {}", why.map_or("unknown", |why| why.reason())),
     };
-    match s.how {
+    match s.mode {
         ReadMode::Asleep => format!("{stack}; read while sleeping, not stopped"),
         ReadMode::Stopped(ns) => format!("{stack}; stopped for {} µs", ns.div_ceil(1000)),
     }
@@ -162,7 +162,7 @@ fn stops_line(r: &DumpReport) -> String {
     let seen: Vec<&DumpStack> = r.threads.iter().filter_map(|t| t.seen.as_ref().ok()).collect();
     let stops: Vec<u64> = seen
         .iter()
-        .filter_map(|s| match s.how {
+        .filter_map(|s| match s.mode {
             ReadMode::Stopped(ns) => Some(ns),
             ReadMode::Asleep => None,
         })
@@ -229,7 +229,7 @@ fn frame(out: &mut String, f: &DumpFrame, style: TerminalStyle) {
 
 /// The report as JSON.
 pub fn json(r: &DumpReport) -> Value {
-    let longest = r.threads.iter().filter_map(|t| match t.seen.as_ref().ok()?.how {
+    let longest = r.threads.iter().filter_map(|t| match t.seen.as_ref().ok()?.mode {
         ReadMode::Stopped(ns) => Some(ns),
         ReadMode::Asleep => None,
     });
@@ -265,7 +265,7 @@ fn thread_json(t: &DumpThread) -> Value {
                 Some(_) => Some(false),
                 None => None,
             },
-            "stop_us": match s.how {
+            "stop_us": match s.mode {
                 ReadMode::Stopped(ns) => Some(micros(ns)),
                 ReadMode::Asleep => None,
             },
@@ -337,7 +337,7 @@ mod tests {
         let running = DumpStack {
             state: 'R',
             call: None,
-            how: ReadMode::Stopped(31_400),
+            mode: ReadMode::Stopped(31_400),
             gil: Some(Gil::Held),
             kernel: None,
             quality: DumpQuality::Exact,
@@ -350,7 +350,7 @@ mod tests {
         let asleep = DumpStack {
             state: 'S',
             call: Some(202),
-            how: ReadMode::Asleep,
+            mode: ReadMode::Asleep,
             gil: Some(Gil::NotHeld),
             kernel: Some(vec!["futex_wait".into()]),
             quality: DumpQuality::Partial(Some(Truncation::StackHole)),

@@ -84,7 +84,6 @@ pub fn dump(pid: Pid, as_json: bool) -> error::Result<()> {
     check_target(pid)?;
     if let Some(missing) = checks::memory(pid) {
         return Err(missing
-            .for_command("dump")
             .error(format!("reading process {pid} is not permitted")));
     }
     phases::restrict_to_setup(Caps::NONE)?;
