@@ -112,7 +112,9 @@ fn runs_command() -> bool {
 
 /// Advice to run nativeprof as root, with the words of this command line instead of an example.
 fn with_words(hint: &str, words: &[String]) -> String {
-    let (example, others) = hint.split_once("   or").map_or((hint, ""), |(first, _)| (first, &hint[first.len()..]));
+    let (example, others) = hint
+        .split_once("   or")
+        .map_or((hint, ""), |(first, _)| (first, &hint[first.len()..]));
     match example.split(' ').collect::<Vec<_>>()[..] {
         ["sudo", program, "..."] | ["sudo", program, "attach", _] if !words.is_empty() => {
             let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
@@ -133,7 +135,10 @@ fn quoted(word: &str) -> String {
 
 /// Text of an error, as it may be sent to a terminal: it may quote names of a target.
 fn printable(e: &Error) -> Error {
-    let words = std::env::args_os().skip(1).map(OsString::into_string).collect::<Result<Vec<_>, _>>();
+    let words = std::env::args_os()
+        .skip(1)
+        .map(OsString::into_string)
+        .collect::<Result<Vec<_>, _>>();
     let hint = with_words(&e.hint, &words.unwrap_or_default());
     Error {
         kind: e.kind,
@@ -166,8 +171,14 @@ mod tests {
                 "sudo np attach 12   or, for all processes: sudo sysctl x=0",
                 "sudo np attach -o 'it'\\''s a file' 12   or, for all processes: sudo sysctl x=0",
             ),
-            ("sudo np ...   or, permanently: x", "sudo np attach -o 'it'\\''s a file' 12   or, permanently: x"),
-            ("sudo sysctl kernel.kptr_restrict=1", "sudo sysctl kernel.kptr_restrict=1"),
+            (
+                "sudo np ...   or, permanently: x",
+                "sudo np attach -o 'it'\\''s a file' 12   or, permanently: x",
+            ),
+            (
+                "sudo sysctl kernel.kptr_restrict=1",
+                "sudo sysctl kernel.kptr_restrict=1",
+            ),
             ("sudo podman run --cap-add=BPF ...", "sudo podman run --cap-add=BPF ..."),
         ] {
             assert_eq!(with_words(hint, &words), expected);

@@ -216,7 +216,8 @@ impl Session {
             return Vec::new();
         };
         let memory = ProcessMemory(&*self.system, pid);
-        let thread_pointers = thread_states::thread_pointers(&memory, &python, &thread_states::states(&memory, &python));
+        let thread_pointers =
+            thread_states::thread_pointers(&memory, &python, &thread_states::states(&memory, &python));
         let threads = self.system.threads(pid).into_iter();
         threads
             .filter_map(|tid| Some((tid, *thread_pointers.get(&procfs::namespace_tid(pid, tid)?)?)))

@@ -23,17 +23,9 @@ const MAX_THREADS: usize = 512;
 /// `INHERITED` of sample.bpf.c.
 const INHERITED: usize = if cfg!(target_arch = "x86_64") { 6 } else { 11 };
 
-/// Mirrors `struct worker` of the program.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Worker {
-    /// `struct dispatcher`.
-    last: [u64; 3],
-    inherited: [u64; INHERITED],
-}
-
-// SAFETY: plain integers, no padding, any bit pattern is valid.
-unsafe impl aya::Pod for Worker {}
+/// `struct worker` of the program as words: `struct dispatcher`, then `inherited`.
+type Worker = [u64; DISPATCHER + INHERITED];
+const DISPATCHER: usize = 3;
 
 /// The maps of these programs.
 pub struct WorkerMaps {
@@ -59,9 +51,10 @@ impl WorkerMaps {
             }
         }
         for (tid, words) in &layout.inherited {
-            let mut worker = self.workers.get(tid, 0).unwrap_or_default();
-            if worker.inherited == [0; INHERITED] {
-                for (register, word) in worker.inherited.iter_mut().zip(words) {
+            let mut worker = self.workers.get(tid, 0).unwrap_or([0; DISPATCHER + INHERITED]);
+            let inherited = &mut worker[DISPATCHER..];
+            if inherited.iter().all(|register| *register == 0) {
+                for (register, word) in inherited.iter_mut().zip(words) {
                     *register = *word;
                 }
                 // The kernel refuses only what does not matter: there is no room.

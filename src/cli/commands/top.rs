@@ -58,8 +58,7 @@ pub fn top(options: &Top) -> Result<()> {
     if let Some(pid) = attached {
         check_target(pid)?;
         if let Some(missing) = checks::memory(pid) {
-            return Err(missing
-                .error(format!("sampling process {pid} is not permitted")));
+            return Err(missing.error(format!("sampling process {pid} is not permitted")));
         }
     }
     let mut launched = None;

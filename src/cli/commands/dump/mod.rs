@@ -131,8 +131,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
     let fetch = debuginfod::fetch(options.names.debuginfod, is_root, user.as_ref())?;
     check_target(pid)?;
     if let Some(missing) = checks::memory(pid) {
-        return Err(missing
-            .error(format!("reading process {pid} is not permitted")));
+        return Err(missing.error(format!("reading process {pid} is not permitted")));
     }
     phases::restrict_to_setup(Caps(more))?;
 

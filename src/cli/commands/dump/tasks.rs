@@ -83,8 +83,7 @@ pub fn dump(pid: Pid, as_json: bool) -> error::Result<()> {
     phases::become_caller_with(Caps::NONE)?;
     check_target(pid)?;
     if let Some(missing) = checks::memory(pid) {
-        return Err(missing
-            .error(format!("reading process {pid} is not permitted")));
+        return Err(missing.error(format!("reading process {pid} is not permitted")));
     }
     phases::restrict_to_setup(Caps::NONE)?;
     let options = SessionOptions {
