@@ -64,7 +64,7 @@ fn package_tests(name: &str, environment: &Path, marks: &str, files: &[PathBuf])
 }
 
 /// The files of tests that run in the environment with this number, of so many: all of them in the newest one. Each of the
-/// others has every second of those that depend on the version, which the next older one has not, and its part of the rest.
+/// others has every third of those that depend on the version, beginning with a different one, and its part of the rest.
 fn files_of(at: usize, environments: usize) -> Vec<PathBuf> {
     let few = "pytestmark = pytest.mark.few_versions";
     let (rest, of_every_version) = (files_with(few, true), files_with(few, false));
@@ -74,7 +74,7 @@ fn files_of(at: usize, environments: usize) -> Vec<PathBuf> {
     }
     let others = environments - 1;
     let rest = rest.into_iter().skip(at).step_by(others);
-    rest.chain(of_every_version.into_iter().skip(at % 2).step_by(2))
+    rest.chain(of_every_version.into_iter().skip(at % 3).step_by(3))
         .collect()
 }
 

@@ -141,7 +141,7 @@ fn check_in_child(test: &str, time: Duration) {
 #[test]
 fn results_of_calls_are_unchanged() {
     let _live = live();
-    check_in_child("results_of_calls_are_unchanged", Duration::from_secs(3));
+    check_in_child("results_of_calls_are_unchanged", Duration::from_secs(2));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use super::pythons::{some_at_a_time, third};
+use super::pythons::{all_combinations, some_at_a_time, third};
 
 /// `(3.X, its environment)`, the oldest first, with the wheel of these sources installed.
 pub fn environments() -> &'static [(String, PathBuf)] {
@@ -38,10 +38,12 @@ pub fn each_third_environment(first: usize, test: impl Fn(&str, &Path) + Sync) {
     each_of(third(first, environments()), test);
 }
 
-/// The same with every backend.
+/// The same with every backend: with ptrace in one environment, since what reads the interpreters and packages is the same.
 pub fn each_third_environment_and_backend(first: usize, test: impl Fn(&str, &Path, &str) + Sync) {
     each_third_environment(first, |name, directory| test(name, directory, "ebpf"));
-    each_third_environment(first + 1, |name, directory| test(name, directory, "ptrace"));
+    let number = if all_combinations() { usize::MAX } else { 1 };
+    let with_ptrace = third(first + 1, environments()).take(number);
+    each_of(with_ptrace, |name, directory| test(name, directory, "ptrace"));
 }
 
 fn each_of(some: impl IntoIterator<Item = &'static (String, PathBuf)>, test: impl Fn(&str, &Path) + Sync) {
