@@ -618,6 +618,32 @@ fn the_browser() {
     });
 }
 
+/// `script` gives the command a terminal as standard output.
+#[test]
+fn binary_formats_are_not_written_to_a_terminal() {
+    let on_terminal = |format: &str| {
+        let exe = env!("CARGO_BIN_EXE_nativeprof");
+        let line = format!("'{exe}' export '{}' -f {format} -o -", golden("golden/profile.json"));
+        let mut command = Command::new("script");
+        command.args(["-qec", &line, "/dev/null"]).stdin(Stdio::null());
+        let done = command.output().expect("`script` of util-linux starts");
+        (
+            done.status.success(),
+            String::from_utf8_lossy(&done.stdout).into_owned(),
+        )
+    };
+    for format in ["pprof", "perfetto", "pstats", "json.gz"] {
+        let (is_written, said) = on_terminal(format);
+        let expected = format!("{format} is not written to a terminal");
+        assert!(
+            !is_written && said.contains(&expected) && said.contains("try: -o "),
+            "{format}: {said}"
+        );
+    }
+    let (is_written, said) = on_terminal("collapsed");
+    assert!(is_written && said.lines().count() > 3, "{said}");
+}
+
 #[test]
 fn a_full_disk_loses_no_profile() {
     let _live = live();
