@@ -143,7 +143,7 @@ fn errors() {
     refused(&["report", "/nonexistent"], 1, &["cannot read /nonexistent"]);
     refused(&["report", "/"], 1, &["directory"]);
     refused(&["report", "-"], 1, &["standard input", "empty"]);
-    refused(&["report", PROFILE, "a("], 2, &["`a(`", "unclosed group", "'a\\('"]);
+    refused(&["report", PROFILE, "a("], 2, &["`a(`", "open group", "'a\\('"]);
     refused(&["report", PROFILE, "1.5"], 2, &["1.5", "fraction"]);
     refused(&["report", PROFILE, "--callers", "nobody"], 1, &["nobody"]);
     refused(&["report", PROFILE, "--source", "nobody"], 1, &["nobody", "--by line"]);

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use regex::Regex;
+use regex_lite::Regex;
 
 use crate::event::Tid;
 use crate::profile::lags::Lag;

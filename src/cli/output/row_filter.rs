@@ -1,6 +1,6 @@
 //! Which rows of a table are shown: filters as those of `pstats`, applied in order.
 
-use regex::Regex;
+use regex_lite::Regex;
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -41,11 +41,12 @@ pub fn parse(word: &str) -> Result<RowFilter> {
 /// `Usage` if it is not one.
 pub fn pattern(word: &str) -> Result<Regex> {
     Regex::new(word).map_err(|e| {
-        let text = e.to_string();
-        let why = text.lines().last().unwrap_or_default().trim_start_matches("error: ");
         Error::new(ErrorKind::Usage, format!("invalid regular expression `{word}`"))
-            .why(why)
-            .hint(format!("to search for the literal text: '{}'", regex::escape(word)))
+            .why(e.to_string())
+            .hint(format!(
+                "to search for the literal text: '{}'",
+                regex_lite::escape(word)
+            ))
     })
 }
 
@@ -84,7 +85,7 @@ mod tests {
             apply(&mut rows, &words, |row| row.to_string());
             assert_eq!(rows.join(" "), expected, "{words:?}");
         }
-        for (word, why) in [("1.5", "fraction"), ("200%", "fraction"), ("a(", "unclosed group")] {
+        for (word, why) in [("1.5", "fraction"), ("200%", "fraction"), ("a(", "open group")] {
             let e = parse(word).unwrap_err();
             assert!(e.kind == ErrorKind::Usage && e.why.contains(why), "{e}");
         }
