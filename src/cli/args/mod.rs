@@ -195,7 +195,7 @@ pub struct Replay {
     pub no_native: bool,
     /// Group stacks by process
     #[arg(long)]
-    pub subprocesses: bool,
+    pub processes: bool,
     /// Group stacks by thread
     #[arg(long)]
     pub threads: bool,

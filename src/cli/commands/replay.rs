@@ -46,7 +46,7 @@ pub fn replay(options: &Replay) -> Result<()> {
     .shown(&options.shown, false)?;
     phases::drop_for_symbolization(output.needs())?;
     let grouping = Grouping {
-        processes: options.subprocesses,
+        processes: options.processes,
         threads: options.threads,
     };
     let native = !options.no_native;
