@@ -225,6 +225,7 @@ def test_pprof_and_report_have_labels(tmp_path):
     assert b"shown" in gzip.decompress((tmp_path / "a.pb.gz").read_bytes())
 
 
+@repeated
 def test_entering_and_leaving_is_cheap():
     """Bounded loosely: the machine may be busy. The figure is in the guide."""
     span = nativeprof.span("cheap")
@@ -235,4 +236,4 @@ def test_entering_and_leaving_is_cheap():
             with span:
                 pass
         best = min(best, (time.thread_time() - start) / 10_000)
-    assert best < 5e-6
+    likely(best < 5e-6, best)

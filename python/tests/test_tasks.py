@@ -401,6 +401,7 @@ async def sleepers():
 
 
 @pytest.mark.alone
+@repeated
 def test_the_wait_is_what_the_program_measures():
     selector = selectors.EpollSelector()
     timed = selector._selector = TimedEpoll(selector._selector)
@@ -413,7 +414,9 @@ def test_the_wait_is_what_the_program_measures():
     _, after = off_cpu()
     assert timed.waited > 0.1
     # The program's measurement includes times in which its thread was ready and had no CPU.
-    assert 0.98 * timed.waited - (after - before) <= profiler.wait_bench.ticks / 1e9 <= timed.waited
+    found = profiler.wait_bench.ticks / 1e9
+    assert found <= timed.waited
+    likely(found >= 0.98 * timed.waited - (after - before), found, timed.waited)
 
 
 def off_cpu():
@@ -458,13 +461,14 @@ def epoll_for(seconds):
 
 
 @pytest.mark.parametrize("wait", [poll_for, select_for, epoll_for])
+@repeated
 def test_waits_of_functions_are_below_them(wait):
     async def blocks():
         wait(0.05)
 
     profiler = profiled(lambda: asyncio.run(blocks()))
     assert charge(profiler, wait.__name__).aggregate_ticks >= 49e6
-    assert charge(profiler, wait.__name__).ticks < 49e6
+    likely(charge(profiler, wait.__name__).ticks < 49e6)
     assert charge(profiler, "blocks").aggregate_ticks >= 49e6
     assert profiler.wait_bench.ticks >= 49e6
     profile = profiler.profile.to_dict()
@@ -516,6 +520,7 @@ def test_waits_of_other_threads_are_counted_where_they_wait():
 
 
 @pytest.mark.alone
+@repeated
 def test_everything_inside_of_functions_is_charged_once():
     def outer():
         asyncio.run(sleepers())
@@ -524,7 +529,8 @@ def test_everything_inside_of_functions_is_charged_once():
     total = profiler.counter.ticks - profiler.start_ticks
     charged = sum(charge.ticks for charge in profiler.charges.values())
     # Rounded down, one by one.
-    assert 0.97 * total <= charged <= total
+    assert charged <= total
+    likely(charged >= 0.97 * total, charged, total)
     whole = profiler.profile.to_dict()["values"]["wall_ns"]
     assert whole - 2000 <= charged <= whole + 2000
 
@@ -543,7 +549,7 @@ def test_suspended_time_is_apart():
     # Running time, of which the sleep is no part.
     assert charge(profiler, "outer").aggregate_ticks + profiler.wait_bench.ticks < profiler.counter.ticks
     likely(profiler.wait_bench.ticks >= 0.9 * charge(profiler, "sleep").suspended_ticks - 5e6, profiler.wait_bench.ticks)
-    assert charge(profiler, "outer").aggregate_ticks < charge(profiler, "sleep").suspended_ticks
+    likely(charge(profiler, "outer").aggregate_ticks < charge(profiler, "sleep").suspended_ticks)
 
 
 def test_aggregates_count_outermost_activations():

@@ -424,10 +424,11 @@ def test_bias_is_subtracted_for_each_event():
     assert entries(profile)["fib"].totaltime == 0.0
 
 
+@repeated
 def test_calibrate_measures_the_cost_of_an_event():
     profile = tracing.Profile()
     found = [profile.calibrate(500) for _ in range(5)]
-    assert min(abs(cost) for cost in found) < 1e-5
+    likely(min(abs(cost) for cost in found) < 1e-5, found)
 
     class Other(tracing.Profile):
         pass
@@ -436,18 +437,17 @@ def test_calibrate_measures_the_cost_of_an_event():
         Other().calibrate(1)
 
 
+@repeated
 def test_overhead_is_measured_and_subtracted():
-    def least(**options):
-        totals = []
-        for _ in range(30):
+    raw, net = [], []
+    for _ in range(30):
+        # In turn: the clock of a CPU changes.
+        for options, times in (({}, raw), ({"subtract": True}, net)):
             profile = tracing.Profile(**options)
             profile.runcall(fib, 12)
-            totals.append(entries(profile)["fib"].totaltime)
-        return min(totals), profile.overhead()
-
-    (raw, cost), (net, _) = least(), least(subtract=True)
-    assert cost > 0
-    assert net < raw
+            times.append(entries(profile)["fib"].totaltime)
+            assert profile.overhead() > 0
+    likely(min(net) < min(raw), min(net), min(raw))
 
 
 # One at a time
