@@ -75,12 +75,10 @@ impl Unwinder {
         self.search(walk, frame, out)
     }
 
-    /// Is the current frame at an address that code returns to, but after no call? Then a stack was made by hand, with
-    /// that address on top.
-    pub(super) fn is_foreign_stack(&mut self, walk: &UnwindState) -> bool {
-        !walk.interrupted
-            && walk.code.is_code(walk.lookup())
-            && self.follows_call(walk.code, walk.regs.ip) == Some(false)
+    /// Is the current frame, at `ip`, at an address that code returns to, but after no call? Then a stack was made by hand,
+    /// with that address on top.
+    pub(super) fn is_foreign_stack(&mut self, walk: &UnwindState, ip: u64) -> bool {
+        !walk.interrupted && walk.code.is_code(ip.wrapping_sub(1)) && self.follows_call(walk.code, ip) == Some(false)
     }
 
     /// Does an anchor lie in this part of the stack? Then it cannot be a frame of code without tables.

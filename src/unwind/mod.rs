@@ -309,7 +309,7 @@ impl Unwinder {
                 stack_cache.record(frame, before, walk.interrupted, None);
             }
             let no_table = rule.code || matches!(rule.kind, RuleKind::None);
-            if no_table && self.is_foreign_stack(walk) {
+            if no_table && self.is_foreign_stack(walk, before.ip) {
                 return Err(cut_at_foreign_stack(walk.first, frame, out));
             }
             let step = self.rules.apply(&rule, &mut walk.regs, &mut walk.memory);
@@ -339,6 +339,10 @@ impl Unwinder {
                         };
                         at = next;
                         if walk.regs.ip == 0 {
+                            // On a stack that code is about to continue on, a zero may be any word.
+                            if !no_table && self.is_foreign_stack(walk, before.ip) {
+                                return Err(cut_at_foreign_stack(walk.first, frame, out));
+                            }
                             frame.method = UnwindMethod::StackEnd;
                             out.push(frame);
                             return Ok(());
@@ -351,7 +355,7 @@ impl Unwinder {
                 },
             };
             walk.regs = before;
-            if !no_table && self.is_foreign_stack(walk) {
+            if !no_table && self.is_foreign_stack(walk, before.ip) {
                 return Err(cut_at_foreign_stack(walk.first, frame, out));
             }
             match self.fallback(walk, &rule, failed, frame, out) {

@@ -142,6 +142,15 @@ fn foreign_stacks_are_not_searched() {
 }
 
 #[test]
+fn a_zero_ends_a_stack_only_after_calls() {
+    // 0x10d0: a table, and no call before it.
+    for (ra, expected) in [(EVAL, Ok(())), (BIAS + 0x10d0, Err(Truncation::ForeignStack))] {
+        let (end, _) = walk(Landmarks::default(), OTHER, &[ra, 0], (&[], None));
+        assert_eq!(end, expected, "{ra:#x}");
+    }
+}
+
+#[test]
 fn no_search_where_tables_lead_out_of_code() {
     let (end, frames) = walk(Landmarks::default(), OTHER, &[EVAL, 0x1234, OTHER, END], (&[], None));
     assert_eq!(end, Err(Truncation::ReturnAddressNotInCode));
