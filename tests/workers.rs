@@ -10,13 +10,13 @@ use nativeprof::profile::model::{Frame, FrameKind};
 use common::chance::{assert_likely, repeated};
 use common::pythons::{some_at_a_time, third};
 use common::recording::{Recording, attach, nativeprof};
-use common::{Program, Python, each_third_python, live, programs, pythons};
+use common::{Program, Python, live, programs, pythons};
 
 mod common;
 
 /// How the native threads of `worker_pools.py` get their work. With each Python the first ones, with the newest one all.
 const WAITING: &[&str] = &["waiting-heap", "waiting", "waiting-shared", "new-threads"];
-/// The same where threads spin between jobs, so that one program needs all CPUs.
+/// The same where threads spin between jobs.
 const SPINNING: &[&str] = &["spinning-shared", "spinning"];
 /// Functions of jobs, and who calls for them.
 const JOBS: &[(&str, &str)] = &[("t_first_job", "first_caller"), ("t_second_job", "second_caller")];
@@ -76,7 +76,9 @@ fn check(python: &Python, pools: &[&str]) {
 #[test]
 fn workers_stand_below_their_callers() {
     let _live = live();
-    each_third_python(1, |python| check(python, WAITING));
+    // One program at a time: on Linux 6.18, two that wake each other's threads this often keep even the kernel's own threads
+    // from running, for up to a minute.
+    some_at_a_time(1, third(1, pythons()), |p| &p.name, |python| check(python, WAITING));
     some_at_a_time(1, third(0, pythons()), |p| &p.name, |python| check(python, SPINNING));
 }
 
