@@ -34,21 +34,12 @@ pub fn check_rate(rate: u64) -> Result<()> {
 /// # Errors
 /// Those of the backend; `Unsupported` if it does not have the mode.
 pub fn open_source(backend: BackendChoice, options: &SamplingOptions) -> Result<Box<dyn Backend>> {
-    let ptrace = || -> Result<Box<dyn Backend>> {
-        let source = PtraceSource::new(options, cpython::frame_walk::walk)?;
-        if options.kernel {
-            print_line("nativeprof: kernel frames are not available with ptrace");
-        }
-        if options.mode != Mode::Cpu {
-            print_line("nativeprof: with ptrace, the length of a wait and what ends it are not recorded");
-        }
-        Ok(Box::new(source))
-    };
-    match backend {
-        BackendChoice::Ptrace => ptrace(),
-        BackendChoice::Ebpf => Ok(Box::new(EbpfSource::new(options)?)),
+    let ptrace = || PtraceSource::new(options, cpython::frame_walk::walk);
+    let source = match backend {
+        BackendChoice::Ptrace => ptrace()?,
+        BackendChoice::Ebpf => return Ok(Box::new(EbpfSource::new(options)?)),
         BackendChoice::Auto => match EbpfSource::new(options) {
-            Ok(source) => Ok(Box::new(source)),
+            Ok(source) => return Ok(Box::new(source)),
             Err(e) => {
                 // If ptrace fails too, report why the better backend is not available.
                 let source = ptrace().map_err(|_| e.clone())?;
@@ -56,10 +47,17 @@ pub fn open_source(backend: BackendChoice, options: &SamplingOptions) -> Result<
                     "nativeprof: {}; falling back to ptrace (stops one thread at a time for tens of µs)",
                     ebpf_unavailable_reason(&e)
                 ));
-                Ok(source)
+                source
             }
         },
+    };
+    if options.kernel {
+        print_line("nativeprof: kernel frames are not available with ptrace");
     }
+    if options.mode != Mode::Cpu {
+        print_line("nativeprof: with ptrace, the length of a wait and what ends it are not recorded");
+    }
+    Ok(Box::new(source))
 }
 
 /// Why eBPF is not available, short enough for half a line.
