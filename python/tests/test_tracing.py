@@ -441,7 +441,7 @@ def test_calibrate_measures_the_cost_of_an_event():
 def test_overhead_is_measured_and_subtracted():
     raw, net = [], []
     for _ in range(30):
-        # In turn: the clock of a CPU changes.
+        # Alternately, since the clock rate of a CPU changes.
         for options, times in (({}, raw), ({"subtract": True}, net)):
             profile = tracing.Profile(**options)
             profile.runcall(fib, 12)

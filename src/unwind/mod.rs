@@ -339,7 +339,7 @@ impl Unwinder {
                         };
                         at = next;
                         if walk.regs.ip == 0 {
-                            // On a stack that code is about to continue on, a zero may be any word.
+                            // While code switches stacks, the words read as a return address and a zero may be others.
                             if !no_table && self.is_foreign_stack(walk, before.ip) {
                                 return Err(cut_at_foreign_stack(walk.first, frame, out));
                             }
