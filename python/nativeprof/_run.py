@@ -12,7 +12,7 @@ import sys
 import types
 from typing import Any, Callable, cast
 
-from . import _native
+from . import _files, _native
 from .profiler import Profile, Profiler
 
 # How the timeline of `--trace events` is written, by file extension.
@@ -25,11 +25,11 @@ def _arguments(words: list[str]) -> argparse.Namespace:
         usage="%(prog)s [options] (script.py | -m module) [arguments ...]",
         description="Runs a Python program and samples its stacks from inside, without privileges, or traces its calls.",
     )
-    parser.add_argument("-r", "--rate", type=int, default=100, metavar="HZ", help="samples per second of each thread (100)")
+    parser.add_argument("-r", "--rate", type=int, metavar="HZ", help="samples per second of each thread (100)")
     parser.add_argument("-o", "--output", metavar="FILE", help="where the profile goes (nativeprof-PID.html)")
     formats = _native.formats() + [name for name in _TIMELINES if name not in _native.formats()]
     parser.add_argument("-f", "--format", choices=formats, help="output format [default: from the file extension]")
-    parser.add_argument("--mode", choices=("cpu", "wall"), default="cpu", help="sample CPU time or wall-clock time (cpu)")
+    parser.add_argument("--mode", choices=("cpu", "wall"), help="sample CPU time or wall-clock time (cpu)")
     parser.add_argument(
         "--trace",
         choices=("times", "counts", "counts+samples", "events"),
@@ -37,11 +37,11 @@ def _arguments(words: list[str]) -> argparse.Namespace:
         "counts+samples: count, and sample as --mode says; events: the timeline of all calls, returns and allocations, as a "
         "Chrome trace (.json), .csv, .arrow or .parquet",
     )
-    parser.add_argument("--subtract", action="store_true", help="subtract the cost of tracing from the times")
+    parser.add_argument("--subtract", action="store_true", help="with --trace times: subtract the cost of tracing")
     parser.add_argument("--only", action="append", default=[], metavar="MODULE[:FUNCTION]", help="trace only this")
     parser.add_argument("--skip", action="append", default=[], metavar="MODULE[:FUNCTION]", help="do not trace this")
     parser.add_argument("--no-native", action="store_true", help="Python frames only")
-    parser.add_argument("--threads", action="store_true", help="a node per thread")
+    parser.add_argument("--threads", action="store_true", help="a node per thread (not with events)")
     parser.add_argument("-q", "--quiet", action="store_true", help="print no summary")
     # What follows the program is the program's.
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
@@ -51,8 +51,11 @@ def _arguments(words: list[str]) -> argparse.Namespace:
         options.program, options.module = options.module, True
     if not options.program:
         parser.error("a script or -m module is missing")
-    if (options.only or options.skip or options.subtract) and not options.trace:
-        parser.error("--only, --skip and --subtract need --trace")
+    _refuse_without_effect(parser, options)
+    if options.rate is None:
+        options.rate = 100
+    if options.mode is None:
+        options.mode = "cpu"
     if not 1 <= options.rate <= 10_000:
         parser.error(f"argument -r/--rate: {options.rate} is not between 1 and 10000")
     if options.trace == "events":
@@ -67,17 +70,40 @@ def _arguments(words: list[str]) -> argparse.Namespace:
         except ValueError as error:
             parser.error(str(error))
     directory = os.path.dirname(os.path.abspath(options.output))
-    if not os.path.isdir(directory) or not os.access(directory, os.W_OK) or os.path.isdir(options.output):
-        parser.error(f"argument -o/--output: {options.output} cannot be written")
+    why = (
+        f"the directory {directory} does not exist"
+        if not os.path.isdir(directory)
+        else f"the directory {directory} is not writable"
+        if not os.path.exists(options.output) and not os.access(directory, os.W_OK)
+        else "it is a directory"
+        if os.path.isdir(options.output)
+        else "it is not writable"
+        if os.path.exists(options.output) and not os.access(options.output, os.W_OK)
+        else ""
+    )
+    if why:
+        parser.error(f"argument -o/--output: {options.output} cannot be written: {why}")
     # The program may change its directory.
     options.output = os.path.abspath(options.output)
     return options
 
 
+def _refuse_without_effect(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Ends the program with an error if an option does nothing with the ``--trace`` that was chosen."""
+    trace = options.trace
+    if (options.only or options.skip) and trace in (None, "events"):
+        parser.error("--only and --skip need --trace times, counts or counts+samples")
+    if options.subtract and trace != "times":
+        parser.error("--subtract needs --trace times: nothing else has the times of calls")
+    for name, value in (("-r/--rate", options.rate), ("--mode", options.mode)):
+        if value is not None and trace not in (None, "counts+samples"):
+            parser.error(f"{name} is for samples, and --trace {trace} takes none: leave it out, or use --trace counts+samples")
+    if options.threads and trace == "events":
+        parser.error("--threads has no effect on --trace events: a timeline always has the threads; leave it out")
+
+
 def _choose_timeline(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Sets output and format for ``--trace events``; ends the program with an error if they, or other options, are wrong."""
-    if options.only or options.skip or options.subtract:
-        parser.error("--only, --skip and --subtract have no effect on --trace events: leave them out")
+    """Sets output and format for ``--trace events``; ends the program with an error if they are wrong."""
     if options.output is None:
         ending = _TIMELINES.get(options.format or "chrome", ("",))[0]
         options.output = f"nativeprof-{os.getpid()}{ending}"
@@ -131,6 +157,10 @@ class _Timeline:
         return self._events._log.is_running()
 
     def save(self, path: str, format: str) -> None:
+        with _files.replacing(path) as new:
+            self._write(new, format)
+
+    def _write(self, path: str, format: str) -> None:
         if format == "chrome":
             self._events.to_chrome(path)
         elif format == "csv":
@@ -176,15 +206,33 @@ class _Recording:
         if os.getpid() != self.pid or not self.profiler._is_running():
             return
         profile: Profile | _Timeline = self.profiler.stop()
-        output, written = self.options.output, ""
+        written = self._save(profile)
+        if not self.options.quiet:
+            _say(profile.summary(written))
+
+    def _save(self, profile: Profile | _Timeline) -> str:
+        """Writes the profile, to another directory if its own fails; returns a text with the path."""
+        output, format = self.options.output, self.options.format
         try:
-            profile.save(output, self.options.format)
-            written = f"{output} ({self.options.format})"
+            profile.save(output, format)
+            return f"{output} ({format})"
         except OSError as error:
-            written = f"nowhere: {error}"
-            print(f"nativeprof: cannot write the profile: {error}", file=sys.__stderr__)
-        if not self.options.quiet and sys.__stderr__ is not None:
-            print(profile.summary(written), file=sys.__stderr__)
+            why = error.strerror or error
+        try:
+            path = _files.write_elsewhere(os.path.basename(output), lambda new: profile._write(new, format))
+        except OSError as error:
+            _say(
+                f"nativeprof: cannot write to {output}: {why}; the directory for temporary files failed too: {error}; "
+                "free some disk space, or name another file with -o"
+            )
+            return f"no ({why})"
+        _say(f"nativeprof: {output} could not be written: {why}; the profile is in {path}")
+        return f"{path} ({format})"
+
+
+def _say(text: str) -> None:
+    if sys.__stderr__ is not None:
+        print(text, file=sys.__stderr__)
 
 
 def _after(first: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:

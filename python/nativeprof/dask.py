@@ -206,14 +206,18 @@ class WorkerProfiler(WorkerPlugin):
         if self._worker is None:
             return
         self._cycle.stop()
-        await self._gather(stop=True)
-        with worker.active_threads_lock:
-            worker.active_threads = dict(worker.active_threads)
-        worker.handlers.update(self._handlers)
-        if worker.status.name == "running":
-            for callback in self._stopped:
-                callback.start()
-        self._worker = _profiler = None
+        # To the end with the lock: what waits for it meanwhile sees that there is no worker any more.
+        async with self._lock:
+            try:
+                await self._take(stop=True)
+            finally:
+                with worker.active_threads_lock:
+                    worker.active_threads = dict(worker.active_threads)
+                worker.handlers.update(self._handlers)
+                if worker.status.name == "running":
+                    for callback in self._stopped:
+                        callback.start()
+                self._worker = _profiler = None
 
     def _seen(self, ident: int) -> None:
         """A thread begins a task; called in that thread."""
@@ -231,26 +235,11 @@ class WorkerProfiler(WorkerPlugin):
             await self._gather(stop=True, go_on=True)
 
     async def _gather(self, stop: bool = False, go_on: bool = False) -> None:
-        """Puts what was sampled into the worker's current trees."""
-        worker = self._worker
+        """Puts what was sampled into the worker's current trees; with ``go_on`` samples the threads that are known by now."""
         async with self._lock:
-            recorder = self._recorder
-            if recorder is not None:
-                if stop:
-                    self._recorder = None
-                sampled, start, duration = await asyncio.to_thread(_taken, recorder, stop)
-                # Each profile of a recording begins where the one before it ended.
-                began = start if self._began is None else self._began
-                self._began = None if stop else began + duration
-                with worker.active_threads_lock:
-                    spans = worker.active_threads.spans(self._before)
-                # Late samples may be in the next profile: spans are kept for a profile more.
-                self._before = time.time()
-                if sampled is not None:
-                    everything, by_prefix = split(sampled, began, spans)
-                    worker.profile_recent = merge(worker.profile_recent, everything)
-                    for prefix, tree in by_prefix.items():
-                        worker.profile_keys[prefix] = merge(worker.profile_keys[prefix], tree)
+            if self._worker is None:
+                return  # the plugin was removed meanwhile: nothing may start any more
+            await self._take(stop)
             if go_on:
                 idents = tuple(self._idents)
                 rate = cast(int, self._rate)  # setup has chosen one
@@ -259,28 +248,51 @@ class WorkerProfiler(WorkerPlugin):
                     self._recorder = await asyncio.to_thread(make)
                     self._sampled = idents
                 except Exception as error:
-                    logger.warning("cannot sample the threads of %s: %s", worker.address, error)
+                    logger.warning("cannot sample the threads of %s: %s", self._worker.address, error)
+
+    async def _take(self, stop: bool) -> None:
+        """As :meth:`_gather`, which holds the lock."""
+        worker, recorder = self._worker, self._recorder
+        if recorder is None:
+            return
+        if stop:
+            self._recorder = None
+        sampled, start, duration = await asyncio.to_thread(_taken, recorder, stop)
+        # Each profile of a recording begins where the one before it ended.
+        began = start if self._began is None else self._began
+        self._began = None if stop else began + duration
+        with worker.active_threads_lock:
+            spans = worker.active_threads.spans(self._before)
+        # Late samples may be in the next profile: spans are kept for a profile more.
+        self._before = time.time()
+        if sampled is not None:
+            everything, by_prefix = split(sampled, began, spans)
+            worker.profile_recent = merge(worker.profile_recent, everything)
+            for prefix, tree in by_prefix.items():
+                worker.profile_keys[prefix] = merge(worker.profile_keys[prefix], tree)
 
     async def _end_cycle(self) -> None:
+        worker = self._worker  # which teardown forgets
         await self._gather()
-        self._worker.cycle_profile()
+        worker.cycle_profile()
 
     async def _get_profile(
         self, start: Any = None, stop: Any = None, key: Any = None, server: bool = False
     ) -> Tree:
+        worker = self._worker  # which teardown forgets
         if not server:
             await self._gather()
-            worker = self._worker
             past = worker.profile_history if key is None else [t for _, t in worker.profile_keys_history if key in t]
             if not past:
                 # Dask gives the current tree with a history only.
                 worker.cycle_profile()
-        tree: Tree = await self._worker.get_profile(start=start, stop=stop, key=key, server=server)
+        tree: Tree = await worker.get_profile(start=start, stop=stop, key=key, server=server)
         return tree
 
     async def _get_profile_metadata(self, start: float = 0, stop: float | None = None) -> dict[str, Any]:
+        worker = self._worker  # which teardown forgets
         await self._gather()
-        facts: dict[str, Any] = await self._worker.get_profile_metadata(start=start, stop=stop)
+        facts: dict[str, Any] = await worker.get_profile_metadata(start=start, stop=stop)
         return facts
 
 

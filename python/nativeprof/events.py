@@ -158,7 +158,7 @@ class EventProfiler:
         :raises RuntimeError: it is already running. :raises ValueError: another profiling tool is active.
         """
         if self._log.is_running():
-            raise RuntimeError("the profiler was already started")
+            raise RuntimeError("the profiler was already started; call stop() first")
         _running.add(self)
         stacks: list[tuple[int, list[Any]]] = []
         try:
@@ -172,7 +172,7 @@ class EventProfiler:
     def stop(self) -> None:
         """Stops the profiling. :raises RuntimeError: it is not running."""
         if not self._log.is_running():
-            raise RuntimeError("the profiler was not started")
+            raise RuntimeError("the profiler was not started; call start() first")
         self._log.stop()
         _running.discard(self)
 

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any, Callable, NamedTuple, TypedDict, Union, cast
 
-from . import _native, _overhead
+from . import _files, _native, _overhead
 
 __all__ = ["Profile", "Profiler", "Row", "Rows", "Stats"]
 
@@ -110,13 +110,20 @@ class Profile:
         self._native = native
 
     def save(self, path: os.PathLike[str] | str, format: str | None = None) -> None:
-        """Writes the profile to a file.
+        """Writes the profile to a file. An existing one is replaced by the complete new one or not at all.
+
+        Links, devices and pipes are not replaced but written to.
 
         :param path: where to; the extension determines the format (``.svg``, ``.json``, ``.json.gz``, ``.collapsed`` ...).
         :param format: name of the format, if the extension does not determine it.
         :raises ValueError: no such format. :raises OSError: the file cannot be written.
         """
-        content = self._native.render(format or _native.format_of(path))
+        format = format or _native.format_of(path)
+        with _files.replacing(path) as new:
+            self._write(new, format)
+
+    def _write(self, path: str, format: str) -> None:
+        content = self._native.render(format)
         with open(path, "wb") as file:
             file.write(content)
 
@@ -167,8 +174,8 @@ class Profile:
         if stats["total"]:
             svg, shown = self._native.graph()
             if shown < stats["total"]:
-                head += f"<p>{shown} of them are of the cell, and in the graph. "
-                head += "The others are of what runs cells, and of other threads.</p>"
+                head += f"<p>The graph has the {shown} of them that belong to the cell. "
+                head += "The others belong to what runs cells, and to other threads.</p>"
             # A frame of its own: the graph's script and styles do not affect the page.
             graph = (
                 f"<iframe title='flame graph' sandbox='allow-scripts' style='width:100%;height:{_height(svg)}px;border:0' "
@@ -268,12 +275,14 @@ class Profiler:
         samples only these; else all threads of the process are sampled, native ones included.
 
     :param cpu: with ``mode="calls"``: the CPU time of calls too (a system call for each call and return).
-    :param only: with ``mode="calls"`` or ``"counts"``: modules (``"json"`` is ``json`` and ``json.*``) or functions
+    :param only: with all modes but ``"cpu"`` and ``"wall"``: modules (``"json"`` is ``json`` and ``json.*``) or functions
         (``"json.decoder:JSONDecoder.decode"``) to trace; the time of all others is their caller's. Empty: all.
     :param skip: the same, to leave out.
     :param subtract: with ``mode="calls"``: takes what tracing costs, as it is measured at the start, out of the times.
 
     There can be one at a time. After :func:`os.fork` it continues in the parent only.
+
+    :raises ValueError: an argument is wrong, or ``cpu``, ``only``, ``skip`` or ``subtract`` has no effect with this ``mode``.
     """
 
     def __init__(
@@ -295,9 +304,16 @@ class Profiler:
         idents, by_thread = _idents(threads), threads is True
         filters = list(only), list(skip)
         self._make: Callable[[], _native.Recorder | _native.CallRecorder | _CountsAndSamples]
+        if (cpu or subtract) and mode != "calls":
+            raise ValueError(
+                f'cpu and subtract are for mode="calls": mode={mode!r} does not time calls; leave them out, or use mode="calls"'
+            )
         if mode in ("cpu", "wall"):
-            if cpu or subtract or filters != ([], []):
-                raise ValueError('cpu, only, skip and subtract are for mode="calls" and mode="counts"')
+            if filters != ([], []):
+                raise ValueError(
+                    f"only and skip are for traced calls: mode={mode!r} only samples; leave them out, or use "
+                    f'mode="calls", "counts" or "counts+{mode}"'
+                )
             self._make = lambda: _native.Recorder(rate, bool(native), mode == "wall", idents, by_thread)
         elif mode.startswith("counts+"):
             self._make = lambda: _CountsAndSamples(
@@ -319,7 +335,7 @@ class Profiler:
             raise RuntimeError(
                 "another Profiler is already running in this process; stop it first"
                 if _running is not self
-                else "this Profiler is already running"
+                else "this Profiler is already running; call stop() first"
             )
         self._profile = None
         self._recorder = self._make()
@@ -363,8 +379,8 @@ class Profiler:
     def profile(self) -> Profile:
         """What the last run gathered. :raises RuntimeError: it is still running, or never ran."""
         if self._profile is None:
-            running = "is still running; call stop() first" if self._is_running() else "has not run in this process"
-            raise RuntimeError(f"there is no profile yet: this Profiler {running}")
+            why = "is still running; call stop()" if self._is_running() else "has not run in this process; call start()"
+            raise RuntimeError(f"there is no profile yet: this Profiler {why} first")
         return self._profile
 
     def save(self, path: os.PathLike[str] | str, format: str | None = None) -> None:

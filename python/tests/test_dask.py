@@ -1,6 +1,10 @@
 """The worker plugin on a real cluster: two worker processes that run numpy."""
 
+import asyncio
+import json
+import threading
 import time
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -104,3 +108,114 @@ def test_the_worker_goes_on_by_itself_when_the_plugin_is_removed(client):
     before = client.profile()["count"]
     client.gather(client.map(sort_arrays, range(2), pure=False))
     assert client.profile()["count"] > before
+
+
+class Recorders:
+    """Takes the place of the native recorders of a process, and knows which of them run."""
+
+    def __init__(self):
+        self.running, self.made = set(), 0
+        # While it is not set, a recorder is being stopped.
+        self.may_stop = threading.Event()
+
+    def __call__(self, *_):
+        recorder = SimpleNamespace(take=self.taken, stop=lambda: self.stop(recorder))
+        self.made += 1
+        self.running.add(id(recorder))
+        return recorder
+
+    def stop(self, recorder):
+        assert self.may_stop.wait(60)
+        self.running.discard(id(recorder))
+        return self.taken()
+
+    def taken(self):
+        tree = {"count": 0, "children": {}, "nativeprof": {"start": 0.0, "duration": 0.0}}
+        return SimpleNamespace(tree=lambda: json.dumps(tree).encode())
+
+
+@pytest.fixture
+def recorders(monkeypatch):
+    recorders = Recorders()
+    monkeypatch.setattr(nativeprof.dask._native, "Recorder", recorders)
+    return recorders
+
+
+def worker_for(tasks):
+    """What the plugin needs of a worker of this process; what it adds to the event loop is in `tasks`."""
+    return SimpleNamespace(
+        address="tcp://none",
+        active_threads={},
+        active_threads_lock=threading.Lock(),
+        handlers={"profile": None, "profile_metadata": None},
+        loop=SimpleNamespace(add_callback=lambda function: tasks.append(asyncio.ensure_future(function()))),
+        periodic_callbacks={},
+        status=SimpleNamespace(name="running"),
+        cycle_profile=lambda: None,
+    )
+
+
+async def begin_task(plugin, worker, ident):
+    """A thread that is not known yet begins a task; returns when the plugin samples it, or waits for the lock to do so."""
+    with worker.active_threads_lock:
+        worker.active_threads[ident] = "task-1"
+    while plugin._requested:
+        await asyncio.sleep(0.001)
+
+
+def test_no_recorder_is_started_while_the_plugin_is_removed(recorders):
+    async def run():
+        tasks = []
+        plugin, worker = nativeprof.dask.WorkerProfiler(rate=100), worker_for(tasks)
+        await plugin.setup(worker)
+        await begin_task(plugin, worker, 1)
+        await asyncio.gather(*tasks)
+        assert len(recorders.running) == recorders.made == 1
+        # The plugin is removed, and a thread begins a task before that is done.
+        removed = asyncio.ensure_future(plugin.teardown(worker))
+        while not plugin._lock.locked():
+            await asyncio.sleep(0)
+        await begin_task(plugin, worker, 2)
+        cycle = asyncio.ensure_future(plugin._end_cycle())
+        await asyncio.sleep(0)
+        recorders.may_stop.set()
+        await asyncio.gather(removed, cycle, *tasks)
+        assert recorders.made == 1
+
+    asyncio.run(run())
+    assert not recorders.running
+
+
+def test_a_recorder_that_starts_before_the_plugin_is_removed_is_stopped(recorders):
+    async def run():
+        tasks = []
+        plugin, worker = nativeprof.dask.WorkerProfiler(rate=100), worker_for(tasks)
+        await plugin.setup(worker)
+        recorders.may_stop.set()
+        async with plugin._lock:
+            await begin_task(plugin, worker, 1)
+            removed = asyncio.ensure_future(plugin.teardown(worker))
+            await asyncio.sleep(0)
+        await asyncio.gather(removed, *tasks)
+        assert recorders.made == 1
+
+    asyncio.run(run())
+    assert not recorders.running
+
+
+def test_a_plugin_whose_recorder_fails_is_removed_all_the_same(recorders):
+    async def run():
+        tasks = []
+        plugin, worker = nativeprof.dask.WorkerProfiler(rate=100), worker_for(tasks)
+        await plugin.setup(worker)
+        await begin_task(plugin, worker, 1)
+        await asyncio.gather(*tasks)
+        recorders.may_stop.set()
+        recorders.taken = lambda: 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            await plugin.teardown(worker)
+        assert type(worker.active_threads) is dict and worker.handlers["profile"] is None
+        await plugin.teardown(worker)
+
+    asyncio.run(run())
+    assert not recorders.running and nativeprof.dask._profiler is None

@@ -95,13 +95,13 @@ def run(program, *arguments, **environment):
 @pytest.mark.parametrize("kind", [EventProfiler, EventProfilerDebug])
 def test_start_and_stop_in_the_wrong_order(kind):
     profiler = kind()
-    with pytest.raises(RuntimeError, match="not started"):
+    with pytest.raises(RuntimeError, match=r"not started; call start\(\) first"):
         profiler.stop()
     profiler.start()
-    with pytest.raises(RuntimeError, match="already started"):
+    with pytest.raises(RuntimeError, match=r"already started; call stop\(\) first"):
         profiler.start()
     profiler.stop()
-    with pytest.raises(RuntimeError, match="not started"):
+    with pytest.raises(RuntimeError, match=r"not started; call start\(\) first"):
         profiler.stop()
 
 
@@ -912,8 +912,9 @@ def test_command_line_arrow_and_parquet(tmp_path):
     [
         (["-o", "out.svg"], ".parquet, or name the format with -f"),
         (["-o", "out.json", "-f", "svg"], "a timeline of events can be chrome, csv, arrow, parquet, not svg"),
-        (["--only", "json"], "have no effect on --trace events"),
-        (["--subtract"], "have no effect on --trace events"),
+        (["--only", "json"], "need --trace times, counts or counts+samples"),
+        (["--subtract"], "--subtract needs --trace times"),
+        (["--threads"], "--threads has no effect on --trace events"),
         (["-o", "nowhere/out.json"], "cannot be written"),
     ],
 )

@@ -134,6 +134,21 @@ def test_report_of_waits(tmp_path):
     check(load("report"), value)
 
 
+def test_report_of_tasks(tmp_path):
+    file = str(tmp_path / "tasks.json")
+    script = "import asyncio, time\nasync def main():\n    await asyncio.sleep(0.3)\n    time.sleep(0.3)\n"
+    script += "    sum(range(20_000_000))\n    await asyncio.sleep(0.3)\nasyncio.run(main())"
+    command = [COMMAND, "record", "--lag", "100ms", "-r", "1000", "-o", file]
+    subprocess.run([*command, "--", sys.executable, "-c", script], check=True)
+    value = output("report", file, "--lag")
+    assert value["lag_events"], value
+    check(load("report"), value)
+    value = output("report", file, "--tree")
+    assert any(row.get("kind") == "task" for row in value["tree"]), value
+    check(load("report"), value)
+    check(load("profile"), json.loads(Path(file).read_text(encoding="utf-8")))
+
+
 @pytest.mark.parametrize("words", [[], ["--by", "module", "--self"], ["--interpreter"]])
 def test_diff(words):
     value = output("diff", PROFILE, PROFILE, "--all", *words)

@@ -1,9 +1,11 @@
 """The profiler for the process that it runs in."""
 
+import errno
 import json
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -117,6 +119,60 @@ def test_save(tmp_path, ending):
         profiler.save(tmp_path / "no" / "x.svg")
 
 
+@pytest.fixture(scope="module")
+def profile():
+    with nativeprof.Profiler(mode="counts") as profiler:
+        callback(1)
+    return profiler.profile
+
+
+def test_save_replaces_a_file_by_a_complete_one(tmp_path, profile):
+    path = tmp_path / "x.json"
+    path.write_text("old")
+    path.chmod(0o600)
+    before = os.umask(0o027)
+    try:
+        with open(path) as reader:
+            profile.save(path)
+            assert reader.read() == "old", "it was written to"
+    finally:
+        os.umask(before)
+    assert json.loads(path.read_text())["identifier"] == "root"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    with pytest.raises(ValueError):
+        profile.save(path, "unknown")
+    assert json.loads(path.read_text())["identifier"] == "root"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_save_follows_links_and_writes_to_pipes(tmp_path, profile):
+    profile.save(tmp_path / "x.json")
+    content = (tmp_path / "x.json").read_bytes()
+    (tmp_path / "target").write_text("old")
+    (tmp_path / "link.json").symlink_to("target")
+    profile.save(tmp_path / "link.json")
+    assert (tmp_path / "link.json").is_symlink() and (tmp_path / "target").read_bytes() == content
+    pipe = tmp_path / "pipe.json"
+    os.mkfifo(pipe)
+    read = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+    reader.start()
+    profile.save(pipe)
+    reader.join()
+    assert read == [content] and pipe.is_fifo()
+
+
+def test_save_names_the_file_that_cannot_be_written(tmp_path, profile):
+    for path in (tmp_path / "no" / "x.json", tmp_path):
+        with pytest.raises(OSError) as error:
+            profile.save(path, "json")
+        assert error.value.filename in (path, str(path))
+    with pytest.raises(OSError) as error:
+        profile.save("/dev/full", "json")
+    assert error.value.errno == errno.ENOSPC
+    assert not list(tmp_path.iterdir())
+
+
 def test_notebooks_show_escaped_text():
     scope = {}
     exec(compile("def f():\n    while go(): pass", "<script>alert(1)</script>", "exec"), scope)
@@ -181,10 +237,18 @@ def test_wrong_words():
     for arguments in ({"mode": "gpu"}, {"rate": 0}, {"rate": "fast"}):
         with pytest.raises(ValueError):
             nativeprof.Profiler(**arguments)
+    for mode in ("cpu", "wall", "counts", "counts+cpu", "counts+wall"):
+        for option in ("cpu", "subtract"):
+            with pytest.raises(ValueError, match=f'mode="calls": mode={mode!r}'.replace("+", r"\+")):
+                nativeprof.Profiler(mode=mode, **{option: True})
+    for mode in ("cpu", "wall"):
+        for option in ("only", "skip"):
+            with pytest.raises(ValueError, match=f'or "counts.{mode}"'):
+                nativeprof.Profiler(mode=mode, **{option: ["json"]})
     profiler = nativeprof.Profiler()
-    with pytest.raises(RuntimeError, match="start"):
+    with pytest.raises(RuntimeError, match=r"not running; call start\(\) first"):
         profiler.stop()
-    with pytest.raises(RuntimeError, match="has not run"):
+    with pytest.raises(RuntimeError, match=r"has not run in this process; call start\(\) first"):
         profiler.save("x.svg")
 
 
@@ -192,9 +256,9 @@ def test_one_at_a_time():
     with nativeprof.Profiler() as profiler:
         with pytest.raises(RuntimeError, match="another Profiler is already running"):
             nativeprof.Profiler().start()
-        with pytest.raises(RuntimeError, match="this Profiler is already running"):
+        with pytest.raises(RuntimeError, match=r"this Profiler is already running; call stop\(\) first"):
             profiler.start()
-        with pytest.raises(RuntimeError, match="is still running"):
+        with pytest.raises(RuntimeError, match=r"is still running; call stop\(\) first"):
             profiler.profile
     nativeprof.Profiler().start()  # and ends when it is collected
     nativeprof.profiler._running.stop()
@@ -314,6 +378,64 @@ def test_wrong_programs_and_options(tmp_path):
         (["-o", "x.unknown", "x.py"], "cannot tell the format"),
         (["-r", "0", "x.py"], "not between"),
         (["x.py"], "can't open file"),
+        (["--only", "json", "x.py"], "need --trace times, counts or counts+samples"),
+        (["--skip", "json", "--trace", "events", "x.py"], "need --trace times, counts or counts+samples"),
+        (["--subtract", "x.py"], "--subtract needs --trace times"),
+        (["--subtract", "--trace", "counts", "x.py"], "--subtract needs --trace times"),
+        (["--subtract", "--trace", "counts+samples", "x.py"], "--subtract needs --trace times"),
+        (["--subtract", "--trace", "events", "x.py"], "--subtract needs --trace times"),
+        (["-r", "100", "--trace", "times", "x.py"], "-r/--rate is for samples"),
+        (["-r", "100", "--trace", "counts", "x.py"], "-r/--rate is for samples"),
+        (["--mode", "cpu", "--trace", "times", "x.py"], "--mode is for samples"),
+        (["--mode", "wall", "--trace", "events", "x.py"], "or use --trace counts+samples"),
+        (["--threads", "--trace", "events", "x.py"], "--threads has no effect on --trace events"),
     ]:
         done = run(*words)
         assert done.returncode == 2 and said in done.stderr, done
+
+
+def run_and_fail_to_save(directory, program, *words):
+    """Runs a program whose profile cannot be written; returns its exit code and what was said. Its directory for temporary
+    files is `temporary`, and has a link to `precious` by the name of the profile."""
+    (directory / "temporary").mkdir()
+    (directory / "precious").write_text("precious")
+    (directory / "temporary" / "out").symlink_to("../precious")
+    (directory / "program.py").write_text(program)
+    command = [sys.executable, "-m", "nativeprof", *words, "program.py"]
+    environment = {**os.environ, "TMPDIR": str(directory / "temporary")}
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True)
+    assert (directory / "precious").read_text() == "precious"
+    return done.returncode, done.stderr
+
+
+GONE = "import shutil, sys\nshutil.rmtree('gone')\nsys.exit(3)"
+
+
+@pytest.mark.parametrize("words", [["-f", "json"], ["-f", "json", "-q"], ["--trace", "events", "-f", "csv"]])
+def test_a_profile_is_written_elsewhere_if_its_directory_is_gone(tmp_path, words):
+    (tmp_path / "gone").mkdir()
+    code, said = run_and_fail_to_save(tmp_path, GONE, "-o", "gone/out", *words)
+    output, written = tmp_path / "gone" / "out", tmp_path / "temporary" / "out.2"
+    failed = f"nativeprof: {output} could not be written: No such file or directory; the profile is in {written}\n"
+    assert code == 3 and failed in said, said
+    assert said == failed if "-q" in words else f"written:  {written} (" in said
+    assert written.read_text().startswith("time," if "csv" in words else "{")
+    assert stat.S_IMODE(written.stat().st_mode) == 0o600
+
+
+def test_a_profile_is_written_elsewhere_if_the_disk_is_full(tmp_path):
+    (tmp_path / "out").symlink_to("/dev/full")
+    code, said = run_and_fail_to_save(tmp_path, "", "-q", "-o", "out", "-f", "json")
+    assert code == 0 and "could not be written: No space left on device" in said
+    assert json.loads((tmp_path / "temporary" / "out.2").read_text())["identifier"] == "root"
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path):
+    (tmp_path / "out").write_text("old")
+    limit = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (50, 50))"
+    code, said = run_and_fail_to_save(tmp_path, limit, "-o", "out", "-f", "json")
+    assert code == 0 and f"nativeprof: cannot write to {tmp_path / 'out'}: File too large; " in said, said
+    assert "free some disk space" in said and "written:  no (File too large)" in said
+    assert (tmp_path / "out").read_text() == "old"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["out", "precious", "program.py", "temporary"]
+    assert [entry.name for entry in (tmp_path / "temporary").iterdir()] == ["out"]

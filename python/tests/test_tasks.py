@@ -874,7 +874,7 @@ def test_names_and_attributes():
     counts = dict(profiler.call_counts[cached].get())
     assert {f.as_str(): n for f, n in counts.items()} == {"select:poll": 1, "select.poll.poll": 1}
     assert profiler.main_bench.calls == 0 and profiler.wait_bench.calls == 1
-    with pytest.raises(RuntimeError, match="is not running"):
+    with pytest.raises(RuntimeError, match=r"is not running; call start\(\) first"):
         profiler.stop()
     with pytest.raises(TypeError, match="bench class"):
         tasks.new_profiler(int)
