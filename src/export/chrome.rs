@@ -2,8 +2,8 @@
 //! functions, the node of each sample, the time since the one before and the line where it ended. DevTools, Perfetto
 //! and speedscope open it.
 //!
-//! A sample lasts until the next one; `(idle)` follows where the thread was not running. Times are in microseconds
-//! since the start. Samples without a time follow each other in a separate thread.
+//! A sample lasts until the next one; `(idle)` follows where the thread was not running, unless its wait was sampled.
+//! Times are in microseconds since the start. Samples without a time follow each other in a separate thread.
 //!
 //! Sources: "Trace Event Format" (metadata and sample events), V8's `profile-generator.cc` (`ProfileChunk`).
 
@@ -34,7 +34,7 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
         .tracks
         .into_iter()
         .map(|track| {
-            let spans = spans(&track, period);
+            let spans = spans(profile, &track, period);
             (track, spans)
         })
         .collect();

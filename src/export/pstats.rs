@@ -10,8 +10,10 @@
 //!
 //! A sampled profile has samples in the place of calls: *all* of them with the function on the stack (`ncalls`), and
 //! those in which it was itself running (primitive calls), as CPython 3.15's own sampler has it. Times are samples by
-//! the period, in seconds of CPU time; where the rate is not known a sample is a second. The sum of primitive calls is
-//! the number of samples. A text after the dictionary says so to our own reader; Python's readers stop before it.
+//! the period, in seconds: of CPU time if nothing else was sampled, of wall time where there are samples of waits
+//! (`--mode wall` and `off-cpu`); where the rate is not known a sample is a second. The sum of primitive calls is the
+//! number of samples. A text after the dictionary says so, with the clock, to our own reader; Python's readers stop
+//! before it.
 //!
 //! Native functions have their module for a file and 0 for a line.
 //!
@@ -148,13 +150,24 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     }
     out.write_all(b"0")?;
     if amounts.is_sampled {
-        let is_time = |name: &&str| period(profile).is_some() && profile.find_value(name).is_some();
-        let clock = ["cpu", "wall"].into_iter().find(is_time).unwrap_or_default();
         let mut mark = Vec::new();
-        text(&format!("{SAMPLES_MARK} {clock}"), &mut mark);
+        text(&format!("{SAMPLES_MARK} {}", clock(profile)), &mut mark);
         out.write_all(&mark)?;
     }
     out.flush()
+}
+
+/// The clock of a sampled profile's times, which are all its samples by the period; empty if they are of no clock.
+fn clock(profile: &Profile) -> &'static str {
+    let types = profile.value_types();
+    let is_per_count = |name: &str| profile.find_value(name).map(|value| types[value].is_per_count());
+    match (period(profile), is_per_count("cpu"), is_per_count("wall")) {
+        (None, ..) => "",
+        (_, Some(true), _) => "cpu",
+        // Also where samples are weighted: CPU time is that of some of them.
+        (_, _, Some(_)) => "wall",
+        _ => "",
+    }
 }
 
 /// The key of each function, marshalled, and which of them each one has: some have the same.
@@ -260,6 +273,38 @@ fn text(text: &str, out: &mut Vec<u8>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::build::Builder;
+    use crate::profile::model::{Frame, Meta};
+    use crate::profile::values::Value;
+
+    #[test]
+    fn times_are_of_the_clock_that_was_sampled() {
+        let weighted = [ValueType::SAMPLES, ValueType::WALL, ValueType::CPU, ValueType::OFF_CPU];
+        for (types, event, rate, clock) in [
+            (&[][..], "cpu-clock", 100, "cpu"),
+            (&[], "wall-clock", 100, "wall"),
+            (&[], "page-faults", 100, ""),
+            (&[], "cpu-clock", 0, ""),
+            (&weighted, "", 100, "wall"),
+            (&weighted, "", 0, ""),
+            (&[ValueType::SAMPLES, ValueType::CPU], "", 100, ""),
+        ] {
+            let mut builder = Builder::new(types);
+            let function = builder.frame(Frame::python("f", "f", "/a.py", 1));
+            builder.sample(1, (1, 1), &[(function, 2)], &[1, 10, 10, 0]);
+            let mut profile = builder.finish(Meta {
+                rate,
+                ..Meta::default()
+            });
+            if types.is_empty() {
+                profile.values = Value::of_sampling(event, rate);
+            }
+            let mut out = Vec::new();
+            write(&profile, &mut out).unwrap();
+            let mark = format!("{SAMPLES_MARK} {clock}");
+            assert!(out.ends_with(mark.as_bytes()), "{types:?} {event} {rate}");
+        }
+    }
 
     #[test]
     fn integers_of_every_size() {

@@ -2,8 +2,8 @@
 //!
 //! A frame is a function at a line. The first profiles in the file are of all threads, one for each value type that is
 //! no multiple of the count; the threads' profiles are in nanoseconds since the start, with nothing on the stack while
-//! a thread was not running. Where the threads' stacks would take more than viewers can open, only the first ones are
-//! written, and the name of the file says so.
+//! a thread was not running, unless its wait was sampled. Where the threads' stacks would take more than viewers can
+//! open, only the first ones are written, and the name of the file says so.
 //!
 //! Source: `file-format-schema.json` of speedscope 1.25.
 
@@ -33,7 +33,7 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     let tracks: Vec<(&Track, Vec<StackSpan>)> = timeline
         .tracks
         .iter()
-        .map(|track| (track, joined(spans(track, period))))
+        .map(|track| (track, joined(spans(profile, track, period))))
         .collect();
     let spans = tracks.iter().flat_map(|(_, spans)| spans);
     let on_stacks: u64 = spans.map(|span| u64::from(stacks.depth[span.item as usize])).sum();

@@ -124,6 +124,17 @@ impl<'a> StackRows<'a> {
         (std::iter::successors(Some(shown), up), shown != row)
     }
 
+    /// By row, the state that its stack is in; `None`: running. (Stacks of wakers are below states.)
+    pub fn states(&self, view: &View<'a>) -> Vec<Option<&'a Frame>> {
+        let mut states: Vec<Option<&'a Frame>> = Vec::with_capacity(self.item.len());
+        for (item, caller) in self.item.iter().zip(&self.caller) {
+            let above = states.get(*caller as usize).copied().flatten();
+            let here = view.frame(*item).filter(|frame| frame.kind == FrameKind::State);
+            states.push(above.or(here));
+        }
+        states
+    }
+
     /// Index of the function at the end of a stack that is too deep.
     pub fn deeper(&self) -> u32 {
         self.deeper
@@ -241,23 +252,48 @@ pub struct StackSpan {
     pub item: u32,
 }
 
-/// The time spans of the samples: each ends at its sample and has the length of the sampling period, or begins at the
-/// previous sample if that is later. In between the thread was not running.
-pub fn spans(track: &Track, period: u64) -> Vec<StackSpan> {
+/// The time that each sample represents, in order: it ends at the sample and has the length of the sampling period or,
+/// where that is longer, of the interval off the CPU (a shorter one represents others like it). They may overlap.
+///
+/// A wait and the time without a CPU after it are one sample, with two ticks at the same time, the wait last: it ends
+/// where the other one begins.
+pub fn sampled_times(profile: &Profile, track: &Track, period: u64) -> Vec<StackSpan> {
+    let known_length = |tick: usize| profile.waits.lengths.get(tick).copied().unwrap_or(0);
+    let mut times: Vec<StackSpan> = Vec::with_capacity(track.ticks.len());
+    let samples = track
+        .ticks
+        .chunk_by(|(time, ..), (next, _, tick)| time == next && known_length(*tick) > 0);
+    for parts in samples {
+        let first = times.len();
+        let mut end = parts[0].0;
+        for (at, (_, row, tick)) in parts.iter().enumerate() {
+            let length = match at + 1 == parts.len() {
+                true => known_length(*tick).max(period),
+                // Not longer than it was: the wait before it would be moved.
+                false => known_length(*tick),
+            };
+            let start = end.saturating_sub(length);
+            times.push(StackSpan { start, end, item: *row });
+            end = start;
+        }
+        times[first..].reverse();
+    }
+    times
+}
+
+/// The time spans of the samples: those of [`sampled_times`], but none begins before the end of the one before. In
+/// between the thread was not running, or what it did was not sampled.
+pub fn spans(profile: &Profile, track: &Track, period: u64) -> Vec<StackSpan> {
     let mut spans: Vec<StackSpan> = Vec::with_capacity(track.ticks.len());
-    for (time, item, _) in &track.ticks {
+    for time in sampled_times(profile, track, period) {
         let before = spans.last().map_or(0, |span| span.end);
         // A timer is never quite on time: what is nearly a period is one.
-        let start = if time - before < period + period / 2 && !spans.is_empty() {
-            before
-        } else {
-            time.saturating_sub(period).max(before)
+        let start = match !spans.is_empty() && time.start < before.saturating_add(period / 2) {
+            true => before,
+            false => time.start,
         };
-        spans.push(StackSpan {
-            start,
-            end: *time,
-            item: *item,
-        });
+        let end = time.end.max(before);
+        spans.push(StackSpan { start, end, ..time });
     }
     spans
 }
@@ -277,26 +313,92 @@ pub fn joined(mut spans: Vec<StackSpan>) -> Vec<StackSpan> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::build::Builder;
+    use crate::profile::model::Meta;
+    use crate::profile::values::ValueType;
+    use crate::profile::waits::Waits;
 
-    #[test]
-    fn spans_fill_what_was_run() {
-        let track = |ticks: &[(u64, u32)]| Track {
+    /// `ticks`: time, row, length of the interval off the CPU; the period is 10.
+    #[track_caller]
+    fn check(ticks: &[(u64, u32, u64)], expected: &[(u64, u64, u32)]) {
+        let profile = Profile {
+            waits: Waits {
+                lengths: ticks.iter().map(|(.., length)| *length).collect(),
+                ..Waits::default()
+            },
+            ..Profile::default()
+        };
+        let rows = ticks.iter().enumerate();
+        let track = Track {
             pid: 1,
             tid: 1,
             name: String::new(),
-            ticks: ticks.iter().map(|(time, row)| (*time, *row, 0)).collect(),
+            ticks: rows.map(|(tick, (time, row, _))| (*time, *row, tick)).collect(),
         };
-        let check = |ticks: &[(u64, u32)], expected: &[(u64, u64, u32)]| {
-            let got: Vec<_> = joined(spans(&track(ticks), 10))
-                .iter()
-                .map(|span| (span.start, span.end, span.item))
-                .collect();
-            assert_eq!(got, expected, "{ticks:?}");
-        };
+        let found: Vec<_> = joined(spans(&profile, &track, 10))
+            .iter()
+            .map(|span| (span.start, span.end, span.item))
+            .collect();
+        assert_eq!(found, expected, "{ticks:?}");
+    }
+
+    #[test]
+    fn spans_fill_what_was_run() {
         check(&[], &[]);
-        check(&[(3, 1)], &[(0, 3, 1)]);
-        check(&[(50, 1), (60, 1), (71, 2), (80, 2)], &[(40, 60, 1), (60, 80, 2)]);
+        check(&[(3, 1, 0)], &[(0, 3, 1)]);
+        check(
+            &[(50, 1, 0), (60, 1, 0), (71, 2, 0), (80, 2, 0)],
+            &[(40, 60, 1), (60, 80, 2)],
+        );
         // A pause, and two samples at once.
-        check(&[(50, 1), (90, 1), (90, 2)], &[(40, 50, 1), (80, 90, 1), (90, 90, 2)]);
+        check(
+            &[(50, 1, 0), (90, 1, 0), (90, 2, 0)],
+            &[(40, 50, 1), (80, 90, 1), (90, 90, 2)],
+        );
+    }
+
+    #[test]
+    fn spans_off_the_cpu_have_the_length_of_their_interval() {
+        check(
+            &[(50, 1, 0), (5000, 2, 4900), (5010, 1, 0)],
+            &[(40, 50, 1), (100, 5000, 2), (5000, 5010, 1)],
+        );
+        // One that began before the recording, one of many short ones, one that overlaps the sample before.
+        check(&[(50, 2, 80)], &[(0, 50, 2)]);
+        check(&[(50, 1, 0), (100, 2, 3)], &[(40, 50, 1), (90, 100, 2)]);
+        check(&[(50, 1, 0), (100, 2, 80)], &[(40, 50, 1), (50, 100, 2)]);
+    }
+
+    #[test]
+    fn waits_end_where_a_thread_becomes_runnable() {
+        check(
+            &[(50, 1, 0), (5000, 3, 40), (5000, 2, 4800), (5010, 1, 0)],
+            &[(40, 50, 1), (160, 4960, 2), (4960, 5000, 3), (5000, 5010, 1)],
+        );
+        // For a short time; while it still waits, and was runnable before; for all of the time since it ran.
+        check(&[(100, 3, 2), (100, 2, 50)], &[(48, 98, 2), (98, 100, 3)]);
+        check(&[(100, 3, 0), (100, 2, 50)], &[(50, 100, 2), (100, 100, 3)]);
+        check(
+            &[(50, 1, 0), (100, 3, 70), (100, 2, 20)],
+            &[(40, 50, 1), (50, 50, 2), (50, 100, 3)],
+        );
+    }
+
+    #[test]
+    fn stacks_of_wakers_are_in_the_state_of_the_waiter() {
+        let mut builder = Builder::new(&[ValueType::SAMPLES]);
+        let function = builder.frame(Frame::new(FrameKind::Native, "f"));
+        let wait = builder.frame(Frame::new(FrameKind::State, "[waiting: gil]"));
+        builder.sample(1, (1, 1), &[(function, 0), (wait, 0), (function, 0)], &[1]);
+        let profile = builder.finish(Meta::default());
+        let view = View::new(&profile);
+        let stacks = StackRows::by_function(&view);
+        let states: Vec<_> = stacks
+            .states(&view)
+            .iter()
+            .map(|state| state.map(|frame| frame.name.as_str()))
+            .collect();
+        let gil = Some("[waiting: gil]");
+        assert_eq!(states, [None, None, gil, gil]);
     }
 }

@@ -178,13 +178,16 @@ pub fn fold(profile: &Profile) -> Option<Profile> {
     }
     folded.excerpts.clone_from(&profile.excerpts);
     folded.assembly.clone_from(&profile.assembly);
+    // Samples are in the same order.
     folded.waits.clone_from(&profile.waits);
+    folded.labels.clone_from(&profile.labels);
     Some(folded)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::labels::Labels;
     use crate::profile::model::Meta;
     use crate::profile::values::ValueType;
 
@@ -248,7 +251,9 @@ mod tests {
         builder.sample(2, (1, 2), &[(run, 4), (worker, 5), (wait, 0)], &[3, 300]);
         builder.sample(3, (1, 3), &[(run, 4), (worker, 5), (wait, 0)], &[2, 200]);
         builder.sample(4, (1, 2), &[(run, 4), (worker, 6), (task, 10)], &[1, 7]);
-        let profile = builder.finish(Meta::default());
+        let mut profile = builder.finish(Meta::default());
+        let load = vec![("span".to_string(), "load".to_string())];
+        profile.labels = Labels::new(&[vec![], load], vec![1, 0, 0, 1]);
         let folded = fold(&profile).expect("there is a pool");
         let shown: Vec<(&str, u64, u64)> = (1..folded.nodes.len())
             .map(|at| {
@@ -272,6 +277,8 @@ mod tests {
         );
         assert_eq!(folded.nodes[0].count, profile.nodes[0].count);
         assert_eq!(folded.amounts(1)[0], profile.amounts(1)[0]);
+        let times: Vec<u64> = folded.timeline.iter().map(|tick| tick.time).collect();
+        assert_eq!((times, &folded.labels), (vec![1, 2, 3, 4], &profile.labels));
         assert_eq!(fold(&folded), None);
     }
 }

@@ -59,8 +59,11 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     let entries = StacksByLine::new(profile, &view);
     let stacks = StackRows::by_line(profile, &view, &entries);
     let tables = FirefoxTables::new(profile, &stacks);
+    let states = stacks.states(&view);
     let timeline = Timeline::new(profile, &entries);
     let weight = weight(profile);
+    let cpu_value = profile.find_value("cpu");
+    let cpu_value = cpu_value.filter(|value| !profile.value_types()[*value].is_per_count());
     let mut out = BufWriter::with_capacity(64 << 10, out);
     out.write_all(b"{\"meta\":{")?;
     write_meta(profile, &mut out)?;
@@ -72,11 +75,20 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     tables.write(&stacks, &mut out)?;
     out.write_all(b"},\n\"threads\":[")?;
     let period = period(profile).unwrap_or(1_000_000);
+    let cpu = |row: u32, amount: &dyn Fn(usize) -> u64| match states[row as usize] {
+        Some(_) => 0,
+        None => cpu_value.map_or(period, amount),
+    };
     for (at, track) in timeline.tracks.iter().enumerate() {
         let samples: Vec<_> = track
             .ticks
             .iter()
-            .map(|(time, row, tick)| (*time, *row, profile.tick_amount(weight.0, *tick)))
+            .map(|(time, row, tick)| FirefoxSample {
+                time: *time,
+                row: *row,
+                weight: profile.tick_amount(weight.0, *tick),
+                cpu: cpu(*row, &|value| profile.tick_amount(value, *tick)),
+            })
             .collect();
         let is_main = track.pid == track.tid;
         write_thread(at, profile, track, is_main, (&samples, weight), period, &mut out)?;
@@ -86,7 +98,12 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
         let samples = timeline.untimed.iter().map(|(row, amounts)| {
             let time = end;
             end = end.saturating_add(period.saturating_mul(amounts[0]));
-            (time, *row, amounts[weight.0])
+            FirefoxSample {
+                time,
+                row: *row,
+                weight: amounts[weight.0],
+                cpu: cpu(*row, &|value| amounts[value]),
+            }
         });
         let track = Track {
             pid: profile.meta.pid,
@@ -228,19 +245,27 @@ fn weight(profile: &Profile) -> (usize, &'static str) {
     (value, unit)
 }
 
-/// A sample: ns since the start, row of the stacks, weight.
-type Weighted = (u64, u32, u64);
+/// A sample of a thread.
+struct FirefoxSample {
+    /// ns since the start.
+    time: u64,
+    /// Row of the stacks.
+    row: u32,
+    weight: u64,
+    /// CPU time that it represents, ns.
+    cpu: u64,
+}
 
 fn write_thread(
     at: usize,
     profile: &Profile,
     track: &Track,
     is_main: bool,
-    (samples, (_, unit)): (&[Weighted], (usize, &str)),
+    (samples, (_, unit)): (&[FirefoxSample], (usize, &str)),
     period: u64,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    let first = samples.first().map_or(0, |(time, ..)| *time);
+    let first = samples.first().map_or(0, |sample| sample.time);
     let name = if track.name.is_empty() {
         track.title()
     } else {
@@ -269,32 +294,32 @@ fn write_thread(
         first.saturating_sub(period) as f64 / 1e6,
         samples.len()
     )?;
-    column("stack", samples.iter().map(|(_, item, _)| Some(i64::from(*item))), out)?;
+    column("stack", samples.iter().map(|sample| Some(i64::from(sample.row))), out)?;
     if unit == "tracing-ms" {
         out.write_all(b",\"weight\":[")?;
-        for (at, (.., ns)) in samples.iter().enumerate() {
+        for (at, sample) in samples.iter().enumerate() {
             out.write_all(comma(at).as_bytes())?;
-            write_milliseconds(*ns, out)?;
+            write_milliseconds(sample.weight, out)?;
         }
         out.write_all(b"]")?;
-    } else if samples.iter().any(|(.., count)| *count != 1) {
+    } else if samples.iter().any(|sample| sample.weight != 1) {
         let counts = samples
             .iter()
-            .map(|(.., count)| Some(i64::try_from(*count).unwrap_or(i64::MAX)));
+            .map(|sample| Some(i64::try_from(sample.weight).unwrap_or(i64::MAX)));
         column("weight", counts, out)?;
     } else {
         out.write_all(b",\"weight\":null")?;
     }
     out.write_all(b",\"time\":[")?;
-    for (at, (time, ..)) in samples.iter().enumerate() {
+    for (at, sample) in samples.iter().enumerate() {
         out.write_all(comma(at).as_bytes())?;
-        write_milliseconds(*time, out)?;
+        write_milliseconds(sample.time, out)?;
     }
     out.write_all(b"]")?;
     let mut before = first.saturating_sub(period);
-    let deltas = samples.iter().map(|(time, ..)| {
-        let ran = (time - before).min(period);
-        before = *time;
+    let deltas = samples.iter().map(|sample| {
+        let ran = sample.cpu.min(sample.time.saturating_sub(before));
+        before = sample.time;
         Some((ran / 1000) as i64)
     });
     column("threadCPUDelta", deltas, out)?;
@@ -316,6 +341,44 @@ fn write_milliseconds(ns: u64, out: &mut impl Write) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::build::Builder;
+    use crate::profile::model::{Frame, Meta};
+    use crate::profile::values::ValueType;
+
+    #[test]
+    fn only_running_threads_use_the_cpu() {
+        const MS: u64 = 1_000_000;
+        let deltas = |types: &[ValueType]| {
+            let mut builder = Builder::new(types);
+            let function = builder.frame(Frame::python("f", "f", "/a.py", 1));
+            let wait = builder.frame(Frame::new(FrameKind::State, "[waiting: gil]"));
+            let runnable = builder.frame(Frame::new(FrameKind::State, "[runnable]"));
+            for (time, below, cpu) in [
+                (10, &[][..], 10),
+                (40, &[wait], 0),
+                (50, &[runnable], 0),
+                // With the stack of the thread that ended the wait.
+                (60, &[wait, function], 0),
+                (100, &[], 25),
+                (105, &[], 10),
+            ] {
+                let stack: Vec<(u32, u32)> = [function].iter().chain(below).map(|frame| (*frame, 0)).collect();
+                builder.sample(time * MS, (1, 1), &stack, &[1, cpu * MS]);
+            }
+            let profile = builder.finish(Meta {
+                rate: 100,
+                ..Meta::default()
+            });
+            let mut out = Vec::new();
+            write(&profile, &mut out).unwrap();
+            let file: serde_json::Value = serde_json::from_slice(&out).unwrap();
+            file["threads"][0]["samples"]["threadCPUDelta"].clone()
+        };
+        let counted = deltas(&[ValueType::SAMPLES]);
+        assert_eq!(counted, serde_json::json!([10_000, 0, 0, 0, 10_000, 5_000]));
+        let weighted = deltas(&[ValueType::SAMPLES, ValueType::CPU]);
+        assert_eq!(weighted, serde_json::json!([10_000, 0, 0, 0, 25_000, 5_000]));
+    }
 
     #[test]
     fn build_ids_as_breakpad_has_them() {

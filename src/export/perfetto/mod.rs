@@ -15,9 +15,9 @@ use std::io::{self, BufWriter, Write};
 
 use prost::Message;
 
-use super::thread_tracks::{StackRows, Timeline, Track, period};
+use super::thread_tracks::{StackRows, Timeline, Track, period, sampled_times};
 use crate::escape;
-use crate::profile::model::{FrameKind, Profile};
+use crate::profile::model::{Frame, Profile};
 use crate::profile::stacks_by_line::StacksByLine;
 use crate::profile::values::{Unit, ValueType};
 use crate::profile::view::View;
@@ -40,6 +40,7 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     let view = View::new(profile);
     let entries = StacksByLine::new(profile, &view);
     let stacks = StackRows::by_line(profile, &view, &entries);
+    let states = stacks.states(&view);
     let timeline = Timeline::new(profile, &entries);
     let values = TraceValues::of(profile);
     let mut trace = Trace::new(BufWriter::with_capacity(64 << 10, out));
@@ -52,8 +53,8 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
         trace.process(pid, profile)?;
     }
     let mut interner = Interner::new(profile, &view, &stacks);
-    for track in &timeline.tracks {
-        trace.thread(track)?;
+    for (at, track) in timeline.tracks.iter().enumerate() {
+        trace.thread(at, track)?;
         for (time, row, tick) in &track.ticks {
             let amounts = values.order.iter().map(|value| profile.tick_amount(*value, *tick));
             let packet = interner.sample(*row, (track.pid, track.tid), amounts.collect());
@@ -63,7 +64,7 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
             })?;
         }
         if !profile.waits.is_empty() {
-            trace.states(track, &state_spans(profile, &view, &stacks, track))?;
+            trace.states(at, &state_spans(profile, &states, track))?;
         }
     }
     for (row, amounts) in &timeline.untimed {
@@ -163,10 +164,11 @@ impl<W: Write> Trace<W> {
         })
     }
 
-    fn thread(&mut self, Track { pid, tid, name, .. }: &Track) -> io::Result<()> {
+    /// `at`: index of the thread in the timeline.
+    fn thread(&mut self, at: usize, Track { pid, tid, name, .. }: &Track) -> io::Result<()> {
         self.packet(TracePacket {
             track_descriptor: Some(TrackDescriptor {
-                uuid: thread_track(*tid),
+                uuid: thread_track(at),
                 parent_uuid: process_track(*pid),
                 thread: Some(TrackThread {
                     pid: pid.cast_signed(),
@@ -179,13 +181,13 @@ impl<W: Write> Trace<W> {
         })
     }
 
-    /// A track of the thread's states.
-    fn states(&mut self, track: &Track, spans: &[StateSpan<'_>]) -> io::Result<()> {
-        let uuid = state_track(track.tid);
+    /// A track of a thread's states. `at`: index of the thread in the timeline.
+    fn states(&mut self, at: usize, spans: &[StateSpan<'_>]) -> io::Result<()> {
+        let uuid = state_track(at);
         self.packet(TracePacket {
             track_descriptor: Some(TrackDescriptor {
                 uuid,
-                parent_uuid: thread_track(track.tid),
+                parent_uuid: thread_track(at),
                 name: "state".into(),
                 ..TrackDescriptor::default()
             }),
@@ -211,17 +213,18 @@ impl<W: Write> Trace<W> {
     }
 }
 
-/// Numbers of tracks: any, but different.
+/// Numbers of tracks: any, but different. Threads have that of their index in the timeline: merged profiles of several
+/// containers or machines may have a TID in several processes.
 fn process_track(pid: u32) -> u64 {
     1 << 32 | u64::from(pid)
 }
 
-fn thread_track(tid: u32) -> u64 {
-    2 << 32 | u64::from(tid)
+fn thread_track(at: usize) -> u64 {
+    2 << 32 | at as u64
 }
 
-fn state_track(tid: u32) -> u64 {
-    3 << 32 | u64::from(tid)
+fn state_track(at: usize) -> u64 {
+    3 << 32 | at as u64
 }
 
 /// A stretch of time in one state; ns since the start.
@@ -233,31 +236,25 @@ struct StateSpan<'a> {
     state: &'a str,
 }
 
-/// The states of a thread as its samples have them: an interval off the CPU has its length, other samples that of the sampling
-/// period; none begins before the end of the one before. Time between them was not sampled. The time in which an event loop
-/// polls for suspended tasks is left out: it is known in sums only.
-fn state_spans<'a>(profile: &'a Profile, view: &View<'a>, stacks: &StackRows<'_>, track: &Track) -> Vec<StateSpan<'a>> {
+/// The states of a thread (`states`: of rows), for the times that its samples represent; none begins before the end of
+/// the one before. Time between them was not sampled. The time in which an event loop polls for suspended tasks is left
+/// out: it is known in sums only.
+fn state_spans<'a>(profile: &Profile, states: &[Option<&'a Frame>], track: &Track) -> Vec<StateSpan<'a>> {
     let period = period(profile).unwrap_or(0);
     let mut spans: Vec<StateSpan<'a>> = Vec::with_capacity(track.ticks.len());
-    for (time, row, tick) in &track.ticks {
-        let frame = view.frame(stacks.item[*row as usize]);
-        let state = match frame.filter(|frame| frame.kind == FrameKind::State) {
+    for time in sampled_times(profile, track, period) {
+        let state = match states[time.item as usize] {
             None => "running",
             Some(frame) => frame.name.trim_matches(['[', ']']),
         };
         if state.starts_with("awaiting ") {
             continue;
         }
-        let length = profile.waits.lengths.get(*tick).copied().unwrap_or(0).max(period);
         let before = spans.last().map_or(0, |span| span.end);
-        let start = time.saturating_sub(length).max(before);
+        let (start, end) = (time.start.max(before), time.end.max(before));
         match spans.last_mut() {
-            Some(last) if last.state == state && start <= last.end + period / 2 => last.end = (*time).max(last.end),
-            _ if start < *time => spans.push(StateSpan {
-                start,
-                end: *time,
-                state,
-            }),
+            Some(last) if last.state == state && start <= last.end.saturating_add(period / 2) => last.end = end,
+            _ if start < end => spans.push(StateSpan { start, end, state }),
             _ => {}
         }
     }
@@ -268,41 +265,104 @@ fn state_spans<'a>(profile: &'a Profile, view: &View<'a>, stacks: &StackRows<'_>
 mod tests {
     use super::*;
     use crate::profile::build::Builder;
-    use crate::profile::model::{Frame, Meta};
+    use crate::profile::model::{FrameKind, Meta};
 
-    #[test]
-    fn states_of_a_thread() {
+    /// `samples`: time, (pid, tid), state (empty: running), length of the interval off the CPU; the period is 10 ns.
+    fn profile(samples: &[(u64, (u32, u32), &str, u64)]) -> Profile {
         let mut builder = Builder::new(&[ValueType::SAMPLES]);
         let function = builder.frame(Frame::new(FrameKind::Native, "f"));
-        let mut lengths = Vec::new();
-        for (time, state, length) in [
-            (10, "", 0),
-            (20, "", 0),
-            (50, "[waiting: gil]", 25),
-            (60, "[awaiting sleep]", 0),
-            (100, "", 0),
-        ] {
+        for (time, thread, state, _) in samples {
             let mut stack = vec![(function, 0)];
             if !state.is_empty() {
-                stack.push((builder.frame(Frame::new(FrameKind::State, state)), 0));
+                stack.push((builder.frame(Frame::new(FrameKind::State, *state)), 0));
             }
-            builder.sample(time, (7, 8), &stack, &[1]);
-            lengths.push(length);
+            builder.sample(*time, *thread, &stack, &[1]);
         }
         let mut profile = builder.finish(Meta {
-            rate: 100_000_000, // a period of 10 ns
+            rate: 100_000_000,
             ..Meta::default()
         });
-        profile.waits.lengths = lengths;
+        profile.waits.lengths = samples.iter().map(|(.., length)| *length).collect();
+        profile
+    }
+
+    /// `samples`: time, state, length.
+    #[track_caller]
+    fn check_states(samples: &[(u64, &str, u64)], expected: &[(u64, u64, &str)]) {
+        let samples: Vec<_> = samples
+            .iter()
+            .map(|(time, state, length)| (*time, (7, 8), *state, *length))
+            .collect();
+        let profile = profile(&samples);
         let view = View::new(&profile);
         let entries = StacksByLine::new(&profile, &view);
         let timeline = Timeline::new(&profile, &entries);
         let stacks = StackRows::by_line(&profile, &view, &entries);
-        let spans = state_spans(&profile, &view, &stacks, &timeline.tracks[0]);
+        let states = stacks.states(&view);
+        let spans = state_spans(&profile, &states, &timeline.tracks[0]);
         let spans: Vec<_> = spans.iter().map(|span| (span.start, span.end, span.state)).collect();
-        assert_eq!(
-            spans,
-            [(0, 20, "running"), (25, 50, "waiting: gil"), (90, 100, "running")]
+        assert_eq!(spans, expected);
+    }
+
+    #[test]
+    fn states_of_a_thread() {
+        check_states(
+            &[
+                (10, "", 0),
+                (20, "", 0),
+                (50, "[waiting: gil]", 25),
+                (60, "[awaiting sleep]", 0),
+                (100, "", 0),
+            ],
+            &[(0, 20, "running"), (25, 50, "waiting: gil"), (90, 100, "running")],
         );
+    }
+
+    #[test]
+    fn waits_end_where_a_thread_becomes_runnable() {
+        check_states(
+            &[
+                (100, "", 0),
+                (200, "[runnable]", 15),
+                (200, "[waiting: read pipe]", 80),
+                (210, "", 0),
+            ],
+            &[
+                (90, 100, "running"),
+                (105, 185, "waiting: read pipe"),
+                (185, 200, "runnable"),
+                (200, 210, "running"),
+            ],
+        );
+    }
+
+    #[test]
+    fn threads_with_one_tid_have_tracks_of_their_own() {
+        let profile = profile(&[(10, (7, 8), "", 0), (20, (9, 8), "[waiting: gil]", 10)]);
+        let mut out = Vec::new();
+        write(&profile, &mut out).unwrap();
+        let mut bytes = &out[..];
+        let mut tracks = Vec::new();
+        while let [PACKET, rest @ ..] = bytes {
+            bytes = rest;
+            let packet = TracePacket::decode_length_delimited(&mut bytes).unwrap();
+            tracks.extend(packet.track_descriptor);
+        }
+        assert!(bytes.is_empty());
+        let numbers: BTreeSet<u64> = tracks.iter().map(|track| track.uuid).collect();
+        assert_eq!(
+            (tracks.len(), numbers.len()),
+            (6, 6),
+            "of each process, thread and its states"
+        );
+        for track in tracks.iter().filter(|track| track.name == "state") {
+            let thread = tracks.iter().find(|thread| thread.uuid == track.parent_uuid).unwrap();
+            assert!(thread.thread.is_some(), "states are below their thread");
+        }
+        let pids: Vec<i32> = tracks
+            .iter()
+            .filter_map(|track| Some(track.thread.as_ref()?.pid))
+            .collect();
+        assert_eq!(pids, [7, 9]);
     }
 }
