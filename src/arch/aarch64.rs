@@ -50,6 +50,21 @@ pub fn system_call(word: u64) -> Option<u16> {
 
 /// How tapes name this CPU: as ELF files do, EM_AARCH64.
 pub const TAPE_CPU: u16 = 183;
+/// Functions with which the kernel begins to handle an interrupt, as their names begin (arch/arm64/kernel/entry.S,
+/// Linux 6.18; `el1_` and `el0_`: before 5.14). `call_on_irq_stack` is none: a thread that sends packets to its own
+/// machine delivers them in it.
+pub const INTERRUPT_ENTRIES: &[&str] = &[
+    "el1h_64_irq",
+    "el1h_64_fiq",
+    "el0t_64_irq",
+    "el0t_64_fiq",
+    "el0t_32_irq",
+    "el0t_32_fiq",
+    "el1_irq",
+    "el1_fiq",
+    "el0_irq",
+    "el0_fiq",
+];
 /// Whose extensions of call frame tables to read: `DW_CFA_AARCH64_negate_ra_state`.
 pub const TABLE_VENDOR: gimli::Vendor = gimli::Vendor::AArch64;
 const SP_WORD: usize = 31;

@@ -46,6 +46,9 @@ pub fn system_call(word: u64) -> Option<u16> {
 
 /// How tapes name this CPU.
 pub const TAPE_CPU: u16 = 0;
+/// Functions with which the kernel begins to handle an interrupt, as their names begin (arch/x86/entry/entry_64.S,
+/// Linux 6.18).
+pub const INTERRUPT_ENTRIES: &[&str] = &["asm_sysvec_", "asm_common_interrupt", "asm_exc_nmi"];
 /// Whose extensions of call frame tables to read.
 pub const TABLE_VENDOR: gimli::Vendor = gimli::Vendor::Default;
 

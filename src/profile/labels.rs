@@ -1,6 +1,6 @@
 //! Labels of samples: what the spans of a program say of them, as pairs of key and value.
 
-use rustc_hash::FxHashMap;
+use std::collections::HashMap;
 
 use super::model::Profile;
 
@@ -59,23 +59,29 @@ impl Labels {
 /// Sets of labels, each once.
 pub struct LabelSets {
     pub all: Vec<LabelSet>,
-    ids: FxHashMap<LabelSet, LabelSetId>,
+    /// Labels come from the target: a hasher that resists collision attacks.
+    ids: HashMap<LabelSet, LabelSetId>,
 }
 
 impl Default for LabelSets {
     fn default() -> LabelSets {
         LabelSets {
             all: vec![Vec::new()],
-            ids: FxHashMap::from_iter([(Vec::new(), 0)]),
+            ids: HashMap::from([(Vec::new(), 0)]),
         }
     }
 }
 
 impl LabelSets {
+    /// The number of a set that has one.
+    pub fn known(&self, set: &[(String, String)]) -> Option<LabelSetId> {
+        self.ids.get(set).copied()
+    }
+
     /// The number of a set.
     pub fn id(&mut self, set: &[(String, String)]) -> LabelSetId {
-        if let Some(id) = self.ids.get(set) {
-            return *id;
+        if let Some(id) = self.known(set) {
+            return id;
         }
         let id = self.all.len() as LabelSetId;
         self.all.push(set.to_vec());
@@ -125,7 +131,8 @@ impl Profile {
                 *sum = sum.saturating_add(self.tick_amount(value, tick));
             }
         }
-        let mut rows: FxHashMap<&(String, String), (u64, u64)> = FxHashMap::default();
+        // Labels come from the target: use a hasher that resists collision attacks.
+        let mut rows: HashMap<&(String, String), (u64, u64)> = HashMap::new();
         for (set, amount) in self.labels.sets.iter().zip(&of_sets) {
             let innermost = set.iter().rposition(|(key, _)| key == SPAN);
             for (at, label) in set.iter().enumerate() {

@@ -1,6 +1,6 @@
 //! Turns the raw tree into a [`Profile`]: names each distinct frame once, in one pass, after sampling.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::sync::Arc;
 
@@ -91,7 +91,8 @@ impl NameCache {
 #[derive(Default)]
 struct FrameTable {
     all: Vec<Frame>,
-    ids: FxHashMap<Frame, FrameId>,
+    /// Names come from the target: a hasher that resists collision attacks.
+    ids: HashMap<Frame, FrameId>,
 }
 
 impl FrameTable {

@@ -36,6 +36,8 @@ const MAX_SAMPLES: usize = 1024;
 /// Callbacks kept, and those that are not finished.
 const MAX_LAGS: usize = 10_000;
 const MAX_OPEN: usize = 1024;
+/// Event loops of a process that are watched.
+const MAX_LOOPS: usize = 64;
 
 /// The event loops that are watched.
 #[derive(Default)]
@@ -60,6 +62,8 @@ struct WatchedLoop {
     event_loop: u64,
     queue: u64,
     tid: Tid,
+    /// `pthread_self` of that thread, if it can be read that it runs the loop (not of uvloop before CPython 3.14).
+    thread: Option<u64>,
     system_call: Option<File>,
     /// Callbacks begun when the queue was read the last time, and when that was.
     begun: u64,
@@ -69,6 +73,30 @@ struct WatchedLoop {
     is_long: bool,
     /// Its thread sleeps in it, and its stack is not known.
     sleeps: bool,
+}
+
+impl WatchedProcess {
+    /// Goes on with the loops that `stay`. A long callback of another one has ended, and is not to be lost.
+    fn retain(&mut self, now: u64, ended: &mut VecDeque<Callback>, stay: impl Fn(&WatchedLoop) -> bool) {
+        self.loops.retain(|known| {
+            let stays = stay(known);
+            // If it cannot be read whether a loop runs, perhaps it stopped before, and was in no callback.
+            if !stays && known.thread.is_some() {
+                ended.extend(known.unfinished(now));
+            }
+            stays
+        });
+    }
+}
+
+impl WatchedLoop {
+    /// The callback that it is in, if that is long, as one that ended between the last reading and `now`.
+    fn unfinished(&self, now: u64) -> Option<Callback> {
+        self.is_long.then_some(Callback {
+            ended: (self.read, now),
+            ..self.current
+        })
+    }
 }
 
 /// A callback that a loop has begun. Times in ns.
@@ -147,7 +175,9 @@ impl Session {
 
     /// The process has ended, or executes another program.
     pub(super) fn forget_lags(&mut self, pid: Pid) {
-        self.lags.processes.remove(&pid);
+        if let Some(mut process) = self.lags.processes.remove(&pid) {
+            process.retain(sys::clock::now(), &mut self.lags.ended, |_| false);
+        }
     }
 
     /// Callbacks that kept their loop for as long as the threshold.
@@ -189,12 +219,8 @@ impl Session {
         let Some(threshold) = self.options.lag else { return };
         let now = sys::clock::now();
         for process in self.lags.processes.values() {
-            for watched in process.loops.iter().filter(|watched| watched.is_long) {
-                self.lags.ended.push_back(Callback {
-                    ended: (watched.read, now),
-                    ..watched.current
-                });
-            }
+            let unfinished = process.loops.iter().filter_map(|watched| watched.unfinished(now));
+            self.lags.ended.extend(unfinished);
         }
         self.finish_lags(u64::MAX, threshold);
     }
@@ -227,14 +253,27 @@ impl Session {
         let began = sys::clock::process_cpu_time();
         let live = ProcessMemory(&*self.system, pid);
         let memory = Pages::new(&live);
-        let loops = reader.event_loops(&memory).unwrap_or_default();
-        process.loops.retain(|known| loops.contains(&known.event_loop));
-        for event_loop in loops {
+        let found = reader.event_loops(&memory);
+        // A search that fails says nothing about the loops that are known.
+        if let Ok(loops) = &found {
+            process.retain(now, &mut self.lags.ended, |known| {
+                // While a callback of a timer or protocol runs, its loop may have no task.
+                let runs = known.thread.is_some() && reader.loop_thread(&memory, known.event_loop) == known.thread;
+                let is_used = runs || loops.contains(&known.event_loop);
+                // Another loop may have taken its place.
+                is_used && reader.ready_queue(&memory, known.event_loop) == Some(known.queue)
+            });
+        }
+        for event_loop in found.unwrap_or_default() {
+            if process.loops.len() >= MAX_LOOPS {
+                break;
+            }
             if process.loops.iter().any(|known| known.event_loop == event_loop) {
                 continue;
             }
             let known = self.awaits.thread_of_loop(pid, event_loop);
             let tid = self.find_loop_thread(reader, &memory, (pid, interpreter), event_loop);
+            let thread = tid.and_then(|_| reader.loop_thread(&memory, event_loop));
             let (Some(tid), Some(queue)) = (tid.or(known), reader.ready_queue(&memory, event_loop)) else {
                 continue;
             };
@@ -243,6 +282,7 @@ impl Session {
                 event_loop,
                 queue,
                 tid,
+                thread,
                 system_call: File::open(format!("/proc/{pid}/task/{tid}/syscall")).ok(),
                 begun: 0,
                 read: 0,
@@ -292,6 +332,11 @@ impl Session {
         if call.is_some_and(waits_for_events) {
             // Its next callback begins after this.
             return ends(watched);
+        }
+        // The queue of a loop that has stopped does not change any more, whatever its thread does.
+        let (thread, is_new) = (watched.thread, !watched.is_long);
+        if is_new && thread.is_some() && reader.loop_thread(&live, watched.event_loop) != thread {
+            return;
         }
         watched.sleeps = call.is_some() && watched.current.node == 0;
         watched.is_long = true;
@@ -414,6 +459,36 @@ mod tests {
             .map(|i| sample(100 + 5 * i, 100 + 5 * i, Some(2 + i as u32 / 12)))
             .collect();
         assert_eq!(finished(&samples).2, 2);
+    }
+
+    #[test]
+    fn long_callbacks_of_loops_that_end_are_kept() {
+        let watched = |tid: Tid, is_long, thread| WatchedLoop {
+            event_loop: u64::from(tid),
+            queue: 1,
+            tid,
+            thread,
+            system_call: None,
+            begun: 1,
+            read: 180 * MS,
+            current: Callback {
+                tid,
+                began: (100 * MS, 104 * MS),
+                ..Callback::default()
+            },
+            is_long,
+            sleeps: false,
+        };
+        let mut process = WatchedProcess::default();
+        process.loops.push(watched(1, true, Some(9)));
+        process.loops.push(watched(2, false, Some(9)));
+        process.loops.push(watched(3, true, None));
+        process.loops.push(watched(4, true, Some(9)));
+        let mut ended = VecDeque::new();
+        process.retain(184 * MS, &mut ended, |known| known.tid == 4);
+        process.retain(190 * MS, &mut ended, |_| false);
+        let times: Vec<_> = ended.iter().map(|c| (c.tid, c.began.0 / MS, c.ended.1 / MS)).collect();
+        assert_eq!((process.loops.len(), times), (0, vec![(1, 100, 184), (4, 100, 190)]));
     }
 
     #[test]

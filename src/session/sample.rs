@@ -365,7 +365,7 @@ impl Session {
     }
 }
 
-/// Adds the places that unwinding a stack rescanned up.
+/// Adds the places that unwinding a stack looked up; true for those of a stack that needed more than unwind tables.
 fn record_visits(visited: &mut VisitedCode, places: Vec<(ModuleId, u64)>, native: &[NativeFrame]) {
     let is_exact = native.iter().all(|f| f.method.is_exact());
     for place in places {

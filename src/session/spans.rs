@@ -21,9 +21,9 @@ const RETRY: u64 = 5_000_000;
 const URGENT: u64 = 20;
 /// The names of a process's attributes are not read again within this time, ns.
 const KEYS_AGE: u64 = 100_000_000;
-/// Maximum number of different sets of labels, and of their total length in bytes.
+/// Maximum number of different sets of labels, and of the total length of sets and records in bytes.
 const MAX_SETS: usize = 1 << 16;
-const MAX_BYTES: usize = 8 << 20;
+const MAX_BYTES: usize = 16 << 20;
 /// Name of the span of samples for whose labels there is no room.
 const OTHER: &str = "(other)";
 
@@ -92,9 +92,10 @@ impl Spans {
         }
         let size = records.own.len() + records.context.len();
         if self.of_records.len() >= MAX_SETS || self.bytes + size > MAX_BYTES {
-            return self.sets.id(&[(SPAN.into(), OTHER.into())]);
+            return self.other_set();
         }
         let mut labels = spans::labels(&records.own);
+        let mut has_all = true;
         if !records.context.is_empty() {
             let known = self.processes.entry(pid).or_default();
             let mut found = thread_context::labels(&records.context, &known.keys);
@@ -104,15 +105,34 @@ impl Spans {
                 found = thread_context::labels(&records.context, &known.keys);
             }
             labels.extend(found.0);
-            // Once its names are known, it has more labels.
-            if !found.1 {
-                return self.sets.id(&labels);
-            }
+            has_all = found.1;
         }
-        let id = self.sets.id(&labels);
-        self.bytes += size;
-        self.of_records.insert(key, id);
+        let id = self.set_within_limits(&labels);
+        // Once the names of all attributes are known, the record has more labels.
+        if has_all {
+            self.bytes += size;
+            self.of_records.insert(key, id);
+        }
         id
+    }
+
+    /// The number of a set, if it is known or there is room for it. Its length counts, too: a short record can refer to
+    /// long names of attributes.
+    fn set_within_limits(&mut self, labels: &[(String, String)]) -> LabelSetId {
+        if let Some(id) = self.sets.known(labels) {
+            return id;
+        }
+        let size: usize = labels.iter().map(|(key, value)| key.len() + value.len()).sum();
+        // The first one is the empty set.
+        if self.sets.all.len() > MAX_SETS || self.bytes + size > MAX_BYTES {
+            return self.other_set();
+        }
+        self.bytes += size;
+        self.sets.id(labels)
+    }
+
+    fn other_set(&mut self) -> LabelSetId {
+        self.sets.id(&[(SPAN.into(), OTHER.into())])
     }
 }
 
@@ -228,16 +248,46 @@ mod tests {
         assert_eq!(known.label_sets().len(), 1);
     }
 
+    /// Of a trace, with one attribute.
+    fn context(trace: u64, attribute: u8) -> SpanRecords {
+        let mut context = vec![0; 28];
+        context[..8].copy_from_slice(&trace.to_le_bytes());
+        (context[24], context[26]) = (1, 3);
+        context.extend([attribute, 1, b'v']);
+        SpanRecords {
+            own: Vec::new(),
+            context,
+        }
+    }
+
+    #[test]
+    fn records_with_unnamed_attributes_are_bounded() {
+        let mut known = Spans::default();
+        let mut id = |trace: u64| known.label_set(7, &context(trace, 9), 0, &|| None);
+        assert_eq!((id(1), id(2), id(1)), (1, 2, 1));
+        let last: Vec<LabelSetId> = (3..MAX_SETS as u64 + 10).map(&mut id).collect();
+        assert_eq!(last[last.len() - 1], last[last.len() - 2], "both are the other one");
+        assert_eq!(id(1), 1);
+        assert!(known.of_records.is_empty());
+        assert_eq!(known.label_sets().len(), MAX_SETS + 2);
+    }
+
+    #[test]
+    fn names_of_attributes_count() {
+        let mut known = Spans::default();
+        let keys = || Some(vec!["k".repeat(60_000)]);
+        for trace in 1..400 {
+            known.label_set(7, &context(trace, 0), KEYS_AGE, &keys);
+        }
+        let labels = known.label_sets().iter().flatten();
+        let total: usize = labels.map(|(key, value)| key.len() + value.len()).sum();
+        assert!((MAX_BYTES / 2..MAX_BYTES + 60_000).contains(&total), "{total}");
+    }
+
     #[test]
     fn names_of_attributes_are_read_when_they_are_needed() {
         let mut known = Spans::default();
-        let mut context = vec![0; 28];
-        (context[0], context[24], context[26]) = (1, 1, 3);
-        context.extend(b"\x01\x01v");
-        let records = SpanRecords {
-            own: Vec::new(),
-            context,
-        };
+        let records = context(1, 1);
         let reads = std::cell::Cell::new(0);
         let keys = |count: usize| {
             reads.set(reads.get() + 1);

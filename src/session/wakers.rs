@@ -5,6 +5,7 @@ use symbolize::Kernel;
 
 use super::Session;
 use super::targets::ForkMemory;
+use crate::arch::INTERRUPT_ENTRIES;
 use crate::cpython::{gil, thread_states};
 use crate::event::{Holder, InterruptKind, Pid, Sample, Tid};
 use crate::frame::RawFrame;
@@ -90,8 +91,8 @@ impl Wakers {
     }
 }
 
-/// Functions with which the kernel begins to handle an interrupt (arch/x86/entry/entry_64.S, Linux 6.18), as their names begin.
-const ENTRIES: &[&str] = &["asm_sysvec_", "asm_common_interrupt", "asm_exc_nmi", "run_ksoftirqd"];
+/// The function in which a kernel thread does what an interrupt has left to do.
+const SOFTIRQ_THREAD: &str = "run_ksoftirqd";
 /// Functions between such an entry and the wake-up that say what the interrupt was about, as their names begin.
 const KINDS: &[(&str, InterruptKind)] = &[
     ("hrtimer_", InterruptKind::Timer),
@@ -107,6 +108,28 @@ const KINDS: &[(&str, InterruptKind)] = &[
     ("scsi_", InterruptKind::Disk),
     ("virtblk_", InterruptKind::Disk),
 ];
+
+/// How many of these kernel functions, innermost first, belong to an interrupt, and what it was about; `None`: the
+/// thread itself called them. `is_idle`: there is no thread.
+fn interrupt(names: &[&str], is_idle: bool) -> Option<(usize, InterruptKind)> {
+    let begins = |name: &str, begin: &str| name.starts_with(begin);
+    let is_entry = |name: &&str| {
+        let mut entries = INTERRUPT_ENTRIES.iter().chain(&[SOFTIRQ_THREAD]);
+        entries.any(|begin| begins(name, begin))
+    };
+    // The innermost one: an interrupt may interrupt another one.
+    let entry = names.iter().position(is_entry);
+    let inner = match entry {
+        Some(entry) => entry + 1,
+        None if is_idle => names.len(),
+        None => return None,
+    };
+    let kind = names.iter().take(inner).find_map(|name| {
+        let kind = KINDS.iter().find(|(begin, _)| begins(name, begin));
+        kind.map(|(_, kind)| *kind)
+    });
+    Some((inner, kind.unwrap_or(InterruptKind::Other)))
+}
 
 /// Kernel functions on the stacks of wakers.
 pub(super) struct WakerOptions {
@@ -136,22 +159,13 @@ impl Session {
                     .map_or("", |symbol| symbol.name)
             })
             .collect();
-        let is_entry = |name: &&str| ENTRIES.iter().any(|entry| name.starts_with(entry));
-        // The innermost one: an interrupt may interrupt another one.
-        let entry = names.iter().position(is_entry);
-        if entry.is_some() || s.tid == 0 {
-            let inner = entry.map_or(names.len(), |entry| entry + 1);
-            let kind = names[..inner].iter().find_map(|name| {
-                let kind = KINDS.iter().find(|(begin, _)| name.starts_with(begin));
-                kind.map(|(_, kind)| *kind)
-            });
+        if let Some((inner, kind)) = interrupt(&names, s.tid == 0) {
             let frames = s.kernel[..inner]
                 .iter()
                 .rev()
                 .map(|address| RawFrame::Kernel(*address))
                 .collect();
-            self.wakers
-                .add_interrupt(woken, s, kind.unwrap_or(InterruptKind::Other), frames);
+            self.wakers.add_interrupt(woken, s, kind, frames);
             return true;
         }
         if self.targets.contains_key(&s.pid) {
@@ -247,5 +261,45 @@ impl Session {
         let inside = *pointers.iter().find(|(_, known)| **known == pointer)?.0;
         let mut threads = self.system.threads(pid).into_iter();
         threads.find(|tid| procfs::namespace_tid(pid, *tid) == Some(inside))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interrupts_are_told_from_threads() {
+        let timer = ["try_to_wake_up", "hrtimer_wakeup", "hrtimer_interrupt"];
+        // What surrounds them: the innermost function of the entry comes first, then what was interrupted.
+        let (entries, softirqs): (&[&[&str]], &[&str]) = match cfg!(target_arch = "x86_64") {
+            true => (
+                &[
+                    &["asm_sysvec_apic_timer_interrupt", "do_idle"],
+                    &["asm_common_interrupt", "asm_sysvec_apic_timer_interrupt"],
+                ],
+                &["do_softirq"],
+            ),
+            false => (
+                &[
+                    &["el1h_64_irq_handler", "el1h_64_irq", "default_idle_call"],
+                    &["el0t_64_irq_handler", "el0t_64_irq"],
+                    &["el1_irq", "arch_cpu_idle"],
+                ],
+                &["call_on_irq_stack", "do_softirq_own_stack", "do_softirq"],
+            ),
+        };
+        for entry in entries {
+            let stack = [&timer[..], *entry].concat();
+            assert_eq!(interrupt(&stack, false), Some((4, InterruptKind::Timer)), "{stack:?}");
+        }
+        // Packets to the same machine are delivered by the thread that sends them.
+        let delivery = ["try_to_wake_up", "sock_def_readable", "net_rx_action"];
+        let sender = [&delivery[..], softirqs, &["__local_bh_enable_ip", "tcp_sendmsg"]].concat();
+        assert_eq!(interrupt(&sender, false), None);
+        let later = [&delivery[..], &["run_ksoftirqd", "kthread"]].concat();
+        assert_eq!(interrupt(&later, false), Some((4, InterruptKind::Network)));
+        assert_eq!(interrupt(&["try_to_wake_up"], true), Some((1, InterruptKind::Other)));
+        assert_eq!(interrupt(&[], false), None);
     }
 }

@@ -8,18 +8,13 @@ use flate2::read::GzDecoder;
 use rustc_hash::FxHashMap;
 
 use super::encode::MAGIC;
-use super::{FIRST_VERSION, SystemResponses, Tape, TapeHeader, VERSION};
+use super::{FIRST_VERSION, MAX_BYTES, MAX_FILE, SystemResponses, Tape, TapeHeader, VERSION};
 use crate::arch::{GPRS, Regs, TAPE_CPU};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{
     CodeCopy, Event, Part, Pid, RawPyFrame, Sample, SpanRecords, StackBytes, Tid, TimeSpent, WakeUp, WalkStatus,
 };
 use crate::target::file_content::{Content, Sparse};
-
-/// Bytes of an unpacked tape, and of all its stacks together.
-const MAX_BYTES: u64 = 512 << 20;
-/// Length of one file, zeros included.
-const MAX_FILE: u64 = 1 << 30;
 
 /// Unpacks a tape.
 ///
@@ -43,10 +38,12 @@ pub fn read(packed: &[u8]) -> Result<Tape> {
 /// # Errors
 /// As [`read`].
 pub fn parse(raw: &[u8]) -> Result<Tape> {
-    let mut r = TapeReader {
-        rest: raw,
-        stacks: MAX_BYTES,
-    };
+    parse_within(raw, MAX_BYTES)
+}
+
+/// The same of a tape whose stacks may have so many bytes together.
+pub(super) fn parse_within(raw: &[u8], stacks: u64) -> Result<Tape> {
+    let mut r = TapeReader { rest: raw, stacks };
     if r.read_bytes(MAGIC.len()) != Some(MAGIC) {
         return Err(no_tape());
     }

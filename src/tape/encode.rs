@@ -6,8 +6,8 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use rustc_hash::FxHashMap;
 
-use super::{SystemResponses, Tape, TapeHeader, VERSION};
-use crate::arch::TAPE_CPU;
+use super::{MAX_BYTES, SystemResponses, Tape, TapeHeader, VERSION};
+use crate::arch::{GPRS, TAPE_CPU};
 use crate::event::{Event, Pid, Sample, StackBytes, Tid};
 use crate::target::file_content::{Content, Sparse};
 
@@ -16,6 +16,10 @@ pub use super::decode::{parse, read};
 pub(super) const MAGIC: &[u8] = b"nativeprof tape\n";
 /// Shorter runs that equal the previous stack are stored again: a reference would take as much.
 const MIN_REPEAT: usize = 16;
+/// Bytes of an event without its lists, at most: of a sample, with the lengths of what repeats the previous stack.
+const MAX_FIXED: usize = 8 * GPRS + 128;
+/// Bytes of a file or a piece of one, besides its content.
+const FILE_HEAD: u64 = 12;
 
 /// Do these unpacked bytes begin like a tape?
 pub fn is_tape(raw: &[u8]) -> bool {
@@ -24,6 +28,14 @@ pub fn is_tape(raw: &[u8]) -> bool {
 
 /// Packs a tape.
 pub fn write(tape: &Tape) -> Vec<u8> {
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::best());
+    // Writing to memory does not fail.
+    let _ = gzip.write_all(&unpacked(tape));
+    gzip.finish().unwrap_or_default()
+}
+
+/// The same, not compressed.
+pub(super) fn unpacked(tape: &Tape) -> Vec<u8> {
     let mut w = TapeWriter(Vec::new());
     w.0.extend(MAGIC);
     w.u32(VERSION | u32::from(TAPE_CPU) << 16);
@@ -36,9 +48,14 @@ pub fn write(tape: &Tape) -> Vec<u8> {
     w.answers(&tape.answers);
     w.option(tape.kernel.as_deref().map(str::as_bytes));
     w.count(tape.files.len());
-    for file in &tape.files {
-        let empty = Sparse::default();
-        let file = if let Content::Bytes(b) = file { b } else { &empty };
+    let missing = Sparse::default();
+    for (file, left) in tape.files.iter().zip((1..=tape.files.len() as u64).rev()) {
+        // Stacks are worse without a file; a tape that is too long to be read is lost as a whole.
+        let room = MAX_BYTES.saturating_sub(w.0.len() as u64 + FILE_HEAD * left);
+        let file: &Sparse = match file {
+            Content::Bytes(b) if size_of_pieces(b) <= room => b,
+            _ => &missing,
+        };
         w.u64(file.len());
         w.count(file.pieces().len());
         for (at, bytes) in file.pieces() {
@@ -46,10 +63,29 @@ pub fn write(tape: &Tape) -> Vec<u8> {
             w.bytes(bytes);
         }
     }
-    let mut gzip = GzEncoder::new(Vec::new(), Compression::best());
-    // Writing to memory does not fail.
-    let _ = gzip.write_all(&w.0);
-    gzip.finish().unwrap_or_default()
+    w.0
+}
+
+fn size_of_pieces(file: &Sparse) -> u64 {
+    let pieces = file.pieces().iter();
+    pieces.map(|(_, bytes)| FILE_HEAD + bytes.len() as u64).sum()
+}
+
+/// Bytes of an event on a tape, at most: with its whole stack, as the reader counts them.
+pub(super) fn max_size(event: &Event) -> u64 {
+    let lists: usize = match event {
+        Event::Sample(s) => {
+            let words = s.kernel.len() + s.stack.holes.len();
+            let frames = s.python.len() + s.anchors.len();
+            s.stack.bytes.len() + 8 * words + 30 * frames
+        }
+        Event::Mmap { path, .. } => path.len(),
+        Event::Exec { comm, .. } | Event::Comm { comm, .. } => comm.len(),
+        Event::Code { copy, .. } => copy.parts.iter().map(|part| 12 + part.bytes.len()).sum(),
+        Event::Fork { .. } | Event::Thread { .. } | Event::Exit { .. } | Event::Lost(_) => 0,
+        Event::RunningTask { .. } => 0,
+    };
+    (MAX_FIXED + lists) as u64
 }
 
 struct TapeWriter(Vec<u8>);
@@ -253,4 +289,78 @@ impl TapeWriter {
 fn old_byte(old: &StackBytes, base: u64, at: usize) -> Option<u8> {
     let at = base.checked_add(at as u64)?.checked_sub(old.base)?;
     old.bytes.get(usize::try_from(at).ok()?).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::{ALL, Regs};
+    use crate::event::{CodeCopy, Part, RawPyFrame};
+
+    /// Stacks that repeat the previous one in parts need the most lengths in addition.
+    #[test]
+    fn events_are_not_larger_than_their_maximum() {
+        let sample = |bytes: Vec<u8>| {
+            Event::Sample(Box::new(Sample {
+                pid: 1,
+                tid: 1,
+                regs: Some(Regs {
+                    gpr: [1; GPRS],
+                    ip: 2,
+                    known: ALL,
+                }),
+                stack: StackBytes {
+                    base: 0x1000,
+                    bytes,
+                    holes: vec![1],
+                },
+                kernel: vec![3; 5],
+                python: vec![RawPyFrame::default(); 6],
+                anchors: vec![RawPyFrame::default(); 7],
+                ..Sample::default()
+            }))
+        };
+        let stripes = |period: usize| sample((0..4096usize).map(|i| u8::from(i.is_multiple_of(period))).collect());
+        let copy = CodeCopy {
+            code: 1,
+            fingerprint: 2,
+            parts: vec![
+                Part {
+                    avma: 1,
+                    bytes: vec![2; 40],
+                };
+                5
+            ],
+        };
+        let events = [
+            sample(vec![0; 4096]),
+            stripes(MIN_REPEAT + 1),
+            sample(vec![0; 4096]),
+            stripes(MIN_REPEAT),
+            sample(Vec::new()),
+            Event::Code {
+                pid: 1,
+                copy: Box::new(copy),
+            },
+            Event::Mmap {
+                pid: 1,
+                start: 2,
+                end: 3,
+                offset: 4,
+                path: b"/usr/lib/libc.so.6".to_vec(),
+            },
+            Event::Comm {
+                pid: 1,
+                tid: 2,
+                comm: b"name".to_vec(),
+            },
+            Event::Lost(1),
+        ];
+        let mut before = FxHashMap::default();
+        for event in &events {
+            let mut w = TapeWriter(Vec::new());
+            w.event(event, &mut before);
+            assert!(w.0.len() as u64 <= max_size(event), "{} bytes: {event:?}", w.0.len());
+        }
+    }
 }

@@ -4,7 +4,8 @@
 //! # The file
 //!
 //! One gzip stream. Inside, little-endian, no alignment; `bytes` is a `u32` length and that many bytes; a list is a
-//! `u32` count and the items. Nothing follows the last list. The reader trusts nothing.
+//! `u32` count and the items. Nothing follows the last list. The reader trusts nothing, and refuses what is too long; a
+//! recording ends before that.
 //!
 //! | what | content |
 //! |---|---|
@@ -45,6 +46,11 @@ pub mod recorder;
 pub const VERSION: u32 = 2;
 /// The oldest version that can be read.
 pub const FIRST_VERSION: u32 = 1;
+
+/// Bytes of an unpacked tape, and of all its stacks together, at most.
+const MAX_BYTES: u64 = 512 << 20;
+/// Length of one file on a tape, zeros included, at most.
+const MAX_FILE: u64 = 1 << 30;
 
 /// How the recording was made.
 #[derive(Clone, Debug, Default, PartialEq)]

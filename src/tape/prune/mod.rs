@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use gimli::{BaseAddresses, EhFrame, LittleEndian, UnwindSection};
 
+use super::MAX_FILE;
 use crate::arch;
 use crate::bytes::{u16_at, u32_at, u64_at};
 use crate::target::file_content::{Content, Sparse};
@@ -47,7 +48,7 @@ const SHT_DYNSYM: u32 = 11;
 const SHF_ALLOC: u64 = 2;
 const SHF_EXECINSTR: u64 = 4;
 
-/// The pruned file; `None` if this is no 64-bit little-endian ELF file that we can read.
+/// The pruned file; `None` if this is no 64-bit little-endian ELF file that we can read, or too long for a tape.
 pub fn prune(content: &Content, wanted: &PruneRequest) -> Option<Sparse> {
     let mut p = Pruner::open(content)?;
     p.keep_notes();
@@ -55,7 +56,7 @@ pub fn prune(content: &Content, wanted: &PruneRequest) -> Option<Sparse> {
     let entries = p.frames(wanted);
     p.code(wanted, &entries);
     p.symbols(wanted, &entries);
-    p.finish()
+    p.finish().filter(|file| file.len() <= MAX_FILE)
 }
 
 #[derive(Clone, Debug, Default)]
@@ -114,8 +115,13 @@ fn string_at(table: &[u8], at: usize) -> &[u8] {
     &rest[..rest.iter().position(|c| *c == 0).unwrap_or(rest.len())]
 }
 
+/// Whether so many bytes are in the file, and not too many to be read.
+fn is_readable(content: &Content, at: u64, len: u64) -> bool {
+    len <= MAX_SECTION && at.checked_add(len).is_some_and(|end| end <= content.len())
+}
+
 fn read(content: &Content, at: u64, len: u64) -> Option<Vec<u8>> {
-    (len <= MAX_SECTION && at.checked_add(len)? <= content.len()).then_some(())?;
+    is_readable(content, at, len).then_some(())?;
     let mut bytes = vec![0; len as usize];
     let mut got = 0;
     while got < bytes.len() {
@@ -287,6 +293,11 @@ impl<'a> Pruner<'a> {
             }
         }
         self.sections[eh].new = Some(new);
+        // Readers do without a table whose header claims more than the file has.
+        let hdr = hdr.filter(|hdr| {
+            let s = &self.sections[*hdr];
+            is_readable(self.content, s.offset, s.size)
+        });
         if let Some(hdr) = hdr {
             let relative = |to: u64, from: u64| (to.wrapping_sub(from) as i32).to_le_bytes();
             // version 1; pcrel sdata4, udata4, datarel sdata4 (LSB 5.0 core, section 10.6.2)
@@ -425,5 +436,47 @@ impl<'a> Pruner<'a> {
         canvas.put(end, &headers);
         canvas.put(0, &self.head);
         Sparse::new(end + headers.len() as u64, canvas.pieces())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    /// A file with an empty `.eh_frame`, and an `.eh_frame_hdr` at 72 whose header claims this size.
+    fn elf(hdr_size: u64) -> Content {
+        let names = b"\0.eh_frame\0.eh_frame_hdr\0.shstrtab\0";
+        // Name and kind, flags, address, offset, size.
+        let sections = [
+            [0, 0, 0, 0, 0],
+            [1 | 1 << 32, SHF_ALLOC, 0x1040, 64, 8],
+            [11 | 1 << 32, SHF_ALLOC, 0x1048, 72, hdr_size],
+            [25 | u64::from(SHT_STRTAB) << 32, 0, 0, 84, names.len() as u64],
+        ];
+        let mut file = b"\x7fELF\x02\x01".to_vec();
+        file.resize(84, 0);
+        file.extend(names);
+        file.resize(120, 0);
+        for (at, value) in [(40, 120u16), (60, sections.len() as u16), (62, 3)] {
+            file[at..at + 2].copy_from_slice(&value.to_le_bytes());
+        }
+        for section in sections {
+            file.extend(section.iter().flat_map(|word| word.to_le_bytes()));
+            file.resize(file.len() + 24, 0);
+        }
+        Content::Bytes(Arc::new(file.into()))
+    }
+
+    #[test]
+    fn sizes_of_headers_are_not_believed() {
+        let pruned = |hdr_size| prune(&elf(hdr_size), &PruneRequest::default()).expect("an ELF file");
+        assert_eq!(pruned(12).to_vec()[72..76], [1, 0x1b, 0x03, 0x3b]);
+        let rest = elf(12).len() - 72;
+        for size in [rest + 1, MAX_SECTION, MAX_SECTION + 1, 1 << 40, u64::MAX - 72] {
+            let file = pruned(size);
+            assert!(file.len() < 1024, "{size}: {} bytes", file.len());
+            assert_eq!(file.to_vec()[72..76], [0; 4], "{size}");
+        }
     }
 }
