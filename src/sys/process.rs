@@ -2,10 +2,9 @@
 
 #![allow(unsafe_code)]
 
-use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
-use super::check;
+use super::{check, files, procfs};
 
 /// Thread pointer of the calling thread (the `fs` base).
 #[cfg(target_arch = "x86_64")]
@@ -73,12 +72,28 @@ pub fn real_uid() -> u32 {
     unsafe { libc::getuid() }
 }
 
-/// A descriptor that becomes readable when the process has exited.
-pub fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
-    // SAFETY: two integers; the result is checked.
-    let fd = check(unsafe { libc::syscall(libc::SYS_pidfd_open, pid as i32, 0) })?;
-    // SAFETY: the kernel has just returned this descriptor; it has no other owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+/// Tells when a process has exited.
+pub struct ExitWatch {
+    pid: u32,
+    /// A descriptor that becomes readable then; `None` where the kernel has none (before Linux 5.3) or forbids it.
+    descriptor: Option<OwnedFd>,
+}
+
+impl ExitWatch {
+    pub fn new(pid: u32) -> ExitWatch {
+        // SAFETY: two integers; the result is checked.
+        let fd = check(unsafe { libc::syscall(libc::SYS_pidfd_open, pid as i32, 0) });
+        // SAFETY: the kernel has just returned this descriptor; it has no other owner.
+        let descriptor = fd.ok().map(|fd| unsafe { OwnedFd::from_raw_fd(fd as i32) });
+        ExitWatch { pid, descriptor }
+    }
+
+    pub fn has_exited(&self) -> bool {
+        match &self.descriptor {
+            Some(descriptor) => files::is_readable(descriptor),
+            None => matches!(procfs::stat_state(self.pid), None | Some('Z' | 'X')),
+        }
+    }
 }
 
 /// Number of CPUs that may exist; their numbers are below this.

@@ -356,9 +356,11 @@ impl Backend for EbpfSource {
             // The thread's own state is among them; the program leaves it out.
             let mut value = [0; MAX_NESTED];
             value.iter_mut().zip(states).for_each(|(v, s)| *v = *s);
-            self.nested
-                .insert(key, value, 0)
-                .map_err(|e| bpf_error(NOTIFY_FAILED, e))?;
+            // The map can be full: a process may have any number of threads with several states. Those that are left out
+            // are sampled with the thread's own state.
+            if self.nested.insert(key, value, 0).is_err() {
+                break;
+            }
             self.nested_of.entry(pid).or_default().push(key);
         }
         Ok(())

@@ -13,7 +13,7 @@ use crate::cli::debuginfod;
 use crate::cli::discover::{self, check_target};
 use crate::cli::output::Output;
 use crate::cli::output::atomic_file::{OutputFile, PRIVATE};
-use crate::cli::print_line;
+use crate::cli::{FAILED, print_line};
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape;
 use crate::event::{Event, Pid};
@@ -74,6 +74,11 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
         }
     }
     options.sampling.check()?;
+    if options.shown.idle && options.sampling.mode == capture::Mode::Cpu {
+        return Err(Error::new(ErrorKind::Usage, "--idle needs waiting time")
+            .why("by default only CPU time is sampled, and idle threads use none")
+            .hint("--mode wall --idle, or omit --idle"));
+    }
     let is_root = sys::process::effective_uid() == 0;
     let user = if options.as_root {
         None
@@ -141,7 +146,7 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
         RecordTarget::Pid(pid) => procfs::command_line(*pid),
         RecordTarget::Launch(command) => command.join(" "),
     };
-    let watch = sys::process::pidfd_open(pid).ok();
+    let watch = sys::process::ExitWatch::new(pid);
     match &mut launched {
         Some(launched) => start_command(launched, &mut *source, &mut session)?,
         None => {
@@ -181,13 +186,16 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
             recorder.event(event);
         }
     };
-    while !ended && !sys::interrupts::interrupted() && end.is_none_or(|end| start.elapsed() < end) {
+    // What ends the recording early; what was sampled until then is written.
+    let mut failure = None;
+    while !ended && failure.is_none() && !sys::interrupts::interrupted() && end.is_none_or(|end| start.elapsed() < end)
+    {
         let wait = end.map_or(poll, |end| end.saturating_sub(start.elapsed()).min(poll));
-        ended = watch.as_ref().is_some_and(sys::files::is_readable);
+        ended = watch.has_exited();
         let wait = pump.wait(wait);
         let turn = Instant::now() + wait + POLL_INTERVAL;
         let until = Some(end.map_or(turn, |end| turn.min(start + end)));
-        pump.pump(&mut *source, &mut session, &mut observe, wait, until)?;
+        failure = pump.pump(&mut *source, &mut session, &mut observe, wait, until).err();
         if !progress.is_hidden() {
             progress.set_message(progress_text(&session, start.elapsed()));
             progress.tick();
@@ -205,9 +213,18 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     };
     let until = Instant::now() + DRAIN_TIME;
     let mut drain = || pump.pump(&mut *source, &mut session, &mut observe, Duration::ZERO, Some(until));
-    while drain()? && Instant::now() < until {}
-    session.add_open_intervals(&mut *source)?;
-    let left = pump.discard(&mut *source)?;
+    let drained = loop {
+        match drain() {
+            Ok(true) if Instant::now() < until => {}
+            done => break done.map(drop),
+        }
+    };
+    let read = session.add_open_intervals(&mut *source);
+    let (left, discarded) = match pump.discard(&mut *source) {
+        Ok(left) => (left, Ok(())),
+        Err(e) => (0, Err(e)),
+    };
+    failure = failure.or([drained, read, discarded].into_iter().find_map(Result::err));
     progress.finish_and_clear();
     let sampling_cpu = sys::clock::process_cpu_time().saturating_sub(startup_cpu);
 
@@ -225,7 +242,10 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     profile.meta.sampling_cpu = sampling_cpu as f64 * 1e-9;
     let naming_cpu = session.naming.take().map_or(0, |naming| naming.cpu_time());
     profile.meta.profiler_cpu = (sys::clock::process_cpu_time() + naming_cpu) as f64 * 1e-9;
-    let written = output.write(&profile)?;
+    let written = match output.write(&profile) {
+        Ok(written) => written,
+        Err(e) => return finish(launched, ended, Err(e)),
+    };
     print_line(&summary::block(&profile.meta, &written));
     let is_cpu_time = sampling.mode == capture::Mode::Cpu;
     let advice = is_cpu_time.then(|| summary::advice(&profile.meta, children)).flatten();
@@ -248,22 +268,40 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
         print_line(&summary::lags(&profile.meta.lags, threshold));
     }
     output.browse(true);
-    if let (Some(recorder), Some(place)) = (recorder, &tape) {
-        save_tape(&recorder, place, &profile.meta, began, launched.is_none())?;
+    let mut done = match (recorder, &tape) {
+        (Some(recorder), Some(place)) => save_tape(&recorder, place, &profile.meta, began, launched.is_none()),
+        _ => Ok(()),
+    };
+    if let Some(e) = failure {
+        done = Err(Error {
+            what: format!("the recording ended early: {}", e.what),
+            ..e
+        });
     }
-    if let Some(launched) = launched {
-        sys::interrupts::restore_default_signals();
-        if !ended {
-            print_line("nativeprof: waiting for the command to exit (Ctrl-C to stop waiting)");
-        }
-        let (code, line) = launched.wait()?;
-        if let Some(line) = line {
-            crate::cli::print_status(&line);
-        }
-        return Ok(code);
+    if launched.is_none() {
+        done = done.and_then(|()| output.check_written());
     }
-    output.check_written()?;
-    Ok(0)
+    finish(launched, ended, done)
+}
+
+/// Waits for the command, if there is one that has not ended. The exit code is that of the command, or [`FAILED`] if the
+/// recording failed, which is then reported before the wait.
+fn finish(launched: Option<Launched>, ended: bool, done: Result<()>) -> Result<u8> {
+    let Some(launched) = launched else {
+        return done.map(|()| 0);
+    };
+    if let Err(e) = &done {
+        print_line(&format!("nativeprof: {}", crate::cli::printable(e)));
+    }
+    sys::interrupts::restore_default_signals();
+    if !ended {
+        print_line("nativeprof: waiting for the command to exit (Ctrl-C to stop waiting)");
+    }
+    let (code, line) = launched.wait()?;
+    if let Some(line) = line {
+        crate::cli::print_status(&line);
+    }
+    Ok(if done.is_ok() { code } else { FAILED })
 }
 
 /// Checks the output files of profile and tape.
@@ -319,7 +357,9 @@ fn save_tape(recorder: &TapeRecorder, place: &OutputFile, meta: &Meta, began: u6
     ));
     print_line("            the tape contains raw stack memory; it may include secrets");
     if !same {
-        print_line("            its replay differs from this recording: parts of a mapped file are missing");
+        print_line(
+            "            its replay differs from this recording: parts of a mapped file are missing; with a bug report, send the profile too",
+        );
     }
     Ok(())
 }
@@ -336,7 +376,7 @@ fn attach_family(source: &mut dyn Backend, session: &mut Session, pid: Pid) -> R
             let opened = session.open(child, &mut |pid, space| update_backend(source, pid, space));
             match opened.and_then(|()| source.attach(child)) {
                 Err(e) if e.kind == ErrorKind::NotPermitted => {
-                    crate::cli::print_status(&format!("{}: {}; it is not sampled", e.what, e.why))
+                    crate::cli::print_status(&format!("child process {child} is not sampled: {} ({})", e.what, e.why))
                 }
                 Err(e) if e.kind != ErrorKind::NoSuchProcess => return Err(e),
                 _ => {}

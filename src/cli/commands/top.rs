@@ -1,7 +1,6 @@
 //! `top`: shows the hottest functions of a process, live.
 
 use std::io::{self, IsTerminal};
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -89,7 +88,7 @@ pub fn top(options: &Top) -> Result<()> {
     if sampling.wakers {
         session.show_wakers(sampling.kernel);
     }
-    let watch = sys::process::pidfd_open(pid).ok();
+    let watch = sys::process::ExitWatch::new(pid);
     let mut command = options.command.join(" ");
     match &mut launched {
         Some(launched) => start_command(launched, &mut *source, &mut session)?,
@@ -136,7 +135,7 @@ struct TopFeed {
     rate: u64,
     command: String,
     /// Becomes readable when the process ends.
-    watch: Option<OwnedFd>,
+    watch: sys::process::ExitWatch,
     source: Box<dyn Backend>,
     session: Session,
     names: NameCache,
@@ -153,7 +152,7 @@ impl tui::SampleFeed for TopFeed {
         let wait = self.pump.wait(wait);
         let until = Some(Instant::now() + wait + MAX_TURN);
         let more = (self.pump).pump(&mut *self.source, &mut self.session, &mut |_| {}, wait, until)?;
-        Ok(more || !self.watch.as_ref().is_some_and(sys::files::is_readable))
+        Ok(more || !self.watch.has_exited())
     }
 
     fn last(&mut self, seconds: u64, until: u64, thread: Option<Tid>) -> Profile {
@@ -184,9 +183,9 @@ impl tui::SampleFeed for TopFeed {
 
     fn save(&mut self, profile: &Profile, path: &str) -> Result<String> {
         if path == "-" {
-            return Err(
-                Error::new(ErrorKind::Usage, "standard output is the terminal that `top` uses").why("type a file name"),
-            );
+            return Err(Error::new(ErrorKind::Usage, "`-` cannot be saved to")
+                .why("standard output is the terminal that `top` uses")
+                .hint("type a file name, such as out.html"));
         }
         let output = Output::new(Some(Path::new(path)), None, "nativeprof-top")?;
         let mut profile = profile.clone();
