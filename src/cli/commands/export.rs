@@ -18,6 +18,7 @@ pub fn export(options: &Export) -> Result<()> {
         &stem(&options.file),
     )?
     .shown(&options.shown, options.no_native)?;
+    output.check_inputs(std::slice::from_ref(&options.file))?;
     let mut profile = input::profile(&options.file, output.needs())?;
     profile = labels::select(profile, &options.labels, &options.file)?;
     output.check(&profile)?;

@@ -1,13 +1,12 @@
 //! `merge`: several saved profiles as one.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 
 use crate::cli::args::Merge;
 use crate::cli::input;
 use crate::cli::output::Output;
 use crate::cli::print_status;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::privileges::phases;
 use crate::profile::merge::combine;
 use crate::profile::model::Profile;
@@ -19,15 +18,7 @@ pub fn merge(options: &Merge) -> Result<()> {
     phases::switch_to_invoking_user()?;
     let output = Output::new(Some(&options.output), options.format.as_deref(), "merged")?
         .shown(&options.shown, options.no_native)?;
-    // A file that is not there yet has no canonical path.
-    let replaced = output.path().and_then(|path| path.canonicalize().ok());
-    let is_replaced = |file: &&PathBuf| replaced.is_some() && replaced == file.canonicalize().ok();
-    if let Some(file) = options.files.iter().find(is_replaced) {
-        let what = format!("{} is an input and the output", input::shown(file));
-        return Err(Error::new(ErrorKind::Usage, what)
-            .why("it would be replaced by the sum")
-            .hint("choose another file with -o FILE"));
-    }
+    output.check_inputs(&options.files)?;
     let profiles = input::profiles(&options.files, output.needs())?;
     let names = options.files.iter().map(|path| input::shown(path));
     let profiles: Vec<(String, Profile)> = names.zip(profiles).collect();

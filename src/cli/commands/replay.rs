@@ -44,6 +44,7 @@ pub fn replay(options: &Replay) -> Result<()> {
         &format!("nativeprof-{}", tape.head.pid),
     )?
     .shown(&options.shown, false)?;
+    output.check_inputs(std::slice::from_ref(&options.tape))?;
     phases::drop_for_symbolization(output.needs())?;
     let grouping = Grouping {
         processes: options.processes,

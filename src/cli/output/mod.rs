@@ -7,6 +7,7 @@ use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use super::args::{Browse, ViewArgs};
+use super::input;
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape::line;
 use crate::export::html::PageOptions;
@@ -207,9 +208,21 @@ impl Output {
         }
     }
 
-    /// The file to write; `None`: standard output.
-    pub fn path(&self) -> Option<&Path> {
-        self.place.as_ref().map(OutputFile::path)
+    /// Refuses an output that would replace an input.
+    ///
+    /// # Errors
+    /// `Usage`, with the input's name.
+    pub fn check_inputs(&self, files: &[PathBuf]) -> Result<()> {
+        // A file that is not there yet has no canonical path.
+        let replaced = self.place.as_ref().and_then(|place| place.path().canonicalize().ok());
+        let is_replaced = |file: &&PathBuf| replaced.is_some() && replaced == file.canonicalize().ok();
+        let Some(file) = files.iter().find(is_replaced) else {
+            return Ok(());
+        };
+        let what = format!("{} is an input and the output", input::shown(file));
+        Err(Error::new(ErrorKind::Usage, what)
+            .why("it would be replaced")
+            .hint("choose another file with -o FILE"))
     }
 
     /// Capabilities without which the profile cannot be written.

@@ -23,16 +23,19 @@ impl Text<'_> {
             _ => self.found.all.as_ref().map_or(1.0, |all| all.before),
         };
         let percent = |value: f64| value / total * 100.0;
-        let all = self.found.all.iter().map(|change| ("all CPU time".to_string(), change));
+        let all = self
+            .found
+            .all
+            .iter()
+            .map(|change| (format!("all {} time", self.time()), change));
         let rows = self.found.rows.iter().map(|change| (self.row(change).text(), change));
         let rows: Vec<_> = all.chain(rows).collect();
         let grew = |change: &Change<'_>| change.is_significant() && percent(change.change()) > limit;
         let mut gate = Gate::Passed;
         for (name, change) in rows.iter().filter(|(_, change)| grew(change)) {
-            let before = if self.norm == Normalization::Share {
-                "all samples"
-            } else {
-                "all CPU time in the older profile"
+            let before = match self.norm {
+                Normalization::Share => "all samples".into(),
+                _ => format!("all {} time in the older profile", self.time()),
             };
             print_status(&format!(
                 "{name} grew by {:.2} % of {before}, more than {limit} %",

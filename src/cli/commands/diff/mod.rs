@@ -54,6 +54,11 @@ pub fn diff(options: &Options) -> Result<Gate> {
         false => path.clone(),
     });
     let image = image_format(options.format, output.as_deref())?;
+    if image.is_none() && options.browser.when == Browse::On {
+        return Err(Error::new(ErrorKind::Usage, "--browser needs an output file")
+            .why("without -o, the comparison is printed as a table")
+            .hint("nativeprof diff A B -o diff.html --browser"));
+    }
     let place = match (&output, image) {
         (Some(path), Some(_)) if !input::is_standard(path) => Some(OutputFile::new(path, PUBLIC)?),
         _ => None,
@@ -194,11 +199,30 @@ fn check_comparable(profile: &Profile, path: &Path, norm: Normalization) -> Resu
     }
     match norm {
         Normalization::Share => Ok(()),
+        _ if profile.meta.rate > 0 && sampled_time(profile).is_none() => {
+            bad("its samples are events, not times", "--normalize share")
+        }
         _ if profile.meta.rate == 0 && profile.count_type().unit != Unit::Nanoseconds => {
             bad("its sampling rate is not recorded", "--normalize share")
         }
         Normalization::Rate if profile.meta.duration <= 0.0 => bad("its duration is not recorded", "--normalize share"),
         _ => Ok(()),
+    }
+}
+
+/// The time that the counts of a profile stand for, such as `CPU` or `wall`; `None` if they are no times.
+fn sampled_time(profile: &Profile) -> Option<&str> {
+    let kind = profile.count_type();
+    if kind.unit == Unit::Nanoseconds {
+        return Some(if *kind == ValueType::CPU { "CPU" } else { &kind.name });
+    }
+    let values = profile.value_types();
+    let cpu = profile.find_value(&ValueType::CPU.name).and_then(|at| values.get(at));
+    match cpu {
+        _ if *kind != ValueType::SAMPLES => None,
+        Some(cpu) if cpu.is_per_count() => Some("CPU"),
+        // Of a recording with waiting time, whose samples stand for both.
+        _ => profile.find_value(&ValueType::WALL.name).map(|_| "wall"),
     }
 }
 
@@ -218,6 +242,11 @@ impl Text<'_> {
             let name = path.file_name().unwrap_or(path.as_os_str());
             name.to_string_lossy().into_owned()
         })
+    }
+
+    /// The time that is compared, where it is one.
+    fn time(&self) -> &str {
+        sampled_time(self.profiles[1]).unwrap_or_default()
     }
 
     fn title(&self) -> String {
@@ -264,8 +293,8 @@ impl Text<'_> {
                 line(&path.to_string_lossy()),
                 line(&summary::amount(kind, samples))
             );
-            if meta.rate > 0 && *kind == ValueType::SAMPLES {
-                text += &format!(", {:.2} s CPU", samples as f64 / meta.rate as f64);
+            if let Some(time) = sampled_time(profile).filter(|_| meta.rate > 0 && *kind == ValueType::SAMPLES) {
+                text += &format!(", {:.2} s {time}", samples as f64 / meta.rate as f64);
             }
             if meta.duration > 0.0 {
                 text += &format!(" in {:.1} s", meta.duration);
@@ -282,9 +311,11 @@ impl Text<'_> {
             match self.norm {
                 Normalization::Share =>
                     format!("all {}, in percent (shares: if one grows, others shrink)", self.value()),
-                Normalization::Rate if options.value.is_none() => "one CPU, in percent".into(),
+                Normalization::Rate if self.time() == "CPU" => "one CPU, in percent".into(),
+                Normalization::Rate if options.value.is_none() =>
+                    format!("{} time per second of the recording, in percent", self.time()),
                 Normalization::Rate => format!("{} per second of the recording, in percent", self.value()),
-                Normalization::Time if options.value.is_none() => "CPU time, in seconds".into(),
+                Normalization::Time if options.value.is_none() => format!("{} time, in seconds", self.time()),
                 Normalization::Time => format!("{}, in seconds", self.value()),
             },
             options.confidence,
@@ -455,9 +486,9 @@ impl Text<'_> {
             "value": self.profiles[1].count_type().key(),
             "samples": self.profiles.map(|profile| profile.nodes[0].count),
             "unit": match self.norm {
-                Normalization::Share => "fraction of all samples",
-                Normalization::Rate => "CPU seconds per second",
-                Normalization::Time => "CPU seconds",
+                Normalization::Share => "fraction of all samples".into(),
+                Normalization::Rate => format!("{} seconds per second", self.time()),
+                Normalization::Time => format!("{} seconds", self.time()),
             },
             "count": if self.self_count { "self" } else { "total" },
             "confidence": self.options.confidence / 100.0,
