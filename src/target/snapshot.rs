@@ -160,8 +160,8 @@ mod tests {
 
     impl Numbered {
         fn fill(avma: u64, buf: &mut [u8]) -> bool {
-            for (byte, at) in buf.iter_mut().zip(avma..) {
-                *byte = (at / PIECE as u64) as u8;
+            for (byte, at) in buf.iter_mut().zip(0..) {
+                *byte = (avma.wrapping_add(at) / PIECE as u64) as u8;
             }
             let end = avma.checked_add(buf.len() as u64);
             end.is_some_and(|end| end <= 16 * PIECE as u64)
