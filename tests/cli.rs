@@ -115,8 +115,8 @@ fn invalid_arguments() {
     );
     refused(
         &run(&["record", "-p", "1", "--", "true"]),
-        125,
-        &["--pid", "only one of the two can be given"],
+        2,
+        &["takes a PID or a command, not both", "--pid 1"],
     );
     refused(
         &run(&["record", "-o", "x.svg", "--save-tape", "x.svg", "--", "true"]),
@@ -154,6 +154,17 @@ fn what_users_of_other_profilers_type() {
         let name = option.split('=').next().unwrap_or(option);
         refused(&done, 125, &[&format!("unknown option {name}"), instead]);
     }
+    refused(
+        &run(&["record", "-p", "1", "--native"]),
+        2,
+        &["unknown option --native", "--no-native"],
+    );
+    refused(&run(&["attach", "1", "--follow-forks"]), 2, &["--subprocesses"]);
+    refused(
+        &run(&["record", "--idle", "--", "true"]),
+        125,
+        &["--idle needs waiting time", "--mode wall --idle"],
+    );
     let scratch = Scratch::new();
     let script = scratch.path("script.py");
     fs::write(&script, "print(1)\n").expect("written");
@@ -841,16 +852,21 @@ fn a_recording_survives_the_reader_of_its_messages() {
 }
 
 #[test]
-fn merge_keeps_its_inputs() {
+fn inputs_are_not_replaced() {
     let scratch = Scratch::new();
     let copy = scratch.path("a.json");
     fs::copy(golden("golden/profile.json"), &copy).expect("a file");
     let before = fs::read(&copy).expect("the profile");
     let name = text(&copy);
-    refused(
-        &run(&["merge", name, name, "-o", name]),
-        2,
-        &["an input and the output", "-o FILE"],
-    );
+    for words in [
+        &["merge", name, name, "-o", name][..],
+        &["export", name, "--no-native", "-o", name],
+        // In this directory, with the extension of the format.
+        &["export", "a.json", "-f", "json"],
+    ] {
+        let done = nativeprof(words).current_dir(scratch.directory()).output();
+        let done = done.expect("nativeprof starts");
+        refused(&done, 2, &["an input and the output", "-o FILE"]);
+    }
     assert_eq!(fs::read(&copy).expect("the profile"), before);
 }

@@ -94,9 +94,9 @@ fn make_inputs(scratch: &Scratch) {
     }
     // One with labels.
     let profile = fs::read_to_string(scratch.path("out.json")).expect("a copy");
-    let labels = r#""samples":{"labels":{"sets":[[],[["span","checkout"],["route","/cart"]]],"set":[1,1]},"#;
+    let labels = r#""samples":{"labels":{"sets":[[],[["span","parse"],["route","/cart"]]],"set":[1,1]},"#;
     fs::write(
-        scratch.path("spans.json"),
+        scratch.path("requests.json"),
         profile.replacen(r#""samples":{"#, labels, 1),
     )
     .expect("a file");

@@ -46,7 +46,9 @@ pub fn main() -> ExitCode {
     };
     let done = match cli.command {
         args::Command::Record(r) => match r.pid {
-            Some(pid) => commands::record::record(commands::record::RecordTarget::Pid(pid), &r.common).map(drop),
+            Some(pid) => suggest::check_no_command(pid, &r.command)
+                .and_then(|()| commands::record::record(commands::record::RecordTarget::Pid(pid), &r.common))
+                .map(drop),
             None => match suggest::check_command(&r.command)
                 .and_then(|()| commands::record::record(commands::record::RecordTarget::Launch(r.command), &r.common))
             {

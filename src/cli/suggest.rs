@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use clap::Args;
 use clap::error::{ContextKind, ContextValue};
+use clap::{Args, CommandFactory};
 
-use super::args::RecordCommand;
+use super::args::{Cli, RecordCommand};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Options of other profilers, and what is used for them here.
@@ -24,8 +24,8 @@ const OTHER_OPTIONS: &[(&str, &str)] = &[
     ("--follow-forks", "child processes are sampled with --subprocesses"),
     ("--children", "child processes are sampled with --subprocesses"),
     ("-C", "child processes are sampled with --subprocesses"),
-    ("-F", "the rate is set with -r HZ"),
-    ("--frequency", "the rate is set with -r HZ"),
+    ("-F", "the rate is set with --rate HZ"),
+    ("--frequency", "the rate is set with --rate HZ"),
     ("-g", "complete stacks are always recorded"),
     ("--call-graph", "complete stacks are always recorded"),
 ];
@@ -119,7 +119,7 @@ fn in_our_style(text: &str, command: &str) -> Error {
         };
     }
     if why.is_empty() {
-        why.extend(reason_of(&what).map(String::from));
+        why.extend(replacement(&what, command).or(reason_of(&what)).map(String::from));
     }
     let help = format!("{command} --help");
     let hint = match usage.as_str() {
@@ -127,6 +127,17 @@ fn in_our_style(text: &str, command: &str) -> Error {
         usage => format!("{usage}   (all options: {help})"),
     };
     Error::new(ErrorKind::Usage, what).why(why.join("; ")).hint(hint)
+}
+
+/// What a command has instead of the option of another profiler that clap's sentence refuses.
+fn replacement(what: &str, command: &str) -> Option<&'static str> {
+    let option = what.strip_prefix("unexpected argument '")?.split('\'').next()?;
+    let (_, instead) = OTHER_OPTIONS.iter().find(|(other, _)| *other == option)?;
+    let cli = Cli::command();
+    let ours = cli.find_subcommand(command.strip_prefix("nativeprof ")?)?;
+    let has = |option: &str| ours.get_arguments().any(|argument| argument.get_long() == Some(option));
+    let mut named = instead.split(' ').filter_map(|word| word.strip_prefix("--"));
+    named.all(has).then_some(*instead)
 }
 
 /// Why a sentence of clap that comes without a reason is so.
@@ -195,6 +206,24 @@ pub fn check_command(command: &[String]) -> Result<()> {
     Err(Error::new(ErrorKind::Usage, what).why(why).hint(hint))
 }
 
+/// Refuses a command beside a PID.
+///
+/// # Errors
+/// `Usage`.
+pub fn check_no_command(pid: u32, command: &[String]) -> Result<()> {
+    check_command(command)?;
+    if command.is_empty() {
+        return Ok(());
+    }
+    Err(
+        Error::new(ErrorKind::Usage, "`record` takes a PID or a command, not both")
+            .why(format!("--pid {pid} and the command {} are given", command.join(" ")))
+            .hint(format!(
+                "nativeprof record --pid {pid} -o out.svg, or nativeprof record -o out.svg -- COMMAND"
+            )),
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -241,10 +270,18 @@ mod tests {
                  COMMAND, or nativeprof dump --pid PID   (all options: nativeprof dump --help)",
             ),
             (
-                "error: the argument '--pid <PID>' cannot be used with '[COMMAND]...'\n\nUsage: nativeprof record --pid \
-                 <PID> [COMMAND]...\n",
-                "the argument '--pid <PID>' cannot be used with '[COMMAND]...'\n  why: only one of the two can be given\n  \
+                "error: the argument '--tree' cannot be used with '--by <BY>'\n\nUsage: nativeprof report --tree <FILE>\n",
+                "the argument '--tree' cannot be used with '--by <BY>'\n  why: only one of the two can be given\n  \
                  try: nativeprof dump --help",
+            ),
+            (
+                "error: unexpected argument '--native' found\n",
+                "unexpected argument '--native' found\n  why: native frames are always included; --no-native leaves them \
+                 out\n  try: nativeprof dump --help",
+            ),
+            (
+                "error: unexpected argument '--children' found\n",
+                "unexpected argument '--children' found\n  why: the command has no such option\n  try: nativeprof dump --help",
             ),
             (
                 "error: unexpected argument '-f' found\n\n  tip: to pass '-f' as a value, use '-- -f'\n",
@@ -278,5 +315,9 @@ mod tests {
         let e = check("--speed=5").expect_err("refused");
         assert_eq!((e.what.as_str(), e.kind), ("unknown option --speed", ErrorKind::Usage));
         assert!(check("--output-file").expect_err("refused").why.ends_with(": --output"));
+        assert!(check_no_command(7, &[]).is_ok());
+        let beside_pid = |word: &str| check_no_command(7, &[word.into()]).expect_err("refused").what;
+        assert_eq!(beside_pid("-g"), "unknown option -g");
+        assert_eq!(beside_pid("python3"), "`record` takes a PID or a command, not both");
     }
 }

@@ -142,7 +142,9 @@ pub fn signal() -> Option<i32> {
 }
 
 fn ended() -> Error {
-    Error::new(ErrorKind::Io, "the recording has ended").why("the sampling thread has exited")
+    Error::new(ErrorKind::Io, "the recording has ended")
+        .why("the sampling thread has exited")
+        .hint("start a new Profiler")
 }
 
 /// State of the recording thread.

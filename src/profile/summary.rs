@@ -82,7 +82,7 @@ fn overhead(meta: &Meta) -> String {
 /// What to do where little was seen of a recording of CPU time, because the target seldom ran or its children did the
 /// work; `None` elsewhere and for other events. `children`: CPU time of child processes that were not sampled.
 pub fn advice(meta: &Meta, children: Duration) -> Option<String> {
-    (meta.event == "cpu-clock").then_some(())?;
+    ["cpu-clock", "cycles"].contains(&&*meta.event).then_some(())?;
     let own = meta.quality.expected as f64 / meta.rate.max(1) as f64;
     let children = children.as_secs_f64();
     if children > own && children > 0.1 * meta.duration {

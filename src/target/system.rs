@@ -104,7 +104,8 @@ impl System for LiveSystem {
         fs::read(format!("/proc/{pid}/maps")).map_err(|e| match e.raw_os_error() {
             // ESRCH if it has exited since the file was opened (fs/proc/task_mmu.c, m_start).
             Some(libc::ENOENT | libc::ESRCH) => Error::new(ErrorKind::NoSuchProcess, format!("no process {pid}"))
-                .why("it has exited, or the PID is from another PID namespace (a container)"),
+                .why("it has exited, or the PID is from another PID namespace (a container)")
+                .hint("list Python processes with `pgrep -af python`"),
             _ => {
                 let what = format!("cannot read the memory map of process {pid}");
                 match checks::memory(pid) {

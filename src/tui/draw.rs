@@ -314,7 +314,7 @@ fn keys(app: &App) -> Line<'static> {
         return Line::from(line(&app.message).into_owned().bold());
     }
     let mut words = vec![Span::raw(
-        " ? help  Tab page  Enter open  s sort  / filter  f freeze  w save  q quit",
+        " ? help  Tab view  Enter open  s sort  / filter  f freeze  w save  q quit",
     )];
     if !app.filter.is_empty() {
         words.insert(0, format!("[/{}] ", line(&app.filter)).yellow());

@@ -29,6 +29,7 @@ use crate::sys::perf::perf;
 /// Pages of each CPU's ring of sideband records.
 const SIDEBAND_PAGES: usize = 64;
 const SIDEBAND_FAILED: &str = "cannot receive mmap and fork events";
+const REPORT: &str = "use --backend ptrace, and please report this with the output of `nativeprof doctor`";
 
 impl EbpfSource {
     /// Loads the program and opens the sideband events; samples nothing yet.
@@ -79,7 +80,9 @@ impl EbpfSource {
             let found = s
                 .spawn(|| calibrate(&calibrator, &mut known_pointer, &mut facts))
                 .join();
-            found.unwrap_or_else(|_| Err(Error::new(ErrorKind::Data, "the calibration thread failed")))
+            found.unwrap_or_else(|_| {
+                Err(Error::new(ErrorKind::Data, "the thread that calibrates eBPF failed").hint(REPORT))
+            })
         })?;
         let mut f = facts.get(&0, 0).map_err(map_error)?;
         f.want_kernel = options.kernel.into();
@@ -192,7 +195,8 @@ fn calibrate(
     let f = facts.get(&0, 0).map_err(|e| bpf_error(WHAT, e))?;
     if f.fsbase == 0 {
         return Err(Error::new(ErrorKind::Unsupported, WHAT)
-            .why("the thread pointer was not found in the kernel's task structure"));
+            .why("the thread pointer was not found in the kernel's task structure")
+            .hint(REPORT));
     }
     Ok(()) // without the stack field the program searches for the user registers itself
 }

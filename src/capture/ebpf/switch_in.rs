@@ -86,7 +86,9 @@ fn task_work() -> HookResult {
     let types = kernel_types()?;
     let number = |name| types.id_by_type_name_kind(name, BtfKind::Func).ok();
     if number(NEWER_SCHEDULE_RESUME).is_some() {
-        return Err(format!("its {NEWER_SCHEDULE_RESUME} is not that of Linux 6.18"));
+        return Err(format!(
+            "this kernel's {NEWER_SCHEDULE_RESUME} differs from that of Linux 6.18"
+        ));
     }
     let missing = || format!("this kernel has no {SCHEDULE_RESUME} (Linux 6.18 has it)");
     number(SCHEDULE_RESUME).map(SwitchInHook::TaskWork).ok_or_else(missing)

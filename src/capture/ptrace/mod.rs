@@ -215,8 +215,11 @@ impl PtraceSource {
     fn request_attach(&mut self, pid: Pid, at_exec: bool) -> Result<()> {
         let (reply, answer) = channel();
         self.notify(TracerCommand::Attach(pid, at_exec, reply));
-        let gone =
-            || Error::new(ErrorKind::Io, format!("cannot trace process {pid}")).why("the tracer thread has exited");
+        let gone = || {
+            Error::new(ErrorKind::Io, format!("cannot trace process {pid}"))
+                .why("the tracer thread has exited")
+                .hint("run it again; if it recurs, please report it with the output of `nativeprof doctor`")
+        };
         answer.recv().unwrap_or_else(|_| Err(gone()))
     }
 }

@@ -29,7 +29,7 @@ pub struct DiffCommand {
     /// Compare self instead of total samples (flame graphs always do)
     #[arg(long = "self")]
     pub self_count: bool,
-    /// Value to compare, such as cpu, wall or alloc_bytes [default: samples or calls]
+    /// Value to compare, such as cpu, wall, await or calls [default: samples or calls]
     #[arg(long, value_name = "VALUE")]
     pub value: Option<String>,
     /// How to normalize the profiles
@@ -44,17 +44,17 @@ pub struct DiffCommand {
     /// Also test interpreter-internal functions, whose time varies between runs with the memory layout
     #[arg(long)]
     pub interpreter: bool,
-    /// Exit with code 3 if anything grew significantly by more than PERCENT of the older profile's total, with code 4 if the
-    /// profiles are too short to decide
+    /// Exit with code 3 if a function, or all CPU time, grew significantly by more than PERCENT of all samples (with --normalize
+    /// rate or time: of the older profile's CPU time), with code 4 if the profiles are too short to decide
     #[arg(long, value_name = "PERCENT", value_parser = limit, allow_negative_numbers = true)]
     pub fail_above: Option<f64>,
     /// Write a differential flame graph to FILE, to a file in that directory, or to standard output (`-`)
-    #[arg(short, long, value_name = "FILE")]
+    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["restrictions", "all"])]
     pub output: Option<PathBuf>,
     /// Format of the differential flame graph [default: from the file extension]
-    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    #[arg(short, long, value_enum, value_name = "FORMAT", conflicts_with_all = ["restrictions", "all"])]
     pub format: Option<DiffFormat>,
-    /// Leave the text of source files out of the HTML page
+    /// Leave the text of source files out of the HTML report
     #[arg(long)]
     pub no_source: bool,
     #[command(flatten)]

@@ -28,15 +28,16 @@ pub enum Command {
     /// Record a profile of a command or of a running process to a file
     #[command(after_help = "Examples:\n  nativeprof record -o out.svg -- python3 script.py\n  \
                             sudo nativeprof record --pid 1234 -d 10 -o out.json\n\n\
-                            Exit code: that of COMMAND; 125 if nativeprof fails, 126 if COMMAND cannot be executed, 127 if it is not found.")]
+                            Exit code: that of COMMAND; 125 if nativeprof fails, 126 if COMMAND cannot be executed, 127 if it is not found. With --pid: 0; 1 on failure, 2 for wrong arguments.")]
     Record(RecordCommand),
     /// Record a profile of a running process to a file (same as `record --pid PID`)
     #[command(after_help = "Examples:\n  sudo nativeprof attach 1234 -d 10 -o out.svg\n  \
-                            sudo nativeprof attach server.py -d 1m -o out.html")]
+                            sudo nativeprof attach server.py -d 1m -o out.html\n\n\
+                            Exit code: 0; 1 on failure, 2 for wrong arguments.")]
     Attach(Attach),
     /// Print every thread's current stack, state and the GIL holder
     #[command(
-        after_help = "Sleeping threads are read in place. Running threads are stopped one at a time, for tens of µs each.\n\n\
+        after_help = "Sleeping threads are read in place. Running threads are stopped one at a time, for 45 to 100 µs each (not with --tasks).\n\n\
                             Examples:\n  sudo nativeprof dump 1234\n  sudo nativeprof dump 1234 --locals --kernel\n  \
                             sudo nativeprof dump 1234 --tasks"
     )]
@@ -98,7 +99,7 @@ pub enum Command {
 #[derive(Debug, Args)]
 pub struct RecordCommand {
     /// PID of the process to sample
-    #[arg(short, long, value_name = "PID", value_parser = pid, conflicts_with = "command")]
+    #[arg(short, long, value_name = "PID", value_parser = pid)]
     pub pid: Option<u32>,
     #[command(flatten)]
     pub common: RecordArgs,
@@ -136,7 +137,7 @@ pub struct Dump {
     /// Also show the interpreter's start-up and call glue (--json always has them)
     #[arg(long)]
     pub interpreter_frames: bool,
-    /// Print asyncio tasks instead of threads, as a tree: below each task, the tasks that it awaits
+    /// Print tasks (asyncio, trio) and greenlets instead of threads, as a tree: below each task, the tasks that it awaits
     #[arg(long, conflicts_with_all = ["locals", "kernel", "no_native", "interpreter_frames"])]
     pub tasks: bool,
     /// Print JSON
@@ -219,10 +220,10 @@ pub struct ReportCommand {
     #[arg(long, value_enum)]
     pub by: Option<By>,
     /// Source of a function or a file, with the samples of each line
-    #[arg(long, value_name = "FUNCTION|FILE", conflicts_with_all = ["callers", "callees", "tree", "by"])]
+    #[arg(long, value_name = "FUNCTION|FILE", conflicts_with_all = ["restrictions", "callers", "callees", "tree", "by", "waits", "lag"])]
     pub source: Option<String>,
     /// Machine code of a native function, with the samples of each instruction
-    #[arg(long, value_name = "FUNCTION", conflicts_with_all = ["source", "callers", "callees", "tree", "by", "waits", "value", "span", "label"])]
+    #[arg(long, value_name = "FUNCTION", conflicts_with_all = ["restrictions", "source", "callers", "callees", "tree", "by", "waits", "lag", "value", "span", "label"])]
     pub assembly: Option<String>,
     /// Sort order
     #[arg(long, value_enum, default_value_t = ReportOrder::SelfCount)]
@@ -247,12 +248,12 @@ pub struct ReportCommand {
     #[arg(long, conflicts_with_all = ["callers", "callees", "tree", "by", "sort", "value"])]
     pub waits: bool,
     /// Callbacks and task steps that blocked an asyncio event loop for too long, in a profile made with --lag
-    #[arg(long, conflicts_with_all = ["callers", "callees", "tree", "by", "sort", "value", "waits"])]
+    #[arg(long, conflicts_with_all = ["callers", "callees", "tree", "by", "sort", "value", "waits", "span", "label"])]
     pub lag: bool,
     /// Waits of one kind: gil (with who held it), lock, condition, sleep, read, poll, runnable, ...
     #[arg(long, value_name = "KIND", requires = "waits")]
     pub kind: Option<String>,
-    /// Value to show, such as cpu, wall or alloc_bytes [default: samples or calls]
+    /// Value to show, such as cpu, wall, await or calls [default: samples or calls]
     #[arg(long, value_name = "VALUE")]
     pub value: Option<String>,
     /// Print JSON
@@ -376,7 +377,7 @@ pub enum BackendChoice {
     Auto,
     /// perf events and a BPF program; never stops the target
     Ebpf,
-    /// Stops one thread at a time for tens of µs; needs only permission to trace the target
+    /// Stops one thread at a time, for 45 to 100 µs per sample; needs only permission to trace the target
     Ptrace,
 }
 
@@ -424,7 +425,7 @@ pub struct RecordArgs {
 fn format_help() -> String {
     let names: Vec<_> = FORMATS.iter().map(|format| format.name).collect();
     format!(
-        "Output format [default: by the extension of the output, else html]: {}",
+        "Output format [default: by the extension of the output, else html; collapsed to standard output]: {}",
         names.join(", ")
     )
 }

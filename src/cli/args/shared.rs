@@ -53,19 +53,23 @@ pub struct Sampling {
     /// How to take samples
     #[arg(long, value_enum, default_value_t = BackendChoice::Auto)]
     pub backend: BackendChoice,
-    /// Event that triggers a sample: auto, cpu-clock, cycles, page-faults, context-switches
+    /// Event that triggers a sample: cpu-clock, cycles, page-faults, context-switches, or auto: cycles where the CPU has
+    /// hardware counters, else cpu-clock
     #[arg(long, value_name = "EVENT", default_value = "auto", value_parser = clock)]
     event: EventKind,
-    /// Time to sample: cpu (while threads run), off-cpu (while they wait), wall (both)
+    /// Time to sample: cpu (while threads run), off-cpu (while they wait, or are ready and have no CPU), wall (both)
     #[arg(long, value_name = "MODE", default_value = "cpu", value_parser = mode)]
     pub mode: Mode,
     /// With --mode off-cpu or wall: leave out blocked intervals shorter than this, such as 10ms or 2s
+    /// (eBPF only)
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub min_blocked: Option<u64>,
-    /// With --mode off-cpu or wall: as callees of each wait, show the stack of the thread that ended it
+    /// With --mode off-cpu or wall: as callees of each wait, show the stack of the thread that ended it (eBPF
+    /// only)
     #[arg(long)]
     pub wakers: bool,
     /// Place samples of threads that run no Python (OpenMP, BLAS and other pools) below the code that gave them work
+    /// (eBPF only)
     #[arg(long)]
     pub attribute_workers: bool,
     /// Keep only samples of threads that hold the GIL
@@ -74,7 +78,7 @@ pub struct Sampling {
     /// Python frames only
     #[arg(long)]
     pub no_native: bool,
-    /// Include kernel frames
+    /// Include kernel frames (eBPF only)
     #[arg(long)]
     pub kernel: bool,
 }
@@ -83,7 +87,7 @@ pub struct Sampling {
 #[derive(Debug, Args)]
 pub struct TaskArgs {
     /// Show the running task (asyncio, trio, greenlets) and the tasks that await it, as callers of its frames; with
-    /// --mode wall or off-cpu, also what suspended asyncio tasks await, and for how long
+    /// --mode wall or off-cpu, also what suspended tasks await, and for how long
     #[arg(long)]
     pub tasks: bool,
     /// List callbacks and task steps that block an asyncio event loop for at least this long, such as 50ms (implies
@@ -289,7 +293,7 @@ impl FrameArgs {
 pub struct ViewArgs {
     #[command(flatten)]
     pub frames: FrameArgs,
-    /// Value to show in svg, collapsed and firefox, such as cpu, wall or alloc_bytes [default: samples or calls]
+    /// Value to show in svg, collapsed and firefox, such as cpu, wall, await or calls [default: samples or calls]
     #[arg(long, value_name = "VALUE")]
     pub value: Option<String>,
     /// One frame per line of a function (svg, collapsed; the other formats always have lines)
@@ -298,7 +302,8 @@ pub struct ViewArgs {
     /// Leave out the text of source files, for output that is shared with others (html, json; other formats have none)
     #[arg(long)]
     pub no_source: bool,
-    /// Show the full stacks of idle thread pools (waiting for work), instead of one bar for each pool (svg, html)
+    /// Show the full stacks of idle thread pools (waiting for work), instead of one bar for each pool (svg, html; of
+    /// profiles with waiting time)
     #[arg(long)]
     pub idle: bool,
     #[command(flatten)]

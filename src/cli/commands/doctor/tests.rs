@@ -62,7 +62,7 @@ Here
   ok eBPF sampling            the BPF program loads and runs
   -- hardware counters        none (a virtual machine?); the CPU clock is used instead
   ok ptrace sampling          all processes
-  ok ptrace and system calls  stops do not change the results of system calls: in a test, 0 of 110,000 stops at 1000 Hz changed a result
+  ok ptrace and system calls  stops do not change the results of system calls
   ok reading other processes  CAP_SYS_PTRACE
   ok kernel symbols           for --kernel
 "
@@ -95,7 +95,7 @@ Here
   NO eBPF sampling            this user does not have CAP_BPF and CAP_PERFMON
                               try: {sudo}
   -- ptrace sampling          only commands started by nativeprof (kernel.yama.ptrace_scope)
-  ok ptrace and system calls  stops do not change the results of system calls: in a test, 0 of 110,000 stops at 1000 Hz changed a result
+  ok ptrace and system calls  stops do not change the results of system calls
   -- reading other processes  this user does not have CAP_SYS_PTRACE
   -- kernel symbols           this user does not have CAP_SYSLOG
 "

@@ -278,13 +278,16 @@ impl ReportContext<'_> {
             By::Line => ReportRow::of_lines(self.stats),
             By::Module => ReportRow::of_modules(self.stats),
             By::Thread | By::Process => ReportRow::of_threads(self.profile, by == By::Process).ok_or_else(|| {
-                let what = if by == By::Thread { "threads" } else { "processes" };
+                let (what, option) = match by {
+                    By::Thread => ("threads", "--threads"),
+                    _ => ("processes", "--subprocesses"),
+                };
                 Error::new(
                     ErrorKind::Data,
                     format!("{} has no data about {what}", self.file.display()),
                 )
-                .why("it has no timeline and was not grouped by them")
-                .hint("record again with `nativeprof record -o out.json ...`")
+                .why("it has no timeline, and its stacks are not grouped by them")
+                .hint(format!("record again: nativeprof record {option} -o out.json ..."))
             })?,
         };
         self.arrange(&mut rows);

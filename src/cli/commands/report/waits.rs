@@ -23,7 +23,7 @@ pub fn waits(seen: &ReportContext<'_>, kind: Option<&str>) -> Result<RenderedLis
     let value = profile.find_value("wall").or_else(|| profile.find_value("off_cpu"));
     let Some(value) = value.filter(|_| !profile.waits.is_empty()) else {
         return Err(Error::new(ErrorKind::Data, format!("{file} has no waits"))
-            .why("it was recorded without --mode off-cpu or wall, by an earlier version, or with another backend")
+            .why("it was recorded without --mode off-cpu or wall, or by an earlier version")
             .hint("record again with `nativeprof record --mode wall -o out.json ...`"));
     };
     let mut sites = waits::sites(profile, value);
