@@ -51,6 +51,13 @@ impl Error {
         self
     }
 
+    /// A PID that no process has.
+    pub fn no_process(pid: u32) -> Error {
+        Error::new(ErrorKind::NoSuchProcess, format!("no process {pid}"))
+            .why("it has exited, or the PID is from another PID namespace (a container)")
+            .hint("list Python processes with `pgrep -af python`")
+    }
+
     /// An I/O error, with the operation that failed.
     pub fn io(what: impl Into<String>, e: std::io::Error) -> Error {
         let kind = if e.kind() == std::io::ErrorKind::PermissionDenied {

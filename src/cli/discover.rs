@@ -200,9 +200,7 @@ pub fn pid_label(pid: Pid) -> String {
 /// `NoSuchProcess`, `Unsupported`.
 pub fn check_target(pid: Pid) -> Result<()> {
     if procfs::threads(pid).is_empty() {
-        return Err(Error::new(ErrorKind::NoSuchProcess, format!("no process {pid}"))
-            .why("it has exited, or the PID is from another PID namespace (a container)")
-            .hint("list Python processes with `pgrep -af python`"));
+        return Err(Error::no_process(pid));
     }
     let state = procfs::stat_state(pid);
     if state == Some('Z') {

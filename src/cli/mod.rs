@@ -34,7 +34,7 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(e) => {
             match suggest::instead_of_command(&e).or_else(|| suggest::usage_error(&e)) {
-                Some(ours) => print_line(&format!("nativeprof: {}", printable(&ours))),
+                Some(ours) => print_error(&ours),
                 None => drop(e.print()),
             }
             return match e.use_stderr() {
@@ -54,7 +54,7 @@ pub fn main() -> ExitCode {
             {
                 Ok(code) => return ExitCode::from(code),
                 Err(e) => {
-                    print_line(&format!("nativeprof: {}", printable(&e)));
+                    print_error(&e);
                     return ExitCode::from(match e.kind {
                         ErrorKind::NoSuchCommand => NOT_FOUND,
                         ErrorKind::NotExecutable => NOT_EXECUTABLE,
@@ -91,7 +91,7 @@ pub fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            print_line(&format!("nativeprof: {}", printable(&e)));
+            print_error(&e);
             ExitCode::from(if e.kind == ErrorKind::Usage { 2 } else { 1 })
         }
     }
@@ -148,6 +148,10 @@ fn printable(e: &Error) -> Error {
         why: line(&e.why).into_owned(),
         hint: line(&hint).into_owned(),
     }
+}
+
+fn print_error(e: &Error) {
+    print_line(&format!("nativeprof: {}", printable(e)));
 }
 
 /// Prints one line to standard error; names in it are escaped.

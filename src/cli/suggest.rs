@@ -206,7 +206,7 @@ pub fn check_command(command: &[String]) -> Result<()> {
     Err(Error::new(ErrorKind::Usage, what).why(why).hint(hint))
 }
 
-/// Refuses a command beside a PID.
+/// Refuses a command where a PID is given too.
 ///
 /// # Errors
 /// `Usage`.
@@ -316,8 +316,8 @@ mod tests {
         assert_eq!((e.what.as_str(), e.kind), ("unknown option --speed", ErrorKind::Usage));
         assert!(check("--output-file").expect_err("refused").why.ends_with(": --output"));
         assert!(check_no_command(7, &[]).is_ok());
-        let beside_pid = |word: &str| check_no_command(7, &[word.into()]).expect_err("refused").what;
-        assert_eq!(beside_pid("-g"), "unknown option -g");
-        assert_eq!(beside_pid("python3"), "`record` takes a PID or a command, not both");
+        let with_pid = |word: &str| check_no_command(7, &[word.into()]).expect_err("refused").what;
+        assert_eq!(with_pid("-g"), "unknown option -g");
+        assert_eq!(with_pid("python3"), "`record` takes a PID or a command, not both");
     }
 }

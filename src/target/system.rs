@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::file_content::Content;
 use super::memory::Memory;
 use super::root::Root;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::event::{Pid, Tid};
 use crate::privileges::checks;
 use crate::sys;
@@ -103,9 +103,7 @@ impl System for LiveSystem {
     fn maps(&self, pid: Pid) -> Result<Vec<u8>> {
         fs::read(format!("/proc/{pid}/maps")).map_err(|e| match e.raw_os_error() {
             // ESRCH if it has exited since the file was opened (fs/proc/task_mmu.c, m_start).
-            Some(libc::ENOENT | libc::ESRCH) => Error::new(ErrorKind::NoSuchProcess, format!("no process {pid}"))
-                .why("it has exited, or the PID is from another PID namespace (a container)")
-                .hint("list Python processes with `pgrep -af python`"),
+            Some(libc::ENOENT | libc::ESRCH) => Error::no_process(pid),
             _ => {
                 let what = format!("cannot read the memory map of process {pid}");
                 match checks::memory(pid) {

@@ -13,7 +13,7 @@ use crate::cli::debuginfod;
 use crate::cli::discover::{self, check_target};
 use crate::cli::output::Output;
 use crate::cli::output::atomic_file::{OutputFile, PRIVATE};
-use crate::cli::{FAILED, print_line};
+use crate::cli::{FAILED, print_error, print_line, print_status};
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape;
 use crate::event::{Event, Pid};
@@ -157,7 +157,7 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
             } else if session.pythons.is_empty()
                 && let Some(line) = discover::suggest_python_child(pid)
             {
-                crate::cli::print_status(&line);
+                print_status(&line);
             }
         }
     }
@@ -212,19 +212,17 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
         family.used()
     };
     let until = Instant::now() + DRAIN_TIME;
-    let mut drain = || pump.pump(&mut *source, &mut session, &mut observe, Duration::ZERO, Some(until));
-    let drained = loop {
-        match drain() {
-            Ok(true) if Instant::now() < until => {}
-            done => break done.map(drop),
-        }
+    let mut drain = || -> Result<()> {
+        while pump.pump(&mut *source, &mut session, &mut observe, Duration::ZERO, Some(until))?
+            && Instant::now() < until
+        {}
+        Ok(())
     };
-    let read = session.add_open_intervals(&mut *source);
-    let (left, discarded) = match pump.discard(&mut *source) {
-        Ok(left) => (left, Ok(())),
-        Err(e) => (0, Err(e)),
-    };
-    failure = failure.or([drained, read, discarded].into_iter().find_map(Result::err));
+    failure = failure.or(drain().err());
+    failure = failure.or(session.add_open_intervals(&mut *source).err());
+    let discarded = pump.discard(&mut *source);
+    let left = *discarded.as_ref().unwrap_or(&0);
+    failure = failure.or(discarded.err());
     progress.finish_and_clear();
     let sampling_cpu = sys::clock::process_cpu_time().saturating_sub(startup_cpu);
 
@@ -291,7 +289,7 @@ fn finish(launched: Option<Launched>, ended: bool, done: Result<()>) -> Result<u
         return done.map(|()| 0);
     };
     if let Err(e) = &done {
-        print_line(&format!("nativeprof: {}", crate::cli::printable(e)));
+        print_error(e);
     }
     sys::interrupts::restore_default_signals();
     if !ended {
@@ -299,7 +297,7 @@ fn finish(launched: Option<Launched>, ended: bool, done: Result<()>) -> Result<u
     }
     let (code, line) = launched.wait()?;
     if let Some(line) = line {
-        crate::cli::print_status(&line);
+        print_status(&line);
     }
     Ok(if done.is_ok() { code } else { FAILED })
 }
@@ -376,7 +374,7 @@ fn attach_family(source: &mut dyn Backend, session: &mut Session, pid: Pid) -> R
             let opened = session.open(child, &mut |pid, space| update_backend(source, pid, space));
             match opened.and_then(|()| source.attach(child)) {
                 Err(e) if e.kind == ErrorKind::NotPermitted => {
-                    crate::cli::print_status(&format!("child process {child} is not sampled: {} ({})", e.what, e.why))
+                    print_status(&format!("child process {child} is not sampled: {} ({})", e.what, e.why))
                 }
                 Err(e) if e.kind != ErrorKind::NoSuchProcess => return Err(e),
                 _ => {}
