@@ -17,7 +17,7 @@ pub(super) const MAGIC: &[u8] = b"nativeprof tape\n";
 /// Shorter runs that equal the previous stack are stored again: a reference would take as much.
 const MIN_REPEAT: usize = 16;
 /// Bytes of an event without its lists, at most: of a sample, with the lengths of what repeats the previous stack.
-const MAX_FIXED: usize = 8 * GPRS + 128;
+const EVENT_HEAD: usize = 8 * GPRS + 128;
 /// Bytes of a file or a piece of one, besides its content.
 const FILE_HEAD: u64 = 12;
 
@@ -85,7 +85,7 @@ pub(super) fn max_size(event: &Event) -> u64 {
         Event::Fork { .. } | Event::Thread { .. } | Event::Exit { .. } | Event::Lost(_) => 0,
         Event::RunningTask { .. } => 0,
     };
-    (MAX_FIXED + lists) as u64
+    (EVENT_HEAD + lists) as u64
 }
 
 struct TapeWriter(Vec<u8>);

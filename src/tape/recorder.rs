@@ -14,9 +14,9 @@ use crate::target::root::Root;
 use crate::target::system::{FileKey, LiveSystem, System};
 
 /// Bytes of a tape that are left for what comes last: the pruned files and the names of kernel functions.
-const FILES: u64 = 64 << 20;
+const RESERVED: u64 = 64 << 20;
 /// Bytes of an answer besides its text or list, at most.
-const MAX_FIXED: usize = 20;
+const ANSWER_HEAD: usize = 20;
 
 /// Records events and answers until it has its samples, or as many as can be read again.
 pub struct TapeRecorder {
@@ -50,7 +50,7 @@ impl TapeRecorder {
     pub fn new(samples: u64) -> Rc<TapeRecorder> {
         let log = RecorderState {
             wanted: samples,
-            room: MAX_BYTES - FILES,
+            room: MAX_BYTES - RESERVED,
             ..RecorderState::default()
         };
         Rc::new(TapeRecorder { log: log.into() })
@@ -81,7 +81,7 @@ impl TapeRecorder {
     /// Records an answer; `size`: bytes of its text or list.
     fn record(&self, size: usize, record: impl FnOnce(&mut RecorderState)) {
         let mut log = self.log.borrow_mut();
-        if log.has_room((MAX_FIXED + size) as u64) {
+        if log.has_room((ANSWER_HEAD + size) as u64) {
             record(&mut log);
         }
     }

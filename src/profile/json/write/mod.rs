@@ -8,9 +8,9 @@
 //!          line: the frame as text, kind, module?, source?, inlined?, source_line?, source_text?}
 //! ```
 //!
-//! `kind` is one of `native`, `inlined`, `kernel`, `truncated`, `state`, `unknown`, `process`, `thread`, `task`, `worker`; a
-//! Python node has none. ADDR is the start of the function in its file's own address space. `line_number` and `line` belong to the
-//! first sample at that place; `lines` counts all of them, `{line: samples}`, and `self_lines` the self samples
+//! `kind` is one of `native`, `inlined`, `kernel`, `truncated`, `state`, `unknown`, `process`, `thread`, `task`,
+//! `worker`; a Python node has none. ADDR is the start of the function in its file's own address space. `line_number` and
+//! `line` belong to the first sample at that place; `lines` counts all of them, `{line: samples}`, and `self_lines` the self samples
 //! (omitted if there are none or all are). Counts are inclusive. Keys marked with `?` are optional. Everything but the
 //! four keys of Dask is ours, and Dask ignores it.
 //!
