@@ -69,23 +69,24 @@ def _arguments(words: list[str]) -> argparse.Namespace:
             options.format = _native.format_of(options.output)
         except ValueError as error:
             parser.error(str(error))
-    directory = os.path.dirname(os.path.abspath(options.output))
-    why = (
-        f"the directory {directory} does not exist"
-        if not os.path.isdir(directory)
-        else f"the directory {directory} is not writable"
-        if not os.path.exists(options.output) and not os.access(directory, os.W_OK)
-        else "it is a directory"
-        if os.path.isdir(options.output)
-        else "it is not writable"
-        if os.path.exists(options.output) and not os.access(options.output, os.W_OK)
-        else ""
-    )
+    why = _why_not_writable(options.output)
     if why:
         parser.error(f"argument -o/--output: {options.output} cannot be written: {why}")
     # The program may change its directory.
     options.output = os.path.abspath(options.output)
     return options
+
+
+def _why_not_writable(path: str) -> str:
+    """Why a file cannot be written, as far as that is known before; empty if nothing is."""
+    if os.path.isdir(path):
+        return "it is a directory"
+    if os.path.exists(path):
+        return "" if os.access(path, os.W_OK) else "it is not writable"
+    directory = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(directory):
+        return f"the directory {directory} does not exist"
+    return "" if os.access(directory, os.W_OK) else f"the directory {directory} is not writable"
 
 
 def _refuse_without_effect(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:

@@ -155,6 +155,14 @@ def worker_for(tasks):
     )
 
 
+async def set_up():
+    """A plugin in a worker, and what it adds to the event loop."""
+    tasks = []
+    plugin, worker = nativeprof.dask.WorkerProfiler(rate=100), worker_for(tasks)
+    await plugin.setup(worker)
+    return plugin, worker, tasks
+
+
 async def begin_task(plugin, worker, ident):
     """A thread that is not known yet begins a task; returns when the plugin samples it, or waits for the lock to do so."""
     with worker.active_threads_lock:
@@ -165,9 +173,7 @@ async def begin_task(plugin, worker, ident):
 
 def test_no_recorder_is_started_while_the_plugin_is_removed(recorders):
     async def run():
-        tasks = []
-        plugin, worker = nativeprof.dask.WorkerProfiler(rate=100), worker_for(tasks)
-        await plugin.setup(worker)
+        plugin, worker, tasks = await set_up()
         await begin_task(plugin, worker, 1)
         await asyncio.gather(*tasks)
         assert len(recorders.running) == recorders.made == 1
@@ -188,9 +194,7 @@ def test_no_recorder_is_started_while_the_plugin_is_removed(recorders):
 
 def test_a_recorder_that_starts_before_the_plugin_is_removed_is_stopped(recorders):
     async def run():
-        tasks = []
-        plugin, worker = nativeprof.dask.WorkerProfiler(rate=100), worker_for(tasks)
-        await plugin.setup(worker)
+        plugin, worker, tasks = await set_up()
         recorders.may_stop.set()
         async with plugin._lock:
             await begin_task(plugin, worker, 1)
@@ -205,9 +209,7 @@ def test_a_recorder_that_starts_before_the_plugin_is_removed_is_stopped(recorder
 
 def test_a_plugin_whose_recorder_fails_is_removed_all_the_same(recorders):
     async def run():
-        tasks = []
-        plugin, worker = nativeprof.dask.WorkerProfiler(rate=100), worker_for(tasks)
-        await plugin.setup(worker)
+        plugin, worker, tasks = await set_up()
         await begin_task(plugin, worker, 1)
         await asyncio.gather(*tasks)
         recorders.may_stop.set()
