@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use base64::prelude::{BASE64_STANDARD, Engine};
-use common::chance::{assert_likely, repeated};
+use common::chance::{assert_likely, patience, repeated};
 use common::recording::Running;
 use common::{Program, Scratch, live, nativeprof, programs};
 use flate2::read::ZlibDecoder;
@@ -201,7 +201,7 @@ fn rates_times_formats_and_names_as_people_type_them() {
         "-r",
         "1khz",
         "-d",
-        "300ms",
+        "1500ms",
         "-f",
         "raw",
         "-o",
@@ -660,7 +660,7 @@ fn a_full_disk_loses_no_profile() {
     let _live = live();
     let scratch = Scratch::new();
     let program = Program::start(programs::native(&[]));
-    let mut command = nativeprof(&["attach", &program.pid().to_string(), "-d", "0.3", "-f", "collapsed"]);
+    let mut command = nativeprof(&["attach", &program.pid().to_string(), "-d", "1", "-f", "collapsed"]);
     let done = command
         .args(["-o", "/dev/full"])
         .env("TMPDIR", scratch.directory())
@@ -685,7 +685,7 @@ fn a_full_disk_loses_no_profile() {
 fn standard_output_may_close_early() {
     let _live = live();
     let program = Program::start(programs::native(&[]));
-    let mut command = nativeprof(&["attach", &program.pid().to_string(), "-d", "0.3", "-o", "-"]);
+    let mut command = nativeprof(&["attach", &program.pid().to_string(), "-d", "1", "-o", "-"]);
     let done = command.stdin(Stdio::null()).output().expect("nativeprof starts");
     assert!(done.status.success(), "{}", stderr(&done));
     // Text by default, and nothing else on standard output.
@@ -698,7 +698,7 @@ fn standard_output_may_close_early() {
         );
     }
 
-    let mut command = nativeprof(&["attach", &program.pid().to_string(), "-d", "0.3", "-o", "-"]);
+    let mut command = nativeprof(&["attach", &program.pid().to_string(), "-d", "1", "-o", "-"]);
     let mut running = command
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -806,7 +806,7 @@ fn the_third_interrupt_ends_nativeprof() {
         }
         if good {
             let read = fs::read_to_string(&pipe).expect("a profile");
-            assert!(read.is_empty() || read.contains("n_leaf"), "{read}");
+            assert!(read.is_empty() || read.contains("(native)"), "{read}");
         }
         let done = running.finish();
         assert_eq!(done.status.success(), good, "{}", stderr(&done));
@@ -830,12 +830,16 @@ fn where_little_is_seen_the_reason_is_said() {
     parent.args(["-c", "(while :; do :; done) & echo READY; wait"]);
     let parent = Program::start(parent);
     let pid = parent.pid().to_string();
-    let mut words = vec!["attach", &pid, "-d", "1", "-o", text(&output)];
-    let done = run(&words);
-    assert!(stderr(&done).contains("add --subprocesses"), "{}", stderr(&done));
-    words.push("--subprocesses");
-    let done = run(&words);
-    assert!(!stderr(&done).contains("  hint: "), "{}", stderr(&done));
+    // A busy machine leaves the child little CPU time.
+    repeated(|| {
+        let seconds = patience().to_string();
+        let mut words = vec!["attach", &pid, "-d", &seconds, "-o", text(&output)];
+        let done = run(&words);
+        assert_likely!(stderr(&done).contains("add --subprocesses"), "{}", stderr(&done));
+        words.push("--subprocesses");
+        let done = run(&words);
+        assert_likely!(!stderr(&done).contains("  hint: "), "{}", stderr(&done));
+    });
 }
 
 #[test]

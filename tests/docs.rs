@@ -80,12 +80,12 @@ fn path_directory(scratch: &Scratch) -> PathBuf {
 /// The input files that the commands name.
 fn make_inputs(scratch: &Scratch) {
     let busy = "import time\ndef parse(): sorted(range(9999), key=str)\n\
-                def main():\n    end = time.monotonic() + 0.4\n    while time.monotonic() < end: parse()\nmain()\n";
+                def main():\n    end = time.process_time() + 0.8\n    while time.process_time() < end: parse()\nmain()\n";
     for name in ["script.py", "bench.py"] {
         fs::write(scratch.path(name), busy).expect("a file");
     }
-    let service = "import asyncio, time\nasync def main():\n    await asyncio.sleep(0.5)\n    time.sleep(0.3)\n\
-                   \x20   await asyncio.sleep(0.5)\nasyncio.run(main())\n";
+    let service = "import asyncio, time\nasync def main():\n    for _ in range(3):\n        await asyncio.sleep(0.3)\n\
+                   \x20       time.sleep(0.4)\nasyncio.run(main())\n";
     fs::write(scratch.path("service.py"), service).expect("a file");
     symlink(root().join("examples"), scratch.path("examples")).expect("a link");
     for name in ["out", "before", "after", "worker-1", "worker-2"] {

@@ -43,7 +43,10 @@ fn each_part_has_its_share() {
             "{}: {inner} of {outer}",
             python.name
         );
-        for (stack, _) in r.stacks().filter(|(stack, _)| count(stack, "t_recurse_bottom") > 0) {
+        for (stack, _) in r
+            .complete_stacks()
+            .filter(|(stack, _)| count(stack, "t_recurse_bottom") > 0)
+        {
             assert_eq!(
                 count(&stack, "t_recurse_step"),
                 201,
@@ -65,7 +68,7 @@ fn callbacks_are_in_calling_order() {
             assert_likely!(r.with(name) > 0, "{}: {name} was never seen", python.name);
         }
         // The full chain, not only pair by pair.
-        for (stack, _) in r.stacks().filter(|(stack, _)| count(stack, "level3") > 0) {
+        for (stack, _) in r.complete_stacks().filter(|(stack, _)| count(stack, "level3") > 0) {
             assert_eq!(
                 (count(&stack, "t_bridge"), count(&stack, "level2")),
                 (3, 1),
@@ -137,7 +140,7 @@ fn deep_stacks_are_complete() {
         let (r, _) = sample(python, "deep.py", &[words, slower].concat());
         r.check_quality(&python.name);
         r.check_calls(&python.name, &TRUTH, CALLS);
-        for (stack, _) in r.stacks().filter(|(stack, _)| count(stack, "[truncated") == 0) {
+        for (stack, _) in r.complete_stacks() {
             let levels = (
                 count(&stack, "descend"),
                 count(&stack, "bridged"),

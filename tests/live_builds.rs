@@ -100,7 +100,10 @@ fn merging_needs_no_names() {
             "{}: the name is gone",
             python.name
         );
-        for (stack, _) in r.stacks().filter(|(s, _)| s.iter().any(|f| f.name == "level3")) {
+        for (stack, _) in r
+            .complete_stacks()
+            .filter(|(s, _)| s.iter().any(|f| f.name == "level3"))
+        {
             let bridges = stack.iter().filter(|f| f.name == "t_bridge").count();
             assert_eq!(bridges, 3, "{}", python.name);
         }

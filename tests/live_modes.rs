@@ -13,6 +13,11 @@ use common::{
 
 mod common;
 
+/// Lets the target be sampled for this long, and longer after a failed attempt.
+fn sleep_patiently(ms: u64) {
+    std::thread::sleep(std::time::Duration::from_millis(ms) * patience());
+}
+
 fn count(stack: &[&Frame], name: &str) -> usize {
     stack.iter().filter(|f| f.name == name).count()
 }
@@ -194,7 +199,7 @@ fn children_are_sampled_only_on_request() {
                 python.name
             );
             // A child's stack continues its parent's.
-            for (stack, _) in with.stacks().filter(|(s, _)| count(s, "in_child") > 0) {
+            for (stack, _) in with.complete_stacks().filter(|(s, _)| count(s, "in_child") > 0) {
                 assert_eq!(
                     (python_count(&stack, "main"), count(&stack, "make_child")),
                     (1, 1),
@@ -313,7 +318,7 @@ fn python_frames_alone() {
             "{}: a frame that is not Python's",
             python.name
         );
-        for (stack, _) in r.stacks().filter(|(s, _)| count(s, "level3") > 0) {
+        for (stack, _) in r.complete_stacks().filter(|(s, _)| count(s, "level3") > 0) {
             let names: Vec<&str> = stack.iter().map(|f| f.name.as_str()).collect();
             assert_eq!(
                 names,
@@ -369,7 +374,7 @@ fn a_target_may_end_at_any_time() {
     repeated(|| {
         let mut program = Program::start(newest_python().script("shares.py"));
         let r = attach_while(program.pid(), &["-d", "600"], || {
-            std::thread::sleep(std::time::Duration::from_millis(700)); // so that there are samples
+            sleep_patiently(700); // so that there are samples
             program.finish();
         });
         r.check_quality("a target that ends");
@@ -385,10 +390,10 @@ fn exec_in_place_changes_the_names() {
         let mut program = Program::start(python.script("exec_in_place.py"));
         let pid = program.pid();
         let r = attach_while(pid, &["-d", "600"], || {
-            std::thread::sleep(std::time::Duration::from_millis(500)); // samples of the first program
+            sleep_patiently(500); // samples of the first program
             program.send("exec");
             program.wait_for("READY");
-            std::thread::sleep(std::time::Duration::from_millis(500)); // and of the second
+            sleep_patiently(500); // and of the second
             program.finish();
         });
         r.check_lost(&python.name);
@@ -426,10 +431,10 @@ fn interpreters_may_come_late() {
     common::pythons::each_of(pythons().iter().filter(|p| p.library().is_some()), |python| {
         let mut program = Program::start(python.embedded(true));
         let r = attach_while(program.pid(), &["-d", "600"], || {
-            std::thread::sleep(std::time::Duration::from_millis(300)); // samples without Python
+            sleep_patiently(300); // samples without Python
             program.send("load");
             program.wait_for("READY");
-            std::thread::sleep(std::time::Duration::from_millis(700)); // and with it
+            sleep_patiently(700); // and with it
             program.finish();
         });
         r.check_lost(&python.name);
@@ -524,7 +529,7 @@ fn programs_without_python() {
         let truth: BTreeMap<String, f64> = parts.map(|n| (n.to_string(), 1.0)).into();
         r.check_shares("native", &truth);
         for (stack, _) in r
-            .stacks()
+            .complete_stacks()
             .filter(|(s, _)| count(s, "n_deep") > 0 && count(s, "n_leaf") > 0)
         {
             assert_eq!(count(&stack, "n_deep"), 101, "levels of recursion");
@@ -603,25 +608,27 @@ fn signal_handlers_on_their_own_stack() {
 #[test]
 fn an_interrupt_ends_and_writes() {
     let _live = live();
-    let mut program = Program::start(newest_python().script("shares.py"));
-    let scratch = Scratch::new();
-    let out = scratch.path("x.collapsed");
-    for signal in ["INT", "TERM"] {
-        let mut command = nativeprof(&["attach", &program.pid().to_string(), "-r", "1000", "-o"]);
-        command.arg(&out);
-        let mut running = Running::start(command);
-        std::thread::sleep(std::time::Duration::from_millis(500)); // so that there are samples to write
-        running.signal(signal);
-        let done = running.finish();
-        let said = String::from_utf8_lossy(&done.stderr).into_owned();
-        assert!(done.status.success(), "{signal}: {said}");
-        // The second recording overwrites the file of the first.
-        let text = std::fs::read_to_string(&out).expect("a file");
-        assert!(text.contains("run_alpha"), "{signal}: {said}");
-        assert_eq!(scratch.names(), ["x.collapsed"], "{signal}: something was left behind");
-        std::fs::write(&out, "").expect("a file to write");
-    }
-    program.finish();
+    repeated(|| {
+        let mut program = Program::start(newest_python().script("shares.py"));
+        let scratch = Scratch::new();
+        let out = scratch.path("x.collapsed");
+        for signal in ["INT", "TERM"] {
+            let mut command = nativeprof(&["attach", &program.pid().to_string(), "-r", "1000", "-o"]);
+            command.arg(&out);
+            let mut running = Running::start(command);
+            sleep_patiently(500); // so that there are samples to write
+            running.signal(signal);
+            let done = running.finish();
+            let said = String::from_utf8_lossy(&done.stderr).into_owned();
+            assert!(done.status.success(), "{signal}: {said}");
+            // The second recording overwrites the file of the first.
+            let text = std::fs::read_to_string(&out).expect("a file");
+            assert_likely!(text.contains("run_alpha"), "{signal}: {said}");
+            assert_eq!(scratch.names(), ["x.collapsed"], "{signal}: something was left behind");
+            std::fs::write(&out, "").expect("a file to write");
+        }
+        program.finish();
+    });
 }
 
 #[test]
@@ -631,7 +638,7 @@ fn partial_stacks_say_why() {
     repeated(|| {
         let r = record(&[], &programs::native(&["signal", "0.5"]));
         let reasons = &r.profile.meta.quality.reasons;
-        assert!(!reasons.is_empty(), "{}", r.stderr);
+        assert_likely!(!reasons.is_empty(), "{}", r.stderr);
         for why in reasons.keys() {
             assert!(r.stderr.contains(why), "{why} is not in the summary: {}", r.stderr);
             let named = format!("[truncated: {why}]");

@@ -6,7 +6,7 @@
 use nativeprof::capture::ebpf::switch_in;
 use nativeprof::profile::waits;
 
-use common::chance::{assert_likely, repeated};
+use common::chance::{assert_likely, fail, repeated};
 use common::recording::{Recording, attach};
 use common::{Program, live, newest_python, programs};
 
@@ -37,7 +37,7 @@ fn state(r: &Recording, function: &str) -> String {
     let states = r.states_below(function);
     let all: u64 = states.values().sum();
     let longest = states.iter().max_by_key(|(_, time)| **time);
-    let (state, time) = longest.unwrap_or_else(|| panic!("no time of {function}\n{}", r.stderr));
+    let (state, time) = longest.unwrap_or_else(|| fail(&format!("no time of {function}\n{}", r.stderr)));
     assert_likely!(time * 10 > all * 9, "{function}: {states:?}\n{}", r.stderr);
     state.clone()
 }

@@ -188,11 +188,8 @@ fn check_gil_holder(python: &Python) {
     let profile = &r.profile;
     let wall = profile.find_value("wall").expect("wall time is recorded");
     let gil = gil_waits::of(profile, wall);
-    let hog = gil
-        .threads
-        .iter()
-        .max_by_key(|t| t.held)
-        .expect("threads that held the lock");
+    let hog = gil.threads.iter().max_by_key(|t| t.held);
+    let hog = hog.unwrap_or_else(|| fail(&format!("{name}: no thread held the lock\n{}", r.stderr)));
     let waiters: Vec<_> = gil.pairs.iter().filter(|p| p.waiter.1 != hog.tid).collect();
     let all: u64 = waiters.iter().map(|p| p.waited).sum();
     let of_hog = waiters.iter().filter(|p| p.holder == Some((hog.pid, hog.tid)));
@@ -336,7 +333,7 @@ fn wakers_and_long_intervals() {
                 .count()
         };
         assert!(short(&long.profile) == 0, "{name}: {}", long.stderr);
-        assert!(!long.profile.timeline.is_empty(), "{name}: {}", long.stderr);
+        assert_likely!(!long.profile.timeline.is_empty(), "{name}: {}", long.stderr);
     });
 }
 

@@ -66,7 +66,7 @@ fn greenlets_that_run() {
         let mut names = BTreeSet::new();
         let (mut without, mut all) = (0, 0);
         for (stack, n) in r
-            .stacks()
+            .complete_stacks()
             .filter(|(stack, _)| stack.iter().any(|f| f.name == "measured"))
         {
             all += n;

@@ -162,7 +162,8 @@ fn job_control_keeps_working() {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 std::thread::sleep(Duration::from_millis(100)); // time for noticing a thread that still runs
-                assert!(is_stopped(), "it runs after SIGSTOP");
+                // Being sampled it looks stopped too, and waits for a CPU after that.
+                assert_likely!(is_stopped(), "it runs after SIGSTOP");
                 signal("CONT");
                 check_progress(&mut program, "after SIGCONT");
             }

@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
-use common::chance::{assert_likely, repeated};
+use common::chance::{assert_likely, patience, repeated};
 use common::{Scratch, live, nativeprof, programs};
 
 mod common;
@@ -12,7 +12,8 @@ mod common;
 fn sampling_works_here() {
     let _alone = live();
     repeated(|| {
-        let done = nativeprof(&["selftest", "--json", "--pairs", "3", "--window", "0.4"])
+        let window = (0.4 * f64::from(patience())).to_string();
+        let done = nativeprof(&["selftest", "--json", "--pairs", "3", "--window", &window])
             .stdin(Stdio::null())
             .output()
             .expect("nativeprof starts");

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-use common::chance::{assert_likely, repeated};
+use common::chance::{assert_likely, fail, patience, repeated};
 use common::environments::{each_third_environment_and_backend, environments};
 use common::programs::otel_contexts;
 use common::recording::{Recording, check_counts};
@@ -117,7 +117,7 @@ fn spans_are_found_while_a_program_starts() {
     let (_, environment) = environments().last().expect("an environment");
     repeated(|| {
         let mut command = program(environment, "tasks");
-        command.arg("2");
+        command.arg((2 * patience()).to_string());
         let r = record(&["--spans"], &command);
         let counts = by_labels(&r);
         let (without, all) = (counts.get("-").copied().unwrap_or(0), counts.values().sum::<u64>());
@@ -164,67 +164,71 @@ fn opentelemetry_contexts_are_labels() {
 #[test]
 fn reports_and_exports_select_by_label() {
     let _live = live();
-    let (_, environment) = environments().last().expect("an environment");
-    let scratch = common::Scratch::new();
-    let (file, inner, merged) = (
-        scratch.path("all.json"),
-        scratch.path("inner.json"),
-        scratch.path("merged.json"),
-    );
-    let mut program = Program::start(program(environment, "threads"));
-    let r = attach(program.pid(), &["--spans"]);
-    program.finish();
-    std::fs::write(&file, to_json(&r)).expect("a file");
-    let counts = by_labels(&r);
-    let expected: u64 = counts
-        .iter()
-        .filter(|(name, _)| name.contains("inner/1"))
-        .map(|(_, n)| n)
-        .sum();
-    let run = |words: &[&str]| {
-        let done = nativeprof(words).output().expect("nativeprof starts");
-        let (out, err) = (
-            String::from_utf8_lossy(&done.stdout),
-            String::from_utf8_lossy(&done.stderr),
+    repeated(|| {
+        let (_, environment) = environments().last().expect("an environment");
+        let scratch = common::Scratch::new();
+        let (file, inner, merged) = (
+            scratch.path("all.json"),
+            scratch.path("inner.json"),
+            scratch.path("merged.json"),
         );
-        (done.status.success(), out.into_owned(), err.into_owned())
-    };
-    let path = |path: &Path| path.to_string_lossy().into_owned();
-    let (ok, out, err) = run(&["report", &path(&file), "--by", "label", "--json"]);
-    assert!(ok, "{err}");
-    let rows: serde_json::Value = serde_json::from_str(&out).expect("JSON");
-    let row = |name: &str| {
-        let rows = rows["rows"].as_array().expect("rows");
-        let row = rows.iter().find(|row| row["name"] == name);
-        let row = row.unwrap_or_else(|| panic!("no row {name}: {out}\n{}", r.stderr));
-        (
-            row["self"].as_u64().expect("a number"),
-            row["total"].as_u64().expect("a number"),
-        )
-    };
-    let (outer_self, outer) = row("outer");
-    let (inner_self, inner_all) = row("inner");
-    assert_eq!((outer, inner_self), (outer_self + inner_all, inner_all));
-    assert!(row("thread=1").1 + row("thread=2").1 == outer, "{out}");
-    let words = ["-o", &path(&inner), "--span", "inner", "--label", "thread=1"];
-    let (ok, _, err) = run(&[&["export", &path(&file)], &words[..]].concat());
-    assert!(ok, "{err}");
-    let read = |path: &Path| nativeprof::profile::json::read(&std::fs::read(path).expect("a file")).expect("a profile");
-    let part = read(&inner);
-    assert!(
-        part.nodes[0].count >= expected && part.nodes[0].count < inner_all,
-        "{expected}"
-    );
-    assert!((0..part.timeline.len()).all(|at| part.labels.of(at).contains(&("span".into(), "inner".into()))));
-    let (ok, _, err) = run(&["merge", &path(&inner), &path(&file), "-o", &path(&merged)]);
-    assert!(ok, "{err}");
-    let both = read(&merged);
-    let with = (0..both.timeline.len())
-        .filter(|at| !both.labels.of(*at).is_empty())
-        .count() as u64;
-    assert_eq!(with, outer + part.nodes[0].count);
-    let (ok, _, err) = run(&["report", &path(&file), "--span", "nowhere"]);
-    assert!(!ok && err.contains("span=outer") && err.contains("--by label"), "{err}");
+        let mut program = Program::start(program(environment, "threads"));
+        let r = attach(program.pid(), &["--spans"]);
+        program.finish();
+        std::fs::write(&file, to_json(&r)).expect("a file");
+        let counts = by_labels(&r);
+        let expected: u64 = counts
+            .iter()
+            .filter(|(name, _)| name.contains("inner/1"))
+            .map(|(_, n)| n)
+            .sum();
+        let run = |words: &[&str]| {
+            let done = nativeprof(words).output().expect("nativeprof starts");
+            let (out, err) = (
+                String::from_utf8_lossy(&done.stdout),
+                String::from_utf8_lossy(&done.stderr),
+            );
+            (done.status.success(), out.into_owned(), err.into_owned())
+        };
+        let path = |path: &Path| path.to_string_lossy().into_owned();
+        let (ok, out, err) = run(&["report", &path(&file), "--by", "label", "--json"]);
+        assert!(ok, "{err}");
+        let rows: serde_json::Value = serde_json::from_str(&out).expect("JSON");
+        let row = |name: &str| {
+            let rows = rows["rows"].as_array().expect("rows");
+            let row = rows.iter().find(|row| row["name"] == name);
+            let row = row.unwrap_or_else(|| fail(&format!("no row {name}: {out}\n{}", r.stderr)));
+            (
+                row["self"].as_u64().expect("a number"),
+                row["total"].as_u64().expect("a number"),
+            )
+        };
+        let (outer_self, outer) = row("outer");
+        let (inner_self, inner_all) = row("inner");
+        assert_eq!((outer, inner_self), (outer_self + inner_all, inner_all));
+        assert!(row("thread=1").1 + row("thread=2").1 == outer, "{out}");
+        let words = ["-o", &path(&inner), "--span", "inner", "--label", "thread=1"];
+        let (ok, _, err) = run(&[&["export", &path(&file)], &words[..]].concat());
+        assert!(ok, "{err}");
+        let read =
+            |path: &Path| nativeprof::profile::json::read(&std::fs::read(path).expect("a file")).expect("a profile");
+        let part = read(&inner);
+        assert_likely!(inner_all > expected, "one thread only: {expected}");
+        assert!(
+            part.nodes[0].count >= expected && part.nodes[0].count < inner_all,
+            "{expected}"
+        );
+        assert!((0..part.timeline.len()).all(|at| part.labels.of(at).contains(&("span".into(), "inner".into()))));
+        let (ok, _, err) = run(&["merge", &path(&inner), &path(&file), "-o", &path(&merged)]);
+        assert!(ok, "{err}");
+        let both = read(&merged);
+        let with = (0..both.timeline.len())
+            .filter(|at| !both.labels.of(*at).is_empty())
+            .count() as u64;
+        assert_eq!(with, outer + part.nodes[0].count);
+        let (ok, _, err) = run(&["report", &path(&file), "--span", "nowhere"]);
+        assert!(!ok && err.contains("span=outer") && err.contains("--by label"), "{err}");
+    });
 }
 
 fn to_json(r: &Recording) -> Vec<u8> {

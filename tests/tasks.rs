@@ -9,7 +9,7 @@ use nativeprof::profile::lags::Lag;
 use nativeprof::profile::model::{Frame, FrameKind};
 use serde_json::Value;
 
-use common::chance::assert_likely;
+use common::chance::{assert_likely, patience};
 use common::pythons::{each_of, each_with_backend, third};
 use common::recording::{awaited, check_account, check_counts, dump_tasks, dumped_tasks};
 use common::{Program, Python, attach, live, newest_python, pythons};
@@ -252,7 +252,7 @@ fn samples_have_their_task() {
         let mut counts: BTreeMap<String, u64> = truth.keys().map(|name| (name.clone(), 0)).collect();
         let mut without = 0;
         for (stack, n) in r
-            .stacks()
+            .complete_stacks()
             .filter(|(stack, _)| stack.iter().any(|f| f.name == "measured"))
         {
             let names = task_frames(&stack);
@@ -368,14 +368,16 @@ fn what_keeps_the_loop_is_listed() {
     let check = |python: &Python, words: &[&str]| {
         let case = &python.name;
         let mut program = Program::start(python.script("loop_blocks.py"));
-        let r = attach(program.pid(), &[words, &["--lag", "50ms", "-d", "2"]].concat());
+        let seconds = 2 * u64::from(patience());
+        let duration = seconds.to_string();
+        let r = attach(program.pid(), &[words, &["--lag", "50ms", "-d", &duration]].concat());
         program.finish();
         let lags = &r.profile.meta.lags;
         assert_likely!(!lags.is_empty(), "{case}: {}", r.stderr);
         let began = lags[0].start - lags[0].time;
         // Those at the ends of the recording may be cut.
         let margin = 700_000_000;
-        let window = began + margin..began + 2_000_000_000 - margin / 4;
+        let window = began + margin..began + seconds * 1_000_000_000 - margin / 4;
         let truth = blocks(&program);
         let mut found = 0;
         for (task, function, start, length) in &truth {

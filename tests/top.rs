@@ -6,6 +6,7 @@
 use std::process::Command;
 use std::time::Duration;
 
+use common::chance::{assert_likely, repeated};
 use common::{Program, Scratch, live, nativeprof, newest_python};
 
 mod common;
@@ -77,100 +78,102 @@ fn total(screen: &str, name: &str) -> Option<f64> {
 #[test]
 fn shares_keys_and_the_terminal() {
     let _live = live();
-    let mut program = Program::start(newest_python().script("shares.py"));
-    let scratch = Scratch::new();
-    let terminal = Terminal::start(&format!("{} -r 500", program.pid()));
-    terminal.wait("table", |s| s.contains("burn"));
-    terminal.keys(&["s", "+", "/", "^run_", "Enter"]);
-    let seconds = |s: &str| s.lines().filter(|l| l.contains(" run_")).count() >= 6 && s.contains("last 10 s");
-    std::thread::sleep(Duration::from_secs(3));
-    let screen = terminal.wait("parts of the program", seconds);
-    let facts = screen.lines().nth(2).expect("a line of facts").to_string();
-    let per_second: f64 = facts
-        .split_once(": ")
-        .and_then(|(_, rest)| rest.split(' ').next()?.parse().ok())
-        .unwrap_or_else(|| panic!("{facts}"));
-    assert!(per_second > 0.0, "{facts}");
-    let exact: f64 = facts
-        .split_once("exact ")
-        .and_then(|(_, rest)| rest.split(' ').next()?.parse().ok())
-        .unwrap_or_else(|| panic!("{facts}"));
-    assert!(exact > 95.0, "{facts}");
+    repeated(|| {
+        let mut program = Program::start(newest_python().script("shares.py"));
+        let scratch = Scratch::new();
+        let terminal = Terminal::start(&format!("{} -r 500", program.pid()));
+        terminal.wait("table", |s| s.contains("burn"));
+        terminal.keys(&["s", "+", "/", "^run_", "Enter"]);
+        let seconds = |s: &str| s.lines().filter(|l| l.contains(" run_")).count() >= 6 && s.contains("last 10 s");
+        std::thread::sleep(Duration::from_secs(3));
+        let screen = terminal.wait("parts of the program", seconds);
+        let facts = screen.lines().nth(2).expect("a line of facts").to_string();
+        let per_second: f64 = facts
+            .split_once(": ")
+            .and_then(|(_, rest)| rest.split(' ').next()?.parse().ok())
+            .unwrap_or_else(|| panic!("{facts}"));
+        assert!(per_second > 0.0, "{facts}");
+        let exact: f64 = facts
+            .split_once("exact ")
+            .and_then(|(_, rest)| rest.split(' ').next()?.parse().ok())
+            .unwrap_or_else(|| panic!("{facts}"));
+        assert_likely!(exact > 95.0, "{facts}");
 
-    // Only matching rows; then the callers, and back.
-    terminal.keys(&["/"]);
-    (0.."^run_".len()).for_each(|_| terminal.keys(&["BSpace"]));
-    terminal.keys(&["^run_beta$", "Enter"]);
-    terminal.wait("filter", |s| s.contains("[/^run_beta$]") && !s.contains("run_alpha"));
-    terminal.keys(&["Enter"]);
-    terminal.wait("callers", |s| {
-        s.contains("called by") && s.contains("main") && s.contains("the function")
-    });
-    terminal.keys(&["Escape"]);
-    terminal.wait("table", |s| s.contains("FUNCTION"));
-    terminal.keys(&["Escape"]);
-    terminal.wait("no filter", |s| s.contains("FUNCTION") && !s.contains("[/"));
-    terminal.keys(&["2"]);
-    terminal.wait("stacks", |s| s.contains("STACK") && s.contains("shared by all stacks"));
-    terminal.keys(&["3"]);
-    terminal.wait("threads", |s| s.contains("THREAD") && s.contains("holds the GIL"));
-    terminal.keys(&["?"]);
-    terminal.wait("help", |s| s.contains("callers and callees of a function"));
-    terminal.keys(&["?"]);
+        // Only matching rows; then the callers, and back.
+        terminal.keys(&["/"]);
+        (0.."^run_".len()).for_each(|_| terminal.keys(&["BSpace"]));
+        terminal.keys(&["^run_beta$", "Enter"]);
+        terminal.wait("filter", |s| s.contains("[/^run_beta$]") && !s.contains("run_alpha"));
+        terminal.keys(&["Enter"]);
+        terminal.wait("callers", |s| {
+            s.contains("called by") && s.contains("main") && s.contains("the function")
+        });
+        terminal.keys(&["Escape"]);
+        terminal.wait("table", |s| s.contains("FUNCTION"));
+        terminal.keys(&["Escape"]);
+        terminal.wait("no filter", |s| s.contains("FUNCTION") && !s.contains("[/"));
+        terminal.keys(&["2"]);
+        terminal.wait("stacks", |s| s.contains("STACK") && s.contains("shared by all stacks"));
+        terminal.keys(&["3"]);
+        terminal.wait("threads", |s| s.contains("THREAD") && s.contains("holds the GIL"));
+        terminal.keys(&["?"]);
+        terminal.wait("help", |s| s.contains("callers and callees of a function"));
+        terminal.keys(&["?"]);
 
-    // The contents of the screen, as a file.
-    let file = scratch.path("now.json");
-    let path = file.display().to_string();
-    terminal.keys(&["1", "/", "^run_", "Enter", "f"]);
-    terminal.wait("frozen picture", |s| s.contains("[frozen]"));
-    terminal.keys(&["w"]);
-    terminal.wait("question", |s| s.contains("save to: nativeprof-"));
-    for _ in 0..40 {
-        terminal.keys(&["BSpace"]);
-    }
-    terminal.keys(&[&path, "Enter"]);
-    let frozen = terminal.wait("answer", |s| s.contains("written: ") && s.contains("FUNCTION"));
-    let bytes = std::fs::read(&file).unwrap_or_else(|e| panic!("{e}: {frozen}"));
-    let profile = nativeprof::profile::json::read(&bytes).expect("a profile");
-    let all = profile.nodes[0].count as f64;
-    let stats = nativeprof::profile::stats::Stats::new(&profile);
-    for (id, counts) in stats.functions().iter().enumerate() {
-        let name = &stats.frame(id as u32).name;
-        if name.starts_with("run_") {
-            let (shown, saved) = (total(&frozen, name), 100.0 * counts.total as f64 / all);
-            assert!(
-                shown.is_some_and(|shown| (shown - saved).abs() < 0.06),
-                "{name}: {shown:?} {saved}"
+        // The contents of the screen, as a file.
+        let file = scratch.path("now.json");
+        let path = file.display().to_string();
+        terminal.keys(&["1", "/", "^run_", "Enter", "f"]);
+        terminal.wait("frozen picture", |s| s.contains("[frozen]"));
+        terminal.keys(&["w"]);
+        terminal.wait("question", |s| s.contains("save to: nativeprof-"));
+        for _ in 0..40 {
+            terminal.keys(&["BSpace"]);
+        }
+        terminal.keys(&[&path, "Enter"]);
+        let frozen = terminal.wait("answer", |s| s.contains("written: ") && s.contains("FUNCTION"));
+        let bytes = std::fs::read(&file).unwrap_or_else(|e| panic!("{e}: {frozen}"));
+        let profile = nativeprof::profile::json::read(&bytes).expect("a profile");
+        let all = profile.nodes[0].count as f64;
+        let stats = nativeprof::profile::stats::Stats::new(&profile);
+        for (id, counts) in stats.functions().iter().enumerate() {
+            let name = &stats.frame(id as u32).name;
+            if name.starts_with("run_") {
+                let (shown, saved) = (total(&frozen, name), 100.0 * counts.total as f64 / all);
+                assert!(
+                    shown.is_some_and(|shown| (shown - saved).abs() < 0.06),
+                    "{name}: {shown:?} {saved}"
+                );
+            }
+        }
+
+        // Small and large screens.
+        for (width, height) in [("30", "8"), ("10", "3"), ("200", "50"), ("120", "40")] {
+            terminal.tmux(&["resize-window", "-x", width, "-y", height]);
+            std::thread::sleep(Duration::from_millis(150));
+        }
+        terminal.wait("table", |s| s.contains("FUNCTION") && s.contains("run_alpha"));
+
+        terminal.keys(&["q"]);
+        let left = terminal.wait("shell as it was", |s| {
+            s.contains("CODE 0") && s.contains("icanon") && s.contains("echo")
+        });
+        assert!(left.contains("BEFORE") && !left.contains("SELF%"), "{left}");
+        assert!(left.contains(" samples in "), "{left}");
+
+        // The figures compared with the program's own measurements.
+        let spent = program.finish();
+        let time: f64 = spent.values().sum();
+        let samples = per_second * 3.0;
+        for (name, ns) in &spent {
+            let (shown, truth) = (total(&screen, name).unwrap_or(0.0) / 100.0, ns / time);
+            let band = 4.0 * (truth * (1.0 - truth) / samples).sqrt() + 0.02;
+            assert_likely!(
+                (shown - truth).abs() < band,
+                "{name}: {shown} on the screen, {truth} in truth\n{screen}"
             );
         }
-    }
-
-    // Small and large screens.
-    for (width, height) in [("30", "8"), ("10", "3"), ("200", "50"), ("120", "40")] {
-        terminal.tmux(&["resize-window", "-x", width, "-y", height]);
-        std::thread::sleep(Duration::from_millis(150));
-    }
-    terminal.wait("table", |s| s.contains("FUNCTION") && s.contains("run_alpha"));
-
-    terminal.keys(&["q"]);
-    let left = terminal.wait("shell as it was", |s| {
-        s.contains("CODE 0") && s.contains("icanon") && s.contains("echo")
     });
-    assert!(left.contains("BEFORE") && !left.contains("SELF%"), "{left}");
-    assert!(left.contains(" samples in "), "{left}");
-
-    // The figures compared with the program's own measurements.
-    let spent = program.finish();
-    let time: f64 = spent.values().sum();
-    let samples = per_second * 3.0;
-    for (name, ns) in &spent {
-        let (shown, truth) = (total(&screen, name).unwrap_or(0.0) / 100.0, ns / time);
-        let band = 4.0 * (truth * (1.0 - truth) / samples).sqrt() + 0.02;
-        assert!(
-            (shown - truth).abs() < band,
-            "{name}: {shown} on the screen, {truth} in truth\n{screen}"
-        );
-    }
 }
 
 /// A command that `top` starts does not write on its screen, and ends with it.
@@ -209,7 +212,8 @@ fn what_keeps_the_loop() {
         .next()
         .and_then(|n| n.parse().ok())
         .expect("a time");
-    assert!((100.0..400.0).contains(&took), "{screen}");
+    // 120 ms, and what a busy machine adds or hides.
+    assert!((50.0..3000.0).contains(&took), "{screen}");
     terminal.keys(&["Enter"]);
     terminal.wait("its stack", |s| s.contains("STACK") && s.contains("_run_once"));
     terminal.keys(&["Escape"]);
@@ -284,7 +288,7 @@ fn it_ends_with_its_terminal() {
     let children = std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children")).expect("a shell");
     let pid = children.split_whitespace().next().expect("nativeprof, below the shell");
     drop(terminal);
-    for _ in 0..200 {
+    for _ in 0..1200 {
         if !std::path::Path::new(&format!("/proc/{pid}/exe")).exists() {
             program.finish();
             return;

@@ -106,11 +106,8 @@ fn names_find_the_glue() {
         }
         profile.frames.iter_mut().for_each(|frame| frame.source.clear());
         let left = on_stacks(&without_interpreter_frames(&profile));
-        assert!(
-            before > 1000 && left * 20 <= before,
-            "{}: {left} of {before} are left",
-            python.name
-        );
+        assert_likely!(before > 1000, "{}: {before}", python.name);
+        assert!(left * 20 <= before, "{}: {left} of {before} are left", python.name);
     });
 }
 

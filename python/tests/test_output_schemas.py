@@ -136,8 +136,8 @@ def test_report_of_waits(tmp_path):
 
 def test_report_of_tasks(tmp_path):
     file = str(tmp_path / "tasks.json")
-    script = "import asyncio, time\nasync def main():\n    await asyncio.sleep(0.3)\n    time.sleep(0.3)\n"
-    script += "    sum(range(20_000_000))\n    await asyncio.sleep(0.3)\nasyncio.run(main())"
+    script = "import asyncio, time\nasync def main():\n    await asyncio.sleep(0.3)\n    time.sleep(1)\n"
+    script += "    sum(range(50_000_000))\n    await asyncio.sleep(0.3)\nasyncio.run(main())"
     command = [COMMAND, "record", "--lag", "100ms", "-r", "1000", "-o", file]
     subprocess.run([*command, "--", sys.executable, "-c", script], check=True)
     value = output("report", file, "--lag")
@@ -174,8 +174,10 @@ def test_dump_of_tasks(kind):
     pytest.importorskip(kind)
     with subprocess.Popen([sys.executable, "-c", WAITING[kind]], stdout=subprocess.PIPE) as process:
         assert process.stdout.readline()
-        value = output("dump", str(process.pid), "--tasks")
-        process.kill()
+        try:
+            value = output("dump", str(process.pid), "--tasks")
+        finally:
+            process.kill()
     states = {task["state"] for task in value["tasks"] if task["kind"] == kind}
     assert states == {"suspended", "running"} | (set() if kind == "asyncio" else {"new"}), value
     check(load("dump"), value)

@@ -96,6 +96,8 @@ def test_stacks_are_exact_and_interleaved(mode):
                 assert node["description"]["filename"] == "<low-level>", node["description"]
                 between.add(node["description"]["name"])
     sort = ("list_sort", "sorted", "builtin_sorted", "[unknown]")
+    # Of few samples none may lie in the key function, which has a fifth of the time.
+    likely(between, stats)
     assert any(name.startswith(sort) for name in between), between
     rows = profiler.top(5)
     assert rows[0].own >= rows[-1].own and all(row.total >= row.own for row in rows)
@@ -108,9 +110,12 @@ def test_python_frames_only():
 
 
 @pytest.mark.parametrize("ending", ["svg", "json", "json.gz", "collapsed"])
+@repeated
 def test_save(tmp_path, ending):
     with nativeprof.Profiler() as profiler:
-        work(0.05)
+        work(0.1)
+    # Collapsed stacks of no samples are an empty file.
+    likely(profiler.profile.stats["taken"])
     profiler.profile.save(tmp_path / f"x.{ending}")
     assert (tmp_path / f"x.{ending}").stat().st_size > 0
     with pytest.raises(ValueError, match="cannot tell the format"):
@@ -173,6 +178,7 @@ def test_save_names_the_file_that_cannot_be_written(tmp_path, profile):
     assert not list(tmp_path.iterdir())
 
 
+@repeated
 def test_notebooks_show_escaped_text():
     scope = {}
     exec(compile("def f():\n    while go(): pass", "<script>alert(1)</script>", "exec"), scope)
@@ -180,6 +186,7 @@ def test_notebooks_show_escaped_text():
     scope["go"] = lambda: time.process_time() < end
     with nativeprof.Profiler() as profiler:
         scope["f"]()
+    likely(profiler.profile.stats["taken"])
     page = profiler._repr_html_()
     assert "<table>" in page and "<iframe" in page and "<script>" not in page
 
@@ -201,7 +208,8 @@ def test_threads():
     likely(tree["count"] > 10 and samples(tree, "wait") >= 0.9 * tree["count"], profiler.profile.stats)
     states = {n["description"]["name"] for n in nodes(tree) if n["description"].get("kind") == "state"}
     assert "[waiting: condition threading.Event]" in states, states
-    assert sum(name.startswith("thread ") for name in by_thread.to_dict()["children"]) >= 4
+    sampled = [name for name in by_thread.to_dict()["children"] if name.startswith("thread ")]
+    likely(len(sampled) >= 4, sampled, by_thread.profile.stats)
     with pytest.raises(ValueError, match="not been started"):
         nativeprof.Profiler(threads=[threading.Thread()])
 

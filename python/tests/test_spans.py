@@ -212,9 +212,11 @@ def test_tasks_interleave_in_samples():
     check_share(found.count("a"), len(found), 1 / 4)
 
 
+@repeated
 def test_pprof_and_report_have_labels(tmp_path):
     with nativeprof.Profiler(rate=1000) as profiler, nativeprof.span("shown", key="value"):
         burn(0.2)
+    likely(profiler.profile.stats["taken"])
     profiler.profile.save(tmp_path / "a.json")
     profiler.profile.save(tmp_path / "a.pb.gz")
     command = [os.path.join(os.path.dirname(sys.executable), "nativeprof")]

@@ -104,7 +104,7 @@ def test_signals_may_be_blocked():
         began = time.monotonic()
         for _ in range(20):
             stacktrace.get_thread_stack(ident)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60
 
 
 def test_addresses_are_those_of_the_files():
@@ -119,6 +119,7 @@ def test_addresses_are_those_of_the_files():
     assert shared and all(starts[name] == other[name] for name in shared)
 
 
+@repeated
 def test_print():
     out = io.StringIO()
     stacktrace.print_stack(file=out)
@@ -130,11 +131,14 @@ def test_print():
     with running(asleep) as ident:
         out = io.StringIO()
         stacktrace.print_thread_stack(ident, file=out, maxdepth=5)
-        assert 0 < len(out.getvalue().splitlines()) <= 5
+        lines = out.getvalue().splitlines()
+        assert len(lines) <= 5
+        likely(lines)
     assert str(StackEntry(0x1F, "f", 3, True)) == "[0x1f] f +3 [PY]"
     assert str(StackEntry(0x1F, "f", 0, False)) == "[0x1f] f"
 
 
+@repeated
 def test_tools():
     stacks = []
     with running(busy) as ident:
@@ -142,8 +146,10 @@ def test_tools():
             time.sleep(0.3)
         with Profiler(ident, interval=0.002) as profiler:
             time.sleep(0.3)
-    assert any(stacks) and all(isinstance(stack, list) for stack in stacks)
+    assert all(isinstance(stack, list) for stack in stacks)
+    likely(any(stacks), stacks)
     rows = profiler.get_sorted()
-    assert dict(rows) == profiler.get_result() and rows
+    assert dict(rows) == profiler.get_result()
+    likely(rows)
     counts = [row["count"] for _, row in rows]
     assert counts == sorted(counts, reverse=True)

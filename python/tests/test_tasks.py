@@ -232,13 +232,13 @@ def tak2(x, y, z):
 
 def main():
     gevent.joinall([gevent.spawn(tak2, 9, 6, 3) for _ in range(3)])
-    gevent.sleep(0.05)
+    gevent.sleep(0.5)
 
 gevent.sleep(0)  # the hub runs before the profiler
 profiler = test_tasks.profiled(main)
 test_tasks.check_tak(profiler)
 assert profiler.main_bench.ticks > 0
-assert profiler.wait_bench.ticks > 40e6, profiler.wait_bench
+assert profiler.wait_bench.ticks > 0.4e9, profiler.wait_bench
 """
 
 
@@ -412,7 +412,7 @@ def test_the_wait_is_what_the_program_measures():
     finally:
         loop.close()
     _, after = off_cpu()
-    assert timed.waited > 0.1
+    likely(timed.waited > 0.1, timed.waited)
     # The program's measurement includes times in which its thread was ready and had no CPU.
     found = profiler.wait_bench.ticks / 1e9
     assert found <= timed.waited
@@ -428,22 +428,21 @@ def off_cpu():
 
 @pytest.mark.alone
 @pytest.mark.parametrize("runner", [asyncio.run, run_with_uvloop])
+@repeated
 def test_the_wait_is_what_the_kernel_measures(runner):
     if runner is run_with_uvloop:
         pytest.importorskip("uvloop")
-    # Between the readings of the two clocks a busy machine takes the CPU away: then another attempt is made.
-    for last in (False, False, True):
-        before, begin = off_cpu(), time.perf_counter()
-        profiler = profiled(lambda: runner(sleepers()))
-        wall, after = time.perf_counter() - begin, off_cpu()
-        ran, ready = after[0] - before[0], after[1] - before[1]
-        waited = profiler.wait_bench.ticks / 1e9
-        # The thread sleeps in waits only; having been woken it may have to wait for a CPU in them.
-        agree = 0.98 * (wall - ran - ready) <= waited <= 1.02 * (wall - ran)
-        assert agree or not last, (wall, ran, ready, waited)
-        if agree:
-            break
+    # The kernel's figures of a running thread may be a timer tick old: after a sleep they are not.
+    time.sleep(0.001)
+    before, begin = off_cpu(), time.perf_counter()
+    profiler = profiled(lambda: runner(sleepers()))
+    wall, after = time.perf_counter() - begin, off_cpu()
+    ran, ready = after[0] - before[0], after[1] - before[1]
+    waited = profiler.wait_bench.ticks / 1e9
     assert profiler.main_bench.ticks > 0
+    # The thread sleeps in waits only; having been woken it may have to wait for a CPU in them. Between the readings of the
+    # two clocks a busy machine may take the CPU away.
+    likely(0.98 * (wall - ran - ready) <= waited <= 1.02 * (wall - ran), wall, ran, ready, waited)
 
 
 def poll_for(seconds):
@@ -489,6 +488,7 @@ def find(node, wanted, above=()):
     return place
 
 
+@repeated
 def test_waits_of_other_threads_are_counted_where_they_wait():
     """The profiler stops while the thread waits."""
     reading, writing = os.pipe()
@@ -513,7 +513,8 @@ def test_waits_of_other_threads_are_counted_where_they_wait():
     os.write(writing, b".")
     thread.join()
     os.close(reading), os.close(writing)
-    assert 0 < profiler.wait_bench.ticks <= wall * 1e9
+    assert profiler.wait_bench.ticks <= wall * 1e9
+    likely(profiler.wait_bench.ticks > 0, wall)
 
 
 # Time
@@ -544,7 +545,7 @@ def test_suspended_time_is_apart():
         await inner()
 
     profiler = profiled(lambda: asyncio.run(outer()))
-    assert charge(profiler, "sleep").suspended_ticks >= 49e6
+    likely(charge(profiler, "sleep").suspended_ticks >= 45e6, profiler.charges)
     assert charge(profiler, "inner").suspended_ticks == charge(profiler, "outer").suspended_ticks == 0
     # Running time, of which the sleep is no part.
     assert charge(profiler, "outer").aggregate_ticks + profiler.wait_bench.ticks < profiler.counter.ticks
@@ -589,11 +590,13 @@ def test_functions_that_are_open_at_the_stop_are_charged():
 # What is a task's stack, and what is not
 
 
+@repeated
 def test_a_profiler_may_start_and_stop_inside_of_a_task():
     async def before():
         profiler.start()
         await asyncio.gather(worker(), worker())
-        await asyncio.sleep(0.02)
+        # The wait begins later than the sleep if another program has the CPU.
+        await asyncio.sleep(0.5)
         profiler.stop()
 
     async def worker():
@@ -603,7 +606,8 @@ def test_a_profiler_may_start_and_stop_inside_of_a_task():
     asyncio.run(before())
     assert calls(profiler, "worker", "yield_slice") == {"worker": 2, "yield_slice": 2}
     assert edges(profiler, "worker", "yield_slice") == {("worker", "yield_slice"): 2}
-    assert profiler.main_bench.ticks > 0 and profiler.wait_bench.ticks >= 19e6
+    assert profiler.main_bench.ticks > 0
+    likely(profiler.wait_bench.ticks >= 0.4e9, profiler.wait_bench)
 
 
 @pytest.mark.parametrize("runner", [asyncio.run, run_with_uvloop])

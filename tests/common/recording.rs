@@ -220,6 +220,12 @@ impl Recording {
             .map(|(stack, n)| (stack.iter().map(|f| &frames[*f as usize]).collect(), *n))
     }
 
+    /// Those that are not truncated: a busy machine loses the end of one now and then, which `check_quality` bounds.
+    pub fn complete_stacks(&self) -> impl Iterator<Item = (Vec<&Frame>, u64)> {
+        self.stacks()
+            .filter(|(stack, _)| stack.iter().all(|f| f.kind != FrameKind::Truncated))
+    }
+
     pub fn samples(&self) -> u64 {
         self.profile.nodes[0].count
     }

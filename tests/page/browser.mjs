@@ -40,7 +40,7 @@ export async function launch(options = {}) {
 // Opens a file; `complaints` records what the page should not do.
 export async function open(context, file) {
   const page = await context.newPage();
-  page.setDefaultTimeout(8000);
+  page.setDefaultTimeout(30000);
   const url = pathToFileURL(resolve(file)).href;
   const complaints = [];
   page.on("console", (message) => complaints.push(`console: ${message.text()}`));

@@ -283,7 +283,7 @@ const tests = {
     await page.keyboard.press("1");
     await page.focus(FLAME);
     const said = async (text) => {
-      await page.waitForFunction((text) => document.getElementById("live").textContent.includes(text), text, { timeout: 3000 });
+      await page.waitForFunction((text) => document.getElementById("live").textContent.includes(text), text, { timeout: 30000 });
     };
     await said("All samples");
     await page.keyboard.press("ArrowDown");
