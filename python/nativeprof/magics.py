@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Any
 
@@ -9,6 +10,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
+from . import _native
 from .profiler import Profile, Profiler
 
 
@@ -43,6 +45,8 @@ class NativeprofMagics(Magics):
         if not cell.strip():
             raise UsageError("nothing to run: %nativeprof STATEMENT, or %%nativeprof above a cell")
         try:
+            if options.output:
+                _native.format_of(options.output)  # refused before anything has run
             profiler = Profiler(
                 rate=options.rate,
                 native=not options.no_native,
@@ -56,7 +60,12 @@ class NativeprofMagics(Magics):
         if not done.success:
             return None
         if options.output:
-            profiler.profile.save(options.output)
+            try:
+                profiler.profile.save(options.output)
+            except OSError as error:
+                why = error.strerror or error
+                text = f"nativeprof: {options.output} could not be written: {why}; the profile is the value of this cell: "
+                print(text + "_.save(FILE) writes it", file=sys.stderr)
         return profiler.profile
 
 

@@ -38,7 +38,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any, Callable, ClassVar, NamedTuple
 
-from . import _native, _overhead
+from . import _files, _native, _overhead
 from .events import _function
 from .profiler import Profile
 
@@ -446,12 +446,20 @@ def stop(filename: os.PathLike[str] | str | None = None) -> int:
 
     :param filename: where to, as :meth:`nativeprof.Profile.save` has it; None: ``nativeprof_tasks.json`` in the
         directory for temporary files.
+    :raises ValueError: no such format; the profiler still runs. :raises OSError: the file cannot be written; the message has
+        the file in another directory that has the profile.
     """
     profiler = _the_profiler
     if profiler is None:
         raise RuntimeError("no profiler is running; call start() first")
+    path = _default_file() if filename is None else filename
+    format = _native.format_of(path)
     total = profiler.stop()
-    profiler.save(_default_file() if filename is None else filename)
+    try:
+        profiler.save(path, format)
+    except OSError as error:
+        kept = _files.write_elsewhere(os.path.basename(path), lambda new: profiler.profile._write(new, format))
+        raise OSError(error.errno, f"{error.strerror or error}; the profile is in {kept}", path) from error
     return total
 
 

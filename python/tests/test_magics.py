@@ -91,7 +91,17 @@ def test_an_error_is_shown_and_the_profiler_stops(shell):
     assert shell.run_line_magic("nativeprof", "x = 1") is not None, "a profiler was left running"
 
 
-@pytest.mark.parametrize("line, cell", [("", None), ("x = 1", "x = 2"), ("--rate 0 x = 1", None), ("--what", "x")])
+def test_a_profile_that_cannot_be_saved_is_the_value_all_the_same(shell, tmp_path, capsys):
+    profile = shell.run_line_magic("nativeprof", f"-o {tmp_path}/no/x.svg sum(range(10))")
+    assert isinstance(profile, nativeprof.Profile)
+    said = capsys.readouterr().err
+    assert "no/x.svg could not be written: No such file or directory; the profile is the value of this cell" in said
+
+
+@pytest.mark.parametrize(
+    "line, cell",
+    [("", None), ("x = 1", "x = 2"), ("--rate 0 x = 1", None), ("--what", "x"), ("-o x.unknown", "raise SystemExit(1)")],
+)
 def test_wrong_words(shell, line, cell):
     with pytest.raises(UsageError):
         if cell is None:

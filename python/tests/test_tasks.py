@@ -6,11 +6,13 @@ import json
 import mmap
 import os
 import random
+import re
 import resource
 import select
 import selectors
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import types
@@ -588,6 +590,21 @@ def test_functions_that_are_open_at_the_stop_are_charged():
 
 
 # What is a task's stack, and what is not
+
+
+def test_a_profile_that_cannot_be_saved_is_kept_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    tasks.start()
+    sum(range(1000))
+    with pytest.raises(ValueError, match="cannot tell the format"):
+        tasks.stop(tmp_path / "x.unknown")
+    with pytest.raises(OSError, match=r"No such file or directory; the profile is in .*x\.json") as error:
+        tasks.stop(tmp_path / "no" / "x.json")
+    kept = re.search(r"the profile is in ([^']*)", error.value.strerror).group(1)
+    with open(kept, encoding="utf-8") as file:
+        assert json.load(file)["identifier"] == "root"
+    assert tasks.get_the_profiler() is None
 
 
 @repeated
