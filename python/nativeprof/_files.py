@@ -38,14 +38,15 @@ def replacing(path: os.PathLike[str] | str) -> Iterator[str]:
         raise OSError(error.errno, error.strerror, path) from None
 
 
-def write_elsewhere(name: str, write: Callable[[str], None]) -> str:
+def write_elsewhere(failed: os.PathLike[str] | str, write: Callable[[str], None]) -> str:
     """Writes a file whose path has failed to the directory for temporary files; returns where it is.
 
-    It is always a new file, under this name or a similar one, and for its owner only: the original path may have been private.
+    It is always a new file, under the same name or a similar one, and for its owner only: the original path may have been
+    private.
 
     :param write: writes to the path that it is given. :raises OSError: it failed there too.
     """
-    directory = tempfile.gettempdir()
+    directory, name = tempfile.gettempdir(), os.path.basename(os.fsdecode(failed))
     for ending in ("", *(f".{number}" for number in range(2, 100))):
         path = os.path.join(directory, name + ending)
         try:

@@ -220,7 +220,7 @@ class _Recording:
         except OSError as error:
             why = error.strerror or error
         try:
-            path = _files.write_elsewhere(os.path.basename(output), lambda new: profile._write(new, format))
+            path = _files.write_elsewhere(output, lambda new: profile._write(new, format))
         except OSError as error:
             _say(
                 f"nativeprof: cannot write to {output}: {why}; the directory for temporary files failed too: {error}; "

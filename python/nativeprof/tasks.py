@@ -437,8 +437,10 @@ def start(profile_bench: type[bench] = rusage_bench, *, builtins: bool = True) -
     new_profiler(profile_bench, builtins=builtins).start()
 
 
-def _default_file() -> str:
-    return os.path.join(tempfile.gettempdir(), "nativeprof_tasks.json")
+def _destination(filename: os.PathLike[str] | str | None) -> tuple[os.PathLike[str] | str, str]:
+    """Where :func:`stop` writes to, and in which format. :raises ValueError: no such format."""
+    path = os.path.join(tempfile.gettempdir(), "nativeprof_tasks.json") if filename is None else filename
+    return path, _native.format_of(path)
 
 
 def stop(filename: os.PathLike[str] | str | None = None) -> int:
@@ -452,13 +454,12 @@ def stop(filename: os.PathLike[str] | str | None = None) -> int:
     profiler = _the_profiler
     if profiler is None:
         raise RuntimeError("no profiler is running; call start() first")
-    path = _default_file() if filename is None else filename
-    format = _native.format_of(path)
+    path, format = _destination(filename)
     total = profiler.stop()
     try:
         profiler.save(path, format)
     except OSError as error:
-        kept = _files.write_elsewhere(os.path.basename(path), lambda new: profiler.profile._write(new, format))
+        kept = _files.write_elsewhere(path, lambda new: profiler.profile._write(new, format))
         raise OSError(error.errno, f"{error.strerror or error}; the profile is in {kept}", path) from error
     return total
 
@@ -470,6 +471,7 @@ def go(fun: Callable[..., Any], *args: Any, **kw: Any) -> Any:
     """
     filename = kw.pop("profile_filename", None)
     bench_class = kw.pop("profile_bench", rusage_bench)
+    _destination(filename)  # an unknown format is refused before anything has run
     is_coroutine = inspect.iscoroutinefunction(fun)
     start(bench_class)
     try:

@@ -12,7 +12,6 @@ import select
 import selectors
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import types
@@ -240,7 +239,7 @@ gevent.sleep(0)  # the hub runs before the profiler
 profiler = test_tasks.profiled(main)
 test_tasks.check_tak(profiler)
 assert profiler.main_bench.ticks > 0
-assert profiler.wait_bench.ticks > 0.4e9, profiler.wait_bench
+assert profiler.wait_bench.ticks > 0.45e9, profiler.wait_bench
 """
 
 
@@ -547,7 +546,7 @@ def test_suspended_time_is_apart():
         await inner()
 
     profiler = profiled(lambda: asyncio.run(outer()))
-    likely(charge(profiler, "sleep").suspended_ticks >= 45e6, profiler.charges)
+    likely(charge(profiler, "sleep").suspended_ticks >= 49e6, profiler.charges)
     assert charge(profiler, "inner").suspended_ticks == charge(profiler, "outer").suspended_ticks == 0
     # Running time, of which the sleep is no part.
     assert charge(profiler, "outer").aggregate_ticks + profiler.wait_bench.ticks < profiler.counter.ticks
@@ -592,28 +591,12 @@ def test_functions_that_are_open_at_the_stop_are_charged():
 # What is a task's stack, and what is not
 
 
-def test_a_profile_that_cannot_be_saved_is_kept_elsewhere(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    tasks.start()
-    sum(range(1000))
-    with pytest.raises(ValueError, match="cannot tell the format"):
-        tasks.stop(tmp_path / "x.unknown")
-    with pytest.raises(OSError, match=r"No such file or directory; the profile is in .*x\.json") as error:
-        tasks.stop(tmp_path / "no" / "x.json")
-    kept = re.search(r"the profile is in ([^']*)", error.value.strerror).group(1)
-    with open(kept, encoding="utf-8") as file:
-        assert json.load(file)["identifier"] == "root"
-    assert tasks.get_the_profiler() is None
-
-
 @repeated
 def test_a_profiler_may_start_and_stop_inside_of_a_task():
     async def before():
         profiler.start()
         await asyncio.gather(worker(), worker())
-        # The wait begins later than the sleep if another program has the CPU.
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.02)
         profiler.stop()
 
     async def worker():
@@ -624,7 +607,8 @@ def test_a_profiler_may_start_and_stop_inside_of_a_task():
     assert calls(profiler, "worker", "yield_slice") == {"worker": 2, "yield_slice": 2}
     assert edges(profiler, "worker", "yield_slice") == {("worker", "yield_slice"): 2}
     assert profiler.main_bench.ticks > 0
-    likely(profiler.wait_bench.ticks >= 0.4e9, profiler.wait_bench)
+    # Shorter if another program has the CPU before the wait begins.
+    likely(profiler.wait_bench.ticks >= 19e6, profiler.wait_bench)
 
 
 @pytest.mark.parametrize("runner", [asyncio.run, run_with_uvloop])
@@ -958,7 +942,24 @@ def test_go_runs_and_saves(tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         tasks.go(lambda: 1 / 0, profile_filename=file)
     assert "<lambda>" in file.read_text()
+    with pytest.raises(ValueError, match="cannot tell the format"):
+        tasks.go(lambda: 1 / 0, profile_filename=tmp_path / "x.unknown")
+    assert tasks.get_the_profiler() is None
     assert _native.read(file.read_bytes()).stats()["counts"] == "calls"
+
+
+def test_a_profile_that_cannot_be_saved_is_kept_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    tasks.start()
+    sum(range(1000))
+    with pytest.raises(ValueError, match="cannot tell the format"):
+        tasks.stop(tmp_path / "x.unknown")
+    with pytest.raises(OSError, match=r"No such file or directory; the profile is in .*x\.json") as error:
+        tasks.stop(tmp_path / "no" / "x.json")
+    kept = re.search(r"the profile is in ([^']*)", error.value.strerror).group(1)
+    with open(kept, encoding="utf-8") as file:
+        assert json.load(file)["identifier"] == "root"
+    assert tasks.get_the_profiler() is None
 
 
 def test_a_profile_is_the_same_tree_in_another_place(tmp_path):
