@@ -798,20 +798,22 @@ fn the_third_interrupt_ends_nativeprof() {
     assert!(made.success());
     let program = Program::start(programs::native(&[]));
     let pid = program.pid().to_string();
-    for (signals, good) in [(2, true), (3, false)] {
-        let mut running = Running::start(nativeprof(&["attach", &pid, "-f", "collapsed", "-o", text(&pipe)]));
-        // A pending signal absorbs another one of its kind: each one here is different.
-        for name in ["INT", "TERM", "HUP"].iter().take(signals) {
-            running.signal(name);
+    repeated(|| {
+        for (signals, good) in [(2, true), (3, false)] {
+            let mut running = Running::start(nativeprof(&["attach", &pid, "-f", "collapsed", "-o", text(&pipe)]));
+            // A pending signal absorbs another one of its kind: each one here is different.
+            for name in ["INT", "TERM", "HUP"].iter().take(signals) {
+                running.signal(name);
+            }
+            if good {
+                let read = fs::read_to_string(&pipe).expect("a profile");
+                assert_likely!(read.is_empty() || read.contains("n_leaf"), "{read}");
+            }
+            let done = running.finish();
+            assert_eq!(done.status.success(), good, "{}", stderr(&done));
+            assert_eq!(done.status.code().is_none(), !good, "ended by the signal");
         }
-        if good {
-            let read = fs::read_to_string(&pipe).expect("a profile");
-            assert!(read.is_empty() || read.contains("(native)"), "{read}");
-        }
-        let done = running.finish();
-        assert_eq!(done.status.success(), good, "{}", stderr(&done));
-        assert_eq!(done.status.code().is_none(), !good, "ended by the signal");
-    }
+    });
 }
 
 #[test]

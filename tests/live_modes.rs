@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use nativeprof::profile::model::{Frame, FrameKind};
 
 use common::chance::{assert_likely, patience, repeated};
-use common::recording::{Ours, Recording, Running, attach_while, check_counts};
+use common::recording::{Ours, Recording, Running, attach_while, check_counts, is_truncated};
 use common::{
     Program, Python, Scratch, attach, each_third_python, live, nativeprof, newest_python, programs, pythons, record,
 };
@@ -69,7 +69,6 @@ fn launched_commands_are_sampled_from_their_start() {
         r.check_lost(&python.name);
         r.check_rate(&python.name);
         // While the first few samples are on their way, the interpreter in the new process is not known.
-        let is_truncated = |stack: &[&Frame]| stack.iter().any(|f| f.kind == FrameKind::Truncated);
         let late = r.matching(|stack| is_truncated(stack) && count(stack, "main") > 0 && count(stack, "run_alpha") > 0);
         assert_likely!(
             late <= 1,
@@ -131,7 +130,6 @@ fn ten_thousand_levels_are_complete() {
                 let is = |f: &&&Frame| f.kind == FrameKind::Python && f.name == name;
                 stack.iter().filter(is).count()
             };
-            let is_truncated = |stack: &[&Frame]| stack.iter().any(|f| f.kind == FrameKind::Truncated);
             let at_end = |stack: &[&Frame]| stack.iter().any(|f| f.name == "t_alpha") && !is_truncated(stack);
             assert_likely!(
                 r.matching(at_end) * 2 > r.samples(),
@@ -414,7 +412,6 @@ fn exec_in_place_changes_the_names() {
                 python.name
             );
         }
-        let is_truncated = |s: &[&Frame]| s.iter().any(|f| f.kind == FrameKind::Truncated);
         let bad = r.matching(|s| is_truncated(s) && (count(s, "before") > 0 || count(s, "after") > 0));
         assert_likely!(
             bad <= 1,
@@ -471,7 +468,6 @@ fn subinterpreters_are_above_their_caller() {
         r.check_lost(&python.name);
         // What runs in the main interpreter is complete.
         let alone = |s: &[&Frame]| count(s, "alone") > 0;
-        let is_truncated = |s: &[&Frame]| s.iter().any(|f| f.kind == FrameKind::Truncated);
         assert_likely!(r.matching(alone) > 50, "{}: {}", python.name, r.stderr);
         assert_likely!(r.matching(|s| alone(s) && is_truncated(s)) <= 1, "{}", python.name);
         assert_eq!(r.matching(|s| alone(s) && count(s, "inner") > 0), 0, "{}", python.name);

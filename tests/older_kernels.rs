@@ -9,7 +9,7 @@ use nativeprof::profile::model::{Frame, FrameKind};
 
 use common::calls::CALLBACKS;
 use common::chance::{assert_likely, patience, repeated};
-use common::recording::{Recording, Running, TRUTH, nativeprof};
+use common::recording::{Recording, Running, TRUTH, is_truncated, nativeprof};
 use common::{Program, Scratch, each_third_python, live, newest_python};
 
 mod common;
@@ -69,10 +69,7 @@ fn ten_thousand_levels_are_complete() {
             let is_level = |f: &&&Frame| f.kind == FrameKind::Python && f.name == "descend";
             stack.iter().filter(is_level).count()
         };
-        let at_end = |stack: &[&Frame]| {
-            let is_truncated = stack.iter().any(|f| f.kind == FrameKind::Truncated);
-            stack.iter().any(|f| f.name == "t_alpha") && !is_truncated
-        };
+        let at_end = |stack: &[&Frame]| stack.iter().any(|f| f.name == "t_alpha") && !is_truncated(stack);
         assert_likely!(r.matching(at_end) * 2 > r.samples(), "the ends were hardly seen");
         assert_eq!(r.matching(|s| at_end(s) && levels(s) != 10001), 0);
     });

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use common::chance::assert_likely;
 use common::environments::{each_third_environment, each_third_environment_and_backend};
-use common::recording::{awaited, check_account, check_counts, dumped_tasks};
+use common::recording::{awaited, check_account, check_counts, dumped_tasks, is_truncated};
 use common::{Program, attach, live, sources};
 
 mod common;
@@ -66,11 +66,11 @@ fn greenlets_that_run() {
         let mut names = BTreeSet::new();
         let (mut without, mut all) = (0, 0);
         for (stack, n) in r
-            .complete_stacks()
+            .stacks()
             .filter(|(stack, _)| stack.iter().any(|f| f.name == "measured"))
         {
             all += n;
-            let [task] = task_frames(&stack)[..] else {
+            let ([task], false) = (&task_frames(&stack)[..], is_truncated(&stack)) else {
                 without += n;
                 continue;
             };

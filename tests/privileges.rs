@@ -8,6 +8,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use common::chance::{assert_likely, repeated};
 use common::recording::Running;
 use common::{Program, Scratch, live, nativeprof, programs};
 
@@ -105,45 +106,48 @@ fn privileges_are_dropped_when_they_are_not_needed() {
     let _live = live();
     let program = Program::start(programs::native(&[]));
     let pid = program.pid().to_string();
-    for caller in [true, false] {
-        let scratch = open_directory();
-        let pipe = scratch.path("pipe");
-        let made = Command::new("mkfifo")
-            .arg(&pipe)
-            .status()
-            .expect("mkfifo, of coreutils");
-        assert!(made.success());
-        let owner = if caller { NOBODY } else { 0 };
-        std::os::unix::fs::chown(&pipe, Some(owner), Some(owner)).expect("the tests run as root");
-        let words = ["attach", &pid, "-f", "json", "-o", text(&pipe)];
-        let mut running = Running::start(if caller { by_sudo(&words) } else { nativeprof(&words) });
-        let profiler = running.child.id();
-        let caps = |of: &BTreeMap<String, String>, name| u64::from_str_radix(&of[name], 16).expect("a set");
-        // Printed before sampling: what sampling does not need is dropped.
-        let now = status(profiler);
-        assert_eq!(caps(&now, "CapPrm") & !WHILE_SAMPLING, 0, "{now:?}");
-        assert_eq!(caps(&now, "CapEff"), caps(&now, "CapPrm"));
-        assert_eq!(now["NoNewPrivs"], "1");
-        assert_eq!(now["Threads"], "1", "other threads would keep their privileges");
-        let user = format!("{owner}\t{owner}\t{owner}\t{owner}");
-        assert_eq!(now["Uid"], user);
-        running.signal("INT");
-        // It opens the pipe, and continues, only when there is a reader: the profile is symbolized but not yet written.
-        let mut reader = fs::File::open(&pipe).expect("a pipe");
-        let now = status(profiler);
-        for name in ["CapPrm", "CapEff", "CapInh", "CapAmb"] {
-            assert_eq!(caps(&now, name), 0, "{name} while the profile is written: {now:?}");
+    repeated(|| {
+        for caller in [true, false] {
+            let scratch = open_directory();
+            let pipe = scratch.path("pipe");
+            let made = Command::new("mkfifo")
+                .arg(&pipe)
+                .status()
+                .expect("mkfifo, of coreutils");
+            assert!(made.success());
+            let owner = if caller { NOBODY } else { 0 };
+            std::os::unix::fs::chown(&pipe, Some(owner), Some(owner)).expect("the tests run as root");
+            let words = ["attach", &pid, "-f", "json", "-o", text(&pipe)];
+            let mut running = Running::start(if caller { by_sudo(&words) } else { nativeprof(&words) });
+            let profiler = running.child.id();
+            let caps = |of: &BTreeMap<String, String>, name| u64::from_str_radix(&of[name], 16).expect("a set");
+            // Printed before sampling: what sampling does not need is dropped.
+            let now = status(profiler);
+            assert_eq!(caps(&now, "CapPrm") & !WHILE_SAMPLING, 0, "{now:?}");
+            assert_eq!(caps(&now, "CapEff"), caps(&now, "CapPrm"));
+            assert_eq!(now["NoNewPrivs"], "1");
+            assert_eq!(now["Threads"], "1", "other threads would keep their privileges");
+            let user = format!("{owner}\t{owner}\t{owner}\t{owner}");
+            assert_eq!(now["Uid"], user);
+            running.signal("INT");
+            // It opens the pipe, and continues, only when there is a reader: the profile is symbolized but not yet written.
+            let mut reader = fs::File::open(&pipe).expect("a pipe");
+            let now = status(profiler);
+            for name in ["CapPrm", "CapEff", "CapInh", "CapAmb"] {
+                assert_eq!(caps(&now, name), 0, "{name} while the profile is written: {now:?}");
+            }
+            assert_eq!(now["Uid"], user);
+            let mut profile = Vec::new();
+            reader.read_to_end(&mut profile).expect("a profile");
+            let done = running.finish();
+            assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+            let profile = ::nativeprof::profile::json::read(&profile).expect("a complete profile");
+            // Names of functions, not only addresses: the files were open.
+            let named = profile.frames.iter().any(|f| f.name == "n_leaf");
+            // Of one sample it may be elsewhere.
+            assert_likely!(profile.nodes[0].count == 0 || named, "{:?}", profile.frames);
         }
-        assert_eq!(now["Uid"], user);
-        let mut profile = Vec::new();
-        reader.read_to_end(&mut profile).expect("a profile");
-        let done = running.finish();
-        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-        let profile = ::nativeprof::profile::json::read(&profile).expect("a complete profile");
-        // Names of functions, not only addresses: the files were open.
-        let named = profile.frames.iter().any(|f| f.name.starts_with("n_"));
-        assert!(profile.nodes[0].count == 0 || named, "{:?}", profile.frames);
-    }
+    });
 }
 
 #[test]

@@ -15,7 +15,7 @@ use serde_json::Value;
 use common::chance::{assert_likely, repeated};
 use common::environments::environments;
 use common::pythons::third;
-use common::recording::{Recording, check_counts, text, written_by};
+use common::recording::{Recording, check_counts, is_truncated, text, written_by};
 use common::{Program, Scratch, attach, live, nativeprof, programs, record, sources};
 
 mod common;
@@ -60,7 +60,7 @@ fn wrong(stack: &[&Frame]) -> Option<String> {
     if owners.len() > 1 {
         return Some(format!("frames of {owners:?}"));
     }
-    if stack.iter().any(|f| f.kind == FrameKind::Truncated) {
+    if is_truncated(stack) {
         return None;
     }
     let first = stack.iter().find(|f| f.kind == FrameKind::Python);

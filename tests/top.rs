@@ -193,33 +193,34 @@ fn tasks() {
 #[test]
 fn what_keeps_the_loop() {
     let _live = live();
-    let program = Program::start(newest_python().script("loop_blocks.py"));
-    let terminal = Terminal::start(&format!("{} --lag 50ms", program.pid()));
-    terminal.wait("table", |s| s.contains("FUNCTION"));
-    terminal.keys(&["5"]);
-    let row = |s: &str, words: [&str; 2]| {
-        let has = |l: &&str| words.iter().all(|word| l.contains(word)) && l.contains("ms");
-        s.lines().find(has).map(String::from)
-    };
-    // Tasks, and a callback without one.
-    let screen = terminal.wait("three kinds of callbacks", |s| {
-        let rows = [["sleeper", "sleeping"], ["computer", "computing"], ["- ", "sleeping"]];
-        s.contains("TOOK") && rows.iter().all(|words| row(s, *words).is_some())
+    repeated(|| {
+        let program = Program::start(newest_python().script("loop_blocks.py"));
+        let terminal = Terminal::start(&format!("{} --lag 50ms", program.pid()));
+        terminal.wait("table", |s| s.contains("FUNCTION"));
+        terminal.keys(&["5"]);
+        let row = |s: &str, words: [&str; 2]| {
+            let has = |l: &&str| words.iter().all(|word| l.contains(word)) && l.contains("ms");
+            s.lines().find(has).map(String::from)
+        };
+        // Tasks, and a callback without one.
+        let screen = terminal.wait("three kinds of callbacks", |s| {
+            let rows = [["sleeper", "sleeping"], ["computer", "computing"], ["- ", "sleeping"]];
+            s.contains("TOOK") && rows.iter().all(|words| row(s, *words).is_some())
+        });
+        let took = row(&screen, ["computer", "computing"]).expect("it is there");
+        let took: f64 = took
+            .split_whitespace()
+            .next()
+            .and_then(|n| n.parse().ok())
+            .expect("a time");
+        assert_likely!((100.0..400.0).contains(&took), "{screen}");
+        terminal.keys(&["Enter"]);
+        terminal.wait("its stack", |s| s.contains("STACK") && s.contains("_run_once"));
+        terminal.keys(&["Escape"]);
+        terminal.wait("the list", |s| s.contains("TOOK"));
+        terminal.keys(&["q"]);
+        terminal.wait("shell", |s| s.contains("CODE 0"));
     });
-    let took = row(&screen, ["computer", "computing"]).expect("it is there");
-    let took: f64 = took
-        .split_whitespace()
-        .next()
-        .and_then(|n| n.parse().ok())
-        .expect("a time");
-    // 120 ms, and what a busy machine adds or hides.
-    assert!((50.0..3000.0).contains(&took), "{screen}");
-    terminal.keys(&["Enter"]);
-    terminal.wait("its stack", |s| s.contains("STACK") && s.contains("_run_once"));
-    terminal.keys(&["Escape"]);
-    terminal.wait("the list", |s| s.contains("TOOK"));
-    terminal.keys(&["q"]);
-    terminal.wait("shell", |s| s.contains("CODE 0"));
 }
 
 #[test]

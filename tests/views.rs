@@ -15,6 +15,7 @@ use nativeprof::profile::model::{Frame, FrameKind, Profile};
 use object::{Object, ObjectSegment, ObjectSymbol};
 
 use common::chance::assert_likely;
+use common::recording::is_truncated;
 use common::{Python, each_third_python, live, record};
 
 mod common;
@@ -51,8 +52,7 @@ fn stacks_begin_at_the_programs_code() {
         let (mut begun, mut all) = (0, 0);
         for (stack, count) in stacks(&folded) {
             let names: Vec<&str> = stack.iter().map(|frame| &*frame.name).collect();
-            let is_truncated = stack.iter().any(|frame| frame.kind == FrameKind::Truncated);
-            if is_truncated || !names.contains(&"worker") {
+            if is_truncated(&stack) || !names.contains(&"worker") {
                 continue;
             }
             all += count;

@@ -94,6 +94,7 @@ def test_no_such_thread_is_an_empty_list():
         assert stacktrace.get_thread_stack(wrong) == []
 
 
+@repeated
 def test_signals_may_be_blocked():
     def deaf(ended):
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -104,7 +105,7 @@ def test_signals_may_be_blocked():
         began = time.monotonic()
         for _ in range(20):
             stacktrace.get_thread_stack(ident)
-        assert time.monotonic() - began < 60
+        likely(time.monotonic() - began < 10)
 
 
 def test_addresses_are_those_of_the_files():

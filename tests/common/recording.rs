@@ -222,8 +222,7 @@ impl Recording {
 
     /// Those that are not truncated: a busy machine loses the end of one now and then, which `check_quality` bounds.
     pub fn complete_stacks(&self) -> impl Iterator<Item = (Vec<&Frame>, u64)> {
-        self.stacks()
-            .filter(|(stack, _)| stack.iter().all(|f| f.kind != FrameKind::Truncated))
+        self.stacks().filter(|(stack, _)| !is_truncated(stack))
     }
 
     pub fn samples(&self) -> u64 {
@@ -262,7 +261,7 @@ impl Recording {
             with_reason, q.partial,
             "{case}: a partial stack without a reason: {q:?}"
         );
-        let truncated = self.matching(|stack| stack.iter().any(|f| f.kind == FrameKind::Truncated));
+        let truncated = self.matching(is_truncated);
         assert!(
             truncated <= q.partial,
             "{case}: {truncated} stacks are truncated, {} are called partial",
@@ -275,7 +274,7 @@ impl Recording {
             "{case}: {bad} of {} stacks are incomplete: {:?}\n{}",
             q.taken,
             q.reasons,
-            self.examples(|stack| stack.iter().any(|f| f.kind == FrameKind::Truncated))
+            self.examples(is_truncated)
         );
         // Repaired stacks are complete and must match the table of calls like all others; there must be few. glibc's
         // tables end before the system call that creates a thread (sysdeps/unix/sysv/linux/x86_64/clone3.S, 2.36).
@@ -418,6 +417,11 @@ impl Ours {
             _ => false,
         }
     }
+}
+
+/// Whether frames are missing, of which a frame says why.
+pub fn is_truncated(stack: &[&Frame]) -> bool {
+    stack.iter().any(|f| f.kind == FrameKind::Truncated)
 }
 
 fn illegal(stack: &[&Frame], ours: &Ours, table: &[(&str, &[&str])]) -> Option<String> {
