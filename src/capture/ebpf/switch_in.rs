@@ -52,18 +52,21 @@ impl fmt::Display for SwitchInHook {
 /// # Errors
 /// Nothing can.
 pub fn check() -> Result<SwitchInHook> {
-    let (found, missing): (Vec<_>, Vec<_>) = hooks(Variant::candidates()?).into_iter().partition(HookResult::is_ok);
+    let hooks = hooks(Variant::candidates()?, &kernel_types());
+    let (found, missing): (Vec<_>, Vec<_>) = hooks.into_iter().partition(HookResult::is_ok);
     let found = found.into_iter().flatten().next();
     found.ok_or_else(|| unsupported(&missing.into_iter().filter_map(HookResult::err).collect::<Vec<_>>()))
 }
 
 /// A hook, or why it is missing.
 type HookResult = std::result::Result<SwitchInHook, String>;
+/// The kernel's type information, or why there is none. It has some megabytes: one read is enough.
+type KernelTypes = std::result::Result<Btf, String>;
 
 /// The better one first.
-fn hooks(variants: &[Variant]) -> [HookResult; 2] {
+fn hooks(variants: &[Variant], types: &KernelTypes) -> [HookResult; 2] {
     let task_work = match variants.contains(&Variant::Current) {
-        true => task_work(),
+        true => types.as_ref().map_err(String::clone).and_then(task_work),
         false => Err(format!("{FORCED_BY} excludes task works")),
     };
     [task_work, kprobe()]
@@ -78,12 +81,11 @@ fn unsupported(missing: &[String]) -> Error {
     .hint("use --backend ptrace, or omit --mode to sample CPU time")
 }
 
-fn kernel_types() -> std::result::Result<Btf, String> {
+fn kernel_types() -> KernelTypes {
     Btf::from_sys_fs().map_err(|_| "the kernel has no type information (/sys/kernel/btf/vmlinux)".to_string())
 }
 
-fn task_work() -> HookResult {
-    let types = kernel_types()?;
+fn task_work(types: &Btf) -> HookResult {
     let number = |name| types.id_by_type_name_kind(name, BtfKind::Func).ok();
     if number(NEWER_SCHEDULE_RESUME).is_some() {
         return Err(format!(
@@ -145,7 +147,8 @@ pub struct LoadedSwitchIn {
 pub fn load_first(variants: &[Variant], sizes: MapSizes, children: bool) -> Result<LoadedSwitchIn> {
     let mut missing = Vec::new();
     let mut refusal = None;
-    for hook in hooks(variants) {
+    let types = kernel_types();
+    for hook in hooks(variants, &types) {
         let hook = match hook {
             Ok(hook) => hook,
             Err(why) => {
@@ -154,7 +157,7 @@ pub fn load_first(variants: &[Variant], sizes: MapSizes, children: bool) -> Resu
             }
         };
         let loaded = object::load(&object(&hook), sizes, children).and_then(|mut bpf| {
-            load(&mut bpf, &hook)?;
+            load(&mut bpf, &hook, &types)?;
             Ok(bpf)
         });
         match loaded {
@@ -174,12 +177,12 @@ const AT_SWITCHES: [(&str, &str); 2] = [("waking", "sched_waking"), ("switched",
 const AT_END: (&str, &str) = ("freed", "sched_process_free");
 const AT_PROBE: &str = "switched_in";
 
-fn load(bpf: &mut Ebpf, hook: &SwitchInHook) -> Result<()> {
+fn load(bpf: &mut Ebpf, hook: &SwitchInHook, types: &KernelTypes) -> Result<()> {
     if let SwitchInHook::TaskWork(_) = hook {
-        let types = kernel_types().map_err(|e| Error::new(ErrorKind::Unsupported, LOAD).why(e))?;
+        let types = types.as_ref().map_err(|e| Error::new(ErrorKind::Unsupported, LOAD).why(e.clone()))?;
         for (name, event) in AT_SWITCHES {
             let program: &mut BtfTracePoint = object::program(bpf, name)?;
-            program.load(event, &types).map_err(|e| bpf_error(LOAD, e))?;
+            program.load(event, types).map_err(|e| bpf_error(LOAD, e))?;
         }
         return Ok(());
     }

@@ -99,8 +99,9 @@ static __always_inline void release(__u32 slot)
 }
 #endif
 
-// A scratch area that is not in use; MAX_WORKS if there is none.
-static __always_inline __u32 claim_any(void)
+// A scratch area that is not in use; MAX_WORKS if there is none. (Inlined, it would make the verifier go through what follows
+// once for each area.)
+__noinline int claim_any(void)
 {
 	__u32 i;
 
