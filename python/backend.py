@@ -4,6 +4,7 @@ The command is the real program, not a script that lets Python call the library:
 file, which must not be an interpreter that runs anything; Ctrl-C reaches it alone; and it starts without an interpreter.
 """
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -22,14 +23,25 @@ from maturin import (  # noqa: F401
 HERE = Path(__file__).resolve().parent
 
 
-def _place_command():
+def _features(config_settings):
+    """Cargo's features that maturin is to build with: `--config-settings build-args="--features ..."` of pip."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-F", "--features", action="append", default=[])
+    options, _ = parser.parse_known_args(maturin.get_maturin_pep517_args(config_settings))
+    return [f"--features={features}" for features in options.features]
+
+
+def _place_command(config_settings):
     manifest = HERE.parent / "Cargo.toml"
     cargo = os.environ.get("CARGO", "cargo")
-    # Both packages, though one is built: so their dependencies have the features that they have when maturin builds the
-    # other, and nothing is compiled twice.
+    # Both packages, though one is built, and maturin's features: so all that they share is the same when maturin builds
+    # the other, and nothing is compiled twice.
     packages = ["--package", "nativeprof", "--package", "nativeprof-python"]
     subprocess.run(
-        [cargo, "build", "--release", "--manifest-path", manifest, *packages, "--bin", "nativeprof"],
+        [
+            *[cargo, "build", "--release", "--manifest-path", manifest, *packages, "--bin", "nativeprof"],
+            *_features(config_settings),
+        ],
         check=True,
     )
     target = Path(os.environ.get("CARGO_TARGET_DIR", HERE.parent / "target"))
@@ -45,10 +57,10 @@ def _place_command():
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
-    _place_command()
+    _place_command(config_settings)
     return maturin.build_wheel(wheel_directory, config_settings, metadata_directory)
 
 
 def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
-    _place_command()
+    _place_command(config_settings)
     return maturin.build_editable(wheel_directory, config_settings, metadata_directory)
