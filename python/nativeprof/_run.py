@@ -271,6 +271,7 @@ def main(words: list[str]) -> None:
         import runpy
 
         sys.argv = program
+
         # The directory we were started in is first on the path already, as python -m has it.
         def run() -> None:
             cast(Any, runpy)._run_module_as_main(program[0])

@@ -276,9 +276,7 @@ class WorkerProfiler(WorkerPlugin):
         await self._gather()
         worker.cycle_profile()
 
-    async def _get_profile(
-        self, start: Any = None, stop: Any = None, key: Any = None, server: bool = False
-    ) -> Tree:
+    async def _get_profile(self, start: Any = None, stop: Any = None, key: Any = None, server: bool = False) -> Tree:
         worker = self._worker  # which teardown forgets
         if not server:
             await self._gather()

@@ -207,9 +207,7 @@ def run(statement: str | CodeType, filename: Any = None, sort: Any = -1) -> None
     runctx(statement, __main__.__dict__, __main__.__dict__, filename, sort)
 
 
-def runctx(
-    statement: str | CodeType, globals: dict[str, Any], locals: Any, filename: Any = None, sort: Any = -1
-) -> None:
+def runctx(statement: str | CodeType, globals: dict[str, Any], locals: Any, filename: Any = None, sort: Any = -1) -> None:
     """As :func:`run`, in these namespaces."""
     profile = Profile()
     try:

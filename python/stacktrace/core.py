@@ -33,9 +33,7 @@ def get_thread_stack(tid: int, maxdepth: int = 100, show_python: bool = True) ->
         return []  # no thread has such an ident
 
 
-def print_stack(
-    file: TextIO | None = None, maxdepth: int = 100, show_python: bool = True, _bufsize: int = 4096
-) -> None:
+def print_stack(file: TextIO | None = None, maxdepth: int = 100, show_python: bool = True, _bufsize: int = 4096) -> None:
     """Prints the native stack of the calling thread, innermost frame first, up to ``_bufsize`` characters."""
     text = ""
     for entry in get_thread_stack(threading.get_ident(), maxdepth, show_python):
@@ -46,9 +44,7 @@ def print_stack(
     print(text, end="", file=file or sys.stdout)
 
 
-def print_thread_stack(
-    tid: int, file: TextIO | None = None, maxdepth: int = 100, show_python: bool = True
-) -> None:
+def print_thread_stack(tid: int, file: TextIO | None = None, maxdepth: int = 100, show_python: bool = True) -> None:
     """Prints the native stack of a thread, innermost frame first, one line for each entry."""
     for entry in get_thread_stack(tid, maxdepth, show_python):
         print(entry, file=file or sys.stdout)

@@ -376,9 +376,7 @@ def test_programs_run_as_python_runs_them(tmp_path, what, module):
 
 def test_wrong_programs_and_options(tmp_path):
     def run(*words):
-        return subprocess.run(
-            [sys.executable, "-m", "nativeprof", *words], cwd=tmp_path, capture_output=True, text=True
-        )
+        return subprocess.run([sys.executable, "-m", "nativeprof", *words], cwd=tmp_path, capture_output=True, text=True)
 
     for words, said in [
         ([], "missing"),

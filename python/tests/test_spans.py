@@ -113,9 +113,9 @@ def test_tasks_have_spans_of_their_own():
 def test_threads_begin_without_spans():
     seen = []
     with nativeprof.span("here"):
-        thread = threading.Thread(target=lambda: seen.append(names()), **(
-            {"context": contextvars.Context()} if sys.version_info >= (3, 14) else {}
-        ))
+        thread = threading.Thread(
+            target=lambda: seen.append(names()), **({"context": contextvars.Context()} if sys.version_info >= (3, 14) else {})
+        )
         thread.start()
         thread.join()
     assert seen == [[]]

@@ -265,17 +265,13 @@ def test_generators_that_are_driven_by_hand_have_the_counts_of_shrapnel():
         yield from yield_slice()
         if y >= x:
             return z
-        return (
-            yield from tak1((yield from tak1(x - 1, y, z)), (yield from tak2(y - 1, z, x)), (yield from tak2(z - 1, x, y)))
-        )
+        return (yield from tak1((yield from tak1(x - 1, y, z)), (yield from tak2(y - 1, z, x)), (yield from tak2(z - 1, x, y))))
 
     def tak2(x, y, z):
         yield from yield_slice()
         if y >= x:
             return z
-        return (
-            yield from tak2((yield from tak2(x - 1, y, z)), (yield from tak1(y - 1, z, x)), (yield from tak1(z - 1, x, y)))
-        )
+        return (yield from tak2((yield from tak2(x - 1, y, z)), (yield from tak1(y - 1, z, x)), (yield from tak1(z - 1, x, y))))
 
     def schedule():
         ready = [tak2(9, 6, 3) for _ in range(3)]

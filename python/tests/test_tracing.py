@@ -890,7 +890,6 @@ def test_trace_on_the_command_line(tmp_path):
             continue
         assert "calls in" in done.stderr and "overhead" in done.stderr, done.stderr
         with open(out, "rb") as file:
-
             counts = walk(json.load(file))
         assert sum(v for (_, name), v in counts.items() if name == "f") == 7
         names = {name for pair in counts for name in pair}
