@@ -28,6 +28,7 @@ pub enum UnwindMethod {
 
 impl UnwindMethod {
     /// Was the caller, or the end, found by unwind tables and known first functions of stacks alone?
+    #[inline]
     pub fn is_exact(self) -> bool {
         matches!(
             self,
@@ -112,6 +113,7 @@ impl EvalGroups {
     }
 
     /// Begins an empty group.
+    #[inline]
     pub fn begin(&mut self, anchor: Option<u64>) {
         let at = self.frames.len();
         self.list.push(EvalGroup {
@@ -122,14 +124,18 @@ impl EvalGroups {
     }
 
     /// Adds frames to the last group.
+    #[inline]
     pub fn extend(&mut self, frames: impl IntoIterator<Item = PyFrame>) {
-        self.frames.extend(frames);
+        for frame in frames {
+            self.frames.push(frame);
+        }
         if let Some(last) = self.list.last_mut() {
             last.end = self.frames.len();
         }
     }
 
     /// The frames of one of these groups.
+    #[inline]
     pub fn frames(&self, group: &EvalGroup) -> &[PyFrame] {
         &self.frames[group.begin..group.end]
     }

@@ -71,11 +71,13 @@ pub struct CodeTable {
 }
 
 impl CodeTable {
+    #[inline]
     pub fn get(&self, id: CodeId) -> &Code {
         &self.codes[id.0 as usize]
     }
 
     /// Changes when code objects seen at an address may be outdated.
+    #[inline]
     pub fn generation(&self) -> u64 {
         self.generation
     }
@@ -85,6 +87,7 @@ impl CodeTable {
     /// # Errors
     /// `CodeObjectFreed` if it is not, or no longer, the one the sample saw; `CodeObjectLimit` if there is no room for another
     /// one.
+    #[inline]
     pub fn observe(
         &mut self,
         pid: Pid,
@@ -204,6 +207,7 @@ impl RecentCodes {
     /// Marks an empty entry; a malformed sample may contain this number all the same.
     const NO_PROCESS: Pid = Pid::MAX;
 
+    #[inline]
     fn slot(avma: u64) -> usize {
         ((avma >> 4).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - Self::BITS)) as usize
     }
@@ -214,6 +218,7 @@ impl RecentCodes {
         ((a, p, of) == (avma, print, pid) && pid != Self::NO_PROCESS).then_some(id)
     }
 
+    #[inline]
     fn put(&mut self, pid: Pid, avma: u64, print: u32, id: CodeId) {
         self.0[Self::slot(avma)] = (avma, print, pid, id);
     }

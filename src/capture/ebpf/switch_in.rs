@@ -179,7 +179,9 @@ const AT_PROBE: &str = "switched_in";
 
 fn load(bpf: &mut Ebpf, hook: &SwitchInHook, types: &KernelTypes) -> Result<()> {
     if let SwitchInHook::TaskWork(_) = hook {
-        let types = types.as_ref().map_err(|e| Error::new(ErrorKind::Unsupported, LOAD).why(e.clone()))?;
+        let types = types
+            .as_ref()
+            .map_err(|e| Error::new(ErrorKind::Unsupported, LOAD).why(e.clone()))?;
         for (name, event) in AT_SWITCHES {
             let program: &mut BtfTracePoint = object::program(bpf, name)?;
             program.load(event, types).map_err(|e| bpf_error(LOAD, e))?;
