@@ -144,10 +144,21 @@ fn what_users_of_other_profilers_type() {
     );
     refused(&run(&["out.json"]), 2, &["nativeprof report out.json"]);
     refused(&run(&["recrod"]), 2, &["record"]);
+    refused(&run(&["top"]), 2, &["no program to show", "nativeprof top -- COMMAND"]);
+    refused(
+        &run(&["record", "--mode", "wall", "--event", "page-faults", "--", "true"]),
+        125,
+        &["need a clock", "events, not times", "omit --event"],
+    );
+    refused(
+        &run(&["record", "--save-tape", "-", "--", "true"]),
+        125,
+        &["a tape cannot be written to standard output", "--save-tape out.tape"],
+    );
     for (option, instead) in [
         ("--native", "--no-native"),
         ("--nonblocking", "eBPF"),
-        ("--speed=5", "must be an option of `record`"),
+        ("--speed=5", "`record` has no such option"),
         ("--output-file=x", "a similar option exists: --output"),
     ] {
         let done = run(&["record", option, "--", "true"]);
@@ -163,7 +174,7 @@ fn what_users_of_other_profilers_type() {
     refused(
         &run(&["record", "--idle", "--", "true"]),
         125,
-        &["--idle needs waiting time", "--mode wall --idle"],
+        &["--idle needs off-CPU time", "--mode wall --idle"],
     );
     let scratch = Scratch::new();
     let script = scratch.path("script.py");
@@ -234,6 +245,14 @@ fn formats() {
     refused(&unknown, 125, &["xml", "json", "collapsed", "svg"]);
     let ending = run(&["record", "-o", text(&scratch.path("x.docx")), "--", "true"]);
     refused(&ending, 125, &["x.docx", ".json", ".svg"]);
+    let directory = run(&[
+        "record",
+        "-o",
+        &format!("{}/", text(&scratch.path("new"))),
+        "--",
+        "true",
+    ]);
+    refused(&directory, 125, &["new/ does not exist", "mkdir -p"]);
     assert!(scratch.names().is_empty(), "{:?}", scratch.names());
 }
 
@@ -311,6 +330,11 @@ fn commands_that_cannot_run() {
     refused(&missing, 127, &["no such command: no-such-command-anywhere", "PATH"]);
     let missing = run(&["record", "-o", text(&out), "--", "/nowhere/at/all"]);
     refused(&missing, 127, &["no such command: /nowhere/at/all"]);
+    refused(
+        &run(&["record", "-o", text(&out), "--", ""]),
+        127,
+        &["no such command: ''"],
+    );
     let plain = scratch.path("plain.txt");
     fs::write(&plain, "#!/bin/sh\n").expect("a file");
     let forbidden = run(&["record", "-o", text(&out), "--", text(&plain)]);

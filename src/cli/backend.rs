@@ -44,7 +44,7 @@ pub fn open_source(backend: BackendChoice, options: &SamplingOptions) -> Result<
                 // If ptrace fails too, report why the better backend is not available.
                 let source = ptrace().map_err(|_| e.clone())?;
                 print_line(&format!(
-                    "nativeprof: {}; falling back to ptrace (stops one thread at a time, for 45 to 100 µs per sample)",
+                    "nativeprof: {}; falling back to ptrace (stops one thread at a time, typically for 45 to 100 µs per sample)",
                     ebpf_unavailable_reason(&e)
                 ));
                 source

@@ -64,7 +64,8 @@ pub fn shown(path: &Path) -> String {
     }
 }
 
-fn unreadable(path: &Path, e: io::Error) -> Error {
+/// An error about a file that cannot be read, with what to do.
+pub fn unreadable(path: &Path, e: io::Error) -> Error {
     let hint = match e.kind() {
         io::ErrorKind::PermissionDenied => "run this as the owner of the file",
         _ => "check the path",

@@ -114,6 +114,13 @@ fn in_our_style(text: &str, command: &str) -> Error {
                     vec!["neither a command nor a PID is given".into()],
                 )
             }
+            (1, None) if command == "nativeprof top" => {
+                usage = format!("{command} PID, or {command} -- COMMAND");
+                (
+                    "no program to show".into(),
+                    vec!["neither a PID nor a command is given".into()],
+                )
+            }
             (1, None) => (format!("missing argument {missing}"), vec!["it is required".into()]),
             _ => (format!("missing arguments {missing}"), vec!["they are required".into()]),
         };
@@ -199,7 +206,7 @@ pub fn check_command(command: &[String]) -> Result<()> {
     let why = match (known, similar) {
         (Some((_, instead)), _) => (*instead).to_string(),
         (None, Some(long)) => format!("a similar option exists: --{long}"),
-        (None, None) => "what comes before the command must be an option of `record`".into(),
+        (None, None) => "`record` has no such option".into(),
     };
     let what = format!("unknown option {name}");
     let hint = "nativeprof record --help   (options come first, then `--` and the command)";

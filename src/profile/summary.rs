@@ -48,7 +48,7 @@ pub fn block(meta: &Meta, written: &str) -> String {
         let _ = writeln!(out, "  stopped:  median {median} µs, longest {longest} µs");
     }
     let python = if meta.python.is_empty() {
-        "none found"
+        "none found (CPython 3.6 and later)"
     } else {
         &meta.python
     };

@@ -184,11 +184,14 @@ impl Profile {
         &self.value_types()[0].kind
     }
 
-    /// Index in [`Profile::value_types`] of a name, with its unit (`cpu_ns`) or without (`cpu`).
+    /// Index in [`Profile::value_types`] of a name, with its unit (`cpu_ns`) or without (`cpu`), or as a mode (`off-cpu`).
     pub fn find_value(&self, name: &str) -> Option<usize> {
         let types = self.value_types();
         let named = |is: &dyn Fn(&ValueType) -> bool| types.iter().position(|value| is(&value.kind));
-        named(&|kind| kind.name == name).or_else(|| named(&|kind| kind.key() == name))
+        let by_mode = name.replace('-', "_"); // as `--mode` spells it
+        named(&|kind| kind.name == name)
+            .or_else(|| named(&|kind| kind.key() == name))
+            .or_else(|| named(&|kind| kind.name == by_mode))
     }
 
     /// Inclusive amount of a value (an index in [`Profile::value_types`]) by node; 0 for a value that does not exist.

@@ -11,7 +11,7 @@ use super::model::{Frame, FrameKind, NodeId, Profile};
 /// What to leave out of a profile before it is shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ViewOptions {
-    /// Keep the interpreter's start-up and call glue.
+    /// Keep the interpreter's own frames: start-up and bytecode loop.
     pub interpreter_frames: bool,
     /// Count native code and the kernel as part of the Python function that called it.
     pub no_native: bool,

@@ -1,6 +1,6 @@
 //! Starts a command, pauses it just before `exec`, and releases it when everything is ready.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::ExitStatus;
@@ -45,13 +45,16 @@ impl Launched {
         let failed = |e| Error::io("cannot start the command", e);
         let name = command.first().cloned().unwrap_or_default();
         if !exists(&name) {
-            return Err(Error::new(ErrorKind::NoSuchCommand, format!("no such command: {name}"))
-                .why(if name.contains('/') {
-                    "the file does not exist"
-                } else {
-                    "not found in PATH"
-                })
-                .hint(how_to_run(&name).unwrap_or_else(|| "give its path, or check the spelling".into())));
+            let shown = if name.is_empty() { "''" } else { &name };
+            return Err(
+                Error::new(ErrorKind::NoSuchCommand, format!("no such command: {shown}"))
+                    .why(if name.contains('/') {
+                        "the file does not exist"
+                    } else {
+                        "not found in PATH"
+                    })
+                    .hint(how_to_run(&name).unwrap_or_else(|| "give its path, or check the spelling".into())),
+            );
         }
         let environment: Vec<_> = user.iter().flat_map(|user| environment(user)).collect();
         let process = spawn::spawn(command, &environment, detached).map_err(failed)?;
@@ -81,7 +84,12 @@ impl Launched {
         }
         self.process.go.write_all(&[1]).map_err(|e| {
             // It waits with the actions for signals that a command finds: Ctrl-C during set-up reaches it too.
-            Error::io("the command was killed before it started", e)
+            let why = match e.kind() {
+                io::ErrorKind::BrokenPipe => "Ctrl-C or another signal ended it".into(),
+                _ => e.to_string(),
+            };
+            Error::new(ErrorKind::Io, "the command was killed before it started")
+                .why(why)
                 .hint("run it again; press Ctrl-C only after sampling has started")
         })?;
         self.process.executed().map_err(|e| {
@@ -148,7 +156,8 @@ fn how_to_run(name: &str) -> Option<String> {
 
 fn exists(name: &str) -> bool {
     if name.contains('/') {
-        return std::path::Path::new(name).exists();
+        // One that cannot be looked up may exist: what refuses to run it says why.
+        return std::path::Path::new(name).try_exists().unwrap_or(true);
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|directory| directory.join(name).is_file())

@@ -143,7 +143,7 @@ fn facts(profile: &Profile) -> serde_json::Value {
     json!({"samples": samples, "functions": functions, "quality": quality})
 }
 
-/// A program with the interpreter's start-up and call glue on its stacks, in the standard library and in a library too.
+/// A program with the interpreter's own frames on its stacks, in the standard library and in a library too.
 fn calls() -> Profile {
     const PYTHON: &str = "libpython3.13.so.1.0";
     let native = |name: &str, module: &str| (native(FrameKind::Native, name, module), 0, "");

@@ -37,7 +37,7 @@ pub enum Command {
     Attach(Attach),
     /// Print every thread's current stack, state and the GIL holder
     #[command(
-        after_help = "Sleeping threads are read in place. Running threads are stopped one at a time, for 45 to 100 µs each (not with --tasks).\n\n\
+        after_help = "Sleeping threads are read in place. Running threads are stopped one at a time, typically for 45 to 100 µs each (not with --tasks).\n\n\
                             Examples:\n  sudo nativeprof dump 1234\n  sudo nativeprof dump 1234 --locals --kernel\n  \
                             sudo nativeprof dump 1234 --tasks"
     )]
@@ -134,7 +134,7 @@ pub struct Dump {
     /// Python frames only
     #[arg(long)]
     pub no_native: bool,
-    /// Also show the interpreter's start-up and call glue (--json always has them)
+    /// Also show the interpreter's own frames: start-up and bytecode loop (--json always has them)
     #[arg(long)]
     pub interpreter_frames: bool,
     /// Print tasks (asyncio, trio) and greenlets instead of threads, as a tree: below each task, the tasks that it awaits
@@ -215,8 +215,8 @@ pub struct ReportCommand {
     /// with at least that share of the samples), otherwise a regular expression matched against `NAME (LOCATION)`
     #[arg(value_name = "FILTER")]
     pub restrictions: Vec<String>,
-    /// What each row represents [default: Python functions, with the C code that they call; `function`: C functions have
-    /// rows of their own]
+    /// What each row represents [default: Python functions including the C code that they call; `function`: each C
+    /// function separately]
     #[arg(long, value_enum)]
     pub by: Option<By>,
     /// Source of a function or a file, with the samples of each line
@@ -377,7 +377,7 @@ pub enum BackendChoice {
     Auto,
     /// perf events and a BPF program; never stops the target
     Ebpf,
-    /// Stops one thread at a time, for 45 to 100 µs per sample; needs only permission to trace the target
+    /// Stops one thread at a time, typically for 45 to 100 µs per sample; needs only permission to trace the target
     Ptrace,
 }
 

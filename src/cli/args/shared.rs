@@ -57,15 +57,14 @@ pub struct Sampling {
     /// hardware counters, else cpu-clock
     #[arg(long, value_name = "EVENT", default_value = "auto", value_parser = clock)]
     event: EventKind,
-    /// Time to sample: cpu (while threads run), off-cpu (while they wait, or are ready and have no CPU), wall (both)
+    /// Time to sample: cpu (while threads run), off-cpu (while they wait, or are runnable without a CPU), wall (both)
     #[arg(long, value_name = "MODE", default_value = "cpu", value_parser = mode)]
     pub mode: Mode,
     /// With --mode off-cpu or wall: leave out blocked intervals shorter than this, such as 10ms or 2s
     /// (eBPF only)
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub min_blocked: Option<u64>,
-    /// With --mode off-cpu or wall: as callees of each wait, show the stack of the thread that ended it (eBPF
-    /// only)
+    /// With --mode off-cpu or wall: below each wait, show the stack of the thread that ended it (eBPF only)
     #[arg(long)]
     pub wakers: bool,
     /// Place samples of threads that run no Python (OpenMP, BLAS and other pools) below the code that gave them work
@@ -140,6 +139,13 @@ impl Sampling {
     /// # Errors
     /// `Usage` for options that need time which is not sampled.
     pub fn check(&self) -> Result<(), Error> {
+        if self.mode != Mode::Cpu && matches!(self.event, EventKind::PageFaults | EventKind::ContextSwitches) {
+            return Err(
+                Error::new(ErrorKind::Usage, "--mode off-cpu and --mode wall need a clock")
+                    .why("page faults and context switches are events, not times")
+                    .hint("omit --event, or --mode"),
+            );
+        }
         let word = match (self.mode, self.min_blocked, self.wakers) {
             (Mode::Cpu, Some(_), _) => "--min-blocked",
             (Mode::Cpu, _, true) => "--wakers",
@@ -261,7 +267,7 @@ fn clock(text: &str) -> Result<EventKind, String> {
 /// Which frames are shown.
 #[derive(Clone, Debug, Default, Args)]
 pub struct FrameArgs {
-    /// Also show the interpreter's start-up and call glue [default: folded into the calling functions]
+    /// Also show the interpreter's own frames: start-up and bytecode loop [default: folded into the calling functions]
     #[arg(long)]
     pub interpreter_frames: bool,
     /// Hide the standard library; its time counts for its callers

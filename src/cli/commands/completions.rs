@@ -66,5 +66,5 @@ fn print(text: &[u8]) -> Result<()> {
 }
 
 fn unwritten(e: io::Error) -> Error {
-    Error::io("cannot write the output", e).hint("free some disk space, or choose another directory")
+    Error::io("cannot write the output", e).hint("free some disk space, or write to another file")
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::IsTerminal;
+use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -65,6 +66,13 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
                 .why("tapes hold stacks of CPU time samples only")
                 .hint(format!("omit --save-tape or {option}")));
         }
+        if options.save_tape.as_deref() == Some(Path::new("-")) {
+            return Err(
+                Error::new(ErrorKind::Usage, "a tape cannot be written to standard output")
+                    .why("--save-tape needs the name of a file")
+                    .hint("--save-tape out.tape"),
+            );
+        }
         if options.save_tape == options.output {
             return Err(
                 Error::new(ErrorKind::Usage, "profile and tape cannot have the same file name")
@@ -75,7 +83,7 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     }
     options.sampling.check()?;
     if options.shown.idle && options.sampling.mode == capture::Mode::Cpu {
-        return Err(Error::new(ErrorKind::Usage, "--idle needs waiting time")
+        return Err(Error::new(ErrorKind::Usage, "--idle needs off-CPU time")
             .why("by default only CPU time is sampled, and idle threads use none")
             .hint("--mode wall --idle, or omit --idle"));
     }

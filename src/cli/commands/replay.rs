@@ -5,9 +5,9 @@ use std::io::Read;
 use std::rc::Rc;
 
 use crate::cli::args::Replay;
-use crate::cli::debuginfod;
 use crate::cli::output::Output;
 use crate::cli::print_line;
+use crate::cli::{debuginfod, input};
 use crate::error::{Error, Result};
 use crate::privileges::credentials::Caps;
 use crate::privileges::phases;
@@ -30,7 +30,7 @@ pub fn replay(options: &Replay) -> Result<()> {
     let mut packed = Vec::new();
     File::open(&options.tape)
         .and_then(|f| f.take(MAX_PACKED).read_to_end(&mut packed))
-        .map_err(|e| Error::io(format!("cannot read {}", options.tape.display()), e).hint("check the path"))?;
+        .map_err(|e| input::unreadable(&options.tape, e))?;
     // A tape is not trusted.
     phases::drop_for_symbolization(Caps::of(WRITING))?;
     let tape = encode::read(&packed).map_err(|e| Error {

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::cell::Cell;
 use std::ffi::OsString;
 use std::io::{self, BufWriter, IsTerminal, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::args::{Browse, ViewArgs};
@@ -66,6 +67,13 @@ impl Output {
             .and_then(|name| export::by_name(name).ok())
             .map_or(".html", |f| f.extensions[0]);
         let default = PathBuf::from(format!("{stem}{ending}"));
+        if let Some(path) = path.filter(|path| path.as_os_str().as_bytes().ends_with(b"/") && !path.exists()) {
+            return Err(
+                Error::new(ErrorKind::Usage, format!("directory {} does not exist", path.display()))
+                    .why("a name that ends in / is that of a directory")
+                    .hint(format!("mkdir -p {}, or omit the /", path.display())),
+            );
+        }
         let in_directory = path.filter(|path| path.is_dir()).map(|path| path.join(&default));
         let path = in_directory.as_deref().or(path).unwrap_or(&default);
         // /dev/stdout is a link that cannot always be opened.
@@ -197,15 +205,16 @@ impl Output {
     /// # Errors
     /// `Io` if it is elsewhere.
     pub fn check_written(&self) -> Result<()> {
-        match &self.place {
-            Some(place) if !self.written.get() => {
-                let what = format!("{} was not written", place.path().display());
-                Err(Error::new(ErrorKind::Io, what)
-                    .why("the file system refused it, as said above")
-                    .hint("copy the profile from the file named above"))
-            }
-            _ => Ok(()),
+        if self.written.get() {
+            return Ok(());
         }
+        let what = match &self.place {
+            Some(place) => format!("{} was not written", place.path().display()),
+            None => "standard output was not written".into(),
+        };
+        Err(Error::new(ErrorKind::Io, what)
+            .why("the file system refused it, as said above")
+            .hint("copy the profile from the file named above"))
     }
 
     /// Refuses an output that would replace an input.
@@ -287,12 +296,13 @@ impl Output {
                 ("standard output".to_string(), done.map(|()| None))
             }
         };
-        self.written.set(done.is_ok());
+        let closed_early = |e: &io::Error| self.place.is_none() && e.kind() == io::ErrorKind::BrokenPipe;
+        self.written.set(done.as_ref().map_or_else(closed_early, |_| true));
         let why = match done {
             Ok(None) => return Ok(format!("{shown} ({format})")),
             Ok(Some(bytes)) => return Ok(format!("{shown} ({format}, {})", size(bytes))),
             // The reader closed the pipe.
-            Err(e) if self.place.is_none() && e.kind() == io::ErrorKind::BrokenPipe => {
+            Err(e) if closed_early(&e) => {
                 return Ok(format!("{shown} (closed early)"));
             }
             Err(why) => why,

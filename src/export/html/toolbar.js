@@ -84,7 +84,7 @@ class Toolbar {
     }
   }
 
-  // Shows the interpreter's start-up and call glue, or folds them into the calling functions.
+  // Shows the interpreter's own frames (start-up and bytecode loop), or folds them into the calling functions.
   showInterpreter() {
     const { page } = this;
     const { profile } = this.model;

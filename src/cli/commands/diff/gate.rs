@@ -82,11 +82,11 @@ impl Text<'_> {
         let seconds = seconds[0].min(seconds[1]);
         match seconds > 0.0 {
             true if seconds * factor > 600.0 => format!(
-                "make recordings of about {:.0} minutes instead of {seconds:.0} s",
+                "make recordings of about {:.0} minutes instead of {seconds:.1} s",
                 (seconds * factor / 60.0).ceil()
             ),
             true => format!(
-                "make recordings of about {:.0} s instead of {seconds:.0} s",
+                "make recordings of about {:.0} s instead of {seconds:.1} s",
                 (seconds * factor).ceil()
             ),
             false => format!("record about {:.0} times as long", factor.ceil()),

@@ -104,6 +104,13 @@ pub fn diff(options: &Options) -> Result<Gate> {
     for (profile, path) in [(a, &options.before), (b, &options.after)] {
         check_comparable(profile, path, norm)?;
     }
+    if let (Some(one), Some(other)) = (sampled_time(a), sampled_time(b))
+        && one != other
+    {
+        print_status(&format!(
+            "the first profile has {one} time, the second {other} time; to compare the same: --value cpu"
+        ));
+    }
     let is_self = options.self_count || image == Some(DiffFormat::Svg);
     let how = diff::DiffOptions {
         norm,

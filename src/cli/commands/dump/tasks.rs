@@ -95,7 +95,7 @@ pub fn dump(pid: Pid, as_json: bool) -> error::Result<()> {
     let Some((_, python)) = session.python(pid) else {
         return Err(
             Error::new(ErrorKind::Unsupported, format!("process {pid} does not run Python"))
-                .why("it maps no CPython interpreter, so it has no asyncio tasks")
+                .why("it maps no CPython 3.6 or later, so it has no asyncio tasks")
                 .hint("list Python processes with `pgrep -af python`"),
         );
     };

@@ -23,9 +23,9 @@ pub fn assembly(seen: &ReportContext<'_>, profile: &Profile, word: &str) -> Resu
     if functions.is_empty() {
         return Err(Error::new(
             ErrorKind::Data,
-            format!("no native function is called `{}`", line(word)),
+            format!("no native function with samples is called `{}`", line(word)),
         )
-        .why("Python functions have no machine code of their own")
+        .why("only native functions with samples have machine code to show; Python functions have none of their own")
         .hint(format!(
             "list functions with `nativeprof report {} --by function`",
             input::shown(seen.file)

@@ -213,7 +213,7 @@ fn render(
         "exact",
         "repaired",
         "partial",
-        "torn",
+        "impossible",
         "error vs ground truth",
         "  sampling-noise floor",
         "slowdown (wall)",
@@ -281,7 +281,7 @@ fn render(
     }
     for ((name, outcome), problems) in outcomes.iter().zip(problems) {
         if let Outcome::Refused(why) = outcome {
-            let _ = write!(text, "\n{name} is not available: {why}\n");
+            let _ = write!(text, "\n{name} is not available: {why}\n  try: nativeprof doctor\n");
         }
         if let Outcome::Ran(run) = outcome
             && !run.findings.quality.reasons.is_empty()

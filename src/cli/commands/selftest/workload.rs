@@ -184,7 +184,9 @@ impl Sampler {
             line.clear();
         }
         let _ = sampler.child.wait();
-        let why = all.trim().trim_start_matches("nativeprof: ");
+        // Without what to type: that is about the sampler's own arguments.
+        let why = all.split("\n  try:").next().unwrap_or_default();
+        let why = why.trim().trim_start_matches("nativeprof: ");
         Ok(Err(if why.is_empty() { "it exited silently" } else { why }.into()))
     }
 
