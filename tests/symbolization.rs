@@ -454,7 +454,7 @@ fn machine_code_has_its_samples() {
         "{text}"
     );
     let said = assembly(&["nothing"]);
-    assert!(String::from_utf8_lossy(&said.stderr).contains("no native function is called `nothing`"));
+    assert!(String::from_utf8_lossy(&said.stderr).contains("no native function with samples is called `nothing`"));
     fs::remove_file(&program).expect("removed");
     programs::compile(&common::sources().join("jit.c"), &program, &["-Wl,--build-id"]);
     let said = assembly(&["n_leaf"]);
