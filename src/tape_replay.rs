@@ -17,7 +17,7 @@ use crate::resolve::naming::NamingProcess;
 use crate::session::pump::EventPump;
 use crate::session::{Grouping, Session, SessionOptions, VisitedCode};
 use crate::tape::prune::{PruneRequest, prune};
-use crate::tape::{Tape, TapeSource, TapeSystem};
+use crate::tape::{Tape, TapeBackend, TapeSystem};
 use crate::target::file_content::Content;
 
 /// A session that has processed all of a tape.
@@ -31,7 +31,7 @@ pub fn session(tape: &Rc<Tape>, options: SessionOptions) -> Result<Session> {
 fn run(tape: &Rc<Tape>, options: SessionOptions, visited: Option<VisitedCode>) -> Result<Session> {
     let mut session = Session::new(options, Box::new(TapeSystem::new(tape)));
     session.visited = visited;
-    let mut source = TapeSource::new(tape.clone());
+    let mut source = TapeBackend::new(tape.clone());
     if tape.head.attached {
         let _ = session.open(tape.head.pid, &mut |_, _| Ok(())); // the samples will show what is missing
     }
@@ -68,7 +68,7 @@ pub fn profile_with(
         exact: t.exact,
         repaired: t.repaired,
         partial: t.partial,
-        lost: TapeSource::new(tape.clone()).counts().lost,
+        lost: TapeBackend::new(tape.clone()).counts().lost,
         reasons: t
             .reasons
             .iter()

@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use nativeprof::capture::ebpf::EbpfSource;
-use nativeprof::capture::ptrace::{PtraceSource, TimerKind};
+use nativeprof::capture::ebpf::EbpfBackend;
+use nativeprof::capture::ptrace::{PtraceBackend, TimerKind};
 use nativeprof::capture::{Backend, EventKind, OffCpuOptions, SamplingOptions};
 use nativeprof::cpython::frame_walk;
 use nativeprof::event::{Event, RawPyFrame, WalkStatus};
@@ -320,7 +320,7 @@ fn every_timer_samples_what_runs() {
     };
     for timer in [TimerKind::Perf, TimerKind::PerfUser, TimerKind::Procfs] {
         let program = Program::start(python.script("stay_in_c.py"));
-        let source = PtraceSource::with_timer(&options, frame_walk::walk, timer).expect("privileges");
+        let source = PtraceBackend::with_timer(&options, frame_walk::walk, timer).expect("privileges");
         assert_eq!(source.event(), timer.name());
         let found = chains(program.pid(), Box::new(source));
         let (frames, _, walk) = found.keys().next().expect("a chain");
@@ -378,10 +378,10 @@ fn both_walkers_see_the_same_frames() {
     each_third_python(2, |python| {
         // It stays in one C function, deep below Python frames and callbacks: each sample has the same chain.
         let program = Program::start(python.script("stay_in_c.py"));
-        let ebpf = chains(program.pid(), Box::new(EbpfSource::new(&options).expect("privileges")));
+        let ebpf = chains(program.pid(), Box::new(EbpfBackend::new(&options).expect("privileges")));
         let ptrace = chains(
             program.pid(),
-            Box::new(PtraceSource::new(&options, frame_walk::walk).expect("privileges")),
+            Box::new(PtraceBackend::new(&options, frame_walk::walk).expect("privileges")),
         );
         let (a, b): (BTreeSet<_>, BTreeSet<_>) = (ebpf.keys().collect(), ptrace.keys().collect());
         assert_eq!(a, b, "{}", python.name);

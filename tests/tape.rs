@@ -380,9 +380,9 @@ fn unpacked(packed: &[u8]) -> Vec<u8> {
 }
 
 /// xorshift64*, with a new seed in each test.
-struct Random(u64);
+struct Rng(u64);
 
-impl Random {
+impl Rng {
     fn below(&mut self, n: usize) -> usize {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -416,7 +416,7 @@ fn truncated_tapes_are_refused() {
     for (_, packed) in tapes() {
         let raw = unpacked(&packed);
         assert!(survive(&raw));
-        let mut random = Random(1);
+        let mut random = Rng(1);
         for len in (0..64).chain((0..40).map(|_| random.below(raw.len()))) {
             assert!(!survive(&raw[..len]), "{len} bytes");
         }
@@ -431,7 +431,7 @@ fn truncated_tapes_are_refused() {
 /// Replays tapes in which a few bytes are changed; fewer of the long ones.
 #[test]
 fn damaged_tapes_do_no_harm() {
-    let mut random = Random(7);
+    let mut random = Rng(7);
     let (mut good, mut bad) = (0, 0);
     for (name, packed) in tapes() {
         let raw = unpacked(&packed);

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use nativeprof::capture::ebpf::EbpfSource;
-use nativeprof::capture::ptrace::{PtraceSource, TimerKind};
+use nativeprof::capture::ebpf::EbpfBackend;
+use nativeprof::capture::ptrace::{PtraceBackend, TimerKind};
 use nativeprof::capture::{Backend, EventKind, OffCpuOptions, SamplingOptions};
 use nativeprof::cpython::frame_walk;
 use nativeprof::event::Event;
@@ -80,9 +80,9 @@ fn calls(source: Option<Box<dyn Backend>>, time: Duration) -> (Calls, u64) {
 fn check(time: Duration) {
     let open = |timer: Option<TimerKind>| -> Box<dyn Backend> {
         let Some(timer) = timer else {
-            return Box::new(EbpfSource::new(&OPTIONS).expect("privileges"));
+            return Box::new(EbpfBackend::new(&OPTIONS).expect("privileges"));
         };
-        let source = PtraceSource::with_timer(&OPTIONS, frame_walk::walk, timer).expect("privileges");
+        let source = PtraceBackend::with_timer(&OPTIONS, frame_walk::walk, timer).expect("privileges");
         assert_eq!(source.event(), timer.name());
         Box::new(source)
     };

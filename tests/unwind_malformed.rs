@@ -8,7 +8,7 @@ use nativeprof::frame::{ModuleId, UnwindMethod};
 use nativeprof::unwind::{CodeSection, MAX_FRAMES, Sections, Unwinder};
 use std::path::Path;
 use std::time::Instant;
-use unwind_support::{Elf, Maps, Random};
+use unwind_support::{Elf, Maps, Rng};
 
 /// The parts of a file that may be damaged.
 #[derive(Clone, Default)]
@@ -63,7 +63,7 @@ impl Parts {
     }
 }
 
-fn damage(bytes: &mut [u8], random: &mut Random) {
+fn damage(bytes: &mut [u8], random: &mut Rng) {
     if bytes.is_empty() {
         return;
     }
@@ -79,7 +79,7 @@ fn damage(bytes: &mut [u8], random: &mut Random) {
 }
 
 /// A stack with return addresses, stack addresses and noise.
-fn noise(random: &mut Random, code: &CodeSection) -> (Regs, StackBytes) {
+fn noise(random: &mut Rng, code: &CodeSection) -> (Regs, StackBytes) {
     let base = match random.next() % 16 {
         0 => u64::MAX - 4096,
         1 => 0,
@@ -110,7 +110,7 @@ fn noise(random: &mut Random, code: &CodeSection) -> (Regs, StackBytes) {
     (regs, StackBytes { base, bytes, holes })
 }
 
-fn probe(parts: Parts, random: &mut Random, stacks: usize) {
+fn probe(parts: Parts, random: &mut Rng, stacks: usize) {
     let code = parts.code.clone();
     let mut unwinder = Unwinder::default();
     unwinder.add(ModuleId(0), Box::new(parts));
@@ -134,7 +134,7 @@ fn probe(parts: Parts, random: &mut Random, stacks: usize) {
 
 #[test]
 fn damaged_tables() {
-    let (good, mut random, begun) = (Parts::of_this_machine(), Random(1), Instant::now());
+    let (good, mut random, begun) = (Parts::of_this_machine(), Rng(1), Instant::now());
     for round in 0..600 {
         let mut parts = good.clone();
         if let Some(section) = &mut parts.eh_frame {
@@ -156,7 +156,7 @@ fn damaged_tables() {
 
 #[test]
 fn damaged_code() {
-    let (good, mut random, begun) = (Parts::of_this_machine(), Random(2), Instant::now());
+    let (good, mut random, begun) = (Parts::of_this_machine(), Rng(2), Instant::now());
     for round in 0..100 {
         let mut parts = Parts {
             eh_frame: None,
@@ -201,7 +201,7 @@ fn code_that_is_slow_to_analyze() {
             ..Parts::default()
         };
         let begun = Instant::now();
-        probe(parts, &mut Random(3), 3);
+        probe(parts, &mut Rng(3), 3);
         assert!(begun.elapsed().as_secs() < 10, "{shape:x?} took {:?}", begun.elapsed());
     }
 }

@@ -8,7 +8,7 @@ use nativeprof::unwind::Unwinder;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use unwind_support::{Elf, Random};
+use unwind_support::{Elf, Rng};
 
 /// One function's table as `readelf` prints it.
 #[derive(Default)]
@@ -112,7 +112,7 @@ fn compare(path: &Path, min: usize) {
     let entries = readelf(path);
     let mut unwinder = Unwinder::default();
     unwinder.add(ModuleId(0), Box::new(Elf::open(path)));
-    let mut random = Random(20);
+    let mut random = Rng(20);
     let (mut compared, mut wrong) = (0, Vec::new());
     for entry in &entries {
         let picks = [entry.start, entry.end - 1];

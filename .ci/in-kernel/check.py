@@ -191,7 +191,7 @@ def impossible(profile):
     return torn, example
 
 
-def judge(text, least, profile="/tmp/out.json"):
+def verify(text, least, profile="/tmp/out.json"):
     detail = accuracy(text, least)
     torn, example = impossible(profile)
     assert torn == 0, f"{torn} impossible stacks: {example}"
@@ -220,7 +220,7 @@ def doctor_as_user():
 
 def launch():
     text = run(NATIVEPROF, "record", "--backend", "ebpf", "-o", "/tmp/out.json", "--", *ENDING)
-    return judge(text, EXACT_FROM_START)
+    return verify(text, EXACT_FROM_START)
 
 
 def attached(*options):
@@ -232,7 +232,7 @@ def attached(*options):
     finally:
         target.kill()
         target.wait()
-    return judge(text, EXACT)
+    return verify(text, EXACT)
 
 
 def attach():

@@ -302,7 +302,7 @@ def _watch_intervals(
             log.append((_time.time(), tree))
 
 
-# The colours that Dask's dashboard has: 18 steps of viridis.
+# The colors that Dask's dashboard has: 18 steps of viridis.
 _PALETTE = (
     "#440154 #471669 #472A79 #433C84 #3C4D8A #355D8C #2E6C8E #287A8E #23898D "
     "#1E978A #20A585 #2EB27C #45BF6F #64CB5D #88D547 #AFDC2E #D7E219 #FDE724"

@@ -53,7 +53,7 @@ class Stats(TypedDict):
 class Row(NamedTuple):
     """A function in :meth:`Profile.top`.
 
-    ``own`` counts the samples that ended in it, ``total`` all that it was part of. ``filename`` and ``line`` are where a
+    ``self_`` counts the samples that ended in it, ``total`` all that it was part of. ``filename`` and ``line`` are where a
     Python function is defined; of a native one they are its source file and the line with most samples, or
     ``<low-level>`` and 0 where these are not known. ``module`` is the file of native code.
     """
@@ -62,7 +62,7 @@ class Row(NamedTuple):
     filename: str
     line: int
     module: str
-    own: int
+    self_: int
     total: int
 
 
@@ -78,7 +78,7 @@ class Rows(list["Row"]):
         return "\n".join(
             head
             + [
-                f"{100 * row.own / self._whole:8.1f} {100 * row.total / self._whole:8.1f}  {row.name}  {_place(row)}"
+                f"{100 * row.self_ / self._whole:8.1f} {100 * row.total / self._whole:8.1f}  {row.name}  {_place(row)}"
                 for row in self
             ]
         )
@@ -88,7 +88,7 @@ class Rows(list["Row"]):
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td style='text-align:right'>{row.own / self._whole:.1%}</td>"
+            f"<tr><td style='text-align:right'>{row.self_ / self._whole:.1%}</td>"
             f"<td style='text-align:right'>{row.total / self._whole:.1%}</td>"
             f"<td style='text-align:left'><code>{html.escape(row.name)}</code></td>"
             f"<td style='text-align:left' title='{html.escape(row.filename)}'>{html.escape(_place(row))}</td></tr>"
@@ -247,8 +247,8 @@ class _CountsAndSamples:
         calls = self._calls.stop()
         return _native.combine(self._samples.stop(), calls)
 
-    def is_own(self) -> bool:
-        return self._samples.is_own()
+    def is_current_process(self) -> bool:
+        return self._samples.is_current_process()
 
     def signal(self) -> int | None:
         return self._samples.signal()
@@ -369,7 +369,7 @@ class Profiler:
         return Profile(self._recorder.take())
 
     def _is_running(self) -> bool:
-        return self._recorder is not None and self._recorder.is_own()
+        return self._recorder is not None and self._recorder.is_current_process()
 
     def _abandon(self) -> None:
         if self._is_running():
@@ -403,7 +403,7 @@ class Profiler:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._recorder is not None and not self._recorder.is_own():
+        if self._recorder is not None and not self._recorder.is_current_process():
             self._recorder = None  # a forked child leaves the block too; the recording is its parent's
         elif self._recorder is not None:
             self.stop()

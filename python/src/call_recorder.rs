@@ -176,7 +176,7 @@ impl CallRecorder {
     }
 
     /// Whether it was made in this process, not in one that this was forked from.
-    fn is_own(&self, py: Python<'_>) -> bool {
+    fn is_current_process(&self, py: Python<'_>) -> bool {
         self.state(py).process == std::process::id()
     }
 }

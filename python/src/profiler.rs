@@ -89,7 +89,7 @@ impl Recorder {
     }
 
     /// Whether it was started in this process, not in one that this was forked from.
-    fn is_own(&self) -> bool {
+    fn is_current_process(&self) -> bool {
         // In a forked child the lock may be in any state.
         self.0
             .try_lock()

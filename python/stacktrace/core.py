@@ -17,7 +17,7 @@ __all__ = ["get_thread_stack", "print_stack", "print_thread_stack"]
 def get_thread_stack(tid: int, maxdepth: int = 100, show_python: bool = True) -> list[StackEntry]:
     """The native stack of a thread, innermost frame first.
 
-    A thread that runs is interrupted by a signal for some microseconds; one that sleeps is read as it lies. A thread
+    A thread that runs is interrupted by a signal for some microseconds; sleeping threads are read in place. A thread
     that waits for a CPU is late: what it answered to an earlier call may be given instead, if it has had no CPU since
     or the answer is less than 5 s old and was not given before.
 

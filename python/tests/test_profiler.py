@@ -100,7 +100,7 @@ def test_stacks_are_exact_and_interleaved(mode):
     likely(between, stats)
     assert any(name.startswith(sort) for name in between), between
     rows = profiler.top(5)
-    assert rows[0].own >= rows[-1].own and all(row.total >= row.own for row in rows)
+    assert rows[0].self_ >= rows[-1].self_ and all(row.total >= row.self_ for row in rows)
 
 
 def test_python_frames_only():

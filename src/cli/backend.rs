@@ -1,7 +1,7 @@
 //! Chooses and opens the backend.
 
 use super::args::BackendChoice;
-use crate::capture::{Backend, Mode, SamplingOptions, ebpf::EbpfSource, ptrace::PtraceSource};
+use crate::capture::{Backend, Mode, SamplingOptions, ebpf::EbpfBackend, ptrace::PtraceBackend};
 use crate::cli::print_line;
 use crate::cpython;
 use crate::error::{Error, ErrorKind, Result};
@@ -33,12 +33,12 @@ pub fn check_rate(rate: u64) -> Result<()> {
 ///
 /// # Errors
 /// Those of the backend; `Unsupported` if it does not have the mode.
-pub fn open_source(backend: BackendChoice, options: &SamplingOptions) -> Result<Box<dyn Backend>> {
-    let ptrace = || PtraceSource::new(options, cpython::frame_walk::walk);
+pub fn open_backend(backend: BackendChoice, options: &SamplingOptions) -> Result<Box<dyn Backend>> {
+    let ptrace = || PtraceBackend::new(options, cpython::frame_walk::walk);
     let source = match backend {
         BackendChoice::Ptrace => ptrace()?,
-        BackendChoice::Ebpf => return Ok(Box::new(EbpfSource::new(options)?)),
-        BackendChoice::Auto => match EbpfSource::new(options) {
+        BackendChoice::Ebpf => return Ok(Box::new(EbpfBackend::new(options)?)),
+        BackendChoice::Auto => match EbpfBackend::new(options) {
             Ok(source) => return Ok(Box::new(source)),
             Err(e) => {
                 // If ptrace fails too, report why the better backend is not available.

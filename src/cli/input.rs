@@ -1,7 +1,7 @@
 //! Reads saved profiles, for every command: a file or `-` for standard input, compressed or not; a count tree of
 //! nativeprof or Dask, a tape, or a file of Python's pstats.
 //!
-//! A command calls [`phases::become_caller`] before it opens anything.
+//! A command calls [`phases::switch_to_invoking_user`] before it opens anything.
 
 use std::fs::File;
 use std::io::{self, Read};

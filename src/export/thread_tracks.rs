@@ -69,7 +69,7 @@ impl<'a> StackRows<'a> {
     /// Rows are (row of the caller, item, line).
     fn new(view: &View<'a>, rows: impl ExactSizeIterator<Item = (u32, u32, u32)>, self_counts: Vec<u64>) -> Self {
         // In the order in which stacks come to them, outermost first.
-        let mut functions = vec![bare(NO_STACK)];
+        let mut functions = vec![TrackFunction::named(NO_STACK)];
         let mut of_identifier = vec![NONE; view.identifiers.len()];
         let count = rows.len();
         let (mut function, mut caller) = (Vec::with_capacity(count), Vec::with_capacity(count));
@@ -103,7 +103,7 @@ impl<'a> StackRows<'a> {
             depth.push(here.min(MAX_DEPTH));
         }
         let deeper = functions.len() as u32;
-        functions.push(bare(DEEPER));
+        functions.push(TrackFunction::named(DEEPER));
         StackRows {
             functions,
             function,
@@ -141,12 +141,15 @@ impl<'a> StackRows<'a> {
     }
 }
 
-fn bare(name: &'static str) -> TrackFunction<'static> {
-    TrackFunction {
-        name: Cow::Borrowed(name),
-        file: "",
-        first_line: 0,
-        frame: None,
+impl TrackFunction<'static> {
+    /// One that is no function of the program.
+    fn named(name: &'static str) -> TrackFunction<'static> {
+        TrackFunction {
+            name: Cow::Borrowed(name),
+            file: "",
+            first_line: 0,
+            frame: None,
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
-use crate::capture::signal::{self, SamplingClock, SignalSource};
+use crate::capture::signal::{self, SamplingClock, SignalBackend};
 use crate::capture::{Backend, SampleCounts};
 use crate::cpython;
 use crate::error::{Error, ErrorKind, Result};
@@ -151,7 +151,7 @@ fn ended() -> Error {
 struct RecordingThread {
     settings: ProfilerConfig,
     session: Session,
-    source: SignalSource,
+    source: SignalBackend,
     pump: EventPump,
     /// Of the profile that is being gathered.
     began: u64,
@@ -175,7 +175,7 @@ impl RecordingThread {
             threads: settings.threads.clone(),
             native: settings.native,
         };
-        let mut source = SignalSource::new(options, cpython::frame_walk::walk)?;
+        let mut source = SignalBackend::new(options, cpython::frame_walk::walk)?;
         let grouping = Grouping {
             processes: false,
             threads: settings.by_thread,

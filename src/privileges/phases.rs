@@ -85,14 +85,14 @@ pub fn caller(
 /// # Errors
 /// `NotPermitted`; the caller must not continue then.
 pub fn switch_to_invoking_user() -> Result<Option<User>> {
-    become_caller_with(Caps::NONE)
+    switch_to_invoking_user_with(Caps::NONE)
 }
 
 /// The same, keeping these capabilities as well.
 ///
 /// # Errors
 /// As [`switch_to_invoking_user`].
-pub fn become_caller_with(also: Caps) -> Result<Option<User>> {
+pub fn switch_to_invoking_user_with(also: Caps) -> Result<Option<User>> {
     let variable = |name: &str| std::env::var(name).ok();
     let Some(user) = caller(sys::process::effective_uid(), &variable, &credentials::find_user) else {
         return Ok(None);

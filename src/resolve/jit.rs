@@ -108,7 +108,7 @@ pub(super) fn name_anonymous(
         path: format!("[anonymous code, process {pid}]"),
         build_id: String::new(),
         symbols_from: if from.is_empty() {
-            "none: code made at run time, in no file".into()
+            "none: JIT code, in no file".into()
         } else {
             from.join(", ")
         },

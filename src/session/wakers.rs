@@ -269,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interrupts_are_told_from_threads() {
+    fn interrupts_are_distinguished_from_threads() {
         let timer = ["try_to_wake_up", "hrtimer_wakeup", "hrtimer_interrupt"];
         // What surrounds them: the innermost function of the entry comes first, then what was interrupted.
         let (entries, softirqs): (&[&[&str]], &[&str]) = match cfg!(target_arch = "x86_64") {

@@ -72,7 +72,7 @@ pub fn real_uid() -> u32 {
     unsafe { libc::getuid() }
 }
 
-/// Tells when a process has exited.
+/// Detects when a process has exited.
 pub struct ExitWatch {
     pid: u32,
     /// A descriptor that becomes readable then; `None` where the kernel has none (before Linux 5.3) or forbids it.

@@ -96,7 +96,7 @@ pub struct Tape {
 }
 
 /// The events of a tape as a backend.
-pub struct TapeSource {
+pub struct TapeBackend {
     tape: Rc<Tape>,
     next: usize,
 }
@@ -104,9 +104,9 @@ pub struct TapeSource {
 /// Events returned at once.
 const BATCH: usize = 256;
 
-impl TapeSource {
-    pub fn new(tape: Rc<Tape>) -> TapeSource {
-        TapeSource { tape, next: 0 }
+impl TapeBackend {
+    pub fn new(tape: Rc<Tape>) -> TapeBackend {
+        TapeBackend { tape, next: 0 }
     }
 
     fn ended(&self) -> bool {
@@ -114,7 +114,7 @@ impl TapeSource {
     }
 }
 
-impl Backend for TapeSource {
+impl Backend for TapeBackend {
     fn backend(&self) -> &'static str {
         "tape"
     }

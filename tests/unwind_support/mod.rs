@@ -105,9 +105,9 @@ impl CodeMap for Maps {
 }
 
 /// xorshift64*: the same numbers every time.
-pub struct Random(pub u64);
+pub struct Rng(pub u64);
 
-impl Random {
+impl Rng {
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;

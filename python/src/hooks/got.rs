@@ -147,7 +147,7 @@ pub fn lock() -> LockGuard {
 }
 
 pub fn lock_raw() {
-    // SAFETY: a mutex that was initialised statically and is never moved.
+    // SAFETY: a mutex that was initialized statically and is never moved.
     unsafe { libc::pthread_mutex_lock(SHARED.lock.get()) };
 }
 

@@ -25,7 +25,7 @@ class Timer:
         maxdepth: int = 100,
         show_python: bool = True,
     ) -> None:
-        self._ask = (tid, maxdepth, show_python)
+        self._arguments = (tid, maxdepth, show_python)
         self._func = func
         self._interval = interval
         self._ended = threading.Event()
@@ -33,7 +33,7 @@ class Timer:
 
     def _run(self) -> None:
         while not self._ended.wait(self._interval):
-            self._func(get_thread_stack(*self._ask))
+            self._func(get_thread_stack(*self._arguments))
 
     def start(self) -> None:
         """Starts taking stacks."""

@@ -16,7 +16,7 @@ use super::interpreter_locks::InterpreterLockMap;
 use super::object::{self, LOAD, MapSizes, Variant};
 use super::off_cpu::{self, OffCpu};
 use super::sampling_events::{self, CpuEvents};
-use super::{EbpfSource, KernelFacts, abi, switch_in, workers};
+use super::{EbpfBackend, KernelFacts, abi, switch_in, workers};
 use crate::capture::common::jitter::period;
 use crate::capture::common::perf_ring::Ring;
 use crate::capture::common::sideband;
@@ -31,12 +31,12 @@ const SIDEBAND_PAGES: usize = 64;
 const SIDEBAND_FAILED: &str = "cannot receive mmap and fork events";
 const REPORT: &str = "use --backend ptrace, and please report this with the output of `nativeprof doctor`";
 
-impl EbpfSource {
+impl EbpfBackend {
     /// Loads the program and opens the sideband events; samples nothing yet.
     ///
     /// # Errors
     /// Missing privileges (named), or a kernel that cannot run the program.
-    pub fn new(options: &SamplingOptions) -> Result<EbpfSource> {
+    pub fn new(options: &SamplingOptions) -> Result<EbpfBackend> {
         if let Some(missing) = checks::ebpf(&checks::SystemFacts::read()).into_iter().next() {
             return Err(missing.error("sampling with eBPF is not permitted"));
         }
@@ -103,7 +103,7 @@ impl EbpfSource {
         let events = CpuEvents::open(options, program.as_fd())?;
         let off_cpu = hook.map(|(hook, missing)| OffCpu::attach(&mut bpf, hook, missing));
         let off_cpu = off_cpu.transpose()?;
-        let mut source = EbpfSource {
+        let mut source = EbpfBackend {
             _bpf: bpf,
             refusal,
             program,

@@ -114,7 +114,7 @@ struct NestedKey {
 // SAFETY: three plain integers, no padding, any bit pattern is valid.
 unsafe impl aya::Pod for NestedKey {}
 
-pub struct EbpfSource {
+pub struct EbpfBackend {
     _bpf: Ebpf,
     /// Why the program is that for older kernels.
     refusal: Option<Error>,
@@ -146,7 +146,7 @@ pub struct EbpfSource {
     stopped: bool,
 }
 
-impl EbpfSource {
+impl EbpfBackend {
     /// Why the program for older kernels is used; `None`: it is not.
     pub fn why_older_program(&self) -> Option<String> {
         self.refusal.as_ref().map(object::why_not_current)
@@ -294,7 +294,7 @@ impl EbpfSource {
     }
 }
 
-impl Backend for EbpfSource {
+impl Backend for EbpfBackend {
     fn backend(&self) -> &'static str {
         "ebpf"
     }

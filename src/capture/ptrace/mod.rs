@@ -113,7 +113,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-pub struct PtraceSource {
+pub struct PtraceBackend {
     shared: Arc<TracerShared>,
     commands: Sender<TracerCommand>,
     waker: OwnedFd,
@@ -126,20 +126,20 @@ pub struct PtraceSource {
     sleeping: Option<SleepingThreads>,
 }
 
-impl PtraceSource {
+impl PtraceBackend {
     /// Starts the tracer; traces nothing yet. SIGCHLD is blocked from now on in this thread and those it creates.
     ///
     /// # Errors
     /// An event that ptrace cannot sample, or no descriptors left.
-    pub fn new(options: &SamplingOptions, walk: WalkFn) -> Result<PtraceSource> {
-        PtraceSource::with_timer(options, walk, TimerKind::probe())
+    pub fn new(options: &SamplingOptions, walk: WalkFn) -> Result<PtraceBackend> {
+        PtraceBackend::with_timer(options, walk, TimerKind::probe())
     }
 
     /// The same with timers of a kind that may not be the best one here.
     ///
     /// # Errors
-    /// As [`PtraceSource::new`].
-    pub fn with_timer(options: &SamplingOptions, walk: WalkFn, kind: TimerKind) -> Result<PtraceSource> {
+    /// As [`PtraceBackend::new`].
+    pub fn with_timer(options: &SamplingOptions, walk: WalkFn, kind: TimerKind) -> Result<PtraceBackend> {
         if !matches!(options.event, EventKind::Auto | EventKind::CpuClock) {
             return Err(
                 Error::new(ErrorKind::Unsupported, "the ptrace backend cannot sample this event")
@@ -181,7 +181,7 @@ impl PtraceSource {
             walk,
         };
         let tracer = tracer::start(config).map_err(failed)?;
-        Ok(PtraceSource {
+        Ok(PtraceBackend {
             shared,
             commands,
             waker,
@@ -224,7 +224,7 @@ impl PtraceSource {
     }
 }
 
-impl Backend for PtraceSource {
+impl Backend for PtraceBackend {
     fn backend(&self) -> &'static str {
         "ptrace"
     }
@@ -328,7 +328,7 @@ impl Backend for PtraceSource {
     }
 }
 
-impl Drop for PtraceSource {
+impl Drop for PtraceBackend {
     fn drop(&mut self) {
         self.stop();
     }

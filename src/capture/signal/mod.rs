@@ -76,7 +76,7 @@ struct SampledThread {
 }
 
 /// Samples this process, except the calling thread.
-pub struct SignalSource {
+pub struct SignalBackend {
     options: SignalOptions,
     pool: &'static SlotPool,
     pid: Pid,
@@ -99,15 +99,15 @@ pub struct SignalSource {
     lost: u64,
 }
 
-impl SignalSource {
+impl SignalBackend {
     /// Installs the handler; samples nothing yet.
     ///
     /// # Errors
     /// `Unsupported`: no signal is free, or memory cannot be read the way it must be.
-    pub fn new(options: SignalOptions, walk: WalkFn) -> Result<SignalSource> {
+    pub fn new(options: SignalOptions, walk: WalkFn) -> Result<SignalBackend> {
         let pool = pool(walk)?;
         let now = Instant::now();
-        Ok(SignalSource {
+        Ok(SignalBackend {
             options,
             pool,
             pid: std::process::id(),
@@ -323,7 +323,7 @@ fn find_thread_pointer(pool: &SlotPool, tid: Tid, sp: u64, maps: &mut Option<Vec
     threads::thread_pointer_on_stack(tid, stack.end)
 }
 
-impl Backend for SignalSource {
+impl Backend for SignalBackend {
     fn backend(&self) -> &'static str {
         "signal"
     }
@@ -431,7 +431,7 @@ impl Backend for SignalSource {
     }
 }
 
-impl Drop for SignalSource {
+impl Drop for SignalBackend {
     fn drop(&mut self) {
         if self.pool.is_current_process() {
             self.stop();

@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::capture::{self, Backend, SamplingOptions};
 use crate::cli::args::RecordArgs;
-use crate::cli::backend::{check_rate, open_source, start_command};
+use crate::cli::backend::{check_rate, open_backend, start_command};
 use crate::cli::debuginfod;
 use crate::cli::discover::{self, check_target};
 use crate::cli::output::Output;
@@ -120,7 +120,7 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
         spans: options.spans,
         ..sampling.capture(options.rate, options.subprocesses)
     };
-    let mut source = open_source(sampling.backend, &capture)?;
+    let mut source = open_backend(sampling.backend, &capture)?;
     let grouping = Grouping {
         processes: options.subprocesses,
         threads: options.threads,
@@ -354,7 +354,7 @@ fn save_tape(recorder: &TapeRecorder, place: &OutputFile, meta: &Meta, began: u6
     place.write(&|out| out.write_all(&bytes)).map_err(|e| {
         Error::io(format!("cannot write the tape {name}"), e).hint("choose another file with --save-tape FILE")
     })?;
-    let counts = tape::TapeSource::new(tape.into()).counts();
+    let counts = tape::TapeBackend::new(tape.into()).counts();
     print_line(&format!(
         "  tape:     {} ({}, {} KB)",
         escape::line(&name),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::capture::Backend;
 use crate::cli::args::{ProcessRef, Top};
-use crate::cli::backend::{check_rate, open_source, start_command};
+use crate::cli::backend::{check_rate, open_backend, start_command};
 use crate::cli::debuginfod;
 use crate::cli::discover::{self, check_target};
 use crate::cli::output::Output;
@@ -72,7 +72,7 @@ pub fn top(options: &Top) -> Result<()> {
     sys::files::raise_file_limit();
     sys::interrupts::install_interrupt_handler();
     let sampling = &options.sampling;
-    let mut source = open_source(sampling.backend, &sampling.capture(options.rate, false))?;
+    let mut source = open_backend(sampling.backend, &sampling.capture(options.rate, false))?;
     let session_options = session::SessionOptions {
         native: !sampling.no_native,
         tasks: options.tasks.shows_tasks(),

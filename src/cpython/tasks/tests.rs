@@ -70,9 +70,9 @@ fn layouts_of_all() -> Vec<(Runtime, ObjectLayout, TaskLayout)> {
 }
 
 /// Numbers that are the same in each run.
-struct Random(u64);
+struct Rng(u64);
 
-impl Random {
+impl Rng {
     fn below(&mut self, n: u64) -> u64 {
         self.0 = self
             .0
@@ -90,7 +90,7 @@ const TYPE_SIZE: u64 = 0x1000;
 /// Memory full of objects of known types whose fields are random: they refer to each other, to the middle of others, to
 /// nothing, and have random sizes.
 fn forged(seed: u64) -> Words {
-    let mut random = Random(seed);
+    let mut random = Rng(seed);
     let mut memory = Words::default();
     let names = [
         "_asyncio.Task",

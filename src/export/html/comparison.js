@@ -107,7 +107,7 @@ function changeLegend(comparison) {
   return [
     entry("gone", "gone", `Only in ${comparison.before}: outlined and marked −`),
     entry("shrank", "less", "Total amount on this stack fell"),
-    entry("unchanged", "no change", "Noise may account for the change"),
+    entry("unchanged", "no change", "The change is not significant"),
     entry("grew", "more", "Total amount on this stack rose"),
     entry("new", "new", `Only in ${comparison.after}: outlined and marked +`),
   ];

@@ -195,6 +195,6 @@ function assemblyOf(model, fn) {
     table.append(row);
   }
   const hints = ["The processor may report an instruction after the one that took the time."];
-  if (!isChecked) hints.unshift("Not checked: the file has no build ID to tell whether it is the one that was recorded.");
+  if (!isChecked) hints.unshift("Not checked: the file has no build ID to verify that it is the one that was recorded.");
   return el("section", null, el("h3", { text: "Assembly (whole recording)" }), table, ...hints.map((text) => el("p", { class: "hint", text })));
 }

@@ -2,7 +2,7 @@
 
 // What a thread does, in the order of the tracks from the bottom.
 const STATES = ["running", "runnable", "gil", "lock", "io", "sleep", "idle", "other"];
-const STATE_NAMES = { running: "Running", runnable: "Wants a CPU", gil: "GIL", lock: "Lock", io: "I/O", sleep: "Sleep", idle: "Idle pool", other: "Other wait" };
+const STATE_NAMES = { running: "Running", runnable: "Runnable", gil: "GIL", lock: "Lock", io: "I/O", sleep: "Sleep", idle: "Idle pool", other: "Other wait" };
 const STATE_OF = {
   runnable: "runnable",
   gil: "gil",

@@ -48,7 +48,7 @@ const SAMPLES_PER_PROCESS: f64 = 50_000.0;
 /// Rows with fewer samples in both profiles together could not show any change, and are not tested.
 const MIN_SAMPLES: f64 = 10.0;
 
-/// What makes the profiles comparable.
+/// How the profiles are normalized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Normalization {
     /// Parts of all samples. Where one part grows, others shrink.

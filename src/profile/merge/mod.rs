@@ -343,7 +343,7 @@ fn merge_metadata(metas: &[&Meta], numbers: &[BTreeMap<u32, u32>]) -> Meta {
     }
 }
 
-/// What was put together; of a profile that was itself put together, its parts.
+/// What was merged; of a profile that was itself merged, its parts.
 fn parts(profiles: &[(String, Profile)]) -> Vec<MergedRecording> {
     let parts = profiles
         .iter()

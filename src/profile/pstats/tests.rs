@@ -186,9 +186,9 @@ fn callers_without_times_share_by_calls() {
 }
 
 /// Pseudo-random numbers, always the same.
-struct Random(u64);
+struct Rng(u64);
 
-impl Random {
+impl Rng {
     fn below(&mut self, end: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -198,10 +198,10 @@ impl Random {
 }
 
 /// A file of random figures, which need not fit each other, with callers of any kind and cycles.
-fn random_file(random: &mut Random) -> Vec<u8> {
+fn random_file(random: &mut Rng) -> Vec<u8> {
     let names: Vec<String> = (0..1 + random.below(12)).map(|at| format!("f{at}")).collect();
     let mut file = File::default();
-    let seconds = |random: &mut Random| match random.below(4) {
+    let seconds = |random: &mut Rng| match random.below(4) {
         0 => 0.0,
         1 => random.below(100) as f64 * 1e-9,
         _ => random.below(1000) as f64 * 0.001,
@@ -222,7 +222,7 @@ fn random_file(random: &mut Random) -> Vec<u8> {
 
 #[test]
 fn sums_by_function_are_those_of_the_file() {
-    let mut random = Random(7);
+    let mut random = Rng(7);
     for _ in 0..1000 {
         let bytes = random_file(&mut random);
         check(&bytes);
@@ -237,7 +237,7 @@ fn sums_by_function_are_those_of_the_file() {
 /// by function and by pair, cumulative times included.
 #[test]
 fn consistent_tables_stay_as_they_are() {
-    let mut random = Random(11);
+    let mut random = Rng(11);
     for _ in 0..300 {
         let count = 2 + random.below(8) as usize;
         // Calls and self nanoseconds by (caller, callee), where callers come first; of stacks without regard to what is
@@ -295,7 +295,7 @@ fn consistent_tables_stay_as_they_are() {
 /// Damaged files are read or refused, in bounded time.
 #[test]
 fn damaged_files() {
-    let mut random = Random(3);
+    let mut random = Rng(3);
     for _ in 0..5000 {
         let mut bytes = random_file(&mut random);
         for _ in 0..1 + random.below(6) {

@@ -56,7 +56,7 @@ impl Default for NamingLimits {
     }
 }
 
-/// A file whose names are wanted, and its surroundings.
+/// A file whose names are wanted, and its context.
 pub struct NamesRequest<'a> {
     pub format: FileFormat,
     /// Number of the file among those that contain the same, the same each time.

@@ -1,4 +1,4 @@
-//! `diff`: what changed between two profiles, and what noise accounts for.
+//! `diff`: what changed between two profiles, and which changes are significant.
 
 use std::io::{self, Write};
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! `doctor`: what this user may do here, and what was found in a process.
+//! `doctor`: checks permissions and kernel support, and what was found in a process.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};

@@ -1,6 +1,6 @@
 //! Trials of eBPF: what a recording would load and open.
 
-use crate::capture::ebpf::EbpfSource;
+use crate::capture::ebpf::EbpfBackend;
 use crate::capture::ebpf::switch_in::SwitchInHook;
 use crate::capture::{Backend, EventKind, Mode, OffCpuOptions, SamplingOptions};
 use crate::error::Result;
@@ -45,7 +45,7 @@ impl EbpfTrials {
 }
 
 impl EbpfTrial {
-    fn of(source: &EbpfSource) -> EbpfTrial {
+    fn of(source: &EbpfBackend) -> EbpfTrial {
         EbpfTrial {
             event: source.name(),
             why_older_program: source.why_older_program(),
@@ -54,8 +54,8 @@ impl EbpfTrial {
 }
 
 /// Loads the program and opens the events as a recording would.
-fn open(mode: Mode) -> Result<EbpfSource> {
-    EbpfSource::new(&SamplingOptions {
+fn open(mode: Mode) -> Result<EbpfBackend> {
+    EbpfBackend::new(&SamplingOptions {
         rate: 99,
         event: EventKind::Auto,
         kernel: false,

@@ -127,7 +127,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
         } else {
             0
         };
-    let user = phases::become_caller_with(Caps(more))?;
+    let user = phases::switch_to_invoking_user_with(Caps(more))?;
     let fetch = debuginfod::fetch(options.names.debuginfod, is_root, user.as_ref())?;
     check_target(pid)?;
     if let Some(missing) = checks::memory(pid) {

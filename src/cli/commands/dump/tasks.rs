@@ -80,7 +80,7 @@ pub struct TaskReport {
 /// # Errors
 /// `NoSuchProcess`, `NotPermitted`, `Unsupported`: no Python, or no asyncio.
 pub fn dump(pid: Pid, as_json: bool) -> error::Result<()> {
-    phases::become_caller_with(Caps::NONE)?;
+    phases::switch_to_invoking_user_with(Caps::NONE)?;
     check_target(pid)?;
     if let Some(missing) = checks::memory(pid) {
         return Err(missing.error(format!("reading process {pid} is not permitted")));

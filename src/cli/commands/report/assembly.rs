@@ -115,7 +115,7 @@ fn draw(seen: &ReportContext<'_>, found: &Assembly, all: usize) -> String {
     );
     let mut text = format!("{}\n", seen.style.paint(Color::Bold, &title));
     if !found.is_checked {
-        let why = "not checked: the file has no build ID to tell whether it is the one that was recorded\n";
+        let why = "not checked: the file has no build ID to verify that it is the one that was recorded\n";
         text += &seen.style.paint(Color::Yellow, why);
     }
     if sum == 0 {
