@@ -226,17 +226,11 @@ fn in_chain_order(
             while !frames.is_empty() {
                 let shim = frames.iter().rposition(|(f, _)| f.owner >= SHIM);
                 let (rest, group) = frames.split_at(shim.map_or(0, |at| at + 1));
-                let anchor = rest.last().map(|(f, _)| f.frame);
-                let mut begun = shim.is_some();
-                if begun {
-                    groups.begin(anchor);
-                }
-                for (_, named) in group.iter().rev() {
-                    if named.is_some() && !begun {
-                        groups.begin(anchor);
-                        begun = true;
+                if shim.is_some() || group.iter().any(|(_, named)| named.is_some()) {
+                    groups.begin(rest.last().map(|(f, _)| f.frame));
+                    for (_, named) in group.iter().rev() {
+                        groups.extend(*named);
                     }
-                    groups.extend(*named);
                 }
                 frames = &rest[..rest.len().saturating_sub(1)];
             }
