@@ -814,12 +814,7 @@ fn the_exit_of_the_command_is_reported() {
 fn the_third_interrupt_ends_nativeprof() {
     let _live = live();
     let scratch = Scratch::new();
-    let pipe = scratch.path("pipe");
-    let made = Command::new("mkfifo")
-        .arg(&pipe)
-        .status()
-        .expect("mkfifo, of coreutils");
-    assert!(made.success());
+    let pipe = scratch.pipe("pipe");
     let program = Program::start(programs::native(&[]));
     let pid = program.pid().to_string();
     repeated(|| {

@@ -109,12 +109,7 @@ fn privileges_are_dropped_when_they_are_not_needed() {
     repeated(|| {
         for caller in [true, false] {
             let scratch = open_directory();
-            let pipe = scratch.path("pipe");
-            let made = Command::new("mkfifo")
-                .arg(&pipe)
-                .status()
-                .expect("mkfifo, of coreutils");
-            assert!(made.success());
+            let pipe = scratch.pipe("pipe");
             let owner = if caller { NOBODY } else { 0 };
             std::os::unix::fs::chown(&pipe, Some(owner), Some(owner)).expect("the tests run as root");
             let words = ["attach", &pid, "-f", "json", "-o", text(&pipe)];

@@ -2,6 +2,7 @@
 #![allow(dead_code, unused_imports)] // no test uses all of it
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub mod calls;
@@ -54,6 +55,14 @@ impl Scratch {
 
     pub fn directory(&self) -> &Path {
         &self.0
+    }
+
+    /// Makes a named pipe in it.
+    pub fn pipe(&self, name: &str) -> PathBuf {
+        let pipe = self.path(name);
+        let made = Command::new("mkfifo").arg(&pipe).status();
+        assert!(made.expect("mkfifo, of coreutils").success());
+        pipe
     }
 
     /// Names of the files in it.
