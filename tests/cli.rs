@@ -703,6 +703,13 @@ fn a_full_disk_loses_no_profile() {
     assert_eq!(scratch.names(), ["full"], "{said}");
     let kept = fs::read_to_string(scratch.path("full")).expect("the profile");
     assert!(kept.contains("n_leaf"), "{said}");
+    let full = fs::File::options().write(true).open("/dev/full").expect("it is there");
+    let mut command = nativeprof(&["attach", &program.pid().to_string(), "-d", "0.2", "-o", "-"]);
+    command.env("TMPDIR", scratch.directory()).stdout(full);
+    let done = command.output().expect("nativeprof starts");
+    let said = stderr(&done);
+    assert_eq!(done.status.code(), Some(1), "{said}");
+    assert!(said.contains("standard output was not written"), "{said}");
 }
 
 #[test]

@@ -268,6 +268,29 @@ mod tests {
     }
 
     #[test]
+    fn values_are_found_by_name_key_and_mode() {
+        let kinds = [
+            ValueType::SAMPLES,
+            ValueType::OFF_CPU,
+            ValueType::new("cache-misses", Unit::Count),
+        ];
+        let profile = Profile {
+            values: kinds.map(|kind| Value::per_count(kind, 1)).to_vec(),
+            ..Profile::default()
+        };
+        for (name, found) in [
+            ("off_cpu", Some(1)),
+            ("off_cpu_ns", Some(1)),
+            ("off-cpu", Some(1)),
+            ("cache-misses", Some(2)),
+            ("cache_misses", None),
+            ("cpu", None),
+        ] {
+            assert_eq!(profile.find_value(name), found, "{name}");
+        }
+    }
+
+    #[test]
     fn amounts_are_shown_with_their_unit() {
         for (unit, amount, shown) in [
             (Unit::Count, 1_234_567, "1234567"),
