@@ -201,7 +201,7 @@ class EventProfiler:
         return len(self._log.rows()[0]) // 8 // len(_RAW_COLUMNS)
 
     def retrieve_raw_results(self, empty_cache: bool = True) -> Any:
-        """All rows, in the order of time: an array of 64-bit integers, one row each.
+        """All rows, in chronological order: an array of 64-bit integers, one row each.
 
         The columns: ``id_frame`` (the Python function, by the address of its code object), ``id_arg`` (the C function, or
         0), ``event`` (its code), ``time`` (ns, monotonic), ``value1`` (address of the block), ``value2`` (its bytes, minus

@@ -121,7 +121,7 @@ def add_sample(
     omit: str | Collection[str] = (),
     depth: int | None = None,
 ) -> None:
-    """Counts one whole sample, each function on the stack once, the innermost too.
+    """Counts one complete sample, each function on the stack once, the innermost too.
 
     What :func:`process` and :func:`llprocess` together do, without their surprises: the innermost Python function is
     counted whether native frames follow or not, ``omit`` may be one string, and ``native`` is left as it is.

@@ -224,7 +224,7 @@ impl CallPairs {
         EventOutcome::Done
     }
 
-    /// Goes on with another stack. Calls that are open on the one are not callers of those on the other: these are not
+    /// Continues with another stack. Calls that are open on the one are not callers of those on the other: these are not
     /// recursive.
     fn use_stack(&mut self, key: usize, now: i64) {
         if key == self.stack.key() {

@@ -188,7 +188,7 @@ fn usual_depth(py: Python<'_>) -> PyResult<i64> {
 /// Counts a stack of Python frames in a tree.
 ///
 /// :param frame: the innermost frame.
-/// :param child: None for a whole sample: each function on the stack is counted once. Anything else: native frames may
+/// :param child: None for a complete sample: each function on the stack is counted once. Anything else: native frames may
 ///     follow (:func:`llprocess`), the innermost function is *not* counted, and its node is returned. As the original has
 ///     it: where no native frame follows, it stays uncounted. :func:`add_sample` does both and counts it always.
 /// :param state: the tree, changed in place.

@@ -154,7 +154,7 @@ pub trait Backend {
     /// Starts sampling.
     fn start(&mut self) -> Result<()>;
 
-    /// Waits up to `wait` for events and appends them in order of time; not all of them, but some if there are any.
+    /// Waits up to `wait` for events and appends them in chronological order; not all of them, but some if there are any.
     /// True if more are waiting.
     fn poll(&mut self, wait: Duration, out: &mut Vec<Event>) -> Result<bool>;
 

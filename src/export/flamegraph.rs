@@ -19,9 +19,9 @@ use crate::profile::view::is_group;
 
 /// Deeper frames are drawn as one, because the text grows with the square of the depth.
 const MAX_DEPTH: usize = 1000;
-/// Frames narrower than this part of the picture are not drawn.
+/// Frames narrower than this part of the flame graph are not drawn.
 const MIN_WIDTH_PERCENT: f64 = 0.02;
-/// Sums above this are scaled down: the picture is computed in floating point.
+/// Sums above this are scaled down: the flame graph is computed in floating point.
 const MAX_TOTAL: u128 = 1 << 53;
 /// Characters of the title: those of a window 800 pixels wide, with room for the buttons next to it.
 const MAX_TITLE: usize = 56;
@@ -32,7 +32,7 @@ const PYTHON: Color = Color { r: 96, g: 165, b: 222 };
 const NATIVE: Color = Color { r: 240, g: 138, b: 60 };
 const INLINED: Color = Color { r: 250, g: 200, b: 128 };
 const KERNEL: Color = Color { r: 176, g: 132, b: 214 };
-const CUT: Color = Color { r: 128, g: 128, b: 128 };
+const TRUNCATED: Color = Color { r: 128, g: 128, b: 128 };
 const UNKNOWN: Color = Color { r: 190, g: 186, b: 180 };
 const STATE: Color = Color { r: 150, g: 176, b: 196 };
 const GROUP: Color = Color { r: 150, g: 200, b: 170 };
@@ -49,7 +49,7 @@ const LEGEND: &[(&str, Color)] = &[
     ("native", NATIVE),
     ("inlined", INLINED),
     ("kernel", KERNEL),
-    ("truncated stack", CUT),
+    ("truncated stack", TRUNCATED),
     ("no symbol", UNKNOWN),
     ("process, thread", GROUP),
 ];
@@ -110,7 +110,7 @@ pub fn draw(profile: &Profile, style: &FlamegraphStyle<'_>, out: &mut dyn Write)
     options.font_type = "monospace".to_string();
     options.min_width = MIN_WIDTH_PERCENT;
     options.bgcolors = Some(BackgroundColor::Flat(Color { r: 252, g: 252, b: 250 }));
-    // From the top down: a picture opens at its top, and where some stack is much deeper than the rest (imports are)
+    // From the top down: a flame graph opens at its top, and where some stack is much deeper than the rest (imports are)
     // the other way round shows nothing but that stack's end.
     options.direction = Direction::Inverted;
     // Names come first in our frames, so the end can be shortened.
@@ -150,7 +150,7 @@ fn draw_lines(
     };
     // What inferno draws itself: the frame around everything, whose name is empty here.
     palette.insert("", GROUP);
-    for (name, color) in [(NO_STACK, CUT), (DEEPER, CUT), (NARROW, UNKNOWN)] {
+    for (name, color) in [(NO_STACK, TRUNCATED), (DEEPER, TRUNCATED), (NARROW, UNKNOWN)] {
         palette.insert(name, color);
     }
     emit(NO_STACK, self_counts[0]);
@@ -259,7 +259,7 @@ fn color(kind: FrameKind) -> Color {
         FrameKind::Native => NATIVE,
         FrameKind::Inlined => INLINED,
         FrameKind::Kernel => KERNEL,
-        FrameKind::Truncated => CUT,
+        FrameKind::Truncated => TRUNCATED,
         FrameKind::State => STATE,
         FrameKind::Unknown => UNKNOWN,
         FrameKind::Root | FrameKind::Process | FrameKind::Thread | FrameKind::Task | FrameKind::Worker => GROUP,

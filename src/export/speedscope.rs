@@ -1,4 +1,4 @@
-//! A profile as speedscope has it: a table of functions, all samples merged, and each thread in order of time.
+//! A profile as speedscope has it: a table of functions, all samples merged, and each thread in chronological order.
 //!
 //! A frame is a function at a line. The first profiles in the file are of all threads, one for each value type that is
 //! no multiple of the count; the threads' profiles are in nanoseconds since the start, with nothing on the stack while
@@ -19,7 +19,7 @@ use crate::profile::stacks_by_line::StacksByLine;
 use crate::profile::values::{Unit, ValueType};
 use crate::profile::view::View;
 
-/// Frames of all stacks in order of time; at some 6 bytes each. Browsers refuse texts of 512 MB.
+/// Frames of all stacks in chronological order; at some 6 bytes each. Browsers refuse texts of 512 MB.
 const MAX_FRAMES: u64 = 64 << 20;
 
 /// Writes the profile as speedscope's JSON.

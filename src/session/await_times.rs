@@ -5,7 +5,7 @@ use crate::capture::common::rng::Rng;
 /// Mean time between two readings of a process's tasks, as a multiple of the time that one takes.
 const PAUSE_FACTOR: u64 = 20;
 /// Readings over which that time is averaged. Readings at which more happens take longer: if the pause after each depended on
-/// itself, they would stand for more time than others.
+/// itself, they would represent more time than others.
 const AVERAGED: u64 = 8;
 
 /// Pauses between readings.
@@ -25,7 +25,7 @@ impl Pauses {
     }
 }
 
-/// The times of readings. Each stands for the time that is nearer to it than to another one, from the beginning to the end.
+/// The times of readings. Each represents the time that is nearer to it than to another one, from the beginning to the end.
 #[derive(Default)]
 pub(super) struct ReadingTimes {
     last: Option<u64>,
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn readings_stand_for_the_time_around_them() {
-        /// Time that each reading stands for, from 100 to `end`.
+        /// Time that each reading represents, from 100 to `end`.
         fn check(readings: &[u64], end: u64, expected: &[u64]) {
             let mut times = ReadingTimes::since(100);
             let mut counted: Vec<u64> = readings.iter().map(|at| times.read(*at)).collect();

@@ -76,7 +76,7 @@ struct WatchedLoop {
 }
 
 impl WatchedProcess {
-    /// Goes on with the loops that `stay`. A long callback of another one has ended, and is not to be lost.
+    /// Continues with the loops that `stay`. A long callback of another one has ended, and is not to be lost.
     fn retain(&mut self, now: u64, ended: &mut VecDeque<Callback>, stay: impl Fn(&WatchedLoop) -> bool) {
         self.loops.retain(|known| {
             let stays = stay(known);

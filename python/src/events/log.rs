@@ -406,7 +406,7 @@ impl Log {
         }
     }
 
-    /// Reads what was written to the file, as far as it is whole.
+    /// Reads what was written to the file, as far as it is complete.
     fn read_back(&self, spill: &Spill, end: u64, parts: &mut Vec<(u32, u64, Vec<EventRow>)>) {
         use std::os::unix::fs::FileExt;
         let threads = self.next_writer.load(Ordering::Relaxed) as u32;

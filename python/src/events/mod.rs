@@ -242,7 +242,7 @@ impl EventLog {
         }
     }
 
-    /// All rows so far, in the order of time: eight columns of 64-bit integers (frame, arg, event, time in ns, value1,
+    /// All rows so far, in chronological order: eight columns of 64-bit integers (frame, arg, event, time in ns, value1,
     /// value2, thread, domain), and as many times two: the function that made the row, and its caller. Then rows lost.
     fn rows<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyByteArray>, Bound<'py, PyByteArray>, u64)> {
         let state = lock(&self.state);

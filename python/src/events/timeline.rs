@@ -1,4 +1,4 @@
-//! Rows of a log as a timeline: in the order of time, with the function that made each, its caller, and the sizes of
+//! Rows of a log as a timeline: in chronological order, with the function that made each, its caller, and the sizes of
 //! what was freed.
 
 use std::collections::{HashMap, HashSet};
@@ -101,7 +101,7 @@ struct OpenSpans {
 }
 
 impl OpenSpans {
-    /// Goes on with the stack of greenlet `to`.
+    /// Continues with the stack of greenlet `to`.
     fn switch(&mut self, from: u64, to: u64) {
         let next = self.parked.remove(&to).unwrap_or_default();
         let open = std::mem::replace(&mut self.open, next);

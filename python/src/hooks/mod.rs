@@ -44,7 +44,7 @@ type Pointer = *mut std::ffi::c_void;
 /// Handlers at a time.
 pub const MAX_HANDLERS: usize = 8;
 
-/// What an allocator was asked to do.
+/// The operation of an allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AllocatorCall {
     /// Also `posix_memalign` and its like.

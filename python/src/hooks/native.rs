@@ -156,7 +156,7 @@ fn moves(old: Pointer, size: usize, real: impl FnOnce() -> Pointer) -> Pointer {
         clock(&MASKS.native, |now| before.set(now));
     }
     let (block, is_outermost) = outermost(real);
-    // A null block means that it failed, or was asked to free.
+    // A null block means that it failed, or that the call was to free.
     if is_outermost && (!block.is_null() || (size == 0 && !old.is_null())) {
         report(AllocatorCall::Realloc, block as usize, size, old as usize, before.get());
     }

@@ -29,7 +29,7 @@ pub struct GreenletSearch {
     maps: Vec<Mapping>,
     /// Of the file of greenlet.
     module: (u64, u64),
-    /// Mapping and address to go on with, and what has been searched since the beginning.
+    /// Mapping and address to continue with, and what has been searched since the beginning.
     next: (usize, u64),
     searched: u64,
 }

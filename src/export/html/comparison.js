@@ -49,7 +49,7 @@ class Comparison {
     this.totals = sums.map(({ all, self }) => functionTotals({ ...whole, all: take(whole, all), self: take(whole, self) }, functions));
   }
 
-  // Of two amounts: from -1 (gone) over 0 (noise may account for the change) to 1 (new).
+  // Of two amounts: from -1 (gone) over 0 (the change may be noise) to 1 (new).
   part(before, after) {
     const change = after - before;
     const pooled = (before * this.weights[0] + after * this.weights[1]) / WHOLE;

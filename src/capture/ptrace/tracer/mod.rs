@@ -109,7 +109,7 @@ struct TracedProcess {
     /// The signal by which ticks stop its threads, and when it was determined.
     signal: Option<i32>,
     signal_found: u64,
-    /// Sideband records from timers, in order of time.
+    /// Sideband records from timers, in chronological order.
     records: VecDeque<SidebandRecord>,
 }
 

@@ -9,7 +9,7 @@ use crate::event::{Event, Pid};
 const RESCAN_INTERVAL: u64 = 20_000_000;
 
 impl Tracer {
-    /// Queues the sideband records of a timer, in order of time.
+    /// Queues the sideband records of a timer, in chronological order.
     pub(super) fn drain_events(&mut self, pid: Pid, events: TimerEvents) {
         if events.lost {
             self.push(TracerEvent::Remapped(pid));

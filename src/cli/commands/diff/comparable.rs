@@ -1,4 +1,4 @@
-//! What the counts of a profile stand for, and whether they can be compared.
+//! What the counts of a profile represent, and whether they can be compared.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::profile::values::{Unit, ValueType};
 
 /// # Errors
 /// `Data` if the profile has no samples, or not what the normalization needs.
-pub fn check_comparable(profile: &Profile, path: &Path, norm: Normalization) -> Result<()> {
+pub fn check_comparable(profile: &Profile, path: &Path, normalization: Normalization) -> Result<()> {
     let bad = |why: &str, hint: &str| {
         let what = format!("{} cannot be compared", path.display());
         Err(Error::new(ErrorKind::Data, what).why(why).hint(hint))
@@ -17,7 +17,7 @@ pub fn check_comparable(profile: &Profile, path: &Path, norm: Normalization) -> 
     if profile.nodes.first().is_none_or(|root| root.count == 0) {
         return bad("it has no samples", "record again while the program is using the CPU");
     }
-    match norm {
+    match normalization {
         Normalization::Share => Ok(()),
         _ if profile.meta.rate > 0 && sampled_time(profile).is_none() => {
             bad("its samples are events, not times", "--normalize share")
@@ -30,7 +30,7 @@ pub fn check_comparable(profile: &Profile, path: &Path, norm: Normalization) -> 
     }
 }
 
-/// The time that the counts of a profile stand for, such as `CPU` or `wall`; `None` if they are no times.
+/// The time that the counts of a profile represent, such as `CPU` or `wall`; `None` if they are no times.
 pub fn sampled_time(profile: &Profile) -> Option<&str> {
     let kind = profile.count_type();
     if kind.unit == Unit::Nanoseconds {
@@ -41,7 +41,7 @@ pub fn sampled_time(profile: &Profile) -> Option<&str> {
     match cpu {
         _ if *kind != ValueType::SAMPLES => None,
         Some(cpu) if cpu.is_per_count() => Some("CPU"),
-        // Of a recording with waiting time, whose samples stand for both.
+        // Of a recording with waiting time, whose samples represent both.
         _ => profile.find_value(&ValueType::WALL.name).map(|_| "wall"),
     }
 }
