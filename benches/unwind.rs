@@ -145,20 +145,20 @@ fn main() {
     child.wait().ok();
 
     let mut frames = Vec::with_capacity(4096);
-    let (mut complete, mut how, mut all) = (0, BTreeMap::<UnwindMethod, u64>::new(), Vec::new());
+    let (mut complete, mut methods, mut all) = (0, BTreeMap::<UnwindMethod, u64>::new(), Vec::new());
     let cold = Instant::now();
     for (regs, stack) in &samples {
         frames.clear();
         complete += u32::from(unwinder.unwind(&maps, regs, stack, &mut frames).is_ok());
         for frame in &frames {
-            *how.entry(frame.method).or_default() += 1;
+            *methods.entry(frame.method).or_default() += 1;
         }
         all.extend(frames.iter().filter_map(|f| f.location));
     }
     let cold = cold.elapsed();
-    let count = how.values().sum::<u64>();
+    let count = methods.values().sum::<u64>();
     println!(
-        "{} stacks, {complete} complete, {} frames, {how:?}",
+        "{} stacks, {complete} complete, {} frames, {methods:?}",
         samples.len(),
         count
     );

@@ -62,7 +62,7 @@ fn sample(l: &Layout, depth: u64) -> Sample {
     let (mut python, mut anchors) = (Vec::new(), Vec::new());
     for i in 0..depth {
         let code = CODE_AT + i % CODES * CODE_SIZE;
-        let instr = match l.position {
+        let instr = match l.instruction_encoding {
             InstructionEncoding::Bytes | InstructionEncoding::Units => 10,
             InstructionEncoding::Pointer => code + u64::from(l.code_adaptive) + 10,
         };

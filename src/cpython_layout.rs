@@ -43,7 +43,7 @@ pub enum Anchor {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     pub line_table: LineTable,
-    pub position: InstructionEncoding,
+    pub instruction_encoding: InstructionEncoding,
     pub anchor: Anchor,
 
     // _PyRuntimeState
@@ -174,7 +174,7 @@ pub struct TargetLayout {
     pub python: Option<Interpreter>,
     /// (`pthread_self`, thread states) of threads that have several: they run subinterpreters. Of all threads with
     /// [`ThreadStateLocation::InterpreterList`].
-    pub nested: Vec<(u64, Vec<u64>)>,
+    pub states_by_thread: Vec<(u64, Vec<u64>)>,
     pub locks: InterpreterLocks,
     /// Set if the tasks of samples are wanted, and the process has asyncio.
     pub running_tasks: Option<RunningTasks>,

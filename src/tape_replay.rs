@@ -31,12 +31,12 @@ pub fn session(tape: &Rc<Tape>, options: SessionOptions) -> Result<Session> {
 fn run(tape: &Rc<Tape>, options: SessionOptions, visited: Option<VisitedCode>) -> Result<Session> {
     let mut session = Session::new(options, Box::new(TapeSystem::new(tape)));
     session.visited = visited;
-    let mut source = TapeBackend::new(tape.clone());
-    if tape.head.attached {
-        let _ = session.open(tape.head.pid, &mut |_, _| Ok(())); // the samples will show what is missing
+    let mut backend = TapeBackend::new(tape.clone());
+    if tape.header.attached {
+        let _ = session.open(tape.header.pid, &mut |_, _| Ok(())); // the samples will show what is missing
     }
     let mut pump = EventPump::default();
-    while pump.pump(&mut source, &mut session, &mut |_| {}, Duration::ZERO, None)? {}
+    while pump.pump(&mut backend, &mut session, &mut |_| {}, Duration::ZERO, None)? {}
     Ok(session)
 }
 
@@ -61,7 +61,7 @@ pub fn profile_with(
 ) -> Result<Profile> {
     let mut session = session(tape, options)?;
     (session.fetch, session.naming) = (fetch, naming);
-    let (head, t) = (&tape.head, &session.quality_counts);
+    let (header, t) = (&tape.header, &session.quality_counts);
     let quality = Quality {
         expected: 0,
         taken: t.taken(),
@@ -77,17 +77,17 @@ pub fn profile_with(
     };
     let meta = Meta {
         version: env!("CARGO_PKG_VERSION").into(),
-        rate: head.rate,
-        event: head.clock.clone(),
-        backend: head.backend.clone(),
-        start: head.start,
-        duration: head.duration,
-        command: head.command.clone(),
-        pid: head.pid,
+        rate: header.rate,
+        event: header.event.clone(),
+        backend: header.backend.clone(),
+        start: header.start,
+        duration: header.duration,
+        command: header.command.clone(),
+        pid: header.pid,
         quality,
         ..Meta::default()
     };
-    Ok(session.resolve(head.began, meta))
+    Ok(session.resolve(header.began, meta))
 }
 
 /// Prunes the files of a freshly recorded tape to what its replay needs. False if the pruned tape does not give the

@@ -296,10 +296,10 @@ fn saved_profiles_are_read_from_files_pipes_and_tapes() {
 #[test]
 fn files_without_a_profile() {
     let scratch = Scratch::new();
-    let (out, cut) = (scratch.path("out.svg"), scratch.path("cut.json"));
+    let (out, truncated) = (scratch.path("out.svg"), scratch.path("truncated.json"));
     let golden = format!("{}/fixtures/golden/profile", env!("CARGO_MANIFEST_DIR"));
     let complete = fs::read(format!("{golden}.json")).expect("a golden file");
-    fs::write(&cut, &complete[..complete.len() / 2]).expect("a file");
+    fs::write(&truncated, &complete[..complete.len() / 2]).expect("a file");
     for (file, words) in [
         (
             "/nonexistent/x.json",
@@ -308,18 +308,22 @@ fn files_without_a_profile() {
         ("/", &["is a directory"]),
         (&format!("{golden}.svg"), &["it is an SVG"]),
         (&format!("{golden}.collapsed"), &["profile.collapsed", "at byte 0"]),
-        (text(&cut), &["the file ends early"]),
+        (text(&truncated), &["the file ends early"]),
         ("-", &["standard input", "it is empty"]),
     ] {
         refused(&run(&["export", file, "-o", text(&out)]), 1, words);
     }
     refused(
-        &run(&["replay", text(&cut), "-o", text(&out)]),
+        &run(&["replay", text(&truncated), "-o", text(&out)]),
         1,
-        &["cut.json: this is not a tape", "--save-tape FILE"],
+        &["truncated.json: this is not a tape", "--save-tape FILE"],
     );
-    refused(&run(&["export", text(&cut), "-o", "x.docx"]), 2, &["x.docx", ".svg"]);
-    assert_eq!(scratch.names(), ["cut.json"]);
+    refused(
+        &run(&["export", text(&truncated), "-o", "x.docx"]),
+        2,
+        &["x.docx", ".svg"],
+    );
+    assert_eq!(scratch.names(), ["truncated.json"]);
 }
 
 #[test]

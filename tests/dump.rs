@@ -270,10 +270,10 @@ fn short_lived_code_is_named() {
 #[test]
 fn no_call_is_interrupted() {
     let _live = live();
-    let mut program = Program::start(programs::steady(&[]));
+    let mut program = Program::start(programs::uninterruptible(&[]));
     for _ in 0..10 {
         let dump = dump(program.pid(), &[]);
-        check_quality("steady", &dump);
+        check_quality("uninterruptible", &dump);
         assert!(dump["python"].is_null());
         let roots = |t: &Value| {
             let frames = t["frames"].as_array().expect("frames");
@@ -290,9 +290,9 @@ fn no_call_is_interrupted() {
 #[test]
 fn restartable_calls_are_not_interrupted() {
     let _live = live();
-    let mut program = Program::start(programs::steady(&[]));
+    let mut program = Program::start(programs::uninterruptible(&[]));
     let pid = program.pid();
-    let (mut stopped, space) = (0, TargetLayout::default());
+    let (mut stopped, layout) = (0, TargetLayout::default());
     // However late the threads begin to sleep.
     for _ in 0..1000 {
         if stopped >= 20 {
@@ -306,7 +306,7 @@ fn restartable_calls_are_not_interrupted() {
             }
             let once = Snapshotter {
                 pid,
-                layout: &space,
+                layout: &layout,
                 walk: frame_walk::walk,
                 seen_code: Arc::default(),
                 writable: &[],
@@ -382,9 +382,9 @@ fn an_ordinary_user_sees_their_own_processes() {
         command
     };
     // The program itself must be readable for that user, too.
-    let steady = programs::steady(&[]);
-    let program_copy = scratch.path("steady");
-    programs::copy(steady.get_program(), &program_copy);
+    let program = programs::uninterruptible(&[]);
+    let program_copy = scratch.path("uninterruptible");
+    programs::copy(program.get_program(), &program_copy);
     open(&program_copy);
     let program = Program::start(as_user(&program_copy));
     let pid = program.pid().to_string();

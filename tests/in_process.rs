@@ -192,14 +192,14 @@ fn a_thread_that_blocks_signals_delays_no_one() {
 }
 
 fn record(clock: SamplingClock, threads: Option<Vec<u64>>, work: impl FnOnce()) -> Profile {
-    let settings = ProfilerConfig {
+    let config = ProfilerConfig {
         rate: 100,
         clock,
         threads,
         native: true,
         by_thread: false,
     };
-    let recorder = Recorder::start(settings).expect("a recording");
+    let recorder = Recorder::start(config).expect("a recording");
     work();
     recorder.stop().expect("a profile")
 }
@@ -284,14 +284,14 @@ fn wall_time_includes_sleeping_threads() {
 fn one_recording_at_a_time() {
     let _live = common::live();
     record(SamplingClock::Cpu, None, || {
-        let settings = ProfilerConfig {
+        let config = ProfilerConfig {
             rate: 100,
             clock: SamplingClock::Wall,
             threads: None,
             native: true,
             by_thread: false,
         };
-        let refused = Recorder::start(settings).err().expect("a second one is refused");
+        let refused = Recorder::start(config).err().expect("a second one is refused");
         assert!(refused.to_string().contains("already being sampled"), "{refused}");
     });
     record(SamplingClock::Wall, None, || {});

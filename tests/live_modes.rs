@@ -122,9 +122,9 @@ fn ten_thousand_levels_are_complete() {
             let r = attach(program.pid(), &["-r", "100", "-d", "3"]);
             program.finish();
             // Each stack takes several records: a machine that stalls for a moment loses the last of them.
-            const CUT: &str = "stack deeper than the copy";
-            r.check_quality_but(&python.name, &[CUT]);
-            let truncated = r.profile.meta.quality.reasons.get(CUT).copied().unwrap_or(0);
+            const TRUNCATED: &str = "stack deeper than the copy";
+            r.check_quality_but(&python.name, &[TRUNCATED]);
+            let truncated = r.profile.meta.quality.reasons.get(TRUNCATED).copied().unwrap_or(0);
             assert_likely!(truncated * 20 <= r.samples(), "{}: {}", python.name, r.stderr);
             let count = |stack: &[&Frame], name: &str| {
                 let is = |f: &&&Frame| f.kind == FrameKind::Python && f.name == name;

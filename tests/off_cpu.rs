@@ -297,11 +297,11 @@ fn wakers_and_long_intervals() {
         let off_cpu = p.find_value("off_cpu").expect("off-CPU time is recorded");
         // Of the waits that ended while they were watched: the last one of each thread did not.
         let (mut by_feed, mut by_timer, mut sleeps, mut reads) = (0, 0, 0, 0);
-        for (at, own) in p
+        for (at, self_count) in p
             .self_amounts(off_cpu)
             .into_iter()
             .enumerate()
-            .filter(|(_, own)| *own > 0)
+            .filter(|(_, self_count)| *self_count > 0)
         {
             let (mut up, mut path) = (at, Vec::new());
             while up > 0 {
@@ -313,11 +313,15 @@ fn wakers_and_long_intervals() {
                 continue;
             }
             if has("w_read") && has("[waiting: read pipe]") {
-                reads += own;
-                by_feed += if has("w_feed") { own } else { 0 };
+                reads += self_count;
+                by_feed += if has("w_feed") { self_count } else { 0 };
             } else if has("w_sleep") && has("[waiting: sleep]") {
-                sleeps += own;
-                by_timer += if has("[woken by: timer interrupt]") { own } else { 0 };
+                sleeps += self_count;
+                by_timer += if has("[woken by: timer interrupt]") {
+                    self_count
+                } else {
+                    0
+                };
             }
         }
         assert_likely!(by_feed * 10 >= reads * 9 && reads > 0, "{name}: {by_feed} of {reads}");

@@ -57,14 +57,14 @@ fn callbacks_are_in_calling_order() {
 
 #[test]
 fn ten_thousand_levels_are_complete() {
-    const CUT: &str = "stack deeper than the copy";
+    const TRUNCATED: &str = "stack deeper than the copy";
     let _live = live();
     repeated(|| {
         let python = newest_python();
         let mut program = Program::start(python.script("deep_recursion.py"));
         let r = attach(program.pid(), &["-r", "100", "-d", "3"]);
         program.finish();
-        r.check_quality_but(&python.name, &[CUT]);
+        r.check_quality_but(&python.name, &[TRUNCATED]);
         let levels = |stack: &[&Frame]| {
             let is_level = |f: &&&Frame| f.kind == FrameKind::Python && f.name == "descend";
             stack.iter().filter(is_level).count()

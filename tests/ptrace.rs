@@ -51,15 +51,15 @@ fn check_progress(program: &mut Program, case: &str) {
 fn no_call_is_interrupted_and_no_signal_lost() {
     let _live = live();
     repeated(|| {
-        let mut program = Program::start(programs::steady(&[]));
+        let mut program = Program::start(programs::uninterruptible(&[]));
         let r = attach(program.pid(), &PTRACE);
         check_progress(&mut program, "after sampling");
         program.finish(); // it aborts on EINTR, and fails when a signal is missing
         assert_likely!(r.samples() > 100, "{}", r.stderr);
-        let held = r.profile.meta.stopped.expect("how long threads were held");
-        assert!(held.median_us <= held.max_us, "{held:?}");
+        let stopped = r.profile.meta.stopped.expect("how long threads were stopped");
+        assert!(stopped.median_us <= stopped.max_us, "{stopped:?}");
         assert!(
-            r.stderr.contains(&format!("stopped:  median {} µs", held.median_us)),
+            r.stderr.contains(&format!("stopped:  median {} µs", stopped.median_us)),
             "{}",
             r.stderr
         );
@@ -69,7 +69,7 @@ fn no_call_is_interrupted_and_no_signal_lost() {
 /// Kills nativeprof at moments spread over its start and its sampling.
 fn kill_often(backend: &[&str], times: u32) {
     let _live = live();
-    let mut program = Program::start(programs::steady(&[]));
+    let mut program = Program::start(programs::uninterruptible(&[]));
     for i in 0..times {
         let mut command = nativeprof(&["attach", &program.pid().to_string(), "-r", "1000", "-o", "/dev/null"]);
         command.args(["-f", "json"]).args(backend);
@@ -108,7 +108,7 @@ fn the_target_outlives_a_hundred_sudden_deaths() {
 #[ignore = "takes a minute; run with --ignored"]
 fn no_call_is_interrupted_in_a_minute() {
     let _live = live();
-    let mut program = Program::start(programs::steady(&[]));
+    let mut program = Program::start(programs::uninterruptible(&[]));
     attach(program.pid(), &["--backend", "ptrace", "-d", "60"]);
     program.finish();
 }
@@ -147,7 +147,7 @@ blocking()
 fn job_control_keeps_working() {
     let _live = live();
     repeated(|| {
-        let mut program = Program::start(programs::steady(&[]));
+        let mut program = Program::start(programs::uninterruptible(&[]));
         let pid = program.pid();
         let signal = |name: &str| {
             let done = Command::new("kill").args(["-s", name, &pid.to_string()]).status();
@@ -220,7 +220,7 @@ fn an_ordinary_user_gets_a_profile_and_the_reason_for_ptrace() {
             to
         };
         let ours = copy(std::path::Path::new(env!("CARGO_BIN_EXE_nativeprof")), "nativeprof");
-        let steady = copy(std::path::Path::new(programs::native(&[]).get_program()), "native");
+        let program = copy(std::path::Path::new(programs::native(&[]).get_program()), "native");
         let done = Command::new("chmod").args(["-R", "a+rwX"]).arg(&directory).status();
         assert!(
             done.is_ok_and(|s| s.success()),
@@ -232,7 +232,7 @@ fn an_ordinary_user_gets_a_profile_and_the_reason_for_ptrace() {
             .args(["record", "-r", "500", "-f", "json", "-o"])
             .arg(directory.join("out.json"))
             .arg("--")
-            .arg(&steady)
+            .arg(&program)
             .arg("1")
             .stdin(std::process::Stdio::null())
             .output()
@@ -320,9 +320,9 @@ fn every_timer_samples_what_runs() {
     };
     for timer in [TimerKind::Perf, TimerKind::PerfUser, TimerKind::Procfs] {
         let program = Program::start(python.script("stay_in_c.py"));
-        let source = PtraceBackend::with_timer(&options, frame_walk::walk, timer).expect("privileges");
-        assert_eq!(source.event(), timer.name());
-        let found = chains(program.pid(), Box::new(source));
+        let backend = PtraceBackend::with_timer(&options, frame_walk::walk, timer).expect("privileges");
+        assert_eq!(backend.event(), timer.name());
+        let found = chains(program.pid(), Box::new(backend));
         let (frames, _, walk) = found.keys().next().expect("a chain");
         assert_eq!((found.len(), *walk), (1, WalkStatus::Complete), "{timer:?}");
         assert!(frames.len() > 60, "{timer:?}: {} frames", frames.len());
@@ -330,18 +330,18 @@ fn every_timer_samples_what_runs() {
 }
 
 /// The distinct chains of interpreter frames of a process, each with its anchors.
-fn chains(pid: u32, mut source: Box<dyn Backend>) -> BTreeMap<Chain, u32> {
+fn chains(pid: u32, mut backend: Box<dyn Backend>) -> BTreeMap<Chain, u32> {
     let mut session = Session::new(SessionOptions::default(), Box::new(LiveSystem));
     session
-        .open(pid, &mut |pid, space| {
-            source.update_process(pid, space.expect("a process that lives"))
+        .open(pid, &mut |pid, layout| {
+            backend.update_process(pid, layout.expect("a process that lives"))
         })
         .expect("a process to open");
-    source.attach(pid).expect("permission to sample");
-    source.start().expect("sampling");
+    backend.attach(pid).expect("permission to sample");
+    backend.start().expect("sampling");
     let (mut found, mut n, mut events) = (BTreeMap::new(), 0, Vec::new());
     while n < 300 {
-        source.poll(Duration::from_millis(100), &mut events).expect("samples");
+        backend.poll(Duration::from_millis(100), &mut events).expect("samples");
         for event in events.drain(..) {
             if let Event::Sample(s) = event {
                 n += 1;
@@ -351,14 +351,14 @@ fn chains(pid: u32, mut source: Box<dyn Backend>) -> BTreeMap<Chain, u32> {
             }
         }
     }
-    source.stop();
+    backend.stop();
     found
 }
 
-type Words = (u64, u64, u64, u32, u8, bool);
-type Chain = (Vec<Words>, Vec<Words>, WalkStatus);
+type FrameWords = (u64, u64, u64, u32, u8, bool);
+type Chain = (Vec<FrameWords>, Vec<FrameWords>, WalkStatus);
 
-fn words(f: &RawPyFrame) -> Words {
+fn words(f: &RawPyFrame) -> FrameWords {
     (f.frame, f.code, f.instr, f.fingerprint, f.owner, f.entry)
 }
 

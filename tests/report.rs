@@ -286,7 +286,7 @@ fn differential_flame_graphs() {
     );
     let out = scratch.path("diff.svg");
     stdout(&run(&["diff", &a, &b, "-o", out.to_str().expect("UTF-8")], ""));
-    let svg = fs::read_to_string(&out).expect("a picture");
+    let svg = fs::read_to_string(&out).expect("a flame graph");
     for part in [
         "f1 (/srv/a.py:1) [33.33 % before, 35.94 % after]",
         "f3 (/srv/a.py:3) [0.00 % before, 1.56 % after]",
@@ -318,7 +318,7 @@ fn packed(page: &str) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// Pictures of changes leave out what the view leaves out.
+/// Flame graphs of changes leave out what the view leaves out.
 #[test]
 fn views_of_differential_flame_graphs() {
     let scratch = Scratch::new();
@@ -359,13 +359,13 @@ fn views_of_differential_flame_graphs() {
         (&["--focus", "library"], [false, false, true, true]),
     ] {
         for format in ["svg", "html"] {
-            let picture = stdout(&run(&[&["diff", &a, &b, "-f", format, "-o", "-"], words].concat(), ""));
-            let (picture, before, after) = match format {
-                "svg" => (picture, ">", " ("),
-                _ => (packed(&picture), "\"", "\""),
+            let flame_graph = stdout(&run(&[&["diff", &a, &b, "-f", format, "-o", "-"], words].concat(), ""));
+            let (flame_graph, before, after) = match format {
+                "svg" => (flame_graph, ">", " ("),
+                _ => (packed(&flame_graph), "\"", "\""),
             };
             let shown = ["main", "standard", "library", "own"];
-            let shown = shown.map(|name| picture.contains(&format!("{before}{name}{after}")));
+            let shown = shown.map(|name| flame_graph.contains(&format!("{before}{name}{after}")));
             assert_eq!(shown, expected, "{words:?} {format}");
         }
     }

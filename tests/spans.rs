@@ -34,11 +34,11 @@ fn by_labels(r: &Recording) -> BTreeMap<String, u64> {
         below[at] = below[node.parent as usize] || is_burn[node.frame as usize];
     }
     let mut counts: BTreeMap<String, u64> = BTreeMap::new();
-    for (at, tick) in profile
+    for (at, sample) in profile
         .timeline
         .iter()
         .enumerate()
-        .filter(|(_, tick)| below[tick.node as usize])
+        .filter(|(_, sample)| below[sample.node as usize])
     {
         let labels = profile.labels.of(at);
         let of = |key: &str| -> Vec<&str> {
@@ -55,8 +55,8 @@ fn by_labels(r: &Recording) -> BTreeMap<String, u64> {
         }
         // A span has its own labels, and those around it.
         assert_eq!(!of("step").is_empty(), name.contains("inner"), "{labels:?}");
-        *counts.entry(name).or_default() += profile.tick_amount(0, at);
-        assert!(tick.tid > 0);
+        *counts.entry(name).or_default() += profile.sample_amount(0, at);
+        assert!(sample.tid > 0);
     }
     counts
 }
@@ -140,7 +140,7 @@ fn opentelemetry_contexts_are_labels() {
                 let r = attach(program.pid(), &["--spans", "--backend", backend]);
                 let truth = program.finish();
                 let mut counts: BTreeMap<String, u64> = truth.keys().map(|name| (name.clone(), 0)).collect();
-                for (at, tick) in r.profile.timeline.iter().enumerate() {
+                for (at, sample) in r.profile.timeline.iter().enumerate() {
                     let labels = r.profile.labels.of(at);
                     let of = |key: &str| labels.iter().find(|(k, _)| k == key).map(|(_, value)| value.as_str());
                     let Some(route) = of("route") else {
@@ -150,7 +150,7 @@ fn opentelemetry_contexts_are_labels() {
                     };
                     let trace = if route == "/a" { "a0" } else { "a1" };
                     assert_eq!(of("trace_id"), Some(&*format!("{:0>32}", trace)), "{case}");
-                    let is_first = tick.tid == program.pid();
+                    let is_first = sample.tid == program.pid();
                     assert_eq!(of("span_id").map(|id| id.starts_with("01")), Some(is_first), "{case}");
                     *counts.get_mut(route).expect("a route") += 1;
                 }

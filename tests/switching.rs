@@ -50,7 +50,7 @@ fn owner(f: &Frame) -> Option<&str> {
 }
 
 /// What is wrong with a stack, outermost frame first.
-fn wrong(stack: &[&Frame]) -> Option<String> {
+fn problem(stack: &[&Frame]) -> Option<String> {
     let mut owners: Vec<&str> = stack.iter().filter_map(|f| owner(f)).collect();
     owners.dedup();
     let root = stack.first()?.name == "[greenlet]";
@@ -76,12 +76,12 @@ fn wrong(stack: &[&Frame]) -> Option<String> {
 
 /// Number of stacks that are not exact, of how many, apart from the switch itself, which may be incomplete.
 #[derive(Default)]
-struct Tally {
+struct StackCounts {
     bad: u64,
     taken: u64,
 }
 
-impl Tally {
+impl StackCounts {
     /// While an exception enters its handler, for some 0.1 us, registers that tables need hold the handler's already: a few
     /// stacks in ten thousand are repaired. All recordings together are a stricter test than each alone.
     fn check(&self) {
@@ -94,10 +94,10 @@ impl Tally {
     }
 }
 
-fn check_stacks(case: &str, r: &Recording, tally: &mut Tally) {
+fn check_stacks(case: &str, r: &Recording, counts: &mut StackCounts) {
     let bad: Vec<String> = r
         .stacks()
-        .filter_map(|(stack, n)| Some(format!("{n} x {}: {}", wrong(&stack)?, text(&stack))))
+        .filter_map(|(stack, n)| Some(format!("{n} x {}: {}", problem(&stack)?, text(&stack))))
         .collect();
     assert!(bad.is_empty(), "{case}: {:#?}", &bad[..bad.len().min(5)]);
     // The switch is a small part of this program.
@@ -106,8 +106,8 @@ fn check_stacks(case: &str, r: &Recording, tally: &mut Tally) {
     assert_likely!(q.taken >= 50 && switches * 10 <= q.taken, "{case}: {q:?}\n{}", r.stderr);
     let truncated = q.partial - switches;
     assert_likely!(truncated <= (q.taken / 1000).max(1), "{case}: {q:?}\n{}", r.stderr);
-    tally.bad += truncated + q.repaired;
-    tally.taken += q.taken;
+    counts.bad += truncated + q.repaired;
+    counts.taken += q.taken;
     let greenlets = r.matching(|stack| stack.first().is_some_and(|f| f.name == "[greenlet]"));
     assert_likely!(greenlets * 2 > q.taken, "{case}: {greenlets} of {}", q.taken);
 }
@@ -116,14 +116,14 @@ fn check_stacks(case: &str, r: &Recording, tally: &mut Tally) {
 fn greenlets_have_separate_stacks() {
     let _live = live();
     repeated(|| {
-        let mut tally = Tally::default();
+        let mut counts = StackCounts::default();
         for (first, backend) in ["ebpf", "ptrace"].into_iter().enumerate() {
             for (name, python) in third(first, pythons()) {
                 let case = format!("CPython {name}, {backend}");
                 let mut program = Program::start(script(&python, &[]));
                 let r = attach(program.pid(), &["--backend", backend, "-d", "2"]);
                 let truth: BTreeMap<String, f64> = program.finish();
-                check_stacks(&case, &r, &mut tally);
+                check_stacks(&case, &r, &mut counts);
                 r.check_lost(&case);
                 assert_eq!(truth.len(), GREENLETS + 1, "{case}: {truth:?}");
                 let counts = truth.keys().map(|name| (name.clone(), r.with(name))).collect();
@@ -131,7 +131,7 @@ fn greenlets_have_separate_stacks() {
                 check_counts(&case, &counts, &truth, 0.02);
             }
         }
-        tally.check();
+        counts.check();
     });
 }
 
@@ -139,7 +139,7 @@ fn greenlets_have_separate_stacks() {
 fn greenlets_sample_themselves() {
     let _live = live();
     repeated(|| {
-        let mut tally = Tally::default();
+        let mut counts = StackCounts::default();
         for (name, python) in third(2, pythons()) {
             let scratch = Scratch::new();
             let file = scratch.path("profile.json");
@@ -147,10 +147,10 @@ fn greenlets_sample_themselves() {
             check_stacks(
                 &format!("CPython {name}, inside"),
                 &written_by(command, &file),
-                &mut tally,
+                &mut counts,
             );
         }
-        tally.check();
+        counts.check();
     });
 }
 
@@ -181,7 +181,7 @@ fn tapes_keep_what_greenlets_need() {
             r.stderr
         );
         assert!(
-            again.stacks().all(|(stack, _)| wrong(&stack).is_none()),
+            again.stacks().all(|(stack, _)| problem(&stack).is_none()),
             "CPython {name}"
         );
     });

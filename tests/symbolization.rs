@@ -204,15 +204,15 @@ fn process_state(pid: u32) -> String {
 
 #[test]
 fn perf_maps_name_code_in_memory_that_looks_like_a_file() {
-    for how in ["memfd", "zero"] {
+    for kind in ["memfd", "zero"] {
         let _live = live();
         repeated(|| {
-            let recording = record(&[], &fixture("jit", &["200", how]));
+            let recording = record(&[], &fixture("jit", &["200", kind]));
             let named = share(&recording, "jitted_loop(int, \"a b\")");
-            assert_likely!(named > 0.3, "{how}: {named}\n{}", recording.stderr);
+            assert_likely!(named > 0.3, "{kind}: {named}\n{}", recording.stderr);
             let code = row(&recording, "[anonymous code");
             let path = format!("/tmp/perf-{}.map", recording.profile.meta.pid);
-            assert_eq!(code.symbols_from, format!("perf map {path}"), "{how}");
+            assert_eq!(code.symbols_from, format!("perf map {path}"), "{kind}");
             fs::remove_file(path).expect("the file that the program left");
         });
     }
@@ -239,7 +239,7 @@ fn a_perf_map_of_another_user_is_refused_by_name() {
     let scratch = Scratch::new();
     small_root(&scratch);
     let map = scratch.path("tmp/perf-1.map");
-    fs::write(&map, "0 ffffffffffff0000 forged\n").expect("written");
+    fs::write(&map, "0 ffffffffffff0000 malicious\n").expect("written");
     fs::set_permissions(&map, fs::Permissions::from_mode(0o666)).expect("changed");
     std::os::unix::fs::chown(&map, Some(12345), None).expect("tests of permissions are run by root");
     let mut command = Command::new("unshare");
@@ -249,7 +249,7 @@ fn a_perf_map_of_another_user_is_refused_by_name() {
         .args(["/prog", "1000"]);
     let recording = record(&["--subprocesses"], &command);
     let code = row(&recording, "[anonymous code");
-    assert_eq!(recording.with("forged"), 0);
+    assert_eq!(recording.with("malicious"), 0);
     let why = "/tmp/perf-1.map is not used: it belongs to user 12345; it must belong to root or to user 0";
     assert!(code.symbols_missing.contains(why), "{code:?}");
     assert!(recording.stderr.contains(why), "{}", recording.stderr);

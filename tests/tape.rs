@@ -118,12 +118,12 @@ fn lines_of_samples_add_up_to_those_of_nodes() {
     let mut several = 0;
     for (name, packed) in tapes() {
         let profile = replayed(&packed);
-        assert_eq!(profile.tick_places.len(), profile.timeline.len(), "{name}");
+        assert_eq!(profile.sample_places.len(), profile.timeline.len(), "{name}");
         let added_up = |profile: &Profile| {
             let mut lines = vec![BTreeMap::<u32, u64>::new(); profile.nodes.len()];
-            for (tick, place) in profile.timeline.iter().zip(&profile.tick_places) {
+            for (sample, place) in profile.timeline.iter().zip(&profile.sample_places) {
                 let mut at = *place as usize;
-                assert_eq!(profile.places[at].node, tick.node, "{name}");
+                assert_eq!(profile.places[at].node, sample.node, "{name}");
                 while at > 0 {
                     let place = &profile.places[at];
                     if place.line > 0 {
@@ -162,7 +162,7 @@ fn tapes_survive_being_written_again() {
     for (name, packed) in tapes() {
         let once = encode::read(&packed).expect("a good tape");
         let again = encode::read(&encode::write(&once)).expect("written by us");
-        assert!(once.events == again.events && once.head == again.head, "{name}");
+        assert!(once.events == again.events && once.header == again.header, "{name}");
         let text =
             |tape: Tape| collapsed(&tape_replay::profile(&Rc::new(tape), SessionOptions::default()).expect("a replay"));
         assert_eq!(text(once), text(again), "{name}");
@@ -196,7 +196,7 @@ fn copies_of_code_objects_are_kept() {
 }
 
 /// Complete paths of the program, of which each stack must be a prefix.
-fn legal(native: bool) -> Vec<String> {
+fn valid_call_chains(native: bool) -> Vec<String> {
     let mut paths = Vec::new();
     if native {
         for root in NATIVE_ROOTS {
@@ -244,7 +244,7 @@ fn self_counts(profile: &Profile) -> Vec<u64> {
 fn every_stack_is_a_path_of_the_program() {
     for (name, packed) in tapes() {
         let profile = replayed(&packed);
-        let legal = legal(name == "native");
+        let valid_call_chains = valid_call_chains(name == "native");
         let mut roots = BTreeMap::<&str, u64>::new();
         let mut bodies = BTreeMap::<String, u64>::new();
         for (node, count) in self_counts(&profile).into_iter().enumerate().filter(|(_, n)| *n > 0) {
@@ -280,7 +280,7 @@ fn every_stack_is_a_path_of_the_program() {
                 .filter(|n| !n.starts_with("Py"))
                 .collect();
             let text = ours.join(" ");
-            let good = legal.iter().any(|l| {
+            let good = valid_call_chains.iter().any(|l| {
                 l.strip_prefix(&text)
                     .is_some_and(|r| r.is_empty() || r.starts_with(' '))
             });

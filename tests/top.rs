@@ -124,7 +124,7 @@ fn shares_keys_and_the_terminal() {
         let file = scratch.path("now.json");
         let path = file.display().to_string();
         terminal.keys(&["1", "/", "^run_", "Enter", "f"]);
-        terminal.wait("frozen picture", |s| s.contains("[frozen]"));
+        terminal.wait("a frozen screen", |s| s.contains("[frozen]"));
         terminal.keys(&["w"]);
         terminal.wait("question", |s| s.contains("save to: nativeprof-"));
         for _ in 0..40 {

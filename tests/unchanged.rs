@@ -37,21 +37,21 @@ const OPTIONS: SamplingOptions = SamplingOptions {
 type Calls = BTreeMap<String, (u64, u64)>;
 
 /// Lets the program make its calls for this long; returns them, and the number of samples.
-fn calls(source: Option<Box<dyn Backend>>, time: Duration) -> (Calls, u64) {
+fn calls(mut backend: Option<Box<dyn Backend>>, time: Duration) -> (Calls, u64) {
     let mut program = Program::start(programs::unchanged());
-    let (mut samples, mut source) = (0, source);
-    if let Some(source) = &mut source {
-        source.attach(program.pid()).expect("permission to sample");
-        source.start().expect("sampling");
+    let mut samples = 0;
+    if let Some(backend) = &mut backend {
+        backend.attach(program.pid()).expect("permission to sample");
+        backend.start().expect("sampling");
     }
     program.send("go");
     program.wait_for("STARTED");
     let end = Instant::now() + time;
     let mut events = Vec::new();
     while Instant::now() < end {
-        match &mut source {
-            Some(source) => {
-                source.poll(Duration::from_millis(10), &mut events).expect("events");
+        match &mut backend {
+            Some(backend) => {
+                backend.poll(Duration::from_millis(10), &mut events).expect("events");
                 samples += events.drain(..).filter(|e| matches!(e, Event::Sample(_))).count() as u64;
             }
             None => std::thread::sleep(Duration::from_millis(10)),
@@ -60,7 +60,7 @@ fn calls(source: Option<Box<dyn Backend>>, time: Duration) -> (Calls, u64) {
     program.send("how many?");
     program.wait_for("END");
     // Before it exits: a tracer in our process would wait for it, and so would we.
-    drop(source);
+    drop(backend);
     program.finish();
     let mut calls = Calls::new();
     for line in &program.said {
@@ -82,9 +82,9 @@ fn check(time: Duration) {
         let Some(timer) = timer else {
             return Box::new(EbpfBackend::new(&OPTIONS).expect("privileges"));
         };
-        let source = PtraceBackend::with_timer(&OPTIONS, frame_walk::walk, timer).expect("privileges");
-        assert_eq!(source.event(), timer.name());
-        Box::new(source)
+        let backend = PtraceBackend::with_timer(&OPTIONS, frame_walk::walk, timer).expect("privileges");
+        assert_eq!(backend.event(), timer.name());
+        Box::new(backend)
     };
     let (without, _) = calls(None, time);
     for (name, timer) in [

@@ -10,9 +10,9 @@ use std::path::Path;
 use std::time::Instant;
 use unwind_support::{Elf, Maps, Rng};
 
-/// The parts of a file that may be damaged.
+/// The sections of a file that may be damaged.
 #[derive(Clone, Default)]
-struct Parts {
+struct FileSections {
     eh_frame: Option<CodeSection>,
     hdr: Option<CodeSection>,
     debug_frame: Option<CodeSection>,
@@ -20,7 +20,7 @@ struct Parts {
     code: CodeSection,
 }
 
-impl Sections for Parts {
+impl Sections for FileSections {
     fn section(&mut self, name: &str) -> Option<CodeSection> {
         match name {
             ".eh_frame" => self.eh_frame.take(),
@@ -39,9 +39,9 @@ impl Sections for Parts {
     }
 }
 
-impl Parts {
-    /// All parts of a small library.
-    fn of_this_machine() -> Parts {
+impl FileSections {
+    /// All sections of a small library.
+    fn of_this_machine() -> FileSections {
         let places = [
             "/lib/x86_64-linux-gnu/libdl.so.2",
             "/lib/x86_64-linux-gnu/libgcc_s.so.1",
@@ -53,7 +53,7 @@ impl Parts {
         let svma = (entry.1..entry.1 + entry.2)
             .step_by(64)
             .max_by_key(|&a| elf.code(a).map_or(0, |s| s.bytes.len()));
-        Parts {
+        FileSections {
             eh_frame: elf.section(".eh_frame"),
             hdr: elf.section(".eh_frame_hdr"),
             debug_frame: None,
@@ -110,10 +110,10 @@ fn noise(random: &mut Rng, code: &CodeSection) -> (Regs, StackBytes) {
     (regs, StackBytes { base, bytes, holes })
 }
 
-fn probe(parts: Parts, random: &mut Rng, stacks: usize) {
-    let code = parts.code.clone();
+fn probe(sections: FileSections, random: &mut Rng, stacks: usize) {
+    let code = sections.code.clone();
     let mut unwinder = Unwinder::default();
-    unwinder.add(ModuleId(0), Box::new(parts));
+    unwinder.add(ModuleId(0), Box::new(sections));
     let bias = random.next() % 2 * 0x5000;
     let maps = Maps(vec![(
         code.svma + bias,
@@ -134,48 +134,48 @@ fn probe(parts: Parts, random: &mut Rng, stacks: usize) {
 
 #[test]
 fn damaged_tables() {
-    let (good, mut random, begun) = (Parts::of_this_machine(), Rng(1), Instant::now());
+    let (good, mut random, begun) = (FileSections::of_this_machine(), Rng(1), Instant::now());
     for round in 0..600 {
-        let mut parts = good.clone();
-        if let Some(section) = &mut parts.eh_frame {
+        let mut sections = good.clone();
+        if let Some(section) = &mut sections.eh_frame {
             damage(&mut section.bytes, &mut random);
             section.svma = section.svma.wrapping_add(u64::from(round % 50 == 0).wrapping_neg());
         }
-        match (&mut parts.hdr, round % 3) {
+        match (&mut sections.hdr, round % 3) {
             (Some(hdr), 0) => damage(&mut hdr.bytes, &mut random),
             (hdr, 1) => *hdr = None,
             _ => {}
         }
         if round % 5 == 0 {
-            parts.debug_frame = parts.eh_frame.take();
+            sections.debug_frame = sections.eh_frame.take();
         }
-        probe(parts, &mut random, 12);
+        probe(sections, &mut random, 12);
     }
     assert!(begun.elapsed().as_secs() < 60, "took {:?}", begun.elapsed());
 }
 
 #[test]
 fn damaged_code() {
-    let (good, mut random, begun) = (Parts::of_this_machine(), Rng(2), Instant::now());
+    let (good, mut random, begun) = (FileSections::of_this_machine(), Rng(2), Instant::now());
     for round in 0..100 {
-        let mut parts = Parts {
+        let mut sections = FileSections {
             eh_frame: None,
             hdr: None,
             ..good.clone()
         };
         for _ in 0..1 + random.next() % 200 {
-            damage(&mut parts.code.bytes, &mut random);
+            damage(&mut sections.code.bytes, &mut random);
         }
         match round % 4 {
-            0 => parts.functions.clear(),
-            1 => parts
+            0 => sections.functions.clear(),
+            1 => sections
                 .functions
                 .iter_mut()
                 .for_each(|f| *f = (f.0 ^ (random.next() % 32), random.next() % 100_000)),
-            2 => parts.functions = vec![(0, u64::MAX), (u64::MAX, u64::MAX), (parts.code.svma, 0)],
+            2 => sections.functions = vec![(0, u64::MAX), (u64::MAX, u64::MAX), (sections.code.svma, 0)],
             _ => {}
         }
-        probe(parts, &mut random, 12);
+        probe(sections, &mut random, 12);
     }
     assert!(begun.elapsed().as_secs() < 60, "took {:?}", begun.elapsed());
 }
@@ -195,13 +195,13 @@ fn code_that_is_slow_to_analyze() {
     ];
     for shape in shapes {
         let bytes: Vec<u8> = shape.iter().copied().cycle().take(size).collect();
-        let parts = Parts {
+        let sections = FileSections {
             functions: vec![(0x1000, size as u64)],
             code: CodeSection { svma: 0x1000, bytes },
-            ..Parts::default()
+            ..FileSections::default()
         };
         let begun = Instant::now();
-        probe(parts, &mut Rng(3), 3);
+        probe(sections, &mut Rng(3), 3);
         assert!(begun.elapsed().as_secs() < 10, "{shape:x?} took {:?}", begun.elapsed());
     }
 }

@@ -138,11 +138,11 @@ struct Call {
 }
 
 #[derive(Default)]
-struct Tally {
+struct StackCounts {
     stacks: u64,
     frames: u64,
     wrong: u64,
-    how: BTreeMap<UnwindMethod, u64>,
+    methods: BTreeMap<UnwindMethod, u64>,
     /// Stacks that needed more than tables and instructions.
     odd: BTreeMap<String, u64>,
     complaints: Vec<String>,
@@ -204,7 +204,7 @@ impl World {
         }
     }
 
-    fn compare(&mut self, target: &Target, regs: &Regs, shadow: &[Call], tally: &mut Tally) {
+    fn compare(&mut self, target: &Target, regs: &Regs, shadow: &[Call], counts: &mut StackCounts) {
         let mut stack = StackBytes {
             base: regs.sp(),
             ..Default::default()
@@ -213,15 +213,15 @@ impl World {
         assert!(target.read(regs.sp(), &mut stack.bytes));
         let mut frames = Vec::new();
         let end = self.unwinder.unwind(&self.maps, regs, &stack, &mut frames);
-        tally.stacks += 1;
-        tally.frames += frames.len() as u64;
+        counts.stacks += 1;
+        counts.frames += frames.len() as u64;
         for frame in &frames {
-            *tally.how.entry(frame.method).or_default() += 1;
+            *counts.methods.entry(frame.method).or_default() += 1;
             if !matches!(
                 frame.method,
                 UnwindMethod::Cfi | UnwindMethod::InstructionAnalysis | UnwindMethod::StackEnd
             ) {
-                *tally
+                *counts
                     .odd
                     .entry(format!("{:?} {}", frame.method, self.name(frame.lookup)))
                     .or_default() += 1;
@@ -236,8 +236,8 @@ impl World {
             && callers.clone().all(|(c, f)| c.signal || c.slot + 8 == f.cfa)
             && frames.iter().all(|f| f.cfa >= f.sp);
         if !same {
-            tally.wrong += 1;
-            if tally.complaints.len() < 12 {
+            counts.wrong += 1;
+            if counts.complaints.len() < 12 {
                 let is: Vec<_> = frames
                     .iter()
                     .map(|f| format!("{} {:?} {:x}", self.name(f.lookup), f.method, f.cfa))
@@ -251,7 +251,7 @@ impl World {
                     .first()
                     .and_then(|f| f.location)
                     .and_then(|(m, a)| self.unwinder.explain(m, a));
-                tally.complaints.push(format!(
+                counts.complaints.push(format!(
                     "{end:?} {is:#?}\nshould be {} {slots:#?} rule {rule:?}",
                     self.name(regs.ip)
                 ));
@@ -262,7 +262,7 @@ impl World {
 
 /// `from_start`: steps from the first instruction, so that the shadow stack does not depend on the unwinder. Otherwise
 /// the program runs to its breakpoint in `main`, whose callers are taken from the unwinder.
-fn run(program: &Path, from_start: bool, stripped: bool) -> Tally {
+fn run(program: &Path, from_start: bool, stripped: bool) -> StackCounts {
     let target = Target::start(program);
     let mut world = World {
         unwinder: Unwinder::default(),
@@ -281,7 +281,7 @@ fn run(program: &Path, from_start: bool, stripped: bool) -> Tally {
     let bias = if fixed { 0 } else { start.unwrap() };
     let handler = if from_start { elf.symbol("handler") + bias } else { 0 };
     let entry = object::Object::entry(&elf.file()) + bias;
-    let (mut shadow, mut tally) = (Vec::<Call>::new(), Tally::default());
+    let (mut shadow, mut counts) = (Vec::<Call>::new(), StackCounts::default());
     let (mut comparing, mut signal) = (false, 0);
     if !from_start {
         assert_eq!(target.resume(), Some(libc::SIGTRAP));
@@ -363,11 +363,11 @@ fn run(program: &Path, from_start: bool, stripped: bool) -> Tally {
             shadow.clear();
         }
         if comparing {
-            world.compare(&target, &regs, &shadow, &mut tally);
+            world.compare(&target, &regs, &shadow, &mut counts);
         }
         before = regs;
     }
-    tally
+    counts
 }
 
 fn is_call(code: &[u8; 16]) -> bool {
@@ -392,23 +392,23 @@ fn every_instruction_of_another_program() {
     );
 }
 
-fn report(name: &str, tally: &Tally) {
+fn report(name: &str, counts: &StackCounts) {
     println!(
         "{name}: {} stacks, {} frames, {} wrong, {:?}",
-        tally.stacks, tally.frames, tally.wrong, tally.how
+        counts.stacks, counts.frames, counts.wrong, counts.methods
     );
-    for (place, count) in &tally.odd {
+    for (place, count) in &counts.odd {
         println!("  {count} {place}");
     }
-    for complaint in &tally.complaints {
+    for complaint in &counts.complaints {
         println!("{complaint}");
     }
     assert!(
-        tally.stacks > 3000,
+        counts.stacks > 3000,
         "the program did too little: {} instructions",
-        tally.stacks
+        counts.stacks
     );
-    assert_eq!(tally.wrong, 0, "of {} stacks", tally.stacks);
+    assert_eq!(counts.wrong, 0, "of {} stacks", counts.stacks);
 }
 
 fn check(options: &[&str], name: &str, stripped: bool) {

@@ -70,7 +70,7 @@ fn recorded() -> &'static Profile {
         let bytes = fs::read(&file).expect("what was written");
         let profile = nativeprof::profile::json::read(&bytes).expect("a profile");
         assert!(profile.nodes[0].count > 200, "too little was sampled");
-        let threads: BTreeSet<u32> = profile.timeline.iter().map(|tick| tick.tid).collect();
+        let threads: BTreeSet<u32> = profile.timeline.iter().map(|sample| sample.tid).collect();
         assert!(threads.len() > 1, "one thread only");
         profile
     })
@@ -96,11 +96,11 @@ struct Figures<K> {
 
 fn figures<K: Ord + Clone>(profile: &Profile, key: impl Fn(Option<&Frame>) -> K) -> Figures<K> {
     let (mut functions, mut edges) = (BTreeMap::<K, (u64, u64)>::new(), BTreeMap::<(K, K), (u64, u64)>::new());
-    for (at, own) in profile
+    for (at, self_count) in profile
         .self_counts()
         .into_iter()
         .enumerate()
-        .filter(|(_, own)| *own > 0)
+        .filter(|(_, self_count)| *self_count > 0)
     {
         let mut stack = Vec::new();
         let mut node = at;
@@ -118,15 +118,15 @@ fn figures<K: Ord + Clone>(profile: &Profile, key: impl Fn(Option<&Frame>) -> K)
             .windows(2)
             .map(|pair| (pair[1].clone(), pair[0].clone()))
             .collect();
-        functions.entry(stack[0].clone()).or_default().0 += own;
+        functions.entry(stack[0].clone()).or_default().0 += self_count;
         if let Some(call) = calls.first() {
-            edges.entry(call.clone()).or_default().0 += own;
+            edges.entry(call.clone()).or_default().0 += self_count;
         }
         for function in stack.into_iter().collect::<BTreeSet<_>>() {
-            functions.entry(function).or_default().1 += own;
+            functions.entry(function).or_default().1 += self_count;
         }
         for call in calls.into_iter().collect::<BTreeSet<_>>() {
-            edges.entry(call).or_default().1 += own;
+            edges.entry(call).or_default().1 += self_count;
         }
     }
     Figures { functions, edges }
@@ -148,7 +148,9 @@ type Row = (String, u64, u64);
 fn rows(profile: &Profile, show: impl Fn(Option<&Frame>) -> String) -> Vec<Row> {
     let figures = figures(profile, |frame| (frame.map(identifier), show(frame)));
     let rows = figures.functions.into_iter();
-    let mut rows: Vec<Row> = rows.map(|((_, name), (own, all))| (name, own, all)).collect();
+    let mut rows: Vec<Row> = rows
+        .map(|((_, name), (self_count, all))| (name, self_count, all))
+        .collect();
     rows.sort();
     rows
 }
@@ -209,9 +211,9 @@ fn weights(profile: &Value) -> Vec<Row> {
 /// Self weight of each name, over all lines: frames of speedscope are lines of functions.
 fn by_function(rows: &[Row]) -> BTreeMap<String, u64> {
     let mut sums = BTreeMap::new();
-    for (name, own, _) in rows {
+    for (name, self_count, _) in rows {
         let name = name.rsplit_once(':').map_or(name.as_str(), |(name, _)| name);
-        *sums.entry(name.to_string()).or_default() += own;
+        *sums.entry(name.to_string()).or_default() += self_count;
     }
     sums
 }
@@ -225,8 +227,8 @@ fn samples(profile: &Profile) -> u64 {
 fn threads(profile: &Profile) -> BTreeMap<u32, (u64, u64, u64)> {
     let period = 1_000_000_000 / profile.meta.rate;
     let mut times: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
-    for tick in &profile.timeline {
-        times.entry(tick.tid).or_default().push(tick.time);
+    for sample in &profile.timeline {
+        times.entry(sample.tid).or_default().push(sample.time);
     }
     let rows = times.into_iter().map(|(tid, mut times)| {
         times.sort_unstable();
@@ -273,8 +275,11 @@ fn speedscope_reads_collapsed_stacks() {
     each("collapsed", ".collapsed", |profile, file| {
         let found = speedscope(file);
         assert_eq!(number(&found["profiles"][0]["total"]), samples(profile));
-        let own: u64 = weights(&found["profiles"][0]).iter().map(|(_, own, _)| own).sum();
-        assert!(own <= samples(profile));
+        let self_count: u64 = weights(&found["profiles"][0])
+            .iter()
+            .map(|(_, self_count, _)| self_count)
+            .sum();
+        assert!(self_count <= samples(profile));
     });
 }
 
@@ -324,7 +329,7 @@ fn inferno_draws_collapsed_stacks() {
         let text = fs::read_to_string(file).expect("a file");
         let mut svg = Vec::new();
         let mut options = inferno::flamegraph::Options::default();
-        inferno::flamegraph::from_lines(&mut options, text.lines(), &mut svg).expect("a picture");
+        inferno::flamegraph::from_lines(&mut options, text.lines(), &mut svg).expect("a flame graph");
         let svg = String::from_utf8(svg).expect("text");
         assert!(
             svg.contains(&format!("all ({} samples, 100%)", samples(profile))),
@@ -368,13 +373,13 @@ fn devtools_read_trace_events() {
             .arg(viewers("node_modules/@paulirish/trace_engine"))
             .arg(file)));
         assert_eq!(number(&found["warnings"]), 0);
-        let mut own = BTreeMap::<String, u64>::new();
+        let mut self_count = BTreeMap::<String, u64>::new();
         let mut names = BTreeSet::new();
         for thread in found["threads"].as_array().expect("a list") {
             names.insert((number(&thread["tid"]) as u32, text(&thread["name"])));
             assert!(number(&thread["drawn"]) > 1, "{thread}");
-            for (function, samples) in thread["own"].as_object().expect("an object") {
-                *own.entry(function.clone()).or_default() += number(samples);
+            for (function, samples) in thread["self"].as_object().expect("an object") {
+                *self_count.entry(function.clone()).or_default() += number(samples);
             }
         }
         for (_, tid, name) in &profile.meta.threads {
@@ -383,16 +388,19 @@ fn devtools_read_trace_events() {
                 "{name}"
             );
         }
-        own.retain(|function, samples| *samples > 0 && function != "(idle):0");
+        self_count.retain(|function, samples| *samples > 0 && function != "(idle):0");
         // Samples without a time are at the same place there.
         if profile.timeline.len() as u64 == samples(profile) {
             let mut expected = BTreeMap::<String, u64>::new();
-            for (function, own, _) in rows(profile, name_and_line).into_iter().filter(|(_, own, _)| *own > 0) {
-                *expected.entry(function).or_default() += own;
+            for (function, self_count, _) in rows(profile, name_and_line)
+                .into_iter()
+                .filter(|(_, self_count, _)| *self_count > 0)
+            {
+                *expected.entry(function).or_default() += self_count;
             }
-            same(&own, &expected);
+            same(&self_count, &expected);
         } else {
-            assert!(own.values().sum::<u64>() > profile.timeline.len() as u64);
+            assert!(self_count.values().sum::<u64>() > profile.timeline.len() as u64);
         }
     });
 }
@@ -459,7 +467,7 @@ fn go_reads_pprof() {
         let expected = figures
             .functions
             .iter()
-            .map(|(k, (own, all))| (k.clone(), (own * period, all * period)));
+            .map(|(k, (self_count, all))| (k.clone(), (self_count * period, all * period)));
         same(&times, &expected.collect());
     });
 }
@@ -648,17 +656,17 @@ fn check_pstats(profile: &Profile, found: &Value) {
     let (mut functions, mut edges) = (BTreeMap::new(), BTreeMap::new());
     for row in found["functions"].as_array().expect("a list") {
         let row = row.as_array().expect("a row");
-        let (own, all) = (number(&row[3]), number(&row[4]));
-        close(&row[5], own);
+        let (self_count, all) = (number(&row[3]), number(&row[4]));
+        close(&row[5], self_count);
         close(&row[6], all);
-        functions.insert(key(row), (own, all));
+        functions.insert(key(row), (self_count, all));
     }
     for row in found["edges"].as_array().expect("a list") {
         let row = row.as_array().expect("a row");
-        let (all, own) = (number(&row[6]), number(&row[7]));
-        close(&row[8], own);
+        let (all, self_count) = (number(&row[6]), number(&row[7]));
+        close(&row[8], self_count);
         close(&row[9], all);
-        edges.insert((key(row), key(&row[3..])), (own, all));
+        edges.insert((key(row), key(&row[3..])), (self_count, all));
     }
     same(&functions, &expected.functions);
     same(&edges, &expected.edges);

@@ -14,7 +14,7 @@ fuzz_target!(|data: &[u8]| {
     let (state, thread) = (b.u64(), b.u64());
     let access = [VariableAccess::Static(b.u64() as i64), VariableAccess::Offset(b.u64()), VariableAccess::Pair(b.u64()), VariableAccess::Descriptor(b.u64())];
     let mut out = SpanRecords {
-        own: Vec::with_capacity(512),
+        package: Vec::with_capacity(512),
         context: Vec::with_capacity(1024),
     };
     let memory = Mirrors(b.0);
@@ -30,7 +30,7 @@ fuzz_target!(|data: &[u8]| {
     }
     let published = maps::parse(b"1000-2000 rw-p 0 00:00 0 /memfd:OTEL_CTX");
     let keys = thread_context::keys(&memory, &published).unwrap_or_default();
-    for record in [&out.own[..], &out.context, data] {
+    for record in [&out.package[..], &out.context, data] {
         assert!(spans::labels(record).len() <= record.len() / 2);
         assert!(thread_context::labels(record, &keys).0.len() <= 2 + record.len() / 2);
     }

@@ -101,11 +101,11 @@ fuzz_target!(|data: &[u8]| {
     };
     let mut unwinder = Unwinder::default();
     unwinder.add(ModuleId(0), Box::new(file.clone()));
-    let mut memo = StackCache::default();
+    let mut stack_cache = StackCache::default();
     for change in 0..3 {
         let (mut plain, mut next) = (Vec::new(), Vec::new());
         let end = unwinder.unwind(&file, &regs, &stack, &mut plain);
-        let next_end = unwinder.unwind_incremental(&mut memo, 0, &file, &regs, &stack, &mut next);
+        let next_end = unwinder.unwind_incremental(&mut stack_cache, 0, &file, &regs, &stack, &mut next);
         assert!(
             next == plain && next_end == end,
             "{next_end:?} {next:#?}\n{end:?} {plain:#?}"

@@ -285,12 +285,12 @@ def main(words: list[str]) -> None:
             sys.exit(2)
         sys.argv = program
         sys.path[0] = os.path.dirname(os.path.realpath(path))
-        whole = os.path.abspath(path)  # what python itself says since 3.9
+        path = os.path.abspath(path)  # what python itself says since 3.9
 
         def run() -> None:
-            code = compile(source, whole, "exec", dont_inherit=True)
+            code = compile(source, path, "exec", dont_inherit=True)
             module = types.ModuleType("__main__")
-            module.__file__ = whole
+            module.__file__ = path
             cast(Any, module).__builtins__ = __builtins__
             sys.modules["__main__"] = module
             exec(code, module.__dict__)

@@ -181,7 +181,7 @@ class WorkerProfiler(WorkerPlugin):
             self._rate = min(max(round(1 / interval), 1), 10_000)
         _profiler = self
         self._worker = worker
-        self._recorder: _native.Recorder | None = None
+        self._recorder: _native.SampleRecorder | None = None
         self._sampled: tuple[int, ...] = ()
         self._idents: dict[int, None] = {}
         self._lock = asyncio.Lock()
@@ -243,7 +243,7 @@ class WorkerProfiler(WorkerPlugin):
             if go_on:
                 idents = tuple(self._idents)
                 rate = cast(int, self._rate)  # setup has chosen one
-                make = lambda: _native.Recorder(rate, self._native, True, list(idents), False)  # noqa: E731
+                make = lambda: _native.SampleRecorder(rate, self._native, True, list(idents), False)  # noqa: E731
                 try:
                     self._recorder = await asyncio.to_thread(make)
                     self._sampled = idents
@@ -294,7 +294,7 @@ class WorkerProfiler(WorkerPlugin):
         return facts
 
 
-def _taken(recorder: _native.Recorder, stop: bool) -> tuple[Tree | None, float, float]:
+def _taken(recorder: _native.SampleRecorder, stop: bool) -> tuple[Tree | None, float, float]:
     """What was sampled since the last time (None if nothing was), when that began, and how long it took."""
     native = recorder.stop() if stop else recorder.take()
     tree = json.loads(native.tree())
@@ -330,13 +330,13 @@ def profile(
 
 
 def _with_facts(tree: Tree) -> Tree:
-    cut, work = 0, deque([tree])
+    truncated, work = 0, deque([tree])
     while work:
         node = work.pop()
         if node["description"].get("kind") in ("truncated", "cut"):
-            cut += node["count"]
+            truncated += node["count"]
         work.extend(node["children"].values())
-    quality = {"expected": tree["count"], "taken": tree["count"], "exact": tree["count"] - cut, "repaired": 0}
-    quality.update(partial=cut, lost=0, reasons={})
+    quality = {"expected": tree["count"], "taken": tree["count"], "exact": tree["count"] - truncated, "repaired": 0}
+    quality.update(partial=truncated, lost=0, reasons={})
     facts = {"format": 1, "version": _native.__version__, "event": "wall-clock", "backend": "signal", "quality": quality}
     return {**tree, "nativeprof": facts}

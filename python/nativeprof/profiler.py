@@ -235,7 +235,7 @@ class _CountsAndSamples:
     def __init__(self, sampling: tuple[Any, ...], counting: tuple[Any, ...]) -> None:
         self._calls = _calls(False, "counts with samples", False, False, *counting)
         try:
-            self._samples = _native.Recorder(*sampling)
+            self._samples = _native.SampleRecorder(*sampling)
         except BaseException:
             self._calls.stop()
             raise
@@ -303,7 +303,7 @@ class Profiler:
             raise ValueError(f"rate must be between 1 and 10000 samples per second, got {rate!r}")
         idents, by_thread = _idents(threads), threads is True
         filters = list(only), list(skip)
-        self._make: Callable[[], _native.Recorder | _native.CallRecorder | _CountsAndSamples]
+        self._make: Callable[[], _native.SampleRecorder | _native.CallRecorder | _CountsAndSamples]
         if (cpu or subtract) and mode != "calls":
             raise ValueError(
                 f'cpu and subtract are for mode="calls": mode={mode!r} does not time calls; leave them out, or use mode="calls"'
@@ -314,7 +314,7 @@ class Profiler:
                     f"only and skip are for traced calls: mode={mode!r} only samples; leave them out, or use "
                     f'mode="calls", "counts" or "counts+{mode}"'
                 )
-            self._make = lambda: _native.Recorder(rate, bool(native), mode == "wall", idents, by_thread)
+            self._make = lambda: _native.SampleRecorder(rate, bool(native), mode == "wall", idents, by_thread)
         elif mode.startswith("counts+"):
             self._make = lambda: _CountsAndSamples(
                 (rate, bool(native), mode == "counts+wall", idents, by_thread), (idents, by_thread, *filters)
@@ -322,7 +322,7 @@ class Profiler:
         else:
             kind = "times" if mode == "calls" else mode
             self._make = lambda: _calls(subtract, kind, bool(native), bool(cpu), idents, by_thread, *filters)
-        self._recorder: _native.Recorder | _native.CallRecorder | _CountsAndSamples | None = None
+        self._recorder: _native.SampleRecorder | _native.CallRecorder | _CountsAndSamples | None = None
         self._profile: Profile | None = None
 
     def start(self) -> None:

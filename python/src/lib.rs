@@ -28,7 +28,7 @@ mod _native {
     #[pymodule_export]
     use super::events::{EventLog, events_after_fork, hook_slots};
     #[pymodule_export]
-    use super::profiler::{Profile, Recorder, format_of, formats, read};
+    use super::profiler::{Profile, SampleRecorder, format_of, formats, read};
     #[pymodule_export]
     use super::spans::{Span, current_labels, spans_are_published};
     #[pymodule_export]

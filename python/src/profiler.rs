@@ -34,9 +34,9 @@ fn exception(e: Error) -> PyErr {
 
 /// A recording of this process, made by a thread that Python does not know.
 #[pyclass(frozen, module = "nativeprof._native")]
-pub struct Recorder(Mutex<Option<in_process::Recorder>>);
+pub struct SampleRecorder(Mutex<Option<in_process::Recorder>>);
 
-impl Recorder {
+impl SampleRecorder {
     fn with<T: Send>(
         &self,
         py: Python<'_>,
@@ -53,7 +53,7 @@ fn stopped() -> Error {
 }
 
 #[pymethods]
-impl Recorder {
+impl SampleRecorder {
     /// Starts a recording: `rate` samples per second of each thread's CPU time, or with `wall` of wall-clock time; of
     /// the threads with these idents, or of all.
     #[new]
@@ -64,16 +64,16 @@ impl Recorder {
         wall: bool,
         threads: Option<Vec<u64>>,
         by_thread: bool,
-    ) -> PyResult<Recorder> {
-        let settings = ProfilerConfig {
+    ) -> PyResult<SampleRecorder> {
+        let config = ProfilerConfig {
             rate,
             clock: if wall { SamplingClock::Wall } else { SamplingClock::Cpu },
             threads,
             native,
             by_thread,
         };
-        let started = py.detach(|| in_process::Recorder::start(settings)).map_err(exception)?;
-        Ok(Recorder(Mutex::new(Some(started))))
+        let started = py.detach(|| in_process::Recorder::start(config)).map_err(exception)?;
+        Ok(SampleRecorder(Mutex::new(Some(started))))
     }
 
     /// What was gathered since the start or the last call; sampling continues.

@@ -137,7 +137,7 @@ class Recorders:
 @pytest.fixture
 def recorders(monkeypatch):
     recorders = Recorders()
-    monkeypatch.setattr(nativeprof.dask._native, "Recorder", recorders)
+    monkeypatch.setattr(nativeprof.dask._native, "SampleRecorder", recorders)
     return recorders
 
 

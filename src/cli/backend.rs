@@ -29,25 +29,25 @@ pub fn check_rate(rate: u64) -> Result<()> {
     .hint(format!("-r {limit} or less; 99 is the default")))
 }
 
-/// Opens the backend. With `auto` that is eBPF, or ptrace where eBPF is not available.
+/// Opens the backend of `choice`. With `auto` that is eBPF, or ptrace where eBPF is not available.
 ///
 /// # Errors
 /// Those of the backend; `Unsupported` if it does not have the mode.
-pub fn open_backend(backend: BackendChoice, options: &SamplingOptions) -> Result<Box<dyn Backend>> {
+pub fn open_backend(choice: BackendChoice, options: &SamplingOptions) -> Result<Box<dyn Backend>> {
     let ptrace = || PtraceBackend::new(options, cpython::frame_walk::walk);
-    let source = match backend {
+    let backend = match choice {
         BackendChoice::Ptrace => ptrace()?,
         BackendChoice::Ebpf => return Ok(Box::new(EbpfBackend::new(options)?)),
         BackendChoice::Auto => match EbpfBackend::new(options) {
-            Ok(source) => return Ok(Box::new(source)),
+            Ok(backend) => return Ok(Box::new(backend)),
             Err(e) => {
                 // If ptrace fails too, report why the better backend is not available.
-                let source = ptrace().map_err(|_| e.clone())?;
+                let backend = ptrace().map_err(|_| e.clone())?;
                 print_line(&format!(
                     "nativeprof: {}; falling back to ptrace (stops one thread at a time, typically for 45 to 100 µs per sample)",
                     ebpf_unavailable_reason(&e)
                 ));
-                source
+                backend
             }
         },
     };
@@ -57,7 +57,7 @@ pub fn open_backend(backend: BackendChoice, options: &SamplingOptions) -> Result
     if options.mode != Mode::Cpu {
         print_line("nativeprof: with ptrace, the length of a wait and what ends it are not recorded");
     }
-    Ok(Box::new(source))
+    Ok(Box::new(backend))
 }
 
 /// Why eBPF is not available, short enough for half a line.
@@ -73,14 +73,14 @@ fn ebpf_unavailable_reason(e: &Error) -> String {
 ///
 /// # Errors
 /// Those of the backend; if the command cannot be executed.
-pub fn start_command(launched: &mut Launched, source: &mut dyn Backend, session: &mut Session) -> Result<()> {
+pub fn start_command(launched: &mut Launched, backend: &mut dyn Backend, session: &mut Session) -> Result<()> {
     // The new program's mappings come as events; until then the process still runs our code.
     let pid = launched.pid();
     session.add_before_exec(pid);
     if let Some(program) = launched.program() {
         session.prepare(pid, program);
     }
-    source.update_process(pid, &Default::default())?;
-    source.attach_at_exec(pid)?;
+    backend.update_process(pid, &Default::default())?;
+    backend.attach_at_exec(pid)?;
     launched.release()
 }

@@ -138,15 +138,15 @@ pub fn head(module: &Module, runtime: u64) -> Option<(u64, bool)> {
 /// `row` with the published offsets in place of its own; `None` if the table is not plausible. A minor version newer
 /// than all known ones is read like the newest of these.
 pub fn published(module: &Module, runtime: u64, minor: u8, row: Layout) -> Option<Layout> {
-    let words = match minor {
+    let positions = match minor {
         ..=13 => &V3_13,
         14 => &V3_14,
         _ => &V3_15,
     };
-    decode(&module.read_image(runtime, words.size)?, words, row)
+    decode(&module.read_image(runtime, positions.size)?, positions, row)
 }
 
-fn decode(table: &[u8], words: &OffsetPositions, row: Layout) -> Option<Layout> {
+fn decode(table: &[u8], positions: &OffsetPositions, row: Layout) -> Option<Layout> {
     let word = |at: usize| Some(u64::from_le_bytes(table.get(at..at + 8)?.try_into().ok()?));
     let small = |at: usize| word(at).filter(|v| *v < SMALL).map(|v| v as u16);
     let large = |at: usize| word(at).filter(|v| *v < LARGE).map(|v| v as u32);
@@ -159,39 +159,39 @@ fn decode(table: &[u8], words: &OffsetPositions, row: Layout) -> Option<Layout> 
         }
     };
     table.starts_with(COOKIE).then_some(())?;
-    let ascii = small(words.str_ascii_data)?;
+    let ascii = small(positions.str_ascii_data)?;
     let layout = Layout {
         runtime_interpreters: large(40)?,
         interp_next: large(64)?,
         interp_threads: large(72)?,
-        interp_modules: large(words.interp_modules)?,
-        interp_generation: match words.interp_generation {
+        interp_modules: large(positions.interp_modules)?,
+        interp_generation: match positions.interp_generation {
             UNPUBLISHED => 0,
             at => large(at).filter(|at| at % 8 == 0).unwrap_or(0), // it is optional
         },
-        tstate_next: small(words.tstate_next)?,
-        tstate_interp: small(words.tstate_interp)?,
-        tstate_first: small(words.tstate_first)?,
-        tstate_base_frame: optional(words.tstate_base_frame, row.tstate_base_frame)?,
-        tstate_thread_id: small(words.tstate_thread_id)?,
-        frame_previous: small(words.frame_previous)?,
-        frame_code: small(words.frame_code)?,
-        frame_instr: small(words.frame_instr)?,
-        frame_owner: small(words.frame_owner)?,
-        frame_copy: optional(words.frame_copy, row.frame_copy)?,
-        code_filename: small(words.code_filename)?,
-        code_name: small(words.code_name)?,
-        code_qualname: small(words.code_qualname)?,
-        code_linetable: small(words.code_linetable)?,
-        code_firstlineno: small(words.code_firstlineno)?,
-        code_adaptive: small(words.code_adaptive)?,
-        code_copies: optional(words.code_copies, row.code_copies)?,
-        bytes_size: small(words.bytes_size)?,
-        bytes_data: small(words.bytes_data)?,
-        str_state: small(words.str_state)?,
-        str_length: small(words.str_length)?,
+        tstate_next: small(positions.tstate_next)?,
+        tstate_interp: small(positions.tstate_interp)?,
+        tstate_first: small(positions.tstate_first)?,
+        tstate_base_frame: optional(positions.tstate_base_frame, row.tstate_base_frame)?,
+        tstate_thread_id: small(positions.tstate_thread_id)?,
+        frame_previous: small(positions.frame_previous)?,
+        frame_code: small(positions.frame_code)?,
+        frame_instr: small(positions.frame_instr)?,
+        frame_owner: small(positions.frame_owner)?,
+        frame_copy: optional(positions.frame_copy, row.frame_copy)?,
+        code_filename: small(positions.code_filename)?,
+        code_name: small(positions.code_name)?,
+        code_qualname: small(positions.code_qualname)?,
+        code_linetable: small(positions.code_linetable)?,
+        code_firstlineno: small(positions.code_firstlineno)?,
+        code_adaptive: small(positions.code_adaptive)?,
+        code_copies: optional(positions.code_copies, row.code_copies)?,
+        bytes_size: small(positions.bytes_size)?,
+        bytes_data: small(positions.bytes_data)?,
+        str_state: small(positions.str_state)?,
+        str_length: small(positions.str_length)?,
         str_ascii_data: ascii,
-        str_compact_data: match words.str_compact_data {
+        str_compact_data: match positions.str_compact_data {
             // not published: PyCompactUnicodeObject adds utf8_length and utf8
             UNPUBLISHED => ascii + 16,
             at => small(at)?,
@@ -228,42 +228,42 @@ mod tests {
     use crate::cpython::layouts;
 
     /// A table with the offsets of the row.
-    fn table(words: &OffsetPositions, row: &Layout) -> Vec<u8> {
-        let mut t = vec![0u8; words.size];
+    fn table(positions: &OffsetPositions, row: &Layout) -> Vec<u8> {
+        let mut t = vec![0u8; positions.size];
         let mut put = |at: usize, v: u64| t[at..at + 8].copy_from_slice(&v.to_le_bytes());
         for (at, v) in [
             (40, row.runtime_interpreters),
             (64, row.interp_next),
             (72, row.interp_threads),
-            (words.interp_modules, row.interp_modules),
+            (positions.interp_modules, row.interp_modules),
         ] {
             put(at, v.into());
         }
-        put(words.interp_generation, row.interp_generation.into());
+        put(positions.interp_generation, row.interp_generation.into());
         for (at, v) in [
-            (words.tstate_next, row.tstate_next),
-            (words.tstate_interp, row.tstate_interp),
-            (words.tstate_first, row.tstate_first),
-            (words.tstate_base_frame, row.tstate_base_frame),
-            (words.tstate_thread_id, row.tstate_thread_id),
-            (words.frame_previous, row.frame_previous),
-            (words.frame_code, row.frame_code),
-            (words.frame_instr, row.frame_instr),
-            (words.frame_owner, row.frame_owner),
-            (words.frame_copy, row.frame_copy),
-            (words.code_filename, row.code_filename),
-            (words.code_name, row.code_name),
-            (words.code_qualname, row.code_qualname),
-            (words.code_linetable, row.code_linetable),
-            (words.code_firstlineno, row.code_firstlineno),
-            (words.code_adaptive, row.code_adaptive),
-            (words.code_copies, row.code_copies),
-            (words.bytes_size, row.bytes_size),
-            (words.bytes_data, row.bytes_data),
-            (words.str_state, row.str_state),
-            (words.str_length, row.str_length),
-            (words.str_ascii_data, row.str_ascii_data),
-            (words.str_compact_data, row.str_compact_data),
+            (positions.tstate_next, row.tstate_next),
+            (positions.tstate_interp, row.tstate_interp),
+            (positions.tstate_first, row.tstate_first),
+            (positions.tstate_base_frame, row.tstate_base_frame),
+            (positions.tstate_thread_id, row.tstate_thread_id),
+            (positions.frame_previous, row.frame_previous),
+            (positions.frame_code, row.frame_code),
+            (positions.frame_instr, row.frame_instr),
+            (positions.frame_owner, row.frame_owner),
+            (positions.frame_copy, row.frame_copy),
+            (positions.code_filename, row.code_filename),
+            (positions.code_name, row.code_name),
+            (positions.code_qualname, row.code_qualname),
+            (positions.code_linetable, row.code_linetable),
+            (positions.code_firstlineno, row.code_firstlineno),
+            (positions.code_adaptive, row.code_adaptive),
+            (positions.code_copies, row.code_copies),
+            (positions.bytes_size, row.bytes_size),
+            (positions.bytes_data, row.bytes_data),
+            (positions.str_state, row.str_state),
+            (positions.str_length, row.str_length),
+            (positions.str_ascii_data, row.str_ascii_data),
+            (positions.str_compact_data, row.str_compact_data),
         ] {
             // Builds without a field publish zero.
             put(at, if v == ABSENT { 0 } else { v.into() });
@@ -274,12 +274,12 @@ mod tests {
 
     #[test]
     fn published_offsets_are_used_and_checked() {
-        for (words, minor) in [(V3_13, 13), (V3_14, 14), (V3_15, 15)] {
+        for (positions, minor) in [(V3_13, 13), (V3_14, 14), (V3_15, 15)] {
             for rows in [layouts::ROWS, layouts::FREE_THREADED] {
                 let row = rows.iter().find(|(v, _)| *v == (3, minor)).expect("a row").1;
-                let good = table(&words, &row);
+                let good = table(&positions, &row);
                 assert_eq!(
-                    decode(&good, &words, row).map(|got| Layout {
+                    decode(&good, &positions, row).map(|got| Layout {
                         frame_size: row.frame_size,
                         ..got
                     }),
@@ -289,24 +289,29 @@ mod tests {
                 let with = |at: usize, v: u64| {
                     let mut t = good.clone();
                     t[at..at + 8].copy_from_slice(&v.to_le_bytes());
-                    decode(&t, &words, row)
+                    decode(&t, &positions, row)
                 };
-                assert_eq!(with(words.tstate_first, 80).map(|l| l.tstate_first), Some(80));
-                for at in [0, words.tstate_first, words.frame_code, words.str_ascii_data] {
+                assert_eq!(with(positions.tstate_first, 80).map(|l| l.tstate_first), Some(80));
+                for at in [
+                    0,
+                    positions.tstate_first,
+                    positions.frame_code,
+                    positions.str_ascii_data,
+                ] {
                     assert_eq!(with(at, u64::MAX), None, "3.{minor}: word {at} is wild");
                 }
                 for (at, v) in [
-                    (words.frame_code, row.frame_previous.into()),
-                    (words.frame_instr, 57),
-                    (words.frame_owner, 127),
-                    (words.code_name, row.code_filename.into()),
-                    (words.code_name, 4),
-                    (words.code_firstlineno, 200),
+                    (positions.frame_code, row.frame_previous.into()),
+                    (positions.frame_instr, 57),
+                    (positions.frame_owner, 127),
+                    (positions.code_name, row.code_filename.into()),
+                    (positions.code_name, 4),
+                    (positions.code_firstlineno, 200),
                 ] {
                     assert_eq!(with(at, v), None, "3.{minor}: word {at} is {v}");
                 }
-                for len in 0..words.str_ascii_data {
-                    assert_eq!(decode(&good[..len], &words, row), None);
+                for len in 0..positions.str_ascii_data {
+                    assert_eq!(decode(&good[..len], &positions, row), None);
                 }
             }
         }

@@ -243,7 +243,7 @@ const OUTSIDE: i32 = i32::MIN;
 
 /// Byte offset in the code of a frame's `instr`; -1: not started, [`OUTSIDE`]: elsewhere.
 fn position(layout: &Layout, code: u64, instr: u64) -> i32 {
-    match layout.position {
+    match layout.instruction_encoding {
         InstructionEncoding::Bytes => instr as i32,
         InstructionEncoding::Units => (instr as i32).saturating_mul(2).max(-1),
         InstructionEncoding::Pointer => {

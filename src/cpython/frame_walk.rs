@@ -25,23 +25,23 @@ const KEYS: i32 = 1024;
 /// objects for which `is_new`, given address and fingerprint, returns true.
 pub fn walk(
     memory: &dyn Memory,
-    space: &TargetLayout,
+    layout: &TargetLayout,
     thread: &StoppedThread,
     is_new: &dyn Fn(u64, u32) -> bool,
     out: &mut PythonWalk,
 ) {
     out.clear();
-    if let Some(at) = &space.thread_context {
+    if let Some(at) = &layout.thread_context {
         thread_context::copy(memory, at, thread.thread_pointer, &mut out.spans);
     }
-    let Some(python) = &space.python else { return };
+    let Some(python) = &layout.python else { return };
     let m = ReadOrZero(memory);
     let l = &python.layout;
     let is_own = |state: u64| state != 0 && m.word(state, l.tstate_thread_id) == thread.thread_pointer;
-    let at = space
-        .nested
+    let at = layout
+        .states_by_thread
         .binary_search_by_key(&thread.thread_pointer, |(thread, _)| *thread);
-    let listed = at.map_or(&[][..], |at| &space.nested[at].1);
+    let listed = at.map_or(&[][..], |at| &layout.states_by_thread[at].1);
     let mut state = thread_state(&m, python, thread.thread_pointer);
     if python.thread_state == ThreadStateLocation::InterpreterList {
         state = state.or(listed.first().copied().filter(|state| is_own(*state)));
@@ -54,8 +54,8 @@ pub fn walk(
         }
     }
     out.walk = WalkStatus::Complete;
-    out.holds_lock = gil::is_held_by(memory, &space.locks, &states);
-    if let Some(at) = &space.spans {
+    out.holds_lock = gil::is_held_by(memory, &layout.locks, &states);
+    if let Some(at) = &layout.spans {
         spans::copy(memory, at, state, &mut out.spans);
     }
     let mut w = FrameWalk {
@@ -80,7 +80,7 @@ pub fn walk(
         }
     }
     code_copy::new_codes(memory, l, out.python.iter(), is_new, &mut out.codes);
-    if let Some(running) = &space.running_tasks {
+    if let Some(running) = &layout.running_tasks {
         code_copy::running_task(memory, running, state, &mut out.codes);
     }
 }
@@ -342,7 +342,7 @@ impl FrameWalk<'_> {
             let bytes = raw.get(usize::from(offset)..)?.get(..4)?;
             Some(u32::from_le_bytes(bytes.try_into().ok()?))
         };
-        let instr = if l.position == InstructionEncoding::Pointer {
+        let instr = if l.instruction_encoding == InstructionEncoding::Pointer {
             word(l.frame_instr)?
         } else {
             i64::from(half(l.frame_instr)? as i32) as u64

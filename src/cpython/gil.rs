@@ -98,9 +98,9 @@ pub fn of_thread(
     python: &Interpreter,
     objects: &ObjectLayout,
     states: &[PyThreadState],
-    pointer: u64,
+    thread_pointer: u64,
 ) -> Option<Gil> {
-    let own = || states.iter().filter(|s| s.thread == pointer);
+    let own = || states.iter().filter(|s| s.thread == thread_pointer);
     let is_own = |state: u64| own().any(|s| s.state == state);
     match objects.lock {
         GilLocation::Current => {
@@ -109,7 +109,7 @@ pub fn of_thread(
             let current = memory.u64(python.runtime.checked_add(at.into())?)?;
             // A thread state created since the list was read names its thread itself.
             let thread = current.checked_add(python.layout.tstate_thread_id.into());
-            let holds = current != 0 && memory.u64(thread?)? == pointer;
+            let holds = current != 0 && memory.u64(thread?)? == thread_pointer;
             Some(if holds { Gil::Held } else { Gil::NotHeld })
         }
         GilLocation::Interpreter { at, free_threaded } => {

@@ -51,7 +51,7 @@ const V3_7: Layout = Layout {
 /// v3.8.18
 const V3_8: Layout = Layout {
     line_table: LineTable::Lnotab,
-    position: InstructionEncoding::Bytes,
+    instruction_encoding: InstructionEncoding::Bytes,
     anchor: Anchor::EvalRange,
     runtime_key: 1396,
     runtime_current: 1368,
@@ -106,7 +106,7 @@ const V3_9: Layout = Layout {
 /// v3.10.13
 const V3_10: Layout = Layout {
     line_table: LineTable::Ranges,
-    position: InstructionEncoding::Units,
+    instruction_encoding: InstructionEncoding::Units,
     anchor: Anchor::CFramePerFrame,
     tstate_cframe: 48,
     tstate_root_cframe: 264,
@@ -119,7 +119,7 @@ const V3_10: Layout = Layout {
 /// v3.11.7
 const V3_11: Layout = Layout {
     line_table: LineTable::Locations,
-    position: InstructionEncoding::Pointer,
+    instruction_encoding: InstructionEncoding::Pointer,
     anchor: Anchor::CFramePerEntry,
     runtime_key: 596,
     runtime_current: 576,

@@ -123,7 +123,7 @@ pub fn active(memory: &dyn Memory, at: &SpanLocation, state: u64) -> Option<(u64
 /// Copies that record.
 pub fn copy(memory: &dyn Memory, at: &SpanLocation, state: u64, out: &mut SpanRecords) {
     if let Some((record, len)) = active(memory, at, state) {
-        SpanRecords::set(&mut out.own, len, |to| memory.read(record, to));
+        SpanRecords::set(&mut out.package, len, |to| memory.read(record, to));
     }
 }
 
@@ -259,9 +259,9 @@ mod tests {
     }
 
     /// Memory of words by address.
-    struct Words(std::collections::BTreeMap<u64, u64>);
+    struct WordMemory(std::collections::BTreeMap<u64, u64>);
 
-    impl Memory for Words {
+    impl Memory for WordMemory {
         fn read(&self, avma: u64, buf: &mut [u8]) -> bool {
             buf.iter_mut().zip(avma..).all(|(byte, at)| {
                 let word = self.0.get(&(at & !7));
@@ -284,7 +284,7 @@ mod tests {
             item: 24,
             data: 32,
         };
-        let mut words = Words(
+        let mut words = WordMemory(
             [
                 (0x2040, 0x3000), // thread state
                 (0x3018, 0x3100), // context: mapping

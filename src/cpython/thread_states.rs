@@ -97,9 +97,9 @@ mod tests {
     use crate::cpython::{DEFAULT_DESCRIPTOR, layouts};
 
     /// Words by address; 0 elsewhere.
-    struct Words(BTreeMap<u64, u64>);
+    struct WordMemory(BTreeMap<u64, u64>);
 
-    impl Memory for Words {
+    impl Memory for WordMemory {
         fn read(&self, avma: u64, buf: &mut [u8]) -> bool {
             let word = self.0.get(&avma).copied().unwrap_or(0);
             buf.copy_from_slice(&word.to_le_bytes()[..buf.len()]);
@@ -111,7 +111,7 @@ mod tests {
 
     /// Interpreters, each with its thread states and their threads; `circle`: the last of each list points to its
     /// first.
-    fn found(lists: &[(u64, &[(u64, u64)])], circle: bool, own: ThreadStateLocation) -> Vec<(u64, Vec<u64>)> {
+    fn found(lists: &[(u64, &[(u64, u64)])], circle: bool, location: ThreadStateLocation) -> Vec<(u64, Vec<u64>)> {
         let layout = layouts::ROWS.last().expect("rows").1;
         let mut words = BTreeMap::new();
         let next = |i: usize, all: &[u64]| all.get(i + 1).or(all.first().filter(|_| circle)).copied().unwrap_or(0);
@@ -130,10 +130,10 @@ mod tests {
         let python = Interpreter {
             runtime: RUNTIME,
             layout,
-            thread_state: own,
+            thread_state: location,
             descriptor: DEFAULT_DESCRIPTOR,
         };
-        states_by_thread(&Words(words), &python)
+        states_by_thread(&WordMemory(words), &python)
     }
 
     #[test]

@@ -141,7 +141,7 @@ impl PythonWalk {
             walk: WalkStatus::NoPython,
             holds_lock: false,
             spans: SpanRecords {
-                own: Vec::with_capacity(MAX_SPAN),
+                package: Vec::with_capacity(MAX_SPAN),
                 context: Vec::with_capacity(MAX_CONTEXT),
             },
             codes: Copies::with_capacity(COPIES, COPIED_BYTES),
@@ -154,7 +154,7 @@ impl PythonWalk {
         self.anchors.clear();
         self.walk = WalkStatus::NoPython;
         self.holds_lock = false;
-        self.spans.own.clear();
+        self.spans.package.clear();
         self.spans.context.clear();
         self.codes.clear();
     }
@@ -202,14 +202,14 @@ pub struct Sample {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SpanRecords {
     /// Of our Python package, in the format of `cpython/spans.rs`.
-    pub own: Vec<u8>,
+    pub package: Vec<u8>,
     /// Of OpenTelemetry, in the format of `target/thread_context.rs`.
     pub context: Vec<u8>,
 }
 
 impl SpanRecords {
     pub fn is_empty(&self) -> bool {
-        self.own.is_empty() && self.context.is_empty()
+        self.package.is_empty() && self.context.is_empty()
     }
 
     /// Replaces a record; `fill` writes its bytes. It stays empty if it is longer than the capacity, or `fill` returns false.
@@ -224,7 +224,7 @@ impl SpanRecords {
     }
 }
 
-/// Output of a backend, in order of time.
+/// Output of a backend, in chronological order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     Sample(Box<Sample>),

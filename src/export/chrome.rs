@@ -116,7 +116,7 @@ fn untimed(profile: &Profile, samples: &[(u32, Vec<u64>)], period: u64) -> Optio
         pid: profile.meta.pid,
         tid: 0,
         name: "samples without a time".into(),
-        ticks: Vec::new(),
+        samples: Vec::new(),
     };
     (!samples.is_empty()).then(|| (track, spans.collect()))
 }

@@ -22,7 +22,13 @@ const BLUE: Color = Color { r: 66, g: 126, b: 214 };
 ///
 /// # Errors
 /// Those of `out`.
-pub fn svg(both: &Both, found: &Diff<'_>, title: &str, norm: Normalization, out: &mut dyn Write) -> io::Result<()> {
+pub fn svg(
+    both: &Both,
+    found: &Diff<'_>,
+    title: &str,
+    normalization: Normalization,
+    out: &mut dyn Write,
+) -> io::Result<()> {
     let changes: HashMap<&Frame, &Change<'_>> = found
         .rows
         .iter()
@@ -35,7 +41,7 @@ pub fn svg(both: &Both, found: &Diff<'_>, title: &str, norm: Normalization, out:
         let Some(change) = changes.get(frame) else {
             return (text, GREY);
         };
-        let amount = |value: f64| match norm {
+        let amount = |value: f64| match normalization {
             Normalization::Time => format!("{value:.3} s"),
             Normalization::Share | Normalization::Rate => format!("{:.2} %", value * 100.0),
         };

@@ -158,16 +158,16 @@ struct ProfileBuilder<'a> {
 
 impl<'a> ProfileBuilder<'a> {
     fn new(profile: &Profile, stacks: &'a StackRows<'a>) -> Self {
-        let mut maker = ProfileBuilder {
+        let mut builder = ProfileBuilder {
             stacks,
             document: Document::default(),
             strings: HashMap::new(),
             mappings: Vec::new(),
             locations: FxHashMap::default(),
         };
-        maker.string(""); // the first one, by definition
-        maker.add_functions(profile);
-        maker
+        builder.string(""); // the first one, by definition
+        builder.add_functions(profile);
+        builder
     }
 
     fn string(&mut self, text: &str) -> i64 {
@@ -387,9 +387,11 @@ fn sums(profile: &Profile, timeline: &Timeline) -> BTreeMap<SampleKey, Vec<u64>>
         }
     };
     for (thread, track) in timeline.tracks.iter().enumerate() {
-        for (_, row, tick) in &track.ticks {
-            let set = profile.labels.of_ticks.get(*tick).copied().unwrap_or(0);
-            add((*row, Some(thread), set), &|value| profile.tick_amount(value, *tick));
+        for (_, row, sample) in &track.samples {
+            let set = profile.labels.of_samples.get(*sample).copied().unwrap_or(0);
+            add((*row, Some(thread), set), &|value| {
+                profile.sample_amount(value, *sample)
+            });
         }
     }
     for (row, amounts) in &timeline.untimed {

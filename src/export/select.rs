@@ -19,8 +19,8 @@ pub fn by_value(profile: &Profile, value: usize) -> Profile {
         return profile.clone();
     };
     let mut out = profile.clone();
-    let ticks = (0..profile.timeline.len())
-        .map(|tick| profile.tick_amount(value, tick))
+    let samples = (0..profile.timeline.len())
+        .map(|sample| profile.sample_amount(value, sample))
         .collect();
     for (node, amount) in out.nodes.iter_mut().zip(profile.amounts(value)) {
         node.count = amount;
@@ -36,13 +36,13 @@ pub fn by_value(profile: &Profile, value: usize) -> Profile {
             }
         }
         Amounts::Each { .. } if value == 0 => {}
-        Amounts::Each { .. } => weigh_lines(&mut out, &ticks),
+        Amounts::Each { .. } => weigh_lines(&mut out, &samples),
     }
     out.values = vec![Value {
         kind: chosen.kind.clone(),
         amounts: Amounts::Each {
             nodes: Vec::new(),
-            ticks,
+            samples,
         },
     }];
     out
@@ -56,17 +56,17 @@ pub fn by_labels(profile: &Profile, filters: &[LabelFilter]) -> Profile {
         .iter()
         .map(|set| filters.iter().all(|f| f.matches(set)))
         .collect();
-    let keeps = |tick: &usize| {
-        let set = profile.labels.of_ticks.get(*tick).map_or(0, |set| *set as usize);
+    let keeps = |at: &usize| {
+        let set = profile.labels.of_samples.get(*at).map_or(0, |set| *set as usize);
         is_kept.get(set).copied().unwrap_or(filters.is_empty())
     };
-    let ticks: Vec<usize> = (0..profile.timeline.len()).filter(keeps).collect();
-    let rows: Vec<(usize, usize)> = ticks.iter().map(|tick| (0, *tick)).collect();
-    let amounts = |value: usize| -> Vec<u64> { ticks.iter().map(|tick| profile.tick_amount(value, *tick)).collect() };
+    let samples: Vec<usize> = (0..profile.timeline.len()).filter(keeps).collect();
+    let rows: Vec<(usize, usize)> = samples.iter().map(|at| (0, *at)).collect();
+    let amounts = |value: usize| -> Vec<u64> { samples.iter().map(|at| profile.sample_amount(value, *at)).collect() };
     let inclusive = |amounts: &[u64]| {
         let mut sums = vec![0u64; profile.nodes.len()];
-        for (tick, amount) in ticks.iter().zip(amounts) {
-            if let Some(sum) = sums.get_mut(profile.timeline[*tick].node as usize) {
+        for (at, amount) in samples.iter().zip(amounts) {
+            if let Some(sum) = sums.get_mut(profile.timeline[*at].node as usize) {
                 *sum = sum.saturating_add(*amount);
             }
         }
@@ -79,10 +79,10 @@ pub fn by_labels(profile: &Profile, filters: &[LabelFilter]) -> Profile {
         sums
     };
     let mut out = Profile {
-        timeline: ticks.iter().map(|tick| profile.timeline[*tick]).collect(),
-        tick_places: match profile.tick_places.is_empty() {
+        timeline: samples.iter().map(|sample| profile.timeline[*sample]).collect(),
+        sample_places: match profile.sample_places.is_empty() {
             true => Vec::new(),
-            false => ticks.iter().map(|tick| profile.tick_places[*tick]).collect(),
+            false => samples.iter().map(|sample| profile.sample_places[*sample]).collect(),
         },
         waits: Waits::merge(&[&profile.waits], &rows, &|_, pid| pid),
         labels: Labels::merge(&[&profile.labels], &rows),
@@ -90,8 +90,8 @@ pub fn by_labels(profile: &Profile, filters: &[LabelFilter]) -> Profile {
     };
     let mut is_empty = vec![true; out.nodes.len()];
     for index in 0..profile.value_types().len() {
-        let of_ticks = amounts(index);
-        let of_nodes = inclusive(&of_ticks);
+        let of_samples = amounts(index);
+        let of_nodes = inclusive(&of_samples);
         is_empty
             .iter_mut()
             .zip(&of_nodes)
@@ -101,10 +101,10 @@ pub fn by_labels(profile: &Profile, filters: &[LabelFilter]) -> Profile {
                 .iter_mut()
                 .zip(&of_nodes)
                 .for_each(|(node, count)| node.count = *count);
-            weigh_lines(&mut out, &of_ticks);
+            weigh_lines(&mut out, &of_samples);
         }
-        if let Some(Amounts::Each { nodes, ticks }) = out.values.get_mut(index).map(|value| &mut value.amounts) {
-            *ticks = of_ticks;
+        if let Some(Amounts::Each { nodes, samples }) = out.values.get_mut(index).map(|value| &mut value.amounts) {
+            *samples = of_samples;
             if index > 0 {
                 *nodes = of_nodes;
             }
@@ -125,9 +125,9 @@ pub fn by_labels(profile: &Profile, filters: &[LabelFilter]) -> Profile {
 }
 
 /// Sets the lines of nodes from the timeline's samples with these weights.
-fn weigh_lines(profile: &mut Profile, ticks: &Vec<u64>) {
+fn weigh_lines(profile: &mut Profile, samples: &Vec<u64>) {
     let mut self_counts = vec![0u64; profile.places.len()];
-    for (place, weight) in profile.tick_places.iter().zip(ticks) {
+    for (place, weight) in profile.sample_places.iter().zip(samples) {
         if let Some(sum) = self_counts.get_mut(*place as usize) {
             *sum = sum.saturating_add(*weight);
         }

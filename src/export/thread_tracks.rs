@@ -173,14 +173,14 @@ fn describe(frame: &Frame) -> TrackFunction<'_> {
     }
 }
 
-/// The samples of one thread in order of time.
+/// The samples of one thread in chronological order.
 pub struct Track {
     pub pid: u32,
     pub tid: u32,
     /// Name of the thread; may be empty.
     pub name: String,
     /// (ns since the start of the profile, row of the stacks, index in the timeline).
-    pub ticks: Vec<(u64, u32, usize)>,
+    pub samples: Vec<(u64, u32, usize)>,
 }
 
 /// Times of the samples.
@@ -196,20 +196,20 @@ impl Timeline {
     pub fn new(profile: &Profile, entries: &StacksByLine) -> Self {
         let mut tracks: Vec<Track> = Vec::new();
         let mut known: FxHashMap<(u32, u32), usize> = FxHashMap::default();
-        for (at, (tick, row)) in profile.timeline.iter().zip(&entries.of_tick).enumerate() {
+        for (at, (sample, row)) in profile.timeline.iter().zip(&entries.of_sample).enumerate() {
             if *row == NONE {
                 continue;
             }
-            let track = *known.entry((tick.pid, tick.tid)).or_insert_with(|| {
+            let track = *known.entry((sample.pid, sample.tid)).or_insert_with(|| {
                 tracks.push(Track {
-                    pid: tick.pid,
-                    tid: tick.tid,
+                    pid: sample.pid,
+                    tid: sample.tid,
                     name: String::new(),
-                    ticks: Vec::new(),
+                    samples: Vec::new(),
                 });
                 tracks.len() - 1
             });
-            tracks[track].ticks.push((tick.time, *row, at));
+            tracks[track].samples.push((sample.time, *row, at));
         }
         for (pid, tid, name) in &profile.meta.threads {
             if let Some(at) = known.get(&(*pid, *tid)) {
@@ -218,8 +218,8 @@ impl Timeline {
         }
         for track in &mut tracks {
             // Samples of several CPUs may come a little out of order.
-            if !track.ticks.is_sorted_by_key(|(time, ..)| *time) {
-                track.ticks.sort_by_key(|(time, ..)| *time);
+            if !track.samples.is_sorted_by_key(|(time, ..)| *time) {
+                track.samples.sort_by_key(|(time, ..)| *time);
             }
         }
         tracks.sort_by_key(|track| (track.pid, track.pid != track.tid, track.tid));
@@ -258,22 +258,22 @@ pub struct StackSpan {
 /// The time that each sample represents, in order: it ends at the sample and has the length of the sampling period or,
 /// where that is longer, of the interval off the CPU (a shorter one represents others like it). They may overlap.
 ///
-/// A wait and the time without a CPU after it are one sample, with two ticks at the same time, the wait last: it ends
+/// A wait and the time without a CPU after it are one sample, with two entries in the timeline at the same time, the wait last: it ends
 /// where the other one begins.
 pub fn sampled_times(profile: &Profile, track: &Track, period: u64) -> Vec<StackSpan> {
-    let known_length = |tick: usize| profile.waits.lengths.get(tick).copied().unwrap_or(0);
-    let mut times: Vec<StackSpan> = Vec::with_capacity(track.ticks.len());
-    let samples = track
-        .ticks
-        .chunk_by(|(time, ..), (next, _, tick)| time == next && known_length(*tick) > 0);
-    for parts in samples {
+    let known_length = |sample: usize| profile.waits.lengths.get(sample).copied().unwrap_or(0);
+    let mut times: Vec<StackSpan> = Vec::with_capacity(track.samples.len());
+    let groups = track
+        .samples
+        .chunk_by(|(time, ..), (next, _, sample)| time == next && known_length(*sample) > 0);
+    for parts in groups {
         let first = times.len();
         let mut end = parts[0].0;
-        for (at, (_, row, tick)) in parts.iter().enumerate() {
+        for (at, (_, row, sample)) in parts.iter().enumerate() {
             let length = match at + 1 == parts.len() {
-                true => known_length(*tick).max(period),
+                true => known_length(*sample).max(period),
                 // Not longer than it was: the wait before it would be moved.
-                false => known_length(*tick),
+                false => known_length(*sample),
             };
             let start = end.saturating_sub(length);
             times.push(StackSpan { start, end, item: *row });
@@ -287,7 +287,7 @@ pub fn sampled_times(profile: &Profile, track: &Track, period: u64) -> Vec<Stack
 /// The time spans of the samples: those of [`sampled_times`], but none begins before the end of the one before. In
 /// between the thread was not running, or what it did was not sampled.
 pub fn spans(profile: &Profile, track: &Track, period: u64) -> Vec<StackSpan> {
-    let mut spans: Vec<StackSpan> = Vec::with_capacity(track.ticks.len());
+    let mut spans: Vec<StackSpan> = Vec::with_capacity(track.samples.len());
     for time in sampled_times(profile, track, period) {
         let before = spans.last().map_or(0, |span| span.end);
         // A timer is never quite on time: what is nearly a period is one.
@@ -321,28 +321,28 @@ mod tests {
     use crate::profile::values::ValueType;
     use crate::profile::waits::Waits;
 
-    /// `ticks`: time, row, length of the interval off the CPU; the period is 10.
+    /// `samples`: time, row, length of the interval off the CPU; the period is 10.
     #[track_caller]
-    fn check(ticks: &[(u64, u32, u64)], expected: &[(u64, u64, u32)]) {
+    fn check(samples: &[(u64, u32, u64)], expected: &[(u64, u64, u32)]) {
         let profile = Profile {
             waits: Waits {
-                lengths: ticks.iter().map(|(.., length)| *length).collect(),
+                lengths: samples.iter().map(|(.., length)| *length).collect(),
                 ..Waits::default()
             },
             ..Profile::default()
         };
-        let rows = ticks.iter().enumerate();
+        let rows = samples.iter().enumerate();
         let track = Track {
             pid: 1,
             tid: 1,
             name: String::new(),
-            ticks: rows.map(|(tick, (time, row, _))| (*time, *row, tick)).collect(),
+            samples: rows.map(|(sample, (time, row, _))| (*time, *row, sample)).collect(),
         };
         let found: Vec<_> = joined(spans(&profile, &track, 10))
             .iter()
             .map(|span| (span.start, span.end, span.item))
             .collect();
-        assert_eq!(found, expected, "{ticks:?}");
+        assert_eq!(found, expected, "{samples:?}");
     }
 
     #[test]

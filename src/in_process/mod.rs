@@ -55,8 +55,8 @@ impl Recorder {
     ///
     /// # Errors
     /// `Unsupported`: there is one already, or this process cannot sample itself. `Usage`: a rate of 0.
-    pub fn start(settings: ProfilerConfig) -> Result<Recorder> {
-        if settings.rate == 0 {
+    pub fn start(config: ProfilerConfig) -> Result<Recorder> {
+        if config.rate == 0 {
             return Err(Error::new(ErrorKind::Usage, "the rate must be at least 1 Hz").hint("rate=100"));
         }
         let generation = threads::generation();
@@ -65,7 +65,7 @@ impl Recorder {
         let thread = std::thread::Builder::new().name("nativeprof".into());
         let thread = thread.spawn(move || {
             threads::block_signals();
-            match RecordingThread::begin(settings) {
+            match RecordingThread::begin(config) {
                 Ok(recording) => {
                     let _ = notify.send(Ok(()));
                     recording.run(&received);
@@ -93,9 +93,9 @@ impl Recorder {
                 .why("it was forked from the recorded process; only the parent is recorded")
                 .hint("start a new recording in this process"));
         }
-        let (reply, answer) = channel();
+        let (reply, response) = channel();
         self.commands.send(command(reply)).map_err(|_| ended())?;
-        answer.recv().map_err(|_| ended())
+        response.recv().map_err(|_| ended())
     }
 
     /// The samples since the start or the last call. Sampling continues.
@@ -149,9 +149,9 @@ fn ended() -> Error {
 
 /// State of the recording thread.
 struct RecordingThread {
-    settings: ProfilerConfig,
+    config: ProfilerConfig,
     session: Session,
-    source: SignalBackend,
+    backend: SignalBackend,
     pump: EventPump,
     /// Of the profile that is being gathered.
     began: u64,
@@ -167,34 +167,34 @@ struct ProfileStart {
 }
 
 impl RecordingThread {
-    fn begin(settings: ProfilerConfig) -> Result<RecordingThread> {
+    fn begin(config: ProfilerConfig) -> Result<RecordingThread> {
         let pid = std::process::id();
         let options = signal::SignalOptions {
-            rate: settings.rate,
-            clock: settings.clock,
-            threads: settings.threads.clone(),
-            native: settings.native,
+            rate: config.rate,
+            clock: config.clock,
+            threads: config.threads.clone(),
+            native: config.native,
         };
-        let mut source = SignalBackend::new(options, cpython::frame_walk::walk)?;
+        let mut backend = SignalBackend::new(options, cpython::frame_walk::walk)?;
         let grouping = Grouping {
             processes: false,
-            threads: settings.by_thread,
+            threads: config.by_thread,
         };
         let session_options = session::SessionOptions {
             grouping,
-            native: settings.native,
+            native: config.native,
             spans: true,
-            weighted: (settings.clock == SamplingClock::Wall).then(|| 1_000_000_000 / settings.rate),
+            weighted: (config.clock == SamplingClock::Wall).then(|| 1_000_000_000 / config.rate),
             ..Default::default()
         };
         let mut session = Session::new(session_options, Box::new(LiveSystem));
-        session.open(pid, &mut |pid, space| update_backend(&mut source, pid, space))?;
-        source.attach(pid)?;
-        source.start()?;
+        session.open(pid, &mut |pid, layout| update_backend(&mut backend, pid, layout))?;
+        backend.attach(pid)?;
+        backend.start()?;
         Ok(RecordingThread {
-            settings,
+            config,
             session,
-            source,
+            backend,
             pump: EventPump::default(),
             began: sys::clock::now(),
             began_wall: SystemTime::now(),
@@ -208,7 +208,7 @@ impl RecordingThread {
             match received.try_recv() {
                 Ok(RecorderCommand::Take(reply)) => drop(reply.send(self.profile())),
                 Ok(RecorderCommand::Stop(reply)) => {
-                    self.source.stop();
+                    self.backend.stop();
                     self.poll(Duration::ZERO);
                     let _ = reply.send(self.profile());
                     return;
@@ -224,12 +224,12 @@ impl RecordingThread {
         // Only the backend fails, and this one does not.
         let _ = self
             .pump
-            .pump(&mut self.source, &mut self.session, &mut |_| {}, wait, None);
+            .pump(&mut self.backend, &mut self.session, &mut |_| {}, wait, None);
     }
 
     /// The profile so far; the next one begins.
     fn profile(&mut self) -> Profile {
-        let counts = self.source.counts();
+        let counts = self.backend.counts();
         let profiler_cpu = threads::cpu_time(sys::process::current_tid() as u32).unwrap_or(0);
         let (now, before) = (sys::clock::now(), std::mem::take(&mut self.before));
         let new = SampleCounts {
@@ -243,7 +243,7 @@ impl RecordingThread {
             command: procfs::command_line(pid),
             profiler_cpu: profiler_cpu.saturating_sub(before.profiler_cpu) as f64 / 1e9,
             sampling_cpu: profiler_cpu.saturating_sub(before.profiler_cpu) as f64 / 1e9,
-            ..self.session.meta(&self.source, &new, self.settings.rate, pid, when)
+            ..self.session.meta(&self.backend, &new, self.config.rate, pid, when)
         };
         let profile = self.session.resolve(self.began, meta);
         self.session.reset_profile();

@@ -167,8 +167,8 @@ pub enum UserQuery<'a> {
 }
 
 /// Finds a user in whatever database the system uses.
-pub fn find_user(who: UserQuery<'_>) -> Option<User> {
-    let name = match who {
+pub fn find_user(query: UserQuery<'_>) -> Option<User> {
+    let name = match query {
         UserQuery::Name(name) => CString::new(name).ok()?,
         UserQuery::Uid(_) => CString::default(),
     };
@@ -178,7 +178,7 @@ pub fn find_user(who: UserQuery<'_>) -> Option<User> {
     // SAFETY: `entry`, `room` with its length and `found` are places to write to; `name` ends in a NUL.
     let failed = unsafe {
         let (text, len) = (room.as_mut_ptr().cast(), room.len());
-        match who {
+        match query {
             UserQuery::Uid(uid) => libc::getpwuid_r(uid, entry.as_mut_ptr(), text, len, &mut found),
             UserQuery::Name(_) => libc::getpwnam_r(name.as_ptr(), entry.as_mut_ptr(), text, len, &mut found),
         }

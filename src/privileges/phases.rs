@@ -158,7 +158,7 @@ mod tests {
             home: "/home/alice".into(),
             shell: "/bin/zsh".into(),
         };
-        let find = |who: UserQuery| match who {
+        let find = |query: UserQuery| match query {
             UserQuery::Uid(1000) | UserQuery::Name("alice") => Some(user(1000, "alice")),
             UserQuery::Name("root") => Some(user(0, "root")),
             _ => None,

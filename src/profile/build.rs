@@ -64,7 +64,7 @@ impl Builder {
             kind: kind.clone(),
             amounts: Amounts::Each {
                 nodes: Vec::new(),
-                ticks: Vec::new(),
+                samples: Vec::new(),
             },
         }));
         Builder {
@@ -154,15 +154,15 @@ impl Builder {
         if count != 1 || self.counts.is_some() {
             self.counts.get_or_insert_with(|| vec![1; before]).push(count);
         }
-        for (at, (_, ticks)) in self.columns.iter_mut().enumerate() {
-            ticks.push(amounts.get(at + 1).copied().unwrap_or(0));
+        for (at, (_, samples)) in self.columns.iter_mut().enumerate() {
+            samples.push(amounts.get(at + 1).copied().unwrap_or(0));
         }
         let (mut node_here, mut place) = (Builder::ROOT, 0);
         for (frame, line) in stack {
             node_here = self.child(node_here, *frame, *line);
             place = self.places.child(place, node_here, *line);
         }
-        self.profile.tick_places.push(place);
+        self.profile.sample_places.push(place);
         self.profile.timeline.push(TimelineSample { time, pid, tid, node });
         node
     }
@@ -182,20 +182,20 @@ impl Builder {
             }
             add(&mut nodes[parent].count, count);
         }
-        if let (Some(ticks), Some(count)) = (self.counts, profile.values.first_mut()) {
+        if let (Some(samples), Some(count)) = (self.counts, profile.values.first_mut()) {
             count.amounts = Amounts::Each {
                 nodes: Vec::new(),
-                ticks,
+                samples,
             };
         }
-        for (value, (mut self_counts, ticks)) in profile.values.iter_mut().skip(1).zip(self.columns) {
+        for (value, (mut self_counts, samples)) in profile.values.iter_mut().skip(1).zip(self.columns) {
             for at in (1..self_counts.len()).rev() {
                 let amount = self_counts[at];
                 add(&mut self_counts[nodes[at].parent as usize], amount);
             }
             value.amounts = Amounts::Each {
                 nodes: self_counts,
-                ticks,
+                samples,
             };
         }
         profile
@@ -228,8 +228,12 @@ mod tests {
         );
         assert_eq!(profile.amounts(2), [40, 40, 40]);
         assert_eq!(profile.amounts(3), [0, 0, 0], "there is no such value");
-        let of_ticks = |value| (0..4).map(|tick| profile.tick_amount(value, tick)).collect::<Vec<_>>();
-        assert_eq!((of_ticks(1), of_ticks(2)), (vec![100, 40, 7, 0], vec![0, 40, 0, 0]));
+        let of_samples = |value| {
+            (0..4)
+                .map(|sample| profile.sample_amount(value, sample))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!((of_samples(1), of_samples(2)), (vec![100, 40, 7, 0], vec![0, 40, 0, 0]));
         assert!(profile.is_timed());
         let f = &profile.nodes[1];
         assert_eq!(
@@ -251,7 +255,7 @@ mod tests {
             (profile.amounts(0), profile.amounts(1)),
             (vec![67, 65], vec![4609, 4608])
         );
-        assert_eq!((profile.tick_amount(0, 0), profile.tick_amount(0, 1)), (1, 64));
+        assert_eq!((profile.sample_amount(0, 0), profile.sample_amount(0, 1)), (1, 64));
         assert!(!profile.is_timed(), "two allocations have no time");
     }
 }

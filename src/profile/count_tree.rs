@@ -33,7 +33,7 @@ impl FramePath {
     }
 }
 
-/// One sample in order of time.
+/// One sample in chronological order.
 #[derive(Clone, Copy, Debug)]
 pub struct RawTimelineSample {
     /// CLOCK_MONOTONIC, ns.
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_tree_cuts_stacks_and_counts_them() {
+    fn a_full_tree_truncates_stacks_and_counts_them() {
         let mut t = RawTree::bounded(8);
         let mut last = FramePath::default();
         let mut truncated = 0;

@@ -74,11 +74,11 @@ pub fn of(profile: &Profile, value: usize) -> GilWaits {
     let mut pairs: BTreeMap<Pair, GilPair> = BTreeMap::new();
     let mut by_function: BTreeMap<Pair, BTreeMap<String, u64>> = BTreeMap::new();
     let mut functions: BTreeMap<String, GilFunction> = BTreeMap::new();
-    for (tick, sample) in profile.timeline.iter().enumerate() {
+    for (at, sample) in profile.timeline.iter().enumerate() {
         let thread = (sample.pid, sample.tid);
-        let amount = profile.tick_amount(value, tick);
+        let amount = profile.sample_amount(value, at);
         let is_wait = is_wait(sample.node);
-        if !is_wait && !profile.waits.holding.get(tick).copied().unwrap_or(false) {
+        if !is_wait && !profile.waits.holding.get(at).copied().unwrap_or(false) {
             continue;
         }
         let of_thread = threads.entry(thread).or_insert_with(|| GilThread {
@@ -92,12 +92,12 @@ pub fn of(profile: &Profile, value: usize) -> GilWaits {
             functions.entry(function).or_default().held += amount;
             continue;
         }
-        let length = profile.waits.lengths.get(tick).copied().unwrap_or(0);
+        let length = profile.waits.lengths.get(at).copied().unwrap_or(0);
         let count = if length > 0 { amount as f64 / length as f64 } else { 0.0 };
         of_thread.waited += amount;
         of_thread.count += count;
         of_thread.longest = of_thread.longest.max(length);
-        for (waker, part) in profile.waits.divided(tick, amount) {
+        for (waker, part) in profile.waits.divided(at, amount) {
             let key = (thread, waker.map(|waker| (waker.pid, waker.tid)));
             let share = part as f64 / amount.max(1) as f64;
             let pair = pairs.entry(key).or_default();

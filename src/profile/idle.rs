@@ -133,7 +133,7 @@ pub fn fold(profile: &Profile) -> Option<Profile> {
     for state in states.iter().filter(|state| **state != 0) {
         pools.entry(*state).or_insert_with(|| pool(profile, *state));
     }
-    if !pools.values().any(Option::is_some) || !profile.is_timed() || profile.tick_places.is_empty() {
+    if !pools.values().any(Option::is_some) || !profile.is_timed() || profile.sample_places.is_empty() {
         return None;
     }
     let types: Vec<_> = profile.value_types().iter().map(|value| value.kind.clone()).collect();
@@ -144,11 +144,11 @@ pub fn fold(profile: &Profile) -> Option<Profile> {
     };
     let ids: Vec<FrameId> = profile.frames.iter().map(&mut id).collect();
     let mut stack: Vec<(FrameId, u32)> = Vec::new();
-    for (at, tick) in profile.timeline.iter().enumerate() {
-        let state = states.get(tick.node as usize).copied().unwrap_or(0);
+    for (at, sample) in profile.timeline.iter().enumerate() {
+        let state = states.get(sample.node as usize).copied().unwrap_or(0);
         let pool = pools.get(&state).and_then(Option::as_ref);
         stack.clear();
-        let mut place = profile.tick_places[at];
+        let mut place = profile.sample_places[at];
         while let Some(p) = profile.places.get(place as usize).filter(|_| place != 0) {
             let frame = profile.nodes.get(p.node as usize).map_or(0, |node| node.frame);
             if pool.is_none() || is_group(&profile.frames[frame as usize]) {
@@ -163,8 +163,8 @@ pub fn fold(profile: &Profile) -> Option<Profile> {
                 0,
             ));
         }
-        let amounts: Vec<u64> = (0..types.len()).map(|value| profile.tick_amount(value, at)).collect();
-        builder.sample(tick.time, (tick.pid, tick.tid), &stack, &amounts);
+        let amounts: Vec<u64> = (0..types.len()).map(|value| profile.sample_amount(value, at)).collect();
+        builder.sample(sample.time, (sample.pid, sample.tid), &stack, &amounts);
     }
     let mut folded = builder.finish(profile.meta.clone());
     let mut texts: FxHashMap<(FrameId, u32), &str> = FxHashMap::default();
@@ -277,7 +277,7 @@ mod tests {
         );
         assert_eq!(folded.nodes[0].count, profile.nodes[0].count);
         assert_eq!(folded.amounts(1)[0], profile.amounts(1)[0]);
-        let times: Vec<u64> = folded.timeline.iter().map(|tick| tick.time).collect();
+        let times: Vec<u64> = folded.timeline.iter().map(|sample| sample.time).collect();
         assert_eq!((times, &folded.labels), (vec![1, 2, 3, 4], &profile.labels));
         assert_eq!(fold(&folded), None);
     }

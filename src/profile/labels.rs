@@ -16,28 +16,28 @@ pub struct Labels {
     /// Each set once; the first one is empty.
     pub sets: Vec<LabelSet>,
     /// By index in the timeline.
-    pub of_ticks: Vec<LabelSetId>,
+    pub of_samples: Vec<LabelSetId>,
 }
 
 impl Labels {
-    /// Of ticks whose sets are numbered as in `sets`; nothing if all are the empty one.
-    pub fn new(sets: &[LabelSet], of_ticks: Vec<LabelSetId>) -> Labels {
-        match of_ticks.iter().all(|set| *set == 0) {
+    /// Of samples whose sets are numbered as in `sets`; nothing if all are the empty one.
+    pub fn new(sets: &[LabelSet], of_samples: Vec<LabelSetId>) -> Labels {
+        match of_samples.iter().all(|set| *set == 0) {
             true => Labels::default(),
             false => Labels {
                 sets: sets.to_vec(),
-                of_ticks,
+                of_samples,
             },
         }
     }
 
     pub fn is_empty(&self) -> bool {
-        self.of_ticks.is_empty()
+        self.of_samples.is_empty()
     }
 
     /// The labels of a sample of the timeline.
-    pub fn of(&self, tick: usize) -> &[(String, String)] {
-        let set = self.of_ticks.get(tick).and_then(|set| self.sets.get(*set as usize));
+    pub fn of(&self, sample: usize) -> &[(String, String)] {
+        let set = self.of_samples.get(sample).and_then(|set| self.sets.get(*set as usize));
         set.map_or(&[], |set| set)
     }
 
@@ -47,12 +47,12 @@ impl Labels {
             return Labels::default();
         }
         let mut sets = LabelSets::default();
-        let of_ticks = rows.iter().map(|(from, at)| match all.get(*from) {
+        let of_samples = rows.iter().map(|(from, at)| match all.get(*from) {
             Some(labels) => sets.id(labels.of(*at)),
             None => 0,
         });
-        let of_ticks = of_ticks.collect();
-        Labels::new(&sets.all, of_ticks)
+        let of_samples = of_samples.collect();
+        Labels::new(&sets.all, of_samples)
     }
 }
 
@@ -125,10 +125,10 @@ impl Profile {
     /// without a label last.
     pub fn by_label(&self, value: usize) -> Vec<LabelRow> {
         let mut of_sets = vec![0u64; self.labels.sets.len().max(1)];
-        for tick in 0..self.timeline.len() {
-            let set = self.labels.of_ticks.get(tick).map_or(0, |set| *set as usize);
+        for sample in 0..self.timeline.len() {
+            let set = self.labels.of_samples.get(sample).map_or(0, |set| *set as usize);
             if let Some(sum) = of_sets.get_mut(set) {
-                *sum = sum.saturating_add(self.tick_amount(value, tick));
+                *sum = sum.saturating_add(self.sample_amount(value, sample));
             }
         }
         // Labels come from the target: use a hasher that resists collision attacks.
@@ -148,9 +148,9 @@ impl Profile {
         }
         let mut rows: Vec<LabelRow> = rows
             .into_iter()
-            .map(|(label, (own, total))| LabelRow {
+            .map(|(label, (self_count, total))| LabelRow {
                 label: Some(label.clone()),
-                self_count: own,
+                self_count,
                 total,
             })
             .collect();
@@ -184,7 +184,7 @@ mod tests {
         let second = Labels::new(&[vec![], b.clone(), a.clone()], vec![2, 1]);
         let both = Labels::merge(&[&first, &second], &[(0, 0), (1, 1), (1, 0), (0, 1)]);
         assert_eq!(both.sets, [vec![], a.clone(), b]);
-        assert_eq!(both.of_ticks, [1, 2, 1, 0]);
+        assert_eq!(both.of_samples, [1, 2, 1, 0]);
         assert_eq!((both.of(0), both.of(3), both.of(9)), (&*a, &[][..], &[][..]));
         assert!(Labels::merge(&[&first], &[(0, 1)]).is_empty());
         assert!(Labels::new(&[vec![]], vec![0, 0]).is_empty());
@@ -195,14 +195,14 @@ mod tests {
         let outer = set(&[("span", "outer"), ("user", "7")]);
         let inner = set(&[("span", "outer"), ("user", "7"), ("span", "inner")]);
         let within = set(&[("span", "inner"), ("span", "inner")]);
-        let tick = TimelineSample {
+        let sample = TimelineSample {
             time: 0,
             pid: 1,
             tid: 1,
             node: 0,
         };
         let profile = Profile {
-            timeline: vec![tick; 6],
+            timeline: vec![sample; 6],
             labels: Labels::new(&[vec![], outer, inner, within], vec![1, 2, 2, 0, 3, 2]),
             ..Profile::default()
         };

@@ -151,7 +151,7 @@ pub struct TimelineSample {
 
 pub type PlaceId = u32;
 
-/// Place of a sample whose lines are unknown, see [`Profile::tick_places`].
+/// Place of a sample whose lines are unknown, see [`Profile::sample_places`].
 pub const NO_PLACE: PlaceId = PlaceId::MAX;
 
 /// A line of a function on a particular stack: nodes are functions, places are lines. Place 0 is the root's; a parent
@@ -237,7 +237,7 @@ pub struct Meta {
     pub threads: Vec<(u32, u32, String)>,
     /// In a merged profile: the merged recordings.
     pub merged_from: Vec<MergedRecording>,
-    /// What kept event loops for long, in the order of time.
+    /// What kept event loops for long, in chronological order.
     pub lags: Vec<Lag>,
 }
 
@@ -337,7 +337,7 @@ pub struct Profile {
     pub places: Vec<Place>,
     /// By index in the timeline, the innermost place of the sample's stack, or [`NO_PLACE`]. Empty if no place is
     /// known.
-    pub tick_places: Vec<PlaceId>,
+    pub sample_places: Vec<PlaceId>,
     /// What is measured, that of the counts first. Empty means samples alone: read it through [`Profile::value_types`].
     pub values: Vec<Value>,
     /// Of profiles of off-CPU time, what is known of its intervals.

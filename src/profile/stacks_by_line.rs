@@ -27,7 +27,7 @@ pub struct LineEntry {
 pub struct StacksByLine {
     pub all: Vec<LineEntry>,
     /// By index in the timeline, the entry where the sample ended, or [`NONE`]: such a sample is not in the tree.
-    pub of_tick: Vec<u32>,
+    pub of_sample: Vec<u32>,
     /// Samples that are not in the timeline: innermost entry, and self amounts by value type.
     pub rest: Vec<(u32, Vec<u64>)>,
     /// Whether all samples are in the timeline, with known lines.
@@ -96,7 +96,7 @@ impl EntryBuilder<'_, '_> {
 impl StacksByLine {
     /// The stacks of a profile. If the timeline has more samples than the counts of the tree, the first ones are used.
     pub fn new(profile: &Profile, view: &View<'_>) -> StacksByLine {
-        let mut maker = EntryBuilder {
+        let mut builder = EntryBuilder {
             view,
             all: vec![LineEntry {
                 parent: 0,
@@ -106,38 +106,40 @@ impl StacksByLine {
             known: FxHashMap::default(),
             plain: vec![NONE; view.items.len()],
         };
-        maker.plain[0] = 0;
-        let of_place = of_places(profile, view, &mut maker);
+        builder.plain[0] = 0;
+        let of_place = of_places(profile, view, &mut builder);
         let values = profile.value_types().len();
         let mut left: Vec<Vec<u64>> = (0..values).map(|value| view.self_amounts(profile, value)).collect();
         // By item and line, samples of which this is known.
         let mut lines_left: FxHashMap<u32, Vec<(u32, u64)>> = FxHashMap::default();
         let mut is_exact = true;
-        let mut of_tick = Vec::with_capacity(profile.timeline.len());
-        for (at, tick) in profile.timeline.iter().enumerate() {
-            let count = profile.tick_amount(0, at);
-            let item = view.item_of(tick.node).filter(|item| left[0][*item as usize] >= count);
+        let mut of_sample = Vec::with_capacity(profile.timeline.len());
+        for (at, sample) in profile.timeline.iter().enumerate() {
+            let count = profile.sample_amount(0, at);
+            let item = view
+                .item_of(sample.node)
+                .filter(|item| left[0][*item as usize] >= count);
             let Some(item) = item else {
-                of_tick.push(NONE);
+                of_sample.push(NONE);
                 is_exact = false;
                 continue;
             };
             for (value, left) in left.iter_mut().enumerate() {
                 let left = &mut left[item as usize];
-                *left = left.saturating_sub(profile.tick_amount(value, at));
+                *left = left.saturating_sub(profile.sample_amount(value, at));
             }
             let data = &view.items[item as usize];
-            let place = profile.tick_places.get(at).copied().unwrap_or(NO_PLACE);
+            let place = profile.sample_places.get(at).copied().unwrap_or(NO_PLACE);
             let entry = of_place.get(place as usize).copied().unwrap_or(NONE);
-            let entry = match maker.all.get(entry as usize).filter(|found| found.item == item) {
+            let entry = match builder.all.get(entry as usize).filter(|found| found.item == item) {
                 Some(_) => entry,
                 None => {
                     is_exact = false;
                     let only = data.self_lines.keys().next().filter(|_| data.self_lines.len() == 1);
-                    maker.end(item, only.copied().unwrap_or(0))
+                    builder.end(item, only.copied().unwrap_or(0))
                 }
             };
-            let line = maker.all[entry as usize].line;
+            let line = builder.all[entry as usize].line;
             if line > 0 && data.self_lines.len() > 1 {
                 let lines = lines_left
                     .entry(item)
@@ -146,7 +148,7 @@ impl StacksByLine {
                     *left = left.saturating_sub(count);
                 }
             }
-            of_tick.push(entry);
+            of_sample.push(entry);
         }
         let plain_counts = profile.value_types().iter().all(|value| value.is_per_count());
         let mut rest = Vec::new();
@@ -171,16 +173,16 @@ impl StacksByLine {
                         false => amounts.iter().map(|amount| amount / amounts[0] * count).collect(),
                     };
                     amounts.iter_mut().zip(&part).for_each(|(all, part)| *all -= part);
-                    rest.push((maker.end(item, line), part));
+                    rest.push((builder.end(item, line), part));
                 }
             }
             if amounts.iter().any(|amount| *amount > 0) {
-                rest.push((maker.plain(item), amounts));
+                rest.push((builder.plain(item), amounts));
             }
         }
         StacksByLine {
-            all: maker.all,
-            of_tick,
+            all: builder.all,
+            of_sample,
             rest,
             is_exact,
         }
@@ -189,8 +191,8 @@ impl StacksByLine {
     /// Self amount of a value by entry.
     pub fn self_amounts(&self, profile: &Profile, value: usize) -> Vec<u64> {
         let mut self_counts = vec![0u64; self.all.len()];
-        let ticks = self.of_tick.iter().enumerate();
-        let timed = ticks.map(|(at, entry)| (*entry, profile.tick_amount(value, at)));
+        let samples = self.of_sample.iter().enumerate();
+        let timed = samples.map(|(at, entry)| (*entry, profile.sample_amount(value, at)));
         let rest = self.rest.iter().map(|(entry, amounts)| (*entry, amounts[value]));
         for (entry, amount) in timed.chain(rest) {
             if let Some(self_count) = self_counts.get_mut(entry as usize) {
@@ -202,19 +204,19 @@ impl StacksByLine {
 }
 
 /// The entry of each place of the profile, [`NONE`] for those that are inconsistent with its tree.
-fn of_places(profile: &Profile, view: &View<'_>, maker: &mut EntryBuilder<'_, '_>) -> Vec<u32> {
+fn of_places(profile: &Profile, view: &View<'_>, builder: &mut EntryBuilder<'_, '_>) -> Vec<u32> {
     let mut of_place: Vec<u32> = Vec::with_capacity(profile.places.len());
     for (at, place) in profile.places.iter().enumerate() {
         let parent = of_place
             .get(place.parent as usize)
             .copied()
             .filter(|parent| *parent != NONE);
-        let fits = |parent: &u32, item: &u32| view.items[*item as usize].parent == maker.all[*parent as usize].item;
+        let fits = |parent: &u32, item: &u32| view.items[*item as usize].parent == builder.all[*parent as usize].item;
         let entry = match (at, parent, view.item_of(place.node)) {
             (0, ..) => 0,
             (_, Some(parent), Some(item)) if item > 0 && fits(&parent, &item) => {
                 let line = place.line;
-                maker.entry(LineEntry { parent, item, line })
+                builder.entry(LineEntry { parent, item, line })
             }
             _ => NONE,
         };

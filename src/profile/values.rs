@@ -123,7 +123,7 @@ pub enum Amounts {
         /// amounts.
         nodes: Vec<u64>,
         /// Amount of each sample in [`Profile::timeline`], by its index.
-        ticks: Vec<u64>,
+        samples: Vec<u64>,
     },
 }
 
@@ -226,25 +226,26 @@ impl Profile {
     }
 
     /// Amount of a value that belongs to a sample of the timeline, by its index there.
-    pub fn tick_amount(&self, value: usize, tick: usize) -> u64 {
+    pub fn sample_amount(&self, value: usize, sample: usize) -> u64 {
         match self.value_types().get(value).map(|value| &value.amounts) {
             None => 0,
-            Some(Amounts::PerCount(per)) => self.tick_count(value, tick).saturating_mul(*per),
-            Some(Amounts::Each { ticks, .. }) => ticks.get(tick).copied().unwrap_or(0),
+            Some(Amounts::PerCount(per)) => self.sample_count(value, sample).saturating_mul(*per),
+            Some(Amounts::Each { samples, .. }) => samples.get(sample).copied().unwrap_or(0),
         }
     }
 
     /// What a sample adds to the counts: 1, unless the count is another value.
-    fn tick_count(&self, value: usize, tick: usize) -> u64 {
+    fn sample_count(&self, value: usize, sample: usize) -> u64 {
         match self.value_types()[0].amounts {
-            Amounts::Each { .. } if value > 0 => self.tick_amount(0, tick),
+            Amounts::Each { .. } if value > 0 => self.sample_amount(0, sample),
             _ => 1,
         }
     }
 
     /// Whether the timeline holds every sample of the profile.
     pub fn is_timed(&self) -> bool {
-        let counted = (0..self.timeline.len()).fold(0u64, |sum, tick| sum.saturating_add(self.tick_amount(0, tick)));
+        let counted =
+            (0..self.timeline.len()).fold(0u64, |sum, sample| sum.saturating_add(self.sample_amount(0, sample)));
         self.nodes.first().map_or(0, |root| root.count) == counted
     }
 }

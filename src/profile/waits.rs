@@ -112,19 +112,19 @@ impl Waits {
     }
 
     /// The waker of a sample.
-    pub fn waker(&self, tick: usize) -> Option<&Waker> {
-        let number = *self.wakers.get(tick)? as usize;
+    pub fn waker(&self, at: usize) -> Option<&Waker> {
+        let number = *self.wakers.get(at)? as usize;
         self.known.get(number.checked_sub(1)?)
     }
 
     /// The parts of a sample's wait by the thread that it waited for, `None` where that is not known; `amount`: the time that the
     /// sample represents, which they add up to.
-    pub fn divided(&self, tick: usize, amount: u64) -> Vec<(Option<&Waker>, u64)> {
-        let from = self.shares.partition_point(|(row, ..)| (*row as usize) < tick);
-        let rows = self.shares[from..].iter().take_while(|(row, ..)| *row as usize == tick);
+    pub fn divided(&self, at: usize, amount: u64) -> Vec<(Option<&Waker>, u64)> {
+        let from = self.shares.partition_point(|(row, ..)| (*row as usize) < at);
+        let rows = self.shares[from..].iter().take_while(|(row, ..)| *row as usize == at);
         // They are times by the clock: the waiter may have been without a CPU for a part of them, and not have waited. The first
         // ones may be missing.
-        let length = self.lengths.get(tick).copied().unwrap_or(0);
+        let length = self.lengths.get(at).copied().unwrap_or(0);
         let sum: u64 = rows.clone().map(|(.., time)| time).sum();
         let whole = length.max(sum).max(1) as f64;
         let mut left = amount;
@@ -139,7 +139,7 @@ impl Waits {
             // Lengths are rounded: what is left belongs to the last one, unless it is more than that.
             Some(first) if left < amount / 50 + 2000 => first.1 += left,
             Some(_) => parts.push((None, left)),
-            None => parts.push((self.waker(tick), amount)),
+            None => parts.push((self.waker(at), amount)),
         }
         parts
     }
@@ -210,7 +210,7 @@ pub struct WaitSite {
 }
 
 impl WaitSite {
-    /// As restrictions see it.
+    /// As filters see it.
     pub fn text(&self) -> String {
         format!("{} {} {}", self.kind, self.object, self.site)
     }
@@ -250,12 +250,12 @@ pub fn places(profile: &Profile) -> (Vec<(FrameId, String)>, Vec<u32>) {
     let mut all: Vec<(FrameId, String)> = Vec::new();
     let mut numbers: BTreeMap<(FrameId, String), u32> = BTreeMap::new();
     let mut known: BTreeMap<(NodeId, u32), u32> = BTreeMap::new();
-    let ticks = profile.timeline.iter().enumerate().map(|(tick, sample)| {
+    let of_samples = profile.timeline.iter().enumerate().map(|(at, sample)| {
         let state = states.get(sample.node as usize).copied().unwrap_or(0);
         if state == 0 {
             return 0;
         }
-        let place = profile.tick_places.get(tick).copied().unwrap_or(super::model::NO_PLACE);
+        let place = profile.sample_places.get(at).copied().unwrap_or(super::model::NO_PLACE);
         *known.entry((state, place)).or_insert_with(|| {
             let key = (profile.nodes[state as usize].frame, site(profile, state, place));
             *numbers.entry(key).or_insert_with_key(|key| {
@@ -264,18 +264,18 @@ pub fn places(profile: &Profile) -> (Vec<(FrameId, String)>, Vec<u32>) {
             })
         })
     });
-    let ticks = ticks.collect();
-    (all, ticks)
+    let of_samples = of_samples.collect();
+    (all, of_samples)
 }
 
 /// The places where threads waited, longest total first; `value`: the index of the value that has the samples' time.
 pub fn sites(profile: &Profile, value: usize) -> Vec<WaitSite> {
-    let (places, ticks) = places(profile);
+    let (places, of_samples) = places(profile);
     let mut samples: Vec<Vec<(u64, u64)>> = vec![Vec::new(); places.len()];
-    for (tick, place) in ticks.into_iter().enumerate() {
+    for (at, place) in of_samples.into_iter().enumerate() {
         if let Some(samples) = (place as usize).checked_sub(1).and_then(|at| samples.get_mut(at)) {
-            let length = profile.waits.lengths.get(tick).copied().unwrap_or(0);
-            samples.push((length, profile.tick_amount(value, tick)));
+            let length = profile.waits.lengths.get(at).copied().unwrap_or(0);
+            samples.push((length, profile.sample_amount(value, at)));
         }
     }
     let mut sites: Vec<WaitSite> = places

@@ -119,7 +119,7 @@ pub struct OpenFiles {
 
 impl OpenFiles {
     /// Opens the files that this tree's frames refer to. Nothing is read except the kernel's symbol table.
-    pub fn open(&mut self, host: &dyn System, codes: &CodeTable, tree: &RawTree) {
+    pub fn open(&mut self, system: &dyn System, codes: &CodeTable, tree: &RawTree) {
         let mut kernel = false;
         for (_, raw, _) in tree.nodes() {
             match raw {
@@ -135,7 +135,7 @@ impl OpenFiles {
             }
         }
         if kernel && self.kernel.is_none() {
-            self.kernel = host.kernel_symbols();
+            self.kernel = system.kernel_symbols();
         }
     }
 }
@@ -222,7 +222,7 @@ fn profile(names: &mut NameCache, input: &mut ResolveInput<'_>, start: u64, mut 
     let mut places = Places::default();
     // By raw node: the end of its stack.
     let mut ends: Vec<(NodeId, PlaceId)> = Vec::with_capacity(input.tree.nodes().len());
-    for (i, (parent, raw, own)) in input.tree.nodes().iter().enumerate() {
+    for (i, (parent, raw, self_count)) in input.tree.nodes().iter().enumerate() {
         let Some(raw) = raw else {
             ends.push((0, 0));
             nodes[0].count = inclusive[i];
@@ -271,9 +271,9 @@ fn profile(names: &mut NameCache, input: &mut ResolveInput<'_>, start: u64, mut 
         }
         if let Some((_, line)) = named[raw].last()
             && *line > 0
-            && *own > 0
+            && *self_count > 0
         {
-            *nodes[at as usize].self_lines.entry(*line).or_default() += own;
+            *nodes[at as usize].self_lines.entry(*line).or_default() += self_count;
         }
         ends.push((at, place));
     }
@@ -286,8 +286,8 @@ fn profile(names: &mut NameCache, input: &mut ResolveInput<'_>, start: u64, mut 
         false => Value::of_sampling(&meta.event, meta.rate),
         true => time_values(input, &nodes, &ends),
     };
-    let ticks = input.timeline.iter();
-    let timeline = ticks
+    let samples = input.timeline.iter();
+    let timeline = samples
         .map(|t| TimelineSample {
             time: t.time.saturating_sub(start),
             pid: t.pid,
@@ -301,9 +301,9 @@ fn profile(names: &mut NameCache, input: &mut ResolveInput<'_>, start: u64, mut 
         .map(|(raw, wakers)| states::waits(raw, wakers, input.tree, named, frames))
         .unwrap_or_default();
     meta.lags = states::lags(input.lags, input.tree, named, frames, start);
-    let of_ticks = input.timeline.iter().map(|t| t.labels).collect();
-    let labels = Labels::new(input.label_sets, of_ticks);
-    let tick_places = input.timeline.iter().map(|t| ends[t.node as usize].1).collect();
+    let of_samples = input.timeline.iter().map(|t| t.labels).collect();
+    let labels = Labels::new(input.label_sets, of_samples);
+    let sample_places = input.timeline.iter().map(|t| ends[t.node as usize].1).collect();
     Profile {
         meta,
         frames: Vec::new(),
@@ -312,7 +312,7 @@ fn profile(names: &mut NameCache, input: &mut ResolveInput<'_>, start: u64, mut 
         excerpts: Vec::new(),
         assembly: Vec::new(),
         places: places.all,
-        tick_places,
+        sample_places,
         values,
         waits,
         labels,

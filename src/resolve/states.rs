@@ -24,19 +24,19 @@ pub fn time_values(input: &ResolveInput<'_>, nodes: &[Node], ends: &[(NodeId, Pl
         off_cpu.push(above || matches!(frame, Some(RawFrame::State(_) | RawFrame::Awaiting(_))));
     }
     let is_off_cpu = |t: &RawTimelineSample| off_cpu[t.node as usize];
-    let of_ticks = |kind: ValueType, ticks: Vec<u64>| {
+    let of_samples = |kind: ValueType, samples: Vec<u64>| {
         let mut sums = vec![0u64; nodes.len()];
-        for (t, amount) in input.timeline.iter().zip(&ticks) {
+        for (t, amount) in input.timeline.iter().zip(&samples) {
             sums[ends[t.node as usize].0 as usize] += amount;
         }
         for at in (1..nodes.len()).rev() {
             sums[nodes[at].parent as usize] += sums[at];
         }
-        let amounts = Amounts::Each { nodes: sums, ticks };
+        let amounts = Amounts::Each { nodes: sums, samples };
         Value { kind, amounts }
     };
     let of = |kind: ValueType, amount: &dyn Fn(&RawTimelineSample) -> u64| {
-        of_ticks(kind, input.timeline.iter().map(amount).collect())
+        of_samples(kind, input.timeline.iter().map(amount).collect())
     };
     let counts = input.timeline.iter().map(|t| t.count.into()).collect();
     let mut values = vec![
@@ -44,7 +44,7 @@ pub fn time_values(input: &ResolveInput<'_>, nodes: &[Node], ends: &[(NodeId, Pl
             kind: ValueType::SAMPLES,
             amounts: Amounts::Each {
                 nodes: Vec::new(),
-                ticks: counts,
+                samples: counts,
             },
         },
         of(ValueType::WALL, &|t| t.time_spent),
@@ -54,13 +54,13 @@ pub fn time_values(input: &ResolveInput<'_>, nodes: &[Node], ends: &[(NodeId, Pl
     if let Some((waits, _)) = input.waits
         && !waits.awaits.is_empty()
     {
-        let mut ticks = vec![0; input.timeline.len()];
+        let mut samples = vec![0; input.timeline.len()];
         for (row, time) in &waits.awaits {
-            if let Some(tick) = ticks.get_mut(*row as usize) {
-                *tick = *time;
+            if let Some(sample) = samples.get_mut(*row as usize) {
+                *sample = *time;
             }
         }
-        values.push(of_ticks(ValueType::AWAIT, ticks));
+        values.push(of_samples(ValueType::AWAIT, samples));
     }
     values
 }
@@ -106,7 +106,7 @@ fn named_stack(
     stack
 }
 
-/// What kept event loops for long, in the order of time; `start` of the profile on the samples' clock.
+/// What kept event loops for long, in chronological order; `start` of the profile on the samples' clock.
 pub fn lags(
     raw: &[RawLag],
     tree: &RawTree,

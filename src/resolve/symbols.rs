@@ -64,11 +64,11 @@ pub(super) fn samples(tree: &RawTree, inclusive: &[u64]) -> FxHashMap<Owner, u64
 /// Samples that ended at each instruction (svma) of each file. JIT code is in no file that could be disassembled later.
 pub(super) fn instructions(tree: &RawTree) -> FxHashMap<Owner, BTreeMap<u64, u64>> {
     let mut out: FxHashMap<Owner, BTreeMap<u64, u64>> = FxHashMap::default();
-    for (_, raw, own) in tree.nodes() {
+    for (_, raw, self_count) in tree.nodes() {
         if let Some(RawFrame::Native { module, svma }) = raw
-            && *own > 0
+            && *self_count > 0
         {
-            *out.entry(Owner::File(*module)).or_default().entry(*svma).or_default() += own;
+            *out.entry(Owner::File(*module)).or_default().entry(*svma).or_default() += self_count;
         }
     }
     out

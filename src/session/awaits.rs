@@ -386,8 +386,8 @@ impl Session {
         (pid, interpreter): (Pid, &Interpreter),
         event_loop: u64,
     ) -> Option<Tid> {
-        let pointer = reader.loop_thread(memory, event_loop)?;
-        let inside = thread_states::thread_id(memory, interpreter, pointer)?;
+        let thread_pointer = reader.loop_thread(memory, event_loop)?;
+        let inside = thread_states::thread_id(memory, interpreter, thread_pointer)?;
         let mut threads = self.system.threads(pid).into_iter();
         threads.find(|tid| procfs::namespace_tid(pid, *tid) == Some(inside))
     }

@@ -77,23 +77,23 @@ impl SleepingSamples {
 }
 
 impl Session {
-    /// Counts the intervals that are still open now that `source` has stopped.
+    /// Counts the intervals that are still open now that `backend` has stopped.
     ///
     /// # Errors
     /// As [`Session::event`].
-    pub fn add_open_intervals(&mut self, source: &mut dyn Backend) -> Result<()> {
-        self.add_intervals(source.open_intervals(), |i, _| i.asleep)?;
+    pub fn add_open_intervals(&mut self, backend: &mut dyn Backend) -> Result<()> {
+        self.add_intervals(backend.open_intervals(), |i, _| i.asleep)?;
         self.finish_awaits();
         self.end_lags();
         Ok(())
     }
 
-    /// Counts the threads that sleep, where `source` does not read their stacks.
+    /// Counts the threads that sleep, where `backend` does not read their stacks.
     ///
     /// # Errors
     /// As [`Session::event`].
-    pub fn add_sleeping(&mut self, source: &mut dyn Backend) -> Result<()> {
-        match source.sleeping() {
+    pub fn add_sleeping(&mut self, backend: &mut dyn Backend) -> Result<()> {
+        match backend.sleeping() {
             intervals if intervals.is_empty() => Ok(()),
             // Threads are in the state in which they were read: one that slept a little earlier and runs now does not count,
             // one that slept a little later does.
@@ -180,13 +180,13 @@ impl Session {
             pid,
             parent: None,
         };
-        let pointers =
+        let thread_pointers =
             interpreter.map(|p| thread_states::thread_pointers(&memory, &p, &thread_states::states(&memory, &p)));
         let context = Rc::new(ProcessContext {
             time: now,
             layout,
             writable: maps.iter().filter(|m| m.writable).map(|m| (m.start, m.end)).collect(),
-            thread_pointers: pointers.unwrap_or_default(),
+            thread_pointers: thread_pointers.unwrap_or_default(),
         });
         if self.sleeping.processes.len() >= MAX_KEPT {
             self.sleeping.processes.clear();
@@ -202,12 +202,12 @@ impl Session {
         tids: Vec<Tid>,
     ) -> Result<BTreeMap<Tid, std::result::Result<Sample, SnapshotError>>> {
         let context = self.process_context(pid)?;
-        let pointers = &context.thread_pointers;
+        let thread_pointers = &context.thread_pointers;
         let targets: Vec<SnapshotTarget> = tids
             .into_iter()
             .map(|tid| SnapshotTarget {
                 tid,
-                thread_pointer: procfs::namespace_tid(pid, tid).and_then(|own| pointers.get(&own).copied()),
+                thread_pointer: procfs::namespace_tid(pid, tid).and_then(|own| thread_pointers.get(&own).copied()),
                 stop_sleeping: false,
             })
             .collect();

@@ -45,11 +45,11 @@ pub(super) struct OtherAwaits {
     /// When schedulers of trio were searched for, ns.
     trio_searched: u64,
     /// By the task's address.
-    nodes: FxHashMap<u64, Known>,
+    nodes: FxHashMap<u64, KnownTask>,
 }
 
 /// A suspended task, and how it is shown. `None`: it awaits nothing itself.
-struct Known {
+struct KnownTask {
     suspended: Suspended,
     tid: Tid,
     shown: Option<TaskNode>,
@@ -135,7 +135,7 @@ impl Session {
                 reading.add(tid, shown);
             }
             let address = suspended.address();
-            other.nodes.insert(address, Known { suspended, tid, shown });
+            other.nodes.insert(address, KnownTask { suspended, tid, shown });
         }
     }
 

@@ -36,7 +36,7 @@ impl EventPump {
     /// Those of the backend, and of the session on an event.
     pub fn pump(
         &mut self,
-        source: &mut dyn Backend,
+        backend: &mut dyn Backend,
         session: &mut Session,
         observe: &mut dyn FnMut(&Event),
         wait: Duration,
@@ -49,7 +49,7 @@ impl EventPump {
         let in_time = || until.is_none_or(|until| Instant::now() < until);
         if self.waiting.len() == 0 {
             let mut events = Vec::new();
-            self.more = source.poll(wait, &mut events)?;
+            self.more = backend.poll(wait, &mut events)?;
             session.open_files(&events);
             for event in events.iter().take_while(|_| in_time()) {
                 session.capture_code_objects(slice::from_ref(event));
@@ -58,15 +58,15 @@ impl EventPump {
         }
         for event in self.waiting.by_ref() {
             observe(&event);
-            session.event(event, &mut |pid, layout| update_backend(source, pid, layout))?;
+            session.event(event, &mut |pid, layout| update_backend(backend, pid, layout))?;
             if !in_time() {
                 break;
             }
         }
         for pid in session.read_spans(sys::clock::now()) {
-            session.notify_backend(pid, &mut |pid, layout| update_backend(source, pid, layout))?;
+            session.notify_backend(pid, &mut |pid, layout| update_backend(backend, pid, layout))?;
         }
-        session.add_sleeping(source)?;
+        session.add_sleeping(backend)?;
         session.read_awaits();
         session.read_lags();
         Ok(self.is_waiting())
@@ -76,12 +76,12 @@ impl EventPump {
     ///
     /// # Errors
     /// Those of the backend.
-    pub fn discard(mut self, source: &mut dyn Backend) -> Result<u64> {
+    pub fn discard(mut self, backend: &mut dyn Backend) -> Result<u64> {
         let samples =
             |events: &mut dyn Iterator<Item = Event>| events.filter(|e| matches!(e, Event::Sample(_))).count();
         let (mut events, mut left, mut more) = (Vec::new(), samples(&mut self.waiting), true);
         while more {
-            more = source.poll(Duration::ZERO, &mut events)?;
+            more = backend.poll(Duration::ZERO, &mut events)?;
             left += samples(&mut events.drain(..));
         }
         Ok(left as u64)
@@ -92,11 +92,11 @@ impl EventPump {
 ///
 /// # Errors
 /// Those of [`Backend::update_process`].
-pub fn update_backend(source: &mut dyn Backend, pid: Pid, layout: Option<&TargetLayout>) -> Result<()> {
+pub fn update_backend(backend: &mut dyn Backend, pid: Pid, layout: Option<&TargetLayout>) -> Result<()> {
     match layout {
-        Some(layout) => source.update_process(pid, layout),
+        Some(layout) => backend.update_process(pid, layout),
         None => {
-            source.remove_process(pid);
+            backend.remove_process(pid);
             Ok(())
         }
     }

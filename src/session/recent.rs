@@ -80,14 +80,14 @@ impl Session {
 /// The stacks of these samples only.
 fn subtree<'a>(
     tree: &RawTree,
-    ticks: impl Iterator<Item = &'a RawTimelineSample>,
+    samples: impl Iterator<Item = &'a RawTimelineSample>,
 ) -> (RawTree, Vec<RawTimelineSample>) {
     let (mut out, mut path) = (RawTree::default(), Vec::new());
-    let timeline = ticks.map(|tick| {
-        stack(tree, tick.node, &mut path);
+    let timeline = samples.map(|sample| {
+        stack(tree, sample.node, &mut path);
         RawTimelineSample {
-            node: out.add(&path, tick.count).0,
-            ..*tick
+            node: out.add(&path, sample.count).0,
+            ..*sample
         }
     });
     let timeline = timeline.collect();
@@ -127,7 +127,7 @@ mod tests {
         let k = RawFrame::Kernel;
         let mut tree = RawTree::default();
         let nodes = [&[k(1), k(2)][..], &[k(1), k(3)], &[k(1), k(2)], &[]].map(|stack| tree.add(stack, 1).0);
-        let tick = |i: usize| RawTimelineSample {
+        let sample = |i: usize| RawTimelineSample {
             time: i as u64,
             pid: 1,
             tid: 1,
@@ -136,8 +136,8 @@ mod tests {
             time_spent: 0,
             labels: 0,
         };
-        let ticks: Vec<RawTimelineSample> = (0..4).map(tick).collect();
-        let (some, timeline) = subtree(&tree, ticks[2..].iter());
+        let samples: Vec<RawTimelineSample> = (0..4).map(sample).collect();
+        let (some, timeline) = subtree(&tree, samples[2..].iter());
         assert_eq!(some.nodes().len(), 3);
         let mut path = Vec::new();
         stack(&some, timeline[0].node, &mut path);

@@ -90,11 +90,11 @@ impl Spans {
         if let Some(id) = self.of_records.get(&key) {
             return *id;
         }
-        let size = records.own.len() + records.context.len();
+        let size = records.package.len() + records.context.len();
         if self.of_records.len() >= MAX_SETS || self.bytes + size > MAX_BYTES {
             return self.other_set();
         }
-        let mut labels = spans::labels(&records.own);
+        let mut labels = spans::labels(&records.package);
         let mut has_all = true;
         if !records.context.is_empty() {
             let known = self.processes.entry(pid).or_default();
@@ -234,7 +234,7 @@ mod tests {
         let mut known = Spans::default();
         let mut id = |value: &str| {
             let mut records = SpanRecords::default();
-            spans::write_label(spans::NAME, value, &mut records.own);
+            spans::write_label(spans::NAME, value, &mut records.package);
             known.label_set(7, &records, 0, &|| None)
         };
         assert_eq!((id("a"), id("a")), (1, 1));
@@ -255,7 +255,7 @@ mod tests {
         (context[24], context[26]) = (1, 3);
         context.extend([attribute, 1, b'v']);
         SpanRecords {
-            own: Vec::new(),
+            package: Vec::new(),
             context,
         }
     }

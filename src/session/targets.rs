@@ -390,7 +390,7 @@ impl Session {
         self.find_gil_locks(pid, sys::clock::now());
         let Some(m) = self.targets.get(&pid) else { return Ok(()) };
         let python = m.python.as_ref().and_then(|p| p.interpreter);
-        let nested = python.map_or(Vec::new(), |p| {
+        let states_by_thread = python.map_or(Vec::new(), |p| {
             cpython::thread_states::states_by_thread(&ProcessMemory(&*self.system, pid), &p)
         });
         let locks = self.gil_locks.of(pid);
@@ -400,7 +400,7 @@ impl Session {
                 stack_end: m.process.stack_end,
                 python,
                 locks,
-                nested,
+                states_by_thread,
                 running_tasks: self.running_tasks(pid),
                 spans: self.span_location(pid),
                 thread_context: self.thread_context(pid),

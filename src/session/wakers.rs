@@ -256,9 +256,9 @@ impl Session {
             parent: None,
         };
         let states = thread_states::states(&memory, &python);
-        let pointer = states.iter().find(|s| s.state == state)?.thread;
-        let pointers = thread_states::thread_pointers(&memory, &python, &states);
-        let inside = *pointers.iter().find(|(_, known)| **known == pointer)?.0;
+        let thread_pointer = states.iter().find(|s| s.state == state)?.thread;
+        let thread_pointers = thread_states::thread_pointers(&memory, &python, &states);
+        let inside = *thread_pointers.iter().find(|(_, known)| **known == thread_pointer)?.0;
         let mut threads = self.system.threads(pid).into_iter();
         threads.find(|tid| procfs::namespace_tid(pid, *tid) == Some(inside))
     }

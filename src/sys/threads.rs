@@ -40,18 +40,18 @@ fn tid_offset() -> Option<usize> {
     })
 }
 
-/// The kernel's ID of the thread with this pointer (`pthread_t`); `None` if there is no such thread. Any number may be
+/// The kernel's ID of the thread with this thread pointer (`pthread_t`); `None` if there is no such thread. Any number may be
 /// passed: memory that does not look like a descriptor is not used.
-pub fn tid_of(pointer: u64) -> Option<Tid> {
-    if pointer == thread_pointer() {
+pub fn tid_of(pthread: u64) -> Option<Tid> {
+    if pthread == thread_pointer() {
         return Some(sys::process::current_tid() as Tid);
     }
     let (pid, offset) = (std::process::id(), tid_offset()?);
     let mut word = [0; 8];
-    let is_descriptor = sys::memory::read_memory(pid, pointer, &mut word) == 8
-        && (!DESCRIPTOR_BEGINS_WITH_ADDRESS || u64::from_le_bytes(word) == pointer);
+    let is_descriptor = sys::memory::read_memory(pid, pthread, &mut word) == 8
+        && (!DESCRIPTOR_BEGINS_WITH_ADDRESS || u64::from_le_bytes(word) == pthread);
     let mut tid = [0; 4];
-    let read = is_descriptor && sys::memory::read_memory(pid, pointer.checked_add(offset as u64)?, &mut tid) == 4;
+    let read = is_descriptor && sys::memory::read_memory(pid, pthread.checked_add(offset as u64)?, &mut tid) == 4;
     // The kernel clears it when the thread exits.
     let tid = u32::from_le_bytes(tid);
     (read && tid != 0 && thread_exists(pid, tid)).then_some(tid)
@@ -70,15 +70,15 @@ pub fn thread_pointer_on_stack(tid: Tid, end: u64) -> Option<u64> {
             .map(|w| u64::from_le_bytes(w.try_into().expect("eight bytes")))
     };
     (0..n).step_by(16).rev().find_map(|i| {
-        let pointer = start + i as u64;
+        let pthread = start + i as u64;
         // Elsewhere the list that all descriptors are in is just before the thread's number (glibc, nptl/descr.h).
         let is_pointer = |word: usize| at(word).is_some_and(|p| p > 1 << 16 && p % 8 == 0);
         let is = match DESCRIPTOR_BEGINS_WITH_ADDRESS {
-            true => at(i) == Some(pointer),
+            true => at(i) == Some(pthread),
             false => offset >= 16 && is_pointer(i + offset - 16) && is_pointer(i + offset - 8),
         };
         let is = is && at(i + offset)? as u32 == tid;
-        is.then_some(pointer)
+        is.then_some(pthread)
     })
 }
 
@@ -304,13 +304,13 @@ mod tests {
                 .expect("a receiver");
             let _ = wait.recv();
         });
-        let (pointer, tid) = receiver.recv().expect("the thread sends");
-        assert_eq!(tid_of(pointer), Some(tid));
+        let (pthread, tid) = receiver.recv().expect("the thread sends");
+        assert_eq!(tid_of(pthread), Some(tid));
         assert_eq!(tid_of(thread_pointer()), Some(sys::process::current_tid() as Tid));
         assert!(cpu_time(tid).is_some());
         drop(go);
         other.join().expect("it ends");
-        for wrong in [pointer, 0, 1, 8, u64::MAX, u64::MAX - 7, &raw const tid as u64] {
+        for wrong in [pthread, 0, 1, 8, u64::MAX, u64::MAX - 7, &raw const tid as u64] {
             assert_eq!(tid_of(wrong), None, "{wrong:x}");
         }
         assert_eq!(cpu_time(tid), None);

@@ -144,7 +144,7 @@ impl<'a> TapeReader<'a> {
     }
 
     fn tape(mut self) -> Option<Tape> {
-        let head = self.head()?;
+        let header = self.header()?;
         let mut before: FxHashMap<(Pid, Tid), usize> = FxHashMap::default();
         let mut events: Vec<Event> = Vec::new();
         for _ in 0..self.u32()? {
@@ -154,19 +154,19 @@ impl<'a> TapeReader<'a> {
             }
             events.push(event);
         }
-        let answers = self.answers()?;
+        let responses = self.responses()?;
         let kernel = self.option()?.map(|b| String::from_utf8_lossy(b).into_owned());
         let files = self.list(12, TapeReader::file)?;
         self.rest.is_empty().then_some(Tape {
-            head,
+            header,
             events,
-            answers,
+            responses,
             kernel,
             files,
         })
     }
 
-    fn head(&mut self) -> Option<TapeHeader> {
+    fn header(&mut self) -> Option<TapeHeader> {
         Some(TapeHeader {
             pid: self.u32()?,
             attached: self.flag()?,
@@ -174,7 +174,7 @@ impl<'a> TapeReader<'a> {
             began: self.u64()?,
             start: f64::from_bits(self.u64()?),
             duration: f64::from_bits(self.u64()?),
-            clock: self.text()?,
+            event: self.text()?,
             backend: self.text()?,
             command: self.text()?,
         })
@@ -307,7 +307,7 @@ impl<'a> TapeReader<'a> {
         Some(StackBytes { base, bytes, holes })
     }
 
-    fn answers(&mut self) -> Option<SystemResponses> {
+    fn responses(&mut self) -> Option<SystemResponses> {
         Some(SystemResponses {
             maps: self.list(9, |r| Some((r.u32()?, r.option()?.map(<[u8]>::to_vec))))?,
             stack_ends: self.list(12, |r| Some((r.u32()?, r.u64()?)))?,

@@ -17,9 +17,9 @@ pub(super) const MAGIC: &[u8] = b"nativeprof tape\n";
 /// Shorter runs that equal the previous stack are stored again: a reference would take as much.
 const MIN_REPEAT: usize = 16;
 /// Bytes of an event without its lists, at most: of a sample, with the lengths of what repeats the previous stack.
-const EVENT_HEAD: usize = 8 * GPRS + 128;
+const EVENT_HEADER_SIZE: usize = 8 * GPRS + 128;
 /// Bytes of a file or a piece of one, besides its content.
-const FILE_HEAD: u64 = 12;
+const FILE_HEADER_SIZE: u64 = 12;
 
 /// Do these unpacked bytes begin like a tape?
 pub fn is_tape(raw: &[u8]) -> bool {
@@ -39,19 +39,19 @@ pub(super) fn unpacked(tape: &Tape) -> Vec<u8> {
     let mut w = TapeWriter(Vec::new());
     w.0.extend(MAGIC);
     w.u32(VERSION | u32::from(TAPE_CPU) << 16);
-    w.head(&tape.head);
+    w.header(&tape.header);
     let mut before: FxHashMap<(Pid, Tid), &StackBytes> = FxHashMap::default();
     w.count(tape.events.len());
     for event in &tape.events {
         w.event(event, &mut before);
     }
-    w.answers(&tape.answers);
+    w.responses(&tape.responses);
     w.option(tape.kernel.as_deref().map(str::as_bytes));
     w.count(tape.files.len());
     let missing = Sparse::default();
     for (file, left) in tape.files.iter().zip((1..=tape.files.len() as u64).rev()) {
         // Stacks are worse without a file; a tape that is too long to be read is lost as a whole.
-        let room = MAX_BYTES.saturating_sub(w.0.len() as u64 + FILE_HEAD * left);
+        let room = MAX_BYTES.saturating_sub(w.0.len() as u64 + FILE_HEADER_SIZE * left);
         let file: &Sparse = match file {
             Content::Bytes(b) if size_of_pieces(b) <= room => b,
             _ => &missing,
@@ -68,7 +68,7 @@ pub(super) fn unpacked(tape: &Tape) -> Vec<u8> {
 
 fn size_of_pieces(file: &Sparse) -> u64 {
     let pieces = file.pieces().iter();
-    pieces.map(|(_, bytes)| FILE_HEAD + bytes.len() as u64).sum()
+    pieces.map(|(_, bytes)| FILE_HEADER_SIZE + bytes.len() as u64).sum()
 }
 
 /// Bytes of an event on a tape, at most: with its whole stack, as the reader counts them.
@@ -85,7 +85,7 @@ pub(super) fn max_size(event: &Event) -> u64 {
         Event::Fork { .. } | Event::Thread { .. } | Event::Exit { .. } | Event::Lost(_) => 0,
         Event::RunningTask { .. } => 0,
     };
-    (EVENT_HEAD + lists) as u64
+    (EVENT_HEADER_SIZE + lists) as u64
 }
 
 struct TapeWriter(Vec<u8>);
@@ -122,14 +122,14 @@ impl TapeWriter {
         words.iter().for_each(|w| self.u64(*w));
     }
 
-    fn head(&mut self, h: &TapeHeader) {
+    fn header(&mut self, h: &TapeHeader) {
         self.u32(h.pid);
         self.u8(h.attached.into());
         self.u64(h.rate);
         self.u64(h.began);
         self.u64(h.start.to_bits());
         self.u64(h.duration.to_bits());
-        for text in [&h.clock, &h.backend, &h.command] {
+        for text in [&h.event, &h.backend, &h.command] {
             self.bytes(text.as_bytes());
         }
     }
@@ -245,7 +245,7 @@ impl TapeWriter {
         }
     }
 
-    fn answers(&mut self, a: &SystemResponses) {
+    fn responses(&mut self, a: &SystemResponses) {
         self.count(a.maps.len());
         for (pid, text) in &a.maps {
             self.u32(*pid);

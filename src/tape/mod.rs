@@ -1,4 +1,4 @@
-//! Tapes: a recorded stream of events, and the answers of the machine during the recording, which replay without
+//! Tapes: a recorded stream of events, and the responses of the machine during the recording, which replay without
 //! privileges on any machine with the same CPU. The main test suite consists of them, and a user attaches one to a bug report.
 //!
 //! # The file
@@ -11,9 +11,9 @@
 //! |---|---|
 //! | magic | `nativeprof tape\n` |
 //! | version | `u32`: [`VERSION`]; in the upper half the CPU, 0 for x86-64, 183 for aarch64 |
-//! | head | how it was recorded: [`TapeHeader`] |
+//! | header | how it was recorded: [`TapeHeader`] |
 //! | events | list of [`Event`]s in order, with complete samples: registers, stack with its holes, Python frames, anchors, kernel addresses; and the code objects that were copied with them. A stack is stored as its difference from the thread's previous one |
-//! | answers | results of the [`System`], in the order of the calls: memory maps (executable lines), stack ends, threads, names, files opened, memory read (address and bytes) |
+//! | responses | results of the [`System`], in the order of the calls: memory maps (executable lines), stack ends, threads, names, files opened, memory read (address and bytes) |
 //! | kernel | the lines of `/proc/kallsyms` that name the kernel addresses above |
 //! | files | list of ELF files, each a length and the pieces of it that are not zero |
 //!
@@ -59,7 +59,7 @@ pub struct TapeHeader {
     /// The process was already running (`attach`); else it was started and its mappings came as events.
     pub attached: bool,
     pub rate: u64,
-    pub clock: String,
+    pub event: String,
     pub backend: String,
     /// CLOCK_MONOTONIC at the start, ns.
     pub began: u64,
@@ -72,7 +72,7 @@ pub struct TapeHeader {
 /// Process, address and path of a mapping.
 pub type Mapped = (Pid, u64, Vec<u8>);
 
-/// The machine's answers, in the order of the calls.
+/// The machine's responses, in the order of the calls.
 #[derive(Clone, Debug, Default)]
 pub struct SystemResponses {
     pub maps: Vec<(Pid, Option<Vec<u8>>)>,
@@ -88,9 +88,9 @@ pub struct SystemResponses {
 /// A tape in memory.
 #[derive(Clone, Debug, Default)]
 pub struct Tape {
-    pub head: TapeHeader,
+    pub header: TapeHeader,
     pub events: Vec<Event>,
-    pub answers: SystemResponses,
+    pub responses: SystemResponses,
     pub kernel: Option<String>,
     pub files: Vec<Content>,
 }
@@ -120,7 +120,7 @@ impl Backend for TapeBackend {
     }
 
     fn event(&self) -> &str {
-        &self.tape.head.clock
+        &self.tape.header.event
     }
 
     fn attach(&mut self, _: Pid) -> Result<()> {
@@ -166,7 +166,7 @@ impl Backend for TapeBackend {
     }
 }
 
-/// Answers by call. The same call may have had different answers over time: they come in order, and the last one is
+/// Responses by call. The same call may have had different responses over time: they come in order, and the last one is
 /// repeated.
 struct ResponseQueues<K, V>(FxHashMap<K, (Vec<V>, Cell<usize>)>);
 
@@ -180,14 +180,14 @@ impl<K: Hash + Eq + Clone, V: Clone> ResponseQueues<K, V> {
     }
 
     fn next(&self, question: &K) -> Option<&V> {
-        let (answers, at) = self.0.get(question)?;
+        let (responses, at) = self.0.get(question)?;
         let i = at.get();
-        at.set((i + 1).min(answers.len().saturating_sub(1)));
-        answers.get(i)
+        at.set((i + 1).min(responses.len().saturating_sub(1)));
+        responses.get(i)
     }
 }
 
-/// Answers from a tape instead of the machine.
+/// Responses from a tape instead of the machine.
 pub struct TapeSystem {
     maps: ResponseQueues<Pid, Option<Vec<u8>>>,
     stack_ends: ResponseQueues<Pid, u64>,
@@ -201,7 +201,7 @@ pub struct TapeSystem {
 
 impl TapeSystem {
     pub fn new(tape: &Tape) -> TapeSystem {
-        let a = &tape.answers;
+        let a = &tape.responses;
         TapeSystem {
             maps: ResponseQueues::new(&a.maps),
             stack_ends: ResponseQueues::new(&a.stack_ends),

@@ -15,12 +15,12 @@ use crate::target::system::{FileKey, LiveSystem, System};
 
 /// Bytes of a tape that are left for what comes last: the pruned files and the names of kernel functions.
 const RESERVED: u64 = 64 << 20;
-/// Bytes of an answer besides its text or list, at most.
-const ANSWER_HEAD: usize = 20;
+/// Bytes of an response besides its text or list, at most.
+const RESPONSE_HEADER_SIZE: usize = 20;
 
-/// Records events and answers until it has its samples, or as many as can be read again.
+/// Records events and responses until it has its samples, or as many as can be read again.
 pub struct TapeRecorder {
-    log: RefCell<RecorderState>,
+    state: RefCell<RecorderState>,
 }
 
 #[derive(Default)]
@@ -29,7 +29,7 @@ struct RecorderState {
     files: FxHashMap<FileKey, u32>,
     /// Samples still wanted.
     wanted: u64,
-    /// Bytes that events and answers may still have, with stacks that repeat the previous one: the reader unpacks them.
+    /// Bytes that events and responses may still have, with stacks that repeat the previous one: the reader unpacks them.
     room: u64,
     full: bool,
 }
@@ -48,41 +48,41 @@ impl RecorderState {
 impl TapeRecorder {
     /// Records the first `samples` samples and what goes with them.
     pub fn new(samples: u64) -> Rc<TapeRecorder> {
-        let log = RecorderState {
+        let state = RecorderState {
             wanted: samples,
             room: MAX_BYTES - RESERVED,
             ..RecorderState::default()
         };
-        Rc::new(TapeRecorder { log: log.into() })
+        Rc::new(TapeRecorder { state: state.into() })
     }
 
     /// Records an event; call it before the session handles the event.
     pub fn event(&self, event: &Event) {
-        let mut log = self.log.borrow_mut();
+        let mut state = self.state.borrow_mut();
         if let Event::RunningTask { .. } = event {
             return; // replays show no tasks
         }
         if let Event::Sample(_) = event {
-            log.full |= log.wanted == 0;
-            log.wanted = log.wanted.saturating_sub(1);
+            state.full |= state.wanted == 0;
+            state.wanted = state.wanted.saturating_sub(1);
         }
-        if log.has_room(max_size(event)) {
-            log.tape.events.push(event.clone());
+        if state.has_room(max_size(event)) {
+            state.tape.events.push(event.clone());
         }
     }
 
     /// The recording, with complete files.
-    pub fn finish(&self, head: TapeHeader) -> Tape {
-        let mut tape = std::mem::take(&mut self.log.borrow_mut().tape);
-        tape.head = head;
+    pub fn finish(&self, header: TapeHeader) -> Tape {
+        let mut tape = std::mem::take(&mut self.state.borrow_mut().tape);
+        tape.header = header;
         tape
     }
 
-    /// Records an answer; `size`: bytes of its text or list.
+    /// Records an response; `size`: bytes of its text or list.
     fn record(&self, size: usize, record: impl FnOnce(&mut RecorderState)) {
-        let mut log = self.log.borrow_mut();
-        if log.has_room((ANSWER_HEAD + size) as u64) {
-            record(&mut log);
+        let mut state = self.state.borrow_mut();
+        if state.has_room((RESPONSE_HEADER_SIZE + size) as u64) {
+            record(&mut state);
         }
     }
 }
@@ -92,38 +92,40 @@ pub struct RecordingSystem(pub Rc<TapeRecorder>);
 
 impl System for RecordingSystem {
     fn maps(&self, pid: Pid) -> Result<Vec<u8>> {
-        let answer = LiveSystem.maps(pid);
+        let response = LiveSystem.maps(pid);
         // Only executable memory is needed; the rest would expose more of the user's machine than a tape needs.
-        let code: Option<Vec<u8>> = answer.as_ref().ok().map(|text| {
+        let code: Option<Vec<u8>> = response.as_ref().ok().map(|text| {
             let lines = text.split_inclusive(|c| *c == b'\n');
             let is_code = |l: &&[u8]| l.split(|c| *c == b' ').nth(1).is_some_and(|r| r.get(2) == Some(&b'x'));
             lines.filter(is_code).flatten().copied().collect()
         });
         let size = code.as_ref().map_or(0, Vec::len);
-        self.0.record(size, |log| log.tape.answers.maps.push((pid, code)));
-        answer
+        self.0.record(size, |state| state.tape.responses.maps.push((pid, code)));
+        response
     }
 
     fn stack_end(&self, pid: Pid) -> u64 {
-        let answer = LiveSystem.stack_end(pid);
-        self.0.record(0, |log| log.tape.answers.stack_ends.push((pid, answer)));
-        answer
+        let response = LiveSystem.stack_end(pid);
+        self.0
+            .record(0, |state| state.tape.responses.stack_ends.push((pid, response)));
+        response
     }
 
     fn threads(&self, pid: Pid) -> Vec<Tid> {
-        let answer = LiveSystem.threads(pid);
-        let size = 4 * answer.len();
+        let response = LiveSystem.threads(pid);
+        let size = 4 * response.len();
         self.0
-            .record(size, |log| log.tape.answers.threads.push((pid, answer.clone())));
-        answer
+            .record(size, |state| state.tape.responses.threads.push((pid, response.clone())));
+        response
     }
 
     fn thread_name(&self, pid: Pid, tid: Tid) -> Option<String> {
-        let answer = LiveSystem.thread_name(pid, tid);
-        let size = answer.as_ref().map_or(0, String::len);
-        self.0
-            .record(size, |log| log.tape.answers.names.push(((pid, tid), answer.clone())));
-        answer
+        let response = LiveSystem.thread_name(pid, tid);
+        let size = response.as_ref().map_or(0, String::len);
+        self.0.record(size, |state| {
+            state.tape.responses.names.push(((pid, tid), response.clone()))
+        });
+        response
     }
 
     fn namespace_tid(&self, pid: Pid, tid: Tid) -> Option<Tid> {
@@ -132,24 +134,24 @@ impl System for RecordingSystem {
     }
 
     fn open(&self, pid: Pid, start: u64, end: u64, path: &[u8], root: Option<&Root>) -> Option<(Content, FileKey)> {
-        let answer = LiveSystem.open(pid, start, end, path, root);
-        self.0.record(path.len(), |log| {
-            let file = answer.as_ref().map(|(content, key)| {
-                *log.files.entry(*key).or_insert_with(|| {
-                    log.tape.files.push(content.clone());
-                    log.tape.files.len() as u32 - 1
+        let response = LiveSystem.open(pid, start, end, path, root);
+        self.0.record(path.len(), |state| {
+            let file = response.as_ref().map(|(content, key)| {
+                *state.files.entry(*key).or_insert_with(|| {
+                    state.tape.files.push(content.clone());
+                    state.tape.files.len() as u32 - 1
                 })
             });
-            log.tape.answers.opened.push(((pid, start, path.to_vec()), file));
+            state.tape.responses.opened.push(((pid, start, path.to_vec()), file));
         });
-        answer
+        response
     }
 
     fn read_memory(&self, pid: Pid, avma: u64, buf: &mut [u8]) -> usize {
         let n = LiveSystem.read_memory(pid, avma, buf);
-        self.0.record(n, |log| {
+        self.0.record(n, |state| {
             let got = buf[..n].to_vec();
-            log.tape.answers.reads.push(((pid, avma, buf.len() as u32), got));
+            state.tape.responses.reads.push(((pid, avma, buf.len() as u32), got));
         });
         n
     }
@@ -159,10 +161,10 @@ impl System for RecordingSystem {
     }
 
     fn kernel_symbols(&self) -> Option<String> {
-        let answer = LiveSystem.kernel_symbols();
+        let response = LiveSystem.kernel_symbols();
         // Called once, at the end.
-        self.0.log.borrow_mut().tape.kernel = answer.clone();
-        answer
+        self.0.state.borrow_mut().tape.kernel = response.clone();
+        response
     }
 }
 
@@ -178,7 +180,7 @@ mod tests {
     fn recordings_end_before_they_cannot_be_read() {
         let room = 1 << 20;
         let recorder = TapeRecorder::new(1000);
-        recorder.log.borrow_mut().room = room;
+        recorder.state.borrow_mut().room = room;
         let sample = Sample {
             pid: 1,
             tid: 1,
@@ -192,18 +194,18 @@ mod tests {
         let sample = Event::Sample(Box::new(sample));
         let event = |event: &Event| {
             recorder.event(event);
-            recorder.record(0, |log| log.tape.answers.stack_ends.push((1, 2)));
+            recorder.record(0, |state| state.tape.responses.stack_ends.push((1, 2)));
         };
         for _ in 0..100 {
             event(&sample);
         }
         event(&Event::Lost(1));
         let tape = recorder.finish(TapeHeader::default());
-        assert_eq!((tape.events.len(), tape.answers.stack_ends.len()), (15, 15));
+        assert_eq!((tape.events.len(), tape.responses.stack_ends.len()), (15, 15));
         let raw = unpacked(&tape);
         assert!(raw.len() < 128 << 10, "{} bytes", raw.len());
         let read = parse_within(&raw, room).expect("within the limit of the reader");
-        assert!(read.events == tape.events && read.answers.stack_ends == tape.answers.stack_ends);
+        assert!(read.events == tape.events && read.responses.stack_ends == tape.responses.stack_ends);
         let mut longer = tape;
         longer.events.extend([sample.clone(), sample]);
         assert!(parse_within(&unpacked(&longer), room).is_err());

@@ -87,20 +87,20 @@ impl Process {
     /// # Errors
     /// `NoSuchProcess`, `NotPermitted`.
     pub fn open(
-        host: &dyn System,
+        system: &dyn System,
         pid: Pid,
         modules: &mut Modules,
         new_module: &mut dyn FnMut(ModuleId),
     ) -> Result<Process> {
-        let text = host.maps(pid)?;
+        let text = system.maps(pid)?;
         let mut p = Process {
-            stack_end: host.stack_end(pid),
-            root: modules.root(host, pid),
+            stack_end: system.stack_end(pid),
+            root: modules.root(system, pid),
             ..Process::exited(pid)
         };
         for m in maps::parse(&text) {
             if m.executable {
-                p.map(host, m.start, m.end, m.offset, &m.path, modules, new_module);
+                p.map(system, m.start, m.end, m.offset, &m.path, modules, new_module);
             }
         }
         Ok(p)
@@ -108,11 +108,11 @@ impl Process {
 
     /// Reads `stack_end` again for a stack that could not be unwound beyond a frame near it: if the process was opened
     /// during its `exec`, the kernel had not yet put its arguments there, or not even set it. True if it has changed.
-    pub fn refresh_stack_end(&mut self, host: &dyn System, sp: u64) -> bool {
+    pub fn refresh_stack_end(&mut self, system: &dyn System, sp: u64) -> bool {
         if self.stack_end != 0 && !(1..=ARGUMENTS).contains(&sp.abs_diff(self.stack_end)) {
             return false;
         }
-        let now = host.stack_end(self.pid);
+        let now = system.stack_end(self.pid);
         let other = now != 0 && now != self.stack_end;
         if other {
             self.stack_end = now;
@@ -152,7 +152,7 @@ impl Process {
     #[allow(clippy::too_many_arguments)] // one argument per field of the mmap event
     pub fn map(
         &mut self,
-        host: &dyn System,
+        system: &dyn System,
         start: u64,
         end: u64,
         offset: u64,
@@ -166,7 +166,7 @@ impl Process {
         self.unmap(start, end);
         let mut file = None;
         let opened = (path == b"[vdso]" || is_file_path(path))
-            .then(|| modules.open(host, self.pid, start, end, path, self.root.as_deref()));
+            .then(|| modules.open(system, self.pid, start, end, path, self.root.as_deref()));
         if let Some((id, new)) = opened.filter(|(id, _)| modules.get(*id).is_file) {
             if new {
                 new_module(id);

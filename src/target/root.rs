@@ -18,7 +18,7 @@ use crate::sys::procfs;
 #[derive(Debug)]
 pub struct Root {
     directory: Arc<OwnedFd>,
-    reader: FileIdentity,
+    identity: FileIdentity,
     /// The process's number in its own PID namespace.
     pub inner_pid: Pid,
     /// It is our own: that of the process was not available.
@@ -69,7 +69,7 @@ impl Root {
             inner_pid: procfs::innermost_id(&status).filter(|_| !is_ours).unwrap_or(pid),
             is_ours,
             key: (mounts, meta.dev(), meta.ino()),
-            reader: FileIdentity {
+            identity: FileIdentity {
                 uid: procfs::user_ids(&status, "Uid")[1],
                 gids: procfs::groups(&status),
             },
@@ -100,7 +100,7 @@ impl Root {
             Err(e) => return Err(refused(e.to_string())),
         };
         let meta = file.metadata().map_err(|e| refused(e.to_string()))?;
-        let (owner, user) = (meta.uid(), self.reader.uid);
+        let (owner, user) = (meta.uid(), self.identity.uid);
         if !meta.is_file() {
             return Err(refused("it is not a regular file".into()));
         }
@@ -109,7 +109,7 @@ impl Root {
                 format!("it belongs to user {owner}; it must belong to root or to user {user}, who runs the process");
             return Err(refused(why));
         }
-        if !self.reader.may_read(meta.mode(), owner, meta.gid()) {
+        if !self.identity.may_read(meta.mode(), owner, meta.gid()) {
             return Err(refused(format!("user {user}, who runs the process, cannot read it")));
         }
         Ok(file)
@@ -130,7 +130,7 @@ impl Root {
     fn open_with(&self, path: &str, more: i32) -> Option<File> {
         let file = sys::files::open_in_root(self.directory.as_fd(), path, OPEN | more).ok()?;
         let meta = file.metadata().ok()?;
-        (meta.is_file() && self.reader.may_read(meta.mode(), meta.uid(), meta.gid())).then_some(file)
+        (meta.is_file() && self.identity.may_read(meta.mode(), meta.uid(), meta.gid())).then_some(file)
     }
 }
 
@@ -201,12 +201,12 @@ mod tests {
         assert_eq!(why(&small, "/"), "/ is not used: it is not a regular file");
         if sys::process::effective_uid() == 0 {
             std::os::unix::fs::chown(directory.join("inside"), Some(12345), None).unwrap();
-            small.reader.uid = 12346;
+            small.identity.uid = 12346;
             assert_eq!(
                 why(&small, "/inside"),
                 "/inside is not used: it belongs to user 12345; it must belong to root or to user 12346, who runs the process"
             );
-            small.reader.uid = 12345;
+            small.identity.uid = 12345;
             assert!(small.open_trusted("/inside").is_ok());
         } else {
             eprintln!("SKIPPED: only root can make files of other users");

@@ -265,7 +265,7 @@ fn lags(app: &App, width: u16) -> Table<'static> {
         widths.push(Constraint::Fill(3));
     }
     let row = |row: &TopRow| {
-        let at = match &row.subject {
+        let at = match &row.target {
             RowTarget::Lag(lag) => format!("{:>8.1} s", lag.time as f64 * 1e-9),
             _ => String::new(),
         };

@@ -37,7 +37,7 @@ pub struct TopRow {
     /// File or module, and line.
     pub place: String,
     pub kind: FrameKind,
-    pub subject: RowTarget,
+    pub target: RowTarget,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,7 +75,7 @@ fn row(frame: &Frame, counts: SelfTotal, depth: usize) -> TopRow {
         name: name(frame).into(),
         place: place(frame),
         kind: frame.kind,
-        subject: RowTarget::Function(Box::new(frame.clone())),
+        target: RowTarget::Function(Box::new(frame.clone())),
     }
 }
 
@@ -86,7 +86,7 @@ fn heading(text: &str) -> TopRow {
         name: text.into(),
         place: String::new(),
         kind: FrameKind::Root,
-        subject: RowTarget::None,
+        target: RowTarget::None,
     }
 }
 
@@ -221,8 +221,8 @@ pub fn stacks(profile: &Profile, filter: Option<&Regex>) -> Vec<TopRow> {
 /// Threads that have samples. `gil_holders` are marked.
 pub fn threads(profile: &Profile, filter: Option<&Regex>, by: TopOrder, gil_holders: &[Tid]) -> Vec<TopRow> {
     let mut counts: BTreeMap<Tid, u64> = BTreeMap::new();
-    for tick in &profile.timeline {
-        *counts.entry(tick.tid).or_default() += 1;
+    for sample in &profile.timeline {
+        *counts.entry(sample.tid).or_default() += 1;
     }
     let named = |tid: &Tid| profile.meta.threads.iter().find(|(_, t, _)| t == tid);
     let mut rows: Vec<TopRow> = counts
@@ -240,7 +240,7 @@ pub fn threads(profile: &Profile, filter: Option<&Regex>, by: TopOrder, gil_hold
             }
             .into(),
             kind: FrameKind::Thread,
-            subject: RowTarget::Thread(tid),
+            target: RowTarget::Thread(tid),
             ..heading("")
         })
         .filter(|r| filter.is_none_or(|f| f.is_match(&r.name)))
@@ -260,7 +260,7 @@ pub fn lags(profile: &Profile, filter: Option<&Regex>) -> Vec<TopRow> {
         name: if lag.task.is_empty() { "-" } else { &lag.task }.into(),
         place: lag.function.clone(),
         kind: FrameKind::Task,
-        subject: RowTarget::Lag(Box::new(lag.clone())),
+        target: RowTarget::Lag(Box::new(lag.clone())),
         ..heading("")
     };
     profile

@@ -28,7 +28,7 @@ impl Unwinder {
     /// Tries to find the caller of a frame by other means, after `failed`; pushes the frame if it succeeds.
     pub(super) fn fallback(
         &mut self,
-        walk: &mut UnwindState,
+        state: &mut UnwindState,
         rule: &Rule,
         failed: Truncation,
         mut frame: NativeFrame,
@@ -42,18 +42,18 @@ impl Unwinder {
             return None;
         }
         let step = match frame.location {
-            None => self.anonymous_code(walk),
-            Some((module, svma)) => self.instructions(walk, module, svma),
+            None => self.anonymous_code(state),
+            Some((module, svma)) => self.instructions(state, module, svma),
         };
         let free = |regs: &Regs| !self.crosses_anchor(frame.sp, regs.sp());
         // Tables led from the thread's own registers to a call, and the table there fails: the stack is not the one
         // that the tables describe (it belongs to another one from here on), and anything found further out would be
         // made up.
         let all_tables = out
-            .get(walk.first..)
+            .get(state.first..)
             .is_none_or(|inner| inner.iter().all(|f| f.method.is_exact()));
         let by_table =
-            matches!(rule.kind, RuleKind::Frame | RuleKind::Deref | RuleKind::Full) && !rule.code && !walk.interrupted;
+            matches!(rule.kind, RuleKind::Frame | RuleKind::Deref | RuleKind::Full) && !rule.code && !state.interrupted;
         if by_table && all_tables && step.is_none() {
             return None;
         }
@@ -61,24 +61,24 @@ impl Unwinder {
             .filter(free)
             .map(|regs| (regs, UnwindMethod::InstructionAnalysis))
             .or_else(|| {
-                let regs = self.frame_pointer(walk)?;
+                let regs = self.frame_pointer(state)?;
                 let free = !self.crosses_anchor(frame.sp, regs.sp());
                 free.then_some((regs, UnwindMethod::FramePointer))
             });
         if let Some((regs, method)) = step {
-            walk.regs = regs;
-            walk.interrupted = false;
+            state.regs = regs;
+            state.interrupted = false;
             (frame.cfa, frame.method) = (regs.sp(), method);
             out.push(frame);
-            return Some(FallbackResult::Next(locate(walk.code, walk.lookup())));
+            return Some(FallbackResult::Next(locate(state.code, state.lookup())));
         }
-        self.search(walk, frame, out)
+        self.search(state, frame, out)
     }
 
     /// Is the current frame, at `ip`, at an address that code returns to, but after no call? Then a stack was made by hand,
     /// with that address on top.
-    pub(super) fn is_foreign_stack(&mut self, walk: &UnwindState, ip: u64) -> bool {
-        !walk.interrupted && walk.code.is_code(ip.wrapping_sub(1)) && self.follows_call(walk.code, ip) == Some(false)
+    pub(super) fn is_foreign_stack(&mut self, state: &UnwindState, ip: u64) -> bool {
+        !state.interrupted && state.code.is_code(ip.wrapping_sub(1)) && self.follows_call(state.code, ip) == Some(false)
     }
 
     /// Does an anchor lie in this part of the stack? Then it cannot be a frame of code without tables.
@@ -98,18 +98,18 @@ impl Unwinder {
 
     /// Analysis of the function's instructions, if its table fails (tables do not cover what inline assembler pushes)
     /// or if its start was assumed wrongly.
-    fn instructions(&mut self, walk: &mut UnwindState, module: ModuleId, svma: u64) -> Option<Regs> {
+    fn instructions(&mut self, state: &mut UnwindState, module: ModuleId, svma: u64) -> Option<Regs> {
         for joined in [false, true] {
             let known = self.modules.get_mut(module.0 as usize)?.as_mut()?;
             let code = &mut known.code;
             let id = code.rule(svma, joined, &mut *known.sections, &mut known.tables, &mut self.rules)?;
             let rule = self.rules.get(id);
-            let (sp, mut regs) = (walk.regs.sp(), walk.regs);
-            let step = self.rules.apply(&rule, &mut regs, &mut walk.memory);
-            regs.ip = code_address(walk.code, regs.ip);
-            let leaf = LINK.is_some() && walk.interrupted;
+            let (sp, mut regs) = (state.regs.sp(), state.regs);
+            let step = self.rules.apply(&rule, &mut regs, &mut state.memory);
+            regs.ip = code_address(state.code, regs.ip);
+            let leaf = LINK.is_some() && state.interrupted;
             if matches!(step, UnwindStep::Caller { cfa } if cfa > sp || cfa == sp && leaf)
-                && self.returns_to(walk.code, regs.ip)
+                && self.returns_to(state.code, regs.ip)
             {
                 return Some(regs);
             }
@@ -121,27 +121,27 @@ impl Unwinder {
     /// $8,%rsp; ret`, from 3.14 on `push %rbp; mov %rsp,%rbp; call *%rcx; pop %rbp; ret`: in both the return address is
     /// the second word. A call through a wild pointer left it in the first. On aarch64 they begin and end with `stp x29, x30,
     /// [sp, -16]!` and `ldp x29, x30, [sp], 16`.
-    fn anonymous_code(&mut self, walk: &UnwindState) -> Option<Regs> {
-        let sp = walk.regs.sp();
+    fn anonymous_code(&mut self, state: &UnwindState) -> Option<Regs> {
+        let sp = state.regs.sp();
         if LINK.is_some() {
-            return self.anonymous_code_with_link(walk);
+            return self.anonymous_code_with_link(state);
         }
-        let first = if walk.interrupted { 0 } else { 1 };
-        let last = if walk.interrupted && !walk.code.is_code(walk.regs.ip) {
+        let first = if state.interrupted { 0 } else { 1 };
+        let last = if state.interrupted && !state.code.is_code(state.regs.ip) {
             0
         } else {
             1
         };
         for slot in first..=last {
             let address = sp.checked_add(8 * slot)?;
-            let ra = walk.memory.word(address).ok()?;
-            if !self.returns_to(walk.code, ra) {
+            let ra = state.memory.word(address).ok()?;
+            if !self.returns_to(state.code, ra) {
                 continue;
             }
-            let mut regs = walk.regs;
+            let mut regs = state.regs;
             regs.known &= CALLEE_SAVED | 1 << SP;
             if slot == 1 && regs.get(FP) == Some(sp) {
-                regs.gpr[FP] = walk.memory.word(sp).ok()?;
+                regs.gpr[FP] = state.memory.word(sp).ok()?;
             }
             regs.gpr[SP] = address.checked_add(8)?;
             regs.ip = ra;
@@ -151,38 +151,38 @@ impl Unwinder {
     }
 
     /// The same where calls leave the return address in the link register.
-    fn anonymous_code_with_link(&mut self, walk: &UnwindState) -> Option<Regs> {
-        let mut regs = walk.regs;
+    fn anonymous_code_with_link(&mut self, state: &UnwindState) -> Option<Regs> {
+        let mut regs = state.regs;
         regs.known &= CALLEE_SAVED | 1 << SP;
-        let sp = walk.regs.sp();
-        if let Some(ra) = walk
+        let sp = state.regs.sp();
+        if let Some(ra) = state
             .regs
             .get(RA)
-            .filter(|_| walk.interrupted && !walk.code.is_code(walk.regs.ip))
+            .filter(|_| state.interrupted && !state.code.is_code(state.regs.ip))
         {
-            regs.ip = code_address(walk.code, ra);
-            return self.returns_to(walk.code, regs.ip).then_some(regs);
+            regs.ip = code_address(state.code, ra);
+            return self.returns_to(state.code, regs.ip).then_some(regs);
         }
-        if walk.regs.get(FP) != Some(sp) {
+        if state.regs.get(FP) != Some(sp) {
             return None;
         }
-        regs.gpr[FP] = walk.memory.word(sp).ok()?;
-        regs.ip = code_address(walk.code, walk.memory.word(sp.checked_add(8)?).ok()?);
+        regs.gpr[FP] = state.memory.word(sp).ok()?;
+        regs.ip = code_address(state.code, state.memory.word(sp.checked_add(8)?).ok()?);
         regs.gpr[SP] = sp.checked_add(16)?;
-        self.returns_to(walk.code, regs.ip).then_some(regs)
+        self.returns_to(state.code, regs.ip).then_some(regs)
     }
 
     /// The frame pointer chain: rbp points to the caller's rbp, the return address is above it. On aarch64 x29 does, but the
     /// two words may lie anywhere in the frame, so that only a lower bound of the caller's stack pointer is known.
-    fn frame_pointer(&mut self, walk: &UnwindState) -> Option<Regs> {
-        let fp = walk.regs.get(FP)?;
-        let stack = walk.memory.stack;
-        if fp % 8 != 0 || fp < walk.regs.sp() || fp < stack.base {
+    fn frame_pointer(&mut self, state: &UnwindState) -> Option<Regs> {
+        let fp = state.regs.get(FP)?;
+        let stack = state.memory.stack;
+        if fp % 8 != 0 || fp < state.regs.sp() || fp < stack.base {
             return None;
         }
         let (next, ra) = (stack.word(fp)?, stack.word(fp.checked_add(8)?)?);
-        let ra = code_address(walk.code, ra);
-        if !self.returns_to(walk.code, ra) {
+        let ra = code_address(state.code, ra);
+        if !self.returns_to(state.code, ra) {
             return None;
         }
         let mut regs = Regs::from_ip_sp_fp(ra, fp.checked_add(16)?, next);
@@ -193,36 +193,36 @@ impl Unwinder {
     /// Scans the stack upward for a return address from which the tables lead to the stack's end.
     pub(super) fn search(
         &mut self,
-        walk: &mut UnwindState,
+        state: &mut UnwindState,
         frame: NativeFrame,
         out: &mut Vec<NativeFrame>,
     ) -> Option<FallbackResult> {
-        if walk.searching {
+        if state.searching {
             return None;
         }
-        let from = walk.regs.sp().checked_add(7)? & !7;
-        let before = walk.regs;
+        let from = state.regs.sp().checked_add(7)? & !7;
+        let before = state.regs;
         let mut tries = 0;
         for i in 0..MAX_WORDS {
             let address = from.checked_add(8 * i)?;
-            if address >= walk.memory.stack.end() || tries >= MAX_TRIES || walk.budget == 0 {
+            if address >= state.memory.stack.end() || tries >= MAX_TRIES || state.budget == 0 {
                 break;
             }
             if self.crosses_anchor(before.sp(), address.checked_add(8)?) {
                 break;
             }
-            let Some(ra) = walk.memory.stack.word(address) else {
+            let Some(ra) = state.memory.stack.word(address) else {
                 continue;
             };
-            let ra = code_address(walk.code, ra);
-            if !walk.code.is_code(ra.wrapping_sub(1)) || self.follows_call(walk.code, ra) != Some(true) {
+            let ra = code_address(state.code, ra);
+            if !state.code.is_code(ra.wrapping_sub(1)) || self.follows_call(state.code, ra) != Some(true) {
                 continue;
             }
             tries += 1;
             // The code in between may have preserved the callee-saved registers, or not, or have saved the frame
             // pointer before it used rbp for other things (CPython's compiled traces).
             let unsaved = [before.known & CALLEE_SAVED | 1 << SP, 1 << SP].map(|known| (known, before.gpr[FP]));
-            let saved = self.saved_frame_pointers(walk, &before, address, out);
+            let saved = self.saved_frame_pointers(state, &before, address, out);
             let saved = saved.into_iter().map(|fp| (1 << SP | 1 << FP, fp));
             for (known, fp) in unsaved.into_iter().chain(saved) {
                 let mut regs = Regs {
@@ -231,12 +231,12 @@ impl Unwinder {
                     ..before
                 };
                 (regs.gpr[SP], regs.gpr[FP]) = (address.checked_add(8)?, fp);
-                if self.leads_to_end(walk, regs, frame, out) {
+                if self.leads_to_end(state, regs, frame, out) {
                     return Some(FallbackResult::End);
                 }
             }
         }
-        walk.regs = before;
+        state.regs = before;
         None
     }
 
@@ -244,21 +244,21 @@ impl Unwinder {
     /// frames if so.
     pub(super) fn leads_to_end(
         &mut self,
-        walk: &mut UnwindState,
+        state: &mut UnwindState,
         regs: Regs,
         mut frame: NativeFrame,
         out: &mut Vec<NativeFrame>,
     ) -> bool {
         let depth = out.len();
-        (walk.regs, walk.interrupted, walk.searching) = (regs, false, true);
+        (state.regs, state.interrupted, state.searching) = (regs, false, true);
         (frame.cfa, frame.method) = (regs.sp(), UnwindMethod::StackScan);
         out.push(frame);
-        let ended = self.walk(walk, None, out).is_ok()
+        let ended = self.walk(state, None, out).is_ok()
             && self.covers_anchors(frame.sp, &out[depth..])
-            && ends_reliably(walk, out.last());
-        walk.searching = false;
+            && ends_reliably(state, out.last());
+        state.searching = false;
         if !ended {
-            walk.budget = walk.budget.saturating_sub(out.len() - depth);
+            state.budget = state.budget.saturating_sub(out.len() - depth);
             out.truncate(depth);
         }
         ended
@@ -266,8 +266,8 @@ impl Unwinder {
 
     /// Words below `address`, put there by anonymous code, that may be its caller's frame pointer.
     /// None without anchors: only they can expose a wrong one.
-    fn saved_frame_pointers(&self, walk: &UnwindState, regs: &Regs, address: u64, out: &[NativeFrame]) -> Vec<u64> {
-        let stack = walk.memory.stack;
+    fn saved_frame_pointers(&self, state: &UnwindState, regs: &Regs, address: u64, out: &[NativeFrame]) -> Vec<u64> {
+        let stack = state.memory.stack;
         if self.anchors.last().is_none_or(|anchor| *anchor < address) {
             return Vec::new();
         }
@@ -308,6 +308,6 @@ const MAX_TOP: u64 = 512;
 
 /// Is the outermost frame found by a scan certain to be the first one? Its table says so, or it lies at the end of the
 /// stack. A zero that looks like the end of a stack may be found anywhere.
-fn ends_reliably(walk: &UnwindState, last: Option<&NativeFrame>) -> bool {
-    walk.regs.ip != 0 || last.is_some_and(|f| walk.memory.stack.end().saturating_sub(f.cfa) <= MAX_TOP)
+fn ends_reliably(state: &UnwindState, last: Option<&NativeFrame>) -> bool {
+    state.regs.ip != 0 || last.is_some_and(|f| state.memory.stack.end().saturating_sub(f.cfa) <= MAX_TOP)
 }

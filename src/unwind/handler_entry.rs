@@ -30,26 +30,26 @@ impl Unwinder {
     /// Unwinds from a frame that is about to jump into a handler, to the end of the stack. `None` if it is not.
     pub(super) fn handler_entry(
         &mut self,
-        walk: &mut UnwindState,
+        state: &mut UnwindState,
         rule: &Rule,
         frame: NativeFrame,
         out: &mut Vec<NativeFrame>,
     ) -> Option<Result<(), Truncation>> {
         let row = self.rules.handler_row(rule)?;
-        if row == HandlerRow::Loaded && walk.interrupted {
-            return self.loaded_handler(walk, rule, frame, out);
+        if row == HandlerRow::Loaded && state.interrupted {
+            return self.loaded_handler(state, rule, frame, out);
         }
-        if walk.searching {
+        if state.searching {
             return None;
         }
-        let calls = self.calls_before_jump(walk)?;
-        let (before, interrupted, mut regs) = (walk.regs, walk.interrupted, walk.regs);
-        let UnwindStep::Caller { cfa } = self.rules.apply(rule, &mut regs, &mut walk.memory) else {
+        let calls = self.calls_before_jump(state)?;
+        let (before, interrupted, mut regs) = (state.regs, state.interrupted, state.regs);
+        let UnwindStep::Caller { cfa } = self.rules.apply(rule, &mut regs, &mut state.memory) else {
             return None;
         };
         // The return address was copied from where it is on the handler's stack, just below its frame. There the
         // handler's own address takes its place at last.
-        let (ra, stack) = (regs.ip, walk.memory.stack);
+        let (ra, stack) = (regs.ip, state.memory.stack);
         let places = || {
             let all = (0..MAX_WORDS).map_while(|i| cfa.checked_add(8 * i));
             all.take_while(|at| *at < stack.end())
@@ -59,18 +59,18 @@ impl Unwinder {
         if slots.is_empty() && calls == 0 {
             slots.extend(
                 places()
-                    .filter(|at| self.is_handler(walk, ra, stack.word(*at)))
+                    .filter(|at| self.is_handler(state, ra, stack.word(*at)))
                     .take(MAX_TRIES),
             );
         }
         if slots.is_empty() && calls == MAX_CALLS {
-            return self.thrower(walk, regs, NativeFrame { cfa, ..frame }, out);
+            return self.thrower(state, regs, NativeFrame { cfa, ..frame }, out);
         }
         let mark = out.len();
         for slot in slots {
             regs.gpr[SP] = slot.checked_add(8)?;
-            let ended = self.leads_to_end(walk, regs, frame, out);
-            (walk.regs, walk.interrupted) = (before, interrupted);
+            let ended = self.leads_to_end(state, regs, frame, out);
+            (state.regs, state.interrupted) = (before, interrupted);
             if !ended {
                 continue;
             }
@@ -88,15 +88,15 @@ impl Unwinder {
     /// caller's, or already the handler's.
     fn thrower(
         &mut self,
-        walk: &mut UnwindState,
+        state: &mut UnwindState,
         mut regs: Regs,
         mut frame: NativeFrame,
         out: &mut Vec<NativeFrame>,
     ) -> Option<Result<(), Truncation>> {
-        let (before, interrupted, known, mark) = (walk.regs, walk.interrupted, regs.known, out.len());
+        let (before, interrupted, known, mark) = (state.regs, state.interrupted, regs.known, out.len());
         for (known, method) in [(1 << SP, UnwindMethod::Cfi), (known, UnwindMethod::StackScan)] {
             regs.known = known;
-            if self.leads_to_end(walk, regs, frame, out) {
+            if self.leads_to_end(state, regs, frame, out) {
                 out[mark].method = method;
                 return Some(Ok(()));
             }
@@ -107,57 +107,57 @@ impl Unwinder {
         let caller = NativeFrame {
             lookup: regs.ip.wrapping_sub(1),
             sp: frame.cfa,
-            location: locate(walk.code, regs.ip.wrapping_sub(1)),
+            location: locate(state.code, regs.ip.wrapping_sub(1)),
             ..frame
         };
-        (walk.regs, walk.interrupted) = (regs, false);
-        if self.search(walk, caller, out).is_some() {
+        (state.regs, state.interrupted) = (regs, false);
+        if self.search(state, caller, out).is_some() {
             return Some(Ok(()));
         }
         out.truncate(mark);
-        (walk.regs, walk.interrupted) = (before, interrupted);
+        (state.regs, state.interrupted) = (before, interrupted);
         None
     }
 
     /// Is this word the address of a handler in the function that `ra` returns to, or in a part split off it?
-    fn is_handler(&mut self, walk: &UnwindState, ra: u64, word: Option<u64>) -> bool {
+    fn is_handler(&mut self, state: &UnwindState, ra: u64, word: Option<u64>) -> bool {
         let Some(word) = word else { return false };
-        let places = (locate(walk.code, word), locate(walk.code, ra.wrapping_sub(1)));
+        let places = (locate(state.code, word), locate(state.code, ra.wrapping_sub(1)));
         let (Some((module, handler)), Some((other, caller))) = places else {
             return false;
         };
         module == other
             && (self.function_start(module, handler) == self.function_start(module, caller)
-                || self.follows_call(walk.code, word) == Some(false))
+                || self.follows_call(state.code, word) == Some(false))
     }
 
     /// The last instructions: all registers have their values, the handler's address is on the stack or in one of them.
     fn loaded_handler(
         &mut self,
-        walk: &mut UnwindState,
+        state: &mut UnwindState,
         rule: &Rule,
         mut frame: NativeFrame,
         out: &mut Vec<NativeFrame>,
     ) -> Option<Result<(), Truncation>> {
-        let mut regs = walk.regs;
-        let step = self.rules.apply(rule, &mut regs, &mut walk.memory);
+        let mut regs = state.regs;
+        let step = self.rules.apply(rule, &mut regs, &mut state.memory);
         let UnwindStep::Caller { cfa } = step else { return None };
         // Nothing called the handler: its first instruction is the next one.
-        locate(walk.code, regs.ip)?;
-        if cfa < frame.sp || walk.switches >= super::MAX_SWITCHES {
+        locate(state.code, regs.ip)?;
+        if cfa < frame.sp || state.switches >= super::MAX_SWITCHES {
             return None;
         }
-        walk.switches += 1;
-        (walk.regs.ip, walk.regs.gpr[SP]) = (regs.ip, cfa);
+        state.switches += 1;
+        (state.regs.ip, state.regs.gpr[SP]) = (regs.ip, cfa);
         (frame.cfa, frame.method) = (cfa, UnwindMethod::Cfi);
         out.push(frame);
-        Some(self.walk(walk, None, out))
+        Some(self.walk(state, None, out))
     }
 
     /// Calls between here and the jump, if the instructions lead straight there with no other than the last one: the one
     /// that overwrites the saved registers has returned then or is under way.
-    fn calls_before_jump(&mut self, walk: &UnwindState) -> Option<usize> {
-        let (module, svma) = locate(walk.code, walk.regs.ip)?;
+    fn calls_before_jump(&mut self, state: &UnwindState) -> Option<usize> {
+        let (module, svma) = locate(state.code, state.regs.ip)?;
         let known = self.modules.get_mut(module.0 as usize)?.as_mut()?;
         let bytes = known.code.section(svma, &mut *known.sections)?.from(svma)?;
         let bytes = bytes[..bytes.len().min(MAX_BYTES)].to_vec();

@@ -215,8 +215,8 @@ impl Unwinder {
         stack: &StackBytes,
         out: &mut Vec<NativeFrame>,
     ) -> Result<(), Truncation> {
-        let mut walk = UnwindState::new(code, regs, stack, out.len());
-        self.walk(&mut walk, None, out)
+        let mut state = UnwindState::new(code, regs, stack, out.len());
+        self.walk(&mut state, None, out)
     }
 
     /// The same, for consecutive stacks of one thread: what has not changed since the last one is not unwound again.
@@ -230,10 +230,10 @@ impl Unwinder {
         stack: &StackBytes,
         out: &mut Vec<NativeFrame>,
     ) -> Result<(), Truncation> {
-        let mut walk = UnwindState::new(code, regs, stack, out.len());
+        let mut state = UnwindState::new(code, regs, stack, out.len());
         let first = out.len();
         stack_cache.begin(generation);
-        let done = self.walk(&mut walk, Some(stack_cache), out);
+        let done = self.walk(&mut state, Some(stack_cache), out);
         stack_cache.end(out.len() - first, done.is_ok());
         done
     }
@@ -246,21 +246,21 @@ impl Unwinder {
 
     fn walk(
         &mut self,
-        walk: &mut UnwindState,
+        state: &mut UnwindState,
         mut stack_cache: Option<&mut StackCache>,
         out: &mut Vec<NativeFrame>,
     ) -> Result<(), Truncation> {
         let first = out.len();
-        let mut at = locate(walk.code, walk.lookup());
+        let mut at = locate(state.code, state.lookup());
         loop {
             if let Some(stack_cache) = stack_cache.as_deref_mut().filter(|m| m.is_active())
                 && let Some((regs, interrupted)) =
-                    stack_cache.reuse(&walk.regs, walk.interrupted, walk.memory.stack, out)
+                    stack_cache.reuse(&state.regs, state.interrupted, state.memory.stack, out)
             {
-                (walk.regs, walk.interrupted) = (regs, interrupted);
-                at = locate(walk.code, walk.lookup());
+                (state.regs, state.interrupted) = (regs, interrupted);
+                at = locate(state.code, state.lookup());
             }
-            let (lookup, sp) = (walk.lookup(), walk.regs.sp());
+            let (lookup, sp) = (state.lookup(), state.regs.sp());
             let mut frame = NativeFrame {
                 lookup,
                 sp,
@@ -274,9 +274,9 @@ impl Unwinder {
             }
             let mut rule = at.map_or(Rule::NONE, |(module, svma)| self.rule(module, svma));
             // A thread interrupted in sigreturn is just after that system call, where the restorer's table has ended.
-            if walk.interrupted
+            if state.interrupted
                 && (rule.code || matches!(rule.kind, RuleKind::None))
-                && let Some((module, svma)) = locate(walk.code, lookup.wrapping_sub(1))
+                && let Some((module, svma)) = locate(state.code, lookup.wrapping_sub(1))
             {
                 let before = self.rule(module, svma);
                 if before.signal {
@@ -284,35 +284,35 @@ impl Unwinder {
                 }
             }
             // The common case; the rest of the loop handles all others.
-            if let Some((cfa, ra)) = self.rules.plain(&rule, &walk.regs, &walk.memory)
+            if let Some((cfa, ra)) = self.rules.plain(&rule, &state.regs, &state.memory)
                 && cfa > sp
-                && let ra = code_address(walk.code, ra)
+                && let ra = code_address(state.code, ra)
                 && ra != 0
-                && let Some(next) = locate(walk.code, ra.wrapping_sub(1))
+                && let Some(next) = locate(state.code, ra.wrapping_sub(1))
             {
                 (frame.cfa, frame.method) = (cfa, UnwindMethod::Cfi);
                 out.push(frame);
                 if let Some(stack_cache) = stack_cache.as_deref_mut().filter(|m| m.is_active()) {
                     let mut words = [(0, 0); rule::MAX_WORDS];
-                    let n = rule.words(cfa, walk.memory.stack, &mut words);
-                    stack_cache.record(frame, walk.regs, walk.interrupted, n.map(|n| &words[..n]));
+                    let n = rule.words(cfa, state.memory.stack, &mut words);
+                    stack_cache.record(frame, state.regs, state.interrupted, n.map(|n| &words[..n]));
                 }
-                Rules::restore(&rule, &mut walk.regs, &mut walk.memory, cfa, ra);
-                (at, walk.interrupted) = (Some(next), false);
+                Rules::restore(&rule, &mut state.regs, &mut state.memory, cfa, ra);
+                (at, state.interrupted) = (Some(next), false);
                 continue;
             }
-            if let Some(done) = self.landmark(walk, &mut rule, frame, out) {
+            if let Some(done) = self.landmark(state, &mut rule, frame, out) {
                 return done;
             }
-            let before = walk.regs;
+            let before = state.regs;
             if let Some(stack_cache) = stack_cache.as_deref_mut().filter(|m| m.is_active()) {
-                stack_cache.record(frame, before, walk.interrupted, None);
+                stack_cache.record(frame, before, state.interrupted, None);
             }
             let no_table = rule.code || matches!(rule.kind, RuleKind::None);
-            if no_table && self.is_foreign_stack(walk, before.ip) {
-                return Err(cut_at_foreign_stack(walk.first, frame, out));
+            if no_table && self.is_foreign_stack(state, before.ip) {
+                return Err(truncate_at_foreign_stack(state.first, frame, out));
             }
-            let step = self.rules.apply(&rule, &mut walk.regs, &mut walk.memory);
+            let step = self.rules.apply(&rule, &mut state.regs, &mut state.memory);
             let failed = match step {
                 UnwindStep::End { cfa } => {
                     frame.cfa = cfa.unwrap_or(sp).max(sp);
@@ -329,7 +329,7 @@ impl Unwinder {
                         truncation
                     }
                 }
-                UnwindStep::Caller { cfa } => match self.caller(walk, &rule, sp, cfa) {
+                UnwindStep::Caller { cfa } => match self.caller(state, &rule, sp, cfa) {
                     Ok(next) => {
                         frame.cfa = cfa.max(sp);
                         frame.method = if rule.code {
@@ -338,27 +338,27 @@ impl Unwinder {
                             UnwindMethod::Cfi
                         };
                         at = next;
-                        if walk.regs.ip == 0 {
+                        if state.regs.ip == 0 {
                             // While code switches stacks, the words read as a return address and a zero may be others.
-                            if !no_table && self.is_foreign_stack(walk, before.ip) {
-                                return Err(cut_at_foreign_stack(walk.first, frame, out));
+                            if !no_table && self.is_foreign_stack(state, before.ip) {
+                                return Err(truncate_at_foreign_stack(state.first, frame, out));
                             }
                             frame.method = UnwindMethod::StackEnd;
                             out.push(frame);
                             return Ok(());
                         }
                         out.push(frame);
-                        walk.interrupted = rule.signal;
+                        state.interrupted = rule.signal;
                         continue;
                     }
                     Err(truncation) => truncation,
                 },
             };
-            walk.regs = before;
-            if !no_table && self.is_foreign_stack(walk, before.ip) {
-                return Err(cut_at_foreign_stack(walk.first, frame, out));
+            state.regs = before;
+            if !no_table && self.is_foreign_stack(state, before.ip) {
+                return Err(truncate_at_foreign_stack(state.first, frame, out));
             }
-            match self.fallback(walk, &rule, failed, frame, out) {
+            match self.fallback(state, &rule, failed, frame, out) {
                 Some(fallback::FallbackResult::Next(next)) => at = next,
                 Some(fallback::FallbackResult::End) => return Ok(()),
                 None => {
@@ -372,7 +372,7 @@ impl Unwinder {
     /// Ends the stack at a landmark or at what enters a handler, or replaces `rule` by the function's real rule.
     fn landmark(
         &mut self,
-        walk: &mut UnwindState,
+        state: &mut UnwindState,
         rule: &mut Rule,
         mut frame: NativeFrame,
         out: &mut Vec<NativeFrame>,
@@ -385,8 +385,8 @@ impl Unwinder {
             }
             // The code that is returned to was never called: the frame of its callee is the first one.
             RuleKind::First => {
-                match out.get_mut(walk.first..).and_then(<[NativeFrame]>::last_mut) {
-                    Some(last) if !walk.interrupted && last.method == UnwindMethod::Cfi => {
+                match out.get_mut(state.first..).and_then(<[NativeFrame]>::last_mut) {
+                    Some(last) if !state.interrupted && last.method == UnwindMethod::Cfi => {
                         last.method = UnwindMethod::Begins(Origin::Context);
                     }
                     _ => {
@@ -400,18 +400,18 @@ impl Unwinder {
                 let known = self.modules.get_mut(module.0 as usize)?.as_mut()?;
                 let id = known.real_rule(svma, &mut self.rules, &mut self.context);
                 *rule = self.rules.get(id);
-                let step = self.rules.apply(rule, &mut { walk.regs }, &mut walk.memory);
+                let step = self.rules.apply(rule, &mut { state.regs }, &mut state.memory);
                 if let UnwindStep::Caller { cfa } = step {
                     frame.cfa = cfa.max(frame.sp);
                 }
-                if !self.begins_greenlet(out.get(walk.first..)?, &frame, module) {
+                if !self.begins_greenlet(out.get(state.first..)?, &frame, module) {
                     return None;
                 }
                 frame.method = UnwindMethod::Begins(Origin::Greenlet);
                 out.push(frame);
                 Some(Ok(()))
             }
-            RuleKind::Full => self.handler_entry(walk, rule, frame, out),
+            RuleKind::Full => self.handler_entry(state, rule, frame, out),
             _ => None,
         }
     }
@@ -440,33 +440,33 @@ impl Unwinder {
     #[inline]
     fn caller(
         &mut self,
-        walk: &mut UnwindState,
+        state: &mut UnwindState,
         rule: &Rule,
         sp: u64,
         cfa: u64,
     ) -> Result<Option<(ModuleId, u64)>, Truncation> {
         // Every call takes stack. Only the kernel moves from one stack to another, also to a lower one, when it
         // interrupts; and a function that has popped its return address (vfork) has no stack of its own left.
-        let grows = cfa.min(walk.regs.sp()) > sp || cfa == sp && walk.interrupted;
+        let grows = cfa.min(state.regs.sp()) > sp || cfa == sp && state.interrupted;
         if rule.signal {
-            walk.switches += 1;
+            state.switches += 1;
         }
-        if !grows && !rule.signal || walk.switches > MAX_SWITCHES {
+        if !grows && !rule.signal || state.switches > MAX_SWITCHES {
             return Err(Truncation::BadUnwindInfo);
         }
         if !rule.signal {
-            walk.regs.ip = code_address(walk.code, walk.regs.ip);
+            state.regs.ip = code_address(state.code, state.regs.ip);
         }
-        let ip = walk.regs.ip;
+        let ip = state.regs.ip;
         if ip == 0 {
             return Ok(None);
         }
         let lookup = ip.wrapping_sub(u64::from(!rule.signal));
-        let at = locate(walk.code, lookup);
-        if at.is_none() && !rule.signal && !walk.code.is_code(lookup) {
+        let at = locate(state.code, lookup);
+        if at.is_none() && !rule.signal && !state.code.is_code(lookup) {
             return Err(Truncation::ReturnAddressNotInCode);
         }
-        if rule.code && self.follows_call(walk.code, ip) == Some(false) {
+        if rule.code && self.follows_call(state.code, ip) == Some(false) {
             return Err(Truncation::NoUnwindInfo);
         }
         Ok(at)
@@ -488,7 +488,7 @@ impl Unwinder {
 }
 
 /// Truncates a stack before `frame`, which is no frame: its code was never called.
-fn cut_at_foreign_stack(first: usize, frame: NativeFrame, out: &mut Vec<NativeFrame>) -> Truncation {
+fn truncate_at_foreign_stack(first: usize, frame: NativeFrame, out: &mut Vec<NativeFrame>) -> Truncation {
     match out.get_mut(first..).and_then(<[NativeFrame]>::last_mut) {
         Some(last) => last.method = UnwindMethod::Failed,
         None => out.push(frame),

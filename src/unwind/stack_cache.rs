@@ -104,8 +104,8 @@ impl StackCache {
         if candidate.interrupted != interrupted || !equal(&candidate.regs, regs) {
             return None;
         }
-        let same = |k: &CachedFrame| {
-            let words = k
+        let same = |frame: &CachedFrame| {
+            let words = frame
                 .reads
                 .and_then(|(begin, end)| self.reads.get(begin as usize..end as usize));
             words.is_some_and(|w| w.iter().all(|(avma, value)| stack.word(*avma) == Some(*value)))

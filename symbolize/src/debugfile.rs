@@ -72,12 +72,12 @@ pub(crate) struct Search {
 
 impl Search {
     /// The debug file of `elf`.
-    pub fn debug_file(&mut self, elf: &Elf, around: &FileContext) -> Option<DebugFile> {
-        let local = self.local(elf, around);
+    pub fn debug_file(&mut self, elf: &Elf, context: &FileContext) -> Option<DebugFile> {
+        let local = self.local(elf, context);
         if local.is_some() {
             return local;
         }
-        let fetched = around.files.fetch(elf.build_id.as_deref()?)?;
+        let fetched = context.files.fetch(elf.build_id.as_deref()?)?;
         let opened = fetched.and_then(|file| Elf::from_file(file).map_err(|e| e.to_string()));
         match opened {
             Ok(debug) if debug.build_id == elf.build_id => Some(DebugFile { elf: debug, path: None }),
@@ -86,10 +86,10 @@ impl Search {
         }
     }
 
-    fn local(&mut self, elf: &Elf, around: &FileContext) -> Option<DebugFile> {
+    fn local(&mut self, elf: &Elf, context: &FileContext) -> Option<DebugFile> {
         let same_id = |found: &Elf| found.build_id.is_some() && found.build_id == elf.build_id;
         let path = elf.build_id.as_deref().and_then(build_id_path);
-        if let Some((debug, path)) = path.and_then(|path| Some((self.open(&path, around)?.0, path))) {
+        if let Some((debug, path)) = path.and_then(|path| Some((self.open(&path, context)?.0, path))) {
             if same_id(&debug) {
                 return Some(DebugFile {
                     elf: debug,
@@ -99,17 +99,17 @@ impl Search {
             self.refuse::<()>(format!("{}: it has another build ID", path.display()));
         }
         let (name, crc) = debuglink(&elf.raw_section(".gnu_debuglink"))?;
-        let directory = around.path.parent()?;
+        let directory = context.path.parent()?;
         let below = Path::new(DEBUG_ROOT).join(directory.strip_prefix("/").ok()?);
         for path in [
             directory.join(&name),
             directory.join(".debug").join(&name),
             below.join(&name),
         ] {
-            if path == around.path {
+            if path == context.path {
                 continue; // a link to itself
             }
-            let Some((debug, file)) = self.open(&path, around) else {
+            let Some((debug, file)) = self.open(&path, context) else {
                 continue;
             };
             // Two build ids are more reliable than a checksum, and do not need the complete file to be read.
@@ -129,7 +129,7 @@ impl Search {
     }
 
     /// The supplementary file that `elf`, found at `path`, shares strings and entries with.
-    pub fn supplementary(&mut self, elf: &Elf, path: &Path, around: &FileContext) -> Option<DebugFile> {
+    pub fn supplementary(&mut self, elf: &Elf, path: &Path, context: &FileContext) -> Option<DebugFile> {
         let link = elf.raw_section(".gnu_debugaltlink");
         let (name, id) = match debugaltlink(&link) {
             Some(found) => found,
@@ -138,7 +138,7 @@ impl Search {
         let adjacent = path.parent().unwrap_or(Path::new("/")).join(name);
         let places = [Some(adjacent), build_id_path(&id)];
         for path in places.into_iter().flatten() {
-            let Some((found, _)) = self.open(&path, around) else {
+            let Some((found, _)) = self.open(&path, context) else {
                 continue;
             };
             if identity(&found).is_some_and(|found| found == id) {
@@ -153,8 +153,8 @@ impl Search {
     }
 
     /// The ELF file at a path; records it if it is missing or unusable.
-    pub fn open(&mut self, path: &Path, around: &FileContext) -> Option<(Elf, File)> {
-        let file = self.file(path, around)?;
+    pub fn open(&mut self, path: &Path, context: &FileContext) -> Option<(Elf, File)> {
+        let file = self.file(path, context)?;
         let again = file.try_clone().ok()?;
         match Elf::from_debug_file(file) {
             Ok(elf) => Some((elf, again)),
@@ -163,8 +163,8 @@ impl Search {
     }
 
     /// The file at a path; records it if it is missing.
-    pub fn file(&mut self, path: &Path, around: &FileContext) -> Option<File> {
-        let found = around.files.open(path);
+    pub fn file(&mut self, path: &Path, context: &FileContext) -> Option<File> {
+        let found = context.files.open(path);
         if found.is_none() && self.searched.len() < MAX_SEARCHED && !self.searched.iter().any(|p| p == path) {
             self.searched.push(path.to_path_buf());
         }

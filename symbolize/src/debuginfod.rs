@@ -13,7 +13,7 @@ use crate::elf::Elf;
 
 /// Timeout for a connection, and for the first byte of a response: servers unpack large packages first.
 const CONNECT: Duration = Duration::from_secs(5);
-const ANSWER: Duration = Duration::from_secs(60);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Servers, and the directory where their files are cached.
 pub struct Debuginfod {
@@ -60,7 +60,7 @@ impl Debuginfod {
         let servers: Vec<String> = words.map(|url| url.trim_end_matches('/').to_string()).collect();
         let config = ureq::Agent::config_builder()
             .timeout_connect(Some(CONNECT))
-            .timeout_recv_response(Some(ANSWER))
+            .timeout_recv_response(Some(RESPONSE_TIMEOUT))
             .timeout_global(Some(limits.time))
             .max_redirects(5)
             .http_status_as_error(false)
@@ -126,17 +126,17 @@ impl Debuginfod {
             return Err(Refusal::file("was skipped: interrupted"));
         }
         let url = format!("{server}/buildid/{hex}/debuginfo");
-        let answer = self.agent.get(&url).call();
-        let mut answer = answer.map_err(|e| Refusal {
+        let response = self.agent.get(&url).call();
+        let mut response = response.map_err(|e| Refusal {
             why: format!("does not respond: {e}"),
             dead: true,
         })?;
-        match answer.status().as_u16() {
+        match response.status().as_u16() {
             200 => {}
             404 => return Err(Refusal::file("does not have it")),
             status => return Err(Refusal::file(format!("returned {status}"))),
         }
-        let mut body = answer.body_mut().as_reader();
+        let mut body = response.body_mut().as_reader();
         self.keep(kept, |out| {
             let mut block = vec![0; 64 << 10];
             let mut total = 0;

@@ -44,7 +44,8 @@ pub(crate) struct DwarfLookup {
 pub(crate) struct DwarfContext<'a> {
     /// The supplementary file written by dwz.
     pub supplementary: Option<&'a Elf>,
-    pub around: Option<FileContext>,
+    /// Where the file is, to find those next to it.
+    pub file: Option<FileContext>,
     /// Paths where packages of split units may be.
     pub packages: Vec<PathBuf>,
 }
@@ -87,7 +88,7 @@ impl Dwarf {
         let mut state = DwarfCache {
             info: DebugInfo::new(&main, None),
             shared: main.sup().map(|dwarf| DebugInfo::new(dwarf, None)),
-            splits: Splits::new(context.around, context.packages),
+            splits: Splits::new(context.file, context.packages),
             ranges: Ranges::default(),
             lines: HashMap::new(),
             paths: Paths::default(),

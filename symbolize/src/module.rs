@@ -23,7 +23,7 @@ use crate::{DataObject, Error, Name, Reason, Symbol, data_objects};
 /// debug file has the same addresses, so it replaces the file where symbols and DWARF are read.
 pub struct Module {
     elf: Elf,
-    around: Option<FileContext>,
+    context: Option<FileContext>,
     /// Searched for at the first lookup.
     debug: Option<Debug>,
     search: Search,
@@ -44,7 +44,7 @@ enum DwarfState {
 /// What replaces the file itself.
 #[derive(Default)]
 struct Debug {
-    separate: Option<DebugFile>,
+    debug_file: Option<DebugFile>,
     supplementary: Option<DebugFile>,
     /// Contents of `.gnu_debugdata`.
     mini: Option<Elf>,
@@ -53,8 +53,8 @@ struct Debug {
 impl Debug {
     /// The file that has the full symbol table.
     fn symbols<'a>(&'a self, elf: &'a Elf) -> &'a Elf {
-        let separate = self.separate.as_ref().map(|s| &s.elf);
-        let all = [separate, Some(elf), self.mini.as_ref()];
+        let debug_file = self.debug_file.as_ref().map(|s| &s.elf);
+        let all = [debug_file, Some(elf), self.mini.as_ref()];
         all.into_iter()
             .flatten()
             .find(|e| e.has_table(SHT_SYMTAB))
@@ -63,8 +63,8 @@ impl Debug {
 
     /// The file that has the DWARF, if any.
     fn dwarf<'a>(&'a self, elf: &'a Elf) -> &'a Elf {
-        let separate = self.separate.as_ref().map(|s| &s.elf);
-        separate.filter(|s| s.has_dwarf()).unwrap_or(elf)
+        let debug_file = self.debug_file.as_ref().map(|s| &s.elf);
+        debug_file.filter(|s| s.has_dwarf()).unwrap_or(elf)
     }
 }
 
@@ -125,7 +125,7 @@ impl Module {
     fn new(elf: Elf) -> Module {
         Module {
             elf,
-            around: None,
+            context: None,
             debug: None,
             search: Search::default(),
             symbols: None,
@@ -140,7 +140,7 @@ impl Module {
     #[must_use]
     pub fn with_files(mut self, path: impl Into<PathBuf>, files: Arc<dyn Files>) -> Module {
         let path = path.into();
-        self.around = Some(FileContext { path, files });
+        self.context = Some(FileContext { path, files });
         self
     }
 
@@ -283,14 +283,14 @@ impl Module {
             DwarfState::None | DwarfState::Bad(_) => (false, (0, 0)),
             DwarfState::Ready(dwarf) => (dwarf.has_units(), dwarf.split_units()),
         };
-        let separate = debug.and_then(|d| d.separate.as_ref());
+        let debug_file = debug.and_then(|d| d.debug_file.as_ref());
         SymbolSources {
             symtab: table && !mini,
             dynsym,
             debugdata: table && mini,
             dwarf,
-            debug_file: separate.and_then(|s| s.path.clone()),
-            fetched: separate.is_some_and(|s| s.path.is_none()),
+            debug_file: debug_file.and_then(|s| s.path.clone()),
+            fetched: debug_file.is_some_and(|s| s.path.is_none()),
             supplementary: debug.and_then(|d| d.supplementary.as_ref()?.path.clone()),
             split_units,
             searched: self.search.searched.clone(),
@@ -313,9 +313,9 @@ impl Module {
             return;
         }
         let mut debug = Debug::default();
-        let around = self.around.as_ref();
-        if let Some(around) = around.filter(|_| !self.elf.has_dwarf()) {
-            debug.separate = self.search.debug_file(&self.elf, around);
+        let context = self.context.as_ref();
+        if let Some(context) = context.filter(|_| !self.elf.has_dwarf()) {
+            debug.debug_file = self.search.debug_file(&self.elf, context);
         }
         if !debug.symbols(&self.elf).has_table(SHT_SYMTAB) {
             match mini_debug_info(&self.elf) {
@@ -324,10 +324,13 @@ impl Module {
                 None => {}
             }
         }
-        if let Some(around) = around {
-            let path = debug.separate.as_ref().map_or(Some(&around.path), |s| s.path.as_ref());
-            let path = path.unwrap_or(&around.path).clone();
-            debug.supplementary = self.search.supplementary(debug.dwarf(&self.elf), &path, around);
+        if let Some(context) = context {
+            let path = debug
+                .debug_file
+                .as_ref()
+                .map_or(Some(&context.path), |s| s.path.as_ref());
+            let path = path.unwrap_or(&context.path).clone();
+            debug.supplementary = self.search.supplementary(debug.dwarf(&self.elf), &path, context);
         }
         self.debug = Some(debug);
     }
@@ -345,13 +348,13 @@ impl Module {
         self.find_debug();
         let debug = self.debug.as_ref();
         let packages = || {
-            let separate = debug.and_then(|d| d.separate.as_ref()?.path.as_deref());
+            let debug_file = debug.and_then(|d| d.debug_file.as_ref()?.path.as_deref());
             let files = self
-                .around
+                .context
                 .as_ref()
                 .map(|a| a.path.as_path())
                 .into_iter()
-                .chain(separate);
+                .chain(debug_file);
             files.map(|path| {
                 let mut name = path.as_os_str().to_owned();
                 name.push(".dwp");
@@ -360,7 +363,7 @@ impl Module {
         };
         let context = DwarfContext {
             supplementary: debug.and_then(|d| d.supplementary.as_ref().map(|s| &s.elf)),
-            around: self.around.clone(),
+            file: self.context.clone(),
             packages: packages().collect(),
         };
         let elf = debug.map_or(&self.elf, |d| d.dwarf(&self.elf));

@@ -19,7 +19,7 @@ const MAX_SPLIT: u64 = 1 << 30;
 
 /// The split units of a file that were needed so far.
 pub(crate) struct Splits {
-    around: Option<FileContext>,
+    context: Option<FileContext>,
     /// Paths of packages not tried yet.
     packages: Vec<PathBuf>,
     package: Option<DwarfPackage>,
@@ -49,10 +49,10 @@ struct Split {
 }
 
 impl Splits {
-    /// Without `around` no split unit is found.
-    pub fn new(around: Option<FileContext>, packages: Vec<PathBuf>) -> Splits {
+    /// Without `context` no split unit is found.
+    pub fn new(context: Option<FileContext>, packages: Vec<PathBuf>) -> Splits {
         Splits {
-            around,
+            context,
             packages,
             package: None,
             known: HashMap::new(),
@@ -111,9 +111,9 @@ impl Splits {
     }
 
     fn read_package(&mut self, fuel: &mut Fuel, search: &mut Search) {
-        let Some(around) = &self.around else { return };
+        let Some(context) = &self.context else { return };
         for path in std::mem::take(&mut self.packages) {
-            let Some(elf) = open(&path, around, search) else {
+            let Some(elf) = open(&path, context, search) else {
                 continue;
             };
             let mut total = 0;
@@ -167,14 +167,14 @@ impl Splits {
     }
 
     fn in_file(&mut self, name: &SplitName, fuel: &mut Fuel, search: &mut Search) -> Option<DwarfSections<Vec<u8>>> {
-        let around = self.around.as_ref()?;
+        let context = self.context.as_ref()?;
         let file = Path::new(&name.file);
         let stated = Path::new(&name.directory).join(file);
-        let adjacent = around.path.parent()?.join(file.file_name()?);
+        let adjacent = context.path.parent()?.join(file.file_name()?);
         let elf = [stated, adjacent]
             .iter()
             .filter(|path| path.is_absolute())
-            .find_map(|path| open(path, around, search))?;
+            .find_map(|path| open(path, context, search))?;
         match load_sections(&elf, true, self.left) {
             Ok((sections, total)) => {
                 self.left -= total;
@@ -186,8 +186,8 @@ impl Splits {
     }
 }
 
-fn open(path: &Path, around: &FileContext, search: &mut Search) -> Option<Elf> {
-    let file = search.file(path, around)?;
+fn open(path: &Path, context: &FileContext, search: &mut Search) -> Option<Elf> {
+    let file = search.file(path, context)?;
     match Elf::from_debug_file(file) {
         Ok(elf) => Some(elf),
         Err(why) => search.refuse(format!("{}: {why}", path.display())),

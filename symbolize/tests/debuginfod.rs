@@ -184,7 +184,7 @@ fn a_real_server() {
 }
 
 /// A server that sends the same response to every request, and counts requests.
-fn answering(answer: Vec<u8>) -> (String, Arc<AtomicUsize>) {
+fn responding(response: Vec<u8>) -> (String, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("bound"));
     let count = Arc::new(AtomicUsize::new(0));
@@ -195,7 +195,7 @@ fn answering(answer: Vec<u8>) -> (String, Arc<AtomicUsize>) {
             let mut stream = stream;
             let mut request = [0; 4096];
             let _ = stream.read(&mut request);
-            let _ = stream.write_all(&answer);
+            let _ = stream.write_all(&response);
         }
     });
     (url, count)
@@ -209,7 +209,7 @@ fn bad_servers() {
     let cache = built.scratch.0.join("cache");
     let client = |url: &str| Debuginfod::new(url, cache.clone(), Limits::default()).expect("a server");
     let go_on = || false;
-    for (answer, words) in [
+    for (response, words) in [
         (
             b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_vec(),
             "does not have it",
@@ -230,7 +230,7 @@ fn bad_servers() {
         ),
         (b"rubbish".to_vec(), "does not respond"),
     ] {
-        let (url, requests) = answering(answer);
+        let (url, requests) = responding(response);
         let client = client(&url);
         let lookup = || {
             let why = client.debug_info(&built.id, &go_on).expect_err("refused");
@@ -239,7 +239,7 @@ fn bad_servers() {
         };
         let once = lookup();
         assert!((1..=6).contains(&once), "{words}: redirected {once} times");
-        assert_eq!(lookup(), once, "{words}: the answer is remembered");
+        assert_eq!(lookup(), once, "{words}: the response is remembered");
         let left: Vec<_> = fs::read_dir(&cache).map(|d| d.flatten().collect()).unwrap_or_default();
         assert!(left.is_empty(), "{words}: {left:?}");
     }
@@ -249,7 +249,7 @@ fn bad_servers() {
     let why = |id: u8| gone.debug_info(&[id; 20], &go_on).expect_err("refused");
     assert!(why(1).contains("does not respond: "), "{}", why(1));
     assert!(why(2).ends_with("does not respond"), "{}", why(2));
-    let (url, requests) = answering(ok(&other));
+    let (url, requests) = responding(ok(&other));
     let why = client(&url).debug_info(&built.id, &|| true).expect_err("refused");
     assert!(
         why.contains("interrupted") && requests.load(Ordering::SeqCst) == 0,

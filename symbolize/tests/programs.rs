@@ -147,18 +147,18 @@ fn zstd_sections_are_read() {
     let Some(plain) = scratch.compile("plain", ("c.c", C), &["gcc", "-O2", "-g"]) else {
         return;
     };
-    for how in [
+    for option in [
         "--compress-debug-sections=zstd",
         "--compress-debug-sections=zlib",
         "--compress-debug-sections=zlib-gnu",
     ] {
-        let Some(packed) = scratch.changed(&plain, "packed", &["objcopy", how]) else {
+        let Some(packed) = scratch.changed(&plain, "packed", &["objcopy", option]) else {
             continue;
         };
         let (mut a, mut b) = (open(&plain), open(&packed));
         let svmas = common::addresses(&mut a, 300);
-        assert_eq!(a.lookup_many(&svmas), b.lookup_many(&svmas), "{how}");
-        assert!(b.dwarf_error().is_none(), "{how}");
+        assert_eq!(a.lookup_many(&svmas), b.lookup_many(&svmas), "{option}");
+        assert!(b.dwarf_error().is_none(), "{option}");
     }
 }
 

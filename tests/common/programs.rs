@@ -82,8 +82,8 @@ pub fn native(args: &[&str]) -> Command {
 }
 
 /// The program whose calls must not be interrupted, with all kinds of calls or only these.
-pub fn steady(args: &[&str]) -> Command {
-    let exe = built().join("steady");
+pub fn uninterruptible(args: &[&str]) -> Command {
+    let exe = built().join("uninterruptible");
     compile(&sources().join("uninterruptible.c"), &exe, &["-pthread"]);
     let mut command = Command::new(exe);
     command.args(args);

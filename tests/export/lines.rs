@@ -65,7 +65,7 @@ fn json_keeps_the_first_line_and_all_of_them() {
     assert_eq!(main["lines"], serde_json::json!({"9": 1, "12": 99}));
     let read = json::read(&written("json", &profile())).unwrap();
     let lines = |profile: &Profile| {
-        let lines = profile.tick_places.iter().map(|place| {
+        let lines = profile.sample_places.iter().map(|place| {
             let end = &profile.places[*place as usize];
             (profile.places[end.parent as usize].line, end.line)
         });
@@ -311,7 +311,7 @@ fn frames_of_one_identifier_keep_their_samples() {
     builder.sample(3, (1, 1), &[(inlined, 0)], &[1]);
     let profile = builder.finish(Meta::default());
     let read = json::read(&written("json", &profile)).unwrap();
-    let times: Vec<u64> = read.timeline.iter().map(|tick| tick.time).collect();
+    let times: Vec<u64> = read.timeline.iter().map(|sample| sample.time).collect();
     assert_eq!(times, [1, 2, 3]);
     assert!(written("collapsed", &read) == written("collapsed", &profile));
 }

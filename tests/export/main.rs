@@ -305,7 +305,7 @@ fn flame_graph_colors_differ_by_kind() {
     let (r, g, b) = fill("vfs_read");
     assert!(b > r && r > g, "kernel is purple");
     let (r, g, b) = fill("[truncated: stack page");
-    assert!(r == g && g == b, "a cut is gray");
+    assert!(r == g && g == b, "a truncated stack is gray");
     assert!(!svg.contains("<script>alert") && !svg.contains("<b>"));
     assert!(svg.contains("id=\"legend\"") && svg.trim_end().ends_with("</svg>"));
 }

@@ -229,11 +229,11 @@ pub fn golden() -> Profile {
     };
     let unknown = (native(Unknown, "[unknown]", "libsecret.so", 0x1f00, ""), 0, "");
     let jit = (native(Unknown, "[unknown]", "", 0x7f00_dead_b000, ""), 0, "");
-    let cut = (frame(Truncated, "[truncated: stack page not present]"), 0, "");
+    let truncated = (frame(Truncated, "[truncated: stack page not present]"), 0, "");
     builder.stack(
         (4242, 4250),
         20,
-        &on_worker(&[cut.clone(), dot.clone(), kernel_fn.clone()]),
+        &on_worker(&[truncated.clone(), dot.clone(), kernel_fn.clone()]),
     );
     builder.stack((4242, 4250), 16, &on_worker(&[start.clone(), unknown, jit]));
     builder.stack((4242, 4250), 3, &on_worker(&[]));

@@ -283,7 +283,7 @@ fn waits() -> Profile {
     profile.waits = Waits {
         lengths,
         wakers: vec![1; rows],
-        holding: profile.timeline.iter().map(|tick| tick.tid == MAIN.1).collect(),
+        holding: profile.timeline.iter().map(|sample| sample.tid == MAIN.1).collect(),
         known: vec![Waker {
             pid: 70,
             tid: 70,
@@ -296,13 +296,13 @@ fn waits() -> Profile {
 }
 
 /// The values of a profile whose samples represent these times, ns; those of the nodes are not needed.
-fn samples_and_wall_time(profile: &Profile, ticks: Vec<u64>) -> Vec<Value> {
+fn samples_and_wall_time(profile: &Profile, samples: Vec<u64>) -> Vec<Value> {
     let nodes = vec![0; profile.nodes.len()];
     vec![
         Value::per_count(ValueType::SAMPLES, 1),
         Value {
             kind: ValueType::WALL,
-            amounts: Amounts::Each { nodes, ticks },
+            amounts: Amounts::Each { nodes, samples },
         },
     ]
 }
@@ -363,11 +363,11 @@ fn labeled(directory: &Path) -> Profile {
     let mut profile = known(directory);
     let labels = |span: &str, route: &str| vec![("span".into(), span.into()), ("route".into(), route.into())];
     let sets = [vec![], labels("request", "/a"), labels("<b>job</b>", "/b")];
-    let of_ticks = profile
+    let of_samples = profile
         .timeline
         .iter()
-        .map(|tick| if tick.tid == MAIN.1 { 1 } else { 2 });
-    profile.labels = Labels::new(&sets, of_ticks.collect());
+        .map(|sample| if sample.tid == MAIN.1 { 1 } else { 2 });
+    profile.labels = Labels::new(&sets, of_samples.collect());
     profile
 }
 
@@ -396,9 +396,9 @@ fn attributed() -> Profile {
 fn comparison(directory: &Path) {
     let [a, b] = before_and_after();
     let options = DiffOptions {
-        norm: Normalization::Share,
+        normalization: Normalization::Share,
         by: RowKind::Function,
-        count: Metric::Total,
+        metric: Metric::Total,
         confidence: 0.99,
         interpreter: false,
         grains: [1.0; 2],
@@ -408,7 +408,7 @@ fn comparison(directory: &Path) {
         both: &both,
         found: &diff::diff(&a, &b, &options),
         names: ["a.json", "b.json"],
-        norm: Normalization::Share,
+        normalization: Normalization::Share,
         is_self: false,
         confidence: 99.0,
     };
@@ -456,11 +456,11 @@ fn page_in_a_browser() {
     write("attributed.html", &attributed());
 
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    for (path, how) in [
+    for (path, hint) in [
         (target.join("browser/done"), ".ci/install-browser"),
         (PathBuf::from("/usr/bin/chromium"), "apt-get install chromium"),
     ] {
-        assert!(path.exists(), "no {}; `.ci/setup` brings it, or {how}", path.display());
+        assert!(path.exists(), "no {}; `.ci/setup` brings it, or {hint}", path.display());
     }
     let output = Command::new("node")
         .arg(root.join("tests/page/drive.mjs"))

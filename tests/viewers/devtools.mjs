@@ -18,13 +18,13 @@ const threads = [];
 for (const [pid, process] of data.Renderer.processes) {
   for (const [tid, thread] of process.threads) {
     const profile = data.Samples.profilesInProcess.get(pid)?.get(tid)?.parsedProfile;
-    const own = {};
+    const counts = {};
     for (const id of profile.samples) {
       const { functionName, lineNumber } = profile.nodeById(id).callFrame;
       const key = `${functionName}:${(lineNumber ?? -1) + 1}`;
-      own[key] = (own[key] ?? 0) + 1;
+      counts[key] = (counts[key] ?? 0) + 1;
     }
-    threads.push({ pid, tid, name: thread.name, own, drawn: thread.entries.length });
+    threads.push({ pid, tid, name: thread.name, self: counts, drawn: thread.entries.length });
   }
 }
 console.log(JSON.stringify({ threads, warnings: data.Warnings.perEvent.size }));

@@ -142,21 +142,21 @@ mod tests {
     #[test]
     fn blocks_match_the_memory() {
         let memory: Vec<u8> = (0..5000u32).map(|i| (i * 7) as u8).collect();
-        let (base, mut blocks, mut prefetch) = (
+        let (base, mut block_cache, mut prefetch) = (
             memory.as_ptr() as u64,
             BlockCache::default(),
             Vec::with_capacity(MAX_PREFETCH),
         );
         for round in 0..2 {
-            blocks.begin(std::process::id(), &prefetch);
+            block_cache.begin(std::process::id(), &prefetch);
             for (from, len) in [(0, 8), (1, 700), (255, 2), (4000, 1000), (0, 5000)] {
                 let mut buf = vec![0; len];
-                assert!(blocks.read(base + from as u64, &mut buf), "{from} {len} {round}");
+                assert!(block_cache.read(base + from as u64, &mut buf), "{from} {len} {round}");
                 assert_eq!(buf, memory[from..from + len], "{from} {len} {round}");
             }
-            assert!(!blocks.read(8, &mut [0; 8]), "an unmapped page");
-            assert!(!blocks.read(u64::MAX - 3, &mut [0; 8]), "past the last address");
-            blocks.touched(&mut prefetch);
+            assert!(!block_cache.read(8, &mut [0; 8]), "an unmapped page");
+            assert!(!block_cache.read(u64::MAX - 3, &mut [0; 8]), "past the last address");
+            block_cache.touched(&mut prefetch);
             assert!(prefetch.is_sorted() && prefetch.len() >= 20, "{}", prefetch.len());
         }
     }
@@ -166,12 +166,12 @@ mod tests {
         let memory: Vec<u8> = (0..2 * MAX_BLOCKS as u32 * BLOCK as u32)
             .map(|i| (i / 5) as u8)
             .collect();
-        let (mut blocks, mut buf) = (BlockCache::default(), vec![0; memory.len()]);
-        blocks.begin(std::process::id(), &[]);
-        assert!(blocks.read(memory.as_ptr() as u64, &mut buf));
+        let (mut block_cache, mut buf) = (BlockCache::default(), vec![0; memory.len()]);
+        block_cache.begin(std::process::id(), &[]);
+        assert!(block_cache.read(memory.as_ptr() as u64, &mut buf));
         assert!(buf == memory);
         let mut few = Vec::with_capacity(3);
-        blocks.touched(&mut few);
+        block_cache.touched(&mut few);
         assert_eq!(few.len(), 3);
     }
 }

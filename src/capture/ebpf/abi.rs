@@ -110,7 +110,7 @@ impl StackReassembler {
                 *records = SpanRecords::default();
             }
             match is_own {
-                true => records.own = record,
+                true => records.package = record,
                 false => records.context = record,
             }
             return;
@@ -375,7 +375,7 @@ pub fn encode(layout: &TargetLayout) -> [u8; LAYOUT_SIZE] {
         ] {
             out.extend(w.to_le_bytes());
         }
-        let instr_size = if l.position == crate::cpython_layout::InstructionEncoding::Pointer {
+        let instr_size = if l.instruction_encoding == crate::cpython_layout::InstructionEncoding::Pointer {
             8
         } else {
             4
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn cut_records_are_refused() {
+    fn truncated_records_are_refused() {
         let mut b = vec![0u8; HEAD];
         b[FRAMES_AT..FRAMES_AT + 4].copy_from_slice(&(HEAD as u32).to_le_bytes());
         b[STACK_AT..STACK_AT + 4].copy_from_slice(&(HEAD as u32).to_le_bytes());

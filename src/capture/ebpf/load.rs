@@ -113,7 +113,7 @@ impl EbpfBackend {
             nested,
             running,
             spans,
-            nested_of: FxHashMap::default(),
+            nested_keys: FxHashMap::default(),
             facts,
             counts,
             options: options.clone(),

@@ -3,7 +3,7 @@
 //! One perf event per CPU runs the program in the context of whatever thread is running, which takes the complete
 //! snapshot (sample.bpf.c) if its process is a target: threads are sampled fairly however many they are and however
 //! short they live. A forked child inherits the data about its process in the kernel. Another event per CPU reports
-//! mappings, forks, execs and exits. Samples and these sideband records are put in order of time here.
+//! mappings, forks, execs and exits. Samples and these sideband records are put in chronological order here.
 //!
 //! Events per thread, inherited by new threads, would leave the rest of the machine alone (a tick in another process
 //! costs it 1 us, on some virtual machines 20). But a new thread's timer would start with a full period, which many
@@ -125,7 +125,7 @@ pub struct EbpfBackend {
     nested: BpfHash<MapData, NestedKey, [u64; MAX_NESTED]>,
     running: BpfHash<MapData, u32, [u64; 2]>,
     spans: BpfHash<MapData, u32, [u64; 7]>,
-    nested_of: FxHashMap<Pid, Vec<NestedKey>>,
+    nested_keys: FxHashMap<Pid, Vec<NestedKey>>,
     facts: Array<MapData, KernelFacts>,
     counts: PerCpuArray<MapData, u64>,
     options: SamplingOptions,
@@ -214,13 +214,13 @@ impl EbpfBackend {
         self.facts.set(0, facts, 0).map_err(|e| bpf_error(NOTIFY_FAILED, e))
     }
 
-    fn forget_nested(&mut self, pid: Pid) {
-        for key in self.nested_of.remove(&pid).into_iter().flatten() {
-            let _ = self.nested.remove(&key); // absent: nothing to forget
+    fn remove_nested(&mut self, pid: Pid) {
+        for key in self.nested_keys.remove(&pid).into_iter().flatten() {
+            let _ = self.nested.remove(&key); // absent: nothing to remove
         }
     }
 
-    /// Moves the sideband records of known processes to the queue, in order of time.
+    /// Moves the sideband records of known processes to the queue, in chronological order.
     fn read_sideband(&mut self) {
         let mut batch = Vec::new();
         for ring in &mut self.sideband {
@@ -346,8 +346,8 @@ impl Backend for EbpfBackend {
                 .insert(pid, spans, 0)
                 .map_err(|e| bpf_error(NOTIFY_FAILED, e))?;
         }
-        self.forget_nested(pid);
-        for (thread_pointer, states) in &layout.nested {
+        self.remove_nested(pid);
+        for (thread_pointer, states) in &layout.states_by_thread {
             let key = NestedKey {
                 thread_pointer: *thread_pointer,
                 pid,
@@ -361,15 +361,15 @@ impl Backend for EbpfBackend {
             if self.nested.insert(key, value, 0).is_err() {
                 break;
             }
-            self.nested_of.entry(pid).or_default().push(key);
+            self.nested_keys.entry(pid).or_default().push(key);
         }
         Ok(())
     }
 
     fn remove_process(&mut self, pid: Pid) {
-        self.forget_nested(pid);
+        self.remove_nested(pid);
         self.known.remove(&pid);
-        let _ = self.procs.remove(&pid); // absent: nothing to forget
+        let _ = self.procs.remove(&pid); // absent: nothing to remove
         self.locks.remove(pid);
         let _ = self.running.remove(&pid);
         let _ = self.spans.remove(&pid);

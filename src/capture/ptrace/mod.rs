@@ -213,14 +213,14 @@ impl PtraceBackend {
     }
 
     fn request_attach(&mut self, pid: Pid, at_exec: bool) -> Result<()> {
-        let (reply, answer) = channel();
+        let (reply, response) = channel();
         self.notify(TracerCommand::Attach(pid, at_exec, reply));
         let gone = || {
             Error::new(ErrorKind::Io, format!("cannot trace process {pid}"))
                 .why("the tracer thread has exited")
                 .hint("run it again; if it recurs, please report it with the output of `nativeprof doctor`")
         };
-        answer.recv().unwrap_or_else(|_| Err(gone()))
+        response.recv().unwrap_or_else(|_| Err(gone()))
     }
 }
 

@@ -160,8 +160,8 @@ impl<T: Send> Snapshotter<'_, T> {
         let at = self.writable.partition_point(|(_, end)| *end <= blocked.sp);
         let memory = self.writable.get(at).filter(|(start, _)| *start <= blocked.sp);
         let end = memory.map_or(0, |(_, end)| *end);
-        let (sample, walked) = reader.read_thread((pid, tid), regs, target.thread_pointer, end, self.layout);
-        let found = (self.during)(walked, target.thread_pointer.unwrap_or(0), false);
+        let (sample, python_walk) = reader.read_thread((pid, tid), regs, target.thread_pointer, end, self.layout);
+        let found = (self.during)(python_walk, target.thread_pointer.unwrap_or(0), false);
         let kernel = self.kernel.then(|| procfs::kernel_stack(pid, tid)).flatten();
         let after = RunSnapshot::read(pid, tid).ok_or(SnapshotError::Gone)?;
         if after != before {
@@ -196,7 +196,7 @@ impl<T: Send> Snapshotter<'_, T> {
         let (stop, since) = wait(tid, late)?;
         let mut found = None;
         let mut during =
-            |walked: &PythonWalk, thread_pointer| found = Some((self.during)(walked, thread_pointer, true));
+            |python_walk: &PythonWalk, thread_pointer| found = Some((self.during)(python_walk, thread_pointer, true));
         let taken = reader.take_and_detach(stop, pid, self.layout, &mut during);
         let stopped = sys::clock::now() - since;
         match (taken, found) {

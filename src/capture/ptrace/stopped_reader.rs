@@ -25,8 +25,8 @@ const MAX_AHEAD_CODES: usize = 256;
 /// Buffers that every sample needs, allocated once.
 pub struct StoppedReader {
     walk: WalkFn,
-    blocks: BlockCache,
-    walked: PythonWalk,
+    block_cache: BlockCache,
+    python_walk: PythonWalk,
     seen_code: Arc<SeenCode>,
     /// Code objects copied ahead of the next sample, while its thread ran.
     early_codes: Vec<CodeCopy>,
@@ -40,8 +40,8 @@ impl StoppedReader {
     pub fn new(walk: WalkFn, seen_code: Arc<SeenCode>) -> StoppedReader {
         StoppedReader {
             walk,
-            blocks: BlockCache::default(),
-            walked: PythonWalk::with_capacity(MAX_FRAMES),
+            block_cache: BlockCache::default(),
+            python_walk: PythonWalk::with_capacity(MAX_FRAMES),
             seen_code,
             early_codes: Vec::new(),
             stack: vec![0; (MAX_STACKS * MAX_STACK) as usize],
@@ -68,7 +68,7 @@ impl StoppedReader {
                     self.keep_early_codes(pid, tid);
                 }
             }
-            _ => self.blocks.begin(tid, prefetch),
+            _ => self.block_cache.begin(tid, prefetch),
         }
     }
 
@@ -118,7 +118,7 @@ impl StoppedReader {
         let regs = words.regs();
         let thread = thread(&words, Some(layout));
         let stack = self.read((pid, tid), &regs, &thread, thread.thread_pointer, Some(layout), &[]);
-        during(&self.walked, thread.thread_pointer);
+        during(&self.python_walk, thread.thread_pointer);
         stop.detach();
         let mut sample = self.sample((pid, tid, time), regs, stack);
         self.finish(&mut sample, &mut Vec::new());
@@ -151,7 +151,7 @@ impl StoppedReader {
         );
         let mut sample = self.sample((pid, tid, time), regs, stack);
         self.finish(&mut sample, &mut Vec::new());
-        (sample, &self.walked)
+        (sample, &self.python_walk)
     }
 
     /// Samples a thread that sleeps in a system call, without stopping it, with the registers it had when it made the
@@ -185,14 +185,14 @@ impl StoppedReader {
         layout: Option<&TargetLayout>,
         prefetch: &[u64],
     ) -> (u64, usize, Vec<u64>) {
-        self.walked.clear();
+        self.python_walk.clear();
         if let Some(layout) = layout {
-            self.blocks.begin(tid, prefetch);
+            self.block_cache.begin(tid, prefetch);
             let is_new = |code, fingerprint| self.seen_code.is_new(pid, code, fingerprint);
-            (self.walk)(&self.blocks, layout, thread, &is_new, &mut self.walked);
+            (self.walk)(&self.block_cache, layout, thread, &is_new, &mut self.python_walk);
         }
         let base = regs.sp().wrapping_sub(RED_ZONE);
-        let deep = layout.is_some() && self.walked.python.len() > DEEP_FRAMES;
+        let deep = layout.is_some() && self.python_walk.python.len() > DEEP_FRAMES;
         let end = stack_copy::end(base, descriptor, layout.map_or(0, |s| s.stack_end), deep);
         let (read, mut holes) = (
             |at: u64, out: &mut [u8]| sys::memory::read_memory(tid, at, out),
@@ -240,46 +240,46 @@ impl StoppedReader {
             thread_pointer,
             registers: [0; GPRS],
         };
-        self.blocks.begin(tid, &[]);
+        self.block_cache.begin(tid, &[]);
         let is_new = |code, fingerprint| self.seen_code.is_new(pid, code, fingerprint);
-        (self.walk)(&self.blocks, layout, &thread, &is_new, &mut self.walked);
+        (self.walk)(&self.block_cache, layout, &thread, &is_new, &mut self.python_walk);
         self.keep_early_codes(pid, tid);
     }
 
     /// Keeps the code objects of the walk that was just done for the next sample, unless another one has taken the place of one
     /// since. Not the task that ran: it may have ended by then.
     fn keep_early_codes(&mut self, pid: Pid, tid: Tid) {
-        for copy in self.walked.codes.list() {
+        for copy in self.python_walk.codes.list() {
             if copy.fingerprint != RUNNING_TASK && is_unchanged(tid, &copy) {
                 self.early_codes.push(copy);
             } else {
                 self.seen_code.forget(pid, copy.code, copy.fingerprint);
             }
         }
-        self.walked.codes.clear();
+        self.python_walk.codes.clear();
     }
 
     /// The code objects copied since the last call.
     pub fn codes(&mut self) -> Vec<CodeCopy> {
         let mut codes = std::mem::take(&mut self.early_codes);
-        codes.extend(self.walked.codes.list());
-        self.walked.codes.clear();
+        codes.extend(self.python_walk.codes.list());
+        self.python_walk.codes.clear();
         codes
     }
 
     /// Was a code object not copied although it is new?
     pub fn missed_code(&self) -> bool {
-        self.walked.codes.missed
+        self.python_walk.codes.missed
     }
 
     /// Adds the interpreter frames of the sample just taken. `prefetch` becomes the list of blocks that the walk read.
     pub fn finish(&mut self, sample: &mut Sample, prefetch: &mut Vec<u64>) {
-        self.blocks.touched(prefetch);
-        sample.python.clone_from(&self.walked.python);
-        sample.anchors.clone_from(&self.walked.anchors);
-        sample.walk = self.walked.walk;
-        sample.holds_lock = self.walked.holds_lock;
-        sample.spans.clone_from(&self.walked.spans);
+        self.block_cache.touched(prefetch);
+        sample.python.clone_from(&self.python_walk.python);
+        sample.anchors.clone_from(&self.python_walk.anchors);
+        sample.walk = self.python_walk.walk;
+        sample.holds_lock = self.python_walk.holds_lock;
+        sample.spans.clone_from(&self.python_walk.spans);
     }
 }
 
@@ -337,9 +337,9 @@ mod tests {
         _: &TargetLayout,
         _: &StoppedThread,
         is_new: &dyn Fn(u64, u32) -> bool,
-        walked: &mut PythonWalk,
+        python_walk: &mut PythonWalk,
     ) {
-        walked.codes.clear();
+        python_walk.codes.clear();
         let (code, name) = (CODE.as_ptr() as u64, NAME.as_ptr() as u64);
         for (fingerprint, byte, at) in [(7, 2, 20), (8, 3, 20), (9, 3, 4), (RUNNING_TASK, 2, 20)] {
             if !is_new(code, fingerprint) {
@@ -352,9 +352,11 @@ mod tests {
                 }
                 true
             };
-            walked.codes.part(code, CODE.len(), |to| fill(to, 1, None));
-            walked.codes.part(name, NAME.len(), |to| fill(to, 2, Some((at, byte))));
-            walked.codes.end(code, fingerprint);
+            python_walk.codes.part(code, CODE.len(), |to| fill(to, 1, None));
+            python_walk
+                .codes
+                .part(name, NAME.len(), |to| fill(to, 2, Some((at, byte))));
+            python_walk.codes.end(code, fingerprint);
         }
     }
 

@@ -137,7 +137,7 @@ impl SignalBackend {
         let first = self.scanned.is_none();
         self.scanned = Some(Instant::now());
         let found: Vec<(Tid, Option<u64>)> = match &self.options.threads {
-            Some(pointers) => pointers
+            Some(thread_pointers) => thread_pointers
                 .iter()
                 .filter_map(|p| Some((threads::tid_of(*p)?, Some(*p))))
                 .collect(),

@@ -199,7 +199,7 @@ impl StackRequester {
                 let wait = || if known { None } else { request.wait(timeout) };
                 request.spin(SPIN_TIME).or_else(wait)
             });
-        let answer = match &mut thread.last {
+        let response = match &mut thread.last {
             Some(last) if known || fresh => {
                 last.given = true;
                 Response::Sample(last.sample.clone())
@@ -209,7 +209,7 @@ impl StackRequester {
         if thread.pending.is_none() && thread.was_recently_late() {
             self.prefetch_request(tid, threads);
         }
-        answer
+        response
     }
 
     /// Requests a thread's next sample in advance, unless it sleeps.

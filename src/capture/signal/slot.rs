@@ -53,8 +53,8 @@ pub struct SlotData {
     truncated: bool,
     holes: [u64; HOLES],
     stack: Vec<u8>,
-    walked: PythonWalk,
-    blocks: BlockCache,
+    python_walk: PythonWalk,
+    block_cache: BlockCache,
     handler_stack: Vec<u8>,
 }
 
@@ -74,8 +74,8 @@ impl SlotData {
             truncated: false,
             holes: [0; HOLES],
             stack: vec![0; stack_capacity],
-            walked: PythonWalk::with_capacity(MAX_FRAMES),
-            blocks: BlockCache::default(),
+            python_walk: PythonWalk::with_capacity(MAX_FRAMES),
+            block_cache: BlockCache::default(),
             handler_stack: vec![0; HANDLER_STACK],
         }
     }
@@ -102,12 +102,12 @@ impl SlotData {
 
     /// The code objects that were copied. Allocates.
     pub fn codes(&self) -> Vec<CodeCopy> {
-        self.walked.codes.list()
+        self.python_walk.codes.list()
     }
 
     /// Was a code object not copied although it is new?
     pub fn missed_code(&self) -> bool {
-        self.walked.codes.missed
+        self.python_walk.codes.missed
     }
 
     /// The sample that was copied. Allocates.
@@ -123,15 +123,15 @@ impl SlotData {
                 holes: stack_copy::trimmed(&self.holes),
             },
             kernel: Vec::new(),
-            python: self.walked.python.clone(),
-            anchors: self.walked.anchors.clone(),
-            walk: self.walked.walk,
+            python: self.python_walk.python.clone(),
+            anchors: self.python_walk.anchors.clone(),
+            walk: self.python_walk.walk,
             time_spent: TimeSpent::default(),
             wake_up: WakeUp::default(),
             dispatcher: None,
-            holds_lock: self.walked.holds_lock,
+            holds_lock: self.python_walk.holds_lock,
             system_call: None,
-            spans: self.walked.spans.clone(),
+            spans: self.python_walk.spans.clone(),
         };
         if self.len > MAX_RESIDENT {
             threads::release_pages(&mut self.stack);
@@ -150,17 +150,17 @@ impl SlotData {
         seen_code: &SeenCode,
     ) {
         (self.tid, self.time, self.regs) = (at.tid, sys::clock::now(), regs);
-        self.walked.clear();
+        self.python_walk.clear();
         if let Some(layout) = layout.filter(|_| self.copy.python) {
             let thread = StoppedThread {
                 thread_pointer: at.thread_pointer,
                 registers: regs.gpr,
             };
             prefetch.with(at.tid, &mut |known| {
-                self.blocks.begin(at.pid, known);
+                self.block_cache.begin(at.pid, known);
                 let is_new = |code, fingerprint| seen_code.is_new(0, code, fingerprint);
-                walk(&self.blocks, layout, &thread, &is_new, &mut self.walked);
-                self.blocks.touched(known); // within its capacity
+                walk(&self.block_cache, layout, &thread, &is_new, &mut self.python_walk);
+                self.block_cache.touched(known); // within its capacity
             });
         }
     }
@@ -169,7 +169,7 @@ impl SlotData {
     pub fn copy_stack(&mut self, at: &ThreadLocation) {
         (self.base, self.len, self.truncated) = (self.regs.sp().wrapping_sub(RED_ZONE), 0, false);
         if self.copy.stack {
-            let deep = self.walked.python.len() > DEEP_FRAMES;
+            let deep = self.python_walk.python.len() > DEEP_FRAMES;
             let end = stack_copy::end(self.base, at.thread_pointer, at.main, deep);
             let read = |from: u64, out: &mut [u8]| sys::memory::read_memory(at.pid, from, out);
             self.truncated = end.saturating_sub(self.base) > self.stack.len() as u64;

@@ -44,7 +44,7 @@ mod state {
 struct PoolSlot {
     state: AtomicU64,
     /// Changes with each response.
-    answers: AtomicU32,
+    responses: AtomicU32,
     data: UnsafeCell<SlotData>,
 }
 
@@ -120,7 +120,7 @@ impl SlotPool {
         let stack_capacity = MAX_STACK as usize;
         let slot = |_| PoolSlot {
             state: AtomicU64::new(state::FREE),
-            answers: AtomicU32::new(0),
+            responses: AtomicU32::new(0),
             data: UnsafeCell::new(SlotData::new(stack_capacity)),
         };
         Ok(SlotPool {
@@ -210,7 +210,7 @@ impl SlotPool {
         }
     }
 
-    /// Returns the waiting samples in order of time, each with the code objects copied with it.
+    /// Returns the waiting samples in chronological order, each with the code objects copied with it.
     pub fn drain(&self, out: &mut Vec<(Sample, Vec<CodeCopy>)>) {
         let first = out.len();
         for (i, slot) in self.slots.iter().enumerate() {
@@ -418,8 +418,8 @@ impl SlotPool {
             slot.state.store(state::FREE, Ordering::Relaxed);
             self.free.fetch_or(1 << i, Ordering::Release);
         }
-        slot.answers.fetch_add(1, Ordering::Release);
-        threads::wake(&slot.answers);
+        slot.responses.fetch_add(1, Ordering::Release);
+        threads::wake(&slot.responses);
     }
 
     /// Wakes the thread that waits for samples. For the handler.
@@ -447,7 +447,7 @@ impl Request {
                 return None;
             }
             let slot = &self.pool.slots[self.slot];
-            let answers = slot.answers.load(Ordering::Acquire);
+            let responses = slot.responses.load(Ordering::Acquire);
             if slot.state.load(Ordering::Acquire) == on_response {
                 self.done.store(1, Ordering::Relaxed);
                 return Some(self.pool.copy_out(self.slot).0);
@@ -456,7 +456,7 @@ impl Request {
             if left.is_zero() {
                 return None;
             }
-            threads::wait_while(&slot.answers, answers, left);
+            threads::wait_while(&slot.responses, responses, left);
         }
     }
 

@@ -17,7 +17,7 @@ pub struct DiffCommand {
     pub after: PathBuf,
     /// Row filters, applied in order, as in `report`
     #[arg(value_name = "FILTER")]
-    pub restrictions: Vec<String>,
+    pub filters: Vec<String>,
     /// What each row represents
     #[arg(long, value_enum, default_value_t = DiffBy::Function, conflicts_with_all = ["output", "format"])]
     pub by: DiffBy,
@@ -49,10 +49,10 @@ pub struct DiffCommand {
     #[arg(long, value_name = "PERCENT", value_parser = limit, allow_negative_numbers = true)]
     pub fail_above: Option<f64>,
     /// Write a differential flame graph to FILE, to a file in that directory, or to standard output (`-`)
-    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["restrictions", "all"])]
+    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["filters", "all"])]
     pub output: Option<PathBuf>,
     /// Format of the differential flame graph [default: from the file extension]
-    #[arg(short, long, value_enum, value_name = "FORMAT", conflicts_with_all = ["restrictions", "all"])]
+    #[arg(short, long, value_enum, value_name = "FORMAT", conflicts_with_all = ["filters", "all"])]
     pub format: Option<DiffFormat>,
     /// Leave the text of source files out of the HTML report
     #[arg(long)]

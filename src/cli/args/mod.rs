@@ -214,16 +214,16 @@ pub struct ReportCommand {
     /// Row filters, applied in order: `20` (first 20 rows), `0.1` or `10%` (first tenth of the rows; in a tree, nodes
     /// with at least that share of the samples), otherwise a regular expression matched against `NAME (LOCATION)`
     #[arg(value_name = "FILTER")]
-    pub restrictions: Vec<String>,
+    pub filters: Vec<String>,
     /// What each row represents [default: Python functions including the C code that they call; `function`: each C
     /// function separately]
     #[arg(long, value_enum)]
-    pub by: Option<By>,
+    pub by: Option<ReportBy>,
     /// Source of a function or a file, with the samples of each line
-    #[arg(long, value_name = "FUNCTION|FILE", conflicts_with_all = ["restrictions", "callers", "callees", "tree", "by", "waits", "lag"])]
+    #[arg(long, value_name = "FUNCTION|FILE", conflicts_with_all = ["filters", "callers", "callees", "tree", "by", "waits", "lag"])]
     pub source: Option<String>,
     /// Machine code of a native function, with the samples of each instruction
-    #[arg(long, value_name = "FUNCTION", conflicts_with_all = ["restrictions", "source", "callers", "callees", "tree", "by", "waits", "lag", "value", "span", "label"])]
+    #[arg(long, value_name = "FUNCTION", conflicts_with_all = ["filters", "source", "callers", "callees", "tree", "by", "waits", "lag", "value", "span", "label"])]
     pub assembly: Option<String>,
     /// Sort order
     #[arg(long, value_enum, default_value_t = ReportOrder::SelfCount)]
@@ -304,7 +304,7 @@ pub struct Man {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum By {
+pub enum ReportBy {
     Function,
     /// Your code, libraries, the standard library, the interpreter, extensions, C libraries, the kernel
     Category,

@@ -55,7 +55,7 @@ pub struct Sampling {
     pub backend: BackendChoice,
     /// Event that triggers a sample: cpu-clock, cycles, page-faults, context-switches, or auto: cycles where the CPU has
     /// hardware counters, else cpu-clock
-    #[arg(long, value_name = "EVENT", default_value = "auto", value_parser = clock)]
+    #[arg(long, value_name = "EVENT", default_value = "auto", value_parser = event_kind)]
     event: EventKind,
     /// Time to sample: cpu (while threads run), off-cpu (while they wait, or are runnable without a CPU), wall (both)
     #[arg(long, value_name = "MODE", default_value = "cpu", value_parser = mode)]
@@ -255,12 +255,12 @@ fn mode(text: &str) -> Result<Mode, String> {
     found.ok_or_else(|| format!("expected one of {}", names.join(", ")))
 }
 
-fn clock(text: &str) -> Result<EventKind, String> {
+fn event_kind(text: &str) -> Result<EventKind, String> {
     let names: Vec<_> = EVENT_KINDS.iter().map(|(name, _)| *name).collect();
     let found = EVENT_KINDS
         .iter()
         .find(|(name, _)| *name == text)
-        .map(|(_, clock)| *clock);
+        .map(|(_, kind)| *kind);
     found.ok_or_else(|| format!("expected one of {}", names.join(", ")))
 }
 

@@ -44,10 +44,9 @@ pub fn man(directory: Option<&Path>) -> Result<()> {
     let mut count = 0;
     for command in std::iter::once(&main).chain(main.get_subcommands()) {
         let name = command.get_display_name().unwrap_or(command.get_name());
-        let place = OutputFile::new(&directory.join(format!("{name}.1")), PUBLIC).map_err(|e| e.hint(HINT))?;
+        let file = OutputFile::new(&directory.join(format!("{name}.1")), PUBLIC).map_err(|e| e.hint(HINT))?;
         let bytes = page(command).map_err(unwritten)?;
-        place
-            .write(&|out: &mut dyn Write| out.write_all(&bytes))
+        file.write(&|out: &mut dyn Write| out.write_all(&bytes))
             .map_err(unwritten)?;
         count += 1;
     }

@@ -120,7 +120,7 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
         spans: options.spans,
         ..sampling.capture(options.rate, options.subprocesses)
     };
-    let mut source = open_backend(sampling.backend, &capture)?;
+    let mut backend = open_backend(sampling.backend, &capture)?;
     let grouping = Grouping {
         processes: options.subprocesses,
         threads: options.threads,
@@ -140,11 +140,11 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
         .save_tape
         .as_ref()
         .map(|_| TapeRecorder::new(options.tape_samples));
-    let host: Box<dyn System> = match &recorder {
+    let system: Box<dyn System> = match &recorder {
         Some(recorder) => Box::new(RecordingSystem(recorder.clone())),
         None => Box::new(LiveSystem),
     };
-    let mut session = Session::new(session_options, host);
+    let mut session = Session::new(session_options, system);
     session.fetch = fetch;
     session.naming = Some(NamingProcess::default());
     if sampling.wakers {
@@ -156,12 +156,12 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     };
     let watch = sys::process::ExitWatch::new(pid);
     match &mut launched {
-        Some(launched) => start_command(launched, &mut *source, &mut session)?,
+        Some(launched) => start_command(launched, &mut *backend, &mut session)?,
         None => {
-            session.open(pid, &mut |pid, space| update_backend(&mut *source, pid, space))?;
-            source.attach(pid)?;
+            session.open(pid, &mut |pid, layout| update_backend(&mut *backend, pid, layout))?;
+            backend.attach(pid)?;
             if options.subprocesses {
-                attach_family(&mut *source, &mut session, pid)?;
+                attach_family(&mut *backend, &mut session, pid)?;
             } else if session.pythons.is_empty()
                 && let Some(line) = discover::suggest_python_child(pid)
             {
@@ -172,13 +172,13 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     let family = discover::FamilyCpu::start(pid);
     let (began, began_wall, start) = (sys::clock::now(), SystemTime::now(), Instant::now());
     let startup_cpu = sys::clock::process_cpu_time();
-    source.start()?;
+    backend.start()?;
     phases::restrict_to_sampling(kept)?;
     print_line(&format!(
         "nativeprof: sampling {} at {} Hz ({})",
         discover::pid_label(pid),
         options.rate,
-        source.name()
+        backend.name()
     ));
 
     let end = options.duration.map(Duration::from_secs_f64);
@@ -203,13 +203,13 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
         let wait = pump.wait(wait);
         let turn = Instant::now() + wait + POLL_INTERVAL;
         let until = Some(end.map_or(turn, |end| turn.min(start + end)));
-        failure = pump.pump(&mut *source, &mut session, &mut observe, wait, until).err();
+        failure = pump.pump(&mut *backend, &mut session, &mut observe, wait, until).err();
         if !progress.is_hidden() {
             progress.set_message(progress_text(&session, start.elapsed()));
             progress.tick();
         }
     }
-    source.stop();
+    backend.stop();
     if let Some(naming) = &mut session.naming {
         naming.prepare();
     }
@@ -221,28 +221,28 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     };
     let until = Instant::now() + DRAIN_TIME;
     let mut drain = || -> Result<()> {
-        while pump.pump(&mut *source, &mut session, &mut observe, Duration::ZERO, Some(until))?
+        while pump.pump(&mut *backend, &mut session, &mut observe, Duration::ZERO, Some(until))?
             && Instant::now() < until
         {}
         Ok(())
     };
     failure = failure.or(drain().err());
-    failure = failure.or(session.add_open_intervals(&mut *source).err());
-    let discarded = pump.discard(&mut *source);
+    failure = failure.or(session.add_open_intervals(&mut *backend).err());
+    let discarded = pump.discard(&mut *backend);
     let left = *discarded.as_ref().unwrap_or(&0);
     failure = failure.or(discarded.err());
     progress.finish_and_clear();
     let sampling_cpu = sys::clock::process_cpu_time().saturating_sub(startup_cpu);
 
-    let mut counts = source.counts();
+    let mut counts = backend.counts();
     counts.lost += left;
     let meta = Meta {
         command,
-        ..session.meta(&*source, &counts, options.rate, pid, (began_wall, duration))
+        ..session.meta(&*backend, &counts, options.rate, pid, (began_wall, duration))
     };
     session.update_thread_names();
     session.open_symbol_sources(pid);
-    drop(source); // its descriptors are privileges too
+    drop(backend); // its descriptors are privileges too
     phases::drop_for_symbolization(kept)?;
     let mut profile = session.resolve(began, meta);
     profile.meta.sampling_cpu = sampling_cpu as f64 * 1e-9;
@@ -337,21 +337,21 @@ fn explain_user(mut e: Error, user: Option<&User>) -> Error {
 }
 
 /// Writes the tape.
-fn save_tape(recorder: &TapeRecorder, place: &OutputFile, meta: &Meta, began: u64, attached: bool) -> Result<()> {
-    let head = tape::TapeHeader {
+fn save_tape(recorder: &TapeRecorder, output: &OutputFile, meta: &Meta, began: u64, attached: bool) -> Result<()> {
+    let header = tape::TapeHeader {
         pid: meta.pid,
         attached,
         rate: meta.rate,
-        clock: meta.event.clone(),
+        event: meta.event.clone(),
         backend: meta.backend.clone(),
         began,
         start: meta.start,
         duration: meta.duration,
         command: meta.command.clone(),
     };
-    let (tape, same) = tape_replay::finish(recorder.finish(head))?;
-    let (bytes, name) = (encode::write(&tape), place.path().display().to_string());
-    place.write(&|out| out.write_all(&bytes)).map_err(|e| {
+    let (tape, same) = tape_replay::finish(recorder.finish(header))?;
+    let (bytes, name) = (encode::write(&tape), output.path().display().to_string());
+    output.write(&|out| out.write_all(&bytes)).map_err(|e| {
         Error::io(format!("cannot write the tape {name}"), e).hint("choose another file with --save-tape FILE")
     })?;
     let counts = tape::TapeBackend::new(tape.into()).counts();
@@ -371,7 +371,7 @@ fn save_tape(recorder: &TapeRecorder, place: &OutputFile, meta: &Meta, began: u6
 }
 
 /// Attaches to the existing descendants of a process. Later forks come as events.
-fn attach_family(source: &mut dyn Backend, session: &mut Session, pid: Pid) -> Result<()> {
+fn attach_family(backend: &mut dyn Backend, session: &mut Session, pid: Pid) -> Result<()> {
     let mut known = BTreeSet::from([pid]);
     loop {
         let before = known.len();
@@ -379,8 +379,8 @@ fn attach_family(source: &mut dyn Backend, session: &mut Session, pid: Pid) -> R
             if !known.insert(child) {
                 continue;
             }
-            let opened = session.open(child, &mut |pid, space| update_backend(source, pid, space));
-            match opened.and_then(|()| source.attach(child)) {
+            let opened = session.open(child, &mut |pid, layout| update_backend(backend, pid, layout));
+            match opened.and_then(|()| backend.attach(child)) {
                 Err(e) if e.kind == ErrorKind::NotPermitted => {
                     print_status(&format!("child process {child} is not sampled: {} ({})", e.what, e.why))
                 }

@@ -41,7 +41,7 @@ pub fn replay(options: &Replay) -> Result<()> {
     let output = Output::new(
         options.output.as_deref(),
         options.format.as_deref(),
-        &format!("nativeprof-{}", tape.head.pid),
+        &format!("nativeprof-{}", tape.header.pid),
     )?
     .shown(&options.shown, false)?;
     output.check_inputs(std::slice::from_ref(&options.tape))?;

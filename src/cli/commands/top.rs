@@ -30,7 +30,7 @@ use crate::target::system::LiveSystem;
 use crate::tui;
 
 /// Longest time that samples are processed before keys and the target are checked again.
-const MAX_TURN: Duration = Duration::from_millis(100);
+const MAX_PUMP_TIME: Duration = Duration::from_millis(100);
 /// Age from which samples are forgotten, s.
 const MAX_AGE: u64 = 60;
 
@@ -72,7 +72,7 @@ pub fn top(options: &Top) -> Result<()> {
     sys::files::raise_file_limit();
     sys::interrupts::install_interrupt_handler();
     let sampling = &options.sampling;
-    let mut source = open_backend(sampling.backend, &sampling.capture(options.rate, false))?;
+    let mut backend = open_backend(sampling.backend, &sampling.capture(options.rate, false))?;
     let session_options = session::SessionOptions {
         native: !sampling.no_native,
         tasks: options.tasks.shows_tasks(),
@@ -91,22 +91,22 @@ pub fn top(options: &Top) -> Result<()> {
     let watch = sys::process::ExitWatch::new(pid);
     let mut command = options.command.join(" ");
     match &mut launched {
-        Some(launched) => start_command(launched, &mut *source, &mut session)?,
+        Some(launched) => start_command(launched, &mut *backend, &mut session)?,
         None => {
             command = procfs::command_line(pid);
-            session.open(pid, &mut |pid, space| update_backend(&mut *source, pid, space))?;
-            source.attach(pid)?;
+            session.open(pid, &mut |pid, layout| update_backend(&mut *backend, pid, layout))?;
+            backend.attach(pid)?;
         }
     }
     let (started, wall, began) = (Instant::now(), SystemTime::now(), sys::clock::now());
-    source.start()?;
+    backend.start()?;
     phases::restrict_to_sampling(Caps::NONE)?;
     let mut feed = TopFeed {
         pid,
         rate: options.rate,
         command,
         watch,
-        source,
+        backend,
         session,
         names: NameCache::default(),
         started,
@@ -116,9 +116,9 @@ pub fn top(options: &Top) -> Result<()> {
         pump: EventPump::default(),
     };
     let done = tui::run(&mut feed, options.frames.view(false));
-    feed.source.stop();
+    feed.backend.stop();
     done?;
-    let q = feed.session.quality(&feed.source.counts(), feed.rate);
+    let q = feed.session.quality(&feed.backend.counts(), feed.rate);
     print_line(&format!(
         "nativeprof: {} in {:.1} s, {} lost; stacks: {}",
         summary::counted(q.taken, "samples"),
@@ -136,7 +136,7 @@ struct TopFeed {
     command: String,
     /// Becomes readable when the process ends.
     watch: sys::process::ExitWatch,
-    source: Box<dyn Backend>,
+    backend: Box<dyn Backend>,
     session: Session,
     names: NameCache,
     started: Instant,
@@ -150,8 +150,8 @@ struct TopFeed {
 impl tui::SampleFeed for TopFeed {
     fn poll(&mut self, wait: Duration) -> Result<bool> {
         let wait = self.pump.wait(wait);
-        let until = Some(Instant::now() + wait + MAX_TURN);
-        let more = (self.pump).pump(&mut *self.source, &mut self.session, &mut |_| {}, wait, until)?;
+        let until = Some(Instant::now() + wait + MAX_PUMP_TIME);
+        let more = (self.pump).pump(&mut *self.backend, &mut self.session, &mut |_| {}, wait, until)?;
         Ok(more || !self.watch.has_exited())
     }
 
@@ -159,11 +159,11 @@ impl tui::SampleFeed for TopFeed {
         let before = |seconds: u64| until.saturating_sub(seconds * 1_000_000_000).max(self.began);
         let since = before(seconds);
         self.session.forget_before(before(MAX_AGE));
-        let counts = self.source.counts();
+        let counts = self.backend.counts();
         let when = (self.wall, self.started.elapsed());
         let meta = Meta {
             command: self.command.clone(),
-            ..self.session.meta(&*self.source, &counts, self.rate, self.pid, when)
+            ..self.session.meta(&*self.backend, &counts, self.rate, self.pid, when)
         };
         self.session.open_symbol_sources(self.pid);
         let (session, names) = (&mut self.session, &mut self.names);
@@ -212,8 +212,8 @@ fn quality_of_shown(profile: &Profile) -> Quality {
         taken: profile.timeline.len() as u64,
         ..Quality::default()
     };
-    for tick in &profile.timeline {
-        q.partial += u64::from(truncated.get(tick.node as usize).copied().unwrap_or(false));
+    for sample in &profile.timeline {
+        q.partial += u64::from(truncated.get(sample.node as usize).copied().unwrap_or(false));
     }
     let complete = q.taken - q.partial;
     (q.exact, q.repaired) = if all.repaired == 0 {

@@ -40,7 +40,7 @@ impl OutputFile {
     /// # Errors
     /// `Io` or `NotPermitted`.
     pub fn new(path: &Path, mode: u32) -> Result<OutputFile> {
-        let mut place = OutputFile {
+        let mut output = OutputFile {
             path: path.to_path_buf(),
             device: false,
             mode,
@@ -61,15 +61,15 @@ impl OutputFile {
         let root_may = permitted.and(Caps::of(WRITING));
         // Root without an invoking user (in a container, say) may use its capabilities to write.
         for needs in [Caps::NONE, root_may] {
-            place.needs = needs;
-            let tried = credentials::with_only(needs, || place.probe()).map_err(failed)?;
+            output.needs = needs;
+            let tried = credentials::with_only(needs, || output.probe()).map_err(failed)?;
             match tried {
                 Err(e) if e.kind() == io::ErrorKind::PermissionDenied && needs != root_may => {}
                 Err(e) => return Err(failed(e)),
                 Ok(()) => break,
             }
         }
-        Ok(place)
+        Ok(output)
     }
 
     /// Capabilities needed to create the file.
@@ -125,20 +125,20 @@ impl OutputFile {
 
     /// Writes the file; its length, or `None` for a device. An existing file is replaced by the complete new one or not
     /// at all.
-    pub fn write(&self, make: &WriteFn<'_>) -> io::Result<Option<u64>> {
+    pub fn write(&self, write: &WriteFn<'_>) -> io::Result<Option<u64>> {
         if self.device {
             write_all_parts(
                 File::options()
                     .write(true)
                     .custom_flags(libc::O_NOCTTY)
                     .open(&self.path)?,
-                make,
+                write,
             )?;
             return Ok(None);
         }
         let (temporary, file) = create_temp(&self.path, self.mode)?;
         let done =
-            write_all_parts(file, make).and_then(|length| fs::rename(&temporary, &self.path).map(|()| Some(length)));
+            write_all_parts(file, write).and_then(|length| fs::rename(&temporary, &self.path).map(|()| Some(length)));
         if done.is_err() {
             let _ = fs::remove_file(&temporary); // the first failure is the one to report
         }
@@ -148,7 +148,7 @@ impl OutputFile {
 
 /// Writes the file elsewhere when its path has failed: in the first directory that works, under this name or a similar
 /// one. For its owner only: the original path may have been private.
-pub fn write_elsewhere(name: &OsStr, make: &WriteFn<'_>) -> Option<(PathBuf, u64)> {
+pub fn write_elsewhere(name: &OsStr, write: &WriteFn<'_>) -> Option<(PathBuf, u64)> {
     let home = std::env::var_os("HOME").map(PathBuf::from);
     let directories = [
         Some(std::env::temp_dir()),
@@ -166,7 +166,7 @@ pub fn write_elsewhere(name: &OsStr, make: &WriteFn<'_>) -> Option<(PathBuf, u64
             match create(&path, PRIVATE) {
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
                 Err(_) => break,
-                Ok(file) => match write_all_parts(file, make) {
+                Ok(file) => match write_all_parts(file, write) {
                     Ok(length) => return Some((path, length)),
                     Err(_) => {
                         let _ = fs::remove_file(&path); // the next directory may work
@@ -184,9 +184,9 @@ fn directory(path: &Path) -> &Path {
     parent.unwrap_or(Path::new("."))
 }
 
-fn write_all_parts(file: File, make: &WriteFn<'_>) -> io::Result<u64> {
+fn write_all_parts(file: File, write: &WriteFn<'_>) -> io::Result<u64> {
     let mut out = BufWriter::new(file);
-    make(&mut out)?;
+    write(&mut out)?;
     out.flush()?;
     Ok(out.get_ref().metadata()?.len())
 }
@@ -220,7 +220,7 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     fn scratch(name: &str) -> PathBuf {
-        let directory = std::env::temp_dir().join(format!("nativeprof-place-{name}-{}", std::process::id()));
+        let directory = std::env::temp_dir().join(format!("nativeprof-output-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&directory);
         fs::create_dir(&directory).unwrap();
         directory
@@ -243,8 +243,8 @@ mod tests {
         let (victim, link) = (directory.join("victim"), directory.join("x.svg"));
         fs::write(&victim, "precious").unwrap();
         symlink(&victim, &link).unwrap();
-        let place = OutputFile::new(&link, PUBLIC).unwrap();
-        assert_eq!(place.write(&hello).unwrap(), Some(5));
+        let output = OutputFile::new(&link, PUBLIC).unwrap();
+        assert_eq!(output.write(&hello).unwrap(), Some(5));
         assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
         assert!(fs::symlink_metadata(&link).unwrap().is_file());
         assert_eq!(fs::read_to_string(&link).unwrap(), "hello");
@@ -276,9 +276,9 @@ mod tests {
         let directory = scratch("failed");
         let path = directory.join("x.json");
         fs::write(&path, "old").unwrap();
-        let place = OutputFile::new(&path, PUBLIC).unwrap();
+        let output = OutputFile::new(&path, PUBLIC).unwrap();
         let fails = |out: &mut dyn Write| out.write_all(b"ha").and(Err(io::Error::other("no more")));
-        assert_eq!(place.write(&fails).unwrap_err().to_string(), "no more");
+        assert_eq!(output.write(&fails).unwrap_err().to_string(), "no more");
         assert_eq!(fs::read_to_string(&path).unwrap(), "old");
         assert_eq!(names(&directory), ["x.json"]);
         fs::remove_dir_all(&directory).unwrap();
@@ -286,8 +286,8 @@ mod tests {
 
     #[test]
     fn devices_are_written_to() {
-        let place = OutputFile::new(Path::new("/dev/null"), PUBLIC).unwrap();
-        assert_eq!(place.write(&hello).unwrap(), None);
+        let output = OutputFile::new(Path::new("/dev/null"), PUBLIC).unwrap();
+        assert_eq!(output.write(&hello).unwrap(), None);
         assert!(fs::symlink_metadata("/dev/null").unwrap().file_type().is_char_device());
     }
 }

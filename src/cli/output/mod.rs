@@ -36,7 +36,7 @@ pub const JSON_VERSION: u32 = 1;
 #[derive(Debug)]
 pub struct Output {
     /// `None`: standard output.
-    place: Option<OutputFile>,
+    file: Option<OutputFile>,
     format: &'static Format,
     /// Name of the file, if it has to be written elsewhere.
     name: OsString,
@@ -98,14 +98,14 @@ impl Output {
             .why("it is binary")
             .hint(format!("-o {stem}{}", format.extensions[0])));
         }
-        let place = if standard {
+        let file = if standard {
             None
         } else {
             Some(OutputFile::new(path, PUBLIC)?)
         };
         let named = if standard { &default } else { path };
         Ok(Output {
-            place,
+            file,
             format,
             name: named.file_name().unwrap_or("profile".as_ref()).to_os_string(),
             value: None,
@@ -183,10 +183,8 @@ impl Output {
     /// Opens what was written in a browser if that was requested; `by_default`: also on a desktop's terminal, if neither
     /// path nor format were given.
     pub fn browse(&self, by_default: bool) {
-        let said = match &self.place {
-            Some(place) if self.written.get() => {
-                browser::open(self.browser, place.path(), by_default && self.is_default)
-            }
+        let said = match &self.file {
+            Some(file) if self.written.get() => browser::open(self.browser, file.path(), by_default && self.is_default),
             None if self.browser == Browse::On => Some(browser::NOT_STANDARD_OUTPUT.into()),
             _ => None,
         };
@@ -208,8 +206,8 @@ impl Output {
         if self.written.get() {
             return Ok(());
         }
-        let what = match &self.place {
-            Some(place) => format!("{} was not written", place.path().display()),
+        let what = match &self.file {
+            Some(file) => format!("{} was not written", file.path().display()),
             None => "standard output was not written".into(),
         };
         Err(Error::new(ErrorKind::Io, what)
@@ -223,7 +221,7 @@ impl Output {
     /// `Usage`, with the input's name.
     pub fn check_inputs(&self, files: &[PathBuf]) -> Result<()> {
         // A file that is not there yet has no canonical path.
-        let replaced = self.place.as_ref().and_then(|place| place.path().canonicalize().ok());
+        let replaced = self.file.as_ref().and_then(|file| file.path().canonicalize().ok());
         let is_replaced = |file: &&PathBuf| replaced.is_some() && replaced == file.canonicalize().ok();
         let Some(file) = files.iter().find(is_replaced) else {
             return Ok(());
@@ -236,7 +234,7 @@ impl Output {
 
     /// Capabilities without which the profile cannot be written.
     pub fn needs(&self) -> Caps {
-        self.place.as_ref().map_or(Caps::NONE, OutputFile::needs)
+        self.file.as_ref().map_or(Caps::NONE, OutputFile::needs)
     }
 
     /// Writes the profile; returns a text with the path. A profile without the chosen value is written with its count:
@@ -288,15 +286,15 @@ impl Output {
             true => html::write_page(profile, &page, out),
             false => (self.format.write)(profile, out),
         });
-        let (shown, done) = match &self.place {
-            Some(place) => (place.path().display().to_string(), place.write(&make)),
+        let (shown, done) = match &self.file {
+            Some(file) => (file.path().display().to_string(), file.write(&make)),
             None => {
                 let mut out = BufWriter::new(io::stdout().lock());
                 let done = make(&mut out).and_then(|()| out.flush());
                 ("standard output".to_string(), done.map(|()| None))
             }
         };
-        let closed_early = |e: &io::Error| self.place.is_none() && e.kind() == io::ErrorKind::BrokenPipe;
+        let closed_early = |e: &io::Error| self.file.is_none() && e.kind() == io::ErrorKind::BrokenPipe;
         self.written.set(done.as_ref().map_or_else(closed_early, |_| true));
         let why = match done {
             Ok(None) => return Ok(format!("{shown} ({format})")),

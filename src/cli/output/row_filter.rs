@@ -51,9 +51,9 @@ pub fn pattern(word: &str) -> Result<Regex> {
 }
 
 /// Applies the filters in order; patterns are matched against `text`.
-pub fn apply<T>(rows: &mut Vec<T>, restrictions: &[RowFilter], text: impl Fn(&T) -> String) {
-    for restriction in restrictions {
-        match restriction {
+pub fn apply<T>(rows: &mut Vec<T>, filters: &[RowFilter], text: impl Fn(&T) -> String) {
+    for filter in filters {
+        match filter {
             RowFilter::Count(count) => rows.truncate(*count),
             RowFilter::Fraction(part) => rows.truncate((rows.len() as f64 * part).round() as usize),
             RowFilter::Pattern(pattern) => rows.retain(|row| pattern.is_match(&text(row))),

@@ -36,7 +36,7 @@ pub struct CountedRow {
 }
 
 impl ReportRow {
-    /// As restrictions and patterns see it.
+    /// As filters and patterns see it.
     pub fn text(&self) -> String {
         match self.place.is_empty() {
             true => self.name.clone(),

@@ -40,7 +40,7 @@ pub struct AwaitChain {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum CoroutineState {
     Created,
     Suspended,
     Running,
@@ -101,7 +101,7 @@ impl Objects<'_> {
             return Some(None); // it has ended
         };
         let state = self.state(coroutine, frame)?;
-        if state == State::Ended {
+        if state == CoroutineState::Ended {
             return Some(None);
         }
         if chain.frames.iter().any(|f| f.frame == frame) {
@@ -110,9 +110,9 @@ impl Objects<'_> {
         let mut raw = self.raw_frame(frame)?;
         raw.name = self.word(coroutine, self.tasks.coroutine_name)?;
         chain.frames.push(raw);
-        chain.is_running = state == State::Running;
-        chain.is_new = state == State::Created;
-        if state != State::Suspended {
+        chain.is_running = state == CoroutineState::Running;
+        chain.is_new = state == CoroutineState::Created;
+        if state != CoroutineState::Suspended {
             return Some(None);
         }
         let top = self.top_of_stack(frame)?;
@@ -122,7 +122,7 @@ impl Objects<'_> {
 
     pub(super) fn raw_frame(&self, frame: u64) -> Option<RawAwaitFrame> {
         let l = self.layout;
-        let instr = if l.position == InstructionEncoding::Pointer {
+        let instr = if l.instruction_encoding == InstructionEncoding::Pointer {
             self.word(frame, l.frame_instr)?
         } else {
             i64::from(self.memory.u32(frame.checked_add(l.frame_instr.into())?)? as i32) as u64
@@ -135,30 +135,30 @@ impl Objects<'_> {
         })
     }
 
-    fn state(&self, coroutine: u64, frame: u64) -> Option<State> {
+    fn state(&self, coroutine: u64, frame: u64) -> Option<CoroutineState> {
         let byte = |object, at| Some(self.byte(object, at)? as i8);
         Some(match self.tasks.frame_state {
             FrameState::Executing(at) => match (byte(frame, at)?, self.not_started(frame)?) {
-                (0, true) => State::Created,
-                (0, false) => State::Suspended,
-                _ => State::Running,
+                (0, true) => CoroutineState::Created,
+                (0, false) => CoroutineState::Suspended,
+                _ => CoroutineState::Running,
             },
             FrameState::InFrame(at) => match byte(frame, at)? {
-                -2 => State::Created,
-                -1 => State::Suspended,
-                0 => State::Running,
-                _ => State::Ended,
+                -2 => CoroutineState::Created,
+                -1 => CoroutineState::Suspended,
+                0 => CoroutineState::Running,
+                _ => CoroutineState::Ended,
             },
             FrameState::InCoroutine(at, values) => {
                 let state = byte(coroutine, at)?;
                 if (values.suspended.0..=values.suspended.1).contains(&state) {
-                    State::Suspended
+                    CoroutineState::Suspended
                 } else if state == values.executing {
-                    State::Running
+                    CoroutineState::Running
                 } else if state == values.created {
-                    State::Created
+                    CoroutineState::Created
                 } else {
-                    State::Ended
+                    CoroutineState::Ended
                 }
             }
         })

@@ -4,7 +4,7 @@ use rustc_hash::FxHashSet;
 
 use super::layout::TaskLayout;
 use super::objects::{Kind, Objects};
-use super::registry::Found;
+use super::registry::FoundTasks;
 use super::{NoTasks, TaskReader};
 use crate::cpython::thread_states;
 use crate::cpython_layout::RunningTasks;
@@ -87,7 +87,7 @@ impl TaskReader {
         let states = thread_states::states(memory, &self.interpreter);
         self.find_sources(memory, &states)?;
         let objects = self.objects(memory);
-        let mut found = Found::default();
+        let mut found = FoundTasks::default();
         for sources in self.sources.values() {
             found.read_running(&objects, sources);
         }

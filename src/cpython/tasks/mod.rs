@@ -40,12 +40,12 @@ pub use greenlets::{
 };
 pub use layout::{DEBUG_SECTION, TaskLayout};
 pub use lookup::{TaskChain, TaskFacts};
-pub use registry::{MAX_TASKS, Sources};
+pub use registry::{MAX_TASKS, TaskRegistries};
 pub use suspended::{Awaited, SuspendedTask};
 pub use trio::{SuspendedTrioTask, TrioFunction, TrioOffsets, TrioScheduler, TrioTask, is_trio_core, trio_function};
 
 use objects::{Kind, Objects, Types};
-use registry::Found;
+use registry::FoundTasks;
 use suspended::Active;
 
 /// Why tasks may be missing.
@@ -159,7 +159,7 @@ pub struct TaskReader {
     objects: ObjectLayout,
     layout: TaskLayout,
     /// By interpreter.
-    sources: FxHashMap<u64, Sources>,
+    sources: FxHashMap<u64, TaskRegistries>,
     types: Rc<RefCell<Types>>,
     /// By address, the tasks that did not run when all were read the last time.
     suspended: FxHashMap<u64, Rc<SuspendedTask>>,
@@ -223,8 +223,8 @@ impl TaskReader {
         Ok(())
     }
 
-    fn find(&self, objects: &Objects<'_>, states: &[PyThreadState]) -> Found {
-        let mut found = Found::default();
+    fn find(&self, objects: &Objects<'_>, states: &[PyThreadState]) -> FoundTasks {
+        let mut found = FoundTasks::default();
         for sources in self.sources.values() {
             found.read_sources(objects, sources);
         }
@@ -234,7 +234,7 @@ impl TaskReader {
         found
     }
 
-    fn describe(&self, objects: &Objects<'_>, states: &[PyThreadState], found: Found) -> TaskList {
+    fn describe(&self, objects: &Objects<'_>, states: &[PyThreadState], found: FoundTasks) -> TaskList {
         let mut list = TaskList::default();
         let mut waiters = Vec::new();
         let mut kinds = Vec::new();

@@ -12,7 +12,7 @@ pub const MAX_TASKS: usize = 100_000;
 
 /// The objects of module `asyncio.tasks` that hold an interpreter's tasks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sources {
+pub struct TaskRegistries {
     /// Weak references to tasks that were scheduled (`_all_tasks`, `_scheduled_tasks`); from 3.14 on only those of
     /// other implementations than `_asyncio`.
     scheduled: Option<u64>,
@@ -23,7 +23,7 @@ pub struct Sources {
 }
 
 /// The sources of an interpreter. `None`: asyncio is not loaded, or not completely.
-pub fn sources(objects: &Objects<'_>, interpreter: u64) -> Option<Sources> {
+pub fn sources(objects: &Objects<'_>, interpreter: u64) -> Option<TaskRegistries> {
     let at = interpreter.checked_add(objects.tasks.interp_modules.into())?;
     let modules = objects.memory.u64(at)?;
     let namespace_of = |name: &str| objects.first(objects.item(modules, name)?);
@@ -34,7 +34,7 @@ pub fn sources(objects: &Objects<'_>, interpreter: u64) -> Option<Sources> {
         let set = objects.item(namespace, name)?;
         objects.attribute(set, "data")
     };
-    Some(Sources {
+    Some(TaskRegistries {
         scheduled: weak("_scheduled_tasks").or_else(|| weak("_all_tasks")),
         eager: objects.item(namespace, "_eager_tasks"),
         current: objects.item(namespace, "_current_tasks"),
@@ -43,7 +43,7 @@ pub fn sources(objects: &Objects<'_>, interpreter: u64) -> Option<Sources> {
 
 /// Addresses of tasks, each once.
 #[derive(Default)]
-pub struct Found {
+pub struct FoundTasks {
     pub tasks: Vec<u64>,
     /// Those that run now.
     pub running: Vec<u64>,
@@ -51,7 +51,7 @@ pub struct Found {
     pub gaps: Vec<Gap>,
 }
 
-impl Found {
+impl FoundTasks {
     fn add(&mut self, task: u64) {
         if self.tasks.len() < MAX_TASKS {
             if self.seen.insert(task) {
@@ -69,7 +69,7 @@ impl Found {
     }
 
     /// Adds the tasks of an interpreter.
-    pub fn read_sources(&mut self, objects: &Objects<'_>, sources: &Sources) {
+    pub fn read_sources(&mut self, objects: &Objects<'_>, sources: &TaskRegistries) {
         let set = |at: Option<u64>| at.map(|at| objects.set(at, MAX_TASKS));
         match set(sources.scheduled) {
             Some(Some(mut references)) => {
@@ -95,7 +95,7 @@ impl Found {
     }
 
     /// Adds the tasks that run to `running` only.
-    pub fn read_running(&mut self, objects: &Objects<'_>, sources: &Sources) {
+    pub fn read_running(&mut self, objects: &Objects<'_>, sources: &TaskRegistries) {
         let current = sources.current.and_then(|at| objects.dict(at));
         self.running
             .extend(current.unwrap_or_default().into_iter().map(|(_, task)| task));

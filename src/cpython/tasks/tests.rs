@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use super::layout::{CoroutineFrame, FrameState, StackTop};
 use super::objects::{Kind, Objects};
-use super::registry::Found;
+use super::registry::FoundTasks;
 use super::*;
 use crate::cpython::DEFAULT_DESCRIPTOR;
 use crate::cpython::layouts;
@@ -11,9 +11,9 @@ use crate::target::maps::Mapping;
 
 /// Memory in words; what is not there is unreadable.
 #[derive(Default)]
-struct Words(BTreeMap<u64, u64>);
+struct WordMemory(BTreeMap<u64, u64>);
 
-impl Memory for Words {
+impl Memory for WordMemory {
     fn read(&self, avma: u64, buf: &mut [u8]) -> bool {
         buf.iter_mut().zip(avma..).all(|(byte, at)| {
             let word = self.0.get(&(at & !7));
@@ -25,7 +25,7 @@ impl Memory for Words {
     }
 }
 
-impl Words {
+impl WordMemory {
     fn text(&mut self, at: u64, text: &str) {
         let mut bytes = text.as_bytes().to_vec();
         bytes.resize(bytes.len() / 8 * 8 + 88, 0); // a type's name is read in full
@@ -61,7 +61,7 @@ fn layouts_of_all() -> Vec<(Runtime, ObjectLayout, TaskLayout)> {
         let runtime = runtime(minor);
         let interpreter = runtime.in_process(0, DEFAULT_DESCRIPTOR).expect("a layout");
         // 3.13 and later: `imports_modules`
-        let memory = Words(BTreeMap::from([(88, 7656), (96, 7688)]));
+        let memory = WordMemory(BTreeMap::from([(88, 7656), (96, 7688)]));
         let tasks = TaskLayout::of(&memory, &runtime, &interpreter, Some(&published())).expect("a known version");
         let objects = ObjectLayout::of(&runtime, &interpreter.layout).expect("a known version");
         (runtime, objects, tasks)
@@ -89,9 +89,9 @@ const TYPE_SIZE: u64 = 0x1000;
 
 /// Memory full of objects of known types whose fields are random: they refer to each other, to the middle of others, to
 /// nothing, and have random sizes.
-fn forged(seed: u64) -> Words {
+fn malicious(seed: u64) -> WordMemory {
     let mut random = Rng(seed);
-    let mut memory = Words::default();
+    let mut memory = WordMemory::default();
     let names = [
         "_asyncio.Task",
         "_asyncio.Future",
@@ -134,12 +134,12 @@ fn forged(seed: u64) -> Words {
 }
 
 #[test]
-fn forged_objects_are_bounded() {
+fn malicious_objects_are_bounded() {
     let mut chains = 0;
     for (runtime, objects, tasks) in layouts_of_all() {
         let layout = runtime.layout.expect("a layout");
         for seed in 0..3 {
-            let memory = forged(seed);
+            let memory = malicious(seed);
             let reader = Objects::new(&memory, &layout, &objects, &tasks, Rc::default());
             for at in (ARENA..ARENA + 8 * ARENA_WORDS).step_by(64) {
                 chains += reader.await_chain(at).frames.len();
@@ -155,7 +155,7 @@ fn forged_objects_are_bounded() {
                         interpreter: at - 10880,
                         thread: 0,
                     };
-                    Found::default().read_lists(&reader, lists, &[state]);
+                    FoundTasks::default().read_lists(&reader, lists, &[state]);
                 }
             }
         }
@@ -176,7 +176,7 @@ fn mapping(start: u64, end: u64, path: &str) -> Mapping {
 }
 
 #[test]
-fn forged_greenlets_are_bounded() {
+fn malicious_greenlets_are_bounded() {
     for (runtime, offsets, tasks) in layouts_of_all() {
         let reader = OtherTasks {
             layout: runtime.layout.expect("a layout"),
@@ -189,7 +189,7 @@ fn forged_greenlets_are_bounded() {
             mapping(TYPES, TYPES + 32 * TYPE_SIZE, "/lib/_greenlet.so"),
         ];
         for seed in 0..3 {
-            let memory = forged(seed);
+            let memory = malicious(seed);
             let (listed, _) = reader.all_greenlets(&memory, &maps, &[]);
             let mut search = GreenletSearch::default();
             search.begin(maps.to_vec());
@@ -240,7 +240,7 @@ fn greenlets_are_pairs_of_objects() {
         types: Rc::default(),
     };
     let (table, stop) = (0x30_0000, 0x7000_0010);
-    let mut memory = Words::default();
+    let mut memory = WordMemory::default();
     memory.0.extend((0..ARENA_WORDS).map(|i| (ARENA + 8 * i, 0)));
     memory.0.extend((0..TYPE_SIZE / 8).map(|i| (TYPES + 8 * i, 0)));
     memory.0.insert(TYPES + 24, TYPES + 0x800);
@@ -305,7 +305,7 @@ fn listed(next: &[u64]) -> (usize, Vec<Gap>) {
     let (runtime, objects, tasks) = layouts_of_all().remove(7);
     let layout = runtime.layout.expect("a layout");
     let lists = tasks.lists.expect("3.14 has lists");
-    let mut memory = Words::default();
+    let mut memory = WordMemory::default();
     memory.0.insert(TYPES + 24, TYPES + 0x800);
     memory.0.insert(TYPES + 168, 0);
     memory.text(TYPES + 0x800, "_asyncio.Task");
@@ -325,7 +325,7 @@ fn listed(next: &[u64]) -> (usize, Vec<Gap>) {
     }
     memory.0.insert(ARENA + u64::from(lists.thread_running), 0);
     let reader = Objects::new(&memory, &layout, &objects, &tasks, Rc::default());
-    let mut found = Found::default();
+    let mut found = FoundTasks::default();
     found.read_lists(&reader, &lists, &[state]);
     let gaps = found.gaps.into_iter().filter(|gap| *gap != Gap::Unreadable).collect();
     (found.tasks.len(), gaps)
@@ -358,7 +358,7 @@ fn layouts_follow_the_version() {
 #[test]
 fn unknown_objects_are_no_tasks() {
     let (runtime, objects, tasks) = layouts_of_all().remove(0);
-    let memory = Words::default();
+    let memory = WordMemory::default();
     let layout = runtime.layout.expect("a layout");
     let reader = Objects::new(&memory, &layout, &objects, &tasks, Rc::default());
     assert_eq!(reader.kind(0x1000), None::<Kind>);

@@ -81,13 +81,13 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     };
     for (at, track) in timeline.tracks.iter().enumerate() {
         let samples: Vec<_> = track
-            .ticks
+            .samples
             .iter()
-            .map(|(time, row, tick)| FirefoxSample {
+            .map(|(time, row, sample)| FirefoxSample {
                 time: *time,
                 row: *row,
-                weight: profile.tick_amount(weight.0, *tick),
-                cpu: cpu(*row, &|value| profile.tick_amount(value, *tick)),
+                weight: profile.sample_amount(weight.0, *sample),
+                cpu: cpu(*row, &|value| profile.sample_amount(value, *sample)),
             })
             .collect();
         let is_main = track.pid == track.tid;
@@ -109,7 +109,7 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
             pid: profile.meta.pid,
             tid: 0,
             name: "samples without a time".into(),
-            ticks: Vec::new(),
+            samples: Vec::new(),
         };
         let (at, only) = (timeline.tracks.len(), timeline.tracks.is_empty());
         write_thread(

@@ -102,17 +102,17 @@ class TreeSource {
 class TimeSource {
   constructor(model, thread) {
     this.model = model;
-    const { ticks, tree } = model.profile;
+    const { timeline, tree } = model.profile;
     const [first, last] = model.range ?? [0, Infinity];
     const passes = model.only.map(({ matches }) => model.under(tree, matches));
-    const times = new Float64Array(ticks.n);
-    const nodes = new Int32Array(ticks.n);
+    const times = new Float64Array(timeline.n);
+    const nodes = new Int32Array(timeline.n);
     let kept = 0;
-    for (let i = 0; i < ticks.n; i++) {
-      if (ticks.thread[i] !== thread || ticks.time[i] < first || ticks.time[i] > last) continue;
-      if (passes.length && !passes.every((under) => under[ticks.node[i]])) continue;
-      times[kept] = ticks.time[i];
-      nodes[kept++] = ticks.node[i];
+    for (let i = 0; i < timeline.n; i++) {
+      if (timeline.thread[i] !== thread || timeline.time[i] < first || timeline.time[i] > last) continue;
+      if (passes.length && !passes.every((under) => under[timeline.node[i]])) continue;
+      times[kept] = timeline.time[i];
+      nodes[kept++] = timeline.node[i];
     }
     this.time = times.subarray(0, kept);
     this.node = nodes.subarray(0, kept);

@@ -20,7 +20,7 @@ pub struct Comparison<'a> {
     pub found: &'a Diff<'a>,
     /// Of the older and of the newer profile.
     pub names: [&'a str; 2],
-    pub norm: Normalization,
+    pub normalization: Normalization,
     /// Whether `found` compares self samples, not total ones.
     pub is_self: bool,
     /// Of the intervals in `found`, percent.
@@ -30,7 +30,7 @@ pub struct Comparison<'a> {
 impl Comparison<'_> {
     /// Writes the JSON object; `view` is that of the profile in `both`.
     pub(super) fn write(&self, view: &View<'_>, out: &mut Vec<u8>) -> io::Result<()> {
-        let norm = match self.norm {
+        let normalization = match self.normalization {
             Normalization::Share => "share",
             Normalization::Rate => "rate",
             Normalization::Time => "time",
@@ -40,7 +40,7 @@ impl Comparison<'_> {
         } = self;
         write!(
             out,
-            "{{\"normalize\":\"{norm}\",\"self\":{is_self},\"confidence\":{confidence}"
+            "{{\"normalize\":\"{normalization}\",\"self\":{is_self},\"confidence\":{confidence}"
         )?;
         for (key, name) in ["before", "after"].into_iter().zip(self.names) {
             write!(out, ",\"{key}\":")?;

@@ -100,18 +100,18 @@ async function readProfile(base64) {
   const n = head.nodes;
   const full = stacks(n);
 
-  const time = column(head.ticks, Float64Array);
+  const time = column(head.timeline, Float64Array);
   for (let i = 1; i < time.length; i++) time[i] += time[i - 1];
-  const thread = column(head.ticks, Int32Array);
-  const node = column(head.ticks, Int32Array);
+  const thread = column(head.timeline, Int32Array);
+  const node = column(head.timeline, Int32Array);
   // The values to choose from: self amount by node, and the weight of each sample (null: 1).
   const values = head.values.map((value, at) => ({
     name: clean(value.name),
     unit: value.unit,
     self: at === 0 ? full.self : column(n, Float64Array),
-    weight: value.weighted ? column(head.ticks, Float64Array) : null,
+    weight: value.weighted ? column(head.timeline, Float64Array) : null,
   }));
-  // The same stacks without the interpreter's frames: where the samples of each node and tick are there.
+  // The same stacks without the interpreter's frames: where the samples of each node and entry of the timeline are there.
   const folded = stacks(head.folded);
   const into = column(n, Int32Array);
   full.node = node;
@@ -123,9 +123,9 @@ async function readProfile(base64) {
     return sums;
   });
 
-  const waits = head.waits ? readWaits(head.waits, column(head.ticks, Int32Array), column(head.ticks, Float64Array)) : null;
+  const waits = head.waits ? readWaits(head.waits, column(head.timeline, Int32Array), column(head.timeline, Float64Array)) : null;
 
-  const labels = head.labels ? readLabels(head.labels, column(head.ticks, Int32Array)) : null;
+  const labels = head.labels ? readLabels(head.labels, column(head.timeline, Int32Array)) : null;
 
   const { functions: f, kinds } = head;
   const files = head.files.map(clean);
@@ -172,7 +172,7 @@ async function readProfile(base64) {
     // Whether there are any to show.
     hasInterpreterFrames: head.folded !== n,
     threads: head.threads.map(([pid, tid, name]) => ({ pid, tid, name: clean(name) })),
-    ticks: { n: head.ticks, time, thread, node },
+    timeline: { n: head.timeline, time, thread, node },
     excerpts: new Map(head.excerpts.map((row) => [clean(row[0]), new Excerpt(row)])),
     noSource: head.noSource,
     lags: head.lags.map(([begin, length, task, place, fn, thread]) => ({ begin, length, task: clean(task), place: clean(place), fn, thread })),
@@ -202,7 +202,7 @@ async function readProfile(base64) {
       this.workersApart = workersApart;
       const { tree, lineStart, lines, lineSamples, lineSelf, node, selves } = this.stacks(interpreterFrames);
       Object.assign(this, { interpreterFrames, tree, lineStart, lines, lineSamples, lineSelf });
-      this.ticks.node = node;
+      this.timeline.node = node;
       this.values.forEach((value, at) => (value.self = selves[at]));
     },
   };

@@ -4,19 +4,19 @@
 //! ```text
 //! text     {"meta", "kinds", "files", "modules", "categories",
 //!          "functions": {"name", "kind", "file", "module", "category", "line"}, "threads": [[pid, tid, name]], "nodes",
-//!          "folded", "interpreterFrames", "noSource", "ticks", "values",
+//!          "folded", "interpreterFrames", "noSource", "timeline", "values",
 //!          "excerpts": [[path, lines of the file, line, text, ...]],
 //!          "assembly": [[function, whether its file was checked, [address, length, text, samples, source, line], ...]],
 //!          "labels": [[key, value, ...]] (of a profile with labels), "lags" (see `lags.rs`), "waits" (of a profile with off-CPU time, see `waits.rs`),
 //!          "comparison" (of two profiles, see `comparison.rs`)}
 //! columns  of nodes: distance to the parent, function, self samples, number of lines
 //!          of lines: distance to the line before in the same node, samples, self samples
-//!          of ticks: microseconds since the tick before, thread, node
+//!          of samples: microseconds since the sample before, thread, node
 //!          of each of "values": of nodes the self amount (except of the first value, which is the samples
-//!          above), of ticks the amount (if it is "weighted")
+//!          above), of samples the amount (if it is "weighted")
 //!          of the "folded" nodes, those without the interpreter's frames: as of nodes and of lines; then of nodes the
-//!          folded node that has its samples; with "waits", of ticks the site and the length of the interval;
-//!          with "labels", of ticks the number of the set of labels
+//!          folded node that has its samples; with "waits", of samples the site and the length of the interval;
+//!          with "labels", of samples the number of the set of labels
 //! ```
 //!
 //! The text's "values" are the value types to choose from, the one of the counts first: {"name", "unit", "weighted"}.
@@ -73,7 +73,7 @@ pub fn pack(profile: &Profile, options: &PageOptions, comparison: Option<&Compar
     let (view, folded_view) = (View::new(profile), View::new(&folded));
     let mut columns = NumberColumn::default();
     columns.nodes(&view);
-    let (threads, order) = columns.ticks(profile, &view);
+    let (threads, order) = columns.samples(profile, &view);
     columns.values(profile, &view, &order);
     columns.nodes(&folded_view);
     columns.targets(&view, &folded_view, &into);
@@ -92,7 +92,7 @@ pub fn pack(profile: &Profile, options: &PageOptions, comparison: Option<&Compar
         let shown = values(profile).position(|(at, _)| at == value).unwrap_or(0);
         text.extend(b",\"waits\":");
         for column in waits::write(profile, value, shown, &mut text)? {
-            order.iter().for_each(|tick| columns.push(column[*tick]));
+            order.iter().for_each(|sample| columns.push(column[*sample]));
         }
     }
     if !profile.labels.is_empty() {
@@ -104,10 +104,10 @@ pub fn pack(profile: &Profile, options: &PageOptions, comparison: Option<&Compar
             }
             out.write_all(b"]")
         })?;
-        let sets = &profile.labels.of_ticks;
+        let sets = &profile.labels.of_samples;
         order
             .iter()
-            .for_each(|tick| columns.push(sets.get(*tick).map_or(0, |set| (*set).into())));
+            .for_each(|sample| columns.push(sets.get(*sample).map_or(0, |set| (*set).into())));
     }
     if let Some(comparison) = comparison {
         text.extend(b",\"comparison\":");
@@ -181,7 +181,7 @@ impl NumberColumn {
         targets.into_iter().for_each(|target| self.push(target.into()));
     }
 
-    /// Amounts of the values; `order` has the ticks that were written.
+    /// Amounts of the values; `order` has the samples that were written.
     fn values(&mut self, profile: &Profile, view: &View<'_>, order: &[usize]) {
         let preorder = view.preorder();
         for (at, value) in values(profile) {
@@ -193,17 +193,19 @@ impl NumberColumn {
                 amounts.into_iter().for_each(|amount| self.push(amount));
             }
             if !value.is_per_count() {
-                order.iter().for_each(|tick| self.push(profile.tick_amount(at, *tick)));
+                order
+                    .iter()
+                    .for_each(|sample| self.push(profile.sample_amount(at, *sample)));
             }
         }
     }
 
     /// Timeline samples with valid nodes, by time; returns their threads and indices.
-    fn ticks(&mut self, profile: &Profile, view: &View<'_>) -> (Vec<(u32, u32)>, Vec<usize>) {
+    fn samples(&mut self, profile: &Profile, view: &View<'_>) -> (Vec<(u32, u32)>, Vec<usize>) {
         let preorder = view.preorder();
         let mut threads = Vec::new();
         let mut known: FxHashMap<(u32, u32), u32> = FxHashMap::default();
-        let mut ticks: Vec<(u64, u32, u32, usize)> = profile
+        let mut samples: Vec<(u64, u32, u32, usize)> = profile
             .timeline
             .iter()
             .enumerate()
@@ -216,15 +218,15 @@ impl NumberColumn {
                 Some((t.time / 1000, thread, node, at))
             })
             .collect();
-        ticks.sort_by_key(|t| t.0);
+        samples.sort_by_key(|t| t.0);
         let mut before = 0;
-        for (time, ..) in &ticks {
+        for (time, ..) in &samples {
             self.push(time - before);
             before = *time;
         }
-        ticks.iter().for_each(|t| self.push(t.1.into()));
-        ticks.iter().for_each(|t| self.push(t.2.into()));
-        (threads, ticks.into_iter().map(|t| t.3).collect())
+        samples.iter().for_each(|t| self.push(t.1.into()));
+        samples.iter().for_each(|t| self.push(t.2.into()));
+        (threads, samples.into_iter().map(|t| t.3).collect())
     }
 }
 
@@ -314,9 +316,9 @@ fn head(profile: &Profile, view: &View<'_>, threads: &[(u32, u32)], out: &mut Ve
     })?;
     write!(
         out,
-        ",\"nodes\":{},\"ticks\":{}",
+        ",\"nodes\":{},\"timeline\":{}",
         view.items.len(),
-        profile_ticks(profile, view)
+        timeline_length(profile, view)
     )?;
     list("values", values(profile), out, |(_, value), out| {
         out.write_all(b"{\"name\":")?;
@@ -359,7 +361,7 @@ fn assembly(profile: &Profile, view: &View<'_>, out: &mut Vec<u8>) -> io::Result
     })
 }
 
-fn profile_ticks(profile: &Profile, view: &View<'_>) -> usize {
+fn timeline_length(profile: &Profile, view: &View<'_>) -> usize {
     profile
         .timeline
         .iter()

@@ -229,7 +229,7 @@ class Details {
 
 // Metadata and quality of the recording.
 function qualityDialog(model, about) {
-  const { meta, ticks } = model.profile;
+  const { meta, timeline } = model.profile;
   const q = meta.quality;
   const all = q.exact + q.repaired + q.partial + q.lost;
   const bar = el("div", { class: "quality-bar", role: "img", "aria-label": "Shares of exact, repaired, partial and lost samples" });
@@ -265,7 +265,7 @@ function qualityDialog(model, about) {
     ["Event", [meta.event, meta.backend].filter(Boolean).join(", by ")],
     ["Stops", meta.stopped ? `${count(meta.stopped.median_us)} µs per sample (median), ${count(meta.stopped.max_us)} µs at most` : ""],
     ["Overhead", meta.profiler_cpu > 0 ? `${duration(meta.profiler_cpu * 1e6)} CPU${q.taken ? `, ${duration((meta.profiler_cpu * 1e6) / q.taken)} per sample` : ""}` : ""],
-    ["Timeline", ticks.n ? plural(ticks.n, "sample") : "none"],
+    ["Timeline", timeline.n ? plural(timeline.n, "sample") : "none"],
     ["Version", meta.version],
   ].filter(([, text]) => text);
   const list = el("dl", null);

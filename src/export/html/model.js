@@ -25,7 +25,7 @@ class Model {
     // A sample lasts until the next one of its thread is expected.
     const { rate, event } = profile.meta;
     const timed = event === "" || event.includes("clock") || event.includes("cycles");
-    const { n, time } = profile.ticks;
+    const { n, time } = profile.timeline;
     this.first = n ? time[0] : 0;
     this.last = n ? time[n - 1] : 0;
     this.whole = Math.max(this.last, Math.round(profile.meta.duration * 1e6), 1);
@@ -85,12 +85,12 @@ class Model {
 
   // Samples that ended at each node, within the range, the threads and the label chosen.
   weights() {
-    const { tree, ticks, labels } = this.profile;
+    const { tree, timeline, labels } = this.profile;
     const { label } = this;
     if (!this.range && !this.threads && !label) return this.value.self.slice();
     const { weight } = this.value;
     const self = new Float64Array(tree.n);
-    const { time, thread, node, n } = ticks;
+    const { time, thread, node, n } = timeline;
     const [first, last] = this.range ?? [0, Infinity];
     const taken = this.profile.threads.map((_, i) => !this.threads || this.threads.has(i));
     for (let i = 0; i < n; i++) {

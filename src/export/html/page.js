@@ -136,7 +136,7 @@ class Page {
       lag: { title: "Loop lag", element: panel("lag", ...this.lag.element), show: () => this.lag.refresh() },
       table: { title: "Table", element: panel("table", this.table.element), show: () => this.table.refresh() },
     };
-    if (!model.profile.ticks.n) delete this.panels.time;
+    if (!model.profile.timeline.n) delete this.panels.time;
     if (!model.profile.waits) delete this.panels.waits;
     if (!model.profile.lags.length) delete this.panels.lag;
     if (!model.profile.files.some((file) => file.startsWith("/"))) delete this.panels.sources;
@@ -232,10 +232,10 @@ class Page {
   // The samples of the time in which something blocked an event loop, and its function.
   openLag({ begin, length, fn, thread }) {
     const { model } = this;
-    const { ticks } = model.profile;
+    const { timeline } = model.profile;
     // A sample represents the time before it.
     const [first, last] = [begin, Math.ceil(begin + length + model.period)];
-    const hasSamples = ticks.thread.some((of, i) => of === thread && ticks.time[i] >= first && ticks.time[i] <= last);
+    const hasSamples = timeline.thread.some((of, i) => of === thread && timeline.time[i] >= first && timeline.time[i] <= last);
     const selected = fn > 0 ? fn : model.selected;
     if (hasSamples) model.set({ selected, range: [first, last], threads: new Set([thread]) });
     else model.set({ selected }, "selection");
@@ -262,7 +262,7 @@ class Page {
 
   buildTimeline() {
     const { model } = this;
-    if (!model.profile.ticks.n) {
+    if (!model.profile.timeline.n) {
       $("timeline").hidden = true;
       return;
     }

@@ -6,9 +6,9 @@ const MAX_TRACKS = 300;
 class Timeline {
   constructor(model, palette) {
     Object.assign(this, { model, palette });
-    const { threads, ticks } = model.profile;
+    const { threads, timeline } = model.profile;
     const samples = new Float64Array(threads.length);
-    for (let i = 0; i < ticks.n; i++) samples[ticks.thread[i]]++;
+    for (let i = 0; i < timeline.n; i++) samples[timeline.thread[i]]++;
     this.order = [...samples.keys()].sort((a, b) => samples[b] - samples[a]);
     this.tracks = this.order.slice(0, MAX_TRACKS);
     this.samples = samples;
@@ -102,7 +102,7 @@ class Timeline {
   // Samples by track, column and kind; or microseconds by track, column and state.
   binned(columns) {
     if (this.bins?.columns === columns) return this.bins;
-    const { ticks, tree, functions, kinds, waits } = this.model.profile;
+    const { timeline, tree, functions, kinds, waits } = this.model.profile;
     const lane = new Int32Array(this.order.length).fill(-1);
     this.tracks.forEach((t, i) => (lane[t] = i));
     if (waits) {
@@ -112,11 +112,11 @@ class Timeline {
     }
     const data = new Uint32Array(this.tracks.length * columns * kinds.length);
     const scale = columns / this.model.whole;
-    for (let i = 0; i < ticks.n; i++) {
-      const t = lane[ticks.thread[i]];
+    for (let i = 0; i < timeline.n; i++) {
+      const t = lane[timeline.thread[i]];
       if (t < 0) continue;
-      const column = Math.min(columns - 1, Math.floor(ticks.time[i] * scale));
-      data[(t * columns + column) * kinds.length + functions.kind[tree.fn[ticks.node[i]]]]++;
+      const column = Math.min(columns - 1, Math.floor(timeline.time[i] * scale));
+      data[(t * columns + column) * kinds.length + functions.kind[tree.fn[timeline.node[i]]]]++;
     }
     // The busiest column of all threads has full height.
     let full = 1;
@@ -235,7 +235,7 @@ class Timeline {
     };
     let start = null;
     canvas.addEventListener("pointerdown", (event) => {
-      if (event.button !== 0 || !model.profile.ticks.n) return;
+      if (event.button !== 0 || !model.profile.timeline.n) return;
       const t = at(event);
       const near = (6 / this.width) * model.whole;
       start = t;

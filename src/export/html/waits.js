@@ -27,7 +27,7 @@ function stateOf(kind) {
   return kind.startsWith("idle:") ? "idle" : (STATE_OF[kind] ?? "other");
 }
 
-// `site`: by tick, from 1, 0 where the thread ran; `length`: ns of its interval.
+// `site`: by entry of the timeline, from 1, 0 where the thread ran; `length`: ns of its interval.
 function readWaits(packed, site, length) {
   const sites = packed.sites.map(([kind, object, place]) => ({ kind: clean(kind), object: clean(object), place: clean(place) }));
   const state = Uint8Array.from([0, ...sites.map(({ kind }) => STATES.indexOf(stateOf(kind)))]);
@@ -39,23 +39,23 @@ function readWaits(packed, site, length) {
 // intervals are short, for several of them. Suspended tasks are counted from time to time: then their samples represent the time
 // since the last count.
 function stateTimes(profile, lane, tracks, columns, whole) {
-  const { ticks, waits, values } = profile;
+  const { timeline, waits, values } = profile;
   const { weight } = values[waits.value];
   const data = new Float64Array(tracks * columns * STATES.length);
   const scale = columns / whole;
   const counts = profile.threads.map(() => ({ last: 0, before: 0 }));
-  for (let i = 0; i < ticks.n; i++) {
-    const t = lane[ticks.thread[i]];
+  for (let i = 0; i < timeline.n; i++) {
+    const t = lane[timeline.thread[i]];
     if (t < 0 || !weight) continue;
     const state = waits.state[waits.site[i]];
     const time = weight[i] / 1e3;
-    let from = ticks.time[i] - Math.max(time, waits.length[i] / 1e3);
+    let from = timeline.time[i] - Math.max(time, waits.length[i] / 1e3);
     if (waits.isAwait[waits.site[i]]) {
-      const count = counts[ticks.thread[i]];
-      if (count.last !== ticks.time[i]) [count.before, count.last] = [count.last, ticks.time[i]];
+      const count = counts[timeline.thread[i]];
+      if (count.last !== timeline.time[i]) [count.before, count.last] = [count.last, timeline.time[i]];
       from = Math.min(from, count.before);
     }
-    const end = Math.min(columns, ticks.time[i] * scale);
+    const end = Math.min(columns, timeline.time[i] * scale);
     const start = Math.max(0, Math.min(end - 1e-6, from * scale));
     const per = time / (end - start);
     for (let column = Math.floor(start); column < end; column++) {
@@ -137,16 +137,16 @@ class WaitsPanel {
   // Of the samples in the range and of the threads that are shown.
   refresh() {
     const { model } = this;
-    const { ticks, waits, values, threads } = model.profile;
+    const { timeline, waits, values, threads } = model.profile;
     const n = waits.sites.length;
     this.sums = { total: new Float64Array(n), count: new Float64Array(n), longest: new Float64Array(n) };
     const { weight } = values[waits.value];
     const [first, last] = model.range ?? [0, Infinity];
     const taken = threads.map((_, i) => !model.threads || model.threads.has(i));
     this.sum = 0;
-    for (let i = 0; i < ticks.n; i++) {
+    for (let i = 0; i < timeline.n; i++) {
       const site = waits.site[i] - 1;
-      if (site < 0 || ticks.time[i] < first || ticks.time[i] > last || !taken[ticks.thread[i]]) continue;
+      if (site < 0 || timeline.time[i] < first || timeline.time[i] > last || !taken[timeline.thread[i]]) continue;
       const length = waits.length[i];
       const time = weight ? weight[i] : 0;
       this.sum += time;

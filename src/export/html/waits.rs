@@ -6,7 +6,7 @@
 //!          "functions": [[name, held, waited for]]}, times in ns, each list with its greatest times first}
 //! ```
 //!
-//! A thread is its name and number. Two columns follow those of the ticks: site (from 1; 0: running), and the length of the
+//! A thread is its name and number. Two columns follow those of the samples: site (from 1; 0: running), and the length of the
 //! interval in ns.
 
 use std::io::{self, Write};
@@ -29,7 +29,7 @@ pub fn value(profile: &Profile) -> Option<usize> {
 
 /// Writes the JSON object, and returns the two columns of samples. `value`: of the profile; `shown`: the same of the page.
 pub fn write(profile: &Profile, value: usize, shown: usize, out: &mut Vec<u8>) -> io::Result<[Vec<u64>; 2]> {
-    let (sites, of_tick) = places(profile);
+    let (sites, of_sample) = places(profile);
     write!(out, "{{\"value\":{shown}")?;
     list("sites", sites.iter(), out, |(frame, site), out| {
         let (kind, object) = split_label(&profile.frames[*frame as usize].name);
@@ -52,8 +52,11 @@ pub fn write(profile: &Profile, value: usize, shown: usize, out: &mut Vec<u8>) -
         write!(out, ",{},{}]", function.held, function.waited_for)
     })?;
     out.extend(b"}}");
-    let lengths = (0..of_tick.len()).map(|tick| profile.waits.lengths.get(tick).copied().unwrap_or(0));
-    Ok([of_tick.iter().map(|site| u64::from(*site)).collect(), lengths.collect()])
+    let lengths = (0..of_sample.len()).map(|sample| profile.waits.lengths.get(sample).copied().unwrap_or(0));
+    Ok([
+        of_sample.iter().map(|site| u64::from(*site)).collect(),
+        lengths.collect(),
+    ])
 }
 
 /// Opens a list with strings.

@@ -55,8 +55,8 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     let mut interner = Interner::new(profile, &view, &stacks);
     for (at, track) in timeline.tracks.iter().enumerate() {
         trace.thread(at, track)?;
-        for (time, row, tick) in &track.ticks {
-            let amounts = values.order.iter().map(|value| profile.tick_amount(*value, *tick));
+        for (time, row, sample) in &track.samples {
+            let amounts = values.order.iter().map(|value| profile.sample_amount(*value, *sample));
             let packet = interner.sample(*row, (track.pid, track.tid), amounts.collect());
             trace.packet(TracePacket {
                 timestamp: Some(*time),
@@ -241,7 +241,7 @@ struct StateSpan<'a> {
 /// out: it is known in sums only.
 fn state_spans<'a>(profile: &Profile, states: &[Option<&'a Frame>], track: &Track) -> Vec<StateSpan<'a>> {
     let period = period(profile).unwrap_or(0);
-    let mut spans: Vec<StateSpan<'a>> = Vec::with_capacity(track.ticks.len());
+    let mut spans: Vec<StateSpan<'a>> = Vec::with_capacity(track.samples.len());
     for time in sampled_times(profile, track, period) {
         let state = match states[time.item as usize] {
             None => "running",

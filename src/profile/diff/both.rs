@@ -47,7 +47,7 @@ pub fn both(a: &Profile, b: &Profile, options: &DiffOptions) -> Both {
     let mut sides = Vec::new();
     for (i, profile) in [a, b].into_iter().enumerate() {
         let samples = stats[i].samples();
-        let total = total(profile, samples, options.norm);
+        let total = total(profile, samples, options.normalization);
         let total = if total > 0.0 { total } else { 1.0 };
         let part = |count: u64| (count as f64 / total * WHOLE as f64).round() as u64;
         let (mut place, mut sum) = (vec![0; profile.nodes.len()], 0);
@@ -105,7 +105,7 @@ pub fn both(a: &Profile, b: &Profile, options: &DiffOptions) -> Both {
         amounts.iter_mut().for_each(|side| side[parent] += side[at]);
     }
     forget_unused(&mut frames, &mut nodes);
-    let unit = match options.norm {
+    let unit = match options.normalization {
         Normalization::Time => Unit::Nanoseconds,
         Normalization::Share | Normalization::Rate => Unit::Count,
     };
@@ -117,7 +117,7 @@ pub fn both(a: &Profile, b: &Profile, options: &DiffOptions) -> Both {
             kind: ValueType::new(name, unit),
             amounts: Amounts::Each {
                 nodes,
-                ticks: Vec::new(),
+                samples: Vec::new(),
             },
         });
     let profile = Profile {
@@ -189,9 +189,9 @@ mod tests {
         let a = profile(&[(&["main", "old"], 3), (&["main", "same"], 7)]);
         let b = profile(&[(&["main", "new"], 10), (&["main", "same"], 30)]);
         let options = DiffOptions {
-            norm: Normalization::Share,
+            normalization: Normalization::Share,
             by: RowKind::Function,
-            count: Metric::Total,
+            metric: Metric::Total,
             confidence: 0.99,
             interpreter: false,
             grains: [1.0; 2],

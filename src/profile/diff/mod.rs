@@ -74,9 +74,9 @@ pub enum Metric {
 
 #[derive(Clone, Copy, Debug)]
 pub struct DiffOptions {
-    pub norm: Normalization,
+    pub normalization: Normalization,
     pub by: RowKind,
-    pub count: Metric,
+    pub metric: Metric,
     /// That no interval misses, between 0 and 1.
     pub confidence: f64,
     /// Also test interpreter-internal functions.
@@ -90,8 +90,8 @@ pub struct DiffOptions {
 pub fn grain(profile: &Profile, value: usize) -> f64 {
     let root = |value: usize| profile.amounts(value).first().copied().unwrap_or(0) as f64;
     let (mut sum, mut squares) = (0.0, 0.0);
-    for tick in 0..profile.timeline.len() {
-        let weight = profile.tick_amount(value, tick) as f64;
+    for sample in 0..profile.timeline.len() {
+        let weight = profile.sample_amount(value, sample) as f64;
         sum += weight;
         squares += weight * weight;
     }
@@ -102,7 +102,7 @@ pub fn grain(profile: &Profile, value: usize) -> f64 {
     grain.max(1.0)
 }
 
-/// Changes that noise may account for are smaller than this; in the unit of [`Normalization`].
+/// Changes smaller than this may be noise; in the unit of [`Normalization`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DetectionLimit {
     pub now: f64,
@@ -133,7 +133,7 @@ impl Change<'_> {
         self.after - self.before
     }
 
-    /// Whether noise does not account for it.
+    /// Whether it is statistically significant.
     pub fn is_significant(&self) -> bool {
         self.interval.is_some_and(|(low, high)| low > 0.0 || high < 0.0)
     }
@@ -142,7 +142,7 @@ impl Change<'_> {
 /// The complete comparison.
 #[derive(Debug)]
 pub struct Diff<'a> {
-    /// Largest change first; those that noise accounts for after all that it does not.
+    /// Significant changes first, then the others; each largest change first.
     pub rows: Vec<Change<'a>>,
     /// CPU time altogether, for [`Normalization::Rate`] and [`Normalization::Time`].
     pub all: Option<Change<'a>>,
@@ -159,7 +159,7 @@ pub fn diff<'a>(a: &'a Profile, b: &'a Profile, options: &DiffOptions) -> Diff<'
         RowKind::Function => RowMap::of_functions(&stats[0], &stats[1]),
         RowKind::Module => RowMap::of_modules(&stats[0], &stats[1]),
     };
-    let count = |counts: SelfTotal| match options.count {
+    let count = |counts: SelfTotal| match options.metric {
         Metric::SelfCount => counts.self_count,
         Metric::Total => counts.total,
     };
@@ -168,7 +168,7 @@ pub fn diff<'a>(a: &'a Profile, b: &'a Profile, options: &DiffOptions) -> Diff<'
     let counts: Vec<(u64, u64)> = counts(0).zip(counts(1)).collect();
     // Which of two adjacent instructions is sampled varies between runs. For total samples, inlined functions need not
     // be distinguished from those around them.
-    let inlined = |unit: usize| options.count == Metric::Total && units.frames[unit].kind == FrameKind::Inlined;
+    let inlined = |unit: usize| options.metric == Metric::Total && units.frames[unit].kind == FrameKind::Inlined;
     let shown = |unit: usize| counts[unit] != (0, 0) && !(options.by == RowKind::Function && inlined(unit));
     let interpreters = match (options.by, options.interpreter) {
         (RowKind::Function, false) => interpreters([a, b]),
@@ -204,7 +204,7 @@ pub fn diff<'a>(a: &'a Profile, b: &'a Profile, options: &DiffOptions) -> Diff<'
         }
     }
 
-    let totals = [0, 1].map(|i| total(profiles[i], samples[i], options.norm));
+    let totals = [0, 1].map(|i| total(profiles[i], samples[i], options.normalization));
     let scales = totals.map(|total| 1.0 / total);
     let error = (1.0 - options.confidence) / (tested.len().max(1) as f64) / 2.0;
     let z = quantile::student(error, quantile::NORMAL);
@@ -213,7 +213,7 @@ pub fn diff<'a>(a: &'a Profile, b: &'a Profile, options: &DiffOptions) -> Diff<'
         // Quotients, not products: all of all is 1 whatever the count.
         let [before, after] = [x.0 as f64 / totals[0], x.1 as f64 / totals[1]];
         let pooled = (x.0 as f64 + x.1 as f64) / (totals[0] + totals[1]);
-        let of_share = if options.norm == Normalization::Share {
+        let of_share = if options.normalization == Normalization::Share {
             (1.0 - pooled).max(0.0)
         } else {
             1.0
@@ -225,7 +225,7 @@ pub fn diff<'a>(a: &'a Profile, b: &'a Profile, options: &DiffOptions) -> Diff<'
             // A block's part of the change, with the expected share of its samples taken off where shares are compared.
             let part = |i: usize, k: usize, total: u64| {
                 let (here, all) = in_block(i, k);
-                let expected = match options.norm {
+                let expected = match options.normalization {
                     Normalization::Share => total as f64 / samples[i].max(1) as f64 * all as f64,
                     Normalization::Rate | Normalization::Time => 0.0,
                 };
@@ -238,7 +238,7 @@ pub fn diff<'a>(a: &'a Profile, b: &'a Profile, options: &DiffOptions) -> Diff<'
         }
         half = half.hypot(between);
         let (mut low, mut high) = (after - before - half, after - before + half);
-        if options.norm == Normalization::Share {
+        if options.normalization == Normalization::Share {
             // A share is a part of 1.
             (low, high) = (low.max(-1.0), high.min(1.0));
         }
@@ -288,7 +288,7 @@ pub fn diff<'a>(a: &'a Profile, b: &'a Profile, options: &DiffOptions) -> Diff<'
         .into_iter()
         .find_map(|p| p.frames.get(p.nodes.first()?.frame as usize));
     let all = root
-        .filter(|_| sound && options.norm != Normalization::Share)
+        .filter(|_| sound && options.normalization != Normalization::Share)
         .map(|frame| {
             let x = (samples[0], samples[1]);
             let (before, after, interval, limit) = test(x, &|i, k| (in_blocks[i][k].1, in_blocks[i][k].1));
@@ -311,13 +311,13 @@ pub fn diff<'a>(a: &'a Profile, b: &'a Profile, options: &DiffOptions) -> Diff<'
 }
 
 /// Samples per unit of the comparison; 0 if unknown.
-fn total(profile: &Profile, samples: u64, norm: Normalization) -> f64 {
+fn total(profile: &Profile, samples: u64, normalization: Normalization) -> f64 {
     // Amounts of time have a unit; samples need their rate.
     let rate = match profile.count_type().unit {
         Unit::Nanoseconds => 1e9,
         _ => profile.meta.rate as f64,
     };
-    match norm {
+    match normalization {
         Normalization::Share => samples as f64,
         Normalization::Rate => rate * profile.meta.duration,
         Normalization::Time => rate,
@@ -333,18 +333,18 @@ fn interpreters(profiles: [&Profile; 2]) -> HashSet<&str> {
 
 /// Samples that ended in each node, for each block of time.
 pub(super) fn self_by_block(profile: &Profile, blocks: usize) -> impl Iterator<Item = Vec<u64>> {
-    let times = || profile.timeline.iter().map(|tick| tick.time);
+    let times = || profile.timeline.iter().map(|sample| sample.time);
     let (first, last) = (times().min().unwrap_or(0), times().max().unwrap_or(0));
     let span = u128::from(last - first) + 1;
     let block = move |time: u64| (u128::from(time - first) * blocks as u128 / span) as usize;
     let mut by_block: Vec<Vec<(u32, u64)>> = vec![Vec::new(); blocks];
-    for (at, tick) in profile.timeline.iter().enumerate() {
-        by_block[block(tick.time)].push((tick.node, profile.tick_amount(0, at)));
+    for (at, sample) in profile.timeline.iter().enumerate() {
+        by_block[block(sample.time)].push((sample.node, profile.sample_amount(0, at)));
     }
     let nodes = profile.nodes.len();
-    by_block.into_iter().map(move |ticks| {
+    by_block.into_iter().map(move |samples| {
         let mut self_counts = vec![0; nodes];
-        for (node, amount) in ticks {
+        for (node, amount) in samples {
             if let Some(count) = self_counts.get_mut(node as usize) {
                 *count += amount;
             }

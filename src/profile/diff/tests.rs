@@ -48,7 +48,7 @@ fn profile(functions: usize, run: &[usize]) -> Profile {
     };
     let count = |i: usize| run.iter().filter(|f| **f == i).count();
     let nodes = std::iter::once(node(0, run.len())).chain((0..functions).map(|i| node(i as u32 + 1, count(i))));
-    let tick = |(at, f): (usize, &usize)| TimelineSample {
+    let sample = |(at, f): (usize, &usize)| TimelineSample {
         time: at as u64 * 1_000_000,
         pid: 1,
         tid: 1,
@@ -57,7 +57,7 @@ fn profile(functions: usize, run: &[usize]) -> Profile {
     let mut profile = Profile {
         frames,
         nodes: nodes.collect(),
-        timeline: run.iter().enumerate().map(tick).collect(),
+        timeline: run.iter().enumerate().map(sample).collect(),
         ..Profile::default()
     };
     (profile.meta.rate, profile.meta.duration) = (1000, run.len() as f64 / 1000.0);
@@ -86,9 +86,9 @@ fn run(dice: &mut Dice, functions: usize, stay: f64, samples: usize, slow: f64) 
 }
 
 const BY_SHARE: DiffOptions = DiffOptions {
-    norm: Normalization::Share,
+    normalization: Normalization::Share,
     by: RowKind::Function,
-    count: Metric::SelfCount,
+    metric: Metric::SelfCount,
     confidence: 0.99,
     interpreter: false,
     grains: [1.0, 1.0],
@@ -128,7 +128,7 @@ fn samples_that_hang_together_fool_a_test_that_ignores_it() {
 
 #[test]
 fn a_function_that_got_slower_by_a_tenth_is_named() {
-    for (norm, stay, samples) in [
+    for (normalization, stay, samples) in [
         (Normalization::Share, 0.2, 60_000),
         (Normalization::Share, 1.0, 100_000),
     ] {
@@ -136,11 +136,21 @@ fn a_function_that_got_slower_by_a_tenth_is_named() {
         let mut named = 0;
         for _ in 0..50 {
             let runs = [1.0, 1.1].map(|slow| profile(20, &run(&mut dice, 20, stay, samples, slow)));
-            let found = diff(&runs[0], &runs[1], &DiffOptions { norm, ..BY_SHARE });
+            let found = diff(
+                &runs[0],
+                &runs[1],
+                &DiffOptions {
+                    normalization,
+                    ..BY_SHARE
+                },
+            );
             let first = &found.rows[0];
             named += u32::from(first.is_significant() && first.frame.name == "f1" && first.change() > 0.0);
         }
-        assert!(named >= 48, "{norm:?}, stays of {stay}: named in {named} of 50");
+        assert!(
+            named >= 48,
+            "{normalization:?}, stays of {stay}: named in {named} of 50"
+        );
     }
 }
 
@@ -187,7 +197,7 @@ fn cpu_time_of_the_same_work() {
         &runs[0],
         &runs[1],
         &DiffOptions {
-            norm: Normalization::Time,
+            normalization: Normalization::Time,
             ..BY_SHARE
         },
     );
@@ -205,11 +215,18 @@ fn cpu_time_of_the_same_work() {
 #[test]
 fn few_samples_show_nothing_and_break_nothing() {
     for (a, b) in [(0, 0), (0, 5), (3, 3), (9, 0), (200, 1)] {
-        for norm in [Normalization::Share, Normalization::Rate, Normalization::Time] {
+        for normalization in [Normalization::Share, Normalization::Rate, Normalization::Time] {
             let runs = [profile(2, &vec![0; a]), profile(2, &vec![1; b])];
-            let found = diff(&runs[0], &runs[1], &DiffOptions { norm, ..BY_SHARE });
+            let found = diff(
+                &runs[0],
+                &runs[1],
+                &DiffOptions {
+                    normalization,
+                    ..BY_SHARE
+                },
+            );
             let sure = found.rows.iter().filter(|row| row.is_significant()).count();
-            assert!(sure == 0 || a + b > 100, "{a} {b} {norm:?}: {found:?}");
+            assert!(sure == 0 || a + b > 100, "{a} {b} {normalization:?}: {found:?}");
             for row in &found.rows {
                 let (low, high) = row.interval.unwrap_or_default();
                 assert!(

@@ -115,44 +115,44 @@ impl<'a> Folding<'a> {
         for (node, count) in self.nodes.iter_mut().zip(&counts) {
             node.count = *count;
         }
-        let (places, tick_places) = self.places();
+        let (places, sample_places) = self.places();
         self.lines(&self_counts);
-        let kept_tick = |at: &usize| {
-            let tick = &profile.timeline[*at];
-            self.target(tick.node) != DROPPED
+        let kept_sample = |at: &usize| {
+            let sample = &profile.timeline[*at];
+            self.target(sample.node) != DROPPED
         };
-        let ticks: Vec<usize> = (0..profile.timeline.len()).filter(kept_tick).collect();
-        let timeline = ticks.iter().map(|at| {
-            let mut tick = profile.timeline[*at];
-            tick.node = self.target(tick.node);
-            tick
+        let samples: Vec<usize> = (0..profile.timeline.len()).filter(kept_sample).collect();
+        let timeline = samples.iter().map(|at| {
+            let mut sample = profile.timeline[*at];
+            sample.node = self.target(sample.node);
+            sample
         });
         let timeline = timeline.collect();
-        let tick_places = match tick_places.is_empty() {
-            true => tick_places,
-            false => ticks.iter().map(|at| tick_places[*at]).collect(),
+        let sample_places = match sample_places.is_empty() {
+            true => sample_places,
+            false => samples.iter().map(|at| sample_places[*at]).collect(),
         };
         let waits = match profile.waits.is_empty() {
             true => Waits::default(),
             false => {
-                let rows: Vec<(usize, usize)> = ticks.iter().map(|at| (0, *at)).collect();
+                let rows: Vec<(usize, usize)> = samples.iter().map(|at| (0, *at)).collect();
                 Waits::merge(&[&profile.waits], &rows, &|_, pid| pid)
             }
         };
         let rows: Vec<(usize, usize)> = match profile.labels.is_empty() {
             true => Vec::new(),
-            false => ticks.iter().map(|at| (0, *at)).collect(),
+            false => samples.iter().map(|at| (0, *at)).collect(),
         };
         let labels = Labels::merge(&[&profile.labels], &rows);
         let mut values = profile.values.clone();
         for (index, value) in values.iter_mut().enumerate() {
-            let Amounts::Each { nodes, ticks: column } = &mut value.amounts else {
+            let Amounts::Each { nodes, samples: column } = &mut value.amounts else {
                 continue;
             };
             if index > 0 {
                 *nodes = self.inclusive(self.self_of(&profile.self_amounts(index)));
             }
-            *column = ticks.iter().map(|at| column.get(*at).copied().unwrap_or(0)).collect();
+            *column = samples.iter().map(|at| column.get(*at).copied().unwrap_or(0)).collect();
         }
         let folded = Profile {
             meta: profile.meta.clone(),
@@ -162,7 +162,7 @@ impl<'a> Folding<'a> {
             excerpts: profile.excerpts.clone(),
             assembly: profile.assembly.clone(),
             places,
-            tick_places,
+            sample_places,
             values,
             waits,
             labels,
@@ -182,8 +182,8 @@ impl<'a> Folding<'a> {
                 .zip(self_counts)
                 .for_each(|(has, self_count)| *has |= self_count > 0);
         }
-        for tick in &self.profile.timeline {
-            if let Some(has) = has_self.get_mut(tick.node as usize) {
+        for sample in &self.profile.timeline {
+            if let Some(has) = has_self.get_mut(sample.node as usize) {
                 *has = true;
             }
         }
@@ -259,15 +259,15 @@ impl<'a> Folding<'a> {
                 _ => self.place(&mut places, parent, place, into),
             });
         }
-        let of_tick = |at: usize| {
-            let place = profile.tick_places.get(at).copied().unwrap_or(NO_PLACE);
+        let of_sample = |at: usize| {
+            let place = profile.sample_places.get(at).copied().unwrap_or(NO_PLACE);
             let new = new_of.get(place as usize).copied().unwrap_or(NO_PLACE);
             let fits =
                 places.all.get(new as usize).map(|place| place.node) == Some(self.target(profile.timeline[at].node));
             if fits { new } else { NO_PLACE }
         };
-        let of_ticks = (0..profile.timeline.len()).map(of_tick).collect();
-        (places.all, of_ticks)
+        let of_samples = (0..profile.timeline.len()).map(of_sample).collect();
+        (places.all, of_samples)
     }
 
     fn place(&self, places: &mut Places, parent: PlaceId, place: &Place, into: NodeId) -> PlaceId {
@@ -312,7 +312,7 @@ impl<'a> Folding<'a> {
                 new.first_seen_line = node.first_seen_line;
             }
         }
-        let known = self.lines_of_folded_ticks(&mut ended);
+        let known = self.lines_of_folded_samples(&mut ended);
         // By node, the next kept node outward, or the root.
         let mut callers: Vec<usize> = vec![0; profile.nodes.len()];
         // The node that a folded node folds into, and its line if it has only one.
@@ -346,7 +346,7 @@ impl<'a> Folding<'a> {
 
     /// Adds the lines of samples in folded frames as far as the stacks by line know them; says of how many they do, by
     /// node of the profile.
-    fn lines_of_folded_ticks(&self, ended: &mut [BTreeMap<u32, u64>]) -> FxHashMap<NodeId, u64> {
+    fn lines_of_folded_samples(&self, ended: &mut [BTreeMap<u32, u64>]) -> FxHashMap<NodeId, u64> {
         let profile = self.profile;
         let mut known: FxHashMap<NodeId, u64> = FxHashMap::default();
         // By place, the place of the next kept frame outward.
@@ -359,7 +359,7 @@ impl<'a> Folding<'a> {
                 () => NO_PLACE,
             });
         }
-        for (at, place) in profile.tick_places.iter().enumerate().take(profile.timeline.len()) {
+        for (at, place) in profile.sample_places.iter().enumerate().take(profile.timeline.len()) {
             let node = profile.timeline[at].node;
             let into = self.target(node);
             if into == DROPPED || self.is_kept[node as usize] {
@@ -371,7 +371,7 @@ impl<'a> Folding<'a> {
             let Some(caller) = caller.filter(|caller| caller.line > 0 && self.target(caller.node) == into) else {
                 continue;
             };
-            let amount = profile.tick_amount(0, at);
+            let amount = profile.sample_amount(0, at);
             *ended[into as usize].entry(caller.line).or_default() += amount;
             *known.entry(node).or_default() += amount;
         }

@@ -49,11 +49,11 @@ fn samples_of_a_folded_frame_go_to_its_caller_and_its_line() {
     let ends: Vec<_> = folded
         .timeline
         .iter()
-        .map(|tick| (tick.time, tick.tid, tick.node))
+        .map(|sample| (sample.time, sample.tid, sample.node))
         .collect();
     assert_eq!(ends, [(1, 1, 1), (2, 1, 1), (3, 2, 2), (4, 2, 2)]);
-    let lines = |tick: usize| {
-        let mut at = folded.tick_places[tick] as usize;
+    let lines = |sample: usize| {
+        let mut at = folded.sample_places[sample] as usize;
         let mut lines = Vec::new();
         while at != 0 {
             lines.insert(0, folded.places[at].line);
@@ -74,7 +74,7 @@ fn without_a_timeline_the_only_line_is_known() {
         node.lines = BTreeMap::from([(4, 4)]);
         node.self_lines = BTreeMap::from([(4, 1)]);
     }
-    (profile.timeline, profile.places, profile.tick_places) = (Vec::new(), Vec::new(), Vec::new());
+    (profile.timeline, profile.places, profile.sample_places) = (Vec::new(), Vec::new(), Vec::new());
     let folded = without_glue(&profile);
     assert_eq!(folded.nodes[1].self_lines_of(2), &BTreeMap::from([(4, 2)]));
 }
@@ -137,21 +137,21 @@ fn folding_conserves() {
                 folded.self_amounts(value).iter().sum::<u64>(),
                 profile.self_amounts(value).iter().sum::<u64>()
             );
-            let ticks = |p: &Profile| {
-                let amounts = (0..p.timeline.len()).map(|at| p.tick_amount(value, at));
-                let times = p.timeline.iter().map(|tick| (tick.time, tick.pid, tick.tid));
+            let samples = |p: &Profile| {
+                let amounts = (0..p.timeline.len()).map(|at| p.sample_amount(value, at));
+                let times = p.timeline.iter().map(|sample| (sample.time, sample.pid, sample.tid));
                 times.zip(amounts).collect::<Vec<_>>()
             };
-            assert_eq!(ticks(&folded), ticks(&profile));
+            assert_eq!(samples(&folded), samples(&profile));
         }
         let self_counts = folded.self_counts();
         for (node, self_count) in folded.nodes.iter().zip(&self_counts) {
             let lines = |lines: &BTreeMap<u32, u64>| lines.values().sum::<u64>();
             assert!(lines(&node.lines) <= node.count && lines(node.self_lines_of(*self_count)) <= *self_count);
         }
-        for (tick, place) in folded.timeline.iter().zip(&folded.tick_places) {
+        for (sample, place) in folded.timeline.iter().zip(&folded.sample_places) {
             let place = folded.places.get(*place as usize);
-            assert!(place.is_none_or(|place| place.node == tick.node));
+            assert!(place.is_none_or(|place| place.node == sample.node));
         }
         for (at, place) in folded.places.iter().enumerate().skip(1) {
             let parent = &folded.places[place.parent as usize];

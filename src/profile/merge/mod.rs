@@ -37,47 +37,47 @@ pub fn combine(profiles: &[(String, Profile)]) -> Profile {
         sum.add(profile);
     }
     let metas: Vec<&Meta> = profiles.iter().map(|(_, profile)| &profile.meta).collect();
-    let (shifts, duration) = time_offsets(&metas);
-    let numbers = renumber_pids(&metas, profiles, &shifts);
+    let (time_offsets, duration) = time_offsets(&metas);
+    let new_pids = renumber_pids(&metas, profiles, &time_offsets);
     // With the profile and the place in its timeline that each is from.
-    let mut ticks: Vec<(TimelineSample, (usize, usize))> = Vec::new();
-    for (from, (((_, profile), place), (shift, numbers))) in profiles
+    let mut samples: Vec<(TimelineSample, (usize, usize))> = Vec::new();
+    for (from, (((_, profile), place), (time_offset, new_pids))) in profiles
         .iter()
         .zip(&sum.places)
-        .zip(shifts.iter().zip(&numbers))
+        .zip(time_offsets.iter().zip(&new_pids))
         .enumerate()
     {
-        ticks.extend(profile.timeline.iter().enumerate().filter_map(|(at, tick)| {
-            let tick = TimelineSample {
-                time: tick.time.saturating_add(*shift),
-                pid: numbers.get(&tick.pid).copied().unwrap_or(tick.pid),
-                node: *place.get(tick.node as usize)?.as_ref()?,
-                ..*tick
+        samples.extend(profile.timeline.iter().enumerate().filter_map(|(at, sample)| {
+            let sample = TimelineSample {
+                time: sample.time.saturating_add(*time_offset),
+                pid: new_pids.get(&sample.pid).copied().unwrap_or(sample.pid),
+                node: *place.get(sample.node as usize)?.as_ref()?,
+                ..*sample
             };
-            Some((tick, (from, at)))
+            Some((sample, (from, at)))
         }));
     }
-    ticks.sort_by_key(|(tick, _)| tick.time);
-    let origins: Vec<(usize, usize)> = ticks.iter().map(|(_, origin)| *origin).collect();
-    let (places, tick_places) = places(profiles, &sum.places, &origins);
+    samples.sort_by_key(|(sample, _)| sample.time);
+    let origins: Vec<(usize, usize)> = samples.iter().map(|(_, origin)| *origin).collect();
+    let (places, sample_places) = places(profiles, &sum.places, &origins);
     let values = values::sum(profiles, &sum.places, sum.nodes.len(), &origins);
     let waits: Vec<&Waits> = profiles.iter().map(|(_, profile)| &profile.waits).collect();
     let waits = Waits::merge(&waits, &origins, &|from, pid| {
-        numbers[from].get(&pid).copied().unwrap_or(pid)
+        new_pids[from].get(&pid).copied().unwrap_or(pid)
     });
     let labels: Vec<&Labels> = profiles.iter().map(|(_, profile)| &profile.labels).collect();
     let labels = Labels::merge(&labels, &origins);
-    let mut meta = merge_metadata(&metas, &numbers);
+    let mut meta = merge_metadata(&metas, &new_pids);
     meta.duration = duration;
     meta.merged_from = parts(profiles);
-    meta.lags = lags(&metas, &shifts, &numbers);
+    meta.lags = lags(&metas, &time_offsets, &new_pids);
     let mut profile = Profile {
         meta,
         frames: sum.frames,
         nodes: sum.nodes,
-        timeline: ticks.into_iter().map(|(tick, _)| tick).collect(),
+        timeline: samples.into_iter().map(|(sample, _)| sample).collect(),
         places,
-        tick_places,
+        sample_places,
         values,
         waits,
         labels,
@@ -121,11 +121,11 @@ fn places(
         moved.push(here);
     }
     let place = |(from, at): &(usize, usize)| {
-        let old = profiles[*from].1.tick_places.get(*at).copied().unwrap_or(NO_PLACE);
+        let old = profiles[*from].1.sample_places.get(*at).copied().unwrap_or(NO_PLACE);
         moved[*from].get(old as usize).copied().unwrap_or(NO_PLACE)
     };
-    let of_ticks = origins.iter().map(place).collect();
-    (sum.all, of_ticks)
+    let of_samples = origins.iter().map(place).collect();
+    (sum.all, of_samples)
 }
 
 #[derive(Default)]
@@ -199,24 +199,24 @@ fn time_offsets(metas: &[&Meta]) -> (Vec<u64>, f64) {
     let all = ends.fold(0.0, f64::max) - first;
     // A start of 0 means unknown.
     if first > 0.0 && all <= CLOSE * recorded {
-        let shift = |meta: &&Meta| ((seconds(meta.start) - first) * 1e9) as u64;
-        return (metas.iter().map(shift).collect(), all);
+        let time_offset = |meta: &&Meta| ((seconds(meta.start) - first) * 1e9) as u64;
+        return (metas.iter().map(time_offset).collect(), all);
     }
     (vec![0; metas.len()], longest)
 }
 
 /// By profile, the new PIDs of processes whose PID is used by a process of another profile. A process that was recorded
 /// twice keeps its PID: its recordings do not overlap and have the same command.
-fn renumber_pids(metas: &[&Meta], profiles: &[(String, Profile)], shifts: &[u64]) -> Vec<BTreeMap<u32, u32>> {
+fn renumber_pids(metas: &[&Meta], profiles: &[(String, Profile)], time_offsets: &[u64]) -> Vec<BTreeMap<u32, u32>> {
     let mut taken: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
     let mut next = FOREIGN;
     let ends = profiles
         .iter()
-        .map(|(_, profile)| profile.timeline.iter().map(|tick| tick.time).max().unwrap_or(0));
-    let spans: Vec<(u64, u64)> = shifts
+        .map(|(_, profile)| profile.timeline.iter().map(|sample| sample.time).max().unwrap_or(0));
+    let spans: Vec<(u64, u64)> = time_offsets
         .iter()
         .zip(ends)
-        .map(|(shift, end)| (*shift, shift.saturating_add(end)))
+        .map(|(time_offset, end)| (*time_offset, time_offset.saturating_add(end)))
         .collect();
     let other = |a: usize, b: usize| {
         let ((start_a, end_a), (start_b, end_b)) = (spans[a], spans[b]);
@@ -225,7 +225,7 @@ fn renumber_pids(metas: &[&Meta], profiles: &[(String, Profile)], shifts: &[u64]
     let mut all = Vec::new();
     for (at, (_, profile)) in profiles.iter().enumerate() {
         let named = profile.meta.threads.iter().map(|(pid, ..)| *pid);
-        let pids: BTreeSet<u32> = profile.timeline.iter().map(|tick| tick.pid).chain(named).collect();
+        let pids: BTreeSet<u32> = profile.timeline.iter().map(|sample| sample.pid).chain(named).collect();
         let mut changed = BTreeMap::new();
         for pid in pids {
             let holders = taken.entry(pid).or_default();
@@ -241,13 +241,13 @@ fn renumber_pids(metas: &[&Meta], profiles: &[(String, Profile)], shifts: &[u64]
     all
 }
 
-/// What kept event loops for long in all of them, in the order of time.
-fn lags(metas: &[&Meta], shifts: &[u64], numbers: &[BTreeMap<u32, u32>]) -> Vec<Lag> {
+/// What kept event loops for long in all of them, in chronological order.
+fn lags(metas: &[&Meta], time_offsets: &[u64], new_pids: &[BTreeMap<u32, u32>]) -> Vec<Lag> {
     let mut all: Vec<Lag> = Vec::new();
-    for ((meta, shift), numbers) in metas.iter().zip(shifts).zip(numbers) {
+    for ((meta, time_offset), new_pids) in metas.iter().zip(time_offsets).zip(new_pids) {
         all.extend(meta.lags.iter().map(|lag| Lag {
-            pid: numbers.get(&lag.pid).copied().unwrap_or(lag.pid),
-            time: lag.time.saturating_add(*shift),
+            pid: new_pids.get(&lag.pid).copied().unwrap_or(lag.pid),
+            time: lag.time.saturating_add(*time_offset),
             ..lag.clone()
         }));
     }
@@ -256,7 +256,7 @@ fn lags(metas: &[&Meta], shifts: &[u64], numbers: &[BTreeMap<u32, u32>]) -> Vec<
 }
 
 /// Common metadata and sums. Different texts are joined; a number that is not the same for all becomes unknown.
-fn merge_metadata(metas: &[&Meta], numbers: &[BTreeMap<u32, u32>]) -> Meta {
+fn merge_metadata(metas: &[&Meta], new_pids: &[BTreeMap<u32, u32>]) -> Meta {
     let words = |get: fn(&Meta) -> &String| {
         let mut seen = BTreeSet::new();
         let all = metas.iter().map(|meta| get(meta).as_str());
@@ -313,9 +313,9 @@ fn merge_metadata(metas: &[&Meta], numbers: &[BTreeMap<u32, u32>]) -> Meta {
     limit_instructions(&mut modules);
     modules.sort_by(|a, b| (b.samples, &a.path).cmp(&(a.samples, &b.path)));
     let mut threads = BTreeMap::new();
-    for (meta, numbers) in metas.iter().zip(numbers) {
+    for (meta, new_pids) in metas.iter().zip(new_pids) {
         for (pid, tid, name) in &meta.threads {
-            let pid = numbers.get(pid).copied().unwrap_or(*pid);
+            let pid = new_pids.get(pid).copied().unwrap_or(*pid);
             threads.entry((pid, *tid)).or_insert_with(|| name.clone());
         }
     }

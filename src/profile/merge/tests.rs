@@ -13,7 +13,7 @@ fn frame(kind: FrameKind, name: &str, source: &str) -> Frame {
     }
 }
 
-/// `f` with `own` samples at line 3, and a callee with `below` samples; one tick for each of the two.
+/// `f` with `self_count` samples at line 3, and a callee with `below` samples; the timeline has one entry for each of the two.
 fn profile(command: &str, start: f64, self_count: u64, below: u64, callee: &str) -> Profile {
     let mut root = Node::new(0, 0);
     root.count = self_count + below;
@@ -30,7 +30,7 @@ fn profile(command: &str, start: f64, self_count: u64, below: u64, callee: &str)
         first_seen_line: 9,
         ..Node::new(2, 1)
     };
-    let tick = |time, node| TimelineSample {
+    let sample = |time, node| TimelineSample {
         time,
         pid: 7,
         tid: 8,
@@ -57,7 +57,7 @@ fn profile(command: &str, start: f64, self_count: u64, below: u64, callee: &str)
             frame(FrameKind::Native, callee, ""),
         ],
         nodes: vec![root, f, g],
-        timeline: vec![tick(1_000_000_000, 1), tick(1_500_000_000, 2)],
+        timeline: vec![sample(1_000_000_000, 1), sample(1_500_000_000, 2)],
         ..Profile::default()
     }
 }
@@ -93,8 +93,8 @@ fn values_are_united() {
         shown(&all),
         [of("samples", true, &[14, 14, 8]), of("cpu_ns", false, &cpu)]
     );
-    let ticks: Vec<u64> = (0..4).map(|tick| all.tick_amount(1, tick)).collect();
-    assert_eq!(ticks, [10_000_000, 10_000_000, 1_000_000, 1_000_000]);
+    let samples: Vec<u64> = (0..4).map(|sample| all.sample_amount(1, sample)).collect();
+    assert_eq!(samples, [10_000_000, 10_000_000, 1_000_000, 1_000_000]);
     // Calls and samples.
     let mut builder = Builder::new(&[ValueType::CALLS, ValueType::CPU]);
     let f = builder.frame(frame(FrameKind::Native, "f", ""));
@@ -182,7 +182,7 @@ fn timelines_lie_side_by_side() {
     let times = |all: &Profile| {
         all.timeline
             .iter()
-            .map(|tick| (tick.time / 1_000_000, tick.pid))
+            .map(|sample| (sample.time / 1_000_000, sample.pid))
             .collect::<Vec<_>>()
     };
     // The same process, one recording after the other.

@@ -50,11 +50,11 @@ pub(super) fn sum(
                     }
                 }
             }
-            let tick =
-                |(from, at): &(usize, usize)| index[*from].map_or(0, |value| profiles[*from].tick_amount(value, *at));
+            let sample =
+                |(from, at): &(usize, usize)| index[*from].map_or(0, |value| profiles[*from].sample_amount(value, *at));
             Amounts::Each {
                 nodes: sums,
-                ticks: origins.iter().map(tick).collect(),
+                samples: origins.iter().map(sample).collect(),
             }
         };
         Value { kind, amounts }

@@ -26,7 +26,7 @@ const MIN_SHARE: f64 = 1e-6;
 const NONE: u32 = u32::MAX;
 
 /// What a function did for one caller, or (`NONE`) without one. The sums over all of them are those of the function.
-struct Source {
+struct CallerShare {
     caller: u32,
     calls: u64,
     self_time: u64,
@@ -44,13 +44,13 @@ struct Nodes {
 
 /// The profile of a table.
 pub fn profile(table: &PstatsTable<'_>) -> Profile {
-    let sources: Vec<Vec<Source>> = table.functions.iter().map(|f| sources(f, table)).collect();
+    let sources: Vec<Vec<CallerShare>> = table.functions.iter().map(|f| sources(f, table)).collect();
     let expanded = expand(table, &sources);
     build(table, &sources, &expanded)
 }
 
 /// Where a function's figures come from.
-fn sources(function: &PstatsFunction<'_>, table: &PstatsTable<'_>) -> Vec<Source> {
+fn sources(function: &PstatsFunction<'_>, table: &PstatsTable<'_>) -> Vec<CallerShare> {
     let itself = |caller: u32| {
         let caller = table.functions.get(caller as usize);
         caller.is_some_and(|caller| std::ptr::eq(caller, function))
@@ -106,7 +106,7 @@ fn sources(function: &PstatsFunction<'_>, table: &PstatsTable<'_>) -> Vec<Source
     let whole: f64 = rows.iter().filter(|row| !itself(row.0)).map(basis).sum();
     let parts = rows.iter().zip(calls).zip(self_time);
     parts
-        .map(|((row, calls), self_time)| Source {
+        .map(|((row, calls), self_time)| CallerShare {
             caller: row.0,
             calls,
             self_time,
@@ -166,7 +166,7 @@ fn apportion_by_share(total: u64, nodes: &[(u32, f64)]) -> Vec<u64> {
 }
 
 /// Expands the functions, those with most time first.
-fn expand(table: &PstatsTable<'_>, sources: &[Vec<Source>]) -> Nodes {
+fn expand(table: &PstatsTable<'_>, sources: &[Vec<CallerShare>]) -> Nodes {
     // Edges are numbered in the order of `sources`.
     let mut callees: Vec<Vec<(u32, u32, f64)>> = vec![Vec::new(); sources.len()];
     let mut outermost = Vec::new();
@@ -251,7 +251,7 @@ impl Nodes {
     }
 }
 
-fn build(table: &PstatsTable<'_>, sources: &[Vec<Source>], expanded: &Nodes) -> Profile {
+fn build(table: &PstatsTable<'_>, sources: &[Vec<CallerShare>], expanded: &Nodes) -> Profile {
     let count = if table.is_sampled {
         ValueType::SAMPLES
     } else {

@@ -127,11 +127,11 @@ impl<'a> Stats<'a> {
         (self.self_counts, self.total) = (self_counts, total);
     }
 
-    /// Selects the samples of some ticks of the timeline: of a span of time, of a thread.
-    pub fn select_ticks<'t>(&mut self, ticks: impl Iterator<Item = &'t TimelineSample>) {
+    /// Selects some samples of the timeline: of a span of time, of a thread.
+    pub fn select_samples<'t>(&mut self, samples: impl Iterator<Item = &'t TimelineSample>) {
         let mut self_counts = vec![0; self.profile.nodes.len()];
-        for tick in ticks {
-            if let Some(count) = self_counts.get_mut(tick.node as usize) {
+        for sample in samples {
+            if let Some(count) = self_counts.get_mut(sample.node as usize) {
                 *count += 1;
             }
         }
@@ -369,9 +369,9 @@ pub struct ThreadSamples {
 /// Samples of each thread by the timeline, ordered by number; none if the profile has no timeline.
 pub fn threads(profile: &Profile) -> Vec<ThreadSamples> {
     let mut counts: FxHashMap<(u32, u32), u64> = FxHashMap::default();
-    for (at, tick) in profile.timeline.iter().enumerate() {
-        let count: &mut u64 = counts.entry((tick.pid, tick.tid)).or_default();
-        *count = count.saturating_add(profile.tick_amount(0, at));
+    for (at, sample) in profile.timeline.iter().enumerate() {
+        let count: &mut u64 = counts.entry((sample.pid, sample.tid)).or_default();
+        *count = count.saturating_add(profile.sample_amount(0, at));
     }
     let names = profile.meta.threads.iter();
     let names: FxHashMap<_, _> = names.map(|(pid, tid, name)| ((*pid, *tid), name)).collect();

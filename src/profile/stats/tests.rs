@@ -130,16 +130,16 @@ fn totals_of_lines_are_exact_without_recursion() {
 #[test]
 fn some_samples_only() {
     let mut profile = profile(&[vec![0, 1], vec![0, 2], vec![3]]);
-    let tick = |node, tid| TimelineSample {
+    let sample = |node, tid| TimelineSample {
         time: 0,
         pid: 7,
         tid,
         node,
     };
-    profile.timeline = vec![tick(2, 1), tick(2, 1), tick(3, 2), tick(99, 2)];
+    profile.timeline = vec![sample(2, 1), sample(2, 1), sample(3, 2), sample(99, 2)];
     profile.meta.threads = vec![(7, 2, "two".into())];
     let mut stats = Stats::new(&profile);
-    stats.select_ticks(profile.timeline.iter().filter(|t| t.tid == 1));
+    stats.select_samples(profile.timeline.iter().filter(|t| t.tid == 1));
     let totals: Vec<u64> = stats.functions().iter().map(|c| c.total).collect();
     assert_eq!((stats.samples(), &totals[..4]), (2, &[2, 2, 0, 0][..]));
     assert_eq!(stats.modules().len(), 2);

@@ -124,8 +124,8 @@ fn waits_are_divided_among_holders() {
     profile.waits.known = vec![waker(8), waker(9)];
     profile.waits.wakers = vec![1, 2];
     profile.waits.shares = vec![(0, 1, 250), (0, 2, 750)];
-    let tids = |tick, amount| -> Vec<(Option<Tid>, u64)> {
-        let parts = profile.waits.divided(tick, amount).into_iter();
+    let tids = |sample, amount| -> Vec<(Option<Tid>, u64)> {
+        let parts = profile.waits.divided(sample, amount).into_iter();
         parts.map(|(waker, part)| (waker.map(|w| w.tid), part)).collect()
     };
     assert_eq!(tids(0, 2000), [(Some(8), 500), (Some(9), 1500)]);

@@ -302,7 +302,7 @@ impl Turn<'_> {
                 addresses: addresses.to_vec(),
             };
             self.send(protocol::LOOK_UP, &look_up.encode(), Some(request.file))?;
-            let names = self.answer(request, addresses.len())?;
+            let names = self.read_names(request, addresses.len())?;
             all.found.extend(names.found);
             (all.symbols_from, all.symbols_missing) = (names.symbols_from, names.symbols_missing);
         }
@@ -310,7 +310,7 @@ impl Turn<'_> {
     }
 
     /// Answers questions until the names arrive.
-    fn answer(&mut self, request: &NamesRequest<'_>, count: usize) -> Result<ModuleNames, Stop> {
+    fn read_names(&mut self, request: &NamesRequest<'_>, count: usize) -> Result<ModuleNames, Stop> {
         let mut fetch = request.fetch;
         loop {
             let mut header = [0; HEADER];

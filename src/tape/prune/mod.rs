@@ -49,13 +49,13 @@ const SHF_ALLOC: u64 = 2;
 const SHF_EXECINSTR: u64 = 4;
 
 /// The pruned file; `None` if this is no 64-bit little-endian ELF file that we can read, or too long for a tape.
-pub fn prune(content: &Content, wanted: &PruneRequest) -> Option<Sparse> {
+pub fn prune(content: &Content, request: &PruneRequest) -> Option<Sparse> {
     let mut p = Pruner::open(content)?;
     p.keep_notes();
-    p.images(wanted);
-    let entries = p.frames(wanted);
-    p.code(wanted, &entries);
-    p.symbols(wanted, &entries);
+    p.images(request);
+    let entries = p.frames(request);
+    p.code(request, &entries);
+    p.symbols(request, &entries);
     p.finish().filter(|file| file.len() <= MAX_FILE)
 }
 
@@ -196,8 +196,8 @@ impl<'a> Pruner<'a> {
     }
 
     /// Keeps the data of the image that was read, and the version string that identifies older interpreters.
-    fn images(&mut self, wanted: &PruneRequest) {
-        for (svma, len) in &wanted.accesses.images {
+    fn images(&mut self, request: &PruneRequest) {
+        for (svma, len) in &request.accesses.images {
             for p in self.programs.chunks_exact(56) {
                 let word = |at| u64_at(p, at).unwrap_or(0);
                 let (offset, addr, size) = (word(8), word(16), word(32));
@@ -210,7 +210,7 @@ impl<'a> Pruner<'a> {
         }
         let Some(rodata) = self
             .named(b".rodata")
-            .filter(|_| wanted.accesses.sections.contains(".rodata"))
+            .filter(|_| request.accesses.sections.contains(".rodata"))
         else {
             return;
         };
@@ -227,7 +227,7 @@ impl<'a> Pruner<'a> {
     }
 
     /// Keeps the call frame entries around the wanted addresses; returns all entries of functions, by address.
-    fn frames(&mut self, wanted: &PruneRequest) -> Vec<FrameEntry> {
+    fn frames(&mut self, request: &PruneRequest) -> Vec<FrameEntry> {
         let none = Vec::new();
         let Some(eh) = self.named(b".eh_frame") else {
             return none;
@@ -264,7 +264,7 @@ impl<'a> Pruner<'a> {
         entries.sort_by_key(|e| e.code.start);
         let mut keep = BTreeSet::new();
         let mut table = BTreeMap::new();
-        for svma in &wanted.svmas {
+        for svma in &request.svmas {
             let after = entries.partition_point(|e| e.code.start <= *svma);
             let covered = after.checked_sub(1).is_some_and(|i| entries[i].code.contains(svma));
             // Around code without an entry its neighbors determine where it begins and ends.
@@ -317,7 +317,7 @@ impl<'a> Pruner<'a> {
         entries
     }
 
-    fn code(&mut self, wanted: &PruneRequest, entries: &[FrameEntry]) {
+    fn code(&mut self, request: &PruneRequest, entries: &[FrameEntry]) {
         let covering = |svma: u64| {
             let after = entries.partition_point(|e| e.code.start <= svma);
             let e = after.checked_sub(1).map(|i| &entries[i])?;
@@ -326,7 +326,7 @@ impl<'a> Pruner<'a> {
         let symbols = self.all_symbols();
         let mut calls = BTreeMap::new();
         let mut kept_ranges = Vec::new();
-        for svma in &wanted.svmas {
+        for svma in &request.svmas {
             let Some(i) = self.sections.iter().position(|s| s.is_code() && s.covers(*svma)) else {
                 continue;
             };
@@ -348,7 +348,7 @@ impl<'a> Pruner<'a> {
                     s.addr + (svma - s.addr) / 16 * 16 + 16,
                 );
             }
-            if table.is_some() && !wanted.analyzed.contains(svma) {
+            if table.is_some() && !request.analyzed.contains(svma) {
                 continue;
             }
             let symbol = symbols.iter().find(|f| *svma >= f.addr && svma - f.addr < f.size);
@@ -393,14 +393,14 @@ impl<'a> Pruner<'a> {
             .max(programs.checked_add(self.programs.len() as u64)?)
             .max(64)
             .min(self.content.len());
-        let mut canvas = SparseImage::default();
+        let mut image = SparseImage::default();
         self.kept_ranges.sort_by_key(|r| r.start);
         let mut done = 0;
         // What is not loaded moves: nothing may be left there.
         for r in &self.kept_ranges {
             let (from, to) = (r.start.max(done), r.end.min(end));
             if from < to {
-                canvas.put(from, &read(self.content, from, to - from)?);
+                image.put(from, &read(self.content, from, to - from)?);
                 done = to;
             }
         }
@@ -418,10 +418,10 @@ impl<'a> Pruner<'a> {
         let mut headers = Vec::new();
         for s in &mut self.sections {
             match &s.new {
-                Some(bytes) if loaded(s) => canvas.put(s.offset, bytes),
+                Some(bytes) if loaded(s) => image.put(s.offset, bytes),
                 Some(bytes) => {
                     end = end.next_multiple_of(8);
-                    canvas.put(end, bytes);
+                    image.put(end, bytes);
                     put(&mut s.header, 24, &end.to_le_bytes())?;
                     end += bytes.len() as u64;
                 }
@@ -432,10 +432,10 @@ impl<'a> Pruner<'a> {
         }
         end = end.next_multiple_of(8);
         put(&mut self.head, 40, &end.to_le_bytes())?;
-        canvas.put(programs, &self.programs);
-        canvas.put(end, &headers);
-        canvas.put(0, &self.head);
-        Sparse::new(end + headers.len() as u64, canvas.pieces())
+        image.put(programs, &self.programs);
+        image.put(end, &headers);
+        image.put(0, &self.head);
+        Sparse::new(end + headers.len() as u64, image.pieces())
     }
 }
 

@@ -47,7 +47,7 @@ impl Pruner<'_> {
 
     /// Keeps the symbols of wanted functions, of their aliases and neighbors, those looked up by name, and the names of
     /// linkage stubs.
-    pub(super) fn symbols(&mut self, wanted: &PruneRequest, entries: &[FrameEntry]) {
+    pub(super) fn symbols(&mut self, request: &PruneRequest, entries: &[FrameEntry]) {
         let all = self.all_symbols();
         let mut starts: Vec<u64> = all
             .iter()
@@ -56,7 +56,7 @@ impl Pruner<'_> {
             .collect();
         starts.dedup();
         let mut keep_at: BTreeSet<u64> = BTreeSet::new();
-        for svma in &wanted.svmas {
+        for svma in &request.svmas {
             let table = entries.partition_point(|e| e.code.start <= *svma);
             let covered = table.checked_sub(1).is_some_and(|i| entries[i].code.contains(svma));
             let after = starts.partition_point(|s| s <= svma);
@@ -71,18 +71,18 @@ impl Pruner<'_> {
                 .entry(link)
                 .or_insert_with(|| self.bytes(link).unwrap_or_default());
             let name = string_at(text, s.name as usize);
-            let covers = wanted
+            let covers = request
                 .svmas
                 .range(s.addr..s.addr.saturating_add(s.size))
                 .next()
                 .is_some();
-            let by_name = std::str::from_utf8(name).is_ok_and(|n| wanted.accesses.names.contains(n));
+            let by_name = std::str::from_utf8(name).is_ok_and(|n| request.accesses.names.contains(n));
             if covers || by_name || keep_at.contains(&s.addr) {
                 keep.insert((s.section, s.index));
             }
         }
         if let Some(dynsym) = self.sections.iter().position(|s| s.kind == SHT_DYNSYM) {
-            keep.extend(self.stubs(wanted).into_iter().map(|i| (dynsym, i)));
+            keep.extend(self.stubs(request).into_iter().map(|i| (dynsym, i)));
         }
         for section in 0..self.sections.len() {
             if !matches!(self.sections[section].kind, SHT_SYMTAB | SHT_DYNSYM) {
@@ -115,7 +115,7 @@ impl Pruner<'_> {
 
     /// Keeps the relocations that name the wanted linkage stubs; returns their symbols. A stub jumps through a slot
     /// (`jmp *disp(%rip)`) or pushes the number of its relocation (x86-64 psABI, "Procedure Linkage Table").
-    fn stubs(&mut self, wanted: &PruneRequest) -> Vec<usize> {
+    fn stubs(&mut self, request: &PruneRequest) -> Vec<usize> {
         let mut symbols = Vec::new();
         let (mut slots, mut pushed) = (BTreeSet::new(), BTreeSet::new());
         for s in self
@@ -123,7 +123,7 @@ impl Pruner<'_> {
             .iter()
             .filter(|s| s.is_code() && s.name.starts_with(b".plt"))
         {
-            for svma in wanted.svmas.iter().filter(|a| s.covers(**a)) {
+            for svma in request.svmas.iter().filter(|a| s.covers(**a)) {
                 let start = s.addr + (svma - s.addr) / 16 * 16;
                 let stub = read(self.content, s.file_offset(start), 16).unwrap_or_default();
                 for at in 0..stub.len().saturating_sub(5) {

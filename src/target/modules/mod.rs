@@ -371,8 +371,8 @@ const MAX_AHEAD: usize = 4096;
 
 impl Modules {
     /// The file system of a process as it sees it; `None` if that is not available.
-    pub fn root(&mut self, host: &dyn System, pid: Pid) -> Option<Arc<Root>> {
-        let mut root = host.root(pid).filter(|root| !root.is_ours)?;
+    pub fn root(&mut self, system: &dyn System, pid: Pid) -> Option<Arc<Root>> {
+        let mut root = system.root(pid).filter(|root| !root.is_ours)?;
         root.share(&mut self.roots);
         Some(Arc::new(root))
     }
@@ -395,18 +395,26 @@ impl Modules {
     }
 
     /// Opens the file of a mapping whose event is about to be handled: the process may exit before that.
-    pub fn open_ahead(&mut self, host: &dyn System, pid: Pid, start: u64, end: u64, path: &[u8], root: Option<&Root>) {
+    pub fn open_ahead(
+        &mut self,
+        system: &dyn System,
+        pid: Pid,
+        start: u64,
+        end: u64,
+        path: &[u8],
+        root: Option<&Root>,
+    ) {
         let key = (pid, start, path.to_vec());
         let room = self.max_open.saturating_sub(self.open).min(MAX_AHEAD);
         if self.ahead.len() < room && !self.ahead.contains_key(&key) {
-            self.ahead.insert(key, host.open(pid, start, end, path, root));
+            self.ahead.insert(key, system.open(pid, start, end, path, root));
         }
     }
 
     /// The file mapped at `start..end` of a process, and whether it is new. `root` is that of the process, if known.
     pub fn open(
         &mut self,
-        host: &dyn System,
+        system: &dyn System,
         pid: Pid,
         start: u64,
         end: u64,
@@ -419,14 +427,14 @@ impl Modules {
             }
             let len = end.saturating_sub(start).min(1 << 20) as usize;
             let mut bytes = vec![0; len];
-            let got = host.read_memory(pid, start, &mut bytes);
+            let got = system.read_memory(pid, start, &mut bytes);
             bytes.truncate(got);
             let id = self.add(Module::new(path.to_vec(), Content::Bytes(Arc::new(bytes.into()))));
             self.by_name.insert(path.to_vec(), id);
             return (id, true);
         }
         let ahead = self.ahead.remove(&(pid, start, path.to_vec()));
-        match ahead.unwrap_or_else(|| host.open(pid, start, end, path, root)) {
+        match ahead.unwrap_or_else(|| system.open(pid, start, end, path, root)) {
             Some((content, key)) => {
                 if let Some(id) = self.by_file.get(&key) {
                     return (*id, false);

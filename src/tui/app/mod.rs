@@ -158,12 +158,12 @@ impl App {
             Page::CallersAndCallees(function) => rows::around(&self.shown, function, self.sort),
         };
         let at = self.table.selected().unwrap_or(0);
-        let on = self.rows.get(at).map(|r| (r.subject.clone(), r.depth));
+        let on = self.rows.get(at).map(|r| (r.target.clone(), r.depth));
         let again = on
             .filter(|_| at > 0 && self.page != Page::Stacks)
-            .and_then(|(subject, depth)| {
-                let same = |r: &TopRow| r.depth == depth && r.subject == subject;
-                rows.iter().position(|r| subject != RowTarget::None && same(r))
+            .and_then(|(target, depth)| {
+                let same = |r: &TopRow| r.depth == depth && r.target == target;
+                rows.iter().position(|r| target != RowTarget::None && same(r))
             });
         self.rows = rows;
         self.select(again.unwrap_or(at));
@@ -280,7 +280,7 @@ impl App {
     }
 
     fn enter(&mut self, at: usize) -> Action {
-        match self.rows.get(at).map(|r| r.subject.clone()) {
+        match self.rows.get(at).map(|r| r.target.clone()) {
             Some(RowTarget::Function(frame)) => self.open_page(Page::CallersAndCallees(frame)),
             Some(RowTarget::Lag(lag)) => self.open_page(Page::Lag(lag)),
             Some(RowTarget::Thread(tid)) => {

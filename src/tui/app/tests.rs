@@ -118,7 +118,7 @@ fn waits_have_a_page() {
     use crate::profile::values::ValueType;
     let mut app = app();
     press(&mut app, "4");
-    assert!(screen(&mut app, 120, 12).contains("top --mode wall"), "no waits");
+    assert!(render(&mut app, 120, 12).contains("top --mode wall"), "no waits");
     let mut builder = Builder::new(&[ValueType::SAMPLES, ValueType::WALL]);
     let f = builder.frame(Frame::python("f", "C.f", "a.py", 1));
     for (time, label, weight) in [(1, "[waiting: read pipe]", 6_000_000), (2, "[waiting: gil]", 2_000_000)] {
@@ -129,7 +129,7 @@ fn waits_have_a_page() {
     profile.meta.duration = 2.0;
     profile.waits.lengths = vec![3_000_000, 2_000_000];
     app.show(profile);
-    let text = screen(&mut app, 120, 12);
+    let text = render(&mut app, 120, 12);
     let rows: Vec<Vec<&str>> = text
         .lines()
         .skip(4)
@@ -174,7 +174,7 @@ fn the_selection_stays_with_its_function() {
 }
 
 /// The screen as text.
-fn screen(app: &mut App, width: u16, height: u16) -> String {
+fn render(app: &mut App, width: u16, height: u16) -> String {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("a terminal in memory");
     terminal
         .draw(|screen| super::super::draw::draw(screen, app))
@@ -192,13 +192,13 @@ fn names_are_drawn_as_text_on_any_screen() {
     for (width, height) in [(1, 1), (20, 6), (40, 10), (60, 20), (120, 40), (300, 100)] {
         for keys in ["", "?", "2", "3", "1\n", "w"] {
             press(&mut app, keys);
-            let text = screen(&mut app, width, height);
+            let text = render(&mut app, width, height);
             assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
         }
         press(&mut app, "<<<");
     }
     app = self::app();
-    let text = screen(&mut app, 120, 12);
+    let text = render(&mut app, 120, 12);
     let row = text.lines().find(|l| l.contains("c\\x1b[2J")).expect("a row");
     let words: Vec<&str> = row.split_whitespace().collect();
     assert_eq!(words, ["33.3", "33.3", "2.0", "2.0", "c\\x1b[2J", "/x.py:1"]);

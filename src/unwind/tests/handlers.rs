@@ -50,7 +50,7 @@ fn called_from(at: u64, ra: u64) -> Vec<(u64, UnwindMethod)> {
 #[test]
 fn what_was_saved_leads_to_the_thrower_until_it_is_overwritten() {
     use UnwindMethod::{Cfi, StackEnd, StackScan};
-    let rest = |how| vec![(CATCHES, how), (OTHER, Cfi), (END, StackEnd)];
+    let rest = |method| vec![(CATCHES, method), (OTHER, Cfi), (END, StackEnd)];
     for call in [0x1135, 0x1145].map(|at| BIAS + at) {
         let begin = vec![(CALLEE, Cfi), (call, Cfi), (THROWS, Cfi)];
         assert_eq!(called_from(call, THROWS), [begin, rest(Cfi)].concat(), "{call:#x}");

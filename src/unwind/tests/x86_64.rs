@@ -78,7 +78,7 @@ fn linkage_stubs() {
 }
 
 #[test]
-fn ends_and_cuts() {
+fn ends_and_truncations() {
     // 0x1000: CFA = rsp + 8. 0x1010: the return address is undefined.
     let with_end = || File {
         eh_frame: table("zR", 0x1000, 0x20, &[0x50, 0x07, 16]),

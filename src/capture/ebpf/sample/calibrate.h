@@ -14,7 +14,7 @@ struct {
 	__type(value, __u64);     // thread pointer of the thread that calibrates
 } CALIBRATE SEC(".maps");
 
-TURN(look_word)
+TURN(probe_word)
 {
 	__u32 zero = 0, i;
 	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
@@ -56,6 +56,6 @@ int calibrate(struct bpf_perf_event_data *ctx)
 	s->stack = !EVENT_IN_USER_MODE(ctx) ? EVENT_SP(ctx) & ~(KERNEL_STACK - 1) : 0;
 	s->last = s->i = 0;
 	if (!facts->fsbase || (s->stack && !facts->stack))
-		LOOP(2048, look_word, slot);
+		LOOP(2048, probe_word, slot);
 	return 0;
 }

@@ -115,7 +115,7 @@ __noinline int fingerprint(__u32 slot, __u64 code)
 	hash = (hash + *(__u64 *)raw) * 0x9e3779b97f4a7c15ULL;
 	hash = (hash ^ *(__u64 *)(raw + off)) * 0xc2b2ae3d27d4eb4fULL;
 	hash = (hash ^ *(__u64 *)(raw + off + 8)) * 0x9e3779b97f4a7c15ULL;
-	// <module>, <lambda>: all have the same name; the end of the file's name tells them apart.
+	// <module>, <lambda>: all have the same name; only the end of the file name distinguishes them.
 	if (*(raw + off) == '<') {
 		__u64 words[2], end;
 

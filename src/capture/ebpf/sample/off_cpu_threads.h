@@ -8,7 +8,7 @@
 // are a clock of their own, with ticks at random distances of 0.5 to 1.5 periods: an interval with a tick in it is taken,
 // and its weight is the distance from the previous tick. So no interval length is favored, at most two stacks are taken
 // per period however often the thread switches, and the weights of a thread add up to its off-CPU time. (The time since
-// the previously taken interval would be biased: long intervals go on for longer after their tick.)
+// the previously taken interval would be biased: long intervals continue for longer after their tick.)
 //
 // The length of a blocked interval is known when the thread is woken, so it is accounted for there, in the context of the
 // waker. That is where the waker's stack can be taken too.

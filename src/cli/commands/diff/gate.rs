@@ -18,7 +18,7 @@ impl Text<'_> {
     /// Whether something grew by more than `limit` percent of the older total; prints what did, or why that cannot be
     /// known.
     pub fn gate(&self, limit: f64) -> Gate {
-        let total = match self.norm {
+        let total = match self.normalization {
             Normalization::Share => 1.0,
             _ => self.found.all.as_ref().map_or(1.0, |all| all.before),
         };
@@ -33,7 +33,7 @@ impl Text<'_> {
         let grew = |change: &Change<'_>| change.is_significant() && percent(change.change()) > limit;
         let mut gate = Gate::Passed;
         for (name, change) in rows.iter().filter(|(_, change)| grew(change)) {
-            let before = match self.norm {
+            let before = match self.normalization {
                 Normalization::Share => "all samples".into(),
                 _ => format!("all {} time in the older profile", self.time()),
             };

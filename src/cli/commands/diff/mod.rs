@@ -44,8 +44,8 @@ pub use gate::Gate;
 /// Those of [`input::profiles`]; `Usage` for invalid arguments; `Data` if a profile does not have what the
 /// normalization needs.
 pub fn diff(options: &Options) -> Result<Gate> {
-    let words = options.restrictions.iter().map(|word| row_filter::parse(word));
-    let restrictions = words.collect::<Result<Vec<_>>>()?;
+    let words = options.filters.iter().map(|word| row_filter::parse(word));
+    let filters = words.collect::<Result<Vec<_>>>()?;
     let style = TerminalStyle::of_stdout(options.color);
     phases::switch_to_invoking_user()?;
     let output = options.output.as_ref().map(|path| match path.is_dir() {
@@ -96,13 +96,13 @@ pub fn diff(options: &Options) -> Result<Gate> {
         .apply_to_both([(); 2].map(|()| read.next().unwrap_or_default()))
         .map_err(no_such_function)?;
     let (a, b) = (&profiles[0], &profiles[1]);
-    let norm = match options.normalize {
+    let normalization = match options.normalize {
         Normalize::Share => Normalization::Share,
         Normalize::Rate => Normalization::Rate,
         Normalize::Time => Normalization::Time,
     };
     for (profile, path) in [(a, &options.before), (b, &options.after)] {
-        check_comparable(profile, path, norm)?;
+        check_comparable(profile, path, normalization)?;
     }
     if let (Some(one), Some(other)) = (sampled_time(a), sampled_time(b))
         && one != other
@@ -112,38 +112,38 @@ pub fn diff(options: &Options) -> Result<Gate> {
         ));
     }
     let is_self = options.self_count || image == Some(DiffFormat::Svg);
-    let how = diff::DiffOptions {
-        norm,
+    let diff_options = diff::DiffOptions {
+        normalization,
         by: match options.by {
             DiffBy::Function => RowKind::Function,
             DiffBy::Module => RowKind::Module,
         },
-        count: if is_self { Metric::SelfCount } else { Metric::Total },
+        metric: if is_self { Metric::SelfCount } else { Metric::Total },
         confidence: options.confidence / 100.0,
         interpreter: options.interpreter,
         grains,
     };
-    let found = diff::diff(a, b, &how);
+    let found = diff::diff(a, b, &diff_options);
     let text = Text {
         options,
         self_count: is_self,
-        norm,
+        normalization,
         profiles: [a, b],
         found: &found,
     };
     if let Some(image) = image {
-        let mut both = diff::both(a, b, &how);
+        let mut both = diff::both(a, b, &diff_options);
         if image == DiffFormat::Html && !options.no_source {
             source_lines::add(&mut both.profile, &mut source_lines::open_local);
         }
         let make = |out: &mut dyn Write| match image {
-            DiffFormat::Svg => diff_flamegraph::svg(&both, &found, &text.title(), norm, out),
+            DiffFormat::Svg => diff_flamegraph::svg(&both, &found, &text.title(), normalization, out),
             DiffFormat::Html => html::write_comparison(
                 &Comparison {
                     both: &both,
                     found: &found,
                     names: text.names().each_ref().map(String::as_str),
-                    norm,
+                    normalization,
                     is_self,
                     confidence: options.confidence,
                 },
@@ -172,8 +172,8 @@ pub fn diff(options: &Options) -> Result<Gate> {
         }
     } else {
         let said = match options.json {
-            true => format!("{:#}\n", text.json(&restrictions)),
-            false => text.table(&restrictions, &style),
+            true => format!("{:#}\n", text.json(&filters)),
+            false => text.table(&filters, &style),
         };
         table::print(&said).map_err(|e| Error::io("cannot write the table", e).hint("free some disk space"))?;
     }
@@ -202,7 +202,7 @@ fn image_format(format: Option<DiffFormat>, output: Option<&Path>) -> Result<Opt
 struct Text<'a> {
     options: &'a Options,
     self_count: bool,
-    norm: Normalization,
+    normalization: Normalization,
     profiles: [&'a Profile; 2],
     found: &'a Diff<'a>,
 }
@@ -240,18 +240,18 @@ impl Text<'_> {
     }
 
     /// The rows to show, largest change first.
-    fn rows(&self, restrictions: &[row_filter::RowFilter]) -> Vec<(&Change<'_>, ReportRow)> {
+    fn rows(&self, filters: &[row_filter::RowFilter]) -> Vec<(&Change<'_>, ReportRow)> {
         let changes = self.found.rows.iter();
         let mut rows: Vec<_> = changes.map(|change| (change, self.row(change))).collect();
         if !self.options.all {
             let significant = rows.iter().filter(|(change, _)| change.is_significant()).count();
             rows.truncate(significant);
         }
-        row_filter::apply(&mut rows, restrictions, |(_, row)| row.text());
+        row_filter::apply(&mut rows, filters, |(_, row)| row.text());
         rows
     }
 
-    fn table(&self, restrictions: &[row_filter::RowFilter], style: &TerminalStyle) -> String {
+    fn table(&self, filters: &[row_filter::RowFilter], style: &TerminalStyle) -> String {
         let Text { options, found, .. } = self;
         let mut text = String::new();
         for (word, path, profile) in [
@@ -280,7 +280,7 @@ impl Text<'_> {
         text += &format!(
             "{} of {}; simultaneous {} % confidence intervals for {}{}\n\n",
             if self.self_count { "self" } else { "total" },
-            match self.norm {
+            match self.normalization {
                 Normalization::Share =>
                     format!("all {}, in percent (shares: if one grows, others shrink)", self.value()),
                 Normalization::Rate if self.time() == "CPU" => "one CPU, in percent".into(),
@@ -305,7 +305,7 @@ impl Text<'_> {
                 line(new)
             );
         }
-        let mut rows = self.rows(restrictions);
+        let mut rows = self.rows(filters);
         let all = found.all.as_ref().map(|all| {
             (
                 all,
@@ -357,16 +357,20 @@ impl Text<'_> {
     }
 
     fn unit(&self) -> &'static str {
-        if self.norm == Normalization::Time { "s" } else { "%" }
+        if self.normalization == Normalization::Time {
+            "s"
+        } else {
+            "%"
+        }
     }
 
     fn amount(&self, value: f64, sign: bool) -> String {
-        let value = if self.norm == Normalization::Time {
+        let value = if self.normalization == Normalization::Time {
             value
         } else {
             value * 100.0
         };
-        let text = match self.norm {
+        let text = match self.normalization {
             Normalization::Time => format!("{value:+.3}"),
             _ => format!("{value:+.2}"),
         };
@@ -430,7 +434,7 @@ impl Text<'_> {
         table::draw(&columns, &rows.iter().map(cells).collect::<Vec<_>>(), style)
     }
 
-    fn json(&self, restrictions: &[row_filter::RowFilter]) -> Value {
+    fn json(&self, filters: &[row_filter::RowFilter]) -> Value {
         let value = |change: &Change<'_>| {
             json!({
                 "before": change.before,
@@ -457,7 +461,7 @@ impl Text<'_> {
             "after": self.options.after.to_string_lossy(),
             "value": self.profiles[1].count_type().key(),
             "samples": self.profiles.map(|profile| profile.nodes[0].count),
-            "unit": match self.norm {
+            "unit": match self.normalization {
                 Normalization::Share => "fraction of all samples".into(),
                 Normalization::Rate => format!("{} seconds per second", self.time()),
                 Normalization::Time => format!("{} seconds", self.time()),
@@ -469,7 +473,7 @@ impl Text<'_> {
             "significant": self.found.rows.iter().filter(|row| row.is_significant()).count(),
             "all": self.found.all.as_ref().map(value),
             "renamed": self.found.renamed.iter().map(|(old, new)| json!({"before": old, "after": new})).collect::<Vec<_>>(),
-            "rows": self.rows(restrictions).into_iter().map(row).collect::<Vec<_>>(),
+            "rows": self.rows(filters).into_iter().map(row).collect::<Vec<_>>(),
         })
     }
 }

@@ -285,8 +285,8 @@ fn check_access(f: &SystemFacts, t: &TargetFacts, usable: UsableBackends) -> (Ve
 /// What the process runs.
 fn check_process(pid: Pid) -> Vec<Finding> {
     let mut inspector = ProcessInspector::default();
-    let seen = match inspector.inspect(pid) {
-        Ok(seen) => seen,
+    let summary = match inspector.inspect(pid) {
+        Ok(summary) => summary,
         // Reported already.
         Err(e) if e.kind == ErrorKind::NotPermitted => return Vec::new(),
         Err(e) => {
@@ -297,8 +297,8 @@ fn check_process(pid: Pid) -> Vec<Finding> {
         }
     };
     let mut all = Vec::new();
-    match &seen.python {
-        Some((module, runtime)) => all.extend(interpreter(&seen, module, runtime)),
+    match &summary.python {
+        Some((module, runtime)) => all.extend(interpreter(&summary, module, runtime)),
         None => {
             all.push(Finding::limited(
                 "interpreter",
@@ -316,13 +316,13 @@ fn check_process(pid: Pid) -> Vec<Finding> {
             }
         }
     }
-    all.push(check_symbols(&seen));
+    all.push(check_symbols(&summary));
     all
 }
 
-fn interpreter(seen: &ProcessSummary, module: &Module, runtime: &crate::cpython::Runtime) -> Vec<Finding> {
+fn interpreter(summary: &ProcessSummary, module: &Module, runtime: &crate::cpython::Runtime) -> Vec<Finding> {
     let own = |m: &Module| m.name().starts_with("python");
-    let program = seen.files.first().map_or(String::new(), |m| m.name());
+    let program = summary.files.first().map_or(String::new(), |m| m.name());
     let linked = if own(module) {
         "static".to_string()
     } else if program.starts_with("python") {
@@ -357,7 +357,7 @@ fn interpreter(seen: &ProcessSummary, module: &Module, runtime: &crate::cpython:
 }
 
 /// Where names in the main files come from.
-fn check_symbols(seen: &ProcessSummary) -> Finding {
+fn check_symbols(summary: &ProcessSummary) -> Finding {
     let source = |m: &Module| {
         let has = |name: &str| {
             use object::Object;
@@ -371,11 +371,11 @@ fn check_symbols(seen: &ProcessSummary) -> Finding {
             () => "exported symbols only",
         }
     };
-    let python = seen.python.as_ref().map(|(module, _)| module);
-    let mut main: Vec<&Module> = seen.files.first().into_iter().chain(python).map(|m| &**m).collect();
+    let python = summary.python.as_ref().map(|(module, _)| module);
+    let mut main: Vec<&Module> = summary.files.first().into_iter().chain(python).map(|m| &**m).collect();
     main.dedup_by_key(|m| m.path.clone());
     let mut parts: Vec<String> = main.iter().map(|m| format!("{}: {}", m.name(), source(m))).collect();
-    let others: Vec<_> = seen
+    let others: Vec<_> = summary
         .files
         .iter()
         .filter(|m| !main.iter().any(|main| main.path == m.path))

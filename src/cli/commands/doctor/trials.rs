@@ -24,31 +24,31 @@ impl EbpfTrials {
     /// Tries the larger set of programs first: if the kernel accepts it with task works, the other is a part of it and need not be
     /// verified again.
     pub fn run() -> EbpfTrials {
-        let wall = open(Mode::Wall).map(|source| {
+        let wall = open(Mode::Wall).map(|backend| {
             let (mut words, mut is_same) = (Vec::new(), true);
-            if let Some((hook, missing)) = source.off_cpu_hook() {
+            if let Some((hook, missing)) = backend.off_cpu_hook() {
                 words.push(hook.to_string());
                 words.extend_from_slice(missing);
                 is_same = matches!(hook, SwitchInHook::TaskWork(_));
             }
-            (words.join("; "), is_same.then(|| EbpfTrial::of(&source)))
+            (words.join("; "), is_same.then(|| EbpfTrial::of(&backend)))
         });
         let (off_cpu, cpu) = match wall {
             Ok((text, cpu)) => (Ok(text), cpu),
             Err(e) => (Err(e), None),
         };
         EbpfTrials {
-            cpu: cpu.map_or_else(|| open(Mode::Cpu).map(|source| EbpfTrial::of(&source)), Ok),
+            cpu: cpu.map_or_else(|| open(Mode::Cpu).map(|backend| EbpfTrial::of(&backend)), Ok),
             off_cpu,
         }
     }
 }
 
 impl EbpfTrial {
-    fn of(source: &EbpfBackend) -> EbpfTrial {
+    fn of(backend: &EbpfBackend) -> EbpfTrial {
         EbpfTrial {
-            event: source.name(),
-            why_older_program: source.why_older_program(),
+            event: backend.name(),
+            why_older_program: backend.why_older_program(),
         }
     }
 }

@@ -64,7 +64,7 @@ struct DumpThread {
     inner: Option<Tid>,
     name: String,
     python_name: Option<String>,
-    seen: Result<DumpStack, SnapshotError>,
+    stack: Result<DumpStack, SnapshotError>,
 }
 
 struct DumpStack {
@@ -146,23 +146,23 @@ pub fn dump(options: &Dump) -> error::Result<()> {
     let mut session = Session::new(session_options, Box::new(LiveSystem));
     session.fetch = fetch;
     session.naming = Some(NamingProcess::default());
-    let mut space = TargetLayout::default();
-    session.open(pid, &mut |_, layout| {
-        space = layout.cloned().unwrap_or_default();
+    let mut layout = TargetLayout::default();
+    session.open(pid, &mut |_, found| {
+        layout = found.cloned().unwrap_or_default();
         Ok(())
     })?;
-    let mut inspector = Inspector::new(pid, &session, space, options);
+    let mut inspector = Inspector::new(pid, &session, layout, options);
     let tids = {
         let mut tids = LiveSystem.threads(pid);
         tids.sort_unstable();
         tids
     };
-    let mut seen: BTreeMap<Tid, Result<ThreadSnapshot<DumpExtras>, SnapshotError>> =
+    let mut snapshots: BTreeMap<Tid, Result<ThreadSnapshot<DumpExtras>, SnapshotError>> =
         inspector.inspect(&tids, false).into_iter().collect();
     let mut qualities = BTreeMap::new();
-    for (tid, seen) in &seen {
-        if let Ok(seen) = seen {
-            qualities.insert(*tid, feed_sample(&mut session, seen)?);
+    for (tid, snapshot) in &snapshots {
+        if let Ok(snapshot) = snapshot {
+            qualities.insert(*tid, feed_sample(&mut session, snapshot)?);
         }
     }
     // The kernel reports few registers of a sleeping thread. Where they were not sufficient, the thread is stopped if
@@ -171,15 +171,15 @@ pub fn dump(options: &Dump) -> error::Result<()> {
         .iter()
         .filter(|(_, quality)| **quality != DumpQuality::Exact)
         .map(|(tid, _)| *tid)
-        .filter(|tid| seen[tid].as_ref().is_ok_and(can_be_stopped))
+        .filter(|tid| snapshots[tid].as_ref().is_ok_and(can_be_stopped))
         .collect();
     for (tid, again) in inspector.inspect(&incomplete, true) {
         if let Ok(mut again) = again {
-            if let Some(Ok(first)) = seen.get(&tid).filter(|_| options.locals) {
+            if let Some(Ok(first)) = snapshots.get(&tid).filter(|_| options.locals) {
                 again.found.locals = first.found.locals.clone(); // by frame: those of others are of no effect
             }
             qualities.insert(tid, feed_sample(&mut session, &again)?);
-            seen.insert(tid, Ok(again));
+            snapshots.insert(tid, Ok(again));
         }
     }
     // A thread that waits for the disk continues soon, and can then be read or stopped.
@@ -188,7 +188,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
             .iter()
             .filter(|(_, quality)| matches!(quality, DumpQuality::Partial(_)))
             .map(|(tid, _)| *tid)
-            .filter(|tid| seen[tid].as_ref().is_ok_and(|seen| seen.state == 'D'))
+            .filter(|tid| snapshots[tid].as_ref().is_ok_and(|snapshot| snapshot.state == 'D'))
             .collect();
         if waits.is_empty() {
             break;
@@ -197,7 +197,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
         for (tid, again) in inspector.inspect(&waits, false) {
             if let Ok(again) = again {
                 qualities.insert(tid, feed_sample(&mut session, &again)?);
-                seen.insert(tid, Ok(again));
+                snapshots.insert(tid, Ok(again));
             }
         }
     }
@@ -205,8 +205,8 @@ pub fn dump(options: &Dump) -> error::Result<()> {
     if qualities.values().any(|v| matches!(v, DumpQuality::Partial(_))) && session.open(pid, &mut |_, _| Ok(())).is_ok()
     {
         for (tid, quality) in &mut qualities {
-            if let (DumpQuality::Partial(_), Some(Ok(seen))) = (*quality, seen.get(tid)) {
-                *quality = feed_sample(&mut session, seen)?;
+            if let (DumpQuality::Partial(_), Some(Ok(snapshot))) = (*quality, snapshots.get(tid)) {
+                *quality = feed_sample(&mut session, snapshot)?;
             }
         }
     }
@@ -215,9 +215,9 @@ pub fn dump(options: &Dump) -> error::Result<()> {
         .filter_map(|tid| Some((*tid, session.current_thread_name(pid, *tid)?)))
         .collect();
     phases::restrict_to_sampling(Caps::NONE)?;
-    let addresses: BTreeMap<Tid, Vec<u64>> = seen
+    let addresses: BTreeMap<Tid, Vec<u64>> = snapshots
         .iter()
-        .filter_map(|(tid, seen)| Some((*tid, inspector.shown(&mut session, seen.as_ref().ok()?))))
+        .filter_map(|(tid, snapshot)| Some((*tid, inspector.shown(&mut session, snapshot.as_ref().ok()?))))
         .collect();
     session.open_symbol_sources(pid);
     phases::drop_for_symbolization(Caps::NONE)?;
@@ -228,21 +228,21 @@ pub fn dump(options: &Dump) -> error::Result<()> {
         false => folded::shown(&profile),
     };
     let threads = tids.iter().map(|tid| {
-        let found = seen.remove(tid).unwrap_or(Err(SnapshotError::Gone));
-        let found = found.map(|seen| shown(*tid, seen, (&profile, &views), qualities[tid], &addresses[tid]));
+        let found = snapshots.remove(tid).unwrap_or(Err(SnapshotError::Gone));
+        let found = found.map(|snapshot| shown(*tid, snapshot, (&profile, &views), qualities[tid], &addresses[tid]));
         DumpThread {
             tid: *tid,
             inner: procfs::namespace_tid(pid, *tid).filter(|inner| inner != tid),
             name: session.threads.get(&(pid, *tid)).cloned().unwrap_or_default(),
             python_name: python_names.remove(tid),
-            seen: found,
+            stack: found,
         }
     });
     let threads: Vec<DumpThread> = threads
-        .filter(|t| !matches!(t.seen, Err(SnapshotError::Gone)))
+        .filter(|t| !matches!(t.stack, Err(SnapshotError::Gone)))
         .collect();
     let asleep = |t: &DumpThread| {
-        t.seen
+        t.stack
             .as_ref()
             .is_ok_and(|s| s.mode == ReadMode::Asleep && s.kernel.is_none())
     };
@@ -267,10 +267,10 @@ pub fn dump(options: &Dump) -> error::Result<()> {
 }
 
 /// Whether the program would not notice that this sleeping thread is stopped.
-fn can_be_stopped(seen: &ThreadSnapshot<DumpExtras>) -> bool {
-    let call = seen.blocked.and_then(|b| b.call);
-    seen.mode == ReadMode::Asleep
-        && match seen.state {
+fn can_be_stopped(snapshot: &ThreadSnapshot<DumpExtras>) -> bool {
+    let call = snapshot.blocked.and_then(|b| b.call);
+    snapshot.mode == ReadMode::Asleep
+        && match snapshot.state {
             // In no system call: a page fault, which is restarted.
             'S' | 'D' => call.is_none_or(|(call, args)| arch::resumes_unnoticed(call, &args)),
             // By job control, wherever it was: it stays stopped.
@@ -282,7 +282,7 @@ fn can_be_stopped(seen: &ThreadSnapshot<DumpExtras>) -> bool {
 /// Reads the threads of the process.
 struct Inspector {
     pid: Pid,
-    space: TargetLayout,
+    layout: TargetLayout,
     python: Option<(Interpreter, Option<ObjectLayout>)>,
     free_threaded: bool,
     writable: Vec<(u64, u64)>,
@@ -292,12 +292,12 @@ struct Inspector {
 }
 
 impl Inspector {
-    fn new(pid: Pid, session: &Session, space: TargetLayout, options: &Dump) -> Inspector {
+    fn new(pid: Pid, session: &Session, layout: TargetLayout, options: &Dump) -> Inspector {
         let python = session.python(pid);
         let maps = maps::parse(&session.system.maps(pid).unwrap_or_default());
         Inspector {
             pid,
-            space,
+            layout,
             free_threaded: python.as_ref().is_some_and(|(runtime, _)| runtime.free_threaded),
             python: python.and_then(|(runtime, interpreter)| {
                 let interpreter = interpreter?;
@@ -317,18 +317,19 @@ impl Inspector {
         let memory = ProcessMemory(&LiveSystem, self.pid);
         let states = self.python.as_ref().map(|(p, _)| thread_states::states(&memory, p));
         let states = states.unwrap_or_default();
-        let pointers = self
+        let thread_pointers = self
             .python
             .as_ref()
             .map(|(p, _)| thread_states::thread_pointers(&memory, p, &states));
-        let pointers = pointers.unwrap_or_default();
+        let thread_pointers = thread_pointers.unwrap_or_default();
         let target = |tid: &Tid| SnapshotTarget {
             tid: *tid,
-            thread_pointer: procfs::namespace_tid(self.pid, *tid).and_then(|inner| pointers.get(&inner).copied()),
+            thread_pointer: procfs::namespace_tid(self.pid, *tid)
+                .and_then(|inner| thread_pointers.get(&inner).copied()),
             stop_sleeping: stop,
         };
         let targets: Vec<SnapshotTarget> = tids.iter().map(target).collect();
-        let during = |walked: &PythonWalk, pointer: u64, stopped: bool| {
+        let during = |python_walk: &PythonWalk, thread_pointer: u64, stopped: bool| {
             let live = ProcessMemory(&LiveSystem, self.pid);
             let memory = Pages::new(&live);
             let Some((python, Some(objects))) = &self.python else {
@@ -346,7 +347,7 @@ impl Inspector {
                 objects,
                 over: &|| sys::clock::now() > end,
             };
-            let frames = walked
+            let frames = python_walk
                 .python
                 .iter()
                 .filter(|f| self.locals && !stop && f.owner < ENTRY_FRAME);
@@ -358,13 +359,13 @@ impl Inspector {
                 locals.insert(f.frame, reader.locals(f.frame, f.code));
             }
             DumpExtras {
-                gil: gil::of_thread(&memory, python, objects, &states, pointer),
+                gil: gil::of_thread(&memory, python, objects, &states, thread_pointer),
                 locals,
             }
         };
         let snapshotter = Snapshotter {
             pid: self.pid,
-            layout: &self.space,
+            layout: &self.layout,
             walk: cpython::frame_walk::walk,
             seen_code: self.seen_code.clone(),
             writable: &self.writable,
@@ -376,24 +377,24 @@ impl Inspector {
     }
 
     /// Addresses of the Python frames that a sample's stack shows, innermost first.
-    fn shown(&self, session: &mut Session, seen: &ThreadSnapshot<DumpExtras>) -> Vec<u64> {
+    fn shown(&self, session: &mut Session, snapshot: &ThreadSnapshot<DumpExtras>) -> Vec<u64> {
         let Some((python, _)) = &self.python else {
             return Vec::new();
         };
         let memory = ProcessMemory(&LiveSystem, self.pid);
-        cpython::frame_groups::shown(&seen.sample, &python.layout, &mut session.codes, &memory)
+        cpython::frame_groups::shown(&snapshot.sample, &python.layout, &mut session.codes, &memory)
     }
 }
 
 /// Hands a thread's sample to the session; how good its stack is.
-fn feed_sample(session: &mut Session, seen: &ThreadSnapshot<DumpExtras>) -> error::Result<DumpQuality> {
+fn feed_sample(session: &mut Session, snapshot: &ThreadSnapshot<DumpExtras>) -> error::Result<DumpQuality> {
     let before = session.quality_counts.clone();
-    for copy in &seen.codes {
+    for copy in &snapshot.codes {
         let copy = Box::new(copy.clone());
-        let pid = seen.sample.pid;
+        let pid = snapshot.sample.pid;
         session.event(Event::Code { pid, copy }, &mut |_, _| Ok(()))?;
     }
-    session.event(Event::Sample(Box::new(seen.sample.clone())), &mut |_, _| Ok(()))?;
+    session.event(Event::Sample(Box::new(snapshot.sample.clone())), &mut |_, _| Ok(()))?;
     let after = &session.quality_counts;
     Ok(if after.exact > before.exact {
         DumpQuality::Exact
@@ -408,14 +409,14 @@ fn feed_sample(session: &mut Session, seen: &ThreadSnapshot<DumpExtras>) -> erro
 /// A thread's stack from the named profile.
 fn shown(
     tid: Tid,
-    seen: ThreadSnapshot<DumpExtras>,
+    snapshot: ThreadSnapshot<DumpExtras>,
     (profile, views): (&Profile, &[NodeDisplay]),
     quality: DumpQuality,
     addresses: &[u64],
 ) -> DumpStack {
     // The last one, if the thread was read twice.
-    let tick = profile.timeline.iter().rev().find(|t| t.tid == tid);
-    let mut at = tick.map_or(0, |t| t.node);
+    let sample = profile.timeline.iter().rev().find(|t| t.tid == tid);
+    let mut at = sample.map_or(0, |t| t.node);
     let mut path: Vec<NodeId> = Vec::new();
     while at != 0 {
         path.push(at);
@@ -425,7 +426,7 @@ fn shown(
     let python = path.iter().filter(|node| kind(node) == FrameKind::Python).count();
     // Frames of several interpreters are in another order: show no variables rather than another frame's.
     let mut addresses = addresses.iter().filter(|_| python == addresses.len());
-    let DumpExtras { gil, mut locals } = seen.found;
+    let DumpExtras { gil, mut locals } = snapshot.found;
     let frames = path.iter().filter(|node| kind(node) != FrameKind::Thread).map(|node| {
         let n = &profile.nodes[*node as usize];
         let f = &profile.frames[n.frame as usize];
@@ -444,11 +445,11 @@ fn shown(
     });
     let frames = frames.collect();
     DumpStack {
-        state: seen.state,
-        call: seen.blocked.and_then(|b| b.call).map(|(call, _)| call),
-        mode: seen.mode,
+        state: snapshot.state,
+        call: snapshot.blocked.and_then(|b| b.call).map(|(call, _)| call),
+        mode: snapshot.mode,
         gil,
-        kernel: seen.kernel,
+        kernel: snapshot.kernel,
         quality,
         frames,
     }

@@ -91,7 +91,7 @@ pub fn text(r: &DumpReport, style: TerminalStyle) -> String {
         };
         let name = format!("Thread {}{} \"{}\"", t.tid, number(t.inner), line(&name));
         let _ = write!(out, "\n{}", style.paint(Color::Bold, &name));
-        match &t.seen {
+        match &t.stack {
             Err(why) => {
                 let _ = writeln!(out, ": not read: {}", error_text(*why));
             }
@@ -130,12 +130,12 @@ pub fn text(r: &DumpReport, style: TerminalStyle) -> String {
 }
 
 fn gil_line(r: &DumpReport) -> String {
-    let seen = || {
+    let gils = || {
         r.threads
             .iter()
-            .filter_map(|t| Some((t.tid, t.seen.as_ref().ok()?.gil?)))
+            .filter_map(|t| Some((t.tid, t.stack.as_ref().ok()?.gil?)))
     };
-    let holders: Vec<String> = seen()
+    let holders: Vec<String> = gils()
         .filter(|(_, g)| *g == Gil::Held)
         .map(|(tid, _)| tid.to_string())
         .collect();
@@ -144,9 +144,9 @@ fn gil_line(r: &DumpReport) -> String {
         return threads;
     }
     let gil = match holders.len() {
-        0 if seen().any(|(_, g)| g == Gil::None) => "no GIL (free-threaded)".to_string(),
-        0 if seen().next().is_none() && r.free_threaded => "no GIL (free-threaded)".into(),
-        0 if seen().next().is_none() => "GIL holder unknown".into(),
+        0 if gils().any(|(_, g)| g == Gil::None) => "no GIL (free-threaded)".to_string(),
+        0 if gils().next().is_none() && r.free_threaded => "no GIL (free-threaded)".into(),
+        0 if gils().next().is_none() => "GIL holder unknown".into(),
         0 => "no thread holds the GIL".into(),
         1 => format!("thread {} holds the GIL", holders[0]),
         _ => format!(
@@ -159,21 +159,21 @@ fn gil_line(r: &DumpReport) -> String {
 
 /// How long threads were stopped, and how many were not.
 fn stops_line(r: &DumpReport) -> String {
-    let seen: Vec<&DumpStack> = r.threads.iter().filter_map(|t| t.seen.as_ref().ok()).collect();
-    let stops: Vec<u64> = seen
+    let stacks: Vec<&DumpStack> = r.threads.iter().filter_map(|t| t.stack.as_ref().ok()).collect();
+    let stops: Vec<u64> = stacks
         .iter()
         .filter_map(|s| match s.mode {
             ReadMode::Stopped(ns) => Some(ns),
             ReadMode::Asleep => None,
         })
         .collect();
-    let asleep = seen.len() - stops.len();
+    let asleep = stacks.len() - stops.len();
     match stops.iter().max() {
         None => format!("Stopped: none; {asleep} read in place while sleeping."),
         Some(longest) => format!(
             "Stopped: {} of {}, one at a time, for at most {} µs; {asleep} read in place while sleeping.",
             stops.len(),
-            counted(seen.len() as u64, "threads"),
+            counted(stacks.len() as u64, "threads"),
             longest.div_ceil(1000)
         ),
     }
@@ -229,7 +229,7 @@ fn frame(out: &mut String, f: &DumpFrame, style: TerminalStyle) {
 
 /// The report as JSON.
 pub fn json(r: &DumpReport) -> Value {
-    let longest = r.threads.iter().filter_map(|t| match t.seen.as_ref().ok()?.mode {
+    let longest = r.threads.iter().filter_map(|t| match t.stack.as_ref().ok()?.mode {
         ReadMode::Stopped(ns) => Some(ns),
         ReadMode::Asleep => None,
     });
@@ -255,7 +255,7 @@ fn thread_json(t: &DumpThread) -> Value {
         "name": t.name,
         "python_name": t.python_name,
     });
-    let more = match &t.seen {
+    let more = match &t.stack {
         Err(why) => json!({"error": error_text(*why)}),
         Ok(s) => json!({
             "state": s.state.to_string(),
@@ -356,12 +356,12 @@ mod tests {
             quality: DumpQuality::Partial(Some(Truncation::StackHole)),
             frames: vec![frame(FrameKind::Truncated, "[truncated: x]", "", 0)],
         };
-        let thread = |tid, inner, seen| DumpThread {
+        let thread = |tid, inner, stack| DumpThread {
             tid,
             inner,
             name: "py\n".into(),
             python_name: (tid == 11).then(|| "worker".into()),
-            seen,
+            stack,
         };
         let report = DumpReport {
             pid: 10,

@@ -128,17 +128,17 @@ pub fn dump(pid: Pid, as_json: bool) -> error::Result<()> {
                 .hint("choose a running process"),
         );
     }
-    let pointers = thread_states::thread_pointers(&memory, &python, &states);
+    let thread_pointers = thread_states::thread_pointers(&memory, &python, &states);
     let outer: Vec<(Tid, Option<u64>)> = LiveSystem
         .threads(pid)
         .into_iter()
         .map(|tid| {
             let inner = procfs::namespace_tid(pid, tid);
-            (tid, inner.and_then(|inner| pointers.get(&inner).copied()))
+            (tid, inner.and_then(|inner| thread_pointers.get(&inner).copied()))
         })
         .collect();
-    let thread = |pointer: u64| {
-        let found = outer.iter().find(|(_, p)| *p == Some(pointer));
+    let thread = |thread_pointer: u64| {
+        let found = outer.iter().find(|(_, p)| *p == Some(thread_pointer));
         found.map(|(tid, _)| *tid)
     };
     let report = TaskReport {
@@ -277,7 +277,7 @@ fn shown(
             frames,
             awaited: task.awaited.clone(),
             state: match running {
-                Some((pointer, _)) => TaskState::Running(thread(*pointer)),
+                Some((thread_pointer, _)) => TaskState::Running(thread(*thread_pointer)),
                 None if task.chain.is_running => TaskState::Running(None),
                 None => TaskState::Suspended,
             },
@@ -303,7 +303,7 @@ fn shown(
             state: match listed.state {
                 GreenletState::New(_) => TaskState::New,
                 GreenletState::Suspended => TaskState::Suspended,
-                GreenletState::Running(pointer) => TaskState::Running(pointer.and_then(thread)),
+                GreenletState::Running(thread_pointer) => TaskState::Running(thread_pointer.and_then(thread)),
             },
             awaited_by: Vec::new(),
             frames,

@@ -18,7 +18,7 @@ const FUNCTIONS: usize = 10;
 ///
 /// # Errors
 /// `Data` if the profile has no such function, or its file is not available.
-pub fn assembly(seen: &ReportContext<'_>, profile: &Profile, word: &str) -> Result<RenderedList> {
+pub fn assembly(context: &ReportContext<'_>, profile: &Profile, word: &str) -> Result<RenderedList> {
     let functions = functions(profile, word);
     if functions.is_empty() {
         return Err(Error::new(
@@ -28,7 +28,7 @@ pub fn assembly(seen: &ReportContext<'_>, profile: &Profile, word: &str) -> Resu
         .why("only native functions with samples have machine code to show; Python functions have none of their own")
         .hint(format!(
             "list functions with `nativeprof report {} --by function`",
-            input::shown(seen.file)
+            input::shown(context.file)
         )));
     }
     let (mut list, mut text, mut failed) = (Vec::new(), String::new(), None);
@@ -38,7 +38,7 @@ pub fn assembly(seen: &ReportContext<'_>, profile: &Profile, word: &str) -> Resu
                 list.push(as_json(&found));
                 let all = found.instructions.len();
                 assembly::quote(&mut found.instructions);
-                text += &draw(seen, &found, all);
+                text += &draw(context, &found, all);
                 text.push('\n');
             }
             Err(why) => failed = Some((frame, why)),
@@ -101,7 +101,7 @@ fn as_json(found: &Assembly) -> Value {
     })
 }
 
-fn draw(seen: &ReportContext<'_>, found: &Assembly, all: usize) -> String {
+fn draw(context: &ReportContext<'_>, found: &Assembly, all: usize) -> String {
     let rows = &found.instructions;
     let sum: u64 = rows.iter().map(|row| row.samples).sum();
     let most = rows.iter().map(|row| row.samples).max().unwrap_or(0);
@@ -113,20 +113,22 @@ fn draw(seen: &ReportContext<'_>, found: &Assembly, all: usize) -> String {
         counted(sum, "samples"),
         counted(all as u64, "instructions")
     );
-    let mut text = format!("{}\n", seen.style.paint(Color::Bold, &title));
+    let mut text = format!("{}\n", context.style.paint(Color::Bold, &title));
     if !found.is_checked {
         let why = "not checked: the file has no build ID to verify that it is the one that was recorded\n";
-        text += &seen.style.paint(Color::Yellow, why);
+        text += &context.style.paint(Color::Yellow, why);
     }
     if sum == 0 {
         let why = "none of them was sampled, or the profile is of an earlier version, which did not keep them\n";
-        return text + &seen.style.paint(Color::Dim, why);
+        return text + &context.style.paint(Color::Dim, why);
     }
-    text += &seen.style.paint(Color::Dim, " SAMPLES      %   ADDRESS  INSTRUCTION\n");
+    text += &context
+        .style
+        .paint(Color::Dim, " SAMPLES      %   ADDRESS  INSTRUCTION\n");
     let (mut end, mut place) = (found.address, None);
     for row in rows {
         if row.address != end {
-            text += &seen.style.paint(Color::Dim, "                           ...\n");
+            text += &context.style.paint(Color::Dim, "                           ...\n");
         }
         end = row.address + u64::from(row.length);
         if row.source != place && row.source.is_some() {
@@ -134,7 +136,7 @@ fn draw(seen: &ReportContext<'_>, found: &Assembly, all: usize) -> String {
             let shown = place
                 .as_ref()
                 .map_or(String::new(), |(file, number)| format!("{}:{number}", base_name(file)));
-            text += &seen.style.paint(Color::Dim, &format!("{:26}{}\n", "", line(&shown)));
+            text += &context.style.paint(Color::Dim, &format!("{:26}{}\n", "", line(&shown)));
         }
         let (samples, part) = match row.samples {
             0 => (String::new(), String::new()),
@@ -142,7 +144,7 @@ fn draw(seen: &ReportContext<'_>, found: &Assembly, all: usize) -> String {
         };
         let shown = format!("{samples:>8} {part:>6} {:>9x}  {}", row.address, row.text);
         text += &match row.samples > 0 && row.samples * 2 >= most {
-            true => seen.style.paint(Color::Bold, &shown),
+            true => context.style.paint(Color::Bold, &shown),
             false => shown,
         };
         text.push('\n');

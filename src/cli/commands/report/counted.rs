@@ -54,8 +54,8 @@ impl CallFigures {
 }
 
 /// Rows as a table.
-pub fn draw(seen: &ReportContext<'_>, rows: &[ReportRow]) -> String {
-    let whole = seen.stats.samples();
+pub fn draw(context: &ReportContext<'_>, rows: &[ReportRow]) -> String {
+    let whole = context.stats.samples();
     let columns = [
         ("CALLS", Overflow::Number),
         ("SELF %", Overflow::Number),
@@ -84,5 +84,5 @@ pub fn draw(seen: &ReportContext<'_>, rows: &[ReportRow]) -> String {
             plain(&row.place),
         ]
     };
-    table::draw(&columns, &rows.iter().map(cells).collect::<Vec<_>>(), &seen.style)
+    table::draw(&columns, &rows.iter().map(cells).collect::<Vec<_>>(), &context.style)
 }

@@ -17,10 +17,10 @@ use crate::profile::values::Unit;
 ///
 /// # Errors
 /// `Data` where the profile has none.
-pub fn lag(seen: &ReportContext<'_>) -> Result<RenderedList> {
-    let mut lags = seen.profile.meta.lags.clone();
+pub fn lag(context: &ReportContext<'_>) -> Result<RenderedList> {
+    let mut lags = context.profile.meta.lags.clone();
     if lags.is_empty() {
-        let file = seen.file_name();
+        let file = context.file_name();
         return Err(
             Error::new(ErrorKind::Data, format!("{file} has no blocked event loops"))
                 .why("it was recorded without --lag, or none took that long")
@@ -28,12 +28,12 @@ pub fn lag(seen: &ReportContext<'_>) -> Result<RenderedList> {
         );
     }
     lags.sort_by_key(|lag| (Reverse(lag.length), lag.start));
-    row_filter::apply(&mut lags, seen.restrictions, |lag| {
+    row_filter::apply(&mut lags, context.filters, |lag| {
         format!("{} {}", lag.task, lag.function)
     });
-    seen.limit(&mut lags);
+    context.limit(&mut lags);
     let list: Value = lags.iter().map(json_of).collect();
-    Ok(("lag_events", list, draw(seen, &lags)))
+    Ok(("lag_events", list, draw(context, &lags)))
 }
 
 fn json_of(lag: &Lag) -> Value {
@@ -49,7 +49,7 @@ fn json_of(lag: &Lag) -> Value {
     })
 }
 
-fn draw(seen: &ReportContext<'_>, lags: &[Lag]) -> String {
+fn draw(context: &ReportContext<'_>, lags: &[Lag]) -> String {
     let columns = [
         ("TOOK", Overflow::Number),
         ("AT", Overflow::Number),
@@ -65,5 +65,5 @@ fn draw(seen: &ReportContext<'_>, lags: &[Lag]) -> String {
             plain(line(&lag.function)),
         ]
     };
-    table::draw(&columns, &lags.iter().map(row).collect::<Vec<_>>(), &seen.style)
+    table::draw(&columns, &lags.iter().map(row).collect::<Vec<_>>(), &context.style)
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::cli::args::{By, ReportCommand, ReportOrder};
+use crate::cli::args::{ReportBy, ReportCommand, ReportOrder};
 use crate::cli::input;
 use crate::cli::output::labels;
 use crate::cli::output::row_filter;
@@ -45,8 +45,8 @@ const FUNCTIONS: usize = 10;
 /// # Errors
 /// Those of [`input::profile`]; `Usage` for an invalid filter; `Data` if the profile does not have the requested data.
 pub fn report(options: &ReportCommand) -> Result<()> {
-    let words = options.restrictions.iter().map(|word| row_filter::parse(word));
-    let restrictions = words.collect::<Result<Vec<_>>>()?;
+    let words = options.filters.iter().map(|word| row_filter::parse(word));
+    let filters = words.collect::<Result<Vec<_>>>()?;
     let style = TerminalStyle::of_stdout(options.color);
     phases::switch_to_invoking_user()?;
     let mut profile = input::profile(&options.file, Caps::NONE)?;
@@ -80,27 +80,27 @@ pub fn report(options: &ReportCommand) -> Result<()> {
         source_lines::add(&mut profile, &mut source_lines::open_local);
     }
     let stats = Stats::new(&profile);
-    let seen = ReportContext {
+    let context = ReportContext {
         file: &options.file,
         profile: &profile,
         stats: &stats,
-        restrictions: &restrictions,
+        filters: &filters,
         sort: options.sort,
         style,
         is_short: !options.json,
     };
     let code = whole.as_ref().zip(options.assembly.as_ref());
     let (key, rows, text) = match (&options.callers, &options.callees) {
-        (Some(function), _) => seen.calls(function, CallDirection::Callers)?,
-        (_, Some(function)) => seen.calls(function, CallDirection::Callees)?,
-        _ if options.tree => tree::tree(&seen),
-        _ if options.lag => lag::lag(&seen)?,
-        _ if options.waits => waits::waits(&seen, options.kind.as_deref())?,
+        (Some(function), _) => context.calls(function, CallDirection::Callers)?,
+        (_, Some(function)) => context.calls(function, CallDirection::Callees)?,
+        _ if options.tree => tree::tree(&context),
+        _ if options.lag => lag::lag(&context)?,
+        _ if options.waits => waits::waits(&context, options.kind.as_deref())?,
         _ => match (code, &options.source, python_self) {
-            (Some((whole, function)), ..) => assembly::assembly(&seen, whole, function)?,
-            (_, Some(word), _) => source::source(&seen, word)?,
-            (_, None, Some(python)) => seen.python_functions(&python),
-            (_, None, None) => seen.table(options.by.unwrap_or(By::Function))?,
+            (Some((whole, function)), ..) => assembly::assembly(&context, whole, function)?,
+            (_, Some(word), _) => source::source(&context, word)?,
+            (_, None, Some(python)) => context.python_functions(&python),
+            (_, None, None) => context.table(options.by.unwrap_or(ReportBy::Function))?,
         },
     };
     let text = if options.json {
@@ -117,7 +117,7 @@ pub fn report(options: &ReportCommand) -> Result<()> {
         });
         format!("{value:#}\n")
     } else {
-        format!("{}\n{text}", seen.heading())
+        format!("{}\n{text}", context.heading())
     };
     table::print(&text)
         .map_err(|e| Error::io("cannot write the report", e).hint("free some disk space, or write to another file"))
@@ -163,7 +163,7 @@ struct ReportContext<'a> {
     file: &'a Path,
     profile: &'a Profile,
     stats: &'a Stats<'a>,
-    restrictions: &'a [RowFilter],
+    filters: &'a [RowFilter],
     sort: ReportOrder,
     style: TerminalStyle,
     /// Whether long tables are cut.
@@ -270,25 +270,26 @@ impl ReportContext<'_> {
         ("rows", rows.iter().map(ReportRow::json).collect(), text)
     }
 
-    fn table(&self, by: By) -> Result<RenderedList> {
+    fn table(&self, by: ReportBy) -> Result<RenderedList> {
         let mut rows = match by {
-            By::Label => labels::rows(self.profile, self.file)?,
-            By::Function => ReportRow::of_functions(self.stats),
-            By::Category => ReportRow::of_categories(self.profile, self.stats),
-            By::Line => ReportRow::of_lines(self.stats),
-            By::Module => ReportRow::of_modules(self.stats),
-            By::Thread | By::Process => ReportRow::of_threads(self.profile, by == By::Process).ok_or_else(|| {
-                let (what, option) = match by {
-                    By::Thread => ("threads", "--threads"),
-                    _ => ("processes", "--subprocesses"),
-                };
-                Error::new(
-                    ErrorKind::Data,
-                    format!("{} has no data about {what}", self.file.display()),
-                )
-                .why("it has no timeline, and its stacks are not grouped by them")
-                .hint(format!("record again: nativeprof record {option} -o out.json ..."))
-            })?,
+            ReportBy::Label => labels::rows(self.profile, self.file)?,
+            ReportBy::Function => ReportRow::of_functions(self.stats),
+            ReportBy::Category => ReportRow::of_categories(self.profile, self.stats),
+            ReportBy::Line => ReportRow::of_lines(self.stats),
+            ReportBy::Module => ReportRow::of_modules(self.stats),
+            ReportBy::Thread | ReportBy::Process => ReportRow::of_threads(self.profile, by == ReportBy::Process)
+                .ok_or_else(|| {
+                    let (what, option) = match by {
+                        ReportBy::Thread => ("threads", "--threads"),
+                        _ => ("processes", "--subprocesses"),
+                    };
+                    Error::new(
+                        ErrorKind::Data,
+                        format!("{} has no data about {what}", self.file.display()),
+                    )
+                    .why("it has no timeline, and its stacks are not grouped by them")
+                    .hint(format!("record again: nativeprof record {option} -o out.json ..."))
+                })?,
         };
         self.arrange(&mut rows);
         let all = rows.len();
@@ -321,33 +322,35 @@ impl ReportContext<'_> {
                 rows.sort_by(|a, b| (&a.name, &a.place, b.self_count).cmp(&(&b.name, &b.place, a.self_count)))
             }
         }
-        row_filter::apply(rows, self.restrictions, ReportRow::text);
+        row_filter::apply(rows, self.filters, ReportRow::text);
     }
 
     /// Limits the rows of text, unless filters are given.
     fn limit<T>(&self, rows: &mut Vec<T>) {
-        if self.is_short && self.restrictions.is_empty() {
+        if self.is_short && self.filters.is_empty() {
             rows.truncate(ROWS);
         }
     }
 
-    fn draw(&self, rows: &[ReportRow], by: By) -> String {
+    fn draw(&self, rows: &[ReportRow], by: ReportBy) -> String {
         if rows.is_empty() {
             return "no rows\n".into();
         }
         let total = self.stats.samples();
         let title_of_amounts = line(&self.profile.count_type().name).to_uppercase();
         let (title, place) = match by {
-            By::Function => ("FUNCTION", "WHERE"),
-            By::Line => ("FUNCTION", "LINE"),
-            By::Category => ("CATEGORY", ""),
-            By::Module => ("MODULE", ""),
-            By::Thread => ("THREAD", "PROCESS"),
-            By::Process => ("PROCESS", ""),
-            By::Label => ("LABEL", ""),
+            ReportBy::Function => ("FUNCTION", "WHERE"),
+            ReportBy::Line => ("FUNCTION", "LINE"),
+            ReportBy::Category => ("CATEGORY", ""),
+            ReportBy::Module => ("MODULE", ""),
+            ReportBy::Thread => ("THREAD", "PROCESS"),
+            ReportBy::Process => ("PROCESS", ""),
+            ReportBy::Label => ("LABEL", ""),
         };
         let mut columns = match by {
-            By::Thread | By::Process => vec![(&*title_of_amounts, Overflow::Number), ("%", Overflow::Number)],
+            ReportBy::Thread | ReportBy::Process => {
+                vec![(&*title_of_amounts, Overflow::Number), ("%", Overflow::Number)]
+            }
             _ => vec![
                 ("SELF", Overflow::Number),
                 ("%", Overflow::Number),
@@ -355,13 +358,13 @@ impl ReportContext<'_> {
                 ("%", Overflow::Number),
             ],
         };
-        if matches!(by, By::Function | By::Line) {
+        if matches!(by, ReportBy::Function | ReportBy::Line) {
             columns.push(("KIND", Overflow::Word));
         }
         // The end of a path is more informative.
         columns.push((
             title,
-            if matches!(by, By::Module | By::Category | By::Label) {
+            if matches!(by, ReportBy::Module | ReportBy::Category | ReportBy::Label) {
                 Overflow::End
             } else {
                 Overflow::Start
@@ -370,10 +373,10 @@ impl ReportContext<'_> {
         columns.push((place, Overflow::End));
         let row = |row: &ReportRow| {
             let mut cells = vec![plain(self.amount(row.self_count)), plain(share(row.self_count, total))];
-            if !matches!(by, By::Thread | By::Process) {
+            if !matches!(by, ReportBy::Thread | ReportBy::Process) {
                 cells.extend([plain(self.amount(row.total)), plain(share(row.total, total))]);
             }
-            if matches!(by, By::Function | By::Line) {
+            if matches!(by, ReportBy::Function | ReportBy::Line) {
                 cells.push(row.kind.map_or_else(Cell::default, |kind| plain(kind_name(kind))));
             }
             cells.push(Cell {
@@ -387,7 +390,7 @@ impl ReportContext<'_> {
     }
 
     /// Callers or callees of the functions that match a pattern.
-    fn calls(&self, word: &str, way: CallDirection) -> Result<RenderedList> {
+    fn calls(&self, word: &str, direction: CallDirection) -> Result<RenderedList> {
         let pattern = row_filter::pattern(word)?;
         let mut functions: Vec<(FunctionId, ReportRow)> = ReportRow::of_functions_by_id(self.stats);
         functions.retain(|(_, row)| row.total > 0);
@@ -410,7 +413,7 @@ impl ReportContext<'_> {
         functions.truncate(FUNCTIONS);
         let mut tables: BTreeMap<FunctionId, Vec<ReportRow>> = BTreeMap::new();
         for call in self.stats.calls() {
-            let (of, other) = match way {
+            let (of, other) = match direction {
                 CallDirection::Callers => (Some(call.callee), call.caller),
                 CallDirection::Callees => (call.caller, Some(call.callee)),
             };
@@ -423,7 +426,7 @@ impl ReportContext<'_> {
                 tables.entry(of).or_default().push(row);
             }
         }
-        let (word, end) = match way {
+        let (word, end) = match direction {
             CallDirection::Callers => ("called by", "has no callers"),
             CallDirection::Callees => ("calls", "has no sampled callees"),
         };
@@ -454,7 +457,7 @@ impl ReportContext<'_> {
                 functions.len()
             );
         }
-        let key = if way == CallDirection::Callers {
+        let key = if direction == CallDirection::Callers {
             "callers"
         } else {
             "callees"

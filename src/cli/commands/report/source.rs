@@ -28,10 +28,10 @@ struct FileOfSource<'a> {
 ///
 /// # Errors
 /// `Data` if the profile has no such function or file, or does not know lines.
-pub fn source(seen: &ReportContext<'_>, word: &str) -> Result<RenderedList> {
-    let files = files(seen, word);
+pub fn source(context: &ReportContext<'_>, word: &str) -> Result<RenderedList> {
+    let files = files(context, word);
     if files.is_empty() {
-        let file = input::shown(seen.file);
+        let file = input::shown(context.file);
         return Err(Error::new(
             ErrorKind::Data,
             format!("no function or source file of the profile is called `{}`", line(word)),
@@ -42,7 +42,7 @@ pub fn source(seen: &ReportContext<'_>, word: &str) -> Result<RenderedList> {
         )));
     }
     let (mut list, mut text) = (Vec::new(), String::new());
-    let whole = seen.stats.samples();
+    let whole = context.stats.samples();
     for file in &files {
         let total = |counts: &SelfTotal| (counts.self_count, counts.total);
         let (self_sum, most) = file
@@ -50,10 +50,14 @@ pub fn source(seen: &ReportContext<'_>, word: &str) -> Result<RenderedList> {
             .values()
             .map(total)
             .fold((0, 0), |a, b| (a.0 + b.0, a.1.max(b.1)));
-        let title = format!("{}: self {}", line(file.path), seen.amount(self_sum));
-        text += &format!("{}\n", seen.style.paint(Color::Bold, &title));
-        text += &seen.style.paint(Color::Dim, "  SELF %  TOTAL %    LINE\n");
-        let excerpt = seen.profile.excerpts.iter().find(|excerpt| excerpt.path == file.path);
+        let title = format!("{}: self {}", line(file.path), context.amount(self_sum));
+        text += &format!("{}\n", context.style.paint(Color::Bold, &title));
+        text += &context.style.paint(Color::Dim, "  SELF %  TOTAL %    LINE\n");
+        let excerpt = context
+            .profile
+            .excerpts
+            .iter()
+            .find(|excerpt| excerpt.path == file.path);
         let mut lines: BTreeMap<u32, Option<&str>> = file.counts.keys().map(|at| (*at, None)).collect();
         for (at, source) in excerpt.iter().flat_map(|excerpt| &excerpt.lines) {
             if (file.range.0..=file.range.1).contains(at) {
@@ -63,7 +67,7 @@ pub fn source(seen: &ReportContext<'_>, word: &str) -> Result<RenderedList> {
         let mut before = None;
         for (at, source) in &lines {
             if before.is_some_and(|before| before + 1 < *at) {
-                text += &seen.style.paint(Color::Dim, "                     ...\n");
+                text += &context.style.paint(Color::Dim, "                     ...\n");
             }
             before = Some(*at);
             let counts = file.counts.get(at);
@@ -79,7 +83,7 @@ pub fn source(seen: &ReportContext<'_>, word: &str) -> Result<RenderedList> {
             );
             let is_hot = counts.is_some_and(|c| c.total > 0 && c.total * 2 >= most);
             text += &match is_hot {
-                true => seen.style.paint(Color::Bold, row.trim_end()),
+                true => context.style.paint(Color::Bold, row.trim_end()),
                 false => row.trim_end().to_string(),
             };
             text.push('\n');
@@ -93,7 +97,7 @@ pub fn source(seen: &ReportContext<'_>, word: &str) -> Result<RenderedList> {
         }
         if excerpt.is_none() {
             let why = "the file cannot be read, or does not look like source code";
-            text += &seen
+            text += &context
                 .style
                 .paint(Color::Dim, &format!("{why}: lines with samples only\n"));
         }
@@ -119,8 +123,8 @@ fn is_in_file(frame: &Frame, word: &str) -> bool {
 }
 
 /// What the word names, with its lines' samples.
-fn files<'a>(seen: &ReportContext<'a>, word: &str) -> Vec<FileOfSource<'a>> {
-    let stats = seen.stats;
+fn files<'a>(context: &ReportContext<'a>, word: &str) -> Vec<FileOfSource<'a>> {
+    let stats = context.stats;
     let all: Vec<&Frame> = (0..stats.functions().len())
         .map(|id| stats.frame(id as FunctionId))
         .collect();

@@ -14,7 +14,7 @@ use crate::profile::stats::Stats;
 /// Default for the smallest fraction of all samples that a shown node has.
 const MIN_FRACTION: f64 = 0.005;
 /// Columns of indentation at most: deeper branches stay there.
-const DEEPEST: usize = 40;
+const MAX_INDENT: usize = 40;
 
 /// A line of the tree.
 struct Branch {
@@ -27,19 +27,19 @@ struct Branch {
     indent: String,
 }
 
-/// The tree, largest branch first. Of the restrictions a count is one of lines, a fraction the least part of all
+/// The tree, largest branch first. Of the filters a count is one of lines, a fraction the least part of all
 /// samples that a node is shown with, and a pattern keeps the stacks through functions that match.
-pub fn tree(seen: &ReportContext<'_>) -> RenderedList {
-    let (stats, total) = (seen.stats, seen.stats.samples());
+pub fn tree(context: &ReportContext<'_>) -> RenderedList {
+    let (stats, total) = (context.stats, context.stats.samples());
     let mut kept: Option<Vec<bool>> = None;
     let (mut count, mut least) = (usize::MAX, None);
-    for restriction in seen.restrictions {
-        match restriction {
+    for filter in context.filters {
+        match filter {
             RowFilter::Count(n) => count = count.min(*n),
             RowFilter::Fraction(part) => least = Some(f64::max(least.unwrap_or(0.0), *part)),
             RowFilter::Pattern(pattern) => {
-                let matches = |node| ReportRow::of_frame(frame(seen, node)).text();
-                let through = through(seen, &|node| pattern.is_match(&matches(node)));
+                let matches = |node| ReportRow::of_frame(frame(context, node)).text();
+                let through = through(context, &|node| pattern.is_match(&matches(node)));
                 kept = Some(match kept {
                     None => through,
                     Some(before) => before.iter().zip(through).map(|(a, b)| *a && b).collect(),
@@ -55,7 +55,7 @@ pub fn tree(seen: &ReportContext<'_>) -> RenderedList {
     let below = |node: NodeId, depth: usize, indent: &str, path: &mut Vec<_>| {
         let mut children: Vec<NodeId> = stats.children(node).iter().copied().filter(|c| shown(*c)).collect();
         children.sort_by_key(|child| std::cmp::Reverse(stats.node(*child).total));
-        let room = indent.chars().count() < DEEPEST;
+        let room = indent.chars().count() < MAX_INDENT;
         let last = children.len().saturating_sub(1);
         let children = children.into_iter().enumerate().map(|(at, child)| match () {
             _ if last == 0 || !room => (child, depth, indent.to_string(), indent.to_string()),
@@ -73,7 +73,7 @@ pub fn tree(seen: &ReportContext<'_>) -> RenderedList {
             node = again;
             times += 1;
         }
-        let mut row = ReportRow::of_frame(frame(seen, node));
+        let mut row = ReportRow::of_frame(frame(context, node));
         let counts = stats.node(node);
         (row.self_count, row.total) = (counts.self_count, counts.total);
         below(node, depth + times as usize, &next, &mut path);
@@ -86,22 +86,22 @@ pub fn tree(seen: &ReportContext<'_>) -> RenderedList {
     }
     let all = branches.len();
     branches.truncate(count);
-    seen.limit(&mut branches);
+    context.limit(&mut branches);
     let list: Vec<Value> = branches.iter().map(json).collect();
-    let mut text = draw(seen, &branches, total);
+    let mut text = draw(context, &branches, total);
     if branches.len() < all {
         let rest = format!(
             "{} of {all} lines shown; for more: nativeprof report {} --tree 1000\n",
             branches.len(),
-            seen.file_name()
+            context.file_name()
         );
-        text += &seen.style.paint(Color::Dim, &rest);
+        text += &context.style.paint(Color::Dim, &rest);
     }
     ("tree", list.into(), text)
 }
 
-fn frame<'a>(seen: &ReportContext<'a>, node: NodeId) -> &'a crate::profile::model::Frame {
-    &seen.profile.frames[seen.profile.nodes[node as usize].frame as usize]
+fn frame<'a>(context: &ReportContext<'a>, node: NodeId) -> &'a crate::profile::model::Frame {
+    &context.profile.frames[context.profile.nodes[node as usize].frame as usize]
 }
 
 /// The only node below, if it is the same function and nothing but it was sampled here.
@@ -112,15 +112,15 @@ fn same_below(stats: &Stats<'_>, node: NodeId) -> Option<NodeId> {
 }
 
 /// Nodes on a stack with a match: matching nodes, their descendants and their ancestors.
-fn through(seen: &ReportContext<'_>, matches: &dyn Fn(NodeId) -> bool) -> Vec<bool> {
-    let nodes = &seen.profile.nodes;
+fn through(context: &ReportContext<'_>, matches: &dyn Fn(NodeId) -> bool) -> Vec<bool> {
+    let nodes = &context.profile.nodes;
     let mut matched = vec![false; nodes.len()];
-    let mut by_frame: Vec<Option<bool>> = vec![None; seen.profile.frames.len()];
+    let mut by_frame: Vec<Option<bool>> = vec![None; context.profile.frames.len()];
     let mut order = vec![0 as NodeId];
     let mut at = 0;
     while let Some(node) = order.get(at).copied() {
         at += 1;
-        order.extend(seen.stats.children(node));
+        order.extend(context.stats.children(node));
         if node > 0 {
             let of_frame = &mut by_frame[nodes[node as usize].frame as usize];
             let parent = matched[nodes[node as usize].parent as usize];
@@ -145,8 +145,8 @@ fn json(branch: &Branch) -> Value {
     value
 }
 
-fn draw(seen: &ReportContext<'_>, branches: &[Branch], total: u64) -> String {
-    let style = &seen.style;
+fn draw(context: &ReportContext<'_>, branches: &[Branch], total: u64) -> String {
+    let style = &context.style;
     if branches.is_empty() {
         return "no rows\n".into();
     }

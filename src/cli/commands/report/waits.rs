@@ -17,9 +17,9 @@ use crate::profile::waits::{self, WaitSite};
 ///
 /// # Errors
 /// `Data` where the profile has no off-CPU time, or no wait of that kind.
-pub fn waits(seen: &ReportContext<'_>, kind: Option<&str>) -> Result<RenderedList> {
-    let profile = seen.profile;
-    let file = seen.file_name();
+pub fn waits(context: &ReportContext<'_>, kind: Option<&str>) -> Result<RenderedList> {
+    let profile = context.profile;
+    let file = context.file_name();
     let value = profile.find_value("wall").or_else(|| profile.find_value("off_cpu"));
     let Some(value) = value.filter(|_| !profile.waits.is_empty()) else {
         return Err(Error::new(ErrorKind::Data, format!("{file} has no waits"))
@@ -42,19 +42,19 @@ pub fn waits(seen: &ReportContext<'_>, kind: Option<&str>) -> Result<RenderedLis
         }
     }
     let wanted: u64 = sites.iter().map(|site| site.total).sum();
-    row_filter::apply(&mut sites, seen.restrictions, WaitSite::text);
-    seen.limit(&mut sites);
+    row_filter::apply(&mut sites, context.filters, WaitSite::text);
+    context.limit(&mut sites);
     let list: Value = sites.iter().map(json_of).collect();
-    let mut text = draw(seen, &sites, whole);
+    let mut text = draw(context, &sites, whole);
     if kind == Some(GIL) {
-        let (tables, drawn) = gil_tables(seen, value, wanted);
+        let (tables, drawn) = gil_tables(context, value, wanted);
         return Ok((
             "gil",
             json!({"sites": list, "threads": tables[0], "pairs": tables[1], "functions": tables[2]}),
             text + &drawn,
         ));
     }
-    text += &seen.style.paint(Color::Dim, backend_note(&profile.meta.backend));
+    text += &context.style.paint(Color::Dim, backend_note(&profile.meta.backend));
     Ok(("waits", list, text))
 }
 
@@ -98,7 +98,7 @@ fn count(count: f64) -> Cell {
     })
 }
 
-fn draw(seen: &ReportContext<'_>, sites: &[WaitSite], whole: u64) -> String {
+fn draw(context: &ReportContext<'_>, sites: &[WaitSite], whole: u64) -> String {
     let columns = [
         ("TOTAL", Overflow::Number),
         ("%", Overflow::Number),
@@ -122,12 +122,12 @@ fn draw(seen: &ReportContext<'_>, sites: &[WaitSite], whole: u64) -> String {
             plain(&site.site),
         ]
     };
-    table::draw(&columns, &sites.iter().map(row).collect::<Vec<_>>(), &seen.style)
+    table::draw(&columns, &sites.iter().map(row).collect::<Vec<_>>(), &context.style)
 }
 
 /// Who waited for the interpreter lock and who held it, as lists for programs and as text. `whole`: all waits for it, ns.
-fn gil_tables(seen: &ReportContext<'_>, value: usize, whole: u64) -> ([Value; 3], String) {
-    let profile = seen.profile;
+fn gil_tables(context: &ReportContext<'_>, value: usize, whole: u64) -> ([Value; 3], String) {
+    let profile = context.profile;
     let gil = gil_waits::of(profile, value);
     let name = |(pid, tid): (Pid, Tid)| {
         let known = profile.meta.threads.iter().find(|(p, t, _)| (*p, *t) == (pid, tid));
@@ -137,7 +137,7 @@ fn gil_tables(seen: &ReportContext<'_>, value: usize, whole: u64) -> ([Value; 3]
         name if name.is_empty() => format!("thread {}", thread.1),
         name => format!("{name} ({})", thread.1),
     };
-    let heading = |title: &str| format!("\n{}\n", seen.style.paint(Color::Bold, title));
+    let heading = |title: &str| format!("\n{}\n", context.style.paint(Color::Bold, title));
     let duration = (profile.meta.duration * 1e9) as u64;
 
     let mut text = heading("Threads: time spent waiting for the GIL, and holding it");
@@ -160,7 +160,7 @@ fn gil_tables(seen: &ReportContext<'_>, value: usize, whole: u64) -> ([Value; 3]
             plain(label((t.pid, t.tid))),
         ]
     });
-    text += &table::draw(&columns, &rows.collect::<Vec<_>>(), &seen.style);
+    text += &table::draw(&columns, &rows.collect::<Vec<_>>(), &context.style);
 
     text += &heading("Which thread waited for which");
     let columns = [
@@ -181,7 +181,7 @@ fn gil_tables(seen: &ReportContext<'_>, value: usize, whole: u64) -> ([Value; 3]
             plain(p.functions.first().map_or("", |(function, _)| function)),
         ]
     });
-    text += &table::draw(&columns, &rows.collect::<Vec<_>>(), &seen.style);
+    text += &table::draw(&columns, &rows.collect::<Vec<_>>(), &context.style);
 
     text += &heading("Functions that held the GIL: time that others waited for it, and time they held it");
     let columns = [
@@ -193,7 +193,7 @@ fn gil_tables(seen: &ReportContext<'_>, value: usize, whole: u64) -> ([Value; 3]
         .functions
         .iter()
         .map(|f| vec![time(f.waited_for), time(f.held), plain(&f.function)]);
-    text += &table::draw(&columns, &rows.collect::<Vec<_>>(), &seen.style);
+    text += &table::draw(&columns, &rows.collect::<Vec<_>>(), &context.style);
 
     let thread = |(pid, tid): (Pid, Tid)| json!({"pid": pid, "tid": tid, "name": name((pid, tid))});
     let threads = gil.threads.iter().map(|t| {

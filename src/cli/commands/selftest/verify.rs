@@ -118,7 +118,7 @@ mod tests {
         let native = name.starts_with("c_");
         Frame {
             kind: match name {
-                "cut" => FrameKind::Truncated,
+                "truncated" => FrameKind::Truncated,
                 _ if native => FrameKind::Native,
                 _ => FrameKind::Python,
             },
@@ -140,7 +140,7 @@ mod tests {
             ("c_start <module> self_main self_callback c_sort self_key", 0),
             ("c_start <module> self_main self_callback c_sort self_key c_neg", 0),
             ("c_start <module> c_read", 0),
-            ("cut self_key", 0),
+            ("truncated self_key", 0),
             ("c_start <module> self_main self_callback self_key", 1),
             ("c_start <module> self_main self_sort c_sort self_key", 1),
             ("c_start <module> self_python", 1),

@@ -70,7 +70,7 @@ impl Program {
             version: String::new(),
             path: String::new(),
         };
-        let ready = program.answer().map_err(|e| failed(e.why))?;
+        let ready = program.read_response().map_err(|e| failed(e.why))?;
         let text = |key: &str| ready[key].as_str().unwrap_or_default().to_string();
         (program.version, program.path) = (text("python"), text("program"));
         Ok(program)
@@ -87,7 +87,7 @@ impl Program {
     pub fn work(&mut self, seconds: f64) -> Result<RunWindow> {
         // A missing response gives a better error than a failed request.
         let _ = writeln!(self.input, "{seconds}").and_then(|()| self.input.flush());
-        let done = self.answer()?;
+        let done = self.read_response()?;
         let number = |key: &str| done[key].as_f64().unwrap_or(0.0);
         let parts = done["parts"].as_object().into_iter().flatten();
         Ok(RunWindow {
@@ -100,7 +100,7 @@ impl Program {
         })
     }
 
-    fn answer(&mut self) -> Result<Value> {
+    fn read_response(&mut self) -> Result<Value> {
         let mut line = String::new();
         let read = self.output.read_line(&mut line);
         if let (Ok(1..), Ok(value)) = (read, serde_json::from_str(&line)) {

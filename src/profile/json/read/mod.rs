@@ -62,7 +62,7 @@ pub fn read(bytes: &[u8]) -> Result<Profile, JsonError> {
         frames: HashTable::new(),
         hasher: RandomState::new(),
         columns: Default::default(),
-        kept_ticks: Vec::new(),
+        kept_samples: Vec::new(),
         values: Default::default(),
         samples: Default::default(),
         first_omitted: usize::MAX,
@@ -121,7 +121,7 @@ struct JsonReader<'a> {
     /// The timeline: time, pid, tid, node.
     columns: [Vec<u64>; 4],
     /// Rows of these columns that became samples of the profile.
-    kept_ticks: Vec<u32>,
+    kept_samples: Vec<u32>,
     values: values::ReadValues,
     samples: samples::ReadSamples,
     /// First of the nodes that only the timeline has, not the tree.
@@ -313,7 +313,7 @@ impl<'a> JsonReader<'a> {
             let column = ["time", "pid", "tid", "node"].iter().position(|name| *name == key);
             match (column, reader.peek()) {
                 (Some(column), Some(b'[')) => reader.columns[column] = reader.column()?,
-                (_, Some(b'{')) if key == "values" => reader.tick_values()?,
+                (_, Some(b'{')) if key == "values" => reader.sample_values()?,
                 _ => reader.skip_value()?,
             }
             Ok(())
@@ -396,19 +396,19 @@ impl<'a> JsonReader<'a> {
         let [times, pids, tids, nodes] = &self.columns;
         let rows = times.iter().zip(pids).zip(tids).zip(nodes);
         let mut kept = Vec::new();
-        let ticks = (0u32..).zip(rows).filter_map(|(row, (((time, pid), tid), node))| {
-            let tick = TimelineSample {
+        let samples = (0u32..).zip(rows).filter_map(|(row, (((time, pid), tid), node))| {
+            let sample = TimelineSample {
                 time: *time,
                 pid: u32::try_from(*pid).unwrap_or(0),
                 tid: u32::try_from(*tid).unwrap_or(0),
                 node: NodeId::try_from(*node).ok()?,
             };
-            let sound = (tick.node as usize) < self.profile.nodes.len() && *time != NO_NUMBER;
+            let sound = (sample.node as usize) < self.profile.nodes.len() && *time != NO_NUMBER;
             kept.extend(sound.then_some(row));
-            sound.then_some(tick)
+            sound.then_some(sample)
         });
-        self.profile.timeline = ticks.collect();
-        self.kept_ticks = kept;
+        self.profile.timeline = samples.collect();
+        self.kept_samples = kept;
     }
 }
 

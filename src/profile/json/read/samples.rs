@@ -50,7 +50,7 @@ impl<'a> JsonReader<'a> {
                 ("stack", Some(b'[')) => reader.samples.stack = reader.column()?,
                 ("omitted_nodes" | "left_out", _) => reader.samples.omitted = reader.integer()?.unwrap_or(0),
                 ("threads", Some(b'{')) => reader.samples.threads = reader.pair(["pid", "tid"])?,
-                ("values", Some(b'{')) => reader.tick_values()?,
+                ("values", Some(b'{')) => reader.sample_values()?,
                 ("stacks", Some(b'{')) => reader.stacks()?,
                 ("waits", Some(b'{')) => reader.waits()?,
                 ("labels", Some(b'{')) => reader.labels()?,
@@ -110,7 +110,7 @@ impl<'a> JsonReader<'a> {
     }
 
     fn labels(&mut self) -> Result<(), JsonError> {
-        let (mut sets, mut of_ticks) = (Vec::new(), Vec::new());
+        let (mut sets, mut of_samples) = (Vec::new(), Vec::new());
         self.object(|reader, key| {
             match (key, reader.peek()) {
                 ("sets", Some(b'[')) => reader.list(|reader| {
@@ -133,7 +133,7 @@ impl<'a> JsonReader<'a> {
                     sets.push(set);
                     Ok(())
                 })?,
-                ("set", Some(b'[')) => of_ticks = reader.column()?,
+                ("set", Some(b'[')) => of_samples = reader.column()?,
                 _ => reader.skip_value()?,
             }
             Ok(())
@@ -147,7 +147,7 @@ impl<'a> JsonReader<'a> {
         let number = |n: u64| if n < known { u32::try_from(n).unwrap_or(0) } else { 0 };
         self.samples.labels = Labels {
             sets,
-            of_ticks: of_ticks.into_iter().map(number).collect(),
+            of_samples: of_samples.into_iter().map(number).collect(),
         };
         Ok(())
     }
@@ -256,10 +256,10 @@ impl<'a> JsonReader<'a> {
                 tid: number(&read.threads[1]),
                 node: self.profile.places[place as usize].node,
             });
-            self.profile.tick_places.push(place);
-            self.kept_ticks.push(row);
+            self.profile.sample_places.push(place);
+            self.kept_samples.push(row);
         }
-        let rows: Vec<(usize, usize)> = self.kept_ticks.iter().map(|row| (0, *row as usize)).collect();
+        let rows: Vec<(usize, usize)> = self.kept_samples.iter().map(|row| (0, *row as usize)).collect();
         self.profile.labels = Labels::merge(&[&read.labels], &rows);
         if !read.waits.is_empty() {
             self.profile.waits = Waits::merge(&[&read.waits], &rows, &|_, pid| pid);
@@ -345,9 +345,9 @@ impl<'a> JsonReader<'a> {
             return;
         }
         let mut ended = vec![0u64; profile.places.len()];
-        for (tick, place) in profile.tick_places.iter().enumerate() {
+        for (sample, place) in profile.sample_places.iter().enumerate() {
             let sum = &mut ended[*place as usize];
-            *sum = sum.saturating_add(profile.tick_amount(0, tick));
+            *sum = sum.saturating_add(profile.sample_amount(0, sample));
         }
         let mut inclusive = ended.clone();
         for at in (1..inclusive.len()).rev() {
@@ -374,9 +374,9 @@ impl<'a> JsonReader<'a> {
 
     /// Self amounts of the timeline, summed over all omitted nodes.
     pub(super) fn add_omitted(&self, column: &mut [u64], amount: &dyn Fn(usize) -> u64) {
-        for (at, tick) in self.profile.timeline.iter().enumerate() {
-            if tick.node as usize >= self.first_omitted {
-                let sum = &mut column[tick.node as usize];
+        for (at, sample) in self.profile.timeline.iter().enumerate() {
+            if sample.node as usize >= self.first_omitted {
+                let sum = &mut column[sample.node as usize];
                 *sum = sum.saturating_add(amount(at));
             }
         }

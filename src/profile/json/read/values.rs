@@ -19,7 +19,7 @@ pub(super) struct ReadValues {
     /// As the file declares them; `None` where it does not.
     types: Option<Vec<Value>>,
     /// Columns of the timeline by key.
-    ticks: Vec<(String, Vec<u64>)>,
+    samples: Vec<(String, Vec<u64>)>,
 }
 
 impl JsonReader<'_> {
@@ -45,13 +45,13 @@ impl JsonReader<'_> {
     }
 
     /// Reads the columns of the timeline.
-    pub(super) fn tick_values(&mut self) -> Result<(), JsonError> {
+    pub(super) fn sample_values(&mut self) -> Result<(), JsonError> {
         self.object(|reader, key| {
-            if reader.values.ticks.len() >= MAX_VALUES || reader.peek() != Some(b'[') {
+            if reader.values.samples.len() >= MAX_VALUES || reader.peek() != Some(b'[') {
                 return reader.skip_value();
             }
             let column = reader.column()?;
-            reader.values.ticks.push((key.to_string(), column));
+            reader.values.samples.push((key.to_string(), column));
             Ok(())
         })
     }
@@ -99,23 +99,23 @@ impl JsonReader<'_> {
             .collect();
         for (at, value) in types.iter_mut().enumerate() {
             let key = value.kind.key();
-            let Amounts::Each { nodes, ticks } = &mut value.amounts else {
+            let Amounts::Each { nodes, samples } = &mut value.amounts else {
                 continue;
             };
             if at > 0 {
                 *nodes = vec![0; self.profile.nodes.len()];
             }
-            let column = read.ticks.iter().find(|(name, _)| *name == key);
+            let column = read.samples.iter().find(|(name, _)| *name == key);
             let column = column.map_or(&[][..], |(_, column)| column);
-            *ticks = self
-                .kept_ticks
+            *samples = self
+                .kept_samples
                 .iter()
                 .map(|row| column.get(*row as usize).copied().unwrap_or(0))
                 .collect();
         }
         for value in types.iter_mut().skip(1) {
-            if let Amounts::Each { nodes, ticks } = &mut value.amounts {
-                self.add_omitted(nodes, &|tick| ticks.get(tick).copied().unwrap_or(0));
+            if let Amounts::Each { nodes, samples } = &mut value.amounts {
+                self.add_omitted(nodes, &|sample| samples.get(sample).copied().unwrap_or(0));
             }
         }
         for (node, key, amount) in read.amounts {
@@ -134,6 +134,6 @@ impl JsonReader<'_> {
 fn each() -> Amounts {
     Amounts::Each {
         nodes: Vec::new(),
-        ticks: Vec::new(),
+        samples: Vec::new(),
     }
 }

@@ -107,19 +107,19 @@ pub(crate) const KINDS: &[(&str, FrameKind)] = &[
 ];
 
 fn write_tree(profile: &Profile, view: &View<'_>, expanded: bool, out: &mut impl Write) -> io::Result<()> {
-    let parts = NodeFragments::new(profile, view)?;
+    let fragments = NodeFragments::new(profile, view)?;
     let entries = StacksByLine::new(profile, view);
     let kept = match expanded {
         true => vec![true; view.items.len()],
-        false => samples::kept(profile, view, &entries, &parts),
+        false => samples::kept(profile, view, &entries, &fragments),
     };
-    open_node(view, &parts, 0, out)?;
+    open_node(view, &fragments, 0, out)?;
     out.write_all(b",\"nativeprof\":{")?;
     write_meta(&profile.meta, out)?;
     write_value_types(profile, out)?;
     match expanded {
         true => write_timeline(profile, view, out)?,
-        false => samples::write(profile, view, &entries, &parts, &kept, out)?,
+        false => samples::write(profile, view, &entries, &fragments, &kept, out)?,
     }
     out.write_all(b"},\"children\":{")?;
     // An own stack of (item, children already written), because a profile may be deeper than ours.
@@ -131,9 +131,9 @@ fn write_tree(profile: &Profile, view: &View<'_>, expanded: bool, out: &mut impl
             Some(&child) => {
                 out.write_all(if std::mem::replace(first, false) { b"\n" } else { b",\n" })?;
                 *done += skipped + 1;
-                out.write_all(&parts.identifiers[view.items[child as usize].identifier as usize])?;
+                out.write_all(&fragments.identifiers[view.items[child as usize].identifier as usize])?;
                 out.write_all(b":")?;
-                open_node(view, &parts, child, out)?;
+                open_node(view, &fragments, child, out)?;
                 out.write_all(b",\"children\":{")?;
                 path.push((child, 0, true));
             }
@@ -250,15 +250,15 @@ fn describe(frame: &Frame) -> io::Result<(Vec<u8>, Vec<u8>)> {
 }
 
 /// Writes a node up to its children.
-fn open_node(view: &View<'_>, parts: &NodeFragments, index: u32, out: &mut impl Write) -> io::Result<()> {
+fn open_node(view: &View<'_>, fragments: &NodeFragments, index: u32, out: &mut impl Write) -> io::Result<()> {
     let item = &view.items[index as usize];
     out.write_all(b"{\"identifier\":")?;
-    out.write_all(&parts.identifiers[item.identifier as usize])?;
+    out.write_all(&fragments.identifiers[item.identifier as usize])?;
     out.write_all(b",\"description\":{")?;
-    write_description(view, parts, item, out)?;
+    write_description(view, fragments, item, out)?;
     out.write_all(b"},\"count\":")?;
     write_number(item.count, out)?;
-    write_values(parts, index, out)?;
+    write_values(fragments, index, out)?;
     write_lines(b",\"lines\":{\"", &item.lines, out)?;
     if item.self_lines != item.lines {
         write_lines(b",\"self_lines\":{\"", &item.self_lines, out)?;
@@ -266,9 +266,9 @@ fn open_node(view: &View<'_>, parts: &NodeFragments, index: u32, out: &mut impl 
     Ok(())
 }
 
-fn write_values(parts: &NodeFragments, index: u32, out: &mut impl Write) -> io::Result<()> {
+fn write_values(fragments: &NodeFragments, index: u32, out: &mut impl Write) -> io::Result<()> {
     let mut open = false;
-    for (key, amounts) in &parts.values {
+    for (key, amounts) in &fragments.values {
         let amount = amounts[index as usize];
         if amount > 0 {
             out.write_all(if open { b"," } else { b",\"values\":{" })?;
@@ -305,7 +305,7 @@ fn write_lines(start: &[u8], lines: &BTreeMap<u32, u64>, out: &mut impl Write) -
 
 fn write_description(
     view: &View<'_>,
-    parts: &NodeFragments,
+    fragments: &NodeFragments,
     item: &ViewNode<'_>,
     out: &mut impl Write,
 ) -> io::Result<()> {
@@ -313,7 +313,7 @@ fn write_description(
         return out.write_all(b"\"filename\":\"\",\"name\":\"\",\"line_number\":0,\"line\":\"\"");
     };
     let frame = &view.frames[id as usize];
-    let (head, tail) = &parts.descriptions[id as usize];
+    let (head, tail) = &fragments.descriptions[id as usize];
     let line = u64::from(item.first_seen_line);
     out.write_all(head)?;
     if frame.kind == FrameKind::Python {
@@ -340,20 +340,20 @@ fn write_timeline(profile: &Profile, view: &View<'_>, out: &mut impl Write) -> i
     } else {
         view.preorder()
     };
-    let ticks = || {
+    let samples = || {
         profile
             .timeline
             .iter()
-            .filter_map(|tick| Some((tick, place[view.item_of(tick.node)? as usize])))
+            .filter_map(|sample| Some((sample, place[view.item_of(sample.node)? as usize])))
     };
     out.write_all(b",\"timeline\":{\"time\":[")?;
-    write_column(ticks().map(|(tick, _)| tick.time), out)?;
+    write_column(samples().map(|(sample, _)| sample.time), out)?;
     out.write_all(b"],\"pid\":[")?;
-    write_column(ticks().map(|(tick, _)| tick.pid.into()), out)?;
+    write_column(samples().map(|(sample, _)| sample.pid.into()), out)?;
     out.write_all(b"],\"tid\":[")?;
-    write_column(ticks().map(|(tick, _)| tick.tid.into()), out)?;
+    write_column(samples().map(|(sample, _)| sample.tid.into()), out)?;
     out.write_all(b"],\"node\":[")?;
-    write_column(ticks().map(|(_, place)| place.into()), out)?;
+    write_column(samples().map(|(_, place)| place.into()), out)?;
     out.write_all(b"]")?;
     let mut open = false;
     for (at, value) in profile.value_types().iter().enumerate() {
@@ -364,8 +364,8 @@ fn write_timeline(profile: &Profile, view: &View<'_>, out: &mut impl Write) -> i
             out.write_all(b":[")?;
             let rows = (0..)
                 .zip(&profile.timeline)
-                .filter(|(_, tick)| view.item_of(tick.node).is_some());
-            write_column(rows.map(|(tick, _)| profile.tick_amount(at, tick)), out)?;
+                .filter(|(_, sample)| view.item_of(sample.node).is_some());
+            write_column(rows.map(|(sample, _)| profile.sample_amount(at, sample)), out)?;
             out.write_all(b"]")?;
         }
     }
@@ -374,7 +374,7 @@ fn write_timeline(profile: &Profile, view: &View<'_>, out: &mut impl Write) -> i
     }
     let rows = (0u32..)
         .zip(&profile.timeline)
-        .filter(|(_, tick)| view.item_of(tick.node).is_some());
+        .filter(|(_, sample)| view.item_of(sample.node).is_some());
     let rows: Vec<u32> = rows.map(|(at, _)| at).collect();
     samples::write_labels(&profile.labels, &rows, out)?;
     out.write_all(b"}")

@@ -22,9 +22,9 @@ const TREE_BYTES: usize = 10 << 20;
 const BYTES_PER_NODE: usize = 10;
 
 /// By item, whether it is written out.
-pub(crate) fn kept(profile: &Profile, view: &View<'_>, entries: &StacksByLine, parts: &NodeFragments) -> Vec<bool> {
+pub(crate) fn kept(profile: &Profile, view: &View<'_>, entries: &StacksByLine, fragments: &NodeFragments) -> Vec<bool> {
     let count = view.items.len();
-    let bytes: Vec<usize> = (0..count as u32).map(|item| parts.bytes(view, item)).collect();
+    let bytes: Vec<usize> = (0..count as u32).map(|item| fragments.bytes(view, item)).collect();
     let most = TREE_BYTES.max(count.saturating_mul(BYTES_PER_NODE));
     let is_small = bytes.iter().fold(0usize, |sum, more| sum.saturating_add(*more)) <= most;
     if is_small || !entries.is_exact {
@@ -103,23 +103,23 @@ pub(crate) fn write(
     profile: &Profile,
     view: &View<'_>,
     entries: &StacksByLine,
-    parts: &NodeFragments,
+    fragments: &NodeFragments,
     kept: &[bool],
     out: &mut impl Write,
 ) -> io::Result<()> {
     let mut order: Vec<u32> = (0..profile.timeline.len() as u32).collect();
-    order.retain(|tick| entries.of_tick[*tick as usize] != NONE);
+    order.retain(|sample| entries.of_sample[*sample as usize] != NONE);
     if order.is_empty() {
         return Ok(());
     }
-    order.sort_by_key(|tick| profile.timeline[*tick as usize].time);
-    let tick = |at: &u32| &profile.timeline[*at as usize];
+    order.sort_by_key(|sample| profile.timeline[*sample as usize].time);
+    let sample = |at: &u32| &profile.timeline[*at as usize];
     let mut threads: Vec<(u32, u32)> = Vec::new();
     let mut known: FxHashMap<(u32, u32), u64> = FxHashMap::default();
     let thread_of: Vec<u64> = order
         .iter()
         .map(|at| {
-            let thread = (tick(at).pid, tick(at).tid);
+            let thread = (sample(at).pid, sample(at).tid);
             *known.entry(thread).or_insert_with(|| {
                 threads.push(thread);
                 threads.len() as u64 - 1
@@ -137,13 +137,13 @@ pub(crate) fn write(
     }
     let mut before = 0;
     let deltas = order.iter().map(|at| {
-        let time = tick(at).time;
+        let time = sample(at).time;
         time - std::mem::replace(&mut before, time)
     });
     column("time", deltas, out)?;
     out.write_all(b",")?;
     let rows = Rows::new(entries, &order);
-    let row = |at: &u32| u64::from(rows.of_entry[entries.of_tick[*at as usize] as usize]);
+    let row = |at: &u32| u64::from(rows.of_entry[entries.of_sample[*at as usize] as usize]);
     column("stack", order.iter().map(row), out)?;
     let types = profile
         .value_types()
@@ -152,7 +152,9 @@ pub(crate) fn write(
         .filter(|(_, value)| !value.is_per_count());
     for (at, (value, kind)) in types.enumerate() {
         out.write_all(if at == 0 { b",\"values\":{" } else { b"," })?;
-        let amounts = order.iter().map(|tick| profile.tick_amount(value, *tick as usize));
+        let amounts = order
+            .iter()
+            .map(|sample| profile.sample_amount(value, *sample as usize));
         column(&kind.kind.key(), amounts, out)?;
     }
     if profile.value_types().iter().any(|value| !value.is_per_count()) {
@@ -165,7 +167,7 @@ pub(crate) fn write(
         write!(out, ",\"omitted_nodes\":{omitted}")?;
     }
     out.write_all(b",\"stacks\":{")?;
-    rows.write(view, parts, kept, entries, out)?;
+    rows.write(view, fragments, kept, entries, out)?;
     out.write_all(b"}}")
 }
 
@@ -175,23 +177,23 @@ fn write_waits(profile: &Profile, order: &[u32], out: &mut impl Write) -> io::Re
     if waits.is_empty() {
         return Ok(());
     }
-    let rows = || order.iter().map(|tick| *tick as usize);
+    let rows = || order.iter().map(|sample| *sample as usize);
     out.write_all(b",\"waits\":{")?;
     column(
         "length",
-        rows().map(|tick| waits.lengths.get(tick).copied().unwrap_or(0)),
+        rows().map(|sample| waits.lengths.get(sample).copied().unwrap_or(0)),
         out,
     )?;
     out.write_all(b",")?;
     column(
         "waker",
-        rows().map(|tick| waits.wakers.get(tick).map_or(0, |n| u64::from(*n))),
+        rows().map(|sample| waits.wakers.get(sample).map_or(0, |n| u64::from(*n))),
         out,
     )?;
     out.write_all(b",")?;
     column(
         "holds_gil",
-        rows().map(|tick| waits.holding.get(tick).map_or(0, |h| u64::from(*h))),
+        rows().map(|sample| waits.holding.get(sample).map_or(0, |h| u64::from(*h))),
         out,
     )?;
     out.write_all(b",\"wakers\":[")?;
@@ -208,9 +210,9 @@ fn write_waits(profile: &Profile, order: &[u32], out: &mut impl Write) -> io::Re
     }
     out.write_all(b"]")?;
     let mut rows: Vec<(u64, u32, u64)> = Vec::new();
-    for (row, tick) in (0u64..).zip(order) {
-        let from = waits.shares.partition_point(|(of, ..)| of < tick);
-        let shares = waits.shares[from..].iter().take_while(|(of, ..)| of == tick);
+    for (row, sample) in (0u64..).zip(order) {
+        let from = waits.shares.partition_point(|(of, ..)| of < sample);
+        let shares = waits.shares[from..].iter().take_while(|(of, ..)| of == sample);
         rows.extend(shares.map(|(_, number, time)| (row, *number, *time)));
     }
     if !rows.is_empty() {
@@ -245,7 +247,7 @@ pub(super) fn write_labels(labels: &Labels, order: &[u32], out: &mut impl Write)
         out.write_all(b"]")?;
     }
     out.write_all(b"],")?;
-    let number = |tick: &u32| labels.of_ticks.get(*tick as usize).map_or(0, |set| u64::from(*set));
+    let number = |sample: &u32| labels.of_samples.get(*sample as usize).map_or(0, |set| u64::from(*set));
     column("set", order.iter().map(number), out)?;
     out.write_all(b"}")
 }
@@ -265,7 +267,7 @@ impl Rows {
         let mut used = vec![false; count];
         used[0] = true;
         for at in order {
-            let mut entry = entries.of_tick[*at as usize] as usize;
+            let mut entry = entries.of_sample[*at as usize] as usize;
             while !used[entry] {
                 used[entry] = true;
                 entry = entries.all[entry].parent as usize;
@@ -297,7 +299,7 @@ impl Rows {
     fn write(
         &self,
         view: &View<'_>,
-        parts: &NodeFragments,
+        fragments: &NodeFragments,
         kept: &[bool],
         entries: &StacksByLine,
         out: &mut impl Write,
@@ -319,7 +321,7 @@ impl Rows {
             out.write_all(comma(at).as_bytes())?;
             match node_of.get(identifier) {
                 Some(place) => write_number((*place).into(), out)?,
-                None => parts.write_function(view, *identifier, out)?,
+                None => fragments.write_function(view, *identifier, out)?,
             }
         }
         out.write_all(b"],\"frames\":{")?;
