@@ -282,7 +282,11 @@ fn attr(options: &SamplingOptions) -> Result<(perf::perf_event_attr, &'static st
     attr.type_ = kind;
     attr.config = config.into();
     match mode {
-        PeriodMode::Ticks => attr.__bindgen_anon_1.sample_period = period(options.rate),
+        PeriodMode::Ticks => {
+            attr.__bindgen_anon_1.sample_period = period(options.rate);
+            // The BPF program does not run at the ticks of an idle CPU (perf_swevent_hrtimer in kernel/events/core.c).
+            attr.set_exclude_idle(1);
+        }
         PeriodMode::Counted => attr.__bindgen_anon_1.sample_period = INITIAL_DOWNSAMPLING,
         PeriodMode::Kernel => {
             attr.set_freq(1);
