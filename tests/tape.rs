@@ -244,7 +244,7 @@ fn self_counts(profile: &Profile) -> Vec<u64> {
 fn every_stack_is_a_path_of_the_program() {
     for (name, packed) in tapes() {
         let profile = replayed(&packed);
-        let valid_call_chains = valid_call_chains(name == "native");
+        let valid = valid_call_chains(name == "native");
         let mut roots = BTreeMap::<&str, u64>::new();
         let mut bodies = BTreeMap::<String, u64>::new();
         for (node, count) in self_counts(&profile).into_iter().enumerate().filter(|(_, n)| *n > 0) {
@@ -280,7 +280,7 @@ fn every_stack_is_a_path_of_the_program() {
                 .filter(|n| !n.starts_with("Py"))
                 .collect();
             let text = ours.join(" ");
-            let good = valid_call_chains.iter().any(|l| {
+            let good = valid.iter().any(|l| {
                 l.strip_prefix(&text)
                     .is_some_and(|r| r.is_empty() || r.starts_with(' '))
             });

@@ -19,7 +19,7 @@ pub fn by_value(profile: &Profile, value: usize) -> Profile {
         return profile.clone();
     };
     let mut out = profile.clone();
-    let samples = (0..profile.timeline.len())
+    let weights: Vec<u64> = (0..profile.timeline.len())
         .map(|sample| profile.sample_amount(value, sample))
         .collect();
     for (node, amount) in out.nodes.iter_mut().zip(profile.amounts(value)) {
@@ -36,13 +36,13 @@ pub fn by_value(profile: &Profile, value: usize) -> Profile {
             }
         }
         Amounts::Each { .. } if value == 0 => {}
-        Amounts::Each { .. } => weigh_lines(&mut out, &samples),
+        Amounts::Each { .. } => weigh_lines(&mut out, &weights),
     }
     out.values = vec![Value {
         kind: chosen.kind.clone(),
         amounts: Amounts::Each {
             nodes: Vec::new(),
-            samples,
+            samples: weights,
         },
     }];
     out
@@ -125,9 +125,9 @@ pub fn by_labels(profile: &Profile, filters: &[LabelFilter]) -> Profile {
 }
 
 /// Sets the lines of nodes from the timeline's samples with these weights.
-fn weigh_lines(profile: &mut Profile, samples: &Vec<u64>) {
+fn weigh_lines(profile: &mut Profile, weights: &[u64]) {
     let mut self_counts = vec![0u64; profile.places.len()];
-    for (place, weight) in profile.sample_places.iter().zip(samples) {
+    for (place, weight) in profile.sample_places.iter().zip(weights) {
         if let Some(sum) = self_counts.get_mut(*place as usize) {
             *sum = sum.saturating_add(*weight);
         }

@@ -258,8 +258,8 @@ pub struct StackSpan {
 /// The time that each sample represents, in order: it ends at the sample and has the length of the sampling period or,
 /// where that is longer, of the interval off the CPU (a shorter one represents others like it). They may overlap.
 ///
-/// A wait and the time without a CPU after it are one sample, with two entries in the timeline at the same time, the wait last: it ends
-/// where the other one begins.
+/// A wait and the time without a CPU after it are one sample, with two entries in the timeline at the same time, the wait
+/// last: it ends where the other one begins.
 pub fn sampled_times(profile: &Profile, track: &Track, period: u64) -> Vec<StackSpan> {
     let known_length = |sample: usize| profile.waits.lengths.get(sample).copied().unwrap_or(0);
     let mut times: Vec<StackSpan> = Vec::with_capacity(track.samples.len());

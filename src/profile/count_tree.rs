@@ -33,7 +33,7 @@ impl FramePath {
     }
 }
 
-/// One sample in chronological order.
+/// One sample of the timeline.
 #[derive(Clone, Copy, Debug)]
 pub struct RawTimelineSample {
     /// CLOCK_MONOTONIC, ns.

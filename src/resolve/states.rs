@@ -54,13 +54,13 @@ pub fn time_values(input: &ResolveInput<'_>, nodes: &[Node], ends: &[(NodeId, Pl
     if let Some((waits, _)) = input.waits
         && !waits.awaits.is_empty()
     {
-        let mut samples = vec![0; input.timeline.len()];
+        let mut times = vec![0; input.timeline.len()];
         for (row, time) in &waits.awaits {
-            if let Some(sample) = samples.get_mut(*row as usize) {
-                *sample = *time;
+            if let Some(of_sample) = times.get_mut(*row as usize) {
+                *of_sample = *time;
             }
         }
-        values.push(of_samples(ValueType::AWAIT, samples));
+        values.push(of_samples(ValueType::AWAIT, times));
     }
     values
 }

@@ -15,7 +15,7 @@ use crate::target::system::{FileKey, LiveSystem, System};
 
 /// Bytes of a tape that are left for what comes last: the pruned files and the names of kernel functions.
 const RESERVED: u64 = 64 << 20;
-/// Bytes of an response besides its text or list, at most.
+/// Bytes of a response besides its text or list, at most.
 const RESPONSE_HEADER_SIZE: usize = 20;
 
 /// Records events and responses until it has its samples, or as many as can be read again.
@@ -78,7 +78,7 @@ impl TapeRecorder {
         tape
     }
 
-    /// Records an response; `size`: bytes of its text or list.
+    /// Records a response; `size`: bytes of its text or list.
     fn record(&self, size: usize, record: impl FnOnce(&mut RecorderState)) {
         let mut state = self.state.borrow_mut();
         if state.has_room((RESPONSE_HEADER_SIZE + size) as u64) {

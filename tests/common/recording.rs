@@ -335,7 +335,7 @@ impl Recording {
     pub fn check_calls(&self, case: &str, ours: &Ours, table: &[(&str, &[&str])]) {
         let mut wrong: BTreeMap<String, (u64, String)> = BTreeMap::new();
         for (stack, n) in self.stacks() {
-            if let Some(why) = check_call_chain(&stack, ours, table) {
+            if let Some(why) = wrong_call(&stack, ours, table) {
                 let entry = wrong.entry(why).or_insert((0, text(&stack)));
                 entry.0 += n;
             }
@@ -424,7 +424,9 @@ pub fn is_truncated(stack: &[&Frame]) -> bool {
     stack.iter().any(|f| f.kind == FrameKind::Truncated)
 }
 
-fn check_call_chain(stack: &[&Frame], ours: &Ours, table: &[(&str, &[&str])]) -> Option<String> {
+/// The call that the program does not make, if the stack has one. `table`: functions, and those
+/// that each may call.
+fn wrong_call(stack: &[&Frame], ours: &Ours, table: &[(&str, &[&str])]) -> Option<String> {
     // `None`: unknown, after a truncation.
     let mut caller = Some("");
     let mut eval = false;

@@ -85,11 +85,11 @@ impl TaskReader {
     /// `NoAsyncio`: not, or not yet.
     pub fn running(&mut self, memory: &dyn Memory) -> Result<Vec<(u64, u64)>, NoTasks> {
         let states = thread_states::states(memory, &self.interpreter);
-        self.find_sources(memory, &states)?;
+        self.find_registries(memory, &states)?;
         let objects = self.objects(memory);
         let mut found = FoundTasks::default();
-        for sources in self.sources.values() {
-            found.read_running(&objects, sources);
+        for registries in self.registries.values() {
+            found.read_running(&objects, registries);
         }
         if let Some(lists) = &self.layout.lists {
             for state in &states {
@@ -112,7 +112,7 @@ impl TaskReader {
         };
         match &l.lists {
             Some(lists) => where_it_is.task = lists.thread_running,
-            None => where_it_is.current = self.sources.values().find_map(|sources| sources.current)?,
+            None => where_it_is.current = self.registries.values().find_map(|registries| registries.current)?,
         }
         Some(where_it_is)
     }
@@ -134,7 +134,7 @@ impl TaskReader {
     /// `NoAsyncio`: not, or not yet.
     pub fn all(&mut self, memory: &dyn Memory) -> Result<Vec<(u64, u64)>, NoTasks> {
         let states = thread_states::states(memory, &self.interpreter);
-        self.find_sources(memory, &states)?;
+        self.find_registries(memory, &states)?;
         let objects = self.objects(memory);
         let found = self.find(&objects, &states);
         Ok(with_frames(&objects, &found.tasks))

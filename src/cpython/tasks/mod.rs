@@ -159,7 +159,7 @@ pub struct TaskReader {
     objects: ObjectLayout,
     layout: TaskLayout,
     /// By interpreter.
-    sources: FxHashMap<u64, TaskRegistries>,
+    registries: FxHashMap<u64, TaskRegistries>,
     types: Rc<RefCell<Types>>,
     /// By address, the tasks that did not run when all were read the last time.
     suspended: FxHashMap<u64, Rc<SuspendedTask>>,
@@ -186,7 +186,7 @@ impl TaskReader {
             interpreter: *interpreter,
             objects: ObjectLayout::of(runtime, &interpreter.layout).ok_or(NoTasks::UnknownVersion)?,
             layout,
-            sources: FxHashMap::default(),
+            registries: FxHashMap::default(),
             types: Rc::default(),
             suspended: FxHashMap::default(),
             active: FxHashMap::default(),
@@ -199,25 +199,25 @@ impl TaskReader {
     /// `NoAsyncio`.
     pub fn read(&mut self, memory: &dyn Memory) -> Result<TaskList, NoTasks> {
         let states = thread_states::states(memory, &self.interpreter);
-        self.find_sources(memory, &states)?;
+        self.find_registries(memory, &states)?;
         let objects = self.objects(memory);
         let found = self.find(&objects, &states);
         Ok(self.describe(&objects, &states, found))
     }
 
     /// Finds where the interpreters keep their tasks, unless that is known.
-    fn find_sources(&mut self, memory: &dyn Memory, states: &[PyThreadState]) -> Result<(), NoTasks> {
+    fn find_registries(&mut self, memory: &dyn Memory, states: &[PyThreadState]) -> Result<(), NoTasks> {
         let types = self.types.clone();
         let objects = Objects::new(memory, &self.interpreter.layout, &self.objects, &self.layout, types);
         let interpreters: FxHashSet<u64> = states.iter().map(|s| s.interpreter).collect();
         for interpreter in interpreters {
-            if !self.sources.contains_key(&interpreter)
-                && let Some(sources) = registry::sources(&objects, interpreter)
+            if !self.registries.contains_key(&interpreter)
+                && let Some(registries) = registry::registries(&objects, interpreter)
             {
-                self.sources.insert(interpreter, sources);
+                self.registries.insert(interpreter, registries);
             }
         }
-        if self.sources.is_empty() {
+        if self.registries.is_empty() {
             return Err(NoTasks::NoAsyncio);
         }
         Ok(())
@@ -225,8 +225,8 @@ impl TaskReader {
 
     fn find(&self, objects: &Objects<'_>, states: &[PyThreadState]) -> FoundTasks {
         let mut found = FoundTasks::default();
-        for sources in self.sources.values() {
-            found.read_sources(objects, sources);
+        for registries in self.registries.values() {
+            found.read_registries(objects, registries);
         }
         if let Some(lists) = &self.layout.lists {
             found.read_lists(objects, lists, states);

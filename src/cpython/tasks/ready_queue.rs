@@ -19,7 +19,7 @@ impl TaskReader {
     /// `NoAsyncio`: not, or not yet.
     pub fn event_loops(&mut self, memory: &dyn Memory) -> Result<Vec<u64>, NoTasks> {
         let states = thread_states::states(memory, &self.interpreter);
-        self.find_sources(memory, &states)?;
+        self.find_registries(memory, &states)?;
         let objects = self.objects(memory);
         let found = self.find(&objects, &states);
         let mut loops = FxHashSet::default();

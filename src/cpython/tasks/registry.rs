@@ -22,8 +22,8 @@ pub struct TaskRegistries {
     pub current: Option<u64>,
 }
 
-/// The sources of an interpreter. `None`: asyncio is not loaded, or not completely.
-pub fn sources(objects: &Objects<'_>, interpreter: u64) -> Option<TaskRegistries> {
+/// The registries of an interpreter. `None`: asyncio is not loaded, or not completely.
+pub fn registries(objects: &Objects<'_>, interpreter: u64) -> Option<TaskRegistries> {
     let at = interpreter.checked_add(objects.tasks.interp_modules.into())?;
     let modules = objects.memory.u64(at)?;
     let namespace_of = |name: &str| objects.first(objects.item(modules, name)?);
@@ -69,9 +69,9 @@ impl FoundTasks {
     }
 
     /// Adds the tasks of an interpreter.
-    pub fn read_sources(&mut self, objects: &Objects<'_>, sources: &TaskRegistries) {
+    pub fn read_registries(&mut self, objects: &Objects<'_>, registries: &TaskRegistries) {
         let set = |at: Option<u64>| at.map(|at| objects.set(at, MAX_TASKS));
-        match set(sources.scheduled) {
+        match set(registries.scheduled) {
             Some(Some(mut references)) => {
                 // By address, they and their tasks are next to each other.
                 references.sort_unstable();
@@ -85,18 +85,18 @@ impl FoundTasks {
             Some(None) => self.gap(Gap::Unreadable),
             None => {}
         }
-        for task in set(sources.eager).flatten().unwrap_or_default() {
+        for task in set(registries.eager).flatten().unwrap_or_default() {
             self.add(task);
         }
-        self.read_running(objects, sources);
+        self.read_running(objects, registries);
         for at in 0..self.running.len() {
             self.add(self.running[at]);
         }
     }
 
     /// Adds the tasks that run to `running` only.
-    pub fn read_running(&mut self, objects: &Objects<'_>, sources: &TaskRegistries) {
-        let current = sources.current.and_then(|at| objects.dict(at));
+    pub fn read_running(&mut self, objects: &Objects<'_>, registries: &TaskRegistries) {
+        let current = registries.current.and_then(|at| objects.dict(at));
         self.running
             .extend(current.unwrap_or_default().into_iter().map(|(_, task)| task));
     }

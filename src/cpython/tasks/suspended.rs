@@ -107,7 +107,7 @@ impl TaskReader {
     /// `NoAsyncio`: not, or not yet.
     pub fn suspended(&mut self, live: &dyn Memory, memory: &dyn Memory) -> Result<Vec<Rc<SuspendedTask>>, NoTasks> {
         let states = thread_states::states(memory, &self.interpreter);
-        self.find_sources(memory, &states)?;
+        self.find_registries(memory, &states)?;
         let mut known = std::mem::take(&mut self.suspended);
         let mut active = std::mem::take(&mut self.active);
         let objects = self.objects(memory);

@@ -94,6 +94,15 @@ const BY_SHARE: DiffOptions = DiffOptions {
     grains: [1.0, 1.0],
 };
 
+/// What differs between two runs of a program.
+fn diff_by(runs: &[Profile; 2], normalization: Normalization) -> Diff<'_> {
+    let options = DiffOptions {
+        normalization,
+        ..BY_SHARE
+    };
+    diff(&runs[0], &runs[1], &options)
+}
+
 /// Twenty functions; stays of a fifth of a sample, of five and of fifty: with the last, 10,000 samples say no more than a
 /// hundred independent ones would.
 #[test]
@@ -103,7 +112,7 @@ fn two_runs_of_one_program_do_not_differ() {
         let mut differing = 0;
         for _ in 0..100 {
             let runs = [0, 1].map(|_| profile(20, &run(&mut dice, 20, stay, 10_000, 1.0)));
-            let found = diff(&runs[0], &runs[1], &BY_SHARE);
+            let found = diff_by(&runs, Normalization::Share);
             assert_eq!(found.blocks, Some(64));
             differing += u32::from(found.rows.iter().any(Change::is_significant));
         }
@@ -119,7 +128,7 @@ fn samples_that_hang_together_fool_a_test_that_ignores_it() {
     for _ in 0..100 {
         let mut runs = [0, 1].map(|_| profile(20, &run(&mut dice, 20, 50.0, 10_000, 1.0)));
         runs[0].timeline.clear();
-        let found = diff(&runs[0], &runs[1], &BY_SHARE);
+        let found = diff_by(&runs, Normalization::Share);
         assert_eq!(found.blocks, None);
         differing += u32::from(found.rows.iter().any(Change::is_significant));
     }
@@ -136,14 +145,7 @@ fn a_function_that_got_slower_by_a_tenth_is_named() {
         let mut named = 0;
         for _ in 0..50 {
             let runs = [1.0, 1.1].map(|slow| profile(20, &run(&mut dice, 20, stay, samples, slow)));
-            let found = diff(
-                &runs[0],
-                &runs[1],
-                &DiffOptions {
-                    normalization,
-                    ..BY_SHARE
-                },
-            );
+            let found = diff_by(&runs, normalization);
             let first = &found.rows[0];
             named += u32::from(first.is_significant() && first.frame.name == "f1" && first.change() > 0.0);
         }
@@ -162,7 +164,7 @@ fn phases_that_both_runs_have_are_no_noise() {
         profile(3, &phases([3000, 6000, 1000])),
         profile(3, &phases([3000, 6000, 1000])),
     ];
-    let found = diff(&runs[0], &runs[1], &BY_SHARE);
+    let found = diff_by(&runs, Normalization::Share);
     for row in &found.rows {
         let (low, high) = row.interval.unwrap();
         assert!(low < 0.0 && high < 0.03, "{row:?}");
@@ -179,7 +181,7 @@ fn a_burst_is_one_event() {
         profile(6, &run(&mut dice, 5, 0.2, 10_000, 1.0)),
         profile(6, &with_burst),
     ];
-    let found = diff(&runs[0], &runs[1], &BY_SHARE);
+    let found = diff_by(&runs, Normalization::Share);
     let burst = found.rows.iter().find(|row| row.frame.name == "f5").unwrap();
     assert!(burst.samples == (0, 60) && !burst.is_significant(), "{burst:?}");
 }
@@ -193,14 +195,7 @@ fn cpu_time_of_the_same_work() {
         .flat_map(|f| vec![*f; if *f == 2 { 2 } else { 1 }])
         .collect();
     let runs = [profile(5, &run_a), profile(5, &more)];
-    let found = diff(
-        &runs[0],
-        &runs[1],
-        &DiffOptions {
-            normalization: Normalization::Time,
-            ..BY_SHARE
-        },
-    );
+    let found = diff_by(&runs, Normalization::Time);
     let significant: Vec<_> = found.rows.iter().filter(|row| row.is_significant()).collect();
     assert_eq!(significant.len(), 1, "{significant:?}");
     let row = significant[0];
@@ -208,7 +203,7 @@ fn cpu_time_of_the_same_work() {
     assert!((row.after / row.before - 2.0).abs() < 1e-9 && (row.before - row.samples.0 as f64 / 1000.0).abs() < 1e-9);
     let all = found.all.unwrap();
     assert!(all.is_significant() && (all.before - 20.0).abs() < 1e-9, "{all:?}");
-    let shares = diff(&runs[0], &runs[1], &BY_SHARE);
+    let shares = diff_by(&runs, Normalization::Share);
     assert!(shares.all.is_none() && shares.rows[0].frame.name == "f2");
 }
 
@@ -217,14 +212,7 @@ fn few_samples_show_nothing_and_break_nothing() {
     for (a, b) in [(0, 0), (0, 5), (3, 3), (9, 0), (200, 1)] {
         for normalization in [Normalization::Share, Normalization::Rate, Normalization::Time] {
             let runs = [profile(2, &vec![0; a]), profile(2, &vec![1; b])];
-            let found = diff(
-                &runs[0],
-                &runs[1],
-                &DiffOptions {
-                    normalization,
-                    ..BY_SHARE
-                },
-            );
+            let found = diff_by(&runs, normalization);
             let sure = found.rows.iter().filter(|row| row.is_significant()).count();
             assert!(sure == 0 || a + b > 100, "{a} {b} {normalization:?}: {found:?}");
             for row in &found.rows {
@@ -386,7 +374,7 @@ fn a_process_is_worth_so_many_samples_however_long_it_is_watched() {
 fn what_is_everything_does_not_change() {
     for samples in [(17_663, 17_821), (49, 98), (3, 100_003)] {
         let runs = [samples.0, samples.1].map(|n| profile(1, &vec![0; n]));
-        let found = diff(&runs[0], &runs[1], &BY_SHARE);
+        let found = diff_by(&runs, Normalization::Share);
         assert!(found.rows.iter().all(|row| !row.is_significant()), "{found:?}");
     }
 }
@@ -405,7 +393,7 @@ fn interpreter_internal_functions_are_tested_on_request() {
         profile.timeline.clear();
         profile
     });
-    let found = diff(&runs[0], &runs[1], &BY_SHARE);
+    let found = diff_by(&runs, Normalization::Share);
     assert!(
         found
             .rows

@@ -93,8 +93,8 @@ fn values_are_united() {
         shown(&all),
         [of("samples", true, &[14, 14, 8]), of("cpu_ns", false, &cpu)]
     );
-    let samples: Vec<u64> = (0..4).map(|sample| all.sample_amount(1, sample)).collect();
-    assert_eq!(samples, [10_000_000, 10_000_000, 1_000_000, 1_000_000]);
+    let amounts: Vec<u64> = (0..4).map(|sample| all.sample_amount(1, sample)).collect();
+    assert_eq!(amounts, [10_000_000, 10_000_000, 1_000_000, 1_000_000]);
     // Calls and samples.
     let mut builder = Builder::new(&[ValueType::CALLS, ValueType::CPU]);
     let f = builder.frame(frame(FrameKind::Native, "f", ""));

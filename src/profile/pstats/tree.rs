@@ -44,13 +44,13 @@ struct Nodes {
 
 /// The profile of a table.
 pub fn profile(table: &PstatsTable<'_>) -> Profile {
-    let sources: Vec<Vec<CallerShare>> = table.functions.iter().map(|f| sources(f, table)).collect();
-    let expanded = expand(table, &sources);
-    build(table, &sources, &expanded)
+    let by_caller: Vec<Vec<CallerShare>> = table.functions.iter().map(|f| by_caller(f, table)).collect();
+    let expanded = expand(table, &by_caller);
+    build(table, &by_caller, &expanded)
 }
 
 /// Where a function's figures come from.
-fn sources(function: &PstatsFunction<'_>, table: &PstatsTable<'_>) -> Vec<CallerShare> {
+fn by_caller(function: &PstatsFunction<'_>, table: &PstatsTable<'_>) -> Vec<CallerShare> {
     let itself = |caller: u32| {
         let caller = table.functions.get(caller as usize);
         caller.is_some_and(|caller| std::ptr::eq(caller, function))
@@ -166,16 +166,16 @@ fn apportion_by_share(total: u64, nodes: &[(u32, f64)]) -> Vec<u64> {
 }
 
 /// Expands the functions, those with most time first.
-fn expand(table: &PstatsTable<'_>, sources: &[Vec<CallerShare>]) -> Nodes {
-    // Edges are numbered in the order of `sources`.
-    let mut callees: Vec<Vec<(u32, u32, f64)>> = vec![Vec::new(); sources.len()];
+fn expand(table: &PstatsTable<'_>, by_caller: &[Vec<CallerShare>]) -> Nodes {
+    // Edges are numbered in the order of `by_caller`.
+    let mut callees: Vec<Vec<(u32, u32, f64)>> = vec![Vec::new(); by_caller.len()];
     let mut outermost = Vec::new();
     let mut edges = 0;
-    for (function, from) in sources.iter().enumerate() {
-        for source in from {
-            match callees.get_mut(source.caller as usize) {
-                Some(callees) => callees.push((function as u32, edges, source.share)),
-                None => outermost.push((function as u32, edges, source.share)),
+    for (function, from) in by_caller.iter().enumerate() {
+        for part in from {
+            match callees.get_mut(part.caller as usize) {
+                Some(callees) => callees.push((function as u32, edges, part.share)),
+                None => outermost.push((function as u32, edges, part.share)),
             }
             edges += 1;
         }
@@ -190,9 +190,9 @@ fn expand(table: &PstatsTable<'_>, sources: &[Vec<CallerShare>]) -> Nodes {
         nodes: Vec::new(),
         placed: vec![Vec::new(); edges as usize],
     };
-    let mut is_expanded = vec![false; sources.len()];
+    let mut is_expanded = vec![false; by_caller.len()];
     // Functions that nothing outermost leads to come last.
-    let mut others: Vec<u32> = (0..sources.len() as u32).collect();
+    let mut others: Vec<u32> = (0..by_caller.len() as u32).collect();
     others.sort_by_key(|function| table.functions.get(*function as usize).map_or(0, |f| f.total));
     // (time of the stack, its node, share of the function's activity); the order of positive floats is that of their bits.
     let mut open: BinaryHeap<(u64, Reverse<u32>, u64)> = BinaryHeap::new();
@@ -251,7 +251,7 @@ impl Nodes {
     }
 }
 
-fn build(table: &PstatsTable<'_>, sources: &[Vec<CallerShare>], expanded: &Nodes) -> Profile {
+fn build(table: &PstatsTable<'_>, by_caller: &[Vec<CallerShare>], expanded: &Nodes) -> Profile {
     let count = if table.is_sampled {
         ValueType::SAMPLES
     } else {
@@ -268,9 +268,9 @@ fn build(table: &PstatsTable<'_>, sources: &[Vec<CallerShare>], expanded: &Nodes
             .map(|frame| builder.child(parent, *frame, 0));
         places.push(place.unwrap_or(Builder::ROOT));
     }
-    for (source, nodes) in sources.iter().flatten().zip(&expanded.placed) {
-        let calls = apportion_by_share(source.calls, nodes);
-        let self_time = apportion_by_share(source.self_time, nodes);
+    for (part, nodes) in by_caller.iter().flatten().zip(&expanded.placed) {
+        let calls = apportion_by_share(part.calls, nodes);
+        let self_time = apportion_by_share(part.self_time, nodes);
         for ((node, _), (calls, self_time)) in nodes.iter().zip(calls.into_iter().zip(self_time)) {
             builder.add_at(places[*node as usize], &[calls, self_time]);
         }
