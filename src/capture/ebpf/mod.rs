@@ -198,7 +198,7 @@ impl EbpfBackend {
             .insert(pid, layout, 0)
             .map_err(|e| bpf_error(NOTIFY_FAILED, e))?;
         if let Some(off_cpu) = &mut self.off_cpu {
-            off_cpu.add_process(pid);
+            off_cpu.add_process(pid, sys::clock::now());
         }
         Ok(())
     }
@@ -384,8 +384,9 @@ impl Backend for EbpfBackend {
             self.times.begin(*pid);
         }
         self.account_off_cpu(true)?;
+        let began = sys::clock::now();
         if let Some(off_cpu) = &mut self.off_cpu {
-            self.known.iter().for_each(|pid| off_cpu.add_process(*pid));
+            self.known.iter().for_each(|pid| off_cpu.add_process(*pid, began));
         }
         self.start_events()
     }
@@ -448,10 +449,12 @@ impl Backend for EbpfBackend {
 
     fn stop(&mut self) {
         self.stopped = true;
+        let end = sys::clock::now();
+        // First, so that the threads stay as they are while they are read; it was written before.
+        let _ = self.account_off_cpu(false);
         if let Some(off_cpu) = &mut self.off_cpu {
-            off_cpu.end(period(self.options.rate), self.options.off_cpu.min_blocked);
+            off_cpu.end(end, period(self.options.rate), self.options.off_cpu.min_blocked);
         }
-        let _ = self.account_off_cpu(false); // it was written before
         self.events.stop();
         self.times.read(true);
     }

@@ -16,7 +16,6 @@ use super::switch_in::{self, LOAD, SwitchInHook};
 use crate::capture::OpenInterval;
 use crate::error::Result;
 use crate::event::{Pid, Tid, TimeSpent};
-use crate::sys;
 
 /// `MAX_WORKS` of sample.bpf.c.
 pub const MAX_WORKS: u32 = 8;
@@ -149,10 +148,10 @@ impl OffCpu {
         })
     }
 
-    /// Notes which threads are off the CPU now, and for how long no sample represents their time. Time of less than half a
-    /// `period` is no sample, and blocked intervals shorter than `min_blocked` are left out.
-    pub fn end(&mut self, period: u64, min_blocked: u64) {
-        let end = sys::clock::now();
+    /// Notes which threads are off the CPU at `end`, when the account was stopped, and for how long no sample represents their
+    /// time. Time of less than half a `period` is no sample, and blocked intervals shorter than `min_blocked` are left out.
+    /// All of them in ns; `end` is on CLOCK_MONOTONIC.
+    pub fn end(&mut self, end: u64, period: u64, min_blocked: u64) {
         for (tid, t) in self.threads.all() {
             // (Those that have ended are entered until the kernel frees them.)
             if t.state == RUNNING || has_ended(t.tgid, tid) {
@@ -202,11 +201,12 @@ impl OffCpu {
         set.map_err(|e| bpf_error(LOAD, e))
     }
 
-    /// Enters the threads of a process that exist already: what they do now began now.
-    pub fn add_process(&mut self, pid: Pid) {
+    /// Enters the threads of a process that exist already: what they do now began when the account did, `began`
+    /// (CLOCK_MONOTONIC, ns). Reading all of them takes a while, but one that was switched since is entered already.
+    pub fn add_process(&mut self, pid: Pid, began: u64) {
         for tid in threads_of(pid) {
             let thread = OffCpuThread {
-                since: sys::clock::now(),
+                since: began,
                 woken: 0,
                 cpu: 0,
                 until_runnable: 1,
@@ -222,7 +222,7 @@ impl OffCpu {
                 next_futex: 0,
                 pending: 0,
                 late: 0,
-                began: sys::clock::now(),
+                began,
                 got_lock: 0,
                 state: if is_running(pid, tid) { RUNNING } else { BLOCKED },
                 scheduled: 0,
@@ -235,7 +235,6 @@ impl OffCpu {
                 kernel: 0,
                 wants_lock: 0,
             };
-            // One that has been switched meanwhile is known better by the program.
             let _ = self.threads.add(tid, thread);
         }
     }

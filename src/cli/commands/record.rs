@@ -46,8 +46,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// The same with --tasks: the task of a sample may be gone soon.
 const TASK_POLL: Duration = Duration::from_millis(5);
 
-/// Time allowed for samples that are still waiting at the end; the rest count as lost.
-const DRAIN_TIME: Duration = Duration::from_millis(500);
+/// Time allowed for samples that are still waiting at the end; the rest count as lost. Many threads on a busy machine leave a
+/// backlog that takes far less; a target that makes each sample slow to read must not keep nativeprof for long.
+const DRAIN_TIME: Duration = Duration::from_secs(5);
 
 /// Samples the target until it exits, the duration is over or Ctrl-C, and writes the profile. The exit code is that of
 /// a launched command, 128 plus the number of the signal that killed it, else 0.
@@ -209,25 +210,26 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
             progress.tick();
         }
     }
+    // Before the time that stopping takes: it reads all threads that wait.
+    let duration = start.elapsed();
     backend.stop();
     if let Some(naming) = &mut session.naming {
         naming.prepare();
     }
-    let duration = start.elapsed();
     let children = if options.subprocesses {
         Duration::ZERO
     } else {
         family.used()
     };
     let until = Instant::now() + DRAIN_TIME;
-    let mut drain = || -> Result<()> {
-        while pump.pump(&mut *backend, &mut session, &mut observe, Duration::ZERO, Some(until))?
-            && Instant::now() < until
-        {}
+    let mut drain = |session: &mut Session, backend: &mut dyn Backend| -> Result<()> {
+        while pump.pump(backend, session, &mut observe, Duration::ZERO, Some(until))? && Instant::now() < until {}
         Ok(())
     };
-    failure = failure.or(drain().err());
+    failure = failure.or(drain(&mut session, &mut *backend).err());
     failure = failure.or(session.add_open_intervals(&mut *backend).err());
+    // Threads that have got a CPU meanwhile have handed in the samples of their last waits.
+    failure = failure.or(drain(&mut session, &mut *backend).err());
     let discarded = pump.discard(&mut *backend);
     let left = *discarded.as_ref().unwrap_or(&0);
     failure = failure.or(discarded.err());
