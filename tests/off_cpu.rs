@@ -126,6 +126,39 @@ fn all_time_of_threads_is_accounted_for() {
     each_third_python(1, check);
 }
 
+/// Each wait for the GIL asks which thread held it. With many threads nothing may be lost for that.
+#[test]
+fn many_threads_that_want_the_interpreter_lock_lose_nothing() {
+    let _live = live();
+    if switch_in::check().is_err() {
+        return;
+    }
+    const THREADS: u64 = 300;
+    each_third_python(2, |python| {
+        let name = &python.name;
+        let mut command = python.script_with_gil("many_threads.py");
+        command.args([&THREADS.to_string(), "threads"]);
+        let mut program = Program::start(command);
+        let r = attach(
+            program.pid(),
+            &["--backend", "ebpf", "--mode", "wall", "-r", "99", "-d", "1"],
+        );
+        drop(program.finish());
+        let q = &r.profile.meta.quality;
+        // Four fifths were lost when each wait read all threads.
+        assert_likely!(q.lost * 100 <= q.taken, "{name}: {}", r.stderr);
+        for (role, threads) in [("w_lock", THREADS / 2), ("w_sleep", THREADS / 2)] {
+            let states = states(&r, role);
+            let share = states.values().sum::<u64>() as f64 / (threads as f64 * r.profile.meta.duration * 1e9);
+            assert_likely!(
+                (0.95..1.05).contains(&share),
+                "{name}: {share:.3} of the time of {role} is accounted for: {states:?}\n{}",
+                r.stderr
+            );
+        }
+    });
+}
+
 /// With ptrace: threads that sleep are read in place, at a fixed rate.
 fn check_ptrace(python: &Python) {
     let name = &python.name;

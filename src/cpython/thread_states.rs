@@ -21,37 +21,56 @@ pub struct PyThreadState {
     pub thread: u64,
 }
 
+/// The interpreters of a process, newest first. Bounded.
+fn interpreters<'a>(memory: &'a dyn Memory, python: &Interpreter) -> impl Iterator<Item = u64> + use<'a> {
+    let (runtime, l) = (python.runtime, python.layout);
+    let word = |offset: u32| (offset != 0).then(|| word_at(memory, runtime, offset)).flatten();
+    // Where the list's head has no symbol (3.6): the interpreter of the running thread.
+    let of_current = || word_at(memory, word(l.runtime_current)?, l.tstate_interp);
+    let first = word(l.runtime_interpreters).or_else(of_current);
+    let next = move |interpreter: &u64| word_at(memory, *interpreter, l.interp_next);
+    std::iter::successors(first, next)
+        .take_while(|interpreter| *interpreter != 0)
+        .take(MAX_INTERPRETERS)
+}
+
+fn word_at(memory: &dyn Memory, base: u64, offset: impl Into<u64>) -> Option<u64> {
+    memory.u64(base.checked_add(offset.into())?)
+}
+
 /// All thread states. The lists change while they are read: a state that does not name its interpreter ends its list,
 /// and so does one that was seen before (the list is circular).
 pub fn states(memory: &dyn Memory, python: &Interpreter) -> Vec<PyThreadState> {
     let l = &python.layout;
     let mut all = Vec::new();
     let mut seen = FxHashSet::default();
-    let read = |at: u64, offset: u64| memory.u64(at.checked_add(offset)?);
-    let word = |offset: u32| (offset != 0).then(|| read(python.runtime, offset.into())).flatten();
-    // Where the list's head has no symbol (3.6): the interpreter of the running thread.
-    let of_current = || read(word(l.runtime_current)?, l.tstate_interp.into());
-    let mut interpreter = word(l.runtime_interpreters).or_else(of_current).unwrap_or(0);
-    for _ in 0..MAX_INTERPRETERS {
-        if interpreter == 0 {
-            break;
-        }
-        let mut state = read(interpreter, l.interp_threads.into()).unwrap_or(0);
+    for interpreter in interpreters(memory, python) {
+        let mut state = word_at(memory, interpreter, l.interp_threads).unwrap_or(0);
         while state != 0
             && seen.len() < MAX_STATES
-            && read(state, l.tstate_interp.into()) == Some(interpreter)
+            && word_at(memory, state, l.tstate_interp) == Some(interpreter)
             && seen.insert(state)
         {
-            all.extend(read(state, l.tstate_thread_id.into()).map(|thread| PyThreadState {
+            all.extend(word_at(memory, state, l.tstate_thread_id).map(|thread| PyThreadState {
                 state,
                 interpreter,
                 thread,
             }));
-            state = read(state, l.tstate_next.into()).unwrap_or(0);
+            state = word_at(memory, state, l.tstate_next).unwrap_or(0);
         }
-        interpreter = read(interpreter, l.interp_next.into()).unwrap_or(0);
     }
     all
+}
+
+/// `pthread_self` of the thread that a thread state belongs to, read without the other states. `None`: the state names
+/// no interpreter of the process, so its thread has exited.
+pub fn thread_of(memory: &dyn Memory, python: &Interpreter, state: u64) -> Option<u64> {
+    let l = &python.layout;
+    let of_state = word_at(memory, state, l.tstate_interp)?;
+    interpreters(memory, python)
+        .any(|interpreter| interpreter == of_state)
+        .then(|| word_at(memory, state, l.tstate_thread_id))
+        .flatten()
 }
 
 /// `pthread_self` -> thread states, of threads that have more than one: each subinterpreter that a thread runs has its
@@ -112,6 +131,15 @@ mod tests {
     /// Interpreters, each with its thread states and their threads; `circle`: the last of each list points to its
     /// first.
     fn found(lists: &[(u64, &[(u64, u64)])], circle: bool, location: ThreadStateLocation) -> Vec<(u64, Vec<u64>)> {
+        let (python, words) = process(lists, circle, location);
+        states_by_thread(&WordMemory(words), &python)
+    }
+
+    fn process(
+        lists: &[(u64, &[(u64, u64)])],
+        circle: bool,
+        location: ThreadStateLocation,
+    ) -> (Interpreter, BTreeMap<u64, u64>) {
         let layout = layouts::ROWS.last().expect("rows").1;
         let mut words = BTreeMap::new();
         let next = |i: usize, all: &[u64]| all.get(i + 1).or(all.first().filter(|_| circle)).copied().unwrap_or(0);
@@ -133,7 +161,39 @@ mod tests {
             thread_state: location,
             descriptor: DEFAULT_DESCRIPTOR,
         };
-        states_by_thread(&WordMemory(words), &python)
+        (python, words)
+    }
+
+    #[test]
+    fn the_thread_of_one_state_is_found_in_few_reads() {
+        /// Memory, and how often it was read.
+        struct Counted(WordMemory, std::cell::Cell<usize>);
+        impl Memory for Counted {
+            fn read(&self, avma: u64, buf: &mut [u8]) -> bool {
+                self.1.set(self.1.get() + 1);
+                self.0.read(avma, buf)
+            }
+        }
+        let many: Vec<(u64, u64)> = (0..1000).map(|i| (0x30_0000 + 0x1000 * i, 7 + i)).collect();
+        let lists: [(u64, &[_]); 2] = [(0x10_0000, &many), (0x20_0000, &[(0x2f_0000, 5)])];
+        for circle in [false, true] {
+            let (python, words) = process(&lists, circle, ThreadStateLocation::Key);
+            let memory = Counted(WordMemory(words), 0.into());
+            for (state, expected) in [
+                (many[999].0, Some(1006)),
+                (many[0].0, Some(7)),
+                (0x2f_0000, Some(5)),
+                (0x70_0000, None),
+                (0, None),
+                (u64::MAX, None),
+            ] {
+                memory.1.set(0);
+                assert_eq!(thread_of(&memory, &python, state), expected, "{state:#x}");
+                // With a circular list of interpreters, one of none of them costs most.
+                let most = if circle && expected.is_none() { 1100 } else { 6 };
+                assert!(memory.1.get() <= most, "{state:#x}: {} reads", memory.1.get());
+            }
+        }
     }
 
     #[test]

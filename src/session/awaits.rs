@@ -23,7 +23,6 @@ use crate::event::{AwaitKind, Pid, Sample, Tid};
 use crate::frame::RawFrame;
 use crate::profile::count_tree::{FramePath, RawNode, RawTimelineSample};
 use crate::sys;
-use crate::sys::procfs;
 use crate::target::memory::{Memory, Pages};
 use crate::target::system::ProcessMemory;
 
@@ -388,8 +387,7 @@ impl Session {
     ) -> Option<Tid> {
         let thread_pointer = reader.loop_thread(memory, event_loop)?;
         let inside = thread_states::thread_id(memory, interpreter, thread_pointer)?;
-        let mut threads = self.system.threads(pid).into_iter();
-        threads.find(|tid| procfs::namespace_tid(pid, *tid) == Some(inside))
+        self.thread_ids.host(&*self.system, pid, inside, sys::clock::now())
     }
 
     /// The frames of a suspended task, outermost first.

@@ -45,6 +45,7 @@ mod spans;
 mod states;
 mod targets;
 mod tasks;
+mod thread_ids;
 mod thread_names;
 mod wakers;
 mod workers;
@@ -60,6 +61,7 @@ use states::GilLocks;
 use targets::{ModuleInfo, TargetProcess};
 use tasks::SampleTasks;
 pub use tasks::TaskCounts;
+use thread_ids::ThreadIds;
 use thread_names::ThreadNames;
 use wakers::{PendingWaker, WakerOptions, Wakers};
 use workers::Dispatchers;
@@ -151,6 +153,7 @@ pub struct Session {
     pub quality_counts: QualityCounts,
     /// Current names of threads, as the system has them.
     pub threads: BTreeMap<(Pid, Tid), String>,
+    thread_ids: ThreadIds,
     thread_names: ThreadNames,
     /// Interpreters found, as text: `CPython 3.11.7 (libpython3.11.so.1.0)`.
     pub pythons: BTreeMap<Pid, String>,
@@ -232,6 +235,7 @@ impl Session {
             timeline: Vec::new(),
             quality_counts: QualityCounts::default(),
             threads: BTreeMap::new(),
+            thread_ids: ThreadIds::default(),
             thread_names: ThreadNames::default(),
             pythons: BTreeMap::new(),
             sampled: FxHashSet::default(),
@@ -304,6 +308,7 @@ impl Session {
                 self.forget_spans(pid);
                 self.forget_last_stacks();
                 self.pythons.remove(&pid);
+                self.thread_ids.forget_process(pid);
                 self.thread_names.forget_process(pid, false);
                 self.threads
                     .insert((pid, pid), String::from_utf8_lossy(&comm).into_owned());

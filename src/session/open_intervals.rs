@@ -16,7 +16,6 @@ use crate::cpython_layout::TargetLayout;
 use crate::error::Result;
 use crate::event::{Event, Pid, PythonWalk, Sample, Tid};
 use crate::sys;
-use crate::sys::procfs;
 use crate::target::maps;
 
 /// Maximum number of threads and of processes of which something is kept.
@@ -207,7 +206,8 @@ impl Session {
             .into_iter()
             .map(|tid| SnapshotTarget {
                 tid,
-                thread_pointer: procfs::namespace_tid(pid, tid).and_then(|own| thread_pointers.get(&own).copied()),
+                thread_pointer: (self.thread_ids.inside(&*self.system, pid, tid))
+                    .and_then(|inside| thread_pointers.get(&inside).copied()),
                 stop_sleeping: false,
             })
             .collect();

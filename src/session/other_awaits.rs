@@ -296,7 +296,7 @@ impl Session {
         let inside = thread_states::thread_pointers(&live, interpreter, states);
         let threads = self.system.threads(pid).into_iter();
         other.threads = threads
-            .filter_map(|tid| Some((*inside.get(&self.system.namespace_tid(pid, tid)?)?, tid)))
+            .filter_map(|tid| Some((*inside.get(&self.thread_ids.inside(&*self.system, pid, tid)?)?, tid)))
             .collect();
     }
 

@@ -155,6 +155,7 @@ impl Session {
         if !is_sampled {
             self.threads.remove(&(pid, tid));
         }
+        self.thread_ids.forget_thread(pid, tid);
         self.thread_names.forget_thread(pid, tid, is_sampled);
         if self.exited.len() >= MAX_EXITED {
             self.exited.clear();
@@ -197,6 +198,7 @@ impl Session {
             self.open_files.perf_maps.remove(&pid);
         }
         self.codes.remove_process(pid);
+        self.thread_ids.forget_process(pid);
         self.thread_names.forget_process(pid, true);
         self.forget_tasks(pid);
         self.forget_spans(pid);

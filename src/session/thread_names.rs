@@ -104,7 +104,7 @@ impl Session {
         let Some(reader) = ThreadNameReader::new(&memory, runtime, interpreter) else {
             return;
         };
-        let Some(namespace_tid) = self.system.namespace_tid(pid, tid) else {
+        let Some(namespace_tid) = self.thread_ids.inside(&*self.system, pid, tid) else {
             return;
         };
         let names = &mut self.thread_names;

@@ -11,7 +11,8 @@ use crate::event::{Holder, InterruptKind, Pid, Sample, Tid};
 use crate::frame::RawFrame;
 use crate::profile::count_tree::RawNode;
 use crate::profile::waits::RawWaker;
-use crate::sys::procfs;
+use crate::sys;
+use crate::target::system::ProcessMemory;
 
 /// Distinct stacks of wakers that are kept.
 const MAX_WAKERS: usize = 1 << 16;
@@ -246,21 +247,14 @@ impl Session {
         self.wakers.of_states.get(&(pid, state)).copied()
     }
 
-    /// The thread that the Python thread state `state` of a process belongs to.
+    /// The thread that the Python thread state `state` of a process belongs to. What it costs does not depend on how many
+    /// threads there are: each wait for the GIL asks for one.
     pub(super) fn thread_of_state(&self, pid: Pid, state: u64) -> Option<Tid> {
-        let m = self.targets.get(&pid)?;
-        let python = m.python.as_ref()?.interpreter?;
-        let memory = ForkMemory {
-            system: &*self.system,
-            pid,
-            parent: None,
-        };
-        let states = thread_states::states(&memory, &python);
-        let thread_pointer = states.iter().find(|s| s.state == state)?.thread;
-        let thread_pointers = thread_states::thread_pointers(&memory, &python, &states);
-        let inside = *thread_pointers.iter().find(|(_, known)| **known == thread_pointer)?.0;
-        let mut threads = self.system.threads(pid).into_iter();
-        threads.find(|tid| procfs::namespace_tid(pid, *tid) == Some(inside))
+        let python = self.targets.get(&pid)?.python.as_ref()?.interpreter?;
+        let memory = ProcessMemory(&*self.system, pid);
+        let thread_pointer = thread_states::thread_of(&memory, &python, state)?;
+        let inside = thread_states::thread_id(&memory, &python, thread_pointer)?;
+        self.thread_ids.host(&*self.system, pid, inside, sys::clock::now())
     }
 }
 

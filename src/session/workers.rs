@@ -21,7 +21,7 @@ use crate::cpython::thread_states;
 use crate::event::{PAGE, Pid, Sample, StackBytes, Tid};
 use crate::frame::{CodeId, ModuleId, NativeFrame, RawFrame};
 use crate::interleave::{self, StackQuality};
-use crate::sys::{self, procfs};
+use crate::sys;
 use crate::target::system::ProcessMemory;
 
 /// Stacks of dispatchers that are known, at most, and frames of one of them.
@@ -220,7 +220,10 @@ impl Session {
             thread_states::thread_pointers(&memory, &python, &thread_states::states(&memory, &python));
         let threads = self.system.threads(pid).into_iter();
         threads
-            .filter_map(|tid| Some((tid, *thread_pointers.get(&procfs::namespace_tid(pid, tid)?)?)))
+            .filter_map(|tid| {
+                let inside = self.thread_ids.inside(&*self.system, pid, tid)?;
+                Some((tid, *thread_pointers.get(&inside)?))
+            })
             .collect()
     }
 
