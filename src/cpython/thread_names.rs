@@ -1,7 +1,8 @@
 //! Names of Python threads (`threading.Thread.name`), read from a running process.
 //!
 //! The module `threading` registers its threads by `pthread_self` in a dict, `_active`. The process changes its objects
-//! meanwhile, so a name counts only if the thread object names the same thread and a second reading gives the same.
+//! meanwhile, so a name counts only if the thread object names the same thread and a second reading, of memory that is
+//! not cached from the first one, gives the same.
 
 use std::collections::BTreeMap;
 
@@ -91,15 +92,14 @@ impl<'a> ThreadNameReader<'a> {
         self.is(registry, "dict").then_some(registry)
     }
 
-    /// The name of a thread, by its ID in the process's own PID namespace. `None`: it has none, or it could not be read.
+    /// The name of a thread as one reading gives it, by the thread's ID in the process's own PID namespace. `None`: it has
+    /// none, or it could not be read.
     pub fn name(&self, threads: &NamedThreads, tid: Tid) -> Option<String> {
         let thread_pointer = *threads.thread_pointers.get(&tid)?;
+        let owner = thread_states::thread_id(self.memory, self.python, thread_pointer)?;
         let registered = |registry: &u64| self.name_in(*registry, thread_pointer);
         let name = threads.registries.iter().find_map(registered)?;
-        // Neither the thread nor its name has changed meanwhile.
-        let again = threads.registries.iter().find_map(registered)?;
-        let owner = thread_states::thread_id(self.memory, self.python, thread_pointer)?;
-        (name == again && owner == tid).then_some(name)
+        (owner == tid).then_some(name)
     }
 
     fn name_in(&self, registry: u64, thread_pointer: u64) -> Option<String> {
@@ -161,12 +161,32 @@ impl<'a> ThreadNameReader<'a> {
 
     fn named(&self, entries: &[DictEntry], wanted: &str) -> Option<u64> {
         let length = wanted.len() as u64;
-        let is_wanted = |e: &&DictEntry| {
-            self.read_pointer(e.key, self.layout().str_length.into()) == Some(length)
-                && strings::read_str_start(self.memory, self.layout(), e.key, length)
-                    .is_some_and(|(text, _)| text == wanted)
+        let is_wanted = |key: u64| {
+            strings::read_str_start(self.memory, self.layout(), key, length).is_some_and(|(text, _)| text == wanted)
         };
-        entries.iter().find(is_wanted).map(|e| e.value)
+        let mut lengths = self.key_lengths(entries).into_iter().zip(entries);
+        let found = lengths.find(|(found, entry)| *found == Some(length) && is_wanted(entry.key));
+        found.map(|(_, entry)| entry.value)
+    }
+
+    /// The lengths of keys that are strings, code points; `None` for those that cannot be read. The keys lie on as many
+    /// pages, so they are read together.
+    fn key_lengths(&self, entries: &[DictEntry]) -> Vec<Option<u64>> {
+        let of_length = |entry: &DictEntry| (entry.key.saturating_add(self.layout().str_length.into()), 8);
+        let pieces: Vec<(u64, usize)> = entries.iter().map(of_length).collect();
+        let mut lengths = Vec::with_capacity(entries.len());
+        let mut raw = vec![0; 8 * entries.len()];
+        while lengths.len() < pieces.len() {
+            let done = lengths.len();
+            let read = self.memory.read_pieces(&pieces[done..], &mut raw[8 * done..]) / 8;
+            let words = raw[8 * done..8 * (done + read)].chunks_exact(8);
+            lengths.extend(words.map(|word| word.try_into().map(u64::from_le_bytes).ok()));
+            // The one that ended the reading.
+            if lengths.len() < pieces.len() {
+                lengths.push(None);
+            }
+        }
+        lengths
     }
 
     /// Attributes of an instance of a class.

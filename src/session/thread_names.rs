@@ -7,6 +7,7 @@ use rustc_hash::FxHashMap;
 use super::Session;
 use crate::cpython::thread_names::{NamedThreads, ThreadNameReader};
 use crate::event::{Pid, Sample, Tid};
+use crate::target::memory::Pages;
 use crate::target::system::ProcessMemory;
 
 /// Time until a name, or the list of a process's threads, is read again, ns of the samples' clock. It doubles each time
@@ -34,12 +35,21 @@ impl Schedule {
     }
 }
 
+/// Where the names of a process's threads are.
+#[derive(Default)]
+struct ProcessThreads {
+    threads: NamedThreads,
+    schedule: Schedule,
+    /// Pages that the last reading needed, in ascending order: the next one reads them together.
+    pages: Vec<u64>,
+}
+
 /// Names of Python threads, and when they are read again.
 #[derive(Default)]
 pub(super) struct ThreadNames {
     pub(super) names: BTreeMap<(Pid, Tid), String>,
     threads: FxHashMap<(Pid, Tid), Schedule>,
-    processes: FxHashMap<Pid, (NamedThreads, Schedule)>,
+    processes: FxHashMap<Pid, ProcessThreads>,
 }
 
 impl ThreadNames {
@@ -101,20 +111,30 @@ impl Session {
             return;
         };
         let memory = ProcessMemory(&*self.system, pid);
-        let Some(reader) = ThreadNameReader::new(&memory, runtime, interpreter) else {
-            return;
-        };
         let Some(namespace_tid) = self.thread_ids.inside(&*self.system, pid, tid) else {
             return;
         };
-        let names = &mut self.thread_names;
-        let (threads, schedule) = names.processes.entry(pid).or_default();
-        if !threads.can_name(namespace_tid) && schedule.is_due(time) {
-            *threads = reader.threads();
-            schedule.was_read(time);
+        let process = self.thread_names.processes.entry(pid).or_default();
+        let lists_threads = !process.threads.can_name(namespace_tid) && process.schedule.is_due(time);
+        if lists_threads {
+            process.schedule.was_read(time);
         }
-        if let Some(name) = reader.name(threads, namespace_tid) {
-            names.names.insert((pid, tid), name);
+        if lists_threads && let Some(reader) = ThreadNameReader::new(&memory, runtime, interpreter) {
+            process.threads = reader.threads();
+        }
+        // A reading takes many words from few pages, and a system call costs more than a page.
+        let mut read = || {
+            let pages = Pages::with_first(&memory, &process.pages);
+            let reader = ThreadNameReader::new(&pages, runtime, interpreter)?;
+            let name = reader.name(&process.threads, namespace_tid);
+            process.pages = pages.used();
+            name
+        };
+        // Neither the thread nor its name has changed meanwhile.
+        if let Some(name) = read()
+            && read().as_ref() == Some(&name)
+        {
+            self.thread_names.names.insert((pid, tid), name);
         }
     }
 }

@@ -264,6 +264,12 @@ impl Memory for Pages<'_> {
         })
     }
 
+    /// They are read as they are now, and not kept: pieces that are read together lie apart, each on a page of which
+    /// nothing else is needed.
+    fn read_pieces(&self, pieces: &[(u64, usize)], buf: &mut [u8]) -> usize {
+        self.memory.read_pieces(pieces, buf)
+    }
+
     // Most of what is read are words next to the last one.
 
     fn u64(&self, avma: u64) -> Option<u64> {
