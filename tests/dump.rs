@@ -203,6 +203,21 @@ fn threads_have_the_names_that_python_gave_them() {
 }
 
 #[test]
+fn names_that_are_not_utf8_hide_no_thread() {
+    let _live = live();
+    each_third_python(2, |python| {
+        let case = &python.name;
+        let mut program = Program::start(python.script("undecodable_names.py"));
+        let dump = dump(program.pid(), &[]);
+        check_quality(case, &dump);
+        let names: Vec<_> = threads(&dump).iter().map(|t| t["name"].as_str()).collect();
+        let cut = "загрузч\u{fffd}";
+        assert_eq!(names, [Some(cut); 3], "{case}");
+        program.finish();
+    });
+}
+
+#[test]
 fn recordings_have_the_names_of_python_threads() {
     let _live = live();
     each_third_python_and_backend(1, |python, words| {

@@ -51,6 +51,9 @@ const UNSAFE: &[&str] = &[
     "capture/ebpf/off_cpu.rs",
 ];
 
+/// Files that read text as UTF-8: the kernel's name of a clock, and what our own programs print.
+const TRUSTED_TEXT: &[&str] = &["engine/clock.rs", "cli/commands/selftest/workload.rs"];
+
 const MAX_LINES: usize = 500;
 
 /// Longer files, and why they are not split.
@@ -68,6 +71,10 @@ fn sources() -> Vec<Source> {
 
 /// The files below `src` with one of these extensions.
 fn files(extensions: &[&str]) -> Vec<Source> {
+    files_below("src", extensions)
+}
+
+fn files_below(directory: &str, extensions: &[&str]) -> Vec<Source> {
     fn walk(directory: &Path, extensions: &[&str], out: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(directory).expect("a source directory") {
             let path = entry.expect("an entry").path();
@@ -78,7 +85,7 @@ fn files(extensions: &[&str]) -> Vec<Source> {
             }
         }
     }
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(directory);
     let mut paths = Vec::new();
     walk(&root, extensions, &mut paths);
     paths.sort();
@@ -213,6 +220,30 @@ fn unsafe_code_stays_in_few_files_and_says_why() {
     }
     for name in UNSAFE.iter().filter(|name| !holders.iter().any(|h| h == *name)) {
         wrong.push(format!("{name} holds no unsafe code (any more): take it off the list"));
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+/// Processes choose their names, and the names of files: `/proc` holds bytes. A file that is read as UTF-8 cannot be read when
+/// one of them is not.
+#[test]
+fn files_of_proc_are_read_as_bytes() {
+    let mut wrong = Vec::new();
+    for source in sources().into_iter().chain(files_below("python/src", &["rs"])) {
+        let (program, _) = source
+            .text
+            .split_once("#[cfg(test)]\nmod ")
+            .unwrap_or((&source.text, ""));
+        for (i, line) in program.lines().enumerate() {
+            let is_reader = code(line).contains("read_to_string");
+            if is_reader && !source.name.ends_with("tests.rs") && !TRUSTED_TEXT.contains(&source.name.as_str()) {
+                wrong.push(format!(
+                    "{}:{}: use sys::procfs::read_text, or read bytes",
+                    source.name,
+                    i + 1
+                ));
+            }
+        }
     }
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }

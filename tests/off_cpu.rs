@@ -11,7 +11,7 @@ use nativeprof::profile::model::Profile;
 use nativeprof::profile::waits;
 
 use common::chance::{assert_likely, fail, patience, repeated};
-use common::pythons::{each_of, third};
+use common::pythons::{each_of, each_with_backend, third};
 use common::recording::{Recording, attach, nativeprof, record};
 use common::{Program, Python, each_python, each_third_python, live, newest_python, pythons};
 
@@ -202,6 +202,35 @@ fn check_ptrace(python: &Python) {
 fn states_are_seen_with_ptrace() {
     let _live = live();
     each_of(third(0, pythons()), check_ptrace);
+}
+
+/// Threads whose names in the kernel are not UTF-8 have all their time, and stacks.
+#[test]
+fn names_that_are_not_utf8_hide_no_thread() {
+    let _live = live();
+    each_with_backend(third(1, pythons()), |python, backend| {
+        let name = &python.name;
+        if backend == "ebpf" && switch_in::check().is_err() {
+            return;
+        }
+        let mut program = Program::start(python.script("undecodable_names.py"));
+        let duration = patience().to_string();
+        let words = ["--backend", backend, "--mode", "wall", "-r", "200", "-d", &duration];
+        let r = attach(program.pid(), &words);
+        program.finish();
+        let q = &r.profile.meta.quality;
+        assert_likely!(q.partial * 50 <= q.taken, "{name}: {}", r.stderr);
+        let duration = r.profile.meta.duration * 1e9;
+        for role in ["w_sleep", "w_lock", "w_main"] {
+            let states = states(&r, role);
+            let share = states.values().sum::<u64>() as f64 / duration;
+            assert_likely!(
+                (0.75..1.25).contains(&share),
+                "{name}: {share:.3} of the time of {role}: {states:?}\n{}",
+                r.stderr
+            );
+        }
+    });
 }
 
 /// Waits for the interpreter lock by who held it: nearly all of it is one thread, and the function in which it holds the lock is

@@ -6,6 +6,7 @@ use crate::cli::print_line;
 use crate::cpython;
 use crate::error::{Error, ErrorKind, Result};
 use crate::session::Session;
+use crate::sys;
 use crate::target::launch::Launched;
 
 /// Refuses sampling rates above the kernel's limit.
@@ -14,7 +15,7 @@ use crate::target::launch::Launched;
 /// `Usage`.
 pub fn check_rate(rate: u64) -> Result<()> {
     const LIMIT: &str = "/proc/sys/kernel/perf_event_max_sample_rate";
-    let limit = std::fs::read_to_string(LIMIT)
+    let limit = sys::procfs::read_text(LIMIT)
         .ok()
         .and_then(|t| t.trim().parse::<u64>().ok())
         .unwrap_or(u64::MAX);

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use crate::event::Pid;
 use crate::privileges::credentials::Caps;
 use crate::sys;
-use crate::sys::procfs::{field, innermost_id, is_kernel_thread, parent, user_ids};
+use crate::sys::procfs::{field, innermost_id, is_kernel_thread, parent, read_text, user_ids};
 
 /// Inodes of the initial namespaces (`PROC_USER_INIT_INO`, `PROC_PID_INIT_INO`, include/linux/proc_ns.h, Linux 6.18).
 const FIRST_USER_NS: &str = "user:[4026531837]";
@@ -56,7 +56,7 @@ pub struct SystemFacts {
 impl SystemFacts {
     /// Reads all facts; what cannot be read has the usual setting.
     pub fn read() -> SystemFacts {
-        let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let text = |path: &str| read_text(path).unwrap_or_default();
         let status = text("/proc/self/status");
         let caps = |name| Caps(u64::from_str_radix(field(&status, name).unwrap_or_default(), 16).unwrap_or(0));
         let link = |path: &str| fs::read_link(path).map(|l| l.to_string_lossy().into_owned()).ok();
@@ -88,7 +88,8 @@ impl SystemFacts {
 
 /// What to type after `sudo` to run this program: sudo has its own PATH.
 fn typed_name() -> String {
-    let typed = std::env::args().next().unwrap_or_else(|| "nativeprof".into());
+    let typed = std::env::args_os().next().unwrap_or_else(|| "nativeprof".into());
+    let typed = typed.to_string_lossy().into_owned();
     let path = std::env::current_exe().unwrap_or_default();
     let common = ["/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin"];
     let found = path

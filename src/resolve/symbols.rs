@@ -82,7 +82,7 @@ struct DebugFileContext {
 
 impl Files for DebugFileContext {
     fn open(&self, path: &Path) -> Option<File> {
-        self.root.as_ref()?.open(path.to_str()?)
+        self.root.as_ref()?.open(path)
     }
 
     fn fetch(&self, build_id: &[u8]) -> Option<Result<File, String>> {
@@ -179,7 +179,7 @@ fn look_up_outside(
         id: id.0,
         file: &file,
         path: path(module),
-        open: &|path| root?.open(path.to_str()?),
+        open: &|path| root?.open(path),
         fetch: fetch.as_ref().map(|fetch| fetch as &dyn Fn() -> _),
     };
     match naming.name(&request, svmas) {

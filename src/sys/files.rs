@@ -5,6 +5,8 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::Duration;
 
 use super::check;
@@ -65,8 +67,8 @@ pub fn file_limit() -> usize {
 
 /// Opens a file for reading as if `directory` were the root: neither links nor `..` lead out of it (openat2(2), Linux
 /// 5.6).
-pub fn open_in_root(directory: BorrowedFd<'_>, path: &str, flags: i32) -> io::Result<File> {
-    let path = std::ffi::CString::new(path)?;
+pub fn open_in_root(directory: BorrowedFd<'_>, path: &Path, flags: i32) -> io::Result<File> {
+    let path = std::ffi::CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: plain integers, for which zero is valid; the structure has fields that cannot be named.
     let mut how: libc::open_how = unsafe { std::mem::zeroed() };
     how.flags = flags as u64;

@@ -2,10 +2,21 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::time::Duration;
 use std::{fs, io};
 
 use crate::event::{Pid, Tid};
+
+/// Text of a file of `/proc`. What a process chooses in it (its threads' names, paths) may be any bytes: those that are not
+/// UTF-8 become U+FFFD. The rest is ASCII.
+///
+/// # Errors
+/// The file is not there, or may not be read.
+pub fn read_text(path: impl AsRef<Path>) -> io::Result<String> {
+    let text = String::from_utf8(fs::read(path)?);
+    Ok(text.unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned()))
+}
 
 /// State of a thread and how often it has left a CPU. If both are equal before and after a read, and it is not running,
 /// it did not run in between.
@@ -19,7 +30,7 @@ pub struct RunSnapshot {
 impl RunSnapshot {
     /// `None` if the thread has exited.
     pub fn read(pid: Pid, tid: Tid) -> Option<RunSnapshot> {
-        still(&fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).ok()?)
+        still(&read_text(format!("/proc/{pid}/task/{tid}/status")).ok()?)
     }
 
     /// Is it running or runnable?
@@ -41,7 +52,7 @@ fn still(status: &str) -> Option<RunSnapshot> {
 
 /// The ID of a thread in its own pid namespace.
 pub fn namespace_tid(pid: Pid, tid: Tid) -> Option<Tid> {
-    let status = fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).ok()?;
+    let status = read_text(format!("/proc/{pid}/task/{tid}/status")).ok()?;
     innermost_id(&status)
 }
 
@@ -64,9 +75,7 @@ pub struct BlockedAt {
 /// # Errors
 /// It has exited, or may not be read (needs permission to trace it).
 pub fn blocked(pid: Pid, tid: Tid) -> io::Result<Option<BlockedAt>> {
-    Ok(parse_blocked(&fs::read_to_string(format!(
-        "/proc/{pid}/task/{tid}/syscall"
-    ))?))
+    Ok(parse_blocked(&read_text(format!("/proc/{pid}/task/{tid}/syscall"))?))
 }
 
 /// `202 0x7f.. 0x80 ... 0xSP 0xIP`, `-1 0xSP 0xIP`, `running` (proc_pid_syscall(5)).
@@ -127,7 +136,7 @@ pub fn read_blocked(file: &File) -> io::Result<Option<BlockedAt>> {
 /// The functions a thread is in, in the kernel, innermost first; `None` without permission (CAP_SYS_ADMIN).
 pub fn kernel_stack(pid: Pid, tid: Tid) -> Option<Vec<String>> {
     Some(parse_kernel_stack(
-        &fs::read_to_string(format!("/proc/{pid}/task/{tid}/stack")).ok()?,
+        &read_text(format!("/proc/{pid}/task/{tid}/stack")).ok()?,
     ))
 }
 
@@ -152,7 +161,7 @@ fn number(text: &str, word: &str) -> Option<u32> {
 
 /// Process and parent process of a thread.
 pub fn ids(tid: Tid) -> Option<(Pid, Pid)> {
-    let text = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+    let text = read_text(format!("/proc/{tid}/status")).ok()?;
     Some((number(&text, "Tgid:")?, number(&text, "PPid:")?))
 }
 
@@ -164,7 +173,7 @@ const TICKS: [i32; 3] = [libc::SIGURG, libc::SIGWINCH, libc::SIGCHLD];
 /// block it, and we may send it. The signals that a new thread blocks say nothing: the C library starts it with all of
 /// them blocked. `tid`: that thread, or the process for what applies to all its threads.
 pub fn tick_signal(tid: Tid) -> Option<i32> {
-    let text = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+    let text = read_text(format!("/proc/{tid}/status")).ok()?;
     choose(&text, (super::process::real_uid(), super::process::effective_uid()))
 }
 
@@ -186,7 +195,7 @@ fn choose(status: &str, (real, effective): (u32, u32)) -> Option<i32> {
 
 /// The tracer of a thread.
 pub fn tracer_of(tid: Tid) -> Option<Tid> {
-    let text = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+    let text = read_text(format!("/proc/{tid}/status")).ok()?;
     number(&text, "TracerPid:").filter(|pid| *pid != 0)
 }
 
@@ -201,11 +210,19 @@ fn stat_field(pid: Pid, field: usize) -> Option<u64> {
 }
 
 fn stat_text(pid: Pid, field: usize) -> Option<String> {
-    let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    field_of_stat(&read_text(format!("/proc/{pid}/stat")).ok()?, field)
+}
+
+fn field_of_stat(text: &str, field: usize) -> Option<String> {
     // the name, field 2, may hold spaces and brackets
-    let after = text.iter().rposition(|c| *c == b')')? + 2;
-    let rest = std::str::from_utf8(text.get(after..)?).ok()?;
+    let (_, rest) = text.rsplit_once(") ")?;
     Some(rest.split(' ').nth(field.checked_sub(3)?)?.trim().to_string())
+}
+
+/// State of a thread, as in [`RunSnapshot`]; `None` if it has exited.
+pub fn thread_state(pid: Pid, tid: Tid) -> Option<char> {
+    let text = read_text(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
+    field_of_stat(&text, 3)?.chars().next()
 }
 
 /// State of a process (`R`, `S`, `Z` ...), field 3 of /proc/PID/stat.
@@ -323,6 +340,37 @@ mod tests {
         let seen = still(text).expect("all there");
         assert_eq!((seen.state, seen.switches, seen.runs()), ('S', (12, 3), false));
         assert_eq!(still("State:\tS (sleeping)\n"), None);
+    }
+
+    #[test]
+    fn names_may_hold_anything() {
+        let check = |name: &str, state: Option<&str>, parent: Option<&str>| {
+            let text = format!("7 ({name}) S 3 7\n");
+            let field = |number| field_of_stat(&text, number);
+            assert_eq!((field(3).as_deref(), field(4).as_deref()), (state, parent), "{name}");
+        };
+        check("python", Some("S"), Some("3"));
+        check(") R 1 (", Some("S"), Some("3"));
+        check("загруз\u{fffd}", Some("S"), Some("3"));
+        check("", Some("S"), Some("3"));
+        assert_eq!(field_of_stat("7 (name", 3), None);
+        assert_eq!(field_of_stat("7 (name) S", 2), None);
+    }
+
+    #[test]
+    fn text_that_is_not_utf8_is_read() {
+        let name = std::thread::Builder::new().spawn(|| {
+            let tid = crate::sys::process::current_tid() as u32;
+            let path = format!("/proc/self/task/{tid}/comm");
+            fs::write(path, b"cut \xd0").expect("a thread can rename itself");
+            let pid = std::process::id();
+            let status = read_text(format!("/proc/{pid}/task/{tid}/status")).expect("readable");
+            let seen = RunSnapshot::read(pid, tid).is_some();
+            assert!(seen && namespace_tid(pid, tid).is_some() && thread_state(pid, tid) == Some('R'));
+            field(&status, "Name").map(String::from)
+        });
+        let name = name.expect("a thread").join().expect("no panic");
+        assert_eq!(name.as_deref(), Some("cut \u{fffd}"));
     }
 
     #[test]

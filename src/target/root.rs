@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
@@ -91,7 +91,7 @@ impl Root {
     /// `None`: the file does not exist; else why it is not used, in words.
     pub fn open_trusted(&self, path: &str) -> Result<File, Option<String>> {
         let refused = |why: String| Some(format!("{path} is not used: {why}"));
-        let file = match sys::files::open_in_root(self.directory.as_fd(), path, OPEN | libc::O_NOFOLLOW) {
+        let file = match sys::files::open_in_root(self.directory.as_fd(), Path::new(path), OPEN | libc::O_NOFOLLOW) {
             Ok(file) => file,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(None),
             Err(e) if e.raw_os_error() == Some(libc::ELOOP) => {
@@ -116,18 +116,18 @@ impl Root {
     }
 
     /// Like `open`, for the path of a mapping, in which the kernel has already resolved all links.
-    pub fn open_mapped(&self, path: &str) -> Option<File> {
-        self.open_with(path, libc::O_NOFOLLOW)
+    pub fn open_mapped(&self, path: impl AsRef<Path>) -> Option<File> {
+        self.open_with(path.as_ref(), libc::O_NOFOLLOW)
     }
 
     /// The regular file at an absolute path of the process, following links within its root, if that process may read
     /// it: a target must not be able to read files through us. (Access control lists beyond owner, group and others are
     /// not evaluated.)
-    pub fn open(&self, path: &str) -> Option<File> {
-        self.open_with(path, 0)
+    pub fn open(&self, path: impl AsRef<Path>) -> Option<File> {
+        self.open_with(path.as_ref(), 0)
     }
 
-    fn open_with(&self, path: &str, more: i32) -> Option<File> {
+    fn open_with(&self, path: &Path, more: i32) -> Option<File> {
         let file = sys::files::open_in_root(self.directory.as_fd(), path, OPEN | more).ok()?;
         let meta = file.metadata().ok()?;
         (meta.is_file() && self.identity.may_read(meta.mode(), meta.uid(), meta.gid())).then_some(file)
@@ -152,6 +152,7 @@ impl FileIdentity {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::symlink;
 
     #[test]
@@ -195,6 +196,12 @@ mod tests {
         // Only a file that is not a link and does not belong to another user is accepted as the process's own.
         assert!(small.open_trusted("/inside").is_ok());
         assert!(small.open_mapped("/inside").is_some() && small.open_mapped("/link").is_none());
+        // Names are bytes.
+        let name = Path::new(std::ffi::OsStr::from_bytes(b"/lib\xff.so"));
+        fs::write(directory.join("lib\u{fffd}.so"), "").unwrap();
+        assert!(small.open_mapped(name).is_none());
+        fs::write(directory.join(name.strip_prefix("/").unwrap()), "").unwrap();
+        assert!(small.open_mapped(name).is_some());
         assert_eq!(small.open_trusted("/none").err(), Some(None));
         let why = |small: &Root, path| small.open_trusted(path).err().flatten().unwrap_or_default();
         assert_eq!(why(&small, "/link"), "/link is not used: it is a symbolic link");

@@ -1,11 +1,13 @@
 //! What is read from the system about processes. One trait, so that a tape can give the same answers later and
 //! elsewhere: all code outside of capture backends uses it.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::file_content::Content;
@@ -138,7 +140,7 @@ impl System for LiveSystem {
             let meta = f.metadata().ok()?;
             meta.is_file().then(|| (f, (meta.dev(), meta.ino())))
         };
-        let open = |p: String| {
+        let open = |p: PathBuf| {
             let f = File::options()
                 .read(true)
                 .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC)
@@ -147,11 +149,13 @@ impl System for LiveSystem {
         };
         // Another file may be mapped there by now: programs that unload libraries get the same addresses again. Its
         // names and tables must not be taken for those of the file in the event.
-        let mapped = open(format!("/proc/{pid}/map_files/{start:x}-{end:x}"));
+        let mapped = open(format!("/proc/{pid}/map_files/{start:x}-{end:x}").into());
         let opened = mapped.filter(|(file, _)| has_name(file, path)).or_else(|| {
-            let path = std::str::from_utf8(path).ok()?;
-            (path.starts_with('/') && !path.ends_with(" (deleted)")).then_some(())?;
-            open(format!("/proc/{pid}/root{path}")).or_else(|| checked(root?.open_mapped(path)?))
+            (path.starts_with(b"/") && !path.ends_with(b" (deleted)")).then_some(())?;
+            let path = Path::new(OsStr::from_bytes(path));
+            let mut full = OsString::from(format!("/proc/{pid}/root"));
+            full.push(path);
+            open(full.into()).or_else(|| checked(root?.open_mapped(path)?))
         });
         opened.map(|(file, key)| (Content::File(Arc::new(file)), key))
     }
@@ -169,7 +173,7 @@ impl System for LiveSystem {
     }
 
     fn kernel_symbols(&self) -> Option<String> {
-        fs::read_to_string("/proc/kallsyms").ok()
+        procfs::read_text("/proc/kallsyms").ok()
     }
 
     fn descriptor(&self, pid: Pid, fd: u32) -> Option<String> {

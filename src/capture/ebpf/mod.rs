@@ -14,7 +14,6 @@
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
-use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
@@ -476,7 +475,7 @@ impl Backend for EbpfBackend {
 
 /// Runs of the program that the kernel skipped because another BPF program was running on that CPU.
 fn missed(program: &OwnedFd) -> u64 {
-    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", program.as_raw_fd())).unwrap_or_default();
+    let info = sys::procfs::read_text(format!("/proc/self/fdinfo/{}", program.as_raw_fd())).unwrap_or_default();
     info.lines()
         .find_map(|l| l.strip_prefix("recursion_misses:")?.trim().parse().ok())
         .unwrap_or(0)

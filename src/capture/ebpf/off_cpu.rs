@@ -5,8 +5,6 @@
 
 #![allow(unsafe_code)]
 
-use std::fs;
-
 use aya::Ebpf;
 use aya::maps::{Array, HashMap as BpfHash, Map, MapData, MapError};
 
@@ -16,6 +14,7 @@ use super::switch_in::{self, LOAD, SwitchInHook};
 use crate::capture::OpenInterval;
 use crate::error::Result;
 use crate::event::{Pid, Tid, TimeSpent};
+use crate::sys::procfs;
 
 /// `MAX_WORKS` of sample.bpf.c.
 pub const MAX_WORKS: u32 = 8;
@@ -204,7 +203,7 @@ impl OffCpu {
     /// Enters the threads of a process that exist already: what they do now began when the account did, `began`
     /// (CLOCK_MONOTONIC, ns). Reading all of them takes a while, but one that was switched since is entered already.
     pub fn add_process(&mut self, pid: Pid, began: u64) {
-        for tid in threads_of(pid) {
+        for tid in procfs::threads(pid) {
             let thread = OffCpuThread {
                 since: began,
                 woken: 0,
@@ -240,24 +239,11 @@ impl OffCpu {
     }
 }
 
-fn threads_of(pid: Pid) -> Vec<Tid> {
-    let entries = fs::read_dir(format!("/proc/{pid}/task"));
-    let names = entries.into_iter().flatten().flatten();
-    names.filter_map(|e| e.file_name().to_str()?.parse().ok()).collect()
-}
-
-/// The state of a thread, as proc(5) has it.
-fn state(pid: Pid, tid: Tid) -> Option<char> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
-    // The name is in parentheses and may hold anything.
-    stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())
-}
-
 /// Does it run or want to? In doubt, yes.
 fn is_running(pid: Pid, tid: Tid) -> bool {
-    state(pid, tid).is_none_or(|s| s == 'R')
+    procfs::thread_state(pid, tid).is_none_or(|s| s == 'R')
 }
 
 fn has_ended(pid: Pid, tid: Tid) -> bool {
-    state(pid, tid).is_none_or(|s| matches!(s, 'Z' | 'X'))
+    procfs::thread_state(pid, tid).is_none_or(|s| matches!(s, 'Z' | 'X'))
 }

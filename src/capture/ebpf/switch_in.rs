@@ -11,6 +11,7 @@ use aya_obj::btf::BtfKind;
 use super::errors::bpf_error;
 use super::object::{self, FORCED_BY, MapSizes, Variant};
 use crate::error::{Error, ErrorKind, Result};
+use crate::sys;
 
 pub(super) const LOAD: &str = "cannot load the BPF programs for off-CPU time";
 /// Takes a stack in the thread that is switched in: since Linux 6.18 (kernel/bpf/helpers.c).
@@ -100,7 +101,7 @@ fn kprobe() -> HookResult {
     if fs::metadata(PROBES).is_err() {
         return Err("this kernel has no kprobes (CONFIG_KPROBE_EVENTS)".into());
     }
-    let symbols = fs::read_to_string(SYMBOLS).map_err(|e| format!("{SYMBOLS} cannot be read: {e}"))?;
+    let symbols = sys::procfs::read_text(SYMBOLS).map_err(|e| format!("{SYMBOLS} cannot be read: {e}"))?;
     let function = switched_in(&symbols);
     let missing = || format!("no function {SWITCHED_IN} is in {SYMBOLS}");
     function.map(|f| SwitchInHook::Kprobe(f.into())).ok_or_else(missing)

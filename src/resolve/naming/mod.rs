@@ -4,9 +4,11 @@
 //! The process opens nothing. It gets each file as a descriptor, and requests debug files, which are opened here, below
 //! the target's root directory. It is killed when a file takes too long, and started again for the next one.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -325,7 +327,7 @@ impl Turn<'_> {
             match kind {
                 protocol::OPEN if self.opened < MAX_OPENED => {
                     self.opened += 1;
-                    let path: &Path = Path::new(std::str::from_utf8(&question).unwrap_or_default());
+                    let path: &Path = Path::new(OsStr::from_bytes(&question));
                     let file = (request.open)(path);
                     let kind = file.as_ref().map_or(protocol::NO_FILE, |_| protocol::FILE);
                     self.end += requested.elapsed();

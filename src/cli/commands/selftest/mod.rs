@@ -163,7 +163,7 @@ fn find_problems(outcome: &Outcome) -> Vec<String> {
 }
 
 fn kernel() -> String {
-    let text = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let text = sys::procfs::read_text("/proc/sys/kernel/osrelease").unwrap_or_default();
     format!("Linux {} {}", text.trim(), std::env::consts::ARCH)
 }
 
