@@ -13,6 +13,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::cpu_time::CpuTimes;
 use super::errors::{bpf_error, not_permitted};
 use super::interpreter_locks::InterpreterLockMap;
+use super::nested_states::NestedStateMap;
 use super::object::{self, LOAD, MapSizes, Variant};
 use super::off_cpu::{self, OffCpu};
 use super::sampling_events::{self, CpuEvents};
@@ -69,7 +70,7 @@ impl EbpfBackend {
         let mut known_pointer: Array<MapData, u64> = take("CALIBRATE")?.try_into().map_err(map_error)?;
         let ring = RingBuf::try_from(take("SAMPLES")?).map_err(map_error)?;
         let procs = take("PROCS")?.try_into().map_err(map_error)?;
-        let nested = take("NESTED_STATES")?.try_into().map_err(map_error)?;
+        let nested = NestedStateMap::new(take("NESTED_STATES")?)?;
         let running = take("RUNNING_TASKS")?.try_into().map_err(map_error)?;
         let spans = take("SPANS")?.try_into().map_err(map_error)?;
         let counts = take("COUNTS")?.try_into().map_err(map_error)?;
@@ -113,7 +114,6 @@ impl EbpfBackend {
             nested,
             running,
             spans,
-            nested_keys: FxHashMap::default(),
             facts,
             counts,
             options: options.clone(),

@@ -29,7 +29,6 @@ use super::{Backend, Mode, OpenInterval, SampleCounts, SamplingOptions};
 use crate::cpython_layout::TargetLayout;
 use crate::error::{Error, Result};
 use crate::event::{Event, Pid, Sample, Tid};
-use crate::limits::MAX_NESTED;
 use crate::sys;
 
 pub mod switch_in;
@@ -40,6 +39,7 @@ mod cpu_time;
 mod errors;
 mod interpreter_locks;
 mod load;
+mod nested_states;
 mod object;
 mod off_cpu;
 mod sampling_events;
@@ -49,6 +49,7 @@ use abi::DecodedRecord;
 use cpu_time::CpuTimes;
 use errors::bpf_error;
 use interpreter_locks::InterpreterLockMap;
+use nested_states::NestedStateMap;
 use off_cpu::OffCpu;
 use sampling_events::{CpuEvents, SampleCost};
 
@@ -101,18 +102,6 @@ const COUNT_LOST: u32 = 0;
 const COUNT_SAMPLES: u32 = 1;
 const COUNT_TIME: u32 = 2;
 
-/// Mirrors `struct nested_key` of the program.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct NestedKey {
-    thread_pointer: u64,
-    pid: u32,
-    pad: u32,
-}
-
-// SAFETY: three plain integers, no padding, any bit pattern is valid.
-unsafe impl aya::Pod for NestedKey {}
-
 pub struct EbpfBackend {
     _bpf: Ebpf,
     /// Why the program is that for older kernels.
@@ -121,10 +110,9 @@ pub struct EbpfBackend {
     events: CpuEvents,
     ring: RingBuf<MapData>,
     procs: BpfHash<MapData, u32, LayoutBytes>,
-    nested: BpfHash<MapData, NestedKey, [u64; MAX_NESTED]>,
+    nested: NestedStateMap,
     running: BpfHash<MapData, u32, [u64; 2]>,
     spans: BpfHash<MapData, u32, [u64; 7]>,
-    nested_keys: FxHashMap<Pid, Vec<NestedKey>>,
     facts: Array<MapData, KernelFacts>,
     counts: PerCpuArray<MapData, u64>,
     options: SamplingOptions,
@@ -211,12 +199,6 @@ impl EbpfBackend {
         facts.period = if on { period(self.options.rate) } else { 0 };
         facts.off_cpu = on.into();
         self.facts.set(0, facts, 0).map_err(|e| bpf_error(NOTIFY_FAILED, e))
-    }
-
-    fn remove_nested(&mut self, pid: Pid) {
-        for key in self.nested_keys.remove(&pid).into_iter().flatten() {
-            let _ = self.nested.remove(&key); // absent: nothing to remove
-        }
     }
 
     /// Moves the sideband records of known processes to the queue, in chronological order.
@@ -345,28 +327,12 @@ impl Backend for EbpfBackend {
                 .insert(pid, spans, 0)
                 .map_err(|e| bpf_error(NOTIFY_FAILED, e))?;
         }
-        self.remove_nested(pid);
-        for (thread_pointer, states) in &layout.states_by_thread {
-            let key = NestedKey {
-                thread_pointer: *thread_pointer,
-                pid,
-                pad: 0,
-            };
-            // The thread's own state is among them; the program leaves it out.
-            let mut value = [0; MAX_NESTED];
-            value.iter_mut().zip(states).for_each(|(v, s)| *v = *s);
-            // The map can be full: a process may have any number of threads with several states. Those that are left out
-            // are sampled with the thread's own state.
-            if self.nested.insert(key, value, 0).is_err() {
-                break;
-            }
-            self.nested_keys.entry(pid).or_default().push(key);
-        }
+        self.nested.set(pid, &layout.states_by_thread);
         Ok(())
     }
 
     fn remove_process(&mut self, pid: Pid) {
-        self.remove_nested(pid);
+        self.nested.remove(pid);
         self.known.remove(&pid);
         let _ = self.procs.remove(&pid); // absent: nothing to remove
         self.locks.remove(pid);
