@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 
+use nativeprof::capture::ebpf::switch_in;
 use nativeprof::profile::model::{Frame, FrameKind};
 
 use common::chance::{assert_likely, patience, repeated};
@@ -420,6 +421,39 @@ fn exec_in_place_changes_the_names() {
             r.examples(is_truncated)
         );
     });
+}
+
+/// A thread that is not the first one executes a program: it has the first one's number from then on.
+#[test]
+fn exec_by_another_thread_than_the_first() {
+    let _live = live();
+    let cases = [
+        ("ebpf", "cpu", "thread"),
+        ("ebpf", "cpu", "outlived"),
+        ("ebpf", "wall", "thread"),
+        ("ebpf", "wall", "outlived"),
+        ("ptrace", "cpu", "outlived"),
+        ("ptrace", "wall", "thread"),
+    ];
+    for (backend, mode, how) in cases {
+        if (backend, mode) == ("ebpf", "wall") && switch_in::check().is_err() {
+            continue;
+        }
+        repeated(|| {
+            let words = ["--backend", backend, "--mode", mode];
+            let r = record(&words, &programs::exec_by_thread(how));
+            let case = format!("{backend} {mode} {how}");
+            // In `wall` mode time for which it had no CPU is sampled, too.
+            let running = r.matching(|stack| stack.last().is_some_and(|f| f.name == "burned_after_exec"));
+            assert_likely!(running > 250, "{case}: {running} samples\n{}", r.stderr);
+            assert_likely!(
+                r.with("burned_after_exec") * 10 >= r.samples() * 9,
+                "{case}: {}\n{}",
+                r.samples(),
+                r.stderr
+            );
+        });
+    }
 }
 
 #[test]

@@ -303,6 +303,7 @@ impl Session {
                 }
             }
             Event::Exec { pid, comm } => {
+                self.notice_exec(pid);
                 self.codes.remove_process(pid);
                 self.forget_tasks(pid);
                 self.forget_spans(pid);

@@ -190,6 +190,14 @@ impl Session {
         Ok(())
     }
 
+    /// A process executes a program: by one of its threads, which has the number of the first one from then on. That one has exited,
+    /// but its process has not.
+    pub(super) fn notice_exec(&mut self, pid: Pid) {
+        self.exited.remove(&pid);
+        self.leaderless.remove(&pid);
+        self.departed.retain(|departed| *departed != pid);
+    }
+
     /// Drops what is known of a process that has exited.
     fn forget_process(&mut self, pid: Pid) {
         // JIT code is named at the end.

@@ -81,6 +81,15 @@ pub fn native(args: &[&str]) -> Command {
     command
 }
 
+/// The program that one of its threads executes again: `thread`, or `outlived` if the first thread has exited before.
+pub fn exec_by_thread(how: &str) -> Command {
+    let exe = built().join("exec_by_thread");
+    compile(&sources().join("exec_by_thread.c"), &exe, &["-pthread"]);
+    let mut command = Command::new(exe);
+    command.arg(how);
+    command
+}
+
 /// The program whose calls must not be interrupted, with all kinds of calls or only these.
 pub fn uninterruptible(args: &[&str]) -> Command {
     let exe = built().join("uninterruptible");

@@ -1,5 +1,7 @@
 //! Sideband records of perf events: mappings, forks, names, exits.
 
+use rustc_hash::FxHashSet;
+
 use crate::event::Event;
 use crate::sys::perf::perf;
 
@@ -35,6 +37,24 @@ pub fn disable_sideband(attr: &mut perf::perf_event_attr) {
 /// Time of a tick: [`request_sideband`] says what a sample's record holds (process and thread, time).
 pub fn time_of_sample(body: &[u8]) -> Option<u64> {
     Some(u64::from_le_bytes(body.get(8..16)?.try_into().ok()?))
+}
+
+/// Removes the exits of first threads whose processes go on: another thread executes a program, which ends all others, and takes
+/// the first one's number. `records` are in chronological order.
+pub fn remove_exits_by_exec(records: &mut Vec<SidebandRecord>) {
+    let mut executes = FxHashSet::default();
+    let mut kept = Vec::with_capacity(records.len());
+    for record in records.drain(..).rev() {
+        match record.event {
+            Event::Exec { pid, .. } => drop(executes.insert(pid)),
+            Event::Fork { pid, .. } => drop(executes.remove(&pid)),
+            Event::Exit { pid, tid } if pid == tid && executes.contains(&pid) => continue,
+            _ => {}
+        }
+        kept.push(record);
+    }
+    kept.reverse();
+    *records = kept;
 }
 
 /// `Err` counts lost records; `None` is a record that is not used.
@@ -83,4 +103,48 @@ pub fn decode(kind: u32, misc: u16, b: &[u8]) -> Option<Result<SidebandRecord, u
         _ => return None,
     };
     Some(Ok(SidebandRecord { time, event }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exits_of_first_threads_by_an_exec() {
+        // Letters: exit of thread 7, the first of process 7; Other exit in it; Fork of process 7; its eXec; x of process 8.
+        let check = |records: &str, expected: &str| {
+            let event = |letter| match letter {
+                'e' => Event::Exit { pid: 7, tid: 7 },
+                'o' => Event::Exit { pid: 7, tid: 9 },
+                'f' => Event::Fork { pid: 7, parent: 1 },
+                'X' => Event::Exec {
+                    pid: 7,
+                    comm: Vec::new(),
+                },
+                _ => Event::Exec {
+                    pid: 8,
+                    comm: Vec::new(),
+                },
+            };
+            let record = |(time, letter)| SidebandRecord {
+                time: time as u64,
+                event: event(letter),
+            };
+            let mut batch: Vec<_> = records.chars().enumerate().map(record).collect();
+            remove_exits_by_exec(&mut batch);
+            let left: String = batch
+                .iter()
+                .filter_map(|t| records.chars().nth(t.time as usize))
+                .collect();
+            assert_eq!(left, expected, "{records}");
+        };
+        check("", "");
+        check("oe", "oe");
+        check("oeX", "oX");
+        check("eXe", "Xe");
+        check("efX", "efX");
+        check("ex", "ex");
+        check("Xe", "Xe");
+        check("efXeX", "efXX");
+    }
 }

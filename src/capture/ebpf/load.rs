@@ -121,6 +121,7 @@ impl EbpfBackend {
             pending: VecDeque::new(),
             lost_sideband: 0,
             known: FxHashSet::default(),
+            removed: FxHashSet::default(),
             ended: FxHashMap::default(),
             times: CpuTimes::new(period(options.rate)),
             off_cpu,

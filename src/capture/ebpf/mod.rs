@@ -120,6 +120,8 @@ pub struct EbpfBackend {
     pending: VecDeque<SidebandRecord>,
     lost_sideband: u64,
     known: FxHashSet<Pid>,
+    /// Processes that were removed last: if one executes a program, without a fork, it has not ended.
+    removed: FxHashSet<Pid>,
     /// Threads that exited recently, and when.
     ended: FxHashMap<Tid, u64>,
     times: CpuTimes,
@@ -207,14 +209,25 @@ impl EbpfBackend {
         for ring in &mut self.sideband {
             ring.drain(|kind, misc, body| match sideband::decode(kind, misc, body) {
                 Some(Ok(t)) => batch.push(t),
-                Some(Err(n)) => self.lost_sideband += n,
+                Some(Err(n)) => {
+                    self.lost_sideband += n;
+                    // Among them may be the fork that used the number again.
+                    self.removed.clear();
+                }
                 None => {}
             });
         }
         batch.sort_by_key(|t| t.time);
+        sideband::remove_exits_by_exec(&mut batch);
         for t in batch {
             match t.event {
+                Event::Exec { pid, .. } if self.removed.remove(&pid) => {
+                    if self.add_process(pid, NO_PYTHON).is_ok() {
+                        self.times.begin(pid);
+                    }
+                }
                 Event::Fork { pid, parent } => {
+                    self.removed.remove(&pid);
                     if !self.options.children || !self.known.contains(&parent) {
                         continue;
                     }
@@ -243,7 +256,11 @@ impl EbpfBackend {
     fn emit_next(&mut self, out: &mut Vec<Event>) {
         let Some(t) = self.pending.pop_front() else { return };
         match t.event {
-            Event::Exec { pid, .. } if self.before_exec == Some(pid) => self.before_exec = None,
+            Event::Exec { pid, .. } => {
+                // The thread that executes a program has the number of the first one from then on.
+                self.ended.remove(&pid);
+                self.before_exec = self.before_exec.filter(|before| *before != pid);
+            }
             Event::Thread { tid, .. } | Event::Fork { pid: tid, .. } => drop(self.ended.remove(&tid)),
             Event::Exit { tid, .. } => {
                 if self.ended.len() >= MAX_EXITED {
@@ -316,24 +333,30 @@ impl Backend for EbpfBackend {
         if let Some(workers) = &mut self.workers {
             workers.add(pid, layout);
         }
-        if let Some(running) = &layout.running_tasks {
-            self.running
-                .insert(pid, abi::encode_running(running), 0)
-                .map_err(|e| bpf_error(NOTIFY_FAILED, e))?;
+        // What is not there may have been, in a program that the process ran before.
+        match &layout.running_tasks {
+            Some(running) => self.running.insert(pid, abi::encode_running(running), 0),
+            None => Ok(drop(self.running.remove(&pid))),
         }
-        if layout.spans.is_some() || layout.thread_context.is_some() {
-            let spans = abi::encode_spans(layout.spans.as_ref(), layout.thread_context.as_ref());
-            self.spans
-                .insert(pid, spans, 0)
-                .map_err(|e| bpf_error(NOTIFY_FAILED, e))?;
+        .map_err(|e| bpf_error(NOTIFY_FAILED, e))?;
+        let (spans, context) = (layout.spans.as_ref(), layout.thread_context.as_ref());
+        match spans.is_some() || context.is_some() {
+            true => self.spans.insert(pid, abi::encode_spans(spans, context), 0),
+            false => Ok(drop(self.spans.remove(&pid))),
         }
+        .map_err(|e| bpf_error(NOTIFY_FAILED, e))?;
         self.nested.set(pid, &layout.states_by_thread);
         Ok(())
     }
 
     fn remove_process(&mut self, pid: Pid) {
         self.nested.remove(pid);
-        self.known.remove(&pid);
+        if self.known.remove(&pid) {
+            if self.removed.len() >= MAX_EXITED {
+                self.removed.clear();
+            }
+            self.removed.insert(pid);
+        }
         let _ = self.procs.remove(&pid); // absent: nothing to remove
         self.locks.remove(pid);
         let _ = self.running.remove(&pid);
