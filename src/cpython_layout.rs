@@ -239,6 +239,8 @@ pub struct InterpreterLocks {
     pub len: u32,
     /// Offset of the thread state that took it last; whether it is held follows.
     pub last_holder: u32,
+    /// Offset in an interpreter of the pointer to its lock; 0: all have the first one.
+    pub in_interpreter: u32,
 }
 
 impl InterpreterLocks {

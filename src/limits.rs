@@ -14,7 +14,9 @@ pub const MAX_FRAMES: usize = 16384;
 /// Maximum number of CFrames walked in each chain.
 pub const MAX_CFRAMES: usize = 16384;
 /// Maximum number of thread states walked per thread, besides its own (subinterpreters).
-pub const MAX_NESTED: usize = 4;
+pub const MAX_NESTED: usize = 64;
+/// Maximum number of interpreter locks of one process that the BPF program knows.
+pub const MAX_LOCKS: usize = 64;
 /// Maximum distance between two local variables of the bytecode loop, bytes.
 pub const MAX_LOCALS_DISTANCE: u64 = 512;
 /// `owner` values from here on are entry frames (Include/internal/pycore_frame.h, v3.12: FRAME_OWNED_BY_CSTACK;
@@ -76,6 +78,7 @@ mod tests {
             ("MAX_FRAMES", MAX_FRAMES as u64),
             ("MAX_CFRAMES", MAX_CFRAMES as u64),
             ("MAX_NESTED", MAX_NESTED as u64),
+            ("MAX_GILS", MAX_LOCKS as u64),
             ("MAX_LOCALS_DISTANCE", MAX_LOCALS_DISTANCE),
             ("SHIM", SHIM.into()),
             ("MAX_TEXT", MAX_TEXT as u64),

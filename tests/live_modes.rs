@@ -1,12 +1,13 @@
 //! Options, and events in the life of a sampled process.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Stdio};
 
 use nativeprof::capture::ebpf::switch_in;
 use nativeprof::profile::model::{Frame, FrameKind};
 
 use common::chance::{assert_likely, patience, repeated};
+use common::pythons::each_with_backend;
 use common::recording::{Ours, Recording, Running, attach_while, check_counts, is_truncated};
 use common::{
     Program, Python, Scratch, attach, each_third_python, live, nativeprof, newest_python, programs, pythons, record,
@@ -523,6 +524,56 @@ fn subinterpreters_are_above_their_caller() {
             r.matching(inner)
         );
     });
+}
+
+/// Some interpreters have thread states of one thread, of which two have frames.
+#[test]
+fn many_interpreters_of_one_thread() {
+    let _live = live();
+    let check = |python: &Python, backend: &str| {
+        let case = format!("{}, {backend}", python.name);
+        let mut command = python.script("nested_interpreters.py");
+        command.args(["nested", "n40"]);
+        let program = Program::start(command);
+        let r = attach(program.pid(), &["--backend", backend, "-r", "499"]);
+        drop(program);
+        let q = &r.profile.meta.quality;
+        assert_likely!(q.taken >= 20, "{case}: {}", r.stderr);
+        assert_likely!(q.partial * 20 <= q.taken, "{case}: {}", r.stderr);
+        let expected = ["main", "call_inside", "burn_inside"];
+        for (stack, _) in r.complete_stacks() {
+            let python = stack.iter().filter(|f| f.kind == FrameKind::Python);
+            let ours: Vec<&str> = python.map(|f| &*f.name).filter(|name| *name != "<module>").collect();
+            assert_eq!(ours, expected, "{case}");
+        }
+    };
+    // Before 3.8 no module creates subinterpreters.
+    each_with_backend(common::pythons().iter().filter(|p| p.minor >= 8), check);
+}
+
+/// Interpreters with a lock each (3.12; run in threads of their own from 3.13 on): all of them have holders.
+#[test]
+fn holders_of_many_interpreter_locks() {
+    let _live = live();
+    const INTERPRETERS: usize = 8;
+    let check = |python: &Python, backend: &str| {
+        let case = format!("{}, {backend}", python.name);
+        let mut command = python.script_with_gil("nested_interpreters.py");
+        command.args(["threads", &format!("n{INTERPRETERS}")]);
+        let program = Program::start(command);
+        let r = attach(
+            program.pid(),
+            &["--gil", "--threads", "--backend", backend, "-r", "499"],
+        );
+        drop(program);
+        let mut threads = BTreeSet::new();
+        for (stack, _) in r.stacks().filter(|(stack, _)| count(stack, "burn_inside") > 0) {
+            let thread = stack.iter().find(|f| f.kind == FrameKind::Thread);
+            threads.insert(thread.map(|f| f.name.clone()));
+        }
+        assert_likely!(threads.len() == INTERPRETERS, "{case}: {threads:?}\n{}", r.stderr);
+    };
+    each_with_backend(common::pythons().iter().filter(|p| p.minor >= 13), check);
 }
 
 #[test]

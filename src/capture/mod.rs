@@ -163,6 +163,11 @@ pub trait Backend {
 
     fn counts(&self) -> SampleCounts;
 
+    /// Limits that were exceeded, as text: what there were too many of, and what is missing therefore.
+    fn exceeded_limits(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// After [`Backend::stop`]: threads that were off the CPU then, and for how long, in modes that sample such time.
     fn open_intervals(&mut self) -> Vec<OpenInterval> {
         Vec::new()

@@ -47,14 +47,18 @@ pub fn walk(
         state = state.or(listed.first().copied().filter(|state| is_own(*state)));
     }
     let Some(state) = state else { return };
-    let mut states = [state, 0, 0, 0, 0];
-    for (to, other) in states[1..].iter_mut().zip(listed) {
-        if *other != state && is_own(*other) {
-            *to = *other;
-        }
+    let mut states = [state; 1 + MAX_NESTED];
+    let (mut len, mut is_too_nested) = (1, false);
+    for other in listed.iter().filter(|other| **other != state && is_own(**other)) {
+        let Some(to) = states.get_mut(len) else {
+            is_too_nested = true;
+            break;
+        };
+        (*to, len) = (*other, len + 1);
     }
+    let states = &states[..len];
     out.walk = WalkStatus::Complete;
-    out.holds_lock = gil::is_held_by(memory, &layout.locks, &states);
+    out.holds_lock = gil::is_held_by(memory, &layout.locks, l, states);
     if let Some(at) = &layout.spans {
         spans::copy(memory, at, state, &mut out.spans);
     }
@@ -70,12 +74,15 @@ pub fn walk(
         base: 0,
     };
     let mut cframes = [0; 1 + MAX_NESTED];
-    for (state, cframe) in states.iter().zip(&mut cframes).filter(|(state, _)| **state != 0) {
+    for (state, cframe) in states.iter().zip(&mut cframes) {
         *cframe = w.frames(*state, &thread.registers);
+    }
+    if is_too_nested {
+        w.out.walk = WalkStatus::TooDeep;
     }
     // Only anchors outside of the frame chain need a walk of their own chain.
     if matches!(l.anchor, Anchor::CFramePerFrame | Anchor::CFramePerEntry) {
-        for (state, cframe) in states.iter().zip(cframes).filter(|(state, _)| **state != 0) {
+        for (state, cframe) in states.iter().zip(cframes) {
             w.anchors(*state, cframe);
         }
     }

@@ -6,7 +6,7 @@ use super::Runtime;
 use super::object_layout::{GilLocation, ObjectLayout};
 use super::thread_states::{PyThreadState, states};
 use crate::bytes::{u32_at, u64_at};
-use crate::cpython_layout::{Interpreter, InterpreterLocks};
+use crate::cpython_layout::{Interpreter, InterpreterLocks, Layout};
 use crate::target::memory::Memory;
 
 /// The lock from a thread's point of view.
@@ -39,6 +39,7 @@ pub fn locks(memory: &dyn Memory, runtime: &Runtime, python: &Interpreter) -> In
             at: vec![python.runtime.saturating_add(in_runtime)],
             len: LOCK_BYTES,
             last_holder: LAST_HOLDER,
+            in_interpreter: 0,
         };
     }
     let Some(GilLocation::Interpreter { at, free_threaded }) =
@@ -58,6 +59,7 @@ pub fn locks(memory: &dyn Memory, runtime: &Runtime, python: &Interpreter) -> In
         at: locks.into_iter().collect(),
         len: LOCK_BYTES + before,
         last_holder: LAST_HOLDER + before,
+        in_interpreter: at.into(),
     }
 }
 
@@ -76,20 +78,36 @@ pub fn holders(memory: &dyn Memory, runtime: &Runtime, python: &Interpreter) -> 
 }
 
 /// Does one of these thread states hold the lock of its interpreter? Without locks, no.
-pub fn is_held_by(memory: &dyn Memory, locks: &InterpreterLocks, states: &[u64]) -> bool {
-    current_holders(memory, locks).any(|holder| states.contains(&holder))
+pub fn is_held_by(memory: &dyn Memory, locks: &InterpreterLocks, layout: &Layout, states: &[u64]) -> bool {
+    let holds = |state: &u64| {
+        // With one lock only it is not searched for.
+        let lock = match locks.at.as_slice() {
+            [] => None,
+            [only] => Some(*only),
+            [first, ..] if locks.in_interpreter == 0 => Some(*first),
+            _ => {
+                let interpreter = memory.u64(state.checked_add(layout.tstate_interp.into())?)?;
+                memory.u64(interpreter.checked_add(locks.in_interpreter.into())?)
+            }
+        };
+        (holder(memory, locks, lock?)? == *state).then_some(())
+    };
+    states.iter().any(|state| holds(state).is_some())
+}
+
+/// The thread state that holds a lock now.
+fn holder(memory: &dyn Memory, locks: &InterpreterLocks, lock: u64) -> Option<u64> {
+    let mut words = [0; 16];
+    memory
+        .read(lock.checked_add(locks.last_holder.into())?, &mut words)
+        .then_some(())?;
+    // The holder is still set after the lock is released.
+    (u32_at(&words, 8)? == 1).then(|| u64_at(&words, 0)).flatten()
 }
 
 fn current_holders(memory: &dyn Memory, locks: &InterpreterLocks) -> impl Iterator<Item = u64> {
-    let holder = move |lock: &u64| {
-        let mut words = [0; 16];
-        memory
-            .read(lock.checked_add(locks.last_holder.into())?, &mut words)
-            .then_some(())?;
-        // The holder is still set after the lock is released.
-        (u32_at(&words, 8)? == 1).then(|| u64_at(&words, 0)).flatten()
-    };
-    locks.at.iter().filter_map(holder).filter(|state| *state != 0)
+    let all = locks.at.iter().filter_map(move |lock| holder(memory, locks, *lock));
+    all.filter(|state| *state != 0)
 }
 
 /// Whether the thread with this `pthread_self` holds the lock of its interpreter, or of one of them. `None`: unknown.

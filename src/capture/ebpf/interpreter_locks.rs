@@ -10,9 +10,8 @@ use super::object::LOAD;
 use crate::cpython_layout;
 use crate::error::Result;
 use crate::event::Pid;
+use crate::limits::MAX_LOCKS;
 
-/// `MAX_GILS` of sample.bpf.c.
-const MAX_LOCKS: usize = 4;
 /// `RELEASES` of it.
 const RELEASES: usize = 64;
 
@@ -23,6 +22,8 @@ struct InterpreterLockEntry {
     at: [u64; MAX_LOCKS],
     len: u32,
     last_holder: u32,
+    in_interpreter: u32,
+    pad: u32,
     released: u64,
     releases: [[u64; 6]; RELEASES],
 }
@@ -31,13 +32,20 @@ struct InterpreterLockEntry {
 unsafe impl aya::Pod for InterpreterLockEntry {}
 
 /// The map `INTERPRETER_LOCKS`. Processes that are not in it cost the program one lookup per sample.
-pub struct InterpreterLockMap(BpfHash<MapData, u32, InterpreterLockEntry>);
+pub struct InterpreterLockMap {
+    map: BpfHash<MapData, u32, InterpreterLockEntry>,
+    /// Most locks of one process that there was no room for.
+    left_out: usize,
+}
 
 impl InterpreterLockMap {
     /// # Errors
     /// It is a map of another kind.
     pub fn new(map: Map) -> Result<InterpreterLockMap> {
-        map.try_into().map(InterpreterLockMap).map_err(|e| bpf_error(LOAD, e))
+        Ok(InterpreterLockMap {
+            map: map.try_into().map_err(|e| bpf_error(LOAD, e))?,
+            left_out: 0,
+        })
     }
 
     /// Sets the locks of a process; without any, nothing is to be known of it.
@@ -53,20 +61,29 @@ impl InterpreterLockMap {
             at: [0; MAX_LOCKS],
             len: locks.len,
             last_holder: locks.last_holder,
+            in_interpreter: locks.in_interpreter,
+            pad: 0,
             released: 0,
             releases: [[0; 6]; RELEASES],
         };
         value.at.iter_mut().zip(&locks.at).for_each(|(to, at)| *to = *at);
+        self.left_out = self.left_out.max(locks.at.len().saturating_sub(MAX_LOCKS));
         // The log of releases continues while the locks are the same.
-        let known = self.0.get(&pid, 0);
+        let known = self.map.get(&pid, 0);
         if known.is_ok_and(|known| (known.at, known.len) == (value.at, value.len)) {
             return Ok(());
         }
-        self.0.insert(pid, value, 0).map_err(|e| bpf_error(NOTIFY_FAILED, e))
+        self.map.insert(pid, value, 0).map_err(|e| bpf_error(NOTIFY_FAILED, e))
+    }
+
+    /// What there was no room for, as text.
+    pub fn exceeded(&self) -> Option<String> {
+        let locks = self.left_out;
+        (locks > 0).then(|| format!("{locks} interpreter locks: waits for them are in parts of 5 ms, without holders"))
     }
 
     /// Removes a process.
     pub fn remove(&mut self, pid: Pid) {
-        let _ = self.0.remove(&pid); // absent: nothing to remove
+        let _ = self.map.remove(&pid); // absent: nothing to remove
     }
 }

@@ -452,6 +452,17 @@ impl Backend for EbpfBackend {
         open.unwrap_or_default()
     }
 
+    fn exceeded_limits(&self) -> Vec<String> {
+        let records = self.lost_sideband;
+        let sideband = (records > 0).then(|| {
+            format!(
+                "{records} records of mappings, forks and exits were lost: names of what they were about may be missing"
+            )
+        });
+        let all = [self.nested.exceeded(), self.locks.exceeded(), sideband];
+        all.into_iter().flatten().collect()
+    }
+
     fn counts(&self) -> SampleCounts {
         SampleCounts {
             cpu_time: if self.events.is_clock() { self.times.total() } else { 0 },

@@ -18,7 +18,7 @@ use crate::limits::MAX_NESTED;
 struct NestedKey {
     thread_pointer: u64,
     pid: u32,
-    pad: u32,
+    part: u32,
 }
 
 // SAFETY: three plain integers, no padding, any bit pattern is valid.
@@ -26,9 +26,18 @@ unsafe impl aya::Pod for NestedKey {}
 
 /// The map `NESTED_STATES`.
 pub struct NestedStateMap {
-    map: BpfHash<MapData, NestedKey, [u64; MAX_NESTED]>,
+    map: BpfHash<MapData, NestedKey, [u64; PART]>,
     keys: FxHashMap<Pid, Vec<NestedKey>>,
+    /// Most threads for whose states there was no room, at one time.
+    left_out: usize,
 }
+
+/// `NESTED_PART` of the program: states in one entry. The next entry follows if all are used.
+const PART: usize = 8;
+/// `NESTED_PARTS` of it: entries for one thread.
+const PARTS: usize = 9;
+/// One more than fit, so that the program sees that there are more, and the thread's own.
+const _: () = assert!(PART * PARTS >= MAX_NESTED + 2);
 
 impl NestedStateMap {
     /// # Errors
@@ -37,28 +46,38 @@ impl NestedStateMap {
         Ok(NestedStateMap {
             map: map.try_into().map_err(|e| bpf_error(LOAD, e))?,
             keys: FxHashMap::default(),
+            left_out: 0,
         })
     }
 
     /// Replaces the states of a process: `pthread_self` of each thread, and its states.
     pub fn set(&mut self, pid: Pid, states_by_thread: &[(u64, Vec<u64>)]) {
         self.remove(pid);
-        for (thread_pointer, states) in states_by_thread {
-            let key = NestedKey {
-                thread_pointer: *thread_pointer,
-                pid,
-                pad: 0,
-            };
+        for (i, (thread_pointer, states)) in states_by_thread.iter().enumerate() {
             // The thread's own state is among them; the program leaves it out.
-            let mut value = [0; MAX_NESTED];
-            value.iter_mut().zip(states).for_each(|(v, s)| *v = *s);
-            // The map can be full: a process may have any number of threads with several states. Those that are left out
-            // are sampled with the thread's own state.
-            if self.map.insert(key, value, 0).is_err() {
-                break;
+            for (part, some) in (0..).zip(states.chunks(PART).take(PARTS)) {
+                let key = NestedKey {
+                    thread_pointer: *thread_pointer,
+                    pid,
+                    part,
+                };
+                let mut value = [0; PART];
+                value[..some.len()].copy_from_slice(some);
+                // The map can be full: a process may have any number of threads with several states. Those that are left out
+                // are sampled with the thread's own state.
+                if self.map.insert(key, value, 0).is_err() {
+                    self.left_out = self.left_out.max(states_by_thread.len() - i);
+                    return;
+                }
+                self.keys.entry(pid).or_default().push(key);
             }
-            self.keys.entry(pid).or_default().push(key);
         }
+    }
+
+    /// What there was no room for, as text.
+    pub fn exceeded(&self) -> Option<String> {
+        let threads = self.left_out;
+        (threads > 0).then(|| format!("{threads} threads with several thread states are sampled with one of them"))
     }
 
     /// Removes a process.

@@ -62,37 +62,31 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 		if (!state && nested && user_word(nested->states[0] + lay->thread_id) == tp)
 			state = nested->states[0];
 		if (state) {
-			int i;
-
 			s->lay = *lay;
 			s->instr_unused = lay->instr_size == 4 ? 32 : 0;
 			s->ends = (lay->frame_owner != ABSENT ? 0xffULL << 32 : 0) | (lay->frame_entry != ABSENT ? 0xffULL << 40 : 0);
 			s->states[0] = state;
-			for (i = 0; i < MAX_NESTED; i++) {
-				__u64 other = nested ? nested->states[i] : 0;
-
-				if (other == state || (other && user_word(other + lay->thread_id) != tp))
-					other = 0;
-				s->states[1 + i] = other;
-			}
+			s->nested = s->too_nested = 0;
+			if (nested)
+				find_nested(slot, tp);
 			begin_epoch(lay, c, h->pid, nested ? 0 : state);
 			if (h->flags & WORKER)
 				begin = position(lay, state);
 			s->n = 0;
 			h->walk = WALK_COMPLETE;
-			for (i = 0; i <= MAX_NESTED; i++)
-				if (s->states[i])
-					walk_frames(slot, i);
+			s->which = 0;
+			LOOP(1 + MAX_NESTED, walk_state, slot);
+			if (s->too_nested)
+				h->walk = WALK_DEEP;
 			h->frames = s->n;
 			copy_task(slot);
 			// (A worker's sample belongs to the span of the thread that gave it work.)
 			if (want_spans && !(h->flags & WAKER))
 				copy_span(slot);
 			s->n = 0;
+			s->which = 0;
 			if (lay->cframe != ABSENT)
-				for (i = 0; i <= MAX_NESTED; i++)
-					if (s->states[i])
-						walk_anchors(slot, i);
+				LOOP(1 + MAX_NESTED, walk_state_anchors, slot);
 			h->anchors = s->n;
 			// The dispatcher has continued meanwhile.
 			if (h->flags & WORKER && begin != position(lay, state)) {
@@ -106,7 +100,7 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 		tp = h->thread_pointer;
 	}
 
-	if (h->walk != WALK_NONE && !(h->flags & WORKER) && holds_lock(h->pid, s->states))
+	if (h->walk != WALK_NONE && !(h->flags & WORKER) && holds_lock(slot, h->pid))
 		h->flags |= HOLDS_LOCK;
 	// The process may have begun to run Python, or another program: the reader has to check first.
 	if (h->walk != WALK_COMPLETE && began - turn->woken > MIN_WAKE_UP_INTERVAL) {

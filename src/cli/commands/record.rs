@@ -236,6 +236,7 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     progress.finish_and_clear();
     let sampling_cpu = sys::clock::process_cpu_time().saturating_sub(startup_cpu);
 
+    let exceeded = backend.exceeded_limits();
     let mut counts = backend.counts();
     counts.lost += left;
     let meta = Meta {
@@ -259,6 +260,9 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     let advice = is_cpu_time.then(|| summary::advice(&profile.meta, children)).flatten();
     if let Some(line) = advice.or_else(|| summary::thread_states(&profile)) {
         print_line(&line);
+    }
+    for limit in exceeded {
+        print_line(&format!("  limit:    {limit}"));
     }
     if let Some(counts) = session.task_counts() {
         print_line(&summary::tasks(counts.with, counts.without));

@@ -17,6 +17,8 @@ struct state {
 	__u64 careful;            // the stack is read page by page up to here
 	__u32 faults, n, done, met_second, urgent;
 	__u32 copies;             // code objects that may still be copied in this sample
+	__u32 nested, which;      // further thread states; the one that is dealt with
+	__u32 too_nested, holds;  // there are more than MAX_NESTED; one of them holds the lock of its interpreter
 	__u64 cframe;             // the CFrame that the walk began at
 	__u64 cframes[1 + MAX_NESTED]; // ... for each thread state
 	__u64 states[1 + MAX_NESTED]; // thread states to walk, innermost first
@@ -31,6 +33,8 @@ struct state {
 	__u64 inherited[INHERITED]; // of the worker
 	struct layout lay;
 };
+
+_Static_assert(sizeof(struct state) <= 4096, "state");
 
 #define STATE (AREA - 4096)       // place of the state in the area
 #define WINDOW (STATE - 16384)    // place of a copy of the page around the last frame ...

@@ -451,3 +451,31 @@ __noinline int walk_anchors(__u32 slot, __u32 which)
 		h->walk = s->done ? s->done : WALK_DEEP;
 	return 0;
 }
+
+// Appends the frames of the next thread state.
+TURN(walk_state)
+{
+	char *area = scratch(slot);
+	struct state *s;
+
+	if (!area)
+		return 1;
+	s = (void *)(area + STATE);
+	walk_frames(slot, s->which);
+	s->which++;
+	return s->which > s->nested;
+}
+
+// Appends the CFrames of the next thread state.
+TURN(walk_state_anchors)
+{
+	char *area = scratch(slot);
+	struct state *s;
+
+	if (!area)
+		return 1;
+	s = (void *)(area + STATE);
+	walk_anchors(slot, s->which);
+	s->which++;
+	return s->which > s->nested;
+}

@@ -65,9 +65,12 @@ static __always_inline __u64 interpreter_lock(struct gils *gils, __u64 futex)
 
 	if (!gils)
 		return 0;
-	for (i = 0; i < MAX_GILS; i++)
-		if (gils->at[i] && futex - gils->at[i] < gils->len)
+	for (i = 0; i < MAX_GILS; i++) {
+		if (!gils->at[i])
+			break;
+		if (futex - gils->at[i] < gils->len)
 			return gils->at[i];
+	}
 	return 0;
 }
 

@@ -30,7 +30,9 @@
 #define SEEN_CELLS 65536
 // Minimum time between two wake-ups of the reader because frames are missing, ns.
 #define MIN_WAKE_UP_INTERVAL 10000000
-#define MAX_NESTED 4              // further thread states of one thread
+#define MAX_NESTED 64             // further thread states of one thread
+#define NESTED_PART 8             // thread states in one entry of the map
+#define NESTED_PARTS 9            // entries for one thread: one state more than MAX_NESTED, and its own
 #define MAX_LOCALS_DISTANCE 512   // bytes between two local variables of the bytecode loop, at most
 #define BATCH 8                  // entries in one turn of a loop; the verifier goes through each
 #define KNOWN 4096               // code objects remembered
@@ -51,7 +53,7 @@
 #define ABSENT 0xffff
 #define MAX_WORKS 8              // off-CPU samples that are taken at the same time, at most
 #define SCHEDULE_RESUME 0x4b460001 // see `schedule`
-#define MAX_GILS 4               // interpreter locks of one process that are known here, at most
+#define MAX_GILS 64              // interpreter locks of one process that are known here, at most
 #define THREAD_STATE (1ULL << 63) // marks the address of a thread state, where the thread's number is not known
 #define HOLDS (1ULL << 62)        // marks one that still held the lock
 #define RELEASES 64              // of those that held them, so many are remembered; a power of two
@@ -329,11 +331,12 @@ struct {
 // Further thread states of one thread: of the interpreters around the subinterpreter that it runs.
 struct nested_key {
 	__u64 thread_pointer;
-	__u32 pid, pad;
+	__u32 pid, part;
 };
 
+// Followed by the next part if none is 0.
 struct nested {
-	__u64 states[MAX_NESTED];
+	__u64 states[NESTED_PART];
 };
 
 struct {

@@ -51,6 +51,8 @@ struct gils {
 	__u64 at[MAX_GILS];
 	__u32 len;                // bytes, up to the last futex in it
 	__u32 last_holder;        // -> thread state, followed by whether the lock is held, 4 bytes
+	__u32 in_interpreter;     // interpreter -> its lock; 0: all have the first one
+	__u32 pad;
 	// Releases while another thread waited, the latest one before `released`. The locks themselves keep the releases of one
 	// lock apart. A release is not seen where all waiting threads have been woken by timers already; who held the lock when
 	// those wake up (HOLDS) is in the list, too.
@@ -71,25 +73,88 @@ struct {
 	__type(value, struct gils);
 } INTERPRETER_LOCKS SEC(".maps");
 
-// Does one of these thread states hold the lock of its interpreter?
-static __always_inline int holds_lock(__u32 pid, __u64 *states)
+// Sets `holds` if the thread state holds the lock of its interpreter.
+TURN(holds_own_lock)
 {
-	struct gils *gils = bpf_map_lookup_elem(&INTERPRETER_LOCKS, &pid);
+	char *area = scratch(slot);
+	struct gils *gils;
+	struct state *s;
 	struct {
 		__u64 holder;
 		__u32 locked, pad;
 	} lock;
-	int i, j;
+	__u64 state, at;
+	__u32 which, pid;
 
-	for (i = 0; gils && i < MAX_GILS; i++) {
-		if (!gils->at[i])
-			break;
-		// The holder stays noted when it releases the lock.
-		if (bpf_probe_read_user(&lock, sizeof(lock), (void *)(gils->at[i] + gils->last_holder)) || lock.locked != 1)
-			continue;
-		for (j = 0; j <= MAX_NESTED; j++)
-			if (states[j] && states[j] == lock.holder)
-				return 1;
+	if (!area)
+		return 1;
+	s = (void *)(area + STATE);
+	which = s->which;
+	pid = ((struct head *)area)->pid;
+	gils = bpf_map_lookup_elem(&INTERPRETER_LOCKS, &pid);
+	if (!gils || which > s->nested || which > MAX_NESTED)
+		return 1;
+	state = s->states[which];
+	at = gils->at[0];
+	// With one lock only it is not searched for.
+	if (gils->in_interpreter && gils->at[1])
+		at = user_word(user_word(state + s->lay.state_interp) + gils->in_interpreter);
+	// The holder stays noted when it releases the lock.
+	s->holds = !bpf_probe_read_user(&lock, sizeof(lock), (void *)(at + gils->last_holder)) && lock.locked == 1 &&
+		   lock.holder == state;
+	s->which = which + 1;
+	return s->holds;
+}
+
+// Does one of the thread states hold the lock of its interpreter?
+static __always_inline int holds_lock(__u32 slot, __u32 pid)
+{
+	char *area = scratch(slot);
+	struct state *s;
+
+	if (!area || !bpf_map_lookup_elem(&INTERPRETER_LOCKS, &pid))
+		return 0;
+	s = (void *)(area + STATE);
+	s->which = s->holds = 0;
+	LOOP(1 + MAX_NESTED, holds_own_lock, slot);
+	return s->holds;
+}
+
+// Appends a thread state to those of the thread, if it is another one. True if there is no room.
+static __always_inline int add_nested(struct state *s, __u64 other, __u64 tp)
+{
+	__u32 n = s->nested;
+
+	if (other == s->states[0] || user_word(other + s->lay.thread_id) != tp)
+		return 0;
+	if (n >= MAX_NESTED) {
+		s->too_nested = 1;
+		return 1;
+	}
+	s->states[1 + n] = other;
+	s->nested = n + 1;
+	return 0;
+}
+
+// Finds the further thread states of the thread, whose own one is the first.
+__noinline int find_nested(__u32 slot, __u64 tp)
+{
+	char *area = scratch(slot);
+	struct nested_key key = { .thread_pointer = tp };
+	struct nested *nested;
+	struct state *s;
+	__u32 part, i;
+
+	if (!area)
+		return 0;
+	s = (void *)(area + STATE);
+	key.pid = ((struct head *)area)->pid;
+	for (part = 0; part < NESTED_PARTS; part++) {
+		key.part = part;
+		nested = bpf_map_lookup_elem(&NESTED_STATES, &key);
+		for (i = 0; i < NESTED_PART; i++)
+			if (!nested || !nested->states[i] || add_nested(s, nested->states[i], tp))
+				return 0;
 	}
 	return 0;
 }
