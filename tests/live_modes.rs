@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use nativeprof::capture::ebpf::switch_in;
 use nativeprof::profile::model::{Frame, FrameKind};
+use nativeprof::sys::procfs;
 
 use common::chance::{assert_likely, patience, repeated};
 use common::pythons::each_with_backend;
@@ -97,6 +99,49 @@ fn launched_commands_are_sampled_from_their_start() {
             r.matching(|s| start(s) || loader(s)) > 0,
             "{}: no sample of the start",
             python.name
+        );
+    });
+}
+
+/// How often the threads of a process have gone to sleep.
+fn sleeps(pid: u32) -> u64 {
+    let of = |tid| {
+        let status = procfs::read_text(format!("/proc/{pid}/task/{tid}/status")).unwrap_or_default();
+        let number = procfs::field(&status, "voluntary_ctxt_switches").and_then(|n| n.parse().ok());
+        number.unwrap_or(0)
+    };
+    procfs::threads(pid).into_iter().map(of).sum::<u64>()
+}
+
+/// What other processes do does not wake nativeprof, except now and then.
+#[test]
+fn programs_of_other_processes_do_not_wake_us() {
+    let _live = live();
+    const PROGRAMS: u64 = 300;
+    repeated(|| {
+        let mut program = Program::start(newest_python().script("waits.py"));
+        let scratch = Scratch::new();
+        let mut command = nativeprof(&["attach", &program.pid().to_string(), "--backend", "ebpf", "-o"]);
+        command.arg(scratch.path("profile.json"));
+        let mut running = Running::start(command);
+        let ours = running.child.id();
+        // Without other programs, for as long as it takes to start some.
+        let (before, start) = (sleeps(ours), Instant::now());
+        sleep_patiently(500);
+        let alone = (sleeps(ours) - before) as f64 / start.elapsed().as_secs_f64();
+        let (before, start) = (sleeps(ours), Instant::now());
+        for _ in 0..PROGRAMS {
+            assert!(Command::new("true").status().is_ok_and(|s| s.success()));
+        }
+        let (woken, seconds) = (sleeps(ours) - before, start.elapsed().as_secs_f64());
+        running.signal("INT");
+        running.finish();
+        program.finish();
+        // Each program is some ten records, which woke it several times.
+        let allowed = 2.0 * alone * seconds + PROGRAMS as f64 / 2.0;
+        assert!(
+            woken as f64 <= allowed,
+            "woken {woken} times in {seconds:.1} s, {alone:.0} a second alone"
         );
     });
 }

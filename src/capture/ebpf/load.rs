@@ -16,20 +16,16 @@ use super::interpreter_locks::InterpreterLockMap;
 use super::nested_states::NestedStateMap;
 use super::object::{self, LOAD, MapSizes, Variant};
 use super::off_cpu::{self, OffCpu};
-use super::sampling_events::{self, CpuEvents};
+use super::sampling_events::CpuEvents;
+use super::sideband_rings::SidebandRings;
 use super::{EbpfBackend, KernelFacts, abi, switch_in, workers};
 use crate::capture::common::jitter::period;
-use crate::capture::common::perf_ring::Ring;
-use crate::capture::common::sideband;
 use crate::capture::{Mode, SamplingOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::privileges::checks;
 use crate::sys;
 use crate::sys::perf::perf;
 
-/// Pages of each CPU's ring of sideband records.
-const SIDEBAND_PAGES: usize = 64;
-const SIDEBAND_FAILED: &str = "cannot receive mmap and fork events";
 const REPORT: &str = "use --backend ptrace, and please report this with the output of `nativeprof doctor`";
 
 impl EbpfBackend {
@@ -91,6 +87,10 @@ impl EbpfBackend {
         f.wakers = options.off_cpu.wakers.into();
         f.min_blocked = options.off_cpu.min_blocked;
         facts.set(0, f, 0).map_err(map_error)?;
+        let executed: &mut RawTracePoint = object::program(&mut bpf, "executed")?;
+        executed
+            .attach("sched_process_exec")
+            .map_err(|e| bpf_error("cannot receive exec events", e))?;
         if options.children {
             let forked: &mut RawTracePoint = object::program(&mut bpf, "forked")?;
             forked
@@ -104,7 +104,8 @@ impl EbpfBackend {
         let events = CpuEvents::open(options, program.as_fd())?;
         let off_cpu = hook.map(|(hook, missing)| OffCpu::attach(&mut bpf, hook, missing));
         let off_cpu = off_cpu.transpose()?;
-        let mut source = EbpfBackend {
+        let sideband = SidebandRings::open()?;
+        Ok(EbpfBackend {
             _bpf: bpf,
             refusal,
             program,
@@ -117,7 +118,7 @@ impl EbpfBackend {
             facts,
             counts,
             options: options.clone(),
-            sideband: Vec::new(),
+            sideband,
             pending: VecDeque::new(),
             lost_sideband: 0,
             known: FxHashSet::default(),
@@ -131,32 +132,7 @@ impl EbpfBackend {
             before_exec: None,
             reassembler: abi::StackReassembler::default(),
             stopped: false,
-        };
-        source.open_sideband()?;
-        Ok(source)
-    }
-
-    /// Mappings, forks, execs and exits of the whole machine, from one event per CPU.
-    fn open_sideband(&mut self) -> Result<()> {
-        let mut attr = perf::perf_event_attr {
-            type_: perf::PERF_TYPE_SOFTWARE,
-            config: perf::PERF_COUNT_SW_DUMMY.into(),
-            ..Default::default()
-        };
-        sideband::request_sideband(&mut attr);
-        // Wake immediately, so that a newly mapped interpreter is registered before it is sampled.
-        attr.set_watermark(1);
-        attr.__bindgen_anon_2.wakeup_watermark = 1;
-        for event in sampling_events::on_each_cpu(&mut attr, SIDEBAND_FAILED, SIDEBAND_FAILED)? {
-            let ring = Ring::new(event, SIDEBAND_PAGES).map_err(|e| match e.kind() {
-                io::ErrorKind::PermissionDenied => {
-                    not_permitted("cannot map the ring buffer of mmap and fork events", &e)
-                }
-                _ => Error::io("cannot map the ring buffer of mmap and fork events", e),
-            })?;
-            self.sideband.push(ring);
-        }
-        Ok(())
+        })
     }
 }
 

@@ -22,7 +22,6 @@ use aya::maps::{Array, HashMap as BpfHash, MapData, PerCpuArray, RingBuf};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::common::jitter::period;
-use super::common::perf_ring::Ring;
 use super::common::sideband;
 use super::common::sideband::SidebandRecord;
 use super::{Backend, Mode, OpenInterval, SampleCounts, SamplingOptions};
@@ -43,6 +42,7 @@ mod nested_states;
 mod object;
 mod off_cpu;
 mod sampling_events;
+mod sideband_rings;
 mod workers;
 
 use abi::DecodedRecord;
@@ -52,6 +52,7 @@ use interpreter_locks::InterpreterLockMap;
 use nested_states::NestedStateMap;
 use off_cpu::OffCpu;
 use sampling_events::{CpuEvents, SampleCost};
+use sideband_rings::{SidebandRings, Subject};
 
 /// Samples, and time, between two polls of the rings: waking up costs as much as some samples do. The BPF program wakes
 /// us if one must be handled at once. Reprogramming the ticks wakes us anyway: most polls need not be more frequent.
@@ -116,7 +117,7 @@ pub struct EbpfBackend {
     facts: Array<MapData, KernelFacts>,
     counts: PerCpuArray<MapData, u64>,
     options: SamplingOptions,
-    sideband: Vec<Ring>,
+    sideband: SidebandRings,
     pending: VecDeque<SidebandRecord>,
     lost_sideband: u64,
     known: FxHashSet<Pid>,
@@ -205,51 +206,42 @@ impl EbpfBackend {
 
     /// Moves the sideband records of known processes to the queue, in chronological order.
     fn read_sideband(&mut self) {
-        let mut batch = Vec::new();
-        for ring in &mut self.sideband {
-            ring.drain(|kind, misc, body| match sideband::decode(kind, misc, body) {
-                Some(Ok(t)) => batch.push(t),
-                Some(Err(n)) => {
-                    self.lost_sideband += n;
-                    // Among them may be the fork that used the number again.
-                    self.removed.clear();
-                }
-                None => {}
-            });
+        let raw = self.sideband.take();
+        if raw.lost > 0 {
+            self.lost_sideband += raw.lost;
+            // Among them may be the fork that used the number again.
+            self.removed.clear();
         }
-        batch.sort_by_key(|t| t.time);
-        sideband::remove_exits_by_exec(&mut batch);
-        for t in batch {
-            match t.event {
-                Event::Exec { pid, .. } if self.removed.remove(&pid) => {
-                    if self.add_process(pid, NO_PYTHON).is_ok() {
-                        self.times.begin(pid);
-                    }
-                }
-                Event::Fork { pid, parent } => {
-                    self.removed.remove(&pid);
-                    if !self.options.children || !self.known.contains(&parent) {
-                        continue;
-                    }
-                    // The program has done so itself, if it knows where the kernel keeps the child's ID.
-                    let layout = self.procs.get(&parent, 0).unwrap_or(NO_PYTHON);
-                    if self.add_process(pid, layout).is_ok() {
-                        self.times.count_from_start(pid);
-                    }
-                }
-                Event::Mmap { pid, .. }
-                | Event::Exec { pid, .. }
-                | Event::Thread { pid, .. }
-                | Event::Comm { pid, .. }
-                | Event::Exit { pid, .. }
-                    if !self.known.contains(&pid) =>
-                {
-                    continue;
-                }
-                _ => {}
+        let mut batch = raw.decode(|subject| match subject {
+            Subject::Child(pid, parent) => {
+                self.removed.remove(&pid);
+                self.options.children && self.known.contains(&parent) && self.add_child(pid, parent)
             }
-            self.pending.push_back(t);
+            Subject::Executing(pid) if self.removed.remove(&pid) => {
+                let is_added = self.add_process(pid, NO_PYTHON).is_ok();
+                self.times.begin(pid);
+                is_added
+            }
+            Subject::Executing(pid) | Subject::Process(pid) => self.known.contains(&pid),
+        });
+        self.sideband.put_back(raw);
+        sideband::remove_exits_by_exec(&mut batch);
+        for t in &batch {
+            if let Event::Exec { pid, .. } = t.event {
+                self.sideband.begin_program(pid, t.time);
+            }
         }
+        self.pending.extend(batch);
+    }
+
+    /// Adds a process that a known one has forked. True: it is known even if the kernel refuses it, to be followed.
+    fn add_child(&mut self, pid: Pid, parent: Pid) -> bool {
+        // The program has done so itself, if it knows where the kernel keeps the child's ID.
+        let layout = self.procs.get(&parent, 0).unwrap_or(NO_PYTHON);
+        if self.add_process(pid, layout).is_ok() {
+            self.times.count_from_start(pid);
+        }
+        true
     }
 
     /// Emits the next sideband record.
@@ -315,6 +307,7 @@ impl Backend for EbpfBackend {
         self.account_off_cpu(true)?;
         self.add_process(pid, NO_PYTHON)?;
         self.before_exec = Some(pid);
+        self.sideband.begin_program(pid, sys::clock::now());
         // Now, not when the record of the exec is read: that may be much later, and samples count from the exec on. The
         // CPU time until then is a fraction of a millisecond.
         self.times.begin(pid);
@@ -323,6 +316,9 @@ impl Backend for EbpfBackend {
 
     fn update_process(&mut self, pid: Pid, layout: &TargetLayout) -> Result<()> {
         self.known.insert(pid);
+        if layout.python.is_some() {
+            self.sideband.end_start(pid);
+        }
         if let Some(off_cpu) = &mut self.off_cpu {
             off_cpu.watch(pid)?;
         }
@@ -351,6 +347,7 @@ impl Backend for EbpfBackend {
 
     fn remove_process(&mut self, pid: Pid) {
         self.nested.remove(pid);
+        self.sideband.end_start(pid);
         if self.known.remove(&pid) {
             if self.removed.len() >= MAX_EXITED {
                 self.removed.clear();
@@ -380,10 +377,12 @@ impl Backend for EbpfBackend {
     }
 
     fn poll(&mut self, wait: Duration, out: &mut Vec<Event>) -> Result<bool> {
+        let sideband_time = self.sideband.time_left();
         let mut fds = vec![self.ring.as_fd()];
-        fds.extend(self.sideband.iter().map(Ring::event));
+        fds.extend(self.sideband.events());
         let max_wait = Duration::from_nanos(period(self.options.rate)) * POLL_SAMPLES;
         let max_wait = max_wait.clamp(MIN_POLL, MAX_POLL).min(self.events.time_left());
+        let max_wait = max_wait.min(sideband_time);
         sys::files::poll(&fds, wait.min(max_wait)).map_err(|e| Error::io("cannot wait for samples", e))?;
         // What is newer than this may have older samples that were not in the ring yet when it was read.
         let known_until = if self.stopped { u64::MAX } else { sys::clock::now() };

@@ -127,6 +127,8 @@ pub fn load(object: &[u8], sizes: MapSizes, children: bool) -> Result<Ebpf> {
         let program: &mut PerfEvent = program(&mut bpf, name)?;
         program.load().map_err(|e| bpf_error(LOAD, e))?;
     }
+    let executed: &mut RawTracePoint = program(&mut bpf, "executed")?;
+    executed.load().map_err(|e| bpf_error(LOAD, e))?;
     if children {
         let forked: &mut RawTracePoint = program(&mut bpf, "forked")?;
         forked.load().map_err(|e| bpf_error(LOAD, e))?;

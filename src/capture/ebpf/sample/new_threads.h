@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0 OR GPL-2.0
 //
-// Programs at forks, and at wake-ups that give work to native workers.
+// Programs at forks and execs, and at wake-ups that give work to native workers.
 
 // A forked child has its parent's memory. What is known of that must be known of the child before its first sample; the
 // reader may be notified of the fork later than that. Runs in the parent.
@@ -22,6 +22,19 @@ int forked(struct bpf_raw_tracepoint_args *ctx)
 		bpf_map_update_elem(&OURS, &ours, &one, BPF_ANY);
 		bpf_map_update_elem(&PROCS, &child[0], lay, BPF_ANY);
 	}
+	return 0;
+}
+
+// Runs in a process that has begun another program: wakes the reader, which has to find its interpreter before it runs code. The
+// sideband records of what it maps first are in their ring already.
+SEC("raw_tp/sched_process_exec")
+int executed(void *ctx)
+{
+	__u32 pid = bpf_get_current_pid_tgid() >> 32;
+	void *nothing = bpf_map_lookup_elem(&PROCS, &pid) ? bpf_ringbuf_reserve(&SAMPLES, 8, 0) : 0;
+
+	if (nothing)
+		bpf_ringbuf_discard(nothing, BPF_RB_FORCE_WAKEUP);
 	return 0;
 }
 
