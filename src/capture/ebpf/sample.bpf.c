@@ -66,9 +66,10 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 			s->instr_unused = lay->instr_size == 4 ? 32 : 0;
 			s->ends = (lay->frame_owner != ABSENT ? 0xffULL << 32 : 0) | (lay->frame_entry != ABSENT ? 0xffULL << 40 : 0);
 			s->states[0] = state;
-			s->nested = s->too_nested = 0;
+			s->thread = tp;
+			s->nested = s->too_nested = s->which = 0;
 			if (nested)
-				find_nested(slot, tp);
+				LOOP(NESTED_PARTS, find_nested, slot);
 			begin_epoch(lay, c, h->pid, nested ? 0 : state);
 			if (h->flags & WORKER)
 				begin = position(lay, state);

@@ -17,7 +17,8 @@ struct state {
 	__u64 careful;            // the stack is read page by page up to here
 	__u32 faults, n, done, met_second, urgent;
 	__u32 copies;             // code objects that may still be copied in this sample
-	__u32 nested, which;      // further thread states; the one that is dealt with
+	__u64 thread;             // thread pointer of the thread whose states these are
+	__u32 nested, which;      // further thread states; the one that is dealt with, or the part of their list
 	__u32 too_nested, holds;  // there are more than MAX_NESTED; one of them holds the lock of its interpreter
 	__u64 cframe;             // the CFrame that the walk began at
 	__u64 cframes[1 + MAX_NESTED]; // ... for each thread state

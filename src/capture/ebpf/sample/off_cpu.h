@@ -102,7 +102,7 @@ static __always_inline void begin_wait(struct thread *t, __u64 futex, __u64 now)
 static __always_inline __u64 end_timed_out(struct thread *t, struct kernel_facts *facts, __u32 pid, __u64 now)
 {
 	struct gils *gils = bpf_map_lookup_elem(&INTERPRETER_LOCKS, &pid);
-	__u64 holder = 0, lock = interpreter_lock(gils, t->futex);
+	__u64 holder = 0, lock = interpreter_lock(pid, t->futex);
 	__u32 locked = 1;
 
 	t->timed_out = 0;
@@ -144,8 +144,7 @@ static __always_inline void begin_record(__u32 slot, struct head *h, struct thre
 	h->holder = holder;
 	__builtin_memset(h->holders, 0, sizeof(h->holders));
 	if (t->take_blocked && t->futex) {
-		struct gils *gils = bpf_map_lookup_elem(&INTERPRETER_LOCKS, &pid);
-		__u64 lock = interpreter_lock(gils, t->futex);
+		__u64 lock = interpreter_lock(pid, t->futex);
 
 		if (lock)
 			find_holders(slot, lock, t->began, t->take_woken);

@@ -58,9 +58,10 @@ static __always_inline struct thread *add_thread(__u32 tid, __u32 tgid, __u64 no
 	return t;
 }
 
-// The interpreter lock of a process that this futex belongs to, 0: none.
-static __always_inline __u64 interpreter_lock(struct gils *gils, __u64 futex)
+// The interpreter lock of a process that this futex belongs to, 0: none. (Not static: as walk_chain.)
+__noinline __u64 interpreter_lock(__u32 pid, __u64 futex)
 {
+	struct gils *gils = bpf_map_lookup_elem(&INTERPRETER_LOCKS, &pid);
 	int i;
 
 	if (!gils)

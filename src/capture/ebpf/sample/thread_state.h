@@ -121,11 +121,11 @@ static __always_inline int holds_lock(__u32 slot, __u32 pid)
 }
 
 // Appends a thread state to those of the thread, if it is another one. True if there is no room.
-static __always_inline int add_nested(struct state *s, __u64 other, __u64 tp)
+static __always_inline int add_nested(struct state *s, __u64 other)
 {
 	__u32 n = s->nested;
 
-	if (other == s->states[0] || user_word(other + s->lay.thread_id) != tp)
+	if (other == s->states[0] || user_word(other + s->lay.thread_id) != s->thread)
 		return 0;
 	if (n >= MAX_NESTED) {
 		s->too_nested = 1;
@@ -136,26 +136,25 @@ static __always_inline int add_nested(struct state *s, __u64 other, __u64 tp)
 	return 0;
 }
 
-// Finds the further thread states of the thread, whose own one is the first.
-__noinline int find_nested(__u32 slot, __u64 tp)
+// Appends the further thread states in the next part of the thread's list.
+TURN(find_nested)
 {
 	char *area = scratch(slot);
-	struct nested_key key = { .thread_pointer = tp };
+	struct nested_key key = {};
 	struct nested *nested;
 	struct state *s;
-	__u32 part, i;
+	__u32 i;
 
 	if (!area)
-		return 0;
+		return 1;
 	s = (void *)(area + STATE);
+	key.thread_pointer = s->thread;
 	key.pid = ((struct head *)area)->pid;
-	for (part = 0; part < NESTED_PARTS; part++) {
-		key.part = part;
-		nested = bpf_map_lookup_elem(&NESTED_STATES, &key);
-		for (i = 0; i < NESTED_PART; i++)
-			if (!nested || !nested->states[i] || add_nested(s, nested->states[i], tp))
-				return 0;
-	}
+	key.part = s->which++;
+	nested = bpf_map_lookup_elem(&NESTED_STATES, &key);
+	for (i = 0; i < NESTED_PART; i++)
+		if (!nested || !nested->states[i] || add_nested(s, nested->states[i]))
+			return 1;
 	return 0;
 }
 

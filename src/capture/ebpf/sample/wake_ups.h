@@ -80,7 +80,7 @@ int waking(__u64 *ctx)
 	if (t->futex) {
 		tgid = t->tgid;
 		gils = bpf_map_lookup_elem(&INTERPRETER_LOCKS, &tgid);
-		lock = interpreter_lock(gils, t->futex);
+		lock = gils ? interpreter_lock(tgid, t->futex) : 0;
 		if (gils && lock) {
 			struct system_call call = {};
 
