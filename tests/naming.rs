@@ -48,10 +48,11 @@ fn compile(scratch: &Scratch, name: &str, flags: &[&str]) -> PathBuf {
     out
 }
 
-/// Every few bytes of the functions.
+/// Every few bytes of the functions; the first one of those whose symbols have no size, which may end anywhere.
 fn addresses(path: &Path) -> Vec<u64> {
     let mut module = Module::from_file(File::open(path).expect("a file")).expect("an ELF file");
-    let functions: Vec<_> = module.symbols().map(|f| f.start..f.start + f.size.min(300)).collect();
+    let length = |f: &symbolize::Function| if f.sized { f.size.min(300) } else { 1 };
+    let functions: Vec<_> = module.symbols().map(|f| f.start..f.start + length(&f)).collect();
     functions
         .into_iter()
         .flat_map(|function| function.step_by(3))

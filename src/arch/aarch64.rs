@@ -165,10 +165,16 @@ pub fn wait_kind(system_call: u16, regs: &Regs) -> WaitKind {
     }
 }
 
-/// Where the kernel stores the interrupted registers, from the stack pointer of the code that a signal handler returns to:
-/// `struct rt_sigframe` (arch/arm64/kernel/signal.c, Linux 6.18) is a `siginfo_t` of 128 bytes and a `ucontext_t`, whose
-/// `struct sigcontext` is at 176 and has x0 to x30, sp, pc after one word.
-pub const SIGNAL_FRAME_REGS: Option<i64> = Some(128 + 176 + 8);
+/// Do the tables of the code that signal handlers return to say where all registers are?
+pub const SIGNAL_TABLES_COMPLETE: bool = false;
+
+/// Where the kernel stores an interrupted register (by DWARF number; [`GPRS`]: the instruction pointer), from the stack
+/// pointer of the code that a signal handler returns to, bytes: `struct rt_sigframe` (arch/arm64/kernel/signal.c, Linux
+/// 6.18) is a `siginfo_t` of 128 bytes and a `ucontext_t`, whose `struct sigcontext` is at 176 and has x0 to x30, sp,
+/// pc after one word.
+pub fn signal_frame_slot(register: usize) -> i64 {
+    128 + 176 + 8 + 8 * register.min(GPRS) as i64
+}
 
 /// Words of registers in a signal's `mcontext_t` after the fault address: x0 to x30, sp, pc, pstate.
 pub const SIGNAL_REGS_WORDS: usize = PT_REGS_WORDS;

@@ -155,8 +155,16 @@ pub fn wait_kind(system_call: u16, regs: &Regs) -> WaitKind {
     }
 }
 
-/// `None`: tables say where the kernel stores the interrupted registers.
-pub const SIGNAL_FRAME_REGS: Option<i64> = None;
+/// Do the tables of the code that signal handlers return to say where all registers are? Those of glibc do.
+pub const SIGNAL_TABLES_COMPLETE: bool = true;
+
+/// Where the kernel stores an interrupted register (by DWARF number; [`GPRS`]: the instruction pointer), from the stack
+/// pointer of the code that a signal handler returns to, bytes: there `struct ucontext` begins, whose `struct
+/// sigcontext` follows at 40 (arch/x86/include/uapi/asm/sigcontext.h, Linux 6.18; words as in [`SignalRegs`]).
+pub fn signal_frame_slot(register: usize) -> i64 {
+    const WORDS: [i64; GPRS + 1] = [13, 12, 14, 11, 9, 8, 10, 15, 0, 1, 2, 3, 4, 5, 6, 7, 16];
+    40 + 8 * WORDS[register.min(GPRS)]
+}
 
 /// Words of `gregset_t` in a signal's `ucontext_t` (sys/ucontext.h, glibc 2.36; musl has the same).
 pub const SIGNAL_REGS_WORDS: usize = 23;

@@ -19,6 +19,7 @@ use crate::profile::count_tree::RawTree;
 use crate::profile::model::{Frame, FrameKind, ModuleMeta};
 use crate::target::file_content::Content;
 use crate::target::root::Root;
+use crate::unwind::{FunctionExtents, MAX_FUNCTION};
 
 /// What a native frame belongs to: a row of the table of names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -138,10 +139,24 @@ pub(super) fn look_up(file: &mut Result<Module, String>, format: FileFormat, svm
 }
 
 fn functions(module: &mut Module, svmas: &[u64]) -> Vec<Vec<NamedFrame>> {
-    let found = module.lookup_many(svmas).into_iter();
+    let mut extents = FunctionExtents::default();
+    let found = module.lookup_many(svmas).into_iter().zip(svmas);
     found
-        .map(|r| r.unwrap_or_default().into_iter().map(NamedFrame::from).collect())
+        .map(|(found, svma)| match found {
+            Ok(found) if is_reached(module, *svma, &mut extents) => found.into_iter().map(NamedFrame::from).collect(),
+            _ => Vec::new(),
+        })
         .collect()
+}
+
+/// Can the function that has this address by the symbol tables be there? Of one without a size, only what its
+/// instructions lead to: others without symbols may follow.
+fn is_reached(module: &mut Module, svma: u64, extents: &mut FunctionExtents) -> bool {
+    let Some((start, size)) = module.symbol_at(svma).filter(|f| !f.sized).map(|f| (f.start, f.size)) else {
+        return true;
+    };
+    let code = || module.code(start, size.min(MAX_FUNCTION)).ok();
+    extents.get(start, code).is_none_or(|extent| svma - start < extent)
 }
 
 /// The names at addresses of a file, by the process without privileges if there is one.

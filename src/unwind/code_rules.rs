@@ -2,6 +2,7 @@
 //! instructions.
 
 use super::cfi::{FrameTables, FunctionRows};
+use super::function_extent::{FunctionExtents, MAX_FUNCTION};
 use super::instruction_analysis::analyze;
 use super::rule::RuleId;
 use super::rules::Rules;
@@ -11,8 +12,6 @@ use rustc_hash::FxHashMap;
 
 /// Lookups of code outside all sections before lookups stop.
 const MAX_MISSES: u32 = 64;
-/// The largest function that is analyzed.
-const MAX_BYTES: u64 = 1 << 20;
 /// Rows cached for one file; past this they are computed again.
 const MAX_ROWS: usize = 1 << 20;
 /// Call targets cached for one section.
@@ -24,6 +23,7 @@ pub struct FunctionRules {
     sections: Vec<CodeSection>,
     misses: u32,
     functions: Option<Vec<(u64, u64)>>,
+    extents: FunctionExtents,
     /// Targets of direct calls, by section.
     targets: FxHashMap<u64, Vec<u64>>,
     /// Functions analyzed so far, by start and whether they are certain to be one function.
@@ -105,20 +105,42 @@ impl FunctionRules {
         source: &mut dyn Sections,
         tables: &mut FrameTables,
     ) -> Option<(u64, u64, bool)> {
-        let functions = self.functions.get_or_insert_with(|| {
+        let FunctionRules {
+            sections,
+            functions,
+            extents,
+            targets,
+            ..
+        } = self;
+        let functions = functions.get_or_insert_with(|| {
             let mut functions = source.functions();
             if !functions.is_sorted() {
                 functions.sort_unstable();
             }
             functions
         });
-        let (low, high) = (self.sections[section].svma, self.sections[section].end());
-        let clip = |start: u64, end: u64| (start, end.min(high).min(start.saturating_add(MAX_BYTES)));
+        let code = &sections[section];
+        let (low, high) = (code.svma, code.end());
+        let clip = |start: u64, end: u64| (start, end.min(high).min(start.saturating_add(MAX_FUNCTION)));
         let after = functions.partition_point(|&(start, _)| start <= svma);
         let next = functions.get(after).map_or(high, |f| f.0);
+        // The end of a function. Without a size it is as far as its instructions lead, at most the next symbol.
+        let mut function_end = |i: usize| {
+            let (start, size) = functions[i];
+            if size != 0 {
+                return start.saturating_add(size);
+            }
+            let following = functions.get(i + 1).map_or(high, |f| f.0);
+            let bytes = || {
+                let len = usize::try_from(following.checked_sub(start)?.min(MAX_FUNCTION)).ok()?;
+                code.from(start).map(|bytes| &bytes[..bytes.len().min(len)])
+            };
+            let extent = extents.get(start, bytes);
+            extent.map_or(following, |extent| start.saturating_add(extent))
+        };
         // There are aliases and functions inside others: check a few before it.
-        for &(start, size) in functions[..after].iter().rev().take(8) {
-            let end = if size == 0 { next } else { start.saturating_add(size) };
+        for i in (after.saturating_sub(8)..after).rev() {
+            let (start, end) = (functions[i].0, function_end(i));
             if svma < end && start >= low {
                 let (start, end) = clip(start, end);
                 return (svma < end).then_some((start, end, true));
@@ -126,7 +148,7 @@ impl FunctionRules {
         }
         // No symbol: between the tables and symbols around it, from the last call target on.
         let (table_before, table_after) = tables.gap(svma, source);
-        let symbol_before = functions[..after].last().map(|f| f.0.saturating_add(f.1));
+        let symbol_before = after.checked_sub(1).map(&mut function_end);
         let before = [table_before, symbol_before]
             .into_iter()
             .flatten()
@@ -134,16 +156,17 @@ impl FunctionRules {
             .max();
         let start = before.unwrap_or(low).max(low);
         let end = table_after.unwrap_or(high).min(next).min(high);
-        let section = &self.sections[section];
-        let targets = self
-            .targets
-            .entry(section.svma)
-            .or_insert_with(|| call_targets(section));
+        let targets = targets.entry(low).or_insert_with(|| call_targets(code));
         let called = targets.partition_point(|&t| t <= svma);
         let start = called.checked_sub(1).map_or(start, |i| targets[i].max(start));
         let end = targets.get(called).map_or(end, |&t| t.min(end));
         let aligned = |at: u64| at & !(FUNCTION_ALIGNMENT - 1);
-        let start = aligned(start.checked_add(FUNCTION_ALIGNMENT - 1)?);
+        // Assembler that states no sizes is often not aligned either, and follows at once.
+        let follows = after.checked_sub(1).is_some_and(|i| functions[i].1 == 0) && symbol_before == Some(start);
+        let start = match follows {
+            true => start,
+            false => aligned(start.checked_add(FUNCTION_ALIGNMENT - 1)?),
+        };
         let (start, end) = clip(if start > svma { aligned(svma) } else { start }, end);
         (svma >= start && svma < end).then_some((start, end, false))
     }

@@ -303,11 +303,17 @@ impl Unwinder {
     }
 }
 
-/// Bytes between the end of a stack and its first frame, at most, if only a return address of 0 marks it as the first.
-const MAX_TOP: u64 = 512;
-
 /// Is the outermost frame found by a scan certain to be the first one? Its table says so, or it lies at the end of the
 /// stack. A zero that looks like the end of a stack may be found anywhere.
 fn ends_reliably(state: &UnwindState, last: Option<&NativeFrame>) -> bool {
-    state.regs.ip != 0 || last.is_some_and(|f| state.memory.stack.end().saturating_sub(f.cfa) <= MAX_TOP)
+    state.regs.ip != 0 || last.is_some_and(|f| state.is_top(f.cfa))
+}
+
+/// Truncates a stack before `frame`, which is no frame: its code was never called.
+pub(super) fn truncate_at_foreign_stack(first: usize, frame: NativeFrame, out: &mut Vec<NativeFrame>) -> Truncation {
+    match out.get_mut(first..).and_then(<[NativeFrame]>::last_mut) {
+        Some(last) => last.method = UnwindMethod::Failed,
+        None => out.push(frame),
+    }
+    Truncation::ForeignStack
 }

@@ -10,6 +10,7 @@ mod cfi;
 mod code_rules;
 mod expr;
 mod fallback;
+mod function_extent;
 mod handler_entry;
 mod instruction_analysis;
 mod rule;
@@ -25,6 +26,8 @@ use crate::arch::{self, ADDRESS_BITS, Regs};
 use crate::event::StackBytes;
 use crate::frame::{ModuleId, NativeFrame, Origin, UnwindMethod};
 use crate::truncation::Truncation;
+use fallback::truncate_at_foreign_stack;
+pub use function_extent::{FunctionExtents, MAX_FUNCTION};
 use rule::{Rule, RuleId, RuleKind};
 use rule_cache::RuleCache;
 use rules::{Rules, UnwindStep};
@@ -37,6 +40,8 @@ pub use crate::code_map::{CodeMap, CodeSection, Landmarks, Sections};
 pub const MAX_FRAMES: usize = 1 << 16;
 /// Known files, at most.
 const MAX_MODULES: usize = 1 << 20;
+/// Bytes between the end of a stack and its first frame, at most, if only a return address of 0 marks it as the first.
+const MAX_TOP: u64 = 512;
 /// Signal frames may lead to another stack, also to a lower one: so often.
 const MAX_SWITCHES: u32 = 64;
 
@@ -69,20 +74,15 @@ impl ModuleRules {
 
     /// Is this the code that signal handlers return to? Its table, if it has one, does not say where all registers are.
     fn is_signal_return(&mut self, svma: u64) -> bool {
-        let from = (svma & !3).saturating_sub(4);
-        let code = self.code.section(svma, &mut *self.sections);
-        let code = code.and_then(|section| section.from(from.max(section.svma)));
-        code.is_some_and(arch::is_signal_return)
+        let section = self.code.section(svma, &mut *self.sections);
+        section.is_some_and(|s| arch::is_signal_return(&s.bytes, svma.wrapping_sub(s.svma) as usize))
     }
 
     /// The rule at `svma`, regardless of landmarks.
     fn real_rule(&mut self, svma: u64, rules: &mut Rules, context: &mut cfi::CfiContext) -> RuleId {
         let id = self.tables.rule(svma, &mut *self.sections, rules, context);
-        if let Some(at) = arch::SIGNAL_FRAME_REGS
-            && id.is_none_or(|id| rules.get(id).signal)
-            && self.is_signal_return(svma)
-        {
-            return rules.signal_return(at);
+        if id.is_none_or(|id| !arch::SIGNAL_TABLES_COMPLETE && rules.get(id).signal) && self.is_signal_return(svma) {
+            return rules.signal_return();
         }
         if let Some(id) = id {
             return id;
@@ -148,6 +148,11 @@ impl<'a> UnwindState<'a> {
             searching: false,
             first,
         }
+    }
+
+    /// Is this so close to the end of the stack that only what starts a thread or program can be beyond?
+    fn is_top(&self, cfa: u64) -> bool {
+        self.memory.stack.end().saturating_sub(cfa) <= MAX_TOP
     }
 
     fn lookup(&self) -> u64 {
@@ -459,7 +464,13 @@ impl Unwinder {
         }
         let ip = state.regs.ip;
         if ip == 0 {
-            return Ok(None);
+            // Analysis may be wrong about the frame, and a zero be found anywhere.
+            let proved = !rule.code || state.is_top(cfa);
+            return if proved {
+                Ok(None)
+            } else {
+                Err(Truncation::NoUnwindInfo)
+            };
         }
         let lookup = ip.wrapping_sub(u64::from(!rule.signal));
         let at = locate(state.code, lookup);
@@ -485,13 +496,4 @@ impl Unwinder {
         self.cache.put(slot, module, svma, rule);
         self.rules.get(rule)
     }
-}
-
-/// Truncates a stack before `frame`, which is no frame: its code was never called.
-fn truncate_at_foreign_stack(first: usize, frame: NativeFrame, out: &mut Vec<NativeFrame>) -> Truncation {
-    match out.get_mut(first..).and_then(<[NativeFrame]>::last_mut) {
-        Some(last) => last.method = UnwindMethod::Failed,
-        None => out.push(frame),
-    }
-    Truncation::ForeignStack
 }

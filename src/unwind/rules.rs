@@ -4,7 +4,7 @@ use super::expr;
 use super::handler_entry::HandlerRow;
 use super::rule::{CallerRegister, Cfa, FullRule, LINK_BIT, Rule, RuleId, RuleKind};
 use super::stack_memory::StackMemory;
-use crate::arch::{CALLEE, CALLEE_SAVED, GPRS, LINK, NAMES, RA, Regs, SP};
+use crate::arch::{self, CALLEE, CALLEE_SAVED, GPRS, LINK, NAMES, RA, Regs, SP};
 use crate::truncation::Truncation;
 use rustc_hash::FxHashMap;
 
@@ -130,11 +130,11 @@ impl Rules {
         id
     }
 
-    /// The rule of code that signal handlers return to, with `at` from the stack pointer to the interrupted registers.
-    pub fn signal_return(&mut self, at: i64) -> RuleId {
-        let register = |r: usize| CallerRegister::AtReg(SP as u8, at + 8 * r as i64);
+    /// The rule of code that signal handlers return to: the kernel has stored the interrupted registers there.
+    pub fn signal_return(&mut self) -> RuleId {
+        let register = |r: usize| CallerRegister::AtReg(SP as u8, arch::signal_frame_slot(r));
         self.intern_full(FullRule {
-            cfa: Cfa::Deref(SP as u8, at + 8 * SP as i64, 0),
+            cfa: Cfa::Deref(SP as u8, arch::signal_frame_slot(SP), 0),
             ra: register(GPRS),
             regs: (0..GPRS).filter(|r| *r != SP).map(|r| (r as u8, register(r))).collect(),
             signal: true,

@@ -75,6 +75,8 @@ pub struct Function<'a> {
     pub start: u64,
     /// Bytes. Where the table has no size: up to the next symbol.
     pub size: u64,
+    /// Whether the table has a size.
+    pub sized: bool,
     /// Not demangled.
     pub raw: Cow<'a, str>,
 }
@@ -246,6 +248,7 @@ impl Module {
         symbols.find(svma).map(|s| Function {
             start: s.start,
             size: s.end - s.start,
+            sized: s.sized,
             raw: symbols.name(s),
         })
     }
@@ -256,6 +259,7 @@ impl Module {
         symbols.iter().map(|s| Function {
             start: s.start,
             size: s.end - s.start,
+            sized: s.sized,
             raw: symbols.name(s),
         })
     }

@@ -32,7 +32,7 @@ pub(crate) struct Sym {
     table: u8,
     /// Smaller is better; see the module's rule 3.
     rank: u8,
-    sized: bool,
+    pub sized: bool,
 }
 
 impl Sym {

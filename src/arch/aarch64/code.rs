@@ -125,12 +125,13 @@ pub fn is_entry(word: u32) -> bool {
     matches!(word, BTI_C | PACIASP)
 }
 
-/// Is one of these words, around an address, part of the code that signal handlers return to? `mov x8, #139; svc #0`,
-/// which a `nop` may precede: vdso, `__kernel_rt_sigreturn` (arch/arm64/kernel/vdso/sigreturn.S), and musl.
-/// `code`: from the instruction before the one at that address on.
-pub fn is_signal_return(code: &[u8]) -> bool {
+/// Does `code[at]`, where code begins that is aligned, belong to the code that signal handlers return to, or is it next
+/// to it? `mov x8, #139; svc #0`, which a `nop` may precede: vdso, `__kernel_rt_sigreturn`
+/// (arch/arm64/kernel/vdso/sigreturn.S), and musl.
+pub fn is_signal_return(code: &[u8], at: usize) -> bool {
     let mut before = 0;
-    words(code, 0).take(4).any(|(_, word)| {
+    let around = code.get((at & !3).saturating_sub(4)..).unwrap_or_default();
+    words(around, 0).take(4).any(|(_, word)| {
         let found = before == MOV_X8_SIGRETURN && word == SVC;
         before = word;
         found
@@ -467,8 +468,8 @@ mod tests {
         // adr x0, .+8; adrp x1, .+0x2000; add x1, x1, #0x10
         let loads = code(&[0x1000_0040, 0xd000_0001, 0x9100_4021]);
         assert_eq!(loaded_addresses(&loads, 0x1000), [0x1008, 0x3010]);
-        assert!(is_signal_return(&code(&[NOP, NOP, MOV_X8_SIGRETURN, SVC])));
-        assert!(is_signal_return(&code(&[MOV_X8_SIGRETURN, SVC])));
-        assert!(!is_signal_return(&code(&[NOP, MOV_X8_SIGRETURN])));
+        assert!(is_signal_return(&code(&[NOP, NOP, MOV_X8_SIGRETURN, SVC]), 4));
+        assert!(is_signal_return(&code(&[MOV_X8_SIGRETURN, SVC]), 0));
+        assert!(!is_signal_return(&code(&[NOP, MOV_X8_SIGRETURN]), 4));
     }
 }

@@ -32,7 +32,8 @@ fn is_direct(i: &iced_x86::Instruction) -> bool {
 
 /// Where execution continues after an instruction.
 pub fn flow(i: &iced_x86::Instruction) -> Flow {
-    if i.mnemonic() == Mnemonic::Int3 || i.code() == Code::INVALID {
+    // User code may not stop the CPU: it ends there.
+    if matches!(i.mnemonic(), Mnemonic::Int3 | Mnemonic::Hlt) || i.code() == Code::INVALID {
         return Flow::Trap;
     }
     match i.flow_control() {
@@ -104,9 +105,20 @@ pub fn ends_with_call(bytes: &[u8]) -> bool {
     })
 }
 
-/// Tables recognize the code that signal handlers return to.
-pub fn is_signal_return(_code: &[u8]) -> bool {
-    false
+/// `mov $15,%eax; syscall` and `mov $15,%rax; syscall`: the call of `rt_sigreturn`, which returns nowhere.
+const SIGNAL_RETURNS: [&[u8]; 2] = [b"\xb8\x0f\0\0\0\x0f\x05", b"\x48\xc7\xc0\x0f\0\0\0\x0f\x05"];
+const NOP: u8 = 0x90;
+
+/// Does `code[at]` belong to the code that signal handlers return to? A `nop` before it does (musl 1.2.3,
+/// src/signal/x86_64/restore.s): return addresses are looked up one byte earlier.
+pub fn is_signal_return(code: &[u8], at: usize) -> bool {
+    SIGNAL_RETURNS.iter().any(|whole| {
+        let first = (at + 1).saturating_sub(whole.len());
+        (first..=at + 1).any(|start| {
+            let found = code.get(start..).is_some_and(|rest| rest.starts_with(whole));
+            found && (start <= at || code.get(at) == Some(&NOP))
+        })
+    })
 }
 
 /// `None`: the thread pointer points to the descriptor.
@@ -146,6 +158,19 @@ mod tests {
     }
 
     #[test]
+    fn signal_returns_are_recognized_by_their_bytes() {
+        let check = |code: &[u8], expected: &[usize]| {
+            let found: Vec<usize> = (0..code.len()).filter(|at| is_signal_return(code, *at)).collect();
+            assert_eq!(found, expected, "{code:x?}");
+        };
+        check(b"\xc3\x90\xb8\x0f\0\0\0\x0f\x05\x90", &[1, 2, 3, 4, 5, 6, 7, 8]);
+        check(b"\xc3\x48\xc7\xc0\x0f\0\0\0\x0f\x05", &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        check(b"\x90\xb8\x0e\0\0\0\x0f\x05", &[]); // another system call
+        check(b"\x90\xb8\x0f\0\0\0\x0f", &[]);
+        check(b"", &[]);
+    }
+
+    #[test]
     fn flow_of_instructions() {
         let check = |code: &[u8], flow: Flow, target: Option<u64>| {
             let i = instructions(code, 0x1000).next().expect("an instruction");
@@ -160,6 +185,7 @@ mod tests {
         check(b"\xff\xd0", Flow::Call, None);
         check(b"\xc3", Flow::Return, None);
         check(b"\xcc", Flow::Trap, None);
+        check(b"\xf4", Flow::Trap, None);
         assert_eq!(instructions(b"", 0).next(), None);
     }
 }

@@ -45,6 +45,48 @@ pub(super) fn start_state(code: &[Instruction], n: usize) -> Option<DataflowStat
         .map(|_| DataflowState::entry())
 }
 
+/// `mov x8, #N` for the system calls that start a thread: clone, clone3 (include/uapi/asm-generic/unistd.h, Linux
+/// 6.18).
+const CLONE: [u32; 2] = [0xd280_1b88, 0xd280_3668];
+const SVC: u32 = 0xd400_0001;
+/// Instructions between the one that sets a system call's number and the call; from there to the jump of the new
+/// thread; and of the code that it runs up to its end.
+const SETUP: usize = 16;
+const BRANCH: usize = 4;
+const START: usize = 32;
+
+/// Code that only a new thread runs, from `clone` to the system call that ends the thread: C libraries have it in
+/// assembler (musl 1.2.3, src/thread/aarch64/clone.s), and not always with a table. What returns from there belongs to
+/// a copy of the process, not to a new thread.
+pub fn thread_starts(code: &[Instruction]) -> Vec<(u64, u64)> {
+    let calls = (0..code.len()).filter(|n| code[*n].word == SVC);
+    let clones = calls.filter(|n| {
+        code[n.saturating_sub(SETUP)..*n]
+            .iter()
+            .any(|i| CLONE.contains(&i.word))
+    });
+    clones.filter_map(|n| thread_start(code, n + 1)).collect()
+}
+
+/// First and last address of what a new thread runs, from the instruction `n` after the system call on.
+fn thread_start(code: &[Instruction], n: usize) -> Option<(u64, u64)> {
+    let rest = code.get(n..)?;
+    let jump = rest.iter().take(BRANCH).find(|i| flow(i).0 != Flow::Next)?;
+    // `cbz x0` or `cbz w0`: the result is zero in the new thread.
+    let target = flow(jump).1.filter(|_| jump.word & 0x7f00_001f == 0x3400_0000)?;
+    let first = code.binary_search_by_key(&target, address).ok()?;
+    let mut called = false;
+    for i in code.iter().skip(first).take(START) {
+        match flow(i).0 {
+            Flow::Call => called = true,
+            Flow::Next if called && i.word == SVC => return Some((target, i.address.wrapping_add(4))),
+            Flow::Next => {}
+            _ => return None,
+        }
+    }
+    None
+}
+
 /// Effect of one instruction on the state. `base` names a stack pointer whose distance from the CFA becomes unknown.
 pub(super) fn step(state: &mut DataflowState, i: &Instruction, base: u32, _effects: &mut Effects) {
     match arch::operation(i.word) {

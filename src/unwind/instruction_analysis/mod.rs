@@ -26,6 +26,8 @@ const MAX_INSTRUCTIONS: usize = 1 << 16;
 /// Visits per instruction, on average, at most; few facts can change, so three is normal.
 const MAX_VISITS: usize = 24;
 const MAX_SLOTS: usize = 64;
+/// Are functions aligned to more than an instruction, so that alignment says something?
+const ALIGNS_FUNCTIONS: bool = FUNCTION_ALIGNMENT > 4;
 
 /// The content of a register or stack slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -211,6 +213,8 @@ struct AnalyzedFunction {
     index: FxHashMap<u64, usize>,
     /// Starts of basic blocks.
     leader: Vec<bool>,
+    /// Starts of functions, after a call that does not return.
+    starts: Vec<bool>,
     states: Vec<Option<DataflowState>>,
     /// Leaders whose state is final: reached from the entry, not by assumption.
     settled: Vec<bool>,
@@ -230,7 +234,8 @@ struct BlockResult {
 }
 
 impl AnalyzedFunction {
-    fn new(bytes: &[u8], start: u64) -> AnalyzedFunction {
+    /// `complete`: `bytes` holds one function and nothing else.
+    fn new(bytes: &[u8], start: u64, complete: bool) -> AnalyzedFunction {
         let code = cpu::decode(bytes, start, MAX_INSTRUCTIONS);
         let index: FxHashMap<u64, usize> = code.iter().enumerate().map(|(n, i)| (cpu::address(i), n)).collect();
         let mut leader = vec![false; code.len()];
@@ -244,8 +249,16 @@ impl AnalyzedFunction {
                 }
             }
         }
+        let jump_targets = leader.clone();
+        let mut starts = vec![false; code.len()];
         for n in 1..code.len() {
-            leader[n] |= is_aligned(&code[n]) && cpu::is_padding(&code[n - 1]) && !cpu::is_padding(&code[n]);
+            if is_aligned(&code[n]) && cpu::is_padding(&code[n - 1]) && !cpu::is_padding(&code[n]) {
+                leader[n] = true;
+                // Padding after a call would align the start of a loop, to which something jumps.
+                let call = code[..n].iter().rfind(|i| !cpu::is_padding(i));
+                let after_call = call.is_some_and(|i| cpu::flow(i).0 == Flow::Call);
+                starts[n] = !complete && ALIGNS_FUNCTIONS && after_call && !jump_targets[n];
+            }
         }
         let states = vec![None; code.len()];
         let settled = vec![false; code.len()];
@@ -255,6 +268,7 @@ impl AnalyzedFunction {
             code,
             index,
             leader,
+            starts,
             states,
             settled,
             fresh: Vec::new(),
@@ -325,7 +339,7 @@ impl AnalyzedFunction {
             if let Some(&to) = jump_target(&last).and_then(|to| self.index.get(&to)) {
                 self.flow_to(to, &run.out);
             }
-            if !ends_flow(&last) {
+            if !ends_flow(&last) && self.starts.get(run.last + 1) == Some(&false) {
                 self.flow_to(run.last + 1, &run.out);
             }
         }
@@ -334,7 +348,7 @@ impl AnalyzedFunction {
 
 /// The unwind rules of a function: each from an offset on. `complete`: `bytes` holds one function and nothing else.
 pub fn analyze(bytes: &[u8], start: u64, complete: bool) -> Vec<(u32, Option<FullRule>)> {
-    let mut function = AnalyzedFunction::new(bytes, start);
+    let mut function = AnalyzedFunction::new(bytes, start, complete);
     let mut rows: Vec<(u32, Option<FullRule>)> = Vec::new();
     let start_state = cpu::start_state(&function.code, 0).unwrap_or_else(DataflowState::entry);
     function.flow_to(0, &start_state);
@@ -354,7 +368,7 @@ pub fn analyze(bytes: &[u8], start: u64, complete: bool) -> Vec<(u32, Option<Ful
                 .take(64)
                 .find(|&n| !cpu::is_padding(&code[n]))
                 .unwrap_or(next);
-            let aligned = first > next && code.get(first).is_some_and(is_aligned);
+            let aligned = function.starts[next] || first > next && code.get(first).is_some_and(is_aligned);
             match cpu::start_state(code, first)
                 .or_else(|| aligned.then(DataflowState::entry))
                 .filter(|_| !complete)
@@ -385,7 +399,29 @@ pub fn analyze(bytes: &[u8], start: u64, complete: bool) -> Vec<(u32, Option<Ful
         body = run.body;
         next = run.last + 1;
     }
+    for (first, end) in cpu::thread_starts(&function.code) {
+        set_rows(&mut rows, (first - start) as u32, (end - start) as u32, thread_start());
+    }
     rows
+}
+
+/// The rule of code that only a new thread runs: its stack begins here.
+fn thread_start() -> FullRule {
+    FullRule {
+        cfa: Cfa::Reg(SP as u8, 0),
+        ra: CallerRegister::Undefined,
+        regs: Vec::new(),
+        signal: false,
+        code: true,
+    }
+}
+
+/// Makes `rule` that of the offsets `first..end`.
+fn set_rows(rows: &mut Vec<(u32, Option<FullRule>)>, first: u32, end: u32, rule: FullRule) {
+    let from = rows.partition_point(|(at, _)| *at < first);
+    let to = rows.partition_point(|(at, _)| *at <= end);
+    let after = to.checked_sub(1).and_then(|last| rows[last].1.clone());
+    rows.splice(from..to, [(first, Some(rule)), (end, after)]);
 }
 
 fn is_aligned(i: &Instruction) -> bool {

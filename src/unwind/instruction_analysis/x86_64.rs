@@ -55,6 +55,64 @@ pub(super) fn start_state(code: &[Instruction], n: usize) -> Option<DataflowStat
     (stub(n, Code::Jmp_rm64) || first.code() == Code::Endbr64).then_some(state)
 }
 
+/// Numbers of the system calls that start a thread: clone, clone3 (arch/x86/entry/syscalls/syscall_64.tbl, Linux 6.18).
+const CLONE: [u64; 2] = [56, 435];
+/// Instructions between the one that sets a system call's number and the call; from there to the jump of the new
+/// thread; and of the code that it runs up to its end.
+const SETUP: usize = 16;
+const BRANCH: usize = 4;
+const START: usize = 32;
+
+/// Code that only a new thread runs, from `clone` to the system call that ends the thread: C libraries have it in
+/// assembler (musl 1.2.3, src/thread/x86_64/clone.s), and not always with a table. What returns from there belongs to a
+/// copy of the process, not to a new thread.
+pub fn thread_starts(code: &[Instruction]) -> Vec<(u64, u64)> {
+    let calls = (0..code.len()).filter(|n| code[*n].mnemonic() == Mnemonic::Syscall);
+    let clones = calls.filter(|n| {
+        let before = code[n.saturating_sub(SETUP)..*n].iter().rev();
+        let mut sets = before.filter(|i| i.op_count() > 0 && i.op0_kind() == OpKind::Register);
+        let last = sets.find(|i| i.op0_register().full_register() == Register::RAX);
+        last.is_some_and(|i| i.mnemonic() == Mnemonic::Mov && is_number(i))
+    });
+    clones.filter_map(|n| thread_start(code, n + 1)).collect()
+}
+
+/// Does the instruction load the number of such a call?
+fn is_number(i: &Instruction) -> bool {
+    use OpKind::{Immediate8, Immediate32, Immediate32to64, Immediate64};
+    matches!(i.op1_kind(), Immediate8 | Immediate32 | Immediate32to64 | Immediate64) && CLONE.contains(&i.immediate(1))
+}
+
+/// First and last address of what a new thread runs, from the instruction `n` after the system call on.
+fn thread_start(code: &[Instruction], n: usize) -> Option<(u64, u64)> {
+    let rest = code.get(n..)?;
+    let (at, jump) = rest.iter().enumerate().take(BRANCH).find(|(_, i)| {
+        matches!(i.mnemonic(), Mnemonic::Je | Mnemonic::Jne)
+            || !matches!(arch::flow(i), Flow::Next | Flow::ConditionalJump)
+    })?;
+    // The result is zero in the new thread.
+    let first = match jump.mnemonic() {
+        Mnemonic::Jne => n + at + 1,
+        Mnemonic::Je => code
+            .binary_search_by_key(&jump.near_branch_target(), Instruction::ip)
+            .ok()?,
+        _ => return None,
+    };
+    let mut called = false;
+    for (at, i) in code.iter().enumerate().skip(first).take(START) {
+        match arch::flow(i) {
+            _ if called && i.mnemonic() == Mnemonic::Syscall => {
+                let halt = code.get(at + 1).filter(|next| next.mnemonic() == Mnemonic::Hlt);
+                return Some((code[first].ip(), halt.unwrap_or(i).next_ip()));
+            }
+            Flow::Call => called |= i.mnemonic() == Mnemonic::Call,
+            Flow::Next => {}
+            _ => return None,
+        }
+    }
+    None
+}
+
 /// DWARF number of a 64-bit register.
 fn number(register: Register) -> Option<usize> {
     use Register::*;

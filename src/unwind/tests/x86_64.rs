@@ -306,3 +306,138 @@ fn trampolines_frame_pointers_and_searches() {
         );
     }
 }
+
+/// `__clone` (musl 1.2.3, src/thread/x86_64/clone.s): the new thread goes on at 0x29.
+const CLONE: [u8; 0x39] = [
+    0x31, 0xc0, 0xb0, 0x38, // xor %eax,%eax; mov $56,%al
+    0x49, 0x89, 0xfb, 0x48, 0x89, 0xd7, 0x4c, 0x89, 0xc2, 0x4d, 0x89, 0xc8, 0x4c, 0x8b, 0x54, 0x24, 0x08, // moves
+    0x4d, 0x89, 0xd9, 0x48, 0x83, 0xe6, 0xf0, 0x48, 0x83, 0xee, 0x08, 0x48, 0x89,
+    0x0e, // argument on the new stack
+    0x0f, 0x05, 0x85, 0xc0, 0x75, 0x0f, // syscall; test %eax,%eax; jne 1f
+    0x31, 0xed, 0x5f, 0x41, 0xff, 0xd1, // xor %ebp,%ebp; pop %rdi; call *%r9
+    0x89, 0xc7, 0x31, 0xc0, 0xb0, 0x3c, 0x0f, 0x05, 0xf4, // mov %eax,%edi; mov $60,%al; syscall; hlt
+    0xc3, // 1: ret
+];
+
+#[test]
+fn threads_begin_after_clone() {
+    for (at, expected) in [
+        (0, "rsp+8 ra=c-8 code"),
+        (0x27, "rsp+8 ra=c-8 code"),
+        (0x29, "rsp+0 ra=u code"),
+        (0x2e, "rsp+0 ra=u code"), // where the call returns to, less one
+        (0x37, "rsp+0 ra=u code"),
+        (0x38, "rsp+8 ra=c-8 code"),
+    ] {
+        check(&CLONE, at, expected);
+    }
+    // je to the new thread's part, which comes last; mov $435,%eax
+    let mut other = vec![0xb8, 0xb3, 0x01, 0, 0, 0x0f, 0x05, 0x85, 0xc0, 0x74, 0x01, 0xc3];
+    other.extend(&CLONE[0x29..0x38]);
+    check(&other, 12, "rsp+0 ra=u code");
+    check(&other, 11, "rsp+8 ra=c-8 code");
+    // A copy of the process returns: 2 bytes of the call are `nop; ret`.
+    let mut copy = CLONE;
+    copy[0x2c..0x2f].copy_from_slice(&[0x90, 0x90, 0xc3]);
+    check(&copy, 0x29, "rsp+8 ra=c-8 code");
+    // Another system call: getpid.
+    let mut other = CLONE;
+    other[3] = 39;
+    check(&other, 0x29, "rsp+8 ra=c-8 code");
+
+    let mut code = CLONE.to_vec();
+    code.resize(0x40, 0x90);
+    code.extend([0x90, 0xc3]);
+    let file = File {
+        code,
+        functions: vec![(0x1000, 0x39), (0x1040, 2)],
+        ..File::default()
+    };
+    let regs = Regs::from_ip_sp_fp(BIAS + 0x1040, STACK, 0);
+    let (end, frames) = run(file, &regs, &stack(&[vec![BIAS + 0x102f], vec![7; 200]].concat()));
+    assert_eq!(end, Ok(()));
+    let methods: Vec<_> = frames.iter().map(|f| (f.lookup - BIAS, f.method)).collect();
+    let expected = [
+        (0x1040, UnwindMethod::InstructionAnalysis),
+        (0x102e, UnwindMethod::StackEnd),
+    ];
+    assert_eq!(methods, expected);
+}
+
+#[test]
+fn handlers_return_without_a_table() {
+    // A handler, what it returns to (musl 1.2.3, src/signal/x86_64/restore.s), and what was interrupted, without
+    // tables.
+    let mut code = vec![0x90, 0xc3];
+    code.resize(0x10, 0x90);
+    code.extend([0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05]);
+    code.resize(0x20, 0x90);
+    code.extend([0x53, 0x90, 0x5b, 0xc3]); // push %rbx; nop; pop %rbx; ret
+    let file = File {
+        code,
+        functions: vec![(0x1000, 2), (0x1010, 9), (0x1020, 4)],
+        ..File::default()
+    };
+    // `struct ucontext` follows the return address: 5 words, then the registers.
+    let mut words = vec![BIAS + 0x1010, 0, 0, 0, 0, 0];
+    let interrupted_at = words.len() + 23;
+    words.extend([0; 23]);
+    words[6 + 15] = STACK + 8 * interrupted_at as u64;
+    words[6 + 16] = BIAS + 0x1021;
+    words.extend([0xb, 0]); // rbx, and the stack's end
+    let regs = Regs::from_ip_sp_fp(BIAS + 0x1000, STACK, 0);
+    let (end, frames) = run(file, &regs, &stack(&words));
+    assert_eq!(end, Ok(()));
+    let lookups: Vec<_> = frames.iter().map(|f| f.lookup - BIAS).collect();
+    assert_eq!(lookups, [0x1000, 0x100f, 0x1021]);
+}
+
+#[test]
+fn functions_without_a_size_end_where_they_return() {
+    // push %rbx; nop; pop %rbx; ret; then another function without a symbol: xor %eax,%eax; ret
+    let code = vec![0x53, 0x90, 0x5b, 0xc3, 0x31, 0xc0, 0xc3];
+    let mut unwinder = unwinder(File {
+        code,
+        functions: vec![(0x1000, 0)],
+        ..File::default()
+    });
+    let mut at = |offset: u64| unwinder.explain(ModuleId(0), 0x1000 + offset).unwrap_or_default();
+    assert_eq!(at(1), "rsp+16 ra=c-8 code");
+    assert_eq!(at(4), "rsp+8 ra=c-8 code");
+    assert_eq!(at(6), "rsp+8 ra=c-8 code");
+}
+
+#[test]
+fn functions_begin_after_calls_that_do_not_return() {
+    let rule = |then: &[u8]| {
+        // push %rax; call; padding up to 0x1010
+        let mut code = vec![0x50, 0xe8, 0, 0x10, 0, 0];
+        code.resize(0x10, 0x90);
+        code.extend(then);
+        let mut unwinder = unwinder(File {
+            code,
+            ..File::default()
+        });
+        unwinder.explain(ModuleId(0), 0x1010)
+    };
+    // xor %eax,%eax; ret
+    assert_eq!(rule(&[0x31, 0xc0, 0xc3]).as_deref(), Some("rsp+8 ra=c-8 code"));
+    // A loop of the same function: 1: dec %eax; jne 1b; pop %rcx; ret
+    let body = rule(&[0xff, 0xc8, 0x75, 0xfc, 0x59, 0xc3]);
+    assert_eq!(body.as_deref(), Some("rsp+16 ra=c-8 code"));
+}
+
+#[test]
+fn a_zero_is_an_end_only_at_the_end() {
+    let ends = |words: usize| {
+        let file = File {
+            code: vec![0x90, 0xc3],
+            functions: vec![(0x1000, 2)],
+            ..File::default()
+        };
+        let regs = Regs::from_ip_sp_fp(BIAS + 0x1000, STACK, 0);
+        run(file, &regs, &stack(&vec![0; words])).0
+    };
+    assert_eq!(ends(8), Ok(()));
+    assert_eq!(ends(1000), Err(Truncation::NoUnwindInfo));
+}
