@@ -223,10 +223,25 @@ fn version_of_name(name: &str) -> Option<(u8, u8, u8)> {
 /// Bytes of `pthread_self` that are read.
 const PTHREAD_SELF: usize = 16;
 
+/// A stage of starting a program in musl's C library, which is the dynamic loader, too (ldso/dynlink.c, 1.1.13 to
+/// 1.2.5). The file has many names: `ld-musl-x86_64.so.1`, `libc.musl-x86_64.so.1`, and `libc.so` in Debian.
+const MUSL_LOADER: &str = "__dls3";
+/// A note in every program that is linked with glibc's `crt1.o` (csu/abi-note.c, 2.36).
+const GLIBC_NOTE: &str = ".note.ABI-tag";
+
+/// Is this an interpreter that musl is linked into? Of the two C libraries, only glibc marks its programs.
+fn is_static_musl(module: &Module) -> bool {
+    let has_runtime = || module.exports("_PyRuntime").is_some() || module.section(".PyRuntime").is_some();
+    module.entry.is_some()
+        && has_runtime()
+        && module.libraries().is_empty()
+        && module.section(".interp").is_none()
+        && module.section(GLIBC_NOTE).is_none()
+}
+
 /// How the C library finds thread-specific values, from its file; `None` if the file does not say.
 pub fn find_descriptor(module: &Module) -> Option<ThreadDescriptor> {
-    let name = module.name();
-    if name.starts_with("ld-musl") || name.starts_with("libc.musl") {
+    if module.exports(MUSL_LOADER).is_some() || is_static_musl(module) {
         return Some(ThreadDescriptor {
             tls: Tls::Musl(PTHREAD_SPECIFIC[1]),
             size: DESCRIPTOR_SIZE[1],

@@ -259,10 +259,7 @@ impl Session {
             return;
         }
         // The C library holds the threads' variables.
-        for name in names
-            .iter()
-            .filter(|name| is_python(name) || name.starts_with("libc.so"))
-        {
+        for name in names.iter().filter(|name| is_python(name) || name.starts_with("libc.")) {
             if let Some(path) = command::library(&module, name) {
                 self.prepare_file(pid, path);
             }

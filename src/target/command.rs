@@ -48,6 +48,11 @@ fn search(name: &str) -> Option<PathBuf> {
 
 /// The file of a library that a program needs, where the dynamic linker mostly finds it (ld.so(8); its cache is not read).
 pub fn library(program: &Module, name: &str) -> Option<PathBuf> {
+    // musl's C library is the loader, too.
+    let loader = program.loader().filter(|_| name.starts_with("libc."));
+    if let Some(loader) = loader.filter(|loader| is_musl(loader)) {
+        return loader.canonicalize().ok();
+    }
     let origin = Path::new(std::ffi::OsStr::from_bytes(&program.path)).parent()?;
     let own = program.library_paths().into_iter().map(|directory| {
         let text = directory.replace("$ORIGIN", "${ORIGIN}");
@@ -68,6 +73,13 @@ pub fn library(program: &Module, name: &str) -> Option<PathBuf> {
         .take(MAX_DIRECTORIES)
         .filter(|directory| directory.is_absolute())
         .find_map(|directory| directory.join(name).canonicalize().ok())
+}
+
+/// Does a loader have the name that musl documents (`ld-musl-x86_64.so.1`)?
+fn is_musl(loader: &Path) -> bool {
+    loader
+        .file_name()
+        .is_some_and(|name| name.as_encoded_bytes().starts_with(b"ld-musl"))
 }
 
 /// A path as mappings have it.

@@ -5,7 +5,10 @@
 //! (`privileges::phases`).
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
@@ -156,6 +159,13 @@ impl Module {
             .iter()
             .flat_map(|list| list.split(':').map(String::from))
             .collect()
+    }
+
+    /// The loader that it names.
+    pub fn loader(&self) -> Option<PathBuf> {
+        let bytes = self.section_untracked(".interp")?.bytes;
+        let path = bytes.split(|b| *b == 0).next()?;
+        Some(PathBuf::from(OsStr::from_bytes(path)))
     }
 
     fn dynamic_strings(&self, wanted: impl Fn(elf::DynamicTag) -> bool) -> Vec<String> {
