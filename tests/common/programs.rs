@@ -25,6 +25,10 @@ const FLAGS: &[&str] = &[
 /// # Panics
 /// If the compiler is missing or fails.
 pub fn compile(source: &Path, out: &Path, more: &[&str]) {
+    compile_by("gcc", source, out, more);
+}
+
+fn compile_by(compiler: &str, source: &Path, out: &Path, more: &[&str]) {
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let changed = |p: &Path| std::fs::metadata(p).and_then(|m| m.modified()).ok();
@@ -34,14 +38,14 @@ pub fn compile(source: &Path, out: &Path, more: &[&str]) {
     std::fs::create_dir_all(out.parent().expect("a directory")).expect("the directory for programs can be made");
     // Renamed when complete: another test binary may read it at the same time.
     let part = out.with_extension(format!("part-{}", std::process::id()));
-    let done = Command::new("gcc")
+    let done = Command::new(compiler)
         .args(FLAGS)
         .arg(source)
         .arg("-o")
         .arg(&part)
         .args(more)
         .output();
-    let done = done.expect("gcc is needed to compile the programs under test: install it");
+    let done = done.unwrap_or_else(|_| panic!("{compiler} is needed to compile the programs under test: install it"));
     assert!(
         done.status.success(),
         "{} does not compile:\n{}",
@@ -87,6 +91,20 @@ pub fn exec_by_thread(how: &str) -> Command {
     compile(&sources().join("exec_by_thread.c"), &exe, &["-pthread"]);
     let mut command = Command::new(exe);
     command.arg(how);
+    command
+}
+
+/// The C program without Python for musl: linked with its shared library, or with all of it.
+pub fn native_for_musl(linking: &str, args: &[&str]) -> Command {
+    let exe = built().join(format!("native-musl{linking}"));
+    let flags: &[&str] = if linking.is_empty() {
+        &["-pthread"]
+    } else {
+        &["-pthread", linking]
+    };
+    compile_by("musl-gcc", &sources().join("native.c"), &exe, flags);
+    let mut command = Command::new(exe);
+    command.args(args);
     command
 }
 
