@@ -64,18 +64,27 @@ fn package_tests(name: &str, environment: &Path, marks: &str, files: &[PathBuf])
 }
 
 /// The files of tests that run in the environment with this number, of so many: all of them in the newest one. Each of the
-/// others has every third of those that depend on the version, beginning with a different one, and its part of the rest.
+/// others has those with the mark `every_version`, every third of those that depend on the version, beginning with a
+/// different one, and its part of the rest.
 fn files_of(at: usize, environments: usize) -> Vec<PathBuf> {
-    let few = "pytestmark = pytest.mark.few_versions";
-    let (rest, of_every_version) = (files_with(few, true), files_with(few, false));
-    assert!(!rest.is_empty(), "no file of tests has {few}");
+    let mark = |name: &str| format!("pytestmark = pytest.mark.{name}");
+    let (rest, mut dependent) = (
+        files_with(&mark("few_versions"), true),
+        files_with(&mark("few_versions"), false),
+    );
+    let every = files_with(&mark("every_version"), true);
+    assert!(
+        !rest.is_empty() && !every.is_empty(),
+        "no file of tests has these marks"
+    );
     if all_combinations() || at + 1 == environments {
-        return [rest, of_every_version].concat();
+        return [rest, dependent].concat();
     }
+    dependent.retain(|file| !every.contains(file));
     let others = environments - 1;
     let rest = rest.into_iter().skip(at).step_by(others);
-    rest.chain(of_every_version.into_iter().skip(at % 3).step_by(3))
-        .collect()
+    let dependent = dependent.into_iter().skip(at % 3).step_by(3);
+    rest.chain(dependent).chain(every).collect()
 }
 
 /// With two interpreters at a time, since one leaves half of the machine idle; then what compares wall time, alone, in every

@@ -23,6 +23,7 @@ __all__ = [
     "llprocess",
     "merge",
     "plot_data",
+    "print_uncaught",
     "process",
     "read",
     "span",
@@ -57,6 +58,7 @@ def plot_data(state: dict[str, Any], profile_interval: float) -> dict[str, list[
 def thread_stack(tid: int, maxdepth: int, show_python: bool) -> list[tuple[int, str, int, bool]]: ...
 def formats() -> list[str]: ...
 def format_of(path: str | os.PathLike[str]) -> str: ...
+def print_uncaught(error: BaseException) -> None: ...
 
 @final
 class SampleRecorder:

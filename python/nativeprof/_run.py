@@ -10,9 +10,9 @@ import os
 import signal
 import sys
 import types
-from typing import Any, Callable, cast
+from typing import Any, Callable
 
-from . import _files, _native
+from . import _files, _native, _start
 from .profiler import Profile, Profiler
 
 # How the timeline of `--trace events` is written, by file extension.
@@ -22,7 +22,7 @@ _TIMELINES = {"chrome": (".json",), "csv": (".csv",), "arrow": (".arrow", ".feat
 def _arguments(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m nativeprof",
-        usage="%(prog)s [options] (script.py | -m module) [arguments ...]",
+        usage="%(prog)s [options] (script.py | directory | application.pyz | - | -m module | -c text) [arguments ...]",
         description="Runs a Python program and samples its stacks from inside, without privileges, or traces its calls.",
     )
     parser.add_argument("-r", "--rate", type=int, metavar="HZ", help="samples per second of each thread (100)")
@@ -43,14 +43,15 @@ def _arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--no-native", action="store_true", help="Python frames only")
     parser.add_argument("--threads", action="store_true", help="a node per thread (not with events)")
     parser.add_argument("-q", "--quiet", action="store_true", help="print no summary")
-    # What follows the program is the program's.
-    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
-    parser.add_argument("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    options = parser.parse_args(words)
-    if options.module is not None:
-        options.program, options.module = options.module, True
-    if not options.program:
-        parser.error("a script or -m module is missing")
+    # These three are not parsed below: they end our options, and what follows them is the program's.
+    parser.add_argument("-m", metavar="MODULE", help="run a module, as python -m does")
+    parser.add_argument("-c", metavar="TEXT", help="run this text, as python -c does")
+    parser.add_argument("--", dest="end", action="store_true", help="what follows is a program, even if it begins with a dash")
+    ours, how, program = _split(parser, words)
+    options = parser.parse_args(ours)
+    options.how, options.program = how, program
+    if not program:
+        parser.error("a script, -m module or -c text is missing")
     _refuse_without_effect(parser, options)
     if options.rate is None:
         options.rate = 100
@@ -75,6 +76,29 @@ def _arguments(words: list[str]) -> argparse.Namespace:
     # The program may change its directory.
     options.output = os.path.abspath(options.output)
     return options
+
+
+def _split(parser: argparse.ArgumentParser, words: list[str]) -> tuple[list[str], str, list[str]]:
+    """Splits words at the program: our options, how it is started (see :func:`nativeprof._start.prepare`), and the program with
+    its arguments."""
+    with_value = [option for action in parser._actions if action.nargs is None for option in action.option_strings]
+    at = 0
+    while at < len(words):
+        word = words[at]
+        if word == "--":
+            return words[:at], "file", words[at + 1 :]
+        if word == "-" or not word.startswith("-"):
+            return words[:at], "file", words[at:]
+        if word[:2] in ("-m", "-c"):
+            return words[:at], word[:2], [*filter(None, [word[2:]]), *words[at + 1 :]]
+        if word.startswith("--"):
+            takes_next = any(option.startswith(word) for option in with_value)
+        else:
+            # Several letters, the first of which that has a value has what follows it.
+            ends = [end for end, letter in enumerate(word) if f"-{letter}" in with_value]
+            takes_next = ends[:1] == [len(word) - 1]
+        at += 2 if takes_next else 1
+    return words, "file", []
 
 
 def _why_not_writable(path: str) -> str:
@@ -141,7 +165,9 @@ class _Timeline:
         from .events import EventProfiler
 
         self._events = EventProfiler(native=native)
-        own = [thing for thing in globals().values() if isinstance(thing, types.FunctionType) and thing.__module__ == __name__]
+        things = [*globals().values(), *vars(_start).values()]
+        modules = (__name__, _start.__name__)
+        own = [thing for thing in things if isinstance(thing, types.FunctionType) and thing.__module__ in modules]
         own += [
             method for kind in (_Recording, _Timeline) for method in vars(kind).values() if isinstance(method, types.FunctionType)
         ]
@@ -252,7 +278,7 @@ def _profiler(options: argparse.Namespace) -> Profiler | _Timeline:
     if options.trace:
         mode = {"times": "calls", "counts": "counts", "counts+samples": f"counts+{mode}"}[options.trace]
         # Not what runs the program: its own calls only.
-        options.skip += ["nativeprof._run", "nativeprof.profiler"]
+        options.skip += ["nativeprof._run", "nativeprof._start", "nativeprof.profiler"]
     return Profiler(
         options.rate,
         not options.no_native,
@@ -266,62 +292,34 @@ def _profiler(options: argparse.Namespace) -> Profiler | _Timeline:
 
 def main(words: list[str]) -> None:
     options = _arguments(words)
-    program = options.program
-    if options.module:
-        import runpy
-
-        sys.argv = program
-
-        # The directory we were started in is first on the path already, as python -m has it.
-        def run() -> None:
-            cast(Any, runpy)._run_module_as_main(program[0])
-    else:
-        path = program[0]
-        try:
-            with open(path, "rb") as file:
-                source = file.read()
-        except OSError as error:
-            print(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
-            sys.exit(2)
-        sys.argv = program
-        sys.path[0] = os.path.dirname(os.path.realpath(path))
-        path = os.path.abspath(path)  # what python itself says since 3.9
-
-        def run() -> None:
-            code = compile(source, path, "exec", dont_inherit=True)
-            module = types.ModuleType("__main__")
-            module.__file__ = path
-            cast(Any, module).__builtins__ = __builtins__
-            sys.modules["__main__"] = module
-            exec(code, module.__dict__)
-
+    run = _start.prepare(options.how, options.program)
     # Registered first, it is called last.
     interrupted: list[bool] = []
     atexit.register(lambda: _end_by_interrupt() if interrupted else None)
     _Recording(options)
+    failed = None
     try:
         run()
     except SystemExit:
         raise
     except BaseException as error:
+        failed = error
         if isinstance(error, KeyboardInterrupt):
             interrupted.append(True)
-        _report(error)
+    if failed is not None:
+        # Not while it is handled: it is no context of what its hook raises.
+        _report(failed)
 
 
 def _report(error: BaseException) -> None:
     """Ends the program as python does on an exception, with the program's own frames in the traceback."""
     trace = error.__traceback__
-    ours = {__file__, os.path.join(os.path.dirname(__file__), "__main__.py"), "<frozen runpy>"}
-    while trace is not None and (trace.tb_frame.f_code.co_filename in ours or _is_runpy(trace)):
+    # What runs the program is called first. With -m, the frames of runpy below that are in Python's tracebacks, too.
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, _start.__file__):
         trace = trace.tb_next
-    error.__traceback__ = trace
-    sys.excepthook(type(error), error, trace)
+    _native.print_uncaught(error.with_traceback(trace))
+    _start.remove_file_name()
     sys.exit(1)
-
-
-def _is_runpy(trace: types.TracebackType) -> bool:
-    return trace.tb_frame.f_globals.get("__name__") == "runpy"
 
 
 def _end_by_interrupt() -> None:

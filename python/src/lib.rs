@@ -21,6 +21,14 @@ mod tree;
 mod _native {
     use super::*;
 
+    /// Shows an exception as Python does one that nothing has caught: it sets `sys.last_value` and its like, and calls
+    /// `sys.excepthook`.
+    #[pyfunction]
+    fn print_uncaught(error: Bound<'_, PyAny>) {
+        let py = error.py();
+        PyErr::from_value(error).print_and_set_sys_last_vars(py);
+    }
+
     #[pymodule_export]
     use super::call_recorder::{CallRecorder, combine};
     #[pymodule_export]
