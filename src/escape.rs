@@ -88,6 +88,115 @@ fn escaped(text: &str, mut unsafe_at: impl FnMut(usize, char) -> bool) -> Cow<'_
     Cow::Owned(out)
 }
 
+/// A name of Python, from its code points, as a string of Unicode.
+///
+/// Python's strings may contain lone surrogates, which no UTF-8 has: it decodes a byte `0xe9` of a path that is not UTF-8 as
+/// U+DCE9. They are written as `\udce9`, as by Python's error handler `backslashreplace`. Other names stay what they are, but
+/// for those that would look the same: their backslash is written as `\x5c`. So different names stay different, and
+/// [`name_bytes`] finds the bytes again.
+pub fn name(points: impl IntoIterator<Item = u32>) -> String {
+    let points: Vec<u32> = points.into_iter().collect();
+    let mut out = String::with_capacity(points.len());
+    for (at, point) in points.iter().enumerate() {
+        let next = |c: &str| points.get(at + 1..).is_some_and(|rest| begins_with(rest, c));
+        match char::from_u32(*point) {
+            Some('\\') if next("x5c") || (next("ud") && surrogate(&points[at + 2..]).is_some()) => {
+                out.push_str("\\x5c");
+            }
+            Some(c) => out.push(c),
+            None if (0xd800..0xe000).contains(point) => {
+                // Writing to a String does not fail.
+                let _ = write!(out, "\\u{point:04x}");
+            }
+            None => out.push(char::REPLACEMENT_CHARACTER),
+        }
+    }
+    out
+}
+
+fn begins_with(points: &[u32], text: &str) -> bool {
+    points.len() >= text.len() && points.iter().zip(text.chars()).all(|(point, c)| *point == c as u32)
+}
+
+/// The surrogate whose four hexadecimal digits, as [`name`] writes them, are at the start.
+fn surrogate(points: &[u32]) -> Option<u32> {
+    let mut digits = points.get(..4)?.iter().map(|point| match char::from_u32(*point)? {
+        c @ ('0'..='9' | 'a'..='f') => c.to_digit(16),
+        _ => None,
+    });
+    let value = digits.try_fold(0, |value, digit| Some(value << 4 | digit?))?;
+    (0xd800..0xe000).contains(&value).then_some(value)
+}
+
+/// As [`name`], for a text in Python's `utf-8` with `surrogatepass`. Other bytes that are not UTF-8 are taken for what Python's
+/// `surrogateescape` makes of them.
+pub fn name_of_utf8(bytes: &[u8]) -> String {
+    let mut points = Vec::with_capacity(bytes.len());
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let valid = match std::str::from_utf8(rest) {
+            Ok(text) => text,
+            Err(error) => rest
+                .get(..error.valid_up_to())
+                .and_then(|valid| std::str::from_utf8(valid).ok())
+                .unwrap_or_default(),
+        };
+        points.extend(valid.chars().map(u32::from));
+        rest = rest.get(valid.len()..).unwrap_or_default();
+        match *rest {
+            [0xed, second @ 0xa0..=0xbf, third @ 0x80..=0xbf, ..] => {
+                points.push(0xd000 | u32::from(second & 0x3f) << 6 | u32::from(third & 0x3f));
+                rest = rest.get(3..).unwrap_or_default();
+            }
+            [byte, ..] => {
+                points.push(0xdc00 | u32::from(byte));
+                rest = rest.get(1..).unwrap_or_default();
+            }
+            [] => {}
+        }
+    }
+    name(points)
+}
+
+/// The bytes of a path that [`name`] has written, as the file system has them (Python's `os.fsencode`).
+pub fn name_bytes(name: &str) -> Vec<u8> {
+    let points: Vec<u32> = name.chars().map(u32::from).collect();
+    let mut out = Vec::with_capacity(name.len());
+    let mut at = 0;
+    while let Some(point) = points.get(at) {
+        let rest = points.get(at + 1..).unwrap_or_default();
+        if *point == u32::from('\\') && begins_with(rest, "x5c") {
+            out.push(b'\\');
+            at += 4;
+        } else if *point == u32::from('\\')
+            && begins_with(rest, "ud")
+            && let Some(escaped @ 0xdc80..=0xdcff) = surrogate(&rest[1..])
+        {
+            out.push(escaped as u8);
+            at += 6;
+        } else {
+            let c = char::from_u32(*point).unwrap_or(char::REPLACEMENT_CHARACTER);
+            out.extend(c.encode_utf8(&mut [0; 4]).as_bytes());
+            at += 1;
+        }
+    }
+    out
+}
+
+/// Begins the mark of a name that was cut: see [`cut_name`].
+const CUT: &str = "...[cut: ";
+
+/// The start of a name that is too long to be kept, with what tells it from others: its length in code points, and a hash of
+/// what was read of it.
+pub fn cut_name(start: &str, length: u64, hash: u64) -> String {
+    format!("{start}{CUT}{length} characters, hash {hash:016x}]")
+}
+
+/// Whether [`cut_name`] has written it.
+pub fn is_cut(name: &str) -> bool {
+    name.ends_with(']') && name.rfind(CUT).is_some_and(|at| name.len() - at < CUT.len() + 60)
+}
+
 /// Writes `text` as a JSON string that is also safe inside an HTML script element and on a terminal.
 ///
 /// `</` becomes `<\/`; `<!` becomes `\u003c!`, because `<!--` lets a script element swallow its own end tag.
@@ -166,6 +275,52 @@ mod tests {
             assert_eq!(last_frame(name), safe);
         }
         assert_eq!(frame("worker 5"), "worker 5", "a count cannot follow");
+    }
+
+    #[test]
+    fn names_stay_different_and_give_their_bytes_again() {
+        fn points(text: &str) -> Vec<u32> {
+            text.chars().map(u32::from).collect()
+        }
+        for (of, expected, bytes) in [
+            (points("/café/größe.py"), "/café/größe.py", "/café/größe.py".as_bytes()),
+            (
+                points(r"/a\b\n\u1234\x5.py"),
+                r"/a\b\n\u1234\x5.py",
+                br"/a\b\n\u1234\x5.py",
+            ),
+            (vec![0x2f, 0xdce9, 0x2e], r"/\udce9.", b"/\xe9."),
+            (vec![0x2f, 0xdce8, 0x2e], r"/\udce8.", b"/\xe8."),
+            // What looks the same is not.
+            (points(r"/\udce9."), r"/\x5cudce9.", br"/\udce9."),
+            (points(r"/\x5cudce9."), r"/\x5cx5cudce9.", br"/\x5cudce9."),
+            (vec![0x5c, 0xdce9], r"\\udce9", b"\\\xe9"),
+            (points(r"\ud"), r"\ud", br"\ud"),
+            (
+                points(r"\uD8FF\ud7ff\udcgg\"),
+                r"\uD8FF\ud7ff\udcgg\",
+                br"\uD8FF\ud7ff\udcgg\",
+            ),
+            (vec![], "", b""),
+        ] {
+            let spelled = name(of.iter().copied());
+            assert_eq!(spelled, expected);
+            assert_eq!(name_bytes(&spelled), bytes, "{expected}");
+            let with_surrogates = of.iter().flat_map(|point| match char::from_u32(*point) {
+                Some(c) => c.to_string().into_bytes(),
+                None => vec![0xed, 0xa0 | (point >> 6 & 0x1f) as u8, 0x80 | (point & 0x3f) as u8],
+            });
+            assert_eq!(name_of_utf8(&with_surrogates.collect::<Vec<_>>()), expected);
+            if !expected.starts_with(r"\\") {
+                assert_eq!(name_of_utf8(bytes), expected, "as the file system has it");
+            }
+        }
+        assert_eq!(name([0xd800, 0xdfff, 0x0011_0000]), "\\ud800\\udfff\u{fffd}");
+        // A surrogate in UTF-8 that is cut.
+        assert_eq!(name_of_utf8(b"\xed\xb3"), r"\udced\udcb3");
+        let cut = cut_name("abc", 5000, 0x1f);
+        assert_eq!(cut, "abc...[cut: 5000 characters, hash 000000000000001f]");
+        assert!(is_cut(&cut) && !is_cut("abc") && !is_cut("[cut: x]"));
     }
 
     #[test]

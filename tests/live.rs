@@ -232,6 +232,49 @@ fn children_that_end_at_once_have_names() {
 }
 
 #[test]
+fn functions_with_odd_names_stay_different() {
+    let start = format!("{}...[cut: 5001 characters, hash ", &"long_".repeat(1000)[..4096]);
+    let _live = live();
+    each_third_python_and_backend(1, |python, words| {
+        let (r, truth) = sample(python, "odd_names.py", words);
+        r.check_quality(&python.name);
+        let mut counts: BTreeMap<String, u64> = BTreeMap::new();
+        let mut cut_names: BTreeMap<String, u64> = BTreeMap::new();
+        for (stack, n) in r.stacks() {
+            let Some(f) = stack.iter().rfind(|f| f.kind == FrameKind::Python) else {
+                continue;
+            };
+            let part = match (&*f.name, &*f.filename) {
+                ("of_subclass", "/job/odd.py") => "subclass",
+                ("crunch", r"/caf\udce9/mod.py") => "e9",
+                ("crunch", r"/caf\udce8/mod.py") => "e8",
+                ("crunch", r"/caf\x5cudce8/mod.py") => "literal",
+                (name, "/long.py") if name.starts_with(&start) => {
+                    *cut_names.entry(name.to_string()).or_default() += n;
+                    continue;
+                }
+                _ => continue,
+            };
+            *counts.entry(part.to_string()).or_default() += n;
+        }
+        // Their order is that of their shares.
+        let mut shares: Vec<u64> = cut_names.into_values().collect();
+        shares.sort_unstable();
+        assert_likely!(shares.len() == 2, "{}: {shares:?}", python.name);
+        for (name, count) in ["long1", "long2"].iter().zip(shares) {
+            counts.insert(name.to_string(), count);
+        }
+        check_counts(&python.name, &counts, &truth, 0.0);
+        assert!(
+            r.stderr
+                .contains("2 functions with a name or file longer than 4096 characters"),
+            "{}",
+            r.stderr
+        );
+    });
+}
+
+#[test]
 fn reused_code_addresses_are_distinguished() {
     let _live = live();
     each_third_python_and_backend(0, |python, words| {

@@ -1,6 +1,7 @@
 """`nativeprof.tracing`: cProfile's interface, its figures, and what it gets wrong."""
 
 import _thread
+import dataclasses
 import gc
 import importlib
 import json
@@ -926,3 +927,49 @@ def test_the_command_line_writes_before_another_program_runs(tmp_path):
     assert (done.returncode, done.stdout) == (0, "5\n"), done.stderr
     counts = walk(json.loads(out.read_text()))
     assert sum(count for (_, name), count in counts.items() if name == "f") == 1
+
+
+def test_functions_with_equal_file_line_and_name_are_summed():
+    """What dataclasses make has the file `<string>` and the same lines."""
+    kinds = [dataclasses.make_dataclass(f"Kind{at}", ["value"]) for at in range(60)]
+
+    def make(times):
+        for kind in kinds:
+            for _ in range(times):
+                kind(1)
+
+    profile = tracing.Profile()
+    profile.runcall(make, 3)
+    profile.create_stats()
+    of_init = [entry for entry in profile.getstats() if getattr(entry.code, "co_name", "") == "__init__"]
+    assert len({(entry.code.co_filename, entry.code.co_firstlineno) for entry in of_init}) == 1
+    (key,) = [key for key in profile.stats if key[2] == "__init__"]
+    # The clock is calibrated while it runs, so its seconds differ a little.
+    direct, calls, own, total, callers = profile.stats[key]
+    assert calls == direct == sum(entry.callcount for entry in of_init) == 180
+    assert own == pytest.approx(sum(entry.inlinetime for entry in of_init), rel=0.01)
+    assert total == pytest.approx(sum(entry.totaltime for entry in of_init), rel=0.01)
+    (caller,) = callers
+    assert caller[2] == "make" and callers[caller][:2] == (180, 180)
+    # Nothing is lost: the figures of all functions are those of the entries.
+    assert sum(row[1] for row in profile.stats.values()) == sum(entry.callcount for entry in profile.getstats())
+
+
+def test_names_that_are_not_utf8_stay_different():
+    names = []
+    for byte in (b"\xe9", b"\xe8"):
+        file = os.fsdecode(b"/caf" + byte + b"/mod.py")
+        space = {}
+        exec(compile("def crunch(): pass\n", file, "exec"), space)
+        names += [space["crunch"]] * (1 if byte == b"\xe9" else 3)
+    with nativeprof.Profiler(mode="calls") as profiler:
+        for function in names:
+            function()
+    expected = {"/caf\\udce9/mod.py": 1, "/caf\\udce8/mod.py": 3}
+    found = {row.filename: row.total for row in profiler.profile.top(1000) if row.name == "crunch"}
+    assert found == expected
+    for ending in ("json", "collapsed", "speedscope", "firefox", "pstats"):
+        text = profiler.profile._native.render(ending).decode("latin-1")
+        for file in expected:
+            # In a line of text a backslash has an escape of its own, and another one in JSON.
+            assert any(file.replace("\\", backslash) in text for backslash in ("\\", "\\\\", "\\x5c")), ending

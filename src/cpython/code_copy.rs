@@ -118,6 +118,15 @@ fn text(memory: &dyn Memory, layout: &Layout, at: u64, out: &mut Copies) -> Opti
     let len = memory.u64(at.checked_add(layout.str_length.into())?)?;
     let state = memory.u32(at.checked_add(layout.str_state.into())?)?;
     let state = state.checked_shr(layout.str_kind_bit.into())?;
+    if state >> 3 & 1 == 0 {
+        // An object of a subclass of `str`, which has its text elsewhere.
+        let own = usize::from(layout.str_compact_data) + 8;
+        let data = memory.u64(at.checked_add(layout.str_compact_data.into())?)?;
+        let size = usize::try_from(len).ok()?.checked_mul((state & 7) as usize)?;
+        let size = Some(size).filter(|size| *size <= MAX_TEXT)?;
+        out.part(at, own, |to| memory.read(at, to))?;
+        return out.part(data, size, |to| memory.read(data, to)).map(|_| ());
+    }
     let data = if state >> 4 & 1 == 1 {
         layout.str_ascii_data
     } else {

@@ -20,7 +20,8 @@ pub struct Code {
     pub filename: String,
     pub first_line: u32,
     line_kind: LineTable,
-    line_table: Vec<u8>,
+    /// `None`: it could not be read, so lines are unknown.
+    line_table: Option<Vec<u8>>,
     /// Byte offset of the first instruction after which the frame counts as started (3.11+), else 0.
     pub first_traceable: i32,
 }
@@ -38,12 +39,9 @@ impl Code {
         self.text_bytes() + names.map(|name| 5 * escaped(name)).iter().sum::<usize>()
     }
 
-    /// Line of the instruction at a byte offset; the first line if the line table could not be read.
+    /// Line of the instruction at a byte offset; `None` where the line table has none, or could not be read.
     pub fn line(&self, offset: i32) -> Option<u32> {
-        if self.line_table.is_empty() {
-            return Some(self.first_line);
-        }
-        line_table::line(self.line_kind, &self.line_table, self.first_line, offset)
+        line_table::line(self.line_kind, self.line_table.as_deref()?, self.first_line, offset)
     }
 }
 
@@ -148,7 +146,7 @@ impl CodeTable {
         let Some(mut code) = read_once(&CopiedCode(copy), layout, copy.code, 0) else {
             return;
         };
-        if code.line_table.is_empty()
+        if code.line_table.is_none()
             && let Some(complete) = read(memory, layout, copy.code, copy.fingerprint)
         {
             code = complete;
@@ -161,7 +159,7 @@ impl CodeTable {
         if let Some(id) = self.by_code.get(&code) {
             return *id;
         }
-        self.bytes += size_of::<Code>() + code.text_bytes() + code.line_table.len();
+        self.bytes += size_of::<Code>() + code.text_bytes() + code.line_table.as_ref().map_or(0, Vec::len);
         let (id, code) = (CodeId(self.codes.len() as u32), Rc::new(code));
         self.codes.push(code.clone());
         self.by_code.insert(code, id);
@@ -292,8 +290,9 @@ pub(super) fn fingerprint_of(memory: &dyn Memory, l: &Layout, code: u64) -> Opti
 /// Whether this looks like a code object: it has a name, a file name and a line table.
 pub fn looks_like_code_object(memory: &dyn Memory, layout: &Layout, avma: u64) -> bool {
     let named = |text: &str| !text.is_empty() && !text.contains(char::is_control);
-    read_once(memory, layout, avma, 0)
-        .is_some_and(|c| named(&c.name) && named(&c.qualname) && named(&c.filename) && !c.line_table.is_empty())
+    read_once(memory, layout, avma, 0).is_some_and(|c| {
+        named(&c.name) && named(&c.qualname) && named(&c.filename) && c.line_table.is_some_and(|t| !t.is_empty())
+    })
 }
 
 fn read(memory: &dyn Memory, layout: &Layout, avma: u64, print: u32) -> Option<Code> {
@@ -332,7 +331,7 @@ fn read_once(memory: &dyn Memory, layout: &Layout, avma: u64, print: u32) -> Opt
         filename: strings::read_str(memory, layout, filename)?,
         first_line,
         line_kind: layout.line_table,
-        line_table: strings::read_bytes(memory, layout, table).unwrap_or_default(),
+        line_table: strings::read_bytes(memory, layout, table),
         first_traceable,
     })
 }
@@ -389,15 +388,38 @@ mod tests {
     }
 
     #[test]
+    fn lines_of_large_tables_are_right_or_unknown() {
+        let (_, layout) = layouts::ROWS.iter().find(|(v, _)| *v == (3, 11)).expect("a row");
+        // Each code unit is on a line of its own.
+        for (size, line) in [
+            (2_000, Some(1007)),
+            (3 << 20, Some(7 + (3 << 19))),
+            ((16 << 20) + 2, None),
+        ] {
+            let mut object = copied(layout, false);
+            let head = [&[0; 16][..], &(size as u64).to_le_bytes(), &[0; 8]].concat();
+            object.parts.push(Part {
+                avma: 0x4000,
+                bytes: [head, [0xe8, 2].repeat(size / 2)].concat(),
+            });
+            let mut codes = CodeTable::default();
+            let id = codes
+                .observe(1, &CopiedCode(&object), layout, 0x1000, 0)
+                .expect("readable");
+            assert_eq!(codes.get(id).line(size as i32 - 2), line, "{size} bytes");
+        }
+    }
+
+    #[test]
     fn copied_code_objects_are_named_after_they_are_freed() {
         let (_, layout) = layouts::ROWS.iter().find(|(v, _)| *v == (3, 11)).expect("a row");
-        for (with_lines, line) in [(true, 8), (false, 7)] {
+        for (with_lines, line) in [(true, Some(8)), (false, None)] {
             let mut codes = CodeTable::default();
             codes.update_process(1, &NoMemory, layout, &copied(layout, with_lines));
             let id = codes.observe(1, &NoMemory, layout, 0x1000, 5).expect("it was copied");
             let code = codes.get(id);
             assert_eq!((&*code.name, &*code.qualname, &*code.filename), ("f", "f", "/x.py"));
-            assert_eq!(code.line(0), Some(line), "{with_lines}");
+            assert_eq!(code.line(0), line, "{with_lines}");
             // Another object at this address, or the same address in another process, is not confused with it.
             assert_eq!(
                 codes.observe(1, &NoMemory, layout, 0x1000, 7),

@@ -259,11 +259,10 @@ pub fn instruction(layout: &Layout, code: u64, instr: u64) -> i32 {
     position(layout, code, instr).max(-1)
 }
 
-/// The line of a frame whose code object is known; the first line if it is not in the code.
+/// The line of a frame whose code object is known; 0 if it has none, or it is not known.
 pub fn line(codes: &CodeTable, id: CodeId, layout: &Layout, code: u64, instr: u64) -> u32 {
     let at = instruction(layout, code, instr);
-    let code = codes.get(id);
-    code.line(at).unwrap_or(code.first_line)
+    codes.get(id).line(at).unwrap_or(0)
 }
 
 /// `None` for a frame that CPython does not show either: pushed, but not started.

@@ -193,7 +193,7 @@ impl ValueReader<'_> {
     }
 
     fn str(&self, at: u64, out: &mut String) -> Option<()> {
-        let (text, all) = strings::read_str_start(self.memory, self.layout, at, MAX_TEXT)?;
+        let (text, all) = strings::read_code_points(self.memory, self.layout, at, MAX_TEXT)?;
         quoted(&text, out);
         if all > MAX_TEXT {
             let _ = write!(out, "... ({all} characters)");
@@ -322,14 +322,15 @@ fn float(value: f64, out: &mut String) {
 }
 
 /// With the quotes that `repr` chooses.
-fn quoted(text: &str, out: &mut String) {
-    let quote = if text.contains('\'') && !text.contains('"') {
-        '"'
-    } else {
-        '\''
-    };
+fn quoted(text: &[u32], out: &mut String) {
+    let contains = |c: char| text.contains(&u32::from(c));
+    let quote = if contains('\'') && !contains('"') { '"' } else { '\'' };
     out.push(quote);
-    for c in text.chars() {
+    for point in text {
+        let Some(c) = char::from_u32(*point) else {
+            let _ = write!(out, "\\u{point:04x}"); // a lone surrogate
+            continue;
+        };
         let _ = match c {
             '\n' => out.write_str("\\n"),
             '\r' => out.write_str("\\r"),
@@ -374,7 +375,8 @@ mod tests {
     fn strings_are_quoted_as_python_does() {
         let check = |text: &str, expected: &str| {
             let mut out = String::new();
-            quoted(text, &mut out);
+            let points: Vec<u32> = text.chars().map(u32::from).collect();
+            quoted(&points, &mut out);
             assert_eq!(out, expected);
         };
         check("plain", "'plain'");
@@ -382,5 +384,8 @@ mod tests {
         check("'\"", "'\\'\"'");
         check("a\n\t\\\x1b\u{9b}", "'a\\n\\t\\\\\\x1b\\x9b'");
         check("é", "'é'");
+        let mut out = String::new();
+        quoted(&[0x2f, 0xdce9, 0x5c], &mut out);
+        assert_eq!(out, r"'/\udce9\\'");
     }
 }

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
 
-use crate::escape::line;
+use crate::escape::{self, line};
 use crate::profile::lags::Lag;
-use crate::profile::model::{FrameKind, Meta, ModuleMeta, Profile, Quality};
+use crate::profile::model::{Frame, FrameKind, Meta, ModuleMeta, Profile, Quality};
 use crate::profile::values::{GIL_HOLDERS, Unit, ValueType};
 use crate::profile::waits;
 
@@ -144,6 +144,16 @@ fn without_peer(kind: &str) -> &str {
     };
     let end = kind.match_indices(' ').nth(words - 1).map(|(at, _)| at);
     end.and_then(|at| kind.get(..at)).unwrap_or(kind)
+}
+
+/// `  names:    2 functions have names or files longer than 4096 characters: they are cut ...`; `None` if there are none.
+pub fn cut_names(profile: &Profile) -> Option<String> {
+    let is_cut = |frame: &&Frame| escape::is_cut(&frame.name) || escape::is_cut(&frame.filename);
+    let cut = profile.frames.iter().filter(is_cut).count() as u64;
+    (cut > 0).then(|| {
+        let functions = counted(cut, "functions");
+        format!("  names:    {functions} with a name or file longer than 4096 characters: cut, with length and hash at the end")
+    })
 }
 
 /// `  lag:      3 callbacks blocked an event loop for 50.00 ms or more; the longest: 80.12 ms in [task: job] block (a.py:7)`

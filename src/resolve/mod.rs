@@ -1,7 +1,9 @@
 //! Turns the raw tree into a [`Profile`]: names each distinct frame once, in one pass, after sampling.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsString;
 use std::fs::File;
+use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -9,6 +11,7 @@ use symbolize::Kernel;
 
 use crate::cpython::code_object::{Code, CodeTable};
 use crate::cpython::thread_names::both_names;
+use crate::escape;
 use crate::event::{Pid, Tid};
 use crate::frame::{ModuleId, RawFrame};
 use crate::profile::count_tree::{RawNode, RawTimelineSample, RawTree};
@@ -127,7 +130,7 @@ impl OpenFiles {
                 Some(RawFrame::Python { code, .. }) if self.sources.len() < MAX_SOURCES => {
                     let path = &codes.get(*code).filename;
                     if path.starts_with('/') && !self.sources.contains_key(path) {
-                        let file = self.root.as_ref().and_then(|root| root.open(path));
+                        let file = self.root.as_ref().and_then(|root| root.open(OsString::from_vec(escape::name_bytes(path))));
                         self.sources.insert(path.clone(), file);
                     }
                 }

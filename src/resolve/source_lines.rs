@@ -5,11 +5,14 @@
 //! secrets, and no line that assigns a value to a password.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use crate::escape;
 use crate::profile::category::{Categories, Category};
 use crate::profile::model::{Frame, FrameKind, Profile, SourceExcerpt};
 
@@ -168,8 +171,8 @@ fn is_own(categories: &Categories<'_>, frame: &Frame) -> bool {
 
 /// Opens a source file on this machine: a regular file whose name, after resolving links, may be quoted, too.
 pub fn open_local(path: &str) -> Option<File> {
-    let real = fs::canonicalize(path).ok()?;
-    if !is_quotable_name(path) || !is_quotable_name(real.to_str()?) {
+    let real = fs::canonicalize(OsStr::from_bytes(&escape::name_bytes(path))).ok()?;
+    if !is_quotable_name(path) || !is_quotable_name(&escape::name_of_utf8(real.as_os_str().as_bytes())) {
         return None;
     }
     let mut options = OpenOptions::new();

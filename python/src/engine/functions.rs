@@ -117,7 +117,7 @@ impl SessionFunctions {
                 let code = unsafe { Bound::from_borrowed_ptr(py, code) };
                 let is_excluded = !self.filter.is_empty() && {
                     let names = ["co_name", "co_qualname"]
-                        .map(|n| code.getattr(n).and_then(|n| n.extract()).unwrap_or_default());
+                        .map(|n| code.getattr(n).ok().and_then(|n| objects::name(&n)).unwrap_or_default());
                     let module = objects::module_of_frame(py).unwrap_or_default();
                     self.filter.excludes(&module, &names)
                 };

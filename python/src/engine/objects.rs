@@ -352,8 +352,24 @@ pub fn thread_name(py: Python<'_>, ident: u64) -> Option<String> {
             return None;
         }
         let name = ffi::PyDict_GetItemString(dictionary.as_ptr(), text(c"_name"));
-        Bound::from_borrowed_ptr_or_opt(py, name)?.extract().ok()
+        self::name(&Bound::from_borrowed_ptr_or_opt(py, name)?)
     }
+}
+
+/// A text of Python as a name of a profile: lone surrogates, which the names of files that are not UTF-8 have, are spelled as
+/// everywhere else. `None` if it is no `str`. Runs no Python code.
+pub fn name(text: &Bound<'_, PyAny>) -> Option<String> {
+    let text = text.cast::<pyo3::types::PyString>().ok()?;
+    if let Ok(plain) = text.to_cow() {
+        return Some(nativeprof::escape::name(plain.chars().map(u32::from)));
+    }
+    // SAFETY: a live `str`, a codec and an error handler of the interpreter; the result is a new reference or null.
+    let bytes = unsafe {
+        let bytes = ffi::PyUnicode_AsEncodedString(text.as_ptr(), c"utf-8".as_ptr(), c"surrogatepass".as_ptr());
+        Bound::from_owned_ptr_or_err(text.py(), bytes).ok()?
+    };
+    let bytes = bytes.cast::<pyo3::types::PyBytes>().ok()?;
+    Some(nativeprof::escape::name_of_utf8(bytes.as_bytes()))
 }
 
 /// Runs `call` with the exception that is set put aside: a generator that is thrown into begins with one.

@@ -264,6 +264,9 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     for limit in exceeded {
         print_line(&format!("  limit:    {limit}"));
     }
+    if let Some(line) = summary::cut_names(&profile) {
+        print_line(&line);
+    }
     if let Some(counts) = session.task_counts() {
         print_line(&summary::tasks(counts.with, counts.without));
     }

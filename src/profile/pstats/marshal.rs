@@ -7,7 +7,10 @@
 //!
 //! Source: `Python/marshal.c` (`r_object`).
 
+use std::borrow::Cow;
+
 use super::PstatsError;
+use crate::escape;
 
 /// Number of a value.
 pub type ValueId = u32;
@@ -100,14 +103,18 @@ impl<'a> MarshalValues<'a> {
         self.items.get(start..start + length as usize).unwrap_or_default()
     }
 
-    /// A text; invalid UTF-8 is replaced. `None` for other values.
-    pub fn text(&self, value: MarshalValue) -> Option<std::borrow::Cow<'a, str>> {
+    /// A text; lone surrogates are spelled as by [`escape::name`]. (The files that `export` writes have them so already.) `None`
+    /// for other values.
+    pub fn text(&self, value: MarshalValue) -> Option<Cow<'a, str>> {
         let MarshalValue::Text { start, length } = value else {
             return None;
         };
         let start = start as usize;
         let bytes = self.input.get(start..start + length as usize)?;
-        Some(String::from_utf8_lossy(bytes))
+        Some(match std::str::from_utf8(bytes) {
+            Ok(text) => text.into(),
+            Err(_) => escape::name_of_utf8(bytes).into(),
+        })
     }
 
     /// An error at the place that was read last.

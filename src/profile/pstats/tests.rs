@@ -72,6 +72,28 @@ impl File {
     }
 }
 
+/// Names of files that are not UTF-8, as Python writes them (`surrogatepass`).
+#[test]
+fn names_that_are_not_utf8_stay_different() {
+    let mut file = File::default();
+    for (name, calls) in [
+        (&b"/caf\xed\xb3\xa9.py"[..], 1),
+        (b"/caf\xed\xb3\xa8.py", 3),
+        (b"/caf\xc3\xa9.py", 5),
+    ] {
+        file.tag(b'(', 3).tag(b'u', name.len() as u32);
+        file.0.extend(name);
+        file.int(7).text("f");
+        file.tag(b'(', 5).int(calls).int(calls).float(0.0).float(0.0);
+        file.0.extend(b"{0");
+    }
+    let profile = read(&file.bytes()).expect("a table");
+    let mut found: Vec<_> = profile.frames.iter().map(|frame| &*frame.filename).collect();
+    found.retain(|name| !name.is_empty());
+    found.sort_unstable();
+    assert_eq!(found, [r"/caf\udce8.py", r"/caf\udce9.py", "/café.py"]);
+}
+
 /// By function: calls and self time.
 fn of_functions(profile: &Profile) -> BTreeMap<String, Figures> {
     let mut sums = BTreeMap::new();
