@@ -142,32 +142,29 @@ class Profile(_native.Profiler):
         """Sets :attr:`stats`, which ``pstats.Stats`` reads."""
         entries = self.getstats()
         self.stats = {}
-        callers_of: dict[int, dict[_Function, tuple[int, int, float, float]]] = {}
         for entry in entries:
-            # Two functions of one file, line and name (a comprehension and its neighbor, say): the last one is kept, as
-            # in cProfile.
-            callers: dict[_Function, tuple[int, int, float, float]] = {}
-            callers_of[id(entry.code)] = callers
+            # Functions of one file, line and name (those that dataclasses make, say) are one in `pstats`: their sum. (cProfile
+            # keeps the last one and loses the others.)
+            key = label(entry.code)
             calls = entry.callcount
-            self.stats[label(entry.code)] = (
-                calls - entry.reccallcount,
-                calls,
-                entry.inlinetime,
-                entry.totaltime,
-                callers,
-            )
+            figures = (calls - entry.reccallcount, calls, entry.inlinetime, entry.totaltime)
+            before = self.stats.get(key)
+            if before is not None:
+                figures = tuple(a + b for a, b in zip(figures, before))
+            self.stats[key] = (*figures, before[4] if before is not None else {})
         for entry in entries:
             caller = label(entry.code)
             for callee in entry.calls or ():
-                found = callers_of.get(id(callee.code))
+                found = self.stats.get(label(callee.code))
                 if found is None:
                     continue  # none of its calls has ended
+                callers = found[4]
                 calls = callee.callcount
-                figures = (calls, calls - callee.reccallcount, callee.inlinetime, callee.totaltime)
-                before = found.get(caller)
-                if before is not None:
-                    figures = tuple(a + b for a, b in zip(figures, before))
-                found[caller] = figures
+                of_pair = (calls, calls - callee.reccallcount, callee.inlinetime, callee.totaltime)
+                of_others = callers.get(caller)
+                if of_others is not None:
+                    of_pair = tuple(a + b for a, b in zip(of_pair, of_others))
+                callers[caller] = of_pair
 
     def run(self, cmd: str | CodeType) -> Profile:
         """Runs a statement in ``__main__``."""
