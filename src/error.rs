@@ -14,6 +14,8 @@ pub enum ErrorKind {
     NoSuchCommand,
     /// The command to run exists and cannot be executed.
     NotExecutable,
+    /// A signal of this number ended the command before it started.
+    Killed(u8),
     NotPermitted,
     /// Not supported by this system, CPU or target.
     Unsupported,

@@ -4,10 +4,13 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
+use common::recording::Running;
 use common::{Scratch, live, nativeprof, newest_python, programs};
 
 mod common;
@@ -172,6 +175,160 @@ fn killed_workers_are_replaced() {
         assert!(
             done.status.success() && said.contains("REPLACED"),
             "{backend}: {said}{text}"
+        );
+    }
+}
+
+/// Counts the signals that it receives, and prints each. Ends with code 3 at the SIGTERM of this number.
+const COUNTER: &str = "
+import os, signal, sys
+terms = 0
+def handle(number, frame):
+    global terms
+    name = signal.Signals(number).name
+    print(name, flush=True)
+    terms += name == 'SIGTERM'
+    if terms == int(sys.argv[1]):
+        sys.exit(3)
+for name in 'TERM', 'HUP', 'INT', 'QUIT', 'USR1', 'USR2':
+    signal.signal(getattr(signal, 'SIG' + name), handle)
+print('READY', flush=True)
+while True:
+    sum(range(1000))
+";
+
+/// The program that counts signals, recorded, in a process group of its own.
+struct Counted {
+    running: Running,
+    printed: BufReader<std::process::ChildStdout>,
+}
+
+impl Counted {
+    fn start(backend: &str, out: &Path, terms: &str) -> Counted {
+        let mut ours = nativeprof(&["record", "--backend", backend, "-o"]);
+        ours.arg(out).arg("--").arg(&newest_python().exe);
+        ours.args(["-c", COUNTER, terms]).process_group(0);
+        let mut running = Running::start(ours);
+        let printed = BufReader::new(running.child.stdout.take().expect("a pipe"));
+        let mut counted = Counted { running, printed };
+        assert_eq!(counted.line(), "READY");
+        counted
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.printed.read_line(&mut line).expect("a readable pipe");
+        line.trim_end().to_string()
+    }
+
+    /// Sends a signal to nativeprof, or to it and the command.
+    fn signal(&self, name: &str, group: bool) {
+        let pid = self.running.child.id();
+        let to = if group { format!("-{pid}") } else { pid.to_string() };
+        let done = Command::new("kill").args(["-s", name, "--", &to]).status();
+        assert!(
+            done.is_ok_and(|status| status.success()),
+            "signal {name} cannot be sent"
+        );
+    }
+
+    /// What else it printed until no process has its output open, then how nativeprof ended, and its messages.
+    fn finish(mut self) -> (String, Option<i32>, String) {
+        let mut rest = String::new();
+        self.printed.read_to_string(&mut rest).expect("a readable pipe");
+        let done = self.running.finish();
+        (
+            rest,
+            done.status.code(),
+            String::from_utf8_lossy(&done.stderr).into_owned(),
+        )
+    }
+}
+
+/// As `timeout` does, and a shell without nativeprof: each signal arrives once, however it was sent.
+#[test]
+fn signals_reach_the_command_once() {
+    let _live = live();
+    let scratch = Scratch::new();
+    for (backend, group) in [("ebpf", false), ("ebpf", true), ("ptrace", false), ("ptrace", true)] {
+        let out = scratch.path("x.collapsed");
+        let mut counted = Counted::start(backend, &out, "2");
+        let case = format!("{backend}, to the group: {group}");
+        // Those after the first SIGTERM come while the profile is written, or nativeprof only waits.
+        for name in ["USR1", "USR2", "QUIT", "HUP", "TERM", "USR1", "HUP", "QUIT", "TERM"] {
+            counted.signal(name, group);
+            assert_eq!(counted.line(), format!("SIG{name}"), "{case}");
+        }
+        let (rest, code, said) = counted.finish();
+        assert_eq!((rest.as_str(), code), ("", Some(3)), "{case}: {said}");
+        assert!(said.contains("  written:  ") && out.exists(), "{case}: {said}");
+        fs::remove_file(&out).expect("the profile");
+    }
+}
+
+/// Ctrl-C reaches the command without us; one that ignores it is left alone by the third, or by the one that ends the
+/// wait.
+#[test]
+fn ctrl_c_ends_the_recording_then_the_wait() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let mut counted = Counted::start("ebpf", &scratch.path("x.collapsed"), "1");
+    counted.signal("INT", true);
+    assert_eq!(counted.line(), "SIGINT");
+    let said = counted
+        .running
+        .read_until("waiting for the command to exit")
+        .to_string();
+    // Another user of `kill` than a terminal does not end the wait.
+    counted.signal("INT", false);
+    assert_eq!(counted.line(), "SIGINT");
+    counted.signal("INT", true);
+    assert_eq!(counted.line(), "SIGINT");
+    let status = counted.running.child.wait().expect("a child to wait for");
+    assert_eq!(status.signal(), Some(2), "{said}");
+    counted.signal("TERM", true);
+    assert_eq!(counted.line(), "SIGTERM");
+}
+
+/// At whatever point of the start it comes, no command is left, and the exit code is that of a command that received
+/// it.
+#[test]
+fn a_signal_during_the_start_leaves_no_command() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let out = scratch.path("x.collapsed");
+    for delay in 0..12 {
+        let mut ours = nativeprof(&["record", "-o"]);
+        ours.arg(&out).args(["--", "sleep", "1000"]).stdin(Stdio::null());
+        let mut child: Child = ours
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        // Not a wait for anything: each round hits another part.
+        std::thread::sleep(std::time::Duration::from_millis(delay * 12));
+        let sent = Command::new("kill")
+            .args(["-s", "TERM", &child.id().to_string()])
+            .status();
+        assert!(sent.is_ok_and(|status| status.success()));
+        let (mut text, mut said) = (String::new(), String::new());
+        // Until the command, too, has closed its output.
+        child
+            .stdout
+            .take()
+            .expect("a pipe")
+            .read_to_string(&mut text)
+            .expect("text");
+        child
+            .stderr
+            .take()
+            .expect("a pipe")
+            .read_to_string(&mut said)
+            .expect("text");
+        let status = child.wait().expect("a child to wait for");
+        assert!(
+            status.signal() == Some(15) || status.code() == Some(143),
+            "{status}: {said}"
         );
     }
 }

@@ -50,6 +50,14 @@ impl Terminal {
         self.tmux(&["capture-pane", "-p"])
     }
 
+    /// The PID of nativeprof, below the shell.
+    fn profiler(&self) -> String {
+        let shell = self.tmux(&["display-message", "-p", "#{pane_pid}"]);
+        let shell = shell.trim();
+        let children = std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children")).expect("a shell");
+        children.split_whitespace().next().expect("a child").to_string()
+    }
+
     /// Waits until the screen is as expected.
     fn wait(&self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
         for _ in 0..300 {
@@ -263,6 +271,29 @@ fn a_command() {
 }
 
 #[test]
+fn signals_are_passed_on_to_a_command() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let (script, file) = (scratch.path("x.sh"), scratch.path("received"));
+    let text = format!("trap 'echo > {}' USR1; while :; do sleep 0.05; done", file.display());
+    std::fs::write(&script, text).expect("a file");
+    let terminal = Terminal::start(&format!("-- sh {}", script.display()));
+    terminal.wait("table", |s| s.contains("SELF%"));
+    let pid = terminal.profiler();
+    let sent = Command::new("kill").args(["-s", "USR1", &pid]).status();
+    assert!(sent.is_ok_and(|status| status.success()));
+    for _ in 0..400 {
+        if file.exists() {
+            terminal.keys(&["q"]);
+            terminal.wait("shell", |s| s.contains("CODE 0"));
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    panic!("no signal: {}", terminal.screen());
+}
+
+#[test]
 fn ctrl_c_and_the_end_of_the_program() {
     let _live = live();
     let mut program = Program::start(newest_python().script("shares.py"));
@@ -284,10 +315,7 @@ fn it_ends_with_its_terminal() {
     // As with nohup: the signal that reports it is ignored.
     let terminal = Terminal::start_after("trap '' HUP", &program.pid().to_string());
     terminal.wait("table", |s| s.contains("burn"));
-    let shell = terminal.tmux(&["display-message", "-p", "#{pane_pid}"]);
-    let shell = shell.trim();
-    let children = std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children")).expect("a shell");
-    let pid = children.split_whitespace().next().expect("nativeprof, below the shell");
+    let pid = terminal.profiler();
     drop(terminal);
     for _ in 0..1200 {
         if !std::path::Path::new(&format!("/proc/{pid}/exe")).exists() {

@@ -26,9 +26,11 @@ fn exception(e: Error) -> PyErr {
         ErrorKind::Usage | ErrorKind::Data => PyValueError::new_err(text),
         ErrorKind::NotPermitted => PyPermissionError::new_err(text),
         ErrorKind::Unsupported => PyRuntimeError::new_err(text),
-        ErrorKind::NoSuchProcess | ErrorKind::NoSuchCommand | ErrorKind::NotExecutable | ErrorKind::Io => {
-            PyOSError::new_err(text)
-        }
+        ErrorKind::NoSuchProcess
+        | ErrorKind::NoSuchCommand
+        | ErrorKind::NotExecutable
+        | ErrorKind::Killed(_)
+        | ErrorKind::Io => PyOSError::new_err(text),
     }
 }
 

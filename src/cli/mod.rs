@@ -58,6 +58,7 @@ pub fn main() -> ExitCode {
                     return ExitCode::from(match e.kind {
                         ErrorKind::NoSuchCommand => NOT_FOUND,
                         ErrorKind::NotExecutable => NOT_EXECUTABLE,
+                        ErrorKind::Killed(signal) => 128 + signal,
                         _ => FAILED,
                     });
                 }

@@ -123,24 +123,157 @@ impl WaitingProcess {
         }
     }
 
-    /// Waits for its exit.
+    /// Waits for its exit. Signals are passed on to it until then, see `interrupts`.
     ///
     /// # Errors
     /// Another part of this process has already waited for it.
     pub fn wait(&self) -> io::Result<ExitStatus> {
+        let pid = self.pid as libc::pid_t;
+        // SAFETY: a zeroed structure is a valid place for the result. The process is not reaped yet.
+        uninterrupted(|| unsafe {
+            let mut info: libc::siginfo_t = std::mem::zeroed();
+            libc::waitid(libc::P_PID, pid as _, &mut info, libc::WEXITED | libc::WNOWAIT)
+        })?;
+        sys::interrupts::forget_command();
         let mut status = 0;
-        loop {
-            // SAFETY: a pointer to the status.
-            if unsafe { libc::waitpid(self.pid as libc::pid_t, &mut status, 0) } >= 0 {
-                return Ok(ExitStatus::from_raw(status));
-            }
-            let e = io::Error::last_os_error();
-            if e.kind() != io::ErrorKind::Interrupted {
-                return Err(e);
-            }
+        // SAFETY: a pointer to the status.
+        uninterrupted(|| unsafe { libc::waitpid(pid, &mut status, 0) })?;
+        Ok(ExitStatus::from_raw(status))
+    }
+}
+
+/// Repeats a call that a signal has interrupted.
+fn uninterrupted(mut call: impl FnMut() -> libc::c_int) -> io::Result<()> {
+    loop {
+        if call() >= 0 {
+            return Ok(());
+        }
+        let e = io::Error::last_os_error();
+        if e.kind() != io::ErrorKind::Interrupted {
+            return Err(e);
         }
     }
 }
+
+/// A process in our process group that does nothing but keep the signals it receives: those that were sent to the whole
+/// group (by a terminal, by `kill -- -PGID`), and so to a command as well. The kernel does not say which ones these
+/// are.
+pub struct GroupProbe {
+    pid: libc::pid_t,
+    /// A byte requests the signal of this number.
+    _request: File,
+    /// A byte answers: whether the signal has come.
+    _answer: File,
+}
+
+/// Descriptors of the only probe, for a signal handler; negative: there is none.
+static REQUEST: AtomicI32 = AtomicI32::new(-1);
+static ANSWER: AtomicI32 = AtomicI32::new(-1);
+/// How long a probe waits for a signal: senders that signal each process for itself take some time.
+const GROUP_TIME: libc::timespec = libc::timespec {
+    tv_sec: 0,
+    tv_nsec: 20_000_000,
+};
+/// How long an answer may take, ms. A probe can be stopped.
+const ANSWER_TIME: libc::c_int = 1000;
+
+impl GroupProbe {
+    /// Starts the probe. To be called after the fork of the command, which must not inherit its pipes, and while there
+    /// is no other thread.
+    ///
+    /// # Errors
+    /// No process or descriptor is left.
+    pub fn start() -> io::Result<GroupProbe> {
+        let (request_read, request) = sys::files::pipe()?;
+        let (answer, answer_write) = sys::files::pipe()?;
+        // SAFETY: the sets are initialized by these calls. The child calls only what is safe there, see `keep_signals`.
+        let pid = unsafe {
+            let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
+            libc::sigfillset(&mut all);
+            libc::sigprocmask(libc::SIG_SETMASK, &all, &mut before);
+            let pid = libc::fork();
+            if pid == 0 {
+                keep_signals(request_read.as_raw_fd(), answer_write.as_raw_fd());
+            }
+            libc::sigprocmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
+            pid
+        };
+        if pid < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        ANSWER.store(answer.as_raw_fd(), Ordering::SeqCst);
+        REQUEST.store(request.as_raw_fd(), Ordering::SeqCst);
+        Ok(GroupProbe {
+            pid,
+            _request: request,
+            _answer: answer,
+        })
+    }
+
+    /// Whether the process group has received this signal; `None` if there is no probe. For signal handlers.
+    pub fn has_received(signal: libc::c_int) -> Option<bool> {
+        let (request, answer) = (REQUEST.load(Ordering::SeqCst), ANSWER.load(Ordering::SeqCst));
+        if request < 0 {
+            return None;
+        }
+        let mut has_come = 0u8;
+        let mut ready = libc::pollfd {
+            fd: answer,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: only async-signal-safe calls, on values that live here.
+        let has_answered = unsafe {
+            let number = signal as u8;
+            libc::write(request, (&raw const number).cast(), 1) == 1
+                && libc::poll(&mut ready, 1, ANSWER_TIME) == 1
+                && libc::read(answer, (&raw mut has_come).cast(), 1) == 1
+        };
+        if !has_answered {
+            // A late answer must not be taken for the next one.
+            REQUEST.store(-1, Ordering::SeqCst);
+        }
+        has_answered.then_some(has_come != 0)
+    }
+}
+
+impl Drop for GroupProbe {
+    fn drop(&mut self) {
+        REQUEST.store(-1, Ordering::SeqCst);
+        // SAFETY: integers and a null pointer. The process is our child, and not reaped before.
+        unsafe {
+            libc::kill(self.pid, libc::SIGKILL);
+            libc::waitpid(self.pid, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
+/// The probe, after its fork: all signals are blocked. Ends when nativeprof does.
+fn keep_signals(request: libc::c_int, answer: libc::c_int) -> ! {
+    // SAFETY: only async-signal-safe calls, on memory that lives here. The descriptors are this process's own copies:
+    // the other ends of pipes are seen to close only if none is left open.
+    unsafe {
+        let limit = sys::files::file_limit().min(MAX_CLOSED) as libc::c_int;
+        for fd in (0..limit).filter(|fd| *fd != request && *fd != answer) {
+            libc::close(fd);
+        }
+        // It needs no privileges (capset(2): version, thread, and three sets of two words).
+        let (header, none) = ([0x2008_0522_u32, 0], [0_u32; 6]);
+        libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr());
+        let mut number = 0u8;
+        while libc::read(request, (&raw mut number).cast(), 1) == 1 {
+            let mut wanted: libc::sigset_t = std::mem::zeroed();
+            libc::sigaddset(&mut wanted, number.into());
+            let signal = libc::sigtimedwait(&wanted, std::ptr::null_mut(), &GROUP_TIME);
+            let has_come = u8::from(signal == libc::c_int::from(number));
+            libc::write(answer, (&raw const has_come).cast(), 1);
+        }
+        libc::_exit(0)
+    }
+}
+
+/// Maximum number of descriptors that are closed for the probe; ours are among the first.
+const MAX_CLOSED: usize = 4096;
 
 fn pointers<'a>(strings: impl Iterator<Item = &'a CStr>) -> Vec<*const libc::c_char> {
     strings.map(CStr::as_ptr).chain([std::ptr::null()]).collect()

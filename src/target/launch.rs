@@ -9,14 +9,19 @@ use super::command;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Pid;
 use crate::privileges::credentials::User;
+use crate::sys::interrupts;
 use crate::sys::spawn;
-use crate::sys::spawn::WaitingProcess;
+use crate::sys::spawn::{GroupProbe, WaitingProcess};
 
 /// A started command.
 pub struct Launched {
     name: String,
     process: WaitingProcess,
     released: bool,
+    /// It is terminated when nativeprof ends.
+    detached: bool,
+    /// Without it, signals of a terminal are distinguished only.
+    _probe: Option<GroupProbe>,
 }
 
 impl Launched {
@@ -62,7 +67,14 @@ impl Launched {
             name,
             process,
             released: false,
+            detached,
+            _probe: GroupProbe::start().ok(),
         })
+    }
+
+    /// From now on signals that nativeprof receives are passed on to the command, see [`interrupts`].
+    pub fn pass_on_signals(&self) {
+        interrupts::pass_on_to(self.process.pid, self.detached);
     }
 
     pub fn pid(&self) -> Pid {
@@ -83,14 +95,18 @@ impl Launched {
             return Ok(());
         }
         self.process.go.write_all(&[1]).map_err(|e| {
-            // It waits with the actions for signals that a command finds: Ctrl-C during set-up reaches it too.
-            let why = match e.kind() {
-                io::ErrorKind::BrokenPipe => "Ctrl-C or another signal ended it".into(),
-                _ => e.to_string(),
+            // It waits with the actions for signals that a command finds: those that come during set-up end it.
+            let signal = match e.kind() {
+                io::ErrorKind::BrokenPipe => self.process.wait().ok().and_then(|status| status.signal()),
+                _ => None,
             };
-            Error::new(ErrorKind::Io, "the command was killed before it started")
+            let (kind, why) = match signal {
+                Some(signal) => (ErrorKind::Killed(signal as u8), format!("signal {signal} ended it")),
+                None => (ErrorKind::Io, e.to_string()),
+            };
+            Error::new(kind, "the command was killed before it started")
                 .why(why)
-                .hint("run it again; press Ctrl-C only after sampling has started")
+                .hint("run it again; send signals only after sampling has started")
         })?;
         self.process.executed().map_err(|e| {
             Error::new(ErrorKind::NotExecutable, format!("cannot run {}", self.name))

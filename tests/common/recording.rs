@@ -138,12 +138,23 @@ impl Running {
         assert!(done.is_ok_and(|s| s.success()), "signal {name} cannot be sent");
     }
 
+    /// Reads its messages until one has these words; returns all so far.
+    pub fn read_until(&mut self, words: &str) -> &str {
+        while !self.output.contains(words) {
+            let read = self.stderr.read_line(&mut self.output).expect("a readable pipe");
+            assert!(read > 0, "nativeprof ended before it said `{words}`: {}", self.output);
+        }
+        &self.output
+    }
+
     pub fn finish(&mut self) -> Output {
         let mut stderr = std::mem::take(&mut self.output).into_bytes();
         self.stderr.read_to_end(&mut stderr).expect("a readable pipe");
         let mut stdout = Vec::new();
-        let mut pipe = self.child.stdout.take().expect("a pipe");
-        pipe.read_to_end(&mut stdout).expect("a readable pipe");
+        // The test may read it itself.
+        if let Some(mut pipe) = self.child.stdout.take() {
+            pipe.read_to_end(&mut stdout).expect("a readable pipe");
+        }
         let status = self.child.wait().expect("a child to wait for");
         Output { status, stdout, stderr }
     }

@@ -114,6 +114,9 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     phases::restrict_to_setup(kept)?;
     sys::files::raise_file_limit();
     sys::memory::keep_freed_memory();
+    if let Some(launched) = &launched {
+        launched.pass_on_signals();
+    }
     sys::interrupts::install_interrupt_handler();
 
     let sampling = &options.sampling;
@@ -173,8 +176,10 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     let family = discover::FamilyCpu::start(pid);
     let (began, began_wall, start) = (sys::clock::now(), SystemTime::now(), Instant::now());
     let startup_cpu = sys::clock::process_cpu_time();
-    backend.start()?;
-    phases::restrict_to_sampling(kept)?;
+    let started = backend.start().and_then(|()| phases::restrict_to_sampling(kept));
+    if let Err(e) = started {
+        return finish(launched, false, Err(e));
+    }
     print_line(&format!(
         "nativeprof: sampling {} at {} Hz ({})",
         discover::pid_label(pid),
@@ -246,7 +251,9 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     session.update_thread_names();
     session.open_symbol_sources(pid);
     drop(backend); // its descriptors are privileges too
-    phases::drop_for_symbolization(kept)?;
+    if let Err(e) = phases::drop_for_symbolization(kept) {
+        return finish(launched, ended, Err(e));
+    }
     let mut profile = session.resolve(began, meta);
     profile.meta.sampling_cpu = sampling_cpu as f64 * 1e-9;
     let naming_cpu = session.naming.take().map_or(0, |naming| naming.cpu_time());
@@ -308,7 +315,7 @@ fn finish(launched: Option<Launched>, ended: bool, done: Result<()>) -> Result<u
     if let Err(e) = &done {
         print_error(e);
     }
-    sys::interrupts::restore_default_signals();
+    sys::interrupts::wait_for_command();
     if !ended {
         print_line("nativeprof: waiting for the command to exit (Ctrl-C to stop waiting)");
     }

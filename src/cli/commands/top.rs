@@ -70,6 +70,9 @@ pub fn top(options: &Top) -> Result<()> {
     ptrace::block_child_signals();
     phases::restrict_to_setup(Caps::NONE)?;
     sys::files::raise_file_limit();
+    if let Some(launched) = &launched {
+        launched.pass_on_signals();
+    }
     sys::interrupts::install_interrupt_handler();
     let sampling = &options.sampling;
     let mut backend = open_backend(sampling.backend, &sampling.capture(options.rate, false))?;
