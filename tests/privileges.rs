@@ -344,6 +344,86 @@ fn names_do_not_control_the_terminal() {
     );
 }
 
+/// The first of users who own nothing here: limits count the processes of a user, also those that are just ending.
+const LIMITED: u32 = 64_100;
+
+#[test]
+fn where_no_thread_can_be_made_an_error_says_so() {
+    let _live = live();
+    let scratch = open_directory();
+    let copy = scratch.path("nativeprof");
+    programs::copy(env!("CARGO_BIN_EXE_nativeprof"), &copy);
+    let program = Program::start(programs::native(&[]));
+    let pid = program.pid().to_string();
+    let ours = text(&copy);
+    let mut users = (LIMITED..).map(|user| format!("--reuid={user}"));
+    let capabilities = "--ambient-caps=+bpf,+perfmon,+sys_ptrace";
+    // Commands, the limits at which they fail, and one with which they succeed.
+    let attach = |backend| {
+        [
+            "attach",
+            &pid,
+            "-d",
+            "0.1",
+            "-f",
+            "collapsed",
+            "-o",
+            "-",
+            "--backend",
+            backend,
+        ]
+    };
+    let record = |backend| {
+        [
+            "record",
+            "-f",
+            "collapsed",
+            "-o",
+            "-",
+            "--backend",
+            backend,
+            "--",
+            "true",
+        ]
+    };
+    for (words, fails, succeeds) in [
+        (&attach("ebpf")[..], &[1][..], Some(2)),
+        (&attach("ptrace"), &[1], None),
+        (&attach("auto"), &[1], None),
+        (&record("ebpf"), &[1, 2, 3], Some(4)),
+        (&record("ptrace"), &[1, 3], None),
+    ] {
+        for limit in fails.iter().copied().chain(succeeds) {
+            let user = users.next().expect("a number");
+            let limited = format!("--nproc={limit}");
+            let mut command = Command::new("prlimit");
+            command.args([&limited, "setpriv", &user, "--regid=65534", "--clear-groups"]);
+            command.args(["--inh-caps=+bpf,+perfmon,+sys_ptrace", capabilities, ours]);
+            command.args(words).stdin(Stdio::null());
+            let (done, said) = run(command);
+            let case = format!("{words:?} with {limit}: {said}");
+            assert!(!said.contains("panicked"), "{case}");
+            assert_eq!(done.status.success(), Some(limit) == succeeds, "{case}");
+            let why = "no more threads or processes are permitted: a limit of this user";
+            let explained = said.contains(why) && said.contains("try: end other");
+            assert!(done.status.success() || explained, "{case}");
+        }
+    }
+    let user = users.next().expect("a number");
+    let mut command = Command::new("prlimit");
+    command.args(["--nproc=1", "setpriv", &user, "--regid=65534", "--clear-groups"]);
+    command.args([
+        "--inh-caps=+sys_ptrace",
+        "--ambient-caps=+sys_ptrace",
+        ours,
+        "dump",
+        &pid,
+    ]);
+    let (done, _) = run(command);
+    let printed = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert!(printed.contains("no thread can be started to trace it"), "{printed}");
+}
+
 /// Findings by subject: state and text.
 type Findings = BTreeMap<String, (String, String)>;
 

@@ -73,7 +73,7 @@ impl Recorder {
                 Err(e) => drop(notify.send(Err(e))),
             }
         });
-        let thread = thread.map_err(|e| Error::io("cannot start the sampling thread", e))?;
+        let thread = thread.map_err(|e| Error::not_started("cannot start the sampling thread", e))?;
         begun.recv().unwrap_or_else(|_| Err(ended()))?;
         Ok(Recorder {
             commands,

@@ -33,11 +33,13 @@ fn tid_offset() -> Option<usize> {
             .collect()
     }
     static OFFSET: OnceLock<Option<usize>> = OnceLock::new();
-    *OFFSET.get_or_init(|| {
-        let here = offsets();
-        let there = std::thread::spawn(offsets).join().unwrap_or_default();
-        here.into_iter().find(|at| there.contains(at))
-    })
+    if let Some(known) = OFFSET.get() {
+        return *known;
+    }
+    // Later there may be room for another thread.
+    let other = std::thread::Builder::new().spawn(offsets).ok()?;
+    let (here, there) = (offsets(), other.join().unwrap_or_default());
+    *OFFSET.get_or_init(|| here.into_iter().find(|at| there.contains(at)))
 }
 
 /// The kernel's ID of the thread with this thread pointer (`pthread_t`); `None` if there is no such thread. Any number may be

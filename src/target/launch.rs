@@ -47,7 +47,6 @@ impl Launched {
     }
 
     fn prepare_with(command: &[String], user: Option<&User>, detached: bool) -> Result<Launched> {
-        let failed = |e| Error::io("cannot start the command", e);
         let name = command.first().cloned().unwrap_or_default();
         if !exists(&name) {
             let shown = if name.is_empty() { "''" } else { &name };
@@ -62,7 +61,10 @@ impl Launched {
             );
         }
         let environment: Vec<_> = user.iter().flat_map(|user| environment(user)).collect();
-        let process = spawn::spawn(command, &environment, detached).map_err(failed)?;
+        let process = spawn::spawn(command, &environment, detached).map_err(|e| match e.kind() {
+            io::ErrorKind::InvalidInput => Error::io("cannot start the command", e),
+            _ => Error::not_started("cannot start the command", e),
+        })?;
         Ok(Launched {
             name,
             process,

@@ -61,9 +61,12 @@ impl Drop for TerminalGuard {
 
 /// Keys and changes of the terminal's size, read in a thread of its own: a closed terminal is always readable, at end of file,
 /// and crossterm (0.29, src/event/source/unix/mio.rs) then reads it in an endless loop.
-fn read_events() -> Receiver<io::Result<Event>> {
+///
+/// # Errors
+/// No thread can be started.
+fn read_events() -> Result<Receiver<io::Result<Event>>> {
     let (sender, receiver) = mpsc::channel();
-    thread::spawn(move || {
+    let reader = thread::Builder::new().name("keys".into()).spawn(move || {
         loop {
             let event = event::read();
             let failed = event.is_err();
@@ -72,7 +75,10 @@ fn read_events() -> Receiver<io::Result<Event>> {
             }
         }
     });
-    receiver
+    match reader {
+        Ok(_) => Ok(receiver),
+        Err(e) => Err(Error::not_started("cannot start the thread that reads keys", e)),
+    }
 }
 
 /// Shows the feed until `q` or Ctrl-C.
@@ -83,7 +89,7 @@ pub fn run(feed: &mut dyn SampleFeed, view: ViewOptions) -> Result<()> {
     let failed = |e: io::Error| Error::io("cannot use this terminal", e).hint("nativeprof record -o out.svg --pid PID");
     let mut terminal = ratatui::try_init().map_err(failed)?; // also restores it on a panic
     let _restored = TerminalGuard;
-    let events = read_events();
+    let events = read_events()?;
     let mut app = App::new(view);
     let (mut alive, mut refreshed) = (true, None::<Instant>);
     // The time that the screen shows while it is frozen.

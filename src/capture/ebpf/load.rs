@@ -74,10 +74,10 @@ impl EbpfBackend {
         // On another thread than the main one: where process and thread ID are equal, other fields hold the same
         // values.
         std::thread::scope(|s| {
-            let found = s
-                .spawn(|| calibrate(&calibrator, &mut known_pointer, &mut facts))
-                .join();
-            found.unwrap_or_else(|_| {
+            let calibrating = std::thread::Builder::new()
+                .spawn_scoped(s, || calibrate(&calibrator, &mut known_pointer, &mut facts))
+                .map_err(|e| Error::not_started("cannot start the thread that calibrates eBPF", e))?;
+            calibrating.join().unwrap_or_else(|_| {
                 Err(Error::new(ErrorKind::Data, "the thread that calibrates eBPF failed").hint(REPORT))
             })
         })?;

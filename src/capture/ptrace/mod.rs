@@ -180,7 +180,7 @@ impl PtraceBackend {
             follow: options.children,
             walk,
         };
-        let tracer = tracer::start(config).map_err(failed)?;
+        let tracer = tracer::start(config).map_err(|e| Error::not_started("cannot start the thread that traces", e))?;
         Ok(PtraceBackend {
             shared,
             commands,

@@ -45,6 +45,8 @@ pub enum SnapshotError {
     MovedOn,
     /// It did not stop when requested: it waits for a CPU, or is in an uninterruptible wait.
     DidNotStop,
+    /// The thread that traces it cannot be started.
+    NoTracer,
 }
 
 /// A thread as it was at one instant.
@@ -99,12 +101,15 @@ impl<T: Send> Snapshotter<'_, T> {
         }
         // A separate thread: when it ends, the kernel detaches it from everything it traced.
         std::thread::scope(|scope| {
-            let tracer = scope.spawn(|| {
+            let tracer = std::thread::Builder::new().spawn_scoped(scope, || {
                 // Raise priority to shorten stops; ignored if not permitted.
                 sys::process::set_realtime_priority();
                 self.inspect_here(targets)
             });
-            tracer.join().unwrap_or_default()
+            match tracer {
+                Ok(tracer) => tracer.join().unwrap_or_default(),
+                Err(_) => targets.iter().map(|t| (t.tid, Err(SnapshotError::NoTracer))).collect(),
+            }
         })
     }
 

@@ -64,6 +64,9 @@ fn error_text(why: SnapshotError) -> &'static str {
             "tracing it is not permitted: it already has a tracer, or a security module forbids it"
         }
         SnapshotError::KeptRunning | SnapshotError::MovedOn => "it kept running while it was read",
+        SnapshotError::NoTracer => {
+            "no thread can be started to trace it: a limit of processes (ulimit -u, or of the container) is reached"
+        }
         SnapshotError::DidNotStop => "it did not stop in time: it is waiting for a CPU or inside the kernel",
     }
 }
