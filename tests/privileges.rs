@@ -344,6 +344,38 @@ fn names_do_not_control_the_terminal() {
     );
 }
 
+/// Whatever it is started with: an error, and no output.
+#[test]
+fn a_setuid_program_refuses_everything() {
+    let _live = live();
+    let scratch = open_directory();
+    let (copy, out) = (scratch.path("nativeprof"), scratch.path("out"));
+    programs::copy(env!("CARGO_BIN_EXE_nativeprof"), &copy);
+    let (ours, file) = (text(&copy), text(&out));
+    let profile = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/golden/profile.json");
+    let pid = std::process::id().to_string();
+    for ids in [["--ruid=65534", "--clear-groups"], ["--rgid=65534", "--clear-groups"]] {
+        for (words, code) in [
+            (&["record", "-o", file, "--", "touch", file][..], 125),
+            (&["attach", &pid, "-d", "0.1", "-o", file], 1),
+            (&["dump", &pid], 1),
+            (&["report", profile], 1),
+            (&["export", profile, "-f", "svg", "-o", file], 1),
+            (&["man", file], 1),
+            (&["doctor"], 1),
+            (&["--version"], 1),
+        ] {
+            let mut command = Command::new("setpriv");
+            command.args(ids).arg(ours).args(words);
+            let (done, said) = run(command);
+            assert_eq!(done.status.code(), Some(code), "{ids:?} {words:?}: {said}");
+            let advice = format!("try: sudo chmod ug-s {ours}; sudo setcap cap_bpf");
+            assert!(said.contains("a setuid nativeprof") && said.contains(&advice), "{said}");
+            assert!(done.stdout.is_empty() && !out.exists(), "{words:?}");
+        }
+    }
+}
+
 /// The first of users who own nothing here: limits count the processes of a user, also those that are just ending.
 const LIMITED: u32 = 64_100;
 

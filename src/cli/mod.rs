@@ -8,7 +8,10 @@ use clap::Parser;
 
 use crate::error::{Error, ErrorKind};
 use crate::escape::line;
+use crate::privileges::checks;
+use crate::privileges::checks::SystemFacts;
 use crate::resolve::naming;
+use crate::sys;
 
 mod args;
 mod backend;
@@ -27,6 +30,10 @@ const NOT_FOUND: u8 = 127;
 /// Runs the command line; the exit code is 0 good, 1 failed, 2 usage, 3 grown more than `diff --fail-above` allows, 4 if
 /// that cannot be known. That of `record -- COMMAND` is the command's own, 128 and a signal's number, or one of 125 to 127.
 pub fn main() -> ExitCode {
+    if sys::process::is_setuid() {
+        print_error(&checks::setuid_refused(&SystemFacts::read()));
+        return ExitCode::from(if runs_command() { FAILED } else { 1 });
+    }
     if std::env::args_os().nth(1).is_some_and(|word| word == naming::ARGUMENT) {
         return naming::worker::main();
     }

@@ -86,6 +86,16 @@ impl SystemFacts {
     }
 }
 
+impl SystemFacts {
+    /// This program's file, as an argument in a shell.
+    pub fn exe_path(&self) -> String {
+        match self.exe.contains('/') {
+            true => self.exe.clone(),
+            false => format!("$(command -v {})", self.exe),
+        }
+    }
+}
+
 /// What to type after `sudo` to run this program: sudo has its own PATH.
 fn typed_name() -> String {
     let typed = std::env::args_os().next().unwrap_or_else(|| "nativeprof".into());

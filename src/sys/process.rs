@@ -72,6 +72,13 @@ pub fn real_uid() -> u32 {
     unsafe { libc::getuid() }
 }
 
+/// Whether this program has the privileges of another user or group than the one who runs it: its file is setuid or
+/// setgid. (File capabilities, see setcap(8), leave both as they are.)
+pub fn is_setuid() -> bool {
+    // SAFETY: no arguments, cannot fail.
+    unsafe { libc::getuid() != libc::geteuid() || libc::getgid() != libc::getegid() }
+}
+
 /// Detects when a process has exited.
 pub struct ExitWatch {
     pid: u32,

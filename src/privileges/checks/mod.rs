@@ -39,6 +39,9 @@ impl MissingPrivilege {
     }
 }
 
+/// Capabilities of the file with which every user can sample every process.
+const FILE_CAPABILITIES: &str = "cap_bpf,cap_perfmon,cap_sys_ptrace,cap_syslog+ep";
+
 /// Features as doctor names them.
 pub const EBPF: &str = "eBPF sampling";
 pub const OTHER_PROCESSES: &str = "reading other processes";
@@ -326,15 +329,22 @@ fn capability_advice(f: &SystemFacts, feature: &'static str, caps: &[Cap]) -> Op
     advice(
         format!("this user does not have {names}"),
         format!(
-            "sudo {exe} ...   or, permanently: sudo setcap cap_bpf,cap_perfmon,cap_sys_ptrace,cap_syslog+ep {path}",
+            "sudo {exe} ...   or, permanently: sudo setcap {FILE_CAPABILITIES} {path}",
             exe = f.exe,
-            path = if f.exe.contains('/') {
-                f.exe.clone()
-            } else {
-                format!("$(command -v {})", f.exe)
-            }
+            path = f.exe_path()
         ),
     )
+}
+
+/// The error for a program that is setuid or setgid: all who may execute it could read and write files, and run
+/// commands, as another user. Capabilities permit nothing but sampling.
+pub fn setuid_refused(f: &SystemFacts) -> Error {
+    let path = f.exe_path();
+    Error::new(ErrorKind::NotPermitted, "a setuid nativeprof does nothing")
+        .why("every user could read and write files, and run commands, with the privileges of another user")
+        .hint(format!(
+            "sudo chmod ug-s {path}; sudo setcap {FILE_CAPABILITIES} {path}   or use sudo"
+        ))
 }
 
 /// The error for a process that the kernel does not let us trace.
