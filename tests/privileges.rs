@@ -173,6 +173,40 @@ fn under_sudo_nothing_is_written_with_the_privileges_of_root() {
     assert_eq!(fs::read_to_string(&victim).expect("a file"), "precious");
 }
 
+/// Ticks cannot stop threads to which the invoking user may not send signals.
+#[test]
+fn under_sudo_stops_of_another_users_process_are_as_many_as_samples() {
+    let _live = live();
+    let scratch = open_directory();
+    let out = scratch.path("x.json");
+    let mut command = common::newest_python().script("many_calls.py");
+    command.arg("unused");
+    let program = Program::start(command);
+    let pid = program.pid();
+    // It never waits by itself.
+    let stops = || -> u64 { status(pid)["voluntary_ctxt_switches"].parse().expect("a number") };
+    let before = stops();
+    let words = [
+        "attach",
+        &pid.to_string(),
+        "--backend",
+        "ptrace",
+        "-d",
+        "1",
+        "-o",
+        text(&out),
+    ];
+    let (done, said) = run(by_sudo(&words));
+    assert!(done.status.success(), "{said}");
+    let stops = stops() - before;
+    assert!(stops < 3 * 100 + 200, "{stops} stops in a second: {said}");
+    // Which of both it is depends on kernel.perf_event_paranoid.
+    assert!(
+        said.contains("may not send it signals") || said.contains("perf events are not permitted"),
+        "{said}"
+    );
+}
+
 #[test]
 fn tapes_are_readable_by_their_owner_only() {
     let _live = live();

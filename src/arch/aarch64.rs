@@ -4,7 +4,9 @@ use super::ReadMemory;
 use crate::event::{Descriptor, WaitKind};
 
 mod code;
+mod system_calls;
 pub use code::*;
+pub use system_calls::cut_short;
 
 /// Number of general registers that the unwinder tracks: x0 to x30, and the stack pointer.
 pub const GPRS: usize = 32;
@@ -251,6 +253,11 @@ impl UserRegs {
 
     pub fn thread_pointer(&self) -> u64 {
         self.0[THREAD_POINTER]
+    }
+
+    /// Number and arguments of the system call in which a stopped thread is. The registers do not say whether it is in one.
+    pub fn system_call(&self) -> Option<(u64, [u64; 6])> {
+        None
     }
 
     /// Sets of registers to write: their number, first word and size in bytes.

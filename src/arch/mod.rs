@@ -18,6 +18,16 @@ compile_error!("nativeprof knows only x86-64 and aarch64 so far: add src/arch/<c
 /// Reads memory of this process: fills the buffer with the bytes at an address, or returns false.
 pub type ReadMemory<'a> = &'a dyn Fn(u64, &mut [u8]) -> bool;
 
+/// Which system calls return another result when a stop cuts them short, although what the kernel ends is restarted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CutShort {
+    Always,
+    /// If its descriptor, this one, is a pipe, socket or device that lets a writer wait: a part is written.
+    Write(u64),
+    /// If its descriptor, this one, is a device, from which a large read is ended early.
+    Read(u64),
+}
+
 /// Where execution continues after an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {

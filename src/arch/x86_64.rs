@@ -4,7 +4,9 @@ use super::ReadMemory;
 use crate::event::{Descriptor, WaitKind};
 
 mod code;
+mod system_calls;
 pub use code::*;
+pub use system_calls::cut_short;
 
 /// Number of general registers that the unwinder tracks.
 pub const GPRS: usize = 16;
@@ -338,6 +340,12 @@ impl UserRegs {
 
     pub fn thread_pointer(&self) -> u64 {
         self.0[FS_BASE]
+    }
+
+    /// Number and arguments of the system call in which a stopped thread is; `None`: in none.
+    pub fn system_call(&self) -> Option<(u64, [u64; 6])> {
+        let (call, w) = (self.0[ORIG_AX], &self.0);
+        (call <= u64::from(u16::MAX)).then_some((call, [w[14], w[13], w[12], w[7], w[9], w[8]]))
     }
 
     /// Sets of registers to write: their number, first word and size in bytes.

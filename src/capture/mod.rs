@@ -168,6 +168,11 @@ pub trait Backend {
         Vec::new()
     }
 
+    /// How threads are sampled that the usual timer cannot sample, and why, for the summary; `None`: there are none.
+    fn timer_remark(&self) -> Option<String> {
+        None
+    }
+
     /// After [`Backend::stop`]: threads that were off the CPU then, and for how long, in modes that sample such time.
     fn open_intervals(&mut self) -> Vec<OpenInterval> {
         Vec::new()

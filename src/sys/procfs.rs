@@ -1,7 +1,7 @@
 //! Parsers of /proc for processes and threads: `status`, `stat`, `schedstat`, `syscall`, `comm`, `cmdline`, `exe`.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 use std::time::Duration;
 use std::{fs, io};
@@ -169,28 +169,68 @@ pub fn ids(tid: Tid) -> Option<(Pid, Pid)> {
 /// (SIGCONT would).
 const TICKS: [i32; 3] = [libc::SIGURG, libc::SIGWINCH, libc::SIGCHLD];
 
-/// The signal that may stop a thread at its ticks, if there is one: the process does not handle it, the thread does not
-/// block it, and we may send it. The signals that a new thread blocks say nothing: the C library starts it with all of
-/// them blocked. `tid`: that thread, or the process for what applies to all its threads.
-pub fn tick_signal(tid: Tid) -> Option<i32> {
-    let text = read_text(format!("/proc/{tid}/status")).ok()?;
+/// Why no signal can stop a thread at its ticks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NoSignal {
+    /// We may not send it any (fs/fcntl.c, sigio_perm: capabilities do not count).
+    NotPermitted,
+    /// The thread blocks, or its process handles, all of them.
+    Taken,
+    /// It has exited.
+    Exited,
+}
+
+/// The signal that stops a thread at its ticks, or why there is none.
+pub type TickSignal = Result<i32, NoSignal>;
+
+/// The signal that may stop a thread at its ticks: the process does not handle it, the thread does not block it, and we
+/// may send it. The signals that a new thread blocks say nothing: the C library starts it with all of them blocked.
+/// `tid`: that thread, or the process for what applies to all its threads.
+///
+/// # Errors
+/// There is none.
+pub fn tick_signal(tid: Tid) -> TickSignal {
+    let text = read_text(format!("/proc/{tid}/status")).map_err(|_| NoSignal::Exited)?;
     choose(&text, (super::process::real_uid(), super::process::effective_uid()))
 }
 
-fn choose(status: &str, (real, effective): (u32, u32)) -> Option<i32> {
+fn choose(status: &str, (real, effective): (u32, u32)) -> TickSignal {
     let set = |word: &str| {
         let line = status.lines().find_map(|l| l.strip_prefix(word))?;
         u64::from_str_radix(line.trim(), 16).ok()
     };
-    let uids = status.lines().find_map(|l| l.strip_prefix("Uid:"))?;
+    let uids = status.lines().find_map(|l| l.strip_prefix("Uid:")).unwrap_or_default();
     let uids: Vec<u32> = uids.split_whitespace().filter_map(|n| n.parse().ok()).collect();
     let [its_real, _, its_saved, _] = uids[..] else {
-        return None;
+        return Err(NoSignal::Exited);
     };
     // fs/fcntl.c, sigio_perm
     let may_send = effective == 0 || [real, effective].iter().any(|uid| [its_real, its_saved].contains(uid));
-    let taken = set("SigBlk:")? | set("SigCgt:")?;
-    TICKS.into_iter().find(|s| may_send && taken & (1 << (s - 1)) == 0)
+    if !may_send {
+        return Err(NoSignal::NotPermitted);
+    }
+    let (Some(blocked), Some(handled)) = (set("SigBlk:"), set("SigCgt:")) else {
+        return Err(NoSignal::Exited);
+    };
+    let free = |signal: &i32| (blocked | handled) & (1 << (signal - 1)) == 0;
+    TICKS.into_iter().find(free).ok_or(NoSignal::Taken)
+}
+
+/// Can a stop make a process's transfer by this descriptor return early? Writes to files are not interrupted, and where nothing
+/// waits (O_NONBLOCK) a stop changes nothing; of reads, only large ones from devices end early.
+pub fn is_transfer_interruptible(pid: Pid, descriptor: u64, writes: bool) -> bool {
+    const O_NONBLOCK: u32 = libc::O_NONBLOCK as u32;
+    let Ok(file) = fs::metadata(format!("/proc/{pid}/fd/{descriptor}")) else {
+        return false; // not open: the call fails
+    };
+    let kind = file.file_type();
+    if !kind.is_char_device() && !(writes && (kind.is_fifo() || kind.is_socket())) {
+        return false;
+    }
+    let info = fs::read(format!("/proc/{pid}/fdinfo/{descriptor}")).unwrap_or_default();
+    let info = String::from_utf8_lossy(&info);
+    let flags = field(&info, "flags").and_then(|octal| u32::from_str_radix(octal, 8).ok());
+    flags.is_none_or(|flags| flags & O_NONBLOCK == 0)
 }
 
 /// The tracer of a thread.
@@ -398,22 +438,23 @@ mod tests {
 
     #[test]
     fn timer_signals_are_unused_signals() {
-        let check = |blocked: u64, handled: u64, us: (u32, u32), expected: Option<i32>| {
+        let check = |blocked: u64, handled: u64, us: (u32, u32), expected: TickSignal| {
             let status = format!(
                 "Name:\tx\nUid:\t1000\t1001\t1002\t1003\nSigPnd:\t0\nSigBlk:\t{blocked:016x}\nSigIgn:\t0\nSigCgt:\t{handled:016x}\n"
             );
             assert_eq!(choose(&status, us), expected, "{blocked:x} {handled:x} {us:?}");
         };
         let bit = |signal: i32| 1u64 << (signal - 1);
-        check(0, 0, (0, 0), Some(libc::SIGURG));
-        check(bit(libc::SIGINT), bit(libc::SIGTERM), (0, 0), Some(libc::SIGURG));
-        check(0, bit(libc::SIGURG), (0, 0), Some(libc::SIGWINCH));
-        check(bit(libc::SIGURG), bit(libc::SIGWINCH), (0, 0), Some(libc::SIGCHLD));
-        check(u64::MAX, 0, (0, 0), None);
-        check(0, u64::MAX, (0, 0), None);
-        check(0, 0, (1000, 1000), Some(libc::SIGURG));
-        check(0, 0, (7, 1002), Some(libc::SIGURG));
-        check(0, 0, (7, 1001), None);
-        assert_eq!(choose("Uid:\t0\nSigBlk:\tx\n", (0, 0)), None);
+        check(0, 0, (0, 0), Ok(libc::SIGURG));
+        check(bit(libc::SIGINT), bit(libc::SIGTERM), (0, 0), Ok(libc::SIGURG));
+        check(0, bit(libc::SIGURG), (0, 0), Ok(libc::SIGWINCH));
+        check(bit(libc::SIGURG), bit(libc::SIGWINCH), (0, 0), Ok(libc::SIGCHLD));
+        check(u64::MAX, 0, (0, 0), Err(NoSignal::Taken));
+        check(0, u64::MAX, (0, 0), Err(NoSignal::Taken));
+        check(0, 0, (1000, 1000), Ok(libc::SIGURG));
+        check(0, 0, (7, 1002), Ok(libc::SIGURG));
+        check(0, 0, (7, 1001), Err(NoSignal::NotPermitted));
+        check(u64::MAX, 0, (7, 1001), Err(NoSignal::NotPermitted));
+        assert_eq!(choose("Uid:\t0\nSigBlk:\tx\n", (0, 0)), Err(NoSignal::Exited));
     }
 }

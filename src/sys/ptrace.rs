@@ -90,7 +90,8 @@ pub enum StopReason {
 /// The side of a system call at which a thread has stopped for [`StopReason::Call`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SyscallSide {
-    Entry,
+    /// Number and arguments of the call.
+    Entry(u64, [u64; 6]),
     Exit,
 }
 
@@ -172,8 +173,12 @@ impl Stopped {
             info.as_mut_ptr() as usize,
         )
         .ok()?;
+        let word = |at: usize| info.get(at..at + 8)?.try_into().ok().map(u64::from_ne_bytes);
         match info[0] {
-            1 => Some(SyscallSide::Entry),
+            1 => {
+                let args: Vec<u64> = (0..6).filter_map(|i| word(32 + 8 * i)).collect();
+                Some(SyscallSide::Entry(word(24)?, args.try_into().ok()?))
+            }
             2 => Some(SyscallSide::Exit),
             _ => None,
         }

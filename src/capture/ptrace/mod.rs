@@ -6,7 +6,7 @@
 //! registers, stack and interpreter frames are read, and it is resumed. System calls are never interrupted; sleeping
 //! threads are never stopped.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -31,6 +31,7 @@ mod tracer;
 
 use sleeping_threads::SleepingThreads;
 pub use timer::TimerKind;
+use tracer::polled::PollReason;
 
 /// Longest time between two polls of the queue: bounds how old a code object may be when its name is read.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -70,6 +71,10 @@ struct TracerStats {
     cpu_time: u64,
     delivered: u64,
     lost: u64,
+    /// Threads whose CPU time is polled, by the reason for it.
+    polled: BTreeMap<PollReason, u64>,
+    /// Samples that are lost because a stop could have changed what a system call of their thread returned.
+    avoided: u64,
     /// Number of stops by length in microseconds; the last one counts all longer ones.
     stop_times: Vec<u64>,
     longest: u64,
@@ -81,6 +86,8 @@ impl Default for TracerStats {
             cpu_time: 0,
             delivered: 0,
             lost: 0,
+            polled: BTreeMap::new(),
+            avoided: 0,
             stop_times: vec![0; MAX_COUNTED_US + 1],
             longest: 0,
         }
@@ -88,6 +95,23 @@ impl Default for TracerStats {
 }
 
 impl TracerStats {
+    /// How threads are sampled that no tick stops, and why; `None`: there are none.
+    fn timer_remark(&self) -> Option<String> {
+        let reasons: Vec<String> = self
+            .polled
+            .iter()
+            .map(|(reason, threads)| match threads {
+                1 => format!("1 thread: {}", reason.text()),
+                threads => format!("{threads} threads, each: {}", reason.text()),
+            })
+            .collect();
+        let lost = match self.avoided {
+            0 => String::new(),
+            avoided => format!("; {avoided} lost where a stop could have changed what a system call returns"),
+        };
+        (!reasons.is_empty()).then(|| format!("CPU time is polled, without ticks, for {}{lost}", reasons.join("; ")))
+    }
+
     fn record_stop(&mut self, ns: u64) {
         let us = usize::try_from(ns / 1000).unwrap_or(MAX_COUNTED_US).min(MAX_COUNTED_US);
         self.stop_times[us] += 1;
@@ -325,6 +349,10 @@ impl Backend for PtraceBackend {
             lost: stats.lost,
             stopped: stats.stop_times(),
         }
+    }
+
+    fn timer_remark(&self) -> Option<String> {
+        lock(&self.shared.stats).timer_remark()
     }
 }
 

@@ -5,6 +5,17 @@ use std::os::unix::fs::FileExt;
 
 use crate::event::{Pid, Tid};
 use crate::sys::procfs;
+use crate::sys::procfs::BlockedAt;
+
+/// Whether a thread runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ThreadRuns {
+    /// It is running or runnable.
+    Running,
+    Asleep(BlockedAt),
+    /// It has exited, or sleeps where the kernel does not say.
+    Unknown,
+}
 
 /// Reads whether a thread runs, without stopping it.
 pub struct RunState {
@@ -39,23 +50,32 @@ impl RunState {
         Some((text, n))
     }
 
-    /// Where the thread sleeps, in user space: arguments of its system call, stack pointer and instruction pointer.
-    /// `None`: it runs, sleeps outside of system calls, or has exited.
-    pub fn asleep(&self) -> Option<([u64; 6], u64, u64)> {
-        let (text, n) = self.text().filter(|_| self.is_call)?;
-        let blocked = procfs::parse_blocked(std::str::from_utf8(&text[..n]).ok()?)?;
-        Some((blocked.call?.1, blocked.sp, blocked.ip))
+    /// Where the thread sleeps in a system call. `None`: it runs, sleeps outside of system calls, or has exited.
+    pub fn asleep(&self) -> Option<BlockedAt> {
+        match self.read() {
+            ThreadRuns::Asleep(at) if at.call.is_some() => Some(at),
+            _ => None,
+        }
     }
 
-    /// Is it running or runnable? A thread that has exited is not.
-    pub fn is_running(&self) -> bool {
-        let Some((text, n)) = self.text() else { return false };
+    /// Whether it runs, and where it sleeps.
+    pub fn read(&self) -> ThreadRuns {
+        let Some((text, n)) = self.text() else {
+            return ThreadRuns::Unknown;
+        };
         let text = &text[..n];
         if self.is_call {
-            return text.starts_with(b"running"); // fs/proc/base.c, proc_pid_syscall
+            if text.starts_with(b"running") {
+                return ThreadRuns::Running; // fs/proc/base.c, proc_pid_syscall
+            }
+            let blocked = std::str::from_utf8(text).ok().and_then(procfs::parse_blocked);
+            return blocked.map_or(ThreadRuns::Unknown, ThreadRuns::Asleep);
         }
         // The name before the state may contain anything.
         let after = text.iter().rposition(|c| *c == b')').map_or(n, |at| at + 2);
-        text.get(after) == Some(&b'R')
+        match text.get(after) {
+            Some(b'R') => ThreadRuns::Running,
+            _ => ThreadRuns::Unknown,
+        }
     }
 }

@@ -13,8 +13,8 @@
 //! signal does not disturb; and short ticks, in case both are missed. The two ticking events are independent, so that
 //! user and kernel mode are both sampled fairly.
 //!
-//! Where no signal or no perf event is available, the tracer follows each system call of the thread instead, and so
-//! knows when it is in none.
+//! Where no signal or no perf event is available, the thread's CPU time is polled, and the tracer stops it when a sample falls due
+//! (tracer/polled.rs).
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -28,7 +28,7 @@ use crate::capture::common::sideband::SidebandRecord;
 use crate::event::{Pid, Tid};
 use crate::sys;
 use crate::sys::perf::perf;
-use crate::sys::procfs::SchedStat;
+use crate::sys::procfs::{SchedStat, TickSignal};
 
 /// The kinds of timers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -230,10 +230,10 @@ pub struct TimerEvents {
 impl ThreadTimer {
     /// A timer for a thread, not started yet: of this kind, or of kind `Procfs` if that fails (no usable signal, too
     /// many rings). `None`: the thread has exited.
-    pub fn new(kind: TimerKind, pid: Pid, tid: Tid, period: u64, signal: Option<i32>) -> Option<ThreadTimer> {
+    pub fn new(kind: TimerKind, pid: Pid, tid: Tid, period: u64, signal: TickSignal) -> Option<ThreadTimer> {
         let period = period.max(1);
         let rng = Rng::new(sys::clock::now() ^ u64::from(tid) << 32);
-        let source = perf_events(kind, tid, period, signal).or_else(|| {
+        let source = perf_events(kind, tid, period, signal.ok()).or_else(|| {
             let cpu = File::open(format!("/proc/{pid}/task/{tid}/schedstat")).ok()?;
             Some(TimerImpl::Procfs {
                 cpu,

@@ -250,6 +250,7 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     };
     session.update_thread_names();
     session.open_symbol_sources(pid);
+    let timer_remark = backend.timer_remark();
     drop(backend); // its descriptors are privileges too
     if let Err(e) = phases::drop_for_symbolization(kept) {
         return finish(launched, ended, Err(e));
@@ -263,6 +264,9 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
         Err(e) => return finish(launched, ended, Err(e)),
     };
     print_line(&summary::block(&profile.meta, &written));
+    if let Some(remark) = timer_remark {
+        print_line(&format!("  timer:    {remark}"));
+    }
     let is_cpu_time = sampling.mode == capture::Mode::Cpu;
     let advice = is_cpu_time.then(|| summary::advice(&profile.meta, children)).flatten();
     if let Some(line) = advice.or_else(|| summary::thread_states(&profile)) {

@@ -7,12 +7,12 @@ use std::time::Duration;
 use super::{MAX_OWED, MISSED_STOPS, ThreadSlot, TracedThread, Tracer, lock};
 use crate::arch::PerfRegs;
 use crate::capture::ptrace::run_state::RunState;
-use crate::capture::ptrace::timer::{self, ThreadTimer, Tick};
+use crate::capture::ptrace::timer::{self, Tick};
 use crate::event::Tid;
 use crate::sys;
-use crate::sys::procfs::RunSnapshot;
+use crate::sys::procfs::{NoSignal, RunSnapshot};
 use crate::sys::ptrace;
-use crate::sys::ptrace::{StopReason, Stopped, SyscallSide};
+use crate::sys::ptrace::Stopped;
 
 impl Tracer {
     /// Records a thread's ticks. `regs`: user registers at the last of `ticks`, those in the kernel.
@@ -21,7 +21,7 @@ impl Tracer {
         t.expected_stops += stops;
         if t.expected_stops >= MISSED_STOPS {
             lock(&self.p.shared.stats).lost += std::mem::take(&mut t.expected_stops);
-            self.replace_timer(tid, None);
+            self.replace_timer(tid, Err(NoSignal::Taken));
         }
         if ticks > 0 {
             self.due_in_kernel(tid, ticks, regs);
@@ -34,8 +34,9 @@ impl Tracer {
         let Some(t) = self.threads.get_mut(&tid) else { return };
         let asleep = t.running.as_ref().and_then(RunState::asleep);
         let (owed, user_return) = match (asleep, &regs) {
-            (Some((arguments, sp, ip)), Some(regs))
-                if (arguments, sp, ip) == (regs.arguments(), regs.regs().sp(), regs.regs().ip) =>
+            (Some(at), Some(regs))
+                if (at.call.map(|(_, arguments)| arguments), at.sp, at.ip)
+                    == (Some(regs.arguments()), regs.regs().sp(), regs.regs().ip) =>
             {
                 if self.sample_sleeping(tid, regs, ticks) {
                     return;
@@ -73,7 +74,7 @@ impl Tracer {
         let before = RunSnapshot::read(pid, tid).filter(|before| !before.runs());
         // It may have woken up, and sleep again, since its registers were compared.
         let at = |t: &TracedThread| t.running.as_ref().and_then(RunState::asleep);
-        let same = at(t).is_some_and(|(_, sp, ip)| (sp, ip) == (regs.regs().sp(), regs.regs().ip));
+        let same = at(t).is_some_and(|at| (at.sp, at.ip) == (regs.regs().sp(), regs.regs().ip));
         if before.is_none() || !same {
             return false;
         }
@@ -103,45 +104,28 @@ impl Tracer {
         true
     }
 
-    /// A sample is due of this thread, whose system calls are followed.
+    /// A sample is due of this thread, which no tick stops.
     pub(super) fn due(&mut self, tid: Tid) {
         // If it has stopped meanwhile, its location has changed.
         self.handle_event(ptrace::next_wait_event(Some(tid)));
         let Some(t) = self.threads.get_mut(&tid) else { return };
-        let (mut owed, mut stop_requested) = (0, false);
-        match t.slot {
-            Some(ThreadSlot::Call) if t.owed < MAX_OWED => {
-                t.owed += 1;
-                owed = 1;
+        let Some(polled) = &t.polled else { return };
+        let (mut owed, now) = (0, sys::clock::now());
+        if polled.may_be_stopped(now) {
+            if ptrace::interrupt(tid).is_ok() {
+                t.stop_requested = Some(now);
+                self.stop_requests.push(tid);
+                return;
             }
-            // `Unknown` is the one case in which it may be in a system call.
-            Some(ThreadSlot::User | ThreadSlot::Unknown) => stop_requested = ptrace::interrupt(tid).is_ok(),
-            _ => {}
+        } else if polled.slot == ThreadSlot::Call && t.owed < MAX_OWED {
+            t.owed += 1;
+            owed = 1;
         }
-        if stop_requested {
-            t.stop_requested = Some(sys::clock::now());
-            self.stop_requests.push(tid);
-            return;
-        }
+        let avoided = u64::from(matches!(polled.slot, ThreadSlot::Free | ThreadSlot::Unknown));
         let past = t.timer.as_mut().map_or(0, |t| t.next(Tick::Notified));
-        lock(&self.p.shared.stats).lost += 1 - owed + past;
-    }
-
-    /// Samples the threads whose CPU time says so, where no perf event does.
-    pub(super) fn poll_cpu_time(&mut self) {
-        let due: Vec<Tid> = self
-            .threads
-            .iter()
-            .filter(|(_, t)| {
-                let running = || t.running.as_ref().is_some_and(RunState::is_running);
-                t.stop_requested.is_none() && t.timer.as_ref().is_some_and(ThreadTimer::is_due) && running()
-            })
-            .map(|(tid, _)| *tid)
-            .collect();
-        for tid in due {
-            self.due(tid);
-        }
-        self.set_alarm();
+        let mut stats = lock(&self.p.shared.stats);
+        stats.lost += 1 - owed + past;
+        stats.avoided += avoided;
     }
 
     /// Schedules the next poll of CPU times, at random around a period from now.
@@ -152,19 +136,6 @@ impl Tracer {
             let wait = period / 2 + self.rng.below(period);
             ptrace::set_alarm(self.alarm.as_fd(), Duration::from_nanos(wait));
         }
-    }
-
-    /// Records where a thread is whose system calls are followed, and has it stop at the next one too.
-    pub(super) fn follow(&mut self, stop: &mut Stopped) -> Option<SyscallSide> {
-        let slot = self.threads.get_mut(&stop.tid)?.slot.as_mut()?;
-        stop.at_syscalls = true;
-        let side = (stop.reason == StopReason::Call).then(|| stop.side()).flatten();
-        *slot = match (stop.reason, side) {
-            (StopReason::Cloned | StopReason::Exec, _) | (_, Some(SyscallSide::Entry)) => ThreadSlot::Call,
-            (StopReason::Call, None) => ThreadSlot::Unknown, // killed
-            _ => ThreadSlot::User,
-        };
-        side
     }
 
     /// Makes a thread at the entry of a system call return before the call and repeat it.

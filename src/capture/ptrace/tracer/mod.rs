@@ -21,14 +21,17 @@ use crate::capture::common::sideband::SidebandRecord;
 use crate::capture::{WalkFn, push};
 use crate::event::{CodeCopy, Event, Pid, Sample, Tid};
 use crate::sys;
+use crate::sys::procfs::TickSignal;
 use crate::sys::ptrace;
 use crate::sys::ptrace::{Epoll, Ready, StopReason, Stopped, SyscallSide, WaitEvent};
 
 mod due;
+pub(super) mod polled;
 mod prewake;
 mod sideband;
 mod threads;
 
+use polled::PolledThread;
 use prewake::StopForecast;
 
 /// Events queued for the session before samples are dropped.
@@ -79,8 +82,8 @@ struct TracedThread {
     thread_pointer: Option<u64>,
     /// Samples that fell due in the kernel and are taken as soon as the thread leaves it, or sleeps in the same call.
     owed: u64,
-    /// Where it is, if its system calls are followed.
-    slot: Option<ThreadSlot>,
+    /// `Some` if no tick stops it.
+    polled: Option<PolledThread>,
     /// When it was requested to stop for a sample; `None` once it has.
     stop_requested: Option<u64>,
     /// Ticks that should stop it and have not yet.
@@ -90,13 +93,17 @@ struct TracedThread {
     blocks: Vec<u64>,
 }
 
-/// Location of a thread whose system calls are followed.
+/// Location of a thread that no tick stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ThreadSlot {
-    /// It has not stopped since following began.
+    /// It has not stopped yet.
     Unknown,
+    /// Outside of system calls: the next one stops it.
     User,
+    /// In a system call: it stops when that returns.
     Call,
+    /// Anywhere: its system calls do not stop it.
+    Free,
 }
 
 /// A process of the target.
@@ -106,8 +113,8 @@ struct TracedProcess {
     at_exec: bool,
     /// When its mappings were last scanned.
     scanned: u64,
-    /// The signal by which ticks stop its threads, and when it was determined.
-    signal: Option<i32>,
+    /// The signal by which ticks stop its threads, and when it was determined; `None`: not yet.
+    signal: Option<TickSignal>,
     signal_found: u64,
     /// Sideband records from timers, in chronological order.
     records: VecDeque<SidebandRecord>,
@@ -206,6 +213,8 @@ impl Tracer {
                     ALARM => {
                         ptrace::drain(self.alarm.as_fd());
                         self.poll_cpu_time();
+                        // Alarms may leave no wait that is long enough to find that such a signal was lost.
+                        has_events = true;
                     }
                     PREWAKE => ptrace::drain(self.prewake_alarm.as_fd()),
                     tid => self.tick(tid as Tid, r.hung_up),
@@ -333,7 +342,7 @@ impl Tracer {
             // Any stop replaces the requested one (kernel/signal.c, ptrace_stop): no other follows.
             (_, Some(since)) => {
                 self.forget_stop_request(tid);
-                if side == Some(SyscallSide::Entry) {
+                if matches!(side, Some(SyscallSide::Entry(..))) {
                     // Unless it stopped here before the request: the next stop must not come in the middle of this
                     // call.
                     self.postpone_syscall(&stop);

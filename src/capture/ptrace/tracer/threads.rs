@@ -1,7 +1,8 @@
 //! Which processes and threads are traced: added on request or when traced ones create them, removed when they exit.
 
+use super::polled::PolledThread;
 use super::prewake::StopForecast;
-use super::{SIGNAL_RECHECK_INTERVAL, ThreadSlot, TracedProcess, TracedThread, Tracer, count_time};
+use super::{SIGNAL_RECHECK_INTERVAL, TracedProcess, TracedThread, Tracer, count_time};
 use crate::capture::common::block_cache::MAX_PREFETCH;
 use crate::capture::ptrace::run_state::RunState;
 use crate::capture::ptrace::timer::ThreadTimer;
@@ -11,6 +12,7 @@ use crate::event::{Event, Pid, Tid};
 use crate::privileges::checks;
 use crate::sys;
 use crate::sys::procfs;
+use crate::sys::procfs::{NoSignal, TickSignal};
 use crate::sys::ptrace;
 use crate::sys::ptrace::Stopped;
 
@@ -18,7 +20,7 @@ impl Tracer {
     pub(super) fn attach(&mut self, pid: Pid, at_exec: bool) -> Result<()> {
         let process = self.processes.entry(pid).or_default();
         process.at_exec = at_exec;
-        process.signal = procfs::tick_signal(pid);
+        process.signal = Some(procfs::tick_signal(pid));
         process.signal_found = sys::clock::now();
         if at_exec {
             self.command = Some(pid);
@@ -53,7 +55,7 @@ impl Tracer {
     }
 
     /// Adds a traced thread. With `timed` it may be sampled, and this signal stops it at its ticks.
-    fn add(&mut self, pid: Pid, tid: Tid, timed: Option<Option<i32>>) {
+    fn add(&mut self, pid: Pid, tid: Tid, timed: Option<TickSignal>) {
         let traced = TracedThread {
             pid,
             timer: None,
@@ -61,7 +63,7 @@ impl Tracer {
             running: RunState::new(pid, tid),
             thread_pointer: None,
             owed: 0,
-            slot: None,
+            polled: None,
             stop_requested: None,
             expected_stops: 0,
             forecast: StopForecast::default(),
@@ -73,14 +75,14 @@ impl Tracer {
         }
     }
 
-    fn attach_timer(&mut self, tid: Tid, signal: Option<i32>) {
+    fn attach_timer(&mut self, tid: Tid, signal: TickSignal) {
         let (kind, period) = (self.p.kind, self.period());
         let Some(t) = self.threads.get_mut(&tid) else { return };
         t.timer = ThreadTimer::new(kind, t.pid, tid, period, signal);
-        t.slot = None;
+        t.polled = None;
         if let Some(timer) = &mut t.timer {
             if timer.event().is_none() {
-                t.slot = Some(ThreadSlot::Unknown);
+                t.polled = Some(PolledThread::new());
             }
             // Without an epoll entry its ticks would never be read.
             let polled = timer.event().is_none_or(|e| self.epoll.add(e, tid.into()).is_ok());
@@ -89,13 +91,14 @@ impl Tracer {
             }
             // It may be the first one whose CPU time is polled.
             if timer.event().is_none() {
+                self.count_polled(signal);
                 self.set_alarm();
             }
         }
     }
 
     /// Replaces a thread's timer.
-    pub(super) fn replace_timer(&mut self, tid: Tid, signal: Option<i32>) {
+    pub(super) fn replace_timer(&mut self, tid: Tid, signal: TickSignal) {
         let Some(t) = self.threads.get_mut(&tid) else { return };
         let Some(mut old) = t.timer.take() else { return };
         old.stop();
@@ -111,9 +114,9 @@ impl Tracer {
         if time.saturating_sub(m.signal_found) < SIGNAL_RECHECK_INTERVAL {
             return;
         }
-        let before = std::mem::replace(&mut m.signal, procfs::tick_signal(pid));
+        let before = m.signal.replace(procfs::tick_signal(pid));
         m.signal_found = time;
-        if before.is_some() && m.signal != before {
+        if before.is_some_and(|before| before.is_ok()) && m.signal != before {
             let tids: Vec<Tid> = self
                 .threads
                 .iter()
@@ -121,7 +124,11 @@ impl Tracer {
                 .map(|(tid, _)| *tid)
                 .collect();
             for tid in tids {
-                self.replace_timer(tid, procfs::tick_signal(tid));
+                let signal = procfs::tick_signal(tid);
+                let is_polled = self.threads.get(&tid).is_some_and(|t| t.polled.is_some());
+                if signal.is_ok() || !is_polled {
+                    self.replace_timer(tid, signal);
+                }
             }
         }
     }
@@ -131,14 +138,17 @@ impl Tracer {
         let tid = stop.tid;
         let Some((pid, parent)) = procfs::ids(tid) else { return }; // killed
         // The signals it blocks now are those that the C library blocks in a new thread.
-        let known = |m: &TracedProcess| m.signal;
+        let known = |m: &TracedProcess| m.signal.unwrap_or(Err(NoSignal::Exited));
         if let Some(signal) = self.processes.get(&pid).map(known) {
             self.add(pid, tid, Some(signal));
             self.push(TracerEvent::Event(Event::Thread { pid, tid }));
         } else if self.p.follow && pid == tid {
-            let signal = self.processes.get(&parent).and_then(known);
+            let signal = self
+                .processes
+                .get(&parent)
+                .map_or_else(|| procfs::tick_signal(tid), known);
             let process = TracedProcess {
-                signal,
+                signal: Some(signal),
                 signal_found: sys::clock::now(),
                 ..TracedProcess::default()
             };
@@ -167,9 +177,9 @@ impl Tracer {
         self.stop_requests.retain(|tid| self.threads.contains_key(tid));
         let process = self.processes.entry(pid).or_default();
         process.records.clear();
-        process.signal = procfs::tick_signal(pid);
-        process.signal_found = sys::clock::now();
-        let (begun, signal) = (std::mem::take(&mut process.at_exec), process.signal);
+        let signal = procfs::tick_signal(pid);
+        (process.signal, process.signal_found) = (Some(signal), sys::clock::now());
+        let begun = std::mem::take(&mut process.at_exec);
         let started = self.started;
         self.started |= begun;
         self.add(pid, pid, Some(signal));
