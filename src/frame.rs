@@ -93,6 +93,9 @@ pub enum PyFrame {
 pub struct EvalGroup {
     /// avma of the anchor in that native frame; `None`: matched by order alone.
     pub anchor: Option<u64>,
+    /// How many of the frames, from the innermost one on, no call of the eval function runs, as it seems: compiled Python
+    /// (Nuitka) links frames of its own into the chain.
+    pub compiled: usize,
     /// Range in [`EvalGroups::frames`].
     begin: usize,
     end: usize,
@@ -118,9 +121,19 @@ impl EvalGroups {
         let at = self.frames.len();
         self.list.push(EvalGroup {
             anchor,
+            compiled: 0,
             begin: at,
             end: at,
         });
+    }
+
+    /// Adds a frame to the last group that no call of the eval function runs; those that one runs follow.
+    #[inline]
+    pub fn extend_compiled(&mut self, frame: Option<PyFrame>) {
+        self.extend(frame);
+        if let Some(last) = self.list.last_mut() {
+            last.compiled = last.end - last.begin;
+        }
     }
 
     /// Adds frames to the last group.

@@ -41,7 +41,7 @@ pub fn interleave(input: &InterleaveInput<'_>, out: &mut Vec<RawFrame>) -> Stack
     } else {
         locate_by_order(input)
     };
-    let last_placed = locations.iter().rposition(Option::is_some);
+    let last_placed = locations.iter().rposition(|l| matches!(l, Location::At(_)));
     let mut m = Interleaver {
         input,
         out,
@@ -51,18 +51,32 @@ pub fn interleave(input: &InterleaveInput<'_>, out: &mut Vec<RawFrame>) -> Stack
         truncation: input.native_truncation,
     };
     let mut seam = false;
+    let mut left_out = false;
     for (i, (group, location)) in input.groups.list.iter().zip(&locations).enumerate() {
+        let mut frames = input.groups.frames(group);
         match location {
-            Some(at) => {
+            Location::At(at) => {
+                // Compiled Python that this call has called: among the native frames that follow, if there are any.
+                if m.next < *at && group.compiled < frames.len() {
+                    left_out |= group.compiled > 0;
+                    frames = &frames[group.compiled..];
+                }
                 m.natives_to(*at);
                 m.next = at + 1;
+                if std::mem::take(&mut left_out) {
+                    m.leave_out_compiled();
+                }
                 if input.groups.frames(group).is_empty() {
                     // A call being entered or left: it runs no Python frame now.
                     m.loops += 1;
                     m.out.push(native(input.pid, &input.native[*at]));
                 }
             }
-            None if !seam => {
+            Location::Compiled => {
+                left_out = true;
+                frames = &[];
+            }
+            Location::Unknown if !seam => {
                 // The native frames around these Python frames are missing, or belong to another stack.
                 if Some(i) > last_placed {
                     m.natives_to(input.native.len());
@@ -71,17 +85,25 @@ pub fn interleave(input: &InterleaveInput<'_>, out: &mut Vec<RawFrame>) -> Stack
                 m.truncate_here(why);
                 seam = true;
             }
-            None => {}
+            Location::Unknown => {}
         }
-        for f in input.groups.frames(group) {
+        for f in frames {
             m.python = true;
             m.truncation = m.truncation.or(python_frame(f, m.out));
         }
+    }
+    // Without a call of the eval function all of the stack is compiled: the innermost function stays the last frame.
+    let only_compiled = left_out && m.next == 0;
+    if left_out && !only_compiled {
+        m.leave_out_compiled();
     }
     if let Some(why) = input.python_truncation {
         m.truncate_here(why);
     }
     m.natives_to(input.native.len());
+    if only_compiled {
+        m.leave_out_compiled();
+    }
     match (input.native_truncation, input.native.last()) {
         (Some(why), _) if !seam => m.truncate_here(why),
         (None, Some(f)) => {
@@ -135,6 +157,11 @@ impl Interleaver<'_, '_> {
         self.next = self.next.max(end);
     }
 
+    fn leave_out_compiled(&mut self) {
+        self.python = true;
+        self.truncate_here(Truncation::CompiledPython);
+    }
+
     fn truncate_here(&mut self, why: Truncation) {
         self.out.push(RawFrame::Truncated(why));
         self.truncation = self.truncation.or(Some(why));
@@ -183,40 +210,62 @@ fn native(pid: Pid, f: &NativeFrame) -> RawFrame {
     }
 }
 
-/// Index of the native frame whose stack interval holds each group's anchor.
-fn locate_by_address(input: &InterleaveInput<'_>) -> Vec<Option<usize>> {
+/// Where a group's frames run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Location {
+    /// In the native frame with this index.
+    At(usize),
+    /// In native functions that are not the eval function.
+    Compiled,
+    Unknown,
+}
+
+/// The native frame whose stack interval holds each group's anchor.
+fn locate_by_address(input: &InterleaveInput<'_>) -> Vec<Location> {
     let mut from = 0;
     let location = |g: &EvalGroup| {
-        let anchor = g.anchor?;
-        let at = from
-            + input.native[from..]
-                .iter()
-                .position(|f| f.sp <= anchor && anchor < f.cfa)?;
-        from = at + 1;
-        Some(at)
+        let Some(anchor) = g.anchor else {
+            let is_compiled = g.compiled > 0 && g.compiled == input.groups.frames(g).len();
+            return if is_compiled {
+                Location::Compiled
+            } else {
+                Location::Unknown
+            };
+        };
+        let mut further = input.native[from..].iter();
+        let Some(at) = further.position(|f| f.sp <= anchor && anchor < f.cfa) else {
+            return Location::Unknown;
+        };
+        from += at + 1;
+        Location::At(from - 1)
     };
     input.groups.list.iter().map(location).collect()
 }
 
 /// One native call of the eval function per group, counted from the outermost; if the outer part is missing, from the
 /// innermost.
-fn locate_by_order(input: &InterleaveInput<'_>) -> Vec<Option<usize>> {
+fn locate_by_order(input: &InterleaveInput<'_>) -> Vec<Location> {
     let is_eval = |(_, f): &(usize, &NativeFrame)| (input.is_eval)(f) == Some(true);
-    let evals: Vec<usize> = input
-        .native
-        .iter()
-        .enumerate()
-        .filter(is_eval)
-        .map(|(i, _)| i)
-        .collect();
-    let mut locations = vec![None; input.groups.list.len()];
+    let all = input.native.iter().enumerate();
+    let evals: Vec<usize> = all.filter(is_eval).map(|(i, _)| i).collect();
+    let groups = &input.groups.list;
+    let mut locations = vec![Location::Unknown; groups.len()];
     if input.native_truncation.is_none() && input.python_truncation.is_none() {
-        for (location, at) in locations.iter_mut().rev().zip(evals.iter().rev()) {
-            *location = Some(*at);
+        // As many as have no call are compiled, if as many look like it.
+        let compiled = groups.iter().filter(|g| g.compiled > 0).count();
+        let knows_eval = input.native.iter().any(|f| (input.is_eval)(f).is_some());
+        let has_compiled = knows_eval && compiled > 0 && groups.len().checked_sub(evals.len()) == Some(compiled);
+        let mut from_outermost = evals.iter().rev();
+        for (location, group) in locations.iter_mut().zip(groups).rev() {
+            if has_compiled && group.compiled > 0 {
+                *location = Location::Compiled;
+            } else if let Some(at) = from_outermost.next() {
+                *location = Location::At(*at);
+            }
         }
     } else {
         for (location, at) in locations.iter_mut().zip(&evals) {
-            *location = Some(*at);
+            *location = Location::At(*at);
         }
     }
     locations
@@ -257,7 +306,8 @@ mod tests {
         (frames, truncation)
     }
 
-    /// Groups as `1,2@250 3@450`: Python frames and the address of the anchor; without `@` no anchor.
+    /// Groups as `1,2@250 3@450`: Python frames and the address of the anchor; without `@` no anchor. `c4`: a frame that looks
+    /// like one of compiled Python.
     fn groups(text: &str) -> EvalGroups {
         let mut groups = EvalGroups::default();
         for g in text.split_whitespace() {
@@ -271,7 +321,12 @@ mod tests {
                 },
             };
             groups.begin(anchor.parse().ok());
-            groups.extend(frames.map(frame));
+            for f in frames {
+                match f.strip_prefix('c') {
+                    Some(f) => groups.extend_compiled(Some(frame(f))),
+                    None => groups.extend([frame(f)]),
+                }
+            }
         }
         groups
     }
@@ -348,6 +403,37 @@ mod tests {
             "1 2 3",
             "[stack deeper than the copy] 3 2 a 1",
             Partial(Truncation::StackTooDeep),
+        );
+    }
+
+    #[test]
+    fn compiled_python_is_left_out_unless_its_place_is_certain() {
+        let why = Truncation::CompiledPython.reason();
+        let partial = StackQuality::Partial(Truncation::CompiledPython);
+        // Called by the interpreted frame 2, in a, b or both.
+        check("abec", "c1,2@250", &format!("c 2 [{why}] b a"), partial);
+        check("abec", "c4,c1,2@250", &format!("c 2 [{why}] b a"), partial);
+        // In between two calls of the interpreter, and outside of all.
+        check("aebec", "1@150 c2,3@350", &format!("c 3 [{why}] b 1 a"), partial);
+        check("aebc", "1@150 c2", &format!("c b [{why}] 1 a"), partial);
+        check("abc", "c1,c2", &format!("[{why}] c b a"), partial);
+        // No native function that they could belong to: it only looks so.
+        check("ebc", "c1,2@50", "c b 2 1", StackQuality::Exact);
+        check("aeec", "1@150 c2,3@250", "c 3 2 1 a", StackQuality::Exact);
+        check("aebc", "c1@150", "c b 1 a", StackQuality::Exact);
+        // By order.
+        check("aebec", "1 c2 3", &format!("c 3 [{why}] b 1 a"), partial);
+        check("abec", "c1 2", &format!("c 2 [{why}] b a"), partial);
+        check("aebc", "1 c2 c3", &format!("c b [{why}] 1 a"), partial);
+        check("abc", "c1", &format!("[{why}] c b a"), partial);
+        // It has just begun.
+        check("eec", "c1 2", "c 2 1", StackQuality::Exact);
+        let mismatch = Truncation::InterleaveMismatch;
+        check(
+            "aebec",
+            "1 2 c3 c4 5",
+            &format!("c 5 b 4 a 3 2 1 [{}]", mismatch.reason()),
+            StackQuality::Partial(mismatch),
         );
     }
 

@@ -30,6 +30,8 @@ pub enum Truncation {
     PythonUnknown,
     /// Interpreter frames and native frames do not match.
     InterleaveMismatch,
+    /// Frames of compiled Python are left out: nothing says which native function each one belongs to.
+    CompiledPython,
     /// A code object was freed before its name was read.
     CodeObjectFreed,
     /// More code objects than the limit.
@@ -55,6 +57,7 @@ impl Truncation {
             Truncation::PythonTooDeep => "too many Python frames",
             Truncation::PythonUnknown => "unknown interpreter",
             Truncation::InterleaveMismatch => "frames do not match",
+            Truncation::CompiledPython => "place of compiled Python unknown",
             Truncation::CodeObjectFreed => "code object freed",
             Truncation::CodeObjectLimit => "too many different code objects",
             Truncation::TreeLimit => "too many different stacks",

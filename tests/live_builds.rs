@@ -1,4 +1,4 @@
-//! Unusual interpreters: without symbols, newer than all known versions, with the JIT compiler on.
+//! Unusual interpreters: without symbols, newer than all known versions, with the JIT compiler on, with compiled Python.
 //!
 //! Needs what tests/live.rs needs.
 
@@ -200,5 +200,57 @@ fn compiled_traces_keep_their_callers() {
                 assert_likely!(r.matching(compiled) > 20, "{}: nothing was compiled", python.name);
             }
         }
+    });
+}
+
+#[test]
+fn compiled_python_is_never_in_a_wrong_place() {
+    const REASON: &str = "[truncated: place of compiled Python unknown]";
+    let _live = live();
+    pythons::each_of(pythons::third(1, common::pythons()), |python| {
+        let Some(command) = python.with_compiled_frames() else {
+            eprintln!("NOTE: {}: left out: its frames are not known here", python.name);
+            return;
+        };
+        let mut program = Program::start(command);
+        let r = attach(program.pid(), &[]);
+        program.finish();
+        r.check_lost(&python.name);
+        let chains: [&[&str]; 2] = [
+            &["calls_one_that_computes", REASON, "c_compiled", "t_alpha_work"],
+            &[
+                "calls_one_that_calls_back",
+                REASON,
+                "c_compiled",
+                "interpreted",
+                "t_alpha_work",
+            ],
+        ];
+        let is_chain = |s: &[&Frame], chain: &[&str]| {
+            let known =
+                |f: &&&Frame| chains.iter().any(|c| c.contains(&f.name.as_str())) || f.kind == FrameKind::Truncated;
+            s.iter()
+                .filter(known)
+                .map(|f| f.name.as_str())
+                .eq(chain.iter().copied())
+        };
+        for chain in chains {
+            assert_likely!(
+                r.matching(|s| is_chain(s, chain)) > 10,
+                "{}: {chain:?}\n{}",
+                python.name,
+                r.stderr
+            );
+        }
+        // A call is entered or left.
+        let works = |s: &[&Frame]| s.iter().any(|f| f.name == "t_alpha_work");
+        let other = |s: &[&Frame]| works(s) && !chains.iter().any(|chain| is_chain(s, chain));
+        assert_likely!(
+            r.matching(other) * 100 <= r.samples(),
+            "{}: {}",
+            python.name,
+            r.examples(other)
+        );
+        assert_eq!(r.with("compiled_function"), 0, "{}", python.name);
     });
 }

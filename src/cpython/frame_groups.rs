@@ -9,8 +9,12 @@ use crate::limits::SHIM;
 use crate::target::memory::Memory;
 use crate::truncation::Truncation;
 
-/// FRAME_OWNED_BY_GENERATOR
+/// FRAME_OWNED_BY_GENERATOR, FRAME_OWNED_BY_FRAME_OBJECT
 const GENERATOR: u8 = 1;
+const FRAME_OBJECT: u8 = 2;
+/// Where a frame of Nuitka's is all the time, bytes: at the first instruction of its code, or at the second one
+/// (CompiledFrameType.c, 2.8 to 4.0). Frames of the interpreter that belong to generators are further on when they run.
+const COMPILED_AT: i32 = 2;
 
 /// A thread's Python frames in its last sample with the results of looking them up: deep stacks change at their inner
 /// end only. Outermost first, so that unchanged frames keep their index.
@@ -161,6 +165,32 @@ pub fn capture_code_objects(
     }
 }
 
+/// Does this look like a frame that compiled Python has linked into the chain, which no call of the bytecode loop runs? Up to
+/// 3.10 a frame that has just begun looks the same.
+fn is_compiled(f: &RawPyFrame, layout: &Layout) -> bool {
+    let at = position(layout, f.code, f.instr);
+    if layout.frame_owner == ABSENT {
+        return at == -1;
+    }
+    f.owner == FRAME_OBJECT || f.owner == GENERATOR && !f.entry && (0..=COMPILED_AT).contains(&at)
+}
+
+/// Appends frames of one group, innermost first.
+fn extend<'a>(
+    groups: &mut EvalGroups,
+    frames: impl IntoIterator<Item = &'a (RawPyFrame, Option<PyFrame>)>,
+    layout: &Layout,
+) {
+    let mut compiled = true;
+    for (f, named) in frames {
+        compiled = compiled && is_compiled(f, layout);
+        match compiled {
+            true => groups.extend_compiled(*named),
+            false => groups.extend(*named),
+        }
+    }
+}
+
 /// `known`: the sample's frames and what they are, outermost first; `anchors`: its anchors that belong to the bytecode
 /// loop.
 fn in_chain_order(
@@ -172,9 +202,9 @@ fn in_chain_order(
 ) {
     match layout.anchor {
         Anchor::EvalRange => {
-            for (_, named) in known.iter().rev() {
+            for frame in known.iter().rev() {
                 groups.begin(None);
-                groups.extend(*named);
+                extend(groups, [frame], layout);
             }
         }
         Anchor::CFramePerFrame => {
@@ -182,18 +212,25 @@ fn in_chain_order(
             let extra = anchors.len().saturating_sub(sample.python.len());
             // A call about to return has unlinked its CFrame but not yet its frame: it is the innermost native frame.
             let early = sample.python.len().saturating_sub(anchors.len());
+            let compiled = known.iter().filter(|(f, _)| is_compiled(f, layout)).count();
+            let has_compiled = early > 0 && compiled == early;
             let mut anchors = anchors.iter().map(|m| m.frame);
             for m in anchors.by_ref().take(extra) {
                 groups.begin(Some(m));
             }
-            for (i, (_, named)) in known.iter().rev().enumerate() {
-                let anchor = if i < early {
+            for (i, frame) in known.iter().rev().enumerate() {
+                if has_compiled && is_compiled(&frame.0, layout) {
+                    groups.begin(None);
+                    groups.extend_compiled(frame.1);
+                    continue;
+                }
+                let anchor = if i < early && !has_compiled {
                     sample.regs.as_ref().map(Regs::sp)
                 } else {
                     anchors.next()
                 };
                 groups.begin(anchor);
-                groups.extend(*named);
+                groups.extend(frame.1);
             }
         }
         Anchor::CFramePerEntry => {
@@ -205,19 +242,19 @@ fn in_chain_order(
                 let outer = anchors.get(i + 1).map(|outer| outer.instr);
                 if outer != Some(anchor.instr) && frames.peek().is_some_and(|(f, _)| f.frame == anchor.instr) {
                     // The frame of a call that has just begun may not have its entry flag yet.
-                    while let Some((f, named)) = frames.next_if(|(f, _)| Some(f.frame) != outer) {
-                        groups.extend(*named);
-                        if f.entry {
-                            break;
-                        }
-                    }
+                    let mut has_entry = false;
+                    let of_call = std::iter::from_fn(|| {
+                        let frame = frames.next_if(|(f, _)| !has_entry && Some(f.frame) != outer)?;
+                        has_entry = frame.0.entry;
+                        Some(frame)
+                    });
+                    extend(groups, of_call, layout);
                 }
             }
-            let mut rest = frames.filter_map(|(_, named)| *named);
-            if let Some(first) = rest.next() {
+            let mut rest = frames.filter(|(_, named)| named.is_some()).peekable();
+            if rest.peek().is_some() {
                 groups.begin(None);
-                groups.extend([first]);
-                groups.extend(rest);
+                extend(groups, rest, layout);
             }
         }
         Anchor::Shim => {
@@ -228,9 +265,7 @@ fn in_chain_order(
                 let (rest, group) = frames.split_at(shim.map_or(0, |at| at + 1));
                 if shim.is_some() || group.iter().any(|(_, named)| named.is_some()) {
                     groups.begin(rest.last().map(|(f, _)| f.frame));
-                    for (_, named) in group.iter().rev() {
-                        groups.extend(*named);
-                    }
+                    extend(groups, group.iter().rev(), layout);
                 }
                 frames = &rest[..rest.len().saturating_sub(1)];
             }
@@ -281,192 +316,4 @@ fn py_frame(pid: Pid, f: &RawPyFrame, layout: &Layout, codes: &mut CodeTable, me
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cpython::layouts;
-    use crate::frame::CodeId;
-    use crate::target::memory::NoMemory;
-
-    #[test]
-    fn frames_are_entered_through_entry_frames() {
-        /// `e`: an entry frame, `f`: a frame that is shown, `-`: one whose code object was not read; outermost first.
-        fn check(frames: &str, expected: &[usize]) {
-            let frame = |kind: char| {
-                let raw = RawPyFrame {
-                    owner: if kind == 'e' { SHIM } else { 0 },
-                    ..RawPyFrame::default()
-                };
-                let code = PyFrame::Code {
-                    code: CodeId(0),
-                    instr: 0,
-                };
-                (raw, (kind == 'f').then_some(code))
-            };
-            let last = LastFrames {
-                frames: frames.chars().map(frame).collect(),
-                ..LastFrames::default()
-            };
-            assert_eq!(last.entered(), expected, "{frames}");
-        }
-        check("", &[]);
-        check("ff", &[]);
-        check("efff", &[0]);
-        check("effeef", &[0, 2]);
-        check("fe-ff", &[1]);
-        check("efe", &[0]);
-    }
-
-    /// Frames as (address, is_entry), CFrames as (address, frame), both innermost first; groups as (anchor, frames).
-    fn check(frames: &[(u64, bool)], cframes: &[(u64, u64)], expected: &[(Option<u64>, usize)]) {
-        let (_, layout) = layouts::ROWS.iter().find(|(v, _)| *v == (3, 11)).expect("a row");
-        let python = frames.iter().map(|(frame, entry)| RawPyFrame {
-            frame: *frame,
-            entry: *entry,
-            ..RawPyFrame::default()
-        });
-        let anchors = cframes.iter().map(|(frame, instr)| RawPyFrame {
-            frame: *frame,
-            instr: *instr,
-            ..RawPyFrame::default()
-        });
-        let sample = Sample {
-            python: python.collect(),
-            anchors: anchors.collect(),
-            ..Sample::default()
-        };
-        let mut got = EvalGroups::default();
-        let (codes, last) = (&mut CodeTable::default(), &mut LastFrames::default());
-        groups(&sample, layout, codes, &NoMemory, last, &mut got);
-        let got: Vec<_> = got.list.iter().map(|g| (g.anchor, got.frames(g).len())).collect();
-        assert_eq!(got, expected, "{frames:x?} {cframes:x?}");
-    }
-
-    #[test]
-    fn frames_unchanged_since_the_last_sample() {
-        let (_, layout) = layouts::ROWS.iter().find(|(v, _)| *v == (3, 11)).expect("a row");
-        let (_, other) = layouts::ROWS.iter().find(|(v, _)| *v == (3, 12)).expect("a row");
-        let frame = |frame| RawPyFrame {
-            frame,
-            code: 10 * frame,
-            fingerprint: 7,
-            ..RawPyFrame::default()
-        };
-        let named = Some(PyFrame::Code {
-            code: CodeId(0),
-            instr: 0,
-        });
-        // outermost first
-        let last = |lost: u64| LastFrames {
-            pid: 1,
-            generation: 0,
-            layout: Some(*layout),
-            frames: (1..=4)
-                .map(|n| {
-                    (
-                        frame(n),
-                        if n == lost {
-                            Some(PyFrame::Lost(Truncation::CodeObjectFreed))
-                        } else {
-                            named
-                        },
-                    )
-                })
-                .collect(),
-        };
-        let check = |expected: usize, lost: u64, layout: &Layout, codes: &CodeTable, change: &dyn Fn(&mut Sample)| {
-            let mut sample = Sample {
-                pid: 1,
-                python: (1..=4).rev().map(frame).collect(),
-                ..Sample::default()
-            };
-            change(&mut sample);
-            assert_eq!(last(lost).same(&sample, layout, codes), expected);
-        };
-        let codes = &mut CodeTable::default();
-        check(4, 0, layout, codes, &|_| {});
-        check(4, 0, layout, codes, &|s| s.python.insert(0, frame(5)));
-        check(2, 0, layout, codes, &|s| drop(s.python.drain(..2)));
-        check(0, 0, layout, codes, &|s| s.python.clear());
-        // the same address, another code object
-        check(2, 0, layout, codes, &|s| s.python[1].fingerprint = 8);
-        check(2, 0, layout, codes, &|s| s.python[1].instr = 2);
-        check(1, 2, layout, codes, &|_| {});
-        check(0, 0, layout, codes, &|s| s.pid = 2);
-        check(0, 0, other, codes, &|_| {});
-        codes.remove_process(1); // it executes another program
-        check(0, 0, layout, codes, &|_| {});
-    }
-
-    #[test]
-    fn the_cframe_that_greenlet_adds_is_left_out() {
-        let (_, layout) = layouts::ROWS.iter().find(|(v, _)| *v == (3, 10)).expect("a row");
-        let at = |frame| RawPyFrame {
-            frame,
-            ..RawPyFrame::default()
-        };
-        let sample = Sample {
-            python: vec![at(2), at(1)],
-            anchors: vec![at(0x70), at(0x80), at(0x90)],
-            ..Sample::default()
-        };
-        let (codes, last) = (&mut CodeTable::default(), &mut LastFrames::default());
-        let mut got = EvalGroups::default();
-        groups(&sample, layout, codes, &NoMemory, last, &mut got);
-        let anchors = |got: &EvalGroups| got.list.iter().map(|g| g.anchor).collect::<Vec<_>>();
-        assert_eq!(anchors(&got), [Some(0x70), Some(0x80), Some(0x90)], "one just made");
-        begin_in(&sample, layout, last, (0xa0, 0xb0), &mut got);
-        assert_eq!(anchors(&got), [Some(0x70), Some(0x80), Some(0x90)]);
-        begin_in(&sample, layout, last, (0x88, 0xb0), &mut got);
-        assert_eq!(anchors(&got), [Some(0x70), Some(0x80)]);
-        assert!(got.list.iter().all(|g| got.frames(g).len() == 1));
-    }
-
-    #[test]
-    fn chains_of_greenlets_end_without_the_base_frame() {
-        let (_, layout) = layouts::ROWS.iter().find(|(v, _)| *v == (3, 15)).expect("a row");
-        let (_, before) = layouts::ROWS.iter().find(|(v, _)| *v == (3, 14)).expect("a row");
-        let sample = |owner| Sample {
-            python: vec![RawPyFrame {
-                frame: 1,
-                owner,
-                ..RawPyFrame::default()
-            }],
-            walk: WalkStatus::Fault,
-            ..Sample::default()
-        };
-        let fault = Some(Truncation::PythonFault);
-        assert_eq!(truncation(&sample(SHIM), Some(layout), true), None);
-        assert_eq!(truncation(&sample(SHIM), Some(layout), false), fault, "no greenlet");
-        assert_eq!(
-            truncation(&sample(0), Some(layout), true),
-            fault,
-            "in the middle of a call"
-        );
-        assert_eq!(truncation(&sample(SHIM), Some(before), true), fault, "no base frame");
-        assert_eq!(truncation(&sample(SHIM), None, true), fault);
-    }
-
-    #[test]
-    fn groups_of_cframes() {
-        let (yes, no) = (true, false);
-        check(&[], &[], &[]);
-        check(&[(3, no), (2, yes)], &[(0x80, 3)], &[(Some(0x80), 2)]);
-        check(
-            &[(3, yes), (2, no), (1, yes)],
-            &[(0x70, 3), (0x80, 2)],
-            &[(Some(0x70), 1), (Some(0x80), 2)],
-        );
-        // just created, or about to be removed: it has its caller's frame
-        check(
-            &[(2, no), (1, yes)],
-            &[(0x70, 2), (0x80, 2)],
-            &[(Some(0x70), 0), (Some(0x80), 2)],
-        );
-        // its frame is linked, but has no entry flag yet
-        check(
-            &[(3, no), (2, no), (1, yes)],
-            &[(0x70, 3), (0x80, 2)],
-            &[(Some(0x70), 1), (Some(0x80), 2)],
-        );
-    }
-}
+mod tests;

@@ -240,15 +240,28 @@ fn loader() -> Command {
 impl Python {
     /// Compiles the extension `known_shares` for it and returns its directory.
     fn known_shares(&self) -> PathBuf {
+        self.extension("known_shares")
+    }
+
+    fn extension(&self, name: &str) -> PathBuf {
         let directory = built().join(&self.name);
-        let source = sources().join("known_shares.c");
         let [include, more] = self.includes();
         programs::compile(
-            &source,
-            &directory.join("known_shares.so"),
+            &sources().join(format!("{name}.c")),
+            &directory.join(format!("{name}.so")),
             &["-fPIC", "-shared", &include, &more],
         );
         directory
+    }
+
+    /// The program with frames that no evaluation loop runs; `None`: the headers of this version's frames are missing, or
+    /// there is none for its version.
+    pub fn with_compiled_frames(&self) -> Option<Command> {
+        let knows = self.minor <= 10 || self.headers().join("internal/pycore_frame.h").exists();
+        (self.minor <= 13 && knows).then(|| {
+            self.extension("compiled_frames");
+            self.script("compiled_python.py")
+        })
     }
 
     /// Where the compiler finds the headers. Debian has those of the machine's architecture in a directory next to the
