@@ -254,3 +254,32 @@ fn compiled_python_is_never_in_a_wrong_place() {
         assert_eq!(r.with("compiled_function"), 0, "{}", python.name);
     });
 }
+
+#[test]
+fn interpreters_are_sampled_from_their_first_moment() {
+    let _live = live();
+    // Up to 3.11 a thread that has released the GIL is found by its first state, which belongs to another interpreter.
+    let embedded = common::pythons()
+        .iter()
+        .filter(|p| p.minor <= 11 && p.library().is_some());
+    pythons::each_of(pythons::third(2, embedded), |python| {
+        let mut program = Program::start(python.new_interpreters());
+        let r = attach(program.pid(), &["--backend", "ptrace"]);
+        program.finish();
+        r.check_lost(&python.name);
+        let released = |s: &[&Frame]| s.iter().any(|f| f.name == "i_burn");
+        let is_python = |f: &&Frame, name: &str| f.kind == FrameKind::Python && f.name == name;
+        let complete =
+            |s: &[&Frame]| s.iter().any(|f| is_python(f, "load")) && s.iter().any(|f| is_python(f, "release"));
+        assert_likely!(r.matching(released) > 20, "{}: {}", python.name, r.stderr);
+        let wrong = |s: &[&Frame]| released(s) && !complete(s);
+        assert_likely!(
+            r.matching(wrong) * 50 <= r.matching(released),
+            "{}: {} of {}\n{}",
+            python.name,
+            r.matching(wrong),
+            r.matching(released),
+            r.examples(wrong)
+        );
+    });
+}

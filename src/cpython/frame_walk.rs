@@ -18,6 +18,8 @@ use crate::target::thread_context;
 
 /// Maximum number of bytes read of a frame.
 const MAX_FRAME: usize = 0x7f;
+/// Interpreters, and thread states of each, that are searched for a subinterpreter.
+const NEWEST: usize = 16;
 /// Number of pthread keys of a process (`PTHREAD_KEYS_MAX`).
 const KEYS: i32 = 1024;
 
@@ -56,9 +58,8 @@ pub fn walk(
         };
         (*to, len) = (*other, len + 1);
     }
-    let states = &states[..len];
     out.walk = WalkStatus::Complete;
-    out.holds_lock = gil::is_held_by(memory, &layout.locks, l, states);
+    out.holds_lock = gil::is_held_by(memory, &layout.locks, l, &states[..len]);
     if let Some(at) = &layout.spans {
         spans::copy(memory, at, state, &mut out.spans);
     }
@@ -74,15 +75,24 @@ pub fn walk(
         base: 0,
     };
     let mut cframes = [0; 1 + MAX_NESTED];
-    for (state, cframe) in states.iter().zip(&mut cframes) {
+    for (state, cframe) in states[..len].iter().zip(&mut cframes) {
         *cframe = w.frames(*state, &thread.registers);
     }
     if is_too_nested {
         w.out.walk = WalkStatus::TooDeep;
     }
+    // A subinterpreter that the thread runs since the lists were read.
+    if w.out.python.is_empty()
+        && let Some(other) = newest_state(&w.m, python, thread.thread_pointer, &states[..len])
+        && let (Some(to), Some(cframe)) = (states.get_mut(len), cframes.get_mut(len))
+    {
+        *to = other;
+        *cframe = w.frames(other, &thread.registers);
+        len += 1;
+    }
     // Only anchors outside of the frame chain need a walk of their own chain.
     if matches!(l.anchor, Anchor::CFramePerFrame | Anchor::CFramePerEntry) {
-        for (state, cframe) in states.iter().zip(cframes) {
+        for (state, cframe) in states[..len].iter().zip(cframes) {
             w.anchors(*state, cframe);
         }
     }
@@ -148,6 +158,25 @@ fn thread_state(m: &ReadOrZero<'_>, python: &Interpreter, thread: u64) -> Option
     };
     // Before the interpreter creates its key, slot 0 may hold anything.
     Some(state).filter(is_own)
+}
+
+/// A thread's state other than `known` in the newest interpreters: those are the first ones in the interpreter's list. Bounded,
+/// since the thread is stopped meanwhile.
+fn newest_state(m: &ReadOrZero<'_>, python: &Interpreter, thread: u64, known: &[u64]) -> Option<u64> {
+    let l = &python.layout;
+    let first = m.at(python.runtime.wrapping_add(l.runtime_interpreters.into()));
+    let follow = |from: u64, next: u64| {
+        let nonzero = |at: u64| Some(at).filter(|at| *at != 0);
+        std::iter::successors(nonzero(from), move |at| nonzero(m.at(at.wrapping_add(next)))).take(NEWEST)
+    };
+    // Most programs have one interpreter, which the lists leave out.
+    let others = first != 0 && m.at(first.wrapping_add(l.interp_next.into())) != 0;
+    let interpreters = follow(first, l.interp_next.into()).filter(|_| l.runtime_interpreters != 0 && others);
+    let mut states = interpreters.flat_map(|interpreter| {
+        let first = m.at(interpreter.wrapping_add(l.interp_threads.into()));
+        follow(first, l.tstate_next.into())
+    });
+    states.find(|state| !known.contains(state) && m.word(*state, l.tstate_thread_id) == thread)
 }
 
 /// How a chain of frames ended.

@@ -356,29 +356,48 @@ impl Python {
     /// The C program that runs `in_process.py` in this interpreter: linked with it, or loading it later.
     pub fn embedded(&self, late: bool) -> Command {
         let library = self.library().expect("an interpreter with a shared library");
-        let directory = library.parent().expect("a directory").display().to_string();
-        let source = sources().join("embedded.c");
         let exe = built().join(&self.name).join(if late { "late" } else { "embedded" });
         if late {
-            programs::compile(&source, &exe, &["-DLATE", "-ldl"]);
+            programs::compile(&sources().join("embedded.c"), &exe, &["-DLATE", "-ldl"]);
         } else {
-            let [include, more] = self.includes();
-            let file = library.file_name().expect("a file's name").to_string_lossy();
-            let (at, run) = (format!("-L{directory}"), format!("-Wl,-rpath,{directory}"));
-            // An unpacked library needs a newer C library than the linker has.
-            let lax = "-Wl,--allow-shlib-undefined";
-            programs::compile(&source, &exe, &[&include, &more, &at, &run, lax, &format!("-l:{file}")]);
+            self.link(&library, "embedded.c", &exe);
         }
-        let mut command = if self.is_unpacked() {
+        let mut command = self.command(&exe);
+        command.arg(sources().join("in_process.py")).arg(&library);
+        self.prepare(&mut command);
+        command.env("PYTHONHOME", &self.prefix);
+        command
+    }
+
+    /// The C program that makes interpreters, linked with this one.
+    pub fn new_interpreters(&self) -> Command {
+        let library = self.library().expect("an interpreter with a shared library");
+        let exe = built().join(&self.name).join("new_interpreters");
+        self.link(&library, "new_interpreters.c", &exe);
+        let mut command = self.command(&exe);
+        command.env("PYTHONHOME", &self.prefix);
+        command
+    }
+
+    fn link(&self, library: &Path, source: &str, exe: &Path) {
+        let directory = library.parent().expect("a directory").display();
+        let [include, more] = self.includes();
+        let file = library.file_name().expect("a file's name").to_string_lossy();
+        let (at, run) = (format!("-L{directory}"), format!("-Wl,-rpath,{directory}"));
+        // An unpacked library needs a newer C library than the linker has.
+        let lax = "-Wl,--allow-shlib-undefined";
+        let flags = [&include, &more, &at, &run, lax, "-pthread", &format!("-l:{file}")];
+        programs::compile(&sources().join(source), exe, &flags);
+    }
+
+    /// Runs a program that is linked with the interpreter.
+    fn command(&self, exe: &Path) -> Command {
+        if self.is_unpacked() {
             let mut loader = loader();
             loader.arg(exe);
             loader
         } else {
             Command::new(exe)
-        };
-        command.arg(sources().join("in_process.py")).arg(&library);
-        self.prepare(&mut command);
-        command.env("PYTHONHOME", &self.prefix);
-        command
+        }
     }
 }
