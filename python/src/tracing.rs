@@ -287,6 +287,6 @@ pub fn clock() -> (&'static str, f64) {
 
 /// Whether a session of the event engine runs.
 #[pyfunction]
-pub fn is_tracing() -> bool {
-    crate::engine::is_busy()
+pub fn is_tracing(py: Python<'_>) -> bool {
+    crate::engine::is_busy(py)
 }

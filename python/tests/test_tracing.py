@@ -973,3 +973,206 @@ def test_names_that_are_not_utf8_stay_different():
         for file in expected:
             # In a line of text a backslash has an escape of its own, and another one in JSON.
             assert any(file.replace("\\", backslash) in text for backslash in ("\\", "\\\\", "\\x5c")), ending
+
+
+# One profiler per thread
+# -----------------------
+
+
+def at_once(count, work):
+    """Calls `work(number)` in so many threads; what they raise is raised here."""
+    failed = []
+
+    def run(number):
+        try:
+            work(number)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+def shared_leaf():
+    return None
+
+
+@pytest.mark.parametrize("builtins", [True, False, None], ids=["all builtins", "no builtins", "mixed"])
+def test_each_thread_has_its_own_profiler(builtins):
+    count, rounds = 8, 200
+    profiles, started, ended = {}, threading.Barrier(count, timeout=60), threading.Barrier(count, timeout=60)
+
+    def work(number):
+        wants = number % 2 == 0 if builtins is None else builtins
+        profile = profiles[number] = tracing.Profile(builtins=wants, threads="current")
+        name = f"of_thread_{number}"
+        space = {"leaf": shared_leaf}
+        exec(f"def {name}():\n    leaf()\n    abs(-1)\n", space)
+        started.wait()
+        profile.enable()
+        # All run now, and hand the GIL to each other.
+        ended.wait()
+        for at in range(rounds * (number + 1)):
+            space[name]()
+            if at % 50 == 0:
+                time.sleep(0)
+        ended.wait()
+        profile.disable()
+
+    at_once(count, work)
+    for number, profile in profiles.items():
+        calls = rounds * (number + 1)
+        seen = entries(profile)
+        assert seen[f"of_thread_{number}"].callcount == calls
+        assert seen["shared_leaf"].callcount == calls
+        assert not [name for name in seen if name.startswith("of_thread_") and name != f"of_thread_{number}"]
+        wants = number % 2 == 0 if builtins is None else builtins
+        of_abs = [entry.callcount for entry in profile.getstats() if entry.code == "<built-in method builtins.abs>"]
+        assert of_abs == ([calls] if wants else []), number
+        assert callers(profile, "shared_leaf") == {f"of_thread_{number}": calls}
+    if ON_MONITORING:
+        assert [sys.monitoring.get_tool(tool) for tool in (2, 3, 4)] == [None] * 3
+
+
+def test_what_one_thread_leaves_out_is_seen_by_another():
+    turn = threading.Barrier(2, timeout=60)
+    profiles = [
+        tracing.Profile(threads="current", skip=[f"{__name__}:shared_leaf"]),
+        tracing.Profile(threads="current"),
+    ]
+
+    def work(number):
+        if number == 1:
+            turn.wait()  # the other one has left it out before this one starts
+        profiles[number].enable()
+        if number == 0:
+            for _ in range(3):
+                shared_leaf()
+            turn.wait()
+        turn.wait()
+        for _ in range(5):
+            shared_leaf()
+        turn.wait()
+        profiles[number].disable()
+
+    at_once(2, work)
+    assert "shared_leaf" not in entries(profiles[0])
+    assert entries(profiles[1])["shared_leaf"].callcount == 5
+
+
+def test_concurrent_requests_under_a_middleware():
+    """What Werkzeug's ProfilerMiddleware does for each request, in threads that serve at once."""
+    results, together = {}, threading.Barrier(4, timeout=60)
+
+    def application(path, start_response):
+        def respond():
+            return [path.encode()]
+
+        together.wait()
+        start_response("200 OK", [])
+        for _ in range(int(path)):
+            respond()
+        return respond()
+
+    def middleware(path):
+        body = []
+
+        def catching_start_response(status, headers):
+            body.append(status)
+
+        def runapp():
+            body.extend(application(path, catching_start_response))
+
+        profile = tracing.Profile(threads="current")
+        profile.runcall(runapp)
+        results[path] = profile
+
+    for _ in range(3):
+        at_once(4, lambda number: middleware(str(number)))
+        for path, profile in results.items():
+            seen = entries(profile)
+            assert seen["respond"].callcount == int(path) + 1
+            assert seen["application"].callcount == seen["runapp"].callcount == seen["catching_start_response"].callcount == 1
+            assert pstats.Stats(profile).total_calls > 0
+
+
+def test_what_conflicts_is_an_error():
+    here, there = tracing.Profile(threads="current"), []
+    running, stop = threading.Event(), threading.Event()
+
+    def elsewhere():
+        profile = tracing.Profile(threads="current")
+        with profile:
+            running.set()
+            stop.wait(60)
+        there.append(profile)
+
+    other = threading.Thread(target=elsewhere)
+    other.start()
+    running.wait(60)
+    try:
+        with pytest.raises(ValueError, match="already active: .*on 1 other thread"):
+            tracing.Profile().enable()
+        with pytest.raises(ValueError, match="already active: .*on 1 other thread"):
+            nativeprof.Profiler(mode="calls").start()
+        with here:
+            with pytest.raises(ValueError, match="already active"):
+                tracing.Profile(threads="current").enable()
+            shared_leaf()
+    finally:
+        stop.set()
+        other.join()
+    assert entries(here)["shared_leaf"].callcount == 1
+    assert "shared_leaf" not in entries(there[0])
+    with tracing.Profile() as everything:
+        with pytest.raises(ValueError, match="One at a time"):
+            at_once(1, lambda _: tracing.Profile(threads="current").enable())
+        shared_leaf()
+    assert entries(everything)["shared_leaf"].callcount == 1
+
+
+def test_a_thread_that_ends_without_a_stop_is_in_nobodys_way():
+    left = tracing.Profile(threads="current")
+    at_once(1, lambda _: left.enable())
+    for _ in range(20):  # their idents are used again
+        profile = tracing.Profile(threads="current")
+        at_once(1, lambda _, profile=profile: profile.runcall(shared_leaf))
+        assert entries(profile)["shared_leaf"].callcount == 1
+    left.disable()
+    assert "shared_leaf" not in entries(left)
+    tracing.Profile().runcall(shared_leaf)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_has_only_the_profiler_of_its_thread():
+    running, stop = threading.Event(), threading.Event()
+
+    def elsewhere():
+        with tracing.Profile(threads="current"):
+            running.set()
+            stop.wait(60)
+
+    other = threading.Thread(target=elsewhere)
+    other.start()
+    running.wait(60)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                # The other thread is not here: all threads can be traced, and each call is seen once.
+                with tracing.Profile() as profile:
+                    shared_leaf()
+                code = 0 if entries(profile)["shared_leaf"].callcount == 1 else 2
+            finally:
+                os._exit(code)
+        assert os.waitpid(pid, 0)[1] == 0
+    finally:
+        stop.set()
+        other.join()

@@ -31,16 +31,20 @@ fn switched<M: Machine>(py: Python<'_>, to: CurrentGreenlet) {
     }
 }
 
-/// A session starts on this thread.
-pub(crate) fn start<M: Machine>() {
-    *REPORT.lock().unwrap_or_else(PoisonError::into_inner) = Some(switched::<M>);
-    RUN.fetch_add(1, Ordering::Relaxed);
+/// A session starts on this thread. `is_first`: none runs on others.
+pub(crate) fn start<M: Machine>(is_first: bool) {
+    if is_first {
+        *REPORT.lock().unwrap_or_else(PoisonError::into_inner) = Some(switched::<M>);
+        RUN.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
-/// The session stops on this thread. Trace functions of other threads go away with their next switch.
-pub(crate) fn stop(py: Python<'_>) {
-    *REPORT.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    RUN.fetch_add(1, Ordering::Relaxed);
+/// The session stops on this thread. If none runs on others, `is_last`, their trace functions go away with their next switch.
+pub(crate) fn stop(py: Python<'_>, is_last: bool) {
+    if is_last {
+        *REPORT.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        RUN.fetch_add(1, Ordering::Relaxed);
+    }
     if let Some(functions) = loaded(py) {
         let _ = objects::with_no_exception(py, || functions.take_away(py));
     }

@@ -2,7 +2,7 @@
 //!
 //! From 3.12 on the events come from `sys.monitoring`, before that from the C profile hook of each thread. A [`Machine`]
 //! says what one thread does with its events; an [`EngineSession`] is one run of such machines, one per thread, and what they
-//! share. One session runs at a time.
+//! share. One session runs at a time for all threads, or any number for one thread each.
 //!
 //! Everything here runs with the GIL held, which is what orders accesses; no method of a machine runs Python code or
 //! gives the GIL up, so that nothing is ever entered twice. (The wheel is for builds with a GIL only.)

@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 
 use super::objects::{Builtin, Object};
 use super::session::{self, EngineSession};
-use super::threads::{ignore, thread};
+use super::threads::{ignore, is_without_builtins, thread};
 use super::{CallEvent, Callee, EventOutcome, Machine};
 
 /// `vectorcallfunc`. It may unwind: the interpreter ends daemon threads by `pthread_exit` when they want the GIL, which
@@ -26,6 +26,17 @@ static MISSING: AtomicPtr<ffi::PyObject> = AtomicPtr::new(std::ptr::null_mut());
 static DISABLE: AtomicPtr<ffi::PyObject> = AtomicPtr::new(std::ptr::null_mut());
 /// Some place has been disabled since the last `restart_events`.
 static HAS_DISABLED: AtomicBool = AtomicBool::new(false);
+/// Several sessions use the callbacks, each for its own thread: no place can be disabled for one of them.
+static IS_SHARED: AtomicBool = AtomicBool::new(false);
+/// Not all sessions that have used the callbacks since they were installed want calls of C functions.
+static IS_MIXED: AtomicBool = AtomicBool::new(false);
+
+/// Whether several sessions use the callbacks now, and whether the one that starts differs in whether it wants calls of C
+/// functions.
+pub(crate) fn set_shared(is_shared: bool, is_mixed: bool) {
+    IS_SHARED.store(is_shared, Ordering::Relaxed);
+    IS_MIXED.fetch_or(is_mixed, Ordering::Relaxed);
+}
 
 /// None, which is immortal since 3.12.
 #[inline(always)]
@@ -37,6 +48,9 @@ fn none() -> Object {
 /// Makes the interpreter not report this place again.
 #[cold]
 fn disable() -> Object {
+    if IS_SHARED.load(Ordering::Relaxed) {
+        return none();
+    }
     let object = DISABLE.load(Ordering::Relaxed);
     HAS_DISABLED.store(true, Ordering::Relaxed);
     // SAFETY: set when the callbacks were installed, never freed.
@@ -103,6 +117,10 @@ unsafe extern "C-unwind" fn call<M: Machine>(_: Object, arguments: *const Object
             _ => none(),
         };
     };
+    if IS_MIXED.load(Ordering::Relaxed) && is_without_builtins::<M>(py) {
+        ignore::<M>(py);
+        return none();
+    }
     let Some((thread, given)) = thread::<M>(py, |_| true) else {
         return none();
     };
@@ -186,11 +204,22 @@ fn callbacks<M: Machine>(builtins: bool, returns: bool) -> Vec<(&'static str, Ve
     all
 }
 
-/// Takes a tool identifier and registers the callbacks.
-pub(crate) fn install<M: Machine>(py: Python<'_>, session: &mut EngineSession<M>) -> PyResult<()> {
+/// Takes a tool identifier and registers the callbacks. `shared`: the identifier that sessions of other threads use. `builtins`:
+/// one of them or this one wants calls of C functions.
+pub(crate) fn install<M: Machine>(
+    py: Python<'_>,
+    session: &mut EngineSession<M>,
+    shared: Option<u8>,
+    builtins: bool,
+) -> PyResult<()> {
     let monitoring = py.import("sys")?.getattr("monitoring")?;
+    if let Some(tool) = shared {
+        session.tool = tool;
+        return register(py, &monitoring, session, builtins);
+    }
     MISSING.store(monitoring.getattr("MISSING")?.into_ptr(), Ordering::Relaxed);
     DISABLE.store(monitoring.getattr("DISABLE")?.into_ptr(), Ordering::Relaxed);
+    IS_MIXED.store(false, Ordering::Relaxed);
     let mut taken = Vec::new();
     let mut tool = None;
     for id in TOOLS {
@@ -209,17 +238,22 @@ pub(crate) fn install<M: Machine>(py: Python<'_>, session: &mut EngineSession<M>
         )));
     };
     session.tool = tool;
-    let result = register(py, &monitoring, session);
+    let result = register(py, &monitoring, session, builtins);
     if result.is_err() {
         let _ = remove(py, tool);
     }
     result
 }
 
-fn register<M: Machine>(py: Python<'_>, monitoring: &Bound<'_, PyAny>, session: &EngineSession<M>) -> PyResult<()> {
+fn register<M: Machine>(
+    py: Python<'_>,
+    monitoring: &Bound<'_, PyAny>,
+    session: &EngineSession<M>,
+    builtins: bool,
+) -> PyResult<()> {
     let events = monitoring.getattr("events")?;
     let mut wanted = 0u32;
-    for (name, call) in callbacks::<M>(session.options.builtins, session.options.returns) {
+    for (name, call) in callbacks::<M>(builtins, session.options.returns) {
         let event: u32 = events.getattr(name)?.extract()?;
         monitoring.call_method1("register_callback", (session.tool, event, callable(py, call)?))?;
         wanted |= event;

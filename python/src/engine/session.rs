@@ -1,12 +1,14 @@
 //! One run of the engine: options, threads, start and stop.
 
-use std::cell::Cell;
+use std::any::TypeId;
+use std::cell::{Cell, UnsafeCell};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use nativeprof::profile::summary::counted;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
@@ -84,7 +86,7 @@ pub struct EngineSession<M: Machine> {
     pub shared: M::Shared,
     pub(crate) threads: Vec<Box<SessionThread<M>>>,
     threads_seen: u32,
-    /// Ident of the thread that started it last.
+    /// [`threads::token`] of the thread that started it last.
     pub(crate) starter: u64,
     is_running: bool,
     /// The tool identifier of `sys.monitoring`, from 3.12 on.
@@ -93,9 +95,59 @@ pub struct EngineSession<M: Machine> {
     pub(crate) hooked: hook::Hooked,
 }
 
-/// The session that runs. Its type is that of the callbacks that are installed.
+/// The session that runs on all threads; null: none. Its type is that of the callbacks that are installed.
 static RUNNING: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static RUNNING_NAME: Mutex<String> = Mutex::new(String::new());
+
+/// A session that runs on one thread.
+#[derive(Clone, Copy)]
+struct ThreadSession {
+    /// [`threads::token`].
+    thread: u64,
+    /// The process in which it was started: its thread is not in a forked child, unless it is the one that forked.
+    process: u32,
+    session: *mut c_void,
+    /// Of the machine: the callbacks that are installed are for one type.
+    kind: TypeId,
+    name: &'static str,
+    tool: u8,
+    builtins: bool,
+}
+
+/// Sessions that run on one thread each, while none runs on all. They are of one type, and share a tool of `sys.monitoring`.
+struct ThreadSessions(UnsafeCell<Vec<ThreadSession>>);
+
+// SAFETY: used with the GIL held only, which orders accesses.
+unsafe impl Sync for ThreadSessions {}
+
+static OF_THREADS: ThreadSessions = ThreadSessions(UnsafeCell::new(Vec::new()));
+
+/// Not to be kept while Python code may run.
+#[allow(clippy::mut_from_ref)]
+fn of_threads(_: Python<'_>) -> &'static mut Vec<ThreadSession> {
+    // SAFETY: the GIL is held; see above.
+    unsafe { &mut *OF_THREADS.0.get() }
+}
+
+/// The session of the thread that runs.
+#[inline]
+fn of_this_thread(py: Python<'_>) -> *mut c_void {
+    let own = threads::token();
+    let all = of_threads(py);
+    all.iter().find(|s| s.thread == own).map_or(null_mut(), |s| s.session)
+}
+
+/// Forgets sessions of threads that a fork has left in the parent, with their tool if no other session uses it.
+fn forget_parent(py: Python<'_>) -> PyResult<()> {
+    let (own, process) = (threads::token(), std::process::id());
+    let all = of_threads(py);
+    let tool = all.first().map(|s| s.tool);
+    all.retain(|s| s.process == process || s.thread == own);
+    match tool {
+        Some(tool) if tool != 0 && all.is_empty() => monitoring::remove(py, tool),
+        _ => Ok(()),
+    }
+}
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
@@ -103,15 +155,39 @@ thread_local! {
     static IN_TIMER: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The session that runs. Callbacks call it with the type that they were installed for.
-pub(crate) fn running<'a, M: Machine>(_: Python<'a>) -> Option<&'a mut EngineSession<M>> {
-    // SAFETY: set while a session of this type runs, which then does not move; the GIL is held.
-    unsafe { RUNNING.load(Ordering::Relaxed).cast::<EngineSession<M>>().as_mut() }
+/// The session that runs on this thread. Callbacks call it with the type that they were installed for.
+#[inline]
+pub(crate) fn running<'a, M: Machine>(py: Python<'a>) -> Option<&'a mut EngineSession<M>> {
+    let mut session = RUNNING.load(Ordering::Relaxed);
+    if session.is_null() {
+        session = of_this_thread(py);
+    }
+    // SAFETY: null, or a session of this type that runs, and does not move meanwhile; the GIL is held.
+    unsafe { session.cast::<EngineSession<M>>().as_mut() }
 }
 
-/// Whether a session runs.
-pub fn is_busy() -> bool {
-    !RUNNING.load(Ordering::Relaxed).is_null()
+/// Whether a session runs, on any thread.
+pub fn is_busy(py: Python<'_>) -> bool {
+    !RUNNING.load(Ordering::Relaxed).is_null() || !of_threads(py).is_empty()
+}
+
+/// Why a session cannot start now: another one runs that sees the same events.
+fn conflict(py: Python<'_>, is_for_all: bool, kind: TypeId) -> Option<String> {
+    if !RUNNING.load(Ordering::Relaxed).is_null() {
+        let name = RUNNING_NAME.lock().unwrap_or_else(PoisonError::into_inner);
+        return Some(format!("{name}. One at a time: stop it first."));
+    }
+    let all = of_threads(py);
+    let own = threads::token();
+    if let Some(other) = all.iter().find(|s| s.thread == own) {
+        return Some(format!("{}, on this thread. One at a time: stop it first.", other.name));
+    }
+    let other = all.iter().find(|s| is_for_all || s.kind != kind)?;
+    Some(format!(
+        "{}, on {} (threads=\"current\"). Stop it there first, or trace only the current thread, too.",
+        other.name,
+        counted(all.len() as u64, "other threads"),
+    ))
 }
 
 impl<M: Machine> EngineSession<M> {
@@ -142,7 +218,8 @@ impl<M: Machine> EngineSession<M> {
 
     /// Starts, or continues after a stop. Threads that were traced before keep their machines.
     ///
-    /// `this` must stay where it is until [`EngineSession::stop`]. `owner` is the Python object that it belongs to: before 3.12
+    /// One that is for the current thread only can run beside others for their threads. `this` must stay where it is until
+    /// [`EngineSession::stop`]. `owner` is the Python object that it belongs to: before 3.12
     /// `sys.getprofile` shows it, and threads keep it alive until the stop. Raises ValueError if another session or
     /// another tool is active, RuntimeError if the interpreter cannot be traced.
     pub fn start(this: &mut Box<EngineSession<M>>, owner: &Bound<'_, PyAny>) -> PyResult<()> {
@@ -150,31 +227,57 @@ impl<M: Machine> EngineSession<M> {
         if this.is_running {
             return Ok(());
         }
-        if is_busy() {
-            let name = RUNNING_NAME.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        forget_parent(py)?;
+        let is_for_all = !this.options.current_thread_only;
+        let kind = TypeId::of::<M>();
+        if let Some(why) = conflict(py, is_for_all, kind) {
             return Err(PyValueError::new_err(format!(
-                "Another profiling tool is already active: {name}. One at a time: stop it first."
+                "Another profiling tool is already active: {why}"
             )));
         }
         objects::check(py)?;
-        this.starter = threads::ident();
+        this.starter = threads::token();
         let costs = this.options.costs;
         for thread in &mut this.threads {
             thread.costs = costs.events;
+            thread.ignored = costs.ignored;
+            thread.wants_builtins = this.options.builtins;
             thread.splits_resumes = this.options.splits_resumes;
             thread.follows_greenlets = false;
             thread.is_timed_by_user = this.timer.is_some();
         }
         threads::forget_last();
-        threads::charge_ignored(costs.ignored);
-        RUNNING.store((&raw mut **this).cast(), Ordering::Relaxed);
-        greenlets::start::<M>();
+        let session = (&raw mut **this).cast::<c_void>();
+        let others = of_threads(py).clone();
+        threads::charge_ignored(costs.ignored != 0, others.is_empty());
+        if is_for_all {
+            RUNNING.store(session, Ordering::Relaxed);
+        } else {
+            of_threads(py).push(ThreadSession {
+                thread: this.starter,
+                process: std::process::id(),
+                session,
+                kind,
+                name: this.name,
+                tool: others.first().map_or(0, |s| s.tool),
+                builtins: this.options.builtins,
+            });
+        }
+        greenlets::start::<M>(others.is_empty());
         this.is_running = true;
         let installed = if py.version_info() >= (3, 12) {
-            monitoring::install(py, this)
+            let builtins = this.options.builtins || others.iter().any(|s| s.builtins);
+            // What one has switched on stays on until the last one stops.
+            let is_mixed = others.iter().any(|s| s.builtins != this.options.builtins);
+            monitoring::set_shared(!others.is_empty(), is_mixed);
+            let tool = others.iter().map(|s| s.tool).find(|tool| *tool != 0);
+            monitoring::install(py, this, tool, builtins)
         } else {
             hook::install(py, this, owner)
         };
+        if let Some(entry) = of_threads(py).iter_mut().find(|s| s.session == session) {
+            entry.tool = this.tool;
+        }
         let name = match this.tool {
             0 => this.name.to_string(),
             tool => format!("{} (tool {tool} is already in use)", this.name),
@@ -182,11 +285,24 @@ impl<M: Machine> EngineSession<M> {
         *RUNNING_NAME.lock().unwrap_or_else(PoisonError::into_inner) = name;
         if installed.is_err() {
             this.is_running = false;
-            RUNNING.store(null_mut(), Ordering::Relaxed);
+            this.unregister(py);
             threads::forget_last();
-            greenlets::stop(py);
+            greenlets::stop(py, others.is_empty());
         }
         installed
+    }
+
+    /// Takes it out of what runs. Returns whether no other session runs now.
+    fn unregister(&mut self, py: Python<'_>) -> bool {
+        if !self.options.current_thread_only {
+            RUNNING.store(null_mut(), Ordering::Relaxed);
+            return true;
+        }
+        let own = (&raw mut *self).cast::<c_void>();
+        let all = of_threads(py);
+        all.retain(|s| s.session != own);
+        monitoring::set_shared(all.len() > 1, false);
+        all.is_empty()
     }
 
     /// Stops, and closes open calls as if they returned now. A session that does not run: nothing.
@@ -199,11 +315,14 @@ impl<M: Machine> EngineSession<M> {
         self.not_in_timer("disable")?;
         let now = self.clock.now();
         self.is_running = false;
-        RUNNING.store(null_mut(), Ordering::Relaxed);
+        let is_last = self.unregister(py);
         threads::forget_last();
-        greenlets::stop(py);
+        greenlets::stop(py, is_last);
         let removed = if py.version_info() >= (3, 12) {
-            monitoring::remove(py, self.tool)
+            match is_last {
+                true => monitoring::remove(py, self.tool),
+                false => Ok(()),
+            }
         } else {
             hook::remove(py, &std::mem::take(&mut self.hooked))
         };
@@ -281,6 +400,8 @@ impl<M: Machine> EngineSession<M> {
             follows_greenlets: false,
             cost: 0,
             costs: self.options.costs.events,
+            ignored: self.options.costs.ignored,
+            wants_builtins: self.options.builtins,
             ended,
         });
         self.threads.push(thread);

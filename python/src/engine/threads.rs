@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use pyo3::Python;
 
@@ -27,6 +27,10 @@ pub struct SessionThread<M: Machine> {
     pub(crate) cost: i64,
     /// What each event adds to that.
     pub(crate) costs: [i64; EVENTS],
+    /// What an event adds that no machine sees.
+    pub(crate) ignored: i64,
+    /// Calls of C functions are events of it.
+    pub(crate) wants_builtins: bool,
     /// Set when the thread has ended.
     pub(crate) ended: Arc<AtomicBool>,
 }
@@ -185,7 +189,7 @@ fn find<M: Machine>(py: Python<'_>) -> *mut SessionThread<M> {
             }
             return thread;
         }
-        let thread = if session.options.current_thread_only && session.starter != ident() {
+        let thread = if session.options.current_thread_only && session.starter != token() {
             null_mut()
         } else {
             let ended = Arc::new(AtomicBool::new(false));
@@ -217,21 +221,29 @@ fn settle<M: Machine>(slot: &SessionThreadSlot, session: u64, thread: *mut Sessi
     }
 }
 
-/// [`super::Costs::ignored`] of the running session.
-static IGNORED: AtomicI64 = AtomicI64::new(0);
+/// Whether [`super::Costs::ignored`] of a running session is not 0.
+static IS_IGNORED_CHARGED: AtomicBool = AtomicBool::new(false);
 
-pub(crate) fn charge_ignored(cost: i64) {
-    IGNORED.store(cost, Ordering::Relaxed);
+/// A session starts, as the first one or beside others.
+pub(crate) fn charge_ignored(is_charged: bool, is_first: bool) {
+    if is_charged || is_first {
+        IS_IGNORED_CHARGED.store(is_charged, Ordering::Relaxed);
+    }
+}
+
+/// Whether the thread that runs is traced, and without calls of C functions.
+pub(crate) fn is_without_builtins<M: Machine>(py: Python<'_>) -> bool {
+    // SAFETY: null, or a thread of the running session; the GIL is held and nothing else refers to it.
+    unsafe { current::<M>(py).as_ref() }.is_some_and(|thread| !thread.wants_builtins)
 }
 
 /// An event that no machine sees has come.
 #[inline(always)]
 pub(crate) fn ignore<M: Machine>(py: Python<'_>) {
-    let cost = IGNORED.load(Ordering::Relaxed);
-    if cost != 0 {
+    if IS_IGNORED_CHARGED.load(Ordering::Relaxed) {
         // SAFETY: null, or a thread of the running session; the GIL is held and nothing else refers to it.
         if let Some(thread) = unsafe { current::<M>(py).as_mut() } {
-            thread.cost += cost;
+            thread.cost += thread.ignored;
         }
     }
 }
@@ -241,7 +253,21 @@ pub(crate) fn forget_last() {
     LAST_POINTER.store(0, Ordering::Release);
 }
 
-pub(crate) fn ident() -> u64 {
+/// A number of the thread that runs, which no other thread of this process ever has.
+pub(crate) fn token() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    thread_local! {
+        static TOKEN: Cell<u64> = const { Cell::new(0) };
+    }
+    TOKEN.with(|token| {
+        if token.get() == 0 {
+            token.set(NEXT.fetch_add(1, Ordering::Relaxed));
+        }
+        token.get()
+    })
+}
+
+fn ident() -> u64 {
     // SAFETY: always succeeds.
     unsafe { libc::pthread_self() as u64 }
 }
