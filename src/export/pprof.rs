@@ -152,6 +152,9 @@ struct ProfileBuilder<'a> {
     strings: HashMap<String, i64>,
     /// Mapping of each function, 0 for none.
     mappings: Vec<u64>,
+    /// The first function with the name, file and line of each: an inlined function is one for each function around it, and for
+    /// pprof all of them are the same.
+    same: Vec<u32>,
     /// Function and line, the location of the function that this one was inlined into (or 0) -> location.
     locations: FxHashMap<(u32, u32, u64), u64>,
 }
@@ -163,6 +166,7 @@ impl<'a> ProfileBuilder<'a> {
             document: Document::default(),
             strings: HashMap::new(),
             mappings: Vec::new(),
+            same: Vec::new(),
             locations: FxHashMap::default(),
         };
         builder.string(""); // the first one, by definition
@@ -197,17 +201,21 @@ impl<'a> ProfileBuilder<'a> {
             })
             .collect();
         let mut known: HashMap<&str, u64> = HashMap::new();
-        for (at, function) in self.stacks.functions.iter().enumerate() {
+        let mut first: FxHashMap<(i64, i64, u32), u32> = FxHashMap::default();
+        for (at, function) in (0u32..).zip(&self.stacks.functions) {
             let (name, filename) = (self.name(&function.name), self.name(function.file));
-            let id = at as u64 + 1;
-            self.document.function.push(PprofFunction {
-                id,
-                name,
-                // The same name again would be shortened as if it were C++: `<module>` to nothing.
-                system_name: 0,
-                filename,
-                start_line: function.first_line.into(),
-            });
+            let same = *first.entry((name, filename, function.first_line)).or_insert(at);
+            self.same.push(same);
+            if same == at {
+                self.document.function.push(PprofFunction {
+                    id: u64::from(at) + 1,
+                    name,
+                    // The same name again would be shortened as if it were C++: `<module>` to nothing.
+                    system_name: 0,
+                    filename,
+                    start_line: function.first_line.into(),
+                });
+            }
             let module = function.frame.map_or("", |frame| frame.module.as_str());
             let mapping = match known.get(module) {
                 _ if module.is_empty() => 0,
@@ -236,21 +244,30 @@ impl<'a> ProfileBuilder<'a> {
 
     fn location(&mut self, function: u32, line: u32, outer: u64) -> u64 {
         let next = self.document.location.len() as u64 + 1;
+        let same = self.same[function as usize];
+        // What is inlined is where the function around it is.
+        let around = (outer as usize).checked_sub(1).map(|at| &self.document.location[at]);
+        let (function, mapping_id, address) = match around {
+            Some(around) => (same, around.mapping_id, around.address),
+            None => (
+                function,
+                self.mappings[function as usize],
+                self.stacks.functions[function as usize]
+                    .frame
+                    .map_or(0, |frame| frame.address),
+            ),
+        };
         let id = *self.locations.entry((function, line, outer)).or_insert(next);
         if id == next {
             let mut lines = vec![PprofLine {
-                function_id: u64::from(function) + 1,
+                function_id: u64::from(same) + 1,
                 line: line.into(),
             }];
-            if let Some(outer) = (outer as usize).checked_sub(1) {
-                lines.extend_from_slice(&self.document.location[outer].line);
-            }
+            lines.extend(around.into_iter().flat_map(|around| around.line.clone()));
             self.document.location.push(Location {
                 id,
-                mapping_id: self.mappings[function as usize],
-                address: self.stacks.functions[function as usize]
-                    .frame
-                    .map_or(0, |frame| frame.address),
+                mapping_id,
+                address,
                 line: lines,
             });
         }

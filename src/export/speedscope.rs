@@ -7,9 +7,8 @@
 //!
 //! Source: `file-format-schema.json` of speedscope 1.25.
 
+use std::collections::HashMap;
 use std::io::{self, BufWriter, Write};
-
-use rustc_hash::FxHashMap;
 
 use super::thread_tracks::{StackRows, StackSpan, Timeline, Track, joined, period, spans};
 use crate::escape::write_json;
@@ -94,14 +93,18 @@ struct SpeedscopeFrames {
 
 impl SpeedscopeFrames {
     fn new(stacks: &StackRows<'_>) -> SpeedscopeFrames {
-        let (mut all, mut known) = (Vec::new(), FxHashMap::default());
+        let mut all = Vec::new();
+        // By what is shown: an inlined function is one for each function around it. Names come from the target: this hasher
+        // resists collision attacks.
+        let mut known: HashMap<(&str, &str, u32), u32> = HashMap::new();
         let mut frame = |function: u32, line: u32| {
             let line = if line > 0 {
                 line
             } else {
                 stacks.functions[function as usize].first_line
             };
-            *known.entry((function, line)).or_insert_with(|| {
+            let of = &stacks.functions[function as usize];
+            *known.entry((&of.name, of.file, line)).or_insert_with(|| {
                 all.push((function, line));
                 all.len() as u32 - 1
             })

@@ -204,6 +204,73 @@ fn pprof_locations_have_the_lines_of_samples() {
     );
 }
 
+/// A function that is inlined into two others, and its copy that is not, are one function at three places.
+#[test]
+fn inlined_functions_are_one_function() {
+    let mut builder = Builder::new(&[ValueType::SAMPLES]);
+    let native = |name: &str, kind, address| Frame {
+        address,
+        kind,
+        source: "/srv/tiny.h".to_string(),
+        ..Frame::native(name, "lib.so", 0)
+    };
+    for (outer, at) in [("first", 0x40), ("second", 0x80)] {
+        let outer = builder.frame(native(outer, FrameKind::Native, at));
+        let tiny = builder.frame(native("tiny", FrameKind::Inlined, at + 4));
+        builder.sample(at, (1, 1), &[(outer, 9), (tiny, 3)], &[1]);
+    }
+    let tiny = builder.frame(native("tiny", FrameKind::Native, 0xc0));
+    builder.sample(0xc0, (1, 1), &[(tiny, 3)], &[1]);
+    let profile = builder.finish(Meta::default());
+
+    let bytes = plain(written("pprof", &profile));
+    let document = fields(&bytes);
+    let all = |number| document.iter().filter(move |field| field.0 == number);
+    let number = |parts: &[(u64, u64, &[u8])], of| parts.iter().find(|part| part.0 == of).map_or(0, |part| part.1);
+    let strings: Vec<_> = all(6).map(|field| std::str::from_utf8(field.2).unwrap()).collect();
+    let name_of: BTreeMap<u64, &str> = all(5)
+        .map(|field| {
+            (
+                number(&fields(field.2), 1),
+                strings[number(&fields(field.2), 2) as usize],
+            )
+        })
+        .collect();
+    let mut names: Vec<_> = name_of
+        .values()
+        .copied()
+        .filter(|name| !name.starts_with('['))
+        .collect();
+    names.sort_unstable();
+    assert_eq!(names, ["first", "second", "tiny"]);
+    let mut locations: Vec<_> = all(4)
+        .map(|field| {
+            let parts = fields(field.2);
+            let lines = parts.iter().filter(|part| part.0 == 4);
+            let functions: Vec<_> = lines.map(|line| name_of[&number(&fields(line.2), 1)]).collect();
+            (number(&parts, 3), functions.join(" in "))
+        })
+        .filter(|(address, _)| *address > 0)
+        .collect();
+    locations.sort_unstable();
+    let places = [
+        (0x40, "first"),
+        (0x40, "tiny in first"),
+        (0x80, "second"),
+        (0x80, "tiny in second"),
+        (0xc0, "tiny"),
+    ];
+    assert_eq!(locations, places.map(|(address, name)| (address, name.to_string())));
+
+    let file: Json = serde_json::from_slice(&written("speedscope", &profile)).unwrap();
+    let frames = file["shared"]["frames"].as_array().unwrap().iter();
+    let mut frames: Vec<_> = frames.map(|frame| frame["name"].as_str().unwrap()).collect();
+    frames.retain(|name| !name.starts_with('['));
+    frames.sort_unstable();
+    assert_eq!(frames, ["first", "second", "tiny"]);
+    assert_eq!(file["profiles"][0]["samples"].as_array().unwrap().len(), 3);
+}
+
 /// A profile of many distinct stacks is written without the nodes with the fewest samples, and read with them.
 #[test]
 fn large_trees_are_small_files() {
