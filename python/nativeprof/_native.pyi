@@ -10,6 +10,8 @@ __all__ = [
     "SampleRecorder",
     "TaskRecorder",
     "__version__",
+    "announcing_exit",
+    "before_end_by_signal",
     "clock",
     "combine",
     "create",
@@ -26,6 +28,7 @@ __all__ = [
     "print_uncaught",
     "process",
     "read",
+    "release_end",
     "span",
     "spans_are_published",
     "thread_stack",
@@ -57,6 +60,9 @@ def get_profile(
 def plot_data(state: dict[str, Any], profile_interval: float) -> dict[str, list[Any]]: ...
 def thread_stack(tid: int, maxdepth: int, show_python: bool) -> list[tuple[int, str, int, bool]]: ...
 def formats() -> list[str]: ...
+def before_end_by_signal(finish: Callable[[], None]) -> None: ...
+def release_end() -> None: ...
+def announcing_exit(exit: Callable[[int], Any], line: str) -> Callable[[int], Any]: ...
 def format_of(path: str | os.PathLike[str]) -> str: ...
 def print_uncaught(error: BaseException) -> None: ...
 

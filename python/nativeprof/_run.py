@@ -18,6 +18,12 @@ from .profiler import Profile, Profiler
 # How the timeline of `--trace events` is written, by file extension.
 _TIMELINES = {"chrome": (".json",), "csv": (".csv",), "arrow": (".arrow", ".feather"), "parquet": (".parquet",)}
 
+# What a program sees that ends by os._exit, which calls nothing of ours.
+_LOST = (
+    "nativeprof: the profile is lost: the program ended by os._exit, which runs no exit functions; end it by sys.exit, or use: "
+    "nativeprof record -- python3 ..."
+)
+
 
 def _arguments(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -224,6 +230,14 @@ class _Recording:
                 setattr(os, name, _after(self.finish, getattr(os, name)))
         else:
             sys.addaudithook(self._handle_event)
+        os._exit = _native.announcing_exit(os._exit, _LOST)  # type: ignore[assignment]
+        if options.trace == "events" and sys.version_info < (3, 12):
+            # Another thread than the one that is traced cannot end that: the timeline would grow while it is written.
+            return
+        try:
+            _native.before_end_by_signal(self.finish)
+        except OSError as error:
+            _say(f"nativeprof: no thread can be started ({error}): if SIGTERM ends the program, its profile is lost")
 
     def _handle_event(self, event: str, _: object) -> None:
         if event == "os.exec":
@@ -232,10 +246,13 @@ class _Recording:
     def finish(self) -> None:
         if os.getpid() != self.pid or not self.profiler._is_running():
             return
-        profile: Profile | _Timeline = self.profiler.stop()
-        written = self._save(profile)
-        if not self.options.quiet:
-            _say(profile.summary(written))
+        try:
+            profile: Profile | _Timeline = self.profiler.stop()
+            written = self._save(profile)
+            if not self.options.quiet:
+                _say(profile.summary(written))
+        finally:
+            _native.release_end()
 
     def _save(self, profile: Profile | _Timeline) -> str:
         """Writes the profile, to another directory if its own fails; returns a text with the path."""

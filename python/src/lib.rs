@@ -11,6 +11,7 @@ mod engine;
 mod events;
 mod hooks;
 mod profiler;
+mod program_end;
 mod spans;
 mod stacks;
 mod tasks;
@@ -37,6 +38,8 @@ mod _native {
     use super::events::{EventLog, events_after_fork, hook_slots};
     #[pymodule_export]
     use super::profiler::{Profile, SampleRecorder, format_of, formats, read};
+    #[pymodule_export]
+    use super::program_end::{announcing_exit, before_end_by_signal, release_end};
     #[pymodule_export]
     use super::spans::{Span, current_labels, spans_are_published};
     #[pymodule_export]

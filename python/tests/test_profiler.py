@@ -369,6 +369,66 @@ def test_programs_run_as_python_runs_them(tmp_path, what, module):
     assert json.loads((tmp_path / "out.json").read_text())["identifier"] == "root"
 
 
+ENDING = """
+import os, signal, sys, time
+what = sys.argv[1]
+def handle(number, frame):
+    print("handled", flush=True)
+    sys.exit(3)
+if what == "handle":
+    for number in (signal.SIGTERM, signal.SIGHUP): signal.signal(number, handle)
+print("up", signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, flush=True)
+if what == "child":
+    pid = os.fork()
+    if pid == 0: os._exit(5)
+    sys.exit(os.waitpid(pid, 0)[1] >> 8)
+if what == "error":
+    os._exit("x")
+if what == "exit":
+    os._exit(status=4)
+while True:
+    time.sleep(100) if what == "sleep" else sum(range(1000))
+"""
+
+
+@pytest.mark.parametrize("trace", [None, "times", "counts+samples", "events"])
+def test_programs_ended_by_a_signal_leave_a_profile(tmp_path, trace):
+    (tmp_path / "program.py").write_text(ENDING)
+    output = tmp_path / "out.json"
+    ours = ["-m", "nativeprof", "-q", "-o", output, *(["--trace", trace] if trace else [])]
+    for what, number in [("loop", signal.SIGTERM), ("sleep", signal.SIGHUP), ("handle", signal.SIGHUP)]:
+        ends = []
+        for before in ([], ours):
+            command = [sys.executable, *before, "program.py", what]
+            program = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            first = program.stdout.readline()
+            program.send_signal(number)
+            printed, said = program.communicate()
+            ends.append((program.returncode, first + printed, said))
+        assert ends[0] == ends[1]
+        if trace == "events" and sys.version_info < (3, 12) and what != "handle":
+            continue  # cannot be ended by another thread
+        json.loads(output.read_text())
+        output.unlink()
+
+
+def test_a_profile_lost_by_exit_is_reported(tmp_path):
+    (tmp_path / "program.py").write_text(ENDING)
+    for what in ("exit", "child", "error"):
+        ends = []
+        for before in ([], ["-m", "nativeprof", "-q", "-o", "out.json"]):
+            command = [sys.executable, "-W", "ignore", *before, "program.py", what]
+            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+            ends.append((done.returncode, done.stdout, done.stderr))
+        plain, profiled = ends
+        if what == "exit":
+            assert not plain[2] and not (tmp_path / "out.json").exists()
+            assert profiled[2].count("\n") == 1 and "the profile is lost: the program ended by os._exit" in profiled[2]
+            assert profiled[:2] == plain[:2] == (4, "up True\n")
+        else:
+            assert profiled == plain, "no word, and no frame of ours"
+
+
 def test_wrong_programs_and_options(tmp_path):
     def run(*words):
         return subprocess.run([sys.executable, "-m", "nativeprof", *words], cwd=tmp_path, capture_output=True, text=True)
