@@ -490,6 +490,25 @@ fn where_no_thread_can_be_made_an_error_says_so() {
     assert!(printed.contains("no thread can be started to trace it"), "{printed}");
 }
 
+#[test]
+fn the_older_capability_permits_ebpf() {
+    let _live = live();
+    let both = "-all,+sys_admin,+sys_ptrace";
+    let with = |words: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args([format!("--bounding-set={both}"), format!("--inh-caps={both}")]);
+        command.arg(env!("CARGO_BIN_EXE_nativeprof")).args(words);
+        command
+    };
+    let (works, machine, _) = doctor(with(&["doctor", "--json"]));
+    assert!(works && machine["eBPF sampling"].0 == "ok", "{machine:?}");
+    for mode in ["cpu", "wall"] {
+        let words = ["record", "--mode", mode, "-f", "collapsed", "-o", "-", "--", "true"];
+        let (done, said) = run(with(&words));
+        assert!(done.status.success() && said.contains(" Hz (ebpf, "), "{said}");
+    }
+}
+
 /// Findings by subject: state and text.
 type Findings = BTreeMap<String, (String, String)>;
 

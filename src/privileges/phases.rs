@@ -101,9 +101,21 @@ pub fn switch_to_invoking_user_with(also: Caps) -> Result<Option<User>> {
     Ok(Some(user))
 }
 
+/// The same with CAP_SYS_ADMIN, if that is all we have of CAP_BPF or CAP_PERFMON, which it includes (capabilities(7)):
+/// `docker run --cap-add=SYS_ADMIN`.
+fn or_admin(caps: &[Cap], permitted: Caps) -> Caps {
+    let missing = |cap: &Cap| matches!(cap, Cap::Bpf | Cap::Perfmon) && !permitted.has(*cap);
+    let admin: &[Cap] = if caps.iter().any(missing) {
+        &[Cap::SysAdmin]
+    } else {
+        &[]
+    };
+    Caps(Caps::of(caps).0 | Caps::of(admin).0)
+}
+
 fn setup_capabilities() -> Caps {
     let facts = SystemFacts::read();
-    let mut caps = Caps::of(SET_UP);
+    let mut caps = or_admin(SET_UP, facts.permitted);
     // Debian and Ubuntu have levels above 2, at which perf events need CAP_SYS_ADMIN.
     if facts.perf_event_paranoid.is_some_and(|level| level > 2) {
         caps.0 |= Caps::of(&[Cap::SysAdmin]).0;
@@ -130,7 +142,8 @@ pub fn restrict_to_setup(also: Caps) -> Result<()> {
 /// As [`restrict_to_setup`].
 pub fn restrict_to_sampling(also: Caps) -> Result<()> {
     credentials::no_new_privileges().map_err(|e| Error::io("cannot set no_new_privs", e))?;
-    restrict(Caps(Caps::of(SAMPLING).0 | also.0))
+    let (permitted, _) = credentials::current().map_err(|e| Error::io("cannot read our capabilities", e))?;
+    restrict(Caps(or_admin(SAMPLING, permitted).0 | also.0))
 }
 
 /// Drops everything except `kept`, which should be nothing.
@@ -148,6 +161,21 @@ fn restrict(kept: Caps) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_includes_missing_capabilities_is_kept() {
+        for (permitted, is_kept) in [
+            (&[Cap::SysAdmin, Cap::SysPtrace][..], true),
+            (&[Cap::SysAdmin, Cap::Bpf], true),
+            (&[Cap::SysAdmin, Cap::Bpf, Cap::Perfmon], false),
+        ] {
+            for phase in [SET_UP, SAMPLING] {
+                let kept = or_admin(phase, Caps::of(permitted));
+                assert_eq!(kept.has(Cap::SysAdmin), is_kept, "{permitted:?}");
+                assert!(kept.holds(Caps::of(phase)));
+            }
+        }
+    }
 
     #[test]
     fn the_invoking_user() {
