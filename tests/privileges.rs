@@ -490,6 +490,38 @@ fn where_no_thread_can_be_made_an_error_says_so() {
     assert!(printed.contains("no thread can be started to trace it"), "{printed}");
 }
 
+/// nativeprof as the user nobody, with these capabilities (`+bpf,+perfmon`) or none.
+fn by_nobody(copy: &Path, capabilities: &str, words: &[&str]) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+    if !capabilities.is_empty() {
+        command.arg(format!("--inh-caps={capabilities}"));
+        command.arg(format!("--ambient-caps={capabilities}"));
+    }
+    command.arg(copy).args(words).stdin(Stdio::null());
+    command
+}
+
+/// A copy of nativeprof that all users may execute.
+fn open_copy(scratch: &Scratch) -> std::path::PathBuf {
+    let copy = scratch.path("nativeprof");
+    programs::copy(env!("CARGO_BIN_EXE_nativeprof"), &copy);
+    copy
+}
+
+/// The first lines of a Python program that becomes the user nobody, which makes it not dumpable.
+const AS_NOBODY: &str = "
+import ctypes, os, sys
+prctl = ctypes.CDLL(None).prctl
+os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
+";
+
+fn python(lines: &str) -> Program {
+    let mut command = Command::new(&common::newest_python().exe);
+    command.args(["-c", &format!("{AS_NOBODY}{lines}\nsys.stdin.read()")]);
+    Program::start(command)
+}
+
 #[test]
 fn the_older_capability_permits_ebpf() {
     let _live = live();
@@ -507,6 +539,27 @@ fn the_older_capability_permits_ebpf() {
         let (done, said) = run(with(&words));
         assert!(done.status.success() && said.contains(" Hz (ebpf, "), "{said}");
     }
+}
+
+#[test]
+fn a_process_that_is_not_dumpable_is_named_so() {
+    let _live = live();
+    let scratch = open_directory();
+    let copy = open_copy(&scratch);
+    let program = python("print('READY', flush=True)");
+    let pid = program.pid().to_string();
+    for words in [&["attach", &pid, "-o", "-"][..], &["dump", &pid]] {
+        let (done, said) = run(by_nobody(&copy, "", words));
+        let why = format!("process {pid} is not dumpable");
+        let advice = format!("try: sudo {} {}", text(&copy), words.join(" "));
+        assert!(
+            !done.status.success() && said.contains(&why) && said.contains(&advice),
+            "{said}"
+        );
+    }
+    let (_, _, process) = doctor(by_nobody(&copy, "", &["doctor", "--json", &pid]));
+    let text = &process["reading other processes"].1;
+    assert!(text.contains("is not dumpable"), "{text}");
 }
 
 /// Findings by subject: state and text.

@@ -144,7 +144,7 @@ impl TargetFacts {
             link(pid.to_string()).is_some_and(|ns| Some(ns) != link("self".into()))
         };
         let uids = user_ids(&status, "Uid");
-        let owner = fs::metadata(format!("/proc/{pid}")).ok()?.uid();
+        let owner = fs::metadata(format!("/proc/{pid}/stat")).ok()?.uid();
         Some(TargetFacts {
             pid,
             uids,
@@ -154,7 +154,8 @@ impl TargetFacts {
             inner_pid: innermost_id(&status).filter(|inner| *inner != pid),
             other_user_ns: other_ns("user"),
             other_mount_ns: other_ns("mnt"),
-            // The kernel gives the directory of a process that is not dumpable to root (proc_pid(5)).
+            // The kernel gives the files, but not the directory, of a process that is not dumpable to root
+            // (`task_dump_owner`, fs/proc/base.c, Linux 6.18).
             dumpable: owner == uids[1],
             descends: descends(pid),
             kernel_thread: is_kernel_thread(pid),
