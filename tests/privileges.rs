@@ -562,6 +562,34 @@ fn a_process_that_is_not_dumpable_is_named_so() {
     assert!(text.contains("is not dumpable"), "{text}");
 }
 
+#[test]
+fn where_kernel_functions_have_no_names_the_reason_is_said() {
+    let _live = live();
+    let scratch = open_directory();
+    let copy = open_copy(&scratch);
+    let program = Program::start(programs::native(&[]));
+    let pid = program.pid().to_string();
+    // These settings may show the names to all users, or to none.
+    let number = |path: &str| -> i32 {
+        let text = fs::read_to_string(format!("/proc/sys/kernel/{path}")).expect("a setting");
+        text.trim().parse().expect("a number")
+    };
+    let (restrict, paranoid) = (number("kptr_restrict"), number("perf_event_paranoid"));
+    let capabilities = "+bpf,+perfmon,+sys_ptrace";
+    for (capabilities, are_hidden) in [
+        (capabilities.to_string(), restrict > 0 || paranoid > 1),
+        (format!("{capabilities},+syslog"), restrict > 1),
+    ] {
+        for (kernel, is_said) in [(&["--kernel"][..], are_hidden), (&[], false)] {
+            let words = [&["attach", &pid, "-d", "0.1", "-f", "collapsed", "-o", "-"][..], kernel].concat();
+            let (done, said) = run(by_nobody(&copy, &capabilities, &words));
+            let line = said.matches("kernel functions will have no names: ").count();
+            assert_eq!(line, usize::from(is_said), "{capabilities} {kernel:?}: {said}");
+            assert!(done.status.success() && said.contains("(ebpf, "), "{said}");
+        }
+    }
+}
+
 /// Findings by subject: state and text.
 type Findings = BTreeMap<String, (String, String)>;
 

@@ -2,9 +2,11 @@
 
 use super::args::BackendChoice;
 use crate::capture::{Backend, Mode, SamplingOptions, ebpf::EbpfBackend, ptrace::PtraceBackend};
-use crate::cli::print_line;
+use crate::cli::{print_line, print_status};
 use crate::cpython;
 use crate::error::{Error, ErrorKind, Result};
+use crate::privileges::checks;
+use crate::privileges::checks::SystemFacts;
 use crate::session::Session;
 use crate::sys;
 use crate::target::launch::Launched;
@@ -38,9 +40,9 @@ pub fn open_backend(choice: BackendChoice, options: &SamplingOptions) -> Result<
     let ptrace = || PtraceBackend::new(options, cpython::frame_walk::walk);
     let backend = match choice {
         BackendChoice::Ptrace => ptrace()?,
-        BackendChoice::Ebpf => return Ok(Box::new(EbpfBackend::new(options)?)),
-        BackendChoice::Auto => match EbpfBackend::new(options) {
-            Ok(backend) => return Ok(Box::new(backend)),
+        BackendChoice::Ebpf => return open_ebpf(options),
+        BackendChoice::Auto => match open_ebpf(options) {
+            Ok(backend) => return Ok(backend),
             Err(e) => {
                 // If ptrace fails too, report why the better backend is not available.
                 let backend = ptrace().map_err(|_| e.clone())?;
@@ -57,6 +59,22 @@ pub fn open_backend(choice: BackendChoice, options: &SamplingOptions) -> Result<
     }
     if options.mode != Mode::Cpu {
         print_line("nativeprof: with ptrace, the length of a wait and what ends it are not recorded");
+    }
+    Ok(Box::new(backend))
+}
+
+/// Opens the eBPF backend, and says why kernel functions will have no names.
+fn open_ebpf(options: &SamplingOptions) -> Result<Box<dyn Backend>> {
+    let backend = EbpfBackend::new(options)?;
+    let hidden = options
+        .kernel
+        .then(|| checks::kernel_names(&SystemFacts::read()))
+        .flatten();
+    if let Some(missing) = hidden {
+        print_status(&format!(
+            "kernel functions will have no names: {}; try: {}",
+            missing.reason, missing.fix
+        ));
     }
     Ok(Box::new(backend))
 }
