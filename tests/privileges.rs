@@ -590,6 +590,92 @@ fn where_kernel_functions_have_no_names_the_reason_is_said() {
     }
 }
 
+/// The first process of a container often may not be read by others.
+#[test]
+fn what_cannot_be_read_does_not_end_a_recording_of_its_family() {
+    let _live = live();
+    let scratch = open_directory();
+    let copy = open_copy(&scratch);
+    // Constants of prctl(2): PR_SET_DUMPABLE, PR_SET_PTRACER.
+    let program = python(
+        "
+def start(readable):
+    ready, written = os.pipe()
+    if os.fork() == 0:
+        if readable:
+            prctl(4, 1, 0, 0, 0)
+            prctl(0x59616d61, ctypes.c_ulong(-1 & 2**64 - 1), 0, 0, 0)
+        os.write(written, b'x')
+        while os.getppid() > 1: sum(range(1000))
+        os._exit(0)
+    os.read(ready, 1)
+for readable in False, True, False: start(readable)
+print('READY', flush=True)",
+    );
+    let pid = program.pid().to_string();
+    let attach = [
+        "attach",
+        &pid,
+        "-d",
+        "0.2",
+        "-f",
+        "collapsed",
+        "-o",
+        "-",
+        "--backend",
+        "ptrace",
+    ];
+    let (done, said) = run(by_nobody(&copy, "", &attach));
+    assert!(!done.status.success() && said.contains("is not dumpable"), "{said}");
+    let line = format!("3 processes, the first of which is {pid}, are not sampled: ");
+    repeated(|| {
+        let (done, said) = run(by_nobody(&copy, "", &[&attach[..], &["--subprocesses"]].concat()));
+        assert!(done.status.success() && said.contains(&line), "{said}");
+        assert_eq!(said.matches("not sampled").count(), 1, "{said}");
+        let stacks = String::from_utf8_lossy(&done.stdout).into_owned();
+        assert_likely!(stacks.contains("start (<string>"), "{stacks}{said}");
+    });
+}
+
+/// Children that have ended and are not waited for cannot be traced, which is no reason to warn of each.
+#[test]
+fn ended_children_are_no_warning() {
+    let _live = live();
+    let mut command = Command::new(&common::newest_python().exe);
+    let lines = "
+import os, sys
+for _ in range(30):
+    if os.fork() == 0: os._exit(0)
+while sum(open('/proc/%s/stat' % pid).read().rsplit(') ')[-1][0] == 'Z'
+          for pid in open('/proc/self/task/%d/children' % os.getpid()).read().split()) < 30: pass
+print('READY', flush=True)
+sys.stdin.read()
+";
+    command.args(["-c", lines]);
+    let program = Program::start(command);
+    let pid = program.pid().to_string();
+    for backend in ["ptrace", "ebpf"] {
+        let words = [
+            "attach",
+            &pid,
+            "-d",
+            "0.1",
+            "-f",
+            "collapsed",
+            "-o",
+            "-",
+            "--subprocesses",
+            "--backend",
+            backend,
+        ];
+        let (done, said) = run(nativeprof(&words));
+        assert!(
+            done.status.success() && !said.contains("not sampled"),
+            "{backend}: {said}"
+        );
+    }
+}
+
 /// Findings by subject: state and text.
 type Findings = BTreeMap<String, (String, String)>;
 

@@ -46,6 +46,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// The same with --tasks: the task of a sample may be gone soon.
 const TASK_POLL: Duration = Duration::from_millis(5);
 
+/// Maximum number of times that a tree of processes is read before sampling starts.
+const MAX_SCANS: usize = 16;
+
 /// Time allowed for samples that are still waiting at the end; the rest count as lost. Many threads on a busy machine leave a
 /// backlog that takes far less; a target that makes each sample slow to read must not keep nativeprof for long.
 const DRAIN_TIME: Duration = Duration::from_secs(5);
@@ -97,7 +100,8 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     let fetch = debuginfod::fetch(options.names.debuginfod, is_root, user.as_ref())?;
     if let RecordTarget::Pid(pid) = target {
         check_target(pid)?;
-        if let Some(missing) = checks::memory(pid) {
+        // With --subprocesses others may be readable.
+        if let Some(missing) = checks::memory(pid).filter(|_| !options.subprocesses) {
             return Err(missing.error(format!("sampling process {pid} is not permitted")));
         }
     }
@@ -161,12 +165,11 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     let watch = sys::process::ExitWatch::new(pid);
     match &mut launched {
         Some(launched) => start_command(launched, &mut *backend, &mut session)?,
+        None if options.subprocesses => attach_family(&mut *backend, &mut session, pid)?,
         None => {
             session.open(pid, &mut |pid, layout| update_backend(&mut *backend, pid, layout))?;
             backend.attach(pid)?;
-            if options.subprocesses {
-                attach_family(&mut *backend, &mut session, pid)?;
-            } else if session.pythons.is_empty()
+            if session.pythons.is_empty()
                 && let Some(line) = discover::suggest_python_child(pid)
             {
                 print_status(&line);
@@ -390,28 +393,43 @@ fn save_tape(recorder: &TapeRecorder, output: &OutputFile, meta: &Meta, began: u
     Ok(())
 }
 
-/// Attaches to the existing descendants of a process. Later forks come as events.
+/// Attaches to a process and its existing descendants. Later forks come as events. One message counts those that cannot
+/// be sampled.
+///
+/// # Errors
+/// If none can be sampled, that of the process itself.
 fn attach_family(backend: &mut dyn Backend, session: &mut Session, pid: Pid) -> Result<()> {
-    let mut known = BTreeSet::from([pid]);
-    loop {
+    let (mut known, mut refused, mut is_attached) = (BTreeSet::new(), Vec::new(), false);
+    // Those that appear meanwhile; their parents pass on forks from then on.
+    for _ in 0..MAX_SCANS {
         let before = known.len();
-        for child in discover::descendants(pid) {
-            if !known.insert(child) {
+        for process in std::iter::once(pid).chain(discover::descendants(pid)) {
+            if !known.insert(process) {
                 continue;
             }
-            let opened = session.open(child, &mut |pid, layout| update_backend(backend, pid, layout));
-            match opened.and_then(|()| backend.attach(child)) {
-                Err(e) if e.kind == ErrorKind::NotPermitted => {
-                    print_status(&format!("child process {child} is not sampled: {} ({})", e.what, e.why))
-                }
-                Err(e) if e.kind != ErrorKind::NoSuchProcess => return Err(e),
-                _ => {}
+            let opened = session.open(process, &mut |pid, layout| update_backend(backend, pid, layout));
+            match opened.and_then(|()| backend.attach(process)) {
+                Ok(()) => is_attached = true,
+                Err(e) if e.kind == ErrorKind::NoSuchProcess && process != pid => {}
+                Err(e) => refused.push((process, e)),
             }
         }
         if known.len() == before {
-            return Ok(());
+            break;
         }
     }
+    let Some((first, e)) = refused.first() else {
+        return Ok(());
+    };
+    if !is_attached {
+        return Err(e.clone());
+    }
+    let which = match refused.len() {
+        1 => format!("process {first} is"),
+        n => format!("{n} processes, the first of which is {first}, are"),
+    };
+    print_status(&format!("{which} not sampled: {} ({})", e.what, e.why));
+    Ok(())
 }
 
 fn progress() -> ProgressBar {

@@ -36,6 +36,8 @@ impl Tracer {
                 match ptrace::seize(tid, self.p.follow) {
                     Ok(()) => {}
                     Err(e) if e.raw_os_error() == Some(libc::ESRCH) => continue, // it has exited
+                    // The kernel refuses what has exited and was not waited for.
+                    Err(_) if matches!(procfs::stat_state(tid), None | Some('Z' | 'X')) => continue,
                     // New; its first stop is pending.
                     Err(_) if procfs::tracer_of(tid) == Some(sys::process::current_tid() as Tid) => continue,
                     Err(e) => {
