@@ -189,7 +189,7 @@ pub struct TargetLayout {
     pub inherited: Vec<(u32, Vec<u64>)>,
 }
 
-/// Where a process keeps which asyncio task a thread runs. Offsets in bytes.
+/// Where a process keeps which asyncio tasks run. Offsets in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunningTasks {
     /// avma of the dictionary event loop -> task; 0: thread states have the task.
@@ -199,8 +199,23 @@ pub struct RunningTasks {
     pub entries: u16,
     /// From a thread state to the task.
     pub task: u16,
-    /// From a task to its name.
+    /// From a task to its coroutine, and from there to the coroutine's frame, or to a pointer to it.
+    pub coroutine: u16,
+    pub frame: u16,
+    pub frame_is_pointer: bool,
+    /// From a task to its name; before 3.8 from its coroutine to the coroutine's.
     pub name: u16,
+    pub coroutine_has_name: bool,
+    /// From a task, or other future, to its first callback, and from a task to the future that it awaits.
+    pub callback: u16,
+    pub waiter: u16,
+    /// From a function to its closure, from a tuple to its items, and from any object to what follows its header.
+    pub closure: u16,
+    pub items: u16,
+    pub head: u16,
+    /// From a task to the one that awaits it, and to the byte that says whether it is a set of them; 0 before 3.14.
+    pub awaited_by: u16,
+    pub awaited_by_is_set: u16,
 }
 
 /// Where a process keeps which span is active in a thread: in a context variable. Offsets in bytes.

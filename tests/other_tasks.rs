@@ -267,7 +267,7 @@ fn tasks_of_trio_and_anyio() {
             let r = attach(program.pid(), &["--tasks", "--backend", backend]);
             let truth = program.finish();
             let mut counts: BTreeMap<String, u64> = truth.keys().map(|name| (name.clone(), 0)).collect();
-            let (mut without, mut all) = (0, 0);
+            let (mut without, mut in_part, mut all) = (0, 0, 0);
             for (stack, n) in r
                 .stacks()
                 .filter(|(stack, _)| stack.iter().any(|f| f.name == "measured"))
@@ -284,7 +284,9 @@ fn tasks_of_trio_and_anyio() {
                     }
                 };
                 let plain: Vec<&str> = names.iter().filter_map(|name| name.rsplit('.').next()).collect();
-                assert_eq!(plain, chain, "{case}");
+                // A task that was not known before its first sample has no awaiting tasks there, unless the sample proves them.
+                assert!(chain.ends_with(&plain), "{case}: {plain:?}");
+                in_part += if plain.len() < chain.len() { n } else { 0 };
                 let at = stack.iter().rposition(|f| f.kind == FrameKind::Task).expect("a task");
                 // anyio has a coroutine of its own around it; before 3.11 there is C between them.
                 let below = stack[at + 1..].iter().filter(|f| f.kind == FrameKind::Python);
@@ -294,6 +296,7 @@ fn tasks_of_trio_and_anyio() {
             }
             check_counts(case, &counts, &truth, 0.02);
             assert_likely!(without * 200 <= all, "{case}: {without} of {all}\n{}", r.stderr);
+            assert_likely!(in_part * 20 <= all, "{case}: {in_part} of {all}\n{}", r.stderr);
         },
     );
 }

@@ -10,9 +10,10 @@ use nativeprof::profile::model::{Frame, FrameKind};
 use serde_json::Value;
 
 use common::chance::{assert_likely, patience};
+use common::environments::each_third_environment;
 use common::pythons::{each_of, each_with_backend, third};
-use common::recording::{awaited, check_account, check_counts, dump_tasks, dumped_tasks, is_truncated};
-use common::{Program, Python, attach, live, newest_python, pythons};
+use common::recording::{Recording, awaited, check_account, check_counts, dump_tasks, dumped_tasks, is_truncated};
+use common::{Program, Python, attach, live, newest_python, pythons, sources};
 
 mod common;
 
@@ -306,6 +307,75 @@ fn eager_tasks_have_their_names() {
         assert_likely!(all >= 100, "{case}: {all} samples\n{}", r.stderr);
         // The first ones come before the backend knows where tasks are.
         assert_likely!(all - named <= all / 50, "{case}: {named} of {all}\n{}", r.stderr);
+    });
+}
+
+/// Samples in functions that only one task each runs (`task_names.py`) are below this task and those that await it: `name` has the names of
+/// `main`, a task and its child, by their number.
+fn check_names(case: &str, r: &Recording, name: &dyn Fn(&str) -> [String; 3]) {
+    let (mut all, mut without) = (0, 0);
+    for (stack, n) in r.stacks() {
+        let mut numbers = stack.iter().filter_map(|f| Some((f, f.name.split_once('_')?)));
+        let number = numbers.rfind(|(f, (kind, _))| f.kind == FrameKind::Python && ["work", "child"].contains(kind));
+        let Some((_, (kind, number))) = number else { continue };
+        all += n;
+        let names = task_frames(&stack);
+        if names.is_empty() {
+            without += n;
+            continue;
+        }
+        let [main, work, child] = name(number);
+        let expected = if kind == "child" {
+            vec![main, work, child]
+        } else {
+            vec![main, work]
+        };
+        assert_eq!(names, expected, "{case}");
+    }
+    assert_likely!(all >= 30, "{case}: {all} samples\n{}", r.stderr);
+    assert_likely!(
+        without <= all / 50,
+        "{case}: {without} of {all} have no task\n{}",
+        r.stderr
+    );
+}
+
+/// Tasks that have ended, whose places others have taken, when their samples are processed.
+#[test]
+fn names_are_those_of_the_samples_instant() {
+    let _live = live();
+    let modes = [("sequence", "named"), ("concurrent", "unnamed"), ("children", "named")];
+    each_with_backend(with_tasks(), |python, backend| {
+        let (mode, names) = modes[(python.minor as usize + usize::from(backend == "ptrace")) % modes.len()];
+        let case = format!("{} {mode} {names}", python.name);
+        let mut command = python.script("task_names.py");
+        command.args([mode, names]);
+        let mut program = Program::start(command);
+        let r = attach(program.pid(), &["--tasks", "-r", "199", "--backend", backend]);
+        program.finish();
+        check_names(&case, &r, &|number| match (python.minor, names) {
+            (7, _) => ["main".into(), format!("work_{number}"), format!("child_{number}")],
+            (_, "named") => ["main".into(), format!("conn-{number}"), "child".into()],
+            _ => ["Task-1".into(), format!("Task-{number}"), String::new()],
+        });
+    });
+}
+
+#[test]
+fn names_are_those_of_the_samples_instant_with_uvloop() {
+    let _live = live();
+    each_third_environment(1, |version, directory| {
+        let mode = if version == "3.9" { "concurrent" } else { "sequence" };
+        let mut command = Command::new(directory.join("bin/python"));
+        command
+            .arg(sources().join("task_names.py"))
+            .args([mode, "named", "uvloop"]);
+        let mut program = Program::start(command);
+        let r = attach(program.pid(), &["--tasks", "-r", "199"]);
+        program.finish();
+        check_names(version, &r, &|number| {
+            ["main".into(), format!("conn-{number}"), "child".into()]
+        });
     });
 }
 

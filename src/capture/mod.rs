@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use crate::cpython_layout::TargetLayout;
 use crate::error::Result;
-use crate::event::{CodeCopy, Event, Pid, PythonWalk, RUNNING_TASK, Sample, StoppedThread, Tid, TimeSpent};
+use crate::event::{
+    CodeCopy, Event, Part, Pid, PythonWalk, RUNNING_TASK, RunningTask, Sample, StoppedThread, Tid, TimeSpent,
+};
 use crate::target::memory::Memory;
 
 pub mod common;
@@ -102,22 +104,25 @@ pub struct StopTimes {
 pub type WalkFn = fn(&dyn Memory, &TargetLayout, &StoppedThread, &dyn Fn(u64, u32) -> bool, &mut PythonWalk);
 
 /// Emits a sample, after the code objects that were copied with it.
-fn push(sample: Sample, codes: Vec<CodeCopy>, out: &mut Vec<Event>) {
-    let (pid, tid, time) = (sample.pid, sample.tid, sample.time);
-    out.extend(codes.into_iter().filter_map(|mut copy| match copy.fingerprint {
-        RUNNING_TASK => Some(Event::RunningTask {
-            pid,
-            tid,
-            time,
-            task: copy.code,
-            name: copy.parts.pop()?,
-        }),
-        _ => Some(Event::Code {
-            pid,
-            copy: Box::new(copy),
-        }),
-    }));
+fn push(mut sample: Sample, codes: Vec<CodeCopy>, out: &mut Vec<Event>) {
+    let pid = sample.pid;
+    for copy in take_tasks(codes, &mut sample) {
+        let copy = Box::new(copy);
+        out.push(Event::Code { pid, copy });
+    }
     out.push(Event::Sample(Box::new(sample)));
+}
+
+/// Moves the copies of running tasks into the sample that they were made with. Returns the others.
+pub fn take_tasks(copies: Vec<CodeCopy>, sample: &mut Sample) -> Vec<CodeCopy> {
+    let (tasks, codes): (Vec<_>, Vec<_>) = copies.into_iter().partition(|copy| copy.fingerprint == RUNNING_TASK);
+    sample.tasks.clear();
+    for CodeCopy { code, parts, .. } in tasks {
+        if let Ok([frame, name]) = <[Part; 2]>::try_from(parts) {
+            RunningTask::add(&mut sample.tasks, code, frame.avma, name);
+        }
+    }
+    codes
 }
 
 /// A backend. `update_process` may be called before and after `attach`.

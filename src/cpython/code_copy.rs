@@ -44,30 +44,107 @@ pub fn new_codes<'a>(
     }
 }
 
-/// Bytes copied of the name of a task, and entries of a small dictionary. As in sample.bpf.c.
-const NAME_BYTES: usize = 128;
+/// Bytes copied of the name of a task, as many as there are; tasks that await each other, cells of a closure, and entries of a
+/// small dictionary. As in sample.bpf.c.
+const NAME_SIZES: [usize; 3] = [256, 128, 64];
+const MAX_CHAIN: usize = 8;
+const MAX_CELLS: u64 = 8;
 const DICT_ENTRIES: usize = 5;
 
-/// Copies the name of the task that a thread state runs, as a copy with the fingerprint [`RUNNING_TASK`].
-pub fn running_task(memory: &dyn Memory, r: &RunningTasks, state: u64, out: &mut Copies) {
-    if out.is_full() {
-        return;
-    }
-    let task = current_task(memory, r, state);
-    let Some(name) = task.and_then(|task| memory.u64(task.checked_add(r.name.into())?)) else {
-        return;
+/// Copies the names of the tasks that run, the thread state's own among them, each followed by those that await it, as copies with the
+/// fingerprint [`RUNNING_TASK`]: first an empty part at the frame of the task's coroutine, or at 0 for one that awaits the last, then
+/// the name.
+pub fn running_tasks(memory: &dyn Memory, r: &RunningTasks, state: u64, out: &mut Copies) {
+    let objects = TaskObjects { memory, r };
+    let tasks = match r.current {
+        0 => objects.word(state, r.task).map(|task| [task, 0, 0, 0, 0]),
+        _ => current_tasks(memory, r),
     };
-    let whole = out.part(name, NAME_BYTES, |to| memory.read(name, to)).is_some();
-    if whole || out.part(name, NAME_BYTES / 2, |to| memory.read(name, to)).is_some() {
-        out.end(task.unwrap_or(0), RUNNING_TASK);
+    for task in tasks.unwrap_or_default().into_iter().filter(|task| *task != 0) {
+        let Some(frame) = objects.frame(task) else { continue };
+        let (mut task, mut frame) = (task, frame);
+        for _ in 0..MAX_CHAIN {
+            if out.is_full() {
+                return;
+            }
+            if objects.copy(task, frame, out).is_none() {
+                out.undo();
+                break;
+            }
+            out.end(task, RUNNING_TASK);
+            let Some(awaiter) = objects.awaiter(task) else { break };
+            (task, frame) = (awaiter, 0);
+        }
     }
 }
 
-/// `None`: none, or several loops run one each.
-fn current_task(memory: &dyn Memory, r: &RunningTasks, state: u64) -> Option<u64> {
-    if r.current == 0 {
-        return memory.u64(state.checked_add(r.task.into())?).filter(|task| *task != 0);
+/// Objects of asyncio while a thread is stopped. A word that is null counts as missing.
+struct TaskObjects<'a> {
+    memory: &'a dyn Memory,
+    r: &'a RunningTasks,
+}
+
+impl TaskObjects<'_> {
+    fn word(&self, object: u64, offset: u16) -> Option<u64> {
+        let word = self.memory.u64(object.checked_add(offset.into())?)?;
+        (word != 0).then_some(word)
     }
+
+    /// avma of the frame of a task's coroutine.
+    fn frame(&self, task: u64) -> Option<u64> {
+        let coroutine = self.word(task, self.r.coroutine)?;
+        match self.r.frame_is_pointer {
+            true => self.word(coroutine, self.r.frame),
+            false => coroutine.checked_add(self.r.frame.into()),
+        }
+    }
+
+    fn copy(&self, task: u64, frame: u64, out: &mut Copies) -> Option<()> {
+        let named = match self.r.coroutine_has_name {
+            true => self.word(task, self.r.coroutine)?,
+            false => task,
+        };
+        let name = self.word(named, self.r.name)?;
+        out.part(frame, 0, |_| true)?;
+        // The object may lie at the end of what is mapped.
+        let copied = |size| out.part(name, size, |to| self.memory.read(name, to)).map(|_| ());
+        NAME_SIZES.into_iter().find_map(copied)
+    }
+
+    /// The task that awaits another one: directly, or through a future that functions like `gather` and `wait` create. Their
+    /// callbacks refer to it in a closure, or as an argument. `None`: none, several, or in another way.
+    fn awaiter(&self, task: u64) -> Option<u64> {
+        let r = self.r;
+        if r.awaited_by != 0 {
+            let mut is_set = [0];
+            let at = task.checked_add(r.awaited_by_is_set.into())?;
+            (self.memory.read(at, &mut is_set) && is_set == [0]).then_some(())?;
+            return self.word(task, r.awaited_by);
+        }
+        let callback = self.word(task, r.callback)?;
+        let through = |future: u64| self.waiter(self.word(future, r.callback)?, future);
+        let in_closure = || {
+            let cells = self.word(callback, r.closure)?;
+            let count = self.word(cells, r.head)?.min(MAX_CELLS);
+            let mut cells = (0..count).filter_map(|i| self.word(cells, r.items.checked_add(8 * i as u16)?));
+            cells.find_map(|cell| through(self.word(cell, r.head)?))
+        };
+        let argument = || through(self.word(self.word(callback, r.head.checked_add(8)?)?, r.items)?);
+        let direct = self.waiter(callback, task);
+        direct.or_else(in_closure).or_else(argument)
+    }
+
+    /// The task that a callback resumes, if it awaits this future.
+    fn waiter(&self, callback: u64, future: u64) -> Option<u64> {
+        let r = self.r;
+        let waits = |task: &u64| self.word(*task, r.waiter) == Some(future);
+        let first = self.word(callback, r.head).filter(waits);
+        first.or_else(|| self.word(callback, r.head.checked_add(8)?).filter(waits))
+    }
+}
+
+/// The tasks of all event loops that run one.
+fn current_tasks(memory: &dyn Memory, r: &RunningTasks) -> Option<[u64; DICT_ENTRIES]> {
     let keys = memory.u64(r.current.checked_add(r.keys.into())?)?;
     // 8 slots, or their logarithm (3.11 and later).
     if !matches!(memory.u64(keys.checked_add(8)?)? as u8, 3 | 8) {
@@ -77,10 +154,11 @@ fn current_task(memory: &dyn Memory, r: &RunningTasks, state: u64) -> Option<u64
     memory
         .read(keys.checked_add(r.entries.into())?, &mut raw)
         .then_some(())?;
-    let values = raw.chunks_exact(24).filter_map(|entry| u64_at(entry, 16));
-    let mut tasks = values.filter(|value| *value != 0);
-    let task = tasks.next()?;
-    tasks.next().is_none().then_some(task)
+    let mut tasks = [0; DICT_ENTRIES];
+    for (task, entry) in tasks.iter_mut().zip(raw.chunks_exact(24)) {
+        *task = u64_at(entry, 16)?;
+    }
+    Some(tasks)
 }
 
 /// Copies one code object. False: its line table could not be copied; `None`: nor could its names.

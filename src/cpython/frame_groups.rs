@@ -41,23 +41,6 @@ impl LastFrames {
             .filter_map(move |(f, named)| Some((f, coded(named)?)))
     }
 
-    /// Which of the frames that are shown, as their index from the outermost one, native code has called through an entry frame
-    /// (CPython 3.12 and later).
-    pub fn entered(&self) -> Vec<usize> {
-        let (mut entered, mut place, mut is_entered) = (Vec::new(), 0, false);
-        for (raw, named) in &self.frames {
-            if raw.owner >= SHIM {
-                is_entered = true;
-            } else if let Some(PyFrame::Code { .. }) = named {
-                if is_entered {
-                    entered.push(place);
-                }
-                (place, is_entered) = (place + 1, false);
-            }
-        }
-        entered
-    }
-
     /// Number of frames at the outer end of a sample that are the same, including code objects, as in the last one.
     fn same(&self, sample: &Sample, layout: &Layout, codes: &CodeTable) -> usize {
         if (self.pid, self.generation) != (sample.pid, codes.generation()) || self.layout.as_ref() != Some(layout) {

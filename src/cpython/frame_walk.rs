@@ -96,10 +96,10 @@ pub fn walk(
             w.anchors(*state, cframe);
         }
     }
-    code_copy::new_codes(memory, l, out.python.iter(), is_new, &mut out.codes);
     if let Some(running) = &layout.running_tasks {
-        code_copy::running_task(memory, running, state, &mut out.codes);
+        code_copy::running_tasks(memory, running, state, &mut out.codes);
     }
+    code_copy::new_codes(memory, l, out.python.iter(), is_new, &mut out.codes);
 }
 
 /// A page, and the frame that begins at its end.

@@ -195,6 +195,38 @@ pub struct Sample {
     pub system_call: Option<u16>,
     /// Which spans are active in the thread.
     pub spans: SpanRecords,
+    /// The asyncio tasks that run: the thread's own, and those of other threads with an event loop. Empty where they are not read.
+    pub tasks: Vec<RunningTask>,
+}
+
+/// An asyncio task as it was at the instant of a sample: it may have ended before the sample is processed, and another one may
+/// have taken its place.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RunningTask {
+    /// avma of the task.
+    pub task: u64,
+    /// avma of the frame of its coroutine.
+    pub frame: u64,
+    /// The beginning of the object that is its name.
+    pub name: Part,
+    /// The task that awaits it, the one that awaits that one, and so on, as far as they could be found: avma and name.
+    pub awaiters: Vec<(u64, Part)>,
+}
+
+impl RunningTask {
+    /// Adds a task to a list: one that runs, or, with `frame` 0, one that awaits the last task.
+    pub fn add(tasks: &mut Vec<RunningTask>, task: u64, frame: u64, name: Part) {
+        match tasks.last_mut() {
+            Some(last) if frame == 0 => last.awaiters.push((task, name)),
+            None if frame == 0 => {}
+            _ => tasks.push(RunningTask {
+                task,
+                frame,
+                name,
+                awaiters: Vec::new(),
+            }),
+        }
+    }
 }
 
 /// What says which spans are active in a thread. Allocated once and reused: a walk never grows it. Empty: there are none, or they
@@ -232,15 +264,6 @@ pub enum Event {
     Code {
         pid: Pid,
         copy: Box<CodeCopy>,
-    },
-    /// The asyncio task that a thread runs at the time of a sample, which follows; `name`: the beginning of the object that is
-    /// its name.
-    RunningTask {
-        pid: Pid,
-        tid: Tid,
-        time: u64,
-        task: u64,
-        name: Part,
     },
     /// A file (or anonymous memory) was mapped executable.
     Mmap {

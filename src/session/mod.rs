@@ -27,6 +27,7 @@ use crate::target::system::System;
 use crate::truncation::Truncation;
 use crate::unwind::{StackCache, Unwinder};
 
+mod asyncio_search;
 mod await_kind;
 mod await_stack;
 mod await_times;
@@ -273,13 +274,6 @@ impl Session {
     pub fn event(&mut self, event: Event, update: &mut TargetUpdate<'_>) -> Result<()> {
         match event {
             Event::Sample(s) => self.sample(&s, update)?,
-            Event::RunningTask {
-                pid,
-                tid,
-                time,
-                task,
-                name,
-            } => self.observe_running_task((pid, tid, time), task, name),
             Event::Code { .. } => self.capture_code_objects(std::slice::from_ref(&event)),
             Event::Mmap {
                 pid,

@@ -45,6 +45,7 @@ impl EventPump {
         let wait = wait
             .min(session.until_awaits())
             .min(session.until_lags())
+            .min(session.until_asyncio())
             .min(session.until_spans());
         let in_time = || until.is_none_or(|until| Instant::now() < until);
         if self.waiting.len() == 0 {
@@ -63,7 +64,8 @@ impl EventPump {
                 break;
             }
         }
-        for pid in session.read_spans(sys::clock::now()) {
+        let now = sys::clock::now();
+        for pid in [session.read_spans(now), session.search_asyncio(now)].concat() {
             session.notify_backend(pid, &mut |pid, layout| update_backend(backend, pid, layout))?;
         }
         session.add_sleeping(backend)?;

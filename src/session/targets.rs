@@ -394,7 +394,9 @@ impl Session {
         if self.departed.contains(&pid) {
             return Ok(());
         }
-        self.find_gil_locks(pid, sys::clock::now());
+        let now = sys::clock::now();
+        self.find_gil_locks(pid, now);
+        self.search_asyncio_in(pid, now);
         let Some(m) = self.targets.get(&pid) else { return Ok(()) };
         let python = m.python.as_ref().and_then(|p| p.interpreter);
         let states_by_thread = python.map_or(Vec::new(), |p| {

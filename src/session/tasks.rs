@@ -1,19 +1,22 @@
 //! The asyncio tasks of a session's processes: which task a sample belongs to.
 //!
-//! A coroutine's frame keeps its address for as long as the coroutine lives, and a task keeps its coroutine alive. So the
-//! frames of a sample, which are of its instant, say which task ran; only names are read a little later. What is known
-//! of a task is compared with its memory at each sample, since another task may have taken its place.
+//! A coroutine's frame keeps its address for as long as the coroutine lives, and a task keeps its coroutine alive. But when a
+//! sample is processed, the task may have ended, and another one have taken its place, down to the address of its name. So the
+//! name comes from the sample, which has a copy of it, and the frame that the task begins with. What was read of a task at other
+//! times adds the tasks that await it. Without a copy, it counts only if it was read before the sample and is the same after it.
 
 use std::collections::HashMap;
+use std::iter;
 
 use rustc_hash::FxHashMap;
 
 use super::Session;
+use super::asyncio_search::AsyncioSearch;
 use super::other_tasks::TrioTasks;
 use crate::cpython::frame_groups::LastFrames;
-use crate::cpython::tasks::{DEBUG_SECTION, NoTasks, OtherTasks, TaskChain, TaskReader};
+use crate::cpython::tasks::{CopiedName, OtherTasks, TaskChain, TaskReader};
 use crate::cpython_layout::RunningTasks;
-use crate::event::{Part, Pid, Sample, Tid};
+use crate::event::{Pid, RunningTask, Sample};
 use crate::frame::{CodeId, PyFrame, RawFrame, TaskNameId};
 use crate::limits::SHIM;
 use crate::sys;
@@ -26,11 +29,7 @@ const MAX_NAME_BYTES: usize = 8 << 20;
 const MAX_KNOWN: usize = 1 << 16;
 /// All tasks of a process are read again after so many times the time that it took the last time: that is a share of
 /// 1/20 of our time.
-const PAUSE_FACTOR: u64 = 20;
-/// Tasks whose samples have not come yet, at most.
-const MAX_WAITING: usize = 4096;
-/// Time between two attempts to find asyncio in a process, ns.
-const RETRY: u64 = 100_000_000;
+pub(super) const PAUSE_FACTOR: u64 = 20;
 /// Name of tasks for which there is no room.
 const OTHER: &str = "(other)";
 /// Name of a task that runs inside of another one and has ended before its name was read.
@@ -48,8 +47,6 @@ pub struct TaskCounts {
 #[derive(Default)]
 pub(super) struct SampleTasks {
     pub(super) processes: FxHashMap<Pid, ProcessTasks>,
-    /// By thread, the task that it ran at the time of a sample that has not come yet, and the object that is the task's name.
-    at_samples: FxHashMap<(Pid, Tid), (u64, u64, Part)>,
     pub(super) names: TaskNames,
     pub(super) counts: TaskCounts,
     /// What the thread of the current sample runs.
@@ -100,7 +97,7 @@ impl TaskNames {
 /// Tasks of one process.
 #[derive(Default)]
 pub(super) struct ProcessTasks {
-    reader: Option<TaskReader>,
+    pub(super) reader: Option<TaskReader>,
     /// Of what is not asyncio's; `None` inside: its offsets are not known.
     pub(super) others: Option<Option<OtherTasks>>,
     /// How far from the end of the stack's outermost frame the address of a greenlet was found, bytes.
@@ -108,17 +105,54 @@ pub(super) struct ProcessTasks {
     pub(super) trio: TrioTasks,
     /// Whether a hub of greenlets waits in code objects.
     pub(super) hubs: FxHashMap<CodeId, bool>,
-    /// When to search for asyncio again, and to read all tasks again; ns.
-    next_search: u64,
+    pub(super) search: AsyncioSearch,
+    /// When to read all tasks again; ns.
     next_scan: u64,
     /// Tasks by the address of their coroutine's frame, when all were read the last time.
     located: FxHashMap<u64, u64>,
     /// By the address of the coroutine's frame.
-    known: FxHashMap<u64, TaskChain>,
+    known: FxHashMap<u64, KnownTask>,
     /// Where the backend reads which task runs; true if it is not notified yet.
-    running: Option<(RunningTasks, bool)>,
+    pub(super) running: Option<(RunningTasks, bool)>,
     /// Whether code objects are those of coroutines.
     coroutines: FxHashMap<CodeId, bool>,
+}
+
+/// A task as it was read.
+struct KnownTask {
+    chain: TaskChain,
+    /// When the reading began, ns.
+    read: u64,
+}
+
+impl KnownTask {
+    fn names(&self) -> impl Iterator<Item = &String> {
+        self.chain.tasks.iter().map(|(_, name)| name)
+    }
+}
+
+/// The names of a task that ran at a sample and of those that awaited it. `copied` has, by their addresses, the task first, those that
+/// were found at the sample. `known` is what was read of the task at other times, and whether it is the same after the sample: the
+/// tasks that follow are taken from there if it was so before and after, or if the last task that was copied is the same one without
+/// doubt.
+fn names_at_sample(copied: Vec<(u64, CopiedName)>, time: u64, known: &[(&KnownTask, bool)]) -> Vec<String> {
+    let Some((_, last)) = copied.last() else {
+        return Vec::new();
+    };
+    let is_numbered = last.is_numbered();
+    let fits = |known: &KnownTask| {
+        let mut pairs = copied.iter().zip(&known.chain.tasks);
+        known.chain.tasks.len() >= copied.len()
+            && pairs.all(|((address, name), (facts, text))| facts.address == *address && name.fits(text))
+    };
+    let is_sure = |(known, is_same): &&(&KnownTask, bool)| {
+        let adds_none = known.chain.tasks.len() == copied.len();
+        fits(known) && (adds_none || is_numbered || *is_same && known.read <= time)
+    };
+    match known.iter().find(is_sure) {
+        Some((known, _)) => known.names().cloned().collect(),
+        None => copied.into_iter().map(|(_, name)| name.text()).collect(),
+    }
 }
 
 impl ProcessTasks {
@@ -129,8 +163,9 @@ impl ProcessTasks {
             if self.known.len() >= MAX_KNOWN {
                 self.known.clear();
             }
+            let read = sys::clock::now();
             if let Some(chain) = reader.chain(memory, *task) {
-                self.known.insert(*frame, chain);
+                self.known.insert(*frame, KnownTask { chain, read });
             }
         }
     }
@@ -171,62 +206,6 @@ impl Session {
     /// Where the backend is to read which task a thread runs.
     pub(super) fn running_tasks(&self, pid: Pid) -> Option<RunningTasks> {
         Some(self.tasks.processes.get(&pid)?.running?.0)
-    }
-
-    /// Whether the backend is to be notified of that.
-    pub(super) fn has_new_running_tasks(&mut self, pid: Pid) -> bool {
-        let process = self.tasks.processes.get_mut(&pid);
-        let running = process.and_then(|process| process.running.as_mut());
-        running.is_some_and(|(_, is_new)| std::mem::take(is_new))
-    }
-
-    /// The task that a thread ran at the time of a sample that follows.
-    pub(super) fn observe_running_task(&mut self, (pid, tid, time): (Pid, Tid, u64), task: u64, name: Part) {
-        let waiting = &mut self.tasks.at_samples;
-        if waiting.len() >= MAX_WAITING {
-            waiting.clear();
-        }
-        waiting.insert((pid, tid), (time, task, name));
-    }
-
-    /// What reads the tasks of a process, for [`Session::put_reader`] to return. `None`: it has none, or not yet.
-    pub(super) fn take_reader(&mut self, pid: Pid, now: u64) -> Option<TaskReader> {
-        let mut process = self.tasks.processes.remove(&pid).unwrap_or_default();
-        self.find_reader(pid, now, &mut process);
-        let reader = process.reader.take();
-        self.tasks.processes.insert(pid, process);
-        reader
-    }
-
-    pub(super) fn put_reader(&mut self, pid: Pid, reader: TaskReader) {
-        self.tasks.processes.entry(pid).or_default().reader = Some(reader);
-    }
-
-    fn find_reader(&self, pid: Pid, now: u64, process: &mut ProcessTasks) {
-        if process.reader.is_none() && now >= process.next_search {
-            process.next_search = now + RETRY;
-            process.reader = self.task_reader(pid).ok();
-        }
-    }
-
-    /// Reads the tasks of a process that runs Python.
-    ///
-    /// # Errors
-    /// Why they cannot be read; `UnknownVersion` also for a process without Python.
-    pub fn task_reader(&self, pid: Pid) -> Result<TaskReader, NoTasks> {
-        let target = self.targets.get(&pid).ok_or(NoTasks::UnknownVersion)?;
-        let python = target.python.as_ref().ok_or(NoTasks::UnknownVersion)?;
-        let interpreter = python.interpreter.ok_or(NoTasks::UnknownVersion)?;
-        let files = target.process.code().iter().filter_map(|c| c.file);
-        // The module is a file of its own, or built into the interpreter.
-        let may_hold = |name: &str| name.starts_with("_asyncio") || name.contains("python");
-        let published = files.map(|(id, _)| self.modules.get(id)).find_map(|module| {
-            may_hold(&module.name()).then_some(())?;
-            module.section(DEBUG_SECTION)
-        });
-        let memory = ProcessMemory(&*self.system, pid);
-        let published = published.as_ref().map(|s| &*s.bytes);
-        TaskReader::new(&memory, &python.runtime, &interpreter, published)
     }
 
     /// Adds frames for the tasks that run in this sample, whose Python frames `last` has, to `self.stack` from `start`
@@ -292,107 +271,101 @@ impl Session {
         let Some(reader) = &process.reader else {
             return Vec::new();
         };
+        let copy_of = |frame: u64| s.tasks.iter().find(|task| task.frame == frame);
         // (place, address, code) of coroutines
         let mut frames: Vec<(usize, u64, CodeId)> = Vec::new();
         for (place, (raw, code)) in last.shown().enumerate() {
             let PyFrame::Code { code, .. } = code else { continue };
-            let is_coroutine = *process
-                .coroutines
-                .entry(code)
-                .or_insert_with(|| reader.is_coroutine(&memory, raw.code, raw.owner));
-            if is_coroutine && raw.owner < SHIM {
+            let mut is_coroutine = || {
+                let known = process.coroutines.entry(code);
+                *known.or_insert_with(|| reader.is_coroutine(&memory, raw.code, raw.owner))
+            };
+            if raw.owner < SHIM && (copy_of(raw.frame).is_some() || is_coroutine()) {
                 frames.push((place, raw.frame, code));
             }
         }
         let Some((_, outermost, _)) = frames.first().copied() else {
             return Vec::new();
         };
+        // What was known and is not so any more.
+        let mut before: FxHashMap<u64, KnownTask> = FxHashMap::default();
         for (_, frame, _) in &frames {
-            if process
-                .known
-                .get(frame)
-                .is_some_and(|chain| !reader.still_holds(&memory, chain))
-            {
-                process.known.remove(frame);
+            if let Some(known) = process.known.remove(frame) {
+                match reader.still_holds(&memory, &known.chain) {
+                    true => process.known.insert(*frame, known),
+                    false => before.insert(*frame, known),
+                };
             }
         }
-        let wanted: Vec<u64> = frames
+        let is_there = |task: &&RunningTask| reader.frame(&memory, task.task) == Some(task.frame);
+        let mut copied = frames.iter().filter_map(|(_, frame, _)| copy_of(*frame));
+        let copied: Vec<(u64, u64)> = copied
+            .by_ref()
+            .filter(|task| !process.known.contains_key(&task.frame))
+            .filter(is_there)
+            .map(|task| (task.task, task.frame))
+            .collect();
+        process.remember(&memory, &copied, &|_| true);
+        let unknown: Vec<u64> = frames
             .iter()
             .map(|(_, frame, _)| *frame)
-            .filter(|frame| !process.known.contains_key(frame))
+            .filter(|frame| copy_of(*frame).is_none() && !process.known.contains_key(frame))
             .collect();
-        let is_wanted = |frame: u64| wanted.contains(&frame);
         // An eager task may run inside of another one, so inner coroutines matter, too.
-        if !wanted.is_empty() {
+        if !unknown.is_empty() && s.tasks.is_empty() {
             let running = process.reader.as_mut().map(|reader| reader.running(&memory));
             match running {
-                Some(Ok(running)) => process.remember(&memory, &running, &is_wanted),
+                Some(Ok(running)) => process.remember(&memory, &running, &|frame| unknown.contains(&frame)),
                 _ => return Vec::new(), // asyncio is not loaded: coroutines of something else
             }
         }
-        if !process.known.contains_key(&outermost) {
+        if copy_of(outermost).is_none() && !process.known.contains_key(&outermost) {
             process.locate(&memory, s.time, outermost);
         }
-        if process.running.is_none() {
-            let running = process.reader.as_ref().and_then(TaskReader::running_tasks);
-            process.running = running.map(|running| (running, true));
-        }
-        // The task that ran when the sample was taken, in case that it has ended.
-        let at_sample = self.tasks.at_samples.remove(&(s.pid, s.tid));
-        let at_sample = at_sample.filter(|(time, ..)| *time == s.time);
-        let at_sample = at_sample.and_then(|(_, task, name)| {
-            let is_known = |chain: &TaskChain| chain.tasks.first().is_some_and(|(facts, _)| facts.address == task);
-            let mut shown = frames.iter().filter_map(|(_, frame, _)| process.known.get(frame));
-            if shown.any(is_known) {
-                return None;
-            }
-            process.reader.as_ref()?.copied_name(&memory, &name)
-        });
-        let is_known = |frame: u64| process.known.contains_key(&frame);
-        let has_ended = |place: usize, frame: u64| frame != outermost && !is_known(frame) && steps.contains(&place);
-        let is_ended = |(place, frame, _): &(usize, u64, CodeId)| has_ended(*place, *frame);
-        let mut ended: Vec<usize> = (0..frames.len()).filter(|at| is_ended(&frames[*at])).collect();
-        // Where no frames of `_asyncio` are recognized: another task ran inside of the outermost one, and native code has
-        // called its coroutine. There is no doubt which one it is if only one was called in this way.
-        if ended.is_empty() && at_sample.is_some() && is_known(outermost) {
-            let entered = last.entered();
-            let is_entered = |at: &usize| !is_known(frames[*at].1) && entered.contains(&frames[*at].0);
-            let mut inner = (1..frames.len()).filter(is_entered);
-            if let (Some(only), None) = (inner.next(), inner.next()) {
-                ended.push(only);
-            }
-        }
-        let unknown = ended.last().copied().or((!is_known(outermost)).then_some(0));
-        let named = unknown.filter(|_| at_sample.is_some());
-        let all_ended = ended.iter().all(|at| named == Some(*at));
-        if all_ended && (is_known(outermost) || named == Some(0)) {
-            self.tasks.counts.with += 1;
-        } else {
-            self.tasks.counts.without += 1;
-        }
+        let Some(reader) = &process.reader else {
+            return Vec::new();
+        };
         if self.needs_loops()
-            && let (Some(chain), Some(reader)) = (process.known.get(&outermost), &process.reader)
-            && let Some((facts, _)) = chain.tasks.first()
+            && let Some(known) = process.known.get(&outermost)
+            && let Some((facts, _)) = known.chain.tasks.first()
             && let Some(event_loop) = reader.event_loop(&memory, facts.address)
         {
             self.awaits.observe_loop((s.pid, s.tid), event_loop, s.time);
         }
-        let names = &mut self.tasks.names;
-        let found = (0..).zip(&frames).filter_map(|(at, (place, frame, code))| {
-            if let Some(name) = at_sample.as_ref().filter(|_| named == Some(at)) {
-                return Some((*place, *code, vec![names.id(name)]));
+        // The names of the task that begins with a frame.
+        let names = |frame: u64| {
+            let known = process.known.get(&frame);
+            if let Some(task) = copy_of(frame) {
+                let copied =
+                    iter::once((task.task, &task.name)).chain(task.awaiters.iter().map(|(at, name)| (*at, name)));
+                let copied = copied.map_while(|(at, name)| Some((at, reader.copied_name(&memory, name)?)));
+                let now = known.map(|known| (known, true));
+                let before = before.get(&frame).map(|known| (known, false));
+                let known: Vec<_> = now.into_iter().chain(before).collect();
+                let names = names_at_sample(copied.collect(), s.time, &known);
+                return (!names.is_empty()).then_some(names);
             }
-            if ended.contains(&at) {
-                return Some((*place, *code, vec![names.id(ENDED)]));
+            let known = known.filter(|known| known.read <= s.time)?;
+            Some(known.names().cloned().collect())
+        };
+        let (mut found, mut has_all) = (Vec::new(), true);
+        for (place, frame, code) in &frames {
+            let names = names(*frame);
+            let is_outermost = *frame == outermost;
+            // What `_asyncio` has called is a task, too: one that runs inside of another one, and has ended.
+            let is_ended = names.is_none() && !is_outermost && steps.contains(place);
+            has_all &= !is_ended && (names.is_some() || !is_outermost);
+            let names = names.or(is_ended.then(|| vec![ENDED.to_string()]));
+            if let Some(names) = names {
+                let ids = names.iter().map(|name| self.tasks.names.id(name)).collect();
+                found.push((*place, *code, ids));
             }
-            let chain = process.known.get(frame)?;
-            Some((
-                *place,
-                *code,
-                chain.tasks.iter().map(|(_, name)| names.id(name)).collect(),
-            ))
-        });
-        found.collect()
+        }
+        match has_all {
+            true => self.tasks.counts.with += 1,
+            false => self.tasks.counts.without += 1,
+        }
+        found
     }
 
     /// Inserts the frames of a task above its coroutine.
@@ -415,6 +388,61 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpython::tasks::TaskFacts;
+
+    /// Tasks as `ADDRESS NAME`, each awaited by the next one.
+    fn chain(tasks: &[(u64, &str)], read: u64) -> KnownTask {
+        let task = |(at, name): &(u64, &str)| (TaskFacts::of_python(*at, 0), name.to_string());
+        let chain = TaskChain {
+            tasks: tasks.iter().map(task).collect(),
+        };
+        KnownTask { chain, read }
+    }
+
+    #[test]
+    fn names_come_from_the_sample() {
+        const SAMPLE: u64 = 50;
+        fn check(copied: &[(u64, &str)], known: &[(&KnownTask, bool)], expected: &[&str]) {
+            let copied = copied
+                .iter()
+                .map(|(at, name)| (*at, CopiedName::Whole(name.to_string())));
+            assert_eq!(
+                names_at_sample(copied.collect(), SAMPLE, known),
+                expected,
+                "{expected:?}"
+            );
+        }
+        let child = [(1, "child")];
+        let (old, late) = (
+            chain(&[(1, "child"), (2, "a")], 40),
+            chain(&[(1, "child"), (2, "b")], 60),
+        );
+        check(&child, &[], &["child"]);
+        // It was so before the sample and is so after it.
+        check(&child, &[(&old, true)], &["child", "a"]);
+        // Another task may have had this place and name at the sample.
+        check(&child, &[(&late, true)], &["child"]);
+        check(&child, &[(&late, true), (&old, false)], &["child"]);
+        // What the sample itself has needs nothing else.
+        check(
+            &[(1, "child"), (2, "c")],
+            &[(&late, true), (&old, false)],
+            &["child", "c"],
+        );
+        // No two tasks have the same number.
+        let numbered = chain(&[(1, "Task-7"), (2, "main")], 60);
+        check(&[(1, "Task-7")], &[(&numbered, true)], &["Task-7", "main"]);
+        check(&[(1, "Task-8")], &[(&numbered, true)], &["Task-8"]);
+        check(&[(3, "Task-7")], &[(&numbered, true)], &["Task-7"]);
+    }
+
+    #[test]
+    fn the_beginning_of_a_name() {
+        let copied = || vec![(1, CopiedName::Beginning("a long n".into()))];
+        let known = chain(&[(1, "a long name")], 60);
+        assert_eq!(names_at_sample(copied(), 50, &[(&known, true)]), ["a long name"]);
+        assert_eq!(names_at_sample(copied(), 50, &[]), ["a long n..."]);
+    }
 
     #[test]
     fn names_are_bounded() {

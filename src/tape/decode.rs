@@ -272,6 +272,8 @@ impl<'a> TapeReader<'a> {
             holds_lock: false,
             system_call: None,
             spans: SpanRecords::default(),
+            // Replays show none.
+            tasks: Vec::new(),
         })
     }
 

@@ -83,7 +83,6 @@ pub(super) fn max_size(event: &Event) -> u64 {
         Event::Exec { comm, .. } | Event::Comm { comm, .. } => comm.len(),
         Event::Code { copy, .. } => copy.parts.iter().map(|part| 12 + part.bytes.len()).sum(),
         Event::Fork { .. } | Event::Thread { .. } | Event::Exit { .. } | Event::Lost(_) => 0,
-        Event::RunningTask { .. } => 0,
     };
     (EVENT_HEADER_SIZE + lists) as u64
 }
@@ -184,7 +183,6 @@ impl TapeWriter {
                 self.u64(*n);
             }
             // Not recorded.
-            Event::RunningTask { .. } => {}
             Event::Code { pid, copy } => {
                 self.u8(8);
                 self.u32(*pid);

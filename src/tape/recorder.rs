@@ -59,9 +59,6 @@ impl TapeRecorder {
     /// Records an event; call it before the session handles the event.
     pub fn event(&self, event: &Event) {
         let mut state = self.state.borrow_mut();
-        if let Event::RunningTask { .. } = event {
-            return; // replays show no tasks
-        }
         if let Event::Sample(_) = event {
             state.full |= state.wanted == 0;
             state.wanted = state.wanted.saturating_sub(1);

@@ -1,7 +1,5 @@
 //! Decodes the records of sample.bpf.c. The kernel is trusted; the bounds of its bytes are checked nevertheless.
 
-use rustc_hash::FxHashMap;
-
 use crate::arch::{self, PT_REGS_WORDS, Regs, SAVED_REGS_WORDS, SYSTEM_CALL_WORD};
 use crate::bytes::{u16_at, u32_at, u64_at};
 use crate::cpython_layout::{
@@ -15,10 +13,10 @@ use crate::event::{
 /// `HEAD` of the program.
 const HEAD: usize = 512 + 8 * (SAVED_REGS_WORDS - 21);
 const REGS_OK: u32 = 1;
-const MORE: u32 = 4;
-const REST: u32 = 8;
+pub(super) const MORE: u32 = 4;
+pub(super) const REST: u32 = 8;
 const OFF_CPU: u32 = 32;
-const CODE_COPY: u32 = 16;
+pub(super) const CODE_COPY: u32 = 16;
 const WAKER: u32 = 64;
 const HOLDS_LOCK: u32 = 128;
 const WORKER: u32 = 256;
@@ -26,9 +24,9 @@ const UNCHANGED: u32 = 512;
 
 // Offsets in `struct head` and, up to the time, `struct code_head`.
 const PID: usize = 4;
-const TID: usize = 8;
-const FLAGS: usize = 12;
-const TIME: usize = 16;
+pub(super) const TID: usize = 8;
+pub(super) const FLAGS: usize = 12;
+pub(super) const TIME: usize = 16;
 const REGS: usize = 24;
 const STACK_BASE: usize = REGS + 8 * SAVED_REGS_WORDS + 8;
 const STACK_LEN: usize = STACK_BASE + 8;
@@ -70,87 +68,12 @@ const THREAD_CONTEXT: u32 = 4;
 const FRAME_SIZE: usize = 32;
 const ANCHOR_SIZE: usize = 16;
 
-/// Samples that wait for the rest of their stacks, at most. Rests follow at once, so beyond this number they were lost.
-const MAX_OPEN: usize = 64;
-
 /// A decoded record, or several joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DecodedRecord {
     Sample(Box<Sample>),
     /// Of a process, at a time: taken with a sample of the same time, which follows.
     Code(Pid, u64, CodeCopy),
-    /// The task that a thread of a process ran at a time, and its name.
-    Task(Pid, Tid, u64, u64, Part),
-}
-
-/// Joins the records of one thread's samples.
-#[derive(Default)]
-pub struct StackReassembler {
-    /// Samples whose stacks are incomplete.
-    open: FxHashMap<Tid, Sample>,
-    /// Spans whose samples have not come yet, with their time.
-    spans: FxHashMap<Tid, (u64, SpanRecords)>,
-}
-
-impl StackReassembler {
-    /// Adds a ring buffer entry; appends the records that it completes. A truncated entry is dropped.
-    pub fn add_entry(&mut self, b: &[u8], out: &mut Vec<DecodedRecord>) {
-        let Some(flags) = u32_at(b, FLAGS) else { return };
-        if flags & CODE_COPY != 0 {
-            let Some((tid, time, record, is_own)) = decode_span(b) else {
-                out.extend(decode_code(b));
-                return;
-            };
-            // Samples follow at once, so beyond this number they were lost.
-            if self.spans.len() >= MAX_OPEN {
-                self.spans.clear();
-            }
-            let (known, records) = self.spans.entry(tid).or_default();
-            if std::mem::replace(known, time) != time {
-                *records = SpanRecords::default();
-            }
-            match is_own {
-                true => records.package = record,
-                false => records.context = record,
-            }
-            return;
-        }
-        let Some(mut sample) = decode(b) else { return };
-        if let Some((time, records)) = self.spans.remove(&sample.tid)
-            && time == sample.time
-        {
-            sample.spans = records;
-        }
-        if flags & REST != 0 {
-            let Some(mut first) = self.open.remove(&sample.tid) else {
-                return;
-            };
-            if first.time == sample.time {
-                first.stack.append(sample.stack);
-            }
-            sample = first;
-        } else {
-            // The rest was lost: the sample is emitted without it.
-            out.extend(
-                self.open
-                    .remove(&sample.tid)
-                    .map(|s| DecodedRecord::Sample(Box::new(s))),
-            );
-        }
-        if self.open.len() >= MAX_OPEN {
-            self.finish(out);
-        }
-        if flags & MORE != 0 {
-            self.open.insert(sample.tid, sample);
-        } else {
-            out.push(DecodedRecord::Sample(Box::new(sample)));
-        }
-    }
-
-    /// Appends the samples whose rests were lost; called at the end.
-    pub fn finish(&mut self, out: &mut Vec<DecodedRecord>) {
-        out.extend(self.open.drain().map(|(_, s)| DecodedRecord::Sample(Box::new(s))));
-    }
 }
 
 /// A copy of a code object from one ring buffer entry; `None` if the entry is truncated.
@@ -169,27 +92,40 @@ pub fn decode_code(b: &[u8]) -> Option<DecodedRecord> {
         }
     }
     let (pid, time, code) = (u32_at(b, PID)?, u64_at(b, TIME)?, u64_at(b, CODE)?);
-    let fingerprint = u32_at(b, FINGERPRINT)?;
-    if fingerprint == RUNNING_TASK {
-        return Some(DecodedRecord::Task(pid, u32_at(b, TID)?, time, code, parts.pop()?));
-    }
     let copy = CodeCopy {
         code,
-        fingerprint,
+        fingerprint: u32_at(b, FINGERPRINT)?,
         parts,
     };
     Some(DecodedRecord::Code(pid, time, copy))
 }
 
-/// The record of the span that was active in a thread at a time, whose sample follows, and whether it is one of our package;
+/// One of the records that come before a sample.
+pub enum SamplePart {
+    /// Of the active span, if it is one of our package.
+    Span(Vec<u8>),
+    Context(Vec<u8>),
+    /// As the arguments of [`RunningTask::add`](crate::event::RunningTask::add).
+    Task(u64, u64, Part),
+}
+
 /// `None` if the entry is another one.
-fn decode_span(b: &[u8]) -> Option<(Tid, u64, Vec<u8>, bool)> {
+pub fn decode_part(b: &[u8]) -> Option<SamplePart> {
     let fingerprint = u32_at(b, FINGERPRINT)?;
-    [ACTIVE_SPAN, THREAD_CONTEXT].contains(&fingerprint).then_some(())?;
-    let len = u32_at(b, PARTS_AT + PART_SIZE + 8)? as usize;
+    [RUNNING_TASK, ACTIVE_SPAN, THREAD_CONTEXT]
+        .contains(&fingerprint)
+        .then_some(())?;
+    let (avma, len) = (
+        u64_at(b, PARTS_AT + PART_SIZE)?,
+        u32_at(b, PARTS_AT + PART_SIZE + 8)? as usize,
+    );
     let at = PARTS_AT + PARTS * PART_SIZE;
-    let record = b.get(at..at.checked_add(len)?)?.to_vec();
-    Some((u32_at(b, TID)?, u64_at(b, TIME)?, record, fingerprint == ACTIVE_SPAN))
+    let bytes = b.get(at..at.checked_add(len)?)?.to_vec();
+    Some(match fingerprint {
+        ACTIVE_SPAN => SamplePart::Span(bytes),
+        THREAD_CONTEXT => SamplePart::Context(bytes),
+        _ => SamplePart::Task(u64_at(b, CODE)?, u64_at(b, PARTS_AT)?, Part { avma, bytes }),
+    })
 }
 
 /// A sample from one ring buffer entry; `None` if the entry is truncated.
@@ -310,17 +246,24 @@ pub fn decode(b: &[u8]) -> Option<Sample> {
             .flatten()
             .and_then(arch::system_call),
         spans: SpanRecords::default(),
+        tasks: Vec::new(),
     })
 }
 
 /// `struct running` of the program.
-pub fn encode_running(r: &RunningTasks) -> [u64; 2] {
-    let offsets = [r.keys, r.entries, r.task, r.name];
-    let packed = offsets
-        .iter()
-        .rev()
-        .fold(0, |word, offset| word << 16 | u64::from(*offset));
-    [r.current, packed]
+pub fn encode_running(r: &RunningTasks) -> [u64; 5] {
+    let flags = u16::from(r.frame_is_pointer) | u16::from(r.coroutine_has_name) << 1;
+    let packed = |offsets: [u16; 4]| {
+        let words = offsets.iter().rev();
+        words.fold(0, |word, offset| word << 16 | u64::from(*offset))
+    };
+    [
+        r.current,
+        packed([r.keys, r.entries, r.task, r.name]),
+        packed([r.coroutine, r.frame, flags, r.callback]),
+        packed([r.waiter, r.closure, r.items, r.head]),
+        packed([r.awaited_by, r.awaited_by_is_set, 0, 0]),
+    ]
 }
 
 /// `struct spans` of the program.
@@ -438,6 +381,7 @@ pub fn encode(layout: &TargetLayout) -> [u8; LAYOUT_SIZE] {
 
 #[cfg(test)]
 mod tests {
+    use super::super::reassembler::StackReassembler;
     use super::*;
 
     const _: () = assert!(BLOCKED + 8 <= HEAD, "the head has outgrown its room");
@@ -470,6 +414,50 @@ mod tests {
         assert_eq!(out, [DecodedRecord::Code(7, 5, copy)]);
         for len in 0..b.len() {
             assert_eq!(decode_code(&b[..len]), None, "{len}");
+        }
+    }
+
+    #[test]
+    fn a_sample_has_the_tasks_before_it() {
+        let record = |task: u64, frame: u64, time: u64| {
+            let mut b = vec![0u8; PARTS_AT + PARTS * PART_SIZE];
+            let mut put = |at: usize, bytes: &[u8]| b[at..at + bytes.len()].copy_from_slice(bytes);
+            put(TID, &8u32.to_le_bytes());
+            put(FLAGS, &CODE_COPY.to_le_bytes());
+            put(TIME, &time.to_le_bytes());
+            put(CODE, &task.to_le_bytes());
+            put(PARTS_AT, &frame.to_le_bytes());
+            put(PARTS_AT + PART_SIZE + 8, &1u32.to_le_bytes());
+            b.push(task as u8);
+            b
+        };
+        let mut sample = vec![0u8; HEAD];
+        for (at, value) in [(TID, 8), (TIME, 5), (FRAMES_AT, HEAD as u32), (STACK_AT, HEAD as u32)] {
+            sample[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        }
+        let (mut reassembler, mut out) = (StackReassembler::default(), Vec::new());
+        // One whose sample was lost, then one that the next one awaits, and one of another event loop.
+        for entry in [
+            record(9, 1, 4),
+            record(1, 2, 5),
+            record(2, 0, 5),
+            record(3, 4, 5),
+            sample,
+        ] {
+            reassembler.add_entry(&entry, &mut out);
+        }
+        let [DecodedRecord::Sample(sample)] = &out[..] else {
+            panic!("one sample: {out:?}")
+        };
+        let shown = |task: &crate::event::RunningTask| {
+            let awaiters: Vec<u64> = task.awaiters.iter().map(|(at, _)| *at).collect();
+            (task.task, task.frame, task.name.bytes.clone(), awaiters)
+        };
+        let tasks: Vec<_> = sample.tasks.iter().map(shown).collect();
+        assert_eq!(tasks, [(1, 2, vec![1], vec![2]), (3, 4, vec![3], vec![])]);
+        let short = record(1, 2, 5);
+        for len in 0..short.len() {
+            assert!(decode_part(&short[..len]).is_none(), "{len}");
         }
     }
 

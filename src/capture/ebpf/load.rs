@@ -18,7 +18,7 @@ use super::object::{self, LOAD, MapSizes, Variant};
 use super::off_cpu::{self, OffCpu};
 use super::sampling_events::CpuEvents;
 use super::sideband_rings::SidebandRings;
-use super::{EbpfBackend, KernelFacts, abi, switch_in, workers};
+use super::{EbpfBackend, KernelFacts, StackReassembler, switch_in, workers};
 use crate::capture::common::jitter::period;
 use crate::capture::{Mode, SamplingOptions};
 use crate::error::{Error, ErrorKind, Result};
@@ -130,7 +130,7 @@ impl EbpfBackend {
             workers,
             delivered: 0,
             before_exec: None,
-            reassembler: abi::StackReassembler::default(),
+            reassembler: StackReassembler::default(),
             stopped: false,
         })
     }

@@ -41,6 +41,7 @@ mod load;
 mod nested_states;
 mod object;
 mod off_cpu;
+mod reassembler;
 mod sampling_events;
 mod sideband_rings;
 mod workers;
@@ -51,6 +52,7 @@ use errors::bpf_error;
 use interpreter_locks::InterpreterLockMap;
 use nested_states::NestedStateMap;
 use off_cpu::OffCpu;
+use reassembler::StackReassembler;
 use sampling_events::{CpuEvents, SampleCost};
 use sideband_rings::{SidebandRings, Subject};
 
@@ -112,7 +114,7 @@ pub struct EbpfBackend {
     ring: RingBuf<MapData>,
     procs: BpfHash<MapData, u32, LayoutBytes>,
     nested: NestedStateMap,
-    running: BpfHash<MapData, u32, [u64; 2]>,
+    running: BpfHash<MapData, u32, [u64; 5]>,
     spans: BpfHash<MapData, u32, [u64; 7]>,
     facts: Array<MapData, KernelFacts>,
     counts: PerCpuArray<MapData, u64>,
@@ -132,7 +134,7 @@ pub struct EbpfBackend {
     delivered: u64,
     /// About to exec its program; samples until then are dropped.
     before_exec: Option<Pid>,
-    reassembler: abi::StackReassembler,
+    reassembler: StackReassembler,
     stopped: bool,
 }
 
@@ -404,20 +406,13 @@ impl Backend for EbpfBackend {
         for record in records {
             let time = match &record {
                 DecodedRecord::Sample(s) => s.time,
-                DecodedRecord::Code(_, time, _) | DecodedRecord::Task(_, _, time, ..) => *time,
+                DecodedRecord::Code(_, time, _) => *time,
             };
             while self.pending.front().is_some_and(|t| t.time <= time) {
                 self.emit_next(out);
             }
             match record {
                 DecodedRecord::Sample(s) => self.emit_sample(s, out),
-                DecodedRecord::Task(pid, tid, time, task, name) => out.push(Event::RunningTask {
-                    pid,
-                    tid,
-                    time,
-                    task,
-                    name,
-                }),
                 DecodedRecord::Code(pid, _, copy) => out.push(Event::Code {
                     pid,
                     copy: Box::new(copy),

@@ -80,7 +80,7 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 			if (s->too_nested)
 				h->walk = WALK_DEEP;
 			h->frames = s->n;
-			copy_task(slot);
+			copy_tasks(slot);
 			// (A worker's sample belongs to the span of the thread that gave it work.)
 			if (want_spans && !(h->flags & WAKER))
 				copy_span(slot);

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::stopped_reader::StoppedReader;
 use crate::arch::Regs;
-use crate::capture::WalkFn;
 use crate::capture::common::seen_code::SeenCode;
+use crate::capture::{WalkFn, take_tasks};
 use crate::cpython_layout::TargetLayout;
 use crate::event::{CodeCopy, Pid, PythonWalk, Sample, Tid};
 use crate::sys;
@@ -141,10 +141,16 @@ impl<T: Send> Snapshotter<'_, T> {
             } else {
                 self.asleep(reader, target, before)
             };
-            codes.extend(reader.codes());
+            let copies = reader.codes();
             match seen {
-                Ok(seen) => return Ok(ThreadSnapshot { codes, ..seen }),
-                Err(SnapshotError::KeptRunning) => {}
+                Ok(mut seen) => {
+                    // Tasks of failed attempts may have ended.
+                    codes.extend(take_tasks(copies, &mut seen.sample));
+                    return Ok(ThreadSnapshot { codes, ..seen });
+                }
+                Err(SnapshotError::KeptRunning) => {
+                    codes.extend(take_tasks(copies, &mut Sample::default()));
+                }
                 Err(error) => return Err(error),
             }
         }

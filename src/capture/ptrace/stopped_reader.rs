@@ -229,6 +229,7 @@ impl StoppedReader {
             holds_lock: false,
             system_call: None,
             spans: SpanRecords::default(),
+            tasks: Vec::new(),
         }
     }
 

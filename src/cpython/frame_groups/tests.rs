@@ -5,35 +5,6 @@ use crate::cpython::layouts;
 use crate::frame::CodeId;
 use crate::target::memory::NoMemory;
 
-#[test]
-fn frames_are_entered_through_entry_frames() {
-    /// `e`: an entry frame, `f`: a frame that is shown, `-`: one whose code object was not read; outermost first.
-    fn check(frames: &str, expected: &[usize]) {
-        let frame = |kind: char| {
-            let raw = RawPyFrame {
-                owner: if kind == 'e' { SHIM } else { 0 },
-                ..RawPyFrame::default()
-            };
-            let code = PyFrame::Code {
-                code: CodeId(0),
-                instr: 0,
-            };
-            (raw, (kind == 'f').then_some(code))
-        };
-        let last = LastFrames {
-            frames: frames.chars().map(frame).collect(),
-            ..LastFrames::default()
-        };
-        assert_eq!(last.entered(), expected, "{frames}");
-    }
-    check("", &[]);
-    check("ff", &[]);
-    check("efff", &[0]);
-    check("effeef", &[0, 2]);
-    check("fe-ff", &[1]);
-    check("efe", &[0]);
-}
-
 /// Frames as (address, is_entry), CFrames as (address, frame), both innermost first; groups as (anchor, frames).
 fn check(frames: &[(u64, bool)], cframes: &[(u64, u64)], expected: &[(Option<u64>, usize)]) {
     let (_, layout) = layouts::ROWS.iter().find(|(v, _)| *v == (3, 11)).expect("a row");

@@ -2,11 +2,11 @@
 
 use rustc_hash::FxHashSet;
 
-use super::layout::TaskLayout;
+use super::layout::{CoroutineFrame, TaskLayout};
 use super::objects::{Kind, Objects};
 use super::registry::FoundTasks;
 use super::{NoTasks, TaskReader};
-use crate::cpython::thread_states;
+use crate::cpython::{strings, thread_states};
 use crate::cpython_layout::RunningTasks;
 use crate::event::Part;
 use crate::limits::SHIM;
@@ -17,6 +17,8 @@ const MAX_AWAITING: usize = 64;
 /// Flags of code objects that tasks can run: CO_COROUTINE, and CO_ITERABLE_COROUTINE of generators that were declared
 /// coroutines (Include/cpython/code.h).
 const COROUTINE: u32 = 0x80 | 0x100;
+/// Bytes of one code point, at most.
+const MAX_WIDTH: u64 = 4;
 
 /// What identifies a task, and what says which tasks await it: while none of it changes, neither did these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,12 +32,45 @@ pub struct TaskFacts {
 
 impl TaskFacts {
     /// Of a task that is implemented in Python. They never hold.
-    pub(super) fn of_python(address: u64, coroutine: u64) -> TaskFacts {
+    pub fn of_python(address: u64, coroutine: u64) -> TaskFacts {
         TaskFacts {
             address,
             coroutine,
             name: 0,
             links: [0; 3],
+        }
+    }
+}
+
+/// A task's name at the instant of a sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CopiedName {
+    Whole(String),
+    /// The copy ends before the name does.
+    Beginning(String),
+}
+
+impl CopiedName {
+    /// Whether a name that was read at another time can be this one.
+    pub fn fits(&self, name: &str) -> bool {
+        match self {
+            CopiedName::Whole(whole) => name == whole,
+            CopiedName::Beginning(beginning) => name.starts_with(beginning.as_str()),
+        }
+    }
+
+    /// Whether it is one that asyncio gives: no other task has the same.
+    pub fn is_numbered(&self) -> bool {
+        let CopiedName::Whole(name) = self else { return false };
+        let number = name.strip_prefix("Task-").filter(|number| !number.is_empty());
+        number.is_some_and(|number| number.bytes().all(|digit| digit.is_ascii_digit()))
+    }
+
+    /// How it is shown.
+    pub fn text(self) -> String {
+        match self {
+            CopiedName::Whole(whole) => whole,
+            CopiedName::Beginning(beginning) => beginning + "...",
         }
     }
 }
@@ -99,7 +134,7 @@ impl TaskReader {
         Ok(with_frames(&objects, &found.running))
     }
 
-    /// Where the process keeps which task a thread runs, once that has been found.
+    /// Where the process keeps which tasks run, once that has been found.
     pub fn running_tasks(&self) -> Option<RunningTasks> {
         let l = &self.layout;
         let mut where_it_is = RunningTasks {
@@ -108,7 +143,20 @@ impl TaskReader {
             // Of 8 slots with an index of a byte each, after a header (Objects/dict-common.h, v3.7; pycore_dict.h, v3.11).
             entries: if self.objects.dict_kinds { 40 } else { 48 },
             task: 0,
-            name: l.name?,
+            coroutine: l.coro,
+            frame: match l.coroutine_frame {
+                CoroutineFrame::Pointer(at) | CoroutineFrame::Inline(at) => at,
+            },
+            frame_is_pointer: matches!(l.coroutine_frame, CoroutineFrame::Pointer(_)),
+            name: l.name.unwrap_or(l.coroutine_name),
+            coroutine_has_name: l.name.is_none(),
+            callback: l.callback,
+            waiter: l.waiter,
+            closure: l.closure,
+            items: self.objects.tuple_items,
+            head: l.head,
+            awaited_by: l.lists.map_or(0, |lists| lists.awaited_by.0),
+            awaited_by_is_set: l.lists.map_or(0, |lists| lists.awaited_by.1),
         };
         match &l.lists {
             Some(lists) => where_it_is.task = lists.thread_running,
@@ -117,15 +165,39 @@ impl TaskReader {
         Some(where_it_is)
     }
 
-    /// A task's name from a copy of the object that is its name; `None` if it is not there in full.
-    pub fn copied_name(&self, memory: &dyn Memory, copy: &Part) -> Option<String> {
+    /// Where the process keeps which tasks run. Searches for it.
+    ///
+    /// # Errors
+    /// `NoAsyncio`: not, or not yet.
+    pub fn find_running_tasks(&mut self, memory: &dyn Memory) -> Result<RunningTasks, NoTasks> {
+        if self.layout.lists.is_none() {
+            let states = thread_states::states(memory, &self.interpreter);
+            self.find_registries(memory, &states)?;
+        }
+        self.running_tasks().ok_or(NoTasks::NoAsyncio)
+    }
+
+    /// A task's name from a copy of the object that is its name.
+    pub fn copied_name(&self, memory: &dyn Memory, copy: &Part) -> Option<CopiedName> {
         let memory = CopiedObject { copy, memory };
         let objects = self.objects(&memory);
-        match objects.kind(copy.avma)? {
-            Kind::Int => Some(format!("Task-{}", objects.int(copy.avma)?)),
-            Kind::Str => objects.text(copy.avma),
-            _ => None,
-        }
+        let text = match objects.kind(copy.avma)? {
+            Kind::Int => format!("Task-{}", objects.int(copy.avma)?),
+            Kind::Str => match objects.text(copy.avma) {
+                Some(text) => text,
+                None => return self.beginning(&memory).map(CopiedName::Beginning),
+            },
+            _ => return None,
+        };
+        Some(CopiedName::Whole(text))
+    }
+
+    /// As much of a name as was copied. Names with other than ASCII characters may have more.
+    fn beginning(&self, copied: &CopiedObject<'_>) -> Option<String> {
+        let l = &self.interpreter.layout;
+        let data = l.str_ascii_data.max(l.str_compact_data);
+        let room = (copied.copy.bytes.len() as u64).checked_sub(data.into())?;
+        strings::read_str_start(copied, l, copied.copy.avma, room / MAX_WIDTH).map(|(text, _)| text)
     }
 
     /// The same of all tasks.
@@ -157,11 +229,15 @@ impl TaskReader {
         let mut at = Some(task);
         while let Some(task) = at.filter(|task| tasks.len() < MAX_AWAITING && seen.insert(*task)) {
             let Some(facts) = facts(objects, task) else { break };
-            let name = Some(facts.name).filter(|name| *name != 0);
-            tasks.push((facts, self.name(objects, task, facts.coroutine, name)));
+            tasks.push((facts, self.name_of(objects, &facts)));
             at = objects.awaiters(task, true, &|_| Vec::new()).first().copied();
         }
         (!tasks.is_empty()).then_some(TaskChain { tasks })
+    }
+
+    fn name_of(&self, objects: &Objects<'_>, task: &TaskFacts) -> String {
+        let name = Some(task.name).filter(|name| *name != 0);
+        self.name(objects, task.address, task.coroutine, name)
     }
 
     /// Whether what is known of a task and of those that await it is unchanged.
@@ -171,7 +247,9 @@ impl TaskReader {
 
     pub(super) fn holds(&self, objects: &Objects<'_>, chain: &TaskChain) -> bool {
         let mut tasks = chain.tasks.iter();
-        tasks.all(|(known, _)| facts(objects, known.address) == Some(*known))
+        // Another name may have taken the place of one, as another task does.
+        tasks
+            .all(|(known, name)| facts(objects, known.address) == Some(*known) && self.name_of(objects, known) == *name)
     }
 
     /// Whether a frame with this code object, and this owner (3.11 and later), is that of a coroutine.

@@ -39,7 +39,7 @@ pub use greenlets::{
     Greenlet, GreenletState, ListedGreenlet, SuspendedGreenlet, is_greenlet_entry, is_greenlet_scheduler, is_hub_wait,
 };
 pub use layout::{DEBUG_SECTION, TaskLayout};
-pub use lookup::{TaskChain, TaskFacts};
+pub use lookup::{CopiedName, TaskChain, TaskFacts};
 pub use registry::{MAX_TASKS, TaskRegistries};
 pub use suspended::{Awaited, SuspendedTask};
 pub use trio::{SuspendedTrioTask, TrioFunction, TrioOffsets, TrioScheduler, TrioTask, is_trio_core, trio_function};

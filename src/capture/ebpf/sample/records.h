@@ -48,8 +48,10 @@
 #define MAX_CONTEXT 0x3ff        // bytes of a thread's OpenTelemetry context
 #define CONTEXT_HEAD 28          // those before its attributes (OTEP 4947)
 #define TRIE_LEVELS 7            // of a context's mapping: 32 bits of a hash, five at a time
-#define NAME_BYTES 128           // copied of the name of a task
+#define NAME_BYTES 256           // copied of the name of a task, at most
 #define DICT_ENTRIES 5           // of a dictionary with 8 slots
+#define MAX_CHAIN 8              // tasks that await each other
+#define MAX_CELLS 8              // of a closure
 #define ABSENT 0xffff
 #define MAX_WORKS 8              // off-CPU samples that are taken at the same time, at most
 #define SCHEDULE_RESUME 0x4b460001 // see `schedule`
@@ -68,6 +70,7 @@ enum { TLS_NONE, TLS_KEY_GLIBC, TLS_KEY_MUSL, TLS_OFFSET, TLS_BLOCK_GLIBC, TLS_B
 enum { REGS_OK = 1, IN_KERNEL = 2, MORE = 4, REST = 8, CODE_COPY = 16, OFF_CPU = 32, WAKER = 64, HOLDS_LOCK = 128, WORKER = 256,
        UNCHANGED = 512 };
 enum { PART_CODE, PART_NAME, PART_QUALNAME, PART_FILENAME, PART_LINES, PARTS };
+enum { FRAME_POINTER = 1, NAME_OF_COROUTINE = 2 }; // flags of `struct running`
 enum { COUNT_LOST, COUNT_SAMPLES, COUNT_TIME, COUNTERS }; // time in ns, of all samples together
 
 // Where one process keeps things. Offsets in bytes; ABSENT where this interpreter has no such field.
@@ -204,13 +207,24 @@ struct area {
 #define MAX_LOCKED 16384
 #endif
 
-// Where a process keeps which asyncio task a thread runs, if that is wanted. Offsets in bytes.
+// Where a process keeps which asyncio tasks run, if that is wanted. Offsets in bytes.
 struct running {
 	__u64 current;            // the dictionary event loop -> task; 0: the thread state has the task
 	__u16 keys;               // dictionary -> its keys
 	__u16 entries;            // keys -> the first entry of a small dictionary
 	__u16 task;               // thread state -> task
-	__u16 name;               // task -> its name
+	__u16 name;               // task -> its name; with NAME_OF_COROUTINE: its coroutine -> that one's name
+	__u16 coroutine;          // task -> its coroutine
+	__u16 frame;              // coroutine -> its frame; with FRAME_POINTER: -> a pointer to it
+	__u16 flags;
+	__u16 callback;           // future -> its first callback
+	__u16 waiter;             // task -> the future that it awaits
+	__u16 closure;            // function -> the cells of its closure
+	__u16 items;              // tuple -> its items
+	__u16 head;               // size of an object's header
+	__u16 awaited_by;         // task -> the one that awaits it; 0: it has no such field
+	__u16 awaited_by_is_set;  // task -> whether these are several
+	__u32 pad;
 };
 
 struct {

@@ -1,73 +1,158 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0 OR GPL-2.0
 //
-// The task that a thread runs, the span that is active in it, and its OpenTelemetry context.
+// The tasks that run, the span that is active in a thread, and its OpenTelemetry context.
 
-// The task that a thread state runs. The dictionary holds one for each loop that runs one: with several it is not known which
-// one is meant. (Small dictionaries have room for DICT_ENTRIES; entries that were removed have no value.)
-static __always_inline __u64 running_task(struct running *r, __u64 state, char *raw)
+// Writes a record of a task, like that of a code object, with fingerprint 0: where the frame of its coroutine is (0: it awaits the
+// last one), and its name. The task may have ended before the reader reads it.
+static __always_inline int put_task(char *area, struct running *r, __u64 task, __u64 frame)
 {
-	__u64 keys, value, task = 0;
-	__u8 size;
-	int i;
-
-	if (!r->current)
-		return user_word(state + r->task);
-	keys = user_word(r->current + r->keys);
-	if (!keys)
-		return 0;
-	size = user_byte(keys + 8); // 8 slots, or their logarithm (3.11 and later)
-	if ((size != 3 && size != 8) || bpf_probe_read_user(raw, DICT_ENTRIES * 24, (void *)(keys + r->entries)))
-		return 0;
-	for (i = 0; i < DICT_ENTRIES; i++) {
-		value = *(__u64 *)(raw + 24 * i + 16);
-		if (value && task)
-			return 0;
-		if (value)
-			task = value;
-	}
-	return task;
-}
-
-// Writes which task the thread runs, and its name, into a record like that of a code object, with fingerprint 0: the task may
-// have ended before the reader reads it.
-__noinline int copy_task(__u32 slot)
-{
-	char *area = scratch(slot), *raw;
 	struct head *sample = (void *)area;
-	struct code_head *h;
-	struct running *r;
-	struct state *s;
-	__u64 task, name, size = NAME_BYTES;
-	__u32 pid;
+	struct code_head *h = (void *)(area + COPY);
+	char *raw = area + COPY + sizeof(*h);
+	__u64 name, size = NAME_BYTES;
 
-	if (!area)
-		return 0;
-	pid = sample->pid;
-	r = bpf_map_lookup_elem(&RUNNING_TASKS, &pid);
-	if (!r)
-		return 0;
-	h = (void *)(area + COPY);
-	raw = area + COPY + sizeof(*h);
-	s = (void *)(area + STATE);
-	task = running_task(r, s->states[0], raw);
-	if (!task)
-		return 0;
-	name = user_word(task + r->name);
+	name = user_word((r->flags & NAME_OF_COROUTINE ? user_word(task + r->coroutine) : task) + r->name);
+	// The object may lie at the end of what is mapped.
 	if (bpf_probe_read_user(raw, NAME_BYTES, (void *)name)) {
 		size = NAME_BYTES / 2;
-		if (bpf_probe_read_user(raw, NAME_BYTES / 2, (void *)name))
-			return 0;
+		if (bpf_probe_read_user(raw, NAME_BYTES / 2, (void *)name)) {
+			size = NAME_BYTES / 4;
+			if (bpf_probe_read_user(raw, NAME_BYTES / 4, (void *)name))
+				return 0;
+		}
 	}
 	__builtin_memset(h, 0, sizeof(*h));
-	h->pid = pid;
+	h->pid = sample->pid;
 	h->tid = sample->tid;
 	h->flags = CODE_COPY;
 	h->time = sample->time;
 	h->code = task;
+	h->parts[PART_CODE].at = frame;
 	h->parts[PART_NAME].at = name;
 	h->parts[PART_NAME].len = size;
 	h->size = sizeof(*h) + size;
-	bpf_ringbuf_output(&SAMPLES, h, sizeof(*h) + size, BPF_RB_NO_WAKEUP);
+	return !bpf_ringbuf_output(&SAMPLES, h, sizeof(*h) + size, BPF_RB_NO_WAKEUP);
+}
+
+// The task that a callback resumes, if it awaits this future.
+static __always_inline __u64 waiting_task(struct running *r, __u64 callback, __u64 future)
+{
+	__u64 task = user_word(callback + r->head);
+
+	if (task && user_word(task + r->waiter) == future)
+		return task;
+	task = user_word(callback + r->head + 8);
+	return task && user_word(task + r->waiter) == future ? task : 0;
+}
+
+// The task that awaits another one: directly, or through a future that functions like `gather` and `wait` create. Their callbacks
+// refer to it in a closure, or as an argument. 0: none, several, or in another way.
+static __always_inline __u64 awaiter(struct running *r, __u64 task)
+{
+	__u64 callback, tuple, found, future, next, count;
+	int i;
+
+	if (r->awaited_by)
+		return user_byte(task + r->awaited_by_is_set) ? 0 : user_word(task + r->awaited_by);
+	callback = user_word(task + r->callback);
+	if (!callback)
+		return 0;
+	found = waiting_task(r, callback, task);
+	if (found)
+		return found;
+	tuple = user_word(callback + r->closure);
+	count = tuple ? user_word(tuple + r->head) : 0;
+	for (i = 0; i <= MAX_CELLS; i++) {
+		if (i < MAX_CELLS) {
+			if (i >= count)
+				continue;
+			future = user_word(tuple + r->items + 8 * i);
+			future = future ? user_word(future + r->head) : 0;
+		} else {
+			tuple = user_word(callback + r->head + 8);
+			future = tuple ? user_word(tuple + r->items) : 0;
+		}
+		next = future ? user_word(future + r->callback) : 0;
+		found = next ? waiting_task(r, next, future) : 0;
+		if (found)
+			return found;
+	}
+	return 0;
+}
+
+// Writes a task that runs, and those that await it. The same walk in cpython/code_copy.rs.
+__noinline int copy_task(__u32 slot, __u64 task)
+{
+	char *area = scratch(slot);
+	struct running *r;
+	__u64 frame;
+	__u32 pid;
+	int i;
+
+	if (!area)
+		return 0;
+	pid = ((struct head *)area)->pid;
+	r = bpf_map_lookup_elem(&RUNNING_TASKS, &pid);
+	if (!r)
+		return 0;
+	frame = user_word(task + r->coroutine);
+	if (!frame)
+		return 0;
+	frame += r->frame;
+	if (r->flags & FRAME_POINTER)
+		frame = user_word(frame);
+	if (!frame)
+		return 0;
+	for (i = 0; i < MAX_CHAIN; i++) {
+		if (!put_task(area, r, task, frame))
+			return 0;
+		task = awaiter(r, task);
+		if (!task)
+			return 0;
+		frame = 0;
+	}
+	return 0;
+}
+
+// Writes which tasks run. The dictionary holds one for each event loop that runs one: which of them is the thread's own follows
+// from the frames. (Small dictionaries have room for DICT_ENTRIES; entries that were removed have no value.)
+__noinline int copy_tasks(__u32 slot)
+{
+	char *area = scratch(slot), *raw;
+	struct running *r;
+	__u64 keys;
+	__u32 pid;
+	__u8 size;
+	int i;
+
+	if (!area)
+		return 0;
+	pid = ((struct head *)area)->pid;
+	r = bpf_map_lookup_elem(&RUNNING_TASKS, &pid);
+	if (!r)
+		return 0;
+	if (!r->current) {
+		keys = user_word(((struct state *)(area + STATE))->states[0] + r->task);
+		if (keys)
+			copy_task(slot, keys);
+		return 0;
+	}
+	keys = user_word(r->current + r->keys);
+	if (!keys)
+		return 0;
+	size = user_byte(keys + 8); // 8 slots, or their logarithm (3.11 and later)
+	if (size != 3 && size != 8)
+		return 0;
+	// Behind the records that put_task writes.
+	raw = area + COPY + sizeof(struct code_head) + NAME_BYTES;
+	if (bpf_probe_read_user(raw, DICT_ENTRIES * 24, (void *)(keys + r->entries)))
+		return 0;
+	for (i = 0; i < DICT_ENTRIES; i++) {
+		__u64 task = *(__u64 *)(raw + 24 * i + 16);
+
+		if (task)
+			copy_task(slot, task);
+	}
 	return 0;
 }
 
