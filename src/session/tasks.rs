@@ -392,7 +392,11 @@ mod tests {
 
     /// Tasks as `ADDRESS NAME`, each awaited by the next one.
     fn chain(tasks: &[(u64, &str)], read: u64) -> KnownTask {
-        let task = |(at, name): &(u64, &str)| (TaskFacts::of_python(*at, 0), name.to_string());
+        let facts = |address| TaskFacts {
+            address,
+            ..TaskFacts::default()
+        };
+        let task = |(at, name): &(u64, &str)| (facts(*at), name.to_string());
         let chain = TaskChain {
             tasks: tasks.iter().map(task).collect(),
         };

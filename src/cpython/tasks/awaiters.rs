@@ -87,12 +87,42 @@ impl Objects<'_> {
 
     /// Adds the tasks that await a future, if it is one.
     fn follow_future(&self, object: u64, waiters: &Waiters<'_>, steps: u32, found: &mut Vec<u64>) {
-        if self.kind(object) != Some(Kind::Future) {
+        if !self.is_future(object) {
             return;
         }
         found.extend(waiters(object));
-        for callback in self.callbacks(object, true) {
+        for callback in self.callbacks(object, self.kind(object) == Some(Kind::Future)) {
             self.follow(callback, waiters, steps - 1, found);
+        }
+    }
+
+    /// Whether an object is a future, and no task; perhaps one that is implemented in Python.
+    pub fn is_future(&self, object: u64) -> bool {
+        match self.kind(object) {
+            Some(Kind::Future) => true,
+            Some(Kind::Other) => {
+                let has = |name| self.attribute(object, name).is_some();
+                has("_callbacks") && has("_loop") && !has("_coro")
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether a task or other future is not done.
+    pub fn is_pending(&self, future: u64) -> bool {
+        if matches!(self.kind(future), Some(Kind::Task | Kind::Future)) {
+            return self.byte(future, self.tasks.state) == Some(0);
+        }
+        // Until it is done, only the class has one.
+        let is_pending = |state| self.text(state).as_deref() == Some("PENDING");
+        self.attribute(future, "_state").is_none_or(is_pending)
+    }
+
+    /// avma of the event loop of a task.
+    pub fn event_loop(&self, task: u64) -> Option<u64> {
+        match self.kind(task)? {
+            Kind::Task => self.pointer(task, self.tasks.head),
+            _ => self.attribute(task, "_loop"),
         }
     }
 

@@ -21,25 +21,13 @@ const COROUTINE: u32 = 0x80 | 0x100;
 const MAX_WIDTH: u64 = 4;
 
 /// What identifies a task, and what says which tasks await it: while none of it changes, neither did these.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TaskFacts {
     pub address: u64,
-    coroutine: u64,
-    name: u64,
+    pub coroutine: u64,
+    pub name: u64,
     /// Callbacks; tasks that await it.
-    links: [u64; 3],
-}
-
-impl TaskFacts {
-    /// Of a task that is implemented in Python. They never hold.
-    pub fn of_python(address: u64, coroutine: u64) -> TaskFacts {
-        TaskFacts {
-            address,
-            coroutine,
-            name: 0,
-            links: [0; 3],
-        }
-    }
+    pub links: [u64; 3],
 }
 
 /// A task's name at the instant of a sample.
@@ -230,7 +218,8 @@ impl TaskReader {
         while let Some(task) = at.filter(|task| tasks.len() < MAX_AWAITING && seen.insert(*task)) {
             let Some(facts) = facts(objects, task) else { break };
             tasks.push((facts, self.name_of(objects, &facts)));
-            at = objects.awaiters(task, true, &|_| Vec::new()).first().copied();
+            let is_c = objects.kind(task) == Some(Kind::Task);
+            at = objects.awaiters(task, is_c, &|_| Vec::new()).first().copied();
         }
         (!tasks.is_empty()).then_some(TaskChain { tasks })
     }
@@ -270,19 +259,17 @@ pub fn is_coroutine(memory: &dyn Memory, layout: &TaskLayout, code: u64) -> bool
     flags.is_some_and(|flags| flags & COROUTINE != 0)
 }
 
-/// Tasks of the C implementation with the frames of their coroutines.
+/// Tasks with the frames of their coroutines.
 fn with_frames(objects: &Objects<'_>, tasks: &[u64]) -> Vec<(u64, u64)> {
-    let frame = |task: &u64| {
-        (objects.kind(*task) == Some(Kind::Task)).then_some(())?;
-        let coroutine = objects.pointer(*task, objects.tasks.coro)?;
-        Some((*task, objects.coroutine_frame(coroutine)?))
-    };
+    let frame = |task: &u64| Some((*task, objects.coroutine_frame(facts(objects, *task)?.coroutine)?));
     tasks.iter().filter_map(frame).collect()
 }
 
 /// `None`: it is not a task any more.
 fn facts(objects: &Objects<'_>, task: u64) -> Option<TaskFacts> {
-    (objects.kind(task) == Some(Kind::Task)).then_some(())?;
+    if objects.kind(task)? != Kind::Task {
+        return python_facts(objects, task);
+    }
     let l = objects.tasks;
     let awaited_by = match l.lists {
         Some(lists) => objects.word(task, lists.awaited_by.0)?,
@@ -300,5 +287,15 @@ fn facts(objects: &Objects<'_>, task: u64) -> Option<TaskFacts> {
             objects.word(task, l.callback + 16)?,
             awaited_by,
         ],
+    })
+}
+
+/// The same of a task that is implemented in Python.
+fn python_facts(objects: &Objects<'_>, task: u64) -> Option<TaskFacts> {
+    Some(TaskFacts {
+        address: task,
+        coroutine: objects.attribute(task, "_coro")?,
+        name: objects.attribute(task, "_name").unwrap_or(0),
+        links: [objects.attribute(task, "_callbacks").unwrap_or(0), 0, 0],
     })
 }

@@ -287,8 +287,7 @@ impl TaskReader {
                 objects.word(address, head)?,
             )
         } else {
-            let state = objects.attribute(address, "_state")?;
-            (objects.text(state)? == "PENDING").then_some(())?;
+            objects.is_pending(address).then_some(())?;
             (
                 objects.attribute(address, "_coro")?,
                 objects.attribute(address, "_fut_waiter"),

@@ -24,7 +24,7 @@ impl TaskReader {
         let found = self.find(&objects, &states);
         let mut loops = FxHashSet::default();
         for task in found.tasks {
-            let event_loop = objects.pointer(task, self.layout.head);
+            let event_loop = objects.event_loop(task);
             if loops.len() < MAX_LOOPS {
                 loops.extend(event_loop);
             }

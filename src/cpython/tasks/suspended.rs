@@ -5,8 +5,8 @@ use std::rc::Rc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::chain::{AwaitChain, RawAwaitFrame};
-use super::lookup::{TaskChain, TaskFacts};
+use super::chain::RawAwaitFrame;
+use super::lookup::TaskChain;
 use super::objects::{Kind, Objects};
 use super::{NoTasks, TaskReader};
 use crate::cpython::thread_states;
@@ -195,9 +195,9 @@ impl TaskReader {
         objects.int(objects.attribute(event_loop, "_thread_id")?)
     }
 
-    /// avma of the event loop of a task of the C implementation.
+    /// avma of the event loop of a task.
     pub fn event_loop(&self, memory: &dyn Memory, task: u64) -> Option<u64> {
-        self.objects(memory).pointer(task, self.layout.head)
+        self.objects(memory).event_loop(task)
     }
 
     /// `None`: it runs, is done, or is not a task.
@@ -207,13 +207,17 @@ impl TaskReader {
         address: u64,
         known: Option<&Rc<SuspendedTask>>,
     ) -> Option<Rc<SuspendedTask>> {
-        if objects.kind(address) != Some(Kind::Task) {
-            return self.python_task(objects, address).map(Rc::new);
-        }
         let l = &self.layout;
-        let is_pending = |future: u64| objects.byte(future, l.state) == Some(0);
-        is_pending(address).then_some(())?;
-        let mut chain = objects.await_chain(objects.pointer(address, l.coro)?);
+        let (coroutine, waiter) = match objects.kind(address)? {
+            Kind::Task => (objects.pointer(address, l.coro)?, objects.pointer(address, l.waiter)),
+            // It is implemented in Python.
+            _ => (
+                objects.attribute(address, "_coro")?,
+                objects.attribute(address, "_fut_waiter"),
+            ),
+        };
+        objects.is_pending(address).then_some(())?;
+        let mut chain = objects.await_chain(coroutine);
         if chain.is_running {
             return None;
         }
@@ -221,15 +225,22 @@ impl TaskReader {
         if chain.is_new {
             chain.frames.pop();
         }
-        let awaited = match objects.pointer(address, l.waiter) {
+        let awaited = match waiter.and_then(|waiter| Some((waiter, objects.type_of(waiter)?))) {
             None => Awaited::Turn,
-            Some(waiter) => match (objects.kind(waiter), objects.type_of(waiter)) {
-                (Some(Kind::Task | Kind::Future), _) if !is_pending(waiter) => Awaited::Turn,
-                (Some(Kind::Task), _) => Awaited::Task,
-                (_, Some(of)) if of.name == "_GatheringFuture" => Awaited::Gather,
-                (Some(Kind::Future), _) => Awaited::Future,
-                _ => Awaited::Other,
-            },
+            Some((waiter, of)) => {
+                let is_python_task = || of.kind == Kind::Other && objects.attribute(waiter, "_coro").is_some();
+                let is_task = of.kind == Kind::Task || is_python_task();
+                let is_future = objects.is_future(waiter);
+                match (is_task, is_future) {
+                    (true, _) | (_, true) if !objects.is_pending(waiter) => Awaited::Turn,
+                    // An attribute of a task that awaits nothing is None.
+                    _ if of.name == "NoneType" => Awaited::Turn,
+                    (true, _) => Awaited::Task,
+                    _ if of.name == "_GatheringFuture" => Awaited::Gather,
+                    (_, true) => Awaited::Future,
+                    _ => Awaited::Other,
+                }
+            }
         };
         let known = known.filter(|known| self.holds(objects, &known.chain));
         if let Some(known) = known
@@ -239,7 +250,7 @@ impl TaskReader {
             return Some(known.clone());
         }
         Some(Rc::new(SuspendedTask {
-            event_loop: objects.pointer(address, l.head)?,
+            event_loop: objects.event_loop(address)?,
             chain: match known {
                 Some(known) => known.chain.clone(),
                 None => self.chain_of(objects, address)?,
@@ -247,24 +258,6 @@ impl TaskReader {
             frames: chain.frames,
             awaited,
         }))
-    }
-
-    /// A task that is implemented in Python.
-    fn python_task(&self, objects: &Objects<'_>, address: u64) -> Option<SuspendedTask> {
-        let (task, waiter) = self.task(objects, address, false)?;
-        let AwaitChain { frames, is_running, .. } = task.chain;
-        let facts = TaskFacts::of_python(address, task.coroutine);
-        (!is_running).then_some(SuspendedTask {
-            event_loop: task.event_loop,
-            chain: TaskChain {
-                tasks: vec![(facts, task.name)],
-            },
-            frames,
-            awaited: match waiter {
-                Some(_) => Awaited::Other,
-                None => Awaited::Turn,
-            },
-        })
     }
 }
 
