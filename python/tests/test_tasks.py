@@ -533,6 +533,34 @@ def test_everything_inside_of_functions_is_charged_once():
     assert whole - 2000 <= charged <= whole + 2000
 
 
+SUSPENDED_IN_PYTHON = """
+import asyncio
+from nativeprof import tasks
+
+# As nest_asyncio does.
+asyncio.Task = asyncio.tasks._CTask = asyncio.tasks.Task = asyncio.tasks._PyTask
+asyncio.Future = asyncio.futures._CFuture = asyncio.futures.Future = asyncio.futures._PyFuture
+
+async def waits():
+    await asyncio.sleep(0.05)
+
+async def main():
+    await asyncio.ensure_future(waits())
+
+profiler = tasks.new_profiler(tasks.bench)
+profiler.start()
+loop = asyncio.new_event_loop()
+loop.run_until_complete(main())
+profiler.stop()
+print(sum(charge.suspended_ticks for charge in profiler.charges.values()))
+"""
+
+
+def test_suspended_time_of_tasks_in_python():
+    # Both tasks are suspended for as long as the inner one sleeps.
+    assert int(run(SUSPENDED_IN_PYTHON)) >= 2 * 49e6
+
+
 @repeated
 def test_suspended_time_is_apart():
     async def inner():

@@ -54,17 +54,35 @@ pub fn current_task(py: Python<'_>) -> usize {
         return 0;
     };
     if let Some(tasks) = &module.tasks {
-        // Not looked up: the hash of a loop may be written in Python.
-        let (mut at, mut key, mut value) = (0, std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: a live dictionary, which no other thread changes meanwhile; the references are borrowed and only compared.
-        while unsafe { ffi::PyDict_Next(tasks.as_ptr(), &mut at, &mut key, &mut value) } != 0 {
-            if key == running.as_ptr() {
-                return value as usize;
-            }
-        }
-        return 0;
+        return task_of_loop(tasks, &running);
     }
     let Some(function) = &module.current_task else { return 0 };
     let task = objects::with_no_exception(py, || function.bind(py).call0().ok());
-    task.filter(|t| !t.is_none()).map_or(0, |t| t.as_ptr() as usize)
+    if let Some(task) = task.filter(|t| !t.is_none()) {
+        return task.as_ptr() as usize;
+    }
+    python_tasks(py).map_or(0, |tasks| task_of_loop(tasks, &running))
+}
+
+/// The dictionary event loop -> task that runs, for tasks that are implemented in Python (from 3.14 on).
+fn python_tasks(py: Python<'_>) -> Option<&'static Py<PyDict>> {
+    static TASKS: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
+    if TASKS.get(py).is_none() {
+        let module = module(py, c"asyncio.tasks")?;
+        let found = objects::with_no_exception(py, || module.getattr("_current_tasks").ok());
+        TASKS.set(py, found?.cast_into_exact().ok()?.unbind()).ok();
+    }
+    TASKS.get(py)
+}
+
+/// Address of the task that an event loop runs; 0: none. Not looked up: the hash of a loop may be written in Python.
+fn task_of_loop(tasks: &Py<PyDict>, event_loop: &Bound<'_, PyAny>) -> usize {
+    let (mut at, mut key, mut value) = (0, std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: a live dictionary, which no other thread changes meanwhile; the references are borrowed and only compared.
+    while unsafe { ffi::PyDict_Next(tasks.as_ptr(), &mut at, &mut key, &mut value) } != 0 {
+        if key == event_loop.as_ptr() {
+            return value as usize;
+        }
+    }
+    0
 }
