@@ -13,7 +13,7 @@ use common::chance::{assert_likely, patience};
 use common::environments::each_third_environment;
 use common::pythons::{each_of, each_with_backend, third};
 use common::recording::{Recording, awaited, check_account, check_counts, dump_tasks, dumped_tasks, is_truncated};
-use common::{Program, Python, attach, live, newest_python, pythons, sources};
+use common::{Program, Python, attach, live, newest_python, pythons, record, sources};
 
 mod common;
 
@@ -511,5 +511,36 @@ fn what_keeps_the_loop_is_listed() {
     eprintln!("with waiting time:"); // printed if it fails
     each_of(third(0, with_tasks()), |python| {
         check(python, &["--backend", "ebpf", "--mode", "wall"])
+    });
+}
+
+/// The functions of the callbacks that blocked the event loop of a launched program.
+fn early_lags(command: &Command) -> (BTreeSet<String>, String) {
+    let r = record(&["--lag", "50ms"], command);
+    let function = |lag: &Lag| Some(lag.function.split_once(' ')?.0.to_string());
+    (r.profile.meta.lags.iter().filter_map(function).collect(), r.stderr)
+}
+
+const EARLY: [&str; 4] = ["block_1", "block_2", "block_3", "block_4"];
+
+/// What blocks the event loop of a program that was just launched is listed from the first callback on.
+#[test]
+fn early_lags_are_listed() {
+    let _live = live();
+    each_of(third(2, with_tasks()), |python| {
+        let (found, stderr) = early_lags(&python.script("early_blocks.py"));
+        assert_likely!(found.iter().eq(&EARLY), "{}: {found:?}\n{stderr}", python.name);
+    });
+}
+
+/// The same of uvloop, whose thread is known although no sample shows it.
+#[test]
+fn early_lags_of_uvloop_are_listed() {
+    let _live = live();
+    each_third_environment(2, |version, directory| {
+        let mut command = Command::new(directory.join("bin/python"));
+        command.arg(sources().join("early_blocks.py")).arg("uvloop");
+        let (found, stderr) = early_lags(&command);
+        assert_likely!(found.iter().eq(&EARLY), "{version}: {found:?}\n{stderr}");
     });
 }

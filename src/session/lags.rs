@@ -26,8 +26,10 @@ use crate::target::system::ProcessMemory;
 /// Time between two readings of a queue, ns, at most; a tenth of the threshold if that is less.
 const INTERVAL: u64 = 4_000_000;
 const MIN_INTERVAL: u64 = 500_000;
-/// Time between two searches for event loops, ns, and as a multiple of the time that one takes.
+/// Time between two searches for event loops, ns, and as a multiple of the time that one takes. While none is known, they are the
+/// more frequent the fewer there were since a file was loaded: the program may be about to run its first one.
 const SEARCH: u64 = 500_000_000;
+const FIRST_SEARCH: u64 = 5_000_000;
 const PAUSE_FACTOR: u64 = 20;
 /// Samples of a callback arrive at most so long after it, ns.
 const LATE: u64 = 1_000_000_000;
@@ -55,6 +57,9 @@ pub(super) struct Lags {
 #[derive(Default)]
 struct WatchedProcess {
     next_search: u64,
+    /// Searches that found no loop, and the state of the mappings before them.
+    vain: u64,
+    generation: Option<u64>,
     loops: Vec<WatchedLoop>,
 }
 
@@ -62,7 +67,7 @@ struct WatchedLoop {
     event_loop: u64,
     queue: u64,
     tid: Tid,
-    /// `pthread_self` of that thread, if it can be read that it runs the loop (not of uvloop before CPython 3.14).
+    /// `pthread_self` of that thread, if it can be read that it runs the loop.
     thread: Option<u64>,
     system_call: Option<File>,
     /// Callbacks begun when the queue was read the last time, and when that was.
@@ -247,6 +252,10 @@ impl Session {
         process: &mut WatchedProcess,
         now: u64,
     ) {
+        let generation = self.targets.get(&pid).map(|target| target.process.generation);
+        if generation != process.generation && process.loops.is_empty() {
+            (process.vain, process.generation, process.next_search) = (0, generation, 0);
+        }
         if now < process.next_search {
             return;
         }
@@ -292,7 +301,12 @@ impl Session {
             });
         }
         let took = sys::clock::process_cpu_time().saturating_sub(began);
-        process.next_search = now + SEARCH.max(PAUSE_FACTOR * took);
+        let mut pause = SEARCH;
+        if process.loops.is_empty() {
+            process.vain += 1;
+            pause = pause.min(FIRST_SEARCH * process.vain);
+        }
+        process.next_search = now + pause.max(PAUSE_FACTOR * took);
     }
 
     fn read_loop(&mut self, pid: Pid, reader: &TaskReader, watched: &mut WatchedLoop, threshold: u64) {
@@ -423,78 +437,4 @@ fn waits_for_events(call: u64) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MS: u64 = 1_000_000;
-
-    #[test]
-    fn samples_narrow_the_times_of_a_callback() {
-        let callback = Callback {
-            began: (100 * MS, 104 * MS),
-            ended: (180 * MS, 184 * MS),
-            node: 7,
-            ..Callback::default()
-        };
-        let sample = |from, to, node| LoopSample {
-            from: from * MS,
-            to: to * MS,
-            node,
-        };
-        let finished = |samples: &[LoopSample]| {
-            let lag = callback.finish(samples.iter());
-            (lag.start / MS, lag.length / MS, lag.node)
-        };
-        assert_eq!(finished(&[]), (102, 80, 7));
-        // A sleep that is the callback, after and before waits for events.
-        let samples = [
-            sample(50, 101, None),
-            sample(101, 182, Some(3)),
-            sample(182, 200, None),
-            sample(20, 30, Some(9)),
-        ];
-        assert_eq!(finished(&samples), (101, 81, 3));
-        // CPU samples.
-        let samples: Vec<LoopSample> = (0..20)
-            .map(|i| sample(100 + 5 * i, 100 + 5 * i, Some(2 + i as u32 / 12)))
-            .collect();
-        assert_eq!(finished(&samples).2, 2);
-    }
-
-    #[test]
-    fn long_callbacks_of_loops_that_end_are_kept() {
-        let watched = |tid: Tid, is_long, thread| WatchedLoop {
-            event_loop: u64::from(tid),
-            queue: 1,
-            tid,
-            thread,
-            system_call: None,
-            begun: 1,
-            read: 180 * MS,
-            current: Callback {
-                tid,
-                began: (100 * MS, 104 * MS),
-                ..Callback::default()
-            },
-            is_long,
-            sleeps: false,
-        };
-        let mut process = WatchedProcess::default();
-        process.loops.push(watched(1, true, Some(9)));
-        process.loops.push(watched(2, false, Some(9)));
-        process.loops.push(watched(3, true, None));
-        process.loops.push(watched(4, true, Some(9)));
-        let mut ended = VecDeque::new();
-        process.retain(184 * MS, &mut ended, |known| known.tid == 4);
-        process.retain(190 * MS, &mut ended, |_| false);
-        let times: Vec<_> = ended.iter().map(|c| (c.tid, c.began.0 / MS, c.ended.1 / MS)).collect();
-        assert_eq!((process.loops.len(), times), (0, vec![(1, 100, 184), (4, 100, 190)]));
-    }
-
-    #[test]
-    fn loops_wait_in_epoll() {
-        assert!(waits_for_events(Sysno::epoll_pwait.id() as u64));
-        assert!(!waits_for_events(Sysno::ppoll.id() as u64));
-        assert!(!waits_for_events(u64::MAX));
-    }
-}
+mod tests;

@@ -53,8 +53,8 @@ impl TaskReader {
 }
 
 impl Objects<'_> {
-    /// The first field of an object that has an object for which `is` is true.
-    fn field(&self, object: u64, is: &dyn Fn(&u64) -> bool) -> Option<u64> {
+    /// The first word in an object, after its header, for which `is` is true.
+    pub(super) fn field(&self, object: u64, is: &dyn Fn(&u64) -> bool) -> Option<u64> {
         let size = self.size_of(object)?;
         let offsets = (self.tasks.head..size).step_by(8);
         offsets.filter_map(|at| self.pointer(object, at)).find(is)

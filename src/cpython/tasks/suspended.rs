@@ -192,7 +192,13 @@ impl TaskReader {
             return Some(states.iter().find(|s| runs(s.state))?.thread);
         }
         // `BaseEventLoop.run_forever` (Lib/asyncio/base_events.py) sets it.
-        objects.int(objects.attribute(event_loop, "_thread_id")?)
+        if let Some(thread) = objects.attribute(event_loop, "_thread_id") {
+            return objects.int(thread);
+        }
+        // uvloop has it in a field (`Loop._thread_id`, uvloop/loop.pxd, 0.11 to 0.23), which is 0 while the loop does not run.
+        let states = thread_states::states(memory, &self.interpreter);
+        let is_thread = |word: &u64| states.iter().any(|state| state.thread == *word);
+        objects.field(event_loop, &is_thread)
     }
 
     /// avma of the event loop of a task.
