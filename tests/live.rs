@@ -4,14 +4,16 @@
 //! interpreter; fails with a message where one is missing.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use nativeprof::profile::model::{Frame, FrameKind};
 
 use common::calls::{CALLBACKS, Calls, SHARES};
-use common::chance::assert_likely;
-use common::recording::{Ours, Recording, TRUTH, attach_while, check_counts};
+use common::chance::{assert_likely, repeated};
+use common::recording::{Ours, Recording, Running, TRUTH, attach_while, check_counts};
 use common::{
-    Program, Python, attach, each_python_and_backend, each_third_python, each_third_python_and_backend, live, programs,
+    Program, Python, Scratch, attach, each_python_and_backend, each_third_python, each_third_python_and_backend, live,
+    nativeprof, newest_python, programs,
 };
 
 mod common;
@@ -55,6 +57,44 @@ fn each_part_has_its_share() {
             );
         }
     });
+}
+
+/// A profiler that has no CPU for a while loses samples, which count.
+#[test]
+fn what_is_expected_is_taken_or_lost() {
+    let _live = live();
+    for backend in ["ebpf", "ptrace"] {
+        repeated(|| {
+            let scratch = Scratch::new();
+            let file = scratch.path("profile.json");
+            let script = newest_python().script("many_calls.py");
+            let mut command = nativeprof(&["record", "-r", "1000", "--backend", backend, "-o"]);
+            command.arg(&file).arg("--").arg(script.get_program());
+            command.args(script.get_args()).args(["unused", "1.2"]);
+            let mut running = Running::start(command);
+            running.signal("STOP");
+            std::thread::sleep(Duration::from_millis(500));
+            running.signal("CONT");
+            let done = running.finish();
+            let said = String::from_utf8_lossy(&done.stdout).into_owned();
+            let r = Recording::of(&file, done);
+            let q = &r.profile.meta.quality;
+            assert_eq!(q.expected, q.taken + q.lost, "{backend}: {}", r.stderr);
+            // The clock of the program's thread, in samples.
+            let spent = said
+                .lines()
+                .filter_map(|line| line.strip_prefix("SPENT ")?.split_once(' '));
+            let spent: u64 = spent
+                .map(|(_, ns)| ns.parse::<u64>().expect("a number") / 1_000_000)
+                .sum();
+            assert_likely!(
+                q.expected * 10 > spent * 8 && q.expected * 10 < spent * 12 + 1000,
+                "{backend}: {} samples expected in {spent} ms\n{}",
+                q.expected,
+                r.stderr
+            );
+        });
+    }
 }
 
 #[test]

@@ -153,7 +153,8 @@ blocking()
         let q = &r.profile.meta.quality;
         // Where the host takes the CPU, polling comes too late for many samples. These count as lost.
         assert_likely!(before > 50 && blocking > 50, "{before}, {blocking}: {}", r.stderr);
-        assert_likely!((q.taken + q.lost) * 5 > q.expected * 4, "{}", r.stderr);
+        assert_eq!(q.taken + q.lost, q.expected, "{}", r.stderr);
+        assert_likely!(q.expected > 800, "of the 1000 of its CPU time: {}", r.stderr);
     });
 }
 

@@ -227,7 +227,7 @@ fn printable(meta: &Meta) -> Meta {
 pub fn stacks(q: &Quality) -> String {
     if q.taken == 0 {
         let why = match (q.expected, q.lost) {
-            (0, _) => "the target used no CPU time",
+            (0, _) => "the target used no CPU time, or too little for a sample; try a higher --rate",
             (_, 0) => "the target used too little CPU time for a sample; try a higher --rate",
             _ => "all samples were lost",
         };

@@ -350,17 +350,19 @@ impl Session {
     /// Quality of all samples. `counts` are the backend's, taken at `rate`.
     pub fn quality(&self, counts: &SampleCounts, rate: u64) -> Quality {
         let t = &self.quality_counts;
+        // Off the CPU nothing is expected: intervals are taken by their lengths. Nor of one lock's holders.
+        let is_counted = self.options.weighted.is_none() && !self.options.gil_only;
+        let lost = match is_counted {
+            true => counts.lost + unseen((counts.cpu_time, rate), t.taken() + counts.lost),
+            false => counts.lost,
+        };
         Quality {
-            // Off the CPU nothing is expected: intervals are taken by their lengths. Nor of one lock's holders.
-            expected: match self.options.weighted.is_some() || self.options.gil_only {
-                true => 0,
-                false => (u128::from(counts.cpu_time) * u128::from(rate) / 1_000_000_000) as u64,
-            },
+            expected: if is_counted { t.taken() + lost } else { 0 },
             taken: t.taken(),
             exact: t.exact,
             repaired: t.repaired,
             partial: t.partial,
-            lost: counts.lost,
+            lost,
             reasons: t
                 .reasons
                 .iter()
@@ -445,10 +447,46 @@ impl Session {
     }
 }
 
+/// Samples that CPU time (ns) at a rate requires beyond those that are `known`, taken or lost: lost too, although nothing has
+/// counted them. When samples fall due is random, so few of them say nothing.
+fn unseen((cpu_time, rate): (u64, u64), known: u64) -> u64 {
+    /// Standard deviations that are left to chance, samples, in case there are not enough for them to mean anything, and the part
+    /// by which the clocks of CPU time and of sampling may differ.
+    const DEVIATIONS: u64 = 4;
+    const FEW: u64 = 10;
+    const PART: u64 = 50;
+    let due = (u128::from(cpu_time) * u128::from(rate) / 1_000_000_000) as u64;
+    let missing = due.saturating_sub(known);
+    if missing > DEVIATIONS * due.isqrt() + FEW + due / PART {
+        missing
+    } else {
+        0
+    }
+}
+
 /// Bytes of the names that a frame adds to the tree, if they are not in it yet.
 fn name_bytes(codes: &CodeTable, frame: &RawFrame) -> usize {
     match frame {
         RawFrame::Python { code, .. } => codes.get(*code).written_bytes(),
         _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_beyond_chance_is_lost() {
+        let check =
+            |ms: u64, known, expected| assert_eq!(unseen((ms * 1_000_000, 100), known), expected, "{ms} {known}");
+        check(0, 0, 0);
+        check(300, 0, 0); // 30 are few
+        check(410, 0, 41);
+        check(1290, 30, 99);
+        check(10_000, 1000, 0);
+        check(10_000, 880, 0);
+        check(10_000, 800, 200);
+        check(10_000, 2000, 0);
     }
 }
