@@ -1,11 +1,16 @@
 """The profiler for the process that it runs in."""
 
+import contextlib
+import ctypes
 import errno
 import json
 import os
 import re
+import select
 import signal
+import socket
 import stat
+import struct
 import subprocess
 import sys
 import threading
@@ -274,15 +279,127 @@ def test_one_at_a_time():
 
 def test_system_calls_are_not_ended():
     """C code that does not check for EINTR would see it."""
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
     with nativeprof.Profiler(rate=1000, mode="wall"):
         for _ in range(20):
-            assert libc.poll(None, 0, 20) == 0, os.strerror(ctypes.get_errno())
+            assert LIBC.poll(None, 0, 20) == 0, os.strerror(ctypes.get_errno())
         # Short ones: the signal arrives between reading the thread's state and the call.
         for _ in range(2000):
-            assert libc.usleep(300) == 0, os.strerror(ctypes.get_errno())
+            assert LIBC.usleep(300) == 0, os.strerror(ctypes.get_errno())
+
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class Message(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_long), ("text", ctypes.c_char * 8)]
+
+
+def socket_that_times_out(option):
+    """One end of a pair whose other end neither reads nor writes, with a time-out of the kernel."""
+    ends = socket.socketpair()
+    if option == socket.SO_SNDTIMEO:
+        ends[0].setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                ends[0].send(bytes(65536))
+        ends[0].setblocking(True)
+    ends[0].setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", 0, 700))
+    return ends
+
+
+def interruptible_calls():
+    """Each a name, a function of the C library with its arguments, and the error that is expected, or 0."""
+    duration = struct.pack("ll", 0, 700_000)
+    buffer = ctypes.create_string_buffer(64)
+    reads, writes = socket_that_times_out(socket.SO_RCVTIMEO), socket_that_times_out(socket.SO_SNDTIMEO)
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 700))
+    epoll = select.epoll()
+    usr2 = ctypes.create_string_buffer(128)
+    LIBC.sigemptyset(usr2)
+    LIBC.sigaddset(usr2, int(signal.SIGUSR2))
+    semaphore, queue = LIBC.semget(0, 1, 0o600), LIBC.msgget(0, 0o600)
+    down = struct.pack("Hhh", 0, -1, 0)
+    message = Message(1, b"")
+
+    def receive():
+        # The sender waits for a moment, so the receiver sleeps.
+        threading.Timer(0.0005, LIBC.msgsnd, (queue, ctypes.byref(message), 8, 0)).start()
+        return LIBC.msgrcv(queue, ctypes.byref(Message()), 8, 0, 0)
+
+    try:
+        yield "recv", lambda: LIBC.recv(reads[0].fileno(), buffer, 1, 0), errno.EAGAIN
+        yield "recvfrom", lambda: LIBC.recvfrom(reads[0].fileno(), buffer, 1, 0, None, None), errno.EAGAIN
+        yield "read", lambda: LIBC.read(reads[0].fileno(), buffer, 1), errno.EAGAIN
+        yield "send", lambda: LIBC.send(writes[0].fileno(), buffer, 64, 0), errno.EAGAIN
+        yield "write", lambda: LIBC.write(writes[0].fileno(), buffer, 64), errno.EAGAIN
+        yield "accept", lambda: LIBC.accept(listener.fileno(), None, None), errno.EAGAIN
+        yield "poll", lambda: LIBC.poll(None, 0, 1), 0
+        yield "ppoll", lambda: LIBC.ppoll(None, 0, duration, None), 0
+        yield "select", lambda: LIBC.select(0, None, None, None, ctypes.create_string_buffer(struct.pack("ll", 0, 700))), 0
+        yield "pselect", lambda: LIBC.pselect(0, None, None, None, duration, None), 0
+        yield "epoll_wait", lambda: LIBC.epoll_wait(epoll.fileno(), buffer, 1, 1), 0
+        yield "epoll_pwait", lambda: LIBC.epoll_pwait(epoll.fileno(), buffer, 1, 1, None), 0
+        yield "nanosleep", lambda: LIBC.nanosleep(duration, None), 0
+        yield "clock_nanosleep", lambda: LIBC.clock_nanosleep(1, 0, duration, None), 0
+        yield "sigtimedwait", lambda: LIBC.sigtimedwait(usr2, None, duration), errno.EAGAIN
+        yield "semtimedop", lambda: LIBC.semtimedop(semaphore, down, 1, duration), errno.EAGAIN
+        yield "msgrcv", receive, 0
+    finally:
+        LIBC.semctl(semaphore, 0, 0)
+        LIBC.msgctl(queue, 0, None)
+        for end in (*reads, *writes, listener, epoll):
+            end.close()
+
+
+def test_no_system_call_fails_because_it_is_sampled():
+    failed = {}
+    # The timers of CPU time seldom tick just before a call.
+    for mode, times in (("cpu", 50), ("wall", 200)):
+        with nativeprof.Profiler(rate=2000, mode=mode):
+            for name, call, expected in interruptible_calls():
+                for _ in range(times):
+                    ctypes.set_errno(0)
+                    result = call()
+                    seen = result if name == "clock_nanosleep" else ctypes.get_errno() if result < 0 else 0
+                    if seen != expected:
+                        key = (mode, name, errno.errorcode.get(seen, seen))
+                        failed[key] = failed.get(key, 0) + 1
+    assert not failed, failed
+
+
+@repeated
+@pytest.mark.parametrize("mode", ["cpu", "wall"])
+def test_programs_that_take_every_signal_do_not_get_ours(mode):
+    """Samples are lost while a thread blocks all signals, and count as lost."""
+    done, received = threading.Event(), []
+
+    def wait_for_all():
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        while not done.is_set():
+            end = time.thread_time() + 0.003
+            while time.thread_time() < end:
+                pass
+            got = signal.sigtimedwait(signal.valid_signals(), 0.001)
+            if got is not None:
+                received.append(got.si_signo)
+        received.extend(signal.sigpending())
+
+    thread = threading.Thread(target=wait_for_all)
+    thread.start()
+    # Its first calls, before it is sampled.
+    time.sleep(0.05)
+    with nativeprof.Profiler(rate=500, mode=mode, threads=[thread]) as profiler:
+        time.sleep(0.7)
+    done.set()
+    thread.join()
+    assert not received, received
+    stats = profiler.profile.stats
+    if mode == "cpu":
+        likely(stats["lost"] > 50 and stats["taken"] == 0, stats)
+        assert stats["expected"] == stats["taken"] + stats["lost"], stats
+    else:
+        likely(stats["taken"] > 10, stats)
 
 
 @repeated

@@ -7,6 +7,7 @@ mod code;
 mod system_calls;
 pub use code::*;
 pub use system_calls::cut_short;
+use system_calls::{SEARCHED, constant_number};
 
 /// Number of general registers that the unwinder tracks.
 pub const GPRS: usize = 16;
@@ -185,9 +186,11 @@ const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
 /// System calls that return EINTR after a signal handler even with SA_RESTART, and have had no effect when they do
 /// (signal(7), "Interruption of system calls"): poll, select, pause, nanosleep, semop, msgsnd, msgrcv, rt_sigtimedwait,
-/// rt_sigsuspend, futex, io_getevents, semtimedop, clock_nanosleep, epoll_wait and their variants, io_uring_enter.
+/// rt_sigsuspend, futex, io_getevents, semtimedop, clock_nanosleep, epoll_wait and their variants, io_uring_enter; and for
+/// sockets with a time-out, devices and inotify: read, write, connect, accept, sendto, recvfrom and their variants.
 const NEVER_RESTARTED: &[u64] = &[
-    7, 23, 34, 35, 65, 69, 70, 128, 130, 202, 208, 220, 230, 232, 270, 271, 281, 333, 426, 441,
+    0, 1, 7, 19, 20, 23, 34, 35, 42, 43, 44, 45, 46, 47, 65, 69, 70, 128, 130, 202, 208, 220, 230, 232, 270, 271, 281,
+    288, 295, 296, 299, 307, 327, 328, 333, 426, 441,
 ];
 
 impl SignalRegs {
@@ -239,13 +242,17 @@ impl SignalRegs {
     /// replaced it by the result, so it is read from what the C library did before (glibc 2.26 to 2.43; of musl, calls that are no cancellation points).
     fn call_number(&self, read: ReadMemory) -> Option<u64> {
         let (ip, sp) = (self.0[IP_IN_CONTEXT], self.0[SP_IN_CONTEXT]);
-        let mut code = [0; 7];
-        if !read(ip.checked_sub(code.len() as u64)?, &mut code) {
-            return None;
+        let mut code = [0; SEARCHED + SYSCALL.len()];
+        // The page before may not be mapped.
+        let length = [code.len(), 5 + SYSCALL.len()].into_iter().find(|length| {
+            let start = ip.checked_sub(*length as u64);
+            start.is_some_and(|start| read(start, &mut code[..*length]))
+        })?;
+        let before = code[..length].strip_suffix(&SYSCALL)?;
+        if let Some(number) = constant_number(before) {
+            return Some(number);
         }
-        match *code.strip_suffix(&SYSCALL)? {
-            // mov $NUMBER,%eax
-            [0xb8, a, b, c, d] => Some(u32::from_le_bytes([a, b, c, d]).into()),
+        match *before.last_chunk::<5>()? {
             // mov OFFSET(%rsp),%rax: __syscall_cancel (nptl/cancellation.c, glibc 2.41) of a process with one thread, or of
             // a thread that cannot be cancelled
             [0x48, 0x8b, 0x44, 0x24, offset] => word(sp, offset, read),

@@ -120,6 +120,30 @@ impl SchedStat {
     }
 }
 
+/// What decides whether a thread may be sent a signal, from its open `status` file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SignalReadiness {
+    /// Running, runnable, or in a wait that signals do not end.
+    pub runs: bool,
+    /// It blocks the signal. Those that it waits for (sigwait) are not shown as blocked meanwhile.
+    pub blocks: bool,
+}
+
+impl SignalReadiness {
+    /// `None` once the thread has exited.
+    pub fn read(status: &File, signal: i32) -> Option<SignalReadiness> {
+        let mut text = [0; 4096]; // without a very long list of groups, which comes before: then nothing is known
+        let length = status.read_at(&mut text, 0).ok().filter(|n| *n > 0)?;
+        let lines = || text[..length].split(|c| *c == b'\n');
+        let value = |name: &[u8]| lines().find_map(|line| Some(line.strip_prefix(name)?.trim_ascii()));
+        let blocked = value(b"SigBlk:").and_then(|hex| u64::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok());
+        Some(SignalReadiness {
+            runs: value(b"State:").is_some_and(|state| state.starts_with(b"R") || state.starts_with(b"D")),
+            blocks: blocked.is_none_or(|blocked| blocked & (1 << (signal - 1)) != 0),
+        })
+    }
+}
+
 /// Reads an open `syscall` file of a thread, as [`blocked`] does.
 ///
 /// # Errors

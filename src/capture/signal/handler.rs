@@ -184,6 +184,21 @@ pub fn install() -> io::Result<i32> {
     Err(io::ErrorKind::AddrInUse.into())
 }
 
+/// Discards what is pending of the signal in all threads, blocked or not: setting a signal to be ignored does that
+/// (sigaction(2)). Ticks that come in between are lost.
+pub fn discard_pending(signal: i32) {
+    if !is_installed(signal) {
+        return;
+    }
+    // SAFETY: the structures are zeroed before they are filled and live as long as the calls; the handler is put back.
+    unsafe {
+        let (mut ignore, mut ours): (libc::sigaction, libc::sigaction) = (std::mem::zeroed(), std::mem::zeroed());
+        ignore.sa_sigaction = libc::SIG_IGN;
+        libc::sigaction(signal, &ignore, &mut ours);
+        libc::sigaction(signal, &ours, std::ptr::null_mut());
+    }
+}
+
 /// Is the handler still installed? Another one may have replaced it.
 pub fn is_installed(signal: i32) -> bool {
     // SAFETY: the structure is zeroed before it is filled and lives as long as the call.

@@ -14,7 +14,7 @@ use super::common::rng::Rng;
 use super::{Backend, SampleCounts, WalkFn, push};
 use crate::cpython_layout::TargetLayout;
 use crate::error::{Error, ErrorKind, Result};
-use crate::event::{Event, Pid, Sample, Tid};
+use crate::event::{Event, Pid, Tid};
 use crate::sys;
 use crate::sys::procfs;
 use crate::sys::threads;
@@ -22,10 +22,12 @@ use crate::target::maps;
 
 mod handler;
 pub mod on_demand;
+mod sampled_thread;
 mod sleeping;
 mod slot;
 mod slot_pool;
 
+use sampled_thread::SampledThread;
 use sleeping::{ThreadActivity, ThreadProcFiles};
 use slot::CopyOptions;
 use slot_pool::SlotPool;
@@ -38,6 +40,11 @@ const NEW_THREADS: Duration = Duration::from_millis(20);
 const MAPPINGS_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a thread may take to respond before it is signaled again.
 const RETRY_AFTER: Duration = Duration::from_secs(2);
+/// How often the threads that exist at the start are read before they are signaled, and the time in between.
+const FIRST_READS: usize = 3;
+const FIRST_READS_INTERVAL: Duration = Duration::from_millis(1);
+/// How often a thread is read that sleeps and runs by turns.
+const ATTEMPTS: usize = 3;
 
 /// The clock that triggers samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,22 +64,6 @@ pub struct SignalOptions {
     pub threads: Option<Vec<u64>>,
     /// Copy native stacks too.
     pub native: bool,
-}
-
-/// A sampled thread.
-#[derive(Default)]
-struct SampledThread {
-    thread_pointer: Option<u64>,
-    timer: Option<threads::CpuTimer>,
-    /// CPU time when sampling began, and when last read.
-    began: u64,
-    used: u64,
-    files: Option<ThreadProcFiles>,
-    /// How often it had run when it was last read while sleeping, and that sample.
-    asleep: Option<(u64, Box<Sample>)>,
-    /// When it was signaled, until its sample arrives.
-    pending: Option<Instant>,
-    seen: bool,
 }
 
 /// Samples this process, except the calling thread.
@@ -95,6 +86,8 @@ pub struct SignalBackend {
     rng: Rng,
     /// Time of threads that have exited, ns, by the sampling clock.
     ended: u64,
+    /// Samples on the CPU clock of threads that have exited which were due and have not arrived.
+    ended_missing: u64,
     delivered: u64,
     lost: u64,
 }
@@ -123,6 +116,7 @@ impl SignalBackend {
             period_end: now,
             rng: Rng::new(sys::clock::now()),
             ended: 0,
+            ended_missing: 0,
             delivered: 0,
             lost: 0,
         })
@@ -143,6 +137,7 @@ impl SignalBackend {
                 .collect(),
             None => procfs::threads(self.pid).into_iter().map(|tid| (tid, None)).collect(),
         };
+        let mut new = Vec::new();
         for (tid, thread_pointer) in found {
             if tid == self.current_tid {
                 continue;
@@ -151,26 +146,45 @@ impl SignalBackend {
                 t.used = threads::cpu_time(tid).unwrap_or(t.used);
                 t.seen = true;
             } else if let Some(used) = threads::cpu_time(tid) {
-                self.add(tid, thread_pointer, used, first);
+                new.push((tid, thread_pointer, used, SampledThread::default()));
             }
         }
-        let mut ended = 0;
+        // One that is about to wait for all signals does not look as if it blocked them.
+        for round in 0..if first { FIRST_READS } else { 1 } {
+            if round > 0 {
+                std::thread::sleep(FIRST_READS_INTERVAL);
+            }
+            for (tid, _, _, t) in &mut new {
+                t.readiness(*tid, self.pool.signal());
+            }
+        }
+        for (tid, thread_pointer, used, t) in new {
+            self.add((tid, t), thread_pointer, used, first);
+        }
+        let (mut ended, mut missing, period) = (0, 0, self.period());
         self.threads.retain(|_, t| {
             let seen = std::mem::take(&mut t.seen);
-            ended += if seen { 0 } else { t.used.saturating_sub(t.began) };
+            if !seen {
+                ended += t.used.saturating_sub(t.began);
+                missing += t.missing(period);
+            }
             seen
         });
         self.ended += ended;
+        if self.options.clock == SamplingClock::Cpu {
+            self.ended_missing += missing;
+            self.check_timers();
+        }
     }
 
-    fn add(&mut self, tid: Tid, thread_pointer: Option<u64>, used: u64, first: bool) {
+    fn add(&mut self, (tid, thread): (Tid, SampledThread), thread_pointer: Option<u64>, used: u64, first: bool) {
         let mut t = SampledThread {
             thread_pointer,
             // CPU time used before the thread was noticed belongs to the recording, unless that has just begun.
             began: if first { used } else { 0 },
             used,
             seen: true,
-            ..SampledThread::default()
+            ..thread
         };
         if self.options.clock == SamplingClock::Cpu {
             let period = self.period();
@@ -178,10 +192,15 @@ impl SignalBackend {
             let due = t.began + self.rng.below(period);
             let first = due.saturating_sub(used).max(1);
             self.lost += used.saturating_sub(due) / period;
-            t.timer = threads::CpuTimer::new(tid, self.pool.signal(), self.number).ok();
+            (t.first_tick, t.arrived_at) = (used + first, used);
+            if t.unblocked_reads.is_none() {
+                t.timer = threads::CpuTimer::new(tid, self.pool.signal(), self.number).ok();
+            }
             match &t.timer {
                 Some(timer) => timer.set(first, period),
-                None => return, // it has exited
+                None if threads::cpu_time(tid).is_none() => return, // it has exited
+                // It blocks our signal, or too many are queued (RLIMIT_SIGPENDING): its samples are lost until that ends.
+                None => {}
             }
         }
         self.threads.insert(tid, t);
@@ -213,30 +232,48 @@ impl SignalBackend {
                 continue;
             }
             t.asleep = None;
-            let activity = t.files.as_ref().map_or(ThreadActivity::Runs, ThreadProcFiles::activity);
-            if let (ThreadActivity::Sleeps(call), Some(files)) = (activity, &t.files) {
-                let regs = call.regs();
-                let sp = regs.sp();
-                let thread_pointer = t
-                    .thread_pointer
-                    .or_else(|| find_thread_pointer(self.pool, *tid, sp, &mut maps));
-                t.thread_pointer = thread_pointer;
-                let unchanged = || runs.is_some() && files.runs() == runs;
-                if let Some(thread_pointer) = thread_pointer
-                    && let Some((mut sample, codes)) = self.pool.read(regs, *tid, thread_pointer, copy, &unchanged)
-                {
-                    sample.system_call = Some(call.number);
-                    sample.time_spent.blocked = period;
-                    t.asleep = runs.map(|runs| (runs, Box::new(sample.clone())));
-                    push(sample, codes, out);
-                    self.delivered += 1;
+            let mut sent = false;
+            // It may begin to sleep after it was seen running: then it is read in place, too.
+            for _ in 0..ATTEMPTS {
+                let activity = t.files.as_ref().map_or(ThreadActivity::Runs, ThreadProcFiles::activity);
+                if activity == ThreadActivity::Ended {
+                    sent = true; // nothing is lost
+                    break;
+                }
+                if let (ThreadActivity::Sleeps(call), Some(files)) = (activity, &t.files) {
+                    let runs = files.runs();
+                    let regs = call.regs();
+                    let sp = regs.sp();
+                    let thread_pointer = t
+                        .thread_pointer
+                        .or_else(|| find_thread_pointer(self.pool, *tid, sp, &mut maps));
+                    t.thread_pointer = thread_pointer;
+                    let unchanged = || runs.is_some() && files.runs() == runs;
+                    if let Some(thread_pointer) = thread_pointer {
+                        let read = self.pool.read(regs, *tid, thread_pointer, copy, &unchanged);
+                        let Some((mut sample, codes)) = read else { continue };
+                        sample.system_call = Some(call.number);
+                        sample.time_spent.blocked = period;
+                        t.asleep = runs.map(|runs| (runs, Box::new(sample.clone())));
+                        push(sample, codes, out);
+                        self.delivered += 1;
+                        sent = true;
+                        break;
+                    }
+                    // Where its descriptor is, is not known before its first sample.
+                }
+                let readiness = t.readiness(*tid, self.pool.signal());
+                if readiness.blocks {
+                    break;
+                }
+                if activity == ThreadActivity::Runs && !readiness.runs {
                     continue;
                 }
+                sent = threads::send(self.pid, *tid, self.pool.signal(), self.number).is_ok();
+                t.pending = sent.then(Instant::now);
+                break;
             }
-            match threads::send(self.pid, *tid, self.pool.signal(), self.number) {
-                Ok(()) => t.pending = Some(Instant::now()),
-                Err(_) => self.lost += u64::from(activity != ThreadActivity::Ended),
-            }
+            self.lost += u64::from(!sent);
         }
     }
 
@@ -280,6 +317,7 @@ impl SignalBackend {
             }
             if let Some(t) = self.threads.get_mut(&sample.tid) {
                 t.pending = None;
+                (t.arrived, t.arrived_at) = (t.arrived + 1, t.used);
             }
             self.delivered += 1;
             push(sample, codes, out);
@@ -418,14 +456,16 @@ impl Backend for SignalBackend {
 
     fn counts(&self) -> SampleCounts {
         let used = |t: &SampledThread| t.used.saturating_sub(t.began);
-        let running: u64 = match self.options.clock {
-            SamplingClock::Cpu => self.threads.values().map(used).sum(),
-            SamplingClock::Wall => 0,
+        let (period, threads) = (self.period(), || self.threads.values());
+        let (running, missing): (u64, u64) = match self.options.clock {
+            SamplingClock::Cpu => (threads().map(used).sum(), threads().map(|t| t.missing(period)).sum()),
+            SamplingClock::Wall => (0, 0),
         };
         SampleCounts {
             cpu_time: self.ended + running,
             delivered: self.delivered,
-            lost: self.lost + self.pool.lost(),
+            // Those that the handler has counted are missing, too.
+            lost: self.lost + self.pool.lost().max(self.ended_missing + missing),
             stopped: None,
         }
     }
