@@ -262,21 +262,21 @@ fn interpreters_are_sampled_from_their_first_moment() {
     let embedded = common::pythons()
         .iter()
         .filter(|p| p.minor <= 11 && p.library().is_some());
-    pythons::each_of(pythons::third(2, embedded), |python| {
+    pythons::each_with_backend(pythons::third(2, embedded), |python, backend| {
+        let case = format!("{}, {backend}", python.name);
         let mut program = Program::start(python.new_interpreters());
-        let r = attach(program.pid(), &["--backend", "ptrace"]);
+        let r = attach(program.pid(), &["--backend", backend]);
         program.finish();
-        r.check_lost(&python.name);
+        r.check_lost(&case);
         let released = |s: &[&Frame]| s.iter().any(|f| f.name == "i_burn");
         let is_python = |f: &&Frame, name: &str| f.kind == FrameKind::Python && f.name == name;
         let complete =
             |s: &[&Frame]| s.iter().any(|f| is_python(f, "load")) && s.iter().any(|f| is_python(f, "release"));
-        assert_likely!(r.matching(released) > 20, "{}: {}", python.name, r.stderr);
+        assert_likely!(r.matching(released) > 20, "{case}: {}", r.stderr);
         let wrong = |s: &[&Frame]| released(s) && !complete(s);
         assert_likely!(
             r.matching(wrong) * 50 <= r.matching(released),
-            "{}: {} of {}\n{}",
-            python.name,
+            "{case}: {} of {}\n{}",
             r.matching(wrong),
             r.matching(released),
             r.examples(wrong)

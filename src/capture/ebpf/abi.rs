@@ -290,7 +290,7 @@ pub fn encode_spans(spans: Option<&SpanLocation>, context: Option<&ThreadContext
 const MAIN: u32 = 8;
 
 /// Bytes of `struct layout`.
-pub const LAYOUT_SIZE: usize = 112;
+pub const LAYOUT_SIZE: usize = 128;
 
 /// A process's [`TargetLayout`] as the BPF program's `struct layout`.
 pub fn encode(layout: &TargetLayout) -> [u8; LAYOUT_SIZE] {
@@ -373,7 +373,14 @@ pub fn encode(layout: &TargetLayout) -> [u8; LAYOUT_SIZE] {
         }
     }
     if let Some(p) = &layout.python {
-        out.extend(p.descriptor.size.to_le_bytes());
+        let lists = [
+            p.layout.interp_next,
+            p.layout.interp_threads,
+            p.layout.tstate_next.into(),
+        ];
+        for w in [p.descriptor.size].into_iter().chain(lists) {
+            out.extend(w.to_le_bytes());
+        }
     }
     out.resize(LAYOUT_SIZE, 0);
     out.try_into().expect("resized to the size")

@@ -77,6 +77,17 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 			h->walk = WALK_COMPLETE;
 			s->which = 0;
 			LOOP(1 + MAX_NESTED, walk_state, slot);
+			// A subinterpreter that the thread runs since the lists were read.
+			if (!s->n && s->nested < MAX_NESTED) {
+				__u64 other = newest_state(slot, tp);
+				__u32 last = s->nested;
+
+				if (other && last < MAX_NESTED) {
+					s->states[1 + last] = other;
+					s->nested = 1 + last;
+					walk_frames(slot, 1 + last);
+				}
+			}
 			if (s->too_nested)
 				h->walk = WALK_DEEP;
 			h->frames = s->n;

@@ -119,6 +119,10 @@ struct layout {
 	__u16 bytes_size;
 	__u16 bytes_data;
 	__u32 descriptor;         // pthread_self() -> where the thread pointer points
+	__u32 interp_next;        // interpreter -> the next older one, ...
+	__u32 interp_threads;     // ... its newest thread state
+	__u32 tstate_next;        // thread state -> the next older one
+	__u32 pad;
 };
 
 struct frame {
@@ -172,7 +176,7 @@ struct code_head {
 
 // As abi.rs has them.
 _Static_assert(sizeof(struct code_head) == 120, "code_head");
-_Static_assert(sizeof(struct layout) == 112, "layout");
+_Static_assert(sizeof(struct layout) == 128, "layout");
 _Static_assert(__builtin_offsetof(struct head, stack_base) == 32 + 8 * REGS, "stack_base");
 _Static_assert(__builtin_offsetof(struct head, holes) == 64 + 8 * REGS, "holes");
 _Static_assert(sizeof(struct head) <= HEAD, "head");

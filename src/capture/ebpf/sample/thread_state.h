@@ -46,6 +46,42 @@ static __always_inline __u64 thread_state(struct layout *lay, __u64 tp)
 	return state;
 }
 
+#define NEWEST 32                 // thread states that are searched for one
+#define MAIN 8                    // list of interpreters -> main one
+
+// A state of the thread, other than its own, in the newest interpreters: those come first in the list. Only where there are
+// several, and up to CPython 3.11: later, a thread's own state is that of the interpreter that it runs.
+__noinline __u64 newest_state(__u32 slot, __u64 tp)
+{
+	char *area = scratch(slot);
+	struct state *s;
+	__u64 interpreter, state;
+	__u32 i;
+
+	if (!area)
+		return 0;
+	s = (void *)(area + STATE);
+	if (!s->lay.current || s->lay.interpreter == MAIN)
+		return 0;
+	interpreter = user_word(s->lay.runtime + s->lay.interpreter - MAIN);
+	if (!interpreter || !user_word(interpreter + s->lay.interp_next))
+		return 0;
+	state = user_word(interpreter + s->lay.interp_threads);
+	for (i = 0; i < NEWEST; i++) {
+		if (!state) {
+			interpreter = user_word(interpreter + s->lay.interp_next);
+			if (!interpreter)
+				return 0;
+			state = user_word(interpreter + s->lay.interp_threads);
+			continue;
+		}
+		if (state != s->states[0] && user_word(state + s->lay.thread_id) == tp)
+			return state;
+		state = user_word(state + s->lay.tstate_next);
+	}
+	return 0;
+}
+
 // Interpreter locks of a process: `struct _gil_runtime_state`, 0 where there are fewer.
 struct gils {
 	__u64 at[MAX_GILS];
