@@ -202,6 +202,24 @@ fn threads_have_the_names_that_python_gave_them() {
     });
 }
 
+/// Interpreters with a lock each: threads that hold one at the same time are no contradiction.
+#[test]
+fn holders_of_several_locks_are_named() {
+    let _live = live();
+    let python = newest_python();
+    if python.minor < 13 {
+        return; // interpreters run in threads of their own from 3.13 on
+    }
+    let mut command = python.script_with_gil("nested_interpreters.py");
+    command.args(["threads", "n4"]);
+    let program = Program::start(command);
+    // Whether two hold theirs when they are read is a matter of chance.
+    let texts = (0..50).map(|_| output(nativeprof(&["dump", &program.pid().to_string()])));
+    let seen = texts.inspect(|text| assert!(!text.contains("changed hands"), "{text}"));
+    let mut named = seen.filter(|text| text.contains(" hold the GILs of their interpreters"));
+    assert!(named.next().is_some(), "never two at a time");
+}
+
 #[test]
 fn names_that_are_not_utf8_hide_no_thread() {
     let _live = live();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::cpython_layout::TargetLayout;
 use crate::error::Result;
 use crate::event::{
-    CodeCopy, Event, Part, Pid, PythonWalk, RUNNING_TASK, RunningTask, Sample, StoppedThread, Tid, TimeSpent,
+    CodeCopy, Event, Part, Pid, PythonWalk, RUNNING_TASK, RunningTask, Sample, StoppedThread, Suspension, Tid, TimeSpent,
 };
 use crate::target::memory::Memory;
 
@@ -204,4 +204,6 @@ pub struct OpenInterval {
     pub asleep: bool,
     /// The system call in which it sleeps, if known.
     pub call: Option<u16>,
+    /// It does not sleep, but is stopped or frozen.
+    pub suspended: Option<Suspension>,
 }

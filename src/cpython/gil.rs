@@ -12,7 +12,8 @@ use crate::target::memory::Memory;
 /// The lock from a thread's point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gil {
-    Held,
+    /// The lock, by its avma; 0 where all interpreters have the same one.
+    Held(u64),
     NotHeld,
     /// This interpreter runs without a lock.
     None,
@@ -128,7 +129,7 @@ pub fn of_thread(
             // A thread state created since the list was read names its thread itself.
             let thread = current.checked_add(python.layout.tstate_thread_id.into());
             let holds = current != 0 && memory.u64(thread?)? == thread_pointer;
-            Some(if holds { Gil::Held } else { Gil::NotHeld })
+            Some(if holds { Gil::Held(0) } else { Gil::NotHeld })
         }
         GilLocation::Interpreter { at, free_threaded } => {
             let mut seen = None;
@@ -144,7 +145,7 @@ pub fn of_thread(
                 // `last_holder` is still set after the lock is released.
                 let holder = memory.u64(word(8)?)?;
                 if memory.u32(word(16)?)? == 1 && is_own(holder) {
-                    return Some(Gil::Held);
+                    return Some(Gil::Held(lock));
                 }
                 seen = Some(Gil::NotHeld);
             }

@@ -12,7 +12,8 @@ mod states;
 
 pub use code_copies::{CodeCopy, Copies, Part, RUNNING_TASK};
 pub use states::{
-    AwaitKind, Descriptor, FutexId, Holder, InterruptKind, SocketId, ThreadState, TimeSpent, WaitKind, WakeUp,
+    AwaitKind, Descriptor, FutexId, Holder, InterruptKind, SocketId, Suspension, ThreadState, TimeSpent, WaitKind,
+    WakeUp,
 };
 
 pub type Pid = u32;
@@ -193,6 +194,8 @@ pub struct Sample {
     pub holds_lock: bool,
     /// Number of the system call that the thread is in; in samples with [`TimeSpent::blocked`].
     pub system_call: Option<u16>,
+    /// The thread was stopped or frozen; in samples with [`TimeSpent::blocked`].
+    pub suspended: Option<Suspension>,
     /// Which spans are active in the thread.
     pub spans: SpanRecords,
     /// The asyncio tasks that run: the thread's own, and those of other threads with an event loop. Empty where they are not read.

@@ -7,11 +7,21 @@ use super::{Pid, Tid};
 pub enum ThreadState {
     /// Ready to run without a CPU: preempted, or woken and not yet switched in.
     Runnable,
+    Suspended(Suspension),
     Waiting(WaitKind),
     /// For a socket whose other end has a name.
     WaitingForSocket(WaitKind, SocketId),
     /// For a futex in the data of a file.
     WaitingForFutex(FutexId),
+}
+
+/// Why a thread does not run although it waits for nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Suspension {
+    /// By a signal such as SIGSTOP, or by a tracer.
+    Stopped,
+    /// With its control group.
+    Frozen,
 }
 
 /// The number of a futex in the data of a file.
@@ -101,11 +111,13 @@ impl AwaitKind {
 }
 
 impl ThreadState {
-    /// Its name in the tree: `[runnable]`, `[waiting: read pipe]`, `[waiting: read socket 127.0.0.1:5432]`; `sockets` has the
+    /// Its name in the tree: `[runnable]`, `[stopped]`, `[waiting: read pipe]`, `[waiting: read socket 127.0.0.1:5432]`; `sockets` has the
     /// names of sockets by their number. Futexes have names by the functions that wait.
     pub fn label(self, sockets: &[String]) -> String {
         match self {
             ThreadState::Runnable => "[runnable]".into(),
+            ThreadState::Suspended(Suspension::Stopped) => "[stopped]".into(),
+            ThreadState::Suspended(Suspension::Frozen) => "[frozen]".into(),
             ThreadState::Waiting(kind) => format!("[waiting: {}]", kind.label()),
             ThreadState::WaitingForSocket(kind, id) => match sockets.get(usize::from(id.0)) {
                 Some(name) => format!("[waiting: {} {name}]", kind.label()),

@@ -137,11 +137,13 @@ impl Session {
                         pid,
                         tid: interval.tid,
                         system_call: interval.call,
+                        suspended: interval.suspended,
                         ..Sample::default()
                     },
                     _ => continue,
                 };
                 let sample = Sample {
+                    suspended: interval.suspended,
                     time: interval.end,
                     time_spent: interval.time,
                     ..sample
@@ -254,6 +256,7 @@ mod tests {
             runs,
             asleep,
             call: None,
+            suspended: None,
         };
         let mut sleeping = SleepingSamples::default();
         sleeping.keep(&listed(5, true), &Sample::default(), false);

@@ -166,6 +166,9 @@ impl Session {
 
     /// What a thread waited for.
     pub(super) fn waiting(&mut self, s: &Sample) -> ThreadState {
+        if let Some(suspension) = s.suspended {
+            return ThreadState::Suspended(suspension);
+        }
         let (kind, object) = self.wait_kind(s);
         let named = match object {
             WaitObject::Socket(inode) => {

@@ -2,6 +2,7 @@
 
 use std::io;
 
+pub mod cgroup;
 pub mod clock;
 pub mod files;
 pub mod interrupts;

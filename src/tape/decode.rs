@@ -271,6 +271,7 @@ impl<'a> TapeReader<'a> {
             dispatcher: None,
             holds_lock: false,
             system_call: None,
+            suspended: None,
             spans: SpanRecords::default(),
             // Replays show none.
             tasks: Vec::new(),

@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use aya::Ebpf;
-use aya::maps::{Array, HashMap as BpfHash, MapData, PerCpuArray, RingBuf};
+use aya::maps::{Array, HashMap as BpfHash, MapData, MapError, PerCpuArray, RingBuf};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::common::jitter::period;
@@ -332,15 +332,16 @@ impl Backend for EbpfBackend {
             workers.add(pid, layout);
         }
         // What is not there may have been, in a program that the process ran before.
+        let removed = |result: std::result::Result<(), MapError>| result.or(Ok(()));
         match &layout.running_tasks {
             Some(running) => self.running.insert(pid, abi::encode_running(running), 0),
-            None => Ok(drop(self.running.remove(&pid))),
+            None => removed(self.running.remove(&pid)),
         }
         .map_err(|e| bpf_error(NOTIFY_FAILED, e))?;
         let (spans, context) = (layout.spans.as_ref(), layout.thread_context.as_ref());
         match spans.is_some() || context.is_some() {
             true => self.spans.insert(pid, abi::encode_spans(spans, context), 0),
-            false => Ok(drop(self.spans.remove(&pid))),
+            false => removed(self.spans.remove(&pid)),
         }
         .map_err(|e| bpf_error(NOTIFY_FAILED, e))?;
         self.nested.set(pid, &layout.states_by_thread);

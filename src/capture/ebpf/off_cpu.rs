@@ -7,13 +7,16 @@
 
 use aya::Ebpf;
 use aya::maps::{Array, HashMap as BpfHash, Map, MapData, MapError};
+use rustc_hash::FxHashMap;
 
+use super::abi;
 use super::errors::bpf_error;
 use super::object::{self, NO_EXIST};
 use super::switch_in::{self, LOAD, SwitchInHook};
 use crate::capture::OpenInterval;
 use crate::error::Result;
-use crate::event::{Pid, Tid, TimeSpent};
+use crate::event::{Pid, Suspension, Tid, TimeSpent};
+use crate::sys;
 use crate::sys::procfs;
 
 /// `MAX_WORKS` of sample.bpf.c.
@@ -61,10 +64,19 @@ pub struct OffCpuThread {
     timed_out: u32,
     kernel: u32,
     wants_lock: u32,
+    suspended: u32,
+    take_suspended: u32,
 }
 
 // SAFETY: plain integers without padding, any bit pattern is valid.
 unsafe impl aya::Pod for OffCpuThread {}
+
+impl OffCpuThread {
+    /// Blocked, and not woken yet.
+    fn is_blocked(&self) -> bool {
+        (self.state, self.woken) == (BLOCKED, 0)
+    }
+}
 
 /// The same in the program with task works.
 #[repr(C)]
@@ -151,7 +163,17 @@ impl OffCpu {
     /// time. Time of less than half a `period` is no sample, and blocked intervals shorter than `min_blocked` are left out.
     /// All of them in ns; `end` is on CLOCK_MONOTONIC.
     pub fn end(&mut self, end: u64, period: u64, min_blocked: u64) {
-        for (tid, t) in self.threads.all() {
+        let threads = self.threads.all();
+        // The freezer of version 1 leaves threads that sleep where they are: since when it has others of the process.
+        let mut frozen: FxHashMap<Pid, u64> = FxHashMap::default();
+        for (_, t) in threads
+            .iter()
+            .filter(|(_, t)| t.is_blocked() && t.suspended == abi::FROZEN)
+        {
+            let since = frozen.entry(t.tgid).or_insert(t.since);
+            *since = t.since.min(*since);
+        }
+        for (tid, t) in threads {
             // (Those that have ended are entered until the kernel frees them.)
             if t.state == RUNNING || has_ended(t.tgid, tid) {
                 continue;
@@ -186,6 +208,10 @@ impl OffCpu {
                     runs: 0,
                     asleep: true,
                     call: None,
+                    suspended: abi::suspension(t.suspended).or_else(|| {
+                        let frozen = since(*frozen.get(&t.tgid).filter(|_| t.is_blocked())?);
+                        (frozen * 2 > since(t.since)).then_some(Suspension::Frozen)
+                    }),
                 });
             }
         }
@@ -203,6 +229,11 @@ impl OffCpu {
     /// Enters the threads of a process that exist already: what they do now began when the account did, `began`
     /// (CLOCK_MONOTONIC, ns). Reading all of them takes a while, but one that was switched since is entered already.
     pub fn add_process(&mut self, pid: Pid, began: u64) {
+        let suspended = match sys::cgroup::suspension(pid) {
+            None => 0,
+            Some(Suspension::Stopped) => abi::STOPPED,
+            Some(Suspension::Frozen) => abi::FROZEN,
+        };
         for tid in procfs::threads(pid) {
             let thread = OffCpuThread {
                 since: began,
@@ -233,6 +264,8 @@ impl OffCpu {
                 timed_out: 0,
                 kernel: 0,
                 wants_lock: 0,
+                suspended,
+                take_suspended: 0,
             };
             let _ = self.threads.add(tid, thread);
         }

@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use crate::capture::OpenInterval;
 use crate::capture::common::jitter;
 use crate::capture::common::rng::Rng;
-use crate::event::{Event, Pid, Tid, TimeSpent};
+use crate::event::{Event, Pid, Suspension, Tid, TimeSpent};
 use crate::sys;
 use crate::sys::procfs;
 use crate::sys::procfs::SchedStat;
@@ -19,11 +19,16 @@ use crate::sys::procfs::SchedStat;
 /// Periods that one listing can represent if we did not get a CPU in time; more are lost.
 const MAX_LATE: u64 = 100;
 
+/// Time for which it stays known whether a process is stopped or frozen, ns.
+const SUSPENDED_AGE: u64 = 20_000_000;
+
 /// The threads of the sampled processes.
 pub struct SleepingThreads {
     period: u64,
     processes: BTreeSet<Pid>,
     threads: FxHashMap<Tid, WatchedThread>,
+    /// Whether each process is stopped or frozen, and when that was read.
+    suspended: FxHashMap<Pid, (u64, Option<Suspension>)>,
     /// When all threads are examined next, and when that period ends; ns. 0: not started, or stopped.
     due: u64,
     period_end: u64,
@@ -65,6 +70,7 @@ impl SleepingThreads {
             period: jitter::period(rate),
             processes: BTreeSet::new(),
             threads: FxHashMap::default(),
+            suspended: FxHashMap::default(),
             due: 0,
             period_end: 0,
             rng: Rng::new(sys::clock::now()),
@@ -137,6 +143,10 @@ impl SleepingThreads {
         self.period_end += missed * self.period;
         let periods = 1 + missed.min(MAX_LATE);
         for pid in &self.processes {
+            let (read, suspended) = self.suspended.entry(*pid).or_default();
+            if now.saturating_sub(*read) >= SUSPENDED_AGE {
+                (*read, *suspended) = (now, sys::cgroup::suspension(*pid));
+            }
             for tid in procfs::threads(*pid) {
                 let thread = match self.threads.get_mut(&tid) {
                     Some(thread) => thread,
@@ -165,6 +175,7 @@ impl SleepingThreads {
                     runs,
                     asleep: blocked.is_some(),
                     call: call.and_then(|(number, _)| u16::try_from(number).ok()),
+                    suspended: *suspended,
                 });
             }
         }

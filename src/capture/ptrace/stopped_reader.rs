@@ -228,6 +228,7 @@ impl StoppedReader {
             dispatcher: None,
             holds_lock: false,
             system_call: None,
+            suspended: None,
             spans: SpanRecords::default(),
             tasks: Vec::new(),
         }

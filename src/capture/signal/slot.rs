@@ -132,6 +132,7 @@ impl SlotData {
             holds_lock: self.python_walk.holds_lock,
             system_call: None,
             tasks: Vec::new(),
+            suspended: None,
             spans: self.python_walk.spans.clone(),
         };
         if self.len > MAX_RESIDENT {

@@ -132,6 +132,8 @@ static __always_inline void begin_record(__u32 slot, struct head *h, struct thre
 	h->pid = pid;
 	h->tid = id;
 	h->flags = IN_KERNEL | OFF_CPU;
+	if (t->take_blocked)
+		h->flags |= t->take_suspended;
 	h->kernel = 0;
 	h->cpu = 0;
 	h->runnable = t->take_runnable;
@@ -287,12 +289,23 @@ static __always_inline long schedule(void *task, struct bpf_task_work *work, voi
 // The loader fills in the offsets of this kernel.
 struct task_struct {
 	int pid, tgid;
+	unsigned long jobctl;
 } __attribute__((preserve_access_index));
 #define READ_IDS(id, task)                                              \
 	({                                                              \
 		(id)[0] = ((struct task_struct *)(task))->pid;          \
 		(id)[1] = ((struct task_struct *)(task))->tgid;         \
 	})
+#endif
+
+#ifndef LINUX_5_8
+// Whether a thread that is switched out in this state is stopped or frozen. The freezer of cgroup v2 traps threads as signals do.
+static __always_inline __u32 suspension(__u32 state, __u64 jobctl)
+{
+	if (state & TASK_STOPPED_OR_TRACED)
+		return STOPPED;
+	return state & TASK_FROZEN || jobctl & JOBCTL_TRAP_FREEZE ? FROZEN : 0;
+}
 #endif
 
 // False for threads of processes that are not sampled, nearly always.
@@ -350,7 +363,8 @@ int switched(__u64 *ctx)
 		t->state = RUNNABLE;
 		if (!ctx[0] && (__u32)ctx[3]) {
 			t->state = BLOCKED;
-			begin_wait(t, current_futex(facts), now);
+			t->suspended = suspension(ctx[3], ((struct task_struct *)ctx[1])->jobctl);
+			begin_wait(t, t->suspended ? 0 : current_futex(facts), now);
 		}
 	}
 #endif

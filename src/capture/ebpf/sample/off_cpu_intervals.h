@@ -33,6 +33,7 @@ static __always_inline int account_blocked(struct thread *t, struct kernel_facts
 	t->take_blocked += weight;
 	t->blocked_length = len;
 	t->take_woken = woken;
+	t->take_suspended = t->suspended;
 	t->take_waker = t->waker;
 	t->take_waker_pid = t->waker_pid;
 	return 1;

@@ -22,7 +22,11 @@
 // the lock is found released.
 
 enum { RUNNING, RUNNABLE, BLOCKED };
-#define TASK_DEAD 0x80           // include/linux/sched.h, v4.14 and later
+// include/linux/sched.h; TASK_DEAD v4.14 and later, TASK_FROZEN v6.1 and later
+#define TASK_STOPPED_OR_TRACED 0xc
+#define TASK_DEAD 0x80
+#define TASK_FROZEN 0x8000
+#define JOBCTL_TRAP_FREEZE (1 << 23) // include/linux/sched/jobctl.h, v5.2 and later: of the freezer of cgroup v2
 #define FUTEX_WAKES 0x43a        // its operations that wake: WAKE, REQUEUE, CMP_REQUEUE, WAKE_OP, WAKE_BITSET, as bits
 
 #ifndef LINUX_5_8
@@ -54,6 +58,8 @@ struct thread {
 	__u32 timed_out;          // it was woken by a timer while it waited for an interpreter lock
 	__u32 kernel;
 	__u32 wants_lock;         // it was woken while it waited for an interpreter lock, and has not run since
+	__u32 suspended;          // STOPPED or FROZEN if the blocked thread is
+	__u32 take_suspended;
 #ifndef LINUX_5_8
 	__u64 stack[MAX_KERNEL + 1]; // kernel return addresses of the sample that is scheduled
 	struct bpf_task_work work;

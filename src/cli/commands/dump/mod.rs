@@ -106,6 +106,8 @@ struct DumpReport {
     command: String,
     python: String,
     free_threaded: bool,
+    /// With its control group.
+    frozen: bool,
     threads: Vec<DumpThread>,
     kernel_refused: bool,
 }
@@ -252,6 +254,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
         command: crate::sys::procfs::command_line(pid),
         python: session.pythons.get(&pid).cloned().unwrap_or_default(),
         free_threaded: inspector.free_threaded,
+        frozen: sys::cgroup::is_frozen(pid),
         kernel_refused: options.kernel && threads.iter().any(asleep),
         threads,
     };

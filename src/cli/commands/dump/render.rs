@@ -1,5 +1,6 @@
 //! A dump as text for people and as JSON for programs.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use serde_json::{Value, json};
@@ -22,8 +23,9 @@ fn call_name(call: u64) -> String {
 }
 
 /// A thread's state as text.
-fn state_text(s: &DumpStack) -> String {
+fn state_text(s: &DumpStack, is_frozen: bool) -> String {
     let state = match s.state {
+        _ if is_frozen => "frozen",
         'R' => return "running".into(),
         'S' => "sleeping",
         'D' => "waiting (uninterruptible)",
@@ -40,7 +42,7 @@ fn state_text(s: &DumpStack) -> String {
 
 fn gil(s: &DumpStack) -> Option<&'static str> {
     match s.gil {
-        Some(Gil::Held) => Some("holds the GIL"),
+        Some(Gil::Held(_)) => Some("holds the GIL"),
         _ => None,
     }
 }
@@ -99,7 +101,7 @@ pub fn text(r: &DumpReport, style: TerminalStyle) -> String {
                 let _ = writeln!(out, ": not read: {}", error_text(*why));
             }
             Ok(s) => {
-                let _ = write!(out, ": {}", state_text(s));
+                let _ = write!(out, ": {}", state_text(s, r.frozen));
                 if let Some(gil) = gil(s) {
                     let _ = write!(out, ", {}", style.paint(Color::Green, gil));
                 }
@@ -138,9 +140,20 @@ fn gil_line(r: &DumpReport) -> String {
             .iter()
             .filter_map(|t| Some((t.tid, t.stack.as_ref().ok()?.gil?)))
     };
-    let holders: Vec<String> = gils()
-        .filter(|(_, g)| *g == Gil::Held)
-        .map(|(tid, _)| tid.to_string())
+    let mut holders: BTreeMap<u64, Vec<String>> = BTreeMap::new();
+    for (tid, gil) in gils() {
+        if let Gil::Held(lock) = gil {
+            holders.entry(lock).or_default().push(tid.to_string());
+        }
+    }
+    // Interpreters may have a lock each (3.12).
+    let several = |tids: &&Vec<String>| tids.len() > 1;
+    let changed = holders.values().filter(several);
+    let single: Vec<&str> = holders
+        .values()
+        .filter(|tids| !several(tids))
+        .flatten()
+        .map(|tid| &**tid)
         .collect();
     let threads = counted(r.threads.len() as u64, "threads");
     if r.python.is_empty() {
@@ -151,11 +164,21 @@ fn gil_line(r: &DumpReport) -> String {
         0 if gils().next().is_none() && r.free_threaded => "no GIL (free-threaded)".into(),
         0 if gils().next().is_none() => "GIL holder unknown".into(),
         0 => "no thread holds the GIL".into(),
-        1 => format!("thread {} holds the GIL", holders[0]),
-        _ => format!(
-            "the GIL changed hands: threads {} each held it when read",
-            holders.join(", ")
-        ),
+        _ => {
+            let changed = changed.map(|tids| {
+                let tids = tids.join(", ");
+                format!("the GIL changed hands: threads {tids} each held it when read")
+            });
+            let held = match single.as_slice() {
+                [] => None,
+                [only] => Some(format!("thread {only} holds the GIL")),
+                tids => Some(format!(
+                    "threads {} hold the GILs of their interpreters",
+                    tids.join(", ")
+                )),
+            };
+            held.into_iter().chain(changed).collect::<Vec<_>>().join("; ")
+        }
     };
     format!("{threads}; {gil}")
 }
@@ -264,7 +287,7 @@ fn thread_json(t: &DumpThread) -> Value {
             "state": s.state.to_string(),
             "syscall": s.call.map(call_name),
             "holds_gil": match s.gil {
-                Some(Gil::Held) => Some(true),
+                Some(Gil::Held(_)) => Some(true),
                 Some(_) => Some(false),
                 None => None,
             },
@@ -341,7 +364,7 @@ mod tests {
             state: 'R',
             call: None,
             mode: ReadMode::Stopped(31_400),
-            gil: Some(Gil::Held),
+            gil: Some(Gil::Held(0)),
             kernel: None,
             quality: DumpQuality::Exact,
             frames: vec![
@@ -372,6 +395,7 @@ mod tests {
             command: "python3 a.py".into(),
             python: "CPython 3.11.7 (python3.11)".into(),
             free_threaded: false,
+            frozen: false,
             threads: vec![
                 thread(10, Some(2), Ok(running)),
                 thread(11, None, Ok(asleep)),
