@@ -10,7 +10,7 @@ use nativeprof::capture::signal::SamplingClock;
 use nativeprof::in_process::thread_stack::{StackEntry, StackSampler, TIMEOUT, ThreadStack};
 use nativeprof::in_process::{ProfilerConfig, Recorder};
 use nativeprof::profile::model::Profile;
-use nativeprof::sys::threads;
+use nativeprof::sys::{procfs, threads};
 
 use common::chance::{assert_likely, repeated};
 mod common;
@@ -185,6 +185,11 @@ fn a_thread_that_blocks_signals_delays_no_one() {
         };
         assert_eq!(found, []);
     }
+    // Nor does it get a signal that it did not ask for, once it waits for all of them.
+    let tid = threads::tid_of(deaf.thread_pointers[0]).expect("a thread that runs");
+    let status = std::fs::read_to_string(format!("/proc/self/task/{tid}/status")).expect("its status");
+    let pending = procfs::field(&status, "SigPnd").expect("pending signals");
+    assert_eq!(u64::from_str_radix(pending, 16), Ok(0), "{status}");
     assert!(
         began.elapsed() < Duration::from_secs(5),
         "bounded, however busy the machine is"

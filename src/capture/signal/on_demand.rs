@@ -1,5 +1,6 @@
 //! One thread's stack on request.
 
+use std::fs::File;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,6 +14,7 @@ use crate::capture::WalkFn;
 use crate::error;
 use crate::event::{Sample, Tid};
 use crate::sys;
+use crate::sys::procfs::SignalReadiness;
 use crate::sys::threads;
 
 /// Threads whose state is kept.
@@ -221,12 +223,20 @@ impl StackRequester {
         let _ = self.send(tid, threads); // a thread that has exited is detected at its next request
     }
 
-    /// Sends a request to a known thread, unless no slot is free.
+    /// Sends a request to a known thread, unless no slot is free, or it blocks the signal: that would stay pending, and the next
+    /// `sigwait` for all signals would return it to the program.
     ///
     /// # Errors
     /// ESRCH: it has exited.
     fn send(&self, tid: Tid, threads: &mut RequestedThreads) -> io::Result<()> {
         let runs = threads.get(&tid).and_then(RequestedThread::runs);
+        // One that has responded does not block it, unless it has begun to.
+        let responds = threads
+            .get(&tid)
+            .is_some_and(|t| t.last.is_some() && !t.was_recently_late());
+        if !responds && self.blocks_signal(tid) {
+            return Ok(());
+        }
         let mut sent = self.pool.request(tid, COPY);
         if sent.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock) {
             // Responses that were not fetched occupy the slots.
@@ -245,6 +255,12 @@ impl StackRequester {
             thread.pending = Some(Pending { request, time, runs });
         }
         Ok(())
+    }
+
+    fn blocks_signal(&self, tid: Tid) -> bool {
+        let status = File::open(format!("/proc/self/task/{tid}/status")).ok();
+        let readiness = status.and_then(|file| SignalReadiness::read(&file, self.pool.signal()));
+        readiness.is_some_and(|readiness| readiness.blocks)
     }
 
     /// The late response of a thread, waiting until so long after its request. `None`: there is none so far.
