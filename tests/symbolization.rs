@@ -311,6 +311,66 @@ fn unnamed_code_is_the_same_function_in_all_runs() {
     });
 }
 
+/// Names of a child's trampolines are in the buffer of its file when `os._exit` ends it, and so in no file.
+#[test]
+fn trampolines_of_forked_children_are_shown_as_their_functions() {
+    let script = "\
+import os
+def inner(n):
+    s = 0
+    for i in range(n): s += i * i
+    return s
+def outer(): return inner(20000)
+outer()
+pid = os.fork()
+if pid == 0:
+    for _ in range(500): outer()
+    os._exit(0)
+os.waitpid(pid, 0)
+";
+    let scratch = Scratch::new();
+    fs::write(scratch.path("fork.py"), script).expect("written");
+    let with_option = pythons().iter().filter_map(|p| match p.minor {
+        ..12 => None,
+        12 => Some((p, "perf")),
+        _ => Some((p, "perf_jit")),
+    });
+    let all: Vec<_> = with_option.collect();
+    let _live = live();
+    some_at_a_time(
+        2,
+        &all,
+        |(p, ..)| &p.name,
+        |(python, option)| {
+            let mut command = Command::new(&python.exe);
+            command.args(["-X", option]).arg(scratch.path("fork.py"));
+            let recording = record(&["--subprocesses"], &command);
+            let case = format!("{} -X {option}", python.name);
+            let named = share(&recording, "inner");
+            assert_likely!(named > 0.7, "{case}: {named}\n{}", recording.stderr);
+            let unnamed = |stack: &[&Frame]| {
+                let above = stack.windows(2).find(|pair| pair[1].name == "inner");
+                above.is_some_and(|pair| pair[0].name.starts_with("[anonymous code"))
+            };
+            assert_eq!(
+                recording.matching(unnamed),
+                0,
+                "{case}: {}",
+                recording.examples(unnamed)
+            );
+            for entry in fs::read_dir("/tmp").expect("readable").flatten() {
+                let name = entry.file_name().to_string_lossy().into_owned();
+                let pids = recording.profile.meta.threads.iter().map(|(pid, ..)| *pid);
+                for pid in pids {
+                    if name == format!("perf-{pid}.map") || name == format!("jit-{pid}.dump") {
+                        let _ = fs::remove_file(entry.path());
+                    }
+                }
+            }
+        },
+    );
+}
+
 #[test]
 fn trampolines_of_python_are_shown_as_their_functions() {
     let script = "\

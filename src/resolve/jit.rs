@@ -11,7 +11,7 @@ use super::naming::{NamesRequest, NamingError};
 use super::symbols::{Owner, named_frame, unnamed_frames};
 use super::{NameCache, ResolveInput};
 use crate::event::Pid;
-use crate::frame::{ModuleId, RawFrame};
+use crate::frame::{CodeId, ModuleId, RawFrame};
 use crate::profile::model::{Frame, FrameKind, ModuleMeta};
 use crate::target::Region;
 use crate::target::file_content::{Content, ContentReader};
@@ -55,6 +55,11 @@ pub(super) fn name_anonymous(
     let (sources, mut missing) = jit_sources(input, pid, &avmas);
     let regions = (input.jit)(pid).map_or(Vec::new(), |jit| jit.regions);
     let mut python = None;
+    let called = match writes_names(input, pid) {
+        true => called_functions(input, pid),
+        false => FxHashMap::default(),
+    };
+    let mut is_by_call = false;
     let mut used = vec![false; sources.len()];
     let mut groups = BTreeMap::new();
     for (avma, count) in counts {
@@ -73,6 +78,14 @@ pub(super) fn name_anonymous(
                 }
                 None => jit_frame(&s),
             },
+            None if let Some(Some(code)) = called.get(avma) => {
+                let c = input.codes.get(*code);
+                is_by_call = true;
+                names
+                    .trampolines
+                    .insert(raw(avma), trampoline_name(&c.qualname, &c.filename).into());
+                (super::python_frame(c), c.first_line)
+            }
             None => {
                 names.unnamed.insert(raw(avma));
                 let region = regions.iter().rposition(|r| (r.start..r.end).contains(avma));
@@ -91,6 +104,7 @@ pub(super) fn name_anonymous(
         .zip(&used)
         .filter(|(_, used)| **used)
         .map(|((name, _), _)| &**name)
+        .chain(is_by_call.then_some("the Python functions that trampolines call"))
         .collect();
     let unnamed = unnamed_frames(&names.unnamed, counts, raw);
     if unnamed == 0 {
@@ -177,6 +191,35 @@ fn python_functions(input: &ResolveInput<'_>) -> FxHashMap<String, (Frame, u32)>
             let c = input.codes.get(*code);
             let f = || (super::python_frame(c), c.first_line);
             found.entry(trampoline_name(&c.qualname, &c.filename)).or_insert_with(f);
+        }
+    }
+    found
+}
+
+/// Whether the process, or one that it was forked from, writes a jitdump or a perf map.
+fn writes_names(input: &ResolveInput<'_>, pid: Pid) -> bool {
+    let maps = &input.open_files.perf_maps;
+    ancestry(pid, input.jit)
+        .any(|(pid, jit)| !jit.dumps.is_empty() || maps.get(&pid).is_some_and(|map| map.file.is_some()))
+}
+
+/// By the address in JIT code (avma) of a caller, the Python function whose frame it calls; `None` for several.
+///
+/// Only CPython's trampolines call the evaluation loop from JIT code, each for one function. CPython writes their names through a
+/// buffer, the end of which is in no file while it runs, and never is if `os._exit` ends it, as in children of
+/// `multiprocessing`.
+fn called_functions(input: &ResolveInput<'_>, pid: Pid) -> FxHashMap<u64, Option<CodeId>> {
+    let nodes = input.tree.nodes();
+    let mut found = FxHashMap::default();
+    for (parent, raw, _) in nodes {
+        let (Some(RawFrame::Python { code, .. }), Some(RawFrame::Anonymous { pid: of, avma })) =
+            (raw, &nodes[*parent as usize].1)
+        else {
+            continue;
+        };
+        if *of == pid {
+            let known = found.entry(*avma).or_insert(Some(*code));
+            *known = known.filter(|known| known == code);
         }
     }
     found
