@@ -676,6 +676,68 @@ sys.stdin.read()
     }
 }
 
+/// Debian's python3 is one file with its own library, which an upgrade replaces.
+#[test]
+fn a_replaced_program_is_read_without_root() {
+    let _live = live();
+    let scratch = open_directory();
+    let (copy, program) = (open_copy(&scratch), scratch.path("python3"));
+    programs::copy("/usr/bin/python3", &program);
+    let mut command = Command::new(&program);
+    // Constants of prctl(2): PR_SET_DUMPABLE, PR_SET_PTRACER.
+    let lines = "
+prctl(4, 1, 0, 0, 0)
+prctl(0x59616d61, ctypes.c_ulong(2**64 - 1), 0, 0, 0)
+import threading
+def crunch():
+    while True: sum(range(1000))
+threading.Thread(target=crunch, daemon=True).start()
+print('READY', flush=True)
+sys.stdin.read()
+";
+    command
+        .args(["-c", &format!("{AS_NOBODY}{lines}")])
+        .env("PYTHONHOME", "/usr");
+    let running = Program::start(command);
+    let pid = running.pid().to_string();
+    // Another program of this name, which must not be read.
+    let other = scratch.path("other");
+    programs::copy(programs::native(&[]).get_program(), &other);
+    fs::rename(&other, &program).expect("the program is replaced");
+    repeated(|| {
+        for (capabilities, backend) in [("+bpf,+perfmon,+sys_ptrace", "ebpf"), ("", "ptrace")] {
+            let words = [
+                "attach",
+                &pid,
+                "-d",
+                "0.3",
+                "-f",
+                "collapsed",
+                "-o",
+                "-",
+                "--backend",
+                backend,
+            ];
+            let (done, said) = run(by_nobody(&copy, capabilities, &words));
+            assert!(
+                done.status.success() && said.contains("  python:   CPython 3."),
+                "{said}"
+            );
+            let stacks = String::from_utf8_lossy(&done.stdout).into_owned();
+            assert_likely!(stacks.contains("crunch (<string>"), "{backend}: {stacks}{said}");
+            // A function that the replaced file exports.
+            let named = stacks.contains("_PyFunction_Vectorcall (python3)") || stacks.contains(";Py");
+            assert_likely!(named, "{backend}: {stacks}");
+        }
+    });
+    let (done, said) = run(by_nobody(&copy, "", &["dump", &pid]));
+    let printed = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert!(
+        printed.contains("CPython 3.") && printed.contains("crunch"),
+        "{printed}{said}"
+    );
+}
+
 /// Findings by subject: state and text.
 type Findings = BTreeMap<String, (String, String)>;
 

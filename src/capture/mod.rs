@@ -8,7 +8,8 @@ use std::time::Duration;
 use crate::cpython_layout::TargetLayout;
 use crate::error::Result;
 use crate::event::{
-    CodeCopy, Event, Part, Pid, PythonWalk, RUNNING_TASK, RunningTask, Sample, StoppedThread, Suspension, Tid, TimeSpent,
+    CodeCopy, Event, Part, Pid, PythonWalk, RUNNING_TASK, RunningTask, Sample, StoppedThread, Suspension, Tid,
+    TimeSpent,
 };
 use crate::target::memory::Memory;
 

@@ -130,7 +130,10 @@ impl OpenFiles {
                 Some(RawFrame::Python { code, .. }) if self.sources.len() < MAX_SOURCES => {
                     let path = &codes.get(*code).filename;
                     if path.starts_with('/') && !self.sources.contains_key(path) {
-                        let file = self.root.as_ref().and_then(|root| root.open(OsString::from_vec(escape::name_bytes(path))));
+                        let file = self
+                            .root
+                            .as_ref()
+                            .and_then(|root| root.open(OsString::from_vec(escape::name_bytes(path))));
                         self.sources.insert(path.clone(), file);
                     }
                 }

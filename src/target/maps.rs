@@ -9,6 +9,8 @@ pub struct Mapping {
     pub executable: bool,
     /// Offset in the file, bytes.
     pub offset: u64,
+    /// The file's device, major and minor number.
+    pub device: (u32, u32),
     pub inode: u64,
     /// Path with the kernel's `\012` for a newline undone; empty for anonymous memory.
     pub path: Vec<u8>,
@@ -17,6 +19,12 @@ pub struct Mapping {
 /// The well-formed lines of the text.
 pub fn parse(text: &[u8]) -> Vec<Mapping> {
     text.split(|c| *c == b'\n').filter_map(line).collect()
+}
+
+/// The mapping that has this address.
+pub fn find(text: &[u8], avma: u64) -> Option<Mapping> {
+    let mut lines = text.split(|c| *c == b'\n').filter_map(line);
+    lines.find(|m| (m.start..m.end).contains(&avma))
 }
 
 fn line(line: &[u8]) -> Option<Mapping> {
@@ -33,7 +41,8 @@ fn line(line: &[u8]) -> Option<Mapping> {
     let (start, end) = word()?.split_once('-')?;
     let permissions = word()?.as_bytes();
     let offset = word()?;
-    let _device = word()?;
+    let (major, minor) = word()?.split_once(':')?;
+    let number = |text| u32::from_str_radix(text, 16).ok();
     let inode = word()?.parse().ok()?;
     let path = rest.iter().position(|c| *c != b' ').map_or(&[][..], |n| &rest[n..]);
     let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
@@ -44,6 +53,7 @@ fn line(line: &[u8]) -> Option<Mapping> {
         writable: permissions[1] == b'w',
         executable: permissions[2] == b'x',
         offset: u64::from_str_radix(offset, 16).ok()?,
+        device: (number(major)?, number(minor)?),
         inode,
         path: unescape(path),
     })

@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::file_content::Content;
+use super::maps;
+use super::maps::Mapping;
 use super::memory::Memory;
 use super::root::Root;
 use crate::error::{Error, Result};
@@ -151,11 +153,30 @@ impl System for LiveSystem {
         // names and tables must not be taken for those of the file in the event.
         let mapped = open(format!("/proc/{pid}/map_files/{start:x}-{end:x}").into());
         let opened = mapped.filter(|(file, _)| has_name(file, path)).or_else(|| {
-            (path.starts_with(b"/") && !path.ends_with(b" (deleted)")).then_some(())?;
+            let is_program = || {
+                let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+                plain(program.as_os_str().as_bytes()).ends_with(plain(path))
+            };
+            // Some programs map thousands of files without a name.
+            if path.ends_with(DELETED) && !is_program() {
+                return None;
+            }
+            // Opening `map_files` needs CAP_CHECKPOINT_RESTORE. What is mapped there now is the file of the event if it
+            // has the same name; its line says whether it still is the file of that name.
+            let text = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+            let now = maps::find(&text, start).filter(|now| plain(&now.path) == plain(path));
+            let is_deleted = now.as_ref().map_or(path, |now| &now.path).ends_with(DELETED);
+            if is_deleted {
+                let program = open(format!("/proc/{pid}/exe").into());
+                return program
+                    .filter(|(file, key)| now.is_some_and(|now| has_name(file, path) && is_file_of(&now, *key)));
+            }
+            path.starts_with(b"/").then_some(())?;
             let path = Path::new(OsStr::from_bytes(path));
             let mut full = OsString::from(format!("/proc/{pid}/root"));
             full.push(path);
-            open(full.into()).or_else(|| checked(root?.open_mapped(path)?))
+            let named = open(full.into()).or_else(|| checked(root?.open_mapped(path)?));
+            named.filter(|(_, key)| now.is_none_or(|now| is_file_of(&now, *key)))
         });
         opened.map(|(file, key)| (Content::File(Arc::new(file)), key))
     }
@@ -189,9 +210,42 @@ impl System for LiveSystem {
     }
 }
 
+/// What the kernel appends to the path of a file that has no name any more (d_path, fs/d_path.c).
+const DELETED: &[u8] = b" (deleted)";
+
+fn plain(path: &[u8]) -> &[u8] {
+    path.strip_suffix(DELETED).unwrap_or(path)
+}
+
 /// Whether an open file has this path. In another mount namespace our path may be longer than the target's.
 fn has_name(file: &File, path: &[u8]) -> bool {
-    let plain = |p: &[u8]| p.strip_suffix(b" (deleted)").unwrap_or(p).to_vec();
     let name = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
-    name.is_ok_and(|name| plain(name.as_os_str().as_bytes()).ends_with(&plain(path)))
+    name.is_ok_and(|name| plain(name.as_os_str().as_bytes()).ends_with(plain(path)))
+}
+
+/// Whether a file that has the name of a mapped one is that file. btrfs and overlayfs have one device in the list of
+/// mappings and another in what stat returns (`show_map_vma`, fs/proc/task_mmu.c, Linux 6.1), and overlayfs also inodes
+/// of its own: only on the same device is another inode another file.
+fn is_file_of(mapping: &Mapping, (device, inode): FileKey) -> bool {
+    let (major, minor) = mapping.device;
+    inode == mapping.inode || device != libc::makedev(major, minor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_inode_on_the_same_device_is_another_file() {
+        let mapping = maps::find(b"1000-3000 r-xp 0 fd:01 42 /bin/a", 0x2000).expect("a line");
+        let (same, other) = (libc::makedev(0xfd, 1), libc::makedev(0, 40));
+        for (key, expected) in [
+            ((same, 42), true),
+            ((same, 43), false),
+            ((other, 42), true),
+            ((other, 43), true),
+        ] {
+            assert_eq!(is_file_of(&mapping, key), expected, "{key:?}");
+        }
+    }
 }

@@ -170,6 +170,7 @@ fn mapping(start: u64, end: u64, path: &str) -> Mapping {
         writable: true,
         executable: false,
         offset: 0,
+        device: (0, 0),
         inode: 0,
         path: path.into(),
     }
