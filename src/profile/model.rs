@@ -227,6 +227,8 @@ pub struct Meta {
     /// `None` if the backend does not stop threads.
     pub stopped: Option<StopSummary>,
     pub quality: Quality,
+    /// CPU time of the target while it was sampled, seconds; 0 if the backend does not measure it.
+    pub target_cpu: f64,
     /// CPU time of nativeprof, seconds.
     pub profiler_cpu: f64,
     /// The part of it that was used while samples were taken, without startup, symbolization and output; 0: not known.

@@ -21,12 +21,9 @@ pub fn block(meta: &Meta, written: &str) -> String {
     } else {
         String::new()
     };
-    let rate = if q.expected > 0 {
-        format!(
-            "; rate {:.1} of {} Hz",
-            meta.rate as f64 * q.taken as f64 / q.expected as f64,
-            meta.rate
-        )
+    // Of samples by CPU time: others are not due at a rate.
+    let rate = if q.expected > 0 && meta.target_cpu > 0.0 {
+        format!("; rate {:.1} of {} Hz", q.taken as f64 / meta.target_cpu, meta.rate)
     } else {
         String::new()
     };
@@ -83,7 +80,7 @@ fn overhead(meta: &Meta) -> String {
 /// work; `None` elsewhere and for other events. `children`: CPU time of child processes that were not sampled.
 pub fn advice(meta: &Meta, children: Duration) -> Option<String> {
     ["cpu-clock", "cycles"].contains(&&*meta.event).then_some(())?;
-    let own = meta.quality.expected as f64 / meta.rate.max(1) as f64;
+    let own = meta.target_cpu;
     let children = children.as_secs_f64();
     if children > own && children > 0.1 * meta.duration {
         return Some(format!(
@@ -375,31 +372,31 @@ mod tests {
 
     #[test]
     fn little_seen_has_an_explanation() {
-        let check = |expected, duration, children, words: Option<&str>| {
-            let mut meta = Meta {
+        let check = |target_cpu, duration, children, words: Option<&str>| {
+            let meta = Meta {
                 event: "cpu-clock".into(),
                 rate: 100,
                 duration,
+                target_cpu,
                 ..Meta::default()
             };
-            meta.quality.expected = expected;
             let said = advice(&meta, Duration::from_secs_f64(children));
             match words {
                 Some(words) => assert!(said.as_ref().is_some_and(|s| s.contains(words)), "{said:?}"),
                 None => assert_eq!(said, None),
             }
         };
-        check(4, 1.8, 0.0, Some("used 0.04 s of CPU time in 1.8 s"));
-        check(100, 1.8, 0.5, None);
-        check(4, 0.3, 0.0, None);
+        check(0.04, 1.8, 0.0, Some("used 0.04 s of CPU time in 1.8 s"));
+        check(1.0, 1.8, 0.5, None);
+        check(0.04, 0.3, 0.0, None);
         check(
-            4,
+            0.04,
             1.8,
             1.5,
             Some("used 1.50 s of CPU time, the process itself 0.04 s: add --subprocesses"),
         );
-        check(160, 1.8, 3.0, Some("--subprocesses"));
-        check(0, 0.0, 0.0, None);
+        check(1.6, 1.8, 3.0, Some("--subprocesses"));
+        check(0.0, 0.0, 0.0, None);
     }
 
     #[test]

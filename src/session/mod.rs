@@ -403,6 +403,7 @@ impl Session {
                 max_us: h.longest / 1000,
             }),
             quality: self.quality(counts, rate),
+            target_cpu: counts.cpu_time as f64 * 1e-9,
             ..Meta::default()
         }
     }

@@ -316,20 +316,20 @@ impl Recording {
 
     /// As many samples as the CPU time requires, no fewer and no more, except for a few at start and end of threads.
     pub fn check_rate(&self, case: &str) {
-        let q = &self.profile.meta.quality;
+        let meta = &self.profile.meta;
+        let q = &meta.quality;
+        assert_eq!(q.expected, q.taken + q.lost, "{case}: {}", self.stderr);
+        let due = meta.target_cpu * meta.rate as f64;
         assert_likely!(
-            (q.taken + self.excused(q.expected)) as f64 >= q.expected as f64 * 0.98 - 5.0,
-            "{case}: {} samples, {} expected",
-            q.taken,
-            q.expected
+            (q.taken + self.excused(due as u64)) as f64 >= due * 0.98 - 5.0,
+            "{case}: {} samples, {due:.0} due",
+            q.taken
         );
         // The timers are those of the CPUs: how often they hit a thread that sleeps now and then is a matter of chance.
-        let chance = 2.5 * (q.expected as f64).sqrt();
         assert_likely!(
-            q.taken as f64 <= q.expected as f64 * 1.02 + 5.0 + chance,
-            "{case}: {} samples, only {} expected",
-            q.taken,
-            q.expected
+            q.taken as f64 <= due * 1.02 + 5.0 + 2.5 * due.sqrt(),
+            "{case}: {} samples, only {due:.0} due",
+            q.taken
         );
     }
 

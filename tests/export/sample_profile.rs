@@ -273,6 +273,7 @@ pub fn golden() -> Profile {
             lost: 2,
             reasons: BTreeMap::from([(reason, 20)]),
         },
+        target_cpu: 0.0,
         profiler_cpu: 0.011,
         sampling_cpu: 0.0,
         modules: vec![ModuleMeta {

@@ -333,13 +333,19 @@ fn merge_metadata(metas: &[&Meta], new_pids: &[BTreeMap<u32, u32>]) -> Meta {
         stopped: stopped.next().filter(|_| stopped.next().is_none()),
         quality,
         profiler_cpu: metas.iter().map(|meta| meta.profiler_cpu).sum(),
-        sampling_cpu: match metas.iter().all(|meta| meta.sampling_cpu > 0.0) {
-            true => metas.iter().map(|meta| meta.sampling_cpu).sum(),
-            false => 0.0,
-        },
+        sampling_cpu: sum_of_known(metas.iter().map(|meta| meta.sampling_cpu)),
+        target_cpu: sum_of_known(metas.iter().map(|meta| meta.target_cpu)),
         modules,
         threads: threads.into_iter().map(|((pid, tid), name)| (pid, tid, name)).collect(),
         ..Meta::default()
+    }
+}
+
+/// The sum of seconds; 0, not known, if one of them is.
+fn sum_of_known(seconds: impl Iterator<Item = f64> + Clone) -> f64 {
+    match seconds.clone().all(|seconds| seconds > 0.0) {
+        true => seconds.sum(),
+        false => 0.0,
     }
 }
 

@@ -343,6 +343,7 @@ impl<'a> JsonReader<'a> {
             duration: map.get("duration").and_then(Value::as_f64).unwrap_or(0.0),
             profiler_cpu: map.get("profiler_cpu").and_then(Value::as_f64).unwrap_or(0.0),
             sampling_cpu: map.get("sampling_cpu").and_then(Value::as_f64).unwrap_or(0.0),
+            target_cpu: map.get("target_cpu").and_then(Value::as_f64).unwrap_or(0.0),
             pid: number(map.get("pid")),
             stopped,
             quality: Quality {

@@ -29,8 +29,10 @@ pub(crate) fn write_meta(meta: &Meta, out: &mut impl Write) -> io::Result<()> {
     ] {
         write!(out, ",\"{key}\":{:?}", finite(seconds))?;
     }
-    if meta.sampling_cpu > 0.0 {
-        write!(out, ",\"sampling_cpu\":{:?}", finite(meta.sampling_cpu))?;
+    for (key, seconds) in [("sampling_cpu", meta.sampling_cpu), ("target_cpu", meta.target_cpu)] {
+        if seconds > 0.0 {
+            write!(out, ",\"{key}\":{:?}", finite(seconds))?;
+        }
     }
     if let Some(StopSummary { median_us, max_us }) = meta.stopped {
         write!(out, ",\"stopped\":{{\"median_us\":{median_us},\"max_us\":{max_us}}}")?;
