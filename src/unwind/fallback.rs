@@ -303,6 +303,30 @@ impl Unwinder {
     }
 }
 
+/// Bytes between the end of a stack and its first frame, at most, if only a return address of 0 marks it as the first.
+const MAX_TOP: u64 = 512;
+
+impl UnwindState<'_> {
+    /// Is this so close to the end of the stack that only what starts a thread or program can be beyond?
+    pub(super) fn is_top(&self, cfa: u64) -> bool {
+        self.memory.stack.end().saturating_sub(cfa) <= MAX_TOP
+    }
+}
+
+impl Unwinder {
+    /// Has the interrupted thread just returned from a system call that starts one? It may be the new one, which nothing
+    /// has called.
+    #[cold]
+    pub(super) fn may_begin_thread(&mut self, state: &UnwindState, frame: &NativeFrame) -> bool {
+        let Some((module, svma)) = frame.location.filter(|_| state.interrupted) else {
+            return false;
+        };
+        let known = self.modules.get_mut(module.0 as usize).and_then(Option::as_mut);
+        let section = known.and_then(|known| known.code.section(svma, &mut *known.sections));
+        section.is_some_and(|s| arch::follows_thread_start(&s.bytes, svma.wrapping_sub(s.svma) as usize))
+    }
+}
+
 /// Is the outermost frame found by a scan certain to be the first one? Its table says so, or it lies at the end of the
 /// stack. A zero that looks like the end of a stack may be found anywhere.
 fn ends_reliably(state: &UnwindState, last: Option<&NativeFrame>) -> bool {

@@ -40,8 +40,6 @@ pub use crate::code_map::{CodeMap, CodeSection, Landmarks, Sections};
 pub const MAX_FRAMES: usize = 1 << 16;
 /// Known files, at most.
 const MAX_MODULES: usize = 1 << 20;
-/// Bytes between the end of a stack and its first frame, at most, if only a return address of 0 marks it as the first.
-const MAX_TOP: u64 = 512;
 /// Signal frames may lead to another stack, also to a lower one: so often.
 const MAX_SWITCHES: u32 = 64;
 
@@ -148,11 +146,6 @@ impl<'a> UnwindState<'a> {
             searching: false,
             first,
         }
-    }
-
-    /// Is this so close to the end of the stack that only what starts a thread or program can be beyond?
-    fn is_top(&self, cfa: u64) -> bool {
-        self.memory.stack.end().saturating_sub(cfa) <= MAX_TOP
     }
 
     fn lookup(&self) -> u64 {
@@ -355,6 +348,12 @@ impl Unwinder {
                         out.push(frame);
                         state.interrupted = rule.signal;
                         continue;
+                    }
+                    Err(_) if state.regs.ip == 0 && self.may_begin_thread(state, &frame) => {
+                        frame.cfa = cfa.max(sp);
+                        frame.method = UnwindMethod::StackEnd;
+                        out.push(frame);
+                        return Ok(());
                     }
                     Err(truncation) => truncation,
                 },

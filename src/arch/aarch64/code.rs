@@ -138,6 +138,11 @@ pub fn is_signal_return(code: &[u8], at: usize) -> bool {
     })
 }
 
+/// New threads have their creator's link register: what follows the system call is not known by a zero.
+pub fn follows_thread_start(_code: &[u8], _at: usize) -> bool {
+    false
+}
+
 /// Bytes from a thread's descriptor up to where the thread pointer points, from the code of `pthread_self`: `bti c; mrs x0,
 /// tpidr_el0; sub x0, x0, #size; ret`.
 pub fn descriptor_size(code: &[u8]) -> Option<u32> {

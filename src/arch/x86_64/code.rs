@@ -121,6 +121,20 @@ pub fn is_signal_return(code: &[u8], at: usize) -> bool {
     })
 }
 
+/// `mov $435,%eax; syscall` and the same with 56: clone3 and clone (arch/x86/entry/syscalls/syscall_64.tbl, Linux 6.18).
+const THREAD_STARTS: [&[u8]; 2] = [b"\xb8\xb3\x01\0\0\x0f\x05", b"\xb8\x38\0\0\0\x0f\x05"];
+/// Bytes from there to the branch that a new thread takes: glibc 2.36, sysdeps/unix/sysv/linux/x86_64/clone3.S.
+const COMMON: usize = 7;
+
+/// Is `code[at]` run by both threads after a system call that starts one? Neither its table nor its instructions say that
+/// nothing has called it in the new one.
+pub fn follows_thread_start(code: &[u8], at: usize) -> bool {
+    (0..COMMON).any(|past| {
+        let before = at.checked_sub(past).and_then(|end| code.get(..end)).unwrap_or_default();
+        THREAD_STARTS.iter().any(|start| before.ends_with(start))
+    })
+}
+
 /// `None`: the thread pointer points to the descriptor.
 pub fn descriptor_size(_code: &[u8]) -> Option<u32> {
     None
@@ -168,6 +182,20 @@ mod tests {
         check(b"\x90\xb8\x0e\0\0\0\x0f\x05", &[]); // another system call
         check(b"\x90\xb8\x0f\0\0\0\x0f", &[]);
         check(b"", &[]);
+    }
+
+    #[test]
+    fn what_follows_the_start_of_a_thread_is_recognized_by_its_bytes() {
+        let check = |number: u8, expected: &[usize]| {
+            // mov; syscall; test %rax,%rax; jl; je; ret
+            let code = [
+                0xb8, number, 1, 0, 0, 0x0f, 5, 0x48, 0x85, 0xc0, 0x7c, 0x18, 0x74, 1, 0xc3,
+            ];
+            let found: Vec<usize> = (0..code.len()).filter(|at| follows_thread_start(&code, *at)).collect();
+            assert_eq!(found, expected, "{number:x}");
+        };
+        check(0xb3, &[7, 8, 9, 10, 11, 12, 13]);
+        check(0xb4, &[]);
     }
 
     #[test]

@@ -364,6 +364,31 @@ fn threads_begin_after_clone() {
     assert_eq!(methods, expected);
 }
 
+/// `clone3` (glibc 2.36, sysdeps/unix/sysv/linux/x86_64/clone3.S), from where its first table ends, with what comes before.
+#[test]
+fn new_threads_have_no_return_address_yet() {
+    const CODE: [u8; 15] = [
+        0xb8, 0xb3, 0x01, 0, 0, 0x0f, 0x05, // mov $435,%eax; syscall
+        0x48, 0x85, 0xc0, 0x7c, 0x18, 0x74, 0x01, 0xc3, // test %rax,%rax; jl; je; ret
+    ];
+    for (at, word, expected) in [
+        (7, 0, Ok(())),
+        (10, 0, Ok(())),
+        (12, 0, Ok(())),
+        (14, 0, Err(Truncation::NoUnwindInfo)),
+        (7, 3, Err(Truncation::ReturnAddressNotInCode)),
+    ] {
+        let file = File {
+            code: CODE.to_vec(),
+            functions: vec![(0x1000, 15)],
+            ..File::default()
+        };
+        let regs = Regs::from_ip_sp_fp(BIAS + 0x1000 + at, STACK, 0);
+        let (end, frames) = run(file, &regs, &stack(&[word; 200]));
+        assert_eq!((end, frames.len()), (expected, 1), "{at:#x} {word}");
+    }
+}
+
 #[test]
 fn handlers_return_without_a_table() {
     // A handler, what it returns to (musl 1.2.3, src/signal/x86_64/restore.s), and what was interrupted, without
