@@ -44,9 +44,23 @@ pub struct NamedThreads {
 }
 
 impl NamedThreads {
-    /// Whether the thread and the names of threads can be found.
-    pub fn can_name(&self, tid: Tid) -> bool {
-        !self.registries.is_empty() && self.thread_pointers.contains_key(&tid)
+    /// Whether an interpreter had imported `threading`, without which threads have no names.
+    pub fn have_names(&self) -> bool {
+        !self.registries.is_empty()
+    }
+
+    /// Threads with these IDs, and a registry or none.
+    #[cfg(test)]
+    pub fn example(tids: &[Tid], registry: Option<u64>) -> NamedThreads {
+        NamedThreads {
+            registries: registry.into_iter().collect(),
+            thread_pointers: tids.iter().map(|tid| (*tid, 0)).collect(),
+        }
+    }
+
+    /// Whether the thread had a thread state.
+    pub fn contain(&self, tid: Tid) -> bool {
+        self.thread_pointers.contains_key(&tid)
     }
 }
 

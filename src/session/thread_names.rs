@@ -14,6 +14,9 @@ use crate::target::system::ProcessMemory;
 /// from the first to the last of these.
 const FIRST_DELAY: u64 = 50_000_000;
 const LAST_DELAY: u64 = 5_000_000_000;
+/// Additional time until a known thread of a process that had not imported `threading` makes us look for that module
+/// again, ns: nothing but the name `MainThread` is missing, and a search takes some 30 system calls.
+const IMPORT_DELAY: u64 = 60_000_000_000;
 /// Maximum number of threads and processes that are remembered; some programs create them by the million.
 const MAX_THREADS: usize = 1 << 16;
 
@@ -25,8 +28,9 @@ struct Schedule {
 }
 
 impl Schedule {
-    fn is_due(&self, time: u64) -> bool {
-        time > self.next
+    /// `additional`: time to wait beyond the planned one, ns.
+    fn is_due(&self, time: u64, additional: u64) -> bool {
+        time > self.next.saturating_add(additional)
     }
 
     fn was_read(&mut self, time: u64) {
@@ -42,6 +46,17 @@ struct ProcessThreads {
     schedule: Schedule,
     /// Pages that the last reading needed, in ascending order: the next one reads them together.
     pages: Vec<u64>,
+}
+
+impl ProcessThreads {
+    /// Whether a sample of the thread at `time` makes us list the process's threads again.
+    fn lists_again(&self, tid: Tid, time: u64) -> bool {
+        match (self.threads.contain(tid), self.threads.have_names()) {
+            (true, true) => false,
+            (true, false) => self.schedule.is_due(time, IMPORT_DELAY),
+            (false, _) => self.schedule.is_due(time, 0),
+        }
+    }
 }
 
 /// Names of Python threads, and when they are read again.
@@ -83,7 +98,7 @@ impl Session {
             names.processes.clear();
         }
         let thread = names.threads.entry((s.pid, s.tid)).or_default();
-        if !thread.is_due(s.time) {
+        if !thread.is_due(s.time, 0) {
             return;
         }
         thread.was_read(s.time);
@@ -115,12 +130,15 @@ impl Session {
             return;
         };
         let process = self.thread_names.processes.entry(pid).or_default();
-        let lists_threads = !process.threads.can_name(namespace_tid) && process.schedule.is_due(time);
+        let lists_threads = process.lists_again(namespace_tid, time);
         if lists_threads {
             process.schedule.was_read(time);
         }
         if lists_threads && let Some(reader) = ThreadNameReader::new(&memory, runtime, interpreter) {
             process.threads = reader.threads();
+        }
+        if !process.threads.have_names() {
+            return;
         }
         // A reading takes many words from few pages, and a system call costs more than a page.
         let mut read = || {
@@ -135,6 +153,36 @@ impl Session {
             && read().as_ref() == Some(&name)
         {
             self.thread_names.names.insert((pid, tid), name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A process with one thread that never imports `threading` costs a search a minute, however often it is sampled.
+    #[test]
+    fn threads_are_listed_when_one_is_unknown_and_else_rarely() {
+        const SECOND: u64 = 1_000_000_000;
+        let registry = Some(0x7000);
+        for (threads, tid, seconds, expected) in [
+            (NamedThreads::default(), 1, 1, true),
+            (NamedThreads::example(&[1], None), 1, 30, false),
+            (NamedThreads::example(&[1], None), 1, 61, true),
+            (NamedThreads::example(&[1], None), 2, 1, true),
+            (NamedThreads::example(&[1], registry), 1, 61, false),
+            (NamedThreads::example(&[1], registry), 2, 1, true),
+            (NamedThreads::example(&[1], registry), 2, 0, false),
+        ] {
+            let mut process = ProcessThreads::default();
+            process.schedule.was_read(0);
+            process.threads = threads.clone();
+            assert_eq!(
+                process.lists_again(tid, seconds * SECOND),
+                expected,
+                "{threads:?} {tid} {seconds}"
+            );
         }
     }
 }
