@@ -38,6 +38,8 @@ pub struct Landmarks {
     pub switch: Vec<(u64, u64)>,
     /// Code to which the first function of a hand-made stack returns, from one byte before it.
     pub first: Vec<(u64, u64)>,
+    /// The code at the file's entry point up to its call: the kernel starts a program, or its loader, there.
+    pub entry: Vec<(u64, u64)>,
 }
 
 impl Landmarks {

@@ -193,7 +193,7 @@ impl Session {
             has_changed = target.process.refresh_stack_end(&*self.system, outermost.sp);
         }
         let stack_end = self.targets[&s.pid].process.stack_end;
-        let truncation = truncation.filter(|_| !is_process_entry(&mut self.native, stack_end, &self.modules));
+        let truncation = truncation.filter(|_| !is_process_entry(&mut self.native, stack_end));
         (truncation, has_changed)
     }
 

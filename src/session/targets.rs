@@ -17,7 +17,7 @@ use crate::target::Process;
 use crate::target::command;
 use crate::target::landmarks;
 use crate::target::memory::Memory;
-use crate::target::modules::{ModuleSections, Modules};
+use crate::target::modules::ModuleSections;
 use crate::target::system::{ProcessMemory, System};
 
 /// Said of an interpreter whose frames are not read.
@@ -422,18 +422,10 @@ impl Session {
     }
 }
 
-/// Maximum number of code bytes at a program's entry point up to its call.
-const ENTRY: u64 = 64;
-
-/// Whether the outermost frame is where the kernel started the program, by its place on the stack or by its code; marks
-/// it as the end if so. Entry points of programs and loaders written in assembler often have no tables to show it.
-pub(super) fn is_process_entry(native: &mut [NativeFrame], stack_end: u64, modules: &Modules) -> bool {
+/// Whether the outermost frame is where the kernel started the program, by its place on the stack; marks it as the end if so.
+pub(super) fn is_process_entry(native: &mut [NativeFrame], stack_end: u64) -> bool {
     let Some(last) = native.last_mut() else { return false };
-    let at_entry = |(module, svma): (ModuleId, u64)| {
-        let entry = modules.get(module).entry;
-        entry.is_some_and(|entry| svma >= entry && svma - entry < ENTRY)
-    };
-    let begins = (stack_end != 0 && last.sp == stack_end) || last.location.is_some_and(at_entry);
+    let begins = stack_end != 0 && last.sp == stack_end;
     if begins {
         last.method = UnwindMethod::StackEnd;
     }

@@ -13,6 +13,9 @@ const MAX_MAKER: u64 = 1 << 12;
 /// Maximum size of the code that is returned to, bytes.
 const MAX_FIRST: u64 = 64;
 
+/// Maximum number of code bytes at a program's entry point up to its call.
+const MAX_ENTRY: u64 = 64;
+
 /// Maximum number of functions used of one file; greenlet 3 has about 20, including split-off parts.
 const MAX_FUNCTIONS: usize = 64;
 
@@ -22,7 +25,11 @@ pub fn find(module: &Module) -> Landmarks {
     if name.contains("greenlet") {
         return greenlet(module);
     }
-    let mut landmarks = Landmarks::default();
+    let entry = module.entry.map(|at| (at, at.saturating_add(MAX_ENTRY)));
+    let mut landmarks = Landmarks {
+        entry: entry.into_iter().collect(),
+        ..Landmarks::default()
+    };
     if name.starts_with("libc.so") || name.starts_with("libc-") || name.contains("boost_context") {
         let named = module.symbols_named(&|name| MAKERS.iter().any(|m| m.as_bytes() == name));
         for (_, at, size) in named.into_iter().take(MAX_FUNCTIONS) {

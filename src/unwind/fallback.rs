@@ -3,6 +3,7 @@
 
 use super::rule::{Rule, RuleKind};
 use super::rules::UnwindStep;
+use super::stack_begin::ends_reliably;
 use super::{CodeMap, UnwindState, Unwinder, code_address, locate};
 use crate::arch::{self, CALLEE_SAVED, FP, LINK, RA, Regs, SP};
 use crate::frame::{ModuleId, NativeFrame, UnwindMethod};
@@ -301,36 +302,6 @@ impl Unwinder {
         // A signal handler returns to a trampoline that nothing called.
         Some(self.rule(module, svma).signal || self.rule(module, svma.wrapping_add(1)).signal)
     }
-}
-
-/// Bytes between the end of a stack and its first frame, at most, if only a return address of 0 marks it as the first.
-const MAX_TOP: u64 = 512;
-
-impl UnwindState<'_> {
-    /// Is this so close to the end of the stack that only what starts a thread or program can be beyond?
-    pub(super) fn is_top(&self, cfa: u64) -> bool {
-        self.memory.stack.end().saturating_sub(cfa) <= MAX_TOP
-    }
-}
-
-impl Unwinder {
-    /// Has the interrupted thread just returned from a system call that starts one? It may be the new one, which nothing
-    /// has called.
-    #[cold]
-    pub(super) fn may_begin_thread(&mut self, state: &UnwindState, frame: &NativeFrame) -> bool {
-        let Some((module, svma)) = frame.location.filter(|_| state.interrupted) else {
-            return false;
-        };
-        let known = self.modules.get_mut(module.0 as usize).and_then(Option::as_mut);
-        let section = known.and_then(|known| known.code.section(svma, &mut *known.sections));
-        section.is_some_and(|s| arch::follows_thread_start(&s.bytes, svma.wrapping_sub(s.svma) as usize))
-    }
-}
-
-/// Is the outermost frame found by a scan certain to be the first one? Its table says so, or it lies at the end of the
-/// stack. A zero that looks like the end of a stack may be found anywhere.
-fn ends_reliably(state: &UnwindState, last: Option<&NativeFrame>) -> bool {
-    state.regs.ip != 0 || last.is_some_and(|f| state.is_top(f.cfa))
 }
 
 /// Truncates a stack before `frame`, which is no frame: its code was never called.

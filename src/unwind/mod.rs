@@ -17,6 +17,7 @@ mod rule;
 mod rule_cache;
 mod rules;
 mod signature_marks;
+mod stack_begin;
 mod stack_cache;
 mod stack_memory;
 #[cfg(test)]
@@ -24,7 +25,7 @@ mod tests;
 
 use crate::arch::{self, ADDRESS_BITS, Regs};
 use crate::event::StackBytes;
-use crate::frame::{ModuleId, NativeFrame, Origin, UnwindMethod};
+use crate::frame::{ModuleId, NativeFrame, UnwindMethod};
 use crate::truncation::Truncation;
 use fallback::truncate_at_foreign_stack;
 pub use function_extent::{FunctionExtents, MAX_FUNCTION};
@@ -327,7 +328,7 @@ impl Unwinder {
                         truncation
                     }
                 }
-                UnwindStep::Caller { cfa } => match self.caller(state, &rule, sp, cfa) {
+                UnwindStep::Caller { cfa } => match self.caller(state, &rule, sp, cfa, out) {
                     Ok(next) => {
                         frame.cfa = cfa.max(sp);
                         frame.method = if rule.code {
@@ -362,6 +363,11 @@ impl Unwinder {
             if !no_table && self.is_foreign_stack(state, before.ip) {
                 return Err(truncate_at_foreign_stack(state.first, frame, out));
             }
+            if self.is_entry(&frame) {
+                frame.method = UnwindMethod::StackEnd;
+                out.push(frame);
+                return Ok(());
+            }
             match self.fallback(state, &rule, failed, frame, out) {
                 Some(fallback::FallbackResult::Next(next)) => at = next,
                 Some(fallback::FallbackResult::End) => return Ok(()),
@@ -373,74 +379,8 @@ impl Unwinder {
         }
     }
 
-    /// Ends the stack at a landmark or at what enters a handler, or replaces `rule` by the function's real rule.
-    fn landmark(
-        &mut self,
-        state: &mut UnwindState,
-        rule: &mut Rule,
-        mut frame: NativeFrame,
-        out: &mut Vec<NativeFrame>,
-    ) -> Option<Result<(), Truncation>> {
-        let (module, svma) = frame.location?;
-        match rule.kind {
-            RuleKind::Switch => {
-                out.push(frame);
-                Some(Err(Truncation::GreenletSwitch))
-            }
-            // The code that is returned to was never called: the frame of its callee is the first one.
-            RuleKind::First => {
-                match out.get_mut(state.first..).and_then(<[NativeFrame]>::last_mut) {
-                    Some(last) if !state.interrupted && last.method == UnwindMethod::Cfi => {
-                        last.method = UnwindMethod::Begins(Origin::Context);
-                    }
-                    _ => {
-                        frame.method = UnwindMethod::Begins(Origin::Context);
-                        out.push(frame);
-                    }
-                }
-                Some(Ok(()))
-            }
-            RuleKind::Stub => {
-                let known = self.modules.get_mut(module.0 as usize)?.as_mut()?;
-                let id = known.real_rule(svma, &mut self.rules, &mut self.context);
-                *rule = self.rules.get(id);
-                let step = self.rules.apply(rule, &mut { state.regs }, &mut state.memory);
-                if let UnwindStep::Caller { cfa } = step {
-                    frame.cfa = cfa.max(frame.sp);
-                }
-                if !self.begins_greenlet(out.get(state.first..)?, &frame, module) {
-                    return None;
-                }
-                frame.method = UnwindMethod::Begins(Origin::Greenlet);
-                out.push(frame);
-                Some(Ok(()))
-            }
-            RuleKind::Full => self.handler_entry(state, rule, frame, out),
-            _ => None,
-        }
-    }
-
-    /// Is this frame of a greenlet's first function in the greenlet, not in the one that starts it? `inner` are the
-    /// frames further in.
-    fn begins_greenlet(&self, inner: &[NativeFrame], frame: &NativeFrame, module: ModuleId) -> bool {
-        let landmarks = |id: ModuleId| Some(&self.modules.get(id.0 as usize)?.as_ref()?.landmarks);
-        let is_in = |f: &NativeFrame, ranges: fn(&Landmarks) -> &Vec<(u64, u64)>| {
-            f.location
-                .and_then(|(id, svma)| Some(Landmarks::has(ranges(landmarks(id)?), svma)))
-                .unwrap_or(false)
-        };
-        if inner.last().is_some_and(|f| is_in(f, |l| &l.bootstrap)) {
-            return true;
-        }
-        // The greenlet's Python frames run further in; its starter has others further out.
-        match (self.anchors.last(), self.loops) {
-            (Some(last), _) => *last < frame.cfa,
-            (None, Some(loops)) => loops <= inner.iter().filter(|f| is_in(f, |l| &l.eval)).count(),
-            (None, None) => landmarks(module).is_some_and(|l| l.bootstrap.is_empty()),
-        }
-    }
-
-    /// Validates the caller that a rule led to; returns the location of its code, if in a file.
+    /// Validates the caller that a rule led to; returns the location of its code, if in a file. `out`: the frames
+    /// further in.
     #[inline]
     fn caller(
         &mut self,
@@ -448,6 +388,7 @@ impl Unwinder {
         rule: &Rule,
         sp: u64,
         cfa: u64,
+        out: &[NativeFrame],
     ) -> Result<Option<(ModuleId, u64)>, Truncation> {
         // Every call takes stack. Only the kernel moves from one stack to another, also to a lower one, when it
         // interrupts; and a function that has popped its return address (vfork) has no stack of its own left.
@@ -463,12 +404,9 @@ impl Unwinder {
         }
         let ip = state.regs.ip;
         if ip == 0 {
-            // Analysis may be wrong about the frame, and a zero be found anywhere.
-            let proved = !rule.code || state.is_top(cfa);
-            return if proved {
-                Ok(None)
-            } else {
-                Err(Truncation::NoUnwindInfo)
+            return match state.begins_at_zero(rule, cfa, out) {
+                true => Ok(None),
+                false => Err(Truncation::NoUnwindInfo),
             };
         }
         let lookup = ip.wrapping_sub(u64::from(!rule.signal));

@@ -1,6 +1,7 @@
 //! Stacks that are not entirely the thread's own: greenlets, contexts, and what a scan must not make of them.
 
 use super::*;
+use crate::frame::Origin;
 
 /// Code at 0x1000 to 0x1100 whose tables say CFA = rsp + 8; at 0x10f0 the return address is undefined. Calls end at
 /// 0x1015, 0x1025, ... 0x1095; nothing is called before 0x10a0.
@@ -32,6 +33,7 @@ fn landmarks(bootstrap: bool) -> Landmarks {
         bootstrap: if bootstrap { around(BOOTSTRAP) } else { vec![] },
         switch: around(SWITCH),
         first: vec![(FIRST - BIAS - 1, FIRST - BIAS + 8)],
+        ..Landmarks::default()
     }
 }
 

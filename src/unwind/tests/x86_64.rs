@@ -412,7 +412,7 @@ fn handlers_return_without_a_table() {
     words.extend([0xb, 0]); // rbx, and the stack's end
     let regs = Regs::from_ip_sp_fp(BIAS + 0x1000, STACK, 0);
     let (end, frames) = run(file, &regs, &stack(&words));
-    assert_eq!(end, Ok(()));
+    assert_eq!(end, Err(Truncation::NoUnwindInfo), "a zero is no end");
     let lookups: Vec<_> = frames.iter().map(|f| f.lookup - BIAS).collect();
     assert_eq!(lookups, [0x1000, 0x100f, 0x1021]);
 }
@@ -453,16 +453,41 @@ fn functions_begin_after_calls_that_do_not_return() {
 }
 
 #[test]
-fn a_zero_is_an_end_only_at_the_end() {
-    let ends = |words: usize| {
+fn a_zero_is_no_end_without_a_table() {
+    for words in [1, 8, 1000] {
         let file = File {
             code: vec![0x90, 0xc3],
             functions: vec![(0x1000, 2)],
             ..File::default()
         };
         let regs = Regs::from_ip_sp_fp(BIAS + 0x1000, STACK, 0);
-        run(file, &regs, &stack(&vec![0; words])).0
+        let end = run(file, &regs, &stack(&vec![0; words])).0;
+        assert_eq!(end, Err(Truncation::NoUnwindInfo), "{words}");
+    }
+}
+
+#[test]
+fn programs_begin_at_their_entry() {
+    // call 0x1010; hlt, and at 0x1010: nop; ret. Above is the number of arguments.
+    let mut code = vec![0xe8, 0x0b, 0, 0, 0, 0xf4];
+    code.resize(0x10, 0x90);
+    code.extend([0x90, 0xc3]);
+    let ends = |entry: Vec<(u64, u64)>| {
+        let mut unwinder = unwinder(File {
+            code: code.clone(),
+            functions: vec![(0x1000, 6), (0x1010, 2)],
+            ..File::default()
+        });
+        let landmarks = Landmarks {
+            entry,
+            ..Landmarks::default()
+        };
+        unwinder.add_landmarks(ModuleId(0), landmarks);
+        let regs = Regs::from_ip_sp_fp(BIAS + 0x1010, STACK, 0);
+        let mut frames = Vec::new();
+        let end = unwinder.unwind(&Map, &regs, &stack(&[BIAS + 0x1005, 1, 0x77, 0]), &mut frames);
+        (end, frames.last().map(|f| f.method))
     };
-    assert_eq!(ends(8), Ok(()));
-    assert_eq!(ends(1000), Err(Truncation::NoUnwindInfo));
+    assert_eq!(ends(vec![(0x1000, 0x1040)]), (Ok(()), Some(UnwindMethod::StackEnd)));
+    assert_eq!(ends(vec![]).0, Err(Truncation::ReturnAddressNotInCode));
 }
