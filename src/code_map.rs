@@ -65,4 +65,9 @@ pub trait CodeMap {
     fn find(&self, avma: u64) -> Option<(ModuleId, u64)>;
     /// Is `avma` executable memory (possibly without a file)?
     fn is_code(&self, avma: u64) -> bool;
+    /// Copies executable memory without a file, as much as is readable from `avma` on; returns the bytes copied. It is read
+    /// later than the stack, and may have changed.
+    fn read(&self, _avma: u64, _out: &mut [u8]) -> usize {
+        0
+    }
 }

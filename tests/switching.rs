@@ -1,5 +1,5 @@
 //! Stacks that are switched while a thread runs: greenlets, and contexts of the C library. Each function belongs to one
-//! stack and has its name, so that a stack with functions of two is wrong.
+//! stack and has its name, so that a stack with functions of two is wrong. And stacks with code that no table covers.
 //!
 //! Needs the privileges to sample, gcc, and the environments of `.ci/install-python-venvs`, which have the package
 //! `greenlet`.
@@ -250,4 +250,40 @@ fn contexts_end_where_they_begin() {
             }
         }
     });
+}
+
+/// The whole stacks of the program, from `main` on, that end with this function or are incomplete: names and samples.
+#[cfg(target_arch = "x86_64")]
+fn stacks_without_tables(how: &str, leaf: &str) -> BTreeMap<String, u64> {
+    let recording = record(&[], &programs::no_tables(&["1500", how]));
+    let mut found = BTreeMap::new();
+    for (stack, n) in recording.stacks() {
+        let stack: Vec<_> = stack.into_iter().filter(|f| f.kind != FrameKind::Kernel).collect();
+        let from = stack.iter().position(|f| f.name == "main").unwrap_or(0);
+        let names: Vec<&str> = stack[from..].iter().map(|f| f.name.as_str()).collect();
+        if names.last() == Some(&leaf) || stack.iter().any(|f| f.kind == FrameKind::Truncated) {
+            *found.entry(names.join(" ")).or_default() += n;
+        }
+    }
+    found
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn stacks_with_code_that_no_table_covers() {
+    let generated = "main [anonymous code #1] [anonymous code #1] [anonymous code #1] leaf";
+    let _live = live();
+    for (how, leaf, expected) in [
+        ("jit", "leaf", generated),
+        ("small", "leaf", generated),
+        ("jump", "machine", "main outer machine"),
+    ] {
+        repeated(|| {
+            let found = stacks_without_tables(how, leaf);
+            let all: u64 = found.values().sum();
+            let right = found.get(expected).copied().unwrap_or(0);
+            // At its start and its end the program is in the loader, and in the kernel.
+            assert_likely!(all > 100 && right * 100 >= all * 98, "{how}: {found:#?}");
+        });
+    }
 }

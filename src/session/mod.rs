@@ -32,6 +32,7 @@ mod await_kind;
 mod await_stack;
 mod await_times;
 mod awaits;
+mod code_copies;
 mod futexes;
 mod jit;
 mod lags;

@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 
+use super::code_copies::CodeCopies;
 use super::states::TimePart;
 use super::targets::{ForkMemory, PythonState, TargetProcess, is_process_entry};
 use super::tasks::Runs;
@@ -18,21 +19,38 @@ use crate::interleave;
 use crate::interleave::StackQuality;
 use crate::profile::count_tree::{FramePath, RawTimelineSample};
 use crate::target::Process;
+use crate::target::system::ProcessMemory;
 use crate::truncation::Truncation;
 use crate::unwind::StackCache;
 
-/// The code of a process, recording every lookup that succeeds.
-struct RecordingCodeMap<'a>(&'a Process, RefCell<Vec<(ModuleId, u64)>>);
+/// The code of a process at a sample, recording every lookup in files that succeeds if `visits` says so.
+struct SampleCode<'a> {
+    process: &'a Process,
+    memory: ProcessMemory<'a>,
+    copies: &'a CodeCopies,
+    time: u64,
+    visits: Option<RefCell<Vec<(ModuleId, u64)>>>,
+}
 
-impl CodeMap for RecordingCodeMap<'_> {
+impl CodeMap for SampleCode<'_> {
     fn find(&self, avma: u64) -> Option<(ModuleId, u64)> {
-        let (module, bias) = self.0.find(avma)?;
-        self.1.borrow_mut().push((module, avma.wrapping_sub(bias)));
+        let (module, bias) = self.process.find(avma)?;
+        if let Some(visits) = &self.visits {
+            visits.borrow_mut().push((module, avma.wrapping_sub(bias)));
+        }
         Some((module, bias))
     }
 
     fn is_code(&self, avma: u64) -> bool {
-        self.0.is_code(avma)
+        self.process.is_code(avma)
+    }
+
+    fn read(&self, avma: u64, out: &mut [u8]) -> usize {
+        let end = self.process.anonymous_code_end(avma);
+        let room = usize::try_from(end.saturating_sub(avma))
+            .unwrap_or(usize::MAX)
+            .min(out.len());
+        self.copies.read(&self.memory, self.time, avma, &mut out[..room])
     }
 }
 
@@ -150,14 +168,20 @@ impl Session {
         let Some(regs) = &s.regs else {
             return Some(Truncation::NoRegisters);
         };
-        let process = &self.targets[&s.pid].process;
+        let target = &self.targets[&s.pid];
+        let code = SampleCode {
+            process: &target.process,
+            memory: ProcessMemory(&*self.system, s.pid),
+            copies: &target.code_copies,
+            time: s.time,
+            visits: self.visited.is_some().then(RefCell::default),
+        };
         let (unwinder, native) = (&mut self.unwinder, &mut self.native);
         let unwound = match &mut self.visited {
-            None => unwinder.unwind_incremental(cache, process.generation, process, regs, &s.stack, native),
+            None => unwinder.unwind_incremental(cache, target.process.generation, &code, regs, &s.stack, native),
             Some(visited) => {
-                let code = RecordingCodeMap(process, RefCell::default());
                 let unwound = unwinder.unwind(&code, regs, &s.stack, native);
-                record_visits(visited, code.1.into_inner(), native);
+                record_visits(visited, code.visits.unwrap_or_default().into_inner(), native);
                 unwound
             }
         };

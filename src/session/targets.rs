@@ -4,6 +4,7 @@ use std::cell::OnceCell;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::code_copies::CodeCopies;
 use super::jit::Jit;
 use super::{Session, TargetUpdate};
 use crate::cpython;
@@ -46,6 +47,7 @@ pub(super) struct TargetProcess {
     /// Time of the last search for subinterpreters.
     pub(super) rescanned: u64,
     pub(super) jit: Jit,
+    pub(super) code_copies: CodeCopies,
 }
 
 impl TargetProcess {
@@ -57,6 +59,7 @@ impl TargetProcess {
             descriptor: None,
             rescanned: 0,
             jit: Jit::default(),
+            code_copies: CodeCopies::default(),
         }
     }
 }

@@ -254,6 +254,12 @@ impl Process {
         places.find(|(id, svma)| modules.get(*id).has_variable(*svma))
     }
 
+    /// End of the executable memory without a file at `avma`; `avma` itself if there is none.
+    pub fn anonymous_code_end(&self, avma: u64) -> u64 {
+        let code = self.code_at(avma).filter(|code| code.file.is_none());
+        code.map_or(avma, |code| code.end)
+    }
+
     fn code_at(&self, avma: u64) -> Option<&CodeRange> {
         let i = self.code.partition_point(|c| c.end <= avma);
         self.code.get(i).filter(|c| c.start <= avma)

@@ -97,6 +97,13 @@ impl FunctionRules {
         Some(slice[row].1)
     }
 
+    /// Start and end of the function at `svma`, which no table covers.
+    pub fn function(&mut self, svma: u64, source: &mut dyn Sections, tables: &mut FrameTables) -> Option<(u64, u64)> {
+        let section = self.section_index(svma, source)?;
+        let (start, end, _) = self.bounds(svma, section, source, tables)?;
+        Some((start, end))
+    }
+
     /// Start and end of the function at `svma`, and whether they come from a symbol.
     fn bounds(
         &mut self,

@@ -1,6 +1,7 @@
 //! Fallbacks for frames whose caller neither tables nor instructions give: each candidate is validated against the code
 //! that a return address must follow.
 
+use super::call_edges::CallEdge;
 use super::rule::{Rule, RuleKind};
 use super::rules::UnwindStep;
 use super::stack_begin::ends_reliably;
@@ -43,10 +44,13 @@ impl Unwinder {
             return None;
         }
         let step = match frame.location {
-            None => self.anonymous_code(state),
-            Some((module, svma)) => self.instructions(state, module, svma),
+            None => self.return_path(state, &frame),
+            Some((module, svma)) => {
+                let no_table = rule.code || rule.kind == RuleKind::None;
+                let by_instructions = self.instructions(state, &frame, module, svma);
+                by_instructions.or_else(|| no_table.then(|| self.return_path(state, &frame))?)
+            }
         };
-        let free = |regs: &Regs| !self.crosses_anchor(frame.sp, regs.sp());
         // Tables led from the thread's own registers to a call, and the table there fails: the stack is not the one
         // that the tables describe (it belongs to another one from here on), and anything found further out would be
         // made up.
@@ -59,13 +63,9 @@ impl Unwinder {
             return None;
         }
         let step = step
-            .filter(free)
             .map(|regs| (regs, UnwindMethod::InstructionAnalysis))
-            .or_else(|| {
-                let regs = self.frame_pointer(state)?;
-                let free = !self.crosses_anchor(frame.sp, regs.sp());
-                free.then_some((regs, UnwindMethod::FramePointer))
-            });
+            .filter(|(regs, _)| !self.crosses_anchor(frame.sp, regs.sp()));
+        let step = step.or_else(|| self.plausible_caller(state, &frame, out.len()));
         if let Some((regs, method)) = step {
             state.regs = regs;
             state.interrupted = false;
@@ -74,6 +74,30 @@ impl Unwinder {
             return Some(FallbackResult::Next(locate(state.code, state.lookup())));
         }
         self.search(state, frame, out)
+    }
+
+    /// The caller by the frame pointer, or, in code that cannot be read, by where trampolines have the return address. `depth`:
+    /// the frame's index in the output.
+    fn plausible_caller(
+        &mut self,
+        state: &mut UnwindState,
+        frame: &NativeFrame,
+        depth: usize,
+    ) -> Option<(Regs, UnwindMethod)> {
+        let by_pointer = self.frame_pointer(state, frame);
+        let by_pointer = by_pointer.filter(|(regs, _)| !self.crosses_anchor(frame.sp, regs.sp()));
+        let (regs, edge, method) = match by_pointer {
+            Some((regs, edge)) => (regs, edge, UnwindMethod::FramePointer),
+            None if frame.location.is_none() => {
+                let regs = self.anonymous_code(state, frame)?;
+                (regs, CallEdge::Possible, UnwindMethod::InstructionAnalysis)
+            }
+            None => return None,
+        };
+        if edge != CallEdge::Proved {
+            state.unproved.get_or_insert(depth);
+        }
+        (!self.crosses_anchor(frame.sp, regs.sp())).then_some((regs, method))
     }
 
     /// Is the current frame, at `ip`, at an address that code returns to, but after no call? Then a stack was made by hand,
@@ -99,7 +123,13 @@ impl Unwinder {
 
     /// Analysis of the function's instructions, if its table fails (tables do not cover what inline assembler pushes)
     /// or if its start was assumed wrongly.
-    fn instructions(&mut self, state: &mut UnwindState, module: ModuleId, svma: u64) -> Option<Regs> {
+    fn instructions(
+        &mut self,
+        state: &mut UnwindState,
+        frame: &NativeFrame,
+        module: ModuleId,
+        svma: u64,
+    ) -> Option<Regs> {
         for joined in [false, true] {
             let known = self.modules.get_mut(module.0 as usize)?.as_mut()?;
             let code = &mut known.code;
@@ -110,7 +140,7 @@ impl Unwinder {
             regs.ip = code_address(state.code, regs.ip);
             let leaf = LINK.is_some() && state.interrupted;
             if matches!(step, UnwindStep::Caller { cfa } if cfa > sp || cfa == sp && leaf)
-                && self.returns_to(state.code, regs.ip)
+                && self.call_edge(state.code, regs.ip, frame.lookup) > CallEdge::Impossible
             {
                 return Some(regs);
             }
@@ -118,25 +148,26 @@ impl Unwinder {
         None
     }
 
-    /// Code without a file. CPython's perf trampolines (Python/asm_trampoline.S) are `sub $8,%rsp; call *%rcx; add
-    /// $8,%rsp; ret`, from 3.14 on `push %rbp; mov %rsp,%rbp; call *%rcx; pop %rbp; ret`: in both the return address is
-    /// the second word. A call through a wild pointer left it in the first. On aarch64 they begin and end with `stp x29, x30,
-    /// [sp, -16]!` and `ldp x29, x30, [sp], 16`.
-    fn anonymous_code(&mut self, state: &UnwindState) -> Option<Regs> {
+    /// Code without a file that cannot be read. CPython's perf trampolines (Python/asm_trampoline.S) are `sub $8,%rsp; call
+    /// *%rcx; add $8,%rsp; ret`, from 3.14 on `push %rbp; mov %rsp,%rbp; call *%rcx; pop %rbp; ret`: in both the return
+    /// address is the second word. A call through a wild pointer left it in the first. On aarch64 they begin and end with
+    /// `stp x29, x30, [sp, -16]!` and `ldp x29, x30, [sp], 16`.
+    fn anonymous_code(&mut self, state: &UnwindState, frame: &NativeFrame) -> Option<Regs> {
         let sp = state.regs.sp();
+        let is_wild = state.interrupted && !state.code.is_code(state.regs.ip);
+        // What can be read has been followed to its return.
+        if !is_wild && state.code.read(frame.lookup, &mut [0]) == 1 {
+            return None;
+        }
         if LINK.is_some() {
-            return self.anonymous_code_with_link(state);
+            return self.anonymous_code_with_link(state, frame);
         }
         let first = if state.interrupted { 0 } else { 1 };
-        let last = if state.interrupted && !state.code.is_code(state.regs.ip) {
-            0
-        } else {
-            1
-        };
+        let last = if is_wild { 0 } else { 1 };
         for slot in first..=last {
             let address = sp.checked_add(8 * slot)?;
             let ra = state.memory.word(address).ok()?;
-            if !self.returns_to(state.code, ra) {
+            if self.call_edge(state.code, ra, frame.lookup) <= CallEdge::Pushed {
                 continue;
             }
             let mut regs = state.regs;
@@ -152,7 +183,7 @@ impl Unwinder {
     }
 
     /// The same where calls leave the return address in the link register.
-    fn anonymous_code_with_link(&mut self, state: &UnwindState) -> Option<Regs> {
+    fn anonymous_code_with_link(&mut self, state: &UnwindState, frame: &NativeFrame) -> Option<Regs> {
         let mut regs = state.regs;
         regs.known &= CALLEE_SAVED | 1 << SP;
         let sp = state.regs.sp();
@@ -162,20 +193,20 @@ impl Unwinder {
             .filter(|_| state.interrupted && !state.code.is_code(state.regs.ip))
         {
             regs.ip = code_address(state.code, ra);
-            return self.returns_to(state.code, regs.ip).then_some(regs);
+        } else {
+            if state.regs.get(FP) != Some(sp) {
+                return None;
+            }
+            regs.gpr[FP] = state.memory.word(sp).ok()?;
+            regs.ip = code_address(state.code, state.memory.word(sp.checked_add(8)?).ok()?);
+            regs.gpr[SP] = sp.checked_add(16)?;
         }
-        if state.regs.get(FP) != Some(sp) {
-            return None;
-        }
-        regs.gpr[FP] = state.memory.word(sp).ok()?;
-        regs.ip = code_address(state.code, state.memory.word(sp.checked_add(8)?).ok()?);
-        regs.gpr[SP] = sp.checked_add(16)?;
-        self.returns_to(state.code, regs.ip).then_some(regs)
+        (self.call_edge(state.code, regs.ip, frame.lookup) > CallEdge::Pushed).then_some(regs)
     }
 
     /// The frame pointer chain: rbp points to the caller's rbp, the return address is above it. On aarch64 x29 does, but the
     /// two words may lie anywhere in the frame, so that only a lower bound of the caller's stack pointer is known.
-    fn frame_pointer(&mut self, state: &UnwindState) -> Option<Regs> {
+    fn frame_pointer(&mut self, state: &UnwindState, frame: &NativeFrame) -> Option<(Regs, CallEdge)> {
         let fp = state.regs.get(FP)?;
         let stack = state.memory.stack;
         if fp % 8 != 0 || fp < state.regs.sp() || fp < stack.base {
@@ -183,12 +214,16 @@ impl Unwinder {
         }
         let (next, ra) = (stack.word(fp)?, stack.word(fp.checked_add(8)?)?);
         let ra = code_address(state.code, ra);
-        if !self.returns_to(state.code, ra) {
+        let edge = self.call_edge(state.code, ra, frame.lookup);
+        // The chain goes on as long as it is needed. (Compiled code uses the register for other things, too.)
+        let needed = locate(state.code, ra.wrapping_sub(1)).is_none();
+        let goes_on = next % 8 == 0 && next > fp && next < stack.end();
+        if edge == CallEdge::Impossible || needed && next != 0 && !goes_on {
             return None;
         }
         let mut regs = Regs::from_ip_sp_fp(ra, fp.checked_add(16)?, next);
         regs.known = if LINK.is_some() { 1 << FP } else { 1 << SP | 1 << FP };
-        Some(regs)
+        Some((regs, edge))
     }
 
     /// Scans the stack upward for a return address from which the tables lead to the stack's end.
@@ -216,7 +251,13 @@ impl Unwinder {
                 continue;
             };
             let ra = code_address(state.code, ra);
-            if !state.code.is_code(ra.wrapping_sub(1)) || self.follows_call(state.code, ra) != Some(true) {
+            let edge = self.call_edge(state.code, ra, frame.lookup);
+            // What an earlier call has left on the stack leads to the end as well: without anchors only the call itself is
+            // a proof.
+            let confirmed = self.anchors.last().is_some_and(|anchor| *anchor > address);
+            if !(edge == CallEdge::Proved || edge == CallEdge::Possible && confirmed)
+                || !self.is_readable(state.code, ra)
+            {
                 continue;
             }
             tries += 1;
@@ -250,7 +291,7 @@ impl Unwinder {
         mut frame: NativeFrame,
         out: &mut Vec<NativeFrame>,
     ) -> bool {
-        let depth = out.len();
+        let (depth, unproved) = (out.len(), state.unproved);
         (state.regs, state.interrupted, state.searching) = (regs, false, true);
         (frame.cfa, frame.method) = (regs.sp(), UnwindMethod::StackScan);
         out.push(frame);
@@ -261,6 +302,7 @@ impl Unwinder {
         if !ended {
             state.budget = state.budget.saturating_sub(out.len() - depth);
             out.truncate(depth);
+            state.unproved = unproved;
         }
         ended
     }
@@ -286,8 +328,9 @@ impl Unwinder {
         found
     }
 
-    fn returns_to(&mut self, code: &dyn CodeMap, ra: u64) -> bool {
-        code.is_code(ra.wrapping_sub(1)) && self.follows_call(code, ra) != Some(false)
+    /// Is the code before this return address known?
+    fn is_readable(&self, code: &dyn CodeMap, ra: u64) -> bool {
+        locate(code, ra.wrapping_sub(1)).is_some() || code.read(ra.wrapping_sub(1), &mut [0]) == 1
     }
 
     /// Does a call instruction end at `ra`? `None` where the code cannot be read.

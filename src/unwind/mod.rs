@@ -6,6 +6,7 @@
 //! A frame's caller is searched for in this order: call frame tables (`cfi`), analysis of the function's own
 //! instructions (`code_rules`), and validated fallbacks (`fallback`); [`UnwindMethod`] says which.
 
+mod call_edges;
 mod cfi;
 mod code_rules;
 mod expr;
@@ -13,6 +14,7 @@ mod fallback;
 mod function_extent;
 mod handler_entry;
 mod instruction_analysis;
+mod return_paths;
 mod rule;
 mod rule_cache;
 mod rules;
@@ -27,8 +29,10 @@ use crate::arch::{self, ADDRESS_BITS, Regs};
 use crate::event::StackBytes;
 use crate::frame::{ModuleId, NativeFrame, UnwindMethod};
 use crate::truncation::Truncation;
+use call_edges::{CallEdge, CallEdges};
 use fallback::truncate_at_foreign_stack;
 pub use function_extent::{FunctionExtents, MAX_FUNCTION};
+use return_paths::ReturnPaths;
 use rule::{Rule, RuleId, RuleKind};
 use rule_cache::RuleCache;
 use rules::{Rules, UnwindStep};
@@ -98,6 +102,8 @@ pub struct Unwinder {
     modules: Vec<Option<Box<ModuleRules>>>,
     rules: Rules,
     cache: RuleCache,
+    edges: CallEdges,
+    return_paths: ReturnPaths,
     context: cfi::CfiContext,
     /// Addresses on the stack that lie in frames of code with tables, ascending.
     anchors: Vec<u64>,
@@ -133,6 +139,8 @@ struct UnwindState<'a> {
     searching: bool,
     /// Index of the stack's first frame in the output.
     first: usize,
+    /// Index in the output of the first frame whose caller nothing proves.
+    unproved: Option<usize>,
 }
 
 impl<'a> UnwindState<'a> {
@@ -146,6 +154,7 @@ impl<'a> UnwindState<'a> {
             budget: 2 * MAX_FRAMES,
             searching: false,
             first,
+            unproved: None,
         }
     }
 
@@ -166,6 +175,8 @@ impl Unwinder {
         }
         if self.modules[index].is_some() {
             self.cache = RuleCache::default();
+            self.edges = CallEdges::default();
+            self.return_paths = ReturnPaths::default();
         }
         let (tables, code, landmarks) = Default::default();
         self.modules[index] = Some(Box::new(ModuleRules {
@@ -215,7 +226,8 @@ impl Unwinder {
         out: &mut Vec<NativeFrame>,
     ) -> Result<(), Truncation> {
         let mut state = UnwindState::new(code, regs, stack, out.len());
-        self.walk(&mut state, None, out)
+        let done = self.walk(&mut state, None, out);
+        state.keep_proved(done, out)
     }
 
     /// The same, for consecutive stacks of one thread: what has not changed since the last one is not unwound again.
@@ -233,6 +245,7 @@ impl Unwinder {
         let first = out.len();
         stack_cache.begin(generation);
         let done = self.walk(&mut state, Some(stack_cache), out);
+        let done = state.keep_proved(done, out);
         stack_cache.end(out.len() - first, done.is_ok());
         done
     }
@@ -328,7 +341,7 @@ impl Unwinder {
                         truncation
                     }
                 }
-                UnwindStep::Caller { cfa } => match self.caller(state, &rule, sp, cfa, out) {
+                UnwindStep::Caller { cfa } => match self.caller(state, &rule, &frame, cfa, out) {
                     Ok(next) => {
                         frame.cfa = cfa.max(sp);
                         frame.method = if rule.code {
@@ -386,13 +399,13 @@ impl Unwinder {
         &mut self,
         state: &mut UnwindState,
         rule: &Rule,
-        sp: u64,
+        frame: &NativeFrame,
         cfa: u64,
         out: &[NativeFrame],
     ) -> Result<Option<(ModuleId, u64)>, Truncation> {
         // Every call takes stack. Only the kernel moves from one stack to another, also to a lower one, when it
         // interrupts; and a function that has popped its return address (vfork) has no stack of its own left.
-        let grows = cfa.min(state.regs.sp()) > sp || cfa == sp && state.interrupted;
+        let grows = cfa.min(state.regs.sp()) > frame.sp || cfa == frame.sp && state.interrupted;
         if rule.signal {
             state.switches += 1;
         }
@@ -414,7 +427,7 @@ impl Unwinder {
         if at.is_none() && !rule.signal && !state.code.is_code(lookup) {
             return Err(Truncation::ReturnAddressNotInCode);
         }
-        if rule.code && self.follows_call(state.code, ip) == Some(false) {
+        if rule.code && !rule.signal && self.call_edge(state.code, ip, frame.lookup) <= CallEdge::Pushed {
             return Err(Truncation::NoUnwindInfo);
         }
         Ok(at)

@@ -24,6 +24,24 @@ impl UnwindState<'_> {
         let inner = out.get(self.first..).unwrap_or_default();
         !rule.code && (inner.iter().all(|f| f.method.is_exact()) || self.is_top(cfa))
     }
+
+    /// Removes the frames that are not certain from a stack that does not end where stacks begin: those beyond a frame whose
+    /// caller is only possible, unless just the copy of the stack ends.
+    pub(super) fn keep_proved(
+        &self,
+        done: Result<(), Truncation>,
+        out: &mut Vec<NativeFrame>,
+    ) -> Result<(), Truncation> {
+        use Truncation::{BadUnwindInfo, NoUnwindInfo, ReturnAddressNotInCode};
+        let (Err(BadUnwindInfo | NoUnwindInfo | ReturnAddressNotInCode), Some(last)) = (done, self.unproved) else {
+            return done;
+        };
+        out.truncate(last + 1);
+        if let Some(last) = out.last_mut() {
+            last.method = UnwindMethod::Failed;
+        }
+        Err(NoUnwindInfo)
+    }
 }
 
 impl Unwinder {

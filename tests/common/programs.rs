@@ -85,6 +85,15 @@ pub fn native(args: &[&str]) -> Command {
     command
 }
 
+/// The program with code that no table covers.
+pub fn no_tables(args: &[&str]) -> Command {
+    let exe = built().join("no_tables");
+    compile(&sources().join("no_tables.c"), &exe, &[]);
+    let mut command = Command::new(exe);
+    command.args(args);
+    command
+}
+
 /// The program that one of its threads executes again: `thread`, or `outlived` if the first thread has exited before.
 pub fn exec_by_thread(how: &str) -> Command {
     let exe = built().join("exec_by_thread");

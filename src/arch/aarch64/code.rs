@@ -120,6 +120,15 @@ pub fn ends_with_call(bytes: &[u8]) -> bool {
     last.is_some_and(|word| flow(0, word).0 == Flow::Call)
 }
 
+/// Target of the call that these bytes end with, which end at `end`; `None`: it is computed.
+pub fn calls_before(bytes: &[u8], end: u64) -> impl Iterator<Item = Option<u64>> {
+    let last = bytes.last_chunk::<4>().map(|w| u32::from_le_bytes(*w));
+    let last = last.map(|word| flow(end.wrapping_sub(4), word));
+    last.into_iter()
+        .filter(|(flow, _)| *flow == Flow::Call)
+        .map(|(_, target)| target)
+}
+
 /// Does code that begins at a function's start begin like one that may be called through a pointer?
 pub fn is_entry(word: u32) -> bool {
     matches!(word, BTI_C | PACIASP)

@@ -105,6 +105,44 @@ pub fn ends_with_call(bytes: &[u8]) -> bool {
     })
 }
 
+/// Targets of the calls that these bytes may end with, which end at `end`; `None`: one that is computed. The lengths of
+/// instructions are only known forward, so that there may be two.
+pub fn calls_before(bytes: &[u8], end: u64) -> impl Iterator<Item = Option<u64>> {
+    let tail = |n: usize| bytes.len().checked_sub(n).and_then(|from| bytes.get(from..));
+    let word = |b: &[u8]| b.first_chunk::<4>().map(|w| i64::from(i32::from_le_bytes(*w)));
+    let direct = tail(5).filter(|call| call[0] == 0xe8).and_then(|call| word(&call[1..]));
+    let direct = direct.map(|by| Some(end.wrapping_add_signed(by)));
+    // The computed one: `FF /2`, which is no end of a direct call.
+    let computed = direct.is_none_or(|_| tail(2).is_some_and(|call| call[0] == 0xff && call[1] >> 3 == 0b11010));
+    let computed = (computed && ends_with_call(bytes)).then(|| loaded_before_call(bytes, end));
+    direct.into_iter().chain(computed)
+}
+
+/// The constant that the instruction before a call loads into the register that the call is through: `mov $N,%r; call *%r`,
+/// or `lea N(%rip),%r; call *%r`.
+fn loaded_before_call(bytes: &[u8], end: u64) -> Option<u64> {
+    let (rest, call) = bytes.split_at_checked(bytes.len().checked_sub(2)?)?;
+    let register = call[1].checked_sub(0xd0).filter(|r| call[0] == 0xff && *r < 8)?;
+    let (rest, high) = match rest.split_last() {
+        Some((0x41, rest)) => (rest, 1),
+        _ => (rest, 0),
+    };
+    let from = |n: usize| rest.len().checked_sub(n).and_then(|from| rest.get(from..));
+    if let Some([rex, opcode, constant @ ..]) = from(10)
+        && (*rex, *opcode) == (0x48 | high, 0xb8 | register)
+    {
+        return constant.first_chunk().map(|c| u64::from_le_bytes(*c));
+    }
+    let at = end.wrapping_sub(2 + u64::from(high));
+    match from(7)? {
+        [rex, 0x8d, modrm, by @ ..] if (*rex, *modrm) == (0x48 | high << 2, 5 | register << 3) => {
+            let by = i32::from_le_bytes(*by.first_chunk()?);
+            Some(at.wrapping_add_signed(by.into()))
+        }
+        _ => None,
+    }
+}
+
 /// `mov $15,%eax; syscall` and `mov $15,%rax; syscall`: the call of `rt_sigreturn`, which returns nowhere.
 const SIGNAL_RETURNS: [&[u8]; 2] = [b"\xb8\x0f\0\0\0\x0f\x05", b"\x48\xc7\xc0\x0f\0\0\0\x0f\x05"];
 const NOP: u8 = 0x90;
@@ -168,6 +206,35 @@ mod tests {
             &[0xe8, 0, 0, 0],
         ] {
             assert!(!ends_with_call(other), "{other:x?}");
+        }
+    }
+
+    #[test]
+    fn targets_of_calls_before_an_address() {
+        let check = |bytes: &[u8], expected: &[Option<u64>]| {
+            let found: Vec<_> = calls_before(bytes, 0x2000).collect();
+            assert_eq!(found, expected, "{bytes:x?}");
+        };
+        check(&[0xe8, 0, 1, 0, 0], &[Some(0x2100)]);
+        check(&[0x90, 0xe8, 0, 0xff, 0xff, 0xff], &[Some(0x1f00)]);
+        check(&[0xff, 0xd0], &[None]);
+        check(&[0xff, 0x15, 0, 0, 0, 0], &[None]);
+        check(
+            &[0xe8, 1, 0, 0xff, 0xd0],
+            &[Some(0x2000_u64.wrapping_sub(0x2f00_ffff)), None],
+        ); // either of two
+        // mov $0x1122334455,%rax; call *%rax, and the same with %r11 and with another register
+        let constant = [0x55, 0x44, 0x33, 0x22, 0x11, 0, 0, 0];
+        let with = |mov: &[u8], call: &[u8]| [mov, &constant, call].concat();
+        check(&with(&[0x48, 0xb8], &[0xff, 0xd0]), &[Some(0x11_2233_4455)]);
+        check(&with(&[0x49, 0xbb], &[0x41, 0xff, 0xd3]), &[Some(0x11_2233_4455)]);
+        check(&with(&[0x48, 0xb8], &[0xff, 0xd1]), &[None]);
+        check(&with(&[0x49, 0xb8], &[0xff, 0xd0]), &[None]);
+        // lea 16(%rip),%rcx; call *%rcx, and with %r9
+        check(&[0x48, 0x8d, 0x0d, 16, 0, 0, 0, 0xff, 0xd1], &[Some(0x200e)]);
+        check(&[0x4c, 0x8d, 0x0d, 16, 0, 0, 0, 0x41, 0xff, 0xd1], &[Some(0x200d)]);
+        for other in [&[0x90, 0x90][..], &[0xff, 0xe0], &[0xd0], &[]] {
+            check(other, &[]);
         }
     }
 

@@ -27,9 +27,19 @@ pub fn address(i: &Instruction) -> u64 {
     i.address
 }
 
+/// Address of the instruction that follows in memory.
+pub fn end(i: &Instruction) -> u64 {
+    i.address.wrapping_add(4)
+}
+
 /// Where execution continues, and the target of a direct jump.
 pub fn flow(i: &Instruction) -> (Flow, Option<u64>) {
     arch::flow(i.address, i.word)
+}
+
+/// Bytes that a return takes off the stack: none.
+pub fn popped_by_return(_: &Instruction) -> i32 {
+    0
 }
 
 /// Is it padding between functions? (Zeros are no instruction.)

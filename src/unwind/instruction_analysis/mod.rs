@@ -19,6 +19,9 @@ mod x86_64;
 #[cfg(target_arch = "x86_64")]
 use x86_64 as cpu;
 
+mod return_path;
+pub use return_path::{PathCode, return_rules};
+
 use cpu::{Effects, Instruction, SCRATCH};
 
 /// Instructions of one function that are analyzed. The largest OpenBLAS kernels have some 15,000.
@@ -38,9 +41,11 @@ enum SymbolicValue {
     /// An address: base 0 is the CFA; others are stack pointers at an unknown distance from it, after `and $-64,%rsp`
     /// or alloca.
     Stack(u32, i32),
+    /// What was in memory at a base + offset when the analysis began.
+    Loaded(u32, i32),
 }
 
-use SymbolicValue::{Entry, Stack, Unknown};
+use SymbolicValue::{Entry, Loaded, Stack, Unknown};
 
 impl SymbolicValue {
     fn plus(self, n: i64) -> SymbolicValue {
@@ -49,7 +54,7 @@ impl SymbolicValue {
                 Some(at) => Stack(base, at),
                 None => Unknown,
             },
-            Entry(_) if n == 0 => self,
+            Entry(_) | Loaded(..) if n == 0 => self,
             _ => Unknown,
         }
     }
@@ -60,6 +65,8 @@ struct DataflowState {
     regs: [SymbolicValue; GPRS],
     /// Known words of the stack: base, offset, content.
     slots: Vec<(u32, i32, SymbolicValue)>,
+    /// Does what the other words of the stack held at the beginning matter?
+    has_memory: bool,
 }
 
 impl DataflowState {
@@ -70,6 +77,7 @@ impl DataflowState {
         DataflowState {
             regs,
             slots: Vec::new(),
+            has_memory: false,
         }
     }
 
@@ -103,10 +111,12 @@ impl DataflowState {
 
     fn load(&self, address: SymbolicValue) -> SymbolicValue {
         let Stack(base, at) = address else { return Unknown };
-        self.slots
-            .iter()
-            .find(|s| s.0 == base && s.1 == at)
-            .map_or(Unknown, |s| s.2)
+        let slot = self.slots.iter().find(|s| s.0 == base && s.1 == at);
+        match slot {
+            Some(slot) => slot.2,
+            None if self.has_memory => Loaded(base, at),
+            None => Unknown,
+        }
     }
 
     fn store(&mut self, address: SymbolicValue, size: usize, value: SymbolicValue) {
@@ -114,7 +124,7 @@ impl DataflowState {
         let (from, to) = (i64::from(at), i64::from(at) + size as i64);
         self.slots
             .retain(|&(b, o, _)| b != base || i64::from(o) + 8 <= from || i64::from(o) >= to);
-        if size == 8 && value != Unknown && self.slots.len() < MAX_SLOTS {
+        if size == 8 && (value != Unknown || self.has_memory) && self.slots.len() < MAX_SLOTS {
             self.slots.push((base, at, value));
         }
     }
@@ -309,6 +319,7 @@ impl AnalyzedFunction {
                 body = Some(DataflowState {
                     regs: before,
                     slots: state.slots.clone(),
+                    has_memory: false,
                 });
             } else if matches!((before[SP], state.regs[SP]), (Stack(a, x), Stack(b, y)) if a == b && y < x) {
                 body = None;

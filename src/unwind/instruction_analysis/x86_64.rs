@@ -30,9 +30,23 @@ pub fn address(i: &Instruction) -> u64 {
     i.ip()
 }
 
+/// Address of the instruction that follows in memory.
+pub fn end(i: &Instruction) -> u64 {
+    i.next_ip()
+}
+
 /// Where execution continues, and the target of a direct jump.
 pub fn flow(i: &Instruction) -> (Flow, Option<u64>) {
     (arch::flow(i), Some(i.near_branch_target()))
+}
+
+/// Bytes of arguments that a return takes off the stack, besides the return address.
+pub fn popped_by_return(i: &Instruction) -> i32 {
+    if i.op_count() == 1 {
+        i.immediate(0) as u16 as i32
+    } else {
+        0
+    }
 }
 
 /// Is it padding between functions?

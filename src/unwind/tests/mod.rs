@@ -7,6 +7,8 @@ mod aarch64;
 #[cfg(target_arch = "x86_64")]
 mod handlers;
 #[cfg(target_arch = "x86_64")]
+mod no_tables;
+#[cfg(target_arch = "x86_64")]
 mod switched;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
