@@ -52,7 +52,8 @@ def check_contract(tree):
         elif kind is not None:
             assert description["filename"] == "<low-level>"
             name, address = node["identifier"].rsplit(";<low-level>;", 1)
-            assert name == description["name"] and int(address, 16) >= 0
+            module = f" ({description['module']})" if kind in ("native", "inlined") and "module" in description else ""
+            assert name == (description["name"] or module and "[unnamed]") + module and int(address, 16) >= 0
             assert description["line_number"] == 0
         elif depth:
             name, first_line = node["identifier"].rsplit(";", 1)

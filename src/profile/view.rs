@@ -81,6 +81,8 @@ pub fn frame_text_at(frame: &Frame, line: u32) -> String {
 pub fn identifier(frame: &Frame) -> String {
     let name = shown_name(frame);
     match frame.kind {
+        // Two files may have functions of one name at one address.
+        FrameKind::Native | FrameKind::Inlined => format!("{};{LOW_LEVEL};0x{:x}", frame_text(frame), frame.address),
         FrameKind::Root => "root".to_string(),
         FrameKind::Python => format!("{name};{};{}", frame.filename, frame.first_line),
         FrameKind::Process | FrameKind::Thread => format!("{name};;0"),
@@ -359,13 +361,30 @@ mod tests {
             ..native("f", 0, "")
         };
         for (frame, expected) in [
-            (native("f", 0x1a, ""), "f;<low-level>;0x1a"),
+            (native("f", 0x1a, ""), "f (m.so);<low-level>;0x1a"),
+            (Frame::native("f", "", 0x1a), "f;<low-level>;0x1a"),
             (unnamed, "[unknown] (m.so+0x10);<low-level>;0x10"),
             (truncated, "[truncated: code object freed];<low-level>;0x0"),
             (python, "f;a;b.py;3"),
         ] {
             assert_eq!(identifier(&frame), expected);
         }
+    }
+
+    #[test]
+    fn functions_of_one_name_in_two_files_stay_apart() {
+        let frames = vec![
+            Frame::native("run", "a.so", 0x1139),
+            Frame::native("run", "b.so", 0x1139),
+        ];
+        let profile = Profile {
+            frames,
+            nodes: vec![node(0, 0, 3, 0), node(0, 0, 1, 0), node(1, 0, 2, 0)],
+            ..Profile::default()
+        };
+        let view = View::new(&profile);
+        let counts = view.children(0).iter().map(|item| view.items[*item as usize].count);
+        assert_eq!(counts.collect::<Vec<_>>(), [1, 2]);
     }
 
     #[test]

@@ -71,7 +71,7 @@ fn values_go_through_json() {
     );
     let work = &main["children"]["work;/srv/app.py;9"];
     assert_eq!(
-        work["children"]["read;<low-level>;0x1230"]["values"],
+        work["children"]["read (libc.so.6);<low-level>;0x1230"]["values"],
         serde_json::json!({"wall_ns": 3_000_000_000u64})
     );
 }

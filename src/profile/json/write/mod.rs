@@ -4,7 +4,7 @@
 //! node     {"identifier", "description", "count", "values"?, "lines"?, "self_lines"?, "nativeprof"? (root only),
 //!           "children": {identifier: node}}
 //! Python   identifier `name;filename;firstlineno`, description {filename, name, line_number, line, qualname?}
-//! native   identifier `name;<low-level>;0xADDR`, description {filename: "<low-level>", name, line_number: 0,
+//! native   identifier `name (module);<low-level>;0xADDR`, description {filename: "<low-level>", name, line_number: 0,
 //!          line: the frame as text, kind, module?, source?, inlined?, source_line?, source_text?}
 //! ```
 //!
