@@ -228,7 +228,9 @@ impl World {
             }
         }
         let mut lookup = vec![regs.ip];
-        lookup.extend(shadow.iter().rev().map(|c| c.ra - u64::from(!c.signal)));
+        // Nothing called what the kernel interrupted, nor the code that a handler returns to, which is further in.
+        let is_called = |i: usize| !shadow[i].signal && i.checked_sub(1).is_none_or(|outer| !shadow[outer].signal);
+        lookup.extend((0..shadow.len()).rev().map(|i| shadow[i].ra - u64::from(is_called(i))));
         let callers = shadow.iter().rev().zip(&frames);
         let same = end.is_ok()
             && frames.iter().map(|f| f.lookup).eq(lookup.iter().copied())

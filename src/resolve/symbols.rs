@@ -13,6 +13,7 @@ use symbolize::{Files, Kernel, Module, SymbolSources};
 use super::naming::protocol::{FileFormat, ModuleNames, NamedFrame};
 use super::naming::{NamesRequest, NamingError};
 use super::{Fetch, NameCache, OpenFiles, ResolveInput, ResolvedFrame, variables};
+use crate::arch;
 use crate::event::Pid;
 use crate::frame::{ModuleId, RawFrame};
 use crate::profile::count_tree::RawTree;
@@ -144,9 +145,29 @@ fn functions(module: &mut Module, svmas: &[u64]) -> Vec<Vec<NamedFrame>> {
     found
         .map(|(found, svma)| match found {
             Ok(found) if is_reached(module, *svma, &mut extents) => found.into_iter().map(NamedFrame::from).collect(),
-            _ => Vec::new(),
+            _ => signal_return(module, *svma).into_iter().collect(),
         })
         .collect()
+}
+
+/// The code that signal handlers return to. No stripped file names it, but its instructions show it; glibc 2.36
+/// (sysdeps/unix/sysv/linux/x86_64/libc_sigaction.c) and musl 1.2.3 (src/signal/x86_64/restore.s) call it the same.
+fn signal_return(module: &mut Module, svma: u64) -> Option<NamedFrame> {
+    const AROUND: u64 = 12;
+    let first = svma.checked_sub(AROUND)?;
+    // The section may end there.
+    let code = (1..=AROUND)
+        .rev()
+        .find_map(|after| module.code(first, AROUND + after).ok())?;
+    let start = arch::signal_return_start(&code, AROUND as usize)?;
+    Some(NamedFrame {
+        name: "__restore_rt".into(),
+        raw: None,
+        start: first + start as u64,
+        file: None,
+        line: 0,
+        inlined: false,
+    })
 }
 
 /// Can the function that has this address by the symbol tables be there? Of one without a size, only what its

@@ -295,6 +295,7 @@ impl Unwinder {
                     rule = before;
                 }
             }
+            (frame.lookup, frame.location) = state.place(&rule, at);
             // The common case; the rest of the loop handles all others.
             if let Some((cfa, ra)) = self.rules.plain(&rule, &state.regs, &state.memory)
                 && cfa > sp

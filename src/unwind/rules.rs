@@ -4,7 +4,9 @@ use super::expr;
 use super::handler_entry::HandlerRow;
 use super::rule::{CallerRegister, Cfa, FullRule, LINK_BIT, Rule, RuleId, RuleKind};
 use super::stack_memory::StackMemory;
+use super::{UnwindState, locate};
 use crate::arch::{self, CALLEE, CALLEE_SAVED, GPRS, LINK, NAMES, RA, Regs, SP};
+use crate::frame::ModuleId;
 use crate::truncation::Truncation;
 use rustc_hash::FxHashMap;
 
@@ -327,6 +329,18 @@ impl Rules {
         }
         *regs = new;
         UnwindStep::Caller { cfa }
+    }
+}
+
+impl UnwindState<'_> {
+    /// Address and location of the current frame, which has this rule and is at `at`. Nothing called the code that a
+    /// signal handler returns to: the address is that of its first instruction, and not one byte earlier.
+    #[inline]
+    pub fn place(&self, rule: &Rule, at: Option<(ModuleId, u64)>) -> (u64, Option<(ModuleId, u64)>) {
+        match rule.signal {
+            true => (self.regs.ip, locate(self.code, self.regs.ip).or(at)),
+            false => (self.lookup(), at),
+        }
     }
 }
 

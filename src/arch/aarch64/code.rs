@@ -147,6 +147,19 @@ pub fn is_signal_return(code: &[u8], at: usize) -> bool {
     })
 }
 
+/// Start of the code at `code[at]` that calls `rt_sigreturn`, if it does.
+pub fn signal_return_start(code: &[u8], at: usize) -> Option<usize> {
+    let at = at & !3;
+    let is_there = |start: &usize| {
+        let words: Vec<u32> = words(code.get(*start..).unwrap_or_default(), 0)
+            .take(2)
+            .map(|(_, word)| word)
+            .collect();
+        words == [MOV_X8_SIGRETURN, SVC]
+    };
+    [at.checked_sub(4), Some(at)].into_iter().flatten().find(is_there)
+}
+
 /// New threads have their creator's link register: what follows the system call is not known by a zero.
 pub fn follows_thread_start(_code: &[u8], _at: usize) -> bool {
     false
@@ -485,5 +498,7 @@ mod tests {
         assert!(is_signal_return(&code(&[NOP, NOP, MOV_X8_SIGRETURN, SVC]), 4));
         assert!(is_signal_return(&code(&[MOV_X8_SIGRETURN, SVC]), 0));
         assert!(!is_signal_return(&code(&[NOP, MOV_X8_SIGRETURN]), 4));
+        let starts = [0, 4, 8, 12].map(|at| signal_return_start(&code(&[NOP, MOV_X8_SIGRETURN, SVC, NOP]), at));
+        assert_eq!(starts, [None, Some(4), Some(4), None]);
     }
 }

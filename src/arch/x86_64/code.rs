@@ -159,6 +159,15 @@ pub fn is_signal_return(code: &[u8], at: usize) -> bool {
     })
 }
 
+/// Start of the code at `code[at]` that calls `rt_sigreturn`, if it does.
+pub fn signal_return_start(code: &[u8], at: usize) -> Option<usize> {
+    let is_there = |start: &usize| {
+        let whole = SIGNAL_RETURNS.iter().find(|whole| code[*start..].starts_with(whole));
+        whole.is_some_and(|whole| at < start + whole.len())
+    };
+    (at.saturating_sub(8)..=at.min(code.len())).find(is_there)
+}
+
 /// `mov $435,%eax; syscall` and the same with 56: clone3 and clone (arch/x86/entry/syscalls/syscall_64.tbl, Linux 6.18).
 const THREAD_STARTS: [&[u8]; 2] = [b"\xb8\xb3\x01\0\0\x0f\x05", b"\xb8\x38\0\0\0\x0f\x05"];
 /// Bytes from there to the branch that a new thread takes: glibc 2.36, sysdeps/unix/sysv/linux/x86_64/clone3.S.
@@ -246,6 +255,11 @@ mod tests {
         };
         check(b"\xc3\x90\xb8\x0f\0\0\0\x0f\x05\x90", &[1, 2, 3, 4, 5, 6, 7, 8]);
         check(b"\xc3\x48\xc7\xc0\x0f\0\0\0\x0f\x05", &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        let long = b"\xc3\x48\xc7\xc0\x0f\0\0\0\x0f\x05\x90";
+        let starts: Vec<_> = (0..12).map(|at| signal_return_start(long, at)).collect();
+        assert_eq!(starts[..1], [None]);
+        assert_eq!(starts[1..10], [Some(1); 9]);
+        assert_eq!(starts[10..], [None; 2]);
         check(b"\x90\xb8\x0e\0\0\0\x0f\x05", &[]); // another system call
         check(b"\x90\xb8\x0f\0\0\0\x0f", &[]);
         check(b"", &[]);
