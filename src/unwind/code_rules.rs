@@ -24,7 +24,7 @@ pub struct FunctionRules {
     misses: u32,
     functions: Option<Vec<(u64, u64)>>,
     extents: FunctionExtents,
-    /// Targets of direct calls, by section.
+    /// Targets of calls, by section.
     targets: FxHashMap<u64, Vec<u64>>,
     /// Functions analyzed so far, by start and whether they are certain to be one function.
     done: FxHashMap<(u64, bool), FunctionRows>,
@@ -179,11 +179,15 @@ impl FunctionRules {
     }
 }
 
-/// Targets, inside the section, of what look like direct calls, sorted.
+/// Targets, inside the section, of what look like direct calls and addresses of functions, sorted.
 fn call_targets(section: &CodeSection) -> Vec<u64> {
     let mut targets = Vec::new();
-    let targets_of_calls = arch::calls(&section.bytes, section.svma).map(|(_, target)| target);
-    for target in targets_of_calls.filter(|target| section.contains(*target)) {
+    let calls = arch::calls(&section.bytes, section.svma);
+    let calls = calls.chain(arch::loaded_functions(&section.bytes, section.svma));
+    for target in calls
+        .map(|(_, target)| target)
+        .filter(|target| section.contains(*target))
+    {
         targets.push(target);
         if targets.len() >= 2 * MAX_TARGETS {
             targets.sort_unstable();

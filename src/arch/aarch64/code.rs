@@ -114,6 +114,11 @@ pub fn calls(code: &[u8], address: u64) -> impl Iterator<Item = (u64, u64)> + '_
         .filter_map(|i| Some((i.address, i.target?)))
 }
 
+/// None are searched for.
+pub fn loaded_functions(_code: &[u8], _address: u64) -> impl Iterator<Item = (u64, u64)> {
+    std::iter::empty()
+}
+
 /// Do these bytes end with a call instruction?
 pub fn ends_with_call(bytes: &[u8]) -> bool {
     let last = bytes.last_chunk::<4>().map(|w| u32::from_le_bytes(*w));

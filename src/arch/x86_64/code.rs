@@ -81,6 +81,24 @@ pub fn calls(code: &[u8], address: u64) -> impl Iterator<Item = (u64, u64)> + '_
     })
 }
 
+/// Places and targets of what look like instructions that load the address of a function, `lea target(%rip)`, which is
+/// then called through a pointer. Labels inside functions are loaded like that, too: only targets count that are
+/// aligned and follow a return or padding.
+pub fn loaded_functions(code: &[u8], address: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
+    code.windows(7).enumerate().filter_map(move |(i, window)| {
+        let &[0x48 | 0x4c, 0x8d, operands, a, b, c, d] = window else {
+            return None;
+        };
+        let by = i32::from_le_bytes([a, b, c, d]);
+        let site = address.wrapping_add(i as u64);
+        let target = site.wrapping_add(7).wrapping_add(i64::from(by) as u64);
+        let before = usize::try_from(target.wrapping_sub(address)).ok()?.checked_sub(1)?;
+        // Nops of several bytes end with zeros.
+        let ends = matches!(code.get(before).copied(), Some(0xc3 | 0xcc | NOP | 0));
+        (operands & 0xc7 == 5 && target.is_multiple_of(FUNCTION_ALIGNMENT) && ends).then_some((site, target))
+    })
+}
+
 /// Do these bytes end with a call instruction? `E8 rel32`, or `FF /2` with any operand (Intel SDM volume 2, CALL).
 pub fn ends_with_call(bytes: &[u8]) -> bool {
     let n = bytes.len();
@@ -245,6 +263,22 @@ mod tests {
         for other in [&[0x90, 0x90][..], &[0xff, 0xe0], &[0xd0], &[]] {
             check(other, &[]);
         }
+    }
+
+    #[test]
+    fn loaded_functions_follow_the_end_of_others() {
+        let found = |before: u8, displacement: u8, operands: u8| {
+            let mut code = vec![0x90; 0x30];
+            code[..7].copy_from_slice(&[0x48, 0x8d, operands, displacement, 0, 0, 0]);
+            code[0x0f] = before;
+            loaded_functions(&code, 0x1000).collect::<Vec<_>>()
+        };
+        assert_eq!(found(0xc3, 9, 0x3d), [(0x1000, 0x1010)]);
+        assert_eq!(found(0x90, 9, 0x05), [(0x1000, 0x1010)]);
+        assert_eq!(found(0x50, 9, 0x3d), []); // in the middle of code
+        assert_eq!(found(0xc3, 10, 0x3d), []); // not aligned
+        assert_eq!(found(0xc3, 9, 0x3c), []); // not relative
+        assert_eq!(found(0xc3, 0x79, 0x3d), []); // not in this code
     }
 
     #[test]

@@ -358,7 +358,7 @@ impl<'a> Pruner<'a> {
                 let before = bytes.range(..=*svma).next_back();
                 let after = bytes.range(*svma + 1..).next();
                 for (_, site) in before.iter().chain(&after) {
-                    keep(**site, **site + 5);
+                    keep(**site, **site + CALL);
                 }
                 let from = before.map_or(s.addr, |(target, _)| *target);
                 from.max(svma.saturating_sub(MAX_CODE))..after.map_or(u64::MAX, |(target, _)| *target)
@@ -368,12 +368,13 @@ impl<'a> Pruner<'a> {
         self.kept_ranges.extend(kept_ranges);
     }
 
-    /// Targets of what look like direct calls in a section, and one caller of each.
+    /// Targets of what look like direct calls and addresses of functions in a section, and one place of each.
     fn call_targets(&self, section: usize) -> BTreeMap<u64, u64> {
         let bytes = self.bytes(section).unwrap_or_default();
         let s = &self.sections[section];
         let mut targets = BTreeMap::new();
-        for (site, target) in arch::calls(&bytes, s.addr).filter(|(_, target)| s.covers(*target)) {
+        let calls = arch::calls(&bytes, s.addr).chain(arch::loaded_functions(&bytes, s.addr));
+        for (site, target) in calls.filter(|(_, target)| s.covers(*target)) {
             targets.insert(target, site);
         }
         targets
