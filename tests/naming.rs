@@ -130,6 +130,51 @@ fn names_are_those_found_in_this_process() {
 }
 
 #[test]
+#[cfg(target_arch = "x86_64")]
+fn names_of_functions_without_a_size_are_not_those_of_others() {
+    let scratch = Scratch::new();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/sizeless.s");
+    let mut process = process(ENOUGH);
+    for (id, (strip, symbols)) in (0..).zip([("-s", ["", "", ""]), ("-Wl,--build-id", ["open", "", ""])]) {
+        let library = scratch.path(&format!("sizeless-{id}.so"));
+        let mut gcc = Command::new("gcc");
+        gcc.args(["-shared", "-nostdlib", strip, "-o"])
+            .arg(&library)
+            .arg(&source);
+        assert!(gcc.status().expect("gcc").success());
+        let elf = || Module::from_file(File::open(&library).expect("a file")).expect("an ELF file");
+        let start = elf().symbol_named("open").expect("exported").0;
+        let [after_open, after_table, after_last] = symbols;
+        let expected = [
+            (0, "open"),
+            (0x10, after_open),
+            (0x20, "table"),
+            (0x22, "table"),
+            (0x23, after_table),
+            (0x30, ""),
+            (0x41, "__restore_rt"),
+            (0x49, "__restore_rt"),
+            (0x50, "last"),
+            (0x53, "last"),
+            (0x54, after_last),
+        ];
+        let found = |process: &mut NamingProcess, id, path: &Path| {
+            let svmas = expected.map(|(at, _)| start + at);
+            let names = look_up(process, id, path, &svmas).expect("names");
+            let name = |frames: &Vec<NamedFrame>| frames.first().map_or(String::new(), |f| f.name.to_string());
+            names.found.iter().map(name).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            found(&mut process, id, &library),
+            expected.map(|(_, name)| name),
+            "{strip}"
+        );
+        let function = |at: u64| elf().symbol_at(start + at).map(|f| (f.start - start, f.size, f.sized));
+        assert_eq!(function(0x22), Some((0x20, 3, true)));
+    }
+}
+
+#[test]
 fn names_of_jit_compilers() {
     let scratch = Scratch::new();
     let mut process = process(ENOUGH);

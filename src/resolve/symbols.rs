@@ -20,7 +20,7 @@ use crate::profile::count_tree::RawTree;
 use crate::profile::model::{Frame, FrameKind, ModuleMeta};
 use crate::target::file_content::Content;
 use crate::target::root::Root;
-use crate::unwind::{FunctionExtents, MAX_FUNCTION};
+use crate::unwind::{FunctionExtent, FunctionExtents, MAX_FUNCTION};
 
 /// What a native frame belongs to: a row of the table of names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -141,10 +141,15 @@ pub(super) fn look_up(file: &mut Result<Module, String>, format: FileFormat, svm
 
 fn functions(module: &mut Module, svmas: &[u64]) -> Vec<Vec<NamedFrame>> {
     let mut extents = FunctionExtents::default();
-    let found = module.lookup_many(svmas).into_iter().zip(svmas);
+    let found = module.lookup_many(svmas);
+    let sources = module.sources();
+    let has_all = sources.symtab || sources.debugdata;
+    let found = found.into_iter().zip(svmas);
     found
         .map(|(found, svma)| match found {
-            Ok(found) if is_reached(module, *svma, &mut extents) => found.into_iter().map(NamedFrame::from).collect(),
+            Ok(found) if is_reached(module, *svma, has_all, &mut extents) => {
+                found.into_iter().map(NamedFrame::from).collect()
+            }
             _ => signal_return(module, *svma).into_iter().collect(),
         })
         .collect()
@@ -171,13 +176,15 @@ fn signal_return(module: &mut Module, svma: u64) -> Option<NamedFrame> {
 }
 
 /// Can the function that has this address by the symbol tables be there? Of one without a size, only what its
-/// instructions lead to: others without symbols may follow.
-fn is_reached(module: &mut Module, svma: u64, extents: &mut FunctionExtents) -> bool {
+/// instructions lead to: others without symbols may follow. Where those lead is not always to be seen; then it reaches
+/// to the next symbol if all functions have symbols (`has_all`), and not only those that are exported.
+fn is_reached(module: &mut Module, svma: u64, has_all: bool, extents: &mut FunctionExtents) -> bool {
     let Some((start, size)) = module.symbol_at(svma).filter(|f| !f.sized).map(|f| (f.start, f.size)) else {
         return true;
     };
     let code = || module.code(start, size.min(MAX_FUNCTION)).ok();
-    extents.get(start, code).is_none_or(|extent| svma - start < extent)
+    let is_inside = |extent: FunctionExtent| svma - start < extent.reached || extent.is_open && has_all;
+    extents.get(start, code).is_none_or(is_inside)
 }
 
 /// The names at addresses of a file, by the process without privileges if there is one.

@@ -131,23 +131,27 @@ impl FunctionRules {
         let clip = |start: u64, end: u64| (start, end.min(high).min(start.saturating_add(MAX_FUNCTION)));
         let after = functions.partition_point(|&(start, _)| start <= svma);
         let next = functions.get(after).map_or(high, |f| f.0);
-        // The end of a function. Without a size it is as far as its instructions lead, at most the next symbol.
-        let mut function_end = |i: usize| {
+        // The end of a function, and whether it may go on from there. Without a size it is as far as its instructions
+        // lead, at most up to the next function that a symbol or a table begins.
+        let mut function_end = |i: usize, tables: &mut FrameTables, source: &mut dyn Sections| {
             let (start, size) = functions[i];
             if size != 0 {
-                return start.saturating_add(size);
+                return (start.saturating_add(size), false);
             }
-            let following = functions.get(i + 1).map_or(high, |f| f.0);
+            let next = functions.get(i + 1).map_or(high, |f| f.0);
+            let following = tables.gap(start, source).1.map_or(next, |table| table.min(next));
             let bytes = || {
                 let len = usize::try_from(following.checked_sub(start)?.min(MAX_FUNCTION)).ok()?;
                 code.from(start).map(|bytes| &bytes[..bytes.len().min(len)])
             };
             let extent = extents.get(start, bytes);
-            extent.map_or(following, |extent| start.saturating_add(extent))
+            extent.map_or((following, false), |extent| {
+                (start.saturating_add(extent.reached), extent.is_open)
+            })
         };
         // There are aliases and functions inside others: check a few before it.
         for i in (after.saturating_sub(8)..after).rev() {
-            let (start, end) = (functions[i].0, function_end(i));
+            let (start, (end, _)) = (functions[i].0, function_end(i, tables, source));
             if svma < end && start >= low {
                 let (start, end) = clip(start, end);
                 return (svma < end).then_some((start, end, true));
@@ -155,7 +159,10 @@ impl FunctionRules {
         }
         // No symbol: between the tables and symbols around it, from the last call target on.
         let (table_before, table_after) = tables.gap(svma, source);
-        let symbol_before = after.checked_sub(1).map(&mut function_end);
+        let symbol_before = after.checked_sub(1).map(|i| match function_end(i, tables, source) {
+            (_, true) => functions[i].0,
+            (end, false) => end,
+        });
         let before = [table_before, symbol_before]
             .into_iter()
             .flatten()

@@ -12,13 +12,23 @@ pub const MAX_FUNCTION: u64 = 1 << 20;
 /// Maximum number of instructions that are followed.
 const MAX_INSTRUCTIONS: usize = 1 << 18;
 
-/// Bytes from the start of a function up to the end of the last instruction that it can reach; `None` if that cannot be
-/// seen: it jumps to addresses that it computes, or is too long. `code`: from its first instruction, at `start`, up to
-/// where it certainly has ended.
-fn function_extent(code: &[u8], start: u64) -> Option<u64> {
+/// How far a function was followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FunctionExtent {
+    /// Bytes from its start up to the end of the last instruction that was reached.
+    pub reached: u64,
+    /// Whether it may reach others: it jumps to addresses that it computes, or is too long.
+    pub is_open: bool,
+}
+
+/// Follows the function at `start`. `code`: from its first instruction up to where it certainly has ended.
+fn function_extent(code: &[u8], start: u64) -> FunctionExtent {
     let mut seen = FxHashSet::default();
     let mut work = vec![start];
-    let mut end = 0;
+    let mut extent = FunctionExtent {
+        reached: 0,
+        is_open: false,
+    };
     while let Some(from) = work.pop() {
         let Some(rest) = from
             .checked_sub(start)
@@ -31,9 +41,10 @@ fn function_extent(code: &[u8], start: u64) -> Option<u64> {
                 break;
             }
             if seen.len() > MAX_INSTRUCTIONS {
-                return None;
+                extent.is_open = true;
+                return extent;
             }
-            end = end.max(i.next().wrapping_sub(start));
+            extent.reached = extent.reached.max(i.next().wrapping_sub(start));
             match i.flow {
                 Flow::Next | Flow::Call => {}
                 Flow::ConditionalJump => work.extend(i.target),
@@ -41,24 +52,27 @@ fn function_extent(code: &[u8], start: u64) -> Option<u64> {
                     work.extend(i.target);
                     break;
                 }
-                Flow::IndirectJump => return None,
+                Flow::IndirectJump => {
+                    extent.is_open = true;
+                    break;
+                }
                 Flow::Return | Flow::Trap => break,
             }
         }
     }
-    Some(end)
+    extent
 }
 
 /// Extents found so far, by start.
 #[derive(Default)]
-pub struct FunctionExtents(FxHashMap<u64, Option<u64>>);
+pub struct FunctionExtents(FxHashMap<u64, Option<FunctionExtent>>);
 
 impl FunctionExtents {
-    /// The extent of the function at `start`, bytes; `code` reads its instructions, up to where it certainly has ended.
-    pub fn get<B: AsRef<[u8]>>(&mut self, start: u64, code: impl FnOnce() -> Option<B>) -> Option<u64> {
+    /// The extent of the function at `start`; `code` reads its instructions, up to where it certainly has ended.
+    pub fn get<B: AsRef<[u8]>>(&mut self, start: u64, code: impl FnOnce() -> Option<B>) -> Option<FunctionExtent> {
         match self.0.entry(start) {
             Entry::Occupied(known) => *known.get(),
-            Entry::Vacant(free) => *free.insert(code().and_then(|code| function_extent(code.as_ref(), start))),
+            Entry::Vacant(free) => *free.insert(code().map(|code| function_extent(code.as_ref(), start))),
         }
     }
 }
@@ -69,17 +83,25 @@ mod tests {
 
     #[test]
     fn extents() {
-        let check =
-            |code: &[u8], expected: Option<u64>| assert_eq!(function_extent(code, 0x1000), expected, "{code:x?}");
-        check(b"\xc3\x90\x90", Some(1)); // ret
-        check(b"\x74\x01\xc3\x90\xc3\x90", Some(5)); // je 1f; ret; 1: nop; ret
-        check(b"\x90\xeb\xfd\x90", Some(3)); // a loop
-        check(b"\xeb\x7f\x90", Some(2)); // a jump to another function
-        check(b"\xeb\x80\x90", Some(2));
-        check(b"\xe8\0\0\0\0\xc3\x90", Some(6)); // a call returns
-        check(b"\xff\xe0\x90", None); // jmp *%rax
-        check(b"\xcc\x90", Some(1));
-        check(b"\x90\x90", Some(2)); // cut off
-        check(b"", Some(0));
+        let found = |code: &[u8]| function_extent(code, 0x1000);
+        let check = |code: &[u8], expected: u64| {
+            let expected = FunctionExtent {
+                reached: expected,
+                is_open: false,
+            };
+            assert_eq!(found(code), expected, "{code:x?}");
+        };
+        check(b"\xc3\x90\x90", 1); // ret
+        check(b"\x74\x01\xc3\x90\xc3\x90", 5); // je 1f; ret; 1: nop; ret
+        check(b"\x90\xeb\xfd\x90", 3); // a loop
+        check(b"\xeb\x7f\x90", 2); // a jump to another function
+        check(b"\xeb\x80\x90", 2);
+        check(b"\xe8\0\0\0\0\xc3\x90", 6); // a call returns
+        check(b"\xcc\x90", 1);
+        check(b"\x90\x90", 2); // cut off
+        check(b"", 0);
+        // je 1f; jmp *%rax; 1: ret; and what follows: perhaps a target of the jump, perhaps another function
+        let open = found(b"\x74\x02\xff\xe0\xc3\x90\xc3");
+        assert_eq!((open.reached, open.is_open), (5, true));
     }
 }

@@ -31,7 +31,7 @@ use crate::frame::{ModuleId, NativeFrame, UnwindMethod};
 use crate::truncation::Truncation;
 use call_edges::{CallEdge, CallEdges};
 use fallback::truncate_at_foreign_stack;
-pub use function_extent::{FunctionExtents, MAX_FUNCTION};
+pub use function_extent::{FunctionExtent, FunctionExtents, MAX_FUNCTION};
 use return_paths::ReturnPaths;
 use rule::{Rule, RuleId, RuleKind};
 use rule_cache::RuleCache;

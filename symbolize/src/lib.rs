@@ -12,6 +12,7 @@ mod dwarf;
 mod dwarf_util;
 mod elf;
 mod error;
+mod frame_tables;
 mod functions;
 mod jit;
 mod jit_object;

@@ -73,9 +73,9 @@ impl Debug {
 pub struct Function<'a> {
     /// Stated address of the first byte.
     pub start: u64,
-    /// Bytes. Where the table has no size: up to the next symbol.
+    /// Bytes. Where no table has a size: up to the next function that is known.
     pub size: u64,
-    /// Whether the table has a size.
+    /// Whether the symbol table has a size, or the call frame table has this function.
     pub sized: bool,
     /// Not demangled.
     pub raw: Cow<'a, str>,

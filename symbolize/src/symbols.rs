@@ -6,13 +6,16 @@
 //! 2. A NOTYPE symbol without size inside a sized function is a label of that function, not a function.
 //! 3. Of several symbols at one address the first wins by: FUNC over NOTYPE; GLOBAL over WEAK over LOCAL; a size over
 //!    none; fewer leading underscores; shorter; alphabetical; `.symtab` over `.dynsym`.
-//! 4. A symbol without size reaches to the next symbol, or to the end of its section.
+//! 4. A symbol without size reaches to the next symbol, to the end of the call frame table that has its address, to the
+//!    next function that has such a table, or to the end of its section, whichever comes first. A table that begins
+//!    with the symbol states its size.
 //! 5. Where sized symbols nest or overlap, the one that starts last wins.
 
 use std::cmp::Ordering;
 
 use crate::Error;
 use crate::elf::{Elf, SHT_DYNSYM, SHT_NOBITS, SHT_SYMTAB, SectionHeader, cstr_at, u16_at, u32_at, u64_at};
+use crate::frame_tables::FrameTables;
 
 /// Maximum length of a name; longer ones are truncated: no compiler writes them, and finding their end costs time.
 pub(crate) const MAX_NAME: usize = 16 << 10;
@@ -32,6 +35,7 @@ pub(crate) struct Sym {
     table: u8,
     /// Smaller is better; see the module's rule 3.
     rank: u8,
+    /// Whether its end is stated: by the symbol, or by a call frame table.
     pub sized: bool,
 }
 
@@ -82,7 +86,7 @@ impl Symbols {
             }
         }
         out.choose_aliases();
-        out.settle_ends();
+        out.settle_ends(elf);
         out.flatten();
         out
     }
@@ -137,8 +141,8 @@ impl Symbols {
         }
     }
 
-    /// Applies rules 2 and 4.
-    fn settle_ends(&mut self) {
+    /// Applies rules 2 and 4. `elf` has the call frame tables.
+    fn settle_ends(&mut self, elf: &Elf) {
         // Rule 2. `covered` is how far the sized functions seen so far reach.
         let mut covered = 0;
         self.syms.retain(|s| {
@@ -149,9 +153,18 @@ impl Symbols {
         });
         // Rule 4. Without a size, `end` is the section's end up to here.
         let mut next = u64::MAX;
+        let mut tables = None;
         for sym in self.syms.iter_mut().rev() {
             if !sym.sized {
                 sym.end = sym.end.min(next);
+                let tables = tables.get_or_insert_with(|| FrameTables::load(elf));
+                match tables.function(sym.start) {
+                    Some((start, end)) => {
+                        sym.sized = start == sym.start && end <= sym.end;
+                        sym.end = sym.end.min(end);
+                    }
+                    None => sym.end = tables.next(sym.start).map_or(sym.end, |next| sym.end.min(next)),
+                }
             }
             next = sym.start;
         }
