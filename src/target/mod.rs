@@ -179,9 +179,9 @@ impl Process {
                 self.jitdumps.push(id);
             }
             // Without segments (an unreadable file), offsets replace addresses.
-            let bias = modules
-                .get(id)
-                .bias(start, offset)
+            let is_known = |bias| self.code.iter().any(|c| c.file == Some((id, bias)));
+            let bias = module
+                .bias(start, end, offset, is_known)
                 .unwrap_or_else(|| start.wrapping_sub(offset));
             file = Some((id, bias));
         } else if path != b"[vsyscall]" {

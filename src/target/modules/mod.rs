@@ -24,8 +24,10 @@ use crate::frame::ModuleId;
 use crate::sys;
 
 mod sections;
+mod symbol_table;
 
 pub use sections::ModuleSections;
+use symbol_table::SymbolTable;
 
 /// Maximum size of a section or symbol table, bytes; the largest real ones have about 100 MB.
 const MAX_SECTION: u64 = 1 << 30;
@@ -191,14 +193,28 @@ impl Module {
         }
     }
 
-    /// Load bias of a mapping of this file: `avma - svma`.
-    pub fn bias(&self, start: u64, offset: u64) -> Option<u64> {
-        let floor = |x: u64| x & !(PAGE - 1);
-        let s = self
-            .segments
-            .iter()
-            .find(|s| floor(s.offset) <= offset && offset < s.offset.saturating_add(s.size.max(1)))?;
-        Some(start.wrapping_sub(floor(s.svma).wrapping_add(offset - floor(s.offset))))
+    /// Load bias of a mapping of this file: `avma - svma`. Two segments may share a page of the file, which is then
+    /// mapped twice: of several, the one with a bias for which `is_known` (another mapping of this file has it), or
+    /// with the mapping's length, or the first.
+    pub fn bias(&self, start: u64, end: u64, offset: u64, is_known: impl Fn(u64) -> bool) -> Option<u64> {
+        let mut candidates = self.segments.iter().filter(|s| {
+            let first = page_of(s.offset);
+            first <= offset && offset < s.offset.saturating_add(s.size.max(1))
+        });
+        let bias = |s: &Segment| start.wrapping_sub(page_of(s.svma).wrapping_add(offset - page_of(s.offset)));
+        let length = |s: &Segment| {
+            let end = s.offset.saturating_add(s.size).saturating_add(PAGE - 1);
+            page_of(end).saturating_sub(offset)
+        };
+        let first = candidates.next()?;
+        let others = candidates.clone();
+        let all = || std::iter::once(first).chain(others.clone());
+        if candidates.next().is_none() {
+            return Some(bias(first));
+        }
+        let chosen = all().find(|s| is_known(bias(s)));
+        let chosen = chosen.or_else(|| all().find(|s| length(s) == end.saturating_sub(start)));
+        Some(bias(chosen.unwrap_or(first)))
     }
 
     /// Names, addresses and sizes of the dynamic and static symbols with these names.
@@ -287,6 +303,11 @@ impl Module {
     }
 }
 
+/// The page with this address or offset.
+fn page_of(at: u64) -> u64 {
+    at & !(PAGE - 1)
+}
+
 fn segments(e: &ModuleElf<'_>) -> Vec<Segment> {
     let endian = e.endian();
     let header = e.elf_header();
@@ -312,37 +333,6 @@ fn data(e: &ModuleElf<'_>) -> Vec<Range<u64>> {
         .take(MAX_SEGMENTS)
         .map(|p| p.p_vaddr(endian)..p.p_vaddr(endian).saturating_add(p.p_memsz(endian)))
         .collect()
-}
-
-/// Bytes of a symbol table and of its strings.
-struct SymbolTable {
-    table: Vec<u8>,
-    strings: Vec<u8>,
-}
-
-impl SymbolTable {
-    /// Address of the symbol of this name. Compares without searching the ends of other names: some files have hundreds
-    /// of thousands.
-    fn find(&self, wanted: &[u8]) -> Option<u64> {
-        self.table.chunks_exact(24).take(MAX_SYMBOLS).find_map(|s| {
-            let name = u32::from_le_bytes(s[..4].try_into().expect("four bytes"));
-            let rest = self.strings.get(name as usize..)?.strip_prefix(wanted)?;
-            let section = u16::from_le_bytes([s[6], s[7]]);
-            (section != 0 && rest.first().is_none_or(|end| *end == 0))
-                .then(|| u64::from_le_bytes(s[8..16].try_into().expect("eight bytes")))
-        })
-    }
-
-    /// Name, address and size of each symbol that is defined here (`Elf64_Sym`, System V ABI, chapter 4).
-    fn iter(&self) -> impl Iterator<Item = (&[u8], u64, u64)> {
-        self.table.chunks_exact(24).take(MAX_SYMBOLS).filter_map(|s| {
-            let word = |at: usize| u64::from_le_bytes(s[at..at + 8].try_into().expect("eight bytes"));
-            let name = u32::from_le_bytes(s[..4].try_into().expect("four bytes"));
-            let section = u16::from_le_bytes([s[6], s[7]]);
-            let name = self.strings.get(name as usize..)?.split(|c| *c == 0).next()?;
-            (section != 0).then_some((name, word(8), word(16)))
-        })
-    }
 }
 
 /// A file and its identity.

@@ -59,3 +59,31 @@ fn names_are_compared_to_their_end() {
         assert_eq!(names.find(wanted.as_bytes()), at, "{wanted}");
     }
 }
+
+#[test]
+fn a_page_of_the_file_that_two_segments_share() {
+    let segment = |offset, svma, size| Segment { offset, svma, size };
+    let module = |segments: &[Segment]| Module {
+        segments: segments.to_vec(),
+        ..Module::missing(b"/a.so".to_vec(), None)
+    };
+    // As lld links: addresses go on where the file does, one page higher.
+    let shared = module(&[segment(0x1500, 0x2500, 0x900), segment(0x1e00, 0x3e00, 0x300)]);
+    let bias = |start, end, offset, known: &[u64]| shared.bias(start, end, offset, |bias| known.contains(&bias));
+    for (start, end, offset, known, expected) in [
+        // The first segment by what is known, or since it comes first.
+        (0x7_2000, 0x7_3000, 0x1000, &[][..], Some(0x7_0000)),
+        (0x7_2000, 0x7_3000, 0x1000, &[0x7_0000], Some(0x7_0000)),
+        // The second by what is known, or by its length.
+        (0x7_3000, 0x7_4000, 0x1000, &[0x7_0000], Some(0x7_0000)),
+        (0x7_3000, 0x7_5000, 0x1000, &[], Some(0x7_0000)),
+        (0x7_4000, 0x7_5000, 0x2000, &[], Some(0x7_0000)),
+        (0x7_4000, 0x7_5000, 0x3000, &[], None),
+    ] {
+        assert_eq!(
+            bias(start, end, offset, known),
+            expected,
+            "{start:#x} {offset:#x} {known:x?}"
+        );
+    }
+}
