@@ -331,7 +331,7 @@ fn every_option_exists() {
     let others: BTreeSet<&str> =
         "--all --all-targets --all-threads --bench --build --call-graph --cap-add --check --features --format --image --lib \
                                   --native --open --path --perf-basic-prof --profile --release --rm \
-                                  --security-opt --short --target --test --trace --workspace"
+                                  --security-opt --short --target --test --trace --use-largepages --workspace"
             .split_whitespace()
             .collect();
     let mut unknown = Vec::new();

@@ -116,6 +116,11 @@ impl Session {
             // It has exited: without its mappings the stack is only addresses. Counted, with the reason.
             self.targets.insert(s.pid, TargetProcess::new(Process::exited(s.pid)));
         }
+        if let Some(target) = self.targets.get_mut(&s.pid)
+            && target.process.has_copies()
+        {
+            target.process.compare_copies(&*self.system, &self.modules);
+        }
         let python = self.targets[&s.pid].python.as_ref();
         if !s.python.is_empty() && python.is_some_and(|p| p.unvalidated) {
             self.validate_python(s.pid);

@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::event::Pid;
 use crate::frame::ModuleId;
 
+mod code_copies;
 pub mod command;
 pub mod file_content;
 pub mod jit;
@@ -22,6 +23,7 @@ pub mod snapshot;
 pub mod system;
 pub mod thread_context;
 
+use code_copies::CodeCopies;
 use modules::Modules;
 use root::Root;
 use system::System;
@@ -63,6 +65,8 @@ pub struct Process {
     regions: Vec<Region>,
     /// Code in it that has its own unwind tables: start, end and module of the tables. Sorted, not overlapping.
     registered: Vec<(u64, u64, ModuleId)>,
+    /// Anonymous memory in which a file's code may be.
+    copies: CodeCopies,
 }
 
 /// Typical maximum size of a program's arguments and environment, bytes.
@@ -131,6 +135,7 @@ impl Process {
             jitdumps: Vec::new(),
             regions: Vec::new(),
             registered: Vec::new(),
+            copies: CodeCopies::default(),
         }
     }
 
@@ -145,6 +150,7 @@ impl Process {
             jitdumps: self.jitdumps.clone(),
             regions: self.regions.clone(),
             registered: self.registered.clone(),
+            copies: self.copies.clone(),
         }
     }
 
@@ -163,6 +169,7 @@ impl Process {
         if start >= end {
             return;
         }
+        let before = self.file_for(start, end, modules);
         self.unmap(start, end);
         let mut file = None;
         let opened = (path == b"[vdso]" || is_file_path(path))
@@ -187,11 +194,46 @@ impl Process {
         } else if path != b"[vsyscall]" {
             // [vsyscall] is the same in all processes, and seen only where mappings are read from a list.
             let other = opened.map(|(id, _)| id);
-            self.add_region(start, end, other.filter(|id| modules.get(*id).has_file_name()));
+            let other = other.filter(|id| modules.get(*id).has_file_name());
+            self.add_region(start, end, other);
+            if let Some(before) = before.filter(|_| other.is_none()) {
+                self.copies.add(start, end, before);
+            }
         }
         let at = self.code.partition_point(|c| c.start < start);
         self.code.insert(at, CodeRange { start, end, file });
         self.generation += 1;
+    }
+
+    /// The file, and its load bias, whose code should be at these addresses: that of the mapping there, or of the one
+    /// below.
+    fn file_for(&self, start: u64, end: u64, modules: &Modules) -> Option<(ModuleId, u64)> {
+        if let Some(file) = self.copies.file_for(start, end) {
+            return Some(file);
+        }
+        let below = self.code.partition_point(|c| c.start <= start);
+        let (id, bias) = self.code.get(below.checked_sub(1)?)?.file?;
+        modules.get(id).has_code(bias, start, end).then_some((id, bias))
+    }
+
+    /// Whether some anonymous memory is not yet compared with the file whose code should be there.
+    pub fn has_copies(&self) -> bool {
+        !self.copies.is_empty()
+    }
+
+    /// Compares anonymous memory with the file whose code should be there. What is the same belongs to the file.
+    pub fn compare_copies(&mut self, system: &dyn System, modules: &Modules) {
+        for copy in self.copies.compare(system, self.pid, modules) {
+            for c in self
+                .code
+                .iter_mut()
+                .filter(|c| copy.start <= c.start && c.end <= copy.end)
+            {
+                c.file = Some(copy.file);
+            }
+            self.regions.retain(|r| r.start < copy.start || copy.end < r.end);
+            self.generation += 1;
+        }
     }
 
     /// Adds a mapping of anonymous code. Adjacent or overlapping mappings form one region: programs that generate code
@@ -227,6 +269,7 @@ impl Process {
     }
 
     fn unmap(&mut self, start: u64, end: u64) {
+        self.copies.remove(start, end);
         let mut tails = Vec::new();
         self.code.retain_mut(|c| {
             if c.end <= start || end <= c.start {
@@ -297,6 +340,39 @@ mod tests {
         assert!(p.is_code(0x8fff) && !p.is_code(0x9000) && !p.is_code(0xfff));
         map(&mut p, 0, 0x10000);
         assert_eq!(ranges(&p), [(0, 0x10000)]);
+    }
+
+    #[test]
+    fn code_that_was_copied_to_anonymous_memory_keeps_its_file() {
+        let system = system::LiveSystem;
+        let pid = std::process::id();
+        let text = system.maps(pid).expect("our own");
+        let here = code_that_was_copied_to_anonymous_memory_keeps_its_file as *const () as u64;
+        let code = maps::find(&text, here).expect("this code");
+        assert!(code.end - code.start > 0x4000);
+        let (start, end) = (code.start + 0x1000, code.end - 0x2000);
+        let mut modules = Modules::default();
+        let map = |p: &mut Process, modules: &mut Modules, start, end, path: &[u8]| {
+            p.map(&system, start, end, code.offset, path, modules, &mut |_| {});
+        };
+        // As the program has it, and as it would be a page further.
+        for (shift, expected) in [(0, true), (0x1000, false)] {
+            let mut p = Process::exited(pid);
+            map(&mut p, &mut modules, code.start + shift, code.end + shift, &code.path);
+            let file = p.find(start);
+            assert!(file.is_some());
+            map(&mut p, &mut modules, start, end, b"//anon");
+            map(&mut p, &mut modules, start, end, b"//anon"); // its protection changes
+            assert!(p.has_copies() && p.is_code(start) && p.find(start).is_none());
+            let before = p.generation;
+            p.compare_copies(&system, &modules);
+            let found = [start, end - 1].map(|at| p.find(at) == file);
+            assert_eq!(found, [expected; 2], "shifted by {shift:#x}");
+            assert_eq!((p.has_copies(), p.generation > before), (!expected, expected));
+            assert_eq!(p.regions().len(), usize::from(!expected));
+            map(&mut p, &mut modules, start, end, b"");
+            assert_eq!(p.find(start), None);
+        }
     }
 
     #[test]

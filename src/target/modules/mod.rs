@@ -217,6 +217,26 @@ impl Module {
         Some(bias(chosen.unwrap_or(first)))
     }
 
+    /// Whether one of its executable segments has all addresses `start..end` (avma), if it is loaded with this bias.
+    pub fn has_code(&self, bias: u64, start: u64, end: u64) -> bool {
+        self.segments.iter().any(|s| {
+            let first = page_of(s.svma).wrapping_add(bias);
+            let length = s.svma.saturating_add(s.size).saturating_sub(page_of(s.svma));
+            let length = length.saturating_add(PAGE - 1) & !(PAGE - 1);
+            start >= first && end >= start && end - first <= length
+        })
+    }
+
+    /// Fills `buf` with the code at `svma`, without parsing the file; false if not all of it is in one segment.
+    pub fn read_code(&self, svma: u64, buf: &mut [u8]) -> bool {
+        let at = self.segments.iter().find_map(|s| {
+            let skip = svma.checked_sub(s.svma)?;
+            let is_inside = skip.saturating_add(buf.len() as u64) <= s.size;
+            s.offset.checked_add(skip).filter(|_| is_inside)
+        });
+        at.is_some_and(|at| self.content.read_at(at, buf).is_ok_and(|read| read == buf.len()))
+    }
+
     /// Names, addresses and sizes of the dynamic and static symbols with these names.
     pub fn symbols_named(&self, wanted: &dyn Fn(&[u8]) -> bool) -> Vec<(String, u64, u64)> {
         let mut found = Vec::new();

@@ -86,4 +86,13 @@ fn a_page_of_the_file_that_two_segments_share() {
             "{start:#x} {offset:#x} {known:x?}"
         );
     }
+    for (start, end, expected) in [
+        (0x7_2000, 0x7_3000, true),
+        (0x7_3000, 0x7_5000, true),
+        (0x7_2000, 0x7_4000, false),
+        (0x7_1000, 0x7_3000, false),
+        (0x7_4000, 0x7_6000, false),
+    ] {
+        assert_eq!(shared.has_code(0x7_0000, start, end), expected, "{start:#x} {end:#x}");
+    }
 }
