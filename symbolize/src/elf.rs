@@ -11,6 +11,7 @@ use std::os::unix::fs::FileExt;
 
 use object::read::{CompressedData, CompressionFormat};
 
+use crate::segments::segment_sections;
 use crate::{Error, ErrorKind};
 
 /// Maximum size of a decompressed section.
@@ -31,6 +32,7 @@ pub(crate) const EM_X86_64: u16 = 62;
 pub(crate) const EM_AARCH64: u16 = 183;
 const PT_LOAD: u32 = 1;
 const PT_NOTE: u32 = 4;
+const SHT_PROGBITS: u32 = 1;
 pub(crate) const SHT_SYMTAB: u32 = 2;
 pub(crate) const SHT_RELA: u32 = 4;
 const SHT_NOTE: u32 = 7;
@@ -38,6 +40,8 @@ pub(crate) const SHT_NOBITS: u32 = 8;
 pub(crate) const SHT_DYNSYM: u32 = 11;
 pub(crate) const SHF_EXECINSTR: u64 = 4;
 const SHF_ALLOC: u64 = 2;
+/// Indices from here on are not those of sections.
+const SHN_LORESERVE: u16 = 0xff00;
 const SHF_COMPRESSED: u64 = 1 << 11;
 
 /// The source of the bytes.
@@ -91,6 +95,9 @@ pub(crate) struct Elf {
     pub machine: u16,
     /// Values of symbols are offsets in their sections.
     pub is_relocatable: bool,
+    /// Whether the file has section headers, to which symbols refer; else the sections are those that its program
+    /// headers show.
+    has_headers: bool,
 }
 
 pub(crate) fn u16_at(b: &[u8], at: usize) -> Option<u16> {
@@ -176,9 +183,14 @@ impl Elf {
             build_id: None,
             machine: half(18),
             is_relocatable: half(16) == ET_REL,
+            has_headers: true,
         };
         elf.read_segments(wide(32), half(54), half(56))?;
         elf.read_sections(wide(40), half(58), half(60), half(62))?;
+        if elf.sections.is_empty() && !elf.is_relocatable {
+            elf.has_headers = false;
+            elf.sections = elf.sections_of_segments();
+        }
         if elf.build_id.is_none() {
             elf.build_id = elf.build_id_from_sections();
         }
@@ -214,7 +226,7 @@ impl Elf {
 
     fn read_sections(&mut self, offset: u64, entry: u16, count: u16, names: u16) -> Result<(), Error> {
         if offset == 0 {
-            return Ok(()); // sstrip'ed: valid, but without information
+            return Ok(()); // sstrip'ed
         }
         if entry != 64 {
             return Err(Error::new(ErrorKind::Corrupt, "section headers have an unknown size"));
@@ -261,6 +273,39 @@ impl Elf {
             self.sections.push(section);
         }
         Ok(())
+    }
+
+    /// The sections that program headers show.
+    fn sections_of_segments(&self) -> Vec<SectionHeader> {
+        let found = segment_sections(&|offset, size| self.input.read(offset, size).ok());
+        let strings = found.iter().position(|s| s.name == ".dynstr").unwrap_or(0) as u32;
+        let sections = found.into_iter().map(|s| {
+            let (kind, flags) = match s.name {
+                ".text" => (SHT_PROGBITS, SHF_ALLOC | SHF_EXECINSTR),
+                ".dynsym" => (SHT_DYNSYM, SHF_ALLOC),
+                _ => (SHT_PROGBITS, SHF_ALLOC),
+            };
+            SectionHeader {
+                name: s.name.into(),
+                kind,
+                flags,
+                addr: s.addr,
+                offset: s.offset,
+                size: s.size,
+                link: strings,
+            }
+        });
+        sections.collect()
+    }
+
+    /// The section with code that a symbol with this index and address is in.
+    pub fn code_of_symbol(&self, index: u16, addr: u64) -> Option<&SectionHeader> {
+        if self.has_headers {
+            return self.sections.get(usize::from(index)).filter(|s| s.is_code());
+        }
+        let is_defined = index != 0 && index < SHN_LORESERVE;
+        let mut code = self.sections.iter().filter(|s| s.is_code() && is_defined);
+        code.find(|s| addr >= s.addr && addr < s.end())
     }
 
     /// Debug files keep their note section but may not have the segment's bytes.

@@ -20,6 +20,7 @@ mod kernel;
 mod lines;
 mod module;
 mod plt;
+mod segments;
 mod split_dwarf;
 mod symbols;
 
@@ -34,6 +35,7 @@ pub use jit::JitCode;
 pub use jit_object::JitObject;
 pub use kernel::{Kernel, KernelError, KernelSymbol};
 pub use module::{Function, Module, SymbolSources};
+pub use segments::{SegmentSection, segment_sections};
 
 /// One function at an address: the real one, or one that the compiler inlined into it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -260,11 +260,8 @@ fn read_symbol(elf: &Elf, entry: &[u8], table: u8) -> Option<Sym> {
     };
     // Undefined, absolute and common symbols have indices of no section with code. SHN_XINDEX (0xffff, more than 65,000
     // sections) does not occur in linked files.
-    let section = elf
-        .sections
-        .get(usize::from(u16_at(entry, 6)?))
-        .filter(|s| s.is_code())?;
     let (name, start, size) = (u32_at(entry, 0)?, u64_at(entry, 8)?, u64_at(entry, 16)?);
+    let section = elf.code_of_symbol(u16_at(entry, 6)?, start)?;
     if name == 0 || start < section.addr || start >= section.end() {
         return None;
     }

@@ -310,7 +310,7 @@ impl Module {
 
     /// Like [`Module::section`], but not recorded: for what only a live process needs, so tapes do not keep it.
     pub fn section_untracked(&self, name: &str) -> Option<CodeSection> {
-        self.elf(|e| {
+        let found = self.elf(|e| {
             let s = e.section_by_name(name)?;
             (s.size() <= MAX_SECTION).then_some(())?;
             let bytes = s.uncompressed_data().ok()?.into_owned();
@@ -318,8 +318,8 @@ impl Module {
                 svma: s.address(),
                 bytes,
             })
-        })
-        .flatten()
+        });
+        found.flatten().or_else(|| self.segment_section(|s| s.name == name))
     }
 }
 

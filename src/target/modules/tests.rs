@@ -1,4 +1,5 @@
 use super::*;
+use crate::code_map::Sections;
 use crate::target::system::LiveSystem;
 
 #[test]
@@ -95,4 +96,37 @@ fn a_page_of_the_file_that_two_segments_share() {
     ] {
         assert_eq!(shared.has_code(0x7_0000, start, end), expected, "{start:#x} {end:#x}");
     }
+}
+
+#[test]
+fn files_without_section_headers_are_read_by_their_segments() {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("readable");
+    let libc = maps.split_whitespace().find(|w| w.contains("/libc.so"));
+    let mut bytes = std::fs::read(libc.expect("the C library")).expect("readable");
+    let module = |bytes: &[u8]| {
+        let content = Content::Bytes(Arc::new(bytes.to_vec().into()));
+        Arc::new(Module::new(b"/libc.so".to_vec(), content))
+    };
+    let whole = module(&bytes);
+    // e_shoff; e_shentsize, e_shnum, e_shstrndx
+    bytes[40..48].fill(0);
+    bytes[58..64].fill(0);
+    let bare = module(&bytes);
+    let malloc = whole.exports("malloc").expect("exported");
+    assert_eq!(bare.exports("malloc"), Some(malloc));
+    let (mut whole, mut bare) = (ModuleSections(whole), ModuleSections(bare));
+    let mut both = |name: &str| [&mut whole, &mut bare].map(|s| s.section(name).expect("a section"));
+    for name in [".eh_frame_hdr", ".eh_frame", ".dynstr"] {
+        let [expected, found] = both(name);
+        assert_eq!(found.svma, expected.svma, "{name}");
+        assert!(found.bytes.starts_with(&expected.bytes), "{name}");
+    }
+    let functions = bare.functions();
+    assert!(whole.functions().iter().all(|f| functions.binary_search(f).is_ok()));
+    let [expected, found] = [whole.code(malloc), bare.code(malloc)].map(|code| code.expect("code"));
+    assert_eq!(
+        found.from(malloc).map(|c| &c[..64]),
+        expected.from(malloc).map(|c| &c[..64])
+    );
+    assert!(bare.section(".debug_frame").is_none() && bare.code(0).is_none());
 }
