@@ -14,6 +14,7 @@
 //! - `sys` has all system calls and parsers of `/proc`; `privileges` what this user may do.
 //! - `target` knows what is mapped where, and reads the system through one trait (`target::system::System`).
 //! - `unwind` makes native frames with their stack intervals from registers and a stack copy; it knows no process.
+//! - `edges` judges those frames by the machine code: can a caller have called its callee?
 //! - `cpython` finds the interpreter, reads code objects and groups Python frames; it knows no native frame.
 //! - `interleave` puts both into calling order by stack address; it is pure.
 //! - `profile` counts stacks as prefixes, and holds, compares, merges, reads and writes finished profiles; `resolve`
@@ -58,6 +59,8 @@ mod code_map;
 pub mod cpython;
 #[doc(hidden)]
 pub mod cpython_layout;
+#[doc(hidden)]
+pub mod edges;
 #[doc(hidden)]
 pub mod escape;
 #[doc(hidden)]

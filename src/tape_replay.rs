@@ -8,6 +8,7 @@ use std::time::Duration;
 use rustc_hash::FxHashMap;
 
 use crate::capture::Backend;
+use crate::edges::{EdgeAccesses, EdgeJudge};
 use crate::error::Result;
 use crate::event::Event;
 use crate::frame::ModuleId;
@@ -25,12 +26,25 @@ use crate::target::file_content::Content;
 /// # Errors
 /// Those of the session for an event; never errors of the machine, which are on the tape.
 pub fn session(tape: &Rc<Tape>, options: SessionOptions) -> Result<Session> {
-    run(tape, options, None)
+    run(tape, options, None, None)
 }
 
-fn run(tape: &Rc<Tape>, options: SessionOptions, visited: Option<VisitedCode>) -> Result<Session> {
+/// The same, with the edges of the native stacks judged.
+///
+/// # Errors
+/// As [`session`].
+pub fn session_with_edges(tape: &Rc<Tape>, options: SessionOptions) -> Result<Session> {
+    run(tape, options, None, Some(EdgeJudge::default()))
+}
+
+fn run(
+    tape: &Rc<Tape>,
+    options: SessionOptions,
+    visited: Option<VisitedCode>,
+    edges: Option<EdgeJudge>,
+) -> Result<Session> {
     let mut session = Session::new(options, Box::new(TapeSystem::new(tape)));
-    session.visited = visited;
+    (session.visited, session.edges) = (visited, edges);
     let mut backend = TapeBackend::new(tape.clone());
     if tape.header.attached {
         let _ = session.open(tape.header.pid, &mut |_, _| Ok(())); // the samples will show what is missing
@@ -61,6 +75,11 @@ pub fn profile_with(
 ) -> Result<Profile> {
     let mut session = session(tape, options)?;
     (session.fetch, session.naming) = (fetch, naming);
+    Ok(resolve(tape, &mut session))
+}
+
+/// The profile of a session that has processed all of a tape.
+pub fn resolve(tape: &Rc<Tape>, session: &mut Session) -> Profile {
     let (header, t) = (&tape.header, &session.quality_counts);
     let quality = Quality {
         expected: 0,
@@ -87,11 +106,11 @@ pub fn profile_with(
         quality,
         ..Meta::default()
     };
-    Ok(session.resolve(header.began, meta))
+    session.resolve(header.began, meta)
 }
 
 /// Prunes the files of a freshly recorded tape to what its replay needs. False if the pruned tape does not give the
-/// same stacks as the complete files: it still replays, but with other results.
+/// same stacks, with the same edges, as the complete files: it still replays, but with other results.
 ///
 /// # Errors
 /// As [`session`].
@@ -104,13 +123,23 @@ pub fn finish(mut tape: Tape) -> Result<(Tape, bool)> {
         ..SessionOptions::default()
     };
     let complete = Rc::new(tape.clone());
-    let session = run(&complete, options, Some(VisitedCode::default()))?;
+    let mut edges = EdgeJudge::default();
+    edges.log = Some(EdgeAccesses::default());
+    let session = run(&complete, options, Some(VisitedCode::default()), Some(edges))?;
     let mut by_module: FxHashMap<ModuleId, PruneRequest> = FxHashMap::default();
     for ((module, svma), analyzed) in session.visited.iter().flatten() {
         let wanted = by_module.entry(*module).or_default();
         wanted.svmas.insert(*svma);
         if *analyzed {
             wanted.analyzed.insert(*svma);
+        }
+    }
+    if let Some(read) = session.edges.as_ref().and_then(|edges| edges.log.as_ref()) {
+        for (module, svma, length) in &read.code {
+            by_module.entry(*module).or_default().code.insert((*svma, *length));
+        }
+        for (module, svma) in &read.functions {
+            by_module.entry(*module).or_default().functions.insert(*svma);
         }
     }
     for i in 0..session.modules.len() {
@@ -132,8 +161,9 @@ pub fn finish(mut tape: Tape) -> Result<(Tape, bool)> {
     }
     tape.kernel = tape.kernel.map(|text| kernel_lines(&tape.events, &text));
     let small = Rc::new(tape);
-    let replayed = run(&small, options, None)?;
-    let same = replayed.tree.nodes() == session.tree.nodes();
+    let replayed = session_with_edges(&small, options)?;
+    let counts = |session: &Session| session.edges.as_ref().map(|edges| edges.counts.clone());
+    let same = replayed.tree.nodes() == session.tree.nodes() && counts(&replayed) == counts(&session);
     drop(replayed);
     Ok((Rc::unwrap_or_clone(small), same))
 }

@@ -21,7 +21,7 @@ const RANKS: &[&[&str]] = &[
     &["sys", "interleave", "profile", "unwind"],
     &["privileges", "export", "tui"],
     &["target"],
-    &["capture", "cpython"],
+    &["capture", "cpython", "edges"],
     &["resolve", "tape"],
     &["session"],
     &["tape_replay", "in_process"],

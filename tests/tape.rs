@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use nativeprof::edges::EdgeCounts;
 use nativeprof::event::{CodeCopy, Event, Part};
 use nativeprof::profile::model::{FrameKind, NodeId, Profile};
 use nativeprof::session::SessionOptions;
@@ -356,6 +357,90 @@ fn stacks_are_exact() {
     }
 }
 
+/// Verdicts on the edges of all native stacks of a tape.
+fn judged(tape: Tape) -> EdgeCounts {
+    let session = tape_replay::session_with_edges(&Rc::new(tape), SessionOptions::default()).expect("a replay");
+    session.edges.expect("a judge").counts
+}
+
+/// The machine code contradicts no native stack, and proves as many of their edges as before.
+#[test]
+fn edges_of_native_stacks_are_proved() {
+    let path = fixture(TAPES[0]).join("edges.txt");
+    let before = std::fs::read_to_string(&path).unwrap_or_default();
+    let mut now = String::new();
+    for (name, packed) in tapes() {
+        let counts = judged(encode::read(&packed).expect("a good tape"));
+        let all = counts.total();
+        assert_eq!(
+            all.impossible,
+            0,
+            "{name}: {}",
+            counts.text(&|place| format!("{place:x?}"))
+        );
+        let [proved, possible, unjudged] =
+            [all.proved, all.possible, all.unjudged].map(|n| n as f64 / counts.samples as f64);
+        now +=
+            &format!("{name}: {proved:.2} proved, {possible:.2} possible, {unjudged:.2} unjudged edges per sample\n");
+        let least = before.lines().find_map(|l| {
+            l.strip_prefix(&name)?
+                .strip_prefix(": ")?
+                .split(' ')
+                .next()?
+                .parse::<f64>()
+                .ok()
+        });
+        let is_blessed = std::env::var_os("BLESS").is_some_and(|bless| bless == "1");
+        assert!(
+            is_blessed || least.is_some_and(|least| proved > least - 0.01),
+            "{name}: {proved:.2} proved edges per sample; before: {least:?}"
+        );
+    }
+    if std::env::var_os("BLESS").is_some_and(|bless| bless == "1") {
+        std::fs::write(&path, &now).expect("written");
+    }
+}
+
+/// Return addresses are one byte off: the tables still lead from frame to frame.
+#[test]
+fn edges_of_wrong_stacks_are_impossible() {
+    let (_, packed) = tapes()
+        .into_iter()
+        .find(|(name, _)| *name == "native")
+        .unwrap_or_else(|| tapes().remove(0));
+    let mut tape = encode::read(&packed).expect("a good tape");
+    let good = judged(tape.clone());
+    let maps: Vec<u8> = tape
+        .responses
+        .maps
+        .iter()
+        .filter_map(|(_, text)| text.clone())
+        .flatten()
+        .collect();
+    let number = |text: &str| u64::from_str_radix(text, 16).ok();
+    let text = String::from_utf8_lossy(&maps);
+    let code: Vec<_> = text
+        .lines()
+        .filter_map(|l| l.split(' ').next()?.split_once('-'))
+        .filter_map(|(start, end)| Some(number(start)?..number(end)?))
+        .collect();
+    for event in &mut tape.events {
+        let Event::Sample(s) = event else { continue };
+        for word in s.stack.bytes.chunks_exact_mut(8) {
+            let address = u64::from_le_bytes((&*word).try_into().expect("eight bytes"));
+            if code.iter().any(|c| c.contains(&address)) {
+                word.copy_from_slice(&(address + 1).to_le_bytes());
+            }
+        }
+    }
+    let bad = judged(tape);
+    assert!(bad.total().impossible > bad.samples, "{bad:?}");
+    assert!(
+        bad.proved_per_sample() < good.proved_per_sample() / 2.0,
+        "{bad:?}, {good:?}"
+    );
+}
+
 #[test]
 fn tapes_are_small_and_contain_nothing_of_the_machine() {
     for (name, packed) in tapes() {
@@ -397,7 +482,10 @@ fn survive(raw: &[u8]) -> bool {
     let tape = encode::parse(raw);
     let good = tape.is_ok();
     if let Ok(tape) = tape {
-        let _ = tape_replay::profile(&Rc::new(tape), SessionOptions::default());
+        let tape = Rc::new(tape);
+        if let Ok(mut session) = tape_replay::session_with_edges(&tape, SessionOptions::default()) {
+            tape_replay::resolve(&tape, &mut session);
+        }
     }
     assert!(began.elapsed() < Duration::from_secs(20), "took {:?}", began.elapsed());
     good

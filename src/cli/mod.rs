@@ -27,8 +27,8 @@ const FAILED: u8 = 125;
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
 
-/// Runs the command line; the exit code is 0 good, 1 failed, 2 usage, 3 grown more than `diff --fail-above` allows, 4 if
-/// that cannot be known. That of `record -- COMMAND` is the command's own, 128 and a signal's number, or one of 125 to 127.
+/// Runs the command line; the exit code is 0 good, 1 failed, 2 usage, 3 grown more than `diff --fail-above` allows or
+/// stacks that `replay --verify-edges` finds impossible, 4 if the former cannot be known. That of `record -- COMMAND` is the command's own, 128 and a signal's number, or one of 125 to 127.
 pub fn main() -> ExitCode {
     if sys::process::is_setuid() {
         print_error(&checks::setuid_refused(&SystemFacts::read()));
@@ -71,7 +71,10 @@ pub fn main() -> ExitCode {
                 }
             },
         },
-        args::Command::Replay(r) => commands::replay::replay(&r),
+        args::Command::Replay(r) => match commands::replay::replay(&r) {
+            Ok(false) => return ExitCode::from(3),
+            done => done.map(drop),
+        },
         args::Command::Diff(d) => match commands::diff::diff(&d) {
             Ok(commands::diff::Gate::Grown) => return ExitCode::from(3),
             Ok(commands::diff::Gate::Undecided) => return ExitCode::from(4),

@@ -11,6 +11,7 @@ use crate::capture::{Backend, SampleCounts};
 use crate::cpython::code_object::CodeTable;
 use crate::cpython::frame_groups;
 use crate::cpython_layout::TargetLayout;
+use crate::edges::EdgeJudge;
 use crate::error::Result;
 use crate::event::{Event, Pid, Tid};
 use crate::frame::{EvalGroups, ModuleId, NativeFrame, RawFrame};
@@ -187,6 +188,8 @@ pub struct Session {
     last_bytes: usize,
     /// If set: the places that the unwinder looked up, and whether the stack needed more than unwind tables.
     pub visited: Option<VisitedCode>,
+    /// If set: judges the native stacks.
+    pub edges: Option<EdgeJudge>,
     open_files: OpenFiles,
     jit: JitShared,
     /// Downloads debug information that is not on this machine.
@@ -261,6 +264,7 @@ impl Session {
             last_stacks: FxHashMap::default(),
             last_bytes: 0,
             visited: None,
+            edges: None,
             open_files: OpenFiles::default(),
             jit: JitShared::default(),
             fetch: None,

@@ -190,6 +190,9 @@ impl Session {
                 unwound
             }
         };
+        if let Some(edges) = &mut self.edges {
+            edges.judge(&target.process, &self.modules, &*self.system, native);
+        }
         self.jit.skip(&self.modules, &mut self.native);
         unwound.err()
     }

@@ -206,6 +206,9 @@ impl Session {
         // JIT code is named at the end.
         if !self.with_anonymous_code.contains(&pid) {
             self.targets.remove(&pid);
+            if let Some(edges) = &mut self.edges {
+                edges.forget_processes();
+            }
             self.open_files.perf_maps.remove(&pid);
         }
         self.codes.remove_process(pid);
@@ -285,6 +288,9 @@ impl Session {
     pub(super) fn exec(&mut self, pid: Pid, update: &mut TargetUpdate<'_>) {
         // Mappings of the new program follow as separate events, except for the vDSO.
         let before = self.targets.remove(&pid);
+        if let Some(edges) = &mut self.edges {
+            edges.forget_processes();
+        }
         self.gil_locks.forget(pid);
         self.sockets.forget(pid);
         if self.open(pid, update).is_err()

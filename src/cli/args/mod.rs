@@ -194,6 +194,10 @@ pub struct Replay {
     /// Python frames only
     #[arg(long)]
     pub no_native: bool,
+    /// Also check each native frame and its caller against the machine code, and count what it proves; exit code 3 if it contradicts
+    /// any
+    #[arg(long, conflicts_with = "no_native")]
+    pub verify_edges: bool,
     /// Group stacks by process
     #[arg(long)]
     pub processes: bool,

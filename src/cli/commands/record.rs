@@ -15,6 +15,7 @@ use crate::cli::discover::{self, check_target};
 use crate::cli::output::Output;
 use crate::cli::output::atomic_file::{OutputFile, PRIVATE};
 use crate::cli::{FAILED, print_error, print_line, print_status};
+use crate::edges::EdgeJudge;
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape;
 use crate::event::{Event, Pid};
@@ -155,6 +156,8 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     let mut session = Session::new(session_options, system);
     session.fetch = fetch;
     session.naming = Some(NamingProcess::default());
+    // What it reads of the process gets onto the tape.
+    session.edges = recorder.as_ref().map(|_| EdgeJudge::default());
     if sampling.wakers {
         session.show_wakers(sampling.kernel);
     }

@@ -8,13 +8,15 @@ use crate::cli::args::Replay;
 use crate::cli::output::Output;
 use crate::cli::print_line;
 use crate::cli::{debuginfod, input};
+use crate::edges::CodePlace;
 use crate::error::{Error, Result};
+use crate::escape::line;
 use crate::privileges::credentials::Caps;
 use crate::privileges::phases;
 use crate::privileges::phases::WRITING;
 use crate::profile::summary;
 use crate::resolve::naming::NamingProcess;
-use crate::session::{Grouping, SessionOptions};
+use crate::session::{Grouping, Session, SessionOptions};
 use crate::sys;
 use crate::tape::encode;
 use crate::tape_replay;
@@ -22,8 +24,8 @@ use crate::tape_replay;
 /// Bytes of a packed tape that are read.
 const MAX_PACKED: u64 = 512 << 20;
 
-/// Replays a tape into a profile file.
-pub fn replay(options: &Replay) -> Result<()> {
+/// Replays a tape into a profile file. False if the machine code contradicts a stack.
+pub fn replay(options: &Replay) -> Result<bool> {
     let is_root = sys::process::effective_uid() == 0;
     let user = phases::switch_to_invoking_user()?;
     let fetch = debuginfod::fetch(options.names.debuginfod, is_root, user.as_ref())?;
@@ -51,18 +53,34 @@ pub fn replay(options: &Replay) -> Result<()> {
         threads: options.threads,
     };
     let native = !options.no_native;
-    let profile = tape_replay::profile_with(
-        &tape,
-        SessionOptions {
-            grouping,
-            native,
-            ..SessionOptions::default()
-        },
-        fetch,
-        Some(NamingProcess::default()),
-    )?;
+    let session_options = SessionOptions {
+        grouping,
+        native,
+        ..SessionOptions::default()
+    };
+    let mut session = if options.verify_edges {
+        tape_replay::session_with_edges(&tape, session_options)?
+    } else {
+        tape_replay::session(&tape, session_options)?
+    };
+    (session.fetch, session.naming) = (fetch, Some(NamingProcess::default()));
+    let profile = tape_replay::resolve(&tape, &mut session);
     let written = output.write(&profile)?;
     print_line(&summary::block(&profile.meta, &written));
+    let mut is_possible = true;
+    if let Some(edges) = &session.edges {
+        let text = edges.counts.text(&|place| place_name(&session, place));
+        text.lines().for_each(|text| print_line(&format!("  {}", line(text))));
+        is_possible = edges.counts.total().impossible == 0;
+    }
     output.browse(false);
-    output.check_written()
+    output.check_written().map(|()| is_possible)
+}
+
+/// `libc.so.6+0x1234`: file and address in it.
+fn place_name(session: &Session, place: CodePlace) -> String {
+    match place {
+        CodePlace::File(module, svma) => format!("{}+{svma:#x}", session.modules.get(module).name()),
+        CodePlace::Memory(pid, avma) => format!("{avma:#x} in process {pid}"),
+    }
 }

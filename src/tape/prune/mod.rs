@@ -25,6 +25,9 @@ pub struct PruneRequest {
     pub svmas: BTreeSet<u64>,
     /// Those whose function's instructions may have been analyzed.
     pub analyzed: BTreeSet<u64>,
+    /// Code that was read to judge edges: svma and length; and addresses whose functions were searched for then.
+    pub code: BTreeSet<(u64, u64)>,
+    pub functions: BTreeSet<u64>,
     /// Accesses that do not depend on addresses of stacks.
     pub accesses: FileAccessLog,
 }
@@ -264,7 +267,7 @@ impl<'a> Pruner<'a> {
         entries.sort_by_key(|e| e.code.start);
         let mut keep = BTreeSet::new();
         let mut table = BTreeMap::new();
-        for svma in &request.svmas {
+        for svma in request.svmas.iter().chain(&request.functions) {
             let after = entries.partition_point(|e| e.code.start <= *svma);
             let covered = after.checked_sub(1).is_some_and(|i| entries[i].code.contains(svma));
             // Around code without an entry its neighbors determine where it begins and ends.
@@ -364,6 +367,12 @@ impl<'a> Pruner<'a> {
                 from.max(svma.saturating_sub(MAX_CODE))..after.map_or(u64::MAX, |(target, _)| *target)
             });
             keep(around.start, around.end.min(svma.saturating_add(MAX_CODE)));
+        }
+        for (svma, length) in &request.code {
+            if let Some(s) = self.sections.iter().find(|s| s.is_code() && s.covers(*svma)) {
+                let at = s.file_offset(*svma);
+                kept_ranges.push(at..at + (*length).min(s.addr + s.size - svma));
+            }
         }
         self.kept_ranges.extend(kept_ranges);
     }

@@ -56,7 +56,7 @@ impl Pruner<'_> {
             .collect();
         starts.dedup();
         let mut keep_at: BTreeSet<u64> = BTreeSet::new();
-        for svma in &request.svmas {
+        for svma in request.svmas.iter().chain(&request.functions) {
             let table = entries.partition_point(|e| e.code.start <= *svma);
             let covered = table.checked_sub(1).is_some_and(|i| entries[i].code.contains(svma));
             let after = starts.partition_point(|s| s <= svma);
@@ -71,11 +71,9 @@ impl Pruner<'_> {
                 .entry(link)
                 .or_insert_with(|| self.bytes(link).unwrap_or_default());
             let name = string_at(text, s.name as usize);
-            let covers = request
-                .svmas
-                .range(s.addr..s.addr.saturating_add(s.size))
-                .next()
-                .is_some();
+            let covers = [&request.svmas, &request.functions]
+                .iter()
+                .any(|wanted| wanted.range(s.addr..s.addr.saturating_add(s.size)).next().is_some());
             let by_name = std::str::from_utf8(name).is_ok_and(|n| request.accesses.names.contains(n));
             if covers || by_name || keep_at.contains(&s.addr) {
                 keep.insert((s.section, s.index));

@@ -1,0 +1,240 @@
+//! Where a called address leads: does execution come to the callee from there, without a further call?
+
+use std::collections::VecDeque;
+
+use rustc_hash::FxHashSet;
+
+use super::code::{Flow, Machine, Registers, Value, is_blank};
+use super::image::Image;
+use super::{Doubt, Fault, Lack, Verdict};
+
+/// Instructions that are followed for one edge, and jumps from function to function in a row.
+const MAX_INSTRUCTIONS: usize = 50_000;
+const MAX_JUMPS: u8 = 8;
+/// Bytes after a call that a thunk may begin at, where the end of its function is not known.
+const MAX_THUNK: u64 = 64;
+
+/// How execution comes to a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// By jumps, or from one instruction to the next.
+    Certain,
+    /// If a call returns of which that is not known: the end of its function is not.
+    AfterCall,
+    /// Through a linkage stub whose function has not been searched for yet. The jump at the end of that search, to the function,
+    /// is known from the word that the stub reads.
+    Unbound,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    at: u64,
+    way: Way,
+    /// Functions that execution has jumped from.
+    jumps: u8,
+}
+
+/// One search.
+pub struct Search<'s, 'a> {
+    image: &'s mut Image<'a>,
+    /// An address in the callee.
+    callee: u64,
+    queue: VecDeque<Place>,
+    seen: FxHashSet<u64>,
+    found: Option<Way>,
+    doubt: Option<Doubt>,
+    lack: Option<Lack>,
+    /// Whether words of memory were read, which may have changed since the sample.
+    pub reads_words: bool,
+}
+
+impl<'s, 'a> Search<'s, 'a> {
+    pub fn new(image: &'s mut Image<'a>, callee: u64) -> Search<'s, 'a> {
+        Search {
+            image,
+            callee,
+            queue: VecDeque::new(),
+            seen: FxHashSet::default(),
+            found: None,
+            doubt: None,
+            lack: None,
+            reads_words: false,
+        }
+    }
+
+    /// The verdict on a call of this address.
+    pub fn direct(&mut self, called: u64) -> Verdict {
+        self.enter(Place {
+            at: called,
+            way: Way::Certain,
+            jumps: 0,
+        });
+        while self.found.is_none()
+            && let Some(place) = self.queue.pop_front()
+        {
+            self.follow(place);
+        }
+        match (self.found, self.doubt, self.lack) {
+            (Some(Way::AfterCall), ..) => Verdict::Possible(Doubt::CallMayReturn),
+            (Some(_), ..) => Verdict::Proved,
+            (None, Some(doubt), _) => Verdict::Possible(doubt),
+            (None, None, Some(lack)) => Verdict::Unjudged(lack),
+            (None, None, None) => Verdict::Impossible(Fault::OtherFunction),
+        }
+    }
+
+    /// The verdict on a call of the address in this word, which code at `call` reads.
+    pub fn through_word(&mut self, call: u64, word: u64) -> Verdict {
+        let is_fixed = self.image.is_linkage_slot(call, word);
+        self.reads_words = true;
+        let found = match self.image.word(word) {
+            Some(called) => self.direct(called),
+            None => Verdict::Unjudged(Lack::Word),
+        };
+        match found {
+            Verdict::Proved => found,
+            _ if is_fixed => found,
+            _ => Verdict::Possible(Doubt::IndirectCall),
+        }
+    }
+
+    /// Execution comes to a place by a jump or call.
+    fn enter(&mut self, place: Place) {
+        if self.is_callee(place.at) {
+            self.found.get_or_insert(place.way);
+        } else if place.jumps > MAX_JUMPS {
+            self.lack.get_or_insert(Lack::TooFar);
+        } else {
+            self.queue.push_back(place);
+        }
+    }
+
+    /// Is this address in the function of the callee?
+    fn is_callee(&mut self, at: u64) -> bool {
+        if at == self.callee {
+            return true;
+        }
+        let (Some((module, at_svma)), Some((other, svma))) = (self.image.locate(at), self.image.locate(self.callee))
+        else {
+            return false;
+        };
+        module == other
+            && at.wrapping_sub(at_svma) == self.callee.wrapping_sub(svma)
+            && self.image.functions(at).is_some_and(|(f, _)| f.is_same(at_svma, svma))
+    }
+
+    /// Extent of the function that contains the address.
+    fn function(&mut self, at: u64) -> Option<std::ops::Range<u64>> {
+        let (functions, svma) = self.image.functions(at)?;
+        let bias = at.wrapping_sub(svma);
+        let f = functions.at(svma)?;
+        Some(f.start.wrapping_add(bias)..f.end.wrapping_add(bias))
+    }
+
+    /// Follows the instructions from a place up to the next jump, return or end.
+    fn follow(&mut self, mut place: Place) {
+        let function = self.function(place.at);
+        let mut registers = Registers::default();
+        while self.seen.insert(place.at) {
+            if self.seen.len() > MAX_INSTRUCTIONS {
+                self.lack.get_or_insert(Lack::TooFar);
+                return;
+            }
+            let (bytes, known) = self.image.instruction(place.at);
+            let bytes = &bytes[..known];
+            if is_blank(bytes) {
+                self.lack.get_or_insert(Lack::Called);
+                return;
+            }
+            let i = Machine::NATIVE.decode(bytes, place.at, &mut registers);
+            if i.length == 0 {
+                return;
+            }
+            self.image.note(place.at, i.length);
+            let next = place.at.wrapping_add(i.length);
+            if (place.at..next).contains(&self.callee) {
+                self.found.get_or_insert(place.way);
+                return;
+            }
+            let leaves = |to: u64| function.as_ref().is_none_or(|f| !f.contains(&to));
+            let Place { way, jumps, .. } = place;
+            let jump = |to: u64| Place {
+                at: to,
+                way,
+                jumps: jumps + u8::from(leaves(to)),
+            };
+            match i.flow {
+                Flow::Next => {}
+                Flow::Branch(to) => self.enter(jump(to)),
+                Flow::Jump(to) => return self.enter(jump(to)),
+                Flow::JumpSlot(word) => return self.jump_through(place, next, word),
+                Flow::JumpRegister(Some(Value::Slot(word))) => return self.jump_through(place, next, word),
+                Flow::JumpRegister(value) => {
+                    if let Some(Value::Constant(to)) = value {
+                        self.enter(jump(to));
+                    }
+                    return self.doubt(place);
+                }
+                Flow::Call(to) => {
+                    // A call within the function may be a thunk, which replaces its return address.
+                    let is_thunk = |to: u64| match &function {
+                        Some(f) => f.contains(&to) && to != f.start,
+                        None => to.wrapping_sub(next) < MAX_THUNK,
+                    };
+                    if let Some(to) = to.filter(|to| is_thunk(*to)) {
+                        self.enter(jump(to));
+                    }
+                    match &function {
+                        Some(f) if !f.contains(&next) => return,
+                        Some(_) => {}
+                        None => place.way = Way::AfterCall,
+                    }
+                }
+                Flow::Return | Flow::End => return,
+            }
+            if self.found.is_some() {
+                return;
+            }
+            place.at = next;
+            if function.as_ref().is_some_and(|f| !f.contains(&next)) {
+                // Execution goes on in the function that follows.
+                return self.enter(jump(next));
+            }
+        }
+    }
+
+    /// A jump to the address in a word.
+    fn jump_through(&mut self, place: Place, next: u64, word: u64) {
+        let functions = self.image.functions(place.at);
+        let unbound = functions.and_then(|(functions, svma)| {
+            let bias = place.at.wrapping_sub(svma);
+            Some(functions.unbound(svma, next.wrapping_sub(bias))?.wrapping_add(bias))
+        });
+        if unbound.is_none() && !self.image.is_linkage_slot(place.at, word) {
+            self.doubt(place);
+        }
+        self.reads_words = true;
+        let to = self.image.word(word);
+        let jumps = place.jumps + 1;
+        match to {
+            Some(to) => self.enter(Place { at: to, jumps, ..place }),
+            None => {
+                self.lack.get_or_insert(Lack::Word);
+            }
+        }
+        if let Some(at) = unbound.filter(|at| Some(*at) != to) {
+            self.enter(Place {
+                at,
+                jumps,
+                way: Way::Unbound,
+            });
+        }
+    }
+
+    /// A jump may lead anywhere.
+    fn doubt(&mut self, place: Place) {
+        if place.way != Way::Unbound {
+            self.doubt.get_or_insert(Doubt::IndirectJump);
+        }
+    }
+}
