@@ -12,8 +12,11 @@ use common::chance::{assert_likely, patience, repeated};
 use common::recording::Running;
 use common::{Program, Scratch, live, nativeprof, programs};
 use flate2::read::ZlibDecoder;
+use nativeprof::tape::encode;
 
 mod common;
+#[path = "common/wrong_returns.rs"]
+mod wrong_returns;
 
 fn run(args: &[&str]) -> Output {
     nativeprof(args)
@@ -291,6 +294,27 @@ fn saved_profiles_are_read_from_files_pipes_and_tapes() {
         "{lines}{}",
         stderr(&done)
     );
+}
+
+#[test]
+fn edges_of_tapes_are_verified() {
+    let scratch = Scratch::new();
+    let (out, wrong) = (scratch.path("out.collapsed"), scratch.path("wrong.tape"));
+    let good = golden("tapes/native.tape");
+    let mut tape = encode::read(&fs::read(&good).expect("a tape")).expect("a good tape");
+    wrong_returns::make(&mut tape);
+    fs::write(&wrong, encode::write(&tape)).expect("a file");
+    for (tape, code, word) in [
+        (good.as_str(), 0, "proved per sample"),
+        (text(&wrong), 3, "no call is before"),
+    ] {
+        let done = run(&["replay", tape, "--verify-edges", "-o", text(&out)]);
+        let said = stderr(&done);
+        assert_eq!(done.status.code(), Some(code), "{said}");
+        assert!(said.contains(word) && said.contains("call frame tables"), "{said}");
+    }
+    let without = run(&["replay", &good, "-o", text(&out)]);
+    assert!(!stderr(&without).contains("edges"), "{}", stderr(&without));
 }
 
 #[test]

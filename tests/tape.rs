@@ -16,6 +16,9 @@ use nativeprof::session::SessionOptions;
 use nativeprof::tape::{Tape, encode};
 use nativeprof::tape_replay;
 
+#[path = "common/wrong_returns.rs"]
+mod wrong_returns;
+
 /// Calls of fixtures/programs/tape_target.py and tapeext.c, outermost first, from `once` on; `*` is spent time in C.
 const PYTHON: &[&str] = &[
     "nested tape_call tape_apply tape_apply tape_apply inner tape_call tape_apply callback *",
@@ -410,29 +413,7 @@ fn edges_of_wrong_stacks_are_impossible() {
         .unwrap_or_else(|| tapes().remove(0));
     let mut tape = encode::read(&packed).expect("a good tape");
     let good = judged(tape.clone());
-    let maps: Vec<u8> = tape
-        .responses
-        .maps
-        .iter()
-        .filter_map(|(_, text)| text.clone())
-        .flatten()
-        .collect();
-    let number = |text: &str| u64::from_str_radix(text, 16).ok();
-    let text = String::from_utf8_lossy(&maps);
-    let code: Vec<_> = text
-        .lines()
-        .filter_map(|l| l.split(' ').next()?.split_once('-'))
-        .filter_map(|(start, end)| Some(number(start)?..number(end)?))
-        .collect();
-    for event in &mut tape.events {
-        let Event::Sample(s) = event else { continue };
-        for word in s.stack.bytes.chunks_exact_mut(8) {
-            let address = u64::from_le_bytes((&*word).try_into().expect("eight bytes"));
-            if code.iter().any(|c| c.contains(&address)) {
-                word.copy_from_slice(&(address + 1).to_le_bytes());
-            }
-        }
-    }
+    wrong_returns::make(&mut tape);
     let bad = judged(tape);
     assert!(bad.total().impossible > bad.samples, "{bad:?}");
     assert!(

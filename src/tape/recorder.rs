@@ -68,6 +68,11 @@ impl TapeRecorder {
         }
     }
 
+    /// Whether nothing more is recorded.
+    pub fn is_full(&self) -> bool {
+        self.state.borrow().full
+    }
+
     /// The recording, with complete files.
     pub fn finish(&self, header: TapeHeader) -> Tape {
         let mut tape = std::mem::take(&mut self.state.borrow_mut().tape);

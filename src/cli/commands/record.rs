@@ -216,6 +216,9 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
         let turn = Instant::now() + wait + POLL_INTERVAL;
         let until = Some(end.map_or(turn, |end| turn.min(start + end)));
         failure = pump.pump(&mut *backend, &mut session, &mut observe, wait, until).err();
+        if recorder.as_ref().is_some_and(|recorder| recorder.is_full()) {
+            session.edges = None;
+        }
         if !progress.is_hidden() {
             progress.set_message(progress_text(&session, start.elapsed()));
             progress.tick();
