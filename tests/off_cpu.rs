@@ -4,9 +4,6 @@
 //! On others the refusal is tested.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use nativeprof::capture::ebpf::switch_in;
 use nativeprof::profile::gil_waits;
@@ -15,10 +12,12 @@ use nativeprof::profile::waits;
 
 use common::chance::{assert_likely, fail, patience, repeated};
 use common::pythons::{each_of, each_with_backend, third};
-use common::recording::{Recording, attach, attach_while, nativeprof, record};
+use common::recording::{Recording, attach, nativeprof, record};
 use common::{Program, Python, each_python, each_third_python, live, newest_python, pythons};
 
 mod common;
+#[path = "off_cpu/halted.rs"]
+mod halted;
 
 /// Functions of waits.py, the state that they cause, and its minimum share of their time. It is small: they also wait
 /// for the GIL, which two others want all the time, and for a CPU.
@@ -205,115 +204,6 @@ fn check_ptrace(python: &Python) {
 fn states_are_seen_with_ptrace() {
     let _live = live();
     each_of(third(0, pythons()), check_ptrace);
-}
-
-/// What keeps a process from running.
-enum Halt {
-    Signal,
-    /// The directory of its control group, and the file and words that freeze and thaw it.
-    Freezer(PathBuf, &'static str, [&'static str; 2]),
-}
-
-impl Halt {
-    /// Those that this machine has, with the state that they cause. Each group has no processes yet.
-    fn all() -> Vec<(Halt, &'static str)> {
-        let mut all = vec![(Halt::Signal, "[stopped]")];
-        let name = format!("nativeprof-test-{}", std::process::id());
-        for (mount, file, words) in [
-            ("/sys/fs/cgroup", "cgroup.freeze", ["1", "0"]),
-            ("/sys/fs/cgroup/unified", "cgroup.freeze", ["1", "0"]),
-            ("/sys/fs/cgroup/freezer", "freezer.state", ["FROZEN", "THAWED"]),
-        ] {
-            let directory = Path::new(mount).join(&name);
-            // On a file system of another kind the file is not there.
-            if fs::create_dir(&directory).is_ok() && directory.join(file).exists() {
-                all.push((Halt::Freezer(directory, file, words), "[frozen]"));
-            } else {
-                let _ = fs::remove_dir(&directory);
-                eprintln!("NOTE: not tested, as it is not here: {mount} with {file}");
-            }
-        }
-        all
-    }
-
-    fn add(&self, program: &Program) {
-        if let Halt::Freezer(directory, ..) = self {
-            fs::write(directory.join("cgroup.procs"), program.pid().to_string()).expect("root may move processes");
-        }
-    }
-
-    fn set(&self, pid: u32, halted: bool) {
-        match self {
-            Halt::Signal => {
-                let signal = if halted { "STOP" } else { "CONT" };
-                let done = Command::new("kill").args(["-s", signal, &pid.to_string()]).status();
-                assert!(done.is_ok_and(|s| s.success()), "a signal can be sent");
-            }
-            Halt::Freezer(directory, file, [freeze, thaw]) => {
-                let word = if halted { freeze } else { thaw };
-                fs::write(directory.join(file), word).expect("root may freeze processes");
-            }
-        }
-    }
-}
-
-impl Drop for Halt {
-    fn drop(&mut self) {
-        if let Halt::Freezer(directory, ..) = self {
-            let _ = fs::remove_dir(directory); // its program has ended
-        }
-    }
-}
-
-/// Ends the halt of a program, which could not be killed else.
-struct EndHalt<'a>(&'a Halt, u32);
-
-impl Drop for EndHalt<'_> {
-    fn drop(&mut self) {
-        self.0.set(self.1, false);
-    }
-}
-
-/// Threads of a process that is stopped or frozen do not wait for what they waited for, or want, before.
-#[test]
-fn stopped_and_frozen_threads() {
-    let _live = live();
-    let has_ebpf = switch_in::check().is_ok();
-    repeated(|| {
-        for (halt, expected) in Halt::all() {
-            let mut program = Program::start(newest_python().script_with_gil("waits.py"));
-            halt.add(&program);
-            let pid = program.pid();
-            let end = EndHalt(&halt, pid);
-            let words = |backend| ["--backend", backend, "--mode", "wall", "-r", "100", "-d", "1"];
-            let check = |case: &str, r: &Recording, least: f64| {
-                for role in SPINNERS {
-                    let states = states(r, role);
-                    let share = states.get(expected).copied().unwrap_or(0) as f64 / (r.profile.meta.duration * 1e9);
-                    assert_likely!(share > least, "{case}, {expected}: {role}: {states:?}\n{}", r.stderr);
-                }
-            };
-            if has_ebpf {
-                // While they are sampled: as the switch shows it.
-                let r = attach_while(program.pid(), &words("ebpf"), || halt.set(pid, true));
-                check("ebpf", &r, 0.6);
-            }
-            halt.set(pid, true);
-            if has_ebpf && matches!(halt, Halt::Signal) {
-                check("ebpf, before", &attach(program.pid(), &words("ebpf")), 0.9);
-            }
-            check("ptrace, before", &attach(program.pid(), &words("ptrace")), 0.9);
-            let dump = nativeprof(&["dump", &program.pid().to_string()]).output();
-            drop(end);
-            program.finish();
-            let dump = dump.expect("nativeprof starts").stdout;
-            let dump = String::from_utf8_lossy(&dump);
-            let shown = dump
-                .matches(&format!("\": {}", expected.trim_matches(['[', ']'])))
-                .count();
-            assert_eq!(shown, 1 + ROLES.len() + SPINNERS.len(), "{expected}: {dump}");
-        }
-    });
 }
 
 /// Threads whose names in the kernel are not UTF-8 have all their time, and stacks.

@@ -8,3 +8,4 @@ pub mod rng;
 pub mod seen_code;
 pub mod sideband;
 pub mod stack_copy;
+pub mod suspensions;

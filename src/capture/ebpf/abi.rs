@@ -1,13 +1,14 @@
 //! Decodes the records of sample.bpf.c. The kernel is trusted; the bounds of its bytes are checked nevertheless.
 
+use super::off_cpu;
 use crate::arch::{self, PT_REGS_WORDS, Regs, SAVED_REGS_WORDS, SYSTEM_CALL_WORD};
 use crate::bytes::{u16_at, u32_at, u64_at};
 use crate::cpython_layout::{
     ABSENT, RunningTasks, SpanLocation, TargetLayout, ThreadContext, ThreadStateLocation, Tls,
 };
 use crate::event::{
-    CodeCopy, Dispatcher, Holder, Part, Pid, RUNNING_TASK, RawPyFrame, Sample, SpanRecords, StackBytes, Suspension,
-    Tid, TimeSpent, WakeUp, WalkStatus,
+    CodeCopy, Dispatcher, Holder, Part, Pid, RUNNING_TASK, RawPyFrame, Sample, SpanRecords, StackBytes, Tid, TimeSpent,
+    WakeUp, WalkStatus,
 };
 
 /// `HEAD` of the program.
@@ -21,8 +22,6 @@ const WAKER: u32 = 64;
 const HOLDS_LOCK: u32 = 128;
 const WORKER: u32 = 256;
 const UNCHANGED: u32 = 512;
-pub const STOPPED: u32 = 1024;
-pub const FROZEN: u32 = 2048;
 
 // Offsets in `struct head` and, up to the time, `struct code_head`.
 const PID: usize = 4;
@@ -247,19 +246,10 @@ pub fn decode(b: &[u8]) -> Option<Sample> {
             .then(|| u64_at(b, REGS + 8 * SYSTEM_CALL_WORD))
             .flatten()
             .and_then(arch::system_call),
-        suspended: suspension(flags),
+        suspended: off_cpu::suspension(flags),
         spans: SpanRecords::default(),
         tasks: Vec::new(),
     })
-}
-
-/// From the flags of the program.
-pub fn suspension(flags: u32) -> Option<Suspension> {
-    match flags & (STOPPED | FROZEN) {
-        0 => None,
-        STOPPED => Some(Suspension::Stopped),
-        _ => Some(Suspension::Frozen),
-    }
 }
 
 /// `struct running` of the program.

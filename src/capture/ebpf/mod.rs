@@ -269,7 +269,7 @@ impl EbpfBackend {
     }
 
     /// Emits a sample.
-    fn emit_sample(&mut self, s: Box<Sample>, out: &mut Vec<Event>) {
+    fn emit_sample(&mut self, mut s: Box<Sample>, out: &mut Vec<Event>) {
         if self.before_exec == Some(s.pid) {
             return;
         }
@@ -277,6 +277,9 @@ impl EbpfBackend {
         if self.ended.contains_key(&s.tid) {
             self.times.exclude_one_period(s.pid);
             return;
+        }
+        if let Some(off_cpu) = &mut self.off_cpu {
+            off_cpu.complete(&mut s);
         }
         if s.wake_up.wakes.is_none() {
             self.delivered += 1;
@@ -359,6 +362,9 @@ impl Backend for EbpfBackend {
         }
         let _ = self.procs.remove(&pid); // absent: nothing to remove
         self.locks.remove(pid);
+        if let Some(off_cpu) = &mut self.off_cpu {
+            off_cpu.remove_process(pid);
+        }
         let _ = self.running.remove(&pid);
         let _ = self.spans.remove(&pid);
         self.times.end(pid);
@@ -387,6 +393,9 @@ impl Backend for EbpfBackend {
         let max_wait = max_wait.clamp(MIN_POLL, MAX_POLL).min(self.events.time_left());
         let max_wait = max_wait.min(sideband_time);
         sys::files::poll(&fds, wait.min(max_wait)).map_err(|e| Error::io("cannot wait for samples", e))?;
+        if let Some(off_cpu) = &mut self.off_cpu {
+            off_cpu.examine();
+        }
         // What is newer than this may have older samples that were not in the ring yet when it was read.
         let known_until = if self.stopped { u64::MAX } else { sys::clock::now() };
         let mut records = Vec::new();

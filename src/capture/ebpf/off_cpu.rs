@@ -7,15 +7,14 @@
 
 use aya::Ebpf;
 use aya::maps::{Array, HashMap as BpfHash, Map, MapData, MapError};
-use rustc_hash::FxHashMap;
 
-use super::abi;
 use super::errors::bpf_error;
 use super::object::{self, NO_EXIST};
 use super::switch_in::{self, LOAD, SwitchInHook};
 use crate::capture::OpenInterval;
+use crate::capture::common::suspensions::Suspensions;
 use crate::error::Result;
-use crate::event::{Pid, Suspension, Tid, TimeSpent};
+use crate::event::{Pid, Sample, Suspension, Tid, TimeSpent};
 use crate::sys;
 use crate::sys::procfs;
 
@@ -29,6 +28,9 @@ const OURS_CELLS: u32 = 4096;
 /// `RUNNING` and `BLOCKED` of sample.bpf.c.
 const RUNNING: u32 = 0;
 const BLOCKED: u32 = 2;
+/// Flags of threads that are blocked, and of their records.
+const STOPPED: u32 = 1024;
+const FROZEN: u32 = 2048;
 
 const MAX_KERNEL: usize = 127;
 
@@ -139,6 +141,7 @@ pub struct OffCpu {
     pub missing: Vec<String>,
     /// After the end: intervals that were not over.
     pub open: Vec<OpenInterval>,
+    suspensions: Suspensions,
 }
 
 impl OffCpu {
@@ -156,6 +159,7 @@ impl OffCpu {
             hook,
             missing,
             open: Vec::new(),
+            suspensions: Suspensions::default(),
         })
     }
 
@@ -163,17 +167,7 @@ impl OffCpu {
     /// time. Time of less than half a `period` is no sample, and blocked intervals shorter than `min_blocked` are left out.
     /// All of them in ns; `end` is on CLOCK_MONOTONIC.
     pub fn end(&mut self, end: u64, period: u64, min_blocked: u64) {
-        let threads = self.threads.all();
-        // The freezer of version 1 leaves threads that sleep where they are: since when it has others of the process.
-        let mut frozen: FxHashMap<Pid, u64> = FxHashMap::default();
-        for (_, t) in threads
-            .iter()
-            .filter(|(_, t)| t.is_blocked() && t.suspended == abi::FROZEN)
-        {
-            let since = frozen.entry(t.tgid).or_insert(t.since);
-            *since = t.since.min(*since);
-        }
-        for (tid, t) in threads {
+        for (tid, t) in self.threads.all() {
             // (Those that have ended are entered until the kernel frees them.)
             if t.state == RUNNING || has_ended(t.tgid, tid) {
                 continue;
@@ -185,6 +179,12 @@ impl OffCpu {
                 _ => 0,
             };
             let runnable = since(t.since).saturating_sub(blocked);
+            let seen = || {
+                self.suspensions
+                    .most_of(t.tgid, t.since, end)
+                    .filter(|_| t.is_blocked())
+            };
+            let suspended = suspension(t.suspended).or_else(seen);
             let blocked = blocked + t.pending;
             let enough = |time: u64| if time * 2 >= period { time } else { 0 };
             // Since the last tick of the clock of short intervals.
@@ -208,13 +208,28 @@ impl OffCpu {
                     runs: 0,
                     asleep: true,
                     call: None,
-                    suspended: abi::suspension(t.suspended).or_else(|| {
-                        let frozen = since(*frozen.get(&t.tgid).filter(|_| t.is_blocked())?);
-                        (frozen * 2 > since(t.since)).then_some(Suspension::Frozen)
-                    }),
+                    suspended,
                 });
             }
         }
+    }
+
+    /// Examines the processes, from time to time.
+    pub fn examine(&mut self) {
+        self.suspensions.examine(sys::clock::now());
+    }
+
+    /// Completes a sample with what the program did not see.
+    pub fn complete(&mut self, s: &mut Sample) {
+        if s.time_spent.blocked > 0 && s.suspended.is_none() {
+            let woken = if s.wake_up.time > 0 { s.wake_up.time } else { s.time };
+            let since = woken.saturating_sub(s.time_spent.blocked_length);
+            s.suspended = self.suspensions.most_of(s.pid, since, woken);
+        }
+    }
+
+    pub fn remove_process(&mut self, pid: Pid) {
+        self.suspensions.remove_process(pid);
     }
 
     /// Makes the programs account for the switches of a process.
@@ -229,10 +244,11 @@ impl OffCpu {
     /// Enters the threads of a process that exist already: what they do now began when the account did, `began`
     /// (CLOCK_MONOTONIC, ns). Reading all of them takes a while, but one that was switched since is entered already.
     pub fn add_process(&mut self, pid: Pid, began: u64) {
+        self.suspensions.add_process(pid);
         let suspended = match sys::cgroup::suspension(pid) {
             None => 0,
-            Some(Suspension::Stopped) => abi::STOPPED,
-            Some(Suspension::Frozen) => abi::FROZEN,
+            Some(Suspension::Stopped) => STOPPED,
+            Some(Suspension::Frozen) => FROZEN,
         };
         for tid in procfs::threads(pid) {
             let thread = OffCpuThread {
@@ -269,6 +285,15 @@ impl OffCpu {
             };
             let _ = self.threads.add(tid, thread);
         }
+    }
+}
+
+/// From the flags of the program.
+pub fn suspension(flags: u32) -> Option<Suspension> {
+    match flags & (STOPPED | FROZEN) {
+        0 => None,
+        STOPPED => Some(Suspension::Stopped),
+        _ => Some(Suspension::Frozen),
     }
 }
 

@@ -349,6 +349,7 @@ int switched(__u64 *ctx)
 		// The event says only from 5.18 on whether it still wants to run: then it will not be woken.
 		if (!ctx[0])
 			t->next_futex = current_futex(facts);
+		t->suspended = 0; // not known
 		asm volatile("" ::: "memory");
 		t->state = ctx[0] ? RUNNABLE : BLOCKED;
 	}
