@@ -7,6 +7,8 @@ use super::{Pid, Tid};
 pub enum ThreadState {
     /// Ready to run without a CPU: preempted, or woken and not yet switched in.
     Runnable,
+    /// Ready to run, but its control group, or one around it, has used up its CPU time.
+    Throttled,
     Suspended(Suspension),
     Waiting(WaitKind),
     /// For a socket whose other end has a name.
@@ -111,11 +113,17 @@ impl AwaitKind {
 }
 
 impl ThreadState {
+    /// Is it not ready to run?
+    pub fn waits(self) -> bool {
+        !matches!(self, ThreadState::Runnable | ThreadState::Throttled)
+    }
+
     /// Its name in the tree: `[runnable]`, `[stopped]`, `[waiting: read pipe]`, `[waiting: read socket 127.0.0.1:5432]`; `sockets` has the
     /// names of sockets by their number. Futexes have names by the functions that wait.
     pub fn label(self, sockets: &[String]) -> String {
         match self {
             ThreadState::Runnable => "[runnable]".into(),
+            ThreadState::Throttled => "[throttled]".into(),
             ThreadState::Suspended(Suspension::Stopped) => "[stopped]".into(),
             ThreadState::Suspended(Suspension::Frozen) => "[frozen]".into(),
             ThreadState::Waiting(kind) => format!("[waiting: {}]", kind.label()),
@@ -198,10 +206,13 @@ pub struct TimeSpent {
     pub cpu: u64,
     /// Preempted or woken, without a CPU.
     pub runnable: u64,
+    /// The same, while its control group was not permitted to run; no part of `runnable`.
+    pub throttled: u64,
     pub blocked: u64,
     /// Lengths of the intervals for which the sample was taken, ns; 0: not known. A sample of many short intervals represents
     /// more time than its own interval took.
     pub runnable_length: u64,
+    pub throttled_length: u64,
     pub blocked_length: u64,
 }
 

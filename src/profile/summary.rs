@@ -101,7 +101,8 @@ pub fn advice(meta: &Meta, children: Duration) -> Option<String> {
 pub fn thread_states(profile: &Profile) -> Option<String> {
     let wall = profile.find_value("wall")?;
     profile.find_value("off_cpu")?;
-    let (mut running, mut runnable, mut waiting) = (0u64, 0u64, BTreeMap::<&str, u64>::new());
+    let (mut running, mut runnable, mut throttled) = (0u64, 0u64, 0u64);
+    let mut waiting = BTreeMap::<&str, u64>::new();
     // Stacks of wakers may be below a state.
     let states = waits::states(profile);
     for ((at, state), amount) in profile.nodes.iter().zip(states).zip(profile.self_amounts(wall)) {
@@ -111,6 +112,7 @@ pub fn thread_states(profile: &Profile) -> Option<String> {
         match label.strip_prefix("waiting: ").unwrap_or(label) {
             _ if frame.kind != FrameKind::State => running += amount,
             "runnable" => runnable += amount,
+            "throttled" => throttled += amount,
             kind => *waiting.entry(without_peer(kind)).or_default() += amount,
         }
     }
@@ -127,8 +129,12 @@ pub fn thread_states(profile: &Profile) -> Option<String> {
         true => String::new(),
         false => format!(" ({})", named.join(", ")),
     };
+    let throttled = match throttled {
+        0 => String::new(),
+        time => format!(", throttled {}", show(time)),
+    };
     Some(format!(
-        "  time:     on CPU {running}, runnable {runnable}, waiting {waiting}{kinds}"
+        "  time:     on CPU {running}, runnable {runnable}{throttled}, waiting {waiting}{kinds}"
     ))
 }
 

@@ -416,7 +416,11 @@ impl Session {
             samples.pop_front();
         }
         let t = &s.time_spent;
-        let parts = [(t.blocked, t.blocked_length), (t.runnable, t.runnable_length)];
+        let parts = [
+            (t.blocked, t.blocked_length),
+            (t.throttled, t.throttled_length),
+            (t.runnable, t.runnable_length),
+        ];
         let length: u64 = parts
             .iter()
             .filter(|(time, _)| *time > 0)

@@ -330,7 +330,7 @@ impl Session {
             self.stack.truncate(thread);
             self.stack.extend(state.map(RawFrame::State));
             let mut number = 0;
-            let waited = state.is_some_and(|state| state != ThreadState::Runnable);
+            let waited = state.is_some_and(ThreadState::waits);
             if let (true, Some(waker)) = (waited, waker) {
                 number = self.wakers.number(waker.waker);
                 if self.shown_wakers.is_some() {

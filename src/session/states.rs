@@ -91,7 +91,7 @@ enum WaitObject {
 
 impl Session {
     /// The parts of the time that a sample represents.
-    pub(super) fn time_parts(&mut self, s: &Sample) -> [TimePart; 3] {
+    pub(super) fn time_parts(&mut self, s: &Sample) -> [TimePart; 4] {
         let t = &s.time_spent;
         let waiting = match t.blocked {
             0 => ThreadState::Waiting(WaitKind::Futex), // not used
@@ -100,6 +100,7 @@ impl Session {
         [
             (None, t.cpu, 0),
             (Some(ThreadState::Runnable), t.runnable, t.runnable_length),
+            (Some(ThreadState::Throttled), t.throttled, t.throttled_length),
             (Some(waiting), t.blocked, t.blocked_length),
         ]
     }
@@ -141,10 +142,10 @@ impl Session {
         !s.holds_lock
     }
 
-    /// The thread that ended the wait of a sample, with its stack if that was captured.
-    pub(super) fn waker(&mut self, s: &Sample, parts: &[TimePart; 3]) -> Option<PendingWaker> {
+    /// The thread that ended the wait of a sample, its last part, with its stack if that was captured.
+    pub(super) fn waker(&mut self, s: &Sample, parts: &[TimePart]) -> Option<PendingWaker> {
         let gil = Some(ThreadState::Waiting(WaitKind::Gil));
-        let (state, time, _) = parts[2];
+        let (state, time, _) = *parts.last()?;
         if time == 0 {
             return None;
         }

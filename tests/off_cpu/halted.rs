@@ -1,4 +1,4 @@
-//! Threads that are kept from running: stopped, frozen.
+//! Threads that are kept from running: stopped, frozen, throttled.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -137,6 +137,73 @@ fn stopped_and_frozen_threads() {
                 .matches(&format!("\": {}", expected.trim_matches(['[', ']'])))
                 .count();
             assert_eq!(shown, 1 + ROLES.len() + SPINNERS.len(), "{expected}: {dump}");
+        }
+    });
+}
+
+/// A control group that is permitted a thirtieth of a CPU, with another one in it that has no limit of its own. Removed at the end.
+struct Throttled(PathBuf);
+
+impl Throttled {
+    /// Of each version of control groups that this machine has.
+    fn all() -> Vec<Throttled> {
+        let name = format!("nativeprof-test-throttled-{}", std::process::id());
+        let mut all = Vec::new();
+        for (mount, file, limit) in [
+            ("/sys/fs/cgroup", "cpu.max", "3000 100000"),
+            ("/sys/fs/cgroup/unified", "cpu.max", "3000 100000"),
+            ("/sys/fs/cgroup/cpu", "cpu.cfs_quota_us", "3000"),
+            ("/sys/fs/cgroup/cpu,cpuacct", "cpu.cfs_quota_us", "3000"),
+        ] {
+            let group = Throttled(Path::new(mount).join(&name));
+            let _ = fs::create_dir(&group.0);
+            // (One mount may be a link to another.)
+            if group.0.join(file).exists() && fs::create_dir(group.0.join("inner")).is_ok() {
+                fs::write(group.0.join(file), limit).expect("root may limit groups");
+                all.push(group);
+            } else {
+                eprintln!("NOTE: not tested, as it is not here: {mount} with {file}");
+            }
+        }
+        all
+    }
+}
+
+impl Drop for Throttled {
+    fn drop(&mut self) {
+        // Its program has ended.
+        let _ = fs::remove_dir(self.0.join("inner"));
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+/// Threads that want to run and whose group may not, by the limit of a group around it.
+#[test]
+fn throttled_threads() {
+    let _live = live();
+    repeated(|| {
+        for group in Throttled::all() {
+            let mut program = Program::start(newest_python().script_with_gil("waits.py"));
+            fs::write(group.0.join("inner/cgroup.procs"), program.pid().to_string()).expect("root may move processes");
+            for backend in ["ebpf", "ptrace"] {
+                if backend == "ebpf" && switch_in::check().is_err() {
+                    continue;
+                }
+                let words = ["--backend", backend, "--mode", "wall", "-r", "100"];
+                let r = attach(program.pid(), &words);
+                let all: Vec<_> = SPINNERS.iter().map(|role| states(&r, role)).collect();
+                // One of them has the interpreter lock and nearly all the time may not run. The other one wakes up from time to
+                // time to request it.
+                let of = |state: &str| all.iter().filter_map(|s| s.get(state)).sum::<u64>() as f64;
+                let share = of("[throttled]") / (r.profile.meta.duration * 1e9);
+                assert_likely!(
+                    (0.5..1.9).contains(&share),
+                    "{backend}: {share:.2} in {all:?}\n{}",
+                    r.stderr
+                );
+                assert!(r.stderr.contains(", throttled "), "{}", r.stderr);
+            }
+            program.finish();
         }
     });
 }

@@ -9,3 +9,4 @@ pub mod seen_code;
 pub mod sideband;
 pub mod stack_copy;
 pub mod suspensions;
+pub mod throttling;

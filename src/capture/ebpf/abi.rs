@@ -52,6 +52,8 @@ const HOLDER: usize = WOKEN + 8;
 const HOLDERS_AT: usize = HOLDER + 8;
 /// `MAX_HOLDERS` of the program.
 const MAX_HOLDERS: usize = 10;
+const THROTTLED: usize = HOLDERS_AT + 16 * MAX_HOLDERS;
+const THROTTLED_LENGTH: usize = THROTTLED + 8;
 /// `THREAD_STATE` of it.
 const THREAD_STATE: u64 = 1 << 63;
 
@@ -206,8 +208,10 @@ pub fn decode(b: &[u8]) -> Option<Sample> {
         time_spent: TimeSpent {
             cpu: u64_at(b, CPU)?,
             runnable: u64_at(b, RUNNABLE)?,
+            throttled: off_cpu(THROTTLED)?,
             blocked: u64_at(b, BLOCKED)?,
             runnable_length: off_cpu(RUNNABLE_LENGTH)?,
+            throttled_length: off_cpu(THROTTLED_LENGTH)?,
             blocked_length: off_cpu(BLOCKED_LENGTH)?,
         },
         wake_up: WakeUp {

@@ -13,6 +13,7 @@ use super::object::{self, NO_EXIST};
 use super::switch_in::{self, LOAD, SwitchInHook};
 use crate::capture::OpenInterval;
 use crate::capture::common::suspensions::Suspensions;
+use crate::capture::common::throttling::Throttling;
 use crate::error::Result;
 use crate::event::{Pid, Sample, Suspension, Tid, TimeSpent};
 use crate::sys;
@@ -56,6 +57,12 @@ pub struct OffCpuThread {
     late: u64,
     began: u64,
     got_lock: u64,
+    until_throttled: i64,
+    step_throttled: u64,
+    take_throttled: u64,
+    throttled_length: u64,
+    queue: u64,
+    queue_throttled: u64,
     state: u32,
     scheduled: u32,
     tgid: u32,
@@ -142,6 +149,7 @@ pub struct OffCpu {
     /// After the end: intervals that were not over.
     pub open: Vec<OpenInterval>,
     suspensions: Suspensions,
+    throttling: Throttling,
 }
 
 impl OffCpu {
@@ -160,6 +168,7 @@ impl OffCpu {
             missing,
             open: Vec::new(),
             suspensions: Suspensions::default(),
+            throttling: Throttling::default(),
         })
     }
 
@@ -198,6 +207,7 @@ impl OffCpu {
                 },
                 runnable_length: runnable,
                 blocked_length: blocked,
+                ..TimeSpent::default() // of this it is not known whether a part was throttled
             };
             if time.runnable + time.blocked > 0 {
                 self.open.push(OpenInterval {
@@ -216,7 +226,12 @@ impl OffCpu {
 
     /// Examines the processes, from time to time.
     pub fn examine(&mut self) {
-        self.suspensions.examine(sys::clock::now());
+        let now = sys::clock::now();
+        for pid in self.suspensions.examine(now) {
+            if matches!(self.hook, SwitchInHook::Kprobe(_)) {
+                self.throttling.read(pid, now, now);
+            }
+        }
     }
 
     /// Completes a sample with what the program did not see.
@@ -226,10 +241,15 @@ impl OffCpu {
             let since = woken.saturating_sub(s.time_spent.blocked_length);
             s.suspended = self.suspensions.most_of(s.pid, since, woken);
         }
+        if matches!(self.hook, SwitchInHook::Kprobe(_)) {
+            self.throttling
+                .split(s.pid, &mut s.time_spent, s.time, sys::clock::now());
+        }
     }
 
     pub fn remove_process(&mut self, pid: Pid) {
         self.suspensions.remove_process(pid);
+        self.throttling.remove_process(pid);
     }
 
     /// Makes the programs account for the switches of a process.
@@ -245,6 +265,9 @@ impl OffCpu {
     /// (CLOCK_MONOTONIC, ns). Reading all of them takes a while, but one that was switched since is entered already.
     pub fn add_process(&mut self, pid: Pid, began: u64) {
         self.suspensions.add_process(pid);
+        if matches!(self.hook, SwitchInHook::Kprobe(_)) {
+            self.throttling.read(pid, began, sys::clock::now());
+        }
         let suspended = match sys::cgroup::suspension(pid) {
             None => 0,
             Some(Suspension::Stopped) => STOPPED,
@@ -270,6 +293,12 @@ impl OffCpu {
                 late: 0,
                 began,
                 got_lock: 0,
+                until_throttled: 1,
+                step_throttled: 1,
+                take_throttled: 0,
+                throttled_length: 0,
+                queue: 0,
+                queue_throttled: 0,
                 state: if is_running(pid, tid) { RUNNING } else { BLOCKED },
                 scheduled: 0,
                 tgid: pid,

@@ -11,6 +11,7 @@ use rustc_hash::FxHashMap;
 use crate::capture::OpenInterval;
 use crate::capture::common::jitter;
 use crate::capture::common::rng::Rng;
+use crate::capture::common::throttling::Throttling;
 use crate::event::{Event, Pid, Suspension, Tid, TimeSpent};
 use crate::sys;
 use crate::sys::procfs;
@@ -32,6 +33,7 @@ pub struct SleepingThreads {
     /// When all threads are examined next, and when that period ends; ns. 0: not started, or stopped.
     due: u64,
     period_end: u64,
+    throttling: Throttling,
     rng: Rng,
     found: Vec<OpenInterval>,
 }
@@ -42,8 +44,9 @@ struct WatchedThread {
     schedstat: File,
     /// Time that it has waited for a CPU, ns.
     delayed: u64,
-    /// The part of it that no sample has yet.
+    /// The part of it that no sample has yet, and the part of this that was throttled.
     runnable: u64,
+    throttled: u64,
     seen: bool,
 }
 
@@ -56,6 +59,7 @@ impl WatchedThread {
             schedstat: open("schedstat")?,
             delayed: 0,
             runnable: 0,
+            throttled: 0,
             seen: true,
         };
         thread.delayed = SchedStat::read(&thread.schedstat)?.delayed;
@@ -73,6 +77,7 @@ impl SleepingThreads {
             suspended: FxHashMap::default(),
             due: 0,
             period_end: 0,
+            throttling: Throttling::default(),
             rng: Rng::new(sys::clock::now()),
             found: Vec::new(),
         }
@@ -84,6 +89,7 @@ impl SleepingThreads {
 
     pub fn remove_process(&mut self, pid: Pid) {
         self.processes.remove(&pid);
+        self.throttling.remove_process(pid);
     }
 
     pub fn start(&mut self) {
@@ -111,16 +117,18 @@ impl SleepingThreads {
     /// Completes a sample of a running thread: the time that it represents. `runs`: whether its CPU time is wanted. False if
     /// no time is left.
     pub fn complete(&mut self, tid: Tid, time: &mut TimeSpent, runs: bool) -> bool {
-        let runnable = self
-            .threads
-            .get_mut(&tid)
-            .map_or(0, |t| std::mem::take(&mut t.runnable));
+        let thread = self.threads.get_mut(&tid);
+        let (runnable, throttled) = thread.map_or((0, 0), |t| {
+            let throttled = std::mem::take(&mut t.throttled);
+            (std::mem::take(&mut t.runnable) - throttled, throttled)
+        });
         *time = TimeSpent {
             cpu: if runs { self.period } else { 0 },
             runnable,
+            throttled,
             ..TimeSpent::default()
         };
-        time.cpu + time.runnable > 0
+        time.cpu + time.runnable + time.throttled > 0
     }
 
     /// Follows the processes that begin to be sampled. `children`: forked ones too.
@@ -147,6 +155,7 @@ impl SleepingThreads {
             if now.saturating_sub(*read) >= SUSPENDED_AGE {
                 (*read, *suspended) = (now, sys::cgroup::suspension(*pid));
             }
+            let mut delays = Vec::new();
             for tid in procfs::threads(*pid) {
                 let thread = match self.threads.get_mut(&tid) {
                     Some(thread) => thread,
@@ -159,7 +168,11 @@ impl SleepingThreads {
                     continue;
                 };
                 thread.seen = true;
-                thread.runnable += delayed.saturating_sub(std::mem::replace(&mut thread.delayed, delayed));
+                let waited = delayed.saturating_sub(std::mem::replace(&mut thread.delayed, delayed));
+                if waited > 0 {
+                    thread.runnable += waited;
+                    delays.push((tid, waited));
+                }
                 let Ok(blocked) = procfs::read_blocked(&thread.system_call) else {
                     continue;
                 };
@@ -177,6 +190,14 @@ impl SleepingThreads {
                     call: call.and_then(|(number, _)| u16::try_from(number).ok()),
                     suspended: *suspended,
                 });
+            }
+            // A group's sums are read after the threads: what is over for these is over for the group.
+            let read = sys::clock::now();
+            self.throttling.read(*pid, read, read);
+            for (tid, waited) in delays {
+                if let Some(thread) = self.threads.get_mut(&tid) {
+                    thread.throttled += self.throttling.part(*pid, waited, read);
+                }
             }
         }
         self.threads.retain(|_, thread| std::mem::take(&mut thread.seen));

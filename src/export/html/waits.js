@@ -5,6 +5,7 @@ const STATES = ["running", "runnable", "gil", "lock", "io", "sleep", "idle", "ot
 const STATE_NAMES = { running: "Running", runnable: "Runnable", gil: "GIL", lock: "Lock", io: "I/O", sleep: "Sleep", idle: "Idle pool", other: "Other wait" };
 const STATE_OF = {
   runnable: "runnable",
+  throttled: "runnable",
   gil: "gil",
   lock: "lock",
   condition: "lock",

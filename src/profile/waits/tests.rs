@@ -108,6 +108,7 @@ fn labels_have_kind_and_object() {
         ("[waiting: condition queue.Queue]", "condition", "queue.Queue"),
         ("[waiting: futex t.so+0x4010]", "futex", "t.so+0x4010"),
         ("[runnable]", "runnable", ""),
+        ("[throttled]", "throttled", ""),
     ] {
         assert_eq!(split_label(label), (kind, object));
     }

@@ -139,6 +139,8 @@ static __always_inline void begin_record(__u32 slot, struct head *h, struct thre
 	h->runnable = t->take_runnable;
 	h->blocked = t->take_blocked;
 	h->runnable_length = t->runnable_length;
+	h->throttled = t->take_throttled;
+	h->throttled_length = t->throttled_length;
 	h->blocked_length = t->blocked_length;
 	h->waker = t->take_waker;
 	h->waker_pid = t->take_waker_pid;
@@ -151,7 +153,7 @@ static __always_inline void begin_record(__u32 slot, struct head *h, struct thre
 		if (lock)
 			find_holders(slot, lock, t->began, t->take_woken);
 	}
-	t->take_runnable = t->take_blocked = 0;
+	t->take_runnable = t->take_blocked = t->take_throttled = 0;
 }
 
 #ifdef LINUX_5_8
@@ -239,7 +241,7 @@ static int resumed(void *map, __u32 *tid, struct thread *t)
 	now = bpf_ktime_get_ns();
 	if (t->timed_out)
 		holder = end_timed_out(t, facts, pid, now);
-	if (!(t->take_runnable | t->take_blocked))
+	if (!(t->take_runnable | t->take_blocked | t->take_throttled))
 		return 0;
 	slot = claim_any();
 	// All in use: the time goes into the next sample.
@@ -287,9 +289,23 @@ static __always_inline long schedule(void *task, struct bpf_task_work *work, voi
 #else
 #define EVENT(name) SEC("tp_btf/" name)
 // The loader fills in the offsets of this kernel.
+struct rq {
+	__u64 clock;
+} __attribute__((preserve_access_index));
+
+struct cfs_rq {
+	struct rq *rq;
+	__u64 throttled_clock_self, throttled_clock_self_time;
+} __attribute__((preserve_access_index));
+
+struct sched_entity {
+	struct cfs_rq *cfs_rq;
+} __attribute__((preserve_access_index));
+
 struct task_struct {
 	int pid, tgid;
 	unsigned long jobctl;
+	struct sched_entity se;
 } __attribute__((preserve_access_index));
 #define READ_IDS(id, task)                                              \
 	({                                                              \
@@ -305,6 +321,46 @@ static __always_inline __u32 suspension(__u32 state, __u64 jobctl)
 	if (state & TASK_STOPPED_OR_TRACED)
 		return STOPPED;
 	return state & TASK_FROZEN || jobctl & JOBCTL_TRAP_FREEZE ? FROZEN : 0;
+}
+
+// (Not there without CONFIG_CFS_BANDWIDTH.)
+#define HAS_THROTTLED_TIME                                                              \
+	(bpf_core_field_exists(((struct cfs_rq *)0)->throttled_clock_self_time) &&      \
+	 bpf_core_field_exists(((struct cfs_rq *)0)->rq) && bpf_core_field_exists(((struct sched_entity *)0)->cfs_rq))
+
+// Notes the queue of a thread that is switched out, and for how long that was throttled before.
+static __always_inline void begin_runnable(struct thread *t, struct task_struct *task)
+{
+	struct cfs_rq *queue;
+
+	t->queue = 0;
+	if (!HAS_THROTTLED_TIME)
+		return;
+	queue = task->se.cfs_rq;
+	t->queue = (__u64)queue;
+	t->queue_throttled = queue->throttled_clock_self_time;
+	if (queue->throttled_clock_self)
+		t->queue_throttled += queue->rq->clock - queue->throttled_clock_self;
+}
+
+// For how long the queue was throttled since then, `len` ago. The thread may have moved to another CPU, so the queue may be gone.
+static __always_inline __u64 end_runnable(struct thread *t, __u64 len)
+{
+	struct cfs_rq *queue = (void *)t->queue;
+	__u64 time = 0, since = 0, clock = 0;
+	struct rq *rq = 0;
+
+	if (!queue || !HAS_THROTTLED_TIME)
+		return 0;
+	if (bpf_probe_read_kernel(&time, 8, &queue->throttled_clock_self_time) ||
+	    bpf_probe_read_kernel(&since, 8, &queue->throttled_clock_self))
+		return 0;
+	if (since && !bpf_probe_read_kernel(&rq, 8, &queue->rq) && !bpf_probe_read_kernel(&clock, 8, &rq->clock))
+		time += clock - since;
+	time -= t->queue_throttled;
+	if ((__s64)time < 0)
+		return 0;
+	return time < len ? time : len;
 }
 #endif
 
@@ -322,7 +378,7 @@ int switched(__u64 *ctx)
 {
 	__u32 zero = 0, prev[2] = {}, next[2] = {};
 	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
-	__u64 now, d, runnable, blocked = 0;
+	__u64 now, d, weight, blocked = 0, throttled = 0;
 	int from_ours, to_ours;
 	struct thread *t = 0;
 
@@ -366,6 +422,8 @@ int switched(__u64 *ctx)
 			t->state = BLOCKED;
 			t->suspended = suspension(ctx[3], ((struct task_struct *)ctx[1])->jobctl);
 			begin_wait(t, t->suspended ? 0 : current_futex(facts), now);
+		} else {
+			begin_runnable(t, (void *)ctx[1]);
 		}
 	}
 #endif
@@ -392,16 +450,26 @@ int switched(__u64 *ctx)
 		}
 #endif
 	}
+#ifndef LINUX_5_8
+	if (t->state == RUNNABLE)
+		throttled = end_runnable(t, d);
+	weight = throttled ? account(throttled, facts->period, &t->until_throttled, &t->step_throttled) : 0;
+	if (weight) {
+		t->take_throttled += weight;
+		t->throttled_length = throttled;
+	}
+#endif
 	t->state = RUNNING;
 	t->since = now;
 	if (t->wants_lock) {
 		t->wants_lock = 0;
 		t->got_lock = now;
 	}
-	runnable = account(d - blocked, facts->period, &t->until_runnable, &t->step_runnable);
-	if (runnable) {
-		t->take_runnable += runnable;
-		t->runnable_length = d - blocked;
+	d -= blocked + throttled;
+	weight = account(d, facts->period, &t->until_runnable, &t->step_runnable);
+	if (weight) {
+		t->take_runnable += weight;
+		t->runnable_length = d;
 	}
 #ifdef LINUX_5_8
 	if (t->take_runnable | t->take_blocked | t->timed_out) {
@@ -411,7 +479,7 @@ int switched(__u64 *ctx)
 			turn->selected = 1;
 	}
 #else
-	if (!(t->take_runnable | t->take_blocked | t->timed_out) || t->scheduled)
+	if (!(t->take_runnable | t->take_blocked | t->take_throttled | t->timed_out) || t->scheduled)
 		return 0;
 	t->kernel = 0;
 	if (facts->want_kernel) {

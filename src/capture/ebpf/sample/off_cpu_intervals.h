@@ -51,6 +51,7 @@ static __always_inline struct thread *add_thread(__u32 tid, __u32 tgid, __u64 no
 	t->tgid = tgid;
 	t->until_runnable = t->step_runnable = 1 + bpf_get_prandom_u32() % period;
 	t->until_blocked = t->step_blocked = 1 + bpf_get_prandom_u32() % period;
+	t->until_throttled = t->step_throttled = 1 + bpf_get_prandom_u32() % period;
 	bpf_map_update_elem(&THREADS, &tid, t, BPF_NOEXIST);
 	t = bpf_map_lookup_elem(&THREADS, &tid);
 	// More threads than there is room for.

@@ -20,6 +20,11 @@
 // A thread that waits for an interpreter lock (the GIL) wakes up every 5 ms to request it again (Python/ceval_gil.c,
 // take_gil). These intervals are one wait: `pending` adds them up until a thread that releases the lock ends the wait, or
 // the lock is found released.
+//
+// A thread that is switched out and still wants to run may be throttled: its control group, or one around it, has used up its
+// CPU time of this period. The kernel keeps for how long each queue of a group was throttled, with the groups around it
+// (kernel/sched/fair.c, v6.6 and later), and throttles threads before they return to user code (v6.18 and later): the difference
+// between switch-out and switch-in is the part of the interval that was throttled, the rest is runnable.
 
 enum { RUNNING, RUNNABLE, BLOCKED };
 // include/linux/sched.h; TASK_DEAD v4.14 and later, TASK_FROZEN v6.1 and later
@@ -52,6 +57,11 @@ struct thread {
 	__u64 late;               // time in such waits that are over, but that no sample represents yet
 	__u64 began;              // when the blocked thread began to wait, for such a wait with all its parts
 	__u64 got_lock;           // when it last began to run after such a wait
+	// Of time in which its control group had used up its CPU time, as of time runnable.
+	__s64 until_throttled;
+	__u64 step_throttled, take_throttled, throttled_length;
+	__u64 queue;              // of the group on the CPU that the runnable thread was on, 0: not known
+	__u64 queue_throttled;    // how long that queue had been throttled when the thread was switched out
 	__u32 state, scheduled;
 	__u32 tgid, waker;        // waker: the thread that woke it
 	__u32 waker_pid, take_waker, take_waker_pid;

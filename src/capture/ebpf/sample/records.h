@@ -160,6 +160,7 @@ struct head {
 	struct {
 		__u64 who, time;  // the thread's number, or its thread state with THREAD_STATE
 	} holders[MAX_HOLDERS];
+	__u64 throttled, throttled_length; // OFF_CPU: as `runnable`, of which it is no part
 };
 
 // A copy of a new code object: it may be freed before the reader can read it. Precedes the record of its
