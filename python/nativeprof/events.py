@@ -203,10 +203,11 @@ class EventProfiler:
     def retrieve_raw_results(self, empty_cache: bool = True) -> Any:
         """All rows, in chronological order: an array of 64-bit integers, one row each.
 
-        The columns: ``id_frame`` (the Python function, by the address of its code object), ``id_arg`` (the C function, or
-        0), ``event`` (its code), ``time`` (ns, monotonic), ``value1`` (address of the block), ``value2`` (its bytes, minus
-        them where it is freed, 0 where it was allocated before the start), ``thread`` (native id), ``domain`` (1 raw, 2
-        mem, 3 obj, 4 C library; 16 more where Python's allocator passed it on to ``malloc``).
+        The columns: ``id_frame`` (the Python function, by the address of its code object, or by an odd number once that has
+        ended), ``id_arg`` (the C function, or 0), ``event`` (its code), ``time`` (ns, monotonic), ``value1`` (address of the
+        block), ``value2`` (its bytes, minus them where it is freed, 0 where it was allocated before the start), ``thread``
+        (native id), ``domain`` (1 raw, 2 mem, 3 obj, 4 C library; 16 more where Python's allocator passed it on to
+        ``malloc``).
 
         It may be called while the profiler runs; what other threads allocate during the call is then not recorded.
 
@@ -239,8 +240,9 @@ class EventProfiler:
         return columns if pandas is None else pandas.DataFrame(columns, columns=list(columns))
 
     def _columns(self, clean: Callable[[str], str] | None = None, extra: bool = True) -> dict[str, list[Any]]:
-        rows, callers, _ = self._log.rows()
-        functions = self._functions()
+        rows, callers, _, seen = self._log.rows()
+        functions = {key: _function(thing, is_code) for key, (thing, is_code) in self._logged.items()}
+        functions.update((key, _function(thing, is_code)) for key, thing, is_code in seen)
         cleaned: dict[str, str] = {}
 
         def module(function: _Function) -> str:
@@ -275,11 +277,6 @@ class EventProfiler:
             columns["domain"] = [_DOMAINS[d % _REACHED_MALLOC] for d in domains]
             columns["reached_malloc"] = [d >= _REACHED_MALLOC for d in domains]
         return columns
-
-    def _functions(self) -> dict[int, _Function]:
-        known = {key: _function(thing, is_code) for key, (thing, is_code) in self._logged.items()}
-        known.update((key, _function(thing, is_code)) for key, thing, is_code in self._log.functions())
-        return known
 
     def to_arrow(self) -> Any:
         """The timeline as a :class:`pyarrow.Table`. :raises ImportError: pyarrow is not installed."""

@@ -35,6 +35,7 @@ import inspect
 import os
 import re
 import tempfile
+import weakref
 from collections.abc import Iterator
 from typing import Any, Callable, ClassVar, NamedTuple
 
@@ -282,7 +283,8 @@ class _profiler:
         self.bench_class = bench_class
         self._builtins = bool(builtins)
         self._recorder: _native.TaskRecorder | None = None
-        self._cache: tuple[list[Any], dict[int, function]] | None = None
+        #: Functions that were shown and are still in use, by key. Each keeps its code object, and so its key.
+        self._shown: weakref.WeakValueDictionary[int, function] = weakref.WeakValueDictionary()
 
     def start(self) -> None:
         """Starts. What an earlier run of this profiler gathered is dropped.
@@ -296,7 +298,7 @@ class _profiler:
         # Another tool that is active is refused by the start, not by the measurement.
         costs = (0.0, 0.0, 0.0) if _native.is_tracing() else self._costs()
         atexit.register(self._abandon)
-        self._cache = None
+        self._shown = weakref.WeakValueDictionary()
         self._recorder, _the_profiler = recorder, self
         try:
             recorder.start(costs)
@@ -331,7 +333,6 @@ class _profiler:
         if self._recorder is None or not self._recorder.is_running():
             raise RuntimeError("this profiler is not running; call start() first")
         self._recorder.stop()
-        self._cache = None
         _the_profiler = None
         atexit.unregister(self._abandon)
         return self._recorder.total()
@@ -340,24 +341,22 @@ class _profiler:
         if self._recorder is not None and self._recorder.is_running():
             self.stop()
 
-    def _known(self) -> tuple[_native.TaskRecorder, dict[int, function]]:
-        if self._recorder is None:
-            raise RuntimeError("nothing has been recorded; call start() first")
-        rows = self._recorder.functions()
-        made: dict[int, function] = self._cache[1] if self._cache else {-1: MAIN, -2: WAIT}
-        for number in range(len(made) - 2, len(rows)):
-            _, thing, is_code = rows[number]
-            made[number] = python_function(thing) if is_code else c_function(str(thing))
-        self._cache = rows, made
-        return self._recorder, made
+    def _by_number(self, rows: list[tuple[int, int, Any, bool]]) -> dict[int, function]:
+        numbers: dict[int, function] = {-1: MAIN, -2: WAIT}
+        for number, key, thing, is_code in rows:
+            shown = self._shown.get(key)
+            if shown is None:
+                shown = self._shown[key] = python_function(thing) if is_code else c_function(str(thing))
+            numbers[number] = shown
+        return numbers
 
     @property
     def charges(self) -> dict[function, bench]:
         """Function -> what was charged to it. While the profiler runs: so far."""
         if self._recorder is None:
             return {MAIN: self.bench_class(), WAIT: self.bench_class()}
-        rows = self._recorder.charges()
-        _, functions = self._known()
+        seen, rows = self._recorder.charges()
+        functions = self._by_number(seen)
         return {
             functions[number]: self.bench_class(calls, own, aggregate, suspended, tuple(values), tuple(aggregates))
             for number, calls, suspended, own, aggregate, values, aggregates in rows
@@ -368,20 +367,21 @@ class _profiler:
         """Caller -> how often it called which functions."""
         counts: dict[function, call_counts_object] = {}
         if self._recorder is not None:
-            rows = self._recorder.calls()
-            _, functions = self._known()
+            seen, rows = self._recorder.calls()
+            functions = self._by_number(seen)
             for caller, callee, count in rows:
                 counts.setdefault(functions[caller], call_counts_object())._add(functions[callee], count)
         return counts
 
     @property
     def func_cache(self) -> dict[int, function]:
-        """Address of a code object, or of a C function's definition -> function."""
+        """Address of a code object, or of a C function's definition -> function. Where a code object has ended its key is odd,
+        and no address."""
         if self._recorder is None:
             return {}
-        _, functions = self._known()
-        rows = self._cache[0] if self._cache else []
-        return {row[0]: functions[number] for number, row in enumerate(rows)}
+        rows = self._recorder.functions()
+        functions = self._by_number(rows)
+        return {key: functions[number] for number, key, _, _ in rows}
 
     @property
     def main_bench(self) -> bench:

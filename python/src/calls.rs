@@ -4,9 +4,13 @@
 //! chain of callers). Semantics of the figures are those of `Modules/_lsprof.c` (3.14): a call counts when it ends, each
 //! run of a generator or coroutine is a call, cumulative time is that of outermost activations.
 
+use std::collections::HashMap;
+
 use crate::engine::stacks::OpenCallStacks;
 use crate::engine::table::PairTable;
-use crate::engine::{Callee, CurrentGreenlet, EventContext, EventOutcome, FunctionNumber, Machine, Moment, ThreadInfo};
+use crate::engine::{
+    Callee, CurrentGreenlet, EndedFunctions, EventContext, EventOutcome, FunctionNumber, Machine, Moment, ThreadInfo,
+};
 
 /// What was measured of a function or of a pair.
 #[derive(Clone, Copy, Default, Debug)]
@@ -76,7 +80,7 @@ pub struct CallPairsShared {
 pub struct Totals {
     functions: Vec<Figures>,
     pairs: Vec<(FunctionNumber, FunctionNumber, Figures)>,
-    index: std::collections::HashMap<(FunctionNumber, FunctionNumber), usize>,
+    index: HashMap<(FunctionNumber, FunctionNumber), usize>,
 }
 
 /// A function: its number and figures, and those of its callees.
@@ -105,13 +109,20 @@ impl Totals {
     }
 
     pub fn add(&mut self, other: &Totals) {
+        self.add_as(other, |id| id);
+    }
+
+    /// Adds the figures of each function to those of the one with the number that `number` gives for it.
+    fn add_as(&mut self, other: &Totals, mut number: impl FnMut(FunctionNumber) -> FunctionNumber) {
         for (id, figures) in other.functions.iter().enumerate() {
-            if let Some(sum) = self.function(id as FunctionNumber) {
+            if figures.calls > 0
+                && let Some(sum) = self.function(number(id as FunctionNumber))
+            {
                 sum.add(figures);
             }
         }
         for (caller, callee, figures) in &other.pairs {
-            self.pair(*caller, *callee, figures);
+            self.pair(number(*caller), number(*callee), figures);
         }
     }
 
@@ -247,6 +258,59 @@ impl CallPairs {
         }
     }
 
+    /// Makes functions, and pairs of them, one that are called the same from now on.
+    fn merge(&mut self, ended: &mut EndedFunctions) {
+        let outside = ThreadFunction::new(NO_CALLER);
+        let old = std::mem::replace(&mut self.functions, vec![outside]);
+        self.known = PairTable::default();
+        let mut places = vec![OUTSIDE];
+        for function in old.into_iter().skip(1) {
+            let id = ended.number(function.id);
+            let known = self.known.get(0, id as usize + 1);
+            let place = known.unwrap_or_else(|| {
+                self.functions.push(ThreadFunction::new(id));
+                let new = self.functions.len() as u32 - 1;
+                self.known.insert(0, id as usize + 1, new);
+                new
+            });
+            places.push(place);
+            if let Some(sum) = self.functions.get_mut(place as usize) {
+                sum.level += function.level;
+                sum.recursive += function.recursive;
+                sum.cumulative = sum.cumulative.wrapping_add(function.cumulative);
+            }
+        }
+        let place = |places: &[u32], old: u32| places.get(old as usize).copied().unwrap_or(OUTSIDE);
+        let old = std::mem::take(&mut self.nodes);
+        ended.add_entries(old.len());
+        let mut known = HashMap::with_capacity(old.len());
+        let mut node_places = Vec::with_capacity(old.len());
+        for mut node in old {
+            (node.caller, node.function) = (place(&places, node.caller), place(&places, node.function));
+            let at = *known.entry((node.caller, node.function)).or_insert(self.nodes.len());
+            node_places.push(at as u32);
+            match self.nodes.get_mut(at) {
+                Some(sum) => {
+                    sum.level += node.level;
+                    sum.figures.add(&node.figures);
+                }
+                None => self.nodes.push(node),
+            }
+        }
+        // What has ended is called no more, and calls nothing.
+        let old = std::mem::take(&mut self.pairs);
+        for (caller, key, node) in old.iter().filter(|(_, key, _)| !ended.has_key(*key)) {
+            let caller = place(&places, caller);
+            if self.pairs.get(caller, key).is_none() {
+                self.pairs.insert(caller, key, place(&node_places, node));
+            }
+        }
+        for frame in self.stack.all_mut().flatten() {
+            frame.node = place(&node_places, frame.node);
+            frame.function = place(&places, frame.function);
+        }
+    }
+
     /// All figures so far; open calls are not in them.
     pub fn totals(&self) -> Totals {
         let mut totals = Totals::default();
@@ -375,5 +439,18 @@ impl Machine for CallPairs {
     fn retire(&mut self, _: &ThreadInfo, _: Option<&str>, shared: &mut CallPairsShared) -> bool {
         shared.ended.add(&self.totals());
         true
+    }
+
+    fn open_keys(&self, see: &mut dyn FnMut(usize)) {
+        self.stack.open().for_each(|frame| see(frame.key));
+    }
+
+    fn rename(&mut self, ended: &mut EndedFunctions) {
+        self.merge(ended);
+    }
+
+    fn rename_shared(shared: &mut CallPairsShared, ended: &mut EndedFunctions) {
+        let old = std::mem::take(&mut shared.ended);
+        shared.ended.add_as(&old, |id| ended.number(id));
     }
 }

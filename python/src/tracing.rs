@@ -1,6 +1,7 @@
 //! `nativeprof.tracing`: the part of its `Profile` that `cProfile` has in C.
 
 use std::cell::UnsafeCell;
+use std::collections::HashMap;
 use std::ffi::CStr;
 
 use pyo3::ffi;
@@ -8,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
 use crate::calls::{CallPairs, CallPairsShared, Figures, Totals};
-use crate::engine::{Clock, Costs, EVENTS, EngineSession, Filter, UserTimer};
+use crate::engine::{Clock, Costs, EVENTS, EngineSession, Filter, FunctionNumber, FunctionObject, UserTimer};
 
 /// A deterministic profiler of all calls; `nativeprof.tracing.Profile` is its subclass.
 ///
@@ -119,7 +120,8 @@ impl CallTracer {
 
     /// getstats() -> list of profiler_entry objects
     ///
-    /// Each has the attributes code (a code object, or the text for a C function), callcount, reccallcount, totaltime,
+    /// Each has the attributes code (a code object, or the text for a C function; for code objects that have ended meanwhile, one
+    /// object for all that had the same file, first line and name), callcount, reccallcount, totaltime,
     /// inlinetime and calls: None, or a list of profiler_subentry objects, which have the same attributes but calls.
     fn getstats(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
         let session = self.session(py);
@@ -128,28 +130,29 @@ impl CallTracer {
             totals.add(&thread.machine.totals());
         }
         let seconds = seconds_per_tick(session);
-        let object = |id| {
-            session
-                .functions
-                .get(id)
-                .map_or_else(|| py.None(), |f| f.object.clone_ref(py))
-        };
-        let rows: Vec<_> = totals
-            .rows()
-            .into_iter()
-            .filter(|(_, figures, _)| figures.calls > 0)
-            .map(|(id, figures, callees)| {
-                let callees: Vec<_> = callees.into_iter().map(|(id, f)| (object(id), f)).collect();
-                (object(id), figures, callees)
-            })
-            .collect();
+        let functions = session.functions.iter();
+        let functions: Vec<(FunctionNumber, FunctionObject)> =
+            functions.map(|(id, f)| (id, f.object.clone_ref(py))).collect();
         // Only now: Python code may run, and events come in.
+        let mut objects = HashMap::with_capacity(functions.len());
+        for (id, object) in functions {
+            objects.insert(id, object.into_object(py)?);
+        }
+        let object = |id| {
+            objects
+                .get(&id)
+                .map_or_else(|| py.None(), |object| object.clone_ref(py))
+        };
         let (entry, subentry) = types(py)?;
-        let mut entries = Vec::with_capacity(rows.len());
-        for (code, figures, callees) in rows {
+        let mut entries = Vec::new();
+        for (id, figures, callees) in totals.rows() {
+            if figures.calls == 0 {
+                continue;
+            }
+            let code = object(id);
             let mut calls = Vec::with_capacity(callees.len());
-            for (code, figures) in callees {
-                calls.push(row(py, subentry, code, &figures, seconds, None)?);
+            for (id, figures) in callees {
+                calls.push(row(py, subentry, object(id), &figures, seconds, None)?);
             }
             let calls = match calls.is_empty() {
                 true => py.None(),

@@ -1,7 +1,7 @@
 //! Chains of callers, with the calls and times of each.
 
-use crate::engine::FunctionNumber;
 use crate::engine::table::PairTable;
+use crate::engine::{EndedFunctions, FunctionNumber};
 
 /// Most chains of callers in one thread: about 100 MB.
 const MAX_NODES: usize = 1 << 20;
@@ -76,6 +76,17 @@ impl CallChains {
     }
 
     pub fn add(&mut self, other: &CallChains) {
+        self.add_as(other, |node| (node.key, node.function));
+    }
+
+    /// Calls functions by what they are called from now on. Gives the new place of each node.
+    pub fn rename(&mut self, ended: &mut EndedFunctions) -> Vec<u32> {
+        let old = std::mem::replace(self, CallChains::new());
+        self.add_as(&old, |node| (ended.key(node.key), ended.number(node.function)))
+    }
+
+    /// Adds all of another tree, with the keys and numbers that `name` gives for its nodes. Gives the place of each of them.
+    fn add_as(&mut self, other: &CallChains, mut name: impl FnMut(&CallNode) -> (usize, FunctionNumber)) -> Vec<u32> {
         let mut places: Vec<u32> = Vec::with_capacity(other.nodes.len());
         for (at, node) in other.nodes.iter().enumerate() {
             let place = match at as u32 {
@@ -83,7 +94,8 @@ impl CallChains {
                 OVERFLOW => OVERFLOW,
                 _ => {
                     let parent = places.get(node.parent as usize).copied().unwrap_or(OVERFLOW);
-                    self.child(parent, node.key, node.function)
+                    let (key, function) = name(node);
+                    self.child(parent, key, function)
                 }
             };
             places.push(place);
@@ -93,5 +105,6 @@ impl CallChains {
                 sum.cpu = sum.cpu.wrapping_add(node.cpu);
             }
         }
+        places
     }
 }

@@ -5,7 +5,9 @@ use std::collections::HashMap;
 use pyo3::prelude::*;
 
 use crate::engine::stacks::OpenCallStacks;
-use crate::engine::{Callee, CurrentGreenlet, EventContext, EventOutcome, FunctionNumber, Machine, Moment, ThreadInfo};
+use crate::engine::{
+    Callee, CurrentGreenlet, EndedFunctions, EventContext, EventOutcome, FunctionNumber, Machine, Moment, ThreadInfo,
+};
 
 mod chains;
 mod profile;
@@ -206,6 +208,27 @@ impl Machine for CallTree {
     fn retire(&mut self, info: &ThreadInfo, name: Option<&str>, shared: &mut CallTreeShared) -> bool {
         retire(&self.chains, info, name, shared)
     }
+
+    fn open_keys(&self, see: &mut dyn FnMut(usize)) {
+        self.stack.open().for_each(|frame| see(frame.key));
+    }
+
+    fn rename(&mut self, ended: &mut EndedFunctions) {
+        let places = self.chains.rename(ended);
+        for frame in self.stack.all_mut().flatten() {
+            frame.node = places.get(frame.node as usize).copied().unwrap_or(ROOT);
+        }
+    }
+
+    fn rename_shared(shared: &mut CallTreeShared, ended: &mut EndedFunctions) {
+        rename_shared(shared, ended);
+    }
+}
+
+fn rename_shared(shared: &mut CallTreeShared, ended: &mut EndedFunctions) {
+    for chains in shared.ended.values_mut() {
+        chains.rename(ended);
+    }
 }
 
 fn retire(chains: &CallChains, info: &ThreadInfo, name: Option<&str>, shared: &mut CallTreeShared) -> bool {
@@ -292,6 +315,17 @@ impl Machine for CallCounter {
 
     fn retire(&mut self, info: &ThreadInfo, name: Option<&str>, shared: &mut CallTreeShared) -> bool {
         retire(&self.chains, info, name, shared)
+    }
+
+    fn open_keys(&self, _: &mut dyn FnMut(usize)) {}
+
+    fn rename(&mut self, ended: &mut EndedFunctions) {
+        self.last_key = 0;
+        self.chains.rename(ended);
+    }
+
+    fn rename_shared(shared: &mut CallTreeShared, ended: &mut EndedFunctions) {
+        rename_shared(shared, ended);
     }
 }
 

@@ -8,21 +8,25 @@
 //! gives the GIL up, so that nothing is ever entered twice. (The wheel is for builds with a GIL only.)
 
 pub mod clock;
+pub mod facts;
 pub mod functions;
 mod greenlets;
 mod hook;
 mod monitoring;
 pub mod objects;
+pub mod release;
 mod session;
 pub mod stacks;
 pub mod table;
 mod threads;
 
 pub use clock::Clock;
+pub use facts::FunctionObject;
 pub use functions::{Callee, Filter, FunctionInfo, FunctionNumber, SessionFunctions};
+pub use release::{EndedFunctions, release_all};
 pub use session::{Costs, EngineSession, UserTimer, is_busy};
 #[allow(unused_imports, reason = "for hooks outside the engine")]
-pub use threads::{SessionThread, current_machine};
+pub use threads::{SessionThread, current_ident, current_machine};
 
 use pyo3::Python;
 
@@ -169,5 +173,20 @@ pub trait Machine: Sized + 'static {
     /// thread's name, if known. Returns whether the machine can be dropped.
     fn retire(&mut self, _info: &ThreadInfo, _name: Option<&str>, _shared: &mut Self::Shared) -> bool {
         false
+    }
+
+    /// Gives the keys of all open calls, on all stacks of the thread.
+    fn open_keys(&self, see: &mut dyn FnMut(usize));
+
+    /// Functions have ended: replaces keys and numbers of functions in all that the machine holds, and forgets what it
+    /// remembers by key.
+    fn rename(&mut self, ended: &mut EndedFunctions);
+
+    /// The same for what all threads share.
+    fn rename_shared(shared: &mut Self::Shared, ended: &mut EndedFunctions);
+
+    /// Runs what the engine does for itself and what an observer of allocations should not take for the program's.
+    fn aside<T>(work: impl FnOnce() -> T) -> T {
+        work()
     }
 }

@@ -52,6 +52,8 @@ pub struct InternalApi {
     dictionary: unsafe extern "C" fn(Object, *mut c_void) -> Object,
     /// `PyObject_CallNoArgs`. Unwinds where the interpreter ends a daemon thread.
     pub call: unsafe extern "C-unwind" fn(Object) -> Object,
+    /// `Py_DecRef`. Unwinds as `call` does.
+    pub release: unsafe extern "C-unwind" fn(Object),
     /// `PyFrame_GetCode`: a new reference.
     pub frame_code: unsafe extern "C" fn(Object) -> Object,
     /// `PyFrame_GetLasti`, from 3.11 on: what the attribute `f_lasti` gives.
@@ -125,6 +127,7 @@ pub fn check(py: Python<'_>) -> PyResult<&'static InternalApi> {
             call: std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn(Object) -> Object>(symbol(
                 c"PyObject_CallNoArgs",
             )?),
+            release: std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn(Object)>(symbol(c"Py_DecRef")?),
             frame_code: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(Object) -> Object>(symbol(
                 c"PyFrame_GetCode",
             )?),
@@ -363,13 +366,55 @@ pub fn name(text: &Bound<'_, PyAny>) -> Option<String> {
     if let Ok(plain) = text.to_cow() {
         return Some(nativeprof::escape::name(plain.chars().map(u32::from)));
     }
+    Some(nativeprof::escape::name_of_utf8(&utf8(text)?))
+}
+
+/// A text of Python in UTF-8 in which lone surrogates are encoded like all other characters. `None` if it is no `str`. Runs
+/// no Python code.
+pub fn utf8(text: &Bound<'_, PyAny>) -> Option<Vec<u8>> {
+    let text = text.cast::<pyo3::types::PyString>().ok()?;
+    if let Ok(plain) = text.to_cow() {
+        return Some(plain.as_bytes().to_vec());
+    }
     // SAFETY: a live `str`, a codec and an error handler of the interpreter; the result is a new reference or null.
     let bytes = unsafe {
         let bytes = ffi::PyUnicode_AsEncodedString(text.as_ptr(), c"utf-8".as_ptr(), c"surrogatepass".as_ptr());
         Bound::from_owned_ptr_or_err(text.py(), bytes).ok()?
     };
     let bytes = bytes.cast::<pyo3::types::PyBytes>().ok()?;
-    Some(nativeprof::escape::name_of_utf8(bytes.as_bytes()))
+    Some(bytes.as_bytes().to_vec())
+}
+
+/// `co_qualname`; `None` before 3.11. Not to be tried there: the error refers to the code object (3.10), and what is dropped
+/// within an event keeps its references for some time.
+pub fn qualified_name<'py>(code: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
+    let is_there = code.py().version_info() >= (3, 11);
+    is_there.then(|| code.getattr("co_qualname").ok()).flatten()
+}
+
+/// How to read the number of references to an object.
+#[derive(Clone, Copy)]
+pub struct ReferenceCounts {
+    /// Bits of the first word that are the count.
+    mask: usize,
+}
+
+impl ReferenceCounts {
+    pub fn new(py: Python<'_>) -> ReferenceCounts {
+        // From 3.12 on the lower half; from 3.14 on there are flags above it (`Include/refcount.h`). In objects that never
+        // end it is large.
+        let is_half = py.version_info() >= (3, 12);
+        ReferenceCounts {
+            mask: if is_half { u32::MAX as usize } else { usize::MAX },
+        }
+    }
+
+    /// Whether `object`, to which the caller has a reference, has no other.
+    pub fn is_only(self, object: &Py<PyAny>) -> bool {
+        // SAFETY: a live object begins with its count, in every build that has a GIL.
+        let word = unsafe { (*object.as_ptr().cast::<ObjectHead>()).references };
+        word as usize & self.mask == 1
+    }
 }
 
 /// Runs `call` with the exception that is set put aside: a generator that is thrown into begins with one.

@@ -91,6 +91,12 @@ impl<F> OpenCallStacks<F> {
         self.parked.keys().next().copied()
     }
 
+    /// Open calls of all stacks, in no order.
+    pub fn open(&self) -> impl Iterator<Item = &F> {
+        let parked = self.parked.values().flat_map(|p| &p.frames);
+        self.current.iter().chain(parked)
+    }
+
     /// All stacks.
     pub fn all_mut(&mut self) -> impl Iterator<Item = &mut Vec<F>> {
         let parked = self.parked.values_mut().map(|p| &mut p.frames);

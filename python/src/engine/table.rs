@@ -1,4 +1,5 @@
-//! An open-addressing hash table from (owner, address) to a number. Nothing is ever removed.
+//! An open-addressing hash table from (owner, address) to a number. Nothing is ever removed: a new table is made of what is
+//! to stay.
 
 /// Marks a free slot: no object has this address.
 const FREE: usize = 0;
@@ -55,6 +56,12 @@ impl PairTable {
             }
             at = (at + 1) & (self.slots.len() - 1);
         }
+    }
+
+    /// All pairs (owner, key) with their numbers.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, usize, u32)> {
+        let used = self.slots.iter().filter(|s| s.key != FREE);
+        used.map(|s| (s.owner, s.key, s.value))
     }
 
     /// Gives a pair that has no number one. `key` is not null.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering}
 use pyo3::Python;
 
 use super::session::{self, EngineSession};
-use super::{CallEvent, CurrentGreenlet, EVENTS, EventContext, Machine, Moment, ThreadInfo, greenlets};
+use super::{CallEvent, CurrentGreenlet, EVENTS, EventContext, Machine, Moment, ThreadInfo, greenlets, release};
 
 /// One thread in one session.
 pub struct SessionThread<M: Machine> {
@@ -140,11 +140,30 @@ fn thread_key() -> usize {
 /// The thread of the running session that runs now; null if it is not to be traced, or there is no session.
 #[inline(always)]
 fn current<M: Machine>(py: Python<'_>) -> *mut SessionThread<M> {
-    let own = thread_key();
-    if LAST_POINTER.load(Ordering::Acquire) == own {
+    if LAST_POINTER.load(Ordering::Acquire) == thread_key() {
         return LAST_THREAD.load(Ordering::Relaxed).cast();
     }
-    remember(own, find::<M>(py))
+    find_current::<M>(py)
+}
+
+/// The same where nothing is borrowed, and Python code may run: code objects that have ended may be released first.
+#[inline(always)]
+fn current_after_release<M: Machine>(py: Python<'_>) -> *mut SessionThread<M> {
+    if LAST_POINTER.load(Ordering::Acquire) == thread_key() {
+        return LAST_THREAD.load(Ordering::Relaxed).cast();
+    }
+    release::release_ended::<M>(py);
+    find_current::<M>(py)
+}
+
+#[cold]
+fn find_current<M: Machine>(py: Python<'_>) -> *mut SessionThread<M> {
+    let thread = find::<M>(py);
+    // If it were remembered, the next event would not go by `release_ended`.
+    if session::running::<M>(py).is_some_and(|s| s.functions.is_full()) {
+        return thread;
+    }
+    remember(thread_key(), thread)
 }
 
 fn remember<M: Machine>(own: usize, thread: *mut SessionThread<M>) -> *mut SessionThread<M> {
@@ -162,7 +181,7 @@ pub(crate) fn thread<M: Machine>(
     wants_time: impl Fn(&M) -> bool,
 ) -> Option<(&mut SessionThread<M>, Option<i64>)> {
     // SAFETY: null, or a thread of the running session; the GIL is held and nothing else refers to it.
-    let found = unsafe { current::<M>(py).as_mut()? };
+    let found = unsafe { current_after_release::<M>(py).as_mut()? };
     if !found.is_timed_by_user {
         return Some((found, None));
     }
@@ -267,7 +286,8 @@ pub(crate) fn token() -> u64 {
     })
 }
 
-fn ident() -> u64 {
+/// `threading.get_ident()` of the thread that runs.
+pub fn current_ident() -> u64 {
     // SAFETY: always succeeds.
     unsafe { libc::pthread_self() as u64 }
 }
@@ -275,7 +295,7 @@ fn ident() -> u64 {
 pub(crate) fn this_thread() -> ThreadInfo {
     ThreadInfo {
         number: 0,
-        ident: ident(),
+        ident: current_ident(),
         native_id: nativeprof::sys::process::current_tid(),
     }
 }

@@ -16,10 +16,10 @@ use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
 
-use crate::engine::Clock;
+use crate::engine::{Clock, FunctionObject};
 use crate::hooks::{self, Allocation, AllocatorCall, Cache, Domain, Handler, HookSet, Installed, Wait};
 use log::{EventRow, Log};
-use timeline::{Base, Scale, code};
+use timeline::{Base, EndedKeys, Scale, code};
 
 /// The log of one profiler, as the hooks call it.
 pub(crate) struct Sink {
@@ -85,8 +85,9 @@ struct EventLogState {
     /// Kept from run to run: rows accumulate.
     sink: Arc<Sink>,
     running: Option<Installed>,
-    /// Functions by key, kept alive so that no other takes its address: code objects, or texts for C functions.
-    functions: Vec<(u64, Py<PyAny>, bool)>,
+    /// Functions by key. Code objects are kept alive so that no other takes its address.
+    functions: Vec<(u64, FunctionObject)>,
+    ended: EndedKeys,
     bases: Vec<Base>,
     /// Keys of functions that belong to the profiler.
     left_out: HashSet<u64>,
@@ -108,6 +109,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Function's key, object (code object or text), whether it is a code object.
 type EventFunctionRow = (u64, Py<PyAny>, bool);
+/// Rows, their functions and callers, rows lost, and the functions.
+type EventRows<'py> = (
+    Bound<'py, PyByteArray>,
+    Bound<'py, PyByteArray>,
+    u64,
+    Vec<EventFunctionRow>,
+);
 
 #[pymethods]
 impl EventLog {
@@ -143,6 +151,7 @@ impl EventLog {
                 sink: Arc::new(Sink { log, clock }),
                 running: None,
                 functions: Vec::new(),
+                ended: EndedKeys::default(),
                 bases: Vec::new(),
                 left_out: HashSet::new(),
                 scale: Scale::new(clock),
@@ -174,9 +183,11 @@ impl EventLog {
         for (ident, frames) in stacks {
             let keys = frames.iter().map(|code| code.as_ptr() as u64).collect();
             base.stacks.insert(ident, keys);
-            state
-                .functions
-                .extend(frames.into_iter().map(|code| (code.as_ptr() as u64, code, true)));
+            state.functions.extend(
+                frames
+                    .into_iter()
+                    .map(|code| (code.as_ptr() as u64, FunctionObject::Code(code))),
+            );
         }
         timeline::unique(&mut state.functions);
         state.left_out.extend(left_out.iter().map(|code| code.as_ptr() as u64));
@@ -212,16 +223,14 @@ impl EventLog {
         hooks::with_cache(ticket, |cache| {
             sink.append(cache, 0, code::PROFILER_STOP, 0, 0, sink.clock.now())
         });
-        let functions = recorder::remove(py, ticket);
+        let seen = recorder::remove(py, ticket);
         installed.remove(py);
         let mut state = lock(&self.state);
         state.scale.settle();
-        for function in functions? {
-            if !function.2 && is_own(function.1.bind(py)) {
-                state.left_out.insert(function.0);
-            }
-            state.functions.push(function);
-        }
+        let seen = seen?;
+        state.left_out.extend(own_keys(py, &seen.functions));
+        state.functions.extend(seen.functions);
+        state.ended.add_all(&seen.ended);
         timeline::unique(&mut state.functions);
         Ok(())
     }
@@ -243,8 +252,9 @@ impl EventLog {
     }
 
     /// All rows so far, in chronological order: eight columns of 64-bit integers (frame, arg, event, time in ns, value1,
-    /// value2, thread, domain), and as many times two: the function that made the row, and its caller. Then rows lost.
-    fn rows<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyByteArray>, Bound<'py, PyByteArray>, u64)> {
+    /// value2, thread, domain), and as many times two: the function that made the row, and its caller. Then rows lost, and the
+    /// functions that the rows name.
+    fn rows<'py>(&self, py: Python<'py>) -> PyResult<EventRows<'py>> {
         let state = lock(&self.state);
         let read = || state.sink.log.contents();
         let contents = match &state.running {
@@ -256,17 +266,25 @@ impl EventLog {
                 "a thread is stuck in a hook: the rows cannot be read",
             ));
         };
-        let mut left_out = state.left_out.clone();
+        let (mut left_out, mut ended) = (state.left_out.clone(), state.ended.clone());
+        let mut functions: Vec<_> = state.functions.iter().map(|(key, f)| (*key, f.clone_ref(py))).collect();
         if state.running.is_some() {
-            let functions = recorder::functions(py).into_iter();
-            left_out.extend(functions.filter(|f| !f.2 && is_own(f.1.bind(py))).map(|f| f.0));
+            let seen = recorder::seen(py);
+            left_out.extend(own_keys(py, &seen.functions));
+            functions.extend(seen.functions);
+            ended.add_all(&seen.ended);
         }
         let lost = contents.dropped;
-        let (rows, callers) = timeline::arrange(contents, &state.bases, state.scale, &left_out);
+        let (rows, callers) = timeline::arrange(contents, &state.bases, state.scale, &ended, &left_out);
         drop(state);
         // What the copies for Python take is not the program's.
         let copy = |bytes: &[u8]| hooks::silently(|| PyByteArray::new(py, bytes));
-        Ok((copy(&rows), copy(&callers), lost))
+        let row = |(key, object): (u64, FunctionObject)| {
+            let is_code = object.is_code();
+            Ok((key, object.into_object(py)?, is_code))
+        };
+        let functions: PyResult<Vec<EventFunctionRow>> = hooks::silently(|| functions.into_iter().map(row).collect());
+        Ok((copy(&rows), copy(&callers), lost, functions?))
     }
 
     /// Rows that could not be kept, bytes in the file, and calls that signal handlers made while a hook ran (of all
@@ -275,26 +293,19 @@ impl EventLog {
         let (dropped, spilled) = lock(&self.state).sink.log.counts();
         (dropped, spilled, hooks::skipped())
     }
-
-    /// The functions that rows name: key, code object or text, whether it is a code object.
-    fn functions(&self, py: Python<'_>) -> Vec<EventFunctionRow> {
-        let state = lock(&self.state);
-        let mut all: Vec<EventFunctionRow> = state
-            .functions
-            .iter()
-            .map(|(key, object, is_code)| (*key, object.clone_ref(py), *is_code))
-            .collect();
-        if state.running.is_some() {
-            all.extend(recorder::functions(py));
-        }
-        all
-    }
 }
 
-/// Whether the text for a C function names one of this module.
-fn is_own(text: &Bound<'_, PyAny>) -> bool {
-    text.extract::<String>()
-        .is_ok_and(|text| text.contains("nativeprof._native."))
+/// Keys of C functions of this module.
+fn own_keys(py: Python<'_>, functions: &[(u64, FunctionObject)]) -> Vec<u64> {
+    let is_own = |function: &FunctionObject| match function {
+        FunctionObject::Builtin(text) => {
+            let text = text.bind(py).extract::<String>();
+            text.is_ok_and(|text| text.contains("nativeprof._native."))
+        }
+        _ => false,
+    };
+    let own = functions.iter().filter(|(_, function)| is_own(function));
+    own.map(|(key, _)| *key).collect()
 }
 
 /// Every address slot of the functions that are hooked: module, function, address, content.

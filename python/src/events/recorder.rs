@@ -7,10 +7,11 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 
 use super::Sink;
-use super::timeline::code;
+use super::timeline::{EndedKeys, code};
 use crate::engine::stacks::OpenCallStacks;
 use crate::engine::{
-    CallEvent, Callee, CurrentGreenlet, EngineSession, EventContext, EventOutcome, Filter, Machine, Moment, ThreadInfo,
+    self, CallEvent, Callee, Clock, CurrentGreenlet, EndedFunctions, EngineSession, EventContext, EventOutcome, Filter,
+    FunctionObject, Machine, Moment, ThreadInfo,
 };
 use crate::hooks::{self, Ticket};
 
@@ -28,8 +29,7 @@ struct EventMachine {
 #[derive(Default)]
 struct Logs {
     all: Vec<(Ticket, Arc<Sink>)>,
-    /// Keys of the session's functions, by number.
-    keys: Vec<u64>,
+    ended: EndedKeys,
     /// Events come from the profile hook.
     is_before_3_12: bool,
 }
@@ -39,10 +39,7 @@ impl EventMachine {
     #[inline(never)]
     fn first_sight(&mut self, callee: Callee, context: &mut EventContext<'_, Logs>) -> EventOutcome {
         // What is allocated for the function's name is not the program's.
-        let (id, is_excluded) = hooks::silently(|| context.intern(callee));
-        if context.shared.keys.len() == id as usize {
-            context.shared.keys.push(callee.key() as u64);
-        }
+        let (_, is_excluded) = hooks::silently(|| context.intern(callee));
         match is_excluded {
             true => EventOutcome::Excluded,
             false => {
@@ -162,6 +159,27 @@ impl Machine for EventMachine {
     fn retire(&mut self, _: &ThreadInfo, _: Option<&str>, _: &mut Logs) -> bool {
         true
     }
+
+    fn open_keys(&self, see: &mut dyn FnMut(usize)) {
+        self.stack.open().for_each(|key| see(*key));
+    }
+
+    fn rename(&mut self, _: &mut EndedFunctions) {
+        self.last = 0;
+    }
+
+    /// Rows keep the address: it is the time of a row that says which function had it.
+    fn rename_shared(shared: &mut Logs, ended: &mut EndedFunctions) {
+        let now = Clock::best().now();
+        for (address, key) in ended.keys() {
+            shared.ended.add(address as u64, now, key as u64);
+        }
+        ended.use_all();
+    }
+
+    fn aside<T>(work: impl FnOnce() -> T) -> T {
+        hooks::silently(work)
+    }
 }
 
 /// The session that profilers share, and the process that it belongs to.
@@ -199,7 +217,7 @@ pub fn add(owner: &Bound<'_, PyAny>, sink: Arc<Sink>, ticket: Ticket) -> PyResul
     };
     let logs = Logs {
         all: vec![(ticket, sink)],
-        keys: Vec::new(),
+        ended: EndedKeys::default(),
         is_before_3_12: py.version_info() < (3, 12),
     };
     let place = session(py);
@@ -215,9 +233,13 @@ pub fn add(owner: &Bound<'_, PyAny>, sink: Arc<Sink>, ticket: Ticket) -> PyResul
     result
 }
 
-/// Ends a log's part; with the last one the session. Gives the functions seen so far.
-pub fn remove(py: Python<'_>, ticket: Ticket) -> PyResult<Vec<(u64, Py<PyAny>, bool)>> {
-    let seen = functions(py);
+/// Ends a log's part; with the last one the session. Gives what was seen so far.
+pub fn remove(py: Python<'_>, ticket: Ticket) -> PyResult<Seen> {
+    // The log keeps the code objects that it is given. (Without calls no session of this type may run.)
+    if session(py).as_ref().is_some_and(|(session, _)| session.is_running()) {
+        engine::release_all::<EventMachine>(py);
+    }
+    let seen = seen(py);
     let Some((running, _)) = session(py) else {
         return Ok(seen);
     };
@@ -246,12 +268,22 @@ pub fn forget_parent(py: Python<'_>) {
     }
 }
 
-/// All functions of the session that runs.
-pub fn functions(py: Python<'_>) -> Vec<(u64, Py<PyAny>, bool)> {
+/// What a session has seen.
+#[derive(Default)]
+pub struct Seen {
+    /// By key.
+    pub functions: Vec<(u64, FunctionObject)>,
+    pub ended: EndedKeys,
+}
+
+/// What the session that runs has seen.
+pub fn seen(py: Python<'_>) -> Seen {
     let Some((running, _)) = session(py) else {
-        return Vec::new();
+        return Seen::default();
     };
-    let all = running.shared.keys.iter().zip(running.functions.iter());
-    all.map(|(key, function)| (*key, function.object.clone_ref(py), function.is_code))
-        .collect()
+    let functions = running.functions.iter();
+    Seen {
+        functions: functions.map(|(_, f)| (f.key as u64, f.object.clone_ref(py))).collect(),
+        ended: running.shared.ended.clone(),
+    }
 }

@@ -84,9 +84,40 @@ impl Base {
 }
 
 /// Keeps the first of the functions with the same key.
-pub fn unique<T>(functions: &mut Vec<(u64, T, bool)>) {
+pub fn unique<T>(functions: &mut Vec<(u64, T)>) {
     let mut seen = HashSet::new();
-    functions.retain(|(key, _, _)| seen.insert(*key));
+    functions.retain(|(key, _)| seen.insert(*key));
+}
+
+/// Code objects that have ended, by the address that they had: until when (ticks), and the key of the function, oldest first.
+#[derive(Clone, Default)]
+pub struct EndedKeys(HashMap<u64, Vec<(i64, u64)>>);
+
+impl EndedKeys {
+    /// What is known already changes nothing.
+    pub fn add(&mut self, address: u64, until: i64, key: u64) {
+        let list = self.0.entry(address).or_default();
+        match list.last_mut() {
+            Some((known, _)) if until <= *known => {}
+            Some((known, last)) if *last == key => *known = until,
+            _ => list.push((until, key)),
+        }
+    }
+
+    pub fn add_all(&mut self, other: &EndedKeys) {
+        for (address, list) in &other.0 {
+            for (until, key) in list {
+                self.add(*address, *until, *key);
+            }
+        }
+    }
+
+    /// The key of the function that had this one at a time.
+    fn key(&self, key: u64, time: i64) -> u64 {
+        let Some(list) = self.0.get(&key) else { return key };
+        let at = list.partition_point(|(until, _)| *until < time);
+        list.get(at).map_or(key, |(_, ended)| *ended)
+    }
 }
 
 /// What one thread is doing.
@@ -130,7 +161,13 @@ type Raw = [i64; 8];
 
 /// The rows as 64-bit integers, eight each, and two each for the function that is to be shown and its caller. Calls of the
 /// functions in `left_out` are left out.
-pub fn arrange(contents: Contents, bases: &[Base], scale: Scale, left_out: &HashSet<u64>) -> (Vec<u8>, Vec<u8>) {
+pub fn arrange(
+    contents: Contents,
+    bases: &[Base],
+    scale: Scale,
+    ended: &EndedKeys,
+    left_out: &HashSet<u64>,
+) -> (Vec<u8>, Vec<u8>) {
     let nanoseconds = scale.converter();
     let Contents { mut rows, threads, .. } = contents;
     // Stable: rows of one thread keep their order.
@@ -146,7 +183,10 @@ pub fn arrange(contents: Contents, bases: &[Base], scale: Scale, left_out: &Hash
         Vec::with_capacity(rows.len() * 64),
         Vec::with_capacity(rows.len() * 16),
     );
-    for (number, row) in rows {
+    for (number, mut row) in rows {
+        if row.event < code::PROFILER_START {
+            row.key = ended.key(row.key, row.time);
+        }
         if left_out.contains(&row.key) && row.event != code::SWITCH {
             continue;
         }

@@ -1,7 +1,7 @@
 //! What is charged: a tree of chains of callers, from where each task begins.
 
 use crate::engine::table::PairTable;
-use crate::engine::{EventOutcome, FunctionNumber};
+use crate::engine::{EndedFunctions, EventOutcome, FunctionNumber};
 
 /// Most chains of callers in one thread: about 100 MB.
 const MAX_NODES: usize = 1 << 20;
@@ -141,6 +141,17 @@ impl TaskChains {
 
     /// Adds all of another tree.
     pub fn add(&mut self, other: &TaskChains) {
+        self.add_as(other, |node| (node.key, node.function));
+    }
+
+    /// Calls functions by what they are called from now on. Gives the new place of each node.
+    pub fn rename(&mut self, ended: &mut EndedFunctions) -> Vec<u32> {
+        let old = std::mem::replace(self, TaskChains::new(self.width));
+        self.add_as(&old, |node| (ended.key(node.key), ended.number(node.function)))
+    }
+
+    /// Adds all of another tree, with the keys and numbers that `name` gives for its nodes. Gives the place of each of them.
+    fn add_as(&mut self, other: &TaskChains, mut name: impl FnMut(&ChainNode) -> (usize, FunctionNumber)) -> Vec<u32> {
         for (sum, count) in self.entered.iter_mut().zip(other.entered) {
             *sum += count;
         }
@@ -150,8 +161,9 @@ impl TaskChains {
                 at as u32
             } else {
                 let parent = places.get(node.parent as usize).copied().unwrap_or(OVERFLOW);
-                let known = self.index.get(parent, node.key);
-                known.unwrap_or_else(|| self.add_child(parent, node.key, node.function, node.kind))
+                let (key, function) = name(node);
+                let known = self.index.get(parent, key);
+                known.unwrap_or_else(|| self.add_child(parent, key, function, node.kind))
             };
             places.push(place);
             if let Some(sum) = self.nodes.get_mut(place as usize) {
@@ -165,5 +177,6 @@ impl TaskChains {
                 *sum += value;
             }
         }
+        places
     }
 }

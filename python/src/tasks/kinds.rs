@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 
 use crate::engine::objects;
-use crate::engine::{FunctionInfo, FunctionNumber, SessionFunctions};
+use crate::engine::{FunctionInfo, FunctionNumber, FunctionObject, SessionFunctions};
 
 /// A coroutine, or a generator that can be awaited.
 pub const COROUTINE: u8 = 1;
@@ -14,12 +14,12 @@ pub const LOOP: u8 = 4;
 /// Of the standard library, or of the package of an event loop.
 pub const LIBRARY: u8 = 8;
 
-/// Kinds of the functions of a session, as they are first seen.
+/// Kinds of the functions of a session, as far as they have been asked for.
 pub struct Kinds {
     /// Directory of the standard library.
     library: String,
-    /// By number; None: left out.
-    list: Vec<Option<u8>>,
+    /// By number. None: not asked for; None in it: left out.
+    list: Vec<Option<Option<u8>>>,
 }
 
 impl Kinds {
@@ -32,12 +32,23 @@ impl Kinds {
 
     /// The kind of a function: a sum of the constants above; None: left out. Runs no Python code.
     pub fn get(&mut self, py: Python<'_>, id: FunctionNumber, functions: &SessionFunctions) -> Option<u8> {
-        while self.list.len() <= id as usize {
-            let next = functions.get(self.list.len() as FunctionNumber)?;
-            let kind = objects::with_no_exception(py, || kind_of(py, next, &self.library));
-            self.list.push(kind);
+        if let Some(Some(known)) = self.list.get(id as usize) {
+            return *known;
         }
-        self.list.get(id as usize).copied().flatten()
+        let function = functions.get(id)?;
+        let kind = objects::with_no_exception(py, || kind_of(py, function, &self.library));
+        if self.list.len() <= id as usize {
+            self.list.resize(id as usize + 1, None);
+        }
+        if let Some(place) = self.list.get_mut(id as usize) {
+            *place = Some(kind);
+        }
+        kind
+    }
+
+    /// Numbers may be those of other functions from now on.
+    pub fn forget(&mut self) {
+        self.list.clear();
     }
 }
 
@@ -45,13 +56,15 @@ fn kind_of(py: Python<'_>, function: &FunctionInfo, library: &str) -> Option<u8>
     /// `CO_COROUTINE`, `CO_ITERABLE_COROUTINE`; `CO_GENERATOR`, `CO_ASYNC_GENERATOR`.
     const COROUTINES: u32 = 0x80 | 0x100;
     const GENERATORS: u32 = 0x20 | 0x200;
-    let object = function.object.bind(py);
-    if !function.is_code {
-        let is_own = object
-            .extract::<String>()
-            .is_ok_and(|t| t.contains("'nativeprof._native."));
-        return (!is_own).then_some(LIBRARY);
-    }
+    let object = match &function.object {
+        FunctionObject::Code(code) => code.bind(py),
+        FunctionObject::Builtin(text) => {
+            let text = text.bind(py).extract::<String>();
+            let is_own = text.is_ok_and(|t| t.contains("'nativeprof._native."));
+            return (!is_own).then_some(LIBRARY);
+        }
+        FunctionObject::Ended(_) => return None,
+    };
     if function.is_excluded {
         return None;
     }

@@ -16,7 +16,10 @@ use super::kinds::{self, Kinds};
 use super::measures::Measures;
 use super::waits::{ThreadWaits, WaitHandler, Waited};
 use crate::engine::stacks::OpenCallStacks;
-use crate::engine::{CallEvent, Callee, CurrentGreenlet, EventContext, EventOutcome, Machine, Moment, ThreadInfo};
+use crate::engine::{
+    CallEvent, Callee, CurrentGreenlet, EndedFunctions, EventContext, EventOutcome, Machine, Moment, ThreadInfo,
+    current_ident,
+};
 
 /// An open call.
 #[derive(Clone, Copy)]
@@ -371,11 +374,6 @@ impl TaskMachine {
     }
 }
 
-fn current_ident() -> u64 {
-    // SAFETY: always succeeds.
-    unsafe { libc::pthread_self() as u64 }
-}
-
 impl Machine for TaskMachine {
     type Shared = TaskMachineShared;
 
@@ -478,5 +476,23 @@ impl Machine for TaskMachine {
         shared.ended.add(&self.chains);
         shared.waits.return_record(self.waits.clone());
         true
+    }
+
+    fn open_keys(&self, see: &mut dyn FnMut(usize)) {
+        self.stack.open().for_each(|frame| see(frame.key));
+    }
+
+    fn rename(&mut self, ended: &mut EndedFunctions) {
+        let places = self.chains.rename(ended);
+        let suspended = self.suspended.values_mut().map(|(_, node)| node);
+        let open = self.stack.all_mut().flatten().map(|frame| &mut frame.node);
+        for node in open.chain(suspended).chain(&mut self.leaf) {
+            *node = places.get(*node as usize).copied().unwrap_or(ROOT);
+        }
+    }
+
+    fn rename_shared(shared: &mut TaskMachineShared, ended: &mut EndedFunctions) {
+        shared.kinds.forget();
+        shared.ended.rename(ended);
     }
 }

@@ -22,7 +22,7 @@ use pyo3::prelude::*;
 
 use crate::call_frames;
 use crate::engine::clock::monotonic;
-use crate::engine::{EngineSession, Filter, UserTimer};
+use crate::engine::{EngineSession, Filter, FunctionObject, UserTimer};
 use crate::hooks::{self, HookSet, Installed};
 use crate::profiler::Profile;
 use chains::{MAIN_ID, TaskChains, WAIT_ID};
@@ -102,11 +102,14 @@ fn number(id: crate::engine::FunctionNumber) -> i64 {
     }
 }
 
-/// Address, code object or text for a C function, whether it is a code object.
-type TaskFunctionRow = (usize, Py<PyAny>, bool);
+/// Number, key (an address; for code objects that have ended an odd number), code object or text for a C function, whether it is a
+/// code object.
+type TaskFunctionRow = (i64, usize, Py<PyAny>, bool);
 /// Number of a function (`<main>`: -1, `<wait>`: -2), calls, suspended time, own and aggregate time (ns), own and
 /// aggregate values.
 type ChargeRow = (i64, u64, i64, i64, i64, Vec<f64>, Vec<f64>);
+/// Numbers of caller and callee, and of calls.
+type CallCountRow = (i64, i64, u64);
 
 #[pymethods]
 impl TaskRecorder {
@@ -251,8 +254,8 @@ impl TaskRecorder {
         self.state(py).monotonic
     }
 
-    /// What was charged so far: to calls that are open too, once it has stopped.
-    fn charges(&self, py: Python<'_>) -> Vec<ChargeRow> {
+    /// All functions seen, and what was charged to them so far: to calls that are open too, once it has stopped.
+    fn charges(&self, py: Python<'_>) -> PyResult<(Vec<TaskFunctionRow>, Vec<ChargeRow>)> {
         let state = self.state(py);
         let charges = results::charges(&state.chains(), state.measures.count());
         let row = |(id, c): (_, results::Charge)| {
@@ -269,19 +272,27 @@ impl TaskRecorder {
                 c.aggregate_values,
             )
         };
-        charges.into_iter().map(row).collect()
+        let charges = charges.into_iter().map(row).collect();
+        Ok((self.functions(py)?, charges))
     }
 
-    /// Caller, callee, calls.
-    fn calls(&self, py: Python<'_>) -> Vec<(i64, i64, u64)> {
+    /// All functions seen; and caller, callee, calls.
+    fn calls(&self, py: Python<'_>) -> PyResult<(Vec<TaskFunctionRow>, Vec<CallCountRow>)> {
         let calls = results::calls(&self.state(py).chains());
-        calls.into_iter().map(|(a, b, n)| (number(a), number(b), n)).collect()
+        let calls = calls.into_iter().map(|(a, b, n)| (number(a), number(b), n)).collect();
+        Ok((self.functions(py)?, calls))
     }
 
-    /// All functions seen, by their numbers.
-    fn functions(&self, py: Python<'_>) -> Vec<TaskFunctionRow> {
+    /// All functions seen. Their numbers may be those of others later.
+    fn functions(&self, py: Python<'_>) -> PyResult<Vec<TaskFunctionRow>> {
         let functions = self.state(py).session.functions.iter();
-        functions.map(|f| (f.key, f.object.clone_ref(py), f.is_code)).collect()
+        let all: Vec<_> = functions.map(|(id, f)| (id, f.key, f.object.clone_ref(py))).collect();
+        // Only now: Python code may run.
+        let row = |(id, key, object): (_, _, FunctionObject)| {
+            let is_code = object.is_code();
+            Ok((number(id), key, object.into_object(py)?, is_code))
+        };
+        all.into_iter().map(row).collect()
     }
 
     /// What was charged so far, as a profile.
