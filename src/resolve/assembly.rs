@@ -4,15 +4,18 @@
 //! only. A file without a build ID must not have changed since the recording, and the result says that it is not checked: it
 //! may be another machine's. Only x86-64 code is disassembled.
 
+use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use iced_x86::{Decoder, DecoderOptions, Formatter, GasFormatter};
 use symbolize::Module;
 
+use crate::escape;
 use crate::profile::model::{Assembly, Frame, FrameKind, ModuleMeta, Profile, SampledInstruction};
 
 /// Maximum bytes of code of one function.
@@ -142,7 +145,7 @@ fn module(row: &ModuleMeta, start: f64, open: &mut dyn FnMut(&str) -> Option<Fil
         .map(|b| format!("{b:02x}"))
         .collect();
     match build_id == row.build_id {
-        true => Ok(module.with_files(&row.path, Arc::new(|path: &Path| open_local(path.to_str()?)))),
+        true => Ok(module.with_files(path_of(&row.path), Arc::new(|path: &Path| open_file(path)))),
         false => Err(format!(
             "{} is not the file that was recorded: its build ID differs",
             row.path
@@ -150,9 +153,18 @@ fn module(row: &ModuleMeta, start: f64, open: &mut dyn FnMut(&str) -> Option<Fil
     }
 }
 
-/// Opens a regular file of this machine.
+/// The path that a profile has spelled so.
+fn path_of(text: &str) -> PathBuf {
+    OsString::from_vec(escape::name_bytes(text)).into()
+}
+
+/// Opens a regular file of this machine, by its path in a profile.
 pub fn open_local(path: &str) -> Option<File> {
-    if !path.starts_with('/') {
+    open_file(&path_of(path))
+}
+
+fn open_file(path: &Path) -> Option<File> {
+    if !path.is_absolute() {
         return None;
     }
     // Opening a pipe would wait for its other end.

@@ -285,7 +285,7 @@ pub(super) fn name_module(
     }
     let (symbols_from, symbols_missing) = names.sources.get(&id).cloned().unwrap_or_default();
     ModuleMeta {
-        path: String::from_utf8_lossy(&module.path).into_owned(),
+        path: module.path_text(),
         build_id: module.build_id.iter().map(|b| format!("{b:02x}")).collect(),
         symbols_from,
         symbols_missing,

@@ -19,6 +19,7 @@ use super::file_content::{Content, ContentReader};
 use super::root::{OpenRoots, Root};
 use super::system::{FileKey, System};
 use crate::code_map::CodeSection;
+use crate::escape;
 use crate::event::{PAGE, Pid};
 use crate::frame::ModuleId;
 use crate::sys;
@@ -122,11 +123,16 @@ impl Module {
         self.path.starts_with(b"/") && !NO_FILES.iter().any(|start| self.path.starts_with(start))
     }
 
-    /// File name without its directory, for display.
+    /// File name without its directory, for display: as [`escape::name`] spells names.
     pub fn name(&self) -> String {
         let name = self.path.rsplit(|c| *c == b'/').next().unwrap_or(&self.path);
         let name = name.strip_suffix(b" (deleted)").unwrap_or(name);
-        String::from_utf8_lossy(name).into_owned()
+        escape::name_of_utf8(name)
+    }
+
+    /// Its path, spelled in the same way.
+    pub fn path_text(&self) -> String {
+        escape::name_of_utf8(&self.path)
     }
 
     /// Whether variables are at this svma.

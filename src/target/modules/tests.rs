@@ -30,6 +30,23 @@ fn the_limit_of_open_files_is_kept() {
 }
 
 #[test]
+fn names_of_files_that_are_not_utf8_stay_different() {
+    for (path, name, text) in [
+        (b"/opt/libplain.so".as_slice(), "libplain.so", "/opt/libplain.so"),
+        ("/opt/libé.so".as_bytes(), "libé.so", "/opt/libé.so"),
+        (b"/opt/lib\xe9.so", r"lib\udce9.so", r"/opt/lib\udce9.so"),
+        (b"/opt/lib\xe8.so", r"lib\udce8.so", r"/opt/lib\udce8.so"),
+        (br"/opt/lib\udce8.so", r"lib\x5cudce8.so", r"/opt/lib\x5cudce8.so"),
+        (b"/caf\xe9/lib.so (deleted)", "lib.so", r"/caf\udce9/lib.so (deleted)"),
+    ] {
+        let module = Module::missing(path.to_vec(), None);
+        assert_eq!((module.name().as_str(), module.path_text().as_str()), (name, text));
+        // What reads the file for a report finds it again.
+        assert_eq!(escape::name_bytes(text), path);
+    }
+}
+
+#[test]
 fn names_are_compared_to_their_end() {
     let strings = b"\0_PyRuntimeX\0_PyRuntime\0tail".to_vec();
     let symbol = |name: u32, section: u16, at: u64| {
