@@ -87,7 +87,7 @@ fn noise(random: &mut Rng, code: &CodeSection) -> (Regs, StackBytes) {
     };
     let words = random.next() % 600;
     let mut word = |at: u64| match random.next() % 8 {
-        0..3 => code.svma + random.next() % code.bytes.len() as u64,
+        0..3 => code.svma + random.next() % (2 * code.bytes.len() as u64),
         3..6 => at.wrapping_add(random.next() % 256).wrapping_sub(16),
         6 => 0,
         _ => random.next(),
@@ -115,14 +115,19 @@ fn probe(sections: FileSections, random: &mut Rng, stacks: usize) {
     let mut unwinder = Unwinder::default();
     unwinder.add(ModuleId(0), Box::new(sections));
     let bias = random.next() % 2 * 0x5000;
-    let maps = Maps(vec![(
-        code.svma + bias,
-        code.svma + code.bytes.len() as u64 + bias,
-        Some((ModuleId(0), bias)),
-    )]);
+    // Above the file, the same code without one.
+    let (start, size) = (code.svma + bias, code.bytes.len() as u64);
+    let anonymous = start + size;
+    let maps = Maps(
+        vec![
+            (start, anonymous, Some((ModuleId(0), bias))),
+            (anonymous, anonymous + size, None),
+        ],
+        vec![(anonymous, code.bytes.clone())],
+    );
     for _ in 0..stacks {
         let (mut regs, stack) = noise(random, &code);
-        regs.ip = code.svma + bias + random.next() % code.bytes.len() as u64;
+        regs.ip = start + random.next() % (2 * size);
         let mut frames = Vec::new();
         let end = unwinder.unwind(&maps, &regs, &stack, &mut frames);
         assert!(!frames.is_empty() && frames.len() <= 3 * MAX_FRAMES);

@@ -161,6 +161,7 @@ struct World {
 impl World {
     fn refresh(&mut self, target: &Target) {
         self.maps.0.clear();
+        self.maps.1.clear();
         for line in target.maps().lines() {
             let fields: Vec<&str> = line.split_whitespace().collect();
             let (start, end) = fields[0].split_once('-').unwrap();
@@ -188,6 +189,12 @@ impl World {
                     self.files.len() - 1
                 });
                 place = bias.map(|bias| (ModuleId(id as u32), bias));
+            } else {
+                let mut bytes = vec![0; (end - start) as usize];
+                // Not all that is executable can be read: [vsyscall].
+                if target.read(start, &mut bytes) {
+                    self.maps.1.push((start, bytes));
+                }
             }
             self.maps.0.push((start, end, place));
         }

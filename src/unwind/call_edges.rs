@@ -10,6 +10,10 @@ use crate::arch::{self, Flow};
 
 /// Instructions of the called function that are followed to find the callee.
 const MAX_INSTRUCTIONS: usize = 2048;
+/// Instructions followed for one stack, beyond what is cached, at most.
+pub(super) const MAX_WORK: usize = 1 << 16;
+/// What finding the bounds of a function counts as, in instructions.
+const BOUNDS_WORK: usize = 16;
 /// Edges cached; past this they are examined again.
 const MAX_EDGES: usize = 1 << 14;
 /// Bytes read before a return address: more than a call and the instruction before it have.
@@ -88,6 +92,9 @@ impl Unwinder {
             return *known;
         }
         let edge = self.examine(map, ra, before, callee);
+        if self.work == 0 {
+            return edge;
+        }
         if self.edges.0.len() >= MAX_EDGES {
             self.edges.0.clear();
         }
@@ -114,6 +121,11 @@ impl Unwinder {
         }
     }
 
+    /// Is this address, in code that can be read, after a call?
+    pub(super) fn is_after_call(&mut self, map: &dyn CodeMap, ra: u64) -> bool {
+        map.is_code(ra.wrapping_sub(1)) && arch::ends_with_call(self.code_before(map, ra, &mut [0; BEFORE]))
+    }
+
     /// The code before a return address, as much as is readable; empty: none.
     fn code_before<'a>(&mut self, map: &dyn CodeMap, ra: u64, buffer: &'a mut [u8; BEFORE]) -> &'a [u8] {
         let mut code = ProcessCode { unwinder: self, map };
@@ -136,13 +148,20 @@ impl Unwinder {
         }
         let mut walk = CallWalk {
             visited: FxHashSet::default(),
+            room: MAX_INSTRUCTIONS.min(self.work),
             work: vec![target],
             worst: CallEdge::Impossible,
         };
         while let Some(from) = walk.work.pop() {
-            if self.is_same_function(map, from, callee)
-                || walk.follow(&mut ProcessCode { unwinder: self, map }, from, callee)
-            {
+            walk.room = walk.room.saturating_sub(BOUNDS_WORK);
+            self.work = self.work.saturating_sub(BOUNDS_WORK);
+            if self.is_same_function(map, from, callee) {
+                return CallEdge::Proved;
+            }
+            let before = walk.visited.len();
+            let found = walk.follow(&mut ProcessCode { unwinder: self, map }, from, callee);
+            self.work = self.work.saturating_sub(walk.visited.len() - before);
+            if found {
                 return CallEdge::Proved;
             }
         }
@@ -170,6 +189,8 @@ impl Unwinder {
 /// Follows the instructions of a called function.
 struct CallWalk {
     visited: FxHashSet<u64>,
+    /// Instructions that may still be followed.
+    room: usize,
     work: Vec<u64>,
     /// What the edge is if the callee is not found.
     worst: CallEdge,
@@ -193,11 +214,12 @@ impl CallWalk {
                 if !self.visited.insert(i.address) {
                     return false;
                 }
-                if self.visited.len() > MAX_INSTRUCTIONS {
+                if self.room == 0 {
                     self.work.clear();
                     self.worst = CallEdge::Possible;
                     return false;
                 }
+                self.room -= 1;
                 match i.flow {
                     Flow::Next | Flow::Call => {}
                     Flow::ConditionalJump => self.work.extend(i.target),

@@ -251,16 +251,18 @@ impl Unwinder {
                 continue;
             };
             let ra = code_address(state.code, ra);
-            let edge = self.call_edge(state.code, ra, frame.lookup);
-            // What an earlier call has left on the stack leads to the end as well: without anchors only the call itself is
-            // a proof.
-            let confirmed = self.anchors.last().is_some_and(|anchor| *anchor > address);
-            if !(edge == CallEdge::Proved || edge == CallEdge::Possible && confirmed)
-                || !self.is_readable(state.code, ra)
-            {
+            if !self.is_after_call(state.code, ra) {
                 continue;
             }
             tries += 1;
+            // What an earlier call has left on the stack leads to the end as well: without anchors only the call itself is
+            // a proof.
+            let confirmed = self.anchors.last().is_some_and(|anchor| *anchor > address);
+            match self.call_edge(state.code, ra, frame.lookup) {
+                CallEdge::Proved => {}
+                CallEdge::Possible if confirmed => {}
+                _ => continue,
+            }
             // The code in between may have preserved the callee-saved registers, or not, or have saved the frame
             // pointer before it used rbp for other things (CPython's compiled traces).
             let unsaved = [before.known & CALLEE_SAVED | 1 << SP, 1 << SP].map(|known| (known, before.gpr[FP]));
@@ -326,11 +328,6 @@ impl Unwinder {
             .collect();
         found.dedup();
         found
-    }
-
-    /// Is the code before this return address known?
-    fn is_readable(&self, code: &dyn CodeMap, ra: u64) -> bool {
-        locate(code, ra.wrapping_sub(1)).is_some() || code.read(ra.wrapping_sub(1), &mut [0]) == 1
     }
 
     /// Does a call instruction end at `ra`? `None` where the code cannot be read.

@@ -104,6 +104,8 @@ pub struct Unwinder {
     cache: RuleCache,
     edges: CallEdges,
     return_paths: ReturnPaths,
+    /// Instructions that may still be followed for the current stack, without tables.
+    work: usize,
     context: cfi::CfiContext,
     /// Addresses on the stack that lie in frames of code with tables, ascending.
     anchors: Vec<u64>,
@@ -226,6 +228,7 @@ impl Unwinder {
         out: &mut Vec<NativeFrame>,
     ) -> Result<(), Truncation> {
         let mut state = UnwindState::new(code, regs, stack, out.len());
+        self.work = call_edges::MAX_WORK;
         let done = self.walk(&mut state, None, out);
         state.keep_proved(done, out)
     }
@@ -242,6 +245,7 @@ impl Unwinder {
         out: &mut Vec<NativeFrame>,
     ) -> Result<(), Truncation> {
         let mut state = UnwindState::new(code, regs, stack, out.len());
+        self.work = call_edges::MAX_WORK;
         let first = out.len();
         stack_cache.begin(generation);
         let done = self.walk(&mut state, Some(stack_cache), out);

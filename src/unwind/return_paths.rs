@@ -13,6 +13,8 @@ use crate::frame::NativeFrame;
 
 /// Places of which the rules are cached; past this they are found again.
 const MAX_PLACES: usize = 1 << 14;
+/// What following code to its return counts as, in instructions.
+const PATH_WORK: usize = 128;
 /// Bytes of code that distinguish a place in memory without a file from the same one at another time or in another process.
 const FINGERPRINT: usize = 64;
 
@@ -61,6 +63,10 @@ impl Unwinder {
         if let Some(known) = code.unwinder.return_paths.0.get(&place) {
             return known.clone();
         }
+        if code.unwinder.work == 0 {
+            return Vec::new();
+        }
+        code.unwinder.work = code.unwinder.work.saturating_sub(PATH_WORK);
         let found = return_rules(&mut code, ip, interrupted);
         let ids: Vec<RuleId> = found.into_iter().map(|full| self.rules.intern_full(full)).collect();
         if self.return_paths.0.len() >= MAX_PLACES {

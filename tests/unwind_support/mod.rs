@@ -90,9 +90,9 @@ impl Sections for Elf {
 /// An executable mapping: start, end, and file with bias.
 pub type Mapping = (u64, u64, Option<(ModuleId, u64)>);
 
-/// Executable mappings.
+/// Executable mappings, and the bytes of those without a file, with their addresses.
 #[derive(Default)]
-pub struct Maps(pub Vec<Mapping>);
+pub struct Maps(pub Vec<Mapping>, pub Vec<(u64, Vec<u8>)>);
 
 impl CodeMap for Maps {
     fn find(&self, avma: u64) -> Option<(ModuleId, u64)> {
@@ -101,6 +101,17 @@ impl CodeMap for Maps {
 
     fn is_code(&self, avma: u64) -> bool {
         self.0.iter().any(|m| avma >= m.0 && avma < m.1)
+    }
+
+    fn read(&self, avma: u64, out: &mut [u8]) -> usize {
+        let from = |(start, bytes): &'_ (u64, Vec<u8>)| {
+            let at = usize::try_from(avma.checked_sub(*start)?).ok()?;
+            bytes.get(at..).map(<[u8]>::to_vec)
+        };
+        let bytes = self.1.iter().find_map(from).unwrap_or_default();
+        let len = bytes.len().min(out.len());
+        out[..len].copy_from_slice(&bytes[..len]);
+        len
     }
 }
 
