@@ -6,7 +6,7 @@ use std::hash::Hasher;
 use super::instruction_analysis::PathCode;
 use super::rule::{Rule, RuleKind};
 use super::{CodeMap, Unwinder, locate};
-use crate::arch::{self, Flow};
+use crate::arch::{self, Flow, SP};
 
 /// Instructions of the called function that are followed to find the callee.
 const MAX_INSTRUCTIONS: usize = 2048;
@@ -16,6 +16,8 @@ pub(super) const MAX_WORK: usize = 1 << 16;
 const BOUNDS_WORK: usize = 16;
 /// Edges cached; past this they are examined again.
 const MAX_EDGES: usize = 1 << 14;
+/// Different sizes of a frame recorded for one call.
+const MAX_FRAMES: usize = 8;
 /// Bytes read before a return address: more than a call and the instruction before it have.
 const BEFORE: usize = 16;
 /// Bytes of code read at once.
@@ -39,9 +41,17 @@ pub enum CallEdge {
 /// A place in a file, or in a process: then together with some of the code there.
 type Place = (u32, u64);
 
+/// What the code says of a call.
+struct Examined {
+    edge: CallEdge,
+    /// Bytes from the stack pointer to the end of the frame where the called function jumps to computed addresses, as
+    /// tables have it.
+    frames: Vec<i32>,
+}
+
 /// Edges examined so far: return address, callee, hash of the code before the return address.
 #[derive(Default)]
-pub(super) struct CallEdges(FxHashMap<(Place, Place, u64), CallEdge>);
+pub(super) struct CallEdges(FxHashMap<(Place, Place, u64), Examined>);
 
 /// The code of a process and its tables.
 pub(super) struct ProcessCode<'a, 'b> {
@@ -76,6 +86,12 @@ impl PathCode for ProcessCode<'_, '_> {
 impl Unwinder {
     /// Can the call that ends at `ra` have led to the code at `callee`?
     pub(super) fn call_edge(&mut self, map: &dyn CodeMap, ra: u64, callee: u64) -> CallEdge {
+        self.call_edge_over(map, ra, callee, 0)
+    }
+
+    /// The same, if the frame of `callee` has this size. Where the called function jumps to computed addresses with just this
+    /// much of a frame, it has led to the callee: virtual machines are entered like that.
+    pub(super) fn call_edge_over(&mut self, map: &dyn CodeMap, ra: u64, callee: u64, size: u64) -> CallEdge {
         if !map.is_code(ra.wrapping_sub(1)) {
             return CallEdge::Impossible;
         }
@@ -88,26 +104,33 @@ impl Unwinder {
             hash.write(before);
         }
         let key = (site, place(callee), hash.finish());
+        let sized = |known: &Examined| match known.edge {
+            CallEdge::Possible if known.frames.iter().any(|n| u64::try_from(*n) == Ok(size)) => CallEdge::Proved,
+            edge => edge,
+        };
         if let Some(known) = self.edges.0.get(&key) {
-            return *known;
+            return sized(known);
         }
-        let edge = self.examine(map, ra, before, callee);
+        let mut frames = Vec::new();
+        let edge = self.examine(map, ra, before, callee, &mut frames);
+        let examined = Examined { edge, frames };
+        let edge = sized(&examined);
         if self.work == 0 {
             return edge;
         }
         if self.edges.0.len() >= MAX_EDGES {
             self.edges.0.clear();
         }
-        self.edges.0.insert(key, edge);
+        self.edges.0.insert(key, examined);
         edge
     }
 
-    fn examine(&mut self, map: &dyn CodeMap, ra: u64, before: &[u8], callee: u64) -> CallEdge {
+    fn examine(&mut self, map: &dyn CodeMap, ra: u64, before: &[u8], callee: u64, frames: &mut Vec<i32>) -> CallEdge {
         if before.is_empty() {
             return CallEdge::Possible;
         }
         let calls = arch::calls_before(before, ra).map(|target| match target {
-            Some(target) => self.leads_to(map, target, callee),
+            Some(target) => self.leads_to(map, target, callee, frames),
             None => CallEdge::Possible,
         });
         if let Some(best) = calls.max() {
@@ -142,7 +165,8 @@ impl Unwinder {
     }
 
     /// Does a call to `target` lead to the code at `callee`, in the same function or by jumps?
-    fn leads_to(&mut self, map: &dyn CodeMap, target: u64, callee: u64) -> CallEdge {
+    /// `frames`: see [`Examined`].
+    fn leads_to(&mut self, map: &dyn CodeMap, target: u64, callee: u64, frames: &mut Vec<i32>) -> CallEdge {
         if !map.is_code(target) {
             return CallEdge::Impossible;
         }
@@ -151,6 +175,7 @@ impl Unwinder {
             room: MAX_INSTRUCTIONS.min(self.work),
             work: vec![target],
             worst: CallEdge::Impossible,
+            frames,
         };
         while let Some(from) = walk.work.pop() {
             walk.room = walk.room.saturating_sub(BOUNDS_WORK);
@@ -187,16 +212,18 @@ impl Unwinder {
 }
 
 /// Follows the instructions of a called function.
-struct CallWalk {
+struct CallWalk<'a> {
     visited: FxHashSet<u64>,
     /// Instructions that may still be followed.
     room: usize,
     work: Vec<u64>,
     /// What the edge is if the callee is not found.
     worst: CallEdge,
+    /// See [`Examined`].
+    frames: &'a mut Vec<i32>,
 }
 
-impl CallWalk {
+impl CallWalk<'_> {
     /// Follows the code at `from` up to where it returns or jumps; true if it comes to `callee`.
     fn follow(&mut self, code: &mut dyn PathCode, from: u64, callee: u64) -> bool {
         let mut bytes = [0; CHUNK];
@@ -228,6 +255,11 @@ impl CallWalk {
                         return false;
                     }
                     Flow::IndirectJump => {
+                        let rule = code.table_rule(i.address).filter(|r| r.kind == RuleKind::Frame);
+                        let size = rule.filter(|r| usize::from(r.base) == SP).map(|r| r.offset);
+                        if self.frames.len() < MAX_FRAMES && size.is_some_and(|n| !self.frames.contains(&n)) {
+                            self.frames.extend(size);
+                        }
                         self.worst = CallEdge::Possible;
                         return false;
                     }

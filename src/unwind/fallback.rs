@@ -258,7 +258,8 @@ impl Unwinder {
             // What an earlier call has left on the stack leads to the end as well: without anchors only the call itself is
             // a proof.
             let confirmed = self.anchors.last().is_some_and(|anchor| *anchor > address);
-            match self.call_edge(state.code, ra, frame.lookup) {
+            let size = address.checked_add(8)?.wrapping_sub(frame.sp);
+            match self.call_edge_over(state.code, ra, frame.lookup, size) {
                 CallEdge::Proved => {}
                 CallEdge::Possible if confirmed => {}
                 _ => continue,

@@ -239,6 +239,23 @@ fn a_scan_needs_a_proof() {
     let right = (Ok(()), vec![JIT + 1, CALLS_JIT, END]);
     assert_eq!(of(&[0, CALLS_JIT, END], &[]), right);
     assert_eq!(of(&[0, INDIRECT, 0, CALLS_OTHER, CALLS_JIT, END], &[]), right);
+    // A call of a function that jumps to computed addresses, with this much of a frame as its table has it: jmp *%rax
+    let enters = |words: &[u64]| {
+        let mut file = file(&[]);
+        file.code[..2].copy_from_slice(&[0xff, 0xe0]);
+        let (end, frames) = {
+            let mut frames = Vec::new();
+            let mut unwinder = unwinder(file);
+            (unwinder.unwind(&map, &regs, &stack(words), &mut frames), frames)
+        };
+        (end, frames.len())
+    };
+    assert_eq!(enters(&[END, END]), (Ok(()), 2));
+    assert_eq!(
+        enters(&[0, END, END]),
+        (Err(Truncation::NoUnwindInfo), 1),
+        "of another size"
+    );
     // The interpreter's frames confirm it.
     let right = (Ok(()), vec![JIT + 1, INDIRECT, END]);
     assert_eq!(of(&[0, INDIRECT, END], &[STACK + 16]), right);
