@@ -56,6 +56,7 @@ pub enum Doubt {
     IndirectCall,
     IndirectJump,
     CallMayReturn,
+    PushedReturn,
     Signal,
 }
 
@@ -65,6 +66,7 @@ impl Doubt {
             Doubt::IndirectCall => "called through a register or variable",
             Doubt::IndirectJump => "the called function jumps through a register or variable",
             Doubt::CallMayReturn => "the called code leads there if its calls return",
+            Doubt::PushedReturn => "generated code may have pushed the return address",
             Doubt::Signal => "the kernel interrupted the caller",
         }
     }
@@ -230,6 +232,10 @@ fn judge_call(image: &mut Image, end: u64, callee: u64) -> (Verdict, bool) {
                 .any(|at| may_begin_unknown(image, *at))
     {
         return (Verdict::Unjudged(Lack::Caller), false);
+    }
+    // Interpreters in generated code (HotSpot's) push the addresses of code that only returns reach.
+    if calls.is_empty() && image.locate(end.wrapping_sub(1)).is_none() && machine.leaves_before(&before, end) {
+        return (Verdict::Possible(Doubt::PushedReturn), false);
     }
     let used = match calls[..] {
         [Callee::Direct(_)] | [] => machine.call_window(),

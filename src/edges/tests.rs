@@ -95,7 +95,7 @@ fn verdict(pieces: &[(u64, &[u8])], word: u64, end: u64) -> (Found, Verdict) {
     (found, verdict)
 }
 
-use Doubt::{CallMayReturn, IndirectCall, IndirectJump, Signal};
+use Doubt::{CallMayReturn, IndirectCall, IndirectJump, PushedReturn, Signal};
 use Fault::{NoCall, OtherFunction};
 use Verdict::{Impossible, Possible, Proved, Unjudged};
 
@@ -139,6 +139,8 @@ fn verdicts_on_edges() {
     by(b"\xff\x15\xb8\x0f\0\0", 0x200, Proved); // call *WORDS(%rip)
     by(b"\xff\x15\xb8\x0f\0\0", 0x300, Possible(IndirectCall));
     by(b"\x90\x90\x90\x90\x90\x90\x90", 0, Impossible(NoCall));
+    by(b"\x90\x90\x90\x90\x90\xff\xe0", 0, Possible(PushedReturn));
+    by(b"\x90\x90\x90\x90\x90\x90\xc3", 0, Possible(PushedReturn));
     by(b"", 0, Unjudged(Lack::Caller));
 
     let signal = (0x48, &b"\x48\xc7\xc0\x0f\0\0\0\x0f\x05"[..]);
@@ -190,6 +192,7 @@ fn verdicts_on_edges() {
     by(&[0xd63f_0100], Possible(IndirectCall));
     by(&[0xd280_4008, 0xf2a0_0028, 0xd63f_0100], Proved); // mov x8, #0x10200; blr x8
     by(&[NOP], Impossible(NoCall));
+    by(&[0xd61f_0220], Possible(PushedReturn)); // br x17
     by(&[], Unjudged(Lack::Caller));
 }
 

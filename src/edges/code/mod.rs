@@ -101,6 +101,26 @@ impl Machine {
         }
     }
 
+    /// May an instruction after which execution never goes on at `end` be the last of these bytes?
+    pub fn leaves_before(self, before: &[u8], end: u64) -> bool {
+        let lengths = match self {
+            Machine::X86_64 => 1..=10,
+            Machine::Aarch64 => 4..=4,
+        };
+        lengths.into_iter().any(|length| {
+            let Some(start) = before.len().checked_sub(length) else {
+                return false;
+            };
+            let address = end.wrapping_sub(length as u64);
+            let i = self.decode(&before[start..], address, &mut Registers::default());
+            let is_leaving = matches!(
+                i.flow,
+                Flow::Jump(_) | Flow::JumpSlot(_) | Flow::JumpRegister(_) | Flow::Return
+            );
+            i.length == length as u64 && is_leaving
+        })
+    }
+
     /// Bytes before a return address that belong to a call which states what it calls; without them nothing is known.
     pub fn call_window(self) -> usize {
         match self {
