@@ -7,8 +7,14 @@ pub const MAX_STACK: u64 = 1 << 20;
 pub const MAX_STACKS: u64 = 8;
 /// Number of Python frames from which on a stack may be longer than [`MAX_STACK`].
 pub const DEEP_FRAMES: usize = 1000;
-/// Maximum number of unreadable pages in a stack copy.
+/// Maximum number of unreadable pages in a stack copy before the end of a hole is searched for.
 pub const MAX_FAULTS: usize = 64;
+/// The same after each such hole.
+pub const FAULTS_OF_REST: usize = 16;
+/// Maximum number of pages that are tried in one search.
+pub const PROBES: usize = 48;
+/// Maximum distance of two of them, bytes.
+pub const MAX_LEAP: u64 = 1 << 18;
 /// Maximum number of Python frames walked in each chain.
 pub const MAX_FRAMES: usize = 16384;
 /// Maximum number of CFrames walked in each chain.
@@ -34,7 +40,7 @@ pub const MAX_LINES: usize = 0x7fff;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arch::RED_ZONE;
+    use crate::arch::{MAIN_STACKS, RED_ZONE, USER_END};
     use crate::event::PAGE;
 
     const PROGRAM: &str = concat!(
@@ -61,7 +67,7 @@ mod tests {
             }
         };
         match text.split_once(" << ") {
-            Some((value, shift)) => Some(number(value)? << number(shift)?),
+            Some((value, shift)) => Some(number(value)? << number(shift).or_else(|| defined(shift))?),
             None => number(text),
         }
     }
@@ -74,6 +80,11 @@ mod tests {
             ("MAX_STACKS", MAX_STACKS),
             ("DEEP_FRAMES", DEEP_FRAMES as u64),
             ("MAX_FAULTS", MAX_FAULTS as u64),
+            ("FAULTS_OF_REST", FAULTS_OF_REST as u64),
+            ("PROBES", PROBES as u64),
+            ("MAX_LEAP", MAX_LEAP),
+            ("MAIN_STACKS", MAIN_STACKS),
+            ("USER_END", USER_END),
             ("RED_ZONE", RED_ZONE),
             ("MAX_FRAMES", MAX_FRAMES as u64),
             ("MAX_CFRAMES", MAX_CFRAMES as u64),

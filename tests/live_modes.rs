@@ -664,6 +664,35 @@ fn programs_without_python() {
 }
 
 #[test]
+fn stacks_of_megabytes_are_complete() {
+    const BIG: [&str; 4] = ["n_big", "n_filled", "n_wide", "n_leaf"];
+    let _live = live();
+    let check = |case: &str, r: &Recording| {
+        r.check_quality(case);
+        let is_whole = |s: &[&Frame]| s.windows(4).any(|part| part.iter().map(|f| &*f.name).eq(BIG));
+        let (thread, main) = (
+            r.matching(|s| is_whole(s) && count(s, "main") == 0),
+            r.matching(|s| is_whole(s) && count(s, "main") == 1),
+        );
+        assert_likely!(thread > 10 && main > 10, "{case}: {thread} {main}\n{}", r.stderr);
+        // The rest is in memset, or in poll.
+        assert_likely!((thread + main) * 10 > r.samples() * 7, "{case}: {}", r.stderr);
+    };
+    repeated(|| {
+        for backend in ["ebpf", "ptrace"] {
+            let mut program = Program::start(programs::native(&["big"]));
+            // (Slowly: each sample has megabytes.)
+            let r = attach(program.pid(), &["--backend", backend, "-r", "199"]);
+            program.finish();
+            check(backend, &r);
+        }
+        // From its first instruction on: nothing is known of the stacks yet.
+        let command = programs::native(&["big", &patience().to_string()]);
+        check("launched", &record(&["-r", "199"], &command));
+    });
+}
+
+#[test]
 fn ticks_do_not_depend_on_events_of_the_program() {
     // Each new thread is reported at once, in time for setting other periods. That restarts them, and a thread that
     // lives for one period would get no tick.

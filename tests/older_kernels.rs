@@ -10,7 +10,7 @@ use nativeprof::profile::model::{Frame, FrameKind};
 use common::calls::CALLBACKS;
 use common::chance::{assert_likely, patience, repeated};
 use common::recording::{Recording, Running, TRUTH, is_truncated, nativeprof};
-use common::{Program, Scratch, each_third_python, live, newest_python};
+use common::{Program, Scratch, each_third_python, live, newest_python, programs};
 
 mod common;
 
@@ -72,6 +72,18 @@ fn ten_thousand_levels_are_complete() {
         let at_end = |stack: &[&Frame]| stack.iter().any(|f| f.name == "t_alpha") && !is_truncated(stack);
         assert_likely!(r.matching(at_end) * 2 > r.samples(), "the ends were hardly seen");
         assert_eq!(r.matching(|s| at_end(s) && levels(s) != 10001), 0);
+    });
+}
+
+#[test]
+fn stacks_of_megabytes_are_complete() {
+    let _live = live();
+    repeated(|| {
+        let mut program = Program::start(programs::native(&["big"]));
+        let r = attach(program.pid(), &["-r", "199"]);
+        program.finish();
+        r.check_quality("big");
+        assert_likely!(r.with("n_wide") * 10 > r.samples() * 7, "{}", r.stderr);
     });
 }
 

@@ -33,6 +33,10 @@ pub const NAMES: [&str; 32] = [
 ];
 /// Bytes below the stack pointer that a function may use: none (AAPCS64, 6.4.5.1).
 pub const RED_ZONE: u64 = 0;
+/// End of the addresses that programs have (with 48 bits).
+pub const USER_END: u64 = 1 << 48;
+/// The highest addresses: no others than main threads' stacks are there (mm/util.c, Linux 6.18).
+pub const MAIN_STACKS: u64 = 1 << 30;
 /// Numbers of bits that a code address may have where others of its word are a signature (pointer authentication) or a
 /// tag: the sizes of address spaces that kernels are built with (arch/arm64/Kconfig, ARM64_VA_BITS, Linux 6.18), greatest
 /// first. The signature begins just above the address, and both end below 2^56.
@@ -343,6 +347,11 @@ pub const FOREIGN_CALLS: Option<u32> = None;
 pub const TLS_VECTOR: u64 = 0;
 /// Whether thread-local blocks lie below the thread pointer (variant 2 there).
 pub const TLS_BELOW_POINTER: bool = false;
+/// Address of Go's `g`, the goroutine that the thread runs: in a register (runtime/asm_arm64.s, Go 1.24).
+pub fn goroutine(regs: &Regs, _: u64, _: impl Fn(u64) -> Option<u64>) -> Option<u64> {
+    regs.get(28)
+}
+
 /// Offset of the thread's number in `struct pthread`: glibc 2.36 (nptl/descr.h), musl 1.2.3 (src/internal/pthread_impl.h).
 pub const PTHREAD_TID: [u64; 2] = [208, 32];
 /// Does a thread's descriptor (`pthread_self`) begin with its own address? Otherwise it lies below the thread pointer.

@@ -33,6 +33,10 @@ pub const NAMES: [&str; 17] = [
 ];
 /// Bytes below the stack pointer that a function may use (System V ABI AMD64 1.0, 3.2.2).
 pub const RED_ZONE: u64 = 128;
+/// End of the addresses that programs have (with page tables of four levels).
+pub const USER_END: u64 = 1 << 47;
+/// The highest addresses: no others than main threads' stacks are there (arch/x86/mm/mmap.c, Linux 6.18).
+pub const MAIN_STACKS: u64 = 1 << 34;
 /// Numbers of bits that a code address may have where others of its word are a signature; none: all are the address.
 pub const ADDRESS_BITS: [u32; 0] = [];
 /// Words of `struct pt_regs` (arch/x86/include/asm/ptrace.h, Linux 6.18).
@@ -448,6 +452,11 @@ pub const FOREIGN_CALLS: Option<u32> = Some(0x4000_0000);
 pub const TLS_VECTOR: u64 = 8;
 /// Whether thread-local blocks lie below the thread pointer (variant II there).
 pub const TLS_BELOW_POINTER: bool = true;
+/// Address of Go's `g`, the goroutine that the thread runs: just below the thread pointer (runtime/asm_amd64.s, Go 1.24).
+pub fn goroutine(_: &Regs, thread_pointer: u64, word: impl Fn(u64) -> Option<u64>) -> Option<u64> {
+    word(thread_pointer.checked_sub(8)?)
+}
+
 /// Offset of the thread's number in `struct pthread`: glibc 2.36 and 2.43 (nptl/descr.h), musl 1.2.3
 /// (src/internal/pthread_impl.h).
 pub const PTHREAD_TID: [u64; 2] = [720, 48];

@@ -5,7 +5,7 @@
 //! an address as stated in the ELF file (what `objdump` and `addr2line` print); `avma - bias = svma`.
 
 use crate::arch::{GPRS, Regs};
-use crate::limits::{MAX_CONTEXT, MAX_SPAN};
+use crate::limits::{MAX_CONTEXT, MAX_SPAN, MAX_STACK, MAX_STACKS};
 
 mod code_copies;
 mod states;
@@ -49,22 +49,33 @@ impl StackBytes {
         self.holes.get(page / 64).is_some_and(|w| w >> (page % 64) & 1 == 1)
     }
 
-    /// Adds a copy that continues this one; any other is dropped.
+    /// Adds a copy that continues this one, perhaps after a hole; any other is dropped.
     pub fn append(&mut self, more: StackBytes) {
-        if more.base != self.end() {
+        let hole = more.base.checked_sub(self.end());
+        let Some(hole) = hole.filter(|_| more.base - self.base <= MAX_STACKS * MAX_STACK) else {
             return;
+        };
+        let first = self.base / PAGE;
+        if hole != 0 {
+            for page in self.end() / PAGE..=(more.base - 1) / PAGE {
+                self.add_hole(page - first);
+            }
+            self.bytes.resize(self.bytes.len() + hole as usize, 0);
         }
-        let first = more.base / PAGE - self.base / PAGE;
         for (i, word) in more.holes.iter().enumerate() {
             for bit in (0..64).filter(|bit| word >> bit & 1 == 1) {
-                let page = (first + 64 * i as u64 + bit) as usize;
-                if self.holes.len() <= page / 64 {
-                    self.holes.resize(page / 64 + 1, 0);
-                }
-                self.holes[page / 64] |= 1 << (page % 64);
+                self.add_hole(more.base / PAGE - first + 64 * i as u64 + bit);
             }
         }
         self.bytes.extend(more.bytes);
+    }
+
+    fn add_hole(&mut self, page: u64) {
+        let page = page as usize;
+        if self.holes.len() <= page / 64 {
+            self.holes.resize(page / 64 + 1, 0);
+        }
+        self.holes[page / 64] |= 1 << (page % 64);
     }
 
     /// avma just past the copy.
@@ -326,6 +337,28 @@ mod tests {
             (0x1000_2800, None),
         ] {
             assert_eq!(word(avma), expected, "{avma:x}");
+        }
+    }
+
+    #[test]
+    fn a_copy_may_go_on_after_a_hole() {
+        let part = |base, len: usize| StackBytes {
+            base,
+            bytes: vec![7; len],
+            holes: vec![],
+        };
+        let mut stack = part(0x1000_0800, 0x800);
+        stack.append(part(0x1008_0000, 16));
+        stack.append(part(0x1008_0010, 0));
+        stack.append(part(0x2000_0000, 16)); // too far away
+        assert_eq!(stack.end(), 0x1008_0010);
+        for (avma, expected) in [
+            (0x1000_0ff8, true),
+            (0x1000_1000, false),
+            (0x1007_fff8, false),
+            (0x1008_0000, true),
+        ] {
+            assert_eq!(stack.word(avma).is_some(), expected, "{avma:x}");
         }
     }
 

@@ -77,16 +77,16 @@ pub fn attach_while(pid: u32, words: &[&str], act: impl FnOnce()) -> Recording {
     Recording::new(&file, done, stolen() - before)
 }
 
-/// `record -- COMMAND` at 1000 Hz.
+/// `record -- COMMAND`, at 1000 Hz unless another rate is given.
 pub fn record(words: &[&str], command: &Command) -> Recording {
     let scratch = Scratch::new();
     let file = scratch.path("profile.json");
-    let mut ours = nativeprof(&["record", "-r", "1000", "-o"]);
-    ours.arg(&file)
-        .args(words)
-        .arg("--")
-        .arg(command.get_program())
-        .args(command.get_args());
+    let mut ours = nativeprof(&["record", "-o"]);
+    ours.arg(&file).args(words);
+    if !words.contains(&"-r") {
+        ours.args(["-r", "1000"]);
+    }
+    ours.arg("--").arg(command.get_program()).args(command.get_args());
     for (name, value) in command.get_envs() {
         match value {
             Some(value) => ours.env(name, value),

@@ -3,8 +3,8 @@
 // One snapshot of the running thread per tick of its CPU: user registers, the interpreter's frame chain, the user
 // stack, kernel return addresses; and the names of code objects that are new. Runs at the sample instant,
 // in the context of the sampled thread, and only reads. Ticks in processes that are not in PROCS end at once.
-// Its work is bounded: MAX_STACKS * MAX_STACK bytes of stack, MAX_FAULTS unreadable pages, MAX_FRAMES frames, MAX_COPIES
-// code objects.
+// Its work is bounded: MAX_STACKS * MAX_STACK bytes of stack, MAX_FAULTS unreadable pages (and FAULTS_OF_REST in each further
+// record), MAX_FRAMES frames, MAX_COPIES code objects.
 //
 // The headers below sample/ are parts of this program, in the order of its text. `struct layout`, `struct head` and
 // `struct code_head` are mirrored in cpython_layout.rs and abi.rs.
@@ -27,6 +27,24 @@
 #include "sample/thread_state.h"
 #include "sample/off_cpu_threads.h"
 #include "sample/dispatchers.h"
+
+// Is there a thread's descriptor where the thread pointer points to? Others set it to other things (Go without C), below which
+// there may be much that is not this thread's stack. Close by that does not matter.
+static __always_inline int is_descriptor(__u64 tp, __u64 distance)
+{
+	return distance <= 65536 || !BEGINS_WITH_ADDRESS || user_word(tp) == tp;
+}
+
+// End of the goroutine's stack that the thread runs on, 0 if it is on none: `g` begins with the stack's bounds
+// (runtime/runtime2.go, Go 1.16 to 1.25).
+static __always_inline __u64 goroutine_end(struct head *h)
+{
+	__u64 bounds[2], sp = h->regs[SP];
+
+	if (bpf_probe_read_user(bounds, sizeof(bounds), (void *)GOROUTINE(h)) || bounds[0] > sp || bounds[1] <= sp)
+		return 0;
+	return bounds[1];
+}
 
 // Takes everything but the registers and the kernel stack, which are in `h`, and submits the record.
 static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, struct layout *lay,
@@ -122,20 +140,31 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 	}
 	sp = h->regs[SP] - RED_ZONE;
 	s->from = s->last_end = sp;
-	s->faults = s->careful = 0;
+	s->faults = s->careful = s->cross_holes = 0;
 	if (h->flags & REGS_OK) {
 		// Where the stack ends: argc in the main thread, the thread descriptor in the others (glibc and musl put
-		// it above the stack); anywhere else (signal stacks, coroutines) an estimate.
-		if (lay->stack_end >= sp && lay->stack_end - sp < (64ULL << 20))
+		// it above the stack), what Go says of a goroutine's; anywhere else (signal stacks, coroutines) an
+		// estimate. More than one record's worth, and more after a long hole, only where it is known; where the
+		// stack is that of a main thread that is not known yet; or where Python is deep.
+		size = MAX_STACKS * MAX_STACK;
+		s->cross_holes = 1;
+		if (lay->stack_end >= sp && lay->stack_end - sp < (64ULL << 20)) {
 			end = lay->stack_end + 8;
-		else if (tp > sp && tp - sp < (1ULL << 30))
+		} else if (tp > sp && tp - sp < (1ULL << 30) && is_descriptor(tp, tp - sp)) {
 			end = tp;
-		else
-			end = sp + 65536;
-		// Only where that is sure, or the depth of Python says so, more than one record's worth.
-		size = MAX_STACK;
-		if (lay->stack_end + 8 == end || h->frames > DEEP_FRAMES)
-			size *= MAX_STACKS;
+			// (A stack of the default size or less. What is not on it is further away, or it is small.)
+			s->cross_holes = tp - sp <= size;
+			if (!s->cross_holes && h->frames <= DEEP_FRAMES)
+				size = MAX_STACK;
+		} else if (sp < USER_END && USER_END - sp < MAIN_STACKS) {
+			end = USER_END;
+		} else {
+			end = goroutine_end(h);
+			if (!end) {
+				end = sp + 65536;
+				s->cross_holes = 0;
+			}
+		}
 		if (end - sp > size)
 			end = sp + size;
 		s->last_end = end;

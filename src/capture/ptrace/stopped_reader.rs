@@ -55,14 +55,7 @@ impl StoppedReader {
         match self.last {
             Some((pid, last, words)) if last == tid => {
                 let thread = thread(&words, layout);
-                self.read(
-                    (pid, tid),
-                    &words.regs(),
-                    &thread,
-                    thread.thread_pointer,
-                    layout,
-                    prefetch,
-                );
+                self.read((pid, tid), &words.regs(), &thread, None, layout, prefetch);
                 // Bounded: if no sample follows for long, further code objects are read when their samples come.
                 if self.early_codes.len() < MAX_AHEAD_CODES {
                     self.keep_early_codes(pid, tid);
@@ -91,7 +84,7 @@ impl StoppedReader {
         let words = restart_interrupted_syscall(&stop)?;
         let regs = words.regs();
         let thread = thread(&words, layout);
-        let stack = self.read((pid, tid), &regs, &thread, thread.thread_pointer, layout, prefetch);
+        let stack = self.read((pid, tid), &regs, &thread, None, layout, prefetch);
         // Its timer is stopped too while the thread is, and is cheap to set.
         let past = match (timer, tick) {
             (Some(timer), Some(tick)) => timer.next(tick),
@@ -117,7 +110,7 @@ impl StoppedReader {
         let words = restart_interrupted_syscall(&stop)?;
         let regs = words.regs();
         let thread = thread(&words, Some(layout));
-        let stack = self.read((pid, tid), &regs, &thread, thread.thread_pointer, Some(layout), &[]);
+        let stack = self.read((pid, tid), &regs, &thread, None, Some(layout), &[]);
         during(&self.python_walk, thread.thread_pointer);
         stop.detach();
         let mut sample = self.sample((pid, tid, time), regs, stack);
@@ -141,14 +134,8 @@ impl StoppedReader {
             registers: [0; GPRS],
         };
         // Without a thread pointer no thread state can be matched to this thread.
-        let stack = self.read(
-            (pid, tid),
-            &regs,
-            &thread,
-            thread_pointer.unwrap_or(end),
-            Some(layout),
-            &[],
-        );
+        let end = Some(end).filter(|end| *end != 0 && thread_pointer.is_none());
+        let stack = self.read((pid, tid), &regs, &thread, end, Some(layout), &[]);
         let mut sample = self.sample((pid, tid, time), regs, stack);
         self.finish(&mut sample, &mut Vec::new());
         (sample, &self.python_walk)
@@ -170,18 +157,19 @@ impl StoppedReader {
             registers: regs.general(),
         };
         let regs = regs.regs();
-        let stack = self.read((pid, tid), &regs, &thread, thread_pointer, layout, &[]);
+        let stack = self.read((pid, tid), &regs, &thread, None, layout, &[]);
         self.sample((pid, tid, time), regs, stack)
     }
 
-    /// Reads interpreter frames and stack into our buffers; returns the stack's base, length and holes. Memory is read
+    /// Reads interpreter frames and stack into our buffers; returns the stack's base, length and holes. `end`: of the memory that
+    /// holds the stack, where nothing else says where it ends. Memory is read
     /// by the ID of this thread: the first thread of its process may have exited, and has no memory then.
     fn read(
         &mut self,
         (pid, tid): (Pid, Tid),
         regs: &Regs,
         thread: &StoppedThread,
-        descriptor: u64,
+        end: Option<u64>,
         layout: Option<&TargetLayout>,
         prefetch: &[u64],
     ) -> (u64, usize, Vec<u64>) {
@@ -193,11 +181,16 @@ impl StoppedReader {
         }
         let base = regs.sp().wrapping_sub(RED_ZONE);
         let deep = layout.is_some() && self.python_walk.python.len() > DEEP_FRAMES;
-        let end = stack_copy::end(base, descriptor, layout.map_or(0, |s| s.stack_end), deep);
         let (read, mut holes) = (
             |at: u64, out: &mut [u8]| sys::memory::read_memory(tid, at, out),
             [0; HOLES],
         );
+        let main = layout.map_or(0, |s| s.stack_end);
+        let end = match end {
+            Some(end) if !(base..end).contains(&main) => end.saturating_sub(8),
+            _ => main,
+        };
+        let end = stack_copy::end(&read, regs, thread.thread_pointer, end, deep);
         let len = stack_copy::copy(&read, base, end, &mut self.stack, &mut holes);
         (base, len, stack_copy::trimmed(&holes))
     }

@@ -172,9 +172,9 @@ impl SlotData {
         (self.base, self.len, self.truncated) = (self.regs.sp().wrapping_sub(RED_ZONE), 0, false);
         if self.copy.stack {
             let deep = self.python_walk.python.len() > DEEP_FRAMES;
-            let end = stack_copy::end(self.base, at.thread_pointer, at.main, deep);
             let read = |from: u64, out: &mut [u8]| sys::memory::read_memory(at.pid, from, out);
-            self.truncated = end.saturating_sub(self.base) > self.stack.len() as u64;
+            let end = stack_copy::end(&read, &self.regs, at.thread_pointer, at.main, deep);
+            self.truncated = end.avma.saturating_sub(self.base) > self.stack.len() as u64;
             self.len = stack_copy::copy(&read, self.base, end, &mut self.stack, &mut self.holes);
         }
     }

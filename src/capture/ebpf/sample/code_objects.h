@@ -15,7 +15,10 @@ struct state {
 	__u64 second;             // innermost frame of the next outer CFrame
 	__u64 from, end, last_end, base_page;
 	__u64 careful;            // the stack is read page by page up to here
+	__u64 present;            // beyond a hole: a page that can be read, 0: none is known yet
+	__u64 stride;
 	__u32 faults, n, done, met_second, urgent;
+	__u32 cross_holes, unused; // the stack is copied beyond a long hole
 	__u32 copies;             // code objects that may still be copied in this sample
 	__u64 thread;             // thread pointer of the thread whose states these are
 	__u32 nested, which;      // further thread states; the one that is dealt with, or the part of their list

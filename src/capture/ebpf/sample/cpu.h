@@ -19,7 +19,10 @@
 #define INHERITED 6               // registers of its creator that a new thread begins with: r15 to r12, rbp, rbx
 #define INHERITED_AT 0
 #define ADDRESS_BITS 47
+#define MAIN_STACKS (1ULL << 34)  // the highest addresses: no others than main threads' stacks (arch/x86/mm/mmap.c, Linux 6.18)
 #define DESCRIPTOR(lay) 0
+#define BEGINS_WITH_ADDRESS 1     // a descriptor, with its own (glibc: tcbhead_t.tcb; musl: pthread.self)
+#define GOROUTINE(h) user_word((h)->thread_pointer - 8) // Go's `g` (runtime/asm_amd64.s, runtime/asm_arm64.s)
 #define TLS_VECTOR 8              // thread pointer -> vector of thread-local blocks
 #define FUTEX 202                 // number of the system call (arch/x86/entry/syscalls/syscall_64.tbl)
 #define RED_ZONE 128              // below the stack pointer; functions and their epilogues still use it
@@ -40,8 +43,12 @@
 #define INHERITED 11              // registers of its creator that a new thread begins with: x19 to x29
 #define INHERITED_AT 19
 #define ADDRESS_BITS 48
+#define MAIN_STACKS (1ULL << 30)  // as above (mm/util.c, Linux 6.18)
 #define DESCRIPTOR(lay) ((lay)->descriptor)
+#define BEGINS_WITH_ADDRESS 0
+#define GOROUTINE(h) ((h)->regs[28])
 #define TLS_VECTOR 0              // thread pointer -> vector of thread-local blocks
 #define FUTEX 98                  // number of the system call (include/uapi/asm-generic/unistd.h)
 #define RED_ZONE 0
 #endif
+#define USER_END (1ULL << ADDRESS_BITS)

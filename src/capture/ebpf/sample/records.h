@@ -10,6 +10,9 @@
 #define MAX_PAGES 257             // MAX_STACK and the page of the stack pointer
 #define LOT (1ULL << 16)          // bytes of stack per read
 #define MAX_FAULTS 64             // a failed probe costs about 0.7 us
+#define FAULTS_OF_REST 16         // further ones in each record after a hole that was skipped
+#define PROBES 48                 // of the search for the end of such a hole
+#define MAX_LEAP (1ULL << 18)     // between two of them, bytes
 #define MAX_FRAMES 16384
 #define MAX_CFRAMES 16384
 #define MAX_KERNEL 127

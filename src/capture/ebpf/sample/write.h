@@ -14,7 +14,7 @@ static __always_inline void not_written(struct head *h)
 static __always_inline void finish_head(struct head *h, struct state *s, __u64 base)
 {
 	h->stack_len = s->from - base;
-	if (s->from < s->last_end && s->faults <= MAX_FAULTS)
+	if (s->from < s->last_end && (s->faults <= MAX_FAULTS || s->cross_holes))
 		h->flags |= MORE;
 	h->size = s->at;
 }
@@ -61,6 +61,39 @@ static __always_inline void write(__u32 slot, struct head *h, struct state *s)
 #endif
 }
 
+// Searches for the end of a hole at s->from: by leaps that double up to MAX_LEAP, then between the last two. What lies between pages of a
+// hole that were tried counts as a part of it.
+TURN(skip_hole)
+{
+	char *area = scratch(slot);
+	struct state *s;
+	__u64 at, word;
+
+	if (!area)
+		return 1;
+	s = (void *)(area + STATE);
+	if (s->present && s->present <= s->from)
+		return 1;
+	if (s->present)
+		at = s->from + ((s->present - s->from) / 2 & ~(PAGE - 1));
+	else
+		at = s->from + s->stride;
+	// (The end of a stack is always there: what is at it was written first.)
+	if (at >= s->last_end)
+		at = (s->last_end - 8) & ~(PAGE - 1);
+	if (!bpf_probe_read_user(&word, 8, (void *)at)) {
+		s->present = at;
+		return 0;
+	}
+	s->from = at + PAGE;
+	if (s->stride < MAX_LEAP)
+		s->stride *= 2;
+	if (s->from < s->last_end)
+		return 0;
+	s->from = s->last_end;
+	return 1;
+}
+
 TURN(write_rest)
 {
 	char *area = scratch(slot);
@@ -73,6 +106,14 @@ TURN(write_rest)
 	h->flags = REST;
 	h->kernel = h->frames = h->anchors = 0;
 	h->frames_at = s->at = HEAD;
+	if (s->faults > MAX_FAULTS) {
+		s->present = 0;
+		s->stride = PAGE;
+		s->from &= ~(PAGE - 1);
+		LOOP(PROBES, skip_hole, slot);
+		s->faults = MAX_FAULTS - FAULTS_OF_REST;
+		s->careful = 0;
+	}
 	write(slot, h, s);
 	return !(h->flags & MORE);
 }
