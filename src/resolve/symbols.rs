@@ -346,6 +346,7 @@ fn source_text(m: &Module) -> (String, String) {
         (s.symtab, "symbols"),
         (s.debugdata, ".gnu_debugdata"),
         (s.dynsym && !s.symtab && !s.debugdata, "exported symbols"),
+        (s.go_table && !s.dwarf, "Go's function table"),
     ]
     .iter()
     .filter(|(has, _)| *has)

@@ -359,6 +359,15 @@ impl Elf {
         self.input.read(offset, size)
     }
 
+    /// `size` bytes of a loaded segment from a stated address on, if they are in the file.
+    pub fn loaded(&self, svma: u64, size: u64) -> Option<Vec<u8>> {
+        let offset = self.segments.iter().find_map(|s| {
+            let at = svma.checked_sub(s.addr)?;
+            (at.checked_add(size)? <= s.file_size).then(|| s.offset.checked_add(at))?
+        })?;
+        self.input.read(offset, size).ok()
+    }
+
     /// The bytes of a section by its name; empty if it is missing or cannot be read.
     pub fn raw_section(&self, name: &str) -> Vec<u8> {
         let section = self.section(name);

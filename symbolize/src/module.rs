@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::debugfile::{DebugFile, FileContext, Files, Search, mini_debug_info};
-use crate::dwarf::{Dwarf, DwarfContext};
+use crate::dwarf::{Dwarf, DwarfContext, DwarfFrame, DwarfLookup};
 use crate::elf::{Elf, SHT_DYNSYM, SHT_SYMTAB};
+use crate::go_table::{self, GoTable};
 use crate::plt::Plt;
 use crate::symbols::{Symbols, find_named};
 use crate::{DataObject, Error, Name, Reason, Symbol, data_objects};
@@ -30,6 +31,8 @@ pub struct Module {
     symbols: Option<Symbols>,
     plt: Option<Plt>,
     dwarf: DwarfState,
+    /// Read at the first lookup that DWARF has no answer to.
+    go_table: Option<Option<GoTable>>,
     /// Names of symbols that have been looked up, by start.
     names: HashMap<u64, Name>,
 }
@@ -92,6 +95,8 @@ pub struct SymbolSources {
     pub debugdata: bool,
     /// DWARF: inlined functions, files and lines.
     pub dwarf: bool,
+    /// Go's function table: the same for all code of Go.
+    pub go_table: bool,
     /// The separate debug file that symbols or DWARF are read from.
     pub debug_file: Option<PathBuf>,
     /// The debug file comes from [`Files::fetch`].
@@ -133,6 +138,7 @@ impl Module {
             symbols: None,
             plt: None,
             dwarf: DwarfState::NotRead,
+            go_table: None,
             names: HashMap::new(),
         }
     }
@@ -166,7 +172,8 @@ impl Module {
 
     /// All functions at an address: the **innermost inlined function first, the real function last**. Never empty.
     ///
-    /// The real function's name and extent come from `.symtab` or `.dynsym`, else from the PLT, else from DWARF.
+    /// The real function's name and extent come from `.symtab` or `.dynsym`, else from the PLT, else from DWARF, else from
+    /// Go's function table.
     ///
     /// # Errors
     /// The reason why there is no name.
@@ -177,6 +184,9 @@ impl Module {
             DwarfState::Ready(dwarf) => dwarf.find(svma, &mut self.search),
             _ => Default::default(),
         };
+        if found.frames.is_empty() && found.range.is_none() {
+            found = self.find_go(svma).unwrap_or_default();
+        }
         let outer = found.frames.pop();
         let real = match (self.real_function(svma), found.range) {
             (Some(real), _) => Some(real),
@@ -293,6 +303,12 @@ impl Module {
             dynsym,
             debugdata: table && mini,
             dwarf,
+            go_table: match &self.go_table {
+                Some(table) => table.is_some(),
+                None => go_table::GO_TABLE_SECTIONS
+                    .iter()
+                    .any(|name| self.elf.section(name).is_some()),
+            },
             debug_file: debug_file.and_then(|s| s.path.clone()),
             fetched: debug_file.is_some_and(|s| s.path.is_none()),
             supplementary: debug.and_then(|d| d.supplementary.as_ref()?.path.clone()),
@@ -378,6 +394,29 @@ impl Module {
         };
     }
 
+    /// What Go's own table has.
+    fn find_go(&mut self, svma: u64) -> Option<DwarfLookup> {
+        let table = self
+            .go_table
+            .get_or_insert_with(|| go_table::load(&self.elf))
+            .as_ref()?;
+        let function = table.find(svma)?;
+        let frames = function.frames(svma, &mut |at, size| self.elf.loaded(at, size));
+        let name = |name: &str| Name {
+            raw: name.into(),
+            display: name.into(),
+        };
+        let frame = |f: go_table::GoFrame<'_>| DwarfFrame {
+            name: Some(name(&f.name)),
+            file: f.file.map(|file| file.as_ref().into()),
+            line: f.line,
+        };
+        Some(DwarfLookup {
+            frames: frames.into_iter().map(frame).collect(),
+            range: Some((function.start, function.end)),
+        })
+    }
+
     /// Name, start and size by symbol table or PLT.
     fn real_function(&mut self, svma: u64) -> Option<(Name, u64, u64)> {
         let symbols = self.symbols.as_ref()?;
@@ -405,8 +444,8 @@ impl Module {
         if let Some(error) = symbols.and_then(|s| s.error.clone()).or_else(|| self.dwarf_error()) {
             return Reason::Corrupt(error);
         }
-        let no_dwarf = !self.sources().dwarf;
-        if symbols.is_none_or(Symbols::is_empty) && no_dwarf {
+        let sources = self.sources();
+        if symbols.is_none_or(Symbols::is_empty) && !sources.dwarf && !sources.go_table {
             return Reason::NoSymbols;
         }
         Reason::NotInAnyFunction
