@@ -12,8 +12,10 @@ mod code_rules;
 mod expr;
 mod fallback;
 mod function_extent;
+mod go_frames;
 mod handler_entry;
 mod instruction_analysis;
+mod module_rules;
 mod return_paths;
 mod rule;
 mod rule_cache;
@@ -25,15 +27,16 @@ mod stack_memory;
 #[cfg(test)]
 mod tests;
 
-use crate::arch::{self, ADDRESS_BITS, Regs};
+use crate::arch::{ADDRESS_BITS, Regs};
 use crate::event::StackBytes;
 use crate::frame::{ModuleId, NativeFrame, UnwindMethod};
 use crate::truncation::Truncation;
 use call_edges::{CallEdge, CallEdges};
 use fallback::truncate_at_foreign_stack;
 pub use function_extent::{FunctionExtent, FunctionExtents, MAX_FUNCTION};
+use module_rules::ModuleRules;
 use return_paths::ReturnPaths;
-use rule::{Rule, RuleId, RuleKind};
+use rule::{Rule, RuleKind};
 use rule_cache::RuleCache;
 use rules::{Rules, UnwindStep};
 pub use stack_cache::StackCache;
@@ -47,54 +50,6 @@ pub const MAX_FRAMES: usize = 1 << 16;
 const MAX_MODULES: usize = 1 << 20;
 /// Signal frames may lead to another stack, also to a lower one: so often.
 const MAX_SWITCHES: u32 = 64;
-
-/// Data about one file.
-struct ModuleRules {
-    sections: Box<dyn Sections>,
-    tables: cfi::FrameTables,
-    code: code_rules::FunctionRules,
-    landmarks: Landmarks,
-}
-
-impl ModuleRules {
-    fn start(&mut self, svma: u64) -> Option<u64> {
-        self.tables.start(svma, &mut *self.sections)
-    }
-
-    fn rule(&mut self, svma: u64, rules: &mut Rules, context: &mut cfi::CfiContext) -> RuleId {
-        let l = &self.landmarks;
-        for (ranges, id) in [
-            (&l.switch, Rules::SWITCH),
-            (&l.stub, Rules::STUB),
-            (&l.first, Rules::FIRST),
-        ] {
-            if Landmarks::has(ranges, svma) {
-                return id;
-            }
-        }
-        self.real_rule(svma, rules, context)
-    }
-
-    /// Is this the code that signal handlers return to? Its table, if it has one, does not say where all registers are.
-    fn is_signal_return(&mut self, svma: u64) -> bool {
-        let section = self.code.section(svma, &mut *self.sections);
-        section.is_some_and(|s| arch::is_signal_return(&s.bytes, svma.wrapping_sub(s.svma) as usize))
-    }
-
-    /// The rule at `svma`, regardless of landmarks.
-    fn real_rule(&mut self, svma: u64, rules: &mut Rules, context: &mut cfi::CfiContext) -> RuleId {
-        let id = self.tables.rule(svma, &mut *self.sections, rules, context);
-        if id.is_none_or(|id| !arch::SIGNAL_TABLES_COMPLETE && rules.get(id).signal) && self.is_signal_return(svma) {
-            return rules.signal_return();
-        }
-        if let Some(id) = id {
-            return id;
-        }
-        self.code
-            .rule(svma, false, &mut *self.sections, &mut self.tables, rules)
-            .unwrap_or(Rules::NONE)
-    }
-}
 
 /// Unwinds stacks; caches the unwind rules of all files it has seen.
 #[derive(Default)]
@@ -180,13 +135,7 @@ impl Unwinder {
             self.edges = CallEdges::default();
             self.return_paths = ReturnPaths::default();
         }
-        let (tables, code, landmarks) = Default::default();
-        self.modules[index] = Some(Box::new(ModuleRules {
-            sections,
-            tables,
-            code,
-            landmarks,
-        }));
+        self.modules[index] = Some(Box::new(ModuleRules::new(sections)));
     }
 
     /// Adds the landmarks of a file, after [`Unwinder::add`].

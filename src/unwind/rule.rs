@@ -29,6 +29,8 @@ pub enum RuleKind {
     Stub,
     Switch,
     First,
+    /// Code that switches from one stack to another.
+    OtherStack,
     /// The tables are damaged here.
     Bad,
     /// No table covers this code.
@@ -136,6 +138,7 @@ impl Rule {
     pub const STUB: Rule = Rule::new(RuleKind::Stub, 0, 0);
     pub const SWITCH: Rule = Rule::new(RuleKind::Switch, 0, 0);
     pub const FIRST: Rule = Rule::new(RuleKind::First, 0, 0);
+    pub const OTHER_STACK: Rule = Rule::new(RuleKind::OtherStack, 0, 0);
 }
 
 /// Where the caller's value of a register is (DWARF 5, section 6.4.1).

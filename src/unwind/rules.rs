@@ -26,7 +26,15 @@ impl Default for Rules {
             ids: FxHashMap::default(),
             full_ids: FxHashMap::default(),
         };
-        for rule in [Rule::NONE, Rule::BAD, Rule::STUB, Rule::SWITCH, Rule::FIRST] {
+        let fixed = [
+            Rule::NONE,
+            Rule::BAD,
+            Rule::STUB,
+            Rule::SWITCH,
+            Rule::FIRST,
+            Rule::OTHER_STACK,
+        ];
+        for rule in fixed {
             rules.intern(rule);
         }
         rules
@@ -39,6 +47,7 @@ impl Rules {
     pub const STUB: RuleId = RuleId(2);
     pub const SWITCH: RuleId = RuleId(3);
     pub const FIRST: RuleId = RuleId(4);
+    pub const OTHER_STACK: RuleId = RuleId(5);
     /// Bounds memory for damaged tables: past this many distinct rules (libpython has about a thousand), new ones count
     /// as damaged.
     const MAX_RULES: usize = 1 << 20;
@@ -50,7 +59,7 @@ impl Rules {
     /// The rule as text. Expressions appear as `exp`, as in binutils.
     pub fn describe(&self, rule: &Rule) -> Option<String> {
         let full = match rule.kind {
-            RuleKind::None | RuleKind::Stub | RuleKind::Switch | RuleKind::First => return None,
+            RuleKind::None | RuleKind::Stub | RuleKind::Switch | RuleKind::First | RuleKind::OtherStack => return None,
             RuleKind::Bad => return Some("bad".into()),
             RuleKind::Full => self.full.get(rule.offset as usize)?.clone(),
             RuleKind::Frame | RuleKind::Deref | RuleKind::End => rule.expand(),
@@ -162,7 +171,7 @@ impl Rules {
             RuleKind::End if known => return UnwindStep::End { cfa: Some(from) },
             RuleKind::End => return UnwindStep::End { cfa: None },
             RuleKind::Full => return self.apply_full(rule, regs, memory),
-            RuleKind::None | RuleKind::Stub | RuleKind::Switch | RuleKind::First => {
+            RuleKind::None | RuleKind::Stub | RuleKind::Switch | RuleKind::First | RuleKind::OtherStack => {
                 return UnwindStep::Fail {
                     truncation: Truncation::NoUnwindInfo,
                     cfa: None,

@@ -59,6 +59,10 @@ impl Unwinder {
                 out.push(frame);
                 Some(Err(Truncation::GreenletSwitch))
             }
+            RuleKind::OtherStack => {
+                out.push(frame);
+                Some(Err(Truncation::ForeignStack))
+            }
             // The code that is returned to was never called: the frame of its callee is the first one.
             RuleKind::First => {
                 match out.get_mut(state.first..).and_then(<[NativeFrame]>::last_mut) {
