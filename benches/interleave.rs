@@ -73,6 +73,7 @@ fn main() {
                 native_truncation: None,
                 groups: &groups,
                 python_truncation: None,
+                attached: true,
                 is_eval: &is_eval,
             };
             best(native.len(), rounds, || {

@@ -49,6 +49,7 @@ fuzz_target!(|data: &[u8]| {
         native_truncation: truncation(0, Truncation::StackTooDeep),
         groups: &groups,
         python_truncation: truncation(1, Truncation::PythonFault),
+        attached: flags >> 4 & 1 == 0,
         is_eval: &is_eval,
     };
     let mut out = vec![RawFrame::Process(1)];

@@ -94,7 +94,7 @@ pub fn groups(
 /// sampled, but the process may have greenlets.
 pub fn truncation(sample: &Sample, layout: Option<&Layout>, in_greenlet: bool) -> Option<Truncation> {
     match sample.walk {
-        WalkStatus::NoPython | WalkStatus::Complete => None,
+        WalkStatus::NoPython | WalkStatus::Complete | WalkStatus::Detached => None,
         // Where every chain ends at the thread state's base frame (3.15), that of a greenlet ends with the entry frame
         // of its first call, which has no previous frame (TPythonState.cpp, v3.5).
         WalkStatus::Fault

@@ -6,11 +6,9 @@
 use super::code_copy;
 use super::code_object::fingerprint_of;
 use super::gil;
+use super::own_states::{OwnStates, ReadOrZero};
 use super::spans;
-use crate::arch::TLS_VECTOR;
-use crate::cpython_layout::{
-    ABSENT, Anchor, InstructionEncoding, Interpreter, Layout, TargetLayout, ThreadStateLocation, Tls,
-};
+use crate::cpython_layout::{ABSENT, Anchor, InstructionEncoding, Layout, TargetLayout};
 use crate::event::{PAGE, PythonWalk, RawPyFrame, StoppedThread, WalkStatus};
 use crate::limits::{MAX_CFRAMES, MAX_FRAMES, MAX_LOCALS_DISTANCE, MAX_NESTED, MAX_STACK, SHIM};
 use crate::target::memory::Memory;
@@ -18,10 +16,6 @@ use crate::target::thread_context;
 
 /// Maximum number of bytes read of a frame.
 const MAX_FRAME: usize = 0x7f;
-/// Interpreters, and thread states of each, that are searched for a subinterpreter.
-const NEWEST: usize = 16;
-/// Number of pthread keys of a process (`PTHREAD_KEYS_MAX`).
-const KEYS: i32 = 1024;
 
 /// Walks the frames of a stopped thread into `out`, which is cleared first and must have capacity. Copies the code
 /// objects for which `is_new`, given address and fingerprint, returns true.
@@ -39,27 +33,12 @@ pub fn walk(
     let Some(python) = &layout.python else { return };
     let m = ReadOrZero(memory);
     let l = &python.layout;
-    let is_own = |state: u64| state != 0 && m.word(state, l.tstate_thread_id) == thread.thread_pointer;
-    let at = layout
-        .states_by_thread
-        .binary_search_by_key(&thread.thread_pointer, |(thread, _)| *thread);
-    let listed = at.map_or(&[][..], |at| &layout.states_by_thread[at].1);
-    let mut state = thread_state(&m, python, thread.thread_pointer);
-    if python.thread_state == ThreadStateLocation::InterpreterList {
-        state = state.or(listed.first().copied().filter(|state| is_own(*state)));
-    }
-    let Some(state) = state else { return };
-    let mut states = [state; 1 + MAX_NESTED];
-    let (mut len, mut is_too_nested) = (1, false);
-    for other in listed.iter().filter(|other| **other != state && is_own(**other)) {
-        let Some(to) = states.get_mut(len) else {
-            is_too_nested = true;
-            break;
-        };
-        (*to, len) = (*other, len + 1);
-    }
+    let Some(mut own) = OwnStates::find(&m, layout, python, thread) else {
+        return;
+    };
+    let state = own.list()[0];
     out.walk = WalkStatus::Complete;
-    out.holds_lock = gil::is_held_by(memory, &layout.locks, l, &states[..len]);
+    out.holds_lock = gil::is_held_by(memory, &layout.locks, l, own.list());
     if let Some(at) = &layout.spans {
         spans::copy(memory, at, state, &mut out.spans);
     }
@@ -75,26 +54,27 @@ pub fn walk(
         base: 0,
     };
     let mut cframes = [0; 1 + MAX_NESTED];
-    for (state, cframe) in states[..len].iter().zip(&mut cframes) {
+    for (state, cframe) in own.list().iter().zip(&mut cframes) {
         *cframe = w.frames(*state, &thread.registers);
     }
-    if is_too_nested {
+    if own.left_out {
         w.out.walk = WalkStatus::TooDeep;
     }
     // A subinterpreter that the thread runs since the lists were read.
     if w.out.python.is_empty()
-        && let Some(other) = newest_state(&w.m, python, thread.thread_pointer, &states[..len])
-        && let (Some(to), Some(cframe)) = (states.get_mut(len), cframes.get_mut(len))
+        && let Some(other) = own.add_newest(&w.m, python, thread.thread_pointer)
+        && let Some(cframe) = cframes.get_mut(own.list().len() - 1)
     {
-        *to = other;
         *cframe = w.frames(other, &thread.registers);
-        len += 1;
     }
     // Only anchors outside of the frame chain need a walk of their own chain.
     if matches!(l.anchor, Anchor::CFramePerFrame | Anchor::CFramePerEntry) {
-        for (state, cframe) in states[..len].iter().zip(cframes) {
+        for (state, cframe) in own.list().iter().zip(cframes) {
             w.anchors(*state, cframe);
         }
+    }
+    if out.walk == WalkStatus::Complete && !own.attached {
+        out.walk = WalkStatus::Detached;
     }
     if let Some(running) = &layout.running_tasks {
         code_copy::running_tasks(memory, running, state, &mut out.codes);
@@ -104,80 +84,6 @@ pub fn walk(
 
 /// A page, and the frame that begins at its end.
 const WINDOW: usize = PAGE as usize + MAX_FRAME + 1;
-
-/// Memory in words; an unreadable word is 0.
-struct ReadOrZero<'a>(&'a dyn Memory);
-
-impl ReadOrZero<'_> {
-    fn at(&self, avma: u64) -> u64 {
-        self.0.u64(avma).unwrap_or(0)
-    }
-
-    fn word(&self, object: u64, offset: u16) -> u64 {
-        self.at(object.wrapping_add(offset.into()))
-    }
-}
-
-fn thread_state(m: &ReadOrZero<'_>, python: &Interpreter, thread: u64) -> Option<u64> {
-    let l = &python.layout;
-    let is_own = |state: &u64| *state != 0 && m.word(*state, l.tstate_thread_id) == thread;
-    // The attached thread state, if it belongs to this thread: the one that runs Python (subinterpreters before 3.12).
-    if l.runtime_current != 0 {
-        let current = Some(m.at(python.runtime.wrapping_add(l.runtime_current.into())));
-        if let Some(state) = current.filter(is_own) {
-            return Some(state);
-        }
-    }
-    let pointer = |at: u64| Some(m.at(at)).filter(|p| *p != 0);
-    let key = || {
-        let key = m.0.u32(python.runtime.wrapping_add(l.runtime_key.into()))? as i32;
-        Some(u64::from((0..KEYS).contains(&key).then_some(key)? as u32))
-    };
-    // What a thread pointer points to begins here: the descriptor, or what is above it.
-    let thread_pointer = thread.wrapping_add(python.descriptor.size.into());
-    let state = match (python.thread_state, python.descriptor.tls) {
-        // nptl/descr.h: struct pthread.specific[key / 32] -> {seq, data} pairs
-        (ThreadStateLocation::Key, Tls::Glibc(specific)) => {
-            let (key, blocks) = (key()?, thread.wrapping_add(specific.into()));
-            let block = pointer(blocks.wrapping_add(8 * (key / 32)))?;
-            m.at(block.wrapping_add(16 * (key % 32) + 8))
-        }
-        (ThreadStateLocation::Key, Tls::Musl(tsd)) => {
-            m.at(pointer(thread.wrapping_add(tsd.into()))?.wrapping_add(8 * key()?))
-        }
-        (ThreadStateLocation::Offset(at), _) => m.at(thread_pointer.wrapping_add_signed(at.into())),
-        // The thread's vector of blocks (arch/); glibc's entries have two words. A block that is not allocated yet is 0 or -1.
-        (ThreadStateLocation::Block { id, offset }, tls) => {
-            let number = pointer(python.runtime.wrapping_add_signed(id.into())).filter(|n| *n < 4096)?;
-            let entry = number * if matches!(tls, Tls::Glibc(_)) { 16 } else { 8 };
-            let block = pointer(m.at(thread_pointer.wrapping_add(TLS_VECTOR)).wrapping_add(entry))
-                .filter(|b| *b != u64::MAX)?;
-            m.at(block.wrapping_add(offset.into()))
-        }
-        (ThreadStateLocation::InterpreterList, _) => return None,
-    };
-    // Before the interpreter creates its key, slot 0 may hold anything.
-    Some(state).filter(is_own)
-}
-
-/// A thread's state other than `known` in the newest interpreters: those are the first ones in the interpreter's list. Bounded,
-/// since the thread is stopped meanwhile.
-fn newest_state(m: &ReadOrZero<'_>, python: &Interpreter, thread: u64, known: &[u64]) -> Option<u64> {
-    let l = &python.layout;
-    let first = m.at(python.runtime.wrapping_add(l.runtime_interpreters.into()));
-    let follow = |from: u64, next: u64| {
-        let nonzero = |at: u64| Some(at).filter(|at| *at != 0);
-        std::iter::successors(nonzero(from), move |at| nonzero(m.at(at.wrapping_add(next)))).take(NEWEST)
-    };
-    // Most programs have one interpreter, which the lists leave out.
-    let others = first != 0 && m.at(first.wrapping_add(l.interp_next.into())) != 0;
-    let interpreters = follow(first, l.interp_next.into()).filter(|_| l.runtime_interpreters != 0 && others);
-    let mut states = interpreters.flat_map(|interpreter| {
-        let first = m.at(interpreter.wrapping_add(l.interp_threads.into()));
-        follow(first, l.tstate_next.into())
-    });
-    states.find(|state| !known.contains(state) && m.word(*state, l.tstate_thread_id) == thread)
-}
 
 /// How a chain of frames ended.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -21,6 +21,7 @@ pub mod gil;
 pub mod layouts;
 pub mod line_table;
 pub mod object_layout;
+mod own_states;
 pub mod repr;
 pub mod spans;
 mod strings;

@@ -113,6 +113,10 @@ pub enum WalkStatus {
     Fault,
     /// More frames than the limit of the walk.
     TooDeep,
+    /// The chains were walked to their ends, but the thread state that is attached (up to CPython 3.11 it is the one that
+    /// holds the GIL) is none of those that are known to be this thread's. Should the thread run the bytecode loop all the
+    /// same, it does so in another state.
+    Detached,
 }
 
 /// What a walk of a thread's interpreter frames needs from the thread, which is stopped.

@@ -164,7 +164,8 @@ impl Session {
     /// Puts the native frames into `self.native`.
     fn unwind_native(&mut self, s: &Sample, cache: &mut StackCache) -> TruncationReason {
         let groups = &self.groups.list;
-        let loops = (s.walk == WalkStatus::Complete && s.dispatcher.is_none()).then_some(groups.len());
+        let is_complete = matches!(s.walk, WalkStatus::Complete | WalkStatus::Detached);
+        let loops = (is_complete && s.dispatcher.is_none()).then_some(groups.len());
         self.unwinder.set_anchors(groups.iter().filter_map(|g| g.anchor), loops);
         self.native.clear();
         if !self.options.native {
@@ -270,6 +271,8 @@ impl Session {
                 native_truncation,
                 groups: &self.groups,
                 python_truncation,
+                // (The chain of a greenlet may have no end that is known, CPython 3.15.)
+                attached: !matches!(s.walk, WalkStatus::NoPython | WalkStatus::Detached),
                 is_eval: &is_eval,
             };
             interleave::interleave(&input, &mut self.stack)

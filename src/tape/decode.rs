@@ -254,6 +254,7 @@ impl<'a> TapeReader<'a> {
             1 => WalkStatus::Complete,
             2 => WalkStatus::Fault,
             3 => WalkStatus::TooDeep,
+            4 => WalkStatus::Detached,
             _ => return None,
         };
         Some(Sample {

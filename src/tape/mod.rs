@@ -42,8 +42,9 @@ pub mod encode;
 pub mod prune;
 pub mod recorder;
 
-/// Version of the file format. Since 2 there are copies of code objects among the events.
-pub const VERSION: u32 = 2;
+/// Version of the file format. Since 2 there are copies of code objects among the events, and since 3
+/// walks can be [`WalkStatus::Detached`](crate::event::WalkStatus::Detached).
+pub const VERSION: u32 = 3;
 /// The oldest version that can be read.
 pub const FIRST_VERSION: u32 = 1;
 

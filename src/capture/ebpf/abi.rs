@@ -22,6 +22,7 @@ const WAKER: u32 = 64;
 const HOLDS_LOCK: u32 = 128;
 const WORKER: u32 = 256;
 const UNCHANGED: u32 = 512;
+const DETACHED: u32 = 4096;
 
 // Offsets in `struct head` and, up to the time, `struct code_head`.
 const PID: usize = 4;
@@ -201,6 +202,7 @@ pub fn decode(b: &[u8]) -> Option<Sample> {
         anchors,
         walk: match u16_at(b, WALK)? {
             0 => WalkStatus::NoPython,
+            1 if flags & DETACHED != 0 => WalkStatus::Detached,
             1 => WalkStatus::Complete,
             2 => WalkStatus::Fault,
             _ => WalkStatus::TooDeep,

@@ -109,6 +109,9 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 			}
 			if (s->too_nested)
 				h->walk = WALK_DEEP;
+			// The thread's first state is the attached one, if that is any of its states.
+			if (lay->current && !(h->flags & WORKER) && user_word(lay->runtime + lay->current) != state)
+				h->flags |= DETACHED;
 			h->frames = s->n;
 			copy_tasks(slot);
 			// (A worker's sample belongs to the span of the thread that gave it work.)
