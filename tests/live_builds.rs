@@ -12,7 +12,7 @@ use nativeprof::profile::model::{Frame, FrameKind};
 
 use common::calls::{CALLBACKS, SHARES};
 use common::chance::{assert_likely, repeated};
-use common::recording::TRUTH;
+use common::recording::{Ours, TRUTH, is_truncated};
 use common::{Program, Python, Recording, Scratch, attach, live, pythons};
 
 mod common;
@@ -281,5 +281,43 @@ fn interpreters_are_sampled_from_their_first_moment() {
             r.matching(released),
             r.examples(wrong)
         );
+    });
+}
+
+/// Whichever thread a thread state names: no stack that lacks frames between those of another interpreter counts as complete.
+#[test]
+fn code_of_other_interpreters_is_below_its_callers() {
+    const OURS: Ours = Ours {
+        modules: &["interpreter_calls.so"],
+        files: &["<string>"],
+    };
+    let _live = live();
+    // From 3.13 on all versions keep thread states in the same way.
+    let some = common::pythons().iter().filter(|p| p.minor <= 13 && p.flags.is_empty());
+    pythons::each_with_backend(some, |python, backend| {
+        let case = format!("{}, {backend}", python.name);
+        let mut program = Program::start(python.with_calls_between_interpreters(&["own", "own"]));
+        let r = attach(program.pid(), &["--backend", backend, "-d", "1"]);
+        program.finish();
+        r.check_lost(&case);
+        r.check_calls(
+            &case,
+            &OURS,
+            &[
+                ("", &["<module>", "outer"]),
+                ("<module>", &["main", "inner"]),
+                ("outer", &["e_call"]),
+                ("e_call", &["<module>"]),
+                ("inner", &["burn", "e_burn", "e_release", "e_back"]),
+                ("e_back", &["again"]),
+                ("again", &["burn_again", "e_release"]),
+                ("e_release", &["e_burn"]),
+            ],
+        );
+        // Until the thread states are read again.
+        let q = &r.profile.meta.quality;
+        assert_likely!(q.taken >= 20 && q.partial * 3 <= q.taken, "{case}: {}", r.stderr);
+        let again = |s: &[&Frame]| !is_truncated(s) && s.iter().any(|f| f.name == "again");
+        assert_likely!(r.matching(again) > 0, "{case}: {}", r.stderr);
     });
 }

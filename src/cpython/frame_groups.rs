@@ -1,5 +1,7 @@
 //! Turns the raw frame chain of a sample into groups of Python frames, one group per native call of the bytecode loop.
 
+pub mod by_word;
+
 use super::code_object::CodeTable;
 use crate::arch::Regs;
 use crate::cpython_layout::{ABSENT, Anchor, InstructionEncoding, Layout};

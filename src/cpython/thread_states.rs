@@ -75,9 +75,9 @@ pub fn thread_of(memory: &dyn Memory, python: &Interpreter, state: u64) -> Optio
 
 /// `pthread_self` -> thread states, of threads that have more than one: each subinterpreter that a thread runs has its
 /// own state there. Of all threads, if the location of their own thread state is unknown.
-pub fn states_by_thread(memory: &dyn Memory, python: &Interpreter) -> Vec<(u64, Vec<u64>)> {
+pub fn states_by_thread(python: &Interpreter, states: &[PyThreadState]) -> Vec<(u64, Vec<u64>)> {
     let mut by_thread: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
-    for s in states(memory, python) {
+    for s in states {
         by_thread.entry(s.thread).or_default().push(s.state);
     }
     let min = if python.thread_state == ThreadStateLocation::InterpreterList {
@@ -132,7 +132,7 @@ mod tests {
     /// first.
     fn found(lists: &[(u64, &[(u64, u64)])], circle: bool, location: ThreadStateLocation) -> Vec<(u64, Vec<u64>)> {
         let (python, words) = process(lists, circle, location);
-        states_by_thread(&WordMemory(words), &python)
+        states_by_thread(&python, &states(&WordMemory(words), &python))
     }
 
     fn process(

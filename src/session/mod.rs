@@ -34,6 +34,7 @@ mod await_stack;
 mod await_times;
 mod awaits;
 mod code_copies;
+mod eval_calls;
 mod futexes;
 mod jit;
 mod lags;

@@ -106,6 +106,8 @@ impl Session {
             Some(_) => None,
         };
         let (native_truncation, has_new_layout) = self.end_of_native(s, native_truncation);
+        let is_complete = native_truncation.or(python_truncation).is_none();
+        let python_truncation = python_truncation.or(self.place_by_word(s, is_complete));
         let quality = self.interleave(s, native_truncation, python_truncation, dispatcher, &last.python);
         (quality, has_new_layout)
     }

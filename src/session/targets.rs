@@ -8,7 +8,7 @@ use super::code_copies::CodeCopies;
 use super::jit::Jit;
 use super::{Session, TargetUpdate};
 use crate::cpython;
-use crate::cpython::{Runtime, frame_groups};
+use crate::cpython::{Runtime, frame_groups, thread_states};
 use crate::cpython_layout::{Interpreter, TargetLayout, ThreadDescriptor};
 use crate::error::Result;
 use crate::event::{Event, Pid, Tid};
@@ -44,6 +44,8 @@ pub(super) struct TargetProcess {
     pub(super) parent: Option<Pid>,
     pub(super) python: Option<PythonState>,
     pub(super) descriptor: Option<ThreadDescriptor>,
+    /// Did it have more than one interpreter when the thread states were read last?
+    pub(super) has_several_interpreters: bool,
     /// Time of the last search for subinterpreters.
     pub(super) rescanned: u64,
     pub(super) jit: Jit,
@@ -57,6 +59,7 @@ impl TargetProcess {
             parent: None,
             python: None,
             descriptor: None,
+            has_several_interpreters: false,
             rescanned: 0,
             jit: Jit::default(),
             code_copies: CodeCopies::default(),
@@ -406,11 +409,17 @@ impl Session {
         let now = sys::clock::now();
         self.find_gil_locks(pid, now);
         self.search_asyncio_in(pid, now);
-        let Some(m) = self.targets.get(&pid) else { return Ok(()) };
+        let Some(m) = self.targets.get_mut(&pid) else {
+            return Ok(());
+        };
         let python = m.python.as_ref().and_then(|p| p.interpreter);
         let states_by_thread = python.map_or(Vec::new(), |p| {
-            cpython::thread_states::states_by_thread(&ProcessMemory(&*self.system, pid), &p)
+            let memory = ProcessMemory(&*self.system, pid);
+            let states = thread_states::states(&memory, &p);
+            m.has_several_interpreters = states.iter().any(|s| s.interpreter != states[0].interpreter);
+            thread_states::states_by_thread(&p, &states)
         });
+        let m = &self.targets[&pid];
         let locks = self.gil_locks.of(pid);
         update(
             pid,

@@ -16,6 +16,7 @@ mod go_frames;
 mod handler_entry;
 mod instruction_analysis;
 mod module_rules;
+mod registers;
 mod return_paths;
 mod rule;
 mod rule_cache;

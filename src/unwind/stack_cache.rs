@@ -66,6 +66,19 @@ impl StackCache {
         self.reused = None;
     }
 
+    /// A cache without a last stack, which records the next one.
+    pub(super) fn recording() -> StackCache {
+        StackCache {
+            on: true,
+            ..StackCache::default()
+        }
+    }
+
+    /// The frames recorded since `begin`, innermost first, and the registers in each of them.
+    pub(super) fn recorded(&self) -> impl Iterator<Item = (&NativeFrame, &Regs)> {
+        self.new.iter().map(|k| (&k.frame, &k.regs))
+    }
+
     /// Should `reuse` and `record` be called for the next frame?
     #[inline]
     pub(super) fn is_active(&self) -> bool {

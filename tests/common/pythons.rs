@@ -264,6 +264,14 @@ impl Python {
         })
     }
 
+    /// Threads whose code calls code of other interpreters: each of them in one of these ways.
+    pub fn with_calls_between_interpreters(&self, ways: &[&str]) -> Command {
+        self.extension("interpreter_calls");
+        let mut command = self.script("calls_between_interpreters.py");
+        command.args(ways);
+        command
+    }
+
     /// Where the compiler finds the headers. Debian has those of the machine's architecture in a directory next to the
     /// others.
     fn includes(&self) -> [String; 2] {

@@ -379,9 +379,14 @@ impl Inspector {
         snapshotter.inspect(&targets)
     }
 
-    /// Addresses of the Python frames that a sample's stack shows, innermost first.
+    /// Addresses of the Python frames that a sample's stack shows, innermost first. None where frames of several interpreters may
+    /// be in another order.
     fn shown(&self, session: &mut Session, snapshot: &ThreadSnapshot<DumpExtras>) -> Vec<u64> {
-        let Some((python, _)) = &self.python else {
+        let Some((python, _)) = self
+            .python
+            .as_ref()
+            .filter(|_| !session.has_several_interpreters(self.pid))
+        else {
             return Vec::new();
         };
         let memory = ProcessMemory(&LiveSystem, self.pid);
@@ -427,7 +432,7 @@ fn shown(
     }
     let kind = |node: &NodeId| profile.frames[profile.nodes[*node as usize].frame as usize].kind;
     let python = path.iter().filter(|node| kind(node) == FrameKind::Python).count();
-    // Frames of several interpreters are in another order: show no variables rather than another frame's.
+    // Show no variables rather than another frame's.
     let mut addresses = addresses.iter().filter(|_| python == addresses.len());
     let DumpExtras { gil, mut locals } = snapshot.found;
     let frames = path.iter().filter(|node| kind(node) != FrameKind::Thread).map(|node| {
