@@ -175,6 +175,9 @@ pub struct TargetLayout {
     /// (`pthread_self`, thread states) of threads that have several: they run subinterpreters. Of all threads with
     /// [`ThreadStateLocation::InterpreterList`].
     pub states_by_thread: Vec<(u64, Vec<u64>)>,
+    /// Thread states that have been seen to run code in another thread than the one that they name. With any,
+    /// `states_by_thread` has all threads.
+    pub lent_states: Vec<u64>,
     pub locks: InterpreterLocks,
     /// Set if the tasks of samples are wanted, and the process has asyncio.
     pub running_tasks: Option<RunningTasks>,

@@ -296,7 +296,9 @@ fn code_of_other_interpreters_is_below_its_callers() {
     let some = common::pythons().iter().filter(|p| p.minor <= 13 && p.flags.is_empty());
     pythons::each_with_backend(some, |python, backend| {
         let case = format!("{}, {backend}", python.name);
-        let mut program = Program::start(python.with_calls_between_interpreters(&["own", "own"]));
+        // From 3.13 on it is not known which thread a thread state is lent to.
+        let second = if python.minor < 13 { "lent" } else { "own" };
+        let mut program = Program::start(python.with_calls_between_interpreters(&["own", second]));
         let r = attach(program.pid(), &["--backend", backend, "-d", "1"]);
         program.finish();
         r.check_lost(&case);
@@ -314,7 +316,7 @@ fn code_of_other_interpreters_is_below_its_callers() {
                 ("e_release", &["e_burn"]),
             ],
         );
-        // Until the thread states are read again.
+        // Until the thread states are read again, and where a lent one begins to run code.
         let q = &r.profile.meta.quality;
         assert_likely!(q.taken >= 20 && q.partial * 3 <= q.taken, "{case}: {}", r.stderr);
         let again = |s: &[&Frame]| !is_truncated(s) && s.iter().any(|f| f.name == "again");

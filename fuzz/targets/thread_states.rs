@@ -13,7 +13,8 @@ fuzz_target!(|data: &[u8]| {
         thread_state: ThreadStateLocation::InterpreterList,
         descriptor: DEFAULT_DESCRIPTOR,
     };
-    for (_, mut states) in thread_states::states_by_thread(&Mirrors(b.0), &python) {
+    let found = thread_states::states(&Mirrors(b.0), &python);
+    for (_, mut states) in thread_states::states_by_thread(&python, &found, false) {
         let all = states.len();
         states.sort_unstable();
         states.dedup();

@@ -38,7 +38,7 @@ pub fn walk(
     };
     let state = own.list()[0];
     out.walk = WalkStatus::Complete;
-    out.holds_lock = gil::is_held_by(memory, &layout.locks, l, own.list());
+    out.holds_lock = gil::is_held_by(memory, &layout.locks, l, own.certain());
     if let Some(at) = &layout.spans {
         spans::copy(memory, at, state, &mut out.spans);
     }

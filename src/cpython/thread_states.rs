@@ -1,12 +1,12 @@
 //! Thread states of a process, from the interpreter's own lists.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::arch::PTHREAD_TID;
-use crate::cpython_layout::{Interpreter, ThreadStateLocation, Tls};
-use crate::event::Tid;
+use crate::cpython_layout::{ABSENT, Interpreter, ThreadStateLocation, Tls};
+use crate::event::{Tid, known_stack_end};
 use crate::target::memory::Memory;
 
 /// Maximum number of interpreters, and of thread states, that are read.
@@ -74,21 +74,40 @@ pub fn thread_of(memory: &dyn Memory, python: &Interpreter, state: u64) -> Optio
 }
 
 /// `pthread_self` -> thread states, of threads that have more than one: each subinterpreter that a thread runs has its
-/// own state there. Of all threads, if the location of their own thread state is unknown.
-pub fn states_by_thread(python: &Interpreter, states: &[PyThreadState]) -> Vec<(u64, Vec<u64>)> {
+/// own state there. Of all threads, if the location of their own thread state is unknown, or if they run states of others.
+pub fn states_by_thread(python: &Interpreter, states: &[PyThreadState], has_lent: bool) -> Vec<(u64, Vec<u64>)> {
     let mut by_thread: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
     for s in states {
         by_thread.entry(s.thread).or_default().push(s.state);
     }
-    let min = if python.thread_state == ThreadStateLocation::InterpreterList {
-        1
-    } else {
-        2
-    };
+    let all = has_lent || python.thread_state == ThreadStateLocation::InterpreterList;
+    let min = if all { 1 } else { 2 };
     by_thread
         .into_iter()
         .filter(|(_, states)| states.len() >= min)
         .collect()
+}
+
+/// Thread states that now run code in another thread than the one that they name, as far as CFrames on the stacks show it
+/// (3.10 to 3.12), and perhaps others. `main_end`: where the main thread's stack ends.
+pub fn lent_states(memory: &dyn Memory, python: &Interpreter, states: &[PyThreadState], main_end: u64) -> Vec<u64> {
+    let l = &python.layout;
+    if l.tstate_cframe == ABSENT {
+        return Vec::new();
+    }
+    let threads: BTreeSet<u64> = states.iter().map(|s| s.thread).collect();
+    // The oldest one.
+    let main = states.last().map(|s| s.thread);
+    let runs_elsewhere = |s: &&PyThreadState| {
+        let root = s.state.wrapping_add(l.tstate_root_cframe.into());
+        let cframe = word_at(memory, s.state, l.tstate_cframe).filter(|at| *at != 0 && *at != root);
+        cframe.is_some_and(|at| match known_stack_end(at, 0, main_end) {
+            Some(_) => main != Some(s.thread),
+            // The descriptor of a thread lies above its stack.
+            None => threads.range(at..).next() != Some(&s.thread),
+        })
+    };
+    states.iter().filter(runs_elsewhere).map(|s| s.state).collect()
 }
 
 /// `pthread_self` of each thread that has a state, by the thread's number in the process's own PID namespace.
@@ -132,7 +151,7 @@ mod tests {
     /// first.
     fn found(lists: &[(u64, &[(u64, u64)])], circle: bool, location: ThreadStateLocation) -> Vec<(u64, Vec<u64>)> {
         let (python, words) = process(lists, circle, location);
-        states_by_thread(&python, &states(&WordMemory(words), &python))
+        states_by_thread(&python, &states(&WordMemory(words), &python), false)
     }
 
     fn process(
@@ -194,6 +213,43 @@ mod tests {
                 assert!(memory.1.get() <= most, "{state:#x}: {} reads", memory.1.get());
             }
         }
+    }
+
+    #[test]
+    fn states_on_the_stacks_of_other_threads_are_lent() {
+        const THREADS: [u64; 3] = [0x7f_0000_0000, 0x7f_0100_0000, 0x7f_0200_0000];
+        const MAIN_END: u64 = 0x7ff_0000_0000;
+        let layout = layouts::ROWS.iter().find(|(v, _)| *v == (3, 11)).expect("a row").1;
+        let python = Interpreter {
+            runtime: RUNTIME,
+            layout,
+            thread_state: ThreadStateLocation::Key,
+            descriptor: DEFAULT_DESCRIPTOR,
+        };
+        // Thread that it names, where its CFrame lies (0: it runs nothing), and whether it is lent. The last one is the oldest.
+        let cases = [
+            (THREADS[1], THREADS[1] - 0x1000, false),
+            (THREADS[1], THREADS[2] - 0x1000, true),
+            (THREADS[1], MAIN_END - 0x1000, true),
+            (THREADS[0], THREADS[1] - 0x2000, true),
+            (THREADS[0], 0, false),
+            (THREADS[2], THREADS[2] - 0x2000, false),
+            (THREADS[0], MAIN_END - 0x2000, false),
+        ];
+        let (mut words, mut all, mut expected) = (BTreeMap::new(), Vec::new(), Vec::new());
+        for (i, (thread, cframe, is_lent)) in cases.into_iter().enumerate() {
+            let state = 0x10_0000 * (1 + i as u64);
+            let root = state + u64::from(layout.tstate_root_cframe);
+            let at = if cframe == 0 { root } else { cframe };
+            words.insert(state + u64::from(layout.tstate_cframe), at);
+            all.push(PyThreadState {
+                state,
+                interpreter: 0,
+                thread,
+            });
+            expected.extend(is_lent.then_some(state));
+        }
+        assert_eq!(lent_states(&WordMemory(words), &python, &all, MAIN_END), expected);
     }
 
     #[test]

@@ -122,10 +122,21 @@ pub enum WalkStatus {
 /// What a walk of a thread's interpreter frames needs from the thread, which is stopped.
 #[derive(Clone, Copy, Debug)]
 pub struct StoppedThread {
+    /// Stack pointer; 0: not known.
+    pub stack_pointer: u64,
     /// Address of its descriptor: `pthread_self()`. On x86-64 the thread pointer has it.
     pub thread_pointer: u64,
     /// General registers. One may hold the only link to a CFrame that is being created.
     pub registers: [u64; GPRS],
+}
+
+/// End of the stack that `sp` lies on: `argc` in the main thread (`main`), the thread descriptor in others (glibc and musl put it
+/// above the stack). `None`: it is another stack (of signal handlers, of coroutines).
+pub fn known_stack_end(sp: u64, thread_pointer: u64, main: u64) -> Option<u64> {
+    if main >= sp && main - sp < 64 << 20 {
+        return Some(main.saturating_add(8));
+    }
+    (thread_pointer > sp && thread_pointer - sp < 1 << 30).then_some(thread_pointer)
 }
 
 /// Result of a walk of one thread's interpreter frames. Allocated once and reused: a walk never grows it.

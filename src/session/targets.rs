@@ -4,7 +4,10 @@ use std::cell::OnceCell;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use rustc_hash::FxHashSet;
+
 use super::code_copies::CodeCopies;
+use super::eval_calls::add_lent;
 use super::jit::Jit;
 use super::{Session, TargetUpdate};
 use crate::cpython;
@@ -44,8 +47,10 @@ pub(super) struct TargetProcess {
     pub(super) parent: Option<Pid>,
     pub(super) python: Option<PythonState>,
     pub(super) descriptor: Option<ThreadDescriptor>,
-    /// Did it have more than one interpreter when the thread states were read last?
-    pub(super) has_several_interpreters: bool,
+    /// The thread states, where it had more than one interpreter when they were read last.
+    pub(super) states: FxHashSet<u64>,
+    /// As in [`TargetLayout`].
+    pub(super) lent_states: Vec<u64>,
     /// Time of the last search for subinterpreters.
     pub(super) rescanned: u64,
     pub(super) jit: Jit,
@@ -59,11 +64,16 @@ impl TargetProcess {
             parent: None,
             python: None,
             descriptor: None,
-            has_several_interpreters: false,
+            states: FxHashSet::default(),
+            lent_states: Vec::new(),
             rescanned: 0,
             jit: Jit::default(),
             code_copies: CodeCopies::default(),
         }
+    }
+
+    pub(super) fn has_several_interpreters(&self) -> bool {
+        !self.states.is_empty()
     }
 }
 
@@ -416,8 +426,16 @@ impl Session {
         let states_by_thread = python.map_or(Vec::new(), |p| {
             let memory = ProcessMemory(&*self.system, pid);
             let states = thread_states::states(&memory, &p);
-            m.has_several_interpreters = states.iter().any(|s| s.interpreter != states[0].interpreter);
-            thread_states::states_by_thread(&p, &states)
+            let has_several = states.iter().any(|s| s.interpreter != states[0].interpreter);
+            let kept = states.iter().filter(|_| has_several).map(|s| s.state);
+            m.states = kept.collect();
+            // One that was lent once is lent again.
+            m.lent_states.retain(|lent| m.states.contains(lent));
+            let lent = thread_states::lent_states(&memory, &p, &states, m.process.stack_end);
+            for lent in lent.into_iter().filter(|_| has_several) {
+                add_lent(&mut m.lent_states, lent);
+            }
+            thread_states::states_by_thread(&p, &states, !m.lent_states.is_empty())
         });
         let m = &self.targets[&pid];
         let locks = self.gil_locks.of(pid);
@@ -428,6 +446,7 @@ impl Session {
                 python,
                 locks,
                 states_by_thread,
+                lent_states: m.lent_states.clone(),
                 running_tasks: self.running_tasks(pid),
                 spans: self.span_location(pid),
                 thread_context: self.thread_context(pid),

@@ -380,12 +380,13 @@ pub fn encode(layout: &TargetLayout) -> [u8; LAYOUT_SIZE] {
             out.extend(h.to_le_bytes());
         }
     }
-    if let Some(p) = &layout.python {
-        let lists = [
-            p.layout.interp_next,
-            p.layout.interp_threads,
-            p.layout.tstate_next.into(),
-        ];
+    if let Some((p, l)) = layout.python.as_ref().map(|p| (p, &p.layout)) {
+        let lent = if layout.lent_states.is_empty() {
+            0
+        } else {
+            l.tstate_cframe
+        };
+        let lists = [l.interp_next, l.interp_threads, l.tstate_next.into(), lent.into()];
         for w in [p.descriptor.size].into_iter().chain(lists) {
             out.extend(w.to_le_bytes());
         }

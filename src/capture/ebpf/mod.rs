@@ -347,7 +347,7 @@ impl Backend for EbpfBackend {
             false => removed(self.spans.remove(&pid)),
         }
         .map_err(|e| bpf_error(NOTIFY_FAILED, e))?;
-        self.nested.set(pid, &layout.states_by_thread);
+        self.nested.set(pid, layout);
         Ok(())
     }
 

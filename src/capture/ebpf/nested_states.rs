@@ -8,6 +8,7 @@ use rustc_hash::FxHashMap;
 
 use super::errors::bpf_error;
 use super::object::LOAD;
+use crate::cpython_layout::TargetLayout;
 use crate::error::Result;
 use crate::event::Pid;
 use crate::limits::MAX_NESTED;
@@ -50,14 +51,16 @@ impl NestedStateMap {
         })
     }
 
-    /// Replaces the states of a process: `pthread_self` of each thread, and its states.
-    pub fn set(&mut self, pid: Pid, states_by_thread: &[(u64, Vec<u64>)]) {
+    /// Replaces the states of a process: `pthread_self` of each thread, and its states; and those that any thread may run.
+    pub fn set(&mut self, pid: Pid, layout: &TargetLayout) {
         self.remove(pid);
-        for (i, (thread_pointer, states)) in states_by_thread.iter().enumerate() {
+        let of_threads = layout.states_by_thread.iter().map(|(thread, states)| (*thread, states));
+        let len = layout.states_by_thread.len();
+        for (i, (thread_pointer, states)) in std::iter::once((0, &layout.lent_states)).chain(of_threads).enumerate() {
             // The thread's own state is among them; the program leaves it out.
             for (part, some) in (0..).zip(states.chunks(PART).take(PARTS)) {
                 let key = NestedKey {
-                    thread_pointer: *thread_pointer,
+                    thread_pointer,
                     pid,
                     part,
                 };
@@ -66,7 +69,7 @@ impl NestedStateMap {
                 // The map can be full: a process may have any number of threads with several states. Those that are left out
                 // are sampled with the thread's own state.
                 if self.map.insert(key, value, 0).is_err() {
-                    self.left_out = self.left_out.max(states_by_thread.len() - i);
+                    self.left_out = self.left_out.max(len + 1 - i);
                     return;
                 }
                 self.keys.entry(pid).or_default().push(key);

@@ -46,6 +46,15 @@ static __always_inline __u64 goroutine_end(struct head *h)
 	return bounds[1];
 }
 
+// Where the stack ends: argc in the main thread, the thread descriptor in the others (glibc and musl put it above the stack). 0:
+// not known (signal stacks, coroutines).
+static __always_inline __u64 stack_end(struct layout *lay, __u64 sp, __u64 tp)
+{
+	if (lay->stack_end >= sp && lay->stack_end - sp < (64ULL << 20))
+		return lay->stack_end + 8;
+	return tp > sp && tp - sp < (1ULL << 30) ? tp : 0;
+}
+
 // Takes everything but the registers and the kernel stack, which are in `h`, and submits the record.
 static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, struct layout *lay,
 				     struct kernel_facts *facts, struct turn *turn, __u64 began)
@@ -74,11 +83,19 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 		tp = s->dispatcher;
 	}
 	if (lay->runtime) {
-		__u64 state = thread_state(lay, tp), begin = 0;
+		__u64 from = 0, to = 0, state, begin = 0;
 		struct nested_key key = { .thread_pointer = tp, .pid = h->pid };
-		struct nested *nested = state || !lay->tls ? bpf_map_lookup_elem(&NESTED_STATES, &key) : 0;
+		struct nested *nested;
 
-		if (!state && nested && user_word(nested->states[0] + lay->thread_id) == tp)
+		// (A worker's registers are not those of the thread that gave it work.)
+		if (h->flags & REGS_OK && !(h->flags & WORKER)) {
+			from = h->regs[SP];
+			to = stack_end(lay, from, tp);
+		}
+		state = thread_state(lay, tp, from, to);
+		nested = state || !lay->tls || lay->lent ? bpf_map_lookup_elem(&NESTED_STATES, &key) : 0;
+		// (Or where the thread keeps a lent one that runs nothing.)
+		if (!state && nested && is_own(lay, nested->states[0], tp, from, to))
 			state = nested->states[0];
 		if (state) {
 			s->lay = *lay;
@@ -86,9 +103,15 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 			s->ends = (lay->frame_owner != ABSENT ? 0xffULL << 32 : 0) | (lay->frame_entry != ABSENT ? 0xffULL << 40 : 0);
 			s->states[0] = state;
 			s->thread = tp;
+			s->stack_from = from;
+			s->stack_to = to;
 			s->nested = s->too_nested = s->which = 0;
 			if (nested)
 				LOOP(NESTED_PARTS, find_nested, slot);
+			s->which = 0;
+			s->named = s->nested;
+			if (lay->lent)
+				LOOP(NESTED_PARTS, find_lent, slot);
 			begin_epoch(lay, c, h->pid, nested ? 0 : state);
 			if (h->flags & WORKER)
 				begin = position(lay, state);

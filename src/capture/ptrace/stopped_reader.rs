@@ -130,6 +130,7 @@ impl StoppedReader {
     ) -> (Sample, &PythonWalk) {
         let time = sys::clock::now();
         let thread = StoppedThread {
+            stack_pointer: regs.sp(),
             thread_pointer: thread_pointer.unwrap_or(0),
             registers: [0; GPRS],
         };
@@ -153,6 +154,7 @@ impl StoppedReader {
     ) -> Sample {
         let time = sys::clock::now();
         let thread = StoppedThread {
+            stack_pointer: regs.regs().sp(),
             thread_pointer,
             registers: regs.general(),
         };
@@ -232,6 +234,7 @@ impl StoppedReader {
     /// up.
     pub fn copy_code_early(&mut self, pid: Pid, tid: Tid, thread_pointer: u64, layout: &TargetLayout) {
         let thread = StoppedThread {
+            stack_pointer: 0,
             thread_pointer,
             registers: [0; GPRS],
         };
@@ -302,6 +305,7 @@ fn thread(words: &UserRegs, layout: Option<&TargetLayout>) -> StoppedThread {
     let python = layout.and_then(|layout| layout.python.as_ref());
     let size = python.map_or(0, |python| python.descriptor.size);
     StoppedThread {
+        stack_pointer: words.regs().sp(),
         thread_pointer: words.thread_pointer().wrapping_sub(size.into()),
         registers: words.general(),
     }

@@ -155,6 +155,7 @@ impl SlotData {
         self.python_walk.clear();
         if let Some(layout) = layout.filter(|_| self.copy.python) {
             let thread = StoppedThread {
+                stack_pointer: regs.sp(),
                 thread_pointer: at.thread_pointer,
                 registers: regs.gpr,
             };

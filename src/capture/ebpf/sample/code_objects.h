@@ -18,9 +18,11 @@ struct state {
 	__u64 present;            // beyond a hole: a page that can be read, 0: none is known yet
 	__u64 stride;
 	__u32 faults, n, done, met_second, urgent;
-	__u32 cross_holes, unused; // the stack is copied beyond a long hole
+	__u32 cross_holes;        // the stack is copied beyond a long hole
 	__u32 copies;             // code objects that may still be copied in this sample
+	__u32 named;              // further thread states that name this thread
 	__u64 thread;             // thread pointer of the thread whose states these are
+	__u64 stack_from, stack_to; // the part of its stack that is in use; 0: not known
 	__u32 nested, which;      // further thread states; the one that is dealt with, or the part of their list
 	__u32 too_nested, holds;  // there are more than MAX_NESTED; one of them holds the lock of its interpreter
 	__u64 cframe;             // the CFrame that the walk began at

@@ -55,7 +55,7 @@ struct {
 static __always_inline __u64 any_thread_state(struct layout *lay, __u32 pid, __u64 tp)
 {
 	struct nested_key key = { .thread_pointer = tp, .pid = pid };
-	__u64 state = thread_state(lay, tp);
+	__u64 state = thread_state(lay, tp, 0, 0);
 	struct nested *nested;
 
 	if (state || lay->tls)

@@ -126,7 +126,7 @@ struct layout {
 	__u32 interp_next;        // interpreter -> the next older one, ...
 	__u32 interp_threads;     // ... its newest thread state
 	__u32 tstate_next;        // thread state -> the next older one
-	__u32 pad;
+	__u32 lent;               // where threads run states of other threads: thread state -> innermost CFrame (or ABSENT); else 0
 };
 
 struct frame {
@@ -351,9 +351,10 @@ struct {
 	__type(value, __u32);
 } OURS SEC(".maps");
 
-// Further thread states of one thread: of the interpreters around the subinterpreter that it runs.
+// Further thread states of one thread: of the interpreters around the subinterpreter that it runs. And those that any thread
+// may run, whichever they belong to.
 struct nested_key {
-	__u64 thread_pointer;
+	__u64 thread_pointer;     // 0: any thread
 	__u32 pid, part;
 };
 

@@ -2,7 +2,29 @@
 //
 // The thread state of a thread, the locks of its interpreters, and its registers at the entry to the kernel.
 
-static __always_inline __u64 thread_state(struct layout *lay, __u64 tp)
+// Where a thread state runs code: 1, on this stack; -1, on another one; 0, it runs none, or that is not known.
+static __always_inline int place(struct layout *lay, __u64 state, __u64 from, __u64 to)
+{
+	__u64 at;
+
+	if (!lay->lent || lay->lent == ABSENT || !to)
+		return 0;
+	at = user_word(state + lay->lent);
+	if (!at || at == state + lay->cframe_root)
+		return 0;
+	return at >= from && at < to ? 1 : -1;
+}
+
+// Is it a state of this thread? One names its thread, but another one may run it.
+static __always_inline int is_own(struct layout *lay, __u64 state, __u64 tp, __u64 from, __u64 to)
+{
+	int where = place(lay, state, from, to);
+
+	return where > 0 || (!where && user_word(state + lay->thread_id) == tp);
+}
+
+// `from`, `to`: the part of the thread's stack that is in use.
+static __always_inline __u64 thread_state(struct layout *lay, __u64 tp, __u64 from, __u64 to)
 {
 	__s32 key = -1;
 	__u64 state = 0, block;
@@ -10,7 +32,7 @@ static __always_inline __u64 thread_state(struct layout *lay, __u64 tp)
 	// The attached thread state of this thread, if it is the one that runs Python (subinterpreters before 3.12).
 	if (lay->current) {
 		state = user_word(lay->runtime + lay->current);
-		if (state && user_word(state + lay->thread_id) == tp)
+		if (state && is_own(lay, state, tp, from, to))
 			return state;
 	}
 	if (lay->tls == TLS_OFFSET) {
@@ -41,7 +63,7 @@ static __always_inline __u64 thread_state(struct layout *lay, __u64 tp)
 		state = user_word(block + 8 * key);
 	}
 	// Before the interpreter made its key, slot 0 may hold anything.
-	if (state && user_word(state + lay->thread_id) != tp)
+	if (state && !is_own(lay, state, tp, from, to))
 		return 0;
 	return state;
 }
@@ -128,7 +150,7 @@ TURN(holds_own_lock)
 	which = s->which;
 	pid = ((struct head *)area)->pid;
 	gils = bpf_map_lookup_elem(&INTERPRETER_LOCKS, &pid);
-	if (!gils || which > s->nested || which > MAX_NESTED)
+	if (!gils || which > (s->lay.lent == ABSENT ? s->named : s->nested) || which > MAX_NESTED)
 		return 1;
 	state = s->states[which];
 	at = gils->at[0];
@@ -156,12 +178,18 @@ static __always_inline int holds_lock(__u32 slot, __u32 pid)
 	return s->holds;
 }
 
-// Appends a thread state to those of the thread, if it is another one. True if there is no room.
-static __always_inline int add_nested(struct state *s, __u64 other)
+// Appends a thread state to those of the thread, if it is another one. `lent`: if it names another thread, and this one runs it.
+// True if there is no room.
+static __always_inline int add_nested(struct state *s, __u64 other, int lent)
 {
 	__u32 n = s->nested;
+	int named;
 
-	if (other == s->states[0] || user_word(other + s->lay.thread_id) != s->thread)
+	if (other == s->states[0])
+		return 0;
+	named = user_word(other + s->lay.thread_id) == s->thread;
+	// Where no CFrame says which thread runs a state, the reader finds out whose frames these are.
+	if (named == lent || place(&s->lay, other, s->stack_from, s->stack_to) < (lent && s->lay.lent != ABSENT))
 		return 0;
 	if (n >= MAX_NESTED) {
 		s->too_nested = 1;
@@ -172,8 +200,8 @@ static __always_inline int add_nested(struct state *s, __u64 other)
 	return 0;
 }
 
-// Appends the further thread states in the next part of the thread's list.
-TURN(find_nested)
+// Appends the further thread states in the next part of the list of a thread, or of any (0).
+static __always_inline int find_some(__u32 slot, int lent)
 {
 	char *area = scratch(slot);
 	struct nested_key key = {};
@@ -184,15 +212,19 @@ TURN(find_nested)
 	if (!area)
 		return 1;
 	s = (void *)(area + STATE);
-	key.thread_pointer = s->thread;
+	key.thread_pointer = lent ? 0 : s->thread;
 	key.pid = ((struct head *)area)->pid;
 	key.part = s->which++;
 	nested = bpf_map_lookup_elem(&NESTED_STATES, &key);
 	for (i = 0; i < NESTED_PART; i++)
-		if (!nested || !nested->states[i] || add_nested(s, nested->states[i]))
+		if (!nested || !nested->states[i] || add_nested(s, nested->states[i], lent))
 			return 1;
 	return 0;
 }
+
+TURN(find_nested) { return find_some(slot, 0); }
+
+TURN(find_lent) { return find_some(slot, 1); }
 
 // The user registers of the current thread, which is in the kernel: they lie at the top of its kernel stack. False if they are
 // not found.

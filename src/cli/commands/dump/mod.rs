@@ -162,9 +162,22 @@ pub fn dump(options: &Dump) -> error::Result<()> {
     let mut snapshots: BTreeMap<Tid, Result<ThreadSnapshot<DumpExtras>, SnapshotError>> =
         inspector.inspect(&tids, false).into_iter().collect();
     let mut qualities = BTreeMap::new();
+    let mut newer = None;
     for (tid, snapshot) in &snapshots {
         if let Ok(snapshot) = snapshot {
-            qualities.insert(*tid, feed_sample(&mut session, snapshot)?);
+            qualities.insert(*tid, feed_sample(&mut session, snapshot, &mut newer)?);
+        }
+    }
+    // Their Python frames may be those of thread states that were not known.
+    if let Some(layout) = newer.take() {
+        inspector.layout = layout;
+        let partial = |tid: &Tid| matches!(qualities.get(tid), Some(DumpQuality::Partial(_)));
+        let partial: Vec<Tid> = tids.iter().copied().filter(partial).collect();
+        for (tid, again) in inspector.inspect(&partial, false) {
+            if let Ok(again) = again {
+                qualities.insert(tid, feed_sample(&mut session, &again, &mut newer)?);
+                snapshots.insert(tid, Ok(again));
+            }
         }
     }
     // The kernel reports few registers of a sleeping thread. Where they were not sufficient, the thread is stopped if
@@ -180,7 +193,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
             if let Some(Ok(first)) = snapshots.get(&tid).filter(|_| options.locals) {
                 again.found.locals = first.found.locals.clone(); // by frame: those of others are of no effect
             }
-            qualities.insert(tid, feed_sample(&mut session, &again)?);
+            qualities.insert(tid, feed_sample(&mut session, &again, &mut newer)?);
             snapshots.insert(tid, Ok(again));
         }
     }
@@ -198,7 +211,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
         std::thread::sleep(RETRY_DELAY);
         for (tid, again) in inspector.inspect(&waits, false) {
             if let Ok(again) = again {
-                qualities.insert(tid, feed_sample(&mut session, &again)?);
+                qualities.insert(tid, feed_sample(&mut session, &again, &mut newer)?);
                 snapshots.insert(tid, Ok(again));
             }
         }
@@ -208,7 +221,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
     {
         for (tid, quality) in &mut qualities {
             if let (DumpQuality::Partial(_), Some(Ok(snapshot))) = (*quality, snapshots.get(tid)) {
-                *quality = feed_sample(&mut session, snapshot)?;
+                *quality = feed_sample(&mut session, snapshot, &mut newer)?;
             }
         }
     }
@@ -394,15 +407,22 @@ impl Inspector {
     }
 }
 
-/// Hands a thread's sample to the session; how good its stack is.
-fn feed_sample(session: &mut Session, snapshot: &ThreadSnapshot<DumpExtras>) -> error::Result<DumpQuality> {
+/// Hands a thread's sample to the session; how good its stack is. `newer`: what the session has found out of the process.
+fn feed_sample(
+    session: &mut Session,
+    snapshot: &ThreadSnapshot<DumpExtras>,
+    newer: &mut Option<TargetLayout>,
+) -> error::Result<DumpQuality> {
     let before = session.quality_counts.clone();
     for copy in &snapshot.codes {
         let copy = Box::new(copy.clone());
         let pid = snapshot.sample.pid;
         session.event(Event::Code { pid, copy }, &mut |_, _| Ok(()))?;
     }
-    session.event(Event::Sample(Box::new(snapshot.sample.clone())), &mut |_, _| Ok(()))?;
+    session.event(Event::Sample(Box::new(snapshot.sample.clone())), &mut |_, found| {
+        *newer = found.cloned();
+        Ok(())
+    })?;
     let after = &session.quality_counts;
     Ok(if after.exact > before.exact {
         DumpQuality::Exact
