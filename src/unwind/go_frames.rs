@@ -10,6 +10,13 @@ use super::rule::{CallerRegister, Cfa, FullRule, Rule, RuleId, RuleKind};
 use super::rules::Rules;
 use crate::arch::{FP, LINK, PUSHED_RETURN, SP};
 
+/// What the table says of an instruction.
+pub enum GoRule {
+    Rule(RuleId),
+    /// It aligns the stack pointer: the instructions say how.
+    Analyze,
+}
+
 /// The table of one file, if it has one; read when first needed.
 #[derive(Default)]
 pub struct GoFrames(Option<Option<GoTable>>);
@@ -20,16 +27,19 @@ impl GoFrames {
     }
 
     /// The rule for `svma`; `None` if it is not in a function of Go.
-    pub fn rule(&mut self, svma: u64, sections: &mut dyn Sections, rules: &mut Rules) -> Option<RuleId> {
+    pub fn rule(&mut self, svma: u64, sections: &mut dyn Sections, rules: &mut Rules) -> Option<GoRule> {
         let function = self.table(sections)?.find(svma)?;
         if function.is_first() {
-            return Some(rules.intern(Rule::new(RuleKind::End, SP, 0)));
+            return Some(GoRule::Rule(rules.intern(Rule::new(RuleKind::End, SP, 0))));
         }
         if function.switches_stacks() {
-            return Some(Rules::OTHER_STACK);
+            return Some(GoRule::Rule(Rules::OTHER_STACK));
+        }
+        if function.writes_stack_pointer() {
+            return Some(GoRule::Analyze);
         }
         let size = i64::from(function.stack_size(svma)?);
-        Some(rules.intern_full(frame(size)))
+        Some(GoRule::Rule(rules.intern_full(frame(size))))
     }
 
     /// Start of the function that contains `svma`.

@@ -2,7 +2,7 @@
 
 use super::cfi::{CfiContext, FrameTables};
 use super::code_rules::FunctionRules;
-use super::go_frames::GoFrames;
+use super::go_frames::{GoFrames, GoRule};
 use super::rule::RuleId;
 use super::rules::Rules;
 use super::{Landmarks, Sections};
@@ -57,10 +57,13 @@ impl ModuleRules {
 
     /// The rule at `svma`, regardless of landmarks.
     pub fn real_rule(&mut self, svma: u64, rules: &mut Rules, context: &mut CfiContext) -> RuleId {
-        if let Some(id) = self.go.rule(svma, &mut *self.sections, rules) {
-            return id;
-        }
-        let id = self.tables.rule(svma, &mut *self.sections, rules, context);
+        let id = match self.go.rule(svma, &mut *self.sections, rules) {
+            // Go has a table of it like of any other function.
+            Some(_) if self.is_signal_return(svma) => return rules.signal_return(),
+            Some(GoRule::Rule(id)) => return id,
+            Some(GoRule::Analyze) => None,
+            None => self.tables.rule(svma, &mut *self.sections, rules, context),
+        };
         if id.is_none_or(|id| !arch::SIGNAL_TABLES_COMPLETE && rules.get(id).signal) && self.is_signal_return(svma) {
             return rules.signal_return();
         }

@@ -106,7 +106,7 @@ pub(crate) fn load(elf: &Elf) -> Option<GoTable> {
     GoTable::parse(elf.raw_data(section).ok()?, &sections)
 }
 
-fn at<'a>(bytes: &'a [u8], offset: usize, more: u64) -> Option<&'a [u8]> {
+fn at(bytes: &[u8], offset: usize, more: u64) -> Option<&[u8]> {
     bytes.get(offset.checked_add(usize::try_from(more).ok()?)?..)
 }
 
@@ -310,19 +310,30 @@ impl<'a> GoFunction<'a> {
             || self.table.version == Version::Go1_16 && self.name().is_some_and(|name| is_known(&name))
     }
 
+    /// Whether it sets the stack pointer to what no table knows: it aligns it, or switches stacks.
+    pub fn writes_stack_pointer(&self) -> bool {
+        self.flags() & WRITES_SP != 0
+    }
+
     /// Whether it switches from one stack to another one.
     pub fn switches_stacks(&self) -> bool {
-        const SWITCHES: [&str; 7] = [
+        const SWITCHES: [&str; 8] = [
             "runtime.asmcgocall",
             "runtime.cgocallback",
             "runtime.gogo",
             "runtime.mcall",
             "runtime.morestack",
-            "runtime.systemstack",
             "runtime.nanotime1",
+            "runtime.systemstack",
+            "runtime.walltime",
         ];
-        self.flags() & WRITES_SP != 0
-            || self.table.version == Version::Go1_16 && self.name().is_some_and(|name| SWITCHES.contains(&&*name))
+        // Others only align it.
+        let is_switch = |name: &str| match self.table.version {
+            Version::Go1_16 => SWITCHES.contains(&name),
+            _ => name.starts_with("runtime."),
+        };
+        let may_switch = self.writes_stack_pointer() || self.table.version == Version::Go1_16;
+        may_switch && self.name().is_some_and(|name| is_switch(&name))
     }
 
     /// Bytes by which the stack pointer is below the one that its caller had when it called; on x86-64 without the return

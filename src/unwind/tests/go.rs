@@ -2,12 +2,17 @@
 
 use super::*;
 
-/// Functions at 0x1000: name, size, flags, and values of the stack's size, each with its bytes of code.
-const FUNCTIONS: [(&str, u32, u8, &[(u32, u8)]); 4] = [
+/// Values of the stack's size, each with its bytes of code.
+type StackSizes = &'static [(u32, u8)];
+
+/// Functions at 0x1000: name, size, flags, sizes of the stack.
+const FUNCTIONS: [(&str, u32, u8, StackSizes); 6] = [
     ("runtime.goexit", 16, 1, &[(0, 16)]),
     ("main.outer", 48, 0, &[(0, 4), (24, 40), (0, 4)]),
     ("main.leaf", 16, 0, &[(0, 16)]),
     ("runtime.systemstack", 16, 2, &[(0, 16)]),
+    ("runtime.sigreturn__sigaction", 16, 0, &[(0, 16)]),
+    ("example.aligned", 16, 2, &[(8, 16)]),
 ];
 
 /// As Go 1.20 writes it (see symbolize/src/go_table.rs); nothing but what unwinding needs.
@@ -63,7 +68,7 @@ impl Sections for GoFile {
     }
 
     fn functions(&mut self) -> Vec<(u64, u64)> {
-        Vec::new()
+        vec![(0x1070, 16)]
     }
 
     fn code(&mut self, svma: u64) -> Option<CodeSection> {
@@ -71,12 +76,19 @@ impl Sections for GoFile {
         for call in [0x1b, 0x53] {
             bytes[call..call + 5].copy_from_slice(&[0xe8, 0, 0, 0, 0]);
         }
+        // mov $15,%rax; syscall
+        bytes[0x60..0x69].copy_from_slice(b"\x48\xc7\xc0\x0f\0\0\0\x0f\x05");
+        // push %rbp; mov %rsp,%rbp; and $-32,%rsp
+        bytes[0x70..0x78].copy_from_slice(b"\x55\x48\x89\xe5\x48\x83\xe4\xe0");
         let section = CodeSection { svma: 0x1000, bytes };
         section.contains(svma).then_some(section)
     }
 }
 
-fn walk(ip: u64, words: &[u64]) -> (Result<(), Truncation>, Vec<(u64, u64, UnwindMethod)>) {
+/// Of a frame: where it was looked up, its CFA relative to the stack, and its method.
+type Shown = (u64, u64, UnwindMethod);
+
+fn walk(ip: u64, words: &[u64]) -> (Result<(), Truncation>, Vec<Shown>) {
     let mut unwinder = Unwinder::default();
     unwinder.add(ModuleId(0), Box::new(GoFile));
     let mut frames = Vec::new();
@@ -112,4 +124,15 @@ fn what_switches_stacks_is_the_last_frame() {
     assert_eq!(end, Err(Truncation::ForeignStack));
     let expected = [(0x1044, 8, UnwindMethod::Cfi), (0x1057, 8, UnwindMethod::Failed)];
     assert_eq!(frames, expected);
+}
+
+#[test]
+fn other_functions_of_assembler() {
+    let mut unwinder = Unwinder::default();
+    unwinder.add(ModuleId(0), Box::new(GoFile));
+    let mut rule = |svma| unwinder.explain(ModuleId(0), svma).unwrap_or_default();
+    assert!(rule(0x1060).ends_with(" signal"), "{}", rule(0x1060));
+    // The table does not know how far the stack pointer was aligned.
+    assert_eq!(rule(0x1078), "rbp+16 rbp=c-16 ra=c-8 code");
+    assert_eq!(rule(0x1044), "rsp+8 ra=c-8");
 }

@@ -50,7 +50,7 @@ const FUNCTIONS: [Function; 4] = [
     Function {
         name: "main.last",
         size: 16,
-        flags: 0,
+        flags: WRITES_SP,
         stack: &[],
         files: &[],
         lines: &[],
@@ -225,6 +225,7 @@ fn functions_are_found() {
         let [first, run, switch, last] = [0, 16, 80, 112].map(|by| table.find(TEXT + by).expect("a function"));
         assert!(first.is_first() && !run.is_first() && !last.is_first(), "{version:?}");
         assert!(switch.switches_stacks() && !run.switches_stacks(), "{version:?}");
+        assert!(last.writes_stack_pointer() && !last.switches_stacks(), "{version:?}");
         let sizes = [0, 3, 4, 59, 60, 63].map(|by| run.stack_size(run.start + by));
         assert_eq!(sizes, [0, 0, 40, 40, 0, 0].map(Some), "{version:?}");
         assert_eq!((run.stack_size(run.end), last.stack_size(last.start)), (None, None));
