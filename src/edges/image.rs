@@ -119,9 +119,6 @@ impl<'a> Image<'a> {
     /// What is known of the functions around an address of code, with its svma and the load bias.
     pub fn functions(&mut self, avma: u64) -> Option<(Rc<Functions>, u64)> {
         let (module, svma) = self.locate(avma)?;
-        if let Some(log) = &mut self.log {
-            log.functions.insert((module, svma));
-        }
         let read = || Rc::new(Functions::read(self.modules.get(module)));
         Some((self.files.entry(module).or_insert_with(read).clone(), svma))
     }
@@ -134,6 +131,7 @@ impl<'a> Image<'a> {
 
     /// Does a function, or a linkage stub, begin at an address?
     pub fn is_entry(&mut self, avma: u64) -> bool {
+        self.note_function(avma);
         self.functions(avma)
             .is_some_and(|(functions, svma)| functions.is_entry(svma))
     }
@@ -144,6 +142,16 @@ impl<'a> Image<'a> {
             .functions(avma.wrapping_sub(1))
             .and_then(|(f, svma)| Some((f.at(svma)?.start, svma)));
         function.is_none_or(|(start, svma)| start >= svma)
+    }
+
+    /// Notes that the function around an address was used.
+    pub fn note_function(&mut self, avma: u64) {
+        if self.log.is_some()
+            && let Some(place) = self.locate(avma)
+            && let Some(log) = &mut self.log
+        {
+            log.functions.insert(place);
+        }
     }
 
     /// Notes that code was used.

@@ -32,6 +32,16 @@ struct Place {
     way: Way,
     /// Functions that execution has jumped from.
     jumps: u8,
+    /// The instructions that lead here: an index in `Search::trail`.
+    from: Option<usize>,
+}
+
+/// Instructions that follow each other, and those that led to them.
+#[derive(Clone, Copy, Debug)]
+struct Followed {
+    from: Option<usize>,
+    start: u64,
+    end: u64,
 }
 
 /// One search.
@@ -41,8 +51,10 @@ pub struct Search<'s, 'a> {
     callee: u64,
     queue: VecDeque<Place>,
     seen: FxHashSet<u64>,
-    found: Option<Way>,
-    doubt: Option<Doubt>,
+    trail: Vec<Followed>,
+    /// How the callee was found, and a jump that may lead anywhere; each with the instructions before.
+    found: Option<(Way, Option<usize>)>,
+    doubt: Option<(Doubt, Option<usize>)>,
     lack: Option<Lack>,
     /// Whether words of memory were read, which may have changed since the sample.
     pub reads_words: bool,
@@ -55,6 +67,7 @@ impl<'s, 'a> Search<'s, 'a> {
             callee,
             queue: VecDeque::new(),
             seen: FxHashSet::default(),
+            trail: Vec::new(),
             found: None,
             doubt: None,
             lack: None,
@@ -68,18 +81,51 @@ impl<'s, 'a> Search<'s, 'a> {
             at: called,
             way: Way::Certain,
             jumps: 0,
+            from: None,
         });
-        while self.found.is_none()
+        while !self.is_certain()
             && let Some(place) = self.queue.pop_front()
         {
             self.follow(place);
         }
-        match (self.found, self.doubt, self.lack) {
-            (Some(Way::AfterCall), ..) => Verdict::Possible(Doubt::CallMayReturn),
-            (Some(_), ..) => Verdict::Proved,
-            (None, Some(doubt), _) => Verdict::Possible(doubt),
-            (None, None, Some(lack)) => Verdict::Unjudged(lack),
-            (None, None, None) => Verdict::Impossible(Fault::OtherFunction),
+        self.image.note_function(called);
+        self.image.note_function(self.callee);
+        let (verdict, last) = match (self.found, self.doubt, self.lack) {
+            (Some((Way::AfterCall, last)), ..) => (Verdict::Possible(Doubt::CallMayReturn), last),
+            (Some((_, last)), ..) => (Verdict::Proved, last),
+            (None, Some((doubt, last)), _) => (Verdict::Possible(doubt), last),
+            (None, None, lack) => {
+                // All of it is what shows that the callee is not reached.
+                (0..self.trail.len()).for_each(|i| self.note(i));
+                (
+                    lack.map_or(Verdict::Impossible(Fault::OtherFunction), Verdict::Unjudged),
+                    None,
+                )
+            }
+        };
+        let mut last = last;
+        while let Some(i) = last {
+            self.note(i);
+            last = self.trail[i].from;
+        }
+        verdict
+    }
+
+    /// Notes that these instructions were needed.
+    fn note(&mut self, i: usize) {
+        let Followed { start, end, .. } = self.trail[i];
+        self.image.note(start, end.wrapping_sub(start));
+        self.image.note_function(start);
+    }
+
+    fn is_certain(&self) -> bool {
+        matches!(self.found, Some((Way::Certain | Way::Unbound, _)))
+    }
+
+    /// The callee is reached in this way.
+    fn find(&mut self, way: Way, from: Option<usize>) {
+        if !self.is_certain() && (way != Way::AfterCall || self.found.is_none()) {
+            self.found = Some((way, from));
         }
     }
 
@@ -101,7 +147,7 @@ impl<'s, 'a> Search<'s, 'a> {
     /// Execution comes to a place by a jump or call.
     fn enter(&mut self, place: Place) {
         if self.is_callee(place.at) {
-            self.found.get_or_insert(place.way);
+            self.find(place.way, place.from);
         } else if place.jumps > MAX_JUMPS {
             self.lack.get_or_insert(Lack::TooFar);
         } else {
@@ -135,6 +181,12 @@ impl<'s, 'a> Search<'s, 'a> {
     fn follow(&mut self, mut place: Place) {
         let function = self.function(place.at);
         let mut registers = Registers::default();
+        let step = Some(self.trail.len());
+        self.trail.push(Followed {
+            from: place.from,
+            start: place.at,
+            end: place.at,
+        });
         while self.seen.insert(place.at) {
             if self.seen.len() > MAX_INSTRUCTIONS {
                 self.lack.get_or_insert(Lack::TooFar);
@@ -150,11 +202,12 @@ impl<'s, 'a> Search<'s, 'a> {
             if i.length == 0 {
                 return;
             }
-            self.image.note(place.at, i.length);
             let next = place.at.wrapping_add(i.length);
+            if let Some(last) = self.trail.last_mut() {
+                last.end = next;
+            }
             if (place.at..next).contains(&self.callee) {
-                self.found.get_or_insert(place.way);
-                return;
+                return self.find(place.way, step);
             }
             let leaves = |to: u64| function.as_ref().is_none_or(|f| !f.contains(&to));
             let Place { way, jumps, .. } = place;
@@ -162,18 +215,19 @@ impl<'s, 'a> Search<'s, 'a> {
                 at: to,
                 way,
                 jumps: jumps + u8::from(leaves(to)),
+                from: step,
             };
             match i.flow {
                 Flow::Next => {}
                 Flow::Branch(to) => self.enter(jump(to)),
                 Flow::Jump(to) => return self.enter(jump(to)),
-                Flow::JumpSlot(word) => return self.jump_through(place, next, word),
-                Flow::JumpRegister(Some(Value::Slot(word))) => return self.jump_through(place, next, word),
+                Flow::JumpSlot(word) => return self.jump_through(place, step, next, word),
+                Flow::JumpRegister(Some(Value::Slot(word))) => return self.jump_through(place, step, next, word),
                 Flow::JumpRegister(value) => {
                     if let Some(Value::Constant(to)) = value {
                         self.enter(jump(to));
                     }
-                    return self.doubt(place);
+                    return self.doubt(place, step);
                 }
                 Flow::Call(to) => {
                     // A call within the function may be a thunk, which replaces its return address.
@@ -192,7 +246,7 @@ impl<'s, 'a> Search<'s, 'a> {
                 }
                 Flow::Return | Flow::End => return,
             }
-            if self.found.is_some() {
+            if self.is_certain() {
                 return;
             }
             place.at = next;
@@ -204,20 +258,25 @@ impl<'s, 'a> Search<'s, 'a> {
     }
 
     /// A jump to the address in a word.
-    fn jump_through(&mut self, place: Place, next: u64, word: u64) {
+    fn jump_through(&mut self, place: Place, from: Option<usize>, next: u64, word: u64) {
         let functions = self.image.functions(place.at);
         let unbound = functions.and_then(|(functions, svma)| {
             let bias = place.at.wrapping_sub(svma);
             Some(functions.unbound(svma, next.wrapping_sub(bias))?.wrapping_add(bias))
         });
         if unbound.is_none() && !self.image.is_linkage_slot(place.at, word) {
-            self.doubt(place);
+            self.doubt(place, from);
         }
         self.reads_words = true;
         let to = self.image.word(word);
         let jumps = place.jumps + 1;
         match to {
-            Some(to) => self.enter(Place { at: to, jumps, ..place }),
+            Some(to) => self.enter(Place {
+                at: to,
+                jumps,
+                from,
+                ..place
+            }),
             None => {
                 self.lack.get_or_insert(Lack::Word);
             }
@@ -227,14 +286,15 @@ impl<'s, 'a> Search<'s, 'a> {
                 at,
                 jumps,
                 way: Way::Unbound,
+                from,
             });
         }
     }
 
     /// A jump may lead anywhere.
-    fn doubt(&mut self, place: Place) {
+    fn doubt(&mut self, place: Place, from: Option<usize>) {
         if place.way != Way::Unbound {
-            self.doubt.get_or_insert(Doubt::IndirectJump);
+            self.doubt.get_or_insert((Doubt::IndirectJump, from));
         }
     }
 }

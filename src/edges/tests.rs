@@ -95,7 +95,7 @@ fn verdict(pieces: &[(u64, &[u8])], word: u64, end: u64) -> (Found, Verdict) {
     (found, verdict)
 }
 
-use Doubt::{CallMayReturn, IndirectCall, IndirectJump, PushedReturn, Signal};
+use Doubt::{CallMayReturn, IndirectCall, IndirectJump, PushedReturn};
 use Fault::{NoCall, OtherFunction};
 use Verdict::{Impossible, Possible, Proved, Unjudged};
 
@@ -145,10 +145,10 @@ fn verdicts_on_edges() {
 
     let signal = (0x48, &b"\x48\xc7\xc0\x0f\0\0\0\x0f\x05"[..]);
     let found = verdict(&[(0x40, b"\x90\x90\x90\x90\x90\x90\x90\x90"), signal, CALLEE], 0, 0x48);
-    assert_eq!(found, (Found::Signal, Possible(Signal)));
+    assert_eq!(found, (Found::Signal, Possible(Doubt::Signal)));
     // Interrupted in the middle of it.
     let signal = (0x200, &b"\x48\xc7\xc0\x0f\0\0\0\x0f\x05"[..]);
-    assert_eq!(verdict(&[signal], 0, 0x48), (Found::Signal, Possible(Signal)));
+    assert_eq!(verdict(&[signal], 0, 0x48), (Found::Signal, Possible(Doubt::Signal)));
 }
 
 #[cfg(target_arch = "aarch64")]
