@@ -178,8 +178,9 @@ impl EdgeJudge {
         let mut image = Image::new(process, modules, system, &mut self.files, self.log.as_mut());
         let in_files = image.locate(caller.lookup).is_some() && image.locate(callee.lookup).is_some();
         let end = caller.lookup.wrapping_add(1);
-        if is_signal_return(&mut image, end, 0)
-            || is_signal_return(&mut image, callee.lookup.wrapping_add(1), MAX_SIGNAL_RETURN)
+        // (Nothing called the code that handlers return to, so that its own address is looked up.)
+        if is_signal_return(&mut image, caller.lookup, 0)
+            || is_signal_return(&mut image, callee.lookup, MAX_SIGNAL_RETURN)
         {
             return (Found::Signal, Verdict::Possible(Doubt::Signal), in_files);
         }
@@ -189,13 +190,13 @@ impl EdgeJudge {
     }
 }
 
-/// Does the code that signal handlers return to begin at `end`, or so many bytes before it that it has not ended there?
-fn is_signal_return(image: &mut Image, end: u64, most: u64) -> bool {
+/// Does the code that signal handlers return to begin at `at`, or so many bytes before it that it has not ended there?
+fn is_signal_return(image: &mut Image, at: u64, most: u64) -> bool {
     (0..=most).any(|back| {
-        let start = end.wrapping_sub(back);
+        let start = at.wrapping_sub(back);
         let (bytes, known) = image.instruction(start);
         let length = Machine::NATIVE.signal_return(&bytes[..known]);
-        let found = length.is_some_and(|length| back <= length + 1);
+        let found = length.is_some_and(|length| back <= length);
         if found {
             image.note(start, known as u64);
         }
@@ -227,7 +228,7 @@ fn judge_call(image: &mut Image, end: u64, callee: u64) -> (Verdict, bool) {
     // Without its bytes, the code that signal handlers return to is not recognized. It is a function of its own.
     if is_missing
         || calls.is_empty()
-            && [end, callee.wrapping_add(1)]
+            && [end.wrapping_sub(1), callee]
                 .iter()
                 .any(|at| may_begin_unknown(image, *at))
     {

@@ -144,7 +144,7 @@ fn verdicts_on_edges() {
     by(b"", 0, Unjudged(Lack::Caller));
 
     let signal = (0x48, &b"\x48\xc7\xc0\x0f\0\0\0\x0f\x05"[..]);
-    let found = verdict(&[(0x40, b"\x90\x90\x90\x90\x90\x90\x90\x90"), signal, CALLEE], 0, 0x48);
+    let found = verdict(&[(0x40, b"\x90\x90\x90\x90\x90\x90\x90\x90"), signal, CALLEE], 0, 0x49);
     assert_eq!(found, (Found::Signal, Possible(Doubt::Signal)));
     // Interrupted in the middle of it.
     let signal = (0x200, &b"\x48\xc7\xc0\x0f\0\0\0\x0f\x05"[..]);
