@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
+use object::read::elf::ElfFile64;
 use object::{LittleEndian, Object, ObjectSection, ReadCache, elf};
 use rustc_hash::FxHashMap;
 
@@ -20,31 +20,24 @@ use super::root::{OpenRoots, Root};
 use super::system::{FileKey, System};
 use crate::code_map::CodeSection;
 use crate::escape;
-use crate::event::{PAGE, Pid};
+use crate::event::Pid;
 use crate::frame::ModuleId;
 use crate::sys;
 
 mod sections;
+mod segments;
 mod symbol_table;
 
 pub use sections::ModuleSections;
+pub use segments::Segment;
 use symbol_table::SymbolTable;
 
 /// Maximum size of a section or symbol table, bytes; the largest real ones have about 100 MB.
 const MAX_SECTION: u64 = 1 << 30;
 /// Maximum number of loadable segments.
-const MAX_SEGMENTS: usize = 256;
 const MAX_SYMBOLS: usize = 8 << 20;
 /// Entries of a dynamic section that are read.
 const MAX_DYNAMIC: usize = 4096;
-
-/// A loadable, executable segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segment {
-    pub offset: u64,
-    pub svma: u64,
-    pub size: u64,
-}
 
 /// How the paths of mappings begin that are not files but named memory (memfd_create(2), shmem_zero_setup in
 /// mm/shmem.c, newseg in ipc/shm.c, hugetlb_file_setup in fs/hugetlbfs/inode.c, Linux 6.18).
@@ -97,8 +90,8 @@ impl Module {
             accesses: Mutex::default(),
             root: OnceLock::new(),
         };
-        m.segments = m.elf(segments).unwrap_or_default();
-        m.data = m.elf(data).unwrap_or_default();
+        m.segments = m.elf(segments::executable).unwrap_or_default();
+        m.data = m.elf(segments::writable).unwrap_or_default();
         m.build_id = m
             .elf(|e| e.build_id().ok().flatten().unwrap_or_default().to_vec())
             .unwrap_or_default();
@@ -199,50 +192,6 @@ impl Module {
         }
     }
 
-    /// Load bias of a mapping of this file: `avma - svma`. Two segments may share a page of the file, which is then
-    /// mapped twice: of several, the one with a bias for which `is_known` (another mapping of this file has it), or
-    /// with the mapping's length, or the first.
-    pub fn bias(&self, start: u64, end: u64, offset: u64, is_known: impl Fn(u64) -> bool) -> Option<u64> {
-        let mut candidates = self.segments.iter().filter(|s| {
-            let first = page_of(s.offset);
-            first <= offset && offset < s.offset.saturating_add(s.size.max(1))
-        });
-        let bias = |s: &Segment| start.wrapping_sub(page_of(s.svma).wrapping_add(offset - page_of(s.offset)));
-        let length = |s: &Segment| {
-            let end = s.offset.saturating_add(s.size).saturating_add(PAGE - 1);
-            page_of(end).saturating_sub(offset)
-        };
-        let first = candidates.next()?;
-        let others = candidates.clone();
-        let all = || std::iter::once(first).chain(others.clone());
-        if candidates.next().is_none() {
-            return Some(bias(first));
-        }
-        let chosen = all().find(|s| is_known(bias(s)));
-        let chosen = chosen.or_else(|| all().find(|s| length(s) == end.saturating_sub(start)));
-        Some(bias(chosen.unwrap_or(first)))
-    }
-
-    /// Whether one of its executable segments has all addresses `start..end` (avma), if it is loaded with this bias.
-    pub fn has_code(&self, bias: u64, start: u64, end: u64) -> bool {
-        self.segments.iter().any(|s| {
-            let first = page_of(s.svma).wrapping_add(bias);
-            let length = s.svma.saturating_add(s.size).saturating_sub(page_of(s.svma));
-            let length = length.saturating_add(PAGE - 1) & !(PAGE - 1);
-            start >= first && end >= start && end - first <= length
-        })
-    }
-
-    /// Fills `buf` with the code at `svma`, without parsing the file; false if not all of it is in one segment.
-    pub fn read_code(&self, svma: u64, buf: &mut [u8]) -> bool {
-        let at = self.segments.iter().find_map(|s| {
-            let skip = svma.checked_sub(s.svma)?;
-            let is_inside = skip.saturating_add(buf.len() as u64) <= s.size;
-            s.offset.checked_add(skip).filter(|_| is_inside)
-        });
-        at.is_some_and(|at| self.content.read_at(at, buf).is_ok_and(|read| read == buf.len()))
-    }
-
     /// Names, addresses and sizes of the dynamic and static symbols with these names.
     pub fn symbols_named(&self, wanted: &dyn Fn(&[u8]) -> bool) -> Vec<(String, u64, u64)> {
         let mut found = Vec::new();
@@ -327,38 +276,6 @@ impl Module {
         });
         found.flatten().or_else(|| self.segment_section(|s| s.name == name))
     }
-}
-
-/// The page with this address or offset.
-fn page_of(at: u64) -> u64 {
-    at & !(PAGE - 1)
-}
-
-fn segments(e: &ModuleElf<'_>) -> Vec<Segment> {
-    let endian = e.endian();
-    let header = e.elf_header();
-    debug_assert!(header.is_type_64());
-    e.elf_program_headers()
-        .iter()
-        .filter(|p| p.p_type(endian) == elf::PT_LOAD && p.p_flags(endian).0 & elf::PF_X.0 != 0)
-        .take(MAX_SEGMENTS)
-        .map(|p| Segment {
-            offset: p.p_offset(endian),
-            svma: p.p_vaddr(endian),
-            size: p.p_filesz(endian),
-        })
-        .collect()
-}
-
-/// Addresses of writable segments, as they are in memory: uninitialized variables are not in the file.
-fn data(e: &ModuleElf<'_>) -> Vec<Range<u64>> {
-    let endian = e.endian();
-    e.elf_program_headers()
-        .iter()
-        .filter(|p| p.p_type(endian) == elf::PT_LOAD && p.p_flags(endian).0 & elf::PF_W.0 != 0)
-        .take(MAX_SEGMENTS)
-        .map(|p| p.p_vaddr(endian)..p.p_vaddr(endian).saturating_add(p.p_memsz(endian)))
-        .collect()
 }
 
 /// A file and its identity.

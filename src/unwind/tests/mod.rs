@@ -5,6 +5,8 @@ use super::*;
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 #[cfg(target_arch = "x86_64")]
+mod extents;
+#[cfg(target_arch = "x86_64")]
 mod go;
 #[cfg(target_arch = "x86_64")]
 mod handlers;
