@@ -8,10 +8,10 @@ use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use nativeprof::process::memory::{Memory, Pages};
+use nativeprof::process::system::{LiveSystem, ProcessMemory};
 use nativeprof::session::{Session, SessionOptions};
 use nativeprof::sys::clock;
-use nativeprof::target::memory::{Memory, Pages};
-use nativeprof::target::system::{LiveSystem, ProcessMemory};
 
 const TASKS: usize = 10_000;
 const RUNS: usize = 21;

@@ -13,7 +13,7 @@ use nativeprof::cpython::layouts;
 use nativeprof::cpython_layout::{ABSENT, Anchor, InstructionEncoding, Layout};
 use nativeprof::event::{RawPyFrame, Sample, StackBytes, WalkStatus};
 use nativeprof::frame::EvalGroups;
-use nativeprof::target::memory::Memory;
+use nativeprof::process::memory::Memory;
 
 /// Distinct code objects.
 const CODES: u64 = 40;

@@ -3,7 +3,7 @@
 use crate::event::{AwaitKind, InterruptKind, Pid, ThreadState, Tid};
 use crate::truncation::Truncation;
 
-/// A file mapped by some process; index into the table of `target::modules`.
+/// A file mapped by some process; index into the table of `process::modules`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ModuleId(pub u32);
 

@@ -12,7 +12,7 @@
 //! - `capture` turns live threads (or a tape) into a stream of `event::Event`s. It knows nothing of unwinding,
 //!   names or trees; what it needs to walk Python frames comes in as plain numbers (`cpython_layout`).
 //! - `sys` has all system calls and parsers of `/proc`; `privileges` what this user may do.
-//! - `target` knows what is mapped where, and reads the system through one trait (`target::system::System`).
+//! - `process` knows what is mapped where, and reads the system through one trait (`process::system::System`).
 //! - `unwind` makes native frames with their stack intervals from registers and a stack copy; it knows no process.
 //! - `edges` judges those frames by the machine code: can a caller have called its callee?
 //! - `cpython` finds the interpreter, reads code objects and groups Python frames; it knows no native frame.
@@ -72,6 +72,8 @@ pub mod interleave;
 mod limits;
 mod privileges;
 #[doc(hidden)]
+pub mod process;
+#[doc(hidden)]
 pub mod resolve;
 #[doc(hidden)]
 pub mod session;
@@ -81,8 +83,6 @@ pub mod sys;
 pub mod tape;
 #[doc(hidden)]
 pub mod tape_replay;
-#[doc(hidden)]
-pub mod target;
 #[doc(hidden)]
 pub mod truncation;
 mod tui;

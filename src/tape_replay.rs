@@ -12,6 +12,7 @@ use crate::edges::{EdgeAccesses, EdgeJudge};
 use crate::error::Result;
 use crate::event::Event;
 use crate::frame::ModuleId;
+use crate::process::file_content::Content;
 use crate::profile::model::{Meta, Profile, Quality};
 use crate::resolve::Fetch;
 use crate::resolve::naming::NamingProcess;
@@ -19,7 +20,6 @@ use crate::session::pump::EventPump;
 use crate::session::{Grouping, Session, SessionOptions, VisitedCode};
 use crate::tape::prune::{PruneRequest, prune};
 use crate::tape::{Tape, TapeBackend, TapeSystem};
-use crate::target::file_content::Content;
 
 /// A session that has processed all of a tape.
 ///

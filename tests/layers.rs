@@ -20,7 +20,7 @@ const RANKS: &[&[&str]] = &[
     ],
     &["sys", "interleave", "profile", "unwind"],
     &["privileges", "export", "tui"],
-    &["target"],
+    &["process"],
     &["capture", "cpython", "edges"],
     &["resolve", "tape"],
     &["session"],
@@ -55,7 +55,7 @@ const UNSAFE: &[&str] = &[
 /// Files that read text as UTF-8: the kernel's name of a clock, and what our own programs print.
 const TRUSTED_TEXT: &[&str] = &["engine/clock.rs", "cli/commands/selftest/workload.rs"];
 
-const MAX_LINES: usize = 500;
+const MAX_LINES: usize = 800;
 
 /// Longer files, and why they are not split.
 const LONG: &[(&str, &str)] = &[];

@@ -14,8 +14,8 @@ use object::{Object, ObjectSection};
 use nativeprof::cpython;
 use nativeprof::cpython::layouts;
 use nativeprof::cpython_layout::{ABSENT, Layout};
-use nativeprof::target::modules::Modules;
-use nativeprof::target::system;
+use nativeprof::process::modules::Modules;
+use nativeprof::process::system;
 
 use common::Python;
 

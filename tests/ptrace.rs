@@ -12,9 +12,9 @@ use nativeprof::capture::ptrace::{PtraceBackend, TimerKind};
 use nativeprof::capture::{Backend, EventKind, Mode, OffCpuOptions, SamplingOptions};
 use nativeprof::cpython::frame_walk;
 use nativeprof::event::{Event, RawPyFrame, WalkStatus};
+use nativeprof::process::system::LiveSystem;
 use nativeprof::session::{Session, SessionOptions};
 use nativeprof::sys::procfs;
-use nativeprof::target::system::LiveSystem;
 
 use common::chance::{assert_likely, repeated};
 use common::recording::{Running, attach_while, check_counts};

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use nativeprof::error::{Error, ErrorKind, Result};
 use nativeprof::cpython_layout::Layout;
-use nativeprof::target::file_content::Content;
-use nativeprof::target::system::{FileKey, System};
-use nativeprof::target::memory::Memory;
-use nativeprof::target::modules::{Module, Modules};
-use nativeprof::target::root::Root;
+use nativeprof::process::file_content::Content;
+use nativeprof::process::system::{FileKey, System};
+use nativeprof::process::memory::Memory;
+use nativeprof::process::modules::{Module, Modules};
+use nativeprof::process::root::Root;
 use nativeprof::event::{Pid, Tid};
 
 /// The input, taken piece by piece; zeros after its end.

@@ -1,7 +1,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use nativeprof::target::jit::registered;
+use nativeprof::process::jit::registered;
 use nativeprof_fuzz::{Bytes, Mirrors};
 use symbolize::{JitCode, JitObject};
 

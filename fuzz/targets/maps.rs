@@ -1,7 +1,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use nativeprof::target::maps;
+use nativeprof::process::maps;
 
 fuzz_target!(|text: &[u8]| {
     let mappings = maps::parse(text);

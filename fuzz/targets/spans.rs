@@ -5,8 +5,8 @@ use libfuzzer_sys::fuzz_target;
 use nativeprof::cpython::spans;
 use nativeprof::cpython_layout::Tls;
 use nativeprof::event::SpanRecords;
-use nativeprof::target::thread_context::{self, VariableAccess};
-use nativeprof::target::maps;
+use nativeprof::process::thread_context::{self, VariableAccess};
+use nativeprof::process::maps;
 use nativeprof_fuzz::{Bytes, Mirrors};
 
 fuzz_target!(|data: &[u8]| {

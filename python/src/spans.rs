@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use nativeprof::cpython::spans::{self, WORDS};
 use nativeprof::cpython_layout::SpanLocation;
-use nativeprof::target::memory::Memory;
-use nativeprof::target::system::{LiveSystem, ProcessMemory};
+use nativeprof::process::memory::Memory;
+use nativeprof::process::system::{LiveSystem, ProcessMemory};
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;

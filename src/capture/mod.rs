@@ -11,7 +11,7 @@ use crate::event::{
     CodeCopy, Event, Part, Pid, PythonWalk, RUNNING_TASK, RunningTask, Sample, StoppedThread, Suspension, Tid,
     TimeSpent,
 };
-use crate::target::memory::Memory;
+use crate::process::memory::Memory;
 
 pub mod common;
 pub mod ebpf;

@@ -7,9 +7,9 @@ use crate::cpython;
 use crate::error::{Error, ErrorKind, Result};
 use crate::privileges::checks;
 use crate::privileges::checks::SystemFacts;
+use crate::process::launch::Launched;
 use crate::session::Session;
 use crate::sys;
-use crate::target::launch::Launched;
 
 /// Refuses sampling rates above the kernel's limit.
 ///

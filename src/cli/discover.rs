@@ -14,10 +14,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::event::Pid;
 use crate::frame::ModuleId;
 use crate::privileges::facts;
+use crate::process::Process;
+use crate::process::modules::{Module, Modules};
+use crate::process::system::LiveSystem;
 use crate::sys::procfs;
-use crate::target::Process;
-use crate::target::modules::{Module, Modules};
-use crate::target::system::LiveSystem;
 
 /// Descendants that are inspected.
 const MAX_FAMILY: usize = 1000;

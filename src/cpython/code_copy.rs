@@ -7,7 +7,7 @@ use crate::bytes::u64_at;
 use crate::cpython_layout::{ABSENT, Layout, RunningTasks};
 use crate::event::{Copies, RUNNING_TASK, RawPyFrame};
 use crate::limits::{MAX_LINES, MAX_TEXT};
-use crate::target::memory::Memory;
+use crate::process::memory::Memory;
 
 /// Copies the code objects of these frames for which `is_new` returns true. Once `out` is full, `is_new` is not called
 /// any more: the remaining ones are copied with later samples.

@@ -5,7 +5,7 @@
 //! v3.13.0); 3.14 counts freed code objects and publishes the counter's offset (debug_offsets.rs).
 
 use crate::cpython_layout::Layout;
-use crate::target::modules::Module;
+use crate::process::modules::Module;
 
 /// Bytes of `func_version_cache`, which follows the number in 3.13: 4096 pairs of pointers
 /// (Include/internal/pycore_function.h, v3.13.0).

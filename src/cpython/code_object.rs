@@ -8,7 +8,7 @@ use super::{line_table, strings};
 use crate::cpython_layout::{Layout, LineTable};
 use crate::event::{CodeCopy, Pid};
 use crate::frame::CodeId;
-use crate::target::memory::Memory;
+use crate::process::memory::Memory;
 use crate::truncation::Truncation;
 
 /// Contents of a code object.
@@ -341,7 +341,7 @@ mod tests {
     use super::*;
     use crate::cpython::layouts;
     use crate::event::Part;
-    use crate::target::memory::NoMemory;
+    use crate::process::memory::NoMemory;
 
     /// A code object of 3.11, in parts as a backend copies them: the object, its name (`f`), its file (`/x.py`) and its
     /// line table.

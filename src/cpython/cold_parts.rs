@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use gimli::{BaseAddresses, EhFrame, EhFrameHdr, LittleEndian, UnwindSection};
 
 use crate::arch::{self, Flow};
-use crate::target::modules::Module;
+use crate::process::modules::Module;
 
 /// Maximum size of the decoded part of the loop, bytes; the longest seen has about 100 KB.
 const MAX_CODE: u64 = 1 << 20;

@@ -3,7 +3,7 @@
 //! of layouts.rs.
 
 use crate::cpython_layout::{ABSENT, Layout};
-use crate::target::modules::Module;
+use crate::process::modules::Module;
 
 const COOKIE: &[u8; 8] = b"xdebugpy";
 /// Offsets inside small structures (thread state, frame, code object) are below this.

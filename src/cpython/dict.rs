@@ -1,7 +1,7 @@
 //! Entries of `dict` objects of a target, and of the attributes that instances keep by the keys of their class.
 
 use super::object_layout::ObjectLayout;
-use crate::target::memory::Memory;
+use crate::process::memory::Memory;
 
 /// One entry of a keys table: addresses of key and value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use crate::cpython_layout::{ABSENT, Anchor, InstructionEncoding, Layout};
 use crate::event::{Pid, RawPyFrame, Sample, WalkStatus};
 use crate::frame::{CodeId, EvalGroups, PyFrame};
 use crate::limits::SHIM;
-use crate::target::memory::Memory;
+use crate::process::memory::Memory;
 use crate::truncation::Truncation;
 
 /// FRAME_OWNED_BY_GENERATOR, FRAME_OWNED_BY_FRAME_OBJECT

@@ -11,8 +11,8 @@ use super::spans;
 use crate::cpython_layout::{ABSENT, Anchor, InstructionEncoding, Layout, TargetLayout};
 use crate::event::{PAGE, PythonWalk, RawPyFrame, StoppedThread, WalkStatus};
 use crate::limits::{MAX_CFRAMES, MAX_FRAMES, MAX_LOCALS_DISTANCE, MAX_NESTED, MAX_STACK, SHIM};
-use crate::target::memory::Memory;
-use crate::target::thread_context;
+use crate::process::memory::Memory;
+use crate::process::thread_context;
 
 /// Maximum number of bytes read of a frame.
 const MAX_FRAME: usize = 0x7f;

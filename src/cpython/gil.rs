@@ -7,7 +7,7 @@ use super::object_layout::{GilLocation, ObjectLayout};
 use super::thread_states::{PyThreadState, states};
 use crate::bytes::{u32_at, u64_at};
 use crate::cpython_layout::{Interpreter, InterpreterLocks, Layout};
-use crate::target::memory::Memory;
+use crate::process::memory::Memory;
 
 /// The lock from a thread's point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

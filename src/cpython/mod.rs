@@ -5,7 +5,7 @@
 
 use crate::arch::{self, DESCRIPTOR_SIZE, PTHREAD_SPECIFIC};
 use crate::cpython_layout::{Interpreter, Layout, ThreadDescriptor, ThreadStateLocation, Tls};
-use crate::target::modules::Module;
+use crate::process::modules::Module;
 
 mod code_copy;
 mod code_epoch;

@@ -14,7 +14,7 @@ use crate::arch::TLS_VECTOR;
 use crate::cpython_layout::{ABSENT, Interpreter, TargetLayout, ThreadStateLocation, Tls};
 use crate::event::{StoppedThread, known_stack_end};
 use crate::limits::MAX_NESTED;
-use crate::target::memory::Memory;
+use crate::process::memory::Memory;
 
 /// Interpreters, and thread states of each, that are searched for a subinterpreter.
 const NEWEST: usize = 16;

@@ -7,7 +7,7 @@ use super::dict::KeysTable;
 use super::object_layout::{LocalNames, ObjectLayout};
 use super::strings;
 use crate::cpython_layout::Layout;
-use crate::target::memory::Memory;
+use crate::process::memory::Memory;
 
 /// Maximum number of variables read of one frame.
 const MAX_LOCALS: u64 = 100;

@@ -12,7 +12,7 @@ use crate::bytes::u64_at;
 use crate::cpython_layout::SpanLocation;
 use crate::event::SpanRecords;
 use crate::limits::MAX_SPAN;
-use crate::target::memory::Memory;
+use crate::process::memory::Memory;
 
 /// Section of the extension module that holds a [`Publication`].
 pub const SECTION: &str = ".nativeprof_spans";
@@ -198,7 +198,7 @@ pub fn labels(record: &[u8]) -> Vec<(String, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::target::memory::NoMemory;
+    use crate::process::memory::NoMemory;
 
     fn pair(key: &str, value: &str) -> (String, String) {
         (key.into(), value.into())

@@ -6,7 +6,7 @@ use rustc_hash::FxHasher;
 
 use crate::cpython_layout::Layout;
 use crate::escape;
-use crate::target::memory::Memory;
+use crate::process::memory::Memory;
 
 /// Maximum length of a name or path, code points; longer ones are cut, and marked.
 const MAX_TEXT: u64 = 4096;

@@ -14,7 +14,7 @@ use super::strings;
 use super::thread_states::{self, PyThreadState};
 use crate::cpython_layout::{Interpreter, Layout};
 use crate::event::Tid;
-use crate::target::memory::Memory;
+use crate::process::memory::Memory;
 
 /// Maximum number of entries read of `sys.modules`, of a module's namespace, and of the registered threads.
 const MAX_ENTRIES: usize = 1 << 16;

@@ -5,7 +5,7 @@
 use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 
 use crate::cpython_layout::ThreadStateLocation;
-use crate::target::modules::Module;
+use crate::process::modules::Module;
 
 /// Maximum size of the decoded function in bytes, and in instructions.
 const CODE: usize = 64;

@@ -7,7 +7,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::arch::PTHREAD_TID;
 use crate::cpython_layout::{ABSENT, Interpreter, ThreadStateLocation, Tls};
 use crate::event::{Tid, known_stack_end};
-use crate::target::memory::Memory;
+use crate::process::memory::Memory;
 
 /// Maximum number of interpreters, and of thread states, that are read.
 const MAX_INTERPRETERS: usize = 1024;

@@ -4,7 +4,7 @@
 use super::code_object;
 use crate::cpython_layout::{ABSENT, Interpreter};
 use crate::limits::SHIM;
-use crate::target::memory::Memory;
+use crate::process::memory::Memory;
 
 /// The process runs while it is read, so a chain may be inconsistent once.
 const TRIES: usize = 8;

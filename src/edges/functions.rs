@@ -5,7 +5,7 @@ use std::ops::Range;
 use gimli::{BaseAddresses, CieOrFde, EhFrame, LittleEndian, UnwindSection};
 use object::{Object, ObjectSection, ObjectSymbol, SymbolKind};
 
-use crate::target::modules::Module;
+use crate::process::modules::Module;
 
 /// Functions of a file, entries of its tables, and sections, at most.
 const MAX_FUNCTIONS: usize = 8 << 20;

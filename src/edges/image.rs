@@ -9,10 +9,10 @@ use super::code::MAX_INSTRUCTION;
 use super::functions::Functions;
 use crate::code_map::CodeMap;
 use crate::frame::ModuleId;
-use crate::target::Process;
-use crate::target::file_content::Content;
-use crate::target::modules::{Module, Modules};
-use crate::target::system::System;
+use crate::process::Process;
+use crate::process::file_content::Content;
+use crate::process::modules::{Module, Modules};
+use crate::process::system::System;
 
 /// Bytes read at once.
 const BLOCK: u64 = 256;

@@ -4,9 +4,9 @@ use super::*;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Tid;
 use crate::frame::UnwindMethod;
-use crate::target::file_content::Content;
-use crate::target::root::Root;
-use crate::target::system::FileKey;
+use crate::process::file_content::Content;
+use crate::process::root::Root;
+use crate::process::system::FileKey;
 
 /// Where the code of these tests is, and the words that it reads.
 const CODE: u64 = 0x10000;

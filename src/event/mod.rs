@@ -264,7 +264,7 @@ impl RunningTask {
 pub struct SpanRecords {
     /// Of our Python package, in the format of `cpython/spans.rs`.
     pub package: Vec<u8>,
-    /// Of OpenTelemetry, in the format of `target/thread_context.rs`.
+    /// Of OpenTelemetry, in the format of `process/thread_context.rs`.
     pub context: Vec<u8>,
 }
 

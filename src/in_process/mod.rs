@@ -10,13 +10,13 @@ use crate::capture::signal::{self, SamplingClock, SignalBackend};
 use crate::capture::{Backend, SampleCounts};
 use crate::cpython;
 use crate::error::{Error, ErrorKind, Result};
+use crate::process::system::LiveSystem;
 use crate::profile::model::{Meta, Profile};
 use crate::session::pump::{EventPump, update_backend};
 use crate::session::{self, Grouping, Session};
 use crate::sys;
 use crate::sys::procfs;
 use crate::sys::threads;
-use crate::target::system::LiveSystem;
 
 pub mod thread_stack;
 

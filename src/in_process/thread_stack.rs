@@ -11,11 +11,11 @@ use crate::cpython::Runtime;
 use crate::error::Result;
 use crate::event::{Pid, Sample, Tid};
 use crate::frame::{ModuleId, NativeFrame};
+use crate::process::file_content::Content;
+use crate::process::modules::{ModuleSections, Modules};
+use crate::process::system::LiveSystem;
+use crate::process::{Process, landmarks};
 use crate::sys::threads;
-use crate::target::file_content::Content;
-use crate::target::modules::{ModuleSections, Modules};
-use crate::target::system::LiveSystem;
-use crate::target::{Process, landmarks};
 use crate::unwind::Unwinder;
 
 /// Maximum time to wait for a thread while the caller may hold a lock that others need (the GIL).

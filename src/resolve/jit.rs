@@ -12,9 +12,9 @@ use super::symbols::{Owner, named_frame, unnamed_frames};
 use super::{NameCache, ResolveInput};
 use crate::event::Pid;
 use crate::frame::{CodeId, ModuleId, RawFrame};
+use crate::process::Region;
+use crate::process::file_content::{Content, ContentReader};
 use crate::profile::model::{Frame, FrameKind, ModuleMeta};
-use crate::target::Region;
-use crate::target::file_content::{Content, ContentReader};
 
 /// Module of frames in JIT code.
 const JIT: &str = "[jit]";

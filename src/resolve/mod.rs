@@ -14,6 +14,9 @@ use crate::cpython::thread_names::both_names;
 use crate::escape;
 use crate::event::{Pid, Tid};
 use crate::frame::{ModuleId, RawFrame};
+use crate::process::modules::Modules;
+use crate::process::root::Root;
+use crate::process::system::System;
 use crate::profile::count_tree::{RawNode, RawTimelineSample, RawTree};
 use crate::profile::labels::{LabelSet, Labels};
 use crate::profile::lags::RawLag;
@@ -23,9 +26,6 @@ use crate::profile::model::{
 use crate::profile::places::Places;
 use crate::profile::values::Value;
 use crate::profile::waits::{RawWaits, RawWaker};
-use crate::target::modules::Modules;
-use crate::target::root::Root;
-use crate::target::system::System;
 
 pub mod assembly;
 mod futex_waits;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::OpenFiles;
 use crate::event::Pid;
+use crate::process::root::Root;
 use crate::sys;
-use crate::target::root::Root;
 
 /// Maximum number of open perf maps.
 const MAX_OPEN: usize = 4096;

@@ -16,10 +16,10 @@ use super::{Fetch, NameCache, OpenFiles, ResolveInput, ResolvedFrame, variables}
 use crate::arch;
 use crate::event::Pid;
 use crate::frame::{ModuleId, RawFrame};
+use crate::process::file_content::Content;
+use crate::process::root::Root;
 use crate::profile::count_tree::RawTree;
 use crate::profile::model::{Frame, FrameKind, ModuleMeta};
-use crate::target::file_content::Content;
-use crate::target::root::Root;
 use crate::unwind::{FunctionExtent, FunctionExtents, MAX_FUNCTION};
 
 /// What a native frame belongs to: a row of the table of names.
@@ -93,12 +93,12 @@ impl Files for DebugFileContext {
 }
 
 /// Path of a module without what the kernel adds when the file was deleted.
-fn path(module: &crate::target::modules::Module) -> &[u8] {
+fn path(module: &crate::process::modules::Module) -> &[u8] {
     module.path.strip_suffix(b" (deleted)").unwrap_or(&module.path)
 }
 
 /// The file with the names of a module, to be read in this process.
-fn open(input: &ResolveInput<'_>, module: &crate::target::modules::Module) -> Result<Module, String> {
+fn open(input: &ResolveInput<'_>, module: &crate::process::modules::Module) -> Result<Module, String> {
     let opened = match &module.content {
         Content::File(f) => f
             .try_clone()
@@ -115,7 +115,7 @@ fn open(input: &ResolveInput<'_>, module: &crate::target::modules::Module) -> Re
 }
 
 /// Why a module without contents was not opened.
-fn refusal_reason(module: &crate::target::modules::Module) -> String {
+fn refusal_reason(module: &crate::process::modules::Module) -> String {
     let why = module.refused.as_deref();
     why.unwrap_or("the file could not be opened").to_string()
 }
@@ -204,7 +204,7 @@ pub(super) fn names_in(
 /// The names that a process without privileges finds; `None` if there is no such process.
 fn look_up_outside(
     input: &mut ResolveInput<'_>,
-    module: &crate::target::modules::Module,
+    module: &crate::process::modules::Module,
     (id, format): (ModuleId, FileFormat),
     svmas: &[u64],
 ) -> Option<ModuleNames> {

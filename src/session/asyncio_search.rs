@@ -6,9 +6,9 @@ use super::Session;
 use super::tasks::{PAUSE_FACTOR, ProcessTasks};
 use crate::cpython::tasks::{DEBUG_SECTION, NoTasks, TaskReader};
 use crate::event::Pid;
+use crate::process::memory::Pages;
+use crate::process::system::ProcessMemory;
 use crate::sys;
-use crate::target::memory::Pages;
-use crate::target::system::ProcessMemory;
 
 /// Time between the first attempts to find asyncio in a process after it has loaded a file, ns, and how many of them are not to be
 /// late: it may be importing asyncio.

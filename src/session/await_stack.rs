@@ -6,7 +6,7 @@ use crate::cpython::tasks::{self, RawAwaitFrame};
 use crate::cpython_layout::Layout;
 use crate::event::{Pid, Tid};
 use crate::frame::RawFrame;
-use crate::target::memory::Memory;
+use crate::process::memory::Memory;
 
 impl Session {
     /// What groups the stacks of a thread.

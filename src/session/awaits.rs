@@ -21,10 +21,10 @@ use crate::cpython::thread_states;
 use crate::cpython_layout::{Interpreter, Layout};
 use crate::event::{AwaitKind, Pid, Sample, Tid};
 use crate::frame::RawFrame;
+use crate::process::memory::{Memory, Pages};
+use crate::process::system::ProcessMemory;
 use crate::profile::count_tree::{FramePath, RawNode, RawTimelineSample};
 use crate::sys;
-use crate::target::memory::{Memory, Pages};
-use crate::target::system::ProcessMemory;
 
 /// Tasks that one wait is shared among, at most; over several waits all have their turn.
 const MAX_SHARERS: usize = 64;

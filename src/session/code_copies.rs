@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use rustc_hash::FxHashMap;
 
 use crate::event::PAGE;
-use crate::target::memory::Memory;
+use crate::process::memory::Memory;
 
 /// How long a copy is used, ns of the samples' clock: compilers add code to a page, and replace code.
 const MAX_AGE: u64 = 100_000_000;

@@ -5,8 +5,8 @@ use rustc_hash::FxHashMap;
 
 use crate::event::FutexId;
 use crate::frame::ModuleId;
-use crate::target::Process;
-use crate::target::modules::Modules;
+use crate::process::Process;
+use crate::process::modules::Modules;
 
 /// Different futexes in one recording, at most: waits for others are counted without a name.
 const MAX_FUTEXES: usize = 256;

@@ -1,7 +1,7 @@
 //! JIT code of processes: what names and describes it is read while they run.
 //!
 //! Names come from perf maps, which are opened here and read at the end, and from objects registered with debuggers
-//! (`target::jit`), which are copied here. The latter also contain unwind tables.
+//! (`process::jit`), which are copied here. The latter also contain unwind tables.
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use symbolize::JitObject;
 use super::{RESCAN_INTERVAL, Session};
 use crate::event::{Event, Pid};
 use crate::frame::{ModuleId, NativeFrame};
+use crate::process::jit::{DESCRIPTOR, Registered, registered};
+use crate::process::memory::Memory;
+use crate::process::modules::Modules;
+use crate::process::system::{ProcessMemory, System};
+use crate::process::{Process, is_file_path};
 use crate::resolve::{JitSources, Owner};
-use crate::target::jit::{DESCRIPTOR, Registered, registered};
-use crate::target::memory::Memory;
-use crate::target::modules::Modules;
-use crate::target::system::{ProcessMemory, System};
-use crate::target::{Process, is_file_path};
 use crate::unwind::{CodeSection, Sections, Unwinder};
 
 use super::targets::TargetProcess;

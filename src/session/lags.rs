@@ -16,12 +16,12 @@ use crate::cpython::tasks::TaskReader;
 use crate::cpython_layout::Interpreter;
 use crate::event::{Pid, Sample, Tid};
 use crate::frame::RawFrame;
+use crate::process::memory::Pages;
+use crate::process::system::ProcessMemory;
 use crate::profile::count_tree::RawNode;
 use crate::profile::lags::RawLag;
 use crate::sys;
 use crate::sys::procfs;
-use crate::target::memory::Pages;
-use crate::target::system::ProcessMemory;
 
 /// Time between two readings of a queue, ns, at most; a tenth of the threshold if that is less.
 const INTERVAL: u64 = 4_000_000;

@@ -16,6 +16,8 @@ use crate::error::Result;
 use crate::event::{Event, Pid, Tid};
 use crate::frame::{EvalGroups, ModuleId, NativeFrame, RawFrame};
 use crate::interleave::StackQuality;
+use crate::process::modules::Modules;
+use crate::process::system::System;
 use crate::profile::count_tree::{FramePath, RawTimelineSample, RawTree};
 use crate::profile::model::{Meta, Profile, Quality, StopSummary};
 use crate::profile::values::GIL_HOLDERS;
@@ -23,8 +25,6 @@ use crate::profile::waits::RawWaits;
 use crate::resolve::naming::NamingProcess;
 use crate::resolve::{self, Fetch, OpenFiles, ResolveInput};
 use crate::sys;
-use crate::target::modules::Modules;
-use crate::target::system::System;
 use crate::truncation::Truncation;
 use crate::unwind::{StackCache, Unwinder};
 

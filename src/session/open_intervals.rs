@@ -15,8 +15,8 @@ use crate::cpython::{frame_walk, thread_states};
 use crate::cpython_layout::TargetLayout;
 use crate::error::Result;
 use crate::event::{Event, Pid, PythonWalk, Sample, Tid};
+use crate::process::maps;
 use crate::sys;
-use crate::target::maps;
 
 /// Maximum number of threads and of processes of which something is kept.
 const MAX_KEPT: usize = 4096;

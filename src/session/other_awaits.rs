@@ -16,10 +16,10 @@ use crate::cpython::thread_states::{self, PyThreadState};
 use crate::cpython_layout::Interpreter;
 use crate::event::{AwaitKind, Pid, Tid};
 use crate::frame::{Origin, RawFrame};
+use crate::process::maps;
+use crate::process::memory::{Memory, Pages};
+use crate::process::system::ProcessMemory;
 use crate::profile::count_tree::FramePath;
-use crate::target::maps;
-use crate::target::memory::{Memory, Pages};
-use crate::target::system::ProcessMemory;
 
 /// Memory that one reading searches for greenlets, bytes: until all has been searched once, and later, from time to time (ns).
 const FIRST_PART: u64 = 64 << 20;

@@ -14,9 +14,9 @@ use crate::cpython::thread_states::PyThreadState;
 use crate::cpython_layout::Interpreter;
 use crate::event::{Pid, Sample, Tid};
 use crate::frame::{CodeId, Origin, PyFrame, RawFrame, TaskNameId, UnwindMethod};
+use crate::process::memory::Pages;
+use crate::process::system::ProcessMemory;
 use crate::sys;
-use crate::target::memory::Pages;
-use crate::target::system::ProcessMemory;
 
 /// The frames at a greenlet's beginning that have its address: those of `g_initialstub` and `inner_bootstrap`, which keep it in a
 /// register, and of what these call, where the register is saved. Words of them that are read at most.

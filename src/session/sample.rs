@@ -17,9 +17,9 @@ use crate::event::{Sample, ThreadState, WaitKind, WalkStatus};
 use crate::frame::{ModuleId, NativeFrame, Origin, RawFrame, UnwindMethod};
 use crate::interleave;
 use crate::interleave::StackQuality;
+use crate::process::Process;
+use crate::process::system::ProcessMemory;
 use crate::profile::count_tree::{FramePath, RawTimelineSample};
-use crate::target::Process;
-use crate::target::system::ProcessMemory;
 use crate::truncation::Truncation;
 use crate::unwind::StackCache;
 

@@ -8,7 +8,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::escape;
 use crate::event::{Pid, SocketId, WaitKind};
-use crate::target::system::System;
+use crate::process::system::System;
 
 /// Different names in one recording, at most; sockets beyond have none.
 const MAX_NAMES: usize = 256;

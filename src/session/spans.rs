@@ -10,10 +10,10 @@ use crate::cpython::{DEFAULT_DESCRIPTOR, spans};
 use crate::cpython_layout::{SpanLocation, ThreadContext};
 use crate::event::{Pid, Sample, SpanRecords};
 use crate::frame::ModuleId;
+use crate::process::system::ProcessMemory;
+use crate::process::thread_context::VariableAccess;
+use crate::process::{maps, thread_context};
 use crate::profile::labels::{LabelSet, LabelSetId, LabelSets, SPAN};
-use crate::target::system::ProcessMemory;
-use crate::target::thread_context::VariableAccess;
-use crate::target::{maps, thread_context};
 
 /// Time between the first attempts to find the location of spans in a process, ns, and how many of them are not to be late: the
 /// package publishes the location while it is imported.

@@ -16,13 +16,13 @@ use crate::cpython_layout::{Interpreter, TargetLayout, ThreadDescriptor};
 use crate::error::Result;
 use crate::event::{Event, Pid, Tid};
 use crate::frame::{ModuleId, NativeFrame, UnwindMethod};
+use crate::process::Process;
+use crate::process::command;
+use crate::process::landmarks;
+use crate::process::memory::Memory;
+use crate::process::modules::ModuleSections;
+use crate::process::system::{ProcessMemory, System};
 use crate::sys;
-use crate::target::Process;
-use crate::target::command;
-use crate::target::landmarks;
-use crate::target::memory::Memory;
-use crate::target::modules::ModuleSections;
-use crate::target::system::{ProcessMemory, System};
 
 /// Said of an interpreter whose frames are not read.
 const UNKNOWN: &str = ": unsupported version, so Python frames are not available";

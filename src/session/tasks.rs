@@ -19,9 +19,9 @@ use crate::cpython_layout::RunningTasks;
 use crate::event::{Pid, RunningTask, Sample};
 use crate::frame::{CodeId, PyFrame, RawFrame, TaskNameId};
 use crate::limits::SHIM;
+use crate::process::memory::Pages;
+use crate::process::system::ProcessMemory;
 use crate::sys;
-use crate::target::memory::Pages;
-use crate::target::system::ProcessMemory;
 
 /// Maximum number of different names of tasks, of their total length in bytes, and of coroutines known per process.
 const MAX_NAMES: usize = 1 << 16;

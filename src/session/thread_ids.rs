@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use rustc_hash::FxHashMap;
 
 use crate::event::{Pid, Tid};
-use crate::target::system::System;
+use crate::process::system::System;
 
 /// Maximum number of threads that are remembered.
 const MAX_THREADS: usize = 1 << 16;
@@ -96,9 +96,9 @@ mod tests {
 
     use super::*;
     use crate::error::Result;
-    use crate::target::file_content::Content;
-    use crate::target::root::Root;
-    use crate::target::system::FileKey;
+    use crate::process::file_content::Content;
+    use crate::process::root::Root;
+    use crate::process::system::FileKey;
 
     const PID: Pid = 100;
 

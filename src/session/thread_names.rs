@@ -7,8 +7,8 @@ use rustc_hash::FxHashMap;
 use super::Session;
 use crate::cpython::thread_names::{NamedThreads, ThreadNameReader};
 use crate::event::{Pid, Sample, Tid};
-use crate::target::memory::Pages;
-use crate::target::system::ProcessMemory;
+use crate::process::memory::Pages;
+use crate::process::system::ProcessMemory;
 
 /// Time until a name, or the list of a process's threads, is read again, ns of the samples' clock. It doubles each time
 /// from the first to the last of these.

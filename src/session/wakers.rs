@@ -9,10 +9,10 @@ use crate::arch::INTERRUPT_ENTRIES;
 use crate::cpython::{gil, thread_states};
 use crate::event::{Holder, InterruptKind, Pid, Sample, Tid};
 use crate::frame::RawFrame;
+use crate::process::system::ProcessMemory;
 use crate::profile::count_tree::RawNode;
 use crate::profile::waits::RawWaker;
 use crate::sys;
-use crate::target::system::ProcessMemory;
 
 /// Distinct stacks of wakers that are kept.
 const MAX_WAKERS: usize = 1 << 16;

@@ -21,8 +21,8 @@ use crate::cpython::thread_states;
 use crate::event::{PAGE, Pid, Sample, StackBytes, Tid};
 use crate::frame::{CodeId, ModuleId, NativeFrame, RawFrame};
 use crate::interleave::{self, StackQuality};
+use crate::process::system::ProcessMemory;
 use crate::sys;
-use crate::target::system::ProcessMemory;
 
 /// Stacks of dispatchers that are known, at most, and frames of one of them.
 const MAX_STACKS: usize = 4096;

@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::event::{
     CodeCopy, Event, Part, Pid, RawPyFrame, Sample, SpanRecords, StackBytes, Tid, TimeSpent, WakeUp, WalkStatus,
 };
-use crate::target::file_content::{Content, Sparse};
+use crate::process::file_content::{Content, Sparse};
 
 /// Unpacks a tape.
 ///

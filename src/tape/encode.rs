@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 use super::{MAX_BYTES, SystemResponses, Tape, TapeHeader, VERSION};
 use crate::arch::{GPRS, TAPE_CPU};
 use crate::event::{Event, Pid, Sample, StackBytes, Tid};
-use crate::target::file_content::{Content, Sparse};
+use crate::process::file_content::{Content, Sparse};
 
 pub use super::decode::{parse, read};
 

@@ -33,9 +33,9 @@ use crate::capture::{Backend, SampleCounts};
 use crate::cpython_layout::TargetLayout;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{Event, Pid, Tid};
-use crate::target::file_content::Content;
-use crate::target::root::Root;
-use crate::target::system::{FileKey, System};
+use crate::process::file_content::Content;
+use crate::process::root::Root;
+use crate::process::system::{FileKey, System};
 
 mod decode;
 pub mod encode;

@@ -9,9 +9,9 @@ use super::encode::max_size;
 use super::{MAX_BYTES, Tape, TapeHeader};
 use crate::error::Result;
 use crate::event::{Event, Pid, Tid};
-use crate::target::file_content::Content;
-use crate::target::root::Root;
-use crate::target::system::{FileKey, LiveSystem, System};
+use crate::process::file_content::Content;
+use crate::process::root::Root;
+use crate::process::system::{FileKey, LiveSystem, System};
 
 /// Bytes of a tape that are left for what comes last: the pruned files and the names of kernel functions.
 const RESERVED: u64 = 64 << 20;

@@ -6,8 +6,8 @@
 use std::cell::RefCell;
 
 use crate::event::Tid;
+use crate::process::memory::{Memory, in_pieces};
 use crate::sys;
-use crate::target::memory::{Memory, in_pieces};
 
 /// Bytes fetched at once; divides a page, so that a block is either readable or not.
 const BLOCK: u64 = 256;

@@ -3,8 +3,8 @@
 use rustc_hash::FxHashMap;
 
 use crate::event::{Event, Pid};
-use crate::target::maps;
-use crate::target::system::{LiveSystem, System};
+use crate::process::maps;
+use crate::process::system::{LiveSystem, System};
 
 /// Start -> end, offset, path.
 type KnownMappings = FxHashMap<u64, (u64, u64, Vec<u8>)>;

@@ -325,7 +325,7 @@ pub fn restart_interrupted_syscall(stop: &Stopped) -> io::Result<UserRegs> {
 mod tests {
     use super::*;
     use crate::capture::common::seen_code::SeenCode;
-    use crate::target::memory::Memory;
+    use crate::process::memory::Memory;
 
     static CODE: [u8; 32] = [1; 32];
     static NAME: [u8; 24] = [2; 24];

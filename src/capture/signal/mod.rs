@@ -15,10 +15,10 @@ use super::{Backend, SampleCounts, WalkFn, push};
 use crate::cpython_layout::TargetLayout;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{Event, Pid, Tid};
+use crate::process::maps;
 use crate::sys;
 use crate::sys::procfs;
 use crate::sys::threads;
-use crate::target::maps;
 
 mod handler;
 pub mod on_demand;

@@ -21,6 +21,8 @@ use crate::escape;
 use crate::event::{Event, Pid};
 use crate::privileges::credentials::{Caps, User};
 use crate::privileges::{checks, phases};
+use crate::process::launch::Launched;
+use crate::process::system::{LiveSystem, System};
 use crate::profile::model::Meta;
 use crate::profile::summary;
 use crate::resolve::naming::NamingProcess;
@@ -33,8 +35,6 @@ use crate::tape;
 use crate::tape::encode;
 use crate::tape::recorder::{RecordingSystem, TapeRecorder};
 use crate::tape_replay;
-use crate::target::launch::Launched;
-use crate::target::system::{LiveSystem, System};
 
 /// What to sample.
 pub enum RecordTarget {

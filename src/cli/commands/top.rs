@@ -16,6 +16,8 @@ use crate::event::{Pid, Tid};
 use crate::privileges::credentials;
 use crate::privileges::credentials::Caps;
 use crate::privileges::{checks, phases};
+use crate::process::launch::Launched;
+use crate::process::system::LiveSystem;
 use crate::profile::model::{FrameKind, Meta, Profile, Quality};
 use crate::profile::summary;
 use crate::resolve::NameCache;
@@ -25,8 +27,6 @@ use crate::session::{self, Session};
 use crate::sys;
 use crate::sys::procfs;
 use crate::sys::ptrace;
-use crate::target::launch::Launched;
-use crate::target::system::LiveSystem;
 use crate::tui;
 
 /// Longest time that samples are processed before keys and the target are checked again.

@@ -3,7 +3,7 @@
 use super::*;
 use crate::cpython::layouts;
 use crate::frame::CodeId;
-use crate::target::memory::NoMemory;
+use crate::process::memory::NoMemory;
 
 /// Frames as (address, is_entry), CFrames as (address, frame), both innermost first; groups as (anchor, frames).
 fn check(frames: &[(u64, bool)], cframes: &[(u64, u64)], expected: &[(Option<u64>, usize)]) {

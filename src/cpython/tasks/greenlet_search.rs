@@ -8,8 +8,8 @@ use super::greenlets::python_object;
 use super::objects::Objects;
 use super::{Gap, MAX_TASKS, OtherTasks};
 use crate::event::PAGE;
-use crate::target::maps::Mapping;
-use crate::target::memory::{Memory, Pages};
+use crate::process::maps::Mapping;
+use crate::process::memory::{Memory, Pages};
 
 /// Memory that is searched of one process at most, bytes, and how much is read at a time.
 pub const MAX_SEARCHED: u64 = 16 << 30;

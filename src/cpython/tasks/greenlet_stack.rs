@@ -2,7 +2,7 @@
 
 use super::OtherTasks;
 use super::greenlets::SuspendedGreenlet;
-use crate::target::memory::Memory;
+use crate::process::memory::Memory;
 
 /// Maximum number of words read of a stack: more than gevent's compiled functions need between the program's code and the switch.
 const MAX_WORDS: u64 = 512;

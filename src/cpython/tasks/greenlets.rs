@@ -10,8 +10,8 @@ use super::greenlet_search::{GreenletSearch, MAX_SEARCHED};
 use super::objects::{Kind, Objects};
 use super::{Gap, OtherTasks};
 use crate::cpython::thread_states::PyThreadState;
-use crate::target::maps::Mapping;
-use crate::target::memory::{Memory, Pages};
+use crate::process::maps::Mapping;
+use crate::process::memory::{Memory, Pages};
 
 /// Maximum number of frames read of all greenlets together.
 const MAX_FRAMES: usize = 1 << 19;

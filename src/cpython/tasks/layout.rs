@@ -8,7 +8,7 @@
 use super::super::Runtime;
 use crate::bytes::u64_at;
 use crate::cpython_layout::Interpreter;
-use crate::target::memory::Memory;
+use crate::process::memory::Memory;
 
 /// Name of the section with the published offsets.
 pub const DEBUG_SECTION: &str = ".AsyncioDebug";

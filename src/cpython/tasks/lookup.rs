@@ -10,7 +10,7 @@ use crate::cpython::{strings, thread_states};
 use crate::cpython_layout::RunningTasks;
 use crate::event::Part;
 use crate::limits::SHIM;
-use crate::target::memory::Memory;
+use crate::process::memory::Memory;
 
 /// Maximum number of tasks in a chain of tasks that await each other.
 const MAX_AWAITING: usize = 64;

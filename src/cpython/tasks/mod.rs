@@ -17,7 +17,7 @@ use super::thread_states::{self, PyThreadState};
 use crate::cpython_layout::{Interpreter, Layout};
 use crate::event::Pid;
 use crate::frame::CodeId;
-use crate::target::memory::Memory;
+use crate::process::memory::Memory;
 use crate::truncation::Truncation;
 
 mod awaiters;

@@ -10,7 +10,7 @@ use super::layout::TaskLayout;
 use crate::cpython::object_layout::ObjectLayout;
 use crate::cpython::strings;
 use crate::cpython_layout::Layout;
-use crate::target::memory::Memory;
+use crate::process::memory::Memory;
 
 /// Maximum length of a type's name, bytes.
 const MAX_TYPE: usize = 80;

@@ -6,7 +6,7 @@ use super::objects::Objects;
 use super::{NoTasks, TaskReader};
 use crate::bytes::u64_at;
 use crate::cpython::thread_states;
-use crate::target::memory::Memory;
+use crate::process::memory::Memory;
 
 /// Maximum number of event loops of a process.
 const MAX_LOOPS: usize = 64;

@@ -10,8 +10,8 @@ use super::lookup::TaskChain;
 use super::objects::{Kind, Objects};
 use super::{NoTasks, TaskReader};
 use crate::cpython::thread_states;
-use crate::target::memory::Memory;
-use crate::target::snapshot::Snapshot;
+use crate::process::memory::Memory;
+use crate::process::snapshot::Snapshot;
 
 /// Maximum number of frames read of all tasks together: some 100,000 tasks as they are, or fewer of a strange program.
 const MAX_FRAMES: usize = 1 << 19;

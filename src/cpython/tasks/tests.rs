@@ -7,7 +7,7 @@ use super::*;
 use crate::cpython::DEFAULT_DESCRIPTOR;
 use crate::cpython::layouts;
 use crate::cpython_layout::ThreadStateLocation;
-use crate::target::maps::Mapping;
+use crate::process::maps::Mapping;
 
 /// Memory in words; what is not there is unreadable.
 #[derive(Default)]

@@ -7,7 +7,7 @@ use super::objects::{Kind, Objects};
 use super::{MAX_TASKS, OtherTasks, lookup};
 use crate::cpython::object_layout::LocalNames;
 use crate::cpython::thread_states::PyThreadState;
-use crate::target::memory::{Memory, Pages};
+use crate::process::memory::{Memory, Pages};
 
 /// Maximum number of tasks in a chain of nurseries.
 const MAX_NESTED: usize = 64;

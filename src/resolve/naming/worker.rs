@@ -15,9 +15,9 @@ use symbolize::{Files, Module};
 
 use super::protocol::{self, FileFormat, HEADER, LookUp, MAX_LOOK_UP, ModuleNames};
 use crate::privileges::credentials::{self, Caps};
+use crate::process::file_content::Content;
 use crate::resolve::{jit, symbols};
 use crate::sys;
-use crate::target::file_content::Content;
 
 /// Address space: sections of large debug files are read as a whole, each up to 4 GiB of them together.
 const ADDRESS_SPACE: u64 = 8 << 30;

@@ -10,8 +10,8 @@ use gimli::{BaseAddresses, EhFrame, LittleEndian, UnwindSection};
 use super::MAX_FILE;
 use crate::arch;
 use crate::bytes::{u16_at, u32_at, u64_at};
-use crate::target::file_content::{Content, Sparse};
-use crate::target::modules::FileAccessLog;
+use crate::process::file_content::{Content, Sparse};
+use crate::process::modules::FileAccessLog;
 
 mod sparse_image;
 mod symbols;

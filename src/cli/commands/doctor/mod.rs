@@ -18,8 +18,8 @@ use crate::privileges::checks::{MissingPrivilege, SystemFacts, TargetFacts};
 use crate::privileges::credentials;
 use crate::privileges::credentials::{Cap, User, UserQuery};
 use crate::privileges::phases;
+use crate::process::modules::Module;
 use crate::sys::procfs;
-use crate::target::modules::Module;
 
 use trials::{EbpfTrial, EbpfTrials};
 

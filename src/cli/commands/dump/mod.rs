@@ -25,15 +25,15 @@ use crate::error::{self, Error};
 use crate::event::{Event, Pid, PythonWalk, Tid};
 use crate::privileges::credentials::{Cap, Caps};
 use crate::privileges::{checks, phases};
+use crate::process::maps;
+use crate::process::memory::Pages;
+use crate::process::system::{LiveSystem, ProcessMemory, System};
 use crate::profile::folded::{self, NodeDisplay};
 use crate::profile::model::{FrameKind, Meta, NodeId, Profile};
 use crate::resolve::naming::NamingProcess;
 use crate::session::{self, Grouping, Session};
 use crate::sys;
 use crate::sys::procfs;
-use crate::target::maps;
-use crate::target::memory::Pages;
-use crate::target::system::{LiveSystem, ProcessMemory, System};
 use crate::truncation::Truncation;
 
 mod render;

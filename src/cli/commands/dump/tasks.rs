@@ -21,11 +21,11 @@ use crate::error::{self, Error, ErrorKind};
 use crate::event::{Pid, Tid};
 use crate::privileges::credentials::Caps;
 use crate::privileges::{checks, phases};
+use crate::process::maps;
+use crate::process::memory::{Memory, Pages};
+use crate::process::system::{LiveSystem, ProcessMemory, System};
 use crate::session::{Session, SessionOptions};
 use crate::sys::procfs;
-use crate::target::maps;
-use crate::target::memory::{Memory, Pages};
-use crate::target::system::{LiveSystem, ProcessMemory, System};
 
 /// A task as it is shown.
 pub struct ShownTask {

@@ -1,6 +1,6 @@
 use super::*;
 use crate::code_map::Sections;
-use crate::target::system::LiveSystem;
+use crate::process::system::LiveSystem;
 
 #[test]
 fn the_limit_of_open_files_is_kept() {
