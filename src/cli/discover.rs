@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::event::Pid;
 use crate::frame::ModuleId;
 use crate::privileges::facts;
-use crate::process::Process;
+use crate::process::AddressSpace;
 use crate::process::modules::{Module, Modules};
 use crate::process::system::LiveSystem;
 use crate::sys::procfs;
@@ -43,7 +43,7 @@ impl ProcessInspector {
     /// # Errors
     /// `NoSuchProcess`, `NotPermitted`.
     pub fn inspect(&mut self, pid: Pid) -> Result<ProcessSummary> {
-        let process = Process::open(&LiveSystem, pid, &mut self.modules, &mut |_| {})?;
+        let process = AddressSpace::open(&LiveSystem, pid, &mut self.modules, &mut |_| {})?;
         let mut ids: Vec<ModuleId> = Vec::new();
         for (id, _) in process.code().iter().filter_map(|c| c.file) {
             if !ids.contains(&id) {

@@ -9,7 +9,7 @@ use super::code::MAX_INSTRUCTION;
 use super::functions::Functions;
 use crate::code_map::CodeMap;
 use crate::frame::ModuleId;
-use crate::process::Process;
+use crate::process::AddressSpace;
 use crate::process::file_content::Content;
 use crate::process::modules::{Module, Modules};
 use crate::process::system::System;
@@ -28,7 +28,7 @@ pub struct EdgeAccesses {
 
 /// What a judgement reads from.
 pub struct Image<'a> {
-    pub process: &'a Process,
+    pub process: &'a AddressSpace,
     pub modules: &'a Modules,
     pub system: &'a dyn System,
     files: &'a mut FxHashMap<ModuleId, Rc<Functions>>,
@@ -41,7 +41,7 @@ pub type Bytes = ([u8; 64], usize);
 
 impl<'a> Image<'a> {
     pub fn new(
-        process: &'a Process,
+        process: &'a AddressSpace,
         modules: &'a Modules,
         system: &'a dyn System,
         files: &'a mut FxHashMap<ModuleId, Rc<Functions>>,

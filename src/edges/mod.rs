@@ -26,7 +26,7 @@ use rustc_hash::FxHashMap;
 use crate::code_map::CodeMap;
 use crate::event::Pid;
 use crate::frame::{ModuleId, NativeFrame};
-use crate::process::Process;
+use crate::process::AddressSpace;
 use crate::process::modules::Modules;
 use crate::process::system::System;
 use code::{Callee, LOOK_BACK, Machine, Value, is_blank};
@@ -128,7 +128,7 @@ impl EdgeJudge {
     }
 
     /// Judges a stack, innermost frame first.
-    pub fn judge(&mut self, process: &Process, modules: &Modules, system: &dyn System, frames: &[NativeFrame]) {
+    pub fn judge(&mut self, process: &AddressSpace, modules: &Modules, system: &dyn System, frames: &[NativeFrame]) {
         self.counts.samples += u64::from(!frames.is_empty());
         for edge in frames.windows(2) {
             let [callee, caller] = edge else { continue };
@@ -169,7 +169,7 @@ impl EdgeJudge {
     /// The verdict on one edge, and whether it is the same as long as the mappings are.
     fn judge_edge(
         &mut self,
-        process: &Process,
+        process: &AddressSpace,
         modules: &Modules,
         system: &dyn System,
         callee: &NativeFrame,

@@ -61,7 +61,7 @@ fn verdict(pieces: &[(u64, &[u8])], word: u64, end: u64) -> (Found, Verdict) {
     }
     bytes[(WORDS - CODE) as usize..][..8].copy_from_slice(&(CODE + word).to_le_bytes());
     let memory = Memory(bytes);
-    let (mut process, mut modules) = (Process::exited(1), Modules::default());
+    let (mut process, mut modules) = (AddressSpace::exited(1), Modules::default());
     process.map(&memory, CODE, WORDS, 0, b"", &mut modules, &mut |_| {});
     let frame = |lookup: u64| NativeFrame {
         lookup,

@@ -14,7 +14,7 @@ use crate::frame::{ModuleId, NativeFrame};
 use crate::process::file_content::Content;
 use crate::process::modules::{ModuleSections, Modules};
 use crate::process::system::LiveSystem;
-use crate::process::{Process, landmarks};
+use crate::process::{AddressSpace, landmarks};
 use crate::sys::threads;
 use crate::unwind::Unwinder;
 
@@ -94,7 +94,7 @@ impl StackSampler {
 /// Unwinds and names, with a cache of the names.
 struct Symbolizer {
     pid: Pid,
-    process: Process,
+    process: AddressSpace,
     modules: Modules,
     runtimes: FxHashMap<ModuleId, Option<Arc<Runtime>>>,
     unwinder: Unwinder,
@@ -113,7 +113,7 @@ impl Default for Symbolizer {
         let pid = std::process::id();
         Symbolizer {
             pid,
-            process: Process::exited(pid),
+            process: AddressSpace::exited(pid),
             modules: Modules::default(),
             runtimes: FxHashMap::default(),
             unwinder: Unwinder::default(),
@@ -150,7 +150,7 @@ impl Symbolizer {
         }
         self.load_count = Some(load_count);
         let mut new = Vec::new();
-        if let Ok(process) = Process::open(&LiveSystem, self.pid, &mut self.modules, &mut |id| new.push(id)) {
+        if let Ok(process) = AddressSpace::open(&LiveSystem, self.pid, &mut self.modules, &mut |id| new.push(id)) {
             self.process = process;
         }
         for id in new {

@@ -47,9 +47,9 @@ pub struct Region {
     pub file: Option<ModuleId>,
 }
 
-/// What is known of one process, kept up to date by events.
+/// Mappings of one process, kept up to date by events.
 #[derive(Debug)]
-pub struct Process {
+pub struct AddressSpace {
     pub pid: Pid,
     /// Sorted by address, not overlapping.
     code: Vec<CodeRange>,
@@ -85,7 +85,7 @@ pub fn is_file_path(path: &[u8]) -> bool {
     path.starts_with(b"/") && path != b"//anon"
 }
 
-impl Process {
+impl AddressSpace {
     /// Reads the current mappings. Calls `new_module` for files that were not seen before.
     ///
     /// # Errors
@@ -95,12 +95,12 @@ impl Process {
         pid: Pid,
         modules: &mut Modules,
         new_module: &mut dyn FnMut(ModuleId),
-    ) -> Result<Process> {
+    ) -> Result<AddressSpace> {
         let text = system.maps(pid)?;
-        let mut p = Process {
+        let mut p = AddressSpace {
             stack_end: system.stack_end(pid),
             root: modules.root(system, pid),
-            ..Process::exited(pid)
+            ..AddressSpace::exited(pid)
         };
         for m in maps::parse(&text) {
             if m.executable {
@@ -125,8 +125,8 @@ impl Process {
     }
 
     /// A process that exited before it could be read.
-    pub fn exited(pid: Pid) -> Process {
-        Process {
+    pub fn exited(pid: Pid) -> AddressSpace {
+        AddressSpace {
             pid,
             code: Vec::new(),
             generation: 0,
@@ -140,8 +140,8 @@ impl Process {
     }
 
     /// A child right after `fork`, with the same memory.
-    pub fn clone_for_child(&self, pid: Pid) -> Process {
-        Process {
+    pub fn clone_for_child(&self, pid: Pid) -> AddressSpace {
+        AddressSpace {
             pid,
             code: self.code.clone(),
             generation: self.generation,
@@ -309,7 +309,7 @@ impl Process {
     }
 }
 
-impl CodeMap for Process {
+impl CodeMap for AddressSpace {
     fn find(&self, avma: u64) -> Option<(ModuleId, u64)> {
         let code = self.code_at(avma)?;
         // Registered code is addressed by avma.
@@ -327,13 +327,13 @@ mod tests {
 
     #[test]
     fn mapping_over_code_replaces_it() {
-        let mut p = Process::exited(1);
+        let mut p = AddressSpace::exited(1);
         let (mut modules, mut new) = (Modules::default(), |_| {});
         let mut map =
-            |p: &mut Process, start, end| p.map(&system::LiveSystem, start, end, 0, b"", &mut modules, &mut new);
+            |p: &mut AddressSpace, start, end| p.map(&system::LiveSystem, start, end, 0, b"", &mut modules, &mut new);
         map(&mut p, 0x1000, 0x9000);
         map(&mut p, 0x3000, 0x5000);
-        let ranges = |p: &Process| p.code().iter().map(|c| (c.start, c.end)).collect::<Vec<_>>();
+        let ranges = |p: &AddressSpace| p.code().iter().map(|c| (c.start, c.end)).collect::<Vec<_>>();
         assert_eq!(ranges(&p), [(0x1000, 0x3000), (0x3000, 0x5000), (0x5000, 0x9000)]);
         map(&mut p, 0x2000, 0x6000);
         assert_eq!(ranges(&p), [(0x1000, 0x2000), (0x2000, 0x6000), (0x6000, 0x9000)]);
@@ -352,12 +352,12 @@ mod tests {
         assert!(code.end - code.start > 0x4000);
         let (start, end) = (code.start + 0x1000, code.end - 0x2000);
         let mut modules = Modules::default();
-        let map = |p: &mut Process, modules: &mut Modules, start, end, path: &[u8]| {
+        let map = |p: &mut AddressSpace, modules: &mut Modules, start, end, path: &[u8]| {
             p.map(&system, start, end, code.offset, path, modules, &mut |_| {});
         };
         // As the program has it, and as it would be a page further.
         for (shift, expected) in [(0, true), (0x1000, false)] {
-            let mut p = Process::exited(pid);
+            let mut p = AddressSpace::exited(pid);
             map(&mut p, &mut modules, code.start + shift, code.end + shift, &code.path);
             let file = p.find(start);
             assert!(file.is_some());
@@ -377,10 +377,11 @@ mod tests {
 
     #[test]
     fn code_without_a_file_keeps_its_region() {
-        let mut p = Process::exited(1);
+        let mut p = AddressSpace::exited(1);
         let (mut modules, mut new) = (Modules::default(), |_| {});
-        let mut map =
-            |p: &mut Process, start, end| p.map(&system::LiveSystem, start, end, 0, b"//anon", &mut modules, &mut new);
+        let mut map = |p: &mut AddressSpace, start, end| {
+            p.map(&system::LiveSystem, start, end, 0, b"//anon", &mut modules, &mut new)
+        };
         map(&mut p, 0x9000, 0xa000);
         map(&mut p, 0x1000, 0x3000);
         // The same mapping again, one that continues it, and one around both.

@@ -5,7 +5,7 @@ use rustc_hash::FxHashMap;
 
 use crate::event::FutexId;
 use crate::frame::ModuleId;
-use crate::process::Process;
+use crate::process::AddressSpace;
 use crate::process::modules::Modules;
 
 /// Different futexes in one recording, at most: waits for others are counted without a name.
@@ -25,7 +25,7 @@ impl Futexes {
     }
 
     /// The futex at an address of a process, if it is in the data of a file.
-    pub(super) fn at(&mut self, process: &Process, modules: &Modules, avma: u64) -> Option<FutexId> {
+    pub(super) fn at(&mut self, process: &AddressSpace, modules: &Modules, avma: u64) -> Option<FutexId> {
         let place = process.data_at(modules, avma)?;
         if let Some(id) = self.ids.get(&place) {
             return Some(*id);

@@ -16,7 +16,7 @@ use crate::process::jit::{DESCRIPTOR, Registered, registered};
 use crate::process::memory::Memory;
 use crate::process::modules::Modules;
 use crate::process::system::{ProcessMemory, System};
-use crate::process::{Process, is_file_path};
+use crate::process::{AddressSpace, is_file_path};
 use crate::resolve::{JitSources, Owner};
 use crate::unwind::{CodeSection, Sections, Unwinder};
 
@@ -91,7 +91,7 @@ impl JitShared {
     }
 
     /// Addresses of the descriptors of a process (avma).
-    fn descriptors(&mut self, process: &Process, symbol: impl Fn(ModuleId) -> Option<u64>) -> Vec<u64> {
+    fn descriptors(&mut self, process: &AddressSpace, symbol: impl Fn(ModuleId) -> Option<u64>) -> Vec<u64> {
         let files: FxHashSet<_> = process.code().iter().filter_map(|c| c.file).collect();
         let known = &mut self.descriptors;
         let all = files.into_iter().filter_map(|(id, bias)| {

@@ -17,7 +17,7 @@ use crate::event::{Sample, ThreadState, WaitKind, WalkStatus};
 use crate::frame::{ModuleId, NativeFrame, Origin, RawFrame, UnwindMethod};
 use crate::interleave;
 use crate::interleave::StackQuality;
-use crate::process::Process;
+use crate::process::AddressSpace;
 use crate::process::system::ProcessMemory;
 use crate::profile::count_tree::{FramePath, RawTimelineSample};
 use crate::truncation::Truncation;
@@ -25,7 +25,7 @@ use crate::unwind::StackCache;
 
 /// The code of a process at a sample, recording every lookup in files that succeeds if `visits` says so.
 struct SampleCode<'a> {
-    process: &'a Process,
+    process: &'a AddressSpace,
     memory: ProcessMemory<'a>,
     copies: &'a CodeCopies,
     time: u64,
@@ -116,7 +116,8 @@ impl Session {
     fn ensure_target(&mut self, s: &Sample, update: &mut TargetUpdate<'_>) -> Result<()> {
         if !self.targets.contains_key(&s.pid) && self.open(s.pid, update).is_err() {
             // It has exited: without its mappings the stack is only addresses. Counted, with the reason.
-            self.targets.insert(s.pid, TargetProcess::new(Process::exited(s.pid)));
+            self.targets
+                .insert(s.pid, TargetProcess::new(AddressSpace::exited(s.pid)));
         }
         if let Some(target) = self.targets.get_mut(&s.pid)
             && target.process.has_copies()

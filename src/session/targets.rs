@@ -16,7 +16,7 @@ use crate::cpython_layout::{Interpreter, TargetLayout, ThreadDescriptor};
 use crate::error::Result;
 use crate::event::{Event, Pid, Tid};
 use crate::frame::{ModuleId, NativeFrame, UnwindMethod};
-use crate::process::Process;
+use crate::process::AddressSpace;
 use crate::process::command;
 use crate::process::landmarks;
 use crate::process::memory::Memory;
@@ -42,7 +42,7 @@ pub(super) struct ModuleInfo {
 
 /// A process of the session.
 pub(super) struct TargetProcess {
-    pub(super) process: Process,
+    pub(super) process: AddressSpace,
     /// The process it was forked from: it started with a copy of that one's memory.
     pub(super) parent: Option<Pid>,
     pub(super) python: Option<PythonState>,
@@ -58,7 +58,7 @@ pub(super) struct TargetProcess {
 }
 
 impl TargetProcess {
-    pub(super) fn new(process: Process) -> TargetProcess {
+    pub(super) fn new(process: AddressSpace) -> TargetProcess {
         TargetProcess {
             process,
             parent: None,
@@ -108,7 +108,7 @@ impl Session {
     /// `NoSuchProcess`, `NotPermitted`.
     pub fn open(&mut self, pid: Pid, update: &mut TargetUpdate<'_>) -> Result<()> {
         let mut new = Vec::new();
-        let process = Process::open(&*self.system, pid, &mut self.modules, &mut |id| new.push(id))?;
+        let process = AddressSpace::open(&*self.system, pid, &mut self.modules, &mut |id| new.push(id))?;
         for id in new {
             self.add_module(id);
         }
@@ -260,7 +260,7 @@ impl Session {
     /// files are still found.
     pub fn add_before_exec(&mut self, pid: Pid) {
         let root = self.modules.root(&*self.system, pid);
-        let mut process = Process::exited(pid);
+        let mut process = AddressSpace::exited(pid);
         process.root = root;
         self.targets.insert(pid, TargetProcess::new(process));
     }
@@ -310,7 +310,7 @@ impl Session {
             && let Some(before) = before
         {
             // It has exited already. Its mappings still follow.
-            let mut process = Process::exited(pid);
+            let mut process = AddressSpace::exited(pid);
             process.root = before.process.root;
             self.targets.insert(pid, TargetProcess::new(process));
         }
