@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::event::Event;
 use crate::frame::ModuleId;
 use crate::process::file_content::Content;
-use crate::profile::model::{Meta, Profile, Quality};
+use crate::profile::model::{Meta, Profile};
 use crate::resolve::Fetch;
 use crate::resolve::naming::NamingProcess;
 use crate::session::pump::EventPump;
@@ -44,7 +44,7 @@ fn run(
     edges: Option<EdgeJudge>,
 ) -> Result<Session> {
     let mut session = Session::new(options, Box::new(TapeSystem::new(tape)));
-    (session.visited, session.edges) = (visited, edges);
+    (session.stacks.visited, session.stacks.edges) = (visited, edges);
     let mut backend = TapeBackend::new(tape.clone());
     if tape.header.attached {
         let _ = session.open(tape.header.pid, &mut |_, _| Ok(())); // the samples will show what is missing
@@ -74,26 +74,15 @@ pub fn profile_with(
     naming: Option<NamingProcess>,
 ) -> Result<Profile> {
     let mut session = session(tape, options)?;
-    (session.fetch, session.naming) = (fetch, naming);
+    (session.naming.fetch, session.naming.process) = (fetch, naming);
     Ok(resolve(tape, &mut session))
 }
 
 /// The profile of a session that has processed all of a tape.
 pub fn resolve(tape: &Rc<Tape>, session: &mut Session) -> Profile {
-    let (header, t) = (&tape.header, &session.quality_counts);
-    let quality = Quality {
-        expected: 0,
-        taken: t.taken(),
-        exact: t.exact,
-        repaired: t.repaired,
-        partial: t.partial,
-        lost: TapeBackend::new(tape.clone()).counts().lost,
-        reasons: t
-            .reasons
-            .iter()
-            .map(|(truncation, n)| (truncation.reason().to_string(), *n))
-            .collect(),
-    };
+    let header = &tape.header;
+    let lost = TapeBackend::new(tape.clone()).counts().lost;
+    let quality = session.segment.quality.quality(0, lost);
     let meta = Meta {
         version: env!("CARGO_PKG_VERSION").into(),
         rate: header.rate,
@@ -127,14 +116,14 @@ pub fn finish(mut tape: Tape) -> Result<(Tape, bool)> {
     edges.log = Some(EdgeAccesses::default());
     let session = run(&complete, options, Some(VisitedCode::default()), Some(edges))?;
     let mut by_module: FxHashMap<ModuleId, PruneRequest> = FxHashMap::default();
-    for ((module, svma), analyzed) in session.visited.iter().flatten() {
+    for ((module, svma), analyzed) in session.stacks.visited.iter().flatten() {
         let wanted = by_module.entry(*module).or_default();
         wanted.svmas.insert(*svma);
         if *analyzed {
             wanted.analyzed.insert(*svma);
         }
     }
-    if let Some(read) = session.edges.as_ref().and_then(|edges| edges.log.as_ref()) {
+    if let Some(read) = session.stacks.edges.as_ref().and_then(|edges| edges.log.as_ref()) {
         for (module, svma, length) in &read.code {
             by_module.entry(*module).or_default().code.insert((*svma, *length));
         }
@@ -142,9 +131,9 @@ pub fn finish(mut tape: Tape) -> Result<(Tape, bool)> {
             by_module.entry(*module).or_default().functions.insert(*svma);
         }
     }
-    for i in 0..session.modules.len() {
+    for i in 0..session.modules().len() {
         let id = ModuleId(i as u32);
-        let module = session.modules.get(id);
+        let module = session.modules().get(id);
         let Content::File(file) = &module.content else { continue };
         let is_this = |c: &Content| matches!(c, Content::File(f) if Arc::ptr_eq(f, file));
         let Some(slot) = tape.files.iter().position(is_this) else {
@@ -162,8 +151,8 @@ pub fn finish(mut tape: Tape) -> Result<(Tape, bool)> {
     tape.kernel = tape.kernel.map(|text| kernel_lines(&tape.events, &text));
     let small = Rc::new(tape);
     let replayed = session_with_edges(&small, options)?;
-    let counts = |session: &Session| session.edges.as_ref().map(|edges| edges.counts.clone());
-    let same = replayed.tree.nodes() == session.tree.nodes() && counts(&replayed) == counts(&session);
+    let counts = |session: &Session| session.stacks.edges.as_ref().map(|edges| edges.counts.clone());
+    let same = replayed.segment.tree.nodes() == session.segment.tree.nodes() && counts(&replayed) == counts(&session);
     drop(replayed);
     Ok((Rc::unwrap_or_clone(small), same))
 }

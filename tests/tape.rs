@@ -363,7 +363,7 @@ fn stacks_are_exact() {
 /// Verdicts on the edges of all native stacks of a tape.
 fn judged(tape: Tape) -> EdgeCounts {
     let session = tape_replay::session_with_edges(&Rc::new(tape), SessionOptions::default()).expect("a replay");
-    session.edges.expect("a judge").counts
+    session.stacks.edges.expect("a judge").counts
 }
 
 /// The machine code contradicts no native stack, and proves as many of their edges as before.

@@ -246,7 +246,7 @@ impl RecordingThread {
             ..self.session.meta(&self.backend, &new, self.config.rate, pid, when)
         };
         let profile = self.session.resolve(self.began, meta);
-        self.session.reset_profile();
+        self.session.close_segment();
         (self.began, self.began_wall) = (now, SystemTime::now());
         self.before = ProfileStart { counts, profiler_cpu };
         profile

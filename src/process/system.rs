@@ -37,6 +37,11 @@ pub trait System {
     /// avma just past the main thread's frames; 0 if unknown.
     fn stack_end(&self, pid: Pid) -> u64;
 
+    /// When a process was started, clock ticks since the machine was: tells it from a later one with the same number. Not on tapes.
+    fn start_time(&self, _pid: Pid) -> Option<u64> {
+        None
+    }
+
     /// Thread ids of a process; none if it has ended.
     fn threads(&self, pid: Pid) -> Vec<Tid>;
 
@@ -120,6 +125,10 @@ impl System for LiveSystem {
 
     fn stack_end(&self, pid: Pid) -> u64 {
         procfs::stack_end(pid)
+    }
+
+    fn start_time(&self, pid: Pid) -> Option<u64> {
+        procfs::start_time(pid)
     }
 
     fn threads(&self, pid: Pid) -> Vec<Tid> {

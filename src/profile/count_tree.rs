@@ -24,6 +24,8 @@ const MAX_NAMES: usize = 24 << 20;
 pub struct FramePath {
     frames: Vec<RawFrame>,
     nodes: Vec<RawNode>,
+    /// The tree of the nodes, as [`RawTree::generation`].
+    generation: u32,
 }
 
 impl FramePath {
@@ -57,6 +59,8 @@ pub struct RawTree {
     most: usize,
     /// Remaining bytes of names.
     names: usize,
+    /// Trees before this one whose paths may be passed to it.
+    generation: u32,
 }
 
 impl Default for RawTree {
@@ -72,6 +76,15 @@ impl RawTree {
             children: HashTable::new(),
             most,
             names: MAX_NAMES,
+            generation: 0,
+        }
+    }
+
+    /// An empty tree that takes the place of this one: paths in this one are not taken for paths in it.
+    pub fn successor(&self) -> RawTree {
+        RawTree {
+            generation: self.generation.wrapping_add(1),
+            ..RawTree::default()
         }
     }
 
@@ -90,6 +103,10 @@ impl RawTree {
         count: u32,
         name: &dyn Fn(&RawFrame) -> usize,
     ) -> (RawNode, bool) {
+        if last.generation != self.generation {
+            (last.frames, last.nodes) = Default::default();
+            last.generation = self.generation;
+        }
         let same = last.frames.iter().zip(frames).take_while(|(a, b)| a == b).count();
         last.frames.truncate(same);
         last.nodes.truncate(same);

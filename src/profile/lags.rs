@@ -4,7 +4,7 @@ use super::count_tree::RawNode;
 use crate::event::{Pid, Tid};
 
 /// One of them before its stack is named.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RawLag {
     pub pid: Pid,
     pub tid: Tid,

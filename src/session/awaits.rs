@@ -1,4 +1,4 @@
-//! What the suspended tasks of a session's processes await, and for how long. (Those that are not asyncio's: `other_awaits`.)
+//! What the suspended tasks of processes await, and for how long.
 //!
 //! All tasks of a process are read again and again at random times, without a stop, and each reading represents the time that is
 //! nearer to it than to another one: for so long every task that is suspended has awaited what it awaits then. That is a value of
@@ -6,23 +6,26 @@
 //! shared among them.
 
 use std::collections::VecDeque;
-use std::rc::Rc;
 use std::time::Duration;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::await_kind::await_kind;
+use super::asyncio::Asyncio;
 use super::await_times::{Pauses, ReadingTimes};
-use super::other_awaits::OtherAwaits;
-use super::{Session, name_bytes};
+use super::files::Files;
+use super::greenlets::Greenlets;
+use super::process::Process;
+use super::process_tasks::ProcessTasks;
+use super::segment::Segment;
+use super::stacks::StackBuilder;
+use super::task_source::{PythonThreads, TaskNames, TaskReading, TaskSource};
+use super::trio::Trio;
 use crate::capture::common::rng::Rng;
-use crate::cpython::tasks::{SuspendedTask, TaskReader};
-use crate::cpython::thread_states;
-use crate::cpython_layout::{Interpreter, Layout};
+use crate::cpython::frame_groups;
+use crate::cpython::tasks::{self, RawAwaitFrame};
 use crate::event::{AwaitKind, Pid, Sample, Tid};
 use crate::frame::RawFrame;
-use crate::process::memory::{Memory, Pages};
-use crate::process::system::ProcessMemory;
+use crate::process::memory::Pages;
 use crate::profile::count_tree::{FramePath, RawNode, RawTimelineSample};
 use crate::sys;
 
@@ -36,137 +39,75 @@ const MAX_AGE: u64 = 5_000_000_000;
 /// Shortest time between two additions to the timeline, ns, and the time for each row.
 const ADDITION: u64 = 200_000_000;
 const PER_ROW: u64 = 1_000_000;
-/// How long the thread of an event loop is taken to be the same, ns.
-const LOOP_AGE: u64 = 1_000_000_000;
-/// Event loops known, over all processes.
-const MAX_LOOPS: usize = 1024;
 
-/// What is known of suspended tasks.
+/// The readings of suspended tasks.
 pub(super) struct Awaits {
-    processes: FxHashMap<Pid, ProcessAwaits>,
-    /// Threads in which a hub of greenlets was seen.
-    pub(super) hubs: FxHashSet<(Pid, Tid)>,
-    /// Event loop -> its thread, and when that was read.
-    loops: FxHashMap<(Pid, u64), (Tid, u64)>,
-    /// What is not in the timeline yet.
-    pub(super) rows: FxHashMap<(Pid, Tid, RawNode), NodeTime>,
-    /// Wall time in the timeline that no sample counts, ns.
+    /// The sampling period, ns; `None`: suspended tasks are not read.
+    period: Option<u64>,
+    /// Time that is not in the segment yet.
+    rows: FxHashMap<(Pid, Tid, RawNode), NodeTime>,
+    /// Wall time in the segment that no sample counts, ns.
     uncounted: u64,
-    /// When to add it; ns.
+    /// When to add the rows; ns.
     next_addition: u64,
     rng: Rng,
 }
 
-impl Default for Awaits {
-    fn default() -> Awaits {
-        Awaits {
-            processes: FxHashMap::default(),
-            hubs: FxHashSet::default(),
-            loops: FxHashMap::default(),
-            rows: FxHashMap::default(),
-            uncounted: 0,
-            next_addition: 0,
-            rng: Rng::new(sys::clock::now()),
-        }
-    }
-}
-
-impl Awaits {
-    /// A thread runs a task of this event loop.
-    pub(super) fn observe_loop(&mut self, (pid, tid): (Pid, Tid), event_loop: u64, now: u64) {
-        if self.loops.len() >= MAX_LOOPS {
-            self.loops.clear();
-        }
-        self.loops.insert((pid, event_loop), (tid, now));
-    }
-
-    /// The thread that ran an event loop the last time.
-    pub(super) fn thread_of_loop(&self, pid: Pid, event_loop: u64) -> Option<Tid> {
-        self.loops.get(&(pid, event_loop)).map(|(tid, _)| *tid)
-    }
-
-    /// Adds the time that the last reading of a process represents.
-    fn add_time(&mut self, pid: Pid, shown: &[(Tid, RawNode)], represented: u64) {
-        if represented == 0 {
-            return;
-        }
-        for (tid, node) in shown {
-            self.rows.entry((pid, *tid, *node)).or_default().awaited += represented;
-        }
-    }
-
-    /// There are no more readings of a process.
-    fn end_readings(&mut self, pid: Pid, now: u64) {
-        if let Some(process) = self.processes.get_mut(&pid) {
-            let represented = process.times.end(now);
-            let shown = std::mem::take(&mut process.shown);
-            self.add_time(pid, &shown, represented);
-        }
-    }
-
-    /// Shares the time that a thread waited in poll among the tasks that it waited for. False if there are none.
-    pub(super) fn share_wait(&mut self, s: &Sample, time: u64, length: u64) -> bool {
-        let Some(process) = self.processes.get_mut(&s.pid) else {
-            return false;
-        };
-        let reading = process.reading(s.time.saturating_sub(length.max(time)), s.time);
-        let Some(nodes) = reading.and_then(|r| r.nodes.get(&s.tid)) else {
-            return false;
-        };
-        let sharers = nodes.len().min(MAX_SHARERS);
-        let share = time / sharers as u64;
-        let first = process.cursor % nodes.len();
-        for at in 0..sharers {
-            let node = nodes[(first + at) % nodes.len()];
-            let row = self.rows.entry((s.pid, s.tid, node)).or_default();
-            row.wall += if at == 0 {
-                time - share * (sharers as u64 - 1)
-            } else {
-                share
-            };
-        }
-        process.cursor = first + sharers;
-        true
-    }
-}
-
 /// Time at one node, ns.
 #[derive(Clone, Copy, Default)]
-pub(super) struct NodeTime {
+struct NodeTime {
     wall: u64,
     awaited: u64,
 }
 
+/// Suspended tasks of one process.
 #[derive(Default)]
 pub(super) struct ProcessAwaits {
     /// When the tasks are read next, ns. 0: they were not read yet.
     due: u64,
     pauses: Pauses,
-    times: ReadingTimes,
+    /// `None`: no reading was due yet.
+    times: Option<ReadingTimes>,
     /// What the last reading has found, by thread of the event loop.
     shown: Vec<(Tid, RawNode)>,
-    /// Pages that it needed.
-    pages: Vec<u64>,
-    /// By task, how it is shown.
-    nodes: FxHashMap<u64, (Rc<SuspendedTask>, Tid, TaskNode)>,
-    pub(super) other: OtherAwaits,
+    nodes: KnownNodes,
+    threads: PythonThreads,
     readings: VecDeque<Reading>,
     /// Where the next wait's shares begin.
     cursor: usize,
 }
 
+/// The nodes of tasks that are shown as at the reading before, by kind and address.
+#[derive(Default)]
+struct KnownNodes {
+    asyncio: TaskNodes<Asyncio>,
+    greenlets: TaskNodes<Greenlets>,
+    trio: TaskNodes<Trio>,
+}
+
+/// Suspended tasks of one kind, by address: the task as it was read, its thread, and how it is shown. `None`: it awaits nothing
+/// itself.
+struct TaskNodes<S: TaskSource>(FxHashMap<u64, (S::Suspended, Tid, Option<TaskNode>)>);
+
+impl<S: TaskSource> Default for TaskNodes<S> {
+    fn default() -> TaskNodes<S> {
+        TaskNodes(FxHashMap::default())
+    }
+}
+
+/// How a task is shown.
 #[derive(Clone, Copy)]
-pub(super) struct TaskNode {
-    pub(super) node: RawNode,
+struct TaskNode {
+    node: RawNode,
     /// It does not await its event loop.
-    pub(super) waits: bool,
+    waits: bool,
 }
 
 /// The tasks that waited at some time.
-pub(super) struct Reading {
-    pub(super) time: u64,
+struct Reading {
+    time: u64,
     /// By thread of the event loop.
-    pub(super) nodes: FxHashMap<Tid, Vec<RawNode>>,
+    nodes: FxHashMap<Tid, Vec<RawNode>>,
     tasks: usize,
     /// Those that await their event loop, too.
     shown: Vec<(Tid, RawNode)>,
@@ -182,7 +123,7 @@ impl Reading {
         }
     }
 
-    pub(super) fn add(&mut self, tid: Tid, task: TaskNode) {
+    fn add(&mut self, tid: Tid, task: TaskNode) {
         self.shown.push((tid, task.node));
         if task.waits {
             self.nodes.entry(tid).or_default().push(task.node);
@@ -192,6 +133,12 @@ impl Reading {
 }
 
 impl ProcessAwaits {
+    /// The nodes of the tree are about to be replaced.
+    pub(super) fn forget_nodes(&mut self) {
+        self.nodes = KnownNodes::default();
+        self.readings.clear();
+    }
+
     /// The reading that says which tasks a thread that waited from `start` to `end` waited for.
     fn reading(&self, start: u64, end: u64) -> Option<&Reading> {
         let before = self.readings.iter().rfind(|r| r.time <= end);
@@ -209,240 +156,240 @@ impl ProcessAwaits {
     }
 }
 
-impl Session {
+/// What a reading of tasks takes part in: where stacks get their names and nodes.
+pub(super) struct AwaitSinks<'a> {
+    pub(super) names: &'a mut TaskNames,
+    pub(super) stacks: &'a StackBuilder,
+    pub(super) segment: &'a mut Segment,
+}
+
+impl<S: TaskSource> TaskNodes<S> {
+    /// Reads the suspended tasks of this kind into `found`.
+    fn read(&mut self, source: &mut S, reading: &mut TaskReading<'_>, sinks: &mut AwaitSinks<'_>, found: &mut Reading) {
+        let mut before = std::mem::take(&mut self.0);
+        let mut path = FramePath::default();
+        for (tid, task) in source.suspended(reading) {
+            let address = S::address(&task);
+            let known = before.remove(&address);
+            let known = known.filter(|(old, of, _)| *of == tid && S::is_shown_as(&task, old));
+            let shown = match known {
+                Some((.., shown)) => shown,
+                None => show(source, &task, tid, reading, sinks, &mut path),
+            };
+            if let Some(shown) = shown {
+                found.add(tid, shown);
+            }
+            self.0.insert(address, (task, tid, shown));
+        }
+    }
+}
+
+/// Adds the stack of a suspended task to the segment.
+fn show<S: TaskSource>(
+    source: &S,
+    task: &S::Suspended,
+    tid: Tid,
+    reading: &mut TaskReading<'_>,
+    sinks: &mut AwaitSinks<'_>,
+    path: &mut FramePath,
+) -> Option<TaskNode> {
+    let (frames, functions) = await_frames(reading, S::frames(task))?;
+    let description = source.describe(task, &functions, reading, sinks.names)?;
+    let kind = description.kind;
+    let pid = reading.process.pid();
+    let above = sinks.stacks.thread_frames(pid, tid).chain(description.above);
+    let stack: Vec<RawFrame> = above.chain(frames).chain([RawFrame::Awaiting(kind)]).collect();
+    let files = &*reading.files;
+    let node = sinks.segment.node(path, &stack, &|f| files.name_bytes(f));
+    Some(TaskNode {
+        node,
+        waits: kind != AwaitKind::Turn,
+    })
+}
+
+/// Qualified name and file of a function.
+type FunctionName = (String, String);
+
+/// Suspended frames, and the names of their functions as far as these can be read.
+fn await_frames(reading: &mut TaskReading<'_>, frames: &[RawAwaitFrame]) -> Option<(Vec<RawFrame>, Vec<FunctionName>)> {
+    let (process, files) = (reading.process, &mut *reading.files);
+    let layout = &process.interpreter()?.layout;
+    let system = files.system.clone();
+    let live = process.live_memory(&*system);
+    let memory = Pages::new(&live);
+    let (mut stack, mut functions) = (Vec::new(), Vec::new());
+    for raw in frames {
+        stack.push(
+            match tasks::code_of(&mut files.codes, process.pid(), &memory, layout, raw) {
+                Ok(id) => {
+                    let code = files.codes.get(id);
+                    let name = if code.qualname.is_empty() {
+                        tasks::frame_name(&memory, layout, raw).unwrap_or_else(|| code.name.clone())
+                    } else {
+                        code.qualname.clone()
+                    };
+                    functions.push((name, code.filename.clone()));
+                    let instr = frame_groups::instruction(layout, raw.code, raw.instr);
+                    RawFrame::Python { code: id, instr }
+                }
+                Err(why) => RawFrame::Truncated(why),
+            },
+        );
+    }
+    Some((stack, functions))
+}
+
+impl Awaits {
+    /// `period`: of sampling, ns, where suspended tasks are to be read.
+    pub(super) fn new(period: Option<u64>) -> Awaits {
+        Awaits {
+            period,
+            rows: FxHashMap::default(),
+            uncounted: 0,
+            next_addition: 0,
+            rng: Rng::new(sys::clock::now()),
+        }
+    }
+
     /// Whether suspended tasks are read.
-    fn reads_awaits(&self) -> bool {
-        self.options.tasks && self.options.weighted.is_some()
+    pub(super) fn are_read(&self) -> bool {
+        self.period.is_some()
     }
 
-    /// Whether it is of use to know which thread runs an event loop.
-    pub(super) fn needs_loops(&self) -> bool {
-        self.reads_awaits() || self.options.lag.is_some()
-    }
-
-    /// How long until tasks are to be read.
-    pub(super) fn until_awaits(&self) -> Duration {
-        let due = self.awaits.processes.values().map(|p| p.due).min();
-        match due {
-            Some(due) => Duration::from_nanos(due.saturating_sub(sys::clock::now())),
-            None => Duration::MAX,
+    /// How long until the tasks of a process are to be read.
+    pub(super) fn until_reading(&self, own: &ProcessAwaits) -> Duration {
+        if self.period.is_none() || own.times.is_none() {
+            return Duration::MAX;
         }
+        Duration::from_nanos(own.due.saturating_sub(sys::clock::now()))
     }
 
-    /// The process has ended.
-    pub(super) fn end_awaits(&mut self, pid: Pid) {
-        self.awaits.end_readings(pid, sys::clock::now());
-    }
-
-    /// The process has ended, or executes another program.
-    pub(super) fn forget_awaits(&mut self, pid: Pid) {
-        self.end_awaits(pid);
-        self.awaits.processes.remove(&pid);
-        self.awaits.hubs.retain(|(of, _)| *of != pid);
-    }
-
-    /// The nodes of the tree are about to be replaced.
-    pub(super) fn forget_await_nodes(&mut self) {
-        self.end_all_readings();
-        self.add_await_rows();
-        for process in self.awaits.processes.values_mut() {
-            process.nodes.clear();
-            process.other.forget_nodes();
-            process.readings.clear();
+    /// Shares the time that a thread waited among the tasks that it waited for; `time` and `length` of the interval in ns. False if
+    /// there are none.
+    pub(super) fn share_wait(&mut self, own: &mut ProcessAwaits, s: &Sample, time: u64, length: u64) -> bool {
+        let reading = own.reading(s.time.saturating_sub(length.max(time)), s.time);
+        let Some(nodes) = reading.and_then(|r| r.nodes.get(&s.tid)) else {
+            return false;
+        };
+        let sharers = nodes.len().min(MAX_SHARERS);
+        let share = time / sharers as u64;
+        let first = own.cursor % nodes.len();
+        for at in 0..sharers {
+            let node = nodes[(first + at) % nodes.len()];
+            let row = self.rows.entry((s.pid, s.tid, node)).or_default();
+            row.wall += if at == 0 {
+                time - share * (sharers as u64 - 1)
+            } else {
+                share
+            };
         }
+        own.cursor = first + sharers;
+        true
     }
 
-    /// Reads the suspended tasks of the processes where that is due.
-    pub(super) fn read_awaits(&mut self) {
-        if !self.reads_awaits() {
+    /// Adds the time that the last reading of a process represents.
+    fn add_time(&mut self, pid: Pid, shown: &[(Tid, RawNode)], represented: u64) {
+        if represented == 0 {
             return;
         }
-        let now = sys::clock::now();
-        let pids: Vec<Pid> = self.targets.keys().copied().collect();
-        for pid in pids {
-            let known = self.awaits.processes.entry(pid).or_insert_with(|| ProcessAwaits {
-                times: ReadingTimes::since(now),
-                ..ProcessAwaits::default()
-            });
-            if known.due <= now {
-                self.read_process_awaits(pid, now);
-            }
-        }
-        if now >= self.awaits.next_addition {
-            let rows = self.awaits.rows.len() as u64;
-            self.add_await_rows();
-            self.awaits.next_addition = now + ADDITION.max(PER_ROW * rows);
+        for (tid, node) in shown {
+            self.rows.entry((pid, *tid, *node)).or_default().awaited += represented;
         }
     }
 
-    /// There are no more readings.
-    pub(super) fn finish_awaits(&mut self) {
-        self.end_all_readings();
-        self.add_await_rows();
+    /// Takes note that there are no more readings of a process.
+    pub(super) fn end_readings(&mut self, own: &mut ProcessAwaits, pid: Pid) {
+        if let Some(times) = &mut own.times {
+            let represented = times.end(sys::clock::now());
+            let shown = std::mem::take(&mut own.shown);
+            self.add_time(pid, &shown, represented);
+        }
     }
 
-    fn end_all_readings(&mut self) {
-        let now = sys::clock::now();
-        let pids: Vec<Pid> = self.awaits.processes.keys().copied().collect();
-        pids.into_iter().for_each(|pid| self.awaits.end_readings(pid, now));
-    }
-
-    /// Reads the suspended tasks of one process.
-    fn read_process_awaits(&mut self, pid: Pid, now: u64) {
-        let mut process = self.awaits.processes.remove(&pid).unwrap_or_default();
-        let represented = process.times.read(now);
-        self.awaits
-            .add_time(pid, &std::mem::take(&mut process.shown), represented);
+    /// Reads the suspended tasks of a process if that is due; `now`: CLOCK_MONOTONIC, ns.
+    pub(super) fn read(
+        &mut self,
+        own: &mut ProcessAwaits,
+        own_tasks: &mut ProcessTasks,
+        process: &Process,
+        files: &mut Files,
+        sinks: &mut AwaitSinks<'_>,
+        now: u64,
+    ) {
+        let Some(period) = self.period else { return };
+        let times = own.times.get_or_insert_with(|| ReadingTimes::since(now));
+        if own.due > now {
+            return;
+        }
+        let represented = times.read(now);
+        self.add_time(process.pid(), &std::mem::take(&mut own.shown), represented);
         let mut took = 0;
-        let interpreter = self.python(pid).and_then(|(_, interpreter)| interpreter);
-        if let Some(interpreter) = interpreter {
-            let reader = self.take_reader(pid, now);
+        if process.interpreter().is_some() {
             let began = sys::clock::process_cpu_time();
-            let mut reading = Reading::new(now);
-            if let Some(mut reader) = reader {
-                self.read_with(&mut reader, pid, &interpreter, &mut process, &mut reading);
-                self.put_reader(pid, reader);
-            }
-            self.read_other_awaits((pid, &interpreter), &mut process, &mut reading);
-            process.shown = std::mem::take(&mut reading.shown);
-            process.keep(reading);
+            let mut found = Reading::new(now);
+            let ProcessTasks {
+                asyncio,
+                greenlets,
+                trio,
+            } = own_tasks;
+            let mut reading = TaskReading {
+                process,
+                files,
+                time: now,
+                threads: &mut own.threads,
+                taken: &FxHashSet::default(),
+            };
+            own.nodes.asyncio.read(asyncio, &mut reading, sinks, &mut found);
+            let taken = found.nodes.keys().copied().collect();
+            reading.taken = &taken;
+            own.nodes.greenlets.read(greenlets, &mut reading, sinks, &mut found);
+            own.nodes.trio.read(trio, &mut reading, sinks, &mut found);
+            own.shown = std::mem::take(&mut found.shown);
+            own.keep(found);
             // The first reading, which searches much memory, is not paid for by a pause: nothing would be known in it.
-            if process.due != 0 {
+            if own.due != 0 {
                 took = sys::clock::process_cpu_time().saturating_sub(began);
             }
         }
-        let Awaits { rng, processes, .. } = &mut self.awaits;
-        process.due = now + process.pauses.next(took, self.options.weighted.unwrap_or(0), rng);
-        processes.insert(pid, process);
+        own.due = now + own.pauses.next(took, period, &mut self.rng);
     }
 
-    fn read_with(
-        &mut self,
-        reader: &mut TaskReader,
-        pid: Pid,
-        interpreter: &Interpreter,
-        process: &mut ProcessAwaits,
-        reading: &mut Reading,
-    ) {
-        let now = reading.time;
-        let system = self.system.clone();
-        let live = ProcessMemory(&*system, pid);
-        let memory = Pages::with_first(&live, &process.pages);
-        let Ok(tasks) = reader.suspended(&live, &memory) else {
-            return;
-        };
-        let mut loops: FxHashMap<u64, Tid> = FxHashMap::default();
-        for task in &tasks {
-            let event_loop = task.event_loop;
-            loops.entry(event_loop).or_insert_with(|| {
-                let known = self.awaits.loops.get(&(pid, event_loop));
-                if let Some((tid, read)) = known
-                    && now.saturating_sub(*read) < LOOP_AGE
-                {
-                    return *tid;
-                }
-                let found = self.find_loop_thread(reader, &memory, (pid, interpreter), event_loop);
-                // Of a loop whose thread is not known: the first one.
-                found.or(known.map(|(tid, _)| *tid)).unwrap_or(pid)
-            });
+    /// Adds what has been counted to the segment, from time to time; `now`: CLOCK_MONOTONIC, ns.
+    pub(super) fn add_due_rows(&mut self, segment: &mut Segment, now: u64) {
+        if now >= self.next_addition {
+            let rows = self.rows.len() as u64;
+            self.add_rows(segment);
+            self.next_addition = now + ADDITION.max(PER_ROW * rows);
         }
-        for (event_loop, tid) in &loops {
-            let known = self.awaits.loops.get(&(pid, *event_loop));
-            if known.is_none_or(|(of, read)| of != tid || now.saturating_sub(*read) >= LOOP_AGE) {
-                self.awaits.observe_loop((pid, *tid), *event_loop, now);
-            }
-        }
-        let mut nodes = std::mem::take(&mut process.nodes);
-        let mut shown_now = FxHashMap::default();
-        let mut path = FramePath::default();
-        for task in tasks {
-            let address = task.address();
-            let tid = loops[&task.event_loop];
-            let known = nodes.remove(&address);
-            let known = known.filter(|(old, of, _)| Rc::ptr_eq(old, &task) && *of == tid);
-            let shown = match known {
-                Some((.., shown)) => shown,
-                None => {
-                    let (stack, kind) = self.await_stack((pid, tid), (&memory, &interpreter.layout), &task);
-                    let name_bytes = |f: &RawFrame| name_bytes(&self.codes, f);
-                    let (node, _) = self.tree.add_incremental(&mut path, &stack, 0, &name_bytes);
-                    let waits = kind != AwaitKind::Turn;
-                    TaskNode { node, waits }
-                }
-            };
-            shown_now.insert(address, (task, tid, shown));
-            reading.add(tid, shown);
-        }
-        process.nodes = shown_now;
-        process.pages = memory.used();
     }
 
-    /// The thread that runs an event loop, if that can be read.
-    pub(super) fn find_loop_thread(
-        &self,
-        reader: &TaskReader,
-        memory: &dyn Memory,
-        (pid, interpreter): (Pid, &Interpreter),
-        event_loop: u64,
-    ) -> Option<Tid> {
-        let thread_pointer = reader.loop_thread(memory, event_loop)?;
-        let inside = thread_states::thread_id(memory, interpreter, thread_pointer)?;
-        self.thread_ids.host(&*self.system, pid, inside, sys::clock::now())
-    }
-
-    /// The frames of a suspended task, outermost first.
-    fn await_stack(
-        &mut self,
-        (pid, tid): (Pid, Tid),
-        memory: (&dyn Memory, &Layout),
-        task: &SuspendedTask,
-    ) -> (Vec<RawFrame>, AwaitKind) {
-        let mut stack = self.thread_frames(pid, tid);
-        for (_, name) in task.chain.tasks.iter().rev() {
-            stack.push(RawFrame::Task(self.tasks.names.id(name)));
-        }
-        let (frames, functions) = self.await_frames(pid, memory, &task.frames);
-        stack.extend(frames);
-        let kind = await_kind(
-            task.awaited,
-            functions.iter().rev().map(|(name, file)| (&**name, &**file)),
-        );
-        stack.push(RawFrame::Awaiting(kind));
-        (stack, kind)
-    }
-
-    /// Adds what has been counted since the last time to the tree and the timeline.
-    fn add_await_rows(&mut self) {
-        let period = self.options.weighted.unwrap_or(1).max(1);
-        let time = match self.timeline.last() {
+    /// Adds what has been counted since the last time to the segment.
+    pub(super) fn add_rows(&mut self, segment: &mut Segment) {
+        let period = self.period.unwrap_or(1).max(1);
+        let time = match segment.timeline.last() {
             Some(last) => last.time,
             None => sys::clock::now(),
         };
-        let mut rows: Vec<_> = std::mem::take(&mut self.awaits.rows).into_iter().collect();
+        let mut rows: Vec<_> = std::mem::take(&mut self.rows).into_iter().collect();
         rows.sort_unstable_by_key(|(key, _)| *key);
         for ((pid, tid, node), row) in rows {
             // Shares are shorter than a period: what is left over counts for the next one. A stack that no sample has would
             // not be shown.
-            self.awaits.uncounted += row.wall;
-            let is_new = self
-                .tree
-                .nodes()
-                .get(node as usize)
-                .is_some_and(|(.., count)| *count == 0);
-            let count = u32::try_from(self.awaits.uncounted / period).unwrap_or(u32::MAX);
-            self.awaits.uncounted -= period * u64::from(count);
-            let count = count.max(u32::from(is_new));
-            self.tree.count(node, count);
-            self.waits.push_await(row.awaited);
-            self.timeline.push(RawTimelineSample {
+            self.uncounted += row.wall;
+            let nodes = segment.tree.nodes();
+            let is_new = nodes.get(node as usize).is_some_and(|(.., count)| *count == 0);
+            let count = u32::try_from(self.uncounted / period).unwrap_or(u32::MAX);
+            self.uncounted -= period * u64::from(count);
+            let sample = RawTimelineSample {
                 time,
                 pid,
                 tid,
                 node,
-                count,
+                count: count.max(u32::from(is_new)),
                 time_spent: row.wall,
                 labels: 0,
-            });
+            };
+            segment.add_await(sample, row.awaited);
         }
     }
 }

@@ -9,18 +9,18 @@ use std::sync::Arc;
 use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 use symbolize::JitObject;
 
-use super::{RESCAN_INTERVAL, Session};
-use crate::event::{Event, Pid};
+use super::RESCAN_INTERVAL;
+use super::files::Files;
+use super::process::Process;
+use crate::event::Pid;
 use crate::frame::{ModuleId, NativeFrame};
+use crate::process::AddressSpace;
 use crate::process::jit::{DESCRIPTOR, Registered, registered};
 use crate::process::memory::Memory;
 use crate::process::modules::Modules;
 use crate::process::system::{ProcessMemory, System};
-use crate::process::{AddressSpace, is_file_path};
-use crate::resolve::{JitSources, Owner};
-use crate::unwind::{CodeSection, Sections, Unwinder};
-
-use super::targets::TargetProcess;
+use crate::resolve::JitSources;
+use crate::unwind::{CodeSection, Sections};
 
 /// Maximum total size of the copies of registered objects and their unwind tables, bytes.
 const MAX_BYTES: usize = 256 << 20;
@@ -43,6 +43,20 @@ pub(super) struct Jit {
     listed: FxHashMap<Registered, Listed>,
     /// All objects that were ever in the lists, in order.
     objects: Vec<Arc<JitObject>>,
+    /// Samples contain code of the process that is in no file.
+    pub(super) is_sampled: bool,
+}
+
+impl Jit {
+    /// What names the code; `space` has the mappings of its process, which was forked from `parent`.
+    pub(super) fn sources(&self, space: &AddressSpace, parent: Option<Pid>) -> JitSources {
+        JitSources {
+            dumps: space.jitdumps.clone(),
+            objects: self.objects.clone(),
+            regions: space.regions().to_vec(),
+            parent,
+        }
+    }
 }
 
 /// The object of an entry of a list.
@@ -145,61 +159,42 @@ fn end_of(memory: &dyn Memory, entry: &Registered) -> u64 {
     FxBuildHasher.hash_one(end)
 }
 
-impl Session {
-    /// Opens the files that these events name, before anything slower is done: the processes may be about to exit.
-    pub fn open_files(&mut self, events: &[Event]) {
-        self.modules.forget_ahead();
-        for event in events {
-            let Event::Mmap {
-                pid, start, end, path, ..
-            } = event
-            else {
-                continue;
-            };
-            let Some(m) = self.targets.get(pid) else { continue };
-            let root = m.process.root.as_deref();
-            if is_file_path(path) {
-                self.modules.open_ahead(&*self.system, *pid, *start, *end, path, root);
-            } else if let Some(root) = root {
-                self.open_files.open_perf_map(*pid, root);
-            }
-        }
-    }
-
-    /// Scans for what names the JIT code of a process, unless that was done shortly before `time` (samples' clock).
-    pub(super) fn scan_jit_code(&mut self, pid: Pid, time: Option<u64>) {
-        let Some(m) = self.targets.get_mut(&pid) else { return };
-        if m.process.regions().is_empty() || time.is_some_and(|time| time < m.jit.next) {
+impl Process {
+    /// Scans for what names the JIT code, unless that was done shortly before `time` (samples' clock).
+    pub(super) fn scan_jit_code(&mut self, files: &mut Files, time: Option<u64>) {
+        let (pid, known) = (self.space.pid, &mut self.jit);
+        if self.space.regions().is_empty() || time.is_some_and(|time| time < known.next) {
             return;
         }
-        if let Some(root) = &m.process.root {
-            self.open_files.open_perf_map(pid, root);
+        if let Some(root) = &self.space.root {
+            files.open.open_perf_map(pid, root);
         }
-        let modules = &self.modules;
+        let modules = &files.modules;
         let symbol = |id: ModuleId| modules.get(id).symbol(DESCRIPTOR);
-        let descriptors = self.jit.descriptors(&m.process, symbol);
-        let memory = ProcessMemory(&*self.system, pid);
+        let descriptors = files.jit.descriptors(&self.space, symbol);
+        let system = files.system.clone();
+        let memory = ProcessMemory(&*system, pid);
         let entries: Vec<_> = descriptors.iter().flat_map(|at| registered(&memory, *at)).collect();
         let pause = RESCAN_INTERVAL.max(RESCAN_INTERVAL_PER_ENTRY * entries.len() as u64);
-        m.jit.next = time.map_or(m.jit.next, |time| time.saturating_add(pause));
-        let before = std::mem::take(&mut m.jit.listed);
-        let mut changed = entries.is_empty() && !before.is_empty() && !self.system.threads(pid).is_empty();
+        known.next = time.map_or(known.next, |time| time.saturating_add(pause));
+        let before = std::mem::take(&mut known.listed);
+        let mut changed = entries.is_empty() && !before.is_empty() && !system.threads(pid).is_empty();
         if entries.is_empty() && !changed {
-            m.jit.listed = before; // it has ended, and its list with it
+            known.listed = before; // it has ended, and its list with it
             return;
         }
         changed |= before.len() != entries.len();
         for entry in entries {
             let end = end_of(&memory, &entry);
             if let Some(listed) = before.get(&entry).filter(|listed| listed.end == end) {
-                m.jit.listed.insert(entry, listed.clone());
+                known.listed.insert(entry, listed.clone());
                 continue;
             }
             changed = true;
-            let full = self.jit.objects >= MAX_OBJECTS;
-            let bytes = (!full).then(|| self.jit.copy(&*self.system, pid, entry.object, entry.size));
-            let listed = m
-                .jit
+            let shared = &mut files.jit;
+            let full = shared.objects >= MAX_OBJECTS;
+            let bytes = (!full).then(|| shared.copy(&*system, pid, entry.object, entry.size));
+            let listed = known
                 .listed
                 .entry(entry)
                 .insert_entry(Listed {
@@ -211,7 +206,7 @@ impl Session {
                 continue;
             };
             let mut copy = |svma, size| {
-                let bytes = self.jit.copy(&*self.system, pid, svma, size)?;
+                let bytes = shared.copy(&*system, pid, svma, size)?;
                 Some(CodeSection { svma, bytes })
             };
             let code = object.code.iter().map(|(start, end)| (*start, end - start));
@@ -220,59 +215,16 @@ impl Session {
                 code: code.filter_map(|(start, size)| copy(start, size)).collect(),
                 functions: sorted(object.functions()),
             };
-            self.jit.objects += 1;
-            let id = self.modules.add_registered();
-            self.unwinder.add(id, Box::new(copied));
+            shared.objects += 1;
+            let id = files.modules.add_registered();
+            files.unwinder.add(id, Box::new(copied));
             let code = object.code.iter();
             listed.ranges = code.map(|(start, end)| (*start, *end, id)).collect();
-            m.jit.objects.push(Arc::new(object));
+            known.objects.push(Arc::new(object));
         }
         if changed {
-            let ranges = m.jit.listed.values().flat_map(|listed| &listed.ranges);
-            m.process.set_registered(ranges.copied().collect());
-        }
-    }
-
-    /// The last scan of processes that have samples in JIT code, and of those that they were forked from.
-    pub(super) fn scan_all_jit_code(&mut self) {
-        let mut pids: FxHashSet<Pid> = self.with_anonymous_code.clone();
-        for pid in &self.with_anonymous_code {
-            let mut next = self.targets.get(pid).and_then(|m| m.parent);
-            while let Some(parent) = next.filter(|parent| pids.insert(*parent)) {
-                next = self.targets.get(&parent).and_then(|m| m.parent);
-            }
-        }
-        for pid in pids {
-            self.scan_jit_code(pid, None);
-        }
-    }
-}
-
-/// What names JIT code of a process.
-pub(super) fn jit_sources(targets: &FxHashMap<Pid, TargetProcess>, pid: Pid) -> Option<JitSources> {
-    let m = targets.get(&pid)?;
-    Some(JitSources {
-        dumps: m.process.jitdumps.clone(),
-        objects: m.jit.objects.clone(),
-        regions: m.process.regions().to_vec(),
-        parent: m.parent,
-    })
-}
-
-/// Start of the function around an address of a file (svma) or of a process's JIT code (avma), by the unwind tables.
-pub(super) fn function_start(
-    unwinder: &mut Unwinder,
-    targets: &FxHashMap<Pid, TargetProcess>,
-    owner: Owner,
-    at: u64,
-) -> Option<u64> {
-    use crate::code_map::CodeMap;
-    match owner {
-        Owner::File(module) => unwinder.function_start(module, at),
-        Owner::Anonymous(pid) => {
-            let (module, bias) = targets.get(&pid)?.process.find(at)?;
-            let start = unwinder.function_start(module, at.wrapping_sub(bias))?;
-            Some(start.wrapping_add(bias))
+            let ranges = known.listed.values().flat_map(|listed| &listed.ranges);
+            self.space.set_registered(ranges.copied().collect());
         }
     }
 }

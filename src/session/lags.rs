@@ -11,13 +11,15 @@ use std::time::Duration;
 use rustc_hash::FxHashMap;
 use syscalls::Sysno;
 
-use super::{LastStack, Session};
+use super::asyncio::{Asyncio, read_loop_thread};
+use super::files::Files;
+use super::process::Process;
+use super::segment::Segment;
+use crate::cpython::code_object::CodeTable;
 use crate::cpython::tasks::TaskReader;
-use crate::cpython_layout::Interpreter;
 use crate::event::{Pid, Sample, Tid};
 use crate::frame::RawFrame;
 use crate::process::memory::Pages;
-use crate::process::system::ProcessMemory;
 use crate::profile::count_tree::RawNode;
 use crate::profile::lags::RawLag;
 use crate::sys;
@@ -41,26 +43,27 @@ const MAX_OPEN: usize = 1024;
 /// Event loops of a process that are watched.
 const MAX_LOOPS: usize = 64;
 
-/// The event loops that are watched.
+/// The search for callbacks that keep their event loops.
 #[derive(Default)]
 pub(super) struct Lags {
-    processes: FxHashMap<Pid, WatchedProcess>,
-    /// Last samples by thread.
-    samples: FxHashMap<(Pid, Tid), VecDeque<LoopSample>>,
+    /// Shortest time of a callback that is listed, ns; `None`: no event loops are watched.
+    threshold: Option<u64>,
     /// Callbacks that have ended, of which samples may still arrive.
     ended: VecDeque<Callback>,
-    pub(super) done: Vec<RawLag>,
     /// When the queues are read next, ns.
     due: u64,
 }
 
+/// The event loops of one process that are watched.
 #[derive(Default)]
-struct WatchedProcess {
+pub(super) struct ProcessLags {
     next_search: u64,
     /// Searches that found no loop, and the state of the mappings before them.
     vain: u64,
     generation: Option<u64>,
     loops: Vec<WatchedLoop>,
+    /// Last samples of their threads.
+    samples: FxHashMap<Tid, VecDeque<LoopSample>>,
 }
 
 struct WatchedLoop {
@@ -80,7 +83,7 @@ struct WatchedLoop {
     sleeps: bool,
 }
 
-impl WatchedProcess {
+impl ProcessLags {
     /// Continues with the loops that `stay`. A long callback of another one has ended, and is not to be lost.
     fn retain(&mut self, now: u64, ended: &mut VecDeque<Callback>, stay: impl Fn(&WatchedLoop) -> bool) {
         self.loops.retain(|known| {
@@ -159,113 +162,47 @@ impl Callback {
     }
 }
 
-impl Lags {
+impl ProcessLags {
     /// The nodes of the tree are about to be replaced: stacks of callbacks that are not complete are not known any more.
     pub(super) fn forget_nodes(&mut self) {
         self.samples.values_mut().for_each(VecDeque::clear);
-        let watched = self.processes.values_mut().flat_map(|process| &mut process.loops);
-        let current = watched.map(|watched| &mut watched.current);
-        current.chain(&mut self.ended).for_each(|callback| callback.node = 0);
-    }
-}
-
-impl Session {
-    /// How long until queues are to be read.
-    pub(super) fn until_lags(&self) -> Duration {
-        match (self.options.lag, self.lags.due) {
-            (None, _) => Duration::MAX,
-            (_, due) => Duration::from_nanos(due.saturating_sub(sys::clock::now())),
+        for watched in &mut self.loops {
+            watched.current.node = 0;
         }
     }
 
-    /// The process has ended, or executes another program.
-    pub(super) fn forget_lags(&mut self, pid: Pid) {
-        if let Some(mut process) = self.lags.processes.remove(&pid) {
-            process.retain(sys::clock::now(), &mut self.lags.ended, |_| false);
-        }
-    }
-
-    /// Callbacks that kept their loop for as long as the threshold.
-    pub fn lags(&self) -> &[RawLag] {
-        &self.lags.done
-    }
-
-    /// Reads the queues if that is due.
-    pub(super) fn read_lags(&mut self) {
-        let Some(threshold) = self.options.lag else { return };
-        let now = sys::clock::now();
-        if now < self.lags.due {
-            return;
-        }
-        self.lags.due = now + (threshold / 10).clamp(MIN_INTERVAL, INTERVAL);
-        let pids: Vec<Pid> = self.targets.keys().copied().collect();
-        for pid in pids {
-            let interpreter = self.python(pid).and_then(|(_, interpreter)| interpreter);
-            if let Some(interpreter) = interpreter
-                && let Some(mut reader) = self.take_reader(pid, now)
-            {
-                let mut process = self.lags.processes.remove(&pid).unwrap_or_default();
-                self.find_loops(pid, &mut reader, &interpreter, &mut process, now);
-                for watched in &mut process.loops {
-                    self.read_loop(pid, &reader, watched, threshold);
-                }
-                self.put_reader(pid, reader);
-                for watched in process.loops.iter_mut().filter(|watched| watched.sleeps) {
-                    self.read_sleeping_loop(pid, watched);
-                }
-                self.lags.processes.insert(pid, process);
-            }
-        }
-        self.finish_lags(now.saturating_sub(LATE), threshold);
-    }
-
-    /// Ends all callbacks that have not ended.
-    pub(super) fn end_lags(&mut self) {
-        let Some(threshold) = self.options.lag else { return };
-        let now = sys::clock::now();
-        for process in self.lags.processes.values() {
-            let unfinished = process.loops.iter().filter_map(|watched| watched.unfinished(now));
-            self.lags.ended.extend(unfinished);
-        }
-        self.finish_lags(u64::MAX, threshold);
-    }
-
-    /// Takes the callbacks that ended before a time as complete.
-    fn finish_lags(&mut self, before: u64, threshold: u64) {
-        let lags = &mut self.lags;
-        while lags.ended.front().is_some_and(|c| c.ended.1 < before) || lags.ended.len() > MAX_OPEN {
-            let Some(callback) = lags.ended.pop_front() else { break };
-            let samples = lags.samples.get(&(callback.pid, callback.tid));
-            let lag = callback.finish(samples.into_iter().flatten());
-            if lag.length >= threshold && lags.done.len() < MAX_LAGS {
-                lags.done.push(lag);
-            }
-        }
-    }
-
-    /// Finds the event loops of a process, from time to time.
+    /// Finds the event loops of the process, from time to time; `now`: CLOCK_MONOTONIC, ns. Callbacks of loops that have gone are
+    /// added to `ended`.
     fn find_loops(
         &mut self,
-        pid: Pid,
-        reader: &mut TaskReader,
-        interpreter: &Interpreter,
-        process: &mut WatchedProcess,
+        ended: &mut VecDeque<Callback>,
+        asyncio: &mut Asyncio,
+        process: &Process,
+        files: &Files,
         now: u64,
     ) {
-        let generation = self.targets.get(&pid).map(|target| target.process.generation);
-        if generation != process.generation && process.loops.is_empty() {
-            (process.vain, process.generation, process.next_search) = (0, generation, 0);
+        let Asyncio {
+            reader: Some(reader),
+            loops: threads,
+            ..
+        } = asyncio
+        else {
+            return;
+        };
+        let generation = Some(process.space.generation);
+        if generation != self.generation && self.loops.is_empty() {
+            (self.vain, self.generation, self.next_search) = (0, generation, 0);
         }
-        if now < process.next_search {
+        if now < self.next_search {
             return;
         }
         let began = sys::clock::process_cpu_time();
-        let live = ProcessMemory(&*self.system, pid);
+        let live = process.live_memory(&*files.system);
         let memory = Pages::new(&live);
         let found = reader.event_loops(&memory);
         // A search that fails says nothing about the loops that are known.
         if let Ok(loops) = &found {
-            process.retain(now, &mut self.lags.ended, |known| {
+            self.retain(now, ended, |known| {
                 // While a callback of a timer or protocol runs, its loop may have no task.
                 let runs = known.thread.is_some() && reader.loop_thread(&memory, known.event_loop) == known.thread;
                 let is_used = runs || loops.contains(&known.event_loop);
@@ -273,21 +210,22 @@ impl Session {
                 is_used && reader.ready_queue(&memory, known.event_loop) == Some(known.queue)
             });
         }
+        let pid = process.pid();
         for event_loop in found.unwrap_or_default() {
-            if process.loops.len() >= MAX_LOOPS {
+            if self.loops.len() >= MAX_LOOPS {
                 break;
             }
-            if process.loops.iter().any(|known| known.event_loop == event_loop) {
+            if self.loops.iter().any(|known| known.event_loop == event_loop) {
                 continue;
             }
-            let known = self.awaits.thread_of_loop(pid, event_loop);
-            let tid = self.find_loop_thread(reader, &memory, (pid, interpreter), event_loop);
+            let known = threads.last_thread(event_loop);
+            let tid = read_loop_thread(process, files, reader, &memory, event_loop);
             let thread = tid.and_then(|_| reader.loop_thread(&memory, event_loop));
             let (Some(tid), Some(queue)) = (tid.or(known), reader.ready_queue(&memory, event_loop)) else {
                 continue;
             };
-            self.lags.samples.entry((pid, tid)).or_default();
-            process.loops.push(WatchedLoop {
+            self.samples.entry(tid).or_default();
+            self.loops.push(WatchedLoop {
                 event_loop,
                 queue,
                 tid,
@@ -302,15 +240,195 @@ impl Session {
         }
         let took = sys::clock::process_cpu_time().saturating_sub(began);
         let mut pause = SEARCH;
-        if process.loops.is_empty() {
-            process.vain += 1;
-            pause = pause.min(FIRST_SEARCH * process.vain);
+        if self.loops.is_empty() {
+            self.vain += 1;
+            pause = pause.min(FIRST_SEARCH * self.vain);
         }
-        process.next_search = now + pause.max(PAUSE_FACTOR * took);
+        self.next_search = now + pause.max(PAUSE_FACTOR * took);
     }
 
-    fn read_loop(&mut self, pid: Pid, reader: &TaskReader, watched: &mut WatchedLoop, threshold: u64) {
-        let live = ProcessMemory(&*self.system, pid);
+    /// The threads of loops that sleep in a callback whose stack is not known, each asked for once.
+    pub(super) fn take_sleeping(&mut self) -> Vec<Tid> {
+        let sleeping = self.loops.iter_mut().filter(|watched| watched.sleeps);
+        sleeping
+            .map(|watched| {
+                watched.sleeps = false;
+                watched.tid
+            })
+            .collect()
+    }
+
+    /// Takes in the stack of such a thread; `in_callback`: it is in a callback, and not in another way to wait for events.
+    pub(super) fn add_sleeping(&mut self, tid: Tid, node: RawNode, in_callback: bool) {
+        for watched in self.loops.iter_mut().filter(|watched| watched.tid == tid) {
+            if in_callback {
+                watched.current.node = node;
+            } else {
+                watched.is_long = false;
+                watched.current.began = (watched.read, sys::clock::now());
+            }
+        }
+    }
+
+    /// Remembers a sample with this stack that was just counted, in the rows of the segment's timeline from `rows` on.
+    pub(super) fn observe(
+        &mut self,
+        s: &Sample,
+        stack: &[RawFrame],
+        codes: &CodeTable,
+        segment: &Segment,
+        rows: usize,
+    ) {
+        let Some(samples) = self.samples.get_mut(&s.tid).filter(|_| s.wake_up.wakes.is_none()) else {
+            return;
+        };
+        let waits = s.time_spent.blocked > 0 && s.system_call.is_some_and(|call| waits_for_events(call.into()));
+        let counted = segment.timeline.get(rows..).unwrap_or_default();
+        let node = counted.iter().max_by_key(|row| row.time_spent).map(|row| row.node);
+        let node = node.filter(|_| !waits);
+        if node.is_none() && !waits || node.is_some() && !is_in_callback(stack, codes) {
+            return;
+        }
+        if samples.len() >= MAX_SAMPLES {
+            samples.pop_front();
+        }
+        let t = &s.time_spent;
+        let parts = [
+            (t.blocked, t.blocked_length),
+            (t.throttled, t.throttled_length),
+            (t.runnable, t.runnable_length),
+        ];
+        let length: u64 = parts
+            .iter()
+            .filter(|(time, _)| *time > 0)
+            .map(|(_, length)| length)
+            .sum();
+        samples.push_back(LoopSample {
+            from: s.time.saturating_sub(length),
+            to: s.time,
+            node,
+        });
+    }
+}
+
+/// Whether a stack is that of a callback, and not of the event loop itself.
+pub(super) fn is_in_callback(stack: &[RawFrame], codes: &CodeTable) -> bool {
+    let (mut in_loop, mut in_callback) = (false, false);
+    for frame in stack {
+        let RawFrame::Python { code, .. } = frame else { continue };
+        let code = codes.get(*code);
+        let is = |name: &str, file: &str| code.name == name && code.filename.ends_with(file);
+        if is("_run_once", "asyncio/base_events.py") {
+            (in_loop, in_callback) = (true, false);
+        } else if is("_run", "asyncio/events.py") {
+            in_callback = true;
+        }
+    }
+    in_callback || !in_loop
+}
+
+impl Lags {
+    /// `threshold`: shortest time of a callback that is listed, ns.
+    pub(super) fn new(threshold: Option<u64>) -> Lags {
+        Lags {
+            threshold,
+            ..Lags::default()
+        }
+    }
+
+    /// How long until queues are to be read.
+    pub(super) fn until_reading(&self) -> Duration {
+        match self.threshold {
+            None => Duration::MAX,
+            Some(_) => Duration::from_nanos(self.due.saturating_sub(sys::clock::now())),
+        }
+    }
+
+    /// Whether the queues of all processes are to be read now; `now`: CLOCK_MONOTONIC, ns.
+    pub(super) fn begin_reading(&mut self, now: u64) -> bool {
+        let Some(threshold) = self.threshold.filter(|_| now >= self.due) else {
+            return false;
+        };
+        self.due = now + (threshold / 10).clamp(MIN_INTERVAL, INTERVAL);
+        true
+    }
+
+    /// Reads the queues of a process.
+    pub(super) fn read(
+        &mut self,
+        own: &mut ProcessLags,
+        asyncio: &mut Asyncio,
+        process: &Process,
+        files: &Files,
+        now: u64,
+    ) {
+        let Some(threshold) = self.threshold else { return };
+        asyncio.search(process, files, now);
+        own.find_loops(&mut self.ended, asyncio, process, files, now);
+        if let Some(reader) = &asyncio.reader {
+            for watched in &mut own.loops {
+                self.read_loop(process, files, reader, watched, threshold);
+            }
+        }
+    }
+
+    /// Takes the callbacks that ended so long ago that no samples of them are to come as complete.
+    pub(super) fn finish_late<'a>(
+        &mut self,
+        now: u64,
+        segment: &mut Segment,
+        own: impl Fn(Pid) -> Option<&'a ProcessLags>,
+    ) {
+        self.finish(now.saturating_sub(LATE), segment, own);
+    }
+
+    /// The nodes of the tree are about to be replaced.
+    pub(super) fn forget_nodes(&mut self) {
+        self.ended.iter_mut().for_each(|callback| callback.node = 0);
+    }
+
+    /// Ends the callbacks of a process that has ended or executes another program.
+    pub(super) fn end_process(&mut self, own: &mut ProcessLags, pid: Pid, segment: &mut Segment) {
+        own.retain(sys::clock::now(), &mut self.ended, |_| false);
+        let (ended, others) = self.ended.drain(..).partition(|callback| callback.pid == pid);
+        self.ended = ended;
+        self.finish(u64::MAX, segment, |_| Some(own));
+        self.ended = others;
+    }
+
+    /// Ends the callbacks of a process that have not ended.
+    pub(super) fn end_unfinished(&mut self, own: &ProcessLags, now: u64) {
+        let unfinished = own.loops.iter().filter_map(|watched| watched.unfinished(now));
+        self.ended.extend(unfinished);
+    }
+
+    /// Takes the callbacks that ended before a time as complete; `own`: what is known of the process with a number.
+    pub(super) fn finish<'a>(
+        &mut self,
+        before: u64,
+        segment: &mut Segment,
+        own: impl Fn(Pid) -> Option<&'a ProcessLags>,
+    ) {
+        let Some(threshold) = self.threshold else { return };
+        while self.ended.front().is_some_and(|c| c.ended.1 < before) || self.ended.len() > MAX_OPEN {
+            let Some(callback) = self.ended.pop_front() else { break };
+            let samples = own(callback.pid).and_then(|own| own.samples.get(&callback.tid));
+            let lag = callback.finish(samples.into_iter().flatten());
+            if lag.length >= threshold && segment.lags.len() < MAX_LAGS {
+                segment.lags.push(lag);
+            }
+        }
+    }
+
+    fn read_loop(
+        &mut self,
+        process: &Process,
+        files: &Files,
+        reader: &TaskReader,
+        watched: &mut WatchedLoop,
+        threshold: u64,
+    ) {
+        let live = process.live_memory(&*files.system);
         // What is read is of a time in between.
         let earliest = sys::clock::now();
         let begun = reader.callbacks_begun(&live, watched.queue);
@@ -319,13 +437,13 @@ impl Session {
         let before = std::mem::replace(&mut watched.read, earliest);
         let mut ends = |watched: &mut WatchedLoop| {
             if std::mem::take(&mut watched.is_long) {
-                self.lags.ended.push_back(Callback {
+                self.ended.push_back(Callback {
                     ended: (before, now),
                     ..watched.current
                 });
             }
             watched.current = Callback {
-                pid,
+                pid: process.pid(),
                 tid: watched.tid,
                 began: (if before == 0 { now } else { before }, now),
                 ..Callback::default()
@@ -354,83 +472,6 @@ impl Session {
         }
         watched.sleeps = call.is_some() && watched.current.node == 0;
         watched.is_long = true;
-    }
-
-    /// Reads the stack of a loop's thread that sleeps.
-    fn read_sleeping_loop(&mut self, pid: Pid, watched: &mut WatchedLoop) {
-        watched.sleeps = false;
-        match self.sleeping_stack(pid, watched.tid) {
-            Some((node, true)) => watched.current.node = node,
-            // Another way to wait for events.
-            Some((_, false)) => {
-                watched.is_long = false;
-                watched.current.began = (watched.read, sys::clock::now());
-            }
-            None => {}
-        }
-    }
-
-    /// The stack of a thread that sleeps, and whether it is in a callback.
-    fn sleeping_stack(&mut self, pid: Pid, tid: Tid) -> Option<(RawNode, bool)> {
-        let s = self.read_sleeping(pid, vec![tid]).ok()?.remove(&tid)?.ok()?;
-        let mut last = LastStack::default();
-        self.uncounted_stack(&s, &mut last);
-        let in_callback = self.is_in_callback();
-        let waiting = self.waiting(&s);
-        self.stack.push(RawFrame::State(waiting));
-        Some((self.tree.add(&self.stack, 0).0, in_callback))
-    }
-
-    /// Whether `self.stack` is that of a callback, and not of the event loop itself.
-    fn is_in_callback(&self) -> bool {
-        let (mut in_loop, mut in_callback) = (false, false);
-        for frame in &self.stack {
-            let RawFrame::Python { code, .. } = frame else { continue };
-            let code = self.codes.get(*code);
-            let is = |name: &str, file: &str| code.name == name && code.filename.ends_with(file);
-            if is("_run_once", "asyncio/base_events.py") {
-                (in_loop, in_callback) = (true, false);
-            } else if is("_run", "asyncio/events.py") {
-                in_callback = true;
-            }
-        }
-        in_callback || !in_loop
-    }
-
-    /// Remembers a sample that was just counted, its stack in `self.stack`; `rows`: length of the timeline before.
-    pub(super) fn observe_lag(&mut self, s: &Sample, rows: usize) {
-        if self.options.lag.is_none() || s.wake_up.wakes.is_some() {
-            return;
-        }
-        let waits = s.time_spent.blocked > 0 && s.system_call.is_some_and(|call| waits_for_events(call.into()));
-        let counted = self.timeline.get(rows..).unwrap_or_default();
-        let node = counted.iter().max_by_key(|row| row.time_spent).map(|row| row.node);
-        let node = node.filter(|_| !waits);
-        if node.is_none() && !waits || node.is_some() && !self.is_in_callback() {
-            return;
-        }
-        let Some(samples) = self.lags.samples.get_mut(&(s.pid, s.tid)) else {
-            return;
-        };
-        if samples.len() >= MAX_SAMPLES {
-            samples.pop_front();
-        }
-        let t = &s.time_spent;
-        let parts = [
-            (t.blocked, t.blocked_length),
-            (t.throttled, t.throttled_length),
-            (t.runnable, t.runnable_length),
-        ];
-        let length: u64 = parts
-            .iter()
-            .filter(|(time, _)| *time > 0)
-            .map(|(_, length)| length)
-            .sum();
-        samples.push_back(LoopSample {
-            from: s.time.saturating_sub(length),
-            to: s.time,
-            node,
-        });
     }
 }
 

@@ -1,74 +1,73 @@
-//! The state of a recording: events in, stacks counted in the raw tree. Calls the stages in order; names are resolved
-//! at the end.
+//! The state of a recording: events in, stacks counted in a segment. This module calls the stages in order; names are resolved at
+//! the end.
+//!
+//! `Process` owns what is known of a process, [`Files`] what is known of files, [`StackBuilder`] makes a stack of
+//! a sample, `Activities` observe what else happens, and [`Segment`] has what was counted.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
-use rustc_hash::{FxHashMap, FxHashSet};
-
 use crate::capture::{Backend, SampleCounts};
+use crate::cpython::Runtime;
 use crate::cpython::code_object::CodeTable;
-use crate::cpython::frame_groups;
-use crate::cpython_layout::TargetLayout;
-use crate::edges::EdgeJudge;
+use crate::cpython::tasks::{NoTasks, OtherTasks, TaskReader};
+use crate::cpython_layout::{Interpreter, TargetLayout};
 use crate::error::Result;
 use crate::event::{Event, Pid, Tid};
-use crate::frame::{EvalGroups, ModuleId, NativeFrame, RawFrame};
-use crate::interleave::StackQuality;
+use crate::process::AddressSpace;
 use crate::process::modules::Modules;
 use crate::process::system::System;
-use crate::profile::count_tree::{FramePath, RawTimelineSample, RawTree};
 use crate::profile::model::{Meta, Profile, Quality, StopSummary};
 use crate::profile::values::GIL_HOLDERS;
-use crate::profile::waits::RawWaits;
 use crate::resolve::naming::NamingProcess;
-use crate::resolve::{self, Fetch, OpenFiles, ResolveInput};
+use crate::resolve::{self, Fetch, NameCache, ResolveInput};
 use crate::sys;
-use crate::truncation::Truncation;
-use crate::unwind::{StackCache, Unwinder};
 
-mod asyncio_search;
+mod activities;
+mod asyncio;
 mod await_kind;
-mod await_stack;
 mod await_times;
 mod awaits;
 mod code_copies;
 mod eval_calls;
+mod files;
 mod futexes;
+mod gil_locks;
+mod greenlets;
 mod jit;
 mod lags;
+mod names;
 mod open_intervals;
-mod other_awaits;
-mod other_tasks;
+mod process;
+mod process_tasks;
+mod processes;
 pub mod pump;
-mod recent;
 mod sample;
+mod segment;
 mod sockets;
 mod spans;
+mod stacks;
 mod states;
-mod targets;
+mod task_source;
 mod tasks;
 mod thread_ids;
 mod thread_names;
+mod trio;
 mod wakers;
 mod workers;
 
-use awaits::Awaits;
-use futexes::Futexes;
-use jit::{JitShared, function_start, jit_sources};
-use lags::Lags;
-use sockets::Sockets;
-use spans::Spans;
+use activities::Activities;
+pub use files::Files;
+pub use names::Names;
+use process::Process;
+use processes::{KnownProcess, Processes};
+pub use segment::{QualityCounts, Segment};
+pub use stacks::{StackBuilder, VisitedCode};
 pub use states::GilCounts;
-use states::GilLocks;
-use targets::{ModuleInfo, TargetProcess};
-use tasks::SampleTasks;
+use states::TimePart;
 pub use tasks::TaskCounts;
-use thread_ids::ThreadIds;
-use thread_names::ThreadNames;
-use wakers::{PendingWaker, WakerOptions, Wakers};
-use workers::Dispatchers;
 
 /// Levels between the root and the frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -116,113 +115,60 @@ impl Default for SessionOptions {
     }
 }
 
-/// Number of samples by quality of their stacks.
-#[derive(Clone, Debug, Default)]
-pub struct QualityCounts {
-    pub exact: u64,
-    pub repaired: u64,
-    pub partial: u64,
-    pub reasons: BTreeMap<Truncation, u64>,
-}
-
-impl QualityCounts {
-    pub fn taken(&self) -> u64 {
-        self.exact + self.repaired + self.partial
-    }
-
-    fn add(&mut self, quality: StackQuality) {
-        match quality {
-            StackQuality::Exact => self.exact += 1,
-            StackQuality::Repaired => self.repaired += 1,
-            StackQuality::Partial(why) => {
-                self.partial += 1;
-                *self.reasons.entry(why).or_default() += 1;
+impl SessionOptions {
+    /// How many sampling periods a part of a sample's time represents; `None`: it does not count.
+    fn periods(&self, part: &TimePart) -> Option<u32> {
+        match self.weighted {
+            None => part.state.is_none().then_some(1),
+            Some(_) if part.time == 0 => None,
+            Some(period) => {
+                let periods = (part.time + period / 2) / period.max(1);
+                Some(u32::try_from(periods).unwrap_or(u32::MAX).max(1))
             }
         }
+    }
+
+    /// Whether it is of use to know where interpreters keep their locks.
+    fn needs_locks(&self) -> bool {
+        self.weighted.is_some() || self.gil_only
+    }
+
+    /// Whether processes are searched for asyncio.
+    fn needs_asyncio(&self) -> bool {
+        self.tasks || self.lag.is_some()
     }
 }
 
 /// All data gathered by a recording.
 pub struct Session {
-    pub system: Rc<dyn System>,
     options: SessionOptions,
-    targets: FxHashMap<Pid, TargetProcess>,
-    pub modules: Modules,
-    /// What each module contains of Python and of the C library.
-    module_info: FxHashMap<ModuleId, ModuleInfo>,
-    unwinder: Unwinder,
-    pub codes: CodeTable,
-    pub tree: RawTree,
-    pub timeline: Vec<RawTimelineSample>,
-    pub quality_counts: QualityCounts,
-    /// Current names of threads, as the system has them.
-    pub threads: BTreeMap<(Pid, Tid), String>,
-    thread_ids: ThreadIds,
-    thread_names: ThreadNames,
-    /// Interpreters found, as text: `CPython 3.11.7 (libpython3.11.so.1.0)`.
-    pub pythons: BTreeMap<Pid, String>,
-    /// Threads that have samples.
-    sampled: FxHashSet<(Pid, Tid)>,
-    /// Processes whose samples contain code that is in no file.
-    with_anonymous_code: FxHashSet<Pid>,
-    gil_locks: GilLocks,
-    sockets: Sockets,
-    futexes: Futexes,
-    gil_counts: GilCounts,
-    sleeping: open_intervals::SleepingSamples,
-    tasks: SampleTasks,
-    spans: Spans,
-    awaits: Awaits,
-    lags: Lags,
-    wakers: Wakers,
-    shown_wakers: Option<WakerOptions>,
-    dispatchers: Dispatchers,
-    /// Of the samples in the timeline; empty where no off-CPU time is sampled.
-    waits: RawWaits,
-    /// Threads that exited recently, and processes whose first thread has exited while others still run.
-    exited: FxHashSet<Tid>,
-    leaderless: FxHashSet<Pid>,
-    /// Processes that exited last, the latest one at the end.
-    departed: VecDeque<Pid>,
-    /// Each thread's last stack, and the total size of all.
-    last_stacks: FxHashMap<Tid, LastStack>,
-    last_bytes: usize,
-    /// If set: the places that the unwinder looked up, and whether the stack needed more than unwind tables.
-    pub visited: Option<VisitedCode>,
-    /// If set: judges the native stacks.
-    pub edges: Option<EdgeJudge>,
-    open_files: OpenFiles,
-    jit: JitShared,
+    files: Files,
+    processes: Processes,
+    names: Names,
+    /// Makes stacks of samples.
+    pub stacks: StackBuilder,
+    activities: Activities,
+    /// What has been counted.
+    pub segment: Segment,
+    /// What names the frames.
+    pub naming: Naming,
+}
+
+/// What names the frames of profiles.
+#[derive(Default)]
+pub struct Naming {
     /// Downloads debug information that is not on this machine.
     pub fetch: Option<Fetch>,
     /// Reads the names in files. Without it, they are read in this process.
-    pub naming: Option<NamingProcess>,
-    groups: EvalGroups,
-    native: Vec<NativeFrame>,
-    stack: Vec<RawFrame>,
+    pub process: Option<NamingProcess>,
+    /// Names of frames that were resolved before.
+    cache: NameCache,
 }
 
-/// Maximum total size of the threads' last stacks, bytes: a thousand very deep ones would take gigabytes.
-const MAX_LAST_STACKS: usize = 32 << 20;
-/// Minimum time between two searches for subinterpreters, ns of the samples' clock.
+/// Minimum time between two searches for subinterpreters, or for JIT code, ns of the samples' clock.
 const RESCAN_INTERVAL: u64 = 50_000_000;
-/// Files and addresses (svma) on stacks; true if unwind tables alone were not enough.
-pub type VisitedCode = FxHashMap<(ModuleId, u64), bool>;
-
-/// A thread's last stack, as the stages cache it.
-#[derive(Default)]
-struct LastStack {
-    python: frame_groups::LastFrames,
-    native: StackCache,
-    path: FramePath,
-}
-
-impl LastStack {
-    /// Bytes on the heap.
-    fn bytes(&self) -> usize {
-        self.python.bytes() + self.native.bytes() + self.path.bytes()
-    }
-}
+/// Maximum number of cached names of frames.
+const MAX_NAMES: usize = 1 << 18;
 
 /// Notifies the backend of what an event has changed.
 pub type TargetUpdate<'a> = dyn FnMut(Pid, Option<&TargetLayout>) -> Result<()> + 'a;
@@ -230,49 +176,14 @@ pub type TargetUpdate<'a> = dyn FnMut(Pid, Option<&TargetLayout>) -> Result<()> 
 impl Session {
     pub fn new(options: SessionOptions, system: Box<dyn System>) -> Session {
         Session {
-            system: Rc::from(system),
+            files: Files::new(system),
+            processes: Processes::default(),
+            names: Names::default(),
+            stacks: StackBuilder::new(&options),
+            activities: Activities::new(&options),
+            segment: Segment::default(),
+            naming: Naming::default(),
             options,
-            targets: FxHashMap::default(),
-            modules: Modules::default(),
-            module_info: FxHashMap::default(),
-            unwinder: Unwinder::default(),
-            codes: CodeTable::default(),
-            tree: RawTree::default(),
-            timeline: Vec::new(),
-            quality_counts: QualityCounts::default(),
-            threads: BTreeMap::new(),
-            thread_ids: ThreadIds::default(),
-            thread_names: ThreadNames::default(),
-            pythons: BTreeMap::new(),
-            sampled: FxHashSet::default(),
-            with_anonymous_code: FxHashSet::default(),
-            gil_locks: GilLocks::default(),
-            sockets: Sockets::default(),
-            futexes: Futexes::default(),
-            gil_counts: GilCounts::default(),
-            sleeping: Default::default(),
-            tasks: SampleTasks::default(),
-            spans: Spans::default(),
-            awaits: Awaits::default(),
-            lags: Lags::default(),
-            wakers: Wakers::default(),
-            shown_wakers: None,
-            dispatchers: Dispatchers::default(),
-            waits: RawWaits::default(),
-            exited: FxHashSet::default(),
-            leaderless: FxHashSet::default(),
-            departed: VecDeque::new(),
-            last_stacks: FxHashMap::default(),
-            last_bytes: 0,
-            visited: None,
-            edges: None,
-            open_files: OpenFiles::default(),
-            jit: JitShared::default(),
-            fetch: None,
-            naming: None,
-            groups: EvalGroups::default(),
-            native: Vec::new(),
-            stack: Vec::new(),
         }
     }
 
@@ -280,7 +191,7 @@ impl Session {
     pub fn event(&mut self, event: Event, update: &mut TargetUpdate<'_>) -> Result<()> {
         match event {
             Event::Sample(s) => self.sample(&s, update)?,
-            Event::Code { .. } => self.capture_code_objects(std::slice::from_ref(&event)),
+            Event::Code { .. } => self.processes.capture_code_objects(&mut self.files, &event, None),
             Event::Mmap {
                 pid,
                 start,
@@ -288,98 +199,259 @@ impl Session {
                 offset,
                 path,
             } => {
-                let Some(m) = self.targets.get_mut(&pid) else {
+                let Some(known) = self.processes.get_mut(pid) else {
                     return Ok(());
                 };
                 let mut new = Vec::new();
-                let (system, modules) = (&*self.system, &mut self.modules);
-                m.process
-                    .map(system, start, end, offset, &path, modules, &mut |id| new.push(id));
+                let Files { system, modules, .. } = &mut self.files;
+                let space = &mut known.process.space;
+                space.map(&**system, start, end, offset, &path, modules, &mut |id| new.push(id));
                 for id in new {
-                    self.add_module(id);
+                    self.files.add(id);
                 }
-                if self.detect_python(pid) | self.find_spans(pid, sys::clock::now()) {
+                let KnownProcess {
+                    process, activities, ..
+                } = known;
+                let has_python = process.detect_python(&self.files);
+                let spans = &mut self.activities.spans;
+                let has_spans = spans.find(&mut activities.spans, process, &self.files, sys::clock::now());
+                if has_python {
+                    self.names.set_interpreter(pid, process.python_text(&self.files));
+                }
+                if has_python || has_spans {
                     self.notify_backend(pid, update)?;
                 }
             }
-            Event::Exec { pid, comm } => {
-                self.notice_exec(pid);
-                self.codes.remove_process(pid);
-                self.forget_tasks(pid);
-                self.forget_spans(pid);
-                self.forget_last_stacks();
-                self.pythons.remove(&pid);
-                self.thread_ids.forget_process(pid);
-                self.thread_names.forget_process(pid, false);
-                self.threads
-                    .insert((pid, pid), String::from_utf8_lossy(&comm).into_owned());
-                self.exec(pid, update);
-            }
+            Event::Exec { pid, comm } => self.exec(pid, &comm, update),
             Event::Fork { pid, parent } => self.fork(pid, parent, update)?,
-            Event::Comm { pid, tid, comm } => {
-                self.threads
-                    .insert((pid, tid), String::from_utf8_lossy(&comm).into_owned());
-            }
+            Event::Comm { pid, tid, comm } => self.names.rename(pid, tid, &comm),
             Event::Thread { pid, tid } => {
-                self.exited.remove(&tid);
-                self.add_thread(pid, tid);
-                let name = self.system.thread_name(pid, tid);
-                self.threads.entry((pid, tid)).or_insert(name.unwrap_or_default());
+                self.processes.begin_thread(tid);
+                if let Some(known) = self.processes.get_mut(pid) {
+                    self.activities.workers.add_thread(&mut known.activities.workers, tid);
+                }
+                let name = self.files.system.thread_name(pid, tid);
+                let names = &mut self.names.threads;
+                names.entry((pid, tid)).or_insert(name.unwrap_or_default());
             }
-            Event::Exit { pid, tid } => {
-                self.forget_worker(tid);
-                self.exit(pid, tid, update)?;
-            }
+            Event::Exit { pid, tid } => self.exit(pid, tid, update)?,
             Event::Lost(_) => {}
         }
         Ok(())
     }
 
-    fn forget_last_stacks(&mut self) {
-        self.last_stacks.clear();
-        self.last_bytes = 0;
+    /// Adds a process: reads what it maps, and whether it runs Python. What was known of one with this number is forgotten.
+    ///
+    /// # Errors
+    /// `NoSuchProcess`, `NotPermitted`.
+    pub fn open(&mut self, pid: Pid, update: &mut TargetUpdate<'_>) -> Result<()> {
+        let started = self.files.system.start_time(pid);
+        let space = self.files.open_space(pid)?;
+        self.forget(pid);
+        if let Some(root) = space.root.as_ref().filter(|_| !space.regions().is_empty()) {
+            self.files.open.open_perf_map(pid, root);
+        }
+        if self.files.open.root.is_none() {
+            self.files.open.root = self.files.system.root(pid);
+        }
+        let known = self.processes.add(Process::new(space, started));
+        known.process.detect_python(&self.files);
+        self.names.set_interpreter(pid, known.process.python_text(&self.files));
+        for tid in self.files.system.threads(pid) {
+            if let Some(name) = self.files.system.thread_name(pid, tid) {
+                self.names.threads.insert((pid, tid), name);
+            }
+        }
+        self.notify_backend(pid, update)
     }
 
-    /// Drops the samples and keeps what is known of processes and files, for another profile.
-    pub fn reset_profile(&mut self) {
-        self.forget_last_stacks();
-        self.forget_await_nodes();
-        self.tree = RawTree::default();
-        self.timeline = Vec::new();
-        self.spans.forget_labels();
-        self.waits = RawWaits::default();
-        self.wakers = Wakers::default();
-        self.quality_counts = QualityCounts::default();
-        self.sampled.clear();
+    /// Adds a process that is about to execute its program. If it has exited by the time its mappings are handled, its
+    /// files are still found.
+    pub fn add_before_exec(&mut self, pid: Pid) {
+        let root = self.files.modules.root(&*self.files.system, pid);
+        let mut space = AddressSpace::exited(pid);
+        space.root = root;
+        let started = self.files.system.start_time(pid);
+        self.processes.add(Process::new(space, started));
+    }
+
+    /// Reads the files of an interpreter that a process is about to run.
+    pub fn prepare(&mut self, pid: Pid, program: PathBuf) {
+        self.files.prepare(pid, program);
+    }
+
+    /// A process executes another program, by one of its threads, which has the number of the first one from then on. That one
+    /// has exited, but its process has not.
+    fn exec(&mut self, pid: Pid, comm: &[u8], update: &mut TargetUpdate<'_>) {
+        self.processes.begin_thread(pid);
+        let root = self.processes.get(pid).map(|process| process.space.root.clone());
+        let started = self.processes.get(pid).and_then(|process| process.started);
+        self.names.exec(pid, comm);
+        self.stacks.forget_last();
+        self.forget(pid);
+        // Mappings of the new program follow as separate events, except for the vDSO.
+        if self.open(pid, update).is_err()
+            && let Some(root) = root
+        {
+            // It has exited already. Its mappings still follow.
+            let mut space = AddressSpace::exited(pid);
+            space.root = root;
+            self.processes.add(Process::new(space, started));
+        }
+    }
+
+    /// A process has forked. The number of the new one may have been that of a process which has exited.
+    fn fork(&mut self, pid: Pid, parent: Pid, update: &mut TargetUpdate<'_>) -> Result<()> {
+        self.processes.begin_thread(pid);
+        self.forget(pid);
+        let Some(of_parent) = self.processes.get(parent) else {
+            return Ok(());
+        };
+        let mut space = of_parent.space.clone_for_child(pid);
+        // The same files, but another number; if the child has exited already, its parent's.
+        space.root = self.files.modules.root(&*self.files.system, pid).or(space.root);
+        let child = of_parent.fork(space, self.files.system.start_time(pid));
+        self.processes.add(child);
+        self.files.codes.on_fork(pid, parent);
+        self.names.fork(pid, parent);
+        self.notify_backend(pid, update)
+    }
+
+    /// Keeps of an exited thread or process only what its samples need: some programs create them by the million.
+    fn exit(&mut self, pid: Pid, tid: Tid, update: &mut TargetUpdate<'_>) -> Result<()> {
+        self.stacks.forget_thread(tid);
+        self.names.end_thread(pid, tid);
+        if let Some(known) = self.processes.get_mut(pid) {
+            known.activities.workers.forget_thread(tid);
+        }
+        if !self.processes.end_thread(&*self.files.system, pid, tid) {
+            return Ok(());
+        }
+        update(pid, None)?;
+        if let Some(KnownProcess {
+            process, activities, ..
+        }) = self.processes.get_mut(pid)
+        {
+            if process.jit.is_sampled {
+                process.scan_jit_code(&mut self.files, None);
+            }
+            self.activities.awaits.end_readings(&mut activities.awaits, pid);
+        }
+        if let Some(oldest) = self.processes.depart(pid) {
+            self.forget(oldest);
+        }
+        Ok(())
+    }
+
+    /// Drops what is known of a process that has exited, or executes another program.
+    fn forget(&mut self, pid: Pid) {
+        let Some((mut own, has_code)) = self.processes.forget(pid) else {
+            return;
+        };
+        self.activities.awaits.end_readings(&mut own.awaits, pid);
+        self.activities.lags.end_process(&mut own.lags, pid, &mut self.segment);
+        self.files.codes.remove_process(pid);
+        if !has_code {
+            self.files.open.perf_maps.remove(&pid);
+        }
+        self.names.end_process(pid);
+        self.stacks.forget_judged();
+    }
+
+    /// Reads what a backend needs to know of a process.
+    fn read_layout(&mut self, pid: Pid) -> Option<TargetLayout> {
+        let now = sys::clock::now();
+        let (files, activities) = (&self.files, &mut self.activities);
+        let KnownProcess {
+            process,
+            activities: own,
+            ..
+        } = self.processes.get_mut(pid)?;
+        if self.options.needs_locks() {
+            process.find_locks(&*files.system, now);
+        }
+        if self.options.needs_asyncio() {
+            own.tasks.asyncio.search(process, files, now);
+        }
+        let states_by_thread = process.read_states(&*files.system);
+        let python_threads = if activities.workers.are_attributed() {
+            process.python_threads(&*files.system)
+        } else {
+            Vec::new()
+        };
+        Some(TargetLayout {
+            stack_end: process.space.stack_end,
+            python: process.interpreter().copied(),
+            locks: process.locks.found.clone(),
+            states_by_thread,
+            lent_states: process.states.lent.clone(),
+            running_tasks: own.tasks.asyncio.running_tasks(),
+            spans: own.spans.location,
+            thread_context: own.spans.context,
+            python_threads,
+            inherited: own.workers.inherited(),
+        })
+    }
+
+    fn notify_backend(&mut self, pid: Pid, update: &mut TargetUpdate<'_>) -> Result<()> {
+        if self.processes.has_exited(pid) {
+            return Ok(());
+        }
+        let Some(layout) = self.read_layout(pid) else {
+            return Ok(());
+        };
+        update(pid, Some(&layout))?;
+        if let Some(known) = self.processes.get_mut(pid) {
+            known.process.locks.take_changed();
+            known.activities.workers.inherited_known();
+        }
+        Ok(())
+    }
+
+    /// Puts the stacks of wakers below the waits that they ended; `kernel`: with the kernel's functions.
+    pub fn show_wakers(&mut self, kernel: bool) {
+        self.activities.wakers.show(&*self.files.system, kernel);
+    }
+
+    /// Ends the segment: drops the samples and keeps what is known of processes and files, for another profile.
+    pub fn close_segment(&mut self) -> Segment {
+        self.forget_nodes();
+        self.activities.spans.forget_labels();
+        self.names.forget_samples();
+        self.segment.close()
+    }
+
+    /// Drops samples before a time (of the samples' clock), and eventually the stacks that only they had.
+    pub fn forget_before(&mut self, time: u64) {
+        if self.segment.forget_before(time) {
+            self.forget_nodes();
+            self.segment.prune();
+        }
+    }
+
+    /// Lets go of the nodes of the segment's tree, which is about to be replaced.
+    fn forget_nodes(&mut self) {
+        let Activities {
+            awaits, lags, wakers, ..
+        } = &mut self.activities;
+        for known in self.processes.iter_mut() {
+            awaits.end_readings(&mut known.activities.awaits, known.process.pid());
+            known.activities.awaits.forget_nodes();
+            known.activities.lags.forget_nodes();
+        }
+        awaits.add_rows(&mut self.segment);
+        lags.forget_nodes();
+        wakers.forget_nodes();
     }
 
     /// Quality of all samples. `counts` are the backend's, taken at `rate`.
     pub fn quality(&self, counts: &SampleCounts, rate: u64) -> Quality {
-        let t = &self.quality_counts;
         // Off the CPU nothing is expected: intervals are taken by their lengths. Nor of one lock's holders.
-        let is_counted = self.options.weighted.is_none() && !self.options.gil_only;
-        let lost = match is_counted {
-            true => counts.lost + unseen((counts.cpu_time, rate), t.taken() + counts.lost),
-            false => counts.lost,
-        };
-        Quality {
-            expected: if is_counted { t.taken() + lost } else { 0 },
-            taken: t.taken(),
-            exact: t.exact,
-            repaired: t.repaired,
-            partial: t.partial,
-            lost,
-            reasons: t
-                .reasons
-                .iter()
-                .map(|(why, n)| (why.reason().to_string(), *n))
-                .collect(),
+        if self.options.weighted.is_none() && !self.options.gil_only {
+            self.segment.quality.quality_at_rate(counts, rate)
+        } else {
+            self.segment.quality.quality(0, counts.lost)
         }
-    }
-
-    /// Samples by whether their thread held the interpreter lock, if only such threads are sampled.
-    pub fn gil_counts(&self) -> Option<GilCounts> {
-        self.options.gil_only.then_some(self.gil_counts)
     }
 
     /// What is known of the recording so far: of the backend, whose `counts` these are, and of the samples. `pid` is
@@ -417,83 +489,168 @@ impl Session {
     /// Opens what symbolization reads, while there are privileges for it; `pid` is the first process. After this,
     /// `resolve` opens nothing except debug files below the root directory that is kept open.
     pub fn open_symbol_sources(&mut self, pid: Pid) {
-        if self.open_files.root.is_none() {
-            self.open_files.root = self.system.root(pid);
+        if self.files.open.root.is_none() {
+            self.files.open.root = self.files.system.root(pid);
         }
-        self.scan_all_jit_code();
-        self.open_files.open(&*self.system, &self.codes, &self.tree);
+        self.processes.scan_all_jit_code(&mut self.files);
+        let Files {
+            system, codes, open, ..
+        } = &mut self.files;
+        open.open(&**system, codes, &self.segment.tree);
     }
 
     /// Resolves the names of all data. `meta` is complete except for modules and threads; `start` is on the samples'
     /// clock.
     pub fn resolve(&mut self, start: u64, meta: Meta) -> Profile {
         self.open_symbol_sources(meta.pid);
-        let (unwinder, targets) = (&mut self.unwinder, &self.targets);
-        let input = ResolveInput {
-            open_files: &self.open_files,
-            modules: &self.modules,
-            codes: &self.codes,
-            task_names: self.tasks.names.all(),
-            socket_names: self.sockets.names(),
-            futexes: self.futexes.all(),
-            tree: &self.tree,
-            timeline: &self.timeline,
-            label_sets: self.spans.label_sets(),
-            weighted: self.options.weighted.is_some(),
-            lags: &self.lags.done,
-            waits: Some((&self.waits, &self.wakers.all)),
-            threads: &self.threads,
-            python_threads: &self.thread_names.names,
-            pythons: &self.pythons,
-            function_start: &mut |owner, at| function_start(unwinder, targets, owner, at),
-            jit: &|pid| jit_sources(targets, pid),
-            fetch: self.fetch.clone(),
-            naming: self.naming.as_mut(),
+        self.name(None, |input, _| resolve::resolve(input, start, meta))
+    }
+
+    /// The samples of a time range, of all threads or one, as a profile; with what kept event loops also before. Resolves names that
+    /// are new, which needs no privileges except for opening debug files.
+    pub fn window(&mut self, span: Range<u64>, only: Option<Tid>, meta: Meta) -> Profile {
+        let window = self.segment.window(&span, only);
+        self.name(Some(window), |input, names| {
+            if names.len() > MAX_NAMES {
+                names.clear();
+            }
+            resolve::resolve_incremental(names, input, span.start, meta)
+        })
+    }
+
+    /// Passes all that naming needs to `resolve`, for a segment or that of the session.
+    fn name(
+        &mut self,
+        segment: Option<Segment>,
+        resolve: impl FnOnce(ResolveInput<'_>, &mut NameCache) -> Profile,
+    ) -> Profile {
+        let Files {
+            modules,
+            codes,
+            open,
+            unwinder,
+            ..
+        } = &mut self.files;
+        let (processes, segment) = (&self.processes, segment.as_ref().unwrap_or(&self.segment));
+        let states = &self.activities.states;
+        let mut function_start = |owner, at| {
+            let (module, svma, bias) = processes.place_of_code(owner, at)?;
+            Some(unwinder.function_start(module, svma)?.wrapping_add(bias))
         };
-        resolve::resolve(input, start, meta)
+        let input = ResolveInput {
+            open_files: open,
+            modules,
+            codes,
+            task_names: self.activities.task_names.all(),
+            socket_names: states.sockets.all(),
+            futexes: states.futexes.all(),
+            tree: &segment.tree,
+            timeline: &segment.timeline,
+            label_sets: &segment.labels.all,
+            weighted: self.options.weighted.is_some(),
+            lags: &segment.lags,
+            waits: Some((&segment.waits, segment.wakers.all())),
+            threads: &self.names.threads,
+            python_threads: &self.names.python_threads,
+            pythons: &self.names.interpreters,
+            function_start: &mut function_start,
+            jit: &|pid| processes.jit_sources(pid),
+            fetch: self.naming.fetch.clone(),
+            naming: self.naming.process.as_mut(),
+        };
+        resolve(input, &mut self.naming.cache)
     }
-}
 
-/// Samples that CPU time (ns) at a rate requires beyond those that are `known`, taken or lost: lost too, although nothing has
-/// counted them. When samples fall due is random, so few of them say nothing.
-fn unseen((cpu_time, rate): (u64, u64), known: u64) -> u64 {
-    /// Standard deviations that are left to chance, samples, in case there are not enough for them to mean anything, and the part
-    /// by which the clocks of CPU time and of sampling may differ.
-    const DEVIATIONS: u64 = 4;
-    const FEW: u64 = 10;
-    const PART: u64 = 50;
-    let due = (u128::from(cpu_time) * u128::from(rate) / 1_000_000_000) as u64;
-    let missing = due.saturating_sub(known);
-    if missing > DEVIATIONS * due.isqrt() + FEW + due / PART {
-        missing
-    } else {
-        0
+    /// Samples by whether their thread held the interpreter lock, if only such threads are sampled.
+    pub fn gil_counts(&self) -> Option<GilCounts> {
+        self.activities.states.gil
     }
-}
 
-/// Bytes of the names that a frame adds to the tree, if they are not in it yet.
-fn name_bytes(codes: &CodeTable, frame: &RawFrame) -> usize {
-    match frame {
-        RawFrame::Python { code, .. } => codes.get(*code).written_bytes(),
-        _ => 0,
+    /// Samples of coroutines so far; `None` if no tasks are searched for.
+    pub fn task_counts(&self) -> Option<TaskCounts> {
+        self.activities.tasks.counts()
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+    /// The interpreter of a process: what its file says, and where it is if its version is supported.
+    pub fn python(&self, pid: Pid) -> Option<(std::sync::Arc<Runtime>, Option<Interpreter>)> {
+        let python = self.processes.get(pid)?.python.as_ref()?;
+        Some((python.runtime.clone(), python.interpreter))
+    }
 
-    #[test]
-    fn what_is_missing_beyond_chance_is_lost() {
-        let check =
-            |ms: u64, known, expected| assert_eq!(unseen((ms * 1_000_000, 100), known), expected, "{ms} {known}");
-        check(0, 0, 0);
-        check(300, 0, 0); // 30 are few
-        check(410, 0, 41);
-        check(1290, 30, 99);
-        check(10_000, 1000, 0);
-        check(10_000, 880, 0);
-        check(10_000, 800, 200);
-        check(10_000, 2000, 0);
+    /// The interpreter of a process as text: `CPython 3.11.7 (libpython3.11.so.1.0)`.
+    pub fn python_text(&self, pid: Pid) -> Option<&str> {
+        self.names.interpreters.get(&pid).map(|text| &**text)
+    }
+
+    /// Whether an interpreter was found in any process.
+    pub fn has_python(&self) -> bool {
+        !self.names.interpreters.is_empty()
+    }
+
+    /// Whether the process had more than one interpreter when its thread states were read last.
+    pub fn has_several_interpreters(&self, pid: Pid) -> bool {
+        self.processes.get(pid).is_some_and(Process::has_several_interpreters)
+    }
+
+    /// The name of a thread, as the system has it.
+    pub fn thread_name(&self, pid: Pid, tid: Tid) -> Option<&str> {
+        self.names.threads.get(&(pid, tid)).map(|name| &**name)
+    }
+
+    /// The name that a thread has in Python, read now. `None`: it has none, or it could not be read.
+    pub fn current_thread_name(&mut self, pid: Pid, tid: Tid) -> Option<String> {
+        let known = self.processes.get_mut(pid)?;
+        let name = known.process.read_thread_name(&*self.files.system, tid, u64::MAX);
+        if let Some(name) = &name {
+            self.names.python_threads.insert((pid, tid), name.clone());
+        }
+        name.or_else(|| self.names.python_threads.get(&(pid, tid)).cloned())
+    }
+
+    /// Reads the names of all sampled threads that still run, at the end of a recording: they may have changed.
+    pub fn update_thread_names(&mut self) {
+        for known in self.processes.iter_mut() {
+            let pid = known.process.pid();
+            for tid in known.process.thread_names.sampled() {
+                if let Some(name) = known.process.read_thread_name(&*self.files.system, tid, u64::MAX) {
+                    self.names.python_threads.insert((pid, tid), name);
+                }
+            }
+        }
+    }
+
+    /// Threads of a process that hold the global lock of an interpreter now.
+    pub fn gil_holders(&self, pid: Pid) -> Vec<Tid> {
+        let process = self.processes.get(pid);
+        process.map_or(Vec::new(), |process| process.gil_holders(&*self.files.system))
+    }
+
+    /// Reads the tasks of a process that runs Python.
+    ///
+    /// # Errors
+    /// Why they cannot be read; `UnknownVersion` also for a process without Python.
+    pub fn task_reader(&self, pid: Pid) -> std::result::Result<TaskReader, NoTasks> {
+        let process = self.processes.get(pid).ok_or(NoTasks::UnknownVersion)?;
+        asyncio::task_reader(process, &self.files)
+    }
+
+    /// What reads the greenlets and the tasks of trio of a process. `None`: it runs no Python that is known.
+    pub fn other_tasks(&self, pid: Pid) -> Option<OtherTasks> {
+        trio::other_tasks(self.processes.get(pid)?, &self.files)
+    }
+
+    /// The code objects of all processes.
+    pub fn codes(&mut self) -> &mut CodeTable {
+        &mut self.files.codes
+    }
+
+    /// The files of all processes.
+    pub fn modules(&self) -> &Modules {
+        &self.files.modules
+    }
+
+    /// The system that processes are read from.
+    pub fn system(&self) -> Rc<dyn System> {
+        self.files.system.clone()
     }
 }

@@ -12,8 +12,7 @@ use crate::process::system::System;
 
 /// Different names in one recording, at most; sockets beyond have none.
 const MAX_NAMES: usize = 256;
-/// Processes whose tables are kept, and descriptors, at most.
-const MAX_PROCESSES: usize = 64;
+/// Descriptors of a process that are known, at most.
 const MAX_DESCRIPTORS: usize = 4096;
 /// Sockets of one process's network that are known, at most.
 const MAX_SOCKETS: usize = 16384;
@@ -25,14 +24,19 @@ const TABLES: [&str; 4] = ["tcp", "tcp6", "udp", "udp6"];
 /// `TCP_LISTEN` of the kernel (include/net/tcp_states.h).
 const LISTEN: &str = "0A";
 
-/// Names of sockets, and what is remembered to find them.
+/// Names of sockets, each once.
 #[derive(Default)]
-pub(super) struct Sockets {
-    names: Vec<String>,
+pub(super) struct SocketNames {
+    all: Vec<String>,
     ids: FxHashMap<String, SocketId>,
-    tables: FxHashMap<Pid, SocketTable>,
+}
+
+/// Sockets and descriptors of one process.
+#[derive(Default)]
+pub(super) struct ProcessSockets {
+    table: SocketTable,
     /// What descriptors referred to when a wait was last counted.
-    descriptors: FxHashMap<(Pid, u32), String>,
+    descriptors: FxHashMap<u32, String>,
 }
 
 /// The sockets that a process may have, by inode.
@@ -56,62 +60,64 @@ enum Address {
     Unix(String),
 }
 
-impl Sockets {
+impl SocketNames {
     /// Names by their number.
-    pub(super) fn names(&self) -> &[String] {
-        &self.names
+    pub(super) fn all(&self) -> &[String] {
+        &self.all
     }
 
-    /// What a descriptor of a process refers to: a path, `pipe:[...]`, `socket:[...]`. If it is closed or the process has ended,
-    /// what it was like before, without which one: `socket:`.
+    /// The number of a name; `None` if there is no room for another one.
+    fn id(&mut self, name: String) -> Option<SocketId> {
+        if let Some(id) = self.ids.get(&name) {
+            return Some(*id);
+        }
+        if self.all.len() >= MAX_NAMES {
+            return None;
+        }
+        let id = SocketId(u16::try_from(self.all.len()).ok()?);
+        self.all.push(name.clone());
+        self.ids.insert(name, id);
+        Some(id)
+    }
+}
+
+impl ProcessSockets {
+    /// What a descriptor of the process refers to: a path, `pipe:[...]`, `socket:[...]`. If it is closed or the process has
+    /// ended, what it was like before, without which one: `socket:`.
     pub(super) fn descriptor(&mut self, system: &dyn System, pid: Pid, fd: u32) -> Option<String> {
         let Some(name) = system.descriptor(pid, fd) else {
-            let known = self.descriptors.get(&(pid, fd))?;
+            let known = self.descriptors.get(&fd)?;
             return known.split('[').next().map(String::from);
         };
-        let known = self.descriptors.get_mut(&(pid, fd));
-        match known {
+        match self.descriptors.get_mut(&fd) {
             Some(known) if *known == name => {}
             Some(known) => known.clone_from(&name),
             None => {
                 if self.descriptors.len() >= MAX_DESCRIPTORS {
                     self.descriptors.clear();
                 }
-                self.descriptors.insert((pid, fd), name.clone());
+                self.descriptors.insert(fd, name.clone());
             }
         }
         Some(name)
     }
 
     /// The other end of the socket that a thread waits for in a call of this kind, as far as known.
-    pub(super) fn named(&mut self, system: &dyn System, pid: Pid, kind: WaitKind, inode: u64) -> Option<SocketId> {
-        if !self.tables.contains_key(&pid) && self.tables.len() >= MAX_PROCESSES {
-            self.tables.clear();
-        }
-        let table = self.tables.entry(pid).or_default();
-        let now = Instant::now();
+    pub(super) fn named(
+        &mut self,
+        names: &mut SocketNames,
+        system: &dyn System,
+        pid: Pid,
+        kind: WaitKind,
+        inode: u64,
+    ) -> Option<SocketId> {
+        let (table, now) = (&mut self.table, Instant::now());
         if !table.sockets.contains_key(&inode) && table.next.is_none_or(|next| now >= next) {
             table.read(system, pid);
             let took = now.elapsed();
             table.next = Some(now + took + READ_AGAIN.max(took * REST));
         }
-        let name = table.name(kind, inode)?;
-        if let Some(id) = self.ids.get(&name) {
-            return Some(*id);
-        }
-        if self.names.len() >= MAX_NAMES {
-            return None;
-        }
-        let id = SocketId(u16::try_from(self.names.len()).ok()?);
-        self.names.push(name.clone());
-        self.ids.insert(name, id);
-        Some(id)
-    }
-
-    /// The process executes another program.
-    pub(super) fn forget(&mut self, pid: Pid) {
-        self.tables.remove(&pid);
-        self.descriptors.retain(|(of, _), _| *of != pid);
+        names.id(table.name(kind, inode)?)
     }
 }
 

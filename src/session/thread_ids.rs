@@ -1,4 +1,4 @@
-//! Threads by the ID that they have in their process's own PID namespace, which is what the process's memory holds.
+//! Threads of a process by the ID that they have in its own PID namespace, which is what its memory holds.
 
 use std::cell::RefCell;
 
@@ -12,7 +12,7 @@ const MAX_THREADS: usize = 1 << 16;
 /// Shortest time between two readings of all threads of a process, ns.
 const LIST_INTERVAL: u64 = 50_000_000;
 
-/// IDs of threads, each read once.
+/// IDs of the threads of one process, each read once.
 #[derive(Default)]
 pub(super) struct ThreadIds {
     known: RefCell<KnownIds>,
@@ -21,38 +21,38 @@ pub(super) struct ThreadIds {
 #[derive(Default)]
 struct KnownIds {
     /// By the ID inside of the namespace.
-    hosts: FxHashMap<(Pid, Tid), Tid>,
+    hosts: FxHashMap<Tid, Tid>,
     /// By ours.
-    insides: FxHashMap<(Pid, Tid), Tid>,
-    /// When all threads of a process were read the last time, for processes in another namespace.
-    listed: FxHashMap<Pid, u64>,
+    insides: FxHashMap<Tid, Tid>,
+    /// When all threads were read the last time, for a process in another namespace.
+    listed: Option<u64>,
 }
 
 impl KnownIds {
-    fn add(&mut self, pid: Pid, tid: Tid, inside: Tid) {
+    fn add(&mut self, tid: Tid, inside: Tid) {
         if self.insides.len() >= MAX_THREADS {
             *self = KnownIds::default();
         }
-        self.insides.insert((pid, tid), inside);
-        self.hosts.insert((pid, inside), tid);
+        self.insides.insert(tid, inside);
+        self.hosts.insert(inside, tid);
     }
 }
 
 impl ThreadIds {
     /// The ID of a thread in its process's namespace. `None`: it has exited.
     pub(super) fn inside(&self, system: &dyn System, pid: Pid, tid: Tid) -> Option<Tid> {
-        if let Some(inside) = self.known.borrow().insides.get(&(pid, tid)) {
+        if let Some(inside) = self.known.borrow().insides.get(&tid) {
             return Some(*inside);
         }
         let inside = system.namespace_tid(pid, tid)?;
-        self.known.borrow_mut().add(pid, tid, inside);
+        self.known.borrow_mut().add(tid, inside);
         Some(inside)
     }
 
     /// The thread of a process that has this ID in the process's namespace. `None`: it has exited, or started less than
     /// [`LIST_INTERVAL`] before `now` (CLOCK_MONOTONIC, ns) in another namespace than ours.
     pub(super) fn host(&self, system: &dyn System, pid: Pid, inside: Tid, now: u64) -> Option<Tid> {
-        if let Some(tid) = self.known.borrow().hosts.get(&(pid, inside)) {
+        if let Some(tid) = self.known.borrow().hosts.get(&inside) {
             return Some(*tid);
         }
         // The same in our namespace, which costs one reading, however many threads there are.
@@ -62,31 +62,23 @@ impl ThreadIds {
         if self.inside(system, pid, pid) == Some(pid) {
             return None;
         }
-        let listed = self.known.borrow().listed.get(&pid).copied();
+        let listed = self.known.borrow().listed;
         if listed.is_some_and(|listed| now.saturating_sub(listed) < LIST_INTERVAL) {
             return None;
         }
-        self.known.borrow_mut().listed.insert(pid, now);
+        self.known.borrow_mut().listed = Some(now);
         for tid in system.threads(pid) {
             self.inside(system, pid, tid);
         }
-        self.known.borrow().hosts.get(&(pid, inside)).copied()
+        self.known.borrow().hosts.get(&inside).copied()
     }
 
     /// A thread has exited: its ID may be used again.
-    pub(super) fn forget_thread(&mut self, pid: Pid, tid: Tid) {
+    pub(super) fn forget_thread(&mut self, tid: Tid) {
         let known = self.known.get_mut();
-        if let Some(inside) = known.insides.remove(&(pid, tid)) {
-            known.hosts.remove(&(pid, inside));
+        if let Some(inside) = known.insides.remove(&tid) {
+            known.hosts.remove(&inside);
         }
-    }
-
-    /// A process has exited or executes another program.
-    pub(super) fn forget_process(&mut self, pid: Pid) {
-        let known = self.known.get_mut();
-        known.hosts.retain(|(owner, _), _| *owner != pid);
-        known.insides.retain(|(owner, _), _| *owner != pid);
-        known.listed.remove(&pid);
     }
 }
 
@@ -173,12 +165,10 @@ mod tests {
             check(&ids, 700, None, 2, now);
             assert_eq!(ids.inside(&system, PID, 300), Some(300 - below));
             assert_eq!(reads(), 0);
-            ids.forget_thread(PID, 300);
+            ids.forget_thread(300);
             check(&ids, 301 - below, Some(301), 0, now);
             now += LIST_INTERVAL;
             check(&ids, 300 - below, Some(300), 3, now);
-            ids.forget_process(PID);
-            check(&ids, 300 - below, Some(300), first, now);
         }
     }
 }

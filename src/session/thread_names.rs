@@ -1,14 +1,12 @@
 //! Names that threads have in Python: read when a thread is first sampled in Python code, and again ever more rarely.
 
-use std::collections::BTreeMap;
-
 use rustc_hash::FxHashMap;
 
-use super::Session;
+use super::process::Process;
 use crate::cpython::thread_names::{NamedThreads, ThreadNameReader};
-use crate::event::{Pid, Sample, Tid};
+use crate::event::{Sample, Tid};
 use crate::process::memory::Pages;
-use crate::process::system::ProcessMemory;
+use crate::process::system::System;
 
 /// Time until a name, or the list of a process's threads, is read again, ns of the samples' clock. It doubles each time
 /// from the first to the last of these.
@@ -17,7 +15,7 @@ const LAST_DELAY: u64 = 5_000_000_000;
 /// Additional time until a known thread of a process that had not imported `threading` makes us look for that module
 /// again, ns: nothing but the name `MainThread` is missing, and a search takes some 30 system calls.
 const IMPORT_DELAY: u64 = 60_000_000_000;
-/// Maximum number of threads and processes that are remembered; some programs create them by the million.
+/// Maximum number of threads of a process that are remembered; some programs create them by the million.
 const MAX_THREADS: usize = 1 << 16;
 
 /// When something is read again.
@@ -39,16 +37,17 @@ impl Schedule {
     }
 }
 
-/// Where the names of a process's threads are.
+/// When the names of a process's threads are read, and where they are.
 #[derive(Default)]
-struct ProcessThreads {
+pub(super) struct ThreadNameSchedule {
     threads: NamedThreads,
     schedule: Schedule,
     /// Pages that the last reading needed, in ascending order: the next one reads them together.
     pages: Vec<u64>,
+    sampled: FxHashMap<Tid, Schedule>,
 }
 
-impl ProcessThreads {
+impl ThreadNameSchedule {
     /// Whether a sample of the thread at `time` makes us list the process's threads again.
     fn lists_again(&self, tid: Tid, time: u64) -> bool {
         match (self.threads.contain(tid), self.threads.have_names()) {
@@ -57,103 +56,65 @@ impl ProcessThreads {
             (false, _) => self.schedule.is_due(time, 0),
         }
     }
-}
-
-/// Names of Python threads, and when they are read again.
-#[derive(Default)]
-pub(super) struct ThreadNames {
-    pub(super) names: BTreeMap<(Pid, Tid), String>,
-    threads: FxHashMap<(Pid, Tid), Schedule>,
-    processes: FxHashMap<Pid, ProcessThreads>,
-}
-
-impl ThreadNames {
-    /// A process executes another program or has exited; `keep_names` for what has samples.
-    pub(super) fn forget_process(&mut self, pid: Pid, keep_names: bool) {
-        self.processes.remove(&pid);
-        self.threads.retain(|(owner, _), _| *owner != pid);
-        if !keep_names {
-            self.names.retain(|(owner, _), _| *owner != pid);
-        }
-    }
 
     /// A thread has exited.
-    pub(super) fn forget_thread(&mut self, pid: Pid, tid: Tid, keep_name: bool) {
-        self.threads.remove(&(pid, tid));
-        if !keep_name {
-            self.names.remove(&(pid, tid));
-        }
+    pub(super) fn forget_thread(&mut self, tid: Tid) {
+        self.sampled.remove(&tid);
+    }
+
+    /// Threads that have been sampled in Python code.
+    pub(super) fn sampled(&self) -> Vec<Tid> {
+        self.sampled.keys().copied().collect()
     }
 }
 
-impl Session {
-    /// Reads the name of a sample's thread, if that is due and the thread runs Python code.
-    pub(super) fn read_thread_name(&mut self, s: &Sample) {
+impl Process {
+    /// The name that the thread of a sample has in Python, if it runs Python code and reading the name is due.
+    pub(super) fn due_thread_name(&mut self, system: &dyn System, s: &Sample) -> Option<String> {
         if s.python.is_empty() {
-            return;
+            return None;
         }
-        let names = &mut self.thread_names;
-        if names.threads.len() >= MAX_THREADS {
-            names.threads.clear();
-            names.processes.clear();
+        let sampled = &mut self.thread_names.sampled;
+        if sampled.len() >= MAX_THREADS {
+            sampled.clear();
         }
-        let thread = names.threads.entry((s.pid, s.tid)).or_default();
+        let thread = sampled.entry(s.tid).or_default();
         if !thread.is_due(s.time, 0) {
-            return;
+            return None;
         }
         thread.was_read(s.time);
-        self.update_thread_name(s.pid, s.tid, s.time);
+        self.read_thread_name(system, s.tid, s.time)
     }
 
-    /// Reads the names of all sampled threads that still run, at the end of a recording: they may have changed.
-    pub fn update_thread_names(&mut self) {
-        let threads: Vec<(Pid, Tid)> = self.thread_names.threads.keys().copied().collect();
-        for (pid, tid) in threads {
-            self.update_thread_name(pid, tid, u64::MAX);
-        }
-    }
-
-    /// The name that a thread has in Python, read now. `None`: it has none, or it could not be read.
-    pub fn current_thread_name(&mut self, pid: Pid, tid: Tid) -> Option<String> {
-        self.update_thread_name(pid, tid, u64::MAX);
-        self.thread_names.names.get(&(pid, tid)).cloned()
-    }
-
-    /// `time`: of a sample, so that the process's list of threads is not read too often.
-    fn update_thread_name(&mut self, pid: Pid, tid: Tid, time: u64) {
-        let python = self.targets.get(&pid).and_then(|target| target.python.as_ref());
-        let Some((runtime, interpreter)) = python.and_then(|p| Some((&p.runtime, p.interpreter.as_ref()?))) else {
-            return;
-        };
-        let memory = ProcessMemory(&*self.system, pid);
-        let Some(namespace_tid) = self.thread_ids.inside(&*self.system, pid, tid) else {
-            return;
-        };
-        let process = self.thread_names.processes.entry(pid).or_default();
-        let lists_threads = process.lists_again(namespace_tid, time);
+    /// The name that a thread has in Python, read now. `None`: it has none, or it could not be read. `time`: of a sample, so that
+    /// the process's threads are not listed too often.
+    pub(super) fn read_thread_name(&mut self, system: &dyn System, tid: Tid, time: u64) -> Option<String> {
+        let python = self.python.as_ref()?;
+        let (runtime, interpreter) = (&python.runtime, python.interpreter.as_ref()?);
+        let memory = self.live_memory(system);
+        let namespace_tid = self.thread_ids.inside(system, self.space.pid, tid)?;
+        let known = &mut self.thread_names;
+        let lists_threads = known.lists_again(namespace_tid, time);
         if lists_threads {
-            process.schedule.was_read(time);
+            known.schedule.was_read(time);
         }
         if lists_threads && let Some(reader) = ThreadNameReader::new(&memory, runtime, interpreter) {
-            process.threads = reader.threads();
+            known.threads = reader.threads();
         }
-        if !process.threads.have_names() {
-            return;
+        if !known.threads.have_names() {
+            return None;
         }
         // A reading takes many words from few pages, and a system call costs more than a page.
         let mut read = || {
-            let pages = Pages::with_first(&memory, &process.pages);
+            let pages = Pages::with_first(&memory, &known.pages);
             let reader = ThreadNameReader::new(&pages, runtime, interpreter)?;
-            let name = reader.name(&process.threads, namespace_tid);
-            process.pages = pages.used();
+            let name = reader.name(&known.threads, namespace_tid);
+            known.pages = pages.used();
             name
         };
         // Neither the thread nor its name has changed meanwhile.
-        if let Some(name) = read()
-            && read().as_ref() == Some(&name)
-        {
-            self.thread_names.names.insert((pid, tid), name);
-        }
+        let name = read()?;
+        (read().as_ref() == Some(&name)).then_some(name)
     }
 }
 
@@ -175,7 +136,7 @@ mod tests {
             (NamedThreads::example(&[1], registry), 2, 1, true),
             (NamedThreads::example(&[1], registry), 2, 0, false),
         ] {
-            let mut process = ProcessThreads::default();
+            let mut process = ThreadNameSchedule::default();
             process.schedule.was_read(0);
             process.threads = threads.clone();
             assert_eq!(

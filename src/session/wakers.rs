@@ -3,34 +3,30 @@
 use rustc_hash::FxHashMap;
 use symbolize::Kernel;
 
-use super::Session;
-use super::targets::ForkMemory;
+use super::files::Files;
+use super::names::Names;
+use super::process::Process;
+use super::segment::Segment;
 use crate::arch::INTERRUPT_ENTRIES;
-use crate::cpython::{gil, thread_states};
-use crate::event::{Holder, InterruptKind, Pid, Sample, Tid};
+use crate::event::{Holder, InterruptKind, Sample, ThreadState, Tid, WaitKind, WakeUp};
 use crate::frame::RawFrame;
-use crate::process::system::ProcessMemory;
+use crate::process::system::System;
 use crate::profile::count_tree::RawNode;
 use crate::profile::waits::RawWaker;
-use crate::sys;
 
-/// Distinct stacks of wakers that are kept.
-const MAX_WAKERS: usize = 1 << 16;
-/// Thread states whose thread is kept.
-const MAX_STATES: usize = 4096;
+/// Woken threads whose sample has not come yet, at most.
+const MAX_PENDING: usize = 1 << 16;
 
-/// Stacks of wakers of which the woken thread's sample has not come yet, and those that are kept.
+/// Stacks of wakers of which the woken thread's sample has not come yet.
 #[derive(Default)]
 pub(super) struct Wakers {
     /// By woken thread, with the time at which it was woken.
     pending: FxHashMap<Tid, (u64, PendingWaker)>,
-    known: FxHashMap<RawWaker, u32>,
-    /// Each once. The nodes are those of [`Session::tree`], where they count nothing.
-    pub(super) all: Vec<RawWaker>,
-    /// The threads of Python thread states that held an interpreter lock.
-    of_states: FxHashMap<(Pid, u64), Tid>,
+    /// If set: their stacks are shown below the waits that they ended.
+    shown: Option<WakerOptions>,
 }
 
+/// A thread that ended a wait.
 #[derive(Clone, Default)]
 pub(super) struct PendingWaker {
     pub(super) waker: RawWaker,
@@ -40,6 +36,21 @@ pub(super) struct PendingWaker {
 }
 
 impl Wakers {
+    /// Puts the stacks of wakers below the waits that they ended; `kernel`: with the kernel's functions.
+    pub(super) fn show(&mut self, system: &dyn System, kernel: bool) {
+        let symbols = system.kernel_symbols().and_then(|text| Kernel::parse(&text).ok());
+        self.shown = Some(WakerOptions { symbols, kernel });
+    }
+
+    pub(super) fn are_shown(&self) -> bool {
+        self.shown.is_some()
+    }
+
+    /// Whether they are shown with the kernel's functions.
+    pub(super) fn have_kernel_frames(&self) -> bool {
+        self.shown.as_ref().is_some_and(|shown| shown.kernel)
+    }
+
     /// Keeps the stack of the waker of `woken` until the sample of that thread comes.
     pub(super) fn add(&mut self, woken: Tid, s: &Sample, node: RawNode, frames: &[RawFrame]) {
         let waker = RawWaker {
@@ -47,26 +58,65 @@ impl Wakers {
             tid: s.tid,
             node,
         };
-        let pending = PendingWaker {
-            waker,
-            by: Some(RawFrame::WokenBy(s.pid, s.tid)),
-            frames: frames.to_vec(),
-        };
-        self.pending.insert(woken, (s.time, pending));
+        let by = RawFrame::WokenBy(s.pid, s.tid);
+        self.keep(woken, s.time, waker, by, frames.to_vec());
     }
 
-    /// The same of an interrupt; the waker is not known as a thread.
-    fn add_interrupt(&mut self, woken: Tid, s: &Sample, kind: InterruptKind, frames: Vec<RawFrame>) {
-        let pending = PendingWaker {
-            waker: RawWaker::default(),
-            by: Some(RawFrame::Interrupt(kind)),
-            frames,
-        };
-        self.pending.insert(woken, (s.time, pending));
+    fn keep(&mut self, woken: Tid, time: u64, waker: RawWaker, by: RawFrame, frames: Vec<RawFrame>) {
+        if self.pending.len() >= MAX_PENDING {
+            self.pending.clear();
+        }
+        let by = Some(by);
+        self.pending.insert(woken, (time, PendingWaker { waker, by, frames }));
+    }
+
+    /// The nodes of their stacks have gone with their segment.
+    pub(super) fn forget_nodes(&mut self) {
+        self.pending.clear();
+    }
+
+    /// Takes in the waker of thread `woken` if it has no user stack to be shown: an interrupt, a process that is not sampled. False
+    /// if it has. `is_sampled`: its process is.
+    pub(super) fn add_foreign(
+        &mut self,
+        woken: Tid,
+        s: &Sample,
+        is_sampled: bool,
+        system: &dyn System,
+        names: &mut Names,
+    ) -> bool {
+        let symbols = self.shown.as_ref().and_then(|shown| shown.symbols.as_ref());
+        let functions: Vec<&str> = s
+            .kernel
+            .iter()
+            .map(|address| {
+                symbols
+                    .and_then(|k| k.lookup(*address))
+                    .map_or("", |symbol| symbol.name)
+            })
+            .collect();
+        if let Some((inner, kind)) = interrupt(&functions, s.tid == 0) {
+            let frames = s.kernel[..inner]
+                .iter()
+                .rev()
+                .map(|address| RawFrame::Kernel(*address))
+                .collect();
+            // The waker is not known as a thread.
+            self.keep(woken, s.time, RawWaker::default(), RawFrame::Interrupt(kind), frames);
+            return true;
+        }
+        if is_sampled {
+            return false;
+        }
+        if let Some(name) = system.thread_name(s.pid, s.tid) {
+            names.threads.entry((s.pid, s.tid)).or_insert(name);
+        }
+        self.add(woken, s, 0, &[]);
+        true
     }
 
     /// The waker that ended the interval of this sample, if it was captured.
-    pub(super) fn take_waker(&mut self, s: &Sample) -> Option<PendingWaker> {
+    fn take_waker(&mut self, s: &Sample) -> Option<PendingWaker> {
         let (time, _) = self.pending.get(&s.tid)?;
         if *time == 0 || *time != s.wake_up.time {
             return None;
@@ -74,21 +124,63 @@ impl Wakers {
         self.pending.remove(&s.tid).map(|(_, waker)| waker)
     }
 
-    /// The number of a waker in [`Wakers::all`] plus 1; 0 if there is no room for more.
-    pub(super) fn number(&mut self, waker: RawWaker) -> u32 {
-        if let Some(number) = self.known.get(&waker) {
-            return *number;
+    /// The thread that ended a wait of a sample, in which it was in `state`, with its stack if that was captured.
+    pub(super) fn waker(
+        &mut self,
+        s: &Sample,
+        state: ThreadState,
+        process: &mut Process,
+        files: &Files,
+    ) -> Option<PendingWaker> {
+        if let Some(waker) = self.take_waker(s) {
+            return Some(waker);
         }
-        if waker == RawWaker::default() {
-            return 0;
+        // Without a stack, the thread: the one that released the lock, or had it last.
+        let (pid, tid) = match &s.wake_up {
+            WakeUp { holder, .. } if *holder != 0 => (s.pid, process.known_thread_of_state(&*files.system, *holder)?),
+            WakeUp { waker: Some(waker), .. } if state == ThreadState::Waiting(WaitKind::Gil) => *waker,
+            _ => return None,
+        };
+        Some(PendingWaker {
+            waker: RawWaker { pid, tid, node: 0 },
+            by: None,
+            frames: Vec::new(),
+        })
+    }
+}
+
+/// Divides the wait of the sample that was added to the segment last among the threads that held the interpreter lock, if there
+/// were several. `last`: the number of the one that ended it.
+pub(super) fn add_holders(s: &Sample, last: u32, process: &mut Process, files: &Files, segment: &mut Segment) {
+    let holders = &s.wake_up.holders;
+    let (Some(at), true) = (segment.waits.lengths.len().checked_sub(1), !holders.is_empty()) else {
+        return;
+    };
+    let ended = segment.wakers.all().get((last as usize).wrapping_sub(1));
+    let ended = ended.map(|waker| waker.tid);
+    // The number of the thread that held it next.
+    let mut next = last;
+    for (i, (holder, time)) in holders.iter().enumerate() {
+        let tid = match holder {
+            Holder::Thread(tid) => Some(*tid),
+            Holder::State(state) => process.known_thread_of_state(&*files.system, *state),
+        };
+        let number = match tid {
+            None => 0,
+            // It gave the lock up itself, and until another thread had a CPU to take it, no thread held it.
+            Some(tid) if tid == s.tid => next,
+            Some(_) if i == 0 && tid == ended => last,
+            Some(tid) => segment.wakers.number(RawWaker {
+                pid: s.pid,
+                tid,
+                node: 0,
+            }),
+        };
+        next = number;
+        // One thread that ended it, and held the lock all the time, is known by the waker alone.
+        if holders.len() > 1 || number != last {
+            segment.waits.shares.push((at as u32, number, *time));
         }
-        if self.all.len() >= MAX_WAKERS {
-            return 0;
-        }
-        self.all.push(waker);
-        let number = self.all.len() as u32;
-        self.known.insert(waker, number);
-        number
     }
 }
 
@@ -133,129 +225,11 @@ fn interrupt(names: &[&str], is_idle: bool) -> Option<(usize, InterruptKind)> {
 }
 
 /// Kernel functions on the stacks of wakers.
-pub(super) struct WakerOptions {
+struct WakerOptions {
     /// `None`: not readable.
     symbols: Option<Kernel>,
     /// Keep them for threads too.
-    pub(super) kernel: bool,
-}
-
-impl Session {
-    /// Puts the stacks of wakers below the waits that they ended; `kernel`: with the kernel's functions.
-    pub fn show_wakers(&mut self, kernel: bool) {
-        let symbols = self.system.kernel_symbols().and_then(|text| Kernel::parse(&text).ok());
-        self.shown_wakers = Some(WakerOptions { symbols, kernel });
-    }
-
-    /// Takes in the waker of thread `woken` if it has no user stack to be shown: an interrupt, a process that is not sampled. False
-    /// if it has.
-    pub(super) fn foreign_waker(&mut self, woken: Tid, s: &Sample) -> bool {
-        let symbols = self.shown_wakers.as_ref().and_then(|shown| shown.symbols.as_ref());
-        let names: Vec<&str> = s
-            .kernel
-            .iter()
-            .map(|address| {
-                symbols
-                    .and_then(|k| k.lookup(*address))
-                    .map_or("", |symbol| symbol.name)
-            })
-            .collect();
-        if let Some((inner, kind)) = interrupt(&names, s.tid == 0) {
-            let frames = s.kernel[..inner]
-                .iter()
-                .rev()
-                .map(|address| RawFrame::Kernel(*address))
-                .collect();
-            self.wakers.add_interrupt(woken, s, kind, frames);
-            return true;
-        }
-        if self.targets.contains_key(&s.pid) {
-            return false;
-        }
-        if let Some(name) = self.system.thread_name(s.pid, s.tid) {
-            self.threads.entry((s.pid, s.tid)).or_insert(name);
-        }
-        self.wakers.add(woken, s, 0, &[]);
-        true
-    }
-
-    /// Divides the wait of the sample that was added last among the threads that held the interpreter lock, if there were
-    /// several. `last`: the number of the one that ended it.
-    pub(super) fn add_holders(&mut self, s: &Sample, last: u32) {
-        let holders = &s.wake_up.holders;
-        let (Some(at), true) = (self.waits.lengths.len().checked_sub(1), !holders.is_empty()) else {
-            return;
-        };
-        let ended = self
-            .wakers
-            .all
-            .get((last as usize).wrapping_sub(1))
-            .map(|waker| waker.tid);
-        // The number of the thread that held it next.
-        let mut next = last;
-        for (i, (holder, time)) in holders.iter().enumerate() {
-            let tid = match holder {
-                Holder::Thread(tid) => Some(*tid),
-                Holder::State(state) => self.known_thread_of_state(s.pid, *state),
-            };
-            let number = match tid {
-                None => 0,
-                // It gave the lock up itself, and until another thread had a CPU to take it, no thread held it.
-                Some(tid) if tid == s.tid => next,
-                Some(_) if i == 0 && tid == ended => last,
-                Some(tid) => self.wakers.number(RawWaker {
-                    pid: s.pid,
-                    tid,
-                    node: 0,
-                }),
-            };
-            next = number;
-            // One thread that ended it, and held the lock all the time, is known by the waker alone.
-            if holders.len() > 1 || number != last {
-                self.waits.shares.push((at as u32, number, *time));
-            }
-        }
-    }
-
-    /// Threads of a process that hold the global lock of an interpreter now.
-    pub fn gil_holders(&self, pid: Pid) -> Vec<Tid> {
-        let python = self.targets.get(&pid).and_then(|target| target.python.as_ref());
-        let Some((python, interpreter)) = python.and_then(|p| Some((p, p.interpreter.as_ref()?))) else {
-            return Vec::new();
-        };
-        let memory = ForkMemory {
-            system: &*self.system,
-            pid,
-            parent: None,
-        };
-        let states = gil::holders(&memory, &python.runtime, interpreter);
-        states
-            .into_iter()
-            .filter_map(|state| self.thread_of_state(pid, state))
-            .collect()
-    }
-
-    /// As [`Session::thread_of_state`]; if the thread has ended meanwhile, the one that it belonged to when it was last seen.
-    pub(super) fn known_thread_of_state(&mut self, pid: Pid, state: u64) -> Option<Tid> {
-        if let Some(tid) = self.thread_of_state(pid, state) {
-            if self.wakers.of_states.len() >= MAX_STATES {
-                self.wakers.of_states.clear();
-            }
-            self.wakers.of_states.insert((pid, state), tid);
-            return Some(tid);
-        }
-        self.wakers.of_states.get(&(pid, state)).copied()
-    }
-
-    /// The thread that the Python thread state `state` of a process belongs to. What it costs does not depend on how many
-    /// threads there are: each wait for the GIL asks for one.
-    pub(super) fn thread_of_state(&self, pid: Pid, state: u64) -> Option<Tid> {
-        let python = self.targets.get(&pid)?.python.as_ref()?.interpreter?;
-        let memory = ProcessMemory(&*self.system, pid);
-        let thread_pointer = thread_states::thread_of(&memory, &python, state)?;
-        let inside = thread_states::thread_id(&memory, &python, thread_pointer)?;
-        self.thread_ids.host(&*self.system, pid, inside, sys::clock::now())
-    }
+    kernel: bool,
 }
 
 #[cfg(test)]

@@ -15,13 +15,11 @@ use std::rc::Rc;
 
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
-use super::Session;
-use super::sample::TruncationReason;
-use crate::cpython::thread_states;
-use crate::event::{PAGE, Pid, Sample, StackBytes, Tid};
-use crate::frame::{CodeId, ModuleId, NativeFrame, RawFrame};
+use super::stacks::TruncationReason;
+use crate::event::{PAGE, Sample, StackBytes, Tid};
+use crate::frame::{CodeId, EvalGroups, ModuleId, NativeFrame, RawFrame};
 use crate::interleave::{self, StackQuality};
-use crate::process::system::ProcessMemory;
+use crate::process::modules::Modules;
 use crate::sys;
 
 /// Stacks of dispatchers that are known, at most, and frames of one of them.
@@ -43,25 +41,30 @@ const DESCRIPTOR: u64 = 65536;
 /// Names of libraries begin so whose functions start threads for other libraries.
 const THREAD_LIBRARIES: &[&str] = &["libc.", "libc-", "libpthread", "ld-", "libstdc++", "libc++"];
 
-/// Stacks of threads with Python frames.
+/// The attribution of native workers to the threads that they work for.
 #[derive(Default)]
-pub(super) struct Dispatchers {
-    /// By thread and Python frames.
+pub(super) struct Workers {
+    is_enabled: bool,
+    /// By innermost Python function, in all threads.
+    functions: FxHashMap<CodeId, FunctionCalls>,
+    /// By hash of a worker's callers.
+    places: FxHashMap<u64, WorkerCode>,
+}
+
+/// Workers and dispatchers of one process.
+#[derive(Default)]
+pub(super) struct ProcessWorkers {
+    /// Stacks of threads with Python frames, by thread and Python frames.
     known: FxHashMap<(Tid, Rc<[RawFrame]>), DispatcherStack>,
     /// The last one of each thread, as its key in `known`.
     last: FxHashMap<Tid, Rc<[RawFrame]>>,
     /// By worker.
     last_jobs: FxHashMap<Tid, Job>,
-    /// By innermost Python function, in all threads.
-    functions: FxHashMap<CodeId, FunctionCalls>,
-    /// By hash of a worker's callers.
-    places: FxHashMap<u64, WorkerCode>,
     /// Registers that workers started with, by worker.
     inherited: FxHashMap<Tid, Inherited>,
 }
 
 struct Inherited {
-    pid: Pid,
     words: Vec<u64>,
     /// From then on the backend knows them, `CLOCK_MONOTONIC`, ns; `u64::MAX`: it does not yet.
     known_since: u64,
@@ -208,62 +211,88 @@ fn saved_pointers(frame: &NativeFrame, stack: &StackBytes) -> Vec<u64> {
     words
 }
 
-impl Session {
-    /// The threads of a process that have a Python thread state, and their `pthread_self`, if workers are attributed.
-    pub(super) fn python_threads(&self, pid: Pid) -> Vec<(Tid, u64)> {
-        let python = self.targets.get(&pid).and_then(|target| target.python.as_ref());
-        let Some(python) = python.and_then(|p| p.interpreter).filter(|_| self.options.workers) else {
-            return Vec::new();
-        };
-        let memory = ProcessMemory(&*self.system, pid);
-        let thread_pointers =
-            thread_states::thread_pointers(&memory, &python, &thread_states::states(&memory, &python));
-        let threads = self.system.threads(pid).into_iter();
-        threads
-            .filter_map(|tid| {
-                let inside = self.thread_ids.inside(&*self.system, pid, tid)?;
-                Some((tid, *thread_pointers.get(&inside)?))
-            })
+impl ProcessWorkers {
+    /// A thread has ended.
+    pub(super) fn forget_thread(&mut self, tid: Tid) {
+        self.last_jobs.remove(&tid);
+        self.inherited.remove(&tid);
+    }
+
+    /// The backend knows the registers that the workers of the process started with.
+    pub(super) fn inherited_known(&mut self) {
+        for inherited in self.inherited.values_mut() {
+            if inherited.known_since == u64::MAX {
+                inherited.known_since = sys::clock::now();
+            }
+        }
+    }
+
+    /// The registers that the workers of the process started with.
+    pub(super) fn inherited(&self) -> Vec<(Tid, Vec<u64>)> {
+        let all = self.inherited.iter();
+        all.filter(|(_, inherited)| !inherited.words.is_empty())
+            .map(|(tid, inherited)| (*tid, inherited.words.clone()))
             .collect()
     }
+}
 
-    /// What a sample is below if it is one of a worker: takes the dispatcher's Python frames out of `self.groups`.
-    pub(super) fn take_dispatcher(&mut self, s: &Sample) -> Option<DispatcherFrames> {
-        let Some(dispatcher) = s.dispatcher else {
-            let last = self.dispatchers.last_jobs.get(&s.tid)?;
-            // A worker that waits may wait for its next job.
-            let is_active = s.python.is_empty() && s.wake_up.wakes.is_none() && s.time_spent.blocked == 0;
-            return is_active.then_some(DispatcherFrames {
-                tid: last.dispatcher,
-                is_unchanged: false,
-                python: None,
-            });
-        };
-        let mut frames = Vec::new();
-        let truncation = match interleave::python_only(&self.groups, None, &mut frames) {
-            StackQuality::Partial(why) => Some(why),
-            _ => None,
-        };
-        self.groups.clear();
-        Some(DispatcherFrames {
-            tid: dispatcher.tid,
-            is_unchanged: dispatcher.is_unchanged,
-            python: (!frames.is_empty()).then_some((frames, truncation)),
-        })
+/// What a sample is below if it is one of a worker: takes the dispatcher's Python frames out of `groups`.
+pub(super) fn take_dispatcher(own: &ProcessWorkers, s: &Sample, groups: &mut EvalGroups) -> Option<DispatcherFrames> {
+    let Some(dispatcher) = s.dispatcher else {
+        let last = own.last_jobs.get(&s.tid)?;
+        // A worker that waits may wait for its next job.
+        let is_active = s.python.is_empty() && s.wake_up.wakes.is_none() && s.time_spent.blocked == 0;
+        return is_active.then_some(DispatcherFrames {
+            tid: last.dispatcher,
+            is_unchanged: false,
+            python: None,
+        });
+    };
+    let mut frames = Vec::new();
+    let truncation = match interleave::python_only(groups, None, &mut frames) {
+        StackQuality::Partial(why) => Some(why),
+        _ => None,
+    };
+    groups.clear();
+    Some(DispatcherFrames {
+        tid: dispatcher.tid,
+        is_unchanged: dispatcher.is_unchanged,
+        python: (!frames.is_empty()).then_some((frames, truncation)),
+    })
+}
+
+impl Workers {
+    pub(super) fn new(is_enabled: bool) -> Workers {
+        Workers {
+            is_enabled,
+            ..Workers::default()
+        }
     }
 
-    /// The job that a worker's sample belongs to. `None`: it is not known.
-    pub(super) fn find_job(&mut self, s: &Sample, new: DispatcherFrames) -> Option<Job> {
-        let inherited = self.dispatchers.inherited.get(&s.tid);
+    pub(super) fn are_attributed(&self) -> bool {
+        self.is_enabled
+    }
+
+    /// The job that a worker's sample belongs to. `None`: it is not known. `native`: the sample's frames.
+    pub(super) fn find_job(
+        &mut self,
+        own: &mut ProcessWorkers,
+        s: &Sample,
+        new: DispatcherFrames,
+        native: &[NativeFrame],
+        modules: &Modules,
+    ) -> Option<Job> {
+        let inherited = own.inherited.get(&s.tid);
         let is_certain = inherited.is_none_or(|inherited| s.time >= inherited.known_since);
         let found = new.python.and_then(|(python, truncation)| {
+            let worker = WorkerPlace::of(native, modules);
             Some(Job {
                 dispatcher: new.tid,
-                frames: self.dispatcher_stack(new.tid, new.is_unchanged, python.into())?,
+                frames: self.dispatcher_stack(own, new.tid, new.is_unchanged, python.into(), worker)?,
                 truncation,
             })
         });
-        let last_jobs = &mut self.dispatchers.last_jobs;
+        let last_jobs = &mut own.last_jobs;
         let Some(job) = found else {
             return last_jobs.get(&s.tid).cloned();
         };
@@ -277,31 +306,30 @@ impl Session {
     }
 
     /// A thread has begun. The backend has seen with which registers.
-    pub(super) fn add_thread(&mut self, pid: Pid, tid: Tid) {
-        if self.options.workers && self.dispatchers.inherited.len() < MAX_STACKS {
+    pub(super) fn add_thread(&self, own: &mut ProcessWorkers, tid: Tid) {
+        if self.is_enabled && own.inherited.len() < MAX_STACKS {
             let seen = Inherited {
-                pid,
                 words: Vec::new(),
                 known_since: 0,
             };
-            self.dispatchers.inherited.insert(tid, seen);
+            own.inherited.insert(tid, seen);
         }
     }
 
-    /// A thread has ended.
-    pub(super) fn forget_worker(&mut self, tid: Tid) {
-        self.dispatchers.last_jobs.remove(&tid);
-        self.dispatchers.inherited.remove(&tid);
-    }
-
     /// Notes, once for each worker that there was before sampling began, the registers that it started with: its outermost C
-    /// function has saved them. True if they are new. The frames of the sample are in `self.native`.
-    pub(super) fn find_inherited(&mut self, s: &Sample, quality: StackQuality) -> bool {
-        let inherited = &mut self.dispatchers.inherited;
-        let is_worker = self.options.workers && (s.python.is_empty() || s.dispatcher.is_some());
+    /// function has saved them. True if they are new. `native`: the frames of the sample.
+    pub(super) fn find_inherited(
+        &self,
+        own: &mut ProcessWorkers,
+        s: &Sample,
+        quality: StackQuality,
+        native: &[NativeFrame],
+    ) -> bool {
+        let inherited = &mut own.inherited;
+        let is_worker = self.is_enabled && (s.python.is_empty() || s.dispatcher.is_some());
         let is_complete = !matches!(quality, StackQuality::Partial(_));
         // The outermost frame is the assembler function that the kernel starts threads in; main threads were not created.
-        let [.., start, _] = &self.native[..] else { return false };
+        let [.., start, _] = native else { return false };
         if !is_worker
             || !is_complete
             || s.pid == s.tid
@@ -312,56 +340,34 @@ impl Session {
         }
         let words = saved_pointers(start, &s.stack);
         let is_new = !words.is_empty();
-        let new = Inherited {
-            pid: s.pid,
-            words,
-            known_since: if is_new { u64::MAX } else { 0 },
-        };
-        inherited.insert(s.tid, new);
+        let known_since = if is_new { u64::MAX } else { 0 };
+        inherited.insert(s.tid, Inherited { words, known_since });
         if is_new {
             // It was perhaps found by these registers.
-            self.dispatchers.last_jobs.remove(&s.tid);
+            own.last_jobs.remove(&s.tid);
         }
         is_new
     }
 
-    /// The backend knows the registers that the workers of a process started with.
-    pub(super) fn inherited_known(&mut self, pid: Pid) {
-        for inherited in self.dispatchers.inherited.values_mut() {
-            if inherited.pid == pid && inherited.known_since == u64::MAX {
-                inherited.known_since = sys::clock::now();
-            }
+    /// The stack of a thread with these Python frames, down to the call into the library of the worker. `None`: it is not in that
+    /// library.
+    fn dispatcher_stack(
+        &mut self,
+        own: &ProcessWorkers,
+        tid: Tid,
+        is_unchanged: bool,
+        python: Rc<[RawFrame]>,
+        worker: WorkerPlace,
+    ) -> Option<Vec<RawFrame>> {
+        let library = worker.library;
+        if self.places.len() >= MAX_STACKS {
+            self.places.clear();
         }
-    }
-
-    /// The registers that the workers of a process started with.
-    pub(super) fn inherited(&self, pid: Pid) -> Vec<(Tid, Vec<u64>)> {
-        let all = self.dispatchers.inherited.iter();
-        let of_process = all.filter(|(_, inherited)| inherited.pid == pid && !inherited.words.is_empty());
-        of_process
-            .map(|(tid, inherited)| (*tid, inherited.words.clone()))
-            .collect()
-    }
-
-    /// The stack of a thread with these Python frames, down to the call into the library of the worker whose frames are in
-    /// `self.native`. `None`: it is not in that library.
-    fn dispatcher_stack(&mut self, tid: Tid, is_unchanged: bool, python: Rc<[RawFrame]>) -> Option<Vec<RawFrame>> {
-        let mut libraries = self.native.iter().rev().filter_map(|f| Some(f.location?.0));
-        let library = libraries.find(|id| {
-            let name = self.modules.get(*id).name();
-            !THREAD_LIBRARIES.iter().any(|library| name.starts_with(library))
-        });
-        let dispatchers = &mut self.dispatchers;
-        if dispatchers.places.len() >= MAX_STACKS {
-            dispatchers.places.clear();
-        }
-        let callers = self.native.iter().skip(1).map(|f| f.location);
-        let place = FxBuildHasher.hash_one(callers.collect::<Vec<_>>());
-        let place = dispatchers.places.entry(place).or_default();
-        let same = dispatchers.known.get(&(tid, python.clone()));
+        let place = self.places.entry(worker.callers).or_default();
+        let same = own.known.get(&(tid, python.clone()));
         let call = same.and_then(|same| same.call(library?));
         if let (Some(library), None, false) = (library, call, is_unchanged) {
-            let function = innermost_code(&python).and_then(|code| dispatchers.functions.get(&code));
+            let function = innermost_code(&python).and_then(|code| self.functions.get(&code));
             if same.is_some_and(|same| same.samples >= MIN_SAMPLES) || function.is_some_and(|f| f.never_calls(library))
             {
                 place.without_job += 1;
@@ -375,43 +381,63 @@ impl Session {
         if let Some(same) = same {
             return Some([&same.outer, call.unwrap_or_default()].concat());
         }
-        let last = dispatchers.last.get(&tid);
-        Some(match last.and_then(|key| dispatchers.known.get(&(tid, key.clone()))) {
+        let last = own.last.get(&tid);
+        Some(match last.and_then(|key| own.known.get(&(tid, key.clone()))) {
             Some(last) => last.joined_with(&python),
             None => python.to_vec(),
         })
     }
 
-    /// Notes the stack of a sample with Python frames, `self.stack` from `start` on: it may be a dispatcher's.
-    pub(super) fn remember_dispatcher(&mut self, s: &Sample, start: usize, quality: StackQuality) {
-        let stack = &self.stack[start..];
+    /// Notes the stack of a sample with Python frames: it may be a dispatcher's.
+    pub(super) fn remember_dispatcher(
+        &mut self,
+        own: &mut ProcessWorkers,
+        s: &Sample,
+        stack: &[RawFrame],
+        quality: StackQuality,
+    ) {
         let is_known = !matches!(quality, StackQuality::Partial(_));
-        if !self.options.workers
-            || s.dispatcher.is_some()
-            || s.python.is_empty()
-            || !is_known
-            || stack.len() > MAX_FRAMES
-        {
+        if !self.is_enabled || s.dispatcher.is_some() || s.python.is_empty() || !is_known || stack.len() > MAX_FRAMES {
             return;
         }
         let python: Rc<[RawFrame]> = stack.iter().copied().filter(is_python).collect();
-        let dispatchers = &mut self.dispatchers;
-        if dispatchers.known.len() >= MAX_STACKS {
-            (dispatchers.known, dispatchers.last) = Default::default();
+        if own.known.len() >= MAX_STACKS {
+            (own.known, own.last) = Default::default();
         }
-        dispatchers.last.insert(s.tid, python.clone());
+        own.last.insert(s.tid, python.clone());
         let inner = stack.iter().rposition(is_python).map_or(0, |at| at + 1);
-        if dispatchers.functions.len() >= MAX_STACKS {
-            dispatchers.functions.clear();
+        if self.functions.len() >= MAX_STACKS {
+            self.functions.clear();
         }
         if let Some(code) = innermost_code(&python) {
-            let function = dispatchers.functions.entry(code).or_default();
+            let function = self.functions.entry(code).or_default();
             function.add_sample(&stack[inner..]);
         }
-        let known = dispatchers.known.entry((s.tid, python));
+        let known = own.known.entry((s.tid, python));
         known
             .and_modify(|known| known.add_sample(&stack[inner..]))
             .or_insert_with(|| DispatcherStack::new(stack));
+    }
+}
+
+/// Where a worker is.
+struct WorkerPlace {
+    /// The library that it belongs to: the outermost one that is not for starting threads.
+    library: Option<ModuleId>,
+    /// Hash of the callers of its innermost frame.
+    callers: u64,
+}
+
+impl WorkerPlace {
+    fn of(native: &[NativeFrame], modules: &Modules) -> WorkerPlace {
+        let mut libraries = native.iter().rev().filter_map(|f| Some(f.location?.0));
+        let library = libraries.find(|id| {
+            let name = modules.get(*id).name();
+            !THREAD_LIBRARIES.iter().any(|library| name.starts_with(library))
+        });
+        let callers = native.iter().skip(1).map(|f| f.location);
+        let callers = FxBuildHasher.hash_one(callers.collect::<Vec<_>>());
+        WorkerPlace { library, callers }
     }
 }
 

@@ -268,6 +268,11 @@ pub fn stack_end(pid: Pid) -> u64 {
     stat_field(pid, 28).unwrap_or(0)
 }
 
+/// When a process was started, clock ticks since the machine was: `starttime`, field 22 of /proc/PID/stat.
+pub fn start_time(pid: Pid) -> Option<u64> {
+    stat_field(pid, 22)
+}
+
 /// A numeric field of /proc/PID/stat, numbered as in proc(5).
 fn stat_field(pid: Pid, field: usize) -> Option<u64> {
     stat_text(pid, field)?.parse().ok()

@@ -154,10 +154,10 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
         None => Box::new(LiveSystem),
     };
     let mut session = Session::new(session_options, system);
-    session.fetch = fetch;
-    session.naming = Some(NamingProcess::default());
+    session.naming.fetch = fetch;
+    session.naming.process = Some(NamingProcess::default());
     // What it reads of the process gets onto the tape.
-    session.edges = recorder.as_ref().map(|_| EdgeJudge::default());
+    session.stacks.edges = recorder.as_ref().map(|_| EdgeJudge::default());
     if sampling.wakers {
         session.show_wakers(sampling.kernel);
     }
@@ -172,7 +172,7 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
         None => {
             session.open(pid, &mut |pid, layout| update_backend(&mut *backend, pid, layout))?;
             backend.attach(pid)?;
-            if session.pythons.is_empty()
+            if !session.has_python()
                 && let Some(line) = discover::suggest_python_child(pid)
             {
                 print_status(&line);
@@ -217,7 +217,7 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
         let until = Some(end.map_or(turn, |end| turn.min(start + end)));
         failure = pump.pump(&mut *backend, &mut session, &mut observe, wait, until).err();
         if recorder.as_ref().is_some_and(|recorder| recorder.is_full()) {
-            session.edges = None;
+            session.stacks.edges = None;
         }
         if !progress.is_hidden() {
             progress.set_message(progress_text(&session, start.elapsed()));
@@ -227,7 +227,7 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     // Before the time that stopping takes: it reads all threads that wait.
     let duration = start.elapsed();
     backend.stop();
-    if let Some(naming) = &mut session.naming {
+    if let Some(naming) = &mut session.naming.process {
         naming.prepare();
     }
     let children = if options.subprocesses {
@@ -266,7 +266,7 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     }
     let mut profile = session.resolve(began, meta);
     profile.meta.sampling_cpu = sampling_cpu as f64 * 1e-9;
-    let naming_cpu = session.naming.take().map_or(0, |naming| naming.cpu_time());
+    let naming_cpu = session.naming.process.take().map_or(0, |naming| naming.cpu_time());
     profile.meta.profiler_cpu = (sys::clock::process_cpu_time() + naming_cpu) as f64 * 1e-9;
     let written = match output.write(&profile) {
         Ok(written) => written,
@@ -448,7 +448,7 @@ fn progress() -> ProgressBar {
 }
 
 fn progress_text(session: &Session, elapsed: Duration) -> String {
-    let t = &session.quality_counts;
+    let t = &session.segment.quality;
     let seconds = elapsed.as_secs_f64();
     format!(
         "{seconds:5.1} s   {}   {:.0}/s   exact {}   Ctrl-C stops",

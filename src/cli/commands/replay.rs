@@ -63,12 +63,12 @@ pub fn replay(options: &Replay) -> Result<bool> {
     } else {
         tape_replay::session(&tape, session_options)?
     };
-    (session.fetch, session.naming) = (fetch, Some(NamingProcess::default()));
+    (session.naming.fetch, session.naming.process) = (fetch, Some(NamingProcess::default()));
     let profile = tape_replay::resolve(&tape, &mut session);
     let written = output.write(&profile)?;
     print_line(&summary::block(&profile.meta, &written));
     let mut is_possible = true;
-    if let Some(edges) = &session.edges {
+    if let Some(edges) = &session.stacks.edges {
         let text = edges.counts.text(&|place| place_name(&session, place));
         text.lines().for_each(|text| print_line(&format!("  {}", line(text))));
         is_possible = edges.counts.total().impossible == 0;
@@ -80,7 +80,7 @@ pub fn replay(options: &Replay) -> Result<bool> {
 /// `libc.so.6+0x1234`: file and address in it.
 fn place_name(session: &Session, place: CodePlace) -> String {
     match place {
-        CodePlace::File(module, svma) => format!("{}+{svma:#x}", session.modules.get(module).name()),
+        CodePlace::File(module, svma) => format!("{}+{svma:#x}", session.modules().get(module).name()),
         CodePlace::Memory(pid, avma) => format!("{avma:#x} in process {pid}"),
     }
 }

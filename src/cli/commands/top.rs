@@ -20,7 +20,6 @@ use crate::process::launch::Launched;
 use crate::process::system::LiveSystem;
 use crate::profile::model::{FrameKind, Meta, Profile, Quality};
 use crate::profile::summary;
-use crate::resolve::NameCache;
 use crate::resolve::naming::NamingProcess;
 use crate::session::pump::{EventPump, update_backend};
 use crate::session::{self, Session};
@@ -86,8 +85,8 @@ pub fn top(options: &Top) -> Result<()> {
         ..Default::default()
     };
     let mut session = Session::new(session_options, Box::new(LiveSystem));
-    session.fetch = fetch;
-    session.naming = Some(NamingProcess::default());
+    session.naming.fetch = fetch;
+    session.naming.process = Some(NamingProcess::default());
     if sampling.wakers {
         session.show_wakers(sampling.kernel);
     }
@@ -111,7 +110,6 @@ pub fn top(options: &Top) -> Result<()> {
         watch,
         backend,
         session,
-        names: NameCache::default(),
         started,
         wall,
         began,
@@ -141,7 +139,6 @@ struct TopFeed {
     watch: sys::process::ExitWatch,
     backend: Box<dyn Backend>,
     session: Session,
-    names: NameCache,
     started: Instant,
     wall: SystemTime,
     /// The same on the clock of samples, and since when samples were shown the last time.
@@ -169,10 +166,10 @@ impl tui::SampleFeed for TopFeed {
             ..self.session.meta(&*self.backend, &counts, self.rate, self.pid, when)
         };
         self.session.open_symbol_sources(self.pid);
-        let (session, names) = (&mut self.session, &mut self.names);
+        let session = &mut self.session;
         // Symbol files are not trusted: no capability is effective while they are parsed.
-        let mut profile = credentials::with_only(Caps::NONE, || session.window(names, since..until, thread, meta))
-            .unwrap_or_default();
+        let mut profile =
+            credentials::with_only(Caps::NONE, || session.window(since..until, thread, meta)).unwrap_or_default();
         self.since = since;
         for lag in &mut profile.meta.lags {
             lag.time = lag.start.saturating_sub(self.began);

@@ -53,7 +53,7 @@ fn long_callbacks_of_loops_that_end_are_kept() {
         is_long,
         sleeps: false,
     };
-    let mut process = WatchedProcess::default();
+    let mut process = ProcessLags::default();
     process.loops.push(watched(1, true, Some(9)));
     process.loops.push(watched(2, false, Some(9)));
     process.loops.push(watched(3, true, None));

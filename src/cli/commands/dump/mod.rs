@@ -146,8 +146,8 @@ pub fn dump(options: &Dump) -> error::Result<()> {
         ..Default::default()
     };
     let mut session = Session::new(session_options, Box::new(LiveSystem));
-    session.fetch = fetch;
-    session.naming = Some(NamingProcess::default());
+    session.naming.fetch = fetch;
+    session.naming.process = Some(NamingProcess::default());
     let mut layout = TargetLayout::default();
     session.open(pid, &mut |_, found| {
         layout = found.cloned().unwrap_or_default();
@@ -248,7 +248,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
         DumpThread {
             tid: *tid,
             inner: procfs::namespace_tid(pid, *tid).filter(|inner| inner != tid),
-            name: session.threads.get(&(pid, *tid)).cloned().unwrap_or_default(),
+            name: session.thread_name(pid, *tid).unwrap_or_default().to_string(),
             python_name: python_names.remove(tid),
             stack: found,
         }
@@ -265,7 +265,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
         pid,
         inner: procfs::namespace_tid(pid, pid).filter(|inner| *inner != pid),
         command: crate::sys::procfs::command_line(pid),
-        python: session.pythons.get(&pid).cloned().unwrap_or_default(),
+        python: session.python_text(pid).unwrap_or_default().to_string(),
         free_threaded: inspector.free_threaded,
         frozen: sys::cgroup::is_frozen(pid),
         kernel_refused: options.kernel && threads.iter().any(asleep),
@@ -310,7 +310,7 @@ struct Inspector {
 impl Inspector {
     fn new(pid: Pid, session: &Session, layout: TargetLayout, options: &Dump) -> Inspector {
         let python = session.python(pid);
-        let maps = maps::parse(&session.system.maps(pid).unwrap_or_default());
+        let maps = maps::parse(&session.system().maps(pid).unwrap_or_default());
         Inspector {
             pid,
             layout,
@@ -403,7 +403,7 @@ impl Inspector {
             return Vec::new();
         };
         let memory = ProcessMemory(&LiveSystem, self.pid);
-        cpython::frame_groups::shown(&snapshot.sample, &python.layout, &mut session.codes, &memory)
+        cpython::frame_groups::shown(&snapshot.sample, &python.layout, session.codes(), &memory)
     }
 }
 
@@ -413,7 +413,7 @@ fn feed_sample(
     snapshot: &ThreadSnapshot<DumpExtras>,
     newer: &mut Option<TargetLayout>,
 ) -> error::Result<DumpQuality> {
-    let before = session.quality_counts.clone();
+    let before = session.segment.quality.clone();
     for copy in &snapshot.codes {
         let copy = Box::new(copy.clone());
         let pid = snapshot.sample.pid;
@@ -423,7 +423,7 @@ fn feed_sample(
         *newer = found.cloned();
         Ok(())
     })?;
-    let after = &session.quality_counts;
+    let after = &session.segment.quality;
     Ok(if after.exact > before.exact {
         DumpQuality::Exact
     } else if after.repaired > before.repaired {

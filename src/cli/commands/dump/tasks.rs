@@ -144,7 +144,7 @@ pub fn dump(pid: Pid, as_json: bool) -> error::Result<()> {
     let report = TaskReport {
         pid,
         command: procfs::command_line(pid),
-        python: session.pythons.get(&pid).cloned().unwrap_or_default(),
+        python: session.python_text(pid).unwrap_or_default().to_string(),
         tasks: shown(
             pid,
             (&list, &greenlets, &trio),
@@ -167,7 +167,7 @@ pub fn dump(pid: Pid, as_json: bool) -> error::Result<()> {
 }
 
 fn no_tasks(pid: Pid, why: NoTasks, session: &Session) -> Error {
-    let python = session.pythons.get(&pid).cloned().unwrap_or_default();
+    let python = session.python_text(pid).unwrap_or_default().to_string();
     match why {
         NoTasks::UnknownVersion => Error::new(
             ErrorKind::Unsupported,

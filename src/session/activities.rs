@@ -1,0 +1,52 @@
+//! What is observed of processes in addition to their stacks. Each activity has a struct for all processes and one for each process;
+//! none knows another.
+
+use super::SessionOptions;
+use super::awaits::{Awaits, ProcessAwaits};
+use super::lags::{Lags, ProcessLags};
+use super::open_intervals::SleepingThreads;
+use super::process_tasks::ProcessTasks;
+use super::spans::{ProcessSpans, Spans};
+use super::states::States;
+use super::task_source::TaskNames;
+use super::tasks::Tasks;
+use super::wakers::Wakers;
+use super::workers::{ProcessWorkers, Workers};
+
+/// The activities of a session.
+pub(super) struct Activities {
+    pub(super) task_names: TaskNames,
+    pub(super) tasks: Tasks,
+    pub(super) awaits: Awaits,
+    pub(super) lags: Lags,
+    pub(super) spans: Spans,
+    pub(super) states: States,
+    pub(super) wakers: Wakers,
+    pub(super) workers: Workers,
+}
+
+/// What the activities know of one process. It is dropped with the process.
+#[derive(Default)]
+pub(super) struct ProcessActivities {
+    pub(super) tasks: ProcessTasks,
+    pub(super) awaits: ProcessAwaits,
+    pub(super) lags: ProcessLags,
+    pub(super) spans: ProcessSpans,
+    pub(super) sleeping: SleepingThreads,
+    pub(super) workers: ProcessWorkers,
+}
+
+impl Activities {
+    pub(super) fn new(options: &SessionOptions) -> Activities {
+        Activities {
+            task_names: TaskNames::default(),
+            tasks: Tasks::new(options.tasks),
+            awaits: Awaits::new(options.weighted.filter(|_| options.tasks)),
+            lags: Lags::new(options.lag),
+            spans: Spans::new(options.spans, options.thread_context),
+            states: States::new(options.gil_only),
+            wakers: Wakers::default(),
+            workers: Workers::new(options.workers),
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Files of all processes and what has been read of them: unwind rules, code objects, interpreters, and what names them later.
+
+use std::cell::OnceCell;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use super::jit::JitShared;
+use crate::cpython::code_object::CodeTable;
+use crate::cpython::{self, Runtime};
+use crate::cpython_layout::ThreadDescriptor;
+use crate::event::Pid;
+use crate::frame::{ModuleId, RawFrame};
+use crate::process::modules::{ModuleSections, Modules};
+use crate::process::system::System;
+use crate::process::{AddressSpace, command, landmarks};
+use crate::resolve::OpenFiles;
+use crate::unwind::Unwinder;
+
+/// Python and C library parts of a file: searched once, since some files have very many symbols.
+struct ModuleInfo {
+    /// The interpreter in it.
+    runtime: Option<Arc<Runtime>>,
+    /// How the C library finds thread-specific values; not searched yet in most files.
+    descriptor: OnceCell<Option<ThreadDescriptor>>,
+}
+
+/// The system, and what has been read from it for all processes together.
+pub struct Files {
+    pub(super) system: Rc<dyn System>,
+    pub(super) modules: Modules,
+    info: FxHashMap<ModuleId, ModuleInfo>,
+    pub(super) unwinder: Unwinder,
+    pub(super) codes: CodeTable,
+    pub(super) jit: JitShared,
+    /// Files that naming reads.
+    pub(super) open: OpenFiles,
+}
+
+impl Files {
+    pub(super) fn new(system: Box<dyn System>) -> Files {
+        Files {
+            system: Rc::from(system),
+            modules: Modules::default(),
+            info: FxHashMap::default(),
+            unwinder: Unwinder::default(),
+            codes: CodeTable::default(),
+            jit: JitShared::default(),
+            open: OpenFiles::default(),
+        }
+    }
+
+    /// Reads what a process maps now.
+    ///
+    /// # Errors
+    /// `NoSuchProcess`, `NotPermitted`.
+    pub(super) fn open_space(&mut self, pid: Pid) -> crate::error::Result<AddressSpace> {
+        let mut new = Vec::new();
+        let space = AddressSpace::open(&*self.system, pid, &mut self.modules, &mut |id| new.push(id))?;
+        for id in new {
+            self.add(id);
+        }
+        Ok(space)
+    }
+
+    /// Takes in a file that was mapped for the first time.
+    pub(super) fn add(&mut self, id: ModuleId) {
+        let module = self.modules.get(id);
+        self.unwinder.add(id, Box::new(ModuleSections(module.clone())));
+        let runtime = cpython::find_runtime(module);
+        let mut landmarks = landmarks::find(module);
+        landmarks.eval = runtime.as_ref().map_or(Vec::new(), |r| r.eval.clone());
+        self.unwinder.add_landmarks(id, landmarks);
+        let known = ModuleInfo {
+            runtime: runtime.map(Arc::new),
+            descriptor: OnceCell::new(),
+        };
+        self.info.insert(id, known);
+    }
+
+    /// The interpreter in a file.
+    pub(super) fn runtime(&self, id: ModuleId) -> Option<&Arc<Runtime>> {
+        self.info.get(&id)?.runtime.as_ref()
+    }
+
+    /// How the C library in a file finds thread-specific values.
+    pub(super) fn descriptor(&self, id: ModuleId) -> Option<ThreadDescriptor> {
+        let info = self.info.get(&id)?;
+        let search = || cpython::find_descriptor(self.modules.get(id));
+        *info.descriptor.get_or_init(search)
+    }
+
+    /// Reads the files of an interpreter that a process is about to run. Later, it would run Python code before they are
+    /// read, of which nothing would be known.
+    pub(super) fn prepare(&mut self, pid: Pid, program: PathBuf) {
+        let program = self.prepare_file(pid, program);
+        let module = self.modules.get(program).clone();
+        let names = module.libraries();
+        let is_python = |name: &str| name.starts_with("libpython");
+        if self.runtime(program).is_none() && !names.iter().any(|name| is_python(name)) {
+            return;
+        }
+        // The C library holds the threads' variables.
+        for name in names.iter().filter(|name| is_python(name) || name.starts_with("libc.")) {
+            if let Some(path) = command::library(&module, name) {
+                self.prepare_file(pid, path);
+            }
+        }
+    }
+
+    fn prepare_file(&mut self, pid: Pid, path: PathBuf) -> ModuleId {
+        let (id, new) = self.modules.open(&*self.system, pid, 0, 0, &command::bytes(path), None);
+        if new {
+            self.add(id);
+        }
+        self.descriptor(id);
+        id
+    }
+
+    /// Bytes of the names that a frame adds to the tree, if they are not in it yet.
+    pub(super) fn name_bytes(&self, frame: &RawFrame) -> usize {
+        match frame {
+            RawFrame::Python { code, .. } => self.codes.get(*code).written_bytes(),
+            _ => 0,
+        }
+    }
+}

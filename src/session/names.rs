@@ -1,0 +1,78 @@
+//! Names of processes and threads for profiles. Those of what has samples outlive it.
+
+use std::collections::BTreeMap;
+
+use rustc_hash::FxHashSet;
+
+use crate::event::{Pid, Tid};
+
+/// Names of threads, and the interpreters of processes.
+#[derive(Default)]
+pub struct Names {
+    /// Current names of threads, as the system has them.
+    pub(super) threads: BTreeMap<(Pid, Tid), String>,
+    /// Names that threads have in Python, as far as known.
+    pub(super) python_threads: BTreeMap<(Pid, Tid), String>,
+    /// Interpreters found, as text: `CPython 3.11.7 (libpython3.11.so.1.0)`.
+    pub(super) interpreters: BTreeMap<Pid, String>,
+    /// Threads that have samples.
+    sampled: FxHashSet<(Pid, Tid)>,
+}
+
+impl Names {
+    pub(super) fn add_sampled(&mut self, pid: Pid, tid: Tid) {
+        self.sampled.insert((pid, tid));
+    }
+
+    /// Takes note of the interpreter of a process, if it has one.
+    pub(super) fn set_interpreter(&mut self, pid: Pid, text: Option<String>) {
+        if let Some(text) = text {
+            self.interpreters.insert(pid, text);
+        }
+    }
+
+    /// A process was forked: it begins with the names of its parent.
+    pub(super) fn fork(&mut self, pid: Pid, parent: Pid) {
+        if let Some(python) = self.interpreters.get(&parent).cloned() {
+            self.interpreters.insert(pid, python);
+        }
+        let name = self.threads.get(&(parent, parent)).cloned().unwrap_or_default();
+        self.threads.insert((pid, pid), name);
+    }
+
+    /// A process executes a program: what it was called before belongs to the old one.
+    pub(super) fn exec(&mut self, pid: Pid, comm: &[u8]) {
+        self.interpreters.remove(&pid);
+        let threads = self.python_threads.range((pid, 0)..=(pid, Tid::MAX));
+        let threads: Vec<(Pid, Tid)> = threads.map(|(thread, _)| *thread).collect();
+        for thread in threads {
+            self.python_threads.remove(&thread);
+        }
+        self.rename(pid, pid, comm);
+    }
+
+    pub(super) fn rename(&mut self, pid: Pid, tid: Tid, comm: &[u8]) {
+        self.threads
+            .insert((pid, tid), String::from_utf8_lossy(comm).into_owned());
+    }
+
+    /// A thread has exited: its names are kept only if it has samples, since some programs create threads by the million.
+    pub(super) fn end_thread(&mut self, pid: Pid, tid: Tid) {
+        if !self.sampled.contains(&(pid, tid)) {
+            self.threads.remove(&(pid, tid));
+            self.python_threads.remove(&(pid, tid));
+        }
+    }
+
+    /// A process is forgotten.
+    pub(super) fn end_process(&mut self, pid: Pid) {
+        if !self.sampled.contains(&(pid, pid)) {
+            self.interpreters.remove(&pid);
+        }
+    }
+
+    /// There are no samples any more.
+    pub(super) fn forget_samples(&mut self) {
+        self.sampled.clear();
+    }
+}
