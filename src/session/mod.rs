@@ -654,3 +654,6 @@ impl Session {
         self.files.system.clone()
     }
 }
+
+#[cfg(test)]
+mod tests;

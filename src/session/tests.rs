@@ -1,0 +1,195 @@
+//! Tests of what a session keeps of processes.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use super::*;
+use crate::cpython_layout::InterpreterLocks;
+use crate::error::{Error, Result};
+use crate::event::Sample;
+use crate::process::file_content::Content;
+use crate::process::root::Root;
+use crate::process::system::FileKey;
+
+/// Processes without mappings and memory, each with one thread, by their start time.
+#[derive(Default)]
+struct Machine {
+    running: BTreeMap<Pid, Cell<Option<u64>>>,
+}
+
+impl Machine {
+    fn new(pids: impl IntoIterator<Item = Pid>) -> Rc<Machine> {
+        let running = pids.into_iter().map(|pid| (pid, Cell::new(Some(u64::from(pid)))));
+        Rc::new(Machine {
+            running: running.collect(),
+        })
+    }
+
+    fn start(&self, pid: Pid, time: u64) {
+        self.running[&pid].set(Some(time));
+    }
+
+    fn end(&self, pid: Pid) {
+        self.running[&pid].set(None);
+    }
+}
+
+impl System for Rc<Machine> {
+    fn start_time(&self, pid: Pid) -> Option<u64> {
+        self.running.get(&pid)?.get()
+    }
+
+    fn threads(&self, pid: Pid) -> Vec<Tid> {
+        self.start_time(pid).map(|_| pid).into_iter().collect()
+    }
+
+    fn maps(&self, pid: Pid) -> Result<Vec<u8>> {
+        match self.start_time(pid) {
+            Some(_) => Ok(Vec::new()),
+            None => Err(Error::no_process(pid)),
+        }
+    }
+
+    fn stack_end(&self, _: Pid) -> u64 {
+        0
+    }
+
+    fn thread_name(&self, _: Pid, _: Tid) -> Option<String> {
+        None
+    }
+
+    fn open(&self, _: Pid, _: u64, _: u64, _: &[u8], _: Option<&Root>) -> Option<(Content, FileKey)> {
+        None
+    }
+
+    fn read_memory(&self, _: Pid, _: u64, _: &mut [u8]) -> usize {
+        0
+    }
+
+    fn root(&self, _: Pid) -> Option<Root> {
+        None
+    }
+
+    fn kernel_symbols(&self) -> Option<String> {
+        None
+    }
+}
+
+fn session(machine: &Rc<Machine>) -> Session {
+    let options = SessionOptions {
+        gil_only: true,
+        ..SessionOptions::default()
+    };
+    Session::new(options, Box::new(machine.clone()))
+}
+
+fn happens(session: &mut Session, event: Event) {
+    session.event(event, &mut |_, _| Ok(())).expect("no backend fails");
+}
+
+fn fork(session: &mut Session, pid: Pid, parent: Pid) {
+    happens(session, Event::Fork { pid, parent });
+}
+
+fn exit(session: &mut Session, machine: &Machine, pid: Pid) {
+    machine.end(pid);
+    happens(session, Event::Exit { pid, tid: pid });
+}
+
+/// A sample of a process's first thread that holds no lock.
+fn sample(pid: Pid) -> Event {
+    Event::Sample(Box::new(Sample {
+        pid,
+        tid: pid,
+        ..Sample::default()
+    }))
+}
+
+/// Gives a process a lock and a name that are its own.
+fn use_process(session: &mut Session, pid: Pid) {
+    let process = &mut session.processes.ensure(pid).process;
+    process.locks.found = InterpreterLocks {
+        at: vec![4096],
+        len: 8,
+        ..InterpreterLocks::default()
+    };
+    session.names.set_interpreter(pid, Some("CPython".into()));
+}
+
+fn is_used(session: &Session, pid: Pid) -> bool {
+    session
+        .processes
+        .get(pid)
+        .is_some_and(|process| !process.locks.found.at.is_empty())
+}
+
+#[test]
+fn a_number_that_is_used_again_says_nothing_of_the_process_before() {
+    let machine = Machine::new([1, 7]);
+    let mut session = session(&machine);
+    session.open(1, &mut |_, _| Ok(())).expect("it runs");
+    fork(&mut session, 7, 1);
+    use_process(&mut session, 7);
+    // As long as its samples may come it is known.
+    exit(&mut session, &machine, 7);
+    assert!(is_used(&session, 7));
+    fork(&mut session, 7, 1);
+    assert!(!is_used(&session, 7) && session.python_text(7).is_none());
+    // Its exit has not been seen.
+    use_process(&mut session, 7);
+    fork(&mut session, 7, 1);
+    assert!(!is_used(&session, 7));
+    // That its samples are of threads without the lock is not known.
+    happens(&mut session, sample(7));
+    let counts = session.gil_counts().expect("only holders are sampled");
+    assert_eq!((counts.unknown, counts.not_holding), (1, 0));
+}
+
+#[test]
+fn late_samples_belong_to_the_process_that_has_exited() {
+    let machine = Machine::new([7]);
+    let mut session = session(&machine);
+    session.open(7, &mut |_, _| Ok(())).expect("it runs");
+    use_process(&mut session, 7);
+    exit(&mut session, &machine, 7);
+    happens(&mut session, sample(7));
+    assert!(is_used(&session, 7));
+    // Another process has got the number, and no event has said so.
+    machine.start(7, 99);
+    happens(&mut session, sample(7));
+    assert!(!is_used(&session, 7));
+}
+
+#[test]
+fn programs_that_are_executed_begin_anew() {
+    let machine = Machine::new([7]);
+    let mut session = session(&machine);
+    session.open(7, &mut |_, _| Ok(())).expect("it runs");
+    use_process(&mut session, 7);
+    happens(
+        &mut session,
+        Event::Exec {
+            pid: 7,
+            comm: b"other".to_vec(),
+        },
+    );
+    assert!(!is_used(&session, 7) && session.python_text(7).is_none());
+    assert_eq!(session.thread_name(7, 7), Some("other"));
+}
+
+#[test]
+fn processes_are_forgotten_some_time_after_their_end() {
+    const COUNT: Pid = 1000;
+    let machine = Machine::new(1..=COUNT);
+    let mut session = session(&machine);
+    for pid in 1..=COUNT {
+        session.open(pid, &mut |_, _| Ok(())).expect("it runs");
+        use_process(&mut session, pid);
+        exit(&mut session, &machine, pid);
+    }
+    let known = session.processes.iter().count();
+    assert!(known < 32, "{known} processes are known");
+    assert!(session.names.interpreters.len() < 32);
+    assert!(session.names.threads.is_empty());
+}
