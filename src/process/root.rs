@@ -76,6 +76,27 @@ impl Root {
         })
     }
 
+    /// Whether another process has the same root directory.
+    pub fn is_same(&self, other: &Root) -> bool {
+        self.key == other.key
+    }
+
+    /// A directory as the root of a process of user 0.
+    #[cfg(test)]
+    pub fn example(directory: File) -> Root {
+        let meta = directory.metadata().expect("it is open");
+        Root {
+            key: (PathBuf::new(), meta.dev(), meta.ino()),
+            directory: Arc::new(directory.into()),
+            inner_pid: 1,
+            is_ours: false,
+            identity: FileIdentity {
+                uid: 0,
+                gids: Vec::new(),
+            },
+        }
+    }
+
     /// Shares the descriptor of an equal root of another process: most processes have the same one.
     pub fn share(&mut self, known: &mut OpenRoots) {
         if !self.key.0.as_os_str().is_empty() {

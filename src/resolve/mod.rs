@@ -1,9 +1,7 @@
 //! Turns the raw tree into a [`Profile`]: names each distinct frame once, in one pass, after sampling.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::OsString;
 use std::fs::File;
-use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -11,11 +9,9 @@ use symbolize::Kernel;
 
 use crate::cpython::code_object::{Code, CodeTable};
 use crate::cpython::thread_names::both_names;
-use crate::escape;
 use crate::event::{Pid, Tid};
 use crate::frame::{ModuleId, RawFrame};
 use crate::process::modules::Modules;
-use crate::process::root::Root;
 use crate::process::system::System;
 use crate::profile::count_tree::{RawNode, RawTimelineSample, RawTree};
 use crate::profile::labels::{LabelSet, Labels};
@@ -32,6 +28,7 @@ mod futex_waits;
 mod jit;
 pub mod naming;
 mod perf_maps;
+mod source_files;
 pub mod source_lines;
 mod states;
 mod symbols;
@@ -42,13 +39,11 @@ pub use jit::JitSources;
 use jit::{name_anonymous, trampoline_name};
 use naming::NamingProcess;
 pub use perf_maps::PerfMap;
+pub use source_files::SourceFiles;
 use states::time_values;
 pub use symbols::Owner;
 use symbols::{kernel_frame, name_module};
 use variables::VariableText;
-
-/// Source files that are opened.
-const MAX_SOURCES: usize = 2000;
 
 /// A frame and the line in it.
 type ResolvedFrame = (FrameId, u32);
@@ -110,10 +105,8 @@ impl FrameTable {
 /// What naming reads in addition to the modules, opened while privileges permit it (modules are open since they were mapped).
 #[derive(Default)]
 pub struct OpenFiles {
-    /// Root directory of the first process; kept open since that process was first seen.
-    pub root: Option<Root>,
-    /// Python source files of that process by their paths; `None`: it could not be opened.
-    pub sources: BTreeMap<String, Option<File>>,
+    /// Root directories of processes and source files.
+    pub sources: SourceFiles,
     /// Text of `/proc/kallsyms`, if there are kernel frames.
     pub kernel: Option<String>,
     /// Perf maps of processes with JIT code.
@@ -124,19 +117,17 @@ impl OpenFiles {
     /// Opens the files that this tree's frames refer to. Nothing is read except the kernel's symbol table.
     pub fn open(&mut self, system: &dyn System, codes: &CodeTable, tree: &RawTree) {
         let mut kernel = false;
-        for (_, raw, _) in tree.nodes() {
+        // By node: the process that its stack belongs to, where stacks are grouped by process.
+        let mut processes: Vec<Option<Pid>> = Vec::with_capacity(tree.nodes().len());
+        for (parent, raw, _) in tree.nodes() {
+            let above = processes.get(*parent as usize).copied().flatten();
+            processes.push(match raw {
+                Some(RawFrame::Process(pid)) => Some(*pid),
+                _ => above,
+            });
             match raw {
                 Some(RawFrame::Kernel(_)) => kernel = true,
-                Some(RawFrame::Python { code, .. }) if self.sources.len() < MAX_SOURCES => {
-                    let path = &codes.get(*code).filename;
-                    if path.starts_with('/') && !self.sources.contains_key(path) {
-                        let file = self
-                            .root
-                            .as_ref()
-                            .and_then(|root| root.open(OsString::from_vec(escape::name_bytes(path))));
-                        self.sources.insert(path.clone(), file);
-                    }
-                }
+                Some(RawFrame::Python { code, .. }) => self.sources.open_python(above, &codes.get(*code).filename),
                 _ => {}
             }
         }
@@ -191,10 +182,7 @@ pub fn resolve(mut input: ResolveInput<'_>, start: u64, meta: Meta) -> Profile {
     let mut profile = profile(&mut names, &mut input, start, meta);
     profile.frames = names.frames.all;
     let open_files = input.open_files;
-    source_lines::add(&mut profile, &mut |path| match open_files.sources.get(path) {
-        Some(file) => file.as_ref()?.try_clone().ok(),
-        None => open_files.root.as_ref()?.open(path),
-    });
+    source_lines::add(&mut profile, &mut |path| open_files.sources.get(path));
     profile
 }
 

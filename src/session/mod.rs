@@ -7,6 +7,7 @@
 use std::ops::Range;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crate::capture::{Backend, SampleCounts};
@@ -18,6 +19,7 @@ use crate::error::Result;
 use crate::event::{Event, Pid, Tid};
 use crate::process::AddressSpace;
 use crate::process::modules::Modules;
+use crate::process::root::Root;
 use crate::process::system::System;
 use crate::profile::model::{Meta, Profile, Quality, StopSummary};
 use crate::profile::values::GIL_HOLDERS;
@@ -251,9 +253,7 @@ impl Session {
         if let Some(root) = space.root.as_ref().filter(|_| !space.regions().is_empty()) {
             self.files.open.open_perf_map(pid, root);
         }
-        if self.files.open.root.is_none() {
-            self.files.open.root = self.files.system.root(pid);
-        }
+        self.add_root(pid, space.root.clone());
         let known = self.processes.add(Process::new(space, started));
         known.process.detect_python(&self.files);
         self.names.set_interpreter(pid, known.process.python_text(&self.files));
@@ -263,6 +263,18 @@ impl Session {
             }
         }
         self.notify_backend(pid, update)
+    }
+
+    /// Takes note of the root directory of a process, for its source files. That of the first one may be ours, if its own is not
+    /// available.
+    fn add_root(&mut self, pid: Pid, root: Option<Arc<Root>>) {
+        let sources = &mut self.files.open.sources;
+        let is_missing = root.is_none() && sources.is_first(pid) && !sources.has_root(pid);
+        let of_first = || self.files.system.root(pid).map(Arc::new);
+        let root = if is_missing { of_first() } else { root };
+        if let Some(root) = root {
+            sources.add_root(pid, root);
+        }
     }
 
     /// Adds a process that is about to execute its program. If it has exited by the time its mappings are handled, its
@@ -310,8 +322,10 @@ impl Session {
         let mut space = of_parent.space.clone_for_child(pid);
         // The same files, but another number; if the child has exited already, its parent's.
         space.root = self.files.modules.root(&*self.files.system, pid).or(space.root);
+        let root = space.root.clone();
         let child = of_parent.fork(space, self.files.system.start_time(pid));
         self.processes.add(child);
+        self.add_root(pid, root);
         self.files.codes.on_fork(pid, parent);
         self.names.fork(pid, parent);
         self.notify_backend(pid, update)
@@ -353,6 +367,9 @@ impl Session {
         self.files.codes.remove_process(pid);
         if !has_code {
             self.files.open.perf_maps.remove(&pid);
+        }
+        if !self.names.has_samples(pid) {
+            self.files.open.sources.forget_root(pid);
         }
         self.names.end_process(pid);
         self.stacks.forget_judged();
@@ -489,9 +506,7 @@ impl Session {
     /// Opens what symbolization reads, while there are privileges for it; `pid` is the first process. After this,
     /// `resolve` opens nothing except debug files below the root directory that is kept open.
     pub fn open_symbol_sources(&mut self, pid: Pid) {
-        if self.files.open.root.is_none() {
-            self.files.open.root = self.files.system.root(pid);
-        }
+        self.add_root(pid, None);
         self.processes.scan_all_jit_code(&mut self.files);
         let Files {
             system, codes, open, ..
@@ -572,7 +587,7 @@ impl Session {
     }
 
     /// The interpreter of a process: what its file says, and where it is if its version is supported.
-    pub fn python(&self, pid: Pid) -> Option<(std::sync::Arc<Runtime>, Option<Interpreter>)> {
+    pub fn python(&self, pid: Pid) -> Option<(Arc<Runtime>, Option<Interpreter>)> {
         let python = self.processes.get(pid)?.python.as_ref()?;
         Some((python.runtime.clone(), python.interpreter))
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::event::{Pid, Tid};
 
@@ -16,12 +16,21 @@ pub struct Names {
     /// Interpreters found, as text: `CPython 3.11.7 (libpython3.11.so.1.0)`.
     pub(super) interpreters: BTreeMap<Pid, String>,
     /// Threads that have samples.
-    sampled: FxHashSet<(Pid, Tid)>,
+    sampled: FxHashMap<Pid, FxHashSet<Tid>>,
 }
 
 impl Names {
     pub(super) fn add_sampled(&mut self, pid: Pid, tid: Tid) {
-        self.sampled.insert((pid, tid));
+        self.sampled.entry(pid).or_default().insert(tid);
+    }
+
+    fn is_sampled(&self, pid: Pid, tid: Tid) -> bool {
+        self.sampled.get(&pid).is_some_and(|threads| threads.contains(&tid))
+    }
+
+    /// Whether any thread of the process has samples.
+    pub(super) fn has_samples(&self, pid: Pid) -> bool {
+        self.sampled.contains_key(&pid)
     }
 
     /// Takes note of the interpreter of a process, if it has one.
@@ -58,7 +67,7 @@ impl Names {
 
     /// A thread has exited: its names are kept only if it has samples, since some programs create threads by the million.
     pub(super) fn end_thread(&mut self, pid: Pid, tid: Tid) {
-        if !self.sampled.contains(&(pid, tid)) {
+        if !self.is_sampled(pid, tid) {
             self.threads.remove(&(pid, tid));
             self.python_threads.remove(&(pid, tid));
         }
@@ -66,7 +75,7 @@ impl Names {
 
     /// A process is forgotten.
     pub(super) fn end_process(&mut self, pid: Pid) {
-        if !self.sampled.contains(&(pid, pid)) {
+        if !self.has_samples(pid) {
             self.interpreters.remove(&pid);
         }
     }
