@@ -249,7 +249,9 @@ impl Unwinder {
                     rule = before;
                 }
             }
-            (frame.lookup, frame.location) = state.place(&rule, at);
+            if !rule.signal || !self.is_called(state) {
+                (frame.lookup, frame.location) = state.place(&rule, at);
+            }
             // The common case; the rest of the loop handles all others.
             if let Some((cfa, ra)) = self.rules.plain(&rule, &state.regs, &state.memory)
                 && cfa > sp
@@ -289,8 +291,9 @@ impl Unwinder {
                 }
                 UnwindStep::Fail { truncation, cfa } => {
                     frame.cfa = cfa.unwrap_or(sp).max(sp);
-                    // A frame that is not above its own stack pointer is the rule's fault, not the stack copy's.
-                    if cfa.is_some_and(|cfa| cfa <= sp) {
+                    // A frame that is not above its own stack pointer is the rule's fault, not the stack copy's, unless the
+                    // rule leads to another stack.
+                    if cfa.is_some_and(|cfa| cfa <= sp) && !rule.may_switch() {
                         Truncation::BadUnwindInfo
                     } else {
                         truncation
@@ -315,7 +318,6 @@ impl Unwinder {
                             return Ok(());
                         }
                         out.push(frame);
-                        state.interrupted = rule.signal;
                         continue;
                     }
                     Err(_) if state.regs.ip == 0 && self.may_begin_thread(state, &frame) => {
@@ -377,7 +379,8 @@ impl Unwinder {
                 false => Err(Truncation::NoUnwindInfo),
             };
         }
-        let lookup = ip.wrapping_sub(u64::from(!rule.signal));
+        let interrupts = rule.signal && self.call_edge(state.code, ip, frame.lookup) != CallEdge::Proved;
+        let lookup = ip.wrapping_sub(u64::from(!interrupts));
         let at = locate(state.code, lookup);
         if at.is_none() && !rule.signal && !state.code.is_code(lookup) {
             return Err(Truncation::ReturnAddressNotInCode);
@@ -385,7 +388,19 @@ impl Unwinder {
         if rule.code && !rule.signal && self.call_edge(state.code, ip, frame.lookup) <= CallEdge::Pushed {
             return Err(Truncation::NoUnwindInfo);
         }
+        state.interrupted = interrupts;
         Ok(at)
+    }
+
+    /// Whether the current frame, whose table says that it is one of the kernel, is that of a function which was called: OCaml marks
+    /// so what switches stacks (runtime/amd64.S of 5.0 and later), since the next frame may be at a lower address.
+    fn is_called(&mut self, state: &UnwindState) -> bool {
+        let ip = state.regs.ip;
+        let is_return = |(module, svma): (ModuleId, u64)| {
+            let known = self.modules.get_mut(module.0 as usize).and_then(Option::as_mut);
+            known.is_some_and(|known| known.is_signal_return(svma))
+        };
+        !state.interrupted && !locate(state.code, ip).is_some_and(is_return) && self.is_after_call(state.code, ip)
     }
 
     #[inline]

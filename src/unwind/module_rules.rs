@@ -50,7 +50,7 @@ impl ModuleRules {
     }
 
     /// Is this the code that signal handlers return to? Its table, if it has one, does not say where all registers are.
-    fn is_signal_return(&mut self, svma: u64) -> bool {
+    pub fn is_signal_return(&mut self, svma: u64) -> bool {
         let section = self.code.section(svma, &mut *self.sections);
         section.is_some_and(|s| arch::is_signal_return(&s.bytes, svma.wrapping_sub(s.svma) as usize))
     }

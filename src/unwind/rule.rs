@@ -2,7 +2,7 @@
 //! compiled code needs.
 
 use super::expr::Expr;
-use crate::arch::{CALLEE, FP, GPRS, LINK, PUSHED_RETURN, Regs};
+use crate::arch::{CALLEE, FP, GPRS, LINK, PUSHED_RETURN, Regs, SP};
 use crate::event::StackBytes;
 
 /// Maximum number of words that lead from a frame to its caller: the return address and the saved registers.
@@ -90,6 +90,13 @@ impl Rule {
         let is_saved = |i: usize| self.saved >> i & 1 == 1;
         let is_record = LINK.is_some_and(|link| is_saved(link) && is_saved(fp) && i64::from(self.at[link]) == at + 8);
         regs.get(FP).filter(|_| is_record).map(|fp| fp.wrapping_sub(at as u64))
+    }
+
+    /// Whether the caller may have another stack: that of a frame created by the kernel has, and that of a function which keeps its
+    /// stack pointer in a register that compilers use for no frame (OCaml, while it runs C code).
+    pub fn may_switch(&self) -> bool {
+        let base = usize::from(self.base);
+        self.signal || self.kind == RuleKind::Frame && base != SP && base != FP
     }
 
     pub const fn new(kind: RuleKind, base: usize, offset: i32) -> Rule {

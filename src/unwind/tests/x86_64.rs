@@ -162,6 +162,28 @@ fn signal_frames_restore_everything_and_may_leave_the_stack() {
     assert_eq!((frames[1].lookup, frames[1].sp), (BIAS + 0x4000, STACK - 0x5000));
 }
 
+/// OCaml marks what switches stacks as a signal frame, but calls it.
+#[test]
+fn called_functions_may_be_marked_as_signal_frames() {
+    // call 0x1010 at 0x1000, a jump at 0x1005; at 0x1010 the marked function, which calls 0x1020 at 0x1011.
+    let mut code = vec![0x90; 0x40];
+    code[..7].copy_from_slice(b"\xe8\x0b\0\0\0\xeb\xfe");
+    code[0x11..0x16].copy_from_slice(b"\xe8\x0a\0\0\0");
+    let file = |instructions: &[u8]| File {
+        code: code.clone(),
+        functions: vec![(0x1000, 16), (0x1010, 16), (0x1020, 32)],
+        eh_frame: table("zRS", 0x1010, 0x10, instructions),
+    };
+    let frame: &[u8] = &[0x0c, 7, 8, 0x90, 1];
+    let regs = Regs::from_ip_sp_fp(BIAS + 0x1012, STACK, 0);
+    let (_, frames) = run(file(frame), &regs, &stack(&[BIAS + 0x1005]));
+    assert_eq!((frames[0].lookup, frames[1].lookup), (BIAS + 0x1012, BIAS + 0x1004));
+    // Its frame is on a stack that was not copied: DW_CFA_def_cfa_expression (rsp + 8, deref).
+    let switched: &[u8] = &[0x0f, 3, 0x77, 8, 0x06, 0x90, 1];
+    let (end, _) = run(file(switched), &regs, &stack(&[0, STACK - 0x5000]));
+    assert_eq!(end, Err(Truncation::ForeignStack));
+}
+
 #[test]
 fn full_rules() {
     let mut rules = Rules::default();
