@@ -56,6 +56,7 @@ pub enum Doubt {
     IndirectCall,
     IndirectJump,
     CallMayReturn,
+    PushedAddress,
     PushedReturn,
     Signal,
 }
@@ -66,6 +67,7 @@ impl Doubt {
             Doubt::IndirectCall => "called through a register or variable",
             Doubt::IndirectJump => "the called function jumps through a register or variable",
             Doubt::CallMayReturn => "the called code leads there if its calls return",
+            Doubt::PushedAddress => "the called code has stored an address that leads there",
             Doubt::PushedReturn => "generated code may have pushed the return address",
             Doubt::Signal => "the kernel interrupted the caller",
         }

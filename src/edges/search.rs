@@ -11,7 +11,8 @@ use super::{Doubt, Fault, Lack, Verdict};
 /// Instructions that are followed for one edge, and jumps from function to function in a row.
 const MAX_INSTRUCTIONS: usize = 50_000;
 const MAX_JUMPS: u8 = 8;
-/// Bytes after a call that a thunk may begin at, where the end of its function is not known.
+/// Bytes after a call that a thunk may begin at, or after the storing of its address an exception handler, where the end of the
+/// function is not known.
 const MAX_THUNK: u64 = 64;
 
 /// How execution comes to a place.
@@ -21,6 +22,8 @@ enum Way {
     Certain,
     /// If a call returns of which that is not known: the end of its function is not.
     AfterCall,
+    /// By an address in the same function that was put on the stack: an exception handler (OCaml).
+    Pushed,
     /// Through a linkage stub whose function has not been searched for yet. The jump at the end of that search, to the function,
     /// is known from the word that the stub reads.
     Unbound,
@@ -92,6 +95,7 @@ impl<'s, 'a> Search<'s, 'a> {
         self.image.note_function(self.callee);
         let (verdict, last) = match (self.found, self.doubt, self.lack) {
             (Some((Way::AfterCall, last)), ..) => (Verdict::Possible(Doubt::CallMayReturn), last),
+            (Some((Way::Pushed, last)), ..) => (Verdict::Possible(Doubt::PushedAddress), last),
             (Some((_, last)), ..) => (Verdict::Proved, last),
             (None, Some((doubt, last)), _) => (Verdict::Possible(doubt), last),
             (None, None, lack) => {
@@ -124,7 +128,7 @@ impl<'s, 'a> Search<'s, 'a> {
 
     /// The callee is reached in this way.
     fn find(&mut self, way: Way, from: Option<usize>) {
-        if !self.is_certain() && (way != Way::AfterCall || self.found.is_none()) {
+        if !self.is_certain() && (!matches!(way, Way::AfterCall | Way::Pushed) || self.found.is_none()) {
             self.found = Some((way, from));
         }
     }
@@ -217,6 +221,16 @@ impl<'s, 'a> Search<'s, 'a> {
                 jumps: jumps + u8::from(leaves(to)),
                 from: step,
             };
+            let in_function = |to: u64| match &function {
+                Some(f) => f.contains(&to),
+                None => to.wrapping_sub(next) < MAX_THUNK,
+            };
+            if let Some(at) = i.pushed.filter(|at| in_function(*at)) {
+                self.enter(Place {
+                    way: Way::Pushed,
+                    ..jump(at)
+                });
+            }
             match i.flow {
                 Flow::Next => {}
                 Flow::Branch(to) => self.enter(jump(to)),

@@ -95,6 +95,8 @@ fn verdict(pieces: &[(u64, &[u8])], word: u64, end: u64) -> (Found, Verdict) {
     (found, verdict)
 }
 
+#[cfg(target_arch = "x86_64")]
+use Doubt::PushedAddress;
 use Doubt::{CallMayReturn, IndirectCall, IndirectJump, PushedReturn};
 use Fault::{NoCall, OtherFunction};
 use Verdict::{Impossible, Possible, Proved, Unjudged};
@@ -125,6 +127,12 @@ fn verdicts_on_edges() {
     through(b"\xff\x25\xfa\x0e\0\0", 0x300, Possible(IndirectJump));
     // call 1f; 2: jmp 2b; 1: mov %rax,(%rsp); ret
     through(b"\xe8\x02\0\0\0\xeb\xfe\x48\x89\x04\x24\xc3", 0, Possible(IndirectJump));
+    // lea 1f(%rip),%rax; push %rax; nop; ret; 1: jmp 0x200
+    through(
+        b"\x48\x8d\x05\x03\0\0\0\x50\x90\xc3\xe9\xf1\0\0\0",
+        0,
+        Possible(PushedAddress),
+    );
     // A call that may not return; jmp 0x200.
     through(b"\xe8\x5b\x05\0\0\xe9\xf6\0\0\0", 0, Possible(CallMayReturn));
 

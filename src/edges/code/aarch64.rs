@@ -63,7 +63,11 @@ pub fn decode(bytes: &[u8], address: u64, registers: &mut Registers) -> Instruct
         }
         None => Flow::End,
     };
-    Instruction { length: 4, flow }
+    Instruction {
+        length: 4,
+        flow,
+        pushed: None,
+    }
 }
 
 fn flow(address: u64, word: u32, registers: &Registers) -> Flow {

@@ -55,6 +55,8 @@ pub enum Flow {
 pub struct Instruction {
     pub length: u64,
     pub flow: Flow,
+    /// An address of code that it puts on the stack, where execution may go on later: that of an exception handler.
+    pub pushed: Option<u64>,
 }
 
 /// Registers whose values are known where a sequence of instructions has come to.

@@ -96,6 +96,11 @@ fn before_register_call(before: &[u8], end: u64, register: usize) -> Callee {
 pub fn decode(bytes: &[u8], address: u64, registers: &mut Registers) -> Instruction {
     let i = decode_one(bytes, address);
     let pushed = registers.pushed;
+    let is_push = i.mnemonic() == Mnemonic::Push && i.op0_kind() == OpKind::Register;
+    let address = match registers.get(number(i.op0_register())) {
+        Some(Value::Constant(address)) if is_push => Some(address),
+        _ => None,
+    };
     registers.pushed = i.mnemonic() == Mnemonic::Push
         || i.mnemonic() == Mnemonic::Mov
             && i.op0_kind() == OpKind::Memory
@@ -110,6 +115,7 @@ pub fn decode(bytes: &[u8], address: u64, registers: &mut Registers) -> Instruct
     Instruction {
         length: i.len() as u64,
         flow,
+        pushed: address,
     }
 }
 
