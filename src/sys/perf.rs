@@ -21,7 +21,7 @@ pub fn perf_event_open(attr: &mut perf::perf_event_attr, tid: i32, cpu: i32) -> 
 
 fn perf_ioctl(fd: BorrowedFd<'_>, request: u32, arg: u64) -> io::Result<()> {
     // SAFETY: perf ioctls used here take an integer argument, no pointer.
-    check(unsafe { libc::ioctl(fd.as_raw_fd(), request as libc::c_ulong, arg) }.into()).map(drop)
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), request as libc::Ioctl, arg) }.into()).map(drop)
 }
 
 /// Attaches a BPF program to a perf event.
@@ -55,7 +55,7 @@ pub fn signal_ticks(event: BorrowedFd<'_>, tid: u32, signal: i32) -> io::Result<
 /// Sets the period up to the next tick, and between those after it.
 pub fn perf_set_period(event: BorrowedFd<'_>, period: u64) -> io::Result<()> {
     // SAFETY: the kernel reads one u64 at the address, which lives as long as the call.
-    let r = unsafe { libc::ioctl(event.as_raw_fd(), perf::PERIOD as libc::c_ulong, &raw const period) };
+    let r = unsafe { libc::ioctl(event.as_raw_fd(), perf::PERIOD as libc::Ioctl, &raw const period) };
     check(r.into()).map(drop)
 }
 

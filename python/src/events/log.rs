@@ -216,7 +216,7 @@ impl Log {
         // SAFETY: no preconditions.
         let ident = unsafe { libc::pthread_self() };
         writer.native_id.store(native_id as u32, Ordering::Relaxed);
-        writer.ident.store(ident, Ordering::Release);
+        writer.ident.store(ident as u64, Ordering::Release);
         Some(index)
     }
 

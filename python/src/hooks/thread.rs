@@ -5,6 +5,12 @@
 //! loaded late does on a thread's first access, and has no destructor that a `free` at the thread's end could come after.
 //! Stable Rust offers no such storage, hence the few lines of assembly, the only ones that depend on the CPU here
 //! together with `thunk.rs`.
+//!
+//! musl has no such storage for modules that are loaded late. But it gives every thread the usual one when it loads a module or starts
+//! a thread (ldso/dynlink.c of 1.2), so that there the usual one will do.
+
+#[cfg(target_env = "musl")]
+use std::cell::UnsafeCell;
 
 use super::MAX_HANDLERS;
 
@@ -37,6 +43,7 @@ pub struct HookThread {
 
 // The symbol is hidden: the linker resolves it within this module, to an offset from the thread pointer that the loader
 // writes once.
+#[cfg(not(target_env = "musl"))]
 std::arch::global_asm!(
     ".pushsection .tbss.nativeprof_hook_thread,\"awT\",@nobits",
     ".hidden nativeprof_hook_thread",
@@ -52,6 +59,25 @@ std::arch::global_asm!(
 
 /// The calling thread's words. Valid for as long as the thread runs; to be used by this thread only, and through the
 /// pointer: a signal handler may change them between two accesses.
+#[cfg(target_env = "musl")]
+pub fn current() -> *mut HookThread {
+    thread_local! {
+        static THREAD: UnsafeCell<HookThread> = const {
+            UnsafeCell::new(HookThread {
+                is_busy: 0,
+                is_in_native: 0,
+                is_in_python: 0,
+                has_reached_native: 0,
+                caches: [const { Cache { generation: 0, word: 0 } }; MAX_HANDLERS],
+            })
+        };
+    }
+    THREAD.with(UnsafeCell::get)
+}
+
+/// The calling thread's words. Valid for as long as the thread runs; to be used by this thread only, and through the
+/// pointer: a signal handler may change them between two accesses.
+#[cfg(not(target_env = "musl"))]
 #[inline(always)]
 pub fn current() -> *mut HookThread {
     let thread: *mut HookThread;
