@@ -1,0 +1,11 @@
+(defun down (left x)
+  (declare (fixnum left x) (notinline down))
+  (if (= left 0)
+      (dotimes (i 2000 x)
+        (setf x (logand (+ (* x 1103515245) 12345) #xfffffff)))
+      (1+ (down (1- left) x))))
+
+(let ((end (+ (get-universal-time) 14)) (x 1))
+  (loop while (< (get-universal-time) end)
+        do (setf x (logand (down 40 x) #xfffffff)))
+  (print x))
