@@ -52,6 +52,18 @@ const UNSAFE: &[&str] = &[
     "capture/ebpf/off_cpu.rs",
 ];
 
+/// The same in `hooks/src`: the loader's tables, the functions that replace others, and the allocators of Python.
+const UNSAFE_HOOKS: &[&str] = &[
+    "elf.rs",
+    "got.rs",
+    "lib.rs",
+    "native.rs",
+    "pymem.rs",
+    "thread.rs",
+    "thunk.rs",
+    "wait.rs",
+];
+
 /// Files that read text as UTF-8: the kernel's name of a clock, and what our own programs print.
 const TRUSTED_TEXT: &[&str] = &["engine/clock.rs", "cli/commands/selftest/workload.rs"];
 
@@ -90,7 +102,7 @@ fn files_below(directory: &str, extensions: &[&str]) -> Vec<Source> {
     let mut paths = Vec::new();
     walk(&root, extensions, &mut paths);
     paths.sort();
-    assert!(paths.len() > 20, "the sources were not found");
+    assert!(paths.len() > 5, "the sources were not found");
     let read = |path: PathBuf| Source {
         name: path
             .strip_prefix(&root)
@@ -181,8 +193,15 @@ fn imports_go_one_way() {
 #[test]
 fn unsafe_code_stays_in_few_files_and_says_why() {
     let mut wrong = Vec::new();
+    for (directory, allowed) in [("src", UNSAFE), ("hooks/src", UNSAFE_HOOKS)] {
+        check_unsafe(directory, allowed, &mut wrong);
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+fn check_unsafe(directory: &str, allowed: &[&str], wrong: &mut Vec<String>) {
     let mut holders = Vec::new();
-    for source in sources() {
+    for source in files_below(directory, &["rs"]) {
         let lines: Vec<&str> = source.text.lines().collect();
         let has = |line: &str| {
             code(line)
@@ -193,14 +212,14 @@ fn unsafe_code_stays_in_few_files_and_says_why() {
         if places.is_empty() {
             continue;
         }
-        if !UNSAFE.contains(&source.name.as_str()) {
-            wrong.push(format!(
-                "{}:{}: unsafe code belongs in {UNSAFE:?}",
-                source.name,
-                places[0] + 1
-            ));
+        let name = format!("{directory}/{}", source.name);
+        if !allowed.contains(&source.name.as_str()) {
+            wrong.push(format!("{name}:{}: unsafe code belongs in {allowed:?}", places[0] + 1));
         }
         for at in places {
+            // The function's documentation says what its callers owe, and a type has nothing to say.
+            let words = ["unsafe fn", "unsafe extern", "#[unsafe(naked)]"];
+            let declares = words.iter().any(|words| lines[at].contains(words));
             // The comment is right above, perhaps above the statement that contains the block, or above another
             // implementation that it applies to, too.
             let above = lines[..at].iter().rev();
@@ -213,16 +232,17 @@ fn unsafe_code_stays_in_few_files_and_says_why() {
                         || l.ends_with(['=', '(', '{'])
                 })
                 .any(|l| l.trim_start().starts_with("// SAFETY:"));
-            if !explained {
-                wrong.push(format!("{}:{}: no `// SAFETY:` above", source.name, at + 1));
+            if !explained && !declares {
+                wrong.push(format!("{name}:{}: no `// SAFETY:` above", at + 1));
             }
         }
         holders.push(source.name);
     }
-    for name in UNSAFE.iter().filter(|name| !holders.iter().any(|h| h == *name)) {
-        wrong.push(format!("{name} holds no unsafe code (any more): take it off the list"));
+    for name in allowed.iter().filter(|name| !holders.iter().any(|h| h == *name)) {
+        wrong.push(format!(
+            "{directory}/{name} holds no unsafe code (any more): take it off the list"
+        ));
     }
-    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
 
 /// Processes choose their names, and the names of files: `/proc` holds bytes. A file that is read as UTF-8 cannot be read when
@@ -230,7 +250,8 @@ fn unsafe_code_stays_in_few_files_and_says_why() {
 #[test]
 fn files_of_proc_are_read_as_bytes() {
     let mut wrong = Vec::new();
-    for source in sources().into_iter().chain(files_below("python/src", &["rs"])) {
+    let others = ["python/src", "hooks/src"].map(|directory| files_below(directory, &["rs"]));
+    for source in sources().into_iter().chain(others.into_iter().flatten()) {
         let (program, _) = source
             .text
             .split_once("#[cfg(test)]\nmod ")

@@ -1,5 +1,7 @@
 //! `nativeprof._native`: what the Python package takes from the library.
 
+use nativeprof_hooks::Refusal;
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
 mod call_frames;
@@ -9,7 +11,6 @@ mod calls;
 mod count;
 mod engine;
 mod events;
-mod hooks;
 mod profiler;
 mod program_end;
 mod spans;
@@ -17,6 +18,11 @@ mod stacks;
 mod tasks;
 mod tracing;
 mod tree;
+
+/// The exception for hooks that were not put in place.
+fn refused(refusal: Refusal) -> PyErr {
+    PyRuntimeError::new_err(refusal.to_string())
+}
 
 #[pymodule]
 mod _native {

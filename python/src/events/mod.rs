@@ -12,12 +12,12 @@ use std::fs::File;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use nativeprof_hooks::{self as hooks, Allocation, AllocatorCall, Cache, Domain, Handler, HookSet, Installed, Wait};
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
 
 use crate::engine::{Clock, FunctionObject};
-use crate::hooks::{self, Allocation, AllocatorCall, Cache, Domain, Handler, HookSet, Installed, Wait};
 use log::{EventRow, Log};
 use timeline::{Base, EndedKeys, Scale, code};
 
@@ -169,7 +169,7 @@ impl EventLog {
         stacks: Vec<(u64, Vec<Py<PyAny>>)>,
         left_out: Vec<Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let (py, own) = (this.py(), this.get());
+        let own = this.get();
         if own.pid != std::process::id() {
             return Err(PyRuntimeError::new_err(
                 "this profiler belongs to the process that this one was forked from",
@@ -192,7 +192,7 @@ impl EventLog {
         timeline::unique(&mut state.functions);
         state.left_out.extend(left_out.iter().map(|code| code.as_ptr() as u64));
         state.bases.push(base);
-        let installed = hooks::install(py, state.sink.clone(), own.wanted)?;
+        let installed = hooks::install(state.sink.clone(), own.wanted).map_err(crate::refused)?;
         let sink = state.sink.clone();
         let ticket = installed.ticket();
         state.running = Some(installed);
@@ -200,7 +200,7 @@ impl EventLog {
         if calls && let Err(error) = recorder::add(this.as_any(), sink.clone(), ticket) {
             let mut running = lock(&own.state).running.take();
             if let Some(installed) = &mut running {
-                installed.remove(py);
+                installed.remove();
             }
             return Err(error);
         }
@@ -224,7 +224,7 @@ impl EventLog {
             sink.append(cache, 0, code::PROFILER_STOP, 0, 0, sink.clock.now())
         });
         let seen = recorder::remove(py, ticket);
-        installed.remove(py);
+        installed.remove();
         let mut state = lock(&self.state);
         state.scale.settle();
         let seen = seen?;
@@ -311,7 +311,12 @@ fn own_keys(py: Python<'_>, functions: &[(u64, FunctionObject)]) -> Vec<u64> {
 /// Every address slot of the functions that are hooked: module, function, address, content.
 #[pyfunction]
 pub fn hook_slots() -> Vec<(String, &'static str, usize, usize)> {
-    hooks::slots()
+    let slots = hooks::slots().into_iter();
+    let row = |slot: hooks::Slot| {
+        let module = String::from_utf8_lossy(&slot.module).into_owned();
+        (module, slot.function, slot.address, slot.value)
+    };
+    slots.map(row).collect()
 }
 
 /// In a forked child: ends what the parent's profilers started.

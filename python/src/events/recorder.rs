@@ -4,6 +4,7 @@
 use std::cell::UnsafeCell;
 use std::sync::Arc;
 
+use nativeprof_hooks::{self as hooks, Ticket};
 use pyo3::prelude::*;
 
 use super::Sink;
@@ -13,7 +14,6 @@ use crate::engine::{
     self, CallEvent, Callee, Clock, CurrentGreenlet, EndedFunctions, EngineSession, EventContext, EventOutcome, Filter,
     FunctionObject, Machine, Moment, ThreadInfo,
 };
-use crate::hooks::{self, Ticket};
 
 /// The machine of one thread: only what the engine wants to know of it.
 struct EventMachine {

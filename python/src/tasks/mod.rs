@@ -17,13 +17,13 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use nativeprof::profile::model::Meta;
 use nativeprof::profile::values::{Unit, ValueType};
+use nativeprof_hooks::{self as hooks, HookSet, Installed};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::call_frames;
 use crate::engine::clock::monotonic;
 use crate::engine::{EngineSession, Filter, FunctionObject, UserTimer};
-use crate::hooks::{self, HookSet, Installed};
 use crate::profiler::Profile;
 use chains::{MAIN_ID, TaskChains, WAIT_ID};
 use machine::{TaskMachine, TaskMachineShared};
@@ -197,7 +197,7 @@ impl TaskRecorder {
             ..HookSet::default()
         };
         if state.waits_are_seen {
-            let installed = hooks::install(py, state.waits.clone(), wanted)?;
+            let installed = hooks::install(state.waits.clone(), wanted).map_err(crate::refused)?;
             state.waits.installed(installed.ticket());
             state.hooks = Some(installed);
         }
@@ -212,7 +212,7 @@ impl TaskRecorder {
         if started.is_err()
             && let Some(mut installed) = state.hooks.take()
         {
-            installed.remove(py);
+            installed.remove();
         }
         started
     }
@@ -228,7 +228,7 @@ impl TaskRecorder {
         state.duration = state.since.elapsed().as_secs_f64();
         // First: then no thread writes to what is read below.
         if let Some(mut installed) = state.hooks.take() {
-            installed.remove(py);
+            installed.remove();
         }
         let stopped = state.session.stop(py);
         for thread in state.session.threads_mut() {

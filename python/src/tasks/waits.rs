@@ -6,9 +6,10 @@
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use nativeprof_hooks::{self as hooks, Cache, Handler, Ticket, Wait};
+
 use super::measures::{Measures, USAGE, usage};
 use crate::engine::Clock;
-use crate::hooks::{self, Cache, Handler, Ticket, Wait};
 
 /// The waits of one thread, written by that thread only.
 #[derive(Default)]

@@ -1,15 +1,15 @@
-//! Hooks on Python's three allocator domains. Their functions are not part of the limited API: they are found by name.
+//! Hooks on Python's three allocator domains. Python's functions are found by name: the process may have none, and those of
+//! the allocators are not part of the limited API.
 //!
 //! A hook is a link in a chain: it knows the allocator that was there before it. If another tool has put a link above
 //! ours when we leave, ours stays and passes through, and is used again when we come back.
 
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::{CStr, c_int, c_void};
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-use pyo3::Python;
-
-use super::{Allocation, AllocatorCall, Domain, MASKS, Pointer, clock, notify, thread};
+use crate::{Allocation, AllocatorCall, Domain, MASKS, Pointer, Refusal, clock, notify, thread};
 
 /// `PyMemAllocatorEx` of `Include/cpython/pymem.h`, CPython 3.5 to 3.15.
 #[repr(C)]
@@ -46,16 +46,46 @@ fn find(name: &CStr) -> Pointer {
     unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
 }
 
-/// Finds Python's functions. Not with the lock held: the loader takes its own.
-pub fn prepare() {
+/// The interpreter's lock, which the calling thread has until this is dropped.
+pub struct Attached {
+    release: unsafe extern "C" fn(c_int),
+    state: c_int,
+    /// It belongs to the thread that took it.
+    _thread: PhantomData<*const ()>,
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        // SAFETY: gives back what `attach` took, on the same thread.
+        unsafe { (self.release)(self.state) };
+    }
+}
+
+/// Finds Python's functions and takes the interpreter's lock. Not with the lock of `got.rs` held: who waits for the
+/// interpreter's may have that one.
+pub fn attach() -> Result<Attached, Refusal> {
     if GET.load(Ordering::Acquire).is_null() {
         SET.store(find(c"PyMem_SetAllocator"), Ordering::Release);
         GET.store(find(c"PyMem_GetAllocator"), Ordering::Release);
     }
-}
-
-pub fn is_available() -> bool {
-    !GET.load(Ordering::Acquire).is_null() && !SET.load(Ordering::Acquire).is_null()
+    let functions = [c"Py_IsInitialized", c"PyGILState_Ensure", c"PyGILState_Release"].map(find);
+    let allocators = [&GET, &SET].map(|function| function.load(Ordering::Acquire));
+    if functions.iter().chain(&allocators).any(|function| function.is_null()) {
+        return Err(Refusal::NoPythonAllocator);
+    }
+    let [is_initialized, ensure, release] = functions;
+    // SAFETY: Python's functions of these names, of the stable ABI, and not null. The first may be called at any time, the
+    // second once Python is initialized.
+    unsafe {
+        if std::mem::transmute::<Pointer, unsafe extern "C" fn() -> c_int>(is_initialized)() == 0 {
+            return Err(Refusal::PythonNotRunning);
+        }
+        Ok(Attached {
+            state: std::mem::transmute::<Pointer, unsafe extern "C" fn() -> c_int>(ensure)(),
+            release: std::mem::transmute::<Pointer, unsafe extern "C" fn(c_int)>(release),
+            _thread: PhantomData,
+        })
+    }
 }
 
 fn get(domain: usize) -> Option<Allocator> {
@@ -79,27 +109,27 @@ fn set(domain: usize, mut allocator: Allocator) {
     }
 }
 
-/// Makes the three domains be hooked, or not. The caller holds the interpreter's lock and that of `got.rs`.
-pub fn update(_: Python<'_>, wanted: bool) {
-    update_domain::<0>(wanted);
-    update_domain::<1>(wanted);
-    update_domain::<2>(wanted);
+/// Makes the three domains be hooked, or not; false if one of them could not be. The caller holds the lock of `got.rs`.
+pub fn update(_: &Attached, wanted: bool) -> bool {
+    let first = update_domain::<0>(wanted);
+    let second = update_domain::<1>(wanted);
+    let third = update_domain::<2>(wanted);
+    first && second && third
 }
 
-fn update_domain<const D: usize>(wanted: bool) {
-    let Some(now) = get(D) else { return };
+fn update_domain<const D: usize>(wanted: bool) -> bool {
+    let Some(now) = get(D) else { return false };
     let is_ours = now.malloc as usize == malloc::<D> as *const () as usize;
     if is_ours && !wanted {
         if let Some(below) = below::<D>(now.context) {
             set(D, below);
         }
-    } else if wanted
-        && !is_ours
-        && let Some(link) = link::<D>(now)
-    {
+    } else if wanted && !is_ours {
+        let Some(link) = link::<D>(now) else { return false };
         set(D, link);
     }
     // Else it is as it should be, or another tool is above.
+    true
 }
 
 /// Our link before an allocator; None if there have been too many.

@@ -12,14 +12,15 @@
 #[cfg(target_env = "musl")]
 use std::cell::UnsafeCell;
 
-use super::MAX_HANDLERS;
+use crate::MAX_HANDLERS;
 
 /// A handler's own word for a thread.
 #[repr(C)]
 pub struct Cache {
-    /// Which installation of a handler `word` belongs to; another value means that
-    /// this handler has not been called on this thread.
-    pub generation: u64,
+    /// The installation of a handler that `word` belongs to. Another value means that this handler has not been called on
+    /// this thread.
+    pub(crate) generation: u64,
+    /// The word; 0 when the handler is first called on the thread.
     pub word: u64,
 }
 

@@ -9,8 +9,8 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
-use super::elf::{self, GotSlot, LoadedModule};
-use super::{native, page_size, thunk, wait};
+use crate::elf::{self, GotSlot, LoadedModule};
+use crate::{native, page_size, thunk, wait};
 
 /// The functions that are hooked.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -360,6 +360,13 @@ pub extern "C" fn before_dlsym() -> *const c_void {
 
 /// Keeps this module loaded for good: a slot, or a copy of what it held, may lead here at any time.
 pub fn pin_this_module() -> Result<(), &'static str> {
+    let mut main = None;
+    elf::for_each_module(|module, _, _| {
+        main.get_or_insert_with(|| module.contains(hook as *const () as usize, 1));
+    });
+    if main == Some(true) {
+        return Ok(());
+    }
     // SAFETY: `info` is plain data that `dladdr` fills; the name that it gives lives as long as the module.
     unsafe {
         let mut info: libc::Dl_info = std::mem::zeroed();
@@ -374,8 +381,21 @@ pub fn pin_this_module() -> Result<(), &'static str> {
     }
 }
 
-/// Every slot of the hooked functions in all modules: module, function, address, what it holds. For tests.
-pub fn slots() -> Vec<(String, &'static str, usize, usize)> {
+/// A word through which a module calls one of the hooked functions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// Path of the module, as the loader has it: empty for the program.
+    pub module: Vec<u8>,
+    /// Name of the function.
+    pub function: &'static str,
+    /// Address of the slot.
+    pub address: usize,
+    /// Address that the slot holds.
+    pub value: usize,
+}
+
+/// Every slot of the hooked functions in all modules but this one, for tests and for what is to show where hooks are.
+pub fn slots() -> Vec<Slot> {
     let names = ALL.map(|(_, name)| name);
     let mut all = Vec::new();
     elf::for_each_module(|module, path, _| {
@@ -383,10 +403,13 @@ pub fn slots() -> Vec<(String, &'static str, usize, usize)> {
             return;
         }
         module.slots(&names, |slot, index| {
-            // SAFETY: as in `scan`.
-            let value = unsafe { AtomicUsize::from_ptr(slot.address as *mut usize) }.load(Ordering::Relaxed);
-            let name = ALL[index].1.to_str().unwrap_or_default();
-            all.push((path.to_string_lossy().into_owned(), name, slot.address, value));
+            all.push(Slot {
+                module: path.to_bytes().to_vec(),
+                function: ALL[index].1.to_str().unwrap_or_default(),
+                address: slot.address,
+                // SAFETY: as in `scan`.
+                value: unsafe { AtomicUsize::from_ptr(slot.address as *mut usize) }.load(Ordering::Relaxed),
+            });
         });
     });
     all

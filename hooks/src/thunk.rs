@@ -49,7 +49,7 @@ macro_rules! checks_and_jumps {
 /// As `dlopen`.
 #[unsafe(naked)]
 pub unsafe extern "C" fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void {
-    checks_and_jumps!(super::got::before_dlopen)
+    checks_and_jumps!(crate::got::before_dlopen)
 }
 
 /// The hook on `dlsym`.
@@ -58,5 +58,5 @@ pub unsafe extern "C" fn dlopen(name: *const c_char, flags: c_int) -> *mut c_voi
 /// As `dlsym`.
 #[unsafe(naked)]
 pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
-    checks_and_jumps!(super::got::before_dlsym)
+    checks_and_jumps!(crate::got::before_dlsym)
 }

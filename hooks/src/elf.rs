@@ -313,7 +313,7 @@ pub fn for_each_module(mut each: impl FnMut(&LoadedModule, &CStr, (u64, u64))) {
         // SAFETY: the program headers of a loaded module, which stays loaded while the loader's lock is held.
         let module = unsafe {
             let headers = std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into());
-            LoadedModule::new(info.dlpi_addr as usize, headers, super::page_size())
+            LoadedModule::new(info.dlpi_addr as usize, headers, crate::page_size())
         };
         if let Some(module) = module {
             let name = match info.dlpi_name.is_null() {

@@ -6,62 +6,97 @@
 //! | Python's allocator domains raw, mem and obj | `PyMem_SetAllocator` | `pymem.rs` |
 //! | `epoll_wait`, `poll`, `select` and their variants | as the C library's allocator | `wait.rs` |
 //!
-//! Put there by the first [`install`], taken away with the last [`Installed`]. Where another tool has put a hook above
-//! ours meanwhile, ours stays and passes through.
+//! A [`Handler`] says what is to be done at a call, a [`HookSet`] which calls it wants. The first [`install`] puts the hooks
+//! in place, the last [`Installed::remove`] takes them away. Where another tool has put a hook above ours meanwhile, ours
+//! stays and passes through. The crate needs no Python to build, and looks Python's functions up when they are wanted: it
+//! serves an extension module as well as an object that `LD_PRELOAD` loads (`examples/count_allocations.rs`).
 //!
-//! **Not seen**: `mmap` and `brk`; allocators linked into a module (jemalloc in some wheels), or reached by an address
-//! that was looked up (`dlsym`, so `ctypes` too) or stored before; what the loader allocates for itself; calls between
-//! functions of the C library, except `malloc`, `calloc`, `realloc` and `free` where it calls them through its own
-//! slots, as glibc does; what a library allocates while it is loaded; modules in other link namespaces (`dlmopen`).
+//! ```
+//! use std::sync::Arc;
+//! use std::sync::atomic::{AtomicU64, Ordering};
+//!
+//! use nativeprof_hooks::{Allocation, Cache, Handler, HookSet, Refusal, install};
+//!
+//! #[derive(Default)]
+//! struct Bytes(AtomicU64);
+//!
+//! impl Handler for Bytes {
+//!     fn on_allocation(&self, _: &mut Cache, allocation: &Allocation) {
+//!         self.0.fetch_add(allocation.size as u64, Ordering::Relaxed);
+//!     }
+//! }
+//!
+//! let bytes = Arc::new(Bytes::default());
+//! let native = HookSet { native: true, ..HookSet::default() };
+//! let mut installed = install(bytes.clone(), native)?;
+//! // ... what the program does ...
+//! installed.remove();
+//! # Ok::<(), Refusal>(())
+//! ```
+//!
+//! **Refused** ([`Refusal`]): more handlers than [`MAX_HANDLERS`], Python's domains where no Python runs, and a process in
+//! which the hooks cannot stay loaded.
+//!
+//! **Not seen**: calls of the module that this crate is linked into (a program that installs a handler for itself sees the
+//! other modules' calls only); `mmap` and `brk`; allocators linked into a module (jemalloc in some wheels), or reached by
+//! an address that was looked up (`dlsym`, so `ctypes` too) or stored before, a slot that holds another tool's hook among
+//! them; what the loader allocates for itself; calls between functions of the C library, except `malloc`, `calloc`,
+//! `realloc` and `free` where it calls them through its own slots, as glibc does; what a library allocates while it is
+//! loaded; modules in other link namespaces (`dlmopen`). Two objects that both contain this crate are two tools: the
+//! second one finds the slots taken.
 //!
 //! **On the path of a call** no lock is taken, nothing is allocated and no Python object is touched: two atomic
 //! additions to a counter shared by few threads, and the handlers. A handler is never called from within a handler on
 //! the same thread; `errno` is preserved.
 //!
 //! **fork**: in the child all handlers are gone and the hooks pass through until it installs its own.
+//!
+//! Linux with glibc, x86-64 and aarch64.
 
 mod elf;
 mod got;
 mod native;
 mod pymem;
-pub mod thread;
+mod thread;
 mod thunk;
 mod wait;
 
+use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, compiler_fence};
+use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering, compiler_fence};
 use std::time::{Duration, Instant};
 
-use pyo3::exceptions::PyRuntimeError;
-use pyo3::prelude::*;
-
-pub use got::slots;
+pub use got::{Slot, slots};
 pub use thread::Cache;
 
 /// A block of memory, or the context of an allocator.
 type Pointer = *mut std::ffi::c_void;
 
-/// Handlers at a time.
+/// The most handlers at a time.
 pub const MAX_HANDLERS: usize = 8;
 
 /// The operation of an allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AllocatorCall {
-    /// Also `posix_memalign` and its like.
+    /// A new block, also of `posix_memalign` and its like.
     Malloc,
+    /// A new block that is filled with zeros.
     Calloc,
-    /// The old block is gone; called after it succeeded.
+    /// A block in the place of another; the handler is called after it succeeded, when the old block is gone.
     Realloc,
-    /// Called before the block is freed, so that no other thread can have been given its address yet.
+    /// The end of a block; the handler is called before the block is freed, so that no other thread can have been given its address yet.
     Free,
 }
 
-/// Whose allocator. Numbers of Python's domains are those of `PyMemAllocatorDomain`.
+/// The owner of an allocator. Python's domains have the numbers of `PyMemAllocatorDomain`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Domain {
+    /// Python's domain for memory that is used without the interpreter's lock.
     Raw = 0,
+    /// Python's domain for buffers.
     Mem = 1,
+    /// Python's domain for objects.
     Obj = 2,
     /// The C library.
     Native = 3,
@@ -70,48 +105,55 @@ pub enum Domain {
 /// One successful operation of an allocator, as the program requested it.
 #[derive(Clone, Copy, Debug)]
 pub struct Allocation {
+    /// The operation.
     pub kind: AllocatorCall,
+    /// The allocator that the program called.
     pub domain: Domain,
-    /// The block: new (malloc, calloc, realloc) or about to go (free). A `realloc` to nothing gives 0.
+    /// Address of the block: new (malloc, calloc, realloc) or about to go (free). A `realloc` to nothing gives 0.
     pub address: usize,
     /// Bytes requested; 0 for free.
     pub size: usize,
-    /// Realloc: the block that went, 0 if there was none.
+    /// Address of the block that a realloc replaced, 0 if there was none.
     pub old_address: usize,
-    /// Realloc: [`Handler::clock`] before the call; else 0. By then the old block was still there.
+    /// [`Handler::clock`] before a realloc, when the old block was still there; else 0.
     pub before: u64,
-    /// A call of Python's allocator that was passed on to the C library's. It is reported once, as Python's. Of a free
-    /// it is not known yet: false.
+    /// Whether a call of Python's allocator was passed on to the C library's. It is reported once, as Python's. It is not
+    /// yet known of a free: false.
     pub has_reached_native: bool,
 }
 
-/// A waiting system call.
+/// The two ends of a waiting system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
+    /// It is about to be made.
     Enter,
+    /// It has returned, or its thread is cancelled in it.
     Leave,
 }
 
-/// What is called by the hooks, on the thread that made the call, with or without the interpreter's lock, perhaps in a
-/// signal handler. It must not allocate, wait, or touch Python objects.
+/// A receiver of calls. The hooks call it on the thread that made the call, with or without the interpreter's lock, perhaps
+/// in a signal handler. It must not allocate, wait, panic, or touch Python objects.
 pub trait Handler: Send + Sync {
-    /// An allocation or a free.
+    /// Takes an allocation or a free.
     fn on_allocation(&self, _: &mut Cache, _: &Allocation) {}
 
-    /// A wait begins or has ended.
+    /// Takes the beginning or the end of a wait.
     fn on_wait(&self, _: &mut Cache, _: Wait) {}
 
-    /// Time, in the handler's own unit, for [`Allocation::before`].
+    /// Gives the time, in the handler's own unit, for [`Allocation::before`].
     fn clock(&self) -> u64 {
         0
     }
 }
 
-/// Which hooks a handler wants.
+/// The calls that a handler wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HookSet {
+    /// Calls of the C library's allocator.
     pub native: bool,
+    /// Calls of Python's allocator domains.
     pub python: bool,
+    /// Waiting system calls.
     pub waits: bool,
 }
 
@@ -259,7 +301,7 @@ pub fn with_cache<T>(ticket: Ticket, call: impl FnOnce(&mut Cache) -> T) -> Opti
     })
 }
 
-/// Names an installation.
+/// The name of an installation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket {
     index: u32,
@@ -270,29 +312,70 @@ pub struct Ticket {
 /// A handler that is in place. Dropping it removes it.
 pub struct Installed {
     ticket: Ticket,
+    wants_python: bool,
     is_removed: bool,
 }
 
-/// Puts a handler in place, and with the first that wants them the hooks themselves. For any thread that holds the
-/// interpreter's lock.
+/// The reason why a handler was not installed. Nothing has changed then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// [`MAX_HANDLERS`] are installed.
+    TooManyHandlers,
+    /// Python's domains are wanted, but its functions are not exported in this process.
+    NoPythonAllocator,
+    /// Python's domains are wanted, but Python is not yet initialized, or no longer: its start would undo the hooks.
+    PythonNotRunning,
+    /// Other tools have put their own hooks above ours so many times that there is no place for another.
+    TooManyLinks,
+    /// The module of the hooks cannot be kept loaded, for this reason.
+    NotPinned(&'static str),
+    /// The handlers of `fork` could not be registered.
+    NoForkHandlers,
+    /// This process was forked from one that was just preparing its first hook.
+    ForkedWhilePreparing,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::TooManyHandlers => {
+                write!(
+                    f,
+                    "{MAX_HANDLERS} profilers with hooks are already running; stop one first"
+                )
+            }
+            Refusal::NoPythonAllocator => {
+                f.write_str("this interpreter does not export PyMem_SetAllocator: its allocations cannot be recorded")
+            }
+            Refusal::PythonNotRunning => f.write_str("Python is not running: its allocations cannot be recorded"),
+            Refusal::TooManyLinks => f.write_str("other tools have replaced the allocator's hooks too many times"),
+            Refusal::NotPinned(reason) => f.write_str(reason),
+            Refusal::NoForkHandlers => f.write_str("pthread_atfork: no memory"),
+            Refusal::ForkedWhilePreparing => {
+                f.write_str("this process was forked while its parent prepared the hooks: they cannot be used in it")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// Puts a handler in place, and with the first that wants them the hooks themselves.
+///
+/// If Python's domains are wanted it takes the interpreter's lock, unless the calling thread has it. So does
+/// [`Installed::remove`] of such a handler.
 ///
 /// # Errors
-/// `RuntimeError`: too many handlers, or Python's allocator functions are not to be found.
-pub fn install(py: Python<'_>, handler: Arc<dyn Handler>, wanted: HookSet) -> PyResult<Installed> {
+/// The reason why it is refused.
+pub fn install(handler: Arc<dyn Handler>, wanted: HookSet) -> Result<Installed, Refusal> {
     prepare()?;
-    pymem::prepare();
-    if wanted.python && !pymem::is_available() {
-        return Err(PyRuntimeError::new_err(
-            "this interpreter does not export PyMem_SetAllocator: its allocations cannot be recorded",
-        ));
-    }
-    let _held = got::lock();
-    let free = (0..MAX_HANDLERS).find(|i| HANDLERS[*i].load(Ordering::Acquire).is_null());
-    let Some(index) = free else {
-        return Err(PyRuntimeError::new_err(format!(
-            "{MAX_HANDLERS} profilers with hooks are already running; stop one first"
-        )));
+    let attached = match wanted.python {
+        true => Some(pymem::attach()?),
+        false => None,
     };
+    let held = got::lock();
+    let free = (0..MAX_HANDLERS).find(|i| HANDLERS[*i].load(Ordering::Acquire).is_null());
+    let index = free.ok_or(Refusal::TooManyHandlers)?;
     let generation = NEXT_GENERATION.fetch_add(1, Ordering::Relaxed);
     GENERATIONS[index].store(generation, Ordering::Release);
     HANDLERS[index].store(Box::into_raw(Box::new(handler)), Ordering::Release);
@@ -302,6 +385,7 @@ pub fn install(py: Python<'_>, handler: Arc<dyn Handler>, wanted: HookSet) -> Py
             generation,
             forks: FORKS.load(Ordering::Relaxed),
         },
+        wants_python: wanted.python,
         is_removed: false,
     };
     let bit = 1 << index;
@@ -315,7 +399,14 @@ pub fn install(py: Python<'_>, handler: Arc<dyn Handler>, wanted: HookSet) -> Py
         MASKS.waits.fetch_or(bit, Ordering::SeqCst);
     }
     got::update(groups());
-    pymem::update(py, MASKS.python.load(Ordering::SeqCst) != 0);
+    if let Some(attached) = &attached
+        && !pymem::update(attached, true)
+    {
+        // Removing it takes the lock.
+        drop(held);
+        drop(installed);
+        return Err(Refusal::TooManyLinks);
+    }
     Ok(installed)
 }
 
@@ -330,6 +421,7 @@ fn groups() -> got::HookGroups {
 }
 
 impl Installed {
+    /// Its name, for [`with_cache`].
     pub fn ticket(&self) -> Ticket {
         self.ticket
     }
@@ -341,19 +433,23 @@ impl Installed {
 
     /// Takes the handler away; after it has returned the handler is not running on any thread, and never will. With the
     /// last one the hooks go too. The flag is false if a thread was stuck in it; then it is kept for good.
-    pub fn remove(&mut self, py: Python<'_>) -> bool {
+    pub fn remove(&mut self) -> bool {
         if !self.is_current() {
             self.is_removed = true;
             return true;
         }
         self.is_removed = true;
+        // Where Python has ended its allocators are left alone: our link stays and passes through.
+        let attached = self.wants_python.then(pymem::attach).and_then(Result::ok);
         let _held = got::lock();
         let bit = !(1 << self.ticket.index);
         for mask in [&MASKS.native, &MASKS.python, &MASKS.waits] {
             mask.fetch_and(bit, Ordering::SeqCst);
         }
         got::update(groups());
-        pymem::update(py, MASKS.python.load(Ordering::SeqCst) != 0);
+        if let Some(attached) = &attached {
+            pymem::update(attached, MASKS.python.load(Ordering::SeqCst) != 0);
+        }
         let is_quiet = wait_for_handlers();
         let handler = HANDLERS[self.ticket.index as usize].load(Ordering::Acquire);
         if is_quiet {
@@ -385,7 +481,7 @@ impl Installed {
 impl Drop for Installed {
     fn drop(&mut self) {
         if !self.is_removed {
-            Python::attach(|py| self.remove(py));
+            self.remove();
         }
     }
 }
@@ -404,27 +500,36 @@ fn wait_for_handlers() -> bool {
     })
 }
 
-/// Calls that were not reported, since a signal handler made them while a handler ran.
+/// Number of calls that were not reported, since a signal handler made them while a handler ran.
 pub fn skipped() -> u64 {
     SKIPPED.load(Ordering::Relaxed)
 }
 
-/// What must be in place before anything is hooked, once for the process.
-fn prepare() -> PyResult<()> {
-    static DONE: std::sync::Mutex<bool> = std::sync::Mutex::new(false);
-    // Only ever held by a thread that holds the interpreter's lock throughout, so no child is forked meanwhile.
-    let mut done = DONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    if *done {
-        return Ok(());
+/// Does what must be in place before anything is hooked, once for the process.
+fn prepare() -> Result<(), Refusal> {
+    const NOT_YET: i64 = 0;
+    const DONE: i64 = -1;
+    /// Else the process in which a thread is at it. No lock: a child that was forked meanwhile could never take it.
+    static STATE: AtomicI64 = AtomicI64::new(NOT_YET);
+    let process = i64::from(std::process::id());
+    loop {
+        match STATE.compare_exchange(NOT_YET, process, Ordering::Acquire, Ordering::Acquire) {
+            Ok(_) => break,
+            Err(DONE) => return Ok(()),
+            Err(other) if other == process => std::thread::yield_now(),
+            // Whether the fork handlers are registered cannot be known, and twice would not do.
+            Err(_) => return Err(Refusal::ForkedWhilePreparing),
+        }
     }
-    got::pin_this_module().map_err(PyRuntimeError::new_err)?;
-    // SAFETY: the three functions may run in any process at any time.
-    let failed = unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) };
-    if failed != 0 {
-        return Err(PyRuntimeError::new_err("pthread_atfork: no memory"));
-    }
-    *done = true;
-    Ok(())
+    let result = got::pin_this_module().map_err(Refusal::NotPinned).and_then(|()| {
+        // SAFETY: the three functions may run in any process at any time.
+        match unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) } {
+            0 => Ok(()),
+            _ => Err(Refusal::NoForkHandlers),
+        }
+    });
+    STATE.store(if result.is_ok() { DONE } else { NOT_YET }, Ordering::Release);
+    result
 }
 
 extern "C" fn before_fork() {

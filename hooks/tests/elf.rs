@@ -1,6 +1,6 @@
 //! Relocation tables of loaded modules: those of this program, and broken ones.
 
-#[path = "../src/hooks/elf.rs"]
+#[path = "../src/elf.rs"]
 mod elf;
 
 use std::ffi::CStr;

@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;
 
-use super::got::{self, Which};
-use super::{Allocation, AllocatorCall, Domain, MASKS, Pointer, clock, count_skipped, notify, thread};
+use crate::got::{self, Which};
+use crate::{Allocation, AllocatorCall, Domain, MASKS, Pointer, clock, count_skipped, notify, thread};
 
 /// Calls `real` as the outermost entry point, and says whether it was: what it calls in turn is part of it, and what
 /// Python's allocators call is reported as theirs.

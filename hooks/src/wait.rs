@@ -7,8 +7,8 @@ use std::ffi::{c_int, c_void};
 
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
-use super::got::{self, Which};
-use super::{MASKS, Wait, notify};
+use crate::got::{self, Which};
+use crate::{MASKS, Wait, notify};
 
 /// A wait that is being reported.
 struct WaitGuard;
