@@ -1,6 +1,7 @@
 //! Checks the architecture in the source text: imports go one way, unsafe code is limited to few files and explained,
 //! and long files have a reason.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -284,4 +285,70 @@ fn long_files_have_a_reason() {
         }
     }
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+/// The files of the session whose functions may take all of it: the list of stages, and the pump.
+const STAGES: &[&str] = &[
+    "session/mod.rs",
+    "session/sample.rs",
+    "session/pump.rs",
+    "session/tests.rs",
+];
+
+/// What is observed of samples and processes: no activity names another.
+const ACTIVITIES: &[&str] = &["awaits", "lags", "spans", "states", "tasks", "wakers", "workers"];
+
+/// Most fields of a struct of the session, and most files with functions of one.
+const MAX_FIELDS: usize = 12;
+const MAX_IMPLS: usize = 3;
+
+#[test]
+fn the_session_is_divided_among_owners() {
+    let session: Vec<Source> = sources()
+        .into_iter()
+        .filter(|s| s.name.starts_with("session/"))
+        .collect();
+    let mut impls: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
+    for source in &session {
+        let own = source.name.trim_start_matches("session/").trim_end_matches(".rs");
+        let (mut name, mut fields) = (String::new(), 0);
+        for line in source.text.lines().take_while(|line| *line != "#[cfg(test)]").map(code) {
+            let words: Vec<&str> = line.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
+            assert!(
+                STAGES.contains(&&*source.name) || !words.contains(&"Session"),
+                "{}: only the stages know the whole session: {line}",
+                source.name
+            );
+            let other = ACTIVITIES
+                .iter()
+                .find(|other| line.contains(&format!("super::{other}::")));
+            assert!(
+                !ACTIVITIES.contains(&own) || other.is_none(),
+                "{}: an activity names another one: {line}",
+                source.name
+            );
+            if line.contains("struct ") && line.ends_with('{') {
+                (name, fields) = (line.to_string(), 0);
+            } else if line.starts_with("    ")
+                && !line.starts_with("     ")
+                && line.ends_with(',')
+                && line.contains(": ")
+            {
+                fields += 1;
+                assert!(
+                    fields <= MAX_FIELDS || name.is_empty(),
+                    "{}: more than {MAX_FIELDS} fields in {name}",
+                    source.name
+                );
+            } else if line == "}" {
+                name.clear();
+            }
+            if let Some(of) = line.strip_prefix("impl ").and_then(|rest| rest.strip_suffix(" {")) {
+                impls.entry(of.to_string()).or_default().insert(&source.name);
+            }
+        }
+    }
+    for (of, files) in impls {
+        assert!(files.len() <= MAX_IMPLS, "{of} has functions in {files:?}");
+    }
 }

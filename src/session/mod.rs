@@ -36,7 +36,6 @@ mod code_copies;
 mod eval_calls;
 mod files;
 mod futexes;
-mod gil_locks;
 mod greenlets;
 mod jit;
 mod lags;

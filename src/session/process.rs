@@ -6,13 +6,12 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::code_copies::CodeCopies;
 use super::files::Files;
-use super::gil_locks::ProcessLocks;
 use super::jit::Jit;
 use super::sockets::ProcessSockets;
 use super::thread_ids::ThreadIds;
 use super::thread_names::ThreadNameSchedule;
 use crate::cpython::{self, Runtime, gil, thread_states};
-use crate::cpython_layout::{Interpreter, ThreadDescriptor};
+use crate::cpython_layout::{Interpreter, InterpreterLocks, ThreadDescriptor};
 use crate::event::{Pid, Tid};
 use crate::frame::ModuleId;
 use crate::limits::MAX_NESTED;
@@ -25,6 +24,9 @@ use crate::sys;
 const UNKNOWN: &str = ": unsupported version, so Python frames are not available";
 /// Thread states whose thread is kept.
 const MAX_STATES: usize = 4096;
+
+/// Shortest time between two readings of where a process keeps its interpreter locks, ns of the samples' clock.
+const READ_AGAIN: u64 = 50_000_000;
 
 /// What is known of one run of a process: from its start, or the program that it executed last, to its end.
 pub(super) struct Process {
@@ -63,6 +65,23 @@ impl KnownStates {
         if self.lent.len() < MAX_NESTED && !self.lent.contains(&state) {
             self.lent.push(state);
         }
+    }
+}
+
+/// Addresses of the interpreter locks of a process, as far as they have been found.
+#[derive(Default)]
+pub(super) struct ProcessLocks {
+    pub(super) found: InterpreterLocks,
+    /// Time of the last reading, 0: none.
+    read: u64,
+    /// The backend does not know them yet.
+    changed: bool,
+}
+
+impl ProcessLocks {
+    /// Whether the backend is to be notified of them; it is taken to be.
+    pub(super) fn take_changed(&mut self) -> bool {
+        std::mem::take(&mut self.changed)
     }
 }
 
@@ -250,6 +269,34 @@ impl Process {
         }
         self.states.threads.insert(state, tid);
         Some(tid)
+    }
+
+    /// Reads where the locks are if that is not known; `time`: of a sample, ns.
+    pub(super) fn find_locks(&mut self, system: &dyn System, time: u64) {
+        if self.locks.found.at.is_empty() {
+            self.read_locks(system, time);
+        }
+    }
+
+    /// Whether an address lies in a lock of the process's interpreters; `time`: of the sample that asks, ns.
+    pub(super) fn is_in_lock(&mut self, system: &dyn System, time: u64, address: u64) -> bool {
+        if !self.locks.found.contain(address) {
+            self.read_locks(system, time);
+        }
+        self.locks.found.contain(address)
+    }
+
+    /// Reads the locks again, not too often: the interpreter may have been starting, or there is a new subinterpreter.
+    fn read_locks(&mut self, system: &dyn System, time: u64) {
+        let is_recent = self.locks.read != 0 && time.saturating_sub(self.locks.read) < READ_AGAIN;
+        let Some((runtime, interpreter)) = self.runtime().filter(|_| !is_recent) else {
+            return;
+        };
+        let found = gil::locks(&self.memory(system), runtime, interpreter);
+        let known = &mut self.locks;
+        known.read = time.max(1);
+        known.changed |= found != known.found;
+        known.found = found;
     }
 
     /// Threads that hold the global lock of an interpreter now.
