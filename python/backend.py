@@ -14,13 +14,14 @@ import maturin
 
 # The hooks that a build front end requests.
 from maturin import (  # noqa: F401
-    build_sdist,
     get_requires_for_build_editable,
     get_requires_for_build_sdist,
     get_requires_for_build_wheel,
 )
 
-HERE = Path(__file__).resolve().parent
+# The directory of pyproject.toml, in which a front end calls. In a source distribution that is the top.
+HERE = Path.cwd()
+WORKSPACE = HERE if (HERE / "Cargo.lock").exists() else HERE.parent
 
 
 def _features(config_settings):
@@ -32,7 +33,7 @@ def _features(config_settings):
 
 
 def _place_command(config_settings):
-    manifest = HERE.parent / "Cargo.toml"
+    manifest = WORKSPACE / "Cargo.toml"
     cargo = os.environ.get("CARGO", "cargo")
     # Both packages, though one is built, and maturin's features: so all that they share is the same when maturin builds
     # the other, and nothing is compiled twice.
@@ -44,7 +45,7 @@ def _place_command(config_settings):
         ],
         check=True,
     )
-    target = Path(os.environ.get("CARGO_TARGET_DIR", HERE.parent / "target"))
+    target = Path(os.environ.get("CARGO_TARGET_DIR", WORKSPACE / "target"))
     scripts = HERE / "data" / "scripts"
     scripts.mkdir(parents=True, exist_ok=True)
     command = scripts / "nativeprof"
@@ -54,6 +55,12 @@ def _place_command(config_settings):
     command.chmod(0o755)
     if shutil.which("strip"):
         subprocess.run(["strip", command], check=True)
+
+
+def build_sdist(sdist_directory, config_settings=None):
+    # maturin wants it, also where nothing was built.
+    (HERE / "data").mkdir(exist_ok=True)
+    return maturin.build_sdist(sdist_directory, config_settings)
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
