@@ -395,12 +395,81 @@ pub fn encode(layout: &TargetLayout) -> [u8; LAYOUT_SIZE] {
     out.try_into().expect("resized to the size")
 }
 
+/// A field of a record: its name in the program, its offset and its size.
+#[cfg(test)]
+type RecordField = (&'static str, usize, usize);
+
+/// Each record as it is read here, with the bytes that there is room for, to be compared with the object's types.
+#[cfg(test)]
+pub(super) fn record_fields() -> [(&'static str, usize, Vec<RecordField>); 4] {
+    let head = vec![
+        ("size", 0, 4),
+        ("pid", PID, 4),
+        ("tid", TID, 4),
+        ("flags", FLAGS, 4),
+        ("time", TIME, 8),
+        ("regs", REGS, 8 * SAVED_REGS_WORDS),
+        ("thread_pointer", REGS + 8 * SAVED_REGS_WORDS, 8),
+        ("stack_base", STACK_BASE, 8),
+        ("stack_len", STACK_LEN, 4),
+        ("kernel", KERNEL, 2),
+        ("frames", FRAMES, 2),
+        ("anchors", ANCHORS, 2),
+        ("walk", WALK, 2),
+        ("frames_at", FRAMES_AT, 4),
+        ("stack_at", STACK_AT, 4),
+        ("holes", HOLES, 8 * HOLE_WORDS),
+        ("cpu", CPU, 8),
+        ("runnable", RUNNABLE, 8),
+        ("blocked", BLOCKED, 8),
+        ("waker", WAKER_TID, 4),
+        ("waker_pid", WAKER_PID, 4),
+        ("runnable_length", RUNNABLE_LENGTH, 8),
+        ("blocked_length", BLOCKED_LENGTH, 8),
+        ("woken", WOKEN, 8),
+        ("holder", HOLDER, 8),
+        ("holders", HOLDERS_AT, 16 * MAX_HOLDERS),
+        ("holders.who", 0, 8),
+        ("holders.time", 8, 8),
+        ("throttled", THROTTLED, 8),
+        ("throttled_length", THROTTLED_LENGTH, 8),
+    ];
+    let code_head = vec![
+        ("size", 0, 4),
+        ("pid", PID, 4),
+        ("tid", TID, 4),
+        ("flags", FLAGS, 4),
+        ("time", TIME, 8),
+        ("code", CODE, 8),
+        ("fingerprint", FINGERPRINT, 4),
+        ("pad", FINGERPRINT + 4, 4),
+        ("parts", PARTS_AT, PARTS * PART_SIZE),
+        ("parts.at", 0, 8),
+        ("parts.len", 8, 4),
+        ("parts.pad", 12, 4),
+    ];
+    let frame = vec![
+        ("frame", 0, 8),
+        ("code", 8, 8),
+        ("instr", 16, 8),
+        ("fingerprint", 24, 4),
+        ("owner", 28, 1),
+        ("entry", 29, 1),
+        ("pad", 30, 2),
+    ];
+    let anchor = vec![("anchor", 0, 8), ("frame", 8, 8)];
+    [
+        ("head", HEAD, head),
+        ("code_head", PARTS_AT + PARTS * PART_SIZE, code_head),
+        ("frame", FRAME_SIZE, frame),
+        ("anchor", ANCHOR_SIZE, anchor),
+    ]
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::reassembler::StackReassembler;
     use super::*;
-
-    const _: () = assert!(BLOCKED + 8 <= HEAD, "the head has outgrown its room");
 
     #[test]
     fn copies_of_code_objects() {

@@ -40,6 +40,8 @@ mod interpreter_locks;
 mod load;
 mod nested_states;
 mod object;
+#[cfg(test)]
+mod object_types;
 mod off_cpu;
 mod reassembler;
 mod sampling_events;

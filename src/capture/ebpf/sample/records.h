@@ -186,8 +186,15 @@ _Static_assert(__builtin_offsetof(struct head, stack_base) == 32 + 8 * REGS, "st
 _Static_assert(__builtin_offsetof(struct head, holes) == 64 + 8 * REGS, "holes");
 _Static_assert(sizeof(struct head) <= HEAD, "head");
 
+// The members beside the bytes are there for the object's type information, with which a test compares abi.rs.
 struct area {
-	char bytes[AREA + SLACK];
+	union {
+		char bytes[AREA + SLACK];
+		struct head head;
+		struct code_head code_head;
+		struct frame frame;
+		struct anchor anchor;
+	};
 };
 
 // LOOP(n, f, slot) calls f(slot) until it returns other than 0, at most n times. TURN defines such a function. Without
