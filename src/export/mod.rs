@@ -34,8 +34,29 @@ pub struct Format {
     pub extensions: &'static [&'static str],
     /// One line for the help text.
     pub help: &'static str,
+    /// Who reads it, as it is.
+    pub audience: Audience,
+    /// Whether a terminal cannot show it.
+    pub is_binary: bool,
+    /// Whether it shows one value only, so that another one can be chosen ([`select::by_value`]).
+    pub shows_one_value: bool,
+    /// Whether it has names only, so that functions can be split by line ([`select::by_line`]).
+    pub has_names_only: bool,
     /// Writes the complete profile. The writer need not be buffered.
     pub write: fn(&Profile, &mut dyn Write) -> io::Result<()>,
+}
+
+/// The reader of a format, which decides what is left out of it by default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Audience {
+    /// Other programs, which get everything.
+    Programs,
+    /// People who look at a picture: it is without frames of the interpreter
+    /// ([`without_interpreter_frames`](crate::profile::folded::without_interpreter_frames)), and shows each idle pool as one
+    /// frame ([`crate::profile::idle`]).
+    People,
+    /// People who look at a page, which leaves frames of the interpreter out itself, and can show them.
+    PeopleWithPage,
 }
 
 /// Every format there is.
@@ -44,105 +65,132 @@ pub const FORMATS: &[Format] = &[
         name: "json",
         extensions: &[".json"],
         help: "the tree of Dask's distributed.profile, plus timeline and metadata",
+        audience: Audience::Programs,
+        is_binary: false,
+        shows_one_value: false,
+        has_names_only: false,
         write: json::write,
     },
     Format {
         name: "json.gz",
         extensions: &[".json.gz"],
         help: "json, gzip-compressed",
+        audience: Audience::Programs,
+        is_binary: true,
+        shows_one_value: false,
+        has_names_only: false,
         write: json::write_gz,
     },
     Format {
         name: "collapsed",
         extensions: &[".collapsed", ".folded", ".txt"],
         help: "one line per stack, for flame graph tools and speedscope",
+        audience: Audience::Programs,
+        is_binary: false,
+        shows_one_value: true,
+        has_names_only: true,
         write: collapsed::write,
     },
     Format {
         name: "svg",
         extensions: &[".svg"],
         help: "interactive flame graph for a web browser",
+        audience: Audience::People,
+        is_binary: false,
+        shows_one_value: true,
+        has_names_only: true,
         write: flamegraph::write,
     },
     Format {
         name: "html",
         extensions: &[".html", ".htm"],
         help: "HTML report in one file: flame graph, timeline, callers, source lines",
+        audience: Audience::PeopleWithPage,
+        is_binary: false,
+        shows_one_value: false,
+        has_names_only: false,
         write: html::write,
     },
     Format {
         name: "speedscope",
         extensions: &[".speedscope.json", ".speedscope"],
         help: "for speedscope.app: all threads merged, and each alone",
+        audience: Audience::Programs,
+        is_binary: false,
+        shows_one_value: false,
+        has_names_only: false,
         write: speedscope::write,
     },
     Format {
         name: "firefox",
         extensions: &[".firefox.json"],
         help: "for profiler.firefox.com: threads, times, lines, inlined functions",
+        audience: Audience::Programs,
+        is_binary: false,
+        shows_one_value: true,
+        has_names_only: false,
         write: firefox::write,
     },
     Format {
         name: "pprof",
         extensions: &[".pb.gz", ".pprof"],
         help: "for `go tool pprof` and other readers of pprof protocol buffers",
+        audience: Audience::Programs,
+        is_binary: true,
+        shows_one_value: false,
+        has_names_only: false,
         write: pprof::write,
     },
     Format {
         name: "chrome",
         extensions: &[".trace.json", ".trace"],
         help: "trace events for Chrome DevTools, in chronological order",
+        audience: Audience::Programs,
+        is_binary: false,
+        shows_one_value: false,
+        has_names_only: false,
         write: chrome::write,
     },
     Format {
         name: "perfetto",
         extensions: &[".pftrace", ".perfetto-trace"],
         help: "for ui.perfetto.dev: samples, tasks, thread states",
+        audience: Audience::Programs,
+        is_binary: true,
+        shows_one_value: false,
+        has_names_only: false,
         write: perfetto::write,
     },
     Format {
         name: "pstats",
         extensions: &[".pstats", ".prof"],
         help: "for Python's pstats, snakeviz and gprof2dot: functions and callers",
+        audience: Audience::Programs,
+        is_binary: true,
+        shows_one_value: false,
+        has_names_only: false,
         write: pstats::write,
     },
 ];
 
 impl Format {
-    /// Whether people read it as it is, so that it leaves out frames of the interpreter
-    /// ([`without_interpreter_frames`](crate::profile::folded::without_interpreter_frames)) unless they are wanted. What
-    /// other programs read keeps everything.
+    /// Whether people read it as it is, so that it leaves out frames of the interpreter and folds idle pools unless they are
+    /// wanted.
     pub fn is_for_people(&self) -> bool {
-        matches!(self.name, "svg" | "html")
+        self.audience != Audience::Programs
     }
 
-    /// Whether a terminal cannot show it.
-    pub fn is_binary(&self) -> bool {
-        matches!(self.name, "json.gz" | "pprof" | "perfetto" | "pstats")
+    /// Whether it is a page with tables and source text.
+    pub fn is_page(&self) -> bool {
+        self.audience == Audience::PeopleWithPage
     }
 
-    /// Writes the profile as people see it by default: where [`Format::is_for_people`], without frames of the interpreter.
-    /// (The page leaves them out itself, and can show them.)
+    /// Writes the profile as people see it by default.
     pub fn write_default(&self, profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
-        match self.name {
-            "svg" => (self.write)(&folded::without_interpreter_frames(profile), out),
-            _ => (self.write)(profile, out),
+        match self.audience {
+            Audience::People => (self.write)(&folded::without_interpreter_frames(profile), out),
+            Audience::Programs | Audience::PeopleWithPage => (self.write)(profile, out),
         }
-    }
-
-    /// Whether it shows one value only, so that another one can be chosen ([`select::by_value`]).
-    pub fn shows_one_value(&self) -> bool {
-        matches!(self.name, "svg" | "collapsed" | "firefox")
-    }
-
-    /// Whether it shows each idle pool as one frame ([`crate::profile::idle`]).
-    pub fn folds_idle(&self) -> bool {
-        matches!(self.name, "svg" | "html")
-    }
-
-    /// Whether it has names only, so that functions can be split by line ([`select::by_line`]).
-    pub fn has_names_only(&self) -> bool {
-        matches!(self.name, "svg" | "collapsed")
     }
 }
 

@@ -90,7 +90,7 @@ impl Output {
             None if standard => export::by_name("collapsed").map_err(unknown)?,
             None => export::by_path(path).map_err(unknown)?,
         };
-        if standard && format.is_binary() && io::stdout().is_terminal() {
+        if standard && format.is_binary && io::stdout().is_terminal() {
             return Err(Error::new(
                 ErrorKind::Usage,
                 format!("{} is not written to a terminal", format.name),
@@ -131,21 +131,21 @@ impl Output {
             let what = format!("{word} has no effect on format {}", self.format.name);
             Err(Error::new(ErrorKind::Usage, what).why(why).hint(hint))
         };
-        if shown.lines && !self.format.has_names_only() {
+        if shown.lines && !self.format.has_names_only {
             return refused(
                 "--lines",
                 "that format always has the lines of all samples",
                 "omit --lines, or use -f svg",
             );
         }
-        if shown.idle && !self.format.folds_idle() {
+        if shown.idle && !self.format.is_for_people() {
             return refused(
                 "--idle",
                 "that format always has the stacks of idle threads in full",
                 "omit --idle, or use -f svg",
             );
         }
-        if shown.value.is_some() && !self.format.shows_one_value() {
+        if shown.value.is_some() && !self.format.shows_one_value {
             return refused(
                 "--value",
                 "only svg, collapsed and firefox show one value at a time",
@@ -195,7 +195,7 @@ impl Output {
 
     /// Whether source lines are wanted in addition to those that the profile has.
     pub fn quotes_source(&self) -> bool {
-        self.format.name == "html" && !self.no_source
+        self.format.is_page() && !self.no_source
     }
 
     /// Whether the profile is where it was to be written, for commands whose exit code says so.
@@ -244,7 +244,7 @@ impl Output {
     /// If neither the path nor any fallback directory can be written.
     pub fn write(&self, profile: &Profile) -> Result<String> {
         let mut profile = Cow::Borrowed(profile);
-        if self.format.folds_idle()
+        if self.format.is_for_people()
             && !self.idle
             && let Some(folded) = idle::fold(&profile)
         {
@@ -257,7 +257,7 @@ impl Output {
             }
         }
         // The page folds interpreter frames itself, so that its button can show them.
-        let is_page = self.format.name == "html";
+        let is_page = self.format.is_page();
         let view = ViewOptions {
             interpreter_frames: self.view.interpreter_frames || is_page,
             ..self.view.clone()
