@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use clap::error::{ContextKind, ContextValue};
+use clap::error::{ContextKind, ContextValue, ErrorKind as Kind};
 use clap::{Args, CommandFactory};
 
 use super::args::{Cli, RecordCommand};
@@ -35,7 +35,7 @@ const NEEDED: &[(&str, &str)] = &[("--waits", "--kind"), ("--save-tape", "--tape
 
 /// Our message where the first word is not a command but can be understood: a PID, a script, a profile, a program.
 pub fn instead_of_command(e: &clap::Error) -> Option<Error> {
-    if e.kind() != clap::error::ErrorKind::InvalidSubcommand {
+    if e.kind() != Kind::InvalidSubcommand {
         return None;
     }
     let Some(ContextValue::String(word)) = e.get(ContextKind::InvalidSubcommand) else {
@@ -46,117 +46,189 @@ pub fn instead_of_command(e: &clap::Error) -> Option<Error> {
     Some(Error::new(ErrorKind::Usage, what).why(is).hint(hint))
 }
 
-/// What clap says about wrong arguments, in our style: what is wrong, why, and what to type. `None` for help and versions,
-/// which are no errors.
+/// The error for arguments that clap refuses: what is wrong, why, and what to type. `None` for help and versions, which are no
+/// errors.
 pub fn usage_error(e: &clap::Error) -> Option<Error> {
-    use clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand as MissingCommand;
-    if !e.use_stderr() || e.kind() == MissingCommand {
+    let word = std::env::args_os().nth(1).and_then(|word| word.into_string().ok());
+    usage_error_of(e, word.as_deref())
+}
+
+/// The same, where the first argument is `word`.
+fn usage_error_of(e: &clap::Error, word: Option<&str>) -> Option<Error> {
+    if !e.use_stderr() || e.kind() == Kind::DisplayHelpOnMissingArgumentOrSubcommand {
         return None;
     }
-    let is_command = |word: &String| !word.starts_with('-') && e.kind() != clap::error::ErrorKind::InvalidSubcommand;
-    let word = std::env::args_os().nth(1).and_then(|word| word.into_string().ok());
+    let is_command = |word: &&str| !word.starts_with('-') && e.kind() != Kind::InvalidSubcommand;
     let command = word.filter(is_command);
     let command = command.map_or("nativeprof".into(), |word| format!("nativeprof {word}"));
-    Some(in_our_style(&e.render().to_string(), &command))
+    let WrongUse { what, why, usage } = wrong_use(e, &command);
+    let help = format!("{command} --help");
+    let hint = match usage {
+        None => help,
+        Some(usage) => format!("{usage}   (all options: {help})"),
+    };
+    Some(Error::new(ErrorKind::Usage, what).why(why).hint(hint))
 }
 
-/// The error in a text of clap for a command: a sentence with details below it, tips, the usage, and a line on --help.
-fn in_our_style(text: &str, command: &str) -> Error {
-    let (mut what, mut why, mut usage) = (String::new(), Vec::new(), String::new());
-    for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        if let Some(line) = line.strip_prefix("error: ") {
-            let (sentence, reason) = line.split_once("': ").map_or((line, None), |(a, b)| (a, Some(b)));
-            what = match reason {
-                Some(_) => format!("{sentence}'"),
-                None => sentence
-                    .trim_end_matches(':')
-                    .replace("unrecognized subcommand", "unknown command"),
-            };
+/// A wrong use of a command.
+struct WrongUse {
+    what: String,
+    why: String,
+    /// What to type, if that says more than the rest.
+    usage: Option<String>,
+}
+
+fn wrong_use(e: &clap::Error, command: &str) -> WrongUse {
+    let context = |kind| e.get(kind).map(values).unwrap_or_default();
+    let first = |kind| context(kind).into_iter().next().unwrap_or_default();
+    let (argument, value) = (first(ContextKind::InvalidArg), first(ContextKind::InvalidValue));
+    // With a title.
+    let usage = first(ContextKind::Usage);
+    let usage = usage
+        .split_once(": ")
+        .map(|(_, usage)| usage.lines().next().unwrap_or(usage).trim().to_string());
+    let with_usage = |what: String, why: String| WrongUse {
+        what,
+        why,
+        usage: usage.clone(),
+    };
+    let without_usage = |what: String, why: String| WrongUse { what, why, usage: None };
+    let reasons = || {
+        let possible = context(ContextKind::ValidValue);
+        let possible = (!possible.is_empty()).then(|| format!("possible values: {}", possible.join(", ")));
+        let similar = [
+            ("command", ContextKind::SuggestedSubcommand),
+            ("argument", ContextKind::SuggestedArg),
+            ("value", ContextKind::SuggestedValue),
+        ];
+        let similar = similar
+            .into_iter()
+            .filter_map(|(name, kind)| similar_exist(name, &context(kind)));
+        let all: Vec<String> = possible.into_iter().chain(similar).collect();
+        (!all.is_empty()).then(|| all.join("; "))
+    };
+    match e.kind() {
+        Kind::UnknownArgument => {
+            let reason = reasons().or_else(|| replacement(&argument, command).map(String::from));
+            let why = reason.unwrap_or_else(|| match argument.starts_with('-') {
+                true => "the command has no such option".into(),
+                false => "the command does not take that many arguments".into(),
+            });
+            with_usage(format!("unexpected argument '{argument}' found"), why)
+        }
+        Kind::InvalidSubcommand => {
+            let word = first(ContextKind::InvalidSubcommand);
+            let why = reasons().unwrap_or_else(|| "no command has this name or a similar one".into());
+            with_usage(format!("unknown command '{word}'"), why)
+        }
+        Kind::InvalidValue if value.is_empty() => {
+            let why = reasons().unwrap_or_else(|| "the option does not work without a value".into());
+            with_usage(
+                format!("a value is required for '{argument}' but none was supplied"),
+                why,
+            )
+        }
+        Kind::InvalidValue | Kind::ValueValidation => {
+            let source = std::error::Error::source(e).map(|source| source.to_string());
             // Ranges as Rust writes them.
-            why.extend(reason.map(|reason| {
-                reason
-                    .replace(" is not in ", " is not in the range ")
+            let source = source.map(|text| {
+                text.replace(" is not in ", " is not in the range ")
                     .replace("..=", " to ")
-            }));
-        } else if let Some(tip) = line.strip_prefix("tip: ") {
-            // One about `--` would send the word to another argument.
-            if !tip.starts_with("to pass ") {
-                why.push(tip.replace("subcommand", "command"));
-            }
-        } else if let Some(line) = line.strip_prefix("Usage: ") {
-            usage = line.to_string();
-        } else if let Some(values) = line.strip_prefix("[possible values: ") {
-            why.push(format!("possible values: {}", values.trim_end_matches(']')));
-        } else if !line.starts_with("For more information") {
-            why.push(line.to_string());
+            });
+            let why = source
+                .or_else(reasons)
+                .unwrap_or_else(|| "the option does not take it".into());
+            with_usage(format!("invalid value '{value}' for '{argument}'"), why)
+        }
+        Kind::ArgumentConflict => match &context(ContextKind::PriorArg)[..] {
+            [prior] if *prior == argument => with_usage(
+                format!("the argument '{argument}' cannot be used multiple times"),
+                "it is given twice".into(),
+            ),
+            // The sentence names both.
+            [prior] => without_usage(
+                format!("the argument '{argument}' cannot be used with '{prior}'"),
+                "only one of the two can be given".into(),
+            ),
+            others => with_usage(
+                format!("the argument '{argument}' cannot be used with others that are given"),
+                others.join(", "),
+            ),
+        },
+        Kind::MissingRequiredArgument => missing(&context(ContextKind::InvalidArg), command, usage),
+        // Nothing that we use makes any other.
+        kind => {
+            let what = kind.as_str().unwrap_or("the arguments are wrong");
+            with_usage(what.into(), argument)
         }
     }
-    if why.is_empty() && what.contains("cannot be used with") {
-        why.push("only one of the two can be given".into());
-        // It names both.
-        usage.clear();
-    }
-    if what.contains("required arguments were not provided") {
-        let missing = why.join(", ");
-        let needing = NEEDED.iter().find(|(needed, _)| missing.starts_with(needed));
-        (what, why) = match (why.len(), needing) {
-            (1, Some((needed, needing))) => {
-                usage.clear();
-                (
-                    format!("{needing} needs {needed}"),
-                    vec![format!("{needed} is missing")],
-                )
-            }
-            (1, None) if missing == "<COMMAND>..." => {
-                usage = format!("{command} -o out.svg -- COMMAND, or {command} --pid PID");
-                (
-                    "no command to run".into(),
-                    vec!["neither a command nor a PID is given".into()],
-                )
-            }
-            (1, None) if command == "nativeprof top" => {
-                usage = format!("{command} PID, or {command} -- COMMAND");
-                (
-                    "no program to show".into(),
-                    vec!["neither a PID nor a command is given".into()],
-                )
-            }
-            (1, None) => (format!("missing argument {missing}"), vec!["it is required".into()]),
-            _ => (format!("missing arguments {missing}"), vec!["they are required".into()]),
-        };
-    }
-    if why.is_empty() {
-        why.extend(replacement(&what, command).or(reason_of(&what)).map(String::from));
-    }
-    let help = format!("{command} --help");
-    let hint = match usage.as_str() {
-        "" => help,
-        usage => format!("{usage}   (all options: {help})"),
-    };
-    Error::new(ErrorKind::Usage, what).why(why.join("; ")).hint(hint)
 }
 
-/// What a command has instead of the option of another profiler that clap's sentence refuses.
-fn replacement(what: &str, command: &str) -> Option<&'static str> {
-    let option = what.strip_prefix("unexpected argument '")?.split('\'').next()?;
+/// The error for arguments that are not given.
+fn missing(arguments: &[String], command: &str, usage: Option<String>) -> WrongUse {
+    let missing = arguments.join(", ");
+    let (what, why, usage) = match arguments {
+        [one] => {
+            let needing = NEEDED.iter().find(|(needed, _)| one.starts_with(needed));
+            if let Some((needed, needing)) = needing {
+                (
+                    format!("{needing} needs {needed}"),
+                    format!("{needed} is missing"),
+                    None,
+                )
+            } else if one == "<COMMAND>..." {
+                (
+                    "no command to run".into(),
+                    "neither a command nor a PID is given".into(),
+                    Some(format!("{command} -o out.svg -- COMMAND, or {command} --pid PID")),
+                )
+            } else if command == "nativeprof top" {
+                (
+                    "no program to show".into(),
+                    "neither a PID nor a command is given".into(),
+                    Some(format!("{command} PID, or {command} -- COMMAND")),
+                )
+            } else {
+                (format!("missing argument {missing}"), "it is required".into(), usage)
+            }
+        }
+        _ => (
+            format!("missing arguments {missing}"),
+            "they are required".into(),
+            usage,
+        ),
+    };
+    WrongUse { what, why, usage }
+}
+
+/// The texts of a context.
+fn values(value: &ContextValue) -> Vec<String> {
+    match value {
+        ContextValue::String(text) => vec![text.clone()],
+        ContextValue::Strings(texts) => texts.clone(),
+        ContextValue::StyledStr(text) => vec![text.to_string()],
+        _ => Vec::new(),
+    }
+}
+
+/// A sentence on similar words that exist, if there are any.
+fn similar_exist(name: &str, words: &[String]) -> Option<String> {
+    let quoted: Vec<String> = words.iter().map(|word| format!("'{word}'")).collect();
+    match &quoted[..] {
+        [] => None,
+        [one] => Some(format!("a similar {name} exists: {one}")),
+        several => Some(format!("similar {name}s exist: {}", several.join(", "))),
+    }
+}
+
+/// What a command has instead of an option of another profiler.
+fn replacement(option: &str, command: &str) -> Option<&'static str> {
     let (_, instead) = OTHER_OPTIONS.iter().find(|(other, _)| *other == option)?;
     let cli = Cli::command();
     let ours = cli.find_subcommand(command.strip_prefix("nativeprof ")?)?;
     let has = |option: &str| ours.get_arguments().any(|argument| argument.get_long() == Some(option));
     let mut named = instead.split(' ').filter_map(|word| word.strip_prefix("--"));
     named.all(has).then_some(*instead)
-}
-
-/// Why a sentence of clap that comes without a reason is so.
-fn reason_of(what: &str) -> Option<&'static str> {
-    [
-        ("unexpected argument '-", "the command has no such option"),
-        ("unexpected argument '", "the command does not take that many arguments"),
-        ("unknown command ", "no command has this name or a similar one"),
-        ("a value is required ", "the option does not work without a value"),
-    ]
-    .iter()
-    .find_map(|(start, reason)| what.starts_with(start).then_some(*reason))
 }
 
 /// What a word seems to be, and the command that fits; `None` if it is more likely a misspelled command.
@@ -233,6 +305,8 @@ pub fn check_no_command(pid: u32, command: &[String]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
 
     #[test]
@@ -255,62 +329,130 @@ mod tests {
 
     #[test]
     fn wrong_arguments_in_our_style() {
-        for (text, expected) in [
+        for (words, what, why, hint) in [
             (
-                "error: the following required arguments were not provided:\n  <PID|NAME>\n\nUsage: nativeprof dump --json \
-                 <PID|NAME>\n\nFor more information, try '--help'.\n",
-                "missing argument <PID|NAME>\n  why: it is required\n  try: nativeprof dump --json <PID|NAME>   (all \
-                 options: nativeprof dump --help)",
+                "dump",
+                "missing argument <PID|NAME>",
+                "it is required",
+                "nativeprof dump <PID|NAME>   (all options: nativeprof dump --help)",
             ),
             (
-                "error: the following required arguments were not provided:\n  --output <FILE>\n  <FILE>...\n",
-                "missing arguments --output <FILE>, <FILE>...\n  why: they are required\n  try: nativeprof dump --help",
+                "dump --json",
+                "missing argument <PID|NAME>",
+                "it is required",
+                "nativeprof dump --json <PID|NAME>   (all options: nativeprof dump --help)",
             ),
             (
-                "error: the following required arguments were not provided:\n  --waits\n\nUsage: nativeprof report --waits \
-                 <FILE>\n",
-                "--kind needs --waits\n  why: --waits is missing\n  try: nativeprof dump --help",
+                "merge",
+                "missing arguments --output <FILE>, <FILE>...",
+                "they are required",
+                "nativeprof merge --output <FILE> <FILE>...   (all options: nativeprof merge --help)",
             ),
             (
-                "error: the following required arguments were not provided:\n  <COMMAND>...\n\nUsage: nativeprof record\n",
-                "no command to run\n  why: neither a command nor a PID is given\n  try: nativeprof dump -o out.svg -- \
-                 COMMAND, or nativeprof dump --pid PID   (all options: nativeprof dump --help)",
+                "report --kind io x.json",
+                "--kind needs --waits",
+                "--waits is missing",
+                "nativeprof report --help",
             ),
             (
-                "error: the argument '--tree' cannot be used with '--by <BY>'\n\nUsage: nativeprof report --tree <FILE>\n",
-                "the argument '--tree' cannot be used with '--by <BY>'\n  why: only one of the two can be given\n  \
-                 try: nativeprof dump --help",
+                "record",
+                "no command to run",
+                "neither a command nor a PID is given",
+                "nativeprof record -o out.svg -- COMMAND, or nativeprof record --pid PID   (all options: nativeprof record --help)",
             ),
             (
-                "error: unexpected argument '--native' found\n",
-                "unexpected argument '--native' found\n  why: native frames are always included; --no-native leaves them \
-                 out\n  try: nativeprof dump --help",
+                "top",
+                "no program to show",
+                "neither a PID nor a command is given",
+                "nativeprof top PID, or nativeprof top -- COMMAND   (all options: nativeprof top --help)",
             ),
             (
-                "error: unexpected argument '--children' found\n",
-                "unexpected argument '--children' found\n  why: the command has no such option\n  try: nativeprof dump --help",
+                "report --tree --by line x",
+                "the argument '--tree' cannot be used with '--by <BY>'",
+                "only one of the two can be given",
+                "nativeprof report --help",
             ),
             (
-                "error: unexpected argument '-f' found\n\n  tip: to pass '-f' as a value, use '-- -f'\n",
-                "unexpected argument '-f' found\n  why: the command has no such option\n  try: nativeprof dump --help",
+                "report --tree --tree x",
+                "the argument '--tree' cannot be used multiple times",
+                "it is given twice",
+                "nativeprof report [OPTIONS] <FILE> [FILTER]...   (all options: nativeprof report --help)",
             ),
             (
-                "error: invalid value '0' for '--pairs <N>': 0 is not in 1..=9\n",
-                "invalid value '0' for '--pairs <N>'\n  why: 0 is not in the range 1 to 9\n  try: nativeprof dump --help",
+                "report --nativ x",
+                "unexpected argument '--nativ' found",
+                "a similar argument exists: '--no-native'",
+                "nativeprof report --no-native <FILE> [FILTER]...   (all options: nativeprof report --help)",
             ),
             (
-                "error: unrecognized subcommand 'recrod'\n\n  tip: a similar subcommand exists: 'record'\n",
-                "unknown command 'recrod'\n  why: a similar command exists: 'record'\n  try: nativeprof dump --help",
+                "attach --frequency 5 1",
+                "unexpected argument '--frequency' found",
+                "the rate is set with --rate HZ",
+                "nativeprof attach [OPTIONS] [PID|NAME]   (all options: nativeprof attach --help)",
             ),
             (
-                "error: invalid value 'lin' for '--by <BY>'\n  [possible values: function, line]\n\n  tip: a similar value \
-                 exists: 'line'\n\nFor more information, try '--help'.\n",
-                "invalid value 'lin' for '--by <BY>'\n  why: possible values: function, line; a similar value exists: \
-                 'line'\n  try: nativeprof dump --help",
+                "dump --children 1",
+                "unexpected argument '--children' found",
+                "the command has no such option",
+                "nativeprof dump [OPTIONS] [PID|NAME]   (all options: nativeprof dump --help)",
+            ),
+            (
+                "dump -f 1",
+                "unexpected argument '-f' found",
+                "the command has no such option",
+                "nativeprof dump [OPTIONS] [PID|NAME]   (all options: nativeprof dump --help)",
+            ),
+            (
+                "dump 1 2",
+                "unexpected argument '2' found",
+                "the command does not take that many arguments",
+                "nativeprof dump [OPTIONS] [PID|NAME]   (all options: nativeprof dump --help)",
+            ),
+            (
+                "selftest --pairs 0",
+                "invalid value '0' for '--pairs <N>'",
+                "0 is not in the range 1 to 4294967295",
+                "nativeprof selftest --help",
+            ),
+            (
+                "record --rate x -- y",
+                "invalid value 'x' for '--rate <HZ>'",
+                "a rate is a whole number of samples per second, 1 or more: 99, 250hz, 10khz",
+                "nativeprof record --help",
+            ),
+            (
+                "report --by lin x",
+                "invalid value 'lin' for '--by <BY>'",
+                "possible values: function, category, line, module, thread, process, label; a similar value exists: 'line'",
+                "nativeprof report --help",
+            ),
+            (
+                "record --event",
+                "a value is required for '--event <EVENT>' but none was supplied",
+                "the option does not work without a value",
+                "nativeprof record --help",
+            ),
+            (
+                "recrod",
+                "unknown command 'recrod'",
+                "a similar command exists: 'record'",
+                "nativeprof <COMMAND>   (all options: nativeprof --help)",
+            ),
+            (
+                "xyzzy",
+                "unknown command 'xyzzy'",
+                "no command has this name or a similar one",
+                "nativeprof <COMMAND>   (all options: nativeprof --help)",
             ),
         ] {
-            assert_eq!(in_our_style(text, "nativeprof dump").to_string(), expected);
+            let words = words.split(' ');
+            let refused = Cli::try_parse_from(["nativeprof"].into_iter().chain(words.clone()));
+            let refused = refused.err().unwrap_or_else(|| panic!("{what}: accepted"));
+            let error = usage_error_of(&refused, words.clone().next()).expect("an error");
+            assert_eq!(error.to_string(), format!("{what}\n  why: {why}\n  try: {hint}"));
         }
+        let help = Cli::try_parse_from(["nativeprof", "--help"]).expect_err("no command");
+        assert!(usage_error_of(&help, Some("--help")).is_none());
     }
 
     #[test]
