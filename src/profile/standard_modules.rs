@@ -1,12 +1,14 @@
 //! Names of the modules of Python's standard library.
 
-/// Top-level modules that come with CPython 3.10 to 3.13, as `sys.stdlib_module_names` has them; sorted.
+/// Top-level modules that come with CPython 3.10 to 3.15, as `sys.stdlib_module_names` has them; sorted.
 const NAMES: &[&str] = &[
     "__future__",
     "_abc",
     "_aix_support",
     "_android_support",
+    "_apple_support",
     "_ast",
+    "_ast_unparse",
     "_asyncio",
     "_bisect",
     "_blake2",
@@ -40,6 +42,7 @@ const NAMES: &[&str] = &[
     "_gdbm",
     "_hashlib",
     "_heapq",
+    "_hmac",
     "_imp",
     "_interpchannels",
     "_interpqueues",
@@ -51,6 +54,7 @@ const NAMES: &[&str] = &[
     "_lsprof",
     "_lzma",
     "_markupbase",
+    "_math_integer",
     "_md5",
     "_msi",
     "_multibytecodec",
@@ -64,6 +68,7 @@ const NAMES: &[&str] = &[
     "_posixshmem",
     "_posixsubprocess",
     "_py_abc",
+    "_py_warnings",
     "_pydatetime",
     "_pydecimal",
     "_pyio",
@@ -71,6 +76,7 @@ const NAMES: &[&str] = &[
     "_pyrepl",
     "_queue",
     "_random",
+    "_remote_debugging",
     "_scproxy",
     "_sha1",
     "_sha2",
@@ -96,6 +102,7 @@ const NAMES: &[&str] = &[
     "_tkinter",
     "_tokenize",
     "_tracemalloc",
+    "_types",
     "_typing",
     "_uuid",
     "_warnings",
@@ -104,8 +111,10 @@ const NAMES: &[&str] = &[
     "_winapi",
     "_wmi",
     "_zoneinfo",
+    "_zstd",
     "abc",
     "aifc",
+    "annotationlib",
     "antigravity",
     "argparse",
     "array",
@@ -135,6 +144,7 @@ const NAMES: &[&str] = &[
     "collections",
     "colorsys",
     "compileall",
+    "compression",
     "concurrent",
     "configparser",
     "contextlib",
@@ -231,6 +241,7 @@ const NAMES: &[&str] = &[
     "posixpath",
     "pprint",
     "profile",
+    "profiling",
     "pstats",
     "pty",
     "pwd",
@@ -336,6 +347,11 @@ mod tests {
     #[test]
     fn names_are_sorted_for_the_search() {
         assert!(NAMES.is_sorted());
-        assert!(is_standard_module("_json") && is_standard_module("zlib") && !is_standard_module("numpy"));
+        assert!(
+            ["_json", "annotationlib", "profiling", "zlib"]
+                .into_iter()
+                .all(is_standard_module)
+                && !is_standard_module("numpy")
+        );
     }
 }
