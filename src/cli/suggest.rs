@@ -109,12 +109,20 @@ fn wrong_use(e: &clap::Error, command: &str) -> WrongUse {
     };
     match e.kind() {
         Kind::UnknownArgument => {
-            let reason = reasons().or_else(|| replacement(&argument, command).map(String::from));
-            let why = reason.unwrap_or_else(|| match argument.starts_with('-') {
+            let what = format!("unexpected argument '{argument}' found");
+            if let Some(instead) = replacement(&argument, command) {
+                // A similar option may mean the opposite.
+                let similar = first(ContextKind::SuggestedArg);
+                let usage =
+                    usage.map(|usage| usage.replacen(&format!(" {similar}"), "", usize::from(!similar.is_empty())));
+                let why = instead.into();
+                return WrongUse { what, why, usage };
+            }
+            let why = reasons().unwrap_or_else(|| match argument.starts_with('-') {
                 true => "the command has no such option".into(),
                 false => "the command does not take that many arguments".into(),
             });
-            with_usage(format!("unexpected argument '{argument}' found"), why)
+            with_usage(what, why)
         }
         Kind::InvalidSubcommand => {
             let word = first(ContextKind::InvalidSubcommand);
@@ -383,6 +391,12 @@ mod tests {
                 "unexpected argument '--nativ' found",
                 "a similar argument exists: '--no-native'",
                 "nativeprof report --no-native <FILE> [FILTER]...   (all options: nativeprof report --help)",
+            ),
+            (
+                "attach --native 1",
+                "unexpected argument '--native' found",
+                "native frames are always included; --no-native leaves them out",
+                "nativeprof attach [PID|NAME]   (all options: nativeprof attach --help)",
             ),
             (
                 "attach --frequency 5 1",
