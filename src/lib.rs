@@ -55,6 +55,7 @@ pub mod capture;
 #[doc(hidden)]
 pub mod cli;
 mod code_map;
+mod codec;
 #[doc(hidden)]
 pub mod cpython;
 #[doc(hidden)]

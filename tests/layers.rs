@@ -11,6 +11,7 @@ const RANKS: &[&[&str]] = &[
         "arch",
         "bytes",
         "code_map",
+        "codec",
         "cpython_layout",
         "error",
         "escape",

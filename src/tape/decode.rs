@@ -10,6 +10,7 @@ use rustc_hash::FxHashMap;
 use super::encode::MAGIC;
 use super::{FIRST_VERSION, MAX_BYTES, MAX_FILE, SystemResponses, Tape, TapeHeader, VERSION};
 use crate::arch::{GPRS, Regs, TAPE_CPU};
+use crate::codec::Decoder;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{
     CodeCopy, Event, Part, Pid, RawPyFrame, Sample, SpanRecords, StackBytes, Tid, TimeSpent, WakeUp, WalkStatus,
@@ -43,11 +44,14 @@ pub fn parse(raw: &[u8]) -> Result<Tape> {
 
 /// The same of a tape whose stacks may have so many bytes together.
 pub(super) fn parse_within(raw: &[u8], stacks: u64) -> Result<Tape> {
-    let mut r = TapeReader { rest: raw, stacks };
-    if r.read_bytes(MAGIC.len()) != Some(MAGIC) {
+    let mut r = TapeReader {
+        input: Decoder(raw),
+        stacks,
+    };
+    if r.input.take(MAGIC.len()) != Some(MAGIC) {
         return Err(no_tape());
     }
-    let version = r.u32();
+    let version = r.input.u32();
     if let Some(cpu) = version.map(|v| (v >> 16) as u16).filter(|cpu| *cpu != TAPE_CPU)
         && let Some(name) = match cpu {
             0 => Some("x86-64"),
@@ -88,76 +92,27 @@ fn damaged(why: &str) -> Error {
 }
 
 struct TapeReader<'a> {
-    rest: &'a [u8],
+    input: Decoder<'a>,
     /// Bytes that stacks may still take.
     stacks: u64,
 }
 
-impl<'a> TapeReader<'a> {
-    fn read_bytes(&mut self, n: usize) -> Option<&'a [u8]> {
-        let (taken, rest) = self.rest.split_at_checked(n)?;
-        self.rest = rest;
-        Some(taken)
-    }
-
-    fn u8(&mut self) -> Option<u8> {
-        Some(self.read_bytes(1)?[0])
-    }
-
-    fn u32(&mut self) -> Option<u32> {
-        Some(u32::from_le_bytes(self.read_bytes(4)?.try_into().ok()?))
-    }
-
-    fn u64(&mut self) -> Option<u64> {
-        Some(u64::from_le_bytes(self.read_bytes(8)?.try_into().ok()?))
-    }
-
-    fn flag(&mut self) -> Option<bool> {
-        match self.u8()? {
-            0 => Some(false),
-            1 => Some(true),
-            _ => None,
-        }
-    }
-
-    fn bytes(&mut self) -> Option<&'a [u8]> {
-        let n = self.u32()?;
-        self.read_bytes(n as usize)
-    }
-
-    fn text(&mut self) -> Option<String> {
-        Some(String::from_utf8_lossy(self.bytes()?).into_owned())
-    }
-
-    fn option(&mut self) -> Option<Option<&'a [u8]>> {
-        let there = self.flag()?;
-        let bytes = self.bytes()?;
-        Some(there.then_some(bytes))
-    }
-
-    /// A list whose items take at least `min_size` bytes each, so that a count cannot allocate more memory than the
-    /// input justifies.
-    fn list<T>(&mut self, min_size: usize, mut item: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
-        let n = self.u32()? as usize;
-        (n.checked_mul(min_size)? <= self.rest.len()).then_some(())?;
-        (0..n).map(|_| item(self)).collect()
-    }
-
+impl TapeReader<'_> {
     fn tape(mut self) -> Option<Tape> {
         let header = self.header()?;
         let mut before: FxHashMap<(Pid, Tid), usize> = FxHashMap::default();
         let mut events: Vec<Event> = Vec::new();
-        for _ in 0..self.u32()? {
+        for _ in 0..self.input.u32()? {
             let event = self.event(&events, &before)?;
             if let Event::Sample(s) = &event {
                 before.insert((s.pid, s.tid), events.len());
             }
             events.push(event);
         }
-        let responses = self.responses()?;
-        let kernel = self.option()?.map(|b| String::from_utf8_lossy(b).into_owned());
-        let files = self.list(12, TapeReader::file)?;
-        self.rest.is_empty().then_some(Tape {
+        let responses = responses(&mut self.input)?;
+        let kernel = self.input.option()?.map(|b| String::from_utf8_lossy(b).into_owned());
+        let files = self.input.list(12, file)?;
+        self.input.is_empty().then_some(Tape {
             header,
             events,
             responses,
@@ -168,27 +123,27 @@ impl<'a> TapeReader<'a> {
 
     fn header(&mut self) -> Option<TapeHeader> {
         Some(TapeHeader {
-            pid: self.u32()?,
-            attached: self.flag()?,
-            rate: self.u64()?,
-            began: self.u64()?,
-            start: f64::from_bits(self.u64()?),
-            duration: f64::from_bits(self.u64()?),
-            event: self.text()?,
-            backend: self.text()?,
-            command: self.text()?,
+            pid: self.input.u32()?,
+            attached: self.input.flag()?,
+            rate: self.input.u64()?,
+            began: self.input.u64()?,
+            start: f64::from_bits(self.input.u64()?),
+            duration: f64::from_bits(self.input.u64()?),
+            event: self.input.text()?,
+            backend: self.input.text()?,
+            command: self.input.text()?,
         })
     }
 
     fn event(&mut self, events: &[Event], before: &FxHashMap<(Pid, Tid), usize>) -> Option<Event> {
-        let kind = self.u8()?;
+        let kind = self.input.u8()?;
         if kind == 7 {
-            return Some(Event::Lost(self.u64()?));
+            return Some(Event::Lost(self.input.u64()?));
         }
-        let pid = self.u32()?;
+        let pid = self.input.u32()?;
         Some(match kind {
             0 => {
-                let tid = self.u32()?;
+                let tid = self.input.u32()?;
                 let old = before.get(&(pid, tid)).and_then(|i| match events.get(*i)? {
                     Event::Sample(s) => Some(&s.stack),
                     _ => None,
@@ -197,31 +152,37 @@ impl<'a> TapeReader<'a> {
             }
             1 => Event::Mmap {
                 pid,
-                start: self.u64()?,
-                end: self.u64()?,
-                offset: self.u64()?,
-                path: self.bytes()?.to_vec(),
+                start: self.input.u64()?,
+                end: self.input.u64()?,
+                offset: self.input.u64()?,
+                path: self.input.bytes()?.to_vec(),
             },
             2 => Event::Exec {
                 pid,
-                comm: self.bytes()?.to_vec(),
+                comm: self.input.bytes()?.to_vec(),
             },
             3 => Event::Fork {
                 pid,
-                parent: self.u32()?,
+                parent: self.input.u32()?,
             },
-            4 => Event::Thread { pid, tid: self.u32()? },
+            4 => Event::Thread {
+                pid,
+                tid: self.input.u32()?,
+            },
             5 => Event::Comm {
                 pid,
-                tid: self.u32()?,
-                comm: self.bytes()?.to_vec(),
+                tid: self.input.u32()?,
+                comm: self.input.bytes()?.to_vec(),
             },
-            6 => Event::Exit { pid, tid: self.u32()? },
+            6 => Event::Exit {
+                pid,
+                tid: self.input.u32()?,
+            },
             8 => {
                 let copy = CodeCopy {
-                    code: self.u64()?,
-                    fingerprint: self.u32()?,
-                    parts: self.list(12, |r| {
+                    code: self.input.u64()?,
+                    fingerprint: self.input.u32()?,
+                    parts: self.input.list(12, |r| {
                         Some(Part {
                             avma: r.u64()?,
                             bytes: r.bytes()?.to_vec(),
@@ -238,18 +199,18 @@ impl<'a> TapeReader<'a> {
     }
 
     fn sample(&mut self, pid: Pid, tid: Tid, old: Option<&StackBytes>) -> Option<Sample> {
-        let time = self.u64()?;
-        let regs = if self.flag()? {
+        let time = self.input.u64()?;
+        let regs = if self.input.flag()? {
             let mut gpr = [0; GPRS];
             for g in &mut gpr {
-                *g = self.u64()?;
+                *g = self.input.u64()?;
             }
-            let (ip, known) = (self.u64()?, self.u32()?);
+            let (ip, known) = (self.input.u64()?, self.input.u32()?);
             Some(Regs { gpr, ip, known })
         } else {
             None
         };
-        let walk = match self.u8()? {
+        let walk = match self.input.u8()? {
             0 => WalkStatus::NoPython,
             1 => WalkStatus::Complete,
             2 => WalkStatus::Fault,
@@ -263,9 +224,9 @@ impl<'a> TapeReader<'a> {
             time,
             regs,
             walk,
-            kernel: self.list(8, TapeReader::u64)?,
-            python: self.list(30, TapeReader::py_ref)?,
-            anchors: self.list(30, TapeReader::py_ref)?,
+            kernel: self.input.list(8, Decoder::u64)?,
+            python: self.input.list(30, py_ref)?,
+            anchors: self.input.list(30, py_ref)?,
             stack: self.stack(old)?,
             time_spent: TimeSpent::default(),
             wake_up: WakeUp::default(),
@@ -279,64 +240,64 @@ impl<'a> TapeReader<'a> {
         })
     }
 
-    fn py_ref(&mut self) -> Option<RawPyFrame> {
-        Some(RawPyFrame {
-            frame: self.u64()?,
-            code: self.u64()?,
-            instr: self.u64()?,
-            fingerprint: self.u32()?,
-            owner: self.u8()?,
-            entry: self.flag()?,
-        })
-    }
-
     fn stack(&mut self, old: Option<&StackBytes>) -> Option<StackBytes> {
-        let holes = self.list(8, TapeReader::u64)?;
-        let (base, len) = (self.u64()?, self.u32()? as usize);
+        let holes = self.input.list(8, Decoder::u64)?;
+        let (base, len) = (self.input.u64()?, self.input.u32()? as usize);
         base.checked_add(len as u64)?;
         self.stacks = self.stacks.checked_sub(len as u64)?;
         let mut bytes = Vec::new();
         while bytes.len() < len {
-            let repeated = self.u32()? as usize;
+            let repeated = self.input.u32()? as usize;
             if repeated > 0 {
                 let old = old?;
                 let from = usize::try_from(base.checked_add(bytes.len() as u64)?.checked_sub(old.base)?).ok()?;
                 bytes.extend_from_slice(old.bytes.get(from..from.checked_add(repeated)?)?);
             }
-            let new = self.bytes()?;
+            let new = self.input.bytes()?;
             (repeated + new.len() > 0).then_some(())?;
             bytes.extend_from_slice(new);
             (bytes.len() <= len).then_some(())?;
         }
         Some(StackBytes { base, bytes, holes })
     }
+}
 
-    fn responses(&mut self) -> Option<SystemResponses> {
-        Some(SystemResponses {
-            maps: self.list(9, |r| Some((r.u32()?, r.option()?.map(<[u8]>::to_vec))))?,
-            stack_ends: self.list(12, |r| Some((r.u32()?, r.u64()?)))?,
-            threads: self.list(8, |r| Some((r.u32()?, r.list(4, TapeReader::u32)?)))?,
-            names: self.list(13, |r| {
-                let id = (r.u32()?, r.u32()?);
-                Some((id, r.option()?.map(|b| String::from_utf8_lossy(b).into_owned())))
-            })?,
-            opened: self.list(20, |r| {
-                let key = (r.u32()?, r.u64()?, r.bytes()?.to_vec());
-                Some((key, Some(r.u32()?).filter(|n| *n != u32::MAX)))
-            })?,
-            reads: self.list(20, |r| {
-                let key = (r.u32()?, r.u64()?, r.u32()?);
-                Some((key, r.bytes()?.to_vec()))
-            })?,
-        })
-    }
+fn py_ref(r: &mut Decoder) -> Option<RawPyFrame> {
+    Some(RawPyFrame {
+        frame: r.u64()?,
+        code: r.u64()?,
+        instr: r.u64()?,
+        fingerprint: r.u32()?,
+        owner: r.u8()?,
+        entry: r.flag()?,
+    })
+}
 
-    fn file(&mut self) -> Option<Content> {
-        let len = self.u64().filter(|n| *n <= MAX_FILE)?;
-        let pieces = self.list(12, |r| Some((r.u64()?, r.bytes()?.to_vec())))?;
-        Some(match len {
-            0 => Content::Missing,
-            _ => Content::Bytes(Arc::new(Sparse::new(len, pieces)?)),
-        })
-    }
+fn responses(r: &mut Decoder) -> Option<SystemResponses> {
+    Some(SystemResponses {
+        maps: r.list(9, |r| Some((r.u32()?, r.option()?.map(<[u8]>::to_vec))))?,
+        stack_ends: r.list(12, |r| Some((r.u32()?, r.u64()?)))?,
+        threads: r.list(8, |r| Some((r.u32()?, r.list(4, Decoder::u32)?)))?,
+        names: r.list(13, |r| {
+            let id = (r.u32()?, r.u32()?);
+            Some((id, r.option()?.map(|b| String::from_utf8_lossy(b).into_owned())))
+        })?,
+        opened: r.list(20, |r| {
+            let key = (r.u32()?, r.u64()?, r.bytes()?.to_vec());
+            Some((key, Some(r.u32()?).filter(|n| *n != u32::MAX)))
+        })?,
+        reads: r.list(20, |r| {
+            let key = (r.u32()?, r.u64()?, r.u32()?);
+            Some((key, r.bytes()?.to_vec()))
+        })?,
+    })
+}
+
+fn file(r: &mut Decoder) -> Option<Content> {
+    let len = r.u64().filter(|n| *n <= MAX_FILE)?;
+    let pieces = r.list(12, |r| Some((r.u64()?, r.bytes()?.to_vec())))?;
+    Some(match len {
+        0 => Content::Missing,
+        _ => Content::Bytes(Arc::new(Sparse::new(len, pieces)?)),
+    })
 }

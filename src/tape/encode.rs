@@ -8,6 +8,7 @@ use rustc_hash::FxHashMap;
 
 use super::{MAX_BYTES, SystemResponses, Tape, TapeHeader, VERSION};
 use crate::arch::{GPRS, TAPE_CPU};
+use crate::codec::Encoder;
 use crate::event::{Event, Pid, Sample, StackBytes, Tid};
 use crate::process::file_content::{Content, Sparse};
 
@@ -36,34 +37,34 @@ pub fn write(tape: &Tape) -> Vec<u8> {
 
 /// The same, not compressed.
 pub(super) fn unpacked(tape: &Tape) -> Vec<u8> {
-    let mut w = TapeWriter(Vec::new());
-    w.0.extend(MAGIC);
-    w.u32(VERSION | u32::from(TAPE_CPU) << 16);
+    let mut w = TapeWriter::default();
+    w.out.0.extend(MAGIC);
+    w.out.u32(VERSION | u32::from(TAPE_CPU) << 16);
     w.header(&tape.header);
     let mut before: FxHashMap<(Pid, Tid), &StackBytes> = FxHashMap::default();
-    w.count(tape.events.len());
+    w.out.count(tape.events.len());
     for event in &tape.events {
         w.event(event, &mut before);
     }
     w.responses(&tape.responses);
-    w.option(tape.kernel.as_deref().map(str::as_bytes));
-    w.count(tape.files.len());
+    w.out.option(tape.kernel.as_deref().map(str::as_bytes));
+    w.out.count(tape.files.len());
     let missing = Sparse::default();
     for (file, left) in tape.files.iter().zip((1..=tape.files.len() as u64).rev()) {
         // Stacks are worse without a file; a tape that is too long to be read is lost as a whole.
-        let room = MAX_BYTES.saturating_sub(w.0.len() as u64 + FILE_HEADER_SIZE * left);
+        let room = MAX_BYTES.saturating_sub(w.out.0.len() as u64 + FILE_HEADER_SIZE * left);
         let file: &Sparse = match file {
             Content::Bytes(b) if size_of_pieces(b) <= room => b,
             _ => &missing,
         };
-        w.u64(file.len());
-        w.count(file.pieces().len());
+        w.out.u64(file.len());
+        w.out.count(file.pieces().len());
         for (at, bytes) in file.pieces() {
-            w.u64(*at);
-            w.bytes(bytes);
+            w.out.u64(*at);
+            w.out.bytes(bytes);
         }
     }
-    w.0
+    w.out.0
 }
 
 fn size_of_pieces(file: &Sparse) -> u64 {
@@ -87,56 +88,28 @@ pub(super) fn max_size(event: &Event) -> u64 {
     (EVENT_HEADER_SIZE + lists) as u64
 }
 
-struct TapeWriter(Vec<u8>);
+#[derive(Default)]
+struct TapeWriter {
+    out: Encoder,
+}
 
 impl TapeWriter {
-    fn u8(&mut self, v: u8) {
-        self.0.push(v);
-    }
-
-    fn u32(&mut self, v: u32) {
-        self.0.extend(v.to_le_bytes());
-    }
-
-    fn u64(&mut self, v: u64) {
-        self.0.extend(v.to_le_bytes());
-    }
-
-    fn count(&mut self, n: usize) {
-        self.u32(u32::try_from(n).unwrap_or(u32::MAX));
-    }
-
-    fn bytes(&mut self, b: &[u8]) {
-        self.count(b.len());
-        self.0.extend(b);
-    }
-
-    fn option(&mut self, b: Option<&[u8]>) {
-        self.u8(b.is_some().into());
-        self.bytes(b.unwrap_or_default());
-    }
-
-    fn words(&mut self, words: &[u64]) {
-        self.count(words.len());
-        words.iter().for_each(|w| self.u64(*w));
-    }
-
     fn header(&mut self, h: &TapeHeader) {
-        self.u32(h.pid);
-        self.u8(h.attached.into());
-        self.u64(h.rate);
-        self.u64(h.began);
-        self.u64(h.start.to_bits());
-        self.u64(h.duration.to_bits());
+        self.out.u32(h.pid);
+        self.out.u8(h.attached.into());
+        self.out.u64(h.rate);
+        self.out.u64(h.began);
+        self.out.u64(h.start.to_bits());
+        self.out.u64(h.duration.to_bits());
         for text in [&h.event, &h.backend, &h.command] {
-            self.bytes(text.as_bytes());
+            self.out.bytes(text.as_bytes());
         }
     }
 
     fn event<'a>(&mut self, event: &'a Event, before: &mut FxHashMap<(Pid, Tid), &'a StackBytes>) {
         match event {
             Event::Sample(s) => {
-                self.u8(0);
+                self.out.u8(0);
                 self.sample(s, before.get(&(s.pid, s.tid)).copied());
                 before.insert((s.pid, s.tid), &s.stack);
             }
@@ -147,80 +120,80 @@ impl TapeWriter {
                 offset,
                 path,
             } => {
-                self.u8(1);
-                self.u32(*pid);
-                [start, end, offset].into_iter().for_each(|w| self.u64(*w));
-                self.bytes(path);
+                self.out.u8(1);
+                self.out.u32(*pid);
+                [start, end, offset].into_iter().for_each(|w| self.out.u64(*w));
+                self.out.bytes(path);
             }
             Event::Exec { pid, comm } => {
-                self.u8(2);
-                self.u32(*pid);
-                self.bytes(comm);
+                self.out.u8(2);
+                self.out.u32(*pid);
+                self.out.bytes(comm);
             }
             Event::Fork { pid, parent } => {
-                self.u8(3);
-                self.u32(*pid);
-                self.u32(*parent);
+                self.out.u8(3);
+                self.out.u32(*pid);
+                self.out.u32(*parent);
             }
             Event::Thread { pid, tid } => {
-                self.u8(4);
-                self.u32(*pid);
-                self.u32(*tid);
+                self.out.u8(4);
+                self.out.u32(*pid);
+                self.out.u32(*tid);
             }
             Event::Comm { pid, tid, comm } => {
-                self.u8(5);
-                self.u32(*pid);
-                self.u32(*tid);
-                self.bytes(comm);
+                self.out.u8(5);
+                self.out.u32(*pid);
+                self.out.u32(*tid);
+                self.out.bytes(comm);
             }
             Event::Exit { pid, tid } => {
-                self.u8(6);
-                self.u32(*pid);
-                self.u32(*tid);
+                self.out.u8(6);
+                self.out.u32(*pid);
+                self.out.u32(*tid);
             }
             Event::Lost(n) => {
-                self.u8(7);
-                self.u64(*n);
+                self.out.u8(7);
+                self.out.u64(*n);
             }
             // Not recorded.
             Event::Code { pid, copy } => {
-                self.u8(8);
-                self.u32(*pid);
-                self.u64(copy.code);
-                self.u32(copy.fingerprint);
-                self.count(copy.parts.len());
+                self.out.u8(8);
+                self.out.u32(*pid);
+                self.out.u64(copy.code);
+                self.out.u32(copy.fingerprint);
+                self.out.count(copy.parts.len());
                 for part in &copy.parts {
-                    self.u64(part.avma);
-                    self.bytes(&part.bytes);
+                    self.out.u64(part.avma);
+                    self.out.bytes(&part.bytes);
                 }
             }
         }
     }
 
     fn sample(&mut self, s: &Sample, before: Option<&StackBytes>) {
-        self.u32(s.pid);
-        self.u32(s.tid);
-        self.u64(s.time);
-        self.u8(s.regs.is_some().into());
+        self.out.u32(s.pid);
+        self.out.u32(s.tid);
+        self.out.u64(s.time);
+        self.out.u8(s.regs.is_some().into());
         if let Some(r) = &s.regs {
-            r.gpr.iter().for_each(|g| self.u64(*g));
-            self.u64(r.ip);
-            self.u32(r.known);
+            r.gpr.iter().for_each(|g| self.out.u64(*g));
+            self.out.u64(r.ip);
+            self.out.u32(r.known);
         }
-        self.u8(s.walk as u8);
-        self.words(&s.kernel);
+        self.out.u8(s.walk as u8);
+        self.out.words(&s.kernel);
         for refs in [&s.python, &s.anchors] {
-            self.count(refs.len());
+            self.out.count(refs.len());
             for f in refs {
-                [f.frame, f.code, f.instr].into_iter().for_each(|w| self.u64(w));
-                self.u32(f.fingerprint);
-                self.u8(f.owner);
-                self.u8(f.entry.into());
+                [f.frame, f.code, f.instr].into_iter().for_each(|w| self.out.u64(w));
+                self.out.u32(f.fingerprint);
+                self.out.u8(f.owner);
+                self.out.u8(f.entry.into());
             }
         }
-        self.words(&s.stack.holes);
-        self.u64(s.stack.base);
-        self.count(s.stack.bytes.len());
+        self.out.words(&s.stack.holes);
+        self.out.u64(s.stack.base);
+        self.out.count(s.stack.bytes.len());
         // Alternately: the number of bytes that equal the previous stack at the same addresses, and new bytes.
         let bytes = &s.stack.bytes;
         let same = |at: usize| before.is_some_and(|b| old_byte(b, s.stack.base, at) == Some(bytes[at]));
@@ -237,48 +210,48 @@ impl TapeWriter {
                 }
                 end += n.max(1);
             }
-            self.count(repeated);
-            self.bytes(&bytes[new_from..end]);
+            self.out.count(repeated);
+            self.out.bytes(&bytes[new_from..end]);
             at = end;
         }
     }
 
     fn responses(&mut self, a: &SystemResponses) {
-        self.count(a.maps.len());
+        self.out.count(a.maps.len());
         for (pid, text) in &a.maps {
-            self.u32(*pid);
-            self.option(text.as_deref());
+            self.out.u32(*pid);
+            self.out.option(text.as_deref());
         }
-        self.count(a.stack_ends.len());
+        self.out.count(a.stack_ends.len());
         for (pid, end) in &a.stack_ends {
-            self.u32(*pid);
-            self.u64(*end);
+            self.out.u32(*pid);
+            self.out.u64(*end);
         }
-        self.count(a.threads.len());
+        self.out.count(a.threads.len());
         for (pid, tids) in &a.threads {
-            self.u32(*pid);
-            self.count(tids.len());
-            tids.iter().for_each(|t| self.u32(*t));
+            self.out.u32(*pid);
+            self.out.count(tids.len());
+            tids.iter().for_each(|t| self.out.u32(*t));
         }
-        self.count(a.names.len());
+        self.out.count(a.names.len());
         for ((pid, tid), name) in &a.names {
-            self.u32(*pid);
-            self.u32(*tid);
-            self.option(name.as_deref().map(str::as_bytes));
+            self.out.u32(*pid);
+            self.out.u32(*tid);
+            self.out.option(name.as_deref().map(str::as_bytes));
         }
-        self.count(a.opened.len());
+        self.out.count(a.opened.len());
         for ((pid, start, path), file) in &a.opened {
-            self.u32(*pid);
-            self.u64(*start);
-            self.bytes(path);
-            self.u32(file.unwrap_or(u32::MAX));
+            self.out.u32(*pid);
+            self.out.u64(*start);
+            self.out.bytes(path);
+            self.out.u32(file.unwrap_or(u32::MAX));
         }
-        self.count(a.reads.len());
+        self.out.count(a.reads.len());
         for ((pid, at, len), bytes) in &a.reads {
-            self.u32(*pid);
-            self.u64(*at);
-            self.u32(*len);
-            self.bytes(bytes);
+            self.out.u32(*pid);
+            self.out.u64(*at);
+            self.out.u32(*len);
+            self.out.bytes(bytes);
         }
     }
 }
@@ -356,9 +329,13 @@ mod tests {
         ];
         let mut before = FxHashMap::default();
         for event in &events {
-            let mut w = TapeWriter(Vec::new());
+            let mut w = TapeWriter::default();
             w.event(event, &mut before);
-            assert!(w.0.len() as u64 <= max_size(event), "{} bytes: {event:?}", w.0.len());
+            assert!(
+                w.out.0.len() as u64 <= max_size(event),
+                "{} bytes: {event:?}",
+                w.out.0.len()
+            );
         }
     }
 }

@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use crate::codec::{Decoder, Encoder};
+
 /// Kinds of messages. To the process: a module with addresses, and answers to its questions.
 pub const LOOK_UP: u8 = 1;
 pub const FILE: u8 = 2;
@@ -124,21 +126,21 @@ pub fn parse_header(bytes: [u8; HEADER]) -> (u8, usize) {
 
 impl LookUp {
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = vec![self.format as u8, self.can_fetch.into()];
-        out.extend(self.id.to_le_bytes());
+        let mut out = Encoder::default();
+        out.u8(self.format as u8);
+        out.u8(self.can_fetch.into());
+        out.u32(self.id);
         put_text(&mut out, &self.path);
-        out.extend((self.addresses.len() as u32).to_le_bytes());
-        self.addresses.iter().for_each(|at| out.extend(at.to_le_bytes()));
-        out
+        out.words(&self.addresses);
+        out.0
     }
 
     pub fn decode(bytes: &[u8]) -> Option<LookUp> {
-        let mut input = MessageReader(bytes);
-        let (format, can_fetch) = (FileFormat::of(input.byte()?)?, input.byte()? != 0);
+        let mut input = Decoder(bytes);
+        let (format, can_fetch) = (FileFormat::of(input.u8()?)?, input.u8()? != 0);
         let id = input.u32()?;
-        let path = input.text()?.to_vec();
-        let count = input.u32()?;
-        let addresses = (0..count).map(|_| input.u64()).collect::<Option<_>>()?;
+        let path = input.bytes_within(MAX_TEXT)?.to_vec();
+        let addresses = input.list(8, Decoder::u64)?;
         input.is_empty().then_some(LookUp {
             format,
             id,
@@ -160,41 +162,41 @@ impl ModuleNames {
     }
 
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::new();
+        let mut out = Encoder::default();
         let mut texts = TextsOut::default();
         for frames in &self.found {
             // The last ones: the function itself is among them.
             let frames = &frames[frames.len().saturating_sub(u16::MAX.into())..];
-            out.extend((frames.len() as u16).to_le_bytes());
+            out.u16(frames.len() as u16);
             for frame in frames {
                 texts.put(&mut out, Some(&frame.name));
                 texts.put(&mut out, frame.raw.as_deref());
-                out.extend(frame.start.to_le_bytes());
+                out.u64(frame.start);
                 texts.put(&mut out, frame.file.as_deref());
-                out.extend(frame.line.to_le_bytes());
-                out.push(frame.inlined.into());
+                out.u32(frame.line);
+                out.u8(frame.inlined.into());
             }
         }
         put_text(&mut out, self.symbols_from.as_bytes());
         put_text(&mut out, self.symbols_missing.as_bytes());
-        out
+        out.0
     }
 
     /// The names of `count` addresses; `None` if the bytes are not valid.
     pub fn decode(bytes: &[u8], count: usize) -> Option<ModuleNames> {
-        let mut input = MessageReader(bytes);
+        let mut input = Decoder(bytes);
         let mut texts: Vec<Arc<str>> = Vec::new();
         let mut found = Vec::with_capacity(count);
         for _ in 0..count {
             let mut frames = Vec::new();
             for _ in 0..input.u16()? {
                 frames.push(NamedFrame {
-                    name: input.shared(&mut texts)??,
-                    raw: input.shared(&mut texts)?,
+                    name: get_shared(&mut input, &mut texts)??,
+                    raw: get_shared(&mut input, &mut texts)?,
                     start: input.u64()?,
-                    file: input.shared(&mut texts)?,
+                    file: get_shared(&mut input, &mut texts)?,
                     line: input.u32()?,
-                    inlined: input.byte()? != 0,
+                    inlined: input.u8()? != 0,
                 });
             }
             // The last one is the function itself.
@@ -202,7 +204,7 @@ impl ModuleNames {
             is_stack.then_some(())?;
             found.push(frames);
         }
-        let [symbols_from, symbols_missing] = [input.string()?, input.string()?];
+        let [symbols_from, symbols_missing] = [get_text(&mut input)?, get_text(&mut input)?];
         input.is_empty().then_some(ModuleNames {
             found,
             symbols_from,
@@ -216,76 +218,37 @@ impl ModuleNames {
 struct TextsOut<'a>(rustc_hash::FxHashMap<&'a str, u32>);
 
 impl<'a> TextsOut<'a> {
-    fn put(&mut self, out: &mut Vec<u8>, text: Option<&'a str>) {
+    fn put(&mut self, out: &mut Encoder, text: Option<&'a str>) {
         let Some(text) = text else {
-            return out.extend(0u32.to_le_bytes());
+            return out.u32(0);
         };
         let next = self.0.len() as u32 + 1;
         let number = *self.0.entry(text).or_insert(next);
-        out.extend(number.to_le_bytes());
+        out.u32(number);
         if number == next {
             put_text(out, text.as_bytes());
         }
     }
 }
 
-fn put_text(out: &mut Vec<u8>, text: &[u8]) {
-    let text = &text[..text.len().min(MAX_TEXT)];
-    out.extend((text.len() as u32).to_le_bytes());
-    out.extend(text);
+fn put_text(out: &mut Encoder, text: &[u8]) {
+    out.bytes(&text[..text.len().min(MAX_TEXT)]);
 }
 
-/// What is left of a message.
-struct MessageReader<'a>(&'a [u8]);
+/// A text of limited length; what is not UTF-8 in it is replaced.
+fn get_text(input: &mut Decoder) -> Option<String> {
+    Some(String::from_utf8_lossy(input.bytes_within(MAX_TEXT)?).into_owned())
+}
 
-impl<'a> MessageReader<'a> {
-    fn read_bytes(&mut self, n: usize) -> Option<&'a [u8]> {
-        let (taken, rest) = self.0.split_at_checked(n)?;
-        self.0 = rest;
-        Some(taken)
+/// A text by number, or none.
+fn get_shared(input: &mut Decoder, known: &mut Vec<Arc<str>>) -> Option<Option<Arc<str>>> {
+    let Some(index) = (input.u32()? as usize).checked_sub(1) else {
+        return Some(None);
+    };
+    if index == known.len() {
+        known.push(get_text(input)?.into());
     }
-
-    fn byte(&mut self) -> Option<u8> {
-        Some(self.read_bytes(1)?[0])
-    }
-
-    fn u16(&mut self) -> Option<u16> {
-        Some(u16::from_le_bytes(self.read_bytes(2)?.try_into().ok()?))
-    }
-
-    fn u32(&mut self) -> Option<u32> {
-        Some(u32::from_le_bytes(self.read_bytes(4)?.try_into().ok()?))
-    }
-
-    fn u64(&mut self) -> Option<u64> {
-        Some(u64::from_le_bytes(self.read_bytes(8)?.try_into().ok()?))
-    }
-
-    fn text(&mut self) -> Option<&'a [u8]> {
-        let length = self.u32()? as usize;
-        (length <= MAX_TEXT).then_some(())?;
-        self.read_bytes(length)
-    }
-
-    /// A text; what is not UTF-8 in it is replaced.
-    fn string(&mut self) -> Option<String> {
-        Some(String::from_utf8_lossy(self.text()?).into_owned())
-    }
-
-    /// A text by number, or none.
-    fn shared(&mut self, known: &mut Vec<Arc<str>>) -> Option<Option<Arc<str>>> {
-        let Some(index) = (self.u32()? as usize).checked_sub(1) else {
-            return Some(None);
-        };
-        if index == known.len() {
-            known.push(self.string()?.into());
-        }
-        Some(Some(known.get(index)?.clone()))
-    }
-
-    fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
+    Some(Some(known.get(index)?.clone()))
 }
 
 #[cfg(test)]
