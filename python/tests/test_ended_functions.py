@@ -21,7 +21,10 @@ FILES = ("<first>", "<second \udce8>", "<third>")
 
 @pytest.fixture(autouse=True)
 def no_calls_of_others():
-    """Functions that other packages have the garbage collector call (Hypothesis) would be in the figures."""
+    """Functions that the garbage collector calls for others would be in the figures: Hypothesis's, and callbacks of weak
+    references to what earlier tests have left.
+    """
+    gc.collect()
     callbacks = gc.callbacks[:]
     gc.callbacks.clear()
     yield
