@@ -51,8 +51,6 @@ pub(super) struct Asyncio {
     running: Option<(RunningTaskLocation, bool)>,
     pub(super) loops: EventLoops,
     tasks: CoroutineTasks,
-    /// Pages that the last reading of the suspended tasks needed.
-    pages: Vec<u64>,
     /// State of the mappings at the last attempt to find it, and attempts since they changed.
     generation: Option<u64>,
     attempts: u64,
@@ -342,23 +340,21 @@ impl TaskSource for Asyncio {
             return Vec::new();
         };
         let live = process.live_memory(&*files.system);
-        let memory = Pages::with_first(&live, &self.pages);
-        let Ok(tasks) = reader.suspended(&live, &memory) else {
+        let memory = reading.memory;
+        let Ok(tasks) = reader.suspended(&live, memory) else {
             return Vec::new();
         };
         let mut threads: FxHashMap<u64, Tid> = FxHashMap::default();
         let found = tasks.into_iter().map(|task| {
             let event_loop = task.event_loop;
             let tid = *threads.entry(event_loop).or_insert_with(|| {
-                let find = || read_loop_thread(process, files, reader, &memory, event_loop);
+                let find = || read_loop_thread(process, files, reader, memory, event_loop);
                 // Of a loop whose thread is not known: the first one.
                 self.loops.thread(event_loop, now, find).unwrap_or(process.pid())
             });
             (tid, task)
         });
-        let found = found.collect();
-        self.pages = memory.used();
-        found
+        found.collect()
     }
 
     fn address(task: &Rc<SuspendedTask>) -> u64 {

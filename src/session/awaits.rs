@@ -71,6 +71,8 @@ pub(super) struct ProcessAwaits {
     /// What the last reading has found, by thread of the event loop.
     shown: Vec<(Tid, RawNode)>,
     nodes: KnownNodes,
+    /// Pages that the last reading of asyncio's tasks needed: the next one reads them together.
+    pages: Vec<u64>,
     threads: PythonThreads,
     readings: VecDeque<Reading>,
     /// Where the next wait's shares begin.
@@ -214,17 +216,15 @@ type FunctionName = (String, String);
 fn await_frames(reading: &mut TaskReading<'_>, frames: &[RawAwaitFrame]) -> Option<(Vec<RawFrame>, Vec<FunctionName>)> {
     let (process, files) = (reading.process, &mut *reading.files);
     let layout = &process.interpreter()?.layout;
-    let system = files.system.clone();
-    let live = process.live_memory(&*system);
-    let memory = Pages::new(&live);
+    let memory = reading.memory;
     let (mut stack, mut functions) = (Vec::new(), Vec::new());
     for raw in frames {
         stack.push(
-            match tasks::code_of(&mut files.codes, process.pid(), &memory, layout, raw) {
+            match tasks::code_of(&mut files.codes, process.pid(), memory, layout, raw) {
                 Ok(id) => {
                     let code = files.codes.get(id);
                     let name = if code.qualname.is_empty() {
-                        tasks::frame_name(&memory, layout, raw).unwrap_or_else(|| code.name.clone())
+                        tasks::frame_name(memory, layout, raw).unwrap_or_else(|| code.name.clone())
                     } else {
                         code.qualname.clone()
                     };
@@ -332,16 +332,22 @@ impl Awaits {
                 greenlets,
                 trio,
             } = own_tasks;
+            let system = files.system.clone();
+            let live = process.live_memory(&*system);
+            let memory = Pages::with_first(&live, &own.pages);
             let mut reading = TaskReading {
                 process,
                 files,
+                memory: &memory,
                 time: now,
                 threads: &mut own.threads,
                 taken: &FxHashSet::default(),
             };
             own.nodes.asyncio.read(asyncio, &mut reading, sinks, &mut found);
+            own.pages = memory.used();
             let taken = found.nodes.keys().copied().collect();
-            reading.taken = &taken;
+            let memory = Pages::new(&live);
+            (reading.taken, reading.memory) = (&taken, &memory);
             own.nodes.greenlets.read(greenlets, &mut reading, sinks, &mut found);
             own.nodes.trio.read(trio, &mut reading, sinks, &mut found);
             own.shown = std::mem::take(&mut found.shown);

@@ -228,12 +228,11 @@ impl TaskSource for Greenlets {
         reading: &TaskReading<'_>,
         names: &mut TaskNames,
     ) -> Option<TaskDescription> {
-        let live = reading.process.live_memory(&*reading.files.system);
-        let memory = Pages::new(&live);
-        let greenlet = self.reader.as_ref()?.as_ref()?.greenlet(&memory, task);
+        let memory = reading.memory;
+        let greenlet = self.reader.as_ref()?.as_ref()?.greenlet(memory, task);
         let mut kind = library_kind(functions.iter().rev().map(|(name, file)| (&**name, &**file)));
         if kind == AwaitKind::Other {
-            kind = compiled_wait(reading.process, reading.files, &memory, task).unwrap_or(kind);
+            kind = compiled_wait(reading.process, reading.files, memory, task).unwrap_or(kind);
         }
         let mut ends = functions.first().into_iter().chain(functions.last());
         if greenlet.is_hub() || ends.any(|(name, file)| is_greenlet_scheduler(name, file)) {

@@ -10,6 +10,7 @@ use crate::cpython::frame_groups::LastFrames;
 use crate::cpython::tasks::RawAwaitFrame;
 use crate::event::{AwaitKind, Sample, Tid};
 use crate::frame::{CodeId, NativeFrame, Origin, RawFrame, TaskNameId};
+use crate::process::memory::Pages;
 
 /// Maximum number of different names of tasks, and of their total length in bytes.
 const MAX_NAMES: usize = 1 << 16;
@@ -118,6 +119,8 @@ impl RunningTask {
 pub(super) struct TaskReading<'a> {
     pub(super) process: &'a Process,
     pub(super) files: &'a mut Files,
+    /// The process's memory, each page read once for all tasks of the kind.
+    pub(super) memory: &'a Pages<'a>,
     /// CLOCK_MONOTONIC, ns.
     pub(super) time: u64,
     /// The process's threads.

@@ -214,8 +214,7 @@ impl TaskSource for Trio {
             return None;
         }
         let (reader, (_, offsets)) = (self.reader.as_ref()?.as_ref()?, self.offsets?);
-        let memory = reading.process.live_memory(&*reading.files.system);
-        let chain = reader.trio_names(&Pages::new(&memory), &offsets, &task.task);
+        let chain = reader.trio_names(reading.memory, &offsets, &task.task);
         let kind = if task.is_ready {
             AwaitKind::Turn
         } else {
