@@ -280,9 +280,14 @@ impl Session {
     /// files are still found.
     pub fn add_before_exec(&mut self, pid: Pid) {
         let root = self.files.modules.root(&*self.files.system, pid);
+        let started = self.files.system.start_time(pid);
+        self.add_without_mappings(pid, root, started);
+    }
+
+    /// Adds a process whose mappings follow as events.
+    fn add_without_mappings(&mut self, pid: Pid, root: Option<Arc<Root>>, started: Option<u64>) {
         let mut space = AddressSpace::exited(pid);
         space.root = root;
-        let started = self.files.system.start_time(pid);
         self.processes.add(Process::new(space, started));
     }
 
@@ -295,19 +300,17 @@ impl Session {
     /// has exited, but its process has not.
     fn exec(&mut self, pid: Pid, comm: &[u8], update: &mut TargetUpdate<'_>) {
         self.processes.begin_thread(pid);
-        let root = self.processes.get(pid).map(|process| process.space.root.clone());
-        let started = self.processes.get(pid).and_then(|process| process.started);
+        let before = self.processes.get(pid);
+        let before = before.map(|process| (process.space.root.clone(), process.started));
         self.names.exec(pid, comm);
         self.stacks.forget_last();
         self.forget(pid);
         // Mappings of the new program follow as separate events, except for the vDSO.
         if self.open(pid, update).is_err()
-            && let Some(root) = root
+            && let Some((root, started)) = before
         {
-            // It has exited already. Its mappings still follow.
-            let mut space = AddressSpace::exited(pid);
-            space.root = root;
-            self.processes.add(Process::new(space, started));
+            // It has exited already.
+            self.add_without_mappings(pid, root, started);
         }
     }
 

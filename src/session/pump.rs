@@ -75,7 +75,7 @@ impl EventPump {
         }
         session.add_sleeping(backend)?;
         session.read_awaits();
-        session.read_lags()?;
+        session.read_lags();
         Ok(self.is_waiting())
     }
 
@@ -184,10 +184,10 @@ impl Session {
     }
 
     /// Reads the queues of event loops if that is due, and the stacks of callbacks that sleep.
-    fn read_lags(&mut self) -> Result<()> {
+    fn read_lags(&mut self) {
         let now = sys::clock::now();
         if !self.activities.lags.begin_reading(now) {
-            return Ok(());
+            return;
         }
         let mut sleeping: Vec<(Pid, Tid)> = Vec::new();
         for KnownProcess {
@@ -208,7 +208,6 @@ impl Session {
         let processes = &self.processes;
         let own = |pid| Some(&processes.activities(pid)?.lags);
         self.activities.lags.finish_late(now, &mut self.segment, own);
-        Ok(())
     }
 
     /// Takes in the stack of an event loop's thread that sleeps.
